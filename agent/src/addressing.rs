@@ -6,11 +6,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use discovery_types::url::{Host as UrlHost, NodeUrl};
+use discovery_types::url::{NodeUrl, UrlHost};
 use serde::{Deserialize, Serialize};
 
 use crate::cli;
-use crate::exit::End;
+use crate::exit::ExitError;
 
 /// Default port for the other members.
 const PEER_PORT: u16 = 2380;
@@ -19,7 +19,7 @@ const CLIENT_PORT: u16 = 2379;
 
 /// The address flags of this start; absent flags are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Addressing {
+pub(crate) struct AddressFlags {
     /// Host or address for both URLs; derived from the route to discovery if absent.
     pub advertise: Option<String>,
     /// Port on which the other members are served.
@@ -36,7 +36,7 @@ pub(crate) struct Addressing {
 
 /// Addresses on which the node listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Listen {
+pub struct ListenAddresses {
     /// Address on which the other members are served.
     pub peer: SocketAddr,
     /// Address on which clients are served.
@@ -50,20 +50,20 @@ pub struct Addresses {
     pub peer_url: NodeUrl,
     /// URL that clients use.
     pub client_url: NodeUrl,
-    pub listen: Listen,
+    pub listen: ListenAddresses,
 }
 
-impl Addressing {
+impl AddressFlags {
     /// Parses and checks the address flags as typed.
-    pub(crate) fn resolve(typed: &cli::Run) -> Result<Self, End> {
+    pub(crate) fn resolve(typed: &cli::RunArguments) -> Result<Self, ExitError> {
         let url = |flag: &str, text: &Option<String>| {
             let parsed = text.as_deref().map(str::parse::<NodeUrl>).transpose();
             parsed.map_err(|error| {
-                End::Usage(format!("{flag} {}: {error}", text.as_deref().unwrap_or_default()))
+                ExitError::Usage(format!("{flag} {}: {error}", text.as_deref().unwrap_or_default()))
             })
         };
         if [typed.peer_port, typed.client_port].contains(&Some(0)) {
-            return Err(End::Usage(
+            return Err(ExitError::Usage(
                 "--peer-port and --client-port can't be 0: the others have to know them".to_owned(),
             ));
         }
@@ -76,7 +76,7 @@ impl Addressing {
             listen: typed.listen_address,
         };
         if addressing.peer_port() == addressing.client_port() {
-            return Err(End::Usage("--peer-port and --client-port must differ".to_owned()));
+            return Err(ExitError::Usage("--peer-port and --client-port must differ".to_owned()));
         }
         if let Some(advertise) = &addressing.advertise {
             url_of("--advertise-address", advertise, addressing.peer_port())?;
@@ -105,11 +105,11 @@ impl Addressing {
         &self,
         route: Option<IpAddr>,
         own: &[IpAddr],
-    ) -> Result<Addresses, End> {
+    ) -> Result<Addresses, ExitError> {
         let by_default = |port| match (&self.advertise, route) {
             (Some(host), _) => url_of("--advertise-address", host, port),
             (None, Some(address)) => url_of_address("the route to discovery", address, port),
-            (None, None) => Err(End::Failed("no address is known for this host".to_owned())),
+            (None, None) => Err(ExitError::Failed("no address is known for this host".to_owned())),
         };
         let chosen = |url: &Option<NodeUrl>, port| match url {
             Some(url) => Ok(url.clone()),
@@ -117,16 +117,20 @@ impl Addressing {
         };
         let peer_url = chosen(&self.peer_url, self.peer_port())?;
         let client_url = chosen(&self.client_url, self.client_port())?;
-        let listen = Listen {
-            peer: (self.listen_on(&peer_url, own), self.peer_port()).into(),
-            client: (self.listen_on(&client_url, own), self.client_port()).into(),
+        let listen = ListenAddresses {
+            peer: (self.listen_address(&peer_url, own), self.peer_port()).into(),
+            client: (self.listen_address(&client_url, own), self.client_port()).into(),
         };
         Ok(Addresses { peer_url, client_url, listen })
     }
 
     /// Returns the addresses of a member that was at `before`: unchanged, except for what the flags
     /// give.
-    pub(crate) fn since(&self, before: &Addresses, own: &[IpAddr]) -> Result<Addresses, End> {
+    pub(crate) fn apply_to(
+        &self,
+        before: &Addresses,
+        own: &[IpAddr],
+    ) -> Result<Addresses, ExitError> {
         let place = |said: &Option<NodeUrl>, port: Option<u16>, url: &NodeUrl, at: SocketAddr| {
             let now = match (said, &self.advertise) {
                 (Some(said), _) => said.clone(),
@@ -141,23 +145,25 @@ impl Addressing {
             // If the host part is unchanged, keep the listen address: it may be one that a
             // translated (NAT) address leads to.
             let same = now.host() == url.host() && self.listen.is_none();
-            let ip = if same { at.ip() } else { self.listen_on(&now, own) };
-            Ok::<_, End>((now, SocketAddr::new(ip, port.unwrap_or(at.port()))))
+            let ip = if same { at.ip() } else { self.listen_address(&now, own) };
+            Ok::<_, ExitError>((now, SocketAddr::new(ip, port.unwrap_or(at.port()))))
         };
         let Addresses { peer_url, client_url, listen } = before;
         let (peer_url, peer) = place(&self.peer_url, self.peer_port, peer_url, listen.peer)?;
         let (client_url, client) =
             place(&self.client_url, self.client_port, client_url, listen.client)?;
         if peer == client {
-            return Err(End::Usage(format!("peers and clients can't both be served at {peer}")));
+            return Err(ExitError::Usage(format!(
+                "peers and clients can't both be served at {peer}"
+            )));
         }
-        Ok(Addresses { peer_url, client_url, listen: Listen { peer, client } })
+        Ok(Addresses { peer_url, client_url, listen: ListenAddresses { peer, client } })
     }
 
     /// Returns the address to listen on. That is the advertised address if this host has it, so
     /// that nothing else is open. Behind a translated address or a name, it is the unspecified
     /// address.
-    fn listen_on(&self, url: &NodeUrl, own: &[IpAddr]) -> IpAddr {
+    fn listen_address(&self, url: &NodeUrl, own: &[IpAddr]) -> IpAddr {
         match (self.listen, url.host()) {
             (Some(listen), _) => listen,
             (None, UrlHost::Address(address)) if own.contains(address) => *address,
@@ -176,7 +182,7 @@ impl Addressing {
 }
 
 /// Parses a client URL from a complete URL, HOST:PORT, or HOST with the default port.
-pub(crate) fn client_url(flag: &str, text: &str) -> Result<NodeUrl, End> {
+pub(crate) fn client_url(flag: &str, text: &str) -> Result<NodeUrl, ExitError> {
     let has_port = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     let is_address = text.parse::<IpAddr>().is_ok();
     let url = match text {
@@ -184,19 +190,20 @@ pub(crate) fn client_url(flag: &str, text: &str) -> Result<NodeUrl, End> {
         text if has_port && !is_address => format!("https://{text}"),
         text => return url_of(flag, text, CLIENT_PORT),
     };
-    url.parse().map_err(|error| End::Usage(format!("{flag} {text}: {error}")))
+    url.parse().map_err(|error| ExitError::Usage(format!("{flag} {text}: {error}")))
 }
 
-fn url_of(flag: &str, host: &str, port: u16) -> Result<NodeUrl, End> {
+fn url_of(flag: &str, host: &str, port: u16) -> Result<NodeUrl, ExitError> {
     let text = match host.trim_matches(['[', ']']).parse::<IpAddr>() {
         Ok(address) => return url_of_address(flag, address, port),
         Err(_) => format!("https://{host}:{port}"),
     };
-    text.parse().map_err(|error| End::Usage(format!("{flag} {host}: {error}")))
+    text.parse().map_err(|error| ExitError::Usage(format!("{flag} {host}: {error}")))
 }
 
-fn url_of_address(flag: &str, address: IpAddr, port: u16) -> Result<NodeUrl, End> {
-    NodeUrl::new(address, port).map_err(|error| End::Usage(format!("{flag} {address}: {error}")))
+fn url_of_address(flag: &str, address: IpAddr, port: u16) -> Result<NodeUrl, ExitError> {
+    NodeUrl::new(address, port)
+        .map_err(|error| ExitError::Usage(format!("{flag} {address}: {error}")))
 }
 
 #[cfg(test)]
@@ -205,10 +212,10 @@ mod tests {
 
     use super::*;
 
-    fn addressing(arguments: &[&str]) -> Result<Addressing, End> {
+    fn addressing(arguments: &[&str]) -> Result<AddressFlags, ExitError> {
         let all = ["muster-agent", "run"].iter().chain(arguments);
-        match cli::Cli::try_parse_from(all).unwrap().command {
-            cli::Command::Run(run) => Addressing::resolve(&run),
+        match cli::AgentCli::try_parse_from(all).unwrap().command {
+            cli::AgentCommand::Run(run) => AddressFlags::resolve(&run),
             _ => panic!("not run"),
         }
     }
@@ -283,11 +290,11 @@ mod tests {
 
     /// Returns the addresses after a start with `arguments`, of a member that was at 10.0.0.7 with
     /// the default ports.
-    fn since(arguments: &[&str], own: &[&str]) -> Result<[String; 4], End> {
+    fn since(arguments: &[&str], own: &[&str]) -> Result<[String; 4], ExitError> {
         let before = addresses(&[], "10.0.0.7", &["10.0.0.7"]);
         let own: Vec<IpAddr> = own.iter().map(|address| address.parse().unwrap()).collect();
         let Addresses { peer_url, client_url, listen } =
-            addressing(arguments)?.since(&before, &own)?;
+            addressing(arguments)?.apply_to(&before, &own)?;
         let listen = [listen.peer, listen.client].map(|at| at.to_string());
         Ok([&[peer_url.to_string(), client_url.to_string()], &listen[..]]
             .concat()

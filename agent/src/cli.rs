@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::member::{
-    Access, Add, MemberCommand, MoveLeader, Plan, Promote, Remove, Replace, Update, Verb,
+    AddArguments, ClusterAccess, MemberCommand, MemberSubcommand, MoveLeaderArguments, PlanCommand,
+    PromoteArguments, RemoveArguments, ReplaceArguments, UpdateArguments,
 };
 
 /// The data directory unless the command line gives another.
@@ -41,26 +42,26 @@ pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/muster";
         KillMode=mixed stops the agent first, and it stops the node; KillMode=process lets the \
         node live through a restart of the agent, which adopts it again."
 )]
-pub(crate) struct Cli {
+pub(crate) struct AgentCli {
     /// The subcommand to run.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: AgentCommand,
 }
 
 /// The subcommands of muster-agent.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum AgentCommand {
     /// Join or form the cluster, then run the node and keep it running.
-    Run(Box<Run>),
+    Run(Box<RunArguments>),
     /// Show what the agent and the node are doing, and why they wait.
-    Status(Status),
+    Status(StatusArguments),
     /// Put the old state aside, so that this host can join again as a new member.
     #[command(long_about = "Moves the agent's and the node's state into quarantine-<time> under \
         the data directory; nothing is deleted. Afterwards this host is a new one: it gets a new \
         key and needs a new token. The command is refused while an agent or a node runs. Remove \
         this host's member from a running cluster first: the cluster goes on counting it until \
         then.")]
-    Reset(Reset),
+    Reset(ResetArguments),
     /// Make a new cluster from a surviving data directory when a majority of the members is lost
     /// for good.
     #[command(
@@ -83,14 +84,14 @@ pub(crate) enum Command {
     Member(MemberCommand),
     /// Replace this process by the node (used by `run`).
     #[command(hide = true)]
-    LaunchNode(LaunchNode),
+    LaunchNode(LaunchNodeArguments),
 }
 
-impl Command {
+impl AgentCommand {
     /// Returns whether programs read the command's output, and so its errors.
     pub(crate) fn is_for_programs(&self) -> bool {
         match self {
-            Self::Run(run) => run.log_format == LogFormat::Json,
+            Self::Run(run) => run.log_format == AgentLogFormat::Json,
             Self::Status(status) => status.json,
             Self::Reset(reset) => reset.json,
             Self::Recover(RecoverCommand::Examine(examine)) => examine.json,
@@ -111,7 +112,7 @@ pub(crate) struct DataDir {
 
 /// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
+pub(crate) enum AgentLogFormat {
     /// Text lines for people to read.
     #[default]
     Text,
@@ -121,7 +122,7 @@ pub(crate) enum LogFormat {
 
 /// Command-line arguments of `run`.
 #[derive(Args, Debug)]
-pub(crate) struct Run {
+pub(crate) struct RunArguments {
     /// Option for the data directory.
     #[command(flatten)]
     pub data_dir: DataDir,
@@ -198,7 +199,7 @@ pub(crate) struct Run {
 
     /// Format of log lines on standard error.
     #[arg(long, value_enum, env = "MUSTER_LOG_FORMAT", default_value_t)]
-    pub log_format: LogFormat,
+    pub log_format: AgentLogFormat,
 
     /// More flags for the node, after --. Flags that determine the member's identity are refused.
     #[arg(last = true, value_name = "NODE FLAGS")]
@@ -207,7 +208,7 @@ pub(crate) struct Run {
 
 /// Command-line arguments of `status`.
 #[derive(Args, Debug)]
-pub(crate) struct Status {
+pub(crate) struct StatusArguments {
     /// Option for the data directory.
     #[command(flatten)]
     pub data_dir: DataDir,
@@ -227,7 +228,7 @@ pub(crate) struct Status {
 
 /// Command-line arguments of `reset`.
 #[derive(Args, Debug)]
-pub(crate) struct Reset {
+pub(crate) struct ResetArguments {
     /// Option for the data directory.
     #[command(flatten)]
     pub data_dir: DataDir,
@@ -243,14 +244,14 @@ pub(crate) struct Reset {
 #[derive(Debug, Subcommand)]
 pub(crate) enum RecoverCommand {
     /// Show where each surviving log ends, and what would be lost; changes nothing.
-    Examine(Examine),
+    Examine(ExamineArguments),
     /// Make the new cluster from this host's data; the agent must be stopped.
-    Make(Make),
+    Make(MakeArguments),
 }
 
 /// Arguments of `recover examine`.
 #[derive(Args, Debug)]
-pub(crate) struct Examine {
+pub(crate) struct ExamineArguments {
     /// An agent's data directory; may be repeated if this host can reach several.
     #[arg(long, value_name = "DIR", env = "MUSTER_DATA_DIR", default_value = DEFAULT_DATA_DIR)]
     pub data_dir: Vec<PathBuf>,
@@ -268,7 +269,7 @@ pub(crate) struct Examine {
 
 /// Arguments of `recover make`.
 #[derive(Args, Debug)]
-pub(crate) struct Make {
+pub(crate) struct MakeArguments {
     /// Option for the data directory.
     #[command(flatten)]
     pub data_dir: DataDir,
@@ -299,7 +300,7 @@ pub(crate) struct Make {
 
 /// Arguments of the hidden `launch-node`, which the agent passes.
 #[derive(Args, Debug)]
-pub(crate) struct LaunchNode {
+pub(crate) struct LaunchNodeArguments {
     /// File to record the node's process in.
     #[arg(long)]
     pub pid_file: PathBuf,
@@ -324,12 +325,12 @@ mod tests {
 
     #[test]
     fn the_flags_are_consistent() {
-        Cli::command().debug_assert();
+        AgentCli::command().debug_assert();
     }
 
     #[test]
     fn the_nodes_own_flags_pass_through_the_launcher_untouched() {
-        let cli = Cli::try_parse_from([
+        let cli = AgentCli::try_parse_from([
             "muster-agent",
             "launch-node",
             "--pid-file=p",
@@ -342,7 +343,7 @@ mod tests {
             "--version",
         ])
         .unwrap();
-        let Command::LaunchNode(launch) = cli.command else { panic!("not launch-node") };
+        let AgentCommand::LaunchNode(launch) = cli.command else { panic!("not launch-node") };
         assert_eq!(launch.program, PathBuf::from("/usr/bin/etcd"));
         assert_eq!(launch.arguments, ["--name", "a", "--version"]);
     }
@@ -358,16 +359,16 @@ mod tests {
             ("a\x1b[1m", false),
         ] {
             let add = ["muster-agent", "member", "add", name, "--peer-urls", "https://h:1"];
-            assert_eq!(Cli::try_parse_from(add).is_ok(), is_one, "{name:?}");
+            assert_eq!(AgentCli::try_parse_from(add).is_ok(), is_one, "{name:?}");
             let replace =
                 ["muster-agent", "member", "replace", "a", name, "--peer-urls", "https://h:1"];
-            assert_eq!(Cli::try_parse_from(replace).is_ok(), is_one, "{name:?}");
+            assert_eq!(AgentCli::try_parse_from(replace).is_ok(), is_one, "{name:?}");
         }
     }
 
     #[test]
     fn a_bundle_is_no_argument() {
         let typed = ["muster-agent", "run", "muster1 urls=https://x mst_boot_x"];
-        assert!(Cli::try_parse_from(typed).is_err());
+        assert!(AgentCli::try_parse_from(typed).is_err());
     }
 }

@@ -5,7 +5,7 @@
 
 /// Failpoints, named by the step after which the process dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum Failpoint {
     /// The agent's key and the first journal are durable.
     Key,
     /// The record is durable, the redeem not yet sent.
@@ -39,7 +39,7 @@ pub(crate) enum Step {
 }
 
 #[cfg(debug_assertions)]
-impl Step {
+impl Failpoint {
     /// Returns the step's name in `MUSTER_CRASH_AT`.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -64,7 +64,7 @@ impl Step {
 
 /// Kills this process with SIGKILL if `MUSTER_CRASH_AT` names `step`.
 #[cfg(debug_assertions)]
-pub(crate) fn at(step: Step) {
+pub(crate) fn at(step: Failpoint) {
     if std::env::var("MUSTER_CRASH_AT").is_ok_and(|wanted| wanted == step.name()) {
         let own = rustix::process::getpid();
         // A process may always signal itself. SIGKILL takes effect before user code runs on, so
@@ -78,4 +78,4 @@ pub(crate) fn at(step: Step) {
 
 /// Does nothing: a release build has no failpoints.
 #[cfg(not(debug_assertions))]
-pub(crate) fn at(_step: Step) {}
+pub(crate) fn at(_step: Failpoint) {}

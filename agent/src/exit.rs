@@ -6,7 +6,7 @@ use serde::Serialize;
 
 /// An unsuccessful end of the program. Success is exit code 0.
 #[derive(Debug, thiserror::Error)]
-pub enum End {
+pub enum ExitError {
     /// The program failed, and starting it again may help. Exit code 1.
     #[error("{0}")]
     Failed(String),
@@ -20,16 +20,16 @@ pub enum End {
     /// The cluster has its members, and this host is not one of them: it needs a join ticket. Exit
     /// code 3.
     #[error("{0}")]
-    NoPlace(String),
+    NeedsTicket(String),
     /// The cluster didn't do what the command asked for. Exit code 1.
     #[error("{1}")]
-    Cluster(Kind, String),
+    Cluster(FailureKind, String),
 }
 
 /// Why a command failed, for programs: `kind` in an error of `--json`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum FailureKind {
     /// The failure has no more specific kind.
     Failed,
     /// The command line can't be carried out.
@@ -48,21 +48,21 @@ pub enum Kind {
     Unknown,
 }
 
-impl End {
+impl ExitError {
     pub fn code(&self) -> u8 {
         match self {
             Self::Failed(_) | Self::Cluster(..) => 1,
             Self::Usage(_) => 2,
-            Self::DoNotRestart(_) | Self::NoPlace(_) => 3,
+            Self::DoNotRestart(_) | Self::NeedsTicket(_) => 3,
         }
     }
 
     /// Returns the kind of failure, for programs.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> FailureKind {
         match self {
-            Self::Failed(_) => Kind::Failed,
-            Self::Usage(_) => Kind::Usage,
-            Self::DoNotRestart(_) | Self::NoPlace(_) => Kind::DoNotRestart,
+            Self::Failed(_) => FailureKind::Failed,
+            Self::Usage(_) => FailureKind::Usage,
+            Self::DoNotRestart(_) | Self::NeedsTicket(_) => FailureKind::DoNotRestart,
             Self::Cluster(kind, _) => *kind,
         }
     }
@@ -75,14 +75,14 @@ impl End {
     }
 }
 
-impl From<&End> for ExitCode {
-    fn from(end: &End) -> Self {
+impl From<&ExitError> for ExitCode {
+    fn from(end: &ExitError) -> Self {
         Self::from(end.code())
     }
 }
 
 /// Formats an error and all its causes in one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
+pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {
@@ -102,20 +102,20 @@ mod tests {
 
     #[test]
     fn each_end_has_the_exit_code_that_unit_files_name() {
-        assert_eq!(End::Failed(String::new()).code(), 1);
-        assert_eq!(End::Usage(String::new()).code(), 2);
-        assert_eq!(End::DoNotRestart(String::new()).code(), 3);
-        assert_eq!(End::NoPlace(String::new()).code(), 3);
+        assert_eq!(ExitError::Failed(String::new()).code(), 1);
+        assert_eq!(ExitError::Usage(String::new()).code(), 2);
+        assert_eq!(ExitError::DoNotRestart(String::new()).code(), 3);
+        assert_eq!(ExitError::NeedsTicket(String::new()).code(), 3);
     }
 
     #[test]
     fn an_error_for_programs_says_what_to_do_about_it() {
-        let end = End::Cluster(Kind::Unknown, "the answer was lost".to_owned());
+        let end = ExitError::Cluster(FailureKind::Unknown, "the answer was lost".to_owned());
         assert_eq!(
             end.json().to_string(),
             r#"{"error":"the answer was lost","exit_code":1,"kind":"unknown"}"#
         );
-        let end = End::DoNotRestart("removed".to_owned());
+        let end = ExitError::DoNotRestart("removed".to_owned());
         assert_eq!(
             end.json().to_string(),
             r#"{"error":"removed","exit_code":3,"kind":"do_not_restart"}"#
@@ -126,8 +126,8 @@ mod tests {
     fn a_chain_names_every_cause_once() {
         #[derive(Debug, thiserror::Error)]
         #[error("can't read the journal")]
-        struct Outer(#[source] std::io::Error);
-        let error = Outer(std::io::Error::other("disk is on fire"));
-        assert_eq!(chain(&error), "can't read the journal: disk is on fire");
+        struct WrappedError(#[source] std::io::Error);
+        let error = WrappedError(std::io::Error::other("disk is on fire"));
+        assert_eq!(error_chain(&error), "can't read the journal: disk is on fire");
     }
 }

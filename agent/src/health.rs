@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::door::Door;
+use crate::door::ClientEndpoint;
 
 /// The longest that one health check may take.
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -36,13 +36,13 @@ pub(crate) struct Health {
     pub says: String,
 }
 
-impl Door {
+impl ClientEndpoint {
     /// Requests `/readyz`, or `/health` from a node without that path (stock etcd before 3.5.11).
-    pub(crate) async fn ask(&self) -> Result<Health, HealthError> {
+    pub(crate) async fn check_health(&self) -> Result<Health, HealthError> {
         let question = async {
             match self.get("/readyz").await? {
-                (404, _) => Ok(judge(self.get("/health").await?)),
-                answer => Ok(judge(answer)),
+                (404, _) => Ok(to_health(self.get("/health").await?)),
+                answer => Ok(to_health(answer)),
             }
         };
         tokio::time::timeout(DEADLINE, question).await.unwrap_or(Err(HealthError::TimedOut))
@@ -85,7 +85,7 @@ fn first_chunk(body: &str) -> Option<&str> {
     rest.get(..usize::from_str_radix(length.trim(), 16).ok()?)
 }
 
-fn judge((code, body): (u16, String)) -> Health {
+fn to_health((code, body): (u16, String)) -> Health {
     /// Number of characters kept of the answer; the node's log has the rest.
     const WORDS: usize = 300;
     let says = body.chars().take(WORDS).collect();
@@ -108,8 +108,8 @@ mod tests {
 
     #[test]
     fn a_node_without_a_leader_is_not_ready() {
-        assert!(judge((200, r#"{"health":"true"}"#.to_owned())).ready);
-        assert!(!judge((200, r#"{"health":"false"}"#.to_owned())).ready);
-        assert!(!judge((503, "no leader".to_owned())).ready);
+        assert!(to_health((200, r#"{"health":"true"}"#.to_owned())).ready);
+        assert!(!to_health((200, r#"{"health":"false"}"#.to_owned())).ready);
+        assert!(!to_health((503, "no leader".to_owned())).ready);
     }
 }

@@ -20,11 +20,11 @@ use muster_files::data;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{FdFlags, fcntl_setfd};
 
-use crate::cli::LaunchNode;
+use crate::cli::LaunchNodeArguments;
 use crate::crash;
-use crate::exit::End;
+use crate::exit::ExitError;
 use crate::state::{StateError, lock};
-use crate::supervisor::process::Identity;
+use crate::supervisor::process::ProcessIdentity;
 
 /// The launcher's exit code when another node already holds the lock (EX_TEMPFAIL).
 pub(crate) const ALREADY_RUNNING: u8 = 75;
@@ -37,10 +37,10 @@ const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Executes the node in place of this process. Returns only on failure: the exit code and the
 /// reason.
-pub(crate) fn launch(arguments: &LaunchNode) -> (u8, String) {
+pub(crate) fn launch(arguments: &LaunchNodeArguments) -> (u8, String) {
     match prepare(arguments) {
         Ok(Some(mut node)) => {
-            crash::at(crash::Step::Launcher);
+            crash::at(crash::Failpoint::Launcher);
             let error = node.exec();
             (CANNOT_EXECUTE, format!("can't execute {}: {error}", arguments.program.display()))
         }
@@ -49,7 +49,7 @@ pub(crate) fn launch(arguments: &LaunchNode) -> (u8, String) {
     }
 }
 
-fn prepare(arguments: &LaunchNode) -> Result<Option<Command>, End> {
+fn prepare(arguments: &LaunchNodeArguments) -> Result<Option<Command>, ExitError> {
     // setsid fails only for the leader of a process group, and such a process has its own session
     // already.
     let _ = rustix::process::setsid();
@@ -57,24 +57,24 @@ fn prepare(arguments: &LaunchNode) -> Result<Option<Command>, End> {
         return Ok(None);
     }
     let log = open_log(&arguments.log_file).map_err(failed)?;
-    let identity = Identity::of_self(&arguments.program)
-        .map_err(|error| End::Failed(format!("can't read /proc/self/stat: {error}")))?;
+    let identity = ProcessIdentity::of_current_process(&arguments.program)
+        .map_err(|error| ExitError::Failed(format!("can't read /proc/self/stat: {error}")))?;
     write_pid_file(&arguments.pid_file, &identity.to_text()).map_err(failed)?;
     let mut node = Command::new(&arguments.program);
-    let errors = log.try_clone().map_err(|error| End::Failed(error.to_string()))?;
+    let errors = log.try_clone().map_err(|error| ExitError::Failed(error.to_string()))?;
     node.args(&arguments.arguments).stdin(Stdio::null()).stdout(log).stderr(errors);
     Ok(Some(node))
 }
 
-fn failed(error: StateError) -> End {
-    End::Failed(crate::exit::chain(&error))
+fn failed(error: StateError) -> ExitError {
+    ExitError::Failed(crate::exit::error_chain(&error))
 }
 
 /// Writes the pid file. On a full disk it overwrites the existing file in place, which needs no
 /// space. So a node that has data starts even if the disk is full.
 fn write_pid_file(path: &Path, text: &str) -> Result<(), StateError> {
     data::replace(path, text.as_bytes()).or_else(|error| {
-        let Ok(file) = data::open(path, data::Open::ReadWrite) else {
+        let Ok(file) = data::open(path, data::OpenMode::ReadWrite) else {
             return Err(error.into());
         };
         let written = file.write_all_at(text.as_bytes(), 0);
@@ -119,7 +119,7 @@ fn open_log(path: &Path) -> Result<File, StateError> {
         let before = path.with_extension("log.1");
         data::rename_volatile(path, &before)?;
     }
-    Ok(data::open(path, data::Open::Append)?)
+    Ok(data::open(path, data::OpenMode::Append)?)
 }
 
 #[cfg(test)]

@@ -6,49 +6,50 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use discovery_types::client::Client;
+use discovery_types::client::DiscoveryClient;
 use discovery_types::csr::Csr;
 use discovery_types::digest::Digest;
-use discovery_types::leaves::{Leaves, Life, hosts};
+use discovery_types::leaves::{Leaves, Validity, certificate_hosts};
 use discovery_types::statement::Statement;
-use discovery_types::url::Host;
+use discovery_types::url::UrlHost;
 use jiff::{SignedDuration, Timestamp};
 use uuid::Uuid;
 
 use crate::addressing::Addresses;
-use crate::exit::chain;
+use crate::exit::error_chain;
 use crate::retry::Retry;
 use crate::state::{self, Layout};
-use crate::status::Board;
+use crate::status::StatusHandle;
 
 /// How often the clock is read while waiting: somebody may set it.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Data and clients for renewing certificates.
 pub(crate) struct Renewal {
     /// Client of the discovery service.
-    pub client: Arc<Client>,
+    pub client: Arc<DiscoveryClient>,
     /// The cluster's id at discovery.
     pub cluster: Uuid,
     /// The certificate signing request in this member's record.
     pub csr: Csr,
     /// This member's addresses, which its certificates have to contain.
-    pub at: Addresses,
+    pub addresses: Addresses,
     /// The newest statement, which contains the CA certificates.
     pub statement: Statement,
     /// The status in which the expiry is shown.
-    pub board: Board,
+    pub board: StatusHandle,
 }
 
 impl Renewal {
     /// Waits until the certificates `now` are due for renewal, then returns new ones.
-    pub(crate) async fn next(&self, now: &Leaves) -> Leaves {
-        let Some(life) = now.life() else { return std::future::pending().await };
+    pub(crate) async fn next_certificates(&self, now: &Leaves) -> Leaves {
+        let Some(life) = now.validity() else { return std::future::pending().await };
         // Certificates for another address are due at once.
-        let due = if self.fit(now) { life.due() } else { i64::MIN };
-        let old = Old { life, fit: self.fit(now) };
-        let failed = |why: &str, pause| self.failed(&old, why, pause);
-        let leaves = from(due, seconds, async || self.once(&old).await, failed).await;
+        let due = if self.is_for_own_address(now) { life.renewal_due() } else { i64::MIN };
+        let old = ExpiringCertificates { life, is_for_own_address: self.is_for_own_address(now) };
+        let failed = |why: &str, pause| self.report_failure(&old, why, pause);
+        let leaves =
+            wait_and_renew(due, seconds, async || self.request_once(&old).await, failed).await;
         self.board.update(|status| {
             if status.certificates_late.take().is_some() {
                 status.next_retry_at = None;
@@ -60,40 +61,40 @@ impl Renewal {
     /// Returns whether the certificates name this member's address. The client certificate is
     /// compared only if the client URL has the peer URL's host: the cluster agrees on peer URLs
     /// alone.
-    fn fit(&self, leaves: &Leaves) -> bool {
-        let name = |pem: &str, host: &Host| hosts(pem.as_bytes()).contains(host);
-        let Addresses { peer_url, client_url, .. } = &self.at;
+    fn is_for_own_address(&self, leaves: &Leaves) -> bool {
+        let name = |pem: &str, host: &UrlHost| certificate_hosts(pem.as_bytes()).contains(host);
+        let Addresses { peer_url, client_url, .. } = &self.addresses;
         let elsewhere = client_url.host() != peer_url.host();
         name(&leaves.peer, peer_url.host())
             && (elsewhere || name(&leaves.client, client_url.host()))
     }
 
-    async fn once(&self, old: &Old) -> Result<Leaves, String> {
-        let leaves = self.client.leaves(self.cluster, &self.csr).await;
-        let leaves = leaves.map_err(|error| chain(&error))?;
-        let node_key = self.csr.verify().map_err(|error| chain(&error))?.node_key;
-        leaves.verify(&node_key, &self.statement).map_err(|error| chain(&error))?;
-        match leaves.life() {
+    async fn request_once(&self, old: &ExpiringCertificates) -> Result<Leaves, String> {
+        let leaves = self.client.renew_leaves(self.cluster, &self.csr).await;
+        let leaves = leaves.map_err(|error| error_chain(&error))?;
+        let node_key = self.csr.verify().map_err(|error| error_chain(&error))?.node_key;
+        leaves.verify(&node_key, &self.statement).map_err(|error| error_chain(&error))?;
+        match leaves.validity() {
             Some(life) if life.ends > old.life.ends => {
-                if self.fit(&leaves) || seconds() >= old.life.due() {
+                if self.is_for_own_address(&leaves) || seconds() >= old.life.renewal_due() {
                     return Ok(leaves);
                 }
-                let at = &self.at.peer_url;
+                let at = &self.addresses.peer_url;
                 Err(format!("discovery hasn't heard yet that the cluster knows it at {at}"))
             }
             _ => Err("discovery's new certificates don't last longer than the old ones".to_owned()),
         }
     }
 
-    fn failed(&self, old: &Old, why: &str, pause: Duration) {
+    fn report_failure(&self, old: &ExpiringCertificates, why: &str, pause: Duration) {
         let now = Timestamp::now();
         tracing::debug!("the certificates are not renewed yet: {why}");
-        if !old.fit || now.as_second() >= old.life.late() {
-            let what = if old.fit {
+        if !old.is_for_own_address || now.as_second() >= old.life.renewal_overdue() {
+            let what = if old.is_for_own_address {
                 let ends = Timestamp::from_second(old.life.ends).unwrap_or_default();
                 format!("the certificates end at {ends}, and are not renewed")
             } else {
-                let at = self.at.peer_url.host();
+                let at = self.addresses.peer_url.host();
                 format!("the certificates are not for {at}, where this member is now")
             };
             let text = format!(
@@ -104,7 +105,7 @@ impl Renewal {
             self.board.update(|status| {
                 match &status.certificates_late {
                     // A warning only: discovery learns of a move some seconds later.
-                    None if !old.fit => tracing::warn!("{text}"),
+                    None if !old.is_for_own_address => tracing::warn!("{text}"),
                     None => tracing::error!("{text}"),
                     Some(_) => {}
                 }
@@ -116,10 +117,10 @@ impl Renewal {
 }
 
 /// The certificates to renew.
-struct Old {
-    life: Life,
+struct ExpiringCertificates {
+    life: Validity,
     /// Whether the certificates name this member's address.
-    fit: bool,
+    is_for_own_address: bool,
 }
 
 fn seconds() -> i64 {
@@ -127,14 +128,14 @@ fn seconds() -> i64 {
 }
 
 /// Waits until the time `due`, then calls `ask` until it succeeds.
-async fn from<T>(
+async fn wait_and_renew<T>(
     due: i64,
     clock: impl Fn() -> i64,
     ask: impl AsyncFn() -> Result<T, String>,
     failed: impl Fn(&str, Duration),
 ) -> T {
     while let Ok(left @ 1..) = u64::try_from(due.saturating_sub(clock())) {
-        tokio::time::sleep(LOOK_EVERY.min(Duration::from_secs(left))).await;
+        tokio::time::sleep(CLOCK_CHECK_INTERVAL.min(Duration::from_secs(left))).await;
     }
     let mut retry = Retry::default();
     loop {
@@ -151,7 +152,7 @@ async fn from<T>(
 
 /// Returns the certificates for a start: the journal's, or those in the `tls` directory. The latter
 /// are used if they are this member's and last longer; a person may have put them there.
-pub(crate) fn newest(
+pub(crate) fn newest_certificates(
     layout: &Layout,
     journalled: &Leaves,
     node_key: &Digest,
@@ -163,7 +164,7 @@ pub(crate) fn newest(
     };
     let found = read("peer.crt").zip(read("client.crt"));
     let found = found.map(|(peer, client)| Leaves { peer, client });
-    let ends = |leaves: &Leaves| leaves.life().map(|life| life.ends);
+    let ends = |leaves: &Leaves| leaves.validity().map(|life| life.ends);
     match found {
         Some(found) if found != *journalled => match found.verify(node_key, statement) {
             Ok(()) if ends(&found) > ends(journalled) => {
@@ -180,16 +181,16 @@ pub(crate) fn newest(
 mod tests {
     use std::cell::Cell;
 
-    use discovery_types::fixtures::World;
+    use discovery_types::fixtures::ClusterFixture;
 
     use super::*;
-    use crate::addressing::Listen;
+    use crate::addressing::ListenAddresses;
 
     #[tokio::test(start_paused = true)]
-    async fn they_are_asked_for_from_a_third_of_their_life_on_until_they_come() {
+    async fn certificates_are_requested_after_a_third_of_their_life_until_they_come() {
         let begun = tokio::time::Instant::now();
         let clock = || i64::try_from(begun.elapsed().as_secs()).unwrap();
-        let life = Life { begins: 0, ends: 30_000 };
+        let life = Validity { begins: 0, ends: 30_000 };
         let (asked, first) = (Cell::new(0), Cell::new(0));
         let ask = async || {
             if asked.get() == 0 {
@@ -199,7 +200,7 @@ mod tests {
             if asked.get() < 20 { Err("it is away".to_owned()) } else { Ok(()) }
         };
         let told = Cell::new(0);
-        from(life.due(), clock, ask, |_, _| told.set(told.get() + 1)).await;
+        wait_and_renew(life.renewal_due(), clock, ask, |_, _| told.set(told.get() + 1)).await;
         assert!((10_000..=10_060).contains(&first.get()), "{}", first.get());
         assert_eq!((asked.get(), told.get()), (20, 19));
         assert!(clock() > first.get() + 60, "a service that is away is not asked all the time");
@@ -207,59 +208,66 @@ mod tests {
 
     fn at(host: &str) -> Addresses {
         let url = |port| format!("https://{host}:{port}").parse().unwrap();
-        let listen = Listen { peer: ([0; 4], 2380).into(), client: ([0; 4], 2379).into() };
+        let listen = ListenAddresses { peer: ([0; 4], 2380).into(), client: ([0; 4], 2379).into() };
         Addresses { peer_url: url(2380), client_url: url(2379), listen }
     }
 
     #[test]
     fn certificates_fit_where_this_member_is() {
-        let world = World::new(2);
+        let world = ClusterFixture::new(2);
         let leaves = world.leaves(0);
         let mut renewal = renewal(&world);
-        assert!(renewal.fit(&leaves), "{:?}", hosts(leaves.peer.as_bytes()));
-        renewal.at = at("10.0.0.2");
-        assert!(!renewal.fit(&leaves));
-        renewal.at = Addresses { client_url: at("10.0.0.9").client_url, ..at("10.0.0.1") };
-        assert!(renewal.fit(&leaves), "discovery would not issue it");
+        assert!(
+            renewal.is_for_own_address(&leaves),
+            "{:?}",
+            certificate_hosts(leaves.peer.as_bytes())
+        );
+        renewal.addresses = at("10.0.0.2");
+        assert!(!renewal.is_for_own_address(&leaves));
+        renewal.addresses = Addresses { client_url: at("10.0.0.9").client_url, ..at("10.0.0.1") };
+        assert!(renewal.is_for_own_address(&leaves), "discovery would not issue it");
     }
 
     #[tokio::test(start_paused = true)]
     async fn short_lives_are_not_slept_over() {
         let begun = tokio::time::Instant::now();
         let clock = || i64::try_from(begun.elapsed().as_secs()).unwrap();
-        let life = Life { begins: 0, ends: 15 };
-        from(life.due(), clock, async || Ok(()), |_, _| {}).await;
+        let life = Validity { begins: 0, ends: 15 };
+        wait_and_renew(life.renewal_due(), clock, async || Ok(()), |_, _| {}).await;
         assert_eq!(clock(), 5);
     }
 
-    fn renewal(world: &World) -> Renewal {
+    fn renewal(world: &ClusterFixture) -> Renewal {
         let config = discovery_types::client::ClientConfig {
             urls: vec!["https://127.0.0.1:1".parse().unwrap()],
             pins: vec![Digest([1; 32])],
             key: None,
         };
         Renewal {
-            client: Arc::new(Client::new(config).unwrap()),
+            client: Arc::new(DiscoveryClient::new(config).unwrap()),
             cluster: world.statement.cluster,
             csr: world.records[0].csr.clone(),
-            at: at("10.0.0.1"),
+            addresses: at("10.0.0.1"),
             statement: world.statement.clone(),
-            board: Board::default(),
+            board: StatusHandle::default(),
         }
     }
 
     #[test]
-    fn what_is_late_is_told_and_what_is_only_due_is_not() {
-        let world = World::new(1);
+    fn only_a_late_renewal_is_reported() {
+        let world = ClusterFixture::new(1);
         let renewal = renewal(&world);
         let now = Timestamp::now().as_second();
-        let old = |begins, ends, fit| Old { life: Life { begins, ends }, fit };
-        renewal.failed(&old(now - 50, now + 50, true), "away", Duration::ZERO);
+        let old = |begins, ends, fit| ExpiringCertificates {
+            life: Validity { begins, ends },
+            is_for_own_address: fit,
+        };
+        renewal.report_failure(&old(now - 50, now + 50, true), "away", Duration::ZERO);
         assert_eq!(renewal.board.read().certificates_late, None);
-        renewal.failed(&old(now - 50, now + 50, false), "away", Duration::ZERO);
+        renewal.report_failure(&old(now - 50, now + 50, false), "away", Duration::ZERO);
         let moved = renewal.board.read().certificates_late.unwrap();
         assert!(moved.contains("not for 10.0.0.1"), "{moved}");
-        renewal.failed(&old(now - 70, now + 30, true), "away", Duration::ZERO);
+        renewal.report_failure(&old(now - 70, now + 30, true), "away", Duration::ZERO);
         let late = renewal.board.read().certificates_late.unwrap();
         assert!(late.contains("away") && late.contains("ca issue"), "{late}");
     }
@@ -269,14 +277,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         layout.create().unwrap();
-        let world = World::new(2);
+        let world = ClusterFixture::new(2);
         let journalled = world.leaves_until(0, 2080);
         let key = world.records[0].csr.verify().unwrap().node_key;
         let put = |leaves: &Leaves| {
             std::fs::write(layout.tls().join("peer.crt"), &leaves.peer).unwrap();
             std::fs::write(layout.tls().join("client.crt"), &leaves.client).unwrap();
         };
-        let taken = || newest(&layout, &journalled, &key, &world.statement);
+        let taken = || newest_certificates(&layout, &journalled, &key, &world.statement);
         assert_eq!(taken(), journalled, "there are none");
         put(&world.leaves(1));
         assert_eq!(taken(), journalled, "another member's");

@@ -61,8 +61,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use discovery_types::text::printable;
 
-use crate::cli::{Cli, Command};
-use crate::exit::End;
+use crate::cli::{AgentCli, AgentCommand};
+use crate::exit::ExitError;
 use crate::printer::Printer;
 
 /// Runs the program: parses the command line, runs one command, returns the exit code.
@@ -73,10 +73,10 @@ pub fn main() -> ExitCode {
                     host can read it: revoke it (muster-discovery token revoke), and hand the next \
                     one over in a file (--bundle-file FILE) or on standard input\n";
         let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
-        return ExitCode::from(&End::Usage(String::new()));
+        return ExitCode::from(&ExitError::Usage(String::new()));
     }
-    let command = Cli::parse().command;
-    if let Command::LaunchNode(arguments) = &command {
+    let command = AgentCli::parse().command;
+    if let AgentCommand::LaunchNode(arguments) = &command {
         let (code, reason) = launcher::launch(arguments);
         // The agent logs what this prints; there is no logger here.
         let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{reason}\n").as_bytes());
@@ -85,12 +85,12 @@ pub fn main() -> ExitCode {
     // A core dump would contain private keys.
     let no_core = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, no_core);
-    let (json, logs) = (command.is_for_programs(), matches!(command, Command::Run(_)));
+    let (json, logs) = (command.is_for_programs(), matches!(command, AgentCommand::Run(_)));
     match dispatch(command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(end) => {
             let text = if json && logs {
-                format!("{}\n", logging::end_object(&end))
+                format!("{}\n", logging::exit_error_object(&end))
             } else if json {
                 format!("{}\n", end.json())
             } else {
@@ -107,35 +107,37 @@ fn holds_secret(argument: &str) -> bool {
     ["mst_boot_", "mst_join_", "PRIVATE KEY"].iter().any(|secret| argument.contains(secret))
 }
 
-fn dispatch(command: Command) -> Result<(), End> {
+fn dispatch(command: AgentCommand) -> Result<(), ExitError> {
     let mut out = std::io::stdout();
     let mut printer = Printer::new(&mut out);
     match command {
-        Command::Run(typed) => {
+        AgentCommand::Run(typed) => {
             logging::start(&typed.log, typed.log_format)?;
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
                 .enable_all()
                 .build()
-                .map_err(|error| End::Failed(format!("can't start: {error}")))?;
+                .map_err(|error| ExitError::Failed(format!("can't start: {error}")))?;
             let result = runtime.block_on(commands::run::run(*typed));
             // A blocked thread (for example one that reads the node's log) must not delay the exit.
             runtime.shutdown_timeout(std::time::Duration::from_secs(1));
             result
         }
-        Command::Status(typed) => on_runtime(commands::status::run(&typed, &mut printer)),
-        Command::Recover(typed) => commands::recover::run(&typed, &mut printer),
-        Command::Reset(typed) => commands::reset::run(&typed, &mut printer),
-        Command::Member(typed) => on_runtime(commands::member::run(&typed, &mut printer)),
-        Command::LaunchNode(arguments) => Err(End::Failed(launcher::launch(&arguments).1)),
+        AgentCommand::Status(typed) => on_runtime(commands::status::run(&typed, &mut printer)),
+        AgentCommand::Recover(typed) => commands::recover::run(&typed, &mut printer),
+        AgentCommand::Reset(typed) => commands::reset::run(&typed, &mut printer),
+        AgentCommand::Member(typed) => on_runtime(commands::member::run(&typed, &mut printer)),
+        AgentCommand::LaunchNode(arguments) => {
+            Err(ExitError::Failed(launcher::launch(&arguments).1))
+        }
     }
 }
 
-fn on_runtime<T>(work: impl Future<Output = Result<T, End>>) -> Result<T, End> {
+fn on_runtime<T>(work: impl Future<Output = Result<T, ExitError>>) -> Result<T, ExitError> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| End::Failed(format!("can't start: {error}")))?
+        .map_err(|error| ExitError::Failed(format!("can't start: {error}")))?
         .block_on(work)
 }
 

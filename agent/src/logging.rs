@@ -14,27 +14,28 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::fmt::format::{FormatFields, debug_fn};
 
-use crate::cli::LogFormat;
-use crate::exit::End;
+use crate::cli::AgentLogFormat;
+use crate::exit::ExitError;
 use crate::tail;
 
 /// The form of this process's log lines, set by [`start`].
-static FORMAT: OnceLock<LogFormat> = OnceLock::new();
+static FORMAT: OnceLock<AgentLogFormat> = OnceLock::new();
 
 /// Starts logging for the whole process. `filter` has the form `info,muster_agent=debug`.
 ///
 /// # Errors
 /// A usage error where `filter` can't be parsed.
-pub(crate) fn start(filter: &str, format: LogFormat) -> Result<(), End> {
-    let filter = EnvFilter::try_new(filter)
-        .map_err(|error| End::Usage(format!("--log {filter}: {error}: say a level, as in info")))?;
+pub(crate) fn start(filter: &str, format: AgentLogFormat) -> Result<(), ExitError> {
+    let filter = EnvFilter::try_new(filter).map_err(|error| {
+        ExitError::Usage(format!("--log {filter}: {error}: say a level, as in info"))
+    })?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = match format {
-        LogFormat::Text => {
+        AgentLogFormat::Text => {
             let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
             builder.with_ansi(colours).with_target(false).fmt_fields(one_line()).try_init()
         }
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+        AgentLogFormat::Json => builder.json().flatten_event(true).try_init(),
     };
     // Only a second start in one process fails, and then a logger exists already.
     drop(started);
@@ -47,7 +48,7 @@ pub(crate) fn pass_on_node_line(line: &str) {
     let level = tail::level(line).unwrap_or(Level::INFO);
     let object = serde_json::from_str::<Map<String, Value>>(line).ok();
     if let Some(object) = &object
-        && FORMAT.get() == Some(&LogFormat::Json)
+        && FORMAT.get() == Some(&AgentLogFormat::Json)
     {
         if is_enabled(level) {
             // If the log can't be written, there is nowhere to report it.
@@ -113,7 +114,7 @@ fn node_text(line: &Map<String, Value>) -> String {
 
 /// Returns the last line of a `run` that logs JSON: why the agent ended, in the form of the lines
 /// before it.
-pub(crate) fn end_object(end: &End) -> Value {
+pub(crate) fn exit_error_object(end: &ExitError) -> Value {
     let mut object = Map::new();
     object.insert("timestamp".into(), jiff::Timestamp::now().to_string().into());
     object.insert("level".into(), Level::ERROR.as_str().into());
@@ -139,9 +140,9 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Captured(Arc<Mutex<Vec<u8>>>);
+    struct LogBuffer(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Captured {
+    impl Write for LogBuffer {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
         }
@@ -168,14 +169,14 @@ mod tests {
 
     #[test]
     fn end_of_a_run_has_time_and_level_like_every_line() {
-        let end = end_object(&End::DoNotRestart("removed".into()));
+        let end = exit_error_object(&ExitError::DoNotRestart("removed".into()));
         assert!(end["timestamp"].as_str().unwrap().parse::<jiff::Timestamp>().is_ok());
         assert_eq!((end["level"].as_str(), end["exit_code"].as_u64()), (Some("ERROR"), Some(3)));
     }
 
     #[test]
-    fn what_comes_from_elsewhere_forges_no_line_and_steers_no_terminal() {
-        let captured = Captured::default();
+    fn foreign_text_stays_on_one_line_without_control_characters() {
+        let captured = LogBuffer::default();
         let to = captured.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_writer(move || to.clone())

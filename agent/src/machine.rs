@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use discovery_formation::Machine;
+use discovery_formation::MachineIdentity;
 use ring::digest::{SHA256, digest};
 
 use discovery_types::convert::{DMI_UUID, MACHINE_ID};
@@ -29,10 +29,10 @@ const PLACEHOLDERS: &[&str] = &[
 ];
 
 /// Makes the facts from the texts of the system's files; `None` stands for a missing file.
-pub(crate) fn from_texts(dmi_uuid: Option<&str>, machine_id: Option<&str>) -> Machine {
+pub(crate) fn from_texts(dmi_uuid: Option<&str>, machine_id: Option<&str>) -> MachineIdentity {
     let known = [(DMI_UUID, dmi_uuid), (MACHINE_ID, machine_id)];
     let fact = |(fact, text): (&str, Option<&str>)| Some((fact.to_owned(), hashed(fact, text?)?));
-    Machine(known.into_iter().filter_map(fact).collect())
+    MachineIdentity(known.into_iter().filter_map(fact).collect())
 }
 
 fn hashed(kind: &str, text: &str) -> Option<String> {
@@ -51,7 +51,7 @@ fn hashed(kind: &str, text: &str) -> Option<String> {
 /// # Errors
 /// Fails only if `machine_id_file` can't be read or is empty. A missing system file means that its
 /// fact is unknown.
-pub(crate) fn read(machine_id_file: Option<&Path>) -> std::io::Result<Machine> {
+pub(crate) fn read(machine_id_file: Option<&Path>) -> std::io::Result<MachineIdentity> {
     if let Some(path) = machine_id_file {
         let text = muster_files::read_named(path, MAX_FILE_BYTES)?;
         let facts = from_texts(None, Some(&String::from_utf8_lossy(&text)));
@@ -83,14 +83,14 @@ mod tests {
         let as_root = from_texts(Some("11111111-0000-0000-0000-000000000001"), Some("a"));
         let as_user = from_texts(None, Some("a"));
         assert!(!as_root.differs_from(&as_user));
-        assert!(!as_user.differs_from(&Machine::default()));
+        assert!(!as_user.differs_from(&MachineIdentity::default()));
     }
 
     #[test]
     fn makers_placeholders_are_no_facts() {
         let facts =
             from_texts(Some("03000200-0400-0500-0006-000700080009\n"), Some("uninitialized\n"));
-        assert_eq!(facts, Machine::default());
+        assert_eq!(facts, MachineIdentity::default());
     }
 
     #[test]

@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::status::{Phase, Status};
+use crate::status::{AgentStatus, Phase};
 
 /// Maximum number of requests served at one time; further connections are closed.
 const CONNECTIONS: usize = 8;
@@ -39,13 +39,13 @@ struct VersionLabel {
 }
 
 /// Returns the text of the metrics for `status`.
-pub(crate) fn render(status: &Status) -> String {
+pub(crate) fn render(status: &AgentStatus) -> String {
     let mut registry = Registry::with_prefix("muster_agent");
     let build = Family::<VersionLabel, Gauge>::default();
     build.get_or_create(&VersionLabel { version: env!("CARGO_PKG_VERSION") }).set(1);
     registry.register("build_info", "The agent's version", build);
     let phases = Family::<PhaseLabel, Gauge>::default();
-    for phase in Phase::EACH {
+    for phase in Phase::ALL {
         let label = PhaseLabel { phase: phase.as_str() };
         phases.get_or_create(&label).set(i64::from(phase == status.phase));
     }
@@ -87,7 +87,7 @@ pub(crate) async fn bind(at: SocketAddr) -> io::Result<TcpListener> {
 /// Serves requests until cancelled.
 pub(crate) async fn serve(
     listener: TcpListener,
-    status: watch::Receiver<Status>,
+    status: watch::Receiver<AgentStatus>,
     stop: CancellationToken,
 ) {
     let free = Arc::new(Semaphore::new(CONNECTIONS));
@@ -112,7 +112,7 @@ pub(crate) async fn serve(
     }
 }
 
-async fn answer(mut stream: TcpStream, status: &watch::Receiver<Status>) -> io::Result<()> {
+async fn answer(mut stream: TcpStream, status: &watch::Receiver<AgentStatus>) -> io::Result<()> {
     let mut head = Vec::new();
     let mut chunk = [0; 1024];
     while !head.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -144,11 +144,11 @@ async fn answer(mut stream: TcpStream, status: &watch::Receiver<Status>) -> io::
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::{Board, NodeStatus};
+    use crate::status::{NodeProcessStatus, StatusHandle};
 
     #[test]
     fn the_end_of_the_certificates_is_shown_and_whether_they_are_late() {
-        let board = Board::default();
+        let board = StatusHandle::default();
         assert!(render(&board.read()).contains("muster_agent_certificates_late 0"));
         board.update(|status| {
             status.certificates_until = Some(jiff::Timestamp::from_second(1_700_000_000).unwrap());
@@ -162,10 +162,11 @@ mod tests {
 
     #[test]
     fn exactly_one_phase_is_set_and_the_node_is_counted() {
-        let board = Board::default();
-        board.phase(Phase::Running, None);
+        let board = StatusHandle::default();
+        board.set_phase(Phase::Running, None);
         board.update(|status| {
-            status.node = Some(NodeStatus { pid: Some(7), starts: 3, ..NodeStatus::default() });
+            status.node =
+                Some(NodeProcessStatus { pid: Some(7), starts: 3, ..NodeProcessStatus::default() });
         });
         let text = render(&board.read());
         assert!(text.contains("muster_agent_phase{phase=\"running\"} 1"), "{text}");
@@ -187,8 +188,8 @@ mod tests {
     async fn the_listener_serves_metrics_and_nothing_else() {
         let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let at = listener.local_addr().unwrap();
-        let (board, stop) = (Board::default(), CancellationToken::new());
-        let serving = tokio::spawn(serve(listener, board.watch(), stop.clone()));
+        let (board, stop) = (StatusHandle::default(), CancellationToken::new());
+        let serving = tokio::spawn(serve(listener, board.subscribe(), stop.clone()));
         assert!(get(at, "/metrics").await.starts_with("HTTP/1.1 200"));
         assert!(get(at, "/livez").await.ends_with("ok\n"));
         assert!(get(at, "/etc/passwd").await.starts_with("HTTP/1.1 404"));

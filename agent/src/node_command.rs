@@ -15,15 +15,15 @@ use futures_util::future::{BoxFuture, Shared};
 use serde::Serialize;
 
 use crate::addressing::Addresses;
-use crate::exit::End;
-use crate::protocol::state_end;
+use crate::exit::ExitError;
+use crate::protocol::state_exit_error;
 use crate::state::{self, Layout, StateError};
-use crate::supervisor::{Program, environment};
+use crate::supervisor::{CommandLine, environment};
 
 /// How long a node's program may take to print its version.
 const VERSION_DEADLINE: Duration = Duration::from_secs(10);
 /// Prefix of the `--version` line that identifies muster-node, and prefix of etcd's first line.
-const OWN_NODE_LINE: &str = "Muster Node:";
+const MUSTER_NODE_LINE: &str = "Muster Node:";
 const ETCD_LINE: &str = "etcd Version: ";
 
 /// Kind of a node's program, found by its `--version` output.
@@ -44,7 +44,7 @@ impl NodeKind {
     /// Parses the output of `--version`. muster-node prints etcd's line too, for tools that look
     /// for it.
     fn from_version(text: &str) -> Option<Self> {
-        if text.lines().any(|line| line.starts_with(OWN_NODE_LINE)) {
+        if text.lines().any(|line| line.starts_with(MUSTER_NODE_LINE)) {
             return Some(Self::Muster);
         }
         let mut parts = text.lines().next()?.strip_prefix(ETCD_LINE)?.split('.');
@@ -81,7 +81,7 @@ pub(crate) struct NodeCommand<'a> {
     pub statement: &'a Statement,
     pub leaves: &'a Leaves,
     /// The member's URLs and listen addresses.
-    pub at: &'a Addresses,
+    pub addresses: &'a Addresses,
 }
 
 /// How a member came to its cluster.
@@ -121,8 +121,8 @@ struct DocumentMember<'a> {
 impl NodeCommand<'_> {
     /// Writes certificates and a founder's member list. Both follow from the journal. Each start
     /// compares the files with it, and rewrites one that a crash has damaged.
-    pub(crate) fn write_files(&self) -> Result<(), End> {
-        put_leaves(self.layout, self.leaves, self.statement)?;
+    pub(crate) fn write_files(&self) -> Result<(), ExitError> {
+        write_certificates(self.layout, self.leaves, self.statement)?;
         let Origin::Founder(seat) = self.origin else { return Ok(()) };
         let member_document = MemberDocument {
             version: 1,
@@ -133,11 +133,11 @@ impl NodeCommand<'_> {
         };
         let json =
             serde_json::to_vec_pretty(&member_document).expect("plain structs always serialise");
-        write_if_changed(&self.layout.member_document(), &json).map_err(state_end)
+        write_if_changed(&self.layout.member_document(), &json).map_err(state_exit_error)
     }
 
     /// Returns the node's complete command line.
-    pub(crate) fn program(&self, path: &Path, kind: NodeKind, more: &[String]) -> Program {
+    pub(crate) fn command_line(&self, path: &Path, kind: NodeKind, more: &[String]) -> CommandLine {
         let record = self.record;
         let tls = self.layout.tls();
         let text = |path: &Path| path.display().to_string();
@@ -149,10 +149,10 @@ impl NodeCommand<'_> {
         };
         flag("name", record.name.to_string());
         flag("data-dir", text(&self.layout.node()));
-        flag("listen-peer-urls", format!("https://{}", self.at.listen.peer));
-        flag("listen-client-urls", format!("https://{}", self.at.listen.client));
-        flag("initial-advertise-peer-urls", self.at.peer_url.to_string());
-        flag("advertise-client-urls", self.at.client_url.to_string());
+        flag("listen-peer-urls", format!("https://{}", self.addresses.listen.peer));
+        flag("listen-client-urls", format!("https://{}", self.addresses.listen.client));
+        flag("initial-advertise-peer-urls", self.addresses.peer_url.to_string());
+        flag("advertise-client-urls", self.addresses.client_url.to_string());
         flag("initial-cluster", self.initial_cluster());
         flag("initial-cluster-state", self.origin.state().to_owned());
         flag("initial-cluster-token", self.document.hash().to_string());
@@ -169,7 +169,7 @@ impl NodeCommand<'_> {
         arguments.push("--client-cert-auth".to_owned());
         arguments.push("--peer-client-cert-auth".to_owned());
         arguments.extend(more.iter().cloned());
-        Program { path: path.to_owned(), arguments }
+        CommandLine { path: path.to_owned(), arguments }
     }
 
     /// Returns `name=url` for each peer URL, separated by commas; founders in seat order.
@@ -203,11 +203,11 @@ impl Origin<'_> {
 
 /// Writes certificates where the node and this agent read them. Both load new ones without a
 /// restart.
-pub(crate) fn put_leaves(
+pub(crate) fn write_certificates(
     layout: &Layout,
     leaves: &Leaves,
     statement: &Statement,
-) -> Result<(), End> {
+) -> Result<(), ExitError> {
     let tls = layout.tls();
     for (name, text) in [
         ("peer.crt", &leaves.peer),
@@ -215,7 +215,7 @@ pub(crate) fn put_leaves(
         ("peer-ca.crt", &statement.peer_ca),
         ("client-ca.crt", &statement.client_ca),
     ] {
-        write_if_changed(&tls.join(name), text.as_bytes()).map_err(state_end)?;
+        write_if_changed(&tls.join(name), text.as_bytes()).map_err(state_exit_error)?;
     }
     Ok(())
 }
@@ -251,22 +251,22 @@ impl NodeKind {
 }
 
 /// The kind of the node's program, as a shared future; or the text of the error.
-pub(crate) type AskedKind = Shared<BoxFuture<'static, Result<NodeKind, String>>>;
+pub(crate) type NodeKindFuture = Shared<BoxFuture<'static, Result<NodeKind, String>>>;
 
 /// Runs `--version` in the background, so that no launch waits for it.
-pub(crate) fn ask_kind(program: &Path) -> AskedKind {
+pub(crate) fn detect_kind_in_background(program: &Path) -> NodeKindFuture {
     let program = program.to_owned();
-    let asked = tokio::spawn(async move { kind_of(&program).await });
+    let asked = tokio::spawn(async move { detect_kind(&program).await });
     let answer = async move { asked.await.unwrap_or_else(|error| Err(error.to_string())) };
     answer.boxed().shared()
 }
 
 /// Runs the program with `--version` and returns its kind.
-pub(crate) async fn kind_of(program: &Path) -> Result<NodeKind, String> {
+pub(crate) async fn detect_kind(program: &Path) -> Result<NodeKind, String> {
     let asked = tokio::process::Command::new(program)
         .arg("--version")
         .env_clear()
-        .envs(environment::for_node())
+        .envs(environment::node_variables())
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .kill_on_drop(true)
@@ -283,10 +283,10 @@ pub(crate) async fn kind_of(program: &Path) -> Result<NodeKind, String> {
 
 #[cfg(test)]
 mod tests {
-    use discovery_types::fixtures::World;
+    use discovery_types::fixtures::ClusterFixture;
 
     use super::*;
-    use crate::addressing::Listen;
+    use crate::addressing::ListenAddresses;
 
     #[test]
     fn our_own_node_is_known_by_its_line_and_etcd_by_its_first() {
@@ -312,18 +312,18 @@ mod tests {
     }
 
     /// The member in seat 2 of three, with a data directory.
-    struct Second {
+    struct SecondMember {
         at: Addresses,
-        world: World,
+        world: ClusterFixture,
         document: VerifiedDocument,
         leaves: Leaves,
         layout: Layout,
         _folder: tempfile::TempDir,
     }
 
-    impl Second {
+    impl SecondMember {
         fn new() -> Self {
-            let (world, folder) = (World::new(3), tempfile::tempdir().unwrap());
+            let (world, folder) = (ClusterFixture::new(3), tempfile::tempdir().unwrap());
             let jws = world.document(7).sign(&world.service);
             let document = VerifiedDocument::verify(&jws, &world.chain()).unwrap();
             let layout = Layout::new(folder.path()).unwrap();
@@ -332,7 +332,7 @@ mod tests {
             let at = Addresses {
                 peer_url: world.records[1].peer_urls[0].clone(),
                 client_url: world.records[1].client_urls[0].clone(),
-                listen: Listen { peer: address(2380), client: address(2379) },
+                listen: ListenAddresses { peer: address(2380), client: address(2379) },
             };
             Self { at, leaves: world.leaves(1), world, document, layout, _folder: folder }
         }
@@ -345,16 +345,16 @@ mod tests {
                 leaves: &self.leaves,
                 record: &self.world.records[1],
                 origin: Origin::Founder(2),
-                at: &self.at,
+                addresses: &self.at,
             }
         }
     }
 
     #[test]
     fn a_node_is_told_of_all_members_and_asks_everybody_for_a_certificate() {
-        let second = Second::new();
+        let second = SecondMember::new();
         let etcd = NodeKind::Etcd { major: 3, minor: 6 };
-        let program = second.command().program(Path::new("/etcd"), etcd, &[]);
+        let program = second.command().command_line(Path::new("/etcd"), etcd, &[]);
         let arguments = program.arguments;
         let value = |flag: &str| {
             let at = arguments.iter().position(|argument| argument == flag).unwrap();
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn a_newcomer_is_told_of_the_members_that_there_are_and_begins_no_cluster() {
-        let second = Second::new();
+        let second = SecondMember::new();
         let member = |name: &str, url: &str| InitialMember {
             name: name.to_owned(),
             peer_url: url.parse().unwrap(),
@@ -381,7 +381,7 @@ mod tests {
         let command = NodeCommand { origin: Origin::Newcomer(&members), ..second.command() };
         command.write_files().unwrap();
         assert!(!second.layout.member_document().exists(), "it is in no document");
-        let arguments = command.program(Path::new("/node"), NodeKind::Muster, &[]).arguments;
+        let arguments = command.command_line(Path::new("/node"), NodeKind::Muster, &[]).arguments;
         let value = |flag: &str| {
             let at = arguments.iter().position(|argument| argument == flag)?;
             Some(arguments[at + 1].as_str())
@@ -394,7 +394,7 @@ mod tests {
 
     #[test]
     fn each_certificate_stands_in_its_own_file() {
-        let second = Second::new();
+        let second = SecondMember::new();
         second.command().write_files().unwrap();
         for (name, expected) in [
             ("peer.crt", &second.leaves.peer),

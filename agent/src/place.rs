@@ -8,51 +8,57 @@ use std::net::IpAddr;
 
 use discovery_types::record::Record;
 
-use crate::addressing::{Addresses, Addressing};
-use crate::exit::End;
-use crate::settings::Settings;
-use crate::state::journal::Keepsakes;
+use crate::addressing::{AddressFlags, Addresses};
+use crate::exit::ExitError;
+use crate::settings::RunSettings;
+use crate::state::journal::JournalExtras;
 use crate::state::lock;
 
-fn missing(what: &str) -> End {
-    End::DoNotRestart(format!("the journal holds no {what}: the node can't be started from it"))
+fn missing_in_journal(what: &str) -> ExitError {
+    ExitError::DoNotRestart(format!(
+        "the journal holds no {what}: the node can't be started from it"
+    ))
 }
 
 /// Returns the member's addresses according to the journal. `said` may override the address to
 /// listen on.
-pub(crate) fn known(
-    keepsakes: &Keepsakes,
+pub(crate) fn journalled_addresses(
+    keepsakes: &JournalExtras,
     record: &Record,
-    said: &Addressing,
-) -> Result<Addresses, End> {
+    said: &AddressFlags,
+) -> Result<Addresses, ExitError> {
     if let Some(moved) = &keepsakes.moved {
         return Ok(moved.clone());
     }
-    let mut listen = keepsakes.listen.ok_or_else(|| missing("listen address"))?;
+    let mut listen = keepsakes.listen.ok_or_else(|| missing_in_journal("listen address"))?;
     if let Some(address) = said.listen {
         listen.peer.set_ip(address);
         listen.client.set_ip(address);
     }
     Ok(Addresses {
-        peer_url: record.peer_urls.first().ok_or_else(|| missing("peer URL"))?.clone(),
-        client_url: record.client_urls.first().ok_or_else(|| missing("client URL"))?.clone(),
+        peer_url: record.peer_urls.first().ok_or_else(|| missing_in_journal("peer URL"))?.clone(),
+        client_url: record
+            .client_urls
+            .first()
+            .ok_or_else(|| missing_in_journal("client URL"))?
+            .clone(),
         listen,
     })
 }
 
 /// Applies this start's address flags to the journalled addresses, for a member whose node has run
 /// before. `own` are the host's addresses.
-pub(crate) fn move_to(
-    keepsakes: &mut Keepsakes,
+pub(crate) fn apply_address_flags(
+    keepsakes: &mut JournalExtras,
     record: &Record,
-    settings: &Settings,
+    settings: &RunSettings,
     own: &[IpAddr],
-) -> Result<(), End> {
+) -> Result<(), ExitError> {
     if let Some(name) = settings.name.as_ref().filter(|name| **name != record.name) {
         tracing::warn!("--name {name}: this member is {} for its life", record.name);
     }
-    let before = known(keepsakes, record, &settings.addressing)?;
-    let now = settings.addressing.since(&before, own)?;
+    let before = journalled_addresses(keepsakes, record, &settings.addressing)?;
+    let now = settings.addressing.apply_to(&before, own)?;
     if now == before {
         return Ok(());
     }

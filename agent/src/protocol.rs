@@ -6,14 +6,14 @@
 use std::sync::Arc;
 
 use discovery_formation::Rules;
-use discovery_formation::agent::{Action, Agent, Event, Journal, Start};
+use discovery_formation::agent::{Agent, AgentAction, AgentEvent, Journal, LaunchState};
 use discovery_types::digest::Nonce;
 use discovery_types::document::VerifiedDocument;
 use discovery_types::key::SigningKey;
 
-use crate::crash::{self, Step};
-use crate::exit::{End, chain};
-use crate::state::journal::{self, Keepsakes};
+use crate::crash::{self, Failpoint};
+use crate::exit::{ExitError, error_chain};
+use crate::state::journal::{self, JournalExtras};
 use crate::state::{Layout, StateError};
 
 /// The agent's state machine with its journal on disk.
@@ -26,7 +26,7 @@ pub(crate) struct Protocol {
     pub agent: Agent,
     /// Facts journalled beside the machine's. Changes become durable with the next step that
     /// writes.
-    pub keepsakes: Keepsakes,
+    pub extras: JournalExtras,
     /// The document this agent holds, or that of the cluster that added this host; verified.
     pub document: Option<VerifiedDocument>,
 }
@@ -37,12 +37,12 @@ impl Protocol {
         layout: Layout,
         key: SigningKey,
         journal: Journal,
-        keepsakes: Keepsakes,
+        keepsakes: JournalExtras,
         document: Option<VerifiedDocument>,
     ) -> Self {
         let nonce = u128::from_be_bytes(*Nonce::random().as_bytes());
         let agent = Agent::new(journal, nonce);
-        Self { layout, key: Arc::new(key), agent, keepsakes, document }
+        Self { layout, key: Arc::new(key), agent, extras: keepsakes, document }
     }
 
     /// Returns the nonce of this run in its wire format.
@@ -51,46 +51,50 @@ impl Protocol {
     }
 
     /// Makes changes of `keepsakes` durable without a step.
-    pub(crate) fn keep(&self) -> Result<(), End> {
-        journal::write(&self.layout, &self.agent.journal, &self.keepsakes).map_err(state_end)
+    pub(crate) fn persist_extras(&self) -> Result<(), ExitError> {
+        journal::write(&self.layout, &self.agent.journal, &self.extras).map_err(state_exit_error)
     }
 
     /// Applies one event. When this returns, everything that has to be durable is.
-    pub(crate) fn step(&mut self, event: Event) -> Result<Vec<Action>, End> {
-        let held_before = self.agent.journal.held.is_some();
-        let start_before = self.agent.journal.start;
+    pub(crate) fn step(&mut self, event: AgentEvent) -> Result<Vec<AgentAction>, ExitError> {
+        let held_before = self.agent.journal.held_document.is_some();
+        let start_before = self.agent.journal.launch_state;
         let output = self.agent.step(&Rules::ALL, event);
-        if let Some(journal) = &output.durable {
-            if !held_before && journal.held.is_some() {
+        if let Some(journal) = &output.journal {
+            if !held_before && journal.held_document.is_some() {
                 // The commit may be seen before the ack's own answer arrives; the ack was sent in
                 // any case.
-                crash::at(Step::AckSent);
+                crash::at(Failpoint::AckSent);
             }
-            journal::write(&self.layout, journal, &self.keepsakes).map_err(state_end)?;
-            if !held_before && journal.held.is_some() {
-                crash::at(Step::Hold);
+            journal::write(&self.layout, journal, &self.extras).map_err(state_exit_error)?;
+            if !held_before && journal.held_document.is_some() {
+                crash::at(Failpoint::Hold);
             }
-            if start_before != journal.start {
-                match journal.start {
-                    Start::Launching => crash::at(Step::Launching),
-                    Start::Ran => crash::at(Step::Ran),
-                    Start::NotYet => {}
+            if start_before != journal.launch_state {
+                match journal.launch_state {
+                    LaunchState::Launching => crash::at(Failpoint::Launching),
+                    LaunchState::Ran => crash::at(Failpoint::Ran),
+                    LaunchState::NotStarted => {}
                 }
             }
         }
-        for action in &output.then {
+        for action in &output.actions {
             match action {
-                Action::Redeem => crash::at(Step::Redeem),
-                Action::SignAck { .. } => crash::at(Step::Ack),
-                Action::SignRelease { .. } => crash::at(Step::Release),
+                AgentAction::Redeem => crash::at(Failpoint::Redeem),
+                AgentAction::SignAck { .. } => crash::at(Failpoint::Ack),
+                AgentAction::SignRelease { .. } => crash::at(Failpoint::Release),
                 _ => {}
             }
         }
-        Ok(output.then)
+        Ok(output.actions)
     }
 }
 
 /// Converts a state error into an end of the agent.
-pub(crate) fn state_end(error: StateError) -> End {
-    if error.is_retryable() { End::Failed(chain(&error)) } else { End::DoNotRestart(chain(&error)) }
+pub(crate) fn state_exit_error(error: StateError) -> ExitError {
+    if error.is_retryable() {
+        ExitError::Failed(error_chain(&error))
+    } else {
+        ExitError::DoNotRestart(error_chain(&error))
+    }
 }

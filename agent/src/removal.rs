@@ -6,24 +6,24 @@
 
 use discovery_types::text::printable;
 
-use crate::exit::End;
-use crate::state::journal::{self, Keepsakes};
+use crate::exit::ExitError;
+use crate::state::journal::{self, JournalExtras};
 use crate::state::node_dir::{self, Tombstone};
 use crate::state::{Layout, StateError};
 
 /// Returns the recorded removal, if there is one. The node's own tombstone takes precedence over
 /// the journal's copy.
-pub(crate) fn known(layout: &Layout) -> Result<Option<Tombstone>, StateError> {
-    match node_dir::tombstone(&layout.node())? {
+pub(crate) fn recorded_removal(layout: &Layout) -> Result<Option<Tombstone>, StateError> {
+    match node_dir::read_tombstone(&layout.node())? {
         Some(tombstone) => Ok(Some(tombstone)),
-        None => journal::removal(layout),
+        None => journal::read_tombstone(layout),
     }
 }
 
 /// Copies the node's tombstone into `keepsakes`, and returns it. Without a tombstone on disk, it
 /// keeps the one already in `keepsakes`, or records an empty one.
-pub(crate) fn note(layout: &Layout, keepsakes: &mut Keepsakes) -> Tombstone {
-    let found = node_dir::tombstone(&layout.node()).ok().flatten();
+pub(crate) fn record_removal(layout: &Layout, keepsakes: &mut JournalExtras) -> Tombstone {
+    let found = node_dir::read_tombstone(&layout.node()).ok().flatten();
     let tombstone = found.or_else(|| keepsakes.removed.clone()).unwrap_or_default();
     keepsakes.removed = Some(tombstone.clone());
     tombstone
@@ -31,8 +31,8 @@ pub(crate) fn note(layout: &Layout, keepsakes: &mut Keepsakes) -> Tombstone {
 
 /// The error with which the agent of a removed member exits, at the removal and at each later
 /// start.
-pub(crate) fn end(tombstone: &Tombstone) -> End {
-    End::DoNotRestart(format!(
+pub(crate) fn removal_error(tombstone: &Tombstone) -> ExitError {
+    ExitError::DoNotRestart(format!(
         "{}. The data is kept for inspection; muster-agent reset puts it aside, so that this host can \
          join again as a new member, with a new ticket",
         printable(&tombstone.sentence())

@@ -20,40 +20,40 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use discovery_types::api::{
-    AdoptRequest, ClusterState, ListedMember, Membership, REPORT_AGAIN, ReportRequest,
+    AdoptRequest, ClusterState, ListedMember, MIN_REPORT_INTERVAL, Membership, ReportRequest,
     ReportResponse, Session, TroubleRequest,
 };
-use discovery_types::client::{Client, ClientError};
+use discovery_types::client::{ClientError, DiscoveryClient};
 use discovery_types::digest::{self, Digest};
 use discovery_types::jws::Jws;
 use discovery_types::problem::{Code, Problem};
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
-use crate::bootstrap::cut;
-use crate::cluster::{self, Cluster, Member, MemberId, Members, NodeStatus};
-use crate::door::Door;
-use crate::exit::chain;
+use crate::bootstrap::truncate_reason;
+use crate::cluster::{self, ClusterApiClient, ClusterMember, MemberId, MemberList, NodeStatus};
+use crate::door::ClientEndpoint;
+use crate::exit::error_chain;
 use crate::retry::{Retry, jittered};
 use crate::tail;
 
 /// How often a node without a leader is asked again.
-const ASK_EVERY: Duration = Duration::from_millis(50);
+const NODE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long a node may be without a leader before its complaint is reported to discovery, and how
 /// often it is reported then.
-const TROUBLE_AFTER: Duration = Duration::from_secs(5);
+const TROUBLE_REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Minimum time until an accepted report is repeated; jitter adds at most as much again.
-const AGAIN: Duration = REPORT_AGAIN;
+const REPORT_INTERVAL: Duration = MIN_REPORT_INTERVAL;
 
 /// How often the members are compared with those last reported, if no hint comes sooner.
-const LOOK_AT_MEMBERS: Duration = Duration::from_secs(5);
+const MEMBER_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Data and clients for reports about this host's node.
-pub(crate) struct Report {
+pub(crate) struct NodeReporter {
     /// Client of the discovery service.
-    pub client: Arc<Client>,
+    pub client: Arc<DiscoveryClient>,
     /// The cluster's id at discovery.
     pub cluster: Uuid,
     /// Session of this run of the agent.
@@ -66,66 +66,66 @@ pub(crate) struct Report {
     /// unless the last statement names this host's agent.
     pub recoveries: Vec<Jws>,
     /// Client port of this host's node.
-    pub door: Door,
+    pub endpoint: ClientEndpoint,
     /// Path of the node's log.
     pub log: PathBuf,
     /// Notified when the members may have changed.
     pub hint: Arc<Notify>,
     /// The members as last seen.
-    pub seen: watch::Sender<Vec<Member>>,
+    pub members: watch::Sender<Vec<ClusterMember>>,
 }
 
-impl Report {
+impl NodeReporter {
     /// Reports until discovery says that the cluster is formed, so that this host knows it too, and
     /// from time to time after that. A service that has lost the commit is first shown the
     /// document. `heard` is called with each answer.
-    pub(crate) async fn deliver(self, heard: impl Fn(ClusterState)) -> Infallible {
-        let first = async || self.node_with_leader().await;
+    pub(crate) async fn run(self, heard: impl Fn(ClusterState)) -> Infallible {
+        let first = async || self.wait_for_leader().await;
         let told = RefCell::new(Vec::new());
         let pause = async || {
             tokio::select! {
-                () = tokio::time::sleep(jittered(AGAIN)) => {}
-                () = self.members_changed(&told) => {}
+                () = tokio::time::sleep(jittered(REPORT_INTERVAL)) => {}
+                () = self.wait_for_member_change(&told) => {}
             }
         };
         let later = async || {
-            let status = self.leader_now().await;
+            let status = self.status_with_leader().await;
             if status.is_none() {
-                self.tell_trouble().await;
+                self.report_trouble().await;
             }
             status
         };
         let tell = async |status: &NodeStatus| {
-            let members = self.node().list().await.ok();
+            let members = self.node().list_members().await.ok();
             if let Some(members) = &members {
-                self.seen.send_if_modified(|seen| {
+                self.members.send_if_modified(|seen| {
                     let is_news = *seen != members.list;
                     seen.clone_from(&members.list);
                     is_news
                 });
             }
-            let answer = self.once(status, members.as_ref()).await;
+            let answer = self.send_once(status, members.as_ref()).await;
             told.replace(members.map(|members| members.list).unwrap_or_default());
             if let Ok(state) = &answer {
                 heard(*state);
             }
             answer
         };
-        keep_telling(first, pause, later, tell).await
+        keep_reporting(first, pause, later, tell).await
     }
 
-    fn node(&self) -> Cluster {
-        Cluster::new(vec![self.door.clone()])
+    fn node(&self) -> ClusterApiClient {
+        ClusterApiClient::new(vec![self.endpoint.clone()])
     }
 
     /// Waits until the members differ from those last reported.
-    async fn members_changed(&self, told: &RefCell<Vec<Member>>) {
+    async fn wait_for_member_change(&self, told: &RefCell<Vec<ClusterMember>>) {
         loop {
             tokio::select! {
-                () = tokio::time::sleep(LOOK_AT_MEMBERS) => {}
+                () = tokio::time::sleep(MEMBER_CHECK_INTERVAL) => {}
                 () = self.hint.notified() => {}
             }
-            if let Ok(now) = self.node().list().await
+            if let Ok(now) = self.node().list_members().await
                 && now.list != *told.borrow()
             {
                 return;
@@ -136,47 +136,52 @@ impl Report {
     /// Sends the last report about the removed member `own`: the cluster's members without it, as
     /// read from `others`. If a cluster of two removes a member, discovery needs the reports of
     /// both to accept that one is left.
-    pub(crate) async fn last_word(&self, own: MemberId, others: &Cluster) -> Result<(), String> {
-        let members = others.list().await.map_err(|error| chain(&error))?;
-        let status = others.status().await.map_err(|error| chain(&error))?;
+    pub(crate) async fn report_removal(
+        &self,
+        own: MemberId,
+        others: &ClusterApiClient,
+    ) -> Result<(), String> {
+        let members = others.list_members().await.map_err(|error| error_chain(&error))?;
+        let status = others.status().await.map_err(|error| error_chain(&error))?;
         if members.of_id(own).is_some() {
             return Err(format!("the cluster still lists member {own}"));
         }
         let status = NodeStatus { member_id: own, ..status };
-        match self.once(&status, Some(&members)).await {
-            Err(error) if error.code() != Some(Code::Removed) => Err(chain(&error)),
+        match self.send_once(&status, Some(&members)).await {
+            Err(error) if error.code() != Some(Code::Removed) => Err(error_chain(&error)),
             // Discovery knows of the removal already, from the other members.
             Ok(_) | Err(_) => Ok(()),
         }
     }
 
-    async fn once(
+    async fn send_once(
         &self,
         status: &NodeStatus,
-        members: Option<&Members>,
+        members: Option<&MemberList>,
     ) -> Result<ClusterState, ClientError> {
         let request = self.request(status, members);
         let first = self.client.report(self.cluster, &request).await;
         let code = first.as_ref().err().and_then(ClientError::code);
         let second = match code {
-            Some(code) if means_lost(code) => {
+            Some(code) if is_commit_lost(code) => {
                 tracing::info!(code = code.as_str(), "discovery has lost the commit: showing it");
                 self.client.adopt(&self.adopt).await?;
                 self.client.report(self.cluster, &request).await
             }
             _ => first,
         };
-        let response = if !self.recoveries.is_empty() && is_of_another(&second, status.cluster_id) {
-            self.client.show_recoveries(self.cluster, &self.recoveries).await?;
-            tracing::info!("discovery follows the recovery that made this cluster");
-            self.client.report(self.cluster, &request).await?
-        } else {
-            second?
-        };
+        let response =
+            if !self.recoveries.is_empty() && is_other_cluster(&second, status.cluster_id) {
+                self.client.send_recoveries(self.cluster, &self.recoveries).await?;
+                tracing::info!("discovery follows the recovery that made this cluster");
+                self.client.report(self.cluster, &request).await?
+            } else {
+                second?
+            };
         Ok(response.state)
     }
 
-    fn request(&self, status: &NodeStatus, members: Option<&Members>) -> ReportRequest {
+    fn request(&self, status: &NodeStatus, members: Option<&MemberList>) -> ReportRequest {
         let hex = |id: u64| format!("{id:016x}");
         ReportRequest {
             session: self.session,
@@ -190,50 +195,54 @@ impl Report {
         }
     }
 
-    async fn node_with_leader(&self) -> NodeStatus {
+    async fn wait_for_leader(&self) -> NodeStatus {
         let mut waiting_since = Instant::now();
         loop {
-            if waiting_since.elapsed() >= TROUBLE_AFTER {
+            if waiting_since.elapsed() >= TROUBLE_REPORT_INTERVAL {
                 waiting_since = Instant::now();
-                self.tell_trouble().await;
+                self.report_trouble().await;
             }
-            if let Some(status) = self.leader_now().await {
+            if let Some(status) = self.status_with_leader().await {
                 return status;
             }
-            tokio::time::sleep(ASK_EVERY).await;
+            tokio::time::sleep(NODE_POLL_INTERVAL).await;
         }
     }
 
-    async fn leader_now(&self) -> Option<NodeStatus> {
-        match cluster::status_at(&self.door).await {
+    async fn status_with_leader(&self) -> Option<NodeStatus> {
+        match cluster::node_status(&self.endpoint).await {
             Ok(status) => status.leader.is_some().then_some(status),
             Err(error) => {
-                tracing::debug!(error = chain(&error), "can't ask the node yet");
+                tracing::debug!(error = error_chain(&error), "can't ask the node yet");
                 None
             }
         }
     }
 }
 
-impl Report {
+impl NodeReporter {
     /// Reports the last complaint in the node's log, so that `explain` can show why this node has
     /// no leader.
-    async fn tell_trouble(&self) {
-        let complaint = tail::last_complaint(&self.log);
+    async fn report_trouble(&self) {
+        let complaint = tail::last_warning(&self.log);
         let detail = match complaint {
             Some(complaint) => format!("the node has no leader; its log says: {complaint}"),
             None => "the node has no leader".to_owned(),
         };
-        let trouble = TroubleRequest { session: self.session, h: self.h, detail: cut(detail) };
-        if let Err(error) = self.client.trouble(self.cluster, &trouble).await {
-            tracing::debug!(error = chain(&error), "discovery doesn't hear of the node's trouble");
+        let trouble =
+            TroubleRequest { session: self.session, h: self.h, detail: truncate_reason(detail) };
+        if let Err(error) = self.client.report_missing_leader(self.cluster, &trouble).await {
+            tracing::debug!(
+                error = error_chain(&error),
+                "discovery doesn't hear of the node's trouble"
+            );
         }
     }
 }
 
 /// Converts a list of members to its wire format.
-fn membership(members: &Members) -> Membership {
-    let listed = |member: &Member| ListedMember {
+fn membership(members: &MemberList) -> Membership {
+    let listed = |member: &ClusterMember| ListedMember {
         id: digest::MemberId::new(member.id.0),
         name: member.name.clone(),
         peer_urls: member.peer_urls.clone(),
@@ -249,7 +258,7 @@ fn membership(members: &Members) -> Membership {
 /// Reports the status from `first` until discovery accepts it, then the statuses from `later`, one
 /// after each `pause`. `later` returns `None` while the node has no leader; nothing is reported
 /// then.
-async fn keep_telling(
+async fn keep_reporting(
     first: impl AsyncFn() -> NodeStatus,
     pause: impl AsyncFn(),
     later: impl AsyncFn() -> Option<NodeStatus>,
@@ -267,7 +276,7 @@ async fn keep_telling(
             status = first().await;
             continue;
         }
-        retry.succeeded();
+        retry.reset();
         status = loop {
             pause().await;
             if let Some(status) = later().await {
@@ -281,7 +290,7 @@ async fn keep_telling(
 fn is_settled(answer: &Result<ClusterState, ClientError>) -> bool {
     match answer {
         Ok(state) => *state != ClusterState::Committed,
-        Err(ClientError::Problem(problem)) => !may_pass(problem),
+        Err(ClientError::Problem(problem)) => !is_transient(problem),
         Err(_) => false,
     }
 }
@@ -291,7 +300,7 @@ fn log(answer: &Result<ClusterState, ClientError>, status: &NodeStatus, said: &m
     let settled = is_settled(answer);
     let says = match answer {
         Ok(state) => state.to_string(),
-        Err(error) => chain(error),
+        Err(error) => error_chain(error),
     };
     let is_news = settled && says != *said;
     match answer {
@@ -313,13 +322,13 @@ fn log(answer: &Result<ClusterState, ClientError>, status: &NodeStatus, said: &m
 
 /// Returns whether a refusal means that the service doesn't know the commit, as after a restore
 /// from a backup.
-fn means_lost(code: Code) -> bool {
+fn is_commit_lost(code: Code) -> bool {
     matches!(code, Code::WrongState | Code::UnknownKey | Code::Abandoned | Code::NotFound)
 }
 
 /// Returns whether discovery's answer says that it accepts reports of a Raft cluster other than
 /// `own`.
-fn is_of_another(answer: &Result<ReportResponse, ClientError>, own: u64) -> bool {
+fn is_other_cluster(answer: &Result<ReportResponse, ClientError>, own: u64) -> bool {
     match answer {
         Ok(response) => {
             response.raft_cluster_id.as_ref().is_some_and(|id| *id != format!("{own:016x}"))
@@ -329,7 +338,7 @@ fn is_of_another(answer: &Result<ReportResponse, ClientError>, own: u64) -> bool
 }
 
 /// Returns whether the report may be accepted later. Status 401 concerns access, not the report.
-fn may_pass(problem: &Problem) -> bool {
+fn is_transient(problem: &Problem) -> bool {
     /// HTTP status code 401 Unauthorized.
     const UNAUTHORIZED: u16 = 401;
     problem.retryable || problem.status == UNAUTHORIZED
@@ -350,17 +359,17 @@ mod tests {
             let raft_cluster_id = raft_cluster_id.map(str::to_owned);
             Ok(ReportResponse { state: ClusterState::Formed, raft_cluster_id })
         };
-        assert!(!is_of_another(&answer(Some("0000000000000007")), 7));
-        assert!(is_of_another(&answer(Some("0000000000000008")), 7));
-        assert!(!is_of_another(&answer(None), 7), "an older service says nothing of it");
+        assert!(!is_other_cluster(&answer(Some("0000000000000007")), 7));
+        assert!(is_other_cluster(&answer(Some("0000000000000008")), 7));
+        assert!(!is_other_cluster(&answer(None), 7), "an older service says nothing of it");
         for (code, shown) in [(Code::ClusterLost, true), (Code::Removed, false)] {
             let refused = ClientError::Problem(Box::new(Problem::new(code, "", "")));
-            assert_eq!(is_of_another(&Err(refused), 7), shown);
+            assert_eq!(is_other_cluster(&Err(refused), 7), shown);
         }
     }
 
     async fn seldom() {
-        tokio::time::sleep(jittered(AGAIN)).await;
+        tokio::time::sleep(jittered(REPORT_INTERVAL)).await;
     }
 
     #[tokio::test(start_paused = true)]
@@ -376,16 +385,17 @@ mod tests {
                 _ => Ok(ClusterState::Committed),
             }
         };
-        let keep = keep_telling(async || running(), seldom, async || Some(running()), tell);
+        let keep = keep_reporting(async || running(), seldom, async || Some(running()), tell);
         let _ = tokio::time::timeout(Duration::from_secs(3600), keep).await;
         let told = told.into_inner();
         let pauses: Vec<_> = told.windows(2).map(|pair| pair[1] - pair[0]).collect();
         assert!(pauses.len() >= 6, "{pauses:?}");
         for (at, pause) in pauses.iter().enumerate() {
             let waits_for_others = (restored - 1..=restored).contains(&at);
-            let expected = if waits_for_others { ..=Duration::from_secs(1) } else { ..=2 * AGAIN };
+            let expected =
+                if waits_for_others { ..=Duration::from_secs(1) } else { ..=2 * REPORT_INTERVAL };
             assert!(expected.contains(pause), "{pauses:?}");
-            assert!(waits_for_others || *pause >= AGAIN, "no more often: {pauses:?}");
+            assert!(waits_for_others || *pause >= REPORT_INTERVAL, "no more often: {pauses:?}");
         }
     }
 
@@ -400,7 +410,7 @@ mod tests {
             *told.borrow_mut() += 1;
             Ok(ClusterState::Formed)
         };
-        let keep = keep_telling(async || running(), seldom, later, tell);
+        let keep = keep_reporting(async || running(), seldom, later, tell);
         let _ = tokio::time::timeout(Duration::from_secs(3600), keep).await;
         assert_eq!(*told.borrow(), 1);
         assert!((30..=60).contains(&*asked.borrow()), "{asked:?}");

@@ -35,7 +35,7 @@ impl Retry {
     }
 
     /// Resets the pauses after a success.
-    pub(crate) fn succeeded(&mut self) {
+    pub(crate) fn reset(&mut self) {
         *self = Self::default();
     }
 }
@@ -76,7 +76,7 @@ mod tests {
         for _ in 0..20 {
             retry.next_pause();
         }
-        retry.succeeded();
+        retry.reset();
         assert!(retry.next_pause() <= 2 * FIRST);
     }
 }

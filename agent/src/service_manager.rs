@@ -14,13 +14,16 @@ use muster_notify::State;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::status::Status;
+use crate::status::AgentStatus;
 
 /// The longest status line, in characters: `systemctl status` shows one line.
 const STATUS_LINE_LIMIT: usize = 240;
 
 /// Sends readiness, then each change of `status` and keep-alives between, until cancelled.
-pub(crate) async fn keep_informed(mut status: watch::Receiver<Status>, stop: CancellationToken) {
+pub(crate) async fn notify_until_stopped(
+    mut status: watch::Receiver<AgentStatus>,
+    stop: CancellationToken,
+) {
     send(State::Ready);
     let watchdog = muster_notify::watchdog_interval();
     // Without a watchdog the interval never ends.
@@ -48,7 +51,7 @@ fn send(state: State<'_>) {
 }
 
 /// Returns the phase, and its reason if there is one, shortened to [`STATUS_LINE_LIMIT`].
-fn status_line(status: &Status) -> String {
+fn status_line(status: &AgentStatus) -> String {
     let text = match &status.reason {
         Some(reason) => format!("{}: {reason}", status.phase.as_str()),
         None => status.phase.as_str().to_owned(),
@@ -63,7 +66,7 @@ mod tests {
 
     #[test]
     fn status_line_is_bounded() {
-        let mut status = Status { phase: Phase::Waiting, ..Status::default() };
+        let mut status = AgentStatus { phase: Phase::Waiting, ..AgentStatus::default() };
         assert_eq!(status_line(&status), "waiting");
         status.reason = Some(format!("for db-2 {}", "x".repeat(1000)));
         let line = status_line(&status);

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use discovery_types::name::Name;
 use discovery_types::url::NodeUrl;
 
-use crate::addressing::{self, Addressing};
+use crate::addressing::{self, AddressFlags};
 use crate::cli;
-use crate::exit::End;
+use crate::exit::ExitError;
 use crate::state::Layout;
 
 /// Node flags that the agent sets itself, because identity, transport security or supervision
 /// depend on them.
-const OWN_FLAGS: &[&str] = &[
+const RESERVED_FLAGS: &[&str] = &[
     "name",
     "data-dir",
     "wal-dir",
@@ -55,7 +55,7 @@ pub(crate) enum BundleSource {
 
 /// The arguments of `run`, resolved.
 #[derive(Clone, Debug)]
-pub(crate) struct Settings {
+pub(crate) struct RunSettings {
     /// Paths in the data directory.
     pub layout: Layout,
     /// Source of the bundle, if `--bundle-file` was given.
@@ -65,7 +65,7 @@ pub(crate) struct Settings {
     /// The member's name, if `--name` was given.
     pub name: Option<Name>,
     /// The address flags of this start.
-    pub addressing: Addressing,
+    pub addressing: AddressFlags,
     /// Addresses at which a newcomer tries to reach the cluster, besides those from discovery.
     pub cluster_addresses: Vec<NodeUrl>,
     /// File that replaces the machine's own ids.
@@ -77,21 +77,21 @@ pub(crate) struct Settings {
     pub metrics_listen: Option<SocketAddr>,
 }
 
-impl Settings {
+impl RunSettings {
     /// Resolves and checks the arguments. `own_program` is this program's path, `search_path` the
     /// value of `PATH`.
     pub(crate) fn resolve(
-        typed: cli::Run,
+        typed: cli::RunArguments,
         own_program: &Path,
         search_path: Option<&std::ffi::OsStr>,
-    ) -> Result<Self, End> {
+    ) -> Result<Self, ExitError> {
         let layout = Layout::new(&typed.data_dir.data_dir)
-            .map_err(|error| End::Usage(format!("--data-dir: {error}")))?;
-        refuse_own_flags(&typed.node_flags)?;
+            .map_err(|error| ExitError::Usage(format!("--data-dir: {error}")))?;
+        refuse_reserved_flags(&typed.node_flags)?;
         let is_file = typed.bundle_file.as_ref().is_some_and(|file| file.as_os_str() != "-");
         if typed.wait_for_ticket && !is_file {
             let text = "--wait-for-ticket: the ticket comes in a file; say --bundle-file FILE";
-            return Err(End::Usage(text.to_owned()));
+            return Err(ExitError::Usage(text.to_owned()));
         }
         Ok(Self {
             layout,
@@ -106,32 +106,34 @@ impl Settings {
             metrics_listen: typed.metrics_listen,
             cluster_addresses: cluster_addresses(&typed.cluster_address)?,
             machine_id_file: typed.machine_id_file.clone(),
-            addressing: Addressing::resolve(&typed)?,
+            addressing: AddressFlags::resolve(&typed)?,
         })
     }
 }
 
 /// Parses the values of --cluster-address as client URLs.
-fn cluster_addresses(typed: &[String]) -> Result<Vec<NodeUrl>, End> {
+fn cluster_addresses(typed: &[String]) -> Result<Vec<NodeUrl>, ExitError> {
     if typed.len() > MAX_CLUSTER_ADDRESSES {
         let most = MAX_CLUSTER_ADDRESSES;
-        return Err(End::Usage(format!("--cluster-address: it may be said {most} times at most")));
+        return Err(ExitError::Usage(format!(
+            "--cluster-address: it may be said {most} times at most"
+        )));
     }
     typed.iter().map(|text| addressing::client_url("--cluster-address", text)).collect()
 }
 
-fn parse<T: std::str::FromStr>(flag: &str, text: &str) -> Result<T, End>
+fn parse<T: std::str::FromStr>(flag: &str, text: &str) -> Result<T, ExitError>
 where
     T::Err: std::fmt::Display,
 {
-    text.parse().map_err(|error| End::Usage(format!("{flag} {text}: {error}")))
+    text.parse().map_err(|error| ExitError::Usage(format!("{flag} {text}: {error}")))
 }
 
-fn refuse_own_flags(flags: &[String]) -> Result<(), End> {
+fn refuse_reserved_flags(flags: &[String]) -> Result<(), ExitError> {
     for flag in flags {
         let name = flag.trim_start_matches('-').split('=').next().unwrap_or_default();
-        if flag.starts_with('-') && OWN_FLAGS.contains(&name) {
-            return Err(End::Usage(format!(
+        if flag.starts_with('-') && RESERVED_FLAGS.contains(&name) {
+            return Err(ExitError::Usage(format!(
                 "-- {flag}: the agent sets --{name} itself, from what the cluster has agreed on"
             )));
         }
@@ -143,24 +145,25 @@ pub(crate) fn node_binary(
     typed: Option<&Path>,
     own_program: &Path,
     search_path: Option<&std::ffi::OsStr>,
-) -> Result<PathBuf, End> {
+) -> Result<PathBuf, ExitError> {
     /// File name of muster-node.
     const NAME: &str = "muster-node";
     let absolute = |path: &Path| {
-        std::path::absolute(path).map_err(|error| End::Usage(format!("--node-binary: {error}")))
+        std::path::absolute(path)
+            .map_err(|error| ExitError::Usage(format!("--node-binary: {error}")))
     };
     if let Some(typed) = typed {
         let path = absolute(typed)?;
         if path.is_file() {
             return Ok(path);
         }
-        return Err(End::Usage(format!("--node-binary {}: no such file", path.display())));
+        return Err(ExitError::Usage(format!("--node-binary {}: no such file", path.display())));
     }
     let beside = own_program.with_file_name(NAME);
     let in_path = search_path.into_iter().flat_map(std::env::split_paths).map(|dir| dir.join(NAME));
     std::iter::once(beside).chain(in_path).find(|path| path.is_file()).map_or_else(
         || {
-            Err(End::Usage(format!(
+            Err(ExitError::Usage(format!(
                 "no {NAME} beside this program or in PATH: say which with --node-binary"
             )))
         },
@@ -174,22 +177,22 @@ mod tests {
 
     use super::*;
 
-    fn typed(arguments: &[&str]) -> cli::Run {
+    fn typed(arguments: &[&str]) -> cli::RunArguments {
         let all = ["muster-agent", "run", "--node-binary", "/bin/sleep"].iter().chain(arguments);
-        match cli::Cli::try_parse_from(all).unwrap().command {
-            cli::Command::Run(run) => *run,
+        match cli::AgentCli::try_parse_from(all).unwrap().command {
+            cli::AgentCommand::Run(run) => *run,
             _ => panic!("not run"),
         }
     }
 
-    fn resolve(arguments: &[&str]) -> Result<Settings, End> {
-        Settings::resolve(typed(arguments), Path::new("/nowhere/muster-agent"), None)
+    fn resolve(arguments: &[&str]) -> Result<RunSettings, ExitError> {
+        RunSettings::resolve(typed(arguments), Path::new("/nowhere/muster-agent"), None)
     }
 
     #[test]
     fn port_0_is_nothing_that_others_could_be_told() {
         for flag in ["--peer-port", "--client-port"] {
-            assert!(matches!(resolve(&[flag, "0"]), Err(End::Usage(_))), "{flag}");
+            assert!(matches!(resolve(&[flag, "0"]), Err(ExitError::Usage(_))), "{flag}");
         }
     }
 
@@ -219,11 +222,12 @@ mod tests {
 
     #[test]
     fn a_missing_node_program_is_told_before_anything_else() {
-        let nothing = cli::Run { node_binary: None, ..typed(&[]) };
-        let end = Settings::resolve(nothing, Path::new("/nowhere/muster-agent"), None).unwrap_err();
+        let nothing = cli::RunArguments { node_binary: None, ..typed(&[]) };
+        let end =
+            RunSettings::resolve(nothing, Path::new("/nowhere/muster-agent"), None).unwrap_err();
         assert!(end.to_string().contains("--node-binary"), "{end}");
-        let wrong = cli::Run { node_binary: Some("/no/such/node".into()), ..typed(&[]) };
-        assert_eq!(Settings::resolve(wrong, Path::new("/nowhere"), None).unwrap_err().code(), 2);
+        let wrong = cli::RunArguments { node_binary: Some("/no/such/node".into()), ..typed(&[]) };
+        assert_eq!(RunSettings::resolve(wrong, Path::new("/nowhere"), None).unwrap_err().code(), 2);
     }
 
     #[test]

@@ -58,7 +58,7 @@ impl Phase {
     }
 
     /// All phases, for metrics.
-    pub(crate) const EACH: [Self; 10] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Starting,
         Self::Contacting,
         Self::Waiting,
@@ -74,7 +74,7 @@ impl Phase {
 
 /// State of the node's process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct NodeStatus {
+pub(crate) struct NodeProcessStatus {
     /// Path of the node's program.
     pub program: String,
     /// Process id while the node runs.
@@ -97,7 +97,7 @@ pub(crate) struct LastError {
 
 /// The agent's complete status. `status --json` prints its JSON form.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Status {
+pub(crate) struct AgentStatus {
     /// Version of the format.
     pub version: u32,
     pub agent_pid: u32,
@@ -130,7 +130,7 @@ pub(crate) struct Status {
     /// Address on which the node serves clients, for the health check.
     pub client_listen: Option<String>,
     /// The node's process, once there is one.
-    pub node: Option<NodeStatus>,
+    pub node: Option<NodeProcessStatus>,
     /// When this member's certificates expire.
     pub certificates_until: Option<jiff::Timestamp>,
     /// Why the certificates are not renewed although it is time.
@@ -145,25 +145,25 @@ pub(crate) struct Status {
 
 /// A handle on the status. Cloning is cheap, and no call blocks.
 #[derive(Clone, Debug)]
-pub(crate) struct Board {
-    sender: watch::Sender<Status>,
+pub(crate) struct StatusHandle {
+    sender: watch::Sender<AgentStatus>,
 }
 
-impl Default for Board {
+impl Default for StatusHandle {
     fn default() -> Self {
-        let status = Status {
+        let status = AgentStatus {
             version: VERSION,
             agent_pid: std::process::id(),
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
-            ..Status::default()
+            ..AgentStatus::default()
         };
         Self { sender: watch::Sender::new(status) }
     }
 }
 
-impl Board {
+impl StatusHandle {
     /// Changes the status. Readers are notified only if it differs afterwards.
-    pub(crate) fn update(&self, change: impl FnOnce(&mut Status)) {
+    pub(crate) fn update(&self, change: impl FnOnce(&mut AgentStatus)) {
         self.sender.send_if_modified(|status| {
             let before = status.clone();
             change(status);
@@ -176,7 +176,7 @@ impl Board {
     }
 
     /// Sets the phase and its reason.
-    pub(crate) fn phase(&self, phase: Phase, reason: impl Into<Option<String>>) {
+    pub(crate) fn set_phase(&self, phase: Phase, reason: impl Into<Option<String>>) {
         let reason = reason.into();
         self.update(|status| {
             status.phase = phase;
@@ -185,7 +185,7 @@ impl Board {
     }
 
     /// Records an error. `next_retry_at` is when the agent tries again, if known.
-    pub(crate) fn error(&self, text: String, next_retry_at: Option<jiff::Timestamp>) {
+    pub(crate) fn set_error(&self, text: String, next_retry_at: Option<jiff::Timestamp>) {
         self.update(|status| {
             status.last_error = Some(LastError { at: jiff::Timestamp::now(), text });
             status.next_retry_at = next_retry_at;
@@ -193,7 +193,7 @@ impl Board {
     }
 
     /// Clears the last error once it is resolved.
-    pub(crate) fn healed(&self) {
+    pub(crate) fn clear_error(&self) {
         self.update(|status| {
             status.last_error = None;
             status.next_retry_at = None;
@@ -201,20 +201,20 @@ impl Board {
     }
 
     /// Subscribes to changes of the status.
-    pub(crate) fn watch(&self) -> watch::Receiver<Status> {
+    pub(crate) fn subscribe(&self) -> watch::Receiver<AgentStatus> {
         self.sender.subscribe()
     }
 
     /// Returns a copy of the current status.
     #[cfg(test)]
-    pub(crate) fn read(&self) -> Status {
+    pub(crate) fn read(&self) -> AgentStatus {
         self.sender.borrow().clone()
     }
 }
 
 /// Writes the status to `path` at each change until cancelled, and once more then.
-pub(crate) async fn keep_file(
-    mut status: watch::Receiver<Status>,
+pub(crate) async fn write_until_stopped(
+    mut status: watch::Receiver<AgentStatus>,
     path: PathBuf,
     stop: CancellationToken,
 ) {
@@ -230,7 +230,7 @@ pub(crate) async fn keep_file(
         match written.await {
             Ok(Err(error)) if !failing => {
                 failing = true;
-                let error = crate::exit::chain(&error);
+                let error = crate::exit::error_chain(&error);
                 tracing::warn!(%error, "can't show the status; everything else goes on");
             }
             Ok(Ok(())) => failing = false,
@@ -252,26 +252,26 @@ mod tests {
 
     #[test]
     fn only_a_real_change_moves_the_time() {
-        let board = Board::default();
-        board.phase(Phase::Waiting, "for two more hosts".to_owned());
+        let board = StatusHandle::default();
+        board.set_phase(Phase::Waiting, "for two more hosts".to_owned());
         let first = board.read();
-        board.phase(Phase::Waiting, "for two more hosts".to_owned());
+        board.set_phase(Phase::Waiting, "for two more hosts".to_owned());
         assert_eq!(board.read(), first);
-        board.phase(Phase::Preparing, None);
+        board.set_phase(Phase::Preparing, None);
         assert_eq!(board.read().reason, None);
     }
 
     #[test]
-    fn what_is_over_is_no_error() {
-        let board = Board::default();
-        board.error("the node died: signal 9".to_owned(), Some(jiff::Timestamp::UNIX_EPOCH));
-        board.healed();
+    fn a_resolved_error_is_cleared() {
+        let board = StatusHandle::default();
+        board.set_error("the node died: signal 9".to_owned(), Some(jiff::Timestamp::UNIX_EPOCH));
+        board.clear_error();
         assert_eq!((board.read().last_error, board.read().next_retry_at), (None, None));
     }
 
     #[test]
     fn phases_have_the_same_names_in_json_and_in_metrics() {
-        for phase in Phase::EACH {
+        for phase in Phase::ALL {
             assert_eq!(serde_json::to_value(phase).unwrap(), phase.as_str());
         }
     }
@@ -280,12 +280,13 @@ mod tests {
     async fn the_file_shows_the_last_word() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("status.json");
-        let (board, stop) = (Board::default(), CancellationToken::new());
-        let keeper = tokio::spawn(keep_file(board.watch(), path.clone(), stop.clone()));
-        board.phase(Phase::Ended, "told to".to_owned());
+        let (board, stop) = (StatusHandle::default(), CancellationToken::new());
+        let keeper =
+            tokio::spawn(write_until_stopped(board.subscribe(), path.clone(), stop.clone()));
+        board.set_phase(Phase::Ended, "told to".to_owned());
         stop.cancel();
         keeper.await.unwrap();
-        let shown: Status = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let shown: AgentStatus = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         assert_eq!((shown.phase, shown.reason.as_deref()), (Phase::Ended, Some("told to")));
     }
 }

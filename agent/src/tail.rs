@@ -27,7 +27,7 @@ pub(crate) const KEEP_BYTES: u64 = 16 * 1024 * 1024;
 /// Maximum length of a line in bytes; longer lines are passed on in pieces.
 const LINE_LIMIT: usize = 16 * 1024;
 /// How often the file is checked for new lines.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Number of bytes read at once.
 const CHUNK: usize = 64 * 1024;
 /// Alignment in bytes that every common file system can punch.
@@ -38,14 +38,14 @@ const BLOCK: u64 = 4096;
 pub(crate) struct Tail {
     path: PathBuf,
     position_file: PathBuf,
-    open: Option<Open>,
+    open: Option<OpenLog>,
     partial: Vec<u8>,
     warned: bool,
     keep: u64,
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenLog {
     file: File,
     inode: u64,
     /// Offset before which everything was read.
@@ -75,7 +75,7 @@ impl Tail {
             let mut passed = self;
             // File reads block: the log's disk may be slow, while everything else has to go on.
             let joined = tokio::task::spawn_blocking(move || {
-                let result = passed.pass_on(sink);
+                let result = passed.read_new_lines(sink);
                 (passed, result)
             })
             .await;
@@ -91,19 +91,19 @@ impl Tail {
                 return;
             }
             tokio::select! {
-                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = tokio::time::sleep(CHECK_INTERVAL) => {}
                 () = stop.cancelled() => {}
             }
         }
     }
 
     /// Passes on the lines that the file contains now.
-    fn pass_on(&mut self, mut sink: impl FnMut(&str)) -> io::Result<()> {
+    fn read_new_lines(&mut self, mut sink: impl FnMut(&str)) -> io::Result<()> {
         let before = self.open.as_ref().map_or(0, |open| open.read);
         self.reopen_if_replaced(&mut sink)?;
         let Some(open) = &mut self.open else { return Ok(()) };
         read_lines(open, &mut self.partial, &mut sink)?;
-        give_back(open, self.keep, &mut self.warned)?;
+        free_read_space(open, self.keep, &mut self.warned)?;
         if open.read != before {
             let text = format!("{} {}\n", open.inode, open.read - self.partial.len() as u64);
             // Best effort: if the position is lost, the next agent repeats lines.
@@ -126,15 +126,15 @@ impl Tail {
             self.partial.clear();
         }
         // Opened for writing, because holes are punched through it.
-        let mut file = data::open(&self.path, data::Open::ReadWrite)?;
+        let mut file = data::open(&self.path, data::OpenMode::ReadWrite)?;
         let metadata = file.metadata()?;
-        let read = self.remembered(metadata.ino()).filter(|read| *read <= metadata.len());
+        let read = self.saved_position(metadata.ino()).filter(|read| *read <= metadata.len());
         let read = file.seek(SeekFrom::Start(read.unwrap_or(0)))?;
-        self.open = Some(Open { file, inode: metadata.ino(), read, punched: 0 });
+        self.open = Some(OpenLog { file, inode: metadata.ino(), read, punched: 0 });
         Ok(())
     }
 
-    fn remembered(&self, inode: u64) -> Option<u64> {
+    fn saved_position(&self, inode: u64) -> Option<u64> {
         let text = std::fs::read_to_string(&self.position_file).ok()?;
         let mut words = text.split_whitespace();
         let same_file = words.next()?.parse::<u64>().ok()? == inode;
@@ -144,7 +144,7 @@ impl Tail {
 }
 
 fn read_lines(
-    open: &mut Open,
+    open: &mut OpenLog,
     partial: &mut Vec<u8>,
     sink: &mut impl FnMut(&str),
 ) -> io::Result<()> {
@@ -182,7 +182,7 @@ fn pass_line(line: &mut Vec<u8>, sink: &mut impl FnMut(&str)) {
     line.clear();
 }
 
-fn give_back(open: &mut Open, keep: u64, warned: &mut bool) -> io::Result<()> {
+fn free_read_space(open: &mut OpenLog, keep: u64, warned: &mut bool) -> io::Result<()> {
     if open.read - open.punched < 2 * keep {
         return Ok(());
     }
@@ -209,12 +209,12 @@ fn give_back(open: &mut Open, keep: u64, warned: &mut bool) -> io::Result<()> {
 
 /// The end of a log at some time.
 #[derive(Debug)]
-pub(crate) struct Mark {
+pub(crate) struct LogPosition {
     inode: u64,
     length: u64,
 }
 
-impl Mark {
+impl LogPosition {
     /// Returns the current end of the log, if there is one.
     pub(crate) fn end_of(path: &Path) -> Option<Self> {
         let log = std::fs::metadata(path).ok()?;
@@ -224,7 +224,7 @@ impl Mark {
 
 /// Returns the lines after `since`, or all lines if the log was replaced or truncated since then.
 /// At most the last chunk of the file is read.
-fn lines_since(path: &Path, since: Option<&Mark>) -> Vec<String> {
+fn lines_since(path: &Path, since: Option<&LogPosition>) -> Vec<String> {
     let read = (|| {
         let mut file = File::open(path)?;
         let log = file.metadata()?;
@@ -251,43 +251,43 @@ pub(crate) fn last_lines(path: &Path, count: usize) -> Vec<String> {
 ///
 /// Text that a dying program writes outside its log begins with the reason; usage or a stack trace
 /// follows. So the first such line is returned. If there is none, the last line of the log is.
-pub(crate) fn last_words(path: &Path, started: Option<&Mark>) -> Option<String> {
+pub(crate) fn death_reason(path: &Path, started: Option<&LogPosition>) -> Option<String> {
     let lines = lines_since(path, started);
-    let logged = lines.iter().rposition(|line| is_of_a_log(line));
+    let logged = lines.iter().rposition(|line| is_log_line(line));
     let outside = &lines[logged.map_or(0, |last| last + 1)..];
-    outside.first().or(lines.last()).map(|line| sentence(line))
+    outside.first().or(lines.last()).map(|line| readable_text(line))
 }
 
 /// Error text with which stock etcd ends after its cluster has removed it.
-const REMOVED: &str = "the member has been permanently removed from the cluster";
+const REMOVED_ERROR: &str = "the member has been permanently removed from the cluster";
 
 /// Returns whether a stock etcd has ended because its cluster removed it. `started` is the end of
 /// the log at its start. The log has to tell, since stock etcd leaves no tombstone and its exit
 /// code is 0.
-pub(crate) fn says_removed(path: &Path, started: Option<&Mark>) -> bool {
-    lines_since(path, started).iter().any(|line| is_removal(line))
+pub(crate) fn has_removal_error(path: &Path, started: Option<&LogPosition>) -> bool {
+    lines_since(path, started).iter().any(|line| is_removal_error(line))
 }
 
 /// Returns whether the line is the server's own final error. Other lines contain the text too, such
 /// as a peer's answer to a connection attempt, or a client's key.
-fn is_removal(line: &str) -> bool {
+fn is_removal_error(line: &str) -> bool {
     let Ok(fields) = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(line)
     else {
-        let own = line_of_server(line);
-        return own == Some(REMOVED);
+        let own = server_error_text(line);
+        return own == Some(REMOVED_ERROR);
     };
     let is = |name: &str, value: &str| fields.get(name).is_some_and(|field| field == value);
-    is("msg", "server error") && is("error", REMOVED)
+    is("msg", "server error") && is("error", REMOVED_ERROR)
 }
 
 /// Returns the text of an error line by the server itself, in etcd 3.4's format.
-fn line_of_server(line: &str) -> Option<&str> {
-    let (letter, text) = plain(line)?;
+fn server_error_text(line: &str) -> Option<&str> {
+    let (letter, text) = parse_etcd34_line(line)?;
     text.strip_prefix("etcdserver: ").filter(|_| letter == "E")
 }
 
 /// Returns whether a line has a log's format: JSON, or beginning with a date.
-fn is_of_a_log(line: &str) -> bool {
+fn is_log_line(line: &str) -> bool {
     line.starts_with('{') || line.starts_with(|first: char| first.is_ascii_digit())
 }
 
@@ -300,7 +300,7 @@ pub(crate) fn level(line: &str) -> Option<tracing::Level> {
     const WITHIN: usize = 64;
     let head = line.get(..WITHIN).unwrap_or(line);
     let is = |level: &str| head.contains(&format!("\"level\":\"{level}\""));
-    let letter = plain(line).map(|(letter, _)| letter);
+    let letter = parse_etcd34_line(line).map(|(letter, _)| letter);
     if ["error", "fatal", "panic", "dpanic"].into_iter().any(is)
         || matches!(letter, Some("C" | "E"))
     {
@@ -313,7 +313,7 @@ pub(crate) fn level(line: &str) -> Option<tracing::Level> {
 }
 
 /// Splits a line in etcd 3.4's format, `DATE TIME W | package: text`, into level and text.
-fn plain(line: &str) -> Option<(&str, &str)> {
+fn parse_etcd34_line(line: &str) -> Option<(&str, &str)> {
     let (head, text) = line.split_once(" | ")?;
     let mut words = head.split(' ').skip(2);
     let letter = words.next().filter(|letter| letter.len() == 1)?;
@@ -321,21 +321,21 @@ fn plain(line: &str) -> Option<(&str, &str)> {
 }
 
 /// Returns the last warning or error in the node's log, for people.
-pub(crate) fn last_complaint(path: &Path) -> Option<String> {
+pub(crate) fn last_warning(path: &Path) -> Option<String> {
     let lines = last_lines(path, COMPLAINT_LINES);
-    lines.iter().rev().find(|line| level(line).is_some()).map(|line| sentence(line))
+    lines.iter().rev().find(|line| level(line).is_some()).map(|line| readable_text(line))
 }
 
 /// Returns the text of a log line for people: message and error of a JSON line, any other line as
 /// it is.
-pub(crate) fn sentence(line: &str) -> String {
+pub(crate) fn readable_text(line: &str) -> String {
     let fields: Option<serde_json::Map<String, serde_json::Value>> =
         serde_json::from_str(line).ok();
     let field = |name| fields.as_ref()?.get(name)?.as_str().map(str::to_owned);
     match (field("msg"), field("error")) {
         (Some(message), Some(error)) => format!("{message}: {error}"),
         (Some(message), None) => message,
-        (None, _) => plain(line).map_or(line, |(_, text)| text).to_owned(),
+        (None, _) => parse_etcd34_line(line).map_or(line, |(_, text)| text).to_owned(),
     }
 }
 
@@ -351,7 +351,7 @@ mod tests {
 
     fn lines(tail: &mut Tail) -> Vec<String> {
         let mut lines = Vec::new();
-        tail.pass_on(|line| lines.push(line.to_owned())).unwrap();
+        tail.read_new_lines(|line| lines.push(line.to_owned())).unwrap();
         lines
     }
 
@@ -368,21 +368,21 @@ mod tests {
     fn the_last_complaint_is_the_newest_line_that_warns() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("node.log");
-        assert_eq!(last_complaint(&log), None);
+        assert_eq!(last_warning(&log), None);
         append(dir.path(), "{\"level\":\"info\",\"msg\":\"starting\"}\n");
-        assert_eq!(last_complaint(&log), None);
+        assert_eq!(last_warning(&log), None);
         append(
             dir.path(),
             "{\"level\":\"warn\",\"ts\":\"x\",\"msg\":\"rejected\",\"error\":\"tls\"}\n\
              {\"level\":\"info\",\"msg\":\"is starting a new election\"}\nplain text\n",
         );
-        assert_eq!(last_complaint(&log).as_deref(), Some("rejected: tls"));
+        assert_eq!(last_warning(&log).as_deref(), Some("rejected: tls"));
         append(
             dir.path(),
             "2026-11-22 00:16:57.747603 W | rafthttp: health check for peer 8e9e could not connect\n\
              2026-11-22 00:16:58.747603 I | raft: 8e9e is starting a new election\n",
         );
-        let said = last_complaint(&log);
+        let said = last_warning(&log);
         assert_eq!(said.as_deref(), Some("rafthttp: health check for peer 8e9e could not connect"));
     }
 
@@ -459,9 +459,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("node.log");
         append(dir.path(), earlier);
-        let started = Mark::end_of(&log);
+        let started = LogPosition::end_of(&log);
         append(dir.path(), text);
-        last_words(&log, started.as_ref())
+        death_reason(&log, started.as_ref())
     }
 
     /// Output of `etcd --bogus`, etcd 3.7.
@@ -534,8 +534,8 @@ Usage:
             "2026-11-22 00:16:57.747603 E | rafthttp: failed to dial 9b75 on stream Message (the member has been permanently removed from the cluster)",
             "2026-11-22 00:16:57.747603 W | etcdserver: the member has been permanently removed from the cluster",
         ];
-        assert!(own.iter().all(|line| is_removal(line)));
-        assert_eq!(others.iter().find(|line| is_removal(line)), None);
+        assert!(own.iter().all(|line| is_removal_error(line)));
+        assert_eq!(others.iter().find(|line| is_removal_error(line)), None);
     }
 
     #[test]
@@ -547,8 +547,8 @@ Usage:
             "2026-11-22 00:16:57.747603 E | etcdserver: the member has been permanently removed from \
              the cluster\n",
         );
-        assert!(says_removed(&log, None));
-        assert!(!says_removed(&log, Mark::end_of(&log).as_ref()));
+        assert!(has_removal_error(&log, None));
+        assert!(!has_removal_error(&log, LogPosition::end_of(&log).as_ref()));
     }
 
     #[test]
@@ -556,18 +556,18 @@ Usage:
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("node.log");
         append(dir.path(), "x\n");
-        let started = Mark::end_of(&log);
+        let started = LogPosition::end_of(&log);
         std::fs::rename(&log, dir.path().join("node.log.1")).unwrap();
         append(dir.path(), "error: no\nusage\n");
-        assert_eq!(last_words(&log, started.as_ref()).as_deref(), Some("error: no"));
+        assert_eq!(death_reason(&log, started.as_ref()).as_deref(), Some("error: no"));
     }
 
     #[test]
     fn a_line_is_told_in_words_whatever_its_form() {
         let json = r#"{"level":"fatal","msg":"cannot listen","error":"address in use"}"#;
-        assert_eq!(sentence(json), "cannot listen: address in use");
-        assert_eq!(sentence(r#"{"msg":"stopped"}"#), "stopped");
-        assert_eq!(sentence("panic: no"), "panic: no");
+        assert_eq!(readable_text(json), "cannot listen: address in use");
+        assert_eq!(readable_text(r#"{"msg":"stopped"}"#), "stopped");
+        assert_eq!(readable_text("panic: no"), "panic: no");
     }
 
     trait AddLine {

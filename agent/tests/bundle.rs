@@ -25,7 +25,7 @@ fn run(dir: &Path, bundle: &Path) -> Child {
 }
 
 /// Returns whether the agent handles SIGTERM: bit 14 of the kernel's mask of caught signals.
-fn minds_sigterm(agent: &Child) -> bool {
+fn has_sigterm_handler(agent: &Child) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{}/status", agent.id())).unwrap();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
     u64::from_str_radix(caught.trim(), 16).unwrap() & (1 << 14) != 0
@@ -36,7 +36,7 @@ fn an_agent_that_waits_for_its_bundle_can_be_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let mut agent = run(dir.path(), &pipe(dir.path()));
     let start = Instant::now();
-    while !minds_sigterm(&agent) {
+    while !has_sigterm_handler(&agent) {
         assert!(agent.try_wait().unwrap().is_none(), "it ended");
         assert!(start.elapsed() < PATIENCE, "it never minds a signal");
         std::thread::sleep(Duration::from_millis(20));

@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 const DO_NOT_RESTART: i32 = 3;
 const USAGE: i32 = 2;
 /// Id of any user but root.
-const SOMEBODY: u32 = 12_345;
+const OTHER_USER_ID: u32 = 12_345;
 
 fn run(data_dir: &Path) -> Output {
     let mut agent = Command::new(env!("CARGO_BIN_EXE_muster-agent"));
@@ -18,7 +18,7 @@ fn run(data_dir: &Path) -> Output {
     agent.output().unwrap()
 }
 
-fn said(output: &Output) -> String {
+fn error_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -60,8 +60,12 @@ fn a_volume_is_taken_with_a_warning_and_the_state_in_it_stays_private() {
         let output = run(&volume);
         // This error means that the data directory was accepted: the agent goes on to ask for a
         // bundle.
-        assert_eq!(output.status.code(), Some(USAGE), "{}", said(&output));
-        assert!(said(&output).contains("other users can delete or replace"), "{}", said(&output));
+        assert_eq!(output.status.code(), Some(USAGE), "{}", error_text(&output));
+        assert!(
+            error_text(&output).contains("other users can delete or replace"),
+            "{}",
+            error_text(&output)
+        );
         for private in ["agent", "agent/tls", "agent.lock"] {
             assert_eq!(mode(&volume.join(private)) & 0o077, 0, "{private}");
         }
@@ -84,11 +88,11 @@ fn state_that_another_user_has_prepared_is_refused_by_its_name() {
         } else {
             std::fs::create_dir(&theirs).unwrap();
         }
-        std::os::unix::fs::chown(&theirs, Some(SOMEBODY), Some(SOMEBODY)).unwrap();
+        std::os::unix::fs::chown(&theirs, Some(OTHER_USER_ID), Some(OTHER_USER_ID)).unwrap();
         let output = run(dir.path());
-        assert_eq!(output.status.code(), Some(DO_NOT_RESTART), "{}", said(&output));
+        assert_eq!(output.status.code(), Some(DO_NOT_RESTART), "{}", error_text(&output));
         let words = format!("{} belongs to user 12345", theirs.display());
-        assert!(said(&output).contains(&words), "{}", said(&output));
+        assert!(error_text(&output).contains(&words), "{}", error_text(&output));
     }
 }
 
@@ -98,8 +102,8 @@ fn a_link_in_a_folder_that_others_may_write_is_refused_untouched() {
     let (prepared, victim) = prepare(dir.path());
     std::fs::set_permissions(&prepared, std::fs::Permissions::from_mode(0o777)).unwrap();
     let output = run(&prepared);
-    assert_eq!(output.status.code(), Some(DO_NOT_RESTART), "{}", said(&output));
-    assert!(said(&output).contains("chmod go-w"), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(DO_NOT_RESTART), "{}", error_text(&output));
+    assert!(error_text(&output).contains("chmod go-w"), "{}", error_text(&output));
     assert_eq!(std::fs::read(&victim).unwrap(), b"kept");
 }
 
@@ -113,12 +117,12 @@ fn another_users_folder_is_refused_untouched() {
     }
     let dir = tempfile::tempdir().unwrap();
     let (prepared, victim) = prepare(dir.path());
-    std::os::unix::fs::chown(&prepared, Some(SOMEBODY), Some(SOMEBODY)).unwrap();
+    std::os::unix::fs::chown(&prepared, Some(OTHER_USER_ID), Some(OTHER_USER_ID)).unwrap();
     // Tests two cases: a directory with links in it, and a path through another user's directory.
     for path in [prepared.clone(), prepared.join("deeper")] {
         let output = run(&path);
-        assert_eq!(output.status.code(), Some(DO_NOT_RESTART), "{}", said(&output));
-        assert!(said(&output).contains("belongs to user 12345"), "{}", said(&output));
+        assert_eq!(output.status.code(), Some(DO_NOT_RESTART), "{}", error_text(&output));
+        assert!(error_text(&output).contains("belongs to user 12345"), "{}", error_text(&output));
     }
     assert_eq!(std::fs::read(&victim).unwrap(), b"kept");
     assert!(!prepared.join("deeper").exists());
@@ -131,10 +135,10 @@ fn links_that_were_left_in_the_folder_are_not_written_through() {
     let dir = tempfile::tempdir().unwrap();
     let (prepared, victim) = prepare(dir.path());
     let output = run(&prepared);
-    assert_eq!(output.status.code(), Some(DO_NOT_RESTART), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(DO_NOT_RESTART), "{}", error_text(&output));
     std::fs::remove_file(prepared.join("agent.lock")).unwrap();
     // This error means that the data directory was accepted: the agent goes on to ask for a bundle.
     let output = run(&prepared);
-    assert_eq!(output.status.code(), Some(USAGE), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(USAGE), "{}", error_text(&output));
     assert_eq!(std::fs::read(&victim).unwrap(), b"kept");
 }

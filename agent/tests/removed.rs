@@ -19,19 +19,19 @@ use secrecy::ExposeSecret as _;
 const FAILED: i32 = 1;
 const DO_NOT_RESTART: i32 = 3;
 
-struct Host {
+struct AgentFixture {
     dir: tempfile::TempDir,
     layout: Layout,
     service: TcpListener,
 }
 
-impl Host {
+impl AgentFixture {
     /// Makes a host on which an agent has made its key and journal.
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(&dir.path().join("data")).unwrap();
         layout.create().unwrap();
-        journal::begin(&layout, discovery_formation::Machine::default()).unwrap();
+        journal::create(&layout, discovery_formation::MachineIdentity::default()).unwrap();
         let service = TcpListener::bind("127.0.0.1:0").unwrap();
         service.set_nonblocking(true).unwrap();
         Self { dir, layout, service }
@@ -54,7 +54,7 @@ impl Host {
     /// Starts the agent without a bundle and with each kind of bundle. Returns the exit code and
     /// the error text. Asserts that the exit code is the same each time, and that the service was
     /// not contacted.
-    fn ends(&self) -> (i32, String) {
+    fn run_and_check_exit(&self) -> (i32, String) {
         let mut ends = Vec::new();
         for kind in [None, Some(TokenKind::Boot), Some(TokenKind::Join)] {
             let mut agent = Command::new(env!("CARGO_BIN_EXE_muster-agent"));
@@ -85,56 +85,56 @@ impl Host {
         Tombstone { version: 1, at, by: "ada".to_owned(), ..Tombstone::default() }
     }
 
-    fn bury(&self) {
+    fn write_tombstone(&self) {
         std::fs::create_dir_all(self.layout.node()).unwrap();
-        node_dir::bury(&self.layout.node(), &Self::tombstone()).unwrap();
+        node_dir::write_tombstone(&self.layout.node(), &Self::tombstone()).unwrap();
     }
 
-    fn note_removal(&self) {
+    fn journal_removal(&self) {
         let (_, mut loaded) = journal::read(&self.layout).unwrap().unwrap();
-        loaded.journal.tombstone = true;
-        loaded.keepsakes.removed = Some(Self::tombstone());
-        journal::write(&self.layout, &loaded.journal, &loaded.keepsakes).unwrap();
+        loaded.journal.is_removed = true;
+        loaded.extras.removed = Some(Self::tombstone());
+        journal::write(&self.layout, &loaded.journal, &loaded.extras).unwrap();
     }
 }
 
 #[test]
 fn a_tombstone_ends_every_start_and_comes_into_the_journal() {
-    let host = Host::new();
-    host.bury();
-    let (code, said) = host.ends();
+    let host = AgentFixture::new();
+    host.write_tombstone();
+    let (code, said) = host.run_and_check_exit();
     assert_eq!(code, DO_NOT_RESTART, "{said}");
     assert!(said.contains("removed from the cluster at 2026-01-02T03:04:05Z by ada"), "{said}");
     assert!(said.contains("muster-agent reset"), "{said}");
     // Wiping the node's directory removes the tombstone in it, but the journal has its copy.
     std::fs::remove_dir_all(host.layout.node()).unwrap();
-    assert_eq!(host.ends().0, DO_NOT_RESTART);
+    assert_eq!(host.run_and_check_exit().0, DO_NOT_RESTART);
     assert!(host.status().contains("removed from the cluster at 2026-01-02T03:04:05Z by ada"));
 }
 
 #[test]
 fn a_tombstone_that_only_the_journal_holds_is_enough() {
-    let host = Host::new();
-    host.note_removal();
-    let (code, said) = host.ends();
+    let host = AgentFixture::new();
+    host.journal_removal();
+    let (code, said) = host.run_and_check_exit();
     assert_eq!(code, DO_NOT_RESTART, "{said}");
     assert!(said.contains("at 2026-01-02T03:04:05Z by ada"), "{said}");
 }
 
 #[test]
 fn a_tombstone_without_an_agents_state_is_enough() {
-    let host = Host::new();
-    host.bury();
+    let host = AgentFixture::new();
+    host.write_tombstone();
     std::fs::remove_dir_all(host.layout.agent()).unwrap();
-    assert_eq!(host.ends().0, DO_NOT_RESTART);
+    assert_eq!(host.run_and_check_exit().0, DO_NOT_RESTART);
 }
 
 #[test]
 fn a_nodes_data_without_an_agents_state_is_nobodys_to_begin_in() {
-    let host = Host::new();
+    let host = AgentFixture::new();
     std::fs::create_dir_all(host.layout.node().join("member/wal")).unwrap();
     std::fs::remove_dir_all(host.layout.agent()).unwrap();
-    let (code, said) = host.ends();
+    let (code, said) = host.run_and_check_exit();
     assert_eq!(code, FAILED, "{said}");
     assert!(said.contains("Nothing was touched"), "{said}");
     assert!(!host.layout.journal().exists(), "it began anew");
@@ -142,11 +142,11 @@ fn a_nodes_data_without_an_agents_state_is_nobodys_to_begin_in() {
 
 #[test]
 fn a_journal_that_was_cut_is_nothing_to_begin_from() {
-    let host = Host::new();
+    let host = AgentFixture::new();
     let whole = std::fs::read(host.layout.journal()).unwrap();
     for length in [0, 1, whole.len() / 2, whole.len() - 2] {
         std::fs::write(host.layout.journal(), &whole[..length]).unwrap();
-        let (code, said) = host.ends();
+        let (code, said) = host.run_and_check_exit();
         assert_eq!(code, DO_NOT_RESTART, "{said}");
         assert!(said.contains("damaged"), "{said}");
         assert_eq!(std::fs::read(host.layout.journal()).unwrap(), &whole[..length]);
@@ -155,9 +155,9 @@ fn a_journal_that_was_cut_is_nothing_to_begin_from() {
 
 #[test]
 fn reset_is_the_way_on() {
-    let host = Host::new();
-    host.bury();
-    assert_eq!(host.ends().0, DO_NOT_RESTART);
+    let host = AgentFixture::new();
+    host.write_tombstone();
+    assert_eq!(host.run_and_check_exit().0, DO_NOT_RESTART);
     let mut agent = Command::new(env!("CARGO_BIN_EXE_muster-agent"));
     agent.args(["reset", "--yes"]).arg("--data-dir").arg(host.layout.root());
     assert!(agent.status().unwrap().success());

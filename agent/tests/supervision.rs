@@ -6,21 +6,23 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use muster_agent::exit::End;
+use muster_agent::exit::ExitError;
 use muster_agent::state::Layout;
-use muster_agent::supervisor::policy::QUICK_DEATHS;
-use muster_agent::supervisor::{NodeEnd, Observer, Outcome, Program, Running, Supervisor};
+use muster_agent::supervisor::policy::MAX_QUICK_DEATHS;
+use muster_agent::supervisor::{
+    CommandLine, NodeExit, Observer, RunningNode, SupervisionOutcome, Supervisor,
+};
 use tokio_util::sync::CancellationToken;
 
 /// Limit of each step, far more than any takes; only a failing test waits for it.
 const LIMIT: Duration = Duration::from_secs(60);
 
-struct World {
+struct SupervisorFixture {
     _dir: tempfile::TempDir,
     layout: Layout,
 }
 
-impl World {
+impl SupervisorFixture {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
@@ -51,43 +53,43 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for SupervisorFixture {
     fn drop(&mut self) {
         // A failed test must leave no node behind.
         let text = std::fs::read_to_string(self.layout.pid_file()).unwrap_or_default();
-        let node = muster_agent::supervisor::process::Identity::from_text(&text);
+        let node = muster_agent::supervisor::process::ProcessIdentity::from_text(&text);
         if let Some(Ok(Some(process))) = node.map(|node| node.open()) {
             let _ = process.signal(rustix::process::Signal::KILL);
         }
     }
 }
 
-fn launcher() -> Program {
-    Program {
+fn launcher() -> CommandLine {
+    CommandLine {
         path: PathBuf::from(env!("CARGO_BIN_EXE_muster-agent")),
         arguments: vec!["launch-node".to_owned()],
     }
 }
 
-fn shell(script: &str) -> Program {
+fn shell(script: &str) -> CommandLine {
     let arguments = vec!["-c".to_owned(), script.to_owned()];
-    Program { path: PathBuf::from("/bin/bash"), arguments }
+    CommandLine { path: PathBuf::from("/bin/bash"), arguments }
 }
 
-async fn start(world: &World, script: &str) -> Running {
-    Running::start(&world.layout, &launcher(), &shell(script)).await.unwrap().unwrap()
+async fn start(world: &SupervisorFixture, script: &str) -> RunningNode {
+    RunningNode::start(&world.layout, &launcher(), &shell(script)).await.unwrap().unwrap()
 }
 
 #[derive(Default)]
-struct Seen {
+struct RecordedEvents {
     pids: Vec<i32>,
     adopted: usize,
     deaths: Vec<String>,
     on_running: Option<Box<dyn FnMut()>>,
 }
 
-impl Observer for Seen {
-    fn running(&mut self, node: &Running) {
+impl Observer for RecordedEvents {
+    fn running(&mut self, node: &RunningNode) {
         self.pids.push(node.identity.pid);
         self.adopted += usize::from(node.is_adopted());
         if let Some(act) = &mut self.on_running {
@@ -110,7 +112,7 @@ fn parent_of(pid: i32) -> i32 {
 
 #[tokio::test]
 async fn a_node_has_a_session_of_its_own_and_writes_to_its_log() {
-    let world = World::new();
+    let world = SupervisorFixture::new();
     let node = start(&world, "echo out; echo err >&2; exec sleep 600").await;
     world.wait_for_log("err").await;
     assert!(world.log().contains("out"));
@@ -121,13 +123,13 @@ async fn a_node_has_a_session_of_its_own_and_writes_to_its_log() {
 
 #[tokio::test]
 async fn a_node_that_an_earlier_agent_left_is_adopted_and_not_started_twice() {
-    let world = World::new();
+    let world = SupervisorFixture::new();
     let first = start(&world, "echo began; exec sleep 600").await;
     world.wait_for_log("began").await;
     let pid = first.identity.pid;
     // A killed agent leaves the node, its lock and its pid file behind.
     drop(first);
-    let adopted = Running::adopt(&world.layout).await.unwrap().unwrap();
+    let adopted = RunningNode::adopt(&world.layout).await.unwrap().unwrap();
     assert!(adopted.is_adopted());
     assert_eq!(adopted.identity.pid, pid);
     let again = start(&world, "echo second; exec sleep 600").await;
@@ -137,23 +139,23 @@ async fn a_node_that_an_earlier_agent_left_is_adopted_and_not_started_twice() {
 
 #[tokio::test]
 async fn the_end_of_an_adopted_node_is_seen() {
-    let world = World::new();
+    let world = SupervisorFixture::new();
     let first = start(&world, "exec sleep 600").await;
-    let mut adopted = Running::adopt(&world.layout).await.unwrap().unwrap();
+    let mut adopted = RunningNode::adopt(&world.layout).await.unwrap().unwrap();
     adopted.terminate().unwrap();
     let end = tokio::time::timeout(LIMIT, adopted.ended()).await.unwrap().unwrap();
-    assert_eq!(end, NodeEnd::Unseen);
+    assert_eq!(end, NodeExit::Unknown);
     drop(first);
 }
 
 #[tokio::test]
 async fn a_killed_node_is_started_again() {
-    let world = World::new();
+    let world = SupervisorFixture::new();
     let stop = CancellationToken::new();
     let supervisor = world.supervisor("echo began; exec sleep 600");
     let (layout, stopping) = (world.layout.clone(), stop.clone());
     let mut starts = 0;
-    let mut seen = Seen {
+    let mut seen = RecordedEvents {
         on_running: Some(Box::new(move || {
             starts += 1;
             if starts == 2 {
@@ -166,14 +168,15 @@ async fn a_killed_node_is_started_again() {
                 std::thread::sleep(Duration::from_millis(5));
             }
             let text = std::fs::read_to_string(layout.pid_file()).unwrap();
-            let node = muster_agent::supervisor::process::Identity::from_text(&text).unwrap();
+            let node =
+                muster_agent::supervisor::process::ProcessIdentity::from_text(&text).unwrap();
             let process = node.open().unwrap().unwrap();
             process.signal(rustix::process::Signal::KILL).unwrap();
         })),
-        ..Seen::default()
+        ..RecordedEvents::default()
     };
     let outcome = tokio::time::timeout(LIMIT, supervisor.run(&stop, &mut seen)).await.unwrap();
-    assert!(matches!(outcome, Outcome::Stopped), "{outcome:?}");
+    assert!(matches!(outcome, SupervisionOutcome::Stopped), "{outcome:?}");
     assert_eq!(seen.deaths.len(), 1);
     assert!(seen.deaths[0].starts_with("signal 9"), "{:?}", seen.deaths);
     assert!(!seen.deaths[0].contains("last words"), "it said nothing: {:?}", seen.deaths);
@@ -182,62 +185,65 @@ async fn a_killed_node_is_started_again() {
 
 #[tokio::test]
 async fn a_node_that_dies_at_once_is_given_up_with_its_last_words() {
-    let world = World::new();
+    let world = SupervisorFixture::new();
     // The usage text follows the error, and is longer than the part of the log that is quoted.
     let usage = "for line in 1 2 3 4 5 6; do echo usage $line; done";
     let supervisor = world.supervisor(&format!("echo the disk is on fire; {usage}; exit 1"));
-    let mut seen = Seen::default();
+    let mut seen = RecordedEvents::default();
     let outcome = supervisor.run(&CancellationToken::new(), &mut seen).await;
-    let Outcome::Ended(end) = outcome else { panic!("{outcome:?}") };
+    let SupervisionOutcome::Failed(end) = outcome else { panic!("{outcome:?}") };
     assert_eq!(end.code(), 1);
     assert!(end.to_string().contains("the disk is on fire"), "{end}");
     assert!(seen.deaths[0].ends_with("its last words: the disk is on fire"), "{:?}", seen.deaths);
     let starts = world.log().matches("the disk is on fire").count();
-    assert_eq!(starts, usize::try_from(QUICK_DEATHS).unwrap());
+    assert_eq!(starts, usize::try_from(MAX_QUICK_DEATHS).unwrap());
 }
 
 #[tokio::test]
 async fn exit_code_3_is_never_started_again() {
-    let world = World::new();
+    let world = SupervisorFixture::new();
     let supervisor = world.supervisor("echo once; exit 3");
-    let outcome = supervisor.run(&CancellationToken::new(), &mut Seen::default()).await;
-    assert!(matches!(outcome, Outcome::Ended(End::DoNotRestart(_))), "{outcome:?}");
+    let outcome = supervisor.run(&CancellationToken::new(), &mut RecordedEvents::default()).await;
+    assert!(
+        matches!(outcome, SupervisionOutcome::Failed(ExitError::DoNotRestart(_))),
+        "{outcome:?}"
+    );
     assert_eq!(world.log(), "once\n");
 }
 
 #[tokio::test]
 async fn a_tombstone_ends_it_whatever_the_exit_code() {
-    let world = World::new();
+    let world = SupervisorFixture::new();
     let path = world.layout.node().join("muster-tombstone.json");
     let supervisor = world.supervisor(&format!(
         "echo '{{\"version\":1,\"by\":\"ada\"}}' > {}; exit 0",
         path.display()
     ));
-    let outcome = supervisor.run(&CancellationToken::new(), &mut Seen::default()).await;
-    let Outcome::Removed(tombstone) = outcome else { panic!("{outcome:?}") };
+    let outcome = supervisor.run(&CancellationToken::new(), &mut RecordedEvents::default()).await;
+    let SupervisionOutcome::Removed(tombstone) = outcome else { panic!("{outcome:?}") };
     assert_eq!(tombstone.by, "ada");
     // After that, no node is started any more.
-    let mut seen = Seen::default();
+    let mut seen = RecordedEvents::default();
     let outcome = supervisor.run(&CancellationToken::new(), &mut seen).await;
-    assert!(matches!(outcome, Outcome::Removed(_)) && seen.pids.is_empty());
+    assert!(matches!(outcome, SupervisionOutcome::Removed(_)) && seen.pids.is_empty());
 }
 
 #[tokio::test]
 async fn etcds_word_that_it_was_removed_ends_it_at_once() {
-    let world = World::new();
+    let world = SupervisorFixture::new();
     let word = "the member has been permanently removed from the cluster";
     let line = format!(r#"{{"level":"warn","msg":"server error","error":"{word}"}}"#);
     let supervisor = world.supervisor(&format!("echo '{line}'; exit 0"));
-    let mut seen = Seen::default();
+    let mut seen = RecordedEvents::default();
     let outcome = supervisor.run(&CancellationToken::new(), &mut seen).await;
-    assert!(matches!(outcome, Outcome::SaysRemoved), "{outcome:?}");
+    assert!(matches!(outcome, SupervisionOutcome::RemovalLogged), "{outcome:?}");
     assert!(seen.deaths.is_empty(), "{:?}", seen.deaths);
     assert_eq!(world.log().lines().count(), 1, "it was started again");
 }
 
 #[tokio::test]
 async fn stopping_passes_sigterm_on_and_waits() {
-    let world = World::new();
+    let world = SupervisorFixture::new();
     let supervisor = world
         .supervisor("trap 'echo goodbye; exit 0' TERM; echo began; while :; do sleep 0.05; done");
     let stop = CancellationToken::new();
@@ -245,16 +251,16 @@ async fn stopping_passes_sigterm_on_and_waits() {
         world.wait_for_log("began").await;
         stop.cancel();
     };
-    let mut seen = Seen::default();
+    let mut seen = RecordedEvents::default();
     let (outcome, ()) = tokio::join!(supervisor.run(&stop, &mut seen), stopper);
-    assert!(matches!(outcome, Outcome::Stopped), "{outcome:?}");
+    assert!(matches!(outcome, SupervisionOutcome::Stopped), "{outcome:?}");
     assert!(world.log().contains("goodbye"));
-    assert!(Running::adopt(&world.layout).await.unwrap().is_none());
+    assert!(RunningNode::adopt(&world.layout).await.unwrap().is_none());
 }
 
 #[tokio::test]
 async fn a_node_that_does_not_stop_is_left_running_and_named() {
-    let world = World::new();
+    let world = SupervisorFixture::new();
     let mut supervisor = world.supervisor("trap '' TERM; echo began; while :; do sleep 0.05; done");
     supervisor.stop_deadline = Duration::from_millis(300);
     let stop = CancellationToken::new();
@@ -262,20 +268,20 @@ async fn a_node_that_does_not_stop_is_left_running_and_named() {
         world.wait_for_log("began").await;
         stop.cancel();
     };
-    let mut seen = Seen::default();
+    let mut seen = RecordedEvents::default();
     let (outcome, ()) = tokio::join!(supervisor.run(&stop, &mut seen), stopper);
-    let Outcome::Ended(end) = outcome else { panic!("{outcome:?}") };
+    let SupervisionOutcome::Failed(end) = outcome else { panic!("{outcome:?}") };
     assert!(end.to_string().contains(&seen.pids[0].to_string()), "{end}");
-    assert!(Running::adopt(&world.layout).await.unwrap().is_some());
+    assert!(RunningNode::adopt(&world.layout).await.unwrap().is_some());
 }
 
 #[tokio::test]
 async fn a_program_that_can_not_be_executed_is_named() {
-    let world = World::new();
+    let world = SupervisorFixture::new();
     let mut supervisor = world.supervisor("");
     supervisor.node.path = PathBuf::from("/etc/hostname");
-    let outcome = supervisor.run(&CancellationToken::new(), &mut Seen::default()).await;
-    let Outcome::Ended(end) = outcome else { panic!("{outcome:?}") };
+    let outcome = supervisor.run(&CancellationToken::new(), &mut RecordedEvents::default()).await;
+    let SupervisionOutcome::Failed(end) = outcome else { panic!("{outcome:?}") };
     assert!(end.to_string().contains("/etc/hostname"), "{end}");
     assert!(Path::new("/etc/hostname").exists());
 }

@@ -3,21 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use discovery_formation::service::Settings;
-use discovery_types::access::{AccessToken, Confirmation, MAX_ACCESS_SECONDS, Subject};
+use discovery_formation::service::FormationSettings;
+use discovery_types::access::{AccessToken, ClientKind, Confirmation, MAX_ACCESS_SECONDS};
 use discovery_types::api::TokenResponse;
 use discovery_types::digest::Nonce;
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
 use tokio_util::sync::CancellationToken;
 
-use crate::auth::AdminDirectory;
+use crate::auth::AdminCache;
 use crate::clock::Clock;
 use crate::error::ApiError;
-use crate::keydir::Keydir;
-use crate::limits::{AddressLimit, Place, Places};
-use crate::metrics::Metrics;
-use crate::notify::Wakes;
+use crate::keydir::KeyDirectory;
+use crate::limits::{AddressLimit, Slot, SlotPool};
+use crate::metrics::ServiceMetrics;
+use crate::notify::ClusterNotifier;
 use crate::store::Store;
 
 /// State shared by all workers and by every clone. The logic that uses it is elsewhere: `forming`
@@ -27,31 +27,31 @@ pub(crate) struct App {
     /// Access to the rows in Postgres.
     pub store: Store,
     /// The key directory: the service's own keys and settings.
-    pub keys: Arc<Keydir>,
+    pub keys: Arc<KeyDirectory>,
     /// Postgres' time, carried on between queries.
     pub clock: Arc<Clock>,
     /// Counters and gauges that `/metrics` shows.
-    pub metrics: Arc<Metrics>,
+    pub metrics: Arc<ServiceMetrics>,
     /// Wake-ups for requests that wait for a cluster to change.
-    pub wakes: Wakes,
+    pub notifier: ClusterNotifier,
     /// The verified admin chain: who the admins are and which roles they have.
-    pub admins: Arc<AdminDirectory>,
+    pub admins: Arc<AdminCache>,
     /// Time limits of the formation protocol.
-    pub settings: Settings,
+    pub settings: FormationSettings,
     /// Maximum deadline that a statement may set, in seconds.
     pub max_deadline_seconds: u64,
     /// The service's name: issuer and audience of its access tokens.
     pub issuer: Arc<str>,
     /// Rate limit on requests, per address.
-    pub addresses: Arc<AddressLimit>,
+    pub request_limit: Arc<AddressLimit>,
     /// Rate limit on adopted documents, per address: each costs dozens of signature checks.
-    pub adoptions: Arc<AddressLimit>,
+    pub adoption_limit: Arc<AddressLimit>,
     /// Rate limit on new connections, per address.
-    pub connections: Arc<AddressLimit>,
+    pub connection_limit: Arc<AddressLimit>,
     /// Bounded slots for long polls. The key is the public key of the poller.
-    pub parked: Places<[u8; 32]>,
+    pub poll_slots: SlotPool<[u8; 32]>,
     /// Maximum time that a long poll waits for a change.
-    pub poll: Duration,
+    pub max_poll_wait: Duration,
     /// How long a draft can be used after it was made.
     pub draft_life: Duration,
     /// Cancelled when the process drains, which ends every long poll.
@@ -60,20 +60,20 @@ pub(crate) struct App {
 
 /// Rate (a second) and burst of documents that one address may show. A burst is normal after a
 /// restore.
-pub(crate) const ADOPTIONS: (u32, u32) = (2, 20);
+pub(crate) const ADOPTION_RATE_AND_BURST: (u32, u32) = (2, 20);
 
 impl App {
     /// Error for an address over its rate limit; counts an alarm.
     pub(crate) fn rate_limited(&self, wait: Duration) -> ApiError {
-        self.metrics.alarm("rate_limited");
+        self.metrics.count_alarm("rate_limited");
         let next = "Wait, and send less often.";
         ApiError::new(Code::RateLimited, "Too many requests from this address.", next)
             .retry_after(wait.as_secs() + 1)
     }
 
-    /// Takes a slot for a long poll. Dropping the `Place` frees it.
-    pub(crate) fn place_to_park(&self, key: &PublicKey) -> Result<Place<[u8; 32]>, ApiError> {
-        self.parked.take(*key.as_bytes()).ok_or_else(|| {
+    /// Takes a slot for a long poll. Dropping the `Slot` frees it.
+    pub(crate) fn take_poll_slot(&self, key: &PublicKey) -> Result<Slot<[u8; 32]>, ApiError> {
+        self.poll_slots.take(*key.as_bytes()).ok_or_else(|| {
             let next = "Wait, and poll again; or start another discovery process.";
             let detail = "All places for parked polls, or all of this key, are taken.";
             ApiError::new(Code::Overloaded, detail, next)
@@ -81,7 +81,7 @@ impl App {
     }
 
     /// Issues an access token for `key`, valid from now for `MAX_ACCESS_SECONDS`.
-    pub(crate) fn token(&self, key: &PublicKey, subject: Subject) -> TokenResponse {
+    pub(crate) fn issue_access_token(&self, key: &PublicKey, subject: ClientKind) -> TokenResponse {
         let iat = self.clock.seconds();
         let token = AccessToken {
             iss: self.issuer.to_string(),

@@ -12,20 +12,20 @@ use crate::ledger;
 use crate::store::cluster::CHANNEL;
 
 /// How often the log reports progress while the ledger is filled.
-const PROGRESS: Duration = Duration::from_secs(5);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// Spawns all background tasks on `tracker`. Cancelling `stop` ends them.
 pub(crate) fn start(app: &App, sweep: Duration, tracker: &TaskTracker, stop: &CancellationToken) {
-    tracker.spawn(until(stop.clone(), listen(app.clone())));
-    tracker.spawn(until(stop.clone(), sweep_often(app.clone(), sweep)));
-    tracker.spawn(until(stop.clone(), fill_ledger_when_behind(app.clone())));
-    tracker.spawn(until(stop.clone(), put_back_when_changed(app.clone())));
-    tracker.spawn(until(stop.clone(), go_on_when_settled(app.clone())));
+    tracker.spawn(run_until_stopped(stop.clone(), listen(app.clone())));
+    tracker.spawn(run_until_stopped(stop.clone(), sweep_periodically(app.clone(), sweep)));
+    tracker.spawn(run_until_stopped(stop.clone(), fill_ledger_when_behind(app.clone())));
+    tracker.spawn(run_until_stopped(stop.clone(), put_back_when_changed(app.clone())));
+    tracker.spawn(run_until_stopped(stop.clone(), settle_clusters_when_settled(app.clone())));
 }
 
-async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
+async fn run_until_stopped(stop: CancellationToken, task: impl Future<Output = ()>) {
     let _ = stop.run_until_cancelled(task).await;
 }
 
@@ -37,7 +37,7 @@ async fn listen(app: App) {
         if let Err(error) = listen_once(&app, &mut pause).await {
             tracing::debug!(%error, "can't listen to the database");
         }
-        app.wakes.wake_all();
+        app.notifier.wake_all();
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
@@ -49,26 +49,26 @@ async fn listen_once(app: &App, pause: &mut Duration) -> Result<(), sqlx::Error>
     *pause = FIRST_PAUSE;
     // Notifications from before LISTEN were missed.
     copy(app).await;
-    app.wakes.wake_all();
+    app.notifier.wake_all();
     loop {
         match listener.try_recv().await? {
             Some(hint) if hint.channel() == ledger::CHANNEL => {
                 // One copy takes every decision there is, so it covers any announced in the
                 // meantime.
-                let known = app.store.ledger().known().map_or(0, |known| known.copied.number);
+                let known = app.store.ledger().known().map_or(0, |known| known.last_copied.number);
                 if hint.payload().parse().is_ok_and(|number: u64| number <= known) {
                     continue;
                 }
                 copy(app).await;
             }
             Some(hint) => match hint.payload().parse() {
-                Ok(cluster) => app.wakes.wake(cluster),
+                Ok(cluster) => app.notifier.wake(cluster),
                 Err(_) => tracing::debug!("a hint that names no cluster"),
             },
             // The connection was lost, and notifications with it.
             None => {
                 copy(app).await;
-                app.wakes.wake_all();
+                app.notifier.wake_all();
             }
         }
     }
@@ -77,12 +77,12 @@ async fn listen_once(app: &App, pause: &mut Duration) -> Result<(), sqlx::Error>
 /// Copies other processes' decisions into this ledger. After an error the next sweep copies them,
 /// and so does any transaction that decides something.
 async fn copy(app: &App) {
-    if let Err(error) = app.copy_news().await {
+    if let Err(error) = app.copy_new_decisions().await {
         tracing::debug!(%error, "can't copy what was decided");
     }
 }
 
-async fn sweep_often(app: App, every: Duration) {
+async fn sweep_periodically(app: App, every: Duration) {
     loop {
         match app.sweep().await {
             Ok(()) => {
@@ -93,8 +93,8 @@ async fn sweep_often(app: App, every: Duration) {
                 tracing::warn!(%error, "can't look after the clusters");
             }
         }
-        app.addresses.forget_quiet();
-        app.connections.forget_quiet();
+        app.request_limit.forget_quiet();
+        app.connection_limit.forget_quiet();
         tokio::time::sleep(every).await;
     }
 }
@@ -103,7 +103,7 @@ async fn sweep_often(app: App, every: Duration) {
 async fn fill_ledger_when_behind(app: App) {
     let mut pause = FIRST_PAUSE;
     loop {
-        app.store.watch().behind.notified().await;
+        app.store.watch().fill_needed.notified().await;
         if !is_complete(&app) {
             tracing::warn!(
                 "this process's ledger is being filled from the database: until that is done, nothing \
@@ -111,7 +111,7 @@ async fn fill_ledger_when_behind(app: App) {
             );
         }
         let started = Instant::now();
-        match tell_progress_until(&app, app.store.fill_ledger()).await {
+        match log_progress_until_done(&app, app.store.fill_ledger()).await {
             Ok(()) => {
                 pause = FIRST_PAUSE;
                 tracing::info!(
@@ -123,13 +123,13 @@ async fn fill_ledger_when_behind(app: App) {
                 if let Err(error) = app.settle_clusters().await {
                     tracing::warn!(%error, "can't tell the clusters that the database is settled");
                 }
-                app.wakes.wake_all();
+                app.notifier.wake_all();
             }
             Err(error) => {
                 tracing::warn!(%error, "can't fill the ledger yet");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
-                app.store.watch().behind.notify_one();
+                app.store.watch().fill_needed.notify_one();
             }
         }
     }
@@ -141,13 +141,13 @@ fn is_complete(app: &App) -> bool {
     number.is_some_and(|number| watch.is_complete(number.unsigned_abs()))
 }
 
-async fn tell_progress_until<T>(app: &App, work: impl Future<Output = T>) -> T {
+async fn log_progress_until_done<T>(app: &App, work: impl Future<Output = T>) -> T {
     let mut work = std::pin::pin!(work);
     loop {
         tokio::select! {
             done = &mut work => return done,
-            () = tokio::time::sleep(PROGRESS) => {
-                let (copied, newest) = app.store.watch().progress.now();
+            () = tokio::time::sleep(PROGRESS_INTERVAL) => {
+                let (copied, newest) = app.store.watch().progress.copied_and_newest();
                 tracing::info!(copied, newest, "filling this process's ledger");
             }
         }
@@ -162,7 +162,7 @@ async fn put_back_when_changed(app: App) {
         match app.put_ledger_back().await {
             Ok(_) => {
                 pause = FIRST_PAUSE;
-                app.store.watch().changed.notified().await;
+                app.store.watch().put_back_needed.notified().await;
                 // Limits the rate of runs, however often the database changes.
                 tokio::time::sleep(FIRST_PAUSE).await;
             }
@@ -177,13 +177,13 @@ async fn put_back_when_changed(app: App) {
 
 /// Settles the clusters as soon as the database's generation is settled, by this process or
 /// another.
-async fn go_on_when_settled(app: App) {
+async fn settle_clusters_when_settled(app: App) {
     let mut generation = app.store.watch().generation.subscribe();
     while generation.changed().await.is_ok() {
         let settled = generation.borrow_and_update().as_ref().is_some_and(|known| known.settled);
         if settled && let Err(error) = app.settle_clusters().await {
             tracing::warn!(%error, "can't tell the clusters that the database is settled");
         }
-        app.wakes.wake_all();
+        app.notifier.wake_all();
     }
 }

@@ -17,7 +17,7 @@ use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivatePkc
 use uuid::Uuid;
 use zeroize::Zeroizing;
 
-use crate::kek::Purpose;
+use crate::kek::KeyPurpose;
 
 const HOUR: u64 = 3_600;
 const DAY: u64 = 24 * HOUR;
@@ -61,14 +61,14 @@ pub(crate) struct NewCa {
 pub(crate) fn make_ca(
     cluster: Uuid,
     name: &str,
-    purpose: Purpose,
+    purpose: KeyPurpose,
     now: u64,
 ) -> Result<NewCa, CaError> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(CaError::Signing)?;
     let label = match purpose {
-        Purpose::PeerCa => "peers",
-        Purpose::ClientCa => "clients",
-        Purpose::Database => "none",
+        KeyPurpose::PeerCa => "peers",
+        KeyPurpose::ClientCa => "clients",
+        KeyPurpose::Database => "none",
     };
     let mut params = CertificateParams::default();
     params.distinguished_name = common_name(&format!("muster {label} {name}"));
@@ -83,7 +83,7 @@ pub(crate) fn make_ca(
 }
 
 /// A loaded CA that can sign leaf certificates.
-pub(crate) struct Ca {
+pub(crate) struct IssuingCa {
     issuer: Issuer<'static, KeyPair>,
 }
 
@@ -102,14 +102,14 @@ pub(crate) struct MemberLeaf<'a> {
 }
 
 /// The two CAs of a cluster, loaded to sign.
-pub(crate) struct Authority {
+pub(crate) struct ClusterIssuer {
     /// Signs the certificates of peer connections.
-    pub peer: Ca,
+    pub peer: IssuingCa,
     /// Signs the certificates of the client port.
-    pub client: Ca,
+    pub client: IssuingCa,
 }
 
-impl Authority {
+impl ClusterIssuer {
     /// Issues a member's two leaves and returns their DER: the peer leaf, then the client leaf. The
     /// client leaf contains the hosts of both kinds of URL, because the member serves clients at
     /// all of them.
@@ -139,7 +139,7 @@ pub(crate) fn hosts(urls: &[String]) -> Vec<String> {
     hosts
 }
 
-impl Ca {
+impl IssuingCa {
     /// Loads a CA from its certificate and its unwrapped key.
     pub(crate) fn load(certificate: &[u8], key: &[u8]) -> Result<Self, CaError> {
         let pkcs8 = PrivatePkcs8KeyDer::from(key);
@@ -147,7 +147,7 @@ impl Ca {
             .map_err(CaError::Authority)?;
         let issuer = Issuer::from_ca_cert_der(&CertificateDer::from(certificate), key)
             .map_err(CaError::Authority)?;
-        Ok(Ca { issuer })
+        Ok(IssuingCa { issuer })
     }
 
     /// Returns the DER of a leaf for the key in `csr` (PKCS#10 DER). Everything else in `csr` is
@@ -267,16 +267,16 @@ mod tests {
         KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap()
     }
 
-    fn ca(purpose: Purpose) -> (NewCa, Ca) {
+    fn ca(purpose: KeyPurpose) -> (NewCa, IssuingCa) {
         let made = make_ca(Uuid::now_v7(), "demo", purpose, NOW).unwrap();
-        let loaded = Ca::load(&made.certificate, &made.key).unwrap();
+        let loaded = IssuingCa::load(&made.certificate, &made.key).unwrap();
         (made, loaded)
     }
 
     #[test]
     fn a_members_leaf_says_who_it_is_and_where_and_verifies_under_its_own_ca_only() {
-        let (made, peer_ca) = ca(Purpose::PeerCa);
-        let (other, _) = ca(Purpose::ClientCa);
+        let (made, peer_ca) = ca(KeyPurpose::PeerCa);
+        let (other, _) = ca(KeyPurpose::ClientCa);
         let cluster = Uuid::now_v7();
         let hosts = ["10.0.0.7".to_owned(), "[fd00::7]".to_owned(), "a.example".to_owned()];
         let (member, clients) = ("3", ["10.0.0.8".to_owned()]);
@@ -287,8 +287,8 @@ mod tests {
             peer_hosts: &hosts,
             client_hosts: &clients,
         };
-        let (_, client_ca) = ca(Purpose::ClientCa);
-        let both = Authority { peer: peer_ca, client: client_ca };
+        let (_, client_ca) = ca(KeyPurpose::ClientCa);
+        let both = ClusterIssuer { peer: peer_ca, client: client_ca };
         let (der, client) = both.issue_member(&request(&p256()), &leaf, NOW).unwrap();
         let (_, client) = X509Certificate::from_der(&client).unwrap();
         let names = client.subject_alternative_name().unwrap().unwrap().value.general_names.len();
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn a_credential_is_for_clients_alone_and_lasts_a_week() {
-        let (_, client_ca) = ca(Purpose::ClientCa);
+        let (_, client_ca) = ca(KeyPurpose::ClientCa);
         let der = client_ca.issue_credential(&request(&p256()), "alice", NOW).unwrap();
         let (_, certificate) = X509Certificate::from_der(&der).unwrap();
         assert_eq!(certificate.subject().to_string(), "CN=alice");
@@ -332,7 +332,7 @@ mod tests {
 
     #[test]
     fn two_leaves_for_one_key_have_different_serials() {
-        let (_, authority) = ca(Purpose::ClientCa);
+        let (_, authority) = ca(KeyPurpose::ClientCa);
         let csr = request(&p256());
         let serials: Vec<String> = (0..2)
             .map(|_| {
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn other_keys_and_mangled_requests_are_refused() {
-        let (_, authority) = ca(Purpose::ClientCa);
+        let (_, authority) = ca(KeyPurpose::ClientCa);
         let ed25519 = request(&KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap());
         let refused = authority.issue_credential(&ed25519, "a", NOW);
         assert!(matches!(refused, Err(CaError::KeyType)));

@@ -14,27 +14,27 @@ use jiff::Timestamp;
 
 /// Difference from the carried time above which Postgres' clock was set. Late answers differ by
 /// less.
-const JUMP: Duration = Duration::from_secs(10);
+const MIN_JUMP: Duration = Duration::from_secs(10);
 
 /// Clock that is set by every answer from Postgres.
 #[derive(Debug)]
 pub(crate) struct Clock {
-    set: RwLock<Set>,
+    set: RwLock<ClockReading>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Set {
+struct ClockReading {
     micros: i64,
     at: Instant,
     /// When Postgres' clock was last seen to jump, or when this process started.
-    even_since: Instant,
-    /// Postgres' clock was set back, and `take_went_back` hasn't reported it yet.
-    went_back: bool,
+    steady_since: Instant,
+    /// Postgres' clock was set back, and `take_was_set_back` hasn't reported it yet.
+    was_set_back: bool,
 }
 
-impl Set {
+impl ClockReading {
     /// The last reading from Postgres plus the monotonic time since, in microseconds since 1970.
-    fn carried(&self) -> i64 {
+    fn extrapolated(&self) -> i64 {
         let since = i64::try_from(self.at.elapsed().as_micros()).unwrap_or(i64::MAX);
         self.micros.saturating_add(since)
     }
@@ -46,7 +46,14 @@ impl Default for Clock {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let micros = i64::try_from(since.as_micros()).unwrap_or(i64::MAX);
         let now = Instant::now();
-        Clock { set: RwLock::new(Set { micros, at: now, even_since: now, went_back: false }) }
+        Clock {
+            set: RwLock::new(ClockReading {
+                micros,
+                at: now,
+                steady_since: now,
+                was_set_back: false,
+            }),
+        }
     }
 }
 
@@ -54,10 +61,10 @@ impl Clock {
     /// Sets the clock to `micros`, the time that Postgres has just reported, and notes a jump.
     pub(crate) fn set(&self, micros: i64) {
         let mut set = self.set.write().unwrap_or_else(PoisonError::into_inner);
-        let (now, off) = (Instant::now(), micros.saturating_sub(set.carried()));
-        if Duration::from_micros(off.unsigned_abs()) > JUMP {
-            set.even_since = now;
-            set.went_back |= off < 0;
+        let (now, off) = (Instant::now(), micros.saturating_sub(set.extrapolated()));
+        if Duration::from_micros(off.unsigned_abs()) > MIN_JUMP {
+            set.steady_since = now;
+            set.was_set_back |= off < 0;
             tracing::warn!(off_ms = off / 1_000, "the database's clock was set");
         }
         (set.micros, set.at) = (micros, now);
@@ -65,19 +72,19 @@ impl Clock {
 
     /// How long Postgres' clock has agreed with the monotonic clock, as far as this process has
     /// seen.
-    pub(crate) fn even_for(&self) -> Duration {
-        self.set.read().unwrap_or_else(PoisonError::into_inner).even_since.elapsed()
+    pub(crate) fn steady_for(&self) -> Duration {
+        self.set.read().unwrap_or_else(PoisonError::into_inner).steady_since.elapsed()
     }
 
     /// Whether Postgres' clock was set back since the last call. Clears the mark.
-    pub(crate) fn take_went_back(&self) -> bool {
+    pub(crate) fn take_was_set_back(&self) -> bool {
         let mut set = self.set.write().unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut set.went_back)
+        std::mem::take(&mut set.was_set_back)
     }
 
     /// Current time in microseconds since 1970.
     pub(crate) fn micros(&self) -> i64 {
-        self.set.read().unwrap_or_else(PoisonError::into_inner).carried()
+        self.set.read().unwrap_or_else(PoisonError::into_inner).extrapolated()
     }
 
     /// Current time in whole seconds since 1970.
@@ -103,16 +110,16 @@ mod tests {
         let start = clock.micros();
         std::thread::sleep(Duration::from_millis(20));
         clock.set(start + 1_000_000);
-        assert!(clock.even_for() >= Duration::from_millis(20), "an answer that came late");
+        assert!(clock.steady_for() >= Duration::from_millis(20), "an answer that came late");
         clock.set(start + HOUR);
-        assert!(clock.even_for() < Duration::from_millis(20));
-        assert!(!clock.take_went_back());
+        assert!(clock.steady_for() < Duration::from_millis(20));
+        assert!(!clock.take_was_set_back());
         clock.set(start);
-        assert!(clock.take_went_back());
-        assert!(!clock.take_went_back(), "told once");
+        assert!(clock.take_was_set_back());
+        assert!(!clock.take_was_set_back(), "told once");
         clock.set(start - HOUR);
         clock.set(start);
-        assert!(clock.take_went_back(), "though it was put right before anybody asked");
+        assert!(clock.take_was_set_back(), "though it was put right before anybody asked");
     }
 
     #[test]

@@ -79,7 +79,7 @@ impl ApiError {
         error
     }
 
-    /// Error for a fault of the service, or of something it depends on. `surround` logs it with its
+    /// Error for a fault of the service, or of something it depends on. `wrap_request` logs it with its
     /// cause.
     pub(crate) fn internal(detail: impl Into<String>, error: &dyn std::error::Error) -> Self {
         ApiError::new(Code::Internal, detail, "Look into the service's log.").because(error)
@@ -94,7 +94,7 @@ impl ApiError {
 
     /// Replaces `key` in the texts by `name (key)`, so that a reader sees whose key it is.
     #[must_use]
-    pub(crate) fn naming(mut self, key: &str, name: &str) -> Self {
+    pub(crate) fn with_key_name(mut self, key: &str, name: &str) -> Self {
         for text in [&mut self.problem.detail, &mut self.problem.next] {
             *text = text.replace(key, &format!("{name} ({key})"));
         }
@@ -103,7 +103,7 @@ impl ApiError {
 
     /// Replaces the advice on what to do next.
     #[must_use]
-    pub(crate) fn advising(mut self, next: impl Into<String>) -> Self {
+    pub(crate) fn with_advice(mut self, next: impl Into<String>) -> Self {
         self.problem.next = next.into();
         self
     }
@@ -115,7 +115,7 @@ impl ApiError {
 
     /// Marks the error as retryable: the same request may succeed later.
     #[must_use]
-    pub(crate) fn again(mut self) -> Self {
+    pub(crate) fn mark_retryable(mut self) -> Self {
         self.problem.retryable = true;
         self
     }
@@ -126,11 +126,11 @@ impl ApiError {
     }
 
     /// Converts a refusal by the formation state machine.
-    pub(crate) fn refused(refusal: &Refusal, lease: Millis) -> Self {
+    pub(crate) fn from_refusal(refusal: &Refusal, lease: Millis) -> Self {
         let mut error = ApiError::new(
             problem_code(refusal.code()),
             sentence(refusal),
-            sentence(refusal.way_out(lease)),
+            sentence(refusal.remedy(lease)),
         );
         error.problem.retryable = refusal.is_retryable();
         error
@@ -187,7 +187,7 @@ impl From<StoreError> for ApiError {
                 let next = "Wait, and try again.";
                 ApiError::new(Code::DatabaseUnavailable, "The database doesn't answer.", next)
             }
-            StoreError::Taken { .. } => {
+            StoreError::UniqueViolation { .. } => {
                 let next = "Read it again, and decide anew.";
                 ApiError::new(Code::Conflict, "Somebody else has changed it.", next)
             }
@@ -207,9 +207,9 @@ impl From<StoreError> for ApiError {
                 ApiError::new(Code::InvalidRequest, sentence(error), next)
             }
             StoreError::Refused(sqlx::Error::Database(told)) => {
-                refused(told.code().as_deref(), told.message())
+                from_postgres_error(told.code().as_deref(), told.message())
             }
-            StoreError::Refused(_) => refused(None, ""),
+            StoreError::Refused(_) => from_postgres_error(None, ""),
         };
         refused.because(&error)
     }
@@ -217,7 +217,7 @@ impl From<StoreError> for ApiError {
 
 /// Response for an error that Postgres reports. Postgres' own message goes to the log only. The
 /// exception is a dropped database: the operator needs to read which one is missing.
-fn refused(code: Option<&str>, message: &str) -> ApiError {
+fn from_postgres_error(code: Option<&str>, message: &str) -> ApiError {
     /// SQLSTATE "invalid_catalog_name": the database doesn't exist.
     const NO_SUCH_DATABASE: &str = "3D000";
     match code {
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn what_postgres_says_of_the_schema_is_for_the_log() {
-        let error = refused(Some("42501"), "permission denied for table grants");
+        let error = from_postgres_error(Some("42501"), "permission denied for table grants");
         assert!(!error.to_string().contains("grants"), "{error}");
     }
 }

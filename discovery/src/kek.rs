@@ -19,11 +19,11 @@ const HEADER: usize = 1 + 4;
 pub(crate) const KEK_LEN: usize = 32;
 
 /// Plaintext of a database seal.
-const SEALED: &[u8] = b"muster-database-1";
+const SEAL_PLAINTEXT: &[u8] = b"muster-database-1";
 
 /// Purpose of a wrapped key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub(crate) enum KeyPurpose {
     /// Key of the CA for the certificates that members show each other.
     PeerCa,
     /// Key of the CA for members' and clients' certificates on the client port.
@@ -32,12 +32,12 @@ pub(crate) enum Purpose {
     Database,
 }
 
-impl Purpose {
+impl KeyPurpose {
     fn label(self) -> &'static [u8] {
         match self {
-            Purpose::PeerCa => b"peer-ca",
-            Purpose::ClientCa => b"client-ca",
-            Purpose::Database => b"database",
+            KeyPurpose::PeerCa => b"peer-ca",
+            KeyPurpose::ClientCa => b"client-ca",
+            KeyPurpose::Database => b"database",
         }
     }
 }
@@ -87,7 +87,7 @@ impl Kek {
     pub(crate) fn wrap(
         &self,
         cluster: Uuid,
-        purpose: Purpose,
+        purpose: KeyPurpose,
         secret: &[u8],
     ) -> Result<Vec<u8>, KekError> {
         let (version, key) = self.keys.last_key_value().expect("a Kek holds at least one key");
@@ -112,19 +112,20 @@ impl Kek {
     /// Makes a seal, which only this key directory's keys open. It tells which directory a database
     /// belongs to.
     pub(crate) fn seal(&self) -> Result<Vec<u8>, KekError> {
-        self.wrap(Uuid::nil(), Purpose::Database, SEALED)
+        self.wrap(Uuid::nil(), KeyPurpose::Database, SEAL_PLAINTEXT)
     }
 
     /// Whether the seal was made with one of this directory's keys, older versions included.
     pub(crate) fn opens(&self, sealed: &[u8]) -> bool {
-        self.unwrap(Uuid::nil(), Purpose::Database, sealed).is_ok_and(|text| text[..] == *SEALED)
+        self.unwrap(Uuid::nil(), KeyPurpose::Database, sealed)
+            .is_ok_and(|text| text[..] == *SEAL_PLAINTEXT)
     }
 
     /// Opens a key that `wrap` made for the same cluster and purpose.
     pub(crate) fn unwrap(
         &self,
         cluster: Uuid,
-        purpose: Purpose,
+        purpose: KeyPurpose,
         wrapped: &[u8],
     ) -> Result<Zeroizing<Vec<u8>>, KekError> {
         let (header, rest) = wrapped.split_at_checked(HEADER).ok_or(KekError::Damaged)?;
@@ -145,7 +146,7 @@ impl Kek {
     }
 }
 
-fn associated_data(version: u32, cluster: Uuid, purpose: Purpose) -> Aad<Vec<u8>> {
+fn associated_data(version: u32, cluster: Uuid, purpose: KeyPurpose) -> Aad<Vec<u8>> {
     let mut data = b"muster-kek-1\0".to_vec();
     data.extend_from_slice(&version.to_be_bytes());
     data.extend_from_slice(cluster.as_bytes());
@@ -164,27 +165,30 @@ mod tests {
     #[test]
     fn what_was_wrapped_opens_again() {
         let id = Uuid::now_v7();
-        let wrapped = kek(&[1]).wrap(id, Purpose::PeerCa, b"secret").unwrap();
-        assert_eq!(&kek(&[1]).unwrap(id, Purpose::PeerCa, &wrapped).unwrap()[..], b"secret");
+        let wrapped = kek(&[1]).wrap(id, KeyPurpose::PeerCa, b"secret").unwrap();
+        assert_eq!(&kek(&[1]).unwrap(id, KeyPurpose::PeerCa, &wrapped).unwrap()[..], b"secret");
     }
 
     #[test]
     fn a_key_moved_to_another_cluster_or_purpose_does_not_open() {
         let (id, other) = (Uuid::now_v7(), Uuid::now_v7());
-        let wrapped = kek(&[1]).wrap(id, Purpose::PeerCa, b"secret").unwrap();
-        assert_eq!(kek(&[1]).unwrap(other, Purpose::PeerCa, &wrapped), Err(KekError::Damaged));
-        assert_eq!(kek(&[1]).unwrap(id, Purpose::ClientCa, &wrapped), Err(KekError::Damaged));
+        let wrapped = kek(&[1]).wrap(id, KeyPurpose::PeerCa, b"secret").unwrap();
+        assert_eq!(kek(&[1]).unwrap(other, KeyPurpose::PeerCa, &wrapped), Err(KekError::Damaged));
+        assert_eq!(kek(&[1]).unwrap(id, KeyPurpose::ClientCa, &wrapped), Err(KekError::Damaged));
     }
 
     #[test]
     fn every_changed_or_missing_byte_is_noticed() {
         let id = Uuid::now_v7();
-        let wrapped = kek(&[1]).wrap(id, Purpose::PeerCa, b"secret").unwrap();
+        let wrapped = kek(&[1]).wrap(id, KeyPurpose::PeerCa, b"secret").unwrap();
         for at in 0..wrapped.len() {
             let mut changed = wrapped.clone();
             changed[at] ^= 1;
-            assert!(kek(&[1]).unwrap(id, Purpose::PeerCa, &changed).is_err(), "byte {at}");
-            assert!(kek(&[1]).unwrap(id, Purpose::PeerCa, &wrapped[..at]).is_err(), "cut at {at}");
+            assert!(kek(&[1]).unwrap(id, KeyPurpose::PeerCa, &changed).is_err(), "byte {at}");
+            assert!(
+                kek(&[1]).unwrap(id, KeyPurpose::PeerCa, &wrapped[..at]).is_err(),
+                "cut at {at}"
+            );
         }
     }
 
@@ -197,18 +201,18 @@ mod tests {
         let other = Kek::new([(1, Zeroizing::new([9; KEK_LEN]))]).unwrap();
         assert!(!other.opens(&sealed), "another directory's version 1");
         let id = Uuid::nil();
-        let wrapped = kek(&[1]).wrap(id, Purpose::PeerCa, SEALED).unwrap();
+        let wrapped = kek(&[1]).wrap(id, KeyPurpose::PeerCa, SEAL_PLAINTEXT).unwrap();
         assert!(!kek(&[1]).opens(&wrapped));
     }
 
     #[test]
     fn the_newest_version_wraps_and_older_ones_still_open() {
         let id = Uuid::now_v7();
-        let old = kek(&[1]).wrap(id, Purpose::PeerCa, b"secret").unwrap();
+        let old = kek(&[1]).wrap(id, KeyPurpose::PeerCa, b"secret").unwrap();
         let both = kek(&[1, 2]);
-        assert!(both.unwrap(id, Purpose::PeerCa, &old).is_ok());
-        let new = both.wrap(id, Purpose::PeerCa, b"secret").unwrap();
-        let refused = kek(&[1]).unwrap(id, Purpose::PeerCa, &new);
+        assert!(both.unwrap(id, KeyPurpose::PeerCa, &old).is_ok());
+        let new = both.wrap(id, KeyPurpose::PeerCa, b"secret").unwrap();
+        let refused = kek(&[1]).unwrap(id, KeyPurpose::PeerCa, &new);
         assert_eq!(refused, Err(KekError::UnknownVersion(2)));
     }
 }

@@ -42,13 +42,13 @@ const TLS_LIFE: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// Why a key directory can't be made or read.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum KeydirError {
+pub(crate) enum KeyDirectoryError {
     /// The directory isn't empty. `init` never overwrites a file.
     #[error("{0} isn't empty: `init` makes a new key directory and never writes over an old one")]
     NotEmpty(PathBuf),
     /// `service.json` is missing, so this is no key directory.
     #[error("{0} is no key directory: `muster-discovery init` makes one")]
-    NotMade(PathBuf),
+    NotKeyDirectory(PathBuf),
     /// A file or folder couldn't be read or changed.
     #[error("{what}")]
     Io {
@@ -64,7 +64,7 @@ pub(crate) enum KeydirError {
     #[error(
         "{path} may be read by others (mode {mode:03o}): chmod 600 it, and think about who has read it"
     )]
-    Open {
+    ReadableByOthers {
         /// Path of the key file.
         path: PathBuf,
         /// Permission bits of the key file.
@@ -83,19 +83,19 @@ pub(crate) enum KeydirError {
     Generate(String),
 }
 
-impl KeydirError {
+impl KeyDirectoryError {
     /// Whether a retry can't help: only a person can mend this.
-    pub(crate) fn is_lasting(&self) -> bool {
+    pub(crate) fn is_permanent(&self) -> bool {
         match self {
-            KeydirError::NotEmpty(_)
-            | KeydirError::NotMade(_)
-            | KeydirError::Open { .. }
-            | KeydirError::Damaged { .. } => true,
-            KeydirError::Io { source, .. } => {
+            KeyDirectoryError::NotEmpty(_)
+            | KeyDirectoryError::NotKeyDirectory(_)
+            | KeyDirectoryError::ReadableByOthers { .. }
+            | KeyDirectoryError::Damaged { .. } => true,
+            KeyDirectoryError::Io { source, .. } => {
                 matches!(source.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied)
             }
-            KeydirError::Files(error) => error.is_refusal(),
-            KeydirError::Generate(_) => false,
+            KeyDirectoryError::Files(error) => error.is_refusal(),
+            KeyDirectoryError::Generate(_) => false,
         }
     }
 }
@@ -120,7 +120,7 @@ impl ServiceSettings {
 
 /// One version of the service's signing key.
 #[derive(Debug)]
-pub(crate) struct SigningKey {
+pub(crate) struct VersionedSigningKey {
     /// The number N in the file name `signing-N.key`.
     pub version: u32,
     pub key: discovery_types::key::SigningKey,
@@ -128,7 +128,7 @@ pub(crate) struct SigningKey {
 
 /// A loaded key directory.
 #[derive(Debug)]
-pub(crate) struct Keydir {
+pub(crate) struct KeyDirectory {
     /// Settings that were given to `init`.
     pub settings: ServiceSettings,
     /// The first owner's public key: root of the admin chain.
@@ -138,25 +138,26 @@ pub(crate) struct Keydir {
     /// The listener's private key.
     pub tls_key: PrivateKeyDer<'static>,
     /// Signing keys, newest first. Never empty.
-    pub signing: Vec<SigningKey>,
+    pub signing_keys: Vec<VersionedSigningKey>,
     /// Key-encryption keys, which open the clusters' CA keys.
     pub kek: Kek,
 }
 
-impl Keydir {
+impl KeyDirectory {
     /// Makes a key directory. Every file is fsynced. `service.json` is written last, because a
     /// directory without it doesn't load.
     pub(crate) fn create(
         dir: &Path,
         settings: &ServiceSettings,
         owner: &PublicKey,
-    ) -> Result<(), KeydirError> {
+    ) -> Result<(), KeyDirectoryError> {
         make_empty_dir(dir)?;
-        let generate = |error: rcgen::Error| KeydirError::Generate(error.to_string());
+        let generate = |error: rcgen::Error| KeyDirectoryError::Generate(error.to_string());
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(generate)?;
         let certificate = tls_certificate(&key, &settings.urls).map_err(generate)?;
         let random = SystemRandom::new();
-        let unspecified = |_| KeydirError::Generate("the system's random source failed".into());
+        let unspecified =
+            |_| KeyDirectoryError::Generate("the system's random source failed".into());
         let signing = discovery_types::key::SigningKey::generate().pkcs8_der();
         let mut kek = Zeroizing::new([0_u8; KEK_LEN]);
         random.fill(&mut kek[..]).map_err(unspecified)?;
@@ -170,15 +171,15 @@ impl Keydir {
         muster_files::create(&dir.join("kek-1.key"), kek.as_bytes(), 0o600)?;
         muster_files::create(&dir.join(OWNER), format!("{owner}\n").as_bytes(), 0o644)?;
         let json = serde_json::to_vec_pretty(settings)
-            .map_err(|error| KeydirError::Generate(error.to_string()))?;
+            .map_err(|error| KeyDirectoryError::Generate(error.to_string()))?;
         Ok(muster_files::create(&dir.join(SETTINGS), &json, 0o644)?)
     }
 
     /// Reads a key directory and checks every file.
-    pub(crate) fn load(dir: &Path) -> Result<Self, KeydirError> {
+    pub(crate) fn load(dir: &Path) -> Result<Self, KeyDirectoryError> {
         let settings_path = dir.join(SETTINGS);
         if std::fs::metadata(&settings_path).is_err_and(|e| e.kind() == ErrorKind::NotFound) {
-            return Err(KeydirError::NotMade(dir.to_owned()));
+            return Err(KeyDirectoryError::NotKeyDirectory(dir.to_owned()));
         }
         let settings: ServiceSettings = serde_json::from_slice(&read(&settings_path)?)
             .map_err(|error| damaged(&settings_path, &error))?;
@@ -215,7 +216,7 @@ impl Keydir {
             keks.push((version, Zeroizing::new(bytes)));
         }
         let kek = Kek::new(keks).ok_or_else(|| damaged(dir, &"there is no kek-N.key"))?;
-        Ok(Keydir { settings, owner, tls_certificate, tls_key, signing, kek })
+        Ok(KeyDirectory { settings, owner, tls_certificate, tls_key, signing_keys: signing, kek })
     }
 
     /// SHA-256 of the listener's SPKI, which clients pin.
@@ -225,50 +226,50 @@ impl Keydir {
     }
 
     /// The newest signing key: all new signatures use it.
-    pub(crate) fn signer(&self) -> &SigningKey {
-        &self.signing[0]
+    pub(crate) fn signer(&self) -> &VersionedSigningKey {
+        &self.signing_keys[0]
     }
 }
 
-fn damaged(path: &Path, why: &impl ToString) -> KeydirError {
-    KeydirError::Damaged { path: path.to_owned(), why: why.to_string() }
+fn damaged(path: &Path, why: &impl ToString) -> KeyDirectoryError {
+    KeyDirectoryError::Damaged { path: path.to_owned(), why: why.to_string() }
 }
 
-fn io(what: &str, path: &Path) -> impl FnOnce(std::io::Error) -> KeydirError {
+fn io(what: &str, path: &Path) -> impl FnOnce(std::io::Error) -> KeyDirectoryError {
     let what = format!("can't {what} {}", path.display());
-    move |source| KeydirError::Io { what, source }
+    move |source| KeyDirectoryError::Io { what, source }
 }
 
-fn make_empty_dir(dir: &Path) -> Result<(), KeydirError> {
-    let opened = muster_files::own_folder(dir)?;
+fn make_empty_dir(dir: &Path) -> Result<(), KeyDirectoryError> {
+    let opened = muster_files::open_own_folder(dir)?;
     let mut entries = std::fs::read_dir(dir).map_err(io("read", dir))?;
     if entries.next().is_some() {
-        return Err(KeydirError::NotEmpty(dir.to_owned()));
+        return Err(KeyDirectoryError::NotEmpty(dir.to_owned()));
     }
     let closed = std::fs::Permissions::from_mode(0o700);
     opened.set_permissions(closed).map_err(io("close", dir))
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, KeydirError> {
+fn read(path: &Path) -> Result<Vec<u8>, KeyDirectoryError> {
     std::fs::read(path).map_err(io("read", path))
 }
 
-fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, KeydirError> {
+fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, KeyDirectoryError> {
     let mode = std::fs::metadata(path).map_err(io("read", path))?.mode() & 0o777;
     if mode & 0o077 != 0 {
-        return Err(KeydirError::Open { path: path.to_owned(), mode });
+        return Err(KeyDirectoryError::ReadableByOthers { path: path.to_owned(), mode });
     }
     read(path).map(Zeroizing::new)
 }
 
-fn decode(path: &Path) -> Result<Zeroizing<Vec<u8>>, KeydirError> {
+fn decode(path: &Path) -> Result<Zeroizing<Vec<u8>>, KeyDirectoryError> {
     let text = read_secret(path)?;
     let bytes = BASE64.decode(text.trim_ascii()).map_err(|error| damaged(path, &error))?;
     Ok(Zeroizing::new(bytes))
 }
 
 /// Finds the files named `<prefix>N.key` in `dir`. Returns each N with its path.
-fn versions(dir: &Path, prefix: &str) -> Result<Vec<(u32, PathBuf)>, KeydirError> {
+fn versions(dir: &Path, prefix: &str) -> Result<Vec<(u32, PathBuf)>, KeyDirectoryError> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(io("read", dir))? {
         let entry = entry.map_err(io("read", dir))?;
@@ -283,10 +284,10 @@ fn versions(dir: &Path, prefix: &str) -> Result<Vec<(u32, PathBuf)>, KeydirError
     Ok(found)
 }
 
-fn signing_key(version: u32, path: &Path) -> Result<SigningKey, KeydirError> {
+fn signing_key(version: u32, path: &Path) -> Result<VersionedSigningKey, KeyDirectoryError> {
     let key = discovery_types::key::SigningKey::from_pkcs8_der(&decode(path)?)
         .map_err(|error| damaged(path, &error))?;
-    Ok(SigningKey { version, key })
+    Ok(VersionedSigningKey { version, key })
 }
 
 /// Makes the self-signed certificate. It contains the hosts of the URLs, for clients that check
@@ -328,14 +329,14 @@ mod tests {
     fn made() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().join("keys");
-        Keydir::create(&dir, &settings(), &owner()).unwrap();
+        KeyDirectory::create(&dir, &settings(), &owner()).unwrap();
         (folder, dir)
     }
 
     #[test]
     fn what_was_made_loads_and_is_closed_to_others() {
         let (_folder, dir) = made();
-        let loaded = Keydir::load(&dir).unwrap();
+        let loaded = KeyDirectory::load(&dir).unwrap();
         assert_eq!((loaded.settings, loaded.owner), (settings(), owner()));
         assert_eq!(std::fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
         for secret in ["tls.key", "signing-1.key", "kek-1.key"] {
@@ -348,8 +349,8 @@ mod tests {
     fn a_directory_with_anything_in_it_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("x"), "").unwrap();
-        let refused = Keydir::create(folder.path(), &settings(), &owner());
-        assert!(matches!(refused, Err(KeydirError::NotEmpty(_))), "{refused:?}");
+        let refused = KeyDirectory::create(folder.path(), &settings(), &owner());
+        assert!(matches!(refused, Err(KeyDirectoryError::NotEmpty(_))), "{refused:?}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
@@ -358,8 +359,11 @@ mod tests {
         let (_folder, dir) = made();
         let key = dir.join("kek-1.key");
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o640)).unwrap();
-        let refused = Keydir::load(&dir);
-        assert!(matches!(refused, Err(KeydirError::Open { mode: 0o640, .. })), "{refused:?}");
+        let refused = KeyDirectory::load(&dir);
+        assert!(
+            matches!(refused, Err(KeyDirectoryError::ReadableByOthers { mode: 0o640, .. })),
+            "{refused:?}"
+        );
     }
 
     #[test]
@@ -367,10 +371,10 @@ mod tests {
         let (_folder, dir) = made();
         let (_other, other) = made();
         std::fs::copy(other.join("signing-1.key"), dir.join("signing-2.key")).unwrap();
-        let loaded = Keydir::load(&dir).unwrap();
+        let loaded = KeyDirectory::load(&dir).unwrap();
         assert_eq!(loaded.signer().version, 2);
-        assert_eq!(loaded.signing.len(), 2);
-        assert_ne!(loaded.signing[0].key.key_id(), loaded.signing[1].key.key_id());
+        assert_eq!(loaded.signing_keys.len(), 2);
+        assert_ne!(loaded.signing_keys[0].key.key_id(), loaded.signing_keys[1].key.key_id());
     }
 
     #[test]
@@ -378,7 +382,7 @@ mod tests {
         for missing in ["service.json", "owner.pub", "tls.key", "signing-1.key", "kek-1.key"] {
             let (_folder, dir) = made();
             std::fs::remove_file(dir.join(missing)).unwrap();
-            assert!(Keydir::load(&dir).is_err(), "{missing}");
+            assert!(KeyDirectory::load(&dir).is_err(), "{missing}");
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
-use muster_door::network;
+use muster_door::network_of;
 
 /// Maximum number of addresses remembered at once. When the table is full, all new addresses share
 /// one bucket. A flood from many addresses so slows down newcomers and never costs memory.
@@ -45,7 +45,7 @@ impl AddressLimit {
 
     /// Counts one request from `address`. An error is the time that the address has to wait.
     pub(crate) fn check(&self, address: IpAddr) -> Result<(), Duration> {
-        let mut key = network(address);
+        let mut key = network_of(address);
         if self.limiter.len() >= ADDRESSES_MAX {
             if self.may_tidy() {
                 self.limiter.retain_recent();
@@ -77,57 +77,63 @@ impl AddressLimit {
 /// Limited number of slots, with a limit per key as well (an agent, an address). Dropping a slot's
 /// guard frees it.
 #[derive(Clone, Debug)]
-pub(crate) struct Places<K: Ord> {
-    taken: Arc<Mutex<Taken<K>>>,
+pub(crate) struct SlotPool<K: Ord> {
+    taken: Arc<Mutex<SlotCounts<K>>>,
     max: usize,
-    each: usize,
+    max_per_key: usize,
 }
 
 #[derive(Debug)]
-struct Taken<K> {
-    all: usize,
-    by: BTreeMap<K, usize>,
+struct SlotCounts<K> {
+    total: usize,
+    by_key: BTreeMap<K, usize>,
 }
 
 /// Guard of one occupied slot. Dropping it frees the slot.
 #[derive(Debug)]
-pub(crate) struct Place<K: Ord> {
-    taken: Arc<Mutex<Taken<K>>>,
+pub(crate) struct Slot<K: Ord> {
+    taken: Arc<Mutex<SlotCounts<K>>>,
     key: K,
 }
 
-impl<K: Ord + Clone> Places<K> {
+impl<K: Ord + Clone> SlotPool<K> {
     /// Makes `max` slots, of which one key may hold at most `each`.
     pub(crate) fn new(max: usize, each: usize) -> Self {
-        Places { taken: Arc::new(Mutex::new(Taken { all: 0, by: BTreeMap::new() })), max, each }
+        SlotPool {
+            taken: Arc::new(Mutex::new(SlotCounts { total: 0, by_key: BTreeMap::new() })),
+            max,
+            max_per_key: each,
+        }
     }
 
     /// Takes a slot for `key`. Returns `None` if all slots, or all of this key's, are occupied.
-    pub(crate) fn take(&self, key: K) -> Option<Place<K>> {
+    pub(crate) fn take(&self, key: K) -> Option<Slot<K>> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if taken.all >= self.max || taken.by.get(&key).is_some_and(|own| *own >= self.each) {
+        if taken.total >= self.max
+            || taken.by_key.get(&key).is_some_and(|own| *own >= self.max_per_key)
+        {
             return None;
         }
-        taken.all += 1;
-        *taken.by.entry(key.clone()).or_default() += 1;
+        taken.total += 1;
+        *taken.by_key.entry(key.clone()).or_default() += 1;
         drop(taken);
-        Some(Place { taken: self.taken.clone(), key })
+        Some(Slot { taken: self.taken.clone(), key })
     }
 
     /// Number of occupied slots.
     pub(crate) fn taken(&self) -> usize {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner).all
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).total
     }
 }
 
-impl<K: Ord> Drop for Place<K> {
+impl<K: Ord> Drop for Slot<K> {
     fn drop(&mut self) {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.all -= 1;
-        let own = taken.by.get_mut(&self.key).expect("a place is counted until it is dropped");
+        taken.total -= 1;
+        let own = taken.by_key.get_mut(&self.key).expect("a place is counted until it is dropped");
         *own -= 1;
         if *own == 0 {
-            taken.by.remove(&self.key);
+            taken.by_key.remove(&self.key);
         }
     }
 }
@@ -155,7 +161,7 @@ mod tests {
 
     #[test]
     fn places_run_out_and_come_back() {
-        let places = Places::new(1, 1);
+        let places = SlotPool::new(1, 1);
         let place = places.take("a");
         assert!(place.is_some() && places.take("b").is_none());
         drop(place);
@@ -164,12 +170,12 @@ mod tests {
 
     #[test]
     fn nobody_takes_all_the_places() {
-        let places = Places::new(10, 2);
+        let places = SlotPool::new(10, 2);
         let own = [places.take("loud"), places.take("loud")];
         assert!(own.iter().all(Option::is_some) && places.take("loud").is_none());
         assert!(places.take("quiet").is_some());
         drop(own);
-        assert_eq!((places.taken(), places.taken.lock().unwrap().by.len()), (0, 0));
+        assert_eq!((places.taken(), places.taken.lock().unwrap().by_key.len()), (0, 0));
     }
 
     #[test]

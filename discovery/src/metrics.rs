@@ -44,7 +44,7 @@ pub(crate) struct KindLabels {
 
 /// All metrics of the process.
 #[derive(Debug)]
-pub(crate) struct Metrics {
+pub(crate) struct ServiceMetrics {
     registry: Registry,
     /// Number of answered requests.
     pub requests: Family<RequestLabels, Counter>,
@@ -66,10 +66,10 @@ pub(crate) struct Metrics {
     pub database_up: Gauge,
 }
 
-impl Default for Metrics {
+impl Default for ServiceMetrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("muster_discovery");
-        let metrics = Metrics {
+        let metrics = ServiceMetrics {
             registry: Registry::default(),
             requests: Family::default(),
             // Buckets from 1 ms to 8 s.
@@ -105,11 +105,11 @@ impl Default for Metrics {
             // not see it.
             let _ = m.alarms.get_or_create(&KindLabels { kind: kind.into() });
         }
-        Metrics { registry, ..metrics }
+        ServiceMetrics { registry, ..metrics }
     }
 }
 
-impl Metrics {
+impl ServiceMetrics {
     /// Returns the body of `/metrics`.
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
@@ -118,13 +118,13 @@ impl Metrics {
     }
 
     /// Counts an alarm. `kind` must be one of `ALARMS`.
-    pub(crate) fn alarm(&self, kind: &str) {
+    pub(crate) fn count_alarm(&self, kind: &str) {
         debug_assert!(ALARMS.contains(&kind), "`{kind}` would not be there before the first one");
         self.alarms.get_or_create(&KindLabels { kind: kind.into() }).inc();
     }
 
     /// Counts a change of a cluster.
-    pub(crate) fn change(&self, kind: &str) {
+    pub(crate) fn count_change(&self, kind: &str) {
         self.changes.get_or_create(&KindLabels { kind: kind.into() }).inc();
     }
 }
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn every_alarm_is_there_before_the_first_one() {
-        let text = Metrics::default().text();
+        let text = ServiceMetrics::default().text();
         for kind in ALARMS {
             let sample = format!("muster_discovery_alarms_total{{kind=\"{kind}\"}} 0");
             assert!(text.contains(&sample), "{sample} in {text}");

@@ -7,33 +7,33 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-type Waiting = Mutex<BTreeMap<Uuid, watch::Sender<u64>>>;
+type ClusterChannels = Mutex<BTreeMap<Uuid, watch::Sender<u64>>>;
 
 /// Wake-up channels of long polls, by cluster. The slots for long polls bound its size.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Wakes {
-    waiting: Arc<Waiting>,
+pub(crate) struct ClusterNotifier {
+    channels: Arc<ClusterChannels>,
 }
 
 /// A subscription to one cluster's changes. The last one dropped removes the cluster's channel.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     cluster: Uuid,
-    news: Option<watch::Receiver<u64>>,
-    waiting: Arc<Waiting>,
+    receiver: Option<watch::Receiver<u64>>,
+    channels: Arc<ClusterChannels>,
 }
 
-impl Wakes {
+impl ClusterNotifier {
     /// Subscribes to changes of `cluster`, including those before the first `changed` call.
     pub(crate) fn subscribe(&self, cluster: Uuid) -> Subscription {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         let news = waiting.entry(cluster).or_insert_with(|| watch::channel(0).0).subscribe();
-        Subscription { cluster, news: Some(news), waiting: self.waiting.clone() }
+        Subscription { cluster, receiver: Some(news), channels: self.channels.clone() }
     }
 
     /// Wakes every request that waits for `cluster`.
     pub(crate) fn wake(&self, cluster: Uuid) {
-        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(news) = waiting.get(&cluster) {
             news.send_modify(|count| *count += 1);
         }
@@ -41,7 +41,7 @@ impl Wakes {
 
     /// Wakes every waiting request, for when notifications of any cluster may have been lost.
     pub(crate) fn wake_all(&self) {
-        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         for news in waiting.values() {
             news.send_modify(|count| *count += 1);
         }
@@ -51,7 +51,7 @@ impl Wakes {
 impl Subscription {
     /// Waits for the next change.
     pub(crate) async fn changed(&mut self) {
-        let Some(news) = &mut self.news else { return };
+        let Some(news) = &mut self.receiver else { return };
         // No error: the sender stays in the map while a subscription exists.
         let _ = news.changed().await;
     }
@@ -59,8 +59,8 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        self.news.take();
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        self.receiver.take();
+        let mut waiting = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.get(&self.cluster).is_some_and(|news| news.receiver_count() == 0) {
             waiting.remove(&self.cluster);
         }
@@ -73,7 +73,7 @@ mod tests {
 
     #[tokio::test]
     async fn news_between_subscribing_and_waiting_are_not_lost() {
-        let (wakes, cluster) = (Wakes::default(), Uuid::now_v7());
+        let (wakes, cluster) = (ClusterNotifier::default(), Uuid::now_v7());
         let mut subscription = wakes.subscribe(cluster);
         wakes.wake(cluster);
         subscription.changed().await;
@@ -81,7 +81,7 @@ mod tests {
 
     #[tokio::test]
     async fn another_clusters_news_wake_nobody() {
-        let (wakes, cluster) = (Wakes::default(), Uuid::now_v7());
+        let (wakes, cluster) = (ClusterNotifier::default(), Uuid::now_v7());
         let mut subscription = wakes.subscribe(cluster);
         wakes.wake(Uuid::now_v7());
         let woken = tokio::time::timeout(std::time::Duration::ZERO, subscription.changed()).await;
@@ -90,8 +90,8 @@ mod tests {
 
     #[test]
     fn nobody_waiting_costs_nothing() {
-        let (wakes, cluster) = (Wakes::default(), Uuid::now_v7());
+        let (wakes, cluster) = (ClusterNotifier::default(), Uuid::now_v7());
         drop((wakes.subscribe(cluster), wakes.subscribe(cluster)));
-        assert!(wakes.waiting.lock().unwrap().is_empty());
+        assert!(wakes.channels.lock().unwrap().is_empty());
     }
 }

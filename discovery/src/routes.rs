@@ -15,10 +15,10 @@ use utoipa::{Modify, OpenApi};
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::handlers::body::unreadable;
+use crate::handlers::body::unreadable_request;
 use crate::handlers::{access, admins, clusters, database, forming, grants, intents, ops};
 use crate::metrics::RequestLabels;
-use crate::server::Peer;
+use crate::server::ConnectionPeer;
 
 const JSON: &str = "application/json";
 
@@ -27,129 +27,146 @@ const JSON: &str = "application/json";
 pub(crate) fn configure(config: &mut ServiceConfig) {
     config
         .app_data(PathConfig::default().error_handler(|_, _| {
-            unreadable(&"The id in the path is none: a cluster's or process's is a UUID.").into()
+            unreadable_request(&"The id in the path is none: a cluster's or process's is a UUID.")
+                .into()
         }))
-        .app_data(QueryConfig::default().error_handler(|error, _| unreadable(&error).into()))
+        .app_data(
+            QueryConfig::default().error_handler(|error, _| unreadable_request(&error).into()),
+        )
         // Access.
-        .service(at("/v1/token", "POST").route(post().to(access::token)))
+        .service(resource_at("/v1/token", "POST").route(post().to(access::token)))
         .service(
-            at("/v1/context", "GET, HEAD")
+            resource_at("/v1/context", "GET, HEAD")
                 .route(get().to(access::context))
                 .route(head().to(access::context)),
         )
         .service(
-            at("/v1/jwks", "GET, HEAD")
+            resource_at("/v1/jwks", "GET, HEAD")
                 .route(get().to(access::jwks))
                 .route(head().to(access::jwks)),
         )
         .service(
-            at("/v1/admins", "GET, HEAD, PUT")
+            resource_at("/v1/admins", "GET, HEAD, PUT")
                 .route(get().to(admins::list))
                 .route(head().to(admins::list))
                 .route(put().to(admins::put)),
         )
         // Clusters.
-        .service(at("/v1/drafts", "POST").route(post().to(clusters::draft)))
+        .service(resource_at("/v1/drafts", "POST").route(post().to(clusters::draft)))
         .service(
-            at("/v1/clusters", "GET, HEAD")
+            resource_at("/v1/clusters", "GET, HEAD")
                 .route(get().to(clusters::list))
                 .route(head().to(clusters::list)),
         )
         .service(
-            at("/v1/clusters/{id}", "GET, HEAD")
+            resource_at("/v1/clusters/{id}", "GET, HEAD")
                 .route(get().to(clusters::show_one))
                 .route(head().to(clusters::show_one)),
         )
-        .service(at("/v1/clusters/{id}/statement", "PUT").route(put().to(clusters::statement)))
         .service(
-            at("/v1/clusters/{id}/statements", "GET, HEAD")
+            resource_at("/v1/clusters/{id}/statement", "PUT").route(put().to(clusters::statement)),
+        )
+        .service(
+            resource_at("/v1/clusters/{id}/statements", "GET, HEAD")
                 .route(get().to(clusters::statements))
                 .route(head().to(clusters::statements)),
         )
         .service(
-            at("/v1/clusters/{id}/explain", "GET, HEAD")
+            resource_at("/v1/clusters/{id}/explain", "GET, HEAD")
                 .route(get().to(clusters::explain))
                 .route(head().to(clusters::explain)),
         )
         .service(
-            at("/v1/clusters/{id}/document", "GET, HEAD")
+            resource_at("/v1/clusters/{id}/document", "GET, HEAD")
                 .route(get().to(clusters::document))
                 .route(head().to(clusters::document)),
         )
-        .service(at("/v1/clusters/{id}/abandon", "POST").route(post().to(clusters::abandon)))
-        .service(at("/v1/clusters/{id}/retire", "POST").route(post().to(clusters::retire)))
-        .service(at("/v1/clusters/{id}/unretire", "POST").route(post().to(clusters::unretire)))
         .service(
-            at("/v1/clusters/{id}/credentials", "POST").route(post().to(clusters::credentials)),
+            resource_at("/v1/clusters/{id}/abandon", "POST").route(post().to(clusters::abandon)),
+        )
+        .service(resource_at("/v1/clusters/{id}/retire", "POST").route(post().to(clusters::retire)))
+        .service(
+            resource_at("/v1/clusters/{id}/unretire", "POST").route(post().to(clusters::unretire)),
+        )
+        .service(
+            resource_at("/v1/clusters/{id}/credentials", "POST")
+                .route(post().to(clusters::credentials)),
         )
         // Tokens.
         .service(
-            at("/v1/grants", "GET, HEAD, PUT")
+            resource_at("/v1/grants", "GET, HEAD, PUT")
                 .route(put().to(grants::put))
                 .route(get().to(grants::list_all))
                 .route(head().to(grants::list_all)),
         )
         .service(
-            at("/v1/clusters/{id}/grants", "GET, HEAD")
+            resource_at("/v1/clusters/{id}/grants", "GET, HEAD")
                 .route(get().to(grants::list))
                 .route(head().to(grants::list)),
         )
         .service(
-            at("/v1/grants/{id}", "GET, HEAD")
+            resource_at("/v1/grants/{id}", "GET, HEAD")
                 .route(get().to(grants::show))
                 .route(head().to(grants::show)),
         )
-        .service(at("/v1/grants/{id}/revoke", "POST").route(post().to(grants::revoke)))
+        .service(resource_at("/v1/grants/{id}/revoke", "POST").route(post().to(grants::revoke)))
         // Forming.
-        .service(at("/v1/redeem", "POST").route(post().to(forming::redeem)))
+        .service(resource_at("/v1/redeem", "POST").route(post().to(forming::redeem)))
         .service(
-            at("/v1/clusters/{id}/poll", "GET, HEAD, POST")
+            resource_at("/v1/clusters/{id}/poll", "GET, HEAD, POST")
                 .route(post().to(forming::poll))
                 .route(get().to(forming::watch))
                 .route(head().to(forming::watch)),
         )
-        .service(at("/v1/clusters/{id}/ack", "POST").route(post().to(forming::ack)))
-        .service(at("/v1/clusters/{id}/nack", "POST").route(post().to(forming::nack)))
-        .service(at("/v1/clusters/{id}/probes", "POST").route(post().to(forming::probes)))
-        .service(at("/v1/clusters/{id}/release", "POST").route(post().to(forming::release)))
-        .service(at("/v1/clusters/{id}/report", "POST").route(post().to(forming::report)))
-        .service(at("/v1/clusters/{id}/trouble", "POST").route(post().to(forming::trouble)))
-        .service(at("/v1/clusters/{id}/adopt", "POST").route(post().to(forming::adopt)))
+        .service(resource_at("/v1/clusters/{id}/ack", "POST").route(post().to(forming::ack)))
+        .service(resource_at("/v1/clusters/{id}/nack", "POST").route(post().to(forming::nack)))
+        .service(resource_at("/v1/clusters/{id}/probes", "POST").route(post().to(forming::probes)))
+        .service(
+            resource_at("/v1/clusters/{id}/release", "POST").route(post().to(forming::release)),
+        )
+        .service(resource_at("/v1/clusters/{id}/report", "POST").route(post().to(forming::report)))
+        .service(
+            resource_at("/v1/clusters/{id}/trouble", "POST").route(post().to(forming::trouble)),
+        )
+        .service(resource_at("/v1/clusters/{id}/adopt", "POST").route(post().to(forming::adopt)))
         // Changes of a running cluster. Its own agents fetch them; discovery never connects to the
         // cluster.
-        .service(at("/v1/join", "POST").route(post().to(intents::join)))
-        .service(at("/v1/orders", "PUT").route(put().to(intents::order)))
+        .service(resource_at("/v1/join", "POST").route(post().to(intents::join)))
+        .service(resource_at("/v1/orders", "PUT").route(put().to(intents::order)))
         .service(
-            at("/v1/clusters/{id}/intents", "GET, HEAD")
+            resource_at("/v1/clusters/{id}/intents", "GET, HEAD")
                 .route(get().to(intents::list))
                 .route(head().to(intents::list)),
         )
         .service(
-            at("/v1/clusters/{id}/intents/{operation}", "GET, HEAD")
+            resource_at("/v1/clusters/{id}/intents/{operation}", "GET, HEAD")
                 .route(get().to(intents::show))
                 .route(head().to(intents::show)),
         )
         .service(
-            at("/v1/clusters/{id}/intents/{operation}/outcome", "POST")
+            resource_at("/v1/clusters/{id}/intents/{operation}/outcome", "POST")
                 .route(post().to(intents::outcome)),
         )
         .service(
-            at("/v1/clusters/{id}/intents/{operation}/wait", "POST")
+            resource_at("/v1/clusters/{id}/intents/{operation}/wait", "POST")
                 .route(post().to(intents::wait)),
         )
         .service(
-            at("/v1/clusters/{id}/intents/{operation}/withdraw", "POST")
+            resource_at("/v1/clusters/{id}/intents/{operation}/withdraw", "POST")
                 .route(post().to(intents::withdraw)),
         )
         .service(
-            at("/v1/clusters/{id}/directory", "GET, HEAD")
+            resource_at("/v1/clusters/{id}/directory", "GET, HEAD")
                 .route(get().to(intents::directory))
                 .route(head().to(intents::directory)),
         )
-        .service(at("/v1/clusters/{id}/recoveries", "POST").route(post().to(intents::recoveries)))
-        .service(at("/v1/clusters/{id}/leaves", "POST").route(post().to(intents::leaves)))
         .service(
-            at("/v1/clusters/{id}/export", "GET, HEAD")
+            resource_at("/v1/clusters/{id}/recoveries", "POST")
+                .route(post().to(intents::recoveries)),
+        )
+        .service(resource_at("/v1/clusters/{id}/leaves", "POST").route(post().to(intents::leaves)))
+        .service(
+            resource_at("/v1/clusters/{id}/export", "GET, HEAD")
                 .route(get().to(intents::export))
                 .route(head().to(intents::export)),
         )
@@ -157,25 +174,33 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
         .service(members("/v1/clusters/{id}/members"))
         .service(members("/v1/clusters/{id}/members/{rest:.*}"))
         // The database.
-        .service(at("/v1/db/accept", "POST").route(post().to(database::accept)))
+        .service(resource_at("/v1/db/accept", "POST").route(post().to(database::accept)))
         .service(
-            at("/v1/processes", "GET, HEAD")
+            resource_at("/v1/processes", "GET, HEAD")
                 .route(get().to(database::list))
                 .route(head().to(database::list)),
         )
-        .service(at("/v1/processes/{id}/forget", "POST").route(post().to(database::forget)))
-        // Operations.
-        .service(at("/livez", "GET, HEAD").route(get().to(ops::livez)).route(head().to(ops::livez)))
         .service(
-            at("/readyz", "GET, HEAD").route(get().to(ops::readyz)).route(head().to(ops::readyz)),
+            resource_at("/v1/processes/{id}/forget", "POST").route(post().to(database::forget)),
+        )
+        // Operations.
+        .service(
+            resource_at("/livez", "GET, HEAD")
+                .route(get().to(ops::livez))
+                .route(head().to(ops::livez)),
         )
         .service(
-            at("/metrics", "GET, HEAD")
+            resource_at("/readyz", "GET, HEAD")
+                .route(get().to(ops::readyz))
+                .route(head().to(ops::readyz)),
+        )
+        .service(
+            resource_at("/metrics", "GET, HEAD")
                 .route(get().to(ops::metrics))
                 .route(head().to(ops::metrics)),
         )
         .service(
-            at("/openapi.json", "GET, HEAD")
+            resource_at("/openapi.json", "GET, HEAD")
                 .route(get().to(ops::openapi))
                 .route(head().to(ops::openapi)),
         )
@@ -183,7 +208,7 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
 }
 
 /// A resource at `path`. Other methods than those in `allow` get status 405.
-fn at(path: &str, allow: &'static str) -> Resource {
+fn resource_at(path: &str, allow: &'static str) -> Resource {
     web::resource(path).default_service(web::to(move || ops::method_not_allowed(allow)))
 }
 
@@ -193,14 +218,14 @@ fn members(path: &str) -> Resource {
 
 /// Wraps every request: checks the address's rate limit first. Afterwards it sets the `Date` header
 /// to the service's time and counts the request.
-pub(crate) async fn surround(
+pub(crate) async fn wrap_request(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse, Error> {
     let app = request.app_data::<Data<App>>().cloned().expect("every App is built with it");
     let started = std::time::Instant::now();
-    let address = request.conn_data::<Peer>().map(|peer| peer.address.ip());
-    let limited = address.map_or(Ok(()), |address| app.addresses.check(address));
+    let address = request.conn_data::<ConnectionPeer>().map(|peer| peer.address.ip());
+    let limited = address.map_or(Ok(()), |address| app.request_limit.check(address));
     let pattern = request.match_pattern().unwrap_or_else(|| "unmatched".into());
     let mut response = match limited {
         Ok(()) => next.call(request).await?.map_into_boxed_body(),
@@ -315,7 +340,7 @@ struct Api;
 struct Conventions;
 
 /// Paths that need no access token. `/v1/redeem` and `adopt` authenticate in their own ways.
-const OPEN: [&str; 11] = [
+const TOKENLESS_PATHS: [&str; 11] = [
     "/v1/token",
     "/v1/context",
     "/v1/jwks",
@@ -346,7 +371,7 @@ impl Modify for Conventions {
                     // One handler answers all four methods, so its id would appear four times.
                     operation.operation_id = None;
                 }
-                if !OPEN.contains(&path.as_str()) {
+                if !TOKENLESS_PATHS.contains(&path.as_str()) {
                     operation.security = Some(vec![needed.clone()]);
                 }
                 for (status, response) in &mut operation.responses.responses {

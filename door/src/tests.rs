@@ -10,21 +10,26 @@ use tokio::{
 
 use super::*;
 
-const BOUNDS: Bounds = Bounds { silent: 64, handshakes: 4, each: 2, step: Duration::from_secs(30) };
+const BOUNDS: AdmissionLimits = AdmissionLimits {
+    silent: 64,
+    handshakes: 4,
+    max_handshakes_per_network: 2,
+    step_timeout: Duration::from_secs(30),
+};
 const QUICK: Duration = Duration::from_secs(5);
 
-type Outcomes = mpsc::UnboundedReceiver<(IpAddr, Result<(), Turned>)>;
+type Outcomes = mpsc::UnboundedReceiver<(IpAddr, Result<(), AdmissionError>)>;
 
 /// Accepts connections, and sends the outcome of each admission to the receiver.
-async fn open(bounds: Bounds) -> (SocketAddr, Outcomes) {
+async fn open(bounds: AdmissionLimits) -> (SocketAddr, Outcomes) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (tell, told) = mpsc::unbounded_channel();
-    let door = Door::new(bounds);
+    let door = AdmissionControl::new(bounds);
     tokio::spawn(async move {
         loop {
             let (tcp, remote) = listener.accept().await.unwrap();
-            let Some(knock) = door.knock(remote.ip()) else { continue };
+            let Some(knock) = door.register(remote.ip()) else { continue };
             let tell = tell.clone();
             tokio::spawn(async move {
                 let two_bytes =
@@ -44,46 +49,50 @@ async fn connect(from: &str, to: SocketAddr, said: &[u8]) -> TcpStream {
     stream
 }
 
-async fn next(told: &mut Outcomes) -> (String, Result<(), Turned>) {
+async fn next(told: &mut Outcomes) -> (String, Result<(), AdmissionError>) {
     let (who, outcome) = timeout(QUICK, told.recv()).await.expect("soon").unwrap();
     (who.to_string(), outcome)
 }
 
-fn is_admitted((who, outcome): &(String, Result<(), Turned>)) -> bool {
+fn is_admitted((who, outcome): &(String, Result<(), AdmissionError>)) -> bool {
     who == "127.0.0.2" && outcome.is_ok()
 }
 
 #[tokio::test]
 async fn who_says_nothing_takes_no_place_and_is_sent_away() {
     let step = Duration::from_millis(300);
-    let (address, mut told) = open(Bounds { handshakes: 1, step, ..BOUNDS }).await;
+    let (address, mut told) =
+        open(AdmissionLimits { handshakes: 1, step_timeout: step, ..BOUNDS }).await;
     let start = Instant::now();
     let _silent = connect("127.0.0.66", address, b"").await;
     let _client = connect("127.0.0.2", address, b"xx").await;
     assert!(matches!(next(&mut told).await, (who, Ok(())) if who == "127.0.0.2"));
-    assert!(matches!(next(&mut told).await, (who, Err(Turned::Late)) if who == "127.0.0.66"));
+    assert!(
+        matches!(next(&mut told).await, (who, Err(AdmissionError::TimedOut)) if who == "127.0.0.66")
+    );
     assert!(start.elapsed() >= step);
 }
 
 #[tokio::test]
 async fn who_stops_after_the_first_byte_is_sent_away() {
     let step = Duration::from_millis(300);
-    let (address, mut told) = open(Bounds { step, ..BOUNDS }).await;
+    let (address, mut told) = open(AdmissionLimits { step_timeout: step, ..BOUNDS }).await;
     let _half = connect("127.0.0.66", address, b"x").await;
-    assert!(matches!(next(&mut told).await, (_, Err(Turned::Late))));
+    assert!(matches!(next(&mut told).await, (_, Err(AdmissionError::TimedOut))));
 }
 
 #[tokio::test]
 async fn who_never_gets_its_turn_is_sent_away() {
     let step = Duration::from_millis(300);
-    let (address, mut told) = open(Bounds { handshakes: 0, step, ..BOUNDS }).await;
+    let (address, mut told) =
+        open(AdmissionLimits { handshakes: 0, step_timeout: step, ..BOUNDS }).await;
     let _waiting = connect("127.0.0.2", address, b"xx").await;
-    assert!(matches!(next(&mut told).await, (_, Err(Turned::Late))));
+    assert!(matches!(next(&mut told).await, (_, Err(AdmissionError::TimedOut))));
 }
 
 #[tokio::test]
 async fn who_shakes_hands_has_left_the_room_of_the_silent() {
-    let (address, mut told) = open(Bounds { silent: 1, ..BOUNDS }).await;
+    let (address, mut told) = open(AdmissionLimits { silent: 1, ..BOUNDS }).await;
     let _half = connect("127.0.0.2", address, b"x").await;
     // The first connection needs a moment to move on to the handshake pool.
     sleep(Duration::from_millis(100)).await;
@@ -120,15 +129,15 @@ async fn many_hosts_give_way_to_a_newcomer_one_place_each() {
     sleep(Duration::from_millis(100)).await;
     let _client = connect("127.0.0.2", address, b"xx").await;
     let both = [next(&mut told).await, next(&mut told).await];
-    let lost = |(who, outcome): &(String, Result<(), Turned>)| {
-        who == "127.0.0.10" && matches!(outcome, Err(Turned::Crowded))
+    let lost = |(who, outcome): &(String, Result<(), AdmissionError>)| {
+        who == "127.0.0.10" && matches!(outcome, Err(AdmissionError::Evicted))
     };
     assert!(both.iter().any(lost) && both.iter().any(is_admitted), "{both:?}");
 }
 
 #[tokio::test]
 async fn a_crowd_of_silent_connections_is_bounded() {
-    let (address, mut told) = open(Bounds { silent: 3, ..BOUNDS }).await;
+    let (address, mut told) = open(AdmissionLimits { silent: 3, ..BOUNDS }).await;
     let mut silent = Vec::new();
     for _ in 0..5 {
         silent.push(connect("127.0.0.66", address, b"").await);
@@ -139,8 +148,9 @@ async fn a_crowd_of_silent_connections_is_bounded() {
     }
     let _client = connect("127.0.0.2", address, b"xx").await;
     let both = [next(&mut told).await, next(&mut told).await];
-    let lost =
-        |(_, outcome): &(String, Result<(), Turned>)| matches!(outcome, Err(Turned::Crowded));
+    let lost = |(_, outcome): &(String, Result<(), AdmissionError>)| {
+        matches!(outcome, Err(AdmissionError::Evicted))
+    };
     assert!(both.iter().any(lost) && both.iter().any(is_admitted), "{both:?}");
 }
 
@@ -149,12 +159,14 @@ async fn who_leaves_at_once_is_no_loss_of_time() {
     let (address, mut told) = open(BOUNDS).await;
     drop(connect("127.0.0.2", address, b"").await);
     let (_, outcome) = next(&mut told).await;
-    assert!(matches!(outcome, Err(Turned::Failed(e)) if e.kind() == io::ErrorKind::UnexpectedEof));
+    assert!(
+        matches!(outcome, Err(AdmissionError::Failed(e)) if e.kind() == io::ErrorKind::UnexpectedEof)
+    );
 }
 
 #[test]
 fn addresses_of_one_network_are_one_host() {
-    let of = |text: &str| network(text.parse().expect("an address"));
+    let of = |text: &str| network_of(text.parse().expect("an address"));
     assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
     assert_eq!(of("fd00::1"), of("fd00::2"));
     assert_ne!(of("fd00::1"), of("fd00:0:0:1::1"));

@@ -23,22 +23,22 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, openat, statat};
 use rustix::io::Errno;
 
 use crate::Error;
-use crate::folder::{Facts, is_others, reach, us};
-use crate::place::Place;
-use crate::write::{is_aside, rename_at, replace_at, replace_volatile_at};
+use crate::folder::{FileAttributes, effective_user_id, is_other_user, open_resolved_folder};
+use crate::place::FileLocation;
+use crate::write::{is_temporary_name, rename_at, replace_at, replace_volatile_at};
 
 /// Maximum depth of our files below a data folder.
 const MAX_DEPTH: u32 = 16;
 /// Mode bits that remain when group and others lose their permissions: the owner's, set-user-id,
 /// set-group-id and sticky.
-const OWNERS_PART: u32 = 0o7700;
+const OWNER_MODE_BITS: u32 = 0o7700;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// Folder that fsck makes at the root of a file system for recovered files.
 const LOST_AND_FOUND: &str = "lost+found";
 
 /// Mode in which a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Open {
+pub enum OpenMode {
     /// Opens an existing file for reading.
     Read,
     /// Opens an existing file for reading and writing.
@@ -51,7 +51,7 @@ pub enum Open {
     Append,
 }
 
-impl Open {
+impl OpenMode {
     fn flags(self) -> OFlags {
         match self {
             Self::Read => OFlags::RDONLY,
@@ -67,24 +67,28 @@ impl Open {
 ///
 /// # Errors
 /// Fails if it is no regular file, has more than one hard link, or belongs to another user.
-pub fn open(path: &Path, how: Open) -> Result<File, Error> {
+pub fn open(path: &Path, how: OpenMode) -> Result<File, Error> {
     let file = open_any(path, how)?;
     let owner = file.metadata().map_err(Error::io("look at", path))?.uid();
-    if owner == us() { Ok(file) } else { Err(Error::prepared(path, owner, us())) }
+    if owner == effective_user_id() {
+        Ok(file)
+    } else {
+        Err(Error::foreign_entry(path, owner, effective_user_id()))
+    }
 }
 
-fn open_any(path: &Path, how: Open) -> Result<File, Error> {
-    let place = Place::of_data(path)?;
+fn open_any(path: &Path, how: OpenMode) -> Result<File, Error> {
+    let place = FileLocation::resolve_safely(path)?;
     let file = place.open(how.flags(), Mode::RUSR | Mode::WUSR);
     let file = file.map_err(|source| match Errno::from_io_error(&source) {
         // The path is a link, a pipe without a reader, or a socket.
-        Some(Errno::LOOP | Errno::NXIO) => Error::NotPlain(path.to_owned()),
+        Some(Errno::LOOP | Errno::NXIO) => Error::NotPlainFile(path.to_owned()),
         _ => Error::io("open", path)(source),
     })?;
     let found = file.metadata().map_err(Error::io("look at", path))?;
     // A link count of 0 is accepted: the file was removed since it was opened.
     if !found.is_file() || found.nlink() > 1 {
-        return Err(Error::NotPlain(path.to_owned()));
+        return Err(Error::NotPlainFile(path.to_owned()));
     }
     Ok(file)
 }
@@ -94,7 +98,7 @@ fn open_any(path: &Path, how: Open) -> Result<File, Error> {
 /// # Errors
 /// Fails as [`open`] does, and if the file has more than `max_bytes`.
 pub fn read_own(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, Error> {
-    content(path, open(path, Open::Read), max_bytes)
+    read_content(path, open(path, OpenMode::Read), max_bytes)
 }
 
 /// Reads a file of any owner, to inspect another user's data. Returns `None` if there is no such
@@ -103,7 +107,7 @@ pub fn read_own(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, Error> {
 /// # Errors
 /// Fails if it is no regular file, has more than one hard link, or has more than `max_bytes`.
 pub fn read(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, Error> {
-    content(path, open_any(path, Open::Read), max_bytes)
+    read_content(path, open_any(path, OpenMode::Read), max_bytes)
 }
 
 /// Opens a file of any owner for reading, to inspect another user's data. Returns `None` if there
@@ -111,14 +115,14 @@ pub fn read(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, Error> {
 ///
 /// # Errors
 /// Fails if it is no regular file or has more than one hard link.
-pub fn open_to_look(path: &Path) -> Result<Option<File>, Error> {
-    match open_any(path, Open::Read) {
+pub fn open_for_inspection(path: &Path) -> Result<Option<File>, Error> {
+    match open_any(path, OpenMode::Read) {
         Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
         opened => opened.map(Some),
     }
 }
 
-fn content(
+fn read_content(
     path: &Path,
     opened: Result<File, Error>,
     max_bytes: u64,
@@ -127,7 +131,7 @@ fn content(
         Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };
-    crate::open::content(path, file, max_bytes).map(Some)
+    crate::open::read_content(path, file, max_bytes).map(Some)
 }
 
 /// Replaces a file in a data folder durably and atomically, as [`crate::replace`] does.
@@ -135,7 +139,7 @@ fn content(
 /// # Errors
 /// If the file system refuses; `path` then holds the old or the new content.
 pub fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    replace_at(&Place::of_data(path)?, bytes)
+    replace_at(&FileLocation::resolve_safely(path)?, bytes)
 }
 
 /// Replaces a file as [`replace`] does, without fsync: for content that can be computed again.
@@ -143,19 +147,19 @@ pub fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 /// # Errors
 /// If the file system refuses.
 pub fn replace_volatile(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    replace_volatile_at(&Place::of_data(path)?, bytes)
+    replace_volatile_at(&FileLocation::resolve_safely(path)?, bytes)
 }
 
 /// Creates an empty file (0600), and removes any file that has this name first.
 ///
 /// # Errors
 /// If the file system refuses.
-pub fn make_anew(path: &Path) -> Result<File, Error> {
+pub fn recreate(path: &Path) -> Result<File, Error> {
     match remove(path) {
         Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
         removed => removed?,
     }
-    open(path, Open::New)
+    open(path, OpenMode::New)
 }
 
 /// Renames a file or folder durably.
@@ -163,7 +167,7 @@ pub fn make_anew(path: &Path) -> Result<File, Error> {
 /// # Errors
 /// If the file system refuses.
 pub fn rename(from: &Path, to: &Path) -> Result<(), Error> {
-    rename_at(&Place::of_data(from)?, &Place::of_data(to)?)
+    rename_at(&FileLocation::resolve_safely(from)?, &FileLocation::resolve_safely(to)?)
 }
 
 /// Renames a file or folder without fsync.
@@ -171,7 +175,9 @@ pub fn rename(from: &Path, to: &Path) -> Result<(), Error> {
 /// # Errors
 /// If the file system refuses.
 pub fn rename_volatile(from: &Path, to: &Path) -> Result<(), Error> {
-    Place::of_data(from)?.rename(&Place::of_data(to)?).map_err(Error::io("move", from))
+    FileLocation::resolve_safely(from)?
+        .rename(&FileLocation::resolve_safely(to)?)
+        .map_err(Error::io("move", from))
 }
 
 /// Removes a file, without fsync.
@@ -179,7 +185,7 @@ pub fn rename_volatile(from: &Path, to: &Path) -> Result<(), Error> {
 /// # Errors
 /// If the file system refuses.
 pub fn remove(path: &Path) -> Result<(), Error> {
-    Place::of_data(path)?.remove().map_err(Error::io("remove", path))
+    FileLocation::resolve_safely(path)?.remove().map_err(Error::io("remove", path))
 }
 
 /// Creates a folder (0700) if it is missing. Its parent must exist.
@@ -187,7 +193,7 @@ pub fn remove(path: &Path) -> Result<(), Error> {
 /// # Errors
 /// If the file system refuses, or `path` is not a folder.
 pub fn make_folder(path: &Path) -> Result<(), Error> {
-    match Place::of_data(path)?.make_folder() {
+    match FileLocation::resolve_safely(path)?.make_folder() {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => open_folder(path).map(drop),
         made => made.map_err(Error::io("create", path)),
     }
@@ -198,7 +204,7 @@ pub fn make_folder(path: &Path) -> Result<(), Error> {
 /// # Errors
 /// If the folder can't be reached or opened.
 pub fn open_folder(path: &Path) -> Result<File, Error> {
-    Ok(read_only(&reach(path)?, ".").map_err(Error::io("open", path))?.into())
+    Ok(open_folder_at(&open_resolved_folder(path)?, ".").map_err(Error::io("open", path))?.into())
 }
 
 /// Syncs `folder`, which makes files created, renamed or removed in it durable.
@@ -215,11 +221,13 @@ pub fn sync(folder: &Path) -> Result<(), Error> {
 /// # Errors
 /// If the file system refuses.
 pub fn sweep(folder: &Path) -> Result<(), Error> {
-    let at = reach(folder)?;
-    for name in names(&at, folder)? {
+    let at = open_resolved_folder(folder)?;
+    for name in list_names(&at, folder)? {
         let name = OsStr::from_bytes(&name);
-        let is_ours = || statat(&at, name, AtFlags::SYMLINK_NOFOLLOW).map(|at| at.st_uid == us());
-        if is_aside(name) && is_ours().unwrap_or(false) {
+        let is_ours = || {
+            statat(&at, name, AtFlags::SYMLINK_NOFOLLOW).map(|at| at.st_uid == effective_user_id())
+        };
+        if is_temporary_name(name) && is_ours().unwrap_or(false) {
             let removed = rustix::fs::unlinkat(&at, name, AtFlags::empty());
             removed.map_err(|errno| Error::io("remove", &folder.join(name))(errno.into()))?;
         }
@@ -237,29 +245,29 @@ pub fn sweep(folder: &Path) -> Result<(), Error> {
 /// own, links in folders that others may write to, pipes, devices, and files with more than one
 /// hard link.
 pub fn check(folder: &Path, is_data: impl Fn(&OsStr) -> bool) -> Result<Option<PathBuf>, Error> {
-    let at = reach(folder)?;
+    let at = open_resolved_folder(folder)?;
     let found = fstat(&at).map_err(|errno| Error::io("look at", folder)(errno.into()))?;
-    let mut check = Check { us: us(), writable: None };
-    let is_exposed = check.is_exposed(Facts::of(&found));
-    let top = Folder { at: &at, path: folder, is_exposed, depth: 0 };
-    for name in names(&at, folder)? {
+    let mut check = FolderChecker { user: effective_user_id(), first_writable: None };
+    let is_exposed = check.is_exposed(FileAttributes::of(&found));
+    let top = CheckedFolder { at: &at, path: folder, is_exposed, depth: 0 };
+    for name in list_names(&at, folder)? {
         let name = OsStr::from_bytes(&name);
-        if is_data(name) && !is_aside(name) {
-            check.entry(&top, name)?;
+        if is_data(name) && !is_temporary_name(name) {
+            check.check_entry(&top, name)?;
         }
     }
-    Ok(check.writable)
+    Ok(check.first_writable)
 }
 
-struct Check {
-    us: u32,
-    /// First path that others may still write to after `close`.
-    writable: Option<PathBuf>,
+struct FolderChecker {
+    user: u32,
+    /// First path that others may still write to after `remove_others_permissions`.
+    first_writable: Option<PathBuf>,
 }
 
 /// An open folder whose entries are being checked.
 #[derive(Clone, Copy)]
-struct Folder<'a> {
+struct CheckedFolder<'a> {
     at: &'a OwnedFd,
     path: &'a Path,
     /// Whether others may write to the folder, or could do so before this check.
@@ -267,33 +275,42 @@ struct Folder<'a> {
     depth: u32,
 }
 
-impl Check {
-    fn entry(&mut self, folder: &Folder<'_>, name: &OsStr) -> Result<(), Error> {
+impl FolderChecker {
+    fn check_entry(&mut self, folder: &CheckedFolder<'_>, name: &OsStr) -> Result<(), Error> {
         let path = folder.path.join(name);
         let found = match statat(folder.at, name, AtFlags::SYMLINK_NOFOLLOW) {
             // The entry was removed since the folder was listed.
             Err(Errno::NOENT) => return Ok(()),
             found => found.map_err(|errno| Error::io("look at", &path)(errno.into()))?,
         };
-        let facts = Facts::of(&found);
-        let prepared = || Err(Error::prepared(&path, facts.owner, self.us));
+        let facts = FileAttributes::of(&found);
+        let prepared = || Err(Error::foreign_entry(&path, facts.owner, self.user));
         match FileType::from_raw_mode(found.st_mode) {
-            FileType::Symlink if !folder.is_exposed && !is_others(facts.owner, self.us) => Ok(()),
-            FileType::Directory if is_others(facts.owner, self.us) => prepared(),
-            FileType::Directory if folder.depth < MAX_DEPTH => self.folder(folder, name, &path),
-            FileType::RegularFile if facts.owner != self.us => prepared(),
+            FileType::Symlink if !folder.is_exposed && !is_other_user(facts.owner, self.user) => {
+                Ok(())
+            }
+            FileType::Directory if is_other_user(facts.owner, self.user) => prepared(),
+            FileType::Directory if folder.depth < MAX_DEPTH => {
+                self.check_folder(folder, name, &path)
+            }
+            FileType::RegularFile if facts.owner != self.user => prepared(),
             FileType::RegularFile if found.st_nlink == 1 => {
-                if facts.lets_others_write() {
-                    self.file(folder, name, &path)
+                if facts.is_writable_by_others() {
+                    self.check_file(folder, name, &path)
                 } else {
                     Ok(())
                 }
             }
-            _ => Err(Error::NotPlain(path)),
+            _ => Err(Error::NotPlainFile(path)),
         }
     }
 
-    fn file(&mut self, folder: &Folder<'_>, name: &OsStr, path: &Path) -> Result<(), Error> {
+    fn check_file(
+        &mut self,
+        folder: &CheckedFolder<'_>,
+        name: &OsStr,
+        path: &Path,
+    ) -> Result<(), Error> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match openat(folder.at, name, flags, Mode::empty()) {
             Err(Errno::NOENT) => return Ok(()),
@@ -301,67 +318,75 @@ impl Check {
         };
         let file = File::from(file);
         let found = file.metadata().map_err(Error::io("look at", path))?;
-        if found.uid() != self.us {
-            return Err(Error::prepared(path, found.uid(), self.us));
+        if found.uid() != self.user {
+            return Err(Error::foreign_entry(path, found.uid(), self.user));
         }
         if !found.is_file() || found.nlink() > 1 {
-            return Err(Error::NotPlain(path.to_owned()));
+            return Err(Error::NotPlainFile(path.to_owned()));
         }
-        self.close(&file, path);
+        self.remove_others_permissions(&file, path);
         Ok(())
     }
 
-    fn folder(&mut self, above: &Folder<'_>, name: &OsStr, path: &Path) -> Result<(), Error> {
-        let opened = match read_only(above.at, name) {
+    fn check_folder(
+        &mut self,
+        above: &CheckedFolder<'_>,
+        name: &OsStr,
+        path: &Path,
+    ) -> Result<(), Error> {
+        let opened = match open_folder_at(above.at, name) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             opened => opened.map_err(Error::io("open", path))?,
         };
         let found = fstat(&opened).map_err(|errno| Error::io("look at", path)(errno.into()))?;
-        let facts = Facts::of(&found);
-        if is_others(facts.owner, self.us) {
-            return Err(Error::prepared(path, facts.owner, self.us));
+        let facts = FileAttributes::of(&found);
+        if is_other_user(facts.owner, self.user) {
+            return Err(Error::foreign_entry(path, facts.owner, self.user));
         }
         let is_exposed = self.is_exposed(facts);
         if is_exposed {
             // Before listing, so that nobody adds an entry afterwards.
-            self.close(&opened.try_clone().map_err(Error::io("open", path))?.into(), path);
+            self.remove_others_permissions(
+                &opened.try_clone().map_err(Error::io("open", path))?.into(),
+                path,
+            );
         }
-        let folder = Folder { at: &opened, path, is_exposed, depth: above.depth + 1 };
-        for name in names(&opened, path)? {
+        let folder = CheckedFolder { at: &opened, path, is_exposed, depth: above.depth + 1 };
+        for name in list_names(&opened, path)? {
             let name = OsStr::from_bytes(&name);
             if name != LOST_AND_FOUND {
-                self.entry(&folder, name)?;
+                self.check_entry(&folder, name)?;
             }
         }
         Ok(())
     }
 
-    fn is_exposed(&self, folder: Facts) -> bool {
-        is_others(folder.owner, self.us) || folder.lets_others_write()
+    fn is_exposed(&self, folder: FileAttributes) -> bool {
+        is_other_user(folder.owner, self.user) || folder.is_writable_by_others()
     }
 
     /// Takes all permissions on an open file or folder from group and others. Records its path if
     /// they may still write to it.
-    fn close(&mut self, file: &File, path: &Path) {
+    fn remove_others_permissions(&mut self, file: &File, path: &Path) {
         let is_closed = file.metadata().is_ok_and(|found| {
-            let closed = std::fs::Permissions::from_mode(found.mode() & OWNERS_PART);
+            let closed = std::fs::Permissions::from_mode(found.mode() & OWNER_MODE_BITS);
             file.set_permissions(closed).is_ok()
         }) && file.metadata().is_ok_and(|now| now.mode() & WRITABLE_BY_OTHERS == 0);
-        if !is_closed && self.writable.is_none() {
-            self.writable = Some(path.to_owned());
+        if !is_closed && self.first_writable.is_none() {
+            self.first_writable = Some(path.to_owned());
         }
     }
 }
 
-fn read_only(at: &OwnedFd, name: impl rustix::path::Arg) -> io::Result<OwnedFd> {
+fn open_folder_at(at: &OwnedFd, name: impl rustix::path::Arg) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(openat(at, name, flags, Mode::empty())?)
 }
 
 /// Returns the names in an open folder, sorted.
-fn names(at: &OwnedFd, path: &Path) -> Result<Vec<Vec<u8>>, Error> {
+fn list_names(at: &OwnedFd, path: &Path) -> Result<Vec<Vec<u8>>, Error> {
     let failed = |errno: Errno| Error::io("read", path)(errno.into());
-    let opened = read_only(at, ".").map_err(Error::io("read", path))?;
+    let opened = open_folder_at(at, ".").map_err(Error::io("read", path))?;
     let mut names = Vec::new();
     for entry in Dir::new(opened).map_err(failed)? {
         let entry = entry.map_err(failed)?;
@@ -379,7 +404,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::{Exposure, data_folder};
+    use crate::{Exposure, open_data_folder};
 
     const THEM: u32 = 12_345;
 
@@ -409,7 +434,7 @@ mod tests {
     fn a_folder_that_a_group_or_everybody_may_write_is_taken_and_told_of() {
         for mode in [0o2770, 0o777, 0o1777, 0o775] {
             let (_root, folder) = volume(mode);
-            let found = data_folder(&folder).unwrap();
+            let found = open_data_folder(&folder).unwrap();
             assert_eq!(found.exposure, Some(Exposure::Mode(folder.clone(), mode)));
             check_member(&folder).unwrap();
             replace(&folder.join("muster-boot"), b"1").unwrap();
@@ -418,18 +443,18 @@ mod tests {
             assert_eq!(self::mode(&folder.join("made")) & 0o777, 0o700);
         }
         let (_root, folder) = volume(0o755);
-        assert_eq!(data_folder(&folder).unwrap().exposure, None);
+        assert_eq!(open_data_folder(&folder).unwrap().exposure, None);
     }
 
     #[test]
     fn a_folder_below_one_that_everybody_may_write_is_taken_and_told_of() {
         let (root, folder) = volume(0o700);
         set_mode(root.path(), 0o777);
-        let found = data_folder(&folder).unwrap();
+        let found = open_data_folder(&folder).unwrap();
         assert_eq!(found.exposure, Some(Exposure::Mode(root.path().to_owned(), 0o777)));
         // Any user may have created the link there.
         symlink(&folder, root.path().join("link")).unwrap();
-        assert!(matches!(data_folder(&root.path().join("link")), Err(Error::NotPlain(_))));
+        assert!(matches!(open_data_folder(&root.path().join("link")), Err(Error::NotPlainFile(_))));
     }
 
     #[test]
@@ -472,7 +497,7 @@ mod tests {
         ];
         for (index, prepare) in cases.into_iter().enumerate() {
             let (_root, refused) = place(prepare);
-            assert!(matches!(refused, Err(Error::NotPlain(_))), "case {index}: {refused:?}");
+            assert!(matches!(refused, Err(Error::NotPlainFile(_))), "case {index}: {refused:?}");
         }
     }
 
@@ -489,18 +514,18 @@ mod tests {
             let refused = check_member(&folder).unwrap_err();
             assert!(refused.is_refusal());
             assert!(
-                matches!(&refused, Error::Prepared { path, owner: THEM, .. } if *path == theirs)
+                matches!(&refused, Error::ForeignEntry { path, owner: THEM, .. } if *path == theirs)
             );
         }
         let (_root, folder) = volume(0o755);
         std::os::unix::fs::chown(&folder, Some(THEM), None).unwrap();
-        let found = data_folder(&folder).unwrap();
+        let found = open_data_folder(&folder).unwrap();
         assert_eq!(found.exposure, Some(Exposure::Owner(folder.clone(), THEM)));
-        assert!(matches!(data_folder(&folder.join("deeper")), Err(Error::NotOurs { .. })));
+        assert!(matches!(open_data_folder(&folder.join("deeper")), Err(Error::OtherOwner { .. })));
         std::fs::write(folder.join("muster-boot"), "7").unwrap();
         std::os::unix::fs::chown(folder.join("muster-boot"), Some(THEM), None).unwrap();
         let refused = read_own(&folder.join("muster-boot"), 10);
-        assert!(matches!(refused, Err(Error::Prepared { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(Error::ForeignEntry { .. })), "{refused:?}");
         assert_eq!(read(&folder.join("muster-boot"), 10).unwrap().unwrap(), b"7");
     }
 
@@ -514,7 +539,7 @@ mod tests {
         std::fs::rename(folder.join("member"), folder.join("moved")).unwrap();
         symlink(&victim, folder.join("member")).unwrap();
         let file = folder.join("member/wal/2.wal");
-        assert!(open(&file, Open::New).unwrap_err().is_refusal());
+        assert!(open(&file, OpenMode::New).unwrap_err().is_refusal());
         assert!(replace(&file, b"").unwrap_err().is_refusal());
         assert!(make_folder(&folder.join("member/new")).unwrap_err().is_refusal());
         assert!(sync(&folder.join("member")).unwrap_err().is_refusal());
@@ -528,7 +553,7 @@ mod tests {
         std::fs::rename(folder.join("member/wal"), root.path().join("fast")).unwrap();
         symlink(root.path().join("fast"), folder.join("member/wal")).unwrap();
         check_member(&folder).unwrap();
-        open(&folder.join("member/wal/1.wal"), Open::ReadWrite).unwrap();
+        open(&folder.join("member/wal/1.wal"), OpenMode::ReadWrite).unwrap();
         make_folder(&folder.join("member/wal")).unwrap();
     }
 
@@ -538,8 +563,8 @@ mod tests {
         let (victim, body) = (root.path().join("victim"), folder.join("body"));
         std::fs::write(&victim, "kept").unwrap();
         symlink(&victim, &body).unwrap();
-        assert!(matches!(open(&body, Open::ReadWriteOrNew), Err(Error::NotPlain(_))));
-        make_anew(&body).unwrap();
+        assert!(matches!(open(&body, OpenMode::ReadWriteOrNew), Err(Error::NotPlainFile(_))));
+        recreate(&body).unwrap();
         assert_eq!(std::fs::read(&victim).unwrap(), b"kept");
         assert_eq!(mode(&body), 0o600);
     }

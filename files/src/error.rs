@@ -26,7 +26,7 @@ pub enum Error {
          what lies in it. Name another one, or run as its owner; give it to user {us} only if you \
          know all that lies in it", path.display()
     )]
-    NotOurs {
+    OtherOwner {
         /// Path that was checked.
         path: PathBuf,
         /// User id of its owner.
@@ -40,7 +40,7 @@ pub enum Error {
          prepared it. Look at what it is; if it is this program's data, chown it to user {us}, \
          else move it away", path.display()
     )]
-    Prepared {
+    ForeignEntry {
         /// Path that was checked.
         path: PathBuf,
         /// User id of its owner.
@@ -64,10 +64,10 @@ pub enum Error {
         "others than the owner may write to {}, and its file system refuses chmod go-w: keep state \
          on a file system with owners and modes", .0.display()
     )]
-    StaysOpen(PathBuf),
+    CannotRestrict(PathBuf),
     /// A link, a pipe, a device, or a file with more than one hard link.
     #[error("{} is no plain file of its own: look at what it is, and move it away", .0.display())]
-    NotPlain(PathBuf),
+    NotPlainFile(PathBuf),
     /// A file was found where a folder is expected.
     #[error("{} is not a directory", .0.display())]
     NotAFolder(PathBuf),
@@ -84,16 +84,16 @@ impl Error {
             Self::Io { source, .. } => source.kind(),
             Self::Exists(_) => io::ErrorKind::AlreadyExists,
             Self::NotAFolder(_) => io::ErrorKind::NotADirectory,
-            Self::NotOurs { .. }
-            | Self::Prepared { .. }
+            Self::OtherOwner { .. }
+            | Self::ForeignEntry { .. }
             | Self::OthersMayWrite { .. }
-            | Self::StaysOpen(_)
-            | Self::NotPlain(_) => io::ErrorKind::PermissionDenied,
+            | Self::CannotRestrict(_)
+            | Self::NotPlainFile(_) => io::ErrorKind::PermissionDenied,
         }
     }
 
-    pub(crate) fn prepared(path: &Path, owner: u32, us: u32) -> Self {
-        Self::Prepared { path: path.to_owned(), owner, us }
+    pub(crate) fn foreign_entry(path: &Path, owner: u32, us: u32) -> Self {
+        Self::ForeignEntry { path: path.to_owned(), owner, us }
     }
 
     /// Whether the path must not be used, so that a retry is useless: only another path helps, or a
@@ -103,11 +103,11 @@ impl Error {
         match self {
             Self::Io { .. } => false,
             Self::Exists(_)
-            | Self::NotOurs { .. }
-            | Self::Prepared { .. }
+            | Self::OtherOwner { .. }
+            | Self::ForeignEntry { .. }
             | Self::OthersMayWrite { .. }
-            | Self::StaysOpen(_)
-            | Self::NotPlain(_)
+            | Self::CannotRestrict(_)
+            | Self::NotPlainFile(_)
             | Self::NotAFolder(_) => true,
         }
     }

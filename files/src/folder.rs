@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::Error;
 
-const ROOT: u32 = 0;
+const ROOT_USER_ID: u32 = 0;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const WRITABLE_BY_ALL: u32 = 0o002;
 /// Mode bit of a folder in which nobody may rename or remove another user's files.
@@ -30,11 +30,11 @@ const MAX_LINKS: u32 = 40;
 ///
 /// Fails also if another user could swap the folder: a parent, or a link on the path, belongs
 /// neither to root nor to us, or everybody may write to a parent.
-pub fn own_folder(path: &Path) -> Result<File, Error> {
-    let us = us();
-    let way = Way { above: Above::Closed, us }.walk(path)?;
+pub fn open_own_folder(path: &Path) -> Result<File, Error> {
+    let us = effective_user_id();
+    let way = PathWalker { rule: ParentRule::Protected, user: us }.walk(path)?;
     let (file, found) = way.open(path)?;
-    check_own(path, Facts::of(&found), us)?;
+    check_own_folder(path, FileAttributes::of(&found), us)?;
     Ok(file)
 }
 
@@ -83,11 +83,11 @@ impl fmt::Display for Exposure {
 /// # Errors
 /// Fails if the path leads through another user's folder or link, or through a link in a folder
 /// that everybody may write to.
-pub fn data_folder(path: &Path) -> Result<DataFolder, Error> {
-    let us = us();
-    let mut way = Way { above: Above::Any, us }.walk(path)?;
+pub fn open_data_folder(path: &Path) -> Result<DataFolder, Error> {
+    let us = effective_user_id();
+    let mut way = PathWalker { rule: ParentRule::AllowWritable, user: us }.walk(path)?;
     let (file, found) = way.open(path)?;
-    let exposure = exposure(&way.path, Facts::of(&found), us).or(way.exposure.take());
+    let exposure = find_exposure(&way.path, FileAttributes::of(&found), us).or(way.exposure.take());
     Ok(DataFolder { file, path: way.path, exposure })
 }
 
@@ -102,51 +102,52 @@ pub fn open_folder(path: &Path) -> io::Result<File> {
 
 /// Opens the folder at `path` with `O_PATH`, so that the descriptor is only good to reach files in
 /// it. Follows only links that root or our user owns, in folders that no other user may write to.
-pub(crate) fn reach(path: &Path) -> Result<OwnedFd, Error> {
-    let mut walked = Way { above: Above::Inside, us: us() }.walk(path)?;
+pub(crate) fn open_resolved_folder(path: &Path) -> Result<OwnedFd, Error> {
+    let mut walked =
+        PathWalker { rule: ParentRule::AlreadyChecked, user: effective_user_id() }.walk(path)?;
     let (folder, _) = walked.folders.pop().expect("the root at least");
     Ok(folder)
 }
 
 /// Returns the user id that this process runs as.
-pub(crate) fn us() -> u32 {
+pub(crate) fn effective_user_id() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
 /// Whether `owner` is another user, that is neither root nor `us`.
-pub(crate) fn is_others(owner: u32, us: u32) -> bool {
-    ![us, ROOT].contains(&owner)
+pub(crate) fn is_other_user(owner: u32, us: u32) -> bool {
+    ![us, ROOT_USER_ID].contains(&owner)
 }
 
 /// Owner, mode and type of a folder or link, which decide whether it is trusted.
 #[derive(Clone, Copy)]
-pub(crate) struct Facts {
+pub(crate) struct FileAttributes {
     pub owner: u32,
     pub mode: u32,
     pub is_link: bool,
 }
 
-impl Facts {
+impl FileAttributes {
     pub(crate) fn of(found: &Stat) -> Self {
         let is_link = FileType::from_raw_mode(found.st_mode) == FileType::Symlink;
         Self { owner: found.st_uid, mode: found.st_mode & 0o7777, is_link }
     }
 
     /// Whether the mode lets group or others create, rename and remove entries of this folder.
-    pub(crate) fn lets_others_write(self) -> bool {
+    pub(crate) fn is_writable_by_others(self) -> bool {
         self.mode & WRITABLE_BY_OTHERS != 0
     }
 
     /// Whether every user may rename entries of this folder. The mode of a link means nothing.
-    fn is_open_to_all(self) -> bool {
+    fn is_writable_by_all(self) -> bool {
         self.mode & WRITABLE_BY_ALL != 0 && self.mode & STICKY == 0 && !self.is_link
     }
 }
 
-/// Checks the folder that was asked for; `check_above` checks the folders above it.
-fn check_own(path: &Path, found: Facts, us: u32) -> Result<(), Error> {
+/// Checks the folder that was asked for; `check_parent` checks the folders above it.
+fn check_own_folder(path: &Path, found: FileAttributes, us: u32) -> Result<(), Error> {
     if found.owner != us {
-        return Err(Error::NotOurs { path: path.to_owned(), owner: found.owner, us });
+        return Err(Error::OtherOwner { path: path.to_owned(), owner: found.owner, us });
     }
     if found.mode & WRITABLE_BY_OTHERS != 0 {
         return Err(Error::OthersMayWrite { path: path.to_owned(), mode: found.mode });
@@ -155,66 +156,66 @@ fn check_own(path: &Path, found: Facts, us: u32) -> Result<(), Error> {
 }
 
 /// Returns the reason why others may write to a data folder, if they may.
-fn exposure(path: &Path, found: Facts, us: u32) -> Option<Exposure> {
-    if is_others(found.owner, us) {
+fn find_exposure(path: &Path, found: FileAttributes, us: u32) -> Option<Exposure> {
+    if is_other_user(found.owner, us) {
         return Some(Exposure::Owner(path.to_owned(), found.owner));
     }
-    found.lets_others_write().then(|| Exposure::Mode(path.to_owned(), found.mode))
+    found.is_writable_by_others().then(|| Exposure::Mode(path.to_owned(), found.mode))
 }
 
 /// Checks a parent folder, or a link on the path. Write permission for the group is accepted: an
 /// administrator chooses its members, and many users' umask grants it to their own group.
-fn check_above(path: &Path, found: Facts, us: u32) -> Result<(), Error> {
-    check_owner_above(path, found, us)?;
-    if found.is_open_to_all() {
+fn check_parent(path: &Path, found: FileAttributes, us: u32) -> Result<(), Error> {
+    check_parent_owner(path, found, us)?;
+    if found.is_writable_by_all() {
         return Err(Error::OthersMayWrite { path: path.to_owned(), mode: found.mode });
     }
     Ok(())
 }
 
-fn check_owner_above(path: &Path, found: Facts, us: u32) -> Result<(), Error> {
-    if found.owner != us && found.owner != ROOT {
-        return Err(Error::NotOurs { path: path.to_owned(), owner: found.owner, us });
+fn check_parent_owner(path: &Path, found: FileAttributes, us: u32) -> Result<(), Error> {
+    if found.owner != us && found.owner != ROOT_USER_ID {
+        return Err(Error::OtherOwner { path: path.to_owned(), owner: found.owner, us });
     }
     Ok(())
 }
 
 /// Rule for the folders and links on the path to a folder.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Above {
+enum ParentRule {
     /// Accepts only folders and links that no other user could swap.
-    Closed,
+    Protected,
     /// Also accepts folders that everybody may write to, but no links in them.
-    Any,
+    AllowWritable,
     /// Accepts any folder, since the path was checked before. Refuses links in folders that others
     /// may write to.
-    Inside,
+    AlreadyChecked,
 }
 
 /// Walks to a folder step by step. Each step starts from an open folder, so that nobody can swap a
 /// folder between check and use.
 #[derive(Clone, Copy)]
-struct Way {
-    above: Above,
-    us: u32,
+struct PathWalker {
+    rule: ParentRule,
+    user: u32,
 }
 
 /// State of a walk: the folder that was reached, and all folders above it.
-struct Walked {
+struct ResolvedPath {
     /// Open folders from the root on, each with its owner and mode.
-    folders: Vec<(OwnedFd, Facts)>,
+    folders: Vec<(OwnedFd, FileAttributes)>,
     /// Absolute path without links.
     path: PathBuf,
     /// A folder on the path that everybody may write to, if there is one.
     exposure: Option<Exposure>,
 }
 
-impl Walked {
-    fn at(&self) -> &(OwnedFd, Facts) {
+impl ResolvedPath {
+    fn current(&self) -> &(OwnedFd, FileAttributes) {
         self.folders.last().expect("the root is never left")
     }
 
-    fn leave(&mut self) {
+    fn go_to_parent(&mut self) {
         if self.folders.len() > 1 {
             self.folders.pop();
         }
@@ -229,7 +230,7 @@ impl Walked {
     /// Opens the last folder for reading: descriptors opened with `O_PATH` can't be synced.
     fn open(&self, named: &Path) -> Result<(File, Stat), Error> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let opened = openat(&self.at().0, ".", flags, Mode::empty());
+        let opened = openat(&self.current().0, ".", flags, Mode::empty());
         let opened = opened.map_err(|errno| match errno {
             Errno::NOTDIR => Error::NotAFolder(named.to_owned()),
             _ => Error::io("open", named)(errno.into()),
@@ -239,22 +240,23 @@ impl Walked {
     }
 }
 
-impl Way {
+impl PathWalker {
     /// Walks to `path`. Checks each folder and link before going through it, and creates missing
     /// folders.
-    fn walk(self, path: &Path) -> Result<Walked, Error> {
+    fn walk(self, path: &Path) -> Result<ResolvedPath, Error> {
         let absolute = std::path::absolute(path).map_err(Error::io("find", path))?;
-        let root = open_step(CWD, OsStr::new("/")).map_err(Error::io("open", Path::new("/")))?;
-        let mut walked = Walked { folders: vec![root], path: "/".into(), exposure: None };
+        let root =
+            open_component(CWD, OsStr::new("/")).map_err(Error::io("open", Path::new("/")))?;
+        let mut walked = ResolvedPath { folders: vec![root], path: "/".into(), exposure: None };
         let mut ahead = steps(&absolute);
         let mut links = 0;
         while let Some(step) = ahead.pop_front() {
             if step == ".." {
-                walked.leave();
+                walked.go_to_parent();
                 continue;
             }
             let next = walked.path.join(&step);
-            let (opened, found) = self.step(&walked.at().0, &step, &next)?;
+            let (opened, found) = self.open_or_create(&walked.current().0, &step, &next)?;
             if !ahead.is_empty() || found.is_link {
                 self.check(&next, found, &mut walked)?;
             }
@@ -280,11 +282,19 @@ impl Way {
         Ok(walked)
     }
 
-    fn step(self, at: &OwnedFd, step: &OsStr, next: &Path) -> Result<(OwnedFd, Facts), Error> {
-        match open_step(at, step) {
-            Err(error) if error.kind() == ErrorKind::NotFound && self.above != Above::Inside => {
-                make(at, step, next)?;
-                open_step(at, step)
+    fn open_or_create(
+        self,
+        at: &OwnedFd,
+        step: &OsStr,
+        next: &Path,
+    ) -> Result<(OwnedFd, FileAttributes), Error> {
+        match open_component(at, step) {
+            Err(error)
+                if error.kind() == ErrorKind::NotFound
+                    && self.rule != ParentRule::AlreadyChecked =>
+            {
+                make_folder(at, step, next)?;
+                open_component(at, step)
             }
             opened => opened,
         }
@@ -292,37 +302,45 @@ impl Way {
     }
 
     /// Checks a parent folder, or a link, by the rule in `self.above`.
-    fn check(self, path: &Path, found: Facts, walked: &mut Walked) -> Result<(), Error> {
-        let stands_in = walked.at().1;
-        let refuse_link = || Err(Error::NotPlain(path.to_owned()));
-        match self.above {
-            Above::Closed => check_above(path, found, self.us),
-            Above::Any => {
-                check_owner_above(path, found, self.us)?;
-                if found.is_link && stands_in.is_open_to_all() {
+    fn check(
+        self,
+        path: &Path,
+        found: FileAttributes,
+        walked: &mut ResolvedPath,
+    ) -> Result<(), Error> {
+        let stands_in = walked.current().1;
+        let refuse_link = || Err(Error::NotPlainFile(path.to_owned()));
+        match self.rule {
+            ParentRule::Protected => check_parent(path, found, self.user),
+            ParentRule::AllowWritable => {
+                check_parent_owner(path, found, self.user)?;
+                if found.is_link && stands_in.is_writable_by_all() {
                     return refuse_link();
                 }
-                if found.is_open_to_all() {
+                if found.is_writable_by_all() {
                     walked.exposure = Some(Exposure::Mode(path.to_owned(), found.mode));
                 }
                 Ok(())
             }
-            Above::Inside if !found.is_link => Ok(()),
-            Above::Inside => {
-                if exposure(path, stands_in, self.us).is_some() {
+            ParentRule::AlreadyChecked if !found.is_link => Ok(()),
+            ParentRule::AlreadyChecked => {
+                if find_exposure(path, stands_in, self.user).is_some() {
                     return refuse_link();
                 }
-                check_owner_above(path, found, self.us)
+                check_parent_owner(path, found, self.user)
             }
         }
     }
 }
 
-fn open_step(at: impl std::os::fd::AsFd, step: &OsStr) -> io::Result<(OwnedFd, Facts)> {
+fn open_component(
+    at: impl std::os::fd::AsFd,
+    step: &OsStr,
+) -> io::Result<(OwnedFd, FileAttributes)> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = openat(at, step, flags, Mode::empty())?;
     let found = fstat(&opened)?;
-    Ok((opened, Facts::of(&found)))
+    Ok((opened, FileAttributes::of(&found)))
 }
 
 fn steps(path: &Path) -> VecDeque<OsString> {
@@ -334,7 +352,7 @@ fn steps(path: &Path) -> VecDeque<OsString> {
     named.collect()
 }
 
-fn make(at: &OwnedFd, step: &OsStr, path: &Path) -> Result<(), Error> {
+fn make_folder(at: &OwnedFd, step: &OsStr, path: &Path) -> Result<(), Error> {
     match mkdirat(at, step, Mode::RWXU) {
         Ok(()) => sync_at(at, path.parent().unwrap_or(Path::new("/"))),
         // Another process was faster; the caller checks the folder as any other.
@@ -360,8 +378,8 @@ mod tests {
     const US: u32 = 1000;
     const THEM: u32 = 1001;
 
-    fn folder(owner: u32, mode: u32) -> Facts {
-        Facts { owner, mode, is_link: false }
+    fn folder(owner: u32, mode: u32) -> FileAttributes {
+        FileAttributes { owner, mode, is_link: false }
     }
 
     fn set_mode(path: &Path, mode: u32) {
@@ -372,37 +390,37 @@ mod tests {
     fn ours_alone_is_taken() {
         let path = Path::new("/x");
         for mode in [0o700, 0o750, 0o755] {
-            check_own(path, folder(US, mode), US).unwrap();
+            check_own_folder(path, folder(US, mode), US).unwrap();
         }
         for mode in [0o770, 0o702, 0o1777] {
-            let refused = check_own(path, folder(US, mode), US);
+            let refused = check_own_folder(path, folder(US, mode), US);
             assert!(matches!(refused, Err(Error::OthersMayWrite { .. })), "{mode:o}");
         }
-        for owner in [THEM, ROOT] {
-            let refused = check_own(path, folder(owner, 0o700), US);
-            assert!(matches!(refused, Err(Error::NotOurs { .. })), "{owner}");
+        for owner in [THEM, ROOT_USER_ID] {
+            let refused = check_own_folder(path, folder(owner, 0o700), US);
+            assert!(matches!(refused, Err(Error::OtherOwner { .. })), "{owner}");
         }
     }
 
     #[test]
     fn above_it_may_be_root_and_we_and_a_sticky_folder() {
         let path = Path::new("/x");
-        for good in [folder(ROOT, 0o755), folder(US, 0o775), folder(ROOT, 0o1777)] {
-            check_above(path, good, US).unwrap();
+        for good in [folder(ROOT_USER_ID, 0o755), folder(US, 0o775), folder(ROOT_USER_ID, 0o1777)] {
+            check_parent(path, good, US).unwrap();
         }
-        assert!(check_above(path, folder(ROOT, 0o777), US).is_err());
-        assert!(check_above(path, folder(THEM, 0o755), US).is_err());
-        let link = |owner| Facts { owner, mode: 0o777, is_link: true };
-        check_above(path, link(US), US).unwrap();
-        assert!(check_above(path, link(THEM), US).is_err());
+        assert!(check_parent(path, folder(ROOT_USER_ID, 0o777), US).is_err());
+        assert!(check_parent(path, folder(THEM, 0o755), US).is_err());
+        let link = |owner| FileAttributes { owner, mode: 0o777, is_link: true };
+        check_parent(path, link(US), US).unwrap();
+        assert!(check_parent(path, link(THEM), US).is_err());
     }
 
     #[test]
     fn what_is_missing_is_made_private() {
         let dir = tempfile::tempdir().unwrap();
         let deep = dir.path().join("a/b/c");
-        own_folder(&deep).unwrap();
-        own_folder(&deep).unwrap();
+        open_own_folder(&deep).unwrap();
+        open_own_folder(&deep).unwrap();
         for made in ["a", "a/b", "a/b/c"] {
             let mode = std::fs::metadata(dir.path().join(made)).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o700, "{made}");
@@ -413,13 +431,13 @@ mod tests {
     fn a_folder_that_others_may_write_is_refused_here_and_above() {
         let dir = tempfile::tempdir().unwrap();
         let (above, inner) = (dir.path().join("above"), dir.path().join("above/inner"));
-        own_folder(&inner).unwrap();
+        open_own_folder(&inner).unwrap();
         set_mode(&inner, 0o770);
-        let refused = own_folder(&inner).unwrap_err();
+        let refused = open_own_folder(&inner).unwrap_err();
         assert!(refused.to_string().contains("chmod go-w"), "{refused}");
         set_mode(&inner, 0o700);
         set_mode(&above, 0o707);
-        let refused = own_folder(&inner).unwrap_err();
+        let refused = open_own_folder(&inner).unwrap_err();
         assert!(matches!(refused, Error::OthersMayWrite { path, .. } if path == above));
     }
 
@@ -427,13 +445,13 @@ mod tests {
     fn links_are_followed_through_what_is_ours_only() {
         let dir = tempfile::tempdir().unwrap();
         let real = dir.path().join("real");
-        own_folder(&real.join("inner")).unwrap();
+        open_own_folder(&real.join("inner")).unwrap();
         symlink("real", dir.path().join("link")).unwrap();
-        own_folder(&dir.path().join("link/inner/../inner")).unwrap();
+        open_own_folder(&dir.path().join("link/inner/../inner")).unwrap();
         set_mode(&real, 0o703);
-        assert!(own_folder(&dir.path().join("link/inner")).is_err());
+        assert!(open_own_folder(&dir.path().join("link/inner")).is_err());
         symlink("loop", dir.path().join("loop")).unwrap();
-        assert!(own_folder(&dir.path().join("loop")).is_err());
+        assert!(open_own_folder(&dir.path().join("loop")).is_err());
     }
 
     #[test]
@@ -445,9 +463,9 @@ mod tests {
         }
         let owner = link.path().symlink_metadata().unwrap().uid();
         // Run the check as a user who is not the owner of the link.
-        let closed = |us| Way { above: Above::Closed, us };
+        let closed = |us| PathWalker { rule: ParentRule::Protected, user: us };
         let refused = closed(owner + 1).walk(link.path()).err().unwrap();
-        assert!(matches!(refused, Error::NotOurs { path, .. } if path == link.path()));
+        assert!(matches!(refused, Error::OtherOwner { path, .. } if path == link.path()));
         assert_eq!(closed(owner).walk(link.path()).unwrap().path, Path::new("/"));
     }
 
@@ -455,15 +473,15 @@ mod tests {
     fn an_absolute_link_leads_away_from_where_it_stands() {
         let dir = tempfile::tempdir().unwrap();
         let real = dir.path().join("real");
-        own_folder(&real.join("inner")).unwrap();
+        open_own_folder(&real.join("inner")).unwrap();
         symlink(&real, dir.path().join("link")).unwrap();
-        let opened = own_folder(&dir.path().join("link/inner")).unwrap().metadata().unwrap();
+        let opened = open_own_folder(&dir.path().join("link/inner")).unwrap().metadata().unwrap();
         assert_eq!(opened.ino(), real.join("inner").metadata().unwrap().ino());
     }
 
     #[test]
     fn a_file_is_no_folder() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        assert!(matches!(own_folder(file.path()), Err(Error::NotAFolder(_))));
+        assert!(matches!(open_own_folder(file.path()), Err(Error::NotAFolder(_))));
     }
 }

@@ -7,12 +7,12 @@
 //!
 //! A user who owns a folder, or may write to it or to one above it, controls its content. Such a
 //! user can link to a file that only we may overwrite, or create our key file with a mode that
-//! others can read. So [`own_folder`] refuses such a folder, and [`open`] refuses links, pipes, and
+//! others can read. So [`open_own_folder`] refuses such a folder, and [`open`] refuses links, pipes, and
 //! files with more than one hard link.
 //!
 //! There are two exceptions:
 //!
-//! - Data may lie on a volume that others may write to: see [`data_folder`] and [`data`].
+//! - Data may lie on a volume that others may write to: see [`open_data_folder`] and [`data`].
 //! - A file that a person named ([`open_named`]) may lie anywhere, and only has to be a regular
 //!   file.
 
@@ -25,7 +25,7 @@ mod place;
 mod write;
 
 pub use error::Error;
-pub use folder::{DataFolder, Exposure, data_folder, open_folder, own_folder};
+pub use folder::{DataFolder, Exposure, open_data_folder, open_folder, open_own_folder};
 pub use named::{open_named, read_named};
 pub use open::{open, read};
-pub use write::{create, is_aside, rename, replace, replace_by, sweep, sync, sync_folder};
+pub use write::{create, is_temporary_name, rename, replace, replace_by, sweep, sync, sync_folder};

@@ -20,13 +20,15 @@ pub fn open(path: &Path, options: &mut OpenOptions) -> Result<File, Error> {
     let file = options.mode(0o600).custom_flags(flags.bits().cast_signed()).open(path);
     let file = file.map_err(|source| match rustix::io::Errno::from_io_error(&source) {
         // The path is a link, a pipe without a reader, or a socket.
-        Some(rustix::io::Errno::LOOP | rustix::io::Errno::NXIO) => Error::NotPlain(path.to_owned()),
+        Some(rustix::io::Errno::LOOP | rustix::io::Errno::NXIO) => {
+            Error::NotPlainFile(path.to_owned())
+        }
         _ => Error::io("open", path)(source),
     })?;
     let found = file.metadata().map_err(Error::io("look at", path))?;
     // A link count of 0 is accepted: the file was removed since it was opened.
     if !found.is_file() || found.nlink() > 1 {
-        return Err(Error::NotPlain(path.to_owned()));
+        return Err(Error::NotPlainFile(path.to_owned()));
     }
     Ok(file)
 }
@@ -41,11 +43,11 @@ pub fn read(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, Error> {
         Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };
-    content(path, file, max_bytes).map(Some)
+    read_content(path, file, max_bytes).map(Some)
 }
 
 /// Reads all of an open file, of at most `max_bytes`. `path` is for messages.
-pub(crate) fn content(path: &Path, file: File, max_bytes: u64) -> Result<Vec<u8>, Error> {
+pub(crate) fn read_content(path: &Path, file: File, max_bytes: u64) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     let read = file.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes);
     read.map_err(Error::io("read", path))?;
@@ -93,9 +95,9 @@ mod tests {
         .unwrap();
         for name in ["link", "second", "folder", "pipe"] {
             let refused = read(&path(name), LIMIT);
-            assert!(matches!(refused, Err(Error::NotPlain(_))), "{name}: {refused:?}");
+            assert!(matches!(refused, Err(Error::NotPlainFile(_))), "{name}: {refused:?}");
         }
         let refused = open(&path("link"), OpenOptions::new().create(true).append(true));
-        assert!(matches!(refused, Err(Error::NotPlain(_))), "{refused:?}");
+        assert!(matches!(refused, Err(Error::NotPlainFile(_))), "{refused:?}");
     }
 }

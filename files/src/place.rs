@@ -10,20 +10,20 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat};
 
 use crate::Error;
-use crate::folder::{reach, sync_at};
+use crate::folder::{open_resolved_folder, sync_at};
 
 /// A file name, with the open folder that it is in.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct FileLocation {
     folder: OwnedFd,
     name: OsString,
     /// Whole path, used in error messages only.
     path: PathBuf,
 }
 
-impl Place {
+impl FileLocation {
     /// Resolves `path` by the system's own rules; links are followed.
-    pub(crate) fn named(path: &Path) -> Result<Self, Error> {
+    pub(crate) fn resolve(path: &Path) -> Result<Self, Error> {
         let (folder, name) = split(path)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = openat(CWD, folder, flags, Mode::empty());
@@ -33,9 +33,9 @@ impl Place {
     }
 
     /// Resolves `path`, and follows only links that no other user can have created.
-    pub(crate) fn of_data(path: &Path) -> Result<Self, Error> {
+    pub(crate) fn resolve_safely(path: &Path) -> Result<Self, Error> {
         let (folder, name) = split(path)?;
-        Ok(Self { folder: reach(folder)?, name, path: path.to_owned() })
+        Ok(Self { folder: open_resolved_folder(folder)?, name, path: path.to_owned() })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -43,7 +43,7 @@ impl Place {
     }
 
     /// Returns another name in this folder.
-    pub(crate) fn beside(&self, name: OsString) -> io::Result<Self> {
+    pub(crate) fn sibling(&self, name: OsString) -> io::Result<Self> {
         let folder = self.folder.try_clone()?;
         Ok(Self { folder, path: self.path.with_file_name(&name), name })
     }

@@ -11,7 +11,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::Error;
 use crate::folder::open_folder;
-use crate::place::Place;
+use crate::place::FileLocation;
 
 /// Separates a file's name from the random part in the name of its temporary file.
 const ASIDE: &str = ".unfinished-";
@@ -24,7 +24,7 @@ const PRIVATE: u32 = 0o600;
 /// # Errors
 /// If the file system refuses; `path` then holds the old or the new content.
 pub fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    replace_at(&Place::named(path)?, bytes)
+    replace_at(&FileLocation::resolve(path)?, bytes)
 }
 
 /// Replaces a file as [`replace`] does. `bytes` returns the content, and gets the temporary file
@@ -36,21 +36,21 @@ pub fn replace_by(
     path: &Path,
     bytes: impl FnOnce(&File) -> std::io::Result<Vec<u8>>,
 ) -> Result<(), Error> {
-    let place = Place::named(path)?;
-    let aside = write_aside_by(&place, PRIVATE, true, bytes)?;
-    put(&aside, &place)?;
+    let place = FileLocation::resolve(path)?;
+    let aside = write_temporary_by(&place, PRIVATE, true, bytes)?;
+    rename_into_place(&aside, &place)?;
     place.sync()
 }
 
-pub(crate) fn replace_at(place: &Place, bytes: &[u8]) -> Result<(), Error> {
-    let aside = write_aside(place, bytes, PRIVATE, true)?;
-    put(&aside, place)?;
+pub(crate) fn replace_at(place: &FileLocation, bytes: &[u8]) -> Result<(), Error> {
+    let aside = write_temporary(place, bytes, PRIVATE, true)?;
+    rename_into_place(&aside, place)?;
     place.sync()
 }
 
-pub(crate) fn replace_volatile_at(place: &Place, bytes: &[u8]) -> Result<(), Error> {
-    let aside = write_aside(place, bytes, PRIVATE, false)?;
-    put(&aside, place)
+pub(crate) fn replace_volatile_at(place: &FileLocation, bytes: &[u8]) -> Result<(), Error> {
+    let aside = write_temporary(place, bytes, PRIVATE, false)?;
+    rename_into_place(&aside, place)
 }
 
 /// Creates a file durably that doesn't exist yet.
@@ -58,8 +58,8 @@ pub(crate) fn replace_volatile_at(place: &Place, bytes: &[u8]) -> Result<(), Err
 /// # Errors
 /// [`Error::Exists`] if `path` exists; it is left unchanged.
 pub fn create(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
-    let place = Place::named(path)?;
-    let aside = write_aside(&place, bytes, mode, true)?;
+    let place = FileLocation::resolve(path)?;
+    let aside = write_temporary(&place, bytes, mode, true)?;
     // link(2) fails if the name exists; rename(2) would silently replace the file.
     let linked = aside.link(&place);
     aside.remove().map_err(Error::io("remove", aside.path()))?;
@@ -75,10 +75,10 @@ pub fn create(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
 /// # Errors
 /// If the file system refuses.
 pub fn rename(from: &Path, to: &Path) -> Result<(), Error> {
-    rename_at(&Place::named(from)?, &Place::named(to)?)
+    rename_at(&FileLocation::resolve(from)?, &FileLocation::resolve(to)?)
 }
 
-pub(crate) fn rename_at(from: &Place, to: &Place) -> Result<(), Error> {
+pub(crate) fn rename_at(from: &FileLocation, to: &FileLocation) -> Result<(), Error> {
     from.rename(to).map_err(Error::io("move", from.path()))?;
     to.sync()?;
     if from.path().parent() == to.path().parent() { Ok(()) } else { from.sync() }
@@ -106,7 +106,7 @@ pub fn sync_folder(path: &Path) -> Result<(), Error> {
 
 /// Whether `name` is the name of a temporary file, under which a file is written before its rename.
 #[must_use]
-pub fn is_aside(name: &OsStr) -> bool {
+pub fn is_temporary_name(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     let random = name.rsplit_once(ASIDE).map(|(_, random)| random.as_bytes());
     random.is_some_and(|random| {
@@ -122,7 +122,7 @@ pub fn is_aside(name: &OsStr) -> bool {
 pub fn sweep(folder: &Path) -> Result<(), Error> {
     for entry in std::fs::read_dir(folder).map_err(Error::io("read", folder))? {
         let entry = entry.map_err(Error::io("read", folder))?;
-        if is_aside(&entry.file_name()) {
+        if is_temporary_name(&entry.file_name()) {
             let path = entry.path();
             std::fs::remove_file(&path).map_err(Error::io("remove", &path))?;
         }
@@ -130,17 +130,22 @@ pub fn sweep(folder: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-fn write_aside(place: &Place, bytes: &[u8], mode: u32, keep: bool) -> Result<Place, Error> {
-    write_aside_by(place, mode, keep, |_| Ok(bytes))
+fn write_temporary(
+    place: &FileLocation,
+    bytes: &[u8],
+    mode: u32,
+    keep: bool,
+) -> Result<FileLocation, Error> {
+    write_temporary_by(place, mode, keep, |_| Ok(bytes))
 }
 
-fn write_aside_by<B: AsRef<[u8]>>(
-    place: &Place,
+fn write_temporary_by<B: AsRef<[u8]>>(
+    place: &FileLocation,
     mode: u32,
     keep: bool,
     bytes: impl FnOnce(&File) -> std::io::Result<B>,
-) -> Result<Place, Error> {
-    let aside = aside_of(place)?;
+) -> Result<FileLocation, Error> {
+    let aside = temporary_location(place)?;
     // O_EXCL: nothing is written through a link, or to a file that another process has open.
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
     let opened = aside.open(flags, Mode::from_raw_mode(mode));
@@ -163,21 +168,21 @@ fn fill(file: &mut File, bytes: &[u8], mode: u32, keep: bool) -> std::io::Result
     if keep { file.sync_all() } else { Ok(()) }
 }
 
-fn put(aside: &Place, place: &Place) -> Result<(), Error> {
+fn rename_into_place(aside: &FileLocation, place: &FileLocation) -> Result<(), Error> {
     aside.rename(place).map_err(|source| {
         let _ = aside.remove();
         Error::io("replace", place.path())(source)
     })
 }
 
-fn aside_of(place: &Place) -> Result<Place, Error> {
+fn temporary_location(place: &FileLocation) -> Result<FileLocation, Error> {
     let mut aside = place.name().clone();
     let mut random = [0; RANDOM_BYTES];
     getrandom(&mut random[..], GetRandomFlags::empty())
         .map_err(|error| Error::io("get randomness for", place.path())(error.into()))?;
     aside.push(ASIDE);
     aside.push(data_encoding::HEXLOWER.encode(&random));
-    place.beside(aside).map_err(Error::io("write", place.path()))
+    place.sibling(aside).map_err(Error::io("write", place.path()))
 }
 
 #[cfg(test)]
@@ -195,7 +200,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal.json");
         replace(&path, b"one").unwrap();
-        replace_volatile_at(&Place::named(&path).unwrap(), b"two").unwrap();
+        replace_volatile_at(&FileLocation::resolve(&path).unwrap(), b"two").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"two");
         assert_eq!(mode(&path), 0o600);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
@@ -239,12 +244,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal.json");
         replace(&path, b"whole").unwrap();
-        let left = write_aside(&Place::named(&path).unwrap(), b"ha", PRIVATE, true).unwrap();
-        assert!(is_aside(left.name()));
+        let left =
+            write_temporary(&FileLocation::resolve(&path).unwrap(), b"ha", PRIVATE, true).unwrap();
+        assert!(is_temporary_name(left.name()));
         let hex = "0123456789abcdef0123456789abcdef";
-        assert!(is_aside(OsStr::new(&format!("x{ASIDE}{hex}"))));
+        assert!(is_temporary_name(OsStr::new(&format!("x{ASIDE}{hex}"))));
         for other in [&hex[1..], "these are 32 bytes, but not hex.", "business"] {
-            assert!(!is_aside(OsStr::new(&format!("x{ASIDE}{other}"))), "{other}");
+            assert!(!is_temporary_name(OsStr::new(&format!("x{ASIDE}{other}"))), "{other}");
         }
         sweep(dir.path()).unwrap();
         let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().flatten().collect();

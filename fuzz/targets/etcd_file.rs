@@ -7,13 +7,13 @@ use std::io::Cursor;
 use std::sync::LazyLock;
 
 use muster_node::etcd_file::{EtcdFile, EtcdFileError, HashCheck};
-use node_bbolt::{Builder, Reader, Value, WriteError, measure, write};
+use node_bbolt::{BboltReader, BboltWriteError, Builder, EntryValue, measure, write};
 
 /// Fills a file with etcd's buckets and meaningless rows. The buckets exist so that changed bytes
 /// reach the code that reads them.
-fn fill(file: &mut Builder<'_>) -> Result<(), WriteError> {
+fn fill(file: &mut Builder<'_>) -> Result<(), BboltWriteError> {
     for bucket in ["alarm", "auth", "authRoles", "authUsers", "cluster", "key", "lease", "meta"] {
-        file.bucket(bucket.as_bytes())?;
+        file.begin_bucket(bucket.as_bytes())?;
         for row in 0_u64..40 {
             file.put(&row.to_be_bytes(), &[7; 60])?;
         }
@@ -36,18 +36,18 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         let at = at % file.len();
         file[at] = change[3];
     }
-    if let Ok(mut reader) = Reader::open(Cursor::new(&file)) {
+    if let Ok(mut reader) = BboltReader::open(Cursor::new(&file)) {
         let root = reader.root();
         let mut names = Vec::new();
         if let Ok(mut entries) = reader.entries(&root) {
             while let Ok(Some(entry)) = entries.next() {
-                if let Value::Bucket(_) = entry.value {
+                if let EntryValue::Bucket(_) = entry.value {
                     names.push(entry.key.to_vec());
                 }
             }
         }
         for name in names {
-            let Ok(Some(bucket)) = reader.bucket(&name) else { continue };
+            let Ok(Some(bucket)) = reader.find_bucket(&name) else { continue };
             let _ = reader.last_key(&bucket);
             let Ok(mut entries) = reader.entries(&bucket) else { continue };
             while let Ok(Some(_)) = entries.next() {}
@@ -55,8 +55,8 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     }
     if let Ok(mut file) = EtcdFile::open(Cursor::new(&file), HashCheck::Skipped) {
         let _ = file.auth();
-        if let Ok(import) = file.import() {
-            let _ = import.each(|_, _| Ok::<_, EtcdFileError>(()));
+        if let Ok(records) = file.records() {
+            let _ = records.for_each(|_, _| Ok::<_, EtcdFileError>(()));
         }
     }
 });

@@ -16,7 +16,7 @@ const SECRET: [&str; 6] = [
 ];
 
 /// Proto file with the messages that are not part of the client API.
-const OUR_OWN: &str = "command.proto";
+const INTERNAL_PROTO: &str = "command.proto";
 
 type BoxError = Box<dyn std::error::Error>;
 
@@ -29,7 +29,7 @@ fn main() -> Result<(), BoxError> {
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
     // gRPC reflection serves this file, without the messages that only members exchange.
     let mut told = descriptors.clone();
-    told.file.retain(|file| !file.name().starts_with(OUR_OWN));
+    told.file.retain(|file| !file.name().starts_with(INTERNAL_PROTO));
     std::fs::write(out.join("api.bin"), told.encode_to_vec())?;
     tonic_prost_build::configure()
         .bytes(".")

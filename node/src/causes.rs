@@ -4,7 +4,7 @@ use std::{error::Error, fmt::Write as _};
 
 /// Returns the text of an error, followed by the texts of its causes.
 #[must_use]
-pub fn chain(error: &dyn Error) -> String {
+pub fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -24,11 +24,11 @@ mod tests {
 
     #[derive(Debug, thiserror::Error)]
     #[error("outer")]
-    struct Outer(#[source] std::io::Error);
+    struct OuterError(#[source] std::io::Error);
 
     #[test]
     fn an_error_is_told_with_its_causes() {
-        let error = Outer(std::io::Error::other("inner"));
-        assert_eq!(chain(&error), "outer: inner");
+        let error = OuterError(std::io::Error::other("inner"));
+        assert_eq!(error_chain(&error), "outer: inner");
     }
 }

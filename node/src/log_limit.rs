@@ -5,9 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-const EVERY: Duration = Duration::from_secs(5);
+const MIN_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Rate limit that lets one line pass per `EVERY` for each of `N` reasons.
+/// Rate limit that lets one line pass per `MIN_INTERVAL` for each of `N` reasons.
 #[derive(Debug)]
 pub(crate) struct LogLimit<const N: usize> {
     slots: Mutex<[(Option<Instant>, u64); N]>,
@@ -29,7 +29,7 @@ impl<const N: usize> LogLimit<N> {
     pub(crate) fn pass(&self, reason: usize, now: Instant) -> Option<u64> {
         let mut slots = self.slots.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (last, suppressed) = &mut slots[reason];
-        if last.is_some_and(|last| now.saturating_duration_since(last) < EVERY) {
+        if last.is_some_and(|last| now.saturating_duration_since(last) < MIN_INTERVAL) {
             *suppressed += 1;
             return None;
         }
@@ -48,8 +48,8 @@ mod tests {
         let start = Instant::now();
         assert_eq!(limit.pass(0, start), Some(0));
         assert_eq!(limit.pass(0, start), None);
-        assert_eq!(limit.pass(0, start + EVERY / 2), None);
+        assert_eq!(limit.pass(0, start + MIN_INTERVAL / 2), None);
         assert_eq!(limit.pass(1, start), Some(0), "another reason has its own line");
-        assert_eq!(limit.pass(0, start + EVERY), Some(2));
+        assert_eq!(limit.pass(0, start + MIN_INTERVAL), Some(2));
     }
 }

@@ -30,14 +30,14 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-use crate::config::{LogFormat, LogOutput};
+use crate::config::{LogLineFormat, LogOutput};
 
 /// Maximum number of queued lines. Further lines are dropped and counted.
 const QUEUE_LINES: usize = 8192;
 /// Maximum time to wait until a fatal line is written. The process aborts right after it.
-const URGENT: Duration = Duration::from_millis(100);
+const FATAL_LINE_TIMEOUT: Duration = Duration::from_millis(100);
 /// Maximum time to wait for the last lines when the process ends.
-const FLUSH: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Number of lines dropped by all logs of this process.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
@@ -51,15 +51,15 @@ pub fn lines_dropped() -> u64 {
 
 /// Handle of the log. Dropping it writes the queued lines.
 pub struct Logging {
-    lines: Option<mpsc::SyncSender<Line>>,
+    lines: Option<mpsc::SyncSender<LogLine>>,
     ended: mpsc::Receiver<()>,
     dropped: Arc<AtomicU64>,
 }
 
-enum Line {
+enum LogLine {
     Text(String),
     /// A fatal line. Its sender waits until it is written, because the process is about to abort.
-    Urgent(String, mpsc::SyncSender<()>),
+    Fatal(String, mpsc::SyncSender<()>),
     End,
 }
 
@@ -71,7 +71,7 @@ impl Logging {
     /// names.
     pub fn start(
         level: Level,
-        format: LogFormat,
+        format: LogLineFormat,
         outputs: &[LogOutput],
     ) -> Result<Self, muster_files::Error> {
         let mut writers: Vec<Box<dyn Write + Send>> = Vec::new();
@@ -105,8 +105,8 @@ impl Drop for Logging {
     fn drop(&mut self) {
         if let Some(lines) = self.lines.take() {
             // A full queue means that the reader is stuck, so waiting would not help.
-            if lines.try_send(Line::End).is_ok() {
-                let _ = self.ended.recv_timeout(FLUSH);
+            if lines.try_send(LogLine::End).is_ok() {
+                let _ = self.ended.recv_timeout(FLUSH_TIMEOUT);
             }
         }
     }
@@ -114,18 +114,18 @@ impl Drop for Logging {
 
 fn start(
     level: Level,
-    format: LogFormat,
+    format: LogLineFormat,
     mut writers: Vec<Box<dyn Write + Send>>,
-) -> io::Result<(Logging, Lines)> {
-    let (lines, queue) = mpsc::sync_channel::<Line>(QUEUE_LINES);
+) -> io::Result<(Logging, LogLayer)> {
+    let (lines, queue) = mpsc::sync_channel::<LogLine>(QUEUE_LINES);
     let (end, ended) = mpsc::sync_channel(1);
     let dropped = Arc::new(AtomicU64::new(0));
     std::thread::Builder::new().name("log".to_owned()).spawn(move || {
         loop {
             let (line, written) = match queue.recv() {
-                Ok(Line::Text(line)) => (line, None),
-                Ok(Line::Urgent(line, written)) => (line, Some(written)),
-                Ok(Line::End) | Err(_) => break,
+                Ok(LogLine::Text(line)) => (line, None),
+                Ok(LogLine::Fatal(line, written)) => (line, Some(written)),
+                Ok(LogLine::End) | Err(_) => break,
             };
             for writer in &mut writers {
                 // A failure to write the log can't be reported anywhere.
@@ -137,27 +137,27 @@ fn start(
         }
         let _ = end.send(());
     })?;
-    let layer = Lines {
+    let layer = LogLayer {
         level,
         format,
         lines: lines.clone(),
         dropped: Arc::clone(&dropped),
-        told: AtomicU64::new(0),
+        reported: AtomicU64::new(0),
     };
     Ok((Logging { lines: Some(lines), ended, dropped }, layer))
 }
 
 /// The tracing layer that turns events into lines.
-struct Lines {
+struct LogLayer {
     level: Level,
-    format: LogFormat,
-    lines: mpsc::SyncSender<Line>,
+    format: LogLineFormat,
+    lines: mpsc::SyncSender<LogLine>,
     dropped: Arc<AtomicU64>,
     /// Number of dropped lines that later lines have reported.
-    told: AtomicU64,
+    reported: AtomicU64,
 }
 
-impl<S: Subscriber> Layer<S> for Lines {
+impl<S: Subscriber> Layer<S> for LogLayer {
     fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
         let ours = ["muster", "node_consensus"].iter().any(|p| metadata.target().starts_with(p));
         // Any client can make the HTTP/2 library warn as often as it likes.
@@ -171,26 +171,26 @@ impl<S: Subscriber> Layer<S> for Lines {
     }
 
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        let mut fields = Fields::default();
+        let mut fields = EventFields::default();
         event.record(&mut fields);
         let dropped = self.dropped.load(Ordering::Relaxed);
-        let untold = dropped - self.told.load(Ordering::Relaxed);
+        let untold = dropped - self.reported.load(Ordering::Relaxed);
         if untold > 0 {
             fields.push("log.lines.dropped", &serde_json::Value::from(untold));
         }
         let line = line(self.format, event.metadata(), &fields);
         let (line, written) = if fields.fatal {
             let (sender, written) = mpsc::sync_channel(1);
-            (Line::Urgent(line, sender), Some(written))
+            (LogLine::Fatal(line, sender), Some(written))
         } else {
-            (Line::Text(line), None)
+            (LogLine::Text(line), None)
         };
         if self.lines.try_send(line).is_ok() {
             if let Some(written) = written {
-                let _ = written.recv_timeout(URGENT);
+                let _ = written.recv_timeout(FATAL_LINE_TIMEOUT);
             }
             if untold > 0 {
-                self.told.store(dropped, Ordering::Relaxed);
+                self.reported.store(dropped, Ordering::Relaxed);
             }
         } else {
             self.dropped.fetch_add(1, Ordering::Relaxed);
@@ -199,7 +199,7 @@ impl<S: Subscriber> Layer<S> for Lines {
     }
 }
 
-fn line(format: LogFormat, metadata: &Metadata<'_>, fields: &Fields) -> String {
+fn line(format: LogLineFormat, metadata: &Metadata<'_>, fields: &EventFields) -> String {
     let level = match *metadata.level() {
         Level::ERROR => "error",
         Level::WARN => "warn",
@@ -212,14 +212,14 @@ fn line(format: LogFormat, metadata: &Metadata<'_>, fields: &Fields) -> String {
     let caller = format!("{file}:{}", metadata.line().unwrap_or_default());
     let mut out = String::with_capacity(160 + fields.json.len());
     let _ = match format {
-        LogFormat::Json => write!(
+        LogLineFormat::Json => write!(
             out,
             "{{\"level\":\"{level}\",\"ts\":\"{now:.6}\",\"caller\":{},\"msg\":{}{}}}",
             json(&caller),
             json(&fields.message),
             fields.json
         ),
-        LogFormat::Console => {
+        LogLineFormat::Console => {
             let rest = fields.json.trim_start_matches(',');
             let message = fields.message.replace(['\n', '\r'], " ");
             let separator = if rest.is_empty() { "" } else { "\t" };
@@ -236,20 +236,20 @@ fn json(text: &str) -> serde_json::Value {
 
 /// Fields of an event: its message, and the others as JSON members, each preceded by a comma.
 #[derive(Default)]
-struct Fields {
+struct EventFields {
     message: String,
     json: String,
     /// Whether the process ends after this line.
     fatal: bool,
 }
 
-impl Fields {
+impl EventFields {
     fn push(&mut self, name: &str, value: &serde_json::Value) {
         let _ = write!(self.json, ",{}:{value}", json(name));
     }
 }
 
-impl Visit for Fields {
+impl Visit for EventFields {
     fn record_str(&mut self, field: &Field, value: &str) {
         if field.name() == "message" {
             self.message.push_str(value);
@@ -284,7 +284,7 @@ impl Visit for Fields {
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        self.push(field.name(), &json(&crate::causes::chain(value)));
+        self.push(field.name(), &json(&crate::causes::error_chain(value)));
     }
 }
 
@@ -295,9 +295,9 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Memory(Arc<Mutex<Vec<u8>>>);
+    struct MemoryWriter(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Memory {
+    impl Write for MemoryWriter {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().extend_from_slice(bytes);
             Ok(bytes.len())
@@ -308,8 +308,8 @@ mod tests {
         }
     }
 
-    fn logged(format: LogFormat, events: impl FnOnce()) -> String {
-        let memory = Memory::default();
+    fn logged(format: LogLineFormat, events: impl FnOnce()) -> String {
+        let memory = MemoryWriter::default();
         let (logging, layer) = start(Level::INFO, format, vec![Box::new(memory.clone())]).unwrap();
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), events);
         drop(logging);
@@ -325,8 +325,9 @@ mod tests {
         std::os::unix::fs::symlink("victim", path("link")).unwrap();
         let made = std::process::Command::new("mkfifo").arg(path("pipe")).status().unwrap();
         assert!(made.success());
-        let open =
-            |path| Logging::start(Level::INFO, LogFormat::Json, &[LogOutput::File(path)]).map(drop);
+        let open = |path| {
+            Logging::start(Level::INFO, LogLineFormat::Json, &[LogOutput::File(path)]).map(drop)
+        };
         // The pipe comes last: opened as a plain file, it would block until it has a reader.
         for refused in ["link", "pipe"] {
             assert!(open(path(refused)).is_err_and(|error| error.is_refusal()), "{refused}");
@@ -338,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_line_is_one_json_object_whatever_is_in_it() {
-        let text = logged(LogFormat::Json, || {
+        let text = logged(LogLineFormat::Json, || {
             tracing::warn!(name = "a\"b\n{", index = 7_u64, ok = true, "it\nhappened");
             tracing::debug!("not at this level");
         });
@@ -353,16 +354,16 @@ mod tests {
 
     #[test]
     fn lines_for_people_are_one_line_each() {
-        let text = logged(LogFormat::Console, || tracing::info!(index = 7_u64, "two\nlines"));
+        let text = logged(LogLineFormat::Console, || tracing::info!(index = 7_u64, "two\nlines"));
         assert_eq!(text.lines().count(), 1);
         assert!(text.contains("\tinfo\t") && text.contains("\ttwo lines\t\"index\":7"), "{text}");
     }
 
     #[test]
     fn a_fatal_line_is_written_before_the_next_statement() {
-        let memory = Memory::default();
+        let memory = MemoryWriter::default();
         let (_logging, layer) =
-            start(Level::INFO, LogFormat::Json, vec![Box::new(memory.clone())]).unwrap();
+            start(Level::INFO, LogLineFormat::Json, vec![Box::new(memory.clone())]).unwrap();
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
             tracing::error!(fatal = true, "the last words");
             assert!(String::from_utf8_lossy(&memory.0.lock().unwrap()).contains("last words"));
@@ -370,9 +371,9 @@ mod tests {
     }
 
     /// A writer that blocks until the test releases it.
-    struct Stuck(Arc<(Mutex<bool>, Condvar)>, Memory);
+    struct StuckWriter(Arc<(Mutex<bool>, Condvar)>, MemoryWriter);
 
-    impl Write for Stuck {
+    impl Write for StuckWriter {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let (free, changed) = &*self.0;
             let _free = changed.wait_while(free.lock().unwrap(), |free| !*free).unwrap();
@@ -387,9 +388,9 @@ mod tests {
     #[test]
     fn a_stuck_reader_costs_lines_not_time_and_the_next_line_says_how_many() {
         let gate = Arc::new((Mutex::new(false), Condvar::new()));
-        let memory = Memory::default();
-        let writer = Box::new(Stuck(Arc::clone(&gate), memory.clone()));
-        let (logging, layer) = start(Level::INFO, LogFormat::Json, vec![writer]).unwrap();
+        let memory = MemoryWriter::default();
+        let writer = Box::new(StuckWriter(Arc::clone(&gate), memory.clone()));
+        let (logging, layer) = start(Level::INFO, LogLineFormat::Json, vec![writer]).unwrap();
         let subscriber = tracing_subscriber::registry().with(layer);
         tracing::subscriber::with_default(subscriber, || {
             for n in 0..QUEUE_LINES + 100 {

@@ -12,7 +12,7 @@ pub use node_consensus::{ConfChange, EntryKind, Members, Position};
 
 /// A committed log entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Committed {
+pub struct CommittedEntry {
     /// Index and term of the entry.
     pub position: Position,
     pub kind: EntryKind,
@@ -28,9 +28,9 @@ pub struct RequestId(pub u64);
 
 /// Result of applying a batch of entries.
 #[derive(Debug)]
-pub struct Applied<O> {
+pub struct ApplyResult<O> {
     /// Position of the last applied entry.
-    pub at: Position,
+    pub position: Position,
     /// Request id and outcome of each entry that carries a request.
     pub outcomes: Vec<(RequestId, O)>,
     /// Result of each entry of kind [`EntryKind::ConfChange`], in log order.
@@ -89,7 +89,10 @@ pub trait StateMachine: Send + 'static {
 
     /// Applies `entries` in order, in one transaction, not yet durable. Entries at or below
     /// `applied()` are skipped.
-    fn apply(&mut self, entries: &[Committed]) -> Result<Applied<Self::Outcome>, Self::Error>;
+    fn apply(
+        &mut self,
+        entries: &[CommittedEntry],
+    ) -> Result<ApplyResult<Self::Outcome>, Self::Error>;
 
     /// Makes all applied entries durable, and returns the new `durable()`.
     fn checkpoint(&mut self) -> Result<Position, Self::Error>;

@@ -4,9 +4,9 @@
 use std::{io::Write as _, process::ExitCode};
 
 use muster_node::{
-    causes::chain,
+    causes::error_chain,
     commands,
-    config::{self, Command, CommandError, Config, Remark},
+    config::{self, CommandError, Config, Invocation, Remark},
     logging::Logging,
     server,
 };
@@ -28,15 +28,15 @@ fn main() -> ExitCode {
     let environment = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
     match config::parse(args, environment) {
-        Ok(Command::Help) => print(&config::help()),
-        Ok(Command::Version) => print(&config::version()),
-        Ok(Command::Run(config, remarks)) => run(&config, &remarks),
+        Ok(Invocation::Help) => print(&config::help()),
+        Ok(Invocation::Version) => print(&config::version()),
+        Ok(Invocation::Run(config, remarks)) => run(&config, &remarks),
         Err(error @ CommandError::Usage(_)) => {
-            complain(&format!("{error}\nmuster-node --help shows the flags."));
+            print_error(&format!("{error}\nmuster-node --help shows the flags."));
             ExitCode::from(USAGE)
         }
         Err(CommandError::Config(error)) => {
-            complain(&format!("failed to verify flags: {}", chain(&error)));
+            print_error(&format!("failed to verify flags: {}", error_chain(&error)));
             ExitCode::from(USAGE)
         }
     }
@@ -46,7 +46,7 @@ fn run(config: &Config, remarks: &[Remark]) -> ExitCode {
     let _logging = match Logging::start(config.log_level, config.log_format, &config.log_outputs) {
         Ok(logging) => logging,
         Err(error) => {
-            complain(&format!("cannot open the log output: {}", chain(&error)));
+            print_error(&format!("cannot open the log output: {}", error_chain(&error)));
             return ExitCode::from(if error.is_refusal() { USAGE } else { FAILED });
         }
     };
@@ -66,7 +66,7 @@ fn run(config: &Config, remarks: &[Remark]) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(error = chain(&error), next = error.next(), "server error");
+            tracing::error!(error = error_chain(&error), next = error.advice(), "server error");
             ExitCode::from(match &error {
                 error if error.is_final() => DO_NOT_RESTART,
                 error if error.is_usage() => USAGE,
@@ -83,7 +83,7 @@ fn print(text: &str) -> ExitCode {
     }
 }
 
-fn complain(text: &str) {
+fn print_error(text: &str) {
     // A failure to print can't be reported anywhere.
     let _ = writeln!(std::io::stderr(), "muster-node: {text}");
 }

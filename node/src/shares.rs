@@ -12,50 +12,50 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bounds on held memory, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
+pub(crate) struct MemoryBounds {
     /// Maximum for one connection.
-    pub(crate) connection: usize,
+    pub(crate) per_connection: usize,
     /// Maximum for all connections together; each network has an equal share of it.
-    pub(crate) all: usize,
+    pub(crate) total: usize,
     /// Minimum that every connection and network may hold, whatever the others hold. A network that
     /// holds no more is not counted as a sharer.
-    pub(crate) least: usize,
+    pub(crate) guaranteed: usize,
 }
 
 /// Part of the bounds that a charge may fill, in eighths. Charges that must not wait may fill more
 /// than others, so they find room where the others find none.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part(pub(crate) usize);
+pub(crate) struct BudgetShare(pub(crate) usize);
 
 /// Maximum size in bytes of a small answer.
 const SMALL_ANSWER_BYTES: usize = 16 << 10;
 
-impl Part {
+impl BudgetShare {
     pub(crate) const WHOLE: Self = Self(8);
 
     /// Returns the part for an answer of `bytes` bytes. Large answers may not fill the bounds, so a
     /// client that waits for one can still write.
-    pub(crate) const fn of_answer(bytes: usize) -> Self {
+    pub(crate) const fn for_answer(bytes: usize) -> Self {
         if bytes > SMALL_ANSWER_BYTES { Self(7) } else { Self::WHOLE }
     }
 
-    fn of(self, bound: usize) -> usize {
+    fn of_bound(self, bound: usize) -> usize {
         bound / 8 * self.0
     }
 }
 
 /// Memory held by all connections, and its bounds.
 #[derive(Debug)]
-pub(crate) struct Room {
-    bounds: Bounds,
+pub(crate) struct MemoryBudget {
+    bounds: MemoryBounds,
     networks: Mutex<Networks>,
 }
 
 #[derive(Debug, Default)]
 struct Networks {
     held: BTreeMap<IpAddr, usize>,
-    /// Number of networks that hold more than `Bounds::least`.
-    large: usize,
+    /// Number of networks that hold more than `MemoryBounds::least`.
+    sharers: usize,
 }
 
 impl Networks {
@@ -65,21 +65,21 @@ impl Networks {
             0 => self.held.remove(&network),
             _ => self.held.insert(network, bytes),
         };
-        self.large += usize::from(bytes > least);
-        self.large -= usize::from(before.unwrap_or(0) > least);
+        self.sharers += usize::from(bytes > least);
+        self.sharers -= usize::from(before.unwrap_or(0) > least);
     }
 }
 
-impl Room {
+impl MemoryBudget {
     /// Creates an account of all connections in which nothing is held.
-    pub(crate) fn new(bounds: Bounds) -> Arc<Self> {
+    pub(crate) fn new(bounds: MemoryBounds) -> Arc<Self> {
         Arc::new(Self { bounds, networks: Mutex::default() })
     }
 
     /// Opens the account of a connection from `address`.
-    pub(crate) fn open(self: &Arc<Self>, address: IpAddr) -> Arc<Account> {
-        let network = muster_door::network(address);
-        Arc::new(Account { room: Arc::clone(self), network, held: AtomicUsize::new(0) })
+    pub(crate) fn open_account(self: &Arc<Self>, address: IpAddr) -> Arc<MemoryAccount> {
+        let network = muster_door::network_of(address);
+        Arc::new(MemoryAccount { budget: Arc::clone(self), network, held: AtomicUsize::new(0) })
     }
 
     /// Returns the number of bytes that all connections hold.
@@ -88,13 +88,13 @@ impl Room {
         self.networks.lock().unwrap_or_else(PoisonError::into_inner).held.values().sum()
     }
 
-    fn charge(&self, network: IpAddr, bytes: usize, part: Option<Part>) -> bool {
-        let Bounds { all, least, .. } = self.bounds;
+    fn charge(&self, network: IpAddr, bytes: usize, part: Option<BudgetShare>) -> bool {
+        let MemoryBounds { total: all, guaranteed: least, .. } = self.bounds;
         let mut networks = self.networks.lock().unwrap_or_else(PoisonError::into_inner);
         let own = networks.held.get(&network).copied().unwrap_or(0);
         let held = own.saturating_add(bytes);
-        let sharers = networks.large + usize::from(own <= least);
-        let fits = part.is_none_or(|part| held <= least.max(part.of(all / sharers)));
+        let sharers = networks.sharers + usize::from(own <= least);
+        let fits = part.is_none_or(|part| held <= least.max(part.of_bound(all / sharers)));
         if fits {
             networks.set(network, held, least);
         }
@@ -104,24 +104,25 @@ impl Room {
     fn release(&self, network: IpAddr, bytes: usize) {
         let mut networks = self.networks.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(held) = networks.held.get(&network).copied() {
-            networks.set(network, held - bytes, self.bounds.least);
+            networks.set(network, held - bytes, self.bounds.guaranteed);
         }
     }
 }
 
 /// Memory held by one connection.
 #[derive(Debug)]
-pub(crate) struct Account {
-    room: Arc<Room>,
+pub(crate) struct MemoryAccount {
+    budget: Arc<MemoryBudget>,
     network: IpAddr,
     held: AtomicUsize,
 }
 
-impl Account {
+impl MemoryAccount {
     /// Creates an account without bounds, for requests that come over no connection.
     pub(crate) fn unbounded() -> Arc<Self> {
-        let bounds = Bounds { connection: usize::MAX, all: usize::MAX, least: usize::MAX };
-        Room::new(bounds).open(std::net::Ipv4Addr::UNSPECIFIED.into())
+        let bounds =
+            MemoryBounds { per_connection: usize::MAX, total: usize::MAX, guaranteed: usize::MAX };
+        MemoryBudget::new(bounds).open_account(std::net::Ipv4Addr::UNSPECIFIED.into())
     }
 
     /// Returns the number of bytes that the connection holds.
@@ -130,11 +131,11 @@ impl Account {
         self.held.load(Ordering::Relaxed)
     }
 
-    fn charge(&self, bytes: usize, part: Option<Part>) -> bool {
-        let Bounds { connection, least, .. } = self.room.bounds;
+    fn charge(&self, bytes: usize, part: Option<BudgetShare>) -> bool {
+        let MemoryBounds { per_connection: connection, guaranteed: least, .. } = self.budget.bounds;
         let held = self.held.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
-        let fits = part.is_none_or(|part| held <= least.max(part.of(connection)));
-        if fits && self.room.charge(self.network, bytes, part) {
+        let fits = part.is_none_or(|part| held <= least.max(part.of_bound(connection)));
+        if fits && self.budget.charge(self.network, bytes, part) {
             return true;
         }
         self.held.fetch_sub(bytes, Ordering::Relaxed);
@@ -143,25 +144,25 @@ impl Account {
 
     fn release(&self, bytes: usize) {
         self.held.fetch_sub(bytes, Ordering::Relaxed);
-        self.room.release(self.network, bytes);
+        self.budget.release(self.network, bytes);
     }
 }
 
 /// Memory charged to an account, which is released on drop.
 #[derive(Debug)]
-pub struct Charge {
-    account: Arc<Account>,
+pub struct MemoryCharge {
+    account: Arc<MemoryAccount>,
     bytes: usize,
 }
 
-impl Charge {
+impl MemoryCharge {
     /// Creates a charge of 0 bytes.
-    pub(crate) fn new(account: &Arc<Account>) -> Self {
+    pub(crate) fn new(account: &Arc<MemoryAccount>) -> Self {
         Self { account: Arc::clone(account), bytes: 0 }
     }
 
     /// Creates another charge of 0 bytes to the same account.
-    pub(crate) fn another(&self) -> Self {
+    pub(crate) fn another_empty(&self) -> Self {
         Self::new(&self.account)
     }
 
@@ -172,7 +173,7 @@ impl Charge {
 
     /// Changes the charge to `bytes`. If that is more than before and exceeds `part` of the bounds,
     /// the charge stays as it is and the result is `false`.
-    pub(crate) fn set(&mut self, bytes: usize, part: Part) -> bool {
+    pub(crate) fn try_set(&mut self, bytes: usize, part: BudgetShare) -> bool {
         self.change(bytes, Some(part))
     }
 
@@ -181,7 +182,7 @@ impl Charge {
         self.change(bytes, None);
     }
 
-    fn change(&mut self, bytes: usize, part: Option<Part>) -> bool {
+    fn change(&mut self, bytes: usize, part: Option<BudgetShare>) -> bool {
         if bytes < self.bytes {
             self.account.release(self.bytes - bytes);
         } else if bytes > self.bytes && !self.account.charge(bytes - self.bytes, part) {
@@ -192,7 +193,7 @@ impl Charge {
     }
 }
 
-impl Drop for Charge {
+impl Drop for MemoryCharge {
     fn drop(&mut self) {
         self.force(0);
     }
@@ -202,17 +203,17 @@ impl Drop for Charge {
 mod tests {
     use super::*;
 
-    const BOUNDS: Bounds = Bounds { connection: 400, all: 800, least: 10 };
+    const BOUNDS: MemoryBounds = MemoryBounds { per_connection: 400, total: 800, guaranteed: 10 };
 
     fn ip(last: u8) -> IpAddr {
         [10, 0, 0, last].into()
     }
 
     /// Charges as much as fits, in steps of ten bytes.
-    fn fill(account: &Arc<Account>, part: Part) -> (Charge, usize) {
-        let mut charge = Charge::new(account);
+    fn fill(account: &Arc<MemoryAccount>, part: BudgetShare) -> (MemoryCharge, usize) {
+        let mut charge = MemoryCharge::new(account);
         let mut held = 0;
-        while charge.set(held + 10, part) {
+        while charge.try_set(held + 10, part) {
             held += 10;
         }
         (charge, held)
@@ -220,52 +221,52 @@ mod tests {
 
     #[test]
     fn a_connection_holds_so_much_and_its_network_no_more_than_its_share() {
-        let room = Room::new(BOUNDS);
-        let connections: Vec<_> = (0..3).map(|_| room.open(ip(1))).collect();
-        let held: Vec<_> = connections.iter().map(|one| fill(one, Part::WHOLE)).collect();
+        let room = MemoryBudget::new(BOUNDS);
+        let connections: Vec<_> = (0..3).map(|_| room.open_account(ip(1))).collect();
+        let held: Vec<_> = connections.iter().map(|one| fill(one, BudgetShare::WHOLE)).collect();
         assert_eq!(held.iter().map(|(_, held)| *held).collect::<Vec<_>>(), [400, 400, 0]);
-        let (first, second) = (room.open(ip(2)), room.open(ip(2)));
-        let (mut other, has) = fill(&first, Part::WHOLE);
+        let (first, second) = (room.open_account(ip(2)), room.open_account(ip(2)));
+        let (mut other, has) = fill(&first, BudgetShare::WHOLE);
         assert_eq!(has, 400, "half of what all may hold");
-        assert!(!Charge::new(&second).set(20, Part::WHOLE));
+        assert!(!MemoryCharge::new(&second).try_set(20, BudgetShare::WHOLE));
         other.force(200);
-        assert!(Charge::new(&second).set(20, Part::WHOLE));
+        assert!(MemoryCharge::new(&second).try_set(20, BudgetShare::WHOLE));
         drop((held, other));
         assert_eq!(room.held(), 0);
-        assert_eq!(room.networks.lock().unwrap().large, 0);
+        assert_eq!(room.networks.lock().unwrap().sharers, 0);
     }
 
     #[test]
     fn who_holds_little_takes_nothing_from_the_others() {
-        let room = Room::new(BOUNDS);
+        let room = MemoryBudget::new(BOUNDS);
         let little: Vec<_> = (2..200)
             .map(|n| {
-                let mut charge = Charge::new(&room.open(ip(n)));
-                assert!(charge.set(BOUNDS.least, Part::WHOLE));
+                let mut charge = MemoryCharge::new(&room.open_account(ip(n)));
+                assert!(charge.try_set(BOUNDS.guaranteed, BudgetShare::WHOLE));
                 charge
             })
             .collect();
-        assert_eq!(fill(&room.open(ip(1)), Part::WHOLE).1, 400);
+        assert_eq!(fill(&room.open_account(ip(1)), BudgetShare::WHOLE).1, 400);
         drop(little);
     }
 
     #[test]
     fn what_may_fill_a_part_leaves_the_rest_to_others() {
-        let account = Room::new(BOUNDS).open(ip(1));
-        let (_large, held) = fill(&account, Part(4));
+        let account = MemoryBudget::new(BOUNDS).open_account(ip(1));
+        let (_large, held) = fill(&account, BudgetShare(4));
         assert_eq!(held, 200);
-        assert_eq!(fill(&account, Part::WHOLE).1, 200);
+        assert_eq!(fill(&account, BudgetShare::WHOLE).1, 200);
     }
 
     #[test]
     fn what_is_forced_is_counted() {
-        let room = Room::new(BOUNDS);
-        let account = room.open(ip(1));
-        let mut charge = Charge::new(&account);
+        let room = MemoryBudget::new(BOUNDS);
+        let account = room.open_account(ip(1));
+        let mut charge = MemoryCharge::new(&account);
         charge.force(1_000);
         assert_eq!((account.held(), room.held()), (1_000, 1_000));
-        assert!(!Charge::new(&account).set(1, Part::WHOLE));
-        assert!(charge.set(100, Part::WHOLE), "less always fits");
-        assert!(Charge::new(&account).set(1, Part::WHOLE));
+        assert!(!MemoryCharge::new(&account).try_set(1, BudgetShare::WHOLE));
+        assert!(charge.try_set(100, BudgetShare::WHOLE), "less always fits");
+        assert!(MemoryCharge::new(&account).try_set(1, BudgetShare::WHOLE));
     }
 }

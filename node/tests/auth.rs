@@ -7,7 +7,7 @@ mod common;
 use std::path::Path;
 use std::time::Instant;
 
-use common::{Member, all, etcdctl, settled, started};
+use common::{TestMember, as_refs, etcdctl, start_three, wait_settled};
 use node_proto::etcdserverpb::auth_client::AuthClient;
 use node_proto::etcdserverpb::kv_client::KvClient;
 use node_proto::etcdserverpb::{AuthenticateRequest, RangeRequest};
@@ -88,8 +88,8 @@ fn words(said: &str) -> Vec<&str> {
 #[tokio::test]
 async fn etcdctl_manages_users_and_is_refused_as_by_stock_etcd() {
     let root = tempfile::tempdir().unwrap();
-    let members = started(root.path());
-    settled(&all(&members)).await;
+    let members = start_three(root.path());
+    wait_settled(&as_refs(&members)).await;
     for (n, (said, expected)) in SCRIPT.iter().enumerate() {
         // Members take turns, so a change made through one must be visible on the next at once.
         let member = &members[n % members.len()];
@@ -122,13 +122,13 @@ fn nothing_has(folder: &Path, text: &str) {
     }
 }
 
-async fn token(member: &Member) -> Result<String, Status> {
+async fn token(member: &TestMember) -> Result<String, Status> {
     let (name, password) = ("root".to_owned(), "canary".to_owned());
     let asked = AuthenticateRequest { name, password };
     Ok(AuthClient::new(member.channel()).authenticate(asked).await?.into_inner().token)
 }
 
-async fn read(member: &Member, token: &str) -> Result<(), Status> {
+async fn read(member: &TestMember, token: &str) -> Result<(), Status> {
     let mut request = Request::new(RangeRequest { key: "k".into(), ..RangeRequest::default() });
     request.metadata_mut().insert("token", token.parse().unwrap());
     KvClient::new(member.channel()).range(request).await.map(|_| ())
@@ -137,8 +137,8 @@ async fn read(member: &Member, token: &str) -> Result<(), Status> {
 #[tokio::test]
 async fn a_token_of_one_member_is_good_at_every_other() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
-    let leader = settled(&all(&members)).await;
+    let mut members = start_three(root.path());
+    let leader = wait_settled(&as_refs(&members)).await;
     for said in ["user add root:canary", "auth enable"] {
         let Some((done, text)) = etcdctl(&members[0].client_url, &words(said)) else { return };
         assert!(done, "{said}: {text}");
@@ -155,7 +155,7 @@ async fn a_token_of_one_member_is_good_at_every_other() {
     members[follower].kill();
     let meanwhile = token(&members[leader]).await.unwrap();
     members[follower].start();
-    members[follower].ready();
+    members[follower].wait_ready();
     read(&members[follower], &meanwhile).await.unwrap();
     members[leader].kill();
     let other = &members[follower];
@@ -164,7 +164,7 @@ async fn a_token_of_one_member_is_good_at_every_other() {
         match token(other).await {
             Ok(token) => break token,
             // There is no leader until an election is over.
-            Err(error) => assert!(start.elapsed() < common::PATIENCE, "{error}"),
+            Err(error) => assert!(start.elapsed() < common::WAIT_LIMIT, "{error}"),
         }
     };
     read(other, &after).await.unwrap();

@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use common::{Member, PATIENCE, settled, three};
+use common::{TestMember, WAIT_LIMIT, three_members, wait_settled};
 use node_consensus::{Entry, Members, Message, MessageKind, Position};
 
 const MESSAGES: u8 = 0;
@@ -40,7 +40,7 @@ fn open(address: &str, ids: &Ids, purpose: u8, run: u64) -> TcpStream {
     hello[56..64].copy_from_slice(&1_u64.to_be_bytes());
     hello[64..72].copy_from_slice(&run.to_be_bytes());
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(WAIT_LIMIT)).unwrap();
     stream.write_all(&hello).unwrap();
     let mut answer = vec![0; hello.len()];
     stream.read_exact(&mut answer).unwrap();
@@ -67,12 +67,12 @@ fn message(kind: MessageKind, ids: &Ids) -> Message {
 
 /// Starts two of three members. Returns them, the leader's index and peer address, and the ids for
 /// a malicious third member.
-async fn two_of_three(root: &std::path::Path) -> (Vec<Member>, usize, String, Ids) {
-    let mut members = three(root);
+async fn two_of_three(root: &std::path::Path) -> (Vec<TestMember>, usize, String, Ids) {
+    let mut members = three_members(root);
     members.truncate(2);
-    members.iter_mut().for_each(Member::start);
-    members.iter_mut().for_each(Member::ready);
-    let leader = settled(&[&members[0], &members[1]]).await;
+    members.iter_mut().for_each(TestMember::start);
+    members.iter_mut().for_each(TestMember::wait_ready);
+    let leader = wait_settled(&[&members[0], &members[1]]).await;
     let header = members[leader].status().await.unwrap().header.unwrap();
     let list = members[0].members().await.unwrap();
     // The third member never ran, so it has published no client URLs.
@@ -84,7 +84,7 @@ async fn two_of_three(root: &std::path::Path) -> (Vec<Member>, usize, String, Id
     (members, leader, address, ids)
 }
 
-async fn both_serve(members: &[Member]) {
+async fn both_serve(members: &[TestMember]) {
     for n in 0..5 {
         for member in members {
             member.put(&format!("k{n}"), "v").await.unwrap();
@@ -180,12 +180,13 @@ fn answer(stream: &mut TcpStream) -> u8 {
 /// Returns the snapshot of a small store at position `at`.
 fn whole_store(at: Position) -> Vec<u8> {
     use muster_node::{
-        disk::{Backend, Disk as _, Open, RealDisk},
-        mvcc::{Options, Writer},
+        disk::{Disk as _, OpenMode, RealDisk, RedbBackend},
+        mvcc::{StoreOptions, StoreWriter},
     };
     let dir = tempfile::tempdir().unwrap();
-    let file = RealDisk.open(&dir.path().join("db"), Open::New).unwrap();
-    let mut writer = Writer::open(Backend::new(file).unwrap(), Options::default()).unwrap();
+    let file = RealDisk.open(&dir.path().join("db"), OpenMode::New).unwrap();
+    let mut writer =
+        StoreWriter::open(RedbBackend::new(file).unwrap(), StoreOptions::default()).unwrap();
     let put = |batch: &mut muster_node::mvcc::Batch<'_>| {
         batch.put(Bytes::from_static(b"other"), Bytes::from_static(b"v"), 0)?;
         batch.end_request();

@@ -8,7 +8,7 @@ mod common;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Member, etcdctl, eventually, free_ports, skipped};
+use common::{TestMember, etcdctl, eventually, free_ports, report_skip};
 
 const EC: &str = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
 const SIGNED: &str = "openssl req -x509 -CA ca.crt -CAkey ca.key -days 30";
@@ -19,7 +19,7 @@ fn openssl(dir: &Path, commands: &str) -> bool {
     for line in commands.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let output = Command::new("sh").args(["-c", line]).current_dir(dir).output().unwrap();
         if output.status.code() == Some(127) {
-            skipped("openssl is not installed");
+            report_skip("openssl is not installed");
             return false;
         }
         assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
@@ -40,9 +40,10 @@ fn authority(dir: &Path) -> bool {
 }
 
 /// Returns a member that serves TLS and requires client certificates. It isn't started yet.
-fn member(dir: &Path) -> Member {
+fn member(dir: &Path) -> TestMember {
     let [peer, client] = free_ports();
-    let mut member = Member::new(dir, "one", peer, client, &format!("one=http://127.0.0.1:{peer}"));
+    let mut member =
+        TestMember::new(dir, "one", peer, client, &format!("one=http://127.0.0.1:{peer}"));
     for arg in &mut member.args {
         *arg = arg
             .replace(&format!("http://127.0.0.1:{client}"), &format!("https://127.0.0.1:{client}"));
@@ -60,7 +61,7 @@ fn member(dir: &Path) -> Member {
 
 /// Whether etcdctl can write with the certificate `client.crt`. Returns `None` without etcdctl. If
 /// a refusal is expected, etcdctl tries for 3 s only.
-fn is_let_in(dir: &Path, member: &Member, is_expected: bool) -> Option<bool> {
+fn is_let_in(dir: &Path, member: &TestMember, is_expected: bool) -> Option<bool> {
     let file = |name: &str| dir.join(name).display().to_string();
     let (ca, cert, key) = (file("ca.crt"), file("client.crt"), file("client.key"));
     let args = ["--cacert", &ca, "--cert", &cert, "--key", &key];
@@ -123,9 +124,9 @@ fn each_kind_of_client_certificate_is_taken_or_refused_in_words() {
             + &std::fs::read_to_string(dir.join(ca)).unwrap();
         std::fs::write(dir.join("ca.crt"), both).unwrap();
         member.start();
-        member.ready();
+        member.wait_ready();
         let Some(done) = is_let_in(dir, &member, refused.is_none()) else {
-            return skipped("etcdctl is not installed");
+            return report_skip("etcdctl is not installed");
         };
         assert_eq!(done, refused.is_none(), "{commands}: {}", member.log());
         let Some(words) = refused else { continue };
@@ -188,7 +189,7 @@ fn a_ca_of_which_nobody_can_be_checked_is_told_of_at_the_start() {
     }
     let mut member = member(root.path());
     member.start();
-    member.ready();
+    member.wait_ready();
     let log = member.log();
     assert!(log.contains("nobody with a certificate of this CA is let in"), "{log}");
     assert!(log.contains("CN=weak") && log.contains("1024 bits"), "{log}");

@@ -4,10 +4,11 @@
 
 mod common;
 
-use common::{Member, node_that_ends};
+use common::{TestMember, node_command_with_timeout};
 
 fn run(args: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String, String) {
-    let output = node_that_ends().args(args).envs(environment.iter().copied()).output().unwrap();
+    let output =
+        node_command_with_timeout().args(args).envs(environment.iter().copied()).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
@@ -37,7 +38,7 @@ fn an_unknown_flag_is_a_usage_error_that_names_the_nearest() {
 }
 
 #[test]
-fn what_can_be_understood_but_not_followed_is_a_usage_error_too() {
+fn an_unsupported_or_incomplete_configuration_is_a_usage_error() {
     for (args, text) in [
         (&["--listen-client-urls=http://127.0.0.1:1"][..], "--advertise-client-urls is required"),
         (&["--discovery=https://d"], "--discovery is not supported"),
@@ -112,7 +113,7 @@ fn no_test_gets_a_port_of_another_one() {
 #[test]
 fn a_port_that_is_taken_is_an_ordinary_failure() {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     let address = member.client_url.strip_prefix("http://").unwrap().to_owned();
     let _taken = std::net::TcpListener::bind(address).unwrap();
     member.start();
@@ -122,9 +123,9 @@ fn a_port_that_is_taken_is_an_ordinary_failure() {
 }
 
 #[test]
-fn who_would_join_a_cluster_of_which_nobody_answers_begins_nothing() {
+fn joining_a_cluster_that_does_not_answer_creates_no_log() {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     member.args.push("--initial-cluster-state=existing".to_owned());
     member.start();
     assert_eq!(member.exit_code(), Some(1));

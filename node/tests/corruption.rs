@@ -9,8 +9,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::{
-    Member, PATIENCE, all, etcdctl, eventually, free_ports, healthy, put_again, same_hash, settled,
-    three,
+    TestMember, WAIT_LIMIT, as_refs, etcdctl, eventually, free_ports, put_with_retries,
+    retry_while_unhealthy, three_members, wait_same_hash, wait_settled,
 };
 use node_proto::etcdserverpb::{
     AlarmRequest, AlarmType, CompactionRequest, DefragmentRequest, MemberAddRequest,
@@ -23,18 +23,18 @@ use redb::{Database, ReadableTable as _, TableDefinition};
 use tonic::{Code, Status};
 
 /// Starts three members that compare their data once a second, the shortest interval.
-fn often(root: &Path) -> Vec<Member> {
-    let mut members = three(root);
+fn start_with_frequent_checks(root: &Path) -> Vec<TestMember> {
+    let mut members = three_members(root);
     for member in &mut members {
         member.args.push("--corrupt-check-time=1s".to_owned());
         member.start();
     }
-    members.iter_mut().for_each(Member::ready);
+    members.iter_mut().for_each(TestMember::wait_ready);
     members
 }
 
 /// Changes one byte of a value in the store of a stopped member, as a failing disk might.
-fn rot(member: &Member) {
+fn corrupt_value(member: &TestMember) {
     let records: TableDefinition<'_, u128, &[u8]> = TableDefinition::new("records");
     let file = Database::open(member.data_dir.join("member/db")).unwrap();
     let txn = file.begin_write().unwrap();
@@ -58,23 +58,23 @@ async fn answered<T>(mut ask: impl AsyncFnMut() -> Result<T, Status>) -> T {
     loop {
         match ask().await {
             Ok(answer) => return answer,
-            Err(status) => assert!(start.elapsed() < PATIENCE, "{status}"),
+            Err(status) => assert!(start.elapsed() < WAIT_LIMIT, "{status}"),
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-async fn alarms(member: &Member) -> Vec<(u64, AlarmType)> {
+async fn alarms(member: &TestMember) -> Vec<(u64, AlarmType)> {
     let mut maintenance = MaintenanceClient::new(member.channel());
     let answer = answered(async || maintenance.alarm(AlarmRequest::default()).await).await;
     answer.into_inner().alarms.iter().map(|a| (a.member_id, a.alarm())).collect()
 }
 
-async fn alarmed(member: &Member) -> Vec<(u64, AlarmType)> {
+async fn alarmed(member: &TestMember) -> Vec<(u64, AlarmType)> {
     let start = Instant::now();
     loop {
         match alarms(member).await {
-            none if none.is_empty() => assert!(start.elapsed() < PATIENCE, "{}", member.log()),
+            none if none.is_empty() => assert!(start.elapsed() < WAIT_LIMIT, "{}", member.log()),
             found => return found,
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -87,7 +87,7 @@ fn is_corrupt<T: std::fmt::Debug>(answer: Result<T, Status>) -> bool {
 }
 
 /// Returns the value of a metric, or 0 if the member doesn't have it.
-fn metric(member: &Member, name: &str) -> u64 {
+fn metric(member: &TestMember, name: &str) -> u64 {
     let metrics = member.http("/metrics");
     let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.map_or(0, |value| value.parse().unwrap())
@@ -96,15 +96,15 @@ fn metric(member: &Member, name: &str) -> u64 {
 #[tokio::test]
 async fn a_member_whose_file_has_changed_stops_serving_and_can_be_replaced() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = often(root.path());
-    settled(&all(&members)).await;
-    let last = put_again(&members[0], "k", "value").await;
-    same_hash(&members, last).await;
+    let mut members = start_with_frequent_checks(root.path());
+    wait_settled(&as_refs(&members)).await;
+    let last = put_with_retries(&members[0], "k", "value").await;
+    wait_same_hash(&members, last).await;
     let id = members[2].member_id().await;
     assert_eq!(members[2].stop(), Some(0));
-    rot(&members[2]);
+    corrupt_value(&members[2]);
     members[2].start();
-    members[2].ready();
+    members[2].wait_ready();
 
     assert_eq!(alarmed(&members[0]).await, [(id, AlarmType::Corrupt)]);
     let (well, ill) = members.split_at(2);
@@ -119,7 +119,7 @@ async fn a_member_whose_file_has_changed_stops_serving_and_can_be_replaced() {
     assert_ne!(ill.hash(last).await.unwrap(), well[0].hash(last).await.unwrap());
     let raised = format!("muster_alarm{{alarm=\"CORRUPT\",member_id=\"{id:x}\"}}");
     for member in well {
-        assert!(put_again(member, "l", "value").await > last);
+        assert!(put_with_retries(member, "l", "value").await > last);
         assert_eq!(answered(async || member.get("k").await).await.as_deref(), Some("value"));
         eventually("it is well itself", || member.http("/health").contains(r#"{"health":"true""#));
         assert_eq!(metric(member, &raised), 1);
@@ -134,48 +134,48 @@ async fn a_member_whose_file_has_changed_stops_serving_and_can_be_replaced() {
 
 /// Asserts that the corrupt member hands over leadership as soon as it gets it: a leader sends its
 /// data to others.
-async fn it_does_not_lead(members: &[Member]) {
+async fn it_does_not_lead(members: &[TestMember]) {
     let target_id = members[2].member_id().await;
-    let led = |member: &Member| metric(member, "etcd_server_is_leader") == 1;
-    let leader = settled(&all(members)).await;
+    let led = |member: &TestMember| metric(member, "etcd_server_is_leader") == 1;
+    let leader = wait_settled(&as_refs(members)).await;
     let mut asked = MaintenanceClient::new(members[leader].channel());
     // The member may already have handed over before the answer, so the result doesn't matter.
     let _ = asked.move_leader(MoveLeaderRequest { target_id }).await;
     eventually("another leads", || !led(&members[2]) && members[..2].iter().any(led));
-    put_again(&members[0], "m", "value").await;
+    put_with_retries(&members[0], "m", "value").await;
 }
 
-async fn replace(members: &mut Vec<Member>, id: u64, root: &Path) {
+async fn replace(members: &mut Vec<TestMember>, id: u64, root: &Path) {
     let removal = MemberRemoveRequest { id };
-    healthy(async || members[0].cluster().member_remove(removal).await).await;
+    retry_while_unhealthy(async || members[0].cluster().member_remove(removal).await).await;
     let mut gone = members.pop().unwrap();
     assert_eq!(gone.exit_code(), Some(3), "{}", gone.log());
     let [peer, client] = free_ports();
     let peer_url = format!("http://127.0.0.1:{peer}");
     let added = MemberAddRequest { peer_ur_ls: vec![peer_url.clone()], is_learner: false };
-    healthy(async || members[0].cluster().member_add(added.clone()).await).await;
+    retry_while_unhealthy(async || members[0].cluster().member_add(added.clone()).await).await;
     let initial = [&members[0].args, &members[1].args].map(|args| {
         let url = |flag: &str| args.iter().find_map(|arg| arg.strip_prefix(flag)).unwrap();
         format!("{}={}", url("--name="), url("--initial-advertise-peer-urls="))
     });
     let initial = format!("{},new={peer_url}", initial.join(","));
-    let mut new = Member::new(root, "new", peer, client, &initial);
+    let mut new = TestMember::new(root, "new", peer, client, &initial);
     new.args.push("--initial-cluster-state=existing".to_owned());
     new.start();
-    new.ready();
+    new.wait_ready();
     members.push(new);
 
     let lower = AlarmRequest { action: 2, member_id: id, alarm: AlarmType::Corrupt.into() };
     let mut maintenance = MaintenanceClient::new(members[0].channel());
     answered(async || maintenance.alarm(lower).await).await;
-    let revision = put_again(&members[2], "k", "anew").await;
-    same_hash(members, revision).await;
+    let revision = put_with_retries(&members[2], "k", "anew").await;
+    wait_same_hash(members, revision).await;
     compared(members, 3).await;
     assert!(alarms(&members[0]).await.is_empty());
 }
 
 /// Waits for `times` further comparisons that covered all three members.
-async fn compared(members: &[Member], times: u64) {
+async fn compared(members: &[TestMember], times: u64) {
     let count = || -> u64 {
         members
             .iter()
@@ -192,9 +192,9 @@ async fn compared(members: &[Member], times: u64) {
 #[tokio::test]
 async fn nobody_is_alarmed_by_load_compactions_restarts_or_another_leader() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = often(root.path());
-    settled(&all(&members)).await;
-    let mut revision = put_again(&members[0], "k", "0").await;
+    let mut members = start_with_frequent_checks(root.path());
+    wait_settled(&as_refs(&members)).await;
+    let mut revision = put_with_retries(&members[0], "k", "0").await;
     for round in 0..6 {
         let channel = members[round % 2].channel();
         let writer = tokio::spawn(async move {
@@ -210,7 +210,7 @@ async fn nobody_is_alarmed_by_load_compactions_restarts_or_another_leader() {
                 let _ = kv.put(put).await;
             }
         });
-        let leader = settled(&all(&members)).await;
+        let leader = wait_settled(&as_refs(&members)).await;
         let mut maintenance = MaintenanceClient::new(members[leader].channel());
         let compaction = CompactionRequest { revision, physical: round % 2 == 0 };
         let _ = KvClient::new(members[1].channel()).compact(compaction).await;
@@ -225,14 +225,14 @@ async fn nobody_is_alarmed_by_load_compactions_restarts_or_another_leader() {
             _ => {
                 members[2].kill();
                 members[2].start();
-                members[2].ready();
+                members[2].wait_ready();
             }
         }
         compared(&members, 1).await;
         writer.await.unwrap();
-        revision = put_again(&members[0], "k", "value").await;
+        revision = put_with_retries(&members[0], "k", "value").await;
     }
-    same_hash(&members, revision).await;
+    wait_same_hash(&members, revision).await;
     compared(&members, 3).await;
     for member in &members {
         assert_eq!(alarms(member).await, []);

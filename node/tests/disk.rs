@@ -7,7 +7,10 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Member, PATIENCE, eventually, saboteur::Saboteur, skipped, small::Small};
+use common::{
+    TestMember, WAIT_LIMIT, eventually, report_skip, saboteur::FaultInjector,
+    small::SmallFilesystem,
+};
 use node_proto::etcdserverpb::kv_client::KvClient;
 use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
 use node_proto::etcdserverpb::{
@@ -15,7 +18,7 @@ use node_proto::etcdserverpb::{
 };
 use tonic::Code;
 
-async fn put(member: &Member, key: String, bytes: usize) -> Result<(), tonic::Status> {
+async fn put(member: &TestMember, key: String, bytes: usize) -> Result<(), tonic::Status> {
     let request =
         PutRequest { key: key.into(), value: vec![7; bytes].into(), ..Default::default() };
     KvClient::new(member.channel()).put(request).await.map(|_| ())
@@ -24,20 +27,20 @@ async fn put(member: &Member, key: String, bytes: usize) -> Result<(), tonic::St
 #[tokio::test]
 async fn a_full_disk_refuses_what_grows_and_serves_the_rest_until_there_is_space_again() {
     let root = tempfile::tempdir().unwrap();
-    let Some(small) = Small::mount(&root.path().join("small"), 400) else {
-        return skipped("no tmpfs can be mounted");
+    let Some(small) = SmallFilesystem::mount(&root.path().join("small"), 400) else {
+        return report_skip("no tmpfs can be mounted");
     };
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     member.args.push(format!("--data-dir={}", small.0.join("data").display()));
     member.start();
-    member.ready();
+    member.wait_ready();
     put(&member, "before".to_owned(), 10).await.unwrap();
     let filler = small.fill_up_to(40 << 20);
 
     let start = Instant::now();
     let refused = loop {
         match put(&member, "grows".to_owned(), 1000).await {
-            Ok(()) => assert!(start.elapsed() < PATIENCE, "never refused"),
+            Ok(()) => assert!(start.elapsed() < WAIT_LIMIT, "never refused"),
             Err(status) => break status,
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -55,21 +58,21 @@ async fn a_full_disk_refuses_what_grows_and_serves_the_rest_until_there_is_space
     let own = member.status().await.unwrap().header.unwrap().member_id;
     let start = Instant::now();
     while alarms(&member).await != [(own, AlarmType::Nospace)] {
-        assert!(start.elapsed() < PATIENCE, "no alarm");
+        assert!(start.elapsed() < WAIT_LIMIT, "no alarm");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 
     std::fs::remove_file(&filler).unwrap();
     let start = Instant::now();
     while put(&member, "after".to_owned(), 10).await.is_err() {
-        assert!(start.elapsed() < PATIENCE, "never taken again");
+        assert!(start.elapsed() < WAIT_LIMIT, "never taken again");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(alarms(&member).await, []);
     assert_eq!(member.stop(), Some(0));
 }
 
-async fn alarms(member: &Member) -> Vec<(u64, AlarmType)> {
+async fn alarms(member: &TestMember) -> Vec<(u64, AlarmType)> {
     let answer = MaintenanceClient::new(member.channel()).alarm(AlarmRequest::default()).await;
     answer.unwrap().into_inner().alarms.iter().map(|a| (a.member_id, a.alarm())).collect()
 }
@@ -78,13 +81,13 @@ async fn alarms(member: &Member) -> Vec<(u64, AlarmType)> {
 async fn a_failed_sync_ends_the_process_unacknowledged_and_the_restart_has_what_was_told() {
     for (errno, advice) in [("EIO", "the disk failed"), ("ENOSPC", "the disk is full")] {
         let root = tempfile::tempdir().unwrap();
-        let mut member = Member::alone(root.path());
+        let mut member = TestMember::alone(root.path());
         member.start();
-        member.ready();
+        member.wait_ready();
         member.put("told", "1").await.unwrap();
         let error = format!("error={errno}");
-        let Some(saboteur) = Saboteur::attach(member.id(), "fdatasync", &error) else {
-            return skipped("strace cannot be used");
+        let Some(saboteur) = FaultInjector::attach(member.id(), "fdatasync", &error) else {
+            return report_skip("strace cannot be used");
         };
         assert!(member.put("untold", "2").await.is_err(), "acknowledged after {errno}");
         assert_eq!(member.exit_code(), Some(1), "{}", member.log());
@@ -95,7 +98,7 @@ async fn a_failed_sync_ends_the_process_unacknowledged_and_the_restart_has_what_
         assert_eq!(log.matches("stopping at once").count(), 1, "one failure, told once: {log}");
 
         member.start();
-        member.ready();
+        member.wait_ready();
         assert_eq!(member.get("told").await.unwrap().as_deref(), Some("1"));
         eventually("it takes writes", || member.log().contains("ready to serve"));
         member.put("again", "3").await.unwrap();
@@ -105,14 +108,15 @@ async fn a_failed_sync_ends_the_process_unacknowledged_and_the_restart_has_what_
 #[tokio::test]
 async fn a_store_that_was_cut_to_nothing_is_missed() {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     member.start();
-    member.ready();
+    member.wait_ready();
     put(&member, "k".to_owned(), 10).await.unwrap();
     assert_eq!(member.stop(), Some(0));
     let store = member.data_dir.join("member/db");
     std::fs::File::options().write(true).open(&store).unwrap().set_len(0).unwrap();
-    let looked = common::node().args(["data", "status"]).arg(&member.data_dir).output().unwrap();
+    let looked =
+        common::node_command().args(["data", "status"]).arg(&member.data_dir).output().unwrap();
     let said = String::from_utf8_lossy(&looked.stdout).into_owned();
     assert!(said.contains("damaged") && said.contains("is missing or empty"), "{said}");
     member.start();

@@ -8,7 +8,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Member, etcdctl, free_ports, skipped};
+use common::{TestMember, etcdctl, free_ports, report_skip};
 use node_proto::etcdserverpb::{
     CompactionRequest, DeleteRangeRequest, RangeRequest, RangeResponse, kv_client::KvClient,
 };
@@ -19,13 +19,13 @@ const ETCD: &str = "/usr/bin/etcd";
 fn has_stock() -> bool {
     let has = Path::new(ETCD).exists() && etcdctl("http://127.0.0.1:1", &["version"]).is_some();
     if !has {
-        skipped("Debian's etcd-server and etcd-client are not installed");
+        report_skip("Debian's etcd-server and etcd-client are not installed");
     }
     has
 }
 
 /// Writes puts, deletions and a compaction. Returns the newest revision.
-async fn write_history(member: &Member) -> i64 {
+async fn write_history(member: &TestMember) -> i64 {
     let mut kv = KvClient::new(member.channel());
     let mut revision = 0;
     for n in 0..300_usize {
@@ -46,7 +46,7 @@ async fn write_history(member: &Member) -> i64 {
     member.put("last", "one").await.unwrap()
 }
 
-async fn everything(member: &Member, revision: i64) -> RangeResponse {
+async fn everything(member: &TestMember, revision: i64) -> RangeResponse {
     let all = b"\0".as_slice();
     let request = RangeRequest {
         key: all.into(),
@@ -60,17 +60,17 @@ async fn everything(member: &Member, revision: i64) -> RangeResponse {
 }
 
 /// Returns a member that runs Debian's etcd, not started yet and without a data directory.
-fn stock(root: &Path) -> Member {
+fn stock(root: &Path) -> TestMember {
     let [peer, client] = free_ports();
     let initial = format!("stock=http://127.0.0.1:{peer}");
-    let mut member = Member::new(root, "stock", peer, client, &initial);
+    let mut member = TestMember::new(root, "stock", peer, client, &initial);
     member.program = Some(PathBuf::from(ETCD));
     member
 }
 
 /// Creates `member`'s data directory from a snapshot with `tool snapshot restore`, and starts the
 /// member.
-fn start_from(file: &Path, mut tool: Command, member: &mut Member) {
+fn start_from(file: &Path, mut tool: Command, member: &mut TestMember) {
     let is_for_both = |flag: &&String| {
         ["--name=", "--data-dir=", "--initial-"].iter().any(|known| flag.starts_with(known))
     };
@@ -80,24 +80,24 @@ fn start_from(file: &Path, mut tool: Command, member: &mut Member) {
     member.start();
 }
 
-fn save(from: &Member, file: &Path) {
+fn save(from: &TestMember, file: &Path) {
     let (saved, said) =
         etcdctl(&from.client_url, &["snapshot", "save", file.to_str().unwrap()]).unwrap();
     assert!(saved && said.contains("Snapshot saved at"), "{said}");
 }
 
 /// Waits until `member` serves the last key that [`write_history`] wrote.
-async fn serving(member: &Member) {
+async fn serving(member: &TestMember) {
     let start = std::time::Instant::now();
     while member.get("last").await.ok().flatten().as_deref() != Some("one") {
-        assert!(start.elapsed() < common::PATIENCE, "{}", member.log());
+        assert!(start.elapsed() < common::WAIT_LIMIT, "{}", member.log());
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
 }
 
 /// Asserts that both stores have equal hashes and ranges at several revisions, and that the next
 /// put gets the same revision.
-async fn assert_same(one: &Member, other: &Member, revision: i64) {
+async fn assert_same(one: &TestMember, other: &TestMember, revision: i64) {
     for at in [revision, revision - 1, revision * 3 / 4, revision / 2 + 1] {
         assert_eq!(one.hash(at).await.unwrap(), other.hash(at).await.unwrap(), "at {at}");
         assert_eq!(everything(one, at).await, everything(other, at).await, "at {at}");
@@ -111,9 +111,9 @@ async fn stock_etcd_starts_from_what_its_own_etcdctl_saved_of_us() {
         return;
     }
     let root = tempfile::tempdir().unwrap();
-    let mut ours = Member::alone(root.path());
+    let mut ours = TestMember::alone(root.path());
     ours.start();
-    ours.ready();
+    ours.wait_ready();
     let revision = write_history(&ours).await;
     let file = root.path().join("saved.db");
     save(&ours, &file);
@@ -136,12 +136,12 @@ async fn a_node_starts_from_what_etcdctl_saved_of_an_etcd_and_goes_back() {
     let root = tempfile::tempdir().unwrap();
     let mut theirs = stock(root.path());
     theirs.start();
-    common::put_again(&theirs, "first", "one").await;
+    common::put_with_retries(&theirs, "first", "one").await;
     let revision = write_history(&theirs).await;
     let file = root.path().join("saved.db");
     save(&theirs, &file);
-    let mut ours = Member::alone(root.path());
-    start_from(&file, common::node(), &mut ours);
+    let mut ours = TestMember::alone(root.path());
+    start_from(&file, common::node_command(), &mut ours);
     serving(&ours).await;
     assert_same(&theirs, &ours, revision).await;
 

@@ -10,8 +10,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::{
-    Member, PATIENCE, eventually, free_ports, led_by_the_first, put_again, same_hash, started,
-    three,
+    TestMember, WAIT_LIMIT, eventually, free_ports, put_with_retries, start_three,
+    start_three_led_by_first, three_members, wait_same_hash,
 };
 use rustix::process::Signal;
 
@@ -25,14 +25,14 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// Copies a member's directory at one moment, while its process is stopped with SIGSTOP.
-fn image(member: &Member, to: &Path) {
+fn copy_while_stopped(member: &TestMember, to: &Path) {
     member.signal(Signal::STOP);
     copy(&member.data_dir, to);
     member.signal(Signal::CONT);
 }
 
 /// Returns the last log index that member `of` has acknowledged, as recorded on `member`'s disk.
-fn remembered(member: &Member, of: u64) -> u64 {
+fn remembered(member: &TestMember, of: u64) -> u64 {
     let text = std::fs::read_to_string(member.data_dir.join("member/peers")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("{of:x} ")));
     // The line ends with two numbers for the current boot: the acknowledged index and the index
@@ -43,26 +43,26 @@ fn remembered(member: &Member, of: u64) -> u64 {
 
 /// Waits until the first and the third member have recorded on disk that the second acknowledged
 /// more than `index`.
-async fn more_is_remembered(members: &[Member], index: u64) {
+async fn more_is_remembered(members: &[TestMember], index: u64) {
     let second = members[1].member_id().await;
-    let more = |member: &Member| remembered(member, second) > index;
+    let more = |member: &TestMember| remembered(member, second) > index;
     eventually("it is remembered", || more(&members[0]) && more(&members[2]));
 }
 
 /// Returns the last index of the first member's log.
-async fn log_end(members: &[Member]) -> u64 {
+async fn log_end(members: &[TestMember]) -> u64 {
     members[0].status().await.unwrap().raft_index
 }
 
-fn restart(member: &mut Member) {
+fn restart(member: &mut TestMember) {
     member.kill();
     member.start();
-    member.ready();
+    member.wait_ready();
 }
 
 /// Asserts that the member exits with code 3 and the reason `why` at each start, and neither loses
 /// nor creates a store.
-fn is_refused(member: &mut Member, why: &str) {
+fn is_refused(member: &mut TestMember, why: &str) {
     let store = member.data_dir.join("member/db");
     let had = store.exists();
     for _ in 0..2 {
@@ -75,13 +75,13 @@ fn is_refused(member: &mut Member, why: &str) {
     member.exit_code();
 }
 
-async fn puts(member: &Member, name: &str) {
+async fn puts(member: &TestMember, name: &str) {
     for n in 0..20 {
-        put_again(member, &format!("{name}-{n}"), "x").await;
+        put_with_retries(member, &format!("{name}-{n}"), "x").await;
     }
 }
 
-fn counted(member: &Member, reason: &str) -> bool {
+fn counted(member: &TestMember, reason: &str) -> bool {
     let line = format!("muster_peer_streams_refused_total{{reason=\"{reason}\"}} ");
     let metrics = member.http("/metrics");
     metrics.lines().any(|found| found.strip_prefix(&line).is_some_and(|count| count != "0"))
@@ -90,10 +90,10 @@ fn counted(member: &Member, reason: &str) -> bool {
 #[tokio::test]
 async fn an_image_taken_while_the_member_ran_and_put_back_is_refused() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
+    let mut members = start_three(root.path());
     puts(&members[0], "before").await;
     let (old, own) = (root.path().join("old"), root.path().join("own"));
-    image(&members[1], &old);
+    copy_while_stopped(&members[1], &old);
     let had = log_end(&members).await;
     puts(&members[0], "after").await;
     more_is_remembered(&members, had).await;
@@ -117,27 +117,27 @@ async fn an_image_taken_while_the_member_ran_and_put_back_is_refused() {
     std::fs::remove_dir_all(&members[1].data_dir).unwrap();
     std::fs::rename(&own, &members[1].data_dir).unwrap();
     members[1].start();
-    let revision = put_again(&members[1], "with its own disk", "x").await;
-    same_hash(&members, revision).await;
+    let revision = put_with_retries(&members[1], "with its own disk", "x").await;
+    wait_same_hash(&members, revision).await;
 }
 
 #[tokio::test]
 async fn of_a_clone_and_its_original_the_one_that_forgot_something_is_refused() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
+    let mut members = start_three(root.path());
     puts(&members[0], "before").await;
     let elsewhere = root.path().join("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
     let [peer, client] = free_ports();
-    let mut clone = Member::new(&elsewhere, "b", peer, client, "");
+    let mut clone = TestMember::new(&elsewhere, "b", peer, client, "");
     clone.args.pop();
-    image(&members[1], &clone.data_dir);
+    copy_while_stopped(&members[1], &clone.data_dir);
     let had = log_end(&members).await;
     puts(&members[0], "after").await;
     more_is_remembered(&members, had).await;
     clone.start();
     is_refused(&mut clone, "put back from an older image");
-    put_again(&members[1], "the original", "goes on").await;
+    put_with_retries(&members[1], "the original", "goes on").await;
 
     // The other way round: a clone with all of its original's state continues as that member, and
     // the original is refused.
@@ -146,7 +146,7 @@ async fn of_a_clone_and_its_original_the_one_that_forgot_something_is_refused() 
     copy(&members[1].data_dir, &original);
     let had = log_end(&members).await;
     members[1].start();
-    put_again(&members[1], "the clone", "is the member").await;
+    put_with_retries(&members[1], "the clone", "is the member").await;
     more_is_remembered(&members, had).await;
     members[1].kill();
     std::fs::remove_dir_all(&members[1].data_dir).unwrap();
@@ -156,7 +156,7 @@ async fn of_a_clone_and_its_original_the_one_that_forgot_something_is_refused() 
     assert!(members[1].log().contains("boot counter went back, or runs twice"));
     members[1].start();
     is_refused(&mut members[1], "put back from an older image");
-    put_again(&members[2], "the cluster", "goes on").await;
+    put_with_retries(&members[2], "the cluster", "goes on").await;
 }
 
 /// Nothing is written after the copy, so the clone lacks no state. It is refused because its
@@ -164,38 +164,38 @@ async fn of_a_clone_and_its_original_the_one_that_forgot_something_is_refused() 
 #[tokio::test]
 async fn a_clone_that_forgot_nothing_is_refused_while_its_original_lives() {
     let root = tempfile::tempdir().unwrap();
-    let members = led_by_the_first(root.path());
+    let members = start_three_led_by_first(root.path());
     let had = log_end(&members).await;
     puts(&members[0], "before").await;
-    let revision = put_again(&members[0], "the last", "x").await;
-    same_hash(&members, revision).await;
+    let revision = put_with_retries(&members[0], "the last", "x").await;
+    wait_same_hash(&members, revision).await;
     more_is_remembered(&members, had).await;
     let original = members[1].member_id().await;
     eventually("the others reach it", || {
-        [&members[0], &members[2]].iter().all(|member| member.reaches(original))
+        [&members[0], &members[2]].iter().all(|member| member.has_stream_to(original))
     });
     let elsewhere = root.path().join("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
     let [peer, client] = free_ports();
-    let mut clone = Member::new(&elsewhere, "b", peer, client, "");
+    let mut clone = TestMember::new(&elsewhere, "b", peer, client, "");
     clone.args.pop();
-    image(&members[1], &clone.data_dir);
+    copy_while_stopped(&members[1], &clone.data_dir);
     clone.start();
     is_refused(&mut clone, "boot counter went back, or runs twice");
-    put_again(&members[1], "the original", "goes on").await;
+    put_with_retries(&members[1], "the original", "goes on").await;
     assert!(!members[1].log().contains("the peer refused this member"), "{}", members[1].log());
 }
 
 #[tokio::test]
 async fn a_wiped_disk_under_the_old_name_is_refused() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
+    let mut members = start_three(root.path());
     puts(&members[0], "before").await;
     members[1].kill();
     std::fs::remove_dir_all(&members[1].data_dir).unwrap();
     members[1].start();
     is_refused(&mut members[1], "its disk was wiped or replaced");
-    put_again(&members[0], "the cluster", "goes on").await;
+    put_with_retries(&members[0], "the cluster", "goes on").await;
 }
 
 /// Without this refusal the two wiped members could elect each other with empty logs, under their
@@ -203,13 +203,13 @@ async fn a_wiped_disk_under_the_old_name_is_refused() {
 #[tokio::test]
 async fn two_of_three_that_are_wiped_at_once_begin_nothing_beside_the_one_that_knows_them() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
+    let mut members = start_three(root.path());
     puts(&members[0], "before").await;
     for wiped in &mut members[1..] {
         wiped.kill();
         std::fs::remove_dir_all(&wiped.data_dir).unwrap();
     }
-    members[1..].iter_mut().for_each(Member::start);
+    members[1..].iter_mut().for_each(TestMember::start);
     for wiped in &mut members[1..] {
         is_refused(wiped, "its disk was wiped or replaced");
     }
@@ -218,13 +218,13 @@ async fn two_of_three_that_are_wiped_at_once_begin_nothing_beside_the_one_that_k
 #[tokio::test]
 async fn a_member_that_is_well_is_never_refused_however_often_it_is_killed() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = three(root.path());
+    let mut members = three_members(root.path());
     for member in &mut members {
         let quick = ["--heartbeat-interval=20", "--election-timeout=200"];
         member.args.extend(quick.map(str::to_owned));
         member.start();
     }
-    members.iter_mut().for_each(Member::ready);
+    members.iter_mut().for_each(TestMember::wait_ready);
     let mut written = 0;
     for kill in 0..KILLS {
         let key = format!("k{kill}");
@@ -232,7 +232,7 @@ async fn a_member_that_is_well_is_never_refused_however_often_it_is_killed() {
         // Each life lasts at least `LIFE`, and until another write was acknowledged, so that there
         // is state to lose.
         while start.elapsed() < LIFE || written <= kill {
-            assert!(start.elapsed() < PATIENCE, "nobody takes a write");
+            assert!(start.elapsed() < WAIT_LIMIT, "nobody takes a write");
             let put = members[(kill + 1) % 3].put(&key, "x");
             written +=
                 usize::from(tokio::time::timeout(LIFE, put).await.is_ok_and(|put| put.is_ok()));
@@ -240,8 +240,8 @@ async fn a_member_that_is_well_is_never_refused_however_often_it_is_killed() {
         members[kill % 3].kill();
         members[kill % 3].start();
     }
-    let revision = put_again(&members[0], "all", "well").await;
-    same_hash(&members, revision).await;
+    let revision = put_with_retries(&members[0], "all", "well").await;
+    wait_same_hash(&members, revision).await;
     for member in &members {
         let refused = ["its disk holds less", "boot counter went back", "wiped or replaced"];
         assert!(!refused.iter().any(|why| member.log().contains(why)), "{}", member.log());
@@ -249,9 +249,9 @@ async fn a_member_that_is_well_is_never_refused_however_often_it_is_killed() {
 }
 
 #[tokio::test]
-async fn who_cannot_write_what_peers_promised_lets_none_in_and_says_why() {
+async fn a_member_that_cannot_write_its_peer_records_refuses_peers_and_says_why() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
+    let mut members = start_three(root.path());
     let promises = members[0].data_dir.join("member/peers");
     eventually("what peers promised is on the disk", || promises.is_file());
     std::fs::remove_file(&promises).unwrap();
@@ -270,7 +270,7 @@ async fn who_cannot_write_what_peers_promised_lets_none_in_and_says_why() {
         });
     }
     std::fs::remove_dir(&promises).unwrap();
-    members[1].ready();
-    let revision = put_again(&members[1], "after", "x").await;
-    same_hash(&members, revision).await;
+    members[1].wait_ready();
+    let revision = put_with_retries(&members[1], "after", "x").await;
+    wait_same_hash(&members, revision).await;
 }

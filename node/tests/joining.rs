@@ -17,7 +17,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Member, eventually, free_ports, same_hash, skipped, small::Small};
+use common::{
+    TestMember, eventually, free_ports, report_skip, small::SmallFilesystem, wait_same_hash,
+};
 use node_proto::etcdserverpb::MemberAddRequest;
 
 /// Number of values in the store. They are much more than a limited connection may carry.
@@ -84,18 +86,18 @@ impl Relay {
     }
 }
 
-struct Cluster {
-    members: Vec<Member>,
+struct RelayedCluster {
+    members: Vec<TestMember>,
     relay: Relay,
     initial: String,
     revision: i64,
 }
 
 /// Starts a cluster of one member with some data, whose advertised peer URL is the relay's.
-async fn cluster(root: &Path) -> Cluster {
+async fn cluster(root: &Path) -> RelayedCluster {
     let [listens, advertises, client] = free_ports();
     let initial = format!("one=http://127.0.0.1:{advertises}");
-    let mut member = Member::new(root, "one", listens, client, &initial);
+    let mut member = TestMember::new(root, "one", listens, client, &initial);
     for arg in &mut member.args {
         if arg.starts_with("--initial-advertise-peer-urls") {
             *arg = format!("--initial-advertise-peer-urls=http://127.0.0.1:{advertises}");
@@ -103,36 +105,36 @@ async fn cluster(root: &Path) -> Cluster {
     }
     let relay = Relay::start(advertises, listens);
     member.start();
-    member.ready();
+    member.wait_ready();
     let mut revision = 0;
     for n in 0..VALUES {
         revision = member.put(&format!("k{n}"), &"v".repeat(VALUE_BYTES)).await.unwrap();
     }
-    Cluster { members: vec![member], relay, initial, revision }
+    RelayedCluster { members: vec![member], relay, initial, revision }
 }
 
-impl Cluster {
+impl RelayedCluster {
     /// Adds a member to the cluster, and returns it not started yet, with its data in `root`.
-    async fn newcomer(&self, root: &Path) -> Member {
+    async fn newcomer(&self, root: &Path) -> TestMember {
         let [peer, client] = free_ports();
         let url = format!("http://127.0.0.1:{peer}");
         let request = MemberAddRequest { peer_ur_ls: vec![url.clone()], is_learner: false };
         self.members[0].cluster().member_add(request).await.unwrap();
         let initial = format!("{},two={url}", self.initial);
-        let mut new = Member::new(root, "two", peer, client, &initial);
+        let mut new = TestMember::new(root, "two", peer, client, &initial);
         new.args.push("--initial-cluster-state=existing".to_owned());
         new
     }
 
     /// Asserts that `new`, which failed to join before, joins now.
-    async fn joins(&mut self, mut new: Member) {
+    async fn check_joins(&mut self, mut new: TestMember) {
         assert!(!new.data_dir.join("member/wal").exists(), "it has begun nothing: {}", new.log());
         self.relay.lets_through(u64::MAX, false);
         new.start();
-        new.ready_again(0);
+        new.wait_ready_after(0);
         assert!(!new.data_dir.join("member/snap/joining").exists());
         self.members.push(new);
-        same_hash(&self.members, self.revision).await;
+        wait_same_hash(&self.members, self.revision).await;
     }
 }
 
@@ -147,7 +149,7 @@ async fn a_state_that_breaks_off_is_an_error_and_the_next_start_fetches_it_anew(
     let why = "cannot fetch the cluster's state from any member: ";
     assert!(new.log().contains(why), "{}", new.log());
     assert!(!new.data_dir.join("member/snap/joining").exists(), "it takes no space");
-    cluster.joins(new).await;
+    cluster.check_joins(new).await;
 }
 
 #[tokio::test]
@@ -163,14 +165,14 @@ async fn a_newcomer_that_is_told_to_stop_while_it_fetches_the_state_ends_at_once
     assert_eq!(new.stop(), Some(0), "{}", new.log());
     // A stalled step would take thirty seconds to time out.
     assert!(start.elapsed() < Duration::from_secs(15), "it took {:?}", start.elapsed());
-    cluster.joins(new).await;
+    cluster.check_joins(new).await;
 }
 
 #[tokio::test]
 async fn a_newcomer_whose_disk_is_full_says_so_and_joins_once_there_is_room() {
     let root = tempfile::tempdir().unwrap();
-    let Some(small) = Small::mount(&root.path().join("small"), 400) else {
-        return skipped("no tmpfs can be mounted");
+    let Some(small) = SmallFilesystem::mount(&root.path().join("small"), 400) else {
+        return report_skip("no tmpfs can be mounted");
     };
     let mut cluster = cluster(root.path()).await;
     let mut new = cluster.newcomer(&small.0).await;
@@ -179,6 +181,6 @@ async fn a_newcomer_whose_disk_is_full_says_so_and_joins_once_there_is_room() {
     assert_eq!(new.exit_code(), Some(1), "{}", new.log());
     assert!(new.log().contains("is full"), "{}", new.log());
     std::fs::remove_file(filler).unwrap();
-    cluster.joins(new).await;
+    cluster.check_joins(new).await;
     let _ = cluster.members.pop().unwrap().stop();
 }

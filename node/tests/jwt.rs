@@ -7,7 +7,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{Member, etcdctl, node, started, three};
+use common::{TestMember, etcdctl, node_command, start_three, three_members};
 use data_encoding::BASE64URL_NOPAD;
 use node_proto::etcdserverpb::auth_client::AuthClient;
 use node_proto::etcdserverpb::kv_client::KvClient;
@@ -35,7 +35,7 @@ fn signs(private: &Path, method: &str) -> String {
 
 /// Creates `root` with all permissions and `u` with none, and enables auth. The passwords are
 /// `canary-` and the name.
-async fn with_users(member: &Member) {
+async fn with_users(member: &TestMember) {
     let mut auth = AuthClient::new(member.channel());
     for name in ["root", "u"] {
         let (name, password) = (name.to_owned(), format!("canary-{name}"));
@@ -49,14 +49,14 @@ async fn with_users(member: &Member) {
     auth.auth_enable(AuthEnableRequest {}).await.unwrap();
 }
 
-async fn authenticate(member: &Member, name: &str) -> Result<String, Status> {
+async fn authenticate(member: &TestMember, name: &str) -> Result<String, Status> {
     let (name, password) = (name.to_owned(), format!("canary-{name}"));
     let request = AuthenticateRequest { name, password };
     Ok(AuthClient::new(member.channel()).authenticate(request).await?.into_inner().token)
 }
 
 /// Reads a key with `token`. Returns code and text of the error if it is refused.
-async fn get(member: &Member, token: &str) -> Result<(), (Code, String)> {
+async fn get(member: &TestMember, token: &str) -> Result<(), (Code, String)> {
     let mut request = Request::new(RangeRequest { key: "k".into(), ..Default::default() });
     request.metadata_mut().insert("token", MetadataValue::try_from(token).unwrap());
     let answer = KvClient::new(member.channel()).range(request).await;
@@ -87,15 +87,15 @@ fn invalid() -> (Code, String) {
 #[tokio::test]
 async fn a_token_of_one_member_counts_on_all_and_who_has_no_private_key_signs_none() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = three(root.path());
+    let mut members = three_members(root.path());
     let (private, public) = (fixture("rsa.pem"), fixture("rsa-pub.pem"));
     for member in &mut members[..2] {
         member.args.push(signs(&private, "RS256"));
     }
     let checks = format!("--auth-token=jwt,pub-key={},sign-method=RS256", public.display());
     members[2].args.push(checks);
-    members.iter_mut().for_each(Member::start);
-    members.iter_mut().for_each(Member::ready);
+    members.iter_mut().for_each(TestMember::start);
+    members.iter_mut().for_each(TestMember::wait_ready);
     with_users(&members[0]).await;
     let token = authenticate(&members[1], "root").await.unwrap();
     for member in &members {
@@ -134,14 +134,14 @@ async fn a_token_of_one_member_counts_on_all_and_who_has_no_private_key_signs_no
 }
 
 #[tokio::test]
-async fn what_is_signed_otherwise_or_by_others_proves_nothing() {
+async fn a_token_with_another_signing_method_or_key_is_refused() {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     let key = root.path().join("key");
     std::fs::write(&key, KEY).unwrap();
     member.args.push(signs(&key, "HS256"));
     member.start();
-    member.ready();
+    member.wait_ready();
     with_users(&member).await;
     let given = authenticate(&member, "root").await.unwrap();
     let revision = claims(&given)["revision"].as_u64().unwrap();
@@ -198,7 +198,7 @@ async fn what_is_signed_otherwise_or_by_others_proves_nothing() {
 #[tokio::test]
 async fn simple_tokens_say_nothing_where_tokens_are_signed() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
+    let mut members = start_three(root.path());
     with_users(&members[0]).await;
     let simple = authenticate(&members[0], "root").await.unwrap();
     assert_eq!(get(&members[0], &simple).await, Ok(()));
@@ -207,7 +207,7 @@ async fn simple_tokens_say_nothing_where_tokens_are_signed() {
         assert_eq!(member.stop(), Some(0));
         member.args.push(signs(&fixture("ed.pem"), "EdDSA"));
         member.start();
-        member.ready();
+        member.wait_ready();
     }
     assert_eq!(get(&members[0], &simple).await, Err(invalid()));
     let token = authenticate(&members[0], "root").await.unwrap();
@@ -225,7 +225,7 @@ fn options_that_cannot_be_followed_end_it_with_code_2_and_what_to_do() {
         (format!("jwt,sign-method=RS256,priv-key={rsa},ttl=x"), "ttl is a time"),
         ("paseto".to_owned(), "--auth-token takes simple, or jwt,"),
     ] {
-        let output = node().arg(format!("--auth-token={spec}")).output().unwrap();
+        let output = node_command().arg(format!("--auth-token={spec}")).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{spec}: {said}");
         assert!(said.contains(text), "{spec}: {said}");

@@ -8,7 +8,7 @@ mod common;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Member, all, etcdctl, eventually, settled, started};
+use common::{TestMember, as_refs, etcdctl, eventually, start_three, wait_settled};
 use node_proto::etcdserverpb::kv_client::KvClient;
 use node_proto::etcdserverpb::lease_client::LeaseClient;
 use node_proto::etcdserverpb::{
@@ -19,16 +19,16 @@ use rustix::process::{Pid, Signal, kill_process};
 use tonic::Status;
 use tonic::transport::Channel;
 
-fn leases(member: &Member) -> LeaseClient<Channel> {
+fn leases(member: &TestMember) -> LeaseClient<Channel> {
     LeaseClient::new(member.channel())
 }
 
-async fn grant(member: &Member, ttl: i64) -> Result<i64, Status> {
+async fn grant(member: &TestMember, ttl: i64) -> Result<i64, Status> {
     let granted = leases(member).lease_grant(LeaseGrantRequest { id: 0, ttl }).await?;
     Ok(granted.into_inner().id)
 }
 
-async fn put_with(member: &Member, key: &str, lease: i64) {
+async fn put_with(member: &TestMember, key: &str, lease: i64) {
     let put = PutRequest {
         key: key.to_owned().into(),
         value: "v".into(),
@@ -38,12 +38,12 @@ async fn put_with(member: &Member, key: &str, lease: i64) {
     KvClient::new(member.channel()).put(put).await.unwrap();
 }
 
-async fn left(member: &Member, id: i64) -> Result<LeaseTimeToLiveResponse, Status> {
+async fn left(member: &TestMember, id: i64) -> Result<LeaseTimeToLiveResponse, Status> {
     let request = LeaseTimeToLiveRequest { id, keys: true };
     Ok(leases(member).lease_time_to_live(request).await?.into_inner())
 }
 
-async fn keep_alive(member: &Member, id: i64) -> Result<i64, Status> {
+async fn keep_alive(member: &TestMember, id: i64) -> Result<i64, Status> {
     let wish = futures_util::stream::iter([LeaseKeepAliveRequest { id }]);
     let mut answers = leases(member).lease_keep_alive(wish).await?.into_inner();
     Ok(answers.message().await?.unwrap().ttl)
@@ -55,7 +55,7 @@ async fn again<T>(mut ask: impl AsyncFnMut() -> Result<T, Status>) -> T {
     loop {
         match ask().await {
             Ok(answer) => return answer,
-            Err(error) => assert!(start.elapsed() < common::PATIENCE, "{error}"),
+            Err(error) => assert!(start.elapsed() < common::WAIT_LIMIT, "{error}"),
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -64,8 +64,8 @@ async fn again<T>(mut ask: impl AsyncFnMut() -> Result<T, Status>) -> T {
 #[tokio::test]
 async fn every_member_grants_shows_keeps_alive_and_revokes() {
     let root = tempfile::tempdir().unwrap();
-    let members = started(root.path());
-    settled(&all(&members)).await;
+    let members = start_three(root.path());
+    wait_settled(&as_refs(&members)).await;
     for (n, member) in members.iter().enumerate() {
         let id = grant(member, 500).await.unwrap();
         put_with(&members[(n + 1) % 3], &format!("k{n}"), id).await;
@@ -87,8 +87,8 @@ async fn every_member_grants_shows_keeps_alive_and_revokes() {
 #[tokio::test]
 async fn many_streams_of_one_member_are_each_told_of_their_own_leases() {
     let root = tempfile::tempdir().unwrap();
-    let members = started(root.path());
-    let leader = settled(&all(&members)).await;
+    let members = start_three(root.path());
+    let leader = wait_settled(&as_refs(&members)).await;
     // A follower sends the keep-alives of all its streams to the leader in batches.
     let other = &members[(leader + 1) % 3];
     let mut granted = Vec::new();
@@ -105,8 +105,8 @@ async fn many_streams_of_one_member_are_each_told_of_their_own_leases() {
 #[tokio::test]
 async fn a_lease_outlives_its_leader_by_no_more_than_it_had() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
-    let leader = settled(&all(&members)).await;
+    let mut members = start_three(root.path());
+    let leader = wait_settled(&as_refs(&members)).await;
     let (start, ttl) = (Instant::now(), 5);
     let short = grant(&members[leader], ttl).await.unwrap();
     let long = grant(&members[leader], 500).await.unwrap();
@@ -124,7 +124,7 @@ async fn a_lease_outlives_its_leader_by_no_more_than_it_had() {
     assert_eq!(left(other, short).await.unwrap().ttl, -1);
     assert_eq!(keep_alive(other, long).await.unwrap(), 500);
     members[leader].start();
-    members[leader].ready();
+    members[leader].wait_ready();
     let back = &members[leader];
     assert_eq!(again(async || keep_alive(back, long).await).await, 500);
     let url = back.client_url.clone();
@@ -139,9 +139,9 @@ async fn a_lease_outlives_its_leader_by_no_more_than_it_had() {
 #[test]
 fn etcdctls_lock_and_elect_hold_for_as_long_as_they_run() {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     member.start();
-    member.ready();
+    member.wait_ready();
     let url = member.client_url.clone();
     let Some((done, said)) = etcdctl(&url, &["lock", "mine", "echo", "held"]) else { return };
     assert!(done && said.contains("held"), "{said}");

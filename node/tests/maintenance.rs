@@ -7,8 +7,8 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{
-    Member, PATIENCE, all, etcdctl, put_again, saboteur::Saboteur, same_hash, settled, skipped,
-    started, three,
+    TestMember, WAIT_LIMIT, as_refs, etcdctl, put_with_retries, report_skip,
+    saboteur::FaultInjector, start_three, three_members, wait_same_hash, wait_settled,
 };
 use node_proto::etcdserverpb::kv_client::KvClient;
 use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
@@ -17,7 +17,7 @@ use node_proto::etcdserverpb::{
 };
 use tonic::Code;
 
-async fn alarms(member: &Member) -> Vec<(u64, AlarmType)> {
+async fn alarms(member: &TestMember) -> Vec<(u64, AlarmType)> {
     let answer = MaintenanceClient::new(member.channel()).alarm(AlarmRequest::default()).await;
     answer.unwrap().into_inner().alarms.iter().map(|a| (a.member_id, a.alarm())).collect()
 }
@@ -25,11 +25,11 @@ async fn alarms(member: &Member) -> Vec<(u64, AlarmType)> {
 #[tokio::test]
 async fn one_members_quota_stops_the_writes_of_all_and_a_compaction_makes_room() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = three(root.path());
+    let mut members = three_members(root.path());
     members[1].args.push("--quota-backend-bytes=100000".to_owned());
-    members.iter_mut().for_each(Member::start);
-    members.iter_mut().for_each(Member::ready);
-    settled(&all(&members)).await;
+    members.iter_mut().for_each(TestMember::start);
+    members.iter_mut().for_each(TestMember::wait_ready);
+    wait_settled(&as_refs(&members)).await;
     let own = members[1].member_id().await;
 
     let value = "x".repeat(10_000);
@@ -54,11 +54,11 @@ async fn one_members_quota_stops_the_writes_of_all_and_a_compaction_makes_room()
     let lower = AlarmRequest { action: 2, member_id: own, alarm: AlarmType::Nospace.into() };
     MaintenanceClient::new(members[0].channel()).alarm(lower).await.unwrap();
     let revision = members[1].put("k", &value).await.unwrap();
-    same_hash(&members, revision).await;
+    wait_same_hash(&members, revision).await;
 }
 
 /// Writes and compacts, so that the file is much larger than its data. Returns the last revision.
-async fn grown(member: &Member) -> i64 {
+async fn grown(member: &TestMember) -> i64 {
     let value = "x".repeat(100_000);
     let mut revision = 0;
     for n in 0..60 {
@@ -71,22 +71,22 @@ async fn grown(member: &Member) -> i64 {
     member.put("k0", "small").await.unwrap()
 }
 
-async fn defragment(member: &Member) -> Result<(), tonic::Status> {
+async fn defragment(member: &TestMember) -> Result<(), tonic::Status> {
     let mut client = MaintenanceClient::new(member.channel());
     client.defragment(DefragmentRequest {}).await.map(|_| ())
 }
 
-fn store_bytes(member: &Member) -> u64 {
+fn store_bytes(member: &TestMember) -> u64 {
     std::fs::metadata(member.data_dir.join("member/db")).unwrap().len()
 }
 
 #[tokio::test]
 async fn etcdctl_defrag_shrinks_each_members_file_while_writes_go_on() {
     let root = tempfile::tempdir().unwrap();
-    let members = started(root.path());
-    settled(&all(&members)).await;
+    let members = start_three(root.path());
+    wait_settled(&as_refs(&members)).await;
     let revision = grown(&members[0]).await;
-    same_hash(&members, revision).await;
+    wait_same_hash(&members, revision).await;
     let before: Vec<u64> = members.iter().map(store_bytes).collect();
     let endpoint = members[0].client_url.clone();
     let defragmenting =
@@ -104,15 +104,15 @@ async fn etcdctl_defrag_shrinks_each_members_file_while_writes_go_on() {
         assert!(store_bytes(member) * 2 < before, "{before} to {}", store_bytes(member));
     }
     let revision = members[0].put("after", "x").await.unwrap();
-    same_hash(&members, revision).await;
+    wait_same_hash(&members, revision).await;
 }
 
 #[tokio::test]
 async fn a_member_killed_at_any_step_of_a_defragmentation_starts_with_all_that_it_had() {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     member.start();
-    member.ready();
+    member.wait_ready();
     let revision = grown(&member).await;
     let hash = member.hash(revision).await.unwrap();
     let mut killed = 0;
@@ -121,8 +121,8 @@ async fn a_member_killed_at_any_step_of_a_defragmentation_starts_with_all_that_i
         // written to it.
         let calls = "fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,ftruncate";
         let what = format!("signal=KILL:when={step}");
-        let Some(saboteur) = Saboteur::attach(member.id(), calls, &what) else {
-            return skipped("strace cannot be used");
+        let Some(saboteur) = FaultInjector::attach(member.id(), calls, &what) else {
+            return report_skip("strace cannot be used");
         };
         let done = defragment(&member).await;
         drop(saboteur);
@@ -132,7 +132,7 @@ async fn a_member_killed_at_any_step_of_a_defragmentation_starts_with_all_that_i
         assert_eq!(member.exit_code(), None, "step {step}: it was killed");
         killed += 1;
         member.start();
-        member.ready();
+        member.wait_ready();
         assert_eq!(member.hash(revision).await.unwrap(), hash, "step {step}");
         assert!(!member.data_dir.join("member/db.defragmented").exists(), "step {step}");
     }
@@ -142,14 +142,14 @@ async fn a_member_killed_at_any_step_of_a_defragmentation_starts_with_all_that_i
 }
 
 /// Waits until `revision` is compacted.
-async fn compacted_away(member: &Member, revision: i64) {
+async fn compacted_away(member: &TestMember, revision: i64) {
     let start = Instant::now();
     loop {
         let read = RangeRequest { key: "k".into(), revision, ..RangeRequest::default() };
         match KvClient::new(member.channel()).range(read).await {
             Err(status) if status.code() == Code::OutOfRange => return,
             // There may be no leader for a while.
-            answer => assert!(start.elapsed() < PATIENCE, "{answer:?}: {}", member.log()),
+            answer => assert!(start.elapsed() < WAIT_LIMIT, "{answer:?}: {}", member.log()),
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -158,19 +158,19 @@ async fn compacted_away(member: &Member, revision: i64) {
 #[tokio::test]
 async fn the_leader_compacts_what_is_older_than_a_period_and_so_does_the_next_one() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = three(root.path());
+    let mut members = three_members(root.path());
     for member in &mut members {
         member.args.push("--auto-compaction-retention=1s".to_owned());
         member.start();
     }
-    members.iter_mut().for_each(Member::ready);
-    let leader = settled(&all(&members)).await;
-    let first = put_again(&members[leader], "k", "1").await;
-    let second = put_again(&members[leader], "k", "2").await;
+    members.iter_mut().for_each(TestMember::wait_ready);
+    let leader = wait_settled(&as_refs(&members)).await;
+    let first = put_with_retries(&members[leader], "k", "1").await;
+    let second = put_with_retries(&members[leader], "k", "2").await;
     compacted_away(&members[(leader + 1) % 3], first).await;
     members[leader].kill();
     members.remove(leader);
-    put_again(&members[0], "k", "3").await;
+    put_with_retries(&members[0], "k", "3").await;
     compacted_away(&members[1], second).await;
     assert_eq!(members[0].get("k").await.unwrap().as_deref(), Some("3"));
 }

@@ -9,8 +9,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::{
-    Member, NO_ELECTIONS, PATIENCE, all, etcdctl, eventually, free_ports, healthy,
-    led_by_the_first, put_again, same_hash, settled, started,
+    NO_ELECTIONS, TestMember, WAIT_LIMIT, as_refs, etcdctl, eventually, free_ports,
+    put_with_retries, retry_while_unhealthy, start_three, start_three_led_by_first, wait_same_hash,
+    wait_settled,
 };
 use node_proto::etcdserverpb::{
     self as pb, MemberAddRequest, MemberListRequest, MemberPromoteRequest, MemberRemoveRequest,
@@ -22,20 +23,20 @@ use tonic::{Code, Request, Status};
 
 const REMOVED: &str = "this member has been permanently removed from the cluster";
 
-async fn add(member: &Member, url: &str, is_learner: bool) -> Result<pb::Member, Status> {
+async fn add(member: &TestMember, url: &str, is_learner: bool) -> Result<pb::Member, Status> {
     let request = MemberAddRequest { peer_ur_ls: vec![url.to_owned()], is_learner };
     Ok(member.cluster().member_add(request).await?.into_inner().member.unwrap())
 }
 
-async fn remove(member: &Member, id: u64) -> Result<(), Status> {
+async fn remove(member: &TestMember, id: u64) -> Result<(), Status> {
     member.cluster().member_remove(MemberRemoveRequest { id }).await.map(drop)
 }
 
-async fn promote(member: &Member, id: u64) -> Result<(), Status> {
+async fn promote(member: &TestMember, id: u64) -> Result<(), Status> {
     member.cluster().member_promote(MemberPromoteRequest { id }).await.map(drop)
 }
 
-async fn update(member: &Member, id: u64, urls: &[&str]) -> Result<(), Status> {
+async fn update(member: &TestMember, id: u64, urls: &[&str]) -> Result<(), Status> {
     let peer_ur_ls = urls.iter().map(|url| (*url).to_owned()).collect();
     member.cluster().member_update(MemberUpdateRequest { id, peer_ur_ls }).await.map(drop)
 }
@@ -46,19 +47,19 @@ fn refused<T: std::fmt::Debug>(result: Result<T, Status>) -> (Code, String) {
 }
 
 /// Returns a member on the given ports that is to join `members`, not started yet.
-fn joiner(root: &Path, name: &str, members: &[Member], [peer, client]: [u16; 2]) -> Member {
+fn joiner(root: &Path, name: &str, members: &[TestMember], [peer, client]: [u16; 2]) -> TestMember {
     let initial: Vec<String> = members
         .iter()
         .map(|member| (member.name.as_str(), peer_url(member)))
         .chain([(name, format!("http://127.0.0.1:{peer}"))])
         .map(|(name, url)| format!("{name}={url}"))
         .collect();
-    let mut joiner = Member::new(root, name, peer, client, &initial.join(","));
+    let mut joiner = TestMember::new(root, name, peer, client, &initial.join(","));
     joiner.args.push("--initial-cluster-state=existing".to_owned());
     joiner
 }
 
-fn peer_url(member: &Member) -> String {
+fn peer_url(member: &TestMember) -> String {
     let flag = "--initial-advertise-peer-urls=";
     member.args.iter().find_map(|arg| arg.strip_prefix(flag)).unwrap().to_owned()
 }
@@ -66,7 +67,7 @@ fn peer_url(member: &Member) -> String {
 #[tokio::test]
 async fn the_guides_commands_add_a_member_start_it_and_remove_it_for_good() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
+    let mut members = start_three(root.path());
     let first = members[0].put("before", "x").await.unwrap();
     let url = members[1].client_url.clone();
     let [peer, client] = free_ports();
@@ -93,7 +94,7 @@ async fn the_guides_commands_add_a_member_start_it_and_remove_it_for_good() {
     let id = said.strip_prefix("Member ").unwrap().split_whitespace().next().unwrap().to_owned();
     assert!(said.contains(" added to cluster "), "{said}");
     // The new member gets its settings from etcdctl's output only.
-    let mut new = Member::new(root.path(), "d", peer, client, "");
+    let mut new = TestMember::new(root.path(), "d", peer, client, "");
     new.args.retain(|arg| !arg.starts_with("--name") && !arg.starts_with("--initial-cluster"));
     for line in said.lines().filter_map(|line| line.strip_prefix("ETCD_")) {
         let (variable, value) = line.split_once('=').unwrap();
@@ -101,14 +102,14 @@ async fn the_guides_commands_add_a_member_start_it_and_remove_it_for_good() {
         new.args.push(format!("--{flag}={}", value.trim_matches('"')));
     }
     new.start();
-    new.ready();
+    new.wait_ready();
     assert_eq!(new.get("before").await.unwrap().as_deref(), Some("x"));
     // A fetch of the state and the peer streams must not look like two processes.
     assert!(!new.log().contains("runs twice"), "{}", new.log());
     let revision = new.put("by-d", "x").await.unwrap();
     assert!(revision > first);
     members.push(new);
-    same_hash(&members, revision).await;
+    wait_same_hash(&members, revision).await;
     let (done, list) = etcdctl(&url, &["member", "list"]).unwrap();
     let listed = list.lines().find(|line| line.starts_with(&id)).unwrap();
     let expected =
@@ -130,24 +131,25 @@ async fn the_guides_commands_add_a_member_start_it_and_remove_it_for_good() {
         assert_eq!(new.exit_code(), Some(3));
         assert_eq!(new.log().matches(REMOVED).count(), start, "{}", new.log());
     }
-    put_again(&members[0], "after", "x").await;
+    put_with_retries(&members[0], "after", "x").await;
     assert_eq!(members[0].members().await.unwrap().len(), 3);
 }
 
 #[tokio::test]
 async fn a_learner_serves_little_and_is_promoted_once_it_is_in_sync() {
     let root = tempfile::tempdir().unwrap();
-    let members = started(root.path());
+    let members = start_three(root.path());
     let ports = free_ports();
     let mut new = joiner(root.path(), "d", &members, ports);
-    let learner = healthy(async || add(&members[0], &peer_url(&new), true).await).await;
+    let learner =
+        retry_while_unhealthy(async || add(&members[0], &peer_url(&new), true).await).await;
     assert!(learner.is_learner && learner.name.is_empty());
     // On a busy machine a broken stream can make the cluster unhealthy for a while, and that error
     // comes first.
     let start = Instant::now();
     let too_many = loop {
         let refusal = refused(add(&members[1], "http://127.0.0.1:9", true).await);
-        if refusal.0 != Code::Unavailable || start.elapsed() > PATIENCE {
+        if refusal.0 != Code::Unavailable || start.elapsed() > WAIT_LIMIT {
             break refusal;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -160,7 +162,7 @@ async fn a_learner_serves_little_and_is_promoted_once_it_is_in_sync() {
         assert_eq!((early.0, early.1.as_str()), (Code::FailedPrecondition, behind));
     }
     new.start();
-    new.ready();
+    new.wait_ready();
     let not_for_learners = "etcdserver: rpc not supported for learner";
     for refusal in [
         refused(new.put("k", "v").await),
@@ -176,14 +178,14 @@ async fn a_learner_serves_little_and_is_promoted_once_it_is_in_sync() {
     let start = Instant::now();
     while let Err(error) = promote(&members[2], learner.id).await {
         assert_eq!(error.message(), behind);
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < WAIT_LIMIT);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let revision = put_again(&new, "by-d", "x").await;
+    let revision = put_with_retries(&new, "by-d", "x").await;
     assert!(!new.status().await.unwrap().is_learner);
     let mut members = members;
     members.push(new);
-    same_hash(&members, revision).await;
+    wait_same_hash(&members, revision).await;
     for (id, code, text) in [
         (learner.id, Code::FailedPrecondition, "etcdserver: can only promote a learner member"),
         (0x1234, Code::NotFound, "etcdserver: member not found"),
@@ -194,9 +196,9 @@ async fn a_learner_serves_little_and_is_promoted_once_it_is_in_sync() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_is_refused_with_etcds_words_and_changes_nothing() {
+async fn an_impossible_member_change_is_refused_with_etcds_message() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
+    let mut members = start_three(root.path());
     let ids =
         [members[0].member_id().await, members[1].member_id().await, members[2].member_id().await];
     let asked = &members[1];
@@ -218,7 +220,7 @@ async fn what_cannot_be_is_refused_with_etcds_words_and_changes_nothing() {
             assert_eq!(refusal, taken);
             break;
         }
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < WAIT_LIMIT);
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let unknown = (Code::NotFound, "etcdserver: member not found".to_owned());
@@ -229,15 +231,15 @@ async fn what_cannot_be_is_refused_with_etcds_words_and_changes_nothing() {
     // With one member stopped, no member can be added, and no running one can be removed. The
     // stopped one can.
     members[2].kill();
-    settled(&[&members[0], &members[1]]).await;
+    wait_settled(&[&members[0], &members[1]]).await;
     let asked = &members[1];
-    eventually("both notice", || members[..2].iter().all(|member| !member.reaches(ids[2])));
+    eventually("both notice", || members[..2].iter().all(|member| !member.has_stream_to(ids[2])));
     assert_eq!(refused(add(asked, "http://127.0.0.1:9", true).await), unhealthy);
     assert_eq!(refused(remove(asked, ids[0]).await), unhealthy);
-    healthy(async || remove(asked, ids[2]).await).await;
+    retry_while_unhealthy(async || remove(asked, ids[2]).await).await;
     assert_eq!(refused(remove(asked, ids[2]).await), unknown);
     // With two members left, both are needed for a quorum.
-    let last = healthy(async || remove(asked, ids[0]).await).await;
+    let last = retry_while_unhealthy(async || remove(asked, ids[0]).await).await;
     let () = last;
     assert_eq!(members[0].exit_code(), Some(3));
     let alone = (
@@ -245,7 +247,7 @@ async fn what_cannot_be_is_refused_with_etcds_words_and_changes_nothing() {
         "etcdserver: re-configuration failed due to not enough started members".to_owned(),
     );
     assert_eq!(refused(remove(&members[1], ids[1]).await), alone);
-    put_again(&members[1], "still", "serving").await;
+    put_with_retries(&members[1], "still", "serving").await;
 }
 
 /// Returns a request to remove `id` with this operation id, planned on configuration `planned_at`.
@@ -263,11 +265,11 @@ fn configuration(metadata: &MetadataMap) -> u64 {
 #[tokio::test]
 async fn an_operation_is_carried_out_once_and_a_stale_plan_never() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
+    let mut members = start_three(root.path());
     let [operation, other] = ["0123456789abcdef0123456789abcdef", &"f".repeat(32)];
     let url = "http://127.0.0.1:9";
     let mut planned = 0;
-    let added = healthy(async || {
+    let added = retry_while_unhealthy(async || {
         let mut cluster = members[0].cluster();
         let list = cluster.member_list(MemberListRequest { linearizable: true }).await?;
         planned = configuration(list.metadata());
@@ -309,9 +311,9 @@ async fn an_operation_is_carried_out_once_and_a_stale_plan_never() {
     for member in &mut members {
         member.kill();
     }
-    members.iter_mut().for_each(Member::start);
-    members.iter_mut().for_each(Member::ready);
-    settled(&all(&members)).await;
+    members.iter_mut().for_each(TestMember::start);
+    members.iter_mut().for_each(TestMember::wait_ready);
+    wait_settled(&as_refs(&members)).await;
     for (operation, done) in [(operation, at), (other, gone)] {
         let again = removal(id, operation, gone);
         let status = members[1].cluster().member_remove(again).await.unwrap_err();
@@ -321,7 +323,7 @@ async fn an_operation_is_carried_out_once_and_a_stale_plan_never() {
 }
 
 /// Gives `mover` a new peer URL through `asked`, and restarts it there.
-async fn moved(asked: &Member, mover: &mut Member) -> String {
+async fn moved(asked: &TestMember, mover: &mut TestMember) -> String {
     let [peer] = free_ports();
     let new = format!("http://127.0.0.1:{peer}");
     update(asked, mover.member_id().await, &[&new]).await.unwrap();
@@ -331,7 +333,7 @@ async fn moved(asked: &Member, mover: &mut Member) -> String {
 }
 
 /// Starts `mover` with another peer URL in its flags.
-fn starts_at(mover: &mut Member, new: &str) {
+fn starts_at(mover: &mut TestMember, new: &str) {
     let old = peer_url(mover);
     for arg in &mut mover.args {
         if arg.starts_with("--listen-peer") || arg.starts_with("--initial-advertise") {
@@ -339,69 +341,69 @@ fn starts_at(mover: &mut Member, new: &str) {
         }
     }
     mover.start();
-    mover.ready();
+    mover.wait_ready();
 }
 
 /// Moves leadership to `members[to]`.
-async fn lead(members: &[&Member], to: usize) {
+async fn lead(members: &[&TestMember], to: usize) {
     let target_id = members[to].member_id().await;
     let start = Instant::now();
     loop {
-        let leader = settled(members).await;
+        let leader = wait_settled(members).await;
         if leader == to {
             return;
         }
         let mut asked = MaintenanceClient::new(members[leader].channel());
         // The member may no longer be the leader, so the result doesn't matter.
         let _ = asked.move_leader(pb::MoveLeaderRequest { target_id }).await;
-        assert!(start.elapsed() < PATIENCE, "{} never leads", members[to].name);
+        assert!(start.elapsed() < WAIT_LIMIT, "{} never leads", members[to].name);
     }
 }
 
 /// Starts a stopped member, and waits until it has the newest data and serves a linearizable read.
-async fn catches_up(away: &mut Member, leader: &Member) {
+async fn catches_up(away: &mut TestMember, leader: &TestMember) {
     away.start();
-    let revision = put_again(leader, "while-it-was-away", "x").await;
+    let revision = put_with_retries(leader, "while-it-was-away", "x").await;
     let start = Instant::now();
     while away.hash(revision).await.ok() != leader.hash(revision).await.ok() {
-        assert!(start.elapsed() < PATIENCE, "it stays behind:\n{}", away.log());
+        assert!(start.elapsed() < WAIT_LIMIT, "it stays behind:\n{}", away.log());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!(away.get("while-it-was-away").await.unwrap().as_deref(), Some("x"));
 }
 
 #[tokio::test]
-async fn who_was_away_hears_a_leader_that_came_meanwhile() {
+async fn a_returning_member_hears_a_leader_that_was_added_meanwhile() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = led_by_the_first(root.path());
+    let mut members = start_three_led_by_first(root.path());
     let ports = free_ports();
     let mut new = joiner(root.path(), "d", &members, ports);
     new.args.push(NO_ELECTIONS.to_owned());
     let url = peer_url(&new);
     // The third member is connected when it is stopped, so that it never learns of the change.
     let taken = peer_url(&members[1]);
-    let refusal = healthy(async || match add(&members[0], &taken, false).await {
+    let refusal = retry_while_unhealthy(async || match add(&members[0], &taken, false).await {
         Err(status) if status.code() == Code::FailedPrecondition => Ok(status),
         other => Err(other.unwrap_err()),
     });
     assert_eq!(refusal.await.message(), "etcdserver: Peer URLs already exists");
     members[2].signal(Signal::STOP);
-    healthy(async || add(&members[0], &url, false).await).await;
+    retry_while_unhealthy(async || add(&members[0], &url, false).await).await;
     members[2].kill();
     new.start();
-    new.ready();
+    new.wait_ready();
     lead(&[&members[0], &members[1], &new], 2).await;
     catches_up(&mut members[2], &new).await;
     assert!(new.status().await.unwrap().leader == new.member_id().await, "it led all the time");
 }
 
 #[tokio::test]
-async fn who_was_away_finds_a_leader_that_moved_meanwhile() {
+async fn a_returning_member_finds_a_leader_that_moved_meanwhile() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = led_by_the_first(root.path());
+    let mut members = start_three_led_by_first(root.path());
     members[2].kill();
     let [one, mover, away] = &mut members[..] else { unreachable!("three") };
-    settled(&[one, mover]).await;
+    wait_settled(&[one, mover]).await;
     moved(one, mover).await;
     lead(&[one, mover], 1).await;
     catches_up(away, mover).await;
@@ -410,26 +412,26 @@ async fn who_was_away_finds_a_leader_that_moved_meanwhile() {
 
 /// Simulates a peer URL update of which no running member knows.
 #[tokio::test]
-async fn who_moved_and_nobody_knows_is_found_by_its_own_word() {
+async fn a_member_whose_new_peer_url_nobody_knows_announces_it_itself() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
+    let mut members = start_three(root.path());
     let [others @ .., mover] = &mut members[..] else { unreachable!("three") };
     assert_eq!(mover.stop(), Some(0));
     let [peer] = free_ports();
     starts_at(mover, &format!("http://127.0.0.1:{peer}"));
-    let revision = put_again(&others[0], "moved", "x").await;
-    same_hash(&members, revision).await;
+    let revision = put_with_retries(&others[0], "moved", "x").await;
+    wait_same_hash(&members, revision).await;
 }
 
 #[tokio::test]
 async fn a_member_moves_to_other_peer_urls_by_update_then_restart() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
+    let mut members = start_three(root.path());
     let id = members[2].member_id().await;
     let [one, _, mover] = &mut members[..] else { unreachable!("three") };
     let new = moved(one, mover).await;
-    let revision = put_again(&members[2], "moved", "x").await;
-    same_hash(&members, revision).await;
+    let revision = put_with_retries(&members[2], "moved", "x").await;
+    wait_same_hash(&members, revision).await;
     let listed = members[0].members().await.unwrap();
     let moved = listed.iter().find(|member| member.id == id).unwrap();
     assert_eq!((moved.peer_ur_ls.as_slice(), moved.is_learner), ([new].as_slice(), false));
@@ -442,7 +444,7 @@ const MOVES: usize = 40;
 async fn no_put_is_lost_while_the_peer_url_of_the_member_that_passes_it_on_changes() {
     let root = tempfile::tempdir().unwrap();
     // A lost put would time out and fail. Elections are off, so that no put fails for that reason.
-    let members = led_by_the_first(root.path());
+    let members = start_three_led_by_first(root.path());
     let follower = &members[1];
     let id = follower.member_id().await;
     let [url, nowhere] = [peer_url(follower), "http://192.0.2.1:2380".to_owned()];
@@ -463,26 +465,26 @@ async fn no_put_is_lost_while_the_peer_url_of_the_member_that_passes_it_on_chang
         }
     }
     let revision = follower.put("last", "x").await.unwrap();
-    same_hash(&members, revision).await;
+    wait_same_hash(&members, revision).await;
 }
 
 #[tokio::test]
 async fn a_leader_that_is_removed_hands_over_first() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = common::three(root.path());
+    let mut members = common::three_members(root.path());
     for member in &mut members {
         // An election would take longer than this test allows.
         member.args.push("--election-timeout=50000".to_owned());
         member.start();
     }
-    members.iter_mut().for_each(Member::ready);
-    let leader = settled(&all(&members)).await;
+    members.iter_mut().for_each(TestMember::wait_ready);
+    let leader = wait_settled(&as_refs(&members)).await;
     let id = members[leader].member_id().await;
     let asked = &members[leader];
-    healthy(async || remove(asked, id).await).await;
+    retry_while_unhealthy(async || remove(asked, id).await).await;
     let mut old = members.remove(leader);
     let start = Instant::now();
-    put_again(&members[0], "after", "x").await;
+    put_with_retries(&members[0], "after", "x").await;
     assert!(start.elapsed() < Duration::from_secs(45), "it took {:?}", start.elapsed());
     assert_eq!(old.exit_code(), Some(3));
     assert!(old.log().contains(REMOVED));
@@ -492,13 +494,13 @@ async fn a_leader_that_is_removed_hands_over_first() {
 #[tokio::test]
 async fn a_member_that_the_cluster_does_not_expect_is_told_why() {
     let root = tempfile::tempdir().unwrap();
-    let members = started(root.path());
+    let members = start_three(root.path());
     let ports = free_ports();
     let mut early = joiner(root.path(), "d", &members, ports);
     early.start();
     assert_eq!(early.exit_code(), Some(1));
     assert!(early.log().contains("member count is unequal"), "{}", early.log());
-    healthy(async || add(&members[0], &peer_url(&early), true).await).await;
+    retry_while_unhealthy(async || add(&members[0], &peer_url(&early), true).await).await;
     let mut elsewhere = joiner(root.path(), "e", &members, free_ports());
     elsewhere.start();
     assert_eq!(elsewhere.exit_code(), Some(1));
@@ -517,11 +519,11 @@ async fn a_member_that_the_cluster_does_not_expect_is_told_why() {
 #[tokio::test]
 async fn a_new_member_whose_disk_is_wiped_is_not_taken_for_itself() {
     let root = tempfile::tempdir().unwrap();
-    let members = started(root.path());
+    let members = start_three(root.path());
     let mut new = joiner(root.path(), "d", &members, free_ports());
-    healthy(async || add(&members[0], &peer_url(&new), true).await).await;
+    retry_while_unhealthy(async || add(&members[0], &peer_url(&new), true).await).await;
     new.start();
-    new.ready();
+    new.wait_ready();
     new.kill();
     std::fs::remove_dir_all(&new.data_dir).unwrap();
     new.start();
@@ -532,17 +534,17 @@ async fn a_new_member_whose_disk_is_wiped_is_not_taken_for_itself() {
 #[tokio::test]
 async fn one_member_becomes_three_and_serves_all_the_time() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = vec![Member::alone(root.path())];
+    let mut members = vec![TestMember::alone(root.path())];
     members[0].start();
-    members[0].ready();
+    members[0].wait_ready();
     for name in ["two", "three"] {
         let mut new = joiner(root.path(), name, &members, free_ports());
         // It is added as a voter, as in the guide. The first such member begins as a learner
         // anyway.
-        healthy(async || add(&members[0], &peer_url(&new), false).await).await;
+        retry_while_unhealthy(async || add(&members[0], &peer_url(&new), false).await).await;
         members[0].put(name, "is not here yet").await.unwrap();
         new.start();
-        new.ready();
+        new.wait_ready();
         // It serves as a voter would, whether it has been promoted yet or not.
         if let Err(error) = new.put("through", name).await {
             assert!(!error.message().contains("learner"), "{error}");
@@ -555,26 +557,26 @@ async fn one_member_becomes_three_and_serves_all_the_time() {
             if listed.len() == count && listed.iter().all(|member| !member.is_learner) {
                 break;
             }
-            assert!(start.elapsed() < PATIENCE, "{listed:?}");
+            assert!(start.elapsed() < WAIT_LIMIT, "{listed:?}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
-    let revision = put_again(&members[2], "by-three", "x").await;
-    same_hash(&members, revision).await;
+    let revision = put_with_retries(&members[2], "by-three", "x").await;
+    wait_same_hash(&members, revision).await;
     // The cluster survives the loss of any one member.
-    let leader = settled(&all(&members)).await;
+    let leader = wait_settled(&as_refs(&members)).await;
     members[leader].kill();
-    put_again(&members[(leader + 1) % 3], "without one", "x").await;
+    put_with_retries(&members[(leader + 1) % 3], "without one", "x").await;
 }
 
 #[tokio::test]
 async fn a_member_that_was_wiped_and_is_started_as_new_says_that_its_cluster_runs() {
     let root = tempfile::tempdir().unwrap();
-    let members = started(root.path());
+    let members = start_three(root.path());
     let mut new = joiner(root.path(), "d", &members, free_ports());
-    healthy(async || add(&members[0], &peer_url(&new), true).await).await;
+    retry_while_unhealthy(async || add(&members[0], &peer_url(&new), true).await).await;
     new.start();
-    new.ready();
+    new.wait_ready();
     new.kill();
     std::fs::remove_dir_all(&new.data_dir).unwrap();
     assert_eq!(new.args.pop().as_deref(), Some("--initial-cluster-state=existing"));

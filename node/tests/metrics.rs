@@ -6,7 +6,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Member, etcdctl, eventually, free_ports, started};
+use common::{TestMember, etcdctl, eventually, free_ports, start_three};
 use node_proto::etcdserverpb::MemberAddRequest;
 
 /// Metrics in the alerts and the dashboard of etcd's mixin (contrib/mixin in its repository), which
@@ -93,7 +93,7 @@ struct Scrape {
 }
 
 impl Scrape {
-    fn of(member: &Member) -> Self {
+    fn of(member: &TestMember) -> Self {
         let answer = member.http("/metrics");
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         assert!(head.contains("text/plain; version=0.0.4"), "{head}");
@@ -133,7 +133,7 @@ impl Scrape {
 #[tokio::test]
 async fn every_metric_that_etcds_dashboard_and_alerts_read_is_there() {
     let root = tempfile::tempdir().unwrap();
-    let members = started(root.path());
+    let members = start_three(root.path());
     let mut ids = Vec::new();
     for (n, member) in members.iter().enumerate() {
         member.put(&format!("k{n}"), "v").await.unwrap();
@@ -186,9 +186,9 @@ async fn every_metric_that_etcds_dashboard_and_alerts_read_is_there() {
 #[tokio::test]
 async fn calls_are_counted_by_the_version_that_clients_say() {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     member.start();
-    member.ready();
+    member.wait_ready();
     member.put("a", "1").await.unwrap();
     let requests = "etcd_server_client_requests_total";
     let said_nothing = ["type=\"unary\"".to_owned(), "=\"unknown\"".to_owned()];
@@ -208,16 +208,16 @@ async fn the_state_that_a_new_member_fetches_is_counted_where_it_comes_from() {
     let root = tempfile::tempdir().unwrap();
     let [peer, client, new_peer, new_client] = free_ports();
     let first = format!("one=http://127.0.0.1:{peer}");
-    let mut member = Member::new(root.path(), "one", peer, client, &first);
+    let mut member = TestMember::new(root.path(), "one", peer, client, &first);
     member.start();
-    member.ready();
+    member.wait_ready();
     member.put("a", "1").await.unwrap();
     let url = format!("http://127.0.0.1:{new_peer}");
     let request = MemberAddRequest { peer_ur_ls: vec![url.clone()], is_learner: true };
     let added = member.cluster().member_add(request).await.unwrap().into_inner();
     let to = [format!("To=\"{:x}\"", added.member.unwrap().id)];
     let all = format!("{first},two={url}");
-    let mut new = Member::new(root.path(), "two", new_peer, new_client, &all);
+    let mut new = TestMember::new(root.path(), "two", new_peer, new_client, &all);
     new.args.push("--initial-cluster-state=existing".to_owned());
     new.start();
     eventually("it has been sent the state", || {
@@ -247,9 +247,9 @@ fn explained() -> Vec<&'static str> {
 #[test]
 fn every_family_of_stock_etcd_is_here_with_its_type_or_its_absence_is_explained() {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     member.start();
-    member.ready();
+    member.wait_ready();
     let scrape = Scrape::of(&member);
     let explained = explained();
     let is_explained = |name: &str| {
@@ -277,9 +277,9 @@ fn every_family_of_stock_etcd_is_here_with_its_type_or_its_absence_is_explained(
 #[tokio::test]
 async fn requests_messages_and_applied_entries_are_counted_as_by_etcd() {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     member.start();
-    member.ready();
+    member.wait_ready();
     for _ in 0..3 {
         member.put("a", "1").await.unwrap();
     }

@@ -7,20 +7,20 @@ mod common;
 
 use std::path::Path;
 
-use common::{Member, ca::Ca, etcdctl, eventually, free_ports};
+use common::{TestMember, ca::OperatorCa, etcdctl, eventually, free_ports};
 use rcgen::{KeyPair, PublicKeyData};
 
-struct Secured {
-    members: Vec<Member>,
-    peer_ca: Ca,
-    client_ca: Ca,
+struct TlsCluster {
+    members: Vec<TestMember>,
+    peer_ca: OperatorCa,
+    client_ca: OperatorCa,
     root: tempfile::TempDir,
 }
 
 /// Returns three members with the files that an agent would write, not started yet.
-fn three(expired_peer_leaf: Option<usize>) -> Secured {
+fn three(expired_peer_leaf: Option<usize>) -> TlsCluster {
     let root = tempfile::tempdir().unwrap();
-    let (peer_ca, client_ca) = (Ca::new(), Ca::new());
+    let (peer_ca, client_ca) = (OperatorCa::new(), OperatorCa::new());
     let ports: [u16; 6] = free_ports();
     let names = ["a", "b", "c"];
     let keys: Vec<KeyPair> = (0..3).map(|_| KeyPair::generate().unwrap()).collect();
@@ -51,7 +51,7 @@ fn three(expired_peer_leaf: Option<usize>) -> Secured {
                 "members": records,
             });
             let mut member =
-                Member::new(root.path(), names[n], ports[n], ports[n + 3], &initial.join(","));
+                TestMember::new(root.path(), names[n], ports[n], ports[n + 3], &initial.join(","));
             for arg in &mut member.args {
                 *arg = arg.replace("=http://", "=https://");
             }
@@ -78,13 +78,13 @@ fn three(expired_peer_leaf: Option<usize>) -> Secured {
             member
         })
         .collect();
-    Secured { members, peer_ca, client_ca, root }
+    TlsCluster { members, peer_ca, client_ca, root }
 }
 
-impl Secured {
+impl TlsCluster {
     fn start(&mut self) {
-        self.members.iter_mut().for_each(Member::start);
-        self.members.iter_mut().for_each(Member::ready);
+        self.members.iter_mut().for_each(TestMember::start);
+        self.members.iter_mut().for_each(TestMember::wait_ready);
     }
 
     fn tls(&self, n: usize) -> std::path::PathBuf {
@@ -130,7 +130,7 @@ fn a_snapshot_is_saved_over_mutual_tls_and_by_nobody_without_a_certificate() {
     let peers = file("peer-ca.crt");
     let save = |more: &[&str]| {
         let args = ["snapshot", "save", "--endpoints", url, out.to_str().unwrap()];
-        let output = common::node().args(args).args(more).output().unwrap();
+        let output = common::node_command().args(args).args(more).output().unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     for (flags, code) in [
@@ -145,7 +145,7 @@ fn a_snapshot_is_saved_over_mutual_tls_and_by_nobody_without_a_certificate() {
     }
     let (ended, said) = save(&["--cacert", &ca, "--cert", &cert, "--key", &key]);
     assert_eq!(ended, Some(0), "{said}");
-    let status = common::node().args(["snapshot", "status"]).arg(&out).output().unwrap();
+    let status = common::node_command().args(["snapshot", "status"]).arg(&out).output().unwrap();
     assert!(status.status.success());
 }
 
@@ -154,13 +154,13 @@ fn an_expired_certificate_of_a_bound_key_is_an_alarm_and_the_cluster_forms() {
     let mut cluster = three(Some(2));
     cluster.start();
     let said =
-        |member: &Member| member.log().contains("a peer's certificate is outside its validity");
+        |member: &TestMember| member.log().contains("a peer's certificate is outside its validity");
     eventually("the others say so", || cluster.members[..2].iter().all(said));
 }
 
 /// Gives a running cluster's member another key. Asserts that the others refuse the member and go
 /// on serving.
-fn refuses_another_key(cluster: &mut Secured) {
+fn refuses_another_key(cluster: &mut TlsCluster) {
     cluster.members[2].kill();
     let other = KeyPair::generate().unwrap();
     let dir = cluster.tls(2);

@@ -7,15 +7,18 @@ mod common;
 
 use std::path::Path;
 
-use common::{Member, all, ca::Ca, eventually, free_ports, healthy, put_again, same_hash, settled};
+use common::{
+    TestMember, as_refs, ca::OperatorCa, eventually, free_ports, put_with_retries,
+    retry_while_unhealthy, wait_same_hash, wait_settled,
+};
 use node_proto::etcdserverpb::MemberAddRequest;
 use rcgen::{KeyPair, PublicKeyData};
 use tonic::Request;
 
 /// Members that use mutual TLS among themselves, and plain HTTP with clients.
-struct Cluster {
-    ca: Ca,
-    members: Vec<Member>,
+struct KeyedCluster {
+    ca: OperatorCa,
+    members: Vec<TestMember>,
     root: tempfile::TempDir,
 }
 
@@ -24,7 +27,7 @@ fn hash_of(key: &KeyPair) -> String {
 }
 
 /// Writes `member`'s TLS files with a certificate of `ca` for `key`, and replaces those that exist.
-fn give_key(ca: &Ca, member: &Member, key: &KeyPair) {
+fn give_key(ca: &OperatorCa, member: &TestMember, key: &KeyPair) {
     let dir = tls_dir(member);
     std::fs::create_dir_all(&dir).unwrap();
     std::fs::write(dir.join("peer.key"), key.serialize_pem()).unwrap();
@@ -32,20 +35,20 @@ fn give_key(ca: &Ca, member: &Member, key: &KeyPair) {
     std::fs::write(dir.join("peer-ca.crt"), &ca.pem).unwrap();
 }
 
-fn tls_dir(member: &Member) -> std::path::PathBuf {
+fn tls_dir(member: &TestMember) -> std::path::PathBuf {
     member.data_dir.with_extension("tls")
 }
 
 /// Returns a member with a certificate for `key`, not started yet.
 fn member(
     root: &Path,
-    ca: &Ca,
+    ca: &OperatorCa,
     name: &str,
     ports: [u16; 2],
     initial: &str,
     key: &KeyPair,
-) -> Member {
-    let mut member = Member::new(root, name, ports[0], ports[1], initial);
+) -> TestMember {
+    let mut member = TestMember::new(root, name, ports[0], ports[1], initial);
     for arg in &mut member.args {
         if arg.contains("peer-urls=") {
             *arg = arg.replace("http://", "https://");
@@ -62,15 +65,15 @@ fn member(
     member
 }
 
-fn mark(member: &Member, incarnation: &str) {
+fn write_incarnation(member: &TestMember, incarnation: &str) {
     std::fs::create_dir(&member.data_dir).unwrap();
     std::fs::write(member.data_dir.join("muster-incarnation"), format!("{incarnation}\n")).unwrap();
 }
 
-impl Cluster {
+impl KeyedCluster {
     /// Starts three members. With `bound`, a member document binds each of them to its key.
     fn start(bound: bool) -> Self {
-        let (root, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+        let (root, ca) = (tempfile::tempdir().unwrap(), OperatorCa::new());
         let ports: [[u16; 2]; 3] = std::array::from_fn(|_| free_ports());
         let keys: [KeyPair; 3] = std::array::from_fn(|_| KeyPair::generate().unwrap());
         let names = ["a", "b", "c"];
@@ -78,7 +81,7 @@ impl Cluster {
         let initial: Vec<String> = (0..3).map(|n| format!("{}={}", names[n], url(n))).collect();
         let new =
             |n: usize| member(root.path(), &ca, names[n], ports[n], &initial.join(","), &keys[n]);
-        let mut members: Vec<Member> = (0..3).map(new).collect();
+        let mut members: Vec<TestMember> = (0..3).map(new).collect();
         if bound {
             let records: Vec<serde_json::Value> = (0..3)
                 .map(|n| {
@@ -99,16 +102,16 @@ impl Cluster {
                 std::fs::write(&path, document.to_string()).unwrap();
                 member.args.push(format!("--initial-cluster-token={hash}"));
                 member.args.push(format!("--muster-document={}", path.display()));
-                mark(member, &format!("{n:032x}"));
+                write_incarnation(member, &format!("{n:032x}"));
             }
         }
-        members.iter_mut().for_each(Member::start);
-        members.iter_mut().for_each(Member::ready);
+        members.iter_mut().for_each(TestMember::start);
+        members.iter_mut().for_each(TestMember::wait_ready);
         Self { ca, members, root }
     }
 
     /// Returns a member that is to join with `key`, neither added nor started yet.
-    fn newcomer(&self, name: &str, key: &KeyPair) -> Member {
+    fn newcomer(&self, name: &str, key: &KeyPair) -> TestMember {
         let ports: [u16; 2] = free_ports();
         let known = self.members.iter().map(|member| (member.name.as_str(), peer_url(member)));
         let initial: Vec<String> = known
@@ -121,8 +124,8 @@ impl Cluster {
     }
 
     /// Adds `new` as a voter. `metadata` may bind it to a key and an incarnation.
-    async fn add(&self, new: &Member, metadata: &[(&'static str, &str)]) {
-        healthy(async || {
+    async fn add(&self, new: &TestMember, metadata: &[(&'static str, &str)]) {
+        retry_while_unhealthy(async || {
             let request = MemberAddRequest { peer_ur_ls: vec![peer_url(new)], is_learner: false };
             let mut request = Request::new(request);
             for (name, value) in metadata {
@@ -152,32 +155,33 @@ impl Cluster {
             log.contains(&bound) && log.contains("no peer takes it for this member")
         });
         eventually("the others refuse it", || {
-            let refused = |member: &Member| member.log().contains("its key is not the one bound");
+            let refused =
+                |member: &TestMember| member.log().contains("its key is not the one bound");
             self.members[..last].iter().all(refused)
         });
-        put_again(&self.members[0], "meanwhile", "x").await;
+        put_with_retries(&self.members[0], "meanwhile", "x").await;
         assert_eq!(self.members[last].log().matches("ready to serve").count(), ready);
         self.members[last].kill();
         give_key(&self.ca, &self.members[last], key);
         self.members[last].start();
-        self.members[last].ready_again(ready);
-        let revision = put_again(&self.members[last], "with its key", "x").await;
-        same_hash(&self.members, revision).await;
+        self.members[last].wait_ready_after(ready);
+        let revision = put_with_retries(&self.members[last], "with its key", "x").await;
+        wait_same_hash(&self.members, revision).await;
     }
 }
 
-fn peer_url(member: &Member) -> String {
+fn peer_url(member: &TestMember) -> String {
     let flag = "--initial-advertise-peer-urls=";
     member.args.iter().find_map(|arg| arg.strip_prefix(flag)).unwrap().to_owned()
 }
 
 #[tokio::test]
 async fn a_newcomer_is_let_in_with_the_key_that_it_was_added_with_and_no_other() {
-    let mut cluster = Cluster::start(true);
+    let mut cluster = KeyedCluster::start(true);
     let (key, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
     let mut new = cluster.newcomer("d", &other);
     let incarnation = "d".repeat(32);
-    mark(&new, &incarnation);
+    write_incarnation(&new, &incarnation);
     let bound = hash_of(&key);
     cluster.add(&new, &[("muster-node-key", &bound), ("muster-incarnation", &incarnation)]).await;
 
@@ -195,44 +199,44 @@ async fn a_newcomer_is_let_in_with_the_key_that_it_was_added_with_and_no_other()
     new.start();
     eventually("it serves", || new.log().contains("ready to serve client requests"));
     cluster.members.push(new);
-    settled(&all(&cluster.members)).await;
+    wait_settled(&as_refs(&cluster.members)).await;
     cluster.sees_the_last_one_refused_until_it_has_its_key(&key).await;
 }
 
 #[tokio::test]
 async fn a_newcomer_that_was_added_without_a_key_is_bound_by_its_first_start() {
-    let mut cluster = Cluster::start(true);
+    let mut cluster = KeyedCluster::start(true);
     let key = KeyPair::generate().unwrap();
     let mut new = cluster.newcomer("d", &key);
     cluster.add(&new, &[]).await;
     new.start();
-    new.ready();
+    new.wait_ready();
     cluster.members.push(new);
-    settled(&all(&cluster.members)).await;
+    wait_settled(&as_refs(&cluster.members)).await;
     cluster.sees_the_last_one_refused_until_it_has_its_key(&key).await;
 }
 
 #[tokio::test]
 async fn where_nobody_is_bound_a_renewed_certificate_may_have_another_key() {
-    let mut cluster = Cluster::start(false);
+    let mut cluster = KeyedCluster::start(false);
     let keys: [KeyPair; 2] = std::array::from_fn(|_| KeyPair::generate().unwrap());
     let mut free = cluster.newcomer("d", &keys[0]);
     cluster.add(&free, &[]).await;
     free.start();
-    free.ready();
+    free.wait_ready();
     cluster.members.push(free);
     // A member added with a key is bound to that key. Other members are not bound by this.
     let mut bound = cluster.newcomer("e", &keys[1]);
     cluster.add(&bound, &[("muster-node-key", &hash_of(&keys[1]))]).await;
     bound.start();
-    bound.ready();
+    bound.wait_ready();
     cluster.members.push(bound);
     // One of the first three members and the unbound newcomer, one after the other.
     for n in [0, 3] {
         cluster.restart_with_another_key(n);
-        cluster.members[n].ready();
-        let revision = put_again(&cluster.members[n], "renewed", "x").await;
-        same_hash(&cluster.members, revision).await;
+        cluster.members[n].wait_ready();
+        let revision = put_with_retries(&cluster.members[n], "renewed", "x").await;
+        wait_same_hash(&cluster.members, revision).await;
     }
     cluster.sees_the_last_one_refused_until_it_has_its_key(&keys[1]).await;
 }

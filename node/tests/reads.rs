@@ -4,15 +4,15 @@
 
 mod common;
 
-use common::{Member, settled, three};
+use common::{TestMember, three_members, wait_settled};
 use rustix::process::Signal;
 
 /// Starts three members, and returns them with the leader's index.
-async fn started(root: &std::path::Path) -> (Vec<Member>, usize) {
-    let mut members = three(root);
-    members.iter_mut().for_each(Member::start);
-    members.iter_mut().for_each(Member::ready);
-    let leader = settled(&members.iter().collect::<Vec<_>>()).await;
+async fn started(root: &std::path::Path) -> (Vec<TestMember>, usize) {
+    let mut members = three_members(root);
+    members.iter_mut().for_each(TestMember::start);
+    members.iter_mut().for_each(TestMember::wait_ready);
+    let leader = wait_settled(&members.iter().collect::<Vec<_>>()).await;
     (members, leader)
 }
 
@@ -29,7 +29,7 @@ async fn a_follower_that_reaches_nobody_answers_no_linearizable_read() {
     let (get, txn, parts) = tokio::join!(
         members[alone].get("k"),
         members[alone].get_in_txn("k"),
-        members[alone].get_in_parts("k")
+        members[alone].get_by_range_stream("k")
     );
     others().for_each(|member| member.signal(Signal::CONT));
     for answer in [get, txn, parts] {
@@ -49,8 +49,9 @@ async fn a_follower_that_is_behind_answers_a_linearizable_read_once_it_is_not() 
     }
     members[leader].put("k", "new").await.unwrap();
     // The reads are sent before the member receives any of these writes.
-    let ask =
-        async { tokio::join!(behind.get("k"), behind.get_in_txn("k"), behind.get_in_parts("k")) };
+    let ask = async {
+        tokio::join!(behind.get("k"), behind.get_in_txn("k"), behind.get_by_range_stream("k"))
+    };
     let wake = async {
         tokio::time::sleep(std::time::Duration::from_millis(200)).await;
         behind.signal(Signal::CONT);

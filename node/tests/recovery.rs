@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{
-    Member, all, compacted_for, free_ports, node_killed_at, put_again, settled, skipped,
-    small::Small, started,
+    TestMember, as_refs, free_ports, node_command_killed_at, put_with_retries, report_skip,
+    small::SmallFilesystem, start_three, wait_settled, watch_compact_revision,
 };
 use node_proto::command::{self, Operation};
 use node_proto::etcdserverpb::{MemberAddRequest, MemberPromoteRequest};
@@ -19,57 +19,57 @@ use serde_json::Value;
 
 const BUMP: i64 = 1_000_000_000;
 
-async fn cluster_id(member: &Member) -> u64 {
+async fn cluster_id(member: &TestMember) -> u64 {
     member.status().await.unwrap().header.unwrap().cluster_id
 }
 
-fn force(member: &mut Member) {
+fn force(member: &mut TestMember) {
     member.args.push("--force-new-cluster".to_owned());
     member.start();
-    member.ready();
+    member.wait_ready();
 }
 
 fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
 }
 
-fn record(member: &Member, name: &str) -> Value {
+fn record(member: &TestMember, name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(member.data_dir.join(name)).unwrap()).unwrap()
 }
 
 /// Adds a learner to `members`, starts it, and waits until it is ready.
-async fn learner(root: &Path, members: &[Member]) -> Member {
+async fn learner(root: &Path, members: &[TestMember]) -> TestMember {
     let [peer, client] = free_ports();
     let url = format!("http://127.0.0.1:{peer}");
     let request = MemberAddRequest { peer_ur_ls: vec![url.clone()], is_learner: true };
     let add = async || members[0].cluster().member_add(request.clone()).await;
-    common::healthy(add).await;
+    common::retry_while_unhealthy(add).await;
     let others = members.iter().map(|member| {
         let url = member.args.iter().find_map(|arg| arg.strip_prefix("--listen-peer-urls="));
         format!("{}={}", member.name, url.unwrap())
     });
     let initial: Vec<String> = others.chain([format!("d={url}")]).collect();
-    let mut learner = Member::new(root, "d", peer, client, &initial.join(","));
+    let mut learner = TestMember::new(root, "d", peer, client, &initial.join(","));
     learner.args.push("--initial-cluster-state=existing".to_owned());
     learner.start();
-    learner.ready();
+    learner.wait_ready();
     learner
 }
 
 #[tokio::test]
 async fn a_survivor_becomes_a_cluster_of_one_and_loses_nothing_that_was_acknowledged() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
-    settled(&all(&members)).await;
+    let mut members = start_three(root.path());
+    wait_settled(&as_refs(&members)).await;
     let mut learner = learner(root.path(), &members).await;
     let old_cluster = cluster_id(&members[0]).await;
-    let leader = settled(&all(&members)).await;
+    let leader = wait_settled(&as_refs(&members)).await;
     let mut last = 0;
     for n in 0..200 {
         last = members[leader].put("k", &n.to_string()).await.unwrap();
     }
     // They are killed at once, so that no disk records the commit of the last entry.
-    members.iter_mut().for_each(Member::kill);
+    members.iter_mut().for_each(TestMember::kill);
     learner.kill();
 
     let survivor = &mut members[leader];
@@ -88,12 +88,12 @@ async fn a_survivor_becomes_a_cluster_of_one_and_loses_nothing_that_was_acknowle
     // cancelled as compacted.
     let revision = survivor.put("k", "new").await.unwrap();
     assert_eq!(revision, last + BUMP + 1);
-    assert_eq!(compacted_for(survivor, last + 7).await, last + BUMP);
+    assert_eq!(watch_compact_revision(survivor, last + 7).await, last + BUMP);
 
     // The flag takes effect only once.
     survivor.kill();
     survivor.start();
-    survivor.ready();
+    survivor.wait_ready();
     assert!(survivor.log().contains("not followed again"), "{}", survivor.log());
     assert_eq!(cluster_id(survivor).await, cluster);
     assert_eq!(survivor.get("k").await.unwrap().as_deref(), Some("new"));
@@ -104,9 +104,9 @@ async fn a_survivor_becomes_a_cluster_of_one_and_loses_nothing_that_was_acknowle
         members[*n].start();
     }
     for n in &strangers {
-        members[*n].ready();
+        members[*n].wait_ready();
     }
-    put_again(&members[strangers[0]], "k", "old").await;
+    put_with_retries(&members[strangers[0]], "k", "old").await;
     assert_eq!(cluster_id(&members[strangers[0]]).await, old_cluster);
     assert_eq!(members[leader].get("k").await.unwrap().as_deref(), Some("new"));
     assert_eq!(members[leader].members().await.unwrap().len(), 1);
@@ -115,8 +115,8 @@ async fn a_survivor_becomes_a_cluster_of_one_and_loses_nothing_that_was_acknowle
 #[tokio::test]
 async fn two_survivors_and_a_learner_become_three_clusters() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
-    settled(&all(&members)).await;
+    let mut members = start_three(root.path());
+    wait_settled(&as_refs(&members)).await;
     members.push(learner(root.path(), &members).await);
     members[0].put("k", "v").await.unwrap();
     common::eventually("the learner has it", || {
@@ -128,7 +128,7 @@ async fn two_survivors_and_a_learner_become_three_clusters() {
         let indices: Vec<_> = indices.collect();
         indices[0].is_some() && indices.iter().all(|index| *index == indices[0])
     });
-    members.iter_mut().for_each(Member::kill);
+    members.iter_mut().for_each(TestMember::kill);
     let mut ids = Vec::new();
     for n in [0, 1, 3] {
         let member = &mut members[n];
@@ -145,7 +145,7 @@ async fn two_survivors_and_a_learner_become_three_clusters() {
     // The new cluster grows by a member with an emptied disk. Later it is recovered once more.
     let (first, rest) = members.split_at_mut(1);
     let (first, joiner) = (&mut first[0], &mut rest[1]);
-    let url = |member: &Member| {
+    let url = |member: &TestMember| {
         let url = member.args.iter().find_map(|arg| arg.strip_prefix("--listen-peer-urls="));
         url.unwrap().to_owned()
     };
@@ -155,7 +155,7 @@ async fn two_survivors_and_a_learner_become_three_clusters() {
     joiner.args.push(format!("--initial-cluster=a={},c={}", url(first), url(joiner)));
     joiner.args.push("--initial-cluster-state=existing".to_owned());
     joiner.start();
-    joiner.ready();
+    joiner.wait_ready();
     while first.cluster().member_promote(MemberPromoteRequest { id: added.id }).await.is_err() {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
@@ -163,7 +163,7 @@ async fn two_survivors_and_a_learner_become_three_clusters() {
     let two = cluster_id(first).await;
     first.kill();
     first.start();
-    first.ready();
+    first.wait_ready();
     assert_eq!(cluster_id(first).await, two);
     assert_eq!(first.members().await.unwrap().len(), 2);
     first.kill();
@@ -180,27 +180,27 @@ async fn two_survivors_and_a_learner_become_three_clusters() {
     assert_eq!(made["earlier"].as_array().unwrap().len(), 1, "{made}");
 }
 
-async fn force_again(member: &mut Member) {
+async fn force_again(member: &mut TestMember) {
     member.args.push("--force-new-cluster".to_owned());
     member.start();
     common::eventually("it serves", || member.log().matches("ready to serve").count() >= 4);
-    put_again(member, "alive", "yes").await;
+    put_with_retries(member, "alive", "yes").await;
 }
 
 #[tokio::test]
 async fn a_flag_left_over_on_an_empty_directory_does_no_harm() {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     member.args.push("--force-new-cluster".to_owned());
     member.start();
-    member.ready();
+    member.wait_ready();
     member.put("k", "v").await.unwrap();
     let id = cluster_id(&member).await;
     // The flag still has no effect at later starts, because the member began with it.
     for _ in 0..2 {
         member.kill();
         member.start();
-        member.ready();
+        member.wait_ready();
         assert_eq!(cluster_id(&member).await, id);
     }
     assert!(
@@ -213,11 +213,11 @@ async fn a_flag_left_over_on_an_empty_directory_does_no_harm() {
     // After a start without the flag, the flag takes effect.
     member.args.pop();
     member.start();
-    member.ready();
+    member.wait_ready();
     member.kill();
     member.args.push("--force-new-cluster".to_owned());
     member.start();
-    member.ready();
+    member.wait_ready();
     assert_ne!(cluster_id(&member).await, id);
     assert_eq!(member.get("k").await.unwrap().as_deref(), Some("v"));
 }
@@ -225,11 +225,11 @@ async fn a_flag_left_over_on_an_empty_directory_does_no_harm() {
 #[tokio::test]
 async fn a_running_member_a_damaged_one_and_a_tombstone_are_refused_and_left_alone() {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     member.start();
-    member.ready();
+    member.wait_ready();
     member.put("k", "v").await.unwrap();
-    let mut second = Member::alone(root.path());
+    let mut second = TestMember::alone(root.path());
     second.name = "second".to_owned();
     second.args.push(format!("--data-dir={}", member.data_dir.display()));
     second.args.push("--force-new-cluster".to_owned());
@@ -260,31 +260,31 @@ async fn a_running_member_a_damaged_one_and_a_tombstone_are_refused_and_left_alo
 
 /// Kills the process at its N-th call that changes the disk, for each N.
 #[tokio::test]
-async fn killed_at_any_step_it_is_the_old_member_or_the_new_one() {
+async fn a_recovery_killed_at_any_step_leaves_the_old_member_or_the_new_one() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
-    let leader = settled(&all(&members)).await;
+    let mut members = start_three(root.path());
+    let leader = wait_settled(&as_refs(&members)).await;
     for n in 0..20 {
         members[leader].put("k", &n.to_string()).await.unwrap();
     }
     let old = cluster_id(&members[leader]).await;
-    members.iter_mut().for_each(Member::kill);
+    members.iter_mut().for_each(TestMember::kill);
     let member = &mut members[leader];
     let origin = root.path().join("origin");
     copy(&member.data_dir, &origin);
     let (mut olds, mut news, mut step) = (0, 0, 0);
-    let mut alone = Member::alone(root.path());
+    let mut alone = TestMember::alone(root.path());
     alone.args.push(format!("--data-dir={}", member.data_dir.display()));
     loop {
         step += 1;
         std::fs::remove_dir_all(&member.data_dir).unwrap();
         copy(&origin, &member.data_dir);
         let calls = "fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,rmdir";
-        let mut killed = node_killed_at(calls, step);
+        let mut killed = node_command_killed_at(calls, step);
         killed.args(&alone.args).arg("--force-new-cluster");
         let log = root.path().join("strace.log");
         killed.stderr(std::fs::File::create(&log).unwrap()).stdout(Stdio::null());
-        let Ok(mut child) = killed.spawn() else { return skipped("no strace") };
+        let Ok(mut child) = killed.spawn() else { return report_skip("no strace") };
         let serves = || std::fs::read_to_string(&log).unwrap().contains("ready to serve");
         let ended = loop {
             if child.try_wait().unwrap().is_some() {
@@ -316,7 +316,7 @@ async fn killed_at_any_step_it_is_the_old_member_or_the_new_one() {
             assert_eq!(news, 0, "step {step} went back");
         } else {
             news += 1;
-            put_again(&alone, "after", "kill").await;
+            put_with_retries(&alone, "after", "kill").await;
             assert_eq!(alone.get("k").await.unwrap().as_deref(), Some("19"), "step {step}");
             assert_eq!(alone.members().await.unwrap().len(), 1);
         }
@@ -330,13 +330,13 @@ async fn killed_at_any_step_it_is_the_old_member_or_the_new_one() {
 #[tokio::test]
 async fn etcds_variable_does_what_its_flag_does() {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     member.start();
-    member.ready();
+    member.wait_ready();
     member.put("k", "v").await.unwrap();
     let old = cluster_id(&member).await;
     member.kill();
-    let forced = |value: &str, member: &mut Member| {
+    let forced = |value: &str, member: &mut TestMember| {
         let program = root.path().join("forced");
         let node = env!("CARGO_BIN_EXE_muster-node");
         let script = format!("#!/bin/sh\nexec env ETCD_FORCE_NEW_CLUSTER={value} {node} \"$@\"\n");
@@ -344,7 +344,7 @@ async fn etcds_variable_does_what_its_flag_does() {
         assert!(Command::new("chmod").arg("+x").arg(&program).status().unwrap().success());
         member.program = Some(program);
         member.start();
-        member.ready();
+        member.wait_ready();
     };
     forced("false", &mut member);
     assert_eq!(cluster_id(&member).await, old);
@@ -356,7 +356,7 @@ async fn etcds_variable_does_what_its_flag_does() {
 
 /// Appends a ConfChange entry to the log of a stopped member, as its leader's last message would
 /// have done. With `committed`, also records that the entry is committed.
-fn append(member: &Member, operation: Operation, committed: bool) {
+fn append(member: &TestMember, operation: Operation, committed: bool) {
     use muster_node::log::{Batch, Log, LogOptions};
     use node_consensus::HardState;
     let disk: muster_node::disk::SharedDisk = std::sync::Arc::new(muster_node::disk::RealDisk);
@@ -376,11 +376,11 @@ fn append(member: &Member, operation: Operation, committed: bool) {
 #[tokio::test]
 async fn a_survivor_whose_last_entry_removes_it_goes_on_unless_that_was_committed() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
-    settled(&all(&members)).await;
+    let mut members = start_three(root.path());
+    wait_settled(&as_refs(&members)).await;
     members[0].put("k", "v").await.unwrap();
     let own = members[0].member_id().await;
-    members.iter_mut().for_each(Member::kill);
+    members.iter_mut().for_each(TestMember::kill);
     let removal = || {
         Operation::ChangeMember(MemberChange {
             change: Some(Change::Remove(own)),
@@ -411,14 +411,14 @@ async fn a_survivor_whose_last_entry_removes_it_goes_on_unless_that_was_committe
 #[tokio::test]
 async fn on_a_full_disk_no_cluster_is_made_and_the_old_member_stays() {
     let root = tempfile::tempdir().unwrap();
-    let Some(small) = Small::mount(&root.path().join("small"), 300) else {
-        return skipped("no tmpfs can be mounted");
+    let Some(small) = SmallFilesystem::mount(&root.path().join("small"), 300) else {
+        return report_skip("no tmpfs can be mounted");
     };
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     member.data_dir = small.0.join("data");
     member.args.push(format!("--data-dir={}", member.data_dir.display()));
     member.start();
-    member.ready();
+    member.wait_ready();
     member.put("k", "v").await.unwrap();
     let old = cluster_id(&member).await;
     member.kill();
@@ -426,7 +426,7 @@ async fn on_a_full_disk_no_cluster_is_made_and_the_old_member_stays() {
     let dir = member.data_dir.display().to_string();
     let recover = || {
         let args = ["data", "recover", &dir, "--i-accept-data-loss", "--json"];
-        common::node().args(args).output().unwrap()
+        common::node_command().args(args).output().unwrap()
     };
     let full = recover();
     let said = String::from_utf8_lossy(&full.stderr).into_owned();
@@ -435,7 +435,7 @@ async fn on_a_full_disk_no_cluster_is_made_and_the_old_member_stays() {
     std::fs::remove_file(&filler).unwrap();
     // The failed attempt changed nothing, and the next one succeeds.
     let status = ["data", "status", "--json", &dir];
-    let seen = common::node().args(status).output().unwrap();
+    let seen = common::node_command().args(status).output().unwrap();
     let seen: Value = serde_json::from_slice(&seen.stdout).unwrap();
     assert_eq!(
         (&seen["state"], &seen["cluster_id"]),
@@ -443,7 +443,7 @@ async fn on_a_full_disk_no_cluster_is_made_and_the_old_member_stays() {
     );
     assert_eq!(recover().status.code(), Some(0));
     member.start();
-    member.ready();
+    member.wait_ready();
     assert_ne!(cluster_id(&member).await, old);
     assert_eq!(member.get("k").await.unwrap().as_deref(), Some("v"));
 }

@@ -8,7 +8,10 @@ mod common;
 
 use std::{io::Write as _, path::Path, process::Command, time::Instant};
 
-use common::{Member, all, eventually, healthy, led_by_the_first, put_again, settled};
+use common::{
+    TestMember, as_refs, eventually, put_with_retries, retry_while_unhealthy,
+    start_three_led_by_first, wait_settled,
+};
 use node_proto::etcdserverpb::MemberRemoveRequest;
 
 const REMOVED: &str = "this member has been permanently removed from the cluster";
@@ -20,25 +23,28 @@ fn restarts() -> usize {
 
 /// A cluster of two members, and a third that was removed while it was stopped. `image` is a copy
 /// of its directory from before the removal.
-struct Cluster {
-    left: Vec<Member>,
-    gone: Member,
+struct ShrunkCluster {
+    left: Vec<TestMember>,
+    gone: TestMember,
     image: std::path::PathBuf,
     _root: tempfile::TempDir,
 }
 
-async fn cluster() -> Cluster {
+async fn cluster() -> ShrunkCluster {
     let root = tempfile::tempdir().unwrap();
-    let mut left = led_by_the_first(root.path());
+    let mut left = start_three_led_by_first(root.path());
     let id = left[2].member_id().await;
     let mut gone = left.pop().unwrap();
     gone.kill();
     let image = root.path().join("image");
     copy(&gone.data_dir, &image);
-    settled(&all(&left)).await;
-    healthy(async || left[0].cluster().member_remove(MemberRemoveRequest { id }).await).await;
-    put_again(&left[0], "k", "v").await;
-    Cluster { left, gone, image, _root: root }
+    wait_settled(&as_refs(&left)).await;
+    retry_while_unhealthy(async || {
+        left[0].cluster().member_remove(MemberRemoveRequest { id }).await
+    })
+    .await;
+    put_with_retries(&left[0], "k", "v").await;
+    ShrunkCluster { left, gone, image, _root: root }
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -54,16 +60,16 @@ fn ticks(process: u32) -> u64 {
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
-impl Cluster {
+impl ShrunkCluster {
     /// Repeats `prepare` and a start of the removed member. Asserts that it exits with `code` each
     /// time, and that the others' status is unchanged.
-    async fn restarts(&mut self, what: &str, code: i32, prepare: impl Fn(&Member, &Path)) {
-        let status = async |left: &[Member]| {
+    async fn restarts(&mut self, what: &str, code: i32, prepare: impl Fn(&TestMember, &Path)) {
+        let status = async |left: &[TestMember]| {
             let status = left[0].status().await.unwrap();
             (status.raft_term, status.leader, left[0].members().await.unwrap())
         };
         let before = status(&self.left).await;
-        let used = |left: &[Member]| left.iter().map(|member| ticks(member.id())).sum::<u64>();
+        let used = |left: &[TestMember]| left.iter().map(|member| ticks(member.id())).sum::<u64>();
         let (start, used_before, times) = (Instant::now(), used(&self.left), restarts());
         for _ in 0..times {
             prepare(&self.gone, &self.image);
@@ -72,7 +78,7 @@ impl Cluster {
         }
         let (seconds, used) = (start.elapsed().as_secs_f64(), used(&self.left) - used_before);
         assert_eq!(status(&self.left).await, before, "{what}");
-        put_again(&self.left[1], what, "x").await;
+        put_with_retries(&self.left[1], what, "x").await;
         // This is printed for measurements. It is no assertion, because other work on the machine
         // affects it.
         let _ = writeln!(
@@ -83,7 +89,7 @@ impl Cluster {
     }
 }
 
-fn wipe(gone: &Member, _: &Path) {
+fn wipe(gone: &TestMember, _: &Path) {
     std::fs::remove_dir_all(&gone.data_dir).unwrap();
 }
 
@@ -100,7 +106,7 @@ async fn a_removed_member_that_knows_it_ends_at_each_start_and_asks_nobody() {
 #[tokio::test]
 async fn a_removed_member_that_has_forgotten_it_learns_it_at_each_start() {
     let mut cluster = cluster().await;
-    let put_back = |gone: &Member, image: &Path| {
+    let put_back = |gone: &TestMember, image: &Path| {
         wipe(gone, image);
         copy(image, &gone.data_dir);
     };
@@ -128,12 +134,15 @@ async fn a_removed_member_that_was_wiped_is_not_expected_by_anybody() {
 #[tokio::test]
 async fn a_removed_member_without_its_tombstone_stays_until_it_is_told_again() {
     let root = tempfile::tempdir().unwrap();
-    let mut left = led_by_the_first(root.path());
+    let mut left = start_three_led_by_first(root.path());
     let mut gone = left.pop().unwrap();
     let id = gone.member_id().await;
-    healthy(async || left[0].cluster().member_remove(MemberRemoveRequest { id }).await).await;
+    retry_while_unhealthy(async || {
+        left[0].cluster().member_remove(MemberRemoveRequest { id }).await
+    })
+    .await;
     assert_eq!(gone.exit_code(), Some(3), "{}", gone.log());
-    left.iter_mut().for_each(Member::kill);
+    left.iter_mut().for_each(TestMember::kill);
     let tombstone = gone.data_dir.join("muster-tombstone.json");
     std::fs::remove_file(&tombstone).unwrap();
     gone.start();
@@ -141,7 +150,7 @@ async fn a_removed_member_without_its_tombstone_stays_until_it_is_told_again() {
         gone.log().contains("it goes on until a voting member says so")
     });
     assert!(!tombstone.exists());
-    left.iter_mut().for_each(Member::start);
+    left.iter_mut().for_each(TestMember::start);
     assert_eq!(gone.exit_code(), Some(3), "{}", gone.log());
     assert!(tombstone.exists());
 }

@@ -11,7 +11,7 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
 
-use common::{Member, PATIENCE, ca::Ca, eventually, free_ports};
+use common::{TestMember, WAIT_LIMIT, ca::OperatorCa, eventually, free_ports};
 use rcgen::KeyPair;
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
@@ -21,7 +21,7 @@ struct Connection(BufReader<StreamOwned<ClientConnection, TcpStream>>);
 
 impl Connection {
     /// Connects with trust in `ca`, and waits for one answer.
-    fn open(member: &Member, ca: &Ca) -> Self {
+    fn open(member: &TestMember, ca: &OperatorCa) -> Self {
         let mut roots = RootCertStore::empty();
         roots.add(certificate(&ca.pem)).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -34,7 +34,7 @@ impl Connection {
         let tls = ClientConnection::new(Arc::new(config), name).unwrap();
         let address = member.client_url.strip_prefix("https://").unwrap();
         let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(WAIT_LIMIT)).unwrap();
         let mut connection = Self(BufReader::new(StreamOwned::new(tls, stream)));
         connection.ask();
         connection
@@ -71,7 +71,7 @@ fn certificate(pem: &str) -> CertificateDer<'static> {
 #[test]
 fn a_certificate_is_replaced_under_a_running_member() {
     let root = tempfile::tempdir().unwrap();
-    let ca = Ca::new();
+    let ca = OperatorCa::new();
     let (cert_file, key_file) = (root.path().join("cert"), root.path().join("key"));
     let replace = || {
         let key = KeyPair::generate().unwrap();
@@ -81,7 +81,7 @@ fn a_certificate_is_replaced_under_a_running_member() {
         certificate(&leaf)
     };
     let first = replace();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     let url = member.client_url.replace("http://", "https://");
     member.args.extend([
         format!("--listen-client-urls={url}"),
@@ -91,7 +91,7 @@ fn a_certificate_is_replaced_under_a_running_member() {
     ]);
     member.client_url = url;
     member.start();
-    member.ready();
+    member.wait_ready();
     let mut old = Connection::open(&member, &ca);
     assert_eq!(old.certificate(), first);
 
@@ -116,12 +116,12 @@ fn a_certificate_is_replaced_under_a_running_member() {
 /// Returns the log levels in the log of a run with these flags.
 fn levels(flags: &[&str]) -> BTreeSet<String> {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     member.args.extend(flags.iter().map(ToString::to_string));
     levels_of(&mut member)
 }
 
-fn levels_of(member: &mut Member) -> BTreeSet<String> {
+fn levels_of(member: &mut TestMember) -> BTreeSet<String> {
     member.start();
     let address = member.client_url.strip_prefix("http://").unwrap().to_owned();
     eventually("it serves", || {
@@ -148,9 +148,9 @@ fn no_more_is_logged_than_was_asked_for() {
 }
 
 #[test]
-fn a_file_says_all_of_it() {
+fn a_config_file_overrides_all_flags() {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     let mut file = String::from("log-level: warn\nlogger: zap\n");
     for arg in std::mem::take(&mut member.args) {
         let (flag, value) = arg.strip_prefix("--").unwrap().split_once('=').unwrap();
@@ -167,13 +167,13 @@ fn a_file_says_all_of_it() {
 #[test]
 fn json_and_calls_are_served_apart_where_that_is_asked_for() {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     let [apart, metrics] = free_ports();
     member.args.push(format!("--listen-metrics-urls=http://127.0.0.1:{metrics}"));
     member.args.push(format!("--listen-client-http-urls=http://127.0.0.1:{apart}"));
     member.args.push("--host-whitelist=one.example".to_owned());
     member.start();
-    member.ready();
+    member.wait_ready();
     let refused = member.request("GET", "/version", "");
     assert!(refused.starts_with("HTTP/1.1 404 "), "{refused}");
     let ask_at = |port: u16, path: &str, host: &str| {
@@ -194,11 +194,11 @@ fn json_and_calls_are_served_apart_where_that_is_asked_for() {
 #[test]
 fn a_service_manager_on_an_abstract_socket_hears_of_start_and_end() {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     let name = format!("muster-settings-{}", std::process::id());
     let address = SocketAddr::from_abstract_name(&name).unwrap();
     let manager = UnixDatagram::bind_addr(&address).unwrap();
-    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    manager.set_read_timeout(Some(WAIT_LIMIT)).unwrap();
     let hears = || {
         let mut message = [0; 64];
         let length = manager.recv(&mut message).unwrap();
@@ -216,9 +216,9 @@ fn a_service_manager_on_an_abstract_socket_hears_of_start_and_end() {
 #[test]
 fn a_path_that_is_not_clean_is_redirected() {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     member.start();
-    member.ready();
+    member.wait_ready();
     for (verb, path, clean) in
         [("POST", "//v3/kv/range", "/v3/kv/range"), ("GET", "//health", "/health")]
     {
@@ -233,10 +233,10 @@ fn the_api_is_served_as_json_unless_it_shall_not_be() {
     for (flag, status) in [(None, "200 OK"), (Some("--enable-grpc-gateway=false"), "404 Not Found")]
     {
         let root = tempfile::tempdir().unwrap();
-        let mut member = Member::alone(root.path());
+        let mut member = TestMember::alone(root.path());
         member.args.extend(flag.map(ToOwned::to_owned));
         member.start();
-        member.ready();
+        member.wait_ready();
         let put = member.request("POST", "/v3/kv/put", r#"{"key": "Zm9v", "value": "YmFy"}"#);
         assert!(put.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{put}");
         let got = member.request("POST", "/v3/kv/range", r#"{"key": "Zm9v"}"#);

@@ -6,13 +6,13 @@ mod common;
 
 use std::os::unix::fs::PermissionsExt;
 
-use common::{Member, PATIENCE, etcdctl, eventually};
+use common::{TestMember, WAIT_LIMIT, etcdctl, eventually};
 use node_proto::etcdserverpb::{PutRequest, kv_client::KvClient};
 use rustix::process::Signal;
 
-fn scratch() -> (tempfile::TempDir, Member) {
+fn scratch() -> (tempfile::TempDir, TestMember) {
     let root = tempfile::tempdir().unwrap();
-    let member = Member::alone(root.path());
+    let member = TestMember::alone(root.path());
     (root, member)
 }
 
@@ -20,16 +20,16 @@ fn scratch() -> (tempfile::TempDir, Member) {
 async fn what_was_put_is_got_after_an_orderly_stop_and_after_a_kill() {
     let (_root, mut member) = scratch();
     member.start();
-    member.ready();
+    member.wait_ready();
     member.put("a", "1").await.unwrap();
     assert_eq!(member.stop(), Some(0));
     member.start();
-    member.ready();
+    member.wait_ready();
     assert_eq!(member.get("a").await.unwrap().as_deref(), Some("1"));
     member.put("b", "2").await.unwrap();
     member.kill();
     member.start();
-    member.ready();
+    member.wait_ready();
     assert_eq!(member.get("a").await.unwrap().as_deref(), Some("1"));
     assert_eq!(member.get("b").await.unwrap().as_deref(), Some("2"));
 }
@@ -38,7 +38,7 @@ async fn what_was_put_is_got_after_an_orderly_stop_and_after_a_kill() {
 async fn a_restart_does_not_ask_what_the_cluster_began_with() {
     let (_root, mut member) = scratch();
     member.start();
-    member.ready();
+    member.wait_ready();
     member.put("a", "1").await.unwrap();
     let id = member.status().await.unwrap().header.unwrap();
     member.args.retain(|arg| !arg.starts_with("--initial-cluster"));
@@ -52,7 +52,7 @@ async fn a_restart_does_not_ask_what_the_cluster_began_with() {
         assert_eq!(member.stop(), Some(0));
         member.args = args.iter().cloned().chain(told.iter().map(ToString::to_string)).collect();
         member.start();
-        member.ready();
+        member.wait_ready();
         assert_eq!(member.get("a").await.unwrap().as_deref(), Some("1"), "{told:?}");
         let now = member.status().await.unwrap().header.unwrap();
         assert_eq!((now.cluster_id, now.member_id), (id.cluster_id, id.member_id), "{told:?}");
@@ -81,7 +81,7 @@ fn a_first_start_that_names_no_such_member_is_a_usage_error() {
 async fn every_acknowledged_write_outlives_a_kill_in_mid_stream() {
     let (_root, mut member) = scratch();
     member.start();
-    member.ready();
+    member.wait_ready();
     let mut acknowledged = 0;
     for _ in 0..3 {
         let channel = member.channel();
@@ -103,11 +103,11 @@ async fn every_acknowledged_write_outlives_a_kill_in_mid_stream() {
             }
         });
         let some = tells.wait_for(|count| *count > acknowledged + 20);
-        drop(tokio::time::timeout(PATIENCE, some).await.unwrap().unwrap());
+        drop(tokio::time::timeout(WAIT_LIMIT, some).await.unwrap().unwrap());
         member.kill();
         acknowledged = writes.await.unwrap();
         member.start();
-        member.ready();
+        member.wait_ready();
         for n in 0..acknowledged {
             assert!(member.get(&format!("k{n}")).await.unwrap().is_some(), "k{n} is gone");
         }
@@ -118,11 +118,11 @@ async fn every_acknowledged_write_outlives_a_kill_in_mid_stream() {
 async fn the_data_directory_is_private_and_held_by_one_process() {
     let (_root, mut member) = scratch();
     member.start();
-    member.ready();
+    member.wait_ready();
     let mode = std::fs::metadata(&member.data_dir).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
     let second_root = tempfile::tempdir().unwrap();
-    let mut second = Member::alone(second_root.path());
+    let mut second = TestMember::alone(second_root.path());
     second.args.push(format!("--data-dir={}", member.data_dir.display()));
     second.start();
     assert_eq!(second.exit_code(), Some(1));
@@ -131,7 +131,7 @@ async fn the_data_directory_is_private_and_held_by_one_process() {
 }
 
 #[test]
-fn what_has_lost_data_or_is_not_its_own_asks_not_to_be_restarted() {
+fn a_damaged_or_foreign_data_directory_ends_the_start_with_exit_code_3() {
     type Damage = fn(&std::path::Path);
     let cases: [(&str, Damage); 9] = [
         ("member/wal is missing, but this member had begun a log there", |dir| {
@@ -170,14 +170,14 @@ fn what_has_lost_data_or_is_not_its_own_asks_not_to_be_restarted() {
     ];
     let (_root, mut member) = scratch();
     member.start();
-    member.ready();
+    member.wait_ready();
     assert_eq!(member.stop(), Some(0));
     for (text, damage) in cases {
         let copy = tempfile::tempdir().unwrap();
         let dir = copy.path().join("data");
         copy_dir(&member.data_dir, &dir);
         damage(&dir);
-        let mut damaged = Member::alone(copy.path());
+        let mut damaged = TestMember::alone(copy.path());
         damaged.args.push(format!("--data-dir={}", dir.display()));
         damaged.start();
         assert_eq!(damaged.exit_code(), Some(3), "{text}");
@@ -190,13 +190,13 @@ fn what_has_lost_data_or_is_not_its_own_asks_not_to_be_restarted() {
 async fn a_crash_between_the_log_and_its_mark_is_no_loss() {
     let (_root, mut member) = scratch();
     member.start();
-    member.ready();
+    member.wait_ready();
     member.put("a", "1").await.unwrap();
     member.kill();
     let mark = member.data_dir.join("muster-log");
     std::fs::remove_file(&mark).unwrap();
     member.start();
-    member.ready();
+    member.wait_ready();
     assert_eq!(member.get("a").await.unwrap().as_deref(), Some("1"));
     assert!(mark.exists(), "what the crash left out is made up for");
 }
@@ -205,7 +205,7 @@ async fn a_crash_between_the_log_and_its_mark_is_no_loss() {
 fn a_first_start_that_was_cut_short_before_its_log_begins_again() {
     let (_root, mut member) = scratch();
     member.start();
-    member.ready();
+    member.wait_ready();
     member.kill();
     // State of a crash before the log was renamed into place: the boot is counted, and the store is
     // unfinished.
@@ -213,7 +213,7 @@ fn a_first_start_that_was_cut_short_before_its_log_begins_again() {
     std::fs::remove_file(member.data_dir.join("muster-log")).unwrap();
     std::fs::write(member.data_dir.join("member/db"), "unfinished").unwrap();
     member.start();
-    member.ready();
+    member.wait_ready();
 }
 
 fn copy_dir(from: &std::path::Path, to: &std::path::Path) {
@@ -234,7 +234,7 @@ fn flags_without_effect_are_told_of_in_the_log() {
     let (_root, mut member) = scratch();
     member.args.push("--experimental-bootstrap-defrag-threshold-megabytes=5".to_owned());
     member.start();
-    member.ready();
+    member.wait_ready();
     let log = member.log();
     assert!(log.contains("this flag has no effect here"), "{log}");
     for line in log.lines() {
@@ -249,7 +249,7 @@ fn health_and_metrics_have_an_address_of_their_own_that_serves_no_data() {
     let [port] = common::free_ports();
     member.args.push(format!("--listen-metrics-urls=http://127.0.0.1:{port}"));
     member.start();
-    member.ready();
+    member.wait_ready();
     let get = |path: &str| {
         use std::io::{Read, Write};
         let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -267,7 +267,7 @@ fn health_and_metrics_have_an_address_of_their_own_that_serves_no_data() {
 fn a_hangup_is_not_an_end() {
     let (_root, mut member) = scratch();
     member.start();
-    member.ready();
+    member.wait_ready();
     member.signal(Signal::HUP);
     let url = member.client_url.clone();
     eventually("it still answers", || etcdctl(&url, &["put", "a", "1"]).is_none_or(|r| r.0));
@@ -278,7 +278,7 @@ fn a_hangup_is_not_an_end() {
 fn debians_etcdctl_is_served_whether_endpoints_are_urls_or_addresses() {
     let (_root, mut member) = scratch();
     member.start();
-    member.ready();
+    member.wait_ready();
     let url = member.client_url.clone();
     let address = url.strip_prefix("http://").unwrap();
     for endpoint in [url.as_str(), address] {
@@ -297,7 +297,7 @@ fn debians_etcdctl_is_served_whether_endpoints_are_urls_or_addresses() {
 }
 
 /// Private (anonymous) memory of the process in KiB.
-fn anonymous_kib(member: &Member) -> u64 {
+fn anonymous_kib(member: &TestMember) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", member.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
@@ -309,7 +309,7 @@ fn anonymous_kib(member: &Member) -> u64 {
 async fn puts_one_after_the_other_take_little_memory() {
     let (_root, mut member) = scratch();
     member.start();
-    member.ready();
+    member.wait_ready();
     let mut kv = KvClient::new(member.channel());
     let before = anonymous_kib(&member);
     for n in 0..6_000 {

@@ -11,13 +11,14 @@ use std::process::{Command, Output, Stdio};
 use std::time::SystemTime;
 
 use common::{
-    Member, all, compacted_for, eventually, free_ports, node, node_killed_at, same_hash, settled,
-    skipped, small::Small, started, three,
+    TestMember, as_refs, eventually, free_ports, node_command, node_command_killed_at, report_skip,
+    small::SmallFilesystem, start_three, three_members, wait_same_hash, wait_settled,
+    watch_compact_revision,
 };
 use serde_json::Value;
 
 fn run(args: &[&str]) -> Output {
-    node().args(args).output().unwrap()
+    node_command().args(args).output().unwrap()
 }
 
 fn text(output: &Output) -> String {
@@ -26,7 +27,7 @@ fn text(output: &Output) -> String {
 }
 
 /// Runs `data status --json` on a directory. Returns the exit code and the output.
-fn look(dir: &Path) -> (Option<i32>, Value) {
+fn data_status(dir: &Path) -> (Option<i32>, Value) {
     let output = run(&["data", "status", "--json", dir.to_str().unwrap()]);
     let json = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
     (output.status.code(), json)
@@ -59,23 +60,23 @@ fn fixture() -> PathBuf {
 #[tokio::test]
 async fn a_look_shows_how_far_a_directory_goes_and_leaves_no_trace() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
-    let leader = settled(&all(&members)).await;
+    let mut members = start_three(root.path());
+    let leader = wait_settled(&as_refs(&members)).await;
     let mut revision = 0;
     for n in 0..50 {
         revision = members[leader].put("k", &n.to_string()).await.unwrap();
     }
     let hash = members[leader].hash(revision).await.unwrap();
     let header = members[leader].status().await.unwrap().header.unwrap();
-    let (code, seen) = look(&members[leader].data_dir);
+    let (code, seen) = data_status(&members[leader].data_dir);
     assert_eq!((code, &seen["state"]), (Some(4), &"in-use".into()));
     assert_eq!(seen["cluster_id"], format!("{:x}", header.cluster_id));
     assert!(seen["log"].is_null() && seen["store"].is_null());
 
-    members.iter_mut().for_each(Member::kill);
+    members.iter_mut().for_each(TestMember::kill);
     let dir = &members[leader].data_dir;
     let before = contents(dir);
-    let (code, seen) = look(dir);
+    let (code, seen) = data_status(dir);
     assert_eq!((code, &seen["state"]), (Some(0), &"whole".into()), "{seen}");
     assert_eq!(seen["member_id"], format!("{:x}", header.member_id));
     assert_eq!(seen["name"], members[leader].name);
@@ -92,15 +93,15 @@ async fn a_look_shows_how_far_a_directory_goes_and_leaves_no_trace() {
     );
     assert!(contents(dir) == before, "a look has changed something");
     // The look left no lock that keeps a member from starting.
-    members.iter_mut().for_each(Member::start);
-    members.iter_mut().for_each(Member::ready);
+    members.iter_mut().for_each(TestMember::start);
+    members.iter_mut().for_each(TestMember::wait_ready);
 }
 
 #[tokio::test]
-async fn a_look_says_what_is_wrong_and_where() {
+async fn data_status_names_the_damage_and_its_file() {
     let root = tempfile::tempdir().unwrap();
     let state = |dir: &Path| {
-        let (code, seen) = look(dir);
+        let (code, seen) = data_status(dir);
         let problem = seen["problem"].as_str().unwrap_or_default().to_owned();
         (code, seen["state"].as_str().unwrap_or_default().to_owned(), problem)
     };
@@ -110,9 +111,9 @@ async fn a_look_says_what_is_wrong_and_where() {
     std::fs::create_dir(&empty).unwrap();
     assert_eq!(state(&empty), (Some(5), "empty".to_owned(), String::new()));
 
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     member.start();
-    member.ready();
+    member.wait_ready();
     member.put("k", "v").await.unwrap();
     assert_eq!(member.stop(), Some(0));
     let dir = &member.data_dir;
@@ -144,14 +145,14 @@ async fn a_look_says_what_is_wrong_and_where() {
         r#"{"version":1,"incarnation":"","member_id":"1","cluster_id":"1","at":"now","by":"log"}"#;
     std::fs::write(dir.join("muster-tombstone.json"), tombstone).unwrap();
     assert_eq!(state(dir).1, "removed");
-    assert_eq!(look(dir).0, Some(3));
+    assert_eq!(data_status(dir).0, Some(3));
     std::fs::write(dir.join("muster-tombstone.json"), "?").unwrap();
     assert_eq!(state(dir).1, "damaged");
 }
 
 /// Returns three members on free ports, restored from a file and not started yet.
-fn restored(root: &Path, file: &Path, more: &[&str]) -> Vec<Member> {
-    let members = three(root);
+fn restored(root: &Path, file: &Path, more: &[&str]) -> Vec<TestMember> {
+    let members = three_members(root);
     for member in &members {
         let output = restore(member, file, more);
         assert!(output.status.success(), "{}", text(&output));
@@ -159,12 +160,12 @@ fn restored(root: &Path, file: &Path, more: &[&str]) -> Vec<Member> {
     members
 }
 
-fn restore(member: &Member, file: &Path, more: &[&str]) -> Output {
+fn restore(member: &TestMember, file: &Path, more: &[&str]) -> Output {
     let flag = |name: &str| {
         let prefix = format!("--{name}=");
         member.args.iter().find(|arg| arg.starts_with(&prefix)).unwrap().clone()
     };
-    let mut command = node();
+    let mut command = node_command();
     command.args(["snapshot", "restore"]).arg(file);
     command.args(["name", "data-dir", "initial-cluster", "initial-advertise-peer-urls"].map(flag));
     command.args(["--initial-cluster-token=anew"]).args(more).output().unwrap()
@@ -177,17 +178,17 @@ async fn three_members_restored_from_etcds_file_are_one_cluster_with_its_data() 
     let status: Value = serde_json::from_slice(&status.stdout).unwrap();
     let revision = status["revision"].as_i64().unwrap();
     let mut members = restored(root.path(), &fixture(), &["--from-etcd"]);
-    let (code, seen) = look(&members[0].data_dir);
+    let (code, seen) = data_status(&members[0].data_dir);
     assert_eq!((code, seen["store"]["revision"].as_i64()), (Some(0), Some(revision)), "{seen}");
     let cluster = seen["cluster_id"].as_str().unwrap().to_owned();
     // One host was forgotten in the restore: it starts with an empty directory and the right flags.
     std::fs::remove_dir_all(&members[2].data_dir).unwrap();
-    members[..2].iter_mut().for_each(Member::start);
-    members[..2].iter_mut().for_each(Member::ready);
+    members[..2].iter_mut().for_each(TestMember::start);
+    members[..2].iter_mut().for_each(TestMember::wait_ready);
     members[2].args.push("--initial-cluster-token=anew".to_owned());
     members[2].start();
-    members[2].ready();
-    settled(&all(&members)).await;
+    members[2].wait_ready();
+    wait_settled(&as_refs(&members)).await;
     assert_eq!(
         format!("{:x}", members[0].status().await.unwrap().header.unwrap().cluster_id),
         cluster
@@ -199,7 +200,7 @@ async fn three_members_restored_from_etcds_file_are_one_cluster_with_its_data() 
     );
     let after = members[1].put("new", "one").await.unwrap();
     assert_eq!(after, revision + 1);
-    same_hash(&members, after).await;
+    wait_same_hash(&members, after).await;
 }
 
 #[tokio::test]
@@ -210,26 +211,30 @@ async fn a_bumped_restore_is_ahead_of_whatever_was_seen() {
     let revision = status["revision"].as_i64().unwrap();
     let bump = ["--bump-revision=1000000", "--mark-compacted=true"];
     let mut members = restored(root.path(), &fixture(), &bump);
-    members.iter_mut().for_each(Member::start);
-    members.iter_mut().for_each(Member::ready);
+    members.iter_mut().for_each(TestMember::start);
+    members.iter_mut().for_each(TestMember::wait_ready);
     assert_eq!(members[0].put("new", "one").await.unwrap(), revision + 1_000_001);
-    same_hash(&members, 0).await;
+    wait_same_hash(&members, 0).await;
     let refused = members[0].hash(revision).await.unwrap_err();
     assert!(refused.message().contains("has been compacted"), "{refused}");
     // Clients that watch from a revision of the old cluster, or from one that it may have reached,
     // must read again.
     for from in [revision, revision + 1, revision + 999_999] {
-        assert_eq!(compacted_for(&members[1], from).await, revision + 1_000_000, "from {from}");
+        assert_eq!(
+            watch_compact_revision(&members[1], from).await,
+            revision + 1_000_000,
+            "from {from}"
+        );
     }
 }
 
 #[test]
 fn on_a_full_disk_a_restore_makes_nothing_and_leaves_nothing() {
     let root = tempfile::tempdir().unwrap();
-    let Some(small) = Small::mount(&root.path().join("small"), 8) else {
-        return skipped("no tmpfs can be mounted");
+    let Some(small) = SmallFilesystem::mount(&root.path().join("small"), 8) else {
+        return report_skip("no tmpfs can be mounted");
     };
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     member.data_dir = small.0.join("data");
     member.args.push(format!("--data-dir={}", member.data_dir.display()));
     let dir = format!("--data-dir={}", member.data_dir.display());
@@ -245,11 +250,11 @@ fn without_a_token_the_file_makes_one_that_is_the_same_on_each_host() {
     let made = |file: &Path, more: &[&str]| {
         let dir = tempfile::tempdir_in(root.path()).unwrap();
         let data_dir = format!("--data-dir={}", dir.path().join("new").display());
-        let mut restore = node();
+        let mut restore = node_command();
         restore.args(["snapshot", "restore", "--skip-hash-check", &data_dir]);
         let output = restore.arg(file).args(more).output().unwrap();
         assert!(output.status.success(), "{}", text(&output));
-        look(&dir.path().join("new")).1["cluster_id"].clone()
+        data_status(&dir.path().join("new")).1["cluster_id"].clone()
     };
     let once = made(&fixture(), &[]);
     assert_eq!(made(&fixture(), &[]), once);
@@ -295,9 +300,9 @@ fn cutting(to: &str, most: usize) -> u16 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_is_cut_leaves_no_file() {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     member.start();
-    member.ready();
+    member.wait_ready();
     for n in 0..60 {
         member.put(&format!("k{n}"), &"v".repeat(10_000)).await.unwrap();
     }
@@ -319,9 +324,9 @@ async fn a_connection_that_is_cut_leaves_no_file() {
 }
 
 #[test]
-fn a_wrong_file_flag_or_place_makes_nothing() {
+fn a_restore_with_a_wrong_file_flag_or_directory_creates_nothing() {
     let root = tempfile::tempdir().unwrap();
-    let member = Member::alone(root.path());
+    let member = TestMember::alone(root.path());
     let whole = std::fs::read(fixture()).unwrap();
     let file = |name: &str, bytes: &[u8]| {
         let path = root.path().join(name);
@@ -372,23 +377,23 @@ fn a_wrong_file_flag_or_place_makes_nothing() {
 }
 
 #[test]
-fn killed_at_any_step_a_restore_has_made_nothing_or_all() {
+fn a_restore_killed_at_any_step_has_created_nothing_or_everything() {
     let root = tempfile::tempdir().unwrap();
-    let member = Member::alone(root.path());
+    let member = TestMember::alone(root.path());
     let (mut nothing, mut step) = (0, 0);
     loop {
         step += 1;
         let calls = "fsync,fdatasync,rename,renameat,renameat2,mkdir,ftruncate,fallocate";
-        let mut killed = node_killed_at(calls, step);
+        let mut killed = node_command_killed_at(calls, step);
         killed.args(["snapshot", "restore"]).arg(fixture());
         killed.arg("--data-dir").arg(&member.data_dir);
         killed.stderr(Stdio::null()).stdout(Stdio::null());
-        let Ok(status) = killed.status() else { return skipped("no strace") };
+        let Ok(status) = killed.status() else { return report_skip("no strace") };
         if !member.data_dir.exists() {
             nothing += 1;
             continue;
         }
-        assert_eq!(look(&member.data_dir).0, Some(0), "step {step}");
+        assert_eq!(data_status(&member.data_dir).0, Some(0), "step {step}");
         if status.success() {
             break;
         }
@@ -402,9 +407,9 @@ fn killed_at_any_step_a_restore_has_made_nothing_or_all() {
 }
 
 /// A stock etcd process and its client URL. It is killed when this value is dropped.
-struct Stock(std::process::Child, String);
+struct StockEtcd(std::process::Child, String);
 
-impl Stock {
+impl StockEtcd {
     fn start(root: &Path) -> Option<Self> {
         let [peer, client] = free_ports();
         let url = format!("http://127.0.0.1:{client}");
@@ -419,7 +424,7 @@ impl Stock {
     }
 }
 
-impl Drop for Stock {
+impl Drop for StockEtcd {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -429,8 +434,8 @@ impl Drop for Stock {
 #[tokio::test]
 async fn what_is_saved_from_an_etcd_is_whole_private_and_restored() {
     let root = tempfile::tempdir().unwrap();
-    let Some(stock) = Stock::start(root.path()) else { return skipped("no etcd") };
-    let mut member = Member::alone(root.path());
+    let Some(stock) = StockEtcd::start(root.path()) else { return report_skip("no etcd") };
+    let mut member = TestMember::alone(root.path());
     let ours = std::mem::replace(&mut member.client_url, stock.1.clone());
     eventually("etcd answers", || {
         common::etcdctl(&stock.1, &["put", "k", "v"]).is_none_or(|done| done.0)
@@ -447,13 +452,13 @@ async fn what_is_saved_from_an_etcd_is_whole_private_and_restored() {
     let output = restore(&member, &out, &[]);
     assert!(output.status.success(), "{}", text(&output));
     member.start();
-    member.ready();
+    member.wait_ready();
     assert_eq!(member.get("k").await.unwrap().as_deref(), Some("v"));
     assert_eq!(member.hash(revision).await.unwrap(), hash);
 }
 
 #[test]
-fn nothing_is_saved_from_nobody() {
+fn snapshot_save_without_a_valid_reachable_endpoint_writes_nothing() {
     let root = tempfile::tempdir().unwrap();
     let out = root.path().join("saved.db");
     let [port] = free_ports();
@@ -470,22 +475,22 @@ fn nothing_is_saved_from_nobody() {
 #[tokio::test]
 async fn a_cluster_of_one_is_made_without_a_start_and_once() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
-    let leader = settled(&all(&members)).await;
+    let mut members = start_three(root.path());
+    let leader = wait_settled(&as_refs(&members)).await;
     members[leader].put("k", "v").await.unwrap();
     let dir = members[leader].data_dir.display().to_string();
     let recover = || run(&["data", "recover", &dir, "--i-accept-data-loss", "--json"]);
     assert_eq!(run(&["data", "recover", &dir]).status.code(), Some(2));
     assert_eq!(recover().status.code(), Some(1), "it runs");
-    members.iter_mut().for_each(Member::kill);
+    members.iter_mut().for_each(TestMember::kill);
     let made: Value = serde_json::from_slice(&recover().stdout).unwrap();
     let again: Value = serde_json::from_slice(&recover().stdout).unwrap();
     assert_eq!(made, again);
-    let (code, seen) = look(&members[leader].data_dir);
+    let (code, seen) = data_status(&members[leader].data_dir);
     assert_eq!((code, &seen["cluster_id"]), (Some(0), &made["is"]["cluster_id"]), "{seen}");
     let survivor = &mut members[leader];
     survivor.start();
-    survivor.ready();
+    survivor.wait_ready();
     assert_eq!(survivor.get("k").await.unwrap().as_deref(), Some("v"));
     assert_eq!(survivor.members().await.unwrap().len(), 1);
     let nobody = root.path().join("nobody").display().to_string();
@@ -514,8 +519,8 @@ async fn writes(client_url: String, stop: tokio::sync::watch::Receiver<bool>) ->
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_saved_under_load_becomes_a_cluster_that_the_old_members_cant_talk_to() {
     let root = tempfile::tempdir().unwrap();
-    let mut old = started(root.path());
-    settled(&all(&old)).await;
+    let mut old = start_three(root.path());
+    wait_settled(&as_refs(&old)).await;
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let load = tokio::spawn(writes(old[0].client_url.clone(), stopped));
     let mut saved = Vec::new();
@@ -536,17 +541,17 @@ async fn what_is_saved_under_load_becomes_a_cluster_that_the_old_members_cant_ta
     let revision = status["revision"].as_i64().unwrap();
     assert!(1 < revision && revision <= last, "{revision} of {last}");
     let hash = old[0].hash(revision).await.unwrap();
-    old.iter_mut().for_each(Member::kill);
+    old.iter_mut().for_each(TestMember::kill);
 
     // The new members use the old ones' addresses. An old member is started in place of the third.
-    let mut new: Vec<Member> = Vec::new();
+    let mut new: Vec<TestMember> = Vec::new();
     for member in &old {
         let dir = root.path().join(format!("{}-new", member.name));
         let args = member.args.iter().map(|arg| match arg.strip_prefix("--data-dir=") {
             Some(_) => format!("--data-dir={}", dir.display()),
             None => arg.clone(),
         });
-        let mut again = Member::new(root.path(), &member.name, 1, 1, "");
+        let mut again = TestMember::new(root.path(), &member.name, 1, 1, "");
         (again.args, again.data_dir) = (args.collect(), dir);
         again.client_url = member.client_url.clone();
         let output = restore(&again, &saved[1], &["--bump-revision=1000", "--mark-compacted"]);
@@ -555,12 +560,13 @@ async fn what_is_saved_under_load_becomes_a_cluster_that_the_old_members_cant_ta
     }
     new.pop();
     // The new members append to the old members' log files, so earlier lines must not count.
-    let serves = |member: &Member| member.log().matches("ready to serve client requests").count();
+    let serves =
+        |member: &TestMember| member.log().matches("ready to serve client requests").count();
     let before: Vec<usize> = new.iter().map(serves).collect();
-    new.iter_mut().for_each(Member::start);
+    new.iter_mut().for_each(TestMember::start);
     eventually("the new ones serve", || new.iter().zip(&before).all(|(m, n)| serves(m) > *n));
     old[2].start();
-    let refused = |member: &Member| {
+    let refused = |member: &TestMember| {
         let page = member.http("/metrics");
         let lines = page.lines().filter(|line| {
             line.starts_with("muster_peer_streams_refused") && line.contains("cluster_id")
@@ -569,19 +575,19 @@ async fn what_is_saved_under_load_becomes_a_cluster_that_the_old_members_cant_ta
     };
     eventually("the old one is refused", || new.iter().any(|member| refused(member) > 0.0));
     let ours = new[0].status().await.unwrap().header.unwrap().cluster_id;
-    let theirs = look(&old[2].data_dir).1["cluster_id"].clone();
+    let theirs = data_status(&old[2].data_dir).1["cluster_id"].clone();
     assert_ne!(theirs, format!("{ours:x}"));
     let after = new[0].put("after", "x").await.unwrap();
     assert_eq!(after, revision + 1001);
     assert!(old[2].get("after").await.is_err(), "it has no quorum");
     assert_eq!(new[0].members().await.unwrap().len(), 3);
-    same_hash(&new, after).await;
+    wait_same_hash(&new, after).await;
     // The hash is that of the snapshot's data, before the compaction by the bumped restore.
     let plain = root.path().join("plain");
     std::fs::create_dir(&plain).unwrap();
-    let mut alone = Member::alone(&plain);
+    let mut alone = TestMember::alone(&plain);
     assert!(restore(&alone, &saved[1], &[]).status.success());
     alone.start();
-    alone.ready();
+    alone.wait_ready();
     assert_eq!(alone.hash(revision).await.unwrap(), hash);
 }

@@ -6,15 +6,15 @@
 mod common;
 
 use common::{
-    Member, all, etcdctl, eventually, five, led_by_the_first, led_by_the_first_of, put_again,
-    same_hash, settled, started, three,
+    TestMember, as_refs, etcdctl, eventually, five_members, put_with_retries, start_led_by_first,
+    start_three, start_three_led_by_first, three_members, wait_same_hash, wait_settled,
 };
 
 #[tokio::test]
 async fn the_first_seat_leads_first_and_every_member_takes_writes() {
     let root = tempfile::tempdir().unwrap();
-    let members = led_by_the_first(root.path());
-    assert_eq!(settled(&all(&members)).await, 0);
+    let members = start_three_led_by_first(root.path());
+    assert_eq!(wait_settled(&as_refs(&members)).await, 0);
     let mut revision = 0;
     for member in &members {
         revision = member.put(&format!("by-{}", member.name), "x").await.unwrap();
@@ -25,22 +25,22 @@ async fn the_first_seat_leads_first_and_every_member_takes_writes() {
             assert_eq!(got.as_deref(), Some("x"));
         }
     }
-    same_hash(&members, revision).await;
+    wait_same_hash(&members, revision).await;
 }
 
 #[tokio::test]
 async fn writes_go_on_without_the_leader_and_it_catches_up_when_it_returns() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
+    let mut members = start_three(root.path());
     for round in 0..2 {
-        let leader = settled(&all(&members)).await;
+        let leader = wait_settled(&as_refs(&members)).await;
         members[0].put(&format!("before-{round}"), "x").await.unwrap();
         members[leader].kill();
         let other = &members[(leader + 1) % 3];
-        let revision = put_again(other, &format!("during-{round}"), "y").await;
+        let revision = put_with_retries(other, &format!("during-{round}"), "y").await;
         members[leader].start();
-        members[leader].ready();
-        same_hash(&members, revision).await;
+        members[leader].wait_ready();
+        wait_same_hash(&members, revision).await;
         let got = members[leader].get(&format!("during-{round}")).await.unwrap();
         assert_eq!(got.as_deref(), Some("y"));
     }
@@ -49,10 +49,10 @@ async fn writes_go_on_without_the_leader_and_it_catches_up_when_it_returns() {
 #[tokio::test]
 async fn a_leader_that_is_stopped_in_order_hands_over_first() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = led_by_the_first(root.path());
-    let leader = settled(&all(&members)).await;
+    let mut members = start_three_led_by_first(root.path());
+    let leader = wait_settled(&as_refs(&members)).await;
     assert_eq!(members[leader].stop(), Some(0));
-    let others: Vec<&Member> =
+    let others: Vec<&TestMember> =
         members.iter().enumerate().filter(|(n, _)| *n != leader).map(|(_, m)| m).collect();
     // A new leader exists before the old one has exited. An election would take an election
     // timeout.
@@ -62,15 +62,15 @@ async fn a_leader_that_is_stopped_in_order_hands_over_first() {
         successors += usize::from(status.leader == status.header.unwrap().member_id);
     }
     assert_eq!(successors, 1);
-    put_again(others[0], "after", "x").await;
+    put_with_retries(others[0], "after", "x").await;
 }
 
 /// All members have the same log, so only the closed streams tell the leader which one is dead.
 #[tokio::test]
 async fn a_leader_that_is_stopped_in_order_hands_over_to_no_dead_member() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = led_by_the_first_of(five(root.path()));
-    let leader = settled(&all(&members)).await;
+    let mut members = start_led_by_first(five_members(root.path()));
+    let leader = wait_settled(&as_refs(&members)).await;
     let mut ids = Vec::new();
     for member in &members {
         ids.push(member.member_id().await);
@@ -78,9 +78,9 @@ async fn a_leader_that_is_stopped_in_order_hands_over_to_no_dead_member() {
     let followers = (0..5).filter(|n| *n != leader);
     let dead = followers.max_by_key(|n| ids[*n]).unwrap();
     members[dead].kill();
-    eventually("its streams end", || !members[leader].reaches(ids[dead]));
+    eventually("its streams end", || !members[leader].has_stream_to(ids[dead]));
     assert_eq!(members[leader].stop(), Some(0));
-    let left: Vec<&Member> =
+    let left: Vec<&TestMember> =
         (0..5).filter(|n| ![leader, dead].contains(n)).map(|n| &members[n]).collect();
     let mut successors = 0;
     for member in &left {
@@ -88,15 +88,15 @@ async fn a_leader_that_is_stopped_in_order_hands_over_to_no_dead_member() {
         successors += usize::from(status.leader == status.header.unwrap().member_id);
     }
     assert_eq!(successors, 1, "an election would take longer than this test waits");
-    put_again(left[0], "after", "x").await;
+    put_with_retries(left[0], "after", "x").await;
 }
 
 /// An operator who looks at one member should see which connections are missing.
 #[tokio::test]
 async fn a_member_that_is_not_ready_names_the_peers_that_it_has_no_stream_to() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
-    let leader = settled(&all(&members)).await;
+    let mut members = start_three(root.path());
+    let leader = wait_settled(&as_refs(&members)).await;
     let (gone, left) = ([leader, (leader + 1) % 3], (leader + 2) % 3);
     let mut expected = Vec::new();
     for n in gone {
@@ -117,7 +117,7 @@ async fn a_member_that_is_not_ready_names_the_peers_that_it_has_no_stream_to() {
 #[test]
 fn a_member_whom_nobody_answers_asks_again_to_be_published() {
     let root = tempfile::tempdir().unwrap();
-    let mut alone = three(root.path()).swap_remove(0);
+    let mut alone = three_members(root.path()).swap_remove(0);
     // A request may take two election timeouts, which is longer than this test waits.
     alone.args.push("--election-timeout=50000".to_owned());
     alone.start();
@@ -130,7 +130,7 @@ fn a_member_whom_nobody_answers_asks_again_to_be_published() {
 #[tokio::test]
 async fn one_of_three_serves_what_it_has_and_refuses_what_needs_a_quorum() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
+    let mut members = start_three(root.path());
     members[0].put("k", "v").await.unwrap();
     eventually("the last one has it", || {
         etcdctl(&members[2].client_url, &["get", "k", "--consistency=s"])
@@ -149,15 +149,15 @@ async fn one_of_three_serves_what_it_has_and_refuses_what_needs_a_quorum() {
 #[tokio::test]
 async fn a_member_whose_disk_was_wiped_is_not_taken_for_the_old_one() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
-    settled(&all(&members)).await;
+    let mut members = start_three(root.path());
+    wait_settled(&as_refs(&members)).await;
     members[2].kill();
     std::fs::remove_dir_all(&members[2].data_dir).unwrap();
     let before = members[2].log().matches("ready to serve").count();
     members[2].start();
     assert_eq!(members[2].exit_code(), Some(3));
     assert!(members[2].log().contains("its disk was wiped or replaced"), "{}", members[2].log());
-    put_again(&members[0], "still", "serving").await;
+    put_with_retries(&members[0], "still", "serving").await;
     assert!(members[2].get("still").await.is_err());
     assert_eq!(members[2].log().matches("ready to serve").count(), before);
 }
@@ -165,7 +165,7 @@ async fn a_member_whose_disk_was_wiped_is_not_taken_for_the_old_one() {
 #[tokio::test]
 async fn a_second_process_on_a_copy_of_the_data_is_refused() {
     let root = tempfile::tempdir().unwrap();
-    let mut members = started(root.path());
+    let mut members = start_three(root.path());
     members[2].put("old", "x").await.unwrap();
     members[2].kill();
     let copy = root.path().join("copy");
@@ -176,13 +176,13 @@ async fn a_second_process_on_a_copy_of_the_data_is_refused() {
         .unwrap();
     assert!(status.success());
     members[2].start();
-    members[2].ready();
+    members[2].wait_ready();
     let others = [members[0].member_id().await, members[1].member_id().await];
-    eventually("both know it", || others.iter().all(|other| members[2].reaches(*other)));
+    eventually("both know it", || others.iter().all(|other| members[2].has_stream_to(*other)));
     // The copy starts from the same state, and so with the same boot counter.
     let [peer, client] = common::free_ports();
     let initial = members[2].args.last().unwrap().strip_prefix("--initial-cluster=").unwrap();
-    let mut twin = Member::new(root.path(), "c", peer, client, initial);
+    let mut twin = TestMember::new(root.path(), "c", peer, client, initial);
     twin.args.retain(|arg| !arg.starts_with("--initial-advertise") && !arg.starts_with("--data"));
     let advertised = members[2].args.iter().find(|arg| arg.starts_with("--initial-advertise"));
     twin.args.push(advertised.unwrap().clone());
@@ -192,16 +192,16 @@ async fn a_second_process_on_a_copy_of_the_data_is_refused() {
         members[..2].iter().any(|member| member.log().contains("its data directory is a copy"))
     });
     assert_eq!(twin.exit_code(), Some(3));
-    put_again(&members[0], "still", "serving").await;
+    put_with_retries(&members[0], "still", "serving").await;
 }
 
 #[tokio::test]
 async fn members_of_another_cluster_are_refused_at_the_door() {
     let (one_root, two_root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let members = started(one_root.path());
+    let members = start_three(one_root.path());
     // A member with a peer address of this cluster, but with another token and so another cluster
     // id.
-    let mut stranger = three(two_root.path()).swap_remove(0);
+    let mut stranger = three_members(two_root.path()).swap_remove(0);
     let addresses = members[0].args.last().unwrap().clone();
     let own = stranger.args.iter().find(|a| a.starts_with("--initial-advertise")).unwrap();
     let own = own.split_once('=').unwrap().1.to_owned();
@@ -222,8 +222,8 @@ async fn members_of_another_cluster_are_refused_at_the_door() {
 #[tokio::test]
 async fn metrics_tell_each_peers_traffic_under_etcds_names() {
     let root = tempfile::tempdir().unwrap();
-    let members = started(root.path());
-    let leader = settled(&all(&members)).await;
+    let members = start_three(root.path());
+    let leader = wait_settled(&as_refs(&members)).await;
     members[leader].put("k", "v").await.unwrap();
     let ids: Vec<u64> = {
         let mut ids = Vec::new();
@@ -233,7 +233,7 @@ async fn metrics_tell_each_peers_traffic_under_etcds_names() {
         ids
     };
     let others = || ids.iter().enumerate().filter(|(n, _)| *n != leader).map(|(_, id)| *id);
-    eventually("it reaches both", || others().all(|peer| members[leader].reaches(peer)));
+    eventually("it reaches both", || others().all(|peer| members[leader].has_stream_to(peer)));
     let body = members[leader].http("/metrics");
     let value = |line: String| {
         let found = body.lines().find_map(|found| found.strip_prefix(line.as_str()));

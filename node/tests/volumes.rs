@@ -8,13 +8,13 @@ mod common;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
-use common::{Member, skipped};
+use common::{TestMember, report_skip};
 
 const DO_NOT_RESTART: i32 = 3;
 /// User id that the node runs as, unless the case has another one.
-const US: u32 = 1000;
+const NODE_USER: u32 = 1000;
 /// User id of another user who may write to the volume.
-const THEM: u32 = 1001;
+const OTHER_USER: u32 = 1001;
 /// Group id of a volume, as `fsGroup` sets it.
 const GROUP: u32 = 2000;
 
@@ -36,8 +36,8 @@ const VOLUMES: [Volume; 6] = [
         owner: 0,
         group: GROUP,
         mode: 0o2770,
-        user: US,
-        groups: &[US, GROUP],
+        user: NODE_USER,
+        groups: &[NODE_USER, GROUP],
         below: "",
     },
     Volume {
@@ -45,8 +45,8 @@ const VOLUMES: [Volume; 6] = [
         owner: 0,
         group: 0,
         mode: 0o777,
-        user: US,
-        groups: &[US],
+        user: NODE_USER,
+        groups: &[NODE_USER],
         below: "",
     },
     Volume {
@@ -54,8 +54,8 @@ const VOLUMES: [Volume; 6] = [
         owner: 0,
         group: 0,
         mode: 0o777,
-        user: US,
-        groups: &[US],
+        user: NODE_USER,
+        groups: &[NODE_USER],
         below: "default.etcd",
     },
     Volume {
@@ -69,17 +69,17 @@ const VOLUMES: [Volume; 6] = [
     },
     Volume {
         name: "our own, with a group",
-        owner: US,
+        owner: NODE_USER,
         group: GROUP,
         mode: 0o770,
-        user: US,
-        groups: &[US],
+        user: NODE_USER,
+        groups: &[NODE_USER],
         below: "",
     },
     Volume {
         name: "another user's, for root",
-        owner: THEM,
-        group: THEM,
+        owner: OTHER_USER,
+        group: OTHER_USER,
         mode: 0o755,
         user: 0,
         groups: &[0],
@@ -96,21 +96,21 @@ fn set_mode(path: &Path, mode: u32) {
 fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        skipped("only root can run the node as other users");
+        report_skip("only root can run the node as other users");
     }
     is_root
 }
 
 impl Volume {
     /// Creates the volume, and returns a member with its data directory there, not started yet.
-    fn member(&self) -> (tempfile::TempDir, PathBuf, Member) {
+    fn member(&self) -> (tempfile::TempDir, PathBuf, TestMember) {
         let root = tempfile::tempdir().unwrap();
         set_mode(root.path(), 0o755);
         let volume = root.path().join("one");
         std::fs::create_dir(&volume).unwrap();
         chown(&volume, Some(self.owner), Some(self.group)).unwrap();
         set_mode(&volume, self.mode);
-        let mut member = Member::alone(root.path());
+        let mut member = TestMember::alone(root.path());
         member.data_dir = volume.join(self.below);
         let script = root.path().join("as-another-user");
         let groups: Vec<_> = self.groups.iter().map(ToString::to_string).collect();
@@ -169,7 +169,7 @@ async fn a_member_starts_again_in_every_kind_of_volume() {
         let (_root, path, mut member) = volume.member();
         for start in ["1", "2", "3"] {
             member.start();
-            member.ready();
+            member.wait_ready();
             if start != "1" {
                 assert_eq!(member.get("a").await.unwrap().as_deref(), Some("1"), "{}", volume.name);
             }
@@ -187,7 +187,7 @@ async fn a_member_starts_again_in_every_kind_of_volume() {
 fn victim(root: &Path) -> PathBuf {
     let victim = root.join("victim");
     std::fs::write(&victim, "kept").unwrap();
-    chown(&victim, Some(US), Some(US)).unwrap();
+    chown(&victim, Some(NODE_USER), Some(NODE_USER)).unwrap();
     victim
 }
 
@@ -205,23 +205,23 @@ fn prepare_folder(at: &Path, owner: u32) {
 type Attack = (&'static str, fn(&Path, &Path));
 
 const ATTACKS: [Attack; 8] = [
-    ("muster-boot", |volume, _| prepare_file(&volume.join("muster-boot"), THEM)),
+    ("muster-boot", |volume, _| prepare_file(&volume.join("muster-boot"), OTHER_USER)),
     ("muster-incarnation", |volume, _| prepare_file(&volume.join("muster-incarnation"), 0)),
     ("muster-boot", |volume, victim| symlink(victim, volume.join("muster-boot")).unwrap()),
     ("muster-boot", |volume, victim| {
         std::fs::hard_link(victim, volume.join("muster-boot")).unwrap();
     }),
-    ("member", |volume, _| prepare_folder(&volume.join("member"), THEM)),
+    ("member", |volume, _| prepare_folder(&volume.join("member"), OTHER_USER)),
     ("member", |volume, victim| {
-        prepare_folder(&victim.with_file_name("elsewhere"), US);
+        prepare_folder(&victim.with_file_name("elsewhere"), NODE_USER);
         symlink(victim.with_file_name("elsewhere"), volume.join("member")).unwrap();
     }),
     ("member/wal", |volume, _| {
-        prepare_folder(&volume.join("member"), US);
-        prepare_folder(&volume.join("member/wal"), THEM);
+        prepare_folder(&volume.join("member"), NODE_USER);
+        prepare_folder(&volume.join("member/wal"), OTHER_USER);
     }),
     ("member/db", |volume, victim| {
-        prepare_folder(&volume.join("member"), US);
+        prepare_folder(&volume.join("member"), NODE_USER);
         set_mode(&volume.join("member"), 0o2770);
         symlink(victim, volume.join("member/db")).unwrap();
     }),
@@ -256,10 +256,10 @@ fn a_directory_that_another_user_has_put_in_the_members_place_is_refused() {
     }
     let (_root, volume, mut member) = VOLUMES[1].member();
     member.start();
-    member.ready();
+    member.wait_ready();
     assert_eq!(member.stop(), Some(0));
     std::fs::rename(volume.join("member"), volume.join("moved")).unwrap();
-    prepare_folder(&volume.join("member"), THEM);
+    prepare_folder(&volume.join("member"), OTHER_USER);
     member.start();
     assert_eq!(member.exit_code(), Some(DO_NOT_RESTART), "{}", member.log());
     assert!(member.log().contains("belongs to user 1001"), "{}", member.log());

@@ -7,7 +7,7 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Member, PATIENCE};
+use common::{TestMember, WAIT_LIMIT};
 use node_proto::etcdserverpb::kv_client::KvClient;
 use node_proto::etcdserverpb::watch_client::WatchClient;
 use node_proto::etcdserverpb::watch_request::RequestUnion;
@@ -35,14 +35,14 @@ async fn write(channel: Channel, writer: usize, over: Arc<AtomicBool>) {
 
 /// State of a stream's responses; each response is checked on arrival.
 #[derive(Default)]
-struct Told {
+struct StreamChecker {
     last_event: i64,
     progress: i64,
     events_after: usize,
 }
 
-impl Told {
-    fn take(&mut self, response: &WatchResponse) {
+impl StreamChecker {
+    fn check(&mut self, response: &WatchResponse) {
         if response.created {
             return;
         }
@@ -83,9 +83,9 @@ async fn opened(channel: Channel) -> (mpsc::Sender<WatchRequest>, Streaming<Watc
 async fn follow(channel: Channel) {
     for _ in 0..STREAMS_EACH {
         let (requests, mut responses) = opened(channel.clone()).await;
-        let mut told = Told::default();
+        let mut told = StreamChecker::default();
         while told.events_after < EVENTS_AFTER {
-            told.take(&responses.message().await.unwrap().unwrap());
+            told.check(&responses.message().await.unwrap().unwrap());
             if told.progress == 0 && told.last_event > 0 {
                 let again = RequestUnion::ProgressRequest(WatchProgressRequest {});
                 let request = WatchRequest { request_union: Some(again) };
@@ -98,16 +98,16 @@ async fn follow(channel: Channel) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn progress_is_never_told_before_the_events_it_stands_for() {
     let root = tempfile::tempdir().unwrap();
-    let mut member = Member::alone(root.path());
+    let mut member = TestMember::alone(root.path());
     member.start();
-    member.ready();
+    member.wait_ready();
     let over = Arc::new(AtomicBool::new(false));
     let writers: Vec<_> = (0..WRITERS)
         .map(|writer| tokio::spawn(write(member.channel(), writer, over.clone())))
         .collect();
     let watchers: Vec<_> = (0..WATCHERS).map(|_| tokio::spawn(follow(member.channel()))).collect();
     for watcher in watchers {
-        tokio::time::timeout(PATIENCE, watcher).await.unwrap().unwrap();
+        tokio::time::timeout(WAIT_LIMIT, watcher).await.unwrap().unwrap();
     }
     over.store(true, Ordering::Relaxed);
     for writer in writers {

@@ -64,13 +64,13 @@ pub fn channel(address: SocketAddr, tls: Option<Arc<ClientConfig>>) -> Result<Ch
 
 /// A client of one node, for load generators.
 #[derive(Clone, Debug)]
-pub struct Client {
+pub struct EtcdClient {
     kv: KvClient<Channel>,
     maintenance: MaintenanceClient<Channel>,
     token: Option<AsciiMetadataValue>,
 }
 
-impl Client {
+impl EtcdClient {
     /// Creates a client of the node at `address`. It speaks plaintext if `tls` is `None`, and
     /// connects on first use.
     pub fn new(address: SocketAddr, tls: Option<Arc<ClientConfig>>) -> Result<Self> {
@@ -84,7 +84,7 @@ impl Client {
 
     /// Sends `token` with every call. A token that isn't a valid header value is ignored.
     #[must_use]
-    pub fn showing(mut self, token: Option<String>) -> Self {
+    pub fn with_token(mut self, token: Option<String>) -> Self {
         self.token = token.and_then(|token| token.parse().ok());
         self
     }
@@ -96,33 +96,36 @@ impl Client {
             value: value.to_vec().into(),
             ..PutRequest::default()
         };
-        let call = self.kv.put(shown(request, self.token.as_ref()));
+        let call = self.kv.put(request_with_token(request, self.token.as_ref()));
         let answer = tokio::time::timeout(limit, call).await.context("put")??;
         Ok(answer.into_inner().header.context("an answer has a header")?.revision)
     }
 
     /// Sends a range request, with `limit` as its time limit.
     pub async fn range(&mut self, request: RangeRequest, limit: Duration) -> Result<RangeResponse> {
-        let call = self.kv.range(shown(request, self.token.as_ref()));
+        let call = self.kv.range(request_with_token(request, self.token.as_ref()));
         let answer = tokio::time::timeout(limit, call).await.context("range")??;
         Ok(answer.into_inner())
     }
 
     /// Returns the node's own view of its state (`Maintenance.Status`).
     pub async fn status(&mut self, limit: Duration) -> Result<StatusResponse> {
-        let call = self.maintenance.status(shown(StatusRequest {}, self.token.as_ref()));
+        let call =
+            self.maintenance.status(request_with_token(StatusRequest {}, self.token.as_ref()));
         Ok(tokio::time::timeout(limit, call).await.context("status")??.into_inner())
     }
 
     /// Returns the hash of all keys up to `revision`; 0 means the latest revision.
     pub async fn hash_kv(&mut self, revision: i64, limit: Duration) -> Result<HashKvResponse> {
-        let call = self.maintenance.hash_kv(shown(HashKvRequest { revision }, self.token.as_ref()));
+        let call = self
+            .maintenance
+            .hash_kv(request_with_token(HashKvRequest { revision }, self.token.as_ref()));
         Ok(tokio::time::timeout(limit, call).await.context("hash_kv")??.into_inner())
     }
 }
 
 /// Wraps `message` in a gRPC request that carries the token, if there is one.
-fn shown<T>(message: T, token: Option<&AsciiMetadataValue>) -> tonic::Request<T> {
+fn request_with_token<T>(message: T, token: Option<&AsciiMetadataValue>) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
     if let Some(token) = token {
         request.metadata_mut().insert("token", token.clone());

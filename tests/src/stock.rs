@@ -10,16 +10,16 @@ use tokio::process::Command;
 use crate::harness::skip;
 
 /// Newest release of etcd.
-pub const NEWEST: &str = "v3.7.3";
+pub const NEWEST_VERSION: &str = "v3.7.3";
 /// Release from which an upgrade to the newest one starts: the minor version before it.
-const BEFORE: &str = "v3.6.16";
-const SERVER: &str = "go.etcd.io/etcd/server/v3";
+const PREVIOUS_VERSION: &str = "v3.6.16";
+const SERVER_MODULE: &str = "go.etcd.io/etcd/server/v3";
 /// Go module of `etcdctl`, etcd's command-line client.
-const CLIENT: &str = "go.etcd.io/etcd/etcdctl/v3";
+const ETCDCTL_MODULE: &str = "go.etcd.io/etcd/etcdctl/v3";
 /// Go module of `etcdutl`, etcd's tool for data files and directories.
-const TOOL: &str = "go.etcd.io/etcd/etcdutl/v3";
+const ETCDUTL_MODULE: &str = "go.etcd.io/etcd/etcdutl/v3";
 /// Path of the etcd that the Debian package installs.
-pub const INSTALLED: &str = "/usr/bin/etcd";
+pub const DEBIAN_ETCD_PATH: &str = "/usr/bin/etcd";
 /// Time limit of a build, which took a minute or two on two cores. A module proxy that doesn't answer
 /// makes the build fail after this time.
 const BUILD_TIME: Duration = Duration::from_secs(300);
@@ -29,30 +29,32 @@ const BUILD_TIME: Duration = Duration::from_secs(300);
 ///
 /// # Errors
 /// Fails if it can't be built and none is installed.
-pub async fn etcd(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
-    match built(work, say).await {
+pub async fn newest_or_installed(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
+    match build_newest(work, say).await {
         Ok(binary) => Ok(binary),
-        Err(error) if Path::new(INSTALLED).exists() => {
+        Err(error) if Path::new(DEBIAN_ETCD_PATH).exists() => {
             say(&format!(
-                "NOTE: stock etcd {NEWEST} could not be built ({error:#}); comparing with {INSTALLED}, which is older"
+                "NOTE: stock etcd {NEWEST_VERSION} could not be built ({error:#}); comparing with {DEBIAN_ETCD_PATH}, which is older"
             ));
-            Ok(PathBuf::from(INSTALLED))
+            Ok(PathBuf::from(DEBIAN_ETCD_PATH))
         }
         Err(error) => Err(error.context("there is no etcd to compare with")),
     }
 }
 
-/// Returns the path of stock etcd [`NEWEST`], built once under `work`.
+/// Returns the path of stock etcd [`NEWEST_VERSION`], built once under `work`.
 ///
 /// # Errors
 /// Fails if it can't be built, for example without Go or without a module proxy.
-pub async fn built(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
-    Program { version: NEWEST, module: SERVER, name: "etcd" }.built(work, say).await
+pub async fn build_newest(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
+    EtcdProgram { version: NEWEST_VERSION, module: SERVER_MODULE, name: "etcd" }
+        .build_once(work, say)
+        .await
 }
 
 /// A program of one etcd release, to be built from its Go module.
 #[derive(Clone, Copy)]
-struct Program {
+struct EtcdProgram {
     version: &'static str,
     module: &'static str,
     name: &'static str,
@@ -62,7 +64,7 @@ struct Program {
 /// and returns `None`.
 #[must_use]
 pub fn oldest() -> Option<PathBuf> {
-    installed(INSTALLED)
+    installed(DEBIAN_ETCD_PATH)
 }
 
 /// Returns the path of the Debian package's `etcdctl`. Without it, records that the test is skipped
@@ -77,41 +79,45 @@ fn installed(path: &str) -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
-    skip::not_installed(path.display());
+    skip::report_missing_program(path.display());
     None
 }
 
-/// Returns the path of stock etcd [`NEWEST`], built once under `work` by the first test that needs
+/// Returns the path of stock etcd [`NEWEST_VERSION`], built once under `work` by the first test that needs
 /// it. If the build fails, records that the test is skipped and returns `None`.
 #[must_use]
 pub fn newest(work: &Path) -> Option<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
-    Program { version: NEWEST, module: SERVER, name: "etcd" }.once(&BUILT, work)
+    EtcdProgram { version: NEWEST_VERSION, module: SERVER_MODULE, name: "etcd" }
+        .build_for_test(&BUILT, work)
 }
 
-/// Returns the path of stock etcd of the minor version before [`NEWEST`], as [`newest`] does.
+/// Returns the path of stock etcd of the minor version before [`NEWEST_VERSION`], as [`newest`] does.
 #[must_use]
-pub fn before(work: &Path) -> Option<PathBuf> {
+pub fn previous(work: &Path) -> Option<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
-    Program { version: BEFORE, module: SERVER, name: "etcd" }.once(&BUILT, work)
+    EtcdProgram { version: PREVIOUS_VERSION, module: SERVER_MODULE, name: "etcd" }
+        .build_for_test(&BUILT, work)
 }
 
-/// Returns the path of [`NEWEST`]'s `etcdctl`, built beside the server as [`newest`] does.
+/// Returns the path of [`NEWEST_VERSION`]'s `etcdctl`, built beside the server as [`newest`] does.
 #[must_use]
 pub fn newest_etcdctl(work: &Path) -> Option<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
-    Program { version: NEWEST, module: CLIENT, name: "etcdctl" }.once(&BUILT, work)
+    EtcdProgram { version: NEWEST_VERSION, module: ETCDCTL_MODULE, name: "etcdctl" }
+        .build_for_test(&BUILT, work)
 }
 
-/// Returns the path of [`NEWEST`]'s `etcdutl`, built beside the server as [`newest`] does.
+/// Returns the path of [`NEWEST_VERSION`]'s `etcdutl`, built beside the server as [`newest`] does.
 #[must_use]
 pub fn newest_etcdutl(work: &Path) -> Option<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
-    Program { version: NEWEST, module: TOOL, name: "etcdutl" }.once(&BUILT, work)
+    EtcdProgram { version: NEWEST_VERSION, module: ETCDUTL_MODULE, name: "etcdutl" }
+        .build_for_test(&BUILT, work)
 }
 
-impl Program {
-    async fn built(self, work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
+impl EtcdProgram {
+    async fn build_once(self, work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
         let dir = work.join("stock-etcd").join(self.version);
         let binary = dir.join(self.name);
         if !binary.exists() {
@@ -121,16 +127,18 @@ impl Program {
         Ok(binary)
     }
 
-    fn once(self, cell: &OnceLock<Result<PathBuf>>, work: &Path) -> Option<PathBuf> {
+    fn build_for_test(self, cell: &OnceLock<Result<PathBuf>>, work: &Path) -> Option<PathBuf> {
         let build = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(self.built(work, &|_| {}))
+            runtime.block_on(self.build_once(work, &|_| {}))
         };
         match cell.get_or_init(build) {
             Ok(path) => Some(path.clone()),
             Err(error) => {
                 let Self { version, name, .. } = self;
-                skip::skipped(format_args!("no stock {name} {version} could be built: {error:#}"));
+                skip::report_skip(format_args!(
+                    "no stock {name} {version} could be built: {error:#}"
+                ));
                 None
             }
         }

@@ -6,15 +6,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::harness::world::{WorldOptions, path_text};
-use muster_tests::harness::{Network, World, until, until_told};
+use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::{Network, Testbed, poll_slowly, wait_for};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn raft_cluster(world: &World) -> Result<u64> {
+fn raft_cluster(world: &Testbed) -> Result<u64> {
     let etcdctl = world.etcdctl("demo", &world.network.hosts.iter().collect::<Vec<_>>())?;
     let answer =
-        until("the cluster to take a write", LIMIT, || etcdctl.json(&["put", "k", "v"]).ok())?;
+        wait_for("the cluster to take a write", LIMIT, || etcdctl.json(&["put", "k", "v"]).ok())?;
     answer["header"]["cluster_id"].as_u64().context("a cluster id")
 }
 
@@ -25,8 +25,8 @@ fn mode(path: &Path) -> Result<u32> {
 #[test]
 fn a_service_that_lost_all_but_its_keys_comes_back_from_a_backup_and_touches_no_cluster()
 -> Result<()> {
-    let mut world = World::start(Network::loopback(3), WorldOptions::default())?;
-    let bundle = world.order("demo", 3)?;
+    let mut world = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     let mut members = world.start_agents(0..3, &bundle)?;
     world.wait_cluster_state("demo", "formed", LIMIT)?;
     let identity = raft_cluster(&world)?;
@@ -66,7 +66,7 @@ fn a_service_that_lost_all_but_its_keys_comes_back_from_a_backup_and_touches_no_
 
     // The service detects the restored database, and decides nothing until an owner has accepted
     // it.
-    let explained = until_told("discovery to say why it waits", LIMIT, || {
+    let explained = poll_slowly("discovery to say why it waits", LIMIT, || {
         let text = world.admin_command(&["cluster", "explain", "later"]).ok()?;
         text.contains("db accept").then_some(text)
     })?;

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::client::{Client, tls_from};
-use muster_tests::harness::process::{exists, signal};
-use muster_tests::harness::world::WorldOptions;
-use muster_tests::harness::{Agent, Host, Network, World, until};
+use muster_tests::client::{EtcdClient, tls_from};
+use muster_tests::harness::process::{is_alive, send_signal};
+use muster_tests::harness::world::TestbedOptions;
+use muster_tests::harness::{AgentProcess, Network, TestHost, Testbed, wait_for};
 use muster_tests::rng::Rng;
 use node_proto::etcdserverpb::RangeRequest;
 use rustix::process::Signal;
@@ -23,13 +23,13 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 #[test]
 fn ten_thousand_acknowledged_writes_survive_random_kills() -> Result<()> {
-    let world = World::start(Network::loopback(3), WorldOptions::default())?;
-    let bundle = world.order("demo", 3)?;
+    let world = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     let agents = world.start_agents(0..3, &bundle)?;
     world.wait_cluster_state("demo", "formed", LIMIT)?;
-    let hosts: Vec<Host> = world.network.hosts.clone();
+    let hosts: Vec<TestHost> = world.network.hosts.clone();
     let etcdctl = world.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;
-    until("the cluster to take a write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
+    wait_for("the cluster to take a write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
     let tls = tls_from(etcdctl.credentials())?;
     let addresses: Vec<SocketAddr> =
         hosts.iter().map(|h| SocketAddr::new(h.address, 2379)).collect();
@@ -43,7 +43,7 @@ fn ten_thousand_acknowledged_writes_survive_random_kills() -> Result<()> {
     let writers: Vec<_> = (0..WRITERS)
         .map(|writer| {
             let (next, stop) = (next.clone(), stop.clone());
-            let clients = addresses.iter().map(|a| Client::new(*a, Some(tls.clone())));
+            let clients = addresses.iter().map(|a| EtcdClient::new(*a, Some(tls.clone())));
             let clients = clients.collect::<Result<Vec<_>>>()?;
             Ok(runtime.spawn(write(writer, clients, next, stop)))
         })
@@ -67,7 +67,7 @@ fn ten_thousand_acknowledged_writes_survive_random_kills() -> Result<()> {
 /// acknowledged. That is safe, since a key always gets the same value.
 async fn write(
     writer: usize,
-    mut clients: Vec<Client>,
+    mut clients: Vec<EtcdClient>,
     next: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,
 ) -> Result<BTreeMap<String, i64>> {
@@ -95,19 +95,19 @@ async fn write(
     }
 }
 
-fn kill_at_random(agents: &[Agent], next: &AtomicUsize) -> Result<()> {
+fn kill_at_random(agents: &[AgentProcess], next: &AtomicUsize) -> Result<()> {
     // A fixed seed, so that every run kills in the same order.
     let mut rng = Rng::new(0x5EED_0F4B_1D05);
     for kill in 1..=KILLS {
         let due = kill * WRITES / (KILLS + 1);
-        until(&format!("write {due}"), LIMIT, || {
+        wait_for(&format!("write {due}"), LIMIT, || {
             (next.load(Ordering::Relaxed) >= due).then_some(())
         })?;
         let victim = &agents[rng.pick(agents.len())];
         // Wait until it runs again: a quorum of three survives one failed node at a time only.
-        let pid = until("the victim to run", LIMIT, || victim.node_pid())?;
-        signal(pid, Signal::KILL);
-        until("the victim to die", LIMIT, || (!exists(pid)).then_some(()))?;
+        let pid = wait_for("the victim to run", LIMIT, || victim.node_pid())?;
+        send_signal(pid, Signal::KILL);
+        wait_for("the victim to die", LIMIT, || (!is_alive(pid)).then_some(()))?;
         victim.wait_new_node(pid, LIMIT)?;
     }
     Ok(())
@@ -122,7 +122,7 @@ async fn compare(
     let mut hashes = BTreeMap::new();
     let mut revision = 0;
     for address in addresses {
-        let mut client = Client::new(*address, Some(tls.clone()))?;
+        let mut client = EtcdClient::new(*address, Some(tls.clone()))?;
         // The read is linearizable, so this member has applied everything that was acknowledged.
         let all =
             RangeRequest { key: "w/".into(), range_end: "w0".into(), ..RangeRequest::default() };

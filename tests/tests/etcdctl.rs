@@ -5,20 +5,20 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::harness::world::WorldOptions;
-use muster_tests::harness::{Etcdctl, Host, Network, World, until};
+use muster_tests::harness::world::TestbedOptions;
+use muster_tests::harness::{Etcdctl, Network, TestHost, Testbed, wait_for};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[test]
 fn stock_etcdctl_works_unchanged() -> Result<()> {
-    let world = World::start(Network::loopback(3), WorldOptions::default())?;
-    let bundle = world.order("demo", 3)?;
+    let world = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     let _agents = world.start_agents(0..3, &bundle)?;
     world.wait_cluster_state("demo", "formed", LIMIT)?;
-    let hosts: Vec<Host> = world.network.hosts.clone();
+    let hosts: Vec<TestHost> = world.network.hosts.clone();
     let etcdctl = world.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;
-    until("the cluster to take a write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
+    wait_for("the cluster to take a write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
 
     reads_and_writes(&etcdctl)?;
     transactions(&etcdctl)?;
@@ -27,7 +27,7 @@ fn stock_etcdctl_works_unchanged() -> Result<()> {
     members_and_endpoints(&etcdctl)?;
     for host in &hosts {
         // Every member must answer, and followers forward writes.
-        let one = etcdctl.only(host);
+        let one = etcdctl.with_endpoint(host);
         ensure!(one.run(&["put", "via", &host.name])?.trim() == "OK", "put via {}", host.name);
         ensure!(value(&one, "via")? == host.name, "get via {}", host.name);
     }
@@ -130,7 +130,7 @@ fn watching(etcdctl: &Etcdctl) -> Result<()> {
     etcdctl.run(&["put", "w/1", "live"])?;
     etcdctl.run(&["del", "w/1"])?;
     let ended =
-        until("the watch to show the deletion", LIMIT, || reader.is_finished().then_some(()));
+        wait_for("the watch to show the deletion", LIMIT, || reader.is_finished().then_some(()));
     child.kill()?;
     child.wait()?;
     ended?;

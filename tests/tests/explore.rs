@@ -5,11 +5,13 @@
 
 use formation_explored::{Rule, Rules};
 use muster_tests::explore::{
-    Config, Faults, Limits, Property, Report, Setback, World, explore, ladder,
+    ExplorationConfig, ExplorationReport, FaultCounts, Property, RestoreMethod, SearchLimits,
+    SystemState, explore, ladder,
 };
 
-fn holds_everywhere(config: &Config) {
-    let report: Report = explore(config, World::new(config), &Limits::default(), |_| {});
+fn check_all_properties(config: &ExplorationConfig) {
+    let report: ExplorationReport =
+        explore(config, SystemState::new(config), &SearchLimits::default(), |_| {});
     if let Some(found) = &report.found {
         panic!("{}:\n{}\n{}", config.name, found.transcript.join("\n"), found.violation);
     }
@@ -29,42 +31,42 @@ fn holds_everywhere(config: &Config) {
 
 #[test]
 fn one_seat_every_fault_of_its_host() {
-    let faults = Faults {
+    let faults = FaultCounts {
         kills: 1,
         lost_directories: 1,
-        remakes: 1,
+        reimages: 1,
         pauses: 1,
         timeouts: 1,
-        ..Faults::default()
+        ..FaultCounts::default()
     };
-    holds_everywhere(&Config {
+    check_all_properties(&ExplorationConfig {
         faults,
         epochs: 2,
-        late: true,
+        has_late_messages: true,
         reports: true,
-        roads: 8,
-        ..Config::sound("1 seat, 1 host, faults of the host", 1, 1)
+        road_interval: 8,
+        ..ExplorationConfig::sound("1 seat, 1 host, faults of the host", 1, 1)
     });
 }
 
 #[test]
 fn one_seat_two_hosts_death_and_remake() {
-    let faults = Faults { deaths: 1, remakes: 1, ..Faults::default() };
-    holds_everywhere(&Config {
+    let faults = FaultCounts { deaths: 1, reimages: 1, ..FaultCounts::default() };
+    check_all_properties(&ExplorationConfig {
         faults,
-        late: true,
-        ..Config::sound("1 seat, 2 hosts, death and remake", 1, 2)
+        has_late_messages: true,
+        ..ExplorationConfig::sound("1 seat, 2 hosts, death and remake", 1, 2)
     });
 }
 
 #[test]
 fn one_seat_two_hosts_restore_accept_and_abandon() {
-    let faults = Faults { restores: 1, accepts: 1, ends: 1, ..Faults::default() };
-    holds_everywhere(&Config {
+    let faults = FaultCounts { restores: 1, accepts: 1, cluster_ends: 1, ..FaultCounts::default() };
+    check_all_properties(&ExplorationConfig {
         faults,
         epochs: 2,
-        roads: 8,
-        ..Config::sound("1 seat, 2 hosts, restore, accept, abandon", 1, 2)
+        road_interval: 8,
+        ..ExplorationConfig::sound("1 seat, 2 hosts, restore, accept, abandon", 1, 2)
     });
 }
 
@@ -72,62 +74,62 @@ fn one_seat_two_hosts_restore_accept_and_abandon() {
 /// reduced: the reductions were only argued for clusters that stay ended.
 #[test]
 fn one_seat_two_hosts_retired_and_taken_back_around_a_restore() {
-    let faults = Faults { restores: 1, retirements: 2, ..Faults::default() };
-    holds_everywhere(&Config {
+    let faults = FaultCounts { restores: 1, retirements: 2, ..FaultCounts::default() };
+    check_all_properties(&ExplorationConfig {
         faults,
         epochs: 2,
-        roads: 8,
+        road_interval: 8,
         reports: true,
         reduced: false,
-        ..Config::sound("1 seat, 2 hosts, retired and taken back, restore", 1, 2)
+        ..ExplorationConfig::sound("1 seat, 2 hosts, retired and taken back, restore", 1, 2)
     });
 }
 
 #[test]
 fn two_seats_retired_and_taken_back_with_a_kill() {
-    let faults = Faults { kills: 1, retirements: 1, ..Faults::default() };
-    holds_everywhere(&Config {
+    let faults = FaultCounts { kills: 1, retirements: 1, ..FaultCounts::default() };
+    check_all_properties(&ExplorationConfig {
         faults,
         epochs: 1,
-        roads: 64,
+        road_interval: 64,
         reports: true,
         reduced: false,
-        ..Config::sound("2 seats, 2 hosts, retired and taken back, kill", 2, 2)
+        ..ExplorationConfig::sound("2 seats, 2 hosts, retired and taken back, kill", 2, 2)
     });
 }
 
 #[test]
 fn two_seats_kill_and_lost_directory() {
-    let faults = Faults { kills: 1, lost_directories: 1, ..Faults::default() };
-    holds_everywhere(&Config {
+    let faults = FaultCounts { kills: 1, lost_directories: 1, ..FaultCounts::default() };
+    check_all_properties(&ExplorationConfig {
         faults,
         reports: true,
-        ..Config::sound("2 seats, 2 hosts, kill and lost directory", 2, 2)
+        ..ExplorationConfig::sound("2 seats, 2 hosts, kill and lost directory", 2, 2)
     });
 }
 
 #[test]
 fn two_seats_three_hosts_pause_and_death() {
-    let faults = Faults { deaths: 1, pauses: 1, ..Faults::default() };
-    holds_everywhere(&Config {
+    let faults = FaultCounts { deaths: 1, pauses: 1, ..FaultCounts::default() };
+    check_all_properties(&ExplorationConfig {
         faults,
         epochs: 2,
-        roads: 32,
-        ..Config::sound("2 seats, 3 hosts, pause and death", 2, 3)
+        road_interval: 32,
+        ..ExplorationConfig::sound("2 seats, 3 hosts, pause and death", 2, 3)
     });
 }
 
 #[test]
 fn two_seats_restore_without_ledger_where_the_lists_share_a_host() {
-    let mut config = Config {
-        faults: Faults { restores: 1, timeouts: 1, ..Faults::default() },
+    let mut config = ExplorationConfig {
+        faults: FaultCounts { restores: 1, timeouts: 1, ..FaultCounts::default() },
         epochs: 2,
         expects_ledger: false,
-        roads: 16,
-        ..Config::sound("2 seats, 2 hosts, restore without ledger", 2, 2)
+        road_interval: 16,
+        ..ExplorationConfig::sound("2 seats, 2 hosts, restore without ledger", 2, 2)
     };
     config.environment.ledger = false;
-    holds_everywhere(&config);
+    check_all_properties(&config);
 }
 
 /// With two seats a majority is both hosts, so two lists that share a host can't both have one.
@@ -135,12 +137,12 @@ fn two_seats_restore_without_ledger_where_the_lists_share_a_host() {
 /// majority. Without S6 the search from the initial state finds two majorities.
 #[test]
 fn three_seats_five_hosts_restore_without_ledger() {
-    let is_it = |config: &Config| config.name == "a restore without ledger";
+    let is_it = |config: &ExplorationConfig| config.name == "a restore without ledger";
     let rung = ladder().into_iter().find(is_it).expect("a rung of the ladder");
-    let config = Config { epochs: 2, ..rung };
-    holds_everywhere(&config);
-    let without = Config { rules: Rules::ALL.without(Rule::ReleasesFirst), ..config };
-    let report = explore(&without, World::new(&without), &Limits::default(), |_| {});
+    let config = ExplorationConfig { epochs: 2, ..rung };
+    check_all_properties(&config);
+    let without = ExplorationConfig { rules: Rules::ALL.without(Rule::ReleasesFirst), ..config };
+    let report = explore(&without, SystemState::new(&without), &SearchLimits::default(), |_| {});
     let found = report.found.expect("two lists with a majority each");
     println!("without S6: {} states\n{}", report.states, found.transcript.join("\n"));
     assert_eq!(found.violation.property, Property::NoTwoMajorities);
@@ -148,120 +150,121 @@ fn three_seats_five_hosts_restore_without_ledger() {
 
 #[test]
 fn one_seat_two_hosts_database_and_ledger_set_back() {
-    let faults = Faults { restores: 1, ledgers: 1, ends: 1, ..Faults::default() };
-    holds_everywhere(&Config {
+    let faults =
+        FaultCounts { restores: 1, ledger_rollbacks: 1, cluster_ends: 1, ..FaultCounts::default() };
+    check_all_properties(&ExplorationConfig {
         faults,
         epochs: 1,
-        setbacks: &[Setback::Dump, Setback::InPlace],
-        roads: 16,
-        ..Config::sound("1 seat, 2 hosts, database and ledger set back, an end", 1, 2)
+        restore_methods: &[RestoreMethod::Dump, RestoreMethod::InPlace],
+        road_interval: 16,
+        ..ExplorationConfig::sound("1 seat, 2 hosts, database and ledger set back, an end", 1, 2)
     });
 }
 
 #[test]
 fn two_seats_three_hosts_rows_set_back_under_the_processes() {
-    let faults = Faults { restores: 1, ..Faults::default() };
-    holds_everywhere(&Config {
+    let faults = FaultCounts { restores: 1, ..FaultCounts::default() };
+    check_all_properties(&ExplorationConfig {
         faults,
         epochs: 2,
-        setbacks: &[Setback::InPlace],
-        roads: 64,
-        ..Config::sound("2 seats, 3 hosts, rows set back under the processes", 2, 3)
+        restore_methods: &[RestoreMethod::InPlace],
+        road_interval: 64,
+        ..ExplorationConfig::sound("2 seats, 3 hosts, rows set back under the processes", 2, 3)
     });
 }
 
 #[test]
 fn two_seats_three_hosts_restore_and_pause() {
-    let faults = Faults { restores: 1, pauses: 1, ..Faults::default() };
-    holds_everywhere(&Config {
+    let faults = FaultCounts { restores: 1, pauses: 1, ..FaultCounts::default() };
+    check_all_properties(&ExplorationConfig {
         faults,
         epochs: 2,
-        roads: 128,
-        ..Config::sound("2 seats, 3 hosts, restore and pause", 2, 3)
+        road_interval: 128,
+        ..ExplorationConfig::sound("2 seats, 3 hosts, restore and pause", 2, 3)
     });
 }
 
 #[test]
 fn three_seats_three_hosts_restore() {
-    let faults = Faults { restores: 1, ..Faults::default() };
-    holds_everywhere(&Config {
+    let faults = FaultCounts { restores: 1, ..FaultCounts::default() };
+    check_all_properties(&ExplorationConfig {
         faults,
-        roads: 128,
-        ..Config::sound("3 seats, 3 hosts, restore", 3, 3)
+        road_interval: 128,
+        ..ExplorationConfig::sound("3 seats, 3 hosts, restore", 3, 3)
     });
 }
 
 #[test]
 fn three_seats_four_hosts_pause_and_time_out() {
-    let faults = Faults { pauses: 1, timeouts: 1, ..Faults::default() };
-    holds_everywhere(&Config {
+    let faults = FaultCounts { pauses: 1, timeouts: 1, ..FaultCounts::default() };
+    check_all_properties(&ExplorationConfig {
         faults,
         epochs: 2,
-        roads: 256,
-        ..Config::sound("3 seats, 4 hosts, pause and time-out", 3, 4)
+        road_interval: 256,
+        ..ExplorationConfig::sound("3 seats, 4 hosts, pause and time-out", 3, 4)
     });
 }
 
 #[test]
 fn three_seats_four_hosts_every_fault_of_one_host_and_an_end() {
-    let faults = Faults {
+    let faults = FaultCounts {
         deaths: 1,
         kills: 1,
         lost_directories: 1,
-        ends: 1,
+        cluster_ends: 1,
         pauses: 1,
-        ..Faults::default()
+        ..FaultCounts::default()
     };
-    holds_everywhere(&Config {
+    check_all_properties(&ExplorationConfig {
         faults,
         epochs: 2,
-        late: true,
-        roads: 256,
-        ..Config::sound("3 seats, 4 hosts, faults of hosts, an end", 3, 4)
+        has_late_messages: true,
+        road_interval: 256,
+        ..ExplorationConfig::sound("3 seats, 4 hosts, faults of hosts, an end", 3, 4)
     });
 }
 
 #[test]
 fn three_seats_four_hosts_one_made_anew() {
-    let faults = Faults { remakes: 1, ..Faults::default() };
-    holds_everywhere(&Config {
+    let faults = FaultCounts { reimages: 1, ..FaultCounts::default() };
+    check_all_properties(&ExplorationConfig {
         faults,
         epochs: 2,
-        late: true,
-        roads: 256,
-        ..Config::sound("3 seats, 4 hosts, one made anew", 3, 4)
+        has_late_messages: true,
+        road_interval: 256,
+        ..ExplorationConfig::sound("3 seats, 4 hosts, one made anew", 3, 4)
     });
 }
 
 #[test]
 fn three_seats_four_hosts_a_link_down() {
-    let faults = Faults { links: 1, ..Faults::default() };
-    holds_everywhere(&Config {
+    let faults = FaultCounts { links: 1, ..FaultCounts::default() };
+    check_all_properties(&ExplorationConfig {
         faults,
         epochs: 2,
-        roads: 8,
-        ..Config::sound("3 seats, 4 hosts, a link down", 3, 4)
+        road_interval: 8,
+        ..ExplorationConfig::sound("3 seats, 4 hosts, a link down", 3, 4)
     });
 }
 
 #[test]
 fn two_seats_three_hosts_clock_ahead_and_a_death() {
-    let faults = Faults { clocks: 1, deaths: 1, ..Faults::default() };
-    holds_everywhere(&Config {
+    let faults = FaultCounts { clock_jumps: 1, deaths: 1, ..FaultCounts::default() };
+    check_all_properties(&ExplorationConfig {
         faults,
         epochs: 2,
-        roads: 8,
-        ..Config::sound("2 seats, 3 hosts, clock ahead, a death", 2, 3)
+        road_interval: 8,
+        ..ExplorationConfig::sound("2 seats, 3 hosts, clock ahead, a death", 2, 3)
     });
 }
 
 #[test]
 fn three_seats_lying_service_with_every_list_of_four_hosts() {
-    holds_everywhere(&Config {
-        liar: true,
+    check_all_properties(&ExplorationConfig {
+        service_lies: true,
         expects_ledger: false,
         epochs: 1,
-        roads: 0,
-        ..Config::sound("3 seats, 4 hosts, any lie", 3, 4)
+        road_interval: 0,
+        ..ExplorationConfig::sound("3 seats, 4 hosts, any lie", 3, 4)
     });
 }

@@ -5,30 +5,31 @@
 
 use formation_explored::{Rule, Rules};
 use muster_tests::explore::{
-    Config, Faults, Limits, Property, Report, Setback, World, cases, explore,
+    ExplorationConfig, ExplorationReport, FaultCounts, Property, RestoreMethod, SearchLimits,
+    SystemState, explore, regression_cases,
 };
 
 /// A reduced space has fewer states, so the fault-free road is walked from a larger share of them.
 /// Otherwise too few roads might be left to detect what the full space shows.
-fn explored(config: &Config, reduced: bool) -> Report {
-    let roads = if reduced { config.roads.div_ceil(8) } else { config.roads };
-    let config = Config { reduced, roads, ..config.clone() };
-    explore(&config, World::new(&config), &Limits::default(), |_| {})
+fn explored(config: &ExplorationConfig, reduced: bool) -> ExplorationReport {
+    let roads = if reduced { config.road_interval.div_ceil(8) } else { config.road_interval };
+    let config = ExplorationConfig { reduced, road_interval: roads, ..config.clone() };
+    explore(&config, SystemState::new(&config), &SearchLimits::default(), |_| {})
 }
 
-fn violated(report: &Report) -> Option<Property> {
+fn violated(report: &ExplorationReport) -> Option<Property> {
     assert!(report.cut_short.is_none(), "too large to compare: {:?}", report.cut_short);
     report.found.as_ref().map(|found| found.violation.property)
 }
 
 /// Compares both searches with every rule on, and with each single rule off.
-fn finds_the_same(config: &Config) {
+fn check_same_violations(config: &ExplorationConfig) {
     let rules: Vec<(String, Rules)> = std::iter::once(("none".to_owned(), Rules::ALL))
         .chain(Rule::EACH.map(|rule| (format!("{rule:?}"), Rules::ALL.without(rule))))
         .collect();
     let mut fewer = false;
     for (off, rules) in rules {
-        let config = Config { rules, ..config.clone() };
+        let config = ExplorationConfig { rules, ..config.clone() };
         let (with, without) = (explored(&config, true), explored(&config, false));
         let (seen, known) = (violated(&with), violated(&without));
         println!(
@@ -43,161 +44,161 @@ fn finds_the_same(config: &Config) {
 
 #[test]
 fn one_seat_faults_of_its_host() {
-    finds_the_same(&Config {
-        faults: Faults { kills: 2, lost_directories: 1, ..Faults::default() },
+    check_same_violations(&ExplorationConfig {
+        faults: FaultCounts { kills: 2, lost_directories: 1, ..FaultCounts::default() },
         epochs: 1,
         lost_and_found: true,
-        ..Config::sound("1 seat, 1 host, kills and a lost directory", 1, 1)
+        ..ExplorationConfig::sound("1 seat, 1 host, kills and a lost directory", 1, 1)
     });
 }
 
 #[test]
 fn one_seat_restore_and_pause() {
-    finds_the_same(&Config {
-        faults: Faults { restores: 1, pauses: 1, ..Faults::default() },
+    check_same_violations(&ExplorationConfig {
+        faults: FaultCounts { restores: 1, pauses: 1, ..FaultCounts::default() },
         epochs: 1,
-        roads: 16,
-        ..Config::sound("1 seat, 2 hosts, restore and pause", 1, 2)
+        road_interval: 16,
+        ..ExplorationConfig::sound("1 seat, 2 hosts, restore and pause", 1, 2)
     });
 }
 
 #[test]
 fn one_seat_restore_end_and_accept() {
-    finds_the_same(&Config {
-        faults: Faults { restores: 1, ends: 1, accepts: 1, ..Faults::default() },
+    check_same_violations(&ExplorationConfig {
+        faults: FaultCounts { restores: 1, cluster_ends: 1, accepts: 1, ..FaultCounts::default() },
         epochs: 1,
-        ..Config::sound("1 seat, 1 host, restore, end, accept", 1, 1)
+        ..ExplorationConfig::sound("1 seat, 1 host, restore, end, accept", 1, 1)
     });
 }
 
 #[test]
 fn one_seat_death_and_remake() {
-    finds_the_same(&Config {
-        faults: Faults { deaths: 1, remakes: 1, ..Faults::default() },
-        late: true,
+    check_same_violations(&ExplorationConfig {
+        faults: FaultCounts { deaths: 1, reimages: 1, ..FaultCounts::default() },
+        has_late_messages: true,
         epochs: 1,
-        roads: 4,
-        ..Config::sound("1 seat, 2 hosts, death and remake", 1, 2)
+        road_interval: 4,
+        ..ExplorationConfig::sound("1 seat, 2 hosts, death and remake", 1, 2)
     });
 }
 
 #[test]
 fn one_seat_remake_beyond_the_first_epoch() {
-    finds_the_same(&Config {
-        faults: Faults { remakes: 1, ..Faults::default() },
-        late: true,
+    check_same_violations(&ExplorationConfig {
+        faults: FaultCounts { reimages: 1, ..FaultCounts::default() },
+        has_late_messages: true,
         epochs: 2,
-        ..Config::sound("1 seat, 1 host, remake, two epochs", 1, 1)
+        ..ExplorationConfig::sound("1 seat, 1 host, remake, two epochs", 1, 1)
     });
 }
 
 #[test]
 fn two_seats_pause() {
-    finds_the_same(&Config {
-        faults: Faults { pauses: 1, ..Faults::default() },
+    check_same_violations(&ExplorationConfig {
+        faults: FaultCounts { pauses: 1, ..FaultCounts::default() },
         epochs: 2,
-        roads: 4,
-        ..Config::sound("2 seats, 2 hosts, pause", 2, 2)
+        road_interval: 4,
+        ..ExplorationConfig::sound("2 seats, 2 hosts, pause", 2, 2)
     });
 }
 
 #[test]
 fn two_seats_time_out() {
-    finds_the_same(&Config {
-        faults: Faults { timeouts: 1, ..Faults::default() },
+    check_same_violations(&ExplorationConfig {
+        faults: FaultCounts { timeouts: 1, ..FaultCounts::default() },
         epochs: 1,
-        roads: 4,
-        ..Config::sound("2 seats, 2 hosts, time-out", 2, 2)
+        road_interval: 4,
+        ..ExplorationConfig::sound("2 seats, 2 hosts, time-out", 2, 2)
     });
 }
 
 #[test]
 fn two_seats_restore() {
-    finds_the_same(&Config {
-        faults: Faults { restores: 1, ..Faults::default() },
+    check_same_violations(&ExplorationConfig {
+        faults: FaultCounts { restores: 1, ..FaultCounts::default() },
         epochs: 1,
-        roads: 16,
-        ..Config::sound("2 seats, 2 hosts, restore", 2, 2)
+        road_interval: 16,
+        ..ExplorationConfig::sound("2 seats, 2 hosts, restore", 2, 2)
     });
 }
 
 #[test]
 fn one_seat_restore_beyond_the_first_epoch() {
-    finds_the_same(&Config {
-        faults: Faults { restores: 1, timeouts: 1, ..Faults::default() },
+    check_same_violations(&ExplorationConfig {
+        faults: FaultCounts { restores: 1, timeouts: 1, ..FaultCounts::default() },
         epochs: 2,
-        roads: 16,
-        ..Config::sound("1 seat, 1 host, restore, time-out, two epochs", 1, 1)
+        road_interval: 16,
+        ..ExplorationConfig::sound("1 seat, 1 host, restore, time-out, two epochs", 1, 1)
     });
 }
 
 #[test]
 fn two_seats_restore_without_ledger() {
-    let mut config = Config {
-        faults: Faults { restores: 1, ..Faults::default() },
+    let mut config = ExplorationConfig {
+        faults: FaultCounts { restores: 1, ..FaultCounts::default() },
         epochs: 1,
         expects_ledger: false,
-        roads: 4,
-        ..Config::sound("2 seats, 2 hosts, restore without ledger", 2, 2)
+        road_interval: 4,
+        ..ExplorationConfig::sound("2 seats, 2 hosts, restore without ledger", 2, 2)
     };
     config.environment.ledger = false;
-    finds_the_same(&config);
+    check_same_violations(&config);
 }
 
 #[test]
 fn one_seat_database_and_ledger_set_back() {
-    finds_the_same(&Config {
-        faults: Faults { restores: 1, ledgers: 1, ..Faults::default() },
-        setbacks: &[Setback::InPlace],
+    check_same_violations(&ExplorationConfig {
+        faults: FaultCounts { restores: 1, ledger_rollbacks: 1, ..FaultCounts::default() },
+        restore_methods: &[RestoreMethod::InPlace],
         epochs: 1,
-        roads: 8,
-        ..Config::sound("1 seat, 1 host, database and ledger set back", 1, 1)
+        road_interval: 8,
+        ..ExplorationConfig::sound("1 seat, 1 host, database and ledger set back", 1, 1)
     });
 }
 
 #[test]
 fn two_seats_a_link_down() {
-    finds_the_same(&Config {
-        faults: Faults { links: 1, timeouts: 1, ..Faults::default() },
+    check_same_violations(&ExplorationConfig {
+        faults: FaultCounts { links: 1, timeouts: 1, ..FaultCounts::default() },
         epochs: 1,
-        roads: 4,
-        ..Config::sound("2 seats, 3 hosts, a link down", 2, 3)
+        road_interval: 4,
+        ..ExplorationConfig::sound("2 seats, 3 hosts, a link down", 2, 3)
     });
 }
 
 #[test]
 fn one_seat_clock_ahead() {
-    finds_the_same(&Config {
-        faults: Faults { clocks: 1, remakes: 1, ..Faults::default() },
+    check_same_violations(&ExplorationConfig {
+        faults: FaultCounts { clock_jumps: 1, reimages: 1, ..FaultCounts::default() },
         epochs: 1,
-        late: true,
-        ..Config::sound("1 seat, 1 host, clock ahead, made anew", 1, 1)
+        has_late_messages: true,
+        ..ExplorationConfig::sound("1 seat, 1 host, clock ahead, made anew", 1, 1)
     });
 }
 
 #[test]
 fn one_seat_clock_ahead_and_a_restore() {
-    finds_the_same(&Config {
-        faults: Faults { clocks: 1, restores: 1, ..Faults::default() },
+    check_same_violations(&ExplorationConfig {
+        faults: FaultCounts { clock_jumps: 1, restores: 1, ..FaultCounts::default() },
         epochs: 1,
-        ..Config::sound("1 seat, 2 hosts, clock ahead, restore", 1, 2)
+        ..ExplorationConfig::sound("1 seat, 2 hosts, clock ahead, restore", 1, 2)
     });
 }
 
 #[test]
 fn two_seats_deaths_that_nobody_looks_at() {
-    finds_the_same(&Config {
-        faults: Faults { deaths: 2, ..Faults::default() },
+    check_same_violations(&ExplorationConfig {
+        faults: FaultCounts { deaths: 2, ..FaultCounts::default() },
         quiet_lapses: true,
         epochs: 2,
-        ..Config::sound("2 seats, 2 hosts, quiet deaths", 2, 2)
+        ..ExplorationConfig::sound("2 seats, 2 hosts, quiet deaths", 2, 2)
     });
 }
 
 /// Every known failure must be found without reduction as well.
 #[test]
 fn every_regression_is_found_without_reduction() {
-    for case in cases() {
+    for case in regression_cases() {
         let case = case.reduced(false);
         let off = case.without_rule();
         let property = violated(&off);

@@ -3,12 +3,12 @@
 
 #![allow(clippy::print_stdout, reason = "a test's report, shown with --nocapture")]
 
-use muster_tests::explore::{Case, Property, named};
+use muster_tests::explore::{Property, RegressionCase, find_case};
 
 /// With the rule on, the search must be complete and find nothing. With it off, it must find the
 /// failure. Prints both, so that `--nocapture` shows a transcript.
 fn is_stopped_by_its_rule(name: &str) {
-    let case = named(name);
+    let case = find_case(name);
     let on = case.with_rule();
     if let Some(found) = &on.found {
         panic!("{name} with every rule on:\n{}", found.transcript.join("\n"));
@@ -16,7 +16,7 @@ fn is_stopped_by_its_rule(name: &str) {
     assert!(on.is_complete(), "{name}: the search was cut short ({:?})", on.cut_short);
     let off = case.without_rule();
     let found = found_again(&case, off.found);
-    println!("{name}: {} ({:?} off)", case.story, case.switch);
+    println!("{name}: {} ({:?} off)", case.description, case.safeguard);
     println!("{}", found.join("\n"));
     println!(
         "on: {} states, {} roads, {:.1} s; off: {} states, {:.1} s",
@@ -28,9 +28,12 @@ fn is_stopped_by_its_rule(name: &str) {
     );
 }
 
-fn found_again(case: &Case, found: Option<muster_tests::explore::Found>) -> Vec<String> {
+fn found_again(
+    case: &RegressionCase,
+    found: Option<muster_tests::explore::Counterexample>,
+) -> Vec<String> {
     let Some(found) = found else {
-        panic!("{}: with {:?} off, nothing was found", case.name, case.switch)
+        panic!("{}: with {:?} off, nothing was found", case.name, case.safeguard)
     };
     let property: Property = found.violation.property;
     assert!(
@@ -56,7 +59,7 @@ macro_rules! cases {
         #[test]
         fn every_case_has_its_test() {
             let tested = [$($name),*];
-            for case in muster_tests::explore::cases() {
+            for case in muster_tests::explore::regression_cases() {
                 assert!(tested.contains(&case.name), "{} has no test", case.name);
             }
         }

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
-use muster_tests::harness::process::{exists, signal};
-use muster_tests::harness::world::{WorldOptions, path_text};
-use muster_tests::harness::{Agent, Host, Network, World, until, until_told};
+use muster_tests::harness::process::{is_alive, send_signal};
+use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::{AgentProcess, Network, TestHost, Testbed, poll_slowly, wait_for};
 use rustix::process::Signal;
 
-const FORMED: Duration = Duration::from_secs(60);
+const FORMATION_LIMIT: Duration = Duration::from_secs(60);
 
-fn world(hosts: u8) -> Result<World> {
-    World::start(Network::loopback(hosts), WorldOptions::default())
+fn world(hosts: u8) -> Result<Testbed> {
+    Testbed::start(Network::loopback(hosts), TestbedOptions::default())
 }
 
 fn crashing_at(step: &str) -> AgentOptions {
@@ -27,16 +27,16 @@ fn crashing_at(step: &str) -> AgentOptions {
 
 /// Checks that `cluster` accepts a write, and lists three started members with different names.
 fn has_three_members<'a>(
-    world: &World,
+    world: &Testbed,
     cluster: &str,
-    agents: impl IntoIterator<Item = &'a Agent>,
+    agents: impl IntoIterator<Item = &'a AgentProcess>,
 ) -> Result<()> {
-    let hosts: Vec<&Host> = agents.into_iter().map(|agent| &agent.host).collect();
+    let hosts: Vec<&TestHost> = agents.into_iter().map(|agent| &agent.host).collect();
     let etcdctl = world.etcdctl(cluster, &hosts)?;
-    until("the cluster to take a write", FORMED, || {
+    wait_for("the cluster to take a write", FORMATION_LIMIT, || {
         etcdctl.output(&["put", "k", "v"]).ok().filter(|o| o.status.success())
     })?;
-    let list = until("all members to have started", FORMED, || {
+    let list = wait_for("all members to have started", FORMATION_LIMIT, || {
         let list = etcdctl.json(&["member", "list"]).ok()?;
         let members = list["members"].as_array()?;
         members.iter().all(|m| m["name"].is_string()).then_some(list)
@@ -48,8 +48,12 @@ fn has_three_members<'a>(
 }
 
 /// Restarts agents that have ended until the cluster is formed, as an init system would.
-fn keep_running(world: &World, cluster: &str, agents: &mut [Agent]) -> Result<serde_json::Value> {
-    until_told(&format!("{cluster} to form under a supervisor"), FORMED, || {
+fn keep_running(
+    world: &Testbed,
+    cluster: &str,
+    agents: &mut [AgentProcess],
+) -> Result<serde_json::Value> {
+    poll_slowly(&format!("{cluster} to form under a supervisor"), FORMATION_LIMIT, || {
         for agent in agents.iter_mut().filter(|a| a.process_id().is_some()) {
             if !agent.is_running() {
                 agent.start().ok()?;
@@ -62,7 +66,7 @@ fn keep_running(world: &World, cluster: &str, agents: &mut [Agent]) -> Result<se
     .with_context(|| {
         agents
             .iter()
-            .map(|a| muster_tests::harness::process::tail(&a.output(), 12))
+            .map(|a| muster_tests::harness::process::last_lines(&a.output(), 12))
             .collect::<Vec<_>>()
             .join("\n--\n")
     })
@@ -71,9 +75,9 @@ fn keep_running(world: &World, cluster: &str, agents: &mut [Agent]) -> Result<se
 #[test]
 fn three_hosts_become_one_cluster() -> Result<()> {
     let world = world(3)?;
-    let bundle = world.order("demo", 3)?;
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     let agents = world.start_agents(0..3, &bundle)?;
-    world.wait_cluster_state("demo", "formed", FORMED)?;
+    world.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
     has_three_members(&world, "demo", &agents)
 }
 
@@ -94,13 +98,14 @@ fn an_agent_killed_at_any_step_converges_to_the_same_seat() -> Result<()> {
     let world = world(3)?;
     for step in steps {
         let cluster = format!("at-{step}");
-        let bundle = world.order(&cluster, 3)?;
+        let bundle = world.create_cluster_with_token(&cluster, 3)?;
         let mut agents = fresh_agents(&world, &cluster, 3, &bundle);
         agents[0].options = crashing_at(step);
         for agent in &mut agents {
             agent.start()?;
         }
-        let code = agents[0].exit_code(FORMED).with_context(|| format!("crash at {step}"))?;
+        let code =
+            agents[0].exit_code(FORMATION_LIMIT).with_context(|| format!("crash at {step}"))?;
         // The launcher is a separate process. It is killed at each attempt, until the agent gives
         // up.
         let expected = if step == "launcher" { 1 } else { 128 + 9 };
@@ -132,13 +137,14 @@ const SERVICE_STEPS: [&str; 11] = [
 #[test]
 fn discovery_killed_at_any_step_forms_the_same_cluster() -> Result<()> {
     for step in SERVICE_STEPS {
-        let mut world = World::prepare(Network::loopback(3), WorldOptions::default())?;
+        let mut world = Testbed::prepare(Network::loopback(3), TestbedOptions::default())?;
         world.options.serve_env = vec![("MUSTER_CRASH_AT".to_owned(), step.to_owned())];
         world.start_discovery()?;
-        let bundle = world.order("demo", 3)?;
+        let bundle = world.create_cluster_with_token("demo", 3)?;
         let mut agents = world.start_agents(0..3, &bundle)?;
         let process = world.discovery.as_mut().context("discovery runs")?;
-        let code = process.exit_code(FORMED).with_context(|| format!("crash at {step}"))?;
+        let code =
+            process.exit_code(FORMATION_LIMIT).with_context(|| format!("crash at {step}"))?;
         ensure!(code == 128 + 9, "killed at {step}, discovery ended with {code}");
         world.options.serve_env.clear();
         world.start_discovery()?;
@@ -150,18 +156,18 @@ fn discovery_killed_at_any_step_forms_the_same_cluster() -> Result<()> {
 #[test]
 fn postgres_killed_at_any_step_forms_the_same_cluster() -> Result<()> {
     for step in SERVICE_STEPS {
-        let mut world = World::prepare(Network::loopback(3), WorldOptions::default())?;
+        let mut world = Testbed::prepare(Network::loopback(3), TestbedOptions::default())?;
         let pid_file = world.postgres_dir().join("data/postmaster.pid");
         world.options.serve_env = vec![
             ("MUSTER_CRASH_AT".to_owned(), step.to_owned()),
             ("MUSTER_CRASH_PID_FILE".to_owned(), path_text(&pid_file)?.to_owned()),
         ];
         world.start_discovery()?;
-        let bundle = world.order("demo", 3)?;
+        let bundle = world.create_cluster_with_token("demo", 3)?;
         let mut agents = world.start_agents(0..3, &bundle)?;
         let process = world.discovery.as_mut().context("discovery runs")?;
         process
-            .wait_for_output("killing, as the environment asks", FORMED)
+            .wait_for_output("killing, as the environment asks", FORMATION_LIMIT)
             .with_context(|| format!("kill at {step}"))?;
         three_members(&world, &mut agents).with_context(|| format!("Postgres killed at {step}"))?;
     }
@@ -169,7 +175,7 @@ fn postgres_killed_at_any_step_forms_the_same_cluster() -> Result<()> {
 }
 
 /// Waits until the agents have formed `demo`, and checks that it has three members.
-fn three_members(world: &World, agents: &mut [Agent]) -> Result<()> {
+fn three_members(world: &Testbed, agents: &mut [AgentProcess]) -> Result<()> {
     keep_running(world, "demo", agents)?;
     has_three_members(world, "demo", &*agents)
 }
@@ -177,17 +183,17 @@ fn three_members(world: &World, agents: &mut [Agent]) -> Result<()> {
 #[test]
 fn postgres_killed_while_agents_wait_and_after_the_commit() -> Result<()> {
     let world = world(3)?;
-    let bundle = world.order("demo", 3)?;
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     let mut agents =
         vec![world.agent(0, &bundle), world.agent(1, &bundle), world.agent(2, &bundle)];
     agents[0].start()?;
-    agents[0].wait_for_output("waiting", FORMED)?;
+    agents[0].wait_for_output("waiting", FORMATION_LIMIT)?;
     kill_postgres(&world)?;
     agents[1].start()?;
     agents[2].start()?;
     world
-        .wait_cluster_state("demo", "committed", FORMED)
-        .or_else(|_| world.wait_cluster_state("demo", "formed", FORMED))?;
+        .wait_cluster_state("demo", "committed", FORMATION_LIMIT)
+        .or_else(|_| world.wait_cluster_state("demo", "formed", FORMATION_LIMIT))?;
     kill_postgres(&world)?;
     keep_running(&world, "demo", &mut agents)?;
     has_three_members(&world, "demo", &agents)
@@ -196,13 +202,13 @@ fn postgres_killed_while_agents_wait_and_after_the_commit() -> Result<()> {
 #[test]
 fn of_four_hosts_three_are_members_and_one_is_told_why_not() -> Result<()> {
     let world = world(4)?;
-    let bundle = world.order("demo", 3)?;
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     let mut agents = world.start_agents(0..4, &bundle)?;
-    world.wait_cluster_state("demo", "formed", FORMED)?;
-    let standby = until("the standby to be sent away", FORMED, || {
+    world.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
+    let standby = wait_for("the standby to be sent away", FORMATION_LIMIT, || {
         agents.iter_mut().position(|a| !a.is_running())
     })?;
-    let code = agents[standby].exit_code(FORMED)?;
+    let code = agents[standby].exit_code(FORMATION_LIMIT)?;
     ensure!(code == 3, "the standby ended with {code}: {}", agents[standby].output());
     let others = agents.iter().enumerate().filter(|(i, _)| *i != standby).map(|(_, a)| a);
     has_three_members(&world, "demo", others)
@@ -211,16 +217,16 @@ fn of_four_hosts_three_are_members_and_one_is_told_why_not() -> Result<()> {
 #[test]
 fn the_seat_of_a_host_that_dies_goes_to_the_standby() -> Result<()> {
     let world = world(4)?;
-    let bundle = world.order("demo", 3)?;
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     let mut dying = world.agent(0, &bundle);
     dying.start()?;
-    dying.wait_for_output("waiting", FORMED)?;
+    dying.wait_for_output("waiting", FORMATION_LIMIT)?;
     dying.kill();
     let agents = world.start_agents(1..4, &bundle)?;
-    world.wait_cluster_state("demo", "formed", FORMED)?;
+    world.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
     has_three_members(&world, "demo", &agents)?;
     dying.start()?;
-    let code = dying.exit_code(FORMED)?;
+    let code = dying.exit_code(FORMATION_LIMIT)?;
     ensure!(code == 3, "the late host ended with {code}");
     Ok(())
 }
@@ -228,7 +234,7 @@ fn the_seat_of_a_host_that_dies_goes_to_the_standby() -> Result<()> {
 #[test]
 fn a_host_that_nobody_can_reach_loses_its_seat_to_the_standby() -> Result<()> {
     let world = world(4)?;
-    let bundle = world.order("demo", 3)?;
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     // It listens on another address than it advertises, as if a firewall dropped its connections.
     let elsewhere = world.network.hosts[3].address;
     let mut unreachable = world.agent_with(
@@ -240,7 +246,7 @@ fn a_host_that_nobody_can_reach_loses_its_seat_to_the_standby() -> Result<()> {
         },
     );
     unreachable.start()?;
-    unreachable.wait_for_output("waiting", FORMED)?;
+    unreachable.wait_for_output("waiting", FORMATION_LIMIT)?;
     let agents = world.start_agents(1..4, &bundle)?;
     world.wait_cluster_state("demo", "formed", Duration::from_secs(90))?;
     has_three_members(&world, "demo", &agents)
@@ -248,62 +254,62 @@ fn a_host_that_nobody_can_reach_loses_its_seat_to_the_standby() -> Result<()> {
 
 #[test]
 fn two_discovery_processes_on_one_postgres_serve_one_formation() -> Result<()> {
-    let options = WorldOptions { ports: vec![8443, 8444], ..WorldOptions::default() };
-    let world = World::start(Network::loopback(3), options)?;
+    let options = TestbedOptions { ports: vec![8443, 8444], ..TestbedOptions::default() };
+    let world = Testbed::start(Network::loopback(3), options)?;
     let url = world.database_url()?;
     let mut other = world.spawn_discovery("discovery-2", 8444, Some(&url))?;
-    other.wait_for_output("listening", FORMED)?;
-    let bundle = world.order("demo", 3)?;
+    other.wait_for_output("listening", FORMATION_LIMIT)?;
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     let text = fs_err::read_to_string(&bundle)?;
     ensure!(text.contains(":8444"), "the bundle names both: {text}");
     let agents = world.start_agents(0..3, &bundle)?;
-    world.wait_cluster_state("demo", "formed", FORMED)?;
+    world.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
     has_three_members(&world, "demo", &agents)
 }
 
 #[test]
 fn an_agent_restarted_adopts_the_running_node() -> Result<()> {
     let world = world(1)?;
-    let bundle = world.order("solo", 1)?;
+    let bundle = world.create_cluster_with_token("solo", 1)?;
     let mut agents = world.start_agents(0..1, &bundle)?;
-    world.wait_cluster_state("solo", "formed", FORMED)?;
+    world.wait_cluster_state("solo", "formed", FORMATION_LIMIT)?;
     let node = agents[0].node_pid().context("the node runs")?;
     agents[0].kill();
     std::thread::sleep(Duration::from_millis(300));
-    ensure!(exists(node), "the node died with its agent");
+    ensure!(is_alive(node), "the node died with its agent");
     agents[0].start()?;
-    agents[0].wait_for_output("adopt", FORMED)?;
+    agents[0].wait_for_output("adopt", FORMATION_LIMIT)?;
     ensure!(agents[0].node_pid() == Some(node), "the agent replaced a running node");
-    let code = agents[0].terminate(FORMED)?;
+    let code = agents[0].terminate(FORMATION_LIMIT)?;
     ensure!(code == 0, "the agent ended with {code}");
-    ensure!(!exists(node), "the adopted node outlived a clean stop");
+    ensure!(!is_alive(node), "the adopted node outlived a clean stop");
     Ok(())
 }
 
 #[test]
 fn a_formed_cluster_restarts_without_discovery() -> Result<()> {
     let mut world = world(3)?;
-    let bundle = world.order("demo", 3)?;
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     let mut agents = world.start_agents(0..3, &bundle)?;
-    world.wait_cluster_state("demo", "formed", FORMED)?;
-    let hosts: Vec<Host> = world.network.hosts.clone();
+    world.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
+    let hosts: Vec<TestHost> = world.network.hosts.clone();
     let etcdctl = world.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;
     etcdctl.run(&["put", "before", "the night"])?;
     world.kill_discovery();
     for agent in &mut agents {
-        ensure!(agent.terminate(FORMED)? == 0, "{}", agent.output());
+        ensure!(agent.terminate(FORMATION_LIMIT)? == 0, "{}", agent.output());
     }
     for agent in &mut agents {
         agent.start()?;
     }
-    let read = until("the cluster to come back without discovery", FORMED, || {
+    let read = wait_for("the cluster to come back without discovery", FORMATION_LIMIT, || {
         etcdctl.run(&["get", "before", "--print-value-only"]).ok()
     })?;
     ensure!(read.trim() == "the night", "read {read:?}");
     Ok(())
 }
 
-fn fresh_agents(world: &World, cluster: &str, count: usize, bundle: &Path) -> Vec<Agent> {
+fn fresh_agents(world: &Testbed, cluster: &str, count: usize, bundle: &Path) -> Vec<AgentProcess> {
     (0..count)
         .map(|i| {
             let mut agent = world.agent(i, bundle);
@@ -313,10 +319,10 @@ fn fresh_agents(world: &World, cluster: &str, count: usize, bundle: &Path) -> Ve
         .collect()
 }
 
-fn kill_postgres(world: &World) -> Result<()> {
+fn kill_postgres(world: &Testbed) -> Result<()> {
     let pid = world.postmaster_pid()?;
-    signal(pid, Signal::KILL);
-    until("Postgres to be gone", Duration::from_secs(60), || (!exists(pid)).then_some(()))?;
+    send_signal(pid, Signal::KILL);
+    wait_for("Postgres to be gone", Duration::from_secs(60), || (!is_alive(pid)).then_some(()))?;
     world.wait_ready()
 }
 

@@ -6,10 +6,10 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Result;
-use muster_tests::fuzz_etcd::{self, Subject};
-use muster_tests::harness::process::exists;
-use muster_tests::harness::programs::program;
-use muster_tests::harness::{skip, until};
+use muster_tests::fuzz_etcd::{self, FuzzSubject};
+use muster_tests::harness::process::is_alive;
+use muster_tests::harness::programs::program_path;
+use muster_tests::harness::{skip, wait_for};
 use muster_tests::stock;
 
 const SEED: u64 = 1;
@@ -22,18 +22,18 @@ const CHANGES: u64 = 100;
 async fn etcd() -> Option<PathBuf> {
     // The other tests with a stock etcd use this folder too.
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    match stock::built(work, &|_| {}).await {
+    match stock::build_newest(work, &|_| {}).await {
         Ok(etcd) => Some(etcd),
         Err(error) => {
-            skip::skipped(format_args!("no stock etcd could be built: {error:#}"));
+            skip::report_skip(format_args!("no stock etcd could be built: {error:#}"));
             None
         }
     }
 }
 
-async fn alike(about: Subject, requests: u64) -> Result<()> {
+async fn alike(about: FuzzSubject, requests: u64) -> Result<()> {
     let Some(etcd) = etcd().await else { return Ok(()) };
-    let node = program("muster-node")?;
+    let node = program_path("muster-node")?;
     let dir = tempfile::tempdir()?;
     let programs = [etcd.as_path(), node.as_path()];
     let report = fuzz_etcd::run(programs, dir.path(), about, SEED, requests).await?;
@@ -47,24 +47,24 @@ async fn alike(about: Subject, requests: u64) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn muster_node_answers_as_stock_etcd_does() -> Result<()> {
-    alike(Subject::Keys, REQUESTS).await
+    alike(FuzzSubject::Keys, REQUESTS).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn users_may_do_what_stock_etcds_may() -> Result<()> {
-    alike(Subject::Users, USER_REQUESTS).await
+    alike(FuzzSubject::Users, USER_REQUESTS).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locks_and_elections_are_stock_etcds() -> Result<()> {
-    alike(Subject::Lines, LINE_REQUESTS).await
+    alike(FuzzSubject::Lines, LINE_REQUESTS).await
 }
 
 /// The cluster has one member, so that no answer depends on timing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_change_as_stock_etcds_do() -> Result<()> {
     let Some(etcd) = etcd().await else { return Ok(()) };
-    let node = program("muster-node")?;
+    let node = program_path("muster-node")?;
     let dir = tempfile::tempdir()?;
     let programs = [etcd.as_path(), node.as_path()];
     let report = fuzz_etcd::members::run(programs, dir.path(), SEED, 1, CHANGES).await?;
@@ -86,7 +86,7 @@ fn children(parent: u32) -> Vec<u32> {
 
 #[test]
 fn a_fuzz_that_is_killed_leaves_no_server_behind() -> Result<()> {
-    let node = program("muster-node")?;
+    let node = program_path("muster-node")?;
     let dir = tempfile::tempdir()?;
     // The programs don't matter here, so both are `muster-node`.
     let mut fuzz = Command::new(env!("CARGO_BIN_EXE_fuzz-etcd"))
@@ -101,13 +101,13 @@ fn a_fuzz_that_is_killed_leaves_no_server_behind() -> Result<()> {
         .spawn()?;
     // Two servers, and the watchdog of each.
     let limit = Duration::from_secs(60);
-    let started = until("the servers to run", limit, || {
+    let started = wait_for("the servers to run", limit, || {
         Some(children(fuzz.id())).filter(|all| all.len() == 4)
     });
     fuzz.kill()?;
     fuzz.wait()?;
     let started = started?;
-    until("all of them to end", Duration::from_secs(60), || {
-        started.iter().all(|pid| !exists(*pid)).then_some(())
+    wait_for("all of them to end", Duration::from_secs(60), || {
+        started.iter().all(|pid| !is_alive(*pid)).then_some(())
     })
 }

@@ -8,10 +8,10 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::client::{Client, channel};
-use muster_tests::harness::{Network, Node, nodes, programs, until};
-use muster_tests::histories::record::{Plan, Recording, administrator};
-use muster_tests::histories::{Report, judge};
+use muster_tests::client::{EtcdClient, channel};
+use muster_tests::harness::{Network, NodeProcess, nodes, programs, wait_for};
+use muster_tests::histories::record::{Recording, RecordingPlan, administrator};
+use muster_tests::histories::{HistoryReport, judge};
 use muster_tests::rng::Rng;
 use node_proto::etcdserverpb::StatusResponse;
 use node_proto::etcdserverpb::auth_client::AuthClient;
@@ -39,9 +39,9 @@ enum Fault {
     Stop,
     Cut,
     /// Packets that the member sends are dropped.
-    NotHeard,
+    CutOutbound,
     /// Packets to the member are dropped.
-    HearsNothing,
+    CutInbound,
     /// All packets between the member and one other are dropped.
     OneLink,
 }
@@ -80,11 +80,11 @@ fn histories_of_members_that_are_cut_off_are_right() -> Result<()> {
     }
     let faults = [
         (Fault::Cut, Victim::Leader),
-        (Fault::NotHeard, Victim::Leader),
+        (Fault::CutOutbound, Victim::Leader),
         (Fault::Cut, Victim::Follower),
-        (Fault::HearsNothing, Victim::Leader),
+        (Fault::CutInbound, Victim::Leader),
         (Fault::OneLink, Victim::Leader),
-        (Fault::NotHeard, Victim::Follower),
+        (Fault::CutOutbound, Victim::Follower),
     ];
     scenario("cut", Network::namespaces(3)?, false, &faults)?;
     Ok(())
@@ -96,17 +96,18 @@ fn scenario(
     network: Network,
     has_users: bool,
     faults: &[(Fault, Victim)],
-) -> Result<Report> {
+) -> Result<HistoryReport> {
     let seed = match std::env::var("SEED") {
         Ok(seed) => seed.parse().context("SEED is a number")?,
         Err(_) => u64::from(SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos()),
     };
     let again = || format!("{name}, SEED={seed} has clients ask for the same again");
     let began = Instant::now();
-    network.hub.enter()?;
-    let mut cluster = Cluster::start(network, &mut Rng::new(seed)).with_context(again)?;
-    let result = cluster.recorded(has_users, seed, faults);
-    let history = result.with_context(|| nodes::last_words(&cluster.nodes)).with_context(again)?;
+    network.hub.enter_namespace()?;
+    let mut cluster = FaultyCluster::start(network, &mut Rng::new(seed)).with_context(again)?;
+    let result = cluster.record(has_users, seed, faults);
+    let history =
+        result.with_context(|| nodes::last_log_lines(&cluster.nodes)).with_context(again)?;
     let recorded = began.elapsed();
     let report = judge(&history).map_err(|violation| {
         // A history can't be reproduced from its seed, so it is kept completely.
@@ -127,25 +128,25 @@ fn scenario(
     Ok(report)
 }
 
-struct Cluster {
+struct FaultyCluster {
     network: Network,
-    nodes: Vec<Node>,
+    nodes: Vec<NodeProcess>,
     /// Whether clients must authenticate.
     has_users: bool,
     runtime: tokio::runtime::Runtime,
     _folder: tempfile::TempDir,
 }
 
-impl Cluster {
+impl FaultyCluster {
     fn start(network: Network, rng: &mut Rng) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let folder = tempfile::tempdir()?;
-        let program = programs::program("muster-node")?;
+        let program = programs::program_path("muster-node")?;
         let hosts = network.hosts.iter();
         let initial: Vec<String> =
             hosts.clone().map(|host| format!("{}={}", host.name, nodes::peer_url(host))).collect();
-        let mut nodes: Vec<Node> =
-            hosts.map(|host| Node::new(host, &host.name, &program, folder.path())).collect();
+        let mut nodes: Vec<NodeProcess> =
+            hosts.map(|host| NodeProcess::new(host, &host.name, &program, folder.path())).collect();
         // With a low count a member that was offline needs a snapshot, with a high one only
         // entries.
         let snapshot_count = [100, 1_000, 10_000][rng.pick(3)];
@@ -159,26 +160,26 @@ impl Cluster {
             node.start()?;
         }
         for node in &mut nodes {
-            node.ready(LIMIT)?;
+            node.wait_ready(LIMIT)?;
         }
         Ok(Self { network, nodes, has_users: false, runtime, _folder: folder })
     }
 
-    fn recorded(
+    fn record(
         &mut self,
         has_users: bool,
         seed: u64,
         faults: &[(Fault, Victim)],
-    ) -> Result<muster_tests::histories::History> {
+    ) -> Result<muster_tests::histories::RecordedHistory> {
         self.leader(|_, _| true)?;
         let from = self.network.hub.clone();
         let members = (0..MEMBERS).map(|member| self.address(member)).collect();
-        let recording = Recording::start(Plan { seed, from, members, has_users })?;
-        served(&recording)?;
+        let recording = Recording::start(RecordingPlan { seed, from, members, has_users })?;
+        wait_answers(&recording)?;
         self.has_users = has_users;
         let mut rng = Rng::new(seed.rotate_left(32));
         let result = faults.iter().try_for_each(|(fault, victim)| {
-            self.one(*fault, *victim, &recording, &mut rng)
+            self.run_fault(*fault, *victim, &recording, &mut rng)
                 .with_context(|| format!("{fault:?} of {victim:?}"))
         });
         let history = recording.finish();
@@ -187,14 +188,14 @@ impl Cluster {
     }
 
     /// Begins and ends a fault. Both effects must be visible to clients.
-    fn one(
+    fn run_fault(
         &mut self,
         fault: Fault,
         victim: Victim,
         recording: &Recording,
         rng: &mut Rng,
     ) -> Result<()> {
-        served(recording)?;
+        wait_answers(recording)?;
         let (leader, term) = self.leader(|_, _| true)?;
         let follower = (leader + 1 + rng.pick(MEMBERS - 1)) % MEMBERS;
         let victims: Vec<usize> = match victim {
@@ -208,10 +209,12 @@ impl Cluster {
         }
         std::thread::sleep(Duration::from_millis(rng.range(200, 1_500)));
         if fault != Fault::OneLink {
-            until("an outcome that is unknown", LIMIT, || (recording.lost() > lost).then_some(()))?;
+            wait_for("an outcome that is unknown", LIMIT, || {
+                (recording.lost() > lost).then_some(())
+            })?;
             if victim == Victim::Leader {
                 self.leader(|member, now| member != leader && now > term)?;
-                served(recording)?;
+                wait_answers(recording)?;
             }
         }
         for victim in &victims {
@@ -229,12 +232,12 @@ impl Cluster {
                 self.network.cut(victim, follower)?;
                 self.network.cut(follower, victim)?;
             }
-            Fault::Cut | Fault::NotHeard | Fault::HearsNothing => {
+            Fault::Cut | Fault::CutOutbound | Fault::CutInbound => {
                 for other in others {
-                    if fault != Fault::HearsNothing {
+                    if fault != Fault::CutInbound {
                         self.network.cut(victim, other)?;
                     }
-                    if fault != Fault::NotHeard {
+                    if fault != Fault::CutOutbound {
                         self.network.cut(other, victim)?;
                     }
                 }
@@ -247,7 +250,7 @@ impl Cluster {
         match fault {
             Fault::Kill => self.nodes[victim].start(),
             Fault::Stop => self.nodes[victim].signal(Signal::CONT),
-            Fault::Cut | Fault::NotHeard | Fault::HearsNothing | Fault::OneLink => {
+            Fault::Cut | Fault::CutOutbound | Fault::CutInbound | Fault::OneLink => {
                 self.network.heal()
             }
         }
@@ -285,7 +288,7 @@ impl Cluster {
         } else {
             None
         };
-        Client::new(address, None)?.showing(token).status(CALL).await
+        EtcdClient::new(address, None)?.with_token(token).status(CALL).await
     }
 
     fn address(&self, member: usize) -> SocketAddr {
@@ -294,9 +297,9 @@ impl Cluster {
 }
 
 /// Waits until clients have received some more answers.
-fn served(recording: &Recording) -> Result<()> {
+fn wait_answers(recording: &Recording) -> Result<()> {
     let before = recording.answered();
-    until("answers", LIMIT, || {
+    wait_for("answers", LIMIT, || {
         (recording.answered() >= before + SERVED || recording.has_failed()).then_some(())
     })?;
     ensure!(!recording.has_failed(), "the recording has ended");

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
-use muster_tests::harness::world::{WorldOptions, path_text};
-use muster_tests::harness::{Agent, Network, World, skip, until};
+use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::{AgentProcess, Network, Testbed, skip, wait_for};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const CALLS: &str = "trace=openat,write,fsync,fdatasync,rename,renameat,renameat2,sendto,writev";
@@ -15,7 +15,7 @@ const CALLS: &str = "trace=openat,write,fsync,fdatasync,rename,renameat,renameat
 fn strace() -> bool {
     let there = Command::new("strace").arg("--version").output().is_ok();
     if !there {
-        skip::not_installed("strace");
+        skip::report_missing_program("strace");
     }
     there
 }
@@ -85,11 +85,15 @@ fn check_order(trace: &str) -> Result<usize> {
 
 /// Runs an agent that dies after `step` made its change durable and before it is sent. Returns the
 /// agent and its trace.
-fn dies_at(world: &World, bundle: &std::path::Path, step: &str) -> Result<(Agent, String)> {
+fn dies_at(
+    world: &Testbed,
+    bundle: &std::path::Path,
+    step: &str,
+) -> Result<(AgentProcess, String)> {
     let trace = world.path("trace");
     let through = ["strace", "-f", "-y", "-s", "64", "-e", CALLS, "-o", path_text(&trace)?];
     let options = AgentOptions {
-        through: through.map(str::to_owned).to_vec(),
+        wrapper: through.map(str::to_owned).to_vec(),
         env: vec![("MUSTER_CRASH_AT".to_owned(), step.to_owned())],
         ..AgentOptions::default()
     };
@@ -99,7 +103,7 @@ fn dies_at(world: &World, bundle: &std::path::Path, step: &str) -> Result<(Agent
     Ok((agent, fs_err::read_to_string(&trace)?))
 }
 
-fn boot(agent: &Agent) -> Result<u64> {
+fn boot(agent: &AgentProcess) -> Result<u64> {
     let journal = fs_err::read_to_string(agent.data_dir.join("agent/journal.json"))?;
     let journal: serde_json::Value = serde_json::from_str(&journal)?;
     journal["boot"].as_u64().context("a boot counter")
@@ -110,8 +114,8 @@ fn the_journal_is_on_the_disk_before_anything_that_follows_from_it_is_sent() -> 
     if !strace() {
         return Ok(());
     }
-    let world = World::start(Network::loopback(1), WorldOptions::default())?;
-    let bundle = world.order("demo", 1)?;
+    let world = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
+    let bundle = world.create_cluster_with_token("demo", 1)?;
     let shown =
         |what: &str| world.admin_json(&["cluster", "show", "demo"]).map(|v| v[what].clone());
 
@@ -135,16 +139,16 @@ fn the_journal_is_on_the_disk_before_anything_that_follows_from_it_is_sent() -> 
 }
 
 #[test]
-fn a_death_that_is_over_is_no_error_and_a_killed_node_has_no_last_words() -> Result<()> {
-    let world = World::start(Network::loopback(1), WorldOptions::default())?;
-    let bundle = world.order("demo", 1)?;
+fn a_killed_node_that_runs_again_leaves_no_error_in_status() -> Result<()> {
+    let world = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
+    let bundle = world.create_cluster_with_token("demo", 1)?;
     let mut agent = world.agent(0, &bundle);
     agent.start()?;
     world.wait_cluster_state("demo", "formed", LIMIT)?;
     let pid = agent.node_pid().context("a node")?;
     agent.kill_node()?;
     agent.wait_new_node(pid, LIMIT)?;
-    let status = until("the node to run again", LIMIT, || {
+    let status = wait_for("the node to run again", LIMIT, || {
         agent.status().ok().filter(|status| status["phase"] == "running")
     })?;
     ensure!(status["last_error"].is_null(), "{status}");

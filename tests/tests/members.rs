@@ -10,22 +10,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::harness::programs::program;
-use muster_tests::harness::{Machines, Writer};
+use muster_tests::harness::programs::program_path;
+use muster_tests::harness::{AgentlessCluster, RetryingWriter};
 use muster_tests::stock;
 
 /// Returns `muster-node`, and Debian's etcd if it is installed; the same commands must work for
 /// both.
 fn programs() -> Result<Vec<PathBuf>> {
-    Ok([program("muster-node")?].into_iter().chain(stock::oldest()).collect())
+    Ok([program_path("muster-node")?].into_iter().chain(stock::oldest()).collect())
 }
 
-fn urls(machines: &Machines, numbers: &[usize]) -> Vec<String> {
+fn urls(machines: &AgentlessCluster, numbers: &[usize]) -> Vec<String> {
     numbers.iter().map(|number| machines.all[*number].client_url.clone()).collect()
 }
 
-fn leader(machines: &Machines) -> Result<usize> {
-    let list = machines.done(&["list"])?;
+fn leader(machines: &AgentlessCluster) -> Result<usize> {
+    let list = machines.run_member_command(&["list"])?;
     let members = list["members"].as_array().context("members")?;
     let leads = members.iter().find(|member| member["id"] == list["leader"]);
     let name = leads.and_then(|member| member["name"].as_str()).context("a leader")?;
@@ -34,44 +34,48 @@ fn leader(machines: &Machines) -> Result<usize> {
 
 #[test]
 fn three_grow_to_five_and_shrink_to_three_under_a_writer() -> Result<()> {
-    let mut machines = Machines::three(&program("muster-node")?, 5)?;
-    let writer = Writer::start(urls(&machines, &[0, 1, 2]));
+    let mut machines = AgentlessCluster::start_three(&program_path("muster-node")?, 5)?;
+    let writer = RetryingWriter::start(urls(&machines, &[0, 1, 2]));
     for _ in 0..2 {
-        let number = machines.one_more();
+        let number = machines.add_machine();
         let (name, url) =
             (machines.all[number].name.clone(), machines.all[number].peer_url.clone());
-        let plan = machines.done(&["plan", "add", &name, "--peer-urls", &url])?;
+        let plan = machines.run_member_command(&["plan", "add", &name, "--peer-urls", &url])?;
         ensure!(plan["after"]["voters"] == number + 1, "{plan}");
         let at = plan["configuration"].as_u64().context("a configuration")?.to_string();
         let add = ["add", name.as_str(), "--peer-urls", &url, "--plan-at", &at];
-        let added = machines.done(&add)?;
+        let added = machines.run_member_command(&add)?;
         // A repeated plan was made for the earlier members, so it is stale.
-        let stale = machines.refused(&add, 1)?;
+        let stale = machines.expect_refusal(&add, 1)?;
         ensure!(stale.contains("stale"), "{stale}");
         machines.join(number, &added)?;
         // Promote it by its id, since it has no name before it has started. The command waits for
         // that.
         let id = added["member_id"].as_str().context("an id")?;
-        machines.done(&["promote", id])?;
+        machines.run_member_command(&["promote", id])?;
     }
     machines.wait_voters(&["n1", "n2", "n3", "n4", "n5"])?;
     // Remove the leader twice. At least one of the writer's three members is left.
     for _ in 0..2 {
         let gone = leader(&machines)?;
         let name = machines.all[gone].name.clone();
-        machines.done(&["remove", &name])?;
+        machines.run_member_command(&["remove", &name])?;
         ensure!(machines.all[gone].exit_code()? == 3, "a removed member is not started again");
         machines.all[gone].kill();
     }
-    let list = machines.done(&["wait"])?;
+    let list = machines.run_member_command(&["wait"])?;
     ensure!(list["members"].as_array().map(Vec::len) == Some(3), "{list}");
     let left = leader(&machines)?;
-    writer.end(&machines.all[left].client_url)
+    writer.stop_and_check(&machines.all[left].client_url)
 }
 
 /// Runs `member replace`, and kills it as soon as it prints one of `words`. Returns whether it
 /// succeeded before that, and its output.
-fn replace_until(machines: &Machines, args: &[&str], words: &[&str]) -> Result<(bool, String)> {
+fn replace_until(
+    machines: &AgentlessCluster,
+    args: &[&str],
+    words: &[&str],
+) -> Result<(bool, String)> {
     let mut command = machines.member(args)?;
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let said = BufReader::new(child.stderr.take().context("its standard error")?);
@@ -97,17 +101,17 @@ fn a_failed_machine_is_replaced_although_the_command_is_killed_at_every_step() -
 }
 
 fn replaces_a_failed_machine(program: &Path) -> Result<()> {
-    let mut machines = Machines::three(program, 4)?;
-    let writer = Writer::start(urls(&machines, &[0, 1]));
+    let mut machines = AgentlessCluster::start_three(program, 4)?;
+    let writer = RetryingWriter::start(urls(&machines, &[0, 1]));
     machines.all[2].kill();
-    let new = machines.one_more();
+    let new = machines.add_machine();
     let url = machines.all[new].peer_url.clone();
-    let list = machines.done(&["list"])?;
+    let list = machines.run_member_command(&["list"])?;
     let members = list["members"].as_array().context("members")?;
     let dead = members.iter().find(|member| member["name"] == "n3").context("n3")?;
     let id = dead["id"].as_str().context("an id")?.to_owned();
     let args = ["replace", &id, "n4", "--peer-urls", &url, "--patience", "30"];
-    let plan = machines.done(&[&["plan"], &args[..5]].concat())?;
+    let plan = machines.run_member_command(&[&["plan"], &args[..5]].concat())?;
     ensure!(plan["warnings"].to_string().contains("the old one goes first"), "{plan}");
     // After a kill at each of these messages, the next run continues where the last one stopped.
     let words = ["removing", "is removed", "is in the list", "start n4"];
@@ -119,9 +123,9 @@ fn replaces_a_failed_machine(program: &Path) -> Result<()> {
     let (_, text) = replace_until(&machines, &args, &["votes"])?;
     ensure!(machines.output(&args)?.status.success(), "{text}");
     machines.wait_voters(&["n1", "n2", "n4"])?;
-    let list = machines.done(&["list"])?;
+    let list = machines.run_member_command(&["list"])?;
     ensure!(list["members"].as_array().map(Vec::len) == Some(3), "{list}");
-    writer.end(&machines.all[0].client_url)
+    writer.stop_and_check(&machines.all[0].client_url)
 }
 
 /// A second replacement of one member must be refused, since another operation has removed that
@@ -129,11 +133,11 @@ fn replaces_a_failed_machine(program: &Path) -> Result<()> {
 #[test]
 fn a_second_replacement_of_a_member_is_refused() -> Result<()> {
     for program in programs()? {
-        let mut machines = Machines::three(&program, 5)?;
-        let (first, second) = (machines.one_more(), machines.one_more());
+        let mut machines = AgentlessCluster::start_three(&program, 5)?;
+        let (first, second) = (machines.add_machine(), machines.add_machine());
         let url = |number: usize| machines.all[number].peer_url.clone();
         let (first_url, second_url) = (url(first), url(second));
-        let list = machines.done(&["list"])?;
+        let list = machines.run_member_command(&["list"])?;
         let members = list["members"].as_array().context("members")?;
         let old = members.iter().find(|member| member["name"] == "n3").context("n3")?;
         let id = old["id"].as_str().context("an id")?.to_owned();
@@ -141,13 +145,14 @@ fn a_second_replacement_of_a_member_is_refused() -> Result<()> {
         let (_, text) = replace_until(&machines, &args, &["start "])?;
         ensure!(text.contains("as a learner"), "{text}");
         machines.join_by_list(first)?;
-        machines.done(&args)?;
+        machines.run_member_command(&args)?;
         // Repeating the completed command succeeds without a change.
-        machines.done(&args)?;
-        let text = machines.refused(&["replace", &id, "n5", "--peer-urls", &second_url], 1)?;
+        machines.run_member_command(&args)?;
+        let text =
+            machines.expect_refusal(&["replace", &id, "n5", "--peer-urls", &second_url], 1)?;
         ensure!(text.contains("another operation did"), "{text}");
         ensure!(text.contains("\"kind\":\"refused\""), "{text}");
-        let list = machines.done(&["list"])?;
+        let list = machines.run_member_command(&["list"])?;
         ensure!(list["members"].as_array().map(Vec::len) == Some(3), "{list}");
     }
     Ok(())
@@ -156,11 +161,11 @@ fn a_second_replacement_of_a_member_is_refused() -> Result<()> {
 /// `member plan` must show the refusal that the change itself would get, and both must exit with 1.
 #[test]
 fn a_plan_refuses_what_is_no_peer_url_in_the_words_of_the_change() -> Result<()> {
-    let machines = Machines::three(&program("muster-node")?, 3)?;
+    let machines = AgentlessCluster::start_three(&program_path("muster-node")?, 3)?;
     for change in [&["add", "n4"][..], &["update", "n2"], &["replace", "n2", "n4"]] {
         let change = [change, &["--peer-urls", "garbage"]].concat();
         let sentence = "etcdserver: given member URLs are invalid: \\\"garbage\\\"";
-        let refused = machines.refused(&change, 1)?;
+        let refused = machines.expect_refusal(&change, 1)?;
         ensure!(refused.contains(sentence), "{refused}");
         let planned = machines.output(&[&["plan"], &change[..]].concat())?;
         let told = String::from_utf8_lossy(&planned.stdout).into_owned();
@@ -171,27 +176,27 @@ fn a_plan_refuses_what_is_no_peer_url_in_the_words_of_the_change() -> Result<()>
 
 #[test]
 fn machines_are_cycled_one_by_one() -> Result<()> {
-    let mut machines = Machines::three(&program("muster-node")?, 6)?;
+    let mut machines = AgentlessCluster::start_three(&program_path("muster-node")?, 6)?;
     let all: Vec<String> = urls(&machines, &[0, 1, 2]);
-    let writer = Writer::start(all.iter().cloned().chain(next_urls(&machines)).collect());
+    let writer = RetryingWriter::start(all.iter().cloned().chain(next_urls(&machines)).collect());
     for old in ["n1", "n2", "n3"] {
-        let new = machines.one_more();
+        let new = machines.add_machine();
         let (name, url) = (machines.all[new].name.clone(), machines.all[new].peer_url.clone());
         let args = ["replace", old, &name, "--peer-urls", &url, "--patience", "60"];
         let (_, text) = replace_until(&machines, &args, &["start "])?;
         ensure!(text.contains("as a learner"), "{text}");
         machines.join_by_list(new)?;
-        machines.done(&args)?;
+        machines.run_member_command(&args)?;
         let gone = machines.all.iter_mut().find(|node| node.name == old).context("it")?;
         ensure!(gone.exit_code()? == 3, "it is removed");
         gone.kill();
     }
     machines.wait_voters(&["n4", "n5", "n6"])?;
-    writer.end(&machines.all[5].client_url)
+    writer.stop_and_check(&machines.all[5].client_url)
 }
 
 /// Returns the client URLs that the next three machines will have, in the order of their hosts.
-fn next_urls(machines: &Machines) -> Vec<String> {
+fn next_urls(machines: &AgentlessCluster) -> Vec<String> {
     let next = |url: &str, by: u8| {
         let (head, last) = url.rsplit_once('.')?;
         let (last, port) = last.split_once(':')?;
@@ -203,21 +208,21 @@ fn next_urls(machines: &Machines) -> Vec<String> {
 #[test]
 fn every_machine_gets_another_address_and_a_restart_with_a_gate_between() -> Result<()> {
     for program in programs()? {
-        let mut machines = Machines::three(&program, 6)?;
-        let writer = Writer::start(urls(&machines, &[0, 1, 2]));
+        let mut machines = AgentlessCluster::start_three(&program, 6)?;
+        let writer = RetryingWriter::start(urls(&machines, &[0, 1, 2]));
         for number in 0..3 {
             let name = machines.all[number].name.clone();
             let to = machines.all[number].peer_url.replace(":2380", ":12380");
-            machines.done(&["move-leader", "--from", &name])?;
+            machines.run_member_command(&["move-leader", "--from", &name])?;
             ensure!(leader(&machines)? != number, "it led, and leads");
-            machines.done(&["update", &name, "--peer-urls", &to])?;
+            machines.run_member_command(&["update", &name, "--peer-urls", &to])?;
             machines.all[number].move_to(&to);
             machines.all[number].stop()?;
             machines.all[number].start()?;
-            let list = machines.done(&["wait", "--patience", "30"])?;
+            let list = machines.run_member_command(&["wait", "--patience", "30"])?;
             ensure!(list.to_string().contains(&to), "{list}");
         }
-        writer.end(&machines.all[0].client_url)?;
+        writer.stop_and_check(&machines.all[0].client_url)?;
     }
     Ok(())
 }
@@ -230,13 +235,13 @@ struct Proxy {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Loses {
+enum LostMessage {
     Request,
     Answer,
 }
 
 impl Proxy {
-    fn start(to: &str, cut: usize, loses: Loses) -> Result<Self> {
+    fn start(to: &str, cut: usize, loses: LostMessage) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let url = format!("http://{}", listener.local_addr()?);
         let to: SocketAddr = to.strip_prefix("http://").context("a URL")?.parse()?;
@@ -253,8 +258,8 @@ impl Proxy {
     }
 }
 
-fn pass(mut client: TcpStream, to: SocketAddr, loses: Option<Loses>) -> Option<()> {
-    if loses == Some(Loses::Request) {
+fn pass(mut client: TcpStream, to: SocketAddr, loses: Option<LostMessage>) -> Option<()> {
+    if loses == Some(LostMessage::Request) {
         // Let the client send its request first.
         client.set_read_timeout(Some(Duration::from_millis(300))).ok()?;
         let _ = client.read(&mut [0; 1024]);
@@ -266,7 +271,7 @@ fn pass(mut client: TcpStream, to: SocketAddr, loses: Option<Loses>) -> Option<(
         let _ = std::io::copy(&mut from_client, &mut to_server);
         let _ = to_server.shutdown(std::net::Shutdown::Both);
     });
-    if loses == Some(Loses::Answer) {
+    if loses == Some(LostMessage::Answer) {
         // The server's answer is read until it pauses for 2 s, and is not forwarded.
         server.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
         let mut bytes = [0; 4096];
@@ -285,11 +290,11 @@ fn pass(mut client: TcpStream, to: SocketAddr, loses: Option<Loses>) -> Option<(
 #[test]
 fn a_change_whose_answer_is_lost_is_made_once() -> Result<()> {
     for program in programs()? {
-        let mut machines = Machines::three(&program, 4)?;
-        let new = machines.one_more();
+        let mut machines = AgentlessCluster::start_three(&program, 4)?;
+        let new = machines.add_machine();
         let (first, url) = (machines.all[0].client_url.clone(), machines.all[new].peer_url.clone());
         let elsewhere = url.replace(":2380", ":12380");
-        for loses in [Loses::Answer, Loses::Request] {
+        for loses in [LostMessage::Answer, LostMessage::Request] {
             // The first connection reads the member list, and the second one sends the change.
             let through = |args: &[&str]| -> Result<serde_json::Value> {
                 let proxy = Proxy::start(&first, 1, loses)?;
@@ -300,7 +305,7 @@ fn a_change_whose_answer_is_lost_is_made_once() -> Result<()> {
                 Ok(serde_json::from_slice(&output.stdout)?)
             };
             let members = |count: usize| -> Result<serde_json::Value> {
-                let list = machines.done(&["list"])?;
+                let list = machines.run_member_command(&["list"])?;
                 ensure!(list["members"].as_array().map(Vec::len) == Some(count), "{list}");
                 Ok(list)
             };

@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
-use muster_tests::harness::process::tail;
-use muster_tests::harness::programs::program;
-use muster_tests::harness::world::{WorldOptions, path_text};
-use muster_tests::harness::{Agent, Host, Network, World, until_told};
+use muster_tests::harness::process::last_lines;
+use muster_tests::harness::programs::program_path;
+use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::{AgentProcess, Network, TestHost, Testbed, poll_slowly};
 use muster_tests::stock;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const SIZE: usize = 3;
 
 /// Runs `muster-agent member` on this agent's host, and returns its output.
-fn member(agent: &Agent, arguments: &[&str]) -> Result<String> {
-    let mut command = agent.host.command(program("muster-agent")?);
+fn member(agent: &AgentProcess, arguments: &[&str]) -> Result<String> {
+    let mut command = agent.host.command(program_path("muster-agent")?);
     command.arg("member").args(arguments).args(["--data-dir", path_text(&agent.data_dir)?]);
     let output = command.output()?;
     let (out, error) =
@@ -24,13 +24,13 @@ fn member(agent: &Agent, arguments: &[&str]) -> Result<String> {
     ensure!(
         output.status.success(),
         "member {arguments:?}: {error}\n{}",
-        tail(&agent.output(), 25)
+        last_lines(&agent.output(), 25)
     );
     Ok(out.into_owned())
 }
 
-fn moves_all(world: &World, agents: &mut [Agent], homes: &[Host]) -> Result<()> {
-    let founders: Vec<&Host> = homes[..SIZE].iter().collect();
+fn moves_all(world: &Testbed, agents: &mut [AgentProcess], homes: &[TestHost]) -> Result<()> {
+    let founders: Vec<&TestHost> = homes[..SIZE].iter().collect();
     world.etcdctl("demo", &founders)?.run(&["put", "before", "x"])?;
     for at in 0..SIZE {
         let home = homes[SIZE + at].clone();
@@ -44,7 +44,7 @@ fn moves_all(world: &World, agents: &mut [Agent], homes: &[Host]) -> Result<()> 
         // there.
         member(&agents[(at + 1) % SIZE], &["wait", "--patience", "40"])?;
     }
-    let moved: Vec<&Host> = homes[SIZE..].iter().collect();
+    let moved: Vec<&TestHost> = homes[SIZE..].iter().collect();
     for host in &moved {
         let found = world.etcdctl("demo", &[host])?.run(&["get", "before"])?;
         ensure!(found.contains('x'), "{}: {found}", host.address);
@@ -52,20 +52,20 @@ fn moves_all(world: &World, agents: &mut [Agent], homes: &[Host]) -> Result<()> 
     // A member keeps its address at a restart without the flag.
     let agent = &mut agents[0];
     agent.terminate(LIMIT)?;
-    agent.start_untold()?;
-    until_told("the member to be back where it has moved to", LIMIT, || {
+    agent.start_without_address()?;
+    poll_slowly("the member to be back where it has moved to", LIMIT, || {
         let own = world.etcdctl("demo", &moved[..1]).ok()?;
         own.run(&["put", "after", "x"]).ok()
     })
-    .with_context(|| tail(&agents[0].output(), 25))?;
+    .with_context(|| last_lines(&agents[0].output(), 25))?;
     Ok(())
 }
 
 fn all_machines_get_new_addresses(node: Option<&std::path::Path>) -> Result<()> {
     let network = Network::loopback(2 * u8::try_from(SIZE)?);
     let homes = network.hosts.clone();
-    let world = World::start(network, WorldOptions::default())?;
-    let bundle = world.order("demo", SIZE)?;
+    let world = Testbed::start(network, TestbedOptions::default())?;
+    let bundle = world.create_cluster_with_token("demo", SIZE)?;
     let args = match node {
         Some(node) => vec!["--node-binary".to_owned(), path_text(node)?.to_owned()],
         None => Vec::new(),
@@ -79,7 +79,7 @@ fn all_machines_get_new_addresses(node: Option<&std::path::Path>) -> Result<()> 
     }
     world.wait_cluster_state("demo", "formed", LIMIT)?;
     let moved = moves_all(&world, &mut agents, &homes);
-    moved.with_context(|| tail(&agents[0].output(), 40))
+    moved.with_context(|| last_lines(&agents[0].output(), 40))
 }
 
 #[test]

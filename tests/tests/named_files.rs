@@ -6,15 +6,15 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::harness::process::Process;
-use muster_tests::harness::programs::program;
+use muster_tests::harness::process::ChildProcess;
+use muster_tests::harness::programs::program_path;
 use muster_tests::harness::world::path_text;
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// Memory limit in KiB, which stops a program that reads a device without end.
 const MEMORY: u32 = 8 << 20;
 
-const READERS: [&str; 13] = [
+const FILE_COMMANDS: [&str; 13] = [
     "muster-node snapshot status FILE",
     "muster-node snapshot restore FILE --data-dir OUT",
     "muster-node snapshot restore FILE --from-etcd --initial-cluster-token=t --data-dir OUT",
@@ -33,7 +33,7 @@ const READERS: [&str; 13] = [
 ];
 
 /// Command lines that take a folder instead of a file.
-const LOOKERS: [&str; 2] =
+const FOLDER_COMMANDS: [&str; 2] =
     ["muster-node data status FILE", "muster-node data recover --i-accept-data-loss FILE"];
 
 /// Runs `line` with `named` as its file. Returns the exit code and the output.
@@ -47,16 +47,16 @@ fn ends(line: &str, named: &Path, folder: &Path) -> Result<(i32, String)> {
     let name = words.next().context("a program")??;
     let mut command = Command::new("sh");
     command.args(["-c", &format!("ulimit -v {MEMORY} && exec \"$@\""), "sh"]);
-    command.arg(program(&name)?).args(words.collect::<Result<Vec<_>>>()?);
+    command.arg(program_path(&name)?).args(words.collect::<Result<Vec<_>>>()?);
     let (out, log) = (folder.join("out"), folder.join("log"));
     let _ = (fs_err::remove_dir_all(out), fs_err::remove_file(&log));
-    let mut process = Process::spawn(line, command, &log)?;
+    let mut process = ChildProcess::spawn(line, command, &log)?;
     let code = process.exit_code(LIMIT)?;
     Ok((code, process.output()))
 }
 
 #[test]
-fn what_is_no_file_is_refused_at_once_by_whoever_would_read_it() -> Result<()> {
+fn every_command_refuses_a_path_that_is_no_regular_file() -> Result<()> {
     let root = tempfile::tempdir()?;
     let (pipe, folder) = (root.path().join("pipe"), root.path().join("folder"));
     fs_err::create_dir(&folder)?;
@@ -68,7 +68,7 @@ fn what_is_no_file_is_refused_at_once_by_whoever_would_read_it() -> Result<()> {
         (Path::new("/dev/zero"), "it is a device"),
         (folder.as_path(), "is a directory"),
     ];
-    for line in READERS {
+    for line in FILE_COMMANDS {
         for (path, says) in named {
             let (code, said) = ends(line, path, root.path())?;
             let refused = (code == 1 || code == 2) && said.contains(says);
@@ -76,7 +76,7 @@ fn what_is_no_file_is_refused_at_once_by_whoever_would_read_it() -> Result<()> {
             ensure!(!said.contains("panicked"), "{line}: {said}");
         }
     }
-    for line in LOOKERS {
+    for line in FOLDER_COMMANDS {
         for path in [&pipe, Path::new("/dev/zero")] {
             let (code, said) = ends(line, path, root.path())?;
             let refused =
@@ -88,7 +88,7 @@ fn what_is_no_file_is_refused_at_once_by_whoever_would_read_it() -> Result<()> {
 }
 
 #[test]
-fn a_snapshot_takes_the_name_of_a_file_only() -> Result<()> {
+fn snapshot_save_refuses_a_target_that_is_no_regular_file() -> Result<()> {
     let root = tempfile::tempdir()?;
     let pipe = root.path().join("pipe");
     ensure!(Command::new("mkfifo").arg(&pipe).status()?.success());

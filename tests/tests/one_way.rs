@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use muster_tests::client::{Client, channel};
-use muster_tests::harness::{Host, Network, Node, nodes, programs};
+use muster_tests::client::{EtcdClient, channel};
+use muster_tests::harness::{Network, NodeProcess, TestHost, nodes, programs};
 use node_proto::etcdserverpb::maintenance_client::MaintenanceClient;
 use node_proto::etcdserverpb::{MoveLeaderRequest, StatusResponse};
 
@@ -17,11 +17,11 @@ const CALL: Duration = Duration::from_secs(10);
 /// Number of writes of 1 MiB that fill a log segment of 64 MiB. The log drops old entries by whole
 /// segments.
 const WRITES: usize = 90;
-const LONG: usize = 1 << 20;
+const VALUE_BYTES: usize = 1 << 20;
 
 /// Direction in which connections between host 0 and the others fail.
 #[derive(Clone, Copy, Debug)]
-enum Blocked {
+enum BlockedDirection {
     /// No host can connect to host 0.
     Inbound,
     /// Host 0 can connect to no host.
@@ -30,48 +30,48 @@ enum Blocked {
 
 #[test]
 fn a_member_that_nobody_can_connect_to_works_over_its_own_connections() -> Result<()> {
-    survives(Blocked::Inbound)
+    survives(BlockedDirection::Inbound)
 }
 
 #[test]
 fn a_member_that_can_connect_to_nobody_works_over_the_others_connections() -> Result<()> {
-    survives(Blocked::Outbound)
+    survives(BlockedDirection::Outbound)
 }
 
-fn survives(blocked: Blocked) -> Result<()> {
+fn survives(blocked: BlockedDirection) -> Result<()> {
     if !Network::can_be_cut() {
         return Ok(());
     }
     let network = Network::namespaces(3)?;
-    network.hub.enter()?;
+    network.hub.enter_namespace()?;
     for other in 1..3 {
         match blocked {
-            Blocked::Inbound => network.refuse_connections(other, 0, 2380)?,
-            Blocked::Outbound => network.refuse_connections(0, other, 2380)?,
+            BlockedDirection::Inbound => network.refuse_connections(other, 0, 2380)?,
+            BlockedDirection::Outbound => network.refuse_connections(0, other, 2380)?,
         }
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut cluster = Cluster::start(&network)?;
+        let mut cluster = OneWayCluster::start(&network)?;
         let result = cluster.works(blocked).await;
-        result.with_context(|| nodes::last_words(&cluster.nodes))
+        result.with_context(|| nodes::last_log_lines(&cluster.nodes))
     })
 }
 
-struct Cluster {
-    nodes: Vec<Node>,
+struct OneWayCluster {
+    nodes: Vec<NodeProcess>,
     _folder: tempfile::TempDir,
 }
 
-impl Cluster {
+impl OneWayCluster {
     fn start(network: &Network) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        let program = programs::program("muster-node")?;
-        let member = |host: &Host| format!("{}={}", host.name, nodes::peer_url(host));
+        let program = programs::program_path("muster-node")?;
+        let member = |host: &TestHost| format!("{}={}", host.name, nodes::peer_url(host));
         let initial = network.hosts.iter().map(member).collect::<Vec<_>>().join(",");
-        let mut nodes: Vec<Node> = Vec::new();
+        let mut nodes: Vec<NodeProcess> = Vec::new();
         for host in &network.hosts {
-            let mut node = Node::new(host, &host.name, &program, folder.path());
+            let mut node = NodeProcess::new(host, &host.name, &program, folder.path());
             node.flags.push(format!("--name={}", host.name));
             node.flags.push(format!("--initial-cluster={initial}"));
             node.flags.push("--snapshot-catchup-entries=1".to_owned());
@@ -79,23 +79,23 @@ impl Cluster {
             nodes.push(node);
         }
         for node in &mut nodes {
-            node.ready(LIMIT)?;
+            node.wait_ready(LIMIT)?;
         }
         Ok(Self { nodes, _folder: folder })
     }
 
-    async fn works(&mut self, blocked: Blocked) -> Result<()> {
+    async fn works(&mut self, blocked: BlockedDirection) -> Result<()> {
         for leader in [0, 1] {
             self.lead(leader).await?;
             for host in 0..3 {
                 self.write(host).await?;
             }
         }
-        self.names_the_direction(blocked).await?;
+        self.wait_direction_named(blocked).await?;
         // Send a snapshot in each direction between host 0 and its leader.
-        self.is_brought_up_to_date(0, 1).await?;
+        self.check_snapshot_catch_up(0, 1).await?;
         self.lead(0).await?;
-        self.is_brought_up_to_date(1, 0).await?;
+        self.check_snapshot_catch_up(1, 0).await?;
         // After one more failure, the last two members must work over their only connection.
         self.nodes[2].kill();
         self.write(0).await?;
@@ -104,13 +104,13 @@ impl Cluster {
 
     /// Stops a member, lets another one write more than the log keeps, and restarts it. It must
     /// then get a snapshot.
-    async fn is_brought_up_to_date(&mut self, away: usize, other: usize) -> Result<()> {
+    async fn check_snapshot_catch_up(&mut self, away: usize, other: usize) -> Result<()> {
         self.nodes[away].kill();
         for _ in 0..WRITES {
-            self.write_long(other, LONG).await?;
+            self.write_long(other, VALUE_BYTES).await?;
         }
         self.nodes[away].start()?;
-        self.nodes[away].ready(LIMIT)?;
+        self.nodes[away].wait_ready(LIMIT)?;
         self.write(away).await?;
         let output = self.nodes[away].output();
         ensure!(output.contains("installed a snapshot"), "it was brought up to date without one");
@@ -118,10 +118,10 @@ impl Cluster {
     }
 
     /// Waits until log, metrics and status of host 0 name the direction that fails.
-    async fn names_the_direction(&self, blocked: Blocked) -> Result<()> {
+    async fn wait_direction_named(&self, blocked: BlockedDirection) -> Result<()> {
         let (fails, status) = match blocked {
-            Blocked::Inbound => ("inbound", "has not connected to this member"),
-            Blocked::Outbound => ("outbound", "this member cannot connect to peer"),
+            BlockedDirection::Inbound => ("inbound", "has not connected to this member"),
+            BlockedDirection::Outbound => ("outbound", "this member cannot connect to peer"),
         };
         let start = Instant::now();
         loop {
@@ -163,7 +163,7 @@ impl Cluster {
         let value = vec![7; bytes];
         let start = Instant::now();
         loop {
-            let written = Client::new(self.address(host), None)?.put(b"k", &value, CALL).await;
+            let written = EtcdClient::new(self.address(host), None)?.put(b"k", &value, CALL).await;
             match written {
                 Ok(_) => return Ok(()),
                 Err(error) if start.elapsed() > LIMIT => {
@@ -209,7 +209,7 @@ impl Cluster {
     }
 
     async fn status(&self, host: usize) -> Result<StatusResponse> {
-        Client::new(self.address(host), None)?.status(CALL).await
+        EtcdClient::new(self.address(host), None)?.status(CALL).await
     }
 
     fn address(&self, host: usize) -> SocketAddr {

@@ -11,8 +11,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use muster_tests::client::{Client, channel};
-use muster_tests::harness::{Host, Network, Node, nodes, programs};
+use muster_tests::client::{EtcdClient, channel};
+use muster_tests::harness::{Network, NodeProcess, TestHost, nodes, programs};
 use node_proto::etcdserverpb::cluster_client::ClusterClient;
 use node_proto::etcdserverpb::{
     self as pb, MemberAddRequest, MemberListRequest, MemberPromoteRequest, MemberRemoveRequest,
@@ -31,7 +31,7 @@ const PUT: Duration = Duration::from_millis(300);
 const SPARE: usize = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Change {
+enum MembershipChange {
     AddVoter,
     AddLearner,
     Promote,
@@ -44,8 +44,8 @@ enum Change {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Partition {
     Leader,
-    LeaderIsNotHeard,
-    LeaderHearsNothing,
+    LeaderOutbound,
+    LeaderInbound,
     Target,
     Follower,
     OneLink,
@@ -53,8 +53,8 @@ enum Partition {
 
 const PARTITIONS: [Partition; 6] = [
     Partition::Leader,
-    Partition::LeaderIsNotHeard,
-    Partition::LeaderHearsNothing,
+    Partition::LeaderOutbound,
+    Partition::LeaderInbound,
     Partition::Target,
     Partition::Follower,
     Partition::OneLink,
@@ -62,36 +62,36 @@ const PARTITIONS: [Partition; 6] = [
 
 #[test]
 fn adding_a_voter_loses_no_write() -> Result<()> {
-    partitions_during(Change::AddVoter)
+    partitions_during(MembershipChange::AddVoter)
 }
 
 #[test]
 fn adding_a_learner_loses_no_write() -> Result<()> {
-    partitions_during(Change::AddLearner)
+    partitions_during(MembershipChange::AddLearner)
 }
 
 #[test]
 fn promoting_loses_no_write() -> Result<()> {
-    partitions_during(Change::Promote)
+    partitions_during(MembershipChange::Promote)
 }
 
 #[test]
 fn removing_a_follower_loses_no_write() -> Result<()> {
-    partitions_during(Change::RemoveFollower)
+    partitions_during(MembershipChange::RemoveFollower)
 }
 
 #[test]
 fn removing_the_leader_loses_no_write() -> Result<()> {
-    partitions_during(Change::RemoveLeader)
+    partitions_during(MembershipChange::RemoveLeader)
 }
 
 #[test]
 fn moving_a_member_loses_no_write() -> Result<()> {
-    partitions_during(Change::Update)
+    partitions_during(MembershipChange::Update)
 }
 
 /// Tests all partitions in parallel, each with its own network and cluster.
-fn partitions_during(change: Change) -> Result<()> {
+fn partitions_during(change: MembershipChange) -> Result<()> {
     if !Network::can_be_cut() {
         return Ok(());
     }
@@ -104,50 +104,53 @@ fn partitions_during(change: Change) -> Result<()> {
     })
 }
 
-fn one(change: Change, partition: Partition) -> Result<()> {
+fn one(change: MembershipChange, partition: Partition) -> Result<()> {
     let network = Network::namespaces(4)?;
-    network.hub.enter()?;
+    network.hub.enter_namespace()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut cluster = Cluster::start(network, election(change, partition))?;
+        let mut cluster = PartitionedCluster::start(network, election(change, partition))?;
         let leader = cluster.settled(&[0, 1, 2]).await?;
         let target = cluster.prepare(change, leader).await?;
-        let writer = Writer::start(&cluster.network)?;
-        let result = cluster.survives(change, partition, leader, target, &writer).await;
+        let writer = WriteRecorder::start(&cluster.network)?;
+        let result = cluster.run_change(change, partition, leader, target, &writer).await;
         let written = writer.stop();
-        let members = result.with_context(|| nodes::last_words(&cluster.nodes))?;
-        cluster.agrees(&members, &written?).await.with_context(|| nodes::last_words(&cluster.nodes))
+        let members = result.with_context(|| nodes::last_log_lines(&cluster.nodes))?;
+        cluster
+            .check_data(&members, &written?)
+            .await
+            .with_context(|| nodes::last_log_lines(&cluster.nodes))
     })
 }
 
 /// Whether the change removes a member that is cut off.
-fn removes_who_is_away(change: Change, partition: Partition) -> bool {
-    matches!(change, Change::RemoveFollower | Change::RemoveLeader)
+fn removes_unreachable_member(change: MembershipChange, partition: Partition) -> bool {
+    matches!(change, MembershipChange::RemoveFollower | MembershipChange::RemoveLeader)
         && partition == Partition::Target
 }
 
 /// Returns the election timeout. It is long if the test checks that a returning member causes no
 /// election, so that a busy machine causes none either.
-fn election(change: Change, partition: Partition) -> &'static str {
-    if removes_who_is_away(change, partition) { "8000" } else { "1000" }
+fn election(change: MembershipChange, partition: Partition) -> &'static str {
+    if removes_unreachable_member(change, partition) { "8000" } else { "1000" }
 }
 
-struct Cluster {
+struct PartitionedCluster {
     network: Network,
-    nodes: Vec<Node>,
+    nodes: Vec<NodeProcess>,
     ids: Vec<u64>,
     _folder: tempfile::TempDir,
 }
 
-impl Cluster {
+impl PartitionedCluster {
     /// Starts three members and prepares a spare host. Health checks of changes are off: a change
     /// that is refused because of the partition would prove nothing.
     fn start(network: Network, election: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        let program: PathBuf = programs::program("muster-node")?;
+        let program: PathBuf = programs::program_path("muster-node")?;
         let hosts = network.hosts.iter();
-        let mut nodes: Vec<Node> =
-            hosts.map(|host| Node::new(host, &host.name, &program, folder.path())).collect();
+        let mut nodes: Vec<NodeProcess> =
+            hosts.map(|host| NodeProcess::new(host, &host.name, &program, folder.path())).collect();
         for node in &mut nodes {
             node.flags.push(format!("--name={}", node.host.name));
             node.flags.push("--strict-reconfig-check=false".to_owned());
@@ -159,44 +162,44 @@ impl Cluster {
             node.start()?;
         }
         for node in &mut nodes[..SPARE] {
-            node.ready(LIMIT)?;
+            node.wait_ready(LIMIT)?;
         }
         Ok(Self { network, nodes, ids: Vec::new(), _folder: folder })
     }
 
     /// Records the member ids, and prepares what the change needs. Returns the host that the change
     /// is about.
-    async fn prepare(&mut self, change: Change, leader: usize) -> Result<usize> {
+    async fn prepare(&mut self, change: MembershipChange, leader: usize) -> Result<usize> {
         for host in 0..SPARE {
-            let status = at_last("its status", async || self.status(host).await).await?;
+            let status = retry("its status", async || self.status(host).await).await?;
             self.ids.push(header(&status)?.member_id);
         }
         self.ids.push(0);
         match change {
-            Change::AddVoter | Change::AddLearner => Ok(SPARE),
-            Change::Promote => {
-                self.ids[SPARE] = at_last("the spare is a member", async || {
-                    let _ = self.ask(leader, Change::AddLearner, SPARE).await;
+            MembershipChange::AddVoter | MembershipChange::AddLearner => Ok(SPARE),
+            MembershipChange::Promote => {
+                self.ids[SPARE] = retry("the spare is a member", async || {
+                    let _ = self.ask(leader, MembershipChange::AddLearner, SPARE).await;
                     self.spare_id(leader).await
                 })
                 .await?;
                 self.start_spare()?;
                 Ok(SPARE)
             }
-            Change::RemoveLeader => Ok(leader),
-            Change::RemoveFollower | Change::Update => Ok((leader + 1) % SPARE),
+            MembershipChange::RemoveLeader => Ok(leader),
+            MembershipChange::RemoveFollower | MembershipChange::Update => Ok((leader + 1) % SPARE),
         }
     }
 
     /// Cuts, requests the change, heals, and completes the change. Returns the hosts that are
     /// members afterwards.
-    async fn survives(
+    async fn run_change(
         &mut self,
-        change: Change,
+        change: MembershipChange,
         partition: Partition,
         leader: usize,
         target: usize,
-        writer: &Writer,
+        writer: &WriteRecorder,
     ) -> Result<Vec<usize>> {
         let before = writer.acknowledged();
         self.cut(partition, leader, target)?;
@@ -208,20 +211,21 @@ impl Cluster {
         // The outcome is checked below, whatever the answer is.
         let _ = self.ask(asked, change, target).await;
         tokio::time::sleep(CUT).await;
-        let removes = matches!(change, Change::RemoveFollower | Change::RemoveLeader);
-        let term = if removes_who_is_away(change, partition) {
+        let removes =
+            matches!(change, MembershipChange::RemoveFollower | MembershipChange::RemoveLeader);
+        let term = if removes_unreachable_member(change, partition) {
             let others: Vec<usize> = (0..SPARE).filter(|host| *host != target).collect();
             self.settled(&others).await?;
-            self.see_through(change, target).await?;
+            self.complete_change(change, target).await?;
             Some(self.term(follower).await?)
         } else {
             None
         };
         self.network.heal()?;
-        self.see_through(change, target).await?;
+        self.complete_change(change, target).await?;
         let members: Vec<usize> = match (change, removes) {
             (_, true) => (0..SPARE).filter(|host| *host != target).collect(),
-            (Change::Update, _) => (0..SPARE).collect(),
+            (MembershipChange::Update, _) => (0..SPARE).collect(),
             _ => (0..=SPARE).collect(),
         };
         if removes {
@@ -247,8 +251,8 @@ impl Cluster {
         let all = 0..=SPARE;
         let (off, hears, is_heard) = match partition {
             Partition::Leader => (leader, false, false),
-            Partition::LeaderIsNotHeard => (leader, true, false),
-            Partition::LeaderHearsNothing => (leader, false, true),
+            Partition::LeaderOutbound => (leader, true, false),
+            Partition::LeaderInbound => (leader, false, true),
             Partition::Target => (target, false, false),
             Partition::Follower => ((leader + 1) % SPARE, false, false),
             Partition::OneLink => {
@@ -268,21 +272,28 @@ impl Cluster {
         Ok(())
     }
 
-    async fn ask(&self, host: usize, change: Change, target: usize) -> Result<(), Status> {
+    async fn ask(
+        &self,
+        host: usize,
+        change: MembershipChange,
+        target: usize,
+    ) -> Result<(), Status> {
         let mut api = self.api(host);
         let (id, peer_ur_ls) = (self.ids[target], vec![self.moved(change, target)]);
         let asked = async {
             match change {
-                Change::AddVoter | Change::AddLearner => {
-                    let is_learner = change == Change::AddLearner;
+                MembershipChange::AddVoter | MembershipChange::AddLearner => {
+                    let is_learner = change == MembershipChange::AddLearner;
                     let request = MemberAddRequest { peer_ur_ls, is_learner };
                     api.member_add(request).await.map(drop)
                 }
-                Change::Promote => api.member_promote(MemberPromoteRequest { id }).await.map(drop),
-                Change::RemoveFollower | Change::RemoveLeader => {
+                MembershipChange::Promote => {
+                    api.member_promote(MemberPromoteRequest { id }).await.map(drop)
+                }
+                MembershipChange::RemoveFollower | MembershipChange::RemoveLeader => {
                     api.member_remove(MemberRemoveRequest { id }).await.map(drop)
                 }
-                Change::Update => {
+                MembershipChange::Update => {
                     api.member_update(MemberUpdateRequest { id, peer_ur_ls }).await.map(drop)
                 }
             }
@@ -292,14 +303,14 @@ impl Cluster {
     }
 
     /// Returns the peer URL that the target has after the change.
-    fn moved(&self, change: Change, target: usize) -> String {
+    fn moved(&self, change: MembershipChange, target: usize) -> String {
         let url = nodes::peer_url(&self.network.hosts[target]);
-        if change == Change::Update { url.replace("2380", "2390") } else { url }
+        if change == MembershipChange::Update { url.replace("2380", "2390") } else { url }
     }
 
     /// Repeats the request until the change is made, then does the following steps on the target's
     /// host.
-    async fn see_through(&mut self, change: Change, target: usize) -> Result<()> {
+    async fn complete_change(&mut self, change: MembershipChange, target: usize) -> Result<()> {
         let start = Instant::now();
         let url = self.moved(change, target);
         loop {
@@ -308,9 +319,13 @@ impl Cluster {
                 let Ok(list) = self.members(host).await else { continue };
                 let found = list.iter().find(|member| member.peer_ur_ls.contains(&url));
                 let done = match change {
-                    Change::AddVoter | Change::AddLearner | Change::Update => found.is_some(),
-                    Change::Promote => found.is_some_and(|member| !member.is_learner),
-                    Change::RemoveFollower | Change::RemoveLeader => found.is_none(),
+                    MembershipChange::AddVoter
+                    | MembershipChange::AddLearner
+                    | MembershipChange::Update => found.is_some(),
+                    MembershipChange::Promote => found.is_some_and(|member| !member.is_learner),
+                    MembershipChange::RemoveFollower | MembershipChange::RemoveLeader => {
+                        found.is_none()
+                    }
                 };
                 if done {
                     return self.finish(host, change, target).await;
@@ -322,15 +337,15 @@ impl Cluster {
         }
     }
 
-    async fn finish(&mut self, host: usize, change: Change, target: usize) -> Result<()> {
+    async fn finish(&mut self, host: usize, change: MembershipChange, target: usize) -> Result<()> {
         match change {
-            Change::AddVoter => self.start_spare(),
-            Change::AddLearner => {
+            MembershipChange::AddVoter => self.start_spare(),
+            MembershipChange::AddLearner => {
                 let known = async || self.spare_id(host).await;
-                self.ids[SPARE] = at_last("the spare is a member", known).await?;
+                self.ids[SPARE] = retry("the spare is a member", known).await?;
                 self.start_spare()?;
                 let start = Instant::now();
-                while let Err(refused) = self.ask(host, Change::Promote, SPARE).await {
+                while let Err(refused) = self.ask(host, MembershipChange::Promote, SPARE).await {
                     // An earlier request has promoted it, although its answer came too late.
                     if refused.message() == "etcdserver: can only promote a learner member" {
                         break;
@@ -340,7 +355,7 @@ impl Cluster {
                 }
                 Ok(())
             }
-            Change::Update => {
+            MembershipChange::Update => {
                 let node = &mut self.nodes[target];
                 node.stop(LIMIT)?;
                 for flag in &mut node.flags {
@@ -351,9 +366,11 @@ impl Cluster {
                     };
                 }
                 node.start()?;
-                node.ready(LIMIT)
+                node.wait_ready(LIMIT)
             }
-            Change::Promote | Change::RemoveFollower | Change::RemoveLeader => Ok(()),
+            MembershipChange::Promote
+            | MembershipChange::RemoveFollower
+            | MembershipChange::RemoveLeader => Ok(()),
         }
     }
 
@@ -363,7 +380,7 @@ impl Cluster {
         node.flags.push(format!("--initial-cluster={initial}"));
         node.flags.push("--initial-cluster-state=existing".to_owned());
         node.start()?;
-        node.ready(LIMIT)
+        node.wait_ready(LIMIT)
     }
 
     async fn spare_id(&self, host: usize) -> Result<u64> {
@@ -398,7 +415,7 @@ impl Cluster {
     }
 
     /// Checks that all members have equal member lists, equal data, and all acknowledged writes.
-    async fn agrees(&self, hosts: &[usize], written: &BTreeSet<u64>) -> Result<()> {
+    async fn check_data(&self, hosts: &[usize], written: &BTreeSet<u64>) -> Result<()> {
         let range = RangeRequest {
             key: b"w/".to_vec().into(),
             range_end: b"w0".to_vec().into(),
@@ -410,7 +427,7 @@ impl Cluster {
         let lost: Vec<_> = written.difference(&there).collect();
         ensure!(lost.is_empty(), "{} acknowledged writes are lost: {lost:?}", lost.len());
         let revision = found.header.context("a header")?.revision;
-        let listed = async |host| at_last("a list", async || self.members(host).await).await;
+        let listed = async |host| retry("a list", async || self.members(host).await).await;
         let expected = listed(hosts[0]).await?;
         ensure!(expected.len() == hosts.len(), "members: {expected:?}");
         ensure!(expected.iter().all(|member| !member.is_learner), "a learner: {expected:?}");
@@ -431,7 +448,7 @@ impl Cluster {
     }
 
     async fn term(&self, host: usize) -> Result<u64> {
-        Ok(at_last("its status", async || self.status(host).await).await?.raft_term)
+        Ok(retry("its status", async || self.status(host).await).await?.raft_term)
     }
 
     async fn status(&self, host: usize) -> Result<StatusResponse> {
@@ -444,8 +461,8 @@ impl Cluster {
         Ok(tokio::time::timeout(CALL, list).await??.into_inner().members)
     }
 
-    fn client(&self, host: usize) -> Result<Client> {
-        Client::new(address(&self.network.hosts[host]), None)
+    fn client(&self, host: usize) -> Result<EtcdClient> {
+        EtcdClient::new(address(&self.network.hosts[host]), None)
     }
 
     fn api(&self, host: usize) -> ClusterClient<Channel> {
@@ -455,7 +472,7 @@ impl Cluster {
 }
 
 /// Repeats `ask` until it succeeds.
-async fn at_last<T>(what: &str, mut ask: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+async fn retry<T>(what: &str, mut ask: impl AsyncFnMut() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     loop {
         match ask().await {
@@ -466,7 +483,7 @@ async fn at_last<T>(what: &str, mut ask: impl AsyncFnMut() -> Result<T>) -> Resu
     }
 }
 
-fn initial_cluster(hosts: &[Host]) -> String {
+fn initial_cluster(hosts: &[TestHost]) -> String {
     let members = hosts.iter().map(|host| format!("{}={}", host.name, nodes::peer_url(host)));
     members.collect::<Vec<_>>().join(",")
 }
@@ -475,7 +492,7 @@ fn header(status: &StatusResponse) -> Result<pb::ResponseHeader> {
     status.header.context("an answer has a header")
 }
 
-fn address(host: &Host) -> SocketAddr {
+fn address(host: &TestHost) -> SocketAddr {
     SocketAddr::new(host.address, 2379)
 }
 
@@ -485,20 +502,20 @@ fn number(key: &[u8]) -> Option<u64> {
 
 /// A thread that writes one key after another through changing members, and records which writes
 /// were acknowledged.
-struct Writer {
+struct WriteRecorder {
     ends: Arc<AtomicBool>,
     count: Arc<AtomicU64>,
     thread: JoinHandle<Result<BTreeSet<u64>>>,
 }
 
-impl Writer {
+impl WriteRecorder {
     fn start(network: &Network) -> Result<Self> {
         let hub = network.hub.clone();
         let addresses: Vec<SocketAddr> = network.hosts[..SPARE].iter().map(address).collect();
         let (ends, count) = (Arc::default(), Arc::default());
         let (stop, acknowledged) = (Arc::clone(&ends), Arc::clone(&count));
         let thread = std::thread::Builder::new().name("writer".to_owned()).spawn(move || {
-            hub.enter()?;
+            hub.enter_namespace()?;
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(write(&addresses, &stop, &acknowledged))
         })?;
@@ -523,8 +540,8 @@ async fn write(
     stop: &AtomicBool,
     acknowledged: &AtomicU64,
 ) -> Result<BTreeSet<u64>> {
-    let clients: Result<Vec<Client>> =
-        addresses.iter().map(|address| Client::new(*address, None)).collect();
+    let clients: Result<Vec<EtcdClient>> =
+        addresses.iter().map(|address| EtcdClient::new(*address, None)).collect();
     let mut clients = clients?;
     let mut written = BTreeSet::new();
     for number in 0.. {

@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
-use muster_tests::harness::process::{Process, exists, signal, tail};
-use muster_tests::harness::programs::program;
-use muster_tests::harness::world::{WorldOptions, path_text};
-use muster_tests::harness::{Agent, Etcdctl, Host, Network, World, skip, until, until_told};
+use muster_tests::harness::process::{ChildProcess, is_alive, last_lines, send_signal};
+use muster_tests::harness::programs::program_path;
+use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::{
+    AgentProcess, Etcdctl, Network, TestHost, Testbed, poll_slowly, skip, wait_for,
+};
 use muster_tests::stock;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -18,8 +20,8 @@ use serde_json::Value;
 const LIMIT: Duration = Duration::from_secs(60);
 const PHRASE: &str = "make a new cluster of demo";
 
-fn recover(agent: &Agent, args: &[&str]) -> Result<Output> {
-    let mut command = agent.host.command(program("muster-agent")?);
+fn recover(agent: &AgentProcess, args: &[&str]) -> Result<Output> {
+    let mut command = agent.host.command(program_path("muster-agent")?);
     command.arg("recover").args(args).args(["--data-dir", path_text(&agent.data_dir)?]);
     Ok(command.output()?)
 }
@@ -37,8 +39,8 @@ fn refused(output: &Output, code: i32, says: &str) -> Result<()> {
 
 /// Starts three agents and forms a cluster. It writes `before` with all three members, and `after`
 /// without the third.
-fn three(world: &World) -> Result<(Vec<Agent>, Etcdctl)> {
-    let bundle = world.order("demo", 3)?;
+fn three(world: &Testbed) -> Result<(Vec<AgentProcess>, Etcdctl)> {
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     let mut agents = Vec::new();
     for host in 0..3 {
         let mut agent = world.agent(host, &bundle);
@@ -46,13 +48,13 @@ fn three(world: &World) -> Result<(Vec<Agent>, Etcdctl)> {
         agents.push(agent);
     }
     world.wait_cluster_state("demo", "formed", LIMIT)?;
-    let hosts: Vec<&Host> = agents.iter().map(|agent| &agent.host).collect();
+    let hosts: Vec<&TestHost> = agents.iter().map(|agent| &agent.host).collect();
     let etcdctl = world.etcdctl("demo", &hosts)?;
-    until("a first write", LIMIT, || etcdctl.run(&["put", "k", "before"]).ok())?;
+    wait_for("a first write", LIMIT, || etcdctl.run(&["put", "k", "before"]).ok())?;
     // The third member stops first, so its log is shorter than the others'.
-    let two = etcdctl.only(hosts[0]);
+    let two = etcdctl.with_endpoint(hosts[0]);
     agents[2].terminate(LIMIT)?;
-    until("a write without the third", LIMIT, || two.run(&["put", "k", "after"]).ok())?;
+    wait_for("a write without the third", LIMIT, || two.run(&["put", "k", "after"]).ok())?;
     Ok((agents, etcdctl))
 }
 
@@ -61,7 +63,7 @@ fn cluster_id(of: &Etcdctl) -> Result<Value> {
 }
 
 /// Writes the output of `recover examine` on the agent's host to a file.
-fn report(world: &World, agent: &Agent, name: &str) -> Result<std::path::PathBuf> {
+fn report(world: &Testbed, agent: &AgentProcess, name: &str) -> Result<std::path::PathBuf> {
     let seen = recover(agent, &["examine", "--json"])?;
     ensure!(seen.status.success(), "{}", text(&seen));
     let file = world.path(name);
@@ -70,7 +72,12 @@ fn report(world: &World, agent: &Agent, name: &str) -> Result<std::path::PathBuf
 }
 
 /// Checks that wrong ways to make a new cluster are refused.
-fn mistakes(world: &World, first: &Agent, lost: &Agent, of_first: &str) -> Result<()> {
+fn mistakes(
+    world: &Testbed,
+    first: &AgentProcess,
+    lost: &AgentProcess,
+    of_first: &str,
+) -> Result<()> {
     let key = world.admin_key();
     let make = ["make", "--key", path_text(&key)?, "--i-accept-data-loss", "--yes", PHRASE];
     let shown = text(&recover(lost, &["examine", "--report", of_first])?);
@@ -86,12 +93,12 @@ fn mistakes(world: &World, first: &Agent, lost: &Agent, of_first: &str) -> Resul
 }
 
 /// Checks that status on the remaining host names the missing members and what to do.
-fn without_a_quorum(left: &Agent, missing: &[&Agent]) -> Result<()> {
+fn check_status_without_quorum(left: &AgentProcess, missing: &[&AgentProcess]) -> Result<()> {
     let names: Result<Vec<Value>> =
         missing.iter().map(|agent| Ok(agent.status()?["name"].clone())).collect();
     let names = names?;
     let mut last = Value::Null;
-    until("status to say who is missing", LIMIT, || {
+    wait_for("status to say who is missing", LIMIT, || {
         last = left.status().ok()?;
         let says = last["no_quorum"].as_str()?;
         let all = names.iter().all(|name| name.as_str().is_some_and(|name| says.contains(name)));
@@ -104,15 +111,15 @@ fn without_a_quorum(left: &Agent, missing: &[&Agent]) -> Result<()> {
 
 #[test]
 fn a_new_cluster_is_made_of_the_directory_that_goes_furthest() -> Result<()> {
-    let mut world = World::start(Network::loopback(3), WorldOptions::default())?;
+    let mut world = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
     let (mut agents, etcdctl) = three(&world)?;
     let mut lost = agents.pop().context("a third agent")?;
     let mut second = agents.pop().context("a second agent")?;
     let mut first = agents.pop().context("a first agent")?;
-    let (alone, rest) = (etcdctl.only(&first.host), etcdctl.only(&second.host));
+    let (alone, rest) = (etcdctl.with_endpoint(&first.host), etcdctl.with_endpoint(&second.host));
     let old = cluster_id(&alone)?;
     second.terminate(LIMIT)?;
-    without_a_quorum(&first, &[&second, &lost])?;
+    check_status_without_quorum(&first, &[&second, &lost])?;
 
     let key = world.admin_key();
     let make =
@@ -135,7 +142,7 @@ fn a_new_cluster_is_made_of_the_directory_that_goes_furthest() -> Result<()> {
     ensure!(once == again, "{again} is not {once}");
 
     first.start()?;
-    until("the new cluster to serve", LIMIT, || alone.run(&["put", "new", "one"]).ok())?;
+    wait_for("the new cluster to serve", LIMIT, || alone.run(&["put", "new", "one"]).ok())?;
     let value = || Ok::<_, anyhow::Error>(alone.json(&["get", "k"])?["kvs"][0]["value"].clone());
     ensure!(value()? == "YWZ0ZXI=", "{}", value()?);
     ensure!(cluster_id(&alone)? != old, "it is the old cluster");
@@ -145,7 +152,7 @@ fn a_new_cluster_is_made_of_the_directory_that_goes_furthest() -> Result<()> {
     // Members of the old cluster return, and form a cluster among themselves only.
     second.start()?;
     lost.start()?;
-    until("the old cluster's rest to serve", LIMIT, || rest.run(&["put", "k", "old"]).ok())?;
+    wait_for("the old cluster's rest to serve", LIMIT, || rest.run(&["put", "k", "old"]).ok())?;
     ensure!(members()?.as_array().map(Vec::len) == Some(1), "{}", members()?);
     ensure!(value()? == "YWZ0ZXI=", "{}", value()?);
 
@@ -153,7 +160,7 @@ fn a_new_cluster_is_made_of_the_directory_that_goes_furthest() -> Result<()> {
     // this host.
     first.terminate(LIMIT)?;
     first.start()?;
-    until("the new cluster to serve again", LIMIT, || alone.run(&["put", "new", "two"]).ok())?;
+    wait_for("the new cluster to serve again", LIMIT, || alone.run(&["put", "new", "two"]).ok())?;
     first.terminate(LIMIT)?;
     let was = once["was"]["incarnation"].as_str().context("an incarnation")?;
     fs_err::write(first.node_dir().join("muster-incarnation"), format!("{was}\n"))?;
@@ -173,8 +180,12 @@ fn options(node: Option<&Path>) -> Result<AgentOptions> {
 }
 
 /// Forms a cluster of `size` agents, and returns them.
-fn formed(world: &World, size: usize, node: Option<&Path>) -> Result<(Vec<Agent>, Etcdctl)> {
-    let bundle = world.order("demo", size)?;
+fn formed(
+    world: &Testbed,
+    size: usize,
+    node: Option<&Path>,
+) -> Result<(Vec<AgentProcess>, Etcdctl)> {
+    let bundle = world.create_cluster_with_token("demo", size)?;
     let mut agents = Vec::new();
     for host in 0..size {
         let mut agent = world.agent_with(host, &bundle, options(node)?);
@@ -182,14 +193,14 @@ fn formed(world: &World, size: usize, node: Option<&Path>) -> Result<(Vec<Agent>
         agents.push(agent);
     }
     world.wait_cluster_state("demo", "formed", LIMIT)?;
-    let hosts: Vec<&Host> = agents.iter().map(|agent| &agent.host).collect();
+    let hosts: Vec<&TestHost> = agents.iter().map(|agent| &agent.host).collect();
     let etcdctl = world.etcdctl("demo", &hosts)?;
-    until("a first write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
+    wait_for("a first write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
     Ok((agents, etcdctl))
 }
 
 /// Runs `recover make` on this host, with all arguments that it requires.
-fn make(world: &World, agent: &Agent, more: &[&str]) -> Result<Output> {
+fn make(world: &Testbed, agent: &AgentProcess, more: &[&str]) -> Result<Output> {
     let key = world.admin_key();
     let args =
         ["make", "--key", path_text(&key)?, "--i-accept-data-loss", "--yes", PHRASE, "--json"];
@@ -197,7 +208,12 @@ fn make(world: &World, agent: &Agent, more: &[&str]) -> Result<Output> {
 }
 
 /// Starts an agent with a join ticket on a host that was reset.
-fn joins(world: &World, host: usize, node: Option<&Path>, env: &[(&str, &str)]) -> Result<Agent> {
+fn joins(
+    world: &Testbed,
+    host: usize,
+    node: Option<&Path>,
+    env: &[(&str, &str)],
+) -> Result<AgentProcess> {
     let file = world.path(&format!("{host}.ticket"));
     let ticket = ["token", "create", "--cluster", "demo", "--kind", "join", "--out"];
     world.admin_command(&[&ticket[..], &[path_text(&file)?]].concat())?;
@@ -208,22 +224,22 @@ fn joins(world: &World, host: usize, node: Option<&Path>, env: &[(&str, &str)]) 
     Ok(agent)
 }
 
-fn reset(agent: &Agent) -> Result<()> {
-    let mut command = agent.host.command(program("muster-agent")?);
+fn reset(agent: &AgentProcess) -> Result<()> {
+    let mut command = agent.host.command(program_path("muster-agent")?);
     let output =
         command.args(["reset", "--yes", "--data-dir", path_text(&agent.data_dir)?]).output()?;
     ensure!(output.status.success(), "{}", text(&output));
     Ok(())
 }
 
-fn wait_voters(etcdctl: &Etcdctl, count: usize, newcomer: &Agent) -> Result<()> {
-    until_told("the newcomer to vote", LIMIT, || {
+fn wait_voters(etcdctl: &Etcdctl, count: usize, newcomer: &AgentProcess) -> Result<()> {
+    poll_slowly("the newcomer to vote", LIMIT, || {
         let list = etcdctl.json(&["member", "list"]).ok()?;
         let voter = |member: &Value| member["isLearner"] != true && member["name"].is_string();
         let members = list["members"].as_array()?;
         (members.len() == count && members.iter().all(voter)).then_some(())
     })
-    .with_context(|| tail(&newcomer.output(), 30))
+    .with_context(|| last_lines(&newcomer.output(), 30))
 }
 
 /// Writes until `stop` is true. Returns the numbers of the acknowledged writes.
@@ -247,19 +263,19 @@ fn write(etcdctl: &Etcdctl, stop: &AtomicBool, count: &AtomicUsize) -> Vec<u32> 
 /// both nodes are killed. The first must go on alone with everything that was acknowledged. The
 /// others join it one by one.
 fn a_lost_majority(node: Option<&Path>) -> Result<()> {
-    let world = World::start(Network::loopback(3), WorldOptions::default())?;
+    let world = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
     let (mut agents, etcdctl) = formed(&world, 3, node)?;
     let mut third = agents.pop().context("a third agent")?;
     let mut second = agents.pop().context("a second agent")?;
     let mut first = agents.pop().context("a first agent")?;
     third.terminate(LIMIT)?;
-    let alone = etcdctl.only(&first.host);
-    until("a write without the third", LIMIT, || alone.run(&["put", "k", "after"]).ok())?;
+    let alone = etcdctl.with_endpoint(&first.host);
+    wait_for("a write without the third", LIMIT, || alone.run(&["put", "k", "after"]).ok())?;
     let (stop, count) = (AtomicBool::new(false), AtomicUsize::new(0));
     let acknowledged = std::thread::scope(|scope| -> Result<Vec<u32>> {
         let writer = scope.spawn(|| write(&alone, &stop, &count));
         let enough = || (count.load(Ordering::Relaxed) > 10).then_some(());
-        let written = until("some writes", LIMIT, enough);
+        let written = wait_for("some writes", LIMIT, enough);
         for agent in [&mut first, &mut second] {
             agent.kill();
         }
@@ -289,8 +305,8 @@ fn a_lost_majority(node: Option<&Path>) -> Result<()> {
     refused(&make(&world, &third, &later)?, 1, "a new cluster was made already")?;
 
     first.start()?;
-    until("the new cluster to serve", LIMIT, || alone.run(&["put", "new", "one"]).ok())
-        .with_context(|| tail(&first.output(), 30))?;
+    wait_for("the new cluster to serve", LIMIT, || alone.run(&["put", "new", "one"]).ok())
+        .with_context(|| last_lines(&first.output(), 30))?;
     let id = made["made"]["is"]["cluster_id"].as_str().context("an id")?;
     ensure!(cluster_id(&alone)? == u64::from_str_radix(id, 16)?, "it is not cluster {id}");
     let keys = alone.run(&["get", "n", "--prefix", "--keys-only"])?;
@@ -303,16 +319,16 @@ fn a_lost_majority(node: Option<&Path>) -> Result<()> {
         drop(old);
         let joined = joins(&world, host, node, &[])?;
         wait_voters(&alone, count, &joined)?;
-        let own = etcdctl.only(&joined.host);
+        let own = etcdctl.with_endpoint(&joined.host);
         ensure!(own.run(&["get", "new", "--print-value-only"])?.trim() == "one");
         agents.push(joined);
     }
     // Without the first member, the other two of three are still a quorum.
     first.terminate(LIMIT)?;
-    let rest = etcdctl.only(&agents[0].host);
-    until("a write without the first", LIMIT, || rest.run(&["put", "k", "last"]).ok())?;
+    let rest = etcdctl.with_endpoint(&agents[0].host);
+    wait_for("a write without the first", LIMIT, || rest.run(&["put", "k", "last"]).ok())?;
     first.start()?;
-    until("the first to serve again", LIMIT, || {
+    wait_for("the first to serve again", LIMIT, || {
         (alone.run(&["get", "k", "--print-value-only"]).ok()?.trim() == "last").then_some(())
     })?;
     agents.push(first);
@@ -325,12 +341,12 @@ fn a_lost_majority_goes_on_from_one_directory_and_grows_again_by_tickets() -> Re
 }
 
 #[test]
-fn a_lost_majority_of_etcd_3_4_does_too() -> Result<()> {
+fn a_cluster_of_etcd_3_4_recovers_from_a_lost_majority() -> Result<()> {
     stock::oldest().map_or(Ok(()), |etcd| a_lost_majority(Some(&etcd)))
 }
 
 #[test]
-fn a_lost_majority_of_the_newest_etcd_does_too() -> Result<()> {
+fn a_cluster_of_the_newest_etcd_recovers_from_a_lost_majority() -> Result<()> {
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let (Some(etcd), Some(_)) = (stock::newest(work), stock::newest_etcdutl(work)) else {
         return Ok(());
@@ -341,7 +357,7 @@ fn a_lost_majority_of_the_newest_etcd_does_too() -> Result<()> {
 #[test]
 fn a_newcomer_believes_a_recovery_that_an_operator_signed_and_no_other() -> Result<()> {
     const RECOVERIES: &str = "muster/v1/recoveries";
-    let world = World::start(Network::loopback(2), WorldOptions::default())?;
+    let world = Testbed::start(Network::loopback(2), TestbedOptions::default())?;
     let (mut agents, etcdctl) = formed(&world, 1, None)?;
     agents[0].terminate(LIMIT)?;
     let made = make(&world, &agents[0], &[])?;
@@ -373,21 +389,21 @@ fn a_newcomer_believes_a_recovery_that_an_operator_signed_and_no_other() -> Resu
     // before that ends for good.
     agents[0].start()?;
     let stored = || etcdctl.run(&["get", RECOVERIES, "--print-value-only"]).ok();
-    until("the signed recovery", LIMIT, || stored().filter(|stored| *stored == signed))?;
+    wait_for("the signed recovery", LIMIT, || stored().filter(|stored| *stored == signed))?;
     newcomer.start()?;
-    wait_voters(&etcdctl.only(&agents[0].host), 2, &newcomer)?;
+    wait_voters(&etcdctl.with_endpoint(&agents[0].host), 2, &newcomer)?;
     agents.push(newcomer);
     Ok(())
 }
 
 /// System calls that rename a file.
-const NAMING: &str = "rename,renameat,renameat2";
+const RENAME_CALLS: &str = "rename,renameat,renameat2";
 
 /// Kills `recover make` at the N-th of the system calls `calls`, for each N, and once before the
 /// agent has written its journal. After each kill the command is repeated. It must end with one new
 /// cluster and all data.
 fn killed_at_each_step(node: Option<&Path>, calls: &str, least: usize) -> Result<()> {
-    let world = World::start(Network::loopback(1), WorldOptions::default())?;
+    let world = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
     let (mut agents, etcdctl) = formed(&world, 1, node)?;
     let agent = &mut agents[0];
     let old = cluster_id(&etcdctl)?.as_u64().context("an id")?;
@@ -400,7 +416,7 @@ fn killed_at_each_step(node: Option<&Path>, calls: &str, least: usize) -> Result
     let key = world.admin_key();
     let binary = node.map(path_text).transpose()?;
     let binary: Vec<&str> = binary.iter().flat_map(|node| ["--node-binary", node]).collect();
-    places_that_are_wrong(&world, agent, &binary)?;
+    check_wrong_directories(&world, agent, &binary)?;
     let (mut olds, mut news, mut step) = (0, 0, 0);
     loop {
         fs_err::remove_dir_all(&agent.data_dir)?;
@@ -412,11 +428,12 @@ fn killed_at_each_step(node: Option<&Path>, calls: &str, least: usize) -> Result
         } else {
             command.arg("MUSTER_CRASH_AT=made");
         }
-        command.arg(program("muster-agent")?).args(["recover", "make", "--key", path_text(&key)?]);
+        command.arg(program_path("muster-agent")?);
+        command.args(["recover", "make", "--key", path_text(&key)?]);
         command.args(["--i-accept-data-loss", "--yes", PHRASE, "--json"]).args(&binary);
         command.args(["--data-dir", path_text(&agent.data_dir)?]).stdin(Stdio::null());
         let Ok(output) = command.output() else {
-            skip::not_installed("strace");
+            skip::report_missing_program("strace");
             return Ok(());
         };
         let ended = output.status.success();
@@ -450,17 +467,17 @@ fn killed_at_each_step(node: Option<&Path>, calls: &str, least: usize) -> Result
     }
     ensure!(olds + news >= least && news > 0, "{olds} times old, {news} times new");
     agent.start()?;
-    until("it to serve", LIMIT, || etcdctl.run(&["put", "new", "one"]).ok())?;
+    wait_for("it to serve", LIMIT, || etcdctl.run(&["put", "new", "one"]).ok())?;
     ensure!(etcdctl.run(&["get", "k", "--print-value-only"])?.trim() == "v");
     ensure!(cluster_id(&etcdctl)? != old);
     Ok(())
 }
 
 /// Checks that no cluster is made from an empty directory or from a removed member's.
-fn places_that_are_wrong(world: &World, agent: &Agent, binary: &[&str]) -> Result<()> {
+fn check_wrong_directories(world: &Testbed, agent: &AgentProcess, binary: &[&str]) -> Result<()> {
     let key = world.admin_key();
     let make = |dir: &Path| -> Result<Output> {
-        let mut command = agent.host.command(program("muster-agent")?);
+        let mut command = agent.host.command(program_path("muster-agent")?);
         command.args(["recover", "make", "--key", path_text(&key)?, "--i-accept-data-loss"]);
         command.args(["--yes", PHRASE, "--data-dir", path_text(dir)?]).args(binary);
         Ok(command.output()?)
@@ -487,7 +504,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 /// alone with the directory.
 #[test]
 fn a_killed_recovery_leaves_no_program_behind() -> Result<()> {
-    let world = World::start(Network::loopback(1), WorldOptions::default())?;
+    let world = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
     let (mut agents, _) = formed(&world, 1, None)?;
     let agent = &mut agents[0];
     agent.terminate(LIMIT)?;
@@ -495,25 +512,25 @@ fn a_killed_recovery_leaves_no_program_behind() -> Result<()> {
     let script = format!(
         "#!/bin/sh\n[ \"$2\" != recover ] || {{ echo $$ > {}; exec sleep 600; }}\nexec {} \"$@\"\n",
         told.display(),
-        program("muster-node")?.display()
+        program_path("muster-node")?.display()
     );
     fs_err::write(&fake, script)?;
     fs_err::set_permissions(&fake, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
     let key = world.admin_key();
-    let mut command = agent.host.command(program("muster-agent")?);
+    let mut command = agent.host.command(program_path("muster-agent")?);
     command.args(["recover", "make", "--key", path_text(&key)?, "--i-accept-data-loss"]);
     command.args(["--yes", PHRASE, "--node-binary", path_text(&fake)?]);
     command.args(["--data-dir", path_text(&agent.data_dir)?]);
-    let mut asked = Process::spawn("recover make", command, &world.path("make.log"))?;
-    let pid = until("the recovery to be under way", LIMIT, || {
+    let mut asked = ChildProcess::spawn("recover make", command, &world.path("make.log"))?;
+    let pid = wait_for("the recovery to be under way", LIMIT, || {
         fs_err::read_to_string(&told).ok()?.trim().parse::<u32>().ok()
     })
     .with_context(|| asked.output())?;
-    ensure!(exists(pid));
+    ensure!(is_alive(pid));
     asked.kill();
-    let gone = until("its program to end with it", LIMIT, || (!exists(pid)).then_some(()));
+    let gone = wait_for("its program to end with it", LIMIT, || (!is_alive(pid)).then_some(()));
     if gone.is_err() {
-        signal(pid, Signal::KILL);
+        send_signal(pid, Signal::KILL);
     }
     gone?;
     let made = make(&world, agent, &[])?;
@@ -522,11 +539,11 @@ fn a_killed_recovery_leaves_no_program_behind() -> Result<()> {
 }
 
 #[test]
-fn killed_at_each_step_it_ends_in_one_new_cluster() -> Result<()> {
-    killed_at_each_step(None, &format!("fsync,fdatasync,{NAMING}"), 10)
+fn a_recovery_killed_at_each_step_ends_in_one_new_cluster() -> Result<()> {
+    killed_at_each_step(None, &format!("fsync,fdatasync,{RENAME_CALLS}"), 10)
 }
 
 #[test]
-fn killed_at_each_step_it_does_so_with_etcd() -> Result<()> {
-    stock::oldest().map_or(Ok(()), |etcd| killed_at_each_step(Some(&etcd), NAMING, 5))
+fn a_recovery_of_etcd_killed_at_each_step_ends_in_one_new_cluster() -> Result<()> {
+    stock::oldest().map_or(Ok(()), |etcd| killed_at_each_step(Some(&etcd), RENAME_CALLS, 5))
 }

@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use muster_tests::harness::agents::AgentOptions;
-use muster_tests::harness::process::tail;
-use muster_tests::harness::programs::program;
-use muster_tests::harness::world::{WorldOptions, path_text};
-use muster_tests::harness::{Agent, Etcdctl, Host, Network, World, until, until_told};
+use muster_tests::harness::process::last_lines;
+use muster_tests::harness::programs::program_path;
+use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::{
+    AgentProcess, Etcdctl, Network, TestHost, Testbed, poll_slowly, wait_for,
+};
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(90);
@@ -23,16 +25,22 @@ const SIZE: usize = 3;
 
 /// Returns the agent of machine `name` on `host`. State and log belong to the machine, so they stay
 /// if the host changes.
-fn agent(world: &World, name: &str, host: &Host, bundle: PathBuf, args: &[&str]) -> Agent {
+fn agent(
+    world: &Testbed,
+    name: &str,
+    host: &TestHost,
+    bundle: PathBuf,
+    args: &[&str],
+) -> AgentProcess {
     let args = args.iter().map(|arg| (*arg).to_owned()).collect();
     let options = AgentOptions { args, ..AgentOptions::default() };
     let log = world.path(&format!("{name}.log"));
-    Agent::new(host.clone(), world.path(name), bundle, log, options)
+    AgentProcess::new(host.clone(), world.path(name), bundle, log, options)
 }
 
 /// Forms the cluster `demo` of `db-1` to `db-3` on the first hosts, and writes a key.
-fn formed(world: &World) -> Result<(BTreeMap<String, Agent>, Etcdctl)> {
-    let bundle = world.order("demo", SIZE)?;
+fn formed(world: &Testbed) -> Result<(BTreeMap<String, AgentProcess>, Etcdctl)> {
+    let bundle = world.create_cluster_with_token("demo", SIZE)?;
     let mut agents = BTreeMap::new();
     for (at, host) in world.network.hosts[..SIZE].iter().enumerate() {
         let name = format!("db-{}", at + 1);
@@ -41,9 +49,9 @@ fn formed(world: &World) -> Result<(BTreeMap<String, Agent>, Etcdctl)> {
         agents.insert(name, agent);
     }
     world.wait_cluster_state("demo", "formed", LIMIT)?;
-    let hosts: Vec<&Host> = world.network.hosts[..SIZE].iter().collect();
+    let hosts: Vec<&TestHost> = world.network.hosts[..SIZE].iter().collect();
     let etcdctl = world.etcdctl("demo", &hosts)?;
-    until("a first write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
+    wait_for("a first write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
     Ok((agents, etcdctl))
 }
 
@@ -56,14 +64,14 @@ fn run(mut command: Command) -> Result<String> {
 }
 
 /// Returns a command `muster-agent` on this agent's host, with the agent's data directory.
-fn on_host(agent: &Agent, words: &[&str]) -> Result<Command> {
-    let mut command = agent.host.command(program("muster-agent")?);
+fn on_host(agent: &AgentProcess, words: &[&str]) -> Result<Command> {
+    let mut command = agent.host.command(program_path("muster-agent")?);
     command.args(words).args(["--data-dir", path_text(&agent.data_dir)?]);
     Ok(command)
 }
 
 /// Makes a new cluster from this agent's directory, and returns the Raft cluster's id.
-fn make(world: &World, agent: &Agent) -> Result<String> {
+fn make(world: &Testbed, agent: &AgentProcess) -> Result<String> {
     let key = world.admin_key();
     let key = ["--key", path_text(&key)?, "--i-accept-data-loss", "--yes", PHRASE, "--json"];
     let made = run(on_host(agent, &[&["recover", "make"], &key[..]].concat())?)?;
@@ -72,7 +80,7 @@ fn make(world: &World, agent: &Agent) -> Result<String> {
 }
 
 /// Creates a ticket, and returns the agent of a host that will join with it under this name.
-fn newcomer(world: &World, name: &str, host: &Host) -> Result<Agent> {
+fn newcomer(world: &Testbed, name: &str, host: &TestHost) -> Result<AgentProcess> {
     let file = world.path(&format!("{name}.ticket"));
     let ticket = ["token", "create", "--cluster", "demo", "--kind", "join", "--out"];
     world.admin_command(&[&ticket[..], &[path_text(&file)?]].concat())?;
@@ -81,9 +89,9 @@ fn newcomer(world: &World, name: &str, host: &Host) -> Result<Agent> {
 
 /// Waits until all members answer at their listed addresses, are in sync, and `voters` of them are
 /// voters.
-fn settled(world: &World, agent: &Agent, voters: usize) -> Result<()> {
+fn settled(world: &Testbed, agent: &AgentProcess, voters: usize) -> Result<()> {
     let mut last = String::new();
-    until_told("the members to answer", LIMIT, || {
+    poll_slowly("the members to answer", LIMIT, || {
         let waited = run(on_host(agent, &["member", "wait", "--patience", "5"]).ok()?);
         let listed = run(on_host(agent, &["member", "list", "--json"]).ok()?).ok()?;
         last = format!("{waited:?} {listed}");
@@ -94,14 +102,14 @@ fn settled(world: &World, agent: &Agent, voters: usize) -> Result<()> {
     })
     .with_context(|| {
         let shown = world.admin_command(&["cluster", "show", "demo"]).unwrap_or_default();
-        format!("{last}\n{shown}\n{}", tail(&agent.output(), 30))
+        format!("{last}\n{shown}\n{}", last_lines(&agent.output(), 30))
     })
 }
 
 /// Waits until discovery follows the Raft cluster `id`.
-fn followed(world: &World, id: &str) -> Result<()> {
+fn wait_followed(world: &Testbed, id: &str) -> Result<()> {
     let mut last = Value::Null;
-    until_told("discovery to follow the recovery", LIMIT, || {
+    poll_slowly("discovery to follow the recovery", LIMIT, || {
         last = world.admin_json(&["cluster", "show", "demo"]).ok()?["raft_cluster_id"].clone();
         let shown = u64::from_str_radix(last.as_str()?, 16).ok()?;
         (Some(shown) == u64::from_str_radix(id, 16).ok()).then_some(())
@@ -110,17 +118,17 @@ fn followed(world: &World, id: &str) -> Result<()> {
 }
 
 /// Returns the output of the agent of `db-1`.
-fn first_log(world: &World) -> String {
+fn first_log(world: &Testbed) -> String {
     fs_err::read_to_string(world.path("db-1.log")).unwrap_or_default()
 }
 
 /// Checks that each host serves clients the written key, with a certificate for its address.
-fn serve(world: &World, hosts: &[&Host]) -> Result<()> {
+fn serve(world: &Testbed, hosts: &[&TestHost]) -> Result<()> {
     let etcdctl = world.etcdctl("demo", hosts)?;
     for host in hosts {
-        let own = etcdctl.only(host);
+        let own = etcdctl.with_endpoint(host);
         let mut last = String::new();
-        until("certificates for where a member is", LIMIT, || {
+        wait_for("certificates for where a member is", LIMIT, || {
             let found = own.run(&["get", "k", "--print-value-only"]);
             last = format!("{}: {found:?}", host.address);
             (found.ok()?.trim() == "v").then_some(())
@@ -131,16 +139,16 @@ fn serve(world: &World, hosts: &[&Host]) -> Result<()> {
 }
 
 /// The documentation page whose commands the test types, and the machines that it types them on.
-struct Page<'a> {
-    world: &'a World,
-    agents: BTreeMap<String, Agent>,
+struct DocumentedCommands<'a> {
+    world: &'a Testbed,
+    agents: BTreeMap<String, AgentProcess>,
     /// Addresses in the page, and the hosts that replace them.
-    places: Vec<(String, Host)>,
+    places: Vec<(String, TestHost)>,
     /// Names of the machines that should be members after the commands so far.
     members: BTreeSet<String>,
 }
 
-impl Page<'_> {
+impl DocumentedCommands<'_> {
     /// Returns the commands of a page in order; each is a pair of machine and command line.
     fn commands(text: &str) -> Vec<(&str, &str)> {
         let blocks = text.split("```console\n").skip(1);
@@ -183,7 +191,7 @@ impl Page<'_> {
                 // A person would repeat a command that is not possible yet.
                 match words[1] {
                     "member" => {
-                        self.patiently(|| on_host(agent, &words[1..]), words[2] == "list")?
+                        self.retry_command(|| on_host(agent, &words[1..]), words[2] == "list")?
                     }
                     _ => run(command)?,
                 }
@@ -195,7 +203,7 @@ impl Page<'_> {
                 self.members.retain(|name| Some(name.as_str()) != gone);
                 // Discovery may not know the last change yet, and then refuses the order as stale.
                 match words[1] {
-                    "intent" => self.patiently(|| self.by_admin(&words[1..]), false)?,
+                    "intent" => self.retry_command(|| self.by_admin(&words[1..]), false)?,
                     _ => run(self.by_admin(&words[1..])?)?,
                 }
             }
@@ -209,19 +217,23 @@ impl Page<'_> {
 
     /// Repeats a command until it succeeds. With `is_list`, repeats it until the list shows exactly
     /// the expected members.
-    fn patiently(&self, command: impl Fn() -> Result<Command>, is_list: bool) -> Result<String> {
+    fn retry_command(
+        &self,
+        command: impl Fn() -> Result<Command>,
+        is_list: bool,
+    ) -> Result<String> {
         let mut last = String::new();
-        until_told("a command to be done", LIMIT, || {
+        poll_slowly("a command to be done", LIMIT, || {
             let done = command().and_then(run);
             last = format!("{done:?}");
             let text = done.ok()?;
-            (!is_list || self.is_whole(&text)).then_some(text)
+            (!is_list || self.has_expected_members(&text)).then_some(text)
         })
         .with_context(|| format!("{last}\n{}", self.logs()))
     }
 
     /// Whether a member list has exactly the expected members, all of them voters and in sync.
-    fn is_whole(&self, list: &str) -> bool {
+    fn has_expected_members(&self, list: &str) -> bool {
         let rows: Vec<&str> = list.lines().skip(1).collect();
         let name = |row: &&str| row.split_whitespace().nth(1).map(str::to_owned);
         let names: BTreeSet<String> = rows.iter().filter_map(name).collect();
@@ -230,7 +242,7 @@ impl Page<'_> {
     }
 
     fn by_admin(&self, words: &[&str]) -> Result<Command> {
-        let mut command = self.world.network.hub.command(program("muster-discovery")?);
+        let mut command = self.world.network.hub.command(program_path("muster-discovery")?);
         command
             .args(words)
             .env("MUSTER_ADMIN_HOME", self.world.admin_home())
@@ -268,8 +280,9 @@ impl Page<'_> {
     }
 
     fn logs(&self) -> String {
-        let log =
-            |(name, agent): (&String, &Agent)| format!("--- {name}\n{}", tail(&agent.output(), 20));
+        let log = |(name, agent): (&String, &AgentProcess)| {
+            format!("--- {name}\n{}", last_lines(&agent.output(), 20))
+        };
         self.agents.iter().map(log).collect()
     }
 }
@@ -280,24 +293,24 @@ fn a_cluster_whose_addresses_all_changed_is_recovered_as_the_page_says() -> Resu
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/recovery.md");
     let page = fs_err::read_to_string(page)?;
     let hosts = SIZE + MACHINES;
-    let world = World::start(Network::loopback(u8::try_from(hosts)?), WorldOptions::default())?;
+    let world = Testbed::start(Network::loopback(u8::try_from(hosts)?), TestbedOptions::default())?;
     let (mut agents, etcdctl) = formed(&world)?;
     // The second member has a shorter log than the first, and the third has lost its disk.
     agents.get_mut("db-2").context("a second machine")?.terminate(LIMIT)?;
-    let first = etcdctl.only(&world.network.hosts[0]);
-    until("a write without the second", LIMIT, || first.run(&["put", "k", "v"]).ok())?;
+    let first = etcdctl.with_endpoint(&world.network.hosts[0]);
+    wait_for("a write without the second", LIMIT, || first.run(&["put", "k", "v"]).ok())?;
     for name in ["db-3", "db-1"] {
         agents.get_mut(name).context("a machine")?.terminate(LIMIT)?;
     }
     fs_err::remove_dir_all(&agents["db-3"].data_dir)?;
     fs_err::copy(world.admin_key(), world.path("operator.pem"))?;
     let places = (1..).zip(&world.network.hosts[SIZE..]);
-    let places: Vec<(String, Host)> =
+    let places: Vec<(String, TestHost)> =
         places.map(|(n, host)| (format!("10.1.0.{n}"), host.clone())).collect();
-    let new: Vec<Host> = places.iter().map(|(_, host)| host.clone()).collect();
+    let new: Vec<TestHost> = places.iter().map(|(_, host)| host.clone()).collect();
     let members = BTreeSet::from(["db-1".to_owned()]);
-    let mut typed = Page { world: &world, agents, places, members };
-    let commands = Page::commands(&page);
+    let mut typed = DocumentedCommands { world: &world, agents, places, members };
+    let commands = DocumentedCommands::commands(&page);
     ensure!(commands.len() > 18, "{commands:?}");
     for (place, line) in commands {
         let done = typed.type_in(place, line);
@@ -309,7 +322,7 @@ fn a_cluster_whose_addresses_all_changed_is_recovered_as_the_page_says() -> Resu
     // Of the four machines, the second was replaced and the third was removed.
     for name in ["db-2", "db-3"] {
         let gone = typed.agents.get_mut(name).context("a machine")?;
-        ensure!(gone.exit_code(LIMIT)? == 3, "{name}: {}", tail(&gone.output(), 20));
+        ensure!(gone.exit_code(LIMIT)? == 3, "{name}: {}", last_lines(&gone.output(), 20));
     }
     settled(&world, &typed.agents["db-1"], 2).with_context(|| typed.logs())?;
     serve(&world, &[&new[0], &new[3]]).with_context(|| typed.logs())
@@ -320,18 +333,18 @@ fn a_cluster_whose_addresses_all_changed_is_recovered_as_the_page_says() -> Resu
 fn members_move_after_a_recovery() -> Result<()> {
     let network = Network::loopback(2 * u8::try_from(SIZE)?);
     let homes = network.hosts.clone();
-    let world = World::start(network, WorldOptions::default())?;
+    let world = Testbed::start(network, TestbedOptions::default())?;
     let (mut agents, etcdctl) = formed(&world)?;
     for agent in agents.values_mut() {
         agent.terminate(LIMIT)?;
     }
     let id = make(&world, &agents["db-1"])?;
     agents.get_mut("db-1").context("a first machine")?.start()?;
-    let first = etcdctl.only(&homes[0]);
-    until("the new cluster to serve", LIMIT, || first.run(&["put", "new", "x"]).ok())?;
+    let first = etcdctl.with_endpoint(&homes[0]);
+    wait_for("the new cluster to serve", LIMIT, || first.run(&["put", "new", "x"]).ok())?;
     // A returning member of the lost cluster must be refused, with advice.
     let lost = agents.get_mut("db-2").context("a second machine")?;
-    followed(&world, &id).with_context(|| tail(&first_log(&world), 30))?;
+    wait_followed(&world, &id).with_context(|| last_lines(&first_log(&world), 30))?;
     lost.start()?;
     let third = agents.get_mut("db-3").context("a third machine")?;
     third.start()?;
@@ -357,17 +370,17 @@ fn members_move_after_a_recovery() -> Result<()> {
         moved.start()?;
         settled(&world, &agents[beside], SIZE)?;
     }
-    let moved: Vec<&Host> = homes[SIZE..].iter().collect();
+    let moved: Vec<&TestHost> = homes[SIZE..].iter().collect();
     serve(&world, &moved)
 }
 
 /// Discovery knows only addresses where no member runs any more, so an operator gives the right
 /// one.
 #[test]
-fn a_newcomer_asks_the_cluster_where_a_person_says_that_it_is() -> Result<()> {
+fn a_newcomer_joins_at_the_cluster_address_that_an_operator_gives() -> Result<()> {
     let network = Network::loopback(2 * u8::try_from(SIZE)?);
     let homes = network.hosts.clone();
-    let world = World::start(network, WorldOptions::default())?;
+    let world = Testbed::start(network, TestbedOptions::default())?;
     let (mut agents, _) = formed(&world)?;
     for agent in agents.values_mut() {
         agent.terminate(LIMIT)?;
@@ -377,7 +390,7 @@ fn a_newcomer_asks_the_cluster_where_a_person_says_that_it_is() -> Result<()> {
     first.host = homes[SIZE].clone();
     first.start()?;
     let url = format!("https://{}:2380", first.host.address);
-    until_told("the move", LIMIT, || {
+    poll_slowly("the move", LIMIT, || {
         run(on_host(&first, &["member", "update", "db-1", "--peer-urls", &url]).ok()?).ok()
     })?;
     settled(&world, &first, 1)?;
@@ -396,8 +409,8 @@ fn a_newcomer_asks_the_cluster_where_a_person_says_that_it_is() -> Result<()> {
     let address = first.host.address.to_string();
     newcomer.options.args.extend(["--cluster-address".to_owned(), address]);
     newcomer.start()?;
-    until("its node", LIMIT, || newcomer.node_pid())
-        .with_context(|| tail(&newcomer.output(), 30))?;
+    wait_for("its node", LIMIT, || newcomer.node_pid())
+        .with_context(|| last_lines(&newcomer.output(), 30))?;
     first.start()?;
     settled(&world, &first, 2)?;
     serve(&world, &[&first.host, &newcomer.host])
@@ -408,7 +421,7 @@ fn a_newcomer_asks_the_cluster_where_a_person_says_that_it_is() -> Result<()> {
 /// cluster.
 #[test]
 fn discovery_that_a_restore_made_forget_the_recovery_follows_it_again() -> Result<()> {
-    let mut world = World::start(Network::loopback(4), WorldOptions::default())?;
+    let mut world = Testbed::start(Network::loopback(4), TestbedOptions::default())?;
     let homes = world.network.hosts.clone();
     let (mut agents, _) = formed(&world)?;
     let (postgres, ledger) = (world.postgres_dir(), world.path("discovery-ledger"));
@@ -421,18 +434,18 @@ fn discovery_that_a_restore_made_forget_the_recovery_follows_it_again() -> Resul
     let mut survivor = agents.remove("db-1").context("a first machine")?;
     let id = make(&world, &survivor)?;
     survivor.start()?;
-    followed(&world, &id)?;
+    wait_followed(&world, &id)?;
 
     world.stop_discovery()?;
     fs_err::remove_dir_all(&ledger)?;
     fs_err::rename(&postgres, world.path("postgres-of-today"))?;
     world.admin_command(&[&["restore", "--from", path_text(&backup)?], &places[..]].concat())?;
     world.start_discovery()?;
-    until_told("an owner's word", LIMIT, || world.admin_command(&["db", "accept", "--yes"]).ok())?;
+    poll_slowly("an owner's word", LIMIT, || world.admin_command(&["db", "accept", "--yes"]).ok())?;
     // An agent reports at its start, and otherwise within two minutes.
     survivor.kill();
     survivor.start()?;
-    followed(&world, &id).with_context(|| tail(&survivor.output(), 30))?;
+    wait_followed(&world, &id).with_context(|| last_lines(&survivor.output(), 30))?;
     let mut joining = newcomer(&world, "db-4", &homes[SIZE])?;
     joining.start()?;
     settled(&world, &survivor, 2)?;

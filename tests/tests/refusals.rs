@@ -5,41 +5,41 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use discovery_types::admin::{Admin, AdminChain, AdminChange, Change};
-use discovery_types::jws::{Jws, Typ};
+use discovery_types::admin::{Admin, AdminChain, AdminChange, AdminOperation};
+use discovery_types::jws::{Jws, JwsType};
 use discovery_types::key::{PublicKey, SigningKey};
 use discovery_types::role::Role;
 use muster_tests::harness::agents::AgentOptions;
-use muster_tests::harness::world::WorldOptions;
-use muster_tests::harness::{Network, World, until_told};
+use muster_tests::harness::world::TestbedOptions;
+use muster_tests::harness::{Network, Testbed, poll_slowly};
 
 /// Time limit of each wait; a test that passes waits much less.
-const SOON: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(60);
 
-fn world(hosts: u8) -> Result<World> {
-    World::start(Network::loopback(hosts), WorldOptions::default())
+fn world(hosts: u8) -> Result<Testbed> {
+    Testbed::start(Network::loopback(hosts), TestbedOptions::default())
 }
 
-fn written(world: &World, name: &str, text: &str) -> Result<PathBuf> {
+fn written(world: &Testbed, name: &str, text: &str) -> Result<PathBuf> {
     let file = world.path(name);
     fs_err::write(&file, text)?;
     Ok(file)
 }
 
 /// Runs an agent with `bundle` until it ends. Returns the exit code and all output.
-fn refused(world: &World, bundle: &str, name: &str) -> Result<(i32, String)> {
+fn refused(world: &Testbed, bundle: &str, name: &str) -> Result<(i32, String)> {
     let file = written(world, name, bundle)?;
     let mut agent = world.agent(0, &file);
     agent.data_dir = world.path(&format!("{name}-data"));
     agent.start()?;
     let code = agent
-        .exit_code(SOON)
+        .exit_code(LIMIT)
         .with_context(|| format!("{name}: the agent did not give up: {}", agent.output()))?;
     Ok((code, agent.output()))
 }
 
 /// Returns the number of seats that the service shows for a cluster.
-fn seats(world: &World, cluster: &str) -> Result<usize> {
+fn seats(world: &Testbed, cluster: &str) -> Result<usize> {
     let shown = world.admin_json(&["cluster", "show", cluster])?;
     Ok(shown["seats"].as_array().context("seats are shown")?.len())
 }
@@ -103,7 +103,7 @@ fn expired_revoked_and_foreign_tokens_are_refused() -> Result<()> {
         world.admin_command(&[&create[..], &[&format!("{seconds}s")]].concat()).is_ok()
     });
     made.context("no token is taken")?;
-    until_told("it to expire", SOON, || {
+    poll_slowly("it to expire", LIMIT, || {
         let tokens = world.admin_json(&["token", "list", "--cluster", "demo"]).ok()?;
         (tokens["grants"][0]["state"] == "expired").then_some(())
     })?;
@@ -148,7 +148,7 @@ fn loopback_is_refused_unless_the_statement_allows_it() -> Result<()> {
 #[test]
 fn two_hosts_with_one_name_do_not_form_a_cluster() -> Result<()> {
     let world = world(3)?;
-    let bundle = world.order("demo", 3)?;
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     let named = |name: &str| AgentOptions {
         args: vec!["--name".to_owned(), name.to_owned()],
         ..AgentOptions::default()
@@ -158,7 +158,7 @@ fn two_hosts_with_one_name_do_not_form_a_cluster() -> Result<()> {
     for agent in &mut agents {
         agent.start()?;
     }
-    until_told("somebody to name the duplicate", SOON, || {
+    poll_slowly("somebody to name the duplicate", LIMIT, || {
         let explained = world.admin_command(&["cluster", "explain", "demo"]).unwrap_or_default();
         let all: String = agents.iter().map(|a| a.output()).chain([explained]).collect();
         all.contains("the name same").then_some(all)
@@ -171,7 +171,7 @@ fn two_hosts_with_one_name_do_not_form_a_cluster() -> Result<()> {
 #[test]
 fn two_hosts_with_one_peer_url_do_not_form_a_cluster() -> Result<()> {
     let world = world(3)?;
-    let bundle = world.order("demo", 3)?;
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     let url = format!("https://{}:2380", world.network.hosts[0].address);
     let own = world.network.hosts[1].address.to_string();
     let args = ["--peer-url", &url, "--listen-address", &own].map(str::to_owned).to_vec();
@@ -179,10 +179,12 @@ fn two_hosts_with_one_peer_url_do_not_form_a_cluster() -> Result<()> {
     let mut agents =
         [world.agent(0, &bundle), world.agent_with(1, &bundle, same), world.agent(2, &bundle)];
     agents[0].start()?;
-    agents[0].wait_for_output("waiting", SOON)?;
+    agents[0].wait_for_output("waiting", LIMIT)?;
     agents[1].start()?;
     agents[2].start()?;
-    until_told("the second to be told", SOON, || agents[1].output().contains(&url).then_some(()))?;
+    poll_slowly("the second to be told", LIMIT, || {
+        agents[1].output().contains(&url).then_some(())
+    })?;
     let shown = world.admin_json(&["cluster", "show", "demo"])?;
     ensure!(shown["state"] != "committed" && shown["state"] != "formed", "it formed: {shown}");
     Ok(())
@@ -191,9 +193,11 @@ fn two_hosts_with_one_peer_url_do_not_form_a_cluster() -> Result<()> {
 #[test]
 fn a_record_changed_in_the_database_is_signed_by_nobody() -> Result<()> {
     let world = world(3)?;
-    let bundle = world.order("demo", 3)?;
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     let mut agents = world.start_agents(0..2, &bundle)?;
-    until_told("two seats to be taken", SOON, || (seats(&world, "demo").ok()? == 2).then_some(()))?;
+    poll_slowly("two seats to be taken", LIMIT, || {
+        (seats(&world, "demo").ok()? == 2).then_some(())
+    })?;
     // Change the address in the record's payload, and keep the signature.
     let changed = world.psql(
         "UPDATE agents SET record = split_part(record, '.', 1) || '.' || \
@@ -204,9 +208,9 @@ fn a_record_changed_in_the_database_is_signed_by_nobody() -> Result<()> {
     let mut third = world.agent(2, &bundle);
     third.start()?;
     agents.push(third);
-    let said = until_told("somebody to say so", SOON, || {
+    let said = poll_slowly("somebody to say so", LIMIT, || {
         let discovery = world.discovery.as_ref()?.output();
-        let all: String = agents.iter().map(muster_tests::harness::Agent::output).collect();
+        let all: String = agents.iter().map(muster_tests::harness::AgentProcess::output).collect();
         let all = all + &discovery;
         (all.contains("signature") || all.contains("record of")).then_some(all)
     })?;
@@ -231,13 +235,13 @@ fn an_admin_planted_in_the_database_can_do_nothing() -> Result<()> {
         version: 1,
         seq: 1,
         previous: AdminChain::root_hash(&owner),
-        change: Change::Add(Admin {
+        change: AdminOperation::Add(Admin {
             key: *mallory.public(),
             name: "mallory".parse()?,
             roles: vec![Role::Owner],
         }),
     };
-    let jws = Jws::sign(Typ::Admin, &mallory, &planted);
+    let jws = Jws::sign(JwsType::Admin, &mallory, &planted);
     world.psql(&format!(
         "INSERT INTO admin_elements (sequence, hash, jws, stored_us) \
          VALUES (1, sha256('{0}'), '{0}', 1)",
@@ -246,7 +250,7 @@ fn an_admin_planted_in_the_database_can_do_nothing() -> Result<()> {
     let output = world
         .network
         .hub
-        .command(muster_tests::harness::programs::program("muster-discovery")?)
+        .command(muster_tests::harness::programs::program_path("muster-discovery")?)
         .args(["cluster", "list"])
         .env("MUSTER_ADMIN_HOME", world.admin_home())
         .env("MUSTER_ADMIN_KEY", &key)

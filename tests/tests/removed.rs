@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
-use muster_tests::harness::world::{WorldOptions, path_text};
-use muster_tests::harness::{Agent, Host, Network, World, until};
+use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::{AgentProcess, Network, TestHost, Testbed, wait_for};
 use muster_tests::stock;
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// Number of restarts by a supervisor.
 const STARTS: usize = 20;
 
-fn three(world: &World, node: Option<&Path>) -> Result<Vec<Agent>> {
-    let bundle = world.order("demo", 3)?;
+fn three(world: &Testbed, node: Option<&Path>) -> Result<Vec<AgentProcess>> {
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     let args = match node {
         Some(node) => vec!["--node-binary".to_owned(), path_text(node)?.to_owned()],
         None => Vec::new(),
@@ -26,31 +26,31 @@ fn three(world: &World, node: Option<&Path>) -> Result<Vec<Agent>> {
         agent.start()?;
         Ok(agent)
     };
-    let agents: Result<Vec<Agent>> = (0..3).map(start).collect();
+    let agents: Result<Vec<AgentProcess>> = (0..3).map(start).collect();
     world.wait_cluster_state("demo", "formed", LIMIT)?;
     agents
 }
 
 /// Removes the member of `agent` with `etcdctl` through the others, as soon as the cluster allows
 /// it.
-fn remove(world: &World, agent: &Agent, others: &[&Host]) -> Result<()> {
+fn remove(world: &Testbed, agent: &AgentProcess, others: &[&TestHost]) -> Result<()> {
     let etcdctl = world.etcdctl("demo", others)?;
     let list = etcdctl.json(&["member", "list"])?;
     let url = format!("https://{}:2380", agent.host.address);
     let members = list["members"].as_array().context("a list of members")?;
     let member = members.iter().find(|member| member["peerURLs"][0] == url.as_str());
     let id = member.and_then(|member| member["ID"].as_u64()).context("the member's id")?;
-    until("the cluster to remove a member", LIMIT, || {
+    wait_for("the cluster to remove a member", LIMIT, || {
         etcdctl.run(&["member", "remove", &format!("{id:x}")]).ok()
     })?;
     Ok(())
 }
 
 fn doesnt_come_back(node: Option<&Path>) -> Result<()> {
-    let mut world = World::start(Network::loopback(3), WorldOptions::default())?;
+    let mut world = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
     let mut agents = three(&world, node)?;
     let mut removed = agents.pop().context("a third agent")?;
-    let hosts: Vec<&Host> = agents.iter().map(|agent| &agent.host).collect();
+    let hosts: Vec<&TestHost> = agents.iter().map(|agent| &agent.host).collect();
     remove(&world, &removed, &hosts)?;
     let code = removed.exit_code(LIMIT)?;
     ensure!(code == 3, "the agent ended with {code}: {}", removed.output());
@@ -62,7 +62,7 @@ fn doesnt_come_back(node: Option<&Path>) -> Result<()> {
     let etcdctl = world.etcdctl("demo", &hosts)?;
     world.kill_discovery();
     let term = || -> Result<u64> {
-        let status = etcdctl.only(hosts[0]).json(&["endpoint", "status"])?;
+        let status = etcdctl.with_endpoint(hosts[0]).json(&["endpoint", "status"])?;
         status[0]["Status"]["raftTerm"].as_u64().context("a term")
     };
     let before = term()?;

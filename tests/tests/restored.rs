@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
-use muster_tests::harness::world::{WorldOptions, path_text};
-use muster_tests::harness::{Agent, Host, Network, Process, World, until, until_told};
+use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::{
+    AgentProcess, ChildProcess, Network, TestHost, Testbed, poll_slowly, wait_for,
+};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -20,7 +22,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 }
 
 /// Stops discovery and Postgres in order, copies the database, and starts both again.
-fn back_up(world: &mut World) -> Result<()> {
+fn back_up(world: &mut Testbed) -> Result<()> {
     world.stop_discovery()?;
     copy(&world.postgres_dir(), &world.path("backup"))?;
     world.start_discovery()
@@ -41,23 +43,23 @@ fn recover_as_a_new_timeline(data: &Path) -> Result<()> {
 }
 
 /// Replaces the database by the copy.
-fn restore(world: &mut World) -> Result<()> {
+fn restore(world: &mut Testbed) -> Result<()> {
     world.stop_discovery()?;
     fs_err::rename(world.postgres_dir(), world.path("postgres-of-today"))?;
     copy(&world.path("backup"), &world.postgres_dir())?;
     world.start_discovery()
 }
 
-fn raft_cluster(world: &World, hosts: &[Host]) -> Result<u64> {
+fn raft_cluster(world: &Testbed, hosts: &[TestHost]) -> Result<u64> {
     let etcdctl = world.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;
     let answer =
-        until("the cluster to take a write", LIMIT, || etcdctl.json(&["put", "k", "v"]).ok())?;
+        wait_for("the cluster to take a write", LIMIT, || etcdctl.json(&["put", "k", "v"]).ok())?;
     answer["header"]["cluster_id"].as_u64().context("a cluster id")
 }
 
 /// Checks that three hosts without knowledge of the commit can't form a cluster with the bundle
 /// after the restore.
-fn nobody_else_forms_it(world: &World, bundle: &Path, identity: u64) -> Result<()> {
+fn check_no_second_cluster(world: &Testbed, bundle: &Path, identity: u64) -> Result<()> {
     let mut late = world.start_agents(3..6, bundle)?;
     for agent in &mut late {
         let code = agent
@@ -76,8 +78,8 @@ fn nobody_else_forms_it(world: &World, bundle: &Path, identity: u64) -> Result<(
 
 #[test]
 fn a_backup_from_before_the_freeze_forms_no_second_cluster() -> Result<()> {
-    let mut world = World::start(Network::loopback(6), WorldOptions::default())?;
-    let bundle = world.order("demo", 3)?;
+    let mut world = Testbed::start(Network::loopback(6), TestbedOptions::default())?;
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     let mut agents = world.start_agents(0..2, &bundle)?;
     for agent in &mut agents {
         agent.wait_for_output("waiting", LIMIT)?;
@@ -93,20 +95,20 @@ fn a_backup_from_before_the_freeze_forms_no_second_cluster() -> Result<()> {
     // The process's own ledger has the commit that the database lacks.
     let said = world.discovery.as_ref().context("discovery runs")?.output();
     ensure!(said.contains("ledger"), "discovery says nothing of what it found:\n{said}");
-    nobody_else_forms_it(&world, &bundle, identity)
+    check_no_second_cluster(&world, &bundle, identity)
 }
 
 #[test]
 fn a_backup_from_the_preparation_forms_no_second_cluster() -> Result<()> {
-    let options = WorldOptions {
+    let options = TestbedOptions {
         serve_args: ["--lease", "20s", "--prepare", "20s", "--sweep", "1s", "--poll", "2s"]
             .map(str::to_owned)
             .to_vec(),
-        ..WorldOptions::default()
+        ..TestbedOptions::default()
     };
-    let mut world = World::start(Network::loopback(6), options)?;
-    let bundle = world.order("demo", 3)?;
-    let mut agents: Vec<Agent> = (0..3).map(|i| world.agent(i, &bundle)).collect();
+    let mut world = Testbed::start(Network::loopback(6), options)?;
+    let bundle = world.create_cluster_with_token("demo", 3)?;
+    let mut agents: Vec<AgentProcess> = (0..3).map(|i| world.agent(i, &bundle)).collect();
     agents[2].options =
         AgentOptions { env: vec![("MUSTER_CRASH_AT".into(), "ack".into())], ..Default::default() };
     for agent in &mut agents {
@@ -121,13 +123,13 @@ fn a_backup_from_the_preparation_forms_no_second_cluster() -> Result<()> {
     let identity = raft_cluster(&world, &world.network.hosts[..3])?;
 
     restore(&mut world)?;
-    nobody_else_forms_it(&world, &bundle, identity)
+    check_no_second_cluster(&world, &bundle, identity)
 }
 
 #[test]
 fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decides() -> Result<()> {
-    let mut world = World::start(Network::loopback(6), WorldOptions::default())?;
-    let bundle = world.order("demo", 3)?;
+    let mut world = Testbed::start(Network::loopback(6), TestbedOptions::default())?;
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     back_up(&mut world)?;
     let mut members = world.start_agents(0..3, &bundle)?;
     world.wait_cluster_state("demo", "formed", LIMIT)?;
@@ -144,7 +146,7 @@ fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decid
 
     // Three hosts that never saw the commit fill the list, but nothing may be frozen.
     let mut late = world.start_agents(3..6, &bundle)?;
-    let explained = until_told("discovery to say why it waits", LIMIT, || {
+    let explained = poll_slowly("discovery to say why it waits", LIMIT, || {
         let text = world.admin_command(&["cluster", "explain", "demo"]).ok()?;
         text.contains("db accept").then_some(text)
     })?;
@@ -178,20 +180,20 @@ fn postgres(program: &str, args: &[&str]) -> Result<()> {
 
 /// Two processes on one Postgres. The second one formed a cluster and was killed, and then the
 /// database was restored to an earlier dump.
-struct Restored {
-    members: Vec<Agent>,
+struct RestoredService {
+    members: Vec<AgentProcess>,
     /// Agent of a host that never saw the commit, started with the old bundle.
-    late: Agent,
+    late: AgentProcess,
     identity: u64,
     /// Declared last and so dropped last: the agents find the nodes to kill by files in its folder.
-    world: World,
+    world: Testbed,
 }
 
 const SECOND: &str = "discovery-2";
 
-fn restored_without_who_formed_it() -> Result<Restored> {
-    let options = WorldOptions { ports: vec![8443, 8444], ..WorldOptions::default() };
-    let mut world = World::prepare(Network::loopback(4), options)?;
+fn restore_without_forming_process() -> Result<RestoredService> {
+    let options = TestbedOptions { ports: vec![8443, 8444], ..TestbedOptions::default() };
+    let mut world = Testbed::prepare(Network::loopback(4), options)?;
     // The surviving process owns Postgres. Hosts use the first address first, so this process
     // delivers no document.
     let mut survivor = world.spawn_discovery("discovery", 8444, None)?;
@@ -199,7 +201,7 @@ fn restored_without_who_formed_it() -> Result<Restored> {
     world.discovery = Some(survivor);
     world.wait_ready()?;
     let mut formed_it = start_second(&world, 8443)?;
-    let bundle = world.order("demo", 3)?;
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     let (url, dump) = (world.database_url()?, world.path("dump"));
     let dump = path_text(&dump)?;
     postgres("pg_dump", &["--format=custom", "--file", dump, &url])?;
@@ -219,24 +221,24 @@ fn restored_without_who_formed_it() -> Result<Restored> {
 
     let mut late = world.agent(3, &bundle);
     late.start()?;
-    let explained = until_told("discovery to say why it waits", LIMIT, || {
+    let explained = poll_slowly("discovery to say why it waits", LIMIT, || {
         let text = world.admin_command(&["cluster", "explain", "demo"]).ok()?;
         text.contains("process forget").then_some(text)
     })?;
     for said in ["a dump", "db accept", "Start them"] {
         ensure!(explained.contains(said), "{said:?} is not said: {explained}");
     }
-    Ok(Restored { members, late, identity, world })
+    Ok(RestoredService { members, late, identity, world })
 }
 
-fn start_second(world: &World, port: u16) -> Result<Process> {
+fn start_second(world: &Testbed, port: u16) -> Result<ChildProcess> {
     let url = world.database_url()?;
     let mut process = world.spawn_discovery(SECOND, port, Some(&url))?;
     process.wait_for_output("listening", LIMIT)?;
     Ok(process)
 }
 
-impl Restored {
+impl RestoredService {
     /// Checks that the late host is refused and starts no node, and that the cluster is the
     /// original one.
     fn ends_as_one_cluster(mut self) -> Result<()> {
@@ -260,7 +262,7 @@ impl Restored {
 
 #[test]
 fn a_dump_loaded_without_the_process_that_formed_the_cluster_waits_for_it() -> Result<()> {
-    let restored = restored_without_who_formed_it()?;
+    let restored = restore_without_forming_process()?;
     let _formed_it = start_second(&restored.world, 8443)?;
     restored.ends_as_one_cluster()
 }
@@ -268,9 +270,9 @@ fn a_dump_loaded_without_the_process_that_formed_the_cluster_waits_for_it() -> R
 #[test]
 fn a_dump_loaded_without_the_process_that_formed_the_cluster_goes_on_when_it_is_forgotten()
 -> Result<()> {
-    let restored = restored_without_who_formed_it()?;
+    let restored = restore_without_forming_process()?;
     let world = &restored.world;
-    let gone = until_told("one process alone to be missing", LIMIT, || {
+    let gone = poll_slowly("one process alone to be missing", LIMIT, || {
         let listed = world.admin_json(&["process", "list"]).ok()?;
         let processes = listed["processes"].as_array()?.iter();
         let missing: Vec<_> = processes.filter(|process| process["missing"] == true).collect();
@@ -290,8 +292,8 @@ fn a_dump_loaded_without_the_process_that_formed_the_cluster_goes_on_when_it_is_
 #[test]
 fn of_two_processes_on_copies_of_one_ledger_the_one_with_the_copy_ends_and_says_why() -> Result<()>
 {
-    let mut world = World::start(Network::loopback(1), WorldOptions::default())?;
-    world.order("demo", 3)?;
+    let mut world = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
+    world.create_cluster_with_token("demo", 3)?;
     world.stop_discovery()?;
     copy(&world.path("discovery-ledger"), &world.path(&format!("{SECOND}-ledger")))?;
     world.start_discovery()?;
@@ -311,8 +313,8 @@ fn of_two_processes_on_copies_of_one_ledger_the_one_with_the_copy_ends_and_says_
 
 #[test]
 fn a_data_directory_copied_to_another_machine_is_refused() -> Result<()> {
-    let world = World::start(Network::loopback(2), WorldOptions::default())?;
-    let bundle = world.order("demo", 1)?;
+    let world = Testbed::start(Network::loopback(2), TestbedOptions::default())?;
+    let bundle = world.create_cluster_with_token("demo", 1)?;
     let machine = |name: &str, id: &str| -> Result<AgentOptions> {
         let file = world.path(name);
         fs_err::write(&file, id)?;

@@ -4,7 +4,7 @@
 
 #![allow(clippy::print_stdout, reason = "says which seed found a bug, and what a run had in it")]
 
-use muster_tests::sim::{Guards, Options, campaign, replay};
+use muster_tests::sim::{Guards, SimulationOptions, campaign, replay};
 
 /// Number of histories in each test run.
 const HISTORIES: u64 = 2_000;
@@ -12,7 +12,7 @@ const FIRST_SEED: u64 = 1;
 
 #[test]
 fn every_invariant_holds_in_every_history() {
-    let options = Options::default();
+    let options = SimulationOptions::default();
     if let Ok(seed) = std::env::var("SEED") {
         let seed = seed.parse().expect("SEED is a number");
         let outcome = replay(seed, options);
@@ -55,9 +55,9 @@ fn every_invariant_holds_in_every_history() {
 #[test]
 fn a_history_is_a_function_of_its_seed() {
     for seed in 1..=20 {
-        let first = replay(seed, Options::default());
-        assert_eq!(first, replay(seed, Options::default()), "seed {seed}");
-        assert_ne!(first.result, replay(seed + 1000, Options::default()).result);
+        let first = replay(seed, SimulationOptions::default());
+        assert_eq!(first, replay(seed, SimulationOptions::default()), "seed {seed}");
+        assert_ne!(first.result, replay(seed + 1000, SimulationOptions::default()).result);
     }
 }
 
@@ -71,20 +71,20 @@ mod bugs_put_back {
         is_found_with(guarded(guards), histories, by);
     }
 
-    fn guarded(guards: Guards) -> Options {
-        Options { guards, ..Options::default() }
+    fn guarded(guards: Guards) -> SimulationOptions {
+        SimulationOptions { guards, ..SimulationOptions::default() }
     }
 
     #[track_caller]
-    fn is_found_with(options: Options, histories: u64, by: &[&str]) {
+    fn is_found_with(options: SimulationOptions, histories: u64, by: &[&str]) {
         is_found_from(1, options, histories, by);
     }
 
     /// Checks that the bug is found in histories whose seeds begin with `first`.
     #[track_caller]
-    fn is_found_from(first: u64, options: Options, histories: u64, by: &[&str]) {
+    fn is_found_from(first: u64, options: SimulationOptions, histories: u64, by: &[&str]) {
         // These histories are longer than the default, so that a bug has more time to show.
-        let options = Options { duration: 2_500_000, ..options };
+        let options = SimulationOptions { duration: 2_500_000, ..options };
         let found = campaign(first, histories, 2, options, |_| ());
         let outcome = found.failure.expect("the bug was not found");
         let violation = outcome.result.expect_err("it failed");
@@ -193,7 +193,7 @@ mod bugs_put_back {
     /// their old addresses.
     #[test]
     fn members_that_do_not_say_who_the_members_are() {
-        let options = Options { censuses: false, ..Options::default() };
+        let options = SimulationOptions { censuses: false, ..SimulationOptions::default() };
         is_found_with(options, 1_000, &["progress after the faults", "every request is answered"]);
     }
 

@@ -8,13 +8,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::nodes::{client_url, peer_url};
-use muster_tests::harness::programs::program;
-use muster_tests::harness::world::{WorldOptions, path_text};
-use muster_tests::harness::{Agent, Host, Network, Node, World, skip, until, until_told};
+use muster_tests::harness::programs::program_path;
+use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::{
+    AgentProcess, Network, NodeProcess, TestHost, Testbed, poll_slowly, skip, wait_for,
+};
 use muster_tests::stock::{self, oldest};
 use serde_json::Value;
 
-const FORMED: Duration = Duration::from_secs(60);
+const FORMATION_LIMIT: Duration = Duration::from_secs(60);
 
 fn newest() -> Option<PathBuf> {
     stock::newest(Path::new(env!("CARGO_TARGET_TMPDIR")))
@@ -24,14 +26,14 @@ fn namespaces() -> Option<Network> {
     match Network::namespaces(3) {
         Ok(network) => Some(network),
         Err(error) => {
-            skip::skipped(format_args!("no network namespaces here: {error:#}"));
+            skip::report_skip(format_args!("no network namespaces here: {error:#}"));
             None
         }
     }
 }
 
-fn start(world: &World, etcd: &Path, flags: &[&str]) -> Result<Vec<Agent>> {
-    let bundle = world.order("demo", 3)?;
+fn start(world: &Testbed, etcd: &Path, flags: &[&str]) -> Result<Vec<AgentProcess>> {
+    let bundle = world.create_cluster_with_token("demo", 3)?;
     let mut args = vec!["--node-binary".to_owned(), path_text(etcd)?.to_owned()];
     args.extend(flags.iter().map(|flag| (*flag).to_owned()));
     (0..3)
@@ -45,12 +47,14 @@ fn start(world: &World, etcd: &Path, flags: &[&str]) -> Result<Vec<Agent>> {
 }
 
 fn forms(etcd: &Path, network: Network) -> Result<()> {
-    let world = World::start(network, WorldOptions::default())?;
+    let world = Testbed::start(network, TestbedOptions::default())?;
     let agents = start(&world, etcd, &[])?;
-    world.wait_cluster_state("demo", "formed", FORMED)?;
-    let hosts: Vec<&Host> = agents.iter().map(|agent| &agent.host).collect();
+    world.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
+    let hosts: Vec<&TestHost> = agents.iter().map(|agent| &agent.host).collect();
     let etcdctl = world.etcdctl("demo", &hosts)?;
-    until("the cluster to take a write", FORMED, || etcdctl.run(&["put", "k", "v"]).ok())?;
+    wait_for("the cluster to take a write", FORMATION_LIMIT, || {
+        etcdctl.run(&["put", "k", "v"]).ok()
+    })?;
     let list = etcdctl.json(&["member", "list"])?;
     let members = list["members"].as_array().context("a list of members")?;
     ensure!(members.len() == 3, "{list}");
@@ -95,13 +99,13 @@ fn the_newest_etcd_forms_on_hosts_of_their_own() -> Result<()> {
 #[test]
 fn nodes_that_find_no_leader_say_why_in_status_and_explain() -> Result<()> {
     let Some(etcd) = newest() else { return Ok(()) };
-    let world = World::start(Network::loopback(3), WorldOptions::default())?;
+    let world = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
     let agents = start(&world, &etcd, &["--", "--peer-skip-client-san-verification=false"])?;
-    until_told("status to say what the node's log says", FORMED, || {
+    poll_slowly("status to say what the node's log says", FORMATION_LIMIT, || {
         let status = agents[0].status().ok()?;
         says_why(&status["node_complaint"]).then_some(())
     })?;
-    until_told("explain to say what a node's log says", FORMED, || {
+    poll_slowly("explain to say what a node's log says", FORMATION_LIMIT, || {
         let explained = world.admin_json(&["cluster", "explain", "demo"]).ok()?;
         let waits = explained["explain"].as_array()?;
         let reports = waits.iter().find(|wait| wait["code"] == "nodes_not_reported")?;
@@ -119,7 +123,7 @@ fn says_why(text: &Value) -> bool {
 }
 
 /// Runs a command that must succeed, and returns its output.
-fn tool(host: &Host, path: &Path, args: &[&str]) -> Result<String> {
+fn tool(host: &TestHost, path: &Path, args: &[&str]) -> Result<String> {
     let output = host.command(path).env("ETCDCTL_API", "3").args(args).output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{} {}: {said}", path.display(), args.join(" "));
@@ -134,15 +138,15 @@ fn the_newest_etcds_own_tool_reads_and_restores_what_is_saved_of_a_node() -> Res
     };
     let (network, folder) = (Network::loopback(2), tempfile::tempdir()?);
     let [first, second] = [0, 1].map(|n| network.hosts[n].clone());
-    let node = program("muster-node")?;
-    let of = |host: &Host| {
+    let node = program_path("muster-node")?;
+    let of = |host: &TestHost| {
         ["--name=one".to_owned(), format!("--initial-cluster=one={}", peer_url(host))]
     };
-    let mut ours = Node::new(&first, "ours", &node, folder.path());
+    let mut ours = NodeProcess::new(&first, "ours", &node, folder.path());
     ours.flags.extend(of(&first));
     ours.start()?;
-    ours.ready(FORMED)?;
-    let etcdctl = |host: &Host, args: &[&str]| {
+    ours.wait_ready(FORMATION_LIMIT)?;
+    let etcdctl = |host: &TestHost, args: &[&str]| {
         let url = client_url(host);
         tool(host, Path::new("etcdctl"), &[&["--endpoints", &url], args].concat())
     };
@@ -163,7 +167,7 @@ fn the_newest_etcds_own_tool_reads_and_restores_what_is_saved_of_a_node() -> Res
     )?)?;
     ensure!(own == theirs, "{own} is not {theirs}");
 
-    let mut etcd = Node::new(&second, "theirs", &etcd, folder.path());
+    let mut etcd = NodeProcess::new(&second, "theirs", &etcd, folder.path());
     etcd.flags.extend(of(&second));
     let known = |flag: &&String| {
         ["--name=", "--data-dir=", "--initial-"].iter().any(|known| flag.starts_with(known))
@@ -171,10 +175,10 @@ fn the_newest_etcds_own_tool_reads_and_restores_what_is_saved_of_a_node() -> Res
     let flags: Vec<&str> = etcd.flags.iter().filter(known).map(String::as_str).collect();
     tool(&second, &etcdutl, &[&["snapshot", "restore", file], &flags[..]].concat())?;
     etcd.start()?;
-    etcd.ready(FORMED)?;
+    etcd.wait_ready(FORMATION_LIMIT)?;
     let revision = own["revision"].as_i64().context("a revision")?;
     for at in [revision, revision - 1, revision / 2] {
-        let hash = |host: &Host| -> Result<Value> {
+        let hash = |host: &TestHost| -> Result<Value> {
             let rev = format!("--rev={at}");
             let said = etcdctl(host, &["endpoint", "hashkv", &rev, "-w", "json"])?;
             Ok(serde_json::from_str::<Value>(&said)?[0]["HashKV"]["hash"].clone())
@@ -182,7 +186,7 @@ fn the_newest_etcds_own_tool_reads_and_restores_what_is_saved_of_a_node() -> Res
         let (ours, theirs) = (hash(&first)?, hash(&second)?);
         ensure!(ours.is_u64() && ours == theirs, "at {at}: {ours} is not {theirs}");
     }
-    let keys = |host: &Host| -> Result<Value> {
+    let keys = |host: &TestHost| -> Result<Value> {
         let said = etcdctl(host, &["get", "", "--prefix", "-w", "json"])?;
         Ok(serde_json::from_str::<Value>(&said)?["kvs"].clone())
     };

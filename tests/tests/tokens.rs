@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::nodes::client_url;
-use muster_tests::harness::programs::program;
-use muster_tests::harness::{Network, Node};
+use muster_tests::harness::programs::program_path;
+use muster_tests::harness::{Network, NodeProcess};
 use muster_tests::stock;
 use node_proto::etcdserverpb::auth_client::AuthClient;
 use node_proto::etcdserverpb::kv_client::KvClient;
@@ -39,23 +39,23 @@ fn work() -> &'static Path {
     Path::new(env!("CARGO_TARGET_TMPDIR"))
 }
 
-async fn channel(node: &Node) -> Result<Channel> {
+async fn channel(node: &NodeProcess) -> Result<Channel> {
     Ok(Channel::from_shared(client_url(&node.host))?.connect().await?)
 }
 
-async fn token(node: &Node) -> Result<String> {
+async fn token(node: &NodeProcess) -> Result<String> {
     let (name, password) = ("root".to_owned(), "secret".to_owned());
     let request = AuthenticateRequest { name, password };
     Ok(AuthClient::new(channel(node).await?).authenticate(request).await?.into_inner().token)
 }
 
-async fn get(node: &Node, token: &str) -> Result<Result<(), Status>> {
+async fn get(node: &NodeProcess, token: &str) -> Result<Result<(), Status>> {
     let mut request = Request::new(RangeRequest { key: "k".into(), ..Default::default() });
     request.metadata_mut().insert("token", token.parse()?);
     Ok(KvClient::new(channel(node).await?).range(request).await.map(drop))
 }
 
-fn etcdctl(tool: &Path, node: &Node, line: &str) -> Result<()> {
+fn etcdctl(tool: &Path, node: &NodeProcess, line: &str) -> Result<()> {
     let output = Command::new(tool)
         .env("ETCDCTL_API", "3")
         .arg(format!("--endpoints={}", client_url(&node.host)))
@@ -67,7 +67,7 @@ fn etcdctl(tool: &Path, node: &Node, line: &str) -> Result<()> {
 }
 
 #[test]
-fn what_etcd_signs_counts_here_and_what_is_signed_here_counts_there() -> Result<()> {
+fn etcd_and_muster_node_accept_each_others_signed_tokens() -> Result<()> {
     let (Some(etcd), Some(tool)) = (stock::newest(work()), stock::newest_etcdctl(work())) else {
         return Ok(());
     };
@@ -83,15 +83,15 @@ async fn both_ways(etcd: &Path, tool: &Path, method: &str, key: &str) -> Result<
     let network = Network::loopback(2);
     let key = Path::new(env!("CARGO_MANIFEST_DIR")).join("../node/src/auth/jwt/fixtures").join(key);
     let mut nodes = Vec::new();
-    let programs = [("etcd", etcd.to_owned()), ("muster", program("muster-node")?)];
+    let programs = [("etcd", etcd.to_owned()), ("muster", program_path("muster-node")?)];
     for (host, (name, program)) in network.hosts.iter().zip(programs) {
-        let mut node = Node::new(host, name, &program, folder.path());
+        let mut node = NodeProcess::new(host, name, &program, folder.path());
         node.flags.push("--name=one".to_owned());
         node.flags.push(format!("--initial-cluster=one=http://{}:2380", host.address));
         let spec = format!("jwt,sign-method={method},priv-key={}", key.display());
         node.flags.push(format!("--auth-token={spec}"));
         node.start()?;
-        node.ready(LIMIT)?;
+        node.wait_ready(LIMIT)?;
         for line in FIRST {
             etcdctl(tool, &node, line)?;
         }

@@ -6,17 +6,17 @@ use std::time::Duration;
 use discovery_types::api::{
     AdoptRequest, NackRequest, PollRequest, PollResponse, ProbesRequest, RedeemResponse,
 };
-use discovery_types::client::{Client, ClientError};
+use discovery_types::client::{ClientError, DiscoveryClient};
 use discovery_types::jws::Jws;
 use uuid::Uuid;
 
-use crate::exit::chain;
+use crate::exit::error_chain;
 use crate::retry::Retry;
-use crate::status::Board;
+use crate::status::StatusHandle;
 
 /// A message to the discovery service.
 #[derive(Clone, Debug)]
-pub(super) enum Errand {
+pub(super) enum OutgoingMessage {
     /// A signed ack of a proposal.
     Ack(Jws),
     /// This host's refusal of a proposal.
@@ -31,18 +31,18 @@ pub(super) enum Errand {
 
 /// Kind of a message. Of each kind, only the newest message is being sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
-    /// An answer to a proposal: [`Errand::Ack`] or [`Errand::Nack`].
+pub(super) enum OutgoingMessageKind {
+    /// An answer to a proposal: [`OutgoingMessage::Ack`] or [`OutgoingMessage::Nack`].
     Answer,
-    /// A row of the matrix, [`Errand::Row`].
+    /// A row of the matrix, [`OutgoingMessage::Row`].
     Row,
-    /// A signed release, [`Errand::Release`].
+    /// A signed release, [`OutgoingMessage::Release`].
     Release,
-    /// The held document, [`Errand::Adopt`].
+    /// The held document, [`OutgoingMessage::Adopt`].
     Adopt,
 }
 
-impl std::fmt::Display for Kind {
+impl std::fmt::Display for OutgoingMessageKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Answer => "this host's answer to the list",
@@ -55,57 +55,62 @@ impl std::fmt::Display for Kind {
 
 /// Result of a finished request.
 #[derive(Debug)]
-pub(super) enum Done {
+pub(super) enum RequestResult {
     /// Result of a redeem.
     Redeemed(Result<Box<RedeemResponse>, ClientError>),
     /// Result of a poll.
     Polled(Result<Box<PollResponse>, ClientError>),
     /// Result of an errand of this kind.
-    Carried(Kind, Result<Option<Box<PollResponse>>, ClientError>),
+    MessageSent(OutgoingMessageKind, Result<Option<Box<PollResponse>>, ClientError>),
 }
 
-impl Errand {
+impl OutgoingMessage {
     /// Returns the message's kind.
-    pub(super) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> OutgoingMessageKind {
         match self {
-            Self::Ack(_) | Self::Nack(_) => Kind::Answer,
-            Self::Row(_) => Kind::Row,
-            Self::Release(_) => Kind::Release,
-            Self::Adopt(_) => Kind::Adopt,
+            Self::Ack(_) | Self::Nack(_) => OutgoingMessageKind::Answer,
+            Self::Row(_) => OutgoingMessageKind::Row,
+            Self::Release(_) => OutgoingMessageKind::Release,
+            Self::Adopt(_) => OutgoingMessageKind::Adopt,
         }
     }
 
     /// Sends the message until the service has accepted or refused it.
-    pub(super) async fn carry_out(self, client: Arc<Client>, cluster: Uuid, board: Board) -> Done {
+    pub(super) async fn send_until_accepted(
+        self,
+        client: Arc<DiscoveryClient>,
+        cluster: Uuid,
+        board: StatusHandle,
+    ) -> RequestResult {
         let kind = self.kind();
         let mut retry = Retry::default();
         let mut told = None;
         loop {
             match self.send(&client, cluster).await {
-                Err(error) if is_worth_repeating(&error) => {
+                Err(error) if must_resend(&error) => {
                     let pause = retry.next_pause();
-                    let text = format!("{kind} was not taken: {}", chain(&error));
+                    let text = format!("{kind} was not taken: {}", error_chain(&error));
                     if told.as_ref() != Some(&text) {
                         tracing::warn!("{text}; trying again");
-                        board.error(text.clone(), None);
+                        board.set_error(text.clone(), None);
                         told = Some(text);
                     }
                     tokio::time::sleep(pause).await;
                 }
-                result => return Done::Carried(kind, result),
+                result => return RequestResult::MessageSent(kind, result),
             }
         }
     }
 
     async fn send(
         &self,
-        client: &Client,
+        client: &DiscoveryClient,
         cluster: Uuid,
     ) -> Result<Option<Box<PollResponse>>, ClientError> {
         let response = match self {
             Self::Ack(jws) => client.ack(cluster, jws).await,
             Self::Nack(nack) => client.nack(cluster, nack).await,
-            Self::Row(row) => client.probes(cluster, row).await,
+            Self::Row(row) => client.send_probe_results(cluster, row).await,
             Self::Release(jws) => client.release(cluster, jws).await,
             Self::Adopt(adopt) => return client.adopt(adopt).await.map(|_| None),
         };
@@ -116,7 +121,7 @@ impl Errand {
 /// Returns whether to send the message again. After a conflict, the next poll tells what to do
 /// instead. An answer that is not the service's own, such as a proxy's, means that the message has
 /// not arrived. It is sent again whatever its status, since nothing else would.
-fn is_worth_repeating(error: &ClientError) -> bool {
+fn must_resend(error: &ClientError) -> bool {
     /// HTTP status code 409 Conflict.
     const CONFLICT: u16 = 409;
     match error {
@@ -127,20 +132,24 @@ fn is_worth_repeating(error: &ClientError) -> bool {
 }
 
 /// Redeems once, after `pause`.
-pub(super) async fn redeem(client: Arc<Client>, envelope: Jws, pause: Duration) -> Done {
+pub(super) async fn redeem(
+    client: Arc<DiscoveryClient>,
+    envelope: Jws,
+    pause: Duration,
+) -> RequestResult {
     tokio::time::sleep(pause).await;
-    Done::Redeemed(client.redeem(&envelope).await.map(Box::new))
+    RequestResult::Redeemed(client.redeem(&envelope).await.map(Box::new))
 }
 
 /// Polls once, after `pause`.
 pub(super) async fn poll(
-    client: Arc<Client>,
+    client: Arc<DiscoveryClient>,
     cluster: Uuid,
     poll: PollRequest,
     pause: Duration,
-) -> Done {
+) -> RequestResult {
     tokio::time::sleep(pause).await;
-    Done::Polled(client.poll(cluster, &poll).await.map(Box::new))
+    RequestResult::Polled(client.poll(cluster, &poll).await.map(Box::new))
 }
 
 #[cfg(test)]
@@ -152,11 +161,11 @@ mod tests {
     #[test]
     fn a_stale_epoch_is_left_to_the_next_poll_and_a_full_service_is_not() {
         let problem = |code| ClientError::Problem(Box::new(Problem::new(code, "", "")));
-        assert!(!is_worth_repeating(&problem(Code::StaleEpoch)));
-        assert!(!is_worth_repeating(&problem(Code::Abandoned)));
-        assert!(is_worth_repeating(&problem(Code::Overloaded)));
-        assert!(is_worth_repeating(&problem(Code::DatabaseChanged)));
+        assert!(!must_resend(&problem(Code::StaleEpoch)));
+        assert!(!must_resend(&problem(Code::Abandoned)));
+        assert!(must_resend(&problem(Code::Overloaded)));
+        assert!(must_resend(&problem(Code::DatabaseChanged)));
         let page = ClientError::Foreign { url: String::new(), status: 500, reason: String::new() };
-        assert!(is_worth_repeating(&page));
+        assert!(must_resend(&page));
     }
 }

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use discovery_formation::agent::Target;
-use discovery_formation::{Epoch, Hash, KeyId};
+use discovery_formation::agent::ProbeTarget;
+use discovery_formation::{AgentKey, Epoch, Hash};
 use discovery_types::convert;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::exit::chain;
+use crate::exit::error_chain;
 use crate::probe::client::{ProbeError, probe};
 use crate::probe::{Answer, ProbeIdentity};
 use crate::supervisor::policy::jitter;
@@ -20,37 +20,37 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// How long a peer may take to learn of the proposal. Before that, it doesn't know this host's key
 /// and closes without an answer, which is not reported. All hosts learn of a list at nearly the
 /// same time.
-const GRACE: Duration = Duration::from_secs(1);
+const PROPOSAL_GRACE: Duration = Duration::from_secs(1);
 /// The longest pause between two probes.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Capacity of the channel of findings. Probers wait while it is full.
-const FINDINGS: usize = 64;
+const FINDING_CHANNEL_CAPACITY: usize = 64;
 
 /// Result of probing one peer.
 #[derive(Debug)]
-pub(super) struct Finding {
+pub(super) struct ProbeFinding {
     /// Epoch of the proposal for which the peer was probed.
     pub epoch: Epoch,
     /// Key of the probed peer.
-    pub peer: KeyId,
+    pub peer: AgentKey,
     /// The answer and its round-trip time, or the reason of the failure.
     pub result: Result<(Answer, Duration), String>,
 }
 
 /// The running probers, all for one list.
-pub(super) struct Mesh {
+pub(super) struct Probers {
     identity: Arc<ProbeIdentity>,
     /// Hash of the list whose members are probed.
     list: Option<Hash>,
     stop: CancellationToken,
-    sender: mpsc::Sender<Finding>,
-    findings: mpsc::Receiver<Finding>,
+    sender: mpsc::Sender<ProbeFinding>,
+    findings: mpsc::Receiver<ProbeFinding>,
 }
 
-impl Mesh {
+impl Probers {
     /// Makes a mesh without probers.
     pub(super) fn new(identity: Arc<ProbeIdentity>) -> Self {
-        let (sender, findings) = mpsc::channel(FINDINGS);
+        let (sender, findings) = mpsc::channel(FINDING_CHANNEL_CAPACITY);
         Self { identity, list: None, stop: CancellationToken::new(), sender, findings }
     }
 
@@ -60,8 +60,8 @@ impl Mesh {
     pub(super) fn start(
         &mut self,
         (epoch, h): (Epoch, Hash),
-        targets: Vec<Target>,
-        wanted: &BTreeSet<KeyId>,
+        targets: Vec<ProbeTarget>,
+        wanted: &BTreeSet<AgentKey>,
     ) {
         if self.list == Some(h) {
             return;
@@ -74,7 +74,7 @@ impl Mesh {
                 identity: Arc::clone(&self.identity),
                 epoch,
                 target,
-                again,
+                is_repeated: again,
                 sender: self.sender.clone(),
             };
             let stop = self.stop.clone();
@@ -92,16 +92,16 @@ impl Mesh {
         self.stop.cancel();
         self.stop = CancellationToken::new();
         self.list = None;
-        (self.sender, self.findings) = mpsc::channel(FINDINGS);
+        (self.sender, self.findings) = mpsc::channel(FINDING_CHANNEL_CAPACITY);
     }
 
     /// Waits for the next finding. Safe to drop.
-    pub(super) async fn next(&mut self) -> Finding {
+    pub(super) async fn next(&mut self) -> ProbeFinding {
         self.findings.recv().await.expect("this value holds a sender itself")
     }
 }
 
-impl Drop for Mesh {
+impl Drop for Probers {
     fn drop(&mut self) {
         self.stop.cancel();
     }
@@ -110,9 +110,9 @@ impl Drop for Mesh {
 struct Prober {
     identity: Arc<ProbeIdentity>,
     epoch: Epoch,
-    target: Target,
-    again: bool,
-    sender: mpsc::Sender<Finding>,
+    target: ProbeTarget,
+    is_repeated: bool,
+    sender: mpsc::Sender<ProbeFinding>,
 }
 
 impl Prober {
@@ -123,25 +123,25 @@ impl Prober {
         loop {
             let result = self.all_urls().await;
             let reached = result.is_ok();
-            let early = began.elapsed() < GRACE;
+            let early = began.elapsed() < PROPOSAL_GRACE;
             if early && matches!(result, Err(ProbeError::Silent { .. })) {
-                pause = wait(pause).await;
+                pause = sleep_and_double(pause).await;
                 continue;
             }
-            let result = result.map_err(|error| chain(&error));
+            let result = result.map_err(|error| error_chain(&error));
             // A repeated failure for the same reason is not reported again.
             let said = result.as_ref().map(|(answer, _)| answer.clone()).map_err(Clone::clone);
             if last.as_ref() != Some(&said) {
                 last = Some(said);
-                let finding = Finding { epoch: self.epoch, peer: self.target.key, result };
+                let finding = ProbeFinding { epoch: self.epoch, peer: self.target.key, result };
                 if self.sender.send(finding).await.is_err() {
                     return;
                 }
             }
-            if reached && !self.again {
+            if reached && !self.is_repeated {
                 return;
             }
-            pause = wait(if reached { LONGEST_PAUSE } else { pause }).await;
+            pause = sleep_and_double(if reached { LONGEST_PAUSE } else { pause }).await;
         }
     }
 
@@ -162,7 +162,7 @@ impl Prober {
 }
 
 /// Waits for about `pause`, and returns the next pause.
-async fn wait(pause: Duration) -> Duration {
+async fn sleep_and_double(pause: Duration) -> Duration {
     tokio::time::sleep(pause.mul_f64(0.5 + jitter() / 2.0)).await;
     (pause * 2).min(LONGEST_PAUSE)
 }
@@ -174,41 +174,44 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
-    use crate::probe::server::{Policy, ProbeListener};
+    use crate::probe::server::{ProbeListener, ProbePolicy};
 
-    fn target(key: &SigningKey, at: &str) -> Target {
-        Target {
+    fn target(key: &SigningKey, at: &str) -> ProbeTarget {
+        ProbeTarget {
             key: convert::key(key.public()),
             incarnation: Incarnation(1),
             peer_urls: vec![format!("https://{at}")],
-            in_proposal: true,
+            is_in_proposal: true,
         }
     }
 
-    struct Peer {
+    struct ListeningPeer {
         answer: Answer,
         listener: ProbeListener,
-        policy: watch::Sender<Policy>,
+        policy: watch::Sender<ProbePolicy>,
     }
 
     /// Makes a peer that listens and admits no key yet.
-    async fn peer(key: &SigningKey) -> Peer {
+    async fn peer(key: &SigningKey) -> ListeningPeer {
         let answer = Answer {
             key: *key.public(),
             incarnation: discovery_types::digest::Incarnation([0; 16]),
             released: None,
         };
-        let (policy, changes) = watch::channel(Policy::default());
+        let (policy, changes) = watch::channel(ProbePolicy::default());
         let any = "127.0.0.1:0".parse().unwrap();
         let listener = ProbeListener::open(any, &ProbeIdentity::new(key), changes).await.unwrap();
-        Peer { answer, listener, policy }
+        ListeningPeer { answer, listener, policy }
     }
 
-    impl Peer {
+    impl ListeningPeer {
         /// Admits a key, as a peer does once it has learned of the proposal.
         fn admits(&self, asker: &SigningKey) {
             let askers = BTreeSet::from([*asker.public()]);
-            self.policy.send_replace(Policy { askers, answer: Some(self.answer.clone()) });
+            self.policy.send_replace(ProbePolicy {
+                allowed_keys: askers,
+                answer: Some(self.answer.clone()),
+            });
         }
     }
 
@@ -216,7 +219,7 @@ mod tests {
     async fn a_peer_that_learns_of_the_list_a_moment_later_is_no_failure() {
         let (own, other) = (SigningKey::generate(), SigningKey::generate());
         let peer = peer(&other).await;
-        let mut mesh = Mesh::new(Arc::new(ProbeIdentity::new(&own)));
+        let mut mesh = Probers::new(Arc::new(ProbeIdentity::new(&own)));
         let targets = vec![target(&other, &peer.listener.address().to_string())];
         mesh.start((4, Hash([4; 32])), targets, &BTreeSet::new());
         tokio::time::sleep(FIRST_PAUSE).await;
@@ -230,7 +233,7 @@ mod tests {
     async fn a_peer_that_stays_silent_is_told_once_and_found_when_it_answers() {
         let (own, other) = (SigningKey::generate(), SigningKey::generate());
         let peer = peer(&other).await;
-        let mut mesh = Mesh::new(Arc::new(ProbeIdentity::new(&own)));
+        let mut mesh = Probers::new(Arc::new(ProbeIdentity::new(&own)));
         let targets = vec![target(&other, &peer.listener.address().to_string())];
         mesh.start((4, Hash([4; 32])), targets, &BTreeSet::new());
         let first = mesh.next().await;
@@ -245,7 +248,7 @@ mod tests {
         let (own, other) = (SigningKey::generate(), SigningKey::generate());
         let peer = peer(&other).await;
         peer.admits(&own);
-        let mut mesh = Mesh::new(Arc::new(ProbeIdentity::new(&own)));
+        let mut mesh = Probers::new(Arc::new(ProbeIdentity::new(&own)));
         mesh.start((1, Hash([1; 32])), vec![target(&other, "127.0.0.1:1")], &BTreeSet::new());
         assert!(mesh.next().await.result.is_err());
         let at = peer.listener.address().to_string();
@@ -256,7 +259,7 @@ mod tests {
     #[tokio::test]
     async fn the_probers_of_an_older_epoch_stop() {
         let (own, other) = (SigningKey::generate(), SigningKey::generate());
-        let mut mesh = Mesh::new(Arc::new(ProbeIdentity::new(&own)));
+        let mut mesh = Probers::new(Arc::new(ProbeIdentity::new(&own)));
         // No process listens on port 1, so each probe fails at once.
         mesh.start((1, Hash([1; 32])), vec![target(&other, "127.0.0.1:1")], &BTreeSet::new());
         assert_eq!(mesh.next().await.epoch, 1);

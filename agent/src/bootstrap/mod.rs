@@ -14,16 +14,16 @@ mod progress;
 pub(crate) mod record;
 mod shown;
 
-pub(crate) use self::shown::cut;
+pub(crate) use self::shown::truncate_reason;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use discovery_formation::agent::Event;
-use discovery_formation::{Hash, KeyId};
+use discovery_formation::agent::AgentEvent;
+use discovery_formation::{AgentKey, Hash};
 use discovery_types::api::{NackReason, NackRequest, PollRequest, ProbeResult, Session};
-use discovery_types::client::{Client, ClientConfig, ClientError};
+use discovery_types::client::{ClientConfig, ClientError, DiscoveryClient};
 use discovery_types::convert;
 use discovery_types::digest::Digest;
 use discovery_types::key::PublicKey;
@@ -36,28 +36,28 @@ use tokio::task::{AbortHandle, Id, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::errand::{Done, Errand, Kind};
-use self::mesh::Mesh;
-use self::progress::Progress;
-use crate::addressing::Listen;
-use crate::exit::{End, chain};
+use self::errand::{OutgoingMessage, OutgoingMessageKind, RequestResult};
+use self::mesh::Probers;
+use self::progress::ProgressLog;
+use crate::addressing::ListenAddresses;
+use crate::exit::{ExitError, error_chain};
 use crate::host::Host;
 use crate::probe::ProbeIdentity;
-use crate::probe::server::{Policy, ProbeListener};
+use crate::probe::server::{ProbeListener, ProbePolicy};
 use crate::protocol::Protocol;
 use crate::retry::Retry;
 use crate::state::journal::Join;
-use crate::status::{Board, Phase};
+use crate::status::{Phase, StatusHandle};
 
 /// The longest that a proposal waits for releases, whatever the service allows.
-const LONGEST_PATIENCE: Duration = Duration::from_secs(3600);
+const MAX_RELEASE_WAIT: Duration = Duration::from_secs(3600);
 
 /// How long the last message may take when the agent is told to stop.
-const FAREWELL: Duration = Duration::from_secs(1);
+const FINAL_NACK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Result of forming the cluster.
 #[derive(Debug)]
-pub(crate) enum Formed {
+pub(crate) enum FormationResult {
     /// The node may start.
     Launch,
     /// The node's data is lost, or belongs to another incarnation; a person has to replace this
@@ -68,58 +68,58 @@ pub(crate) enum Formed {
 }
 
 /// Parts of the agent that forming the cluster depends on.
-pub(crate) struct Surroundings {
+pub(crate) struct AgentContext {
     pub host: Arc<dyn Host>,
     /// The status to update.
-    pub board: Board,
+    pub board: StatusHandle,
     /// Cancelled when the agent is told to stop.
     pub stop: CancellationToken,
 }
 
 /// The proposal that the state machine was offered last.
-struct Offered {
+struct CurrentProposal {
     h: Hash,
     epoch: u64,
     /// Seat numbers by agent key, for the matrix.
-    seats: BTreeMap<KeyId, u8>,
-    results: BTreeMap<KeyId, ProbeResult>,
-    impatient_at: Instant,
+    seats: BTreeMap<AgentKey, u8>,
+    results: BTreeMap<AgentKey, ProbeResult>,
+    release_deadline: Instant,
 }
 
 /// State of the one task that forms the cluster; the only owner of all that it uses.
 pub(crate) struct Bootstrap<'a> {
     protocol: &'a mut Protocol,
-    surroundings: Surroundings,
+    context: AgentContext,
     join: Join,
-    listen: Listen,
-    client: Arc<Client>,
+    listen: ListenAddresses,
+    client: Arc<DiscoveryClient>,
     identity: Arc<ProbeIdentity>,
-    policy: watch::Sender<Policy>,
+    policy: watch::Sender<ProbePolicy>,
     listener: Option<ProbeListener>,
     chain: Option<StatementChain>,
     service_keys: Vec<PublicKey>,
-    offered: Option<Offered>,
+    current_proposal: Option<CurrentProposal>,
     /// Hash of the proposal that was refused before the state machine saw it.
-    refused_unseen: Option<Digest>,
-    mesh: Mesh,
-    progress: Progress,
-    work: JoinSet<Done>,
-    underway: BTreeMap<Kind, AbortHandle>,
-    contact: Contact,
-    outcome: Option<Formed>,
+    refused_unverified: Option<Digest>,
+    probers: Probers,
+    progress: ProgressLog,
+    work: JoinSet<RequestResult>,
+    pending_messages: BTreeMap<OutgoingMessageKind, AbortHandle>,
+    contact: ServiceContact,
+    outcome: Option<FormationResult>,
 }
 
 /// Contact with the service: one redeem, then one long poll after another.
 #[derive(Default)]
-struct Contact {
+struct ServiceContact {
     wanted: bool,
     redeemed: bool,
-    waiting: bool,
+    is_request_pending: bool,
     revision: Option<u64>,
     retry: Retry,
     pause: Duration,
     /// The last failure that was logged, to log each only once.
-    complained: Option<String>,
+    logged_failure: Option<String>,
     last_refusal: Option<String>,
     /// Whether the last refusal said that the cluster has its members already.
     is_boot_closed: bool,
@@ -132,68 +132,75 @@ impl<'a> Bootstrap<'a> {
     pub(crate) fn new(
         protocol: &'a mut Protocol,
         join: Join,
-        listen: Listen,
-        surroundings: Surroundings,
-    ) -> Result<Self, End> {
+        listen: ListenAddresses,
+        surroundings: AgentContext,
+    ) -> Result<Self, ExitError> {
         let key = Arc::clone(&protocol.key);
         let config = ClientConfig {
             urls: join.urls.clone(),
             pins: join.pins.clone(),
             key: Some(Arc::clone(&key)),
         };
-        let client = Client::new(config).map_err(|error| End::Failed(chain(&error)))?;
+        let client =
+            DiscoveryClient::new(config).map_err(|error| ExitError::Failed(error_chain(&error)))?;
         let identity = Arc::new(ProbeIdentity::new(&key));
-        let statements = &protocol.keepsakes.statements;
+        let statements = &protocol.extras.statements;
         Ok(Self {
             chain: StatementChain::verify_from_pin(statements, &join.statement).ok(),
             client: Arc::new(client),
-            mesh: Mesh::new(Arc::clone(&identity)),
+            probers: Probers::new(Arc::clone(&identity)),
             identity,
-            policy: watch::Sender::new(Policy::default()),
+            policy: watch::Sender::new(ProbePolicy::default()),
             listener: None,
             service_keys: Vec::new(),
-            offered: None,
-            refused_unseen: None,
-            progress: Progress::new(surroundings.board.clone()),
+            current_proposal: None,
+            refused_unverified: None,
+            progress: ProgressLog::new(surroundings.board.clone()),
             work: JoinSet::new(),
-            underway: BTreeMap::new(),
-            contact: Contact::default(),
+            pending_messages: BTreeMap::new(),
+            contact: ServiceContact::default(),
             outcome: None,
             protocol,
-            surroundings,
+            context: surroundings,
             join,
             listen,
         })
     }
 
     /// Continues to the launch of a document that is already held. Contacts nobody.
-    pub(crate) async fn launch_held(mut self) -> Result<Formed, End> {
-        let actions = self.look()?;
-        self.act(actions).await?;
-        self.until_outcome().await
+    pub(crate) async fn launch_held(mut self) -> Result<FormationResult, ExitError> {
+        let actions = self.classify_directory()?;
+        self.carry_out_actions(actions).await?;
+        self.run_until_outcome().await
     }
 
     /// Forms the cluster with this host's `record`.
-    pub(crate) async fn form(mut self, record: &SignedRecord) -> Result<Formed, End> {
+    pub(crate) async fn form(
+        mut self,
+        record: &SignedRecord,
+    ) -> Result<FormationResult, ExitError> {
         self.listen().await?;
         let own = *self.protocol.key.public();
         let record = convert::own_record(record, &own).map_err(|error| {
-            End::Failed(format!("this host's own record is not valid: {}", chain(&error)))
+            ExitError::Failed(format!(
+                "this host's own record is not valid: {}",
+                error_chain(&error)
+            ))
         })?;
-        let actions = self.protocol.step(Event::RecordReady(record))?;
-        self.act(actions).await?;
-        self.until_outcome().await
+        let actions = self.protocol.step(AgentEvent::RecordReady(record))?;
+        self.carry_out_actions(actions).await?;
+        self.run_until_outcome().await
     }
 
     /// Listens on the node's peer address, and checks that its client address is free.
-    async fn listen(&mut self) -> Result<(), End> {
+    async fn listen(&mut self) -> Result<(), ExitError> {
         self.update_policy();
         let listener =
             ProbeListener::open(self.listen.peer, &self.identity, self.policy.subscribe())
                 .await
-                .map_err(|error| self.address_taken(&chain(&error)))?;
+                .map_err(|error| self.address_taken(&error_chain(&error)))?;
         let at = self.listen.client;
-        self.surroundings
+        self.context
             .host
             .test_bind(at)
             .map_err(|error| self.address_taken(&format!("can't listen on {at}: {error}")))?;
@@ -201,45 +208,46 @@ impl<'a> Bootstrap<'a> {
         Ok(())
     }
 
-    fn address_taken(&self, what: &str) -> End {
-        let own = own_addresses(&*self.surroundings.host);
-        End::Failed(format!(
+    fn address_taken(&self, what: &str) -> ExitError {
+        let own = own_addresses(&*self.context.host);
+        ExitError::Failed(format!(
             "{what}; the node could not either. This host's addresses: {own}; see \
              --listen-address, --peer-port and --client-port"
         ))
     }
 
-    async fn until_outcome(&mut self) -> Result<Formed, End> {
+    async fn run_until_outcome(&mut self) -> Result<FormationResult, ExitError> {
         loop {
             if let Some(outcome) = self.outcome.take() {
                 return Ok(outcome);
             }
-            self.keep_contact()?;
-            let impatient_at = self.offered.as_ref().map(|offered| offered.impatient_at);
+            self.start_next_request()?;
+            let impatient_at =
+                self.current_proposal.as_ref().map(|offered| offered.release_deadline);
             tokio::select! {
-                () = self.surroundings.stop.cancelled() => {
-                    self.say_farewell().await;
-                    return Ok(Formed::Stopped);
+                () = self.context.stop.cancelled() => {
+                    self.send_final_nack().await;
+                    return Ok(FormationResult::Stopped);
                 }
                 Some(done) = self.work.join_next_with_id() => match done {
-                    Ok((task, done)) => self.done(task, done).await?,
+                    Ok((task, done)) => self.handle_result(task, done).await?,
                     // The task was aborted because a newer message replaced it.
                     Err(error) if error.is_cancelled() => {}
-                    Err(error) => return Err(End::Failed(format!("a task failed: {error}"))),
+                    Err(error) => return Err(ExitError::Failed(format!("a task failed: {error}"))),
                 },
-                finding = self.mesh.next() => self.found(finding).await?,
-                () = sleep_until(impatient_at) => self.impatient().await?,
-                () = tokio::time::sleep(progress::LOOK_EVERY) => self.progress.look(),
+                finding = self.probers.next() => self.handle_finding(finding).await?,
+                () = sleep_until(impatient_at) => self.end_release_wait().await?,
+                () = tokio::time::sleep(progress::CHECK_INTERVAL) => self.progress.log_due_lines(),
             }
         }
     }
 
     /// Starts a redeem or a poll unless one is under way.
-    fn keep_contact(&mut self) -> Result<(), End> {
-        if !self.contact.wanted || self.contact.waiting {
+    fn start_next_request(&mut self) -> Result<(), ExitError> {
+        if !self.contact.wanted || self.contact.is_request_pending {
             return Ok(());
         }
-        self.contact.waiting = true;
+        self.contact.is_request_pending = true;
         let client = Arc::clone(&self.client);
         let pause = std::mem::take(&mut self.contact.pause);
         if self.contact.redeemed {
@@ -259,10 +267,12 @@ impl<'a> Bootstrap<'a> {
         Ok(())
     }
 
-    fn envelope(&self) -> Result<Redeem, End> {
+    fn envelope(&self) -> Result<Redeem, ExitError> {
         let journal = &self.protocol.agent.journal;
         let record = journal.record.as_deref().ok_or_else(|| {
-            End::Failed("there is no record to redeem: this is a fault of muster-agent".to_owned())
+            ExitError::Failed(
+                "there is no record to redeem: this is a fault of muster-agent".to_owned(),
+            )
         })?;
         let session = self.session();
         let pins = &self.join.pins;
@@ -281,47 +291,47 @@ impl<'a> Bootstrap<'a> {
         Session { boot: self.protocol.agent.session.boot, nonce: self.protocol.nonce() }
     }
 
-    async fn done(&mut self, task: Id, done: Done) -> Result<(), End> {
+    async fn handle_result(&mut self, task: Id, done: RequestResult) -> Result<(), ExitError> {
         match done {
-            Done::Redeemed(Ok(response)) => {
-                self.contact.waiting = false;
+            RequestResult::Redeemed(Ok(response)) => {
+                self.contact.is_request_pending = false;
                 self.contact.redeemed = true;
-                self.reached();
+                self.handle_success();
                 self.service_keys =
                     response.jwks.keys.iter().filter_map(|jwk| jwk.public_key()).collect();
-                self.absorb(response.poll).await
+                self.handle_answer(response.poll).await
             }
-            Done::Polled(Ok(response)) => {
-                self.contact.waiting = false;
-                self.reached();
-                self.absorb(*response).await
+            RequestResult::Polled(Ok(response)) => {
+                self.contact.is_request_pending = false;
+                self.handle_success();
+                self.handle_answer(*response).await
             }
-            Done::Redeemed(Err(error)) | Done::Polled(Err(error)) => {
-                self.contact.waiting = false;
-                self.failed(error).await
+            RequestResult::Redeemed(Err(error)) | RequestResult::Polled(Err(error)) => {
+                self.contact.is_request_pending = false;
+                self.handle_failure(error).await
             }
-            Done::Carried(kind, result) => {
+            RequestResult::MessageSent(kind, result) => {
                 // A result that arrived just before a newer message replaced it is ignored.
-                match self.underway.get(&kind).is_some_and(|newest| newest.id() == task) {
-                    true => self.carried(kind, result).await,
+                match self.pending_messages.get(&kind).is_some_and(|newest| newest.id() == task) {
+                    true => self.handle_message_result(kind, result).await,
                     false => Ok(()),
                 }
             }
         }
     }
 
-    fn reached(&mut self) {
-        if self.contact.complained.take().is_some() {
+    fn handle_success(&mut self) {
+        if self.contact.logged_failure.take().is_some() {
             tracing::info!("discovery answers again");
-            self.surroundings.board.healed();
+            self.context.board.clear_error();
         }
-        self.contact.retry.succeeded();
+        self.contact.retry.reset();
     }
 
     /// Handles a failed redeem or poll. The state machine judges a refusal; every other failure is
     /// retried.
-    async fn failed(&mut self, error: ClientError) -> Result<(), End> {
-        let text = chain(&error);
+    async fn handle_failure(&mut self, error: ClientError) -> Result<(), ExitError> {
+        let text = error_chain(&error);
         match &error {
             ClientError::Problem(problem) => {
                 self.contact.last_refusal = Some(text.clone());
@@ -332,12 +342,13 @@ impl<'a> Bootstrap<'a> {
                 self.contact.pin = self.contact.pin.wrapping_add(1);
                 let named_all = self.contact.pin.is_multiple_of(self.join.pins.len());
                 if self.contact.redeemed || named_all {
-                    let actions = self.protocol.step(Event::Refused { code, retryable })?;
-                    self.act(actions).await?;
+                    let actions =
+                        self.protocol.step(AgentEvent::RequestRefused { code, retryable })?;
+                    self.carry_out_actions(actions).await?;
                 }
             }
             ClientError::Pin { .. } | ClientError::NoKey | ClientError::Setup(_) => {
-                return Err(End::Failed(text));
+                return Err(ExitError::Failed(text));
             }
             ClientError::Unreachable { .. }
             | ClientError::Interrupted { .. }
@@ -345,68 +356,68 @@ impl<'a> Bootstrap<'a> {
         }
         let pause = self.contact.retry.next_pause();
         self.contact.pause = pause;
-        let at = self.surroundings.host.now()
-            + jiff::SignedDuration::try_from(pause).unwrap_or_default();
-        self.surroundings.board.error(text.clone(), Some(at));
-        if self.contact.complained.as_ref() != Some(&text) {
+        let at =
+            self.context.host.now() + jiff::SignedDuration::try_from(pause).unwrap_or_default();
+        self.context.board.set_error(text.clone(), Some(at));
+        if self.contact.logged_failure.as_ref() != Some(&text) {
             tracing::warn!("{text}; trying again");
-            self.contact.complained = Some(text.clone());
+            self.contact.logged_failure = Some(text.clone());
         }
         let what =
             format!("waiting for discovery ({} tries): {text}", self.contact.retry.attempts());
-        self.surroundings.board.phase(Phase::Contacting, what);
+        self.context.board.set_phase(Phase::Contacting, what);
         Ok(())
     }
 
-    async fn carried(
+    async fn handle_message_result(
         &mut self,
-        kind: Kind,
+        kind: OutgoingMessageKind,
         result: Result<Option<Box<discovery_types::api::PollResponse>>, ClientError>,
-    ) -> Result<(), End> {
+    ) -> Result<(), ExitError> {
         /// HTTP status code 409 Conflict.
         const CONFLICT: u16 = 409;
-        self.underway.remove(&kind);
+        self.pending_messages.remove(&kind);
         match result {
             Ok(response) => {
-                if kind == Kind::Answer {
-                    crate::crash::at(crate::crash::Step::AckSent);
+                if kind == OutgoingMessageKind::Answer {
+                    crate::crash::at(crate::crash::Failpoint::AckSent);
                 }
                 match response {
-                    Some(response) => self.absorb(*response).await,
+                    Some(response) => self.handle_answer(*response).await,
                     None => Ok(()),
                 }
             }
             Err(ClientError::Problem(problem))
-                if problem.status != CONFLICT && kind != Kind::Row =>
+                if problem.status != CONFLICT && kind != OutgoingMessageKind::Row =>
             {
                 self.contact.last_refusal = Some(problem.to_string());
                 let (code, retryable) = (convert::refusal_code(problem.code), problem.retryable);
-                let actions = self.protocol.step(Event::Refused { code, retryable })?;
-                self.act(actions).await
+                let actions = self.protocol.step(AgentEvent::RequestRefused { code, retryable })?;
+                self.carry_out_actions(actions).await
             }
             Err(error) => {
                 // The next poll shows the cluster's current state.
-                tracing::debug!(?kind, error = chain(&error), "not taken");
+                tracing::debug!(?kind, error = error_chain(&error), "not taken");
                 Ok(())
             }
         }
     }
 
-    async fn impatient(&mut self) -> Result<(), End> {
-        let Some(offered) = &mut self.offered else { return Ok(()) };
+    async fn end_release_wait(&mut self) -> Result<(), ExitError> {
+        let Some(offered) = &mut self.current_proposal else { return Ok(()) };
         // The event is sent once for each proposal, so the next time is set far away.
-        offered.impatient_at += LONGEST_PATIENCE;
+        offered.release_deadline += MAX_RELEASE_WAIT;
         let epoch = offered.epoch;
-        let actions = self.protocol.step(Event::Impatient { epoch })?;
-        self.act(actions).await
+        let actions = self.protocol.step(AgentEvent::ReleaseTimeout { epoch })?;
+        self.carry_out_actions(actions).await
     }
 
     /// Tells the service that this host won't sign, so that the others needn't wait until its lease
     /// ends.
-    async fn say_farewell(&mut self) {
-        let Some(offered) = &self.offered else { return };
+    async fn send_final_nack(&mut self) {
+        let Some(offered) = &self.current_proposal else { return };
         // This host stays bound to a list that it has signed; its next start goes on from there.
-        if self.protocol.agent.journal.bound.contains_key(&offered.epoch) {
+        if self.protocol.agent.journal.signed_lists.contains_key(&offered.epoch) {
             return;
         }
         let nack = NackRequest {
@@ -416,19 +427,23 @@ impl<'a> Bootstrap<'a> {
             reason: NackReason::Stopping,
             detail: "the agent is stopping".to_owned(),
         };
-        let board = self.surroundings.board.clone();
-        let sent = Errand::Nack(nack).carry_out(Arc::clone(&self.client), self.join.cluster, board);
+        let board = self.context.board.clone();
+        let sent = OutgoingMessage::Nack(nack).send_until_accepted(
+            Arc::clone(&self.client),
+            self.join.cluster,
+            board,
+        );
         // Best effort: without this message the lease ends by itself.
-        let _ = tokio::time::timeout(FAREWELL, sent).await;
+        let _ = tokio::time::timeout(FINAL_NACK_TIMEOUT, sent).await;
     }
 
     /// Sends a message. An older one of its kind that is still being sent is aborted.
-    fn send(&mut self, errand: Errand) {
+    fn send(&mut self, errand: OutgoingMessage) {
         let kind = errand.kind();
-        let board = self.surroundings.board.clone();
-        let work = errand.carry_out(Arc::clone(&self.client), self.join.cluster, board);
+        let board = self.context.board.clone();
+        let work = errand.send_until_accepted(Arc::clone(&self.client), self.join.cluster, board);
         let handle = self.work.spawn(work);
-        if let Some(older) = self.underway.insert(kind, handle) {
+        if let Some(older) = self.pending_messages.insert(kind, handle) {
             older.abort();
         }
     }

@@ -4,22 +4,22 @@ use std::net::{IpAddr, SocketAddr};
 
 use discovery_types::bundle::Bundle;
 use discovery_types::convert;
-use discovery_types::jws::Typ;
+use discovery_types::jws::JwsType;
 use discovery_types::key::PublicKey;
 use discovery_types::name::Name;
 use discovery_types::record::{Record, SignedRecord};
-use discovery_types::url::{Host as UrlHost, ServiceUrl};
+use discovery_types::url::{ServiceUrl, UrlHost};
 
 use crate::addressing::Addresses;
-use crate::exit::{End, chain};
+use crate::exit::{ExitError, error_chain};
 use crate::host::Host;
 use crate::keys;
-use crate::protocol::{Protocol, state_end};
-use crate::settings::Settings;
+use crate::protocol::{Protocol, state_exit_error};
+use crate::settings::RunSettings;
 use crate::state::journal::signed_record;
 
 /// Returns the local address from which packets to the service leave.
-pub(crate) async fn route(host: &dyn Host, urls: &[ServiceUrl]) -> Result<IpAddr, String> {
+pub(crate) async fn local_address(host: &dyn Host, urls: &[ServiceUrl]) -> Result<IpAddr, String> {
     let mut last = "no URL of the service is known".to_owned();
     for url in urls {
         match resolve(url).await {
@@ -47,30 +47,30 @@ async fn resolve(url: &ServiceUrl) -> Result<SocketAddr, String> {
 /// Returns the record for this start. That is the journal's if it is still correct or must not
 /// change any more. Otherwise it is a new one, which needs a bundle. Makes the node's key durable
 /// before a record names it.
-pub(crate) fn for_this_start(
+pub(crate) fn choose_record(
     protocol: &Protocol,
-    settings: &Settings,
+    settings: &RunSettings,
     host: &dyn Host,
     addresses: &Addresses,
     bundle: Option<&Bundle>,
-) -> Result<SignedRecord, End> {
-    let csr = keys::node_request(&protocol.layout).map_err(state_end)?;
+) -> Result<SignedRecord, ExitError> {
+    let csr = keys::node_request(&protocol.layout).map_err(state_exit_error)?;
     let own = *protocol.key.public();
     let journal = &protocol.agent.journal;
     let name = settings.name.clone().unwrap_or_else(|| default_name(&host.name(), &own));
     let known = journal.record.as_deref().map(signed_record);
     let claims: Option<Record> =
-        known.as_ref().and_then(|signed| signed.record.verify(Typ::Record, &own).ok());
+        known.as_ref().and_then(|signed| signed.record.verify(JwsType::Record, &own).ok());
     let Some(bundle) = bundle else {
         return known.ok_or_else(|| {
-            End::Usage(
+            ExitError::Usage(
                 "this host has not redeemed a join bundle yet: say --bundle-file FILE (or - for \
                  standard input); an admin makes one with muster-discovery token create"
                     .to_owned(),
             )
         });
     };
-    let node_key = csr.verify().map_err(|error| End::Failed(chain(&error)))?.node_key;
+    let node_key = csr.verify().map_err(|error| ExitError::Failed(error_chain(&error)))?.node_key;
     let wanted = Record {
         version: 1,
         cluster: bundle.cluster,
@@ -143,7 +143,7 @@ mod tests {
     async fn the_route_is_asked_for_the_services_address() {
         let host = FakeHost::default();
         let urls = ["https://192.0.2.1:8443".parse().unwrap()];
-        assert_eq!(route(&host, &urls).await.unwrap(), host.address);
-        assert!(route(&host, &[]).await.is_err());
+        assert_eq!(local_address(&host, &urls).await.unwrap(), host.address);
+        assert!(local_address(&host, &[]).await.is_err());
     }
 }

@@ -7,7 +7,7 @@ use discovery_types::text::printable;
 
 use super::DEFAULT_DATA_DIR;
 use crate::cluster::MemberId;
-use crate::plan::Wanted;
+use crate::plan::RequestedChange;
 
 /// Text below the list of subcommands in the help.
 const TEACHES: &str = "\
@@ -37,15 +37,15 @@ FOR PROGRAMS (--json)
 pub(crate) struct MemberCommand {
     /// Options for reaching the cluster.
     #[command(flatten)]
-    pub access: Access,
+    pub access: ClusterAccess,
     /// The subcommand to run.
     #[command(subcommand)]
-    pub verb: Verb,
+    pub verb: MemberSubcommand,
 }
 
 /// Options for reaching the cluster, and for printing.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Access {
+pub(crate) struct ClusterAccess {
     /// Data directory of this host's agent, whose node is asked with the agent's certificate.
     #[arg(
         long, value_name = "DIR", env = "MUSTER_DATA_DIR", default_value = DEFAULT_DATA_DIR, global = true
@@ -71,46 +71,46 @@ pub(crate) struct Access {
 
 /// The subcommands of `muster-agent member`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Verb {
+pub(crate) enum MemberSubcommand {
     /// List the members and the state of each.
     List,
     /// Show what a change would do to quorum and failure tolerance, and whether it would be
     /// refused. Changes nothing; exits 1 if the cluster would refuse the change.
     #[command(subcommand)]
-    Plan(Plan),
+    Plan(PlanCommand),
     /// Add a new member to the cluster; start it afterwards, with the flags that this prints.
     #[command(after_long_help = ADDING)]
-    Add(Add),
+    Add(AddArguments),
     /// Promote a learner to a voter, as soon as it is in sync.
-    Promote(Promote),
+    Promote(PromoteArguments),
     /// Change a member's peer URLs; restart the member afterwards, with the new ones.
     #[command(after_long_help = MOVING)]
-    Update(Update),
+    Update(UpdateArguments),
     /// Remove a member for ever; a leader transfers its leadership first.
-    Remove(Remove),
+    Remove(RemoveArguments),
     /// Replace a member by a new one: add, wait until it is in sync, promote, remove.
     #[command(after_long_help = REPLACING)]
-    Replace(Replace),
+    Replace(ReplaceArguments),
     /// Transfer the leadership to another member, before maintenance of the leader.
-    MoveLeader(MoveLeader),
+    MoveLeader(MoveLeaderArguments),
     /// Wait until every member answers and is in sync, as between two restarts.
     #[command(after_long_help = ROLLING)]
-    Wait(Wait),
+    Wait(WaitArguments),
 }
 
 /// The subcommands of `muster-agent member plan`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Plan {
+pub(crate) enum PlanCommand {
     /// Show what `member add` would do.
-    Add(Add),
+    Add(AddArguments),
     /// Show what `member promote` would do.
-    Promote(Promote),
+    Promote(PromoteArguments),
     /// Show what `member update` would do.
-    Update(Update),
+    Update(UpdateArguments),
     /// Show what `member remove` would do.
-    Remove(Remove),
+    Remove(RemoveArguments),
     /// Show what `member replace` would do.
-    Replace(Replace),
+    Replace(ReplaceArguments),
 }
 
 const ADDING: &str = "\
@@ -149,7 +149,7 @@ so that the steps can stand in a script with set -e:
 
 /// Option of every subcommand that changes members.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Planned {
+pub(crate) struct PlanAtOption {
     /// Configuration index that `member plan` printed: refuse the change if the members have
     /// changed since. (muster-node refuses a stale index; stock etcd can't.)
     #[arg(long, value_name = "INDEX")]
@@ -158,7 +158,7 @@ pub(crate) struct Planned {
 
 /// Option of every subcommand that waits.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct PatienceOption {
     /// Seconds to wait without any progress.
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     pub patience: u64,
@@ -175,7 +175,7 @@ fn member_name(typed: &str) -> Result<String, String> {
 
 /// Arguments of `member add`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Add {
+pub(crate) struct AddArguments {
     /// The new member's name.
     #[arg(value_parser = member_name)]
     pub name: String,
@@ -188,20 +188,20 @@ pub(crate) struct Add {
     pub voter: bool,
     /// The configuration index that the change was planned at.
     #[command(flatten)]
-    pub planned: Planned,
+    pub planned: PlanAtOption,
 }
 
 /// Arguments of `member promote`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Promote {
+pub(crate) struct PromoteArguments {
     /// Name, id or peer URL of the learner.
     pub member: String,
     /// The configuration index that the change was planned at.
     #[command(flatten)]
-    pub planned: Planned,
+    pub planned: PlanAtOption,
     /// How long to wait for the learner to be in sync.
     #[command(flatten)]
-    pub patience: Patience,
+    pub patience: PatienceOption,
     /// Fail at once if the learner is not in sync.
     #[arg(long)]
     pub no_wait: bool,
@@ -209,7 +209,7 @@ pub(crate) struct Promote {
 
 /// Arguments of `member update`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Update {
+pub(crate) struct UpdateArguments {
     /// Name, id or peer URL of the member.
     pub member: String,
     /// Peer URLs at which the other members will reach this one: https://HOST:PORT, separated by
@@ -218,22 +218,22 @@ pub(crate) struct Update {
     pub peer_urls: Vec<String>,
     /// The configuration index that the change was planned at.
     #[command(flatten)]
-    pub planned: Planned,
+    pub planned: PlanAtOption,
 }
 
 /// Arguments of `member remove`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Remove {
+pub(crate) struct RemoveArguments {
     /// Name, id or peer URL of the member.
     pub member: String,
     /// The configuration index that the change was planned at.
     #[command(flatten)]
-    pub planned: Planned,
+    pub planned: PlanAtOption,
 }
 
 /// Arguments of `member replace`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Replace {
+pub(crate) struct ReplaceArguments {
     /// Name or id of the member to remove; its id once it has been removed.
     pub old: String,
     /// The new member's name.
@@ -245,30 +245,30 @@ pub(crate) struct Replace {
     pub peer_urls: Vec<String>,
     /// The configuration index that the replacement was planned at.
     #[command(flatten)]
-    pub planned: Planned,
+    pub planned: PlanAtOption,
     /// How long to wait for the new member.
     #[command(flatten)]
-    pub patience: Patience,
+    pub patience: PatienceOption,
 }
 
-impl Add {
+impl AddArguments {
     /// Returns the change that these arguments ask for.
-    pub(crate) fn wanted(&self) -> Wanted {
+    pub(crate) fn requested_change(&self) -> RequestedChange {
         let Self { name, peer_urls, voter, .. } = self;
-        Wanted::Add { name: name.clone(), peer_urls: peer_urls.clone(), is_voter: *voter }
+        RequestedChange::Add { name: name.clone(), peer_urls: peer_urls.clone(), is_voter: *voter }
     }
 }
 
-impl Replace {
+impl ReplaceArguments {
     /// Returns the change that these arguments ask for; `old` is the member to remove.
-    pub(crate) fn wanted(&self, old: MemberId) -> Wanted {
-        Wanted::Replace { old, name: self.name.clone(), peer_urls: self.peer_urls.clone() }
+    pub(crate) fn requested_change(&self, old: MemberId) -> RequestedChange {
+        RequestedChange::Replace { old, name: self.name.clone(), peer_urls: self.peer_urls.clone() }
     }
 }
 
 /// Arguments of `member move-leader`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct MoveLeader {
+pub(crate) struct MoveLeaderArguments {
     /// Name or id of the new leader (default: the voter with the highest applied index).
     pub member: Option<String>,
     /// Name or id of a member to be stopped: moves the leadership only if that member leads;
@@ -279,8 +279,8 @@ pub(crate) struct MoveLeader {
 
 /// Arguments of `member wait`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Wait {
+pub(crate) struct WaitArguments {
     /// How long to wait for the members.
     #[command(flatten)]
-    pub patience: Patience,
+    pub patience: PatienceOption,
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
 
-use super::{Cluster, ClusterError, MemberId, Members};
+use super::{ClusterApiClient, ClusterError, MemberId, MemberList};
 
 /// gRPC metadata keys: the operation id and planned configuration of a request, and the incarnation
 /// and key that a new member is bound to.
@@ -16,14 +16,14 @@ const NODE_KEY: &str = "muster-node-key";
 
 /// How long the list of members is requested after an answer was lost, and the pause between
 /// attempts.
-const LOOK_LIMIT: Duration = Duration::from_secs(30);
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+const LIST_RETRY_LIMIT: Duration = Duration::from_secs(30);
+const LIST_RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// Maximum number of times that one change is sent.
-const MOST_TRIES: u32 = 3;
+const MAX_ATTEMPTS: u32 = 3;
 
 /// One change of the members.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum ClusterMemberChange {
     /// Add a new member to the cluster.
     Add(NewMember),
     /// Make a learner a voter.
@@ -49,16 +49,16 @@ pub(crate) struct NewMember {
 
 /// Metadata of a change, for clusters that understand it (muster-node).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Carrying {
+pub(crate) struct ChangeMetadata {
     /// Id of the operation, which the cluster carries out at most once.
     pub operation: [u8; 16],
     /// Configuration for which the change was planned; on any other one the cluster refuses it.
     pub planned_at: Option<u64>,
 }
 
-impl Change {
+impl ClusterMemberChange {
     /// Returns the change's name as operators type it.
-    pub(crate) fn what(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Add(_) => "member add",
             Self::Promote(_) => "member promote",
@@ -68,7 +68,7 @@ impl Change {
     }
 
     /// Returns whether the members show this change as made.
-    pub(crate) fn is_shown_by(&self, members: &Members) -> bool {
+    pub(crate) fn is_visible_in(&self, members: &MemberList) -> bool {
         let of = |id: &MemberId| members.of_id(*id);
         match self {
             Self::Add(new) => members.of_peer_urls(&new.peer_urls).is_some(),
@@ -84,13 +84,13 @@ impl Change {
     }
 }
 
-impl Change {
+impl ClusterMemberChange {
     /// Returns whether the members show that this very change was made. Another operation may have
     /// added a member with equal URLs. If the cluster keeps operation ids, sending the addition
     /// again tells, so the list alone doesn't count.
-    fn is_surely_shown_by(&self, members: &Members) -> bool {
+    fn is_certainly_visible_in(&self, members: &MemberList) -> bool {
         let knows_operations = members.configuration.is_some();
-        self.is_shown_by(members) && !(matches!(self, Self::Add(_)) && knows_operations)
+        self.is_visible_in(members) && !(matches!(self, Self::Add(_)) && knows_operations)
     }
 }
 
@@ -105,7 +105,7 @@ impl NewMember {
     }
 }
 
-impl Carrying {
+impl ChangeMetadata {
     pub(super) fn metadata(&self) -> MetadataMap {
         let mut metadata = MetadataMap::new();
         let operation = data_encoding::HEXLOWER.encode(&self.operation);
@@ -121,57 +121,60 @@ fn ascii(digits: &str) -> MetadataValue<Ascii> {
     digits.parse().expect("digits are ASCII")
 }
 
-impl Cluster {
+impl ClusterApiClient {
     /// Makes a change, and returns the members after it. If the answer is lost, the list of members
     /// is read before the change is sent again, with the same operation id. `muster-node` carries
     /// out an operation id once. Stock etcd knows no such ids. There an addition counts as made if
     /// its URLs are in the list, and every other change can be repeated.
     pub(crate) async fn carry_out(
         &self,
-        change: &Change,
-        carrying: &Carrying,
-    ) -> Result<Members, ClusterError> {
+        change: &ClusterMemberChange,
+        carrying: &ChangeMetadata,
+    ) -> Result<MemberList, ClusterError> {
         let mut tries = 1;
         loop {
-            let lost = match self.send(change, carrying).await {
+            let lost = match self.send_change(change, carrying).await {
                 // An earlier attempt, whose answer was lost, has made the change.
-                Err(ClusterError::CarriedOut { .. }) if tries > 1 => return self.look().await,
+                Err(ClusterError::CarriedOut { .. }) if tries > 1 => {
+                    return self.list_members_with_retries().await;
+                }
                 Err(lost) if lost.is_ambiguous() => lost,
                 // The attempt whose answer was lost may have made the change, which would cause
                 // this refusal.
                 Err(ClusterError::Refused { code, text }) if tries > 1 => {
-                    let members = self.look().await?;
-                    return if change.is_surely_shown_by(&members) {
+                    let members = self.list_members_with_retries().await?;
+                    return if change.is_certainly_visible_in(&members) {
                         Ok(members)
                     } else {
                         Err(ClusterError::Refused { code, text })
                     };
                 }
                 // This attempt did nothing, but the earlier one may have made the change.
-                Err(error) if tries > 1 && error.is_silence() => {
-                    ClusterError::Ambiguous { what: change.what(), text: error.to_string() }
+                Err(error) if tries > 1 && error.is_retryable() => {
+                    ClusterError::Ambiguous { what: change.name(), text: error.to_string() }
                 }
                 answer => return answer,
             };
             tracing::debug!(error = %lost, "looking what became of a change");
-            let members = self.look().await.map_err(|_| lost_again(&lost))?;
-            if change.is_surely_shown_by(&members) {
+            let members =
+                self.list_members_with_retries().await.map_err(|_| add_unread_list(&lost))?;
+            if change.is_certainly_visible_in(&members) {
                 return Ok(members);
             }
-            if tries == MOST_TRIES {
+            if tries == MAX_ATTEMPTS {
                 return Err(lost);
             }
             tries += 1;
         }
     }
 
-    /// Reads the list of members, retrying until one answers or [`LOOK_LIMIT`] has passed.
-    async fn look(&self) -> Result<Members, ClusterError> {
+    /// Reads the list of members, retrying until one answers or [`LIST_RETRY_LIMIT`] has passed.
+    async fn list_members_with_retries(&self) -> Result<MemberList, ClusterError> {
         let start = Instant::now();
         loop {
-            match self.list().await {
-                Err(error) if error.is_silence() && start.elapsed() < LOOK_LIMIT => {
-                    sleep(LOOK_AGAIN).await;
+            match self.list_members().await {
+                Err(error) if error.is_retryable() && start.elapsed() < LIST_RETRY_LIMIT => {
+                    sleep(LIST_RETRY_PAUSE).await;
                 }
                 answer => return answer,
             }
@@ -180,7 +183,7 @@ impl Cluster {
 }
 
 /// Adds to the error of a lost answer that the list of members could not be read either.
-fn lost_again(lost: &ClusterError) -> ClusterError {
+fn add_unread_list(lost: &ClusterError) -> ClusterError {
     match lost {
         ClusterError::Ambiguous { what, text } => ClusterError::Ambiguous {
             what,
@@ -192,34 +195,43 @@ fn lost_again(lost: &ClusterError) -> ClusterError {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Member;
+    use super::super::ClusterMember;
     use super::*;
 
-    fn members(list: &[(u64, &str, bool)]) -> Members {
-        let member = |&(id, url, is_learner): &(u64, &str, bool)| Member {
+    fn members(list: &[(u64, &str, bool)]) -> MemberList {
+        let member = |&(id, url, is_learner): &(u64, &str, bool)| ClusterMember {
             id: MemberId(id),
             peer_urls: vec![url.to_owned()],
             is_learner,
-            ..Member::default()
+            ..ClusterMember::default()
         };
-        Members { list: list.iter().map(member).collect(), ..Members::default() }
+        MemberList { list: list.iter().map(member).collect(), ..MemberList::default() }
     }
 
     #[test]
     fn a_list_shows_what_became_of_a_change() {
         let before = members(&[(1, "a", false), (2, "b", true)]);
         let url = |url: &str| vec![url.to_owned()];
-        let add = Change::Add(NewMember { peer_urls: url("c"), ..NewMember::default() });
+        let add =
+            ClusterMemberChange::Add(NewMember { peer_urls: url("c"), ..NewMember::default() });
         for (change, after) in [
             (add, members(&[(1, "a", false), (2, "b", true), (3, "c", true)])),
-            (Change::Promote(MemberId(2)), members(&[(1, "a", false), (2, "b", false)])),
-            (Change::Remove(MemberId(2)), members(&[(1, "a", false)])),
-            (Change::Update(MemberId(1), url("z")), members(&[(1, "z", false), (2, "b", true)])),
+            (
+                ClusterMemberChange::Promote(MemberId(2)),
+                members(&[(1, "a", false), (2, "b", false)]),
+            ),
+            (ClusterMemberChange::Remove(MemberId(2)), members(&[(1, "a", false)])),
+            (
+                ClusterMemberChange::Update(MemberId(1), url("z")),
+                members(&[(1, "z", false), (2, "b", true)]),
+            ),
         ] {
-            assert!(!change.is_shown_by(&before), "{change:?}");
-            assert!(change.is_shown_by(&after), "{change:?}");
+            assert!(!change.is_visible_in(&before), "{change:?}");
+            assert!(change.is_visible_in(&after), "{change:?}");
         }
         // A member that is gone doesn't count as promoted.
-        assert!(!Change::Promote(MemberId(2)).is_shown_by(&members(&[(1, "a", false)])));
+        assert!(
+            !ClusterMemberChange::Promote(MemberId(2)).is_visible_in(&members(&[(1, "a", false)]))
+        );
     }
 }

@@ -9,28 +9,32 @@
 
 use tonic::Code;
 
-use super::{Carrying, Change, Cluster, ClusterError, MemberId, Members};
+use super::{
+    ChangeMetadata, ClusterApiClient, ClusterError, ClusterMemberChange, MemberId, MemberList,
+};
 
 /// Key prefix, followed by a member's id. The value is the last operation that announced to replace
 /// that member.
 const REPLACED: &str = "muster/v1/replaced/";
 
-impl Cluster {
+impl ClusterApiClient {
     /// Announces in the store that `operation` will remove `old`. Does nothing if the cluster keeps
     /// operation ids.
     pub(crate) async fn announce_removal(
         &self,
         old: MemberId,
         operation: &[u8; 16],
-        members: &Members,
+        members: &MemberList,
     ) -> Result<(), ClusterError> {
         if members.configuration.is_some() {
             return Ok(());
         }
         let key = format!("{REPLACED}{old}");
-        let stored = self.read(&key).await?;
+        let stored = self.read_key(&key).await?;
         let own = data_encoding::HEXLOWER.encode(operation).into_bytes();
-        if stored.value.as_ref() == Some(&own) || self.replace(&key, &stored, &own).await? {
+        if stored.value.as_ref() == Some(&own)
+            || self.replace_key_if_unchanged(&key, &stored, &own).await?
+        {
             return Ok(());
         }
         let text = format!("another operation is about to remove member {old}, too");
@@ -42,15 +46,15 @@ impl Cluster {
         &self,
         old: MemberId,
         operation: &[u8; 16],
-        members: &Members,
+        members: &MemberList,
     ) -> Result<bool, ClusterError> {
         if members.configuration.is_none() {
-            let stored = self.read(&format!("{REPLACED}{old}")).await?;
+            let stored = self.read_key(&format!("{REPLACED}{old}")).await?;
             let own = data_encoding::HEXLOWER.encode(operation).into_bytes();
             return Ok(stored.value == Some(own));
         }
-        let carrying = Carrying { operation: *operation, planned_at: members.configuration };
-        match self.send(&Change::Remove(old), &carrying).await {
+        let carrying = ChangeMetadata { operation: *operation, planned_at: members.configuration };
+        match self.send_change(&ClusterMemberChange::Remove(old), &carrying).await {
             Err(ClusterError::CarriedOut { .. }) => Ok(true),
             Err(ClusterError::Refused { code: Code::NotFound, .. }) => Ok(false),
             Err(error) => Err(error),

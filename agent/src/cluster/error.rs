@@ -5,14 +5,14 @@ use std::time::Duration;
 use tonic::{Code, Status};
 
 use super::CONFIGURATION;
-use crate::door::DoorError;
+use crate::door::EndpointError;
 
 /// Why a cluster did not carry out a request.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClusterError {
     /// The endpoint or certificates can't be used.
     #[error(transparent)]
-    Door(#[from] DoorError),
+    Endpoint(#[from] EndpointError),
     /// No member could be reached: nothing was sent.
     #[error("no member can be reached: {}", .0.join("; "))]
     Unreachable(Vec<String>),
@@ -66,12 +66,12 @@ impl ClusterError {
     }
 
     /// Returns whether no member could serve the request, so that a retry may help.
-    pub(crate) fn is_silence(&self) -> bool {
+    pub(crate) fn is_retryable(&self) -> bool {
         matches!(self, Self::Unreachable(_) | Self::Unavailable { .. })
     }
 
     /// Returns whether another member may answer the request that this one did not serve.
-    pub(super) fn may_be_asked_elsewhere(&self) -> bool {
+    pub(super) fn may_try_another_member(&self) -> bool {
         match self {
             Self::Unavailable { .. } => true,
             // This refusal of a learner, or of a removed member, holds for that member only.
@@ -82,7 +82,7 @@ impl ClusterError {
 
     /// Converts a gRPC status from the server or the connection. `what` names the request;
     /// `is_change` tells whether it changes the cluster.
-    pub(super) fn of(status: &Status, what: &'static str, is_change: bool) -> Self {
+    pub(super) fn from_status(status: &Status, what: &'static str, is_change: bool) -> Self {
         let text = status.message().to_owned();
         let lost = || {
             let text = if text.is_empty() { format!("{:?}", status.code()) } else { text.clone() };
@@ -124,7 +124,7 @@ impl ClusterError {
     }
 
     /// Makes the error of a request without an answer within `limit`.
-    pub(super) fn late(what: &'static str, is_change: bool, limit: Duration) -> Self {
+    pub(super) fn timed_out(what: &'static str, is_change: bool, limit: Duration) -> Self {
         let text = format!("no answer within {} s", limit.as_secs());
         if is_change { Self::Ambiguous { what, text } } else { Self::Unavailable { text } }
     }
@@ -135,11 +135,11 @@ mod tests {
     use super::*;
 
     fn of(code: Code, text: &str, is_change: bool) -> ClusterError {
-        ClusterError::of(&Status::new(code, text), "member add", is_change)
+        ClusterError::from_status(&Status::new(code, text), "member add", is_change)
     }
 
     #[test]
-    fn only_what_surely_did_not_happen_is_called_refused() {
+    fn only_certain_failures_are_refusals() {
         for (code, text) in [
             (Code::FailedPrecondition, "etcdserver: Peer URLs already exists"),
             (Code::NotFound, "etcdserver: member not found"),
@@ -172,19 +172,19 @@ mod tests {
     #[test]
     fn a_lost_connection_is_not_taken_for_an_answer() {
         let lost = Status::from_error(Box::new(std::io::Error::other("reset")));
-        assert!(ClusterError::of(&lost, "member add", true).is_ambiguous());
-        assert!(!ClusterError::of(&lost, "member list", false).is_ambiguous());
+        assert!(ClusterError::from_status(&lost, "member add", true).is_ambiguous());
+        assert!(!ClusterError::from_status(&lost, "member list", false).is_ambiguous());
     }
 
     #[test]
     fn an_operation_that_was_done_and_a_stale_plan_say_which_configuration() {
         let mut status = Status::new(Code::AlreadyExists, "x");
         status.metadata_mut().insert(CONFIGURATION, 17.into());
-        let done = ClusterError::of(&status, "member add", true);
+        let done = ClusterError::from_status(&status, "member add", true);
         assert!(matches!(done, ClusterError::CarriedOut { at: Some(17), .. }));
         let mut status = Status::new(Code::Aborted, "x");
         status.metadata_mut().insert(CONFIGURATION, 18.into());
-        let stale = ClusterError::of(&status, "member add", true);
+        let stale = ClusterError::from_status(&status, "member add", true);
         assert!(matches!(stale, ClusterError::Stale { now: Some(18), .. }));
     }
 }

@@ -6,39 +6,39 @@ use node_proto::etcdserverpb::{
     self as pb, Compare, PutRequest, RangeRequest, RequestOp, TxnRequest, request_op,
 };
 
-use super::{Answer, Cluster, ClusterError, Kind};
+use super::{Answer, ClusterApiClient, ClusterError, RequestKind};
 
 /// A key's value and revision when it was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stored {
+pub(crate) struct StoredValue {
     /// The key's value; `None` if there is no such key.
     pub value: Option<Vec<u8>>,
     /// The revision that wrote the key; 0 if there is no such key.
     mod_revision: i64,
 }
 
-impl Stored {
+impl StoredValue {
     /// Returns the revision that wrote the key; 0 if there is no such key.
     pub(crate) fn revision(&self) -> i64 {
         self.mod_revision
     }
 }
 
-impl Cluster {
+impl ClusterApiClient {
     /// Reads a key linearizably.
-    pub(crate) async fn read(&self, key: &str) -> Result<Stored, ClusterError> {
+    pub(crate) async fn read_key(&self, key: &str) -> Result<StoredValue, ClusterError> {
         let request = RangeRequest { key: key.as_bytes().to_vec().into(), ..Default::default() };
-        self.ask(Kind::Read("range"), async |channel| {
+        self.send_request(RequestKind::Read("range"), async |channel| {
             KvClient::new(channel).range(request.clone()).await
         })
         .await
     }
 
     /// Writes a key if it is unchanged since `read`. Returns false if it has changed.
-    pub(crate) async fn replace(
+    pub(crate) async fn replace_key_if_unchanged(
         &self,
         key: &str,
-        read: &Stored,
+        read: &StoredValue,
         value: &[u8],
     ) -> Result<bool, ClusterError> {
         let key = key.as_bytes().to_vec();
@@ -59,14 +59,14 @@ impl Cluster {
             success: vec![RequestOp { request: Some(request_op::Request::RequestPut(put)) }],
             ..Default::default()
         };
-        self.ask(Kind::Change("put"), async |channel| {
+        self.send_request(RequestKind::Change("put"), async |channel| {
             KvClient::new(channel).txn(request.clone()).await
         })
         .await
     }
 }
 
-impl From<Answer<pb::RangeResponse>> for Stored {
+impl From<Answer<pb::RangeResponse>> for StoredValue {
     fn from(answer: Answer<pb::RangeResponse>) -> Self {
         let found = answer.message.kvs.into_iter().next();
         found.map_or_else(Self::default, |kv| Self {

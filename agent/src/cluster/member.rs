@@ -33,7 +33,7 @@ impl Serialize for MemberId {
 
 /// A member, as the cluster lists it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Member {
+pub(crate) struct ClusterMember {
     pub id: MemberId,
     /// The member's name; empty until it has started.
     pub name: String,
@@ -45,7 +45,7 @@ pub(crate) struct Member {
     pub is_learner: bool,
 }
 
-impl Member {
+impl ClusterMember {
     /// Returns whether the member has ever run. A member publishes its name when it starts.
     pub(crate) fn is_started(&self) -> bool {
         !self.name.is_empty()
@@ -54,7 +54,7 @@ impl Member {
 
 /// Names and URLs come from the members themselves, so control characters are replaced before
 /// people see them.
-impl From<pb::Member> for Member {
+impl From<pb::Member> for ClusterMember {
     fn from(member: pb::Member) -> Self {
         let shown = |text: &String| printable(text).into_owned();
         Self {
@@ -69,23 +69,23 @@ impl From<pb::Member> for Member {
 
 /// All members at one configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Members {
+pub(crate) struct MemberList {
     /// The Raft cluster's id.
     pub cluster_id: u64,
     /// Index of the log entry that made this configuration; `None` from stock etcd.
     pub configuration: Option<u64>,
     /// Members, ordered by id.
-    pub list: Vec<Member>,
+    pub list: Vec<ClusterMember>,
 }
 
-impl Members {
+impl MemberList {
     /// Returns the member with this id.
-    pub(crate) fn of_id(&self, id: MemberId) -> Option<&Member> {
+    pub(crate) fn of_id(&self, id: MemberId) -> Option<&ClusterMember> {
         self.list.iter().find(|member| member.id == id)
     }
 
     /// Returns the member with any of these peer URLs.
-    pub(crate) fn of_peer_urls(&self, urls: &[String]) -> Option<&Member> {
+    pub(crate) fn of_peer_urls(&self, urls: &[String]) -> Option<&ClusterMember> {
         self.list.iter().find(|member| member.peer_urls.iter().any(|url| urls.contains(url)))
     }
 }
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_member_says_of_itself_steers_no_terminal() {
+    fn control_characters_in_a_members_name_are_replaced() {
         let odd = "a\u{1b}[2J\nb".to_owned();
         let member = pb::Member {
             name: odd.clone(),
@@ -137,7 +137,7 @@ mod tests {
             client_ur_ls: vec![odd],
             ..pb::Member::default()
         };
-        let Member { name, peer_urls, client_urls, .. } = member.into();
+        let ClusterMember { name, peer_urls, client_urls, .. } = member.into();
         for said in [&name, &peer_urls[0], &client_urls[0]] {
             assert!(!said.contains(char::is_control), "{said:?}");
         }

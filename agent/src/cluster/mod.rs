@@ -29,13 +29,13 @@ use tonic::metadata::MetadataMap;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-pub(crate) use self::change::{Carrying, Change, NewMember};
+pub(crate) use self::change::{ChangeMetadata, ClusterMemberChange, NewMember};
 pub(crate) use self::error::ClusterError;
-pub(crate) use self::founded::founded;
-pub(crate) use self::keys::Stored;
-pub(crate) use self::member::{Member, MemberId, Members, NodeStatus};
-use crate::door::Door;
-use crate::exit::chain;
+pub(crate) use self::founded::founded_cluster_id;
+pub(crate) use self::keys::StoredValue;
+pub(crate) use self::member::{ClusterMember, MemberId, MemberList, NodeStatus};
+use crate::door::ClientEndpoint;
+use crate::exit::error_chain;
 
 /// The longest that a read may take.
 const READ_DEADLINE: Duration = Duration::from_secs(5);
@@ -49,48 +49,50 @@ const CONFIGURATION: &str = "muster-configuration";
 
 /// A client of a cluster, which knows the client ports of its members.
 #[derive(Clone, Debug)]
-pub(crate) struct Cluster {
-    doors: Vec<Door>,
+pub(crate) struct ClusterApiClient {
+    endpoints: Vec<ClientEndpoint>,
 }
 
-impl Cluster {
+impl ClusterApiClient {
     /// Makes a client that tries these client ports in order, and uses the first that it can
     /// connect to.
-    pub(crate) fn new(doors: Vec<Door>) -> Self {
-        Self { doors }
+    pub(crate) fn new(doors: Vec<ClientEndpoint>) -> Self {
+        Self { endpoints: doors }
     }
 
     /// Returns a client that also tries these members' client URLs, after its own ports. The member
     /// at one of its own ports may be the one to be removed.
-    pub(crate) fn reaching(&self, members: &Members) -> Self {
-        let mut doors = self.doors.clone();
+    pub(crate) fn with_members(&self, members: &MemberList) -> Self {
+        let mut doors = self.endpoints.clone();
         for url in members.list.iter().flat_map(|member| &member.client_urls) {
-            let identity = self.doors.iter().find_map(Door::identity);
-            doors.extend(Door::of_member(url, identity).ok().filter(|door| !self.has(door)));
+            let identity = self.endpoints.iter().find_map(ClientEndpoint::identity);
+            doors.extend(
+                ClientEndpoint::of_member(url, identity).ok().filter(|door| !self.has(door)),
+            );
         }
-        Self { doors }
+        Self { endpoints: doors }
     }
 
     /// Returns a client that also tries the client ports of `other`.
-    pub(crate) fn joined(&self, other: &Self) -> Self {
+    pub(crate) fn with_endpoints_of(&self, other: &Self) -> Self {
         let mut joined = self.clone();
-        for door in &other.doors {
+        for door in &other.endpoints {
             if !joined.has(door) {
-                joined.doors.push(door.clone());
+                joined.endpoints.push(door.clone());
             }
         }
         joined
     }
 
-    fn has(&self, door: &Door) -> bool {
-        self.doors.iter().any(|own| own.to_string() == door.to_string())
+    fn has(&self, door: &ClientEndpoint) -> bool {
+        self.endpoints.iter().any(|own| own.to_string() == door.to_string())
     }
 
     /// Returns the members by a linearizable read.
-    pub(crate) async fn list(&self) -> Result<Members, ClusterError> {
-        self.ask(Kind::Read("member list"), async |channel| {
+    pub(crate) async fn list_members(&self) -> Result<MemberList, ClusterError> {
+        self.send_request(RequestKind::Read("member list"), async |channel| {
             let mut cluster = ClusterClient::new(channel.clone());
-            wait_for_old(channel).await?;
+            catch_up_old_member(channel).await?;
             cluster.member_list(MemberListRequest { linearizable: true }).await
         })
         .await
@@ -98,8 +100,8 @@ impl Cluster {
 
     /// Returns the members as the answering member knows them. This needs no leader, and may be
     /// outdated.
-    pub(crate) async fn remembered(&self) -> Result<Members, ClusterError> {
-        self.ask(Kind::Read("member list"), async |channel| {
+    pub(crate) async fn list_members_serializable(&self) -> Result<MemberList, ClusterError> {
+        self.send_request(RequestKind::Read("member list"), async |channel| {
             let request = MemberListRequest { linearizable: false };
             ClusterClient::new(channel).member_list(request).await
         })
@@ -107,38 +109,44 @@ impl Cluster {
     }
 
     /// Sends a change once.
-    async fn send(&self, change: &Change, carrying: &Carrying) -> Result<Members, ClusterError> {
-        let kind = Kind::Change(change.what());
+    async fn send_change(
+        &self,
+        change: &ClusterMemberChange,
+        carrying: &ChangeMetadata,
+    ) -> Result<MemberList, ClusterError> {
+        let kind = RequestKind::Change(change.name());
         let metadata = carrying.metadata();
         match change {
-            Change::Add(new) => {
+            ClusterMemberChange::Add(new) => {
                 let metadata = new.metadata(metadata);
                 let is_learner = new.is_learner;
                 let request = MemberAddRequest { peer_ur_ls: new.peer_urls.clone(), is_learner };
-                self.ask(kind, async |channel| {
-                    let request = with(metadata.clone(), request.clone());
+                self.send_request(kind, async |channel| {
+                    let request = request_with_metadata(metadata.clone(), request.clone());
                     ClusterClient::new(channel).member_add(request).await
                 })
                 .await
             }
-            Change::Promote(MemberId(id)) => {
-                self.ask(kind, async |channel| {
-                    let request = with(metadata.clone(), MemberPromoteRequest { id: *id });
+            ClusterMemberChange::Promote(MemberId(id)) => {
+                self.send_request(kind, async |channel| {
+                    let request =
+                        request_with_metadata(metadata.clone(), MemberPromoteRequest { id: *id });
                     ClusterClient::new(channel).member_promote(request).await
                 })
                 .await
             }
-            Change::Remove(MemberId(id)) => {
-                self.ask(kind, async |channel| {
-                    let request = with(metadata.clone(), MemberRemoveRequest { id: *id });
+            ClusterMemberChange::Remove(MemberId(id)) => {
+                self.send_request(kind, async |channel| {
+                    let request =
+                        request_with_metadata(metadata.clone(), MemberRemoveRequest { id: *id });
                     ClusterClient::new(channel).member_remove(request).await
                 })
                 .await
             }
-            Change::Update(MemberId(id), urls) => {
-                self.ask(kind, async |channel| {
+            ClusterMemberChange::Update(MemberId(id), urls) => {
+                self.send_request(kind, async |channel| {
                     let request = MemberUpdateRequest { id: *id, peer_ur_ls: urls.clone() };
-                    let request = with(metadata.clone(), request);
+                    let request = request_with_metadata(metadata.clone(), request);
                     ClusterClient::new(channel).member_update(request).await
                 })
                 .await
@@ -148,12 +156,15 @@ impl Cluster {
 
     /// Returns the status of the first member that answers.
     pub(crate) async fn status(&self) -> Result<NodeStatus, ClusterError> {
-        self.ask(Kind::Status, async |channel| status(channel).await).await
+        self.send_request(RequestKind::Status, async |channel| status(channel).await).await
     }
 
     /// Returns this member's status, asked at its own client URLs.
-    pub(crate) async fn status_of(&self, member: &Member) -> Result<NodeStatus, ClusterError> {
-        let status = self.at(member)?.status().await?;
+    pub(crate) async fn status_of(
+        &self,
+        member: &ClusterMember,
+    ) -> Result<NodeStatus, ClusterError> {
+        let status = self.client_of(member)?.status().await?;
         if status.member_id == member.id {
             return Ok(status);
         }
@@ -164,11 +175,11 @@ impl Cluster {
     /// Makes `to` the leader. The request is sent to `leader`, since only the leader can hand over.
     pub(crate) async fn move_leader(
         &self,
-        leader: &Member,
+        leader: &ClusterMember,
         to: MemberId,
     ) -> Result<(), ClusterError> {
-        self.at(leader)?
-            .ask(Kind::Change("move leader"), async |channel| {
+        self.client_of(leader)?
+            .send_request(RequestKind::Change("move leader"), async |channel| {
                 let request = MoveLeaderRequest { target_id: to.0 };
                 MaintenanceClient::new(channel).move_leader(request).await
             })
@@ -178,11 +189,11 @@ impl Cluster {
     /// Returns a client that asks only this member, at its own client URLs. Don't use it for this
     /// host's own node: the client URL of that may lead elsewhere, while its listen address is
     /// known.
-    pub(crate) fn at(&self, member: &Member) -> Result<Self, ClusterError> {
-        let identity = self.doors.iter().find_map(Door::identity);
+    pub(crate) fn client_of(&self, member: &ClusterMember) -> Result<Self, ClusterError> {
+        let identity = self.endpoints.iter().find_map(ClientEndpoint::identity);
         let (mut doors, mut refused) = (Vec::new(), None);
         for url in &member.client_urls {
-            match Door::of_member(url, identity) {
+            match ClientEndpoint::of_member(url, identity) {
                 Ok(door) => doors.push(door),
                 Err(error) => refused = Some(error),
             }
@@ -195,28 +206,28 @@ impl Cluster {
 
     /// Sends a request over the first connection that can be made. Another member is tried only if
     /// it is certain that this one did nothing.
-    async fn ask<A, T: From<Answer<A>>>(
+    async fn send_request<A, T: From<Answer<A>>>(
         &self,
-        kind: Kind,
+        kind: RequestKind,
         send: impl AsyncFn(Channel) -> Result<Response<A>, Status>,
     ) -> Result<T, ClusterError> {
         let (what, deadline, is_change) = kind.parts();
         let mut unreachable = Vec::new();
         let mut last = None;
-        for door in &self.doors {
+        for door in &self.endpoints {
             let channel = match door.channel().await {
                 Ok(channel) => channel,
                 Err(error) => {
-                    unreachable.push(format!("{door}: {}", chain(&error)));
+                    unreachable.push(format!("{door}: {}", error_chain(&error)));
                     continue;
                 }
             };
             let error = match tokio::time::timeout(deadline, send(channel)).await {
                 Ok(Ok(response)) => return Ok(Answer::from(response).into()),
-                Ok(Err(status)) => ClusterError::of(&status, what, is_change),
-                Err(_) => ClusterError::late(what, is_change, deadline),
+                Ok(Err(status)) => ClusterError::from_status(&status, what, is_change),
+                Err(_) => ClusterError::timed_out(what, is_change, deadline),
             };
-            if !error.may_be_asked_elsewhere() {
+            if !error.may_try_another_member() {
                 return Err(error);
             }
             last = Some(error);
@@ -226,19 +237,19 @@ impl Cluster {
 }
 
 /// Returns the status of the node at this client port.
-pub(crate) async fn status_at(door: &Door) -> Result<NodeStatus, ClusterError> {
-    Cluster::new(vec![door.clone()]).status().await
+pub(crate) async fn node_status(door: &ClientEndpoint) -> Result<NodeStatus, ClusterError> {
+    ClusterApiClient::new(vec![door.clone()]).status().await
 }
 
 /// Kind of a request, which determines its deadline.
 #[derive(Clone, Copy)]
-enum Kind {
+enum RequestKind {
     Read(&'static str),
     Status,
     Change(&'static str),
 }
 
-impl Kind {
+impl RequestKind {
     fn parts(self) -> (&'static str, Duration, bool) {
         match self {
             Self::Read(what) => (what, READ_DEADLINE, false),
@@ -248,7 +259,7 @@ impl Kind {
     }
 }
 
-fn with<T>(metadata: MetadataMap, message: T) -> Request<T> {
+fn request_with_metadata<T>(metadata: MetadataMap, message: T) -> Request<T> {
     let mut request = Request::new(message);
     *request.metadata_mut() = metadata;
     request
@@ -260,7 +271,7 @@ async fn status(channel: Channel) -> Result<Response<pb::StatusResponse>, Status
 
 /// Makes a member of etcd before 3.5 catch up by a linearizable read, before it lists the members.
 /// Such a member lists them as it happens to know them.
-async fn wait_for_old(channel: Channel) -> Result<(), Status> {
+async fn catch_up_old_member(channel: Channel) -> Result<(), Status> {
     let version = status(channel.clone()).await?.into_inner().version;
     if ["3.2.", "3.3.", "3.4."].iter().any(|old| version.starts_with(old)) {
         let request =
@@ -286,11 +297,11 @@ impl<T> From<Response<T>> for Answer<T> {
 
 macro_rules! lists {
     ($($name:ident)*) => {
-        $(impl From<Answer<pb::$name>> for Members {
+        $(impl From<Answer<pb::$name>> for MemberList {
             fn from(answer: Answer<pb::$name>) -> Self {
                 let Answer { configuration, message } = answer;
                 let cluster_id = message.header.unwrap_or_default().cluster_id;
-                let list = message.members.into_iter().map(Member::from).collect();
+                let list = message.members.into_iter().map(ClusterMember::from).collect();
                 Self { cluster_id, configuration, list }
             }
         })*

@@ -7,72 +7,75 @@ use std::path::Path;
 use discovery_types::digest::Incarnation;
 use discovery_types::jws::Jws;
 use discovery_types::key::SigningKey;
-use discovery_types::recovery::{NodeIdentity, Recoveries, Recovery};
+use discovery_types::recovery::{NodeIdentity, Recovery, RecoveryChain};
 use discovery_types::role::Action;
 use discovery_types::statement::StatementChain;
 
-use crate::cli::{Examine, Make, RecoverCommand};
-use crate::crash::{self, Step};
-use crate::exit::{End, chain};
+use crate::cli::{ExamineArguments, MakeArguments, RecoverCommand};
+use crate::crash::{self, Failpoint};
+use crate::exit::{ExitError, error_chain};
 use crate::host::Host as _;
 use crate::host::local::LocalHost;
 use crate::printer::Printer;
-use crate::protocol::state_end;
-use crate::recover::{Bearer, Made, Maker, Programs, Sight, Survivor, choose};
+use crate::protocol::state_exit_error;
+use crate::recover::{
+    DirectoryReport, Maker, MemberIdentity, RecoveryPrograms, RecoveryResult, Survivor, choose,
+};
 use crate::state::Layout;
-use crate::state::journal::{self, Loaded};
+use crate::state::journal::{self, VerifiedJournal};
 use crate::state::lock::{self, LockError};
 
 /// Maximum size in bytes of a report file, more than `examine --json` prints for any number of
 /// hosts.
-const LARGEST_REPORT: u64 = 16 << 20;
+const MAX_REPORT_BYTES: u64 = 16 << 20;
 
 /// Runs the command `recover`.
-pub(crate) fn run(typed: &RecoverCommand, printer: &mut Printer<'_>) -> Result<(), End> {
+pub(crate) fn run(typed: &RecoverCommand, printer: &mut Printer<'_>) -> Result<(), ExitError> {
     match typed {
         RecoverCommand::Examine(typed) => examine(typed, printer),
         RecoverCommand::Make(typed) => make_cluster(typed, printer),
     }
 }
 
-fn examine(typed: &Examine, printer: &mut Printer<'_>) -> Result<(), End> {
-    let programs = Programs::find(typed.node_binary.as_deref(), None)?;
+fn examine(typed: &ExamineArguments, printer: &mut Printer<'_>) -> Result<(), ExitError> {
+    let programs = RecoveryPrograms::find(typed.node_binary.as_deref(), None)?;
     let mut survivors = Vec::new();
     for dir in &typed.data_dir {
-        survivors.push(survivor(&programs, &layout(dir)?)?);
+        survivors.push(survivor(&programs, &open_layout(dir)?)?);
     }
-    survivors.extend(reported(&typed.report)?);
+    survivors.extend(read_reports(&typed.report)?);
     let text = if typed.json {
-        serde_json::to_string(&survivors).map_err(|error| End::Failed(error.to_string()))?
+        serde_json::to_string(&survivors).map_err(|error| ExitError::Failed(error.to_string()))?
     } else {
         table(&survivors)
     };
-    say(printer, &text)
+    print_text(printer, &text)
 }
 
-fn layout(dir: &Path) -> Result<Layout, End> {
-    let layout = Layout::new(dir).map_err(|error| End::Usage(format!("--data-dir: {error}")))?;
+fn open_layout(dir: &Path) -> Result<Layout, ExitError> {
+    let layout =
+        Layout::new(dir).map_err(|error| ExitError::Usage(format!("--data-dir: {error}")))?;
     if layout.root().is_dir() {
         Ok(layout)
     } else {
-        Err(End::Failed(format!("{}: no such folder", layout.root().display())))
+        Err(ExitError::Failed(format!("{}: no such folder", layout.root().display())))
     }
 }
 
-fn survivor(programs: &Programs, layout: &Layout) -> Result<Survivor, End> {
+fn survivor(programs: &RecoveryPrograms, layout: &Layout) -> Result<Survivor, ExitError> {
     Ok(Survivor {
         host: LocalHost { machine_id_file: None }.name(),
         data_dir: layout.root().display().to_string(),
-        sight: programs.look(&layout.node())?,
+        sight: programs.examine(&layout.node())?,
     })
 }
 
 /// Reads the output of `examine --json` from other hosts.
-fn reported(files: &[std::path::PathBuf]) -> Result<Vec<Survivor>, End> {
+fn read_reports(files: &[std::path::PathBuf]) -> Result<Vec<Survivor>, ExitError> {
     let mut all = Vec::new();
     for file in files {
-        let wrong = |what: String| End::Usage(format!("--report {}: {what}", file.display()));
-        let bytes = muster_files::read_named(file, LARGEST_REPORT)
+        let wrong = |what: String| ExitError::Usage(format!("--report {}: {what}", file.display()));
+        let bytes = muster_files::read_named(file, MAX_REPORT_BYTES)
             .map_err(|error| wrong(error.to_string()))?;
         let some: Vec<Survivor> =
             serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
@@ -81,124 +84,126 @@ fn reported(files: &[std::path::PathBuf]) -> Result<Vec<Survivor>, End> {
     Ok(all)
 }
 
-fn make_cluster(typed: &Make, printer: &mut Printer<'_>) -> Result<(), End> {
+fn make_cluster(typed: &MakeArguments, printer: &mut Printer<'_>) -> Result<(), ExitError> {
     if !typed.i_accept_data_loss {
-        return Err(End::Usage(
+        return Err(ExitError::Usage(
             "what only the lost members had is lost for good: see muster-agent recover examine, \
              then say --i-accept-data-loss. Nothing was changed"
                 .to_owned(),
         ));
     }
-    let programs = Programs::find(typed.node_binary.as_deref(), typed.etcdutl.as_deref())?;
-    let layout = layout(&typed.data_dir.data_dir)?;
-    let layout = layout.own().map_err(state_end)?;
+    let programs = RecoveryPrograms::find(typed.node_binary.as_deref(), typed.etcdutl.as_deref())?;
+    let layout = open_layout(&typed.data_dir.data_dir)?;
+    let layout = layout.claim().map_err(state_exit_error)?;
     let _lock =
         lock::acquire(&layout.agent_lock(), "muster-agent recover").map_err(
             |error| match error {
-                LockError::Held { .. } => End::Failed(chain(&error) + "; stop that agent first"),
-                LockError::State(error) => state_end(error),
+                LockError::Held { .. } => {
+                    ExitError::Failed(error_chain(&error) + "; stop that agent first")
+                }
+                LockError::State(error) => state_exit_error(error),
             },
         )?;
-    if let Some(holder) = lock::holder(&layout.node_lock()).map_err(state_end)? {
-        return Err(End::Failed(format!(
+    if let Some(holder) = lock::holder(&layout.node_lock()).map_err(state_exit_error)? {
+        return Err(ExitError::Failed(format!(
             "a node still runs on this state ({holder}): stop it first"
         )));
     }
-    let host = Host::read(&layout)?;
-    let operator = SigningKey::load(&typed.key)
-        .map_err(|error| End::Usage(format!("--key {}: {}", typed.key.display(), chain(&error))))?;
+    let host = HostState::read(&layout)?;
+    let operator = SigningKey::load(&typed.key).map_err(|error| {
+        ExitError::Usage(format!("--key {}: {}", typed.key.display(), error_chain(&error)))
+    })?;
     if !host.chain.newest().keys_for(Action::PutOrder).any(|key| key == operator.public()) {
-        return Err(End::Usage(format!(
+        return Err(ExitError::Usage(format!(
             "--key {}: it is no operator's or owner's key in the cluster's newest statement here",
             typed.key.display()
         )));
     }
     let mut survivors = vec![survivor(&programs, &layout)?];
-    survivors.extend(reported(&typed.report)?);
+    survivors.extend(read_reports(&typed.report)?);
     if !typed.json {
-        say(printer, &table(&survivors))?;
+        print_text(printer, &table(&survivors))?;
     }
     let mut objections = choose::objections(&survivors, 0);
     objections.extend(programs.objection(survivors[0].sight.maker));
     objections.extend(host.objection(&survivors[0].sight));
     if !objections.is_empty() {
         let text = objections.join("; ");
-        return Err(End::Failed(format!("nothing was changed: {text}")));
+        return Err(ExitError::Failed(format!("nothing was changed: {text}")));
     }
-    consent(typed, &host.phrase())?;
+    confirm_data_loss(typed, &host.confirmation_sentence())?;
     // Made before it is signed: after a crash in between, a repeated run finds this cluster.
-    let made = match host.unsigned(&survivors[0].sight) {
+    let made = match host.unsigned_recovery(&survivors[0].sight) {
         Some(made) => made,
         None => programs.make(&layout.node())?,
     };
-    crash::at(Step::Made);
+    crash::at(Failpoint::Made);
     let jws = host.sign(&made, &operator)?;
-    let Host { mut loaded, .. } = host;
-    if loaded.keepsakes.recoveries.last() != Some(&jws) {
-        loaded.keepsakes.recoveries.push(jws.clone());
+    let HostState { mut loaded, .. } = host;
+    if loaded.extras.recoveries.last() != Some(&jws) {
+        loaded.extras.recoveries.push(jws.clone());
     }
-    journal::write(&layout, &loaded.journal, &loaded.keepsakes).map_err(state_end)?;
+    journal::write(&layout, &loaded.journal, &loaded.extras).map_err(state_exit_error)?;
     let text = if typed.json {
         serde_json::json!({ "made": made, "statement": jws }).to_string()
     } else {
         next_steps(&made)
     };
-    say(printer, &text)
+    print_text(printer, &text)
 }
 
 /// This host's journal and the verified statement chain of its cluster.
-struct Host {
-    loaded: Loaded,
+struct HostState {
+    loaded: VerifiedJournal,
     chain: StatementChain,
 }
 
-impl Host {
-    fn read(layout: &Layout) -> Result<Self, End> {
+impl HostState {
+    fn read(layout: &Layout) -> Result<Self, ExitError> {
         let none = || {
-            End::Failed(format!(
+            ExitError::Failed(format!(
                 "{} holds no member of a cluster: this host was never one, so there is nothing to \
                  recover. Run this on a host that was a member; this one joins the new cluster \
                  afterwards, with a ticket",
                 layout.root().display()
             ))
         };
-        let (_, loaded) = journal::read(layout).map_err(state_end)?.ok_or_else(none)?;
-        let join = loaded.keepsakes.join.as_ref().ok_or_else(none)?;
+        let (_, loaded) = journal::read(layout).map_err(state_exit_error)?.ok_or_else(none)?;
+        let join = loaded.extras.join.as_ref().ok_or_else(none)?;
         // A host that has only asked to join has no document, and no statements that could be
         // verified.
         if loaded.document.is_none() {
             return Err(none());
         }
-        let chain_of =
-            StatementChain::verify_from_pin(&loaded.keepsakes.statements, &join.statement)
-                .map_err(|error| End::DoNotRestart(chain(&error)))?;
+        let chain_of = StatementChain::verify_from_pin(&loaded.extras.statements, &join.statement)
+            .map_err(|error| ExitError::DoNotRestart(error_chain(&error)))?;
         Ok(Self { loaded, chain: chain_of })
     }
 
     /// Returns the sentence that an operator has to type to confirm.
-    fn phrase(&self) -> String {
+    fn confirmation_sentence(&self) -> String {
         format!("make a new cluster of {}", self.chain.newest().name)
     }
 
     /// Returns the id of this host's Raft cluster, according to the signed texts.
     fn raft_cluster(&self) -> Option<u64> {
-        let founded = self.loaded.document.as_ref().map(crate::cluster::founded);
+        let founded = self.loaded.document.as_ref().map(crate::cluster::founded_cluster_id);
         self.loaded.recoveries.raft_cluster().or(founded)
     }
 
     /// Returns why no recovery statement about this data may be signed. The new statement has to
     /// continue where the last one ended.
-    fn objection(&self, sight: &Sight) -> Option<String> {
+    fn objection(&self, sight: &DirectoryReport) -> Option<String> {
         let signed = self.loaded.recoveries.newest();
-        let made = sight.forced.as_ref().filter(|_| sight.is_made());
-        if signed.is_some_and(|signed| made.is_some_and(|made| made.is.is(&signed.is)))
-            || self.unsigned(sight).is_some()
+        let made = sight.forced.as_ref().filter(|_| sight.is_recovery_unfinished());
+        if signed.is_some_and(|signed| made.is_some_and(|made| made.is.matches(&signed.is)))
+            || self.unsigned_recovery(sight).is_some()
         {
             return None;
         }
         let was = made.map(|made| &made.was.cluster_id).or(sight.cluster_id.as_ref());
         let expected = self.raft_cluster();
-        if was.and_then(|was| number(was)) == expected {
+        if was.and_then(|was| parse_hex_id(was)) == expected {
             return None;
         }
         Some(format!(
@@ -212,11 +217,11 @@ impl Host {
     /// Returns a new cluster that was made by hand, with --force-new-cluster, and for which no
     /// statement was signed yet. It has to be made from the cluster of the last statement. Only the
     /// signature is missing then.
-    fn unsigned(&self, sight: &Sight) -> Option<Made> {
+    fn unsigned_recovery(&self, sight: &DirectoryReport) -> Option<RecoveryResult> {
         let forced = sight.forced.as_ref()?;
-        let is = sight.cluster_id.as_deref().and_then(number);
-        let follows = number(&forced.was.cluster_id) == self.raft_cluster();
-        (follows && number(&forced.is.cluster_id) == is).then(|| Made {
+        let is = sight.cluster_id.as_deref().and_then(parse_hex_id);
+        let follows = parse_hex_id(&forced.was.cluster_id) == self.raft_cluster();
+        (follows && parse_hex_id(&forced.is.cluster_id) == is).then(|| RecoveryResult {
             was: forced.was.clone(),
             is: forced.is.clone(),
             last_index: forced.last_index,
@@ -224,9 +229,9 @@ impl Host {
         })
     }
 
-    fn sign(&self, made: &Made, operator: &SigningKey) -> Result<Jws, End> {
-        let failed = |what: String| End::Failed(format!("the recovery statement: {what}"));
-        let identity = |of: &Bearer| -> Result<NodeIdentity, End> {
+    fn sign(&self, made: &RecoveryResult, operator: &SigningKey) -> Result<Jws, ExitError> {
+        let failed = |what: String| ExitError::Failed(format!("the recovery statement: {what}"));
+        let identity = |of: &MemberIdentity| -> Result<NodeIdentity, ExitError> {
             let incarnation: Incarnation =
                 of.incarnation.parse().map_err(|_| failed("no incarnation".to_owned()))?;
             let (cluster_id, member_id) = (of.cluster_id.clone(), of.member_id.clone());
@@ -255,40 +260,40 @@ impl Host {
         };
         let jws = recovery.sign(operator);
         all.push(jws.clone());
-        let founded = self.loaded.document.as_ref().map(crate::cluster::founded);
-        Recoveries::verify(&all, &self.chain, founded.unwrap_or_default())
-            .map_err(|error| failed(chain(&error)))?;
+        let founded = self.loaded.document.as_ref().map(crate::cluster::founded_cluster_id);
+        RecoveryChain::verify(&all, &self.chain, founded.unwrap_or_default())
+            .map_err(|error| failed(error_chain(&error)))?;
         Ok(jws)
     }
 }
 
-fn number(id: &str) -> Option<u64> {
+fn parse_hex_id(id: &str) -> Option<u64> {
     u64::from_str_radix(id, 16).ok()
 }
 
-fn consent(typed: &Make, phrase: &str) -> Result<(), End> {
+fn confirm_data_loss(typed: &MakeArguments, phrase: &str) -> Result<(), ExitError> {
     let said = match &typed.yes {
         Some(said) => said.clone(),
         None => {
             // Standard output is reserved for the result, for programs too.
             let question = format!("To go on, type: {phrase}\n");
             let asked = std::io::stderr().write_all(question.as_bytes());
-            asked.map_err(|error| End::Failed(format!("can't ask: {error}")))?;
+            asked.map_err(|error| ExitError::Failed(format!("can't ask: {error}")))?;
             let mut line = String::new();
             let read = std::io::stdin().lock().read_line(&mut line);
-            read.map_err(|error| End::Failed(format!("can't read the answer: {error}")))?;
+            read.map_err(|error| ExitError::Failed(format!("can't read the answer: {error}")))?;
             line
         }
     };
     if said.trim() == phrase {
         return Ok(());
     }
-    Err(End::Usage(format!(
+    Err(ExitError::Usage(format!(
         "nothing was changed: it takes exactly \"{phrase}\" (or --yes with it)"
     )))
 }
 
-fn next_steps(made: &Made) -> String {
+fn next_steps(made: &RecoveryResult) -> String {
     format!(
         "Made cluster {} with member {} of the data of member {}. Now:\n\
          1. here: muster-agent run (as before; no bundle is needed). If this host has another address now:\n\
@@ -342,7 +347,7 @@ fn table(survivors: &[Survivor]) -> String {
 
 /// Returns the store's revision. `+N entries` is appended if an etcd's log has N entries that its
 /// store lacks and that it would apply.
-fn revision(sight: &Sight) -> Option<String> {
+fn revision(sight: &DirectoryReport) -> Option<String> {
     let (store, log) = (sight.store.as_ref()?, sight.log.as_ref()?);
     let behind = match sight.maker {
         Maker::Etcd => log.last_index.saturating_sub(store.applied),
@@ -352,6 +357,6 @@ fn revision(sight: &Sight) -> Option<String> {
     Some(format!("{}{more}", store.revision))
 }
 
-fn say(printer: &mut Printer<'_>, text: &str) -> Result<(), End> {
-    printer.line(text).map_err(|error| End::Failed(error.to_string()))
+fn print_text(printer: &mut Printer<'_>, text: &str) -> Result<(), ExitError> {
+    printer.line(text).map_err(|error| ExitError::Failed(error.to_string()))
 }

@@ -2,35 +2,37 @@
 
 use serde::Serialize;
 
-use crate::cli::Reset;
-use crate::exit::{End, chain};
+use crate::cli::ResetArguments;
+use crate::exit::{ExitError, error_chain};
 use crate::printer::Printer;
-use crate::protocol::state_end;
+use crate::protocol::state_exit_error;
 use crate::state::Layout;
-use crate::state::archive::put_aside;
+use crate::state::archive::move_to_quarantine;
 use crate::state::lock::{self, LockError};
 
 /// The output of `--json`.
 #[derive(Serialize)]
-struct Done<'a> {
+struct ResetOutput<'a> {
     quarantine: Option<&'a std::path::Path>,
 }
 
 /// Runs the command `reset`.
-pub(crate) fn run(typed: &Reset, printer: &mut Printer<'_>) -> Result<(), End> {
+pub(crate) fn run(typed: &ResetArguments, printer: &mut Printer<'_>) -> Result<(), ExitError> {
     let layout = Layout::new(&typed.data_dir.data_dir)
-        .map_err(|error| End::Usage(format!("--data-dir: {error}")))?;
+        .map_err(|error| ExitError::Usage(format!("--data-dir: {error}")))?;
     if !layout.root().is_dir() {
-        return Err(End::Failed(format!("{}: no such folder", layout.root().display())));
+        return Err(ExitError::Failed(format!("{}: no such folder", layout.root().display())));
     }
-    let layout = layout.own().map_err(state_end)?;
+    let layout = layout.claim().map_err(state_exit_error)?;
     let _lock =
         lock::acquire(&layout.agent_lock(), "muster-agent reset").map_err(|error| match error {
-            LockError::Held { .. } => End::Failed(chain(&error) + "; stop that agent first"),
-            LockError::State(error) => state_end(error),
+            LockError::Held { .. } => {
+                ExitError::Failed(error_chain(&error) + "; stop that agent first")
+            }
+            LockError::State(error) => state_exit_error(error),
         })?;
-    if let Some(holder) = lock::holder(&layout.node_lock()).map_err(state_end)? {
-        return Err(End::Failed(format!(
+    if let Some(holder) = lock::holder(&layout.node_lock()).map_err(state_exit_error)? {
+        return Err(ExitError::Failed(format!(
             "a node still runs on this state ({} is held by {holder}): start the agent and stop it \
              with SIGTERM, which stops the node, or stop the process that {} names",
             layout.node_lock().display(),
@@ -38,7 +40,7 @@ pub(crate) fn run(typed: &Reset, printer: &mut Printer<'_>) -> Result<(), End> {
         )));
     }
     if !typed.yes {
-        return Err(End::Usage(format!(
+        return Err(ExitError::Usage(format!(
             "this puts the agent's and the node's state in {} aside, and this host becomes a new \
              one: it needs a new token, and a running cluster goes on counting the old member until \
              it is removed there. Nothing was changed; say --yes to do it",
@@ -46,18 +48,18 @@ pub(crate) fn run(typed: &Reset, printer: &mut Printer<'_>) -> Result<(), End> {
         )));
     }
     let reason = "put aside by muster-agent reset";
-    let to = put_aside(&layout, &["agent", "node"], reason, jiff::Timestamp::now());
-    let to = to.map_err(state_end)?;
+    let to = move_to_quarantine(&layout, &["agent", "node"], reason, jiff::Timestamp::now());
+    let to = to.map_err(state_exit_error)?;
     let text = if typed.json {
-        serde_json::to_string(&Done { quarantine: to.as_deref() })
-            .map_err(|error| End::Failed(error.to_string()))?
+        serde_json::to_string(&ResetOutput { quarantine: to.as_deref() })
+            .map_err(|error| ExitError::Failed(error.to_string()))?
     } else {
         to.as_ref().map_or_else(
             || "There was no state: this host is a new one already.".to_owned(),
             |to| format!("The old state lies in {}. This host is a new one now.", to.display()),
         )
     };
-    printer.line(&text).map_err(|error| End::Failed(error.to_string()))
+    printer.line(&text).map_err(|error| ExitError::Failed(error.to_string()))
 }
 
 #[cfg(test)]
@@ -65,8 +67,9 @@ mod tests {
     use super::*;
     use crate::cli::DataDir;
 
-    fn reset(dir: &std::path::Path, yes: bool) -> (Result<(), End>, String) {
-        let typed = Reset { data_dir: DataDir { data_dir: dir.to_owned() }, yes, json: true };
+    fn reset(dir: &std::path::Path, yes: bool) -> (Result<(), ExitError>, String) {
+        let typed =
+            ResetArguments { data_dir: DataDir { data_dir: dir.to_owned() }, yes, json: true };
         let mut out = Vec::new();
         let result = run(&typed, &mut Printer::new(&mut out));
         (result, String::from_utf8(out).unwrap())

@@ -6,79 +6,81 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use discovery_formation::Rules;
-use discovery_formation::agent::{Decision, Directory, Journal, at_start};
+use discovery_formation::agent::{DirectoryKind, Journal, StartDecision, decide_at_start};
 use discovery_types::bundle::Bundle;
 use discovery_types::convert;
 use discovery_types::grant::TokenKind;
-use discovery_types::jws::Typ;
+use discovery_types::jws::JwsType;
 use discovery_types::key::SigningKey;
 use discovery_types::record::{Record, SignedRecord};
 use discovery_types::url::NodeUrl;
 use tokio_util::sync::CancellationToken;
 
-use crate::addressing::{Addresses, Listen};
-use crate::bootstrap::{Bootstrap, Formed, Surroundings, own_addresses, record};
-use crate::crash::{self, Step};
-use crate::exit::{End, chain};
+use crate::addressing::{Addresses, ListenAddresses};
+use crate::bootstrap::{AgentContext, Bootstrap, FormationResult, own_addresses, record};
+use crate::crash::{self, Failpoint};
+use crate::exit::{ExitError, error_chain};
 use crate::host::Host;
 use crate::host::local::LocalHost;
-use crate::join::{Joined, JoiningHost, Newcomer};
-use crate::joining::{join, read_bundle};
-use crate::node_command::{AskedKind, ask_kind};
-use crate::protocol::{Protocol, state_end};
+use crate::join::{JoinResult, JoiningHost, Newcomer};
+use crate::joining::{cluster_to_join, read_bundle};
+use crate::node_command::{NodeKindFuture, detect_kind_in_background};
+use crate::protocol::{Protocol, state_exit_error};
 use crate::retry::Retry;
-use crate::settings::Settings;
-use crate::state::archive::put_aside;
-use crate::state::journal::{self, Join, Keepsakes, Loaded};
+use crate::settings::RunSettings;
+use crate::state::archive::move_to_quarantine;
+use crate::state::journal::{self, Join, JournalExtras, VerifiedJournal};
 use crate::state::lock::{self, LockError};
 use crate::state::node_dir;
-use crate::status::{Board, Phase};
+use crate::status::{Phase, StatusHandle};
 use crate::{cli, metrics, place, removal, service_manager, status, supervise};
 
 /// How often a directory whose data is lost is examined again: a volume may be mounted late.
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
+const DIRECTORY_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// How often a host that has no place in the cluster tries again, and reads its bundle file for a
 /// join ticket.
-const TICKET_EVERY: Duration = Duration::from_secs(15);
+const TICKET_CHECK_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Runs the command `run`.
-pub(crate) async fn run(typed: cli::Run) -> Result<(), End> {
-    let own_program = std::env::current_exe()
-        .map_err(|error| End::Failed(format!("can't find this program's own file: {error}")))?;
+pub(crate) async fn run(typed: cli::RunArguments) -> Result<(), ExitError> {
+    let own_program = std::env::current_exe().map_err(|error| {
+        ExitError::Failed(format!("can't find this program's own file: {error}"))
+    })?;
     let path = std::env::var_os("PATH");
-    let mut settings = Settings::resolve(typed, &own_program, path.as_deref())?;
-    settings.layout = settings.layout.create().map_err(state_end)?;
+    let mut settings = RunSettings::resolve(typed, &own_program, path.as_deref())?;
+    settings.layout = settings.layout.create().map_err(state_exit_error)?;
     let holder = format!("muster-agent run, pid {}", std::process::id());
     let _lock =
         lock::acquire(&settings.layout.agent_lock(), &holder).map_err(|error| match error {
-            LockError::Held { .. } => {
-                End::Failed(format!("another agent runs on this data directory: {}", chain(&error)))
-            }
-            LockError::State(error) => state_end(error),
+            LockError::Held { .. } => ExitError::Failed(format!(
+                "another agent runs on this data directory: {}",
+                error_chain(&error)
+            )),
+            LockError::State(error) => state_exit_error(error),
         })?;
-    settings.layout.sweep().map_err(state_end)?;
-    let (board, stop) = (Board::default(), CancellationToken::new());
+    settings.layout.remove_temporary_files().map_err(state_exit_error)?;
+    let (board, stop) = (StatusHandle::default(), CancellationToken::new());
     stop_on_signals(&stop)?;
-    let services = Services::start(&settings, &board).await?;
+    let services = BackgroundServices::start(&settings, &board).await?;
     let host: Arc<dyn Host> =
         Arc::new(LocalHost { machine_id_file: settings.machine_id_file.clone() });
-    let node_kind = ask_kind(&settings.node_binary);
+    let node_kind = detect_kind_in_background(&settings.node_binary);
     let daemon =
         Daemon { settings: &settings, host, board: board.clone(), stop, own_program, node_kind };
-    let result = daemon.live().await;
+    let result = daemon.run().await;
     let reason = match &result {
         Ok(()) => "told to stop".to_owned(),
         Err(end) => end.to_string(),
     };
-    board.phase(Phase::Ended, reason);
+    board.set_phase(Phase::Ended, reason);
     services.finish().await;
     result
 }
 
 /// Cancels `stop` at SIGTERM or SIGINT.
-fn stop_on_signals(stop: &CancellationToken) -> Result<(), End> {
+fn stop_on_signals(stop: &CancellationToken) -> Result<(), ExitError> {
     use tokio::signal::unix::{SignalKind, signal};
-    let failed = |error| End::Failed(format!("can't listen for signals: {error}"));
+    let failed = |error| ExitError::Failed(format!("can't listen for signals: {error}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let stop = stop.clone();
@@ -93,20 +95,24 @@ fn stop_on_signals(stop: &CancellationToken) -> Result<(), End> {
 }
 
 /// Tasks that run beside the main work: status file, service manager, metrics listener.
-struct Services {
+struct BackgroundServices {
     stop: CancellationToken,
     tasks: tokio_util::task::TaskTracker,
 }
 
-impl Services {
-    async fn start(settings: &Settings, board: &Board) -> Result<Self, End> {
+impl BackgroundServices {
+    async fn start(settings: &RunSettings, board: &StatusHandle) -> Result<Self, ExitError> {
         let (stop, tasks) = (CancellationToken::new(), tokio_util::task::TaskTracker::new());
-        tasks.spawn(status::keep_file(board.watch(), settings.layout.status(), stop.clone()));
-        tasks.spawn(service_manager::keep_informed(board.watch(), stop.clone()));
+        tasks.spawn(status::write_until_stopped(
+            board.subscribe(),
+            settings.layout.status(),
+            stop.clone(),
+        ));
+        tasks.spawn(service_manager::notify_until_stopped(board.subscribe(), stop.clone()));
         if let Some(at) = settings.metrics_listen {
             let listener = metrics::bind(at)
                 .await
-                .map_err(|error| End::Failed(format!("--metrics-listen {at}: {error}")))?;
+                .map_err(|error| ExitError::Failed(format!("--metrics-listen {at}: {error}")))?;
             tracing::info!("metrics on http://{at}/metrics");
             if !at.ip().is_loopback() {
                 tracing::warn!(
@@ -114,7 +120,7 @@ impl Services {
                      let a firewall admit the monitoring hosts alone"
                 );
             }
-            tasks.spawn(metrics::serve(listener, board.watch(), stop.clone()));
+            tasks.spawn(metrics::serve(listener, board.subscribe(), stop.clone()));
         }
         Ok(Self { stop, tasks })
     }
@@ -128,135 +134,143 @@ impl Services {
 
 /// The agent as a long-running program.
 struct Daemon<'a> {
-    settings: &'a Settings,
+    settings: &'a RunSettings,
     host: Arc<dyn Host>,
-    board: Board,
+    board: StatusHandle,
     stop: CancellationToken,
     own_program: std::path::PathBuf,
-    node_kind: AskedKind,
+    node_kind: NodeKindFuture,
 }
 
 /// The journal and key that were found at a start.
-struct Found {
+struct LoadedState {
     key: SigningKey,
     journal: Journal,
-    keepsakes: Keepsakes,
+    keepsakes: JournalExtras,
     document: Option<discovery_types::document::VerifiedDocument>,
 }
 
 impl Daemon<'_> {
     /// Decides from the journal and the node's directory alone what to do, without a network
     /// request. Then does it.
-    async fn live(&self) -> Result<(), End> {
+    async fn run(&self) -> Result<(), ExitError> {
         loop {
-            let loaded = journal::read(&self.settings.layout).map_err(state_end)?;
+            let loaded = journal::read(&self.settings.layout).map_err(state_exit_error)?;
             if let Some((_, loaded)) = &loaded {
-                self.show_known(loaded);
+                self.show_journal(loaded);
             }
             let machine = self
                 .host
                 .facts()
-                .map_err(|error| End::Usage(format!("--machine-id-file: {error}")))?;
+                .map_err(|error| ExitError::Usage(format!("--machine-id-file: {error}")))?;
             let node = self.settings.layout.node();
             // muster-node would complete the recovery, and run a cluster for which there is no
             // recovery statement.
-            if node.join(node_dir::FORCING).exists() {
-                return Err(End::Failed(format!(
+            if node.join(node_dir::FORCING_FILE).exists() {
+                return Err(ExitError::Failed(format!(
                     "{}: a new cluster is half made here: muster-agent recover make ends what it began",
                     node.display()
                 )));
             }
-            let directory = node_dir::classify(&node).map_err(state_end)?;
+            let directory = node_dir::classify(&node).map_err(state_exit_error)?;
             let journal = loaded.as_ref().map(|(_, loaded)| loaded.for_directory());
-            let decision = at_start(&Rules::ALL, journal.as_ref(), &machine, &directory);
+            let decision = decide_at_start(&Rules::ALL, journal.as_ref(), &machine, &directory);
             let copied = journal.is_some_and(|journal| journal.machine.differs_from(&machine));
             tracing::debug!(?decision, %directory, "decided");
             match (decision, loaded) {
-                (Decision::BeginNew, _) => {
+                (StartDecision::BeginNew, _) => {
                     let ended = self.begin(machine).await;
                     if let Break(ended) = self.wait_for_ticket(ended).await {
                         return ended;
                     }
                 }
-                (Decision::SetAsideAndBeginNew, _) => {
-                    self.set_aside(&directory)?;
+                (StartDecision::SetAsideAndBeginNew, _) => {
+                    self.quarantine_clone(&directory)?;
                     let ended = self.begin(machine).await;
                     if let Break(ended) = self.wait_for_ticket(ended).await {
                         return ended;
                     }
                 }
-                (Decision::GoOn, Some(found)) => {
-                    let ended = self.form(rebooted(found)).await;
+                (StartDecision::Resume, Some(found)) => {
+                    let ended = self.form(with_next_boot(found)).await;
                     if let Break(ended) = self.wait_for_ticket(ended).await {
                         return ended;
                     }
                 }
-                (Decision::GoOnToLaunch, Some(found)) => {
-                    return self.launch_held(rebooted(found)).await;
+                (StartDecision::ResumeToLaunch, Some(found)) => {
+                    return self.launch_held(with_next_boot(found)).await;
                 }
-                (Decision::Start(_), Some(found)) => return self.supervise(rebooted(found)).await,
-                (Decision::ReplacementWanted { why }, _) => {
+                (StartDecision::StartNode(_), Some(found)) => {
+                    return self.supervise(with_next_boot(found)).await;
+                }
+                (StartDecision::RequestReplacement { why }, _) => {
                     if self.wait_for_replacement(&why).await {
                         return Ok(());
                     }
                 }
-                (Decision::Removed, found) => return Err(self.removed(found)),
-                (Decision::Refuse { why }, _) if copied => return Err(End::DoNotRestart(why)),
-                (Decision::Refuse { why }, _) => return Err(self.refused(&why)),
+                (StartDecision::Removed, found) => return Err(self.removed_error(found)),
+                (StartDecision::Refuse { why }, _) if copied => {
+                    return Err(ExitError::DoNotRestart(why));
+                }
+                (StartDecision::Refuse { why }, _) => return Err(self.refusal_error(&why)),
                 (decision, None) => {
-                    return Err(End::Failed(format!("{decision:?} without a journal")));
+                    return Err(ExitError::Failed(format!("{decision:?} without a journal")));
                 }
             }
         }
     }
 
-    fn refused(&self, why: &str) -> End {
+    fn refusal_error(&self, why: &str) -> ExitError {
         let node = self.settings.layout.node();
-        let next = if node.join(node_dir::FORCED).exists() {
+        let next = if node.join(node_dir::FORCED_FILE).exists() {
             "a new cluster was made of this data, and not by an operator's word that this agent has: \
              muster-agent recover make ends what it began"
         } else {
             "if a volume is mounted late, start again, and if this data is not wanted, move it away"
         };
-        End::Failed(format!("{}: {why}. Nothing was touched; {next}", node.display()))
+        ExitError::Failed(format!("{}: {why}. Nothing was touched; {next}", node.display()))
     }
 
-    fn removed(&self, found: Option<(SigningKey, Loaded)>) -> End {
+    fn removed_error(&self, found: Option<(SigningKey, VerifiedJournal)>) -> ExitError {
         let layout = &self.settings.layout;
         let Some((_, mut loaded)) = found else {
-            return removal::end(&removal::note(layout, &mut Keepsakes::default()));
+            return removal::removal_error(&removal::record_removal(
+                layout,
+                &mut JournalExtras::default(),
+            ));
         };
-        let tombstone = removal::note(layout, &mut loaded.keepsakes);
-        if !loaded.journal.tombstone {
-            loaded.journal.tombstone = true;
-            if let Err(error) = journal::write(layout, &loaded.journal, &loaded.keepsakes) {
-                tracing::warn!(error = chain(&error), "can't journal the removal");
+        let tombstone = removal::record_removal(layout, &mut loaded.extras);
+        if !loaded.journal.is_removed {
+            loaded.journal.is_removed = true;
+            if let Err(error) = journal::write(layout, &loaded.journal, &loaded.extras) {
+                tracing::warn!(error = error_chain(&error), "can't journal the removal");
             }
         }
-        removal::end(&tombstone)
+        removal::removal_error(&tombstone)
     }
 
     /// Moves the state of a clone aside: its journal was made on another machine, and the node has
     /// not run yet.
-    fn set_aside(&self, directory: &Directory) -> Result<(), End> {
+    fn quarantine_clone(&self, directory: &DirectoryKind) -> Result<(), ExitError> {
         let both: &[&str] = match directory {
             // A marker without a log belongs to the original machine's incarnation.
-            Directory::Marked(_) => &["agent", "node"],
+            DirectoryKind::Marked(_) => &["agent", "node"],
             _ => &["agent"],
         };
         let reason = "key and journal were made on another machine: put aside, and begun as new";
         let layout = &self.settings.layout;
-        if let Some(holder) = lock::holder(&layout.node_lock()).map_err(state_end)? {
-            return Err(End::DoNotRestart(format!(
+        if let Some(holder) = lock::holder(&layout.node_lock()).map_err(state_exit_error)? {
+            return Err(ExitError::DoNotRestart(format!(
                 "{} was made on another machine, and a node runs in it ({holder})",
                 layout.root().display()
             )));
         }
-        let to = put_aside(layout, both, reason, self.host.now()).map_err(state_end)?;
+        let to =
+            move_to_quarantine(layout, both, reason, self.host.now()).map_err(state_exit_error)?;
         if let Some(to) = to {
             tracing::warn!("{reason}; they lie in {}", to.display());
         }
-        layout.create().map(drop).map_err(state_end)
+        layout.create().map(drop).map_err(state_exit_error)
     }
 
     /// Waits before the directory is examined again. Returns true if the agent was told to stop.
@@ -266,12 +280,12 @@ impl Daemon<'_> {
              place: muster-agent reset here, and a ticket from an operator (muster-discovery token \
              create --kind join --replace NAME). The directory is looked at again every {} s, in case \
              a volume is mounted late",
-            LOOK_AGAIN.as_secs()
+            DIRECTORY_CHECK_INTERVAL.as_secs()
         );
         tracing::error!("{text}");
-        self.board.phase(Phase::ReplacementWanted, text);
+        self.board.set_phase(Phase::ReplacementWanted, text);
         tokio::select! {
-            () = tokio::time::sleep(LOOK_AGAIN) => false,
+            () = tokio::time::sleep(DIRECTORY_CHECK_INTERVAL) => false,
             () = self.stop.cancelled() => true,
         }
     }
@@ -279,45 +293,48 @@ impl Daemon<'_> {
     /// Decides whether to try again after an attempt has ended. If this host has no place in the
     /// cluster and `--wait-for-ticket` was given, waits, then continues with the bundle file's new
     /// content. Passes every other end on.
-    async fn wait_for_ticket(&self, ended: Result<(), End>) -> ControlFlow<Result<(), End>> {
+    async fn wait_for_ticket(
+        &self,
+        ended: Result<(), ExitError>,
+    ) -> ControlFlow<Result<(), ExitError>> {
         let why = match ended {
-            Err(End::NoPlace(why)) if self.settings.wait_for_ticket => why,
+            Err(ExitError::NeedsTicket(why)) if self.settings.wait_for_ticket => why,
             ended => return Break(ended),
         };
         let text = format!(
             "waits for a join ticket in the bundle file, which is read again every {} s: {why}",
-            TICKET_EVERY.as_secs()
+            TICKET_CHECK_INTERVAL.as_secs()
         );
         tracing::warn!("{text}");
-        self.board.phase(Phase::Contacting, text);
-        match self.stop.run_until_cancelled(tokio::time::sleep(TICKET_EVERY)).await {
+        self.board.set_phase(Phase::Contacting, text);
+        match self.stop.run_until_cancelled(tokio::time::sleep(TICKET_CHECK_INTERVAL)).await {
             Some(()) => Continue(()),
             None => Break(Ok(())),
         }
     }
 
-    async fn begin(&self, machine: discovery_formation::Machine) -> Result<(), End> {
+    async fn begin(&self, machine: discovery_formation::MachineIdentity) -> Result<(), ExitError> {
         // Read the bundle before a key is made, so that an unreadable bundle leaves no state
         // behind.
         let read = self.stop.run_until_cancelled(read_bundle(self.settings)).await;
         let Some(bundle) = read.transpose()? else { return Ok(()) };
         if bundle.is_none() {
-            return Err(End::Usage(
+            return Err(ExitError::Usage(
                 "this host has no cluster yet: say --bundle-file FILE (or - for standard input); \
                  an admin makes a join bundle with muster-discovery token create"
                     .to_owned(),
             ));
         }
         let (key, journal, keepsakes) =
-            journal::begin(&self.settings.layout, machine).map_err(state_end)?;
-        crash::at(Step::Key);
+            journal::create(&self.settings.layout, machine).map_err(state_exit_error)?;
+        crash::at(Failpoint::Key);
         tracing::info!(agent.key = %key.public(), "a new key was made for this host");
-        self.form_with(Found { key, journal, keepsakes, document: None }, bundle).await
+        self.form_with(LoadedState { key, journal, keepsakes, document: None }, bundle).await
     }
 
-    async fn form(&self, found: Found) -> Result<(), End> {
+    async fn form(&self, found: LoadedState) -> Result<(), ExitError> {
         let layout = &self.settings.layout;
-        journal::write(layout, &found.journal, &found.keepsakes).map_err(state_end)?;
+        journal::write(layout, &found.journal, &found.keepsakes).map_err(state_exit_error)?;
         let read = self.stop.run_until_cancelled(read_bundle(self.settings)).await;
         let bundle = match read {
             None => return Ok(()),
@@ -332,14 +349,14 @@ impl Daemon<'_> {
         self.form_with(found, bundle).await
     }
 
-    async fn form_with(&self, found: Found, bundle: Option<Bundle>) -> Result<(), End> {
-        let join = join(&found.keepsakes, bundle.as_ref())?;
-        let Found { key, journal, mut keepsakes, document } = found;
+    async fn form_with(&self, found: LoadedState, bundle: Option<Bundle>) -> Result<(), ExitError> {
+        let join = cluster_to_join(&found.keepsakes, bundle.as_ref())?;
+        let LoadedState { key, journal, mut keepsakes, document } = found;
         keepsakes.join = Some(join.clone());
         let layout = self.settings.layout.clone();
         let mut protocol = Protocol::new(layout, key, journal, keepsakes, document);
         let Some(addresses) = self.addresses(&join).await? else { return Ok(()) };
-        let record = record::for_this_start(
+        let record = record::choose_record(
             &protocol,
             self.settings,
             &*self.host,
@@ -347,88 +364,92 @@ impl Daemon<'_> {
             bundle.as_ref(),
         )?;
         drop(bundle);
-        protocol.keepsakes.listen = Some(addresses.listen);
-        self.show(&protocol, &record, &addresses);
+        protocol.extras.listen = Some(addresses.listen);
+        self.show_record(&protocol, &record, &addresses);
         if join.kind == TokenKind::Join {
-            return self.enrol(protocol, join, &record, addresses.listen).await;
+            return self.join_running_cluster(protocol, join, &record, addresses.listen).await;
         }
-        let bootstrap = Bootstrap::new(&mut protocol, join, addresses.listen, self.surroundings())?;
+        let bootstrap = Bootstrap::new(&mut protocol, join, addresses.listen, self.context())?;
         let formed = bootstrap.form(&record).await?;
-        self.formed(formed, protocol).await
+        self.handle_formation_result(formed, protocol).await
     }
 
     /// Joins a running cluster with a join ticket.
-    async fn enrol(
+    async fn join_running_cluster(
         &self,
         mut protocol: Protocol,
         join: Join,
         record: &SignedRecord,
-        listen: Listen,
-    ) -> Result<(), End> {
+        listen: ListenAddresses,
+    ) -> Result<(), ExitError> {
         let host = JoiningHost {
-            program: self.node_kind.clone().await.map_err(End::Failed)?.program(),
+            program: self.node_kind.clone().await.map_err(ExitError::Failed)?.program(),
             hints: self.settings.cluster_addresses.iter().map(NodeUrl::to_string).collect(),
         };
-        let surroundings = self.surroundings();
+        let surroundings = self.context();
         let newcomer = Newcomer::new(&mut protocol, join.clone(), record, host, surroundings)?;
-        if newcomer.join(listen).await? == Joined::Stopped {
+        if newcomer.join(listen).await? == JoinResult::Stopped {
             return Ok(());
         }
-        let bootstrap = Bootstrap::new(&mut protocol, join, listen, self.surroundings())?;
+        let bootstrap = Bootstrap::new(&mut protocol, join, listen, self.context())?;
         let formed = bootstrap.launch_held().await?;
-        self.formed(formed, protocol).await
+        self.handle_formation_result(formed, protocol).await
     }
 
-    async fn launch_held(&self, found: Found) -> Result<(), End> {
+    async fn launch_held(&self, found: LoadedState) -> Result<(), ExitError> {
         let layout = &self.settings.layout;
-        journal::write(layout, &found.journal, &found.keepsakes).map_err(state_end)?;
-        let join = join(&found.keepsakes, None)?;
+        journal::write(layout, &found.journal, &found.keepsakes).map_err(state_exit_error)?;
+        let join = cluster_to_join(&found.keepsakes, None)?;
         let listen = found.keepsakes.listen.ok_or_else(|| {
-            End::DoNotRestart("the journal holds a document and no listen address".to_owned())
+            ExitError::DoNotRestart("the journal holds a document and no listen address".to_owned())
         })?;
-        let Found { key, journal, keepsakes, document } = found;
+        let LoadedState { key, journal, keepsakes, document } = found;
         let mut protocol = Protocol::new(layout.clone(), key, journal, keepsakes, document);
-        let bootstrap = Bootstrap::new(&mut protocol, join, listen, self.surroundings())?;
+        let bootstrap = Bootstrap::new(&mut protocol, join, listen, self.context())?;
         let formed = bootstrap.launch_held().await?;
-        self.formed(formed, protocol).await
+        self.handle_formation_result(formed, protocol).await
     }
 
-    async fn supervise(&self, found: Found) -> Result<(), End> {
-        let Found { key, journal, mut keepsakes, document } = found;
+    async fn supervise(&self, found: LoadedState) -> Result<(), ExitError> {
+        let LoadedState { key, journal, mut keepsakes, document } = found;
         let layout = self.settings.layout.clone();
         let record = supervise::own_record(&journal, key.public())?;
-        place::move_to(&mut keepsakes, &record, self.settings, &self.host.addresses())?;
+        place::apply_address_flags(&mut keepsakes, &record, self.settings, &self.host.addresses())?;
         // A node that has data starts even if the agent's disk is full: only reports need the new
         // boot counter.
         if let Err(error) = journal::write(&layout, &journal, &keepsakes) {
             tracing::warn!(
-                error = chain(&error),
+                error = error_chain(&error),
                 "can't journal this start; the node starts anyway"
             );
         }
         let protocol = Protocol::new(layout, key, journal, keepsakes, document);
-        self.look_after(protocol).await
+        self.run_node(protocol).await
     }
 
-    async fn formed(&self, formed: Formed, protocol: Protocol) -> Result<(), End> {
+    async fn handle_formation_result(
+        &self,
+        formed: FormationResult,
+        protocol: Protocol,
+    ) -> Result<(), ExitError> {
         match formed {
-            Formed::Launch => self.look_after(protocol).await,
-            Formed::Stopped => Ok(()),
-            Formed::ReplacementWanted(why) => {
+            FormationResult::Launch => self.run_node(protocol).await,
+            FormationResult::Stopped => Ok(()),
+            FormationResult::ReplacementWanted(why) => {
                 while !self.wait_for_replacement(&why).await {}
                 Ok(())
             }
         }
     }
 
-    async fn look_after(&self, protocol: Protocol) -> Result<(), End> {
+    async fn run_node(&self, protocol: Protocol) -> Result<(), ExitError> {
         let program =
-            supervise::Programs { own: &self.own_program, node_kind: self.node_kind.clone() };
+            supervise::NodePrograms { own: &self.own_program, node_kind: self.node_kind.clone() };
         supervise::run(protocol, self.settings, program, &self.board, &self.stop).await
     }
 
-    fn surroundings(&self) -> Surroundings {
-        Surroundings {
+    fn context(&self) -> AgentContext {
+        AgentContext {
             host: Arc::clone(&self.host),
             board: self.board.clone(),
             stop: self.stop.clone(),
@@ -437,7 +458,7 @@ impl Daemon<'_> {
 
     /// Returns this host's addresses, once there is a route to discovery. `None` if told to stop
     /// before.
-    async fn addresses(&self, join: &Join) -> Result<Option<Addresses>, End> {
+    async fn addresses(&self, join: &Join) -> Result<Option<Addresses>, ExitError> {
         let addressing = &self.settings.addressing;
         let own = self.host.addresses();
         if addressing.is_complete() {
@@ -445,7 +466,8 @@ impl Daemon<'_> {
         }
         let mut retry = Retry::default();
         loop {
-            let route: Result<IpAddr, String> = record::route(&*self.host, &join.urls).await;
+            let route: Result<IpAddr, String> =
+                record::local_address(&*self.host, &join.urls).await;
             match route {
                 Ok(address) => {
                     let addresses = addressing.addresses(Some(address), &own)?;
@@ -463,7 +485,7 @@ impl Daemon<'_> {
                     if retry.attempts() == 1 {
                         tracing::warn!("{text}");
                     }
-                    self.board.phase(Phase::Contacting, text);
+                    self.board.set_phase(Phase::Contacting, text);
                     tokio::select! {
                         () = tokio::time::sleep(pause) => {}
                         () = self.stop.cancelled() => return Ok(None),
@@ -474,8 +496,8 @@ impl Daemon<'_> {
     }
 
     /// Shows the journal's facts in the status before anything else happens.
-    fn show_known(&self, loaded: &Loaded) {
-        let Loaded { journal, keepsakes, .. } = loaded;
+    fn show_journal(&self, loaded: &VerifiedJournal) {
+        let VerifiedJournal { journal, extras: keepsakes, .. } = loaded;
         let incarnation = loaded.for_directory().incarnation;
         self.board.update(|status| {
             status.cluster_id = keepsakes.join.as_ref().map(|join| join.cluster.to_string());
@@ -492,20 +514,19 @@ impl Daemon<'_> {
                 status.client_url = Some(moved.client_url.to_string());
                 status.client_listen = Some(moved.listen.client.to_string());
             }
-            if let Some(held) = &journal.held {
+            if let Some(held) = &journal.held_document {
                 status.epoch = Some(held.proposal.epoch);
                 status.seat = held.proposal.seat_of(journal.key);
             }
         });
     }
 
-    fn show(&self, protocol: &Protocol, record: &SignedRecord, addresses: &Addresses) {
+    fn show_record(&self, protocol: &Protocol, record: &SignedRecord, addresses: &Addresses) {
         let own = protocol.key.public();
-        let claims: Option<Record> = record.record.verify(Typ::Record, own).ok();
+        let claims: Option<Record> = record.record.verify(JwsType::Record, own).ok();
         let name = claims.map(|claims| claims.name.to_string());
         self.board.update(|status| {
-            status.cluster_id =
-                protocol.keepsakes.join.as_ref().map(|join| join.cluster.to_string());
+            status.cluster_id = protocol.extras.join.as_ref().map(|join| join.cluster.to_string());
             status.name = name;
             status.key = Some(own.to_string());
             status.incarnation = Some(protocol.agent.journal.incarnation.to_string());
@@ -517,7 +538,7 @@ impl Daemon<'_> {
 }
 
 /// Returns the journal with its boot counter increased, for a new session.
-fn rebooted((key, loaded): (SigningKey, Loaded)) -> Found {
-    let Loaded { journal, keepsakes, document, .. } = loaded;
-    Found { key, journal: journal.rebooted(), keepsakes, document }
+fn with_next_boot((key, loaded): (SigningKey, VerifiedJournal)) -> LoadedState {
+    let VerifiedJournal { journal, extras: keepsakes, document, .. } = loaded;
+    LoadedState { key, journal: journal.with_next_boot(), keepsakes, document }
 }

@@ -9,24 +9,24 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use crate::cli;
-use crate::cluster::{ClusterError, NodeStatus, status_at};
-use crate::commands::member::{self, Peers};
-use crate::door::Door;
-use crate::exit::{End, chain};
+use crate::cluster::{ClusterError, NodeStatus, node_status};
+use crate::commands::member::{self, PeerReport};
+use crate::door::ClientEndpoint;
+use crate::exit::{ExitError, error_chain};
 use crate::health::Health;
 use crate::printer::Printer;
 use crate::removal;
 use crate::state::{self, Layout, StateError, lock};
-use crate::status::Status;
-use crate::supervisor::process::Identity;
+use crate::status::AgentStatus;
+use crate::supervisor::process::ProcessIdentity;
 use crate::tail;
 
 /// How often --wait checks whether the node is ready.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const READY_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The output of `--json`: the agent's last status, and the facts found now.
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct StatusReport {
     /// Whether an agent holds the lock on the data directory.
     pub agent_running: bool,
     /// The node's pid, if a node runs.
@@ -38,43 +38,51 @@ pub(crate) struct Report {
     /// The other members, as far as they answer this host; asked for only while its node isn't
     /// ready.
     #[serde(flatten)]
-    pub peers: Peers,
+    pub peers: PeerReport,
     /// The last warning or error in the node's log, while it runs and isn't ready.
     pub node_complaint: Option<String>,
     /// The tombstone as a sentence, if the cluster has removed this member.
     pub removed: Option<String>,
     /// The status that the agent wrote last.
     #[serde(flatten)]
-    pub status: Option<Status>,
+    pub status: Option<AgentStatus>,
 }
 
 /// Runs the command `status`.
-pub(crate) async fn run(typed: &cli::Status, printer: &mut Printer<'_>) -> Result<(), End> {
-    let layout = Layout::look(&typed.data_dir.data_dir)
-        .map_err(|error| End::Usage(format!("--data-dir: {error}")))?;
+pub(crate) async fn run(
+    typed: &cli::StatusArguments,
+    printer: &mut Printer<'_>,
+) -> Result<(), ExitError> {
+    let layout = Layout::new_read_only(&typed.data_dir.data_dir)
+        .map_err(|error| ExitError::Usage(format!("--data-dir: {error}")))?;
     let limit = Duration::from_secs(if typed.wait { typed.timeout } else { 0 });
     let report = wait_ready(&layout, limit).await?;
     let text = if typed.json {
-        serde_json::to_string_pretty(&report).map_err(|error| End::Failed(error.to_string()))?
+        serde_json::to_string_pretty(&report)
+            .map_err(|error| ExitError::Failed(error.to_string()))?
     } else {
-        for_people(&report)
+        format_text(&report)
     };
-    printer.line(&text).map_err(|error| End::Failed(error.to_string()))?;
+    printer.line(&text).map_err(|error| ExitError::Failed(error.to_string()))?;
     match report.why_not_ready() {
-        Some(why) if typed.ready || typed.wait => Err(End::Failed(format!("not ready: {why}"))),
+        Some(why) if typed.ready || typed.wait => {
+            Err(ExitError::Failed(format!("not ready: {why}")))
+        }
         _ => Ok(()),
     }
 }
 
 /// Checks until the node is ready, its member was removed, or `limit` has passed. Returns the last
 /// report. Prints to standard error what it waits for.
-async fn wait_ready(layout: &Layout, limit: Duration) -> Result<Report, End> {
+async fn wait_ready(layout: &Layout, limit: Duration) -> Result<StatusReport, ExitError> {
     let start = Instant::now();
     let mut said = None;
     loop {
         let left = limit.saturating_sub(start.elapsed());
         let why = if layout.root().is_dir() {
-            let report = look(layout).await.map_err(|error| End::Failed(chain(&error)))?;
+            let report = make_report(layout)
+                .await
+                .map_err(|error| ExitError::Failed(error_chain(&error)))?;
             let why = report.why_not_ready();
             if why.is_none() || report.removed.is_some() || left.is_zero() {
                 return Ok(report);
@@ -84,7 +92,7 @@ async fn wait_ready(layout: &Layout, limit: Duration) -> Result<Report, End> {
             let root = layout.root().display();
             let why = format!("{root}: no such folder; say where the state lies with --data-dir");
             if left.is_zero() {
-                return Err(End::Failed(why));
+                return Err(ExitError::Failed(why));
             }
             Some(why)
         };
@@ -94,11 +102,11 @@ async fn wait_ready(layout: &Layout, limit: Duration) -> Result<Report, End> {
             let _ = writeln!(std::io::stderr(), "waiting: {line}");
             said = why;
         }
-        sleep(LOOK_EVERY.min(left)).await;
+        sleep(READY_CHECK_INTERVAL.min(left)).await;
     }
 }
 
-impl Report {
+impl StatusReport {
     /// Returns why the node doesn't serve, or `None` if it does.
     fn why_not_ready(&self) -> Option<String> {
         if let Some(removed) = &self.removed {
@@ -111,7 +119,7 @@ impl Report {
             (None, None) => {
                 let doing = self.status.as_ref();
                 let doing =
-                    doing.map(|s| phrase(s.phase.as_str(), first_line(s.reason.as_deref())));
+                    doing.map(|s| format_phase(s.phase.as_str(), first_line(s.reason.as_deref())));
                 let doing = doing.map(|text| format!("; its agent: {text}")).unwrap_or_default();
                 Some(format!("the node doesn't run{doing}"))
             }
@@ -123,32 +131,32 @@ fn first_line(text: Option<&str>) -> Option<&str> {
     text.and_then(|text| text.lines().next())
 }
 
-async fn look(layout: &Layout) -> Result<Report, StateError> {
-    let status: Option<Status> =
+async fn make_report(layout: &Layout) -> Result<StatusReport, StateError> {
+    let status: Option<AgentStatus> =
         state::read(&layout.status())?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    let tombstone = removal::known(layout)?;
-    let node_pid = running_node(layout)?;
-    let door = status.as_ref().and_then(|status| Door::of_agent(layout, status));
-    let mut peers = Peers::default();
+    let tombstone = removal::recorded_removal(layout)?;
+    let node_pid = running_node_pid(layout)?;
+    let door = status.as_ref().and_then(|status| ClientEndpoint::from_status(layout, status));
+    let mut peers = PeerReport::default();
     let (node_health, node_health_error) = match (node_pid, door) {
         (Some(_), Some(Ok(door))) => {
-            let own = status_at(&door).await;
-            let health = ask(&door, &own).await;
+            let own = node_status(&door).await;
+            let health = ask_health(&door, &own).await;
             // If the node doesn't answer its own status, it can't list the peers either.
             if own.is_ok() && !health.as_ref().is_ok_and(|health| health.ready) {
-                peers = member::peers(&door).await;
+                peers = member::report_peers(&door).await;
             }
             health.map_or_else(|why| (None, Some(why)), |health| (Some(health), None))
         }
-        (Some(_), Some(Err(error))) => (None, Some(chain(&error))),
+        (Some(_), Some(Err(error))) => (None, Some(error_chain(&error))),
         (Some(_), None) | (None, _) => (None, None),
     };
     let ready = node_health.as_ref().is_some_and(|health| health.ready);
     let node_complaint = match node_pid {
-        Some(_) if !ready => tail::last_complaint(&layout.node_log()),
+        Some(_) if !ready => tail::last_warning(&layout.node_log()),
         _ => None,
     };
-    Ok(Report {
+    Ok(StatusReport {
         peers,
         node_complaint,
         agent_running: lock::holder(&layout.agent_lock())?.is_some(),
@@ -162,7 +170,10 @@ async fn look(layout: &Layout) -> Result<Report, StateError> {
 
 /// Returns the node's health. A node without a leader answers a health check only after waiting for
 /// one. So its status is checked for a leader first.
-async fn ask(door: &Door, own: &Result<NodeStatus, ClusterError>) -> Result<Health, String> {
+async fn ask_health(
+    door: &ClientEndpoint,
+    own: &Result<NodeStatus, ClusterError>,
+) -> Result<Health, String> {
     match own {
         Ok(NodeStatus { leader: None, raft_term, .. }) => {
             Ok(Health { ready: false, says: format!("no leader is known, in term {raft_term}") })
@@ -170,20 +181,20 @@ async fn ask(door: &Door, own: &Result<NodeStatus, ClusterError>) -> Result<Heal
         Err(ClusterError::Unreachable(why)) => {
             Err(format!("the node doesn't answer: {}", why.join("; ")))
         }
-        _ => door.ask().await.map_err(|error| chain(&error)),
+        _ => door.check_health().await.map_err(|error| error_chain(&error)),
     }
 }
 
-fn running_node(layout: &Layout) -> Result<Option<i32>, StateError> {
+fn running_node_pid(layout: &Layout) -> Result<Option<i32>, StateError> {
     if lock::holder(&layout.node_lock())?.is_none() {
         return Ok(None);
     }
     let text = state::read(&layout.pid_file())?.unwrap_or_default();
-    let identity = Identity::from_text(&String::from_utf8_lossy(&text));
+    let identity = ProcessIdentity::from_text(&String::from_utf8_lossy(&text));
     Ok(identity.filter(|node| matches!(node.open(), Ok(Some(_)))).map(|node| node.pid))
 }
 
-fn for_people(report: &Report) -> String {
+fn format_text(report: &StatusReport) -> String {
     let mut lines = Vec::new();
     let mut line = |label: &str, value: Option<String>| {
         if let Some(value) = value {
@@ -193,7 +204,7 @@ fn for_people(report: &Report) -> String {
     let status = report.status.as_ref();
     line("agent", Some(agent_line(report)));
     let reason = status.and_then(|s| s.reason.as_deref());
-    line("doing", status.map(|s| phrase(s.phase.as_str(), first_line(reason))));
+    line("doing", status.map(|s| format_phase(s.phase.as_str(), first_line(reason))));
     // Lines that the reason quotes from the node's log are shown on lines of their own.
     for quoted in reason.into_iter().flat_map(|reason| reason.lines().skip(1)) {
         line("", Some(quoted.trim().to_owned()));
@@ -224,25 +235,25 @@ fn for_people(report: &Report) -> String {
     lines.join("\n")
 }
 
-fn phrase(what: &str, why: Option<&str>) -> String {
+fn format_phase(what: &str, why: Option<&str>) -> String {
     let what = what.replace('_', " ");
     why.map_or_else(|| what.clone(), |why| format!("{what}: {why}"))
 }
 
-fn agent_line(report: &Report) -> String {
+fn agent_line(report: &StatusReport) -> String {
     match (&report.status, report.agent_running) {
         (Some(status), true) => {
             format!("running, pid {}, version {}", status.agent_pid, status.agent_version)
         }
         (None, true) => "running".to_owned(),
-        (Some(Status { updated_at: Some(at), .. }), false) => {
+        (Some(AgentStatus { updated_at: Some(at), .. }), false) => {
             format!("not running; what follows was last written at {at}")
         }
         (_, false) => "not running".to_owned(),
     }
 }
 
-fn cluster_line(status: &Status) -> Option<String> {
+fn cluster_line(status: &AgentStatus) -> Option<String> {
     let id = status.cluster_id.as_deref()?;
     let mut text = match &status.cluster_name {
         Some(name) => format!("{name} ({id})"),
@@ -257,7 +268,7 @@ fn cluster_line(status: &Status) -> Option<String> {
     Some(text)
 }
 
-fn member_line(status: &Status) -> Option<String> {
+fn member_line(status: &AgentStatus) -> Option<String> {
     let name = status.name.as_deref()?;
     let seat = status.seat.map_or_else(|| "no seat".to_owned(), |seat| format!("seat {seat}"));
     let url = |url: &Option<String>| url.clone().unwrap_or_else(|| "?".to_owned());
@@ -268,7 +279,7 @@ fn member_line(status: &Status) -> Option<String> {
     ))
 }
 
-fn node_line(report: &Report) -> String {
+fn node_line(report: &StatusReport) -> String {
     let node = report.status.as_ref().and_then(|status| status.node.as_ref());
     let program = node.map_or("", |node| node.program.as_str());
     let mut text = match report.node_pid {
@@ -281,7 +292,7 @@ fn node_line(report: &Report) -> String {
     text.trim_end().to_owned()
 }
 
-fn health_line(report: &Report) -> Option<String> {
+fn health_line(report: &StatusReport) -> Option<String> {
     let said = report.node_health.as_ref().map(|health| {
         let word = if health.ready { "ready" } else { "not ready" };
         format!("{word}: {}", health.says.replace('\n', "; "))
@@ -292,11 +303,11 @@ fn health_line(report: &Report) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::{Board, NodeStatus, Phase};
+    use crate::status::{NodeProcessStatus, Phase, StatusHandle};
 
     async fn status(dir: &std::path::Path) -> String {
         let layout = Layout::new(dir).unwrap();
-        for_people(&look(&layout).await.unwrap())
+        format_text(&make_report(&layout).await.unwrap())
     }
 
     #[tokio::test]
@@ -310,14 +321,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         layout.create().unwrap();
-        let board = Board::default();
-        board.phase(Phase::Waiting, "for seat 3".to_owned());
+        let board = StatusHandle::default();
+        board.set_phase(Phase::Waiting, "for seat 3".to_owned());
         board.update(|status| {
             status.cluster_id = Some("c1".to_owned());
             status.explain = vec!["seat 3 is free".to_owned()];
-            status.node = Some(NodeStatus::default());
+            status.node = Some(NodeProcessStatus::default());
         });
-        let written = Status { updated_at: Some(jiff::Timestamp::UNIX_EPOCH), ..board.read() };
+        let written = AgentStatus { updated_at: Some(jiff::Timestamp::UNIX_EPOCH), ..board.read() };
         std::fs::write(layout.status(), serde_json::to_vec(&written).unwrap()).unwrap();
         insta::assert_snapshot!(status(dir.path()).await, @r"
         agent      not running; what follows was last written at 1970-01-01T00:00:00Z

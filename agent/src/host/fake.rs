@@ -4,13 +4,13 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use super::Host;
-use discovery_formation::Machine;
+use discovery_formation::MachineIdentity;
 
 /// A machine with given answers.
 #[derive(Clone, Debug)]
 pub(crate) struct FakeHost {
     /// The answer of `facts`.
-    pub facts: Machine,
+    pub facts: MachineIdentity,
     /// The answer of `route_to`, and the only address in `addresses`.
     pub address: IpAddr,
     /// Addresses that can't be bound.
@@ -28,7 +28,7 @@ impl Default for FakeHost {
 }
 
 impl Host for FakeHost {
-    fn facts(&self) -> io::Result<Machine> {
+    fn facts(&self) -> io::Result<MachineIdentity> {
         Ok(self.facts.clone())
     }
 

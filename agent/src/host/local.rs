@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::path::PathBuf;
 
 use super::Host;
-use discovery_formation::Machine;
+use discovery_formation::MachineIdentity;
 
 use crate::machine;
 
@@ -17,7 +17,7 @@ pub(crate) struct LocalHost {
 }
 
 impl Host for LocalHost {
-    fn facts(&self) -> io::Result<Machine> {
+    fn facts(&self) -> io::Result<MachineIdentity> {
         machine::read(self.machine_id_file.as_deref())
     }
 

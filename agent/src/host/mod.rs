@@ -8,12 +8,12 @@ pub(crate) mod local;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use discovery_formation::Machine;
+use discovery_formation::MachineIdentity;
 
 /// Everything that the agent needs of its machine.
 pub(crate) trait Host: Send + Sync + 'static {
     /// Returns the facts that identify the machine.
-    fn facts(&self) -> io::Result<Machine>;
+    fn facts(&self) -> io::Result<MachineIdentity>;
     /// Returns the host's name, the basis of the default member name.
     fn name(&self) -> String;
     /// Returns the local address from which packets to `peer` leave.

@@ -7,33 +7,33 @@ use discovery_types::digest::MemberId;
 use discovery_types::document::VerifiedDocument;
 use discovery_types::jws::Jws;
 use discovery_types::record::Record;
-use discovery_types::recovery::{Recoveries, RecoveryError};
+use discovery_types::recovery::{RecoveryChain, RecoveryError};
 use discovery_types::statement::StatementChain;
 use discovery_types::url::NodeUrl;
 use futures_util::future::join_all;
 
-use super::{Newcomer, Ticket};
-use crate::cluster::{self, Cluster, ClusterError, Members};
-use crate::door::{Door, Identity};
-use crate::exit::{End, chain};
+use super::{Newcomer, RedeemedTicket};
+use crate::cluster::{self, ClusterApiClient, ClusterError, MemberList};
+use crate::door::{ClientEndpoint, ClientTlsIdentity};
+use crate::exit::{ExitError, error_chain};
 use crate::state::Layout;
 use crate::state::journal::Admission;
 use crate::steward::RECOVERIES;
 
 /// The list of members with which a newcomer's node begins.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Listed {
+pub(crate) struct InitialCluster {
     /// The members, this host included.
-    pub initial: Vec<InitialMember>,
+    pub members: Vec<InitialMember>,
     /// Client URLs of the other members.
     pub client_urls: Vec<String>,
     /// The chain of recoveries from the founded cluster to the present one.
-    pub recoveries: Recoveries,
+    pub recoveries: RecoveryChain,
 }
 
 /// Why a cluster's list has no place for this host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-enum Unlisted {
+enum PlacementError {
     /// The cluster at these addresses is not the document's.
     #[error(
         "the cluster at these addresses is {found:016x}, and the one that this ticket is for was founded as {founded:016x}; no recovery statement there leads from one to the other"
@@ -60,24 +60,24 @@ enum Unlisted {
     Absent(MemberId),
     /// The cluster lists this host's member id with other addresses.
     #[error("the cluster lists member {0} at other addresses than this host's")]
-    Elsewhere(MemberId),
+    OtherAddresses(MemberId),
     /// A member's name or URL can't be passed in a flag.
     #[error("the cluster lists a member at {0:?}, which is no address")]
-    Url(String),
+    InvalidUrl(String),
 }
 
-impl Unlisted {
+impl PlacementError {
     /// Returns whether the problem may pass. Every client with write access can damage the recovery
     /// statements in the store; the agent beside the leader writes the right ones again.
-    fn may_pass(&self) -> bool {
+    fn is_transient(&self) -> bool {
         matches!(self, Self::Recovery { .. })
     }
 }
 
 /// One member's answer about its cluster.
 #[derive(Clone, Debug)]
-struct Word {
-    members: Members,
+struct MemberAnswer {
+    members: MemberList,
     /// The recovery statements in the cluster's store.
     recoveries: Vec<Jws>,
 }
@@ -86,9 +86,9 @@ impl Newcomer<'_> {
     /// Asks the cluster's members until the answer lists this host.
     pub(super) async fn ask_cluster(
         &mut self,
-        ticket: &Ticket,
+        ticket: &RedeemedTicket,
         member: MemberId,
-    ) -> Result<Listed, End> {
+    ) -> Result<InitialCluster, ExitError> {
         let founders = ticket.document.records().iter();
         let founders =
             founders.flat_map(|record| record.client_urls.iter().map(NodeUrl::to_string));
@@ -102,45 +102,56 @@ impl Newcomer<'_> {
                 let members = directory.view.into_iter().flat_map(|view| view.membership.members);
                 urls.extend(members.flat_map(|member| member.client_urls));
             }
-            let why = match ask(&self.protocol.layout, &urls).await {
+            let why = match ask_members(&self.protocol.layout, &urls).await {
                 Ok(words) => {
-                    let found = place(&words, &ticket.document, &ticket.chain, |members| {
-                        listed(members, member, &self.record)
-                    });
+                    let found =
+                        choose_cluster(&words, &ticket.document, &ticket.chain, |members| {
+                            initial_cluster(members, member, &self.record)
+                        });
                     match found {
                         Ok(listed) => return Ok(listed),
-                        Err(error) if error.may_pass() => chain(&error),
-                        Err(error) => return Err(End::DoNotRestart(chain(&error))),
+                        Err(error) if error.is_transient() => error_chain(&error),
+                        Err(error) => return Err(ExitError::DoNotRestart(error_chain(&error))),
                     }
                 }
-                Err(error) => chain(&error),
+                Err(error) => error_chain(&error),
             };
             let next = "if its members have moved, say --cluster-address with one's new address";
-            self.later(format!("waiting for an answer of the cluster: {why}; {next}")).await;
+            self.wait_before_retry(format!("waiting for an answer of the cluster: {why}; {next}"))
+                .await;
         }
     }
 }
 
 /// Returns the client ports at these URLs, with this host's member certificate for connecting.
-fn doors(layout: &Layout, urls: &BTreeSet<String>) -> Result<Vec<Door>, ClusterError> {
-    let identity = Identity::own(&layout.tls())?;
-    Ok(urls.iter().filter_map(|url| Door::of_member(url, Some(&identity)).ok()).collect())
+fn endpoints_at(
+    layout: &Layout,
+    urls: &BTreeSet<String>,
+) -> Result<Vec<ClientEndpoint>, ClusterError> {
+    let identity = ClientTlsIdentity::load_own(&layout.tls())?;
+    Ok(urls.iter().filter_map(|url| ClientEndpoint::of_member(url, Some(&identity)).ok()).collect())
 }
 
 /// Makes a client for these client URLs, with this host's member certificate.
-pub(crate) fn reach(layout: &Layout, urls: &BTreeSet<String>) -> Result<Cluster, ClusterError> {
-    Ok(Cluster::new(doors(layout, urls)?))
+pub(crate) fn cluster_client(
+    layout: &Layout,
+    urls: &BTreeSet<String>,
+) -> Result<ClusterApiClient, ClusterError> {
+    Ok(ClusterApiClient::new(endpoints_at(layout, urls)?))
 }
 
 /// Collects the answers of all members at these URLs. After a recovery, members of two clusters may
 /// answer: of the new one, and of the old one that were started again.
-async fn ask(layout: &Layout, urls: &BTreeSet<String>) -> Result<Vec<Word>, ClusterError> {
-    let words = doors(layout, urls)?.into_iter().map(|door| async {
-        let cluster = Cluster::new(vec![door]);
-        let members = cluster.list().await?;
-        let stored = cluster.read(RECOVERIES).await?;
+async fn ask_members(
+    layout: &Layout,
+    urls: &BTreeSet<String>,
+) -> Result<Vec<MemberAnswer>, ClusterError> {
+    let words = endpoints_at(layout, urls)?.into_iter().map(|door| async {
+        let cluster = ClusterApiClient::new(vec![door]);
+        let members = cluster.list_members().await?;
+        let stored = cluster.read_key(RECOVERIES).await?;
         let parsed = stored.value.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        Ok(Word { members, recoveries: parsed.unwrap_or_default() })
+        Ok(MemberAnswer { members, recoveries: parsed.unwrap_or_default() })
     });
     let (mut answers, mut last) = (Vec::new(), ClusterError::Unreachable(Vec::new()));
     for word in join_all(words).await {
@@ -155,80 +166,84 @@ async fn ask(layout: &Layout, urls: &BTreeSet<String>) -> Result<Vec<Word>, Clus
 /// Returns this host's place in the first of these clusters that lists it and is the right one. The
 /// right one is the cluster of `document`, or one recovered from it. Otherwise returns why the
 /// first answer has no place.
-fn place(
-    words: &[Word],
+fn choose_cluster(
+    words: &[MemberAnswer],
     document: &VerifiedDocument,
     chain_of: &StatementChain,
-    listed: impl Fn(&Members) -> Result<Listed, Unlisted>,
-) -> Result<Listed, Unlisted> {
-    let founded = cluster::founded(document);
+    listed: impl Fn(&MemberList) -> Result<InitialCluster, PlacementError>,
+) -> Result<InitialCluster, PlacementError> {
+    let founded = cluster::founded_cluster_id(document);
     let mut first = None;
-    for Word { members, recoveries } in words {
+    for MemberAnswer { members, recoveries } in words {
         let found = members.cluster_id;
         let recoveries = if found == founded { &[][..] } else { recoveries };
-        let verified = Recoveries::verify(recoveries, chain_of, founded)
-            .map_err(|source| Unlisted::Recovery { found, source });
+        let verified = RecoveryChain::verify(recoveries, chain_of, founded)
+            .map_err(|source| PlacementError::Recovery { found, source });
         let listed = verified.and_then(|recoveries| {
             if recoveries.raft_cluster().unwrap_or(founded) != found {
-                return Err(Unlisted::OtherCluster { found, founded });
+                return Err(PlacementError::OtherCluster { found, founded });
             }
-            listed(members).map(|listed| Listed { recoveries, ..listed })
+            listed(members).map(|listed| InitialCluster { recoveries, ..listed })
         });
         match listed {
             Ok(listed) => return Ok(listed),
             Err(error) => first = first.or(Some(error)),
         }
     }
-    Err(first.unwrap_or(Unlisted::OtherCluster { found: 0, founded }))
+    Err(first.unwrap_or(PlacementError::OtherCluster { found: 0, founded }))
 }
 
 /// Returns the cluster's current members, for a node whose first start comes long after the
 /// admission. `None` if no member answers, or this host is not listed.
-pub(crate) async fn now_listed(
+pub(crate) async fn current_initial_members(
     layout: &Layout,
     admission: &Admission,
     cluster_id: u64,
     own: &Record,
 ) -> Option<Vec<InitialMember>> {
     let urls = admission.client_urls.iter().cloned().collect();
-    let words = ask(layout, &urls).await.ok()?;
+    let words = ask_members(layout, &urls).await.ok()?;
     let mut same = words.iter().filter(|word| word.members.cluster_id == cluster_id);
-    same.find_map(|word| listed(&word.members, admission.member, own).ok())
-        .map(|listed| listed.initial)
+    same.find_map(|word| initial_cluster(&word.members, admission.member, own).ok())
+        .map(|listed| listed.members)
 }
 
 /// Returns whether the cluster at `urls` lists a member with this id.
 pub(crate) async fn is_listed(layout: &Layout, urls: &BTreeSet<String>, id: MemberId) -> bool {
-    let words = ask(layout, urls).await.unwrap_or_default();
+    let words = ask_members(layout, urls).await.unwrap_or_default();
     words.iter().any(|word| word.members.list.iter().any(|member| member.id.0 == id.get()))
 }
 
-fn listed(members: &Members, own_id: MemberId, own: &Record) -> Result<Listed, Unlisted> {
-    let of_id = |member: &&cluster::Member| member.id.0 == own_id.get();
-    let found = members.list.iter().find(of_id).ok_or(Unlisted::Absent(own_id))?;
+fn initial_cluster(
+    members: &MemberList,
+    own_id: MemberId,
+    own: &Record,
+) -> Result<InitialCluster, PlacementError> {
+    let of_id = |member: &&cluster::ClusterMember| member.id.0 == own_id.get();
+    let found = members.list.iter().find(of_id).ok_or(PlacementError::Absent(own_id))?;
     let urls: BTreeSet<String> = own.peer_urls.iter().map(NodeUrl::to_string).collect();
     if found.peer_urls.iter().cloned().collect::<BTreeSet<_>>() != urls {
-        return Err(Unlisted::Elsewhere(own_id));
+        return Err(PlacementError::OtherAddresses(own_id));
     }
     let mut initial = Vec::new();
     for member in &members.list {
         let name = name_for_flag(member, &members.list, own_id, own);
         for url in &member.peer_urls {
-            let peer_url = url.parse().map_err(|_| Unlisted::Url(url.clone()))?;
+            let peer_url = url.parse().map_err(|_| PlacementError::InvalidUrl(url.clone()))?;
             initial.push(InitialMember { name: name.clone(), peer_url });
         }
     }
     let others = members.list.iter().filter(|member| member.id.0 != own_id.get());
     let client_urls = others.flat_map(|member| member.client_urls.iter().cloned()).collect();
-    Ok(Listed { initial, client_urls, recoveries: Recoveries::default() })
+    Ok(InitialCluster { members: initial, client_urls, recoveries: RecoveryChain::default() })
 }
 
 /// Returns a member's name for the flag `--initial-cluster`. It differs from the real name if that
 /// is empty, unusable in a flag or not unique, since etcd merges members with equal names. etcd
 /// compares addresses only, so another name works as well.
 fn name_for_flag(
-    member: &cluster::Member,
-    all: &[cluster::Member],
+    member: &cluster::ClusterMember,
+    all: &[cluster::ClusterMember],
     own_id: MemberId,
     own: &Record,
 ) -> String {
@@ -247,17 +262,17 @@ fn name_for_flag(
 #[cfg(test)]
 mod tests {
     use discovery_types::digest::Incarnation;
-    use discovery_types::fixtures::{World, join_world};
+    use discovery_types::fixtures::{ClusterFixture, join_fixture};
     use discovery_types::key::SigningKey;
     use discovery_types::recovery::{NodeIdentity, Recovery};
 
     use super::*;
-    use crate::cluster::Member;
+    use crate::cluster::ClusterMember;
 
     const OWN: MemberId = MemberId([0, 0, 0, 0, 0, 0, 0, 9]);
 
-    fn member(id: u64, name: &str, url: &str) -> Member {
-        Member {
+    fn member(id: u64, name: &str, url: &str) -> ClusterMember {
+        ClusterMember {
             id: cluster::MemberId(id),
             name: name.to_owned(),
             peer_urls: vec![url.to_owned()],
@@ -267,23 +282,23 @@ mod tests {
     }
 
     fn own() -> Record {
-        join_world().records.swap_remove(0)
+        join_fixture().records.swap_remove(0)
     }
 
-    fn members(own: &Record) -> Members {
+    fn members(own: &Record) -> MemberList {
         let list = vec![
             member(1, "a", "https://10.9.0.1:2380"),
             member(2, "", "https://10.9.0.2:2380"),
             member(9, "", &own.peer_urls[0].to_string()),
         ];
-        Members { cluster_id: 5, configuration: None, list }
+        MemberList { cluster_id: 5, configuration: None, list }
     }
 
     #[test]
     fn a_listed_host_begins_with_the_members_that_there_are() {
         let own = own();
-        let listed = listed(&members(&own), OWN, &own).unwrap();
-        let names: Vec<&str> = listed.initial.iter().map(|member| member.name.as_str()).collect();
+        let listed = initial_cluster(&members(&own), OWN, &own).unwrap();
+        let names: Vec<&str> = listed.members.iter().map(|member| member.name.as_str()).collect();
         assert_eq!(names, ["a", "member-2", own.name.as_str()]);
         assert_eq!(listed.client_urls, ["https://client-1:2379", "https://client-2:2379"]);
     }
@@ -294,40 +309,40 @@ mod tests {
         for name in ["b,x=https://evil:1", own.name.as_str(), "a"] {
             let mut members = members(&own);
             members.list[1].name = name.to_owned();
-            let listed = listed(&members, OWN, &own).unwrap();
-            assert_eq!(listed.initial[1].name, "member-2", "{name}");
+            let listed = initial_cluster(&members, OWN, &own).unwrap();
+            assert_eq!(listed.members[1].name, "member-2", "{name}");
         }
     }
 
     #[test]
-    fn whoever_is_not_in_the_list_as_itself_does_not_start() {
+    fn a_host_that_is_not_listed_does_not_start() {
         let own = own();
-        let refused = |members: &Members| listed(members, OWN, &own).unwrap_err();
+        let refused = |members: &MemberList| initial_cluster(members, OWN, &own).unwrap_err();
         let mut absent = members(&own);
         absent.list.pop();
-        assert_eq!(refused(&absent), Unlisted::Absent(OWN));
+        assert_eq!(refused(&absent), PlacementError::Absent(OWN));
         let mut elsewhere = members(&own);
         elsewhere.list[2].peer_urls.push("https://10.9.0.8:2380".to_owned());
-        assert_eq!(refused(&elsewhere), Unlisted::Elsewhere(OWN));
+        assert_eq!(refused(&elsewhere), PlacementError::OtherAddresses(OWN));
         let mut junk = members(&own);
         junk.list[0].peer_urls = vec!["junk".to_owned()];
-        assert_eq!(refused(&junk), Unlisted::Url("junk".to_owned()));
+        assert_eq!(refused(&junk), PlacementError::InvalidUrl("junk".to_owned()));
     }
 
     /// A founded cluster, and ways to make recovery statements for it.
-    struct Recovered {
-        world: World,
+    struct RecoveryFixture {
+        world: ClusterFixture,
         document: VerifiedDocument,
         founded: u64,
         own: Record,
     }
 
-    impl Recovered {
+    impl RecoveryFixture {
         fn new() -> Self {
-            let (world, own) = (World::new(3), own());
+            let (world, own) = (ClusterFixture::new(3), own());
             let jws = world.document(7).sign(&world.service);
             let document = VerifiedDocument::verify(&jws, &world.chain()).unwrap();
-            let founded = cluster::founded(&document);
+            let founded = cluster::founded_cluster_id(&document);
             Self { world, document, founded, own }
         }
 
@@ -351,59 +366,60 @@ mod tests {
             recovery.sign(signer)
         }
 
-        fn word(&self, cluster_id: u64, recoveries: &[&Jws]) -> Word {
-            Word {
-                members: Members { cluster_id, ..members(&self.own) },
+        fn word(&self, cluster_id: u64, recoveries: &[&Jws]) -> MemberAnswer {
+            MemberAnswer {
+                members: MemberList { cluster_id, ..members(&self.own) },
                 recoveries: recoveries.iter().map(|jws| (*jws).clone()).collect(),
             }
         }
 
-        fn place(&self, words: &[Word]) -> Result<Option<u64>, Unlisted> {
+        fn place(&self, words: &[MemberAnswer]) -> Result<Option<u64>, PlacementError> {
             let chain_of = self.world.chain();
-            let listed =
-                place(words, &self.document, &chain_of, |members| listed(members, OWN, &self.own));
+            let listed = choose_cluster(words, &self.document, &chain_of, |members| {
+                initial_cluster(members, OWN, &self.own)
+            });
             listed.map(|listed| listed.recoveries.raft_cluster())
         }
     }
 
     #[test]
     fn the_cluster_is_the_one_that_was_founded_or_what_operators_say_it_became() {
-        let known = Recovered::new();
+        let known = RecoveryFixture::new();
         let (founded, owner) = (known.founded, &known.world.owner);
         assert_eq!(known.place(&[known.word(founded, &[])]), Ok(None));
-        let other = Unlisted::OtherCluster { found: 6, founded };
+        let other = PlacementError::OtherCluster { found: 6, founded };
         assert_eq!(known.place(&[known.word(6, &[])]), Err(other.clone()));
-        assert!(!other.may_pass());
+        assert!(!other.is_transient());
         let first = known.recovery(founded, 6, owner);
         let second = known.recovery(6, 8, owner);
         assert_eq!(known.place(&[known.word(6, &[&first])]), Ok(Some(6)));
         assert_eq!(known.place(&[known.word(8, &[&first, &second])]), Ok(Some(8)));
         // Statements that lead to another cluster, or that start from another one, don't help.
         let elsewhere = known.place(&[known.word(7, &[&first])]);
-        assert_eq!(elsewhere, Err(Unlisted::OtherCluster { found: 7, founded }));
-        assert!(known.place(&[known.word(8, &[&second])]).unwrap_err().may_pass());
+        assert_eq!(elsewhere, Err(PlacementError::OtherCluster { found: 7, founded }));
+        assert!(known.place(&[known.word(8, &[&second])]).unwrap_err().is_transient());
     }
 
     #[test]
     fn a_recovery_that_no_operator_signed_is_refused_until_it_is_put_right() {
-        let known = Recovered::new();
+        let known = RecoveryFixture::new();
         let agent = &known.world.agents[0];
         for signer in [agent, &SigningKey::generate()] {
             let forged = known.recovery(known.founded, 6, signer);
             let refused = known.place(&[known.word(6, &[&forged])]).unwrap_err();
-            assert!(matches!(refused, Unlisted::Recovery { found: 6, .. }), "{refused}");
-            assert!(refused.may_pass());
+            assert!(matches!(refused, PlacementError::Recovery { found: 6, .. }), "{refused}");
+            assert!(refused.is_transient());
         }
     }
 
     #[test]
     fn members_of_the_old_cluster_that_came_back_are_not_in_the_way() {
-        let known = Recovered::new();
+        let known = RecoveryFixture::new();
         let recovery = known.recovery(known.founded, 6, &known.world.owner);
         let new = known.word(6, &[&recovery]);
         let mut old = known.word(known.founded, &[]);
         old.members.list.pop();
         assert_eq!(known.place(&[old.clone(), new]), Ok(Some(6)));
-        assert_eq!(known.place(&[old]), Err(Unlisted::Absent(OWN)));
+        assert_eq!(known.place(&[old]), Err(PlacementError::Absent(OWN)));
     }
 }

@@ -3,35 +3,35 @@
 use discovery_types::api::{IntentState, IntentView, Outcome};
 use discovery_types::client::ClientError;
 use discovery_types::digest::MemberId;
-use discovery_types::jws::Typ;
+use discovery_types::jws::JwsType;
 use discovery_types::problem::Code;
 use discovery_types::record::Record;
 use discovery_types::redeem::Redeem;
 
-use crate::exit::{End, chain};
+use crate::exit::{ExitError, error_chain};
 
 /// How far a newcomer has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum JoinState {
     /// The cluster's agents have to act first; the text tells what is awaited.
-    Waits(String),
+    Waiting(String),
     /// The cluster has added the newcomer, with this member id.
     Added(MemberId),
     /// The ticket can't make this host a member any more.
-    Over(String),
+    Ended(String),
 }
 
 /// Returns what an intent's state means for its newcomer.
-pub(super) fn standing(view: &IntentView) -> Standing {
+pub(super) fn join_state(view: &IntentView) -> JoinState {
     let over = |why: &str| {
-        Standing::Over(format!("{why}. A new ticket is needed, and muster-agent reset before it"))
+        JoinState::Ended(format!("{why}. A new ticket is needed, and muster-agent reset before it"))
     };
     match (view.state, &view.outcome) {
-        (IntentState::Open, _) => Standing::Waits(format!(
+        (IntentState::Open, _) => JoinState::Waiting(format!(
             "waiting for the cluster to add this host: the agent beside its leader does that{}",
             view.explain.first().map(|wait| format!(" ({wait})")).unwrap_or_default()
         )),
-        (IntentState::Added, Some(Outcome::Added { member, .. })) => Standing::Added(*member),
+        (IntentState::Added, Some(Outcome::Added { member, .. })) => JoinState::Added(*member),
         (IntentState::Refused, Some(Outcome::Refused { reason })) => {
             over(&format!("the cluster did not take this host: {reason}"))
         }
@@ -50,15 +50,15 @@ pub(super) fn standing(view: &IntentView) -> Standing {
 
 /// Checks that the intent was made from the record that this host holds. A ticket that was redeemed
 /// with another name or address stays bound to those.
-pub(super) fn is_ours(view: &IntentView, own: &Record) -> Result<(), End> {
-    let refused = |why: String| Err(End::DoNotRestart(why));
+pub(super) fn check_own_record(view: &IntentView, own: &Record) -> Result<(), ExitError> {
+    let refused = |why: String| Err(ExitError::DoNotRestart(why));
     let redeem = view.intent.redeem.as_ref();
     let Some(claims) =
-        redeem.and_then(|jws| jws.verify::<Redeem>(Typ::Redeem, &own.agent_key).ok())
+        redeem.and_then(|jws| jws.verify::<Redeem>(JwsType::Redeem, &own.agent_key).ok())
     else {
         return refused("discovery shows a join that this host's key has not signed".to_owned());
     };
-    match claims.signed.record.verify::<Record>(Typ::Record, &own.agent_key) {
+    match claims.signed.record.verify::<Record>(JwsType::Record, &own.agent_key) {
         Ok(record) if record == *own => Ok(()),
         Ok(record) => refused(format!(
             "this ticket was redeemed before, for {} at {}, and stays with that: start the agent \
@@ -67,24 +67,24 @@ pub(super) fn is_ours(view: &IntentView, own: &Record) -> Result<(), End> {
             record.peer_urls.first().map(ToString::to_string).unwrap_or_default()
         )),
         Err(error) => {
-            refused(format!("discovery shows a record that is not valid: {}", chain(&error)))
+            refused(format!("discovery shows a record that is not valid: {}", error_chain(&error)))
         }
     }
 }
 
 /// Returns how the agent ends after this error of the service or the connection. `None` if a retry
 /// may help.
-pub(super) fn refusal(error: &ClientError) -> Option<End> {
-    let text = || chain(error);
+pub(super) fn fatal_error(error: &ClientError) -> Option<ExitError> {
+    let text = || error_chain(error);
     match error {
         ClientError::Problem(problem) if problem.retryable => None,
         // Exit code 1, since the cluster may form yet and a restart then helps.
         ClientError::Problem(problem) if problem.code == Code::WrongState => {
-            Some(End::Failed(text()))
+            Some(ExitError::Failed(text()))
         }
-        ClientError::Problem(_) => Some(End::DoNotRestart(text())),
+        ClientError::Problem(_) => Some(ExitError::DoNotRestart(text())),
         ClientError::Pin { .. } | ClientError::NoKey | ClientError::Setup(_) => {
-            Some(End::Failed(text()))
+            Some(ExitError::Failed(text()))
         }
         ClientError::Unreachable { .. }
         | ClientError::Interrupted { .. }
@@ -95,14 +95,14 @@ pub(super) fn refusal(error: &ClientError) -> Option<End> {
 #[cfg(test)]
 mod tests {
     use discovery_types::digest::{Digest, Nonce, OperationId};
-    use discovery_types::fixtures::{World, join_world};
+    use discovery_types::fixtures::{ClusterFixture, join_fixture};
     use discovery_types::intent::{Intent, Verb};
     use discovery_types::name::Name;
     use discovery_types::problem::Problem;
 
     use super::*;
 
-    fn view(world: &World, state: IntentState, outcome: Option<Outcome>) -> IntentView {
+    fn view(world: &ClusterFixture, state: IntentState, outcome: Option<Outcome>) -> IntentView {
         let authority = world.grant.sign(&world.owner);
         let redeem = Redeem {
             service: Digest([1; 32]),
@@ -140,12 +140,12 @@ mod tests {
 
     #[test]
     fn only_a_member_that_the_cluster_added_goes_on() {
-        let world = join_world();
+        let world = join_fixture();
         let member = MemberId::new(9);
-        let of = |state, outcome| standing(&view(&world, state, outcome));
-        assert!(matches!(of(IntentState::Open, None), Standing::Waits(_)));
+        let of = |state, outcome| join_state(&view(&world, state, outcome));
+        assert!(matches!(of(IntentState::Open, None), JoinState::Waiting(_)));
         let added = Outcome::Added { member, initial_cluster: Vec::new() };
-        assert_eq!(of(IntentState::Added, Some(added)), Standing::Added(member));
+        assert_eq!(of(IntentState::Added, Some(added)), JoinState::Added(member));
         let reason = "Peer URLs already exists".to_owned();
         for (state, outcome) in [
             (IntentState::Refused, Some(Outcome::Refused { reason: reason.clone() })),
@@ -156,7 +156,7 @@ mod tests {
             (IntentState::Withdrawn, None),
             (IntentState::Added, None),
         ] {
-            let Standing::Over(why) = of(state, outcome) else { panic!("{state}") };
+            let JoinState::Ended(why) = of(state, outcome) else { panic!("{state}") };
             assert!(why.contains("A new ticket is needed"), "{why}");
             let says_reason = why.contains("Peer URLs already exists");
             let has_reason = matches!(state, IntentState::Refused | IntentState::Stalled);
@@ -166,22 +166,22 @@ mod tests {
 
     #[test]
     fn a_join_of_another_record_or_key_is_not_ours() {
-        let world = join_world();
+        let world = join_fixture();
         let shown = view(&world, IntentState::Open, None);
         let own = &world.records[0];
-        assert!(is_ours(&shown, own).is_ok());
+        assert!(check_own_record(&shown, own).is_ok());
         let name: Name = "other".parse().unwrap();
         let moved = Record { name, ..own.clone() };
-        let end = is_ours(&shown, &moved).unwrap_err();
+        let end = check_own_record(&shown, &moved).unwrap_err();
         assert!(end.code() == 3 && end.to_string().contains(&own.name.to_string()), "{end}");
-        let others = join_world();
-        assert_eq!(is_ours(&shown, &others.records[0]).unwrap_err().code(), 3);
+        let others = join_fixture();
+        assert_eq!(check_own_record(&shown, &others.records[0]).unwrap_err().code(), 3);
     }
 
     #[test]
     fn a_taken_ticket_ends_it_for_good_and_a_cluster_that_forms_only_for_now() {
         let problem = |code| ClientError::Problem(Box::new(Problem::new(code, "", "")));
-        let code = |error: &ClientError| refusal(error).map(|end| end.code());
+        let code = |error: &ClientError| fatal_error(error).map(|end| end.code());
         assert_eq!(code(&problem(Code::TicketTaken)), Some(3));
         assert_eq!(code(&problem(Code::GrantExpired)), Some(3));
         assert_eq!(code(&problem(Code::Removed)), Some(3));

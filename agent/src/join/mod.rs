@@ -18,35 +18,35 @@ mod judge;
 
 use std::sync::Arc;
 
-use discovery_formation::agent::Event;
+use discovery_formation::agent::AgentEvent;
 use discovery_types::api::{IntentView, JoinResponse, NodeProgram};
-use discovery_types::client::{Client, ClientConfig, ClientError};
+use discovery_types::client::{ClientConfig, ClientError, DiscoveryClient};
 use discovery_types::convert;
 use discovery_types::digest::MemberId;
 use discovery_types::document::VerifiedDocument;
-use discovery_types::jws::Typ;
+use discovery_types::jws::JwsType;
 use discovery_types::leaves::Leaves;
 use discovery_types::problem::Code;
 use discovery_types::record::{Record, SignedRecord};
 use discovery_types::redeem::Redeem;
 use discovery_types::statement::StatementChain;
 
-use self::judge::Standing;
-use crate::addressing::Listen;
-use crate::bootstrap::Surroundings;
-use crate::crash::{self, Step};
-use crate::exit::{End, chain};
-use crate::node_command::put_leaves;
+use self::judge::JoinState;
+use crate::addressing::ListenAddresses;
+use crate::bootstrap::AgentContext;
+use crate::crash::{self, Failpoint};
+use crate::exit::{ExitError, error_chain};
+use crate::node_command::write_certificates;
 use crate::protocol::Protocol;
 use crate::retry::Retry;
 use crate::state::journal::{Admission, Join};
 use crate::status::Phase;
 
-pub(crate) use self::check::{is_listed, now_listed, reach};
+pub(crate) use self::check::{cluster_client, current_initial_members, is_listed};
 
 /// Result of joining a running cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Joined {
+pub(crate) enum JoinResult {
     /// The admission is durable: the node may start.
     Admitted,
     /// The agent was told to stop.
@@ -65,18 +65,18 @@ pub(crate) struct JoiningHost {
 /// A host that joins a running cluster.
 pub(crate) struct Newcomer<'a> {
     protocol: &'a mut Protocol,
-    surroundings: Surroundings,
+    context: AgentContext,
     join: Join,
     record: Record,
     host: JoiningHost,
-    client: Client,
+    client: DiscoveryClient,
     retry: Retry,
     /// The last reason shown, to log each reason only once.
-    said: Option<String>,
+    last_shown: Option<String>,
 }
 
 /// The verified result of redeeming a ticket.
-struct Ticket {
+struct RedeemedTicket {
     chain: StatementChain,
     document: VerifiedDocument,
     view: IntentView,
@@ -90,77 +90,87 @@ impl<'a> Newcomer<'a> {
         join: Join,
         signed: &SignedRecord,
         host: JoiningHost,
-        surroundings: Surroundings,
-    ) -> Result<Self, End> {
+        surroundings: AgentContext,
+    ) -> Result<Self, ExitError> {
         let own = *protocol.key.public();
         let not_valid = |why: &dyn std::error::Error| {
-            End::Failed(format!("this host's own record is not valid: {}", chain(why)))
+            ExitError::Failed(format!("this host's own record is not valid: {}", error_chain(why)))
         };
         let record: Record =
-            signed.record.verify(Typ::Record, &own).map_err(|error| not_valid(&error))?;
+            signed.record.verify(JwsType::Record, &own).map_err(|error| not_valid(&error))?;
         let ours = convert::own_record(signed, &own).map_err(|error| not_valid(&error))?;
         // The record must be durable before it is shown to anybody.
-        protocol.step(Event::RecordReady(ours))?;
+        protocol.step(AgentEvent::RecordReady(ours))?;
         let config = ClientConfig {
             urls: join.urls.clone(),
             pins: join.pins.clone(),
             key: Some(Arc::clone(&protocol.key)),
         };
-        let client = Client::new(config).map_err(|error| End::Failed(chain(&error)))?;
+        let client =
+            DiscoveryClient::new(config).map_err(|error| ExitError::Failed(error_chain(&error)))?;
         let retry = Retry::default();
-        Ok(Self { protocol, surroundings, join, record, host, client, retry, said: None })
+        Ok(Self {
+            protocol,
+            context: surroundings,
+            join,
+            record,
+            host,
+            client,
+            retry,
+            last_shown: None,
+        })
     }
 
     /// Joins the cluster. The node will listen on `listen`.
-    pub(crate) async fn join(mut self, listen: Listen) -> Result<Joined, End> {
+    pub(crate) async fn join(mut self, listen: ListenAddresses) -> Result<JoinResult, ExitError> {
         for at in [listen.peer, listen.client] {
-            let bound = self.surroundings.host.test_bind(at);
+            let bound = self.context.host.test_bind(at);
             bound.map_err(|error| {
-                End::Failed(format!(
+                ExitError::Failed(format!(
                     "can't listen on {at}: {error}; the node could not either. See \
                      --listen-address, --peer-port and --client-port"
                 ))
             })?;
         }
-        let stop = self.surroundings.stop.clone();
-        match stop.run_until_cancelled(self.be_admitted()).await {
-            None => Ok(Joined::Stopped),
-            Some(result) => result.map(|()| Joined::Admitted),
+        let stop = self.context.stop.clone();
+        match stop.run_until_cancelled(self.obtain_admission()).await {
+            None => Ok(JoinResult::Stopped),
+            Some(result) => result.map(|()| JoinResult::Admitted),
         }
     }
 
-    async fn be_admitted(&mut self) -> Result<(), End> {
+    async fn obtain_admission(&mut self) -> Result<(), ExitError> {
         let (ticket, member) = loop {
             let ticket = self.redeem().await?;
             if let Some(member) = self.wait(&ticket.view).await? {
                 break (ticket, member);
             }
         };
-        crash::at(Step::Added);
+        crash::at(Failpoint::Added);
         let leaves = self.leaves(&ticket.chain).await?;
-        put_leaves(&self.protocol.layout, &leaves, ticket.chain.newest())?;
+        write_certificates(&self.protocol.layout, &leaves, ticket.chain.newest())?;
         let listed = self.ask_cluster(&ticket, member).await?;
-        let keepsakes = &mut self.protocol.keepsakes;
+        let keepsakes = &mut self.protocol.extras;
         keepsakes.leaves = Some(leaves);
         keepsakes.statements = ticket.chain.jws();
         keepsakes.recoveries = listed.recoveries.jws();
         keepsakes.admission = Some(Admission {
             member,
-            members: listed.initial,
+            members: listed.members,
             client_urls: listed.client_urls,
             document: ticket.document.jws().clone(),
         });
         // Later steps read the node's directory again.
-        self.protocol.step(Event::Admitted)?;
+        self.protocol.step(AgentEvent::Admitted)?;
         self.protocol.document = Some(ticket.document);
-        crash::at(Step::Admit);
-        self.surroundings.board.healed();
+        crash::at(Failpoint::Admit);
+        self.context.board.clear_error();
         tracing::info!(member.id = %member, "the cluster has added this host");
         Ok(())
     }
 
     /// Redeems the ticket until the service accepts it, and verifies the answer.
-    async fn redeem(&mut self) -> Result<Ticket, End> {
+    async fn redeem(&mut self) -> Result<RedeemedTicket, ExitError> {
         let mut pin = 0;
         loop {
             let envelope = self.envelope(pin)?.sign(&self.protocol.key);
@@ -169,17 +179,19 @@ impl<'a> Newcomer<'a> {
             pin += 1;
             let last = pin % self.join.pins.len() == 0;
             match self.client.join(&envelope, Some(self.host.program)).await {
-                Ok(response) => return self.verified(response),
+                Ok(response) => return self.verify_response(response),
                 Err(ClientError::Problem(problem)) if !problem.retryable && !last => {}
-                Err(error) => self.failed(&error).await?,
+                Err(error) => self.handle_failure(&error).await?,
             }
         }
     }
 
-    fn envelope(&self, pin: usize) -> Result<Redeem, End> {
+    fn envelope(&self, pin: usize) -> Result<Redeem, ExitError> {
         let record = self.protocol.agent.journal.record.as_deref();
         let record = record.ok_or_else(|| {
-            End::Failed("there is no record to redeem: this is a fault of muster-agent".to_owned())
+            ExitError::Failed(
+                "there is no record to redeem: this is a fault of muster-agent".to_owned(),
+            )
         })?;
         Ok(Redeem {
             service: self.join.pins[pin % self.join.pins.len()],
@@ -192,38 +204,38 @@ impl<'a> Newcomer<'a> {
         })
     }
 
-    fn verified(&mut self, response: JoinResponse) -> Result<Ticket, End> {
-        self.retry.succeeded();
+    fn verify_response(&mut self, response: JoinResponse) -> Result<RedeemedTicket, ExitError> {
+        self.retry.reset();
         let refused =
-            |why: String| End::DoNotRestart(format!("discovery's answer is refused: {why}"));
+            |why: String| ExitError::DoNotRestart(format!("discovery's answer is refused: {why}"));
         let chain_of = StatementChain::verify_from_pin(&response.statements, &self.join.statement)
-            .map_err(|error| refused(chain(&error)))?;
+            .map_err(|error| refused(error_chain(&error)))?;
         if chain_of.newest().cluster != self.join.cluster {
             return Err(refused("the statement chain is another cluster's".to_owned()));
         }
         let document = VerifiedDocument::verify(&response.document, &chain_of)
-            .map_err(|error| refused(chain(&error)))?;
-        judge::is_ours(&response.intent, &self.record)?;
+            .map_err(|error| refused(error_chain(&error)))?;
+        judge::check_own_record(&response.intent, &self.record)?;
         let name = chain_of.newest().name.to_string();
-        self.surroundings.board.update(|status| status.cluster_name = Some(name));
-        Ok(Ticket { chain: chain_of, document, view: response.intent })
+        self.context.board.update(|status| status.cluster_name = Some(name));
+        Ok(RedeemedTicket { chain: chain_of, document, view: response.intent })
     }
 
     /// Waits until the cluster's agents have added this host, and returns its member id. `None` if
     /// the service has forgotten the intent, so that the ticket has to be redeemed again.
-    async fn wait(&mut self, first: &IntentView) -> Result<Option<MemberId>, End> {
+    async fn wait(&mut self, first: &IntentView) -> Result<Option<MemberId>, ExitError> {
         let operation = first.intent.operation;
         let mut view = first.clone();
         loop {
-            match judge::standing(&view) {
-                Standing::Added(member) => return Ok(Some(member)),
-                Standing::Over(why) => return Err(End::DoNotRestart(why)),
-                Standing::Waits(why) => self.waits(&view, why),
+            match judge::join_state(&view) {
+                JoinState::Added(member) => return Ok(Some(member)),
+                JoinState::Ended(why) => return Err(ExitError::DoNotRestart(why)),
+                JoinState::Waiting(why) => self.show_wait(&view, why),
             }
             let after = Some(view.rev);
             match self.client.intent(self.join.cluster, operation, after).await {
                 Ok(next) => {
-                    self.retry.succeeded();
+                    self.retry.reset();
                     view = next;
                 }
                 Err(error) if matches!(error.code(), Some(Code::UnknownKey | Code::NotFound)) => {
@@ -231,63 +243,67 @@ impl<'a> Newcomer<'a> {
                     tokio::time::sleep(self.retry.next_pause()).await;
                     return Ok(None);
                 }
-                Err(error) => self.failed(&error).await?,
+                Err(error) => self.handle_failure(&error).await?,
             }
         }
     }
 
-    fn waits(&mut self, view: &IntentView, why: String) {
+    fn show_wait(&mut self, view: &IntentView, why: String) {
         let explain = view.explain.iter().map(ToString::to_string).collect();
-        self.surroundings.board.update(|status| status.explain = explain);
-        self.say(Phase::Waiting, why);
+        self.context.board.update(|status| status.explain = explain);
+        self.show_step(Phase::Waiting, why);
     }
 
     /// Shows the current step in the status, and logs it unless it is unchanged.
-    fn say(&mut self, phase: Phase, what: String) {
-        if self.said.as_ref() != Some(&what) {
+    fn show_step(&mut self, phase: Phase, what: String) {
+        if self.last_shown.as_ref() != Some(&what) {
             tracing::info!("{what}");
-            self.said = Some(what.clone());
+            self.last_shown = Some(what.clone());
         }
-        self.surroundings.board.phase(phase, what);
+        self.context.board.set_phase(phase, what);
     }
 
     /// Handles a failed request to the service: waits before a retry, or returns the error if no
     /// retry can help.
-    async fn failed(&mut self, error: &ClientError) -> Result<(), End> {
-        if let Some(end) = judge::refusal(error) {
+    async fn handle_failure(&mut self, error: &ClientError) -> Result<(), ExitError> {
+        if let Some(end) = judge::fatal_error(error) {
             return Err(end);
         }
-        let text = format!("waiting for discovery: {}", chain(error));
-        self.later(text).await;
+        let text = format!("waiting for discovery: {}", error_chain(error));
+        self.wait_before_retry(text).await;
         Ok(())
     }
 
     /// Shows the obstacle, and waits before the next attempt.
-    async fn later(&mut self, text: String) {
+    async fn wait_before_retry(&mut self, text: String) {
         let pause = self.retry.next_pause();
-        let at = self.surroundings.host.now()
-            + jiff::SignedDuration::try_from(pause).unwrap_or_default();
-        self.surroundings.board.error(text.clone(), Some(at));
-        self.say(Phase::Contacting, text);
+        let at =
+            self.context.host.now() + jiff::SignedDuration::try_from(pause).unwrap_or_default();
+        self.context.board.set_error(text.clone(), Some(at));
+        self.show_step(Phase::Contacting, text);
         tokio::time::sleep(pause).await;
     }
 
-    async fn leaves(&mut self, chain_of: &StatementChain) -> Result<Leaves, End> {
-        let node_key =
-            self.record.csr.verify().map_err(|error| End::Failed(chain(&error)))?.node_key;
+    async fn leaves(&mut self, chain_of: &StatementChain) -> Result<Leaves, ExitError> {
+        let node_key = self
+            .record
+            .csr
+            .verify()
+            .map_err(|error| ExitError::Failed(error_chain(&error)))?
+            .node_key;
         loop {
-            match self.client.leaves(self.join.cluster, &self.record.csr).await {
+            match self.client.renew_leaves(self.join.cluster, &self.record.csr).await {
                 Ok(leaves) => {
-                    self.retry.succeeded();
+                    self.retry.reset();
                     let verified = leaves.verify(&node_key, chain_of.newest());
                     return verified.map(|()| leaves).map_err(|error| {
-                        End::DoNotRestart(format!(
+                        ExitError::DoNotRestart(format!(
                             "discovery's answer is refused: {}",
-                            chain(&error)
+                            error_chain(&error)
                         ))
                     });
                 }
-                Err(error) => self.failed(&error).await?,
+                Err(error) => self.handle_failure(&error).await?,
             }
         }
     }

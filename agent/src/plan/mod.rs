@@ -12,17 +12,17 @@ mod rules;
 mod tests;
 mod words;
 
-pub(crate) use self::progress::{Pace, Progress};
-pub(crate) use self::replace::{Next, next};
+pub(crate) use self::progress::{CatchUpProgress, CatchUpRate};
+pub(crate) use self::replace::{ReplacementStep, next_step};
 
-use crate::cluster::{Member, MemberId};
+use crate::cluster::{ClusterMember, MemberId};
 
 /// A learner that lacks at most this many entries is in sync, by `muster-node`'s rule.
 pub(crate) const IN_SYNC_ENTRIES: u64 = 1_000;
 
 /// Observed state of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum MemberState {
     /// The member was added and has never run.
     NotStarted,
     /// The member has started, but doesn't answer.
@@ -36,23 +36,23 @@ pub(crate) enum State {
 
 /// A member and its observed state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct ObservedMember {
     /// The member as the cluster lists it.
-    pub member: Member,
-    pub state: State,
+    pub member: ClusterMember,
+    pub state: MemberState,
 }
 
-impl Seen {
-    fn votes(&self) -> bool {
+impl ObservedMember {
+    fn is_voter(&self) -> bool {
         !self.member.is_learner
     }
 
-    fn answers(&self) -> bool {
-        matches!(self.state, State::Answers { .. })
+    fn is_answering(&self) -> bool {
+        matches!(self.state, MemberState::Answers { .. })
     }
 
     fn is_in_sync(&self) -> bool {
-        matches!(self.state, State::Answers { behind: Some(behind) } if behind <= IN_SYNC_ENTRIES)
+        matches!(self.state, MemberState::Answers { behind: Some(behind) } if behind <= IN_SYNC_ENTRIES)
     }
 
     /// Returns the member's name, or its id and peer URLs if it has not started and so has no name.
@@ -67,21 +67,25 @@ impl Seen {
 
 /// The cluster's members and their observed states.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Sight {
+pub(crate) struct ObservedCluster {
     /// All members of the cluster.
-    pub members: Vec<Seen>,
+    pub members: Vec<ObservedMember>,
     /// The leader, if there is one.
     pub leader: Option<MemberId>,
 }
 
-impl Sight {
+impl ObservedCluster {
     /// Returns the member with this id.
-    pub(crate) fn of_id(&self, id: MemberId) -> Option<&Seen> {
+    pub(crate) fn of_id(&self, id: MemberId) -> Option<&ObservedMember> {
         self.members.iter().find(|seen| seen.member.id == id)
     }
 
     /// Returns a member other than `but` that has any of these peer URLs.
-    fn at(&self, peer_urls: &[String], but: Option<MemberId>) -> Option<&Seen> {
+    fn find_by_peer_urls(
+        &self,
+        peer_urls: &[String],
+        but: Option<MemberId>,
+    ) -> Option<&ObservedMember> {
         self.members.iter().find(|seen| {
             Some(seen.member.id) != but
                 && seen.member.peer_urls.iter().any(|url| peer_urls.contains(url))
@@ -90,7 +94,12 @@ impl Sight {
 
     /// Returns a member other than `but` that has this name. A member at any of `peer_urls` is left
     /// out, because it is the very member that the change is about.
-    fn named(&self, name: &str, peer_urls: &[String], but: Option<MemberId>) -> Option<&Seen> {
+    fn find_by_name(
+        &self,
+        name: &str,
+        peer_urls: &[String],
+        but: Option<MemberId>,
+    ) -> Option<&ObservedMember> {
         self.members.iter().find(|seen| {
             seen.member.name == name
                 && Some(seen.member.id) != but
@@ -98,30 +107,30 @@ impl Sight {
         })
     }
 
-    fn shape(&self) -> Shape {
-        let voters = || self.members.iter().filter(|seen| seen.votes());
-        Shape {
+    fn voter_counts(&self) -> VoterCounts {
+        let voters = || self.members.iter().filter(|seen| seen.is_voter());
+        VoterCounts {
             voters: voters().count(),
             learners: self.members.len() - voters().count(),
-            answering: voters().filter(|seen| seen.answers()).count(),
+            answering: voters().filter(|seen| seen.is_answering()).count(),
         }
     }
 
     /// Returns whether a quorum of voters answers.
-    pub(crate) fn is_well(&self) -> bool {
-        self.shape().spare().is_some()
+    pub(crate) fn has_quorum(&self) -> bool {
+        self.voter_counts().spare_voters().is_some()
     }
 
     /// If there is no quorum, returns advice on what to do.
-    pub(crate) fn no_quorum(&self) -> Option<String> {
-        let shape = self.shape();
-        let away = self.members.iter().filter(|seen| seen.votes() && !seen.answers());
-        let away = away.map(Seen::label).collect::<Vec<_>>().join(", ");
-        shape.spare().is_none().then(|| {
+    pub(crate) fn missing_quorum_advice(&self) -> Option<String> {
+        let shape = self.voter_counts();
+        let away = self.members.iter().filter(|seen| seen.is_voter() && !seen.is_answering());
+        let away = away.map(ObservedMember::label).collect::<Vec<_>>().join(", ");
+        shape.spare_voters().is_none().then(|| {
             format!(
                 "{}. Silent: {away}. Start what can be started of them; if most are lost for good: \
                  muster-agent recover --help",
-                Objection::NoQuorum(shape)
+                PlanObjection::NoQuorum(shape)
             )
         })
     }
@@ -129,24 +138,25 @@ impl Sight {
     /// Returns the other voters that are unreachable or behind, if the cluster would stop without
     /// this member. `None` if it can spare the member. Also `None` for one or two voters: such a
     /// cluster is too small to spare any.
-    pub(crate) fn cannot_spare(&self, id: MemberId) -> Option<Vec<String>> {
-        let shape = self.shape();
-        let votes = self.of_id(id).is_some_and(Seen::votes);
-        let others = self.members.iter().filter(|seen| seen.votes() && seen.member.id != id);
-        let (well, away): (Vec<&Seen>, Vec<&Seen>) = others.partition(|seen| seen.is_in_sync());
+    pub(crate) fn why_indispensable(&self, id: MemberId) -> Option<Vec<String>> {
+        let shape = self.voter_counts();
+        let votes = self.of_id(id).is_some_and(ObservedMember::is_voter);
+        let others = self.members.iter().filter(|seen| seen.is_voter() && seen.member.id != id);
+        let (well, away): (Vec<&ObservedMember>, Vec<&ObservedMember>) =
+            others.partition(|seen| seen.is_in_sync());
         let stops = votes && shape.tolerance() > 0 && well.len() < shape.quorum();
-        stops.then(|| away.into_iter().map(Seen::label).collect())
+        stops.then(|| away.into_iter().map(ObservedMember::label).collect())
     }
 
     fn started_voters(&self, but: Option<MemberId>) -> usize {
-        let voters = self.members.iter().filter(|seen| seen.votes());
+        let voters = self.members.iter().filter(|seen| seen.is_voter());
         voters.filter(|seen| Some(seen.member.id) != but && seen.member.is_started()).count()
     }
 }
 
 /// Numbers of voters, learners, and voters that answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct VoterCounts {
     /// Number of members with a vote.
     pub voters: usize,
     /// Number of members without a vote.
@@ -155,7 +165,7 @@ pub(crate) struct Shape {
     pub answering: usize,
 }
 
-impl Shape {
+impl VoterCounts {
     /// Returns the number of voters that have to agree.
     pub(crate) fn quorum(self) -> usize {
         self.voters / 2 + 1
@@ -167,14 +177,14 @@ impl Shape {
     }
 
     /// Returns how many more voters may fail now; `None` if there is no quorum.
-    pub(crate) fn spare(self) -> Option<usize> {
+    pub(crate) fn spare_voters(self) -> Option<usize> {
         self.answering.checked_sub(self.quorum())
     }
 }
 
 /// A change that an operator wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum RequestedChange {
     /// Add a new member to the cluster.
     Add {
         /// Name of the new member.
@@ -203,7 +213,7 @@ pub(crate) enum Wanted {
 
 /// One step of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum PlanStep {
     /// The cluster adds a member.
     Add {
         /// Whether the member votes from the beginning.
@@ -227,9 +237,9 @@ pub(crate) enum Step {
 
 /// Why the cluster will refuse a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Objection {
+pub(crate) enum PlanObjection {
     /// Too few voters answer for a quorum.
-    NoQuorum(Shape),
+    NoQuorum(VoterCounts),
     /// After the change, too few of the voters would have started.
     NotStarted {
         /// Number of voters that would have started.
@@ -265,7 +275,7 @@ pub(crate) enum Objection {
     /// The member to promote is a voter already.
     NotALearner(String),
     /// The learner lacks too many entries, or doesn't answer.
-    NotInSync(String, State),
+    NotInSync(String, MemberState),
     /// The member is the last voter: the cluster would have none left.
     LastVoter,
 }
@@ -278,7 +288,7 @@ pub(crate) enum Warning {
     /// A learner without a vote yet: it stays one until a person promotes it.
     LearnerWaits(String),
     /// The URL is without TLS, while other members use TLS.
-    Plain(String),
+    WithoutTls(String),
     /// A voter that has not started counts as failed until it serves.
     CountsAsFailed {
         /// How many more voters may fail until then; `None` if there is no quorum.
@@ -304,64 +314,72 @@ pub(crate) enum Warning {
 
 /// The effect of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct ChangePlan {
     /// The shape before the change.
-    pub before: Shape,
+    pub before: VoterCounts,
     /// The shape after the change, with the new member started.
-    pub after: Shape,
+    pub after: VoterCounts,
     /// The steps of the change, in order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<PlanStep>,
     /// Why the cluster would refuse the change.
-    pub objections: Vec<Objection>,
+    pub objections: Vec<PlanObjection>,
     /// Risks of the change.
     pub warnings: Vec<Warning>,
 }
 
 /// Computes the plan of the change `wanted`.
-pub(crate) fn plan(sight: &Sight, wanted: &Wanted) -> Plan {
-    let before = sight.shape();
+pub(crate) fn plan(sight: &ObservedCluster, wanted: &RequestedChange) -> ChangePlan {
+    let before = sight.voter_counts();
     let (after, steps) = match wanted {
-        Wanted::Add { is_voter: true, .. } => {
-            let steps = vec![Step::Add { is_voter: true }, Step::Start];
-            (one_more(before), steps)
+        RequestedChange::Add { is_voter: true, .. } => {
+            let steps = vec![PlanStep::Add { is_voter: true }, PlanStep::Start];
+            (with_new_voter(before), steps)
         }
-        Wanted::Add { is_voter: false, .. } => {
-            let steps =
-                vec![Step::Add { is_voter: false }, Step::Start, Step::CatchUp, Step::Promote];
-            (one_more(before), steps)
+        RequestedChange::Add { is_voter: false, .. } => {
+            let steps = vec![
+                PlanStep::Add { is_voter: false },
+                PlanStep::Start,
+                PlanStep::CatchUp,
+                PlanStep::Promote,
+            ];
+            (with_new_voter(before), steps)
         }
-        Wanted::Promote(id) => (promoted(sight, *id), vec![Step::CatchUp, Step::Promote]),
-        Wanted::Update(..) => (before, vec![Step::Update, Step::Restart]),
-        Wanted::Remove(id) => (one_less(sight, *id), removal(sight, *id)),
-        Wanted::Replace { old, peer_urls, .. } => replace::steps(sight, *old, peer_urls),
+        RequestedChange::Promote(id) => {
+            (with_promoted(sight, *id), vec![PlanStep::CatchUp, PlanStep::Promote])
+        }
+        RequestedChange::Update(..) => (before, vec![PlanStep::Update, PlanStep::Restart]),
+        RequestedChange::Remove(id) => (without_member(sight, *id), removal_steps(sight, *id)),
+        RequestedChange::Replace { old, peer_urls, .. } => replace::steps(sight, *old, peer_urls),
     };
     let mut objections = rules::objections(sight, wanted);
-    if before.spare().is_none() {
+    if before.spare_voters().is_none() {
         // Without a quorum nothing else can be done, so this objection comes first.
-        objections.insert(0, Objection::NoQuorum(before));
+        objections.insert(0, PlanObjection::NoQuorum(before));
     }
     let warnings = rules::warnings(sight, wanted, after);
-    Plan { before, after, steps, objections, warnings }
+    ChangePlan { before, after, steps, objections, warnings }
 }
 
-fn one_more(shape: Shape) -> Shape {
-    Shape { voters: shape.voters + 1, answering: shape.answering + 1, ..shape }
+fn with_new_voter(shape: VoterCounts) -> VoterCounts {
+    VoterCounts { voters: shape.voters + 1, answering: shape.answering + 1, ..shape }
 }
 
-fn promoted(sight: &Sight, id: MemberId) -> Shape {
-    let shape = sight.shape();
+fn with_promoted(sight: &ObservedCluster, id: MemberId) -> VoterCounts {
+    let shape = sight.voter_counts();
     match sight.of_id(id) {
-        Some(seen) if !seen.votes() => Shape { learners: shape.learners - 1, ..one_more(shape) },
+        Some(seen) if !seen.is_voter() => {
+            VoterCounts { learners: shape.learners - 1, ..with_new_voter(shape) }
+        }
         _ => shape,
     }
 }
 
-fn one_less(sight: &Sight, id: MemberId) -> Shape {
+fn without_member(sight: &ObservedCluster, id: MemberId) -> VoterCounts {
     let left = sight.members.iter().filter(|seen| seen.member.id != id).cloned().collect();
-    Sight { members: left, leader: sight.leader }.shape()
+    ObservedCluster { members: left, leader: sight.leader }.voter_counts()
 }
 
-fn removal(sight: &Sight, id: MemberId) -> Vec<Step> {
-    let leads = sight.leader == Some(id) && sight.shape().voters > 1;
-    leads.then_some(Step::HandOver).into_iter().chain([Step::Remove]).collect()
+fn removal_steps(sight: &ObservedCluster, id: MemberId) -> Vec<PlanStep> {
+    let leads = sight.leader == Some(id) && sight.voter_counts().voters > 1;
+    leads.then_some(PlanStep::HandOver).into_iter().chain([PlanStep::Remove]).collect()
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Observations of a learner's progress over time.
 #[derive(Debug, Default)]
-pub(crate) struct Progress {
+pub(crate) struct CatchUpProgress {
     /// The first observation, and the best one (fewest entries left); each with its time.
     first: Option<(Duration, u64)>,
     best: Option<(Duration, u64)>,
@@ -12,7 +12,7 @@ pub(crate) struct Progress {
 
 /// A learner's progress at one observation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pace {
+pub(crate) struct CatchUpRate {
     /// Entries that the learner lacks.
     pub behind: u64,
     /// Entries by which the gap has shrunk, per second since the first observation.
@@ -21,9 +21,9 @@ pub(crate) struct Pace {
     pub left: Option<Duration>,
 }
 
-impl Progress {
+impl CatchUpProgress {
     /// Records that the learner lacked `behind` entries at `now`, a time since any fixed start.
-    pub(crate) fn look(&mut self, now: Duration, behind: u64) -> Pace {
+    pub(crate) fn record(&mut self, now: Duration, behind: u64) -> CatchUpRate {
         let (since, from) = *self.first.get_or_insert((now, behind));
         if self.best.is_none_or(|(_, best)| behind < best) {
             self.best = Some((now, behind));
@@ -32,11 +32,11 @@ impl Progress {
         let nearer = from.saturating_sub(behind);
         let rate = nearer.saturating_mul(1_000).checked_div(millis).unwrap_or(0);
         let left = behind.checked_div(rate).map(Duration::from_secs);
-        Pace { behind, rate, left }
+        CatchUpRate { behind, rate, left }
     }
 
     /// Returns for how long the learner's gap has not shrunk.
-    pub(crate) fn stalled(&self, now: Duration) -> Duration {
+    pub(crate) fn stalled_for(&self, now: Duration) -> Duration {
         self.best.map_or(now, |(since, _)| now.saturating_sub(since))
     }
 }

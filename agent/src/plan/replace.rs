@@ -10,19 +10,20 @@
 //! be run again and goes on where it stopped.
 
 use super::{
-    IN_SYNC_ENTRIES, Objection, Seen, Shape, Sight, State, Step, one_less, one_more, removal, rules,
+    IN_SYNC_ENTRIES, MemberState, ObservedCluster, ObservedMember, PlanObjection, PlanStep,
+    VoterCounts, removal_steps, rules, with_new_voter, without_member,
 };
 use crate::cluster::MemberId;
 
 /// The next step of a replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum ReplacementStep {
     /// Add the new member, as a learner.
     Add,
     /// Wait until a person starts the new member.
     AwaitStart(MemberId),
     /// Wait until the new member has caught up.
-    AwaitSync(MemberId, State),
+    AwaitSync(MemberId, MemberState),
     /// Make the new member a voter.
     Promote(MemberId),
     /// Remove the old member.
@@ -33,92 +34,105 @@ pub(crate) enum Next {
 
 /// Returns the next step of replacing `old` by a member at `peer_urls`. `old` is `None` once it has
 /// been removed.
-pub(crate) fn next(sight: &Sight, old: Option<MemberId>, peer_urls: &[String]) -> Next {
-    let Some(new) = sight.at(peer_urls, old) else {
+pub(crate) fn next_step(
+    sight: &ObservedCluster,
+    old: Option<MemberId>,
+    peer_urls: &[String],
+) -> ReplacementStep {
+    let Some(new) = sight.find_by_peer_urls(peer_urls, old) else {
         return match old {
-            Some(old) if why_first(sight, old, peer_urls).is_some() => Next::Remove(old),
-            _ => Next::Add,
+            Some(old) if why_remove_first(sight, old, peer_urls).is_some() => {
+                ReplacementStep::Remove(old)
+            }
+            _ => ReplacementStep::Add,
         };
     };
     let id = new.member.id;
     match (new.state, old) {
-        (State::NotStarted, _) => Next::AwaitStart(id),
-        (State::Answers { behind: Some(behind) }, _)
+        (MemberState::NotStarted, _) => ReplacementStep::AwaitStart(id),
+        (MemberState::Answers { behind: Some(behind) }, _)
             if new.member.is_learner && behind <= IN_SYNC_ENTRIES =>
         {
-            Next::Promote(id)
+            ReplacementStep::Promote(id)
         }
-        (state, _) if new.member.is_learner => Next::AwaitSync(id, state),
-        (_, Some(old)) => Next::Remove(old),
-        (_, None) => Next::Done(id),
+        (state, _) if new.member.is_learner => ReplacementStep::AwaitSync(id, state),
+        (_, Some(old)) => ReplacementStep::Remove(old),
+        (_, None) => ReplacementStep::Done(id),
     }
 }
 
 /// Returns why the old member has to be removed before the new one is added, or `None` if not.
-pub(super) fn why_first(
-    sight: &Sight,
+pub(super) fn why_remove_first(
+    sight: &ObservedCluster,
     old: MemberId,
     peer_urls: &[String],
 ) -> Option<&'static str> {
     let seen = sight.of_id(old)?;
-    if sight.at(peer_urls, Some(old)).is_some() {
+    if sight.find_by_peer_urls(peer_urls, Some(old)).is_some() {
         // The new member is added already, so the order is decided.
         return None;
     }
     if seen.member.peer_urls.iter().any(|url| peer_urls.contains(url)) {
         return Some("the new one is to have its URL");
     }
-    if !seen.votes() {
+    if !seen.is_voter() {
         return Some("it is a learner, and there is room for one");
     }
-    let refused = rules::may_add(sight, true)
+    let refused = rules::addition_objections(sight, true)
         .iter()
-        .any(|objection| matches!(objection, Objection::Unhealthy { .. }));
-    (refused && !seen.answers() && rules::may_remove(sight, old).is_none()).then_some(
+        .any(|objection| matches!(objection, PlanObjection::Unhealthy { .. }));
+    (refused && !seen.is_answering() && rules::removal_objection(sight, old).is_none()).then_some(
         "it doesn't answer, and the cluster takes nobody in while too few answer for one member more",
     )
 }
 
 /// Returns the shape after the replacement, and its steps.
-pub(super) fn steps(sight: &Sight, old: MemberId, peer_urls: &[String]) -> (Shape, Vec<Step>) {
-    let comes = [Step::Add { is_voter: false }, Step::Start, Step::CatchUp, Step::Promote];
-    let goes = removal(sight, old);
-    let left = one_less(sight, old);
-    let after = one_more(left);
-    let new = sight.at(peer_urls, Some(old));
+pub(super) fn steps(
+    sight: &ObservedCluster,
+    old: MemberId,
+    peer_urls: &[String],
+) -> (VoterCounts, Vec<PlanStep>) {
+    let comes =
+        [PlanStep::Add { is_voter: false }, PlanStep::Start, PlanStep::CatchUp, PlanStep::Promote];
+    let goes = removal_steps(sight, old);
+    let left = without_member(sight, old);
+    let after = with_new_voter(left);
+    let new = sight.find_by_peer_urls(peer_urls, Some(old));
     let steps = match new {
         // An earlier run has added the new member: skip the steps that it completed.
-        Some(Seen { state: State::NotStarted, .. }) => [&comes[1..], &goes].concat(),
-        Some(seen) if !seen.votes() => [&comes[2..], &goes].concat(),
+        Some(ObservedMember { state: MemberState::NotStarted, .. }) => {
+            [&comes[1..], &goes].concat()
+        }
+        Some(seen) if !seen.is_voter() => [&comes[2..], &goes].concat(),
         Some(_) => goes,
-        None if why_first(sight, old, peer_urls).is_some() => [&goes[..], &comes].concat(),
+        None if why_remove_first(sight, old, peer_urls).is_some() => [&goes[..], &comes].concat(),
         None => [&comes[..], &goes].concat(),
     };
     let after = match new {
         None => after,
-        Some(seen) if seen.votes() => left,
-        Some(_) => Shape { learners: left.learners - 1, ..after },
+        Some(seen) if seen.is_voter() => left,
+        Some(_) => VoterCounts { learners: left.learners - 1, ..after },
     };
     (after, steps)
 }
 
 /// Returns why the cluster would refuse the replacement.
 pub(super) fn objections(
-    sight: &Sight,
+    sight: &ObservedCluster,
     old: MemberId,
     name: &str,
     peer_urls: &[String],
-) -> Vec<Objection> {
-    if sight.at(peer_urls, Some(old)).is_some() {
+) -> Vec<PlanObjection> {
+    if sight.find_by_peer_urls(peer_urls, Some(old)).is_some() {
         return Vec::new();
     }
-    let goes_first = why_first(sight, old, peer_urls).is_some();
+    let goes_first = why_remove_first(sight, old, peer_urls).is_some();
     // If the old member is removed first, its name is free when the new one is added.
-    let taken = rules::name_taken(sight, name, peer_urls, goes_first.then_some(old));
+    let taken = rules::name_objection(sight, name, peer_urls, goes_first.then_some(old));
     let refused = if goes_first {
-        rules::may_remove(sight, old).into_iter().collect()
+        rules::removal_objection(sight, old).into_iter().collect()
     } else {
-        rules::may_add(sight, true)
+        rules::addition_objections(sight, true)
     };
     taken.into_iter().chain(refused).collect()
 }

@@ -12,9 +12,9 @@ use super::*;
 /// - `l`: a learner that has not started.
 ///
 /// Ids count from 1, member 1 leads, and each name is `m` and the id.
-fn sight(members: &str) -> Sight {
-    let member = |(id, kind): (u64, char)| Seen {
-        member: Member {
+fn observed_cluster(members: &str) -> ObservedCluster {
+    let member = |(id, kind): (u64, char)| ObservedMember {
+        member: ClusterMember {
             id: MemberId(id),
             name: if "nl".contains(kind) { String::new() } else { format!("m{id}") },
             peer_urls: vec![url(id)],
@@ -22,13 +22,16 @@ fn sight(members: &str) -> Sight {
             is_learner: "Lbl".contains(kind),
         },
         state: match kind {
-            'n' | 'l' => State::NotStarted,
-            'v' => State::Silent,
-            'b' => State::Answers { behind: Some(IN_SYNC_ENTRIES + 1) },
-            _ => State::Answers { behind: Some(0) },
+            'n' | 'l' => MemberState::NotStarted,
+            'v' => MemberState::Silent,
+            'b' => MemberState::Answers { behind: Some(IN_SYNC_ENTRIES + 1) },
+            _ => MemberState::Answers { behind: Some(0) },
         },
     };
-    Sight { members: (1..).zip(members.chars()).map(member).collect(), leader: Some(MemberId(1)) }
+    ObservedCluster {
+        members: (1..).zip(members.chars()).map(member).collect(),
+        leader: Some(MemberId(1)),
+    }
 }
 
 fn url(id: u64) -> String {
@@ -40,8 +43,8 @@ fn new_url() -> Vec<String> {
 }
 
 /// Returns the plan as the operator sees it.
-fn told(members: &str, wanted: &Wanted) -> String {
-    let plan = plan(&sight(members), wanted);
+fn plan_text(members: &str, wanted: &RequestedChange) -> String {
+    let plan = plan(&observed_cluster(members), wanted);
     let mut lines = vec![format!("before: {}", plan.before), format!("after: {}", plan.after)];
     lines.extend(plan.steps.iter().map(|step| format!("step: {step}")));
     lines.extend(plan.objections.iter().map(|objection| format!("refused: {objection}")));
@@ -49,17 +52,17 @@ fn told(members: &str, wanted: &Wanted) -> String {
     lines.join("\n")
 }
 
-fn add(is_voter: bool) -> Wanted {
-    Wanted::Add { name: "new".to_owned(), peer_urls: new_url(), is_voter }
+fn add(is_voter: bool) -> RequestedChange {
+    RequestedChange::Add { name: "new".to_owned(), peer_urls: new_url(), is_voter }
 }
 
-fn replace_by(old: u64, name: &str, peer_urls: Vec<String>) -> Wanted {
-    Wanted::Replace { old: MemberId(old), name: name.to_owned(), peer_urls }
+fn replace_by(old: u64, name: &str, peer_urls: Vec<String>) -> RequestedChange {
+    RequestedChange::Replace { old: MemberId(old), name: name.to_owned(), peer_urls }
 }
 
 #[test]
 fn a_member_is_spared_while_the_others_are_a_quorum() {
-    let spared = |members: &str, id| sight(members).cannot_spare(MemberId(id));
+    let spared = |members: &str, id| observed_cluster(members).why_indispensable(MemberId(id));
     for (members, id) in
         [("VVV", 1), ("VVv", 3), ("VVVVv", 1), ("VVVL", 4), ("VVvL", 4), ("V", 1), ("VV", 1)]
     {
@@ -70,16 +73,16 @@ fn a_member_is_spared_while_the_others_are_a_quorum() {
     assert_eq!(spared("VVVvv", 2), names(&["m4", "m5"]));
     // A learner has no vote, so it is in no quorum.
     assert_eq!(spared("VVvL", 1), names(&["m3"]));
-    let mut late = sight("VVV");
-    late.members[1].state = State::Answers { behind: Some(IN_SYNC_ENTRIES + 1) };
-    assert_eq!(late.cannot_spare(MemberId(1)), names(&["m2"]));
+    let mut late = observed_cluster("VVV");
+    late.members[1].state = MemberState::Answers { behind: Some(IN_SYNC_ENTRIES + 1) };
+    assert_eq!(late.why_indispensable(MemberId(1)), names(&["m2"]));
 }
 
 #[test]
 fn what_an_operator_reads() {
-    let remove = |id| Wanted::Remove(MemberId(id));
+    let remove = |id| RequestedChange::Remove(MemberId(id));
     let replace = |id| replace_by(id, "new", new_url());
-    let update = |id, urls| Wanted::Update(MemberId(id), urls);
+    let update = |id, urls| RequestedChange::Update(MemberId(id), urls);
     let mut text = String::new();
     for (members, what, wanted) in [
         ("V", "add a voter", add(true)),
@@ -94,9 +97,9 @@ fn what_an_operator_reads() {
         ("VVVVv", "remove m2 while m5 is away", remove(2)),
         ("VV", "remove one of two", remove(2)),
         ("V", "remove the last", remove(1)),
-        ("VVL", "promote", Wanted::Promote(MemberId(3))),
-        ("VVb", "promote a learner that is behind", Wanted::Promote(MemberId(3))),
-        ("VVV", "promote a voter", Wanted::Promote(MemberId(3))),
+        ("VVL", "promote", RequestedChange::Promote(MemberId(3))),
+        ("VVb", "promote a learner that is behind", RequestedChange::Promote(MemberId(3))),
+        ("VVV", "promote a voter", RequestedChange::Promote(MemberId(3))),
         ("VVV", "move to another's URL", update(3, vec![url(2)])),
         ("VVV", "move", update(3, new_url())),
         ("Vvv", "move, without a quorum", update(3, new_url())),
@@ -109,20 +112,20 @@ fn what_an_operator_reads() {
         (
             "VVV",
             "add a second m2",
-            Wanted::Add { name: "m2".to_owned(), peer_urls: new_url(), is_voter: false },
+            RequestedChange::Add { name: "m2".to_owned(), peer_urls: new_url(), is_voter: false },
         ),
     ] {
-        let _ = writeln!(text, "{members}: {what}\n{}\n", told(members, &wanted));
+        let _ = writeln!(text, "{members}: {what}\n{}\n", plan_text(members, &wanted));
     }
     insta::assert_snapshot!(text);
 }
 
 #[test]
 fn a_member_without_tls_among_others_that_have_it_is_told_of() {
-    let mut sight = sight("VV");
-    let plain = |sight: &Sight| {
-        let plan = plan(sight, &Wanted::Update(MemberId(2), new_url()));
-        plan.warnings.iter().any(|warning| matches!(warning, Warning::Plain(_)))
+    let mut sight = observed_cluster("VV");
+    let plain = |sight: &ObservedCluster| {
+        let plan = plan(sight, &RequestedChange::Update(MemberId(2), new_url()));
+        plan.warnings.iter().any(|warning| matches!(warning, Warning::WithoutTls(_)))
     };
     assert!(!plain(&sight));
     sight.members[0].member.peer_urls = vec!["https://m1:2380".to_owned()];
@@ -131,10 +134,10 @@ fn a_member_without_tls_among_others_that_have_it_is_told_of() {
 
 #[test]
 fn without_a_quorum_an_operator_reads_who_is_missing() {
-    let told = sight("Vvn").no_quorum().unwrap();
+    let told = observed_cluster("Vvn").missing_quorum_advice().unwrap();
     assert!(told.starts_with("1 of 3 voters answer, and 2 have to"), "{told}");
     assert!(told.contains("Silent: m2, 3 (http://m3:2380)") && told.contains("recover"), "{told}");
-    assert_eq!(sight("VVvL").no_quorum(), None);
+    assert_eq!(observed_cluster("VVvL").missing_quorum_advice(), None);
 }
 
 /// Uses the cases of `muster-node`'s own test of its strict check.
@@ -152,7 +155,11 @@ fn the_strict_check_is_the_nodes() {
         ("VVVvv", true),
         ("VVnn", true),
     ] {
-        assert_eq!(!rules::may_add(&sight(members), false).is_empty(), refused, "{members}");
+        assert_eq!(
+            !rules::addition_objections(&observed_cluster(members), false).is_empty(),
+            refused,
+            "{members}"
+        );
     }
     for (members, id, refused) in [
         ("V", 1, true),
@@ -168,58 +175,60 @@ fn the_strict_check_is_the_nodes() {
         ("VVVVv", 4, false),
         ("VVVvv", 3, true),
     ] {
-        let found = rules::may_remove(&sight(members), MemberId(id)).is_some();
+        let found = rules::removal_objection(&observed_cluster(members), MemberId(id)).is_some();
         assert_eq!(found, refused, "{members} without {id}");
     }
 }
 
 /// Carries out the steps of a replacement until it is complete. Returns the steps, and the smallest
 /// number of failures that was tolerated on the way.
-fn replaced(members: &str, old: u64) -> (Vec<&'static str>, Option<usize>) {
-    let mut sight = sight(members);
+fn run_replacement(members: &str, old: u64) -> (Vec<&'static str>, Option<usize>) {
+    let mut sight = observed_cluster(members);
     let old = MemberId(old);
     let mut steps = Vec::new();
-    let mut fewest = sight.shape().spare();
+    let mut fewest = sight.voter_counts().spare_voters();
     for _ in 0..20 {
         let there = sight.of_id(old).map(|seen| seen.member.id);
-        let at = |sight: &Sight, id| sight.members.iter().position(|s| s.member.id == id).unwrap();
-        match next(&sight, there, &new_url()) {
-            Next::Add => {
+        let at = |sight: &ObservedCluster, id| {
+            sight.members.iter().position(|s| s.member.id == id).unwrap()
+        };
+        match next_step(&sight, there, &new_url()) {
+            ReplacementStep::Add => {
                 steps.push("add");
-                assert!(rules::may_add(&sight, true).is_empty(), "{sight:?}");
-                let member = Member {
+                assert!(rules::addition_objections(&sight, true).is_empty(), "{sight:?}");
+                let member = ClusterMember {
                     id: MemberId(99),
                     peer_urls: new_url(),
                     is_learner: true,
-                    ..Member::default()
+                    ..ClusterMember::default()
                 };
-                sight.members.push(Seen { member, state: State::NotStarted });
+                sight.members.push(ObservedMember { member, state: MemberState::NotStarted });
             }
-            Next::AwaitStart(id) => {
+            ReplacementStep::AwaitStart(id) => {
                 let at = at(&sight, id);
                 sight.members[at].member.name = "new".to_owned();
-                sight.members[at].state = State::Answers { behind: Some(5_000) };
+                sight.members[at].state = MemberState::Answers { behind: Some(5_000) };
             }
-            Next::AwaitSync(id, _) => {
+            ReplacementStep::AwaitSync(id, _) => {
                 let at = at(&sight, id);
-                sight.members[at].state = State::Answers { behind: Some(5) };
+                sight.members[at].state = MemberState::Answers { behind: Some(5) };
             }
-            Next::Promote(id) => {
+            ReplacementStep::Promote(id) => {
                 steps.push("promote");
                 let at = at(&sight, id);
                 sight.members[at].member.is_learner = false;
             }
-            Next::Remove(id) => {
+            ReplacementStep::Remove(id) => {
                 steps.push("remove");
-                assert_eq!(rules::may_remove(&sight, id), None, "{sight:?}");
+                assert_eq!(rules::removal_objection(&sight, id), None, "{sight:?}");
                 sight.members.retain(|seen| seen.member.id != id);
             }
-            Next::Done(id) => {
+            ReplacementStep::Done(id) => {
                 assert_eq!((id, sight.of_id(old)), (MemberId(99), None));
                 return (steps, fewest);
             }
         }
-        fewest = fewest.min(sight.shape().spare());
+        fewest = fewest.min(sight.voter_counts().spare_voters());
     }
     panic!("it never ends");
 }
@@ -237,35 +246,38 @@ fn a_replacement_never_costs_what_was_tolerated() {
         ("V", 1, &newcomer_first),
         ("VVVvv", 5, &old_first),
     ] {
-        let before = sight(members).shape().spare();
-        assert_eq!(replaced(members, old), (steps.clone(), before), "{members}, {old}");
+        let before = observed_cluster(members).voter_counts().spare_voters();
+        assert_eq!(run_replacement(members, old), (steps.clone(), before), "{members}, {old}");
     }
 }
 
 #[test]
 fn where_the_new_member_has_the_old_ones_url_the_old_one_goes_first() {
-    let sight = sight("VVV");
+    let sight = observed_cluster("VVV");
     let urls = vec![url(2)];
-    assert_eq!(next(&sight, Some(MemberId(2)), &urls), Next::Remove(MemberId(2)));
+    assert_eq!(next_step(&sight, Some(MemberId(2)), &urls), ReplacementStep::Remove(MemberId(2)));
 }
 
 #[test]
 fn a_learner_that_nearly_has_it_all_tells_how_long_it_takes() {
-    let mut progress = Progress::default();
+    let mut progress = CatchUpProgress::default();
     let seconds = Duration::from_secs;
-    assert_eq!(progress.look(seconds(1), 9_000), Pace { behind: 9_000, rate: 0, left: None });
-    let pace = progress.look(seconds(3), 5_000);
-    assert_eq!(pace, Pace { behind: 5_000, rate: 2_000, left: Some(seconds(2)) });
-    assert_eq!(progress.stalled(seconds(4)), seconds(1));
+    assert_eq!(
+        progress.record(seconds(1), 9_000),
+        CatchUpRate { behind: 9_000, rate: 0, left: None }
+    );
+    let pace = progress.record(seconds(3), 5_000);
+    assert_eq!(pace, CatchUpRate { behind: 5_000, rate: 2_000, left: Some(seconds(2)) });
+    assert_eq!(progress.stalled_for(seconds(4)), seconds(1));
     // Falling further behind is no progress.
-    progress.look(seconds(9), 6_000);
-    assert_eq!(progress.stalled(seconds(10)), seconds(7));
+    progress.record(seconds(9), 6_000);
+    assert_eq!(progress.stalled_for(seconds(10)), seconds(7));
 }
 
 #[test]
-fn what_is_no_peer_url_is_refused_as_the_cluster_refuses_it() {
-    let sight = sight("VVV");
-    let add = |url: &str| Wanted::Add {
+fn an_invalid_peer_url_is_refused_with_the_clusters_text() {
+    let sight = observed_cluster("VVV");
+    let add = |url: &str| RequestedChange::Add {
         name: "new".to_owned(),
         peer_urls: vec![url.to_owned()],
         is_voter: false,
@@ -274,11 +286,13 @@ fn what_is_no_peer_url_is_refused_as_the_cluster_refuses_it() {
     {
         for wanted in [
             add(bad),
-            Wanted::Update(MemberId(2), vec![bad.to_owned()]),
+            RequestedChange::Update(MemberId(2), vec![bad.to_owned()]),
             replace_by(2, "new", vec![bad.to_owned()]),
         ] {
             let objections = plan(&sight, &wanted).objections;
-            let [Objection::BadUrl(url)] = objections.as_slice() else { panic!("{objections:?}") };
+            let [PlanObjection::BadUrl(url)] = objections.as_slice() else {
+                panic!("{objections:?}")
+            };
             assert_eq!(url, bad);
             let text = objections[0].to_string();
             assert!(text.starts_with("etcdserver: given member URLs are invalid"), "{text}");

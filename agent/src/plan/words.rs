@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use super::{Objection, Shape, State, Step, Warning};
+use super::{MemberState, PlanObjection, PlanStep, VoterCounts, Warning};
 
-impl fmt::Display for Shape {
+impl fmt::Display for VoterCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { voters, learners, answering } = self;
         write!(f, "{}", count(*voters, "voter"))?;
@@ -13,7 +13,7 @@ impl fmt::Display for Shape {
         }
         write!(f, ", quorum {}, {} may fail", self.quorum(), self.tolerance())?;
         if answering < voters {
-            match self.spare() {
+            match self.spare_voters() {
                 Some(spare) => write!(f, "; {answering} answer, so {spare} more may fail now")?,
                 None => write!(f, "; {answering} answer: there is no quorum")?,
             }
@@ -30,7 +30,7 @@ fn list(who: &[String]) -> String {
     who.join(", ")
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for PlanStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Add { is_voter: false } => "the cluster agrees on the new member, as a learner",
@@ -46,7 +46,7 @@ impl fmt::Display for Step {
     }
 }
 
-impl fmt::Display for Objection {
+impl fmt::Display for PlanObjection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoQuorum(shape) => write!(
@@ -85,12 +85,12 @@ impl fmt::Display for Objection {
                 "member {id} is called {name} already, and a name means one member: choose another"
             ),
             Self::NotALearner(who) => write!(f, "{who} votes already"),
-            Self::NotInSync(who, State::NotStarted) => write!(f, "{who} has not started"),
-            Self::NotInSync(who, State::Silent) => write!(f, "{who} doesn't answer"),
-            Self::NotInSync(who, State::Answers { behind: None }) => {
+            Self::NotInSync(who, MemberState::NotStarted) => write!(f, "{who} has not started"),
+            Self::NotInSync(who, MemberState::Silent) => write!(f, "{who} doesn't answer"),
+            Self::NotInSync(who, MemberState::Answers { behind: None }) => {
                 write!(f, "nobody knows how far {who} is: no leader answers")
             }
-            Self::NotInSync(who, State::Answers { behind: Some(behind) }) => {
+            Self::NotInSync(who, MemberState::Answers { behind: Some(behind) }) => {
                 write!(f, "{who} is {behind} entries behind: `member promote` waits for it")
             }
             Self::LastVoter => f.write_str("it is the last voter: nobody would be left to agree"),
@@ -139,7 +139,7 @@ impl fmt::Display for Warning {
                     None => f.write_str("without it there is no quorum"),
                 }
             }
-            Self::Plain(url) => {
+            Self::WithoutTls(url) => {
                 write!(f, "the members speak https, and {url} is without: none could reach it there")
             }
             Self::RemovesFirst(why) => write!(f, "the old one goes first: {why}"),

@@ -100,37 +100,37 @@ mod tests {
     use std::sync::Arc;
 
     use discovery_types::digest::Incarnation;
-    use discovery_types::jws::{Jws, Typ};
+    use discovery_types::jws::{Jws, JwsType};
     use discovery_types::key::SigningKey;
     use tokio::sync::watch;
 
     use super::*;
-    use crate::probe::server::{Policy, ProbeListener};
+    use crate::probe::server::{ProbeListener, ProbePolicy};
 
-    struct Peer {
+    struct TestPeer {
         identity: ProbeIdentity,
         listener: ProbeListener,
-        policy: watch::Sender<Policy>,
+        policy: watch::Sender<ProbePolicy>,
     }
 
     fn identity() -> ProbeIdentity {
         ProbeIdentity::new(&SigningKey::generate())
     }
 
-    async fn peer() -> Peer {
+    async fn peer() -> TestPeer {
         let identity = identity();
         let answer =
             Answer { key: identity.public(), incarnation: Incarnation([7; 16]), released: None };
         let (policy, changes) =
-            watch::channel(Policy { answer: Some(answer), ..Policy::default() });
+            watch::channel(ProbePolicy { answer: Some(answer), ..ProbePolicy::default() });
         let any = "127.0.0.1:0".parse().unwrap();
         let listener = ProbeListener::open(any, &identity, changes).await.unwrap();
-        Peer { identity, listener, policy }
+        TestPeer { identity, listener, policy }
     }
 
-    fn admit(peer: &Peer, asker: &ProbeIdentity) {
+    fn admit(peer: &TestPeer, asker: &ProbeIdentity) {
         peer.policy.send_modify(|policy| {
-            policy.askers.insert(asker.public());
+            policy.allowed_keys.insert(asker.public());
         });
     }
 
@@ -205,7 +205,8 @@ mod tests {
         peer.policy.send_modify(|policy| {
             if let Some(answer) = &mut policy.answer {
                 let long = "x".repeat(ANSWER_LIMIT);
-                answer.released = Some(Jws::sign(Typ::Document, &SigningKey::generate(), &long));
+                answer.released =
+                    Some(Jws::sign(JwsType::Document, &SigningKey::generate(), &long));
             }
         });
         let at = peer.listener.address().to_string();

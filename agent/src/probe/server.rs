@@ -25,9 +25,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The listener's answer and who gets it. Updated whenever the agent's journal changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Policy {
+pub(crate) struct ProbePolicy {
     /// Keys that get an answer: those in the proposal and in every list that this agent signed.
-    pub askers: BTreeSet<PublicKey>,
+    pub allowed_keys: BTreeSet<PublicKey>,
     /// The answer; `None` until there is one.
     pub answer: Option<Answer>,
 }
@@ -62,7 +62,7 @@ impl ProbeListener {
     pub(crate) async fn open(
         at: SocketAddr,
         identity: &ProbeIdentity,
-        policy: watch::Receiver<Policy>,
+        policy: watch::Receiver<ProbePolicy>,
     ) -> Result<Self, ListenError> {
         let bind = |source| ListenError::Bind { at, source };
         let listener = TcpListener::bind(at).await.map_err(bind)?;
@@ -101,7 +101,7 @@ impl Drop for ProbeListener {
 async fn accept(
     listener: TcpListener,
     acceptor: TlsAcceptor,
-    policy: watch::Receiver<Policy>,
+    policy: watch::Receiver<ProbePolicy>,
     stop: CancellationToken,
     tasks: TaskTracker,
 ) {
@@ -139,7 +139,7 @@ async fn accept(
 async fn answer(
     stream: TcpStream,
     acceptor: &TlsAcceptor,
-    policy: &watch::Receiver<Policy>,
+    policy: &watch::Receiver<ProbePolicy>,
 ) -> io::Result<()> {
     let mut stream = acceptor.accept(stream).await?;
     let (_, session) = stream.get_ref();
@@ -149,7 +149,7 @@ async fn answer(
     // The borrow ends in this block: it must not be held across an await.
     let line = {
         let policy = policy.borrow();
-        let known = alpn && asker.is_some_and(|key| policy.askers.contains(&key));
+        let known = alpn && asker.is_some_and(|key| policy.allowed_keys.contains(&key));
         policy.answer.as_ref().filter(|_| known).map(to_line).transpose()?
     };
     if let Some(line) = line {

@@ -58,7 +58,9 @@ impl ProbeIdentity {
     pub(crate) fn server_config(&self) -> Result<Arc<ServerConfig>, IdentityError> {
         let mut config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&rustls::version::TLS13])?
-            .with_client_cert_verifier(Arc::new(AnyAgent { provider: Arc::clone(&self.provider) }))
+            .with_client_cert_verifier(Arc::new(AnyKeyVerifier {
+                provider: Arc::clone(&self.provider),
+            }))
             .with_single_cert(vec![self.certificate.clone()], self.key.clone_key())?;
         config.alpn_protocols = vec![ALPN.to_vec()];
         // Without session tickets, each probe proves its key in a full handshake.
@@ -71,7 +73,7 @@ impl ProbeIdentity {
         &self,
         expected: PublicKey,
     ) -> Result<Arc<ClientConfig>, IdentityError> {
-        let verifier = ThatAgent { expected, provider: Arc::clone(&self.provider) };
+        let verifier = ExpectedKeyVerifier { expected, provider: Arc::clone(&self.provider) };
         let mut config = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .dangerous()
@@ -104,12 +106,12 @@ fn no_tls12() -> Result<HandshakeSignatureValid, Error> {
 
 /// Verifier that accepts only a certificate with the expected key.
 #[derive(Debug)]
-struct ThatAgent {
+struct ExpectedKeyVerifier {
     expected: PublicKey,
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for ThatAgent {
+impl ServerCertVerifier for ExpectedKeyVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -150,11 +152,11 @@ impl ServerCertVerifier for ThatAgent {
 
 /// Verifier that accepts any Ed25519 key whose holder signs the handshake.
 #[derive(Debug)]
-struct AnyAgent {
+struct AnyKeyVerifier {
     provider: Arc<CryptoProvider>,
 }
 
-impl ClientCertVerifier for AnyAgent {
+impl ClientCertVerifier for AnyKeyVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

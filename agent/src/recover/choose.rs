@@ -6,7 +6,7 @@ use super::Survivor;
 
 /// Returns how far a survivor's log goes, by Raft's own rule: the last entry's term, then its
 /// index. `None` if no cluster can be made from it.
-fn reach(survivor: &Survivor) -> Option<(u64, u64)> {
+fn log_end(survivor: &Survivor) -> Option<(u64, u64)> {
     let log = survivor.sight.log.as_ref()?;
     (survivor.sight.state == "whole").then_some((log.last_term, log.last_index))
 }
@@ -18,19 +18,19 @@ pub(crate) fn best(survivors: &[Survivor]) -> Option<usize> {
     let whole = survivors
         .iter()
         .enumerate()
-        .filter_map(|(n, one)| Some((reach(one)?, Reverse((id(one), n)), n)));
+        .filter_map(|(n, one)| Some((log_end(one)?, Reverse((id(one), n)), n)));
     whole.max_by_key(|(reach, member, _)| (*reach, *member)).map(|(.., n)| n)
 }
 
 /// Returns why no cluster should be made from `survivors[own]`; empty if one may be made.
 pub(crate) fn objections(survivors: &[Survivor], own: usize) -> Vec<String> {
-    if survivors[own].sight.is_made() {
+    if survivors[own].sight.is_recovery_unfinished() {
         return Vec::new();
     }
     let mut all = Vec::new();
     let place = |one: &Survivor| format!("{} on {}", one.data_dir, one.host);
     let chosen = &survivors[own];
-    if reach(chosen).is_none() {
+    if log_end(chosen).is_none() {
         let problem = chosen.sight.problem.as_deref().unwrap_or("no member's data");
         all.push(format!("{} is {}: {problem}", place(chosen), chosen.sight.state));
     }
@@ -54,7 +54,7 @@ pub(crate) fn objections(survivors: &[Survivor], own: usize) -> Vec<String> {
         && best != chosen
         && cluster(best) == cluster(chosen)
     {
-        let as_far = reach(best) == reach(chosen);
+        let as_far = log_end(best) == log_end(chosen);
         let how = if as_far { "goes as far, and has the lower member id" } else { "goes further" };
         all.push(format!("{} {how}: make the cluster there", place(best)));
     }
@@ -69,7 +69,7 @@ pub(crate) fn warnings(survivors: &[Survivor], own: usize) -> Vec<String> {
     let voters: Vec<_> = store.members.iter().filter(|member| !member.is_learner).collect();
     let whole = |id: &str| {
         let of_member = |one: &&Survivor| one.sight.member_id.as_deref() == Some(id);
-        survivors.iter().filter(of_member).any(|one| reach(one).is_some())
+        survivors.iter().filter(of_member).any(|one| log_end(one).is_some())
     };
     let left = voters.iter().filter(|member| whole(&member.id)).count();
     if left > voters.len() / 2 {
@@ -98,10 +98,12 @@ pub(crate) fn warnings(survivors: &[Survivor], own: usize) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recover::{Bearer, ForcedSight, LogSight, Maker, MemberSight, Sight, StoreSight};
+    use crate::recover::{
+        DirectoryReport, ForcedCluster, LogReport, Maker, MemberIdentity, StoreReport, StoredMember,
+    };
 
     fn survivor(id: &str, state: &str, last: (u64, u64)) -> Survivor {
-        let member = |id: &str| MemberSight {
+        let member = |id: &str| StoredMember {
             id: id.to_owned(),
             name: format!("db-{id}"),
             is_learner: false,
@@ -109,7 +111,7 @@ mod tests {
         Survivor {
             host: format!("h{id}"),
             data_dir: "/d".to_owned(),
-            sight: Sight {
+            sight: DirectoryReport {
                 maker: Maker::MusterNode,
                 state: state.to_owned(),
                 problem: None,
@@ -117,8 +119,8 @@ mod tests {
                 member_id: Some(id.to_owned()),
                 incarnation: None,
                 name: None,
-                log: Some(LogSight { last_term: last.0, last_index: last.1, committed: 5 }),
-                store: Some(StoreSight {
+                log: Some(LogReport { last_term: last.0, last_index: last.1, committed: 5 }),
+                store: Some(StoreReport {
                     applied: 5,
                     revision: 9,
                     members: ["1", "2", "3"].map(member).into(),
@@ -128,13 +130,13 @@ mod tests {
         }
     }
 
-    fn made(rearmed: bool) -> ForcedSight {
-        let bearer = |id: &str| Bearer {
+    fn made(rearmed: bool) -> ForcedCluster {
+        let bearer = |id: &str| MemberIdentity {
             cluster_id: id.to_owned(),
             member_id: id.to_owned(),
             incarnation: id.to_owned(),
         };
-        ForcedSight { was: bearer("1"), is: bearer("2"), last_index: 7, last_term: 2, rearmed }
+        ForcedCluster { was: bearer("1"), is: bearer("2"), last_index: 7, last_term: 2, rearmed }
     }
 
     #[test]
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_removed_or_in_use_is_not_chosen() {
+    fn damaged_removed_or_used_directories_are_not_chosen() {
         for state in ["damaged", "removed", "in-use", "unfinished", "empty"] {
             let all = [survivor("1", state, (9, 9)), survivor("2", "whole", (2, 7))];
             assert_eq!(best(&all), Some(1), "{state}");
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_begun_is_ended_whatever_the_others_look_like() {
+    fn a_begun_recovery_is_completed_regardless_of_the_others() {
         let mut all = [survivor("1", "whole", (2, 7)), survivor("2", "whole", (9, 9))];
         all[0].sight.cluster_id = Some("new".to_owned());
         all[0].sight.forced = Some(made(false));
@@ -203,7 +205,7 @@ mod tests {
         let mut learning = two;
         for one in &mut learning {
             let store = one.sight.store.as_mut().unwrap();
-            store.members.push(MemberSight {
+            store.members.push(StoredMember {
                 id: "4".to_owned(),
                 name: "db-4".to_owned(),
                 is_learner: true,

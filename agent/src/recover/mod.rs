@@ -10,8 +10,8 @@ use discovery_types::recovery::NodeIdentity;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::exit::{End, chain};
-use crate::node_command::{NodeKind, kind_of};
+use crate::exit::{ExitError, error_chain};
+use crate::node_command::{NodeKind, detect_kind};
 use crate::settings;
 use crate::supervisor::environment;
 
@@ -27,7 +27,7 @@ pub(crate) enum Maker {
 
 /// The fields of `muster-node data status --json` that the agent uses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Sight {
+pub(crate) struct DirectoryReport {
     /// The program that made the directory.
     pub maker: Maker,
     /// The directory's state, which determines what a start of the node would do: `whole`,
@@ -43,28 +43,28 @@ pub(crate) struct Sight {
     pub incarnation: Option<String>,
     pub name: Option<String>,
     /// The end of the log, if there is one.
-    pub log: Option<LogSight>,
+    pub log: Option<LogReport>,
     /// The store's state with the whole log applied.
-    pub store: Option<StoreSight>,
+    pub store: Option<StoreReport>,
     /// The new cluster that was made in this directory, if one was.
-    pub forced: Option<ForcedSight>,
+    pub forced: Option<ForcedCluster>,
 }
 
-impl Sight {
+impl DirectoryReport {
     /// Returns whether a new cluster was made here whose member has not started since. The recovery
     /// must then be completed.
-    pub(crate) fn is_made(&self) -> bool {
+    pub(crate) fn is_recovery_unfinished(&self) -> bool {
         self.forced.as_ref().is_some_and(|forced| !forced.rearmed)
     }
 }
 
 /// A new cluster of one member that was made from a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ForcedSight {
+pub(crate) struct ForcedCluster {
     /// The member that the data belonged to.
-    pub was: Bearer,
+    pub was: MemberIdentity,
     /// The member that the data belongs to now.
-    pub is: Bearer,
+    pub is: MemberIdentity,
     /// Index of the last log entry that was kept.
     pub last_index: u64,
     /// Term of the last log entry that was kept.
@@ -75,7 +75,7 @@ pub(crate) struct ForcedSight {
 
 /// The end of a member's log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct LogSight {
+pub(crate) struct LogReport {
     /// Index of the last entry.
     pub last_index: u64,
     /// Term of the last entry.
@@ -86,19 +86,19 @@ pub(crate) struct LogSight {
 
 /// State of a member's store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct StoreSight {
+pub(crate) struct StoreReport {
     /// Index of the last applied entry. For stock etcd, the store shows nothing of later entries.
     /// For muster-node, the rest of the log is shown as applied as well.
     pub applied: u64,
     /// Newest revision of the store.
     pub revision: i64,
     /// The cluster's members according to the store.
-    pub members: Vec<MemberSight>,
+    pub members: Vec<StoredMember>,
 }
 
 /// A member according to a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct MemberSight {
+pub(crate) struct StoredMember {
     /// Member id, in hexadecimal.
     pub id: String,
     /// The member's name; empty if it never started.
@@ -115,11 +115,11 @@ pub(crate) struct Survivor {
     /// The data directory of the host's agent.
     pub data_dir: String,
     /// State of the node's directory, as muster-node reports it.
-    pub sight: Sight,
+    pub sight: DirectoryReport,
 }
 
 /// The programs that examine a directory and make a new cluster from it.
-pub(crate) struct Programs {
+pub(crate) struct RecoveryPrograms {
     /// muster-node, which reads etcd's directories too.
     muster_node: PathBuf,
     /// For an etcd's directory: the etcd, and its tool for restoring (`etcdutl`, or `etcdctl`
@@ -127,31 +127,35 @@ pub(crate) struct Programs {
     etcd: Option<(PathBuf, PathBuf)>,
 }
 
-impl Programs {
+impl RecoveryPrograms {
     /// Finds the programs. `node_binary` is the flag that `run` takes; `etcdutl` is used only if
     /// that is an etcd.
-    pub(crate) fn find(node_binary: Option<&Path>, etcdutl: Option<&Path>) -> Result<Self, End> {
-        let own = std::env::current_exe()
-            .map_err(|error| End::Failed(format!("can't find this program's own file: {error}")))?;
+    pub(crate) fn find(
+        node_binary: Option<&Path>,
+        etcdutl: Option<&Path>,
+    ) -> Result<Self, ExitError> {
+        let own = std::env::current_exe().map_err(|error| {
+            ExitError::Failed(format!("can't find this program's own file: {error}"))
+        })?;
         let path = std::env::var_os("PATH");
         let muster_node = |typed| settings::node_binary(typed, &own, path.as_deref());
         let Some(typed) = node_binary else {
             return Ok(Self { muster_node: muster_node(None)?, etcd: None });
         };
         let node = muster_node(Some(typed))?;
-        let kind = crate::on_runtime(async { kind_of(&node).await.map_err(End::Usage) })?;
+        let kind = crate::on_runtime(async { detect_kind(&node).await.map_err(ExitError::Usage) })?;
         let NodeKind::Etcd { major, minor } = kind else {
             return Ok(Self { muster_node: node, etcd: None });
         };
         let etcdutl = match etcdutl {
             Some(typed) => std::path::absolute(typed)
-                .map_err(|error| End::Usage(format!("--etcdutl: {error}")))?,
+                .map_err(|error| ExitError::Usage(format!("--etcdutl: {error}")))?,
             None => {
                 let name = if (major, minor) < (3, 5) { "etcdctl" } else { "etcdutl" };
                 let in_path = path.iter().flat_map(std::env::split_paths).map(|dir| dir.join(name));
                 let mut places = std::iter::once(node.with_file_name(name)).chain(in_path);
                 places.find(|place| place.is_file()).ok_or_else(|| {
-                    End::Usage(format!(
+                    ExitError::Usage(format!(
                         "no {name} beside {} or in PATH, which makes a new cluster of its store: say which \
                          with --etcdutl",
                         node.display()
@@ -176,26 +180,26 @@ impl Programs {
     }
 
     /// Examines the data at `node`.
-    pub(crate) fn look(&self, node: &Path) -> Result<Sight, End> {
-        ask(&self.muster_node, &["data", "status", "--json"], node)
+    pub(crate) fn examine(&self, node: &Path) -> Result<DirectoryReport, ExitError> {
+        run_muster_node(&self.muster_node, &["data", "status", "--json"], node)
     }
 
     /// Makes a new cluster from the data at `node`. A repeated call returns what the first one
     /// made.
-    pub(crate) fn make(&self, node: &Path) -> Result<Made, End> {
+    pub(crate) fn make(&self, node: &Path) -> Result<RecoveryResult, ExitError> {
         let mut words = vec!["data", "recover", "--i-accept-data-loss", "--json"];
         let etcd = self.etcd.as_ref();
         let etcd = etcd.map(|(etcd, etcdutl)| (etcd.to_string_lossy(), etcdutl.to_string_lossy()));
         if let Some((etcd, etcdutl)) = &etcd {
             words.extend(["--etcd", &**etcd, "--etcdutl", &**etcdutl]);
         }
-        ask(&self.muster_node, &words, node)
+        run_muster_node(&self.muster_node, &words, node)
     }
 }
 
 /// A member in the output of `muster-node data recover`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Bearer {
+pub(crate) struct MemberIdentity {
     /// Raft cluster id, in hexadecimal.
     pub cluster_id: String,
     /// Member id, in hexadecimal.
@@ -206,20 +210,20 @@ pub(crate) struct Bearer {
 
 /// The output of `muster-node data recover --json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Made {
+pub(crate) struct RecoveryResult {
     /// The member that the data belonged to.
-    pub was: Bearer,
+    pub was: MemberIdentity,
     /// The new cluster's member.
-    pub is: Bearer,
+    pub is: MemberIdentity,
     /// Index of the last log entry that was kept.
     pub last_index: u64,
     /// Term of the last log entry that was kept.
     pub last_term: u64,
 }
 
-impl Bearer {
+impl MemberIdentity {
     /// Returns whether a statement's identity names this member.
-    pub(crate) fn is(&self, other: &NodeIdentity) -> bool {
+    pub(crate) fn matches(&self, other: &NodeIdentity) -> bool {
         let number = |text: &str| u64::from_str_radix(text, 16).ok();
         other.raft_cluster() == number(&self.cluster_id)
             && number(&other.member_id) == number(&self.member_id)
@@ -230,9 +234,18 @@ impl Bearer {
 /// Runs muster-node on the directory `node` and parses its JSON output. The exit code is ignored,
 /// since the output contains its meaning. `run-tied` ends the child with this process, so a retry
 /// after a kill never shares the directory with an old child.
-fn ask<T: DeserializeOwned>(program: &Path, words: &[&str], node: &Path) -> Result<T, End> {
+fn run_muster_node<T: DeserializeOwned>(
+    program: &Path,
+    words: &[&str],
+    node: &Path,
+) -> Result<T, ExitError> {
     let failed = |what: String| {
-        End::Failed(format!("{} {} {}: {what}", program.display(), words.join(" "), node.display()))
+        ExitError::Failed(format!(
+            "{} {} {}: {what}",
+            program.display(),
+            words.join(" "),
+            node.display()
+        ))
     };
     let own = std::process::id().to_string();
     let output = std::process::Command::new(program)
@@ -241,10 +254,10 @@ fn ask<T: DeserializeOwned>(program: &Path, words: &[&str], node: &Path) -> Resu
         .args(words)
         .arg(node)
         .env_clear()
-        .envs(environment::for_node())
+        .envs(environment::node_variables())
         .stdin(Stdio::null())
         .output()
-        .map_err(|error| failed(chain(&error)))?;
+        .map_err(|error| failed(error_chain(&error)))?;
     serde_json::from_slice(&output.stdout).map_err(|_| {
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         failed(if said.is_empty() { output.status.to_string() } else { said })

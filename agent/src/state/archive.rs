@@ -7,7 +7,7 @@ use super::{Layout, StateError};
 /// Moves `which` (names directly under the data directory) into a new `quarantine-<time>` directory
 /// there, durably. Returns its path. Names that don't exist are skipped. `None` if none of them
 /// exists; no directory is made then.
-pub fn put_aside(
+pub fn move_to_quarantine(
     layout: &Layout,
     which: &[&str],
     reason: &str,
@@ -53,7 +53,7 @@ mod tests {
         layout.create().unwrap();
         std::fs::write(layout.journal(), "{}").unwrap();
         let now = jiff::Timestamp::from_second(1_700_000_000).unwrap();
-        let to = put_aside(&layout, &["agent", "node"], "a test", now).unwrap().unwrap();
+        let to = move_to_quarantine(&layout, &["agent", "node"], "a test", now).unwrap().unwrap();
         assert_eq!(to.file_name().unwrap(), "quarantine-20231114T221320Z");
         assert_eq!(std::fs::read_to_string(to.join("agent/journal.json")).unwrap(), "{}");
         assert_eq!(std::fs::read_to_string(to.join("reason.txt")).unwrap(), "a test\n");
@@ -66,9 +66,9 @@ mod tests {
         let layout = Layout::new(dir.path()).unwrap();
         let now = jiff::Timestamp::from_second(1_700_000_000).unwrap();
         layout.create().unwrap();
-        let first = put_aside(&layout, &["agent"], "", now).unwrap().unwrap();
+        let first = move_to_quarantine(&layout, &["agent"], "", now).unwrap().unwrap();
         layout.create().unwrap();
-        let second = put_aside(&layout, &["agent"], "", now).unwrap().unwrap();
+        let second = move_to_quarantine(&layout, &["agent"], "", now).unwrap().unwrap();
         assert_ne!(first, second);
     }
 
@@ -77,7 +77,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         let now = jiff::Timestamp::from_second(1_700_000_000).unwrap();
-        assert_eq!(put_aside(&layout, &["agent"], "", now).unwrap(), None);
+        assert_eq!(move_to_quarantine(&layout, &["agent"], "", now).unwrap(), None);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use discovery_formation as formation;
-use discovery_formation::agent::{Bound, Journal, Member, Start};
+use discovery_formation::agent::{Journal, LaunchState, SignedList, SignedListMember};
 use discovery_types::api::InitialMember;
 use discovery_types::convert;
 use discovery_types::digest::{Digest, Incarnation, MemberId};
@@ -18,7 +18,7 @@ use discovery_types::jws::Jws;
 use discovery_types::key::{PublicKey, SigningKey};
 use discovery_types::leaves::Leaves;
 use discovery_types::record::SignedRecord;
-use discovery_types::recovery::{Recoveries, Recovery};
+use discovery_types::recovery::{Recovery, RecoveryChain};
 use discovery_types::statement::StatementChain;
 use discovery_types::url::{NodeUrl, ServiceUrl};
 use serde::{Deserialize, Serialize};
@@ -27,8 +27,8 @@ use zeroize::Zeroizing;
 
 use super::node_dir::Tombstone;
 use super::{Layout, StateError};
-use crate::addressing::{Addresses, Listen};
-use crate::cluster::founded;
+use crate::addressing::{Addresses, ListenAddresses};
+use crate::cluster::founded_cluster_id;
 
 /// Version of the file's format.
 const VERSION: u64 = 1;
@@ -57,10 +57,10 @@ fn boot() -> TokenKind {
 /// Everything in the journal beside the state machine's own part: received texts, and choices of
 /// the first start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Keepsakes {
+pub struct JournalExtras {
     pub join: Option<Join>,
     /// The node's listen addresses since its first start.
-    pub listen: Option<Listen>,
+    pub listen: Option<ListenAddresses>,
     /// The member's current addresses, if it has moved since.
     #[serde(default)]
     pub moved: Option<Addresses>,
@@ -91,7 +91,7 @@ pub struct Admission {
 }
 
 #[derive(Serialize, Deserialize)]
-struct File {
+struct JournalFile {
     version: u64,
     key: PublicKey,
     incarnation: Incarnation,
@@ -104,7 +104,7 @@ struct File {
     start: StartFile,
     tombstone: bool,
     #[serde(flatten)]
-    keepsakes: Keepsakes,
+    extras: JournalExtras,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -131,18 +131,18 @@ enum StartFile {
 
 /// A journal read from disk, with all its signatures verified.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct VerifiedJournal {
     /// The state machine's part.
     pub journal: Journal,
     /// The received texts and other facts.
-    pub keepsakes: Keepsakes,
+    pub extras: JournalExtras,
     /// The document this agent holds, or that of the cluster that added this host; verified.
     pub document: Option<VerifiedDocument>,
     /// The verified chain of recovery statements.
-    pub recoveries: Recoveries,
+    pub recoveries: RecoveryChain,
 }
 
-impl Loaded {
+impl VerifiedJournal {
     /// Returns the journal for judging the node's directory. After a recovery, only data of the new
     /// incarnation belongs to this host.
     pub fn for_directory(&self) -> Journal {
@@ -155,7 +155,7 @@ impl Loaded {
     /// Returns client URLs of the cluster's members, from the time when this host joined or founded
     /// it.
     pub(crate) fn client_urls(&self) -> Vec<String> {
-        let joined = self.keepsakes.admission.iter().flat_map(|known| known.client_urls.clone());
+        let joined = self.extras.admission.iter().flat_map(|known| known.client_urls.clone());
         let records = self.document.iter().flat_map(VerifiedDocument::records);
         let founders = records.flat_map(|record| &record.client_urls).map(NodeUrl::to_string);
         joined.chain(founders).collect()
@@ -164,43 +164,51 @@ impl Loaded {
 
 /// Returns the newest recovery, if the agent with this key made it: it gave that host's member a
 /// new identity.
-pub fn own_recovery<'a>(all: &'a Recoveries, own: &PublicKey) -> Option<&'a Recovery> {
+pub fn own_recovery<'a>(all: &'a RecoveryChain, own: &PublicKey) -> Option<&'a Recovery> {
     all.newest().filter(|recovery| recovery.agent == *own)
 }
 
 /// Generates the agent's private key and makes it durable, then writes the first journal. A key
 /// without a journal, left by a crash, was never shown to anybody and is replaced.
-pub fn begin(
+pub fn create(
     layout: &Layout,
-    machine: formation::Machine,
-) -> Result<(SigningKey, Journal, Keepsakes), StateError> {
+    machine: formation::MachineIdentity,
+) -> Result<(SigningKey, Journal, JournalExtras), StateError> {
     let key = SigningKey::generate();
     muster_files::data::replace(&layout.agent_key(), key.to_pem().as_bytes())?;
     let incarnation = convert::incarnation(&Incarnation::random());
     let journal = Journal::new(convert::key(key.public()), incarnation, machine);
-    let keepsakes = Keepsakes::default();
+    let keepsakes = JournalExtras::default();
     write(layout, &journal, &keepsakes)?;
     Ok((key, journal, keepsakes))
 }
 
-pub fn write(layout: &Layout, journal: &Journal, keepsakes: &Keepsakes) -> Result<(), StateError> {
-    let file = File {
+pub fn write(
+    layout: &Layout,
+    journal: &Journal,
+    keepsakes: &JournalExtras,
+) -> Result<(), StateError> {
+    let file = JournalFile {
         version: VERSION,
         key: convert::public_key(journal.key),
         incarnation: convert::wire_incarnation(journal.incarnation),
         machine: journal.machine.0.clone(),
         boot: journal.boot,
         record: journal.record.as_deref().map(signed_record),
-        bound: journal.bound.iter().map(|(epoch, bound)| bound_file(*epoch, bound)).collect(),
-        released: journal.released,
-        document: journal.held.as_deref().map(|document| received(&document.text)),
-        start: match journal.start {
-            Start::NotYet => StartFile::NotYet,
-            Start::Launching => StartFile::Launching,
-            Start::Ran => StartFile::Ran,
+        bound: journal
+            .signed_lists
+            .iter()
+            .map(|(epoch, bound)| bound_file(*epoch, bound))
+            .collect(),
+        released: journal.released_epoch,
+        document: journal.held_document.as_deref().map(|document| received(&document.text)),
+        start: match journal.launch_state {
+            LaunchState::NotStarted => StartFile::NotYet,
+            LaunchState::Launching => StartFile::Launching,
+            LaunchState::Ran => StartFile::Ran,
         },
-        tombstone: journal.tombstone,
-        keepsakes: keepsakes.clone(),
+        tombstone: journal.is_removed,
+        extras: keepsakes.clone(),
     };
     let text = serde_json::to_vec_pretty(&file).expect("plain structs always serialise");
     Ok(muster_files::data::replace(&layout.journal(), &text)?)
@@ -211,18 +219,18 @@ fn received(text: &str) -> Jws {
 }
 
 /// Returns a record's two signed texts.
-pub fn signed_record(record: &formation::Record) -> SignedRecord {
+pub fn signed_record(record: &formation::AgentRecord) -> SignedRecord {
     SignedRecord { record: received(&record.jws), endorsement: received(&record.token_jws) }
 }
 
-fn bound_file(epoch: u64, bound: &Bound) -> BoundFile {
-    let member = |member: &Member| MemberFile {
+fn bound_file(epoch: u64, bound: &SignedList) -> BoundFile {
+    let member = |member: &SignedListMember| MemberFile {
         key: convert::public_key(member.key),
         incarnation: convert::wire_incarnation(member.incarnation),
         peer_urls: member.peer_urls.clone(),
     };
     let members = bound.members.iter().map(member).collect();
-    BoundFile { epoch, h: convert::digest(bound.h), members }
+    BoundFile { epoch, h: convert::digest(bound.proposal_hash), members }
 }
 
 /// Reads the journal and verifies its signatures again; `None` if there is no journal.
@@ -230,7 +238,7 @@ fn bound_file(epoch: u64, bound: &Bound) -> BoundFile {
 /// # Errors
 /// A damaged journal, or one without its private key, is an error and never treated as missing.
 /// Otherwise this host could become a second member.
-pub fn read(layout: &Layout) -> Result<Option<(SigningKey, Loaded)>, StateError> {
+pub fn read(layout: &Layout) -> Result<Option<(SigningKey, VerifiedJournal)>, StateError> {
     let path = layout.journal();
     let Some(bytes) = super::read(&path)? else { return Ok(None) };
     let damaged = |what: String| StateError::Damaged { path: path.clone(), what };
@@ -240,40 +248,41 @@ pub fn read(layout: &Layout) -> Result<Option<(SigningKey, Loaded)>, StateError>
     if found > VERSION {
         return Err(StateError::Newer { path, found, known: VERSION });
     }
-    let file: File = serde_json::from_value(json).map_err(|error| damaged(error.to_string()))?;
+    let file: JournalFile =
+        serde_json::from_value(json).map_err(|error| damaged(error.to_string()))?;
     let key = read_key(layout, &file.key)?;
     let document = read_document(&file).map_err(damaged)?;
     let recoveries = read_recoveries(&file, document.as_ref()).map_err(damaged)?;
     let record = match &file.record {
         Some(signed) => Some(
             convert::own_record(signed, &file.key)
-                .map_err(|error| damaged(crate::exit::chain(&error)))?,
+                .map_err(|error| damaged(crate::exit::error_chain(&error)))?,
         ),
         None => None,
     };
     let journal = Journal {
         key: convert::key(&file.key),
         incarnation: convert::incarnation(&file.incarnation),
-        machine: formation::Machine(file.machine),
+        machine: formation::MachineIdentity(file.machine),
         boot: file.boot,
         record,
-        bound: file.bound.into_iter().map(bound_of).collect(),
-        released: file.released,
-        held: document.as_ref().filter(|_| file.document.is_some()).map(held),
-        admitted: file.keepsakes.admission.is_some(),
-        start: match file.start {
-            StartFile::NotYet => Start::NotYet,
-            StartFile::Launching => Start::Launching,
-            StartFile::Ran => Start::Ran,
+        signed_lists: file.bound.into_iter().map(bound_of).collect(),
+        released_epoch: file.released,
+        held_document: document.as_ref().filter(|_| file.document.is_some()).map(held),
+        is_admitted: file.extras.admission.is_some(),
+        launch_state: match file.start {
+            StartFile::NotYet => LaunchState::NotStarted,
+            StartFile::Launching => LaunchState::Launching,
+            StartFile::Ran => LaunchState::Ran,
         },
-        tombstone: file.tombstone,
+        is_removed: file.tombstone,
     };
-    Ok(Some((key, Loaded { journal, keepsakes: file.keepsakes, document, recoveries })))
+    Ok(Some((key, VerifiedJournal { journal, extras: file.extras, document, recoveries })))
 }
 
 /// Returns the tombstone in the journal, if the member was removed. No other field is verified.
 /// `None` also if the journal can't be parsed.
-pub fn removal(layout: &Layout) -> Result<Option<Tombstone>, StateError> {
+pub fn read_tombstone(layout: &Layout) -> Result<Option<Tombstone>, StateError> {
     #[derive(Deserialize)]
     struct Removal {
         tombstone: bool,
@@ -297,41 +306,44 @@ fn read_key(layout: &Layout, public: &PublicKey) -> Result<SigningKey, StateErro
     if key.public() == public { Ok(key) } else { Err(damaged("it is not the journal's key")) }
 }
 
-fn held(document: &VerifiedDocument) -> Arc<formation::Document> {
+fn held(document: &VerifiedDocument) -> Arc<formation::CommitDocument> {
     Arc::new(convert::document(document))
 }
 
-fn read_document(file: &File) -> Result<Option<VerifiedDocument>, String> {
-    let founding = file.keepsakes.admission.as_ref().map(|admission| &admission.document);
+fn read_document(file: &JournalFile) -> Result<Option<VerifiedDocument>, String> {
+    let founding = file.extras.admission.as_ref().map(|admission| &admission.document);
     let Some(jws) = file.document.as_ref().or(founding) else { return Ok(None) };
-    let join = file.keepsakes.join.as_ref().ok_or("it holds a document and no cluster")?;
-    let chain = StatementChain::verify_from_pin(&file.keepsakes.statements, &join.statement)
+    let join = file.extras.join.as_ref().ok_or("it holds a document and no cluster")?;
+    let chain = StatementChain::verify_from_pin(&file.extras.statements, &join.statement)
         .map_err(|error| error.to_string())?;
     VerifiedDocument::verify(jws, &chain).map(Some).map_err(|error| error.to_string())
 }
 
-fn read_recoveries(file: &File, document: Option<&VerifiedDocument>) -> Result<Recoveries, String> {
-    let Keepsakes { recoveries, statements, join, .. } = &file.keepsakes;
+fn read_recoveries(
+    file: &JournalFile,
+    document: Option<&VerifiedDocument>,
+) -> Result<RecoveryChain, String> {
+    let JournalExtras { recoveries, statements, join, .. } = &file.extras;
     if recoveries.is_empty() {
-        return Ok(Recoveries::default());
+        return Ok(RecoveryChain::default());
     }
     let (Some(join), Some(document)) = (join, document) else {
         return Err("it holds a recovery and no cluster".to_owned());
     };
     let chain = StatementChain::verify_from_pin(statements, &join.statement)
         .map_err(|error| error.to_string())?;
-    Recoveries::verify(recoveries, &chain, founded(document))
-        .map_err(|error| crate::exit::chain(&error))
+    RecoveryChain::verify(recoveries, &chain, founded_cluster_id(document))
+        .map_err(|error| crate::exit::error_chain(&error))
 }
 
-fn bound_of(file: BoundFile) -> (u64, Bound) {
-    let member = |member: MemberFile| Member {
+fn bound_of(file: BoundFile) -> (u64, SignedList) {
+    let member = |member: MemberFile| SignedListMember {
         key: convert::key(&member.key),
         incarnation: convert::incarnation(&member.incarnation),
         peer_urls: member.peer_urls,
     };
     let members = file.members.into_iter().map(member).collect();
-    (file.epoch, Bound { h: convert::hash(&file.h), members })
+    (file.epoch, SignedList { proposal_hash: convert::hash(&file.h), members })
 }
 
 #[cfg(test)]
@@ -345,33 +357,33 @@ mod tests {
         (dir, layout)
     }
 
-    fn machine() -> formation::Machine {
+    fn machine() -> formation::MachineIdentity {
         crate::machine::from_texts(None, Some("here"))
     }
 
     #[test]
     fn a_journal_is_read_back_as_it_was_written() {
         let (_dir, layout) = world();
-        let (key, mut journal, keepsakes) = begin(&layout, machine()).unwrap();
-        let member = Member {
+        let (key, mut journal, keepsakes) = create(&layout, machine()).unwrap();
+        let member = SignedListMember {
             key: journal.key,
             incarnation: journal.incarnation,
             peer_urls: vec!["https://10.0.0.7:2380".to_owned()],
         };
         let h = formation::Hash([7; 32]);
-        journal.bound.insert(3, Bound { h, members: vec![member] });
-        journal.released = 2;
+        journal.signed_lists.insert(3, SignedList { proposal_hash: h, members: vec![member] });
+        journal.released_epoch = 2;
         journal.boot = 9;
-        journal.start = Start::Launching;
-        journal.tombstone = true;
+        journal.launch_state = LaunchState::Launching;
+        journal.is_removed = true;
         let at = "2026-01-02T03:04:05Z".to_owned();
         let keepsakes =
-            Keepsakes { removed: Some(Tombstone { at, ..Tombstone::default() }), ..keepsakes };
+            JournalExtras { removed: Some(Tombstone { at, ..Tombstone::default() }), ..keepsakes };
         write(&layout, &journal, &keepsakes).unwrap();
-        assert_eq!(removal(&layout).unwrap(), keepsakes.removed);
+        assert_eq!(read_tombstone(&layout).unwrap(), keepsakes.removed);
         let (same_key, loaded) = read(&layout).unwrap().unwrap();
         assert_eq!(loaded.journal, journal);
-        assert_eq!(loaded.keepsakes, keepsakes);
+        assert_eq!(loaded.extras, keepsakes);
         assert_eq!(same_key.public(), key.public());
     }
 
@@ -384,10 +396,10 @@ mod tests {
     #[test]
     fn a_key_without_a_journal_was_never_shown_and_is_replaced() {
         let (_dir, layout) = world();
-        let (first, ..) = begin(&layout, machine()).unwrap();
+        let (first, ..) = create(&layout, machine()).unwrap();
         std::fs::remove_file(layout.journal()).unwrap();
         assert!(read(&layout).unwrap().is_none());
-        let (second, ..) = begin(&layout, machine()).unwrap();
+        let (second, ..) = create(&layout, machine()).unwrap();
         assert_ne!(first.public(), second.public());
         assert!(read(&layout).unwrap().is_some());
     }
@@ -395,7 +407,7 @@ mod tests {
     #[test]
     fn a_journal_without_its_key_is_damaged_and_not_new() {
         let (_dir, layout) = world();
-        begin(&layout, machine()).unwrap();
+        create(&layout, machine()).unwrap();
         std::fs::remove_file(layout.agent_key()).unwrap();
         assert!(matches!(read(&layout), Err(StateError::Damaged { .. })));
     }
@@ -403,7 +415,7 @@ mod tests {
     #[test]
     fn another_key_beside_the_journal_is_refused() {
         let (_dir, layout) = world();
-        begin(&layout, machine()).unwrap();
+        create(&layout, machine()).unwrap();
         let other = SigningKey::generate();
         std::fs::write(layout.agent_key(), other.to_pem().as_bytes()).unwrap();
         assert!(matches!(read(&layout), Err(StateError::Damaged { .. })));
@@ -412,7 +424,7 @@ mod tests {
     #[test]
     fn every_cut_of_the_file_is_refused_and_none_is_taken_for_a_new_agent() {
         let (_dir, layout) = world();
-        begin(&layout, machine()).unwrap();
+        create(&layout, machine()).unwrap();
         let whole = std::fs::read(layout.journal()).unwrap();
         for length in 0..whole.len() {
             std::fs::write(layout.journal(), &whole[..length]).unwrap();
@@ -423,7 +435,7 @@ mod tests {
     #[test]
     fn a_newer_layout_is_left_alone() {
         let (_dir, layout) = world();
-        begin(&layout, machine()).unwrap();
+        create(&layout, machine()).unwrap();
         let text = std::fs::read_to_string(layout.journal()).unwrap();
         let newer = text.replacen("\"version\": 1", "\"version\": 2", 1);
         std::fs::write(layout.journal(), newer).unwrap();
@@ -433,7 +445,7 @@ mod tests {
     #[test]
     fn the_journal_holds_no_private_key() {
         let (_dir, layout) = world();
-        let (key, ..) = begin(&layout, machine()).unwrap();
+        let (key, ..) = create(&layout, machine()).unwrap();
         let text = std::fs::read_to_string(layout.journal()).unwrap();
         let pem = key.to_pem();
         let secret = pem.lines().nth(1).unwrap();

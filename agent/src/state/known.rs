@@ -8,20 +8,20 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Layout, StateError};
-use crate::cluster::{Member, MemberId};
+use crate::cluster::{ClusterMember, MemberId};
 
 /// Version of the file's format.
 const VERSION: u64 = 1;
 
 #[derive(Serialize, Deserialize)]
-struct File {
+struct KnownMembersFile {
     version: u64,
-    members: Vec<Entry>,
+    members: Vec<KnownMember>,
 }
 
 /// A member as the cluster listed it.
 #[derive(Serialize, Deserialize)]
-struct Entry {
+struct KnownMember {
     /// The member's id in hexadecimal.
     id: String,
     name: String,
@@ -30,33 +30,43 @@ struct Entry {
     is_learner: bool,
 }
 
-impl From<&Member> for Entry {
-    fn from(member: &Member) -> Self {
-        let Member { id, name, peer_urls, client_urls, is_learner } = member.clone();
+impl From<&ClusterMember> for KnownMember {
+    fn from(member: &ClusterMember) -> Self {
+        let ClusterMember { id, name, peer_urls, client_urls, is_learner } = member.clone();
         Self { id: id.to_string(), name, peer_urls, client_urls, is_learner }
     }
 }
 
-impl Entry {
-    fn member(self) -> Option<Member> {
+impl KnownMember {
+    fn member(self) -> Option<ClusterMember> {
         let Self { id, name, peer_urls, client_urls, is_learner } = self;
-        Some(Member { id: id.parse::<MemberId>().ok()?, name, peer_urls, client_urls, is_learner })
+        Some(ClusterMember {
+            id: id.parse::<MemberId>().ok()?,
+            name,
+            peer_urls,
+            client_urls,
+            is_learner,
+        })
     }
 }
 
 /// Writes the list durably.
-pub(crate) fn write(layout: &Layout, members: &[Member]) -> Result<(), StateError> {
-    let file = File { version: VERSION, members: members.iter().map(Entry::from).collect() };
+pub(crate) fn write(layout: &Layout, members: &[ClusterMember]) -> Result<(), StateError> {
+    let file = KnownMembersFile {
+        version: VERSION,
+        members: members.iter().map(KnownMember::from).collect(),
+    };
     let text = serde_json::to_vec_pretty(&file).expect("plain structs always serialise");
     Ok(muster_files::replace(&layout.known_members(), &text)?)
 }
 
 /// Returns the list written last; empty if it can't be read.
-pub(crate) fn read(layout: &Layout) -> Vec<Member> {
+pub(crate) fn read(layout: &Layout) -> Vec<ClusterMember> {
     let bytes = super::read(&layout.known_members()).ok().flatten();
-    let file: Option<File> = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let file: Option<KnownMembersFile> =
+        bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let file = file.filter(|file| file.version == VERSION);
-    file.map(|file| file.members.into_iter().filter_map(Entry::member).collect())
+    file.map(|file| file.members.into_iter().filter_map(KnownMember::member).collect())
         .unwrap_or_default()
 }
 
@@ -70,7 +80,7 @@ mod tests {
         let layout = Layout::new(dir.path()).unwrap();
         layout.create().unwrap();
         assert_eq!(read(&layout), []);
-        let member = Member {
+        let member = ClusterMember {
             id: MemberId(0xabc),
             name: "db-1".to_owned(),
             peer_urls: vec!["https://10.0.0.1:2380".to_owned()],

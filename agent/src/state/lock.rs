@@ -27,13 +27,13 @@ pub enum LockError {
 
 /// A held lock. It is released when dropped, and when the process ends.
 #[derive(Debug)]
-pub struct Lock {
+pub struct FileLock {
     _file: File,
 }
 
 /// Takes the lock at `path` for this process, without waiting. Writes `holder` into the file, so
 /// that other processes can report who holds the lock.
-pub fn acquire(path: &Path, holder: &str) -> Result<Lock, LockError> {
+pub fn acquire(path: &Path, holder: &str) -> Result<FileLock, LockError> {
     let mut file = open(path).map_err(StateError::from)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
@@ -50,12 +50,12 @@ pub fn acquire(path: &Path, holder: &str) -> Result<Lock, LockError> {
         // The holder's name is for messages only: a full disk must not keep a node from starting.
         tracing::warn!(%error, "can't write who holds {}", path.display());
     }
-    Ok(Lock { _file: file })
+    Ok(FileLock { _file: file })
 }
 
 /// Returns the holder of the lock at `path`; `None` if the lock is free or was never taken.
 pub fn holder(path: &Path) -> Result<Option<String>, StateError> {
-    let Some(mut file) = data::open_to_look(path)? else { return Ok(None) };
+    let Some(mut file) = data::open_for_inspection(path)? else { return Ok(None) };
     match flock(&file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => Ok(None),
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(Some(read_holder(&mut file))),
@@ -65,7 +65,7 @@ pub fn holder(path: &Path) -> Result<Option<String>, StateError> {
 
 /// Opens a lock file, creating it if necessary.
 pub fn open(path: &Path) -> Result<File, muster_files::Error> {
-    data::open(path, data::Open::ReadWriteOrNew)
+    data::open(path, data::OpenMode::ReadWriteOrNew)
 }
 
 fn read_holder(file: &mut File) -> String {

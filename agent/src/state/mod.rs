@@ -79,7 +79,7 @@ impl Layout {
     }
 
     /// Returns the layout under `root` for reading only. Links are followed.
-    pub fn look(root: &Path) -> io::Result<Self> {
+    pub fn new_read_only(root: &Path) -> io::Result<Self> {
         root.canonicalize().map(|root| Self { root }).or_else(|_| Self::new(root))
     }
 
@@ -160,9 +160,9 @@ impl Layout {
     /// Makes the directories durably, with mode 0700. Returns the layout by its path without links.
     ///
     /// # Errors
-    /// Refuses what [`Layout::own`] refuses.
+    /// Refuses what [`Layout::claim`] refuses.
     pub fn create(&self) -> Result<Self, StateError> {
-        let owned = self.own()?;
+        let owned = self.claim()?;
         for folder in [&owned.agent(), &owned.tls()] {
             data::make_folder(folder)?;
         }
@@ -178,8 +178,8 @@ impl Layout {
     /// # Errors
     /// Fails if another user may have prepared the content, or if state can't be closed to other
     /// users: it includes keys.
-    pub fn own(&self) -> Result<Self, StateError> {
-        let found = muster_files::data_folder(&self.root)?;
+    pub fn claim(&self) -> Result<Self, StateError> {
+        let found = muster_files::open_data_folder(&self.root)?;
         let owned = Self { root: found.path };
         if let Some(exposure) = found.exposure {
             tracing::warn!(
@@ -189,7 +189,7 @@ impl Layout {
         }
         let is_ours = |name: &OsStr| [AGENT, AGENT_LOCK, NODE_LOCK].iter().any(|our| name == *our);
         if let Some(path) = data::check(&owned.root, is_ours)? {
-            return Err(muster_files::Error::StaysOpen(path).into());
+            return Err(muster_files::Error::CannotRestrict(path).into());
         }
         // The node's directory holds no key, and the node itself reports what it can't close to
         // others.
@@ -198,7 +198,7 @@ impl Layout {
     }
 
     /// Removes temporary files of killed writers. The caller must hold the agent's lock.
-    pub fn sweep(&self) -> Result<(), StateError> {
+    pub fn remove_temporary_files(&self) -> Result<(), StateError> {
         for folder in [&self.agent(), &self.tls()] {
             data::sweep(folder)?;
         }
@@ -207,9 +207,9 @@ impl Layout {
 }
 
 /// Maximum size in bytes of a file read here; none of them grows so large.
-const LARGEST_FILE: u64 = 16 << 20;
+const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// Reads a file of the state; `None` if it doesn't exist.
 pub fn read(path: &Path) -> Result<Option<Vec<u8>>, StateError> {
-    Ok(data::read(path, LARGEST_FILE)?)
+    Ok(data::read(path, MAX_FILE_BYTES)?)
 }

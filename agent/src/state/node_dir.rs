@@ -2,21 +2,21 @@
 
 use std::path::{Path, PathBuf};
 
-use discovery_formation::agent::{self, Directory, Listing, MARKER, TOMBSTONE};
+use discovery_formation::agent::{self, DirectoryKind, DirectoryListing, MARKER, TOMBSTONE};
 use discovery_formation::{Incarnation, Rules};
 use serde::{Deserialize, Serialize};
 
 use super::StateError;
 
 /// File in the node's directory after a new cluster was made from it.
-pub const FORCED: &str = "muster-forced.json";
+pub const FORCED_FILE: &str = "muster-forced.json";
 
 /// File in the node's directory while a new cluster is being made from it. No node starts then.
-pub const FORCING: &str = "muster-forcing.json";
+pub const FORCING_FILE: &str = "muster-forcing.json";
 
 /// Lists the node's directory. An unfinished marker, which a crash may leave behind, is left out.
-pub fn look(node: &Path) -> Result<Listing, StateError> {
-    let mut found = Listing::default();
+pub fn list_directory(node: &Path) -> Result<DirectoryListing, StateError> {
+    let mut found = DirectoryListing::default();
     let entries = match std::fs::read_dir(node) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(found),
@@ -24,20 +24,20 @@ pub fn look(node: &Path) -> Result<Listing, StateError> {
     };
     for entry in entries {
         let name = entry.map_err(StateError::io("read", node))?.file_name();
-        if !muster_files::is_aside(&name) {
+        if !muster_files::is_temporary_name(&name) {
             found.entries.push(name.to_string_lossy().into_owned());
         }
     }
     found.entries.sort();
-    found.log = has_log(node);
+    found.has_log = has_log(node);
     let marker = super::read(&node.join(MARKER))?;
     found.marker = marker.and_then(|bytes| parse_marker(&String::from_utf8_lossy(&bytes)));
     Ok(found)
 }
 
 /// Lists the node's directory and returns its kind.
-pub fn classify(node: &Path) -> Result<Directory, StateError> {
-    Ok(agent::classify(&Rules::ALL, &look(node)?))
+pub fn classify(node: &Path) -> Result<DirectoryKind, StateError> {
+    Ok(agent::classify(&Rules::ALL, &list_directory(node)?))
 }
 
 /// Returns whether the node's own log exists under its final name.
@@ -53,7 +53,7 @@ fn parse_marker(text: &str) -> Option<Incarnation> {
 
 /// Creates the node's directory and its marker, durably.
 pub fn write_marker(node: &Path, incarnation: Incarnation) -> Result<(), StateError> {
-    muster_files::data_folder(node)?;
+    muster_files::open_data_folder(node)?;
     Ok(muster_files::data::replace(&node.join(MARKER), format!("{incarnation}\n").as_bytes())?)
 }
 
@@ -75,7 +75,7 @@ pub struct Tombstone {
     /// Time of the removal, RFC 3339.
     #[serde(default)]
     pub at: String,
-    /// How the node learned of the removal: `log` if it applied it, else the id of the peer that
+    /// How the node learned of the removal: `has_log` if it applied it, else the id of the peer that
     /// reported it.
     #[serde(default)]
     pub by: String,
@@ -99,7 +99,7 @@ impl Tombstone {
 
 /// Returns the tombstone in the node's directory, if there is one. An unreadable one still counts:
 /// a damaged tombstone must not bring a removed member back.
-pub fn tombstone(node: &Path) -> Result<Option<Tombstone>, StateError> {
+pub fn read_tombstone(node: &Path) -> Result<Option<Tombstone>, StateError> {
     let path: PathBuf = node.join(TOMBSTONE);
     let Some(bytes) = super::read(&path)? else { return Ok(None) };
     Ok(Some(serde_json::from_slice(&bytes).unwrap_or_default()))
@@ -107,7 +107,7 @@ pub fn tombstone(node: &Path) -> Result<Option<Tombstone>, StateError> {
 
 /// Writes a tombstone durably, for a node that wrote none. From then on nothing starts in this
 /// directory.
-pub fn bury(node: &Path, tombstone: &Tombstone) -> Result<(), StateError> {
+pub fn write_tombstone(node: &Path, tombstone: &Tombstone) -> Result<(), StateError> {
     let text = serde_json::to_vec_pretty(tombstone).expect("plain texts always serialise");
     Ok(muster_files::data::replace(&node.join(TOMBSTONE), &text)?)
 }
@@ -122,18 +122,18 @@ mod tests {
     fn absent_empty_and_lost_and_found_are_blank() {
         let dir = tempfile::tempdir().unwrap();
         let node = dir.path().join("node");
-        assert_eq!(classify(&node).unwrap(), Directory::Blank);
+        assert_eq!(classify(&node).unwrap(), DirectoryKind::Blank);
         std::fs::create_dir(&node).unwrap();
-        assert_eq!(classify(&node).unwrap(), Directory::Blank);
+        assert_eq!(classify(&node).unwrap(), DirectoryKind::Blank);
         std::fs::create_dir(node.join("lost+found")).unwrap();
-        assert_eq!(classify(&node).unwrap(), Directory::Blank);
+        assert_eq!(classify(&node).unwrap(), DirectoryKind::Blank);
     }
 
     #[test]
     fn a_strange_file_makes_it_foreign() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("PG_VERSION"), "15").unwrap();
-        assert_eq!(classify(dir.path()).unwrap(), Directory::Foreign("PG_VERSION".to_owned()));
+        assert_eq!(classify(dir.path()).unwrap(), DirectoryKind::Foreign("PG_VERSION".to_owned()));
     }
 
     #[test]
@@ -141,7 +141,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let node = dir.path().join("node");
         write_marker(&node, INCARNATION).unwrap();
-        assert_eq!(classify(&node).unwrap(), Directory::Marked(INCARNATION));
+        assert_eq!(classify(&node).unwrap(), DirectoryKind::Marked(INCARNATION));
         assert_eq!(
             std::fs::read_to_string(node.join(MARKER)).unwrap(),
             "00112233445566778899aabbccddeeff\n"
@@ -153,14 +153,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let unfinished = format!("{MARKER}.unfinished-{}", "0a".repeat(16));
         std::fs::write(dir.path().join(unfinished), "0011").unwrap();
-        assert_eq!(classify(dir.path()).unwrap(), Directory::Blank);
+        assert_eq!(classify(dir.path()).unwrap(), DirectoryKind::Blank);
     }
 
     #[test]
     fn a_damaged_marker_is_not_a_missing_one() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join(MARKER), "what?").unwrap();
-        assert_eq!(classify(dir.path()).unwrap(), Directory::Foreign(MARKER.to_owned()));
+        assert_eq!(classify(dir.path()).unwrap(), DirectoryKind::Foreign(MARKER.to_owned()));
     }
 
     #[test]
@@ -168,17 +168,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write_marker(dir.path(), INCARNATION).unwrap();
         std::fs::create_dir_all(dir.path().join("member/wal.tmp")).unwrap();
-        assert_eq!(classify(dir.path()).unwrap(), Directory::Marked(INCARNATION));
+        assert_eq!(classify(dir.path()).unwrap(), DirectoryKind::Marked(INCARNATION));
         std::fs::create_dir_all(dir.path().join("member/wal")).unwrap();
-        assert_eq!(classify(dir.path()).unwrap(), Directory::Log(Some(INCARNATION)));
+        assert_eq!(classify(dir.path()).unwrap(), DirectoryKind::Log(Some(INCARNATION)));
     }
 
     #[test]
     fn a_damaged_tombstone_is_still_a_tombstone() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(tombstone(dir.path()).unwrap(), None);
+        assert_eq!(read_tombstone(dir.path()).unwrap(), None);
         std::fs::write(dir.path().join(TOMBSTONE), "{").unwrap();
-        assert!(tombstone(dir.path()).unwrap().is_some());
+        assert!(read_tombstone(dir.path()).unwrap().is_some());
     }
 
     #[test]
@@ -189,7 +189,7 @@ mod tests {
             r#"{"version":1,"incarnation":"00","member_id":"a1","cluster_id":"c2","at":"2026-01-02T03:04:05Z","by":"ada"}"#,
         )
         .unwrap();
-        let sentence = tombstone(dir.path()).unwrap().unwrap().sentence();
+        let sentence = read_tombstone(dir.path()).unwrap().unwrap().sentence();
         assert_eq!(
             sentence,
             "this member a1 has been permanently removed from the cluster c2 at 2026-01-02T03:04:05Z by ada"

@@ -2,76 +2,82 @@
 
 use discovery_types::api::Outcome;
 use discovery_types::digest;
-use discovery_types::intent::{Errand, Step, VerifiedIntent};
+use discovery_types::intent::{IntentChange, IntentStep, VerifiedIntent};
 use futures_util::future::join_all;
 
 use super::Steward;
-use super::decide::{Act, Departure, is_unhealthy, may_pass, refused, why_foreign};
-use crate::bootstrap::cut;
-use crate::cluster::{Carrying, Change, ClusterError, Member, MemberId, Members, NodeStatus};
+use super::decide::{
+    RemovalOrigin, StewardAction, foreign_removal_reason, is_transient, is_unhealthy, refusal,
+};
+use crate::bootstrap::truncate_reason;
+use crate::cluster::{
+    ChangeMetadata, ClusterError, ClusterMember, ClusterMemberChange, MemberId, MemberList,
+    NodeStatus,
+};
 use crate::crash;
-use crate::exit::chain as causes;
+use crate::exit::error_chain as causes;
 
 impl Steward {
     /// Sends one change to the cluster, and handles its answer.
     pub(super) async fn change(
         &mut self,
         intent: &VerifiedIntent,
-        change: &Change,
-        step: Step,
-        members: &Members,
+        change: &ClusterMemberChange,
+        step: IntentStep,
+        members: &MemberList,
     ) {
-        let operation = *intent.step(step).as_bytes();
-        if let (Errand::Add { .. }, Step::Remove, Change::Remove(old)) =
-            (intent.errand(), step, change)
+        let operation = *intent.step_operation(step).as_bytes();
+        if let (IntentChange::Add { .. }, IntentStep::Remove, ClusterMemberChange::Remove(old)) =
+            (intent.change(), step, change)
             && let Err(error) = self.node.announce_removal(*old, &operation, members).await
         {
-            return self.wait(intent, &causes(&error)).await;
+            return self.report_wait(intent, &causes(&error)).await;
         }
-        let carrying = Carrying { operation, planned_at: members.configuration };
+        let carrying = ChangeMetadata { operation, planned_at: members.configuration };
         match self.node.carry_out(change, &carrying).await {
             Ok(_) => {
-                crash::at(crash::Step::Changed);
-                tracing::info!(operation = %intent.operation, "{} is carried out", change.what());
-                self.changed(intent, change, step).await;
+                crash::at(crash::Failpoint::Changed);
+                tracing::info!(operation = %intent.operation, "{} is carried out", change.name());
+                self.note_change(intent, change, step).await;
             }
             Err(ClusterError::CarriedOut { text, .. }) => {
-                let seen = self.seen.entry(intent.operation).or_default();
-                if step == Step::Add {
+                let seen = self.observations.entry(intent.operation).or_default();
+                if step == IntentStep::Add {
                     seen.added_before = true;
                 } else {
-                    self.wait(intent, &text).await;
+                    self.report_wait(intent, &text).await;
                 }
             }
-            Err(ClusterError::Refused { text, .. }) if may_pass(&text) => {
-                self.postponed(intent, step, members, text).await;
+            Err(ClusterError::Refused { text, .. }) if is_transient(&text) => {
+                self.handle_transient_refusal(intent, step, members, text).await;
             }
             // The cluster's refusal to promote is never final: a learner is promoted once it is
             // ready.
-            Err(ClusterError::Refused { text, .. }) if step != Step::Promote => {
-                let Act::Tell(outcome) = refused(text) else { return };
-                self.tell(intent, outcome).await;
+            Err(ClusterError::Refused { text, .. }) if step != IntentStep::Promote => {
+                let StewardAction::Report(outcome) = refusal(text) else { return };
+                self.report_outcome(intent, outcome).await;
             }
             // The change may have been made: the next pass over the intents reads the list of
             // members again.
-            Err(error) => self.wait(intent, &causes(&error)).await,
+            Err(error) => self.report_wait(intent, &causes(&error)).await,
         }
     }
 
     /// Handles a refusal that may pass, and reports which members cause it.
-    async fn postponed(
+    async fn handle_transient_refusal(
         &mut self,
         intent: &VerifiedIntent,
-        step: Step,
-        members: &Members,
+        step: IntentStep,
+        members: &MemberList,
         text: String,
     ) {
-        let silent = if is_unhealthy(&text) { self.silent(members).await } else { Vec::new() };
-        let old = intent.leaves().map(|id| MemberId(id.get()));
+        let silent =
+            if is_unhealthy(&text) { self.silent_members(members).await } else { Vec::new() };
+        let old = intent.leaving_member().map(|id| MemberId(id.get()));
         let old_is_down = silent.iter().any(|member| Some(member.id) == old);
-        let seen = self.seen.entry(intent.operation).or_default();
-        seen.old_is_down = step == Step::Add && old_is_down;
-        seen.progress.refused(&text);
+        let seen = self.observations.entry(intent.operation).or_default();
+        seen.old_is_down = step == IntentStep::Add && old_is_down;
+        seen.progress.record_refusal(&text);
         let why = match silent.as_slice() {
             [] => text,
             silent => {
@@ -79,11 +85,11 @@ impl Steward {
                 format!("{text}: no answer from {}", names.collect::<Vec<_>>().join(", "))
             }
         };
-        self.wait(intent, &why).await;
+        self.report_wait(intent, &why).await;
     }
 
     /// Returns the members that don't answer.
-    async fn silent<'a>(&self, members: &'a Members) -> Vec<&'a Member> {
+    async fn silent_members<'a>(&self, members: &'a MemberList) -> Vec<&'a ClusterMember> {
         let asked = members.list.iter().map(|member| self.node.status_of(member));
         let answers = join_all(asked).await;
         let silent = members.list.iter().zip(answers).filter(|(_, answer)| answer.is_err());
@@ -91,19 +97,28 @@ impl Steward {
     }
 
     /// Notes facts about a change just made that the list of members doesn't show.
-    async fn changed(&mut self, intent: &VerifiedIntent, change: &Change, step: Step) {
-        let seen = self.seen.entry(intent.operation).or_default();
-        seen.added_before |= step == Step::Add;
-        if step == Step::Remove {
-            seen.departure = Departure::Own;
+    async fn note_change(
+        &mut self,
+        intent: &VerifiedIntent,
+        change: &ClusterMemberChange,
+        step: IntentStep,
+    ) {
+        let seen = self.observations.entry(intent.operation).or_default();
+        seen.added_before |= step == IntentStep::Add;
+        if step == IntentStep::Remove {
+            seen.removal_origin = RemovalOrigin::Own;
         }
-        if let (Step::TakeOut, Change::Remove(id)) = (step, change) {
-            let reason = match (seen.departure, intent.leaves()) {
-                (Departure::Foreign, Some(old)) => why_foreign(MemberId(old.get())),
+        if let (IntentStep::RemoveLearner, ClusterMemberChange::Remove(id)) = (step, change) {
+            let reason = match (seen.removal_origin, intent.leaving_member()) {
+                (RemovalOrigin::Foreign, Some(old)) => foreign_removal_reason(MemberId(old.get())),
                 _ => seen.progress.why_stalled(),
             };
             let member = digest::MemberId::new(id.0);
-            self.tell(intent, Outcome::Stalled { member, reason: cut(reason) }).await;
+            self.report_outcome(
+                intent,
+                Outcome::Stalled { member, reason: truncate_reason(reason) },
+            )
+            .await;
         }
     }
 
@@ -112,22 +127,22 @@ impl Steward {
         &mut self,
         intent: &VerifiedIntent,
         old: MemberId,
-        members: &Members,
+        members: &MemberList,
     ) {
-        let operation = *intent.step(Step::Remove).as_bytes();
+        let operation = *intent.step_operation(IntentStep::Remove).as_bytes();
         let departure = match self.node.has_removed(old, &operation, members).await {
-            Ok(true) => Departure::Own,
-            Ok(false) => Departure::Foreign,
-            Err(error) => return self.wait(intent, &causes(&error)).await,
+            Ok(true) => RemovalOrigin::Own,
+            Ok(false) => RemovalOrigin::Foreign,
+            Err(error) => return self.report_wait(intent, &causes(&error)).await,
         };
-        self.seen.entry(intent.operation).or_default().departure = departure;
+        self.observations.entry(intent.operation).or_default().removal_origin = departure;
     }
 
     /// Moves the leadership to another voter that answers.
     pub(super) async fn hand_over(
         &mut self,
         intent: &VerifiedIntent,
-        members: &Members,
+        members: &MemberList,
         status: &NodeStatus,
     ) {
         let Some(own) = members.of_id(status.member_id) else { return };
@@ -135,7 +150,7 @@ impl Steward {
             if self.node.status_of(heir).await.is_ok() {
                 match self.node.move_leader(own, heir.id).await {
                     Ok(()) => return self.log_wait(intent, &format!("{} leads now", heir.id)),
-                    Err(error) => self.wait(intent, &causes(&error)).await,
+                    Err(error) => self.report_wait(intent, &causes(&error)).await,
                 }
             }
         }
@@ -144,7 +159,7 @@ impl Steward {
 
 /// Returns a member's name and id for messages. A member that has not started has its peer URLs
 /// instead of a name.
-pub(super) fn label(member: &Member) -> String {
+pub(super) fn label(member: &ClusterMember) -> String {
     if member.is_started() {
         format!("{} ({})", member.name, member.id)
     } else {

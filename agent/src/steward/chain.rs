@@ -6,15 +6,15 @@
 //! can make a chain longer, whoever writes it to the store. Each agent also journals the longest
 //! chain that it has seen. Of all these chains the longest counts.
 
-use discovery_types::client::Client;
+use discovery_types::client::DiscoveryClient;
 use discovery_types::digest::Digest;
 use discovery_types::jws::Jws;
 use discovery_types::statement::StatementChain;
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use crate::cluster::Cluster;
-use crate::exit::chain as causes;
+use crate::cluster::ClusterApiClient;
+use crate::exit::error_chain as causes;
 
 /// Key of the statement chain. Keys that begin with `muster/` are Muster's own.
 pub(crate) const STATEMENTS: &str = "muster/v1/statements";
@@ -53,9 +53,9 @@ impl Statements {
 
     /// Fetches discovery's chain if `newest`, its newest statement, is not in this one; adopts it
     /// if it is longer.
-    pub(super) async fn learn(
+    pub(super) async fn fetch_newer(
         &mut self,
-        client: &Client,
+        client: &DiscoveryClient,
         cluster: Uuid,
         newest: &Digest,
     ) -> Result<(), String> {
@@ -63,32 +63,36 @@ impl Statements {
             return Ok(());
         }
         let list = client.statements(cluster).await.map_err(|error| causes(&error))?;
-        self.take(&list.statements).map(drop).map_err(|error| error.to_string())
+        self.adopt_if_longer(&list.statements).map(drop).map_err(|error| error.to_string())
     }
 
     /// Adopts the store's chain if it is longer, and writes this one to the store if that is
     /// longer. Also keeps the recovery statements and the document there.
-    pub(super) async fn keep(&mut self, node: &Cluster) -> Result<(), String> {
-        self.keep_recoveries(node).await?;
-        let stored = node.read(STATEMENTS).await.map_err(|error| causes(&error))?;
+    pub(super) async fn sync_store(&mut self, node: &ClusterApiClient) -> Result<(), String> {
+        self.write_recoveries(node).await?;
+        let stored = node.read_key(STATEMENTS).await.map_err(|error| causes(&error))?;
         let found: Option<Vec<Jws>> =
             stored.value.as_ref().and_then(|bytes| serde_json::from_slice(bytes).ok());
-        match self.take(found.as_deref().unwrap_or_default()) {
-            Ok(Relation::Same | Relation::Longer) => return Ok(()),
-            Err(Unusable::Branch) => return Err(format!("{STATEMENTS}: {}", Unusable::Branch)),
+        match self.adopt_if_longer(found.as_deref().unwrap_or_default()) {
+            Ok(ChainOrder::Same | ChainOrder::Longer) => return Ok(()),
+            Err(ChainError::Branch) => return Err(format!("{STATEMENTS}: {}", ChainError::Branch)),
             // Every client with write access to the store may write this key. So a value that is
             // not a chain of this cluster counts for nothing, and is replaced.
-            Err(Unusable::Invalid(why)) => tracing::warn!("{STATEMENTS} is replaced: {why}"),
-            Ok(Relation::Shorter) => {}
+            Err(ChainError::Invalid(why)) => tracing::warn!("{STATEMENTS} is replaced: {why}"),
+            Ok(ChainOrder::Shorter) => {}
         }
         let text = serde_json::to_vec(&self.chain.jws()).expect("texts always serialise");
         // If another agent has written first, nothing is replaced, and the next pass reads its
         // value.
-        node.replace(STATEMENTS, &stored, &text).await.map_err(|error| causes(&error))?;
-        let stored = node.read(DOCUMENT).await.map_err(|error| causes(&error))?;
+        node.replace_key_if_unchanged(STATEMENTS, &stored, &text)
+            .await
+            .map_err(|error| causes(&error))?;
+        let stored = node.read_key(DOCUMENT).await.map_err(|error| causes(&error))?;
         if stored.value.is_none() {
             let text = self.document.as_str().as_bytes();
-            node.replace(DOCUMENT, &stored, text).await.map_err(|error| causes(&error))?;
+            node.replace_key_if_unchanged(DOCUMENT, &stored, text)
+                .await
+                .map_err(|error| causes(&error))?;
         }
         Ok(())
     }
@@ -96,41 +100,43 @@ impl Statements {
     /// Writes the recovery statements to the store. A Raft cluster has one sequence of them, which
     /// each member knows from its own journal. A different value is from before the last recovery,
     /// or from another client, and is replaced.
-    async fn keep_recoveries(&self, node: &Cluster) -> Result<(), String> {
+    async fn write_recoveries(&self, node: &ClusterApiClient) -> Result<(), String> {
         if self.recoveries.is_empty() {
             return Ok(());
         }
         let text = serde_json::to_vec(&self.recoveries).expect("texts always serialise");
-        let stored = node.read(RECOVERIES).await.map_err(|error| causes(&error))?;
+        let stored = node.read_key(RECOVERIES).await.map_err(|error| causes(&error))?;
         if stored.value.as_ref() != Some(&text) {
-            node.replace(RECOVERIES, &stored, &text).await.map_err(|error| causes(&error))?;
+            node.replace_key_if_unchanged(RECOVERIES, &stored, &text)
+                .await
+                .map_err(|error| causes(&error))?;
         }
         Ok(())
     }
 
     /// Compares `found` with the known chain, and adopts it if it is a longer one.
-    fn take(&mut self, found: &[Jws]) -> Result<Relation, Unusable> {
+    fn adopt_if_longer(&mut self, found: &[Jws]) -> Result<ChainOrder, ChainError> {
         let known = self.chain.jws();
         if known == found {
-            return Ok(Relation::Same);
+            return Ok(ChainOrder::Same);
         }
         if known.starts_with(found) {
-            return Ok(Relation::Shorter);
+            return Ok(ChainOrder::Shorter);
         }
         let verified = StatementChain::verify_from_pin(found, &self.pin);
-        let verified = verified.map_err(|error| Unusable::Invalid(causes(&error)))?;
+        let verified = verified.map_err(|error| ChainError::Invalid(causes(&error)))?;
         if !found.starts_with(&known) {
-            return Err(Unusable::Branch);
+            return Err(ChainError::Branch);
         }
         self.chain = verified;
         self.longest.send_replace(self.chain.jws());
-        Ok(Relation::Longer)
+        Ok(ChainOrder::Longer)
     }
 }
 
 /// How a found chain compares with the known one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Relation {
+enum ChainOrder {
     Same,
     /// The found chain is a beginning of the known one, or empty.
     Shorter,
@@ -140,7 +146,7 @@ enum Relation {
 
 /// Why a chain can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-enum Unusable {
+enum ChainError {
     /// The chain's signatures or links are invalid for this cluster.
     #[error("it is no chain of this cluster's: {0}")]
     Invalid(String),
@@ -154,12 +160,12 @@ enum Unusable {
 
 #[cfg(test)]
 mod tests {
-    use discovery_types::fixtures::World;
+    use discovery_types::fixtures::ClusterFixture;
     use discovery_types::statement::Statement;
 
     use super::*;
 
-    fn next(world: &World, last: &Jws, seconds: u64) -> Jws {
+    fn next(world: &ClusterFixture, last: &Jws, seconds: u64) -> Jws {
         let claims = &world.statement;
         Statement {
             seq: claims.seq + 1,
@@ -172,7 +178,7 @@ mod tests {
 
     #[test]
     fn the_longer_chain_counts_whoever_shows_it() {
-        let world = World::new(1);
+        let world = ClusterFixture::new(1);
         let first = world.chain().jws();
         let pin = first[0].hash();
         let longer = [first.clone(), vec![next(&world, &first[0], 1)]].concat();
@@ -180,18 +186,18 @@ mod tests {
         let mut statements =
             Statements::new(pin, world.chain(), first[0].clone(), Vec::new(), longest);
         assert!(!journalled.has_changed().unwrap());
-        assert_eq!(statements.take(&longer), Ok(Relation::Longer));
+        assert_eq!(statements.adopt_if_longer(&longer), Ok(ChainOrder::Longer));
         assert_eq!(statements.chain().jws(), longer);
         assert!(journalled.has_changed().unwrap());
         assert_eq!(*journalled.borrow_and_update(), longer);
         // A service that hides a removal shows an older chain; that changes nothing.
-        assert_eq!(statements.take(&first), Ok(Relation::Shorter));
+        assert_eq!(statements.adopt_if_longer(&first), Ok(ChainOrder::Shorter));
         assert_eq!(statements.chain().jws(), longer);
-        assert_eq!(statements.take(&longer), Ok(Relation::Same));
+        assert_eq!(statements.adopt_if_longer(&longer), Ok(ChainOrder::Same));
         let other = [first, vec![next(&world, &longer[0], 2)]].concat();
-        assert_eq!(statements.take(&other), Err(Unusable::Branch));
-        let foreign = World::new(1).chain().jws();
-        assert!(matches!(statements.take(&foreign), Err(Unusable::Invalid(_))));
+        assert_eq!(statements.adopt_if_longer(&other), Err(ChainError::Branch));
+        let foreign = ClusterFixture::new(1).chain().jws();
+        assert!(matches!(statements.adopt_if_longer(&foreign), Err(ChainError::Invalid(_))));
         assert_eq!(statements.chain().jws(), longer);
         assert!(!journalled.has_changed().unwrap(), "nothing else goes into the journal");
     }

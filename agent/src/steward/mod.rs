@@ -22,71 +22,71 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use discovery_types::api::{IntentState, IntentView, Outcome, OutcomeRequest, WaitRequest};
-use discovery_types::client::{Client, ClientError};
+use discovery_types::client::{ClientError, DiscoveryClient};
 use discovery_types::digest::{self, OperationId};
-use discovery_types::intent::{Errand, VerifiedIntent};
+use discovery_types::intent::{IntentChange, VerifiedIntent};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 pub(crate) use self::chain::{RECOVERIES, Statements};
-use self::decide::{Act, Departure, Sight};
-use self::progress::Progress;
-use self::takeover::Watch;
-use crate::bootstrap::cut;
-use crate::cluster::{Cluster, MemberId, Members, NodeStatus};
-use crate::exit::chain as causes;
+use self::decide::{IntentFacts, RemovalOrigin, StewardAction};
+use self::progress::NewcomerProgress;
+use self::takeover::LeaderWatch;
+use crate::bootstrap::truncate_reason;
+use crate::cluster::{ClusterApiClient, MemberId, MemberList, NodeStatus};
+use crate::exit::error_chain as causes;
 use crate::retry::Retry;
 
 /// How often intents are examined while there are any.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const INTENT_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// How often the agent asks an unreachable node for its status.
-const ASK_NODE_EVERY: Duration = Duration::from_secs(1);
+const NODE_RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Minimum time between two reports to discovery on why one intent waits.
-const EXPLAIN_EVERY: Duration = Duration::from_secs(5);
+const MIN_EXPLAIN_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The task that carries out intents beside this host's node.
 pub(crate) struct Steward {
     /// Client of the discovery service.
-    pub client: Arc<Client>,
+    pub client: Arc<DiscoveryClient>,
     /// The cluster's id at discovery.
     pub cluster: Uuid,
     /// API client of this host's own node.
-    pub node: Cluster,
+    pub node: ClusterApiClient,
     /// The statement chain, which says who may sign what.
     pub statements: Statements,
     /// Notified when the members have probably changed.
     pub hint: Arc<Notify>,
     /// The intents handed out last. If one of them has changed its state or is gone, the members
     /// have changed.
-    standing: BTreeMap<OperationId, IntentState>,
+    intent_states: BTreeMap<OperationId, IntentState>,
     /// Observations of pending intents.
-    seen: BTreeMap<OperationId, Seen>,
+    observations: BTreeMap<OperationId, IntentObservations>,
     /// Observations of the agent beside the leader.
-    watch: Watch,
+    leader_watch: LeaderWatch,
     retry: Retry,
-    said: String,
+    last_warning: String,
 }
 
 /// An agent's observations of one intent. The next leader's agent can do without them.
 #[derive(Default)]
-struct Seen {
-    progress: Progress,
+struct IntentObservations {
+    progress: NewcomerProgress,
     added_before: bool,
     old_is_down: bool,
     /// The operation that removed the replaced member.
-    departure: Departure,
-    said: String,
+    removal_origin: RemovalOrigin,
+    last_logged_wait: String,
     /// The reason to wait that discovery was told last, and its time.
-    explained: Option<(String, Instant)>,
+    last_explanation: Option<(String, Instant)>,
 }
 
 impl Steward {
     /// Makes the steward of a running node.
     pub(crate) fn new(
-        client: Arc<Client>,
+        client: Arc<DiscoveryClient>,
         cluster: Uuid,
-        node: Cluster,
+        node: ClusterApiClient,
         statements: Statements,
         hint: Arc<Notify>,
     ) -> Self {
@@ -96,11 +96,11 @@ impl Steward {
             node,
             statements,
             hint,
-            standing: BTreeMap::new(),
-            seen: BTreeMap::new(),
-            watch: Watch::default(),
+            intent_states: BTreeMap::new(),
+            observations: BTreeMap::new(),
+            leader_watch: LeaderWatch::default(),
             retry: Retry::default(),
-            said: String::new(),
+            last_warning: String::new(),
         }
     }
 
@@ -112,79 +112,85 @@ impl Steward {
                 Ok(status) => status,
                 Err(error) => {
                     tracing::debug!(error = causes(&error), "the node can't be asked");
-                    sleep(ASK_NODE_EVERY).await;
+                    sleep(NODE_RETRY_PAUSE).await;
                     continue;
                 }
             };
             let leads = status.leader == Some(status.member_id);
-            if leads && let Err(error) = self.statements.keep(&self.node).await {
-                self.complain(&format!(
+            if leads && let Err(error) = self.statements.sync_store(&self.node).await {
+                self.warn_once(&format!(
                     "the statement chain can't be kept in the cluster: {error}"
                 ));
             }
             let list = match self.client.intents(self.cluster, known, false).await {
                 Ok(list) => list,
                 Err(error) => {
-                    self.unanswered(&error).await;
+                    self.wait_after_failure(&error).await;
                     continue;
                 }
             };
-            self.retry.succeeded();
+            self.retry.reset();
             let each = list.intents.iter().map(|view| (view.intent.operation, view.state));
-            let before = std::mem::replace(&mut self.standing, each.collect());
-            if before != self.standing {
+            let before = std::mem::replace(&mut self.intent_states, each.collect());
+            if before != self.intent_states {
                 self.hint.notify_one();
             }
             // An owner may have removed an admin. Every agent learns the new chain at once, and the
             // leader's agent writes it to the store.
-            let learnt = self.statements.learn(&self.client, self.cluster, &list.statement).await;
+            let learnt =
+                self.statements.fetch_newer(&self.client, self.cluster, &list.statement).await;
             if let Err(error) = &learnt {
-                self.complain(&format!("the newest statement can't be taken: {error}"));
+                self.warn_once(&format!("the newest statement can't be taken: {error}"));
             }
             // With intents pending, ask again soon instead of waiting for a change: this node may
             // come to lead.
             known = list.intents.is_empty().then_some(list.rev);
-            self.seen.retain(|id, _| self.standing.contains_key(id));
+            self.observations.retain(|id, _| self.intent_states.contains_key(id));
             if list.intents.is_empty() {
-                self.watch.rest();
+                self.leader_watch.reset();
                 continue;
             }
             if learnt.is_ok()
                 && let Some(leader) = status.leader
             {
-                self.look_after(&list.intents, &status, leader).await;
+                self.process_intents(&list.intents, &status, leader).await;
             }
-            sleep(LOOK_EVERY).await;
+            sleep(INTENT_CHECK_INTERVAL).await;
         }
     }
 
     /// Examines the pending intents once. The agent beside the leader carries them out; other
     /// agents watch that one.
-    async fn look_after(&mut self, intents: &[IntentView], status: &NodeStatus, leader: MemberId) {
+    async fn process_intents(
+        &mut self,
+        intents: &[IntentView],
+        status: &NodeStatus,
+        leader: MemberId,
+    ) {
         if leader == status.member_id {
-            self.leave_sign(leader).await;
+            self.write_heartbeat_if_due(leader).await;
         } else if let Err(error) = self.watch_leader(intents, status, leader).await {
-            self.complain(&format!("the leadership can't be taken over now: {error}"));
+            self.warn_once(&format!("the leadership can't be taken over now: {error}"));
         }
         if let Err(error) = self.carry_out(intents, status, leader).await {
             let why = format!("intents can't be carried out now: {error}");
-            self.complain(&why);
+            self.warn_once(&why);
             for view in intents.iter().filter(|_| leader == status.member_id) {
                 self.explain(view.intent.operation, &why).await;
             }
         }
     }
 
-    async fn unanswered(&mut self, error: &ClientError) {
+    async fn wait_after_failure(&mut self, error: &ClientError) {
         tracing::debug!(error = causes(error), "discovery doesn't hand out intents now");
         sleep(self.retry.next_pause()).await;
     }
 
     /// Logs a warning, unless it repeats the last one.
-    fn complain(&mut self, what: &str) {
-        if self.said != what {
+    fn warn_once(&mut self, what: &str) {
+        if self.last_warning != what {
             tracing::warn!("{what}");
-            what.clone_into(&mut self.said);
+            what.clone_into(&mut self.last_warning);
         }
     }
 
@@ -195,21 +201,21 @@ impl Steward {
         leader: MemberId,
     ) -> Result<(), String> {
         let concern = |view: &&IntentView| {
-            leader == status.member_id || newcomer(view).is_some_and(|id| id.get() == leader.0)
+            leader == status.member_id || newcomer_id(view).is_some_and(|id| id.get() == leader.0)
         };
         let intents: Vec<&IntentView> = intents.iter().filter(concern).collect();
         if intents.is_empty() {
             return Ok(());
         }
         // The chain in the cluster's store may be newer than discovery's, so read it first.
-        self.statements.keep(&self.node).await?;
+        self.statements.sync_store(&self.node).await?;
         let mut verified = Vec::new();
         for view in intents {
             match VerifiedIntent::verify(&view.intent, self.statements.chain()) {
                 Ok(intent) => verified.push((intent, view)),
                 Err(error) => {
                     let why = causes(&error);
-                    self.complain(&format!(
+                    self.warn_once(&format!(
                         "discovery hands out a change ({}) that is refused: {why}",
                         view.intent.operation
                     ));
@@ -226,15 +232,15 @@ impl Steward {
                      over",
                     rival.subject
                 );
-                self.wait(intent, &why).await;
+                self.report_wait(intent, &why).await;
                 continue;
             }
             // A step may take seconds if a member doesn't answer. Renew this agent's sign of life
             // before each step, so that the other agents don't take over.
             if leader == status.member_id {
-                self.leave_sign(leader).await;
+                self.write_heartbeat_if_due(leader).await;
             }
-            let members = self.node.list().await.map_err(|error| causes(&error))?;
+            let members = self.node.list_members().await.map_err(|error| causes(&error))?;
             self.step(intent, view, &members, status, leader).await;
         }
         Ok(())
@@ -243,7 +249,7 @@ impl Steward {
     /// Ends an intent whose signatures this cluster refuses, such as those of an operator who was
     /// removed since. Nobody would ever carry it out.
     async fn refuse(&self, view: &IntentView, why: &str, status: &NodeStatus) {
-        let reason = cut(format!(
+        let reason = truncate_reason(format!(
             "{why}. Whoever signed it may not order this by the cluster's newest statement: order \
              it again"
         ));
@@ -263,65 +269,69 @@ impl Steward {
         &mut self,
         intent: &VerifiedIntent,
         view: &IntentView,
-        members: &Members,
+        members: &MemberList,
         status: &NodeStatus,
         leader: MemberId,
     ) {
-        let mut seen = self.seen.remove(&intent.operation).unwrap_or_default();
-        if let Errand::Add { record, .. } = intent.errand() {
-            seen.progress.look(&self.node, record, members, status).await;
+        let mut seen = self.observations.remove(&intent.operation).unwrap_or_default();
+        if let IntentChange::Add { record, .. } = intent.change() {
+            seen.progress.observe(&self.node, record, members, status).await;
         }
-        let act = self.sight(intent, view, members, (status.member_id, leader), &seen).decide();
-        self.seen.insert(intent.operation, seen);
+        let act =
+            self.collect_facts(intent, view, members, (status.member_id, leader), &seen).decide();
+        self.observations.insert(intent.operation, seen);
         let leads = status.member_id == leader;
         match act {
-            Act::Wait(why) if leads => self.wait(intent, &why).await,
-            Act::Wait(why) => self.log_wait(intent, &why),
-            Act::HandOver => self.hand_over(intent, members, status).await,
-            Act::Tell(outcome) => self.tell(intent, outcome).await,
-            Act::Change(change, step) => self.change(intent, &change, step, members).await,
-            Act::FindRemover(old) => self.find_remover(intent, old, members).await,
+            StewardAction::Wait(why) if leads => self.report_wait(intent, &why).await,
+            StewardAction::Wait(why) => self.log_wait(intent, &why),
+            StewardAction::HandOver => self.hand_over(intent, members, status).await,
+            StewardAction::Report(outcome) => self.report_outcome(intent, outcome).await,
+            StewardAction::Change(change, step) => {
+                self.change(intent, &change, step, members).await
+            }
+            StewardAction::FindRemover(old) => self.find_remover(intent, old, members).await,
         }
     }
 
     /// Collects the facts for deciding about an intent. `own` is this agent's member, `leader` the
     /// current leader.
-    fn sight<'a>(
+    fn collect_facts<'a>(
         &self,
         intent: &'a VerifiedIntent,
         view: &IntentView,
-        members: &'a Members,
+        members: &'a MemberList,
         (own, leader): (MemberId, MemberId),
-        seen: &Seen,
-    ) -> Sight<'a> {
+        seen: &IntentObservations,
+    ) -> IntentFacts<'a> {
         let clock = |seconds: i64| u64::try_from(seconds).unwrap_or(0);
         let service = clock(self.client.service_now_ms().div_euclid(1000));
         let here = clock(jiff::Timestamp::now().as_second());
-        Sight {
+        IntentFacts {
             intent,
             state: view.state,
-            told: newcomer(view),
+            reported_member: newcomer_id(view),
             members,
             own,
             leader,
-            untimely: intent.untimely(service, here),
+            untimely: intent.time_error(service, here),
             stalled: seen.progress.is_stalled(),
             added_before: seen.added_before,
             old_is_down: seen.old_is_down,
-            departure: seen.departure,
+            removal_origin: seen.removal_origin,
         }
     }
 
     /// Reports to discovery why an intent waits, for people who look at it there. Older services
     /// don't accept this report, and nothing depends on it.
     async fn explain(&mut self, operation: OperationId, why: &str) {
-        let seen = self.seen.entry(operation).or_default();
-        let recent = |(last, at): &(String, Instant)| last == why || at.elapsed() < EXPLAIN_EVERY;
-        if seen.explained.as_ref().is_some_and(recent) {
+        let seen = self.observations.entry(operation).or_default();
+        let recent =
+            |(last, at): &(String, Instant)| last == why || at.elapsed() < MIN_EXPLAIN_INTERVAL;
+        if seen.last_explanation.as_ref().is_some_and(recent) {
             return;
         }
-        seen.explained = Some((why.to_owned(), Instant::now()));
-        let wait = WaitRequest { reason: cut(why.to_owned()) };
+        seen.last_explanation = Some((why.to_owned(), Instant::now()));
+        let wait = WaitRequest { reason: truncate_reason(why.to_owned()) };
         let told = self.client.report_wait(self.cluster, operation, &wait).await;
         if let Err(error) = told {
             tracing::debug!(error = causes(&error), "discovery doesn't hear why an intent waits");
@@ -329,23 +339,23 @@ impl Steward {
     }
 
     /// Logs why an intent waits, and reports the reason to discovery.
-    async fn wait(&mut self, intent: &VerifiedIntent, why: &str) {
+    async fn report_wait(&mut self, intent: &VerifiedIntent, why: &str) {
         self.log_wait(intent, why);
         self.explain(intent.operation, why).await;
     }
 
     /// Logs why an intent waits, unless the reason is unchanged.
     fn log_wait(&mut self, intent: &VerifiedIntent, why: &str) {
-        let seen = self.seen.entry(intent.operation).or_default();
-        if seen.said != why {
+        let seen = self.observations.entry(intent.operation).or_default();
+        if seen.last_logged_wait != why {
             tracing::info!(operation = %intent.operation, "{} waits: {why}", intent.verb);
-            why.clone_into(&mut seen.said);
+            why.clone_into(&mut seen.last_logged_wait);
         }
     }
 
     /// Reports an outcome to discovery. If the report fails, the next pass decides the same and
     /// reports it again.
-    async fn tell(&mut self, intent: &VerifiedIntent, outcome: Outcome) {
+    async fn report_outcome(&mut self, intent: &VerifiedIntent, outcome: Outcome) {
         let Ok(status) = self.node.status().await else { return };
         let state = outcome.state();
         let request =
@@ -365,9 +375,9 @@ fn rival<'a>(
     intent: &VerifiedIntent,
     all: &'a [(VerifiedIntent, &IntentView)],
 ) -> Option<&'a IntentView> {
-    let replaced = |intent: &VerifiedIntent| match intent.errand() {
-        Errand::Add { replaces, .. } => *replaces,
-        Errand::Remove { .. } | Errand::Update { .. } => None,
+    let replaced = |intent: &VerifiedIntent| match intent.change() {
+        IntentChange::Add { replaces, .. } => *replaces,
+        IntentChange::Remove { .. } | IntentChange::Update { .. } => None,
     };
     let old = replaced(intent)?;
     let mut same = all.iter().filter(|(other, _)| replaced(other) == Some(old));
@@ -377,6 +387,6 @@ fn rival<'a>(
 }
 
 /// Returns the newcomer's member id according to discovery.
-fn newcomer(view: &IntentView) -> Option<digest::MemberId> {
+fn newcomer_id(view: &IntentView) -> Option<digest::MemberId> {
     view.outcome.as_ref().and_then(Outcome::member)
 }

@@ -6,35 +6,35 @@ use discovery_types::record::VerifiedRecord;
 use discovery_types::url::NodeUrl;
 use tokio::time::Instant;
 
-use crate::cluster::{Cluster, Members, NodeStatus};
+use crate::cluster::{ClusterApiClient, MemberList, NodeStatus};
 
 /// How long a newcomer may make no progress before it is removed again.
 const STALLED_AFTER: Duration = Duration::from_secs(300);
 
 /// A newcomer's progress in applying the log.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(super) struct NewcomerProgress {
     /// The newcomer's highest known applied index; `None` if its node was never reached.
-    reached: Option<u64>,
-    /// When `reached` last advanced.
+    applied_index: Option<u64>,
+    /// When `applied_index` last advanced.
     since: Instant,
     /// Text of the cluster's last refusal to promote the newcomer.
-    refused: String,
+    last_refusal: String,
 }
 
-impl Default for Progress {
+impl Default for NewcomerProgress {
     fn default() -> Self {
-        Self { reached: None, since: Instant::now(), refused: String::new() }
+        Self { applied_index: None, since: Instant::now(), last_refusal: String::new() }
     }
 }
 
-impl Progress {
+impl NewcomerProgress {
     /// Asks the newcomer's node for its applied index.
-    pub(super) async fn look(
+    pub(super) async fn observe(
         &mut self,
-        node: &Cluster,
+        node: &ClusterApiClient,
         record: &VerifiedRecord,
-        members: &Members,
+        members: &MemberList,
         leader: &NodeStatus,
     ) {
         let urls: Vec<String> = record.peer_urls.iter().map(NodeUrl::to_string).collect();
@@ -43,20 +43,24 @@ impl Progress {
             Some(member) => node.status_of(member).await.ok(),
             None => None,
         };
-        self.note(said.map(|said| said.applied_index), leader.applied_index, Instant::now());
+        self.record_applied_index(
+            said.map(|said| said.applied_index),
+            leader.applied_index,
+            Instant::now(),
+        );
     }
 
     /// Notes the newcomer's applied index and the leader's. A newcomer that has every entry makes
     /// no progress, but is not stalled.
-    fn note(&mut self, applied: Option<u64>, leader: u64, now: Instant) {
-        if applied > self.reached || applied.is_some_and(|applied| applied >= leader) {
-            self.reached = applied.max(self.reached);
+    fn record_applied_index(&mut self, applied: Option<u64>, leader: u64, now: Instant) {
+        if applied > self.applied_index || applied.is_some_and(|applied| applied >= leader) {
+            self.applied_index = applied.max(self.applied_index);
             self.since = now;
         }
     }
 
-    pub(super) fn refused(&mut self, text: &str) {
-        text.clone_into(&mut self.refused);
+    pub(super) fn record_refusal(&mut self, text: &str) {
+        text.clone_into(&mut self.last_refusal);
     }
 
     /// Returns whether the newcomer has made no progress for too long.
@@ -66,13 +70,13 @@ impl Progress {
 
     /// Returns the reason of a stall, for people.
     pub(super) fn why_stalled(&self) -> String {
-        let far = match self.reached {
+        let far = match self.applied_index {
             None => "its node was not heard of".to_owned(),
             Some(index) => format!("its node stood still at entry {index}"),
         };
         let seconds = stalled_after().as_secs();
         let text = format!("{far} for {seconds} s: see muster-agent status on that host");
-        if self.refused.is_empty() { text } else { format!("{text} ({})", self.refused) }
+        if self.last_refusal.is_empty() { text } else { format!("{text} ({})", self.last_refusal) }
     }
 }
 
@@ -94,32 +98,32 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_moves_or_has_everything_is_not_stalled() {
-        let mut progress = Progress::default();
+    async fn a_newcomer_that_advances_or_is_complete_is_not_stalled() {
+        let mut progress = NewcomerProgress::default();
         let step = Duration::from_secs(200);
         for applied in [Some(1), Some(2), Some(3)] {
             tokio::time::advance(step).await;
-            progress.note(applied, 1_000, Instant::now());
+            progress.record_applied_index(applied, 1_000, Instant::now());
             assert!(!progress.is_stalled());
         }
         for _ in 0..3 {
             tokio::time::advance(step).await;
-            progress.note(Some(1_000), 1_000, Instant::now());
+            progress.record_applied_index(Some(1_000), 1_000, Instant::now());
             assert!(!progress.is_stalled(), "it waits for the others");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_stands_still_or_is_not_heard_of_is_stalled() {
-        let mut progress = Progress::default();
-        progress.note(Some(7), 1_000, Instant::now());
+    async fn a_newcomer_that_stops_or_is_unreachable_is_stalled() {
+        let mut progress = NewcomerProgress::default();
+        progress.record_applied_index(Some(7), 1_000, Instant::now());
         for applied in [Some(7), None, Some(6)] {
             tokio::time::advance(Duration::from_secs(100)).await;
             assert_eq!(progress.is_stalled(), applied == Some(6));
-            progress.note(applied, 1_000, Instant::now());
+            progress.record_applied_index(applied, 1_000, Instant::now());
         }
         assert!(progress.why_stalled().contains("entry 7"));
-        let silent = Progress::default();
+        let silent = NewcomerProgress::default();
         tokio::time::advance(STALLED_AFTER).await;
         assert!(silent.is_stalled() && silent.why_stalled().contains("not heard of"));
     }

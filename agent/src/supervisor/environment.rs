@@ -9,7 +9,7 @@ use std::ffi::OsString;
 
 /// Variables passed on: what a program needs to find files and its locale, and settings that tune a
 /// runtime without changing its behaviour.
-const PASSED_ON: [&str; 9] = [
+const INHERITED_VARIABLES: [&str; 9] = [
     "PATH",
     "TZ",
     "LANG",
@@ -22,13 +22,13 @@ const PASSED_ON: [&str; 9] = [
 ];
 
 /// Returns the environment variables with which a node is started.
-pub fn for_node() -> Vec<(OsString, OsString)> {
+pub fn node_variables() -> Vec<(OsString, OsString)> {
     chosen(std::env::vars_os())
 }
 
 /// Returns the names of etcd's variables in the agent's environment. They are not passed on to the
 /// node.
-pub fn withheld() -> Vec<String> {
+pub fn withheld_variables() -> Vec<String> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     names.filter(|name| name.starts_with("ETCD_")).collect()
 }
@@ -37,7 +37,7 @@ fn chosen(all: impl Iterator<Item = (OsString, OsString)>) -> Vec<(OsString, OsS
     all.filter(|(name, _)| {
         // The launcher has test failpoints too, so tests pass this on; release builds have none.
         let failpoint = cfg!(debug_assertions) && name == "MUSTER_CRASH_AT";
-        failpoint || PASSED_ON.iter().any(|passed| name == passed)
+        failpoint || INHERITED_VARIABLES.iter().any(|passed| name == passed)
     })
     .collect()
 }

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use self::policy::{AfterDeath, Policy, jitter};
-pub use self::running::{NodeEnd, Program, Running, StartError};
-use crate::exit::{End, chain};
+use self::policy::{RestartDecision, RestartPolicy, jitter};
+pub use self::running::{CommandLine, NodeExit, NodeStartError, RunningNode};
+use crate::exit::{ExitError, error_chain};
 use crate::launcher::CANNOT_EXECUTE;
 use crate::state::node_dir::{self, Tombstone};
 use crate::state::{Layout, StateError};
-use crate::tail::{self, Mark};
+use crate::tail::{self, LogPosition};
 
 /// How long a node may take to stop after SIGTERM before the agent stops waiting for it.
 pub const STOP_DEADLINE: Duration = Duration::from_secs(30);
@@ -28,21 +28,21 @@ const NODE_DO_NOT_RESTART: i32 = 3;
 
 /// Why supervision of the node ended.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum SupervisionOutcome {
     /// The agent was told to stop, and the node has stopped.
     Stopped,
     /// The cluster has removed this member for good, and its node wrote this tombstone.
     Removed(Tombstone),
     /// The node logged that its member was removed, but wrote no tombstone. Stock etcd does so.
-    SaysRemoved,
+    RemovalLogged,
     /// The agent must exit with this error.
-    Ended(End),
+    Failed(ExitError),
 }
 
 /// Receives the node's state changes, for status and journal.
 pub trait Observer {
     /// The node runs, started or adopted.
-    fn running(&mut self, node: &Running);
+    fn running(&mut self, node: &RunningNode);
     /// The node died and will be started again after `pause`.
     fn died(&mut self, reason: &str, pause: Duration);
     /// The agent waits for the node to stop.
@@ -54,52 +54,58 @@ pub struct Supervisor<'a> {
     /// Paths in the data directory.
     pub layout: &'a Layout,
     /// The agent's own program with the hidden subcommand `launch-node`.
-    pub launcher: Program,
+    pub launcher: CommandLine,
     /// The node's program and its arguments.
-    pub node: Program,
+    pub node: CommandLine,
     /// How long to wait for the node to stop after SIGTERM.
     pub stop_deadline: Duration,
 }
 
 impl Supervisor<'_> {
     /// Runs the node until `stop` is cancelled, its member is removed, or it can't run.
-    pub async fn run(&self, stop: &CancellationToken, observer: &mut impl Observer) -> Outcome {
-        let mut policy = Policy::default();
+    pub async fn run(
+        &self,
+        stop: &CancellationToken,
+        observer: &mut impl Observer,
+    ) -> SupervisionOutcome {
+        let mut policy = RestartPolicy::default();
         loop {
-            if let Some(outcome) = self.removed() {
+            if let Some(outcome) = self.check_tombstone() {
                 return outcome;
             }
             let began = Instant::now();
-            let log_then = Mark::end_of(&self.layout.node_log());
+            let log_then = LogPosition::end_of(&self.layout.node_log());
             let died = match self.start_and_wait(stop, observer).await {
-                Ok(Life::Died(end)) => end,
-                Ok(Life::Stopped) => return self.removed().unwrap_or(Outcome::Stopped),
-                Err(end) => return Outcome::Ended(end),
+                Ok(RunResult::Died(end)) => end,
+                Ok(RunResult::Stopped) => {
+                    return self.check_tombstone().unwrap_or(SupervisionOutcome::Stopped);
+                }
+                Err(end) => return SupervisionOutcome::Failed(end),
             };
-            if let Some(outcome) = self.removed() {
+            if let Some(outcome) = self.check_tombstone() {
                 return outcome;
             }
-            if tail::says_removed(&self.layout.node_log(), log_then.as_ref()) {
-                return Outcome::SaysRemoved;
+            if tail::has_removal_error(&self.layout.node_log(), log_then.as_ref()) {
+                return SupervisionOutcome::RemovalLogged;
             }
-            let then = policy.died(began.elapsed(), jitter());
-            let death = self.death(&died, log_then.as_ref());
-            let pause = match self.judge(&died, &death, then) {
+            let then = policy.decide_after_death(began.elapsed(), jitter());
+            let death = self.describe_death(&died, log_then.as_ref());
+            let pause = match self.decide_restart(&died, &death, then) {
                 Ok(pause) => pause,
-                Err(end) => return Outcome::Ended(end),
+                Err(end) => return SupervisionOutcome::Failed(end),
             };
             observer.died(&death, pause);
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                () = stop.cancelled() => return Outcome::Stopped,
+                () = stop.cancelled() => return SupervisionOutcome::Stopped,
             }
         }
     }
 
-    fn removed(&self) -> Option<Outcome> {
-        match node_dir::tombstone(&self.layout.node()) {
-            Ok(tombstone) => tombstone.map(Outcome::Removed),
-            Err(error) => Some(Outcome::Ended(failed(&error))),
+    fn check_tombstone(&self) -> Option<SupervisionOutcome> {
+        match node_dir::read_tombstone(&self.layout.node()) {
+            Ok(tombstone) => tombstone.map(SupervisionOutcome::Removed),
+            Err(error) => Some(SupervisionOutcome::Failed(failed(&error))),
         }
     }
 
@@ -107,22 +113,23 @@ impl Supervisor<'_> {
         &self,
         stop: &CancellationToken,
         observer: &mut impl Observer,
-    ) -> Result<Life, End> {
-        let adopted = Running::adopt(self.layout).await.map_err(|error| start_failed(&error))?;
+    ) -> Result<RunResult, ExitError> {
+        let adopted =
+            RunningNode::adopt(self.layout).await.map_err(|error| start_failed(&error))?;
         let mut node = match adopted {
             Some(node) => node,
             None => {
-                let started = Running::start(self.layout, &self.launcher, &self.node).await;
+                let started = RunningNode::start(self.layout, &self.launcher, &self.node).await;
                 match started.map_err(|error| start_failed(&error))? {
                     Ok(node) => node,
-                    Err(end) => return Ok(Life::Died(end)),
+                    Err(end) => return Ok(RunResult::Died(end)),
                 }
             }
         };
         observer.running(&node);
         tokio::select! {
-            ended = node.ended() => ended.map(Life::Died).map_err(|error| {
-                End::Failed(format!("can't wait for the node: {error}"))
+            ended = node.ended() => ended.map(RunResult::Died).map_err(|error| {
+                ExitError::Failed(format!("can't wait for the node: {error}"))
             }),
             () = stop.cancelled() => {
                 observer.stopping();
@@ -131,17 +138,17 @@ impl Supervisor<'_> {
         }
     }
 
-    async fn stop(&self, mut node: Running) -> Result<Life, End> {
+    async fn stop(&self, mut node: RunningNode) -> Result<RunResult, ExitError> {
         let pid = node.identity.pid;
-        let failed = |error| End::Failed(format!("can't stop the node, pid {pid}: {error}"));
+        let failed = |error| ExitError::Failed(format!("can't stop the node, pid {pid}: {error}"));
         node.terminate().map_err(failed)?;
         match tokio::time::timeout(self.stop_deadline, node.ended()).await {
             Ok(ended) => {
                 let end = ended.map_err(failed)?;
                 tracing::info!(pid, "the node has stopped ({end})");
-                Ok(Life::Stopped)
+                Ok(RunResult::Stopped)
             }
-            Err(_) => Err(End::Failed(format!(
+            Err(_) => Err(ExitError::Failed(format!(
                 "the node, pid {pid}, has not stopped within {} s of SIGTERM; it is left running, \
                  and the next agent adopts it (kill -9 {pid} ends it; its log survives that)",
                 self.stop_deadline.as_secs()
@@ -152,10 +159,10 @@ impl Supervisor<'_> {
     /// Describes how the node died. If it exited by itself, its last log lines are included, since
     /// they usually give the reason. A killed node logs no reason. `log_then` is the end of the log
     /// when the node started.
-    fn death(&self, died: &NodeEnd, log_then: Option<&Mark>) -> String {
+    fn describe_death(&self, died: &NodeExit, log_then: Option<&LogPosition>) -> String {
         let last = match died {
-            NodeEnd::Exited(_) => tail::last_words(&self.layout.node_log(), log_then),
-            NodeEnd::Killed(_) | NodeEnd::CannotExecute | NodeEnd::Unseen => None,
+            NodeExit::Exited(_) => tail::death_reason(&self.layout.node_log(), log_then),
+            NodeExit::Killed(_) | NodeExit::CannotExecute | NodeExit::Unknown => None,
         };
         match last {
             Some(words) => format!("{died}; its last words: {words}"),
@@ -164,10 +171,15 @@ impl Supervisor<'_> {
     }
 
     /// Decides after a death: `Ok` is the pause before the next start, `Err` ends supervision.
-    fn judge(&self, died: &NodeEnd, death: &str, then: AfterDeath) -> Result<Duration, End> {
+    fn decide_restart(
+        &self,
+        died: &NodeExit,
+        death: &str,
+        then: RestartDecision,
+    ) -> Result<Duration, ExitError> {
         let log = self.layout.node_log();
         let last = tail::last_lines(&log, LAST_LINES);
-        let last: Vec<String> = last.iter().map(|line| tail::sentence(line)).collect();
+        let last: Vec<String> = last.iter().map(|line| tail::readable_text(line)).collect();
         // The reason and the next step come first, for readers who see only the first line.
         let with_log = |reason: String| {
             let last = if last.is_empty() {
@@ -182,32 +194,38 @@ impl Supervisor<'_> {
             )
         };
         match (died, then) {
-            (NodeEnd::Exited(NODE_DO_NOT_RESTART), _) => Err(End::DoNotRestart(with_log(format!(
-                "the node asks not to be started again ({death})"
-            )))),
-            (NodeEnd::CannotExecute, _) => Err(End::Failed(format!(
+            (NodeExit::Exited(NODE_DO_NOT_RESTART), _) => Err(ExitError::DoNotRestart(with_log(
+                format!("the node asks not to be started again ({death})"),
+            ))),
+            (NodeExit::CannotExecute, _) => Err(ExitError::Failed(format!(
                 "{} can't be executed (exit code {CANNOT_EXECUTE}); see --node-binary",
                 self.node.path.display()
             ))),
-            (_, AfterDeath::GiveUp { quick_deaths }) => Err(End::Failed(with_log(format!(
-                "the node can't run: {death} ({quick_deaths} deaths in a row, each within {} s of \
+            (_, RestartDecision::GiveUp { quick_deaths }) => {
+                Err(ExitError::Failed(with_log(format!(
+                    "the node can't run: {death} ({quick_deaths} deaths in a row, each within {} s of \
                  its start)",
-                policy::QUICK.as_secs()
-            )))),
-            (_, AfterDeath::Restart { after }) => Ok(after),
+                    policy::QUICK_DEATH_TIME.as_secs()
+                ))))
+            }
+            (_, RestartDecision::Restart { after }) => Ok(after),
         }
     }
 }
 
-enum Life {
-    Died(NodeEnd),
+enum RunResult {
+    Died(NodeExit),
     Stopped,
 }
 
-fn failed(error: &StateError) -> End {
-    if error.is_retryable() { End::Failed(chain(error)) } else { End::DoNotRestart(chain(error)) }
+fn failed(error: &StateError) -> ExitError {
+    if error.is_retryable() {
+        ExitError::Failed(error_chain(error))
+    } else {
+        ExitError::DoNotRestart(error_chain(error))
+    }
 }
 
-fn start_failed(error: &StartError) -> End {
-    End::Failed(chain(error))
+fn start_failed(error: &NodeStartError) -> ExitError {
+    ExitError::Failed(error_chain(error))
 }

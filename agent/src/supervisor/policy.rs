@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 /// A node that died sooner than this after its start died quickly.
-pub const QUICK: Duration = Duration::from_secs(10);
+pub const QUICK_DEATH_TIME: Duration = Duration::from_secs(10);
 /// Number of consecutive quick deaths that ends supervision.
-pub const QUICK_DEATHS: u32 = 8;
+pub const MAX_QUICK_DEATHS: u32 = 8;
 /// The pause after a death that was not quick, and after the first quick one.
 pub const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// The longest pause, before jitter.
@@ -13,7 +13,7 @@ pub const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// The decision after a node's death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AfterDeath {
+pub enum RestartDecision {
     /// Start the node again after a pause.
     Restart {
         /// The pause before the start, jitter included.
@@ -28,25 +28,25 @@ pub enum AfterDeath {
 
 /// Counts a node's consecutive quick deaths.
 #[derive(Clone, Debug, Default)]
-pub struct Policy {
+pub struct RestartPolicy {
     quick_deaths: u32,
 }
 
-impl Policy {
+impl RestartPolicy {
     /// Decides after a node died that had lived for `lived`. `jitter` in 0..=1 spreads the restarts
     /// of hosts that fail together.
-    pub fn died(&mut self, lived: Duration, jitter: f64) -> AfterDeath {
-        if lived >= QUICK {
+    pub fn decide_after_death(&mut self, lived: Duration, jitter: f64) -> RestartDecision {
+        if lived >= QUICK_DEATH_TIME {
             self.quick_deaths = 0;
         } else {
             self.quick_deaths += 1;
         }
-        if self.quick_deaths >= QUICK_DEATHS {
-            return AfterDeath::GiveUp { quick_deaths: self.quick_deaths };
+        if self.quick_deaths >= MAX_QUICK_DEATHS {
+            return RestartDecision::GiveUp { quick_deaths: self.quick_deaths };
         }
         let doublings = self.quick_deaths.saturating_sub(1);
         let pause = FIRST_PAUSE.saturating_mul(1 << doublings.min(16)).min(LONGEST_PAUSE);
-        AfterDeath::Restart { after: pause.mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0) }
+        RestartDecision::Restart { after: pause.mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0) }
     }
 }
 
@@ -66,41 +66,44 @@ mod tests {
 
     #[test]
     fn pauses_double_and_the_last_quick_death_ends_it() {
-        let mut policy = Policy::default();
+        let mut policy = RestartPolicy::default();
         let mut pauses = Vec::new();
         let end = loop {
-            match policy.died(Duration::from_secs(1), 1.0) {
-                AfterDeath::Restart { after } => pauses.push(after.as_millis()),
-                end @ AfterDeath::GiveUp { .. } => break end,
+            match policy.decide_after_death(Duration::from_secs(1), 1.0) {
+                RestartDecision::Restart { after } => pauses.push(after.as_millis()),
+                end @ RestartDecision::GiveUp { .. } => break end,
             }
         };
         assert_eq!(pauses, [200, 400, 800, 1600, 3200, 6400, 12800]);
-        assert_eq!(end, AfterDeath::GiveUp { quick_deaths: QUICK_DEATHS });
+        assert_eq!(end, RestartDecision::GiveUp { quick_deaths: MAX_QUICK_DEATHS });
     }
 
     #[test]
     fn a_node_that_lived_long_is_started_again_for_ever() {
-        let mut policy = Policy::default();
+        let mut policy = RestartPolicy::default();
         for _ in 0..1_000 {
-            let then = policy.died(QUICK, 1.0);
-            assert_eq!(then, AfterDeath::Restart { after: FIRST_PAUSE });
+            let then = policy.decide_after_death(QUICK_DEATH_TIME, 1.0);
+            assert_eq!(then, RestartDecision::Restart { after: FIRST_PAUSE });
         }
     }
 
     #[test]
     fn a_long_life_forgives_the_quick_deaths_before_it() {
-        let mut policy = Policy::default();
-        for _ in 1..QUICK_DEATHS {
-            policy.died(Duration::ZERO, 0.0);
+        let mut policy = RestartPolicy::default();
+        for _ in 1..MAX_QUICK_DEATHS {
+            policy.decide_after_death(Duration::ZERO, 0.0);
         }
-        policy.died(QUICK, 0.0);
-        assert!(matches!(policy.died(Duration::ZERO, 0.0), AfterDeath::Restart { .. }));
+        policy.decide_after_death(QUICK_DEATH_TIME, 0.0);
+        assert!(matches!(
+            policy.decide_after_death(Duration::ZERO, 0.0),
+            RestartDecision::Restart { .. }
+        ));
     }
 
     #[test]
     fn jitter_spreads_a_pause_over_its_upper_half() {
-        let low = Policy::default().died(Duration::ZERO, 0.0);
-        assert_eq!(low, AfterDeath::Restart { after: FIRST_PAUSE / 2 });
+        let low = RestartPolicy::default().decide_after_death(Duration::ZERO, 0.0);
+        assert_eq!(low, RestartDecision::Restart { after: FIRST_PAUSE / 2 });
         assert!((0.0..=1.0).contains(&jitter()));
     }
 }

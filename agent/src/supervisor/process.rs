@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// The executed program is not compared: a node's program may be a script that executes another
 /// one. The lock that the node inherits tells whether it runs at all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Identity {
+pub struct ProcessIdentity {
     /// The process's id (pid).
     pub pid: i32,
     /// When the process started, in clock ticks since boot (`/proc/PID/stat`, field 22).
@@ -22,9 +22,9 @@ pub struct Identity {
     pub program: PathBuf,
 }
 
-impl Identity {
+impl ProcessIdentity {
     /// Returns the identity of this process, which is about to execute `program`.
-    pub fn of_self(program: &Path) -> io::Result<Self> {
+    pub fn of_current_process(program: &Path) -> io::Result<Self> {
         let pid = rustix::process::getpid().as_raw_nonzero().get();
         Ok(Self {
             pid,
@@ -150,16 +150,19 @@ mod tests {
 
     #[test]
     fn the_pid_file_is_read_back() {
-        let own = Identity::of_self(Path::new("/usr/bin/etcd")).unwrap();
-        assert_eq!(Identity::from_text(&own.to_text()), Some(own));
-        let init = Identity { pid: 1, ..Identity::of_self(Path::new("/usr/bin/etcd")).unwrap() };
-        assert_eq!(Identity::from_text(&init.to_text()), None);
-        assert_eq!(Identity::from_text("junk"), None);
+        let own = ProcessIdentity::of_current_process(Path::new("/usr/bin/etcd")).unwrap();
+        assert_eq!(ProcessIdentity::from_text(&own.to_text()), Some(own));
+        let init = ProcessIdentity {
+            pid: 1,
+            ..ProcessIdentity::of_current_process(Path::new("/usr/bin/etcd")).unwrap()
+        };
+        assert_eq!(ProcessIdentity::from_text(&init.to_text()), None);
+        assert_eq!(ProcessIdentity::from_text("junk"), None);
     }
 
-    fn identity_of(child: &std::process::Child, program: &str) -> Identity {
+    fn identity_of(child: &std::process::Child, program: &str) -> ProcessIdentity {
         let pid = i32::try_from(child.id()).unwrap();
-        Identity {
+        ProcessIdentity {
             pid,
             start_ticks: start_ticks(pid).unwrap(),
             boot_id: boot_id().unwrap(),
@@ -186,9 +189,9 @@ mod tests {
         let mut child = sleeper();
         let right = identity_of(&child, "/bin/sleep");
         assert!(right.open().unwrap().is_some());
-        let reused = Identity { start_ticks: right.start_ticks + 1, ..right.clone() };
+        let reused = ProcessIdentity { start_ticks: right.start_ticks + 1, ..right.clone() };
         assert!(reused.open().unwrap().is_none());
-        let rebooted = Identity { boot_id: "another".to_owned(), ..right };
+        let rebooted = ProcessIdentity { boot_id: "another".to_owned(), ..right };
         assert!(rebooted.open().unwrap().is_none());
         child.kill().unwrap();
         child.wait().unwrap();

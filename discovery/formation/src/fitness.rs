@@ -3,11 +3,11 @@
 
 use std::net::IpAddr;
 
-use crate::values::{Permissions, Record};
+use crate::values::{AgentRecord, Permissions};
 
 /// Why a record can't stand in any list of this cluster.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unfit {
+pub enum RecordFault {
     /// The record has no peer URL or no client URL.
     #[error("advertises no {0} URL")]
     NoUrl(&'static str),
@@ -27,7 +27,7 @@ pub enum Unfit {
 
 /// Value that two records of one list may not share.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Clash {
+pub enum RecordConflict {
     /// Agent key that both records have.
     #[error("one key")]
     Key,
@@ -49,18 +49,18 @@ pub enum Clash {
 ///
 /// # Errors
 /// The first reason why it can't.
-pub fn fit(record: &Record, permissions: Permissions) -> Result<(), Unfit> {
+pub fn check_record(record: &AgentRecord, permissions: Permissions) -> Result<(), RecordFault> {
     for (what, urls) in [("peer", &record.peer_urls), ("client", &record.client_urls)] {
         if urls.is_empty() {
-            return Err(Unfit::NoUrl(what));
+            return Err(RecordFault::NoUrl(what));
         }
-        urls.iter().try_for_each(|url| url_fits(url, permissions))?;
+        urls.iter().try_for_each(|url| check_url(url, permissions))?;
     }
     Ok(())
 }
 
-fn url_fits(url: &str, permissions: Permissions) -> Result<(), Unfit> {
-    let malformed = || Unfit::Malformed(url.to_owned());
+fn check_url(url: &str, permissions: Permissions) -> Result<(), RecordFault> {
+    let malformed = || RecordFault::Malformed(url.to_owned());
     let (host, port) = url
         .strip_prefix("https://")
         .and_then(|rest| rest.rsplit_once(':'))
@@ -73,16 +73,16 @@ fn url_fits(url: &str, permissions: Permissions) -> Result<(), Unfit> {
     // An IPv4 address mapped into IPv6 reaches the same host.
     let address = bare.parse::<IpAddr>().ok().map(|address| address.to_canonical());
     if address.is_some_and(|address| address.is_unspecified()) {
-        return Err(Unfit::Unspecified(url.to_owned()));
+        return Err(RecordFault::Unspecified(url.to_owned()));
     }
     let loopback = address.is_some_and(|address| address.is_loopback())
         || host == "localhost"
         || host.ends_with(".localhost");
     if loopback && !permissions.allow_loopback {
-        return Err(Unfit::Loopback(url.to_owned()));
+        return Err(RecordFault::Loopback(url.to_owned()));
     }
     if port < 1024 && !permissions.allow_low_ports {
-        return Err(Unfit::LowPort(url.to_owned()));
+        return Err(RecordFault::LowPort(url.to_owned()));
     }
     Ok(())
 }
@@ -91,25 +91,29 @@ fn url_fits(url: &str, permissions: Permissions) -> Result<(), Unfit> {
 ///
 /// # Errors
 /// The first value that they share and may not.
-pub fn together(one: &Record, other: &Record, permissions: Permissions) -> Result<(), Clash> {
+pub fn check_pair(
+    one: &AgentRecord,
+    other: &AgentRecord,
+    permissions: Permissions,
+) -> Result<(), RecordConflict> {
     if one.key == other.key {
-        return Err(Clash::Key);
+        return Err(RecordConflict::Key);
     }
     if one.incarnation == other.incarnation || one.node_key == other.node_key {
-        return Err(Clash::Incarnation);
+        return Err(RecordConflict::Incarnation);
     }
     if one.name == other.name {
-        return Err(Clash::Name(one.name.clone()));
+        return Err(RecordConflict::Name(one.name.clone()));
     }
     // A peer URL of one can't be a client URL of the other: only one of them can listen there.
     let mut urls = one.peer_urls.iter().chain(&one.client_urls);
     if let Some(url) =
         urls.find(|url| other.peer_urls.contains(url) || other.client_urls.contains(url))
     {
-        return Err(Clash::Url(url.clone()));
+        return Err(RecordConflict::Url(url.clone()));
     }
-    if !permissions.allow_shared_host && one.machine.is_shared_with(&other.machine) {
-        return Err(Clash::Machine);
+    if !permissions.allow_shared_host && one.machine.is_same_as(&other.machine) {
+        return Err(RecordConflict::Machine);
     }
     Ok(())
 }
@@ -120,8 +124,8 @@ mod tests {
     use crate::fixtures::{plain_record, variant};
 
     fn judged(url: &str, permissions: Permissions) -> String {
-        let record = Record { peer_urls: vec![url.to_owned()], ..plain_record(1) };
-        fit(&record, permissions).map_or_else(|why| variant(&why), |()| "fits".to_owned())
+        let record = AgentRecord { peer_urls: vec![url.to_owned()], ..plain_record(1) };
+        check_record(&record, permissions).map_or_else(|why| variant(&why), |()| "fits".to_owned())
     }
 
     #[test]
@@ -149,10 +153,10 @@ mod tests {
 
     #[test]
     fn two_records_share_nothing_that_one_member_has() {
-        let clash = |change: fn(&mut Record)| {
+        let clash = |change: fn(&mut AgentRecord)| {
             let mut other = plain_record(2);
             change(&mut other);
-            let result = together(&plain_record(1), &other, Permissions::default());
+            let result = check_pair(&plain_record(1), &other, Permissions::default());
             result.map_or_else(|clash| variant(&clash), |()| "none".to_owned())
         };
         assert_eq!(clash(|_| {}), "none");

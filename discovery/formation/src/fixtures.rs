@@ -4,23 +4,23 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::values::{
-    ClusterId, GrantId, Hash, Incarnation, KeyId, Machine, Micros, Millis, Permissions, Proposal,
-    Record, Statement,
+    AgentKey, AgentRecord, ClusterId, GrantId, Hash, Incarnation, MachineIdentity, Millis,
+    Permissions, ProposedList, Statement, UnixMicros,
 };
 
 pub(crate) const CLUSTER: ClusterId = ClusterId(7);
-pub(crate) const START: Micros = Micros(1_000_000_000);
+pub(crate) const START: UnixMicros = UnixMicros(1_000_000_000);
 
-pub(crate) fn key(host: u8) -> KeyId {
-    KeyId([host; 32])
+pub(crate) fn key(host: u8) -> AgentKey {
+    AgentKey([host; 32])
 }
 
-pub(crate) fn machine(host: u8) -> Machine {
-    Machine(BTreeMap::from([("id".to_owned(), host.to_string())]))
+pub(crate) fn machine(host: u8) -> MachineIdentity {
+    MachineIdentity(BTreeMap::from([("id".to_owned(), host.to_string())]))
 }
 
-pub(crate) fn plain_record(host: u8) -> Record {
-    Record {
+pub(crate) fn plain_record(host: u8) -> AgentRecord {
+    AgentRecord {
         key: key(host),
         hash: Hash([host; 32]),
         token_hash: Hash([host; 32]),
@@ -37,7 +37,7 @@ pub(crate) fn plain_record(host: u8) -> Record {
     }
 }
 
-pub(crate) fn record(host: u8) -> Arc<Record> {
+pub(crate) fn record(host: u8) -> Arc<AgentRecord> {
     Arc::new(plain_record(host))
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn statement(size: u8) -> Statement {
     }
 }
 
-pub(crate) fn hash_of(proposal: &Proposal) -> Hash {
+pub(crate) fn hash_of(proposal: &ProposedList) -> Hash {
     let mut bytes = [0; 32];
     bytes[24..].copy_from_slice(&proposal.epoch.to_be_bytes());
     for (place, record) in proposal.records.iter().enumerate() {
@@ -60,9 +60,9 @@ pub(crate) fn hash_of(proposal: &Proposal) -> Hash {
     Hash(bytes)
 }
 
-pub(crate) fn proposal(epoch: u64, hosts: &[u8]) -> Proposal {
+pub(crate) fn proposal(epoch: u64, hosts: &[u8]) -> ProposedList {
     let records = hosts.iter().map(|&host| record(host)).collect();
-    Proposal { cluster: CLUSTER, statement: statement(3).hash, epoch, records }
+    ProposedList { cluster: CLUSTER, statement: statement(3).hash, epoch, records }
 }
 
 pub(crate) fn seconds(count: u64) -> Millis {

@@ -7,26 +7,26 @@
 //! reveals that, since all of it is consistent. So each process keeps a *ledger* on its own disk.
 //! It compares ledger and database on each new connection, at each sweep and before each decision:
 //!
-//! * **Identity that no dump carries** ([`Site`]): server, timeline, database and tables. The
+//! * **Identity that no dump carries** ([`DatabaseIdentity`]): server, timeline, database and tables. The
 //!   database stores its site as well. So a process with an empty ledger notices a loaded dump,
 //!   too: the stored site is the one where the dump was taken.
-//! * **Values that only grow** ([`Mark`], [`Known::beat`], [`Known::wal`], [`Known::generation`]):
+//! * **Values that only grow** ([`HistoryPosition`], [`RememberedDatabase::beat`], [`RememberedDatabase::wal`], [`RememberedDatabase::generation`]):
 //!   commits and ends are numbered and chained by hash, each process counts its sweeps, and the
 //!   write-ahead log has a position. A lower value than the remembered one shows that the database
 //!   was set back. Another hash at a number that was copied shows another history. A missing row of
 //!   this process shows that the dump is older than the row.
-//! * **Entries** ([`Entry`], [`put_back`]): a commit in a ledger that the database lacks.
+//! * **Entries** ([`LedgerEntry`], [`plan_restore`]): a commit in a ledger that the database lacks.
 //!
 //! The process that finds a difference begins a new *generation*. Nothing is frozen or decided in
 //! it, and no earlier token admits anybody. That ends once every known process has put its ledger
 //! back, or an owner has decided. Ledgers are **complete**: each holds every decision that any
 //! process has let out, at least as a cluster's id and hash. So a single remaining process knows
-//! which clusters must not form again. [`gate`] ensures that: before a process freezes, decides or
+//! which clusters must not form again. [`check_ledger`] ensures that: before a process freezes, decides or
 //! ends anything, it copies all earlier decisions that its transaction can see.
 //!
 //! A ledger may be set back to an older state, too. The database records how much was in it, and
 //! how often its process has swept. A ledger that holds less is filled from the database
-//! ([`Fill::All`]), and an operator is told.
+//! ([`CopyScope::IncompleteLedger`]), and an operator is told.
 //!
 //! # What this does not do
 //!
@@ -47,7 +47,7 @@ use crate::values::Hash;
 
 /// Identity of one database, made of values that no dump carries. Compared, never ordered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Site {
+pub struct DatabaseIdentity {
     /// Postgres system identifier of the server.
     pub system: u64,
     /// Timeline of the write-ahead log: a recovery or a promotion begins a new one.
@@ -55,89 +55,89 @@ pub struct Site {
     /// Object id of the database: it changes with DROP and CREATE.
     pub database: u32,
     /// Object ids of the core tables, in a fixed order: they change if a dump is loaded over them.
-    pub tables: [u32; TABLES],
+    pub tables: [u32; CORE_TABLES],
 }
 
-/// Number of tables that [`Site::tables`] names.
-pub const TABLES: usize = 4;
+/// Number of tables that [`DatabaseIdentity::tables`] names.
+pub const CORE_TABLES: usize = 4;
 
 /// Position in a database's history: the newest decision, and the hash that chains all up to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Mark {
+pub struct HistoryPosition {
     /// Number of the decision: commits and ends are counted from 1 on.
     pub number: u64,
     /// Hash over this decision and the hash before it.
     pub hash: Hash,
 }
 
-impl Mark {
+impl HistoryPosition {
     /// Position before the first decision.
-    pub const START: Mark = Mark { number: 0, hash: Hash([0; 32]) };
+    pub const START: HistoryPosition = HistoryPosition { number: 0, hash: Hash([0; 32]) };
 }
 
 /// Memory that a process has of the database it last worked with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Known {
+pub struct RememberedDatabase {
     /// Identity of the database.
-    pub site: Site,
+    pub identity: DatabaseIdentity,
     /// Generation of the database when it was last seen.
     pub generation: u64,
     /// Position in the write-ahead log when it was last seen, in bytes.
     pub wal: u64,
     /// Newest decision in the ledger: every decision up to it is there too.
-    pub copied: Mark,
+    pub last_copied: HistoryPosition,
     /// Number of sweeps of this process, as its row in the database said.
-    pub beat: u64,
+    pub sweeps: u64,
 }
 
 /// The part of a ledger that is compared with a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Memory {
+pub struct LedgerSummary {
     /// Database that the process last worked with; `None` if it never saw one.
-    pub known: Option<Known>,
+    pub database: Option<RememberedDatabase>,
     /// Number of commits in the ledger.
     pub entries: u64,
 }
 
-/// State of a database that a connection finds, read in one snapshot. [`Memory`] is read before it.
+/// State of a database that a connection finds, read in one snapshot. [`LedgerSummary`] is read before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Database {
+pub struct ObservedDatabase {
     /// Identity of the database that the connection leads to.
-    pub site: Site,
+    pub identity: DatabaseIdentity,
     /// Current position in the write-ahead log, in bytes.
     pub wal: u64,
     /// Site and generation that the database has stored; `None` if the database is new.
-    pub noted: Option<Noted>,
+    pub stored: Option<StoredGeneration>,
     /// Number of the newest decision in the database.
     pub newest: u64,
     /// Hash of the decision that the ledger copied last; `None` if the database lacks that
     /// decision.
-    pub at_copied: Option<Hash>,
+    pub hash_at_last_copied: Option<Hash>,
     /// Row of the asking process; `None` if it has none.
-    pub own: Option<Own>,
+    pub process_row: Option<ProcessRow>,
 }
 
 /// Site and generation that a database has stored about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Noted {
+pub struct StoredGeneration {
     /// Site of the database when its generation began.
-    pub site: Site,
+    pub identity: DatabaseIdentity,
     /// Number of the generation: each difference that a process finds begins the next one.
     pub generation: u64,
 }
 
 /// Row of a process in the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Own {
+pub struct ProcessRow {
     /// Number of commits that the process's ledger held.
     pub entries: u64,
     /// Number of sweeps that the process had made.
-    pub beat: u64,
+    pub sweeps: u64,
 }
 
 /// Reason why a database is not the one that a process knew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Difference {
+pub enum DatabaseDifference {
     /// The database is new, but this process has worked with one that wasn't.
     Empty,
     /// The database is on another server.
@@ -150,7 +150,7 @@ pub enum Difference {
         is: u32,
     },
     /// A dump was loaded into another database, or over the tables of this one.
-    Loaded,
+    DumpLoaded,
     /// The database has forgotten a generation that a process had begun.
     Generation {
         /// Generation that this process remembers.
@@ -159,7 +159,7 @@ pub enum Difference {
         is: u64,
     },
     /// The write-ahead log ends before a position that this process has seen.
-    Log,
+    WalPosition,
     /// The database lacks decisions that were copied out of it.
     Decisions {
         /// Number of decisions that this process remembers.
@@ -173,9 +173,9 @@ pub enum Difference {
         at: u64,
     },
     /// The database has no row of this process, although it had one before.
-    Process,
+    MissingProcess,
     /// The database shows fewer sweeps of this process than there were.
-    Beat {
+    Sweeps {
         /// Number of sweeps that this process remembers.
         was: u64,
         /// Number of sweeps that were found now.
@@ -183,35 +183,37 @@ pub enum Difference {
     },
 }
 
-impl fmt::Display for Difference {
+impl fmt::Display for DatabaseDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Difference::Empty => {
+            DatabaseDifference::Empty => {
                 f.write_str("it is empty, and this process has worked with one that wasn't")
             }
-            Difference::Server => {
+            DatabaseDifference::Server => {
                 f.write_str("it was moved to another server: the system identifier differs")
             }
-            Difference::Timeline { was, is } => {
+            DatabaseDifference::Timeline { was, is } => {
                 write!(f, "a failover or a restore: timeline {is} instead of {was}")
             }
-            Difference::Loaded => {
+            DatabaseDifference::DumpLoaded => {
                 f.write_str("a dump: it was loaded into another database, or over these tables")
             }
-            Difference::Generation { was, is } => {
+            DatabaseDifference::Generation { was, is } => {
                 write!(f, "a backup: generation {is}, and {was} was seen before")
             }
-            Difference::Log => f.write_str("a backup: its log ends before what was seen of it"),
-            Difference::Decisions { was, is } => {
+            DatabaseDifference::WalPosition => {
+                f.write_str("a backup: its log ends before what was seen of it")
+            }
+            DatabaseDifference::Decisions { was, is } => {
                 write!(f, "a backup: {is} decisions, and {was} were seen before")
             }
-            Difference::History { at } => {
+            DatabaseDifference::History { at } => {
                 write!(f, "a backup, from which it went another way: decision {at} is another one")
             }
-            Difference::Process => {
+            DatabaseDifference::MissingProcess => {
                 f.write_str("a backup: it doesn't know this process, which joined later")
             }
-            Difference::Beat { was, is } => {
+            DatabaseDifference::Sweeps { was, is } => {
                 write!(f, "a backup: sweep {is} of this process, and {was} was seen before")
             }
         }
@@ -220,15 +222,15 @@ impl fmt::Display for Difference {
 
 /// Decisions that a ledger has to copy from the database it was compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Fill {
-    /// Decisions after [`Known::copied`], if there are any.
-    New,
+pub enum CopyScope {
+    /// Decisions after [`RememberedDatabase::copied`], if there are any.
+    NewDecisions,
     /// All decisions, since the database's history is new to the ledger. The ledger's entries have
-    /// to be compared with the database ([`put_back`]).
-    Other,
+    /// to be compared with the database ([`plan_restore`]).
+    NewHistory,
     /// All decisions, since the ledger holds less than the database says it did. An operator must
     /// be told.
-    All,
+    IncompleteLedger,
 }
 
 /// Checks whether `database` is the one that was last seen, and returns what the ledger lacks of
@@ -236,44 +238,47 @@ pub enum Fill {
 ///
 /// # Errors
 /// The difference between the two. A new generation then begins, and waits for all ledgers.
-pub fn compare(memory: &Memory, database: &Database) -> Result<Fill, Difference> {
-    let Some(noted) = &database.noted else {
-        return match (memory.known, memory.entries) {
-            (None, 0) => Ok(Fill::Other),
-            _ => Err(Difference::Empty),
+pub fn compare(
+    memory: &LedgerSummary,
+    database: &ObservedDatabase,
+) -> Result<CopyScope, DatabaseDifference> {
+    let Some(noted) = &database.stored else {
+        return match (memory.database, memory.entries) {
+            (None, 0) => Ok(CopyScope::NewHistory),
+            _ => Err(DatabaseDifference::Empty),
         };
     };
-    if let Some(moved) = moved(&noted.site, &database.site) {
+    if let Some(moved) = identity_difference(&noted.identity, &database.identity) {
         return Err(moved);
     }
-    let older = |own: &Own, beat: u64| own.entries > memory.entries || own.beat > beat + 1;
-    let Some(known) = &memory.known else {
-        let lost = database.own.is_some_and(|own| older(&own, 0));
-        return Ok(if lost { Fill::All } else { Fill::Other });
+    let older = |own: &ProcessRow, beat: u64| own.entries > memory.entries || own.sweeps > beat + 1;
+    let Some(known) = &memory.database else {
+        let lost = database.process_row.is_some_and(|own| older(&own, 0));
+        return Ok(if lost { CopyScope::IncompleteLedger } else { CopyScope::NewHistory });
     };
     if noted.generation < known.generation {
-        return Err(Difference::Generation { was: known.generation, is: noted.generation });
+        return Err(DatabaseDifference::Generation { was: known.generation, is: noted.generation });
     }
     // In a higher generation another process has found a change. What we remember is another
     // history then, and that generation waits for this process.
     let same = noted.generation == known.generation;
-    if same && let Some(moved) = moved(&known.site, &database.site) {
+    if same && let Some(moved) = identity_difference(&known.identity, &database.identity) {
         return Err(moved);
     }
-    let Some(own) = &database.own else { return Err(Difference::Process) };
+    let Some(own) = &database.process_row else { return Err(DatabaseDifference::MissingProcess) };
     if same {
-        if own.beat < known.beat {
-            return Err(Difference::Beat { was: known.beat, is: own.beat });
+        if own.sweeps < known.sweeps {
+            return Err(DatabaseDifference::Sweeps { was: known.sweeps, is: own.sweeps });
         }
-        went_back(known, database.newest, database.at_copied)?;
+        check_history(known, database.newest, database.hash_at_last_copied)?;
         if database.wal < known.wal {
-            return Err(Difference::Log);
+            return Err(DatabaseDifference::WalPosition);
         }
     }
-    Ok(match (older(own, known.beat), same) {
-        (true, _) => Fill::All,
-        (false, true) => Fill::New,
-        (false, false) => Fill::Other,
+    Ok(match (older(own, known.sweeps), same) {
+        (true, _) => CopyScope::IncompleteLedger,
+        (false, true) => CopyScope::NewDecisions,
+        (false, false) => CopyScope::NewHistory,
     })
 }
 
@@ -281,93 +286,103 @@ pub fn compare(memory: &Memory, database: &Database) -> Result<Fill, Difference>
 /// run wrote its row in the database. Every run counts its start as a sweep. A row that was set
 /// back therefore shows no more sweeps than this run has made.
 #[must_use]
-pub fn lives_elsewhere(known: &Known, own: &Own, is_ours: bool) -> bool {
-    !is_ours && own.beat > known.beat
+pub fn is_running_elsewhere(known: &RememberedDatabase, own: &ProcessRow, is_ours: bool) -> bool {
+    !is_ours && own.sweeps > known.sweeps
 }
 
-fn moved(was: &Site, is: &Site) -> Option<Difference> {
+fn identity_difference(
+    was: &DatabaseIdentity,
+    is: &DatabaseIdentity,
+) -> Option<DatabaseDifference> {
     if was.system != is.system {
-        return Some(Difference::Server);
+        return Some(DatabaseDifference::Server);
     }
     if was.timeline != is.timeline {
-        return Some(Difference::Timeline { was: was.timeline, is: is.timeline });
+        return Some(DatabaseDifference::Timeline { was: was.timeline, is: is.timeline });
     }
-    (was != is).then_some(Difference::Loaded)
+    (was != is).then_some(DatabaseDifference::DumpLoaded)
 }
 
-fn went_back(known: &Known, newest: u64, at_copied: Option<Hash>) -> Result<(), Difference> {
-    let copied = known.copied;
+fn check_history(
+    known: &RememberedDatabase,
+    newest: u64,
+    at_copied: Option<Hash>,
+) -> Result<(), DatabaseDifference> {
+    let copied = known.last_copied;
     if newest < copied.number {
-        return Err(Difference::Decisions { was: copied.number, is: newest });
+        return Err(DatabaseDifference::Decisions { was: copied.number, is: newest });
     }
     if copied.number > 0 && at_copied != Some(copied.hash) {
-        return Err(Difference::History { at: copied.number });
+        return Err(DatabaseDifference::History { at: copied.number });
     }
     Ok(())
 }
 
 /// Facts about the database that a transaction on one cluster reads, under that cluster's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Read {
+pub struct DatabaseFacts {
     /// Identity of the database that the connection leads to.
-    pub site: Site,
+    pub identity: DatabaseIdentity,
     pub generation: u64,
     /// Number of the newest decision in the database.
     pub newest: u64,
     /// Hash of the decision that the ledger copied last; `None` if the database lacks that
     /// decision.
-    pub at_copied: Option<Hash>,
+    pub hash_at_last_copied: Option<Hash>,
     /// Number of sweeps in this process's row; `None` if it has no row.
-    pub beat: Option<u64>,
+    pub sweeps: Option<u64>,
 }
 
 /// Whether a transaction may freeze, decide or end a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gate {
+pub enum LedgerVerdict {
     /// The transaction may go on.
-    Open,
+    Allowed,
     /// The process must first copy the missing decisions, in this very transaction.
-    Copy,
+    CopyFirst,
     /// The process must first look at the database: another process has found a change, or this one
     /// has not looked yet.
-    Look,
+    CompareFirst,
     /// The connection can't be used: it leads to an older state of the database.
-    Past(Difference),
+    OlderDatabase(DatabaseDifference),
 }
 
 /// Decides whether a transaction that has read `read` may freeze, decide or end anything. A pooled
 /// connection may lead to a replaced primary, or to tables that were set back. Before anything is
 /// copied out of them, only site and beat show it.
 #[must_use]
-pub fn gate(known: Option<&Known>, read: &Read) -> Gate {
-    let Some(known) = known else { return Gate::Look };
+pub fn check_ledger(known: Option<&RememberedDatabase>, read: &DatabaseFacts) -> LedgerVerdict {
+    let Some(known) = known else { return LedgerVerdict::CompareFirst };
     if read.generation < known.generation {
         let (was, is) = (known.generation, read.generation);
-        return Gate::Past(Difference::Generation { was, is });
+        return LedgerVerdict::OlderDatabase(DatabaseDifference::Generation { was, is });
     }
     if read.generation > known.generation {
-        return Gate::Look;
+        return LedgerVerdict::CompareFirst;
     }
-    if let Some(moved) = moved(&known.site, &read.site) {
-        return Gate::Past(moved);
+    if let Some(moved) = identity_difference(&known.identity, &read.identity) {
+        return LedgerVerdict::OlderDatabase(moved);
     }
-    match read.beat {
-        None => return Gate::Past(Difference::Process),
-        Some(is) if is < known.beat => {
-            return Gate::Past(Difference::Beat { was: known.beat, is });
+    match read.sweeps {
+        None => return LedgerVerdict::OlderDatabase(DatabaseDifference::MissingProcess),
+        Some(is) if is < known.sweeps => {
+            return LedgerVerdict::OlderDatabase(DatabaseDifference::Sweeps {
+                was: known.sweeps,
+                is,
+            });
         }
         Some(_) => {}
     }
-    match went_back(known, read.newest, read.at_copied) {
-        Err(difference) => Gate::Past(difference),
-        Ok(()) if read.newest > known.copied.number => Gate::Copy,
-        Ok(()) => Gate::Open,
+    match check_history(known, read.newest, read.hash_at_last_copied) {
+        Err(difference) => LedgerVerdict::OlderDatabase(difference),
+        Ok(()) if read.newest > known.last_copied.number => LedgerVerdict::CopyFirst,
+        Ok(()) => LedgerVerdict::Allowed,
     }
 }
 
 /// Decision that a ledger holds on one cluster. A commit outranks an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Entry {
+pub enum LedgerEntry {
     /// The cluster has committed a list.
     Commit {
         /// Hash of the committed list.
@@ -381,7 +396,7 @@ pub enum Entry {
 
 /// State of a cluster in a database that is compared with a ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stands {
+pub struct ClusterInDatabase {
     /// Phase of the cluster; `None` for a draft.
     pub phase: Option<Phase>,
     /// Reason for which the cluster ended, if it has.
@@ -389,12 +404,12 @@ pub struct Stands {
     /// Hash of the list that the cluster has committed, if any.
     pub commit: Option<Hash>,
     /// Whether the cluster is known to have two valid documents.
-    pub split: bool,
+    pub is_split: bool,
 }
 
 /// Action on a ledger's entry that is due before the database is settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum PutBack {
+pub enum RestoreAction {
     /// No action: the database can't contradict the entry.
     Nothing,
     /// The ledger's document goes back into the database.
@@ -411,24 +426,30 @@ pub enum PutBack {
 /// `None` if the database doesn't have the cluster. `refused` says that this very entry was tried
 /// before. It isn't tried again as long as the cluster can't form.
 #[must_use]
-pub fn put_back(entry: Entry, stands: Option<&Stands>, refused: bool) -> PutBack {
-    let document = matches!(entry, Entry::Commit { document: true, .. });
+pub fn plan_restore(
+    entry: LedgerEntry,
+    stands: Option<&ClusterInDatabase>,
+    refused: bool,
+) -> RestoreAction {
+    let document = matches!(entry, LedgerEntry::Commit { document: true, .. });
     let Some(stands) = stands else {
-        return if document && !refused { PutBack::Adopt } else { PutBack::Nothing };
+        return if document && !refused { RestoreAction::Adopt } else { RestoreAction::Nothing };
     };
     let forms = matches!(stands.phase, None | Some(Phase::Open | Phase::Preparing));
     match entry {
-        Entry::End(cause) if forms => PutBack::End(cause),
-        Entry::End(_) => PutBack::Nothing,
-        Entry::Commit { h, .. } if stands.commit == Some(h) || stands.split => PutBack::Nothing,
-        Entry::Commit { .. } if forms && document => PutBack::Adopt,
-        Entry::Commit { .. } if forms => PutBack::Close,
+        LedgerEntry::End(cause) if forms => RestoreAction::End(cause),
+        LedgerEntry::End(_) => RestoreAction::Nothing,
+        LedgerEntry::Commit { h, .. } if stands.commit == Some(h) || stands.is_split => {
+            RestoreAction::Nothing
+        }
+        LedgerEntry::Commit { .. } if forms && document => RestoreAction::Adopt,
+        LedgerEntry::Commit { .. } if forms => RestoreAction::Close,
         // A cluster that has ended here for good contradicts no ledger. One that `db accept` has
         // ended may come back. One that committed another list is a split, which an operator must
         // hear of.
-        Entry::Commit { .. } => {
+        LedgerEntry::Commit { .. } => {
             let may = stands.commit.is_some() || stands.cause == Some(EndCause::DatabaseAccepted);
-            if document && may && !refused { PutBack::Adopt } else { PutBack::Nothing }
+            if document && may && !refused { RestoreAction::Adopt } else { RestoreAction::Nothing }
         }
     }
 }
@@ -436,22 +457,24 @@ pub fn put_back(entry: Entry, stands: Option<&Stands>, refused: bool) -> PutBack
 /// Whether a ledger's entry forbids what a step is about to do to its cluster: freeze a list,
 /// decide this one, or end the cluster.
 #[must_use]
-pub fn contradicts(entry: Option<Entry>, step: Decision) -> bool {
+pub fn contradicts(entry: Option<LedgerEntry>, step: ClusterDecision) -> bool {
     match (entry, step) {
         (None, _) => false,
-        (Some(Entry::Commit { h, .. }), Decision::Commit { h: decided, .. }) => h != decided,
-        (Some(Entry::Commit { .. }), Decision::Freeze | Decision::End) => true,
+        (Some(LedgerEntry::Commit { h, .. }), ClusterDecision::Commit { h: decided, .. }) => {
+            h != decided
+        }
+        (Some(LedgerEntry::Commit { .. }), ClusterDecision::Freeze | ClusterDecision::End) => true,
         // A cluster that `db accept` has ended comes back with a document.
-        (Some(Entry::End(cause)), Decision::Commit { adopted, .. }) => {
+        (Some(LedgerEntry::End(cause)), ClusterDecision::Commit { adopted, .. }) => {
             !(adopted && cause == EndCause::DatabaseAccepted)
         }
-        (Some(Entry::End(_)), step) => step == Decision::Freeze,
+        (Some(LedgerEntry::End(_)), step) => step == ClusterDecision::Freeze,
     }
 }
 
-/// Step of a transaction that [`gate`] has to allow first.
+/// Step of a transaction that [`check_ledger`] has to allow first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum ClusterDecision {
     /// The service freezes a list.
     Freeze,
     /// The service decides a list.

@@ -141,7 +141,7 @@ impl Rules {
     /// Whether `rule` is on.
     #[inline]
     #[must_use]
-    pub fn on(&self, rule: Rule) -> bool {
+    pub fn is_on(&self, rule: Rule) -> bool {
         self.off & (1 << rule as u8) == 0
     }
 
@@ -162,7 +162,7 @@ mod tests {
         for off in Rule::EACH {
             let rules = Rules::ALL.without(off);
             for rule in Rule::EACH {
-                assert_eq!(rules.on(rule), rule != off, "{off:?} off, asked for {rule:?}");
+                assert_eq!(rules.is_on(rule), rule != off, "{off:?} off, asked for {rule:?}");
             }
         }
     }

@@ -9,27 +9,27 @@ use std::sync::Arc;
 
 /// A point in time on the service's database clock: microseconds since the Unix epoch.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Micros(pub u64);
+pub struct UnixMicros(pub u64);
 
 /// A length of time in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Millis(pub u64);
 
-impl Micros {
+impl UnixMicros {
     /// Returns the point `length` later; saturates instead of wrapping.
     #[must_use]
-    pub fn after(self, length: Millis) -> Micros {
-        Micros(self.0.saturating_add(length.0.saturating_mul(1_000)))
+    pub fn after(self, length: Millis) -> UnixMicros {
+        UnixMicros(self.0.saturating_add(length.0.saturating_mul(1_000)))
     }
 
     /// Returns the time from here to `later`, rounded up; zero if `later` has passed.
     #[must_use]
-    pub fn until(self, later: Micros) -> Millis {
+    pub fn until(self, later: UnixMicros) -> Millis {
         Millis(later.0.saturating_sub(self.0).div_ceil(1_000))
     }
 }
 
-impl fmt::Debug for Micros {
+impl fmt::Debug for UnixMicros {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}us", self.0)
     }
@@ -48,23 +48,23 @@ impl fmt::Display for Millis {
 }
 
 /// Writes the first four bytes in hex: enough to tell keys and hashes apart in a sentence.
-fn short(bytes: &[u8; 32], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn write_short_hex(bytes: &[u8; 32], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     bytes.iter().take(4).try_for_each(|byte| write!(f, "{byte:02x}"))
 }
 
 /// An agent's Ed25519 public key. It names the agent everywhere.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct KeyId(pub [u8; 32]);
+pub struct AgentKey(pub [u8; 32]);
 
-impl fmt::Debug for KeyId {
+impl fmt::Debug for AgentKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        short(&self.0, f)
+        write_short_hex(&self.0, f)
     }
 }
 
-impl fmt::Display for KeyId {
+impl fmt::Display for AgentKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        short(&self.0, f)
+        write_short_hex(&self.0, f)
     }
 }
 
@@ -74,13 +74,13 @@ pub struct Hash(pub [u8; 32]);
 
 impl fmt::Debug for Hash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        short(&self.0, f)
+        write_short_hex(&self.0, f)
     }
 }
 
 impl fmt::Display for Hash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        short(&self.0, f)
+        write_short_hex(&self.0, f)
     }
 }
 
@@ -115,31 +115,31 @@ pub type Epoch = u64;
 pub type Seat = u8;
 
 /// Known facts about the machine under an agent, by name: for instance `dmi-uuid` and `machine-id`.
-/// Every fact is optional, so [`Machine::differs_from`] and [`Machine::is_shared_with`] are not
+/// Every fact is optional, so [`MachineIdentity::differs_from`] and [`MachineIdentity::is_same_as`] are not
 /// opposites.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Machine(pub BTreeMap<String, String>);
+pub struct MachineIdentity(pub BTreeMap<String, String>);
 
-impl Machine {
+impl MachineIdentity {
     /// Whether the two are different machines: they disagree on at least one fact that both have.
     #[must_use]
-    pub fn differs_from(&self, other: &Machine) -> bool {
+    pub fn differs_from(&self, other: &MachineIdentity) -> bool {
         self.0.iter().any(|(fact, value)| other.0.get(fact).is_some_and(|theirs| theirs != value))
     }
 
     /// Whether the two are one machine, as far as anybody can tell: they share a fact and disagree
     /// on none.
     #[must_use]
-    pub fn is_shared_with(&self, other: &Machine) -> bool {
+    pub fn is_same_as(&self, other: &MachineIdentity) -> bool {
         self.0.keys().any(|fact| other.0.contains_key(fact)) && !self.differs_from(other)
     }
 }
 
 /// Verified self-description of one agent, signed by its key. The token's key signed its hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct AgentRecord {
     /// Public key of the agent.
-    pub key: KeyId,
+    pub key: AgentKey,
     /// SHA-256 of `jws`: two records are the same if these are equal.
     pub hash: Hash,
     /// SHA-256 of the bytes of `token_jws`.
@@ -147,7 +147,7 @@ pub struct Record {
     /// SHA-256 of the node's public key (SPKI DER).
     pub node_key: Hash,
     /// Machine that the agent runs on.
-    pub machine: Machine,
+    pub machine: MachineIdentity,
     /// Incarnation of the agent's node.
     pub incarnation: Incarnation,
     /// Name of the member in its cluster.
@@ -201,44 +201,44 @@ pub fn quorum(size: usize) -> usize {
 
 /// List of members to be signed, with its epoch: (L, e).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Proposal {
+pub struct ProposedList {
     /// Cluster that the list is for.
     pub cluster: ClusterId,
     /// Hash of the newest statement when the list was frozen.
     pub statement: Hash,
     pub epoch: Epoch,
     /// Records of the members, seat 1 first.
-    pub records: Vec<Arc<Record>>,
+    pub records: Vec<Arc<AgentRecord>>,
 }
 
-impl Proposal {
+impl ProposedList {
     /// Returns the seat of `key` in the list, if it has one.
     #[must_use]
-    pub fn seat_of(&self, key: KeyId) -> Option<Seat> {
+    pub fn seat_of(&self, key: AgentKey) -> Option<Seat> {
         (1..).zip(&self.records).find(|(_, record)| record.key == key).map(|(seat, _)| seat)
     }
 
     /// Returns the record of `key` in the list, if it has one.
     #[must_use]
-    pub fn record_of(&self, key: KeyId) -> Option<&Arc<Record>> {
+    pub fn record_of(&self, key: AgentKey) -> Option<&Arc<AgentRecord>> {
         self.records.iter().find(|record| record.key == key)
     }
 }
 
 /// A whole commit document, verified by statement chain, records and acks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Document {
+pub struct CommitDocument {
     /// List that every member signed.
-    pub proposal: Proposal,
+    pub proposal: ProposedList,
     /// Hash of the proposal, which every ack is signed over.
-    pub h: Hash,
+    pub proposal_hash: Hash,
     /// The document as received.
     pub text: Arc<str>,
 }
 
 /// One run of one agent; it tells two holders of one key apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Session {
+pub struct AgentSession {
     /// Number of times that this agent has started; durable before it is shown.
     pub boot: u64,
     /// Random number, chosen at the start and never written down.
@@ -258,8 +258,8 @@ pub struct Release {
 mod tests {
     use super::*;
 
-    fn machine(facts: &[(&str, &str)]) -> Machine {
-        Machine(facts.iter().map(|&(fact, value)| (fact.into(), value.into())).collect())
+    fn machine(facts: &[(&str, &str)]) -> MachineIdentity {
+        MachineIdentity(facts.iter().map(|&(fact, value)| (fact.into(), value.into())).collect())
     }
 
     #[test]
@@ -276,9 +276,9 @@ mod tests {
     #[test]
     fn a_shared_machine_needs_a_fact_in_common_and_no_difference() {
         let here = machine(&[("dmi", "1"), ("id", "a")]);
-        assert!(here.is_shared_with(&machine(&[("dmi", "1")])));
-        assert!(!here.is_shared_with(&machine(&[("dmi", "1"), ("id", "b")])));
-        assert!(!here.is_shared_with(&machine(&[("other", "1")])));
+        assert!(here.is_same_as(&machine(&[("dmi", "1")])));
+        assert!(!here.is_same_as(&machine(&[("dmi", "1"), ("id", "b")])));
+        assert!(!here.is_same_as(&machine(&[("other", "1")])));
     }
 
     #[test]

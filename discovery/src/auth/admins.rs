@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use discovery_types::admin::{AdminChain, Change};
+use discovery_types::admin::{AdminChain, AdminOperation};
 use discovery_types::jws::Jws;
 use discovery_types::key::{KeyId, PublicKey};
 
@@ -26,21 +26,21 @@ pub(crate) struct Admins {
     /// Every key that was ever an owner's: each may have started a cluster's statements.
     pub ever_owners: BTreeSet<KeyId>,
     /// Number of rows that don't belong to the chain.
-    pub ignored: usize,
+    pub ignored_rows: usize,
     fingerprint: Vec<u8>,
 }
 
 /// Cache of the admin chain, read again when a row has changed.
 #[derive(Debug)]
-pub(crate) struct AdminDirectory {
+pub(crate) struct AdminCache {
     root: PublicKey,
     known: RwLock<Option<Arc<Admins>>>,
 }
 
-impl AdminDirectory {
+impl AdminCache {
     /// `root` is the owner key of the key directory.
     pub(crate) fn new(root: PublicKey) -> Self {
-        AdminDirectory { root, known: RwLock::new(None) }
+        AdminCache { root, known: RwLock::new(None) }
     }
 
     /// The owner key at which the chain starts.
@@ -58,17 +58,17 @@ impl AdminDirectory {
         }
         let rows = app.store.admin_elements().await?;
         let ledger = app.store.ledger();
-        let admins = Arc::new(read(&self.root, &ledger.admins(), &rows, fingerprint));
+        let admins = Arc::new(verify_rows(&self.root, &ledger.admins(), &rows, fingerprint));
         let texts: Vec<String> = admins.elements.iter().map(ToString::to_string).collect();
         // The chain must be durable in the ledger before this process acts on it.
         ledger.ensure_admins(&texts).await?;
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         // Two requests may read the rows at the same time; only the first one raises the alarm.
         let news = known.as_ref().is_none_or(|known| known.fingerprint != admins.fingerprint);
-        if news && admins.ignored > 0 {
-            app.metrics.alarm("admin_rows_ignored");
+        if news && admins.ignored_rows > 0 {
+            app.metrics.count_alarm("admin_rows_ignored");
             tracing::error!(
-                ignored = admins.ignored,
+                ignored = admins.ignored_rows,
                 "rows in admin_elements don't follow from the owner key of the key directory: \
                  somebody has written into the database; they are ignored"
             );
@@ -78,12 +78,17 @@ impl AdminDirectory {
     }
 }
 
-fn read(root: &PublicKey, known: &[String], rows: &[String], fingerprint: Vec<u8>) -> Admins {
+fn verify_rows(
+    root: &PublicKey,
+    known: &[String],
+    rows: &[String],
+    fingerprint: Vec<u8>,
+) -> Admins {
     let mut admins = Admins {
         chain: AdminChain::root(root),
         elements: Vec::new(),
         ever_owners: BTreeSet::from([root.key_id()]),
-        ignored: 0,
+        ignored_rows: 0,
         fingerprint,
     };
     let new = rows.iter().filter(|row| !known.contains(row));
@@ -94,10 +99,10 @@ fn read(root: &PublicKey, known: &[String], rows: &[String], fingerprint: Vec<u8
             Some((element, change))
         });
         let Some((element, change)) = applied else {
-            admins.ignored += 1;
+            admins.ignored_rows += 1;
             continue;
         };
-        if let Change::Add(admin) = &change.change
+        if let AdminOperation::Add(admin) = &change.change
             && admin.is_owner()
         {
             admins.ever_owners.insert(admin.key.key_id());
@@ -127,11 +132,11 @@ mod tests {
         let (thief, planted) = admin("thief", Role::Owner);
         let (_, issuer) = admin("issuer", Role::Issuer);
         let chain = AdminChain::root(root.public());
-        let planted = chain.sign_next(&thief, Change::Add(planted));
-        let good = chain.sign_next(&root, Change::Add(issuer));
+        let planted = chain.sign_next(&thief, AdminOperation::Add(planted));
+        let good = chain.sign_next(&root, AdminOperation::Add(issuer));
         let rows = [planted.as_str(), "not even a JWS", good.as_str()].map(str::to_owned);
-        let admins = read(root.public(), &[], &rows, Vec::new());
-        assert_eq!(admins.ignored, 2);
+        let admins = verify_rows(root.public(), &[], &rows, Vec::new());
+        assert_eq!(admins.ignored_rows, 2);
         assert!(admins.chain.find(&thief.key_id()).is_none());
         assert_eq!(admins.chain.admins().len(), 2);
     }
@@ -141,11 +146,11 @@ mod tests {
         let root = SigningKey::generate();
         let (second_key, second) = admin("second", Role::Owner);
         let mut chain = AdminChain::root(root.public());
-        let add = chain.sign_next(&root, Change::Add(second));
+        let add = chain.sign_next(&root, AdminOperation::Add(second));
         chain.append(&add).unwrap();
-        let revoke = chain.sign_next(&root, Change::Revoke(*second_key.public()));
+        let revoke = chain.sign_next(&root, AdminOperation::Revoke(*second_key.public()));
         let rows = [add.as_str().to_owned(), revoke.as_str().to_owned()];
-        let admins = read(root.public(), &[], &rows, Vec::new());
+        let admins = verify_rows(root.public(), &[], &rows, Vec::new());
         assert!(admins.ever_owners.contains(&second_key.key_id()));
         assert!(admins.chain.find(&second_key.key_id()).is_none());
     }
@@ -156,18 +161,18 @@ mod tests {
         let (thief, thrown_out) = admin("thief", Role::Owner);
         let (_, friend) = admin("friend", Role::Owner);
         let mut chain = AdminChain::root(root.public());
-        let add = chain.sign_next(&root, Change::Add(thrown_out));
+        let add = chain.sign_next(&root, AdminOperation::Add(thrown_out));
         chain.append(&add).unwrap();
-        let forked = chain.sign_next(&thief, Change::Add(friend));
-        let revoke = chain.sign_next(&root, Change::Revoke(*thief.public()));
+        let forked = chain.sign_next(&thief, AdminOperation::Add(friend));
+        let revoke = chain.sign_next(&root, AdminOperation::Revoke(*thief.public()));
         let known = [&add, &revoke].map(|jws| jws.as_str().to_owned());
         let back = [add.as_str().to_owned()];
-        let admins = read(root.public(), &known, &back, Vec::new());
-        assert_eq!((admins.chain.seq(), admins.ignored), (2, 0));
+        let admins = verify_rows(root.public(), &known, &back, Vec::new());
+        assert_eq!((admins.chain.seq(), admins.ignored_rows), (2, 0));
         assert!(admins.chain.find(&thief.key_id()).is_none());
         let other = [&add, &forked].map(|jws| jws.as_str().to_owned());
-        let admins = read(root.public(), &known, &other, Vec::new());
-        assert_eq!((admins.chain.seq(), admins.ignored), (2, 1));
+        let admins = verify_rows(root.public(), &known, &other, Vec::new());
+        assert_eq!((admins.chain.seq(), admins.ignored_rows), (2, 1));
         assert_eq!(admins.chain.admins().len(), 1);
     }
 }

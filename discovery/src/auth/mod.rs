@@ -12,18 +12,18 @@ mod admins;
 
 use actix_web::HttpRequest;
 use actix_web::http::header;
-use discovery_types::access::{AccessToken, Subject};
+use discovery_types::access::{AccessToken, ClientKind};
 use discovery_types::jws::Jws;
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
-use discovery_types::role::{Action, Principal, allowed};
+use discovery_types::role::{Action, Principal, is_allowed};
 use uuid::Uuid;
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::server::Peer;
+use crate::server::ConnectionPeer;
 
-pub(crate) use admins::{AdminDirectory, Admins};
+pub(crate) use admins::{AdminCache, Admins};
 
 /// An authenticated caller that may do what it asks for.
 #[derive(Clone, Debug)]
@@ -37,10 +37,10 @@ pub(crate) struct Caller {
 }
 
 /// Returns the connection's remote address and client certificate.
-pub(crate) fn peer(request: &HttpRequest) -> Result<&Peer, ApiError> {
+pub(crate) fn peer(request: &HttpRequest) -> Result<&ConnectionPeer, ApiError> {
     let missing = "The connection is not one of ours.";
     request
-        .conn_data::<Peer>()
+        .conn_data::<ConnectionPeer>()
         .ok_or_else(|| ApiError::new(Code::Internal, missing, "Connect to the service itself."))
 }
 
@@ -63,13 +63,13 @@ pub(crate) async fn authorise(
     cluster: Option<Uuid>,
 ) -> Result<Caller, ApiError> {
     let key = tls_key(request)?;
-    let token = bearer(request)?;
-    let signing = app.keys.signing.iter().map(|signing| signing.key.public());
+    let token = bearer_token(request)?;
+    let signing = app.keys.signing_keys.iter().map(|signing| signing.key.public());
     let now = app.clock.seconds();
     let token = AccessToken::verify(&token, signing, &app.issuer, &key, now)?;
     let (principal, name) = match token.subject {
-        Subject::Agent(own) => (Principal::Agent { cluster: own }, key.key_id().to_string()),
-        Subject::Admin => {
+        ClientKind::Agent(own) => (Principal::Agent { cluster: own }, key.key_id().to_string()),
+        ClientKind::Admin => {
             let admins = app.admins.current(app).await?;
             let admin = admins.chain.find(&key.key_id()).ok_or_else(|| {
                 let next = "Ask an owner to add the key with `muster-discovery admin add`.";
@@ -78,7 +78,7 @@ pub(crate) async fn authorise(
             (Principal::Admin { roles: admin.roles.clone() }, admin.name.to_string())
         }
     };
-    if !allowed(&principal, action, cluster) {
+    if !is_allowed(&principal, action, cluster) {
         return Err(ApiError::new(
             Code::Forbidden,
             format!("This needs {}.", action.needs()),
@@ -93,7 +93,7 @@ pub(crate) async fn authorise(
     Ok(Caller { key, principal, name })
 }
 
-fn bearer(request: &HttpRequest) -> Result<Jws, ApiError> {
+fn bearer_token(request: &HttpRequest) -> Result<Jws, ApiError> {
     let next = "Ask for a token at /v1/token.";
     let missing = || ApiError::new(Code::TokenMissing, "There is no access token.", next);
     let header = request.headers().get(header::AUTHORIZATION).ok_or_else(missing)?;

@@ -1,16 +1,16 @@
 //! `admin`: lists and changes the admins, a chain of owner-signed changes.
 
 use clap::Subcommand;
-use discovery_types::admin::{Admin, AdminChain, Change};
+use discovery_types::admin::{Admin, AdminChain, AdminOperation};
 use discovery_types::api::AdminList;
 use discovery_types::key::PublicKey;
 use discovery_types::name::Name;
 use discovery_types::role::{Action, Role};
 use serde_json::json;
 
-use super::confirm::Irreversible;
+use super::confirm::IrreversibleAct;
 use super::printer::Printer;
-use super::session::Session;
+use super::session::AdminSession;
 use super::{CliError, RemoteArgs};
 use crate::server::read_public_key;
 
@@ -59,7 +59,7 @@ exist already don't know the new admin until an owner runs `cluster restate NAME
 }
 
 pub(super) async fn run(args: AdminArgs, printer: &mut Printer) -> Result<(), CliError> {
-    let mut session = Session::open(&args.remote)?;
+    let mut session = AdminSession::open(&args.remote)?;
     let (list, mut chain) = session.admins().await?;
     match args.command {
         AdminCommand::List => show(printer, &list, &chain),
@@ -74,7 +74,7 @@ pub(super) async fn run(args: AdminArgs, printer: &mut Printer) -> Result<(), Cl
                 }
                 known => {
                     check_add(&chain, known, &admin, replace)?;
-                    change(&session, &mut chain, Change::Add(admin.clone())).await?;
+                    change(&session, &mut chain, AdminOperation::Add(admin.clone())).await?;
                 }
             }
             if admin.is_owner() && !session.context.owners.contains(&key) {
@@ -82,7 +82,8 @@ pub(super) async fn run(args: AdminArgs, printer: &mut Printer) -> Result<(), Cl
                 session.home.put(&session.name, &session.context)?;
             }
             let line = session.context.to_string();
-            printer.value(&json!({ "admin": admin, "context": line }), |out| out.line(&line))?;
+            printer
+                .print_value(&json!({ "admin": admin, "context": line }), |out| out.line(&line))?;
             printer.note(&format!(
                 "{} is an admin now. Hand on the line above: muster-discovery context add '<the \
                  line>'.",
@@ -100,11 +101,12 @@ pub(super) async fn run(args: AdminArgs, printer: &mut Printer) -> Result<(), Cl
                  nobody has begun are refused once the cluster is restated.",
                 found.name
             );
-            Irreversible { ends: vec![ends], name: found.name.as_str() }.confirm(yes, printer)?;
+            IrreversibleAct { consequences: vec![ends], name: found.name.as_str() }
+                .confirm(yes, printer)?;
             let last = chain.admins().iter().filter(|admin| admin.is_owner()).count() <= 2;
-            change(&session, &mut chain, Change::Revoke(found.key)).await?;
+            change(&session, &mut chain, AdminOperation::Revoke(found.key)).await?;
             let text = format!("{} is no admin any more", found.name);
-            printer.value(&json!({ "revoked": found }), |out| out.line(&text))?;
+            printer.print_value(&json!({ "revoked": found }), |out| out.line(&text))?;
             if found.is_owner() && last {
                 printer.warn(
                     "there is only one owner left: if that key is lost, nobody can \
@@ -159,8 +161,12 @@ fn check_add(
 }
 
 /// Signs a change, checks that it extends the chain, and sends it.
-async fn change(session: &Session, chain: &mut AdminChain, change: Change) -> Result<(), CliError> {
-    session.needs(chain, Action::ChangeAdmins)?;
+async fn change(
+    session: &AdminSession,
+    chain: &mut AdminChain,
+    change: AdminOperation,
+) -> Result<(), CliError> {
+    session.check_role(chain, Action::ChangeAdmins)?;
     let element = chain.sign_next(&session.key, change);
     chain.append(&element).map_err(CliError::Admins)?;
     let list = session.client.put_admin(&element).await?;
@@ -186,7 +192,7 @@ fn show(printer: &mut Printer, list: &AdminList, chain: &AdminChain) -> Result<(
         // `admin revoke` accepts the key id.
         shown["key_id"] = json!(admin.key.key_id());
     }
-    printer.value(&value, |out| {
+    printer.print_value(&value, |out| {
         let rows = verified.admins.iter().map(|admin| {
             let roles: Vec<_> = admin.roles.iter().map(|role| role.as_str()).collect();
             [admin.name.to_string(), roles.join(","), admin.key.key_id().to_string()]

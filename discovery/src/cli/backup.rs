@@ -26,7 +26,7 @@ pub(super) fn restore(args: &RestoreArgs, printer: &mut Printer) -> Result<(), C
 }
 
 fn show(printer: &mut Printer, list: &BackupList) -> Result<(), CliError> {
-    printer.value(list, |out| {
+    printer.print_value(list, |out| {
         out.fields(&[("made at", list.made_at.clone())]);
         let rows = list
             .files

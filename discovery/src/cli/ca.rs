@@ -15,10 +15,10 @@ use rustls::pki_types::{CertificateSigningRequestDer, pem::PemObject};
 
 use super::CliError;
 use super::printer::Printer;
-use crate::ca::{Authority, Ca, MemberLeaf, hosts};
+use crate::ca::{ClusterIssuer, IssuingCa, MemberLeaf, hosts};
 use crate::forming::show;
-use crate::kek::Purpose;
-use crate::keydir::Keydir;
+use crate::kek::KeyPurpose;
+use crate::keydir::KeyDirectory;
 
 /// Maximum size of an export, in bytes.
 const MAX_EXPORT: u64 = 2 << 20;
@@ -85,7 +85,7 @@ pub(super) fn run(args: CaArgs, printer: &mut Printer) -> Result<(), CliError> {
     let CaCommand::Issue(args) = args.command;
     let now = jiff::Timestamp::now().as_second().unsigned_abs();
     let files = issue(&args, now)?;
-    printer.value(&files, |out| {
+    printer.print_value(&files, |out| {
         for file in &files {
             out.line(&file.display().to_string());
         }
@@ -102,8 +102,9 @@ fn issue(args: &IssueArgs, now: u64) -> Result<Vec<PathBuf>, CliError> {
     if export.version != 1 || statement.cluster != export.cluster {
         return Err(unreadable("its parts don't belong together"));
     }
-    let keys = Keydir::load(&args.keys).map_err(|error| CliError::Usage(error.to_string()))?;
-    let open = |purpose, wrapped: &str, pem: &str| -> Result<Ca, CliError> {
+    let keys =
+        KeyDirectory::load(&args.keys).map_err(|error| CliError::Usage(error.to_string()))?;
+    let open = |purpose, wrapped: &str, pem: &str| -> Result<IssuingCa, CliError> {
         let wrapped = BASE64.decode(wrapped.as_bytes()).map_err(|_| unreadable("no base64"))?;
         let key = keys.kek.unwrap(export.cluster, purpose, &wrapped).map_err(|error| {
             CliError::Usage(format!(
@@ -113,11 +114,11 @@ fn issue(args: &IssueArgs, now: u64) -> Result<Vec<PathBuf>, CliError> {
             ))
         })?;
         let certificate = ca_der(pem).ok_or_else(|| unreadable("a CA can't be read"))?;
-        Ca::load(&certificate, &key).map_err(|error| unreadable(&error.to_string()))
+        IssuingCa::load(&certificate, &key).map_err(|error| unreadable(&error.to_string()))
     };
-    let authority = Authority {
-        peer: open(Purpose::PeerCa, &export.peer_ca_key, &statement.peer_ca)?,
-        client: open(Purpose::ClientCa, &export.client_ca_key, &statement.client_ca)?,
+    let authority = ClusterIssuer {
+        peer: open(KeyPurpose::PeerCa, &export.peer_ca_key, &statement.peer_ca)?,
+        client: open(KeyPurpose::ClientCa, &export.client_ca_key, &statement.client_ca)?,
     };
     let csr = read_csr(&args.csr)?;
     let bad_csr =
@@ -135,7 +136,7 @@ fn issue(args: &IssueArgs, now: u64) -> Result<Vec<PathBuf>, CliError> {
     let leaves = show::leaves(&leaves);
     // Verify the result: with a wrong CA key, nobody would accept the certificates.
     leaves.verify(&node_key, statement).map_err(|error| unreadable(&error.to_string()))?;
-    muster_files::own_folder(&args.out)?;
+    muster_files::open_own_folder(&args.out)?;
     let files = [
         ("peer.crt", &leaves.peer),
         ("client.crt", &leaves.client),
@@ -177,7 +178,7 @@ mod tests {
     use clap::Parser;
     use discovery_types::admin::Admin;
     use discovery_types::csr::NodeKey;
-    use discovery_types::jws::{Jws, Typ};
+    use discovery_types::jws::{Jws, JwsType};
     use discovery_types::key::SigningKey;
     use discovery_types::leaves::Leaves;
     use discovery_types::role::Role;
@@ -191,20 +192,20 @@ mod tests {
     const NOW: u64 = 1_800_000_000;
 
     #[derive(Parser)]
-    struct Typed {
+    struct IssueCommandLine {
         #[command(flatten)]
         args: IssueArgs,
     }
 
     /// A key directory, and the export of a cluster that was made with it.
-    struct World {
+    struct IssueFixture {
         dir: tempfile::TempDir,
         export: ClusterExport,
         statement: Statement,
         csr: Csr,
     }
 
-    fn key_directory(dir: &Path, owner: &SigningKey) -> Keydir {
+    fn key_directory(dir: &Path, owner: &SigningKey) -> KeyDirectory {
         let args = InitArgs {
             owner: *owner.public(),
             dir: dir.to_path_buf(),
@@ -212,10 +213,10 @@ mod tests {
             trust_domain: "muster".into(),
         };
         init(&args).unwrap();
-        Keydir::load(dir).unwrap()
+        KeyDirectory::load(dir).unwrap()
     }
 
-    impl World {
+    impl IssueFixture {
         fn new() -> Self {
             let dir = tempfile::tempdir().unwrap();
             let owner = SigningKey::generate();
@@ -226,8 +227,8 @@ mod tests {
                 let key = keys.kek.wrap(cluster, purpose, &ca.key).unwrap();
                 (ca, BASE64.encode(&key))
             };
-            let (peer, peer_ca_key) = wrapped(Purpose::PeerCa);
-            let (client, client_ca_key) = wrapped(Purpose::ClientCa);
+            let (peer, peer_ca_key) = wrapped(KeyPurpose::PeerCa);
+            let (client, client_ca_key) = wrapped(KeyPurpose::ClientCa);
             let name = "ada".parse().unwrap();
             let statement = Statement {
                 version: 1,
@@ -247,11 +248,11 @@ mod tests {
                 cluster,
                 trust_domain: "muster".into(),
                 statements: vec![statement.sign(&owner)],
-                document: Jws::sign(Typ::Document, &owner, &()),
+                document: Jws::sign(JwsType::Document, &owner, &()),
                 peer_ca_key,
                 client_ca_key,
             };
-            World { dir, export, statement, csr: NodeKey::generate().csr }
+            IssueFixture { dir, export, statement, csr: NodeKey::generate().csr }
         }
 
         fn issue(&self, keys: &str) -> Result<Vec<PathBuf>, CliError> {
@@ -278,13 +279,13 @@ mod tests {
                 "--out",
                 &out,
             ];
-            issue(&Typed::parse_from(line).args, NOW)
+            issue(&IssueCommandLine::parse_from(line).args, NOW)
         }
     }
 
     #[test]
     fn a_newcomer_gets_its_certificates_without_a_service() {
-        let world = World::new();
+        let world = IssueFixture::new();
         let files = world.issue("keys").unwrap();
         let read = |name: &str| std::fs::read_to_string(world.dir.path().join("certs").join(name));
         let leaves =
@@ -303,7 +304,7 @@ mod tests {
 
     #[test]
     fn another_key_directory_opens_nothing() {
-        let world = World::new();
+        let world = IssueFixture::new();
         key_directory(&world.dir.path().join("other"), &SigningKey::generate());
         let error = world.issue("other").unwrap_err();
         assert!(error.to_string().contains("don't open"), "{error}");
@@ -312,17 +313,17 @@ mod tests {
 
     #[test]
     fn an_export_that_was_tampered_with_makes_nothing() {
-        let mut world = World::new();
-        let stranger = World::new();
+        let mut world = IssueFixture::new();
+        let stranger = IssueFixture::new();
         // The CA keys are swapped, then the statement is another cluster's, then a CA is another
         // cluster's.
         let (peer, client) = (world.export.peer_ca_key.clone(), world.export.client_ca_key.clone());
         (world.export.peer_ca_key, world.export.client_ca_key) = (client, peer);
         assert_eq!(world.issue("keys").unwrap_err().exit_code(), 2);
-        let mut world = World::new();
+        let mut world = IssueFixture::new();
         world.export.statements = stranger.export.statements;
         assert_eq!(world.issue("keys").unwrap_err().exit_code(), 2);
-        let mut world = World::new();
+        let mut world = IssueFixture::new();
         let owner = SigningKey::generate();
         world.statement.peer_ca = stranger.statement.peer_ca;
         world.statement.admins[0].key = *owner.public();

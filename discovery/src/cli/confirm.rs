@@ -4,24 +4,24 @@ use super::CliError;
 use super::printer::Printer;
 
 /// An act that can't be undone, or only by an owner and for a limited time.
-pub(super) struct Irreversible<'a> {
+pub(super) struct IrreversibleAct<'a> {
     /// Sentences that describe what the act ends.
-    pub(super) ends: Vec<String>,
+    pub(super) consequences: Vec<String>,
     /// Word that has to be typed as confirmation: the name or id of what is ended.
     pub(super) name: &'a str,
 }
 
-impl Irreversible<'_> {
+impl IrreversibleAct<'_> {
     /// Prints what the act ends. Succeeds with `yes`, or if a person types the name. Without a
     /// terminal there is nobody to ask, so it fails.
     pub(super) fn confirm(&self, yes: bool, printer: &mut Printer) -> Result<(), CliError> {
-        for sentence in &self.ends {
+        for sentence in &self.consequences {
             printer.note(sentence);
         }
         if yes {
             return Ok(());
         }
-        let answer = printer.answer(&format!("Type {} again to go on:", self.name));
+        let answer = printer.ask(&format!("Type {} again to go on:", self.name));
         self.judge(answer.as_deref())
     }
 
@@ -34,7 +34,7 @@ impl Irreversible<'_> {
             ))),
             None => Err(CliError::Usage(format!(
                 "nothing was done: {} There is no terminal to ask on: say --yes to do it",
-                self.ends.last().map(String::as_str).unwrap_or_default()
+                self.consequences.last().map(String::as_str).unwrap_or_default()
             ))),
         }
     }
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn the_name_typed_again_goes_on_and_nothing_else_does() {
-        let act = Irreversible { ends: vec!["It ends prod.".into()], name: "prod" };
+        let act = IrreversibleAct { consequences: vec!["It ends prod.".into()], name: "prod" };
         assert!(act.judge(Some("prod")).is_ok());
         for answer in [Some(""), Some("yes"), Some("prod-2"), Some("PROD"), None] {
             let refused = act.judge(answer).unwrap_err();

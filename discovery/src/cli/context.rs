@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::home::{DEFAULT_CONTEXT, Home};
 use super::printer::Printer;
-use super::session::{Session, block_on};
+use super::session::{AdminSession, block_on};
 use super::{CliError, CommonArgs, RemoteArgs};
 
 #[derive(Debug, clap::Args)]
@@ -89,7 +89,7 @@ pub(super) fn run(args: ContextArgs, printer: &mut Printer) -> Result<(), CliErr
         ContextCommand::List => list(&home, printer),
         ContextCommand::Show { name } => {
             let (name, context) = home.get(name.as_deref())?;
-            printer.value(&to_json(&name, &context), |out| out.line(&context.to_string()))
+            printer.print_value(&to_json(&name, &context), |out| out.line(&context.to_string()))
         }
         ContextCommand::Use { name } => {
             home.set_current(&name)?;
@@ -99,7 +99,7 @@ pub(super) fn run(args: ContextArgs, printer: &mut Printer) -> Result<(), CliErr
         ContextCommand::Remove { name } => {
             home.remove(&name)?;
             let text = format!("context {name} removed");
-            printer.value(&json!({ "removed": name }), |out| out.line(&text))
+            printer.print_value(&json!({ "removed": name }), |out| out.line(&text))
         }
         ContextCommand::Refresh { name, key } => {
             let remote = RemoteArgs { common: args.common, context: name, key };
@@ -111,7 +111,7 @@ pub(super) fn run(args: ContextArgs, printer: &mut Printer) -> Result<(), CliErr
 /// Adds the owners at the end of the verified admin chain to the context. Old owners stay, because
 /// the statement chain of an older cluster may start with an owner who has left.
 async fn refresh(args: &RemoteArgs, printer: &mut Printer) -> Result<(), CliError> {
-    let mut session = Session::open(args)?;
+    let mut session = AdminSession::open(args)?;
     let (_, chain) = session.admins().await?;
     let owners = chain.admins().iter().filter(|admin| admin.is_owner());
     let known = session.context.owners.clone();
@@ -144,7 +144,7 @@ fn list(home: &Home, printer: &mut Printer) -> Result<(), CliError> {
     let current = home.current();
     let value: Vec<_> = contexts.iter().map(|(name, context)| to_json(name, context)).collect();
     let value = json!({ "contexts": value, "current": current });
-    printer.value(&value, |out| {
+    printer.print_value(&value, |out| {
         let rows = contexts.iter().map(|(name, context)| {
             let mark = if current.as_ref() == Some(name) { "*" } else { "" };
             let urls = context.urls.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
@@ -156,7 +156,7 @@ fn list(home: &Home, printer: &mut Printer) -> Result<(), CliError> {
 
 fn show(printer: &mut Printer, name: &Name, context: &Context, done: &str) -> Result<(), CliError> {
     let text = format!("context {name} {done}: {}", context.urls[0]);
-    printer.value(&to_json(name, context), |out| out.line(&text))
+    printer.print_value(&to_json(name, context), |out| out.line(&text))
 }
 
 fn to_json(name: &Name, context: &Context) -> serde_json::Value {

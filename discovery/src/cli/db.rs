@@ -3,9 +3,9 @@
 use clap::Subcommand;
 use discovery_types::api::AcceptRequest;
 
-use super::confirm::Irreversible;
+use super::confirm::IrreversibleAct;
 use super::printer::Printer;
-use super::session::Session;
+use super::session::AdminSession;
 use super::{CliError, RemoteArgs};
 
 #[derive(Debug, clap::Args)]
@@ -39,10 +39,10 @@ part of the database said about them can't be known. Committed and running clust
 pub(super) async fn run(args: DbArgs, printer: &mut Printer) -> Result<(), CliError> {
     let DbCommand::Accept { system_identifier, yes } = args.command;
     let ends = "This abandons every cluster that has not committed and revokes every token.";
-    Irreversible { ends: vec![ends.into()], name: "accept" }.confirm(yes, printer)?;
-    let session = Session::open(&args.remote)?;
+    IrreversibleAct { consequences: vec![ends.into()], name: "accept" }.confirm(yes, printer)?;
+    let session = AdminSession::open(&args.remote)?;
     let done = session.client.accept_database(&AcceptRequest { system_identifier }).await?;
-    printer.value(&done, |out| {
+    printer.print_value(&done, |out| {
         out.fields(&[
             ("database", format!("{} (timeline {})", done.system_identifier, done.timeline)),
             ("abandoned clusters", done.abandoned.len().to_string()),

@@ -37,7 +37,7 @@ impl Home {
     pub(super) fn put(&self, name: &Name, context: &Context) -> Result<(), CliError> {
         let contexts = self.contexts();
         // Private, like ~/.ssh: by default it also holds the admin's key.
-        muster_files::own_folder(&contexts)?;
+        muster_files::open_own_folder(&contexts)?;
         muster_files::replace(&self.file(name), format!("{context}\n").as_bytes())?;
         if self.current().is_none() {
             self.set_current(name)?;

@@ -4,15 +4,15 @@
 use clap::Subcommand;
 use discovery_types::api::{IntentState, IntentView, Outcome};
 use discovery_types::digest::{Nonce, OperationId};
-use discovery_types::order::{Change, MAX_ORDER_SECONDS, Order, VerifiedOrder};
+use discovery_types::order::{MAX_ORDER_SECONDS, Order, OrderedChange, VerifiedOrder};
 use discovery_types::role::Action;
 use discovery_types::url::NodeUrl;
 
-use super::cluster::show::waits;
-use super::confirm::Irreversible;
-use super::members::Members;
-use super::printer::{Printer, Text, or_dash, time, time_of_seconds};
-use super::session::Session;
+use super::cluster::show::write_explanations;
+use super::confirm::IrreversibleAct;
+use super::members::MemberDirectory;
+use super::printer::{Printer, TextOutput, or_dash, time, time_of_seconds};
+use super::session::AdminSession;
 use super::{CliError, RemoteArgs};
 
 #[derive(Debug, clap::Args)]
@@ -103,14 +103,15 @@ struct OrderArgs {
 }
 
 pub(super) async fn run(args: IntentArgs, printer: &mut Printer) -> Result<(), CliError> {
-    let session = Session::open(&args.remote)?;
+    let session = AdminSession::open(&args.remote)?;
     match args.command {
         IntentCommand::Remove { order, yes } => {
             let ends = format!(
                 "Member {} of {} is removed for good: its data never joins this cluster again.",
                 order.member, order.cluster
             );
-            Irreversible { ends: vec![ends], name: &order.member }.confirm(yes, printer)?;
+            IrreversibleAct { consequences: vec![ends], name: &order.member }
+                .confirm(yes, printer)?;
             self::order(&session, &order, None, printer).await
         }
         IntentCommand::Update { order, peer_urls } => {
@@ -119,12 +120,12 @@ pub(super) async fn run(args: IntentArgs, printer: &mut Printer) -> Result<(), C
         IntentCommand::List { cluster, all } => {
             let cluster = session.cluster(&cluster).await?.cluster;
             let list = session.client.intents(cluster, None, all).await?;
-            printer.value(&list, |out| table(out, &list.intents))
+            printer.print_value(&list, |out| table(out, &list.intents))
         }
         IntentCommand::Show { cluster, operation, wait } => {
             let cluster = session.cluster(&cluster).await?.cluster;
             let view = session.client.intent(cluster, operation, None).await?;
-            end(&session, view, wait, printer).await
+            show_when_ended(&session, view, wait, printer).await
         }
         IntentCommand::Withdraw { cluster, operation } => {
             let cluster = session.cluster(&cluster).await?.cluster;
@@ -134,19 +135,19 @@ pub(super) async fn run(args: IntentArgs, printer: &mut Printer) -> Result<(), C
 }
 
 async fn order(
-    session: &Session,
+    session: &AdminSession,
     args: &OrderArgs,
     peer_urls: Option<Vec<NodeUrl>>,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
     let cluster = session.cluster(&args.cluster).await?.cluster;
     let chain = session.chain(cluster).await?;
-    session.needs_in_statement(&chain, Action::PutOrder)?;
-    let members = Members::settled(session, cluster).await?;
+    session.check_role_in_statement(&chain, Action::PutOrder)?;
+    let members = MemberDirectory::fetch_settled(session, cluster).await?;
     let member = members.find(&args.member)?;
     let change = match peer_urls {
-        None => Change::Remove { member },
-        Some(peer_urls) => Change::Update { member, peer_urls },
+        None => OrderedChange::Remove { member },
+        Some(peer_urls) => OrderedChange::Update { member, peer_urls },
     };
     let now_ms = session.client.context().await?.now_ms;
     let now = u64::try_from(now_ms.div_euclid(1_000)).unwrap_or_default();
@@ -167,19 +168,19 @@ async fn order(
     if view.intent.authority != signed {
         return Err(CliError::Answer("it stored another order than the one sent".into()));
     }
-    end(session, view, args.wait, printer).await
+    show_when_ended(session, view, args.wait, printer).await
 }
 
 /// Shows an intent. With `wait`, waits for its end first.
-async fn end(
-    session: &Session,
+async fn show_when_ended(
+    session: &AdminSession,
     mut view: IntentView,
     wait: bool,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
     let mut said = String::new();
     while wait && view.state.is_live() {
-        let progress = progress(&view);
+        let progress = describe_progress(&view);
         if progress != said {
             printer.note(&progress);
             said = progress;
@@ -202,19 +203,19 @@ async fn end(
 }
 
 /// Describes the progress of an intent in one line.
-fn progress(view: &IntentView) -> String {
+fn describe_progress(view: &IntentView) -> String {
     let why = view.explain.first().map(|reason| reason.missing.as_str()).unwrap_or_default();
     format!("{}: {why}", view.state)
 }
 
 /// Prints a table with one line for each intent.
-pub(super) fn table(out: &mut Text<'_>, intents: &[IntentView]) {
+pub(super) fn table(out: &mut TextOutput<'_>, intents: &[IntentView]) {
     let rows = intents.iter().map(|view| {
         [
             view.intent.operation.to_string(),
             view.intent.verb.to_string(),
             view.subject.clone(),
-            or_dash(about(view)),
+            or_dash(affected_member(view)),
             view.state.to_string(),
             view.by.clone(),
             time(view.made_at_ms),
@@ -224,20 +225,20 @@ pub(super) fn table(out: &mut Text<'_>, intents: &[IntentView]) {
 }
 
 /// Returns the member that the intent removes, moves or replaces: its name and id.
-fn about(view: &IntentView) -> Option<String> {
+fn affected_member(view: &IntentView) -> Option<String> {
     let id = view.about?;
     Some(view.about_name.as_ref().map_or(id.to_string(), |name| format!("{name} ({id})")))
 }
 
 fn show(printer: &mut Printer, view: &IntentView) -> Result<(), CliError> {
     let intent = &view.intent;
-    printer.value(view, |out| {
+    printer.print_value(view, |out| {
         let id = view.outcome.as_ref().and_then(Outcome::member);
         let mut fields = vec![
             ("intent", intent.operation.to_string()),
             ("change", intent.verb.to_string()),
             ("member", view.subject.clone()),
-            ("about", or_dash(about(view))),
+            ("about", or_dash(affected_member(view))),
             ("state", view.state.to_string()),
             ("by", view.by.clone()),
             ("made", time(view.made_at_ms)),
@@ -250,6 +251,6 @@ fn show(printer: &mut Printer, view: &IntentView) -> Result<(), CliError> {
             fields.push(("reason", reason.clone()));
         }
         out.fields(&fields);
-        waits(out, &view.explain);
+        write_explanations(out, &view.explain);
     })
 }

@@ -70,5 +70,5 @@ pub(super) fn run(args: KeyArgs, printer: &mut Printer) -> Result<(), CliError> 
         "key_id": key.key_id(),
         "file": file,
     });
-    printer.value(&value, |out| out.line(&public))
+    printer.print_value(&value, |out| out.line(&public))
 }

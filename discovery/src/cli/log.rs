@@ -19,11 +19,11 @@ pub(super) struct LogArgs {
     log: String,
     /// Format of the log lines
     #[arg(long, value_name = "FORM", env = "MUSTER_LOG_FORMAT", default_value = "text")]
-    log_format: LogFormat,
+    log_format: ServeLogFormat,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum LogFormat {
+enum ServeLogFormat {
     /// Text lines for people to read.
     Text,
     /// One JSON object per line.
@@ -40,13 +40,13 @@ impl LogArgs {
             .with_writer(std::io::stderr)
             .with_ansi(std::io::stderr().is_terminal());
         let installed = match self.log_format {
-            LogFormat::Text => {
+            ServeLogFormat::Text => {
                 // Escape line breaks and control characters in values from agents and clients. JSON
                 // escapes by itself.
                 let fields = debug_fn(|to, field, value| log_field(to, field.name(), value));
                 builder.fmt_fields(fields.delimited(" ")).try_init()
             }
-            LogFormat::Json => builder.json().try_init(),
+            ServeLogFormat::Json => builder.json().try_init(),
         };
         installed.map_err(|error| CliError::Usage(format!("logging: {error}")))
     }

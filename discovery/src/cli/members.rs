@@ -5,49 +5,54 @@ use std::time::Duration;
 use discovery_types::api::{DirectoryView, IntentView, ListedMember, Outcome};
 use discovery_types::digest::MemberId;
 use discovery_types::grant::Grant;
-use discovery_types::jws::Typ;
+use discovery_types::jws::JwsType;
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 use super::CliError;
-use super::session::Session;
+use super::session::AdminSession;
 
-/// How long to wait until the members report the result of the last change. `LOOK_AGAIN` is the
+/// How long to wait until the members report the result of the last change. `POLL_INTERVAL` is the
 /// pause between two looks.
-const SETTLES: Duration = Duration::from_secs(5);
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Discovery's list of a cluster's members. `None` before a member has reported.
-pub(super) struct Members(Option<DirectoryView>);
+pub(super) struct MemberDirectory(Option<DirectoryView>);
 
-impl Members {
-    pub(super) async fn of(session: &Session, cluster: Uuid) -> Result<Self, CliError> {
-        Ok(Members(session.client.directory(cluster).await?.view))
+impl MemberDirectory {
+    pub(super) async fn fetch(session: &AdminSession, cluster: Uuid) -> Result<Self, CliError> {
+        Ok(MemberDirectory(session.client.directory(cluster).await?.view))
     }
 
     /// Returns the list with the result of the last change through discovery. Members report it at
     /// about the time when the change is done, and an order planned on an older list would be
     /// stale. The wait is limited, because the cluster's own API may have changed the members
     /// since.
-    pub(super) async fn settled(session: &Session, cluster: Uuid) -> Result<Self, CliError> {
+    pub(super) async fn fetch_settled(
+        session: &AdminSession,
+        cluster: Uuid,
+    ) -> Result<Self, CliError> {
         let start = Instant::now();
         loop {
-            let members = Self::of(session, cluster).await?;
+            let members = Self::fetch(session, cluster).await?;
             let intents = session.client.intents(cluster, None, true).await?.intents;
             let last = intents.iter().max_by_key(|view| view.rev);
-            if last.is_none_or(|view| members.show(view)) || start.elapsed() >= SETTLES {
+            if last.is_none_or(|view| members.has_result_of(view))
+                || start.elapsed() >= SETTLE_TIMEOUT
+            {
                 return Ok(members);
             }
-            sleep(LOOK_AGAIN).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
     /// Whether the list contains the result of this change.
-    fn show(&self, view: &IntentView) -> bool {
+    fn has_result_of(&self, view: &IntentView) -> bool {
         let Some(directory) = &self.0 else { return true };
         let listed = |id: MemberId| directory.membership.members.iter().find(|m| m.id == id);
         let votes = |member: &ListedMember| !member.is_learner;
-        let grant = view.intent.authority.claims_unverified::<Grant>(Typ::Grant).ok();
+        let grant = view.intent.authority.claims_unverified::<Grant>(JwsType::Grant).ok();
         let old = grant.and_then(|grant| grant.replaces);
         let went_on = match (view.intent.planned_at, directory.membership.configuration) {
             (Some(before), Some(now)) => now > before,
@@ -102,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    fn members(names: &[(&str, u64)]) -> Members {
+    fn members(names: &[(&str, u64)]) -> MemberDirectory {
         let listed = |(name, id): &(&str, u64)| ListedMember {
             id: MemberId::new(*id),
             name: (*name).to_owned(),
@@ -110,7 +115,7 @@ mod tests {
             client_urls: Vec::new(),
             is_learner: false,
         };
-        Members(Some(DirectoryView {
+        MemberDirectory(Some(DirectoryView {
             membership: Membership {
                 configuration: Some(7),
                 members: names.iter().map(listed).collect(),
@@ -148,7 +153,7 @@ mod tests {
 
     #[test]
     fn before_anybody_spoke_an_id_is_taken_as_it_is() {
-        let members = Members(None);
+        let members = MemberDirectory(None);
         assert_eq!(members.find("abc").unwrap().get(), 0xabc);
         assert!(members.find("db-1").unwrap_err().to_string().contains("etcdctl"));
         assert_eq!(members.configuration(), None);

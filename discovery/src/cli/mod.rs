@@ -57,16 +57,16 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 (serve) do not restart: a person has to
 /// The private discovery service, and the admin's tool for it.
 #[derive(Debug, Parser)]
 #[command(name = "muster-discovery", version, after_help = EXAMPLES, max_term_width = 100)]
-struct Cli {
+struct DiscoveryCli {
     /// Print JSON on stdout instead of a table; may stand before or after the command
     #[arg(long, global = true, help_heading = COMMON)]
     json: bool,
     #[command(subcommand)]
-    command: Command,
+    command: DiscoveryCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum DiscoveryCommand {
     /// Run the discovery service
     Serve {
         #[command(flatten)]
@@ -168,11 +168,11 @@ pub fn main() -> ExitCode {
     // allowed.
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     let _ = setrlimit(Resource::Core, none);
-    if let Err(error) = check_arguments(std::env::args_os().skip(1)) {
-        Printer::stdio(false).error(&error);
+    if let Err(error) = refuse_secrets(std::env::args_os().skip(1)) {
+        Printer::stdio(false).print_error(&error);
         return ExitCode::from(error.exit_code());
     }
-    match Cli::try_parse() {
+    match DiscoveryCli::try_parse() {
         Ok(cli) => run(cli),
         Err(error) => {
             let code = if error.use_stderr() { 2 } else { 0 };
@@ -184,7 +184,7 @@ pub fn main() -> ExitCode {
 }
 
 /// Refuses secrets among the arguments, before any output could repeat them.
-fn check_arguments(arguments: impl Iterator<Item = OsString>) -> Result<(), CliError> {
+fn refuse_secrets(arguments: impl Iterator<Item = OsString>) -> Result<(), CliError> {
     for argument in arguments {
         if holds_password(&argument.to_string_lossy()) {
             return Err(CliError::Usage(
@@ -225,58 +225,60 @@ fn holds_password(argument: &str) -> bool {
     before_host || query.split('&').any(secret)
 }
 
-fn run(cli: Cli) -> ExitCode {
+fn run(cli: DiscoveryCli) -> ExitCode {
     let mut printer = Printer::stdio(cli.wants_json());
     match cli.command.run(&mut printer) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            printer.error(&error);
+            printer.print_error(&error);
             ExitCode::from(error.exit_code())
         }
     }
 }
 
-impl Cli {
+impl DiscoveryCli {
     fn wants_json(&self) -> bool {
         self.json || self.command.wants_json()
     }
 }
 
-impl Command {
+impl DiscoveryCommand {
     fn wants_json(&self) -> bool {
         match self {
-            Command::Serve { .. } | Command::Backup { .. } | Command::Restore { .. } => false,
-            Command::Init { json, .. } => *json,
-            Command::Key(args) => args.common.json,
-            Command::Context(args) => args.common.json,
-            Command::Cluster(args) => args.remote.common.json,
-            Command::Token(args) => args.remote.common.json,
-            Command::Intent(args) => args.remote.common.json,
-            Command::Ca(args) => args.json,
-            Command::Admin(args) => args.remote.common.json,
-            Command::Db(args) => args.remote.common.json,
-            Command::Process(args) => args.remote.common.json,
+            DiscoveryCommand::Serve { .. }
+            | DiscoveryCommand::Backup { .. }
+            | DiscoveryCommand::Restore { .. } => false,
+            DiscoveryCommand::Init { json, .. } => *json,
+            DiscoveryCommand::Key(args) => args.common.json,
+            DiscoveryCommand::Context(args) => args.common.json,
+            DiscoveryCommand::Cluster(args) => args.remote.common.json,
+            DiscoveryCommand::Token(args) => args.remote.common.json,
+            DiscoveryCommand::Intent(args) => args.remote.common.json,
+            DiscoveryCommand::Ca(args) => args.json,
+            DiscoveryCommand::Admin(args) => args.remote.common.json,
+            DiscoveryCommand::Db(args) => args.remote.common.json,
+            DiscoveryCommand::Process(args) => args.remote.common.json,
         }
     }
 
     fn run(self, printer: &mut Printer) -> Result<(), CliError> {
         match self {
-            Command::Serve { json: true, .. } => Err(CliError::Usage(
+            DiscoveryCommand::Serve { json: true, .. } => Err(CliError::Usage(
                 "`serve` prints no answer: --log-format json makes its log JSON".into(),
             )),
-            Command::Serve { args, log, .. } => serve(*args, &log),
-            Command::Backup { args } => backup::backup(&args, printer),
-            Command::Restore { args } => backup::restore(&args, printer),
-            Command::Init { args, .. } => init(&args, printer),
-            Command::Key(args) => key::run(args, printer),
-            Command::Context(args) => context::run(args, printer),
-            Command::Cluster(args) => session::block_on(cluster::run(args, printer)),
-            Command::Token(args) => session::block_on(token::run(args, printer)),
-            Command::Intent(args) => session::block_on(intent::run(args, printer)),
-            Command::Ca(args) => ca::run(args, printer),
-            Command::Admin(args) => session::block_on(admin::run(args, printer)),
-            Command::Db(args) => session::block_on(db::run(args, printer)),
-            Command::Process(args) => session::block_on(process::run(args, printer)),
+            DiscoveryCommand::Serve { args, log, .. } => serve(*args, &log),
+            DiscoveryCommand::Backup { args } => backup::backup(&args, printer),
+            DiscoveryCommand::Restore { args } => backup::restore(&args, printer),
+            DiscoveryCommand::Init { args, .. } => init(&args, printer),
+            DiscoveryCommand::Key(args) => key::run(args, printer),
+            DiscoveryCommand::Context(args) => context::run(args, printer),
+            DiscoveryCommand::Cluster(args) => session::block_on(cluster::run(args, printer)),
+            DiscoveryCommand::Token(args) => session::block_on(token::run(args, printer)),
+            DiscoveryCommand::Intent(args) => session::block_on(intent::run(args, printer)),
+            DiscoveryCommand::Ca(args) => ca::run(args, printer),
+            DiscoveryCommand::Admin(args) => session::block_on(admin::run(args, printer)),
+            DiscoveryCommand::Db(args) => session::block_on(db::run(args, printer)),
+            DiscoveryCommand::Process(args) => session::block_on(process::run(args, printer)),
         }
     }
 }
@@ -292,7 +294,7 @@ fn serve(args: ServeArgs, log: &LogArgs) -> Result<(), CliError> {
 
 fn init(args: &InitArgs, printer: &mut Printer) -> Result<(), CliError> {
     let line = crate::server::init(args)?;
-    printer.value(&serde_json::json!({ "context": line }), |out| out.line(&line))?;
+    printer.print_value(&serde_json::json!({ "context": line }), |out| out.line(&line))?;
     printer.note(
         "Keep this line: it is how admins find this service and know it. It holds no secret.",
     );

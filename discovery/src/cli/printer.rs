@@ -21,7 +21,7 @@ pub(super) struct Printer {
 }
 
 /// Writer for an answer in human-readable form.
-pub(super) struct Text<'p> {
+pub(super) struct TextOutput<'p> {
     out: &'p mut dyn Write,
     failed: Option<std::io::Error>,
 }
@@ -36,17 +36,17 @@ impl Printer {
     }
 
     /// Prints the answer: as JSON, or in the form that `text` writes.
-    pub(super) fn value<T: Serialize>(
+    pub(super) fn print_value<T: Serialize>(
         &mut self,
         value: &T,
-        text: impl FnOnce(&mut Text<'_>),
+        text: impl FnOnce(&mut TextOutput<'_>),
     ) -> Result<(), CliError> {
         let written = if self.json {
             let mut json = serde_json::to_value(value).expect("answers are plain structs");
             write_times(&mut json);
             writeln!(self.out, "{json:#}")
         } else {
-            let mut target = Text { out: &mut *self.out, failed: None };
+            let mut target = TextOutput { out: &mut *self.out, failed: None };
             text(&mut target);
             target.failed.map_or(Ok(()), Err)
         };
@@ -69,7 +69,7 @@ impl Printer {
     }
 
     /// Asks a person. Returns `None` without a terminal, where there is nobody to ask.
-    pub(super) fn answer(&mut self, question: &str) -> Option<String> {
+    pub(super) fn ask(&mut self, question: &str) -> Option<String> {
         if !std::io::stdin().is_terminal() {
             return None;
         }
@@ -80,7 +80,7 @@ impl Printer {
     }
 
     /// Prints an error with its causes, and advice on what to do next.
-    pub(super) fn error(&mut self, error: &CliError) {
+    pub(super) fn print_error(&mut self, error: &CliError) {
         let mut message = error.to_string();
         let mut cause = error.source();
         while let Some(source) = cause {
@@ -144,7 +144,7 @@ fn write_times(json: &mut Value) {
     }
 }
 
-impl Text<'_> {
+impl TextOutput<'_> {
     /// Prints one line, with control characters replaced.
     pub(super) fn line(&mut self, text: &str) {
         if let Err(error) = writeln!(self.out, "{}", printable(text)) {

@@ -4,9 +4,9 @@ use clap::Subcommand;
 use discovery_types::api::{ProcessList, ProcessView};
 use uuid::Uuid;
 
-use super::confirm::Irreversible;
+use super::confirm::IrreversibleAct;
 use super::printer::{Printer, time};
-use super::session::Session;
+use super::session::AdminSession;
 use super::{CliError, RemoteArgs};
 
 #[derive(Debug, clap::Args)]
@@ -38,12 +38,12 @@ put back from the ledger after this. If the ledger file still exists, start a pr
 }
 
 pub(super) async fn run(args: ProcessArgs, printer: &mut Printer) -> Result<(), CliError> {
-    let session = Session::open(&args.remote)?;
+    let session = AdminSession::open(&args.remote)?;
     let list = match args.command {
         ProcessCommand::List => session.client.list_processes().await?,
         ProcessCommand::Forget { id, yes } => {
-            let ends = vec![loss(&session.client.list_processes().await?, id)?];
-            Irreversible { ends, name: &id.to_string() }.confirm(yes, printer)?;
+            let ends = vec![describe_loss(&session.client.list_processes().await?, id)?];
+            IrreversibleAct { consequences: ends, name: &id.to_string() }.confirm(yes, printer)?;
             session.client.forget_process(id).await?
         }
     };
@@ -51,7 +51,7 @@ pub(super) async fn run(args: ProcessArgs, printer: &mut Printer) -> Result<(), 
 }
 
 /// Describes what would be lost with a forgotten process.
-fn loss(list: &ProcessList, id: Uuid) -> Result<String, CliError> {
+fn describe_loss(list: &ProcessList, id: Uuid) -> Result<String, CliError> {
     let Some(process) = list.processes.iter().find(|process| process.id == id) else {
         let none = format!("there is no process {id}: muster-discovery process list");
         return Err(CliError::Usage(none));
@@ -107,7 +107,7 @@ fn rounded(seconds: i64) -> String {
 fn show(printer: &mut Printer, list: &ProcessList) -> Result<(), CliError> {
     // Use the service's clock: the process that answered was seen at the time of its answer.
     let now_ms = list.processes.iter().map(|process| process.last_seen_ms).max().unwrap_or(0);
-    printer.value(list, |out| {
+    printer.print_value(list, |out| {
         let rows = list.processes.iter().map(|process| {
             [
                 process.id.to_string(),

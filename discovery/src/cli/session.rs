@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use discovery_types::admin::AdminChain;
 use discovery_types::api::{AdminList, ClusterState, ClusterSummary};
-use discovery_types::client::{Client, ClientConfig};
+use discovery_types::client::{ClientConfig, DiscoveryClient};
 use discovery_types::context::Context;
 use discovery_types::key::SigningKey;
 use discovery_types::name::Name;
@@ -17,15 +17,15 @@ use super::home::Home;
 use super::{CliError, RemoteArgs};
 
 /// An admin's connection to a service.
-pub(super) struct Session {
+pub(super) struct AdminSession {
     pub home: Home,
     pub name: Name,
     pub context: Context,
     pub key: Arc<SigningKey>,
-    pub client: Client,
+    pub client: DiscoveryClient,
 }
 
-impl Session {
+impl AdminSession {
     /// Reads the context and the key. Doesn't connect yet.
     pub(super) fn open(args: &RemoteArgs) -> Result<Self, CliError> {
         let home = Home::new(args.common.home.as_deref())?;
@@ -35,7 +35,7 @@ impl Session {
             return Err(CliError::NoKey(file));
         }
         let key = Arc::new(SigningKey::load(&file)?);
-        let client = Client::new(ClientConfig {
+        let client = DiscoveryClient::new(ClientConfig {
             urls: context.urls.clone(),
             pins: context.pins.clone(),
             key: Some(key.clone()),
@@ -78,16 +78,16 @@ impl Session {
     }
 
     /// Errors if the key's role doesn't allow `action`, before any request.
-    pub(super) fn needs(&self, chain: &AdminChain, action: Action) -> Result<(), CliError> {
+    pub(super) fn check_role(&self, chain: &AdminChain, action: Action) -> Result<(), CliError> {
         let admin = chain.find(&self.key.key_id());
         if admin.is_some_and(|admin| roles_allow(&admin.roles, action)) {
             return Ok(());
         }
-        Err(self.refused(action, "", admin.is_some()))
+        Err(self.role_error(action, "", admin.is_some()))
     }
 
     /// Errors if the cluster's newest statement doesn't allow the key to do `action`.
-    pub(super) fn needs_in_statement(
+    pub(super) fn check_role_in_statement(
         &self,
         chain: &StatementChain,
         action: Action,
@@ -96,10 +96,10 @@ impl Session {
         if admin.is_some_and(|admin| roles_allow(&admin.roles, action)) {
             return Ok(());
         }
-        Err(self.refused(action, " in the cluster's newest statement", admin.is_some()))
+        Err(self.role_error(action, " in the cluster's newest statement", admin.is_some()))
     }
 
-    fn refused(&self, action: Action, where_: &'static str, listed: bool) -> CliError {
+    fn role_error(&self, action: Action, where_: &'static str, listed: bool) -> CliError {
         let key = self.key.key_id().to_string();
         CliError::Role { key, needs: action.needs(), where_, listed }
     }

@@ -9,9 +9,9 @@ use super::*;
 
 /// An output stream that a test can read.
 #[derive(Clone, Default)]
-struct Captured(Arc<Mutex<Vec<u8>>>);
+struct OutputBuffer(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Captured {
+impl Write for OutputBuffer {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -22,37 +22,39 @@ impl Write for Captured {
     }
 }
 
-impl Captured {
+impl OutputBuffer {
     fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 }
 
-struct Ran {
+struct CommandOutput {
     code: u8,
     out: String,
     err: String,
 }
 
 /// Runs a command as `main` does. `HOME` in the arguments becomes the test's folder, `~` a space.
-fn muster(folder: &std::path::Path, line: &str) -> Ran {
+fn muster(folder: &std::path::Path, line: &str) -> CommandOutput {
     let home = folder.to_str().unwrap();
     let args = line.split(' ').map(|word| word.replace("HOME", home).replace('~', " "));
-    let cli = match Cli::try_parse_from(std::iter::once("muster-discovery".into()).chain(args)) {
+    let cli = match DiscoveryCli::try_parse_from(
+        std::iter::once("muster-discovery".into()).chain(args),
+    ) {
         Ok(cli) => cli,
-        Err(error) => return Ran { code: 2, out: String::new(), err: error.to_string() },
+        Err(error) => return CommandOutput { code: 2, out: String::new(), err: error.to_string() },
     };
-    let (out, err) = (Captured::default(), Captured::default());
+    let (out, err) = (OutputBuffer::default(), OutputBuffer::default());
     let json = cli.wants_json();
     let mut printer = Printer::new(json, Box::new(out.clone()), Box::new(err.clone()));
     let code = match cli.command.run(&mut printer) {
         Ok(()) => 0,
         Err(error) => {
-            printer.error(&error);
+            printer.print_error(&error);
             error.exit_code()
         }
     };
-    Ran { code, out: out.text(), err: err.text().replace(home, "HOME") }
+    CommandOutput { code, out: out.text(), err: err.text().replace(home, "HOME") }
 }
 
 fn context_line(url: &str) -> String {
@@ -63,7 +65,7 @@ fn context_line(url: &str) -> String {
 
 #[test]
 fn the_tree_is_sound() {
-    Cli::command().debug_assert();
+    DiscoveryCli::command().debug_assert();
 }
 
 /// Snapshot of the `--help` text of every admin command.
@@ -82,7 +84,7 @@ fn help_of_each_command() {
             }
         }
     }
-    let mut root = Cli::command();
+    let mut root = DiscoveryCli::command();
     root.build();
     let mut shown = String::new();
     walk(&mut root, "muster-discovery", &mut shown);
@@ -132,7 +134,7 @@ fn json_may_be_asked_for_before_the_command_too() {
         "--json backup --managed-postgres a --ledger b --out c",
     ] {
         let words = std::iter::once("muster-discovery").chain(line.split(' '));
-        match Cli::try_parse_from(words) {
+        match DiscoveryCli::try_parse_from(words) {
             Ok(cli) => assert!(cli.wants_json(), "{line}"),
             // `--owner` reads its key while the arguments are parsed.
             Err(error) => assert!(error.to_string().contains("--owner"), "{line}: {error}"),
@@ -146,11 +148,11 @@ fn json_may_be_asked_for_before_the_command_too() {
 fn a_clusters_status_is_what_show_says_and_no_new_statement() {
     for line in ["cluster status demo", "cluster restate --all"] {
         let words = std::iter::once("muster-discovery").chain(line.split(' '));
-        assert!(Cli::try_parse_from(words).is_ok(), "{line}");
+        assert!(DiscoveryCli::try_parse_from(words).is_ok(), "{line}");
     }
     for line in ["cluster restate", "cluster restate demo --all"] {
         let words = std::iter::once("muster-discovery").chain(line.split(' '));
-        assert!(Cli::try_parse_from(words).is_err(), "{line}");
+        assert!(DiscoveryCli::try_parse_from(words).is_err(), "{line}");
     }
 }
 
@@ -161,11 +163,11 @@ fn a_secret_among_the_arguments_is_refused_and_never_repeated() {
     let token = secrecy::ExposeSecret::expose_secret(&token.expose()).to_owned();
     for secret in [pem.as_str(), &token, &format!("muster1 urls=https://a:1 {token}")] {
         let arguments = ["init", "--owner", secret].map(OsString::from);
-        let refused = check_arguments(arguments.into_iter()).unwrap_err();
+        let refused = refuse_secrets(arguments.into_iter()).unwrap_err();
         assert_eq!(refused.exit_code(), 2);
         assert!(!refused.to_string().contains(&secret[..20]), "{refused}");
     }
-    assert!(check_arguments(["key", "new"].map(OsString::from).into_iter()).is_ok());
+    assert!(refuse_secrets(["key", "new"].map(OsString::from).into_iter()).is_ok());
 }
 
 #[test]
@@ -324,16 +326,16 @@ fn an_existing_bundle_file_is_refused_before_anything_is_asked() {
 
 #[test]
 fn text_from_elsewhere_can_not_steer_the_terminal() {
-    let (out, err) = (Captured::default(), Captured::default());
+    let (out, err) = (OutputBuffer::default(), OutputBuffer::default());
     let mut printer = Printer::new(false, Box::new(out.clone()), Box::new(err.clone()));
     printer
-        .value(&(), |text| {
+        .print_value(&(), |text| {
             text.line("a\u{1b}[2Jb\nforged: \u{202e}line");
             text.table(["X"], [["c\r\u{7}d\ne".to_owned()]]);
         })
         .unwrap();
     printer.warn("f\u{9b}g\r\nerror: forged");
-    printer.error(&super::CliError::Answer("h\nnext: forged".to_owned()));
+    printer.print_error(&super::CliError::Answer("h\nnext: forged".to_owned()));
     let all = out.text() + &err.text();
     assert!(!all.contains(|c: char| (c.is_control() && c != '\n') || c == '\u{202e}'), "{all:?}");
     assert!(
@@ -346,7 +348,7 @@ fn text_from_elsewhere_can_not_steer_the_terminal() {
 
 #[test]
 fn a_databases_password_on_the_command_line_is_refused_and_not_repeated() {
-    let check = |argument: &str| check_arguments(std::iter::once(argument.into()));
+    let check = |argument: &str| refuse_secrets(std::iter::once(argument.into()));
     for argument in [
         "postgres://u:secretpw@db.example.org/muster",
         "postgresql://u:secretpw@db.example.org:5432/muster",

@@ -8,7 +8,7 @@ use discovery_types::api::{GrantState, GrantView};
 use discovery_types::bundle::Bundle;
 use discovery_types::client::ClientError;
 use discovery_types::grant::{
-    BOOT_SECONDS, Grant, GrantId, MAX_CIDRS, MAX_JOIN_SECONDS, TokenKind,
+    DEFAULT_BOOT_SECONDS, Grant, GrantId, MAX_CIDRS, MAX_JOIN_SECONDS, TokenKind,
 };
 use discovery_types::name::Name;
 use discovery_types::statement::StatementChain;
@@ -17,10 +17,10 @@ use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
-use super::confirm::Irreversible;
-use super::members::Members;
+use super::confirm::IrreversibleAct;
+use super::members::MemberDirectory;
 use super::printer::{Printer, duration, or_dash, time_of_seconds};
-use super::session::Session;
+use super::session::AdminSession;
 use super::{CliError, RemoteArgs};
 use crate::server::parse_duration;
 
@@ -81,8 +81,8 @@ struct CreateArgs {
     #[arg(long, value_name = "CLUSTER")]
     cluster: String,
     /// Kind of token: for a cluster that forms (boot), or for a new member of a running one (join)
-    #[arg(long, value_name = "KIND", value_enum, default_value_t = Kind::Boot)]
-    kind: Kind,
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = TokenKindArgument::Boot)]
+    kind: TokenKindArgument,
     /// Name or id of the member that the new one replaces, with --kind join
     #[arg(long, value_name = "MEMBER")]
     replace: Option<String>,
@@ -106,22 +106,22 @@ struct CreateArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Kind {
+enum TokenKindArgument {
     Boot,
     Join,
 }
 
-impl From<Kind> for TokenKind {
-    fn from(kind: Kind) -> Self {
+impl From<TokenKindArgument> for TokenKind {
+    fn from(kind: TokenKindArgument) -> Self {
         match kind {
-            Kind::Boot => TokenKind::Boot,
-            Kind::Join => TokenKind::Join,
+            TokenKindArgument::Boot => TokenKind::Boot,
+            TokenKindArgument::Join => TokenKind::Join,
         }
     }
 }
 
 pub(super) async fn run(args: TokenArgs, printer: &mut Printer) -> Result<(), CliError> {
-    let session = Session::open(&args.remote)?;
+    let session = AdminSession::open(&args.remote)?;
     match args.command {
         TokenCommand::Create(create) => self::create(&session, create, printer).await,
         TokenCommand::List { cluster } => {
@@ -132,7 +132,7 @@ pub(super) async fn run(args: TokenArgs, printer: &mut Printer) -> Result<(), Cl
             let list = session.client.list_grants(cluster).await?;
             let names = session.client.list_clusters(None).await?.clusters;
             let name = |id| names.iter().find(|cluster| cluster.cluster == id);
-            printer.value(&list, |out| {
+            printer.print_value(&list, |out| {
                 let header =
                     ["ID", "CLUSTER", "KIND", "STATE", "KEYS", "USES", "EXPIRES", "ISSUER"];
                 let rows = list.grants.iter().map(|view| {
@@ -149,7 +149,8 @@ pub(super) async fn run(args: TokenArgs, printer: &mut Printer) -> Result<(), Cl
         }
         TokenCommand::Revoke { id, yes } => {
             let ends = format!("Token {id} admits no further host. Seats that are taken stay.");
-            Irreversible { ends: vec![ends], name: &id.to_string() }.confirm(yes, printer)?;
+            IrreversibleAct { consequences: vec![ends], name: &id.to_string() }
+                .confirm(yes, printer)?;
             let view = session.client.revoke_grant(id).await?;
             show(printer, &view)
         }
@@ -157,7 +158,7 @@ pub(super) async fn run(args: TokenArgs, printer: &mut Printer) -> Result<(), Cl
 }
 
 async fn create(
-    session: &Session,
+    session: &AdminSession,
     args: CreateArgs,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
@@ -170,17 +171,17 @@ async fn create(
     let cluster = session.cluster(&args.cluster).await?;
     let chain = session.chain(cluster.cluster).await?;
     let kind = TokenKind::from(args.kind);
-    session.needs_in_statement(&chain, kind.action())?;
+    session.check_role_in_statement(&chain, kind.action())?;
     let replaces = match &args.replace {
         None => None,
         Some(_) if kind == TokenKind::Boot => {
             return Err(CliError::Usage("--replace needs --kind join".into()));
         }
-        Some(member) => Some(Members::of(session, cluster.cluster).await?.find(member)?),
+        Some(member) => Some(MemberDirectory::fetch(session, cluster.cluster).await?.find(member)?),
     };
     let now_ms = session.client.context().await?.now_ms;
     let own_ms = jiff::Timestamp::now().as_millisecond();
-    if let Some(difference) = clocks_differ(now_ms, own_ms) {
+    if let Some(difference) = clock_warning(now_ms, own_ms) {
         printer.warn(&difference);
     }
     let now = now_ms.div_euclid(1000);
@@ -205,10 +206,10 @@ async fn create(
     {
         fs_err::remove_file(out).map_err(|source| CliError::file("removing", out, source))?;
     }
-    hand_out(&bundle, &put?, args.out.as_deref(), printer)
+    print_bundle(&bundle, &put?, args.out.as_deref(), printer)
 }
 
-async fn put_grant(session: &Session, grant: &Grant) -> Result<GrantView, CliError> {
+async fn put_grant(session: &AdminSession, grant: &Grant) -> Result<GrantView, CliError> {
     let view = session.client.put_grant(&grant.sign(&session.key)).await?;
     match view.grant == *grant {
         true => Ok(view),
@@ -216,7 +217,7 @@ async fn put_grant(session: &Session, grant: &Grant) -> Result<GrantView, CliErr
     }
 }
 
-fn hand_out(
+fn print_bundle(
     bundle: &SecretString,
     view: &GrantView,
     out: Option<&Path>,
@@ -233,11 +234,11 @@ fn hand_out(
     match out {
         Some(file) => {
             value["file"] = json!(file);
-            printer.value(&value, |out| out.line(&file.display().to_string()))?;
+            printer.print_value(&value, |out| out.line(&file.display().to_string()))?;
         }
         None => {
             value["bundle"] = json!(bundle.expose_secret());
-            printer.value(&value, |out| out.line(bundle.expose_secret()))?;
+            printer.print_value(&value, |out| out.line(bundle.expose_secret()))?;
         }
     }
     printer.note(&about);
@@ -258,7 +259,7 @@ const SKEW_MS: u64 = 30_000;
 
 /// Warns if this machine's clock and the service's differ. Tokens expire by the service's clock,
 /// which is its Postgres'. With a wrong clock there, tokens expire at once, or never.
-fn clocks_differ(service_ms: i64, own_ms: i64) -> Option<String> {
+fn clock_warning(service_ms: i64, own_ms: i64) -> Option<String> {
     let off = service_ms.saturating_sub(own_ms);
     let way = if off > 0 { "ahead of" } else { "behind" };
     (off.unsigned_abs() > SKEW_MS).then(|| {
@@ -295,7 +296,7 @@ fn grant(
     now: u64,
 ) -> Result<Grant, CliError> {
     let (most, life) = match token.kind() {
-        TokenKind::Boot => (chain.newest().size, BOOT_SECONDS),
+        TokenKind::Boot => (chain.newest().size, DEFAULT_BOOT_SECONDS),
         TokenKind::Join => (1, MAX_JOIN_SECONDS),
     };
     let uses = args.uses.unwrap_or(if args.name.is_some() { 1 } else { most });
@@ -354,7 +355,7 @@ fn row(view: &GrantView, cluster: String) -> [String; 8] {
 
 fn show(printer: &mut Printer, view: &GrantView) -> Result<(), CliError> {
     let grant = &view.grant;
-    printer.value(view, |out| {
+    printer.print_value(view, |out| {
         let cidrs = grant.cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         out.fields(&[
             ("id", grant.id.to_string()),

@@ -4,4 +4,4 @@ mod change;
 mod number;
 
 pub(crate) use change::describe;
-pub(crate) use number::{OutOfRange, epoch_to_row};
+pub(crate) use number::{OutOfRange, number_to_row};

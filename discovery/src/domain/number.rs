@@ -6,7 +6,7 @@
 pub(crate) struct OutOfRange(pub u64);
 
 /// Converts an epoch, counter or time to the signed 64-bit integer of a row.
-pub(crate) fn epoch_to_row(number: u64) -> Result<i64, OutOfRange> {
+pub(crate) fn number_to_row(number: u64) -> Result<i64, OutOfRange> {
     i64::try_from(number).map_err(|_| OutOfRange(number))
 }
 
@@ -16,7 +16,7 @@ mod tests {
 
     #[test]
     fn a_number_that_would_come_back_as_another_is_an_error() {
-        assert_eq!(epoch_to_row(i64::MAX as u64), Ok(i64::MAX));
-        assert_eq!(epoch_to_row(1 << 63), Err(OutOfRange(1 << 63)));
+        assert_eq!(number_to_row(i64::MAX as u64), Ok(i64::MAX));
+        assert_eq!(number_to_row(1 << 63), Err(OutOfRange(1 << 63)));
     }
 }

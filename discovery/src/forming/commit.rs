@@ -8,7 +8,7 @@ use discovery_formation as formation;
 use discovery_formation::service::Cluster;
 use discovery_types::convert;
 use discovery_types::document::Document;
-use discovery_types::jws::{Jws, Typ};
+use discovery_types::jws::{Jws, JwsType};
 use discovery_types::problem::Code;
 use discovery_types::record::Record;
 use discovery_types::statement::StatementChain;
@@ -17,9 +17,9 @@ use uuid::Uuid;
 
 use super::Delivery;
 use crate::app::App;
-use crate::ca::{Authority, Ca, MemberLeaf, hosts};
+use crate::ca::{ClusterIssuer, IssuingCa, MemberLeaf, hosts};
 use crate::error::ApiError;
-use crate::kek::Purpose;
+use crate::kek::KeyPurpose;
 use crate::ledger;
 use crate::store::StoreError;
 use crate::store::cluster::{
@@ -28,7 +28,7 @@ use crate::store::cluster::{
 
 impl App {
     /// Signs the document, or takes the one that was shown, and issues the members' certificates.
-    pub(super) async fn decide(
+    pub(super) async fn build_commit(
         &self,
         transaction: &mut ClusterTransaction,
         h: formation::Hash,
@@ -45,11 +45,12 @@ impl App {
                 let damaged = |_| StoreError::damaged(format!("a record of cluster {id}"));
                 let proposal = convert::wire_proposal(&frozen.proposal, grants).map_err(damaged)?;
                 assert_eq!(proposal.hash().0, h.0, "the wire's hash and the machine's are one");
-                let ack = |record: &std::sync::Arc<formation::Record>| -> Result<Jws, StoreError> {
-                    let ack = frozen.acks.get(&record.key);
-                    let missing = || StoreError::damaged(format!("an ack of cluster {id}"));
-                    ack.and_then(|ack| ack.parse().ok()).ok_or_else(missing)
-                };
+                let ack =
+                    |record: &std::sync::Arc<formation::AgentRecord>| -> Result<Jws, StoreError> {
+                        let ack = frozen.acks.get(&record.key);
+                        let missing = || StoreError::damaged(format!("an ack of cluster {id}"));
+                        ack.and_then(|ack| ack.parse().ok()).ok_or_else(missing)
+                    };
                 let acks = frozen.proposal.records.iter().map(ack).collect::<Result<_, _>>()?;
                 let document = Document { version: 1, proposal, acks };
                 let document = document.sign(&self.keys.signer().key);
@@ -59,18 +60,18 @@ impl App {
             }
         };
         let authorities = transaction.authorities().await?;
-        let leaves = self.leaves(id, &frozen.proposal, &authorities, transaction.now)?;
+        let leaves = self.issue_leaves(id, &frozen.proposal, &authorities, transaction.now)?;
         Ok(NewCommit { epoch: frozen.proposal.epoch, h, document, adopted, leaves })
     }
 
-    fn leaves(
+    fn issue_leaves(
         &self,
         id: Uuid,
-        list: &formation::Proposal,
+        list: &formation::ProposedList,
         authorities: &Authorities,
-        now: formation::Micros,
+        now: formation::UnixMicros,
     ) -> Result<Vec<LeafPair>, ApiError> {
-        let authority = self.open_authority(id, authorities)?;
+        let authority = self.open_cluster_issuer(id, authorities)?;
         let mut leaves = Vec::with_capacity(list.records.len());
         for (seat, record) in (1_u16..).zip(&list.records) {
             let claims = claims(record)?;
@@ -87,14 +88,14 @@ impl App {
     }
 
     /// Opens both CAs of a cluster, ready to sign.
-    pub(crate) fn open_authority(
+    pub(crate) fn open_cluster_issuer(
         &self,
         cluster: Uuid,
         rows: &Authorities,
-    ) -> Result<Authority, ApiError> {
-        Ok(Authority {
-            peer: self.open_ca(cluster, Purpose::PeerCa, &rows.peer)?,
-            client: self.open_ca(cluster, Purpose::ClientCa, &rows.client)?,
+    ) -> Result<ClusterIssuer, ApiError> {
+        Ok(ClusterIssuer {
+            peer: self.open_ca(cluster, KeyPurpose::PeerCa, &rows.peer)?,
+            client: self.open_ca(cluster, KeyPurpose::ClientCa, &rows.client)?,
         })
     }
 
@@ -102,9 +103,9 @@ impl App {
     pub(crate) fn open_ca(
         &self,
         cluster: Uuid,
-        purpose: Purpose,
+        purpose: KeyPurpose,
         row: &AuthorityRow,
-    ) -> Result<Ca, ApiError> {
+    ) -> Result<IssuingCa, ApiError> {
         let closed = |detail: String| {
             let next = "Start the service with the key directory that made the cluster.";
             ApiError::new(Code::Internal, detail, next)
@@ -116,7 +117,7 @@ impl App {
             self.keys.kek.unwrap(cluster, purpose, wrapped).map_err(|error| {
                 closed(format!("The cluster's CA key can't be opened: {error}."))
             })?;
-        Ca::load(&row.certificate, &key)
+        IssuingCa::load(&row.certificate, &key)
             .map_err(|error| closed(format!("The cluster's CA can't be loaded: {error}.")))
     }
 
@@ -127,7 +128,7 @@ impl App {
         connection: &mut PgConnection,
         cluster: &Cluster,
         chain: &StatementChain,
-        asker: Option<formation::KeyId>,
+        asker: Option<formation::AgentKey>,
     ) -> Result<(Option<Delivery>, Option<ledger::Commit>), ApiError> {
         let id = Uuid::from_u128(cluster.id.0);
         let frozen = cluster.frozen.as_ref();
@@ -135,7 +136,7 @@ impl App {
         let Some(stored) = stored_commit(connection, id, seat).await? else {
             return Ok((None, None));
         };
-        let entry = match self.store.ledger().whole(id) {
+        let entry = match self.store.ledger().commit_with_document(id) {
             Some(known) if known.h == HEXLOWER.encode(&stored.h) => None,
             _ => {
                 let authorities = authorities(connection, id).await?;
@@ -144,8 +145,8 @@ impl App {
                     h: HEXLOWER.encode(&stored.h),
                     document: stored.document.as_str().to_owned(),
                     statements: chain.jws().iter().map(|jws| jws.as_str().to_owned()).collect(),
-                    peer_ca: authority(&authorities.peer),
-                    client_ca: authority(&authorities.client),
+                    peer_ca: ledger_authority(&authorities.peer),
+                    client_ca: ledger_authority(&authorities.client),
                 })
             }
         };
@@ -154,15 +155,15 @@ impl App {
     }
 }
 
-fn authority(row: &AuthorityRow) -> ledger::Authority {
+fn ledger_authority(row: &AuthorityRow) -> ledger::Authority {
     ledger::Authority {
         certificate: BASE64.encode(&row.certificate),
         wrapped_key: row.wrapped_key.as_ref().map(|key| BASE64.encode(key)),
     }
 }
 
-fn claims(record: &formation::Record) -> Result<Record, StoreError> {
+fn claims(record: &formation::AgentRecord) -> Result<Record, StoreError> {
     let jws: Option<Jws> = record.jws.parse().ok();
-    jws.and_then(|jws| jws.claims_unverified(Typ::Record).ok())
+    jws.and_then(|jws| jws.claims_unverified(JwsType::Record).ok())
         .ok_or_else(|| StoreError::damaged("a verified record doesn't parse any more"))
 }

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use discovery_formation as formation;
-use discovery_formation::service::{Cluster, Event, Grant, Phase, Poll, Probe, Refusal};
+use discovery_formation::service::{
+    Cluster, ClusterEvent, Grant, Phase, Poll, ProbeOutcome, Refusal,
+};
 use discovery_types::api::{ProbeResult, Session};
 use discovery_types::convert;
 use discovery_types::digest::Digest;
@@ -25,17 +27,17 @@ use crate::error::ApiError;
 use crate::intents::refuse_if_reporting;
 use crate::store::cluster::ClusterTransaction;
 
-/// Maximum total size in bytes of one seat's record, endorsement and grant; `MAX_ACK` limits its
+/// Maximum total size in bytes of one seat's record, endorsement and grant; `MAX_ACK_BYTES` limits its
 /// ack. A document contains up to nine of each and may have [`MAX_JWS`] bytes in base64. A larger
 /// document could be committed, but nobody could read it.
 ///
 /// [`MAX_JWS`]: discovery_types::jws::MAX_JWS
-const MAX_SEAT: usize = 7_000;
-const MAX_ACK: usize = 1_024;
+const MAX_SEAT_BYTES: usize = 7_000;
+const MAX_ACK_BYTES: usize = 1_024;
 
 /// A request. Handlers have opened its envelope; the rest is verified here.
 #[derive(Debug)]
-pub(crate) enum Incoming {
+pub(crate) enum ClusterRequest {
     /// Time has passed: lets the machine do what is due.
     Tick,
     /// An opened redeem request, with the record that it claims and the sender's address.
@@ -71,55 +73,73 @@ pub(crate) enum Incoming {
 }
 
 /// An event for the machine, and the data to store with it.
-pub(super) struct Prepared {
-    pub(super) event: Event,
+pub(super) struct PreparedEvent {
+    pub(super) event: ClusterEvent,
     /// Statement to append to the chain, unless the event is refused.
     pub(super) statement: Option<Jws>,
     /// Commit document to adopt.
     pub(super) document: Option<Jws>,
     /// Event that checks the sender's session. It is applied first.
-    pub(super) speaks: Option<Event>,
+    pub(super) session_event: Option<ClusterEvent>,
     /// Grant to revoke and the admin who does so, unless the event is refused.
-    pub(super) revoke: Option<(GrantId, String)>,
+    pub(super) revocation: Option<(GrantId, String)>,
 }
 
-impl From<Event> for Prepared {
-    fn from(event: Event) -> Self {
-        Prepared { event, statement: None, document: None, speaks: None, revoke: None }
+impl From<ClusterEvent> for PreparedEvent {
+    fn from(event: ClusterEvent) -> Self {
+        PreparedEvent {
+            event,
+            statement: None,
+            document: None,
+            session_event: None,
+            revocation: None,
+        }
     }
 }
 
-impl Incoming {
+impl ClusterRequest {
     /// Id of the grant that a redeem request names.
-    pub(super) fn grant(&self) -> Option<String> {
+    pub(super) fn grant_id(&self) -> Option<String> {
         match self {
-            Incoming::Redeem { claimed, .. } => Some(claimed.grant.to_string()),
+            ClusterRequest::Redeem { claimed, .. } => Some(claimed.grant.to_string()),
             _ => None,
         }
     }
 
     /// Key of the agent that sent the request.
-    pub(super) fn asker(&self) -> Option<formation::KeyId> {
+    pub(super) fn agent_key(&self) -> Option<formation::AgentKey> {
         let key = match self {
-            Incoming::Redeem { claimed, .. } => claimed.agent_key,
-            Incoming::Poll { key, .. }
-            | Incoming::Ack { key, .. }
-            | Incoming::Nack { key, .. }
-            | Incoming::Probes { key, .. }
-            | Incoming::Release { key, .. }
-            | Incoming::Report { key, .. }
-            | Incoming::Trouble { key, .. } => *key,
-            Incoming::Tick
-            | Incoming::Restate { .. }
-            | Incoming::RevokeGrant { .. }
-            | Incoming::Adopt { .. }
-            | Incoming::Abandon { .. }
-            | Incoming::Retire { .. }
-            | Incoming::Unretire { .. }
-            | Incoming::DatabaseAccepted { .. } => return None,
+            ClusterRequest::Redeem { claimed, .. } => claimed.agent_key,
+            ClusterRequest::Poll { key, .. }
+            | ClusterRequest::Ack { key, .. }
+            | ClusterRequest::Nack { key, .. }
+            | ClusterRequest::Probes { key, .. }
+            | ClusterRequest::Release { key, .. }
+            | ClusterRequest::Report { key, .. }
+            | ClusterRequest::Trouble { key, .. } => *key,
+            ClusterRequest::Tick
+            | ClusterRequest::Restate { .. }
+            | ClusterRequest::RevokeGrant { .. }
+            | ClusterRequest::Adopt { .. }
+            | ClusterRequest::Abandon { .. }
+            | ClusterRequest::Retire { .. }
+            | ClusterRequest::Unretire { .. }
+            | ClusterRequest::DatabaseAccepted { .. } => return None,
         };
         Some(convert::key(&key))
     }
+}
+
+async fn prepare_retire(
+    transaction: &mut ClusterTransaction,
+    chain: &StatementChain,
+    jws: &Jws,
+) -> Result<ClusterEvent, ApiError> {
+    let retire = Retire::verify(jws, chain)?;
+    if !retire.force && is_running(&transaction.cluster) {
+        refuse_if_reporting(transaction).await?;
+    }
+    Ok(ClusterEvent::Retire { by: format!("{}: {}", signer(chain, jws), retire.reason) })
 }
 
 impl App {
@@ -127,75 +147,89 @@ impl App {
     pub(super) async fn prepare(
         &self,
         transaction: &mut ClusterTransaction,
-        incoming: &Incoming,
-    ) -> Result<Prepared, ApiError> {
+        incoming: &ClusterRequest,
+    ) -> Result<PreparedEvent, ApiError> {
         let chain = transaction.chain.clone();
         Ok(match incoming {
-            Incoming::Tick => Event::Tick.into(),
-            Incoming::Redeem { redeem, claimed, address } => {
+            ClusterRequest::Tick => ClusterEvent::Tick.into(),
+            ClusterRequest::Redeem { redeem, claimed, address } => {
                 prepare_redeem(transaction, redeem, claimed, *address)?.into()
             }
-            Incoming::Poll { key, session, highest_epoch } => Event::Poll(Poll {
+            ClusterRequest::Poll { key, session, highest_epoch } => ClusterEvent::Poll(Poll {
                 key: convert::key(key),
                 session: convert::session(session.boot, &session.nonce),
                 highest_epoch: *highest_epoch,
             })
             .into(),
-            Incoming::Ack { key, jws } => prepare_ack(transaction, key, jws)?.into(),
-            Incoming::Nack { key, session, epoch, h, reason } => {
-                same_list(&transaction.cluster, *epoch, h)?;
+            ClusterRequest::Ack { key, jws } => prepare_ack(transaction, key, jws)?.into(),
+            ClusterRequest::Nack { key, session, epoch, h, reason } => {
+                check_current_list(&transaction.cluster, *epoch, h)?;
                 let reason = reason.clone();
-                spoken(key, session, Event::Nack { key: convert::key(key), epoch: *epoch, reason })
+                with_session(
+                    key,
+                    session,
+                    ClusterEvent::Nack { key: convert::key(key), epoch: *epoch, reason },
+                )
             }
-            Incoming::Probes { key, session, epoch, h, results } => {
-                same_list(&transaction.cluster, *epoch, h)?;
+            ClusterRequest::Probes { key, session, epoch, h, results } => {
+                check_current_list(&transaction.cluster, *epoch, h)?;
                 let row = matrix_row(&transaction.cluster, results);
-                spoken(key, session, Event::Probes { key: convert::key(key), epoch: *epoch, row })
+                with_session(
+                    key,
+                    session,
+                    ClusterEvent::Probes { key: convert::key(key), epoch: *epoch, row },
+                )
             }
-            Incoming::Release { key, jws } => prepare_release(transaction, key, jws)?.into(),
-            Incoming::Report { key, session, h, raft_cluster } => {
-                decided_list(&transaction.cluster, h)?;
+            ClusterRequest::Release { key, jws } => prepare_release(transaction, key, jws)?.into(),
+            ClusterRequest::Report { key, session, h, raft_cluster } => {
+                check_decided_list(&transaction.cluster, h)?;
                 let raft_cluster = *raft_cluster;
-                spoken(key, session, Event::Report { key: convert::key(key), raft_cluster })
+                with_session(
+                    key,
+                    session,
+                    ClusterEvent::Report { key: convert::key(key), raft_cluster },
+                )
             }
-            Incoming::Trouble { key, session, h, text } => {
-                decided_list(&transaction.cluster, h)?;
+            ClusterRequest::Trouble { key, session, h, text } => {
+                check_decided_list(&transaction.cluster, h)?;
                 let text = text.clone();
-                spoken(key, session, Event::Trouble { key: convert::key(key), text })
+                with_session(key, session, ClusterEvent::Trouble { key: convert::key(key), text })
             }
-            Incoming::Restate { jws } => self.prepare_restate(&chain, jws)?,
-            Incoming::RevokeGrant { id, by } => {
-                let event = Event::GrantRevoked(formation::GrantId(id.to_string().into()));
-                Prepared { revoke: Some((*id, by.clone())), ..event.into() }
+            ClusterRequest::Restate { jws } => self.prepare_restate(&chain, jws)?,
+            ClusterRequest::RevokeGrant { id, by } => {
+                let event = ClusterEvent::GrantRevoked(formation::GrantId(id.to_string().into()));
+                PreparedEvent { revocation: Some((*id, by.clone())), ..event.into() }
             }
-            Incoming::Adopt { document, statements } => {
+            ClusterRequest::Adopt { document, statements } => {
                 prepare_adopt(transaction, document, statements).await?
             }
-            Incoming::Abandon { by } => Event::Abandon { by: by.clone() }.into(),
-            Incoming::Retire { jws } => {
-                let retire = Retire::verify(jws, &chain)?;
-                if !retire.force && is_running(&transaction.cluster) {
-                    refuse_if_reporting(transaction).await?;
-                }
-                Event::Retire { by: format!("{}: {}", signer(&chain, jws), retire.reason) }.into()
+            ClusterRequest::Abandon { by } => ClusterEvent::Abandon { by: by.clone() }.into(),
+            ClusterRequest::Retire { jws } => {
+                prepare_retire(transaction, &chain, jws).await?.into()
             }
-            Incoming::Unretire { jws } => {
+            ClusterRequest::Unretire { jws } => {
                 let unretire = Unretire::verify(jws, &chain)?;
-                of_this_retirement(&transaction.cluster, &unretire)?;
-                Event::Unretire { by: signer(&chain, jws) }.into()
+                check_same_retirement(&transaction.cluster, &unretire)?;
+                ClusterEvent::Unretire { by: signer(&chain, jws) }.into()
             }
-            Incoming::DatabaseAccepted { by } => Event::DatabaseAccepted { by: by.clone() }.into(),
+            ClusterRequest::DatabaseAccepted { by } => {
+                ClusterEvent::DatabaseAccepted { by: by.clone() }.into()
+            }
         })
     }
 
-    fn prepare_restate(&self, chain: &StatementChain, jws: &Jws) -> Result<Prepared, ApiError> {
+    fn prepare_restate(
+        &self,
+        chain: &StatementChain,
+        jws: &Jws,
+    ) -> Result<PreparedEvent, ApiError> {
         if jws.hash() == chain.newest_hash() {
-            return Ok(Event::Restate(convert::statement(chain)).into());
+            return Ok(ClusterEvent::StatementAdded(convert::statement(chain)).into());
         }
         let mut longer = chain.clone();
         longer.append(jws)?;
-        let event = Event::Restate(convert::statement(&longer));
-        Ok(Prepared { statement: Some(jws.clone()), ..event.into() })
+        let event = ClusterEvent::StatementAdded(convert::statement(&longer));
+        Ok(PreparedEvent { statement: Some(jws.clone()), ..event.into() })
     }
 }
 
@@ -211,7 +245,7 @@ fn signer(chain: &StatementChain, jws: &Jws) -> String {
 
 /// Checks that the signature undoes the last retirement: it must not undo a later one. A cluster
 /// that is no longer retired passes, because its retirement was undone before.
-fn of_this_retirement(cluster: &Cluster, unretire: &Unretire) -> Result<(), ApiError> {
+fn check_same_retirement(cluster: &Cluster, unretire: &Unretire) -> Result<(), ApiError> {
     let ended = cluster.ended.as_ref().filter(|_| cluster.phase == Phase::Retired);
     let at = ended.map(|ended| (ended.at.0 / 1_000) as i64);
     if at.is_none_or(|at| at == unretire.retired_at_ms) {
@@ -227,7 +261,7 @@ fn prepare_redeem(
     redeem: &Redeem,
     claimed: &Record,
     address: IpAddr,
-) -> Result<Event, ApiError> {
+) -> Result<ClusterEvent, ApiError> {
     let chain = transaction.chain.clone();
     let unknown = || {
         let next = "Check that the bundle is for this service and cluster, or ask for another.";
@@ -249,10 +283,10 @@ fn prepare_redeem(
     }
     let signed = [&redeem.signed.record, &redeem.signed.endorsement, grant.jws()];
     let length: usize = signed.iter().map(|jws| jws.as_str().len()).sum();
-    if length > MAX_SEAT {
+    if length > MAX_SEAT_BYTES {
         let next = "Give the agent shorter names and fewer URLs.";
         let detail =
-            format!("The record and what goes with it has {length} bytes, {MAX_SEAT} fit.");
+            format!("The record and what goes with it has {length} bytes, {MAX_SEAT_BYTES} fit.");
         return Err(ApiError::new(Code::RecordRefused, detail, next));
     }
     if !grant.cidrs.is_empty() && !grant.cidrs.iter().any(|block| block.contains(&address)) {
@@ -261,8 +295,8 @@ fn prepare_redeem(
         return Err(ApiError::new(Code::GrantBinding, detail, next));
     }
     let record = VerifiedRecord::verify(&redeem.signed, &grant, &chain.newest().permissions)?;
-    wait_if_void(transaction, &grant, row.stored_us, &record.agent_key)?;
-    Ok(Event::Redeem(formation::service::Redeem {
+    refuse_void_until_settled(transaction, &grant, row.stored_us, &record.agent_key)?;
+    Ok(ClusterEvent::Redeem(formation::service::Redeem {
         record: convert::record(&record),
         session: convert::session(redeem.boot, &redeem.nonce),
         highest_epoch: redeem.highest_epoch,
@@ -271,7 +305,7 @@ fn prepare_redeem(
             // write to the database.
             id: formation::GrantId(grant.id.to_string().into()),
             uses: u32::from(grant.uses),
-            expires: formation::Micros(grant.expires_at.saturating_mul(1_000_000)),
+            expires: formation::UnixMicros(grant.expires_at.saturating_mul(1_000_000)),
             revoked: row.revoked_us.is_some()
                 || is_void(&grant, row.stored_us, transaction.void_before),
         },
@@ -287,7 +321,7 @@ fn prepare_redeem(
 pub(crate) fn is_void(
     grant: &discovery_types::grant::Grant,
     stored_us: i64,
-    void_before: formation::Micros,
+    void_before: formation::UnixMicros,
 ) -> bool {
     grant.issued_at < void_before.0 / 1_000_000 || stored_us.unsigned_abs() < void_before.0
 }
@@ -295,7 +329,7 @@ pub(crate) fn is_void(
 /// Makes the agent wait if its token is void and the database isn't settled yet. A cluster that
 /// looks open may have committed. Its hosts must learn that before they learn that their token is
 /// void.
-fn wait_if_void(
+fn refuse_void_until_settled(
     transaction: &ClusterTransaction,
     grant: &discovery_types::grant::Grant,
     stored_us: i64,
@@ -311,7 +345,7 @@ fn wait_if_void(
     Err(ApiError::new(Code::DatabaseChanged, detail, next))
 }
 
-fn vote(error: impl ToString) -> ApiError {
+fn vote_error(error: impl ToString) -> ApiError {
     ApiError::new(Code::VoteRefused, error.to_string(), "Poll for the present proposal.")
 }
 
@@ -319,15 +353,15 @@ fn prepare_ack(
     transaction: &ClusterTransaction,
     key: &PublicKey,
     jws: &Jws,
-) -> Result<Event, ApiError> {
-    if jws.as_str().len() > MAX_ACK {
-        return Err(vote(format!("An ack has at most {MAX_ACK} bytes.")));
+) -> Result<ClusterEvent, ApiError> {
+    if jws.as_str().len() > MAX_ACK_BYTES {
+        return Err(vote_error(format!("An ack has at most {MAX_ACK_BYTES} bytes.")));
     }
-    let ack = Ack::verify(jws, key).map_err(vote)?;
+    let ack = Ack::verify(jws, key).map_err(vote_error)?;
     if ack.cluster != transaction.id() {
-        return Err(vote("The ack is of another cluster."));
+        return Err(vote_error("The ack is of another cluster."));
     }
-    Ok(Event::Ack {
+    Ok(ClusterEvent::Ack {
         key: convert::key(key),
         epoch: ack.epoch,
         h: convert::hash(&ack.h),
@@ -339,44 +373,50 @@ fn prepare_release(
     transaction: &ClusterTransaction,
     key: &PublicKey,
     jws: &Jws,
-) -> Result<Event, ApiError> {
-    let release = Release::verify(jws, key).map_err(vote)?;
+) -> Result<ClusterEvent, ApiError> {
+    let release = Release::verify(jws, key).map_err(vote_error)?;
     if release.cluster != transaction.id() {
-        return Err(vote("The release is of another cluster."));
+        return Err(vote_error("The release is of another cluster."));
     }
     let release = formation::Release { epoch: release.epoch, jws: jws.as_str().into() };
-    Ok(Event::Release { key: convert::key(key), release })
+    Ok(ClusterEvent::Release { key: convert::key(key), release })
 }
 
 /// Makes an event that names its sender's session, which is checked first.
-fn spoken(key: &PublicKey, sent: &Session, event: Event) -> Prepared {
+fn with_session(key: &PublicKey, sent: &Session, event: ClusterEvent) -> PreparedEvent {
     let session = convert::session(sent.boot, &sent.nonce);
-    Prepared { speaks: Some(Event::Speaks { key: convert::key(key), session }), ..event.into() }
+    PreparedEvent {
+        session_event: Some(ClusterEvent::SessionSeen { key: convert::key(key), session }),
+        ..event.into()
+    }
 }
 
 /// Checks that a request is about the current list, by its hash. The machine itself refuses another
 /// epoch.
-fn same_list(cluster: &Cluster, epoch: u64, h: &Digest) -> Result<(), ApiError> {
+fn check_current_list(cluster: &Cluster, epoch: u64, h: &Digest) -> Result<(), ApiError> {
     match &cluster.frozen {
-        Some(frozen) if frozen.proposal.epoch == epoch && frozen.h.0 != h.0 => {
+        Some(frozen) if frozen.proposal.epoch == epoch && frozen.proposal_hash.0 != h.0 => {
             let sent = convert::hash(h);
-            Err(Refusal::OtherProposal { sent, h: frozen.h, epoch }.into())
+            Err(Refusal::OtherProposal { sent, h: frozen.proposal_hash, epoch }.into())
         }
         _ => Ok(()),
     }
 }
 
-fn decided_list(cluster: &Cluster, h: &Digest) -> Result<(), ApiError> {
+fn check_decided_list(cluster: &Cluster, h: &Digest) -> Result<(), ApiError> {
     match &cluster.frozen {
-        Some(frozen) if frozen.h.0 != h.0 => {
+        Some(frozen) if frozen.proposal_hash.0 != h.0 => {
             let (sent, epoch) = (convert::hash(h), frozen.proposal.epoch);
-            Err(Refusal::OtherProposal { sent, h: frozen.h, epoch }.into())
+            Err(Refusal::OtherProposal { sent, h: frozen.proposal_hash, epoch }.into())
         }
         _ => Ok(()),
     }
 }
 
-fn matrix_row(cluster: &Cluster, results: &[ProbeResult]) -> BTreeMap<formation::KeyId, Probe> {
+fn matrix_row(
+    cluster: &Cluster,
+    results: &[ProbeResult],
+) -> BTreeMap<formation::AgentKey, ProbeOutcome> {
     let Some(frozen) = &cluster.frozen else { return BTreeMap::new() };
     let peer = |seat: u8| {
         let index = usize::from(seat).checked_sub(1)?;
@@ -386,8 +426,8 @@ fn matrix_row(cluster: &Cluster, results: &[ProbeResult]) -> BTreeMap<formation:
         .iter()
         .filter_map(|result| {
             let found = match result.reached {
-                true => Probe::Reached,
-                false => Probe::Failed(result.error.clone().unwrap_or_default()),
+                true => ProbeOutcome::Reached,
+                false => ProbeOutcome::Failed(result.error.clone().unwrap_or_default()),
             };
             Some((peer(result.seat)?, found))
         })
@@ -400,7 +440,7 @@ async fn prepare_adopt(
     transaction: &mut ClusterTransaction,
     document: &Jws,
     statements: &[Jws],
-) -> Result<Prepared, ApiError> {
+) -> Result<PreparedEvent, ApiError> {
     let chain = transaction.chain.clone();
     let shown = StatementChain::verify_links(statements)?;
     // Verify with the longer chain. It must extend the shorter one.
@@ -423,12 +463,12 @@ async fn prepare_adopt(
         let grant = VerifiedGrant::verify(grant, long)?;
         transaction.add_grant(&grant, "a document that was shown").await?;
     }
-    let event = Event::Adopt(convert::document(&verified));
-    Ok(Prepared { document: Some(document.clone()), ..event.into() })
+    let event = ClusterEvent::Adopt(convert::document(&verified));
+    Ok(PreparedEvent { document: Some(document.clone()), ..event.into() })
 }
 
 /// Whether the cluster's newest statement gives the key a role that may do `action`.
-pub(crate) fn statement_allows(
+pub(crate) fn check_statement_allows(
     chain: &StatementChain,
     key: &PublicKey,
     action: Action,
@@ -465,7 +505,7 @@ pub(crate) fn statement_allows(
 mod tests {
     use discovery_types::SIZES;
     use discovery_types::document::Document;
-    use discovery_types::jws::{MAX_JWS, Typ};
+    use discovery_types::jws::{JwsType, MAX_JWS};
     use discovery_types::key::SigningKey;
     use discovery_types::proposal::Proposal;
     use discovery_types::record::SignedRecord;
@@ -481,17 +521,17 @@ mod tests {
             // Base64 has four characters for three bytes.
             jws(jws(0).as_str().len().abs_diff(length) * 3 / 4)
         };
-        let (record, rest) = (long(Typ::Record, 4_000), MAX_SEAT - 4_000);
-        let seat = SignedRecord { record, endorsement: long(Typ::Endorsement, rest / 2) };
+        let (record, rest) = (long(JwsType::Record, 4_000), MAX_SEAT_BYTES - 4_000);
+        let seat = SignedRecord { record, endorsement: long(JwsType::Endorsement, rest / 2) };
         let seats = usize::from(*SIZES.end());
         let proposal = Proposal {
             cluster: Uuid::nil(),
             statement: Digest::of(b"x"),
             epoch: u64::MAX,
             seats: vec![seat; seats],
-            grants: vec![long(Typ::Grant, rest / 2); seats],
+            grants: vec![long(JwsType::Grant, rest / 2); seats],
         };
-        let acks = vec![long(Typ::Ack, MAX_ACK); seats];
+        let acks = vec![long(JwsType::Ack, MAX_ACK_BYTES); seats];
         let document = Document { version: 1, proposal, acks }.sign(&key);
         let length = document.as_str().len();
         assert!(length > MAX_JWS * 9 / 10 && length <= MAX_JWS, "{length}");

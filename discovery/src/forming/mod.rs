@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use discovery_formation as formation;
 use discovery_formation::Rules;
-use discovery_formation::memory::{Decision, Gate, contradicts};
+use discovery_formation::memory::{ClusterDecision, LedgerVerdict, contradicts};
 use discovery_formation::service::{
-    Alarm, Answer, Change, Cluster, Context, Event, Outcome, Phase, Refusal, Settings,
-    next_deadline, step,
+    Alarm, Answer, Cluster, ClusterChange, ClusterEvent, FormationSettings, Phase, Refusal,
+    StepContext, StepOutcome, next_deadline, step,
 };
 use discovery_types::convert;
 use discovery_types::jws::Jws;
@@ -34,23 +34,23 @@ use crate::store::StoreError;
 use crate::store::cluster::{ClusterTransaction, LeafPair, Trust};
 use crate::store::intents;
 
-pub(crate) use event::{Incoming, is_void, statement_allows};
+pub(crate) use event::{ClusterRequest, check_statement_allows, is_void};
 pub(crate) use show::{explanations, poll_response, summary_of};
 
 /// Time limit for applying an event or reading a cluster. It is longer than all its SQL statements
 /// together: Postgres ends each of them after two seconds.
-const LONGEST: Duration = Duration::from_secs(20);
+const APPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Result of an applied event. A refusal by the machine is not an error of the transaction: what
 /// time has changed in the cluster is saved anyway.
 #[derive(Debug)]
-pub(crate) struct Applied {
+pub(crate) struct ClusterReply {
     /// The cluster after the event.
     pub cluster: Cluster,
     /// The cluster's statement chain.
     pub chain: Arc<StatementChain>,
     /// Database time of the transaction.
-    pub now: formation::Micros,
+    pub now: formation::UnixMicros,
     /// The machine's answer to the caller.
     pub answer: Answer,
     /// The decided document, if the caller is a member of the list.
@@ -58,7 +58,7 @@ pub(crate) struct Applied {
     /// Grants of the frozen list, if the caller is to sign it.
     pub grants: Vec<Jws>,
     /// JWS of the grant that was redeemed.
-    pub asked: Option<String>,
+    pub redeemed_grant: Option<String>,
 }
 
 /// A document on its way to a member. The ledger already holds its commit.
@@ -75,52 +75,57 @@ impl App {
     pub(crate) async fn apply(
         &self,
         cluster: Uuid,
-        incoming: Incoming,
+        incoming: ClusterRequest,
         address: Option<IpAddr>,
-    ) -> Result<Applied, ApiError> {
-        in_time(self.apply_event(cluster, incoming, address)).await
+    ) -> Result<ClusterReply, ApiError> {
+        with_timeout(self.apply_event(cluster, incoming, address)).await
     }
 
     async fn apply_event(
         &self,
         cluster: Uuid,
-        incoming: Incoming,
+        incoming: ClusterRequest,
         address: Option<IpAddr>,
-    ) -> Result<Applied, ApiError> {
-        let trust = match incoming {
-            Incoming::Abandon { .. } | Incoming::DatabaseAccepted { .. } => Trust::Claims,
-            _ => Trust::Verify,
-        };
-        let accepts = matches!(incoming, Incoming::DatabaseAccepted { .. });
-        let asked = incoming.grant();
+    ) -> Result<ClusterReply, ApiError> {
+        let trust = trust_for(&incoming);
+        let accepts = matches!(incoming, ClusterRequest::DatabaseAccepted { .. });
+        let asked = incoming.grant_id();
         let mut transaction = self.begin(cluster, trust, asked.as_deref()).await?;
-        let asker = incoming.asker();
-        self.turn_removed_away(&mut transaction, asker).await?;
+        let asker = incoming.agent_key();
+        self.refuse_removed(&mut transaction, asker).await?;
         let prepared = self.prepare(&mut transaction, &incoming).await?;
 
-        let mut changes = self.catch_up(&mut transaction);
-        let outcome = self.step_spoken(&mut transaction, prepared.speaks, prepared.event);
-        let Outcome { answer, changed, changes: own, committed, alarms } = outcome;
+        let mut changes = self.sync_settled_state(&mut transaction);
+        let outcome =
+            self.step_with_session(&mut transaction, prepared.session_event, prepared.event);
+        let StepOutcome { answer, changed, changes: own, committed, alarms } = outcome;
         let refused = answer.is_err();
         changes.extend(own);
         let shown = prepared.document.filter(|_| committed.is_some());
         let decisions = decisions(&changes, committed, shown.is_some());
-        if let Some(doubt) = self.doubt(&mut transaction, &decisions, accepts).await? {
+        if let Some(doubt) =
+            self.find_decision_blocker(&mut transaction, &decisions, accepts).await?
+        {
             drop(transaction);
             return Err(match doubt {
-                Doubt::Behind => self.ledger_is_behind(),
-                Doubt::SetBack(why) => self.found_another_database(cluster, why).await,
+                DecisionBlocker::LedgerBehind => self.ledger_behind_error(),
+                DecisionBlocker::DatabaseSetBack(why) => {
+                    self.report_database_change(cluster, why).await
+                }
             });
         }
         let new_commit = match committed {
-            Some(h) => Some(self.decide(&mut transaction, h, shown).await?),
+            Some(h) => Some(self.build_commit(&mut transaction, h, shown).await?),
             None => None,
         };
         if !refused {
-            transaction.add(prepared.statement.as_ref(), prepared.revoke.as_ref()).await?;
+            let (statement, revocation) = (&prepared.statement, &prepared.revocation);
+            transaction
+                .add_statement_and_revocation(statement.as_ref(), revocation.as_ref())
+                .await?;
         }
         // A tick is saved even without changes: that corrects the cluster's next deadline.
-        if changed || !changes.is_empty() || matches!(incoming, Incoming::Tick) {
+        if changed || !changes.is_empty() || matches!(incoming, ClusterRequest::Tick) {
             let next = next_deadline(&transaction.cluster, &self.settings, transaction.now);
             let address = address.map(|address| address.to_string());
             transaction.save(&changes, new_commit.as_ref(), next, address.as_deref()).await?;
@@ -129,11 +134,8 @@ impl App {
             Ok(answer) => self.delivery(&mut transaction, answer, asker).await?,
             Err(_) => (None, None),
         };
-        let grants = match (&answer, &transaction.cluster.frozen) {
-            (Ok(Answer { proposal: Some(_), .. }), Some(frozen)) => {
-                let list = frozen.proposal.clone();
-                transaction.grants_of(&list)?
-            }
+        let grants = match &answer {
+            Ok(Answer { proposal: Some(_), .. }) => frozen_list_grants(&transaction)?,
             _ => Vec::new(),
         };
         let (now, chain) = (transaction.now, transaction.chain.clone());
@@ -144,13 +146,18 @@ impl App {
         self.announce(&cluster, &changes, &alarms);
         // The commit must be durable in the ledger before its document leaves with the response.
         if let Some(entry) = entry {
-            crate::crash::point("before", "ledger");
-            self.store.let_out(entry).await?;
-            self.metrics.ledger_entries.set(self.store.ledger().commits() as i64);
-            crate::crash::point("after", "ledger");
+            self.record_in_ledger(entry).await?;
         }
-        let answer = answer.map_err(|refusal| self.refused(&refusal, &cluster))?;
-        Ok(Applied { cluster, chain, now, answer, document: delivery, grants, asked })
+        let answer = answer.map_err(|refusal| self.refusal_error(&refusal, &cluster))?;
+        Ok(ClusterReply {
+            cluster,
+            chain,
+            now,
+            answer,
+            document: delivery,
+            grants,
+            redeemed_grant: asked,
+        })
     }
 
     /// Locks a cluster and loads it. Errors if the database was set back. `asked` is a grant's id.
@@ -162,19 +169,19 @@ impl App {
     ) -> Result<ClusterTransaction, ApiError> {
         let transaction = self.store.begin_cluster(cluster, trust, asked).await?;
         let transaction = transaction.ok_or_else(|| ApiError::not_found("such cluster"))?;
-        if let Gate::Past(difference) = transaction.gate() {
-            transaction.hang_up().await;
-            return Err(self.found_another_database(cluster, &difference.to_string()).await);
+        if let LedgerVerdict::OlderDatabase(difference) = transaction.gate() {
+            transaction.terminate_connection().await;
+            return Err(self.report_database_change(cluster, &difference.to_string()).await);
         }
         self.clock.set(transaction.now.0 as i64);
         Ok(transaction)
     }
 
     /// Errors if the caller's member was removed from the cluster.
-    async fn turn_removed_away(
+    async fn refuse_removed(
         &self,
         transaction: &mut ClusterTransaction,
-        asker: Option<formation::KeyId>,
+        asker: Option<formation::AgentKey>,
     ) -> Result<(), ApiError> {
         let runs = matches!(transaction.cluster.phase, Phase::Committed | Phase::Formed);
         let Some(key) = asker.filter(|_| runs) else { return Ok(()) };
@@ -187,19 +194,19 @@ impl App {
 
     /// Reads a cluster as `key` sees it, without a lock. The commit that a response contains is
     /// written to the ledger first.
-    pub(crate) async fn look(
+    pub(crate) async fn view_cluster(
         &self,
         cluster: Uuid,
-        key: Option<formation::KeyId>,
-    ) -> Result<Applied, ApiError> {
-        in_time(self.look_for(cluster, key)).await
+        key: Option<formation::AgentKey>,
+    ) -> Result<ClusterReply, ApiError> {
+        with_timeout(self.view_cluster_untimed(cluster, key)).await
     }
 
-    async fn look_for(
+    async fn view_cluster_untimed(
         &self,
         cluster: Uuid,
-        key: Option<formation::KeyId>,
-    ) -> Result<Applied, ApiError> {
+        key: Option<formation::AgentKey>,
+    ) -> Result<ClusterReply, ApiError> {
         let found = self.store.read_cluster(cluster).await?;
         let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
         let answer = formation::service::view(&cluster, key);
@@ -217,10 +224,18 @@ impl App {
         };
         drop(connection);
         if let Some(entry) = entry {
-            self.store.let_out(entry).await?;
+            self.store.record_commit(entry).await?;
         }
         let asked = None;
-        Ok(Applied { cluster, chain, now, answer, document: delivery, grants, asked })
+        Ok(ClusterReply {
+            cluster,
+            chain,
+            now,
+            answer,
+            document: delivery,
+            grants,
+            redeemed_grant: asked,
+        })
     }
 
     /// Returns a decided cluster's document, the certificates of `key`, and the statements. Unlike
@@ -228,7 +243,7 @@ impl App {
     pub(crate) async fn document(
         &self,
         cluster: Uuid,
-        key: Option<formation::KeyId>,
+        key: Option<formation::AgentKey>,
     ) -> Result<(Option<Delivery>, Vec<Jws>), ApiError> {
         let found = self.store.read_cluster(cluster).await?;
         let (cluster, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
@@ -236,18 +251,18 @@ impl App {
         let (delivery, entry) = self.delivery_of(&mut connection, &cluster, &chain, key).await?;
         drop(connection);
         if let Some(entry) = entry {
-            self.store.let_out(entry).await?;
+            self.store.record_commit(entry).await?;
         }
         Ok((delivery, chain.jws()))
     }
 
     /// Converts the machine's refusal to a problem. Adds the name of the agent that is in the way,
     /// because the machine knows only keys.
-    fn refused(&self, refusal: &Refusal, cluster: &Cluster) -> ApiError {
-        let error = ApiError::refused(refusal, self.settings.lease);
+    fn refusal_error(&self, refusal: &Refusal, cluster: &Cluster) -> ApiError {
+        let error = ApiError::from_refusal(refusal, self.settings.lease);
         match refusal {
             Refusal::Duplicate { other, .. } => match cluster.agents.get(other) {
-                Some(agent) => error.naming(&other.to_string(), &agent.record.name),
+                Some(agent) => error.with_key_name(&other.to_string(), &agent.record.name),
                 None => error,
             },
             _ => error,
@@ -256,10 +271,10 @@ impl App {
 
     /// Tells the machine whether the database has become settled or unsettled since this cluster's
     /// last event.
-    fn catch_up(&self, transaction: &mut ClusterTransaction) -> Vec<Change> {
-        let event = match (transaction.settled, transaction.cluster.unsettled) {
-            (false, false) => Event::DatabaseChanged,
-            (true, true) => Event::DatabaseSettled,
+    fn sync_settled_state(&self, transaction: &mut ClusterTransaction) -> Vec<ClusterChange> {
+        let event = match (transaction.settled, transaction.cluster.is_unsettled) {
+            (false, false) => ClusterEvent::DatabaseChanged,
+            (true, true) => ClusterEvent::DatabaseSettled,
             _ => return Vec::new(),
         };
         self.step(transaction, event).changes
@@ -267,12 +282,12 @@ impl App {
 
     /// Applies the session event first, then the event itself. Returns the second answer and all
     /// changes.
-    fn step_spoken(
+    fn step_with_session(
         &self,
         transaction: &mut ClusterTransaction,
-        speaks: Option<Event>,
-        event: Event,
-    ) -> Outcome {
+        speaks: Option<ClusterEvent>,
+        event: ClusterEvent,
+    ) -> StepOutcome {
         let Some(speaks) = speaks else { return self.step(transaction, event) };
         let mut first = self.step(transaction, speaks);
         if first.answer.is_err() {
@@ -281,7 +296,7 @@ impl App {
         let second = self.step(transaction, event);
         first.changes.extend(second.changes);
         first.alarms.extend(second.alarms);
-        Outcome {
+        StepOutcome {
             answer: second.answer,
             changed: first.changed || second.changed,
             changes: first.changes,
@@ -293,39 +308,43 @@ impl App {
     /// Returns why this process may not make the step's decisions, if so. A process that decides
     /// must have copied all decisions of the others. The database may also have been set back under
     /// an open connection.
-    async fn doubt(
+    async fn find_decision_blocker(
         &self,
         transaction: &mut ClusterTransaction,
-        decisions: &[Decision],
+        decisions: &[ClusterDecision],
         accepts: bool,
-    ) -> Result<Option<Doubt>, ApiError> {
+    ) -> Result<Option<DecisionBlocker>, ApiError> {
         if decisions.is_empty() {
             return Ok(None);
         }
         let is_complete = self.store.watch().is_complete(transaction.generation());
         let copied = match transaction.gate() {
-            Gate::Open | Gate::Copy if !is_complete => return Ok(Some(Doubt::Behind)),
-            Gate::Open => true,
-            Gate::Copy => transaction.copy_news(&self.store).await?,
-            Gate::Look | Gate::Past(_) => false,
+            LedgerVerdict::Allowed | LedgerVerdict::CopyFirst if !is_complete => {
+                return Ok(Some(DecisionBlocker::LedgerBehind));
+            }
+            LedgerVerdict::Allowed => true,
+            LedgerVerdict::CopyFirst => transaction.copy_new_decisions(&self.store).await?,
+            LedgerVerdict::CompareFirst | LedgerVerdict::OlderDatabase(_) => false,
         };
         if !copied {
             let why = "another process has found that it was set back";
             return Ok(Some(match transaction.gate() {
-                Gate::Copy => Doubt::Behind,
-                _ => Doubt::SetBack(why),
+                LedgerVerdict::CopyFirst => DecisionBlocker::LedgerBehind,
+                _ => DecisionBlocker::DatabaseSetBack(why),
             }));
         }
         let entry = self.store.ledger().entry(transaction.id());
-        let contradicted = |decision: &Decision| contradicts(entry, *decision);
+        let contradicted = |decision: &ClusterDecision| contradicts(entry, *decision);
         let found = !accepts && decisions.iter().any(contradicted);
-        Ok(found.then_some(Doubt::SetBack("it lacks what was decided of this cluster")))
+        Ok(found.then_some(DecisionBlocker::DatabaseSetBack(
+            "it lacks what was decided of this cluster",
+        )))
     }
 
     /// Error for a ledger that lacks too many decisions of others. Starts filling it.
-    fn ledger_is_behind(&self) -> ApiError {
-        self.store.watch().behind.notify_one();
-        let (copied, newest) = self.store.watch().progress.now();
+    fn ledger_behind_error(&self) -> ApiError {
+        self.store.watch().fill_needed.notify_one();
+        let (copied, newest) = self.store.watch().progress.copied_and_newest();
         let detail = format!(
             "This process's ledger is being filled: {copied} of {newest} decisions are copied, and \
              it decides nothing before it has all."
@@ -336,11 +355,11 @@ impl App {
 
     /// Compares the database again, as a new connection does. That also starts writing the ledger
     /// back.
-    async fn found_another_database(&self, cluster: Uuid, why: &str) -> ApiError {
+    async fn report_database_change(&self, cluster: Uuid, why: &str) -> ApiError {
         tracing::error!(cluster.id = %cluster, why, "the database was set back");
-        self.metrics.alarm("database_set_back");
-        self.store.watch().compare_again();
-        if let Err(error) = self.store.look_again(Occasion::Doubt).await {
+        self.metrics.count_alarm("database_set_back");
+        self.store.watch().require_full_comparison();
+        if let Err(error) = self.store.look_at_database(Occasion::Doubt).await {
             return error.into();
         }
         let next = "Wait: what the discovery processes know of it is put back from their ledgers.";
@@ -348,22 +367,31 @@ impl App {
         ApiError::new(Code::DatabaseChanged, detail, next)
     }
 
-    fn step(&self, transaction: &mut ClusterTransaction, event: Event) -> Outcome {
+    fn step(&self, transaction: &mut ClusterTransaction, event: ClusterEvent) -> StepOutcome {
         let steady_after = Duration::from_millis(self.settings.steady_after().0);
-        let context = Context {
+        let context = StepContext {
             rules: &Rules::ALL,
             settings: &self.settings,
-            steady: self.clock.even_for() >= steady_after,
+            is_clock_steady: self.clock.steady_for() >= steady_after,
             hash: &convert::proposal_hash,
         };
         step(&mut transaction.cluster, &context, transaction.now, event)
+    }
+
+    /// Makes a commit durable in the ledger. The document may leave this process afterwards.
+    async fn record_in_ledger(&self, commit: ledger::Commit) -> Result<(), ApiError> {
+        crate::crash::point("before", "ledger");
+        self.store.record_commit(commit).await?;
+        self.metrics.ledger_entries.set(self.store.ledger().commits() as i64);
+        crate::crash::point("after", "ledger");
+        Ok(())
     }
 
     async fn delivery(
         &self,
         transaction: &mut ClusterTransaction,
         answer: &Answer,
-        asker: Option<formation::KeyId>,
+        asker: Option<formation::AgentKey>,
     ) -> Result<(Option<Delivery>, Option<ledger::Commit>), ApiError> {
         if answer.document.is_none() {
             return Ok((None, None));
@@ -373,25 +401,25 @@ impl App {
     }
 
     /// After COMMIT: wakes waiting requests, counts the changes, and logs changes and alarms.
-    fn announce(&self, cluster: &Cluster, changes: &[Change], alarms: &[Alarm]) {
+    fn announce(&self, cluster: &Cluster, changes: &[ClusterChange], alarms: &[Alarm]) {
         let id = Uuid::from_u128(cluster.id.0);
         for change in changes {
             let (kind, body) = describe(change);
-            self.metrics.change(kind);
+            self.metrics.count_change(kind);
             tracing::info!(cluster.id = %id, change = kind, %body, "cluster changed");
         }
         if !changes.is_empty() {
-            self.wakes.wake(id);
+            self.notifier.wake(id);
         }
         for alarm in alarms {
             match alarm {
                 Alarm::KeyElsewhere { key } => {
-                    self.metrics.alarm("key_elsewhere");
+                    self.metrics.count_alarm("key_elsewhere");
                     tracing::error!(cluster.id = %id, agent = %key,
                         "two holders of one agent's key: a cloned host, or a stolen key");
                 }
                 Alarm::Split { decided, other } => {
-                    self.metrics.alarm("split");
+                    self.metrics.count_alarm("split");
                     tracing::error!(cluster.id = %id, %decided, %other,
                         "two valid commit documents of one cluster; nothing is done for it any more");
                 }
@@ -401,37 +429,37 @@ impl App {
 }
 
 /// Why this process may not freeze, decide or end anything.
-enum Doubt {
+enum DecisionBlocker {
     /// This process's ledger isn't complete yet.
-    Behind,
+    LedgerBehind,
     /// The database isn't the one that this process knows, with the reason.
-    SetBack(&'static str),
+    DatabaseSetBack(&'static str),
 }
 
-/// Limits `work` to `LONGEST`. A caller gets an error if Postgres stops responding.
-pub(crate) async fn in_time<T>(
+/// Limits `work` to `APPLY_TIMEOUT`. A caller gets an error if Postgres stops responding.
+pub(crate) async fn with_timeout<T>(
     work: impl Future<Output = Result<T, ApiError>>,
 ) -> Result<T, ApiError> {
-    let done = tokio::time::timeout(LONGEST, work).await;
-    done.unwrap_or_else(|_| Err(StoreError::silent().into()))
+    let done = tokio::time::timeout(APPLY_TIMEOUT, work).await;
+    done.unwrap_or_else(|_| Err(StoreError::no_answer().into()))
 }
 
 /// Returns the step's decisions: the changes that must not be made in a database that was set back.
 fn decisions(
-    changes: &[Change],
+    changes: &[ClusterChange],
     committed: Option<formation::Hash>,
     adopted: bool,
-) -> Vec<Decision> {
-    let decided = committed.map(|h| Decision::Commit { h, adopted });
+) -> Vec<ClusterDecision> {
+    let decided = committed.map(|h| ClusterDecision::Commit { h, adopted });
     let other = changes.iter().filter_map(|change| match change {
-        Change::Frozen { .. } => Some(Decision::Freeze),
-        Change::Ended { phase } if *phase != Phase::Retired => Some(Decision::End),
+        ClusterChange::Frozen { .. } => Some(ClusterDecision::Freeze),
+        ClusterChange::Ended { phase } if *phase != Phase::Retired => Some(ClusterDecision::End),
         _ => None,
     });
     other.chain(decided).collect()
 }
 
-fn crash_points(when: &str, changes: &[Change], committed: bool) {
+fn crash_points(when: &str, changes: &[ClusterChange], committed: bool) {
     if !cfg!(debug_assertions) {
         return;
     }
@@ -445,6 +473,24 @@ fn crash_points(when: &str, changes: &[Change], committed: bool) {
 
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> Self {
-        ApiError::refused(&refusal, Settings::DEFAULT.lease)
+        ApiError::from_refusal(&refusal, FormationSettings::DEFAULT.lease)
+    }
+}
+
+/// Returns how to load a cluster for a request. What ends a damaged cluster must not verify it first.
+fn trust_for(incoming: &ClusterRequest) -> Trust {
+    match incoming {
+        ClusterRequest::Abandon { .. } | ClusterRequest::DatabaseAccepted { .. } => {
+            Trust::Unverified
+        }
+        _ => Trust::Verify,
+    }
+}
+
+/// Returns the grants of all members of the frozen list.
+fn frozen_list_grants(transaction: &ClusterTransaction) -> Result<Vec<Jws>, ApiError> {
+    match &transaction.cluster.frozen {
+        Some(frozen) => Ok(transaction.grants_of(&frozen.proposal)?),
+        None => Ok(Vec::new()),
     }
 }

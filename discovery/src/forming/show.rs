@@ -5,7 +5,8 @@ use std::sync::Arc;
 use data_encoding::BASE64;
 use discovery_formation as formation;
 use discovery_formation::service::{
-    Answer, Cluster, Line, Phase, Probe, Seating, Settings, Standing, explain,
+    AgentStanding, Answer, Cluster, FormationSettings, Phase, ProbeOutcome, Seating, WaitReason,
+    explain,
 };
 use discovery_types::api::{
     self, ClusterState, ClusterSummary, CommitDocument, Explanation, PollResponse, ProbeResult,
@@ -16,11 +17,11 @@ use discovery_types::leaves::Leaves;
 use discovery_types::name::Name;
 use discovery_types::statement::StatementChain;
 
-use super::{Applied, Delivery};
+use super::{ClusterReply, Delivery};
 use crate::error::ApiError;
 use crate::ledger::Generation;
 use crate::store::StoreError;
-use crate::store::admins::Event;
+use crate::store::admins::StoredEvent;
 use crate::store::cluster::LeafPair;
 use crate::store::clusters::{ClusterSummaryRow, Origin};
 
@@ -33,12 +34,12 @@ const PEM_WIDTH: usize = 64;
 
 /// Builds the response to poll, ack, nack, probes and release.
 pub(crate) fn poll_response(
-    applied: &Applied,
-    key: Option<formation::KeyId>,
-    settings: &Settings,
+    applied: &ClusterReply,
+    key: Option<formation::AgentKey>,
+    settings: &FormationSettings,
     generation: Option<&Generation>,
 ) -> Result<PollResponse, ApiError> {
-    let Applied { cluster, chain, now, answer, document, grants, .. } = applied;
+    let ClusterReply { cluster, chain, now, answer, document, grants, .. } = applied;
     let agent = key.and_then(|key| cluster.agents.get(&key));
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     let damaged = |_| StoreError::damaged("a record of the frozen list");
@@ -75,9 +76,13 @@ pub(crate) fn poll_response(
     })
 }
 
-fn prepare_ms(cluster: &Cluster, settings: &Settings, now: formation::Micros) -> Option<u64> {
+fn prepare_ms(
+    cluster: &Cluster,
+    settings: &FormationSettings,
+    now: formation::UnixMicros,
+) -> Option<u64> {
     let frozen = cluster.frozen.as_ref().filter(|_| cluster.phase == Phase::Preparing)?;
-    Some(now.until(frozen.at.after(settings.prepare)).0)
+    Some(now.until(frozen.at.after(settings.ack_timeout)).0)
 }
 
 /// Builds a commit document: the signed document, its statement chain and the caller's
@@ -103,37 +108,37 @@ pub(crate) fn pem(label: &str, der: &[u8]) -> String {
     text
 }
 
-fn standing(cluster: &Cluster, answer: &Answer, key: Option<formation::KeyId>) -> api::Standing {
+fn standing(cluster: &Cluster, answer: &Answer, key: Option<formation::AgentKey>) -> api::Standing {
     let decided = matches!(answer.phase, Phase::Committed | Phase::Formed | Phase::Retired);
     let seat = |key| cluster.frozen.as_ref().and_then(|frozen| frozen.proposal.seat_of(key));
     if let (true, Some(seat)) = (decided, key.and_then(seat)) {
         return api::Standing::Member(seat);
     }
     match answer.standing {
-        Some(Standing::Seat(seat)) => api::Standing::Seated(seat),
-        Some(Standing::Standby { ahead }) => api::Standing::Standby(ahead as u32),
+        Some(AgentStanding::Seat(seat)) => api::Standing::Seated(seat),
+        Some(AgentStanding::Standby { ahead }) => api::Standing::Standby(ahead as u32),
         // A lapsed agent gets back into the queue with its next poll, so it is shown at the end.
-        Some(Standing::Out) => api::Standing::Standby(cluster.standbys().len() as u32),
+        Some(AgentStanding::Unseated) => api::Standing::Standby(cluster.standbys().len() as u32),
         None => api::Standing::Reader,
     }
 }
 
-fn milliseconds(at: formation::Micros) -> i64 {
+fn milliseconds(at: formation::UnixMicros) -> i64 {
     (at.0 / 1_000) as i64
 }
 
 /// Returns the connectivity matrix of the frozen list.
 pub(crate) fn matrix(cluster: &Cluster) -> Vec<api::MatrixRow> {
     let Some(frozen) = &cluster.frozen else { return Vec::new() };
-    let row = |(seat, record): (u8, &Arc<formation::Record>)| {
+    let row = |(seat, record): (u8, &Arc<formation::AgentRecord>)| {
         let row = frozen.probes.get(&record.key)?;
-        let result = |(peer, probe): (&formation::KeyId, &Probe)| {
+        let result = |(peer, probe): (&formation::AgentKey, &ProbeOutcome)| {
             Some(ProbeResult {
                 seat: frozen.proposal.seat_of(*peer)?,
-                reached: *probe == Probe::Reached,
+                reached: *probe == ProbeOutcome::Reached,
                 error: match probe {
-                    Probe::Reached => None,
-                    Probe::Failed(why) => Some(why.clone()),
+                    ProbeOutcome::Reached => None,
+                    ProbeOutcome::Failed(why) => Some(why.clone()),
                 },
                 round_trip_us: None,
             })
@@ -149,8 +154,8 @@ pub(crate) fn matrix(cluster: &Cluster) -> Vec<api::MatrixRow> {
 pub(crate) fn explanations(
     cluster: &Cluster,
     chain: &StatementChain,
-    settings: &Settings,
-    now: formation::Micros,
+    settings: &FormationSettings,
+    now: formation::UnixMicros,
     generation: Option<&Generation>,
 ) -> Vec<Explanation> {
     let called = chain.newest().name.as_str();
@@ -165,7 +170,7 @@ pub(crate) fn explanations(
             command: Some("muster-discovery process list".into()),
         });
     }
-    let name = |key: &formation::KeyId| {
+    let name = |key: &formation::AgentKey| {
         let agent = cluster.agents.get(key);
         agent.map_or_else(|| key.to_string(), |agent| agent.record.name.clone())
     };
@@ -174,13 +179,13 @@ pub(crate) fn explanations(
     let known = generation.is_some();
     let own = explain(cluster, settings, now).into_iter();
     let own = own.filter(|line| !(known && line.code == DATABASE_CHANGED));
-    lines.extend(own.map(|line: Line| Explanation {
+    lines.extend(own.map(|line: WaitReason| Explanation {
         code: line.code.into(),
-        missing: line.what,
-        held_by: line.who.iter().map(name).collect(),
+        missing: line.explanation,
+        held_by: line.blocking_agents.iter().map(name).collect(),
         last_error: line.last_error,
-        next_retry_ms: line.next.map(milliseconds),
-        command: Some(line.way_out.replace("NAME", called)).filter(|text| !text.is_empty()),
+        next_retry_ms: line.next_try.map(milliseconds),
+        command: Some(line.remedy.replace("NAME", called)).filter(|text| !text.is_empty()),
     }));
     lines
 }
@@ -235,7 +240,7 @@ pub(crate) fn seats(cluster: &Cluster, origins: &[Origin]) -> Vec<api::SeatView>
                 .jws
                 .parse::<Jws>()
                 .ok()?
-                .claims_unverified(discovery_types::jws::Typ::Record)
+                .claims_unverified(discovery_types::jws::JwsType::Record)
                 .ok()?;
             let origin = origins.iter().find(|origin| origin.key[..] == key.0);
             Some(api::SeatView {
@@ -264,7 +269,7 @@ pub(crate) fn raft_cluster(cluster: &Cluster) -> Option<String> {
 
 /// Builds a cluster's timeline from its events (newest first). `full` is the moment when the last
 /// missing agent took its seat.
-pub(crate) fn timeline(mut events: Vec<Event>) -> Vec<api::Moment> {
+pub(crate) fn timeline(mut events: Vec<StoredEvent>) -> Vec<api::Moment> {
     events.reverse();
     let mut moments: Vec<(String, i64)> = Vec::new();
     let (mut seated, mut full) = (None, None);
@@ -299,10 +304,10 @@ pub(crate) fn timeline(mut events: Vec<Event>) -> Vec<api::Moment> {
 }
 
 /// Returns how a cluster ended, and until when that can be undone.
-pub(crate) fn ended(
+pub(crate) fn end_view(
     cluster: &Cluster,
-    settings: &Settings,
-    now: formation::Micros,
+    settings: &FormationSettings,
+    now: formation::UnixMicros,
 ) -> Option<api::EndView> {
     let ended = cluster.ended.as_ref()?;
     let until = cluster.unretire_until(settings).filter(|until| *until >= now);

@@ -4,7 +4,7 @@ use discovery_formation::service::EndCause;
 use discovery_types::problem::Code;
 use uuid::Uuid;
 
-use super::Incoming;
+use super::ClusterRequest;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::ledger::Occasion;
@@ -16,10 +16,10 @@ impl App {
     /// Abandons a cluster that hasn't committed. This works even if its rows are so damaged that
     /// nothing else can be done with it.
     pub(crate) async fn abandon(&self, cluster: Uuid, by: String) -> Result<(), ApiError> {
-        match self.apply(cluster, Incoming::Abandon { by: by.clone() }, None).await {
+        match self.apply(cluster, ClusterRequest::Abandon { by: by.clone() }, None).await {
             Ok(_) => Ok(()),
             Err(error) if error.is_damage() => {
-                let generation = self.store.look_at_generation().await?;
+                let generation = self.store.refresh_generation().await?;
                 let is_complete = self.store.watch().is_complete(generation.number.unsigned_abs());
                 if self.store.ledger().entry(cluster).is_some()
                     || !generation.settled
@@ -27,7 +27,7 @@ impl App {
                 {
                     return Err(error);
                 }
-                match self.store.give_up(cluster, EndCause::Abandon, &by).await? {
+                match self.store.abandon_unread(cluster, EndCause::Abandon, &by).await? {
                     true => Ok(()),
                     false => Err(error),
                 }
@@ -41,36 +41,36 @@ impl App {
     pub(crate) async fn settle_clusters(&self) -> Result<(), ApiError> {
         let mut after = Uuid::nil();
         loop {
-            let batch = self.store.unsettled(after).await?;
+            let batch = self.store.unsettled_clusters(after).await?;
             let Some(last) = batch.last() else { return Ok(()) };
             after = *last;
-            self.look_after(batch).await;
+            self.tick_clusters(batch).await;
         }
     }
 
     /// Applies a tick to every forming cluster after the database's clock was set back. The stored
     /// times of the next sweep come from the clock that was ahead, so they are too late.
-    async fn take_back_stored_times(&self) -> Result<(), ApiError> {
+    async fn tick_forming_clusters(&self) -> Result<(), ApiError> {
         let mut after = Uuid::nil();
         loop {
-            let batch = self.store.forming(after).await?;
+            let batch = self.store.forming_clusters(after).await?;
             let Some(last) = batch.last() else { return Ok(()) };
             after = *last;
-            self.look_after(batch).await;
+            self.tick_clusters(batch).await;
         }
     }
 
-    async fn look_after(&self, clusters: Vec<Uuid>) {
+    async fn tick_clusters(&self, clusters: Vec<Uuid>) {
         for cluster in clusters {
-            if let Err(error) = self.apply(cluster, Incoming::Tick, None).await {
+            if let Err(error) = self.apply(cluster, ClusterRequest::Tick, None).await {
                 tracing::warn!(cluster.id = %cluster, %error, "can't look after a cluster");
             }
         }
     }
 
     /// Copies other processes' decisions and the admin chain into this process's ledger.
-    pub(crate) async fn copy_news(&self) -> Result<(), ApiError> {
-        self.store.copy_news().await?;
+    pub(crate) async fn copy_new_decisions(&self) -> Result<(), ApiError> {
+        self.store.copy_new_decisions().await?;
         self.admins.current(self).await?;
         self.metrics.ledger_entries.set(self.store.ledger().commits() as i64);
         Ok(())
@@ -78,15 +78,15 @@ impl App {
 
     /// Runs one sweep: checks the database, then handles every cluster that is due.
     pub(crate) async fn sweep(&self) -> Result<(), ApiError> {
-        self.store.look_again(Occasion::Sweep).await?;
-        let generation = self.store.look_at_generation().await?;
+        self.store.look_at_database(Occasion::Sweep).await?;
+        let generation = self.store.refresh_generation().await?;
         self.metrics.settled.set(i64::from(generation.settled));
         self.metrics.generation.set(generation.number);
-        self.copy_news().await?;
+        self.copy_new_decisions().await?;
         self.put_admins_back().await?;
         self.clock.set(self.store.now().await?);
-        if self.clock.take_went_back() {
-            self.take_back_stored_times().await?;
+        if self.clock.take_was_set_back() {
+            self.tick_forming_clusters().await?;
         }
         if !self.store.watch().is_complete(generation.number.unsigned_abs()) {
             // An incomplete ledger allows no decision. Another task fills it.
@@ -95,12 +95,12 @@ impl App {
         // Skip clusters that fail, so that they don't hold up the others.
         let mut stuck = Vec::new();
         while stuck.len() < STUCK_MAX {
-            let due = self.store.due(&stuck).await?;
+            let due = self.store.due_clusters(&stuck).await?;
             if due.is_empty() {
                 break;
             }
             for cluster in due {
-                match self.apply(cluster, Incoming::Tick, None).await {
+                match self.apply(cluster, ClusterRequest::Tick, None).await {
                     Ok(_) => {}
                     Err(error) if error.problem().code == Code::DatabaseUnavailable => {
                         return Err(error);
@@ -112,7 +112,7 @@ impl App {
                 }
             }
         }
-        self.store.clear_out().await?;
+        self.store.delete_expired().await?;
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use actix_web::HttpRequest;
 use actix_web::web::{Data, Json};
-use discovery_types::access::{AccessError, Assertion, JWT_BEARER, Subject};
+use discovery_types::access::{AccessError, Assertion, ClientKind, JWT_BEARER};
 use discovery_types::api::{ContextResponse, Jwk, Jwks, TokenRequest, TokenResponse};
 use discovery_types::problem::{Code, Problem};
 
@@ -35,11 +35,11 @@ pub(crate) async fn token(
             let error = refused(format!("The assertion: {error}."));
             // The client's clock may be wrong. This response carries the right time, so a retry may
             // succeed.
-            if clock { error.again() } else { error }
+            if clock { error.mark_retryable() } else { error }
         })?;
     let admins = app.admins.current(&app).await?;
     let subject = if admins.chain.find(&key.key_id()).is_some() {
-        Subject::Admin
+        ClientKind::Admin
     } else {
         let cluster = app.store.cluster_of_agent(key.as_bytes()).await?;
         let next = "An admin's key is added with `muster-discovery admin add`; an agent redeems \
@@ -49,15 +49,15 @@ pub(crate) async fn token(
         if let Some(removal) = app.store.removal_of(cluster, key.as_bytes()).await? {
             return Err(ApiError::removed(removal));
         }
-        Subject::Agent(cluster)
+        ClientKind::Agent(cluster)
     };
     let expires_us = i64::try_from(assertion.exp.saturating_mul(1_000_000)).unwrap_or(i64::MAX);
     let jti = assertion.jti.to_string();
     if !app.store.use_assertion(key.as_bytes(), &jti, expires_us).await? {
-        app.metrics.alarm("assertion_replayed");
+        app.metrics.count_alarm("assertion_replayed");
         return Err(refused("The assertion was used before.".into()));
     }
-    Ok(Json(app.token(&key, subject)))
+    Ok(Json(app.issue_access_token(&key, subject)))
 }
 
 /// Returns the service's URLs, the pins of its TLS keys, and the start of its admin chain.
@@ -87,6 +87,6 @@ pub(crate) async fn jwks(app: Data<App>) -> Json<Jwks> {
 
 /// Returns the service's signing keys as a key set.
 pub(crate) fn jwks_of(app: &App) -> Jwks {
-    let keys = app.keys.signing.iter();
+    let keys = app.keys.signing_keys.iter();
     Jwks { keys: keys.map(|signing| Jwk::new(signing.key.public())).collect() }
 }

@@ -6,7 +6,7 @@ use discovery_types::api::{AdminList, SignedBody};
 use discovery_types::problem::Problem;
 use discovery_types::role::Action;
 
-use super::body::Body;
+use super::body::JsonBody;
 use crate::app::App;
 use crate::auth::{Admins, authorise};
 use crate::error::ApiError;
@@ -29,7 +29,7 @@ pub(crate) async fn list(
 pub(crate) async fn put(
     request: HttpRequest,
     app: Data<App>,
-    Body(body): Body<SignedBody>,
+    JsonBody(body): JsonBody<SignedBody>,
 ) -> Result<Json<AdminList>, ApiError> {
     let caller = authorise(&request, &app, Action::ChangeAdmins, None).await?;
     let admins = app.admins.current(&app).await?;

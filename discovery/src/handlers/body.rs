@@ -7,7 +7,7 @@ use std::time::Duration;
 use actix_web::dev::Payload;
 use actix_web::http::header;
 use actix_web::{FromRequest, HttpRequest, web};
-use discovery_types::api::MAX_BODY;
+use discovery_types::api::MAX_BODY_BYTES;
 use discovery_types::problem::Code;
 use discovery_types::strict;
 use futures_util::StreamExt;
@@ -19,9 +19,9 @@ use crate::error::ApiError;
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A JSON body of at most `LIMIT` bytes.
-pub(crate) struct Body<T, const LIMIT: usize = MAX_BODY>(pub T);
+pub(crate) struct JsonBody<T, const LIMIT: usize = MAX_BODY_BYTES>(pub T);
 
-impl<T: DeserializeOwned + 'static, const LIMIT: usize> FromRequest for Body<T, LIMIT> {
+impl<T: DeserializeOwned + 'static, const LIMIT: usize> FromRequest for JsonBody<T, LIMIT> {
     type Error = ApiError;
     type Future = Pin<Box<dyn Future<Output = Result<Self, ApiError>>>>;
 
@@ -32,12 +32,12 @@ impl<T: DeserializeOwned + 'static, const LIMIT: usize> FromRequest for Body<T, 
             expect_type(&request, "application/json")?;
             let bytes = read(web::Payload::from_request(&request, &mut { payload }).await, LIMIT);
             let bytes = bytes.await?;
-            strict::from_slice(&bytes).map(Body).map_err(|error| unreadable(&error))
+            strict::from_slice(&bytes).map(JsonBody).map_err(|error| unreadable_request(&error))
         })
     }
 }
 
-/// A form body of at most [`MAX_BODY`] bytes.
+/// A form body of at most [`MAX_BODY_BYTES`] bytes.
 pub(crate) struct FormBody<T>(pub T);
 
 impl<T: DeserializeOwned + 'static> FromRequest for FormBody<T> {
@@ -50,17 +50,18 @@ impl<T: DeserializeOwned + 'static> FromRequest for FormBody<T> {
         Box::pin(async move {
             expect_type(&request, "application/x-www-form-urlencoded")?;
             let payload = web::Payload::from_request(&request, &mut { payload }).await;
-            let bytes = read(payload, MAX_BODY).await?;
-            let text = std::str::from_utf8(&bytes).map_err(|error| unreadable(&error))?;
+            let bytes = read(payload, MAX_BODY_BYTES).await?;
+            let text = std::str::from_utf8(&bytes).map_err(|error| unreadable_request(&error))?;
             // `Query` parses the same format as a form body: application/x-www-form-urlencoded.
-            let form = web::Query::<T>::from_query(text).map_err(|error| unreadable(&error))?;
+            let form =
+                web::Query::<T>::from_query(text).map_err(|error| unreadable_request(&error))?;
             Ok(FormBody(form.into_inner()))
         })
     }
 }
 
 /// Error for a request that can't be parsed.
-pub(crate) fn unreadable(error: &impl ToString) -> ApiError {
+pub(crate) fn unreadable_request(error: &impl ToString) -> ApiError {
     let next = "Correct the request; /openapi.json says what is expected.";
     let detail: String = error.to_string().chars().filter(|c| !c.is_control()).take(300).collect();
     ApiError::new(Code::InvalidRequest, detail, next)
@@ -80,11 +81,11 @@ async fn read(
     payload: Result<web::Payload, actix_web::Error>,
     limit: usize,
 ) -> Result<Vec<u8>, ApiError> {
-    let mut payload = payload.map_err(|error| unreadable(&error))?;
+    let mut payload = payload.map_err(|error| unreadable_request(&error))?;
     let whole = async {
         let mut bytes = Vec::new();
         while let Some(chunk) = payload.next().await {
-            let chunk = chunk.map_err(|error| unreadable(&error))?;
+            let chunk = chunk.map_err(|error| unreadable_request(&error))?;
             if bytes.len() + chunk.len() > limit {
                 let next = "Send less.";
                 let detail = format!("A body may have {limit} bytes here.");

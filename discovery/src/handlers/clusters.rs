@@ -2,7 +2,7 @@
 
 use actix_web::HttpRequest;
 use actix_web::web::{Data, Json, Path, Query};
-use discovery_formation::service::{Cluster, Phase, Settings};
+use discovery_formation::service::{Cluster, FormationSettings, Phase};
 use discovery_types::SIZES;
 use discovery_types::api::{
     AbandonRequest, AskingHost, ClusterList, ClusterSummary, ClusterView, CommitDocument,
@@ -21,16 +21,16 @@ use utoipa::IntoParams;
 use uuid::Uuid;
 
 use super::agent_key;
-use super::body::Body;
+use super::body::JsonBody;
 use crate::app::App;
 use crate::auth::{Caller, authorise};
 use crate::ca::{CREDENTIAL_LIFE, make_ca};
 use crate::error::ApiError;
-use crate::forming::{Incoming, explanations, show, statement_allows, summary_of};
+use crate::forming::{ClusterRequest, check_statement_allows, explanations, show, summary_of};
 use crate::intents;
-use crate::kek::Purpose;
-use crate::store::Micros;
-use crate::store::clusters::{Draft, Opened, WrappedCa};
+use crate::kek::KeyPurpose;
+use crate::store::UnixMicros;
+use crate::store::clusters::{Draft, OpenResult, WrappedCa};
 
 /// Maximum length of a reason for abandoning a cluster, in bytes.
 const MAX_REASON: usize = 500;
@@ -41,7 +41,7 @@ const MAX_REASON: usize = 500;
 pub(crate) async fn draft(
     request: HttpRequest,
     app: Data<App>,
-    Body(body): Body<DraftRequest>,
+    JsonBody(body): JsonBody<DraftRequest>,
 ) -> Result<Json<DraftResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::CreateDraft, None).await?;
     if !SIZES.contains(&body.size) {
@@ -50,7 +50,7 @@ pub(crate) async fn draft(
         return Err(ApiError::new(Code::InvalidRequest, detail, next));
     }
     if app.store.is_name_taken(body.name.as_str()).await? {
-        return Err(name_taken(body.name.as_str()));
+        return Err(name_taken_error(body.name.as_str()));
     }
     let now = app.store.now().await?;
     let cluster = Uuid::now_v7();
@@ -64,7 +64,7 @@ pub(crate) async fn draft(
             .map_err(|error| ApiError::internal("The CA's key can't be wrapped.", &error))?;
         Ok(WrappedCa { ca, wrapped_key })
     };
-    let (peer, client) = (make(Purpose::PeerCa)?, make(Purpose::ClientCa)?);
+    let (peer, client) = (make(KeyPurpose::PeerCa)?, make(KeyPurpose::ClientCa)?);
     let (name, by) = (body.name.as_str(), caller.name.as_str());
     let store = &app.store;
     let expires =
@@ -78,7 +78,7 @@ pub(crate) async fn draft(
     }))
 }
 
-fn name_taken(name: &str) -> ApiError {
+fn name_taken_error(name: &str) -> ApiError {
     let next = "Choose another name, or abandon or retire that cluster first.";
     ApiError::new(Code::NameTaken, format!("There is a live cluster called {name}."), next)
 }
@@ -91,7 +91,7 @@ pub(crate) async fn statement(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
-    Body(body): Body<SignedBody>,
+    JsonBody(body): JsonBody<SignedBody>,
 ) -> Result<Json<ClusterSummary>, ApiError> {
     let caller = authorise(&request, &app, Action::PutStatement, Some(*path)).await?;
     match app.store.draft(*path).await? {
@@ -102,7 +102,7 @@ pub(crate) async fn statement(
                 let next = "Run `muster-discovery cluster create` again.";
                 return Err(ApiError::new(Code::DraftGone, "The draft is gone.", next));
             }
-            let incoming = Incoming::Restate { jws: body.jws };
+            let incoming = ClusterRequest::Restate { jws: body.jws };
             app.apply(*path, incoming, None).await?;
         }
     }
@@ -148,11 +148,11 @@ async fn open(
         )
         .await?;
     match opened {
-        Opened::Open => Ok(()),
-        Opened::NameTaken => Err(name_taken(&draft.name)),
+        OpenResult::Open => Ok(()),
+        OpenResult::NameTaken => Err(name_taken_error(&draft.name)),
         // A concurrent request with the same statement has opened the cluster.
-        Opened::NoDraft => {
-            app.apply(id, Incoming::Restate { jws: jws.clone() }, None).await?;
+        OpenResult::NoDraft => {
+            app.apply(id, ClusterRequest::Restate { jws: jws.clone() }, None).await?;
             Ok(())
         }
     }
@@ -213,12 +213,12 @@ pub(crate) async fn show_one(
         }));
     };
     let origins = store.origins(*path).await?;
-    let present = app.present((&cluster, &chain), &origins, now.0 as Micros).await?;
-    let asking = app.asking(&cluster).await?;
+    let present = app.present_members((&cluster, &chain), &origins, now.0 as UnixMicros).await?;
+    let asking = app.asking_hosts(&cluster).await?;
     let events = store.events(*path, show::TIMELINE_EVENTS).await?;
     let generation = store.watch().generation.borrow().clone();
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired);
-    let settings: &Settings = &app.settings;
+    let settings: &FormationSettings = &app.settings;
     let recovery = app.recovery_view(&cluster, &chain).await?;
     let alarms = [show::alarms(&cluster), recovery.alarms].concat();
     Ok(Json(ClusterView {
@@ -226,18 +226,22 @@ pub(crate) async fn show_one(
         statement: Some(chain.newest_hash()),
         seats: show::seats(&cluster, &origins),
         timeline: show::timeline(events),
-        explain: with_members(
+        explain: add_member_explanations(
             explanations(&cluster, &chain, settings, now, generation.as_ref()),
             &cluster,
             chain.newest().name.as_str(),
             (&present, &asking),
         ),
-        document: cluster.frozen.as_ref().filter(|_| decided).map(|frozen| Digest(frozen.h.0)),
+        document: cluster
+            .frozen
+            .as_ref()
+            .filter(|_| decided)
+            .map(|frozen| Digest(frozen.proposal_hash.0)),
         raft_cluster_id: recovery.raft_cluster.or_else(|| show::raft_cluster(&cluster)),
         alarms,
         present,
         asking,
-        ended: show::ended(&cluster, settings, now),
+        ended: show::end_view(&cluster, settings, now),
     }))
 }
 
@@ -268,15 +272,15 @@ pub(crate) async fn explain(
     authorise(&request, &app, Action::ShowCluster, Some(*path)).await?;
     let found = app.store.read_cluster(*path).await?;
     let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
-    let generation = app.store.look_at_generation().await?;
+    let generation = app.store.refresh_generation().await?;
     let origins = app.store.origins(*path).await?;
-    let present = app.present((&cluster, &chain), &origins, now.0 as Micros).await?;
-    let asking = app.asking(&cluster).await?;
+    let present = app.present_members((&cluster, &chain), &origins, now.0 as UnixMicros).await?;
+    let asking = app.asking_hosts(&cluster).await?;
     Ok(Json(ExplainResponse {
         state: convert::state(cluster.phase),
         epoch: cluster.epoch,
         seats: show::seats(&cluster, &origins),
-        explain: with_members(
+        explain: add_member_explanations(
             explanations(&cluster, &chain, &app.settings, now, Some(&generation)),
             &cluster,
             chain.newest().name.as_str(),
@@ -289,7 +293,7 @@ pub(crate) async fn explain(
 
 /// Adds what a person should know about a running cluster's members. A committed cluster that isn't
 /// formed gets no list of silent members: the reason why it isn't formed names them already.
-fn with_members(
+fn add_member_explanations(
     mut lines: Vec<Explanation>,
     cluster: &Cluster,
     name: &str,
@@ -331,7 +335,7 @@ pub(crate) async fn abandon(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
-    Body(body): Body<AbandonRequest>,
+    JsonBody(body): JsonBody<AbandonRequest>,
 ) -> Result<Json<ClusterSummary>, ApiError> {
     let caller = authorise(&request, &app, Action::AbandonCluster, Some(*path)).await?;
     if body.reason.len() > MAX_REASON || body.reason.contains(char::is_control) {
@@ -355,10 +359,10 @@ pub(crate) async fn retire(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
-    Body(body): Body<SignedBody>,
+    JsonBody(body): JsonBody<SignedBody>,
 ) -> Result<Json<ClusterSummary>, ApiError> {
     authorise(&request, &app, Action::RetireCluster, Some(*path)).await?;
-    app.apply(*path, Incoming::Retire { jws: body.jws }, None).await?;
+    app.apply(*path, ClusterRequest::Retire { jws: body.jws }, None).await?;
     summary(&app, *path).await
 }
 
@@ -370,10 +374,10 @@ pub(crate) async fn unretire(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
-    Body(body): Body<SignedBody>,
+    JsonBody(body): JsonBody<SignedBody>,
 ) -> Result<Json<ClusterSummary>, ApiError> {
     authorise(&request, &app, Action::RetireCluster, Some(*path)).await?;
-    app.apply(*path, Incoming::Unretire { jws: body.jws }, None).await?;
+    app.apply(*path, ClusterRequest::Unretire { jws: body.jws }, None).await?;
     summary(&app, *path).await
 }
 
@@ -385,7 +389,7 @@ pub(crate) async fn credentials(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
-    Body(body): Body<CredentialsRequest>,
+    JsonBody(body): JsonBody<CredentialsRequest>,
 ) -> Result<Json<CredentialsResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::IssueCredentials, Some(*path)).await?;
     body.csr.verify().map_err(|error| {
@@ -396,18 +400,18 @@ pub(crate) async fn credentials(
     let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
     // The owner-signed statement must allow it too, as with tokens: the service alone can't
     // authorise a client.
-    statement_allows(&chain, &caller.key, Action::IssueCredentials)?;
+    check_statement_allows(&chain, &caller.key, Action::IssueCredentials)?;
     if cluster.phase.has_ended() {
         let detail = format!("The cluster is {}.", cluster.phase.as_str());
         return Err(ApiError::new(Code::WrongState, detail, "Ask for one of a live cluster."));
     }
     let authorities = app.store.authorities(*path).await?;
-    let ca = app.open_ca(*path, Purpose::ClientCa, &authorities.client)?;
+    let ca = app.open_ca(*path, KeyPurpose::ClientCa, &authorities.client)?;
     let seconds = now.0 / 1_000_000;
     let leaf = ca.issue_credential(body.csr.der(), &caller.name, seconds)?;
     tracing::info!(cluster.id = %path, by = caller.name, "issued a client certificate");
     // List silent members last. Leave out learners, which refuse most requests.
-    let present = app.present((&cluster, &chain), &[], now.0 as Micros).await?;
+    let present = app.present_members((&cluster, &chain), &[], now.0 as UnixMicros).await?;
     let mut voters: Vec<_> = present.members.iter().filter(|member| !member.is_learner).collect();
     voters.sort_by_key(|member| member.is_silent);
     let urls = voters.iter().flat_map(|member| &member.client_urls);

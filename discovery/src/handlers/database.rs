@@ -7,14 +7,14 @@ use discovery_types::problem::{Code, Problem};
 use discovery_types::role::Action;
 use uuid::Uuid;
 
-use super::body::Body;
+use super::body::JsonBody;
 use crate::app::App;
 use crate::auth::authorise;
 use crate::error::ApiError;
-use crate::store::Micros;
+use crate::store::UnixMicros;
 
 /// A process seen within this time counts as running, in microseconds.
-const ALIVE_US: Micros = 60_000_000;
+const ALIVE_US: UnixMicros = 60_000_000;
 
 /// Accepts a changed database: abandons every cluster that isn't committed, and revokes every
 /// token.
@@ -23,7 +23,7 @@ const ALIVE_US: Micros = 60_000_000;
 pub(crate) async fn accept(
     request: HttpRequest,
     app: Data<App>,
-    Body(body): Body<AcceptRequest>,
+    JsonBody(body): JsonBody<AcceptRequest>,
 ) -> Result<Json<AcceptResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::AcceptDatabase, None).await?;
     let identifier = body.system_identifier.as_deref();
@@ -59,18 +59,18 @@ pub(crate) async fn forget(
     path: Path<Uuid>,
 ) -> Result<Json<ProcessList>, ApiError> {
     let caller = authorise(&request, &app, Action::AcceptDatabase, None).await?;
-    check_gone(&app, *path).await?;
+    check_not_running(&app, *path).await?;
     if !app.store.forget_process(*path, &caller.name).await? {
         return Err(no_process());
     }
     tracing::warn!(by = caller.name, process = %path.into_inner(), "a process was forgotten");
-    app.wakes.wake_all();
+    app.notifier.wake_all();
     list_of(&app).await
 }
 
 /// Errors if the process may still run. A running process would register again, so forgetting it
 /// would have no effect.
-async fn check_gone(app: &App, id: Uuid) -> Result<(), ApiError> {
+async fn check_not_running(app: &App, id: Uuid) -> Result<(), ApiError> {
     let store = &app.store;
     let runs = |detail: &str| {
         let next = "Forget only a process whose ledger is lost for good: stop it, wait for a \
@@ -91,7 +91,7 @@ async fn check_gone(app: &App, id: Uuid) -> Result<(), ApiError> {
     }
     // After a restore, `last_seen` is as old as the dump: the process may run, and not have
     // connected to this database yet.
-    if now - store.look_at_generation().await?.changed_us < ALIVE_US {
+    if now - store.refresh_generation().await?.changed_us < ALIVE_US {
         return runs(
             "The database changed in the last minute: the process may not have seen it yet.",
         );
@@ -104,7 +104,7 @@ fn no_process() -> ApiError {
 }
 
 async fn list_of(app: &App) -> Result<Json<ProcessList>, ApiError> {
-    let generation = app.store.look_at_generation().await?;
+    let generation = app.store.refresh_generation().await?;
     let own = app.store.ledger().process();
     let rows = app.store.processes().await?;
     let processes = rows

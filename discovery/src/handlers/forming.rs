@@ -7,20 +7,20 @@ use actix_web::HttpRequest;
 use actix_web::web::{Data, Json, Path, Query};
 use discovery_formation as formation;
 use discovery_formation::service::next_deadline;
-use discovery_types::access::Subject;
+use discovery_types::access::ClientKind;
 use discovery_types::api::{
-    AdoptRequest, ClusterSummary, MAX_ADOPT_BODY, NackRequest, PollRequest, PollResponse,
+    AdoptRequest, ClusterSummary, MAX_ADOPT_BODY_BYTES, NackRequest, PollRequest, PollResponse,
     ProbesRequest, RedeemResponse, ReportRequest, ReportResponse, Session, SignedBody,
     TroubleRequest,
 };
 use discovery_types::convert;
 use discovery_types::document::VerifiedDocument;
-use discovery_types::jws::Typ;
+use discovery_types::jws::JwsType;
 use discovery_types::key::{KeyId, PublicKey};
 use discovery_types::problem::{Code, Problem};
 use discovery_types::record::Record;
 use discovery_types::redeem::Redeem;
-use discovery_types::role::{Action, Principal, allowed};
+use discovery_types::role::{Action, Principal, is_allowed};
 use discovery_types::statement::StatementChain;
 use serde::Deserialize;
 use tokio::time::Instant;
@@ -29,16 +29,16 @@ use uuid::Uuid;
 
 use super::access::jwks_of;
 use super::agent_key;
-use super::body::{Body, unreadable};
+use super::body::{JsonBody, unreadable_request};
 use crate::app::App;
 use crate::auth::{Caller, authorise, peer, tls_key};
 use crate::error::ApiError;
-use crate::forming::{Applied, Incoming, poll_response, summary_of};
+use crate::forming::{ClusterReply, ClusterRequest, poll_response, summary_of};
 use crate::intents;
 use crate::notify::Subscription;
 
 /// Maximum length in characters of a text from an agent that is stored.
-const MAX_SENTENCE: usize = 300;
+const MAX_TEXT_CHARS: usize = 300;
 /// Margin after a cluster's deadline, so that it has surely passed when it is checked.
 const DEADLINE_SLACK: Duration = Duration::from_millis(5);
 
@@ -49,7 +49,7 @@ const DEADLINE_SLACK: Duration = Duration::from_millis(5);
 pub(crate) async fn redeem(
     request: HttpRequest,
     app: Data<App>,
-    Body(body): Body<SignedBody>,
+    JsonBody(body): JsonBody<SignedBody>,
 ) -> Result<Json<RedeemResponse>, ApiError> {
     let key = tls_key(&request)?;
     let address = peer(&request)?.address.ip().to_canonical();
@@ -58,11 +58,11 @@ pub(crate) async fn redeem(
     let claimed: Record = redeem
         .signed
         .record
-        .claims_unverified(Typ::Record)
+        .claims_unverified(JwsType::Record)
         .map_err(discovery_types::record::RecordError::Record)?;
-    let asker = Asker { key, name: claimed.name.to_string(), address };
+    let asker = Requester { key, name: claimed.name.to_string(), address };
     let incoming =
-        Incoming::Redeem { redeem: Box::new(redeem), claimed: Box::new(claimed), address };
+        ClusterRequest::Redeem { redeem: Box::new(redeem), claimed: Box::new(claimed), address };
     let applied = app.apply(cluster, incoming, Some(address)).await;
     let unknown = || {
         let next = "Check that the bundle is for this service and cluster, or ask for another.";
@@ -73,24 +73,24 @@ pub(crate) async fn redeem(
         Err(error) => {
             return Err(match error.problem().code {
                 Code::NotFound => unknown(),
-                Code::BootClosed => turned_away(&app, cluster, &asker, error).await?,
+                Code::BootClosed => refuse_late_host(&app, cluster, &asker, error).await?,
                 _ => error,
             });
         }
     };
-    let grant = applied.asked.as_ref().ok_or_else(unknown)?;
+    let grant = applied.redeemed_grant.as_ref().ok_or_else(unknown)?;
     let agent = convert::key(&key);
     Ok(Json(RedeemResponse {
-        token: app.token(&key, Subject::Agent(cluster)),
+        token: app.issue_access_token(&key, ClientKind::Agent(cluster)),
         issuer: app.issuer.to_string(),
         jwks: jwks_of(&app),
-        grant: grant.parse().map_err(|error| unreadable(&error))?,
+        grant: grant.parse().map_err(|error| unreadable_request(&error))?,
         poll: respond(&app, &applied, Some(agent))?,
     }))
 }
 
 /// A host that sent a valid boot token, as it describes itself.
-struct Asker {
+struct Requester {
     key: PublicKey,
     name: String,
     address: IpAddr,
@@ -98,18 +98,18 @@ struct Asker {
 
 /// Records a host that came after the commit. The error names the command that makes a ticket for
 /// it.
-async fn turned_away(
+async fn refuse_late_host(
     app: &App,
     cluster: Uuid,
-    asker: &Asker,
+    asker: &Requester,
     refused: ApiError,
 ) -> Result<ApiError, ApiError> {
     let found = app.store.read_cluster(cluster).await?;
     let (machine, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
-    app.note_asking(cluster, &asker.key, &asker.name, &asker.address.to_string()).await?;
-    let present = app.present((&machine, &chain), &[], now.0 as i64).await?;
+    app.note_asking_host(cluster, &asker.key, &asker.name, &asker.address.to_string()).await?;
+    let present = app.present_members((&machine, &chain), &[], now.0 as i64).await?;
     let command = intents::ticket_command(&present, chain.newest().name.as_str());
-    Ok(refused.advising(format!(
+    Ok(refused.with_advice(format!(
         "This host needs a join ticket: have an operator run `{command}` (without --replace for one \
          more member), and start the agent with that bundle, or run it with --wait-for-ticket."
     )))
@@ -117,8 +117,8 @@ async fn turned_away(
 
 fn respond(
     app: &App,
-    applied: &Applied,
-    key: Option<formation::KeyId>,
+    applied: &ClusterReply,
+    key: Option<formation::AgentKey>,
 ) -> Result<PollResponse, ApiError> {
     let generation = app.store.watch().generation.borrow().clone();
     let mut response = poll_response(applied, key, &app.settings, generation.as_ref())?;
@@ -135,12 +135,12 @@ pub(crate) async fn poll(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
-    Body(body): Body<PollRequest>,
+    JsonBody(body): JsonBody<PollRequest>,
 ) -> Result<Json<PollResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::TakePart, Some(*path)).await?;
     // Subscribe before reading, so that no change in between is missed.
-    let news = app.wakes.subscribe(*path);
-    let incoming = Incoming::Poll {
+    let news = app.notifier.subscribe(*path);
+    let incoming = ClusterRequest::Poll {
         key: caller.key,
         session: Session { boot: body.boot, nonce: body.nonce },
         highest_epoch: body.highest_epoch,
@@ -172,8 +172,8 @@ pub(crate) async fn watch(
     let caller = authorise(&request, &app, Action::ShowCluster, Some(*path)).await?;
     let key = agent_key(&caller);
     // Subscribe before reading, so that no change in between is missed.
-    let news = app.wakes.subscribe(*path);
-    let looked = app.look(*path, key).await?;
+    let news = app.notifier.subscribe(*path);
+    let looked = app.view_cluster(*path, key).await?;
     let waited = park(&app, *path, &caller, query.after, looked, news).await?;
     Ok(Json(respond(&app, &waited, key)?))
 }
@@ -185,17 +185,17 @@ async fn park(
     cluster: Uuid,
     caller: &Caller,
     after: Option<u64>,
-    mut seen: Applied,
+    mut seen: ClusterReply,
     mut news: Subscription,
-) -> Result<Applied, ApiError> {
+) -> Result<ClusterReply, ApiError> {
     if after != Some(seen.answer.rev) || app.draining.is_cancelled() {
         return Ok(seen);
     }
     let key = agent_key(caller);
-    let _place = app.place_to_park(&caller.key)?;
+    let _place = app.take_poll_slot(&caller.key)?;
     // Return within half a lease, so that the agent renews it in time.
     let half_a_lease = Duration::from_millis(app.settings.lease.0 / 2);
-    let end = Instant::now() + app.poll.min(half_a_lease);
+    let end = Instant::now() + app.max_poll_wait.min(half_a_lease);
     loop {
         let due = next_deadline(&seen.cluster, &app.settings, seen.now)
             .map(|at| Duration::from_millis(seen.now.until(at).0) + DEADLINE_SLACK)
@@ -204,13 +204,13 @@ async fn park(
             () = news.changed() => false,
             () = tokio::time::sleep_until(due.min(end)) => {
                 if due < end {
-                    app.apply(cluster, Incoming::Tick, None).await?;
+                    app.apply(cluster, ClusterRequest::Tick, None).await?;
                 }
                 end <= due
             }
             () = app.draining.cancelled() => return Ok(seen),
         };
-        seen = app.look(cluster, key).await?;
+        seen = app.view_cluster(cluster, key).await?;
         if over || after != Some(seen.answer.rev) {
             return Ok(seen);
         }
@@ -225,10 +225,10 @@ pub(crate) async fn ack(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
-    Body(body): Body<SignedBody>,
+    JsonBody(body): JsonBody<SignedBody>,
 ) -> Result<Json<PollResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::TakePart, Some(*path)).await?;
-    let incoming = Incoming::Ack { key: caller.key, jws: body.jws };
+    let incoming = ClusterRequest::Ack { key: caller.key, jws: body.jws };
     let applied = app.apply(*path, incoming, None).await?;
     Ok(Json(respond(&app, &applied, agent_key(&caller))?))
 }
@@ -241,12 +241,12 @@ pub(crate) async fn nack(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
-    Body(body): Body<NackRequest>,
+    JsonBody(body): JsonBody<NackRequest>,
 ) -> Result<Json<PollResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::TakePart, Some(*path)).await?;
     let code = serde_json::to_value(body.reason).unwrap_or_default();
-    let reason = format!("{}: {}", code.as_str().unwrap_or_default(), sentence(&body.detail));
-    let incoming = Incoming::Nack {
+    let reason = format!("{}: {}", code.as_str().unwrap_or_default(), clean_text(&body.detail));
+    let incoming = ClusterRequest::Nack {
         key: caller.key,
         session: body.session,
         epoch: body.epoch,
@@ -257,9 +257,9 @@ pub(crate) async fn nack(
     Ok(Json(respond(&app, &applied, agent_key(&caller))?))
 }
 
-/// Cleans a text from an agent: printable characters only, at most `MAX_SENTENCE`.
-fn sentence(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(MAX_SENTENCE).collect()
+/// Cleans a text from an agent: printable characters only, at most `MAX_TEXT_CHARS`.
+fn clean_text(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(MAX_TEXT_CHARS).collect()
 }
 
 /// Stores the agent's row of the probe matrix.
@@ -270,13 +270,13 @@ pub(crate) async fn probes(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
-    Body(mut body): Body<ProbesRequest>,
+    JsonBody(mut body): JsonBody<ProbesRequest>,
 ) -> Result<Json<PollResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::TakePart, Some(*path)).await?;
     for result in &mut body.results {
-        result.error = result.error.as_deref().map(sentence);
+        result.error = result.error.as_deref().map(clean_text);
     }
-    let incoming = Incoming::Probes {
+    let incoming = ClusterRequest::Probes {
         key: caller.key,
         session: body.session,
         epoch: body.epoch,
@@ -295,10 +295,10 @@ pub(crate) async fn release(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
-    Body(body): Body<SignedBody>,
+    JsonBody(body): JsonBody<SignedBody>,
 ) -> Result<Json<PollResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::TakePart, Some(*path)).await?;
-    let incoming = Incoming::Release { key: caller.key, jws: body.jws };
+    let incoming = ClusterRequest::Release { key: caller.key, jws: body.jws };
     let applied = app.apply(*path, incoming, None).await?;
     Ok(Json(respond(&app, &applied, agent_key(&caller))?))
 }
@@ -311,17 +311,21 @@ pub(crate) async fn report(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
-    Body(body): Body<ReportRequest>,
+    JsonBody(body): JsonBody<ReportRequest>,
 ) -> Result<Json<ReportResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::Report, Some(*path)).await?;
-    let raft_cluster =
-        u64::from_str_radix(&body.raft_cluster_id, 16).map_err(|error| unreadable(&error))?;
+    let raft_cluster = u64::from_str_radix(&body.raft_cluster_id, 16)
+        .map_err(|error| unreadable_request(&error))?;
     // A member that joined later doesn't count towards the majority that makes the cluster formed.
     let phase = if app.is_newcomer(*path, &caller.key).await? {
-        app.look(*path, None).await?.cluster.phase
+        app.view_cluster(*path, None).await?.cluster.phase
     } else {
-        let incoming =
-            Incoming::Report { key: caller.key, session: body.session, h: body.h, raft_cluster };
+        let incoming = ClusterRequest::Report {
+            key: caller.key,
+            session: body.session,
+            h: body.h,
+            raft_cluster,
+        };
         app.apply(*path, incoming, None).await?.answer.phase
     };
     let followed = app.note_membership(*path, &caller.key, raft_cluster, &body).await?;
@@ -337,16 +341,16 @@ pub(crate) async fn trouble(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
-    Body(body): Body<TroubleRequest>,
+    JsonBody(body): JsonBody<TroubleRequest>,
 ) -> Result<Json<ReportResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::Report, Some(*path)).await?;
-    let text = sentence(&body.detail);
+    let text = clean_text(&body.detail);
     let phase = if app.is_newcomer(*path, &caller.key).await? {
-        app.look(*path, None).await?.cluster.phase
+        app.view_cluster(*path, None).await?.cluster.phase
     } else {
         let text = text.clone();
         let incoming =
-            Incoming::Trouble { key: caller.key, session: body.session, h: body.h, text };
+            ClusterRequest::Trouble { key: caller.key, session: body.session, h: body.h, text };
         app.apply(*path, incoming, None).await?.answer.phase
     };
     app.note_trouble(*path, &caller.key, &text).await?;
@@ -362,7 +366,7 @@ pub(crate) async fn adopt(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
-    Body(body): Body<AdoptRequest, MAX_ADOPT_BODY>,
+    JsonBody(body): JsonBody<AdoptRequest, MAX_ADOPT_BODY_BYTES>,
 ) -> Result<Json<ClusterSummary>, ApiError> {
     let key = tls_key(&request)?;
     let forbidden = |detail: &str| {
@@ -379,7 +383,9 @@ pub(crate) async fn adopt(
     if !body.statements.first().is_some_and(|first| begun_by_owner(first.kid())) {
         return Err(forbidden("No owner of this service has begun the document's statements."));
     }
-    app.adoptions.check(peer(&request)?.address.ip()).map_err(|wait| app.rate_limited(wait))?;
+    app.adoption_limit
+        .check(peer(&request)?.address.ip())
+        .map_err(|wait| app.rate_limited(wait))?;
     if let Some(removal) = app.store.removal_of(*path, key.as_bytes()).await? {
         return Err(ApiError::removed(removal));
     }
@@ -387,10 +393,10 @@ pub(crate) async fn adopt(
     let document = VerifiedDocument::verify(&body.document, &chain)?;
     let seated = document.proposal().seat_of(&key).is_some();
     let principal = Principal::Agent { cluster: document.proposal().proposal().cluster };
-    if body.cluster != *path || !seated || !allowed(&principal, Action::Adopt, Some(*path)) {
+    if body.cluster != *path || !seated || !is_allowed(&principal, Action::Adopt, Some(*path)) {
         return Err(forbidden("The connection's key is not in the document."));
     }
-    let incoming = Incoming::Adopt { document: body.document, statements: body.statements };
+    let incoming = ClusterRequest::Adopt { document: body.document, statements: body.statements };
     app.apply(*path, incoming, None).await?;
     let row = app.store.summary(*path).await?;
     let row = row.ok_or_else(|| ApiError::not_found("such cluster"))?;

@@ -5,16 +5,16 @@ use actix_web::web::{Data, Json, Path};
 use discovery_formation::service::Phase;
 use discovery_types::api::{GrantList, GrantState, GrantView, SignedBody};
 use discovery_types::grant::{Grant, GrantId, ISSUER_SKEW_SECONDS, TokenKind, VerifiedGrant};
-use discovery_types::jws::{Jws, Typ};
+use discovery_types::jws::{Jws, JwsType};
 use discovery_types::problem::{Code, Problem};
 use discovery_types::role::Action;
 use uuid::Uuid;
 
-use super::body::Body;
+use super::body::JsonBody;
 use crate::app::App;
 use crate::auth::authorise;
 use crate::error::ApiError;
-use crate::forming::{Incoming, is_void, statement_allows};
+use crate::forming::{ClusterRequest, check_statement_allows, is_void};
 use crate::store::StoreError;
 use crate::store::grants::GrantUse;
 
@@ -24,7 +24,7 @@ use crate::store::grants::GrantUse;
 pub(crate) async fn put(
     request: HttpRequest,
     app: Data<App>,
-    Body(body): Body<SignedBody>,
+    JsonBody(body): JsonBody<SignedBody>,
 ) -> Result<Json<GrantView>, ApiError> {
     let refused = |detail: String| {
         let next = "Mint another one with `muster-discovery token create`.";
@@ -32,14 +32,14 @@ pub(crate) async fn put(
     };
     let claimed: Grant = body
         .jws
-        .claims_unverified(Typ::Grant)
+        .claims_unverified(JwsType::Grant)
         .map_err(|error| refused(format!("The grant: {error}.")))?;
     let action = claimed.kind.action();
     let caller = authorise(&request, &app, action, Some(claimed.cluster)).await?;
     let found = app.store.read_cluster(claimed.cluster).await?;
     let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
     let signer = chain.newest().admin(body.jws.kid()).map_or(caller.key, |admin| admin.key);
-    statement_allows(&chain, &signer, action)?;
+    check_statement_allows(&chain, &signer, action)?;
     let grant = VerifiedGrant::verify(&body.jws, &chain)?;
     let seconds = now.0 / 1_000_000;
     if grant.issued_at > seconds + ISSUER_SKEW_SECONDS || grant.expires_at <= seconds {
@@ -48,13 +48,13 @@ pub(crate) async fn put(
             grant.issued_at, grant.expires_at
         )));
     }
-    must_take(grant.kind, cluster.phase)?;
+    check_token_kind(grant.kind, cluster.phase)?;
     app.store.put_grant(&grant, &caller.name, now).await?;
     view(&app, grant.id).await
 }
 
 /// Checks the token's kind: boot tokens are for clusters that form, join tickets for running ones.
-fn must_take(kind: TokenKind, phase: Phase) -> Result<(), ApiError> {
+fn check_token_kind(kind: TokenKind, phase: Phase) -> Result<(), ApiError> {
     let detail = format!("The cluster is {}.", phase.as_str());
     match (kind, phase) {
         (TokenKind::Boot, Phase::Open | Phase::Preparing)
@@ -79,7 +79,7 @@ pub(crate) async fn list_all(
     app: Data<App>,
 ) -> Result<Json<GrantList>, ApiError> {
     authorise(&request, &app, Action::ReadGrants, None).await?;
-    listed(&app, None).await
+    grant_list(&app, None).await
 }
 
 /// Lists a cluster's grants.
@@ -92,10 +92,10 @@ pub(crate) async fn list(
     path: Path<Uuid>,
 ) -> Result<Json<GrantList>, ApiError> {
     authorise(&request, &app, Action::ReadGrants, Some(*path)).await?;
-    listed(&app, Some(*path)).await
+    grant_list(&app, Some(*path)).await
 }
 
-async fn listed(app: &App, cluster: Option<Uuid>) -> Result<Json<GrantList>, ApiError> {
+async fn grant_list(app: &App, cluster: Option<Uuid>) -> Result<Json<GrantList>, ApiError> {
     let rows = app.store.grants(cluster).await?;
     let now = app.store.now().await?;
     let grants = rows.iter().map(|row| view_of(row, now)).collect::<Result<_, _>>()?;
@@ -132,7 +132,7 @@ pub(crate) async fn revoke(
     if row.grant.kind == TokenKind::Join.as_str() {
         authorise(&request, &app, Action::RevokeJoinGrant, None).await?;
     }
-    let incoming = Incoming::RevokeGrant { id: *path, by: caller.name };
+    let incoming = ClusterRequest::RevokeGrant { id: *path, by: caller.name };
     app.apply(row.grant.cluster_id, incoming, None).await?;
     view(&app, *path).await
 }
@@ -147,8 +147,8 @@ async fn view(app: &App, id: GrantId) -> Result<Json<GrantView>, ApiError> {
 fn view_of(row: &GrantUse, now: i64) -> Result<GrantView, StoreError> {
     let damaged = || StoreError::damaged(format!("grant {}", row.grant.id));
     let jws: Jws = row.grant.jws.parse().map_err(|_| damaged())?;
-    let grant: Grant = jws.claims_unverified(Typ::Grant).map_err(|_| damaged())?;
-    let void_before = discovery_formation::Micros(row.void_before_us.unsigned_abs());
+    let grant: Grant = jws.claims_unverified(JwsType::Grant).map_err(|_| damaged())?;
+    let void_before = discovery_formation::UnixMicros(row.void_before_us.unsigned_abs());
     let is_taken = match grant.kind {
         TokenKind::Boot => !matches!(row.phase.as_str(), "open" | "preparing"),
         TokenKind::Join => row.keys > 0 || !matches!(row.phase.as_str(), "committed" | "formed"),

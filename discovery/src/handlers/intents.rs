@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use actix_web::HttpRequest;
 use actix_web::web::{Data, Json, Path, Query};
-use discovery_types::access::Subject;
+use discovery_types::access::ClientKind;
 use discovery_types::api::{
     ClusterExport, DirectoryResponse, IntentList, IntentState, IntentView, JoinResponse,
-    LeavesRequest, MAX_RECOVERIES_BODY, NodeProgram, OutcomeRequest, RecoveriesRequest,
+    LeavesRequest, MAX_RECOVERIES_BODY_BYTES, NodeProgram, OutcomeRequest, RecoveriesRequest,
     RecoveriesResponse, SignedBody, WaitRequest,
 };
 use discovery_types::digest::OperationId;
-use discovery_types::jws::Typ;
+use discovery_types::jws::JwsType;
 use discovery_types::leaves::Leaves;
 use discovery_types::order::{Order, OrderError};
 use discovery_types::problem::Problem;
@@ -24,12 +24,12 @@ use utoipa::IntoParams;
 use uuid::Uuid;
 
 use super::access::jwks_of;
-use super::body::Body;
+use super::body::JsonBody;
 use crate::app::App;
 use crate::auth::{Caller, authorise, peer, tls_key};
 use crate::error::ApiError;
-use crate::forming::statement_allows;
-use crate::intents::{Joining, Reader};
+use crate::forming::check_statement_allows;
+use crate::intents::{IntentReader, JoinRequest};
 
 /// The query of a newcomer's request to join.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -47,20 +47,21 @@ pub(crate) async fn join(
     request: HttpRequest,
     app: Data<App>,
     query: Query<JoinQuery>,
-    Body(body): Body<SignedBody>,
+    JsonBody(body): JsonBody<SignedBody>,
 ) -> Result<Json<JoinResponse>, ApiError> {
     let key = tls_key(&request)?;
     let address = peer(&request)?.address.ip().to_canonical();
     let redeem = Redeem::open(&body.jws, &key, &[app.keys.pin()])?;
     let record = &redeem.signed.record;
-    let claimed: Record = record.claims_unverified(Typ::Record).map_err(RecordError::Record)?;
+    let claimed: Record = record.claims_unverified(JwsType::Record).map_err(RecordError::Record)?;
     let cluster = redeem.cluster;
-    let joining = Joining { envelope: body.jws, redeem, claimed, address, program: query.program };
+    let joining =
+        JoinRequest { envelope: body.jws, redeem, claimed, address, program: query.program };
     let intent = app.join(&joining).await?;
     let (delivery, statements) = app.document(cluster, None).await?;
     let delivery = delivery.ok_or_else(|| ApiError::not_found("such document"))?;
     Ok(Json(JoinResponse {
-        token: app.token(&key, Subject::Agent(cluster)),
+        token: app.issue_access_token(&key, ClientKind::Agent(cluster)),
         issuer: app.issuer.to_string(),
         jwks: jwks_of(&app),
         now_ms: app.clock.micros() / 1_000,
@@ -77,9 +78,9 @@ pub(crate) async fn join(
 pub(crate) async fn order(
     request: HttpRequest,
     app: Data<App>,
-    Body(body): Body<SignedBody>,
+    JsonBody(body): JsonBody<SignedBody>,
 ) -> Result<Json<IntentView>, ApiError> {
-    let claimed: Order = body.jws.claims_unverified(Typ::Order).map_err(OrderError::Jws)?;
+    let claimed: Order = body.jws.claims_unverified(JwsType::Order).map_err(OrderError::Jws)?;
     let caller = authorise(&request, &app, Action::PutOrder, Some(claimed.cluster)).await?;
     Ok(Json(app.put_order(&caller, &body.jws).await?))
 }
@@ -106,9 +107,10 @@ pub(crate) async fn list(
 ) -> Result<Json<IntentList>, ApiError> {
     let caller = authorise(&request, &app, Action::ReadIntents, Some(*path)).await?;
     let all = query.all.unwrap_or(false);
-    let read = async || app.intents(*path, reader(&caller), all).await;
-    let wait = Wait { cluster: *path, caller: &caller, after: query.after };
-    let list = wait.until(&app, read, |list| (list.rev, earliest_end(&list.intents))).await?;
+    let read = async || app.intents(*path, intent_reader(&caller), all).await;
+    let wait = IntentPoll { cluster: *path, caller: &caller, after: query.after };
+    let list =
+        wait.wait_for_change(&app, read, |list| (list.rev, earliest_end(&list.intents))).await?;
     Ok(Json(list))
 }
 
@@ -138,10 +140,10 @@ pub(crate) async fn show(
     query: Query<IntentQuery>,
 ) -> Result<Json<IntentView>, ApiError> {
     let caller = authorise(&request, &app, Action::ReadIntents, Some(path.id)).await?;
-    let read = async || app.intent(path.id, reader(&caller), path.operation).await;
-    let wait = Wait { cluster: path.id, caller: &caller, after: query.after };
+    let read = async || app.intent(path.id, intent_reader(&caller), path.operation).await;
+    let wait = IntentPoll { cluster: path.id, caller: &caller, after: query.after };
     let seen = |view: &IntentView| (view.rev, earliest_end(std::slice::from_ref(view)));
-    Ok(Json(wait.until(&app, read, seen).await?))
+    Ok(Json(wait.wait_for_change(&app, read, seen).await?))
 }
 
 /// Stores the outcome of an intent, as an agent of the cluster reports it.
@@ -152,7 +154,7 @@ pub(crate) async fn outcome(
     request: HttpRequest,
     app: Data<App>,
     path: Path<IntentPath>,
-    Body(body): Body<OutcomeRequest>,
+    JsonBody(body): JsonBody<OutcomeRequest>,
 ) -> Result<Json<IntentView>, ApiError> {
     let caller = authorise(&request, &app, Action::ReportOutcome, Some(path.id)).await?;
     Ok(Json(app.report_outcome(path.id, path.operation, &caller.key, &body).await?))
@@ -166,7 +168,7 @@ pub(crate) async fn wait(
     request: HttpRequest,
     app: Data<App>,
     path: Path<IntentPath>,
-    Body(body): Body<WaitRequest>,
+    JsonBody(body): JsonBody<WaitRequest>,
 ) -> Result<Json<IntentView>, ApiError> {
     let caller = authorise(&request, &app, Action::ReportOutcome, Some(path.id)).await?;
     Ok(Json(app.report_wait(path.id, path.operation, &caller.key, &body.reason).await?))
@@ -207,7 +209,7 @@ pub(crate) async fn recoveries(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
-    Body(body): Body<RecoveriesRequest, MAX_RECOVERIES_BODY>,
+    JsonBody(body): JsonBody<RecoveriesRequest, MAX_RECOVERIES_BODY_BYTES>,
 ) -> Result<Json<RecoveriesResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::ShowRecoveries, Some(*path)).await?;
     Ok(Json(app.follow_recoveries(*path, &caller.key, &body.recoveries).await?))
@@ -221,7 +223,7 @@ pub(crate) async fn leaves(
     request: HttpRequest,
     app: Data<App>,
     path: Path<Uuid>,
-    Body(body): Body<LeavesRequest>,
+    JsonBody(body): JsonBody<LeavesRequest>,
 ) -> Result<Json<Leaves>, ApiError> {
     let caller = authorise(&request, &app, Action::RenewLeaves, Some(*path)).await?;
     Ok(Json(app.renew_leaves(*path, &caller.key, &body.csr).await?))
@@ -240,15 +242,15 @@ pub(crate) async fn export(
     let caller = authorise(&request, &app, Action::ExportCluster, Some(*path)).await?;
     let found = app.store.read_cluster(*path).await?;
     let (_, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
-    statement_allows(&chain, &caller.key, Action::ExportCluster)?;
+    check_statement_allows(&chain, &caller.key, Action::ExportCluster)?;
     tracing::info!(cluster.id = %path, by = caller.name, "exported a cluster's encrypted CAs");
     Ok(Json(app.export(*path).await?))
 }
 
-fn reader(caller: &Caller) -> Reader {
+fn intent_reader(caller: &Caller) -> IntentReader {
     match caller.principal {
-        Principal::Agent { .. } => Reader::Agent(caller.key),
-        Principal::Admin { .. } => Reader::Admin,
+        Principal::Agent { .. } => IntentReader::Agent(caller.key),
+        Principal::Admin { .. } => IntentReader::Admin,
     }
 }
 
@@ -259,31 +261,32 @@ fn earliest_end(intents: &[IntentView]) -> Option<u64> {
 }
 
 /// A long poll for changes of a cluster's intents.
-struct Wait<'a> {
+struct IntentPoll<'a> {
     cluster: Uuid,
     caller: &'a Caller,
     after: Option<u64>,
 }
 
-impl Wait<'_> {
+impl IntentPoll<'_> {
     /// Reads until the revision differs, an intent expires, or the poll's time is up. `seen`
     /// returns the revision of the result, and when time alone changes it.
-    async fn until<T>(
+    async fn wait_for_change<T>(
         &self,
         app: &App,
         read: impl AsyncFn() -> Result<T, ApiError>,
         seen: impl Fn(&T) -> (u64, Option<u64>),
     ) -> Result<T, ApiError> {
         // Subscribe before reading, so that no change in between is missed.
-        let mut news = app.wakes.subscribe(self.cluster);
+        let mut news = app.notifier.subscribe(self.cluster);
         let mut found = read().await?;
         let (rev, ends) = seen(&found);
         if self.after != Some(rev) || app.draining.is_cancelled() {
             return Ok(found);
         }
-        let _place = app.place_to_park(&self.caller.key)?;
+        let _place = app.take_poll_slot(&self.caller.key)?;
         let until_end = ends.map(|at| at.saturating_sub(app.clock.seconds()) + 1);
-        let wait = until_end.map_or(app.poll, |left| app.poll.min(Duration::from_secs(left)));
+        let wait = until_end
+            .map_or(app.max_poll_wait, |left| app.max_poll_wait.min(Duration::from_secs(left)));
         let end = Instant::now() + wait;
         loop {
             let over = tokio::select! {

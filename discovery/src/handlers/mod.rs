@@ -10,15 +10,15 @@ pub(crate) mod grants;
 pub(crate) mod intents;
 pub(crate) mod ops;
 
-use discovery_formation::KeyId;
+use discovery_formation::AgentKey;
 use discovery_types::role::Principal;
 
 use crate::auth::Caller;
 
 /// Returns the calling agent's key as the state machine's type; `None` for an admin.
-fn agent_key(caller: &Caller) -> Option<KeyId> {
+fn agent_key(caller: &Caller) -> Option<AgentKey> {
     match caller.principal {
-        Principal::Agent { .. } => Some(KeyId(*caller.key.as_bytes())),
+        Principal::Agent { .. } => Some(AgentKey(*caller.key.as_bytes())),
         Principal::Admin { .. } => None,
     }
 }

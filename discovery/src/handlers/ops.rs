@@ -31,7 +31,7 @@ pub(crate) async fn livez() -> &'static str {
 #[utoipa::path(get, path = "/readyz", tag = "operations",
     responses((status = 200, body = Readiness), (status = 503, body = Problem)))]
 pub(crate) async fn readyz(app: Data<App>) -> Result<HttpResponse, ApiError> {
-    let looked = app.store.look_at_generation().await;
+    let looked = app.store.refresh_generation().await;
     app.metrics.database_up.set(i64::from(looked.is_ok()));
     let generation = looked?;
     if app.draining.is_cancelled() {
@@ -48,7 +48,7 @@ pub(crate) async fn readyz(app: Data<App>) -> Result<HttpResponse, ApiError> {
 #[utoipa::path(get, path = "/metrics", tag = "operations", responses((status = 200)))]
 pub(crate) async fn metrics(app: Data<App>) -> HttpResponse {
     let metrics = &app.metrics;
-    metrics.parked.set(app.parked.taken() as i64);
+    metrics.parked.set(app.poll_slots.taken() as i64);
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     HttpResponse::Ok().insert_header((header::CONTENT_TYPE, kind)).body(metrics.text())
 }

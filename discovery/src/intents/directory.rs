@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use discovery_types::api::{DirectoryView, ListedMember, MAX_MEMBER_NAME, MAX_MEMBERS, Membership};
 use discovery_types::digest::MemberId;
 
-use crate::store::intents::Said;
+use crate::store::intents::MembershipReport;
 
 /// Maximum number of URLs of one member in a report; `MAX_URL` limits the length of each, in bytes.
 const MAX_URLS: usize = 8;
@@ -31,23 +31,23 @@ const MAX_POSITION: u64 = 1 << 53;
 /// Position in a cluster's log at which a list was read: configuration, term and index. The
 /// configuration is the index of the last change of members, or 0 if the node doesn't report it.
 /// Positions order lists by age.
-type Position = (u64, u64, u64);
+type ListPosition = (u64, u64, u64);
 
-impl Said {
-    fn position(&self) -> Position {
+impl MembershipReport {
+    fn position(&self) -> ListPosition {
         (self.membership.configuration.unwrap_or(0), self.term, self.index)
     }
 
     /// Whether this report replaces its reporter's last one. An older report arrived late and
     /// doesn't. The exception is a last report ahead of the cluster, which was wrong.
-    pub(super) fn replaces(&self, last: &Said, reached: Option<Position>) -> bool {
+    pub(super) fn replaces(&self, last: &MembershipReport, reached: Option<ListPosition>) -> bool {
         let was_wrong = reached.is_none_or(|reached| last.position() > reached);
         self.position() >= last.position() || was_wrong
     }
 
     /// Whether both reports contain the same members, with the same votes and peer URLs.
-    pub(super) fn agrees(&self, other: &Said) -> bool {
-        let list = |said: &Said| -> BTreeSet<(MemberId, bool, Vec<String>)> {
+    pub(super) fn agrees(&self, other: &MembershipReport) -> bool {
+        let list = |said: &MembershipReport| -> BTreeSet<(MemberId, bool, Vec<String>)> {
             let member = |member: &ListedMember| {
                 let mut urls = member.peer_urls.clone();
                 urls.sort_unstable();
@@ -67,10 +67,10 @@ impl Said {
 /// Returns the members whose reports confirm the next list: the voters of `confirmed`, or the
 /// `founders` before any list was confirmed.
 pub(super) fn electors(
-    confirmed: Option<&Said>,
+    confirmed: Option<&MembershipReport>,
     founders: &BTreeSet<MemberId>,
 ) -> BTreeSet<MemberId> {
-    confirmed.map_or_else(|| founders.clone(), Said::voters)
+    confirmed.map_or_else(|| founders.clone(), MembershipReport::voters)
 }
 
 fn quorum(electors: &BTreeSet<MemberId>) -> usize {
@@ -79,10 +79,10 @@ fn quorum(electors: &BTreeSet<MemberId>) -> usize {
 
 /// Returns the position that a quorum of the electors has reached by its own reports, or `None` if
 /// fewer have reported. If only a minority lies, every quorum contains a truthful report.
-fn reached_by<P: Ord>(
+fn position_of_quorum<P: Ord>(
     electors: &BTreeSet<MemberId>,
-    said: &[(MemberId, Said)],
-    position: impl Fn(&Said) -> P,
+    said: &[(MemberId, MembershipReport)],
+    position: impl Fn(&MembershipReport) -> P,
 ) -> Option<P> {
     let own = said.iter().filter(|(member, _)| electors.contains(member));
     let mut positions: Vec<P> = own.map(|(_, report)| position(report)).collect();
@@ -90,43 +90,43 @@ fn reached_by<P: Ord>(
     positions.into_iter().nth(quorum(electors) - 1)
 }
 
-/// Calls [`reached_by`] with the position of the reported list.
-pub(super) fn reached(
+/// Calls [`position_of_quorum`] with the position of the reported list.
+pub(super) fn quorum_list_position(
     electors: &BTreeSet<MemberId>,
-    said: &[(MemberId, Said)],
-) -> Option<Position> {
-    reached_by(electors, said, Said::position)
+    said: &[(MemberId, MembershipReport)],
+) -> Option<ListPosition> {
+    position_of_quorum(electors, said, MembershipReport::position)
 }
 
-/// Calls [`reached_by`] with the node's own position: term and index.
-pub(super) fn reached_in_log(
+/// Calls [`position_of_quorum`] with the node's own position: term and index.
+pub(super) fn quorum_log_position(
     electors: &BTreeSet<MemberId>,
-    said: &[(MemberId, Said)],
+    said: &[(MemberId, MembershipReport)],
 ) -> Option<(u64, u64)> {
-    reached_by(electors, said, |report| (report.term, report.index))
+    position_of_quorum(electors, said, |report| (report.term, report.index))
 }
 
 /// Returns the newest list that a quorum reports and that is newer than `confirmed`, if there is
 /// one.
 pub(super) fn newly_confirmed(
-    confirmed: Option<&Said>,
+    confirmed: Option<&MembershipReport>,
     founders: &BTreeSet<MemberId>,
-    said: &[(MemberId, Said)],
-) -> Option<Said> {
+    said: &[(MemberId, MembershipReport)],
+) -> Option<MembershipReport> {
     let electors = electors(confirmed, founders);
     let quorum = quorum(&electors);
-    let newer = |report: &&Said| match confirmed {
+    let newer = |report: &&MembershipReport| match confirmed {
         Some(confirmed) => report.position() > confirmed.position() && !report.agrees(confirmed),
         None => true,
     };
-    let mut reports: Vec<&Said> = said
+    let mut reports: Vec<&MembershipReport> = said
         .iter()
         .filter(|(member, _)| electors.contains(member))
         .map(|(_, report)| report)
         .filter(newer)
         .collect();
     reports.sort_by_key(|report| Reverse(report.position()));
-    let supporters = |wanted: &Said| -> Vec<&Said> {
+    let supporters = |wanted: &MembershipReport| -> Vec<&MembershipReport> {
         reports.iter().copied().filter(|report| report.agrees(wanted)).collect()
     };
     let mut lists = reports.iter().map(|report| supporters(report));
@@ -134,22 +134,25 @@ pub(super) fn newly_confirmed(
     // Take the position that a quorum of them has reached, and the names and client URLs that most
     // report.
     let reached = supporters.get(quorum - 1)?;
-    let alike = |wanted: &&&Said| {
+    let alike = |wanted: &&&MembershipReport| {
         supporters.iter().filter(|report| report.membership == wanted.membership).count()
     };
     let usual = supporters.iter().max_by_key(alike)?;
-    Some(Said { membership: usual.membership.clone(), ..(*reached).clone() })
+    Some(MembershipReport { membership: usual.membership.clone(), ..(*reached).clone() })
 }
 
 /// Returns the list to show: the confirmed one. Before that, the one that most members report, and
 /// the newest of those with equally many reports.
-pub(super) fn view(confirmed: Option<&Said>, said: &[(MemberId, Said)]) -> Option<DirectoryView> {
+pub(super) fn view(
+    confirmed: Option<&MembershipReport>,
+    said: &[(MemberId, MembershipReport)],
+) -> Option<DirectoryView> {
     let reports = || said.iter().map(|(_, report)| report);
     let usual = reports().max_by_key(|wanted| {
         (reports().filter(|report| report.agrees(wanted)).count(), wanted.position())
     });
     let shown = confirmed.or(usual)?;
-    let same: Vec<&Said> = reports().filter(|report| report.agrees(shown)).collect();
+    let same: Vec<&MembershipReport> = reports().filter(|report| report.agrees(shown)).collect();
     let mut view = shown.view(confirmed.is_some(), same.len());
     if let Some(last) = same.iter().max_by_key(|report| report.at_us) {
         let is_listed = |id: &MemberId| shown.membership.members.iter().any(|m| m.id == *id);
@@ -197,7 +200,7 @@ mod tests {
 
     /// Report of a list that is written as characters: voters as digits, learners as letters. `12a`
     /// has two voters and a learner.
-    fn said(configuration: Option<u64>, index: u64, members: &str) -> Said {
+    fn said(configuration: Option<u64>, index: u64, members: &str) -> MembershipReport {
         let member = |c: char| ListedMember {
             id: MemberId::new(u64::from(c)),
             name: c.to_string(),
@@ -206,7 +209,7 @@ mod tests {
             is_learner: c.is_alphabetic(),
         };
         let members = members.chars().map(member).collect();
-        Said {
+        MembershipReport {
             membership: Membership { configuration, members },
             term: 2,
             index,
@@ -219,11 +222,11 @@ mod tests {
         members.chars().map(|c| MemberId::new(u64::from(c))).collect()
     }
 
-    fn by(who: char, said: Said) -> (MemberId, Said) {
+    fn by(who: char, said: MembershipReport) -> (MemberId, MembershipReport) {
         (MemberId::new(u64::from(who)), said)
     }
 
-    fn names(said: Option<Said>) -> Option<String> {
+    fn names(said: Option<MembershipReport>) -> Option<String> {
         Some(said?.membership.members.into_iter().map(|member| member.name).collect())
     }
 
@@ -275,7 +278,7 @@ mod tests {
     }
 
     /// Reports of three voters, all at `index`.
-    fn all_at(index: u64) -> Vec<(MemberId, Said)> {
+    fn all_at(index: u64) -> Vec<(MemberId, MembershipReport)> {
         ['1', '2', '3'].map(|who| by(who, said(Some(5), index, "123"))).to_vec()
     }
 
@@ -295,14 +298,16 @@ mod tests {
         for (configuration, index) in [(Some(MAX), MAX), (Some(5), MAX), (Some(MAX), 30)] {
             let mut reports = all_at(30);
             reports[2].1 = said(configuration, index, "123");
-            let reached = reached(&electors, &reports);
+            let reached = quorum_list_position(&electors, &reports);
             assert_eq!(reached, Some(said(Some(5), 30, "").position()), "as the two others say");
             let next = said(Some(5), 31, "123");
             assert!(next.replaces(&reports[2].1, reached), "{configuration:?} {index}");
         }
         // No other member has reported, so neither report is known to be wrong.
         let alone = [by('3', said(Some(MAX), MAX, "123"))];
-        assert!(said(Some(5), 31, "123").replaces(&alone[0].1, reached(&electors, &alone)));
+        assert!(
+            said(Some(5), 31, "123").replaces(&alone[0].1, quorum_list_position(&electors, &alone))
+        );
     }
 
     #[test]
@@ -328,7 +333,7 @@ mod tests {
         let reports = [lie('1'), lie('2'), tell('3', 7), tell('4', 8), tell('5', 9)];
         let found = newly_confirmed(None, &ids("12345"), &reports).unwrap();
         assert_eq!((found.membership.configuration, found.index), (Some(5), 7));
-        assert_eq!(reached_in_log(&ids("12345"), &reports), Some((2, 9)));
+        assert_eq!(quorum_log_position(&ids("12345"), &reports), Some((2, 9)));
     }
 
     #[test]

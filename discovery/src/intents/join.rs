@@ -14,16 +14,16 @@ use discovery_types::record::{Record, VerifiedRecord};
 use discovery_types::redeem::Redeem;
 
 use super::roster::Roster;
-use super::{admin_name, has_room};
+use super::{admin_name, check_intent_limit};
 use crate::app::App;
 use crate::error::ApiError;
-use crate::forming::{in_time, is_void};
-use crate::store::Micros;
-use crate::store::cluster::{AskedGrant, ClusterTransaction};
-use crate::store::intents::{self, Changes, NewIntent, StoredIntent};
+use crate::forming::{is_void, with_timeout};
+use crate::store::UnixMicros;
+use crate::store::cluster::{ClusterTransaction, RequestedGrant};
+use crate::store::intents::{self, MembershipChanges, NewIntent, StoredIntent};
 
 /// A newcomer's request. The handler has opened its envelope; the rest is verified here.
-pub(crate) struct Joining {
+pub(crate) struct JoinRequest {
     /// The signed envelope, as received.
     pub envelope: Jws,
     /// Content of the envelope.
@@ -36,7 +36,7 @@ pub(crate) struct Joining {
     pub program: Option<NodeProgram>,
 }
 
-fn unknown() -> ApiError {
+fn unknown_token() -> ApiError {
     let next = "Check that the bundle is for this service and cluster, or ask for another.";
     ApiError::new(Code::GrantUnknown, "The token is not known here.", next)
 }
@@ -44,15 +44,15 @@ fn unknown() -> ApiError {
 impl App {
     /// Redeems a join ticket. The first key that redeems it owns it, and gets the same answer to
     /// every retry.
-    pub(crate) async fn join(&self, joining: &Joining) -> Result<IntentView, ApiError> {
-        in_time(self.join_now(joining)).await
+    pub(crate) async fn join(&self, joining: &JoinRequest) -> Result<IntentView, ApiError> {
+        with_timeout(self.join_untimed(joining)).await
     }
 
-    async fn join_now(&self, joining: &Joining) -> Result<IntentView, ApiError> {
+    async fn join_untimed(&self, joining: &JoinRequest) -> Result<IntentView, ApiError> {
         let grant = joining.claimed.grant.to_string();
         let begun = self.begin_change(joining.redeem.cluster, Some(&grant)).await;
         let (mut transaction, changes) = begun.map_err(|error| match error.problem().code {
-            Code::NotFound => unknown(),
+            Code::NotFound => unknown_token(),
             _ => error,
         })?;
         let chain = transaction.chain.clone();
@@ -61,30 +61,30 @@ impl App {
             let detail = "The join bundle pins a statement that this cluster doesn't have.";
             return Err(ApiError::new(Code::StatementRefused, detail, next));
         }
-        let row = transaction.asked().cloned().ok_or_else(unknown)?;
-        let jws: Jws = row.jws.parse().map_err(|_| unknown())?;
+        let row = transaction.asked().cloned().ok_or_else(unknown_token)?;
+        let jws: Jws = row.jws.parse().map_err(|_| unknown_token())?;
         let ticket = verify_ticket(&jws, &chain)?;
         if ticket.key.as_bytes()[..] != row.token_key {
-            return Err(unknown());
+            return Err(unknown_token());
         }
         let record = verify_newcomer(&joining.envelope, &ticket, &chain)?;
         let verb = verb_of(&ticket);
         let operation = OperationId::of(&jws, verb);
         let taken = |known: &&StoredIntent| known.intent.operation == operation;
         if let Some(known) = changes.intents.iter().find(taken) {
-            return self.join_again(transaction, known, &record, joining).await;
+            return self.answer_used_ticket(transaction, known, &record, joining).await;
         }
         admit(&transaction, &ticket, &row, joining.address)?;
         let roster = Roster::of(&transaction.cluster, &chain, &changes)?;
-        roster.may_join(&record)?;
-        if let Some(member) = roster.called(&record, ticket.replaces) {
-            return Err(name_taken(&record, member));
+        roster.check_unused_keys(&record)?;
+        if let Some(member) = roster.member_with_name(&record, ticket.replaces) {
+            return Err(name_taken_error(&record, member));
         }
         if let Some(program) = joining.program {
-            same_program(program, &changes)?;
+            check_same_program(program, &changes)?;
         }
-        has_room(&changes, transaction.now.0 as Micros)?;
-        replaced_is_there(&ticket, &roster)?;
+        check_intent_limit(&changes, transaction.now.0 as UnixMicros)?;
+        check_replaced_member(&ticket, &roster)?;
         let confirmed = changes.confirmed.as_ref();
         let intent = Intent {
             cluster: ticket.cluster,
@@ -110,12 +110,12 @@ impl App {
     }
 
     /// Answers a redeem of a used ticket: by the same key, which is a retry, or by another key.
-    async fn join_again(
+    async fn answer_used_ticket(
         &self,
         mut transaction: ClusterTransaction,
         known: &StoredIntent,
         record: &VerifiedRecord,
-        joining: &Joining,
+        joining: &JoinRequest,
     ) -> Result<IntentView, ApiError> {
         if known.agent == Some(record.agent_key) {
             if known.record_hash() != Some(record.hash()) {
@@ -127,12 +127,13 @@ impl App {
             return self.end_change(transaction, known.intent.operation).await;
         }
         let (now, address) = (transaction.now, joining.address.to_string());
-        let first = intents::contest(transaction.connection(), now, &known.intent, &address);
+        let first =
+            intents::note_ticket_reuse(transaction.connection(), now, &known.intent, &address);
         if first.await? {
             transaction.commit().await?;
-            self.wakes.wake(known.intent.cluster);
+            self.notifier.wake(known.intent.cluster);
         }
-        self.metrics.alarm("ticket_taken");
+        self.metrics.count_alarm("ticket_taken");
         tracing::error!(cluster.id = %known.intent.cluster, operation = %known.intent.operation,
             address, "another key tried a join ticket that is taken: somebody copied it");
         let detail = "The ticket was redeemed by another key: it is for one host.";
@@ -143,7 +144,7 @@ impl App {
 }
 
 /// Refuses a ticket whose replaced member was already removed or lost.
-fn replaced_is_there(ticket: &VerifiedGrant, roster: &Roster) -> Result<(), ApiError> {
+fn check_replaced_member(ticket: &VerifiedGrant, roster: &Roster) -> Result<(), ApiError> {
     let Some(member) = ticket.replaces else { return Ok(()) };
     if roster.is_removed(member) {
         let detail = format!("Member {member}, which this ticket replaces, is gone already.");
@@ -164,7 +165,7 @@ fn replaced_is_there(ticket: &VerifiedGrant, roster: &Roster) -> Result<(), ApiE
 
 /// Refuses a newcomer whose node speaks another peer protocol than the members do. Members that run
 /// `muster-node` report a configuration index, while stock etcd has none.
-fn same_program(newcomer: NodeProgram, changes: &Changes) -> Result<(), ApiError> {
+fn check_same_program(newcomer: NodeProgram, changes: &MembershipChanges) -> Result<(), ApiError> {
     let Some(confirmed) = &changes.confirmed else { return Ok(()) };
     let members = match confirmed.membership.configuration {
         Some(_) => NodeProgram::MusterNode,
@@ -182,7 +183,7 @@ fn same_program(newcomer: NodeProgram, changes: &Changes) -> Result<(), ApiError
     Err(ApiError::new(Code::Conflict, detail, next))
 }
 
-fn name_taken(record: &VerifiedRecord, member: MemberId) -> ApiError {
+fn name_taken_error(record: &VerifiedRecord, member: MemberId) -> ApiError {
     let detail = format!("Member {member} is called {} already.", record.name);
     let next = "Start the agent with another --name, or redeem a ticket that is for that member's \
                 place: `muster-discovery token create --kind join --replace`.";
@@ -193,7 +194,7 @@ fn name_taken(record: &VerifiedRecord, member: MemberId) -> ApiError {
 fn admit(
     transaction: &ClusterTransaction,
     ticket: &VerifiedGrant,
-    row: &AskedGrant,
+    row: &RequestedGrant,
     address: IpAddr,
 ) -> Result<(), ApiError> {
     let again = "Ask for another ticket: `muster-discovery token create --kind join`.";

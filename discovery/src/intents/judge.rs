@@ -5,26 +5,26 @@ use discovery_types::api::{Explanation, IntentState, IntentView, MAX_MEMBERS, Ou
 use discovery_types::digest::{Digest, MemberId};
 use discovery_types::grant::Grant;
 use discovery_types::intent::Verb;
-use discovery_types::jws::Typ;
+use discovery_types::jws::JwsType;
 use discovery_types::order::Order;
 use discovery_types::problem::Code;
 use discovery_types::redeem::Redeem;
 
 use super::directory;
 use crate::error::ApiError;
-use crate::store::Micros;
-use crate::store::intents::{Changes, Said, StoredIntent};
+use crate::store::UnixMicros;
+use crate::store::intents::{MembershipChanges, MembershipReport, StoredIntent};
 
 /// Maximum number of a cluster's intents that are open or under way.
-pub(super) const MAX_LIVE: usize = 16;
+pub(super) const MAX_LIVE_INTENTS: usize = 16;
 
-/// How long an intent that is under way counts towards [`MAX_LIVE`], in microseconds. A member's
+/// How long an intent that is under way counts towards [`MAX_LIVE_INTENTS`], in microseconds. A member's
 /// agent that reports a false state could otherwise block other intents for ever.
-pub(super) const COUNTS_FOR_US: Micros = 24 * 3_600 * 1_000_000;
+pub(super) const LIVE_WINDOW_US: UnixMicros = 24 * 3_600 * 1_000_000;
 
 /// Decision about a reported outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Taken {
+pub(super) enum OutcomeDecision {
     /// The outcome is new and must be stored.
     New,
     /// The intent has this state already.
@@ -33,7 +33,7 @@ pub(super) enum Taken {
 
 impl StoredIntent {
     /// State of the intent at `now`: an open intent may have expired.
-    pub(super) fn state_at(&self, now: Micros) -> IntentState {
+    pub(super) fn state_at(&self, now: UnixMicros) -> IntentState {
         let over = now.unsigned_abs() / 1_000_000 >= self.intent.expires_at;
         match self.state {
             IntentState::Open if over => IntentState::Expired,
@@ -43,24 +43,25 @@ impl StoredIntent {
 
     /// Hash of the newcomer's record, if the intent is a newcomer's.
     pub(super) fn record_hash(&self) -> Option<Digest> {
-        let redeem: Redeem = self.intent.redeem.as_ref()?.claims_unverified(Typ::Redeem).ok()?;
+        let redeem: Redeem =
+            self.intent.redeem.as_ref()?.claims_unverified(JwsType::Redeem).ok()?;
         Some(redeem.signed.record.hash())
     }
 
     /// The member that the newcomer replaces, if any.
-    pub(super) fn replaced(&self) -> Option<MemberId> {
-        let grant: Grant = self.intent.authority.claims_unverified(Typ::Grant).ok()?;
+    pub(super) fn replaced_member(&self) -> Option<MemberId> {
+        let grant: Grant = self.intent.authority.claims_unverified(JwsType::Grant).ok()?;
         grant.replaces
     }
 
     /// The member that the intent removes, moves or replaces.
-    pub(super) fn about(&self) -> Option<MemberId> {
-        self.ordered_member().or_else(|| self.replaced())
+    pub(super) fn affected_member(&self) -> Option<MemberId> {
+        self.ordered_member().or_else(|| self.replaced_member())
     }
 
     /// The member that the order is about, if the intent is an order.
     fn ordered_member(&self) -> Option<MemberId> {
-        let order: Order = self.intent.authority.claims_unverified(Typ::Order).ok()?;
+        let order: Order = self.intent.authority.claims_unverified(JwsType::Order).ok()?;
         Some(order.change.member())
     }
 }
@@ -72,7 +73,7 @@ fn refused(code: Code, detail: impl Into<String>, next: &str) -> ApiError {
 /// A report's position in the cluster's log, as (Raft term, Raft index), and what is known about
 /// such positions.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reading<'a> {
+pub(super) struct ReportPosition<'a> {
     /// Name of the reporting member.
     pub(super) by: &'a str,
     /// Position of the reporter's node.
@@ -81,7 +82,7 @@ pub(super) struct Reading<'a> {
     pub(super) reached: Option<(u64, u64)>,
 }
 
-impl Reading<'_> {
+impl ReportPosition<'_> {
     /// Whether a newer outcome of `known` was reported already. A reported position beyond what a
     /// quorum has reached is cut to that. A member with a wrong position therefore can't block the
     /// others' reports.
@@ -100,8 +101,8 @@ impl Reading<'_> {
 pub(super) fn judge(
     known: &StoredIntent,
     outcome: &Outcome,
-    reading: Reading<'_>,
-) -> Result<Taken, ApiError> {
+    reading: ReportPosition<'_>,
+) -> Result<OutcomeDecision, ApiError> {
     const LOOK: &str = "Read the intent, and the cluster's own list.";
     let of_newcomer = matches!(known.intent.verb, Verb::Join | Verb::Replace);
     let fits = match outcome {
@@ -132,7 +133,7 @@ pub(super) fn judge(
     }
     let next = outcome.state();
     if known.state == next {
-        return Ok(Taken::Same);
+        return Ok(OutcomeDecision::Same);
     }
     if reading.is_older_than(known) {
         let detail = "Something newer was said of it: your node has not heard all yet.";
@@ -142,13 +143,18 @@ pub(super) fn judge(
         let detail = format!("It is {}, and is not {next} any more.", known.state);
         return Err(refused(Code::Conflict, detail, LOOK));
     }
-    Ok(Taken::New)
+    Ok(OutcomeDecision::New)
 }
 
 /// Converts an intent to the API's view at `now`. `name` is the cluster's name.
-pub(super) fn view(known: &StoredIntent, changes: &Changes, name: &str, now: Micros) -> IntentView {
+pub(super) fn view(
+    known: &StoredIntent,
+    changes: &MembershipChanges,
+    name: &str,
+    now: UnixMicros,
+) -> IntentView {
     let state = known.state_at(now);
-    let about = known.about();
+    let about = known.affected_member();
     let about_name = about.and_then(|id| name_of(changes, id));
     IntentView {
         intent: known.intent.clone(),
@@ -162,7 +168,7 @@ pub(super) fn view(known: &StoredIntent, changes: &Changes, name: &str, now: Mic
         explain: explain(known, changes, about_name.as_deref(), state, name),
         about,
         about_name,
-        waits: known.waits.as_ref().filter(|_| state.is_live()).map(|waits| WaitView {
+        waits: known.wait_reason.as_ref().filter(|_| state.is_live()).map(|waits| WaitView {
             reason: waits.reason.clone(),
             by: waits.by.clone(),
             at_ms: waits.at_us / 1_000,
@@ -171,10 +177,10 @@ pub(super) fn view(known: &StoredIntent, changes: &Changes, name: &str, now: Mic
 }
 
 /// Returns a member's name from the confirmed list, or from the last report that has one.
-fn name_of(changes: &Changes, id: MemberId) -> Option<String> {
+fn name_of(changes: &MembershipChanges, id: MemberId) -> Option<String> {
     let confirmed = changes.confirmed.iter();
-    let mut said = confirmed.chain(changes.said.iter().rev().map(|(_, said)| said));
-    let listed = |said: &Said| {
+    let mut said = confirmed.chain(changes.reports.iter().rev().map(|(_, said)| said));
+    let listed = |said: &MembershipReport| {
         let member = said.membership.members.iter().find(|member| member.id == id)?;
         (!member.name.is_empty()).then(|| member.name.clone())
     };
@@ -184,7 +190,7 @@ fn name_of(changes: &Changes, id: MemberId) -> Option<String> {
 /// Describes the intent's task, with the names of both members.
 fn task(known: &StoredIntent, about_name: Option<&str>) -> String {
     let subject = &known.subject;
-    let about = match (known.about(), about_name) {
+    let about = match (known.affected_member(), about_name) {
         (Some(id), Some(name)) => format!("{name} ({id})"),
         (Some(id), None) => id.to_string(),
         (None, _) => String::new(),
@@ -209,23 +215,23 @@ fn line(code: &str, missing: String, held_by: &str, command: Option<String>) -> 
 }
 
 /// Returns name and id of the leader, according to the members' reports.
-fn leader(changes: &Changes) -> Option<String> {
-    let view = directory::view(changes.confirmed.as_ref(), &changes.said)?;
+fn leader(changes: &MembershipChanges) -> Option<String> {
+    let view = directory::view(changes.confirmed.as_ref(), &changes.reports)?;
     let id = view.leader?;
     Some(name_of(changes, id).map_or_else(|| id.to_string(), |name| format!("{name} ({id})")))
 }
 
 /// Explains what an open intent waits for.
-fn open(
+fn explain_open(
     known: &StoredIntent,
-    changes: &Changes,
+    changes: &MembershipChanges,
     about_name: Option<&str>,
     name: &str,
 ) -> Explanation {
     let task = task(known, about_name);
     let leader = leader(changes);
     let command = Some(format!("muster-discovery cluster explain {name}"));
-    match &known.waits {
+    match &known.wait_reason {
         Some(waits) => Explanation {
             last_error: Some(waits.reason.clone()),
             ..line(
@@ -253,7 +259,7 @@ fn open(
 
 fn explain(
     known: &StoredIntent,
-    changes: &Changes,
+    changes: &MembershipChanges,
     about_name: Option<&str>,
     state: IntentState,
     name: &str,
@@ -261,9 +267,9 @@ fn explain(
     let (verb, subject) = (known.intent.verb, &known.subject);
     let mut lines = Vec::new();
     match (state, &known.outcome) {
-        (IntentState::Open, _) => lines.push(open(known, changes, about_name, name)),
+        (IntentState::Open, _) => lines.push(explain_open(known, changes, about_name, name)),
         (IntentState::Added, _) => lines.push(Explanation {
-            last_error: known.waits.as_ref().map(|waits| waits.reason.clone()),
+            last_error: known.wait_reason.as_ref().map(|waits| waits.reason.clone()),
             ..line(
                 "catches_up",
                 format!(
@@ -278,21 +284,26 @@ fn explain(
             "expired",
             "no agent of the cluster began it in time".into(),
             "admin",
-            Some(again(verb, name)),
+            Some(retry_command(verb, name)),
         )),
         (IntentState::Withdrawn, _) => lines.push(line(
             "withdrawn",
             format!("{} took it back", known.reported_by.as_deref().unwrap_or("an admin")),
             "admin",
-            Some(again(verb, name)),
+            Some(retry_command(verb, name)),
         )),
         (
             IntentState::Refused | IntentState::Stalled,
             Some(Outcome::Refused { reason } | Outcome::Stalled { reason, .. }),
-        ) => lines.push(line(state.as_str(), reason.clone(), "admin", Some(again(verb, name)))),
+        ) => lines.push(line(
+            state.as_str(),
+            reason.clone(),
+            "admin",
+            Some(retry_command(verb, name)),
+        )),
         _ => {}
     }
-    if let Some(address) = &known.contested {
+    if let Some(address) = &known.contested_by {
         lines.push(line(
             "ticket_contested",
             format!("another key tried the same ticket, from {address}: somebody copied it"),
@@ -304,7 +315,7 @@ fn explain(
 }
 
 /// Returns the command that requests the same change again.
-fn again(verb: Verb, name: &str) -> String {
+fn retry_command(verb: Verb, name: &str) -> String {
     match verb {
         Verb::Join => format!("muster-discovery token create --cluster {name} --kind join"),
         Verb::Replace => {

@@ -8,13 +8,13 @@ use discovery_types::problem::Code;
 use discovery_types::url::NodeUrl;
 use uuid::Uuid;
 
-use super::roster::{Member, Roster, must_run};
+use super::roster::{Roster, RosterMember, check_running};
 use crate::app::App;
 use crate::ca::{MemberLeaf, hosts};
 use crate::error::ApiError;
 use crate::forming::show;
 use crate::store::StoreError;
-use crate::store::intents::Changes;
+use crate::store::intents::MembershipChanges;
 
 impl App {
     /// Issues both certificates of a member, for the key in its record. A newcomer gets its first
@@ -27,8 +27,8 @@ impl App {
     ) -> Result<Leaves, ApiError> {
         let found = self.store.read_cluster(cluster).await?;
         let (state, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
-        must_run(&state)?;
-        let changes = self.store.changes(cluster).await?;
+        check_running(&state)?;
+        let changes = self.store.membership_changes(cluster).await?;
         let roster = Roster::of(&state, &chain, &changes)?;
         let member = roster.member(key)?;
         let asked = csr.verify().map_err(|error| {
@@ -41,7 +41,7 @@ impl App {
             return Err(ApiError::new(Code::CsrRefused, detail, next));
         }
         let authorities = self.store.authorities(cluster).await?;
-        let authority = self.open_authority(cluster, &authorities)?;
+        let authority = self.open_cluster_issuer(cluster, &authorities)?;
         let leaf = MemberLeaf {
             trust_domain: &self.keys.settings.trust_domain,
             cluster,
@@ -82,26 +82,28 @@ impl App {
 
 /// Returns the hosts of the member's peer URLs. The confirmed list counts first, since the member
 /// may have moved.
-fn peer_hosts(member: &Member, changes: &Changes) -> Vec<String> {
-    let listed = listed(member, changes);
-    hosts(&texts(if listed.is_empty() { &member.record.peer_urls } else { &listed }))
+fn peer_hosts(member: &RosterMember, changes: &MembershipChanges) -> Vec<String> {
+    let listed = confirmed_peer_urls(member, changes);
+    hosts(&urls_to_strings(if listed.is_empty() { &member.record.peer_urls } else { &listed }))
 }
 
 /// Returns the hosts for the client certificate: those of the client URLs in the member's record
 /// and of its confirmed peer URLs. Client URLs that a node publishes don't count. Otherwise it
 /// could get a certificate for another host's name.
-fn client_hosts(member: &Member, changes: &Changes) -> Vec<String> {
-    hosts(&texts(&[member.record.client_urls.clone(), listed(member, changes)].concat()))
+fn client_hosts(member: &RosterMember, changes: &MembershipChanges) -> Vec<String> {
+    hosts(&urls_to_strings(
+        &[member.record.client_urls.clone(), confirmed_peer_urls(member, changes)].concat(),
+    ))
 }
 
 /// Returns the member's peer URLs in the confirmed list. URLs that don't parse are left out.
-fn listed(member: &Member, changes: &Changes) -> Vec<NodeUrl> {
+fn confirmed_peer_urls(member: &RosterMember, changes: &MembershipChanges) -> Vec<NodeUrl> {
     let confirmed = changes.confirmed.iter().flat_map(|said| &said.membership.members);
     let listed = confirmed.filter(|listed| listed.id == member.id);
     // A host's record holds normalised URLs. A cluster's list may hold anything, so parse it.
     listed.flat_map(|listed| &listed.peer_urls).filter_map(|url| url.parse().ok()).collect()
 }
 
-fn texts(urls: &[NodeUrl]) -> Vec<String> {
+fn urls_to_strings(urls: &[NodeUrl]) -> Vec<String> {
     urls.iter().map(NodeUrl::to_string).collect()
 }

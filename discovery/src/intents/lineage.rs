@@ -7,7 +7,7 @@
 //! want, so it stays with the first, and a person has to decide.
 
 use discovery_types::jws::Jws;
-use discovery_types::recovery::{Recoveries, Recovery, RecoveryError};
+use discovery_types::recovery::{Recovery, RecoveryChain, RecoveryError};
 use discovery_types::statement::StatementChain;
 
 use crate::store::intents::StoredRecovery;
@@ -16,12 +16,12 @@ use crate::store::intents::StoredRecovery;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Lineage {
     founded: u64,
-    followed: Recoveries,
+    followed: RecoveryChain,
 }
 
 /// How a shown chain relates to the followed one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Relation {
+pub(super) enum LineageRelation {
     /// The shown chain is the followed one or a prefix of it.
     Known,
     /// The shown chain extends the followed one.
@@ -44,7 +44,7 @@ impl Lineage {
     ) -> Result<Self, RecoveryError> {
         let followed: Vec<Jws> =
             stored.iter().filter(|one| one.followed).map(|one| one.jws.clone()).collect();
-        Ok(Self { founded, followed: Recoveries::verify(&followed, chain, founded)? })
+        Ok(Self { founded, followed: RecoveryChain::verify(&followed, chain, founded)? })
     }
 
     /// Id of the Raft cluster that discovery follows.
@@ -67,7 +67,7 @@ impl Lineage {
         self.followed.all().get(number.checked_sub(1)?)
     }
 
-    /// The recoveries of a [`Relation::Longer`] that come after the first `known` ones.
+    /// The recoveries of a [`LineageRelation::Longer`] that come after the first `known` ones.
     pub(super) fn since(&self, known: usize) -> &[(Jws, Recovery)] {
         self.followed.all().get(known..).unwrap_or_default()
     }
@@ -79,29 +79,29 @@ impl Lineage {
         &self,
         shown: &[Jws],
         chain: &StatementChain,
-    ) -> Result<Relation, RecoveryError> {
-        let shown = Recoveries::verify(shown, chain, self.founded)?;
+    ) -> Result<LineageRelation, RecoveryError> {
+        let shown = RecoveryChain::verify(shown, chain, self.founded)?;
         let known = self.followed.all();
         let pairs = known.iter().zip(shown.all());
         let same = pairs.take_while(|((_, known), (_, shown))| known.is_same_step(shown)).count();
-        let Some((next, _)) = shown.all().get(same) else { return Ok(Relation::Known) };
+        let Some((next, _)) = shown.all().get(same) else { return Ok(LineageRelation::Known) };
         if let Some((last, _)) = shown.all().last() {
             Recovery::verify_now(last, chain)?;
         }
         if same < known.len() {
-            return Ok(Relation::Competing { number: same + 1, jws: next.clone() });
+            return Ok(LineageRelation::Competing { number: same + 1, jws: next.clone() });
         }
         // Keep the first signature of each step, even if the shown chain has it signed again.
         let kept = known.iter().chain(&shown.all()[same..]).map(|(jws, _)| jws.clone());
-        let followed = Recoveries::verify(&kept.collect::<Vec<_>>(), chain, self.founded)?;
-        Ok(Relation::Longer(Self { founded: self.founded, followed }))
+        let followed = RecoveryChain::verify(&kept.collect::<Vec<_>>(), chain, self.founded)?;
+        Ok(LineageRelation::Longer(Self { founded: self.founded, followed }))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use discovery_types::digest::Incarnation;
-    use discovery_types::fixtures::World;
+    use discovery_types::fixtures::ClusterFixture;
     use discovery_types::key::SigningKey;
     use discovery_types::recovery::{MAX_RECOVERIES, NodeIdentity};
 
@@ -109,7 +109,7 @@ mod tests {
 
     const FOUNDED: u64 = 0xc0;
 
-    fn step(world: &World, was: u64, is: u64, signer: &SigningKey) -> Jws {
+    fn step(world: &ClusterFixture, was: u64, is: u64, signer: &SigningKey) -> Jws {
         let identity = |of: u64| NodeIdentity {
             cluster_id: format!("{of:x}"),
             member_id: format!("{:x}", of + 0x1000),
@@ -129,7 +129,7 @@ mod tests {
         recovery.sign(signer)
     }
 
-    fn followed(world: &World, steps: &[Jws]) -> Lineage {
+    fn followed(world: &ClusterFixture, steps: &[Jws]) -> Lineage {
         let stored: Vec<StoredRecovery> = (1..)
             .zip(steps)
             .map(|(number, jws)| StoredRecovery { number, jws: jws.clone(), followed: true })
@@ -139,38 +139,38 @@ mod tests {
 
     #[test]
     fn a_longer_chain_is_followed_and_a_shorter_one_changes_nothing() {
-        let world = World::new(3);
+        let world = ClusterFixture::new(3);
         let owner = &world.owner;
         let first = step(&world, FOUNDED, 0xc1, owner);
         let second = step(&world, 0xc1, 0xc2, owner);
         let nothing = followed(&world, &[]);
         assert_eq!((nothing.raft_cluster(), nothing.count()), (FOUNDED, 0));
         let one = nothing.compare(std::slice::from_ref(&first), &world.chain()).unwrap();
-        let Relation::Longer(one) = one else { panic!("{one:?}") };
+        let LineageRelation::Longer(one) = one else { panic!("{one:?}") };
         assert_eq!((one.raft_cluster(), one.since(0).len()), (0xc1, 1));
         let both = [first.clone(), second];
         let two = one.compare(&both, &world.chain()).unwrap();
-        let Relation::Longer(two) = two else { panic!("{two:?}") };
+        let LineageRelation::Longer(two) = two else { panic!("{two:?}") };
         assert_eq!((two.raft_cluster(), two.since(1).len()), (0xc2, 1));
         for shown in [&both[..], &both[..1], &[]] {
-            assert_eq!(two.compare(shown, &world.chain()), Ok(Relation::Known));
+            assert_eq!(two.compare(shown, &world.chain()), Ok(LineageRelation::Known));
         }
     }
 
     #[test]
     fn a_step_that_was_signed_again_is_the_known_one() {
-        let world = World::new(3);
+        let world = ClusterFixture::new(3);
         let known = followed(&world, &[step(&world, FOUNDED, 0xc1, &world.owner)]);
         let again =
             [step(&world, FOUNDED, 0xc1, &world.owner), step(&world, 0xc1, 0xc2, &world.owner)];
-        assert_eq!(known.compare(&again[..1], &world.chain()), Ok(Relation::Known));
+        assert_eq!(known.compare(&again[..1], &world.chain()), Ok(LineageRelation::Known));
         let longer = known.compare(&again, &world.chain()).unwrap();
-        assert!(matches!(longer, Relation::Longer(_)), "{longer:?}");
+        assert!(matches!(longer, LineageRelation::Longer(_)), "{longer:?}");
     }
 
     #[test]
     fn a_second_way_from_one_cluster_competes_whatever_its_length() {
-        let world = World::new(3);
+        let world = ClusterFixture::new(3);
         let owner = &world.owner;
         let first = step(&world, FOUNDED, 0xc1, owner);
         let known = followed(&world, &[first.clone(), step(&world, 0xc1, 0xc2, owner)]);
@@ -179,16 +179,16 @@ mod tests {
             [other.clone(), step(&world, 0xd1, 0xd2, owner), step(&world, 0xd2, 0xd3, owner)];
         for shown in [&longer[..1], &longer[..]] {
             let relation = known.compare(shown, &world.chain()).unwrap();
-            assert_eq!(relation, Relation::Competing { number: 1, jws: other.clone() });
+            assert_eq!(relation, LineageRelation::Competing { number: 1, jws: other.clone() });
         }
         let late = [first, step(&world, 0xc1, 0xe2, owner)];
         let relation = known.compare(&late, &world.chain()).unwrap();
-        assert_eq!(relation, Relation::Competing { number: 2, jws: late[1].clone() });
+        assert_eq!(relation, LineageRelation::Competing { number: 2, jws: late[1].clone() });
     }
 
     #[test]
     fn only_operators_and_owners_make_a_chain_and_only_of_this_cluster() {
-        let world = World::new(3);
+        let world = ClusterFixture::new(3);
         let known = followed(&world, &[]);
         let refused = |shown: &[Jws]| known.compare(shown, &world.chain()).unwrap_err();
         for signer in [&world.agents[0], &world.issuer, &SigningKey::generate()] {
@@ -197,9 +197,9 @@ mod tests {
         }
         let gap = refused(&[step(&world, 0xc1, 0xc2, &world.owner)]);
         assert!(matches!(gap, RecoveryError::Broken { expected: FOUNDED, .. }), "{gap}");
-        let other = World::new(3);
+        let other = ClusterFixture::new(3);
         let foreign = refused(&[step(&other, FOUNDED, 0xc1, &other.owner)]);
-        assert_eq!(foreign, RecoveryError::Other);
+        assert_eq!(foreign, RecoveryError::OtherCluster);
         let many = vec![step(&world, FOUNDED, 0xc1, &world.owner); MAX_RECOVERIES + 1];
         assert_eq!(refused(&many), RecoveryError::TooMany);
     }

@@ -26,34 +26,36 @@ use discovery_types::convert;
 use discovery_types::digest::{MemberId, OperationId};
 use discovery_types::grant::ISSUER_SKEW_SECONDS;
 use discovery_types::intent::{Intent, Verb};
-use discovery_types::jws::{Jws, Typ};
+use discovery_types::jws::{Jws, JwsType};
 use discovery_types::key::PublicKey;
-use discovery_types::order::{Change, Order, VerifiedOrder};
+use discovery_types::order::{Order, OrderedChange, VerifiedOrder};
 use discovery_types::problem::Code;
 use discovery_types::role::Action;
 use uuid::Uuid;
 
-pub(crate) use join::Joining;
+pub(crate) use join::JoinRequest;
 pub(crate) use view::{explain, refuse_if_reporting, ticket_command};
 
-use self::judge::{COUNTS_FOR_US, MAX_LIVE, Reading, Taken, judge};
-use self::roster::{Roster, must_run};
+use self::judge::{LIVE_WINDOW_US, MAX_LIVE_INTENTS, OutcomeDecision, ReportPosition, judge};
+use self::roster::{Roster, check_running};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::error::ApiError;
-use crate::forming::{in_time, statement_allows};
-use crate::store::Micros;
+use crate::forming::{check_statement_allows, with_timeout};
+use crate::store::UnixMicros;
 use crate::store::cluster::{ClusterTransaction, Trust};
-use crate::store::intents::{self, Became, Changes, NewIntent, Said, StoredIntent};
+use crate::store::intents::{
+    self, IntentResult, MembershipChanges, MembershipReport, NewIntent, StoredIntent,
+};
 
 /// How long a finished intent stays in the list, in microseconds.
-const LISTED_US: Micros = 86_400 * 1_000_000;
+const LIST_RETENTION_US: UnixMicros = 86_400 * 1_000_000;
 /// Maximum length in characters of an agent's text that is stored.
-const MAX_SENTENCE: usize = 300;
+const MAX_TEXT_CHARS: usize = 300;
 
 /// Reader of intents, which determines the visible ones.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Reader {
+pub(crate) enum IntentReader {
     /// An admin, who may read every intent.
     Admin,
     /// An agent: a member's agent reads every intent, a newcomer's only its own.
@@ -66,10 +68,10 @@ impl App {
         &self,
         cluster: Uuid,
         grant: Option<&str>,
-    ) -> Result<(ClusterTransaction, Changes), ApiError> {
+    ) -> Result<(ClusterTransaction, MembershipChanges), ApiError> {
         let mut transaction = self.begin(cluster, Trust::Verify, grant).await?;
-        must_run(&transaction.cluster)?;
-        let changes = intents::changes(transaction.connection(), cluster).await?;
+        check_running(&transaction.cluster)?;
+        let changes = intents::membership_changes(transaction.connection(), cluster).await?;
         Ok((transaction, changes))
     }
 
@@ -79,13 +81,13 @@ impl App {
         mut transaction: ClusterTransaction,
         operation: OperationId,
     ) -> Result<IntentView, ApiError> {
-        let (cluster, now) = (transaction.id(), transaction.now.0 as Micros);
+        let (cluster, now) = (transaction.id(), transaction.now.0 as UnixMicros);
         let name = transaction.chain.newest().name.clone();
-        let changes = intents::changes(transaction.connection(), cluster).await?;
+        let changes = intents::membership_changes(transaction.connection(), cluster).await?;
         crate::crash::point("before", "intent");
         transaction.commit().await?;
         crate::crash::point("after", "intent");
-        self.wakes.wake(cluster);
+        self.notifier.wake(cluster);
         let known = find(&changes, operation)?;
         Ok(judge::view(known, &changes, name.as_str(), now))
     }
@@ -96,20 +98,21 @@ impl App {
         caller: &Caller,
         jws: &Jws,
     ) -> Result<IntentView, ApiError> {
-        in_time(self.put_order_now(caller, jws)).await
+        with_timeout(self.put_order_untimed(caller, jws)).await
     }
 
-    async fn put_order_now(&self, caller: &Caller, jws: &Jws) -> Result<IntentView, ApiError> {
-        let claimed: Order =
-            jws.claims_unverified(Typ::Order).map_err(discovery_types::order::OrderError::Jws)?;
+    async fn put_order_untimed(&self, caller: &Caller, jws: &Jws) -> Result<IntentView, ApiError> {
+        let claimed: Order = jws
+            .claims_unverified(JwsType::Order)
+            .map_err(discovery_types::order::OrderError::Jws)?;
         let (mut transaction, changes) = self.begin_change(claimed.cluster, None).await?;
         let chain = transaction.chain.clone();
         let signer = chain.newest().admin(jws.kid()).map_or(caller.key, |admin| admin.key);
-        statement_allows(&chain, &signer, Action::PutOrder)?;
+        check_statement_allows(&chain, &signer, Action::PutOrder)?;
         let order = VerifiedOrder::verify(jws, &chain)?;
         let verb = match order.change {
-            Change::Remove { .. } => Verb::Remove,
-            Change::Update { .. } => Verb::Update,
+            OrderedChange::Remove { .. } => Verb::Remove,
+            OrderedChange::Update { .. } => Verb::Update,
         };
         let operation = OperationId::of(jws, verb);
         if find(&changes, operation).is_ok() {
@@ -123,8 +126,8 @@ impl App {
             );
             return Err(ApiError::new(Code::OrderRefused, detail, "Sign another one."));
         }
-        has_room(&changes, transaction.now.0 as Micros)?;
-        fits_directory(&order, &changes, &Roster::of(&transaction.cluster, &chain, &changes)?)?;
+        check_intent_limit(&changes, transaction.now.0 as UnixMicros)?;
+        check_order_target(&order, &changes, &Roster::of(&transaction.cluster, &chain, &changes)?)?;
         let intent = Intent {
             cluster: order.cluster,
             verb,
@@ -151,12 +154,12 @@ impl App {
         cluster: Uuid,
         operation: OperationId,
     ) -> Result<IntentView, ApiError> {
-        in_time(async {
+        with_timeout(async {
             let (mut transaction, changes) = self.begin_change(cluster, None).await?;
-            statement_allows(&transaction.chain, &caller.key, Action::WithdrawIntent)?;
+            check_statement_allows(&transaction.chain, &caller.key, Action::WithdrawIntent)?;
             let known = find(&changes, operation)?;
             let now = transaction.now;
-            match known.state_at(now.0 as Micros) {
+            match known.state_at(now.0 as UnixMicros) {
                 IntentState::Withdrawn => return self.end_change(transaction, operation).await,
                 IntentState::Open => {}
                 state => {
@@ -167,8 +170,8 @@ impl App {
                 }
             }
             let (state, by) = (IntentState::Withdrawn, caller.name.as_str());
-            let became = Became { state, outcome: None, by, position: None, recovery: 0 };
-            intents::carry(transaction.connection(), now, &known.intent, &became).await?;
+            let became = IntentResult { state, outcome: None, by, position: None, recovery: 0 };
+            intents::store_result(transaction.connection(), now, &known.intent, &became).await?;
             tracing::info!(cluster.id = %cluster, %operation, by, "withdrawn");
             self.end_change(transaction, operation).await
         })
@@ -183,10 +186,10 @@ impl App {
         key: &PublicKey,
         request: &OutcomeRequest,
     ) -> Result<IntentView, ApiError> {
-        in_time(self.report_outcome_now(cluster, operation, key, request)).await
+        with_timeout(self.report_outcome_untimed(cluster, operation, key, request)).await
     }
 
-    async fn report_outcome_now(
+    async fn report_outcome_untimed(
         &self,
         cluster: Uuid,
         operation: OperationId,
@@ -202,7 +205,7 @@ impl App {
             return Err(ApiError::new(Code::Forbidden, detail, next));
         }
         let by = roster.member(key)?;
-        let outcome = shortened(&request.outcome);
+        let outcome = shorten_outcome(&request.outcome);
         if let (Outcome::Added { member, .. }, None) = (&outcome, known.member)
             && (roster.by_id(*member).is_some() || roster.is_removed(*member))
         {
@@ -210,14 +213,16 @@ impl App {
             return Err(ApiError::new(Code::Conflict, detail, "Read the cluster's own list."));
         }
         let position = (request.raft_term, request.raft_index);
-        is_possible(&[position.0, position.1])?;
+        check_position(&[position.0, position.1])?;
         let electors = directory::electors(changes.confirmed.as_ref(), &roster.founders());
-        let reached = directory::reached_in_log(&electors, &changes.said);
+        let reached = directory::quorum_log_position(&electors, &changes.reports);
         let name = by.record.name.to_string();
-        if judge(known, &outcome, Reading { by: &name, position, reached })? == Taken::Same {
+        if judge(known, &outcome, ReportPosition { by: &name, position, reached })?
+            == OutcomeDecision::Same
+        {
             return self.end_change(transaction, operation).await;
         }
-        let became = Became {
+        let became = IntentResult {
             state: outcome.state(),
             outcome: Some(&outcome),
             by: &name,
@@ -225,7 +230,7 @@ impl App {
             recovery: roster.lineage.count(),
         };
         let now = transaction.now;
-        intents::carry(transaction.connection(), now, &known.intent, &became).await?;
+        intents::store_result(transaction.connection(), now, &known.intent, &became).await?;
         tracing::info!(cluster.id = %cluster, %operation, state = %became.state, by = name,
             "an intent was carried on");
         self.end_change(transaction, operation).await
@@ -239,14 +244,14 @@ impl App {
         key: &PublicKey,
         reason: &str,
     ) -> Result<IntentView, ApiError> {
-        in_time(async {
+        with_timeout(async {
             let (mut transaction, changes) = self.begin_change(cluster, None).await?;
             let roster = Roster::of(&transaction.cluster, &transaction.chain, &changes)?;
             let known = find(&changes, operation)?;
             let by = roster.member(key)?.record.name.to_string();
             let now = transaction.now;
-            if known.state_at(now.0 as Micros).is_live() {
-                let reason = sentence(reason);
+            if known.state_at(now.0 as UnixMicros).is_live() {
+                let reason = clean_text(reason);
                 intents::note_wait(transaction.connection(), now, known, &reason, &by).await?;
             }
             self.end_change(transaction, operation).await
@@ -259,19 +264,19 @@ impl App {
     pub(crate) async fn intents(
         &self,
         cluster: Uuid,
-        reader: Reader,
+        reader: IntentReader,
         all: bool,
     ) -> Result<IntentList, ApiError> {
         let found = self.store.read_cluster(cluster).await?;
         let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
-        let changes = self.store.changes(chain.newest().cluster).await?;
-        if let Reader::Agent(key) = reader {
-            must_run(&cluster)?;
+        let changes = self.store.membership_changes(chain.newest().cluster).await?;
+        if let IntentReader::Agent(key) = reader {
+            check_running(&cluster)?;
             Roster::of(&cluster, &chain, &changes)?.member(&key)?;
         }
-        let now = now.0 as Micros;
+        let now = now.0 as UnixMicros;
         let listed = |intent: &&StoredIntent| {
-            intent.state_at(now).is_live() || (all && intent.made_us > now - LISTED_US)
+            intent.state_at(now).is_live() || (all && intent.made_us > now - LIST_RETENTION_US)
         };
         let shown = |intent: &StoredIntent| {
             judge::view(intent, &changes, chain.newest().name.as_str(), now)
@@ -288,28 +293,28 @@ impl App {
     pub(crate) async fn intent(
         &self,
         cluster: Uuid,
-        reader: Reader,
+        reader: IntentReader,
         operation: OperationId,
     ) -> Result<IntentView, ApiError> {
         let found = self.store.read_cluster(cluster).await?;
         let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
-        let changes = self.store.changes(chain.newest().cluster).await?;
+        let changes = self.store.membership_changes(chain.newest().cluster).await?;
         let known = find(&changes, operation);
-        if let Reader::Agent(key) = reader {
+        if let IntentReader::Agent(key) = reader {
             let own = known.as_ref().is_ok_and(|known| known.agent == Some(key));
             if !own {
                 Roster::of(&cluster, &chain, &changes)?.member(&key)?;
             }
         }
-        Ok(judge::view(known?, &changes, chain.newest().name.as_str(), now.0 as Micros))
+        Ok(judge::view(known?, &changes, chain.newest().name.as_str(), now.0 as UnixMicros))
     }
 
     /// Returns the list of members, confirmed or as most members report it.
     pub(crate) async fn directory(&self, cluster: Uuid) -> Result<DirectoryResponse, ApiError> {
         let found = self.store.read_cluster(cluster).await?;
         let (cluster, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
-        let changes = self.store.changes(chain.newest().cluster).await?;
-        let view = directory::view(changes.confirmed.as_ref(), &changes.said);
+        let changes = self.store.membership_changes(chain.newest().cluster).await?;
+        let view = directory::view(changes.confirmed.as_ref(), &changes.reports);
         Ok(DirectoryResponse { state: convert::state(cluster.phase), view })
     }
 
@@ -328,11 +333,11 @@ impl App {
             return Err(ApiError::new(Code::InvalidRequest, objection, next));
         }
         let configuration = membership.configuration.unwrap_or(0);
-        is_possible(&[configuration, report.raft_term, report.raft_index])?;
+        check_position(&[configuration, report.raft_term, report.raft_index])?;
         let leader = report.leader_id.as_ref().and_then(|id| id.parse().ok());
-        in_time(async {
+        with_timeout(async {
             let (mut transaction, mut changes) = self.begin_change(cluster, None).await?;
-            same_document(&transaction.cluster, report)?;
+            check_same_document(&transaction.cluster, report)?;
             let roster = Roster::of(&transaction.cluster, &transaction.chain, &changes)?;
             let id = roster.member(key)?.id;
             let followed = roster.lineage.raft_cluster();
@@ -342,28 +347,28 @@ impl App {
             if raft_cluster != followed {
                 return Ok(Some(followed));
             }
-            let said = Said {
+            let said = MembershipReport {
                 membership: membership.clone(),
                 term: report.raft_term,
                 index: report.raft_index,
                 leader,
-                at_us: transaction.now.0 as Micros,
+                at_us: transaction.now.0 as UnixMicros,
             };
             let electors = directory::electors(changes.confirmed.as_ref(), &roster.founders());
-            let reached = directory::reached(&electors, &changes.said);
-            let last = changes.said.iter().position(|(member, _)| *member == id);
+            let reached = directory::quorum_list_position(&electors, &changes.reports);
+            let last = changes.reports.iter().position(|(member, _)| *member == id);
             match last {
-                Some(last) if !said.replaces(&changes.said[last].1, reached) => {
+                Some(last) if !said.replaces(&changes.reports[last].1, reached) => {
                     return Ok(Some(followed));
                 }
-                Some(last) => changes.said[last].1 = said.clone(),
-                None => changes.said.push((id, said.clone())),
+                Some(last) => changes.reports[last].1 = said.clone(),
+                None => changes.reports.push((id, said.clone())),
             }
             let now = transaction.now;
             intents::note_report(transaction.connection(), cluster, id, &said).await?;
             self.confirm(&mut transaction, &roster, &mut changes).await?;
             transaction.commit().await?;
-            self.wakes.wake(cluster);
+            self.notifier.wake(cluster);
             self.clock.set(now.0 as i64);
             Ok(Some(followed))
         })
@@ -376,14 +381,14 @@ impl App {
         &self,
         transaction: &mut ClusterTransaction,
         roster: &Roster,
-        changes: &mut Changes,
+        changes: &mut MembershipChanges,
     ) -> Result<(), ApiError> {
         let (cluster, now) = (transaction.id(), transaction.now);
         let founders = roster.founders();
         while let Some(view) =
-            directory::newly_confirmed(changes.confirmed.as_ref(), &founders, &changes.said)
+            directory::newly_confirmed(changes.confirmed.as_ref(), &founders, &changes.reports)
         {
-            let ids = |said: &Said| -> Vec<MemberId> {
+            let ids = |said: &MembershipReport| -> Vec<MemberId> {
                 said.membership.members.iter().map(|member| member.id).collect()
             };
             let before: Vec<MemberId> = match &changes.confirmed {
@@ -411,14 +416,14 @@ impl App {
         cluster: Uuid,
         key: &PublicKey,
     ) -> Result<bool, ApiError> {
-        let changes = self.store.changes(cluster).await?;
+        let changes = self.store.membership_changes(cluster).await?;
         let own = |intent: &&StoredIntent| intent.agent == Some(*key) && intent.member.is_some();
         Ok(changes.intents.iter().any(|intent| own(&intent)))
     }
 }
 
 /// Errors on numbers too large for a cluster's log.
-fn is_possible(numbers: &[u64]) -> Result<(), ApiError> {
+fn check_position(numbers: &[u64]) -> Result<(), ApiError> {
     match directory::objection_to_position(numbers) {
         None => Ok(()),
         Some(objection) => {
@@ -428,17 +433,17 @@ fn is_possible(numbers: &[u64]) -> Result<(), ApiError> {
     }
 }
 
-fn find(changes: &Changes, operation: OperationId) -> Result<&StoredIntent, ApiError> {
+fn find(changes: &MembershipChanges, operation: OperationId) -> Result<&StoredIntent, ApiError> {
     let found = changes.intents.iter().find(|known| known.intent.operation == operation);
     found.ok_or_else(|| ApiError::not_found("such intent"))
 }
 
-fn has_room(changes: &Changes, now: Micros) -> Result<(), ApiError> {
+fn check_intent_limit(changes: &MembershipChanges, now: UnixMicros) -> Result<(), ApiError> {
     let counts = |known: &&StoredIntent| {
-        known.state_at(now).is_live() && now.saturating_sub(known.made_us) < COUNTS_FOR_US
+        known.state_at(now).is_live() && now.saturating_sub(known.made_us) < LIVE_WINDOW_US
     };
     let live = changes.intents.iter().filter(counts).count();
-    if live < MAX_LIVE {
+    if live < MAX_LIVE_INTENTS {
         return Ok(());
     }
     let next =
@@ -451,7 +456,11 @@ fn has_room(changes: &Changes, now: Micros) -> Result<(), ApiError> {
 }
 
 /// Errors if the order's member doesn't exist, or if the order was planned with an older list.
-fn fits_directory(order: &Order, changes: &Changes, roster: &Roster) -> Result<(), ApiError> {
+fn check_order_target(
+    order: &Order,
+    changes: &MembershipChanges,
+    roster: &Roster,
+) -> Result<(), ApiError> {
     let member = order.change.member();
     let next = "Look with `muster-discovery cluster show`, and order again.";
     if roster.is_removed(member) {
@@ -478,8 +487,8 @@ fn fits_directory(order: &Order, changes: &Changes, roster: &Roster) -> Result<(
     }
 }
 
-fn same_document(cluster: &Cluster, report: &ReportRequest) -> Result<(), ApiError> {
-    let h = cluster.frozen.as_ref().map(|frozen| convert::digest(frozen.h));
+fn check_same_document(cluster: &Cluster, report: &ReportRequest) -> Result<(), ApiError> {
+    let h = cluster.frozen.as_ref().map(|frozen| convert::digest(frozen.proposal_hash));
     if h == Some(report.h) {
         return Ok(());
     }
@@ -493,11 +502,11 @@ fn admin_name(transaction: &ClusterTransaction, jws: &Jws) -> String {
 }
 
 /// Returns the name of the admin whose order removed a member, as far as it is known.
-fn remover(changes: &Changes, member: MemberId) -> String {
+fn remover(changes: &MembershipChanges, member: MemberId) -> String {
     let removes = |known: &&StoredIntent| match &known.outcome {
         Some(Outcome::Removed { member: gone }) => *gone == member,
         Some(Outcome::Promoted { .. }) => {
-            known.intent.verb == Verb::Replace && known.replaced() == Some(member)
+            known.intent.verb == Verb::Replace && known.replaced_member() == Some(member)
         }
         _ => false,
     };
@@ -506,16 +515,16 @@ fn remover(changes: &Changes, member: MemberId) -> String {
 }
 
 /// Returns the outcome with the agent's text limited to the stored length.
-fn shortened(outcome: &Outcome) -> Outcome {
+fn shorten_outcome(outcome: &Outcome) -> Outcome {
     match outcome.clone() {
-        Outcome::Refused { reason } => Outcome::Refused { reason: sentence(&reason) },
+        Outcome::Refused { reason } => Outcome::Refused { reason: clean_text(&reason) },
         Outcome::Stalled { member, reason } => {
-            Outcome::Stalled { member, reason: sentence(&reason) }
+            Outcome::Stalled { member, reason: clean_text(&reason) }
         }
         other => other,
     }
 }
 
-fn sentence(reason: &str) -> String {
-    reason.chars().filter(|c| !c.is_control()).take(MAX_SENTENCE).collect()
+fn clean_text(reason: &str) -> String {
+    reason.chars().filter(|c| !c.is_control()).take(MAX_TEXT_CHARS).collect()
 }

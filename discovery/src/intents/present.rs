@@ -8,15 +8,15 @@ use discovery_types::digest::MemberId;
 use discovery_types::key::PublicKey;
 use ipnet::IpNet;
 
-use super::roster::{Member, Roster};
-use crate::store::Micros;
-use crate::store::intents::{Changes, Said};
+use super::roster::{Roster, RosterMember};
+use crate::store::UnixMicros;
+use crate::store::intents::{MembershipChanges, MembershipReport};
 use crate::store::present::Trouble;
 
 /// Address from which a member's agent redeemed its token, and the networks that the token is bound
 /// to.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Source {
+pub(crate) struct RedeemSource {
     /// Source address, as the service saw it.
     pub(crate) address: Option<String>,
     /// Networks that the token is bound to. An empty list means any network.
@@ -25,30 +25,32 @@ pub(crate) struct Source {
 
 /// Times from which a member's silence is computed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Times {
+pub(super) struct SilenceTimes {
     /// When the list was decided. A member that never reported counts as silent from then.
-    pub(super) decided: Micros,
+    pub(super) decided: UnixMicros,
     /// Current database time, in microseconds.
-    pub(super) now: Micros,
+    pub(super) now: UnixMicros,
 }
 
 /// Returns the present members. `source` returns where an agent redeemed its token.
-pub(super) fn present(
+pub(super) fn present_members(
     roster: &Roster,
-    changes: &Changes,
+    changes: &MembershipChanges,
     troubles: &[Trouble],
-    times: Times,
-    source: impl Fn(&PublicKey) -> Source,
+    times: SilenceTimes,
+    source: impl Fn(&PublicKey) -> RedeemSource,
 ) -> MembersView {
-    let Times { decided, now } = times;
+    let SilenceTimes { decided, now } = times;
     let confirmed = changes.confirmed.as_ref();
     let listed: Vec<ListedMember> = match confirmed {
-        Some(said) => said.membership.members.iter().map(|m| newest(m, said, changes)).collect(),
+        Some(said) => {
+            said.membership.members.iter().map(|m| with_newest_urls(m, said, changes)).collect()
+        }
         None => roster.founding_members(),
     };
     let view = |listed: ListedMember| {
         let known = roster.by_id(listed.id);
-        let last = changes.said.iter().find(|(id, _)| *id == listed.id).map(|(_, said)| said);
+        let last = changes.reports.iter().find(|(id, _)| *id == listed.id).map(|(_, said)| said);
         let trouble = troubles.iter().find(|trouble| trouble.member == listed.id);
         let reported = last.map(|said| said.at_us);
         let heard = reported.max(trouble.map(|trouble| trouble.at_us));
@@ -80,10 +82,14 @@ pub(super) fn present(
 /// Returns a member with the name and client URLs that a quorum of the voters reports now. A member
 /// that restarts at another address changes them without a change of members. The confirmed list
 /// may therefore hold older ones.
-fn newest(listed: &ListedMember, confirmed: &Said, changes: &Changes) -> ListedMember {
+fn with_newest_urls(
+    listed: &ListedMember,
+    confirmed: &MembershipReport,
+    changes: &MembershipChanges,
+) -> ListedMember {
     let voters = confirmed.voters();
     let reports: Vec<&ListedMember> = changes
-        .said
+        .reports
         .iter()
         .filter(|(id, said)| voters.contains(id) && said.agrees(confirmed))
         .filter_map(|(_, said)| said.membership.members.iter().find(|m| m.id == listed.id))
@@ -98,21 +104,21 @@ fn newest(listed: &ListedMember, confirmed: &Said, changes: &Changes) -> ListedM
     reports.iter().find(|one| is_agreed(one)).map_or_else(|| listed.clone(), |one| (*one).clone())
 }
 
-fn is_silent(heard: Micros, now: Micros) -> bool {
-    let limit = Micros::try_from(SILENT_AFTER.as_micros()).unwrap_or(Micros::MAX);
+fn is_silent(heard: UnixMicros, now: UnixMicros) -> bool {
+    let limit = UnixMicros::try_from(SILENT_AFTER.as_micros()).unwrap_or(UnixMicros::MAX);
     now.saturating_sub(heard) > limit
 }
 
 /// Returns the member's name. A member that has not started yet has none in the cluster's list, so
 /// its record's name is used.
-fn name_of(listed: &ListedMember, known: Option<&Member>) -> String {
+fn name_of(listed: &ListedMember, known: Option<&RosterMember>) -> String {
     match known {
         Some(known) if listed.name.is_empty() => known.record.name.to_string(),
         _ => listed.name.clone(),
     }
 }
 
-fn client_urls_of(listed: &ListedMember, known: Option<&Member>) -> Vec<String> {
+fn client_urls_of(listed: &ListedMember, known: Option<&RosterMember>) -> Vec<String> {
     match known {
         Some(known) if listed.client_urls.is_empty() => {
             known.record.client_urls.iter().map(ToString::to_string).collect()
@@ -122,11 +128,11 @@ fn client_urls_of(listed: &ListedMember, known: Option<&Member>) -> Vec<String> 
 }
 
 /// Returns the leader that the newest report names.
-fn leader(changes: &Changes) -> Option<MemberId> {
-    changes.said.iter().max_by_key(|(_, said)| said.at_us)?.1.leader
+fn leader(changes: &MembershipChanges) -> Option<MemberId> {
+    changes.reports.iter().max_by_key(|(_, said)| said.at_us)?.1.leader
 }
 
-fn disagreement(said: &Said, confirmed: Option<&Said>) -> Option<String> {
+fn disagreement(said: &MembershipReport, confirmed: Option<&MembershipReport>) -> Option<String> {
     let confirmed = confirmed.filter(|confirmed| !said.agrees(confirmed))?;
     let names: Vec<String> = said
         .membership
@@ -137,7 +143,7 @@ fn disagreement(said: &Said, confirmed: Option<&Said>) -> Option<String> {
             false => member.name.clone(),
         })
         .collect();
-    let at = |said: &Said| said.membership.configuration.map(|at| format!(" at {at}"));
+    let at = |said: &MembershipReport| said.membership.configuration.map(|at| format!(" at {at}"));
     Some(format!(
         "names {}{}, not the confirmed members{}",
         names.join(", "),
@@ -150,15 +156,15 @@ fn disagreement(said: &Said, confirmed: Option<&Said>) -> Option<String> {
 pub(super) fn explain(view: &MembersView, name: &str) -> Vec<Explanation> {
     let voters: Vec<&MemberView> =
         view.members.iter().filter(|member| !member.is_learner).collect();
-    let well = voters.iter().filter(|member| member.is_well()).count();
+    let well = voters.iter().filter(|member| member.is_healthy()).count();
     let quorum = voters.len() / 2 + 1;
     let mut lines = Vec::new();
     if well < quorum && !voters.is_empty() {
-        lines.push(no_quorum(&voters, well, quorum));
+        lines.push(explain_no_quorum(&voters, well, quorum));
     }
     let left = well.saturating_sub(quorum);
     for member in view.members.iter().filter(|member| member.is_silent) {
-        lines.push(silent(member, name, (well >= quorum).then_some(left)));
+        lines.push(explain_silent(member, name, (well >= quorum).then_some(left)));
     }
     for member in view.members.iter().filter(|member| !member.is_silent) {
         if let Some(error) = &member.last_error {
@@ -167,7 +173,7 @@ pub(super) fn explain(view: &MembersView, name: &str) -> Vec<Explanation> {
                 ..line(
                     "member_without_leader",
                     member,
-                    format!("the node of {} has no leader", member.called()),
+                    format!("the node of {} has no leader", member.display_name()),
                     "look at `muster-agent status` on that host",
                 )
             });
@@ -175,7 +181,7 @@ pub(super) fn explain(view: &MembersView, name: &str) -> Vec<Explanation> {
             lines.push(line(
                 "member_disagrees",
                 member,
-                format!("{} {disagreement}", member.called()),
+                format!("{} {disagreement}", member.display_name()),
                 "look at `muster-agent member list` on that host; a member that was set back or cut \
                  off has to be replaced",
             ));
@@ -188,15 +194,15 @@ fn line(code: &str, member: &MemberView, missing: String, command: &str) -> Expl
     Explanation {
         code: code.into(),
         missing,
-        held_by: vec![member.called()],
+        held_by: vec![member.display_name()],
         last_error: None,
         next_retry_ms: None,
         command: Some(command.to_owned()),
     }
 }
 
-fn no_quorum(voters: &[&MemberView], well: usize, quorum: usize) -> Explanation {
-    let held_by = voters.iter().filter(|member| !member.is_well());
+fn explain_no_quorum(voters: &[&MemberView], well: usize, quorum: usize) -> Explanation {
+    let held_by = voters.iter().filter(|member| !member.is_healthy());
     Explanation {
         code: "no_quorum".into(),
         missing: format!(
@@ -204,7 +210,7 @@ fn no_quorum(voters: &[&MemberView], well: usize, quorum: usize) -> Explanation 
              the cluster takes no write",
             voters.len()
         ),
-        held_by: held_by.map(|member| member.called()).collect(),
+        held_by: held_by.map(|member| member.display_name()).collect(),
         last_error: None,
         next_retry_ms: None,
         command: Some(
@@ -217,8 +223,8 @@ fn no_quorum(voters: &[&MemberView], well: usize, quorum: usize) -> Explanation 
 
 /// Explains a silent member. `left` is the number of further failures that the quorum tolerates;
 /// `None` without a quorum.
-fn silent(member: &MemberView, name: &str, left: Option<usize>) -> Explanation {
-    let who = member.called();
+fn explain_silent(member: &MemberView, name: &str, left: Option<usize>) -> Explanation {
+    let who = member.display_name();
     let kind = if member.is_learner { "learner" } else { "voter" };
     let since = match member.last_heard_ms {
         Some(at) => format!("was last heard at {}", time(at)),
@@ -272,7 +278,7 @@ mod tests {
     }
 
     /// Report of a voter in a cluster of three, in which the first member serves clients at `url`.
-    fn said(url: &str) -> Said {
+    fn said(url: &str) -> MembershipReport {
         let listed = |id: u64| ListedMember {
             id: MemberId::new(id),
             name: format!("db-{id}"),
@@ -282,7 +288,7 @@ mod tests {
         };
         let members = (1..=3).map(listed).collect();
         let membership = discovery_types::api::Membership { configuration: Some(3), members };
-        Said { membership, term: 2, index: 9, leader: None, at_us: 0 }
+        MembershipReport { membership, term: 2, index: 9, leader: None, at_us: 0 }
     }
 
     #[test]
@@ -290,9 +296,10 @@ mod tests {
         let shown = |reports: &[&str]| {
             let confirmed = said("https://old:2379");
             let said = (1..).map(MemberId::new).zip(reports.iter().map(|url| said(url)));
-            let changes = Changes { said: said.collect(), ..Changes::default() };
+            let changes =
+                MembershipChanges { reports: said.collect(), ..MembershipChanges::default() };
             let first = &confirmed.membership.members[0];
-            newest(first, &confirmed, &changes).client_urls.remove(0)
+            with_newest_urls(first, &confirmed, &changes).client_urls.remove(0)
         };
         let (old, new) = ("https://old:2379", "https://new:2379");
         assert_eq!(shown(&[new, new, old]), new);
@@ -347,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_member_is_silent_after_five_minutes() {
-        let limit = SILENT_AFTER.as_micros() as Micros;
+        let limit = SILENT_AFTER.as_micros() as UnixMicros;
         assert!(!is_silent(1_000, 1_000 + limit));
         assert!(is_silent(1_000, 1_001 + limit));
     }

@@ -9,7 +9,7 @@ use discovery_formation::service::Cluster;
 use discovery_types::api::{IntentState, Outcome, RecoveriesResponse};
 use discovery_types::digest::MemberId;
 use discovery_types::intent::Verb;
-use discovery_types::jws::{Jws, Typ};
+use discovery_types::jws::{Jws, JwsType};
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
 use discovery_types::recovery::Recovery;
@@ -17,14 +17,14 @@ use discovery_types::statement::StatementChain;
 use uuid::Uuid;
 
 use super::admin_name;
-use super::lineage::{Lineage, Relation};
+use super::lineage::{Lineage, LineageRelation};
 use super::roster::Roster;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::forming::in_time;
-use crate::store::Micros;
+use crate::forming::with_timeout;
+use crate::store::UnixMicros;
 use crate::store::cluster::ClusterTransaction;
-use crate::store::intents::{self, Became, Changes, NewRecovery, StoredIntent};
+use crate::store::intents::{self, IntentResult, MembershipChanges, NewRecovery, StoredIntent};
 
 impl App {
     /// Handles the recovery statements that the survivor's agent shows.
@@ -34,20 +34,20 @@ impl App {
         key: &PublicKey,
         shown: &[Jws],
     ) -> Result<RecoveriesResponse, ApiError> {
-        in_time(async {
+        with_timeout(async {
             let (mut transaction, changes) = self.begin_change(cluster, None).await?;
             let chain = transaction.chain.clone();
             let roster = Roster::of(&transaction.cluster, &chain, &changes)?;
             match roster.lineage.compare(shown, &chain)? {
-                Relation::Known => Ok(answer(&roster.lineage)),
-                Relation::Competing { number, jws } => {
-                    Err(self.contested(transaction, &roster, number, &jws).await?)
+                LineageRelation::Known => Ok(answer(&roster.lineage)),
+                LineageRelation::Competing { number, jws } => {
+                    Err(self.report_contest(transaction, &roster, number, &jws).await?)
                 }
-                Relation::Longer(lineage) => {
-                    named(&lineage, key, &roster, &changes)?;
+                LineageRelation::Longer(lineage) => {
+                    check_named_agent(&lineage, key, &roster, &changes)?;
                     self.follow(&mut transaction, &changes, &roster, &lineage).await?;
                     transaction.commit().await?;
-                    self.wakes.wake(cluster);
+                    self.notifier.wake(cluster);
                     Ok(answer(&lineage))
                 }
             }
@@ -59,7 +59,7 @@ impl App {
     async fn follow(
         &self,
         transaction: &mut ClusterTransaction,
-        changes: &Changes,
+        changes: &MembershipChanges,
         roster: &Roster,
         lineage: &Lineage,
     ) -> Result<(), ApiError> {
@@ -68,23 +68,23 @@ impl App {
         let Some((last, made)) = lineage.since(known).last() else { return Ok(()) };
         let by = admin_name(transaction, last);
         for intent in &changes.intents {
-            let Some(outcome) = end_of(intent, now.0 as Micros, made) else {
+            let Some(outcome) = end_of(intent, now.0 as UnixMicros, made) else {
                 continue;
             };
-            let became = Became {
+            let became = IntentResult {
                 state: outcome.state(),
                 outcome: Some(&outcome),
                 by: &by,
                 position: None,
                 recovery: known,
             };
-            intents::carry(transaction.connection(), now, &intent.intent, &became).await?;
+            intents::store_result(transaction.connection(), now, &intent.intent, &became).await?;
         }
         for (number, (jws, recovery)) in (known + 1..).zip(lineage.since(known)) {
             let by = admin_name(transaction, jws);
             let raft_cluster = &recovery.is.cluster_id;
             let new = NewRecovery { number, jws, raft_cluster, by: &by };
-            intents::follow(transaction.connection(), cluster, now, &new).await?;
+            intents::store_followed_recovery(transaction.connection(), cluster, now, &new).await?;
             tracing::warn!(cluster.id = %cluster, raft_cluster_id = raft_cluster, by,
                 member.id = recovery.is.member_id, "the cluster was lost, and goes on as another one");
         }
@@ -92,7 +92,7 @@ impl App {
     }
 
     /// Raises an alarm: operators have recovered one cluster twice.
-    async fn contested(
+    async fn report_contest(
         &self,
         mut transaction: ClusterTransaction,
         roster: &Roster,
@@ -100,14 +100,15 @@ impl App {
         jws: &Jws,
     ) -> Result<ApiError, ApiError> {
         let (cluster, now) = (transaction.id(), transaction.now);
-        let text = contest(&roster.lineage, number, &other_recovery(jws));
+        let text = describe_contest(&roster.lineage, number, &other_raft_cluster(jws));
         let connection = transaction.connection();
-        let first = intents::contest_recovery(connection, cluster, now, number, jws).await?;
+        let first =
+            intents::store_competing_recovery(connection, cluster, now, number, jws).await?;
         if first {
             transaction.commit().await?;
-            self.wakes.wake(cluster);
+            self.notifier.wake(cluster);
         }
-        self.metrics.alarm("recovery_contested");
+        self.metrics.count_alarm("recovery_contested");
         tracing::error!(cluster.id = %cluster, statement = %jws.hash(), "{text}");
         Ok(ApiError::new(Code::RecoveryContested, text, CONTEST_NEXT))
     }
@@ -120,7 +121,7 @@ const CONTEST_NEXT: &str = "Keep one of the two. To keep the followed one, stop 
     `muster-discovery ca issue`: discovery doesn't change over.";
 
 /// Describes two competing recoveries.
-fn contest(lineage: &Lineage, number: usize, other: &str) -> String {
+fn describe_contest(lineage: &Lineage, number: usize, other: &str) -> String {
     let followed = lineage.recovery(number).map(|(_, recovery)| recovery.is.cluster_id.as_str());
     format!(
         "Operators have signed two recoveries of one cluster: discovery follows Raft cluster {}, \
@@ -130,8 +131,8 @@ fn contest(lineage: &Lineage, number: usize, other: &str) -> String {
 }
 
 /// Returns the id of the Raft cluster that a verified statement made.
-fn other_recovery(jws: &Jws) -> String {
-    let claims: Result<Recovery, _> = jws.claims_unverified(Typ::Recovery);
+fn other_raft_cluster(jws: &Jws) -> String {
+    let claims: Result<Recovery, _> = jws.claims_unverified(JwsType::Recovery);
     claims.map_or_else(|_| "-".to_owned(), |recovery| recovery.is.cluster_id)
 }
 
@@ -152,14 +153,15 @@ impl App {
         cluster: &Cluster,
         chain: &StatementChain,
     ) -> Result<RecoveryView, ApiError> {
-        let changes = self.store.changes(chain.newest().cluster).await?;
+        let changes = self.store.membership_changes(chain.newest().cluster).await?;
         if changes.recoveries.is_empty() {
             return Ok(RecoveryView::default());
         }
         let lineage = Roster::of(cluster, chain, &changes)?.lineage;
         let competing = changes.recoveries.iter().filter(|recovery| !recovery.followed);
         let alarm = competing.map(|recovery| {
-            let text = contest(&lineage, recovery.number, &other_recovery(&recovery.jws));
+            let text =
+                describe_contest(&lineage, recovery.number, &other_raft_cluster(&recovery.jws));
             format!("{text} {CONTEST_NEXT}")
         });
         let alarms = alarm.collect();
@@ -169,11 +171,11 @@ impl App {
 
 /// Errors unless the caller is the agent that the last statement names, and its record is known
 /// here. Certificates are made from that record.
-fn named(
+fn check_named_agent(
     lineage: &Lineage,
     key: &PublicKey,
     roster: &Roster,
-    changes: &Changes,
+    changes: &MembershipChanges,
 ) -> Result<(), ApiError> {
     let recovery = lineage.newest().filter(|recovery| recovery.agent == *key);
     let Some(recovery) = recovery else {
@@ -200,7 +202,7 @@ fn answer(lineage: &Lineage) -> RecoveriesResponse {
 /// Returns the outcome of an intent whose cluster was lost and recovered as `made`. Returns `None`
 /// if the recovery doesn't end the intent. An unused ticket stays valid: the recovered cluster
 /// accepts the newcomer.
-fn end_of(intent: &StoredIntent, now: Micros, made: &Recovery) -> Option<Outcome> {
+fn end_of(intent: &StoredIntent, now: UnixMicros, made: &Recovery) -> Option<Outcome> {
     let lost = format!("the cluster was lost, and goes on as {}", made.is.cluster_id);
     let verb = intent.intent.verb;
     let state = intent.state_at(now);

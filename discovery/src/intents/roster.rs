@@ -8,7 +8,7 @@ use discovery_formation::service::{Cluster, Phase};
 use discovery_types::api::{IntentState, ListedMember};
 use discovery_types::convert;
 use discovery_types::digest::{Digest, MemberId};
-use discovery_types::jws::{Jws, Typ};
+use discovery_types::jws::{Jws, JwsType};
 use discovery_types::key::PublicKey;
 use discovery_types::problem::{Code, Removal};
 use discovery_types::raft_id;
@@ -21,11 +21,11 @@ use discovery_types::url::NodeUrl;
 use super::lineage::Lineage;
 use crate::error::ApiError;
 use crate::store::StoreError;
-use crate::store::intents::{Changes, StoredIntent};
+use crate::store::intents::{MembershipChanges, StoredIntent};
 
 /// A member, with its record from the commit document or from its redeem.
 #[derive(Clone, Debug)]
-pub(super) struct Member {
+pub(super) struct RosterMember {
     /// Public key of the member's agent.
     pub(super) key: PublicKey,
     /// Id of the member in its Raft cluster.
@@ -42,17 +42,17 @@ pub(super) struct Member {
 #[derive(Debug)]
 pub(super) struct Roster {
     /// The first members: the commit document's, or the single one that a recovery made.
-    founders: Vec<Member>,
-    newcomers: Vec<Member>,
+    founders: Vec<RosterMember>,
+    newcomers: Vec<RosterMember>,
     removed: Vec<(Option<PublicKey>, Removal)>,
     /// Members of clusters that were lost.
-    lost: Vec<Member>,
+    lost: Vec<RosterMember>,
     /// The chain of followed recoveries, which tells the current Raft cluster.
     pub(super) lineage: Lineage,
 }
 
 /// Errors unless the cluster runs: it is committed or formed.
-pub(super) fn must_run(cluster: &Cluster) -> Result<(), ApiError> {
+pub(super) fn check_running(cluster: &Cluster) -> Result<(), ApiError> {
     match cluster.phase {
         Phase::Committed | Phase::Formed => Ok(()),
         Phase::Open | Phase::Preparing => Err(ApiError::new(
@@ -78,10 +78,10 @@ impl Roster {
     pub(super) fn of(
         cluster: &Cluster,
         chain: &StatementChain,
-        changes: &Changes,
+        changes: &MembershipChanges,
     ) -> Result<Self, StoreError> {
         let damaged = || StoreError::damaged("a member's record");
-        let documented = documented(cluster).ok_or_else(damaged)?;
+        let documented = document_members(cluster).ok_or_else(damaged)?;
         let founded = raft_id::of_cluster(documented.iter().map(|founder| founder.id));
         let lineage = Lineage::of(&changes.recoveries, chain, founded)
             .map_err(|_| StoreError::damaged("the chain of recovery statements"))?;
@@ -115,11 +115,15 @@ impl Roster {
     /// Returns the single member that a recovery made: the survivor with its new id. Returns `None`
     /// if its agent is unknown or the id doesn't parse. Its certificates keep their label, because
     /// the label is the user name of its agent in the cluster.
-    pub(super) fn founder_made_by(&self, recovery: &Recovery, changes: &Changes) -> Option<Member> {
+    pub(super) fn founder_made_by(
+        &self,
+        recovery: &Recovery,
+        changes: &MembershipChanges,
+    ) -> Option<RosterMember> {
         let id = MemberId::new(u64::from_str_radix(&recovery.is.member_id, 16).ok()?);
         let mut known = self.newcomers.iter().rev().chain(&self.lost).chain(&self.founders);
         if let Some(survivor) = known.find(|member| member.key == recovery.agent) {
-            return Some(Member { id, ..survivor.clone() });
+            return Some(RosterMember { id, ..survivor.clone() });
         }
         // The survivor may be a newcomer whose addition was never reported before the cluster was
         // lost.
@@ -128,7 +132,7 @@ impl Roster {
         newcomer(id, redeemed.intent.redeem.as_ref()?)
     }
 
-    fn all(&self) -> impl Iterator<Item = &Member> {
+    fn all(&self) -> impl Iterator<Item = &RosterMember> {
         self.founders.iter().chain(&self.newcomers)
     }
 
@@ -140,7 +144,7 @@ impl Roster {
     /// Returns the founders as a list of members.
     pub(super) fn founding_members(&self) -> Vec<ListedMember> {
         let urls = |urls: &[NodeUrl]| urls.iter().map(ToString::to_string).collect();
-        let listed = |founder: &Member| ListedMember {
+        let listed = |founder: &RosterMember| ListedMember {
             id: founder.id,
             name: founder.record.name.to_string(),
             peer_urls: urls(&founder.record.peer_urls),
@@ -152,7 +156,7 @@ impl Roster {
 
     /// Returns the member whose agent has this key. Errors if it was removed, was lost, or isn't
     /// known.
-    pub(super) fn member(&self, key: &PublicKey) -> Result<&Member, ApiError> {
+    pub(super) fn member(&self, key: &PublicKey) -> Result<&RosterMember, ApiError> {
         if let Some(removal) = self.removal(key) {
             return Err(ApiError::removed(removal.clone()));
         }
@@ -169,7 +173,7 @@ impl Roster {
     }
 
     /// Error for the agent of a lost cluster's member.
-    fn refuse_lost(&self, member: &Member) -> ApiError {
+    fn refuse_lost(&self, member: &RosterMember) -> ApiError {
         let detail = format!(
             "Member {} ({}) is of a cluster that was lost: an operator has made Raft cluster \
              {:016x} of what was left.",
@@ -188,7 +192,7 @@ impl Roster {
     }
 
     /// Returns the present or removed member with this id.
-    pub(super) fn by_id(&self, id: MemberId) -> Option<&Member> {
+    pub(super) fn by_id(&self, id: MemberId) -> Option<&RosterMember> {
         self.all().find(|member| member.id == id)
     }
 
@@ -204,12 +208,12 @@ impl Roster {
 
     /// Returns another member with the newcomer's name, unless the newcomer replaces it. A name in
     /// a command or an order has to identify one member.
-    pub(super) fn called(
+    pub(super) fn member_with_name(
         &self,
         newcomer: &VerifiedRecord,
         replaces: Option<MemberId>,
     ) -> Option<MemberId> {
-        let same = |member: &&Member| {
+        let same = |member: &&RosterMember| {
             member.record.name == newcomer.name
                 && Some(member.id) != replaces
                 && !self.is_removed(member.id)
@@ -219,11 +223,11 @@ impl Roster {
 
     /// Refuses a newcomer with keys that were used before: each incarnation of a member has its own
     /// keys.
-    pub(super) fn may_join(&self, newcomer: &VerifiedRecord) -> Result<(), ApiError> {
+    pub(super) fn check_unused_keys(&self, newcomer: &VerifiedRecord) -> Result<(), ApiError> {
         if let Some(removal) = self.removal(&newcomer.agent_key) {
             return Err(ApiError::removed(removal.clone()));
         }
-        let same = |member: &&Member| {
+        let same = |member: &&RosterMember| {
             member.key == newcomer.agent_key
                 || member.node_key == *newcomer.node_key()
                 || member.record.incarnation == newcomer.incarnation
@@ -243,16 +247,16 @@ impl Roster {
 }
 
 /// Returns the commit document's members; an empty list before the commit.
-fn documented(cluster: &Cluster) -> Option<Vec<Member>> {
+fn document_members(cluster: &Cluster) -> Option<Vec<RosterMember>> {
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired);
     let Some(frozen) = cluster.frozen.as_ref().filter(|_| decided) else {
         return Some(Vec::new());
     };
-    let h = convert::digest(frozen.h);
+    let h = convert::digest(frozen.proposal_hash);
     let founders = (1..).zip(&frozen.proposal.records).map(|(seat, founder)| {
         let jws: Jws = founder.jws.parse().ok()?;
-        let record: Record = jws.claims_unverified(Typ::Record).ok()?;
-        Some(Member {
+        let record: Record = jws.claims_unverified(JwsType::Record).ok()?;
+        Some(RosterMember {
             key: convert::public_key(founder.key),
             id: raft_id::of_founder(&h, &record.peer_urls),
             label: format!("{seat}"),
@@ -265,10 +269,10 @@ fn documented(cluster: &Cluster) -> Option<Vec<Member>> {
 
 /// Builds a newcomer's member from the redeem envelope in its intent, which was verified on
 /// arrival.
-fn newcomer(id: MemberId, redeem: &Jws) -> Option<Member> {
-    let redeem: Redeem = redeem.claims_unverified(Typ::Redeem).ok()?;
-    let record: Record = redeem.signed.record.claims_unverified(Typ::Record).ok()?;
-    Some(Member {
+fn newcomer(id: MemberId, redeem: &Jws) -> Option<RosterMember> {
+    let redeem: Redeem = redeem.claims_unverified(JwsType::Redeem).ok()?;
+    let record: Record = redeem.signed.record.claims_unverified(JwsType::Record).ok()?;
+    Some(RosterMember {
         key: record.agent_key,
         id,
         label: id.to_string(),

@@ -3,47 +3,50 @@
 use discovery_formation::service::{Cluster, Phase};
 use discovery_types::api::{AskingHost, Explanation, MembersView};
 use discovery_types::grant::Grant;
-use discovery_types::jws::Typ;
+use discovery_types::jws::JwsType;
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
 use discovery_types::statement::StatementChain;
 use uuid::Uuid;
 
-use super::present::{self, Source, Times};
+use super::present::{self, RedeemSource, SilenceTimes};
 use super::roster::Roster;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::store::Micros;
+use crate::store::UnixMicros;
 use crate::store::cluster::ClusterTransaction;
 use crate::store::clusters::Origin;
-use crate::store::intents::{self, Changes};
-use crate::store::present::AskingRow;
+use crate::store::intents::{self, MembershipChanges};
+use crate::store::present::AskingHostRow;
 
 impl App {
     /// Returns a cluster's present members. The list is empty before the commit.
-    pub(crate) async fn present(
+    pub(crate) async fn present_members(
         &self,
         (cluster, chain): (&Cluster, &StatementChain),
         origins: &[Origin],
-        now: Micros,
+        now: UnixMicros,
     ) -> Result<MembersView, ApiError> {
         if !is_decided(cluster) {
             return Ok(MembersView::default());
         }
         let id = Uuid::from_u128(cluster.id.0);
-        let changes = self.store.changes(id).await?;
+        let changes = self.store.membership_changes(id).await?;
         let troubles = self.store.troubles(id).await?;
         let roster = Roster::of(cluster, chain, &changes)?;
         let source = |key: &PublicKey| source_of(origins, &changes, key);
-        Ok(present::present(&roster, &changes, &troubles, times(cluster, now), source))
+        Ok(present::present_members(&roster, &changes, &troubles, times(cluster, now), source))
     }
 
     /// Returns the hosts that hold a boot token and have no seat.
-    pub(crate) async fn asking(&self, cluster: &Cluster) -> Result<Vec<AskingHost>, ApiError> {
+    pub(crate) async fn asking_hosts(
+        &self,
+        cluster: &Cluster,
+    ) -> Result<Vec<AskingHost>, ApiError> {
         if !is_decided(cluster) {
             return Ok(Vec::new());
         }
-        let rows = self.store.asking(Uuid::from_u128(cluster.id.0)).await?;
+        let rows = self.store.asking_hosts(Uuid::from_u128(cluster.id.0)).await?;
         Ok(rows.into_iter().filter_map(asking_host).collect())
     }
 
@@ -56,21 +59,21 @@ impl App {
     ) -> Result<(), ApiError> {
         let found = self.store.read_cluster(cluster).await?;
         let (machine, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
-        let changes = self.store.changes(cluster).await?;
+        let changes = self.store.membership_changes(cluster).await?;
         let member = Roster::of(&machine, &chain, &changes)?.member(key)?.id;
         self.store.note_trouble(cluster, member, text).await?;
         Ok(())
     }
 
     /// Stores a host that came with a boot token after the commit, and logs its first request.
-    pub(crate) async fn note_asking(
+    pub(crate) async fn note_asking_host(
         &self,
         cluster: Uuid,
         key: &PublicKey,
         name: &str,
         address: &str,
     ) -> Result<(), ApiError> {
-        if self.store.note_asking(cluster, key, name, address).await? {
+        if self.store.note_asking_host(cluster, key, name, address).await? {
             tracing::warn!(cluster.id = %cluster, name, address, agent = %key.key_id(),
                 "a host came with a boot token, and the cluster has its members: it needs a join \
                  ticket");
@@ -83,18 +86,18 @@ impl App {
 pub(crate) async fn refuse_if_reporting(
     transaction: &mut ClusterTransaction,
 ) -> Result<(), ApiError> {
-    let (id, now) = (transaction.id(), transaction.now.0 as Micros);
-    let changes = intents::changes(transaction.connection(), id).await?;
+    let (id, now) = (transaction.id(), transaction.now.0 as UnixMicros);
+    let changes = intents::membership_changes(transaction.connection(), id).await?;
     let troubles = crate::store::present::troubles(transaction.connection(), id).await?;
     let cluster = &transaction.cluster;
     let roster = Roster::of(cluster, &transaction.chain, &changes)?;
-    let source = |_: &PublicKey| Source::default();
-    let view = present::present(&roster, &changes, &troubles, times(cluster, now), source);
+    let source = |_: &PublicKey| RedeemSource::default();
+    let view = present::present_members(&roster, &changes, &troubles, times(cluster, now), source);
     let heard = |member: &&discovery_types::api::MemberView| {
         member.last_heard_ms.is_some() && !member.is_silent
     };
     let names: Vec<String> =
-        view.members.iter().filter(heard).map(|member| member.called()).collect();
+        view.members.iter().filter(heard).map(|member| member.display_name()).collect();
     if names.is_empty() {
         return Ok(());
     }
@@ -135,7 +138,7 @@ fn asking_line(view: &MembersView, asking: &[AskingHost], name: &str) -> Option<
 pub(crate) fn ticket_command(view: &MembersView, name: &str) -> String {
     let mut silent = view.members.iter().filter(|member| member.is_silent);
     let replaced = match (silent.next(), silent.next()) {
-        (Some(one), None) => one.called(),
+        (Some(one), None) => one.display_name(),
         _ => "MEMBER".to_owned(),
     };
     format!("muster-discovery token create --cluster {name} --kind join --replace {replaced}")
@@ -145,28 +148,28 @@ fn is_decided(cluster: &Cluster) -> bool {
     matches!(cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired)
 }
 
-fn times(cluster: &Cluster, now: Micros) -> Times {
-    let decided = cluster.frozen.as_ref().map_or(now, |frozen| frozen.at.0 as Micros);
-    Times { decided, now }
+fn times(cluster: &Cluster, now: UnixMicros) -> SilenceTimes {
+    let decided = cluster.frozen.as_ref().map_or(now, |frozen| frozen.at.0 as UnixMicros);
+    SilenceTimes { decided, now }
 }
 
 /// Returns where an agent redeemed its token. A newcomer's redeem is in its intent, a founder's in
 /// the `agents` table.
-fn source_of(origins: &[Origin], changes: &Changes, key: &PublicKey) -> Source {
+fn source_of(origins: &[Origin], changes: &MembershipChanges, key: &PublicKey) -> RedeemSource {
     let intent = changes.intents.iter().rev().find(|intent| intent.agent.as_ref() == Some(key));
     if let Some(intent) = intent {
-        let grant = intent.intent.authority.claims_unverified::<Grant>(Typ::Grant).ok();
+        let grant = intent.intent.authority.claims_unverified::<Grant>(JwsType::Grant).ok();
         let bound_to = grant.map(|grant| grant.cidrs).unwrap_or_default();
-        return Source { address: intent.address.clone(), bound_to };
+        return RedeemSource { address: intent.address.clone(), bound_to };
     }
     let origin = origins.iter().find(|origin| origin.key[..] == key.as_bytes()[..]);
-    Source {
+    RedeemSource {
         address: origin.and_then(|origin| origin.address.clone()),
         bound_to: origin.map(Origin::bound_to).unwrap_or_default(),
     }
 }
 
-fn asking_host(row: AskingRow) -> Option<AskingHost> {
+fn asking_host(row: AskingHostRow) -> Option<AskingHost> {
     let key = PublicKey::from_bytes(row.agent_key.try_into().ok()?);
     Some(AskingHost {
         name: row.name,

@@ -7,12 +7,12 @@
 //! * Everything that the ledger held when the database's generation began. It is compared once in
 //!   each generation, and the ledger records that it was.
 
-use discovery_formation::memory::{Entry, PutBack};
+use discovery_formation::memory::{LedgerEntry, RestoreAction};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::index::{Copied, packed};
-use super::put_back::{BATCH, plan};
+use super::index::{CopiedDecisions, pack_commit};
+use super::put_back::{BATCH, compare_with_database};
 use super::{DatabaseWatch, Ledger};
 
 /// Result of the comparison.
@@ -27,7 +27,7 @@ pub(super) enum Agreement {
 }
 
 /// Compares at most `limit` entries, and records in the ledger that they were compared.
-pub(super) async fn agree(
+pub(super) async fn compare_entries(
     connection: &mut PgConnection,
     ledger: &Ledger,
     watch: &DatabaseWatch,
@@ -35,7 +35,7 @@ pub(super) async fn agree(
 ) -> Result<Agreement, sqlx::Error> {
     let Some(known) = ledger.known() else { return Ok(Agreement::Unknown) };
     let whole = watch.doubts_all() || !ledger.is_compared();
-    let mut copied = Copied::up_to(known.generation, known.copied);
+    let mut copied = CopiedDecisions::up_to(known.generation, known.last_copied);
     copied.compared = whole;
     let (mut after, mut left) = (None, limit);
     loop {
@@ -49,23 +49,23 @@ pub(super) async fn agree(
             return Ok(Agreement::Unknown);
         }
         (after, left) = (Some(*last), left - batch.len());
-        for planned in plan(connection, &batch).await? {
-            if planned.what != PutBack::Nothing {
+        for planned in compare_with_database(connection, &batch).await? {
+            if planned.action != RestoreAction::Nothing {
                 return Ok(Agreement::Contradicted(planned.cluster));
             }
-            if let Entry::Commit { h, .. } = planned.entry
-                && planned.stands
+            if let LedgerEntry::Commit { h, .. } = planned.entry
+                && planned.is_same_commit
                 && ledger.is_unconfirmed(planned.cluster)
             {
-                copied.commits.push(packed(planned.cluster, &h));
+                copied.commits.push(pack_commit(planned.cluster, &h));
             }
         }
     }
     if whole || !copied.commits.is_empty() {
-        let durable = ledger.take(copied).await;
+        let durable = ledger.append_copied(copied).await;
         durable.map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?;
     }
-    watch.doubts_no_more();
+    watch.clear_doubts();
     Ok(Agreement::Agrees)
 }
 
@@ -76,6 +76,6 @@ pub(super) async fn still_contradicts(
     cluster: Uuid,
 ) -> Result<bool, sqlx::Error> {
     let Some(entry) = ledger.entry(cluster) else { return Ok(false) };
-    let planned = plan(connection, &[(cluster, entry)]).await?;
-    Ok(planned.iter().any(|planned| planned.what != PutBack::Nothing))
+    let planned = compare_with_database(connection, &[(cluster, entry)]).await?;
+    Ok(planned.iter().any(|planned| planned.action != RestoreAction::Nothing))
 }

@@ -1,11 +1,11 @@
 //! Copies new decisions from the database into the ledger, in the order of their numbers.
 
 use discovery_formation::Hash;
-use discovery_formation::memory::{Entry, Mark};
+use discovery_formation::memory::{HistoryPosition, LedgerEntry};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::index::{Copied, packed};
+use super::index::{CopiedDecisions, pack_commit};
 use super::{DatabaseWatch, Ledger};
 
 /// Maximum number of decisions in one query and in one line of the ledger.
@@ -13,18 +13,18 @@ const BATCH: usize = 10_000;
 
 /// Result of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Copying {
+pub(crate) enum CopyResult {
     /// Everything that this connection sees is durable in the ledger.
     Done,
     /// The limit was reached; more decisions are left.
     Limited,
     /// The database's generation or history differs from the one that the ledger knows. The next
     /// look finds out why.
-    Elsewhere,
+    OtherHistory,
 }
 
 #[derive(Debug, sqlx::FromRow)]
-struct Decision {
+struct DecisionRow {
     number: i64,
     cluster_id: Uuid,
     h: Option<Vec<u8>>,
@@ -37,17 +37,17 @@ struct Decision {
 
 /// Copies at most `limit` decisions after `from` into the ledger. Each batch is durable as soon as
 /// it is copied, so a killed process continues from there.
-pub(crate) async fn copy(
+pub(crate) async fn copy_decisions(
     connection: &mut PgConnection,
     ledger: &Ledger,
     watch: &DatabaseWatch,
-    from: Mark,
+    from: HistoryPosition,
     limit: usize,
-) -> Result<Copying, sqlx::Error> {
+) -> Result<CopyResult, sqlx::Error> {
     let (mut from, mut left) = (from, limit);
     while left > 0 {
         let asked = left.min(BATCH);
-        let rows: Vec<Decision> = sqlx::query_as(
+        let rows: Vec<DecisionRow> = sqlx::query_as(
             "SELECT d.number, d.cluster_id, d.h, d.cause, d.hash, g.number AS generation,
                     (SELECT hash FROM decisions WHERE number = $1) AS before
              FROM decisions d, generation g WHERE d.number > $1 ORDER BY d.number LIMIT $2",
@@ -56,37 +56,37 @@ pub(crate) async fn copy(
         .bind(asked as i64)
         .fetch_all(&mut *connection)
         .await?;
-        let Some(last) = rows.last() else { return Ok(Copying::Done) };
+        let Some(last) = rows.last() else { return Ok(CopyResult::Done) };
         let generation = ledger.known().map_or(0, |known| known.generation);
         let goes_on = from.number == 0 || last.before.as_deref() == Some(&from.hash.0);
         if last.generation.unsigned_abs() != generation || !goes_on {
-            return Ok(Copying::Elsewhere);
+            return Ok(CopyResult::OtherHistory);
         }
         let Some(hash) = last.hash.as_slice().try_into().ok().map(Hash) else {
-            return Ok(Copying::Elsewhere);
+            return Ok(CopyResult::OtherHistory);
         };
-        from = Mark { number: last.number.unsigned_abs(), hash };
-        let mut copied = Copied::up_to(generation, from);
+        from = HistoryPosition { number: last.number.unsigned_abs(), hash };
+        let mut copied = CopiedDecisions::up_to(generation, from);
         for row in &rows {
             add(&mut copied, ledger, watch, row);
         }
-        let durable = ledger.take(copied).await;
+        let durable = ledger.append_copied(copied).await;
         durable.map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?;
-        watch.progress.has_copied(from.number);
+        watch.progress.set_copied(from.number);
         if rows.len() < asked {
-            return Ok(Copying::Done);
+            return Ok(CopyResult::Done);
         }
         left -= rows.len();
     }
-    Ok(Copying::Limited)
+    Ok(CopyResult::Limited)
 }
 
-fn add(copied: &mut Copied, ledger: &Ledger, watch: &DatabaseWatch, row: &Decision) {
+fn add(copied: &mut CopiedDecisions, ledger: &Ledger, watch: &DatabaseWatch, row: &DecisionRow) {
     let known = ledger.entry(row.cluster_id);
     let h = row.h.as_deref().and_then(|h| h.try_into().ok()).map(Hash);
     match (h, known) {
-        (Some(h), Some(Entry::Commit { h: known, .. })) if h != known => {
-            watch.metrics.alarm("split");
+        (Some(h), Some(LedgerEntry::Commit { h: known, .. })) if h != known => {
+            watch.metrics.count_alarm("split");
             tracing::error!(
                 cluster.id = %row.cluster_id, decided = %h, ledger = %known,
                 "the database has committed another list than this ledger knows of"
@@ -94,11 +94,11 @@ fn add(copied: &mut Copied, ledger: &Ledger, watch: &DatabaseWatch, row: &Decisi
         }
         // This process's own commit: record once that the database confirms it, so that no look has
         // to search for it.
-        (Some(h), Some(Entry::Commit { .. })) if ledger.is_unconfirmed(row.cluster_id) => {
-            copied.commits.push(packed(row.cluster_id, &h));
+        (Some(h), Some(LedgerEntry::Commit { .. })) if ledger.is_unconfirmed(row.cluster_id) => {
+            copied.commits.push(pack_commit(row.cluster_id, &h));
         }
-        (Some(_), Some(Entry::Commit { .. })) | (None, Some(_)) => {}
-        (Some(h), _) => copied.commits.push(packed(row.cluster_id, &h)),
+        (Some(_), Some(LedgerEntry::Commit { .. })) | (None, Some(_)) => {}
+        (Some(h), _) => copied.commits.push(pack_commit(row.cluster_id, &h)),
         (None, None) => {
             copied.ends.extend(row.cause.clone().map(|cause| (row.cluster_id, cause)));
         }

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::index::{Line, Seen};
-use super::position::{self, Position};
+use super::index::{DatabasePosition, LedgerLine};
+use super::position::{self, StoredPosition};
 
 /// Name of the file in the ledger's folder.
 pub(crate) const NAME: &str = "ledger.jsonl";
 const VERSION: u32 = 2;
 /// Maximum time to wait for another holder of the lock.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause between two attempts to take the lock.
 const LOCK_RETRY: Duration = Duration::from_millis(20);
 /// Number of hex digits of a line's checksum.
@@ -80,7 +80,7 @@ fn lock(file: &std::fs::File, path: &Path, shown: &str) -> Result<(), LedgerErro
     loop {
         match rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(()),
-            Err(rustix::io::Errno::WOULDBLOCK) if started.elapsed() < LOCK_PATIENCE => {
+            Err(rustix::io::Errno::WOULDBLOCK) if started.elapsed() < LOCK_TIMEOUT => {
                 std::thread::sleep(LOCK_RETRY);
             }
             Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -92,8 +92,8 @@ fn lock(file: &std::fs::File, path: &Path, shown: &str) -> Result<(), LedgerErro
 }
 
 /// Opens or makes the ledger. Returns the file, the process id, and all lines after the header.
-pub(super) fn open(dir: &Path) -> Result<(LedgerFile, Uuid, Vec<Line>), LedgerError> {
-    muster_files::own_folder(dir)?;
+pub(super) fn open(dir: &Path) -> Result<(LedgerFile, Uuid, Vec<LedgerLine>), LedgerError> {
+    muster_files::open_own_folder(dir)?;
     let path = dir.join(NAME);
     let shown = path.display().to_string();
     let mut options = std::fs::OpenOptions::new();
@@ -111,12 +111,12 @@ pub(super) fn open(dir: &Path) -> Result<(LedgerFile, Uuid, Vec<Line>), LedgerEr
         file.sync_all().map_err(io(format!("can't sync {shown}")))?;
     }
     file.seek(SeekFrom::Start(whole)).map_err(io(format!("can't read {shown}")))?;
-    let sealed = matches!(lines.last(), Some(Line::Seal));
-    lines.retain(|line| *line != Line::Seal);
+    let sealed = matches!(lines.last(), Some(LedgerLine::Seal));
+    lines.retain(|line| *line != LedgerLine::Seal);
     let mut ledger = LedgerFile { file, dir: dir.to_owned() };
     if lines.is_empty() {
         let process = Uuid::now_v7();
-        let header = Line::Header { version: VERSION, process };
+        let header = LedgerLine::Header { version: VERSION, process };
         ledger.append(&[&header])?;
         ledger.seal()?;
         muster_files::sync_folder(&path)?;
@@ -126,19 +126,19 @@ pub(super) fn open(dir: &Path) -> Result<(LedgerFile, Uuid, Vec<Line>), LedgerEr
         ledger.seal()?;
     }
     match lines.remove(0) {
-        Line::Header { version: VERSION, process } => Ok((ledger, process, lines)),
+        LedgerLine::Header { version: VERSION, process } => Ok((ledger, process, lines)),
         _ => Err(LedgerError::Damaged { path, offset: 0 }),
     }
 }
 
 impl LedgerFile {
     #[cfg(test)]
-    pub(super) fn over(file: std::fs::File, dir: &Path) -> Self {
+    pub(super) fn from_file(file: std::fs::File, dir: &Path) -> Self {
         LedgerFile { file, dir: dir.to_owned() }
     }
 
     /// Writes the lines and syncs. The lines are durable when this returns.
-    pub(super) fn append(&mut self, lines: &[&Line]) -> Result<(), LedgerError> {
+    pub(super) fn append(&mut self, lines: &[&LedgerLine]) -> Result<(), LedgerError> {
         let mut bytes = Vec::new();
         for line in lines {
             bytes.extend_from_slice(&encode(line)?);
@@ -149,22 +149,26 @@ impl LedgerFile {
 
     /// Appends a seal: everything before it is durable. Call this after [`LedgerFile::append`].
     pub(super) fn seal(&mut self) -> Result<(), LedgerError> {
-        self.append(&[&Line::Seal])
+        self.append(&[&LedgerLine::Seal])
     }
 
     /// Reads the database's position from the file beside the ledger.
-    pub(super) fn read_position(&self) -> Result<Option<Position>, LedgerError> {
+    pub(super) fn read_position(&self) -> Result<Option<StoredPosition>, LedgerError> {
         position::read(&self.dir, &self.file)
     }
 
     /// Writes the database's position to the file beside the ledger.
-    pub(super) fn write_position(&self, seen: &Seen, is_copy: bool) -> Result<(), LedgerError> {
+    pub(super) fn write_position(
+        &self,
+        seen: &DatabasePosition,
+        is_copy: bool,
+    ) -> Result<(), LedgerError> {
         position::write(&self.dir, seen, &self.file, is_copy)
     }
 }
 
 /// Encodes a line with its checksum and line break.
-pub(super) fn encode(line: &Line) -> Result<Vec<u8>, LedgerError> {
+pub(super) fn encode(line: &LedgerLine) -> Result<Vec<u8>, LedgerError> {
     let json = serde_json::to_string(line).map_err(|error| io("can't encode")(error.into()))?;
     Ok(format!("{} {json}\n", checksum(json.as_bytes())).into_bytes())
 }
@@ -177,7 +181,7 @@ fn checksum(bytes: &[u8]) -> String {
 /// Parses all lines. Returns them with the offset at which the last valid one ends, or the offset
 /// of a damaged line. A broken line without a seal after it is torn: nobody has relied on that
 /// append.
-fn parse(bytes: &[u8]) -> Result<(Vec<Line>, u64), u64> {
+fn parse(bytes: &[u8]) -> Result<(Vec<LedgerLine>, u64), u64> {
     let mut lines = Vec::new();
     let mut offset = 0;
     while offset < bytes.len() {
@@ -189,7 +193,7 @@ fn parse(bytes: &[u8]) -> Result<(Vec<Line>, u64), u64> {
             Some(line) => lines.push(line),
             // Files from before there were seals: an incomplete last line counts as torn.
             None if last && end.is_none() => return Ok((lines, offset as u64)),
-            None if lines.contains(&Line::Seal) && !is_sealed(&rest[length..]) => {
+            None if lines.contains(&LedgerLine::Seal) && !is_sealed(&rest[length..]) => {
                 return Ok((lines, offset as u64));
             }
             None => return Err(offset as u64),
@@ -200,10 +204,10 @@ fn parse(bytes: &[u8]) -> Result<(Vec<Line>, u64), u64> {
 }
 
 fn is_sealed(bytes: &[u8]) -> bool {
-    bytes.split(|byte| *byte == b'\n').any(|line| parse_line(line) == Some(Line::Seal))
+    bytes.split(|byte| *byte == b'\n').any(|line| parse_line(line) == Some(LedgerLine::Seal))
 }
 
-pub(super) fn parse_line(line: &[u8]) -> Option<Line> {
+pub(super) fn parse_line(line: &[u8]) -> Option<LedgerLine> {
     let (sum, rest) = line.split_at_checked(SUM_LEN)?;
     let json = rest.strip_prefix(b" ")?;
     if checksum(json).as_bytes() != sum {

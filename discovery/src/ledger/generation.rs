@@ -1,15 +1,15 @@
 //! The database's generation: which history of the database this is, and which processes it waits
 //! for.
 
-use discovery_formation::memory::Fill;
+use discovery_formation::memory::CopyScope;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::look::{Found, Looked, Occasion, Row};
-use super::server::Server;
+use super::look::{DatabaseLook, DatabaseRow, MismatchReason, Occasion};
+use super::server::PostgresServer;
 use super::watch::publish;
-use super::{Commit, Copying, LOOK_LIMIT, LedgerError, look, server_of};
-use crate::store::{Micros, Store, StoreError};
+use super::{Commit, CopyResult, LOOK_LIMIT, LedgerError, look_at_database, server_of};
+use crate::store::{Store, StoreError, UnixMicros};
 
 /// Advisory lock on the generation. A change of generation takes it exclusively, a commit takes it
 /// shared (`check_commit` in the migrations).
@@ -25,7 +25,7 @@ pub(crate) struct Generation {
     /// Why the generation began, in words.
     pub reason: String,
     /// When the generation began.
-    pub changed_us: Micros,
+    pub changed_us: UnixMicros,
     /// Known processes that haven't put their ledgers back into this generation.
     pub missing: Vec<Uuid>,
 }
@@ -53,7 +53,7 @@ impl Generation {
 
 /// A process that uses, or used, this database.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
-pub(crate) struct Process {
+pub(crate) struct ProcessRow {
     /// Id of the process, from its ledger.
     pub id: Uuid,
     /// The last generation into which the process put its ledger back.
@@ -62,31 +62,31 @@ pub(crate) struct Process {
     /// more.
     pub entries: i64,
     /// When the process was first seen.
-    pub first_seen_us: Micros,
+    pub first_seen_us: UnixMicros,
     /// When the process last connected or swept.
-    pub last_seen_us: Micros,
+    pub last_seen_us: UnixMicros,
     /// When an owner said that the process won't come back.
-    pub forgotten_us: Option<Micros>,
+    pub forgotten_us: Option<UnixMicros>,
 }
 
 /// Inserts the first generation, the next one, or only this process's row. The caller holds the
 /// lock.
-pub(super) async fn begin(
+pub(super) async fn begin_generation(
     connection: &mut PgConnection,
-    looked: &Looked<'_>,
-    row: &Row,
-    verdict: &Result<Fill, Found>,
+    looked: &DatabaseLook<'_>,
+    row: &DatabaseRow,
+    verdict: &Result<CopyScope, MismatchReason>,
 ) -> Result<(), sqlx::Error> {
     let (ledger, server) = (looked.ledger, looked.server);
-    let seen = ledger.seen();
+    let seen = ledger.position();
     let remembered = seen.as_ref().map_or(0, |seen| seen.generation);
     let number = match (row.generation, verdict) {
         (Some(number), Ok(_)) => number,
         (last, _) => last.unwrap_or(0).max(remembered as i64) + 1,
     };
     if row.generation != Some(number) {
-        let reason = verdict.as_ref().err().map_or("it is new".into(), Found::to_string);
-        note(connection, server, number, verdict.is_ok(), &reason).await?;
+        let reason = verdict.as_ref().err().map_or("it is new".into(), MismatchReason::to_string);
+        write_generation(connection, server, number, verdict.is_ok(), &reason).await?;
     }
     if verdict.is_err() {
         // A restored table may lack processes that joined later. The ledger remembers them.
@@ -116,9 +116,9 @@ pub(super) async fn begin(
     Ok(())
 }
 
-async fn note(
+async fn write_generation(
     connection: &mut PgConnection,
-    server: &Server,
+    server: &PostgresServer,
     number: i64,
     settled: bool,
     reason: &str,
@@ -188,12 +188,12 @@ pub(super) async fn known_processes(
 impl Store {
     /// Looks at the database as a new connection does. A pooled connection outlives a restore that
     /// only replaces the tables, and the replacement of the primary.
-    pub(crate) async fn look_again(&self, occasion: Occasion) -> Result<(), StoreError> {
+    pub(crate) async fn look_at_database(&self, occasion: Occasion) -> Result<(), StoreError> {
         let store = self.clone();
         // Run in a task of its own: a caller that gives up must not cancel a running transaction.
         let looks = tokio::spawn(async move {
             let mut connection = store.acquire().await?;
-            look(&mut connection, store.ledger(), store.watch(), occasion).await?;
+            look_at_database(&mut connection, store.ledger(), store.watch(), occasion).await?;
             Ok(())
         });
         looks.await.map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?
@@ -202,9 +202,9 @@ impl Store {
     /// Completes the ledger, however much it lacks. Each batch is durable when it is copied, so an
     /// interrupted fill continues from there. Errors if the database has changed in the meantime.
     pub(crate) async fn fill_ledger(&self) -> Result<(), StoreError> {
-        let _alone = self.watch().filling.lock().await;
+        let _alone = self.watch().fill_lock.lock().await;
         let mut connection = self.acquire().await?;
-        look(&mut connection, self.ledger(), self.watch(), Occasion::Fill).await?;
+        look_at_database(&mut connection, self.ledger(), self.watch(), Occasion::Fill).await?;
         let generation = read(&mut connection).await?;
         match self.watch().is_complete(generation.number.unsigned_abs()) {
             true => Ok(()),
@@ -213,21 +213,23 @@ impl Store {
     }
 
     /// Copies new decisions after a notification that there are some.
-    pub(crate) async fn copy_news(&self) -> Result<(), StoreError> {
+    pub(crate) async fn copy_new_decisions(&self) -> Result<(), StoreError> {
         // A running fill copies the new decisions as well.
-        let Ok(_alone) = self.watch().filling.try_lock() else { return Ok(()) };
+        let Ok(_alone) = self.watch().fill_lock.try_lock() else { return Ok(()) };
         let Some(known) = self.ledger().known() else { return Ok(()) };
         let mut connection = self.acquire().await?;
         let (ledger, watch) = (self.ledger(), self.watch());
-        match super::copy(&mut connection, ledger, watch, known.copied, LOOK_LIMIT).await? {
-            Copying::Limited => watch.behind.notify_one(),
-            Copying::Done | Copying::Elsewhere => {}
+        match super::copy_decisions(&mut connection, ledger, watch, known.last_copied, LOOK_LIMIT)
+            .await?
+        {
+            CopyResult::Limited => watch.fill_needed.notify_one(),
+            CopyResult::Done | CopyResult::OtherHistory => {}
         }
         Ok(())
     }
 
     /// Reads the generation and publishes it. The sweep and `/readyz` call this.
-    pub(crate) async fn look_at_generation(&self) -> Result<Generation, StoreError> {
+    pub(crate) async fn refresh_generation(&self) -> Result<Generation, StoreError> {
         let generation = read(&mut *self.acquire().await?).await?;
         publish(self.watch(), self.ledger().process(), generation.clone());
         Ok(generation)
@@ -235,9 +237,9 @@ impl Store {
 
     /// Records that this process has put its ledger back into `generation`. If no other process is
     /// missing, the generation becomes settled. Returns whether it is settled now.
-    pub(super) async fn ledger_is_back(&self, generation: i64) -> Result<bool, StoreError> {
+    pub(super) async fn note_ledger_back(&self, generation: i64) -> Result<bool, StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
-        lock_alone(&mut transaction).await?;
+        lock_generation(&mut transaction).await?;
         sqlx::query("UPDATE processes SET generation = $2 WHERE id = $1")
             .bind(self.ledger().process())
             .bind(generation)
@@ -245,15 +247,15 @@ impl Store {
             .await?;
         let settled = settle_if_complete(&mut transaction).await?;
         transaction.commit().await?;
-        self.look_at_generation().await?;
+        self.refresh_generation().await?;
         Ok(settled)
     }
 
     /// Writes a commit to the ledger, then the number of its commits to the process's row. An owner
     /// decides by that number whether a process may be forgotten. A ledger that holds fewer was set
     /// back. The commit is durable when this returns.
-    pub(crate) async fn let_out(&self, commit: Commit) -> Result<(), LedgerError> {
-        self.ledger().ensure(commit).await?;
+    pub(crate) async fn record_commit(&self, commit: Commit) -> Result<(), LedgerError> {
+        self.ledger().ensure_commit(commit).await?;
         if let Err(error) = self.count_entries().await {
             tracing::debug!(%error, "the sweep will count this commit");
         }
@@ -270,7 +272,7 @@ impl Store {
     }
 
     /// Returns all processes, oldest first. This process's own row is up to date.
-    pub(crate) async fn processes(&self) -> Result<Vec<Process>, StoreError> {
+    pub(crate) async fn processes(&self) -> Result<Vec<ProcessRow>, StoreError> {
         let rows = sqlx::query_as(
             "SELECT id, generation, greatest(entries, CASE WHEN id = $1 THEN $2 END) AS entries,
                     first_seen_us, CASE WHEN id = $1 THEN now_us() ELSE last_seen_us END
@@ -287,7 +289,7 @@ impl Store {
     /// Marks a process as forgotten, on behalf of an owner. Returns `false` if the id is unknown.
     pub(crate) async fn forget_process(&self, id: Uuid, by: &str) -> Result<bool, StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
-        lock_alone(&mut transaction).await?;
+        lock_generation(&mut transaction).await?;
         let forgotten = sqlx::query(
             "UPDATE processes SET forgotten_us = now_us(), forgotten_by = $2 WHERE id = $1",
         )
@@ -303,7 +305,7 @@ impl Store {
             settle_if_complete(&mut transaction).await?;
         }
         transaction.commit().await?;
-        self.look_at_generation().await?;
+        self.refresh_generation().await?;
         Ok(forgotten == 1)
     }
 
@@ -316,7 +318,7 @@ impl Store {
         by: &str,
     ) -> Result<Option<u64>, StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
-        lock_alone(&mut transaction).await?;
+        lock_generation(&mut transaction).await?;
         let generation = read(&mut transaction).await?;
         if generation.number != number {
             return Ok(None);
@@ -334,7 +336,7 @@ impl Store {
         let text = format!("{by} accepted the database as it is");
         note_event(&mut transaction, "database_accepted", generation.number, &text).await?;
         transaction.commit().await?;
-        self.look_at_generation().await?;
+        self.refresh_generation().await?;
         Ok(Some(revoked))
     }
 
@@ -346,7 +348,7 @@ impl Store {
     }
 }
 
-pub(super) async fn lock_alone(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub(super) async fn lock_generation(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(LOCK).execute(connection).await?;
     Ok(())
 }

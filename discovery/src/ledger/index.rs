@@ -6,13 +6,15 @@ use std::sync::Arc;
 
 use data_encoding::{BASE64, HEXLOWER};
 use discovery_formation::Hash;
-use discovery_formation::memory::{Entry, Known, Mark, Memory, Site, TABLES};
+use discovery_formation::memory::{
+    CORE_TABLES, DatabaseIdentity, HistoryPosition, LedgerEntry, LedgerSummary, RememberedDatabase,
+};
 use discovery_formation::service::EndCause;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::UNCOPIED;
-use super::position::Home;
+use super::position::FileIdentities;
 
 /// A commit whose document left this process. It is enough to restore the cluster into an empty
 /// database.
@@ -50,7 +52,7 @@ pub(crate) struct Authority {
 
 /// The database that this process last worked with, and the position that it had reached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Seen {
+pub(crate) struct DatabasePosition {
     /// Identifier of the server: `pg_control_system().system_identifier`.
     pub system_identifier: u64,
     /// Timeline of the write-ahead log.
@@ -58,7 +60,7 @@ pub(crate) struct Seen {
     /// Object id of the database.
     pub database: u32,
     /// Object ids of the core tables.
-    pub tables: [u32; TABLES],
+    pub tables: [u32; CORE_TABLES],
     /// Generation number: tells which history of this database it is.
     pub generation: u64,
     /// Position of the write-ahead log, in bytes. It never goes back within a timeline.
@@ -69,15 +71,20 @@ pub(crate) struct Seen {
     pub processes: Vec<Uuid>,
 }
 
-impl Seen {
+impl DatabasePosition {
     /// The site at which the database was seen.
-    pub(crate) fn site(&self) -> Site {
+    pub(crate) fn site(&self) -> DatabaseIdentity {
         let (database, tables) = (self.database, self.tables);
-        Site { system: self.system_identifier, timeline: self.timeline, database, tables }
+        DatabaseIdentity {
+            system: self.system_identifier,
+            timeline: self.timeline,
+            database,
+            tables,
+        }
     }
 
     /// Returns this position, or the later of both if `known` is of the same history.
-    pub(super) fn no_less_than(&self, known: Option<&Seen>) -> Seen {
+    pub(super) fn later_of(&self, known: Option<&DatabasePosition>) -> DatabasePosition {
         let mut seen = self.clone();
         if let Some(known) = known.filter(|known| known.history() == self.history()) {
             seen.wal = seen.wal.max(known.wal);
@@ -87,25 +94,25 @@ impl Seen {
     }
 
     /// Whether both describe the same history and processes, so that at most the position differs.
-    pub(crate) fn is_of_the_same(&self, other: &Seen) -> bool {
+    pub(crate) fn has_same_history(&self, other: &DatabasePosition) -> bool {
         self.history() == other.history() && self.processes == other.processes
     }
 
-    fn history(&self) -> (Site, u64) {
+    fn history(&self) -> (DatabaseIdentity, u64) {
         (self.site(), self.generation)
     }
 }
 
 /// Decisions copied from the database, whichever process made them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Copied {
+pub(super) struct CopiedDecisions {
     /// Generation of the database.
     pub(super) generation: u64,
     /// Number of the last copied decision.
     pub(super) to: u64,
     /// Hash of the chain at that decision, in hex.
     pub(super) hash: String,
-    /// New commits, and confirmed commits of this process, each as [`packed`].
+    /// New commits, and confirmed commits of this process, each as [`pack_commit`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) commits: Vec<String>,
     /// Clusters that have ended since, with causes.
@@ -117,10 +124,10 @@ pub(super) struct Copied {
     pub(super) compared: bool,
 }
 
-impl Copied {
+impl CopiedDecisions {
     /// A copy up to `mark` without new entries.
-    pub(super) fn up_to(generation: u64, mark: Mark) -> Self {
-        Copied {
+    pub(super) fn up_to(generation: u64, mark: HistoryPosition) -> Self {
+        CopiedDecisions {
             generation,
             to: mark.number,
             hash: HEXLOWER.encode(&mark.hash.0),
@@ -134,19 +141,19 @@ impl Copied {
 /// One line of the ledger, or of the position file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub(super) enum Line {
+pub(super) enum LedgerLine {
     Header {
         version: u32,
         process: Uuid,
     },
     Commit(Box<Commit>),
-    Copied(Copied),
-    Seen(Seen),
+    Copied(CopiedDecisions),
+    Seen(DatabasePosition),
     /// Content of the position file: the position, and the identity of the files when it was
     /// written.
     Here {
-        seen: Seen,
-        home: Option<Home>,
+        seen: DatabasePosition,
+        home: Option<FileIdentities>,
     },
     /// One element of the admin chain. The lines hold the chain from its first element, in order.
     Admin {
@@ -157,18 +164,18 @@ pub(super) enum Line {
 }
 
 #[derive(Clone, Debug)]
-enum Held {
-    Whole(Arc<Commit>, Hash),
-    Commit(Hash),
+enum IndexEntry {
+    CommitWithDocument(Arc<Commit>, Hash),
+    CommitHash(Hash),
     End(EndCause),
 }
 
-impl Held {
-    fn entry(&self) -> Entry {
+impl IndexEntry {
+    fn entry(&self) -> LedgerEntry {
         match self {
-            Held::Whole(_, h) => Entry::Commit { h: *h, document: true },
-            Held::Commit(h) => Entry::Commit { h: *h, document: false },
-            Held::End(cause) => Entry::End(*cause),
+            IndexEntry::CommitWithDocument(_, h) => LedgerEntry::Commit { h: *h, document: true },
+            IndexEntry::CommitHash(h) => LedgerEntry::Commit { h: *h, document: false },
+            IndexEntry::End(cause) => LedgerEntry::End(*cause),
         }
     }
 }
@@ -176,10 +183,10 @@ impl Held {
 /// Index of the ledger in memory.
 #[derive(Debug)]
 pub(super) struct Index {
-    held: BTreeMap<Uuid, Held>,
+    entry_by_cluster: BTreeMap<Uuid, IndexEntry>,
     commits: usize,
-    seen: Option<Seen>,
-    copied: Mark,
+    seen: Option<DatabasePosition>,
+    copied: HistoryPosition,
     /// Whether everything that the ledger held when the generation began was compared with the
     /// database.
     compared: bool,
@@ -192,7 +199,7 @@ impl Default for Index {
     fn default() -> Self {
         let (held, unconfirmed, admins) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
         Index {
-            held,
+            entry_by_cluster: held,
             commits: 0,
             seen: None,
             copied: UNCOPIED,
@@ -204,20 +211,20 @@ impl Default for Index {
 }
 
 impl Index {
-    pub(super) fn entry(&self, cluster: Uuid) -> Option<Entry> {
-        self.held.get(&cluster).map(Held::entry)
+    pub(super) fn entry(&self, cluster: Uuid) -> Option<LedgerEntry> {
+        self.entry_by_cluster.get(&cluster).map(IndexEntry::entry)
     }
 
-    pub(super) fn whole(&self, cluster: Uuid) -> Option<Arc<Commit>> {
-        match self.held.get(&cluster) {
-            Some(Held::Whole(commit, _)) => Some(commit.clone()),
+    pub(super) fn commit_with_document(&self, cluster: Uuid) -> Option<Arc<Commit>> {
+        match self.entry_by_cluster.get(&cluster) {
+            Some(IndexEntry::CommitWithDocument(commit, _)) => Some(commit.clone()),
             _ => None,
         }
     }
 
-    pub(super) fn entries(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, Entry)> {
+    pub(super) fn entries(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, LedgerEntry)> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let range = self.held.range((from, Bound::Unbounded));
+        let range = self.entry_by_cluster.range((from, Bound::Unbounded));
         range.take(limit).map(|(cluster, held)| (*cluster, held.entry())).collect()
     }
 
@@ -229,7 +236,11 @@ impl Index {
         self.unconfirmed.contains(&cluster)
     }
 
-    pub(super) fn unconfirmed(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, Entry)> {
+    pub(super) fn unconfirmed(
+        &self,
+        after: Option<Uuid>,
+        limit: usize,
+    ) -> Vec<(Uuid, LedgerEntry)> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let range = self.unconfirmed.range((from, Bound::Unbounded)).take(limit);
         range.filter_map(|cluster| Some((*cluster, self.entry(*cluster)?))).collect()
@@ -239,57 +250,57 @@ impl Index {
         self.commits
     }
 
-    pub(super) fn seen(&self) -> Option<Seen> {
+    pub(super) fn seen(&self) -> Option<DatabasePosition> {
         self.seen.clone()
     }
 
-    pub(super) fn memory(&self) -> Memory {
-        let known = self.seen.as_ref().map(|seen| Known {
-            site: seen.site(),
+    pub(super) fn memory(&self) -> LedgerSummary {
+        let known = self.seen.as_ref().map(|seen| RememberedDatabase {
+            identity: seen.site(),
             generation: seen.generation,
             wal: seen.wal,
-            copied: self.copied,
-            beat: seen.beat,
+            last_copied: self.copied,
+            sweeps: seen.beat,
         });
-        Memory { known, entries: self.commits as u64 }
+        LedgerSummary { database: known, entries: self.commits as u64 }
     }
 
-    pub(super) fn apply(&mut self, line: Line) {
+    pub(super) fn apply(&mut self, line: LedgerLine) {
         match line {
-            Line::Header { .. } | Line::Seal | Line::Here { .. } => {}
-            Line::Admin { jws } => {
+            LedgerLine::Header { .. } | LedgerLine::Seal | LedgerLine::Here { .. } => {}
+            LedgerLine::Admin { jws } => {
                 // Two callers may have appended the same element.
                 if self.admins.last() != Some(&jws) {
                     self.admins.push(jws);
                 }
             }
-            Line::Commit(commit) => {
+            LedgerLine::Commit(commit) => {
                 if let Some(h) = commit.hash() {
                     let cluster = commit.cluster_id;
-                    if !matches!(self.entry(cluster), Some(Entry::Commit { .. })) {
+                    if !matches!(self.entry(cluster), Some(LedgerEntry::Commit { .. })) {
                         self.unconfirmed.insert(cluster);
                     }
-                    self.hold(cluster, Held::Whole(Arc::new(*commit), h));
+                    self.add_entry(cluster, IndexEntry::CommitWithDocument(Arc::new(*commit), h));
                 }
             }
-            Line::Copied(copied) => self.take_copied(copied),
-            Line::Seen(seen) => {
+            LedgerLine::Copied(copied) => self.apply_copied(copied),
+            LedgerLine::Seen(seen) => {
                 if self.seen.as_ref().is_none_or(|old| old.generation != seen.generation) {
                     self.copied = UNCOPIED;
-                    self.compared = self.held.is_empty();
+                    self.compared = self.entry_by_cluster.is_empty();
                     self.unconfirmed.clear();
                 }
-                self.seen = Some(seen.no_less_than(self.seen.as_ref()));
+                self.seen = Some(seen.later_of(self.seen.as_ref()));
             }
         }
     }
 
-    fn take_copied(&mut self, copied: Copied) {
+    fn apply_copied(&mut self, copied: CopiedDecisions) {
         let same = self.seen.as_ref().is_some_and(|seen| seen.generation == copied.generation);
-        for (cluster, h) in copied.commits.iter().filter_map(|text| unpacked(text)) {
-            self.hold(cluster, Held::Commit(h));
+        for (cluster, h) in copied.commits.iter().filter_map(|text| unpack_commit(text)) {
+            self.add_entry(cluster, IndexEntry::CommitHash(h));
             if same
-                && matches!(self.entry(cluster), Some(Entry::Commit { h: held, .. }) if held == h)
+                && matches!(self.entry(cluster), Some(LedgerEntry::Commit { h: held, .. }) if held == h)
             {
                 self.unconfirmed.remove(&cluster);
             }
@@ -297,7 +308,7 @@ impl Index {
         self.compared |= same && copied.compared;
         for (cluster, cause) in copied.ends {
             if let Some(cause) = EndCause::parse(&cause) {
-                self.hold(cluster, Held::End(cause));
+                self.add_entry(cluster, IndexEntry::End(cause));
             }
         }
         // The fill of an older ledger starts at the first decision again, so the mark must not go
@@ -306,24 +317,29 @@ impl Index {
             && same
             && copied.to > self.copied.number
         {
-            self.copied = Mark { number: copied.to, hash };
+            self.copied = HistoryPosition { number: copied.to, hash };
         }
     }
 
     /// Adds an entry. A cluster's first commit stays, and may get its document later. A commit
     /// replaces an end.
-    fn hold(&mut self, cluster: Uuid, new: Held) {
-        match self.held.entry(cluster) {
+    fn add_entry(&mut self, cluster: Uuid, new: IndexEntry) {
+        match self.entry_by_cluster.entry(cluster) {
             btree_map::Entry::Vacant(place) => {
-                self.commits += usize::from(!matches!(new, Held::End(_)));
+                self.commits += usize::from(!matches!(new, IndexEntry::End(_)));
                 place.insert(new);
             }
             btree_map::Entry::Occupied(mut place) => match (place.get(), &new) {
-                (Held::End(_), Held::Whole(..) | Held::Commit(_)) => {
+                (
+                    IndexEntry::End(_),
+                    IndexEntry::CommitWithDocument(..) | IndexEntry::CommitHash(_),
+                ) => {
                     self.commits += 1;
                     place.insert(new);
                 }
-                (Held::Commit(known), Held::Whole(_, h)) if known == h => {
+                (IndexEntry::CommitHash(known), IndexEntry::CommitWithDocument(_, h))
+                    if known == h =>
+                {
                     place.insert(new);
                 }
                 _ => {}
@@ -332,10 +348,10 @@ impl Index {
     }
 
     /// Takes a position from the position file, if it is of the same history as the ledger's.
-    pub(super) fn take_position(&mut self, position: Seen) {
+    pub(super) fn update_position(&mut self, position: DatabasePosition) {
         // Take only the position: the ledger itself holds the rest, which may be newer there.
         let Some(seen) = &mut self.seen else { return };
-        *seen = seen.no_less_than(Some(&position));
+        *seen = seen.later_of(Some(&position));
     }
 }
 
@@ -344,11 +360,11 @@ fn hash(hex: &str) -> Option<Hash> {
 }
 
 /// Encodes a cluster's id and its commit's hash in 64 characters of base64.
-pub(super) fn packed(cluster: Uuid, h: &Hash) -> String {
+pub(super) fn pack_commit(cluster: Uuid, h: &Hash) -> String {
     BASE64.encode(&[&cluster.as_bytes()[..], &h.0].concat())
 }
 
-fn unpacked(text: &str) -> Option<(Uuid, Hash)> {
+fn unpack_commit(text: &str) -> Option<(Uuid, Hash)> {
     let bytes = BASE64.decode(text.as_bytes()).ok()?;
     let (cluster, h) = bytes.split_at_checked(16)?;
     Some((Uuid::from_slice(cluster).ok()?, Hash(h.try_into().ok()?)))

@@ -4,17 +4,18 @@ use std::sync::atomic::Ordering;
 
 use discovery_formation::Hash;
 use discovery_formation::memory::{
-    Database, Difference, Fill, Mark, Noted, Own, Site, compare, lives_elsewhere,
+    CopyScope, DatabaseDifference, DatabaseIdentity, HistoryPosition, ObservedDatabase, ProcessRow,
+    StoredGeneration, compare, is_running_elsewhere,
 };
 use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
-use super::agree::{Agreement, agree, still_contradicts};
-use super::copy::{self, Copying};
-use super::generation::{self, Generation, begin};
-use super::server::{Server, server_of, site};
+use super::agree::{Agreement, compare_entries, still_contradicts};
+use super::copy::{self, CopyResult};
+use super::generation::{self, Generation, begin_generation};
+use super::server::{PostgresServer, server_of, site};
 use super::watch::publish;
-use super::{DatabaseWatch, Ledger, Seen, UNCOPIED};
+use super::{DatabasePosition, DatabaseWatch, Ledger, UNCOPIED};
 
 /// Why a look takes place, which limits how much it may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +33,7 @@ pub(crate) enum Occasion {
 pub(crate) const LOOK_LIMIT: usize = 2_000;
 
 /// Maximum number of attempts of a look. One that begins a generation itself has to start over.
-const LOOKS: usize = 3;
+const MAX_LOOK_ATTEMPTS: usize = 3;
 
 impl Occasion {
     fn limit(self) -> usize {
@@ -49,14 +50,14 @@ impl Occasion {
 ///
 /// A look that would have to read more than its occasion allows leaves the ledger incomplete
 /// ([`DatabaseWatch::is_complete`]) and wakes the task that fills it.
-pub(crate) async fn look(
+pub(crate) async fn look_at_database(
     connection: &mut PgConnection,
     ledger: &Ledger,
     watch: &DatabaseWatch,
     occasion: Occasion,
 ) -> Result<(), sqlx::Error> {
     let mut occasion = occasion;
-    for _ in 0..LOOKS {
+    for _ in 0..MAX_LOOK_ATTEMPTS {
         if look_once(connection, ledger, watch, occasion).await? {
             return Ok(());
         }
@@ -82,18 +83,18 @@ async fn look_once(
     if server.in_recovery {
         return Err(sqlx::Error::Configuration("this server is a replica now".into()));
     }
-    let looked = Looked { server: &server, ledger, watch, before };
+    let looked = DatabaseLook { server: &server, ledger, watch, memory: before };
     let mut transaction = connection.begin().await?;
     let (mut verdict, mut row) = looked.judge(&mut transaction).await?;
     if verdict.is_err() || row.generation.is_none() || row.beat.is_none() || row.forgotten {
         // Look again under the exclusive lock: another process may be changing the generation too.
-        generation::lock_alone(&mut transaction).await?;
+        generation::lock_generation(&mut transaction).await?;
         (verdict, row) = looked.judge(&mut transaction).await?;
-        begin(&mut transaction, &looked, &row, &verdict).await?;
+        begin_generation(&mut transaction, &looked, &row, &verdict).await?;
     }
     let elsewhere = verdict.is_ok() && looked.lives_elsewhere(&row);
-    if occasion == Occasion::Sweep && watch.meets(elsewhere) {
-        return Err(sqlx::Error::Configuration(ELSEWHERE.into()));
+    if occasion == Occasion::Sweep && watch.note_other_run(elsewhere) {
+        return Err(sqlx::Error::Configuration(LEDGER_USED_TWICE.into()));
     }
     let generation = generation::read(&mut transaction).await?;
     let processes = generation::known_processes(&mut transaction).await?;
@@ -101,48 +102,48 @@ async fn look_once(
     let fill = match verdict {
         // Another process sweeps with this id, so a higher count doesn't mean that this ledger is
         // old.
-        Ok(_) if elsewhere => Fill::New,
+        Ok(_) if elsewhere => CopyScope::NewDecisions,
         Ok(fill) => fill,
-        Err(_) => Fill::Other,
+        Err(_) => CopyScope::NewHistory,
     };
-    let mut seen = looked.seen(&generation, &row, processes)?;
-    if fill == Fill::All {
-        tell_of_older(ledger, watch);
+    let mut seen = looked.position(&generation, &row, processes)?;
+    if fill == CopyScope::IncompleteLedger {
+        alarm_older_ledger(ledger, watch);
         watch.set_incomplete();
         // Keep the old count of sweeps until the ledger is filled: a restart then finds again that
         // the ledger is old.
-        seen.beat = before.known.map_or(0, |known| known.beat);
+        seen.beat = before.database.map_or(0, |known| known.sweeps);
     }
-    if ledger.seen().is_none_or(|old| !old.is_of_the_same(&seen)) {
-        ledger.note(seen.clone()).await.map_err(failed)?;
+    if ledger.position().is_none_or(|old| !old.has_same_history(&seen)) {
+        ledger.record_position(seen.clone()).await.map_err(failed)?;
     }
     let found =
-        FoundDatabase { looked: &looked, generation, fill, newest: row.newest.unsigned_abs() };
+        LookFindings { looked: &looked, generation, fill, newest: row.newest.unsigned_abs() };
     match found.complete(connection, occasion).await? {
         Completion::Contradicted => return Ok(false),
         Completion::Incomplete => {
-            renew(connection, ledger, watch.life, false).await?;
+            update_own_row(connection, ledger, watch.run_id, false).await?;
             publish(watch, ledger.process(), found.generation);
-            watch.behind.notify_one();
+            watch.fill_needed.notify_one();
             return Ok(true);
         }
         Completion::Complete => {}
     }
     if ledger.is_copy() {
-        tell_of_copy(ledger, watch);
+        alarm_copied_ledger(ledger, watch);
         if found.generation.settled {
-            ledger.settle_here();
+            ledger.clear_copy_mark();
         }
     }
     // The start of a process counts as a sweep.
-    let counts = occasion == Occasion::Sweep || !watch.began.load(Ordering::Relaxed);
-    seen.beat = renew(connection, ledger, watch.life, counts).await?.unsigned_abs();
-    if counts || fill != Fill::New {
+    let counts = occasion == Occasion::Sweep || !watch.has_stored_run_id.load(Ordering::Relaxed);
+    seen.beat = update_own_row(connection, ledger, watch.run_id, counts).await?.unsigned_abs();
+    if counts || fill != CopyScope::NewDecisions {
         // Write the row before the ledger. A row with less than the ledger means the past; a row
         // with one sweep more means a kill between the two writes.
-        ledger.note(seen).await.map_err(failed)?;
+        ledger.record_position(seen).await.map_err(failed)?;
     }
-    watch.began.store(true, Ordering::Relaxed);
+    watch.has_stored_run_id.store(true, Ordering::Relaxed);
     watch.set_complete(&found.generation);
     publish(watch, ledger.process(), found.generation);
     Ok(true)
@@ -153,10 +154,10 @@ fn failed(error: super::LedgerError) -> sqlx::Error {
 }
 
 /// Findings of a look about the database, before it copies anything.
-struct FoundDatabase<'a> {
-    looked: &'a Looked<'a>,
+struct LookFindings<'a> {
+    looked: &'a DatabaseLook<'a>,
     generation: Generation,
-    fill: Fill,
+    fill: CopyScope,
     /// Number of the newest decision.
     newest: u64,
 }
@@ -171,30 +172,31 @@ enum Completion {
     Contradicted,
 }
 
-impl FoundDatabase<'_> {
+impl LookFindings<'_> {
     async fn complete(
         &self,
         connection: &mut PgConnection,
         occasion: Occasion,
     ) -> Result<Completion, sqlx::Error> {
-        let Looked { ledger, watch, .. } = *self.looked;
+        let DatabaseLook { ledger, watch, .. } = *self.looked;
         let from = match (self.fill, ledger.known()) {
-            (Fill::New, Some(known)) => known.copied,
+            (CopyScope::NewDecisions, Some(known)) => known.last_copied,
             _ => UNCOPIED,
         };
-        watch.progress.begin(self.newest);
-        let copying = copy::copy(connection, ledger, watch, from, occasion.limit()).await?;
-        if copying != Copying::Done {
+        watch.progress.set_newest(self.newest);
+        let copying =
+            copy::copy_decisions(connection, ledger, watch, from, occasion.limit()).await?;
+        if copying != CopyResult::Done {
             return Ok(Completion::Incomplete);
         }
         if !self.generation.settled || !watch.has_to_compare(self.generation.number) {
             return Ok(Completion::Complete);
         }
-        match agree(connection, ledger, watch, occasion.limit()).await? {
+        match compare_entries(connection, ledger, watch, occasion.limit()).await? {
             Agreement::Agrees => Ok(Completion::Complete),
             Agreement::Unknown => Ok(Completion::Incomplete),
             Agreement::Contradicted(cluster) => {
-                self.begin_anew(connection, cluster).await?;
+                self.begin_after_contradiction(connection, cluster).await?;
                 Ok(Completion::Contradicted)
             }
         }
@@ -203,32 +205,32 @@ impl FoundDatabase<'_> {
     /// Begins a generation, because the database could decide otherwise about `cluster` than the
     /// ledger says. Does nothing if another process has meanwhile begun one or put the cluster
     /// back.
-    async fn begin_anew(
+    async fn begin_after_contradiction(
         &self,
         connection: &mut PgConnection,
         cluster: Uuid,
     ) -> Result<(), sqlx::Error> {
         let mut transaction = connection.begin().await?;
-        generation::lock_alone(&mut transaction).await?;
+        generation::lock_generation(&mut transaction).await?;
         let (verdict, row) = self.looked.judge(&mut transaction).await?;
         let same = row.generation == Some(self.generation.number) && row.settled == Some(true);
         if verdict.is_ok()
             && same
             && still_contradicts(&mut transaction, self.looked.ledger, cluster).await?
         {
-            let verdict = Err(Found::Contradicts(cluster));
-            begin(&mut transaction, self.looked, &row, &verdict).await?;
+            let verdict = Err(MismatchReason::Contradicts(cluster));
+            begin_generation(&mut transaction, self.looked, &row, &verdict).await?;
         }
         transaction.commit().await
     }
 }
 
 /// Raises the alarm for an old ledger, once in the life of the process.
-fn tell_of_older(ledger: &Ledger, watch: &DatabaseWatch) {
-    if watch.set_back.swap(true, Ordering::Relaxed) {
+fn alarm_older_ledger(ledger: &Ledger, watch: &DatabaseWatch) {
+    if watch.has_alarmed_older.swap(true, Ordering::Relaxed) {
         return;
     }
-    watch.metrics.alarm("ledger_set_back");
+    watch.metrics.count_alarm("ledger_set_back");
     tracing::error!(
         process = %ledger.process(),
         "this ledger holds less than the database says that it did: it was put back to an older \
@@ -237,11 +239,11 @@ fn tell_of_older(ledger: &Ledger, watch: &DatabaseWatch) {
 }
 
 /// Raises the alarm for a copied ledger, once in the life of the process.
-fn tell_of_copy(ledger: &Ledger, watch: &DatabaseWatch) {
-    if watch.copied.swap(true, Ordering::Relaxed) {
+fn alarm_copied_ledger(ledger: &Ledger, watch: &DatabaseWatch) {
+    if watch.has_alarmed_copy.swap(true, Ordering::Relaxed) {
         return;
     }
-    watch.metrics.alarm("ledger_copied");
+    watch.metrics.count_alarm("ledger_copied");
     tracing::error!(
         process = %ledger.process(),
         "this ledger is not where it was written: it was put back from a backup, or copied. What it \
@@ -251,7 +253,7 @@ fn tell_of_copy(ledger: &Ledger, watch: &DatabaseWatch) {
 }
 
 /// Updates this process's row: last seen, number of commits, sweeps. Returns the number of sweeps.
-async fn renew(
+async fn update_own_row(
     connection: &mut PgConnection,
     ledger: &Ledger,
     life: Uuid,
@@ -271,15 +273,15 @@ async fn renew(
 }
 
 /// Data that a look has before it reads any table.
-pub(super) struct Looked<'a> {
-    pub(super) server: &'a Server,
+pub(super) struct DatabaseLook<'a> {
+    pub(super) server: &'a PostgresServer,
     pub(super) ledger: &'a Ledger,
     watch: &'a DatabaseWatch,
-    pub(super) before: discovery_formation::memory::Memory,
+    pub(super) memory: discovery_formation::memory::LedgerSummary,
 }
 
 /// Error with which this process stops if another one uses a copy of its ledger.
-pub(crate) const ELSEWHERE: &str = "two processes use copies of one ledger: another one goes by this one's id \
+pub(crate) const LEDGER_USED_TWICE: &str = "two processes use copies of one ledger: another one goes by this one's id \
      in the database. Look for a cloned machine, or a ledger that was copied to a second host; leave one \
      of the two running, and give the other an empty --ledger of its own";
 
@@ -290,7 +292,7 @@ pub(crate) const HALF_LOADED: &str = "this database isn't whole: keys, indexes o
 
 /// The database's row about itself and this process, read in one query.
 #[derive(Debug, sqlx::FromRow)]
-pub(super) struct Row {
+pub(super) struct DatabaseRow {
     /// Number of the generation. The fields after it were noted when it began.
     pub(super) generation: Option<i64>,
     settled: Option<bool>,
@@ -309,38 +311,38 @@ pub(super) struct Row {
     pub(super) forgotten: bool,
 }
 
-impl Row {
-    fn own(&self) -> Option<Own> {
+impl DatabaseRow {
+    fn own(&self) -> Option<ProcessRow> {
         let (entries, beat) = self.entries.zip(self.beat)?;
-        Some(Own { entries: entries.unsigned_abs(), beat: beat.unsigned_abs() })
+        Some(ProcessRow { entries: entries.unsigned_abs(), sweeps: beat.unsigned_abs() })
     }
 }
 
 /// Why a database isn't the one that was known.
-pub(super) enum Found {
-    Differs(Difference),
+pub(super) enum MismatchReason {
+    Differs(DatabaseDifference),
     /// The database could decide otherwise about this cluster than the ledger says.
     Contradicts(uuid::Uuid),
 }
 
-impl std::fmt::Display for Found {
+impl std::fmt::Display for MismatchReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Found::Differs(difference) => difference.fmt(f),
-            Found::Contradicts(cluster) => {
+            MismatchReason::Differs(difference) => difference.fmt(f),
+            MismatchReason::Contradicts(cluster) => {
                 write!(f, "a backup: what was decided of cluster {cluster} isn't in it")
             }
         }
     }
 }
 
-impl Looked<'_> {
+impl DatabaseLook<'_> {
     async fn judge(
         &self,
         connection: &mut PgConnection,
-    ) -> Result<(Result<Fill, Found>, Row), sqlx::Error> {
-        let copied = self.before.known.map_or(Mark::START, |known| known.copied);
-        let row: Row = sqlx::query_as(
+    ) -> Result<(Result<CopyScope, MismatchReason>, DatabaseRow), sqlx::Error> {
+        let copied = self.memory.database.map_or(HistoryPosition::START, |known| known.last_copied);
+        let row: DatabaseRow = sqlx::query_as(
             "SELECT g.number AS generation, g.settled, g.system_identifier, g.timeline,
                     g.database_oid, g.table_oids, p.entries, p.beat, p.life,
                     coalesce(p.forgotten_us IS NOT NULL, false) AS forgotten,
@@ -355,19 +357,19 @@ impl Looked<'_> {
         if !row.is_whole {
             return Err(sqlx::Error::Configuration(HALF_LOADED.into()));
         }
-        let verdict = compare(&self.before, &self.database(&row)?).map_err(Found::Differs);
+        let verdict = compare(&self.memory, &self.database(&row)?).map_err(MismatchReason::Differs);
         Ok((verdict, row))
     }
 
     /// Returns the database's identity and position, to be noted in the ledger.
-    fn seen(
+    fn position(
         &self,
         generation: &Generation,
-        row: &Row,
+        row: &DatabaseRow,
         processes: Vec<Uuid>,
-    ) -> Result<Seen, sqlx::Error> {
+    ) -> Result<DatabasePosition, sqlx::Error> {
         let site = self.server.site()?;
-        Ok(Seen {
+        Ok(DatabasePosition {
             system_identifier: site.system,
             timeline: site.timeline,
             database: site.database,
@@ -379,14 +381,14 @@ impl Looked<'_> {
         })
     }
 
-    fn lives_elsewhere(&self, row: &Row) -> bool {
-        let began = self.watch.began.load(Ordering::Relaxed);
-        let (known, is_ours) = (self.before.known, row.life == Some(self.watch.life));
+    fn lives_elsewhere(&self, row: &DatabaseRow) -> bool {
+        let began = self.watch.has_stored_run_id.load(Ordering::Relaxed);
+        let (known, is_ours) = (self.memory.database, row.life == Some(self.watch.run_id));
         let known = known.zip(row.own()).filter(|_| began);
-        known.is_some_and(|(known, own)| lives_elsewhere(&known, &own, is_ours))
+        known.is_some_and(|(known, own)| is_running_elsewhere(&known, &own, is_ours))
     }
 
-    fn database(&self, row: &Row) -> Result<Database, sqlx::Error> {
+    fn database(&self, row: &DatabaseRow) -> Result<ObservedDatabase, sqlx::Error> {
         let hash = row.at_copied.as_deref().and_then(|hash| hash.try_into().ok()).map(Hash);
         let noted = row.generation.map(|number| {
             let noted = site(
@@ -396,17 +398,21 @@ impl Looked<'_> {
                 row.table_oids.as_deref().unwrap_or_default(),
             );
             // The generation was noted before sites were: use a site that matches none.
-            let site =
-                noted.unwrap_or(Site { system: 0, timeline: 0, database: 0, tables: [0; 4] });
-            Noted { site, generation: number.unsigned_abs() }
+            let site = noted.unwrap_or(DatabaseIdentity {
+                system: 0,
+                timeline: 0,
+                database: 0,
+                tables: [0; 4],
+            });
+            StoredGeneration { identity: site, generation: number.unsigned_abs() }
         });
-        Ok(Database {
-            site: self.server.site()?,
+        Ok(ObservedDatabase {
+            identity: self.server.site()?,
             wal: self.server.wal.unsigned_abs(),
-            noted,
+            stored: noted,
             newest: row.newest.unsigned_abs(),
-            at_copied: hash,
-            own: row.own(),
+            hash_at_last_copied: hash,
+            process_row: row.own(),
         })
     }
 }

@@ -8,7 +8,7 @@
 //! what they need.
 //!
 //! 1. **A commit document is fsynced in the ledger before it first leaves this process**
-//!    ([`Ledger::ensure`]). The entry holds the document, the statements and the wrapped CA keys:
+//!    ([`Ledger::ensure_commit`]). The entry holds the document, the statements and the wrapped CA keys:
 //!    enough to restore the cluster into an empty database. The admin chain is likewise written
 //!    before the process acts on it ([`Ledger::ensure_admins`]).
 //! 2. **Ledgers are complete** (`copy`). The database numbers commits and ends in the order in
@@ -69,21 +69,23 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use discovery_formation::memory::{Entry, Known, Mark, Memory};
+use discovery_formation::memory::{
+    HistoryPosition, LedgerEntry, LedgerSummary, RememberedDatabase,
+};
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
-pub(crate) use copy::{Copying, copy};
+pub(crate) use copy::{CopyResult, copy_decisions};
 pub(crate) use file::{LedgerError, NAME as LEDGER_FILE};
 pub(crate) use generation::Generation;
-pub(crate) use index::{Authority, Commit, Seen};
+pub(crate) use index::{Authority, Commit, DatabasePosition};
 pub(crate) use look::Occasion;
-pub(crate) use look::{ELSEWHERE, HALF_LOADED, LOOK_LIMIT, look};
+pub(crate) use look::{HALF_LOADED, LEDGER_USED_TWICE, LOOK_LIMIT, look_at_database};
 pub(crate) use position::NAME as POSITION_FILE;
-pub(crate) use server::{oids, server_of, site_now};
+pub(crate) use server::{current_site, oids, server_of};
 pub(crate) use watch::DatabaseWatch;
 
-use index::{Copied, Index, Line};
+use index::{CopiedDecisions, Index, LedgerLine};
 
 /// Notification channel for new decisions and changes of the admin chain, which must be copied
 /// then.
@@ -92,15 +94,15 @@ pub(crate) const CHANNEL: &str = "muster_decision";
 const QUEUE: usize = 256;
 
 struct Append {
-    what: What,
+    content: AppendContent,
     done: oneshot::Sender<Result<(), LedgerError>>,
 }
 
-enum What {
+enum AppendContent {
     /// Lines of the ledger; either all of them are written, or none.
-    Lines(Vec<Line>),
+    Lines(Vec<LedgerLine>),
     /// The database's position, which is written to the file beside the ledger.
-    Position(Seen),
+    Position(DatabasePosition),
 }
 
 /// Handle to the ledger. Clones share the file, which is closed and unlocked with the last one.
@@ -122,9 +124,9 @@ impl Ledger {
             index.apply(line);
         }
         let position = file.read_position()?;
-        let at_home = position.as_ref().map(|position| position.at_home);
+        let at_home = position.as_ref().map(|position| position.is_original);
         if let Some(position) = position {
-            index.take_position(position.seen);
+            index.update_position(position.seen);
         }
         // A ledger without a commit may not have a position yet, so a missing one doesn't make it a
         // copy.
@@ -154,22 +156,22 @@ impl Ledger {
 
     /// Stops treating the ledger as a copy, because it holds everything that a settled database
     /// does. The next position file is written with the new place.
-    fn settle_here(&self) {
+    fn clear_copy_mark(&self) {
         self.is_copy.store(false, Ordering::Release);
     }
 
     /// Returns the entry of a cluster.
-    pub(crate) fn entry(&self, cluster: Uuid) -> Option<Entry> {
+    pub(crate) fn entry(&self, cluster: Uuid) -> Option<LedgerEntry> {
         self.read(|index| index.entry(cluster))
     }
 
     /// Returns a cluster's commit with its document, if it left this process.
-    pub(crate) fn whole(&self, cluster: Uuid) -> Option<Arc<Commit>> {
-        self.read(|index| index.whole(cluster))
+    pub(crate) fn commit_with_document(&self, cluster: Uuid) -> Option<Arc<Commit>> {
+        self.read(|index| index.commit_with_document(cluster))
     }
 
     /// Returns at most `limit` entries of clusters after `after`, in the order of their ids.
-    pub(crate) fn entries(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, Entry)> {
+    pub(crate) fn entries(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, LedgerEntry)> {
         self.read(|index| index.entries(after, limit))
     }
 
@@ -186,7 +188,11 @@ impl Ledger {
 
     /// Returns at most `limit` unconfirmed entries of clusters after `after`, in the order of their
     /// ids.
-    pub(crate) fn unconfirmed(&self, after: Option<Uuid>, limit: usize) -> Vec<(Uuid, Entry)> {
+    pub(crate) fn unconfirmed(
+        &self,
+        after: Option<Uuid>,
+        limit: usize,
+    ) -> Vec<(Uuid, LedgerEntry)> {
         self.read(|index| index.unconfirmed(after, limit))
     }
 
@@ -196,44 +202,44 @@ impl Ledger {
     }
 
     /// The database as last seen.
-    pub(crate) fn seen(&self) -> Option<Seen> {
+    pub(crate) fn position(&self) -> Option<DatabasePosition> {
         self.read(Index::seen)
     }
 
     /// The ledger's state, in the form that is compared with a database.
-    pub(crate) fn memory(&self) -> Memory {
+    pub(crate) fn memory(&self) -> LedgerSummary {
         self.read(Index::memory)
     }
 
     /// The known state of the database, without the number of the ledger's own commits.
-    pub(crate) fn known(&self) -> Option<Known> {
-        self.memory().known
+    pub(crate) fn known(&self) -> Option<RememberedDatabase> {
+        self.memory().database
     }
 
     /// Writes a commit; it is durable when this returns. A second, different commit of one cluster
     /// is an error and writes nothing.
-    pub(crate) async fn ensure(&self, commit: Commit) -> Result<(), LedgerError> {
+    pub(crate) async fn ensure_commit(&self, commit: Commit) -> Result<(), LedgerError> {
         match self.entry(commit.cluster_id) {
-            Some(Entry::Commit { h, .. }) if Some(h) != commit.hash() => {
+            Some(LedgerEntry::Commit { h, .. }) if Some(h) != commit.hash() => {
                 return Err(LedgerError::Contradiction { cluster_id: commit.cluster_id });
             }
-            Some(Entry::Commit { document: true, .. }) => return Ok(()),
+            Some(LedgerEntry::Commit { document: true, .. }) => return Ok(()),
             _ => {}
         }
-        self.append(vec![Line::Commit(Box::new(commit))]).await
+        self.append(vec![LedgerLine::Commit(Box::new(commit))]).await
     }
 
     /// Writes copied decisions; they are durable when this returns.
-    async fn take(&self, copied: Copied) -> Result<(), LedgerError> {
-        self.append(vec![Line::Copied(copied)]).await
+    async fn append_copied(&self, copied: CopiedDecisions) -> Result<(), LedgerError> {
+        self.append(vec![LedgerLine::Copied(copied)]).await
     }
 
     /// Writes the database's identity and position; they are durable when this returns.
-    async fn note(&self, seen: Seen) -> Result<(), LedgerError> {
-        if self.seen().is_some_and(|old| old.is_of_the_same(&seen)) {
-            return self.send(What::Position(seen)).await;
+    async fn record_position(&self, seen: DatabasePosition) -> Result<(), LedgerError> {
+        if self.position().is_some_and(|old| old.has_same_history(&seen)) {
+            return self.send(AppendContent::Position(seen)).await;
         }
-        self.append(vec![Line::Seen(seen)]).await
+        self.append(vec![LedgerLine::Seen(seen)]).await
     }
 
     /// Elements of the admin chain that this process has seen, in order.
@@ -248,7 +254,8 @@ impl Ledger {
         match elements.strip_prefix(&known[..]) {
             None | Some([]) => Ok(()),
             Some(new) => {
-                self.append(new.iter().map(|jws| Line::Admin { jws: jws.clone() }).collect()).await
+                self.append(new.iter().map(|jws| LedgerLine::Admin { jws: jws.clone() }).collect())
+                    .await
             }
         }
     }
@@ -258,13 +265,13 @@ impl Ledger {
         self.failed.clone()
     }
 
-    async fn append(&self, lines: Vec<Line>) -> Result<(), LedgerError> {
-        self.send(What::Lines(lines)).await
+    async fn append(&self, lines: Vec<LedgerLine>) -> Result<(), LedgerError> {
+        self.send(AppendContent::Lines(lines)).await
     }
 
-    async fn send(&self, what: What) -> Result<(), LedgerError> {
+    async fn send(&self, what: AppendContent) -> Result<(), LedgerError> {
         let (done, answer) = oneshot::channel();
-        self.appends.send(Append { what, done }).await.map_err(|_| LedgerError::Failed)?;
+        self.appends.send(Append { content: what, done }).await.map_err(|_| LedgerError::Failed)?;
         answer.await.map_err(|_| LedgerError::Failed)?
     }
 
@@ -274,7 +281,7 @@ impl Ledger {
 }
 
 /// Mark of a generation from which nothing was copied yet.
-const UNCOPIED: Mark = Mark::START;
+const UNCOPIED: HistoryPosition = HistoryPosition::START;
 
 /// Body of the thread that writes the file. Ends with the last handle, or when the disk fails.
 fn write(
@@ -297,13 +304,13 @@ fn write(
             }
             return;
         }
-        let grew = batch.iter().any(|append| matches!(append.what, What::Lines(_)));
+        let grew = batch.iter().any(|append| matches!(append.content, AppendContent::Lines(_)));
         let mut open = index.write().unwrap_or_else(PoisonError::into_inner);
         let mut told = Vec::with_capacity(batch.len());
-        for Append { what, done } in batch {
+        for Append { content: what, done } in batch {
             match what {
-                What::Lines(lines) => lines.into_iter().for_each(|line| open.apply(line)),
-                What::Position(seen) => open.take_position(seen),
+                AppendContent::Lines(lines) => lines.into_iter().for_each(|line| open.apply(line)),
+                AppendContent::Position(seen) => open.update_position(seen),
             }
             told.push(done);
         }
@@ -326,15 +333,15 @@ fn write_batch(
     index: &RwLock<Index>,
     is_copy: bool,
 ) -> Result<(), LedgerError> {
-    let mut lines: Vec<&Line> = Vec::new();
+    let mut lines: Vec<&LedgerLine> = Vec::new();
     for append in batch {
-        match &append.what {
-            What::Lines(more) => lines.extend(more),
-            What::Position(seen) => {
+        match &append.content {
+            AppendContent::Lines(more) => lines.extend(more),
+            AppendContent::Position(seen) => {
                 // Two looks may finish in either order, but the position in the file must never go
                 // back.
                 let known = index.read().unwrap_or_else(PoisonError::into_inner).seen();
-                file.write_position(&seen.no_less_than(known.as_ref()), is_copy)?;
+                file.write_position(&seen.later_of(known.as_ref()), is_copy)?;
             }
         }
     }

@@ -13,7 +13,7 @@ use std::time::UNIX_EPOCH;
 use serde::{Deserialize, Serialize};
 
 use super::file::{encode, parse_line};
-use super::{LedgerError, Line, Seen};
+use super::{DatabasePosition, LedgerError, LedgerLine};
 
 /// Name of the position file.
 pub(crate) const NAME: &str = "ledger.position";
@@ -22,72 +22,74 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// Identity of the position file and the ledger when the position was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Home {
-    position: Birth,
-    ledger: Birth,
+pub(super) struct FileIdentities {
+    position: FileIdentity,
+    ledger: FileIdentity,
 }
 
 /// Identity of a file, unique among all files that its file system ever held. A rename keeps it. A
 /// copy has another one, even a copy over an existing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Birth {
+struct FileIdentity {
     inode: u64,
     /// Birth time in nanoseconds since 1970. Not every file system records it.
     born_ns: Option<u64>,
 }
 
-impl Birth {
+impl FileIdentity {
     fn of(file: &Metadata) -> Self {
         let born = file.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
         let born_ns = born.and_then(|born| u64::try_from(born.as_nanos()).ok());
-        Birth { inode: file.ino(), born_ns }
+        FileIdentity { inode: file.ino(), born_ns }
     }
 }
 
-impl Home {
+impl FileIdentities {
     fn of(position: &Metadata, ledger: &Metadata) -> Self {
-        Home { position: Birth::of(position), ledger: Birth::of(ledger) }
+        FileIdentities { position: FileIdentity::of(position), ledger: FileIdentity::of(ledger) }
     }
 }
 
 /// Content of the position file.
-pub(super) struct Position {
+pub(super) struct StoredPosition {
     /// The database's identity and position.
-    pub(super) seen: Seen,
+    pub(super) seen: DatabasePosition,
     /// Whether both files are still the ones that were written.
-    pub(super) at_home: bool,
+    pub(super) is_original: bool,
 }
 
 /// Reads the position. Returns `None` if the file is missing or damaged.
-pub(super) fn read(dir: &Path, ledger: &File) -> Result<Option<Position>, LedgerError> {
+pub(super) fn read(dir: &Path, ledger: &File) -> Result<Option<StoredPosition>, LedgerError> {
     let path = dir.join(NAME);
     let Some(bytes) = muster_files::read(&path, MAX_BYTES)? else { return Ok(None) };
-    let Some(Line::Here { seen, home }) = parse_line(bytes.strip_suffix(b"\n").unwrap_or_default())
+    let Some(LedgerLine::Here { seen, home }) =
+        parse_line(bytes.strip_suffix(b"\n").unwrap_or_default())
     else {
         // The older position in the ledger itself still counts.
         tracing::warn!(path = %path.display(), "not a position; ignored");
         return Ok(None);
     };
-    let here = std::fs::metadata(&path).and_then(|own| Ok(Home::of(&own, &ledger.metadata()?)));
+    let here =
+        std::fs::metadata(&path).and_then(|own| Ok(FileIdentities::of(&own, &ledger.metadata()?)));
     let here = here.map_err(super::file::io(format!("can't look at {}", path.display())))?;
-    Ok(Some(Position { seen, at_home: home == Some(here) }))
+    Ok(Some(StoredPosition { seen, is_original: home == Some(here) }))
 }
 
 /// Replaces the position file; it is durable when this returns. With `is_copy` it holds no place,
 /// so the ledger stays known as a copy.
 pub(super) fn write(
     dir: &Path,
-    seen: &Seen,
+    seen: &DatabasePosition,
     ledger: &File,
     is_copy: bool,
 ) -> Result<(), LedgerError> {
     let path = dir.join(NAME);
-    let line = |home| encode(&Line::Here { seen: seen.clone(), home });
+    let line = |home| encode(&LedgerLine::Here { seen: seen.clone(), home });
     if is_copy {
         return Ok(muster_files::replace(&path, &line(None)?)?);
     }
     let written = muster_files::replace_by(&path, |aside| {
-        let home = Home::of(&aside.metadata()?, &ledger.metadata()?);
+        let home = FileIdentities::of(&aside.metadata()?, &ledger.metadata()?);
         line(Some(home)).map_err(std::io::Error::other)
     });
     Ok(written?)

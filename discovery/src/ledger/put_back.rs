@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use data_encoding::BASE64;
 use discovery_formation::Hash;
-use discovery_formation::memory::{Entry, PutBack, Stands, put_back};
+use discovery_formation::memory::{ClusterInDatabase, LedgerEntry, RestoreAction, plan_restore};
 use discovery_formation::service::{EndCause, Phase};
 use discovery_types::api::AcceptResponse;
 use discovery_types::jws::Jws;
@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::{Authority, Commit};
 use crate::app::App;
 use crate::error::ApiError;
-use crate::forming::Incoming;
+use crate::forming::ClusterRequest;
 use crate::store::StoreError;
 use crate::store::cluster::AuthorityRow;
 
@@ -25,28 +25,28 @@ use crate::store::cluster::AuthorityRow;
 pub(super) const BATCH: usize = 1_000;
 
 /// A ledger entry, compared with the database.
-pub(super) struct Planned {
+pub(super) struct EntryComparison {
     pub(super) cluster: Uuid,
-    pub(super) entry: Entry,
+    pub(super) entry: LedgerEntry,
     /// Action that is needed.
-    pub(super) what: PutBack,
+    pub(super) action: RestoreAction,
     /// Whether the database holds the same commit.
-    pub(super) stands: bool,
+    pub(super) is_same_commit: bool,
 }
 
 /// Compares entries with the database, and returns the action that each one needs.
-pub(super) async fn plan(
+pub(super) async fn compare_with_database(
     connection: &mut PgConnection,
-    entries: &[(Uuid, Entry)],
-) -> Result<Vec<Planned>, sqlx::Error> {
+    entries: &[(Uuid, LedgerEntry)],
+) -> Result<Vec<EntryComparison>, sqlx::Error> {
     let (ids, hashes): (Vec<Uuid>, Vec<Option<Vec<u8>>>) = entries
         .iter()
         .map(|(id, entry)| match entry {
-            Entry::Commit { h, .. } => (*id, Some(h.0.to_vec())),
-            Entry::End(_) => (*id, None),
+            LedgerEntry::Commit { h, .. } => (*id, Some(h.0.to_vec())),
+            LedgerEntry::End(_) => (*id, None),
         })
         .unzip();
-    let rows: Vec<StandsRow> = sqlx::query_as(
+    let rows: Vec<ClusterStateRow> = sqlx::query_as(
         "SELECT l.id, cl.phase, cl.ended_cause, c.h, cl.split_other IS NOT NULL AS split,
                 r.h IS NOT NULL AS refused
          FROM unnest($1::uuid[], $2::bytea[]) AS l (id, h)
@@ -57,21 +57,21 @@ pub(super) async fn plan(
     .bind(&hashes)
     .fetch_all(connection)
     .await?;
-    let rows: BTreeMap<Uuid, StandsRow> = rows.into_iter().map(|row| (row.id, row)).collect();
-    let planned = |&(cluster, entry): &(Uuid, Entry)| {
+    let rows: BTreeMap<Uuid, ClusterStateRow> = rows.into_iter().map(|row| (row.id, row)).collect();
+    let planned = |&(cluster, entry): &(Uuid, LedgerEntry)| {
         let row = rows.get(&cluster);
         let refused = row.is_some_and(|row| row.refused);
-        let there = row.and_then(StandsRow::stands);
-        let what = put_back(entry, there.as_ref(), refused);
+        let there = row.and_then(ClusterStateRow::stands);
+        let what = plan_restore(entry, there.as_ref(), refused);
         let commit = there.and_then(|there| there.commit);
-        let stands = matches!(entry, Entry::Commit { h, .. } if commit == Some(h));
-        Planned { cluster, entry, what, stands }
+        let stands = matches!(entry, LedgerEntry::Commit { h, .. } if commit == Some(h));
+        EntryComparison { cluster, entry, action: what, is_same_commit: stands }
     };
     Ok(entries.iter().map(planned).collect())
 }
 
 #[derive(Debug, sqlx::FromRow)]
-struct StandsRow {
+struct ClusterStateRow {
     id: Uuid,
     phase: Option<String>,
     ended_cause: Option<String>,
@@ -80,15 +80,15 @@ struct StandsRow {
     refused: bool,
 }
 
-impl StandsRow {
-    fn stands(&self) -> Option<Stands> {
+impl ClusterStateRow {
+    fn stands(&self) -> Option<ClusterInDatabase> {
         let phase = self.phase.as_deref()?;
-        Some(Stands {
+        Some(ClusterInDatabase {
             // `Phase` has no draft, so a draft's row gives `None`.
             phase: Phase::parse(phase),
             cause: self.ended_cause.as_deref().and_then(EndCause::parse),
             commit: self.h.as_deref().and_then(|h| h.try_into().ok()).map(Hash),
-            split: self.split,
+            is_split: self.split,
         })
     }
 }
@@ -97,7 +97,7 @@ impl App {
     /// Puts the ledger back, if the database is unsettled and this process is missing from its
     /// generation. Returns the number of commits put back. Every step may be repeated.
     pub(crate) async fn put_ledger_back(&self) -> Result<u64, ApiError> {
-        let generation = self.store.look_at_generation().await?;
+        let generation = self.store.refresh_generation().await?;
         let own = self.store.ledger().process();
         if generation.settled || !generation.missing.contains(&own) {
             return Ok(0);
@@ -114,7 +114,7 @@ impl App {
             return Ok(restored);
         }
         tracing::info!(generation = generation.number, restored, "the ledger is back");
-        if !self.store.ledger_is_back(generation.number).await? {
+        if !self.store.note_ledger_back(generation.number).await? {
             tracing::warn!("other processes have yet to put their ledgers back");
         }
         Ok(restored)
@@ -126,13 +126,17 @@ impl App {
             let batch = self.store.ledger().entries(after, BATCH);
             let Some((last, _)) = batch.last() else { return Ok(restored) };
             after = Some(*last);
-            let planned = plan(&mut *self.store.acquire().await?, &batch).await;
-            for Planned { cluster, what, .. } in planned.map_err(StoreError::from)? {
+            let planned = compare_with_database(&mut *self.store.acquire().await?, &batch).await;
+            for EntryComparison { cluster, action: what, .. } in
+                planned.map_err(StoreError::from)?
+            {
                 match what {
-                    PutBack::Nothing => {}
-                    PutBack::Adopt => restored += u64::from(self.put_commit_back(cluster).await?),
-                    PutBack::Close => self.close(cluster).await?,
-                    PutBack::End(cause) => {
+                    RestoreAction::Nothing => {}
+                    RestoreAction::Adopt => {
+                        restored += u64::from(self.put_commit_back(cluster).await?)
+                    }
+                    RestoreAction::Close => self.close(cluster).await?,
+                    RestoreAction::End(cause) => {
                         self.end(cluster, cause, "a ledger").await?;
                         tracing::warn!(cluster.id = %cluster, "a cluster ends again");
                     }
@@ -144,7 +148,9 @@ impl App {
     /// Puts a commit back. Returns whether that was possible. If it never will be, the commit is
     /// noted as refused, isn't tried again, and its cluster can't form another list here.
     async fn put_commit_back(&self, cluster: Uuid) -> Result<bool, ApiError> {
-        let Some(commit) = self.store.ledger().whole(cluster) else { return Ok(false) };
+        let Some(commit) = self.store.ledger().commit_with_document(cluster) else {
+            return Ok(false);
+        };
         let mut put = self.adopt_from_ledger(&commit).await;
         if put.as_ref().is_err_and(|error| error.problem().code == Code::Conflict) {
             // Another cluster took its name concurrently: try again.
@@ -154,12 +160,12 @@ impl App {
             Ok(()) => Ok(true),
             Err(error) if error.problem().retryable => Err(error),
             Err(error) => {
-                self.metrics.alarm("ledger_entry_refused");
+                self.metrics.count_alarm("ledger_entry_refused");
                 tracing::error!(cluster.id = %cluster, %error,
                     "a commit of the ledger can't be put back");
                 let by = "a commit of it stands in a ledger and can't be put back";
-                self.store.give_up(cluster, EndCause::DatabaseAccepted, by).await?;
-                self.store.note_refused(&commit, &error.to_string()).await?;
+                self.store.abandon_unread(cluster, EndCause::DatabaseAccepted, by).await?;
+                self.store.note_refused_commit(&commit, &error.to_string()).await?;
                 Ok(false)
             }
         }
@@ -171,13 +177,13 @@ impl App {
         let by = "a commit of it stands in a ledger, without the document: it comes back with the \
                   process that let it out, or with a host that holds it";
         self.end(cluster, EndCause::DatabaseAccepted, by).await?;
-        self.metrics.alarm("ledger_entry_refused");
+        self.metrics.count_alarm("ledger_entry_refused");
         tracing::error!(cluster.id = %cluster, "closed: {by}");
         Ok(())
     }
 
     async fn end(&self, cluster: Uuid, cause: EndCause, by: &str) -> Result<(), ApiError> {
-        if !self.store.give_up(cluster, cause, by).await? {
+        if !self.store.abandon_unread(cluster, cause, by).await? {
             self.store.drop_draft(cluster).await?;
         }
         Ok(())
@@ -201,7 +207,7 @@ impl App {
         let (peer, client) = (authority(&commit.peer_ca)?, authority(&commit.client_ca)?);
         self.store.put_cluster_back(&statements, chain.newest(), [&peer, &client]).await?;
         let document: Jws = commit.document.parse().map_err(|_| damaged("the document"))?;
-        self.apply(commit.cluster_id, Incoming::Adopt { document, statements }, None).await?;
+        self.apply(commit.cluster_id, ClusterRequest::Adopt { document, statements }, None).await?;
         Ok(())
     }
 
@@ -214,7 +220,7 @@ impl App {
             return Ok(());
         }
         if !known.starts_with(&there) {
-            self.metrics.alarm("admin_rows_contradict_the_ledger");
+            self.metrics.count_alarm("admin_rows_contradict_the_ledger");
             tracing::error!("rows in admin_elements are not those that the ledger has seen");
             return Ok(());
         }
@@ -244,7 +250,7 @@ impl App {
                 "Look which database this is before you accept it.",
             ));
         }
-        let generation = self.store.look_at_generation().await?;
+        let generation = self.store.refresh_generation().await?;
         if generation.settled {
             return Err(ApiError::new(
                 Code::WrongState,
@@ -253,13 +259,13 @@ impl App {
             ));
         }
         let restored_commits = self.put_entries_back().await?;
-        let abandoned = self.abandon_all_that_form(by).await?;
+        let abandoned = self.abandon_forming_clusters(by).await?;
         let revoked = self.store.accept_generation(generation.number, by).await?;
         let revoked_tokens = revoked.ok_or_else(|| {
             let next = "Look at `muster-discovery process list`, and decide anew.";
             ApiError::new(Code::Conflict, "The database has changed once more.", next)
         })?;
-        self.wakes.wake_all();
+        self.notifier.wake_all();
         Ok(AcceptResponse {
             system_identifier: system,
             timeline: i64::from(timeline),
@@ -269,20 +275,20 @@ impl App {
         })
     }
 
-    async fn abandon_all_that_form(&self, by: &str) -> Result<Vec<Uuid>, ApiError> {
+    async fn abandon_forming_clusters(&self, by: &str) -> Result<Vec<Uuid>, ApiError> {
         let mut abandoned = Vec::new();
         let mut after = Uuid::nil();
         loop {
-            let batch = self.store.forming(after).await?;
+            let batch = self.store.forming_clusters(after).await?;
             let Some(last) = batch.last() else { return Ok(abandoned) };
             after = *last;
             for cluster in batch {
-                let event = Incoming::DatabaseAccepted { by: by.to_owned() };
+                let event = ClusterRequest::DatabaseAccepted { by: by.to_owned() };
                 match self.apply(cluster, event, None).await {
                     Ok(_) => {}
                     Err(error) if error.is_damage() => {
                         tracing::error!(cluster.id = %cluster, %error, "abandoned unread");
-                        self.store.give_up(cluster, EndCause::DatabaseAccepted, by).await?;
+                        self.store.abandon_unread(cluster, EndCause::DatabaseAccepted, by).await?;
                     }
                     Err(error) => return Err(error),
                 }

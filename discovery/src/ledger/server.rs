@@ -1,11 +1,11 @@
 //! Reads the identity of the server, database and tables behind a connection.
 
-use discovery_formation::memory::Site;
+use discovery_formation::memory::DatabaseIdentity;
 use sqlx::PgConnection;
 
 /// Identity and position of a Postgres server.
 #[derive(Clone, Debug, sqlx::FromRow)]
-pub(crate) struct Server {
+pub(crate) struct PostgresServer {
     pub(super) in_recovery: bool,
     system_identifier: String,
     timeline: i64,
@@ -15,18 +15,23 @@ pub(crate) struct Server {
     table_oids: Vec<i64>,
 }
 
-impl Server {
-    pub(crate) fn site(&self) -> Result<Site, sqlx::Error> {
+impl PostgresServer {
+    pub(crate) fn site(&self) -> Result<DatabaseIdentity, sqlx::Error> {
         site(&self.system_identifier, self.timeline, self.database_oid, &self.table_oids)
             .ok_or_else(|| sqlx::Error::Decode("a server's site in numbers that none has".into()))
     }
 }
 
 /// Builds a site. Returns `None` if a number is out of its range.
-pub(super) fn site(system: &str, timeline: i64, database: i64, tables: &[i64]) -> Option<Site> {
+pub(super) fn site(
+    system: &str,
+    timeline: i64,
+    database: i64,
+    tables: &[i64],
+) -> Option<DatabaseIdentity> {
     let number = |oid: &i64| u32::try_from(*oid).ok();
     let tables: Vec<u32> = tables.iter().map(number).collect::<Option<_>>()?;
-    Some(Site {
+    Some(DatabaseIdentity {
         system: system.parse().ok()?,
         timeline: timeline.try_into().ok()?,
         database: number(&database)?,
@@ -48,12 +53,18 @@ pub(crate) use oids;
 
 /// Site of an open connection now, which led to `known` when it was made: the same server, with the
 /// current oids.
-pub(crate) fn site_now(known: &Site, database: i64, tables: &[i64]) -> Option<Site> {
+pub(crate) fn current_site(
+    known: &DatabaseIdentity,
+    database: i64,
+    tables: &[i64],
+) -> Option<DatabaseIdentity> {
     let system = known.system.to_string();
     site(&system, known.timeline.into(), database, tables)
 }
 
-pub(crate) async fn server_of(connection: &mut PgConnection) -> Result<Server, sqlx::Error> {
+pub(crate) async fn server_of(
+    connection: &mut PgConnection,
+) -> Result<PostgresServer, sqlx::Error> {
     // The flushed position never goes back after a crash, while the inserted one may. A replica can
     // be asked for neither.
     sqlx::query_as(concat!(

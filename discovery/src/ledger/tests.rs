@@ -2,7 +2,7 @@ use std::io::Write as _;
 
 use discovery_formation::service::EndCause;
 
-use super::index::packed;
+use super::index::pack_commit;
 use super::*;
 
 const AA: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
@@ -50,14 +50,14 @@ async fn what_was_ensured_is_there_after_a_restart_under_the_same_process_id() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     let (id, process) = (Uuid::now_v7(), ledger.process());
-    ledger.ensure(commit(id, AA)).await.unwrap();
-    let seen = Seen { processes: vec![process], ..seen(10) };
-    ledger.note(seen.clone()).await.unwrap();
+    ledger.ensure_commit(commit(id, AA)).await.unwrap();
+    let seen = DatabasePosition { processes: vec![process], ..seen(10) };
+    ledger.record_position(seen.clone()).await.unwrap();
 
     let ledger = reopened(dir.path(), ledger).await.unwrap();
     assert_eq!(ledger.process(), process);
-    assert_eq!(*ledger.whole(id).unwrap(), commit(id, AA));
-    assert_eq!(ledger.seen(), Some(seen));
+    assert_eq!(*ledger.commit_with_document(id).unwrap(), commit(id, AA));
+    assert_eq!(ledger.position(), Some(seen));
 }
 
 #[tokio::test]
@@ -65,9 +65,9 @@ async fn a_second_commit_of_a_cluster_is_refused_and_the_same_one_is_not_written
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     let id = Uuid::now_v7();
-    ledger.ensure(commit(id, AA)).await.unwrap();
-    ledger.ensure(commit(id, AA)).await.unwrap();
-    let refused = ledger.ensure(commit(id, BB)).await;
+    ledger.ensure_commit(commit(id, AA)).await.unwrap();
+    ledger.ensure_commit(commit(id, AA)).await.unwrap();
+    let refused = ledger.ensure_commit(commit(id, BB)).await;
     assert!(matches!(refused, Err(LedgerError::Contradiction { .. })), "{refused:?}");
     let text = std::fs::read_to_string(dir.path().join("ledger.jsonl")).unwrap();
     assert_eq!(text.matches(r#""kind":"commit""#).count(), 1);
@@ -86,10 +86,10 @@ async fn a_torn_end_is_cut_and_everything_before_it_kept() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     let (first, second) = (Uuid::now_v7(), Uuid::now_v7());
-    ledger.ensure(commit(first, AA)).await.unwrap();
+    ledger.ensure_commit(commit(first, AA)).await.unwrap();
     let path = dir.path().join("ledger.jsonl");
     let whole = std::fs::metadata(&path).unwrap().len();
-    ledger.ensure(commit(second, BB)).await.unwrap();
+    ledger.ensure_commit(commit(second, BB)).await.unwrap();
     drop(reopened(dir.path(), ledger).await.unwrap());
     let bytes = std::fs::read(&path).unwrap();
     // Cut anywhere up to the end of the commit's line. The rest of the file is that line's seal.
@@ -99,7 +99,7 @@ async fn a_torn_end_is_cut_and_everything_before_it_kept() {
         std::fs::write(torn.path().join("ledger.jsonl"), &bytes[..cut]).unwrap();
         let ledger = Ledger::open(torn.path()).unwrap();
         assert_eq!(ledger.commits(), 1, "cut at {cut}");
-        assert!(ledger.whole(first).is_some());
+        assert!(ledger.commit_with_document(first).is_some());
     }
 }
 
@@ -107,7 +107,7 @@ async fn a_torn_end_is_cut_and_everything_before_it_kept() {
 async fn a_changed_byte_in_the_middle_refuses_to_start_and_says_where() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
-    ledger.ensure(commit(Uuid::now_v7(), AA)).await.unwrap();
+    ledger.ensure_commit(commit(Uuid::now_v7(), AA)).await.unwrap();
     drop(reopened(dir.path(), ledger).await.unwrap());
     let bytes = std::fs::read(dir.path().join("ledger.jsonl")).unwrap();
     // Change any byte up to the last seal: a damaged seal seals nothing.
@@ -122,8 +122,8 @@ async fn a_changed_byte_in_the_middle_refuses_to_start_and_says_where() {
     }
 }
 
-fn seen(wal: u64) -> Seen {
-    Seen {
+fn seen(wal: u64) -> DatabasePosition {
+    DatabasePosition {
         system_identifier: 7,
         timeline: 1,
         database: 20,
@@ -135,10 +135,17 @@ fn seen(wal: u64) -> Seen {
     }
 }
 
-fn copied(to: u64, commits: &[(Uuid, &str)]) -> Copied {
+fn copied(to: u64, commits: &[(Uuid, &str)]) -> CopiedDecisions {
     let h = |hex: &str| commit(Uuid::nil(), hex).hash().unwrap();
-    let commits = commits.iter().map(|(cluster, hex)| packed(*cluster, &h(hex))).collect();
-    Copied { generation: 1, to, hash: AA.into(), commits, ends: Vec::new(), compared: false }
+    let commits = commits.iter().map(|(cluster, hex)| pack_commit(*cluster, &h(hex))).collect();
+    CopiedDecisions {
+        generation: 1,
+        to,
+        hash: AA.into(),
+        commits,
+        ends: Vec::new(),
+        compared: false,
+    }
 }
 
 #[tokio::test]
@@ -146,23 +153,23 @@ async fn pages_of_a_last_batch_that_reached_the_disk_out_of_order_are_cut() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     let (first, second) = (Uuid::now_v7(), Uuid::now_v7());
-    ledger.ensure(commit(first, AA)).await.unwrap();
+    ledger.ensure_commit(commit(first, AA)).await.unwrap();
     drop(reopened(dir.path(), ledger).await.unwrap());
     let path = dir.path().join("ledger.jsonl");
     let sealed = std::fs::read(&path).unwrap();
     // Of a batch of two lines, only the end of the first and the whole second line reached the
     // disk.
-    let line = file::encode(&Line::Commit(Box::new(commit(second, BB)))).unwrap();
+    let line = file::encode(&LedgerLine::Commit(Box::new(commit(second, BB)))).unwrap();
     let mut torn = line.clone();
     torn[..20].fill(0);
     let batch = [torn, line].concat();
     std::fs::write(&path, [&sealed[..], &batch].concat()).unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     assert_eq!(ledger.commits(), 1);
-    assert!(ledger.whole(first).is_some(), "what was sealed stays");
+    assert!(ledger.commit_with_document(first).is_some(), "what was sealed stays");
     drop(reopened(dir.path(), ledger).await.unwrap());
     // With a seal after it, the batch was durable once, so this is damage.
-    let seal = file::encode(&Line::Seal).unwrap();
+    let seal = file::encode(&LedgerLine::Seal).unwrap();
     std::fs::write(&path, [&sealed[..], &batch, &seal].concat()).unwrap();
     let refused = Ledger::open(dir.path());
     assert!(matches!(refused, Err(LedgerError::Damaged { .. })), "{refused:?}");
@@ -172,23 +179,23 @@ async fn pages_of_a_last_batch_that_reached_the_disk_out_of_order_are_cut() {
 async fn how_far_the_database_had_come_outlives_a_kill_and_never_goes_back() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
-    ledger.note(seen(1)).await.unwrap();
+    ledger.record_position(seen(1)).await.unwrap();
     let ledger = reopened(dir.path(), ledger).await.unwrap();
     let length = || std::fs::metadata(dir.path().join("ledger.jsonl")).unwrap().len();
     let before = length();
-    ledger.note(Seen { beat: 3, ..seen(9) }).await.unwrap();
+    ledger.record_position(DatabasePosition { beat: 3, ..seen(9) }).await.unwrap();
     // Of two concurrent looks, the one that started first may finish last.
-    ledger.note(Seen { beat: 2, ..seen(8) }).await.unwrap();
-    let furthest = Seen { beat: 3, ..seen(9) };
-    assert_eq!(ledger.seen(), Some(furthest.clone()));
+    ledger.record_position(DatabasePosition { beat: 2, ..seen(8) }).await.unwrap();
+    let furthest = DatabasePosition { beat: 3, ..seen(9) };
+    assert_eq!(ledger.position(), Some(furthest.clone()));
     let killed = reopened(dir.path(), ledger).await.unwrap();
-    assert_eq!(killed.seen(), Some(furthest));
+    assert_eq!(killed.position(), Some(furthest));
     assert_eq!(length(), before, "the ledger doesn't grow with time");
     // A position of another generation doesn't count.
-    let next = Seen { generation: 2, ..seen(5) };
-    killed.note(next.clone()).await.unwrap();
+    let next = DatabasePosition { generation: 2, ..seen(5) };
+    killed.record_position(next.clone()).await.unwrap();
     let reset = reopened(dir.path(), killed).await.unwrap();
-    assert_eq!(reset.seen(), Some(next));
+    assert_eq!(reset.position(), Some(next));
 }
 
 #[tokio::test]
@@ -196,36 +203,36 @@ async fn the_first_commit_of_a_cluster_stays_and_gets_its_document_later() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
     let (whole, bare, ended) = (Uuid::now_v7(), Uuid::now_v7(), Uuid::now_v7());
-    ledger.note(seen(1)).await.unwrap();
-    ledger.ensure(commit(whole, AA)).await.unwrap();
+    ledger.record_position(seen(1)).await.unwrap();
+    ledger.ensure_commit(commit(whole, AA)).await.unwrap();
     let ends = vec![(ended, "abandon".to_owned()), (bare, "abandon".to_owned())];
-    ledger.take(Copied { ends, ..copied(2, &[]) }).await.unwrap();
-    ledger.take(copied(3, &[(whole, BB), (bare, AA)])).await.unwrap();
-    ledger.take(copied(4, &[(bare, BB)])).await.unwrap();
-    let other = ledger.ensure(commit(bare, BB)).await;
+    ledger.append_copied(CopiedDecisions { ends, ..copied(2, &[]) }).await.unwrap();
+    ledger.append_copied(copied(3, &[(whole, BB), (bare, AA)])).await.unwrap();
+    ledger.append_copied(copied(4, &[(bare, BB)])).await.unwrap();
+    let other = ledger.ensure_commit(commit(bare, BB)).await;
     assert!(matches!(other, Err(LedgerError::Contradiction { .. })), "{other:?}");
-    // Append without the check of `ensure`, as a faulty caller would.
-    ledger.append(vec![Line::Commit(Box::new(commit(bare, BB)))]).await.unwrap();
+    // Append without the check of `ensure_commit`, as a faulty caller would.
+    ledger.append(vec![LedgerLine::Commit(Box::new(commit(bare, BB)))]).await.unwrap();
     for _ in 0..2 {
         let h = commit(whole, AA).hash().unwrap();
-        assert_eq!(ledger.entry(whole), Some(Entry::Commit { h, document: true }));
-        assert_eq!(ledger.entry(bare), Some(Entry::Commit { h, document: false }));
-        assert_eq!(ledger.entry(ended), Some(Entry::End(EndCause::Abandon)));
-        assert_eq!((ledger.commits(), ledger.known().unwrap().copied.number), (2, 4));
+        assert_eq!(ledger.entry(whole), Some(LedgerEntry::Commit { h, document: true }));
+        assert_eq!(ledger.entry(bare), Some(LedgerEntry::Commit { h, document: false }));
+        assert_eq!(ledger.entry(ended), Some(LedgerEntry::End(EndCause::Abandon)));
+        assert_eq!((ledger.commits(), ledger.known().unwrap().last_copied.number), (2, 4));
     }
     let ledger = reopened(dir.path(), ledger).await.unwrap();
     let h = commit(whole, AA).hash().unwrap();
-    assert_eq!(ledger.entry(whole), Some(Entry::Commit { h, document: true }));
-    assert_eq!(ledger.entry(bare), Some(Entry::Commit { h, document: false }));
-    assert_eq!((ledger.commits(), ledger.known().unwrap().copied.number), (2, 4));
-    ledger.ensure(commit(bare, AA)).await.unwrap();
-    assert!(ledger.whole(bare).is_some());
+    assert_eq!(ledger.entry(whole), Some(LedgerEntry::Commit { h, document: true }));
+    assert_eq!(ledger.entry(bare), Some(LedgerEntry::Commit { h, document: false }));
+    assert_eq!((ledger.commits(), ledger.known().unwrap().last_copied.number), (2, 4));
+    ledger.ensure_commit(commit(bare, AA)).await.unwrap();
+    assert!(ledger.commit_with_document(bare).is_some());
     assert_eq!(ledger.commits(), 2);
     // A second fill from the start moves no mark back. A new generation starts with an empty mark.
-    ledger.take(copied(1, &[])).await.unwrap();
-    assert_eq!(ledger.known().unwrap().copied.number, 4);
-    ledger.note(Seen { generation: 2, ..seen(1) }).await.unwrap();
-    assert_eq!(ledger.known().unwrap().copied, Mark::START);
+    ledger.append_copied(copied(1, &[])).await.unwrap();
+    assert_eq!(ledger.known().unwrap().last_copied.number, 4);
+    ledger.record_position(DatabasePosition { generation: 2, ..seen(1) }).await.unwrap();
+    assert_eq!(ledger.known().unwrap().last_copied, HistoryPosition::START);
 }
 
 /// Commits that a process must look up in the database when it starts.
@@ -237,26 +244,29 @@ async fn a_commit_is_unconfirmed_until_a_copy_shows_it_and_a_new_generation_comp
         ledger.unconfirmed(None, 9).into_iter().map(|(cluster, _)| cluster).collect()
     };
     let [own, late, others] = [1, 2, 3].map(|_| Uuid::now_v7());
-    ledger.note(seen(1)).await.unwrap();
+    ledger.record_position(seen(1)).await.unwrap();
     assert!(ledger.is_compared(), "there is nothing to compare");
-    ledger.take(copied(1, &[(late, AA), (others, AA)])).await.unwrap();
-    ledger.ensure(commit(own, AA)).await.unwrap();
-    ledger.ensure(commit(late, AA)).await.unwrap();
+    ledger.append_copied(copied(1, &[(late, AA), (others, AA)])).await.unwrap();
+    ledger.ensure_commit(commit(own, AA)).await.unwrap();
+    ledger.ensure_commit(commit(late, AA)).await.unwrap();
     // A commit of another list doesn't confirm it.
-    ledger.take(copied(2, &[(own, BB)])).await.unwrap();
+    ledger.append_copied(copied(2, &[(own, BB)])).await.unwrap();
     assert_eq!(unconfirmed(&ledger), [own]);
     let ledger = reopened(dir.path(), ledger).await.unwrap();
     assert_eq!(unconfirmed(&ledger), [own]);
-    ledger.take(copied(3, &[(own, AA)])).await.unwrap();
+    ledger.append_copied(copied(3, &[(own, AA)])).await.unwrap();
     assert!(unconfirmed(&ledger).is_empty());
     assert!(ledger.is_compared());
 
-    ledger.note(Seen { generation: 2, ..seen(1) }).await.unwrap();
+    ledger.record_position(DatabasePosition { generation: 2, ..seen(1) }).await.unwrap();
     assert!(!ledger.is_compared());
     // A comparison in the last generation doesn't count for this one.
-    ledger.take(Copied { compared: true, ..copied(3, &[]) }).await.unwrap();
+    ledger.append_copied(CopiedDecisions { compared: true, ..copied(3, &[]) }).await.unwrap();
     assert!(!ledger.is_compared());
-    ledger.take(Copied { generation: 2, compared: true, ..copied(3, &[]) }).await.unwrap();
+    ledger
+        .append_copied(CopiedDecisions { generation: 2, compared: true, ..copied(3, &[]) })
+        .await
+        .unwrap();
     let ledger = reopened(dir.path(), ledger).await.unwrap();
     assert!(ledger.is_compared());
 }
@@ -268,7 +278,7 @@ async fn a_copied_commit_takes_little_room() {
     let length = || std::fs::metadata(dir.path().join("ledger.jsonl")).unwrap().len();
     let before = length();
     let many: Vec<(Uuid, &str)> = (0..1_000).map(|_| (Uuid::now_v7(), AA)).collect();
-    ledger.take(copied(1_000, &many)).await.unwrap();
+    ledger.append_copied(copied(1_000, &many)).await.unwrap();
     let each = (length() - before) / 1_000;
     assert!(each <= 68, "{each} bytes");
 }
@@ -277,11 +287,11 @@ async fn a_copied_commit_takes_little_room() {
 async fn each_batch_is_sealed_once_it_is_durable() {
     let dir = tempfile::tempdir().unwrap();
     let ledger = Ledger::open(dir.path()).unwrap();
-    ledger.ensure(commit(Uuid::now_v7(), AA)).await.unwrap();
+    ledger.ensure_commit(commit(Uuid::now_v7(), AA)).await.unwrap();
     close(ledger).await;
     let text = std::fs::read_to_string(dir.path().join("ledger.jsonl")).unwrap();
     let last = text.lines().next_back().unwrap();
-    assert_eq!(file::parse_line(last.as_bytes()), Some(Line::Seal));
+    assert_eq!(file::parse_line(last.as_bytes()), Some(LedgerLine::Seal));
 }
 
 #[tokio::test]
@@ -292,16 +302,16 @@ async fn after_a_failed_write_nothing_more_is_taken() {
     let shared = index.clone();
     // The disk is full for the first write, and would have space for the next.
     let dir = tempfile::tempdir().unwrap();
-    let fifo = file::LedgerFile::over(std::fs::File::create("/dev/full").unwrap(), dir.path());
+    let fifo = file::LedgerFile::from_file(std::fs::File::create("/dev/full").unwrap(), dir.path());
     let writer =
         std::thread::spawn(move || write(fifo, queue, &(shared, Arc::default()), &failed_sender));
     let ledger = Ledger { process: Uuid::nil(), index, is_copy: Arc::default(), appends, failed };
     let id = Uuid::now_v7();
-    let first = ledger.ensure(commit(id, AA)).await;
+    let first = ledger.ensure_commit(commit(id, AA)).await;
     assert!(matches!(first, Err(LedgerError::Failed)), "{first:?}");
     assert!(*ledger.failed().borrow());
     assert_eq!(ledger.entry(id), None, "nobody may rely on it");
-    let next = ledger.note(seen(1)).await;
+    let next = ledger.record_position(seen(1)).await;
     assert!(matches!(next, Err(LedgerError::Failed)), "{next:?}");
     writer.join().unwrap();
 }
@@ -395,13 +405,13 @@ async fn what_is_answered_for_is_written_synced_renamed_and_its_folder_synced_be
     let dir = root.path().join("traced");
     let ledger = Ledger::open(&dir).unwrap();
     mark("opened");
-    ledger.ensure(commit(Uuid::now_v7(), AA)).await.unwrap();
+    ledger.ensure_commit(commit(Uuid::now_v7(), AA)).await.unwrap();
     mark("let-out");
-    ledger.take(copied(1, &[(Uuid::now_v7(), AA)])).await.unwrap();
+    ledger.append_copied(copied(1, &[(Uuid::now_v7(), AA)])).await.unwrap();
     mark("copied");
-    ledger.note(seen(1)).await.unwrap();
+    ledger.record_position(seen(1)).await.unwrap();
     mark("noted");
-    ledger.note(seen(2)).await.unwrap();
+    ledger.record_position(seen(2)).await.unwrap();
     mark("position");
     let calls = trace.calls(root.path());
     let file = "ledger.jsonl";

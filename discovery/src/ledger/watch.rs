@@ -7,7 +7,7 @@ use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
 use super::generation::Generation;
-use crate::metrics::Metrics;
+use crate::metrics::ServiceMetrics;
 
 /// State of the database, for code that must not query it: `/readyz`, `explain`, metrics.
 #[derive(Debug)]
@@ -15,113 +15,113 @@ pub(crate) struct DatabaseWatch {
     /// The generation as last read. `None` before the first connection.
     pub generation: watch::Sender<Option<Generation>>,
     /// Wakes the task that puts the ledger back.
-    pub changed: Notify,
+    pub put_back_needed: Notify,
     /// Wakes the task that fills the ledger, when it lacks more than a look may read.
-    pub behind: Notify,
+    pub fill_needed: Notify,
     /// Held during a copy without a limit, so that only one runs.
-    pub filling: tokio::sync::Mutex<()>,
+    pub fill_lock: tokio::sync::Mutex<()>,
     /// Progress of the copy of the database's decisions.
-    pub progress: Progress,
+    pub progress: CopyProgress,
     /// Generation in which this process has found its ledger complete. 0 means none.
-    complete: AtomicI64,
+    complete_generation: AtomicI64,
     /// Settled generation with which this process has compared the ledger. 0 means none.
-    compared: AtomicI64,
+    compared_generation: AtomicI64,
     /// Whether the whole ledger must be compared, whatever it records about earlier comparisons.
     doubts_all: AtomicBool,
     /// Whether the alarm for a ledger older than the database says was raised.
-    pub(super) set_back: AtomicBool,
+    pub(super) has_alarmed_older: AtomicBool,
     /// Whether the alarm for a ledger that isn't where it was written was raised.
-    pub(super) copied: AtomicBool,
+    pub(super) has_alarmed_copy: AtomicBool,
     /// Id of this life of the process; each start makes a new one.
-    pub(super) life: Uuid,
+    pub(super) run_id: Uuid,
     /// Whether this life's id was written to the database.
-    pub(super) began: AtomicBool,
+    pub(super) has_stored_run_id: AtomicBool,
     /// Number of consecutive sweeps at which another life of this process was found.
-    met: AtomicU32,
+    other_run_sweeps: AtomicU32,
     /// Becomes true when two processes use copies of one ledger: this one must stop.
-    pub elsewhere: watch::Sender<bool>,
+    pub must_stop: watch::Sender<bool>,
     /// Metrics, for counting alarms.
-    pub metrics: Arc<Metrics>,
+    pub metrics: Arc<ServiceMetrics>,
 }
 
 /// Number of consecutive sweeps with another life after which this one stops. One isn't enough: a
 /// killed process's last query may run after its successor has started.
-const MET: u32 = 2;
+const MAX_OTHER_RUN_SWEEPS: u32 = 2;
 
 impl DatabaseWatch {
     /// A watch for a database that this process has not seen yet.
-    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(metrics: Arc<ServiceMetrics>) -> Self {
         DatabaseWatch {
             generation: watch::channel(None).0,
-            changed: Notify::new(),
-            behind: Notify::new(),
-            filling: tokio::sync::Mutex::default(),
-            progress: Progress::default(),
-            complete: AtomicI64::new(0),
-            compared: AtomicI64::new(0),
+            put_back_needed: Notify::new(),
+            fill_needed: Notify::new(),
+            fill_lock: tokio::sync::Mutex::default(),
+            progress: CopyProgress::default(),
+            complete_generation: AtomicI64::new(0),
+            compared_generation: AtomicI64::new(0),
             doubts_all: AtomicBool::new(false),
-            set_back: AtomicBool::new(false),
-            copied: AtomicBool::new(false),
-            life: Uuid::now_v7(),
-            began: AtomicBool::new(false),
-            met: AtomicU32::new(0),
-            elsewhere: watch::channel(false).0,
+            has_alarmed_older: AtomicBool::new(false),
+            has_alarmed_copy: AtomicBool::new(false),
+            run_id: Uuid::now_v7(),
+            has_stored_run_id: AtomicBool::new(false),
+            other_run_sweeps: AtomicU32::new(0),
+            must_stop: watch::channel(false).0,
             metrics,
         }
     }
 
     /// Counts whether another life was found at this sweep. Returns whether this process must stop.
     /// One whose ledger is a copy stops at the first.
-    pub(super) fn meets(&self, elsewhere: bool) -> bool {
+    pub(super) fn note_other_run(&self, elsewhere: bool) -> bool {
         if !elsewhere {
-            self.met.store(0, Ordering::Relaxed);
+            self.other_run_sweeps.store(0, Ordering::Relaxed);
             return false;
         }
-        let met = self.met.fetch_add(1, Ordering::Relaxed) + 1;
-        let ends = met >= MET || self.copied.load(Ordering::Relaxed);
+        let met = self.other_run_sweeps.fetch_add(1, Ordering::Relaxed) + 1;
+        let ends = met >= MAX_OTHER_RUN_SWEEPS || self.has_alarmed_copy.load(Ordering::Relaxed);
         if ends {
-            self.metrics.alarm("ledger_used_twice");
-            self.elsewhere.send_replace(true);
+            self.metrics.count_alarm("ledger_used_twice");
+            self.must_stop.send_replace(true);
         }
         ends
     }
 
     /// Makes the next look compare the whole ledger, because a transaction contradicts it.
-    pub(crate) fn compare_again(&self) {
+    pub(crate) fn require_full_comparison(&self) {
         self.doubts_all.store(true, Ordering::Relaxed);
-        self.compared.store(0, Ordering::Relaxed);
+        self.compared_generation.store(0, Ordering::Relaxed);
     }
 
     pub(super) fn doubts_all(&self) -> bool {
         self.doubts_all.load(Ordering::Relaxed)
     }
 
-    pub(super) fn doubts_no_more(&self) {
+    pub(super) fn clear_doubts(&self) {
         self.doubts_all.store(false, Ordering::Relaxed);
     }
 
     /// Whether the ledger must be compared with this settled generation.
     pub(super) fn has_to_compare(&self, generation: i64) -> bool {
-        self.compared.load(Ordering::Relaxed) != generation
+        self.compared_generation.load(Ordering::Relaxed) != generation
     }
 
     /// Whether the ledger held everything that the database held at the last look, and was compared
     /// with it. Unless it is complete in a generation, nothing is frozen, decided or ended there.
     pub(crate) fn is_complete(&self, generation: u64) -> bool {
-        self.complete.load(Ordering::Acquire).unsigned_abs() == generation
+        self.complete_generation.load(Ordering::Acquire).unsigned_abs() == generation
     }
 
     /// Marks the ledger as incomplete.
     pub(crate) fn set_incomplete(&self) {
-        self.complete.store(0, Ordering::Release);
+        self.complete_generation.store(0, Ordering::Release);
     }
 
     /// Marks the ledger as complete in `generation`, and as compared with it if that is settled.
     pub(super) fn set_complete(&self, generation: &Generation) {
         if generation.settled {
-            self.compared.store(generation.number, Ordering::Relaxed);
+            self.compared_generation.store(generation.number, Ordering::Relaxed);
         }
-        self.complete.store(generation.number, Ordering::Release);
+        self.complete_generation.store(generation.number, Ordering::Release);
     }
 
     /// Explains why nothing is decided in `generation` although it is settled: the ledger is being
@@ -130,7 +130,7 @@ impl DatabaseWatch {
         if self.is_complete(generation.unsigned_abs()) {
             return None;
         }
-        let (copied, newest) = self.progress.now();
+        let (copied, newest) = self.progress.copied_and_newest();
         Some(format!(
             "this process's ledger is being filled from the database and compared with it ({copied} \
              of {newest} decisions copied): nothing is frozen, committed or ended here until that is \
@@ -141,24 +141,24 @@ impl DatabaseWatch {
 
 /// Progress of a copy of the database's decisions, readable at any time.
 #[derive(Debug, Default)]
-pub(crate) struct Progress {
+pub(crate) struct CopyProgress {
     copied: AtomicU64,
     newest: AtomicU64,
 }
 
-impl Progress {
+impl CopyProgress {
     /// Sets the number of decisions in the database.
-    pub(super) fn begin(&self, newest: u64) {
+    pub(super) fn set_newest(&self, newest: u64) {
         self.newest.store(newest, Ordering::Relaxed);
     }
 
     /// Sets the number of the last copied decision.
-    pub(super) fn has_copied(&self, to: u64) {
+    pub(super) fn set_copied(&self, to: u64) {
         self.copied.store(to, Ordering::Relaxed);
     }
 
     /// Returns the numbers of the last copied and of the newest decision.
-    pub(crate) fn now(&self) -> (u64, u64) {
+    pub(crate) fn copied_and_newest(&self) -> (u64, u64) {
         (self.copied.load(Ordering::Relaxed), self.newest.load(Ordering::Relaxed))
     }
 }
@@ -180,7 +180,7 @@ pub(super) fn publish(watch: &DatabaseWatch, own: Uuid, generation: Generation) 
         changed
     });
     if news && waited_for {
-        watch.changed.notify_one();
+        watch.put_back_needed.notify_one();
     }
 }
 
@@ -194,7 +194,7 @@ mod tests {
 
     async fn is_woken(watch: &DatabaseWatch) -> bool {
         let wait = std::time::Duration::ZERO;
-        tokio::time::timeout(wait, watch.changed.notified()).await.is_ok()
+        tokio::time::timeout(wait, watch.put_back_needed.notified()).await.is_ok()
     }
 
     #[tokio::test]
@@ -214,12 +214,12 @@ mod tests {
     #[test]
     fn who_meets_another_life_twice_in_a_row_ends_and_with_a_copied_ledger_at_once() {
         let watch = DatabaseWatch::new(Arc::default());
-        assert!(!watch.meets(true), "what a killed process had asked for");
-        assert!(!watch.meets(false));
-        assert!(!watch.meets(true) && watch.meets(true));
-        assert!(*watch.elsewhere.borrow());
+        assert!(!watch.note_other_run(true), "what a killed process had asked for");
+        assert!(!watch.note_other_run(false));
+        assert!(!watch.note_other_run(true) && watch.note_other_run(true));
+        assert!(*watch.must_stop.borrow());
         let watch = DatabaseWatch::new(Arc::default());
-        watch.copied.store(true, Ordering::Relaxed);
-        assert!(watch.meets(true));
+        watch.has_alarmed_copy.store(true, Ordering::Relaxed);
+        assert!(watch.note_other_run(true));
     }
 }

@@ -13,25 +13,25 @@ const ROOT: u32 = 0;
 
 /// Account that programs are started as.
 #[derive(Clone, Debug)]
-pub(super) enum Account {
+pub(super) enum UnixAccount {
     /// The user of this process.
     Own,
     /// Another, unprivileged user, because this process runs as root.
     Other { user: String, uid: u32, gid: u32 },
 }
 
-impl Account {
+impl UnixAccount {
     /// Looks `user` up if this process runs as root.
     pub(super) fn find(user: &str) -> Result<Self, ManagedPostgresError> {
         if !rustix::process::geteuid().is_root() {
-            return Ok(Account::Own);
+            return Ok(UnixAccount::Own);
         }
         let no_user = || ManagedPostgresError::NoUser { user: user.to_owned() };
         let (uid, gid) = (id("-u", user).ok_or_else(no_user)?, id("-g", user).ok_or_else(no_user)?);
         if uid == ROOT {
             return Err(no_user());
         }
-        Ok(Account::Other { user: user.to_owned(), uid, gid })
+        Ok(UnixAccount::Other { user: user.to_owned(), uid, gid })
     }
 
     /// Makes a command that runs `program` as this account, in `dir`, with an environment of its
@@ -39,7 +39,7 @@ impl Account {
     /// started it ends.
     pub(super) fn command(&self, program: &Path, dir: &Path, die_with_us: bool) -> Command {
         let mut command = Command::new("setpriv");
-        if let Account::Other { uid, gid, .. } = self {
+        if let UnixAccount::Other { uid, gid, .. } = self {
             command.arg(format!("--reuid={uid}")).arg(format!("--regid={gid}"));
             command.arg("--init-groups").arg("--no-new-privs");
         }
@@ -64,10 +64,10 @@ impl Account {
         let what = format!("can't make the folder of {}", dir.display());
         fs_err::create_dir_all(parent).map_err(ManagedPostgresError::io(what))?;
         let mode = match self {
-            Account::Own => 0o700,
-            Account::Other { .. } => 0o711,
+            UnixAccount::Own => 0o700,
+            UnixAccount::Other { .. } => 0o711,
         };
-        let opened = muster_files::own_folder(dir)?;
+        let opened = muster_files::open_own_folder(dir)?;
         let closed = opened.set_permissions(std::fs::Permissions::from_mode(mode));
         closed.map_err(ManagedPostgresError::io(format!("can't close {}", dir.display())))
     }
@@ -75,15 +75,15 @@ impl Account {
     /// Makes `dir` in a folder of ours, with mode 0700 and owned by the account.
     pub(super) fn make_dir(&self, dir: &Path) -> Result<(), ManagedPostgresError> {
         match self {
-            Account::Own => give(dir, None, 0o700),
-            Account::Other { uid, gid, .. } => give(dir, Some((*uid, *gid)), 0o700),
+            UnixAccount::Own => make_owned_dir(dir, None, 0o700),
+            UnixAccount::Other { uid, gid, .. } => make_owned_dir(dir, Some((*uid, *gid)), 0o700),
         }
     }
 
     /// Checks that the account can reach `dir`: owning a directory doesn't give access to its
     /// parents.
     pub(super) fn check_reach(&self, dir: &Path) -> Result<(), ManagedPostgresError> {
-        let Account::Other { user, .. } = self else { return Ok(()) };
+        let UnixAccount::Other { user, .. } = self else { return Ok(()) };
         let status = self
             .command(Path::new("test"), Path::new("/"), false)
             .arg("-w")
@@ -99,7 +99,11 @@ impl Account {
 
 /// Makes `dir` unless it exists, then sets owner and mode. Uses a descriptor opened without
 /// following symbolic links.
-fn give(dir: &Path, owner: Option<(u32, u32)>, mode: u32) -> Result<(), ManagedPostgresError> {
+fn make_owned_dir(
+    dir: &Path,
+    owner: Option<(u32, u32)>,
+    mode: u32,
+) -> Result<(), ManagedPostgresError> {
     let what = |what: &str| ManagedPostgresError::io(format!("can't {what} {}", dir.display()));
     match std::fs::DirBuilder::new().mode(0o700).create(dir) {
         Ok(()) => {}

@@ -10,30 +10,37 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use tokio::sync::watch;
 
-use super::account::Account;
-use super::install::{Installation, SAID_MAX, ending};
-use super::{ManagedPostgresError, PORT, START_TIMEOUT, Settings, State, prepare, run_dir, stale};
+use super::account::UnixAccount;
+use super::install::{Installation, MAX_OUTPUT_BYTES, ending};
+use super::{
+    ManagedPostgresError, ManagedPostgresSettings, PORT, PostgresState, START_TIMEOUT, prepare,
+    run_dir, stale,
+};
 
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// Run time after which the next restart begins with the shortest pause again.
-const STEADY: Duration = Duration::from_secs(60);
+const STEADY_RUN_TIME: Duration = Duration::from_secs(60);
 /// How long a fast shutdown may take before an immediate one follows.
-const STOP_PATIENCE: Duration = Duration::from_secs(20);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Size in bytes above which the log is renamed at a start of the server. One old log is kept.
 const LOG_MAX: u64 = 16 * 1024 * 1024;
 
 /// Why one run of the server ended.
-enum Ended {
+enum RunEnd {
     Stopped,
     Died(ManagedPostgresError),
 }
 
 /// Runs the server until a message arrives on `stop` or its sender is dropped.
-pub(super) fn supervise(settings: &Settings, state: &watch::Sender<State>, stop: &Receiver<()>) {
+pub(super) fn supervise(
+    settings: &ManagedPostgresSettings,
+    state: &watch::Sender<PostgresState>,
+    stop: &Receiver<()>,
+) {
     let end = |error: Option<ManagedPostgresError>| {
-        let _ = state.send(State::Ended(error.map(Arc::new)));
+        let _ = state.send(PostgresState::Ended(error.map(Arc::new)));
     };
     let (installation, account, _lock) = match prepare(settings) {
         Ok(prepared) => prepared,
@@ -45,17 +52,17 @@ pub(super) fn supervise(settings: &Settings, state: &watch::Sender<State>, stop:
         let started = Instant::now();
         let ended = run_once(settings, &installation, &account, state, stop, &mut was_ready);
         let error = match ended {
-            Ended::Stopped => return end(None),
+            RunEnd::Stopped => return end(None),
             // It was never ready: `start` returns the error instead of a retry here.
-            Ended::Died(error) if !was_ready => return end(Some(error)),
-            Ended::Died(error) => error,
+            RunEnd::Died(error) if !was_ready => return end(Some(error)),
+            RunEnd::Died(error) => error,
         };
-        if started.elapsed() > STEADY {
+        if started.elapsed() > STEADY_RUN_TIME {
             pause = FIRST_PAUSE;
         }
         let pause_ms = pause.as_millis();
         tracing::error!(%error, pause_ms, "Postgres died; starting it again");
-        let _ = state.send(State::Restarting);
+        let _ = state.send(PostgresState::Restarting);
         match stop.recv_timeout(pause) {
             Err(RecvTimeoutError::Timeout) => {}
             Ok(()) | Err(RecvTimeoutError::Disconnected) => return end(None),
@@ -68,16 +75,16 @@ pub(super) fn supervise(settings: &Settings, state: &watch::Sender<State>, stop:
 }
 
 fn run_once(
-    settings: &Settings,
+    settings: &ManagedPostgresSettings,
     installation: &Installation,
-    account: &Account,
-    state: &watch::Sender<State>,
+    account: &UnixAccount,
+    state: &watch::Sender<PostgresState>,
     stop: &Receiver<()>,
     was_ready: &mut bool,
-) -> Ended {
+) -> RunEnd {
     let mut child = match spawn(&settings.dir, installation, account) {
         Ok(child) => child,
-        Err(error) => return Ended::Died(error),
+        Err(error) => return RunEnd::Died(error),
     };
     let pid = child.id();
     let pid_file = settings.dir.join("data/postmaster.pid");
@@ -88,24 +95,26 @@ fn run_once(
             Err(RecvTimeoutError::Timeout) => {}
             Ok(()) | Err(RecvTimeoutError::Disconnected) => {
                 stop_child(&mut child);
-                return Ended::Stopped;
+                return RunEnd::Stopped;
             }
         }
         match child.try_wait() {
             Ok(None) => {}
-            Ok(Some(status)) => return Ended::Died(died(&settings.dir, status.to_string())),
+            Ok(Some(status)) => return RunEnd::Died(exit_error(&settings.dir, status.to_string())),
             Err(error) => {
-                return Ended::Died(ManagedPostgresError::io("can't wait for Postgres")(error));
+                return RunEnd::Died(ManagedPostgresError::io("can't wait for Postgres")(error));
             }
         }
         if !ready && is_ready(&pid_file, pid) {
             (ready, *was_ready) = (true, true);
             tracing::info!(pid, dir = %settings.dir.display(), "Postgres is ready");
-            let _ = state.send(State::Ready { pid });
+            let _ = state.send(PostgresState::Ready { pid });
         }
         if !ready && started.elapsed() > START_TIMEOUT {
             stop_child(&mut child);
-            return Ended::Died(ManagedPostgresError::NotReady { said: log_ending(&settings.dir) });
+            return RunEnd::Died(ManagedPostgresError::NotReady {
+                said: log_ending(&settings.dir),
+            });
         }
     }
 }
@@ -113,7 +122,7 @@ fn run_once(
 fn spawn(
     dir: &Path,
     installation: &Installation,
-    account: &Account,
+    account: &UnixAccount,
 ) -> Result<Child, ManagedPostgresError> {
     let log_path = dir.join("postgres.log");
     if std::fs::symlink_metadata(&log_path).is_ok_and(|metadata| metadata.len() > LOG_MAX) {
@@ -164,7 +173,7 @@ fn stop_child(child: &mut Child) {
     // Fast shutdown, then immediate shutdown, then SIGKILL.
     for signal in [Signal::INT, Signal::QUIT, Signal::KILL] {
         let _ = rustix::process::kill_process(Pid::from_child(child), signal);
-        let deadline = Instant::now() + STOP_PATIENCE;
+        let deadline = Instant::now() + STOP_TIMEOUT;
         while Instant::now() < deadline {
             match child.try_wait() {
                 Ok(None) => std::thread::sleep(LOOK_EVERY),
@@ -174,7 +183,7 @@ fn stop_child(child: &mut Child) {
     }
 }
 
-fn died(dir: &Path, status: String) -> ManagedPostgresError {
+fn exit_error(dir: &Path, status: String) -> ManagedPostgresError {
     ManagedPostgresError::Program { program: "postgres".into(), status, said: log_ending(dir) }
 }
 
@@ -183,7 +192,7 @@ fn log_ending(dir: &Path) -> String {
     let read = || -> std::io::Result<String> {
         let mut file = std::fs::File::open(dir.join("postgres.log"))?;
         let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(SAID_MAX as u64)))?;
+        file.seek(SeekFrom::Start(length.saturating_sub(MAX_OUTPUT_BYTES as u64)))?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())

@@ -9,7 +9,7 @@ use super::ManagedPostgresError;
 
 /// Entries that we make in the folder. An interrupted first start leaves at most `lock`,
 /// `data.new`, `run` and `postgres.log`.
-const OURS: [&str; 5] = ["lock", "data.new", "data", "run", "postgres.log"];
+const OWN_ENTRIES: [&str; 5] = ["lock", "data.new", "data", "run", "postgres.log"];
 /// Name of the folder that ext file systems put into their root.
 const LOST_AND_FOUND: &str = "lost+found";
 
@@ -33,9 +33,9 @@ pub(super) fn check(dir: &Path) -> Result<(), ManagedPostgresError> {
     }
     let finished = names.contains("lock".as_ref() as &std::ffi::OsStr)
         && dir.join("data").join("PG_VERSION").is_file();
-    let stranger = names
-        .iter()
-        .find(|name| !OURS.iter().chain([&LOST_AND_FOUND]).any(|ours| name.as_os_str() == *ours));
+    let stranger = names.iter().find(|name| {
+        !OWN_ENTRIES.iter().chain([&LOST_AND_FOUND]).any(|ours| name.as_os_str() == *ours)
+    });
     match stranger {
         // Extra files are allowed beside a finished database of ours.
         _ if finished => Ok(()),

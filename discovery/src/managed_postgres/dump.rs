@@ -6,13 +6,13 @@ use std::fs::File;
 use std::path::Path;
 use std::process::Stdio;
 
-use super::account::Account;
+use super::account::UnixAccount;
 use super::install::{Installation, ending};
-use super::{ManagedPostgresError, PORT, SUPERUSER, Settings, run_dir};
+use super::{ManagedPostgresError, ManagedPostgresSettings, PORT, SUPERUSER, run_dir};
 
 /// Dumps all of `database` to `to`, in one snapshot and in pg_dump's custom format.
 pub(crate) fn dump(
-    settings: &Settings,
+    settings: &ManagedPostgresSettings,
     database: &str,
     to: File,
 ) -> Result<(), ManagedPostgresError> {
@@ -22,7 +22,7 @@ pub(crate) fn dump(
 
 /// Loads a dump into the empty `database`, in one transaction.
 pub(crate) fn load(
-    settings: &Settings,
+    settings: &ManagedPostgresSettings,
     database: &str,
     from: File,
 ) -> Result<(), ManagedPostgresError> {
@@ -31,14 +31,14 @@ pub(crate) fn load(
 }
 
 fn run(
-    settings: &Settings,
+    settings: &ManagedPostgresSettings,
     program: &str,
     arguments: &[&str],
     database: &str,
     input: Stdio,
     output: Stdio,
 ) -> Result<(), ManagedPostgresError> {
-    let account = Account::find(&settings.user)?;
+    let account = UnixAccount::find(&settings.user)?;
     let data = settings.dir.join("data");
     let installation = Installation::find(settings.binaries.as_deref(), &data)?;
     let ended = account

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::account::Account;
+use super::account::UnixAccount;
 use super::{ManagedPostgresError, SUPERUSER};
 
 const PACKAGED: &str = "/usr/lib/postgresql";
 /// Maximum number of bytes of a failed program's output that an error shows.
-pub(super) const SAID_MAX: usize = 600;
+pub(super) const MAX_OUTPUT_BYTES: usize = 600;
 
 /// A directory with `initdb` and `postgres`.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ impl Installation {
             None => {
                 let path = std::env::var_os("PATH").unwrap_or_default();
                 candidates.extend(std::env::split_paths(&path));
-                candidates.extend(packaged(Path::new(PACKAGED)));
+                candidates.extend(packaged_directories(Path::new(PACKAGED)));
             }
         }
         let complete =
@@ -79,7 +79,7 @@ impl Installation {
     pub(super) fn initialise(
         &self,
         dir: &Path,
-        account: &Account,
+        account: &UnixAccount,
     ) -> Result<(), ManagedPostgresError> {
         let (data, unfinished) = (dir.join("data"), dir.join("data.new"));
         if data.exists() {
@@ -110,10 +110,10 @@ impl Installation {
     }
 }
 
-/// Returns the end of a program's output, at most [`SAID_MAX`] bytes.
+/// Returns the end of a program's output, at most [`MAX_OUTPUT_BYTES`] bytes.
 pub(super) fn ending(text: &str) -> &str {
     let text = text.trim_end();
-    let mut from = text.len().saturating_sub(SAID_MAX);
+    let mut from = text.len().saturating_sub(MAX_OUTPUT_BYTES);
     while !text.is_char_boundary(from) {
         from += 1;
     }
@@ -121,7 +121,7 @@ pub(super) fn ending(text: &str) -> &str {
 }
 
 /// Returns the directories `root/*/bin`, newest version first.
-fn packaged(root: &Path) -> Vec<PathBuf> {
+fn packaged_directories(root: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(root) else { return Vec::new() };
     let mut versions: Vec<(u32, PathBuf)> = entries
         .filter_map(|entry| {

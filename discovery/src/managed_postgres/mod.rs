@@ -24,7 +24,7 @@ use std::time::Duration;
 use sqlx::postgres::PgConnectOptions;
 use tokio::sync::watch;
 
-use account::Account;
+use account::UnixAccount;
 use install::Installation;
 
 pub(crate) use dump::{dump, load};
@@ -40,7 +40,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Settings of a managed Postgres.
 #[derive(Clone, Debug)]
-pub(crate) struct Settings {
+pub(crate) struct ManagedPostgresSettings {
     /// Directory of the server; made if it doesn't exist.
     pub dir: PathBuf,
     /// Directory of `initdb` and `postgres`; `None` looks for them.
@@ -118,9 +118,7 @@ pub(crate) enum ManagedPostgresError {
     },
     /// Another process runs a server in the directory.
     #[error("{dir} is in use by another muster-discovery")]
-    InUse {
-        dir: PathBuf,
-    },
+    InUse { dir: PathBuf },
     /// A program failed. `said` is the end of its output.
     #[error("{program} failed ({status}): {said}")]
     Program {
@@ -159,7 +157,7 @@ impl ManagedPostgresError {
 
 /// State of the server process.
 #[derive(Clone, Debug)]
-enum State {
+enum PostgresState {
     Starting,
     Ready {
         pid: u32,
@@ -174,7 +172,7 @@ enum State {
 pub(crate) struct ManagedPostgres {
     socket_dir: PathBuf,
     #[cfg(test)]
-    state: watch::Receiver<State>,
+    state: watch::Receiver<PostgresState>,
     stop: Option<mpsc::SyncSender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -184,9 +182,9 @@ impl ManagedPostgres {
     /// connections. Restarts the server if it dies. A server left by a killed service is shut down
     /// in order first.
     pub(crate) async fn start(
-        settings: Settings,
+        settings: ManagedPostgresSettings,
     ) -> Result<Self, std::sync::Arc<ManagedPostgresError>> {
-        let (state_sender, mut state) = watch::channel(State::Starting);
+        let (state_sender, mut state) = watch::channel(PostgresState::Starting);
         // Capacity 1 is enough: "stop" is the only message.
         let (stop, stopped) = mpsc::sync_channel(1);
         let socket_dir = run_dir(&settings.dir);
@@ -196,12 +194,14 @@ impl ManagedPostgres {
             .map_err(ManagedPostgresError::io("can't start a thread"))?;
         loop {
             match &*state.borrow_and_update() {
-                State::Ready { pid } => {
+                PostgresState::Ready { pid } => {
                     tracing::info!(pid, "Postgres takes connections");
                     break;
                 }
-                State::Ended(Some(error)) => return Err(error.clone()),
-                State::Ended(None) | State::Starting | State::Restarting => {}
+                PostgresState::Ended(Some(error)) => return Err(error.clone()),
+                PostgresState::Ended(None)
+                | PostgresState::Starting
+                | PostgresState::Restarting => {}
             }
             if state.changed().await.is_err() {
                 let source = std::io::Error::other("its thread ended");
@@ -231,8 +231,8 @@ impl ManagedPostgres {
     #[cfg(test)]
     pub(crate) fn pid(&self) -> Option<u32> {
         match &*self.state.borrow() {
-            State::Ready { pid } => Some(*pid),
-            State::Starting | State::Restarting | State::Ended(_) => None,
+            PostgresState::Ready { pid } => Some(*pid),
+            PostgresState::Starting | PostgresState::Restarting | PostgresState::Ended(_) => None,
         }
     }
 
@@ -262,10 +262,10 @@ fn check_socket_path(dir: &Path) -> Result<(), ManagedPostgresError> {
 /// Prepares directories, permissions and the data directory for the server's start. The returned
 /// file holds the lock.
 fn prepare(
-    settings: &Settings,
-) -> Result<(Installation, Account, std::fs::File), ManagedPostgresError> {
+    settings: &ManagedPostgresSettings,
+) -> Result<(Installation, UnixAccount, std::fs::File), ManagedPostgresError> {
     check_socket_path(&settings.dir)?;
-    let account = Account::find(&settings.user)?;
+    let account = UnixAccount::find(&settings.user)?;
     let installation =
         Installation::find(settings.binaries.as_deref(), &settings.dir.join("data"))?;
     claim::check(&settings.dir)?;

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal};
 use super::ManagedPostgresError;
 
 /// How long a left-over server may take to shut down before it gets SIGQUIT.
-const PATIENCE: Duration = Duration::from_secs(20);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Stops a server that runs in `data`, and removes a `postmaster.pid` that no server holds.
@@ -23,7 +23,7 @@ pub(super) fn clear(data: &Path) -> Result<(), ManagedPostgresError> {
     let Ok(data) = data.canonicalize() else { return Ok(()) };
     let postmaster = text.lines().next().and_then(|line| line.trim().parse::<i32>().ok());
     if let Some(pid) = postmaster.and_then(Pid::from_raw)
-        && works_in(pid.as_raw_nonzero().get(), &data)
+        && is_process_in(pid.as_raw_nonzero().get(), &data)
     {
         tracing::warn!(
             pid = pid.as_raw_nonzero().get(),
@@ -32,11 +32,11 @@ pub(super) fn clear(data: &Path) -> Result<(), ManagedPostgresError> {
         stop(pid, &data);
     }
     // Backends notice the death of their postmaster only at their next wait.
-    let deadline = Instant::now() + PATIENCE;
-    while Instant::now() < deadline && any_works_in(&data) {
+    let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
+    while Instant::now() < deadline && has_process_in(&data) {
         std::thread::sleep(LOOK_EVERY);
     }
-    if any_works_in(&data) {
+    if has_process_in(&data) {
         // Leave the file: Postgres itself checks its shared memory, and reports why it doesn't
         // start.
         return Ok(());
@@ -50,11 +50,11 @@ pub(super) fn clear(data: &Path) -> Result<(), ManagedPostgresError> {
 }
 
 fn stop(pid: Pid, data: &Path) {
-    for (signal, patience) in [(Signal::INT, PATIENCE), (Signal::QUIT, PATIENCE)] {
+    for (signal, patience) in [(Signal::INT, SHUTDOWN_TIMEOUT), (Signal::QUIT, SHUTDOWN_TIMEOUT)] {
         let _ = rustix::process::kill_process(pid, signal);
         let deadline = Instant::now() + patience;
         while Instant::now() < deadline {
-            if !works_in(pid.as_raw_nonzero().get(), data) {
+            if !is_process_in(pid.as_raw_nonzero().get(), data) {
                 return;
             }
             std::thread::sleep(LOOK_EVERY);
@@ -64,13 +64,13 @@ fn stop(pid: Pid, data: &Path) {
 
 /// Whether process `pid` is one of Postgres'. They alone have the data directory as working
 /// directory.
-fn works_in(pid: i32, data: &Path) -> bool {
+fn is_process_in(pid: i32, data: &Path) -> bool {
     std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == data)
 }
 
-fn any_works_in(data: &Path) -> bool {
+fn has_process_in(data: &Path) -> bool {
     let Ok(entries) = std::fs::read_dir("/proc") else { return true };
     entries
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok())
-        .any(|pid| works_in(pid, data))
+        .any(|pid| is_process_in(pid, data))
 }

@@ -4,8 +4,8 @@ use sqlx::{ConnectOptions, Connection};
 
 use super::*;
 
-fn settings(dir: &Path) -> Settings {
-    Settings { dir: dir.to_owned(), binaries: None, user: "postgres".into() }
+fn settings(dir: &Path) -> ManagedPostgresSettings {
+    ManagedPostgresSettings { dir: dir.to_owned(), binaries: None, user: "postgres".into() }
 }
 
 /// Makes a folder that an unprivileged user may enter.
@@ -49,7 +49,7 @@ async fn it_starts_survives_a_kill_and_keeps_its_data_over_a_restart() {
     .unwrap();
     let mut state = postgres.state.clone();
     state
-        .wait_for(|state| matches!(state, State::Ready { pid: new } if *new != pid))
+        .wait_for(|state| matches!(state, PostgresState::Ready { pid: new } if *new != pid))
         .await
         .unwrap();
     assert_eq!(number(&postgres).await.unwrap(), 2);

@@ -20,7 +20,7 @@ use super::ServerError;
 use super::args::{BackupArgs, PostgresArgs, RestoreArgs};
 use super::run::{DATABASE, make_database, start_postgres};
 use crate::ledger::{LEDGER_FILE, POSITION_FILE};
-use crate::managed_postgres::{Settings, dump, load};
+use crate::managed_postgres::{ManagedPostgresSettings, dump, load};
 
 /// File name of the database dump, in pg_dump's custom format.
 const DUMP: &str = "database.dump";
@@ -55,7 +55,7 @@ pub(crate) struct BackupFile {
 /// Makes a backup of a running managed Postgres, and of the service's ledger.
 pub(crate) fn back_up(args: &BackupArgs) -> Result<BackupList, ServerError> {
     let out = &args.out;
-    muster_files::own_folder(out).map_err(|error| refused("--out", error))?;
+    muster_files::open_own_folder(out).map_err(|error| refused("--out", error))?;
     if let Some(entry) = entries(out)?.first() {
         return Err(ServerError::Usage(format!(
             "--out: {} isn't empty, it holds `{entry}`: name a new folder for each backup",
@@ -76,12 +76,15 @@ pub(crate) fn back_up(args: &BackupArgs) -> Result<BackupList, ServerError> {
     dump(&settings, DATABASE, kept)
         .map_err(|error| ServerError::failed("can't dump the database", error))?;
     target.sync_all().map_err(|error| failed("sync", &path, error))?;
-    files.insert(DUMP.to_owned(), sum(&mut open(out, DUMP)?, &mut std::io::sink(), &path)?);
+    files.insert(
+        DUMP.to_owned(),
+        copy_and_hash(&mut open(out, DUMP)?, &mut std::io::sink(), &path)?,
+    );
     // The ledger is copied after the dump, so it holds every commit that the dump holds.
     for name in [LEDGER_FILE, POSITION_FILE] {
         let mut source = open(&args.ledger, name)?;
         (_, target) = create(out, name)?;
-        files.insert(name.to_owned(), sum(&mut source, &mut target, &out.join(name))?);
+        files.insert(name.to_owned(), copy_and_hash(&mut source, &mut target, &out.join(name))?);
         target.sync_all().map_err(|error| failed("sync", &out.join(name), error))?;
     }
     let made_at = jiff::Timestamp::now().to_string();
@@ -108,7 +111,7 @@ pub(crate) async fn restore(args: &RestoreArgs) -> Result<BackupList, ServerErro
             )));
         }
     }
-    muster_files::own_folder(&args.ledger).map_err(|error| refused("--ledger", error))?;
+    muster_files::open_own_folder(&args.ledger).map_err(|error| refused("--ledger", error))?;
     let source = open(&args.from, DUMP)?;
     let postgres = start_postgres(settings.clone()).await?;
     let loaded = match make_database(&postgres).await {
@@ -128,7 +131,7 @@ pub(crate) async fn restore(args: &RestoreArgs) -> Result<BackupList, ServerErro
     // The position file goes first: with it in place, the ledger is known to be a copy.
     for name in [POSITION_FILE, LEDGER_FILE] {
         let (path, mut target) = create(&args.ledger, name)?;
-        sum(&mut open(&args.from, name)?, &mut target, &path)?;
+        copy_and_hash(&mut open(&args.from, name)?, &mut target, &path)?;
         target.sync_all().map_err(|error| failed("sync", &path, error))?;
         muster_files::sync_folder(&path)
             .map_err(|error| ServerError::failed("can't put the ledger back", error))?;
@@ -151,7 +154,7 @@ fn check(from: &Path) -> Result<BackupList, ServerError> {
     }
     for name in [DUMP, LEDGER_FILE, POSITION_FILE] {
         let wanted = list.files.get(name).ok_or_else(|| wrong(format!("{name} isn't listed")))?;
-        let found = sum(&mut open(from, name)?, &mut std::io::sink(), &from.join(name))?;
+        let found = copy_and_hash(&mut open(from, name)?, &mut std::io::sink(), &from.join(name))?;
         if found != *wanted {
             let next = "it is damaged, take another backup";
             return Err(wrong(format!("{name} isn't as it was written: {next}")));
@@ -160,11 +163,11 @@ fn check(from: &Path) -> Result<BackupList, ServerError> {
     Ok(list)
 }
 
-fn settings(args: &PostgresArgs) -> Result<Settings, ServerError> {
+fn settings(args: &PostgresArgs) -> Result<ManagedPostgresSettings, ServerError> {
     let dir = std::path::absolute(&args.managed_postgres)
         .map_err(|error| ServerError::failed("--managed-postgres", error))?;
     let (binaries, user) = (args.postgres_bin.clone(), args.postgres_user.clone());
-    Ok(Settings { dir, binaries, user })
+    Ok(ManagedPostgresSettings { dir, binaries, user })
 }
 
 fn entries(folder: &Path) -> Result<Vec<String>, ServerError> {
@@ -190,7 +193,11 @@ fn open(folder: &Path, name: &str) -> Result<File, ServerError> {
 }
 
 /// Copies a file as it is now. Returns its length and hash.
-fn sum(from: &mut File, to: &mut impl Write, path: &Path) -> Result<BackupFile, ServerError> {
+fn copy_and_hash(
+    from: &mut File,
+    to: &mut impl Write,
+    path: &Path,
+) -> Result<BackupFile, ServerError> {
     let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
     let (mut chunk, mut bytes) = (vec![0; CHUNK], 0);
     loop {
@@ -225,7 +232,10 @@ mod tests {
         for name in [DUMP, LEDGER_FILE, POSITION_FILE] {
             std::fs::write(folder.join(name), name).unwrap();
             let mut file = File::open(folder.join(name)).unwrap();
-            files.insert(name.to_owned(), sum(&mut file, &mut std::io::sink(), folder).unwrap());
+            files.insert(
+                name.to_owned(),
+                copy_and_hash(&mut file, &mut std::io::sink(), folder).unwrap(),
+            );
         }
         let list = BackupList { version: VERSION, made_at: "2026-01-01T00:00:00Z".into(), files };
         std::fs::write(folder.join(LIST), serde_json::to_vec(&list).unwrap()).unwrap();

@@ -19,14 +19,14 @@ use actix_web::middleware;
 use actix_web::rt::net::TcpStream;
 use actix_web::web::Data;
 use futures_util::future::LocalBoxFuture;
-use muster_door::{Bounds, Knock, Turned, network};
+use muster_door::{AdmissionError, AdmissionLimits, PendingConnection, network_of};
 use tokio_util::sync::CancellationToken;
 
 use super::tls::remember_peer;
-use super::unread::Unread;
+use super::unread::WriteTimeoutStream;
 use crate::app::App;
-use crate::limits::{AddressLimit, Place, Places};
-use crate::metrics::Metrics;
+use crate::limits::{AddressLimit, Slot, SlotPool};
+use crate::metrics::ServiceMetrics;
 use crate::routes;
 
 /// Time limit for a request's headers.
@@ -34,115 +34,138 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a client may read the rest of a response when the connection is closed.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of concurrent handshakes, over all workers.
-pub(super) const HANDSHAKES: usize = 256;
+pub(super) const MAX_HANDSHAKES: usize = 256;
 /// Maximum number of concurrent handshakes of one address. Its other sockets wait.
-const HANDSHAKES_EACH: usize = 32;
+const MAX_HANDSHAKES_PER_ADDRESS: usize = 32;
 
 /// Limits on connections, shared by all workers.
 #[derive(Clone, Debug)]
-pub(super) struct Door {
-    sockets: Places<IpAddr>,
-    strangers: muster_door::Door,
+pub(super) struct ConnectionLimits {
+    sockets: SlotPool<IpAddr>,
+    handshake_limits: muster_door::AdmissionControl,
     rate: Arc<AddressLimit>,
-    metrics: Arc<Metrics>,
-    handshake: Duration,
-    unread: Duration,
+    metrics: Arc<ServiceMetrics>,
+    handshake_timeout: Duration,
+    write_timeout: Duration,
 }
 
 /// Limits on the service's sockets, over all workers.
-pub(super) struct Sockets {
+pub(super) struct SocketLimits {
     /// Maximum number of open sockets.
     pub(super) max: usize,
     /// Maximum number of open sockets of one address.
-    pub(super) each: usize,
+    pub(super) max_per_address: usize,
     /// Time limit for each step of a new connection: first byte, start of the handshake, its end.
-    pub(super) handshake: Duration,
+    pub(super) handshake_timeout: Duration,
     /// How long a response waits for a client that doesn't read it.
-    pub(super) unread: Duration,
+    pub(super) write_timeout: Duration,
 }
 
-impl Door {
+impl ConnectionLimits {
     /// Makes the limits. `rate` limits how often one address opens a socket.
-    pub(super) fn new(sockets: &Sockets, rate: Arc<AddressLimit>, metrics: Arc<Metrics>) -> Self {
-        let &Sockets { max, each, handshake, unread } = sockets;
-        let bounds = Bounds {
+    pub(super) fn new(
+        sockets: &SocketLimits,
+        rate: Arc<AddressLimit>,
+        metrics: Arc<ServiceMetrics>,
+    ) -> Self {
+        let &SocketLimits {
+            max,
+            max_per_address: each,
+            handshake_timeout: handshake,
+            write_timeout: unread,
+        } = sockets;
+        let bounds = AdmissionLimits {
             // Silent connections may take at most half of the sockets.
             silent: max.div_ceil(2),
-            handshakes: HANDSHAKES,
-            each: HANDSHAKES_EACH,
-            step: handshake,
+            handshakes: MAX_HANDSHAKES,
+            max_handshakes_per_network: MAX_HANDSHAKES_PER_ADDRESS,
+            step_timeout: handshake,
         };
-        let strangers = muster_door::Door::new(bounds);
-        Door { sockets: Places::new(max, each), strangers, rate, metrics, handshake, unread }
+        let strangers = muster_door::AdmissionControl::new(bounds);
+        ConnectionLimits {
+            sockets: SlotPool::new(max, each),
+            handshake_limits: strangers,
+            rate,
+            metrics,
+            handshake_timeout: handshake,
+            write_timeout: unread,
+        }
     }
 
-    fn enter(&self, address: IpAddr) -> Option<(Knock, Place<IpAddr>)> {
+    fn reserve_slots(&self, address: IpAddr) -> Option<(PendingConnection, Slot<IpAddr>)> {
         let entered = self.rate.check(address).ok().and_then(|()| {
-            Some((self.strangers.knock(address)?, self.sockets.take(network(address))?))
+            Some((
+                self.handshake_limits.register(address)?,
+                self.sockets.take(network_of(address))?,
+            ))
         });
         if entered.is_none() {
-            self.metrics.alarm("connections_refused");
+            self.metrics.count_alarm("connections_refused");
         }
         entered
     }
 }
 
-type Opened = (Unread<TlsStream<TcpStream>>, Protocol, Option<SocketAddr>);
+type AcceptedConnection = (WriteTimeoutStream<TlsStream<TcpStream>>, Protocol, Option<SocketAddr>);
 
 /// Makes the factory for the service that handles one worker's connections of one listener.
-pub(super) fn service(
+pub(super) fn connection_service(
     app: &App,
-    door: &Door,
+    door: &ConnectionLimits,
     tls: &rustls::ServerConfig,
 ) -> impl ServiceFactory<TcpStream, Config = (), Response = (), Error = (), InitError = ()> + use<>
 {
     let data = Data::new(app.clone());
     let application = actix_web::App::new()
         .app_data(data)
-        .wrap(middleware::from_fn(routes::surround))
+        .wrap(middleware::from_fn(routes::wrap_request))
         .configure(routes::configure);
     let application = IntoServiceFactory::<_, Request>::into_factory(application)
         .map_err(|error: actix_web::Error| error.error_response());
     let draining = app.draining.clone();
     let http = HttpService::<_, _, BoxBody>::build()
-        .graceful_shutdown_signal(move || ended(draining.clone()))
+        .graceful_shutdown_signal(move || wait_for_drain(draining.clone()))
         .client_request_timeout(HEADER_TIMEOUT)
         .client_disconnect_timeout(DISCONNECT_TIMEOUT)
-        .on_connect_ext(|connection: &Unread<TlsStream<TcpStream>>, extensions| {
+        .on_connect_ext(|connection: &WriteTimeoutStream<TlsStream<TcpStream>>, extensions| {
             remember_peer(&connection.stream, extensions);
         })
         .finish::<_, BoxBody>(map_config(application, |()| AppConfig::default()));
     let mut tls = tls.clone();
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
     let mut acceptor = Acceptor::new(tls);
-    acceptor.set_handshake_timeout(door.handshake);
+    acceptor.set_handshake_timeout(door.handshake_timeout);
     let door = door.clone();
     actix_service::fn_factory(move || {
         let (acceptor, http) = (
             ServiceFactory::<TcpStream>::new_service(&acceptor, ()),
-            ServiceFactory::<Opened>::new_service(&http, ()),
+            ServiceFactory::<AcceptedConnection>::new_service(&http, ()),
         );
         let door = door.clone();
         async move {
             let acceptor = Rc::new(acceptor.await?);
-            Ok::<_, ()>(Entrance { acceptor, http: Rc::new(http.await?), door })
+            Ok::<_, ()>(ConnectionService {
+                acceptor,
+                http: Rc::new(http.await?),
+                connection_limits: door,
+            })
         }
     })
 }
 
-async fn ended(draining: CancellationToken) {
+async fn wait_for_drain(draining: CancellationToken) {
     draining.cancelled().await;
 }
 
-struct Entrance<H> {
+struct ConnectionService<H> {
     acceptor: Rc<AcceptorService>,
     http: Rc<H>,
-    door: Door,
+    connection_limits: ConnectionLimits,
 }
 
-impl<H> Service<TcpStream> for Entrance<H>
+impl<H> Service<TcpStream> for ConnectionService<H>
 where
-    H: Service<Opened, Response = ()> + 'static,
+    H: Service<AcceptedConnection, Response = ()> + 'static,
 {
     type Response = ();
     type Error = ();
@@ -156,22 +179,25 @@ where
 
     fn call(&self, socket: TcpStream) -> Self::Future {
         let address = socket.peer_addr().ok();
-        let entered = address.and_then(|address| Some((address, self.door.enter(address.ip())?)));
+        let entered = address.and_then(|address| {
+            Some((address, self.connection_limits.reserve_slots(address.ip())?))
+        });
         let Some((address, (knock, place))) = entered else {
             return Box::pin(std::future::ready(Ok(())));
         };
-        let (acceptor, http, door) = (self.acceptor.clone(), self.http.clone(), self.door.clone());
+        let (acceptor, http, door) =
+            (self.acceptor.clone(), self.http.clone(), self.connection_limits.clone());
         Box::pin(async move {
             let handshake = async |socket: TcpStream| {
                 let _ = socket.set_nodelay(true);
                 acceptor.call(socket).await.map_err(std::io::Error::other)
             };
             let opened = knock.admit(socket, handshake).await.map_err(|turned| {
-                if matches!(turned, Turned::Crowded) {
-                    door.metrics.alarm("connections_refused");
+                if matches!(turned, AdmissionError::Evicted) {
+                    door.metrics.count_alarm("connections_refused");
                 }
             })?;
-            let opened = Unread::new(opened, door.unread);
+            let opened = WriteTimeoutStream::new(opened, door.write_timeout);
             let served = http.call((opened, Protocol::Http1, Some(address))).await;
             drop(place);
             served.map_err(|_| ())

@@ -11,7 +11,7 @@ use discovery_types::context::Context;
 use discovery_types::name::Name;
 use discovery_types::url::ServiceUrl;
 
-use crate::keydir::{Keydir, KeydirError, ServiceSettings};
+use crate::keydir::{KeyDirectory, KeyDirectoryError, ServiceSettings};
 
 pub(crate) use args::{
     BackupArgs, DatabaseArgs, InitArgs, RestoreArgs, ServeArgs, TimeArgs, parse_duration,
@@ -19,12 +19,12 @@ pub(crate) use args::{
 };
 pub(crate) use backup::{BackupList, back_up, restore};
 pub(crate) use run::serve;
-pub(crate) use tls::Peer;
+pub(crate) use tls::ConnectionPeer;
 
 #[cfg(test)]
 pub(crate) use args::LimitArgs;
 #[cfg(test)]
-pub(crate) use run::{Running, start};
+pub(crate) use run::{RunningService, start};
 
 /// Why a server command ended.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +63,7 @@ impl ServerError {
     }
 
     /// Makes a failure. With `forever`, it is one that no restart can fix.
-    pub(crate) fn lasting(
+    pub(crate) fn permanent_if(
         forever: bool,
         message: &str,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -96,9 +96,10 @@ pub(crate) fn init(args: &InitArgs) -> Result<String, ServerError> {
         label.parse::<Name>().map_err(|error| usage(&format!("--trust-domain: {error}")))?;
     }
     let settings = ServiceSettings::new(urls.clone(), args.trust_domain.clone());
-    let made = Keydir::create(&args.dir, &settings, &owner).and_then(|()| Keydir::load(&args.dir));
+    let made = KeyDirectory::create(&args.dir, &settings, &owner)
+        .and_then(|()| KeyDirectory::load(&args.dir));
     let keys = made.map_err(|error| match error {
-        KeydirError::NotEmpty(_) => usage(&error),
+        KeyDirectoryError::NotEmpty(_) => usage(&error),
         other => ServerError::failed("can't make the key directory", other),
     })?;
     let context = Context { urls, pins: vec![keys.pin()], owners: vec![owner] };

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use actix_server::ServerHandle;
 use discovery_formation::Millis;
-use discovery_formation::service::Settings;
+use discovery_formation::service::FormationSettings;
 use discovery_types::access::issuer;
 use sqlx::ConnectOptions;
 use sqlx::postgres::PgConnectOptions;
@@ -20,20 +20,20 @@ use tokio_util::task::TaskTracker;
 use zeroize::Zeroizing;
 
 use super::args::{DATABASE_URL, MAX_URL_FILE};
-use super::door::{self, Door, HANDSHAKES, Sockets};
+use super::door::{self, ConnectionLimits, MAX_HANDSHAKES, SocketLimits};
 use super::tls::server_config;
 use super::{DatabaseArgs, ServeArgs, ServerError, TimeArgs};
-use crate::app::{ADOPTIONS, App};
-use crate::auth::AdminDirectory;
+use crate::app::{ADOPTION_RATE_AND_BURST, App};
+use crate::auth::AdminCache;
 use crate::background;
 use crate::clock::Clock;
-use crate::keydir::Keydir;
-use crate::ledger::{ELSEWHERE, Ledger, LedgerError};
-use crate::limits::{AddressLimit, Places};
+use crate::keydir::KeyDirectory;
+use crate::ledger::{LEDGER_USED_TWICE, Ledger, LedgerError};
+use crate::limits::{AddressLimit, SlotPool};
 use crate::managed_postgres::{
-    ManagedPostgres, ManagedPostgresError, SUPERUSER, Settings as PostgresSettings,
+    ManagedPostgres, ManagedPostgresError, ManagedPostgresSettings as PostgresSettings, SUPERUSER,
 };
-use crate::notify::Wakes;
+use crate::notify::ClusterNotifier;
 use crate::store::{ConnectError, PoolSettings, connect};
 
 /// How long a request waits for a connection to Postgres before it is refused.
@@ -45,15 +45,15 @@ const BACKLOG: u32 = 1024;
 /// New connections that an address may open for each request it may make. An address over its
 /// request limit gets an error response first; if it keeps reconnecting, its connections are
 /// closed.
-const CONNECTIONS: u32 = 4;
+const CONNECTIONS_PER_REQUEST: u32 = 4;
 /// Maximum number of long polls of one key. An agent needs one, and a second one while a broken
 /// connection times out.
-const PARKED_EACH: usize = 8;
+const MAX_POLLS_PER_KEY: usize = 8;
 /// Name of the database in the managed server.
 pub(super) const DATABASE: &str = "muster";
 
-/// A started service, which stops with [`Running::stop`].
-pub(crate) struct Running {
+/// A started service, which stops with [`RunningService::stop`].
+pub(crate) struct RunningService {
     /// Addresses on which it listens.
     #[cfg_attr(not(test), expect(dead_code, reason = "tests serve where the kernel picks"))]
     pub addresses: Vec<SocketAddr>,
@@ -80,7 +80,7 @@ pub(crate) async fn serve(args: ServeArgs) -> Result<(), ServerError> {
     };
     let _ = muster_notify::notify(muster_notify::State::Ready);
     let mut ledger_failed = running.app.store.ledger().failed();
-    let mut elsewhere = running.app.store.watch().elsewhere.subscribe();
+    let mut elsewhere = running.app.store.watch().must_stop.subscribe();
     let ended = tokio::select! {
         _ = terminate.recv() => Ok("SIGTERM"),
         _ = interrupt.recv() => Ok("SIGINT"),
@@ -89,7 +89,7 @@ pub(crate) async fn serve(args: ServeArgs) -> Result<(), ServerError> {
             source: None,
         }),
         Ok(_) = elsewhere.wait_for(|met| *met) => {
-            Err(ServerError::lasting(true, "this process must not go on", ELSEWHERE))
+            Err(ServerError::permanent_if(true, "this process must not go on", LEDGER_USED_TWICE))
         }
         ended = &mut running.server => Err(match ended {
             Ok(Ok(())) => ServerError::Failed { message: "the listener ended".into(), source: None },
@@ -107,7 +107,7 @@ pub(crate) async fn serve(args: ServeArgs) -> Result<(), ServerError> {
 }
 
 /// Starts a service. Returns when it listens.
-pub(crate) async fn start(args: ServeArgs) -> Result<Running, ServerError> {
+pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError> {
     check(&args)?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -115,15 +115,16 @@ pub(crate) async fn start(args: ServeArgs) -> Result<Running, ServerError> {
         ledger = %args.ledger.display(),
         "starting"
     );
-    let keys = Keydir::load(&args.keys)
-        .map_err(|error| ServerError::lasting(error.is_lasting(), "can't read the keys", error))?;
+    let keys = KeyDirectory::load(&args.keys).map_err(|error| {
+        ServerError::permanent_if(error.is_permanent(), "can't read the keys", error)
+    })?;
     let ledger = Ledger::open(&args.ledger).map_err(|error| match error {
         LedgerError::Files(error) if error.is_refusal() => {
             ServerError::Usage(format!("--ledger: {error}"))
         }
         error => {
             let damaged = matches!(error, LedgerError::Damaged { .. });
-            ServerError::lasting(damaged, "can't open the ledger", error)
+            ServerError::permanent_if(damaged, "can't open the ledger", error)
         }
     })?;
     // Bind before using the database: a process whose port is taken must leave no row in it.
@@ -137,20 +138,18 @@ pub(crate) async fn start(args: ServeArgs) -> Result<Running, ServerError> {
                 postgres.stop().await;
             }
             let foreign = matches!(error, ConnectError::OtherKeys { .. });
-            return Err(ServerError::lasting(foreign, "can't use the database", error));
+            return Err(ServerError::permanent_if(foreign, "can't use the database", error));
         }
     };
     let process = store.ledger().process();
     tracing::info!(%process, ledger = %args.ledger.display(), "this process's ledger");
     let tls =
         server_config(&keys).map_err(|error| ServerError::failed("can't set up TLS", error))?;
-    let app = app(&args, keys, store);
+    let app = build_app(&args, keys, store);
 
-    let (max, each) = (args.limits.max_connections, args.limits.max_connections_per_address);
-    let TimeArgs { handshake, unread, .. } = args.times;
-    let bounds = Sockets { max, each, handshake, unread };
-    let door = Door::new(&bounds, app.connections.clone(), app.metrics.clone());
-    actix_tls::accept::max_concurrent_tls_connect(HANDSHAKES);
+    let bounds = socket_limits(&args);
+    let door = ConnectionLimits::new(&bounds, app.connection_limit.clone(), app.metrics.clone());
+    actix_tls::accept::max_concurrent_tls_connect(MAX_HANDSHAKES);
     let mut server = actix_server::Server::build()
         .max_concurrent_connections(args.limits.max_connections)
         .shutdown_timeout(args.times.drain.as_secs().max(1))
@@ -162,7 +161,7 @@ pub(crate) async fn start(args: ServeArgs) -> Result<Running, ServerError> {
         let listener = listening.map_err(failed)?;
         let local = listener.local_addr().map_err(failed)?;
         let (app, door, tls) = (app.clone(), door.clone(), tls.clone());
-        let serve = move || door::service(&app, &door, &tls);
+        let serve = move || door::connection_service(&app, &door, &tls);
         server = server.listen("muster", listener, serve).map_err(failed)?;
         addresses.push(local);
     }
@@ -175,7 +174,16 @@ pub(crate) async fn start(args: ServeArgs) -> Result<Running, ServerError> {
     background::start(&app, args.times.sweep, &tracker, &stop_background);
     let server = tokio::spawn(server);
     let drain = args.times.drain;
-    Ok(Running { addresses, handle, server, app, tracker, stop_background, postgres, drain })
+    Ok(RunningService { addresses, handle, server, app, tracker, stop_background, postgres, drain })
+}
+
+fn socket_limits(args: &ServeArgs) -> SocketLimits {
+    SocketLimits {
+        max: args.limits.max_connections,
+        max_per_address: args.limits.max_connections_per_address,
+        handshake_timeout: args.times.handshake,
+        write_timeout: args.times.unread,
+    }
 }
 
 /// Binds the addresses. Clients' connections are refused until the sockets listen.
@@ -245,11 +253,11 @@ async fn database(
             }
         };
     }
-    Ok((external(args)?, None))
+    Ok((external_options(args)?, None))
 }
 
 /// Connect options of an external Postgres. Its URL may hold a password, so no message contains it.
-fn external(args: &DatabaseArgs) -> Result<PgConnectOptions, ServerError> {
+fn external_options(args: &DatabaseArgs) -> Result<PgConnectOptions, ServerError> {
     let from_environment =
         || std::env::var(DATABASE_URL).ok().filter(|url| !url.is_empty()).map(Zeroizing::new);
     let url = match (&args.database_url, &args.database_url_file) {
@@ -308,38 +316,41 @@ pub(super) async fn make_database(postgres: &ManagedPostgres) -> Result<(), sqlx
     connection.close().await
 }
 
-fn app(args: &ServeArgs, keys: Keydir, store: crate::store::Store) -> App {
+fn build_app(args: &ServeArgs, keys: KeyDirectory, store: crate::store::Store) -> App {
     let millis = |time: Duration| Millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-    let settings = Settings {
+    let settings = FormationSettings {
         lease: millis(args.times.lease),
-        prepare: millis(args.times.prepare),
+        ack_timeout: millis(args.times.prepare),
         sweep: millis(args.times.sweep),
-        ..Settings::DEFAULT
+        ..FormationSettings::DEFAULT
     };
     App {
         metrics: store.watch().metrics.clone(),
         store,
         issuer: issuer(&keys.owner).into(),
-        admins: Arc::new(AdminDirectory::new(keys.owner)),
+        admins: Arc::new(AdminCache::new(keys.owner)),
         keys: Arc::new(keys),
         clock: Arc::new(Clock::default()),
-        wakes: Wakes::default(),
+        notifier: ClusterNotifier::default(),
         settings,
         max_deadline_seconds: args.times.deadline.as_secs().max(1),
-        addresses: Arc::new(AddressLimit::new(args.limits.rate, args.limits.burst)),
-        adoptions: Arc::new(AddressLimit::new(ADOPTIONS.0, ADOPTIONS.1)),
-        connections: Arc::new(AddressLimit::new(
-            args.limits.rate.saturating_mul(CONNECTIONS),
-            args.limits.burst.saturating_mul(CONNECTIONS),
+        request_limit: Arc::new(AddressLimit::new(args.limits.rate, args.limits.burst)),
+        adoption_limit: Arc::new(AddressLimit::new(
+            ADOPTION_RATE_AND_BURST.0,
+            ADOPTION_RATE_AND_BURST.1,
         )),
-        parked: Places::new(args.limits.max_parked_polls, PARKED_EACH),
-        poll: args.times.poll,
+        connection_limit: Arc::new(AddressLimit::new(
+            args.limits.rate.saturating_mul(CONNECTIONS_PER_REQUEST),
+            args.limits.burst.saturating_mul(CONNECTIONS_PER_REQUEST),
+        )),
+        poll_slots: SlotPool::new(args.limits.max_parked_polls, MAX_POLLS_PER_KEY),
+        max_poll_wait: args.times.poll,
         draft_life: args.times.draft,
         draining: CancellationToken::new(),
     }
 }
 
-impl Running {
+impl RunningService {
     /// State shared by requests, for tests that look behind the API.
     #[cfg(test)]
     pub(crate) fn app(&self) -> &App {

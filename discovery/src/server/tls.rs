@@ -19,7 +19,7 @@ use rustls::server::ParsedCertificate;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 
-use crate::keydir::Keydir;
+use crate::keydir::KeyDirectory;
 
 /// DER of an Ed25519 SubjectPublicKeyInfo before its 32 key bytes (RFC 8410, section 4).
 const ED25519_SPKI: [u8; 12] =
@@ -27,7 +27,7 @@ const ED25519_SPKI: [u8; 12] =
 
 /// The remote end of a connection.
 #[derive(Clone, Debug)]
-pub(crate) struct Peer {
+pub(crate) struct ConnectionPeer {
     /// Remote address of the socket.
     pub address: SocketAddr,
     /// The client's certificate, if it sent one.
@@ -54,7 +54,7 @@ impl ClientCertificate {
     }
 }
 
-/// actix-web's `on_connect` hook: stores a [`Peer`] in the connection's extensions.
+/// actix-web's `on_connect` hook: stores a [`ConnectionPeer`] in the connection's extensions.
 pub(crate) fn remember_peer(connection: &dyn Any, extensions: &mut Extensions) {
     let Some(stream) = connection.downcast_ref::<TlsStream<TcpStream>>() else { return };
     let (socket, session) = stream.get_ref();
@@ -63,13 +63,13 @@ pub(crate) fn remember_peer(connection: &dyn Any, extensions: &mut Extensions) {
         .peer_certificates()
         .and_then(|chain| chain.first())
         .and_then(ClientCertificate::read);
-    extensions.insert(Peer { address, certificate });
+    extensions.insert(ConnectionPeer { address, certificate });
 }
 
 /// Makes the listener's TLS configuration.
-pub(crate) fn server_config(keys: &Keydir) -> Result<rustls::ServerConfig, Error> {
+pub(crate) fn server_config(keys: &KeyDirectory) -> Result<rustls::ServerConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = Arc::new(AnyKey { provider: provider.clone() });
+    let verifier = Arc::new(AnyKeyVerifier { provider: provider.clone() });
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(verifier)
@@ -83,11 +83,11 @@ pub(crate) fn server_config(keys: &Keydir) -> Result<rustls::ServerConfig, Error
 
 /// Accepts any client certificate whose key signed this handshake.
 #[derive(Debug)]
-struct AnyKey {
+struct AnyKeyVerifier {
     provider: Arc<CryptoProvider>,
 }
 
-impl ClientCertVerifier for AnyKey {
+impl ClientCertVerifier for AnyKeyVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

@@ -11,34 +11,34 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Stream whose writes fail when the peer accepts no byte for `patience`. The kernel's own timeout
 /// for this restarts with each byte that the peer sends, so it isn't enough.
-pub(super) struct Unread<S> {
+pub(super) struct WriteTimeoutStream<S> {
     pub(super) stream: S,
-    patience: Duration,
-    waits: Option<Pin<Box<Sleep>>>,
+    write_timeout: Duration,
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Unread<S> {
+impl<S> WriteTimeoutStream<S> {
     pub(super) fn new(stream: S, patience: Duration) -> Self {
-        Unread { stream, patience, waits: None }
+        WriteTimeoutStream { stream, write_timeout: patience, timer: None }
     }
 
-    fn judge<T>(
+    fn check_timeout<T>(
         &mut self,
         context: &mut Context<'_>,
         done: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
         if done.is_ready() {
-            self.waits = None;
+            self.timer = None;
             return done;
         }
-        let patience = self.patience;
-        let waits = self.waits.get_or_insert_with(|| Box::pin(sleep(patience)));
+        let patience = self.write_timeout;
+        let waits = self.timer.get_or_insert_with(|| Box::pin(sleep(patience)));
         ready!(waits.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Unread<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeoutStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -48,23 +48,23 @@ impl<S: AsyncRead + Unpin> AsyncRead for Unread<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Unread<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeoutStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let done = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.judge(context, done)
+        self.check_timeout(context, done)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let done = Pin::new(&mut self.stream).poll_flush(context);
-        self.judge(context, done)
+        self.check_timeout(context, done)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let done = Pin::new(&mut self.stream).poll_shutdown(context);
-        self.judge(context, done)
+        self.check_timeout(context, done)
     }
 }

@@ -4,14 +4,14 @@ use discovery_types::jws::Jws;
 use sqlx::types::Json;
 use uuid::Uuid;
 
-use super::{Micros, Store, StoreError};
-use crate::domain::epoch_to_row;
+use super::{Store, StoreError, UnixMicros};
+use crate::domain::number_to_row;
 use crate::ledger;
 
 impl Store {
     /// Returns the SHA-256 over all chain elements, which shows whether they changed, and the
     /// database's time.
-    pub(crate) async fn admin_fingerprint(&self) -> Result<(Vec<u8>, Micros), StoreError> {
+    pub(crate) async fn admin_fingerprint(&self) -> Result<(Vec<u8>, UnixMicros), StoreError> {
         let row = sqlx::query_as(
             "SELECT sha256(convert_to(coalesce(string_agg(jws, E'\\n' ORDER BY sequence), ''),
                                       'UTF8')), now_us()
@@ -30,8 +30,8 @@ impl Store {
         Ok(rows)
     }
 
-    /// Appends a verified element. Errors with `Taken` if another element was appended in the
-    /// meantime.
+    /// Appends a verified element. Errors with `UniqueViolation` if another element was appended in
+    /// the meantime.
     pub(crate) async fn put_admin_element(
         &self,
         sequence: u64,
@@ -43,14 +43,15 @@ impl Store {
             "INSERT INTO admin_elements (sequence, hash, jws, stored_us)
              VALUES ($1, $2, $3, now_us()) RETURNING stored_us",
         )
-        .bind(epoch_to_row(sequence)?)
+        .bind(number_to_row(sequence)?)
         .bind(&jws.hash().0[..])
         .bind(jws.as_str())
         .fetch_one(&mut *transaction)
         .await?;
-        let now = discovery_formation::Micros(now.unsigned_abs());
+        let now = discovery_formation::UnixMicros(now.unsigned_abs());
         let body = serde_json::json!({ "sequence": sequence, "by": by });
-        super::cluster::event(&mut transaction, Uuid::nil(), now, "admins_changed", &body).await?;
+        super::cluster::append_event(&mut transaction, Uuid::nil(), now, "admins_changed", &body)
+            .await?;
         sqlx::query("SELECT pg_notify($1, 'admins')")
             .bind(ledger::CHANNEL)
             .execute(&mut *transaction)
@@ -64,7 +65,7 @@ impl Store {
         &self,
         key: &[u8; 32],
         jti: &str,
-        expires_us: Micros,
+        expires_us: UnixMicros,
     ) -> Result<bool, StoreError> {
         let inserted = sqlx::query(
             "INSERT INTO used_assertions (key, jti, expires_us) VALUES ($1, $2, $3)
@@ -96,7 +97,11 @@ impl Store {
     }
 
     /// Returns the newest `limit` events of an event chain, newest first.
-    pub(crate) async fn events(&self, stream: Uuid, limit: i64) -> Result<Vec<Event>, StoreError> {
+    pub(crate) async fn events(
+        &self,
+        stream: Uuid,
+        limit: i64,
+    ) -> Result<Vec<StoredEvent>, StoreError> {
         let rows: Vec<(i64, String, String)> = sqlx::query_as(
             "SELECT at_us, kind, body FROM events WHERE stream = $1
              ORDER BY number DESC LIMIT $2",
@@ -105,7 +110,7 @@ impl Store {
         .bind(limit)
         .fetch_all(&mut *self.acquire().await?)
         .await?;
-        let event = |(at_us, kind, body): (i64, String, String)| Event {
+        let event = |(at_us, kind, body): (i64, String, String)| StoredEvent {
             at_us,
             kind,
             body: Json(serde_json::from_str(&body).unwrap_or_default()),
@@ -116,9 +121,9 @@ impl Store {
 
 /// One event of an event chain.
 #[derive(Clone, Debug)]
-pub(crate) struct Event {
+pub(crate) struct StoredEvent {
     /// When it happened: the database's time in microseconds.
-    pub at_us: Micros,
+    pub at_us: UnixMicros,
     /// Kind of the event, such as "frozen".
     pub kind: String,
     /// Body of the event, which depends on its kind.

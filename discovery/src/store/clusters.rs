@@ -1,18 +1,20 @@
 //! Queries on whole clusters: drafts, first statements, lists, and the sweep's work.
 
 use discovery_formation as formation;
-use discovery_formation::service::{Cluster, EndCause, Settings, next_deadline};
+use discovery_formation::service::{Cluster, EndCause, FormationSettings, next_deadline};
 use discovery_types::api::SILENT_AFTER;
 use discovery_types::grant::Grant;
-use discovery_types::jws::{Jws, Typ};
+use discovery_types::jws::{Jws, JwsType};
 use discovery_types::statement::Statement;
 use ipnet::IpNet;
 use uuid::Uuid;
 
-use super::cluster::{Authorities, AuthorityRow, CHANNEL, add_statement, authorities, event};
-use super::{Micros, Store, StoreError};
+use super::cluster::{
+    Authorities, AuthorityRow, CHANNEL, add_statement, append_event, authorities,
+};
+use super::{Store, StoreError, UnixMicros};
 use crate::ca::NewCa;
-use crate::domain::epoch_to_row;
+use crate::domain::number_to_row;
 use crate::ledger;
 
 /// Row of a cluster in a list.
@@ -26,9 +28,9 @@ pub(crate) struct ClusterSummaryRow {
     pub phase: String,
     pub epoch: i64,
     /// When the draft was made.
-    pub created_us: Micros,
+    pub created_us: UnixMicros,
     /// When the cluster expires if it hasn't committed.
-    pub deadline_us: Micros,
+    pub deadline_us: UnixMicros,
     /// Number of occupied seats.
     pub seated: i64,
     /// Number of agents that wait for a seat.
@@ -53,8 +55,8 @@ SELECT c.id, c.name, c.size, c.phase, c.epoch, c.created_us, c.deadline_us,
             WHERE m.cluster_id = c.id AND m.member_id = r.member_id)) AS heard
 FROM clusters c";
 
-fn silent_after_us() -> Micros {
-    Micros::try_from(SILENT_AFTER.as_micros()).unwrap_or(Micros::MAX)
+fn silent_after_us() -> UnixMicros {
+    UnixMicros::try_from(SILENT_AFTER.as_micros()).unwrap_or(UnixMicros::MAX)
 }
 
 /// Source address and grant of an agent.
@@ -71,7 +73,7 @@ impl Origin {
     /// Returns the networks that the agent's token is bound to. An empty list means any network.
     pub(crate) fn bound_to(&self) -> Vec<IpNet> {
         let jws = self.grant_jws.as_ref().and_then(|jws| jws.parse::<Jws>().ok());
-        let grant = jws.and_then(|jws| jws.claims_unverified::<Grant>(Typ::Grant).ok());
+        let grant = jws.and_then(|jws| jws.claims_unverified::<Grant>(JwsType::Grant).ok());
         grant.map(|grant| grant.cidrs).unwrap_or_default()
     }
 }
@@ -88,7 +90,7 @@ pub(crate) struct Draft {
 
 /// Result of a first statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Opened {
+pub(crate) enum OpenResult {
     /// The draft has become an open cluster.
     Open,
     /// There is no draft with that id: it has expired, or is open already.
@@ -122,7 +124,7 @@ impl Store {
         by: &str,
         life: std::time::Duration,
         [peer, client]: [&WrappedCa; 2],
-    ) -> Result<Micros, StoreError> {
+    ) -> Result<UnixMicros, StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
         let deadline: i64 = sqlx::query_scalar(
             "INSERT INTO clusters (id, name, size, phase, created_us, created_by, deadline_us)
@@ -184,9 +186,9 @@ impl Store {
         statement: formation::Statement,
         jws: &Jws,
         deadline_seconds: u64,
-        settings: &Settings,
+        settings: &FormationSettings,
         by: &str,
-    ) -> Result<Opened, StoreError> {
+    ) -> Result<OpenResult, StoreError> {
         let id = Uuid::from_u128(statement.cluster.0);
         let mut transaction = self.begin("BEGIN").await?;
         let draft: Option<Uuid> = sqlx::query_scalar(
@@ -197,9 +199,9 @@ impl Store {
         .await?;
         let now: i64 = sqlx::query_scalar("SELECT now_us()").fetch_one(&mut *transaction).await?;
         if draft.is_none() {
-            return Ok(Opened::NoDraft);
+            return Ok(OpenResult::NoDraft);
         }
-        let now = formation::Micros(now.unsigned_abs());
+        let now = formation::UnixMicros(now.unsigned_abs());
         let deadline = now.after(formation::Millis(deadline_seconds.saturating_mul(1_000)));
         let cluster = Cluster::opened(statement, deadline);
         let next = next_deadline(&cluster, settings, now);
@@ -208,24 +210,24 @@ impl Store {
                  next_place = $5, next_deadline_us = $6 WHERE id = $1",
         )
         .bind(id)
-        .bind(epoch_to_row(deadline.0)?)
-        .bind(epoch_to_row(cluster.epoch)?)
-        .bind(epoch_to_row(cluster.rev)?)
-        .bind(epoch_to_row(cluster.next_place)?)
-        .bind(next.map(|at| epoch_to_row(at.0)).transpose()?)
+        .bind(number_to_row(deadline.0)?)
+        .bind(number_to_row(cluster.epoch)?)
+        .bind(number_to_row(cluster.rev)?)
+        .bind(number_to_row(cluster.next_queue_number)?)
+        .bind(next.map(|at| number_to_row(at.0)).transpose()?)
         .execute(&mut *transaction)
         .await
         .map_err(StoreError::from);
         match opened {
             Ok(_) => {}
-            Err(StoreError::Taken { .. }) => return Ok(Opened::NameTaken),
+            Err(StoreError::UniqueViolation { .. }) => return Ok(OpenResult::NameTaken),
             Err(error) => return Err(error),
         }
         add_statement(&mut transaction, id, now, jws).await?;
         let body = serde_json::json!({ "by": by });
-        event(&mut transaction, id, now, "open", &body).await?;
+        append_event(&mut transaction, id, now, "open", &body).await?;
         transaction.commit().await?;
-        Ok(Opened::Open)
+        Ok(OpenResult::Open)
     }
 
     /// Inserts a cluster that a ledger holds and this database lacks: its row, CAs and statements.
@@ -239,7 +241,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let own = first.name.as_str();
         match self.put_back_as(own, statements, first, authorities).await {
-            Err(StoreError::Taken { .. }) => {
+            Err(StoreError::UniqueViolation { .. }) => {
                 let id = first.cluster.simple().to_string();
                 let short: String = own.chars().take(50).collect();
                 let name = format!("{short}-{}", &id[id.len() - 8..]);
@@ -291,7 +293,7 @@ impl Store {
                 .bind(id)
                 .fetch_one(&mut *transaction)
                 .await?;
-        let now = formation::Micros(now.unsigned_abs());
+        let now = formation::UnixMicros(now.unsigned_abs());
         for jws in statements.iter().skip(there as usize) {
             add_statement(&mut transaction, id, now, jws).await?;
         }
@@ -345,7 +347,7 @@ impl Store {
     }
 
     /// Returns a batch of clusters whose next deadline has passed, without those in `stuck`.
-    pub(crate) async fn due(&self, stuck: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
+    pub(crate) async fn due_clusters(&self, stuck: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
         let rows = sqlx::query_scalar(
             "SELECT id FROM clusters WHERE next_deadline_us <= now_us() AND id <> ALL($2)
              ORDER BY next_deadline_us LIMIT $1",
@@ -358,7 +360,7 @@ impl Store {
     }
 
     /// Returns a batch of clusters that are still forming, with ids above `after`.
-    pub(crate) async fn forming(&self, after: Uuid) -> Result<Vec<Uuid>, StoreError> {
+    pub(crate) async fn forming_clusters(&self, after: Uuid) -> Result<Vec<Uuid>, StoreError> {
         let rows = sqlx::query_scalar(
             "SELECT id FROM clusters WHERE phase IN ('open', 'preparing') AND id > $1
              ORDER BY id LIMIT $2",
@@ -372,7 +374,7 @@ impl Store {
 
     /// Returns a batch of clusters that wait for the database to be settled, with ids above
     /// `after`.
-    pub(crate) async fn unsettled(&self, after: Uuid) -> Result<Vec<Uuid>, StoreError> {
+    pub(crate) async fn unsettled_clusters(&self, after: Uuid) -> Result<Vec<Uuid>, StoreError> {
         let rows = sqlx::query_scalar(
             "SELECT id FROM clusters WHERE unsettled AND phase IN ('open', 'preparing') AND id > $1
              ORDER BY id LIMIT $2",
@@ -385,7 +387,7 @@ impl Store {
     }
 
     /// Deletes expired drafts and expired assertions.
-    pub(crate) async fn clear_out(&self) -> Result<(), StoreError> {
+    pub(crate) async fn delete_expired(&self) -> Result<(), StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
         let dead: Vec<Uuid> = sqlx::query_scalar(
             "SELECT id FROM clusters WHERE phase = 'draft' AND deadline_us <= now_us()
@@ -427,7 +429,7 @@ impl Store {
 
     /// Abandons a forming cluster without reading its rows, so damaged rows can't prevent it.
     /// Returns `false` if the cluster isn't forming.
-    pub(crate) async fn give_up(
+    pub(crate) async fn abandon_unread(
         &self,
         id: Uuid,
         cause: EndCause,
@@ -451,8 +453,8 @@ impl Store {
             .execute(&mut *transaction)
             .await?;
         let body = serde_json::json!({ "phase": "abandoned", "unread": true });
-        let now = formation::Micros(ended.unsigned_abs());
-        event(&mut transaction, id, now, "ended", &body).await?;
+        let now = formation::UnixMicros(ended.unsigned_abs());
+        append_event(&mut transaction, id, now, "ended", &body).await?;
         sqlx::query("SELECT pg_notify($1, $2)")
             .bind(CHANNEL)
             .bind(id.to_string())
@@ -477,7 +479,7 @@ impl Store {
     }
 
     /// Stores that a commit from a ledger can't be put back into this database.
-    pub(crate) async fn note_refused(
+    pub(crate) async fn note_refused_commit(
         &self,
         commit: &ledger::Commit,
         why: &str,

@@ -10,9 +10,9 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection};
 
 use super::{Store, StoreError, check, key_directory};
-use crate::keydir::Keydir;
-use crate::ledger::{DatabaseWatch, HALF_LOADED, Ledger, Occasion, look};
-use crate::metrics::Metrics;
+use crate::keydir::KeyDirectory;
+use crate::ledger::{DatabaseWatch, HALF_LOADED, Ledger, Occasion, look_at_database};
+use crate::metrics::ServiceMetrics;
 
 static MIGRATOR: Migrator = sqlx::migrate!("../migrations");
 
@@ -40,7 +40,7 @@ pub(crate) enum ConnectError {
     Store(#[from] StoreError),
     /// The server responds, but its version or settings are unsafe.
     #[error("this Postgres can't keep promises: {}", .0.join("; "))]
-    Unfit(Vec<String>),
+    UnsafeServer(Vec<String>),
     /// Keys, indexes or triggers are missing: a restore is running or was interrupted.
     #[error("{HALF_LOADED}")]
     HalfLoaded,
@@ -66,8 +66,8 @@ pub(crate) async fn connect(
     options: PgConnectOptions,
     settings: PoolSettings,
     ledger: Ledger,
-    keys: &Keydir,
-    metrics: Arc<Metrics>,
+    keys: &KeyDirectory,
+    metrics: Arc<ServiceMetrics>,
 ) -> Result<Store, ConnectError> {
     let mut connection = options.connect().await.map_err(StoreError::from)?;
     let findings = check::check(&mut connection).await?;
@@ -75,7 +75,7 @@ pub(crate) async fn connect(
         tracing::warn!("about this Postgres: {warning}");
     }
     if !findings.refusals.is_empty() {
-        return Err(ConnectError::Unfit(findings.refusals));
+        return Err(ConnectError::UnsafeServer(findings.refusals));
     }
     MIGRATOR.run(&mut connection).await.map_err(ConnectError::Migrate)?;
     let whole = sqlx::query_scalar("SELECT is_whole()").fetch_one(&mut connection).await;
@@ -99,7 +99,7 @@ pub(crate) async fn connect(
             let (ledger, watch) = (compared_ledger.clone(), compared_watch.clone());
             Box::pin(async move {
                 sqlx::raw_sql(SESSION).execute(&mut *connection).await?;
-                look(connection, &ledger, &watch, Occasion::Doubt).await
+                look_at_database(connection, &ledger, &watch, Occasion::Doubt).await
             })
         })
         .connect_lazy_with(options);

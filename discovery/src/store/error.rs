@@ -3,7 +3,7 @@
 use crate::domain::OutOfRange;
 
 /// Postgres error classes and codes (its appendix A) that mean "try again later".
-const TRANSIENT: [&str; 7] = [
+const TRANSIENT_CODES: [&str; 7] = [
     "08",    // connection exceptions
     "40",    // transaction rollback: deadlock, serialisation
     "53",    // insufficient resources: disk full, too many connections
@@ -14,7 +14,7 @@ const TRANSIENT: [&str; 7] = [
 ];
 /// Codes with which a server ends a connection: by an administrator, after a crash, or while
 /// starting.
-const ENDED: [&str; 3] = ["57P01", "57P02", "57P03"];
+const CONNECTION_END_CODES: [&str; 3] = ["57P01", "57P02", "57P03"];
 const UNIQUE_VIOLATION: &str = "23505";
 
 /// Why a store call failed.
@@ -25,9 +25,7 @@ pub(crate) enum StoreError {
     Unavailable(#[source] sqlx::Error),
     /// A unique constraint failed: somebody else holds the value.
     #[error("`{constraint}` holds such a row already")]
-    Taken {
-        constraint: String,
-    },
+    UniqueViolation { constraint: String },
     /// A row holds an impossible value: it was changed by hand, or by a broken disk.
     #[error("the database holds what can't be: {what}")]
     Damaged {
@@ -45,8 +43,8 @@ pub(crate) enum StoreError {
 
 impl StoreError {
     /// Error for a Postgres that doesn't respond.
-    pub(crate) fn silent() -> Self {
-        StoreError::Unavailable(silent())
+    pub(crate) fn no_answer() -> Self {
+        StoreError::Unavailable(no_answer_error())
     }
 
     /// Error for a row that doesn't parse or verify.
@@ -59,13 +57,15 @@ impl StoreError {
 pub(super) fn is_dead_connection(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(_) => true,
-        sqlx::Error::Database(told) => told.code().is_some_and(|code| ENDED.contains(&&*code)),
+        sqlx::Error::Database(told) => {
+            told.code().is_some_and(|code| CONNECTION_END_CODES.contains(&&*code))
+        }
         _ => false,
     }
 }
 
 /// Error for a Postgres that accepted a connection but doesn't respond.
-pub(super) fn silent() -> sqlx::Error {
+pub(super) fn no_answer_error() -> sqlx::Error {
     sqlx::Error::Protocol("Postgres doesn't answer".into())
 }
 
@@ -84,9 +84,9 @@ impl From<sqlx::Error> for StoreError {
         let code = database.code().unwrap_or_default();
         if code == UNIQUE_VIOLATION {
             let constraint = database.constraint().unwrap_or("a constraint").to_owned();
-            return StoreError::Taken { constraint };
+            return StoreError::UniqueViolation { constraint };
         }
-        match TRANSIENT.iter().any(|prefix| code.starts_with(prefix)) {
+        match TRANSIENT_CODES.iter().any(|prefix| code.starts_with(prefix)) {
             true => StoreError::Unavailable(error),
             false => StoreError::Refused(error),
         }

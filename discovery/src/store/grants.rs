@@ -6,8 +6,8 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::cluster::GrantRow;
-use super::{Micros, Store, StoreError};
-use crate::domain::epoch_to_row;
+use super::{Store, StoreError, UnixMicros};
+use crate::domain::number_to_row;
 
 /// Maximum number of grants in a list; the newest are returned.
 pub(crate) const GRANTS_LISTED: i64 = 1_000;
@@ -23,7 +23,7 @@ pub(crate) struct GrantUse {
     /// Phase of the grant's cluster.
     pub phase: String,
     /// Tokens issued before this time are void.
-    pub void_before_us: Micros,
+    pub void_before_us: UnixMicros,
 }
 
 /// Inserts a verified grant. Returns `false` if it was stored already.
@@ -31,7 +31,7 @@ pub(super) async fn insert(
     connection: &mut PgConnection,
     grant: &VerifiedGrant,
     by: &str,
-    now: formation::Micros,
+    now: formation::UnixMicros,
 ) -> Result<bool, StoreError> {
     let inserted = sqlx::query(
         "INSERT INTO grants (id, cluster_id, kind, hash, token_key, jws, uses, expires_us,
@@ -45,9 +45,9 @@ pub(super) async fn insert(
     .bind(&grant.key.as_bytes()[..])
     .bind(grant.jws().as_str())
     .bind(i32::from(grant.uses))
-    .bind(epoch_to_row(grant.expires_at.saturating_mul(1_000_000))?)
+    .bind(number_to_row(grant.expires_at.saturating_mul(1_000_000))?)
     .bind(by)
-    .bind(epoch_to_row(now.0)?)
+    .bind(number_to_row(now.0)?)
     .execute(connection)
     .await?;
     Ok(inserted.rows_affected() == 1)
@@ -59,7 +59,7 @@ impl Store {
         &self,
         grant: &VerifiedGrant,
         by: &str,
-        now: formation::Micros,
+        now: formation::UnixMicros,
     ) -> Result<(), StoreError> {
         let mut transaction = self.begin("BEGIN").await?;
         if insert(&mut transaction, grant, by, now).await? {
@@ -69,7 +69,8 @@ impl Store {
                 .bind(grant.cluster)
                 .execute(&mut *transaction)
                 .await?;
-            super::cluster::event(&mut transaction, grant.cluster, now, "granted", &body).await?;
+            super::cluster::append_event(&mut transaction, grant.cluster, now, "granted", &body)
+                .await?;
         }
         transaction.commit().await?;
         Ok(())

@@ -11,9 +11,9 @@ use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::cluster::{CHANNEL, event};
-use super::{Micros, Store, StoreError};
-use crate::domain::epoch_to_row;
+use super::cluster::{CHANNEL, append_event};
+use super::{Store, StoreError, UnixMicros};
+use crate::domain::number_to_row;
 
 /// Maximum number of a cluster's intents that are read: the newest. Intents that added a member are
 /// always read.
@@ -35,7 +35,7 @@ pub(crate) struct StoredIntent {
     /// Name of the admin who signed the intent.
     pub made_by: String,
     /// When the intent was stored.
-    pub made_us: Micros,
+    pub made_us: UnixMicros,
     /// The last reported outcome.
     pub outcome: Option<Outcome>,
     /// Member id of the newcomer, once it is added.
@@ -45,24 +45,24 @@ pub(crate) struct StoredIntent {
     /// (Raft term, Raft index) of the reported outcome.
     pub position: Option<(u64, u64)>,
     /// Source address of another key that tried to redeem the same ticket.
-    pub contested: Option<String>,
+    pub contested_by: Option<String>,
     /// Source address of the newcomer.
     pub address: Option<String>,
     /// Why the intent waits, as a member's agent reported last.
-    pub waits: Option<Waits>,
+    pub wait_reason: Option<WaitReason>,
     /// Number of recoveries that the cluster had gone through when the newcomer became a member.
     pub recovery: usize,
 }
 
 /// Why an intent waits, as the leader's agent reported last.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Waits {
+pub(crate) struct WaitReason {
     /// The reason, in the agent's words.
     pub reason: String,
     /// Name of the member whose agent reported it.
     pub by: String,
     /// When the reason was reported.
-    pub at_us: Micros,
+    pub at_us: UnixMicros,
 }
 
 /// A stored recovery statement of a cluster.
@@ -84,9 +84,9 @@ struct IntentRow {
     agent_key: Option<Vec<u8>>,
     subject: String,
     planned_at: Option<i64>,
-    made_us: Micros,
+    made_us: UnixMicros,
     made_by: String,
-    expires_us: Micros,
+    expires_us: UnixMicros,
     state: String,
     rev: i64,
     outcome: Option<String>,
@@ -98,7 +98,7 @@ struct IntentRow {
     address: Option<String>,
     waits_for: Option<String>,
     waits_by: Option<String>,
-    waits_us: Option<Micros>,
+    waits_us: Option<UnixMicros>,
     recovery: i32,
 }
 
@@ -116,22 +116,22 @@ pub(crate) struct NewIntent<'a> {
 
 /// Everything stored about a cluster's changes and its members' reports.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Changes {
+pub(crate) struct MembershipChanges {
     /// Stored intents, oldest first.
     pub intents: Vec<StoredIntent>,
     /// Members whose removal was confirmed, with the keys of their agents.
     pub removed: Vec<(Option<PublicKey>, Removal)>,
     /// The membership that a quorum confirmed last.
-    pub confirmed: Option<Said>,
+    pub confirmed: Option<MembershipReport>,
     /// The last report of each member.
-    pub said: Vec<(MemberId, Said)>,
+    pub reports: Vec<(MemberId, MembershipReport)>,
     /// Recovery statements, both followed and competing, in chain order.
     pub recoveries: Vec<StoredRecovery>,
 }
 
 /// A report of a cluster's membership, with its position in the Raft log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Said {
+pub(crate) struct MembershipReport {
     pub membership: Membership,
     /// Raft term of the report.
     pub term: u64,
@@ -140,37 +140,40 @@ pub(crate) struct Said {
     /// The leader that the reporter saw.
     pub leader: Option<MemberId>,
     /// When the report was stored.
-    pub at_us: Micros,
+    pub at_us: UnixMicros,
 }
 
 #[derive(sqlx::FromRow)]
-struct SaidRow {
+struct MembershipReportRow {
     member_id: Option<Vec<u8>>,
     raft_term: i64,
     raft_index: i64,
     leader: Option<Vec<u8>>,
     membership: String,
-    at_us: Micros,
+    at_us: UnixMicros,
 }
 
 /// Row of a removed member or of a recovery statement. A statement has a `number`, and its JWS is
 /// in `by`.
 #[derive(sqlx::FromRow)]
-struct PastRow {
+struct RemovalOrRecoveryRow {
     member_id: Option<Vec<u8>>,
     agent_key: Option<Vec<u8>>,
-    at_us: Micros,
+    at_us: UnixMicros,
     by: String,
     number: Option<i32>,
     followed: Option<bool>,
 }
 
-impl SaidRow {
-    fn said(self, cluster: Uuid) -> Result<(Option<MemberId>, Said), StoreError> {
+impl MembershipReportRow {
+    fn into_report(
+        self,
+        cluster: Uuid,
+    ) -> Result<(Option<MemberId>, MembershipReport), StoreError> {
         let membership = serde_json::from_str(&self.membership)
             .map_err(|_| StoreError::damaged(format!("the directory of cluster {cluster}")))?;
         let id = |bytes: Option<Vec<u8>>| bytes.and_then(|b| b.try_into().ok()).map(MemberId);
-        let said = Said {
+        let said = MembershipReport {
             membership,
             term: self.raft_term.unsigned_abs(),
             index: self.raft_index.unsigned_abs(),
@@ -181,7 +184,7 @@ impl SaidRow {
     }
 }
 
-impl Said {
+impl MembershipReport {
     /// Converts the report to the API's view of it.
     pub(crate) fn view(&self, confirmed: bool, reporters: usize) -> DirectoryView {
         DirectoryView {
@@ -196,21 +199,21 @@ impl Said {
     }
 }
 
-fn intent(cluster: Uuid, row: IntentRow) -> Result<StoredIntent, StoreError> {
+fn to_stored_intent(cluster: Uuid, row: IntentRow) -> Result<StoredIntent, StoreError> {
     let damaged = || StoreError::damaged(format!("an intent of cluster {cluster}"));
     let operation = OperationId(row.operation.try_into().map_err(|_| damaged())?);
     let key = |bytes: Vec<u8>| bytes.try_into().ok().map(PublicKey::from_bytes);
     Ok(StoredIntent {
         intent: Intent {
             cluster,
-            verb: word(&row.verb).ok_or_else(damaged)?,
+            verb: parse_name(&row.verb).ok_or_else(damaged)?,
             operation,
             authority: row.authority.parse().map_err(|_| damaged())?,
             redeem: row.redeem.map(|jws| jws.parse()).transpose().map_err(|_| damaged())?,
             planned_at: row.planned_at.map(i64::unsigned_abs),
             expires_at: row.expires_us.unsigned_abs() / 1_000_000,
         },
-        state: word(&row.state).ok_or_else(damaged)?,
+        state: parse_name(&row.state).ok_or_else(damaged)?,
         rev: row.rev.unsigned_abs(),
         subject: row.subject,
         agent: row.agent_key.and_then(key),
@@ -227,10 +230,10 @@ fn intent(cluster: Uuid, row: IntentRow) -> Result<StoredIntent, StoreError> {
             .raft_term
             .zip(row.raft_index)
             .map(|(term, index)| (term.unsigned_abs(), index.unsigned_abs())),
-        contested: row.contested,
+        contested_by: row.contested,
         address: row.address,
-        waits: match (row.waits_for, row.waits_by, row.waits_us) {
-            (Some(reason), Some(by), Some(at_us)) => Some(Waits { reason, by, at_us }),
+        wait_reason: match (row.waits_for, row.waits_by, row.waits_us) {
+            (Some(reason), Some(by), Some(at_us)) => Some(WaitReason { reason, by, at_us }),
             _ => None,
         },
         recovery: row.recovery.unsigned_abs() as usize,
@@ -238,7 +241,7 @@ fn intent(cluster: Uuid, row: IntentRow) -> Result<StoredIntent, StoreError> {
 }
 
 /// Parses a verb or a state from its serialised name.
-fn word<T: DeserializeOwned>(text: &str) -> Option<T> {
+fn parse_name<T: DeserializeOwned>(text: &str) -> Option<T> {
     serde_json::from_value(serde_json::Value::from(text)).ok()
 }
 
@@ -247,10 +250,10 @@ const INTENT: &str = "SELECT operation, verb, authority, redeem, agent_key, subj
      raft_index, contested, address, waits_for, waits_by, waits_us, recovery FROM intents";
 
 /// Reads everything stored about a cluster's changes.
-pub(crate) async fn changes(
+pub(crate) async fn membership_changes(
     connection: &mut PgConnection,
     cluster: Uuid,
-) -> Result<Changes, StoreError> {
+) -> Result<MembershipChanges, StoreError> {
     let sql = format!(
         "{INTENT} WHERE cluster_id = $1 AND (member_id IS NOT NULL OR operation IN
              (SELECT operation FROM intents WHERE cluster_id = $1
@@ -262,8 +265,9 @@ pub(crate) async fn changes(
         .bind(INTENTS_READ)
         .fetch_all(&mut *connection)
         .await?;
-    let intents = rows.into_iter().map(|row| intent(cluster, row)).collect::<Result<_, _>>()?;
-    let rows: Vec<SaidRow> = sqlx::query_as(
+    let intents =
+        rows.into_iter().map(|row| to_stored_intent(cluster, row)).collect::<Result<_, _>>()?;
+    let rows: Vec<MembershipReportRow> = sqlx::query_as(
         "SELECT member_id, raft_term, raft_index, leader, membership, at_us
          FROM directory_reports WHERE cluster_id = $1
          UNION ALL SELECT NULL, raft_term, raft_index, NULL, membership, at_us
@@ -274,13 +278,13 @@ pub(crate) async fn changes(
     .await?;
     let (mut said, mut confirmed) = (Vec::new(), None);
     for row in rows {
-        match row.said(cluster)? {
+        match row.into_report(cluster)? {
             (Some(member), report) => said.push((member, report)),
             (None, view) => confirmed = Some(view),
         }
     }
     // One query reads both tables, because agents ask for intents often.
-    let rows: Vec<PastRow> = sqlx::query_as(
+    let rows: Vec<RemovalOrRecoveryRow> = sqlx::query_as(
         "SELECT member_id, agent_key, at_us, by, NULL::integer AS number, NULL::boolean AS followed
          FROM removed_members WHERE cluster_id = $1
          UNION ALL SELECT NULL, NULL, at_us, jws, number, followed
@@ -307,7 +311,7 @@ pub(crate) async fn changes(
             (None, None) => {}
         }
     }
-    Ok(Changes { intents, removed, confirmed, said, recoveries })
+    Ok(MembershipChanges { intents, removed, confirmed, reports: said, recoveries })
 }
 
 /// A recovery statement that discovery is about to follow, and the data of its event.
@@ -322,10 +326,10 @@ pub(crate) struct NewRecovery<'a> {
 }
 
 /// Follows a recovery. Members' reports about the lost cluster are deleted.
-pub(crate) async fn follow(
+pub(crate) async fn store_followed_recovery(
     connection: &mut PgConnection,
     cluster: Uuid,
-    now: formation::Micros,
+    now: formation::UnixMicros,
     new: &NewRecovery<'_>,
 ) -> Result<(), StoreError> {
     insert_recovery(connection, cluster, now, (new.number, new.jws, true)).await?;
@@ -343,17 +347,17 @@ pub(crate) async fn follow(
         "number": new.number, "raft_cluster": new.raft_cluster, "by": new.by,
         "statement": new.jws.hash().to_string(),
     });
-    event(connection, cluster, now, "recovered", &body).await?;
-    next_rev(connection, cluster).await?;
+    append_event(connection, cluster, now, "recovered", &body).await?;
+    increment_revision(connection, cluster).await?;
     Ok(())
 }
 
 /// Stores a recovery statement that competes with the followed one. Returns `false` if one was
 /// stored in that place before.
-pub(crate) async fn contest_recovery(
+pub(crate) async fn store_competing_recovery(
     connection: &mut PgConnection,
     cluster: Uuid,
-    now: formation::Micros,
+    now: formation::UnixMicros,
     number: usize,
     jws: &Jws,
 ) -> Result<bool, StoreError> {
@@ -361,8 +365,8 @@ pub(crate) async fn contest_recovery(
         return Ok(false);
     }
     let body = serde_json::json!({ "number": number, "statement": jws.hash().to_string() });
-    event(connection, cluster, now, "recovery_contested", &body).await?;
-    next_rev(connection, cluster).await?;
+    append_event(connection, cluster, now, "recovery_contested", &body).await?;
+    increment_revision(connection, cluster).await?;
     Ok(true)
 }
 
@@ -370,7 +374,7 @@ pub(crate) async fn contest_recovery(
 async fn insert_recovery(
     connection: &mut PgConnection,
     cluster: Uuid,
-    now: formation::Micros,
+    now: formation::UnixMicros,
     (number, jws, followed): (usize, &Jws, bool),
 ) -> Result<bool, StoreError> {
     let inserted = sqlx::query(
@@ -381,18 +385,18 @@ async fn insert_recovery(
     .bind(i32::try_from(number).unwrap_or(i32::MAX))
     .bind(jws.as_str())
     .bind(followed)
-    .bind(epoch_to_row(now.0)?)
+    .bind(number_to_row(now.0)?)
     .execute(connection)
     .await?;
     Ok(inserted.rows_affected() > 0)
 }
 
-fn removal(member: Vec<u8>, at_us: Micros, by: String) -> Option<Removal> {
+fn removal(member: Vec<u8>, at_us: UnixMicros, by: String) -> Option<Removal> {
     Some(Removal { member: MemberId(member.try_into().ok()?), at_ms: at_us / 1_000, by })
 }
 
 /// Increments the cluster's revision and notifies other processes.
-pub(crate) async fn next_rev(
+pub(crate) async fn increment_revision(
     connection: &mut PgConnection,
     cluster: Uuid,
 ) -> Result<u64, StoreError> {
@@ -411,11 +415,11 @@ pub(crate) async fn next_rev(
 /// Stores a new intent and its event.
 pub(crate) async fn insert(
     connection: &mut PgConnection,
-    now: formation::Micros,
+    now: formation::UnixMicros,
     new: &NewIntent<'_>,
 ) -> Result<(), StoreError> {
     let intent = new.intent;
-    let rev = next_rev(connection, intent.cluster).await?;
+    let rev = increment_revision(connection, intent.cluster).await?;
     let (grant, key, address) = match &new.newcomer {
         Some((grant, key, address)) => (Some(grant), Some(key), Some(address)),
         None => (None, None, None),
@@ -434,22 +438,22 @@ pub(crate) async fn insert(
     .bind(key.map(|key| key.as_bytes().to_vec()))
     .bind(&new.subject)
     .bind(address)
-    .bind(intent.planned_at.map(epoch_to_row).transpose()?)
-    .bind(epoch_to_row(now.0)?)
+    .bind(intent.planned_at.map(number_to_row).transpose()?)
+    .bind(number_to_row(now.0)?)
     .bind(&new.made_by)
-    .bind(epoch_to_row(intent.expires_at.saturating_mul(1_000_000))?)
-    .bind(epoch_to_row(rev)?)
+    .bind(number_to_row(intent.expires_at.saturating_mul(1_000_000))?)
+    .bind(number_to_row(rev)?)
     .execute(&mut *connection)
     .await?;
     let body = serde_json::json!({
         "operation": intent.operation.to_string(), "verb": intent.verb.as_str(),
         "subject": new.subject, "by": new.made_by, "address": address,
     });
-    event(connection, intent.cluster, now, "intent", &body).await
+    append_event(connection, intent.cluster, now, "intent", &body).await
 }
 
 /// Result of an intent: its state, the reporter, and the position in the cluster's log.
-pub(crate) struct Became<'a> {
+pub(crate) struct IntentResult<'a> {
     /// New state of the intent.
     pub state: IntentState,
     /// The reported outcome. `None` if the intent was withdrawn.
@@ -463,19 +467,19 @@ pub(crate) struct Became<'a> {
 }
 
 /// Stores the result of an intent.
-pub(crate) async fn carry(
+pub(crate) async fn store_result(
     connection: &mut PgConnection,
-    now: formation::Micros,
+    now: formation::UnixMicros,
     intent: &Intent,
-    became: &Became<'_>,
+    became: &IntentResult<'_>,
 ) -> Result<(), StoreError> {
-    let rev = next_rev(connection, intent.cluster).await?;
+    let rev = increment_revision(connection, intent.cluster).await?;
     let newcomer = match intent.verb {
         Verb::Join | Verb::Replace => became.outcome.and_then(Outcome::member),
         Verb::Remove | Verb::Update => None,
     };
     let said = became.outcome.map(|outcome| serde_json::json!(outcome).to_string());
-    let number = |number: Option<u64>| number.map(epoch_to_row).transpose();
+    let number = |number: Option<u64>| number.map(number_to_row).transpose();
     sqlx::query(
         "UPDATE intents SET state = $3, outcome = $4, reported_by = $5, raft_term = $6,
              raft_index = $7, rev = $8, member_id = coalesce(member_id, $9),
@@ -489,7 +493,7 @@ pub(crate) async fn carry(
     .bind(became.by)
     .bind(number(became.position.map(|(term, _)| term))?)
     .bind(number(became.position.map(|(_, index)| index))?)
-    .bind(epoch_to_row(rev)?)
+    .bind(number_to_row(rev)?)
     .bind(newcomer.map(|member| member.0.to_vec()))
     .bind(i32::try_from(became.recovery).unwrap_or(i32::MAX))
     .execute(&mut *connection)
@@ -498,21 +502,21 @@ pub(crate) async fn carry(
         "operation": intent.operation.to_string(), "state": became.state.as_str(),
         "by": became.by, "outcome": became.outcome,
     });
-    event(connection, intent.cluster, now, "intent", &body).await
+    append_event(connection, intent.cluster, now, "intent", &body).await
 }
 
 /// Stores why an intent waits. The revision changes only if the reason is a new one.
 pub(crate) async fn note_wait(
     connection: &mut PgConnection,
-    now: formation::Micros,
+    now: formation::UnixMicros,
     known: &StoredIntent,
     reason: &str,
     by: &str,
 ) -> Result<(), StoreError> {
-    let is_new = known.waits.as_ref().is_none_or(|waits| waits.reason != reason);
+    let is_new = known.wait_reason.as_ref().is_none_or(|waits| waits.reason != reason);
     let cluster = known.intent.cluster;
     let rev = match is_new {
-        true => next_rev(connection, cluster).await?,
+        true => increment_revision(connection, cluster).await?,
         false => known.rev,
     };
     sqlx::query(
@@ -523,8 +527,8 @@ pub(crate) async fn note_wait(
     .bind(&known.intent.operation.0[..])
     .bind(reason)
     .bind(by)
-    .bind(epoch_to_row(now.0)?)
-    .bind(epoch_to_row(rev)?)
+    .bind(number_to_row(now.0)?)
+    .bind(number_to_row(rev)?)
     .execute(connection)
     .await?;
     Ok(())
@@ -532,9 +536,9 @@ pub(crate) async fn note_wait(
 
 /// Stores that another key tried to redeem a used ticket. Returns `false` if that was stored
 /// before.
-pub(crate) async fn contest(
+pub(crate) async fn note_ticket_reuse(
     connection: &mut PgConnection,
-    now: formation::Micros,
+    now: formation::UnixMicros,
     intent: &Intent,
     address: &str,
 ) -> Result<bool, StoreError> {
@@ -550,11 +554,11 @@ pub(crate) async fn contest(
     if noted.rows_affected() == 0 {
         return Ok(false);
     }
-    next_rev(connection, intent.cluster).await?;
+    increment_revision(connection, intent.cluster).await?;
     let body = serde_json::json!({
         "operation": intent.operation.to_string(), "address": address,
     });
-    event(connection, intent.cluster, now, "ticket_contested", &body).await?;
+    append_event(connection, intent.cluster, now, "ticket_contested", &body).await?;
     Ok(true)
 }
 
@@ -563,9 +567,9 @@ pub(crate) async fn note_report(
     connection: &mut PgConnection,
     cluster: Uuid,
     member: MemberId,
-    said: &Said,
+    said: &MembershipReport,
 ) -> Result<(), StoreError> {
-    let configuration = said.membership.configuration.map(epoch_to_row).transpose()?;
+    let configuration = said.membership.configuration.map(number_to_row).transpose()?;
     sqlx::query(
         "INSERT INTO directory_reports (cluster_id, member_id, configuration, raft_term, raft_index,
              leader, membership, at_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
@@ -575,8 +579,8 @@ pub(crate) async fn note_report(
     .bind(cluster)
     .bind(&member.0[..])
     .bind(configuration)
-    .bind(epoch_to_row(said.term)?)
-    .bind(epoch_to_row(said.index)?)
+    .bind(number_to_row(said.term)?)
+    .bind(number_to_row(said.index)?)
     .bind(said.leader.map(|leader| leader.0.to_vec()))
     .bind(serde_json::json!(said.membership).to_string())
     .bind(said.at_us)
@@ -590,11 +594,11 @@ pub(crate) async fn note_report(
 pub(crate) async fn confirm(
     connection: &mut PgConnection,
     cluster: Uuid,
-    now: formation::Micros,
-    view: &Said,
+    now: formation::UnixMicros,
+    view: &MembershipReport,
     gone: &[(Option<PublicKey>, MemberId, String)],
 ) -> Result<(), StoreError> {
-    let configuration = view.membership.configuration.map(epoch_to_row).transpose()?;
+    let configuration = view.membership.configuration.map(number_to_row).transpose()?;
     sqlx::query(
         "INSERT INTO directory (cluster_id, configuration, raft_term, raft_index, membership, at_us)
          VALUES ($1, $2, $3, $4, $5, $6)
@@ -603,10 +607,10 @@ pub(crate) async fn confirm(
     )
     .bind(cluster)
     .bind(configuration)
-    .bind(epoch_to_row(view.term)?)
-    .bind(epoch_to_row(view.index)?)
+    .bind(number_to_row(view.term)?)
+    .bind(number_to_row(view.index)?)
     .bind(serde_json::json!(view.membership).to_string())
-    .bind(epoch_to_row(now.0)?)
+    .bind(number_to_row(now.0)?)
     .execute(&mut *connection)
     .await?;
     for (key, member, by) in gone {
@@ -617,14 +621,14 @@ pub(crate) async fn confirm(
         .bind(cluster)
         .bind(&member.0[..])
         .bind(key.map(|key| key.as_bytes().to_vec()))
-        .bind(epoch_to_row(now.0)?)
+        .bind(number_to_row(now.0)?)
         .bind(by)
         .execute(&mut *connection)
         .await?;
         let body = serde_json::json!({ "member": member.to_string(), "by": by });
-        event(connection, cluster, now, "member_removed", &body).await?;
+        append_event(connection, cluster, now, "member_removed", &body).await?;
     }
-    next_rev(connection, cluster).await?;
+    increment_revision(connection, cluster).await?;
     Ok(())
 }
 
@@ -634,7 +638,7 @@ pub(crate) async fn removal_of(
     cluster: Uuid,
     key: &[u8; 32],
 ) -> Result<Option<Removal>, StoreError> {
-    let row: Option<(Vec<u8>, Micros, String)> = sqlx::query_as(
+    let row: Option<(Vec<u8>, UnixMicros, String)> = sqlx::query_as(
         "SELECT member_id, at_us, by FROM removed_members
          WHERE agent_key = $2 AND cluster_id = $1",
     )
@@ -647,8 +651,11 @@ pub(crate) async fn removal_of(
 
 impl Store {
     /// Reads everything stored about a cluster's changes.
-    pub(crate) async fn changes(&self, cluster: Uuid) -> Result<Changes, StoreError> {
-        changes(&mut *self.acquire().await?, cluster).await
+    pub(crate) async fn membership_changes(
+        &self,
+        cluster: Uuid,
+    ) -> Result<MembershipChanges, StoreError> {
+        membership_changes(&mut *self.acquire().await?, cluster).await
     }
 
     /// Returns when and by whom this agent's member was removed, if it was.

@@ -11,12 +11,12 @@ use sqlx::PgConnection;
 
 use super::StoreError;
 use super::connect::ConnectError;
-use crate::keydir::Keydir;
+use crate::keydir::KeyDirectory;
 
 /// Claims a database that has no owner yet. Errors if it belongs to another key directory.
 pub(super) async fn check(
     connection: &mut PgConnection,
-    keys: &Keydir,
+    keys: &KeyDirectory,
 ) -> Result<(), ConnectError> {
     let sealed = keys.kek.seal().map_err(|error| ConnectError::Keys(error.to_string()))?;
     sqlx::query("INSERT INTO key_directory (sealed, pin) VALUES ($1, $2) ON CONFLICT DO NOTHING")

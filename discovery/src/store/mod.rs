@@ -28,7 +28,7 @@ pub(crate) use error::StoreError;
 pub(crate) use transaction::Transaction;
 
 /// Time in microseconds since 1970, by Postgres' clock.
-pub(crate) type Micros = i64;
+pub(crate) type UnixMicros = i64;
 
 /// How long a pooled connection may take to answer a ping.
 const PING_WAIT: Duration = Duration::from_secs(1);
@@ -64,7 +64,7 @@ impl Store {
                 }
             }
         }
-        Err(StoreError::silent())
+        Err(StoreError::no_answer())
     }
 
     /// Begins a transaction with the statements in `begin`.
@@ -82,7 +82,7 @@ impl Store {
     }
 
     /// Returns the time by Postgres' clock.
-    pub(crate) async fn now(&self) -> Result<Micros, StoreError> {
+    pub(crate) async fn now(&self) -> Result<UnixMicros, StoreError> {
         Ok(sqlx::query_scalar("SELECT now_us()").fetch_one(&mut *self.acquire().await?).await?)
     }
 }

@@ -5,7 +5,7 @@ use discovery_types::key::PublicKey;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::{Micros, Store, StoreError};
+use super::{Store, StoreError, UnixMicros};
 
 /// Maximum number of hosts without a seat that are stored for a cluster: the newest.
 pub(crate) const MAX_ASKING: i64 = 16;
@@ -15,14 +15,14 @@ pub(crate) const MAX_ASKING: i64 = 16;
 pub(crate) struct Trouble {
     pub member: MemberId,
     /// When the agent reported it.
-    pub at_us: Micros,
+    pub at_us: UnixMicros,
     /// The reason, in the agent's words.
     pub text: String,
 }
 
 /// A host with a boot token of a cluster that already has all its members.
 #[derive(Clone, Debug, sqlx::FromRow)]
-pub(crate) struct AskingRow {
+pub(crate) struct AskingHostRow {
     /// Public key of the host's agent.
     pub agent_key: Vec<u8>,
     /// Name that the member would have.
@@ -30,9 +30,9 @@ pub(crate) struct AskingRow {
     /// The last source address of the host.
     pub address: String,
     /// When the host asked first.
-    pub first_us: Micros,
+    pub first_us: UnixMicros,
     /// When the host asked last.
-    pub last_us: Micros,
+    pub last_us: UnixMicros,
     /// Number of requests so far.
     pub times: i64,
 }
@@ -42,13 +42,13 @@ pub(crate) async fn troubles(
     connection: &mut PgConnection,
     cluster: Uuid,
 ) -> Result<Vec<Trouble>, StoreError> {
-    let rows: Vec<(Vec<u8>, Micros, String)> = sqlx::query_as(
+    let rows: Vec<(Vec<u8>, UnixMicros, String)> = sqlx::query_as(
         "SELECT member_id, at_us, detail FROM member_troubles WHERE cluster_id = $1",
     )
     .bind(cluster)
     .fetch_all(connection)
     .await?;
-    let trouble = |(member, at_us, text): (Vec<u8>, Micros, String)| {
+    let trouble = |(member, at_us, text): (Vec<u8>, UnixMicros, String)| {
         Some(Trouble { member: MemberId(member.try_into().ok()?), at_us, text })
     };
     Ok(rows.into_iter().filter_map(trouble).collect())
@@ -83,7 +83,7 @@ impl Store {
 
     /// Counts a request of a host without a seat. Returns `true` at its first request. Only the
     /// newest [`MAX_ASKING`] hosts are kept.
-    pub(crate) async fn note_asking(
+    pub(crate) async fn note_asking_host(
         &self,
         cluster: Uuid,
         key: &PublicKey,
@@ -120,7 +120,10 @@ impl Store {
 
     /// Returns the hosts that asked for a seat and have none, the newest request first. A host that
     /// has redeemed a ticket since then is left out.
-    pub(crate) async fn asking(&self, cluster: Uuid) -> Result<Vec<AskingRow>, StoreError> {
+    pub(crate) async fn asking_hosts(
+        &self,
+        cluster: Uuid,
+    ) -> Result<Vec<AskingHostRow>, StoreError> {
         let rows = sqlx::query_as(
             "SELECT agent_key, name, address, first_us, last_us, times FROM asking_hosts a
              WHERE cluster_id = $1 AND NOT EXISTS (SELECT 1 FROM intents i

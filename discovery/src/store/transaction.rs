@@ -14,7 +14,7 @@ use std::time::Duration;
 use sqlx::pool::PoolConnection;
 use sqlx::{PgConnection, PgPool, Postgres, SqlSafeStr, SqlStr};
 
-use super::error::{is_dead_connection, silent};
+use super::error::{is_dead_connection, no_answer_error};
 
 /// Time limit for BEGIN, including the wait for a connection: longer than it waits for a lock.
 const BEGIN_WAIT: Duration = Duration::from_secs(4);
@@ -40,19 +40,22 @@ impl Transaction {
             // A dead connection has done nothing and has left the pool, so it is safe to try the
             // next one. There are at most as many as the pool holds.
             for _ in 0..pool.size() {
-                match Transaction::on(pool.acquire().await?, begin.clone()).await {
+                match Transaction::begin_on(pool.acquire().await?, begin.clone()).await {
                     Err(error) if is_dead_connection(&error) => {
                         tracing::debug!(%error, "a pooled connection has died");
                     }
                     begun => return begun,
                 }
             }
-            Transaction::on(pool.acquire().await?, begin.clone()).await
+            Transaction::begin_on(pool.acquire().await?, begin.clone()).await
         };
-        tokio::time::timeout(BEGIN_WAIT, begun).await.unwrap_or_else(|_| Err(silent()))
+        tokio::time::timeout(BEGIN_WAIT, begun).await.unwrap_or_else(|_| Err(no_answer_error()))
     }
 
-    async fn on(connection: PoolConnection<Postgres>, begin: SqlStr) -> Result<Self, sqlx::Error> {
+    async fn begin_on(
+        connection: PoolConnection<Postgres>,
+        begin: SqlStr,
+    ) -> Result<Self, sqlx::Error> {
         let mut transaction = Transaction { connection: Some(connection) };
         sqlx::raw_sql(begin).execute(&mut *transaction).await?;
         Ok(transaction)
@@ -61,7 +64,9 @@ impl Transaction {
     /// Commits. An error means that the transaction was rolled back, or that its fate is unknown.
     pub(crate) async fn commit(mut self) -> Result<(), sqlx::Error> {
         let asked = sqlx::raw_sql("COMMIT").execute(&mut *self);
-        tokio::time::timeout(COMMIT_WAIT, asked).await.unwrap_or_else(|_| Err(silent()))?;
+        tokio::time::timeout(COMMIT_WAIT, asked)
+            .await
+            .unwrap_or_else(|_| Err(no_answer_error()))?;
         self.connection = None;
         Ok(())
     }

@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use discovery_types::access::{AccessToken, Assertion, JWT_BEARER};
-use discovery_types::admin::{Admin, AdminChain, Change};
+use discovery_types::admin::{Admin, AdminChain, AdminOperation};
 use discovery_types::api::{TokenRequest, TokenResponse};
-use discovery_types::jws::Typ;
+use discovery_types::jws::JwsType;
 use discovery_types::key::SigningKey;
 use discovery_types::problem::{Code, Problem};
 use discovery_types::role::Role;
 
-use super::support::{World, send_with};
-use crate::server::Running;
+use super::support::{TestInstallation, send_with};
+use crate::server::RunningService;
 
 async fn exchange(
-    world: &World,
-    service: &Running,
+    world: &TestInstallation,
+    service: &RunningService,
     tls: &SigningKey,
     assertion: &discovery_types::jws::Jws,
 ) -> (u16, String) {
@@ -31,7 +31,7 @@ fn code(body: &str) -> Code {
 
 #[tokio::test]
 async fn an_assertion_is_worth_one_token_however_often_it_is_sent() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let issuer = world.owner(&service).context().await.unwrap().issuer;
     let now = service.app().clock.seconds();
@@ -47,7 +47,7 @@ async fn an_assertion_is_worth_one_token_however_often_it_is_sent() {
 
 #[tokio::test]
 async fn a_token_is_worth_nothing_on_another_keys_connection_or_on_none() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let issuer = world.owner(&service).context().await.unwrap().issuer;
     let now = service.app().clock.seconds();
@@ -71,7 +71,7 @@ async fn a_token_is_worth_nothing_on_another_keys_connection_or_on_none() {
 
 #[tokio::test]
 async fn tokens_and_assertions_that_are_not_quite_right_are_refused() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let now = service.app().clock.seconds();
     let issuer = service.app().issuer.to_string();
@@ -93,8 +93,10 @@ async fn tokens_and_assertions_that_are_not_quite_right_are_refused() {
     }
     assert_eq!(timed, 2, "a clock that is wrong may be right the next time");
     // An access token that the owner has signed for itself.
-    let good = service.app().token(world.owner.public(), discovery_types::access::Subject::Admin);
-    let claims: AccessToken = good.access_token.claims_unverified(Typ::Access).unwrap();
+    let good = service
+        .app()
+        .issue_access_token(world.owner.public(), discovery_types::access::ClientKind::Admin);
+    let claims: AccessToken = good.access_token.claims_unverified(JwsType::Access).unwrap();
     let forged = format!("Bearer {}", claims.sign(&world.owner));
     for (bearer, wanted) in [
         (forged.as_str(), Code::TokenInvalid),
@@ -113,7 +115,7 @@ async fn tokens_and_assertions_that_are_not_quite_right_are_refused() {
 
 #[tokio::test]
 async fn admins_come_and_go_by_the_owner_signed_chain_at_once() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let auditor = Arc::new(SigningKey::generate());
@@ -126,7 +128,7 @@ async fn admins_come_and_go_by_the_owner_signed_chain_at_once() {
         name: "audrey".parse().unwrap(),
         roles: vec![Role::Auditor],
     };
-    let add = chain.sign_next(&world.owner, Change::Add(named));
+    let add = chain.sign_next(&world.owner, AdminOperation::Add(named));
     for _ in 0..2 {
         assert_eq!(admin.put_admin(&add).await.unwrap().admins.len(), 2);
     }
@@ -135,7 +137,7 @@ async fn admins_come_and_go_by_the_owner_signed_chain_at_once() {
     let draft = discovery_types::api::DraftRequest { name: "demo".parse().unwrap(), size: 3 };
     assert_eq!(client.create_draft(&draft).await.unwrap_err().code(), Some(Code::Forbidden));
 
-    let revoke = chain.sign_next(&world.owner, Change::Revoke(*auditor.public()));
+    let revoke = chain.sign_next(&world.owner, AdminOperation::Revoke(*auditor.public()));
     admin.put_admin(&revoke).await.unwrap();
     let refused = client.list_clusters(None).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::UnknownKey), "its token dies with its role");
@@ -144,7 +146,7 @@ async fn admins_come_and_go_by_the_owner_signed_chain_at_once() {
 
 #[tokio::test]
 async fn an_admin_planted_in_the_database_is_nobody_and_raises_an_alarm() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
     // No further sweep: it reads the rows too, and could count the alarm at the same time.
     args.times.sweep = std::time::Duration::from_secs(3_600);
@@ -152,7 +154,8 @@ async fn an_admin_planted_in_the_database_is_nobody_and_raises_an_alarm() {
     let thief = Arc::new(SigningKey::generate());
     let planted =
         Admin { key: *thief.public(), name: "thief".parse().unwrap(), roles: vec![Role::Owner] };
-    let element = AdminChain::root(world.owner.public()).sign_next(&thief, Change::Add(planted));
+    let element =
+        AdminChain::root(world.owner.public()).sign_next(&thief, AdminOperation::Add(planted));
     sqlx::query("INSERT INTO admin_elements VALUES (1, $1, $2, 0)")
         .bind(&element.hash().0[..])
         .bind(element.as_str())

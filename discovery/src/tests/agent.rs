@@ -6,7 +6,7 @@ use discovery_types::api::{
     JoinResponse, NodeProgram, PollRequest, PollResponse, ProbeResult, ProbesRequest, Session,
     Standing,
 };
-use discovery_types::client::{Client, ClientError};
+use discovery_types::client::{ClientError, DiscoveryClient};
 use discovery_types::csr::NodeKey;
 use discovery_types::digest::{Digest, Incarnation, Nonce};
 use discovery_types::document::VerifiedDocument;
@@ -19,12 +19,12 @@ use discovery_types::redeem::Redeem;
 use discovery_types::statement::{Statement, StatementChain};
 use discovery_types::token::Token;
 
-use super::support::World;
-use crate::server::Running;
+use super::support::TestInstallation;
+use crate::server::RunningService;
 
-pub(super) struct Agent {
+pub(super) struct TestAgent {
     pub key: Arc<SigningKey>,
-    pub client: Client,
+    pub client: DiscoveryClient,
     pub record: Record,
     pub boot: u64,
     pub nonce: Nonce,
@@ -35,11 +35,11 @@ pub(super) struct Agent {
     service: Digest,
 }
 
-impl Agent {
+impl TestAgent {
     /// Makes an agent. `number` determines its name and ports.
     pub(super) fn new(
-        world: &World,
-        service: &Running,
+        world: &TestInstallation,
+        service: &RunningService,
         statement: &Statement,
         token: &Token,
         number: u16,
@@ -60,7 +60,7 @@ impl Agent {
             zone: None,
         };
         let seed = secrecy::ExposeSecret::expose_secret(token.key().seed());
-        Agent {
+        TestAgent {
             client: world.client(service, Some(&key)),
             key,
             record,
@@ -74,7 +74,7 @@ impl Agent {
     }
 
     /// Connects to another service from now on.
-    pub(super) fn turn_to(&mut self, world: &World, service: &Running) {
+    pub(super) fn connect_to(&mut self, world: &TestInstallation, service: &RunningService) {
         self.client = world.client(service, Some(&self.key));
     }
 
@@ -134,7 +134,7 @@ impl Agent {
             h: proposal.hash(),
             results,
         };
-        self.client.probes(self.record.cluster, &request).await
+        self.client.send_probe_results(self.record.cluster, &request).await
     }
 
     /// Signs the shown proposal, after verifying it as a real agent does.
@@ -148,7 +148,7 @@ impl Agent {
     }
 
     /// Polls until a response satisfies `wanted`.
-    pub(super) async fn until(&self, wanted: impl Fn(&PollResponse) -> bool) -> PollResponse {
+    pub(super) async fn poll_until(&self, wanted: impl Fn(&PollResponse) -> bool) -> PollResponse {
         let mut seen = self.poll(None).await.unwrap();
         while !wanted(&seen) {
             seen = self.poll(Some(seen.rev)).await.unwrap();
@@ -166,7 +166,7 @@ impl Agent {
 
 /// Redeems for all agents, then probes and signs until the cluster is committed. Returns the last
 /// agent's response.
-pub(super) async fn form(agents: &mut [Agent]) -> PollResponse {
+pub(super) async fn form(agents: &mut [TestAgent]) -> PollResponse {
     for agent in agents.iter() {
         agent.redeem().await.unwrap();
     }
@@ -174,10 +174,10 @@ pub(super) async fn form(agents: &mut [Agent]) -> PollResponse {
 }
 
 /// Probes and signs for agents that have seats. Returns the last agent's response.
-pub(super) async fn sign(agents: &mut [Agent]) -> PollResponse {
+pub(super) async fn sign(agents: &mut [TestAgent]) -> PollResponse {
     let mut last = None;
     for agent in agents.iter_mut() {
-        let seen = agent.until(|seen| seen.proposal.is_some()).await;
+        let seen = agent.poll_until(|seen| seen.proposal.is_some()).await;
         agent.probe(&seen).await.unwrap();
         last = Some(agent.ack(&seen).await.unwrap());
     }

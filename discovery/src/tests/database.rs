@@ -7,20 +7,20 @@ use discovery_types::problem::Code;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::timeout;
 
-use super::agent::Agent;
-use super::support::{World, eventually, folder, get};
-use crate::server::{Running, start};
+use super::agent::TestAgent;
+use super::support::{TestInstallation, folder, get, wait_until};
+use crate::server::{RunningService, start};
 
 #[tokio::test]
 async fn without_postgres_the_service_lives_says_so_and_comes_back_with_it() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let pg = folder();
     let service = serve_with_postgres(&world, &pg.path().join("pg")).await;
     let admin = world.owner(&service);
     world.cluster(&admin, "demo", 1).await;
 
     let pid = postmaster(&service);
-    let silent = Silent::make(pid);
+    let silent = StoppedPostgres::make(pid);
     let (status, body) = get(&world, &service, "/readyz").await;
     assert_eq!(status, 503, "{body}");
     assert_eq!(get(&world, &service, "/livez").await.0, 200);
@@ -31,7 +31,7 @@ async fn without_postgres_the_service_lives_says_so_and_comes_back_with_it() {
     drop(silent);
     kill_process(pid, Signal::KILL).unwrap();
     // Backends outlive their postmaster for a moment, and still answer.
-    eventually("another one answers", async || {
+    wait_until("another one answers", async || {
         service.postgres_pid().is_some_and(|new| new != pid.as_raw_nonzero().get() as u32)
             && admin.list_clusters(None).await.is_ok()
     })
@@ -46,14 +46,14 @@ async fn without_postgres_the_service_lives_says_so_and_comes_back_with_it() {
 #[tokio::test]
 async fn a_postgres_that_falls_silent_keeps_no_request_waiting() {
     const SOON: Duration = Duration::from_secs(60);
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let pg = folder();
     let service = serve_with_postgres(&world, &pg.path().join("pg")).await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 3).await;
     let token = world.token(&admin, &statement).await;
-    let agents: Vec<Agent> =
-        (1..=3).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    let agents: Vec<TestAgent> =
+        (1..=3).map(|i| TestAgent::new(&world, &service, &statement, &token, i)).collect();
     // Fill the pool with idle connections.
     let _ = tokio::join!(agents[0].redeem(), agents[0].poll(None), agents[1].redeem());
     let lock = "BEGIN; SELECT 1 FROM clusters FOR UPDATE";
@@ -61,7 +61,7 @@ async fn a_postgres_that_falls_silent_keeps_no_request_waiting() {
     sqlx::raw_sql(lock).execute(&mut *locker).await.unwrap();
     let silence = async {
         tokio::time::sleep(Duration::from_millis(300)).await;
-        Silent::make(postmaster(&service))
+        StoppedPostgres::make(postmaster(&service))
     };
     let (waits, silent) = tokio::join!(timeout(SOON, agents[0].poll(None)), silence);
     let told = waits.expect("who waits for a lock is told").unwrap_err();
@@ -90,7 +90,7 @@ async fn a_postgres_that_falls_silent_keeps_no_request_waiting() {
 
 #[tokio::test]
 async fn a_database_that_was_dropped_is_named_with_the_way_back() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
@@ -107,7 +107,7 @@ async fn a_database_that_was_dropped_is_named_with_the_way_back() {
     }
     world.database.make_anew().await;
     world.database.restore(&dump, &[]);
-    eventually("it is settled", async || {
+    wait_until("it is settled", async || {
         admin.list_processes().await.is_ok_and(|listed| listed.settled)
     })
     .await;
@@ -116,22 +116,22 @@ async fn a_database_that_was_dropped_is_named_with_the_way_back() {
 }
 
 /// Starts a service with a managed Postgres.
-async fn serve_with_postgres(world: &World, dir: &Path) -> Running {
+async fn serve_with_postgres(world: &TestInstallation, dir: &Path) -> RunningService {
     let mut args = world.args("ledger");
     args.database.database_url = None;
     args.database.managed_postgres = Some(dir.to_owned());
     start(args).await.unwrap()
 }
 
-fn postmaster(service: &Running) -> Pid {
+fn postmaster(service: &RunningService) -> Pid {
     Pid::from_raw(service.postgres_pid().unwrap() as i32).unwrap()
 }
 
 /// A Postgres whose processes are stopped with SIGSTOP until this value is dropped. It neither
 /// answers nor dies, so nobody restarts it.
-struct Silent(Vec<Pid>);
+struct StoppedPostgres(Vec<Pid>);
 
-impl Silent {
+impl StoppedPostgres {
     /// Stops the postmaster first, so that it forks no further backends.
     fn make(postmaster: Pid) -> Self {
         kill_process(postmaster, Signal::STOP).unwrap();
@@ -143,11 +143,11 @@ impl Silent {
             let _ = kill_process(*child, Signal::STOP);
         }
         processes.push(postmaster);
-        Silent(processes)
+        StoppedPostgres(processes)
     }
 }
 
-impl Drop for Silent {
+impl Drop for StoppedPostgres {
     fn drop(&mut self) {
         for process in &self.0 {
             let _ = kill_process(*process, Signal::CONT);

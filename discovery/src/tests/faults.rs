@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use discovery_types::csr::NodeKey;
 use discovery_types::problem::Code;
 
-use super::support::World;
+use super::support::TestInstallation;
 
 /// Captured log of the test program.
 #[derive(Clone, Default)]
@@ -40,7 +40,7 @@ fn logged(text: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn a_failed_request_is_logged_once_with_its_cause() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
@@ -51,7 +51,7 @@ async fn a_failed_request_is_logged_once_with_its_cause() {
         .await
         .unwrap();
     let csr = NodeKey::generate().csr;
-    let refused = admin.credentials(statement.cluster, &csr).await.unwrap_err();
+    let refused = admin.issue_credentials(statement.cluster, &csr).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::Internal));
     let lines = logged(&path);
     assert_eq!(lines.len(), 1, "{lines:?}");

@@ -4,7 +4,7 @@ use data_encoding::BASE64URL_NOPAD;
 use discovery_types::api::{ClusterState, ReportRequest};
 use discovery_types::digest::Nonce;
 use discovery_types::grant::TokenKind;
-use discovery_types::jws::{Jws, Typ};
+use discovery_types::jws::{Jws, JwsType};
 use discovery_types::key::SigningKey;
 use discovery_types::problem::Code;
 use discovery_types::proposal::{Ack, Release};
@@ -12,12 +12,12 @@ use discovery_types::record::{Endorsement, SignedRecord};
 use discovery_types::redeem::Redeem;
 use sqlx::{Connection, PgConnection};
 
-use super::agent::{Agent, form};
-use super::support::World;
+use super::agent::{TestAgent, form};
+use super::support::TestInstallation;
 
 #[tokio::test]
 async fn an_expired_token_is_not_revived_by_whoever_may_change_its_row() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
@@ -26,15 +26,16 @@ async fn an_expired_token_is_not_revived_by_whoever_may_change_its_row() {
         .execute(&mut world.database.connect().await)
         .await
         .unwrap();
-    world.outlive(&admin, &grant).await;
-    let refused = Agent::new(&world, &service, &statement, &token, 1).redeem().await.unwrap_err();
+    world.wait_until_expired(&admin, &grant).await;
+    let refused =
+        TestAgent::new(&world, &service, &statement, &token, 1).redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantExpired), "{refused}");
     service.stop().await;
 }
 
 #[tokio::test]
 async fn uses_are_those_that_were_signed_whatever_the_row_says() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 2).await;
@@ -46,7 +47,7 @@ async fn uses_are_those_that_were_signed_whatever_the_row_says() {
         .await
         .unwrap();
     for number in 1..=2 {
-        Agent::new(&world, &service, &statement, &token, number).redeem().await.unwrap();
+        TestAgent::new(&world, &service, &statement, &token, number).redeem().await.unwrap();
     }
     let shown = admin.show_cluster(statement.cluster).await.unwrap().summary;
     assert_eq!((shown.seated, shown.standbys), (1, 1), "one use is one seat");
@@ -55,7 +56,7 @@ async fn uses_are_those_that_were_signed_whatever_the_row_says() {
 
 #[tokio::test]
 async fn a_join_ticket_that_somebody_wrote_into_the_table_admits_nobody() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
@@ -75,20 +76,21 @@ async fn a_join_ticket_that_somebody_wrote_into_the_table_admits_nobody() {
     .execute(&mut world.database.connect().await)
     .await
     .unwrap();
-    let refused = Agent::new(&world, &service, &statement, &token, 1).redeem().await.unwrap_err();
+    let refused =
+        TestAgent::new(&world, &service, &statement, &token, 1).redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantUnknown), "{refused}");
     service.stop().await;
 }
 
 #[tokio::test]
 async fn an_epoch_that_nobody_proposed_moves_nothing_and_the_cluster_forms() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 2).await;
     let token = world.token(&admin, &statement).await;
-    let mut agents: Vec<Agent> =
-        (1..=2).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    let mut agents: Vec<TestAgent> =
+        (1..=2).map(|i| TestAgent::new(&world, &service, &statement, &token, i)).collect();
     agents[0].redeem().await.unwrap();
     for epoch in [u64::MAX, i64::MAX as u64, 1 << 62, 2_000_000] {
         agents[0].highest_epoch = epoch;
@@ -111,15 +113,15 @@ async fn an_epoch_that_nobody_proposed_moves_nothing_and_the_cluster_forms() {
 
 #[tokio::test]
 async fn an_agent_that_was_restarted_after_its_launch_reports_and_the_cluster_is_formed() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
-    let mut agents = [Agent::new(&world, &service, &statement, &token, 1)];
+    let mut agents = [TestAgent::new(&world, &service, &statement, &token, 1)];
     let last = form(&mut agents).await;
     let [mut agent] = agents;
-    let report = |agent: &Agent| ReportRequest {
+    let report = |agent: &TestAgent| ReportRequest {
         session: agent.session(),
         h: agent.document(&last).hash(),
         raft_cluster_id: "00000000deadbeef".into(),
@@ -152,12 +154,12 @@ fn padded(short: &Jws, key: &SigningKey, spaces: usize) -> Jws {
 
 #[tokio::test]
 async fn an_ack_that_was_padded_is_refused_so_that_the_document_stays_readable() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
-    let agent = Agent::new(&world, &service, &statement, &token, 1);
+    let agent = TestAgent::new(&world, &service, &statement, &token, 1);
     let seen = agent.redeem().await.unwrap();
     let h = seen.proposal.as_ref().unwrap().hash();
     let ack = Ack { cluster: statement.cluster, epoch: seen.epoch, h };
@@ -173,7 +175,7 @@ async fn an_ack_that_was_padded_is_refused_so_that_the_document_stays_readable()
 
 #[tokio::test]
 async fn a_seat_that_was_padded_is_refused_so_that_the_document_stays_readable() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
@@ -184,13 +186,13 @@ async fn a_seat_that_was_padded_is_refused_so_that_the_document_stays_readable()
     };
     let (token, grant) = world.grant(&admin, &statement);
     admin.put_grant(&filled(grant.sign(&world.owner), &world.owner, 2_000)).await.unwrap();
-    let agent = Agent::new(&world, &service, &statement, &token, 1);
+    let agent = TestAgent::new(&world, &service, &statement, &token, 1);
     let redeem = async |length| {
         let record = agent.record.sign(&agent.key, token.key()).record;
         let record = filled(record, &agent.key, length);
         let (cluster, grant) = (statement.cluster, token.id());
         let endorsement = Endorsement { cluster, grant, record: record.hash() };
-        let endorsement = Jws::sign(Typ::Endorsement, token.key(), &endorsement);
+        let endorsement = Jws::sign(JwsType::Endorsement, token.key(), &endorsement);
         let redeem = Redeem {
             service: world.context.pins[0],
             cluster,
@@ -210,17 +212,17 @@ async fn a_seat_that_was_padded_is_refused_so_that_the_document_stays_readable()
 
 #[tokio::test]
 async fn an_ack_of_another_epoch_than_the_list_counts_for_nobody() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 2).await;
     let token = world.token(&admin, &statement).await;
-    let mut agents: Vec<Agent> =
-        (1..=2).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    let mut agents: Vec<TestAgent> =
+        (1..=2).map(|i| TestAgent::new(&world, &service, &statement, &token, i)).collect();
     for agent in &agents {
         agent.redeem().await.unwrap();
     }
-    let seen = agents[0].until(|seen| seen.proposal.is_some()).await;
+    let seen = agents[0].poll_until(|seen| seen.proposal.is_some()).await;
     agents[0].ack(&seen).await.unwrap();
     sqlx::raw_sql("UPDATE acks SET epoch = epoch - 1")
         .execute(&mut world.database.connect().await)
@@ -233,7 +235,7 @@ async fn an_ack_of_another_epoch_than_the_list_counts_for_nobody() {
 
 #[tokio::test]
 async fn a_token_of_a_split_cluster_is_not_called_refused_and_revoked_all_the_same() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
@@ -251,7 +253,7 @@ async fn a_token_of_a_split_cluster_is_not_called_refused_and_revoked_all_the_sa
 
 #[tokio::test]
 async fn an_admin_whom_the_statement_does_not_name_gets_no_client_certificate() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
@@ -262,19 +264,19 @@ async fn an_admin_whom_the_statement_does_not_name_gets_no_client_certificate() 
         roles: vec![discovery_types::role::Role::Owner],
     };
     let chain = discovery_types::admin::AdminChain::root(world.owner.public());
-    let add = chain.sign_next(&world.owner, discovery_types::admin::Change::Add(named));
+    let add = chain.sign_next(&world.owner, discovery_types::admin::AdminOperation::Add(named));
     admin.put_admin(&add).await.unwrap();
     let request = { discovery_types::csr::NodeKey::generate().csr };
-    admin.credentials(statement.cluster, &request).await.unwrap();
+    admin.issue_credentials(statement.cluster, &request).await.unwrap();
     let client = world.client(&service, Some(&other));
-    let refused = client.credentials(statement.cluster, &request).await.unwrap_err();
+    let refused = client.issue_credentials(statement.cluster, &request).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::NotInStatement), "{refused}");
     service.stop().await;
 }
 
 #[tokio::test]
 async fn one_cluster_that_is_beyond_help_keeps_no_other_from_being_due() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let one = world.cluster(&admin, "one", 1).await.cluster;
@@ -287,20 +289,20 @@ async fn one_cluster_that_is_beyond_help_keeps_no_other_from_being_due() {
         .await
         .unwrap();
     transaction.commit().await.unwrap();
-    let due = store.due(&[one]).await.unwrap();
+    let due = store.due_clusters(&[one]).await.unwrap();
     assert!(!due.contains(&one) && due.iter().all(|id| *id == two), "{due:?}");
     service.stop().await;
 }
 
 #[tokio::test]
 async fn one_cluster_that_cannot_be_read_keeps_no_other_from_being_looked_after() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let (one, two) = (world.cluster(&admin, "one", 1).await, world.cluster(&admin, "two", 1).await);
     for statement in [&one, &two] {
         let token = world.token(&admin, statement).await;
-        Agent::new(&world, &service, statement, &token, 1).redeem().await.unwrap();
+        TestAgent::new(&world, &service, statement, &token, 1).redeem().await.unwrap();
     }
     sqlx::query(
         "UPDATE clusters SET next_deadline_us = CASE WHEN id = $1 THEN 1 ELSE 2 END,
@@ -311,7 +313,7 @@ async fn one_cluster_that_cannot_be_read_keeps_no_other_from_being_looked_after(
     .await
     .unwrap();
     service.app().sweep().await.unwrap();
-    let due = service.app().store.due(&[]).await.unwrap();
+    let due = service.app().store.due_clusters(&[]).await.unwrap();
     assert_eq!(due, [one.cluster], "the other one's time was set anew");
     service.stop().await;
 }
@@ -332,11 +334,11 @@ async fn expired_assertions(connection: &mut PgConnection) {
 
 #[tokio::test]
 async fn every_assertion_that_has_expired_is_forgotten_in_one_sweep() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let mut connection = world.database.connect().await;
     expired_assertions(&mut connection).await;
-    service.app().store.clear_out().await.unwrap();
+    service.app().store.delete_expired().await.unwrap();
     let left: i64 = sqlx::query_scalar(ASSERTIONS_LEFT).fetch_one(&mut connection).await.unwrap();
     assert_eq!(left, 0);
     service.stop().await;
@@ -344,7 +346,7 @@ async fn every_assertion_that_has_expired_is_forgotten_in_one_sweep() {
 
 #[tokio::test]
 async fn assertions_that_another_process_is_forgetting_end_no_sweep() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let mut another = world.database.connect().await;
     expired_assertions(&mut another).await;
@@ -353,7 +355,7 @@ async fn assertions_that_another_process_is_forgetting_end_no_sweep() {
         .execute(&mut *transaction)
         .await
         .unwrap();
-    service.app().store.clear_out().await.unwrap();
+    service.app().store.delete_expired().await.unwrap();
     let left: i64 = sqlx::query_scalar(ASSERTIONS_LEFT).fetch_one(&mut *transaction).await.unwrap();
     assert_eq!(left, 0, "the sweep waited for the other one's, or ended with it");
     transaction.commit().await.unwrap();
@@ -363,13 +365,13 @@ async fn assertions_that_another_process_is_forgetting_end_no_sweep() {
 #[tokio::test]
 async fn a_seat_that_repeats_itself_adds_no_events_for_ever() {
     use discovery_types::api::{ProbeResult, ProbesRequest};
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 2).await;
     let token = world.token(&admin, &statement).await;
-    let agents: Vec<Agent> =
-        (1..=2).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    let agents: Vec<TestAgent> =
+        (1..=2).map(|i| TestAgent::new(&world, &service, &statement, &token, i)).collect();
     agents[0].redeem().await.unwrap();
     let seen = agents[1].redeem().await.unwrap();
     for attempt in 1..=5 {
@@ -380,7 +382,7 @@ async fn a_seat_that_repeats_itself_adds_no_events_for_ever() {
             h: seen.proposal.as_ref().unwrap().hash(),
             results: vec![ProbeResult { seat: 1, reached: false, error, round_trip_us: None }],
         };
-        agents[1].client.probes(statement.cluster, &request).await.unwrap();
+        agents[1].client.send_probe_results(statement.cluster, &request).await.unwrap();
         let release = Release { cluster: statement.cluster, epoch: seen.epoch + attempt };
         let release = release.sign(&agents[0].key);
         agents[0].client.release(statement.cluster, &release).await.unwrap();

@@ -6,18 +6,18 @@ use discovery_types::api::{ClusterState, ReportRequest, Standing};
 use discovery_types::problem::Code;
 use discovery_types::statement::StatementChain;
 
-use super::agent::{Agent, form, sign};
-use super::support::{PATIENCE, World, committed, parks};
+use super::agent::{TestAgent, form, sign};
+use super::support::{TestInstallation, WAIT_TIMEOUT, stored_document, with_long_polls};
 
 #[tokio::test]
 async fn three_agents_become_one_cluster_with_certificates_of_its_own_cas() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 3).await;
     let token = world.token(&admin, &statement).await;
-    let mut agents: Vec<Agent> =
-        (1..=3).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    let mut agents: Vec<TestAgent> =
+        (1..=3).map(|i| TestAgent::new(&world, &service, &statement, &token, i)).collect();
     let last = form(&mut agents).await;
     assert_eq!(last.state, ClusterState::Committed);
     let jwks = admin.jwks().await.unwrap();
@@ -39,11 +39,14 @@ async fn three_agents_become_one_cluster_with_certificates_of_its_own_cas() {
         delivered.leaves.unwrap().verify(&node_key, chain.newest()).unwrap();
         assert_eq!(
             Some(&delivered.document),
-            committed(&world.database, statement.cluster).await.as_ref()
+            stored_document(&world.database, statement.cluster).await.as_ref()
         );
     }
     let ledger = service.app().store.ledger();
-    assert!(ledger.whole(statement.cluster).is_some(), "it left, so the ledger has it");
+    assert!(
+        ledger.commit_with_document(statement.cluster).is_some(),
+        "it left, so the ledger has it"
+    );
 
     for agent in &agents[..2] {
         let seen = agent.poll(None).await.unwrap();
@@ -69,13 +72,13 @@ async fn three_agents_become_one_cluster_with_certificates_of_its_own_cas() {
 
 #[tokio::test]
 async fn the_fourth_agent_waits_and_is_told_when_the_seats_are_gone() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 3).await;
     let token = world.token(&admin, &statement).await;
-    let mut agents: Vec<Agent> =
-        (1..=4).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    let mut agents: Vec<TestAgent> =
+        (1..=4).map(|i| TestAgent::new(&world, &service, &statement, &token, i)).collect();
     for agent in &agents {
         agent.redeem().await.unwrap();
     }
@@ -89,17 +92,17 @@ async fn the_fourth_agent_waits_and_is_told_when_the_seats_are_gone() {
 
 #[tokio::test]
 async fn two_processes_on_one_postgres_serve_one_formation() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let one = world.serve().await;
     // The second process doesn't sweep, so only a notification can wake its poll in time.
-    let mut args = parks(world.args("ledger-2"));
+    let mut args = with_long_polls(world.args("ledger-2"));
     args.times.sweep = Duration::from_secs(3_600);
     let two = crate::server::start(args).await.unwrap();
     let admin = world.owner(&one);
     let statement = world.cluster(&admin, "demo", 3).await;
     let token = world.token(&admin, &statement).await;
-    let mut agents: Vec<Agent> = (1..=3)
-        .map(|i| Agent::new(&world, if i == 2 { &two } else { &one }, &statement, &token, i))
+    let mut agents: Vec<TestAgent> = (1..=3)
+        .map(|i| TestAgent::new(&world, if i == 2 { &two } else { &one }, &statement, &token, i))
         .collect();
     for agent in &agents[..2] {
         agent.redeem().await.unwrap();
@@ -114,20 +117,20 @@ async fn two_processes_on_one_postgres_serve_one_formation() {
     assert_eq!(last.state, ClusterState::Committed);
     let member = agents[1].poll(None).await.unwrap();
     assert_eq!(agents[1].document(&member).hash(), agents[0].document(&last).hash());
-    assert!(two.app().store.ledger().whole(statement.cluster).is_some());
+    assert!(two.app().store.ledger().commit_with_document(statement.cluster).is_some());
     one.stop().await;
     two.stop().await;
 }
 
 #[tokio::test]
 async fn a_seat_whose_agent_goes_silent_goes_to_the_standby() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 2).await;
     let token = world.token(&admin, &statement).await;
-    let mut agents: Vec<Agent> =
-        (1..=3).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    let mut agents: Vec<TestAgent> =
+        (1..=3).map(|i| TestAgent::new(&world, &service, &statement, &token, i)).collect();
     for agent in &agents {
         agent.redeem().await.unwrap();
     }
@@ -143,7 +146,7 @@ async fn a_seat_whose_agent_goes_silent_goes_to_the_standby() {
         let [_, second, third] = &agents[..] else { unreachable!() };
         let sits =
             |seen: &discovery_types::api::PollResponse| seen.proposal.is_some() && seen.epoch > 1;
-        tokio::join!(second.until(sits), third.until(sits))
+        tokio::join!(second.poll_until(sits), third.poll_until(sits))
     };
     assert!(matches!(second.standing, Standing::Seated(2)));
     assert!(matches!(third.standing, Standing::Seated(1)));
@@ -154,7 +157,7 @@ async fn a_seat_whose_agent_goes_silent_goes_to_the_standby() {
 
 #[tokio::test]
 async fn every_answer_can_be_lost_and_asked_for_again() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.draft(&admin, "demo", 1).await;
@@ -167,11 +170,11 @@ async fn every_answer_can_be_lost_and_asked_for_again() {
     for _ in 0..2 {
         admin.put_grant(&grant).await.unwrap();
     }
-    let mut agent = Agent::new(&world, &service, &statement, &token, 1);
+    let mut agent = TestAgent::new(&world, &service, &statement, &token, 1);
     for _ in 0..2 {
         agent.redeem().await.unwrap();
     }
-    let seen = agent.until(|seen| seen.proposal.is_some()).await;
+    let seen = agent.poll_until(|seen| seen.proposal.is_some()).await;
     let first = agent.ack(&seen).await.unwrap();
     let again = agent.ack(&seen).await.unwrap();
     assert_eq!(first.document, again.document);
@@ -182,13 +185,13 @@ async fn every_answer_can_be_lost_and_asked_for_again() {
 /// Stored times are an hour ahead, as after a clock that was wrong and was then corrected.
 #[tokio::test]
 async fn times_that_were_stored_an_hour_ahead_are_over_in_time() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 3).await;
     let token = world.token(&admin, &statement).await;
-    let mut agents: Vec<Agent> =
-        (1..=3).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    let mut agents: Vec<TestAgent> =
+        (1..=3).map(|i| TestAgent::new(&world, &service, &statement, &token, i)).collect();
     for agent in &agents {
         agent.redeem().await.unwrap();
     }
@@ -207,8 +210,8 @@ async fn times_that_were_stored_an_hour_ahead_are_over_in_time() {
     let mut args = world.args("ledger");
     args.times.prepare = Duration::from_secs(1);
     let service = crate::server::start(args).await.unwrap();
-    agents[0].turn_to(&world, &service);
-    let late = agents[0].until(|seen| seen.epoch > 1);
-    tokio::time::timeout(PATIENCE, late).await.expect("given up after a second");
+    agents[0].connect_to(&world, &service);
+    let late = agents[0].poll_until(|seen| seen.epoch > 1);
+    tokio::time::timeout(WAIT_TIMEOUT, late).await.expect("given up after a second");
     service.stop().await;
 }

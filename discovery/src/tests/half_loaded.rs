@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use discovery_types::api::ClusterState;
 
-use super::support::{Database, World, eventually, file_of};
+use super::support::{TestDatabase, TestInstallation, file_of, wait_until};
 use crate::server::start;
 
 /// Time for many sweeps and connections.
-const A_WHILE: Duration = Duration::from_millis(1_500);
+const OBSERVATION_TIME: Duration = Duration::from_millis(1_500);
 
-async fn generation(world: &World) -> i64 {
+async fn generation(world: &TestInstallation) -> i64 {
     sqlx::query_scalar("SELECT number FROM generation")
         .fetch_one(&mut world.database.connect().await)
         .await
@@ -18,8 +18,8 @@ async fn generation(world: &World) -> i64 {
 }
 
 /// Loads a dump without the item that contains `last`. Returns that item's line of the list.
-async fn load_all_but(world: &World, dump: &[u8], last: &str) -> String {
-    let parts = Database::parts(dump);
+async fn load_all_but(world: &TestInstallation, dump: &[u8], last: &str) -> String {
+    let parts = TestDatabase::parts(dump);
     let (rest, first): (Vec<&str>, Vec<&str>) = parts.lines().partition(|line| line.contains(last));
     assert_eq!(rest.len(), 1, "{rest:?}");
     world.database.make_anew().await;
@@ -30,19 +30,19 @@ async fn load_all_but(world: &World, dump: &[u8], last: &str) -> String {
 
 #[tokio::test]
 async fn a_living_service_leaves_a_half_loaded_database_alone() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = start(world.args("ledger")).await.unwrap();
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let dump = world.database.dump();
 
     let last = load_all_but(&world, &dump, " ends_are_numbered ").await;
-    tokio::time::sleep(A_WHILE).await;
+    tokio::time::sleep(OBSERVATION_TIME).await;
     assert_eq!(generation(&world).await, 1, "it has written into a half-loaded database");
     assert!(admin.list_clusters(None).await.is_err());
     let list = file_of(last.as_bytes());
     world.database.restore(&dump, &["--use-list", list.path().to_str().unwrap()]);
-    eventually("it is settled", async || {
+    wait_until("it is settled", async || {
         admin.list_processes().await.is_ok_and(|listed| listed.settled)
     })
     .await;
@@ -54,7 +54,7 @@ async fn a_living_service_leaves_a_half_loaded_database_alone() {
 
 #[tokio::test]
 async fn a_service_that_starts_leaves_a_half_loaded_database_alone() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = start(world.args("ledger")).await.unwrap();
     service.stop().await;
     let dump = world.database.dump();

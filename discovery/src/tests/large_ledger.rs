@@ -7,12 +7,12 @@ use discovery_types::api::ClusterState;
 use discovery_types::problem::Code;
 use sqlx::postgres::PgConnectOptions;
 
-use super::agent::Agent;
-use super::support::{Database, World, eventually, found, get};
-use crate::keydir::Keydir;
+use super::agent::TestAgent;
+use super::support::{TestDatabase, TestInstallation, get, wait_for_value, wait_until};
+use crate::keydir::KeyDirectory;
 use crate::ledger::{LOOK_LIMIT, Ledger};
-use crate::metrics::Metrics;
-use crate::server::{Running, ServeArgs, start};
+use crate::metrics::ServiceMetrics;
+use crate::server::{RunningService, ServeArgs, start};
 use crate::store::{PoolSettings, connect};
 
 /// More decisions than one connection can copy in the pool's time limit, even on a fast machine.
@@ -21,7 +21,7 @@ const MANY: i64 = 400_000;
 const SEVERAL: i64 = 12_000;
 
 /// Inserts decisions about clusters without rows: a ledger copies only a cluster's id and hash.
-async fn decide_many(database: &Database, count: i64) {
+async fn decide_many(database: &TestDatabase, count: i64) {
     sqlx::query(
         "INSERT INTO decisions
          SELECT n, gen_random_uuid(), sha256(n::text::bytea), NULL, 0, sha256(('c' || n)::bytea)
@@ -35,23 +35,23 @@ async fn decide_many(database: &Database, count: i64) {
 }
 
 /// Arguments without sweeps: only a look or a decision notices new decisions.
-fn unswept(world: &World) -> ServeArgs {
+fn args_without_sweeps(world: &TestInstallation) -> ServeArgs {
     let mut args = world.args("ledger");
     args.times.sweep = std::time::Duration::from_secs(3_600);
     args
 }
 
-async fn swept(service: &Running) {
+async fn wait_for_sweep(service: &RunningService) {
     let ledger = service.app().store.ledger();
-    eventually("swept for the only time", async || {
-        ledger.known().is_some_and(|known| known.beat == 2)
+    wait_until("swept for the only time", async || {
+        ledger.known().is_some_and(|known| known.sweeps == 2)
     })
     .await;
 }
 
 #[tokio::test]
 async fn a_service_with_a_new_ledger_starts_over_many_decisions_and_fills_it_meanwhile() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     world.serve().await.stop().await;
     decide_many(&world.database, MANY).await;
 
@@ -59,7 +59,7 @@ async fn a_service_with_a_new_ledger_starts_over_many_decisions_and_fills_it_mea
     let two = start(world.args("ledger-2")).await.unwrap();
     let (status, said) = get(&world, &two, "/readyz").await;
     assert_eq!(status, 200, "{said}");
-    eventually("the ledger is complete", async || {
+    wait_until("the ledger is complete", async || {
         get(&world, &two, "/readyz").await.1.contains(r#""status":"ready""#)
     })
     .await;
@@ -74,7 +74,7 @@ async fn a_service_with_a_new_ledger_starts_over_many_decisions_and_fills_it_mea
 
 #[tokio::test]
 async fn a_fill_that_was_cut_short_goes_on_from_there() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     world.serve().await.stop().await;
     decide_many(&world.database, SEVERAL).await;
 
@@ -83,8 +83,8 @@ async fn a_fill_that_was_cut_short_goes_on_from_there() {
     let ledger = Ledger::open(&folder).unwrap();
     let options: PgConnectOptions = world.database.url().parse().unwrap();
     let pool = PoolSettings { size: 2, wait: std::time::Duration::from_secs(60) };
-    let keys = Keydir::load(&world.folder.path().join("keys")).unwrap();
-    let metrics = Arc::new(Metrics::default());
+    let keys = KeyDirectory::load(&world.folder.path().join("keys")).unwrap();
+    let metrics = Arc::new(ServiceMetrics::default());
     let store = connect(options, pool, ledger, &keys, metrics).await.unwrap();
     assert_eq!(store.ledger().commits(), LOOK_LIMIT);
     assert!(!store.watch().is_complete(1), "and decides nothing");
@@ -92,7 +92,7 @@ async fn a_fill_that_was_cut_short_goes_on_from_there() {
     drop(store);
 
     let two = start(world.args("ledger-2")).await.unwrap();
-    eventually("complete", async || two.app().store.watch().is_complete(1)).await;
+    wait_until("complete", async || two.app().store.watch().is_complete(1)).await;
     two.stop().await;
     let text = std::fs::read_to_string(folder.join("ledger.jsonl")).unwrap();
     let lines = text.lines().filter_map(|line| {
@@ -112,17 +112,17 @@ async fn a_fill_that_was_cut_short_goes_on_from_there() {
 
 #[tokio::test]
 async fn a_process_whose_ledger_is_being_filled_answers_and_decides_nothing() {
-    let world = World::new().await;
-    let one = start(unswept(&world)).await.unwrap();
+    let world = TestInstallation::new().await;
+    let one = start(args_without_sweeps(&world)).await.unwrap();
     let admin = world.owner(&one);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
-    let agent = Agent::new(&world, &one, &statement, &token, 1);
+    let agent = TestAgent::new(&world, &one, &statement, &token, 1);
     let watch = one.app().store.watch();
-    swept(&one).await;
+    wait_for_sweep(&one).await;
 
     // Hold the lock of the filling task, so that it can't fill the ledger.
-    let held = watch.filling.lock().await;
+    let held = watch.fill_lock.lock().await;
     watch.set_incomplete();
     let refused = agent.redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::Overloaded), "{refused}");
@@ -137,22 +137,22 @@ async fn a_process_whose_ledger_is_being_filled_answers_and_decides_nothing() {
     assert_eq!(get(&world, &one, "/livez").await.0, 200);
 
     drop(held);
-    let seen = found("it is frozen", async || agent.redeem().await.ok()).await;
+    let seen = wait_for_value("it is frozen", async || agent.redeem().await.ok()).await;
     assert!(seen.proposal.is_some());
     one.stop().await;
 }
 
 #[tokio::test]
 async fn who_lacks_many_decisions_of_others_copies_them_before_it_freezes_a_list() {
-    let world = World::new().await;
-    let one = start(unswept(&world)).await.unwrap();
+    let world = TestInstallation::new().await;
+    let one = start(args_without_sweeps(&world)).await.unwrap();
     let admin = world.owner(&one);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
-    let agent = Agent::new(&world, &one, &statement, &token, 1);
+    let agent = TestAgent::new(&world, &one, &statement, &token, 1);
     let store = &one.app().store;
-    swept(&one).await;
-    let held = store.watch().filling.lock().await;
+    wait_for_sweep(&one).await;
+    let held = store.watch().fill_lock.lock().await;
     decide_many(&world.database, SEVERAL).await;
     // Under a cluster's lock only a part of the decisions is copied.
     let refused = agent.redeem().await.unwrap_err();
@@ -160,7 +160,7 @@ async fn who_lacks_many_decisions_of_others_copies_them_before_it_freezes_a_list
     assert_eq!(store.ledger().commits(), LOOK_LIMIT);
 
     drop(held);
-    let seen = found("it is frozen", async || agent.redeem().await.ok()).await;
+    let seen = wait_for_value("it is frozen", async || agent.redeem().await.ok()).await;
     assert!(seen.proposal.is_some());
     assert_eq!(store.ledger().commits() as i64, SEVERAL);
     one.stop().await;

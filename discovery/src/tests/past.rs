@@ -5,25 +5,27 @@ use std::path::Path;
 use std::time::Duration;
 
 use discovery_types::api::{AcceptRequest, ClusterState};
-use discovery_types::client::Client;
+use discovery_types::client::DiscoveryClient;
 use discovery_types::jws::Jws;
 use discovery_types::problem::Code;
 use discovery_types::statement::Statement;
 use discovery_types::token::Token;
 use uuid::Uuid;
 
-use super::agent::{Agent, form};
-use super::support::{World, changed_long_ago, committed, eventually, get, was_last_seen_long_ago};
+use super::agent::{TestAgent, form};
+use super::support::{
+    TestInstallation, age_last_change, age_last_seen, get, stored_document, wait_until,
+};
 use crate::ledger::Occasion;
-use crate::server::{Running, ServeArgs, start};
+use crate::server::{RunningService, ServeArgs, start};
 
 /// Arguments of the second process in a world.
-fn second(world: &World) -> ServeArgs {
+fn second_process_args(world: &TestInstallation) -> ServeArgs {
     world.args("ledger-2")
 }
 
 /// Arguments of a process that never sweeps: it looks at the database only on another occasion.
-fn unswept(world: &World, ledger: &str) -> ServeArgs {
+fn args_without_sweeps(world: &TestInstallation, ledger: &str) -> ServeArgs {
     let mut args = world.args(ledger);
     args.times.sweep = Duration::from_secs(3_600);
     args
@@ -31,20 +33,20 @@ fn unswept(world: &World, ledger: &str) -> ServeArgs {
 
 /// Tries to form the cluster again from a host that never saw the commit. Panics if a second list
 /// commits.
-async fn nobody_forms_it_again(
-    world: &World,
-    service: &Running,
+async fn assert_forms_no_second_list(
+    world: &TestInstallation,
+    service: &RunningService,
     (statement, token): (&Statement, &Token),
     decided: &Jws,
 ) {
-    let mut other = Agent::new(world, service, statement, token, 9);
+    let mut other = TestAgent::new(world, service, statement, token, 9);
     for _ in 0..40 {
         if let Ok(seen) = other.redeem().await
             && seen.proposal.is_some()
         {
             let _ = other.ack(&seen).await;
         }
-        let there = committed(&world.database, statement.cluster).await;
+        let there = stored_document(&world.database, statement.cluster).await;
         let same = there.is_none() || there.as_ref() == Some(decided);
         assert!(same, "two clusters of one identity: the second list is decided");
         tokio::time::sleep(Duration::from_millis(25)).await;
@@ -52,13 +54,17 @@ async fn nobody_forms_it_again(
 }
 
 /// Makes a token that is issued now. The service may refuse its grant.
-async fn another_token(world: &World, admin: &Client, statement: &Statement) -> Token {
+async fn another_token(
+    world: &TestInstallation,
+    admin: &DiscoveryClient,
+    statement: &Statement,
+) -> Token {
     let (token, grant) = world.grant(admin, statement);
     let _ = admin.put_grant(&grant.sign(&world.owner)).await;
     token
 }
 
-async fn alarms(world: &World, service: &Running, kind: &str) -> String {
+async fn alarms(world: &TestInstallation, service: &RunningService, kind: &str) -> String {
     let text = get(world, service, "/metrics").await.1;
     let sample = format!("muster_discovery_alarms_total{{kind=\"{kind}\"}} ");
     let line = text.lines().find_map(|line| line.strip_prefix(&sample));
@@ -66,51 +72,54 @@ async fn alarms(world: &World, service: &Running, kind: &str) -> String {
 }
 
 /// Forms a cluster of one member through `one`. Returns the dump from before the commit as well.
-async fn formed(world: &World, one: &Running) -> (Statement, Token, Vec<u8>, Jws) {
+async fn formed(
+    world: &TestInstallation,
+    one: &RunningService,
+) -> (Statement, Token, Vec<u8>, Jws) {
     let admin = world.owner(one);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
     let dump = world.database.dump();
-    form(&mut [Agent::new(world, one, &statement, &token, 1)]).await;
-    let decided = committed(&world.database, statement.cluster).await.unwrap();
+    form(&mut [TestAgent::new(world, one, &statement, &token, 1)]).await;
+    let decided = stored_document(&world.database, statement.cluster).await.unwrap();
     (statement, token, dump, decided)
 }
 
 #[tokio::test]
 async fn what_another_process_let_out_forms_no_second_time_when_a_dump_is_loaded() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let one = world.serve().await;
-    let two = start(second(&world)).await.unwrap();
+    let two = start(second_process_args(&world)).await.unwrap();
     let delivered = one.app().store.ledger().process();
     let (statement, token, dump, decided) = formed(&world, &one).await;
     // The second process has copied the commit, but only its hash.
-    eventually("copied", async || two.app().store.ledger().commits() == 1).await;
+    wait_until("copied", async || two.app().store.ledger().commits() == 1).await;
     one.stop().await;
     world.database.load(&dump).await;
 
-    nobody_forms_it_again(&world, &two, (&statement, &token), &decided).await;
+    assert_forms_no_second_list(&world, &two, (&statement, &token), &decided).await;
     let admin = world.owner(&two);
-    eventually("noticed", async || {
+    wait_until("noticed", async || {
         admin.list_processes().await.is_ok_and(|list| !list.settled && list.generation == 2)
     })
     .await;
     // The first process is lost for good. The second one's copy of its commits is all that is left.
-    was_last_seen_long_ago(&world.database, delivered).await;
-    changed_long_ago(&world.database).await;
+    age_last_seen(&world.database, delivered).await;
+    age_last_change(&world.database).await;
     assert!(admin.forget_process(delivered).await.unwrap().settled);
-    nobody_forms_it_again(&world, &two, (&statement, &token), &decided).await;
+    assert_forms_no_second_list(&world, &two, (&statement, &token), &decided).await;
     // A token issued afterwards doesn't help either, nor does a process with an empty ledger.
     let fresh = another_token(&world, &admin, &statement).await;
-    nobody_forms_it_again(&world, &two, (&statement, &fresh), &decided).await;
+    assert_forms_no_second_list(&world, &two, (&statement, &fresh), &decided).await;
     let three = start(world.args("ledger-3")).await.unwrap();
-    nobody_forms_it_again(&world, &three, (&statement, &fresh), &decided).await;
+    assert_forms_no_second_list(&world, &three, (&statement, &fresh), &decided).await;
     let state = world.owner(&three).show_cluster(statement.cluster).await.unwrap().summary.state;
     assert_eq!(state, ClusterState::Abandoned, "closed for everybody");
     three.stop().await;
     // The process that sent the commit out comes back after all.
     let one = world.serve().await;
-    eventually("its document is back", async || {
-        committed(&world.database, statement.cluster).await.as_ref() == Some(&decided)
+    wait_until("its document is back", async || {
+        stored_document(&world.database, statement.cluster).await.as_ref() == Some(&decided)
     })
     .await;
     one.stop().await;
@@ -119,30 +128,30 @@ async fn what_another_process_let_out_forms_no_second_time_when_a_dump_is_loaded
 
 #[tokio::test]
 async fn a_process_that_joined_after_the_dump_and_never_swept_notices_it() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let one = world.serve().await;
     let admin = world.owner(&one);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
     let dump = world.database.dump();
-    let two = start(unswept(&world, "ledger-2")).await.unwrap();
-    form(&mut [Agent::new(&world, &one, &statement, &token, 1)]).await;
-    let decided = committed(&world.database, statement.cluster).await.unwrap();
+    let two = start(args_without_sweeps(&world, "ledger-2")).await.unwrap();
+    form(&mut [TestAgent::new(&world, &one, &statement, &token, 1)]).await;
+    let decided = stored_document(&world.database, statement.cluster).await.unwrap();
     one.stop().await;
     world.database.load(&dump).await;
-    nobody_forms_it_again(&world, &two, (&statement, &token), &decided).await;
+    assert_forms_no_second_list(&world, &two, (&statement, &token), &decided).await;
     two.stop().await;
 }
 
 #[tokio::test]
 async fn a_process_whose_ledger_is_empty_sees_that_a_dump_was_loaded() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let one = world.serve().await;
     let (statement, token, dump, decided) = formed(&world, &one).await;
     one.stop().await;
     world.database.load(&dump).await;
-    let new = start(second(&world)).await.unwrap();
-    nobody_forms_it_again(&world, &new, (&statement, &token), &decided).await;
+    let new = start(second_process_args(&world)).await.unwrap();
+    assert_forms_no_second_list(&world, &new, (&statement, &token), &decided).await;
     let listed = world.owner(&new).list_processes().await.unwrap();
     assert!(!listed.settled, "it waits for the one that the dump knows: {listed:?}");
     new.stop().await;
@@ -150,16 +159,16 @@ async fn a_process_whose_ledger_is_empty_sees_that_a_dump_was_loaded() {
 
 #[tokio::test]
 async fn a_process_that_the_dump_forgot_is_waited_for() {
-    let world = World::new().await;
-    let two = start(second(&world)).await.unwrap();
+    let world = TestInstallation::new().await;
+    let two = start(second_process_args(&world)).await.unwrap();
     let (.., dump, _) = formed(&world, &two).await;
     let one = world.serve().await;
     let joined = one.app().store.ledger().process();
-    two.app().store.look_again(Occasion::Doubt).await.unwrap();
+    two.app().store.look_at_database(Occasion::Doubt).await.unwrap();
     one.stop().await;
     world.database.load(&dump).await;
     let admin = world.owner(&two);
-    eventually("noticed", async || {
+    wait_until("noticed", async || {
         admin.list_processes().await.is_ok_and(|list| {
             list.processes.iter().any(|process| process.id == joined && process.missing)
         })
@@ -170,15 +179,17 @@ async fn a_process_that_the_dump_forgot_is_waited_for() {
 
 /// Runs `put_back` under a process that keeps its connections, doesn't sweep, and hasn't copied the
 /// commit. Checks that no second list commits.
-async fn nobody_forms_it_again_unheard(put_back: impl AsyncFnOnce(&World, &[u8])) {
-    let world = World::new().await;
-    let mut args = unswept(&world, "ledger-2");
+async fn assert_forms_no_second_list_unnoticed(
+    put_back: impl AsyncFnOnce(&TestInstallation, &[u8]),
+) {
+    let world = TestInstallation::new().await;
+    let mut args = args_without_sweeps(&world, "ledger-2");
     // One connection listens for notifications, which leaves one.
     args.database.pool_size = 2;
     let two = start(args).await.unwrap();
-    let beat = || two.app().store.ledger().known().map(|known| known.beat);
-    eventually("begun, and swept once", async || beat() == Some(2)).await;
-    eventually("connected", async || connections(&world).await.len() == 2).await;
+    let beat = || two.app().store.ledger().known().map(|known| known.sweeps);
+    wait_until("begun, and swept once", async || beat() == Some(2)).await;
+    wait_until("connected", async || connections(&world).await.len() == 2).await;
     let before = connections(&world).await;
 
     let one = world.serve().await;
@@ -186,25 +197,25 @@ async fn nobody_forms_it_again_unheard(put_back: impl AsyncFnOnce(&World, &[u8])
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
     let dump = world.database.dump();
-    two.app().store.look_again(Occasion::Sweep).await.unwrap();
+    two.app().store.look_at_database(Occasion::Sweep).await.unwrap();
     world.database.keep_decisions_quiet().await;
-    form(&mut [Agent::new(&world, &one, &statement, &token, 1)]).await;
-    let decided = committed(&world.database, statement.cluster).await.unwrap();
+    form(&mut [TestAgent::new(&world, &one, &statement, &token, 1)]).await;
+    let decided = stored_document(&world.database, statement.cluster).await.unwrap();
     one.stop().await;
     put_back(&world, &dump).await;
 
     let known = two.app().store.ledger().known().unwrap();
-    assert_eq!((known.generation, known.copied.number), (1, 0), "it has heard of nothing");
-    eventually("one is gone", async || connections(&world).await.len() <= 2).await;
+    assert_eq!((known.generation, known.last_copied.number), (1, 0), "it has heard of nothing");
+    wait_until("one is gone", async || connections(&world).await.len() <= 2).await;
     assert_eq!(connections(&world).await, before, "it has connected anew");
-    nobody_forms_it_again(&world, &two, (&statement, &token), &decided).await;
-    assert_eq!(two.app().store.look_at_generation().await.unwrap().number, 2);
+    assert_forms_no_second_list(&world, &two, (&statement, &token), &decided).await;
+    assert_eq!(two.app().store.refresh_generation().await.unwrap().number, 2);
     two.stop().await;
 }
 
 #[tokio::test]
 async fn a_dump_loaded_over_the_tables_under_living_connections_is_noticed() {
-    nobody_forms_it_again_unheard(async |world, dump| {
+    assert_forms_no_second_list_unnoticed(async |world, dump| {
         world.database.restore(dump, &["--clean", "--if-exists"]);
     })
     .await;
@@ -212,8 +223,10 @@ async fn a_dump_loaded_over_the_tables_under_living_connections_is_noticed() {
 
 #[tokio::test]
 async fn rows_of_a_dump_in_the_same_tables_under_living_connections_are_noticed() {
-    nobody_forms_it_again_unheard(async |world, dump| world.database.set_rows_back(dump).await)
-        .await;
+    assert_forms_no_second_list_unnoticed(async |world, dump| {
+        world.database.set_rows_back(dump).await
+    })
+    .await;
 }
 
 /// Copies the files of a folder.
@@ -226,7 +239,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-async fn entries(world: &World, process: Uuid) -> i64 {
+async fn entries(world: &TestInstallation, process: Uuid) -> i64 {
     sqlx::query_scalar("SELECT entries FROM processes WHERE id = $1")
         .bind(process)
         .fetch_one(&mut world.database.connect().await)
@@ -236,13 +249,13 @@ async fn entries(world: &World, process: Uuid) -> i64 {
 
 #[tokio::test]
 async fn a_ledger_put_back_is_filled_from_the_database_and_somebody_hears_of_it() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let (ledger, kept) = (world.folder.path().join("ledger"), world.folder.path().join("kept"));
     let one = world.serve().await;
     let admin = world.owner(&one);
     let first = world.cluster(&admin, "first", 1).await;
     let token = world.token(&admin, &first).await;
-    form(&mut [Agent::new(&world, &one, &first, &token, 1)]).await;
+    form(&mut [TestAgent::new(&world, &one, &first, &token, 1)]).await;
     one.stop().await;
     copy(&ledger, &kept);
     let one = world.serve().await;
@@ -253,16 +266,16 @@ async fn a_ledger_put_back_is_filled_from_the_database_and_somebody_hears_of_it(
     copy(&kept, &ledger);
 
     let one = world.serve().await;
-    eventually("filled", async || one.app().store.ledger().commits() == 2).await;
+    wait_until("filled", async || one.app().store.ledger().commits() == 2).await;
     assert_eq!(entries(&world, process).await, 2, "never counted down");
     assert_eq!(alarms(&world, &one, "ledger_set_back").await, "1");
     one.stop().await;
     // The entries that the fill copied count as well.
     world.database.load(&dump).await;
     let one = world.serve().await;
-    nobody_forms_it_again(&world, &one, (&statement, &token), &decided).await;
+    assert_forms_no_second_list(&world, &one, (&statement, &token), &decided).await;
     let fresh = another_token(&world, &world.owner(&one), &statement).await;
-    nobody_forms_it_again(&world, &one, (&statement, &fresh), &decided).await;
+    assert_forms_no_second_list(&world, &one, (&statement, &fresh), &decided).await;
     // After one fill the ledger is complete.
     one.stop().await;
     let one = world.serve().await;
@@ -273,21 +286,21 @@ async fn a_ledger_put_back_is_filled_from_the_database_and_somebody_hears_of_it(
 /// A common recovery: the dump and the copy of the ledger are both from last night.
 #[tokio::test]
 async fn a_dump_and_a_ledger_of_the_same_night_wait_for_an_owner() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let (ledger, kept) = (world.folder.path().join("ledger"), world.folder.path().join("kept"));
     let one = world.serve().await;
     let admin = world.owner(&one);
     let first = world.cluster(&admin, "first", 1).await;
     let token = world.token(&admin, &first).await;
-    form(&mut [Agent::new(&world, &one, &first, &token, 1)]).await;
+    form(&mut [TestAgent::new(&world, &one, &first, &token, 1)]).await;
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
     one.stop().await;
     copy(&ledger, &kept);
     let dump = world.database.dump();
     let one = world.serve().await;
-    form(&mut [Agent::new(&world, &one, &statement, &token, 1)]).await;
-    let decided = committed(&world.database, statement.cluster).await.unwrap();
+    form(&mut [TestAgent::new(&world, &one, &statement, &token, 1)]).await;
+    let decided = stored_document(&world.database, statement.cluster).await.unwrap();
     one.stop().await;
     copy(&kept, &ledger);
     world.database.load(&dump).await;
@@ -296,7 +309,7 @@ async fn a_dump_and_a_ledger_of_the_same_night_wait_for_an_owner() {
     for _ in 0..2 {
         let one = world.serve().await;
         let fresh = another_token(&world, &world.owner(&one), &statement).await;
-        nobody_forms_it_again(&world, &one, (&statement, &fresh), &decided).await;
+        assert_forms_no_second_list(&world, &one, (&statement, &fresh), &decided).await;
         assert!(!world.owner(&one).list_processes().await.unwrap().settled);
         assert_eq!(alarms(&world, &one, "ledger_copied").await, "1");
         one.stop().await;
@@ -305,7 +318,7 @@ async fn a_dump_and_a_ledger_of_the_same_night_wait_for_an_owner() {
     let accept = AcceptRequest { system_identifier: None };
     let accepted = world.owner(&one).accept_database(&accept).await.unwrap();
     assert_eq!(accepted.abandoned, [statement.cluster]);
-    nobody_forms_it_again(&world, &one, (&statement, &token), &decided).await;
+    assert_forms_no_second_list(&world, &one, (&statement, &token), &decided).await;
     one.stop().await;
     // The ledger now belongs to this place, so it is no copy any more.
     let one = world.serve().await;
@@ -317,17 +330,17 @@ async fn a_dump_and_a_ledger_of_the_same_night_wait_for_an_owner() {
 
 #[tokio::test]
 async fn a_ledger_with_a_line_cut_out_is_filled_from_the_start() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let one = world.serve().await;
     let admin = world.owner(&one);
     let mut clusters = Vec::new();
     for (number, name) in (1..).zip(["first", "second"]) {
         let statement = world.cluster(&admin, name, 1).await;
         let token = world.token(&admin, &statement).await;
-        form(&mut [Agent::new(&world, &one, &statement, &token, 1)]).await;
+        form(&mut [TestAgent::new(&world, &one, &statement, &token, 1)]).await;
         clusters.push(statement.cluster);
-        eventually("copied", async || {
-            one.app().store.ledger().known().unwrap().copied.number == number
+        wait_until("copied", async || {
+            one.app().store.ledger().known().unwrap().last_copied.number == number
         })
         .await;
     }
@@ -349,14 +362,14 @@ async fn a_ledger_with_a_line_cut_out_is_filled_from_the_start() {
 
 #[tokio::test]
 async fn who_freezes_a_list_has_copied_first_what_others_decided() {
-    let world = World::new().await;
-    let one = start(unswept(&world, "ledger")).await.unwrap();
+    let world = TestInstallation::new().await;
+    let one = start(args_without_sweeps(&world, "ledger")).await.unwrap();
     let admin = world.owner(&one);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
     let store = &one.app().store;
-    eventually("swept for the only time", async || {
-        store.ledger().known().is_some_and(|known| known.beat == 2)
+    wait_until("swept for the only time", async || {
+        store.ledger().known().is_some_and(|known| known.sweeps == 2)
     })
     .await;
     // The decision was made by another process, whose notification has not arrived yet.
@@ -366,7 +379,7 @@ async fn who_freezes_a_list_has_copied_first_what_others_decided() {
         .execute(&mut world.database.connect().await)
         .await
         .unwrap();
-    let seen = Agent::new(&world, &one, &statement, &token, 1).redeem().await.unwrap();
+    let seen = TestAgent::new(&world, &one, &statement, &token, 1).redeem().await.unwrap();
     assert!(seen.proposal.is_some(), "frozen");
     assert!(store.ledger().entry(other).is_some());
     one.stop().await;
@@ -374,19 +387,19 @@ async fn who_freezes_a_list_has_copied_first_what_others_decided() {
 
 #[tokio::test]
 async fn a_pooled_connection_to_an_old_primary_decides_nothing() {
-    let world = World::new().await;
-    let one = start(unswept(&world, "ledger")).await.unwrap();
+    let world = TestInstallation::new().await;
+    let one = start(args_without_sweeps(&world, "ledger")).await.unwrap();
     let admin = world.owner(&one);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
-    let mut agent = Agent::new(&world, &one, &statement, &token, 1);
+    let mut agent = TestAgent::new(&world, &one, &statement, &token, 1);
     let seen = agent.redeem().await.unwrap();
     // The new primary is in generation 2 already, and this process has seen that.
     sqlx::raw_sql("UPDATE generation SET number = 2")
         .execute(&mut world.database.connect().await)
         .await
         .unwrap();
-    one.app().store.look_again(Occasion::Doubt).await.unwrap();
+    one.app().store.look_at_database(Occasion::Doubt).await.unwrap();
     sqlx::raw_sql("UPDATE generation SET number = 1")
         .execute(&mut world.database.connect().await)
         .await
@@ -394,8 +407,8 @@ async fn a_pooled_connection_to_an_old_primary_decides_nothing() {
     let before = connections(&world).await;
     let refused = agent.ack(&seen).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::DatabaseChanged), "{refused}");
-    assert!(committed(&world.database, statement.cluster).await.is_none());
-    eventually("it is given to nobody again", async || {
+    assert!(stored_document(&world.database, statement.cluster).await.is_none());
+    wait_until("it is given to nobody again", async || {
         let now = connections(&world).await;
         before.iter().any(|pid| !now.contains(pid))
     })
@@ -404,7 +417,7 @@ async fn a_pooled_connection_to_an_old_primary_decides_nothing() {
 }
 
 /// Returns the process ids of the backends that serve the service's connections.
-async fn connections(world: &World) -> Vec<i32> {
+async fn connections(world: &TestInstallation) -> Vec<i32> {
     sqlx::query_scalar(
         "SELECT pid FROM pg_stat_activity
          WHERE datname = current_database() AND application_name = 'muster-discovery' ORDER BY pid",
@@ -415,7 +428,7 @@ async fn connections(world: &World) -> Vec<i32> {
 }
 
 /// Changes rows without triggers, as a restore of the rows alone would.
-async fn set_back(world: &World, sql: &'static str) {
+async fn set_back(world: &TestInstallation, sql: &'static str) {
     let mut connection = world.database.connect().await;
     sqlx::raw_sql("SET session_replication_role = replica").execute(&mut connection).await.unwrap();
     sqlx::raw_sql(sql).execute(&mut connection).await.unwrap();
@@ -423,29 +436,29 @@ async fn set_back(world: &World, sql: &'static str) {
 
 #[tokio::test]
 async fn rows_that_know_of_fewer_sweeps_are_the_past() {
-    let world = World::new().await;
-    let one = start(unswept(&world, "ledger")).await.unwrap();
+    let world = TestInstallation::new().await;
+    let one = start(args_without_sweeps(&world, "ledger")).await.unwrap();
     let store = &one.app().store;
-    let beat = || store.ledger().known().map(|known| known.beat);
-    eventually("swept for the only time", async || beat() == Some(2)).await;
-    store.look_again(Occasion::Sweep).await.unwrap();
+    let beat = || store.ledger().known().map(|known| known.sweeps);
+    wait_until("swept for the only time", async || beat() == Some(2)).await;
+    store.look_at_database(Occasion::Sweep).await.unwrap();
     assert_eq!(beat(), Some(3));
-    assert_eq!(store.look_at_generation().await.unwrap().number, 1);
+    assert_eq!(store.refresh_generation().await.unwrap().number, 1);
     set_back(&world, "UPDATE processes SET beat = beat - 1").await;
-    store.look_again(Occasion::Doubt).await.unwrap();
-    let generation = store.look_at_generation().await.unwrap();
+    store.look_at_database(Occasion::Doubt).await.unwrap();
+    let generation = store.refresh_generation().await.unwrap();
     assert_eq!(generation.number, 2, "{generation:?}");
     one.stop().await;
 }
 
 #[tokio::test]
 async fn a_history_that_went_another_way_is_not_copied_but_noticed() {
-    let world = World::new().await;
-    let one = start(unswept(&world, "ledger")).await.unwrap();
+    let world = TestInstallation::new().await;
+    let one = start(args_without_sweeps(&world, "ledger")).await.unwrap();
     formed(&world, &one).await;
     let store = &one.app().store;
-    let copied = || store.ledger().known().unwrap().copied.number;
-    eventually("copied", async || copied() == 1).await;
+    let copied = || store.ledger().known().unwrap().last_copied.number;
+    wait_until("copied", async || copied() == 1).await;
     // Decision 1 is a different one now, and a second one follows it.
     set_back(&world, "UPDATE decisions SET hash = sha256('x')").await;
     let mut connection = world.database.connect().await;
@@ -453,10 +466,10 @@ async fn a_history_that_went_another_way_is_not_copied_but_noticed() {
         .execute(&mut connection)
         .await
         .unwrap();
-    store.copy_news().await.unwrap();
+    store.copy_new_decisions().await.unwrap();
     assert_eq!((copied(), store.ledger().commits()), (1, 1));
-    store.look_again(Occasion::Doubt).await.unwrap();
-    let generation = store.look_at_generation().await.unwrap();
+    store.look_at_database(Occasion::Doubt).await.unwrap();
+    let generation = store.refresh_generation().await.unwrap();
     assert_eq!(generation.number, 2, "{generation:?}");
     assert_eq!((copied(), store.ledger().commits()), (2, 2), "copied as another history");
     one.stop().await;

@@ -1,14 +1,14 @@
 //! Tests of the list of processes, by which an owner decides whether one may be forgotten.
 
 use discovery_types::api::ProcessView;
-use discovery_types::client::Client;
+use discovery_types::client::DiscoveryClient;
 use discovery_types::problem::Code;
 
-use super::agent::{Agent, form};
-use super::support::{World, eventually};
-use crate::server::{Running, start};
+use super::agent::{TestAgent, form};
+use super::support::{TestInstallation, wait_until};
+use crate::server::{RunningService, start};
 
-async fn row(admin: &Client, service: &Running) -> ProcessView {
+async fn row(admin: &DiscoveryClient, service: &RunningService) -> ProcessView {
     let id = service.app().store.ledger().process();
     let list = admin.list_processes().await.unwrap();
     list.processes.into_iter().find(|process| process.id == id).unwrap()
@@ -16,7 +16,7 @@ async fn row(admin: &Client, service: &Running) -> ProcessView {
 
 #[tokio::test]
 async fn the_commits_of_each_ledger_are_counted_as_they_come_in() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
     // No sweep corrects the number meanwhile.
     args.times.sweep = std::time::Duration::from_secs(3_600);
@@ -27,10 +27,10 @@ async fn the_commits_of_each_ledger_are_counted_as_they_come_in() {
     assert_eq!(row(&admin, &one).await.ledger_entries, 0);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
-    form(&mut [Agent::new(&world, &one, &statement, &token, 1)]).await;
+    form(&mut [TestAgent::new(&world, &one, &statement, &token, 1)]).await;
     let other = world.owner(&two);
     assert_eq!(row(&other, &one).await.ledger_entries, 1, "seen by another process as well");
-    eventually("it has copied that, without a sweep", async || {
+    wait_until("it has copied that, without a sweep", async || {
         row(&other, &two).await.ledger_entries == 1
     })
     .await;
@@ -43,7 +43,7 @@ async fn the_commits_of_each_ledger_are_counted_as_they_come_in() {
 
 #[tokio::test]
 async fn a_process_that_runs_is_not_forgotten() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let one = world.serve().await;
     let two = start(world.args("ledger-2")).await.unwrap();
     let admin = world.owner(&one);
@@ -64,15 +64,15 @@ async fn a_process_that_runs_is_not_forgotten() {
 /// twice.
 #[tokio::test]
 async fn what_two_processes_do_to_a_cluster_at_a_time_is_done_one_after_the_other() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let one = world.serve().await;
     let two = start(world.args("ledger-2")).await.unwrap();
     let admin = world.owner(&one);
     let statement = world.cluster(&admin, "demo", 3).await;
     let token = world.token(&admin, &statement).await;
     let agents = [
-        Agent::new(&world, &one, &statement, &token, 1),
-        Agent::new(&world, &two, &statement, &token, 2),
+        TestAgent::new(&world, &one, &statement, &token, 1),
+        TestAgent::new(&world, &two, &statement, &token, 2),
     ];
     let mut holder = world.database.connect().await;
     let mut held = sqlx::Connection::begin(&mut holder).await.unwrap();
@@ -95,7 +95,7 @@ async fn what_two_processes_do_to_a_cluster_at_a_time_is_done_one_after_the_othe
         held.commit().await.unwrap();
     };
     // The first redeem may time out on the lock before the second one waits for it.
-    let redeem = async |agent: &Agent| loop {
+    let redeem = async |agent: &TestAgent| loop {
         match agent.redeem().await {
             Ok(seen) => break seen.standing,
             Err(error) => assert!(error.is_retryable(), "{error}"),

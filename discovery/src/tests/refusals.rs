@@ -10,10 +10,10 @@ use discovery_types::proposal::Ack;
 use discovery_types::retire::Retire;
 use discovery_types::token::Token;
 
-use super::agent::{Agent, form};
-use super::support::World;
+use super::agent::{TestAgent, form};
+use super::support::TestInstallation;
 
-async fn keys_used(world: &World) -> i64 {
+async fn keys_used(world: &TestInstallation) -> i64 {
     sqlx::query_scalar("SELECT count(*) FROM agents")
         .fetch_one(&mut world.database.connect().await)
         .await
@@ -22,12 +22,13 @@ async fn keys_used(world: &World) -> i64 {
 
 #[tokio::test]
 async fn tokens_that_are_no_good_are_refused_and_nothing_is_consumed() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let other = world.cluster(&admin, "other", 1).await;
-    let agent = |statement: &_, token: &Token| Agent::new(&world, &service, statement, token, 1);
+    let agent =
+        |statement: &_, token: &Token| TestAgent::new(&world, &service, statement, token, 1);
 
     // A token that was never granted.
     let (unknown, _) = world.grant(&admin, &statement);
@@ -76,12 +77,12 @@ async fn tokens_that_are_no_good_are_refused_and_nothing_is_consumed() {
 
 #[tokio::test]
 async fn a_redeem_for_another_service_or_by_another_connection_is_refused() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
-    let agent = Agent::new(&world, &service, &statement, &token, 1);
+    let agent = TestAgent::new(&world, &service, &statement, &token, 1);
     let thief = world.client(&service, Some(&Arc::new(SigningKey::generate())));
     let refused = thief.redeem(&agent.envelope()).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::RecordRefused));
@@ -107,13 +108,13 @@ async fn a_redeem_for_another_service_or_by_another_connection_is_refused() {
 
 #[tokio::test]
 async fn a_bundle_that_pins_a_statement_of_no_cluster_or_of_another_one_takes_no_seat() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let other = world.cluster(&admin, "other", 1).await;
     let token = world.token(&admin, &statement).await;
-    let mut agent = Agent::new(&world, &service, &statement, &token, 1);
+    let mut agent = TestAgent::new(&world, &service, &statement, &token, 1);
     let right = agent.statement;
     for wrong in [Digest::of(b"mangled"), other.sign(&world.owner).hash()] {
         agent.statement = wrong;
@@ -134,14 +135,14 @@ async fn a_bundle_that_pins_a_statement_of_no_cluster_or_of_another_one_takes_no
 
 #[tokio::test]
 async fn two_hosts_of_one_name_or_address_and_one_key_on_two_hosts_are_refused() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 3).await;
     let token = world.token(&admin, &statement).await;
-    let first = Agent::new(&world, &service, &statement, &token, 1);
+    let first = TestAgent::new(&world, &service, &statement, &token, 1);
     first.redeem().await.unwrap();
-    let mut second = Agent::new(&world, &service, &statement, &token, 2);
+    let mut second = TestAgent::new(&world, &service, &statement, &token, 2);
     second.record.name = first.record.name.clone();
     let refused = second.redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::Conflict));
@@ -165,7 +166,7 @@ async fn two_hosts_of_one_name_or_address_and_one_key_on_two_hosts_are_refused()
 
 #[tokio::test]
 async fn only_an_issuer_whom_the_statement_names_grants_tokens() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 3).await;
@@ -176,7 +177,8 @@ async fn only_an_issuer_whom_the_statement_names_grants_tokens() {
         roles: vec![discovery_types::role::Role::Issuer],
     };
     let chain = discovery_types::admin::AdminChain::root(world.owner.public());
-    let add = chain.sign_next(&world.owner, discovery_types::admin::Change::Add(named.clone()));
+    let add =
+        chain.sign_next(&world.owner, discovery_types::admin::AdminOperation::Add(named.clone()));
     admin.put_admin(&add).await.unwrap();
     let client = world.client(&service, Some(&issuer));
     client.list_clusters(None).await.unwrap();
@@ -202,7 +204,7 @@ async fn only_an_issuer_whom_the_statement_names_grants_tokens() {
 
 #[tokio::test]
 async fn statements_that_do_not_fit_their_draft_are_refused() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let draft = world.draft(&admin, "demo", 3).await;
@@ -234,17 +236,17 @@ async fn statements_that_do_not_fit_their_draft_are_refused() {
 
 #[tokio::test]
 async fn votes_about_another_list_are_refused_and_a_nack_opens_the_cluster_again() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 2).await;
     let token = world.token(&admin, &statement).await;
-    let agents: Vec<Agent> =
-        (1..=2).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    let agents: Vec<TestAgent> =
+        (1..=2).map(|i| TestAgent::new(&world, &service, &statement, &token, i)).collect();
     for agent in &agents {
         agent.redeem().await.unwrap();
     }
-    let seen = agents[0].until(|seen| seen.proposal.is_some()).await;
+    let seen = agents[0].poll_until(|seen| seen.proposal.is_some()).await;
     let h = seen.proposal.as_ref().unwrap().hash();
     let cluster = statement.cluster;
     let ack = |epoch, h, key: &SigningKey| Ack { cluster, epoch, h }.sign(key);
@@ -273,12 +275,12 @@ async fn votes_about_another_list_are_refused_and_a_nack_opens_the_cluster_again
 
 #[tokio::test]
 async fn a_committed_cluster_is_not_abandoned_but_retired_by_an_owners_word() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
-    let mut agents = [Agent::new(&world, &service, &statement, &token, 1)];
+    let mut agents = [TestAgent::new(&world, &service, &statement, &token, 1)];
     form(&mut agents).await;
     let abandon = AbandonRequest { reason: "no longer wanted".into() };
     let refused = admin.abandon(statement.cluster, &abandon.reason).await.unwrap_err();
@@ -299,13 +301,13 @@ async fn a_committed_cluster_is_not_abandoned_but_retired_by_an_owners_word() {
 
 #[tokio::test]
 async fn an_agent_sees_its_own_cluster_and_no_other() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 3).await;
     let other = world.cluster(&admin, "other", 3).await;
     let token = world.token(&admin, &statement).await;
-    let agent = Agent::new(&world, &service, &statement, &token, 1);
+    let agent = TestAgent::new(&world, &service, &statement, &token, 1);
     agent.redeem().await.unwrap();
     agent.client.show_cluster(statement.cluster).await.unwrap();
     let client = &agent.client;

@@ -1,58 +1,60 @@
 //! Tests of databases that are set back, moved, or changed by hand.
 
 use discovery_types::api::{AcceptRequest, ClusterState};
-use discovery_types::client::Client;
+use discovery_types::client::DiscoveryClient;
 use discovery_types::problem::Code;
 use uuid::Uuid;
 
-use super::agent::{Agent, form, sign};
-use super::support::{World, changed_long_ago, committed, found, was_last_seen_long_ago};
-use crate::server::Running;
+use super::agent::{TestAgent, form, sign};
+use super::support::{
+    TestInstallation, age_last_change, age_last_seen, stored_document, wait_for_value,
+};
+use crate::server::RunningService;
 
-async fn state(admin: &Client, cluster: Uuid) -> ClusterState {
+async fn state(admin: &DiscoveryClient, cluster: Uuid) -> ClusterState {
     admin.show_cluster(cluster).await.unwrap().summary.state
 }
 
 fn agents(
-    world: &World,
-    service: &Running,
+    world: &TestInstallation,
+    service: &RunningService,
     statement: &discovery_types::statement::Statement,
     token: &discovery_types::token::Token,
     numbers: std::ops::RangeInclusive<u16>,
-) -> Vec<Agent> {
-    numbers.map(|i| Agent::new(world, service, statement, token, i)).collect()
+) -> Vec<TestAgent> {
+    numbers.map(|i| TestAgent::new(world, service, statement, token, i)).collect()
 }
 
 #[tokio::test]
 async fn a_backup_taken_in_open_and_restored_after_the_commit_forms_no_second_cluster() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 3).await;
     let token = world.token(&admin, &statement).await;
     let backup = world.database.back_up().await;
     let mut first = agents(&world, &service, &statement, &token, 1..=3);
-    found("the service has its database again", async || {
+    wait_for_value("the service has its database again", async || {
         admin.context().await.ok().filter(|_| true)
     })
     .await;
     form(&mut first).await;
-    let decided = committed(&world.database, statement.cluster).await.unwrap();
+    let decided = stored_document(&world.database, statement.cluster).await.unwrap();
 
     service.stop().await;
     world.database.replace_with(&backup).await;
-    assert!(committed(&world.database, statement.cluster).await.is_none());
+    assert!(stored_document(&world.database, statement.cluster).await.is_none());
     let service = world.serve().await;
     let admin = world.owner(&service);
-    let back = found("the ledger is back", async || {
+    let back = wait_for_value("the ledger is back", async || {
         (state(&admin, statement.cluster).await == ClusterState::Committed).then_some(())
     });
     back.await;
-    assert_eq!(committed(&world.database, statement.cluster).await, Some(decided));
+    assert_eq!(stored_document(&world.database, statement.cluster).await, Some(decided));
     let late = agents(&world, &service, &statement, &token, 4..=4).pop().unwrap();
     assert_eq!(late.redeem().await.unwrap_err().code(), Some(Code::BootClosed));
     // The members are served again, with their certificates.
-    first[0].turn_to(&world, &service);
+    first[0].connect_to(&world, &service);
     let seen = first[0].poll(None).await.unwrap();
     assert!(seen.document.unwrap().leaves.is_some());
     service.stop().await;
@@ -60,7 +62,7 @@ async fn a_backup_taken_in_open_and_restored_after_the_commit_forms_no_second_cl
 
 #[tokio::test]
 async fn a_backup_taken_in_preparing_and_restored_after_the_commit_comes_back_committed() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 2).await;
@@ -69,27 +71,28 @@ async fn a_backup_taken_in_preparing_and_restored_after_the_commit_comes_back_co
     for agent in &members {
         agent.redeem().await.unwrap();
     }
-    members[0].until(|seen| seen.proposal.is_some()).await;
+    members[0].poll_until(|seen| seen.proposal.is_some()).await;
     let backup = world.database.back_up().await;
-    found("the service has its database again", async || members[0].poll(None).await.ok()).await;
+    wait_for_value("the service has its database again", async || members[0].poll(None).await.ok())
+        .await;
     sign(&mut members).await;
-    let decided = committed(&world.database, statement.cluster).await.unwrap();
+    let decided = stored_document(&world.database, statement.cluster).await.unwrap();
 
     // The service keeps running: its connections die, and the next one reaches the restored
     // database.
     world.database.replace_with(&backup).await;
-    found("the ledger is back", async || {
+    wait_for_value("the ledger is back", async || {
         let shown = admin.show_cluster(statement.cluster).await.ok()?;
         (shown.summary.state == ClusterState::Committed).then_some(())
     })
     .await;
-    assert_eq!(committed(&world.database, statement.cluster).await, Some(decided));
+    assert_eq!(stored_document(&world.database, statement.cluster).await, Some(decided));
     service.stop().await;
 }
 
 #[tokio::test]
 async fn nothing_forms_until_every_known_process_has_put_its_ledger_back_or_is_forgotten() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let one = world.serve().await;
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
     let absent = two.app().store.ledger().process();
@@ -97,7 +100,7 @@ async fn nothing_forms_until_every_known_process_has_put_its_ledger_back_or_is_f
     let demo = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &demo).await;
     let backup = world.database.back_up().await;
-    found("the service has its database again", async || admin.context().await.ok()).await;
+    wait_for_value("the service has its database again", async || admin.context().await.ok()).await;
     let mut member = agents(&world, &one, &demo, &token, 1..=1);
     form(&mut member).await;
     one.stop().await;
@@ -126,13 +129,13 @@ async fn nothing_forms_until_every_known_process_has_put_its_ledger_back_or_is_f
     assert_eq!(refused.code(), Some(Code::WrongState));
     // Last night's dump also says that about running processes. They get a minute to look at the
     // database.
-    was_last_seen_long_ago(&world.database, absent).await;
+    age_last_seen(&world.database, absent).await;
     let refused = admin.forget_process(absent).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::WrongState), "{refused}");
-    changed_long_ago(&world.database).await;
+    age_last_change(&world.database).await;
     let listed = admin.forget_process(absent).await.unwrap();
     assert!(listed.settled, "{listed:?}");
-    let seen = agent.until(|seen| seen.proposal.is_some()).await;
+    let seen = agent.poll_until(|seen| seen.proposal.is_some()).await;
     assert_eq!(agent.ack(&seen).await.unwrap().state, ClusterState::Committed);
     assert_eq!(state(&admin, demo.cluster).await, ClusterState::Committed);
     one.stop().await;
@@ -140,7 +143,7 @@ async fn nothing_forms_until_every_known_process_has_put_its_ledger_back_or_is_f
 
 #[tokio::test]
 async fn a_database_on_another_server_waits_and_accepting_it_abandons_and_revokes() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let one = world.serve().await;
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
     two.stop().await;
@@ -176,13 +179,13 @@ async fn a_database_on_another_server_waits_and_accepting_it_abandons_and_revoke
 
 #[tokio::test]
 async fn an_agent_in_the_document_may_show_it_to_a_database_that_lost_it() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
     let backup = world.database.back_up().await;
-    found("the service has its database again", async || admin.context().await.ok()).await;
+    wait_for_value("the service has its database again", async || admin.context().await.ok()).await;
     let mut member = agents(&world, &service, &statement, &token, 1..=1);
     let committed_answer = form(&mut member).await;
     service.stop().await;
@@ -202,7 +205,7 @@ async fn an_agent_in_the_document_may_show_it_to_a_database_that_lost_it() {
     let stranger = agents(&world, &service, &statement, &token, 9..=9).pop().unwrap();
     let refused = stranger.client.adopt(&adopt).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::Forbidden), "{refused}");
-    member[0].turn_to(&world, &service);
+    member[0].connect_to(&world, &service);
     // The request has no access token: the agent gets one only once it is known again.
     let answer =
         raw(&world, &service, Some(&member[0]), "POST", "adopt", statement.cluster, &adopt);
@@ -229,12 +232,12 @@ async fn an_agent_in_the_document_may_show_it_to_a_database_that_lost_it() {
 
 #[tokio::test]
 async fn a_cluster_whose_name_was_taken_meanwhile_comes_back_and_the_database_settles_for_good() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let one = world.serve().await;
     let admin = world.owner(&one);
     admin.list_clusters(None).await.unwrap();
     let backup = world.database.back_up().await;
-    found("the service has its database again", async || admin.context().await.ok()).await;
+    wait_for_value("the service has its database again", async || admin.context().await.ok()).await;
     let lost = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &lost).await;
     form(&mut agents(&world, &one, &lost, &token, 1..=1)).await;
@@ -247,7 +250,7 @@ async fn a_cluster_whose_name_was_taken_meanwhile_comes_back_and_the_database_se
 
     let one = world.serve().await;
     let admin = world.owner(&one);
-    found("the ledger is back", async || {
+    wait_for_value("the ledger is back", async || {
         let shown = admin.show_cluster(lost.cluster).await.ok()?;
         (shown.summary.state == ClusterState::Committed).then_some(())
     })
@@ -256,7 +259,7 @@ async fn a_cluster_whose_name_was_taken_meanwhile_comes_back_and_the_database_se
     let name = admin.show_cluster(lost.cluster).await.unwrap().summary.name;
     assert!(name.as_str().starts_with("demo-"), "{name}");
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
-    let generation = found("both ledgers are back", async || {
+    let generation = wait_for_value("both ledgers are back", async || {
         let listed = admin.list_processes().await.ok()?;
         listed.settled.then_some(listed.generation)
     })
@@ -272,23 +275,23 @@ async fn a_cluster_whose_name_was_taken_meanwhile_comes_back_and_the_database_se
 
 #[tokio::test]
 async fn a_cluster_that_ended_here_before_its_ledger_came_back_unsettles_nothing_again() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
     let backup = world.database.back_up().await;
-    found("the service has its database again", async || admin.context().await.ok()).await;
+    wait_for_value("the service has its database again", async || admin.context().await.ok()).await;
     form(&mut agents(&world, &service, &statement, &token, 1..=1)).await;
     let gone = service.app().store.ledger().process();
     service.stop().await;
     world.database.replace_with(&backup).await;
     // Another process runs with its own ledger, and an owner forgets the first process.
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
-    was_last_seen_long_ago(&world.database, gone).await;
-    changed_long_ago(&world.database).await;
+    age_last_seen(&world.database, gone).await;
+    age_last_change(&world.database).await;
     world.owner(&two).forget_process(gone).await.unwrap();
-    found("settled", async || {
+    wait_for_value("settled", async || {
         world.owner(&two).list_processes().await.ok().filter(|listed| listed.settled)
     })
     .await;
@@ -301,14 +304,14 @@ async fn a_cluster_that_ended_here_before_its_ledger_came_back_unsettles_nothing
     service.stop().await;
 }
 
-async fn text_of(world: &World, service: &Running, path: &str) -> String {
+async fn text_of(world: &TestInstallation, service: &RunningService, path: &str) -> String {
     super::support::get(world, service, path).await.1
 }
 
 async fn raw(
-    world: &World,
-    service: &Running,
-    agent: Option<&Agent>,
+    world: &TestInstallation,
+    service: &RunningService,
+    agent: Option<&TestAgent>,
     method: &str,
     what: &str,
     cluster: Uuid,
@@ -322,7 +325,7 @@ async fn raw(
 
 #[tokio::test]
 async fn the_database_refuses_what_would_make_a_second_cluster() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 2).await;
@@ -368,7 +371,7 @@ async fn the_database_refuses_what_would_make_a_second_cluster() {
 
 #[tokio::test]
 async fn a_commit_without_all_acks_is_refused_by_the_database_itself() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 2).await;
@@ -377,7 +380,7 @@ async fn a_commit_without_all_acks_is_refused_by_the_database_itself() {
     for agent in &members {
         agent.redeem().await.unwrap();
     }
-    let seen = members[0].until(|seen| seen.proposal.is_some()).await;
+    let seen = members[0].poll_until(|seen| seen.proposal.is_some()).await;
     members[0].ack(&seen).await.unwrap();
     let refused = sqlx::raw_sql(
         "INSERT INTO commits SELECT id, frozen_epoch, frozen_h, 'x', false, 0 FROM clusters",
@@ -391,7 +394,7 @@ async fn a_commit_without_all_acks_is_refused_by_the_database_itself() {
 
 #[tokio::test]
 async fn a_record_changed_by_hand_stops_its_cluster_and_abandoning_is_the_way_out() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 2).await;
@@ -421,7 +424,7 @@ async fn a_record_changed_by_hand_stops_its_cluster_and_abandoning_is_the_way_ou
 
 #[tokio::test]
 async fn a_frozen_list_changed_by_hand_stops_its_cluster() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 2).await;
@@ -430,7 +433,7 @@ async fn a_frozen_list_changed_by_hand_stops_its_cluster() {
     for member in &members {
         member.redeem().await.unwrap();
     }
-    let seen = members[0].until(|seen| seen.proposal.is_some()).await;
+    let seen = members[0].poll_until(|seen| seen.proposal.is_some()).await;
     sqlx::raw_sql("UPDATE clusters SET frozen_h = sha256('another list')")
         .execute(&mut world.database.connect().await)
         .await

@@ -10,10 +10,10 @@ use discovery_types::digest::MemberId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
-use super::agent::{Agent, form};
+use super::agent::{TestAgent, form};
 use super::joining::added;
-use super::support::{World, eventually, socket};
-use crate::server::{Running, start};
+use super::support::{TestInstallation, socket, wait_until};
+use crate::server::{RunningService, start};
 
 /// Time within which work that follows from earlier requests has started.
 const SETTLES: Duration = Duration::from_millis(300);
@@ -55,7 +55,7 @@ impl Counter {
     }
 
     /// Returns the number of round trips of `asks`, including the ping of the returned connection.
-    async fn of(&self, service: &Running, asks: impl Future<Output = ()>) -> usize {
+    async fn of(&self, service: &RunningService, asks: impl Future<Output = ()>) -> usize {
         settle(service).await;
         let before = self.0.load(Ordering::Relaxed);
         asks.await;
@@ -65,7 +65,7 @@ impl Counter {
 }
 
 /// Waits until Postgres has no more work and a connection is idle.
-async fn settle(service: &Running) {
+async fn settle(service: &RunningService) {
     tokio::time::sleep(SETTLES).await;
     while service.app().store.pool().num_idle() == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -91,7 +91,7 @@ async fn pass_on(
     }
 }
 
-async fn counted(world: &World) -> (Running, Counter) {
+async fn counted(world: &TestInstallation) -> (RunningService, Counter) {
     let dir = world.folder.path().join("counted");
     std::fs::create_dir(&dir).unwrap();
     let counter = Counter::listen(&dir);
@@ -105,20 +105,20 @@ async fn counted(world: &World) -> (Running, Counter) {
     args.times.sweep = Duration::from_secs(3_600);
     let service = start(args).await.unwrap();
     // The first sweep is the only one.
-    eventually("it has swept", async || service.app().metrics.database_up.get() == 1).await;
+    wait_until("it has swept", async || service.app().metrics.database_up.get() == 1).await;
     (service, counter)
 }
 
 /// Earlier redeems prepare the connection's statements, so the counted one doesn't pay for that.
 #[tokio::test]
 async fn a_redeem_takes_five_round_trips() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let (service, counter) = counted(&world).await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 5).await;
     let token = world.token(&admin, &statement).await;
-    let agents: Vec<Agent> =
-        (1..=5).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    let agents: Vec<TestAgent> =
+        (1..=5).map(|i| TestAgent::new(&world, &service, &statement, &token, i)).collect();
     for agent in &agents[..3] {
         agent.redeem().await.unwrap();
     }
@@ -137,22 +137,22 @@ async fn a_redeem_takes_five_round_trips() {
 /// Counts the round trips of each request of a join, by the newcomer and by the agent that adds it.
 #[tokio::test]
 async fn a_join_takes_so_many_round_trips() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let (service, counter) = counted(&world).await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let id = statement.cluster;
     let token = world.token(&admin, &statement).await;
-    let mut founders = vec![Agent::new(&world, &service, &statement, &token, 1)];
+    let mut founders = vec![TestAgent::new(&world, &service, &statement, &token, 1)];
     form(&mut founders).await;
-    let copied = || service.app().store.ledger().known().map(|known| known.copied.number);
-    eventually("the commit is copied", async || copied() == Some(1)).await;
+    let copied = || service.app().store.ledger().known().map(|known| known.last_copied.number);
+    wait_until("the commit is copied", async || copied() == Some(1)).await;
     let founder = &founders[0].client;
     let mut totals = Vec::new();
     // Only the second join counts: the first one has prepared the connection's statements.
     for number in [7, 8] {
         let ticket = world.ticket(&admin, &statement).await;
-        let newcomer = Agent::new(&world, &service, &statement, &ticket, number);
+        let newcomer = TestAgent::new(&world, &service, &statement, &ticket, number);
         let member = MemberId::new(u64::from(number));
         let mut trips = Vec::new();
         let mut note = |what, count| {
@@ -176,7 +176,7 @@ async fn a_join_takes_so_many_round_trips() {
         let asks = async { drop(newcomer.client.intent(id, operation, None).await.unwrap()) };
         note("intent", counter.of(&service, asks).await);
         let csr = &newcomer.record.csr;
-        let asks = async { drop(newcomer.client.leaves(id, csr).await.unwrap()) };
+        let asks = async { drop(newcomer.client.renew_leaves(id, csr).await.unwrap()) };
         note("leaves", counter.of(&service, asks).await);
         totals.push(trips);
     }
@@ -187,7 +187,7 @@ async fn a_join_takes_so_many_round_trips() {
 
 #[tokio::test]
 async fn a_connection_that_died_in_the_pool_fails_no_request_of_an_agent() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
     // A sweep could find the dead connections first.
     args.times.sweep = Duration::from_secs(3_600);
@@ -197,7 +197,7 @@ async fn a_connection_that_died_in_the_pool_fails_no_request_of_an_agent() {
     let token = world.token(&admin, &statement).await;
     let mut postgres = world.database.connect().await;
     for number in 1..=2 {
-        let agent = Agent::new(&world, &service, &statement, &token, number);
+        let agent = TestAgent::new(&world, &service, &statement, &token, number);
         agent.redeem().await.unwrap();
         // Several requests at once, so that several connections are idle when they are ended.
         let _ = tokio::join!(agent.redeem(), agent.redeem(), agent.redeem());
@@ -217,13 +217,13 @@ async fn a_connection_that_died_in_the_pool_fails_no_request_of_an_agent() {
 /// a process that was stopped.
 #[tokio::test]
 async fn a_lock_that_is_waited_for_in_vain_spoils_no_connection() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 3).await;
     let token = world.token(&admin, &statement).await;
-    let agents: Vec<Agent> =
-        (1..=3).map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+    let agents: Vec<TestAgent> =
+        (1..=3).map(|i| TestAgent::new(&world, &service, &statement, &token, i)).collect();
     agents[0].redeem().await.unwrap();
     let mut locker = world.database.connect().await;
     let lock = "BEGIN; SELECT 1 FROM clusters FOR UPDATE";

@@ -3,22 +3,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use discovery_types::admin::{Admin, AdminChain, Change};
+use discovery_types::admin::{Admin, AdminChain, AdminOperation};
 use discovery_types::api::ClusterState;
 use discovery_types::key::SigningKey;
 use discovery_types::problem::Code;
 use discovery_types::role::Role;
 use uuid::Uuid;
 
-use super::agent::{Agent, form};
+use super::agent::{TestAgent, form};
 use super::support::{
-    World, changed_long_ago, committed, eventually, found, parks, was_last_seen_long_ago,
+    TestInstallation, age_last_change, age_last_seen, stored_document, wait_for_value, wait_until,
+    with_long_polls,
 };
 use crate::ledger::Ledger;
 use crate::server::ServeArgs;
 
 /// Arguments of a process that never sweeps: it looks at the database only on another occasion.
-fn unswept(world: &World) -> ServeArgs {
+fn args_without_sweeps(world: &TestInstallation) -> ServeArgs {
     let mut args = world.args("ledger");
     args.times.sweep = Duration::from_secs(3_600);
     args
@@ -26,7 +27,7 @@ fn unswept(world: &World) -> ServeArgs {
 
 /// Sets the tables back to before the first redeem, as `pg_restore --clean` does under open
 /// connections.
-async fn set_tables_back(world: &World, cluster: Uuid) {
+async fn set_tables_back(world: &TestInstallation, cluster: Uuid) {
     let sql = format!(
         "SET session_replication_role = replica;
          DELETE FROM leaves; DELETE FROM commits; DELETE FROM acks; DELETE FROM probes;
@@ -39,22 +40,25 @@ async fn set_tables_back(world: &World, cluster: Uuid) {
     sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
 }
 
-async fn eventually_committed(world: &World, cluster: Uuid) -> discovery_types::jws::Jws {
-    found("it is put back", async || committed(&world.database, cluster).await).await
+async fn eventually_committed(
+    world: &TestInstallation,
+    cluster: Uuid,
+) -> discovery_types::jws::Jws {
+    wait_for_value("it is put back", async || stored_document(&world.database, cluster).await).await
 }
 
 #[tokio::test]
 async fn tables_set_back_under_living_connections_freeze_no_second_list() {
-    let world = World::new().await;
-    let service = crate::server::start(unswept(&world)).await.unwrap();
+    let world = TestInstallation::new().await;
+    let service = crate::server::start(args_without_sweeps(&world)).await.unwrap();
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
-    form(&mut [Agent::new(&world, &service, &statement, &token, 1)]).await;
-    let decided = committed(&world.database, statement.cluster).await.unwrap();
+    form(&mut [TestAgent::new(&world, &service, &statement, &token, 1)]).await;
+    let decided = stored_document(&world.database, statement.cluster).await.unwrap();
 
     set_tables_back(&world, statement.cluster).await;
-    let other = Agent::new(&world, &service, &statement, &token, 2);
+    let other = TestAgent::new(&world, &service, &statement, &token, 2);
     let refused = other.redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::DatabaseChanged), "{refused}");
     assert!(refused.is_retryable());
@@ -64,12 +68,12 @@ async fn tables_set_back_under_living_connections_freeze_no_second_list() {
 
 #[tokio::test]
 async fn a_database_that_was_set_back_ends_no_cluster_that_committed() {
-    let world = World::new().await;
-    let service = crate::server::start(unswept(&world)).await.unwrap();
+    let world = TestInstallation::new().await;
+    let service = crate::server::start(args_without_sweeps(&world)).await.unwrap();
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
-    form(&mut [Agent::new(&world, &service, &statement, &token, 1)]).await;
+    form(&mut [TestAgent::new(&world, &service, &statement, &token, 1)]).await;
     set_tables_back(&world, statement.cluster).await;
     let refused = admin.abandon(statement.cluster, "nobody came").await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::DatabaseChanged), "{refused}");
@@ -80,15 +84,15 @@ async fn a_database_that_was_set_back_ends_no_cluster_that_committed() {
 /// No decision was copied from the database, so only the ledger's own commit shows what is missing.
 #[tokio::test]
 async fn a_database_set_back_before_its_commit_was_copied_gets_it_back() {
-    let world = World::new().await;
-    let service = crate::server::start(unswept(&world)).await.unwrap();
+    let world = TestInstallation::new().await;
+    let service = crate::server::start(args_without_sweeps(&world)).await.unwrap();
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
     world.database.keep_decisions_quiet().await;
-    form(&mut [Agent::new(&world, &service, &statement, &token, 1)]).await;
+    form(&mut [TestAgent::new(&world, &service, &statement, &token, 1)]).await;
     set_tables_back(&world, statement.cluster).await;
-    let copied = service.app().store.ledger().known().unwrap().copied;
+    let copied = service.app().store.ledger().known().unwrap().last_copied;
     assert_eq!(copied.number, 0);
     let refused = admin.abandon(statement.cluster, "nobody came").await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::DatabaseChanged), "{refused}");
@@ -98,18 +102,18 @@ async fn a_database_set_back_before_its_commit_was_copied_gets_it_back() {
 
 #[tokio::test]
 async fn the_last_ack_of_a_list_that_the_ledger_contradicts_commits_nothing() {
-    let world = World::new().await;
-    let service = crate::server::start(unswept(&world)).await.unwrap();
+    let world = TestInstallation::new().await;
+    let service = crate::server::start(args_without_sweeps(&world)).await.unwrap();
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
-    let mut agent = Agent::new(&world, &service, &statement, &token, 1);
+    let mut agent = TestAgent::new(&world, &service, &statement, &token, 1);
     let seen = agent.redeem().await.unwrap();
     // A commit that this process sent out in a history that the database has forgotten.
     let ledger: &Ledger = service.app().store.ledger();
     let authority = crate::ledger::Authority { certificate: String::new(), wrapped_key: None };
     ledger
-        .ensure(crate::ledger::Commit {
+        .ensure_commit(crate::ledger::Commit {
             cluster_id: statement.cluster,
             h: "00".repeat(32),
             document: String::new(),
@@ -121,12 +125,12 @@ async fn the_last_ack_of_a_list_that_the_ledger_contradicts_commits_nothing() {
         .unwrap();
     let refused = agent.ack(&seen).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::DatabaseChanged), "{refused}");
-    assert!(committed(&world.database, statement.cluster).await.is_none());
+    assert!(stored_document(&world.database, statement.cluster).await.is_none());
     service.stop().await;
 }
 
 /// Makes the database look as if its files had been restored on another server.
-async fn move_elsewhere(world: &World) {
+async fn move_elsewhere(world: &TestInstallation) {
     sqlx::raw_sql("UPDATE generation SET system_identifier = '1'")
         .execute(&mut world.database.connect().await)
         .await
@@ -134,7 +138,7 @@ async fn move_elsewhere(world: &World) {
 }
 
 /// Runs another process once, with a ledger of its own. Returns its id.
-async fn another(world: &World) -> Uuid {
+async fn run_another_process(world: &TestInstallation) -> Uuid {
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
     let process = two.app().store.ledger().process();
     two.stop().await;
@@ -143,7 +147,7 @@ async fn another(world: &World) -> Uuid {
 
 #[tokio::test]
 async fn a_ledger_entry_that_can_never_go_back_unsettles_the_database_once() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
@@ -156,11 +160,11 @@ async fn a_ledger_entry_that_can_never_go_back_unsettles_the_database_once() {
         peer_ca: authority.clone(),
         client_ca: authority,
     };
-    service.app().store.ledger().ensure(commit).await.unwrap();
+    service.app().store.ledger().ensure_commit(commit).await.unwrap();
     service.stop().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
-    eventually("settled", async || admin.list_processes().await.unwrap().settled).await;
+    wait_until("settled", async || admin.list_processes().await.unwrap().settled).await;
     let generation = admin.list_processes().await.unwrap().generation;
     let shown = admin.show_cluster(statement.cluster).await.unwrap().summary.state;
     assert_eq!(shown, ClusterState::Abandoned, "it can't form another list either");
@@ -173,14 +177,14 @@ async fn a_ledger_entry_that_can_never_go_back_unsettles_the_database_once() {
 
 #[tokio::test]
 async fn an_accepted_away_cluster_comes_back_from_a_late_ledger_though_its_name_is_taken() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let one = world.serve().await;
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
     let admin = world.owner(&one);
     let lost = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &lost).await;
-    form(&mut [Agent::new(&world, &two, &lost, &token, 1)]).await;
-    let decided = committed(&world.database, lost.cluster).await.unwrap();
+    form(&mut [TestAgent::new(&world, &two, &lost, &token, 1)]).await;
+    let decided = stored_document(&world.database, lost.cluster).await.unwrap();
     two.stop().await;
     one.stop().await;
     set_tables_back(&world, lost.cluster).await;
@@ -201,7 +205,7 @@ async fn an_accepted_away_cluster_comes_back_from_a_late_ledger_though_its_name_
     assert!(name.as_str().starts_with("demo-"), "{name}");
     let state = admin.show_cluster(taken.cluster).await.unwrap().summary.state;
     assert_eq!(state, ClusterState::Open);
-    eventually("settled", async || admin.list_processes().await.unwrap().settled).await;
+    wait_until("settled", async || admin.list_processes().await.unwrap().settled).await;
     let generation = admin.list_processes().await.unwrap().generation;
     two.stop().await;
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
@@ -213,7 +217,7 @@ async fn an_accepted_away_cluster_comes_back_from_a_late_ledger_though_its_name_
 
 #[tokio::test]
 async fn a_token_from_before_the_database_was_set_back_admits_nobody() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
@@ -228,36 +232,37 @@ async fn a_token_from_before_the_database_was_set_back_admits_nobody() {
 
     let service = world.serve().await;
     let admin = world.owner(&service);
-    eventually("settled", async || admin.list_processes().await.unwrap().settled).await;
-    let refused = Agent::new(&world, &service, &statement, &leaked, 1).redeem().await.unwrap_err();
+    wait_until("settled", async || admin.list_processes().await.unwrap().settled).await;
+    let refused =
+        TestAgent::new(&world, &service, &statement, &leaked, 1).redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantRevoked), "{refused}");
     let shown = admin.show_grant(leaked.id()).await.unwrap().state;
     assert_eq!(shown, discovery_types::api::GrantState::Revoked);
     let fresh = world.token(&admin, &statement).await;
-    Agent::new(&world, &service, &statement, &fresh, 1).redeem().await.unwrap();
+    TestAgent::new(&world, &service, &statement, &fresh, 1).redeem().await.unwrap();
     service.stop().await;
 }
 
 #[tokio::test]
 async fn an_old_token_waits_until_the_database_is_settled_before_it_is_called_void() {
-    let world = World::new().await;
-    let absent = another(&world).await;
+    let world = TestInstallation::new().await;
+    let absent = run_another_process(&world).await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let old = world.token(&admin, &statement).await;
     service.stop().await;
-    was_last_seen_long_ago(&world.database, absent).await;
+    age_last_seen(&world.database, absent).await;
     move_elsewhere(&world).await;
     let service = world.serve().await;
-    let agent = Agent::new(&world, &service, &statement, &old, 1);
+    let agent = TestAgent::new(&world, &service, &statement, &old, 1);
     let refused = agent.redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::DatabaseChanged), "{refused}");
     assert!(refused.is_retryable());
-    changed_long_ago(&world.database).await;
+    age_last_change(&world.database).await;
     world.owner(&service).forget_process(absent).await.unwrap();
     // The service looks at the database again when it does so by itself.
-    let refused = found("it is settled", async || {
+    let refused = wait_for_value("it is settled", async || {
         let refused = agent.redeem().await.unwrap_err();
         (refused.code() != Some(Code::DatabaseChanged)).then_some(refused)
     })
@@ -268,23 +273,23 @@ async fn an_old_token_waits_until_the_database_is_settled_before_it_is_called_vo
 
 #[tokio::test]
 async fn a_ticket_that_was_made_since_waits_until_the_database_is_settled() {
-    let world = World::new().await;
-    let absent = another(&world).await;
+    let world = TestInstallation::new().await;
+    let absent = run_another_process(&world).await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
-    form(&mut [Agent::new(&world, &service, &statement, &token, 1)]).await;
+    form(&mut [TestAgent::new(&world, &service, &statement, &token, 1)]).await;
     service.stop().await;
-    was_last_seen_long_ago(&world.database, absent).await;
+    age_last_seen(&world.database, absent).await;
     move_elsewhere(&world).await;
     let service = world.serve().await;
     let ticket = world.ticket(&world.owner(&service), &statement).await;
-    let newcomer = Agent::new(&world, &service, &statement, &ticket, 9);
+    let newcomer = TestAgent::new(&world, &service, &statement, &ticket, 9);
     let refused = newcomer.join().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::DatabaseChanged), "{refused}");
     assert!(refused.is_retryable());
-    changed_long_ago(&world.database).await;
+    age_last_change(&world.database).await;
     world.owner(&service).forget_process(absent).await.unwrap();
     newcomer.join().await.unwrap();
     service.stop().await;
@@ -292,7 +297,7 @@ async fn a_ticket_that_was_made_since_waits_until_the_database_is_settled() {
 
 #[tokio::test]
 async fn a_revoked_admin_stays_revoked_in_a_database_that_has_forgotten_it() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let auditor = Arc::new(SigningKey::generate());
@@ -302,9 +307,9 @@ async fn a_revoked_admin_stays_revoked_in_a_database_that_has_forgotten_it() {
         name: "audrey".parse().unwrap(),
         roles: vec![Role::Auditor],
     };
-    let add = chain.sign_next(&world.owner, Change::Add(named));
+    let add = chain.sign_next(&world.owner, AdminOperation::Add(named));
     chain.append(&add).unwrap();
-    let revoke = chain.sign_next(&world.owner, Change::Revoke(*auditor.public()));
+    let revoke = chain.sign_next(&world.owner, AdminOperation::Revoke(*auditor.public()));
     admin.put_admin(&add).await.unwrap();
     admin.put_admin(&revoke).await.unwrap();
     service.stop().await;
@@ -320,7 +325,7 @@ async fn a_revoked_admin_stays_revoked_in_a_database_that_has_forgotten_it() {
     let client = world.client(&service, Some(&auditor));
     let refused = client.list_clusters(None).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::UnknownKey), "{refused}");
-    eventually("the row is back", async || {
+    wait_until("the row is back", async || {
         let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM admin_elements")
             .fetch_one(&mut connection)
             .await
@@ -331,14 +336,14 @@ async fn a_revoked_admin_stays_revoked_in_a_database_that_has_forgotten_it() {
     service.stop().await;
 }
 
-async fn damage_statements(world: &World) {
+async fn damage_statements(world: &TestInstallation) {
     let sql = "SET session_replication_role = replica; UPDATE statements SET jws = 'x'";
     sqlx::raw_sql(sql).execute(&mut world.database.connect().await).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_cluster_whose_statements_were_damaged_can_still_be_abandoned() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let statement = world.cluster(&world.owner(&service), "demo", 1).await;
     service.stop().await;
@@ -353,7 +358,7 @@ async fn a_cluster_whose_statements_were_damaged_can_still_be_abandoned() {
 
 #[tokio::test]
 async fn accepting_a_database_goes_past_a_cluster_whose_statements_were_damaged() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
     two.stop().await;
     let service = world.serve().await;
@@ -364,7 +369,7 @@ async fn accepting_a_database_goes_past_a_cluster_whose_statements_were_damaged(
     let service = world.serve().await;
     let admin = world.owner(&service);
     let store = &service.app().store;
-    let number = store.look_at_generation().await.unwrap().number;
+    let number = store.refresh_generation().await.unwrap().number;
     let other = store.accept_generation(number - 1, "owner").await.unwrap();
     assert_eq!(other, None, "not the generation that was looked at");
     let accept = discovery_types::api::AcceptRequest { system_identifier: None };
@@ -376,22 +381,22 @@ async fn accepting_a_database_goes_past_a_cluster_whose_statements_were_damaged(
 
 #[tokio::test]
 async fn a_parked_poll_has_its_news_when_the_database_is_settled() {
-    let world = World::new().await;
-    let absent = another(&world).await;
-    was_last_seen_long_ago(&world.database, absent).await;
+    let world = TestInstallation::new().await;
+    let absent = run_another_process(&world).await;
+    age_last_seen(&world.database, absent).await;
     move_elsewhere(&world).await;
-    let service = crate::server::start(parks(world.args("ledger"))).await.unwrap();
+    let service = crate::server::start(with_long_polls(world.args("ledger"))).await.unwrap();
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &statement).await;
-    let agent = Agent::new(&world, &service, &statement, &token, 1);
+    let agent = TestAgent::new(&world, &service, &statement, &token, 1);
     let rev = agent.redeem().await.unwrap().rev;
-    let parked = service.app().parked.clone();
+    let parked = service.app().poll_slots.clone();
     let settle = async {
         while parked.taken() == 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        changed_long_ago(&world.database).await;
+        age_last_change(&world.database).await;
         admin.forget_process(absent).await.unwrap();
     };
     let (news, ()) = tokio::join!(agent.poll(Some(rev)), settle);

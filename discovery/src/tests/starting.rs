@@ -2,10 +2,10 @@
 
 use discovery_types::key::SigningKey;
 
-use super::support::World;
+use super::support::TestInstallation;
 use crate::server::{InitArgs, ServerError, init, start};
 
-async fn processes(world: &World) -> i64 {
+async fn processes(world: &TestInstallation) -> i64 {
     sqlx::query_scalar("SELECT count(*) FROM processes")
         .fetch_one(&mut world.database.connect().await)
         .await
@@ -14,7 +14,7 @@ async fn processes(world: &World) -> i64 {
 
 #[tokio::test]
 async fn a_service_with_another_key_directory_is_kept_out_of_the_database() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     world.serve().await.stop().await;
     let before = processes(&world).await;
     let mut args = world.args("ledger-2");
@@ -38,7 +38,7 @@ async fn a_service_with_another_key_directory_is_kept_out_of_the_database() {
 
 #[tokio::test]
 async fn a_service_whose_port_is_taken_leaves_nothing_in_the_database() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let before = processes(&world).await;
     let mut args = world.args("ledger-2");
@@ -52,7 +52,7 @@ async fn a_service_whose_port_is_taken_leaves_nothing_in_the_database() {
 
 #[tokio::test]
 async fn what_only_a_person_can_mend_asks_for_no_restart() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     world.serve().await.stop().await;
     let ledger = world.folder.path().join("ledger/ledger.jsonl");
     let whole = std::fs::read(&ledger).unwrap();
@@ -73,7 +73,7 @@ async fn what_only_a_person_can_mend_asks_for_no_restart() {
 
 #[tokio::test]
 async fn without_a_database_both_ways_to_one_are_named() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
     args.database.database_url = None;
     let Err(refused) = start(args).await else { panic!("it started") };
@@ -86,7 +86,7 @@ async fn without_a_database_both_ways_to_one_are_named() {
 #[tokio::test]
 async fn a_folder_of_somebody_elses_is_neither_taken_nor_touched_for_postgres() {
     use std::os::unix::fs::MetadataExt;
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let dir = world.folder.path().join("letters");
     std::fs::create_dir(&dir).unwrap();
     std::fs::write(dir.join("letter.txt"), "dear").unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use discovery_types::admin::Admin;
 use discovery_types::api::DraftRequest;
-use discovery_types::client::{Client, ClientConfig};
+use discovery_types::client::{ClientConfig, DiscoveryClient};
 use discovery_types::context::Context;
 use discovery_types::grant::{Grant, TokenKind};
 use discovery_types::jws::Jws;
@@ -19,8 +19,10 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, PgConnection};
 use uuid::Uuid;
 
-use crate::managed_postgres::{ManagedPostgres, Settings};
-use crate::server::{DatabaseArgs, InitArgs, LimitArgs, Running, ServeArgs, TimeArgs, init, start};
+use crate::managed_postgres::{ManagedPostgres, ManagedPostgresSettings};
+use crate::server::{
+    DatabaseArgs, InitArgs, LimitArgs, RunningService, ServeArgs, TimeArgs, init, start,
+};
 
 /// The Postgres server that all tests share.
 struct Postgres {
@@ -41,7 +43,7 @@ pub(super) fn folder() -> tempfile::TempDir {
 fn postgres() -> &'static Postgres {
     static POSTGRES: OnceLock<Postgres> = OnceLock::new();
     POSTGRES.get_or_init(|| {
-        forget_dead_ones();
+        remove_stale_folders();
         let dir = base().join(format!("muster-test-pg-{}", std::process::id()));
         let socket = dir.join("run");
         remove_afterwards(&dir);
@@ -51,7 +53,7 @@ fn postgres() -> &'static Postgres {
         // with the program.
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Runtime::new().unwrap();
-            let settings = Settings { dir, binaries: None, user: "postgres".into() };
+            let settings = ManagedPostgresSettings { dir, binaries: None, user: "postgres".into() };
             let postgres = runtime.block_on(ManagedPostgres::start(settings));
             ready.send(postgres.as_ref().map(|_| ()).map_err(ToString::to_string)).unwrap();
             let _ = stopped.recv();
@@ -87,7 +89,7 @@ fn remove_afterwards(dir: &Path) {
 }
 
 /// Removes the folders of test programs that were killed together with their cleanup process.
-fn forget_dead_ones() {
+fn remove_stale_folders() {
     for entry in std::fs::read_dir(base()).unwrap().flatten() {
         let name = entry.file_name();
         let pid = name.to_str().and_then(|name| name.strip_prefix("muster-test-pg-"));
@@ -103,13 +105,13 @@ pub(super) fn socket() -> &'static Path {
 }
 
 /// A database on the shared server.
-pub(super) struct Database {
+pub(super) struct TestDatabase {
     pub name: String,
 }
 
-impl Database {
+impl TestDatabase {
     pub(super) async fn new() -> Self {
-        Database::from_template("template0").await
+        TestDatabase::from_template("template0").await
     }
 
     /// Copies another database, as a restore from a backup does. No connection to it may be open.
@@ -119,11 +121,11 @@ impl Database {
         let mut connection = options("postgres").connect().await.unwrap();
         let create = format!("CREATE DATABASE {name} TEMPLATE {template} ENCODING 'UTF8'");
         sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(&mut connection).await.unwrap();
-        Database { name }
+        TestDatabase { name }
     }
 
     /// Replaces this database by a copy of `backup`, as a restore does.
-    pub(super) async fn replace_with(&self, backup: &Database) {
+    pub(super) async fn replace_with(&self, backup: &TestDatabase) {
         let mut connection = options("postgres").connect().await.unwrap();
         for sql in [
             format!("DROP DATABASE {} WITH (FORCE)", self.name),
@@ -134,7 +136,7 @@ impl Database {
     }
 
     /// Copies this database. Ends all of its connections.
-    pub(super) async fn back_up(&self) -> Database {
+    pub(super) async fn back_up(&self) -> TestDatabase {
         let mut connection = options("postgres").connect().await.unwrap();
         for _ in 0..100 {
             sqlx::query(
@@ -148,7 +150,7 @@ impl Database {
             let name = format!("b{}", NUMBER.fetch_add(1, Ordering::Relaxed));
             let create = format!("CREATE DATABASE {name} TEMPLATE {}", self.name);
             match sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(&mut connection).await {
-                Ok(_) => return Database { name },
+                Ok(_) => return TestDatabase { name },
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         }
@@ -265,27 +267,27 @@ pub(super) fn options(database: &str) -> PgConnectOptions {
 }
 
 /// Time limit for waits. It is so long that only a failing test reaches it.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Calls `ask` repeatedly until it returns a value.
-pub(super) async fn found<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+pub(super) async fn wait_for_value<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let start = std::time::Instant::now();
     loop {
         if let Some(answer) = ask().await {
             return answer;
         }
-        assert!(start.elapsed() < PATIENCE, "never: {what}");
+        assert!(start.elapsed() < WAIT_TIMEOUT, "never: {what}");
         tokio::time::sleep(Duration::from_millis(25)).await;
     }
 }
 
 /// Calls `ask` repeatedly until it returns true.
-pub(super) async fn eventually(what: &str, mut ask: impl AsyncFnMut() -> bool) {
-    found(what, async || ask().await.then_some(())).await;
+pub(super) async fn wait_until(what: &str, mut ask: impl AsyncFnMut() -> bool) {
+    wait_for_value(what, async || ask().await.then_some(())).await;
 }
 
 /// Sets long time limits, so that a poll waits until something changes.
-pub(super) fn parks(mut args: ServeArgs) -> ServeArgs {
+pub(super) fn with_long_polls(mut args: ServeArgs) -> ServeArgs {
     (args.times.poll, args.times.lease) = (Duration::from_secs(50), Duration::from_secs(100));
     args
 }
@@ -307,14 +309,14 @@ pub(super) fn times() -> TimeArgs {
 }
 
 /// One installation: keys, ledgers and a database. Services may be started and stopped.
-pub(super) struct World {
+pub(super) struct TestInstallation {
     pub folder: tempfile::TempDir,
-    pub database: Database,
+    pub database: TestDatabase,
     pub owner: Arc<SigningKey>,
     pub context: Context,
 }
 
-impl World {
+impl TestInstallation {
     pub(super) async fn new() -> Self {
         let folder = folder();
         let owner = Arc::new(SigningKey::generate());
@@ -326,7 +328,7 @@ impl World {
         })
         .unwrap();
         let context = context.parse().unwrap();
-        World { folder, database: Database::new().await, owner, context }
+        TestInstallation { folder, database: TestDatabase::new().await, owner, context }
     }
 
     pub(super) fn args(&self, ledger: &str) -> ServeArgs {
@@ -353,12 +355,16 @@ impl World {
         }
     }
 
-    pub(super) async fn serve(&self) -> Running {
+    pub(super) async fn serve(&self) -> RunningService {
         start(self.args("ledger")).await.unwrap()
     }
 
-    pub(super) fn client(&self, service: &Running, key: Option<&Arc<SigningKey>>) -> Client {
-        Client::new(ClientConfig {
+    pub(super) fn client(
+        &self,
+        service: &RunningService,
+        key: Option<&Arc<SigningKey>>,
+    ) -> DiscoveryClient {
+        DiscoveryClient::new(ClientConfig {
             urls: vec![format!("https://{}", service.addresses[0]).parse().unwrap()],
             pins: self.context.pins.clone(),
             key: key.cloned(),
@@ -366,12 +372,12 @@ impl World {
         .unwrap()
     }
 
-    pub(super) fn owner(&self, service: &Running) -> Client {
+    pub(super) fn owner(&self, service: &RunningService) -> DiscoveryClient {
         self.client(service, Some(&self.owner))
     }
 
     /// Makes a draft, and returns its first statement without sending it.
-    pub(super) async fn draft(&self, admin: &Client, name: &str, size: u8) -> Statement {
+    pub(super) async fn draft(&self, admin: &DiscoveryClient, name: &str, size: u8) -> Statement {
         let name = name.parse().unwrap();
         let request = DraftRequest { name, size };
         let draft = admin.create_draft(&request).await.unwrap();
@@ -400,7 +406,7 @@ impl World {
     }
 
     /// Opens a cluster and returns its first statement.
-    pub(super) async fn cluster(&self, admin: &Client, name: &str, size: u8) -> Statement {
+    pub(super) async fn cluster(&self, admin: &DiscoveryClient, name: &str, size: u8) -> Statement {
         let statement = self.draft(admin, name, size).await;
         let jws = statement.sign(&self.owner);
         admin.put_statement(statement.cluster, &jws).await.unwrap();
@@ -408,7 +414,7 @@ impl World {
     }
 
     /// Makes a grant for a new token without sending it.
-    pub(super) fn grant(&self, admin: &Client, statement: &Statement) -> (Token, Grant) {
+    pub(super) fn grant(&self, admin: &DiscoveryClient, statement: &Statement) -> (Token, Grant) {
         let token = Token::generate(TokenKind::Boot);
         let now = admin.service_now_ms().unsigned_abs() / 1_000;
         let grant = Grant {
@@ -432,7 +438,7 @@ impl World {
     /// Makes a token whose grant the service has accepted, and which expires shortly afterwards.
     pub(super) async fn short_lived(
         &self,
-        admin: &Client,
+        admin: &DiscoveryClient,
         make: impl Fn() -> (Token, Grant),
     ) -> (Token, Grant) {
         let mut seconds = 2;
@@ -451,23 +457,27 @@ impl World {
     }
 
     /// Waits until a grant has expired by the service's clock.
-    pub(super) async fn outlive(&self, admin: &Client, grant: &Grant) {
+    pub(super) async fn wait_until_expired(&self, admin: &DiscoveryClient, grant: &Grant) {
         while admin.service_now_ms().unsigned_abs() / 1_000 <= grant.expires_at + 1 {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
     /// Makes a token that can be redeemed.
-    pub(super) async fn token(&self, admin: &Client, statement: &Statement) -> Token {
+    pub(super) async fn token(&self, admin: &DiscoveryClient, statement: &Statement) -> Token {
         let (token, grant) = self.grant(admin, statement);
         admin.put_grant(&grant.sign(&self.owner)).await.unwrap();
         token
     }
 }
 
-impl World {
+impl TestInstallation {
     /// Makes a grant for a new join ticket without sending it.
-    pub(super) fn join_grant(&self, admin: &Client, statement: &Statement) -> (Token, Grant) {
+    pub(super) fn join_grant(
+        &self,
+        admin: &DiscoveryClient,
+        statement: &Statement,
+    ) -> (Token, Grant) {
         let token = Token::generate(TokenKind::Join);
         let (_, grant) = self.grant(admin, statement);
         let grant = Grant {
@@ -482,7 +492,7 @@ impl World {
     }
 
     /// Makes a join ticket that can be redeemed.
-    pub(super) async fn ticket(&self, admin: &Client, statement: &Statement) -> Token {
+    pub(super) async fn ticket(&self, admin: &DiscoveryClient, statement: &Statement) -> Token {
         let (token, grant) = self.join_grant(admin, statement);
         admin.put_grant(&grant.sign(&self.owner)).await.unwrap();
         token
@@ -490,7 +500,7 @@ impl World {
 }
 
 /// Moves the time when a process was last seen so far back that an owner may forget it.
-pub(super) async fn was_last_seen_long_ago(database: &Database, process: Uuid) {
+pub(super) async fn age_last_seen(database: &TestDatabase, process: Uuid) {
     sqlx::query("UPDATE processes SET last_seen_us = last_seen_us - 61000000 WHERE id = $1")
         .bind(process)
         .execute(&mut database.connect().await)
@@ -499,7 +509,7 @@ pub(super) async fn was_last_seen_long_ago(database: &Database, process: Uuid) {
 }
 
 /// Moves the time of the database's last change back, as if running processes had had time to look.
-pub(super) async fn changed_long_ago(database: &Database) {
+pub(super) async fn age_last_change(database: &TestDatabase) {
     sqlx::query("UPDATE generation SET changed_us = changed_us - 61000000")
         .execute(&mut database.connect().await)
         .await
@@ -507,7 +517,7 @@ pub(super) async fn changed_long_ago(database: &Database) {
 }
 
 /// Returns a cluster's commit document from the database.
-pub(super) async fn committed(database: &Database, cluster: Uuid) -> Option<Jws> {
+pub(super) async fn stored_document(database: &TestDatabase, cluster: Uuid) -> Option<Jws> {
     let row: Option<String> =
         sqlx::query_scalar("SELECT document FROM commits WHERE cluster_id = $1")
             .bind(cluster)
@@ -519,8 +529,8 @@ pub(super) async fn committed(database: &Database, cluster: Uuid) -> Option<Jws>
 
 /// Sends a request with exactly these headers, without the client library. Returns status and body.
 pub(super) async fn send_with(
-    world: &World,
-    service: &Running,
+    world: &TestInstallation,
+    service: &RunningService,
     key: Option<&SigningKey>,
     method: &str,
     path: &str,
@@ -540,8 +550,8 @@ pub(super) async fn send_with(
 
 /// Sends a JSON request. Returns status and body.
 pub(super) async fn send(
-    world: &World,
-    service: &Running,
+    world: &TestInstallation,
+    service: &RunningService,
     key: Option<&SigningKey>,
     method: &str,
     path: &str,
@@ -552,14 +562,18 @@ pub(super) async fn send(
 }
 
 /// Sends a GET request without a client key. Returns status and body.
-pub(super) async fn get(world: &World, service: &Running, path: &str) -> (u16, String) {
+pub(super) async fn get(
+    world: &TestInstallation,
+    service: &RunningService,
+    path: &str,
+) -> (u16, String) {
     send_with(world, service, None, "GET", path, &[], String::new()).await
 }
 
 /// Sends bytes over TLS. Returns everything received until the service closes the connection.
 pub(super) async fn exchange(
-    world: &World,
-    service: &Running,
+    world: &TestInstallation,
+    service: &RunningService,
     key: Option<&SigningKey>,
     bytes: &[u8],
 ) -> std::io::Result<String> {

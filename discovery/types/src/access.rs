@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::digest::Nonce;
-use crate::jws::{Jws, JwsError, Parties, Typ};
+use crate::jws::{Jws, JwsError, JwsType, Parties};
 use crate::key::{KeyId, PublicKey, SigningKey};
 
 /// Longest lifetime of an assertion, in seconds.
@@ -49,7 +49,7 @@ pub struct Assertion {
 /// Kind of client that an access token is for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Subject {
+pub enum ClientKind {
     /// An admin. Roles are not in the token: they are looked up on each request.
     Admin,
     /// An agent of this cluster.
@@ -75,7 +75,7 @@ pub struct AccessToken {
     /// Subject: the id of the client's key.
     pub sub: KeyId,
     /// Kind of client that the token is for.
-    pub subject: Subject,
+    pub subject: ClientKind,
     /// Time at which the token was made, in seconds since 1970.
     pub iat: u64,
     /// Time at which the token expires, in seconds since 1970: at most 10 min after `iat`.
@@ -121,7 +121,7 @@ impl Assertion {
             exp: now + MAX_ASSERTION_SECONDS,
             jti: Nonce::random(),
         };
-        Jws::sign(Typ::Assertion, key, &assertion)
+        Jws::sign(JwsType::Assertion, key, &assertion)
     }
 
     /// Verifies an assertion that came over a TLS connection with `tls_key`. The caller must check
@@ -137,7 +137,7 @@ impl Assertion {
         }
         let id = tls_key.key_id().to_string();
         let parties = Parties { issuer: &id, subject: Some(&id), audience };
-        let assertion: Self = jws.verify_jwt(Typ::Assertion, [tls_key], parties)?;
+        let assertion: Self = jws.verify_jwt(JwsType::Assertion, [tls_key], parties)?;
         check_time(assertion.iat, assertion.exp, now, MAX_ASSERTION_SECONDS)?;
         Ok(assertion)
     }
@@ -146,7 +146,7 @@ impl Assertion {
 impl AccessToken {
     /// Signs the token with a key of the service.
     pub fn sign(&self, service: &SigningKey) -> Jws {
-        Jws::sign(Typ::Access, service, self)
+        Jws::sign(JwsType::Access, service, self)
     }
 
     /// Verifies an access token that came over a TLS connection with `tls_key`. `service` are the
@@ -159,7 +159,7 @@ impl AccessToken {
         now: u64,
     ) -> Result<Self, AccessError> {
         let parties = Parties { issuer, subject: None, audience: issuer };
-        let token: Self = jws.verify_jwt(Typ::Access, service, parties)?;
+        let token: Self = jws.verify_jwt(JwsType::Access, service, parties)?;
         if token.cnf.jkt != tls_key.key_id() || token.sub != token.cnf.jkt {
             return Err(AccessError::OtherTlsKey);
         }

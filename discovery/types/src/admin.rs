@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::digest::Digest;
-use crate::jws::{Jws, JwsError, Typ};
+use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::{KeyId, PublicKey, SigningKey};
 use crate::name::Name;
 use crate::role::Role;
@@ -45,13 +45,13 @@ pub struct AdminChange {
     pub seq: u64,
     /// Hash of the element before; for the first one, [`AdminChain::root_hash`].
     pub previous: Digest,
-    pub change: Change,
+    pub change: AdminOperation,
 }
 
 /// Change that one element of the admin chain makes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Change {
+pub enum AdminOperation {
     /// Adds an admin, or gives an existing admin's key new roles or a new name.
     Add(Admin),
     /// Removes the admin with this key.
@@ -124,7 +124,7 @@ impl AdminChain {
         let seq = self.seq + 1;
         let owners = self.admins.iter().filter(|a| a.is_owner()).map(|a| &a.key);
         let change: AdminChange = element
-            .verify_any(Typ::Admin, owners)
+            .verify_any(JwsType::Admin, owners)
             .map_err(|source| AdminError::Jws { seq, source })?;
         if change.version != 1 || change.seq != seq || change.previous != self.head {
             return Err(AdminError::Broken { seq });
@@ -134,7 +134,7 @@ impl AdminChain {
         }
         let mut next = self.admins.clone();
         match &change.change {
-            Change::Add(admin) => {
+            AdminOperation::Add(admin) => {
                 next.retain(|other| other.key != admin.key);
                 let mut roles = admin.roles.clone();
                 roles.sort();
@@ -145,7 +145,7 @@ impl AdminChain {
                 }
                 next.push(admin.clone());
             }
-            Change::Revoke(key) => {
+            AdminOperation::Revoke(key) => {
                 let before = next.len();
                 next.retain(|other| other.key != *key);
                 if next.len() == before {
@@ -166,9 +166,9 @@ impl AdminChain {
     }
 
     /// Signs `change` as the next element of the chain.
-    pub fn sign_next(&self, owner: &SigningKey, change: Change) -> Jws {
+    pub fn sign_next(&self, owner: &SigningKey, change: AdminOperation) -> Jws {
         let change = AdminChange { version: 1, seq: self.seq + 1, previous: self.head, change };
-        Jws::sign(Typ::Admin, owner, &change)
+        Jws::sign(JwsType::Admin, owner, &change)
     }
 
     /// Returns the admins at the end of the chain.
@@ -204,9 +204,10 @@ mod tests {
     fn owners_add_and_revoke() {
         let (first, second) = (SigningKey::generate(), SigningKey::generate());
         let mut chain = AdminChain::root(first.public());
-        let add = chain.sign_next(&first, Change::Add(admin(&second, "ada", &[Role::Owner])));
+        let add =
+            chain.sign_next(&first, AdminOperation::Add(admin(&second, "ada", &[Role::Owner])));
         chain.append(&add).unwrap();
-        let revoke = chain.sign_next(&second, Change::Revoke(*first.public()));
+        let revoke = chain.sign_next(&second, AdminOperation::Revoke(*first.public()));
         chain.append(&revoke).unwrap();
         let again = AdminChain::verify(first.public(), &[add, revoke]).unwrap();
         assert_eq!(again.admins(), [admin(&second, "ada", &[Role::Owner])]);
@@ -217,9 +218,11 @@ mod tests {
     fn an_element_by_anybody_but_an_owner_is_refused() {
         let (owner, issuer) = (SigningKey::generate(), SigningKey::generate());
         let mut chain = AdminChain::root(owner.public());
-        let add = chain.sign_next(&owner, Change::Add(admin(&issuer, "ian", &[Role::Issuer])));
+        let add =
+            chain.sign_next(&owner, AdminOperation::Add(admin(&issuer, "ian", &[Role::Issuer])));
         chain.append(&add).unwrap();
-        let planted = chain.sign_next(&issuer, Change::Add(admin(&issuer, "ian", &[Role::Owner])));
+        let planted =
+            chain.sign_next(&issuer, AdminOperation::Add(admin(&issuer, "ian", &[Role::Owner])));
         assert!(matches!(
             chain.append(&planted),
             Err(AdminError::Jws { seq: 2, source: JwsError::UnknownKey(_) })
@@ -231,8 +234,10 @@ mod tests {
     fn an_element_out_of_order_is_refused() {
         let (owner, other) = (SigningKey::generate(), SigningKey::generate());
         let mut chain = AdminChain::root(owner.public());
-        let stale = chain.sign_next(&owner, Change::Add(admin(&other, "old", &[Role::Auditor])));
-        let add = chain.sign_next(&owner, Change::Add(admin(&other, "new", &[Role::Auditor])));
+        let stale =
+            chain.sign_next(&owner, AdminOperation::Add(admin(&other, "old", &[Role::Auditor])));
+        let add =
+            chain.sign_next(&owner, AdminOperation::Add(admin(&other, "new", &[Role::Auditor])));
         chain.append(&add).unwrap();
         assert_eq!(chain.append(&stale), Err(AdminError::Broken { seq: 2 }));
         assert_eq!(chain.append(&add), Err(AdminError::Broken { seq: 2 }));
@@ -242,9 +247,10 @@ mod tests {
     fn the_last_owner_stays() {
         let owner = SigningKey::generate();
         let mut chain = AdminChain::root(owner.public());
-        let revoke = chain.sign_next(&owner, Change::Revoke(*owner.public()));
+        let revoke = chain.sign_next(&owner, AdminOperation::Revoke(*owner.public()));
         assert_eq!(chain.append(&revoke), Err(AdminError::LastOwner));
-        let demote = chain.sign_next(&owner, Change::Add(admin(&owner, "me", &[Role::Auditor])));
+        let demote =
+            chain.sign_next(&owner, AdminOperation::Add(admin(&owner, "me", &[Role::Auditor])));
         assert_eq!(chain.append(&demote), Err(AdminError::LastOwner));
         assert_eq!(chain.admins().len(), 1);
     }
@@ -253,7 +259,7 @@ mod tests {
     fn a_chain_of_another_root_is_refused() {
         let (owner, other) = (SigningKey::generate(), SigningKey::generate());
         let add = AdminChain::root(owner.public())
-            .sign_next(&owner, Change::Add(admin(&other, "ada", &[Role::Owner])));
+            .sign_next(&owner, AdminOperation::Add(admin(&other, "ada", &[Role::Owner])));
         assert!(AdminChain::verify(other.public(), &[add]).is_err());
     }
 }

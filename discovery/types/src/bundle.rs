@@ -33,7 +33,7 @@ pub enum LineError {
     TooLong(&'static str),
     /// The text has more than one line.
     #[error("expected one line that begins with `{0}`, found several")]
-    Lines(&'static str),
+    MultipleLines(&'static str),
     /// The line begins with another word than expected.
     #[error("expected one line that begins with `{expected}`{hint}")]
     FirstWord {
@@ -47,7 +47,7 @@ pub enum LineError {
     Missing(&'static str),
     /// The part with this key stands there twice.
     #[error("`{0}=` stands there twice")]
-    Twice(&'static str),
+    Duplicate(&'static str),
     /// A word doesn't belong in the line; holds its number, counted from 1.
     #[error("word {0} of the line is not one that belongs there")]
     Unexpected(usize),
@@ -83,8 +83,8 @@ impl Bundle {
         let token = self.token.expose();
         SecretString::from(format!(
             "{BUNDLE_WORD} urls={} pins={} cluster={} statement={} {}",
-            join(&self.urls),
-            join(&self.pins),
+            join_with_commas(&self.urls),
+            join_with_commas(&self.pins),
             self.cluster,
             self.statement,
             token.expose_secret(),
@@ -96,14 +96,14 @@ impl FromStr for Bundle {
     type Err = LineError;
 
     fn from_str(text: &str) -> Result<Self, LineError> {
-        let mut line = Line::read(text, BUNDLE_WORD)?;
+        let mut line = LineParser::parse(text, BUNDLE_WORD)?;
         let bundle = Self {
             urls: line.urls()?,
             pins: line.pins()?,
-            cluster: line.value("cluster", |text| {
+            cluster: line.take_value("cluster", |text| {
                 Uuid::try_parse(text).map_err(|_| "expected a UUID".to_owned())
             })?,
-            statement: line.value("statement", |text| {
+            statement: line.take_value("statement", |text| {
                 text.parse().map_err(|error: crate::digest::NotHex| error.to_string())
             })?,
             token: line.token()?,
@@ -114,12 +114,12 @@ impl FromStr for Bundle {
 }
 
 /// Parser of a line of `key=value` words, each of which is taken once.
-pub(crate) struct Line<'t> {
+pub(crate) struct LineParser<'t> {
     words: Vec<Option<&'t str>>,
 }
 
-impl<'t> Line<'t> {
-    pub(crate) fn read(text: &'t str, first: &'static str) -> Result<Self, LineError> {
+impl<'t> LineParser<'t> {
+    pub(crate) fn parse(text: &'t str, first: &'static str) -> Result<Self, LineError> {
         let text = text.trim();
         if text.is_empty() {
             return Err(LineError::Empty(first));
@@ -144,13 +144,13 @@ impl<'t> Line<'t> {
             return Err(LineError::TooLong(first));
         }
         if text.contains(['\n', '\r']) {
-            return Err(LineError::Lines(first));
+            return Err(LineError::MultipleLines(first));
         }
         words[0] = None;
         Ok(Self { words })
     }
 
-    pub(crate) fn value<T>(
+    pub(crate) fn take_value<T>(
         &mut self,
         key: &'static str,
         parse: impl FnOnce(&str) -> Result<T, String>,
@@ -160,7 +160,7 @@ impl<'t> Line<'t> {
             let value = word.and_then(|w| w.strip_prefix(key)?.strip_prefix('='));
             if let Some(value) = value {
                 if found.replace(value).is_some() {
-                    return Err(LineError::Twice(key));
+                    return Err(LineError::Duplicate(key));
                 }
                 *word = None;
             }
@@ -170,15 +170,17 @@ impl<'t> Line<'t> {
     }
 
     pub(crate) fn urls(&mut self) -> Result<Vec<ServiceUrl>, LineError> {
-        self.value("urls", |text| {
-            list(text, MAX_URLS, |url| url.parse().map_err(|error: UrlError| error.to_string()))
+        self.take_value("urls", |text| {
+            parse_list(text, MAX_URLS, |url| {
+                url.parse().map_err(|error: UrlError| error.to_string())
+            })
         })
     }
 
     pub(crate) fn pins(&mut self) -> Result<Vec<Digest>, LineError> {
-        self.value("pins", |text| {
+        self.take_value("pins", |text| {
             let pin = |pin: &str| pin.parse().map_err(|e: crate::digest::NotHex| e.to_string());
-            list(text, MAX_PINS, pin)
+            parse_list(text, MAX_PINS, pin)
         })
     }
 
@@ -197,7 +199,7 @@ impl<'t> Line<'t> {
     }
 }
 
-pub(crate) fn list<T>(
+pub(crate) fn parse_list<T>(
     text: &str,
     most: usize,
     parse: impl Fn(&str) -> Result<T, String>,
@@ -209,7 +211,7 @@ pub(crate) fn list<T>(
     Ok(items)
 }
 
-pub(crate) fn join<T: std::fmt::Display>(items: &[T]) -> String {
+pub(crate) fn join_with_commas<T: std::fmt::Display>(items: &[T]) -> String {
     items.iter().map(T::to_string).collect::<Vec<_>>().join(",")
 }
 

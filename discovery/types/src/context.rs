@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::bundle::{Line, LineError, join, list};
+use crate::bundle::{LineError, LineParser, join_with_commas, parse_list};
 use crate::digest::Digest;
 use crate::key::{KeyError, PublicKey};
 use crate::url::ServiceUrl;
@@ -28,7 +28,8 @@ pub struct Context {
 impl fmt::Display for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { urls, pins, owners } = self;
-        let (urls, pins, owners) = (join(urls), join(pins), join(owners));
+        let (urls, pins, owners) =
+            (join_with_commas(urls), join_with_commas(pins), join_with_commas(owners));
         write!(f, "{CONTEXT_WORD} urls={urls} pins={pins} owners={owners}")
     }
 }
@@ -37,12 +38,12 @@ impl FromStr for Context {
     type Err = LineError;
 
     fn from_str(text: &str) -> Result<Self, LineError> {
-        let mut line = Line::read(text, CONTEXT_WORD)?;
+        let mut line = LineParser::parse(text, CONTEXT_WORD)?;
         let owner = |text: &str| text.parse().map_err(|error: KeyError| error.to_string());
         let context = Self {
             urls: line.urls()?,
             pins: line.pins()?,
-            owners: line.value("owners", |text| list(text, MAX_OWNERS, owner))?,
+            owners: line.take_value("owners", |text| parse_list(text, MAX_OWNERS, owner))?,
         };
         line.finish()?;
         Ok(context)

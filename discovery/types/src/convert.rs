@@ -7,14 +7,14 @@
 use std::sync::Arc;
 
 use discovery_formation as formation;
-use formation::agent::Objection;
+use formation::agent::ProposalObjection;
 use formation::service::{Phase, RefusalCode};
 use uuid::Uuid;
 
 use crate::api::{ClusterState, NackReason};
 use crate::digest::{Digest, Incarnation, Nonce};
 use crate::document::VerifiedDocument;
-use crate::jws::{Jws, JwsError, Typ};
+use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::PublicKey;
 use crate::machine::MachineFacts;
 use crate::problem::Code;
@@ -29,12 +29,12 @@ pub const DMI_UUID: &str = "dmi-uuid";
 pub const MACHINE_ID: &str = "machine-id";
 
 /// Converts an agent's key for the state machines.
-pub fn key(key: &PublicKey) -> formation::KeyId {
-    formation::KeyId(*key.as_bytes())
+pub fn key(key: &PublicKey) -> formation::AgentKey {
+    formation::AgentKey(*key.as_bytes())
 }
 
 /// The reverse of [`key`].
-pub fn public_key(key: formation::KeyId) -> PublicKey {
+pub fn public_key(key: formation::AgentKey) -> PublicKey {
     PublicKey::from_bytes(key.0)
 }
 
@@ -64,14 +64,14 @@ pub fn wire_incarnation(incarnation: formation::Incarnation) -> Incarnation {
 }
 
 /// Converts the known facts of a machine for the state machines.
-pub fn machine(facts: &MachineFacts) -> formation::Machine {
+pub fn machine(facts: &MachineFacts) -> formation::MachineIdentity {
     let known = [(DMI_UUID, &facts.dmi_uuid), (MACHINE_ID, &facts.machine_id)];
     let fact = |(fact, value): (&str, &Option<String>)| Some((fact.to_owned(), value.clone()?));
-    formation::Machine(known.into_iter().filter_map(fact).collect())
+    formation::MachineIdentity(known.into_iter().filter_map(fact).collect())
 }
 
 /// The reverse of [`machine`].
-pub fn machine_facts(machine: &formation::Machine) -> MachineFacts {
+pub fn machine_facts(machine: &formation::MachineIdentity) -> MachineFacts {
     MachineFacts {
         dmi_uuid: machine.0.get(DMI_UUID).cloned(),
         machine_id: machine.0.get(MACHINE_ID).cloned(),
@@ -79,8 +79,8 @@ pub fn machine_facts(machine: &formation::Machine) -> MachineFacts {
 }
 
 /// Converts a session: it tells which run of an agent holds the agent's key.
-pub fn session(boot: u64, nonce: &Nonce) -> formation::Session {
-    formation::Session { boot, nonce: u128::from_be_bytes(*nonce.as_bytes()) }
+pub fn session(boot: u64, nonce: &Nonce) -> formation::AgentSession {
+    formation::AgentSession { boot, nonce: u128::from_be_bytes(*nonce.as_bytes()) }
 }
 
 /// Converts the newest statement of a chain. The state machines count statements from 1, the wire
@@ -134,18 +134,22 @@ pub fn state(phase: Phase) -> ClusterState {
 }
 
 /// Converts an agent's objection to the reason that the API knows.
-pub fn nack_reason(objection: &Objection) -> NackReason {
+pub fn nack_reason(objection: &ProposalObjection) -> NackReason {
     match objection {
-        Objection::InvalidRecord { .. }
-        | Objection::NotMyRecord
-        | Objection::ForeignList
-        | Objection::Unfit { .. } => NackReason::Record,
-        Objection::Duplicate { .. } => NackReason::Duplicate,
-        Objection::Skew { .. } => NackReason::ClockSkew,
-        Objection::OldEpoch { .. } | Objection::EpochTooFar { .. } => NackReason::Epoch,
-        Objection::Unreleased { .. } => NackReason::Unreleased,
-        Objection::Holding { .. } => NackReason::DocumentHeld,
-        Objection::NotBlank { .. } | Objection::OtherMachine => NackReason::Directory,
+        ProposalObjection::InvalidRecord { .. }
+        | ProposalObjection::NotMyRecord
+        | ProposalObjection::ForeignList
+        | ProposalObjection::Unfit { .. } => NackReason::Record,
+        ProposalObjection::Duplicate { .. } => NackReason::Duplicate,
+        ProposalObjection::Skew { .. } => NackReason::ClockSkew,
+        ProposalObjection::OldEpoch { .. } | ProposalObjection::EpochTooFar { .. } => {
+            NackReason::Epoch
+        }
+        ProposalObjection::Unreleased { .. } => NackReason::Unreleased,
+        ProposalObjection::Holding { .. } => NackReason::DocumentHeld,
+        ProposalObjection::NotBlank { .. } | ProposalObjection::OtherMachine => {
+            NackReason::Directory
+        }
     }
 }
 
@@ -171,7 +175,7 @@ refusal_codes! {
 }
 
 /// Converts a record that its agent and its token have signed.
-pub fn record(verified: &VerifiedRecord) -> Arc<formation::Record> {
+pub fn record(verified: &VerifiedRecord) -> Arc<formation::AgentRecord> {
     Arc::new(read_record(verified, verified.signed(), verified.node_key()))
 }
 
@@ -190,17 +194,21 @@ pub enum OwnRecordError {
 pub fn own_record(
     signed: &SignedRecord,
     own: &PublicKey,
-) -> Result<Arc<formation::Record>, OwnRecordError> {
-    let record: Record = signed.record.verify(Typ::Record, own)?;
+) -> Result<Arc<formation::AgentRecord>, OwnRecordError> {
+    let record: Record = signed.record.verify(JwsType::Record, own)?;
     let node_key = record.csr.verify()?.node_key;
     Ok(Arc::new(read_record(&record, signed, &node_key)))
 }
 
 /// Converts a record that the caller has read out of `signed` and checked itself. `node_key` is the
 /// hash of the node's key in its signing request.
-pub fn read_record(record: &Record, signed: &SignedRecord, node_key: &Digest) -> formation::Record {
+pub fn read_record(
+    record: &Record,
+    signed: &SignedRecord,
+    node_key: &Digest,
+) -> formation::AgentRecord {
     let urls = |urls: &[NodeUrl]| urls.iter().map(NodeUrl::to_string).collect();
-    formation::Record {
+    formation::AgentRecord {
         key: key(&record.agent_key),
         hash: hash(&signed.record.hash()),
         token_hash: hash(&signed.endorsement.hash()),
@@ -218,9 +226,9 @@ pub fn read_record(record: &Record, signed: &SignedRecord, node_key: &Digest) ->
 }
 
 /// Converts a list in which every record is valid.
-pub fn proposal(verified: &VerifiedProposal) -> formation::Proposal {
+pub fn proposal(verified: &VerifiedProposal) -> formation::ProposedList {
     let proposal = verified.proposal();
-    formation::Proposal {
+    formation::ProposedList {
         cluster: cluster(proposal.cluster),
         statement: hash(&proposal.statement),
         epoch: proposal.epoch,
@@ -229,8 +237,11 @@ pub fn proposal(verified: &VerifiedProposal) -> formation::Proposal {
 }
 
 /// Converts a list to its wire form; `grants` are those that its records name.
-pub fn wire_proposal(list: &formation::Proposal, grants: Vec<Jws>) -> Result<Proposal, JwsError> {
-    let seat = |record: &Arc<formation::Record>| -> Result<SignedRecord, JwsError> {
+pub fn wire_proposal(
+    list: &formation::ProposedList,
+    grants: Vec<Jws>,
+) -> Result<Proposal, JwsError> {
+    let seat = |record: &Arc<formation::AgentRecord>| -> Result<SignedRecord, JwsError> {
         Ok(SignedRecord { record: record.jws.parse()?, endorsement: record.token_jws.parse()? })
     };
     Ok(Proposal {
@@ -243,16 +254,16 @@ pub fn wire_proposal(list: &formation::Proposal, grants: Vec<Jws>) -> Result<Pro
 }
 
 /// Computes the protocol's hash of a list, from hashes that are known already.
-pub fn proposal_hash(list: &formation::Proposal) -> formation::Hash {
+pub fn proposal_hash(list: &formation::ProposedList) -> formation::Hash {
     let seats = list.records.iter().map(|record| [digest(record.hash), digest(record.token_hash)]);
     hash(&proposal::hash(&digest(list.statement), list.epoch, seats))
 }
 
 /// Converts a verified document.
-pub fn document(verified: &VerifiedDocument) -> formation::Document {
-    formation::Document {
+pub fn document(verified: &VerifiedDocument) -> formation::CommitDocument {
+    formation::CommitDocument {
         proposal: proposal(verified.proposal()),
-        h: hash(&verified.hash()),
+        proposal_hash: hash(&verified.hash()),
         text: verified.jws().as_str().into(),
     }
 }
@@ -260,7 +271,7 @@ pub fn document(verified: &VerifiedDocument) -> formation::Document {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::World;
+    use crate::fixtures::ClusterFixture;
 
     #[test]
     fn each_refusal_comes_off_the_wire_as_it_went_in() {
@@ -285,7 +296,7 @@ mod tests {
 
     #[test]
     fn each_field_of_a_statement_and_a_record_comes_from_its_own() {
-        let world = World::new(1);
+        let world = ClusterFixture::new(1);
         let read = statement(&world.chain());
         assert_eq!((read.sequence, read.size), (1, 1));
         let even = formation::Permissions { allow_even: true, ..Default::default() };

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::digest::Digest;
-use crate::jws::{Jws, JwsError, Typ};
+use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::{KeyId, PublicKey, SigningKey};
 use crate::proposal::{Ack, Proposal, ProposalError, VerifiedProposal};
 use crate::record::VerifiedRecord;
@@ -70,7 +70,7 @@ pub struct VerifiedDocument {
 impl Document {
     /// Signs the document, as the service.
     pub fn sign(&self, service: &SigningKey) -> Jws {
-        Jws::sign(Typ::Document, service, self)
+        Jws::sign(JwsType::Document, service, self)
     }
 }
 
@@ -78,7 +78,7 @@ impl VerifiedDocument {
     /// Verifies a document by chain, records and acks. The chain carries the trust: it must come
     /// from [`StatementChain::verify_from_pin`] or [`StatementChain::verify_from_owners`].
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, DocumentError> {
-        let document: Document = jws.claims_unverified(Typ::Document)?;
+        let document: Document = jws.claims_unverified(JwsType::Document)?;
         if document.version != 1 {
             return Err(DocumentError::Version);
         }
@@ -105,7 +105,7 @@ impl VerifiedDocument {
     /// Whether `key` has a seat in the document, as the document claims. **Proves nothing**: it
     /// saves the verification of the signatures for a key without a seat.
     pub fn claims_seat(jws: &Jws, key: &KeyId) -> Result<bool, DocumentError> {
-        let document: Document = jws.claims_unverified(Typ::Document)?;
+        let document: Document = jws.claims_unverified(JwsType::Document)?;
         Ok(document.proposal.seats.iter().any(|seat| seat.record.kid() == key))
     }
 
@@ -116,7 +116,7 @@ impl VerifiedDocument {
         chain: &StatementChain,
         service: &[PublicKey],
     ) -> Result<Self, DocumentError> {
-        let _: Document = jws.verify_any(Typ::Document, service)?;
+        let _: Document = jws.verify_any(JwsType::Document, service)?;
         Self::verify(jws, chain)
     }
 

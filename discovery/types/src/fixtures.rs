@@ -57,7 +57,7 @@ impl TestCa {
     }
 }
 
-pub struct World {
+pub struct ClusterFixture {
     pub owner: SigningKey,
     pub issuer: SigningKey,
     pub service: SigningKey,
@@ -70,7 +70,7 @@ pub struct World {
     pub records: Vec<Record>,
 }
 
-impl World {
+impl ClusterFixture {
     pub fn new(size: u8) -> Self {
         let (owner, issuer) = (SigningKey::generate(), SigningKey::generate());
         let (peer_ca, client_ca) = (TestCa::new("peers"), TestCa::new("clients"));
@@ -192,8 +192,8 @@ fn record(grant: &Grant, key: &SigningKey, i: u8) -> Record {
 }
 
 /// Returns a world of one agent with a join ticket, which has to be signed by the owner.
-pub fn join_world() -> World {
-    let mut world = World::new(1);
+pub fn join_fixture() -> ClusterFixture {
+    let mut world = ClusterFixture::new(1);
     let token = Token::generate(TokenKind::Join);
     world.grant.id = token.id();
     world.grant.kind = TokenKind::Join;

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::digest::{Digest, MemberId, random};
-use crate::jws::{Jws, JwsError, Typ};
+use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::{PublicKey, SigningKey};
 use crate::name::Name;
 use crate::role::Action;
@@ -19,7 +19,7 @@ use crate::text::wire_text;
 /// Longest lifetime of a boot token, in seconds: 24 hours.
 pub const MAX_BOOT_SECONDS: u64 = 86_400;
 /// Default lifetime of a boot token, in seconds: one hour.
-pub const BOOT_SECONDS: u64 = 3_600;
+pub const DEFAULT_BOOT_SECONDS: u64 = 3_600;
 /// Longest lifetime of a join ticket, in seconds: 15 minutes.
 pub const MAX_JOIN_SECONDS: u64 = 900;
 /// Largest number of CIDR blocks in one grant.
@@ -90,7 +90,7 @@ impl GrantId {
 
 impl fmt::Display for GrantId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&crate::token::base32(&self.0))
+        f.pad(&crate::token::encode_base32(&self.0))
     }
 }
 
@@ -104,7 +104,10 @@ impl FromStr for GrantId {
     type Err = BadGrantId;
 
     fn from_str(text: &str) -> Result<Self, BadGrantId> {
-        crate::token::unbase32(text).and_then(|b| b.try_into().ok()).map(Self).ok_or(BadGrantId)
+        crate::token::decode_base32(text)
+            .and_then(|b| b.try_into().ok())
+            .map(Self)
+            .ok_or(BadGrantId)
     }
 }
 
@@ -165,7 +168,7 @@ pub enum GrantError {
 
 /// Reason why nobody can hold a seat by a grant at this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Untimely {
+pub enum GrantTimeError {
     /// The grant starts later.
     #[error("its token is issued in the future")]
     NotYet,
@@ -184,7 +187,7 @@ pub struct VerifiedGrant {
 impl Grant {
     /// Signs the grant, as its issuer.
     pub fn sign(&self, issuer: &SigningKey) -> Jws {
-        Jws::sign(Typ::Grant, issuer, self)
+        Jws::sign(JwsType::Grant, issuer, self)
     }
 
     fn check(&self, size: u8) -> Result<(), GrantError> {
@@ -217,8 +220,9 @@ impl VerifiedGrant {
     /// Verifies a grant under a cluster's chain; the newest statement gives the issuer's role.
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, GrantError> {
         let newest = chain.newest();
-        let claimed: Grant = jws.claims_unverified(Typ::Grant)?;
-        let grant: Grant = jws.verify_any(Typ::Grant, newest.keys_for(claimed.kind.action()))?;
+        let claimed: Grant = jws.claims_unverified(JwsType::Grant)?;
+        let grant: Grant =
+            jws.verify_any(JwsType::Grant, newest.keys_for(claimed.kind.action()))?;
         if grant.cluster != newest.cluster {
             return Err(GrantError::OtherCluster);
         }
@@ -234,12 +238,12 @@ impl VerifiedGrant {
     ///
     /// The service judges a grant's end, at redeem. A seat that was redeemed in time outlives the
     /// grant, until the cluster's deadline: `deadline_seconds` after the cluster was created.
-    pub fn untimely(&self, now: u64, deadline_seconds: u64) -> Option<Untimely> {
+    pub fn time_error(&self, now: u64, deadline_seconds: u64) -> Option<GrantTimeError> {
         let latest = self.expires_at.saturating_add(deadline_seconds);
         if self.issued_at > now.saturating_add(ISSUER_SKEW_SECONDS) {
-            Some(Untimely::NotYet)
+            Some(GrantTimeError::NotYet)
         } else if now > latest.saturating_add(ISSUER_SKEW_SECONDS) {
-            Some(Untimely::LongOver)
+            Some(GrantTimeError::LongOver)
         } else {
             None
         }

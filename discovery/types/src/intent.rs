@@ -19,8 +19,8 @@ use uuid::Uuid;
 
 use crate::digest::{Digest, MemberId, OperationId};
 use crate::grant::{GrantError, ISSUER_SKEW_SECONDS, MAX_JOIN_SECONDS, TokenKind, VerifiedGrant};
-use crate::jws::{Jws, JwsError, Typ};
-use crate::order::{Change, OrderError, VerifiedOrder};
+use crate::jws::{Jws, JwsError, JwsType};
+use crate::order::{OrderError, OrderedChange, VerifiedOrder};
 use crate::record::{RecordError, VerifiedRecord};
 use crate::redeem::Redeem;
 use crate::statement::StatementChain;
@@ -69,7 +69,7 @@ impl fmt::Display for Verb {
 /// One call of the cluster's API. Each step of an intent has an operation id of its own, so that
 /// each call is made once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Step {
+pub enum IntentStep {
     /// MemberAdd of the newcomer, as a learner.
     Add,
     /// MemberPromote of the newcomer to a voter.
@@ -79,17 +79,17 @@ pub enum Step {
     /// MemberUpdate of a member's peer URLs.
     Update,
     /// MemberRemove, of a learner that didn't catch up.
-    TakeOut,
+    RemoveLearner,
 }
 
-impl Step {
+impl IntentStep {
     fn as_str(self) -> &'static str {
         match self {
-            Step::Add => "step add",
-            Step::Promote => "step promote",
-            Step::Remove => "step remove",
-            Step::Update => "step update",
-            Step::TakeOut => "step take out",
+            IntentStep::Add => "step add",
+            IntentStep::Promote => "step promote",
+            IntentStep::Remove => "step remove",
+            IntentStep::Update => "step update",
+            IntentStep::RemoveLearner => "step take out",
         }
     }
 }
@@ -101,7 +101,7 @@ impl OperationId {
     }
 
     /// Returns the id of one step of a change, which the node gets with the call of that step.
-    pub fn of_step(authority: &Jws, step: Step) -> Self {
+    pub fn of_step(authority: &Jws, step: IntentStep) -> Self {
         Self::derive(authority, step.as_str())
     }
 
@@ -159,7 +159,7 @@ pub enum IntentError {
     Mismatch(&'static str),
     /// The operation id doesn't match the signed bytes.
     #[error("the intent goes by another name than what was signed has")]
-    OtherName,
+    OtherOperation,
     /// The service gives the intent a longer life than its ticket or order allows.
     #[error("the intent is said to live longer than its ticket or order allows")]
     TooLong,
@@ -167,7 +167,7 @@ pub enum IntentError {
 
 /// Reason why an intent must not be begun at this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum UntimelyIntent {
+pub enum IntentTimeError {
     /// The ticket or order was signed in the future.
     #[error("it was signed in the future: a clock is wrong")]
     NotYet,
@@ -187,7 +187,7 @@ pub enum UntimelyIntent {
 
 /// Change that a verified intent asks for.
 #[derive(Clone, Debug)]
-pub enum Errand {
+pub enum IntentChange {
     /// Add the member of this record as a learner, and make it a voter once it has caught up.
     Add {
         /// Record of the newcomer.
@@ -213,7 +213,7 @@ pub enum Errand {
 #[derive(Clone, Debug)]
 pub struct VerifiedIntent {
     intent: Intent,
-    errand: Errand,
+    change: IntentChange,
     issued_at: u64,
 }
 
@@ -221,34 +221,41 @@ impl VerifiedIntent {
     /// Verifies an intent: chain → ticket or order and its signer's role → token key → agent key →
     /// record. All must be of the chain's cluster, and the operation id must match. The chain
     /// carries the trust: it must come from [`StatementChain::verify_from_pin`] or
-    /// [`StatementChain::verify_from_owners`]. [`VerifiedIntent::untimely`] says when the intent
+    /// [`StatementChain::verify_from_owners`]. [`VerifiedIntent::time_error`] says when the intent
     /// may be begun.
     pub fn verify(intent: &Intent, chain: &StatementChain) -> Result<Self, IntentError> {
         if intent.cluster != chain.newest().cluster {
             return Err(IntentError::OtherCluster);
         }
         let (verb, errand, issued_at, latest) = match (intent.authority.typ(), &intent.redeem) {
-            (Typ::Grant, Some(redeem)) => {
+            (JwsType::Grant, Some(redeem)) => {
                 let grant = verify_ticket(&intent.authority, chain)?;
                 let record = Box::new(verify_newcomer(redeem, &grant, chain)?);
                 let verb = verb_of(&grant);
                 let latest = grant.expires_at.saturating_add(MAX_INTENT_SECONDS);
-                (verb, Errand::Add { record, replaces: grant.replaces }, grant.issued_at, latest)
+                (
+                    verb,
+                    IntentChange::Add { record, replaces: grant.replaces },
+                    grant.issued_at,
+                    latest,
+                )
             }
-            (Typ::Order, None) => {
+            (JwsType::Order, None) => {
                 let order = VerifiedOrder::verify(&intent.authority, chain)?;
                 if order.planned_at != intent.planned_at {
                     return Err(IntentError::Mismatch("the order was given on another plan"));
                 }
                 let (verb, errand) = match order.change.clone() {
-                    Change::Remove { member } => (Verb::Remove, Errand::Remove { member }),
-                    Change::Update { member, peer_urls } => {
-                        (Verb::Update, Errand::Update { member, peer_urls })
+                    OrderedChange::Remove { member } => {
+                        (Verb::Remove, IntentChange::Remove { member })
+                    }
+                    OrderedChange::Update { member, peer_urls } => {
+                        (Verb::Update, IntentChange::Update { member, peer_urls })
                     }
                 };
                 (verb, errand, order.issued_at, order.expires_at)
             }
-            (Typ::Grant, None) => {
+            (JwsType::Grant, None) => {
                 return Err(IntentError::Mismatch("a ticket, and nobody who redeemed it"));
             }
             _ => return Err(IntentError::Mismatch("neither a ticket nor an order alone")),
@@ -257,46 +264,46 @@ impl VerifiedIntent {
             return Err(IntentError::Mismatch("another change was signed"));
         }
         if intent.operation != OperationId::of(&intent.authority, verb) {
-            return Err(IntentError::OtherName);
+            return Err(IntentError::OtherOperation);
         }
         if intent.expires_at > latest {
             return Err(IntentError::TooLong);
         }
-        Ok(Self { intent: intent.clone(), errand, issued_at })
+        Ok(Self { intent: intent.clone(), change: errand, issued_at })
     }
 
     /// Returns why the intent must not be begun now, if it must not. `service` is the service's
     /// time and `own` this host's time, in seconds since 1970. A service that turns its clock back
     /// must not keep alive what somebody signed long ago.
-    pub fn untimely(&self, service: u64, own: u64) -> Option<UntimelyIntent> {
+    pub fn time_error(&self, service: u64, own: u64) -> Option<IntentTimeError> {
         let ends = self.intent.expires_at;
         if self.issued_at > service.saturating_add(ISSUER_SKEW_SECONDS) {
-            Some(UntimelyIntent::NotYet)
+            Some(IntentTimeError::NotYet)
         } else if service >= ends {
-            Some(UntimelyIntent::Over)
+            Some(IntentTimeError::Over)
         } else if own >= ends.saturating_add(ISSUER_SKEW_SECONDS) {
-            Some(UntimelyIntent::ClockAhead { seconds: own - service })
+            Some(IntentTimeError::ClockAhead { seconds: own - service })
         } else {
             None
         }
     }
 
     /// Returns the change that the intent asks for.
-    pub fn errand(&self) -> &Errand {
-        &self.errand
+    pub fn change(&self) -> &IntentChange {
+        &self.change
     }
 
     /// Returns the operation id that a node is told for one step of the intent.
-    pub fn step(&self, step: Step) -> OperationId {
+    pub fn step_operation(&self, step: IntentStep) -> OperationId {
         OperationId::of_step(&self.intent.authority, step)
     }
 
     /// Returns the member that leaves the cluster, if any does.
-    pub fn leaves(&self) -> Option<MemberId> {
-        match &self.errand {
-            Errand::Add { replaces, .. } => *replaces,
-            Errand::Remove { member } => Some(*member),
-            Errand::Update { .. } => None,
+    pub fn leaving_member(&self) -> Option<MemberId> {
+        match &self.change {
+            IntentChange::Add { replaces, .. } => *replaces,
+            IntentChange::Remove { member } => Some(*member),
+            IntentChange::Update { .. } => None,
         }
     }
 }
@@ -334,10 +341,10 @@ pub fn verify_newcomer(
     chain: &StatementChain,
 ) -> Result<VerifiedRecord, IntentError> {
     let newest = chain.newest();
-    let claimed: Redeem = redeem.claims_unverified(Typ::Redeem).map_err(IntentError::Redeem)?;
+    let claimed: Redeem = redeem.claims_unverified(JwsType::Redeem).map_err(IntentError::Redeem)?;
     let record = VerifiedRecord::verify(&claimed.signed, ticket, &newest.permissions)?;
     let redeem: Redeem =
-        redeem.verify(Typ::Redeem, &record.agent_key).map_err(IntentError::Redeem)?;
+        redeem.verify(JwsType::Redeem, &record.agent_key).map_err(IntentError::Redeem)?;
     if redeem.cluster != newest.cluster {
         return Err(IntentError::Mismatch("the redeem is of another cluster"));
     }

@@ -9,7 +9,7 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::digest::Digest;
 use crate::statement::{Statement, ca_der};
-use crate::url::Host;
+use crate::url::UrlHost;
 
 /// One member's certificates, each a PEM chain, leaf first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -44,23 +44,25 @@ impl Leaves {
     }
 
     /// Returns the validity of the certificate that ends first; `None` if one can't be read.
-    pub fn life(&self) -> Option<Life> {
-        let lives = [Life::of(&self.peer)?, Life::of(&self.client)?];
+    pub fn validity(&self) -> Option<Validity> {
+        let lives = [Validity::of(&self.peer)?, Validity::of(&self.client)?];
         lives.into_iter().min_by_key(|life| life.ends)
     }
 }
 
 /// Returns the names and addresses of a leaf, the first certificate of a PEM chain; clients compare
 /// them with the host they connect to. Empty if the leaf can't be read.
-pub fn hosts(pem: &[u8]) -> Vec<Host> {
+pub fn certificate_hosts(pem: &[u8]) -> Vec<UrlHost> {
     let Ok(leaf) = CertificateDer::from_pem_slice(pem) else { return Vec::new() };
     let Ok((_, parsed)) = X509Certificate::from_der(&leaf) else { return Vec::new() };
     let Ok(Some(names)) = parsed.subject_alternative_name() else { return Vec::new() };
     let host = |name: &GeneralName| match name {
-        GeneralName::DNSName(name) => Some(Host::Dns((*name).to_owned())),
+        GeneralName::DNSName(name) => Some(UrlHost::Dns((*name).to_owned())),
         GeneralName::IPAddress(octets) => {
             let v4 = <[u8; 4]>::try_from(*octets).map(IpAddr::from);
-            v4.or_else(|_| <[u8; 16]>::try_from(*octets).map(IpAddr::from)).ok().map(Host::Address)
+            v4.or_else(|_| <[u8; 16]>::try_from(*octets).map(IpAddr::from))
+                .ok()
+                .map(UrlHost::Address)
         }
         _ => None,
     };
@@ -69,21 +71,21 @@ pub fn hosts(pem: &[u8]) -> Vec<Host> {
 
 /// Validity of a certificate, in seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Life {
+pub struct Validity {
     /// Start of the validity (`notBefore`).
     pub begins: i64,
     /// End of the validity (`notAfter`).
     pub ends: i64,
 }
 
-impl Life {
+impl Validity {
     /// Returns when the certificates are to be renewed: after a third of their validity.
-    pub fn due(&self) -> i64 {
+    pub fn renewal_due(&self) -> i64 {
         self.begins + (self.ends - self.begins) / 3
     }
 
     /// Returns when a missing renewal should be reported: after two thirds of the validity.
-    pub fn late(&self) -> i64 {
+    pub fn renewal_overdue(&self) -> i64 {
         self.begins + (self.ends - self.begins) / 3 * 2
     }
 
@@ -116,11 +118,11 @@ pub fn verify_leaf(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{TestCa, World};
+    use crate::fixtures::{ClusterFixture, TestCa};
 
     #[test]
     fn leaves_of_the_right_key_and_cas_are_taken() {
-        let world = World::new(1);
+        let world = ClusterFixture::new(1);
         let leaves = world.leaves(0);
         let record = &world.records[0];
         assert_eq!(leaves.verify(&record.csr.verify().unwrap().node_key, &world.statement), Ok(()));
@@ -128,30 +130,39 @@ mod tests {
 
     #[test]
     fn a_leaf_says_whom_it_is_for() {
-        let leaves = World::new(1).leaves(0);
-        assert_eq!(hosts(leaves.peer.as_bytes()), [Host::Address([10, 0, 0, 1].into())]);
-        let (ca, csr) = (TestCa::new("peers"), &World::new(1).records[0].csr);
+        let leaves = ClusterFixture::new(1).leaves(0);
+        assert_eq!(
+            certificate_hosts(leaves.peer.as_bytes()),
+            [UrlHost::Address([10, 0, 0, 1].into())]
+        );
+        let (ca, csr) = (TestCa::new("peers"), &ClusterFixture::new(1).records[0].csr);
         let named = ca.issue_for(csr, "db-1.example.org");
-        assert_eq!(hosts(named.as_bytes()), [Host::Dns("db-1.example.org".to_owned())]);
+        assert_eq!(
+            certificate_hosts(named.as_bytes()),
+            [UrlHost::Dns("db-1.example.org".to_owned())]
+        );
         let six = ca.issue_for(csr, "fd00::1");
-        assert_eq!(hosts(six.as_bytes()), [Host::Address("fd00::1".parse().unwrap())]);
-        assert_eq!(hosts(ca.issue(csr).as_bytes()), []);
-        assert_eq!(hosts(b"?"), []);
+        assert_eq!(
+            certificate_hosts(six.as_bytes()),
+            [UrlHost::Address("fd00::1".parse().unwrap())]
+        );
+        assert_eq!(certificate_hosts(ca.issue(csr).as_bytes()), []);
+        assert_eq!(certificate_hosts(b"?"), []);
     }
 
     #[test]
     fn leaves_are_due_after_a_third_of_their_life_and_late_after_two() {
-        let life = Life { begins: 1_000, ends: 1_300 };
-        assert_eq!((life.due(), life.late()), (1_100, 1_200));
-        let leaves = World::new(1).leaves(0);
-        let life = leaves.life().unwrap();
-        assert!(life.begins < life.due() && life.late() < life.ends);
-        assert_eq!(Leaves { client: "?".to_owned(), ..leaves }.life(), None);
+        let life = Validity { begins: 1_000, ends: 1_300 };
+        assert_eq!((life.renewal_due(), life.renewal_overdue()), (1_100, 1_200));
+        let leaves = ClusterFixture::new(1).leaves(0);
+        let life = leaves.validity().unwrap();
+        assert!(life.begins < life.renewal_due() && life.renewal_overdue() < life.ends);
+        assert_eq!(Leaves { client: "?".to_owned(), ..leaves }.validity(), None);
     }
 
     #[test]
     fn leaves_of_another_ca_or_key_are_refused() {
-        let world = World::new(2);
+        let world = ClusterFixture::new(2);
         let key = world.records[0].csr.verify().unwrap().node_key;
         let others = world.leaves(1).verify(&key, &world.statement);
         assert_eq!(others, Err(LeafError::OtherKey("peer")));

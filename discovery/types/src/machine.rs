@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 /// Longest fact, in bytes.
-pub const MAX_FACT: usize = 128;
+pub const MAX_FACT_BYTES: usize = 128;
 
 /// Facts that identify a machine. Each may be missing; none is secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -18,10 +18,10 @@ pub struct MachineFacts {
 }
 
 impl MachineFacts {
-    /// Whether each fact has 1 to [`MAX_FACT`] printable ASCII characters, without spaces.
+    /// Whether each fact has 1 to [`MAX_FACT_BYTES`] printable ASCII characters, without spaces.
     pub fn is_sane(&self) -> bool {
         [&self.dmi_uuid, &self.machine_id].into_iter().flatten().all(|fact| {
-            (1..=MAX_FACT).contains(&fact.len()) && fact.bytes().all(|b| b.is_ascii_graphic())
+            (1..=MAX_FACT_BYTES).contains(&fact.len()) && fact.bytes().all(|b| b.is_ascii_graphic())
         })
     }
 }

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::digest::{Digest, MemberId, Nonce};
-use crate::jws::{Jws, JwsError, Typ};
+use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::SigningKey;
 use crate::record::{MAX_SEAT_URLS, RecordError, check_urls};
 use crate::retire::MAX_REASON;
@@ -22,7 +22,7 @@ pub const MAX_ORDER_SECONDS: u64 = 900;
 /// Change of one member that an order asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Change {
+pub enum OrderedChange {
     /// Remove the member, for good.
     Remove {
         /// Id of the member.
@@ -37,11 +37,11 @@ pub enum Change {
     },
 }
 
-impl Change {
+impl OrderedChange {
     /// Returns the member that the change is about.
     pub fn member(&self) -> MemberId {
         match self {
-            Change::Remove { member } | Change::Update { member, .. } => *member,
+            OrderedChange::Remove { member } | OrderedChange::Update { member, .. } => *member,
         }
     }
 }
@@ -58,7 +58,7 @@ pub struct Order {
     pub cluster: Uuid,
     /// Hash of the statement that the operator saw.
     pub statement: Digest,
-    pub change: Change,
+    pub change: OrderedChange,
     /// Raft index of the configuration that the operator saw; the order may be carried out on no
     /// other. `None` if it isn't known, as with stock etcd.
     pub planned_at: Option<u64>,
@@ -101,7 +101,7 @@ pub struct VerifiedOrder {
 impl Order {
     /// Signs the order, as an operator or owner.
     pub fn sign(&self, operator: &SigningKey) -> Jws {
-        Jws::sign(Typ::Order, operator, self)
+        Jws::sign(JwsType::Order, operator, self)
     }
 }
 
@@ -109,7 +109,7 @@ impl VerifiedOrder {
     /// Verifies an order under a cluster's chain; the newest statement gives the signer's role.
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, OrderError> {
         let newest = chain.newest();
-        let order: Order = jws.verify_any(Typ::Order, newest.keys_for(Action::PutOrder))?;
+        let order: Order = jws.verify_any(JwsType::Order, newest.keys_for(Action::PutOrder))?;
         let bad = |what| Err(OrderError::Invalid(what));
         if order.version != 1 {
             return bad("made by a newer version of Muster");
@@ -127,7 +127,7 @@ impl VerifiedOrder {
         if order.reason.len() > MAX_REASON || order.reason.contains(char::is_control) {
             return bad("its reason is longer than 500 bytes, or has control characters");
         }
-        if let Change::Update { peer_urls, .. } = &order.change {
+        if let OrderedChange::Update { peer_urls, .. } = &order.change {
             let twice = (1..peer_urls.len()).any(|i| peer_urls[..i].contains(&peer_urls[i]));
             if !(1..=MAX_SEAT_URLS).contains(&peer_urls.len()) || twice {
                 return bad("a member has 1 to 3 peer URLs, none twice");

@@ -5,8 +5,8 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::digest::Digest;
-use crate::grant::{GrantError, GrantId, TokenKind, Untimely, VerifiedGrant};
-use crate::jws::{Jws, JwsError, Typ};
+use crate::grant::{GrantError, GrantId, GrantTimeError, TokenKind, VerifiedGrant};
+use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::{PublicKey, SigningKey};
 use crate::record::{RecordError, SignedRecord, VerifiedRecord};
 use crate::statement::StatementChain;
@@ -142,10 +142,11 @@ impl VerifiedProposal {
         let mut records = Vec::with_capacity(proposal.seats.len());
         for (seat, signed) in (1..).zip(&proposal.seats) {
             let record = |source| ProposalError::Record { seat, source };
-            let claimed: crate::record::Record = signed
-                .record
-                .claims_unverified(Typ::Record)
-                .map_err(|error| record(RecordError::Record(error)))?;
+            let claimed: crate::record::Record =
+                signed
+                    .record
+                    .claims_unverified(JwsType::Record)
+                    .map_err(|error| record(RecordError::Record(error)))?;
             let grant =
                 grants.iter().find(|g| g.id == claimed.grant).ok_or(ProposalError::Grants)?;
             let verified = VerifiedRecord::verify(signed, grant, &statement.permissions);
@@ -162,7 +163,7 @@ impl VerifiedProposal {
                 return Err(ProposalError::Uses { grant: grant.id, uses: grant.uses, seats });
             }
         }
-        one_key_one_seat(&records)?;
+        check_unique_keys(&records)?;
         Ok(Self {
             proposal: proposal.clone(),
             hash: proposal.hash(),
@@ -184,10 +185,10 @@ impl VerifiedProposal {
 
     /// Returns the first seat whose grant gives nobody a seat at `now` (seconds since 1970). Not
     /// part of [`VerifiedProposal::verify`]: a document stays valid for ever.
-    pub fn untimely(&self, now: u64) -> Option<(u8, Untimely)> {
+    pub fn seat_with_time_error(&self, now: u64) -> Option<(u8, GrantTimeError)> {
         (1..).zip(&self.records).find_map(|(seat, record)| {
             let grant = self.grants.iter().find(|grant| grant.id == record.grant)?;
-            grant.untimely(now, self.deadline_seconds).map(|why| (seat, why))
+            grant.time_error(now, self.deadline_seconds).map(|why| (seat, why))
         })
     }
 
@@ -202,7 +203,7 @@ impl VerifiedProposal {
     }
 }
 
-fn one_key_one_seat(records: &[VerifiedRecord]) -> Result<(), ProposalError> {
+fn check_unique_keys(records: &[VerifiedRecord]) -> Result<(), ProposalError> {
     for (second, b) in (1..).zip(records) {
         for (first, a) in (1..second).zip(records) {
             let same = a.agent_key == b.agent_key
@@ -241,24 +242,24 @@ pub struct Release {
 impl Ack {
     /// Signs the ack. **Only after** the bound that it implies is durable.
     pub fn sign(&self, agent: &SigningKey) -> Jws {
-        Jws::sign(Typ::Ack, agent, self)
+        Jws::sign(JwsType::Ack, agent, self)
     }
 
     /// Verifies an ack by `agent`.
     pub fn verify(jws: &Jws, agent: &PublicKey) -> Result<Self, JwsError> {
-        jws.verify(Typ::Ack, agent)
+        jws.verify(JwsType::Ack, agent)
     }
 }
 
 impl Release {
     /// Signs the release. **Only after** the release is durable.
     pub fn sign(&self, agent: &SigningKey) -> Jws {
-        Jws::sign(Typ::Release, agent, self)
+        Jws::sign(JwsType::Release, agent, self)
     }
 
     /// Verifies a release by `agent`.
     pub fn verify(jws: &Jws, agent: &PublicKey) -> Result<Self, JwsError> {
-        jws.verify(Typ::Release, agent)
+        jws.verify(JwsType::Release, agent)
     }
 }
 

@@ -7,12 +7,12 @@ use uuid::Uuid;
 use crate::csr::{Csr, CsrError};
 use crate::digest::{Digest, Incarnation};
 use crate::grant::{GrantId, VerifiedGrant};
-use crate::jws::{Jws, JwsError, Typ};
+use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::{KeyId, PublicKey, SigningKey};
 use crate::machine::MachineFacts;
 use crate::name::Name;
 use crate::statement::Permissions;
-use crate::url::{Host, LOWEST_OPEN_PORT, NodeUrl};
+use crate::url::{LOWEST_OPEN_PORT, NodeUrl, UrlHost};
 
 /// Largest number of peer URLs, and of client URLs, of one seat.
 pub const MAX_SEAT_URLS: usize = 3;
@@ -137,10 +137,10 @@ pub struct VerifiedRecord {
 impl Record {
     /// Signs the record with the agent's key, and endorses it with the token's key.
     pub fn sign(&self, agent: &SigningKey, token: &SigningKey) -> SignedRecord {
-        let record = Jws::sign(Typ::Record, agent, self);
+        let record = Jws::sign(JwsType::Record, agent, self);
         let endorsement =
             Endorsement { cluster: self.cluster, grant: self.grant, record: record.hash() };
-        let endorsement = Jws::sign(Typ::Endorsement, token, &endorsement);
+        let endorsement = Jws::sign(JwsType::Endorsement, token, &endorsement);
         SignedRecord { record, endorsement }
     }
 
@@ -170,12 +170,14 @@ impl VerifiedRecord {
         permissions: &Permissions,
     ) -> Result<Self, RecordError> {
         let claimed: Record =
-            signed.record.claims_unverified(Typ::Record).map_err(RecordError::Record)?;
-        let record: Record =
-            signed.record.verify(Typ::Record, &claimed.agent_key).map_err(RecordError::Record)?;
+            signed.record.claims_unverified(JwsType::Record).map_err(RecordError::Record)?;
+        let record: Record = signed
+            .record
+            .verify(JwsType::Record, &claimed.agent_key)
+            .map_err(RecordError::Record)?;
         let endorsement: Endorsement = signed
             .endorsement
-            .verify(Typ::Endorsement, &grant.key)
+            .verify(JwsType::Endorsement, &grant.key)
             .map_err(RecordError::Endorsement)?;
         let hash = signed.record.hash();
         let same = [
@@ -251,8 +253,8 @@ fn check_bindings(record: &Record, grant: &VerifiedGrant) -> Result<(), RecordEr
     }
     // Only the hosts that resolve a DNS name can check its addresses.
     let outside = |url: &&NodeUrl| match url.host() {
-        Host::Address(address) => !grant.cidrs.iter().any(|block| block.contains(address)),
-        Host::Dns(_) => false,
+        UrlHost::Address(address) => !grant.cidrs.iter().any(|block| block.contains(address)),
+        UrlHost::Dns(_) => false,
     };
     if !grant.cidrs.is_empty()
         && let Some(url) = record.peer_urls.iter().find(outside)

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::digest::{Digest, Incarnation};
-use crate::jws::{Jws, JwsError, Typ};
+use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::{PublicKey, SigningKey};
 use crate::role::Action;
 use crate::statement::StatementChain;
@@ -62,7 +62,7 @@ pub enum RecoveryError {
     Jws(#[from] JwsError),
     /// The recovery is of another cluster, or names a statement that this cluster doesn't have.
     #[error("the recovery statement is of another cluster or statement")]
-    Other,
+    OtherCluster,
     /// The recovery begins with another Raft cluster than the one before it ended with.
     #[error(
         "the recovery statement is about cluster {found}, and what it follows ended with {expected:016x}"
@@ -81,7 +81,7 @@ pub enum RecoveryError {
     Version(u32),
     /// The new member has the Raft cluster id or the incarnation of the old one.
     #[error("the recovery statement gives the new cluster an identity of the old one")]
-    Same,
+    SameIdentity,
 }
 
 impl NodeIdentity {
@@ -94,7 +94,7 @@ impl NodeIdentity {
 impl Recovery {
     /// Signs the recovery statement, as an operator or owner.
     pub fn sign(&self, operator: &SigningKey) -> Jws {
-        Jws::sign(Typ::Recovery, operator, self)
+        Jws::sign(JwsType::Recovery, operator, self)
     }
 
     /// Verifies that an operator or owner signed the recovery. The statement that it names decides,
@@ -103,20 +103,21 @@ impl Recovery {
     /// Nothing proves when it was signed. A program that learns of the recovery for the first time
     /// should call [`Recovery::verify_now`].
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, RecoveryError> {
-        let claimed: Self = jws.claims_unverified(Typ::Recovery)?;
-        let chain = chain.up_to(&claimed.statement).ok_or(RecoveryError::Other)?;
+        let claimed: Self = jws.claims_unverified(JwsType::Recovery)?;
+        let chain = chain.up_to(&claimed.statement).ok_or(RecoveryError::OtherCluster)?;
         let newest = chain.newest();
         // An admin who may order members to be removed may also declare them lost.
-        let recovery: Self = jws.verify_any(Typ::Recovery, newest.keys_for(Action::PutOrder))?;
+        let recovery: Self =
+            jws.verify_any(JwsType::Recovery, newest.keys_for(Action::PutOrder))?;
         if recovery.version != 1 {
             return Err(RecoveryError::Version(recovery.version));
         }
         if recovery.cluster != newest.cluster {
-            return Err(RecoveryError::Other);
+            return Err(RecoveryError::OtherCluster);
         }
         let (was, is) = (&recovery.was, &recovery.is);
         if was.raft_cluster() == is.raft_cluster() || was.incarnation == is.incarnation {
-            return Err(RecoveryError::Same);
+            return Err(RecoveryError::SameIdentity);
         }
         Ok(recovery)
     }
@@ -125,7 +126,8 @@ impl Recovery {
     /// or owner by the newest statement. So an operator who has left can't date a recovery back.
     pub fn verify_now(jws: &Jws, chain: &StatementChain) -> Result<Self, RecoveryError> {
         let recovery = Self::verify(jws, chain)?;
-        let _: Self = jws.verify_any(Typ::Recovery, chain.newest().keys_for(Action::PutOrder))?;
+        let _: Self =
+            jws.verify_any(JwsType::Recovery, chain.newest().keys_for(Action::PutOrder))?;
         Ok(recovery)
     }
 
@@ -137,9 +139,9 @@ impl Recovery {
 
 /// Verified chain of all recoveries of one cluster, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Recoveries(Vec<(Jws, Recovery)>);
+pub struct RecoveryChain(Vec<(Jws, Recovery)>);
 
-impl Recoveries {
+impl RecoveryChain {
     /// Verifies that the recoveries lead from the Raft cluster `founded` to a later one, without a
     /// gap.
     pub fn verify(
@@ -187,10 +189,10 @@ impl Recoveries {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::World;
+    use crate::fixtures::ClusterFixture;
     use crate::statement::Statement;
 
-    fn recovery(world: &World) -> Recovery {
+    fn recovery(world: &ClusterFixture) -> Recovery {
         let identity = |of: u8| NodeIdentity {
             cluster_id: format!("c{of}"),
             member_id: format!("a{of}"),
@@ -211,7 +213,7 @@ mod tests {
 
     #[test]
     fn an_owners_word_counts_and_an_agents_or_strangers_does_not() {
-        let world = World::new(3);
+        let world = ClusterFixture::new(3);
         let (said, chain) = (recovery(&world), world.chain());
         assert_eq!(Recovery::verify(&said.sign(&world.owner), &chain), Ok(said.clone()));
         for other in [&world.agents[0], &SigningKey::generate()] {
@@ -220,12 +222,12 @@ mod tests {
         }
         let elsewhere = Recovery { statement: Digest::of(b"another"), ..said };
         let refused = Recovery::verify(&elsewhere.sign(&world.owner), &chain);
-        assert_eq!(refused, Err(RecoveryError::Other));
+        assert_eq!(refused, Err(RecoveryError::OtherCluster));
     }
 
     #[test]
     fn an_operator_who_has_left_dates_no_recovery_back() {
-        let world = World::new(3);
+        let world = ClusterFixture::new(3);
         let operator = SigningKey::generate();
         let mut with = world.statement.clone();
         with.admins.push(crate::admin::Admin {
@@ -253,23 +255,27 @@ mod tests {
 
     #[test]
     fn what_is_not_new_or_not_known_is_refused() {
-        let world = World::new(3);
+        let world = ClusterFixture::new(3);
         let (said, chain) = (recovery(&world), world.chain());
         let verify = |said: &Recovery| Recovery::verify(&said.sign(&world.owner), &chain);
         let same = Recovery { is: said.was.clone(), ..said.clone() };
-        assert_eq!(verify(&same), Err(RecoveryError::Same));
+        assert_eq!(verify(&same), Err(RecoveryError::SameIdentity));
         let mut zero = said.clone();
         zero.is.cluster_id = format!("0{}", said.was.cluster_id);
-        assert_eq!(verify(&zero), Err(RecoveryError::Same), "the same number in other digits");
+        assert_eq!(
+            verify(&zero),
+            Err(RecoveryError::SameIdentity),
+            "the same number in other digits"
+        );
         let later = Recovery { version: 2, ..said.clone() };
         assert_eq!(verify(&later), Err(RecoveryError::Version(2)));
         let other = Recovery { cluster: Uuid::from_u128(9), ..said };
-        assert_eq!(verify(&other), Err(RecoveryError::Other));
+        assert_eq!(verify(&other), Err(RecoveryError::OtherCluster));
     }
 
     #[test]
     fn recoveries_lead_from_the_founded_cluster_to_the_last_without_a_gap() {
-        let world = World::new(3);
+        let world = ClusterFixture::new(3);
         let (first, chain) = (recovery(&world), world.chain());
         let next = NodeIdentity {
             cluster_id: "c3".to_owned(),
@@ -280,7 +286,7 @@ mod tests {
         let [first, second] = [first, second].map(|said| said.sign(&world.owner));
         let ends = |all: &[&Jws], founded| {
             let all: Vec<Jws> = all.iter().map(|jws| (*jws).clone()).collect();
-            Recoveries::verify(&all, &chain, founded).map(|all| all.raft_cluster())
+            RecoveryChain::verify(&all, &chain, founded).map(|all| all.raft_cluster())
         };
         assert_eq!(ends(&[], 0xc1), Ok(None));
         assert_eq!(ends(&[&first], 0xc1), Ok(Some(0xc2)));

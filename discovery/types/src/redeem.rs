@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::digest::{Digest, Nonce};
-use crate::jws::{Jws, JwsError, Typ};
+use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::{PublicKey, SigningKey};
 use crate::record::SignedRecord;
 
@@ -48,7 +48,7 @@ pub enum RedeemError {
 impl Redeem {
     /// Signs the envelope with the agent's key.
     pub fn sign(&self, agent: &SigningKey) -> Jws {
-        Jws::sign(Typ::Redeem, agent, self)
+        Jws::sign(JwsType::Redeem, agent, self)
     }
 
     /// Opens an envelope. `tls_key` is the key of the client's certificate, and `service` are the
@@ -57,7 +57,7 @@ impl Redeem {
         if *jws.kid() != tls_key.key_id() {
             return Err(RedeemError::OtherTlsKey);
         }
-        let redeem: Redeem = jws.verify(Typ::Redeem, tls_key)?;
+        let redeem: Redeem = jws.verify(JwsType::Redeem, tls_key)?;
         if redeem.signed.record.kid() != jws.kid() {
             return Err(RedeemError::OtherTlsKey);
         }

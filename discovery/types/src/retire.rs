@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::digest::Digest;
-use crate::jws::{Jws, JwsError, Typ};
+use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::SigningKey;
 use crate::role::Action;
 use crate::statement::StatementChain;
@@ -51,7 +51,7 @@ pub enum RetireError {
     Jws(#[from] JwsError),
     /// The cluster is another one, or the statement is not its newest.
     #[error("it is of another cluster, or was signed before the cluster's newest statement")]
-    Other,
+    OtherStatement,
     /// The reason is too long or not printable.
     #[error("the reason has more than {MAX_REASON} characters or control characters")]
     Reason,
@@ -60,15 +60,16 @@ pub enum RetireError {
 impl Retire {
     /// Signs the retirement, as an owner.
     pub fn sign(&self, owner: &SigningKey) -> Jws {
-        Jws::sign(Typ::Retire, owner, self)
+        Jws::sign(JwsType::Retire, owner, self)
     }
 
     /// Verifies that an owner of the newest statement signed the retirement.
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, RetireError> {
         let newest = chain.newest();
-        let retire: Self = jws.verify_any(Typ::Retire, newest.keys_for(Action::RetireCluster))?;
+        let retire: Self =
+            jws.verify_any(JwsType::Retire, newest.keys_for(Action::RetireCluster))?;
         if retire.cluster != newest.cluster || retire.statement != chain.newest_hash() {
-            return Err(RetireError::Other);
+            return Err(RetireError::OtherStatement);
         }
         if retire.reason.len() > MAX_REASON || retire.reason.contains(char::is_control) {
             return Err(RetireError::Reason);
@@ -80,16 +81,16 @@ impl Retire {
 impl Unretire {
     /// Signs the undoing of a retirement, as an owner.
     pub fn sign(&self, owner: &SigningKey) -> Jws {
-        Jws::sign(Typ::Unretire, owner, self)
+        Jws::sign(JwsType::Unretire, owner, self)
     }
 
     /// Verifies that an owner of the newest statement signed the undoing of a retirement.
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, RetireError> {
         let newest = chain.newest();
         let unretire: Self =
-            jws.verify_any(Typ::Unretire, newest.keys_for(Action::RetireCluster))?;
+            jws.verify_any(JwsType::Unretire, newest.keys_for(Action::RetireCluster))?;
         if unretire.cluster != newest.cluster || unretire.statement != chain.newest_hash() {
-            return Err(RetireError::Other);
+            return Err(RetireError::OtherStatement);
         }
         Ok(unretire)
     }

@@ -262,7 +262,7 @@ pub fn roles_allow(roles: &[Role], action: Action) -> bool {
 
 /// Whether `principal` may do `action` on `cluster`; `None` is for actions that concern no single
 /// cluster.
-pub fn allowed(principal: &Principal, action: Action, cluster: Option<uuid::Uuid>) -> bool {
+pub fn is_allowed(principal: &Principal, action: Action, cluster: Option<uuid::Uuid>) -> bool {
     match principal {
         Principal::Admin { roles } => roles_allow(roles, action),
         Principal::Agent { cluster: own } => action.agents() && cluster == Some(*own),
@@ -282,7 +282,7 @@ mod tests {
         for action in Action::ALL {
             let cells: Vec<_> =
                 Role::ALL.iter().map(|role| column(roles_allow(&[*role], action))).collect();
-            let agent = column(allowed(&agent, action, Some(own)));
+            let agent = column(is_allowed(&agent, action, Some(own)));
             let name = format!("{action:?}");
             let row = format!("{name:16} {} {agent}\n", cells.join(" "));
             table.push_str(&row);
@@ -294,8 +294,8 @@ mod tests {
     fn an_agent_may_nothing_in_another_cluster() {
         let agent = Principal::Agent { cluster: uuid::Uuid::from_u128(1) };
         for action in Action::ALL {
-            assert!(!allowed(&agent, action, Some(uuid::Uuid::from_u128(2))), "{action:?}");
-            assert!(!allowed(&agent, action, None), "{action:?}");
+            assert!(!is_allowed(&agent, action, Some(uuid::Uuid::from_u128(2))), "{action:?}");
+            assert!(!is_allowed(&agent, action, None), "{action:?}");
         }
     }
 
@@ -303,7 +303,7 @@ mod tests {
     fn without_a_role_nothing_is_allowed() {
         let nobody = Principal::Admin { roles: Vec::new() };
         for action in Action::ALL {
-            assert!(!allowed(&nobody, action, None), "{action:?}");
+            assert!(!is_allowed(&nobody, action, None), "{action:?}");
         }
     }
 }

@@ -15,7 +15,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::SIZES;
 use crate::admin::{Admin, MAX_ADMINS};
 use crate::digest::Digest;
-use crate::jws::{Jws, JwsError, Typ};
+use crate::jws::{Jws, JwsError, JwsType};
 use crate::key::{KeyId, PublicKey, SigningKey};
 use crate::name::Name;
 use crate::role::{Action, roles_allow};
@@ -161,7 +161,7 @@ impl Statement {
 
     /// Signs the statement, as an owner.
     pub fn sign(&self, owner: &SigningKey) -> Jws {
-        Jws::sign(Typ::Statement, owner, self)
+        Jws::sign(JwsType::Statement, owner, self)
     }
 }
 
@@ -230,7 +230,7 @@ impl StatementChain {
         let (_, last_hash, last) = &self.links[self.links.len() - 1];
         let seq = last.seq + 1;
         let statement: Statement = next
-            .verify_any(Typ::Statement, last.keys_for(Action::PutStatement))
+            .verify_any(JwsType::Statement, last.keys_for(Action::PutStatement))
             .map_err(|source| StatementError::Jws { seq, source })?;
         let fixed = [
             (statement.seq == seq, "its number"),
@@ -283,10 +283,11 @@ impl StatementChain {
 
 fn first_link(first: &Jws) -> Result<(Jws, Digest, Statement), StatementError> {
     let jws = |source| StatementError::Jws { seq: 0, source };
-    let claimed: Statement = first.claims_unverified(Typ::Statement).map_err(jws)?;
+    let claimed: Statement = first.claims_unverified(JwsType::Statement).map_err(jws)?;
     // The first statement names its own signer as an admin; the caller must check who that is.
-    let statement: Statement =
-        first.verify_any(Typ::Statement, claimed.keys_for(Action::PutStatement)).map_err(jws)?;
+    let statement: Statement = first
+        .verify_any(JwsType::Statement, claimed.keys_for(Action::PutStatement))
+        .map_err(jws)?;
     if statement.seq != 0 || statement.previous.is_some() {
         return Err(StatementError::Broken { seq: 0, what: "it is not the first one" });
     }

@@ -232,14 +232,14 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Objects<A> {
         _: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, A::Error> {
-        self.0.newtype_variant_seed(Members(visitor))
+        self.0.newtype_variant_seed(ObjectSeed(visitor))
     }
 }
 
 /// Seed that reads one JSON object with a visitor.
-struct Members<V>(V);
+struct ObjectSeed<V>(V);
 
-impl<'de, V: Visitor<'de>> DeserializeSeed<'de> for Members<V> {
+impl<'de, V: Visitor<'de>> DeserializeSeed<'de> for ObjectSeed<V> {
     type Value = V::Value;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<V::Value, D::Error> {
@@ -270,7 +270,7 @@ mod tests {
 
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Outer {
+    struct NestedStruct {
         inner: Inner,
         list: Vec<Inner>,
         maybe: Option<Inner>,
@@ -279,8 +279,8 @@ mod tests {
         bytes: [u8; 2],
     }
 
-    fn outer() -> Outer {
-        Outer {
+    fn outer() -> NestedStruct {
+        NestedStruct {
             inner: Inner { number: 1 },
             list: vec![Inner { number: 2 }],
             maybe: Some(Inner { number: 3 }),
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let json = serde_json::to_vec(&outer()).unwrap();
-        assert_eq!(from_slice::<Outer>(&json).unwrap(), outer());
+        assert_eq!(from_slice::<NestedStruct>(&json).unwrap(), outer());
     }
 
     #[test]
@@ -308,12 +308,12 @@ mod tests {
             let array = json.replace(&object, &format!("[{number}]"));
             assert_ne!(array, json);
             // serde_json on its own accepts each of these.
-            assert_eq!(serde_json::from_str::<Outer>(&array).unwrap(), outer(), "{array}");
-            assert!(from_slice::<Outer>(array.as_bytes()).is_err(), "{array}");
+            assert_eq!(serde_json::from_str::<NestedStruct>(&array).unwrap(), outer(), "{array}");
+            assert!(from_slice::<NestedStruct>(array.as_bytes()).is_err(), "{array}");
         }
         let members = json.replace(r#"{"inner":{"number":6}}"#, r#"[{"number":6}]"#);
-        assert_eq!(serde_json::from_str::<Outer>(&members).unwrap(), outer());
-        assert!(from_slice::<Outer>(members.as_bytes()).is_err());
+        assert_eq!(serde_json::from_str::<NestedStruct>(&members).unwrap(), outer());
+        assert!(from_slice::<NestedStruct>(members.as_bytes()).is_err());
         assert!(from_slice::<Inner>(b"[1]").is_err());
     }
 

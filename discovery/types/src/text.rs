@@ -7,14 +7,14 @@ use std::fmt;
 /// direction of writing. All text from a service, a peer or a node goes through here before people
 /// see it.
 pub fn printable(text: &str) -> Cow<'_, str> {
-    if !text.contains(is_steering) {
+    if !text.contains(is_unsafe_character) {
         return Cow::Borrowed(text);
     }
     // The two characters of a CRLF become one space.
     let shown = text.replace("\r\n", "\n");
     let shown = shown.chars().map(|c| match c {
         '\n' | '\r' | '\t' | '\u{2028}' | '\u{2029}' => ' ',
-        c if is_steering(c) => char::REPLACEMENT_CHARACTER,
+        c if is_unsafe_character(c) => char::REPLACEMENT_CHARACTER,
         c => c,
     });
     Cow::Owned(shown.collect())
@@ -31,7 +31,7 @@ pub fn log_field(to: &mut dyn fmt::Write, name: &str, value: &dyn fmt::Debug) ->
 
 /// Whether `c` is a control character, a line or paragraph separator, or changes the direction of
 /// writing.
-fn is_steering(c: char) -> bool {
+fn is_unsafe_character(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

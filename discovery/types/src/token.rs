@@ -83,7 +83,7 @@ impl Token {
 
     /// Returns the whole text: only for the file or terminal of the person who made the token.
     pub fn expose(&self) -> SecretString {
-        let seed = Zeroizing::new(base32(self.key.seed().expose_secret()));
+        let seed = Zeroizing::new(encode_base32(self.key.seed().expose_secret()));
         let body = Zeroizing::new(format!("{TOKEN_PREFIX}{}_{}_{}", self.kind, self.id, *seed));
         SecretString::from(format!("{}_{}", *body, checksum(&body)))
     }
@@ -113,7 +113,7 @@ impl FromStr for Token {
             return Err(TokenError::Checksum);
         }
         let id = id.parse().map_err(|_| TokenError::Form)?;
-        let seed = Zeroizing::new(unbase32(seed).ok_or(TokenError::Form)?);
+        let seed = Zeroizing::new(decode_base32(seed).ok_or(TokenError::Form)?);
         let seed: &[u8; 32] = seed.as_slice().try_into().map_err(|_| TokenError::Form)?;
         Ok(Self { kind, id, key: SigningKey::from_seed(seed) })
     }
@@ -126,16 +126,16 @@ impl fmt::Debug for Token {
 }
 
 fn checksum(body: &str) -> String {
-    base32(&crc32c::crc32c(body.as_bytes()).to_be_bytes())
+    encode_base32(&crc32c::crc32c(body.as_bytes()).to_be_bytes())
 }
 
-pub(crate) fn base32(bytes: &[u8]) -> String {
+pub(crate) fn encode_base32(bytes: &[u8]) -> String {
     let mut text = BASE32_NOPAD.encode(bytes);
     text.make_ascii_lowercase();
     text
 }
 
-pub(crate) fn unbase32(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn decode_base32(text: &str) -> Option<Vec<u8>> {
     if text.bytes().any(|b| b.is_ascii_uppercase()) {
         return None;
     }

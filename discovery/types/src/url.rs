@@ -47,37 +47,37 @@ pub enum UrlError {
 
 /// Host of a URL.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Host {
+pub enum UrlHost {
     /// An IP address; a mapped IPv4 address is stored as IPv4.
     Address(IpAddr),
     /// A DNS name, lower-case, without a final dot.
     Dns(String),
 }
 
-impl Host {
+impl UrlHost {
     /// Returns the address, if the host is one.
     pub fn address(&self) -> Option<IpAddr> {
         match self {
-            Host::Address(address) => Some(*address),
-            Host::Dns(_) => None,
+            UrlHost::Address(address) => Some(*address),
+            UrlHost::Dns(_) => None,
         }
     }
 
     /// Whether this is a loopback address, `localhost` or a name below `localhost`.
     pub fn is_loopback(&self) -> bool {
         match self {
-            Host::Address(address) => address.is_loopback(),
-            Host::Dns(name) => name == "localhost" || name.ends_with(".localhost"),
+            UrlHost::Address(address) => address.is_loopback(),
+            UrlHost::Dns(name) => name == "localhost" || name.ends_with(".localhost"),
         }
     }
 }
 
-impl fmt::Display for Host {
+impl fmt::Display for UrlHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Host::Address(IpAddr::V6(address)) => write!(f, "[{address}]"),
-            Host::Address(address) => write!(f, "{address}"),
-            Host::Dns(name) => f.write_str(name),
+            UrlHost::Address(IpAddr::V6(address)) => write!(f, "[{address}]"),
+            UrlHost::Address(address) => write!(f, "{address}"),
+            UrlHost::Dns(name) => f.write_str(name),
         }
     }
 }
@@ -85,7 +85,7 @@ impl fmt::Display for Host {
 /// URL of a node in normal form: equal URLs are equal values.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeUrl {
-    host: Host,
+    host: UrlHost,
     port: u16,
 }
 
@@ -100,7 +100,7 @@ impl NodeUrl {
     }
 
     /// Returns the host of the URL.
-    pub fn host(&self) -> &Host {
+    pub fn host(&self) -> &UrlHost {
         &self.host
     }
 
@@ -173,7 +173,7 @@ impl fmt::Debug for ServiceUrl {
     }
 }
 
-fn read(text: &str) -> Result<(Host, Option<u16>), UrlError> {
+fn read(text: &str) -> Result<(UrlHost, Option<u16>), UrlError> {
     if text.len() > MAX_URL {
         return Err(UrlError::TooLong);
     }
@@ -214,7 +214,7 @@ fn read_port(text: &str) -> Result<u16, UrlError> {
     text.parse().ok().filter(|_| digits).ok_or(UrlError::BadPort)
 }
 
-fn read_host(text: &str) -> Result<Host, UrlError> {
+fn read_host(text: &str) -> Result<UrlHost, UrlError> {
     if let Ok(address) = text.parse::<Ipv4Addr>() {
         return connectable(IpAddr::V4(address));
     }
@@ -233,16 +233,16 @@ fn read_host(text: &str) -> Result<Host, UrlError> {
     if name.len() > 253 || !named || !name.split('.').all(label) {
         return Err(bad());
     }
-    Ok(Host::Dns(name))
+    Ok(UrlHost::Dns(name))
 }
 
-fn connectable(address: IpAddr) -> Result<Host, UrlError> {
+fn connectable(address: IpAddr) -> Result<UrlHost, UrlError> {
     let address = address.to_canonical();
     let broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
     if address.is_unspecified() || address.is_multicast() || broadcast {
         return Err(UrlError::NotConnectable(address));
     }
-    Ok(Host::Address(address))
+    Ok(UrlHost::Address(address))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::io;
 
 /// Why a bbolt file can't be read.
 #[derive(Debug, thiserror::Error)]
-pub enum ReadError {
+pub enum BboltReadError {
     /// Reading from the underlying source failed.
     #[error("the file could not be read")]
     Io(#[source] io::Error),
@@ -35,13 +35,13 @@ pub enum ReadError {
 
 /// Why a bbolt file can't be written.
 #[derive(Debug, thiserror::Error)]
-pub enum WriteError {
+pub enum BboltWriteError {
     /// Writing to the output failed.
     #[error("the file could not be written")]
     Io(#[source] io::Error),
     /// A key or bucket name is not greater than the one before it.
     #[error("keys and buckets have to come in order, each once")]
-    Order,
+    KeysOutOfOrder,
     /// A key that bbolt would refuse: empty, or over 32 KiB.
     #[error("a key of {0} bytes; there may be 1 to 32768")]
     KeySize(usize),
@@ -53,5 +53,5 @@ pub enum WriteError {
     NoBucket,
     /// The entries differ from those that the file was measured with.
     #[error("what was to be written has changed since it was measured")]
-    Changed,
+    LayoutMismatch,
 }

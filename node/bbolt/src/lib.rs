@@ -9,7 +9,7 @@
 //! writes the machine's byte order and etcd runs on little-endian machines. (Source:
 //! `internal/common` and `node.go` of go.etcd.io/bbolt 1.3 to 1.5.)
 //!
-//! [`Reader`] reads files that come from an untrusted source. It checks each number before using
+//! [`BboltReader`] reads files that come from an untrusted source. It checks each number before using
 //! it, takes bounded memory, and panics on no input. It walks a bucket in the order of its keys and
 //! holds one page of each level.
 //!
@@ -34,6 +34,6 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-pub use error::{ReadError, WriteError};
-pub use read::{Bucket, Entries, Entry, Reader, Value};
+pub use error::{BboltReadError, BboltWriteError};
+pub use read::{BboltReader, Bucket, BucketEntries, BucketEntry, EntryValue};
 pub use write::{Builder, Layout, MAX_KEY_BYTES, measure, write};

@@ -14,7 +14,7 @@ pub(crate) const PAGE_SHIFTS: std::ops::RangeInclusive<u32> = 10..=24;
 
 /// Contents of a meta page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Meta {
+pub(crate) struct MetaPage {
     /// Size of a page in bytes.
     pub(crate) page_bytes: u64,
     /// Page number of the root bucket.
@@ -27,7 +27,7 @@ pub(crate) struct Meta {
     pub(crate) txid: u64,
 }
 
-impl Meta {
+impl MetaPage {
     /// Parses the bytes after the header of a meta page. Returns `None` if they are no valid meta.
     pub(crate) fn parse(bytes: &[u8; META_BYTES]) -> Option<Self> {
         let page_bytes = u32_at(bytes, 8)?;
@@ -86,21 +86,21 @@ mod tests {
 
     #[test]
     fn a_meta_comes_back_and_no_flipped_bit_does() {
-        let meta = Meta { page_bytes: 4096, root: 7, freelist: 2, pages: 9, txid: 3 };
+        let meta = MetaPage { page_bytes: 4096, root: 7, freelist: 2, pages: 9, txid: 3 };
         let bytes = meta.encode();
-        assert_eq!(Meta::parse(&bytes), Some(meta));
+        assert_eq!(MetaPage::parse(&bytes), Some(meta));
         for bit in 0..META_BYTES * 8 {
             let mut bytes = bytes;
             bytes[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(Meta::parse(&bytes), None, "bit {bit}");
+            assert_eq!(MetaPage::parse(&bytes), None, "bit {bit}");
         }
     }
 
     #[test]
     fn a_page_size_that_is_none_is_refused() {
         for page_bytes in [0, 512, 4095, 1 << 25] {
-            let meta = Meta { page_bytes, root: 7, freelist: 2, pages: 9, txid: 3 };
-            assert_eq!(Meta::parse(&meta.encode()), None, "{page_bytes}");
+            let meta = MetaPage { page_bytes, root: 7, freelist: 2, pages: 9, txid: 3 };
+            assert_eq!(MetaPage::parse(&meta.encode()), None, "{page_bytes}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Branch and leaf pages as raw bytes, checked once when a page is read.
 
-use crate::ReadError;
+use crate::BboltReadError;
 
 /// Bytes of a page header: page number (8), page type (2), element count (2), overflow pages (4).
 pub(crate) const HEADER_BYTES: usize = 16;
@@ -9,7 +9,7 @@ pub(crate) const HEADER_BYTES: usize = 16;
 /// element header.
 pub(crate) const ELEMENT_BYTES: usize = 16;
 /// Flag of a leaf element whose value is a bucket.
-pub(crate) const IS_BUCKET: u32 = 1;
+pub(crate) const BUCKET_FLAG: u32 = 1;
 
 /// Page type of a branch, as the page header gives it.
 pub(crate) const BRANCH: u16 = 0x01;
@@ -34,7 +34,7 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 
 /// Converts a number of the file to a length in memory. A number that doesn't fit becomes
 /// `usize::MAX`, which is larger than any page.
-pub(crate) fn length(number: u32) -> usize {
+pub(crate) fn to_usize(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
@@ -60,8 +60,8 @@ pub(crate) struct Page {
 
 impl Page {
     /// Checks a page. `bytes` is the page together with its overflow pages.
-    pub(crate) fn new(number: u64, bytes: Vec<u8>) -> Result<Self, ReadError> {
-        let damaged = |what| ReadError::Page { page: number, what };
+    pub(crate) fn new(number: u64, bytes: Vec<u8>) -> Result<Self, BboltReadError> {
+        let damaged = |what| BboltReadError::Page { page: number, what };
         let kind = u16_at(&bytes, 8).ok_or(damaged("it has no header"))?;
         let is_leaf = match kind {
             LEAF => true,
@@ -104,13 +104,13 @@ impl Page {
         } else {
             (0, u64_at(&self.bytes, start + 8)?, word(0)?, word(1)?, 0)
         };
-        let key = start.checked_add(length(offset))?;
-        let value = key.checked_add(length(key_length))?;
-        let end = value.checked_add(length(value_length))?;
+        let key = start.checked_add(to_usize(offset))?;
+        let value = key.checked_add(to_usize(key_length))?;
+        let end = value.checked_add(to_usize(value_length))?;
         Some(Element { flags, child, key, value, end })
     }
 
-    fn checked(&self, at: usize) -> Element {
+    fn checked_element(&self, at: usize) -> Element {
         self.element(at).expect("checked when the page was read")
     }
 
@@ -127,28 +127,28 @@ impl Page {
     }
 
     pub(crate) fn key(&self, at: usize) -> &[u8] {
-        let element = self.checked(at);
+        let element = self.checked_element(at);
         &self.bytes[element.key..element.value]
     }
 
     /// Returns the value of element `at`, which is empty for a branch.
     pub(crate) fn value(&self, at: usize) -> &[u8] {
-        let element = self.checked(at);
+        let element = self.checked_element(at);
         &self.bytes[element.value..element.end]
     }
 
     /// Whether the value of leaf element `at` is a bucket.
     pub(crate) fn is_bucket(&self, at: usize) -> bool {
-        self.checked(at).flags & IS_BUCKET != 0
+        self.checked_element(at).flags & BUCKET_FLAG != 0
     }
 
     /// Returns the number of the child page of branch element `at`.
     pub(crate) fn child(&self, at: usize) -> u64 {
-        self.checked(at).child
+        self.checked_element(at).child
     }
 
     /// Whether all keys are at least `lower` and less than `upper` (unbounded if `None`).
-    pub(crate) fn lies_between(&self, lower: &[u8], upper: Option<&[u8]>) -> bool {
+    pub(crate) fn has_all_keys_in(&self, lower: &[u8], upper: Option<&[u8]>) -> bool {
         let Some(last) = self.count.checked_sub(1) else { return true };
         self.key(0) >= lower && upper.is_none_or(|upper| self.key(last) < upper)
     }

@@ -2,13 +2,13 @@
 
 use std::io::{Read, Seek, SeekFrom};
 
-use crate::ReadError;
-use crate::meta::{self, META_BYTES, Meta, PAGE_SHIFTS};
-use crate::page::{HEADER_BYTES, Page, length, u32_at, u64_at};
+use crate::BboltReadError;
+use crate::meta::{self, META_BYTES, MetaPage, PAGE_SHIFTS};
+use crate::page::{HEADER_BYTES, Page, to_usize, u32_at, u64_at};
 
 /// Maximum size in bytes of a leaf with its overflow pages. bbolt puts up to four entries into one
 /// page, and each may be as large as etcd's largest request.
-const MAX_RUN_BYTES: u64 = 256 * 1024 * 1024;
+const MAX_LEAF_BYTES: u64 = 256 * 1024 * 1024;
 /// Maximum size in bytes of a branch with its overflow pages. A branch holds keys but no values,
 /// and few keys are large.
 const MAX_BRANCH_BYTES: u64 = 1024 * 1024;
@@ -20,7 +20,7 @@ const MAX_DEPTH: usize = 32;
 const BUCKET_BYTES: usize = 16;
 
 /// An open bbolt file.
-pub struct Reader<R> {
+pub struct BboltReader<R> {
     source: R,
     page_bytes: u64,
     pages: u64,
@@ -38,9 +38,9 @@ enum Root {
 }
 
 impl Bucket {
-    fn parse(value: &[u8]) -> Result<Self, ReadError> {
+    fn parse(value: &[u8]) -> Result<Self, BboltReadError> {
         let Some(root) = u64_at(value, 0).filter(|_| value.len() >= BUCKET_BYTES) else {
-            return Err(ReadError::Bucket("its entry is too short"));
+            return Err(BboltReadError::Bucket("its entry is too short"));
         };
         let inline = || Root::Inline(value[BUCKET_BYTES..].to_vec());
         Ok(Self(if root == 0 { inline() } else { Root::Page(root) }))
@@ -49,27 +49,27 @@ impl Bucket {
 
 /// One entry of a bucket.
 #[derive(Debug)]
-pub struct Entry<'a> {
+pub struct BucketEntry<'a> {
     pub key: &'a [u8],
-    pub value: Value<'a>,
+    pub value: EntryValue<'a>,
 }
 
 /// Value of an entry.
 #[derive(Debug)]
-pub enum Value<'a> {
+pub enum EntryValue<'a> {
     Bytes(&'a [u8]),
     /// A bucket within the bucket.
     Bucket(Bucket),
 }
 
-impl<R: Read + Seek> Reader<R> {
+impl<R: Read + Seek> BboltReader<R> {
     /// Opens a file by reading its meta pages. Bytes after its last page are ignored.
-    pub fn open(mut source: R) -> Result<Self, ReadError> {
-        let bytes = source.seek(SeekFrom::End(0)).map_err(ReadError::Io)?;
+    pub fn open(mut source: R) -> Result<Self, BboltReadError> {
+        let bytes = source.seek(SeekFrom::End(0)).map_err(BboltReadError::Io)?;
         let meta = newest_meta(&mut source, bytes)?;
-        let Meta { page_bytes, pages, root, .. } = meta;
+        let MetaPage { page_bytes, pages, root, .. } = meta;
         if pages.checked_mul(page_bytes).is_none_or(|needed| needed > bytes) {
-            return Err(ReadError::CutOff { pages, page_bytes, bytes });
+            return Err(BboltReadError::CutOff { pages, page_bytes, bytes });
         }
         Ok(Self { source, page_bytes, pages, root })
     }
@@ -88,11 +88,11 @@ impl<R: Read + Seek> Reader<R> {
     }
 
     /// Returns the bucket called `name`, if there is one.
-    pub fn bucket(&mut self, name: &[u8]) -> Result<Option<Bucket>, ReadError> {
+    pub fn find_bucket(&mut self, name: &[u8]) -> Result<Option<Bucket>, BboltReadError> {
         let root = self.root();
         let mut entries = self.entries(&root)?;
         while let Some(entry) = entries.next()? {
-            if let (true, Value::Bucket(bucket)) = (entry.key == name, entry.value) {
+            if let (true, EntryValue::Bucket(bucket)) = (entry.key == name, entry.value) {
                 return Ok(Some(bucket));
             }
         }
@@ -100,16 +100,19 @@ impl<R: Read + Seek> Reader<R> {
     }
 
     /// Returns an iterator over a bucket's entries, in key order.
-    pub fn entries(&mut self, bucket: &Bucket) -> Result<Entries<'_, R>, ReadError> {
+    pub fn entries(&mut self, bucket: &Bucket) -> Result<BucketEntries<'_, R>, BboltReadError> {
         let page = self.root_of(bucket)?;
         if !page.is_leaf() && page.count() == 0 {
-            return Err(ReadError::Page { page: page.number(), what: "it is a branch of nothing" });
+            return Err(BboltReadError::Page {
+                page: page.number(),
+                what: "it is a branch of nothing",
+            });
         }
-        Ok(Entries { reader: self, path: vec![Level { page, at: 0, upper: None }] })
+        Ok(BucketEntries { reader: self, path: vec![PathLevel { page, at: 0, upper: None }] })
     }
 
     /// Returns the last key of a bucket, or `None` if the bucket is empty.
-    pub fn last_key(&mut self, bucket: &Bucket) -> Result<Option<Vec<u8>>, ReadError> {
+    pub fn last_key(&mut self, bucket: &Bucket) -> Result<Option<Vec<u8>>, BboltReadError> {
         let mut page = self.root_of(bucket)?;
         for _ in 0..MAX_DEPTH {
             let Some(last) = page.count().checked_sub(1) else { return Ok(None) };
@@ -118,23 +121,23 @@ impl<R: Read + Seek> Reader<R> {
             }
             page = self.page(page.child(last))?;
         }
-        Err(ReadError::Page { page: page.number(), what: "it lies too deep" })
+        Err(BboltReadError::Page { page: page.number(), what: "it lies too deep" })
     }
 
-    fn root_of(&mut self, bucket: &Bucket) -> Result<Page, ReadError> {
+    fn root_of(&mut self, bucket: &Bucket) -> Result<Page, BboltReadError> {
         match &bucket.0 {
             Root::Page(number) => self.page(*number),
             // An inline page is stored in its entry and has no page number; 0 takes its place.
             Root::Inline(bytes) => Page::new(0, bytes.clone()).and_then(|page| {
-                let what = ReadError::Bucket("its inline page is no leaf");
+                let what = BboltReadError::Bucket("its inline page is no leaf");
                 if page.is_leaf() { Ok(page) } else { Err(what) }
             }),
         }
     }
 
     /// Reads a page with its overflow pages, and checks it.
-    fn page(&mut self, number: u64) -> Result<Page, ReadError> {
-        let damaged = |what| ReadError::Page { page: number, what };
+    fn page(&mut self, number: u64) -> Result<Page, BboltReadError> {
+        let damaged = |what| BboltReadError::Page { page: number, what };
         if number >= self.pages {
             return Err(damaged("it lies behind the last one"));
         }
@@ -149,7 +152,7 @@ impl<R: Read + Seek> Reader<R> {
                 return Err(damaged("it goes on behind the last one"));
             }
             let is_branch = bytes.get(8..10) == Some(&crate::page::BRANCH.to_le_bytes());
-            let most = if is_branch { MAX_BRANCH_BYTES } else { MAX_RUN_BYTES };
+            let most = if is_branch { MAX_BRANCH_BYTES } else { MAX_LEAF_BYTES };
             if (more + 1).saturating_mul(self.page_bytes) > most.max(self.page_bytes) {
                 return Err(damaged("it is too long"));
             }
@@ -159,18 +162,18 @@ impl<R: Read + Seek> Reader<R> {
     }
 
     /// Appends `pages` pages, starting with page `number`, to `to`.
-    fn append(&mut self, number: u64, pages: u64, to: &mut Vec<u8>) -> Result<(), ReadError> {
-        let wanted = length(u32::try_from(pages * self.page_bytes).unwrap_or(u32::MAX));
+    fn append(&mut self, number: u64, pages: u64, to: &mut Vec<u8>) -> Result<(), BboltReadError> {
+        let wanted = to_usize(u32::try_from(pages * self.page_bytes).unwrap_or(u32::MAX));
         let old = to.len();
         to.resize(old + wanted, 0);
-        self.source.seek(SeekFrom::Start(number * self.page_bytes)).map_err(ReadError::Io)?;
-        self.source.read_exact(&mut to[old..]).map_err(ReadError::Io)
+        self.source.seek(SeekFrom::Start(number * self.page_bytes)).map_err(BboltReadError::Io)?;
+        self.source.read_exact(&mut to[old..]).map_err(BboltReadError::Io)
     }
 }
 
 /// Returns the valid meta page with the higher transaction id. The other one belongs to the
 /// transaction before, or was being written when the machine stopped.
-fn newest_meta(source: &mut (impl Read + Seek), bytes: u64) -> Result<Meta, ReadError> {
+fn newest_meta(source: &mut (impl Read + Seek), bytes: u64) -> Result<MetaPage, BboltReadError> {
     let first = read_meta(source, bytes, 0)?;
     let mut second = None;
     for shift in PAGE_SHIFTS {
@@ -180,21 +183,21 @@ fn newest_meta(source: &mut (impl Read + Seek), bytes: u64) -> Result<Meta, Read
             second = second.filter(|second| second.page_bytes == page_bytes);
         }
     }
-    first.into_iter().chain(second).max_by_key(|meta| meta.txid).ok_or(ReadError::NoMeta)
+    first.into_iter().chain(second).max_by_key(|meta| meta.txid).ok_or(BboltReadError::NoMeta)
 }
 
 fn read_meta(
     source: &mut (impl Read + Seek),
     bytes: u64,
     page: u64,
-) -> Result<Option<Meta>, ReadError> {
+) -> Result<Option<MetaPage>, BboltReadError> {
     if bytes < page + (HEADER_BYTES + META_BYTES) as u64 {
         return Ok(None);
     }
     let mut meta = [0; META_BYTES];
-    source.seek(SeekFrom::Start(meta::offset(page))).map_err(ReadError::Io)?;
-    source.read_exact(&mut meta).map_err(ReadError::Io)?;
-    Ok(Meta::parse(&meta))
+    source.seek(SeekFrom::Start(meta::offset(page))).map_err(BboltReadError::Io)?;
+    source.read_exact(&mut meta).map_err(BboltReadError::Io)?;
+    Ok(MetaPage::parse(&meta))
 }
 
 /// An iterator over a bucket's entries, in key order.
@@ -202,22 +205,22 @@ fn read_meta(
 /// The walk ends even if the pages form a cycle. The keys of a page must lie in the range that its
 /// parent gives it, and these ranges are disjoint. No page but a bucket's only one may be empty. So
 /// no page is visited twice.
-pub struct Entries<'a, R> {
-    reader: &'a mut Reader<R>,
-    path: Vec<Level>,
+pub struct BucketEntries<'a, R> {
+    reader: &'a mut BboltReader<R>,
+    path: Vec<PathLevel>,
 }
 
-struct Level {
+struct PathLevel {
     page: Page,
     at: usize,
     /// Exclusive upper bound of the keys in this page, from the levels above.
     upper: Option<Vec<u8>>,
 }
 
-impl<R: Read + Seek> Entries<'_, R> {
+impl<R: Read + Seek> BucketEntries<'_, R> {
     /// Returns the next entry, or `None` after the last one.
     #[expect(clippy::should_implement_trait, reason = "an entry borrows the page that it lies in")]
-    pub fn next(&mut self) -> Result<Option<Entry<'_>>, ReadError> {
+    pub fn next(&mut self) -> Result<Option<BucketEntry<'_>>, BboltReadError> {
         let at = loop {
             let Some(level) = self.path.last_mut() else { return Ok(None) };
             let at = level.at;
@@ -234,20 +237,21 @@ impl<R: Read + Seek> Entries<'_, R> {
         let page = &self.path.last().expect("the loop ended at a leaf").page;
         let value = page.value(at);
         let value = if page.is_bucket(at) {
-            Value::Bucket(Bucket::parse(value)?)
+            EntryValue::Bucket(Bucket::parse(value)?)
         } else {
-            Value::Bytes(value)
+            EntryValue::Bytes(value)
         };
-        Ok(Some(Entry { key: page.key(at), value }))
+        Ok(Some(BucketEntry { key: page.key(at), value }))
     }
 
     /// Reads the child page of element `at` of the current branch and makes it the current page.
-    fn descend(&mut self, at: usize) -> Result<(), ReadError> {
+    fn descend(&mut self, at: usize) -> Result<(), BboltReadError> {
         let depth = self.path.len();
-        let Level { page, upper, .. } = self.path.last().expect("the caller stands on a branch");
+        let PathLevel { page, upper, .. } =
+            self.path.last().expect("the caller stands on a branch");
         let (lower, number) = (page.key(at), page.child(at));
         let upper = if at + 1 < page.count() { Some(page.key(at + 1)) } else { upper.as_deref() };
-        let damaged = |what| ReadError::Page { page: number, what };
+        let damaged = |what| BboltReadError::Page { page: number, what };
         if depth == MAX_DEPTH {
             return Err(damaged("it lies too deep"));
         }
@@ -255,11 +259,11 @@ impl<R: Read + Seek> Entries<'_, R> {
         if below.count() == 0 {
             return Err(damaged("it is empty"));
         }
-        if !below.lies_between(lower, upper) {
+        if !below.has_all_keys_in(lower, upper) {
             return Err(damaged("its keys are not those that the page above it says"));
         }
         let upper = upper.map(<[u8]>::to_vec);
-        self.path.push(Level { page: below, at: 0, upper });
+        self.path.push(PathLevel { page: below, at: 0, upper });
         Ok(())
     }
 }

@@ -2,14 +2,14 @@ use std::io::Cursor;
 
 use proptest::prelude::*;
 
-use crate::{Builder, ReadError, Reader, Value, WriteError, measure, write};
+use crate::{BboltReadError, BboltReader, BboltWriteError, Builder, EntryValue, measure, write};
 
-type Entry = (Vec<u8>, Vec<u8>);
-type Buckets = Vec<(Vec<u8>, Vec<Entry>)>;
+type KeyValuePair = (Vec<u8>, Vec<u8>);
+type Buckets = Vec<(Vec<u8>, Vec<KeyValuePair>)>;
 
-fn fill(buckets: &Buckets, builder: &mut Builder<'_>) -> Result<(), WriteError> {
+fn fill(buckets: &Buckets, builder: &mut Builder<'_>) -> Result<(), BboltWriteError> {
     for (name, entries) in buckets {
-        builder.bucket(name)?;
+        builder.begin_bucket(name)?;
         for (key, value) in entries {
             builder.put(key, value)?;
         }
@@ -26,8 +26,8 @@ fn file(buckets: &Buckets) -> Vec<u8> {
 }
 
 /// Reads all buckets of a file and their entries. It ends on any input.
-fn read(file: &[u8]) -> Result<Buckets, ReadError> {
-    let mut reader = Reader::open(Cursor::new(file))?;
+fn read(file: &[u8]) -> Result<Buckets, BboltReadError> {
+    let mut reader = BboltReader::open(Cursor::new(file))?;
     let root = reader.root();
     let mut names = Vec::new();
     let mut entries = reader.entries(&root)?;
@@ -36,13 +36,13 @@ fn read(file: &[u8]) -> Result<Buckets, ReadError> {
     }
     let mut buckets = Vec::new();
     for name in names {
-        let Some(bucket) = reader.bucket(&name)? else { continue };
+        let Some(bucket) = reader.find_bucket(&name)? else { continue };
         let last = reader.last_key(&bucket)?;
         let (mut held, mut seen) = (Vec::new(), None);
         let mut entries = reader.entries(&bucket)?;
         while let Some(entry) = entries.next()? {
             seen = Some(entry.key.to_vec());
-            if let Value::Bytes(value) = entry.value {
+            if let EntryValue::Bytes(value) = entry.value {
                 held.push((entry.key.to_vec(), value.to_vec()));
             }
         }
@@ -52,7 +52,7 @@ fn read(file: &[u8]) -> Result<Buckets, ReadError> {
     Ok(buckets)
 }
 
-fn bucket(name: &str, entries: usize, value_bytes: usize) -> (Vec<u8>, Vec<Entry>) {
+fn bucket(name: &str, entries: usize, value_bytes: usize) -> (Vec<u8>, Vec<KeyValuePair>) {
     let entry = |at: usize| (format!("{at:08}").into_bytes(), vec![b'v'; value_bytes]);
     (name.into(), (0..entries).map(entry).collect())
 }
@@ -91,22 +91,24 @@ fn a_high_tree_has_no_branch_of_a_single_page() {
 fn what_is_out_of_order_or_of_no_size_is_refused() {
     let put = |keys: &[&[u8]]| {
         measure(|builder: &mut Builder<'_>| {
-            builder.bucket(b"b")?;
+            builder.begin_bucket(b"b")?;
             keys.iter().try_for_each(|key| builder.put(key, b"v"))
         })
     };
-    assert!(matches!(put(&[b"b", b"a"]), Err(WriteError::Order)));
-    assert!(matches!(put(&[b"a", b"a"]), Err(WriteError::Order)));
-    assert!(matches!(put(&[b""]), Err(WriteError::KeySize(0))));
-    assert!(matches!(put(&[&[b'k'; 32_769]]), Err(WriteError::KeySize(32_769))));
+    assert!(matches!(put(&[b"b", b"a"]), Err(BboltWriteError::KeysOutOfOrder)));
+    assert!(matches!(put(&[b"a", b"a"]), Err(BboltWriteError::KeysOutOfOrder)));
+    assert!(matches!(put(&[b""]), Err(BboltWriteError::KeySize(0))));
+    assert!(matches!(put(&[&[b'k'; 32_769]]), Err(BboltWriteError::KeySize(32_769))));
     assert!(put(&[&[b'k'; 32_768]]).is_ok());
     let buckets = |names: [&[u8]; 2]| {
-        measure(|builder: &mut Builder<'_>| names.iter().try_for_each(|name| builder.bucket(name)))
+        measure(|builder: &mut Builder<'_>| {
+            names.iter().try_for_each(|name| builder.begin_bucket(name))
+        })
     };
-    assert!(matches!(buckets([b"b", b"a"]), Err(WriteError::Order)));
+    assert!(matches!(buckets([b"b", b"a"]), Err(BboltWriteError::KeysOutOfOrder)));
     assert!(buckets([b"a", b"b"]).is_ok());
     let without = measure(|builder: &mut Builder<'_>| builder.put(b"k", b"v"));
-    assert!(matches!(without, Err(WriteError::NoBucket)));
+    assert!(matches!(without, Err(BboltWriteError::NoBucket)));
 }
 
 #[test]
@@ -116,7 +118,7 @@ fn what_changes_between_the_two_passes_is_refused() {
     for other in [vec![bucket("b", 2_000, 10)], vec![bucket("b", 100, 10)]] {
         let mut out = Vec::new();
         let written = write(layout, &mut out, |builder| fill(&other, builder));
-        assert!(matches!(written, Err(WriteError::Changed)));
+        assert!(matches!(written, Err(BboltWriteError::LayoutMismatch)));
         assert!(out.len() as u64 <= layout.bytes());
     }
 }
@@ -130,10 +132,10 @@ fn of_two_valid_metas_the_newer_counts_and_a_torn_one_does_not() {
     assert_eq!(read(&torn).unwrap(), one);
     both[20..40].fill(0);
     both[4096 + 20..4096 + 40].fill(0);
-    assert!(matches!(read(&both), Err(ReadError::NoMeta)));
+    assert!(matches!(read(&both), Err(BboltReadError::NoMeta)));
     // The older meta has another root and only three pages. While the newer meta is valid, the file
     // is read by the newer one.
-    let meta = crate::meta::Meta { page_bytes: 4096, root: 99, freelist: 2, pages: 3, txid: 1 };
+    let meta = crate::meta::MetaPage { page_bytes: 4096, root: 99, freelist: 2, pages: 3, txid: 1 };
     let mut other = whole;
     other[4096 + 16..4096 + 80].copy_from_slice(&meta.encode());
     assert_eq!(read(&other).unwrap(), one);
@@ -148,14 +150,14 @@ fn what_lies_behind_the_file_does_not_matter_and_what_is_missing_does() {
     bytes.extend_from_slice(&[0xFF; 32]);
     assert_eq!(read(&bytes).unwrap(), buckets);
     bytes.truncate(bytes.len() - 33);
-    assert!(matches!(read(&bytes), Err(ReadError::CutOff { .. })));
-    assert!(matches!(read(b""), Err(ReadError::NoMeta)));
+    assert!(matches!(read(&bytes), Err(BboltReadError::CutOff { .. })));
+    assert!(matches!(read(b""), Err(BboltReadError::NoMeta)));
 }
 
 /// A file whose pages a test overwrites.
-struct Crafted(Vec<u8>);
+struct CraftedFile(Vec<u8>);
 
-impl Crafted {
+impl CraftedFile {
     /// Makes a file with a branch over leaves (the second-to-last page) and a root (the last page).
     fn new() -> Self {
         Self(file(&vec![bucket("b", 1_000, 100)]))
@@ -170,7 +172,7 @@ impl Crafted {
 
     fn error(&self) -> &'static str {
         match read(&self.0) {
-            Err(ReadError::Page { what, .. }) => what,
+            Err(BboltReadError::Page { what, .. }) => what,
             other => panic!("{other:?}"),
         }
     }
@@ -178,7 +180,7 @@ impl Crafted {
 
 #[test]
 fn a_file_that_goes_in_circles_ends() {
-    let mut file = Crafted::new();
+    let mut file = CraftedFile::new();
     let branch = file.branch();
     let own = branch[..8].to_vec();
     branch[16 + 8..16 + 16].copy_from_slice(&own);
@@ -191,7 +193,7 @@ fn a_file_that_goes_in_circles_ends() {
 
 #[test]
 fn a_page_that_is_pointed_to_twice_is_refused() {
-    let mut file = Crafted::new();
+    let mut file = CraftedFile::new();
     let branch = file.branch();
     let first = branch[16 + 8..16 + 16].to_vec();
     branch[32 + 8..32 + 16].copy_from_slice(&first);
@@ -202,7 +204,7 @@ fn a_page_that_is_pointed_to_twice_is_refused() {
 #[test]
 fn a_page_of_another_branch_is_refused() {
     let entry = |at: usize| (format!("{at:02000}").into_bytes(), Vec::new());
-    let mut file = Crafted(file(&vec![(b"key".to_vec(), (0..40).map(entry).collect())]));
+    let mut file = CraftedFile(file(&vec![(b"key".to_vec(), (0..40).map(entry).collect())]));
     let branches = |file: &[u8]| -> Vec<usize> {
         (0..file.len()).step_by(4096).filter(|at| file[at + 8..at + 10] == [1, 0]).collect()
     };
@@ -214,14 +216,14 @@ fn a_page_of_another_branch_is_refused() {
 
 #[test]
 fn pages_behind_the_last_one_are_refused() {
-    let mut file = Crafted::new();
+    let mut file = CraftedFile::new();
     file.branch()[16 + 8..16 + 16].copy_from_slice(&u64::MAX.to_le_bytes());
     assert_eq!(file.error(), "it lies behind the last one");
-    let mut file = Crafted::new();
+    let mut file = CraftedFile::new();
     file.branch()[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
     assert_eq!(file.error(), "it goes on behind the last one");
     // Meta pages and the list of free pages are not part of any tree.
-    let mut file = Crafted::new();
+    let mut file = CraftedFile::new();
     file.branch()[16 + 8..16 + 16].copy_from_slice(&2_u64.to_le_bytes());
     assert_eq!(file.error(), "it is neither branch nor leaf");
 }

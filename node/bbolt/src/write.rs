@@ -7,9 +7,9 @@
 
 use std::io::{self, Write};
 
-use crate::WriteError;
-use crate::meta::Meta;
-use crate::page::{BRANCH, ELEMENT_BYTES, FREELIST, HEADER_BYTES, IS_BUCKET, LEAF, META};
+use crate::BboltWriteError;
+use crate::meta::MetaPage;
+use crate::page::{BRANCH, BUCKET_FLAG, ELEMENT_BYTES, FREELIST, HEADER_BYTES, LEAF, META};
 
 /// Page size in bytes, as on the machines that etcd runs on.
 const PAGE_BYTES: usize = 4096;
@@ -24,7 +24,7 @@ pub const MAX_KEY_BYTES: usize = 32_768;
 const MAX_VALUE_BYTES: usize = (1 << 31) - 2;
 /// Maximum number of elements in a page. In a list of free pages, the count 0xFFFF has a special
 /// meaning.
-const MAX_COUNT: usize = 0xFFFE;
+const MAX_PAGE_ELEMENTS: usize = 0xFFFE;
 
 /// Size of a file, and the number of its root page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl Layout {
 }
 
 /// Runs `fill` without writing anything, and returns the layout of the resulting file.
-pub fn measure<E: From<WriteError>>(
+pub fn measure<E: From<BboltWriteError>>(
     fill: impl FnOnce(&mut Builder<'_>) -> Result<(), E>,
 ) -> Result<Layout, E> {
     let mut nowhere = io::sink();
@@ -53,49 +53,49 @@ pub fn measure<E: From<WriteError>>(
 
 /// Writes the file with the `layout` that [`measure`] returned. `fill` must add the same entries
 /// again.
-pub fn write<E: From<WriteError>>(
+pub fn write<E: From<BboltWriteError>>(
     layout: Layout,
     out: &mut dyn Write,
     fill: impl FnOnce(&mut Builder<'_>) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut builder = Builder::new(out, layout.pages);
-    builder.pages.write_head(layout)?;
+    builder.pages.write_first_pages(layout)?;
     fill(&mut builder)?;
     if builder.finish()? != layout {
-        return Err(WriteError::Changed.into());
+        return Err(BboltWriteError::LayoutMismatch.into());
     }
     Ok(())
 }
 
 /// Receives the buckets and entries of a file, in order.
 pub struct Builder<'a> {
-    pages: Pages<'a>,
+    pages: PageWriter<'a>,
     /// Name and tree of the open bucket, to which entries are added.
-    bucket: Option<(Vec<u8>, Tree)>,
+    open_bucket: Option<(Vec<u8>, Tree)>,
     root: Tree,
 }
 
 impl<'a> Builder<'a> {
     fn new(out: &'a mut dyn Write, limit: u64) -> Self {
-        let pages = Pages { out, next: FIRST_PAGE, limit };
-        Self { pages, bucket: None, root: Tree::default() }
+        let pages = PageWriter { out, next: FIRST_PAGE, limit };
+        Self { pages, open_bucket: None, root: Tree::default() }
     }
 
     /// Begins the bucket `name` and ends the one before it. Names must be in ascending order.
-    pub fn bucket(&mut self, name: &[u8]) -> Result<(), WriteError> {
+    pub fn begin_bucket(&mut self, name: &[u8]) -> Result<(), BboltWriteError> {
         self.end_bucket()?;
-        self.bucket = Some((name.to_vec(), Tree::default()));
+        self.open_bucket = Some((name.to_vec(), Tree::default()));
         Ok(())
     }
 
     /// Appends an entry to the open bucket. Keys must be in ascending order.
-    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), WriteError> {
-        let Some((_, tree)) = &mut self.bucket else { return Err(WriteError::NoBucket) };
-        tree.put(key, &Body::Value(value), &mut self.pages)
+    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), BboltWriteError> {
+        let Some((_, tree)) = &mut self.open_bucket else { return Err(BboltWriteError::NoBucket) };
+        tree.put(key, &ElementBody::Value(value), &mut self.pages)
     }
 
-    fn end_bucket(&mut self) -> Result<(), WriteError> {
-        let Some((name, tree)) = self.bucket.take() else { return Ok(()) };
+    fn end_bucket(&mut self) -> Result<(), BboltWriteError> {
+        let Some((name, tree)) = self.open_bucket.take() else { return Ok(()) };
         let inline = tree.as_inline();
         let (root, page) = match inline {
             Some(page) => (0, page),
@@ -106,10 +106,10 @@ impl<'a> Builder<'a> {
         // The bucket's sequence, which etcd doesn't use.
         value.extend_from_slice(&[0; 8]);
         value.extend_from_slice(&page);
-        self.root.put(&name, &Body::Bucket(&value), &mut self.pages)
+        self.root.put(&name, &ElementBody::Bucket(&value), &mut self.pages)
     }
 
-    fn finish(mut self) -> Result<Layout, WriteError> {
+    fn finish(mut self) -> Result<Layout, BboltWriteError> {
         self.end_bucket()?;
         let root = self.root.finish(&mut self.pages)?;
         Ok(Layout { root, pages: self.pages.next })
@@ -117,14 +117,14 @@ impl<'a> Builder<'a> {
 }
 
 /// Value of a leaf element, or child of a branch element.
-enum Body<'a> {
+enum ElementBody<'a> {
     Value(&'a [u8]),
     Bucket(&'a [u8]),
     /// Page number of a branch element's child.
     Child(u64),
 }
 
-impl Body<'_> {
+impl ElementBody<'_> {
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Value(bytes) | Self::Bucket(bytes) => bytes,
@@ -137,34 +137,34 @@ impl Body<'_> {
 #[derive(Default)]
 struct Tree {
     /// Levels of the tree, leaves first.
-    levels: Vec<Level>,
+    levels: Vec<TreeLevel>,
     last_key: Vec<u8>,
 }
 
-struct Level {
+struct TreeLevel {
     /// A full branch that has not been written. It may still have to take over the only element of
     /// the branch after it.
-    full: Option<Node>,
-    open: Node,
+    full: Option<PageBuilder>,
+    open: PageBuilder,
     /// Whether a page of this level has been written.
-    written: bool,
+    has_written_pages: bool,
 }
 
 impl Tree {
     fn put(
         &mut self,
         key: &[u8],
-        body: &Body<'_>,
-        pages: &mut Pages<'_>,
-    ) -> Result<(), WriteError> {
+        body: &ElementBody<'_>,
+        pages: &mut PageWriter<'_>,
+    ) -> Result<(), BboltWriteError> {
         if key.is_empty() || key.len() > MAX_KEY_BYTES {
-            return Err(WriteError::KeySize(key.len()));
+            return Err(BboltWriteError::KeySize(key.len()));
         }
         if body.bytes().len() > MAX_VALUE_BYTES {
-            return Err(WriteError::ValueSize(body.bytes().len()));
+            return Err(BboltWriteError::ValueSize(body.bytes().len()));
         }
         if key <= &self.last_key[..] {
-            return Err(WriteError::Order);
+            return Err(BboltWriteError::KeysOutOfOrder);
         }
         self.last_key.clear();
         self.last_key.extend_from_slice(key);
@@ -175,12 +175,12 @@ impl Tree {
         &mut self,
         level: usize,
         key: &[u8],
-        body: &Body<'_>,
-        pages: &mut Pages<'_>,
-    ) -> Result<(), WriteError> {
+        body: &ElementBody<'_>,
+        pages: &mut PageWriter<'_>,
+    ) -> Result<(), BboltWriteError> {
         if level == self.levels.len() {
-            let open = Node::new(level == 0);
-            self.levels.push(Level { full: None, open, written: false });
+            let open = PageBuilder::new(level == 0);
+            self.levels.push(TreeLevel { full: None, open, has_written_pages: false });
         }
         let room = key.len() + body.bytes().len();
         if let Some(node) = self.levels[level].make_room(room) {
@@ -191,19 +191,24 @@ impl Tree {
     }
 
     /// Writes a page and adds an entry for it to the level above.
-    fn emit(&mut self, level: usize, node: &Node, pages: &mut Pages<'_>) -> Result<(), WriteError> {
+    fn emit(
+        &mut self,
+        level: usize,
+        node: &PageBuilder,
+        pages: &mut PageWriter<'_>,
+    ) -> Result<(), BboltWriteError> {
         let number = pages.write(node)?;
-        self.levels[level].written = true;
-        self.push(level + 1, node.first_key(), &Body::Child(number), pages)
+        self.levels[level].has_written_pages = true;
+        self.push(level + 1, node.first_key(), &ElementBody::Child(number), pages)
     }
 
     /// Writes all open nodes and returns the page number of the root.
-    fn finish(mut self, pages: &mut Pages<'_>) -> Result<u64, WriteError> {
+    fn finish(mut self, pages: &mut PageWriter<'_>) -> Result<u64, BboltWriteError> {
         let mut level = 0;
         while level < self.levels.len() {
             let here = &mut self.levels[level];
-            let (full, last) = here.rest();
-            if full.is_none() && !here.written {
+            let (full, last) = here.take_unwritten();
+            if full.is_none() && !here.has_written_pages {
                 return pages.write(&last);
             }
             for node in full.into_iter().chain([last]) {
@@ -212,15 +217,17 @@ impl Tree {
             level += 1;
         }
         // The bucket has no entry at all.
-        pages.write(&Node::new(true))
+        pages.write(&PageBuilder::new(true))
     }
 
     /// Returns the tree's only page if it is small enough to be stored inline.
     fn as_inline(&self) -> Option<Vec<u8>> {
-        let empty = Node::new(true);
+        let empty = PageBuilder::new(true);
         let node = match &self.levels[..] {
             [] => &empty,
-            [only] if !only.written && only.open.bytes() <= MAX_INLINE_BYTES => &only.open,
+            [only] if !only.has_written_pages && only.open.bytes() <= MAX_INLINE_BYTES => {
+                &only.open
+            }
             _ => return None,
         };
         let mut page = Vec::with_capacity(node.bytes());
@@ -229,22 +236,22 @@ impl Tree {
     }
 }
 
-impl Level {
+impl TreeLevel {
     /// Makes room for an element in the open node. Returns the node that has to be written now, if
     /// any.
-    fn make_room(&mut self, bytes: usize) -> Option<Node> {
+    fn make_room(&mut self, bytes: usize) -> Option<PageBuilder> {
         if self.open.has_room(bytes) {
             return None;
         }
-        let next = Node::new(self.open.is_leaf);
+        let next = PageBuilder::new(self.open.is_leaf);
         let node = std::mem::replace(&mut self.open, next);
         if self.open.is_leaf { Some(node) } else { self.full.replace(node) }
     }
 
     /// Takes the nodes that have not been written. A last branch with a single child is merged into
     /// the branch before it. bbolt can't handle such a branch when it removes entries.
-    fn rest(&mut self) -> (Option<Node>, Node) {
-        let last = std::mem::replace(&mut self.open, Node::new(true));
+    fn take_unwritten(&mut self) -> (Option<PageBuilder>, PageBuilder) {
+        let last = std::mem::replace(&mut self.open, PageBuilder::new(true));
         match self.full.take() {
             Some(mut full) if last.elements.len() == 1 => {
                 full.append(last);
@@ -255,7 +262,7 @@ impl Level {
     }
 }
 
-struct Element {
+struct ElementHeader {
     flags: u32,
     child: u64,
     key: u32,
@@ -263,14 +270,14 @@ struct Element {
 }
 
 /// A page that is being filled.
-struct Node {
+struct PageBuilder {
     is_leaf: bool,
-    elements: Vec<Element>,
+    elements: Vec<ElementHeader>,
     /// Keys and values of all elements, in order.
     data: Vec<u8>,
 }
 
-impl Node {
+impl PageBuilder {
     fn new(is_leaf: bool) -> Self {
         Self { is_leaf, elements: Vec::new(), data: Vec::new() }
     }
@@ -290,18 +297,18 @@ impl Node {
     fn has_room(&self, bytes: usize) -> bool {
         let least = if self.is_leaf { 1 } else { 2 };
         let fits = self.bytes() + ELEMENT_BYTES + bytes <= self.pages() * PAGE_BYTES;
-        self.elements.len() < least || (fits && self.elements.len() < MAX_COUNT)
+        self.elements.len() < least || (fits && self.elements.len() < MAX_PAGE_ELEMENTS)
     }
 
-    fn add(&mut self, key: &[u8], body: &Body<'_>) {
+    fn add(&mut self, key: &[u8], body: &ElementBody<'_>) {
         let (flags, child) = match body {
-            Body::Value(_) => (0, 0),
-            Body::Bucket(_) => (IS_BUCKET, 0),
-            Body::Child(page) => (0, *page),
+            ElementBody::Value(_) => (0, 0),
+            ElementBody::Bucket(_) => (BUCKET_FLAG, 0),
+            ElementBody::Child(page) => (0, *page),
         };
         let length = |bytes: &[u8]| u32::try_from(bytes.len()).expect("checked by put");
         let (key_length, value_length) = (length(key), length(body.bytes()));
-        self.elements.push(Element { flags, child, key: key_length, value: value_length });
+        self.elements.push(ElementHeader { flags, child, key: key_length, value: value_length });
         self.data.extend_from_slice(key);
         self.data.extend_from_slice(body.bytes());
     }
@@ -313,7 +320,7 @@ impl Node {
 
     fn first_key(&self) -> &[u8] {
         let length = self.elements.first().map_or(0, |element| element.key);
-        &self.data[..crate::page::length(length)]
+        &self.data[..crate::page::to_usize(length)]
     }
 
     /// Appends the encoded node, without padding to a whole page.
@@ -332,7 +339,7 @@ impl Node {
                 out.extend_from_slice(&element.key.to_le_bytes());
                 out.extend_from_slice(&element.child.to_le_bytes());
             }
-            offset += crate::page::length(element.key) + crate::page::length(element.value);
+            offset += crate::page::to_usize(element.key) + crate::page::to_usize(element.value);
             // An offset counts from its own element header, and the next one is this much later.
             offset -= ELEMENT_BYTES;
         }
@@ -348,30 +355,30 @@ fn write_header(number: u64, kind: u16, count: u16, more: u32, out: &mut Vec<u8>
 }
 
 /// The output, and the number of the next page to be written.
-struct Pages<'a> {
+struct PageWriter<'a> {
     out: &'a mut dyn Write,
     next: u64,
     /// Maximum number of pages, from the measured layout.
     limit: u64,
 }
 
-impl Pages<'_> {
-    fn write(&mut self, node: &Node) -> Result<u64, WriteError> {
+impl PageWriter<'_> {
+    fn write(&mut self, node: &PageBuilder) -> Result<u64, BboltWriteError> {
         let pages = node.pages();
         let number = self.next;
         self.next += pages as u64;
         if self.next > self.limit {
-            return Err(WriteError::Changed);
+            return Err(BboltWriteError::LayoutMismatch);
         }
         let mut bytes = Vec::with_capacity(pages * PAGE_BYTES);
         let more = u32::try_from(pages - 1).expect("a page has one large element at most");
         node.encode(number, more, &mut bytes);
         bytes.resize(pages * PAGE_BYTES, 0);
-        self.out.write_all(&bytes).map_err(WriteError::Io)?;
+        self.out.write_all(&bytes).map_err(BboltWriteError::Io)?;
         Ok(number)
     }
 
-    fn write_head(&mut self, layout: Layout) -> Result<(), WriteError> {
+    fn write_first_pages(&mut self, layout: Layout) -> Result<(), BboltWriteError> {
         let Layout { root, pages } = layout;
         let mut bytes = Vec::with_capacity(3 * PAGE_BYTES);
         // bbolt writes a transaction's meta to the page with the number of the transaction id
@@ -379,12 +386,12 @@ impl Pages<'_> {
         for (number, txid) in [(0, 2), (1, 1)] {
             write_header(number, META, 0, 0, &mut bytes);
             let page_bytes = PAGE_BYTES as u64;
-            let meta = Meta { page_bytes, root, freelist: FREELIST_PAGE, pages, txid };
+            let meta = MetaPage { page_bytes, root, freelist: FREELIST_PAGE, pages, txid };
             bytes.extend_from_slice(&meta.encode());
             bytes.resize(bytes.len().next_multiple_of(PAGE_BYTES), 0);
         }
         write_header(FREELIST_PAGE, FREELIST, 0, 0, &mut bytes);
         bytes.resize(3 * PAGE_BYTES, 0);
-        self.out.write_all(&bytes).map_err(WriteError::Io)
+        self.out.write_all(&bytes).map_err(BboltWriteError::Io)
     }
 }

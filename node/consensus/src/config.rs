@@ -54,7 +54,7 @@ impl Config {
 
 /// State that the process recovers from the log and the store when it starts.
 #[derive(Clone, Debug, Default)]
-pub struct Initial {
+pub struct InitialState {
     /// Term, vote and commit index as last persisted.
     pub hard_state: HardState,
     /// Position just before the first entry that the log still has.
@@ -94,11 +94,7 @@ pub enum ConfigError {
     },
     /// The store's applied index lies outside the log.
     #[error("the store has applied index {applied}, the log holds {first} to {last}")]
-    AppliedOutsideLog {
-        applied: u64,
-        first: u64,
-        last: u64,
-    },
+    AppliedOutsideLog { applied: u64, first: u64, last: u64 },
     /// Log and store disagree about the term of one entry.
     #[error("entry {index} has term {log} in the log and {store} in the store")]
     TermMismatch {
@@ -122,7 +118,7 @@ pub enum ConfigError {
     Library(String),
 }
 
-pub(crate) fn validate(config: &Config, initial: &Initial) -> Result<(), ConfigError> {
+pub(crate) fn validate(config: &Config, initial: &InitialState) -> Result<(), ConfigError> {
     let members = &initial.members;
     if config.member == 0 || members.voters.contains(&0) || members.learners.contains(&0) {
         return Err(ConfigError::ZeroId);
@@ -146,7 +142,7 @@ pub(crate) fn validate(config: &Config, initial: &Initial) -> Result<(), ConfigE
     validate_log(initial)
 }
 
-fn validate_log(initial: &Initial) -> Result<(), ConfigError> {
+fn validate_log(initial: &InitialState) -> Result<(), ConfigError> {
     let last = initial.terms.last().map_or(initial.base, |last| last);
     let applied = initial.applied;
     if applied.index < initial.base.index || applied.index > last.index {

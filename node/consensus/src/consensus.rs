@@ -14,17 +14,17 @@ use slog::{Discard, Logger, o};
 use thiserror::Error;
 
 pub use self::check::StepError;
-use self::early::Early;
+use self::early::DeferredRequests;
 use crate::config::validate;
 use crate::convert::{
-    change_in, entry_in, entry_out, hard_state_out, members_out, message_in, message_out,
-    peer_state_out, role_out,
+    change_to_raft, entry_from_raft, entry_to_raft, hard_state_from_raft, members_from_raft,
+    message_from_raft, message_to_raft, peer_state_from_raft, role_from_raft,
 };
 use crate::storage::LogView;
 use crate::{
-    ConfChange, Config, ConfigError, Entry, EntryKind, Guards, HardState, Initial, Members,
-    Message, MessageKind, PeerStatus, Persist, Position, ReadContext, ReadState, Ready, Role,
-    Status,
+    ConfChange, Config, ConfigError, Entry, EntryKind, Guards, HardState, InitialState, Members,
+    Message, MessageKind, PeerStatus, PersistRequest, Position, ReadContext, ReadState, Ready,
+    Role, Status,
 };
 
 /// Exclusive upper bound of the election time-outs that the library draws. It is so large that a
@@ -71,38 +71,38 @@ pub struct Consensus {
     reads: u64,
     forwards: u64,
     /// Messages made by this crate, beside those of the library: above all proposals for the leader.
-    saying: Vec<Message>,
+    own_messages: Vec<Message>,
     persisted_hard_state: HardState,
     /// Members by which the library counts majorities.
     members: Arc<Members>,
     /// Leaders only: the term, and the index of an entry in it that was appended after every change
     /// of members that this leader has applied. `None` means that the entry is still to be
     /// appended.
-    settles: (u64, Option<u64>),
+    barrier_entry: (u64, Option<u64>),
     /// Number of the ready that must be durable before [`Self::ready`] yields anything else.
-    waits_for: Option<u64>,
+    awaited_ready: Option<u64>,
     /// Committed entries of that ready, withheld until it is durable.
-    held: Vec<Entry>,
+    withheld_entries: Vec<Entry>,
     /// Members removed since this instance started. No removed member comes back.
     removed: BTreeSet<u64>,
     /// Last term in which this member was the leader.
-    led: Option<u64>,
+    last_led_term: Option<u64>,
     /// Highest index that this member itself, as leader, found to be committed. At the start it is
     /// the recovered commit index, whose origin isn't recorded.
-    found: u64,
+    own_commit: u64,
     /// Whether this member was removed but keeps running, because it may be the only one that
     /// knows.
-    stays: bool,
-    early: Early,
+    stays_after_removal: bool,
+    deferred: DeferredRequests,
     /// Ticks since this instance started.
     ticks: u64,
     /// Tick of the last message from each other member.
-    heard: BTreeMap<u64, u64>,
+    last_message_ticks: BTreeMap<u64, u64>,
 }
 
 impl Consensus {
     /// Starts as a follower, from the recovered state of the log and the store.
-    pub fn new(config: &Config, initial: &Initial) -> Result<Self, ConfigError> {
+    pub fn new(config: &Config, initial: &InitialState) -> Result<Self, ConfigError> {
         validate(config, initial)?;
         let library = raft::Config {
             id: config.member,
@@ -124,7 +124,7 @@ impl Consensus {
         let logger = Logger::root(Discard, o!());
         let raw = RawNode::new(&library, view, &logger)
             .map_err(|error| ConfigError::Library(error.to_string()))?;
-        let persisted_hard_state = hard_state_out(&raw.raft.hard_state());
+        let persisted_hard_state = hard_state_from_raft(&raw.raft.hard_state());
         let mut consensus = Self {
             raw,
             member: config.member,
@@ -137,24 +137,24 @@ impl Consensus {
             timeout: 0,
             reads: 0,
             forwards: 0,
-            saying: Vec::new(),
+            own_messages: Vec::new(),
             persisted_hard_state,
             members: Arc::new(initial.members.sorted()),
-            settles: (0, None),
-            waits_for: None,
-            held: Vec::new(),
+            barrier_entry: (0, None),
+            awaited_ready: None,
+            withheld_entries: Vec::new(),
             removed: BTreeSet::new(),
-            led: None,
-            found: 0,
+            last_led_term: None,
+            own_commit: 0,
             // A member that was removed before this start no longer knows whether another leader told
             // it so.
-            stays: !initial.members.contains(config.member),
-            early: Early::default(),
+            stays_after_removal: !initial.members.contains(config.member),
+            deferred: DeferredRequests::default(),
             ticks: 0,
-            heard: BTreeMap::new(),
+            last_message_ticks: BTreeMap::new(),
         };
-        consensus.found = consensus.raw.raft.raft_log.committed;
-        consensus.fix_timeout();
+        consensus.own_commit = consensus.raw.raft.raft_log.committed;
+        consensus.replace_drawn_timeout();
         Ok(consensus)
     }
 
@@ -166,8 +166,8 @@ impl Consensus {
     ///   library assumes that a leader's log was durable when it won.
     pub fn tick(&mut self) {
         self.ticks += 1;
-        self.early.tick();
-        if self.must_not_stand() {
+        self.deferred.tick();
+        if self.must_not_campaign() {
             return;
         }
         self.raw.tick();
@@ -180,16 +180,16 @@ impl Consensus {
         let message = self.check(message)?;
         let Some(message) = message else { return Ok(()) };
         if self.members.contains(message.from) {
-            self.heard.insert(message.from, self.ticks);
+            self.last_message_ticks.insert(message.from, self.ticks);
         }
         match message.kind {
-            MessageKind::ReadIndex => self.ask_index(message),
+            MessageKind::ReadIndex => self.request_read_index(message),
             MessageKind::TimeoutNow => self.take_over(message, self.election_ticks),
-            MessageKind::RequestPreVote => self.ask_for_vote(message),
+            MessageKind::RequestPreVote => self.handle_vote_request(message),
             // A message that the library still refuses (a response of an unknown peer, a message
             // out of place) has no effect. So its error is ignored.
             _ => {
-                let _ = self.raw.step(message_in(message));
+                let _ = self.raw.step(message_to_raft(message));
             }
         }
         self.after_input();
@@ -200,7 +200,7 @@ impl Consensus {
     /// forwards them to the leader. `hops` is 0 for this member's own proposals; for forwarded ones
     /// it is their [`Message::log_term`].
     ///
-    /// A change of members is proposed alone, and is accepted only while [`Self::may_change`] is
+    /// A change of members is proposed alone, and is accepted only while [`Self::may_change_members`] is
     /// true.
     ///
     /// # Panics
@@ -220,7 +220,7 @@ impl Consensus {
         if self.raw.raft.state != StateRole::Leader {
             return self.forward(kind, proposals, hops);
         }
-        if kind == EntryKind::ConfChange && !self.may_change() {
+        if kind == EntryKind::ConfChange && !self.may_change_members() {
             // The library would silently append an empty entry in place of the change.
             return Err(ProposeError::ChangeUnderWay);
         }
@@ -233,7 +233,7 @@ impl Consensus {
         }
         let mut message = raft::eraftpb::Message { from: self.member, ..Default::default() };
         message.set_msg_type(raft::eraftpb::MessageType::MsgPropose);
-        let entry = |data| entry_in(&Entry { kind, data, ..Entry::default() });
+        let entry = |data| entry_to_raft(&Entry { kind, data, ..Entry::default() });
         let entries: Vec<_> = proposals.into_iter().map(entry).collect();
         message.set_entries(entries.into());
         let stepped = self.raw.step(message);
@@ -268,7 +268,7 @@ impl Consensus {
 
     fn push_forward(&mut self, leader: u64, entries: Vec<Entry>, hops: u64) {
         self.forwards += 1;
-        self.saying.push(Message {
+        self.own_messages.push(Message {
             index: self.forwards,
             commit: self.boot,
             log_term: hops + 1,
@@ -290,14 +290,14 @@ impl Consensus {
         let context = ReadContext { member: self.member, boot: self.boot, sequence: self.reads };
         let question = Message::new(MessageKind::ReadIndex, self.member, self.member);
         let asked = Entry { data: context.to_bytes().into(), ..Entry::default() };
-        self.ask_index(Message { entries: vec![asked], ..question });
+        self.request_read_index(Message { entries: vec![asked], ..question });
         self.after_input();
         context
     }
 
     /// Campaigns at once, if this member may do so and knows no leader.
     pub fn campaign(&mut self) {
-        if self.raw.raft.promotable() && self.raw.raft.leader_id == 0 && !self.must_not_stand() {
+        if self.raw.raft.promotable() && self.raw.raft.leader_id == 0 && !self.must_not_campaign() {
             // The library refuses while a change of members is committed and not applied, since
             // that change may take this member's vote. The next election time-out tries again.
             let _ = self.raw.campaign();
@@ -347,7 +347,7 @@ impl Consensus {
 
     /// Announces the snapshot that can be sent to peers: its position, and the members at that
     /// position. `None` withdraws it.
-    pub fn snapshot_built(&mut self, snapshot: Option<(Position, Members)>) {
+    pub fn set_snapshot(&mut self, snapshot: Option<(Position, Members)>) {
         self.raw.mut_store().set_snapshot(snapshot);
     }
 
@@ -358,18 +358,18 @@ impl Consensus {
     /// If no voter would be left, or if the change takes more than one step. The state machine
     /// refuses such changes.
     pub fn change_members(&mut self, change: ConfChange) {
-        let changed = self.raw.apply_conf_change(&change_in(change));
+        let changed = self.raw.apply_conf_change(&change_to_raft(change));
         let state = changed
             .unwrap_or_else(|error| panic!("{change:?} can't follow {:?}: {error}", self.members));
-        self.follow(members_out(&state));
-        self.note_found();
+        self.replace_members(members_from_raft(&state));
+        self.record_own_commit();
         let leads = self.raw.raft.state == StateRole::Leader;
-        // The entry that `may_change` waits for must come after this change.
+        // The entry that `may_change_members` waits for must come after this change.
         if leads {
-            self.settles.1 = None;
+            self.barrier_entry.1 = None;
         }
         if !self.members.voters.contains(&self.member) {
-            self.stays = self.found == self.raw.raft.raft_log.committed;
+            self.stays_after_removal = self.own_commit == self.raw.raft.raft_log.committed;
             // The library does not step down by itself.
             if leads {
                 self.raw.raft.become_follower(self.raw.raft.term, 0);
@@ -379,9 +379,9 @@ impl Consensus {
     }
 
     /// Replaces the current members, and records those that were removed.
-    fn follow(&mut self, members: Members) {
+    fn replace_members(&mut self, members: Members) {
         let before = mem::replace(&mut self.members, Arc::new(members));
-        self.heard.retain(|member, _| self.members.contains(*member));
+        self.last_message_ticks.retain(|member, _| self.members.contains(*member));
         let all = before.voters.iter().chain(&before.learners);
         self.removed.extend(all.filter(|member| !self.members.contains(**member)));
         self.removed.retain(|member| !self.members.contains(*member));
@@ -396,42 +396,42 @@ impl Consensus {
     /// message with this entry also says that the change is committed, so a member that has the one
     /// on disk has the other. Such a member applies the change before it can campaign. Once the
     /// entry is committed, a quorum is in that state.
-    pub fn may_change(&self) -> bool {
+    pub fn may_change_members(&self) -> bool {
         let raft = &self.raw.raft;
         let alone = !raft.has_pending_conf() || !self.guards.one_change_at_a_time();
         raft.state == StateRole::Leader
             && alone
-            && (self.is_settled() || !self.guards.changes_settle())
+            && (self.is_barrier_committed() || !self.guards.change_barrier())
     }
 
-    fn is_settled(&self) -> bool {
+    fn is_barrier_committed(&self) -> bool {
         let raft = &self.raw.raft;
-        self.settles.0 == raft.term
-            && self.settles.1.is_some_and(|index| index <= raft.raft_log.committed)
+        self.barrier_entry.0 == raft.term
+            && self.barrier_entry.1.is_some_and(|index| index <= raft.raft_log.committed)
     }
 
-    /// Appends the leader's entry that [`Self::may_change`] waits for. It does nothing if that
+    /// Appends the leader's entry that [`Self::may_change_members`] waits for. It does nothing if that
     /// entry exists, or if the leader is about to hand over.
     ///
     /// The no-op that begins the leader's term also serves, because it follows every change that
     /// was applied by then. A change that the leader found in its log and has yet to apply needs a
     /// later entry.
-    fn settle(&mut self) {
+    fn append_barrier(&mut self) {
         let raft = &self.raw.raft;
         if raft.state != StateRole::Leader {
             return;
         }
-        if self.settles.0 != raft.term {
-            self.settles = (raft.term, Some(raft.raft_log.last_index()));
+        if self.barrier_entry.0 != raft.term {
+            self.barrier_entry = (raft.term, Some(raft.raft_log.last_index()));
         }
-        if self.settles.1.is_some() || raft.lead_transferee.is_some() {
+        if self.barrier_entry.1.is_some() || raft.lead_transferee.is_some() {
             return;
         }
         let mut message = raft::eraftpb::Message { from: self.member, ..Default::default() };
         message.set_msg_type(raft::eraftpb::MessageType::MsgPropose);
         message.set_entries(vec![raft::eraftpb::Entry::default()].into());
         if self.raw.step(message).is_ok() {
-            self.settles.1 = Some(self.raw.raft.raft_log.last_index());
+            self.barrier_entry.1 = Some(self.raw.raft.raft_log.last_index());
         }
     }
 
@@ -442,30 +442,30 @@ impl Consensus {
 
     /// Takes the entries of a [`Fetch`](crate::Fetch); `entries` is empty if the log no longer has
     /// them.
-    pub fn fetched(&mut self, id: u64, entries: &[Entry]) {
-        let Some(context) = self.raw.mut_store().fetched(id, entries) else { return };
+    pub fn supply_fetched(&mut self, id: u64, entries: &[Entry]) {
+        let Some(context) = self.raw.mut_store().store_fetched(id, entries) else { return };
         if !entries.is_empty() {
             self.raw.on_entries_fetched(context);
         }
-        self.raw.mut_store().forget_fetched();
+        self.raw.mut_store().clear_fetched();
         self.after_input();
     }
 
     /// Reports that all readies up to and including `number` are durable.
-    pub fn persisted(&mut self, number: u64) {
-        self.waits_for.take_if(|awaited| *awaited <= number);
+    pub fn report_persisted(&mut self, number: u64) {
+        self.awaited_ready.take_if(|awaited| *awaited <= number);
         self.raw.on_persist_ready(number);
         self.after_input();
     }
 
     /// Reports that all entries up to and including `index` are applied.
-    pub fn applied(&mut self, index: u64) {
+    pub fn report_applied(&mut self, index: u64) {
         if index > self.raw.raft.raft_log.applied {
             self.raw.advance_apply_to(index);
         }
         let applied = self.raw.raft.raft_log.applied;
         self.raw.mut_store().evict(applied);
-        self.take_over_late();
+        self.retry_takeover();
     }
 
     /// Forgets applied entries up to `index`, which the log drops. Returns the log's new base.
@@ -484,11 +484,11 @@ impl Consensus {
 
     /// Returns whether [`Self::ready`] has work for the caller.
     pub fn has_ready(&self) -> bool {
-        !self.is_silent()
+        !self.awaits_durability()
             && (self.raw.has_ready()
-                || !self.held.is_empty()
-                || !self.saying.is_empty()
-                || self.raw.store().has_questions())
+                || !self.withheld_entries.is_empty()
+                || !self.own_messages.is_empty()
+                || self.raw.store().has_pending_requests())
     }
 
     /// Returns whether all output waits for a write that must be durable before others hear of it.
@@ -501,8 +501,8 @@ impl Consensus {
     /// - The only voter began a new term, elected by its own vote. If a crash made it forget that
     ///   term, it would lead in the same term again. It would then write other entries where
     ///   learners have the earlier ones.
-    pub fn is_silent(&self) -> bool {
-        self.waits_for.is_some()
+    pub fn awaits_durability(&self) -> bool {
+        self.awaited_ready.is_some()
     }
 
     /// Returns whether `state` newly commits the leader's pending change of members. All entries
@@ -519,10 +519,11 @@ impl Consensus {
     pub fn ready(&mut self) -> Ready {
         let mut theirs = self.raw.ready();
         let mut ready = Ready { number: theirs.number(), ..Ready::default() };
-        let hard_state = theirs.hs().map(hard_state_out);
-        let may_go: Vec<_> = theirs.take_messages().into_iter().filter_map(message_out).collect();
+        let hard_state = theirs.hs().map(hard_state_from_raft);
+        let may_go: Vec<_> =
+            theirs.take_messages().into_iter().filter_map(message_from_raft).collect();
         ready.after_persist =
-            theirs.take_persisted_messages().into_iter().filter_map(message_out).collect();
+            theirs.take_persisted_messages().into_iter().filter_map(message_from_raft).collect();
         let changes = hard_state.is_some_and(|state| self.commits_change(state));
         let known = &mut self.persisted_hard_state;
         let new_vote =
@@ -538,24 +539,24 @@ impl Consensus {
         }
         let state = *known;
         let committed: Vec<_> =
-            theirs.take_committed_entries().into_iter().map(entry_out).collect();
+            theirs.take_committed_entries().into_iter().map(entry_from_raft).collect();
         let learns = committed.iter().any(|entry| entry.kind == EntryKind::ConfChange)
             && self.raw.raft.state != StateRole::Leader;
-        ready.committed = mem::take(&mut self.held);
+        ready.committed = mem::take(&mut self.withheld_entries);
         ready.committed.extend(committed);
-        ready.messages.append(&mut self.saying);
+        ready.messages.append(&mut self.own_messages);
 
         let entries = theirs.entries();
         let metadata = theirs.snapshot().get_metadata();
         if metadata.index > 0 {
             let at = Position { index: metadata.index, term: metadata.term };
-            let members = members_out(metadata.get_conf_state());
+            let members = members_from_raft(metadata.get_conf_state());
             ready.persist.snapshot = Some(at);
             self.raw.mut_store().restore(at);
-            self.follow(members);
+            self.replace_members(members);
         }
         self.raw.mut_store().append(entries);
-        ready.persist.entries = theirs.take_entries().into_iter().map(entry_out).collect();
+        ready.persist.entries = theirs.take_entries().into_iter().map(entry_from_raft).collect();
         // A follower applies a change only once its disk knows the commit, so it is written again.
         ready.persist.hard_state = hard_state.or(learns.then_some(state));
         ready.persist.urgent = new_vote
@@ -563,10 +564,10 @@ impl Consensus {
             || learns
             || ready.persist.snapshot.is_some()
             || !ready.persist.entries.is_empty();
-        // Nothing else leaves before this round is durable: see `is_silent`.
+        // Nothing else leaves before this round is durable: see `awaits_durability`.
         if changes || learns || (new_vote && self.raw.raft.state == StateRole::Leader) {
-            self.waits_for = Some(ready.number);
-            self.held = mem::take(&mut ready.committed);
+            self.awaited_ready = Some(ready.number);
+            self.withheld_entries = mem::take(&mut ready.committed);
         }
         ready.reads = theirs
             .take_read_states()
@@ -592,8 +593,8 @@ impl Consensus {
                     member: *id,
                     matched: progress.matched,
                     next: progress.next_idx,
-                    silent_ticks: self.heard.get(id).map(|heard| self.ticks - heard),
-                    state: peer_state_out(progress.state),
+                    silent_ticks: self.last_message_ticks.get(id).map(|heard| self.ticks - heard),
+                    state: peer_state_from_raft(progress.state),
                 });
             }
             peers.sort_unstable_by_key(|peer| peer.member);
@@ -602,19 +603,19 @@ impl Consensus {
             term: raft.term,
             vote: raft.vote,
             leader: raft.leader_id,
-            role: role_out(raft.state),
+            role: role_from_raft(raft.state),
             commit: raft.raft_log.committed,
             applied: raft.raft_log.applied,
             first: raft.raft_log.first_index(),
             last: raft.raft_log.last_index(),
             persisted: raft.raft_log.persisted,
-            settles: self.settles.1.filter(|_| self.settles.0 == raft.term),
+            barrier_index: self.barrier_entry.1.filter(|_| self.barrier_entry.0 == raft.term),
             peers,
         }
     }
 
     /// Returns the current term, and the highest index that is known to be committed.
-    pub fn committed(&self) -> (u64, u64) {
+    pub fn term_and_commit(&self) -> (u64, u64) {
         (self.raw.raft.term, self.raw.raft.raft_log.committed)
     }
 
@@ -626,7 +627,7 @@ impl Consensus {
     /// Returns role, leader and term: a cheap part of [`Self::status`].
     pub fn leadership(&self) -> (Role, u64, u64) {
         let raft = &self.raw.raft;
-        (role_out(raft.state), raft.leader_id, raft.term)
+        (role_from_raft(raft.state), raft.leader_id, raft.term)
     }
 
     /// Returns whether a transfer of leadership is under way.
@@ -640,7 +641,7 @@ impl Consensus {
     }
 
     /// Returns whether this member must not campaign now, for the reasons given at [`Self::tick`].
-    fn must_not_stand(&self) -> bool {
+    fn must_not_campaign(&self) -> bool {
         let raft = &self.raw.raft;
         let is_alone = self.members.voters == [self.member];
         let writes = raft.raft_log.persisted < raft.raft_log.last_index();
@@ -648,10 +649,10 @@ impl Consensus {
     }
 
     fn after_input(&mut self) {
-        self.note_found();
-        self.fix_timeout();
-        self.settle();
-        self.answer_early();
+        self.record_own_commit();
+        self.replace_drawn_timeout();
+        self.append_barrier();
+        self.handle_deferred_reads();
         debug_assert!(
             self.raw.raft.prs().iter().all(|(_, peer)| peer.next_idx > peer.matched),
             "what a peer has is not sent to it again"
@@ -660,12 +661,12 @@ impl Consensus {
 
     /// Replaces the election time-out that the library drew, if it is new, by one that the seed
     /// determines.
-    fn fix_timeout(&mut self) {
+    fn replace_drawn_timeout(&mut self) {
         if self.raw.raft.randomized_election_timeout() == self.timeout {
             return;
         }
         self.draws += 1;
-        let drawn = mix(self.seed ^ mix(self.draws));
+        let drawn = splitmix64(self.seed ^ splitmix64(self.draws));
         let spread = self.election_ticks as u64;
         self.timeout = self.election_ticks
             + usize::try_from(drawn % spread).expect("less than election_ticks, a usize");
@@ -674,7 +675,7 @@ impl Consensus {
 }
 
 /// Returns `value` scrambled by the output function of SplitMix64.
-fn mix(value: u64) -> u64 {
+fn splitmix64(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -687,7 +688,7 @@ impl std::fmt::Debug for Consensus {
     }
 }
 
-impl Persist {
+impl PersistRequest {
     /// Returns whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
         self.hard_state.is_none() && self.entries.is_empty() && self.snapshot.is_none()

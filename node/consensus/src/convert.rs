@@ -12,9 +12,9 @@ use crate::{
 /// Data of every change of members that the library sees: one change with all fields left out. The
 /// library decodes the data of a proposed change, to see whether it is empty. Our own data travels
 /// in the entry's context instead, so the library never decodes what a client or a peer has sent.
-const A_CHANGE: Bytes = Bytes::from_static(&[0x12, 0]);
+const CONF_CHANGE_PLACEHOLDER: Bytes = Bytes::from_static(&[0x12, 0]);
 
-pub(crate) fn entry_out(entry: eraftpb::Entry) -> Entry {
+pub(crate) fn entry_from_raft(entry: eraftpb::Entry) -> Entry {
     let eraftpb::Entry { index, term, entry_type, data, context, .. } = entry;
     let (kind, data) = match entry_type {
         // The library itself makes such an entry when a leader's term begins.
@@ -27,7 +27,7 @@ pub(crate) fn entry_out(entry: eraftpb::Entry) -> Entry {
     Entry { index, term, kind, data }
 }
 
-pub(crate) fn entry_in(entry: &Entry) -> eraftpb::Entry {
+pub(crate) fn entry_to_raft(entry: &Entry) -> eraftpb::Entry {
     let theirs = eraftpb::Entry { index: entry.index, term: entry.term, ..Default::default() };
     match entry.kind {
         EntryKind::Normal | EntryKind::NoOp => {
@@ -35,18 +35,18 @@ pub(crate) fn entry_in(entry: &Entry) -> eraftpb::Entry {
         }
         EntryKind::ConfChange => eraftpb::Entry {
             entry_type: eraftpb::EntryType::EntryConfChangeV2,
-            data: A_CHANGE,
+            data: CONF_CHANGE_PLACEHOLDER,
             context: entry.data.clone(),
             ..theirs
         },
     }
 }
 
-pub(crate) fn hard_state_out(state: &eraftpb::HardState) -> HardState {
+pub(crate) fn hard_state_from_raft(state: &eraftpb::HardState) -> HardState {
     HardState { term: state.term, vote: state.vote, commit: state.commit }
 }
 
-pub(crate) fn hard_state_in(state: &HardState) -> eraftpb::HardState {
+pub(crate) fn hard_state_to_raft(state: &HardState) -> eraftpb::HardState {
     eraftpb::HardState {
         term: state.term,
         vote: state.vote,
@@ -55,7 +55,7 @@ pub(crate) fn hard_state_in(state: &HardState) -> eraftpb::HardState {
     }
 }
 
-pub(crate) fn members_out(state: &eraftpb::ConfState) -> Members {
+pub(crate) fn members_from_raft(state: &eraftpb::ConfState) -> Members {
     let ascending = |ids: &[u64]| {
         let mut ids = ids.to_vec();
         ids.sort_unstable();
@@ -64,7 +64,7 @@ pub(crate) fn members_out(state: &eraftpb::ConfState) -> Members {
     Members { voters: ascending(&state.voters), learners: ascending(&state.learners) }
 }
 
-pub(crate) fn members_in(members: &Members) -> eraftpb::ConfState {
+pub(crate) fn members_to_raft(members: &Members) -> eraftpb::ConfState {
     eraftpb::ConfState {
         voters: members.voters.clone(),
         learners: members.learners.clone(),
@@ -72,7 +72,7 @@ pub(crate) fn members_in(members: &Members) -> eraftpb::ConfState {
     }
 }
 
-pub(crate) fn change_in(change: ConfChange) -> eraftpb::ConfChangeV2 {
+pub(crate) fn change_to_raft(change: ConfChange) -> eraftpb::ConfChangeV2 {
     let (kind, id) = match change {
         ConfChange::Voter(id) => (eraftpb::ConfChangeType::AddNode, id),
         ConfChange::Learner(id) => (eraftpb::ConfChangeType::AddLearnerNode, id),
@@ -83,16 +83,16 @@ pub(crate) fn change_in(change: ConfChange) -> eraftpb::ConfChangeV2 {
     eraftpb::ConfChangeV2 { changes: vec![single].into(), ..Default::default() }
 }
 
-pub(crate) fn snapshot_in(at: Position, members: &Members) -> eraftpb::Snapshot {
+pub(crate) fn snapshot_to_raft(at: Position, members: &Members) -> eraftpb::Snapshot {
     let mut snapshot = eraftpb::Snapshot::default();
     let metadata = snapshot.mut_metadata();
     metadata.index = at.index;
     metadata.term = at.term;
-    metadata.set_conf_state(members_in(members));
+    metadata.set_conf_state(members_to_raft(members));
     snapshot
 }
 
-pub(crate) fn role_out(role: raft::StateRole) -> Role {
+pub(crate) fn role_from_raft(role: raft::StateRole) -> Role {
     match role {
         raft::StateRole::Follower => Role::Follower,
         raft::StateRole::PreCandidate => Role::PreCandidate,
@@ -101,7 +101,7 @@ pub(crate) fn role_out(role: raft::StateRole) -> Role {
     }
 }
 
-pub(crate) fn peer_state_out(state: raft::ProgressState) -> PeerState {
+pub(crate) fn peer_state_from_raft(state: raft::ProgressState) -> PeerState {
     match state {
         raft::ProgressState::Probe => PeerState::Probe,
         raft::ProgressState::Replicate => PeerState::Replicate,
@@ -110,7 +110,7 @@ pub(crate) fn peer_state_out(state: raft::ProgressState) -> PeerState {
 }
 
 /// Returns `None` for kinds that never leave the process.
-fn kind_out(kind: eraftpb::MessageType) -> Option<MessageKind> {
+fn kind_from_raft(kind: eraftpb::MessageType) -> Option<MessageKind> {
     use eraftpb::MessageType as Theirs;
     Some(match kind {
         Theirs::MsgPropose => MessageKind::Propose,
@@ -135,7 +135,7 @@ fn kind_out(kind: eraftpb::MessageType) -> Option<MessageKind> {
     })
 }
 
-fn kind_in(kind: MessageKind) -> eraftpb::MessageType {
+fn kind_to_raft(kind: MessageKind) -> eraftpb::MessageType {
     use eraftpb::MessageType as Theirs;
     match kind {
         MessageKind::Unknown => unreachable!("decoding refuses unknown kinds"),
@@ -155,13 +155,13 @@ fn kind_in(kind: MessageKind) -> eraftpb::MessageType {
     }
 }
 
-pub(crate) fn message_out(mut message: eraftpb::Message) -> Option<Message> {
-    let kind = kind_out(message.get_msg_type())?;
-    let entries = message.take_entries().into_iter().map(entry_out).collect();
+pub(crate) fn message_from_raft(mut message: eraftpb::Message) -> Option<Message> {
+    let kind = kind_from_raft(message.get_msg_type())?;
+    let entries = message.take_entries().into_iter().map(entry_from_raft).collect();
     let metadata = message.get_snapshot().get_metadata();
     let snapshot = (kind == MessageKind::Snapshot)
         .then_some(Position { index: metadata.index, term: metadata.term });
-    let members = snapshot.map(|_| members_out(metadata.get_conf_state()));
+    let members = snapshot.map(|_| members_from_raft(metadata.get_conf_state()));
     Some(Message {
         kind,
         from: message.from,
@@ -181,7 +181,7 @@ pub(crate) fn message_out(mut message: eraftpb::Message) -> Option<Message> {
     })
 }
 
-pub(crate) fn message_in(message: Message) -> eraftpb::Message {
+pub(crate) fn message_to_raft(message: Message) -> eraftpb::Message {
     let mut theirs = eraftpb::Message {
         from: message.from,
         to: message.to,
@@ -196,11 +196,11 @@ pub(crate) fn message_in(message: Message) -> eraftpb::Message {
         context: message.context,
         ..Default::default()
     };
-    theirs.set_msg_type(kind_in(message.kind));
-    let entries: Vec<_> = message.entries.iter().map(entry_in).collect();
+    theirs.set_msg_type(kind_to_raft(message.kind));
+    let entries: Vec<_> = message.entries.iter().map(entry_to_raft).collect();
     theirs.set_entries(entries.into());
     if let (Some(at), Some(members)) = (message.snapshot, &message.members) {
-        theirs.set_snapshot(snapshot_in(at, members));
+        theirs.set_snapshot(snapshot_to_raft(at, members));
     }
     theirs
 }

@@ -29,7 +29,7 @@ pub enum EntryKind {
 
 impl EntryKind {
     /// Returns the kind with this number, or `None` if this build knows no such kind.
-    pub fn of(number: u32) -> Option<Self> {
+    pub fn from_number(number: u32) -> Option<Self> {
         [Self::Normal, Self::NoOp, Self::ConfChange]
             .into_iter()
             .find(|kind| u32::from(kind.number()) == number)

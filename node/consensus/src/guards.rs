@@ -16,14 +16,14 @@ pub struct Guards {
     failed_sync_is_final: bool,
     count_durable_batches: bool,
     one_change_at_a_time: bool,
-    changes_settle: bool,
+    change_barrier: bool,
     promote_in_sync: bool,
     update_keeps_learner: bool,
     removed_for_ever: bool,
     same_incarnation: bool,
-    images_are_known: bool,
-    tombstones_hold: bool,
-    clocks_count_in_their_term: bool,
+    refuse_old_images: bool,
+    respect_tombstones: bool,
+    lease_clock_per_term: bool,
 }
 
 impl Guards {
@@ -37,14 +37,14 @@ impl Guards {
         failed_sync_is_final: true,
         count_durable_batches: true,
         one_change_at_a_time: true,
-        changes_settle: true,
+        change_barrier: true,
         promote_in_sync: true,
         update_keeps_learner: true,
         removed_for_ever: true,
         same_incarnation: true,
-        images_are_known: true,
-        tombstones_hold: true,
-        clocks_count_in_their_term: true,
+        refuse_old_images: true,
+        respect_tombstones: true,
+        lease_clock_per_term: true,
     };
 
     /// A vote is sent only once term and vote are durable.
@@ -91,8 +91,8 @@ impl Guards {
     }
 
     /// A change of members also waits until a quorum durably knows the previous change.
-    pub fn changes_settle(self) -> bool {
-        self.changes_settle
+    pub fn change_barrier(self) -> bool {
+        self.change_barrier
     }
 
     /// A learner becomes a voter only when few entries are missing from its log.
@@ -117,18 +117,18 @@ impl Guards {
 
     /// A data directory that lost promises of its member (a restored disk image) is not accepted as
     /// that member.
-    pub fn images_are_known(self) -> bool {
-        self.images_are_known
+    pub fn refuse_old_images(self) -> bool {
+        self.refuse_old_images
     }
 
     /// A node refuses to start in a directory that has a tombstone.
-    pub fn tombstones_hold(self) -> bool {
-        self.tombstones_hold
+    pub fn respect_tombstones(self) -> bool {
+        self.respect_tombstones
     }
 
     /// A leader's lease clock counts only in that leader's own term.
-    pub fn clocks_count_in_their_term(self) -> bool {
-        self.clocks_count_in_their_term
+    pub fn lease_clock_per_term(self) -> bool {
+        self.lease_clock_per_term
     }
 }
 
@@ -150,9 +150,9 @@ impl Guards {
     pub const RETRY_FAILED_SYNC: Self = Self { failed_sync_is_final: false, ..Self::ALL };
     /// Fault: a change of members is proposed without waiting for the previous one.
     pub const DOUBLE_CHANGE: Self =
-        Self { one_change_at_a_time: false, changes_settle: false, ..Self::ALL };
+        Self { one_change_at_a_time: false, change_barrier: false, ..Self::ALL };
     /// Fault: a change of members is proposed as soon as the leader has applied the previous one.
-    pub const UNSETTLED_CHANGE: Self = Self { changes_settle: false, ..Self::ALL };
+    pub const UNSETTLED_CHANGE: Self = Self { change_barrier: false, ..Self::ALL };
     /// Fault: a learner is promoted however far its log is behind.
     pub const PROMOTE_LAGGING: Self = Self { promote_in_sync: false, ..Self::ALL };
     /// Fault: a learner whose peer URLs change becomes a voter in the member table.
@@ -162,10 +162,10 @@ impl Guards {
     /// Fault: a machine whose disk was wiped is accepted as its former member.
     pub const SAME_ID_REIMAGE: Self = Self { same_incarnation: false, ..Self::ALL };
     /// Fault: a machine restored from an old disk image is accepted as its former member.
-    pub const OLD_IMAGE_VOTES: Self = Self { images_are_known: false, ..Self::ALL };
+    pub const OLD_IMAGE_VOTES: Self = Self { refuse_old_images: false, ..Self::ALL };
     /// Fault: a removed member bootstraps a cluster of its own in an empty directory.
-    pub const TOMBSTONE_BOOTSTRAPS: Self = Self { tombstones_hold: false, ..Self::ALL };
+    pub const TOMBSTONE_BOOTSTRAPS: Self = Self { respect_tombstones: false, ..Self::ALL };
     /// Fault: a deposed leader still ends leases, because its successor accepts the forwarded
     /// proposal.
-    pub const DEPOSED_CLOCK_COUNTS: Self = Self { clocks_count_in_their_term: false, ..Self::ALL };
+    pub const DEPOSED_CLOCK_COUNTS: Self = Self { lease_clock_per_term: false, ..Self::ALL };
 }

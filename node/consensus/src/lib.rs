@@ -18,7 +18,7 @@
 //!    [`Consensus::change_members`] first.
 //! 5. Read the entries of [`Ready::fetches`] from the log, and pass them to [`Consensus::fetched`].
 //! 6. Build a snapshot when [`Ready::snapshot_wanted`] names a peer, and announce it with
-//!    [`Consensus::snapshot_built`]. Report how its transfer ended with
+//!    [`Consensus::set_snapshot`]. Report how its transfer ended with
 //!    [`Consensus::report_snapshot`].
 //!
 //! # What this crate guards against in the library
@@ -34,7 +34,7 @@
 //!
 //! # What it does not do
 //!
-//! It does not define what a change of members means. It starts with [`Initial::members`], and
+//! It does not define what a change of members means. It starts with [`InitialState::members`], and
 //! follows each change once that is applied. The state machine decides whether a change is
 //! sensible, and knows the members' other properties. Only one change is under way at a time, and
 //! it is a single step.
@@ -50,13 +50,16 @@ mod ready;
 mod storage;
 mod terms;
 
-pub use config::{Config, ConfigError, Initial};
+pub use config::{Config, ConfigError, InitialState};
 pub use consensus::{Consensus, ProposeError, StepError};
 pub use entry::{Entry, EntryKind, Position};
 pub use guards::Guards;
 pub use members::{ConfChange, Members};
 pub use message::{
-    DecodeError, HardState, MAX_ENTRIES_PER_MESSAGE, MAX_INDEX, Message, MessageKind, ReadContext,
+    HardState, MAX_ENTRIES_PER_MESSAGE, MAX_INDEX, Message, MessageDecodeError, MessageKind,
+    ReadContext,
 };
-pub use ready::{Fetch, PeerState, PeerStatus, Persist, ReadState, Ready, Role, Status};
+pub use ready::{
+    FetchRequest, PeerState, PeerStatus, PersistRequest, ReadState, Ready, Role, Status,
+};
 pub use terms::Terms;

@@ -163,23 +163,23 @@ impl Message {
 
     /// Appends the message's bytes, unframed, to `out`.
     pub fn encode(&self, out: &mut BytesMut) {
-        let wire = Wire::from(self);
+        let wire = WireMessage::from(self);
         out.reserve(wire.encoded_len());
         wire.encode(out).expect("BytesMut grows, so that encoding has no way to fail");
     }
 
     /// Decodes one message, which must take up all of `bytes`. Its entries share that buffer.
-    pub fn decode(bytes: Bytes) -> Result<Self, DecodeError> {
-        let wire = Wire::decode(bytes)?;
+    pub fn decode(bytes: Bytes) -> Result<Self, MessageDecodeError> {
+        let wire = WireMessage::decode(bytes)?;
         let message = Self::try_from(wire)?;
         message.validate()?;
         Ok(message)
     }
 
-    fn validate(&self) -> Result<(), DecodeError> {
+    fn validate(&self) -> Result<(), MessageDecodeError> {
         use MessageKind::{Append, Propose, ReadIndex, ReadIndexResponse, Snapshot};
         if self.from == 0 || self.to == 0 || self.from == self.to {
-            return Err(DecodeError::Address { from: self.from, to: self.to });
+            return Err(MessageDecodeError::Address { from: self.from, to: self.to });
         }
         for (field, value) in [
             ("term", self.term),
@@ -191,14 +191,14 @@ impl Message {
             ("request_snapshot", self.request_snapshot),
         ] {
             if value >= MAX_INDEX {
-                return Err(DecodeError::TooLarge { field });
+                return Err(MessageDecodeError::TooLarge { field });
             }
         }
         if self.entries.len() > MAX_ENTRIES_PER_MESSAGE {
-            return Err(DecodeError::TooLarge { field: "entries" });
+            return Err(MessageDecodeError::TooLarge { field: "entries" });
         }
         if let Some(odd) = self.entries.iter().find(|entry| !entry.kind.fits(&entry.data)) {
-            return Err(DecodeError::EntryData { kind: odd.kind });
+            return Err(MessageDecodeError::EntryData { kind: odd.kind });
         }
         let entries_fit = match self.kind {
             Append => self.entries_follow(),
@@ -213,18 +213,18 @@ impl Message {
             _ => self.entries.is_empty(),
         };
         if !entries_fit {
-            return Err(DecodeError::Entries { kind: self.kind });
+            return Err(MessageDecodeError::Entries { kind: self.kind });
         }
         let term_fits = (self.term == 0) == matches!(self.kind, Propose | ReadIndex);
         if !term_fits {
-            return Err(DecodeError::Term { kind: self.kind });
+            return Err(MessageDecodeError::Term { kind: self.kind });
         }
         let snapshot_fits = self.snapshot.is_some_and(|at| at.index > 0 && at.term > 0)
             && self.members.as_ref().is_some_and(|members| !members.voters.is_empty());
         if (self.kind == Snapshot) != snapshot_fits
             || self.snapshot.is_some_and(|at| at.index >= MAX_INDEX)
         {
-            return Err(DecodeError::Snapshot);
+            return Err(MessageDecodeError::Snapshot);
         }
         Ok(())
     }
@@ -245,7 +245,7 @@ impl Message {
 
 /// Reason why bytes are refused as a message.
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum DecodeError {
+pub enum MessageDecodeError {
     /// The bytes are not protobuf, or are truncated.
     #[error("not a consensus message")]
     Malformed(#[from] prost::DecodeError),
@@ -262,15 +262,10 @@ pub enum DecodeError {
     },
     /// An entry has data although its kind has none, or lacks data that its kind needs.
     #[error("the data of a {kind:?} entry doesn't fit")]
-    EntryData {
-        kind: EntryKind,
-    },
+    EntryData { kind: EntryKind },
     /// Sender and receiver are the same member, or one of them is 0.
     #[error("a message from {from:016x} to {to:016x}")]
-    Address {
-        from: u64,
-        to: u64,
-    },
+    Address { from: u64, to: u64 },
     /// A number or the entry count exceeds its upper bound.
     #[error("{field} is too large")]
     TooLarge {
@@ -279,14 +274,10 @@ pub enum DecodeError {
     },
     /// Entries are present or absent against the message's kind, or they have gaps.
     #[error("entries of a {kind:?} message don't fit")]
-    Entries {
-        kind: MessageKind,
-    },
+    Entries { kind: MessageKind },
     /// A term is present or absent against the message's kind.
     #[error("the term of a {kind:?} message doesn't fit")]
-    Term {
-        kind: MessageKind,
-    },
+    Term { kind: MessageKind },
     /// A snapshot's position and members are present or absent against the message's kind, or
     /// malformed.
     #[error("a snapshot's description doesn't fit")]
@@ -294,7 +285,7 @@ pub enum DecodeError {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-struct Wire {
+struct WireMessage {
     #[prost(enumeration = "MessageKind", tag = "1")]
     kind: i32,
     #[prost(fixed64, tag = "2")]
@@ -350,7 +341,7 @@ struct WireSnapshot {
     learners: Vec<u64>,
 }
 
-impl From<&Message> for Wire {
+impl From<&Message> for WireMessage {
     fn from(message: &Message) -> Self {
         let entry = |entry: &Entry| WireEntry {
             index: entry.index,
@@ -383,20 +374,22 @@ impl From<&Message> for Wire {
     }
 }
 
-impl TryFrom<Wire> for Message {
-    type Error = DecodeError;
+impl TryFrom<WireMessage> for Message {
+    type Error = MessageDecodeError;
 
-    fn try_from(wire: Wire) -> Result<Self, DecodeError> {
+    fn try_from(wire: WireMessage) -> Result<Self, MessageDecodeError> {
         let kind = match MessageKind::try_from(wire.kind) {
-            Ok(MessageKind::Unknown) | Err(_) => return Err(DecodeError::Kind(wire.kind)),
+            Ok(MessageKind::Unknown) | Err(_) => return Err(MessageDecodeError::Kind(wire.kind)),
             Ok(kind) => kind,
         };
         let entry = |entry: WireEntry| {
             let WireEntry { index, term, kind, data } = entry;
-            let known = EntryKind::of(kind).ok_or(DecodeError::EntryKind { index, kind })?;
+            let known = EntryKind::from_number(kind)
+                .ok_or(MessageDecodeError::EntryKind { index, kind })?;
             Ok(Entry { index, term, kind: known, data })
         };
-        let entries = wire.entries.into_iter().map(entry).collect::<Result<_, DecodeError>>()?;
+        let entries =
+            wire.entries.into_iter().map(entry).collect::<Result<_, MessageDecodeError>>()?;
         let (snapshot, members) = match wire.snapshot {
             None => (None, None),
             Some(found) => (
@@ -459,7 +452,7 @@ mod tests {
     fn entries_with_a_gap_are_refused() {
         let mut message = append();
         message.entries[1].index = 9;
-        let refusal = DecodeError::Entries { kind: MessageKind::Append };
+        let refusal = MessageDecodeError::Entries { kind: MessageKind::Append };
         assert_eq!(Message::decode(encoded(&message)), Err(refusal));
     }
 
@@ -470,7 +463,7 @@ mod tests {
         message.index = u64::MAX;
         assert_eq!(
             Message::decode(encoded(&message)),
-            Err(DecodeError::TooLarge { field: "index" })
+            Err(MessageDecodeError::TooLarge { field: "index" })
         );
     }
 
@@ -478,7 +471,7 @@ mod tests {
     fn a_snapshot_without_position_is_refused() {
         let mut message = Message::new(MessageKind::Snapshot, 1, 2);
         message.term = 3;
-        assert_eq!(Message::decode(encoded(&message)), Err(DecodeError::Snapshot));
+        assert_eq!(Message::decode(encoded(&message)), Err(MessageDecodeError::Snapshot));
     }
 
     #[test]
@@ -493,12 +486,15 @@ mod tests {
     #[test]
     fn an_entry_of_no_known_kind_is_refused_by_its_number() {
         for kind in [0, 4, 7, 256 + 1] {
-            let mut wire = Wire::from(&append());
+            let mut wire = WireMessage::from(&append());
             wire.entries[1].kind = kind;
             let bytes = Bytes::from(wire.encode_to_vec());
-            assert_eq!(Message::decode(bytes), Err(DecodeError::EntryKind { index: 8, kind }));
+            assert_eq!(
+                Message::decode(bytes),
+                Err(MessageDecodeError::EntryKind { index: 8, kind })
+            );
         }
-        let refusal = DecodeError::EntryKind { index: 8, kind: 7 };
+        let refusal = MessageDecodeError::EntryKind { index: 8, kind: 7 };
         assert_eq!(refusal.to_string(), "entry 8 is of kind 7, which this build does not know");
     }
 
@@ -510,7 +506,7 @@ mod tests {
             let mut message = append();
             message.entries[1].kind = kind;
             message.entries[1].data = Bytes::from_static(data.as_bytes());
-            let refusal = DecodeError::EntryData { kind };
+            let refusal = MessageDecodeError::EntryData { kind };
             assert_eq!(Message::decode(encoded(&message)), Err(refusal));
         }
     }
@@ -519,7 +515,7 @@ mod tests {
     fn nobody_proposes_what_a_leader_begins_its_term_with() {
         let mut message = Message::new(MessageKind::Propose, 1, 2);
         message.entries = vec![Entry { kind: EntryKind::NoOp, ..Entry::default() }];
-        let refusal = DecodeError::Entries { kind: MessageKind::Propose };
+        let refusal = MessageDecodeError::Entries { kind: MessageKind::Propose };
         assert_eq!(Message::decode(encoded(&message)), Err(refusal));
     }
 

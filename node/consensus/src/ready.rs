@@ -11,7 +11,7 @@ pub struct Ready {
     /// Messages that may be sent at once.
     pub messages: Vec<Message>,
     /// State that the caller must make durable.
-    pub persist: Persist,
+    pub persist: PersistRequest,
     /// Messages that may be sent only once `persist` and that of all earlier rounds are durable.
     pub after_persist: Vec<Message>,
     /// Committed entries, durable here, that the caller must apply in order.
@@ -19,14 +19,14 @@ pub struct Ready {
     /// Reads whose index a quorum has confirmed.
     pub reads: Vec<ReadState>,
     /// Entries that a slow peer needs and that are no longer in memory.
-    pub fetches: Vec<Fetch>,
+    pub fetches: Vec<FetchRequest>,
     /// Peer that needs a snapshot, because the log no longer has the entries that it lacks.
     pub snapshot_wanted: Option<u64>,
 }
 
 /// Changes that must be made durable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Persist {
+pub struct PersistRequest {
     /// Hard state, if it changed. A change of `commit` alone may wait for the next write.
     pub hard_state: Option<HardState>,
     /// Entries to append. They replace everything in the log from the first one's index on.
@@ -50,7 +50,7 @@ pub struct ReadState {
 /// Request to read entries from the log and pass them to
 /// [`Consensus::fetched`](crate::Consensus::fetched).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fetch {
+pub struct FetchRequest {
     /// Number of the request. The caller passes it back with the entries.
     pub id: u64,
     /// Index of the first entry to read.
@@ -133,7 +133,7 @@ pub struct Status {
     /// Leaders only: index of an entry appended after every change of members that this leader has
     /// applied. A member that has this entry on disk also knows durably that those changes are
     /// committed.
-    pub settles: Option<u64>,
+    pub barrier_index: Option<u64>,
     /// Leaders only: replication status of the other members, ascending by id.
     pub peers: Vec<PeerStatus>,
 }

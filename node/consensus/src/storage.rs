@@ -1,7 +1,7 @@
 //! The library's view of the log: the terms of all entries, and the entries of the recent past.
 //!
 //! Entries that are not applied yet are always here; older ones as far as a limit in bytes allows.
-//! A slow peer that needs still older entries causes a [`Fetch`]. The library asks again once they
+//! A slow peer that needs still older entries causes a [`FetchRequest`]. The library asks again once they
 //! are there.
 
 use std::cell::RefCell;
@@ -11,8 +11,8 @@ use bytes::Bytes;
 use raft::eraftpb::{Entry as RaftEntry, Snapshot};
 use raft::{GetEntriesContext, RaftState, Storage, StorageError};
 
-use crate::convert::{entry_in, hard_state_in, members_in, snapshot_in};
-use crate::{Entry, Fetch, Initial, Members, Position, Terms};
+use crate::convert::{entry_to_raft, hard_state_to_raft, members_to_raft, snapshot_to_raft};
+use crate::{Entry, FetchRequest, InitialState, Members, Position, Terms};
 
 /// Maximum number of fetches at a time; further slow peers wait for their turn.
 const MAX_FETCHES: usize = 8;
@@ -28,14 +28,14 @@ pub(crate) struct LogView {
     cache_bytes: usize,
     cache_limit: usize,
     /// Requests that the library makes through `&self`.
-    asked: RefCell<Asked>,
+    requests: RefCell<LibraryRequests>,
 }
 
 #[derive(Default)]
-struct Asked {
-    fetches: Vec<(Fetch, GetEntriesContext)>,
+struct LibraryRequests {
+    fetches: Vec<(FetchRequest, GetEntriesContext)>,
     /// Position in `fetches` of the first fetch that the caller has not taken yet.
-    told: usize,
+    next_untaken: usize,
     next_fetch: u64,
     fetched: Vec<RaftEntry>,
     snapshot: Option<(Position, Members)>,
@@ -47,7 +47,7 @@ const ALLOCATION_BYTES: usize = 64;
 
 /// Maximum size of data that is copied when an entry is cached. The data is a slice of a message or
 /// record, and would otherwise keep all of that in memory.
-const COPY_BYTES: usize = 16 * 1024;
+const MAX_COPIED_BYTES: usize = 16 * 1024;
 
 /// Returns the memory that a cached entry occupies, in bytes.
 fn cost(entry: &RaftEntry) -> usize {
@@ -56,10 +56,10 @@ fn cost(entry: &RaftEntry) -> usize {
 
 /// Returns a copy of `entry` for the cache. Small data is copied, so the cache doesn't hold the
 /// buffer it came in.
-fn kept(entry: &RaftEntry) -> RaftEntry {
+fn copy_for_cache(entry: &RaftEntry) -> RaftEntry {
     let mut kept = entry.clone();
     for part in [&mut kept.data, &mut kept.context] {
-        if part.len() <= COPY_BYTES {
+        if part.len() <= MAX_COPIED_BYTES {
             *part = Bytes::copy_from_slice(part);
         }
     }
@@ -67,7 +67,7 @@ fn kept(entry: &RaftEntry) -> RaftEntry {
 }
 
 impl LogView {
-    pub(crate) fn new(initial: &Initial, cache_limit: usize) -> Self {
+    pub(crate) fn new(initial: &InitialState, cache_limit: usize) -> Self {
         // A new commit index is not written at once, so the store may be ahead of it. The library
         // panics if it lies outside the log.
         let mut hard_state = initial.hard_state;
@@ -75,15 +75,18 @@ impl LogView {
         hard_state.commit =
             hard_state.commit.min(initial.terms.last().unwrap_or(initial.base).index);
         let cache: VecDeque<_> =
-            initial.entries.iter().map(|entry| kept(&entry_in(entry))).collect();
+            initial.entries.iter().map(|entry| copy_for_cache(&entry_to_raft(entry))).collect();
         Self {
-            initial: RaftState::new(hard_state_in(&hard_state), members_in(&initial.members)),
+            initial: RaftState::new(
+                hard_state_to_raft(&hard_state),
+                members_to_raft(&initial.members),
+            ),
             base: initial.base,
             terms: initial.terms.clone(),
             cache_bytes: cache.iter().map(cost).sum(),
             cache,
             cache_limit,
-            asked: RefCell::default(),
+            requests: RefCell::default(),
         }
     }
 
@@ -113,7 +116,7 @@ impl LogView {
         for entry in entries {
             self.terms.push(entry.index, entry.term);
             self.cache_bytes += cost(entry);
-            self.cache.push_back(kept(entry));
+            self.cache.push_back(copy_for_cache(entry));
         }
     }
 
@@ -145,67 +148,71 @@ impl LogView {
         self.terms = Terms::default();
         self.cache.clear();
         self.cache_bytes = 0;
-        let asked = self.asked.get_mut();
+        let asked = self.requests.get_mut();
         asked.fetches.clear();
-        asked.told = 0;
+        asked.next_untaken = 0;
         asked.fetched.clear();
     }
 
     /// Returns the fetches made since the last call.
-    pub(crate) fn take_fetches(&mut self) -> Vec<Fetch> {
-        let asked = self.asked.get_mut();
-        let new = asked.fetches[asked.told..].iter().map(|(fetch, _)| *fetch).collect();
-        asked.told = asked.fetches.len();
+    pub(crate) fn take_fetches(&mut self) -> Vec<FetchRequest> {
+        let asked = self.requests.get_mut();
+        let new = asked.fetches[asked.next_untaken..].iter().map(|(fetch, _)| *fetch).collect();
+        asked.next_untaken = asked.fetches.len();
         new
     }
 
-    pub(crate) fn has_questions(&self) -> bool {
-        let asked = self.asked.borrow();
-        asked.told < asked.fetches.len() || asked.snapshot_wanted.is_some()
+    pub(crate) fn has_pending_requests(&self) -> bool {
+        let asked = self.requests.borrow();
+        asked.next_untaken < asked.fetches.len() || asked.snapshot_wanted.is_some()
     }
 
     /// Takes the entries of a fetch. Returns the context with which the library asks again.
-    pub(crate) fn fetched(&mut self, id: u64, entries: &[Entry]) -> Option<GetEntriesContext> {
-        let asked = self.asked.get_mut();
+    pub(crate) fn store_fetched(
+        &mut self,
+        id: u64,
+        entries: &[Entry],
+    ) -> Option<GetEntriesContext> {
+        let asked = self.requests.get_mut();
         let at = asked.fetches.iter().position(|(fetch, _)| fetch.id == id)?;
         let (_, context) = asked.fetches.remove(at);
-        asked.told -= 1;
-        asked.fetched = entries.iter().map(entry_in).collect();
+        asked.next_untaken -= 1;
+        asked.fetched = entries.iter().map(entry_to_raft).collect();
         Some(context)
     }
 
-    pub(crate) fn forget_fetched(&mut self) {
-        self.asked.get_mut().fetched.clear();
+    pub(crate) fn clear_fetched(&mut self) {
+        self.requests.get_mut().fetched.clear();
     }
 
     pub(crate) fn take_snapshot_wanted(&mut self) -> Option<u64> {
-        self.asked.get_mut().snapshot_wanted.take()
+        self.requests.get_mut().snapshot_wanted.take()
     }
 
     pub(crate) fn set_snapshot(&mut self, snapshot: Option<(Position, Members)>) {
-        self.asked.get_mut().snapshot = snapshot;
+        self.requests.get_mut().snapshot = snapshot;
     }
 
-    fn cached(&self, low: u64, high: u64, max_bytes: u64) -> Option<Vec<RaftEntry>> {
+    fn cached_entries(&self, low: u64, high: u64, max_bytes: u64) -> Option<Vec<RaftEntry>> {
         let first = self.cache.front()?.index;
         let skip = usize::try_from(low.checked_sub(first)?).ok()?;
-        Some(limited(self.cache.iter().skip(skip), high, max_bytes))
+        Some(take_within_limit(self.cache.iter().skip(skip), high, max_bytes))
     }
 
     /// Returns fetched entries from `low` on, if they include it and are still what the log holds.
-    fn stashed(&self, low: u64, high: u64, max_bytes: u64) -> Option<Vec<RaftEntry>> {
-        let asked = self.asked.borrow();
+    fn fetched_entries(&self, low: u64, high: u64, max_bytes: u64) -> Option<Vec<RaftEntry>> {
+        let asked = self.requests.borrow();
         let first = asked.fetched.first()?;
         let current = |entry: &RaftEntry| self.terms.get(entry.index) == Some(entry.term);
         let skip = usize::try_from(low.checked_sub(first.index)?).ok()?;
         if skip >= asked.fetched.len() || !asked.fetched.iter().all(current) {
             return None;
         }
-        Some(limited(asked.fetched.iter().skip(skip), high, max_bytes))
+        Some(take_within_limit(asked.fetched.iter().skip(skip), high, max_bytes))
     }
 }
 
-fn limited<'a>(
+fn take_within_limit<'a>(
     entries: impl Iterator<Item = &'a RaftEntry>,
     high: u64,
     max_bytes: u64,
@@ -238,21 +245,21 @@ impl Storage for LogView {
         if low <= self.base.index {
             return Err(StorageError::Compacted.into());
         }
-        if let Some(entries) = self.cached(low, high, max_bytes) {
+        if let Some(entries) = self.cached_entries(low, high, max_bytes) {
             return Ok(entries);
         }
         if !context.can_async() {
             return Err(StorageError::Unavailable.into());
         }
-        if let Some(entries) = self.stashed(low, high, max_bytes) {
+        if let Some(entries) = self.fetched_entries(low, high, max_bytes) {
             return Ok(entries);
         }
-        let mut asked = self.asked.borrow_mut();
+        let mut asked = self.requests.borrow_mut();
         let waiting = asked.fetches.iter().any(|(fetch, _)| fetch.low == low);
         if !waiting && asked.fetches.len() < MAX_FETCHES {
             asked.next_fetch += 1;
             let max_bytes = max_bytes.saturating_mul(MESSAGES_PER_FETCH);
-            let fetch = Fetch { id: asked.next_fetch, low, high, max_bytes };
+            let fetch = FetchRequest { id: asked.next_fetch, low, high, max_bytes };
             asked.fetches.push((fetch, context));
         }
         Err(StorageError::LogTemporarilyUnavailable.into())
@@ -274,10 +281,10 @@ impl Storage for LogView {
     }
 
     fn snapshot(&self, request_index: u64, to: u64) -> raft::Result<Snapshot> {
-        let mut asked = self.asked.borrow_mut();
+        let mut asked = self.requests.borrow_mut();
         match &asked.snapshot {
             Some((at, members)) if at.index >= request_index && at.index >= self.base.index => {
-                Ok(snapshot_in(*at, members))
+                Ok(snapshot_to_raft(*at, members))
             }
             _ => {
                 asked.snapshot_wanted = Some(to);
@@ -291,7 +298,7 @@ impl Storage for LogView {
 mod tests {
     use super::*;
     use crate::EntryKind;
-    use crate::convert::entry_out;
+    use crate::convert::entry_from_raft;
 
     /// Returns an entry as it comes from a peer: its few bytes are a slice of a larger buffer.
     fn sliced(index: u64) -> (Entry, Bytes) {
@@ -301,47 +308,47 @@ mod tests {
 
     fn entry(index: u64, term: u64) -> RaftEntry {
         let data = Bytes::from_static(b"x");
-        entry_in(&Entry { index, term, kind: EntryKind::Normal, data })
+        entry_to_raft(&Entry { index, term, kind: EntryKind::Normal, data })
     }
 
     #[test]
     fn fetched_entries_that_the_log_has_replaced_since_are_not_sent() {
-        let mut view = LogView::new(&Initial::default(), 0);
+        let mut view = LogView::new(&InitialState::default(), 0);
         view.append(&[entry(1, 1), entry(2, 1), entry(3, 1)]);
         view.evict(3);
         let ask = |view: &LogView| view.entries(1, 4, None, GetEntriesContext::empty(true));
         assert!(ask(&view).is_err());
         let fetch = view.take_fetches()[0];
-        let old: Vec<Entry> = (1..=3).map(|index| entry_out(entry(index, 1))).collect();
+        let old: Vec<Entry> = (1..=3).map(|index| entry_from_raft(entry(index, 1))).collect();
         view.append(&[entry(2, 2), entry(3, 2)]);
         view.evict(3);
-        assert!(view.fetched(fetch.id, &old).is_some());
+        assert!(view.store_fetched(fetch.id, &old).is_some());
         assert!(ask(&view).is_err());
         let fetch = view.take_fetches()[0];
-        let new = [(1, 1), (2, 2), (3, 2)].map(|(index, term)| entry_out(entry(index, term)));
-        assert!(view.fetched(fetch.id, &new).is_some());
+        let new = [(1, 1), (2, 2), (3, 2)].map(|(index, term)| entry_from_raft(entry(index, term)));
+        assert!(view.store_fetched(fetch.id, &new).is_some());
         assert_eq!(ask(&view).unwrap().len(), 3);
     }
 
     #[test]
     fn a_kept_entry_keeps_nothing_alive_but_its_own_bytes() {
         let (first, buffer) = sliced(1);
-        let mut initial = Initial { entries: vec![first], ..Initial::default() };
+        let mut initial = InitialState { entries: vec![first], ..InitialState::default() };
         initial.terms.push(1, 1);
         let mut view = LogView::new(&initial, 1 << 20);
         drop(initial);
         let (second, other) = sliced(2);
-        view.append(&[entry_in(&second)]);
+        view.append(&[entry_to_raft(&second)]);
         drop(second);
         assert!(buffer.is_unique() && other.is_unique());
-        assert_eq!(view.cached(1, 3, u64::MAX).unwrap()[1].data[..], [7; 16]);
+        assert_eq!(view.cached_entries(1, 3, u64::MAX).unwrap()[1].data[..], [7; 16]);
     }
 
     #[test]
     fn the_cache_is_bounded_by_what_its_entries_cost() {
-        let mut view = LogView::new(&Initial::default(), 100_000);
+        let mut view = LogView::new(&InitialState::default(), 100_000);
         for index in 1..=10_000 {
-            view.append(&[entry_in(&sliced(index).0)]);
+            view.append(&[entry_to_raft(&sliced(index).0)]);
             view.evict(index);
         }
         // Memory of an empty entry, with the least that an allocator adds.

@@ -10,7 +10,7 @@ mod cluster;
 use std::error::Error;
 use std::path::Path;
 
-use cluster::Cluster;
+use cluster::ScriptedCluster;
 use goldenscript::{ArgumentConsumer, Command, Context, Runner};
 use node_consensus::{ConfChange, EntryKind, Members};
 use test_each_file::test_each_path;
@@ -25,29 +25,29 @@ fn check(path: &Path) {
 
 #[derive(Default)]
 struct Script {
-    cluster: Cluster,
+    cluster: ScriptedCluster,
 }
 
-type Failed = Box<dyn Error>;
+type ScriptError = Box<dyn Error>;
 
-fn number(text: &str) -> Result<u64, Failed> {
+fn number(text: &str) -> Result<u64, ScriptError> {
     Ok(text.parse()?)
 }
 
-fn numbers(text: &str) -> Result<Vec<u64>, Failed> {
+fn numbers(text: &str) -> Result<Vec<u64>, ScriptError> {
     text.split(',').filter(|part| !part.is_empty()).map(number).collect()
 }
 
 impl Script {
     /// Starts a new cluster of followers; with `leader=`, elects that member.
-    fn begin(&mut self, args: &mut ArgumentConsumer<'_>) -> Result<(), Failed> {
+    fn begin(&mut self, args: &mut ArgumentConsumer<'_>) -> Result<(), ScriptError> {
         let ids = |text: Option<&str>| numbers(text.unwrap_or(""));
         let members = Members {
             voters: ids(args.take_key("voters"))?,
             learners: ids(args.take_key("learners"))?,
         };
         let cache_bytes = args.take_key("cache").map_or(Ok(usize::MAX), str::parse)?;
-        self.cluster = Cluster::new(&members, cache_bytes);
+        self.cluster = ScriptedCluster::new(&members, cache_bytes);
         if let Some(leader) = args.take_key("leader") {
             self.cluster.elect(number(leader)?);
         }
@@ -58,7 +58,7 @@ impl Script {
 impl Runner for Script {
     type Command = Command;
 
-    fn run(&mut self, command: &Command, _: &Context) -> Result<String, Failed> {
+    fn run(&mut self, command: &Command, _: &Context) -> Result<String, ScriptError> {
         let mut args = command.consume_args();
         if command.name == "cluster" {
             self.begin(&mut args)?;
@@ -126,7 +126,7 @@ impl Runner for Script {
                 cluster.compact(id, to);
             }
             // forget_snapshot MEMBER: the member's snapshot is no longer available.
-            "forget_snapshot" => cluster.member(id).snapshot_built(None),
+            "forget_snapshot" => cluster.member(id).set_snapshot(None),
             // forge MEMBER FIELD=...: delivers a message that is too late, or that no correct
             // member sends.
             "forge" => {

@@ -17,7 +17,7 @@ pub const VERSION: u8 = 1;
 /// Why a log entry can't be applied. Each of these errors means that this member must stop and run
 /// a newer build.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DecodeError {
+pub enum CommandDecodeError {
     /// The version byte is missing (`None`) or is not [`VERSION`].
     Version(Option<u8>),
     /// The bytes after the version byte are not a valid [`Command`].
@@ -29,7 +29,7 @@ pub enum DecodeError {
     },
 }
 
-impl std::fmt::Display for DecodeError {
+impl std::fmt::Display for CommandDecodeError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Version(Some(version)) => {
@@ -47,11 +47,11 @@ impl std::fmt::Display for DecodeError {
     }
 }
 
-impl std::error::Error for DecodeError {}
+impl std::error::Error for CommandDecodeError {}
 
 /// A decoded log entry.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Said {
+pub struct DecodedCommand {
     /// Request id, unique for the life of the cluster.
     pub request_id: u64,
     /// Caller of the request; `None` if the entry names none.
@@ -60,7 +60,7 @@ pub struct Said {
 }
 
 /// Returns the caller of a request that a member makes on its own behalf.
-pub fn member() -> Option<Caller> {
+pub fn member_caller() -> Option<Caller> {
     Some(Caller { member: true, ..Caller::default() })
 }
 
@@ -75,21 +75,22 @@ pub fn encode(request_id: u64, caller: Option<Caller>, operation: Operation) -> 
 }
 
 /// Decodes the bytes that [`encode`] returned. Keys and values share the memory of `data`.
-pub fn decode(mut data: Bytes) -> Result<Said, DecodeError> {
+pub fn decode(mut data: Bytes) -> Result<DecodedCommand, CommandDecodeError> {
     match data.first() {
         Some(&VERSION) => {}
-        other => return Err(DecodeError::Version(other.copied())),
+        other => return Err(CommandDecodeError::Version(other.copied())),
     }
     let body = data.split_off(1);
-    let command = Command::decode(body).map_err(|e| DecodeError::Malformed(e.to_string()))?;
+    let command =
+        Command::decode(body).map_err(|e| CommandDecodeError::Malformed(e.to_string()))?;
     let Command { request_id, caller, operation } = command;
     match operation {
         Some(
             Operation::ChangeMember(MemberChange { change: None, .. })
             | Operation::ChangeAuth(AuthChange { change: None }),
         )
-        | None => Err(DecodeError::UnknownOperation { request_id }),
-        Some(operation) => Ok(Said { request_id, caller, operation }),
+        | None => Err(CommandDecodeError::UnknownOperation { request_id }),
+        Some(operation) => Ok(DecodedCommand { request_id, caller, operation }),
     }
 }
 
@@ -109,8 +110,8 @@ mod tests {
     #[test]
     fn a_command_survives_the_round_trip() {
         let user = Caller { user: "u".to_owned(), revision: 3, member: false };
-        for caller in [None, member(), Some(user)] {
-            let said = Said { request_id: 7, caller: caller.clone(), operation: put() };
+        for caller in [None, member_caller(), Some(user)] {
+            let said = DecodedCommand { request_id: 7, caller: caller.clone(), operation: put() };
             assert_eq!(decode(encode(7, caller, put())), Ok(said));
         }
     }
@@ -119,15 +120,15 @@ mod tests {
     fn another_version_is_refused() {
         let mut data = BytesMut::from(&encode(7, None, put())[..]);
         data[0] = 2;
-        assert_eq!(decode(data.freeze()), Err(DecodeError::Version(Some(2))));
-        assert_eq!(decode(Bytes::new()), Err(DecodeError::Version(None)));
+        assert_eq!(decode(data.freeze()), Err(CommandDecodeError::Version(Some(2))));
+        assert_eq!(decode(Bytes::new()), Err(CommandDecodeError::Version(None)));
     }
 
     #[test]
     fn an_unknown_operation_is_refused_not_skipped() {
         // Field 1 = 7, field 100 = empty message.
         let data = Bytes::from_static(&[VERSION, 0x08, 7, 0xa2, 0x06, 0]);
-        assert_eq!(decode(data), Err(DecodeError::UnknownOperation { request_id: 7 }));
+        assert_eq!(decode(data), Err(CommandDecodeError::UnknownOperation { request_id: 7 }));
     }
 
     #[test]
@@ -137,13 +138,16 @@ mod tests {
             Operation::ChangeAuth(AuthChange::default()),
         ] {
             let data = encode(7, None, unknown);
-            assert_eq!(decode(data), Err(DecodeError::UnknownOperation { request_id: 7 }));
+            assert_eq!(decode(data), Err(CommandDecodeError::UnknownOperation { request_id: 7 }));
         }
     }
 
     #[test]
     fn a_torn_command_is_refused() {
         let data = encode(7, None, put());
-        assert!(matches!(decode(data.slice(..data.len() - 1)), Err(DecodeError::Malformed(_))));
+        assert!(matches!(
+            decode(data.slice(..data.len() - 1)),
+            Err(CommandDecodeError::Malformed(_))
+        ));
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fmt::{Debug, Formatter, Result};
 
-macro_rules! shown_without_secrets {
+macro_rules! debug_without_secrets {
     ($($message:ty { $($field:ident),* })*) => {
         $(impl Debug for $message {
             fn fmt(&self, f: &mut Formatter<'_>) -> Result {
@@ -15,7 +15,7 @@ macro_rules! shown_without_secrets {
     };
 }
 
-shown_without_secrets! {
+debug_without_secrets! {
     crate::authpb::User { name, roles, options }
     crate::etcdserverpb::AuthUserAddRequest { name, options }
     crate::etcdserverpb::AuthUserChangePasswordRequest { name }

@@ -2,20 +2,20 @@
 
 use node_proto::command::{AssignToken, AuthChange};
 
-use super::outcome::{ApplyError, Failure, Response};
-use super::txn::header;
+use super::outcome::{ApplyError, ApplyFailure, Response};
+use super::txn::response_header;
 use crate::auth::AuthError;
 use crate::machine::Position;
 use crate::mvcc::Batch;
 
-pub(super) fn change(batch: &mut Batch<'_>, change: AuthChange) -> Result<Response, Failure> {
+pub(super) fn change(batch: &mut Batch<'_>, change: AuthChange) -> Result<Response, ApplyFailure> {
     let mut auth = batch.auth().clone();
     let forget = auth.change(change).map_err(ApplyError::Auth)?;
     if auth != *batch.auth() {
         batch.set_auth(auth);
     }
     batch.forget_tokens(forget);
-    Ok(Response::AuthChanged(header(batch.revision())))
+    Ok(Response::AuthChanged(response_header(batch.revision())))
 }
 
 /// Assigns a token to a user whose password was right. If users or roles have changed since the
@@ -24,7 +24,7 @@ pub(super) fn assign_token(
     batch: &mut Batch<'_>,
     assign: &AssignToken,
     at: Position,
-) -> Result<Response, Failure> {
+) -> Result<Response, ApplyFailure> {
     let refused = |why| Err(ApplyError::Auth(why).into());
     let auth = batch.auth();
     if !auth.is_enabled() {
@@ -38,5 +38,5 @@ pub(super) fn assign_token(
         return refused(AuthError::Failed);
     };
     batch.assign_token(at.index, secret, &assign.user);
-    Ok(Response::TokenAssigned { header: header(batch.revision()), index: at.index })
+    Ok(Response::TokenAssigned { header: response_header(batch.revision()), index: at.index })
 }

@@ -75,8 +75,8 @@ pub fn check_delete(request: &DeleteRangeRequest) -> Result<(), CheckError> {
 /// from the budget `max_ops`. There may be [`MAX_TXN_DEPTH`] levels.
 pub fn check_txn(request: &TxnRequest, max_ops: usize) -> Result<(), CheckError> {
     check_ops(request, max_ops, MAX_TXN_DEPTH)?;
-    Changes::of(&request.success)?;
-    Changes::of(&request.failure)?;
+    BranchChanges::collect(&request.success)?;
+    BranchChanges::collect(&request.failure)?;
     Ok(())
 }
 
@@ -101,19 +101,19 @@ fn check_ops(request: &TxnRequest, max_ops: usize, max_depth: usize) -> Result<(
 
 /// The keys that one branch of a transaction may change.
 #[derive(Default)]
-struct Changes<'a> {
+struct BranchChanges<'a> {
     /// For each key that is put: which nested transaction and branch puts it, as (nested
     /// transaction, is the success branch). `None` if the branch itself puts it.
     puts: HashMap<&'a Bytes, Option<(usize, bool)>>,
-    deletes: Ranges,
+    deletes: KeyRangeSet,
 }
 
 /// A set of keys, stored as disjoint ranges: a map from the start to the end of each. A lookup
 /// takes logarithmic time.
 #[derive(Default)]
-struct Ranges(BTreeMap<Bytes, Bytes>);
+struct KeyRangeSet(BTreeMap<Bytes, Bytes>);
 
-impl Ranges {
+impl KeyRangeSet {
     fn insert(&mut self, mut start: Bytes, mut end: Bytes) {
         if end <= start {
             return;
@@ -131,7 +131,7 @@ impl Ranges {
         self.0.insert(start, end);
     }
 
-    fn add(&mut self, range: &DeleteRangeRequest) {
+    fn add_request(&mut self, range: &DeleteRangeRequest) {
         match KeyRange::new(range.key.clone(), range.range_end.clone()) {
             KeyRange::One(key) => {
                 let next = [&key[..], &[0]].concat();
@@ -149,20 +149,20 @@ impl Ranges {
     }
 }
 
-impl<'a> Changes<'a> {
+impl<'a> BranchChanges<'a> {
     /// Collects the changes of a branch. Refuses a key that is put twice, or put and deleted. Only
     /// one branch of a nested transaction is ever carried out, so both may put the same key.
-    fn of(operations: &'a [RequestOp]) -> Result<Self, CheckError> {
+    fn collect(operations: &'a [RequestOp]) -> Result<Self, CheckError> {
         let mut all = Self::default();
         for operation in operations {
             if let Some(Request::RequestDeleteRange(delete)) = &operation.request {
-                all.deletes.add(delete);
+                all.deletes.add_request(delete);
             }
         }
         for (nested, operation) in operations.iter().enumerate() {
             let Some(Request::RequestTxn(txn)) = &operation.request else { continue };
-            let success = Self::of(&txn.success)?;
-            let failure = Self::of(&txn.failure)?;
+            let success = Self::collect(&txn.success)?;
+            let failure = Self::collect(&txn.failure)?;
             all.add_puts(success.puts.into_keys(), Some((nested, true)))?;
             all.add_puts(failure.puts.into_keys(), Some((nested, false)))?;
             for (start, end) in success.deletes.0.into_iter().chain(failure.deletes.0) {
@@ -225,8 +225,8 @@ mod tests {
                     prev_kv: false,
                 })
                 .collect();
-            let mut all = Ranges::default();
-            deletes.iter().for_each(|delete| all.add(delete));
+            let mut all = KeyRangeSet::default();
+            deletes.iter().for_each(|delete| all.add_request(delete));
             for key in (0..14).flat_map(|n| [bytes(n), [&bytes(n)[..], &[0]].concat().into()]) {
                 let mut each = deletes
                     .iter()

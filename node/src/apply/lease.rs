@@ -6,8 +6,8 @@ use node_proto::etcdserverpb::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse,
 };
 
-use super::outcome::{ApplyError, Failure, Response};
-use super::txn::header;
+use super::outcome::{ApplyError, ApplyFailure, Response};
+use super::txn::response_header;
 use crate::lease::{Lease, MAX_TTL};
 use crate::machine::Position;
 use crate::mvcc::Batch;
@@ -16,7 +16,7 @@ pub(super) fn grant(
     batch: &mut Batch<'_>,
     &LeaseGrantRequest { id, ttl }: &LeaseGrantRequest,
     at: Position,
-) -> Result<Response, Failure> {
+) -> Result<Response, ApplyFailure> {
     if id == 0 || ttl <= 0 {
         // No member proposes such a grant.
         return Err(ApplyError::LeaseNotFound.into());
@@ -27,19 +27,19 @@ pub(super) fn grant(
     if batch.lease(id).is_some() {
         return Err(ApplyError::LeaseExists.into());
     }
-    batch.grant(Lease { id, ttl, left: 0, granted: at.index })?;
-    let (header, error) = (header(batch.revision()), String::new());
+    batch.grant(Lease { id, ttl, remaining_ttl: 0, grant_index: at.index })?;
+    let (header, error) = (response_header(batch.revision()), String::new());
     Ok(Response::LeaseGrant(LeaseGrantResponse { header, id, ttl, error }))
 }
 
 pub(super) fn revoke(
     batch: &mut Batch<'_>,
     request: &LeaseRevokeRequest,
-) -> Result<Response, Failure> {
+) -> Result<Response, ApplyFailure> {
     if !batch.revoke(request.id)? {
         return Err(ApplyError::LeaseNotFound.into());
     }
-    Ok(Response::LeaseRevoke(LeaseRevokeResponse { header: header(batch.revision()) }))
+    Ok(Response::LeaseRevoke(LeaseRevokeResponse { header: response_header(batch.revision()) }))
 }
 
 /// Revokes a lease whose time is over. The leader's clock counts in the leader's own term only, and
@@ -48,12 +48,12 @@ pub(super) fn expire(
     batch: &mut Batch<'_>,
     over: &LeaseExpire,
     at: Position,
-) -> Result<Response, Failure> {
-    if over.term != at.term && batch.guards().clocks_count_in_their_term() {
+) -> Result<Response, ApplyFailure> {
+    if over.term != at.term && batch.guards().lease_clock_per_term() {
         return Err(ApplyError::LeaderChanged.into());
     }
     match batch.lease(over.id) {
-        Some(lease) if lease.granted == over.granted => {
+        Some(lease) if lease.grant_index == over.granted => {
             revoke(batch, &LeaseRevokeRequest { id: over.id })
         }
         _ => Err(ApplyError::LeaseNotFound.into()),
@@ -62,18 +62,18 @@ pub(super) fn expire(
 
 /// Notes the remaining time of leases. The leader's clock counts in the leader's own term only, and
 /// only for the leases that it knew.
-pub(super) fn note(
+pub(super) fn checkpoint(
     batch: &mut Batch<'_>,
     noted: &LeaseCheckpoint,
     at: Position,
-) -> Result<Response, Failure> {
+) -> Result<Response, ApplyFailure> {
     if noted.term != at.term {
         return Err(ApplyError::LeaderChanged.into());
     }
     for one in &noted.leases {
-        if batch.lease(one.id).is_some_and(|lease| lease.granted == one.granted) {
-            batch.note_left(one.id, one.left)?;
+        if batch.lease(one.id).is_some_and(|lease| lease.grant_index == one.granted) {
+            batch.set_remaining_ttl(one.id, one.left)?;
         }
     }
-    Ok(Response::LeasesNoted)
+    Ok(Response::LeasesCheckpointed)
 }

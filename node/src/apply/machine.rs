@@ -11,22 +11,22 @@ use node_proto::etcdserverpb::{
 };
 use redb::StorageBackend;
 
-use super::outcome::{ApplyError, ChangedMembers, Failure, Outcome, Response};
-use super::txn::{apply_delete, apply_put, apply_txn, check_put, has_puts, header};
+use super::outcome::{ApplyError, ApplyFailure, MemberChangeAnswer, Outcome, Response};
+use super::txn::{apply_delete, apply_put, apply_txn, check_put, has_puts, response_header};
 use super::{auth, lease};
-use crate::auth::{Access, Caller, authorise};
+use crate::auth::{Caller, RequestedAccess, authorise};
 use crate::identity::MemberId;
 use crate::machine::{
-    Applied, AppliedChange, Committed, EntryKind, Members, Position, RequestId, Snapshot,
+    AppliedChange, ApplyResult, CommittedEntry, EntryKind, Members, Position, RequestId, Snapshot,
     StateMachine,
 };
 use crate::membership::{ChangeError, ChangeRequest, Member};
 use crate::mvcc::watch::{Publisher, WatchHub};
-use crate::mvcc::{AnswerRoom, Batch, Options, Store, StoreError, View, Writer};
+use crate::mvcc::{AnswerBudget, Batch, Store, StoreError, StoreOptions, StoreWriter, View};
 
 /// State machine that applies the log to the store and publishes its events to watchers.
-pub struct Machine {
-    writer: Writer,
+pub struct KvStateMachine {
+    writer: StoreWriter,
     events: Publisher,
     is_answered: Box<dyn Fn(RequestId) -> bool + Send>,
 }
@@ -36,12 +36,12 @@ pub struct Machine {
 /// the memory before its client is made to accept any of it.
 const BATCH_ANSWER_BYTES: usize = 128 << 20;
 
-impl Machine {
+impl KvStateMachine {
     /// Opens the store on `backend`. Watchers receive events through the hub that [`Self::hub`]
     /// returns.
-    pub fn open(backend: impl StorageBackend, options: Options) -> Result<Self, StoreError> {
+    pub fn open(backend: impl StorageBackend, options: StoreOptions) -> Result<Self, StoreError> {
         let watch = options.watch;
-        let writer = Writer::open(backend, options)?;
+        let writer = StoreWriter::open(backend, options)?;
         let events = Publisher::new(writer.store(), watch);
         Ok(Self { writer, events, is_answered: Box::new(|_| true) })
     }
@@ -52,14 +52,14 @@ impl Machine {
     ///
     /// An answer may be many times as large as the store. Only one member should bear that cost:
     /// not every member, and not each member again when it restarts.
-    pub fn answer_only(&mut self, own: impl Fn(RequestId) -> bool + Send + 'static) {
+    pub fn set_answer_filter(&mut self, own: impl Fn(RequestId) -> bool + Send + 'static) {
         self.is_answered = Box::new(own);
     }
 
     /// Turns the state at position `at` into that of a new cluster, whose only member is `founder`.
     /// The founder's id in the old cluster was `was`. Revisions continue `bump` above the present
     /// one. The change is durable on return, with everything applied before.
-    pub fn found_cluster(
+    pub fn become_new_cluster(
         &mut self,
         at: Position,
         was: MemberId,
@@ -72,16 +72,16 @@ impl Machine {
             // under its new id.
             let alarms = batch.alarms().to_vec();
             for alarm in &alarms {
-                batch.lower_alarm(alarm);
+                batch.disarm_alarm(alarm);
                 if alarm.member_id == 0 {
                     batch.raise_alarm(*alarm);
                 } else if alarm.member_id == was.0 {
                     batch.raise_alarm(AlarmMember { member_id: id.0, ..*alarm });
                 }
             }
-            let table = batch.members().founded_by(founder, at.index);
+            let table = batch.members().with_only_founder(founder, at.index);
             *batch.members_mut() = table;
-            batch.leave_behind(bump);
+            batch.bump_revision(bump);
             Ok(())
         })?;
         self.writer.checkpoint()?;
@@ -101,7 +101,7 @@ impl Machine {
     }
 }
 
-impl StateMachine for Machine {
+impl StateMachine for KvStateMachine {
     type Outcome = Outcome;
     type Error = StoreError;
     type Snapshot = Arc<View>;
@@ -122,13 +122,14 @@ impl StateMachine for Machine {
         View::members(&self.writer.store().view()).voters_and_learners()
     }
 
-    fn apply(&mut self, entries: &[Committed]) -> Result<Applied<Outcome>, StoreError> {
+    fn apply(&mut self, entries: &[CommittedEntry]) -> Result<ApplyResult<Outcome>, StoreError> {
         let before = self.writer.applied();
-        let mut applied = Applied { at: before, outcomes: Vec::new(), changes: Vec::new() };
+        let mut applied =
+            ApplyResult { position: before, outcomes: Vec::new(), changes: Vec::new() };
         let new = entries.partition_point(|entry| entry.position.index <= before.index);
         let entries = &entries[new..];
         let Some(last) = entries.last() else { return Ok(applied) };
-        applied.at = last.position;
+        applied.position = last.position;
         applied.outcomes.reserve(entries.len());
         let is_answered = &self.is_answered;
         let (applied, events) = self.writer.batch(last.position, |batch| {
@@ -152,7 +153,7 @@ impl StateMachine for Machine {
 
     fn install_snapshot(&mut self, input: &mut dyn Read) -> Result<Position, StoreError> {
         let position = self.writer.install_snapshot(input)?;
-        self.events.jump(self.writer.store().view().revision());
+        self.events.publish_replacement(self.writer.store().view().revision());
         Ok(position)
     }
 }
@@ -175,10 +176,10 @@ impl Snapshot for Arc<View> {
 
 fn apply_entry(
     batch: &mut Batch<'_>,
-    entry: &Committed,
+    entry: &CommittedEntry,
     is_answered: &dyn Fn(RequestId) -> bool,
     read: &mut usize,
-    applied: &mut Applied<Outcome>,
+    applied: &mut ApplyResult<Outcome>,
 ) -> Result<(), StoreError> {
     if entry.kind == EntryKind::NoOp {
         return Ok(());
@@ -186,24 +187,24 @@ fn apply_entry(
     let at = entry.position;
     let index = at.index;
     let said = command::decode(entry.data.clone());
-    let said = said.map_err(|source| StoreError::Command { index, source })?;
+    let said = said.map_err(|source| StoreError::UndecodableCommand { index, source })?;
     let (id, operation, caller) = (said.request_id, said.operation, Caller::from(said.caller));
     if entry_kind(&operation) != entry.kind {
-        return Err(StoreError::Kind { index, kind: entry.kind });
+        return Err(StoreError::EntryKindMismatch { index, kind: entry.kind });
     }
-    let (kind, began) = (kind_of(&operation), Instant::now());
+    let (kind, began) = (applied_kind_index(&operation), Instant::now());
     let mut fits = |bytes| bytes <= BATCH_ANSWER_BYTES;
-    let mut room = AnswerRoom::new(*read, &mut fits);
+    let mut room = AnswerBudget::new(*read, &mut fits);
     let answered = is_answered(RequestId(id)).then_some(&mut room);
     let changes = &mut applied.changes;
     let outcome = match apply_operation(batch, &caller, operation, answered, at, changes) {
-        Ok(_) if room.is_overdrawn() => Ok(Response::TooLarge),
+        Ok(_) if room.is_overdrawn() => Ok(Response::AnswerTooLarge),
         Ok(response) => {
-            *read = room.held();
+            *read = room.used_bytes();
             Ok(response)
         }
-        Err(Failure::Refused(why)) => Err(why),
-        Err(Failure::Fatal(error)) => return Err(error),
+        Err(ApplyFailure::Refused(why)) => Err(why),
+        Err(ApplyFailure::Fatal(error)) => return Err(error),
     };
     batch.end_request();
     batch.time(kind, outcome.is_ok(), began.elapsed());
@@ -215,15 +216,15 @@ fn apply_operation(
     batch: &mut Batch<'_>,
     caller: &Caller,
     operation: Operation,
-    answered: Option<&mut AnswerRoom<'_>>,
+    answered: Option<&mut AnswerBudget<'_>>,
     at: Position,
     changes: &mut Vec<AppliedChange>,
-) -> Result<Response, Failure> {
-    if let Some(why) = forbidden(batch.alarms(), &operation) {
+) -> Result<Response, ApplyFailure> {
+    if let Some(why) = alarm_error(batch.alarms(), &operation) {
         return Err(why.into());
     }
     if batch.auth().is_enabled() {
-        authorise(batch.auth(), caller, Access::from(&operation), &batch.lease_table())
+        authorise(batch.auth(), caller, RequestedAccess::from(&operation), &batch.lease_table())
             .map_err(ApplyError::Auth)?;
     }
     match operation {
@@ -237,7 +238,7 @@ fn apply_operation(
         Operation::Txn(txn) => apply_txn(batch, &txn, answered).map(Response::Txn),
         Operation::Compact(compact) => {
             batch.compact(compact.revision)?;
-            Ok(Response::Compact(CompactionResponse { header: header(batch.revision()) }))
+            Ok(Response::Compact(CompactionResponse { header: response_header(batch.revision()) }))
         }
         Operation::Alarm(alarm) => apply_alarm(batch, &alarm).map(Response::Alarm),
         Operation::MarkCorrupt(member_id) => {
@@ -248,7 +249,7 @@ fn apply_operation(
         Operation::LeaseGrant(request) => lease::grant(batch, &request, at),
         Operation::LeaseRevoke(request) => lease::revoke(batch, &request),
         Operation::LeaseExpire(over) => lease::expire(batch, &over, at),
-        Operation::LeaseCheckpoint(noted) => lease::note(batch, &noted, at),
+        Operation::LeaseCheckpoint(noted) => lease::checkpoint(batch, &noted, at),
         Operation::ChangeAuth(change) => auth::change(batch, change),
         Operation::AssignToken(assign) => auth::assign_token(batch, &assign, at),
         Operation::PublishMember(member) => publish(batch, member),
@@ -260,8 +261,8 @@ fn apply_operation(
     }
 }
 
-/// Returns the operation's place in [`mvcc::APPLIED`](crate::mvcc::APPLIED).
-fn kind_of(operation: &Operation) -> usize {
+/// Returns the operation's place in [`mvcc::APPLIED_KINDS`](crate::mvcc::APPLIED).
+fn applied_kind_index(operation: &Operation) -> usize {
     match operation {
         Operation::Put(_) => 0,
         Operation::DeleteRange(_) => 1,
@@ -298,7 +299,7 @@ pub(crate) fn entry_kind(operation: &Operation) -> EntryKind {
 }
 
 /// Whether the operation may make the data grow. Such operations are refused when space runs short.
-pub(crate) fn grows(operation: &Operation) -> bool {
+pub(crate) fn may_grow_data(operation: &Operation) -> bool {
     match operation {
         Operation::Put(_) | Operation::LeaseGrant(_) => true,
         Operation::Txn(txn) => has_puts(txn),
@@ -320,7 +321,7 @@ pub(crate) fn grows(operation: &Operation) -> bool {
 ///
 /// A CORRUPT alarm of one member concerns only that member's data: it stops serving clients, and
 /// the others go on. In etcd such an alarm stops all writes of the cluster.
-fn forbidden(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyError> {
+fn alarm_error(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyError> {
     if alarms.is_empty() {
         return None;
     }
@@ -341,7 +342,7 @@ fn forbidden(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyError
         || alarms.iter().any(|a| a.member_id == 0 && a.alarm() == AlarmType::Corrupt);
     if writes && all_are_corrupt() {
         Some(ApplyError::Corrupt)
-    } else if grows(operation) && raised(AlarmType::Nospace) {
+    } else if may_grow_data(operation) && raised(AlarmType::Nospace) {
         Some(ApplyError::NoSpace)
     } else {
         None
@@ -351,7 +352,10 @@ fn forbidden(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyError
 /// Applies an alarm request. Only members and the cluster as a whole have alarms, so the number of
 /// alarms is at most (members + 1) times the number of kinds. A request for an alarm of unknown
 /// kind gets an empty answer, as in etcd (server/etcdserver/apply, `Alarm`).
-fn apply_alarm(batch: &mut Batch<'_>, request: &AlarmRequest) -> Result<AlarmResponse, Failure> {
+fn apply_alarm(
+    batch: &mut Batch<'_>,
+    request: &AlarmRequest,
+) -> Result<AlarmResponse, ApplyFailure> {
     let alarm = AlarmMember { member_id: request.member_id, alarm: request.alarm };
     let all = |a: &AlarmMember| request.alarm() == AlarmType::None || a.alarm == request.alarm;
     let alarms = match request.action() {
@@ -367,14 +371,14 @@ fn apply_alarm(batch: &mut Batch<'_>, request: &AlarmRequest) -> Result<AlarmRes
             vec![alarm]
         }
         AlarmAction::Deactivate => {
-            if batch.lower_alarm(&alarm) {
+            if batch.disarm_alarm(&alarm) {
                 vec![alarm]
             } else {
                 Vec::new()
             }
         }
     };
-    Ok(AlarmResponse { header: header(batch.revision()), alarms })
+    Ok(AlarmResponse { header: response_header(batch.revision()), alarms })
 }
 
 /// Changes the member table. Returns the change that consensus has to make, and the answer: all
@@ -383,19 +387,20 @@ fn change_members(
     batch: &mut Batch<'_>,
     change: command::MemberChange,
     index: u64,
-) -> (AppliedChange, Result<ChangedMembers, ChangeError>) {
+) -> (AppliedChange, Result<MemberChangeAnswer, ChangeError>) {
     let (guards, asked) = (batch.guards(), ChangeRequest::try_from(change));
-    let changed = asked.and_then(|asked| batch.members_mut().change_under(guards, asked, index));
+    let changed =
+        asked.and_then(|asked| batch.members_mut().apply_change_with_guards(guards, asked, index));
     let table = batch.members();
     let change = changed.ok().flatten();
     let done = AppliedChange { index, change, members: table.voters_and_learners() };
     let members = || table.members().map(Into::into).collect();
-    (done, changed.map(|_| ChangedMembers { members: members(), at: index }))
+    (done, changed.map(|_| MemberChangeAnswer { members: members(), configuration_index: index }))
 }
 
-fn publish(batch: &mut Batch<'_>, published: PublishMember) -> Result<Response, Failure> {
+fn publish(batch: &mut Batch<'_>, published: PublishMember) -> Result<Response, ApplyFailure> {
     let id = MemberId(published.member_id);
     let said = published.try_into().map_err(ApplyError::from)?;
     batch.members_mut().publish(id, said).map_err(ApplyError::from)?;
-    Ok(Response::Published)
+    Ok(Response::MemberPublished)
 }

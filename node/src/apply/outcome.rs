@@ -31,11 +31,11 @@ pub enum Response {
     /// Answer to the revocation of a lease, by a client or by the leader's clock.
     LeaseRevoke(LeaseRevokeResponse),
     /// The remaining time of leases has been noted.
-    LeasesNoted,
+    LeasesCheckpointed,
     /// A member's name and URLs have been published.
-    Published,
+    MemberPublished,
     /// Members after a change of members.
-    MembersChanged(ChangedMembers),
+    MembersChanged(MemberChangeAnswer),
     /// Header of the answer to a change of users or roles.
     AuthChanged(Option<ResponseHeader>),
     /// A user who authenticated with a password got a token.
@@ -47,16 +47,16 @@ pub enum Response {
     },
     /// The request was carried out, but its answer was dropped because it exceeds the space for
     /// answers.
-    TooLarge,
+    AnswerTooLarge,
 }
 
 /// Result of a change of members.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ChangedMembers {
+pub struct MemberChangeAnswer {
     /// All members after the change.
     pub members: Vec<Member>,
     /// Index of the entry that made this configuration.
-    pub at: u64,
+    pub configuration_index: u64,
 }
 
 /// Why a committed request changed nothing. Every member comes to the same error.
@@ -112,24 +112,24 @@ impl From<ChangeError> for ApplyError {
 
 /// A refusal of one request, or a failure of the store that ends the process.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum ApplyFailure {
     Refused(ApplyError),
     Fatal(StoreError),
 }
 
-impl From<ApplyError> for Failure {
+impl From<ApplyError> for ApplyFailure {
     fn from(error: ApplyError) -> Self {
         Self::Refused(error)
     }
 }
 
-impl From<StoreError> for Failure {
+impl From<StoreError> for ApplyFailure {
     fn from(error: StoreError) -> Self {
         Self::Fatal(error)
     }
 }
 
-impl From<ReadError> for Failure {
+impl From<ReadError> for ApplyFailure {
     fn from(error: ReadError) -> Self {
         match error {
             // A batch reads its own newest state, which no other compaction can overtake meanwhile.

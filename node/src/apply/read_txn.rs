@@ -10,8 +10,8 @@ use node_proto::etcdserverpb::request_op::Request;
 use node_proto::etcdserverpb::response_op::Response;
 use node_proto::etcdserverpb::{Compare, RequestOp, ResponseOp, TxnRequest, TxnResponse};
 
-use super::txn::{Comparison, branch, check_revision, header};
-use crate::mvcc::{AnswerRoom, Gather, ReadError, Scan, Step, Store, View};
+use super::txn::{Comparison, branch_operations, check_revision, response_header};
+use crate::mvcc::{AnswerBudget, RangeRead, RangeStep, ReadError, Scan, Store, View};
 
 /// Maximum number of operations and comparisons in a step.
 const ITEMS_PER_STEP: usize = 16;
@@ -21,146 +21,150 @@ const BYTES_PER_STEP: usize = 1 << 20;
 /// A transaction that [`is_read_only`](super::is_read_only), and the progress of reading it.
 pub struct ReadTxn<'t> {
     /// Stack of the transactions being read, from the outermost to the innermost.
-    levels: Vec<Level<'t>>,
+    levels: Vec<TxnLevel<'t>>,
 }
 
 /// One transaction of the stack, and the progress of reading it.
-struct Level<'t> {
+struct TxnLevel<'t> {
     txn: &'t TxnRequest,
     compares: Iter<'t, Compare>,
     /// Result of the comparisons, once known, and the operations that are left in the chosen
     /// branch.
     chosen: Option<(bool, Iter<'t, RequestOp>)>,
-    begun: Option<Begun<'t>>,
+    pending: Option<PendingItem<'t>>,
     responses: Vec<ResponseOp>,
 }
 
 /// A comparison or range that takes more than one step.
-enum Begun<'t> {
+enum PendingItem<'t> {
     Comparison(Comparison<'t>, Scan),
-    Range(Gather),
+    Range(RangeRead),
 }
 
-impl<'t> Level<'t> {
+impl<'t> TxnLevel<'t> {
     fn new(txn: &'t TxnRequest) -> Self {
         let compares = txn.compare.iter();
-        Self { txn, compares, chosen: None, begun: None, responses: Vec::new() }
+        Self { txn, compares, chosen: None, pending: None, responses: Vec::new() }
     }
 
     fn choose(&mut self, holds: bool) {
-        self.chosen = Some((holds, branch(self.txn, holds).iter()));
+        self.chosen = Some((holds, branch_operations(self.txn, holds).iter()));
     }
 
-    fn answer(&mut self, response: Option<Response>) {
+    fn push_response(&mut self, response: Option<Response>) {
         self.responses.push(ResponseOp { response });
     }
 
     /// Continues the item that was begun, or begins the next one.
-    fn item(
+    fn continue_or_begin(
         &mut self,
         store: &Store,
         view: &View,
-        room: &mut AnswerRoom<'_>,
-    ) -> Result<Item<'t>, ReadError> {
-        match self.begun.take() {
-            Some(Begun::Comparison(comparison, scan)) => {
-                self.compare(store, view, comparison, scan)
+        room: &mut AnswerBudget<'_>,
+    ) -> Result<ItemProgress<'t>, ReadError> {
+        match self.pending.take() {
+            Some(PendingItem::Comparison(comparison, scan)) => {
+                self.continue_comparison(store, view, comparison, scan)
             }
-            Some(Begun::Range(gather)) => self.range(store, view, gather, room),
-            None => self.begin(store, view, room),
+            Some(PendingItem::Range(gather)) => self.continue_range(store, view, gather, room),
+            None => self.begin_next(store, view, room),
         }
     }
 
-    fn begin(
+    fn begin_next(
         &mut self,
         store: &Store,
         view: &View,
-        room: &mut AnswerRoom<'_>,
-    ) -> Result<Item<'t>, ReadError> {
+        room: &mut AnswerBudget<'_>,
+    ) -> Result<ItemProgress<'t>, ReadError> {
         let Some((succeeded, operations)) = &mut self.chosen else {
             let Some(compare) = self.compares.next() else {
                 self.choose(true);
-                return Ok(Item::Done);
+                return Ok(ItemProgress::Done);
             };
             let comparison = Comparison::new(compare);
             let scan = Scan::new(comparison.range());
-            return self.compare(store, view, comparison, scan);
+            return self.continue_comparison(store, view, comparison, scan);
         };
         let Some(operation) = operations.next() else {
             let (succeeded, responses) = (*succeeded, std::mem::take(&mut self.responses));
-            return Ok(Item::Over(TxnResponse { header: header(0), succeeded, responses }));
+            return Ok(ItemProgress::LevelDone(TxnResponse {
+                header: response_header(0),
+                succeeded,
+                responses,
+            }));
         };
         match &operation.request {
             Some(Request::RequestRange(range)) => {
-                check_revision(range.revision, view.revision(), view.compacted())?;
-                let gather = store.gather(view, range)?;
-                self.range(store, view, gather, room)
+                check_revision(range.revision, view.revision(), view.compact_revision())?;
+                let gather = store.begin_range(view, range)?;
+                self.continue_range(store, view, gather, room)
             }
-            Some(Request::RequestTxn(nested)) => Ok(Item::Nested(nested)),
+            Some(Request::RequestTxn(nested)) => Ok(ItemProgress::Nested(nested)),
             Some(Request::RequestPut(_) | Request::RequestDeleteRange(_)) | None => {
-                self.answer(None);
-                Ok(Item::Done)
+                self.push_response(None);
+                Ok(ItemProgress::Done)
             }
         }
     }
 
-    fn compare(
+    fn continue_comparison(
         &mut self,
         store: &Store,
         view: &View,
         mut comparison: Comparison<'t>,
         mut scan: Scan,
-    ) -> Result<Item<'t>, ReadError> {
-        if !store.scan(view, &mut scan, &mut |kv| comparison.look(kv))? {
-            self.begun = Some(Begun::Comparison(comparison, scan));
-            return Ok(Item::GoesOn);
+    ) -> Result<ItemProgress<'t>, ReadError> {
+        if !store.scan(view, &mut scan, &mut |kv| comparison.compare_key(kv))? {
+            self.pending = Some(PendingItem::Comparison(comparison, scan));
+            return Ok(ItemProgress::Unfinished);
         }
-        if !comparison.holds() {
+        if !comparison.is_satisfied() {
             self.choose(false);
         }
-        Ok(Item::Done)
+        Ok(ItemProgress::Done)
     }
 
-    fn range(
+    fn continue_range(
         &mut self,
         store: &Store,
         view: &View,
-        mut gather: Gather,
-        room: &mut AnswerRoom<'_>,
-    ) -> Result<Item<'t>, ReadError> {
-        let step = store.step(view, &mut gather)?;
+        mut gather: RangeRead,
+        room: &mut AnswerBudget<'_>,
+    ) -> Result<ItemProgress<'t>, ReadError> {
+        let step = store.step_range(view, &mut gather)?;
         if !room.fits(gather.bytes()) {
-            return Ok(Item::Done);
+            return Ok(ItemProgress::Done);
         }
         Ok(match step {
-            Step::Again => {
-                self.begun = Some(Begun::Range(gather));
-                Item::GoesOn
+            RangeStep::Unfinished => {
+                self.pending = Some(PendingItem::Range(gather));
+                ItemProgress::Unfinished
             }
-            Step::Done(response) => {
-                room.take_gathered(&gather);
-                self.answer(Some(Response::ResponseRange(response)));
-                Item::Done
+            RangeStep::Done(response) => {
+                room.charge_range(&gather);
+                self.push_response(Some(Response::ResponseRange(response)));
+                ItemProgress::Done
             }
         })
     }
 }
 
 /// Result of working on one comparison or operation.
-enum Item<'t> {
+enum ItemProgress<'t> {
     Done,
     /// The item is wide and is not finished: the step ends here.
-    GoesOn,
+    Unfinished,
     Nested(&'t TxnRequest),
     /// All operations of this level are done; the answer of the level.
-    Over(TxnResponse),
+    LevelDone(TxnResponse),
 }
 
 impl<'t> ReadTxn<'t> {
     /// Creates the read of `txn`, with nothing read yet.
     #[must_use]
     pub fn new(txn: &'t TxnRequest) -> Self {
-        Self { levels: vec![Level::new(txn)] }
+        Self { levels: vec![TxnLevel::new(txn)] }
     }
 
     /// Carries out the next step. Returns the answer after the last step, `None` before. Each call
@@ -169,25 +173,25 @@ impl<'t> ReadTxn<'t> {
         &mut self,
         store: &Store,
         view: &View,
-        room: &mut AnswerRoom<'_>,
+        room: &mut AnswerBudget<'_>,
     ) -> Result<Option<TxnResponse>, ReadError> {
-        let enough = room.held() + BYTES_PER_STEP;
+        let enough = room.used_bytes() + BYTES_PER_STEP;
         for _ in 0..ITEMS_PER_STEP {
             let Some(level) = self.levels.last_mut() else { break };
-            match level.item(store, view, room)? {
-                Item::Done => {}
-                Item::GoesOn => break,
-                Item::Nested(txn) => self.levels.push(Level::new(txn)),
-                Item::Over(mut response) => {
+            match level.continue_or_begin(store, view, room)? {
+                ItemProgress::Done => {}
+                ItemProgress::Unfinished => break,
+                ItemProgress::Nested(txn) => self.levels.push(TxnLevel::new(txn)),
+                ItemProgress::LevelDone(mut response) => {
                     self.levels.pop();
                     let Some(around) = self.levels.last_mut() else {
-                        response.header = header(view.revision());
+                        response.header = response_header(view.revision());
                         return Ok(Some(response));
                     };
-                    around.answer(Some(Response::ResponseTxn(response)));
+                    around.push_response(Some(Response::ResponseTxn(response)));
                 }
             }
-            if room.is_overdrawn() || room.held() >= enough {
+            if room.is_overdrawn() || room.used_bytes() >= enough {
                 break;
             }
         }

@@ -18,12 +18,12 @@ use node_proto::etcdserverpb::{
 use super::*;
 use crate::identity::{MemberId, OperationId};
 use crate::machine::{
-    AppliedChange, Committed, ConfChange, EntryKind, Members, Position, RequestId,
+    AppliedChange, CommittedEntry, ConfChange, EntryKind, Members, Position, RequestId,
     StateMachine as _,
 };
 use crate::membership::{ChangeError, ChangeRequest, Member, MemberChange};
 use crate::mvcc::tests::{backend, disk};
-use crate::mvcc::{AnswerRoom, Compaction, Options, ReadError, Store, StoreError};
+use crate::mvcc::{AnswerBudget, CompactionMode, ReadError, Store, StoreError, StoreOptions};
 
 mod leases;
 mod members;
@@ -34,7 +34,7 @@ const MAX_OPS: usize = 128;
 fn read_only(store: &Store, txn: &TxnRequest) -> Result<TxnResponse, ReadError> {
     let (view, mut read) = (store.view(), ReadTxn::new(txn));
     let mut anything = |_| true;
-    let mut room = AnswerRoom::new(0, &mut anything);
+    let mut room = AnswerBudget::new(0, &mut anything);
     loop {
         if let Some(response) = read.step(store, &view, &mut room)? {
             return Ok(response);
@@ -42,8 +42,8 @@ fn read_only(store: &Store, txn: &TxnRequest) -> Result<TxnResponse, ReadError> 
     }
 }
 
-struct World {
-    machine: Machine,
+struct ApplyHarness {
+    machine: KvStateMachine,
     index: u64,
 }
 
@@ -60,7 +60,7 @@ fn member(id: u64) -> Member {
         is_learner: false,
         incarnation: None,
         node_key: None,
-        changed: 0,
+        changed_at: 0,
         vote_when_ready: false,
         operations: Vec::new(),
     }
@@ -68,14 +68,14 @@ fn member(id: u64) -> Member {
 
 mod auth;
 
-impl World {
+impl ApplyHarness {
     fn new() -> Self {
-        let options = Options {
-            compaction: Compaction::Inline,
+        let options = StoreOptions {
+            compaction: CompactionMode::Inline,
             members: vec![member(7)],
-            ..Options::default()
+            ..StoreOptions::default()
         };
-        Self { machine: Machine::open(backend(&disk(1)), options).unwrap(), index: 0 }
+        Self { machine: KvStateMachine::open(backend(&disk(1)), options).unwrap(), index: 0 }
     }
 
     fn apply(&mut self, operation: Operation) -> Outcome {
@@ -100,9 +100,9 @@ impl World {
         operation: Operation,
     ) -> (Outcome, Vec<AppliedChange>) {
         let position = Position { index: self.index, term: 1 };
-        let entry = Committed { position, kind, data: encode(self.index, caller, operation) };
+        let entry = CommittedEntry { position, kind, data: encode(self.index, caller, operation) };
         let mut applied = self.machine.apply(&[entry]).unwrap();
-        assert_eq!(applied.at, position);
+        assert_eq!(applied.position, position);
         let (id, outcome) = applied.outcomes.pop().unwrap();
         assert_eq!(id, RequestId(self.index));
         (outcome, applied.changes)
@@ -197,7 +197,7 @@ fn compare(key: &str, result: CompareResult, union: TargetUnion) -> Compare {
 
 #[test]
 fn a_put_answers_its_revision_and_on_demand_what_was_there() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     world.put("k", "1").unwrap();
     let request = PutRequest { prev_kv: true, ..put("k", "2") };
     let Response::Put(response) = world.apply(Operation::Put(request)).unwrap() else { panic!() };
@@ -208,7 +208,7 @@ fn a_put_answers_its_revision_and_on_demand_what_was_there() {
 
 #[test]
 fn ignore_value_keeps_the_value_and_needs_the_key() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     let request = PutRequest { ignore_value: true, ..put("k", "") };
     assert_eq!(world.apply(Operation::Put(request.clone())), Err(ApplyError::KeyNotFound));
     world.put("k", "kept").unwrap();
@@ -220,7 +220,7 @@ fn ignore_value_keeps_the_value_and_needs_the_key() {
 
 #[test]
 fn an_unknown_lease_is_refused() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     let request = PutRequest { lease: 5, ..put("k", "v") };
     assert_eq!(world.apply(Operation::Put(request)), Err(ApplyError::LeaseNotFound));
     assert_eq!(world.revision(), 1);
@@ -228,7 +228,7 @@ fn an_unknown_lease_is_refused() {
 
 #[test]
 fn deleting_a_range_is_one_revision() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     for key in ["a", "b", "c"] {
         world.put(key, key).unwrap();
     }
@@ -245,7 +245,7 @@ fn deleting_a_range_is_one_revision() {
 fn comparisons_hold_as_etcds_do() {
     use CompareResult::{Equal, Greater, Less, NotEqual};
     use TargetUnion::{CreateRevision, Lease, ModRevision, Value, Version};
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     world.put("k", "b").unwrap();
     world.put("k", "c").unwrap();
     let table = [
@@ -275,7 +275,7 @@ fn comparisons_hold_as_etcds_do() {
 
 #[test]
 fn a_comparison_over_a_range_must_hold_for_every_key() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     world.put("a1", "x").unwrap();
     world.put("a2", "x").unwrap();
     world.put("a2", "x").unwrap();
@@ -300,7 +300,7 @@ fn a_comparison_over_a_range_must_hold_for_every_key() {
 
 #[test]
 fn all_operations_of_a_transaction_share_a_revision_and_see_each_other() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     world.put("old", "x").unwrap();
     let txn = then(vec![
         op_range("k", 0),
@@ -329,7 +329,7 @@ fn all_operations_of_a_transaction_share_a_revision_and_see_each_other() {
 
 #[test]
 fn nested_comparisons_are_made_before_any_operation() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     let missing = vec![compare("k", CompareResult::Equal, TargetUnion::Version(0))];
     let nested = op_txn(missing, vec![op_put("then", "")], vec![op_put("else", "")]);
     world.txn(then(vec![op_put("k", ""), nested])).unwrap();
@@ -338,7 +338,7 @@ fn nested_comparisons_are_made_before_any_operation() {
 
 #[test]
 fn a_refused_transaction_changes_nothing() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     world.put("k", "1").unwrap();
     let ahead = then(vec![op_put("a", ""), op_range("k", 9)]);
     assert_eq!(world.txn(ahead), Err(ApplyError::FutureRevision));
@@ -351,7 +351,7 @@ fn a_refused_transaction_changes_nothing() {
 
 #[test]
 fn only_the_branch_that_is_taken_can_be_refused() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     let txn = TxnRequest { failure: vec![op_range("k", 9)], ..then(vec![op_put("k", "1")]) };
     assert!(world.txn(txn).unwrap().succeeded);
 }
@@ -416,7 +416,7 @@ fn requests_that_say_nothing_or_too_much_are_refused() {
 
 #[test]
 fn the_space_alarm_forbids_what_grows_and_nothing_else() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     world.put("k", "1").unwrap();
     let alarm = |action: AlarmAction| {
         Operation::Alarm(AlarmRequest { action: action.into(), member_id: 7, alarm: 1 })
@@ -434,7 +434,7 @@ fn the_space_alarm_forbids_what_grows_and_nothing_else() {
 
 #[test]
 fn the_corruption_alarm_of_the_cluster_forbids_every_write_and_a_members_none() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     world.apply(Operation::MarkCorrupt(7)).unwrap();
     world.put("k", "1").unwrap();
     let raised = world.machine.store().view().alarms().to_vec();
@@ -450,7 +450,7 @@ fn the_corruption_alarm_of_the_cluster_forbids_every_write_and_a_members_none() 
 #[test]
 fn members_can_be_changed_under_any_alarm() {
     for alarm in [1, 2] {
-        let mut world = World::new();
+        let mut world = ApplyHarness::new();
         let alarm = AlarmRequest { action: AlarmAction::Activate.into(), member_id: 7, alarm };
         world.apply(Operation::Alarm(alarm)).unwrap();
         let (added, _) = world.change(&MemberChange::Add(member(9)));
@@ -462,7 +462,7 @@ fn members_can_be_changed_under_any_alarm() {
 
 #[test]
 fn a_member_publishes_its_name_and_urls() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     let publish = |member_id| {
         let client_urls = vec!["http://10.0.0.1:2379".to_owned()];
         let name = "a".to_owned();
@@ -473,7 +473,7 @@ fn a_member_publishes_its_name_and_urls() {
             ..Default::default()
         })
     };
-    assert_eq!(world.apply(publish(7)), Ok(Response::Published));
+    assert_eq!(world.apply(publish(7)), Ok(Response::MemberPublished));
     assert_eq!(world.apply(publish(8)), Err(ApplyError::MemberNotFound));
     let view = world.machine.store().view();
     let names: Vec<_> = view.members().members().map(|member| &member.name[..]).collect();
@@ -483,9 +483,10 @@ fn a_member_publishes_its_name_and_urls() {
 
 #[test]
 fn entries_that_were_applied_are_skipped_and_empty_ones_count() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     world.put("k", "1").unwrap();
-    let entry = |index, kind, data| Committed { position: Position { index, term: 2 }, kind, data };
+    let entry =
+        |index, kind, data| CommittedEntry { position: Position { index, term: 2 }, kind, data };
     let again = entry(1, EntryKind::Normal, encode(1, None, Operation::Put(put("k", "again"))));
     let empty = entry(2, EntryKind::NoOp, Bytes::new());
     let applied = world.machine.apply(&[again, empty]).unwrap();
@@ -496,21 +497,21 @@ fn entries_that_were_applied_are_skipped_and_empty_ones_count() {
 
 #[test]
 fn an_entry_of_a_newer_build_stops_the_machine() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     let position = Position { index: 1, term: 1 };
     let kind = EntryKind::Normal;
-    let entry = Committed { position, kind, data: Bytes::from_static(&[2, 0]) };
+    let entry = CommittedEntry { position, kind, data: Bytes::from_static(&[2, 0]) };
     let error = world.machine.apply(&[entry]).unwrap_err();
-    assert!(matches!(error, StoreError::Command { index: 1, .. }), "{error}");
+    assert!(matches!(error, StoreError::UndecodableCommand { index: 1, .. }), "{error}");
 }
 
 #[test]
 fn an_entry_that_carries_what_another_kind_does_stops_the_machine() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     let position = Position { index: 1, term: 1 };
     let (kind, data) = (EntryKind::ConfChange, encode(1, None, Operation::Put(put("k", "v"))));
-    let error = world.machine.apply(&[Committed { position, kind, data }]).unwrap_err();
-    assert!(matches!(error, StoreError::Kind { index: 1, .. }), "{error}");
+    let error = world.machine.apply(&[CommittedEntry { position, kind, data }]).unwrap_err();
+    assert!(matches!(error, StoreError::EntryKindMismatch { index: 1, .. }), "{error}");
 }
 
 #[test]
@@ -528,7 +529,7 @@ fn a_transaction_may_be_nested_so_deep_and_no_deeper() {
 
 #[test]
 fn alarms_are_of_members_and_of_known_kinds() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     let mut raise = |member_id, alarm| {
         let action = AlarmAction::Activate.into();
         world.apply(Operation::Alarm(AlarmRequest { action, member_id, alarm }))
@@ -547,9 +548,9 @@ fn alarms_are_of_members_and_of_known_kinds() {
 
 #[test]
 fn a_transaction_cannot_read_at_a_negative_revision_of_a_compacted_store() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     world.put("a", "1").unwrap();
-    let read = |world: &mut World, revision| {
+    let read = |world: &mut ApplyHarness, revision| {
         let request = then(vec![op_range("a", revision), op_put("b", "1")]);
         let store = world.machine.store();
         let only = read_only(&store, &then(vec![op_range("a", revision)]));
@@ -567,7 +568,7 @@ fn a_transaction_cannot_read_at_a_negative_revision_of_a_compacted_store() {
 
 #[test]
 fn what_is_compared_with_no_known_target_is_equal() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     world.put("a", "1").unwrap();
     let mut holds = |result: CompareResult| {
         let target = compare("a", result, TargetUnion::Version(7));
@@ -583,14 +584,14 @@ fn what_is_compared_with_no_known_target_is_equal() {
 
 #[test]
 fn an_unknown_lease_is_told_before_a_missing_key() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     let request = PutRequest { lease: 5, ignore_value: true, ..put("none", "") };
     assert_eq!(world.apply(Operation::Put(request)), Err(ApplyError::LeaseNotFound));
 }
 
 #[test]
 fn a_key_may_be_put_beside_a_delete_of_everything_after_another() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     world.put("a", "1").unwrap();
     let answer = world.txn(then(vec![op_put("b", "1"), op_delete("\0", "\0")])).unwrap();
     assert_eq!(answer.responses.len(), 2);
@@ -615,8 +616,8 @@ fn nothing_is_read_for_an_answer_that_nobody_waits_for_here_and_the_state_is_the
         ])
     };
     let run = |own: bool| {
-        let mut world = World::new();
-        world.machine.answer_only(move |_| own);
+        let mut world = ApplyHarness::new();
+        world.machine.set_answer_filter(move |_| own);
         world.put("a", "1").unwrap();
         world.put("b", "1").unwrap();
         world.put("c", "kept").unwrap();
@@ -634,9 +635,9 @@ fn nothing_is_read_for_an_answer_that_nobody_waits_for_here_and_the_state_is_the
 
 #[test]
 fn a_request_that_is_refused_is_refused_whoever_waits_for_it() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     world.put("a", "1").unwrap();
-    world.machine.answer_only(|_| false);
+    world.machine.set_answer_filter(|_| false);
     let future = world.txn(then(vec![op_put("a", "2"), op_range("a", 99)]));
     assert_eq!(future, Err(ApplyError::FutureRevision));
     assert_eq!(world.keys(), ["a=1"]);
@@ -644,7 +645,7 @@ fn a_request_that_is_refused_is_refused_whoever_waits_for_it() {
 
 #[test]
 fn a_comparison_of_a_range_holds_if_it_does_for_each_key_of_many() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     for n in 0..600 {
         world.put(&format!("k{n:03}"), "v").unwrap();
     }
@@ -652,7 +653,7 @@ fn a_comparison_of_a_range_holds_if_it_does_for_each_key_of_many() {
         range_end: bytes("l"),
         ..compare("k", CompareResult::Equal, TargetUnion::Value(bytes(value)))
     };
-    let holds = |world: &mut World, compare: Compare| {
+    let holds = |world: &mut ApplyHarness, compare: Compare| {
         let request = TxnRequest { compare: vec![compare], ..TxnRequest::default() };
         world.txn(request).unwrap().succeeded
     };

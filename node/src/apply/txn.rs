@@ -11,10 +11,10 @@ use node_proto::etcdserverpb::{
 };
 use node_proto::mvccpb::KeyValue;
 
-use super::outcome::{ApplyError, Failure};
-use crate::mvcc::{AnswerRoom, Batch, KeyRange, ReadError};
+use super::outcome::{ApplyError, ApplyFailure};
+use crate::mvcc::{AnswerBudget, Batch, KeyRange, ReadError};
 
-pub(super) fn header(revision: i64) -> Option<ResponseHeader> {
+pub(super) fn response_header(revision: i64) -> Option<ResponseHeader> {
     Some(ResponseHeader { revision, ..ResponseHeader::default() })
 }
 
@@ -58,14 +58,14 @@ fn choose(batch: &Batch<'_>, request: &TxnRequest, path: &mut Vec<bool>) -> Resu
     let mut holds = true;
     for compare in &request.compare {
         let mut comparison = Comparison::new(compare);
-        batch.each(comparison.range(), &mut |kv| comparison.look(kv))?;
-        if !comparison.holds() {
+        batch.for_each_key(comparison.range(), &mut |kv| comparison.compare_key(kv))?;
+        if !comparison.is_satisfied() {
             holds = false;
             break;
         }
     }
     path.push(holds);
-    for operation in branch(request, holds) {
+    for operation in branch_operations(request, holds) {
         if let Some(Request::RequestTxn(nested)) = &operation.request {
             choose(batch, nested, path)?;
         }
@@ -73,7 +73,7 @@ fn choose(batch: &Batch<'_>, request: &TxnRequest, path: &mut Vec<bool>) -> Resu
     Ok(())
 }
 
-pub(super) fn branch(request: &TxnRequest, success: bool) -> &[RequestOp] {
+pub(super) fn branch_operations(request: &TxnRequest, success: bool) -> &[RequestOp] {
     if success { &request.success } else { &request.failure }
 }
 
@@ -81,12 +81,12 @@ pub(super) fn branch(request: &TxnRequest, success: bool) -> &[RequestOp] {
 pub(super) struct Comparison<'c> {
     compare: &'c Compare,
     /// Whether the comparison holds for the last key it has seen; `None` before the first.
-    held: Option<bool>,
+    last_result: Option<bool>,
 }
 
 impl<'c> Comparison<'c> {
     pub(super) fn new(compare: &'c Compare) -> Self {
-        Self { compare, held: None }
+        Self { compare, last_result: None }
     }
 
     pub(super) fn range(&self) -> KeyRange {
@@ -94,20 +94,20 @@ impl<'c> Comparison<'c> {
     }
 
     /// Compares one key. Returns whether the comparison needs to look at more keys.
-    pub(super) fn look(&mut self, kv: &KeyValue) -> bool {
-        *self.held.insert(compare_one(self.compare, kv))
+    pub(super) fn compare_key(&mut self, kv: &KeyValue) -> bool {
+        *self.last_result.insert(compare_key_value(self.compare, kv))
     }
 
-    pub(super) fn holds(&self) -> bool {
-        self.held.unwrap_or_else(|| {
+    pub(super) fn is_satisfied(&self) -> bool {
+        self.last_result.unwrap_or_else(|| {
             // A missing key has no value to compare with, not even an empty one.
             let by_value = self.compare.target() == CompareTarget::Value;
-            !by_value && compare_one(self.compare, &KeyValue::default())
+            !by_value && compare_key_value(self.compare, &KeyValue::default())
         })
     }
 }
 
-fn compare_one(compare: &Compare, kv: &KeyValue) -> bool {
+fn compare_key_value(compare: &Compare, kv: &KeyValue) -> bool {
     // As in etcd, anything compared with an unknown target is equal to it.
     let Ok(target) = CompareTarget::try_from(compare.target) else {
         return !matches!(
@@ -144,9 +144,9 @@ fn compare_one(compare: &Compare, kv: &KeyValue) -> bool {
 
 /// Iterator over the chosen branches of a transaction and its nested ones, in the order of
 /// `choose`.
-struct Path<'p>(std::slice::Iter<'p, bool>);
+struct BranchPath<'p>(std::slice::Iter<'p, bool>);
 
-impl Path<'_> {
+impl BranchPath<'_> {
     fn next(&mut self) -> bool {
         *self.0.next().expect("the path has a branch for each transaction on it")
     }
@@ -157,13 +157,13 @@ impl Path<'_> {
 pub(super) fn apply_txn(
     batch: &mut Batch<'_>,
     request: &TxnRequest,
-    room: Option<&mut AnswerRoom<'_>>,
-) -> Result<TxnResponse, Failure> {
+    room: Option<&mut AnswerBudget<'_>>,
+) -> Result<TxnResponse, ApplyFailure> {
     let mut path = Vec::new();
     choose(batch, request, &mut path)?;
-    check_path(batch, request, &mut Path(path.iter()))?;
-    let mut response = apply_branch(batch, request, &mut Path(path.iter()), room)?;
-    response.header = header(batch.revision());
+    check_path(batch, request, &mut BranchPath(path.iter()))?;
+    let mut response = apply_branch(batch, request, &mut BranchPath(path.iter()), room)?;
+    response.header = response_header(batch.revision());
     Ok(response)
 }
 
@@ -183,13 +183,17 @@ pub(super) fn check_revision(at: i64, revision: i64, compacted: i64) -> Result<(
 }
 
 /// Checks everything on the chosen path that could be refused, before the first change is made.
-fn check_path(batch: &Batch<'_>, request: &TxnRequest, path: &mut Path<'_>) -> Result<(), Failure> {
+fn check_path(
+    batch: &Batch<'_>,
+    request: &TxnRequest,
+    path: &mut BranchPath<'_>,
+) -> Result<(), ApplyFailure> {
     let succeeded = path.next();
-    for operation in branch(request, succeeded) {
+    for operation in branch_operations(request, succeeded) {
         match &operation.request {
             Some(Request::RequestPut(put)) => check_put(batch, put)?,
             Some(Request::RequestRange(range)) => {
-                check_revision(range.revision, batch.revision(), batch.compacted())?;
+                check_revision(range.revision, batch.revision(), batch.compact_revision())?;
             }
             Some(Request::RequestTxn(nested)) => check_path(batch, nested, path)?,
             Some(Request::RequestDeleteRange(_)) | None => {}
@@ -201,13 +205,13 @@ fn check_path(batch: &Batch<'_>, request: &TxnRequest, path: &mut Path<'_>) -> R
 fn apply_branch(
     batch: &mut Batch<'_>,
     request: &TxnRequest,
-    path: &mut Path<'_>,
-    mut room: Option<&mut AnswerRoom<'_>>,
-) -> Result<TxnResponse, Failure> {
+    path: &mut BranchPath<'_>,
+    mut room: Option<&mut AnswerBudget<'_>>,
+) -> Result<TxnResponse, ApplyFailure> {
     use response_op::Response;
     let succeeded = path.next();
-    let mut responses = Vec::with_capacity(branch(request, succeeded).len());
-    for operation in branch(request, succeeded) {
+    let mut responses = Vec::with_capacity(branch_operations(request, succeeded).len());
+    for operation in branch_operations(request, succeeded) {
         let response = match &operation.request {
             Some(Request::RequestRange(range)) => match room.as_deref_mut() {
                 Some(room) => batch.range(range, room)?.map(Response::ResponseRange),
@@ -230,7 +234,7 @@ fn apply_branch(
         responses.push(ResponseOp { response });
     }
     // The header of a nested transaction has no revision, as in etcd.
-    Ok(TxnResponse { header: header(0), succeeded, responses })
+    Ok(TxnResponse { header: response_header(0), succeeded, responses })
 }
 
 /// Checks whether a put has to be refused: for a missing lease, or for a missing key with
@@ -249,8 +253,8 @@ pub(super) fn check_put(batch: &Batch<'_>, put: &PutRequest) -> Result<(), Apply
 pub(super) fn apply_put(
     batch: &mut Batch<'_>,
     put: &PutRequest,
-    room: Option<&mut AnswerRoom<'_>>,
-) -> Result<PutResponse, Failure> {
+    room: Option<&mut AnswerBudget<'_>>,
+) -> Result<PutResponse, ApplyFailure> {
     let (mut value, mut lease) = (put.value.clone(), put.lease);
     let mut previous = None;
     let room = room.filter(|_| put.prev_kv);
@@ -266,15 +270,15 @@ pub(super) fn apply_put(
         }
     }
     let revision = batch.put(put.key.clone(), value, lease)?;
-    let prev_kv = room.and_then(|room| room.take(previous?));
-    Ok(PutResponse { header: header(revision), prev_kv })
+    let prev_kv = room.and_then(|room| room.charge(previous?));
+    Ok(PutResponse { header: response_header(revision), prev_kv })
 }
 
 pub(super) fn apply_delete(
     batch: &mut Batch<'_>,
     delete: &DeleteRangeRequest,
-    room: Option<&mut AnswerRoom<'_>>,
-) -> Result<DeleteRangeResponse, Failure> {
+    room: Option<&mut AnswerBudget<'_>>,
+) -> Result<DeleteRangeResponse, ApplyFailure> {
     let mut prev_kvs = Vec::new();
     if delete.prev_kv
         && let Some(room) = room
@@ -288,5 +292,5 @@ pub(super) fn apply_delete(
     }
     let range = KeyRange::new(delete.key.clone(), delete.range_end.clone());
     let deleted = batch.delete(&range)?;
-    Ok(DeleteRangeResponse { header: header(batch.revision()), deleted, prev_kvs })
+    Ok(DeleteRangeResponse { header: response_header(batch.revision()), deleted, prev_kvs })
 }

@@ -15,7 +15,7 @@
 //! retry. A member's own entries are marked as such. An entry that names no caller has no rights.
 //!
 //! A token identifies the caller: a signed one ([`Jwt`]) if keys are configured, otherwise a simple
-//! one. Each member keeps the users of simple tokens in memory ([`Tokens`]), outside the replicated
+//! one. Each member keeps the users of simple tokens in memory ([`SimpleTokens`]), outside the replicated
 //! state, because the log has only a hash of a token, and no clock.
 
 mod authorise;
@@ -25,11 +25,11 @@ mod ranges;
 mod state;
 mod tokens;
 
-pub use authorise::{Access, Caller, authorise};
-pub use change::{Change, Forget, Password};
-pub use jwt::{Claims, Jwt, JwtError, JwtOptions, Method, TokenError};
-pub use state::{AuthError, AuthState, Role, User};
-pub use tokens::{SecretHash, TokenSecret, Tokens};
+pub use authorise::{Caller, RequestedAccess, authorise};
+pub use change::{AuthOperation, Password, RevokedTokens};
+pub use jwt::{Claims, Jwt, JwtError, JwtOptions, SigningMethod, TokenError};
+pub use state::{AuthError, AuthRole, AuthState, User};
+pub use tokens::{SecretHash, SimpleTokens, TokenSecret};
 
 #[cfg(test)]
 mod tests;

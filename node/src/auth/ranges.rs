@@ -6,34 +6,35 @@ use bytes::Bytes;
 
 /// End of a range of keys.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum End {
+enum RangeEnd {
     Before(Bytes),
     /// The range has no end: it holds all keys from its start on.
-    Never,
+    Unbounded,
 }
 
-impl End {
+impl RangeEnd {
     fn is_after(&self, key: &[u8]) -> bool {
         match self {
             Self::Before(end) => key < end,
-            Self::Never => true,
+            Self::Unbounded => true,
         }
     }
 }
 
 /// The `range_end` of a range that holds all keys from its start on.
-const OPEN: &[u8] = &[0];
+const UNBOUNDED_RANGE_END: &[u8] = &[0];
 
 /// A set of keys, stored as sorted ranges that are disjoint and don't touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Ranges(Vec<(Bytes, End)>);
+pub(super) struct PermittedRanges(Vec<(Bytes, RangeEnd)>);
 
-impl Ranges {
+impl PermittedRanges {
     /// Returns the union of ranges. Each is given as a key and a `range_end`, as in a permission.
     pub(super) fn merged<'a>(ranges: impl Iterator<Item = (&'a Bytes, &'a Bytes)>) -> Self {
-        let mut spans: Vec<(Bytes, End)> = ranges.map(|(key, end)| span(key, end)).collect();
+        let mut spans: Vec<(Bytes, RangeEnd)> =
+            ranges.map(|(key, end)| to_range(key, end)).collect();
         spans.sort_unstable();
-        let mut merged: Vec<(Bytes, End)> = Vec::new();
+        let mut merged: Vec<(Bytes, RangeEnd)> = Vec::new();
         for (start, end) in spans {
             match merged.last_mut() {
                 Some((_, last)) if touches(last, &start) => {
@@ -53,39 +54,39 @@ impl Ranges {
     /// allowed, as in etcd (server/auth/range_perm_cache.go). Of several disjoint ranges, etcd may
     /// overlook one.
     pub(super) fn covers(&self, key: &[u8], range_end: &[u8]) -> bool {
-        let found = self.last_from(key);
-        if range_end == OPEN {
-            return found.is_some_and(|(_, end)| *end == End::Never);
+        let found = self.last_range_from(key);
+        if range_end == UNBOUNDED_RANGE_END {
+            return found.is_some_and(|(_, end)| *end == RangeEnd::Unbounded);
         }
         if key < range_end {
             return found.is_some_and(|(_, end)| match end {
-                End::Before(end) => range_end.cmp(end) != Ordering::Greater,
-                End::Never => true,
+                RangeEnd::Before(end) => range_end.cmp(end) != Ordering::Greater,
+                RangeEnd::Unbounded => true,
             });
         }
         found.is_some_and(|(_, end)| end.is_after(key))
     }
 
     /// Returns the last range that starts at `key` or before it.
-    fn last_from(&self, key: &[u8]) -> Option<&(Bytes, End)> {
+    fn last_range_from(&self, key: &[u8]) -> Option<&(Bytes, RangeEnd)> {
         let after = self.0.partition_point(|(start, _)| start <= key);
         self.0[..after].last()
     }
 }
 
 /// Whether a range that starts at `start` overlaps or touches an earlier one that ends at `end`.
-fn touches(end: &End, start: &Bytes) -> bool {
+fn touches(end: &RangeEnd, start: &Bytes) -> bool {
     match end {
-        End::Before(end) => start <= end,
-        End::Never => true,
+        RangeEnd::Before(end) => start <= end,
+        RangeEnd::Unbounded => true,
     }
 }
 
-fn span(key: &Bytes, range_end: &Bytes) -> (Bytes, End) {
+fn to_range(key: &Bytes, range_end: &Bytes) -> (Bytes, RangeEnd) {
     let end = match &range_end[..] {
-        [] => End::Before([&key[..], &[0]].concat().into()),
-        OPEN => End::Never,
-        _ => End::Before(range_end.clone()),
+        [] => RangeEnd::Before([&key[..], &[0]].concat().into()),
+        UNBOUNDED_RANGE_END => RangeEnd::Unbounded,
+        _ => RangeEnd::Before(range_end.clone()),
     };
     (key.clone(), end)
 }
@@ -101,9 +102,9 @@ mod tests {
         Bytes::copy_from_slice(text.as_bytes())
     }
 
-    fn holding(ranges: &[(&str, &str)]) -> Ranges {
+    fn holding(ranges: &[(&str, &str)]) -> PermittedRanges {
         let ranges: Vec<_> = ranges.iter().map(|(key, end)| (bytes(key), bytes(end))).collect();
-        Ranges::merged(ranges.iter().map(|(key, end)| (key, end)))
+        PermittedRanges::merged(ranges.iter().map(|(key, end)| (key, end)))
     }
 
     #[test]

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use node_proto::authpb::{self, Permission, permission};
 use prost::Message as _;
 
-use super::ranges::Ranges;
+use super::ranges::PermittedRanges;
 
 /// Name of the user and of the role that may do everything.
 pub(super) const ROOT: &str = "root";
@@ -69,15 +69,15 @@ pub enum AuthError {
     Failed,
     /// The change would make users and roles larger than their limit.
     #[error("users and roles take too much room")]
-    NoRoom,
+    TooLarge,
 }
 
 /// Union of the permissions of a user's roles.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Permitted {
+pub(super) struct UserPermissions {
     pub(super) is_root: bool,
-    pub(super) read: Ranges,
-    pub(super) write: Ranges,
+    pub(super) read: PermittedRanges,
+    pub(super) write: PermittedRanges,
 }
 
 /// A user's password hash, roles and permissions.
@@ -89,7 +89,7 @@ pub struct User {
     /// Names of the user's roles, sorted.
     pub(super) roles: Vec<String>,
     /// Permissions, computed from the roles.
-    pub(super) permitted: Permitted,
+    pub(super) permissions: UserPermissions,
 }
 
 impl User {
@@ -128,11 +128,11 @@ impl std::fmt::Debug for User {
 
 /// The permissions of a role, sorted by key.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Role {
+pub struct AuthRole {
     pub(super) permissions: Vec<Permission>,
 }
 
-impl Role {
+impl AuthRole {
     fn row(&self, name: &str) -> authpb::Role {
         let name = Bytes::copy_from_slice(name.as_bytes());
         authpb::Role { name, key_permission: self.permissions.clone() }
@@ -147,7 +147,7 @@ pub struct AuthState {
     /// Revision of users and roles, which grows with each change.
     pub(super) revision: u64,
     pub(super) users: BTreeMap<String, Arc<User>>,
-    pub(super) roles: BTreeMap<String, Arc<Role>>,
+    pub(super) roles: BTreeMap<String, Arc<AuthRole>>,
     /// Total size of the encoded rows of all users and roles.
     pub(super) bytes: usize,
 }
@@ -193,7 +193,7 @@ impl AuthState {
     /// Returns the permissions of a role, sorted by key. The role `root` has permission for all
     /// keys, whatever was granted to it.
     #[must_use]
-    pub fn permissions(&self, role: &str) -> Option<Vec<Permission>> {
+    pub fn role_permissions(&self, role: &str) -> Option<Vec<Permission>> {
         let found = self.roles.get(role)?;
         if role != ROOT {
             return Some(found.permissions.clone());
@@ -228,20 +228,20 @@ impl AuthState {
         let mut state = Self { enabled, revision, ..Self::default() };
         for role in roles {
             let (name, permissions) = (text(role.name)?, role.key_permission);
-            state.put_role(name, Role { permissions });
+            state.put_role(name, AuthRole { permissions });
         }
         for user in users {
             let has_none = user.options.is_some_and(|options| options.no_password);
             let (name, mut roles) = (text(user.name)?, user.roles);
             roles.sort_unstable();
             let hash = (!has_none).then_some(user.password);
-            state.put_user(name, User { hash, roles, permitted: Permitted::default() });
+            state.put_user(name, User { hash, roles, permissions: UserPermissions::default() });
         }
         Ok(state)
     }
 
     pub(super) fn put_user(&mut self, name: String, mut user: User) {
-        user.permitted = self.permitted(&user.roles);
+        user.permissions = self.permissions_of_roles(&user.roles);
         self.remove_user(&name);
         self.bytes += user.row(&name).encoded_len();
         self.users.insert(name, Arc::new(user));
@@ -254,7 +254,7 @@ impl AuthState {
     }
 
     /// Adds or replaces a role, and recomputes the permissions of the users who have it.
-    pub(super) fn put_role(&mut self, name: String, role: Role) {
+    pub(super) fn put_role(&mut self, name: String, role: AuthRole) {
         self.remove_role(&name);
         self.bytes += role.row(&name).encoded_len();
         self.roles.insert(name.clone(), Arc::new(role));
@@ -273,7 +273,7 @@ impl AuthState {
 
     /// Returns the union of the permissions of `roles`. A permission of unknown type permits
     /// nothing.
-    fn permitted(&self, roles: &[String]) -> Permitted {
+    fn permissions_of_roles(&self, roles: &[String]) -> UserPermissions {
         use permission::Type::{Read, Readwrite, Write};
         let all = || {
             let found = roles.iter().filter_map(|name| self.roles.get(name));
@@ -283,9 +283,9 @@ impl AuthState {
             let some = all().filter(move |one| {
                 permission::Type::try_from(one.perm_type).is_ok_and(|kind| kinds.contains(&kind))
             });
-            Ranges::merged(some.map(|one| (&one.key, &one.range_end)))
+            PermittedRanges::merged(some.map(|one| (&one.key, &one.range_end)))
         };
         let (read, write) = (of([Read, Readwrite]), of([Write, Readwrite]));
-        Permitted { is_root: roles.iter().any(|name| name == ROOT), read, write }
+        UserPermissions { is_root: roles.iter().any(|name| name == ROOT), read, write }
     }
 }

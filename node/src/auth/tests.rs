@@ -25,7 +25,7 @@ fn bytes(text: &str) -> Bytes {
 }
 
 /// Parses a change from words separated by spaces. Ranges are written `key..end`.
-fn change(words: &str) -> Change {
+fn change(words: &str) -> AuthOperation {
     let words: Vec<&str> = words.split(' ').collect();
     let text = |n: usize| words.get(n).copied().unwrap_or_default().to_owned();
     let range = |n: usize| match text(n).split_once("..") {
@@ -35,22 +35,29 @@ fn change(words: &str) -> Change {
     };
     let password = || Password { name: text(1), hash: bytes(&text(2)), no_password: false };
     match words[0] {
-        "enable" => Change::Enable(AuthEnableRequest {}),
-        "disable" => Change::Disable(AuthDisableRequest {}),
-        "user" => Change::UserAdd(password()),
-        "certified" => Change::UserAdd(Password { no_password: true, ..password() }),
-        "password" => Change::UserChangePassword(password()),
-        "no-user" => Change::UserDelete(AuthUserDeleteRequest { name: text(1) }),
-        "give" => Change::UserGrantRole(AuthUserGrantRoleRequest { user: text(1), role: text(2) }),
-        "take" => {
-            Change::UserRevokeRole(AuthUserRevokeRoleRequest { name: text(1), role: text(2) })
+        "enable" => AuthOperation::Enable(AuthEnableRequest {}),
+        "disable" => AuthOperation::Disable(AuthDisableRequest {}),
+        "user" => AuthOperation::UserAdd(password()),
+        "certified" => AuthOperation::UserAdd(Password { no_password: true, ..password() }),
+        "password" => AuthOperation::UserChangePassword(password()),
+        "no-user" => AuthOperation::UserDelete(AuthUserDeleteRequest { name: text(1) }),
+        "give" => {
+            AuthOperation::UserGrantRole(AuthUserGrantRoleRequest { user: text(1), role: text(2) })
         }
-        "role" => Change::RoleAdd(AuthRoleAddRequest { name: text(1) }),
-        "no-role" => Change::RoleDelete(AuthRoleDeleteRequest { role: text(1) }),
+        "take" => AuthOperation::UserRevokeRole(AuthUserRevokeRoleRequest {
+            name: text(1),
+            role: text(2),
+        }),
+        "role" => AuthOperation::RoleAdd(AuthRoleAddRequest { name: text(1) }),
+        "no-role" => AuthOperation::RoleDelete(AuthRoleDeleteRequest { role: text(1) }),
         "forbid" => {
             let (key, range_end) = range(2);
             let role = text(1);
-            Change::RoleRevokePermission(AuthRoleRevokePermissionRequest { role, key, range_end })
+            AuthOperation::RoleRevokePermission(AuthRoleRevokePermissionRequest {
+                role,
+                key,
+                range_end,
+            })
         }
         kind => {
             let perm_type = match kind {
@@ -62,12 +69,12 @@ fn change(words: &str) -> Change {
             let (key, range_end) = range(2);
             let perm = Some(Permission { perm_type: perm_type.into(), key, range_end });
             let name = text(1);
-            Change::RoleGrantPermission(AuthRoleGrantPermissionRequest { name, perm })
+            AuthOperation::RoleGrantPermission(AuthRoleGrantPermissionRequest { name, perm })
         }
     }
 }
 
-fn said(state: &mut AuthState, words: &str) -> Result<Forget, AuthError> {
+fn said(state: &mut AuthState, words: &str) -> Result<RevokedTokens, AuthError> {
     state.change(AuthChange { change: Some(change(words)) })
 }
 
@@ -101,7 +108,7 @@ fn by(state: &AuthState, name: &str) -> Caller {
     Caller::User { name: name.into(), revision: state.revision() }
 }
 
-fn may(state: &AuthState, caller: &Caller, access: Access<'_>) -> Result<(), AuthError> {
+fn may(state: &AuthState, caller: &Caller, access: RequestedAccess<'_>) -> Result<(), AuthError> {
     authorise(state, caller, access, &LeaseTable::default())
 }
 
@@ -139,9 +146,9 @@ fn changes_are_made_or_refused_as_etcd_does() {
         RoleEmpty, RoleExists, RoleNotFound, RoleNotGranted, UserEmpty, UserExists, UserNotFound,
     };
     let mut state = AuthState::default();
-    let nobody = || Ok(Forget::Nobody);
-    let forget = |name: &str| Ok(Forget::User(name.to_owned()));
-    let steps: Vec<(&str, Result<Forget, AuthError>, u64)> = vec![
+    let nobody = || Ok(RevokedTokens::NoUser);
+    let forget = |name: &str| Ok(RevokedTokens::User(name.to_owned()));
+    let steps: Vec<(&str, Result<RevokedTokens, AuthError>, u64)> = vec![
         ("enable", Err(NoRootUser), 1),
         ("disable", nobody(), 1),
         ("user root r", nobody(), 2),
@@ -182,7 +189,7 @@ fn changes_are_made_or_refused_as_etcd_does() {
         ("no-role r", Err(RoleNotFound), 14),
         ("no-user u", forget("u"), 15),
         ("no-user u", Err(UserNotFound), 15),
-        ("disable", Ok(Forget::All), 16),
+        ("disable", Ok(RevokedTokens::AllUsers), 16),
         ("disable", nobody(), 16),
         ("no-user root", forget("root"), 17),
     ];
@@ -195,7 +202,7 @@ fn changes_are_made_or_refused_as_etcd_does() {
         }
     }
     let nothing = AuthRoleGrantPermissionRequest { name: "root".to_owned(), perm: None };
-    let nothing = AuthChange { change: Some(Change::RoleGrantPermission(nothing)) };
+    let nothing = AuthChange { change: Some(AuthOperation::RoleGrantPermission(nothing)) };
     assert_eq!(state.change(nothing), Err(PermissionNotGiven));
     assert_eq!(state.change(AuthChange { change: None }), Err(InvalidManagement));
 }
@@ -204,7 +211,7 @@ fn changes_are_made_or_refused_as_etcd_does() {
 fn root_keeps_its_role_while_users_count_and_others_need_not() {
     let mut state = three();
     for words in ["give root little", "give some root", "take root little", "take some root"] {
-        assert_eq!(said(&mut state, words), Ok(Forget::Nobody), "{words}");
+        assert_eq!(said(&mut state, words), Ok(RevokedTokens::NoUser), "{words}");
     }
     assert_eq!(said(&mut state, "take root root"), Err(AuthError::InvalidManagement));
 }
@@ -214,7 +221,7 @@ fn who_was_added_without_a_password_is_given_none() {
     let mut state = with(&["certified host", "user u p"]);
     for (words, hash) in [("password host q", None), ("password u q", Some(bytes("q")))] {
         let name = words.split(' ').nth(1).unwrap();
-        assert_eq!(said(&mut state, words), Ok(Forget::User(name.to_owned())));
+        assert_eq!(said(&mut state, words), Ok(RevokedTokens::User(name.to_owned())));
         assert_eq!(state.user(name).unwrap().hash(), hash.as_ref(), "{words}");
     }
 }
@@ -223,8 +230,12 @@ fn who_was_added_without_a_password_is_given_none() {
 fn a_permission_of_the_same_range_takes_the_other_ones_place() {
     let mut state = with(&["role r", "read r k", "read r k..z", "write r a"]);
     said(&mut state, "write r k..z").unwrap();
-    let shown: Vec<_> =
-        state.permissions("r").unwrap().into_iter().map(|one| (one.key, one.perm_type)).collect();
+    let shown: Vec<_> = state
+        .role_permissions("r")
+        .unwrap()
+        .into_iter()
+        .map(|one| (one.key, one.perm_type))
+        .collect();
     assert_eq!(shown, [(bytes("a"), 1), (bytes("k"), 0), (bytes("k"), 1)]);
 }
 
@@ -251,8 +262,8 @@ fn users_and_roles_have_so_much_room_and_no_more() {
     let long = "x".repeat(MAX_BYTES / 2);
     said(&mut state, &format!("role {long}")).unwrap();
     said(&mut state, "user u p").unwrap();
-    assert_eq!(said(&mut state, &format!("read {long} {long}")), Err(AuthError::NoRoom));
-    assert_eq!(said(&mut state, &format!("give u {long}")), Err(AuthError::NoRoom));
+    assert_eq!(said(&mut state, &format!("read {long} {long}")), Err(AuthError::TooLarge));
+    assert_eq!(said(&mut state, &format!("give u {long}")), Err(AuthError::TooLarge));
     said(&mut state, &format!("role y{long}")).unwrap_err();
     said(&mut state, &format!("no-role {long}")).unwrap();
     said(&mut state, &format!("role y{long}")).unwrap();
@@ -264,8 +275,13 @@ fn users_and_roles_have_so_much_room_and_no_more() {
 #[test]
 fn without_authentication_everybody_may_do_everything() {
     let state = with(&["user root r", "give root root"]);
-    for access in [Access::Root, Access::Known, Access::Leases, Access::Put(&put("k"))] {
-        assert_eq!(may(&state, &Caller::Nobody, access), Ok(()));
+    for access in [
+        RequestedAccess::RootRole,
+        RequestedAccess::AnyUser,
+        RequestedAccess::ListLeases,
+        RequestedAccess::Put(&put("k")),
+    ] {
+        assert_eq!(may(&state, &Caller::Unauthenticated, access), Ok(()));
     }
 }
 
@@ -276,9 +292,14 @@ fn who_asks_decides_what_is_answered() {
     let (read, write) = (range("a", ""), put("w"));
     let old = Caller::User { name: "some".into(), revision: state.revision() - 1 };
     let old_root = Caller::User { name: "root".into(), revision: state.revision() - 1 };
-    let accesses = [Access::Range(&read), Access::Put(&write), Access::Known, Access::Root];
+    let accesses = [
+        RequestedAccess::Range(&read),
+        RequestedAccess::Put(&write),
+        RequestedAccess::AnyUser,
+        RequestedAccess::RootRole,
+    ];
     let expected: [(Caller, [Result<(), AuthError>; 4]); 8] = [
-        (Caller::Nobody, [Err(UserEmpty); 4]),
+        (Caller::Unauthenticated, [Err(UserEmpty); 4]),
         (Caller::Member, [Ok(()); 4]),
         (by(&state, "root"), [Ok(()); 4]),
         (by(&state, "some"), [Ok(()), Ok(()), Ok(()), Err(Denied)]),
@@ -291,7 +312,7 @@ fn who_asks_decides_what_is_answered() {
         for (access, expected) in accesses.into_iter().zip(expected) {
             assert_eq!(may(&state, &caller, access), expected, "{caller:?} {access:?}");
         }
-        for open in [Access::Anybody, Access::Authenticate] {
+        for open in [RequestedAccess::AnyCaller, RequestedAccess::Authenticate] {
             assert_eq!(may(&state, &caller, open), Ok(()));
         }
     }
@@ -314,19 +335,19 @@ fn keys_are_read_and_written_as_far_as_roles_permit() {
     for (key, end, allowed) in ranges {
         let (range, key, range_end) = (range(key, end), bytes(key), bytes(end));
         let watch = WatchCreateRequest { key, range_end, ..WatchCreateRequest::default() };
-        for access in [Access::Range(&range), Access::Watch(&watch)] {
+        for access in [RequestedAccess::Range(&range), RequestedAccess::Watch(&watch)] {
             assert_eq!(may(&state, &some, access).is_ok(), allowed, "{access:?}");
         }
     }
     for (key, allowed) in [("w", true), ("b", true), ("a", false), ("r", false), ("x", false)] {
         let put = put(key);
-        assert_eq!(may(&state, &some, Access::Put(&put)).is_ok(), allowed, "{key}");
+        assert_eq!(may(&state, &some, RequestedAccess::Put(&put)).is_ok(), allowed, "{key}");
     }
     for (key, end, allowed) in
         [("w", "", true), ("w", "x", false), ("b", "w", false), ("w", "\0", false)]
     {
         let delete = delete(key, end);
-        let done = may(&state, &some, Access::DeleteRange(&delete));
+        let done = may(&state, &some, RequestedAccess::DeleteRange(&delete));
         assert_eq!(done.is_ok(), allowed, "{key} {end}");
     }
 }
@@ -335,7 +356,8 @@ fn keys_are_read_and_written_as_far_as_roles_permit() {
 fn a_role_that_changes_changes_who_has_it() {
     let mut state = three();
     let asked = put("k");
-    let allowed = |state: &AuthState| may(state, &by(state, "some"), Access::Put(&asked)).is_ok();
+    let allowed =
+        |state: &AuthState| may(state, &by(state, "some"), RequestedAccess::Put(&asked)).is_ok();
     for (words, after) in [
         ("write little k", true),
         ("read little k", false),
@@ -359,8 +381,12 @@ fn the_old_value_is_shown_to_who_may_read_it() {
     for (key, allowed) in [("w", false), ("b", true)] {
         let put = PutRequest { prev_kv: true, ..put(key) };
         let delete = DeleteRangeRequest { prev_kv: true, ..delete(key, "") };
-        assert_eq!(may(&state, &some, Access::Put(&put)).is_ok(), allowed, "{key}");
-        assert_eq!(may(&state, &some, Access::DeleteRange(&delete)).is_ok(), allowed, "{key}");
+        assert_eq!(may(&state, &some, RequestedAccess::Put(&put)).is_ok(), allowed, "{key}");
+        assert_eq!(
+            may(&state, &some, RequestedAccess::DeleteRange(&delete)).is_ok(),
+            allowed,
+            "{key}"
+        );
     }
     // Returning the deleted values of a range needs read permission for all of it.
     let root = ["user root r", "give root root"];
@@ -368,7 +394,7 @@ fn the_old_value_is_shown_to_who_may_read_it() {
     let state = with(&[&root[..], &role].concat());
     for (end, allowed) in [("c", true), ("d", false)] {
         let delete = DeleteRangeRequest { prev_kv: true, ..delete("a", end) };
-        let done = may(&state, &by(&state, "some"), Access::DeleteRange(&delete));
+        let done = may(&state, &by(&state, "some"), RequestedAccess::DeleteRange(&delete));
         assert_eq!(done.is_ok(), allowed, "a..{end}");
     }
 }
@@ -391,35 +417,38 @@ fn nothing_hides_in_a_transaction() {
     for operation in forbidden {
         for depth in 0..4 {
             let hidden = buried(operation.clone(), depth);
-            let done = may(&state, &some, Access::Txn(&hidden));
+            let done = may(&state, &some, RequestedAccess::Txn(&hidden));
             assert_eq!(done, Err(AuthError::Denied), "{depth} {operation:?}");
-            assert_eq!(may(&state, &by(&state, "root"), Access::Txn(&hidden)), Ok(()));
+            assert_eq!(may(&state, &by(&state, "root"), RequestedAccess::Txn(&hidden)), Ok(()));
             assert_eq!(
-                may(&state, &Caller::Nobody, Access::Txn(&hidden)),
+                may(&state, &Caller::Unauthenticated, RequestedAccess::Txn(&hidden)),
                 Err(AuthError::UserEmpty)
             );
         }
     }
     for depth in 0..4 {
         let allowed = buried(Request::RequestPut(put("w")), depth);
-        assert_eq!(may(&state, &some, Access::Txn(&allowed)), Ok(()));
+        assert_eq!(may(&state, &some, RequestedAccess::Txn(&allowed)), Ok(()));
     }
     let guess = Compare { key: bytes("w"), ..Compare::default() };
     let mut compared = txn(vec![Request::RequestPut(put("w"))]);
-    assert_eq!(may(&state, &some, Access::Txn(&compared)), Ok(()));
+    assert_eq!(may(&state, &some, RequestedAccess::Txn(&compared)), Ok(()));
     compared.compare.push(guess.clone());
-    assert_eq!(may(&state, &some, Access::Txn(&compared)), Err(AuthError::Denied));
+    assert_eq!(may(&state, &some, RequestedAccess::Txn(&compared)), Err(AuthError::Denied));
     for (end, allowed) in [("c", true), ("d", false), ("\0", false)] {
         let compare = vec![Compare { key: bytes("b"), range_end: bytes(end), ..guess.clone() }];
         let compared = TxnRequest { compare, ..TxnRequest::default() };
-        assert_eq!(may(&state, &some, Access::Txn(&compared)).is_ok(), allowed, "{end:?}");
+        assert_eq!(may(&state, &some, RequestedAccess::Txn(&compared)).is_ok(), allowed, "{end:?}");
     }
     let inner = TxnRequest { compare: vec![guess], ..TxnRequest::default() };
     let nested = txn(vec![Request::RequestTxn(inner)]);
-    assert_eq!(may(&state, &some, Access::Txn(&nested)), Err(AuthError::Denied));
+    assert_eq!(may(&state, &some, RequestedAccess::Txn(&nested)), Err(AuthError::Denied));
     let empty = TxnRequest::default();
-    assert_eq!(may(&state, &Caller::Nobody, Access::Txn(&empty)), Err(AuthError::UserEmpty));
-    assert_eq!(may(&state, &some, Access::Txn(&empty)), Ok(()));
+    assert_eq!(
+        may(&state, &Caller::Unauthenticated, RequestedAccess::Txn(&empty)),
+        Err(AuthError::UserEmpty)
+    );
+    assert_eq!(may(&state, &some, RequestedAccess::Txn(&empty)), Ok(()));
 }
 
 #[test]
@@ -428,13 +457,13 @@ fn a_lease_is_as_much_ones_own_as_the_keys_that_are_attached_to_it() {
     let (some, root) = (by(&state, "some"), by(&state, "root"));
     let mut leases = LeaseTable::default();
     for (id, keys) in [(1, ["w", "b"].as_slice()), (2, &["w", "a"]), (3, &[]), (4, &["r", "b"])] {
-        leases.restore(Lease { id, ttl: 10, left: 0, granted: 1 });
+        leases.restore(Lease { id, ttl: 10, remaining_ttl: 0, grant_index: 1 });
         keys.iter().for_each(|key| leases.attach(key.as_bytes(), id));
     }
     fn asked(
         (state, leases): (&AuthState, &LeaseTable),
         caller: &Caller,
-        access: Access<'_>,
+        access: RequestedAccess<'_>,
     ) -> Result<(), AuthError> {
         authorise(state, caller, access, leases)
     }
@@ -447,38 +476,41 @@ fn a_lease_is_as_much_ones_own_as_the_keys_that_are_attached_to_it() {
         let put = attached(id);
         let hidden = buried(Request::RequestPut(put.clone()), 2);
         for access in [
-            Access::LeaseRevoke(id),
-            Access::LeaseKeepAlive(id),
-            Access::Put(&put),
-            Access::Txn(&hidden),
+            RequestedAccess::LeaseRevoke(id),
+            RequestedAccess::LeaseKeepAlive(id),
+            RequestedAccess::Put(&put),
+            RequestedAccess::Txn(&hidden),
         ] {
             assert_eq!(asked(all, &some, access).is_ok(), own, "{access:?}");
             assert_eq!(asked(all, &root, access), Ok(()), "{access:?}");
             assert_eq!(
-                asked(all, &Caller::Nobody, access),
+                asked(all, &Caller::Unauthenticated, access),
                 Err(AuthError::UserEmpty),
                 "{access:?}"
             );
         }
-        assert_eq!(asked(all, &some, Access::LeaseKeys(id)).is_ok(), readable, "{id}");
+        assert_eq!(asked(all, &some, RequestedAccess::LeaseKeys(id)).is_ok(), readable, "{id}");
     }
-    assert_eq!(asked(all, &some, Access::Leases), Err(AuthError::Denied));
-    assert_eq!(asked(all, &root, Access::Leases), Ok(()));
-    assert_eq!(asked(all, &Caller::Nobody, Access::Leases), Err(AuthError::UserEmpty));
+    assert_eq!(asked(all, &some, RequestedAccess::ListLeases), Err(AuthError::Denied));
+    assert_eq!(asked(all, &root, RequestedAccess::ListLeases), Ok(()));
+    assert_eq!(
+        asked(all, &Caller::Unauthenticated, RequestedAccess::ListLeases),
+        Err(AuthError::UserEmpty)
+    );
 }
 
 #[test]
 fn each_lease_of_a_transaction_is_judged() {
     let (state, mut leases) = (three(), LeaseTable::default());
     for (id, key) in [(1, "w"), (2, "other")] {
-        leases.restore(Lease { id, ttl: 10, left: 0, granted: 1 });
+        leases.restore(Lease { id, ttl: 10, remaining_ttl: 0, grant_index: 1 });
         leases.attach(key.as_bytes(), id);
     }
     let some = by(&state, "some");
     let attached = |id| Request::RequestPut(PutRequest { lease: id, ..put("w") });
     let asked = |ids: &[i64]| {
         let txn = txn(ids.iter().map(|id| attached(*id)).collect());
-        authorise(&state, &some, Access::Txn(&txn), &leases)
+        authorise(&state, &some, RequestedAccess::Txn(&txn), &leases)
     };
     assert_eq!(asked(&[1, 1, 0, 1]), Ok(()));
     assert_eq!(asked(&[1, 2]), Err(AuthError::Denied));
@@ -492,10 +524,10 @@ fn the_list_of_leases_is_for_who_may_read_all_that_is_attached_to_them() {
     for (keys, allowed) in [(["r", "a"], true), (["r", "w"], false), (["b", "x"], false)] {
         let mut leases = LeaseTable::default();
         for (id, key) in (1..).zip(keys) {
-            leases.restore(Lease { id, ttl: 10, left: 0, granted: 1 });
+            leases.restore(Lease { id, ttl: 10, remaining_ttl: 0, grant_index: 1 });
             leases.attach(key.as_bytes(), id);
         }
-        let asked = authorise(&state, &some, Access::Leases, &leases);
+        let asked = authorise(&state, &some, RequestedAccess::ListLeases, &leases);
         assert_eq!(asked.is_ok(), allowed, "{keys:?}");
     }
 }
@@ -504,14 +536,21 @@ fn the_list_of_leases_is_for_who_may_read_all_that_is_attached_to_them() {
 fn users_see_themselves_and_their_roles() {
     let state = three();
     let (some, none) = (by(&state, "some"), by(&state, "none"));
-    assert_eq!(may(&state, &some, Access::UserGet("some")), Ok(()));
-    assert_eq!(may(&state, &some, Access::UserGet("none")), Err(AuthError::Denied));
-    assert_eq!(may(&state, &some, Access::RoleGet("little")), Ok(()));
-    assert_eq!(may(&state, &none, Access::RoleGet("little")), Err(AuthError::Denied));
-    assert_eq!(may(&state, &some, Access::RoleGet("root")), Err(AuthError::Denied));
-    assert_eq!(may(&state, &Caller::Nobody, Access::UserGet("")), Err(AuthError::UserEmpty));
+    assert_eq!(may(&state, &some, RequestedAccess::UserGet("some")), Ok(()));
+    assert_eq!(may(&state, &some, RequestedAccess::UserGet("none")), Err(AuthError::Denied));
+    assert_eq!(may(&state, &some, RequestedAccess::RoleGet("little")), Ok(()));
+    assert_eq!(may(&state, &none, RequestedAccess::RoleGet("little")), Err(AuthError::Denied));
+    assert_eq!(may(&state, &some, RequestedAccess::RoleGet("root")), Err(AuthError::Denied));
+    assert_eq!(
+        may(&state, &Caller::Unauthenticated, RequestedAccess::UserGet("")),
+        Err(AuthError::UserEmpty)
+    );
     let root = by(&state, "root");
-    for access in [Access::UserGet("some"), Access::UserGet("who"), Access::RoleGet("what")] {
+    for access in [
+        RequestedAccess::UserGet("some"),
+        RequestedAccess::UserGet("who"),
+        RequestedAccess::RoleGet("what"),
+    ] {
         assert_eq!(may(&state, &root, access), Ok(()));
     }
 }
@@ -519,9 +558,9 @@ fn users_see_themselves_and_their_roles() {
 #[test]
 fn the_role_root_shows_everything() {
     let state = three();
-    let all = state.permissions("root").unwrap();
+    let all = state.role_permissions("root").unwrap();
     assert_eq!((all.len(), &all[0].key[..], &all[0].range_end[..]), (1, &b""[..], &b"\0"[..]));
-    assert_eq!(state.permissions("nobody"), None);
+    assert_eq!(state.role_permissions("nobody"), None);
     let users: BTreeSet<_> = state.users().collect();
     assert_eq!(users, ["none", "root", "some"].into());
     assert_eq!(state.roles().collect::<Vec<_>>(), ["little", "root"]);

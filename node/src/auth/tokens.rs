@@ -23,11 +23,11 @@ pub type SecretHash = [u8; 32];
 /// Maximum number of tokens that are valid at a time. A further one makes the oldest invalid.
 const MAX_TOKENS: usize = 100_000;
 /// Number of letters in a token, which gives 91 bits of randomness.
-const LETTERS: usize = 16;
+const TOKEN_LETTERS: usize = 16;
 const ALPHABET: &[u8; 52] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
 /// Largest multiple of the alphabet's length that fits a byte. Random bytes from here on are
 /// discarded, since they would favour some letters.
-const FAIR: u8 = 208;
+const UNBIASED_LIMIT: u8 = 208;
 
 /// The letters of a token whose log index is not known yet.
 pub struct TokenSecret(Zeroizing<String>);
@@ -37,12 +37,12 @@ impl TokenSecret {
     #[must_use]
     pub fn random() -> Self {
         let random = SystemRandom::new();
-        let mut letters = Zeroizing::new(String::with_capacity(LETTERS));
-        let mut bytes = Zeroizing::new([0; LETTERS]);
-        while letters.len() < LETTERS {
+        let mut letters = Zeroizing::new(String::with_capacity(TOKEN_LETTERS));
+        let mut bytes = Zeroizing::new([0; TOKEN_LETTERS]);
+        while letters.len() < TOKEN_LETTERS {
             random.fill(&mut bytes[..]).expect("the kernel has random numbers");
-            let fair = bytes.iter().filter(|byte| **byte < FAIR);
-            let wanted = LETTERS - letters.len();
+            let fair = bytes.iter().filter(|byte| **byte < UNBIASED_LIMIT);
+            let wanted = TOKEN_LETTERS - letters.len();
             letters
                 .extend(fair.take(wanted).map(|byte| char::from(ALPHABET[usize::from(byte % 52)])));
         }
@@ -73,71 +73,71 @@ fn split(token: &str) -> Option<(&str, u64)> {
     Some((letters, is_number.then(|| index.parse().ok())??))
 }
 
-struct Token {
+struct SimpleToken {
     secret: SecretHash,
     user: Arc<str>,
     /// Expiry time. `None` until [`Tokens::find`] or [`Tokens::expire`] first sees the token.
-    until: Option<Duration>,
+    expires_at: Option<Duration>,
 }
 
 /// The tokens that a member knows, by the index of the entry that assigned them. Times come from
 /// the caller's monotonic clock.
 #[derive(Default)]
-pub struct Tokens {
-    known: BTreeMap<u64, Token>,
+pub struct SimpleTokens {
+    by_index: BTreeMap<u64, SimpleToken>,
 }
 
-impl Tokens {
+impl SimpleTokens {
     /// Records that the entry `index` assigned a token to `user`.
     pub fn assign(&mut self, index: u64, secret: SecretHash, user: Arc<str>) {
-        self.known.insert(index, Token { secret, user, until: None });
-        if self.known.len() > MAX_TOKENS {
-            self.known.pop_first();
+        self.by_index.insert(index, SimpleToken { secret, user, expires_at: None });
+        if self.by_index.len() > MAX_TOKENS {
+            self.by_index.pop_first();
         }
     }
 
     /// Returns the user of a valid token, and extends its life to `ttl` from now.
     pub fn find(&mut self, token: &str, now: Duration, ttl: Duration) -> Option<Arc<str>> {
         let (letters, index) = split(token)?;
-        let found = self.known.get_mut(&index)?;
-        let is_over = found.until.is_some_and(|until| until <= now);
+        let found = self.by_index.get_mut(&index)?;
+        let is_over = found.expires_at.is_some_and(|until| until <= now);
         if is_over || found.secret != hash(letters) {
             return None;
         }
-        found.until = Some(now + ttl);
+        found.expires_at = Some(now + ttl);
         Some(found.user.clone())
     }
 
     /// Removes expired tokens, and starts the time of new ones.
     pub fn expire(&mut self, now: Duration, ttl: Duration) {
-        self.known.retain(|_, token| *token.until.get_or_insert(now + ttl) > now);
+        self.by_index.retain(|_, token| *token.expires_at.get_or_insert(now + ttl) > now);
     }
 
     /// Removes all tokens of a user, so that they become invalid.
-    pub fn forget(&mut self, user: &str) {
-        self.known.retain(|_, token| &*token.user != user);
+    pub fn revoke_user(&mut self, user: &str) {
+        self.by_index.retain(|_, token| &*token.user != user);
     }
 
     /// Removes all tokens, so that they become invalid.
     pub fn clear(&mut self) {
-        self.known.clear();
+        self.by_index.clear();
     }
 
     /// Returns the number of tokens.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.known.len()
+        self.by_index.len()
     }
 
     /// Whether there are no tokens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.known.is_empty()
+        self.by_index.is_empty()
     }
 }
 
 /// Shows the number of tokens only, since a token is a secret.
-impl std::fmt::Debug for Tokens {
+impl std::fmt::Debug for SimpleTokens {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tokens").field("len", &self.len()).finish_non_exhaustive()
     }
@@ -153,7 +153,7 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn given(tokens: &mut Tokens, index: u64, user: &str) -> String {
+    fn given(tokens: &mut SimpleTokens, index: u64, user: &str) -> String {
         let secret = TokenSecret::random();
         tokens.assign(index, secret.hash(), user.into());
         secret.token(index)
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_token_is_its_users_and_nothing_else_is() {
-        let mut tokens = Tokens::default();
+        let mut tokens = SimpleTokens::default();
         let (a, b) = (given(&mut tokens, 5, "a"), given(&mut tokens, 6, "b"));
         assert_eq!(tokens.find(&a, at(0), TTL).as_deref(), Some("a"));
         assert_eq!(tokens.find(&b, at(0), TTL).as_deref(), Some("b"));
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_token_lives_for_as_long_as_it_is_used() {
-        let mut tokens = Tokens::default();
+        let mut tokens = SimpleTokens::default();
         let (used, unused) = (given(&mut tokens, 5, "a"), given(&mut tokens, 6, "a"));
         tokens.expire(at(10), TTL);
         assert!(tokens.find(&used, at(309), TTL).is_some());
@@ -205,9 +205,9 @@ mod tests {
 
     #[test]
     fn tokens_are_forgotten_with_their_user() {
-        let mut tokens = Tokens::default();
+        let mut tokens = SimpleTokens::default();
         let (a, b) = (given(&mut tokens, 5, "a"), given(&mut tokens, 6, "b"));
-        tokens.forget("a");
+        tokens.revoke_user("a");
         assert!(tokens.find(&a, at(0), TTL).is_none() && tokens.find(&b, at(0), TTL).is_some());
         tokens.clear();
         assert!(tokens.find(&b, at(0), TTL).is_none());
@@ -215,11 +215,11 @@ mod tests {
 
     #[test]
     fn there_are_only_so_many_and_the_oldest_goes() {
-        let mut tokens = Tokens::default();
+        let mut tokens = SimpleTokens::default();
         for index in 0..=MAX_TOKENS as u64 {
             tokens.assign(index, [0; 32], "a".into());
         }
         assert_eq!(tokens.len(), MAX_TOKENS);
-        assert!(!tokens.known.contains_key(&0) && tokens.known.contains_key(&1));
+        assert!(!tokens.by_index.contains_key(&0) && tokens.by_index.contains_key(&1));
     }
 }

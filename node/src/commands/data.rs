@@ -8,11 +8,13 @@ use std::process::Command;
 use clap::Subcommand;
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-use super::{FAILED, Lines, USAGE, complain, print, say};
+use super::{AlignedLines, FAILED, USAGE, print, print_error, print_to_stderr};
 use crate::{
     config,
-    identity::{DataDir, Forced},
-    recovery::{EtcdTools, Maker, Sight, State, look, recover_etcd},
+    identity::{DataDir, ForcedCluster},
+    recovery::{
+        DirectoryInspection, DirectoryState, EtcdTools, Maker, inspect_directory, recover_etcd,
+    },
     server,
 };
 
@@ -24,7 +26,7 @@ const IN_USE: u8 = 4;
 const EMPTY: u8 = 5;
 
 #[derive(Debug, Subcommand)]
-pub(super) enum Data {
+pub(super) enum DataCommand {
     /// Show whose data a directory holds, where its log ends, and what is wrong with it.
     #[command(
         long_about = "Shows whose data a directory holds, where its log ends, and what is wrong with it. \
@@ -83,22 +85,22 @@ pub(super) enum Data {
     },
 }
 
-pub(super) fn run(command: &Data) -> u8 {
+pub(super) fn run(command: &DataCommand) -> u8 {
     match command {
-        Data::Status { dir, json } => status(dir, *json),
-        Data::Recover { dir, json, etcd: Some(etcd), etcdutl: Some(etcdutl), .. } => {
+        DataCommand::Status { dir, json } => status(dir, *json),
+        DataCommand::Recover { dir, json, etcd: Some(etcd), etcdutl: Some(etcdutl), .. } => {
             let tools = EtcdTools { etcd: etcd.clone(), etcdutl: etcdutl.clone() };
-            recover_etcds(dir, &tools, *json)
+            recover_etcd_directory(dir, &tools, *json)
         }
-        Data::Recover { dir, .. } if is_etcds(dir) => {
-            say(
+        DataCommand::Recover { dir, .. } if is_etcd_directory(dir) => {
+            print_to_stderr(
                 "Error: it holds the data of an etcd: say --etcd and --etcdutl, which make the new cluster",
             );
             USAGE
         }
-        Data::Recover { dir, json, .. } => recover(dir, *json),
-        Data::RunTied { parent, program, arguments } => {
-            complain(&run_tied(*parent, program, arguments));
+        DataCommand::Recover { dir, json, .. } => recover(dir, *json),
+        DataCommand::RunTied { parent, program, arguments } => {
+            print_error(&run_tied(*parent, program, arguments));
             FAILED
         }
     }
@@ -118,21 +120,21 @@ fn run_tied(parent: u32, program: &Path, arguments: &[String]) -> io::Error {
     Command::new(program).args(arguments).exec()
 }
 
-fn is_etcds(dir: &Path) -> bool {
-    DataDir::look(dir).is_ok_and(|(dir, _)| dir.is_etcds())
+fn is_etcd_directory(dir: &Path) -> bool {
+    DataDir::open_read_only(dir).is_ok_and(|(dir, _)| dir.is_etcd_directory())
 }
 
-fn recover_etcds(dir: &Path, tools: &EtcdTools, json: bool) -> u8 {
+fn recover_etcd_directory(dir: &Path, tools: &EtcdTools, json: bool) -> u8 {
     match recover_etcd(dir, tools) {
-        Ok(made) => tell(&made, json),
+        Ok(made) => print_forced_cluster(&made, json),
         Err(error) => {
-            complain(&error);
+            print_error(&error);
             if error.is_final() { NO_START } else { FAILED }
         }
     }
 }
 
-fn tell(made: &Forced, json: bool) -> u8 {
+fn print_forced_cluster(made: &ForcedCluster, json: bool) -> u8 {
     if json {
         return print(&serde_json::to_string(made).expect("plain text and numbers"));
     }
@@ -143,7 +145,7 @@ fn tell(made: &Forced, json: bool) -> u8 {
         made.was.cluster_id,
         made.is.member_id,
         made.last_index,
-        made.kept_unknown(),
+        made.kept_uncommitted(),
         made.dropped.len()
     ))
 }
@@ -151,21 +153,21 @@ fn tell(made: &Forced, json: bool) -> u8 {
 fn recover(dir: &Path, json: bool) -> u8 {
     let data_dir = format!("--data-dir={}", dir.display());
     let args = ["--name=unused".to_owned(), data_dir, "--force-new-cluster".to_owned()];
-    let Ok(config::Command::Run(config, _)) = config::parse(args, []) else {
+    let Ok(config::Invocation::Run(config, _)) = config::parse(args, []) else {
         unreachable!("these flags are right");
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let made = match runtime {
-        Ok(runtime) => runtime.block_on(server::found_cluster(&config)),
+        Ok(runtime) => runtime.block_on(server::force_new_cluster(&config)),
         Err(error) => {
-            complain(&error);
+            print_error(&error);
             return FAILED;
         }
     };
     match made {
-        Ok(made) => tell(&made, json),
+        Ok(made) => print_forced_cluster(&made, json),
         Err(error) => {
-            complain(&error);
+            print_error(&error);
             match error {
                 error if error.is_final() => NO_START,
                 error if error.is_usage() => USAGE,
@@ -176,55 +178,55 @@ fn recover(dir: &Path, json: bool) -> u8 {
 }
 
 fn status(dir: &Path, json: bool) -> u8 {
-    let sight = match look(dir) {
+    let sight = match inspect_directory(dir) {
         Ok(sight) => sight,
         Err(error) => {
-            complain(&error);
+            print_error(&error);
             return FAILED;
         }
     };
     let text = if json {
         serde_json::to_string(&sight).expect("text and numbers are JSON")
     } else {
-        for_people(&sight)
+        format_inspection(&sight)
     };
     match (print(text.trim_end()), sight.state) {
-        (0, State::Whole | State::Unfinished) => 0,
-        (0, State::Removed | State::Damaged) => NO_START,
-        (0, State::InUse) => IN_USE,
-        (0, State::Empty) => EMPTY,
+        (0, DirectoryState::Whole | DirectoryState::Unfinished) => 0,
+        (0, DirectoryState::Removed | DirectoryState::Damaged) => NO_START,
+        (0, DirectoryState::InUse) => IN_USE,
+        (0, DirectoryState::Empty) => EMPTY,
         (code, _) => code,
     }
 }
 
-fn for_people(sight: &Sight) -> String {
-    let mut lines = Lines::default();
+fn format_inspection(sight: &DirectoryInspection) -> String {
+    let mut lines = AlignedLines::default();
     let state = match sight.state {
-        State::Whole => "whole",
-        State::InUse => "in use",
-        State::Unfinished => "unfinished",
-        State::Empty => "nobody's",
-        State::Removed => "removed from its cluster",
-        State::Damaged => "damaged",
+        DirectoryState::Whole => "whole",
+        DirectoryState::InUse => "in use",
+        DirectoryState::Unfinished => "unfinished",
+        DirectoryState::Empty => "nobody's",
+        DirectoryState::Removed => "removed from its cluster",
+        DirectoryState::Damaged => "damaged",
     };
     lines.add("data directory", &sight.data_dir);
     lines.add("made by", if sight.maker == Maker::Etcd { "etcd" } else { "muster-node" });
     lines.add("state", state);
-    lines.some("problem", sight.problem.as_ref());
+    lines.add_if_present("problem", sight.problem.as_ref());
     if let Some(tombstone) = &sight.tombstone {
         lines.add("removed", format!("at {}, told by {}", tombstone.at, tombstone.by));
     }
-    lines.some("cluster", sight.cluster_id.as_ref());
-    lines.some("member", sight.member_id.as_ref());
-    lines.some("incarnation", sight.incarnation.as_ref());
-    lines.some("name", sight.name.as_ref());
-    lines.some("starts", sight.boots);
+    lines.add_if_present("cluster", sight.cluster_id.as_ref());
+    lines.add_if_present("member", sight.member_id.as_ref());
+    lines.add_if_present("incarnation", sight.incarnation.as_ref());
+    lines.add_if_present("name", sight.name.as_ref());
+    lines.add_if_present("starts", sight.boots);
     if let Some(log) = &sight.log {
         let vote = log.vote.as_deref().unwrap_or("nobody");
         lines.add("term", format!("{}, voted for {vote}", log.term));
         lines.add("last entry", format!("{} of term {}", log.last_index, log.last_term));
         lines.add("known committed", log.committed);
-        lines.some(
+        lines.add_if_present(
             "unfinished write",
             log.torn_at.map(|at| format!("at offset {at}: nobody was told of it")),
         );
@@ -240,7 +242,7 @@ fn for_people(sight: &Sight) -> String {
         };
         lines.add("newest revision", newest);
         lines.add("compacted revision", store.compacted_revision);
-        lines.some("hash", store.hash.map(|hash| format!("{hash:08x}")));
+        lines.add_if_present("hash", store.hash.map(|hash| format!("{hash:08x}")));
         for member in &store.members {
             let learner = if member.is_learner { ", learner" } else { "" };
             let name = if member.name.is_empty() { "not started" } else { &member.name };

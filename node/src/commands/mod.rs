@@ -13,7 +13,7 @@ use std::{
 
 use clap::{Parser, Subcommand};
 
-use crate::causes::chain;
+use crate::causes::error_chain;
 
 /// Exit code of a failure; trying again may help.
 const FAILED: u8 = 1;
@@ -22,19 +22,19 @@ const USAGE: u8 = 2;
 
 #[derive(Debug, Parser)]
 #[command(name = "muster-node", disable_version_flag = true, args_override_self = true)]
-struct Cli {
+struct CommandLine {
     #[command(subcommand)]
-    command: Tool,
+    command: ToolCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Tool {
+enum ToolCommand {
     /// Examine a data directory, or recover a cluster from it.
     #[command(subcommand)]
-    Data(data::Data),
+    Data(data::DataCommand),
     /// Save, examine and restore snapshots, in etcd's format.
     #[command(subcommand)]
-    Snapshot(snapshot::Snapshot),
+    Snapshot(snapshot::SnapshotCommand),
 }
 
 /// Runs the command that `args` (without the program's name) name, and returns its exit code.
@@ -45,9 +45,9 @@ pub fn run(args: &[String]) -> Option<u8> {
         return None;
     }
     let args = std::iter::once("muster-node".to_owned()).chain(args.iter().cloned());
-    Some(match Cli::try_parse_from(args) {
-        Ok(Cli { command: Tool::Data(command) }) => data::run(&command),
-        Ok(Cli { command: Tool::Snapshot(command) }) => snapshot::run(&command),
+    Some(match CommandLine::try_parse_from(args) {
+        Ok(CommandLine { command: ToolCommand::Data(command) }) => data::run(&command),
+        Ok(CommandLine { command: ToolCommand::Snapshot(command) }) => snapshot::run(&command),
         Err(error) => {
             let code = if error.use_stderr() { USAGE } else { 0 };
             // A failure to print can't be reported anywhere.
@@ -69,26 +69,26 @@ fn print(text: &str) -> u8 {
 }
 
 /// Prints an error with its causes on standard error.
-fn complain(error: &(dyn std::error::Error + 'static)) {
-    say(&format!("Error: {}", chain(error)));
+fn print_error(error: &(dyn std::error::Error + 'static)) {
+    print_to_stderr(&format!("Error: {}", error_chain(error)));
 }
 
 /// Prints a line on standard error.
-fn say(text: &str) {
+fn print_to_stderr(text: &str) {
     // A failure to print can't be reported anywhere.
     let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Text of lines in the form `name value`, with the values aligned.
 #[derive(Default)]
-struct Lines(String);
+struct AlignedLines(String);
 
-impl Lines {
+impl AlignedLines {
     fn add(&mut self, name: &str, value: impl std::fmt::Display) {
         let _ = writeln!(self.0, "{name:<20} {value}");
     }
 
-    fn some(&mut self, name: &str, value: Option<impl std::fmt::Display>) {
+    fn add_if_present(&mut self, name: &str, value: Option<impl std::fmt::Display>) {
         if let Some(value) = value {
             self.add(name, value);
         }

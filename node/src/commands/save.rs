@@ -17,7 +17,7 @@ use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use super::{FAILED, USAGE, complain, print, say};
+use super::{FAILED, USAGE, print, print_error, print_to_stderr};
 use crate::{
     disk::{Disk as _, RealDisk},
     etcd_file::{EtcdFile, EtcdFileError, HashCheck},
@@ -25,20 +25,20 @@ use crate::{
 };
 
 /// Timeout of a connection attempt.
-const CONNECT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time to wait for the next chunk of a snapshot. The member sends the first one only after
 /// it has measured the snapshot.
-const STALLED: Duration = Duration::from_secs(60);
+const CHUNK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Delay before the first progress line.
-const TELL_AFTER: Duration = Duration::from_secs(2);
+const FIRST_PROGRESS_DELAY: Duration = Duration::from_secs(2);
 /// Interval between progress lines.
-const TELL_EACH: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum size of a chunk in bytes; etcd's chunks have 32 KiB.
 const MAX_PIECE_BYTES: usize = 16 << 20;
 
 /// Flags and environment variables of `snapshot save`, which are etcdctl's.
 #[derive(Debug, Args)]
-pub(super) struct Save {
+pub(super) struct SaveArgs {
     /// The snapshot file to make.
     file: PathBuf,
     /// Client URL of the one member to ask.
@@ -63,7 +63,7 @@ pub(super) struct Save {
 #[derive(Debug, thiserror::Error)]
 enum SaveError {
     #[error("snapshot must be requested to one selected node, not multiple {0:?}")]
-    Many(Vec<String>),
+    ManyEndpoints(Vec<String>),
     #[error("{0:?} is not the URL of a member: http://HOST:PORT or https://HOST:PORT")]
     Url(String),
     #[error("an https endpoint needs --cacert, which says whose certificate to trust")]
@@ -73,13 +73,13 @@ enum SaveError {
     #[error("cannot connect to {0}")]
     Connect(String, #[source] tonic::transport::Error),
     #[error("{0}: {1}")]
-    Refused(tonic::Code, String),
-    #[error("nothing came for {} s", STALLED.as_secs())]
+    Rpc(tonic::Code, String),
+    #[error("nothing came for {} s", CHUNK_TIMEOUT.as_secs())]
     Stalled,
     #[error("what came is no whole snapshot")]
     Damaged(#[from] EtcdFileError),
     #[error("{} is there and no regular file: name a file", .0.display())]
-    Target(PathBuf),
+    NotARegularFile(PathBuf),
     #[error("cannot {action} {}", path.display())]
     File {
         action: &'static str,
@@ -91,39 +91,40 @@ enum SaveError {
 
 impl From<tonic::Status> for SaveError {
     fn from(status: tonic::Status) -> Self {
-        Self::Refused(status.code(), status.message().to_owned())
+        Self::Rpc(status.code(), status.message().to_owned())
     }
 }
 
-pub(super) fn run(command: &Save) -> u8 {
+pub(super) fn run(command: &SaveArgs) -> u8 {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let saved = match runtime {
         Ok(runtime) => runtime.block_on(save(command)),
         Err(error) => {
-            complain(&error);
+            print_error(&error);
             return FAILED;
         }
     };
     match saved {
         Ok(()) => print(&format!("Snapshot saved at {}", command.file.display())),
         Err(error) => {
-            complain(&error);
+            print_error(&error);
             match error {
-                SaveError::Many(_) | SaveError::Url(_) | SaveError::NoCa | SaveError::Target(_) => {
-                    USAGE
-                }
+                SaveError::ManyEndpoints(_)
+                | SaveError::Url(_)
+                | SaveError::NoCa
+                | SaveError::NotARegularFile(_) => USAGE,
                 _ => FAILED,
             }
         }
     }
 }
 
-async fn save(command: &Save) -> Result<(), SaveError> {
+async fn save(command: &SaveArgs) -> Result<(), SaveError> {
     let target = &command.file;
     // Renaming the snapshot over a device would replace the device. Replacing a symbolic link is
     // allowed.
     if target.symlink_metadata().is_ok_and(|found| !found.is_file() && !found.is_symlink()) {
-        return Err(SaveError::Target(target.clone()));
+        return Err(SaveError::NotARegularFile(target.clone()));
     }
     let channel = connect(command).await?;
     let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -155,12 +156,12 @@ async fn save(command: &Save) -> Result<(), SaveError> {
 
 async fn receive(channel: Channel, file: &mut File, path: &Path) -> Result<(), SaveError> {
     let mut client = MaintenanceClient::new(channel).max_decoding_message_size(MAX_PIECE_BYTES);
-    let next = tokio::time::timeout(STALLED, client.snapshot(SnapshotRequest {})).await;
+    let next = tokio::time::timeout(CHUNK_TIMEOUT, client.snapshot(SnapshotRequest {})).await;
     let mut pieces = next.map_err(|_| SaveError::Stalled)??.into_inner();
     let started = Instant::now();
-    let (mut told, mut bytes) = (started + TELL_AFTER, 0_u64);
+    let (mut told, mut bytes) = (started + FIRST_PROGRESS_DELAY, 0_u64);
     loop {
-        let next = tokio::time::timeout(STALLED, pieces.message()).await;
+        let next = tokio::time::timeout(CHUNK_TIMEOUT, pieces.message()).await;
         let Some(piece) = next.map_err(|_| SaveError::Stalled)?? else { return Ok(()) };
         file.write_all(&piece.blob).map_err(|source| SaveError::File {
             action: "write",
@@ -169,21 +170,25 @@ async fn receive(channel: Channel, file: &mut File, path: &Path) -> Result<(), S
         })?;
         bytes += piece.blob.len() as u64;
         if Instant::now() >= told {
-            told = Instant::now() + TELL_EACH;
+            told = Instant::now() + PROGRESS_INTERVAL;
             let mib = |bytes: u64| bytes >> 20;
-            say(&format!("{} MiB, {} MiB to come", mib(bytes), mib(piece.remaining_bytes)));
+            print_to_stderr(&format!(
+                "{} MiB, {} MiB to come",
+                mib(bytes),
+                mib(piece.remaining_bytes)
+            ));
         }
     }
 }
 
-async fn connect(command: &Save) -> Result<Channel, SaveError> {
+async fn connect(command: &SaveArgs) -> Result<Channel, SaveError> {
     let endpoints: Vec<String> = command.endpoints.split(',').map(str::to_owned).collect();
-    let [url] = endpoints.as_slice() else { return Err(SaveError::Many(endpoints)) };
+    let [url] = endpoints.as_slice() else { return Err(SaveError::ManyEndpoints(endpoints)) };
     let url = if url.contains("://") { url.clone() } else { format!("http://{url}") };
     let wrong = || SaveError::Url(url.clone());
     let uri: Uri = url.parse().map_err(|_| wrong())?;
     let host = uri.host().ok_or_else(wrong)?.trim_matches(['[', ']']).to_owned();
-    let endpoint = Endpoint::from(uri.clone()).connect_timeout(CONNECT);
+    let endpoint = Endpoint::from(uri.clone()).connect_timeout(CONNECT_TIMEOUT);
     let failed = |error| SaveError::Connect(url.clone(), error);
     match uri.scheme_str() {
         Some("http") => endpoint.connect().await.map_err(failed),
@@ -205,7 +210,7 @@ async fn connect(command: &Save) -> Result<Channel, SaveError> {
                     Ok::<_, io::Error>(TokioIo::new(tls.connect(name, stream).await?))
                 }
             });
-            let plain = plain.connect_timeout(CONNECT);
+            let plain = plain.connect_timeout(CONNECT_TIMEOUT);
             plain.connect_with_connector(dial).await.map_err(failed)
         }
         _ => Err(wrong()),

@@ -7,22 +7,22 @@ use std::{
 
 use clap::{Args, Subcommand};
 
-use super::{FAILED, USAGE, complain, print, save, say};
+use super::{FAILED, USAGE, print, print_error, print_to_stderr, save};
 use crate::{
     config::restored_cluster,
     etcd_file::{EtcdFile, EtcdFileError, FileStatus, HashCheck},
-    recovery::{self, Restore, RestoreError},
+    recovery::{self, RestoreError, RestoreOptions},
 };
 
 #[derive(Debug, Subcommand)]
-pub(super) enum Snapshot {
+pub(super) enum SnapshotCommand {
     /// Save a member's data as a snapshot file.
     #[command(
         long_about = "Saves a member's data as a snapshot file that etcd's tools read as well. The \
         file (mode 0600) gets its name once it is complete, its hash is right, and it is on \
         disk."
     )]
-    Save(save::Save),
+    Save(save::SaveArgs),
     /// Show a snapshot file's hash, revision, total keys, total size and version.
     Status {
         /// The snapshot file to examine.
@@ -93,11 +93,11 @@ pub(super) struct RestoreArgs {
     initial_memory_map_size: Option<u64>,
 }
 
-pub(super) fn run(command: &Snapshot) -> u8 {
+pub(super) fn run(command: &SnapshotCommand) -> u8 {
     match command {
-        Snapshot::Save(command) => save::run(command),
-        Snapshot::Status { file, json } => status(file, *json),
-        Snapshot::Restore(args) => restore(args),
+        SnapshotCommand::Save(command) => save::run(command),
+        SnapshotCommand::Status { file, json } => status(file, *json),
+        SnapshotCommand::Restore(args) => restore(args),
     }
 }
 
@@ -106,7 +106,7 @@ fn status(file: &Path, json: bool) -> u8 {
         let open = || muster_files::open_named(file).map(BufReader::new).map_err(EtcdFileError::Io);
         // A member's own file has no hash, which is accepted. A hash that is present must be right.
         match EtcdFile::open(open()?, HashCheck::Required) {
-            Ok(_) | Err(EtcdFileError::NoHash) => FileStatus::of(open()?),
+            Ok(_) | Err(EtcdFileError::NoHash) => FileStatus::read(open()?),
             Err(error) => Err(error),
         }
     };
@@ -119,7 +119,7 @@ fn status(file: &Path, json: bool) -> u8 {
             print(&format!("{hash:x}, {revision}, {total_keys}, {size}, {version}"))
         }
         Err(error) => {
-            complain(&error);
+            print_error(&error);
             FAILED
         }
     }
@@ -146,22 +146,22 @@ fn human_bytes(bytes: u64) -> String {
 
 fn restore(args: &RestoreArgs) -> u8 {
     if args.wal_dir.is_some() {
-        say("Error: --wal-dir is not supported: the log lies in the data directory");
+        print_to_stderr("Error: --wal-dir is not supported: the log lies in the data directory");
         return USAGE;
     }
     if args.bump_revision < 0 || (args.bump_revision > 0) != args.mark_compacted {
         // Either flag alone would show clients a history that is not the one they know.
-        say("Error: --mark-compacted required if --bump-revision > 0");
+        print_to_stderr("Error: --mark-compacted required if --bump-revision > 0");
         return USAGE;
     }
     let token = match &args.initial_cluster_token {
         Some(token) => Ok(token.clone()),
-        None => recovery::token_of(&args.file),
+        None => recovery::token_from_file(&args.file),
     };
     let token = match token {
         Ok(token) => token,
         Err(error) => {
-            complain(&error);
+            print_error(&error);
             return FAILED;
         }
     };
@@ -174,17 +174,17 @@ fn restore(args: &RestoreArgs) -> u8 {
     let cluster = match cluster {
         Ok(cluster) => cluster,
         Err(error) => {
-            complain(&error);
+            print_error(&error);
             return USAGE;
         }
     };
     let data_dir = args.data_dir.clone();
-    let wanted = Restore {
+    let wanted = RestoreOptions {
         data_dir: data_dir.unwrap_or_else(|| PathBuf::from(format!("{}.etcd", args.name))),
         name: args.name.clone(),
         cluster,
         bump_revision: args.bump_revision,
-        hash: if args.skip_hash_check { HashCheck::Skipped } else { HashCheck::Required },
+        hash_check: if args.skip_hash_check { HashCheck::Skipped } else { HashCheck::Required },
         drop_auth: args.drop_auth,
     };
     match recovery::restore(&args.file, &wanted) {
@@ -198,8 +198,8 @@ fn restore(args: &RestoreArgs) -> u8 {
             ))
         }
         Err(error) => {
-            complain(&error);
-            if matches!(error, RestoreError::Name(_)) { USAGE } else { FAILED }
+            print_error(&error);
+            if matches!(error, RestoreError::InvalidTarget(_)) { USAGE } else { FAILED }
         }
     }
 }

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{ConfigError, LowArgs, duration};
-use crate::auth::{Jwt, JwtOptions, Method};
+use super::{ConfigError, RawFlags, duration};
+use crate::auth::{Jwt, JwtOptions, SigningMethod};
 
 /// Default lifetime of a signed token in etcd.
 const DEFAULT_TTL: Duration = Duration::from_secs(300);
@@ -14,7 +14,7 @@ const USAGE: &str =
 
 /// Loads the keys that sign and verify tokens. Returns `None` if `--auth-token` asks for simple
 /// tokens.
-pub(super) fn signed_tokens(low: &LowArgs) -> Result<Option<Arc<Jwt>>, ConfigError> {
+pub(super) fn signed_tokens(low: &RawFlags) -> Result<Option<Arc<Jwt>>, ConfigError> {
     let mut parts = low.value("auth-token").split(',');
     match parts.next() {
         // An empty value means the default.
@@ -44,11 +44,12 @@ fn options<'a>(parts: impl Iterator<Item = &'a str>) -> Result<JwtOptions, Strin
         }
         *place = value;
     }
-    let known = || Method::ALL.map(Method::name).join(", ");
-    let method = Method::ALL.into_iter().find(|known| known.name() == method).ok_or_else(|| {
-        let not = if method == "ES512" { " (ES512 is not supported)" } else { "" };
-        format!("--auth-token: sign-method must be one of {}{not}", known())
-    })?;
+    let known = || SigningMethod::ALL.map(SigningMethod::name).join(", ");
+    let method =
+        SigningMethod::ALL.into_iter().find(|known| known.name() == method).ok_or_else(|| {
+            let not = if method == "ES512" { " (ES512 is not supported)" } else { "" };
+            format!("--auth-token: sign-method must be one of {}{not}", known())
+        })?;
     let ttl = match ttl {
         "" => Some(DEFAULT_TTL),
         text => duration::parse(text).filter(|ttl| *ttl >= Duration::from_secs(1)),
@@ -69,7 +70,7 @@ mod tests {
     #[test]
     fn options_may_come_in_any_order() {
         let expected = JwtOptions {
-            method: Method::Rs256,
+            method: SigningMethod::Rs256,
             public_key: Some("a".into()),
             private_key: Some("b".into()),
             ttl: Duration::from_secs(600),
@@ -77,7 +78,7 @@ mod tests {
         assert_eq!(read("pub-key=a,priv-key=b,sign-method=RS256,ttl=10m"), Ok(expected.clone()));
         assert_eq!(read("ttl=10m,sign-method=RS256,priv-key=b,pub-key=a"), Ok(expected));
         let least = read("sign-method=EdDSA").unwrap();
-        assert_eq!((least.method, least.ttl), (Method::EdDsa, DEFAULT_TTL));
+        assert_eq!((least.method, least.ttl), (SigningMethod::EdDsa, DEFAULT_TTL));
     }
 
     #[test]

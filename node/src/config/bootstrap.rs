@@ -17,12 +17,12 @@ impl Config {
     ///
     /// # Errors
     /// Fails if the settings for it contradict each other, or do not name this member.
-    pub fn initial(&self) -> Result<InitialCluster, ConfigError> {
+    pub fn first_configuration(&self) -> Result<InitialCluster, ConfigError> {
         let list = &self.initial_cluster;
-        named(&self.name, list)
-            .and_then(|()| has_tls(self))
-            .and_then(|()| advertised(&self.name, list, &self.advertise_peer_urls))
-            .and_then(|()| document(self))
+        check_names(&self.name, list)
+            .and_then(|()| check_peer_tls(self))
+            .and_then(|()| check_advertised_urls(&self.name, list, &self.advertise_peer_urls))
+            .and_then(|()| check_document(self))
             .map_err(ConfigError::Relation)?;
         let document = self.document.as_ref();
         Ok(InitialCluster::new(&as_text(list), &self.initial_cluster_token, document))
@@ -34,8 +34,8 @@ impl Config {
     /// # Errors
     /// Fails if the settings contradict each other, or do not name this member.
     pub(crate) fn check_join(&self) -> Result<(), ConfigError> {
-        named(&self.name, &self.initial_cluster)
-            .and_then(|()| has_tls(self))
+        check_names(&self.name, &self.initial_cluster)
+            .and_then(|()| check_peer_tls(self))
             .map_err(ConfigError::Relation)
     }
 
@@ -60,8 +60,8 @@ pub fn restored_cluster(
     let list = named_urls(initial_cluster)?;
     let own = PeerUrl::parse_list(advertise_peer_urls)
         .map_err(|source| ConfigError::Url { flag: "initial-advertise-peer-urls", source })?;
-    named(name, &list)
-        .and_then(|()| advertised(name, &list, &own))
+    check_names(name, &list)
+        .and_then(|()| check_advertised_urls(name, &list, &own))
         .map_err(ConfigError::Relation)?;
     let cluster = InitialCluster::new(&as_text(&list), token, None);
     match cluster.identical_ids() {
@@ -80,7 +80,7 @@ fn as_text(list: &[NamedUrls]) -> Vec<(String, Vec<String>)> {
 }
 
 /// Checks that no URL occurs twice and that this member is in the list.
-fn named(name: &str, list: &[NamedUrls]) -> Result<(), String> {
+fn check_names(name: &str, list: &[NamedUrls]) -> Result<(), String> {
     if !list.iter().any(|(other, _)| other == name) {
         return Err(format!(
             "couldn't find local name \"{name}\" in the initial cluster configuration"
@@ -89,12 +89,12 @@ fn named(name: &str, list: &[NamedUrls]) -> Result<(), String> {
     let all: Vec<&PeerUrl> = list.iter().flat_map(|(_, urls)| urls).collect();
     let duplicate = all.iter().enumerate().any(|(n, url)| all[..n].contains(url));
     if duplicate {
-        return Err(format!("initial cluster {} has duplicate url", shown(list)));
+        return Err(format!("initial cluster {} has duplicate url", format_cluster(list)));
     }
     Ok(())
 }
 
-fn has_tls(config: &Config) -> Result<(), String> {
+fn check_peer_tls(config: &Config) -> Result<(), String> {
     let urls = config.initial_cluster.iter().flat_map(|(_, urls)| urls);
     if config.peer_tls.is_none() && urls.into_iter().any(PeerUrl::is_https) {
         return Err(NO_PEER_CERTIFICATE.to_owned());
@@ -102,7 +102,7 @@ fn has_tls(config: &Config) -> Result<(), String> {
     Ok(())
 }
 
-fn shown(list: &[NamedUrls]) -> String {
+fn format_cluster(list: &[NamedUrls]) -> String {
     let mut parts: Vec<String> = list
         .iter()
         .flat_map(|(name, urls)| urls.iter().map(move |url| format!("{name}={url}")))
@@ -112,7 +112,11 @@ fn shown(list: &[NamedUrls]) -> String {
 }
 
 /// Checks that the list has the same URLs for this member as the member advertises itself.
-fn advertised(name: &str, members: &[NamedUrls], advertised: &[PeerUrl]) -> Result<(), String> {
+fn check_advertised_urls(
+    name: &str,
+    members: &[NamedUrls],
+    advertised: &[PeerUrl],
+) -> Result<(), String> {
     let own = members.iter().find(|(other, _)| other == name);
     let own = own.map(|(_, urls)| urls.as_slice()).unwrap_or_default();
     let missing = |of: &[PeerUrl], from: &[PeerUrl]| {
@@ -129,14 +133,14 @@ fn advertised(name: &str, members: &[NamedUrls], advertised: &[PeerUrl]) -> Resu
     if let Some(url) = missing(advertised, own) {
         return Err(format!(
             "--initial-advertise-peer-urls has {url} but missing from --initial-cluster={}",
-            shown(members)
+            format_cluster(members)
         ));
     }
     Ok(())
 }
 
 /// Checks that the member document describes the same cluster as the command line.
-fn document(config: &Config) -> Result<(), String> {
+fn check_document(config: &Config) -> Result<(), String> {
     let Some(document) = &config.document else {
         return Ok(());
     };
@@ -148,7 +152,7 @@ fn document(config: &Config) -> Result<(), String> {
             config.name
         ));
     }
-    if document.document != config.initial_cluster_token {
+    if document.proposal_hash != config.initial_cluster_token {
         return Err("--muster-document and --initial-cluster-token differ".to_owned());
     }
     if !same_members(config, document) {

@@ -9,16 +9,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::{
-    LowArgs, Remark,
-    flags::{FLAGS, Flag, Kind, find},
+    RawFlags, Remark,
+    flags::{FLAGS, Flag, FlagKind, find},
     low::{nearest, parse_bool},
     numbers::yaml_whole_number,
     validate::ConfigError,
-    yaml::{self, Entry, Node, Problem, Scalar},
+    yaml::{self, Scalar, YamlEntry, YamlNode, YamlProblem},
 };
 
 pub(super) const CONFIG_FILE: &str = "config-file";
-const VARIABLE: &str = "ETCD_CONFIG_FILE";
+const CONFIG_FILE_VARIABLE: &str = "ETCD_CONFIG_FILE";
 /// Maximum size of a configuration file in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
@@ -60,7 +60,7 @@ const SECTIONS: &[(&str, &[(&str, &str)])] = &[
 ];
 
 /// Keys of etcd's sample file before 3.5 that no longer have a flag, and why they have no effect.
-const OLD_KEYS: &[(&str, &str)] = &[
+const OBSOLETE_KEYS: &[(&str, &str)] = &[
     ("debug", "log-level: debug says it"),
     ("log-output", "log-outputs says it"),
     ("log-package-levels", "there is one level for all packages, which log-level says"),
@@ -71,7 +71,7 @@ const OLD_KEYS: &[(&str, &str)] = &[
 const CA_FILE: &str = "ca-file";
 
 /// Flags whose values a file may also give as a list.
-const LISTS: &[&str] = &[
+const LIST_FLAGS: &[&str] = &[
     "discovery-endpoints",
     "cipher-suites",
     "log-outputs",
@@ -81,16 +81,23 @@ const LISTS: &[&str] = &[
 ];
 
 /// Returns the path of the configuration file, if one is given.
-pub(super) fn named(low: &LowArgs, environment: &BTreeMap<String, String>) -> Option<PathBuf> {
-    let typed = low.given(CONFIG_FILE).or(environment.get(VARIABLE).map(String::as_str));
+pub(super) fn config_file_path(
+    low: &RawFlags,
+    environment: &BTreeMap<String, String>,
+) -> Option<PathBuf> {
+    let typed =
+        low.given(CONFIG_FILE).or(environment.get(CONFIG_FILE_VARIABLE).map(String::as_str));
     typed.filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 /// Returns the flags and variables that were given together with a file, and so are ignored.
-pub(super) fn left_out(low: &LowArgs, environment: &BTreeMap<String, String>) -> Vec<String> {
+pub(super) fn ignored_settings(
+    low: &RawFlags,
+    environment: &BTreeMap<String, String>,
+) -> Vec<String> {
     let flags = low.names().filter(|name| *name != CONFIG_FILE).map(|name| format!("--{name}"));
     let variables = environment.iter().filter(|(name, value)| {
-        name.starts_with("ETCD_") && *name != VARIABLE && !value.is_empty()
+        name.starts_with("ETCD_") && *name != CONFIG_FILE_VARIABLE && !value.is_empty()
     });
     flags.chain(variables.map(|(name, _)| name.clone())).collect()
 }
@@ -99,11 +106,11 @@ pub(super) fn left_out(low: &LowArgs, environment: &BTreeMap<String, String>) ->
 ///
 /// # Errors
 /// Fails if the file can't be read or parsed.
-pub(super) fn read(path: &Path, remarks: &mut Vec<Remark>) -> Result<LowArgs, ConfigError> {
+pub(super) fn read(path: &Path, remarks: &mut Vec<Remark>) -> Result<RawFlags, ConfigError> {
     let content = muster_files::read_named(path, MAX_BYTES)
         .and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
     let text = content.map_err(|source| ConfigError::FileRead { path: path.to_owned(), source })?;
-    let at = |Problem { line, text: problem }| ConfigError::File {
+    let at = |YamlProblem { line, text: problem }| ConfigError::File {
         path: path.to_owned(),
         line,
         problem,
@@ -119,31 +126,33 @@ pub fn fuzz_file(text: &str) {
     let _ = parse(text, &mut Vec::new());
 }
 
-fn parse(text: &str, remarks: &mut Vec<Remark>) -> Result<LowArgs, Problem> {
-    let mut low = LowArgs::default();
+fn parse(text: &str, remarks: &mut Vec<Remark>) -> Result<RawFlags, YamlProblem> {
+    let mut low = RawFlags::default();
     let document = yaml::parse(text)?;
-    let passed_over = document.passed_over.into_iter();
-    remarks.extend(passed_over.map(|Problem { line, text }| Remark::InFile { line, text }));
+    let passed_over = document.ignored.into_iter();
+    remarks.extend(
+        passed_over.map(|YamlProblem { line, text }| Remark::FilePartIgnored { line, text }),
+    );
     for mut entry in document.entries {
         // Go's JSON decoder matches keys regardless of case.
         entry.key.make_ascii_lowercase();
         let section = SECTIONS.iter().find(|(name, _)| *name == entry.key);
         match (section, entry.node) {
-            (Some((section, keys)), Node::Map(entries)) => {
+            (Some((section, keys)), YamlNode::Map(entries)) => {
                 for entry in entries {
                     set_in_section(&mut low, section, keys, entry, remarks)?;
                 }
             }
-            (Some(_), Node::Scalar(None)) => {}
+            (Some(_), YamlNode::Scalar(None)) => {}
             (Some((section, _)), _) => {
                 let text = format!("{section} has to be a mapping of keys");
-                return Err(Problem { line: entry.line, text });
+                return Err(YamlProblem { line: entry.line, text });
             }
             (None, node) => {
-                let entry = Entry { node, ..entry };
-                match top_level(&entry)? {
-                    Key::Flag(flag) => set(&mut low, flag, entry)?,
-                    Key::PassedOver(remark) => remarks.push(remark),
+                let entry = YamlEntry { node, ..entry };
+                match resolve_key(&entry)? {
+                    KeyMeaning::Flag(flag) => set(&mut low, flag, entry)?,
+                    KeyMeaning::Ignored(remark) => remarks.push(remark),
                 }
             }
         }
@@ -152,76 +161,77 @@ fn parse(text: &str, remarks: &mut Vec<Remark>) -> Result<LowArgs, Problem> {
 }
 
 fn set_in_section(
-    low: &mut LowArgs,
+    low: &mut RawFlags,
     section: &str,
     keys: &[(&'static str, &str)],
-    mut entry: Entry,
+    mut entry: YamlEntry,
     remarks: &mut Vec<Remark>,
-) -> Result<(), Problem> {
+) -> Result<(), YamlProblem> {
     entry.key.make_ascii_lowercase();
     if entry.key == CA_FILE {
-        if says_nothing(&entry.node) {
+        if is_empty_value(&entry.node) {
             return Ok(());
         }
         let text = format!(
             "etcd has not known {CA_FILE} since 3.4: give trusted-ca-file and client-cert-auth in {section}"
         );
-        return Err(Problem { line: entry.line, text });
+        return Err(YamlProblem { line: entry.line, text });
     }
     let flag = keys.iter().find(|(key, _)| *key == entry.key).and_then(|(_, flag)| find(flag));
     match flag {
         Some(flag) => set(low, flag, entry),
         None => {
             let known = keys.iter().map(|(key, _)| *key);
-            remarks.push(unknown(&entry, &format!(" in {section}"), known)?);
+            remarks.push(unknown_key_remark(&entry, &format!(" in {section}"), known)?);
             Ok(())
         }
     }
 }
 
 /// Meaning of a key outside all sections.
-enum Key {
+enum KeyMeaning {
     Flag(&'static Flag),
-    PassedOver(Remark),
+    Ignored(Remark),
 }
 
-fn top_level(entry: &Entry) -> Result<Key, Problem> {
+fn resolve_key(entry: &YamlEntry) -> Result<KeyMeaning, YamlProblem> {
     let key = &entry.key;
-    if let Some((flag, because)) = OLD_KEYS.iter().find(|(old, _)| old == key) {
-        return Ok(Key::PassedOver(Remark::Ignored { flag, because }));
+    if let Some((flag, because)) = OBSOLETE_KEYS.iter().find(|(old, _)| old == key) {
+        return Ok(KeyMeaning::Ignored(Remark::Ignored { flag, because }));
     }
     let elsewhere = SECTIONS.iter().find_map(|(section, keys)| {
         keys.iter().find(|(_, flag)| *flag == key.as_str()).map(|(key, _)| (section, key))
     });
     if let Some((section, key)) = elsewhere {
         let text = format!("{} stands in a section: give {section}: {key}", entry.key);
-        let problem = Problem { line: entry.line, text };
-        return if says_nothing(&entry.node) { Ok(passed_over(problem)) } else { Err(problem) };
+        let problem = YamlProblem { line: entry.line, text };
+        return if is_empty_value(&entry.node) { Ok(ignored_key(problem)) } else { Err(problem) };
     }
     if key == CONFIG_FILE {
         let text = "a file can't name another one".to_owned();
-        return Ok(passed_over(Problem { line: entry.line, text }));
+        return Ok(ignored_key(YamlProblem { line: entry.line, text }));
     }
     if let Some(flag) = find(key) {
-        return Ok(Key::Flag(flag));
+        return Ok(KeyMeaning::Flag(flag));
     }
     let known = FLAGS.iter().map(|flag| flag.name).chain(SECTIONS.iter().map(|(name, _)| *name));
-    unknown(entry, "", known).map(Key::PassedOver)
+    unknown_key_remark(entry, "", known).map(KeyMeaning::Ignored)
 }
 
-fn passed_over(Problem { line, text }: Problem) -> Key {
-    Key::PassedOver(Remark::InFile { line, text })
+fn ignored_key(YamlProblem { line, text }: YamlProblem) -> KeyMeaning {
+    KeyMeaning::Ignored(Remark::FilePartIgnored { line, text })
 }
 
 /// Whether a value is null, empty or false, so that its key can be ignored.
-fn says_nothing(node: &Node) -> bool {
+fn is_empty_value(node: &YamlNode) -> bool {
     match node {
-        Node::Scalar(None) => true,
-        Node::Scalar(Some(Scalar { text, .. })) => {
-            text.is_empty() || parse_bool(&of_kind(Kind::Bool, text.clone(), true)) == Some(false)
+        YamlNode::Scalar(None) => true,
+        YamlNode::Scalar(Some(Scalar { text, .. })) => {
+            text.is_empty()
+                || parse_bool(&convert_value(FlagKind::Bool, text.clone(), true)) == Some(false)
         }
-        Node::List(nodes) => nodes.is_empty(),
-        Node::Map(entries) => entries.is_empty(),
+        YamlNode::List(nodes) => nodes.is_empty(),
+        YamlNode::Map(entries) => entries.is_empty(),
     }
 }
 
@@ -229,45 +239,47 @@ fn says_nothing(node: &Node) -> bool {
 ///
 /// # Errors
 /// Fails if the key is similar to a known one.
-fn unknown(
-    entry: &Entry,
+fn unknown_key_remark(
+    entry: &YamlEntry,
     place: &str,
     known: impl Iterator<Item = &'static str>,
-) -> Result<Remark, Problem> {
+) -> Result<Remark, YamlProblem> {
     let (key, line) = (&entry.key, entry.line);
     match nearest(key, known) {
         Some(nearest) => {
             let text = format!("unknown key {key:?}{place} (did you mean {nearest}?)");
-            Err(Problem { line, text })
+            Err(YamlProblem { line, text })
         }
-        None => Ok(Remark::InFile { line, text: format!("unknown key {key:?}{place}") }),
+        None => Ok(Remark::FilePartIgnored { line, text: format!("unknown key {key:?}{place}") }),
     }
 }
 
 /// Sets a flag to the value in the file. An empty value leaves the default, as in etcd.
-fn set(low: &mut LowArgs, flag: &'static Flag, entry: Entry) -> Result<(), Problem> {
-    let Entry { key, line, node } = entry;
-    let problem = |text: String| Problem { line, text };
+fn set(low: &mut RawFlags, flag: &'static Flag, entry: YamlEntry) -> Result<(), YamlProblem> {
+    let YamlEntry { key, line, node } = entry;
+    let problem = |text: String| YamlProblem { line, text };
     let value = match node {
-        Node::Scalar(None) => String::new(),
-        Node::Scalar(Some(Scalar { text, is_plain })) => of_kind(flag.kind, text, is_plain),
-        Node::List(nodes) if LISTS.contains(&flag.name) => {
+        YamlNode::Scalar(None) => String::new(),
+        YamlNode::Scalar(Some(Scalar { text, is_plain })) => {
+            convert_value(flag.kind, text, is_plain)
+        }
+        YamlNode::List(nodes) if LIST_FLAGS.contains(&flag.name) => {
             let mut values = Vec::new();
             for node in nodes {
                 match node {
-                    Node::Scalar(None) => {}
-                    Node::Scalar(Some(Scalar { text, .. })) if text.contains(',') => {
+                    YamlNode::Scalar(None) => {}
+                    YamlNode::Scalar(Some(Scalar { text, .. })) if text.contains(',') => {
                         return Err(problem(format!("a comma can't stand in {key}: {text:?}")));
                     }
-                    Node::Scalar(Some(Scalar { text, .. })) => values.push(text),
-                    Node::List(_) | Node::Map(_) => {
+                    YamlNode::Scalar(Some(Scalar { text, .. })) => values.push(text),
+                    YamlNode::List(_) | YamlNode::Map(_) => {
                         return Err(problem(format!("{key} has to be a list of single values")));
                     }
                 }
             }
             values.join(",")
         }
-        Node::List(_) | Node::Map(_) => {
+        YamlNode::List(_) | YamlNode::Map(_) => {
             return Err(problem(format!("{key} has to be one value")));
         }
     };
@@ -280,17 +292,22 @@ fn set(low: &mut LowArgs, flag: &'static Flag, entry: Entry) -> Result<(), Probl
 /// Converts a value to the syntax of the flag. In a file, a plain number for a duration counts
 /// nanoseconds. The YAML version of etcd's parser has more words for booleans, and more forms of
 /// integers.
-fn of_kind(kind: Kind, text: String, is_plain: bool) -> String {
+fn convert_value(kind: FlagKind, text: String, is_plain: bool) -> String {
     let number = || Some(&text).filter(|_| is_plain).and_then(|text| yaml_whole_number(text));
     match kind {
-        Kind::Duration => number().map(|nanoseconds| format!("{nanoseconds}ns")).unwrap_or(text),
-        Kind::Int | Kind::Uint | Kind::Uint32 => number().unwrap_or(text),
-        Kind::Bool => match text.to_ascii_lowercase().as_str() {
+        FlagKind::Duration => {
+            number().map(|nanoseconds| format!("{nanoseconds}ns")).unwrap_or(text)
+        }
+        FlagKind::Int | FlagKind::Uint | FlagKind::Uint32 => number().unwrap_or(text),
+        FlagKind::Bool => match text.to_ascii_lowercase().as_str() {
             "yes" | "y" | "on" => "true".to_owned(),
             "no" | "n" | "off" => "false".to_owned(),
             _ => text,
         },
-        Kind::Text | Kind::OneOf(_) | Kind::OneOfAnyCase(_) | Kind::Anything => text,
+        FlagKind::Text
+        | FlagKind::OneOf(_)
+        | FlagKind::OneOfAnyCase(_)
+        | FlagKind::OptionalText => text,
     }
 }
 
@@ -299,16 +316,16 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::config::{self, AutoCompaction, Command, Config};
+    use crate::config::{self, AutoCompaction, Config, Invocation};
 
-    fn parsed(text: &str) -> LowArgs {
+    fn parsed(text: &str) -> RawFlags {
         parse(text, &mut Vec::new())
-            .map_err(|Problem { line, text }| format!("{line}: {text}"))
+            .map_err(|YamlProblem { line, text }| format!("{line}: {text}"))
             .unwrap()
     }
 
     fn refused(text: &str) -> (usize, String) {
-        let Problem { line, text } = parse(text, &mut Vec::new()).unwrap_err();
+        let YamlProblem { line, text } = parse(text, &mut Vec::new()).unwrap_err();
         (line, text)
     }
 
@@ -319,7 +336,7 @@ mod tests {
         let args = [format!("--config-file={}", path.display()), "--name=typed".to_owned()];
         let environment = [("ETCD_MAX_LEARNERS".to_owned(), "7".to_owned())];
         match config::parse(args, environment).unwrap() {
-            Command::Run(config, remarks) => (*config, remarks),
+            Invocation::Run(config, remarks) => (*config, remarks),
             other => panic!("{other:?}"),
         }
     }
@@ -328,12 +345,12 @@ mod tests {
     fn the_file_counts_alone() {
         let (config, remarks) = configured("name: one\nelection-timeout: 2000\n");
         assert_eq!((config.name.as_str(), config.max_learners), ("one", 1));
-        assert_eq!(config.election, Duration::from_millis(2000));
+        assert_eq!(config.election_timeout, Duration::from_millis(2000));
         assert_eq!(config.data_dir.to_str(), Some("one.etcd"));
         assert_eq!(config.initial_cluster[0].0, "one");
         let left_out = ["--name", "ETCD_MAX_LEARNERS"].map(str::to_owned).to_vec();
         assert!(
-            matches!(&remarks[..], [Remark::ConfigFile { left_out: found, .. }] if *found == left_out),
+            matches!(&remarks[..], [Remark::ConfigFile { ignored_settings: found, .. }] if *found == left_out),
             "{remarks:?}"
         );
     }
@@ -410,7 +427,7 @@ mod tests {
         );
         assert_eq!(config.quota_backend_bytes, 8 << 30);
         assert_eq!((config.max_txn_ops, config.max_learners), (1_000, 2));
-        assert_eq!(config.election, Duration::from_secs(5));
+        assert_eq!(config.election_timeout, Duration::from_secs(5));
         assert_eq!(config.heartbeat, Duration::from_millis(400));
         assert_eq!(config.watch_progress_interval, Duration::from_secs(600));
         for wrong in ["1.5", "1e30", "'1e3'", "ten"] {
@@ -432,7 +449,8 @@ mod tests {
         let (clients, peers) = (config.client_tls.unwrap(), config.peer_tls.unwrap());
         assert_eq!((clients.cert.to_str(), clients.key.to_str()), (Some("c"), Some("k")));
         assert_eq!((peers.cert.to_str(), peers.key.to_str()), (Some("c"), Some("other")));
-        let unknown = Remark::InFile { line: 1, text: "unknown key \"x-files\"".to_owned() };
+        let unknown =
+            Remark::FilePartIgnored { line: 1, text: "unknown key \"x-files\"".to_owned() };
         assert!(remarks.contains(&unknown), "{remarks:?}");
     }
 
@@ -469,7 +487,11 @@ mod tests {
         ] {
             let mut remarks = Vec::new();
             let low = parse(text, &mut remarks).map_err(|problem| problem.text).unwrap();
-            assert_eq!(remarks, [Remark::InFile { line, text: said.to_owned() }], "{text}");
+            assert_eq!(
+                remarks,
+                [Remark::FilePartIgnored { line, text: said.to_owned() }],
+                "{text}"
+            );
             let named = text.contains("name:").then_some("b");
             assert_eq!(low.given("name"), named, "{text}");
         }
@@ -485,7 +507,7 @@ mod tests {
         for (section, keys) in SECTIONS {
             for (key, flag) in *keys {
                 let known = find(flag).unwrap_or_else(|| panic!("{flag}"));
-                let value = if known.kind == Kind::Bool { "true" } else { "x" };
+                let value = if known.kind == FlagKind::Bool { "true" } else { "x" };
                 let low = parsed(&format!("{section}:\n  {key}: {value}\n"));
                 assert_eq!(low.given(flag), Some(value));
                 assert!(flags.insert(flag), "{flag} twice");
@@ -494,7 +516,7 @@ mod tests {
                 assert!(text.ends_with(&format!("give {section}: {key}")), "{text}");
             }
         }
-        assert!(LISTS.iter().all(|flag| find(flag).is_some()));
+        assert!(LIST_FLAGS.iter().all(|flag| find(flag).is_some()));
     }
 
     #[test]
@@ -536,7 +558,7 @@ mod tests {
     #[test]
     fn nothing_is_no_setting() {
         for text in ["", "# nothing\n", "---\n", "{}", "name:\n", "name: ~", "name: ''"] {
-            assert_eq!(parsed(text), LowArgs::default(), "{text}");
+            assert_eq!(parsed(text), RawFlags::default(), "{text}");
         }
         assert_eq!(parsed("name: 'null'").given("name"), Some("null"));
     }

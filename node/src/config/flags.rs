@@ -2,7 +2,7 @@
 
 /// Kind of a flag's value, which is checked when the flag is parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FlagKind {
     /// Any text; its meaning is checked later.
     Text,
     /// A boolean as Go's `strconv.ParseBool` reads it; the value may be omitted.
@@ -20,14 +20,14 @@ pub(super) enum Kind {
     /// One of the listed values, in upper or lower case.
     OneOfAnyCase(&'static [&'static str]),
     /// Any text, which may be omitted.
-    Anything,
+    OptionalText,
 }
 
 /// Whether a flag has an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Use {
+pub(super) enum FlagEffect {
     /// The flag has an effect.
-    Used,
+    Effective,
     /// The flag is accepted to keep scripts working, but has no effect; the text says why.
     Ignored(&'static str),
     /// The flag is refused where it would need an effect; the text says what to do instead.
@@ -39,34 +39,34 @@ pub(super) enum Use {
 pub(super) struct Flag {
     /// Name of the flag, without dashes.
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: FlagKind,
     pub default: &'static str,
     /// Placeholder of the value in the help; empty for flags that take none.
     pub value: &'static str,
     pub help: &'static str,
     pub group: &'static str,
-    pub used: Use,
+    pub effect: FlagEffect,
 }
 
 const fn flag(
     group: &'static str,
     name: &'static str,
-    kind: Kind,
+    kind: FlagKind,
     default: &'static str,
     value: &'static str,
     help: &'static str,
 ) -> Flag {
-    Flag { name, kind, default, value, help, group, used: Use::Used }
+    Flag { name, kind, default, value, help, group, effect: FlagEffect::Effective }
 }
 
 impl Flag {
     const fn ignored(mut self, because: &'static str) -> Self {
-        self.used = Use::Ignored(because);
+        self.effect = FlagEffect::Ignored(because);
         self
     }
 
     const fn unsupported(mut self, instead: &'static str) -> Self {
-        self.used = Use::Unsupported(instead);
+        self.effect = FlagEffect::Unsupported(instead);
         self
     }
 }
@@ -77,16 +77,16 @@ pub(super) fn find(name: &str) -> Option<&'static Flag> {
     exact(name).or_else(|| name.strip_prefix("experimental-").and_then(exact))
 }
 
-use Kind::{Anything, Bool, Duration, Int, OneOf, OneOfAnyCase, Text, Uint, Uint32};
+use FlagKind::{Bool, Duration, Int, OneOf, OneOfAnyCase, OptionalText, Text, Uint, Uint32};
 
 /// Advice to a user who names one of etcd's discovery services.
-const AGENT: &str =
+const AGENT_ADVICE: &str =
     "muster-agent meets the other members, and starts this program with --initial-cluster";
 /// Advice to a user who gives a second certificate for connections to peers.
-const ONE_KEY: &str =
+const ONE_KEY_ADVICE: &str =
     "members know each other by one key: give --peer-cert-file and --peer-key-file";
-const NO_V2: &str = "there is no v2 API";
-const OF_ETCD_2: &str = "it has had no effect since etcd 2";
+const NO_V2_API: &str = "there is no v2 API";
+const UNUSED_SINCE_ETCD_2: &str = "it has had no effect since etcd 2";
 
 const MEMBER: &str = "Member";
 const CLUSTERING: &str = "Clustering";
@@ -153,19 +153,19 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(CLUSTERING, "auto-compaction-retention", Text, "0", "N", "History that the leader keeps as it compacts: hours, or a time (10m), or revisions; 0: it compacts nothing."),
     flag(CLUSTERING, "max-learners", Uint, "1", "N", "Learners that may be in the cluster at once."),
     flag(CLUSTERING, "discovery", Text, "", "URL", "Discovery service, protocol v2.")
-        .unsupported(AGENT),
+        .unsupported(AGENT_ADVICE),
     flag(CLUSTERING, "discovery-fallback", OneOf(&["exit", "proxy"]), "exit", "WHAT", "Behaviour if the discovery service fails.")
         .ignored("without discovery there is nothing to fall back from"),
     flag(CLUSTERING, "discovery-proxy", Text, "", "URL", "Proxy towards the discovery service.")
         .ignored("discovery is muster-agent's part"),
     flag(CLUSTERING, "discovery-srv", Text, "", "DOMAIN", "Domain whose SRV records name the members.")
-        .unsupported(AGENT),
+        .unsupported(AGENT_ADVICE),
     flag(CLUSTERING, "discovery-srv-name", Text, "", "SUFFIX", "Suffix of the SRV records' service name.")
         .ignored("SRV records are not read"),
     flag(CLUSTERING, "discovery-token", Text, "", "TOKEN", "Discovery service, protocol v3.")
-        .unsupported(AGENT),
+        .unsupported(AGENT_ADVICE),
     flag(CLUSTERING, "discovery-endpoints", Text, "", "URLS", "Discovery service, protocol v3.")
-        .unsupported(AGENT),
+        .unsupported(AGENT_ADVICE),
     flag(CLUSTERING, "discovery-dial-timeout", Duration, "2s", "VALUE", "Setting of the discovery client.")
         .ignored("discovery is muster-agent's part"),
     flag(CLUSTERING, "discovery-request-timeout", Duration, "5s", "VALUE", "Setting of the discovery client.")
@@ -189,7 +189,7 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(CLUSTERING, "discovery-password", Text, "", "VALUE", "Setting of the discovery client.")
         .ignored("discovery is muster-agent's part"),
     flag(CLUSTERING, "v2-deprecation", Text, "write-only", "PHASE", "Phase of the v2 API's deprecation.")
-        .ignored(NO_V2),
+        .ignored(NO_V2_API),
     flag(SECURITY, "cert-file", Text, "", "FILE", "Certificate of the client listener, PEM."),
     flag(SECURITY, "key-file", Text, "", "FILE", "Private key of the client listener's certificate, PEM."),
     flag(SECURITY, "client-cert-auth", Bool, "false", "", "Require a certificate of the trusted CA from clients."),
@@ -207,9 +207,9 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(SECURITY, "peer-client-cert-auth", Bool, "false", "", "Require a certificate of the trusted peer CA from peers."),
     flag(SECURITY, "peer-trusted-ca-file", Text, "", "FILE", "CA of peers' certificates, PEM."),
     flag(SECURITY, "peer-client-cert-file", Text, "", "FILE", "Another certificate for connections to peers, PEM.")
-        .unsupported(ONE_KEY),
+        .unsupported(ONE_KEY_ADVICE),
     flag(SECURITY, "peer-client-key-file", Text, "", "FILE", "Private key of the other certificate for connections to peers, PEM.")
-        .unsupported(ONE_KEY),
+        .unsupported(ONE_KEY_ADVICE),
     flag(SECURITY, "peer-crl-file", Text, "", "FILE", "Revocation list (CRL) of peers' certificates, PEM or DER."),
     flag(SECURITY, "peer-cert-allowed-cn", Text, "", "NAMES", "Common names that peers' certificates may have."),
     flag(SECURITY, "peer-cert-allowed-hostname", Text, "", "NAMES", "Names that peers' certificates may have."),
@@ -290,39 +290,40 @@ pub(super) static FLAGS: &[Flag] = &[
     flag(FEATURES_AND_FINE_TUNING, "force-new-cluster", Bool, "false", "", "After the permanent loss of the other members: make a new cluster of one from this member's data. Acts once."),
     flag(FEATURES_AND_FINE_TUNING, "config-file", Text, "", "FILE", "Take all of the configuration from a file, in YAML or JSON with etcd's names; other flags and variables are ignored then."),
     flag(FEATURES_AND_FINE_TUNING, "enable-v2", Bool, "false", "", "Serve the v2 API.")
-        .ignored(NO_V2),
+        .ignored(NO_V2_API),
     flag(FEATURES_AND_FINE_TUNING, "enable-v2v3", Text, "", "PREFIX", "Serve the v2 API on the v3 store.")
-        .ignored(NO_V2),
+        .ignored(NO_V2_API),
     flag(FEATURES_AND_FINE_TUNING, "proxy", OneOf(&["off", "readonly", "on"]), "off", "MODE", "Be a proxy of the v2 API.")
         .unsupported("etcd's grpc-proxy is a proxy for this program, too"),
     flag(FEATURES_AND_FINE_TUNING, "proxy-failure-wait", Uint, "5000", "MS", "Setting of the v2 proxy.")
-        .ignored(NO_V2),
+        .ignored(NO_V2_API),
     flag(FEATURES_AND_FINE_TUNING, "proxy-refresh-interval", Uint, "30000", "MS", "Setting of the v2 proxy.")
-        .ignored(NO_V2),
+        .ignored(NO_V2_API),
     flag(FEATURES_AND_FINE_TUNING, "proxy-dial-timeout", Uint, "1000", "MS", "Setting of the v2 proxy.")
-        .ignored(NO_V2),
+        .ignored(NO_V2_API),
     flag(FEATURES_AND_FINE_TUNING, "proxy-write-timeout", Uint, "5000", "MS", "Setting of the v2 proxy.")
-        .ignored(NO_V2),
+        .ignored(NO_V2_API),
     flag(FEATURES_AND_FINE_TUNING, "proxy-read-timeout", Uint, "0", "MS", "Setting of the v2 proxy.")
-        .ignored(NO_V2),
-    old("cluster-active-size"),
-    old("cluster-remove-delay"),
-    old("cluster-sync-interval"),
-    old("config"),
-    old("force"),
-    old("max-result-buffer"),
-    old("max-retry-attempts"),
-    old("peer-heartbeat-interval"),
-    old("peer-election-timeout"),
-    old("retry-interval"),
-    old("snapshot"),
-    old("v"),
-    old("vv"),
+        .ignored(NO_V2_API),
+    obsolete_flag("cluster-active-size"),
+    obsolete_flag("cluster-remove-delay"),
+    obsolete_flag("cluster-sync-interval"),
+    obsolete_flag("config"),
+    obsolete_flag("force"),
+    obsolete_flag("max-result-buffer"),
+    obsolete_flag("max-retry-attempts"),
+    obsolete_flag("peer-heartbeat-interval"),
+    obsolete_flag("peer-election-timeout"),
+    obsolete_flag("retry-interval"),
+    obsolete_flag("snapshot"),
+    obsolete_flag("v"),
+    obsolete_flag("vv"),
 ];
 
 /// Describes a flag of etcd 0.4. etcd still accepts it with any value, and ignores it.
-const fn old(name: &'static str) -> Flag {
-    flag(FEATURES_AND_FINE_TUNING, name, Anything, "", "", "Flag of etcd 0.4.").ignored(OF_ETCD_2)
+const fn obsolete_flag(name: &'static str) -> Flag {
+    flag(FEATURES_AND_FINE_TUNING, name, OptionalText, "", "", "Flag of etcd 0.4.")
+        .ignored(UNUSED_SINCE_ETCD_2)
 }
 
 #[cfg(test)]
@@ -335,7 +336,7 @@ mod tests {
         for (n, flag) in FLAGS.iter().enumerate() {
             assert!(FLAGS[..n].iter().all(|other| other.name != flag.name), "{}", flag.name);
             assert!(!flag.help.is_empty(), "{}", flag.name);
-            let is_optional = matches!(flag.kind, Bool | Anything);
+            let is_optional = matches!(flag.kind, Bool | OptionalText);
             assert_eq!(flag.value.is_empty(), is_optional, "{}", flag.name);
         }
     }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::{
     ETCD_VERSION,
-    flags::{FLAGS, Use},
+    flags::{FLAGS, FlagEffect},
 };
 
 /// Returns the text of `--help`.
@@ -30,7 +30,7 @@ pub fn help() -> String {
          the last one counts.\n",
     );
     let mut group = "";
-    for flag in FLAGS.iter().filter(|flag| !matches!(flag.used, Use::Ignored(_))) {
+    for flag in FLAGS.iter().filter(|flag| !matches!(flag.effect, FlagEffect::Ignored(_))) {
         if flag.group != group {
             group = flag.group;
             let _ = write!(out, "\n{group}:\n");
@@ -41,16 +41,16 @@ pub fn help() -> String {
             (value, default) => write!(out, "  --{} {value} (default {default})", flag.name),
         };
         let _ = write!(out, "\n        {}", flag.help);
-        let _ = match flag.used {
-            Use::Unsupported(instead) => writeln!(out, " Not supported: {instead}."),
-            Use::Used | Use::Ignored(_) => writeln!(out),
+        let _ = match flag.effect {
+            FlagEffect::Unsupported(instead) => writeln!(out, " Not supported: {instead}."),
+            FlagEffect::Effective | FlagEffect::Ignored(_) => writeln!(out),
         };
     }
     out.push_str(
         "\nAccepted for the sake of scripts, without effect (the log says so when one is given):\n",
     );
     for flag in FLAGS {
-        if let Use::Ignored(because) = flag.used {
+        if let FlagEffect::Ignored(because) = flag.effect {
             let _ = writeln!(out, "  --{}: {because}", flag.name);
         }
     }

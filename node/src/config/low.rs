@@ -7,7 +7,7 @@ use std::path::Path;
 use super::{
     Remark, duration,
     file::CONFIG_FILE,
-    flags::{FLAGS, Flag, Kind, Use, find},
+    flags::{FLAGS, Flag, FlagEffect, FlagKind, find},
     numbers::{parse_int, parse_uint},
     validate::ConfigError,
 };
@@ -45,7 +45,7 @@ pub enum UsageError {
 
 /// Values by flag name, as typed. Each has been checked to fit its flag's kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LowArgs {
+pub struct RawFlags {
     /// Whether `--help` or `-h` was given.
     pub help: bool,
     /// Whether `--version` was given.
@@ -53,7 +53,7 @@ pub struct LowArgs {
     values: BTreeMap<&'static str, String>,
 }
 
-impl LowArgs {
+impl RawFlags {
     /// Parses a command line, without the program's name.
     ///
     /// # Errors
@@ -82,10 +82,10 @@ impl LowArgs {
                 "help" | "h" => low.help = true,
                 "version" => low.version = value.is_none_or(|v| parse_bool(&v) != Some(false)),
                 _ => {
-                    let flag = find(name).ok_or_else(|| unknown(name))?;
+                    let flag = find(name).ok_or_else(|| unknown_flag(name))?;
                     let value = match value {
                         Some(value) => value,
-                        None if matches!(flag.kind, Kind::Bool | Kind::Anything) => {
+                        None if matches!(flag.kind, FlagKind::Bool | FlagKind::OptionalText) => {
                             "true".to_owned()
                         }
                         None => args.next().ok_or_else(|| UsageError::NoValue(name.to_owned()))?,
@@ -119,7 +119,7 @@ impl LowArgs {
                 None => remarks.push(Remark::UnknownVariable { variable }),
                 Some(_) if value.is_empty() => {}
                 Some(flag) if typed.contains(&flag.name) => {
-                    remarks.push(Remark::Shadowed { variable });
+                    remarks.push(Remark::FlagOverridesVariable { variable });
                 }
                 Some(flag) => self
                     .set(flag, &name, value)
@@ -130,11 +130,11 @@ impl LowArgs {
     }
 
     /// Returns remarks about the given flags that have no effect.
-    pub(super) fn ignored(&self) -> impl Iterator<Item = Remark> {
+    pub(super) fn ignored_flag_remarks(&self) -> impl Iterator<Item = Remark> {
         FLAGS.iter().filter(|flag| self.values.contains_key(flag.name)).filter_map(
-            |flag| match flag.used {
-                Use::Ignored(because) => Some(Remark::Ignored { flag: flag.name, because }),
-                Use::Used | Use::Unsupported(_) => None,
+            |flag| match flag.effect {
+                FlagEffect::Ignored(because) => Some(Remark::Ignored { flag: flag.name, because }),
+                FlagEffect::Effective | FlagEffect::Unsupported(_) => None,
             },
         )
     }
@@ -179,7 +179,7 @@ impl LowArgs {
         typed: &str,
         value: String,
     ) -> Result<(), UsageError> {
-        if let Some(problem) = problem(flag.kind, &value) {
+        if let Some(problem) = value_problem(flag.kind, &value) {
             return Err(UsageError::Value { flag: typed.to_owned(), value, problem });
         }
         self.values.insert(flag.name, value);
@@ -187,19 +187,19 @@ impl LowArgs {
     }
 }
 
-fn problem(kind: Kind, value: &str) -> Option<String> {
+fn value_problem(kind: FlagKind, value: &str) -> Option<String> {
     let fits = match kind {
-        Kind::Text | Kind::Anything => true,
-        Kind::Bool => parse_bool(value).is_some(),
-        Kind::Int => parse_int(value).is_some(),
-        Kind::Uint => parse_uint(value).is_some(),
-        Kind::Uint32 => parse_uint(value).is_some_and(|number| u32::try_from(number).is_ok()),
-        Kind::Duration => duration::parse(value).is_some(),
-        Kind::OneOf(values) if !values.contains(&value) => return Some(one_of(values)),
-        Kind::OneOfAnyCase(values) if !values.iter().any(|v| v.eq_ignore_ascii_case(value)) => {
+        FlagKind::Text | FlagKind::OptionalText => true,
+        FlagKind::Bool => parse_bool(value).is_some(),
+        FlagKind::Int => parse_int(value).is_some(),
+        FlagKind::Uint => parse_uint(value).is_some(),
+        FlagKind::Uint32 => parse_uint(value).is_some_and(|number| u32::try_from(number).is_ok()),
+        FlagKind::Duration => duration::parse(value).is_some(),
+        FlagKind::OneOf(values) if !values.contains(&value) => return Some(one_of(values)),
+        FlagKind::OneOfAnyCase(values) if !values.iter().any(|v| v.eq_ignore_ascii_case(value)) => {
             return Some(one_of(values));
         }
-        Kind::OneOf(_) | Kind::OneOfAnyCase(_) => true,
+        FlagKind::OneOf(_) | FlagKind::OneOfAnyCase(_) => true,
     };
     (!fits).then(|| "parse error".to_owned())
 }
@@ -218,8 +218,8 @@ pub(super) fn parse_bool(text: &str) -> Option<bool> {
     }
 }
 
-fn unknown(name: &str) -> UsageError {
-    let named = FLAGS.iter().filter(|flag| flag.kind != Kind::Anything);
+fn unknown_flag(name: &str) -> UsageError {
+    let named = FLAGS.iter().filter(|flag| flag.kind != FlagKind::OptionalText);
     let nearest = nearest(name, named.map(|flag| flag.name));
     UsageError::Unknown { name: name.to_owned(), nearest }
 }
@@ -257,8 +257,8 @@ fn distance(from: &str, to: &str) -> usize {
 mod tests {
     use super::*;
 
-    fn parse(args: &[&str]) -> Result<LowArgs, String> {
-        LowArgs::parse(args.iter().map(ToString::to_string)).map_err(|e| e.to_string())
+    fn parse(args: &[&str]) -> Result<RawFlags, String> {
+        RawFlags::parse(args.iter().map(ToString::to_string)).map_err(|e| e.to_string())
     }
 
     #[test]
@@ -335,14 +335,16 @@ mod tests {
         assert_eq!((low.value("name"), low.value("data-dir")), ("flag", "/d"));
         assert_eq!(low.value("log-level"), "info");
         let variable = |name: &str| name.to_owned();
-        assert!(remarks.contains(&Remark::Shadowed { variable: variable("ETCD_NAME") }));
+        assert!(
+            remarks.contains(&Remark::FlagOverridesVariable { variable: variable("ETCD_NAME") })
+        );
         assert!(remarks.contains(&Remark::UnknownVariable { variable: variable("ETCD_NO_SUCH") }));
         assert_eq!(remarks.len(), 2);
     }
 
     #[test]
     fn a_variable_of_the_wrong_kind_is_named() {
-        let mut low = LowArgs::default();
+        let mut low = RawFlags::default();
         let error =
             low.add_environment([("ETCD_PRE_VOTE".to_owned(), "maybe".to_owned())]).unwrap_err();
         assert!(
@@ -353,7 +355,7 @@ mod tests {
     #[test]
     fn a_flag_that_changes_nothing_is_remarked_on() {
         let low = parse(&["--max-wals=3", "--name=a"]).unwrap();
-        let remarks: Vec<Remark> = low.ignored().collect();
+        let remarks: Vec<Remark> = low.ignored_flag_remarks().collect();
         assert!(matches!(remarks[..], [Remark::Ignored { flag: "max-wals", .. }]));
     }
 }

@@ -1,6 +1,6 @@
 //! The node's configuration: etcd's flags and `ETCD_*` variables, with etcd's rules.
 //!
-//! `LowArgs` holds the values as typed: a string for each flag. They are resolved to a `Config`,
+//! `RawFlags` holds the values as typed: a string for each flag. They are resolved to a `Config`,
 //! which has types, defaults and checked relations. The command line takes precedence over the
 //! environment. If a flag is given twice, the last value counts.
 //!
@@ -36,7 +36,7 @@ pub use self::file::fuzz_file;
 pub use self::{
     bootstrap::restored_cluster,
     help::{help, version},
-    low::{LowArgs, UsageError},
+    low::{RawFlags, UsageError},
     urls::{ListenUrl, PeerUrl, UrlError},
     validate::ConfigError,
 };
@@ -54,7 +54,7 @@ pub const CLUSTER_VERSION: &str = "3.6.0";
 
 /// The action that the command line requests.
 #[derive(Debug)]
-pub enum Command {
+pub enum Invocation {
     /// Print the help and exit.
     Help,
     /// Print the version and exit.
@@ -74,19 +74,17 @@ pub enum Remark {
         because: &'static str,
     },
     /// The variable and its flag were both given: the flag counts.
-    Shadowed {
+    FlagOverridesVariable {
         /// Name of the variable.
         variable: String,
     },
     /// The variable has etcd's prefix, but no flag corresponds to it.
-    UnknownVariable {
-        variable: String,
-    },
+    UnknownVariable { variable: String },
     /// A configuration file was read, which replaces flags and variables.
     ConfigFile {
         path: PathBuf,
         /// Flags and variables that were given and are ignored.
-        left_out: Vec<String>,
+        ignored_settings: Vec<String>,
     },
     /// The member's name was left at its default.
     DefaultName,
@@ -102,7 +100,7 @@ pub enum Remark {
     /// Cipher suites that Go has and this program does not support.
     CipherSuites(Vec<String>),
     /// A part of the configuration file is ignored.
-    InFile {
+    FilePartIgnored {
         /// Line number, counting from 1.
         line: usize,
         /// Description of the ignored part.
@@ -137,32 +135,32 @@ pub enum CommandError {
 pub fn parse(
     args: impl IntoIterator<Item = String>,
     environment: impl IntoIterator<Item = (String, String)>,
-) -> Result<Command, CommandError> {
-    let mut low = LowArgs::parse(args)?;
+) -> Result<Invocation, CommandError> {
+    let mut low = RawFlags::parse(args)?;
     if low.help {
-        return Ok(Command::Help);
+        return Ok(Invocation::Help);
     }
     if low.version {
-        return Ok(Command::Version);
+        return Ok(Invocation::Version);
     }
     let environment: BTreeMap<String, String> = environment.into_iter().collect();
-    let mut remarks = match file::named(&low, &environment) {
+    let mut remarks = match file::config_file_path(&low, &environment) {
         Some(path) => {
-            let left_out = file::left_out(&low, &environment);
-            let mut remarks = vec![Remark::ConfigFile { path: path.clone(), left_out }];
+            let ignored_settings = file::ignored_settings(&low, &environment);
+            let mut remarks = vec![Remark::ConfigFile { path: path.clone(), ignored_settings }];
             low = file::read(&path, &mut remarks)?;
             remarks
         }
         None => low.add_environment(environment)?,
     };
-    remarks.extend(low.ignored());
+    remarks.extend(low.ignored_flag_remarks());
     let config = resolve::resolve(&low, &mut remarks)?;
     remarks.extend(unsupported::check(&low, &config).map_err(ConfigError::Relation)?);
     validate::validate(&config, &low)?;
-    remarks.extend(validate::plaintext(&config));
-    remarks.extend(validate::large_quota(&config));
+    remarks.extend(validate::plaintext_remarks(&config));
+    remarks.extend(validate::large_quota_remark(&config));
     remarks.extend(resolve::bcrypt_cost(&low).err().map(Remark::BcryptCost));
-    Ok(Command::Run(Box::new(config), remarks))
+    Ok(Invocation::Run(Box::new(config), remarks))
 }
 
 /// Automatic compaction by the leader: `--auto-compaction-mode`, `--auto-compaction-retention`.
@@ -187,7 +185,7 @@ pub enum ClusterState {
 
 /// Settings of `--force-new-cluster`: a cluster of one is made from this member's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Force {
+pub struct ForceNewCluster {
     /// The new member's peer URLs: those of `--initial-advertise-peer-urls`. If empty, its old URLs
     /// are kept.
     pub peer_urls: Vec<String>,
@@ -195,7 +193,7 @@ pub struct Force {
 
 /// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogFormat {
+pub enum LogLineFormat {
     /// One JSON object per line.
     Json,
     /// Tab-separated text that is easy to read for people.
@@ -214,7 +212,7 @@ pub enum LogOutput {
 
 /// A set of allowed names, from a flag with names separated by commas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Listed {
+pub enum AllowedNames {
     /// Every name is allowed: the flag contains `*` or no name.
     #[default]
     All,
@@ -222,7 +220,7 @@ pub enum Listed {
     Only(BTreeSet<String>),
 }
 
-impl Listed {
+impl AllowedNames {
     /// Parses the value of a flag, in etcd's syntax.
     #[must_use]
     pub fn parse(text: &str) -> Self {
@@ -259,9 +257,9 @@ pub struct Config {
     /// client URLs serve both.
     pub listen_client_http_urls: Vec<ListenUrl>,
     /// Origins whose pages browsers may let call the HTTP API (`--cors`).
-    pub cors: Listed,
+    pub cors: AllowedNames,
     /// Host names under which a server without TLS may be called over HTTP (`--host-whitelist`).
-    pub host_whitelist: Listed,
+    pub host_whitelist: AllowedNames,
     /// Additional URLs that serve `/metrics` and health (`--listen-metrics-urls`).
     pub listen_metrics_urls: Vec<ListenUrl>,
     /// Peer URLs that this member advertises (`--initial-advertise-peer-urls`).
@@ -283,12 +281,12 @@ pub struct Config {
     pub document: Option<MemberDocument>,
     /// Settings for making a new cluster from this member's data, if `--force-new-cluster` is
     /// given.
-    pub force_new_cluster: Option<Force>,
+    pub force_new_cluster: Option<ForceNewCluster>,
     /// Time between heartbeats of a leader (`--heartbeat-interval`).
     pub heartbeat: Duration,
-    /// Time without a leader before an election (`--election-timeout`).
-    pub election: Duration,
-    /// Whether to hold the first election after a start early (`--initial-election-tick-advance`).
+    /// Time without a leader before an election (`--election_timeout-timeout`).
+    pub election_timeout: Duration,
+    /// Whether to hold the first election after a start early (`--initial-election_timeout-tick-advance`).
     pub hasten_first_election: bool,
     /// Number of entries that the log keeps for slow followers (`--snapshot-catchup-entries`).
     pub snapshot_catchup_entries: u64,
@@ -322,7 +320,7 @@ pub struct Config {
     pub compaction_sleep: Duration,
     /// Time between two comparisons of all members' data (`--corrupt-check-time`); 0 for the
     /// default interval.
-    pub corrupt_check: Duration,
+    pub corrupt_check_interval: Duration,
     /// TLS files of the client listeners, if any of their URLs is https.
     pub client_tls: Option<TlsFiles>,
     /// TLS files for connections between peers, if any of their URLs is https or the set of files
@@ -334,7 +332,7 @@ pub struct Config {
     /// Lowest level that is logged (`--log-level`).
     pub log_level: tracing::Level,
     /// Format of log lines (`--log-format`).
-    pub log_format: LogFormat,
+    pub log_format: LogLineFormat,
     /// Destinations of log lines (`--log-outputs`).
     pub log_outputs: Vec<LogOutput>,
 }

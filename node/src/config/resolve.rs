@@ -4,15 +4,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{
-    AutoCompaction, ClusterState, Config, ConfigError, Force, Listed, ListenUrl, LogFormat,
-    LogOutput, LowArgs, PeerUrl, Remark, UrlError, auth_token, duration,
+    AllowedNames, AutoCompaction, ClusterState, Config, ConfigError, ForceNewCluster, ListenUrl,
+    LogLineFormat, LogOutput, PeerUrl, RawFlags, Remark, UrlError, auth_token, duration,
     low::parse_bool,
     numbers::{parse_int, parse_uint},
     tls,
 };
 use crate::{driver::MAX_PROPOSAL_BYTES, identity::MemberDocument, tls::TlsPolicy};
 
-pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config, ConfigError> {
+pub(super) fn resolve(low: &RawFlags, remarks: &mut Vec<Remark>) -> Result<Config, ConfigError> {
     let name = low.value("name").to_owned();
     if name == "default" {
         remarks.push(Remark::DefaultName);
@@ -21,7 +21,7 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
     let reach = |flag| urls(low, flag, PeerUrl::parse_list);
     let advertise_peer_urls = reach("initial-advertise-peer-urls")?;
     let initial_cluster = initial_cluster(low, &name, &advertise_peer_urls)?;
-    let force_new_cluster = boolean(low, "force-new-cluster").then(|| Force {
+    let force_new_cluster = boolean(low, "force-new-cluster").then(|| ForceNewCluster {
         peer_urls: match low.given("initial-advertise-peer-urls") {
             Some(_) => advertise_peer_urls.iter().map(ToString::to_string).collect(),
             None => Vec::new(),
@@ -32,8 +32,8 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
         listen_peer_urls: listen("listen-peer-urls")?,
         listen_client_urls: listen("listen-client-urls")?,
         listen_client_http_urls: listen("listen-client-http-urls")?,
-        cors: Listed::parse(low.value("cors")),
-        host_whitelist: Listed::parse(low.value("host-whitelist")),
+        cors: AllowedNames::parse(low.value("cors")),
+        host_whitelist: AllowedNames::parse(low.value("host-whitelist")),
         listen_metrics_urls: listen("listen-metrics-urls")?,
         advertise_peer_urls,
         advertise_client_urls: reach("advertise-client-urls")?,
@@ -48,7 +48,7 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
         document: member_document(low)?,
         force_new_cluster,
         heartbeat: Duration::from_millis(uint(low, "heartbeat-interval")),
-        election: Duration::from_millis(uint(low, "election-timeout")),
+        election_timeout: Duration::from_millis(uint(low, "election-timeout")),
         hasten_first_election: boolean(low, "initial-election-tick-advance"),
         snapshot_catchup_entries: uint(low, "snapshot-catchup-entries"),
         quota_backend_bytes: int(low, "quota-backend-bytes"),
@@ -68,7 +68,7 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
         signed_tokens: auth_token::signed_tokens(low)?,
         auth_token_ttl: auth_token_ttl(low),
         compaction_sleep: time(low, "compaction-sleep-interval"),
-        corrupt_check: time(low, "corrupt-check-time"),
+        corrupt_check_interval: time(low, "corrupt-check-time"),
         client_tls: None,
         peer_tls: None,
         tls_policy: TlsPolicy::default(),
@@ -85,7 +85,7 @@ pub(super) fn resolve(low: &LowArgs, remarks: &mut Vec<Remark>) -> Result<Config
 
 /// Returns the value of `--data-dir`. As in etcd, the default is the member's name followed by
 /// `.etcd`.
-fn data_dir(low: &LowArgs, name: &str) -> PathBuf {
+fn data_dir(low: &RawFlags, name: &str) -> PathBuf {
     match low.value("data-dir") {
         "" => PathBuf::from(format!("{name}.etcd")),
         dir => PathBuf::from(dir),
@@ -93,7 +93,7 @@ fn data_dir(low: &LowArgs, name: &str) -> PathBuf {
 }
 
 /// Reads the file of `--muster-document`, if that flag is given.
-fn member_document(low: &LowArgs) -> Result<Option<MemberDocument>, ConfigError> {
+fn member_document(low: &RawFlags) -> Result<Option<MemberDocument>, ConfigError> {
     Ok(match low.value("muster-document") {
         "" => None,
         path => Some(MemberDocument::read(path.as_ref())?),
@@ -101,7 +101,7 @@ fn member_document(low: &LowArgs) -> Result<Option<MemberDocument>, ConfigError>
 }
 
 /// Returns the value of `--max-request-bytes`, limited to the size that a log entry can hold.
-fn max_request_bytes(low: &LowArgs, remarks: &mut Vec<Remark>) -> u32 {
+fn max_request_bytes(low: &RawFlags, remarks: &mut Vec<Remark>) -> u32 {
     let given = uint(low, "max-request-bytes");
     let limit = u32::try_from(MAX_PROPOSAL_BYTES).expect("the log's limit is a few megabytes");
     u32::try_from(given).ok().filter(|bytes| *bytes <= limit).unwrap_or_else(|| {
@@ -120,13 +120,13 @@ const MAX_TOKEN_SECONDS: u64 = 100 * 366 * 86_400;
 
 /// Returns the value of `--bcrypt-cost`. A value that bcrypt does not allow is returned as the
 /// error.
-pub(super) fn bcrypt_cost(low: &LowArgs) -> Result<u32, u32> {
+pub(super) fn bcrypt_cost(low: &RawFlags) -> Result<u32, u32> {
     let cost = u32::try_from(uint(low, "bcrypt-cost")).unwrap_or(u32::MAX);
     if (4..=31).contains(&cost) { Ok(cost) } else { Err(cost) }
 }
 
 /// Returns the value of `--auth-token-ttl`; 0 means etcd's default.
-fn auth_token_ttl(low: &LowArgs) -> Duration {
+fn auth_token_ttl(low: &RawFlags) -> Duration {
     match uint(low, "auth-token-ttl") {
         0 => DEFAULT_TOKEN_TTL,
         seconds => Duration::from_secs(seconds.min(MAX_TOKEN_SECONDS)),
@@ -134,7 +134,7 @@ fn auth_token_ttl(low: &LowArgs) -> Duration {
 }
 
 fn urls<T>(
-    low: &LowArgs,
+    low: &RawFlags,
     flag: &'static str,
     parse: impl Fn(&str) -> Result<Vec<T>, UrlError>,
 ) -> Result<Vec<T>, ConfigError> {
@@ -150,7 +150,7 @@ fn urls<T>(
 }
 
 fn initial_cluster(
-    low: &LowArgs,
+    low: &RawFlags,
     name: &str,
     advertised: &[PeerUrl],
 ) -> Result<Vec<NamedUrls>, ConfigError> {
@@ -187,7 +187,7 @@ pub(super) fn named_urls(text: &str) -> Result<Vec<NamedUrls>, ConfigError> {
 /// Resolves the automatic compaction by etcd's rules (`parseCompactionRetention`). A plain number
 /// means hours, or revisions in that mode. In that mode, a duration means as many revisions as it
 /// has nanoseconds.
-fn auto_compaction(low: &LowArgs) -> Result<AutoCompaction, ConfigError> {
+fn auto_compaction(low: &RawFlags) -> Result<AutoCompaction, ConfigError> {
     const HOUR_SECONDS: u64 = 60 * 60;
     let by_time = low.value("auto-compaction-mode") == "periodic";
     let text = low.value("auto-compaction-retention");
@@ -209,24 +209,24 @@ fn auto_compaction(low: &LowArgs) -> Result<AutoCompaction, ConfigError> {
     }
 }
 
-pub(super) fn boolean(low: &LowArgs, flag: &str) -> bool {
+pub(super) fn boolean(low: &RawFlags, flag: &str) -> bool {
     parse_bool(low.value(flag)).expect("its kind was checked")
 }
 
-fn int(low: &LowArgs, flag: &str) -> i64 {
+fn int(low: &RawFlags, flag: &str) -> i64 {
     parse_int(low.value(flag)).expect("its kind was checked")
 }
 
-fn uint(low: &LowArgs, flag: &str) -> u64 {
+fn uint(low: &RawFlags, flag: &str) -> u64 {
     parse_uint(low.value(flag)).expect("its kind was checked")
 }
 
 /// Returns the value of a flag, limited to the largest `u32`.
-fn uint32(low: &LowArgs, flag: &str) -> u32 {
+fn uint32(low: &RawFlags, flag: &str) -> u32 {
     u32::try_from(uint(low, flag)).unwrap_or(u32::MAX)
 }
 
-fn time(low: &LowArgs, flag: &str) -> Duration {
+fn time(low: &RawFlags, flag: &str) -> Duration {
     duration::parse(low.value(flag)).expect("its kind was checked")
 }
 
@@ -243,10 +243,10 @@ fn log_level(text: &str) -> tracing::Level {
     }
 }
 
-fn log_format(text: &str) -> LogFormat {
+fn log_format(text: &str) -> LogLineFormat {
     match text {
-        "console" => LogFormat::Console,
-        _ => LogFormat::Json,
+        "console" => LogLineFormat::Console,
+        _ => LogLineFormat::Json,
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use rustls::CipherSuite;
 
 use super::{
-    Config, ConfigError, ListenUrl, LowArgs, PeerUrl, Remark,
+    Config, ConfigError, ListenUrl, PeerUrl, RawFlags, Remark,
     low::parse_bool,
     resolve::{boolean, list},
 };
@@ -52,21 +52,21 @@ pub(super) fn is_used_by_peers(config: &Config) -> bool {
 
 /// Returns the TLS files of the client listeners, if any of these uses TLS.
 pub(super) fn client_files(
-    low: &LowArgs,
+    low: &RawFlags,
     config: &Config,
     remarks: &mut Vec<Remark>,
 ) -> Option<TlsFiles> {
     if is_used_by_clients(config) {
         return files(low, "");
     }
-    remarks.extend(without_effect(low, &CLIENT_FLAGS, "no client URL is https"));
+    remarks.extend(ineffective_flag_remarks(low, &CLIENT_FLAGS, "no client URL is https"));
     None
 }
 
 /// Returns the TLS files for connections between peers. If all URLs are http, only a complete set
 /// of files is used, because other members may get https URLs later.
 pub(super) fn peer_files(
-    low: &LowArgs,
+    low: &RawFlags,
     config: &Config,
     remarks: &mut Vec<Remark>,
 ) -> Option<TlsFiles> {
@@ -75,11 +75,15 @@ pub(super) fn peer_files(
     if is_used_by_peers(config) || is_complete {
         return files;
     }
-    remarks.extend(without_effect(low, &PEER_FLAGS, "no peer URL is https"));
+    remarks.extend(ineffective_flag_remarks(low, &PEER_FLAGS, "no peer URL is https"));
     None
 }
 
-fn without_effect(low: &LowArgs, flags: &[&'static str], because: &'static str) -> Vec<Remark> {
+fn ineffective_flag_remarks(
+    low: &RawFlags,
+    flags: &[&'static str],
+    because: &'static str,
+) -> Vec<Remark> {
     flags
         .iter()
         .filter(|flag| is_given(low, flag))
@@ -88,11 +92,11 @@ fn without_effect(low: &LowArgs, flags: &[&'static str], because: &'static str) 
 }
 
 /// Whether a flag was given with a value other than empty or false.
-pub(super) fn is_given(low: &LowArgs, flag: &str) -> bool {
+pub(super) fn is_given(low: &RawFlags, flag: &str) -> bool {
     low.given(flag).is_some_and(|value| !value.is_empty() && parse_bool(value) != Some(false))
 }
 
-fn files(low: &LowArgs, prefix: &str) -> Option<TlsFiles> {
+fn files(low: &RawFlags, prefix: &str) -> Option<TlsFiles> {
     let value = |name: &str| low.value(&format!("{prefix}{name}"));
     let path = |name| Some(value(name)).filter(|v| !v.is_empty()).map(PathBuf::from);
     let (cert, key) = (path("cert-file")?, path("key-file")?);
@@ -114,7 +118,7 @@ fn files(low: &LowArgs, prefix: &str) -> Option<TlsFiles> {
 
 /// Returns the TLS versions and cipher suites that are offered to clients.
 pub(super) fn policy(
-    low: &LowArgs,
+    low: &RawFlags,
     config: &Config,
     remarks: &mut Vec<Remark>,
 ) -> Result<TlsPolicy, ConfigError> {
@@ -138,7 +142,7 @@ pub(super) fn policy(
 /// Returns the suites of `--cipher-suites` that can be offered. Suites that only Go supports are
 /// left out, with a remark.
 fn cipher_suites(
-    low: &LowArgs,
+    low: &RawFlags,
     remarks: &mut Vec<Remark>,
 ) -> Result<Vec<CipherSuite>, ConfigError> {
     let (mut offered, mut passed_over) = (Vec::new(), Vec::new());

@@ -2,13 +2,13 @@
 //! Where etcd ignores them too, they are ignored with a remark.
 
 use super::{
-    Config, LowArgs, Remark,
-    flags::{FLAGS, Use},
+    Config, RawFlags, Remark,
+    flags::{FLAGS, FlagEffect},
     tls,
 };
 
 /// Treatment of an unsupported flag that was given.
-enum Ruling {
+enum Treatment {
     /// The flag would have no effect in etcd either; the text says why.
     Ignored(&'static str),
     Refused,
@@ -18,16 +18,16 @@ enum Ruling {
 ///
 /// # Errors
 /// Fails for the first refused flag, with advice on what to do instead.
-pub(super) fn check(low: &LowArgs, config: &Config) -> Result<Vec<Remark>, String> {
+pub(super) fn check(low: &RawFlags, config: &Config) -> Result<Vec<Remark>, String> {
     let mut remarks = Vec::new();
     for flag in FLAGS {
-        let Use::Unsupported(instead) = flag.used else { continue };
-        match rule(flag.name, low, config) {
+        let FlagEffect::Unsupported(instead) = flag.effect else { continue };
+        match treatment_of(flag.name, low, config) {
             None => {}
-            Some(Ruling::Ignored(because)) => {
+            Some(Treatment::Ignored(because)) => {
                 remarks.push(Remark::Ignored { flag: flag.name, because });
             }
-            Some(Ruling::Refused) => {
+            Some(Treatment::Refused) => {
                 return Err(format!("--{} is not supported: {instead}", flag.name));
             }
         }
@@ -35,8 +35,8 @@ pub(super) fn check(low: &LowArgs, config: &Config) -> Result<Vec<Remark>, Strin
     Ok(remarks)
 }
 
-fn rule(flag: &str, low: &LowArgs, config: &Config) -> Option<Ruling> {
-    use Ruling::{Ignored, Refused};
+fn treatment_of(flag: &str, low: &RawFlags, config: &Config) -> Option<Treatment> {
+    use Treatment::{Ignored, Refused};
     if !tls::is_given(low, flag) {
         return None;
     }

@@ -3,7 +3,7 @@
 use std::{io, path::PathBuf, time::Duration};
 
 use super::{
-    Config, ListenUrl, LowArgs, PeerUrl, Remark, UrlError, UsageError, file::CONFIG_FILE,
+    Config, ListenUrl, PeerUrl, RawFlags, Remark, UrlError, UsageError, file::CONFIG_FILE,
     low::parse_bool, tls,
 };
 use crate::{auth::JwtError, identity::DocumentError, tls::TlsVersion};
@@ -67,13 +67,13 @@ pub enum ConfigError {
 }
 
 /// Checks relations that the types can't express.
-pub(super) fn validate(config: &Config, low: &LowArgs) -> Result<(), ConfigError> {
+pub(super) fn validate(config: &Config, low: &RawFlags) -> Result<(), ConfigError> {
     let checks: [&dyn Fn() -> Result<(), String>; 3] =
-        [&|| advertised(config, low), &|| times(config), &|| check_tls(config, low)];
+        [&|| check_urls(config, low), &|| check_timeouts(config), &|| check_tls(config, low)];
     checks.iter().try_for_each(|check| check()).map_err(ConfigError::Relation)
 }
 
-fn advertised(config: &Config, low: &LowArgs) -> Result<(), String> {
+fn check_urls(config: &Config, low: &RawFlags) -> Result<(), String> {
     // etcd does not make this check for a configuration file.
     if low.given(CONFIG_FILE).is_none()
         && low.given("listen-client-urls").is_some()
@@ -110,8 +110,8 @@ fn advertised(config: &Config, low: &LowArgs) -> Result<(), String> {
     Ok(())
 }
 
-fn times(config: &Config) -> Result<(), String> {
-    let (heartbeat, election) = (config.heartbeat.as_millis(), config.election.as_millis());
+fn check_timeouts(config: &Config) -> Result<(), String> {
+    let (heartbeat, election) = (config.heartbeat.as_millis(), config.election_timeout.as_millis());
     if heartbeat == 0 {
         return Err("--heartbeat-interval must be >0 (set to 0ms)".to_owned());
     }
@@ -123,7 +123,7 @@ fn times(config: &Config) -> Result<(), String> {
             "--election-timeout[{election}ms] should be at least as 5 times as --heartbeat-interval[{heartbeat}ms]"
         ));
     }
-    if config.election > MAX_ELECTION {
+    if config.election_timeout > MAX_ELECTION {
         return Err(format!(
             "--election-timeout[{election}ms] is too long, and should be set less than {}ms",
             MAX_ELECTION.as_millis()
@@ -132,7 +132,7 @@ fn times(config: &Config) -> Result<(), String> {
     Ok(())
 }
 
-fn check_tls(config: &Config, low: &LowArgs) -> Result<(), String> {
+fn check_tls(config: &Config, low: &RawFlags) -> Result<(), String> {
     let (clients, peers) = (tls::is_used_by_clients(config), tls::is_used_by_peers(config));
     for (prefix, is_used) in [("", clients), ("peer-", peers)] {
         let given = |name: &str| !low.value(&format!("{prefix}{name}")).is_empty();
@@ -175,14 +175,14 @@ fn check_tls(config: &Config, low: &LowArgs) -> Result<(), String> {
 }
 
 /// Returns a remark if the quota is larger than etcd recommends (server/storage/quota.go).
-pub(super) fn large_quota(config: &Config) -> Option<Remark> {
+pub(super) fn large_quota_remark(config: &Config) -> Option<Remark> {
     const SUGGESTED: i64 = 8 << 30;
     let quota = config.quota_backend_bytes;
     (quota > SUGGESTED).then_some(Remark::LargeQuota(quota))
 }
 
 /// Returns remarks about URLs that are served without TLS although there is a certificate for them.
-pub(super) fn plaintext(config: &Config) -> Vec<Remark> {
+pub(super) fn plaintext_remarks(config: &Config) -> Vec<Remark> {
     let (clients, peers) = (config.client_tls.is_some(), config.peer_tls.is_some());
     [
         ("listen-client-urls", &config.listen_client_urls, clients),

@@ -7,7 +7,7 @@ use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput};
 
 /// A problem in a file, with its line.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Problem {
+pub(super) struct YamlProblem {
     /// Line number, counting from 1.
     pub line: usize,
     pub text: String,
@@ -15,28 +15,28 @@ pub(super) struct Problem {
 
 /// The first document of a file.
 #[derive(Debug, Default)]
-pub(super) struct Document {
-    pub entries: Vec<Entry>,
+pub(super) struct YamlDocument {
+    pub entries: Vec<YamlEntry>,
     /// Parts that are ignored, as etcd's parser ignores them.
-    pub passed_over: Vec<Problem>,
+    pub ignored: Vec<YamlProblem>,
 }
 
 /// A key of a mapping, with its value.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct YamlEntry {
     pub key: String,
     /// Line number of the key.
     pub line: usize,
-    pub node: Node,
+    pub node: YamlNode,
 }
 
 /// A value: single, list or mapping.
 #[derive(Clone, Debug)]
-pub(super) enum Node {
+pub(super) enum YamlNode {
     /// A single value; `None` for null.
     Scalar(Option<Scalar>),
-    List(Vec<Node>),
-    Map(Vec<Entry>),
+    List(Vec<YamlNode>),
+    Map(Vec<YamlEntry>),
 }
 
 /// A single value, as it is written in the file.
@@ -59,10 +59,10 @@ const MERGE: &str = "<<";
 ///
 /// # Errors
 /// Fails if the text is not YAML, or if the document is not a mapping.
-pub(super) fn parse(text: &str) -> Result<Document, Problem> {
+pub(super) fn parse(text: &str) -> Result<YamlDocument, YamlProblem> {
     let parser = Parser::new_from_str(text);
     let mut reader =
-        Reader { parser, anchors: BTreeMap::new(), values: 0, passed_over: Vec::new() };
+        YamlReader { parser, anchors: BTreeMap::new(), values: 0, ignored: Vec::new() };
     let mut entries = None;
     loop {
         let (event, line) = reader.next()?;
@@ -70,37 +70,37 @@ pub(super) fn parse(text: &str) -> Result<Document, Problem> {
             Event::StreamStart | Event::DocumentEnd | Event::Nothing => {}
             Event::StreamEnd => break,
             Event::DocumentStart(_) if entries.is_some() => {
-                reader.pass_over(line, "only the first document counts");
+                reader.ignore(line, "only the first document counts");
                 break;
             }
             Event::DocumentStart(_) => {}
             first => {
                 entries = Some(match reader.node(first, line, MAX_DEPTH)? {
-                    Node::Map(entries) => entries,
-                    Node::Scalar(None) => Vec::new(),
-                    Node::Scalar(Some(_)) | Node::List(_) => {
-                        return Err(Problem::new(line, "a mapping of keys was expected here"));
+                    YamlNode::Map(entries) => entries,
+                    YamlNode::Scalar(None) => Vec::new(),
+                    YamlNode::Scalar(Some(_)) | YamlNode::List(_) => {
+                        return Err(YamlProblem::new(line, "a mapping of keys was expected here"));
                     }
                 });
             }
         }
     }
-    Ok(Document { entries: entries.unwrap_or_default(), passed_over: reader.passed_over })
+    Ok(YamlDocument { entries: entries.unwrap_or_default(), ignored: reader.ignored })
 }
 
-impl Problem {
+impl YamlProblem {
     fn new(line: usize, text: &str) -> Self {
         Self { line, text: text.to_owned() }
     }
 }
 
-impl From<ScanError> for Problem {
+impl From<ScanError> for YamlProblem {
     fn from(error: ScanError) -> Self {
         Self::new(error.marker().line(), error.info())
     }
 }
 
-impl Node {
+impl YamlNode {
     /// Returns the number of values in this value, including itself.
     fn values(&self) -> usize {
         1 + match self {
@@ -111,16 +111,16 @@ impl Node {
     }
 }
 
-struct Reader<'a> {
+struct YamlReader<'a> {
     parser: Parser<'a, StrInput<'a>>,
     /// Values that aliases may refer to, by the number that the parser gives their anchor.
-    anchors: BTreeMap<usize, Node>,
+    anchors: BTreeMap<usize, YamlNode>,
     values: usize,
-    passed_over: Vec<Problem>,
+    ignored: Vec<YamlProblem>,
 }
 
-impl<'a> Reader<'a> {
-    fn next(&mut self) -> Result<(Event<'a>, usize), Problem> {
+impl<'a> YamlReader<'a> {
+    fn next(&mut self) -> Result<(Event<'a>, usize), YamlProblem> {
         match self.parser.next_event() {
             Some(Ok((event, Span { start, .. }))) => Ok((event, start.line())),
             Some(Err(error)) => Err(error.into()),
@@ -128,23 +128,28 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn pass_over(&mut self, line: usize, text: &str) {
-        self.passed_over.push(Problem::new(line, text));
+    fn ignore(&mut self, line: usize, text: &str) {
+        self.ignored.push(YamlProblem::new(line, text));
     }
 
     /// Reads the value that begins with the event `first`. `depth` is the number of further nesting
     /// levels that are allowed.
-    fn node(&mut self, first: Event<'a>, line: usize, depth: usize) -> Result<Node, Problem> {
+    fn node(
+        &mut self,
+        first: Event<'a>,
+        line: usize,
+        depth: usize,
+    ) -> Result<YamlNode, YamlProblem> {
         let nested = depth.checked_sub(1).ok_or_else(|| {
-            Problem::new(line, "there are too many lists and mappings inside one another")
+            YamlProblem::new(line, "there are too many lists and mappings inside one another")
         });
         self.count(1, line)?;
         let (anchor, node) = match first {
-            Event::MappingStart(anchor, _) => (anchor, Node::Map(self.map(nested?)?)),
-            Event::SequenceStart(anchor, _) => (anchor, Node::List(self.list(nested?)?)),
+            Event::MappingStart(anchor, _) => (anchor, YamlNode::Map(self.map(nested?)?)),
+            Event::SequenceStart(anchor, _) => (anchor, YamlNode::List(self.list(nested?)?)),
             Event::Alias(anchor) => (0, self.alias(anchor, line)?),
             Event::Scalar(text, style, anchor, _) => (anchor, scalar(text.into_owned(), style)),
-            _ => return Err(Problem::new(line, "a value was expected here")),
+            _ => return Err(YamlProblem::new(line, "a value was expected here")),
         };
         // The parser numbers anchors from 1; 0 means none.
         if anchor > 0 {
@@ -153,35 +158,35 @@ impl<'a> Reader<'a> {
         Ok(node)
     }
 
-    fn alias(&mut self, anchor: usize, line: usize) -> Result<Node, Problem> {
+    fn alias(&mut self, anchor: usize, line: usize) -> Result<YamlNode, YamlProblem> {
         let node = self.anchors.get(&anchor);
-        let values = node.map(Node::values);
+        let values = node.map(YamlNode::values);
         let values =
-            values.ok_or_else(|| Problem::new(line, "an alias stands in its own value"))?;
+            values.ok_or_else(|| YamlProblem::new(line, "an alias stands in its own value"))?;
         self.count(values, line)?;
         Ok(self.anchors[&anchor].clone())
     }
 
-    fn count(&mut self, values: usize, line: usize) -> Result<(), Problem> {
+    fn count(&mut self, values: usize, line: usize) -> Result<(), YamlProblem> {
         self.values += values;
         if self.values > MAX_VALUES {
-            return Err(Problem::new(line, "there are too many values"));
+            return Err(YamlProblem::new(line, "there are too many values"));
         }
         Ok(())
     }
 
     /// Reads the rest of a mapping. If a key occurs twice, the last value counts, as in etcd.
-    fn map(&mut self, depth: usize) -> Result<Vec<Entry>, Problem> {
-        let mut entries: BTreeMap<String, (usize, Node)> = BTreeMap::new();
+    fn map(&mut self, depth: usize) -> Result<Vec<YamlEntry>, YamlProblem> {
+        let mut entries: BTreeMap<String, (usize, YamlNode)> = BTreeMap::new();
         let mut order: Vec<String> = Vec::new();
-        let mut merged: Vec<Node> = Vec::new();
+        let mut merged: Vec<YamlNode> = Vec::new();
         loop {
             let (event, line) = self.next()?;
             if event == Event::MappingEnd {
                 break;
             }
-            let Node::Scalar(key) = self.node(event, line, depth)? else {
-                return Err(Problem::new(line, "a single value was expected here"));
+            let YamlNode::Scalar(key) = self.node(event, line, depth)? else {
+                return Err(YamlProblem::new(line, "a single value was expected here"));
             };
             let key = key.map(|key| key.text).unwrap_or_default();
             let (first, value_line) = self.next()?;
@@ -194,7 +199,7 @@ impl<'a> Reader<'a> {
                 None => order.push(key),
                 Some((before, _)) => {
                     let text = format!("{key:?} stands again in line {line}, which counts");
-                    self.pass_over(before, &text);
+                    self.ignore(before, &text);
                 }
             }
         }
@@ -203,12 +208,12 @@ impl<'a> Reader<'a> {
         }
         let entry = |key: String| {
             let (line, node) = entries.remove(&key)?;
-            Some(Entry { key, line, node })
+            Some(YamlEntry { key, line, node })
         };
         Ok(order.into_iter().filter_map(entry).collect())
     }
 
-    fn list(&mut self, depth: usize) -> Result<Vec<Node>, Problem> {
+    fn list(&mut self, depth: usize) -> Result<Vec<YamlNode>, YamlProblem> {
         let mut nodes = Vec::new();
         loop {
             let (event, line) = self.next()?;
@@ -221,25 +226,29 @@ impl<'a> Reader<'a> {
 }
 
 /// Adds those entries of a mapping, or of each mapping in a list, whose keys are missing.
-fn merge(entries: &mut BTreeMap<String, (usize, Node)>, order: &mut Vec<String>, node: Node) {
+fn merge(
+    entries: &mut BTreeMap<String, (usize, YamlNode)>,
+    order: &mut Vec<String>,
+    node: YamlNode,
+) {
     match node {
-        Node::Map(more) => {
-            for Entry { key, line, node } in more {
+        YamlNode::Map(more) => {
+            for YamlEntry { key, line, node } in more {
                 if let btree_map::Entry::Vacant(place) = entries.entry(key) {
                     order.push(place.key().clone());
                     place.insert((line, node));
                 }
             }
         }
-        Node::List(nodes) => {
+        YamlNode::List(nodes) => {
             nodes.into_iter().for_each(|node| merge(entries, order, node));
         }
-        Node::Scalar(_) => {}
+        YamlNode::Scalar(_) => {}
     }
 }
 
-fn scalar(text: String, style: ScalarStyle) -> Node {
+fn scalar(text: String, style: ScalarStyle) -> YamlNode {
     let is_plain = style == ScalarStyle::Plain;
     let is_null = is_plain && matches!(text.as_str(), "" | "~" | "null" | "Null" | "NULL");
-    Node::Scalar((!is_null).then_some(Scalar { text, is_plain }))
+    YamlNode::Scalar((!is_null).then_some(Scalar { text, is_plain }))
 }

@@ -21,12 +21,12 @@ impl Question {
     #[must_use]
     pub fn of(view: &View) -> Self {
         let index = view.applied().index;
-        Self { index, revision: view.revision(), compacted: view.compacted() }
+        Self { index, revision: view.revision(), compacted: view.compact_revision() }
     }
 
     /// Encodes the question for another member.
     #[must_use]
-    pub fn to_wire(self) -> StoreQuestion {
+    pub fn encode(self) -> StoreQuestion {
         let Self { index, revision, compacted } = self;
         StoreQuestion { index, revision, compacted }
     }
@@ -34,7 +34,7 @@ impl Question {
     /// Decodes a question. Returns `None` for any other request between members, since these leave
     /// the fields out. A store that has applied no entry asks no question.
     #[must_use]
-    pub fn from_wire(request: StoreQuestion) -> Option<Self> {
+    pub fn decode(request: StoreQuestion) -> Option<Self> {
         let StoreQuestion { index, revision, compacted } = request;
         (index > 0).then_some(Self { index, revision, compacted })
     }
@@ -43,7 +43,7 @@ impl Question {
 /// Subject of a claim. Members of a cluster that make claims about the same subject must make the
 /// same claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Subject {
+pub enum ClaimSubject {
     /// Whether a store that has applied the question's entry, and maybe later ones, has reached the
     /// question's revision and compaction.
     Progress(Question),
@@ -69,7 +69,7 @@ pub enum Subject {
 
 /// Value that a member claims for a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Value {
+pub enum ClaimValue {
     /// Whether the store has reached the question's revision and compaction.
     Reached(bool),
     /// The store can't be read, so its state is unknown.
@@ -77,66 +77,71 @@ pub enum Value {
     /// Hash of the subject's data.
     Hash(u32),
     /// Newest revision and revision of the last compaction.
-    Stands(i64, i64),
+    Position(i64, i64),
 }
 
 /// A member's claim about one subject of its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    pub subject: Subject,
-    pub value: Value,
+    pub subject: ClaimSubject,
+    pub value: ClaimValue,
 }
 
 impl Claim {
-    fn hash(hash: KeyValueHash) -> Self {
+    fn data(hash: KeyValueHash) -> Self {
         let KeyValueHash { hash, compact_revision: compacted, revision } = hash;
-        Self { subject: Subject::Data { revision, compacted }, value: Value::Hash(hash) }
+        Self { subject: ClaimSubject::Data { revision, compacted }, value: ClaimValue::Hash(hash) }
     }
 
-    fn kept(hash: KeyValueHash) -> Self {
+    fn compaction(hash: KeyValueHash) -> Self {
         let KeyValueHash { hash, compact_revision: previous, revision } = hash;
-        Self { subject: Subject::Compaction { revision, previous }, value: Value::Hash(hash) }
+        Self {
+            subject: ClaimSubject::Compaction { revision, previous },
+            value: ClaimValue::Hash(hash),
+        }
     }
 
     /// Creates the claim of a member whose store can't be read.
     #[must_use]
     pub fn unreadable(question: Question) -> Self {
-        Self { subject: Subject::Progress(question), value: Value::Unreadable }
+        Self { subject: ClaimSubject::Progress(question), value: ClaimValue::Unreadable }
     }
 
-    fn to_wire(self) -> StoreClaim {
+    fn encode(self) -> StoreClaim {
         let (about, index, revision, compacted) = match self.subject {
-            Subject::Progress(Question { index, revision, compacted }) => {
+            ClaimSubject::Progress(Question { index, revision, compacted }) => {
                 (About::Progress, index, revision, compacted)
             }
-            Subject::Data { revision, compacted } => (About::Data, 0, revision, compacted),
-            Subject::Compaction { revision, previous } => {
+            ClaimSubject::Data { revision, compacted } => (About::Data, 0, revision, compacted),
+            ClaimSubject::Compaction { revision, previous } => {
                 (About::Compaction, 0, revision, previous)
             }
-            Subject::Entry(index) => (About::Entry, index, 0, 0),
+            ClaimSubject::Entry(index) => (About::Entry, index, 0, 0),
         };
         let about = about.into();
         let claim = StoreClaim { about, index, revision, compacted, ..StoreClaim::default() };
         match self.value {
-            Value::Reached(reached) => StoreClaim { reached, ..claim },
-            Value::Unreadable => StoreClaim { about: About::Unreadable.into(), ..claim },
-            Value::Hash(hash) => StoreClaim { hash, ..claim },
-            Value::Stands(revision, compacted) => StoreClaim { revision, compacted, ..claim },
+            ClaimValue::Reached(reached) => StoreClaim { reached, ..claim },
+            ClaimValue::Unreadable => StoreClaim { about: About::Unreadable.into(), ..claim },
+            ClaimValue::Hash(hash) => StoreClaim { hash, ..claim },
+            ClaimValue::Position(revision, compacted) => {
+                StoreClaim { revision, compacted, ..claim }
+            }
         }
     }
 
     /// Decodes a claim. Returns `None` for a subject that this build does not know.
-    fn from_wire(said: StoreClaim) -> Option<Self> {
+    fn decode(said: StoreClaim) -> Option<Self> {
         let StoreClaim { about: _, index, revision, compacted, reached, hash } = said;
         let question = Question { index, revision, compacted };
         let hash = KeyValueHash { hash, compact_revision: compacted, revision };
         let (subject, value) = match said.about() {
             About::Unknown => return None,
-            About::Progress => (Subject::Progress(question), Value::Reached(reached)),
+            About::Progress => (ClaimSubject::Progress(question), ClaimValue::Reached(reached)),
             About::Unreadable => return Some(Self::unreadable(question)),
-            About::Data => return Some(Self::hash(hash)),
-            About::Compaction => return Some(Self::kept(hash)),
-            About::Entry => (Subject::Entry(index), Value::Stands(revision, compacted)),
+            About::Data => return Some(Self::data(hash)),
+            About::Compaction => return Some(Self::compaction(hash)),
+            About::Entry => (ClaimSubject::Entry(index), ClaimValue::Position(revision, compacted)),
         };
         Some(Self { subject, value })
     }
@@ -144,14 +149,14 @@ impl Claim {
 
 /// Encodes claims for another member.
 #[must_use]
-pub fn to_wire(claims: Vec<Claim>) -> StoreAnswer {
-    StoreAnswer { claims: claims.into_iter().map(Claim::to_wire).collect() }
+pub fn encode_claims(claims: Vec<Claim>) -> StoreAnswer {
+    StoreAnswer { claims: claims.into_iter().map(Claim::encode).collect() }
 }
 
 /// Decodes another member's claims, and leaves out those with an unknown subject.
 #[must_use]
-pub fn from_wire(answer: StoreAnswer) -> Vec<Claim> {
-    answer.claims.into_iter().filter_map(Claim::from_wire).collect()
+pub fn decode_claims(answer: StoreAnswer) -> Vec<Claim> {
+    answer.claims.into_iter().filter_map(Claim::decode).collect()
 }
 
 /// Returns the claims about the contents of `store` in `view` that answer `question`. If the store
@@ -160,23 +165,28 @@ pub fn from_wire(answer: StoreAnswer) -> Vec<Claim> {
 ///
 /// # Errors
 /// Fails if the store can't be read.
-pub fn claims(store: &Store, view: &View, question: Question) -> Result<Vec<Claim>, StoreError> {
+pub fn make_claims(
+    store: &Store,
+    view: &View,
+    question: Question,
+) -> Result<Vec<Claim>, StoreError> {
     // Hashes that past compactions computed are claimed too. If compactions follow each other
     // quickly, no store stays undisturbed for long enough to be compared in another way.
-    let mut claims: Vec<Claim> = store.kept_hashes().into_iter().map(Claim::kept).collect();
+    let mut claims: Vec<Claim> =
+        store.compaction_hashes().into_iter().map(Claim::compaction).collect();
     let own = Question::of(view);
     if own.index < question.index {
         return Ok(claims);
     }
     let reached = own.revision >= question.revision && own.compacted >= question.compacted;
-    let value = Value::Reached(reached);
-    claims.push(Claim { subject: Subject::Progress(question), value });
+    let value = ClaimValue::Reached(reached);
+    claims.push(Claim { subject: ClaimSubject::Progress(question), value });
     if own.index == question.index {
-        let value = Value::Stands(own.revision, own.compacted);
-        claims.push(Claim { subject: Subject::Entry(own.index), value });
+        let value = ClaimValue::Position(own.revision, own.compacted);
+        claims.push(Claim { subject: ClaimSubject::Entry(own.index), value });
     }
-    match store.hash_undisturbed(view, question.revision) {
-        Ok(hash) => claims.push(Claim::hash(hash)),
+    match store.hash_for_comparison(view, question.revision) {
+        Ok(hash) => claims.push(Claim::data(hash)),
         Err(ReadError::Store(error)) => return Err(error),
         // A compaction began meanwhile, or the store has not reached the revision, which the claim
         // about progress says already.

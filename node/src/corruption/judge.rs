@@ -3,11 +3,11 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::claims::{Claim, Subject, Value};
+use super::claims::{Claim, ClaimSubject, ClaimValue};
 
 /// Result of comparing the claims of all members once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
+pub struct CorruptionVerdict {
     /// Members whose data could be compared with that of others.
     pub compared: BTreeSet<u64>,
     /// Members whose data differs from that of a quorum.
@@ -19,36 +19,37 @@ pub struct Verdict {
 /// Judges the claims of members, given by member id. The value that a majority of all `voters`
 /// claims is right. Learners are compared with it and do not count towards the majority.
 #[must_use]
-pub fn judge(voters: &BTreeSet<u64>, said: &BTreeMap<u64, Vec<Claim>>) -> Verdict {
-    let mut subjects: BTreeMap<Subject, BTreeMap<Value, BTreeSet<u64>>> = BTreeMap::new();
+pub fn judge_claims(voters: &BTreeSet<u64>, said: &BTreeMap<u64, Vec<Claim>>) -> CorruptionVerdict {
+    let mut subjects: BTreeMap<ClaimSubject, BTreeMap<ClaimValue, BTreeSet<u64>>> = BTreeMap::new();
     for (member, claims) in said {
         for Claim { subject, value } in claims {
             subjects.entry(*subject).or_default().entry(*value).or_default().insert(*member);
         }
     }
-    let mut verdict = Verdict::default();
+    let mut verdict = CorruptionVerdict::default();
     // Members whose data was compared at a newer revision already. A difference at an older
     // revision no longer counts for them.
     let mut settled = BTreeSet::new();
     // Order of the comparison: progress, then data from the newest revision on, then entries.
     // Claims about an entry come last because few members make one about the same entry.
-    let rank = |subject: &Subject| match *subject {
-        Subject::Progress(_) => (0, None),
-        Subject::Data { revision, compacted: before }
-        | Subject::Compaction { revision, previous: before } => {
+    let rank = |subject: &ClaimSubject| match *subject {
+        ClaimSubject::Progress(_) => (0, None),
+        ClaimSubject::Data { revision, compacted: before }
+        | ClaimSubject::Compaction { revision, previous: before } => {
             (1, Some(Reverse((revision, before))))
         }
-        Subject::Entry(_) => (2, None),
+        ClaimSubject::Entry(_) => (2, None),
     };
     let mut subjects: Vec<_> = subjects.into_iter().collect();
     subjects.sort_by_key(|(subject, _)| rank(subject));
     for (subject, values) in subjects {
-        let is_data = matches!(subject, Subject::Data { .. } | Subject::Compaction { .. });
+        let is_data =
+            matches!(subject, ClaimSubject::Data { .. } | ClaimSubject::Compaction { .. });
         let who: BTreeSet<u64> = values.values().flatten().copied().collect();
         if who.len() < 2 || is_data && who.is_subset(&settled) {
             continue;
         }
-        verdict.weigh(voters, &values);
+        verdict.add_subject(voters, &values);
         if is_data {
             settled.extend(who);
         }
@@ -57,11 +58,15 @@ pub fn judge(voters: &BTreeSet<u64>, said: &BTreeMap<u64, Vec<Claim>>) -> Verdic
     verdict
 }
 
-impl Verdict {
+impl CorruptionVerdict {
     /// Adds the claims of all members about one subject to the verdict.
-    fn weigh(&mut self, voters: &BTreeSet<u64>, values: &BTreeMap<Value, BTreeSet<u64>>) {
+    fn add_subject(
+        &mut self,
+        voters: &BTreeSet<u64>,
+        values: &BTreeMap<ClaimValue, BTreeSet<u64>>,
+    ) {
         let quorum = voters.len() / 2 + 1;
-        let said = || values.iter().filter(|(value, _)| **value != Value::Unreadable);
+        let said = || values.iter().filter(|(value, _)| **value != ClaimValue::Unreadable);
         let right = said().find(|(_, who)| who.intersection(voters).count() >= quorum);
         if let Some((right, _)) = right {
             let others = values.iter().filter(|(value, _)| *value != right);
@@ -75,10 +80,10 @@ impl Verdict {
 }
 
 /// Number of comparisons in a row that must find a member corrupt before its alarm is raised.
-const ROUNDS_OF_MEMBER: u32 = 2;
+const MEMBER_ALARM_ROUNDS: u32 = 2;
 /// Number of comparisons in a row without a quorum before the alarm of the whole cluster is raised.
 /// It is higher than for a member, because missing members may return and make a quorum.
-const ROUNDS_OF_CLUSTER: u32 = 5;
+const CLUSTER_ALARM_ROUNDS: u32 = 5;
 /// Member id that means the whole cluster, as in an alarm.
 const CLUSTER: u64 = 0;
 
@@ -88,7 +93,7 @@ pub struct Suspicion(BTreeMap<u64, u32>);
 
 /// Measures to take after a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Measures {
+pub struct AlarmActions {
     /// Ids of the members whose CORRUPT alarm is due; 0 for the whole cluster's.
     pub alarms: Vec<u64>,
     /// Whether the next comparison should come soon, to confirm or clear a suspicion.
@@ -97,18 +102,18 @@ pub struct Measures {
 
 impl Suspicion {
     /// Adds the verdict of the next comparison, and returns the measures that are due.
-    pub fn after(&mut self, verdict: &Verdict) -> Measures {
+    pub fn add_verdict(&mut self, verdict: &CorruptionVerdict) -> AlarmActions {
         // A member that could not be compared keeps its count.
         self.0.retain(|id, _| match *id {
             CLUSTER => verdict.is_undecided,
             id => verdict.corrupt.contains(&id) || !verdict.compared.contains(&id),
         });
-        let mut measures = Measures::default();
+        let mut measures = AlarmActions::default();
         let suspects = verdict.corrupt.iter().copied();
         for id in suspects.chain(verdict.is_undecided.then_some(CLUSTER)) {
             let rounds = self.0.entry(id).or_default();
             *rounds = rounds.saturating_add(1);
-            let enough = if id == CLUSTER { ROUNDS_OF_CLUSTER } else { ROUNDS_OF_MEMBER };
+            let enough = if id == CLUSTER { CLUSTER_ALARM_ROUNDS } else { MEMBER_ALARM_ROUNDS };
             if *rounds >= enough {
                 measures.alarms.push(id);
             } else {
@@ -125,21 +130,21 @@ mod tests {
     use super::*;
 
     fn hash(revision: i64, compacted: i64, hash: u32) -> Claim {
-        Claim { subject: Subject::Data { revision, compacted }, value: Value::Hash(hash) }
+        Claim { subject: ClaimSubject::Data { revision, compacted }, value: ClaimValue::Hash(hash) }
     }
 
     fn stands(index: u64, revision: i64) -> Claim {
-        Claim { subject: Subject::Entry(index), value: Value::Stands(revision, -1) }
+        Claim { subject: ClaimSubject::Entry(index), value: ClaimValue::Position(revision, -1) }
     }
 
     fn reached(reached: bool) -> Claim {
         let asked = Question { index: 7, revision: 5, compacted: -1 };
-        Claim { subject: Subject::Progress(asked), value: Value::Reached(reached) }
+        Claim { subject: ClaimSubject::Progress(asked), value: ClaimValue::Reached(reached) }
     }
 
-    fn verdict(voters: &[u64], said: &[(u64, &[Claim])]) -> Verdict {
+    fn verdict(voters: &[u64], said: &[(u64, &[Claim])]) -> CorruptionVerdict {
         let said = said.iter().map(|(id, claims)| (*id, claims.to_vec())).collect();
-        judge(&voters.iter().copied().collect(), &said)
+        judge_claims(&voters.iter().copied().collect(), &said)
     }
 
     fn corrupt(voters: &[u64], said: &[(u64, &[Claim])]) -> Vec<u64> {
@@ -179,7 +184,7 @@ mod tests {
     fn only_what_is_about_the_same_is_compared() {
         let said: [(u64, &[Claim]); 3] =
             [(1, &[hash(9, -1, 1)]), (2, &[hash(9, 4, 2)]), (3, &[hash(8, -1, 3)])];
-        assert_eq!(verdict(&[1, 2, 3], &said), Verdict::default());
+        assert_eq!(verdict(&[1, 2, 3], &said), CorruptionVerdict::default());
     }
 
     #[test]
@@ -220,28 +225,29 @@ mod tests {
     #[test]
     fn a_suspect_is_asked_twice_and_the_cluster_five_times() {
         let compared = || [1, 2, 3].into();
-        let bad = Verdict { compared: compared(), corrupt: [3].into(), is_undecided: false };
-        let good = Verdict { corrupt: BTreeSet::new(), ..bad.clone() };
-        let away = Verdict { compared: [1, 2].into(), ..good.clone() };
+        let bad =
+            CorruptionVerdict { compared: compared(), corrupt: [3].into(), is_undecided: false };
+        let good = CorruptionVerdict { corrupt: BTreeSet::new(), ..bad.clone() };
+        let away = CorruptionVerdict { compared: [1, 2].into(), ..good.clone() };
         let mut suspicion = Suspicion::default();
-        let idle = Measures::default();
-        let hurry = Measures { hurry: true, ..idle.clone() };
-        let due = |id| Measures { alarms: vec![id], hurry: false };
-        assert_eq!(suspicion.after(&bad), hurry);
-        assert_eq!(suspicion.after(&good), idle);
-        assert_eq!(suspicion.after(&bad), hurry);
-        assert_eq!(suspicion.after(&away), idle, "not compared is not found again");
-        assert_eq!(suspicion.after(&bad), due(3));
-        assert_eq!(suspicion.after(&bad), due(3), "there is no hurry any more");
-        assert_eq!(suspicion.after(&away), idle, "it may have been removed");
+        let idle = AlarmActions::default();
+        let hurry = AlarmActions { hurry: true, ..idle.clone() };
+        let due = |id| AlarmActions { alarms: vec![id], hurry: false };
+        assert_eq!(suspicion.add_verdict(&bad), hurry);
+        assert_eq!(suspicion.add_verdict(&good), idle);
+        assert_eq!(suspicion.add_verdict(&bad), hurry);
+        assert_eq!(suspicion.add_verdict(&away), idle, "not compared is not found again");
+        assert_eq!(suspicion.add_verdict(&bad), due(3));
+        assert_eq!(suspicion.add_verdict(&bad), due(3), "there is no hurry any more");
+        assert_eq!(suspicion.add_verdict(&away), idle, "it may have been removed");
 
-        let torn = Verdict { is_undecided: true, ..good.clone() };
+        let torn = CorruptionVerdict { is_undecided: true, ..good.clone() };
         let mut suspicion = Suspicion::default();
         for round in 1..5 {
-            assert_eq!(suspicion.after(&torn), hurry, "{round}");
+            assert_eq!(suspicion.add_verdict(&torn), hurry, "{round}");
         }
-        assert_eq!(suspicion.after(&torn), due(0));
-        assert_eq!(suspicion.after(&good), idle);
-        assert_eq!(suspicion.after(&torn), hurry);
+        assert_eq!(suspicion.add_verdict(&torn), due(0));
+        assert_eq!(suspicion.add_verdict(&good), idle);
+        assert_eq!(suspicion.add_verdict(&torn), hurry);
     }
 }

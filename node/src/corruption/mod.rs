@@ -26,8 +26,10 @@
 mod claims;
 mod judge;
 
-pub use self::claims::{Claim, Question, Subject, Value, claims, from_wire, to_wire};
-pub use self::judge::{Measures, Suspicion, Verdict, judge};
+pub use self::claims::{
+    Claim, ClaimSubject, ClaimValue, Question, decode_claims, encode_claims, make_claims,
+};
+pub use self::judge::{AlarmActions, CorruptionVerdict, Suspicion, judge_claims};
 
 #[cfg(test)]
 mod tests;

@@ -10,19 +10,19 @@ const PAGE_BYTES: u64 = 4096;
 /// The store's file on a [`Disk`](super::Disk). It needs no lock of its own, because the lock of
 /// the data directory keeps other processes out.
 #[derive(Debug)]
-pub struct Backend(Box<dyn DiskFile>);
+pub struct RedbBackend(Box<dyn DiskFile>);
 
-impl Backend {
+impl RedbBackend {
     /// Opens the store on `file`, reading it from the medium instead of the page cache. The process
     /// before may have ended because a sync failed. The page cache then shows written data that the
     /// next power cut would lose.
     pub fn new(file: Box<dyn DiskFile>) -> io::Result<Self> {
-        file.reread()?;
+        file.sync_and_drop_cache()?;
         Ok(Self(file))
     }
 }
 
-impl redb::StorageBackend for Backend {
+impl redb::StorageBackend for RedbBackend {
     /// Returns the length, rounded down to whole pages. After a power cut while the file grew, it
     /// may end within a page. No commit uses that page, but `redb` would report such a length as
     /// damage.
@@ -63,8 +63,8 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::disk::simulated::{Failure, Fault, Operation, SimulatedDisk};
-    use crate::disk::{Disk, Open, RealDisk};
+    use crate::disk::simulated::{DiskFailure, DiskOperation, Fault, SimulatedDisk};
+    use crate::disk::{Disk, OpenMode, RealDisk};
 
     #[test]
     fn what_it_shows_after_a_failed_sync_survives_a_power_cut() {
@@ -74,24 +74,27 @@ mod tests {
             let disk = SimulatedDisk::new(seed);
             let path = Path::new("db");
             let open = |how| disk.open(path, how).unwrap();
-            let file = open(Open::New);
+            let file = open(OpenMode::New);
             file.write_at(0, &[1; PAGES * 512]).unwrap();
             file.sync_data().unwrap();
             disk.sync_dir(Path::new("")).unwrap();
             file.write_at(0, &[2; PAGES * 512]).unwrap();
-            let (operation, failure) = (Operation::Sync, Failure::Io);
+            let (operation, failure) = (DiskOperation::Sync, DiskFailure::Io);
             disk.inject(Fault { operation, after: 0, times: 1, failure });
             file.sync_data().unwrap_err();
             disk.kill();
 
-            let read = |backend: &Backend| {
+            let read = |backend: &RedbBackend| {
                 let mut out = [0; PAGES * 512];
                 redb::StorageBackend::read(backend, 0, &mut out).unwrap();
                 out
             };
-            let shown = read(&Backend::new(open(Open::Existing)).unwrap());
+            let shown = read(&RedbBackend::new(open(OpenMode::Existing)).unwrap());
             disk.crash();
-            assert!(shown == read(&Backend::new(open(Open::Existing)).unwrap()), "seed {seed}");
+            assert!(
+                shown == read(&RedbBackend::new(open(OpenMode::Existing)).unwrap()),
+                "seed {seed}"
+            );
             differ += usize::from(shown.contains(&1));
         }
         assert!(differ > 0, "in no history did the failed sync lose anything");
@@ -101,8 +104,8 @@ mod tests {
     fn a_file_that_had_grown_by_part_of_a_page_at_a_power_cut_opens() {
         const TABLE: TableDefinition<u64, u64> = TableDefinition::new("t");
         let disk = SimulatedDisk::new(1);
-        let file = || disk.open(Path::new("db"), Open::ExistingOrNew).unwrap();
-        let open = || Database::builder().create_with_backend(Backend::new(file()).unwrap());
+        let file = || disk.open(Path::new("db"), OpenMode::ExistingOrNew).unwrap();
+        let open = || Database::builder().create_with_backend(RedbBackend::new(file()).unwrap());
         let database = open().unwrap();
         let write = database.begin_write().unwrap();
         write.open_table(TABLE).unwrap().insert(1, 2).unwrap();
@@ -126,7 +129,8 @@ mod tests {
         const TABLE: TableDefinition<u64, u64> = TableDefinition::new("t");
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("db");
-        let open = || Backend::new(RealDisk.open(&path, Open::ExistingOrNew).unwrap()).unwrap();
+        let open =
+            || RedbBackend::new(RealDisk.open(&path, OpenMode::ExistingOrNew).unwrap()).unwrap();
         let database = Database::builder().create_with_backend(open()).unwrap();
         let write = database.begin_write().unwrap();
         write.open_table(TABLE).unwrap().insert(1, 2).unwrap();

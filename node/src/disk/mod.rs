@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use advice::advice;
-pub use backend::Backend;
+pub use backend::RedbBackend;
 pub use read_only::ReadOnlyDisk;
 pub use real::RealDisk;
 
@@ -28,7 +28,7 @@ pub type SharedDisk = Arc<dyn Disk>;
 
 /// Whether a file to be opened must exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Open {
+pub enum OpenMode {
     /// The file must exist.
     Existing,
     /// The file must not exist. It is created readable and writable by its owner alone.
@@ -40,7 +40,7 @@ pub enum Open {
 /// Operations on files and directories by path.
 pub trait Disk: Debug + Send + Sync + 'static {
     /// Opens a file for reading and writing.
-    fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>>;
+    fn open(&self, path: &Path, how: OpenMode) -> io::Result<Box<dyn DiskFile>>;
 
     /// Whether a file or directory of this name exists.
     fn exists(&self, path: &Path) -> io::Result<bool>;
@@ -106,21 +106,21 @@ pub trait DiskFile: Debug + Send + Sync + 'static {
 
     /// Makes everything durable and drops cached pages, so that later reads come from the medium.
     /// The cache may hold pages that a failed sync has marked clean.
-    fn reread(&self) -> io::Result<()>;
+    fn sync_and_drop_cache(&self) -> io::Result<()>;
 }
 
 /// Lock of a directory, released on drop; see [`Disk::lock_dir`].
 #[derive(Debug)]
 pub struct DirLock {
-    _held: Box<dyn Held>,
+    _held: Box<dyn LockGuard>,
 }
 
 /// An object that holds a lock until it is dropped.
-pub trait Held: Debug + Send + Sync + 'static {}
+pub trait LockGuard: Debug + Send + Sync + 'static {}
 
 impl DirLock {
     /// Creates a lock that is held until `held` is dropped.
-    pub fn new(held: impl Held) -> Self {
+    pub fn new(held: impl LockGuard) -> Self {
         Self { _held: Box::new(held) }
     }
 }

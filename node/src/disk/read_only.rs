@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{DirLock, Disk, DiskFile, Held, Open, RealDisk};
+use super::{DirLock, Disk, DiskFile, LockGuard, OpenMode, RealDisk};
 
 const PAGE: usize = 4096;
 
@@ -19,13 +19,13 @@ pub struct ReadOnlyDisk;
 
 /// A file on the host, overlaid by the pages that were written since it was opened.
 #[derive(Debug)]
-struct Shadowed {
-    below: File,
-    above: Mutex<Above>,
+struct OverlayFile {
+    host_file: File,
+    overlay: Mutex<Overlay>,
 }
 
 #[derive(Debug)]
-struct Above {
+struct Overlay {
     len: u64,
     pages: BTreeMap<u64, Box<[u8]>>,
 }
@@ -33,21 +33,21 @@ struct Above {
 #[derive(Debug)]
 struct NoLock;
 
-impl Held for NoLock {}
+impl LockGuard for NoLock {}
 
-fn refused<T>() -> io::Result<T> {
+fn refuse_write<T>() -> io::Result<T> {
     Err(ErrorKind::ReadOnlyFilesystem.into())
 }
 
 impl Disk for ReadOnlyDisk {
-    fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>> {
-        if how != Open::Existing {
-            return refused();
+    fn open(&self, path: &Path, how: OpenMode) -> io::Result<Box<dyn DiskFile>> {
+        if how != OpenMode::Existing {
+            return refuse_write();
         }
         let below = File::open(path)?;
         let len = below.metadata()?.len();
-        let above = Mutex::new(Above { len, pages: BTreeMap::new() });
-        Ok(Box::new(Shadowed { below, above }))
+        let above = Mutex::new(Overlay { len, pages: BTreeMap::new() });
+        Ok(Box::new(OverlayFile { host_file: below, overlay: above }))
     }
 
     fn exists(&self, path: &Path) -> io::Result<bool> {
@@ -55,7 +55,7 @@ impl Disk for ReadOnlyDisk {
     }
 
     fn create_dir(&self, _: &Path) -> io::Result<()> {
-        refused()
+        refuse_write()
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
@@ -63,11 +63,11 @@ impl Disk for ReadOnlyDisk {
     }
 
     fn rename(&self, _: &Path, _: &Path) -> io::Result<()> {
-        refused()
+        refuse_write()
     }
 
     fn remove(&self, _: &Path) -> io::Result<()> {
-        refused()
+        refuse_write()
     }
 
     fn sync_dir(&self, _: &Path) -> io::Result<()> {
@@ -84,9 +84,9 @@ impl Disk for ReadOnlyDisk {
     }
 }
 
-impl Shadowed {
-    fn above(&self) -> MutexGuard<'_, Above> {
-        self.above.lock().unwrap_or_else(PoisonError::into_inner)
+impl OverlayFile {
+    fn lock_overlay(&self) -> MutexGuard<'_, Overlay> {
+        self.overlay.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the page at `start` from the host's file, with zeros past the end.
@@ -94,7 +94,7 @@ impl Shadowed {
         let mut page = vec![0; PAGE].into_boxed_slice();
         let mut done = 0;
         while done < PAGE {
-            match self.below.read_at(&mut page[done..], start + done as u64) {
+            match self.host_file.read_at(&mut page[done..], start + done as u64) {
                 Ok(0) => break,
                 Ok(read) => done += read,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -106,19 +106,19 @@ impl Shadowed {
 }
 
 /// Returns the start of the page that contains `at`, and the offset within it.
-fn place(at: u64) -> (u64, usize) {
+fn page_and_offset(at: u64) -> (u64, usize) {
     let within = usize::try_from(at % PAGE as u64).expect("less than a page");
     (at - within as u64, within)
 }
 
-impl DiskFile for Shadowed {
+impl DiskFile for OverlayFile {
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<usize> {
-        let above = self.above();
+        let above = self.lock_overlay();
         let left = usize::try_from(above.len.saturating_sub(offset)).unwrap_or(usize::MAX);
-        let (start, within) = place(offset);
+        let (start, within) = page_and_offset(offset);
         if above.pages.is_empty() {
             let bytes = left.min(out.len());
-            return self.below.read_at(&mut out[..bytes], offset);
+            return self.host_file.read_at(&mut out[..bytes], offset);
         }
         let bytes = left.min(out.len()).min(PAGE - within);
         match above.pages.get(&start) {
@@ -129,11 +129,11 @@ impl DiskFile for Shadowed {
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        let mut above = self.above();
+        let mut above = self.lock_overlay();
         let mut rest = data;
         let mut at = offset;
         while !rest.is_empty() {
-            let (start, within) = place(at);
+            let (start, within) = page_and_offset(at);
             let (now, later) = rest.split_at(rest.len().min(PAGE - within));
             let page = match above.pages.entry(start) {
                 Entry::Occupied(page) => page.into_mut(),
@@ -148,10 +148,10 @@ impl DiskFile for Shadowed {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        let mut above = self.above();
+        let mut above = self.lock_overlay();
         if len < above.len {
             // Bytes past the new end must read as zeros if the file grows again.
-            let (start, within) = place(len);
+            let (start, within) = page_and_offset(len);
             let mut page = match above.pages.remove(&start) {
                 Some(page) => page,
                 None => self.page(start)?,
@@ -174,14 +174,14 @@ impl DiskFile for Shadowed {
     }
 
     fn len(&self) -> io::Result<u64> {
-        Ok(self.above().len)
+        Ok(self.lock_overlay().len)
     }
 
     fn sync_data(&self) -> io::Result<()> {
         Ok(())
     }
 
-    fn reread(&self) -> io::Result<()> {
+    fn sync_and_drop_cache(&self) -> io::Result<()> {
         Ok(())
     }
 }
@@ -197,7 +197,7 @@ mod tests {
         let path = dir.path().join("f");
         let before: Vec<u8> = (0..10_000_u32).map(|n| n.to_le_bytes()[0]).collect();
         std::fs::write(&path, &before).unwrap();
-        let file = ReadOnlyDisk.open(&path, Open::Existing).unwrap();
+        let file = ReadOnlyDisk.open(&path, OpenMode::Existing).unwrap();
         let mut expected = before.clone();
         for (at, data) in [(4_090, vec![1; 20]), (9_990, vec![2; 300]), (20_000, vec![3; 5_000])] {
             file.write_at(at as u64, &data).unwrap();
@@ -224,7 +224,7 @@ mod tests {
     fn nothing_is_made_moved_or_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
-        for how in [Open::New, Open::ExistingOrNew] {
+        for how in [OpenMode::New, OpenMode::ExistingOrNew] {
             let refused = ReadOnlyDisk.open(&path, how).unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem);
         }

@@ -11,7 +11,7 @@ use rustix::fs::{
     statvfs,
 };
 
-use super::{DirLock, Disk, DiskFile, Held, Open};
+use super::{DirLock, Disk, DiskFile, LockGuard, OpenMode};
 
 /// The host's file system. Other users may be able to write to the data directory, so files are
 /// opened, created, renamed and removed through [`data`], which guards against that.
@@ -24,14 +24,14 @@ struct RealFile(File);
 #[derive(Debug)]
 struct Flock(#[expect(dead_code, reason = "dropping it releases the lock")] File);
 
-impl Held for Flock {}
+impl LockGuard for Flock {}
 
 impl Disk for RealDisk {
-    fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>> {
+    fn open(&self, path: &Path, how: OpenMode) -> io::Result<Box<dyn DiskFile>> {
         let how = match how {
-            Open::Existing => data::Open::ReadWrite,
-            Open::New => data::Open::New,
-            Open::ExistingOrNew => data::Open::ReadWriteOrNew,
+            OpenMode::Existing => data::OpenMode::ReadWrite,
+            OpenMode::New => data::OpenMode::New,
+            OpenMode::ExistingOrNew => data::OpenMode::ReadWriteOrNew,
         };
         Ok(Box::new(RealFile(data::open(path, how)?)))
     }
@@ -124,7 +124,7 @@ impl DiskFile for RealFile {
         Ok(fdatasync(&self.0)?)
     }
 
-    fn reread(&self) -> io::Result<()> {
+    fn sync_and_drop_cache(&self) -> io::Result<()> {
         self.0.sync_all()?;
         match fadvise(&self.0, 0, None, Advice::DontNeed) {
             // Some file systems have no page cache to drop.
@@ -152,21 +152,24 @@ mod tests {
     fn a_file_reads_back_what_was_written_and_ends_where_it_ends() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
-        let file = RealDisk.open(&path, Open::New).unwrap();
+        let file = RealDisk.open(&path, OpenMode::New).unwrap();
         file.write_at(3, b"abc").unwrap();
         file.sync_data().unwrap();
-        file.reread().unwrap();
+        file.sync_and_drop_cache().unwrap();
         let mut out = [9; 8];
         assert_eq!(file.read_at(2, &mut out).unwrap(), 4);
         assert_eq!(&out[..4], b"\0abc");
-        assert_eq!(RealDisk.open(&path, Open::New).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(
+            RealDisk.open(&path, OpenMode::New).unwrap_err().kind(),
+            ErrorKind::AlreadyExists
+        );
         assert_eq!(RealDisk.list(dir.path()).unwrap(), ["f"]);
     }
 
     #[test]
     fn what_was_written_is_found_behind_space_that_was_only_promised() {
         let dir = tempfile::tempdir().unwrap();
-        let file = RealDisk.open(&dir.path().join("f"), Open::New).unwrap();
+        let file = RealDisk.open(&dir.path().join("f"), OpenMode::New).unwrap();
         file.allocate(1 << 20).unwrap();
         file.write_at(3 << 18, b"abc").unwrap();
         file.sync_data().unwrap();

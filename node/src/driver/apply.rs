@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use node_consensus::Position;
 
-use super::{Metrics, Notice, QUEUED_JOBS, SLOW_APPLY};
-use crate::machine::{Applied, Committed, RequestId, StateMachine};
+use super::{DriverMetrics, Notice, QUEUED_JOBS, SLOW_APPLY};
+use crate::machine::{ApplyResult, CommittedEntry, RequestId, StateMachine};
 
 /// Policy that decides when the store is made durable, so that the log can drop older entries.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +31,7 @@ impl Default for CheckpointPolicy {
 #[derive(Debug)]
 pub enum ApplyJob {
     /// Apply these committed entries, in order.
-    Apply(Vec<Committed>),
+    Apply(Vec<CommittedEntry>),
     /// Install a snapshot as the whole state, given its position and the file of its body.
     Install(Position, PathBuf),
     /// Build a snapshot of the current state.
@@ -41,24 +41,24 @@ pub enum ApplyJob {
 /// Work of one turn of the state machine. Entries that may share a transaction are applied first,
 /// as one batch. Then follows the job that may not share it, if one ended the run of entries.
 #[derive(Debug)]
-pub struct Turn {
-    entries: Vec<Committed>,
-    then: Option<ApplyJob>,
+pub struct ApplyBatch {
+    entries: Vec<CommittedEntry>,
+    final_job: Option<ApplyJob>,
 }
 
-impl Turn {
+impl ApplyBatch {
     /// Collects a turn from the first job and those queued behind it, as far as they fit into one
     /// transaction. Jobs after the one that ends the run stay in `more`.
     pub fn gather(first: ApplyJob, more: impl Iterator<Item = ApplyJob>) -> Self {
         let mut turn = match first {
-            ApplyJob::Apply(entries) => Self { entries, then: None },
-            other => return Self { entries: Vec::new(), then: Some(other) },
+            ApplyJob::Apply(entries) => Self { entries, final_job: None },
+            other => return Self { entries: Vec::new(), final_job: Some(other) },
         };
         for job in more.take(QUEUED_JOBS) {
             match job {
                 ApplyJob::Apply(more) => turn.entries.extend(more),
                 other => {
-                    turn.then = Some(other);
+                    turn.final_job = Some(other);
                     break;
                 }
             }
@@ -67,13 +67,13 @@ impl Turn {
     }
 
     /// Returns the entries that the turn will apply.
-    pub fn entries(&self) -> &[Committed] {
+    pub fn entries(&self) -> &[CommittedEntry] {
         &self.entries
     }
 }
 
 /// Destinations of the state machine's results.
-pub trait ApplyOutlets<M: StateMachine> {
+pub trait ApplySink<M: StateMachine> {
     /// Sends a notice to the core.
     fn notice(&mut self, notice: Notice);
     /// Answers the waiting requests.
@@ -89,7 +89,7 @@ pub trait ApplyOutlets<M: StateMachine> {
 
 /// Reason why a turn failed. Both are final.
 #[derive(Debug)]
-pub enum TurnError<E> {
+pub enum ApplierError<E> {
     /// The state machine failed.
     Store(E),
     /// The body of a received snapshot can't be read.
@@ -102,14 +102,14 @@ pub enum TurnError<E> {
 pub struct Applier<M> {
     machine: M,
     policy: CheckpointPolicy,
-    metrics: Arc<Metrics>,
+    metrics: Arc<DriverMetrics>,
     /// Bytes of entries applied since the last checkpoint.
     bytes: usize,
 }
 
 impl<M: StateMachine> Applier<M> {
     /// Takes ownership of the state machine.
-    pub fn new(machine: M, policy: CheckpointPolicy, metrics: Arc<Metrics>) -> Self {
+    pub fn new(machine: M, policy: CheckpointPolicy, metrics: Arc<DriverMetrics>) -> Self {
         Self { machine, policy, metrics, bytes: 0 }
     }
 
@@ -122,15 +122,17 @@ impl<M: StateMachine> Applier<M> {
     /// may take long.
     pub fn run(
         &mut self,
-        turn: Turn,
-        out: &mut impl ApplyOutlets<M>,
-    ) -> Result<(), TurnError<M::Error>> {
+        turn: ApplyBatch,
+        out: &mut impl ApplySink<M>,
+    ) -> Result<(), ApplierError<M::Error>> {
         if !turn.entries.is_empty() {
-            self.apply(&turn.entries, out).map_err(TurnError::Store)?;
+            self.apply(&turn.entries, out).map_err(ApplierError::Store)?;
         }
-        match turn.then {
+        match turn.final_job {
             None => Ok(()),
-            Some(ApplyJob::Apply(entries)) => self.apply(&entries, out).map_err(TurnError::Store),
+            Some(ApplyJob::Apply(entries)) => {
+                self.apply(&entries, out).map_err(ApplierError::Store)
+            }
             Some(ApplyJob::Install(at, body)) => self.install(at, &body, out),
             Some(ApplyJob::Build) => {
                 if !out.build(self.machine.snapshot()) {
@@ -144,12 +146,12 @@ impl<M: StateMachine> Applier<M> {
 
     fn apply(
         &mut self,
-        entries: &[Committed],
-        out: &mut impl ApplyOutlets<M>,
+        entries: &[CommittedEntry],
+        out: &mut impl ApplySink<M>,
     ) -> Result<(), M::Error> {
         let started = Instant::now();
         self.bytes += entries.iter().map(|entry| entry.data.len()).sum::<usize>();
-        let Applied { at, outcomes, changes } = self.machine.apply(entries)?;
+        let ApplyResult { position: at, outcomes, changes } = self.machine.apply(entries)?;
         if let Some(last) = entries.last() {
             assert!(at.index >= last.position.index, "the state machine has skipped entries");
         }
@@ -168,7 +170,7 @@ impl<M: StateMachine> Applier<M> {
     }
 
     /// Makes the store durable, unless it already is.
-    pub fn checkpoint(&mut self, out: &mut impl ApplyOutlets<M>) -> Result<(), M::Error> {
+    pub fn checkpoint(&mut self, out: &mut impl ApplySink<M>) -> Result<(), M::Error> {
         if self.machine.durable() == self.machine.applied() {
             return Ok(());
         }
@@ -184,14 +186,14 @@ impl<M: StateMachine> Applier<M> {
         &mut self,
         at: Position,
         body: &Path,
-        out: &mut impl ApplyOutlets<M>,
-    ) -> Result<(), TurnError<M::Error>> {
-        let mut reader = BufReader::new(out.open(body).map_err(TurnError::Body)?);
+        out: &mut impl ApplySink<M>,
+    ) -> Result<(), ApplierError<M::Error>> {
+        let mut reader = BufReader::new(out.open(body).map_err(ApplierError::Body)?);
         self.bytes = 0;
         self.metrics.installing.store(true, Relaxed);
         let installed = self.machine.install_snapshot(&mut reader);
         self.metrics.installing.store(false, Relaxed);
-        let installed = installed.map_err(TurnError::Store)?;
+        let installed = installed.map_err(ApplierError::Store)?;
         drop(reader);
         assert_eq!(installed, at, "a snapshot's body is of another position than its message");
         self.metrics.snapshots_installed.fetch_add(1, Relaxed);

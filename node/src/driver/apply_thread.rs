@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::Duration;
 
-use super::apply::{Applier, ApplyJob, ApplyOutlets, Turn, TurnError};
-use super::fatal::{snapshot_failed, store_failed};
+use super::apply::{Applier, ApplierError, ApplyBatch, ApplyJob, ApplySink};
+use super::fatal::{exit_on_snapshot_failure, exit_on_store_failure};
 use super::handle::Waiters;
 use super::mail::Notice;
-use super::mailbox::{Inlet as _, Mailbox};
-use super::snapshots::{Files, Snapshots};
+use super::mailbox::{CoreInbox as _, Mailbox};
+use super::snapshots::{SnapshotFiles, SnapshotStore};
 use crate::machine::{RequestId, StateMachine};
 
 /// Maximum time between applying an entry and making the store durable.
@@ -21,34 +21,34 @@ const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
 pub(super) fn apply<M: StateMachine>(
     mut applier: Applier<M>,
     jobs: &Receiver<ApplyJob>,
-    mut out: ToOthers<M>,
+    mut out: ApplyThreadSink<M>,
 ) {
     loop {
         let (done, goes_on) = match jobs.recv_timeout(CHECKPOINT_INTERVAL) {
-            Ok(first) => (applier.run(Turn::gather(first, jobs.try_iter()), &mut out), true),
+            Ok(first) => (applier.run(ApplyBatch::gather(first, jobs.try_iter()), &mut out), true),
             Err(why) => {
-                let done = applier.checkpoint(&mut out).map_err(TurnError::Store);
+                let done = applier.checkpoint(&mut out).map_err(ApplierError::Store);
                 (done, why == RecvTimeoutError::Timeout)
             }
         };
         match done {
             Ok(()) if goes_on => {}
             Ok(()) => return,
-            Err(TurnError::Store(error)) => store_failed::<M>(&error),
-            Err(TurnError::Body(error)) => snapshot_failed(&error),
+            Err(ApplierError::Store(error)) => exit_on_store_failure::<M>(&error),
+            Err(ApplierError::Body(error)) => exit_on_snapshot_failure(&error),
         }
     }
 }
 
 /// Outlets of the apply thread: to the other threads, and to waiting requests.
-pub(super) struct ToOthers<M: StateMachine> {
+pub(super) struct ApplyThreadSink<M: StateMachine> {
     pub mailbox: Arc<Mailbox>,
     pub waiters: Arc<Waiters<M::Outcome>>,
-    pub snapshots: Arc<Snapshots<Files>>,
+    pub snapshots: Arc<SnapshotStore<SnapshotFiles>>,
     pub to_back: SyncSender<M::Snapshot>,
 }
 
-impl<M: StateMachine> ApplyOutlets<M> for ToOthers<M> {
+impl<M: StateMachine> ApplySink<M> for ApplyThreadSink<M> {
     fn notice(&mut self, notice: Notice) {
         self.mailbox.notice(notice);
     }

@@ -4,13 +4,13 @@
 
 use std::sync::mpsc::Receiver;
 
-use node_consensus::Fetch;
+use node_consensus::FetchRequest;
 
-use super::fatal::log_failed;
-use super::mailbox::{Inlet as _, Mailbox};
+use super::fatal::exit_on_log_failure;
+use super::mailbox::{CoreInbox as _, Mailbox};
 use super::run_fetch;
-use super::snapshots::{Files, Snapshots};
-use crate::log::Reader;
+use super::snapshots::{SnapshotFiles, SnapshotStore};
+use crate::log::LogReader;
 use crate::machine::Snapshot;
 
 /// Capacity of the fetch queue. Consensus has fewer fetches under way, so only those of a lost
@@ -21,16 +21,16 @@ pub(super) const QUEUED_FETCHES: usize = 64;
 pub(super) const QUEUED_SNAPSHOTS: usize = 1;
 
 /// Reads old entries until the queue is closed.
-pub(super) fn fetch(log: &Reader, jobs: &Receiver<Fetch>, mailbox: &Mailbox) {
+pub(super) fn fetch(log: &LogReader, jobs: &Receiver<FetchRequest>, mailbox: &Mailbox) {
     for job in jobs {
-        mailbox.notice(run_fetch(log, job).unwrap_or_else(|error| log_failed(&error)));
+        mailbox.notice(run_fetch(log, job).unwrap_or_else(|error| exit_on_log_failure(&error)));
     }
 }
 
 /// Writes snapshots until the queue is closed.
 pub(super) fn write_snapshots<S: Snapshot>(
     jobs: &Receiver<S>,
-    snapshots: &Snapshots<Files>,
+    snapshots: &SnapshotStore<SnapshotFiles>,
     mailbox: &Mailbox,
 ) {
     for snapshot in jobs {

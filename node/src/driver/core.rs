@@ -1,7 +1,7 @@
 //! The synchronous driver: events in, effects out. It has no clock, no thread and no I/O.
 //!
 //! The rule "persist, then send" is implemented here and nowhere else. The messages of
-//! [`Ready::after_persist`] wait in [`Driver::waiting`] until the log reports that their batch is
+//! [`Ready::after_persist`] wait in [`DriverCore::waiting`] until the log reports that their batch is
 //! durable.
 //!
 //! A received snapshot is installed in three steps, each durable before the next:
@@ -21,17 +21,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use node_consensus::{
-    Config, ConfigError, Consensus, Entry, Fetch, Guards, HardState, Initial, Members, Message,
-    MessageKind, PeerState, PeerStatus, Position, Ready, Role, Status, StepError,
+    Config, ConfigError, Consensus, Entry, FetchRequest, Guards, HardState, InitialState, Members,
+    Message, MessageKind, PeerState, PeerStatus, Position, Ready, Role, Status, StepError,
 };
 
 use super::Notice;
-use super::mail::{Proposal, ReadToken};
-use super::outgoing::Outgoing;
-use super::proposals::{Group, Proposals};
-use super::reads::Reads;
+use super::mail::{ClientProposal, ReadToken};
+use super::outgoing::OutgoingSnapshotBody;
+use super::proposals::{ProposalGroup, ProposalQueue};
+use super::reads::ReadQueue;
 use crate::log::Batch;
-use crate::machine::{AppliedChange, Committed, RequestId};
+use crate::machine::{AppliedChange, CommittedEntry, RequestId};
 use crate::witness::Promise;
 
 /// Number of past configurations that are remembered, to check snapshots that are being built. A
@@ -86,7 +86,7 @@ pub struct Effects {
     /// durable.
     pub persist: Vec<(u64, Batch)>,
     /// Committed entries for the state machine, in order.
-    pub apply: Vec<Committed>,
+    pub apply: Vec<CommittedEntry>,
     /// Snapshot to install durably as the whole state; [`Notice::Installed`] reports the end.
     pub install: Option<(Position, PathBuf)>,
     /// Files of snapshot bodies that are no longer needed.
@@ -96,11 +96,11 @@ pub struct Effects {
     /// Whether to remove the snapshot body that was built last.
     pub drop_snapshot: bool,
     /// Entries to read from the log; [`Notice::Fetched`] brings them.
-    pub fetches: Vec<Fetch>,
+    pub fetches: Vec<FetchRequest>,
     /// Index up to which the log may drop entries; [`Notice::Compacted`] reports the new beginning.
     pub compact: Option<u64>,
     /// Proposals of this member's clients that will never have an effect.
-    pub refused: Vec<RequestId>,
+    pub refused_proposals: Vec<RequestId>,
     /// Reads that may be answered from the store at this position or a later one.
     pub reads: Vec<(ReadToken, Position)>,
     /// Reads refused because too many wait.
@@ -111,7 +111,7 @@ pub struct Effects {
 
 /// A batch that is being written to disk.
 #[derive(Debug)]
-struct Waiting {
+struct UnpersistedBatch {
     batch: u64,
     /// Number of the ready that is durable once the batch is.
     ready: u64,
@@ -121,18 +121,18 @@ struct Waiting {
 
 /// A snapshot that is being installed in the store.
 #[derive(Debug)]
-struct Install {
+struct SnapshotInstall {
     at: Position,
     body: Option<PathBuf>,
     /// Batch that notes the install in the log. The store may change once it is durable.
     intent: u64,
     /// Batches that wait until the store has installed the snapshot.
-    held: Vec<(Batch, u64, Vec<Message>)>,
+    held_batches: Vec<(Batch, u64, Vec<Message>)>,
 }
 
 /// Driver of one member. The production threads and the simulation both run it.
 #[derive(Debug)]
-pub struct Driver {
+pub struct DriverCore {
     consensus: Consensus,
     options: DriverOptions,
     /// Whether a quorum has been connected at any time since this member started.
@@ -143,19 +143,19 @@ pub struct Driver {
     /// one.
     configurations: VecDeque<(u64, Arc<Members>)>,
     election_ticks: u64,
-    proposals: Proposals,
-    reads: Reads,
+    proposals: ProposalQueue,
+    reads: ReadQueue,
     next_batch: u64,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<UnpersistedBatch>,
     lazy_hard_state: Option<HardState>,
     persisted_commit: u64,
-    install: Option<Install>,
+    install: Option<SnapshotInstall>,
     /// Number of the batch that records an installed snapshot in the log, and the snapshot's
     /// position.
-    joining: Option<(u64, Position)>,
+    snapshot_batch: Option<(u64, Position)>,
     incoming: Option<PathBuf>,
     building: bool,
-    outgoing: Option<Outgoing>,
+    outgoing: Option<OutgoingSnapshotBody>,
     backlog: VecDeque<(u64, usize)>,
     backlog_bytes: usize,
     applied: Position,
@@ -166,7 +166,7 @@ pub struct Driver {
     effects: Effects,
 }
 
-impl Driver {
+impl DriverCore {
     /// Starts from the recovered state of log and store.
     ///
     /// # Panics
@@ -175,7 +175,7 @@ impl Driver {
     pub fn new(
         config: &Config,
         options: DriverOptions,
-        initial: &Initial,
+        initial: &InitialState,
     ) -> Result<Self, ConfigError> {
         let (uncommitted, backlog) = (config.max_uncommitted_bytes, options.max_backlog_bytes);
         assert!(
@@ -190,14 +190,14 @@ impl Driver {
             member: config.member,
             configurations: VecDeque::new(),
             election_ticks: config.election_ticks as u64,
-            proposals: Proposals::default(),
-            reads: Reads::new(options.read_retry_ticks),
+            proposals: ProposalQueue::default(),
+            reads: ReadQueue::new(options.read_retry_ticks),
             next_batch: 1,
             waiting: VecDeque::new(),
             lazy_hard_state: None,
             persisted_commit: initial.hard_state.commit,
             install: None,
-            joining: None,
+            snapshot_batch: None,
             incoming: None,
             building: false,
             outgoing: None,
@@ -225,19 +225,19 @@ impl Driver {
         let before = self.now.saturating_sub(self.options.proposal_ticks);
         self.proposals.expire(before);
         self.reads.expire(before);
-        self.leave_a_stuck_disk();
+        self.transfer_from_stuck_disk();
         // A pre-vote request or its answer may have been lost because a stream was not connected
         // yet.
         self.campaign_if_connected();
     }
 
     /// Takes proposals of this member's own clients.
-    pub fn propose(&mut self, proposals: impl IntoIterator<Item = Proposal>) {
+    pub fn propose(&mut self, proposals: impl IntoIterator<Item = ClientProposal>) {
         let overloaded = self.backlog_bytes > self.options.max_backlog_bytes;
         for proposal in proposals {
             let id = proposal.id;
             if overloaded || !self.proposals.push_own(proposal, self.now) {
-                self.effects.refused.push(id);
+                self.effects.refused_proposals.push(id);
             }
         }
     }
@@ -282,7 +282,7 @@ impl Driver {
     /// Handles an event of another thread or of the transport.
     pub fn notice(&mut self, notice: Notice) {
         match notice {
-            Notice::Persisted(batch) => self.persisted(batch),
+            Notice::Persisted(batch) => self.handle_persisted(batch),
             Notice::Applied { at, changes } => self.applied(at, changes),
             Notice::Checkpointed(at) => {
                 self.durable = at;
@@ -295,17 +295,18 @@ impl Driver {
                     outgoing.compacted(base.index);
                 }
             }
-            Notice::Installed { at, members } => self.installed(at, &members),
+            Notice::Installed { at, members } => self.finish_install(at, &members),
             Notice::Built(snapshot) => {
                 self.building = false;
-                self.outgoing = snapshot.as_ref().map(|(at, _)| Outgoing::new(at.index));
+                self.outgoing =
+                    snapshot.as_ref().map(|(at, _)| OutgoingSnapshotBody::new(at.index));
                 if let Some((at, members)) = &snapshot {
                     self.compare_snapshot(at.index, members);
                 }
-                self.consensus.snapshot_built(snapshot);
+                self.consensus.set_snapshot(snapshot);
             }
-            Notice::Fetched { id, entries } => self.consensus.fetched(id, &entries),
-            Notice::Snapshot(snapshot) => self.snapshot(snapshot),
+            Notice::Fetched { id, entries } => self.consensus.supply_fetched(id, &entries),
+            Notice::Snapshot(snapshot) => self.receive_snapshot(snapshot),
             Notice::SnapshotSent { peer, arrived } => {
                 if let Some(outgoing) = &mut self.outgoing {
                     outgoing.end(peer);
@@ -332,8 +333,8 @@ impl Driver {
 
     /// Returns all work that follows from the inputs so far.
     pub fn advance(&mut self) -> Effects {
-        self.hand_on_proposals();
-        self.reads.ask(&mut self.consensus, self.now);
+        self.propose_queued();
+        self.reads.start_round(&mut self.consensus, self.now);
         self.drain();
         self.drop_snapshot();
         let mut effects = mem::take(&mut self.effects);
@@ -359,7 +360,7 @@ impl Driver {
     /// Returns all promises that this process has made to others: those in its messages, and as a
     /// leader its own durable log.
     pub fn promised(&self) -> Promise {
-        let (term, commit) = self.consensus.committed();
+        let (term, commit) = self.consensus.term_and_commit();
         self.promised.with_commit(term, commit)
     }
 
@@ -370,7 +371,7 @@ impl Driver {
 
     /// Returns the number of ReadIndex rounds started so far.
     pub fn read_rounds(&self) -> u64 {
-        self.reads.asked
+        self.reads.rounds_started
     }
 
     /// Returns whether the connected peers and this member form a quorum of the voters.
@@ -393,7 +394,7 @@ impl Driver {
     /// Returns whether this member may be the only one that knows of its removal. That is so if it
     /// was removed, or may be about to learn of its removal. A leader may, and so may a member that
     /// has yet to apply entries known to be committed.
-    pub fn may_alone_know(&self) -> bool {
+    pub fn may_be_only_one_to_know_removal(&self) -> bool {
         self.leadership().0 == Role::Leader
             || self.applied.index < self.status().commit
             || !self.members().contains(self.member)
@@ -407,21 +408,21 @@ impl Driver {
         self.configurations.push_back((index, Arc::clone(self.consensus.members())));
     }
 
-    fn hand_on_proposals(&mut self) {
+    fn propose_queued(&mut self) {
         loop {
             let (role, leader, _) = self.consensus.leadership();
             let leads = role == Role::Leader;
             if leader == 0 || (leads && self.consensus.is_transferring()) {
                 return;
             }
-            if (!leads || self.consensus.may_change())
+            if (!leads || self.consensus.may_change_members())
                 && let Some(change) = self.proposals.take_change()
             {
-                self.hand_on(change);
+                self.propose_group(change);
                 continue;
             }
             let Some(group) = self.proposals.take(leads) else { return };
-            self.hand_on(group);
+            self.propose_group(group);
             if leads {
                 // A leader makes one proposal per round; what is left is taken in the next round.
                 return;
@@ -429,9 +430,9 @@ impl Driver {
         }
     }
 
-    fn hand_on(&mut self, group: Group) {
+    fn propose_group(&mut self, group: ProposalGroup) {
         if self.consensus.propose_many(group.kind, group.data, group.hops).is_err() {
-            self.effects.refused.extend(group.own);
+            self.effects.refused_proposals.extend(group.own);
         }
     }
 
@@ -460,9 +461,9 @@ impl Driver {
         for message in mem::take(&mut ready.messages) {
             self.send(message);
         }
-        self.reads.confirmed(&ready.reads);
+        self.reads.confirm(&ready.reads);
         let committed = mem::take(&mut ready.committed);
-        self.effects.apply.extend(committed.into_iter().map(|entry| Committed {
+        self.effects.apply.extend(committed.into_iter().map(|entry| CommittedEntry {
             position: Position { index: entry.index, term: entry.term },
             kind: entry.kind,
             data: entry.data,
@@ -475,16 +476,16 @@ impl Driver {
     /// waits: the new one replaces the old one.
     fn drop_snapshot(&mut self) {
         let leads = self.consensus.leadership().0 == Role::Leader;
-        if !self.building && self.outgoing.as_ref().is_some_and(|body| body.is_over(leads)) {
+        if !self.building && self.outgoing.as_ref().is_some_and(|body| body.is_unneeded(leads)) {
             self.outgoing = None;
-            self.consensus.snapshot_built(None);
+            self.consensus.set_snapshot(None);
             self.effects.drop_snapshot = true;
         }
     }
 
     fn send(&mut self, message: Message) {
         if let Some(promise) = Promise::of(&message) {
-            self.promised = self.promised.and(promise);
+            self.promised = self.promised.merge(promise);
         }
         if message.kind == MessageKind::Snapshot {
             if let Some(outgoing) = &mut self.outgoing {
@@ -520,7 +521,7 @@ impl Driver {
             return;
         }
         if !persist.urgent {
-            self.nothing_to_write(number, after_persist);
+            self.complete_without_write(number, after_persist);
             return;
         }
         let batch = Batch {
@@ -531,15 +532,15 @@ impl Driver {
         self.queue(batch, number, after_persist);
         // Tests only: the leader counts its own log before it is durable.
         if !self.guards.persist_before_self_ack() && self.consensus.leadership().0 == Role::Leader {
-            self.consensus.persisted(number);
+            self.consensus.report_persisted(number);
         }
     }
 
     /// Completes a ready that has nothing to write. It counts as durable as soon as all earlier
     /// batches are.
-    fn nothing_to_write(&mut self, number: u64, after: Vec<Message>) {
+    fn complete_without_write(&mut self, number: u64, after: Vec<Message>) {
         if let Some(install) = &mut self.install {
-            install.held.push((Batch::default(), number, after));
+            install.held_batches.push((Batch::default(), number, after));
         } else if let Some(last) = self.waiting.back_mut() {
             last.ready = number;
             last.after.extend(after);
@@ -547,13 +548,13 @@ impl Driver {
             for message in after {
                 self.send(message);
             }
-            self.consensus.persisted(number);
+            self.consensus.report_persisted(number);
         }
     }
 
     fn queue(&mut self, batch: Batch, ready: u64, after: Vec<Message>) {
         if let Some(install) = &mut self.install {
-            install.held.push((batch, ready, after));
+            install.held_batches.push((batch, ready, after));
             return;
         }
         if let Some(state) = batch.hard_state {
@@ -561,11 +562,11 @@ impl Driver {
         }
         let number = self.next_batch;
         self.next_batch += 1;
-        self.waiting.push_back(Waiting { batch: number, ready, after, since: self.now });
+        self.waiting.push_back(UnpersistedBatch { batch: number, ready, after, since: self.now });
         self.effects.persist.push((number, batch));
     }
 
-    fn persisted(&mut self, batch: u64) {
+    fn handle_persisted(&mut self, batch: u64) {
         // Tests only: reports one batch too many as durable.
         let batch = batch + u64::from(!self.guards.count_durable_batches());
         while self.waiting.front().is_some_and(|waiting| waiting.batch <= batch) {
@@ -574,15 +575,15 @@ impl Driver {
                 self.send(message);
             }
             if waiting.ready > 0 {
-                self.consensus.persisted(waiting.ready);
+                self.consensus.report_persisted(waiting.ready);
             }
         }
         self.promise_own_log();
-        if let Some((number, at)) = self.joining
+        if let Some((number, at)) = self.snapshot_batch
             && number <= batch
         {
-            self.joining = None;
-            self.consensus.applied(at.index);
+            self.snapshot_batch = None;
+            self.consensus.report_applied(at.index);
         }
         if let Some(install) = &mut self.install
             && install.intent <= batch
@@ -599,7 +600,7 @@ impl Driver {
         let matched = self.consensus.durable_index();
         if role == Role::Leader && self.consensus.term_at(matched) == Some(term) {
             self.promised =
-                self.promised.and(Promise { term, vote: self.member, matched, floor: 0 });
+                self.promised.merge(Promise { term, vote: self.member, matched, floor: 0 });
         }
     }
 
@@ -618,7 +619,7 @@ impl Driver {
         while self.backlog.front().is_some_and(|(index, _)| *index <= at.index) {
             self.backlog_bytes -= self.backlog.pop_front().map_or(0, |(_, bytes)| bytes);
         }
-        self.consensus.applied(at.index);
+        self.consensus.report_applied(at.index);
     }
 
     fn note_backlog(&mut self, entries: &[Entry]) {
@@ -685,7 +686,7 @@ impl Driver {
 
     /// Transfers leadership if this leader's disk has not completed a write for two election
     /// time-outs.
-    fn leave_a_stuck_disk(&mut self) {
+    fn transfer_from_stuck_disk(&mut self) {
         let stuck = self
             .waiting
             .front()

@@ -34,7 +34,7 @@ pub enum ProposeError {
 
 /// Reason why a linearizable read can't be answered.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum ReadError {
+pub enum ReadBarrierError {
     /// The queue of waiting reads is full.
     #[error("too many requests")]
     TooManyRequests,

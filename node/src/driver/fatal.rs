@@ -10,9 +10,9 @@ use crate::machine::StateMachine;
 
 /// Exit code after a failure that a restart may repair, because it reads again what the disk really
 /// holds.
-const FAILED: i32 = 1;
+const EXIT_FAILURE: i32 = 1;
 /// Exit code after damage that a restart would find again.
-const DO_NOT_RESTART: i32 = 3;
+const EXIT_DO_NOT_RESTART: i32 = 3;
 
 /// Ends the process because log or store failed. Nothing may depend on them any more, and a retry
 /// could report success for data that is gone. Waiting requests get no answer.
@@ -25,23 +25,23 @@ fn fatal(what: &str, error: &(dyn Error + 'static), is_final: bool) -> ! {
     let next = (!is_final).then(|| advice(error));
     // Other threads run on until the process is gone, but can't report anything as durable.
     tracing::error!(fatal = true, error, next, "{what} failed; stopping at once");
-    std::process::exit(if is_final { DO_NOT_RESTART } else { FAILED });
+    std::process::exit(if is_final { EXIT_DO_NOT_RESTART } else { EXIT_FAILURE });
 }
 
-pub(super) fn log_failed(error: &LogError) -> ! {
+pub(super) fn exit_on_log_failure(error: &LogError) -> ! {
     fatal("the log", error, error.is_final())
 }
 
-pub(super) fn store_failed<M: StateMachine>(error: &M::Error) -> ! {
+pub(super) fn exit_on_store_failure<M: StateMachine>(error: &M::Error) -> ! {
     fatal("the store", error, M::is_final(error))
 }
 
 /// Ends the process because the store's file may not be the one that the next start finds.
-pub(crate) fn defragmentation_failed(error: &(dyn Error + 'static)) -> ! {
+pub(crate) fn exit_on_defragmentation_failure(error: &(dyn Error + 'static)) -> ! {
     fatal("putting a smaller file in the store's place", error, false)
 }
 
-pub(super) fn snapshot_failed(error: &std::io::Error) -> ! {
+pub(super) fn exit_on_snapshot_failure(error: &std::io::Error) -> ! {
     fatal("reading a received snapshot", error, false)
 }
 

@@ -9,10 +9,11 @@ use bytes::Bytes;
 use node_consensus::{EntryKind, Position};
 use tokio::sync::{oneshot, watch};
 
-use super::mail::{Notice, Proposal, ReadToken, Refused};
-use super::mailbox::{Inlet as _, Mailbox};
+use super::mail::{ClientProposal, Notice, QueueError, ReadToken};
+use super::mailbox::{CoreInbox as _, Mailbox};
 use super::{
-    MAX_PROPOSAL_BYTES, Metrics, NodeStatus, Options, ProposeError, ReadError, TransferError,
+    DriverMetrics, MAX_PROPOSAL_BYTES, MemberOptions, NodeStatus, ProposeError, ReadBarrierError,
+    TransferError,
 };
 use crate::machine::RequestId;
 
@@ -20,7 +21,7 @@ use crate::machine::RequestId;
 #[derive(Debug)]
 pub(super) struct Waiters<O> {
     proposals: Mutex<HashMap<RequestId, oneshot::Sender<Result<O, ProposeError>>>>,
-    reads: Mutex<HashMap<ReadToken, oneshot::Sender<Result<Position, ReadError>>>>,
+    reads: Mutex<HashMap<ReadToken, oneshot::Sender<Result<Position, ReadBarrierError>>>>,
 }
 
 impl<O> Default for Waiters<O> {
@@ -45,7 +46,7 @@ impl<O> Waiters<O> {
 
     pub(super) fn answer_reads(
         &self,
-        answers: impl IntoIterator<Item = (ReadToken, Result<Position, ReadError>)>,
+        answers: impl IntoIterator<Item = (ReadToken, Result<Position, ReadBarrierError>)>,
     ) {
         let mut waiting = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
         for (token, answer) in answers {
@@ -63,24 +64,24 @@ impl<O> Waiters<O> {
 }
 
 /// Guard that removes a waiting request when its future ends, however it ends.
-struct Waiting<'a, O> {
+struct ProposalWaiterGuard<'a, O> {
     waiters: &'a Waiters<O>,
     id: RequestId,
 }
 
-impl<O> Drop for Waiting<'_, O> {
+impl<O> Drop for ProposalWaiterGuard<'_, O> {
     fn drop(&mut self) {
         let proposals = &self.waiters.proposals;
         proposals.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
     }
 }
 
-struct WaitingRead<'a, O> {
+struct ReadWaiterGuard<'a, O> {
     waiters: &'a Waiters<O>,
     token: ReadToken,
 }
 
-impl<O> Drop for WaitingRead<'_, O> {
+impl<O> Drop for ReadWaiterGuard<'_, O> {
     fn drop(&mut self) {
         let reads = &self.waiters.reads;
         reads.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.token);
@@ -95,8 +96,8 @@ pub struct Handle<O> {
     pub(super) status: watch::Receiver<Arc<NodeStatus>>,
     pub(super) leader: watch::Receiver<u64>,
     pub(super) space: watch::Receiver<bool>,
-    pub(super) metrics: Arc<Metrics>,
-    pub(super) options: Arc<Options>,
+    pub(super) metrics: Arc<DriverMetrics>,
+    pub(super) options: Arc<MemberOptions>,
     pub(super) next_read: Arc<AtomicU64>,
 }
 
@@ -147,26 +148,26 @@ impl<O: Send + 'static> Handle<O> {
             .unwrap_or_else(PoisonError::into_inner)
             .insert(id, sender);
         assert!(previous.is_none(), "a request id is used once");
-        let _waiting = Waiting { waiters: &self.waiters, id };
-        let proposal = Proposal { id, kind, data: payload };
+        let _waiting = ProposalWaiterGuard { waiters: &self.waiters, id };
+        let proposal = ClientProposal { id, kind, data: payload };
         self.mailbox.propose(proposal).map_err(|refused| match refused {
-            Refused::Full => ProposeError::TooManyRequests,
-            Refused::Stopped => ProposeError::Stopped,
+            QueueError::Full => ProposeError::TooManyRequests,
+            QueueError::Stopped => ProposeError::Stopped,
         })?;
         match tokio::time::timeout(self.options.request_timeout, receiver).await {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(_)) => Err(ProposeError::Stopped),
-            Err(_) => Err(self.status.borrow().why_late(started)),
+            Err(_) => Err(self.status.borrow().timeout_error(started)),
         }
     }
 
     /// Returns once everything that was acknowledged anywhere before the call is applied here. A
     /// local read after it is linearizable. One ReadIndex round serves all waiting calls.
-    pub async fn read_barrier(&self) -> Result<Position, ReadError> {
-        let answer = self.confirmed().await;
+    pub async fn read_barrier(&self) -> Result<Position, ReadBarrierError> {
+        let answer = self.wait_for_confirmation().await;
         match answer {
             Ok(_) => {}
-            Err(ReadError::Timeout) => {
+            Err(ReadBarrierError::Timeout) => {
                 self.metrics.reads_timed_out.fetch_add(1, Ordering::Relaxed);
                 self.metrics.reads_failed.fetch_add(1, Ordering::Relaxed);
             }
@@ -177,20 +178,20 @@ impl<O: Send + 'static> Handle<O> {
         answer
     }
 
-    async fn confirmed(&self) -> Result<Position, ReadError> {
+    async fn wait_for_confirmation(&self) -> Result<Position, ReadBarrierError> {
         let token = self.next_read.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         self.waiters.reads.lock().unwrap_or_else(PoisonError::into_inner).insert(token, sender);
-        let _waiting = WaitingRead { waiters: &self.waiters, token };
+        let _waiting = ReadWaiterGuard { waiters: &self.waiters, token };
         self.mailbox.read(token).map_err(|refused| match refused {
-            Refused::Full => ReadError::TooManyRequests,
-            Refused::Stopped => ReadError::Stopped,
+            QueueError::Full => ReadBarrierError::TooManyRequests,
+            QueueError::Stopped => ReadBarrierError::Stopped,
         })?;
         match tokio::time::timeout(self.options.request_timeout, receiver).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(ReadError::Stopped),
-            Err(_) if self.status.borrow().leader == 0 => Err(ReadError::NoLeader),
-            Err(_) => Err(ReadError::Timeout),
+            Ok(Err(_)) => Err(ReadBarrierError::Stopped),
+            Err(_) if self.status.borrow().leader == 0 => Err(ReadBarrierError::NoLeader),
+            Err(_) => Err(ReadBarrierError::Timeout),
         }
     }
 
@@ -212,7 +213,7 @@ impl<O: Send + 'static> Handle<O> {
     }
 
     /// Returns the driver's counters.
-    pub fn metrics(&self) -> &Metrics {
+    pub fn metrics(&self) -> &DriverMetrics {
         &self.metrics
     }
 

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use tokio::sync::watch;
 
-use super::fatal::log_failed;
-use super::mailbox::{Inlet as _, Mailbox};
-use super::wal::{LOOK_AT_SPACE, LogJob, LogWriter, gather};
+use super::fatal::exit_on_log_failure;
+use super::mailbox::{CoreInbox as _, Mailbox};
+use super::wal::{LogJob, LogWriter, SPACE_CHECK_INTERVAL, collect_log_jobs};
 
 pub(super) struct WalThread {
     writer: LogWriter,
@@ -16,7 +16,7 @@ pub(super) struct WalThread {
     mailbox: Arc<Mailbox>,
     /// Sends whether the disk is short of space.
     space: watch::Sender<bool>,
-    looked: Instant,
+    last_space_check: Instant,
 }
 
 impl WalThread {
@@ -28,40 +28,40 @@ impl WalThread {
     ) -> (Self, watch::Receiver<bool>) {
         let (space, short) = watch::channel(writer.is_short());
         if *short.borrow() {
-            say(true, writer.bytes_left());
+            log_space_change(true, writer.bytes_left());
         }
-        (Self { writer, jobs, mailbox, space, looked: Instant::now() }, short)
+        (Self { writer, jobs, mailbox, space, last_space_check: Instant::now() }, short)
     }
 
     pub(super) fn run(mut self) {
         loop {
-            match self.jobs.recv_timeout(self.writer.patience()) {
+            match self.jobs.recv_timeout(self.writer.idle_wait()) {
                 Ok(first) => {
-                    let group = gather(first, self.jobs.try_iter());
+                    let group = collect_log_jobs(first, self.jobs.try_iter());
                     let notices = self.writer.run(group);
-                    for notice in notices.unwrap_or_else(|error| log_failed(&error)) {
+                    for notice in notices.unwrap_or_else(|error| exit_on_log_failure(&error)) {
                         self.mailbox.notice(notice);
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    self.writer.idle().unwrap_or_else(|error| log_failed(&error));
+                    self.writer.idle().unwrap_or_else(|error| exit_on_log_failure(&error));
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            if self.looked.elapsed() >= LOOK_AT_SPACE {
-                self.looked = Instant::now();
-                if self.writer.look_at_space() {
+            if self.last_space_check.elapsed() >= SPACE_CHECK_INTERVAL {
+                self.last_space_check = Instant::now();
+                if self.writer.check_space() {
                     let short = self.writer.is_short();
                     self.space.send_replace(short);
-                    say(short, self.writer.bytes_left());
+                    log_space_change(short, self.writer.bytes_left());
                 }
             }
         }
-        self.writer.finish().unwrap_or_else(|error| log_failed(&error));
+        self.writer.finish().unwrap_or_else(|error| exit_on_log_failure(&error));
     }
 }
 
-fn say(short: bool, log_bytes_left: u64) {
+fn log_space_change(short: bool, log_bytes_left: u64) {
     if short {
         tracing::error!(
             log_bytes_left,

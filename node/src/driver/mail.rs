@@ -24,7 +24,7 @@ pub const MAX_QUEUED_READS: usize = 64 * 1024;
 
 /// One proposal of this member's clients.
 #[derive(Clone, Debug)]
-pub struct Proposal {
+pub struct ClientProposal {
     /// Id by which the outcome finds the waiting request.
     pub id: RequestId,
     /// Kind of the resulting entry; never the no-op that only a leader makes.
@@ -90,7 +90,7 @@ pub enum Notice {
 
 /// Reason why a request was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum QueueError {
     /// The queue has reached its limit.
     Full,
     /// The core has stopped, and takes no more requests.
@@ -124,7 +124,7 @@ impl Default for MailBounds {
 /// All inputs that wait for the core.
 #[derive(Debug, Default)]
 pub struct Mail {
-    pub(super) proposals: Vec<Proposal>,
+    pub(super) proposals: Vec<ClientProposal>,
     pub(super) reads: Vec<ReadToken>,
     pub(super) messages: Vec<Message>,
     pub(super) notices: Vec<Notice>,
@@ -141,13 +141,13 @@ impl Mail {
     }
 
     /// Queues a proposal of this member's clients.
-    pub fn propose(&mut self, proposal: Proposal) -> Result<(), Refused> {
+    pub fn propose(&mut self, proposal: ClientProposal) -> Result<(), QueueError> {
         if self.stop {
-            return Err(Refused::Stopped);
+            return Err(QueueError::Stopped);
         }
         let bytes = self.proposal_bytes + proposal.data.len();
         if bytes > self.bounds.proposal_bytes || self.proposals.len() >= self.bounds.proposals {
-            return Err(Refused::Full);
+            return Err(QueueError::Full);
         }
         self.proposal_bytes = bytes;
         self.proposals.push(proposal);
@@ -155,12 +155,12 @@ impl Mail {
     }
 
     /// Queues a read that waits for a barrier.
-    pub fn read(&mut self, token: ReadToken) -> Result<(), Refused> {
+    pub fn read(&mut self, token: ReadToken) -> Result<(), QueueError> {
         if self.stop {
-            return Err(Refused::Stopped);
+            return Err(QueueError::Stopped);
         }
         if self.reads.len() >= self.bounds.reads {
-            return Err(Refused::Full);
+            return Err(QueueError::Full);
         }
         self.reads.push(token);
         Ok(())
@@ -168,10 +168,10 @@ impl Mail {
 
     /// Queues a message from a peer. Messages are accepted while the node stops as well, for the
     /// transfer of leadership and the last acknowledgements.
-    pub fn message(&mut self, message: Message) -> Result<(), Refused> {
+    pub fn message(&mut self, message: Message) -> Result<(), QueueError> {
         let bytes = self.message_bytes + message.cost();
         if bytes > self.bounds.message_bytes {
-            return Err(Refused::Full);
+            return Err(QueueError::Full);
         }
         self.message_bytes = bytes;
         self.messages.push(message);
@@ -206,30 +206,30 @@ mod tests {
     const BOUNDS: MailBounds =
         MailBounds { proposal_bytes: 10, proposals: 3, message_bytes: 1_000, reads: 2 };
 
-    fn proposal(bytes: usize) -> Proposal {
+    fn proposal(bytes: usize) -> ClientProposal {
         let data = Bytes::from(vec![7; bytes]);
-        Proposal { id: RequestId(1), kind: EntryKind::Normal, data }
+        ClientProposal { id: RequestId(1), kind: EntryKind::Normal, data }
     }
 
     #[test]
     fn proposals_are_bounded_in_bytes_and_in_number_until_they_are_taken() {
         let mut mail = Mail::new(BOUNDS);
-        assert_eq!(mail.propose(proposal(11)), Err(Refused::Full));
+        assert_eq!(mail.propose(proposal(11)), Err(QueueError::Full));
         mail.propose(proposal(8)).unwrap();
-        assert_eq!(mail.propose(proposal(3)), Err(Refused::Full));
+        assert_eq!(mail.propose(proposal(3)), Err(QueueError::Full));
         mail.propose(proposal(1)).unwrap();
         mail.propose(proposal(1)).unwrap();
-        assert_eq!(mail.propose(proposal(0)), Err(Refused::Full), "three are enough");
+        assert_eq!(mail.propose(proposal(0)), Err(QueueError::Full), "three are enough");
         assert_eq!(mail.take().proposals.len(), 3);
         mail.propose(proposal(10)).unwrap();
-        assert_eq!(mail.propose(proposal(1)), Err(Refused::Full), "the bounds stay");
+        assert_eq!(mail.propose(proposal(1)), Err(QueueError::Full), "the bounds stay");
     }
 
     #[test]
     fn reads_are_bounded() {
         let mut mail = Mail::new(BOUNDS);
         assert_eq!((mail.read(1), mail.read(2)), (Ok(()), Ok(())));
-        assert_eq!(mail.read(3), Err(Refused::Full));
+        assert_eq!(mail.read(3), Err(QueueError::Full));
         assert_eq!(mail.take().reads, [1, 2]);
         assert_eq!(mail.read(4), Ok(()));
     }
@@ -242,7 +242,7 @@ mod tests {
         for _ in 0..fit {
             mail.message(message()).unwrap();
         }
-        assert_eq!(mail.message(message()), Err(Refused::Full));
+        assert_eq!(mail.message(message()), Err(QueueError::Full));
         for batch in 0..1_000 {
             mail.notice(Notice::Persisted(batch));
         }
@@ -257,8 +257,8 @@ mod tests {
         let mut mail = Mail::new(BOUNDS);
         mail.stop = true;
         assert!(!mail.is_empty() && mail.take().stop && mail.stop);
-        assert_eq!(mail.propose(proposal(1)), Err(Refused::Stopped));
-        assert_eq!(mail.read(1), Err(Refused::Stopped));
+        assert_eq!(mail.propose(proposal(1)), Err(QueueError::Stopped));
+        assert_eq!(mail.read(1), Err(QueueError::Stopped));
         mail.notice(Notice::Persisted(1));
         assert_eq!(mail.take().notices.len(), 1);
     }

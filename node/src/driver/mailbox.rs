@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use node_consensus::Message;
 
-use super::mail::{Mail, Notice, Proposal, ReadToken, Refused};
+use super::mail::{ClientProposal, Mail, Notice, QueueError, ReadToken};
 use super::peers::{InboxFull, IncomingSnapshot};
 
 /// Part of a mailbox that [`PeerInbox`](super::PeerInbox) uses, independent of the state machine.
-pub(super) trait Inlet: Debug + Send + Sync {
+pub(super) trait CoreInbox: Debug + Send + Sync {
     fn message(&self, message: Message) -> Result<(), InboxFull>;
     fn notice(&self, notice: Notice);
     fn snapshot(&self, snapshot: IncomingSnapshot) -> Receiver<bool>;
@@ -34,13 +34,13 @@ impl Mailbox {
         self.mail.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn propose(&self, proposal: Proposal) -> Result<(), Refused> {
+    pub(super) fn propose(&self, proposal: ClientProposal) -> Result<(), QueueError> {
         self.lock().propose(proposal)?;
         self.arrived.notify_one();
         Ok(())
     }
 
-    pub(super) fn read(&self, token: ReadToken) -> Result<(), Refused> {
+    pub(super) fn read(&self, token: ReadToken) -> Result<(), QueueError> {
         self.lock().read(token)?;
         self.arrived.notify_one();
         Ok(())
@@ -80,7 +80,7 @@ impl Mailbox {
     }
 }
 
-impl Inlet for Mailbox {
+impl CoreInbox for Mailbox {
     fn message(&self, message: Message) -> Result<(), InboxFull> {
         self.lock().message(message).map_err(|_| InboxFull)?;
         self.arrived.notify_one();

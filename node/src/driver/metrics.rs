@@ -8,10 +8,10 @@ use crate::durations::Durations;
 /// Duration above which an apply counts as slow: etcd's default of `--warning-apply-duration`.
 pub const SLOW_APPLY: Duration = Duration::from_millis(100);
 
-/// Counters of the driver. All but [`Metrics::log_bytes_left`] and [`Metrics::installing`] only
+/// Counters of the driver. All but [`DriverMetrics::log_bytes_left`] and [`DriverMetrics::installing`] only
 /// ever rise.
 #[derive(Debug, Default)]
-pub struct Metrics {
+pub struct DriverMetrics {
     /// Number of proposals taken from the mailbox.
     pub proposals: AtomicU64,
     /// Number of proposals refused because a queue, or the leader's limit on uncommitted bytes, was

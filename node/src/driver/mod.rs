@@ -7,10 +7,10 @@
 //! | type | owns | thread |
 //! |---|---|---|
 //! | [`Mail`] | inputs that wait for consensus, and their limits | filled by all, emptied by **core** |
-//! | [`Core`] | [`Driver`] (consensus, timers, barriers); reports of lost messages | **core** |
+//! | [`RoundRunner`] | [`DriverCore`] (consensus, timers, barriers); reports of lost messages | **core** |
 //! | [`LogWriter`] | the log: grouping of writes into one sync, work when idle | **wal** |
 //! | [`Applier`] | the state machine: grouping into transactions, answers to requests | **apply** |
-//! | [`Snapshots`] | bodies of snapshots: the current one, removal of files | core, apply, **back** |
+//! | [`SnapshotStore`] | bodies of snapshots: the current one, removal of files | core, apply, **back** |
 //! | [`run_fetch`] | nothing; it reads old entries | **fetch** |
 //!
 //! The modules `run`, `apply_thread`, `log_thread`, `back_threads` and `mailbox` hold the channels,
@@ -44,28 +44,29 @@ mod tests;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use apply::{Applier, ApplyJob, ApplyOutlets, CheckpointPolicy, Turn, TurnError};
-pub use core::{Driver, DriverOptions, Effects};
-pub use error::{ProposeError, ReadError, TransferError};
-pub(crate) use fatal::defragmentation_failed;
+pub use apply::{Applier, ApplierError, ApplyBatch, ApplyJob, ApplySink, CheckpointPolicy};
+pub use core::{DriverCore, DriverOptions, Effects};
+pub use error::{ProposeError, ReadBarrierError, TransferError};
+pub(crate) use fatal::exit_on_defragmentation_failure;
 pub use handle::Handle;
 pub use mail::{
-    MAX_QUEUED_MESSAGE_BYTES, MAX_QUEUED_PROPOSAL_BYTES, MAX_QUEUED_PROPOSALS, MAX_QUEUED_READS,
-    Mail, MailBounds, Notice, Proposal, ReadToken, Refused,
+    ClientProposal, MAX_QUEUED_MESSAGE_BYTES, MAX_QUEUED_PROPOSAL_BYTES, MAX_QUEUED_PROPOSALS,
+    MAX_QUEUED_READS, Mail, MailBounds, Notice, QueueError, ReadToken,
 };
-pub use metrics::{Metrics, SLOW_APPLY};
+pub use metrics::{DriverMetrics, SLOW_APPLY};
 pub use node_consensus::{Message, MessageKind, PeerState, PeerStatus, Position, Role};
 #[cfg(test)]
-pub(crate) use peers::recorded;
+pub(crate) use peers::test_inbox;
 pub use peers::{
-    InboxFull, IncomingSnapshot, OutgoingSnapshot, PeerInbox, PeerSender, SendError, is_wanted,
+    InboxFull, IncomingSnapshot, OutgoingSnapshot, PeerInbox, PeerSender, SendError,
+    is_snapshot_wanted,
 };
-pub use round::{Core, Outlets};
-pub use run::{Parts, Running, start};
-pub use snapshots::{Bodies, Files, Snapshots};
-pub use start::{StartError, recover};
-pub use status::{NodeStatus, ends_at_word_of};
-pub use wal::{LogJob, LogWriter, gather, run_fetch};
+pub use round::{EffectSink, RoundRunner};
+pub use run::{MemberParts, RunningDriver, start};
+pub use snapshots::{SnapshotFiles, SnapshotStorage, SnapshotStore};
+pub use start::{StartError, recover_initial_state};
+pub use status::{NodeStatus, accepts_removal_report};
+pub use wal::{LogJob, LogWriter, collect_log_jobs, run_fetch};
 
 /// Capacity of the queues to the log and the state machine, and the most jobs that either takes at
 /// once. The driver's limit on unapplied bytes is normally reached first. If a queue is full, the
@@ -78,7 +79,7 @@ pub const MAX_PROPOSAL_BYTES: usize = 10 * 1024 * 1024;
 
 /// Configuration of the driver.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct MemberOptions {
     pub member: u64,
     /// Length of one tick. A leader sends heartbeats every tick (`--heartbeat-interval`).
     pub tick: Duration,
@@ -99,7 +100,7 @@ pub struct Options {
     pub catch_up_entries: u64,
 }
 
-impl Options {
+impl MemberOptions {
     /// Returns etcd's defaults: 100 ms heartbeats, and a 1 s election time-out.
     pub fn new(member: u64, snapshot_dir: PathBuf) -> Self {
         let tick = Duration::from_millis(100);

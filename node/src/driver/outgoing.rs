@@ -7,13 +7,13 @@ use std::collections::BTreeSet;
 /// run, and for the peer that requested it until its transfer starts. A later request gets a newer
 /// body.
 #[derive(Debug)]
-pub(super) struct Outgoing {
+pub(super) struct OutgoingSnapshotBody {
     index: u64,
     sending: BTreeSet<u64>,
     served: bool,
 }
 
-impl Outgoing {
+impl OutgoingSnapshotBody {
     /// Starts with a body that holds the store's state at `index`.
     pub(super) fn new(index: u64) -> Self {
         Self { index, sending: BTreeSet::new(), served: false }
@@ -37,7 +37,7 @@ impl Outgoing {
     }
 
     /// Returns whether the body is no longer needed.
-    pub(super) fn is_over(&self, leads: bool) -> bool {
+    pub(super) fn is_unneeded(&self, leads: bool) -> bool {
         self.sending.is_empty() && (self.served || !leads)
     }
 }
@@ -48,24 +48,24 @@ mod tests {
 
     #[test]
     fn a_body_is_kept_until_the_last_transfer_has_ended() {
-        let mut body = Outgoing::new(10);
-        assert!(!body.is_over(true), "somebody has asked for it");
+        let mut body = OutgoingSnapshotBody::new(10);
+        assert!(!body.is_unneeded(true), "somebody has asked for it");
         body.begin(2);
         body.begin(3);
         body.end(2);
         body.compacted(11);
-        assert!(!body.is_over(true) && !body.is_over(false));
+        assert!(!body.is_unneeded(true) && !body.is_unneeded(false));
         body.end(3);
-        assert!(body.is_over(true));
+        assert!(body.is_unneeded(true));
     }
 
     #[test]
     fn a_body_that_nobody_came_for_goes_with_the_leadership_or_once_it_is_too_old() {
-        let mut body = Outgoing::new(10);
-        assert!(body.is_over(false));
+        let mut body = OutgoingSnapshotBody::new(10);
+        assert!(body.is_unneeded(false));
         body.compacted(10);
-        assert!(!body.is_over(true));
+        assert!(!body.is_unneeded(true));
         body.compacted(11);
-        assert!(body.is_over(true));
+        assert!(body.is_unneeded(true));
     }
 }

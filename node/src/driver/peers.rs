@@ -10,8 +10,8 @@ use thiserror::Error;
 use tokio::sync::watch;
 
 use super::mail::Notice;
-use super::mailbox::Inlet;
-use super::{NodeStatus, ends_at_word_of};
+use super::mailbox::CoreInbox;
+use super::{NodeStatus, accepts_removal_report};
 use crate::witness::Promise;
 
 /// Sender of messages to peers. It has one queue per peer, bounded in bytes.
@@ -65,7 +65,7 @@ pub struct InboxFull;
 /// Interface by which the transport reports to the driver. Cheap to clone; never blocks.
 #[derive(Clone, Debug)]
 pub struct PeerInbox {
-    pub(super) inlet: Arc<dyn Inlet>,
+    pub(super) core_inbox: Arc<dyn CoreInbox>,
     pub(super) status: watch::Receiver<Arc<NodeStatus>>,
 }
 
@@ -81,7 +81,7 @@ impl PeerInbox {
             );
             return Ok(());
         }
-        self.inlet.message(message)
+        self.core_inbox.message(message)
     }
 
     /// Returns all promises that this member has made to others so far.
@@ -90,7 +90,7 @@ impl PeerInbox {
     }
 
     /// Returns the current term, and the highest index that this member knows to be committed.
-    pub fn committed(&self) -> (u64, u64) {
+    pub fn term_and_commit(&self) -> (u64, u64) {
         let status = self.status.borrow();
         (status.term, status.commit)
     }
@@ -99,42 +99,42 @@ impl PeerInbox {
     /// If not, its body need not be received.
     pub fn wants_snapshot(&self, from: u64, message: &Message) -> bool {
         let status = self.status.borrow();
-        is_wanted(from, message, status.term, status.commit)
+        is_snapshot_wanted(from, message, status.term, status.commit)
     }
 
     /// Returns whether this member ends if the peer `by` reports that it was removed.
     #[must_use]
-    pub fn ends_at_word_of(&self, by: u64) -> bool {
+    pub fn accepts_removal_report(&self, by: u64) -> bool {
         let status = self.status.borrow();
-        ends_at_word_of(by, &status.members, status.may_alone_know)
+        accepts_removal_report(by, &status.members, status.may_be_only_one_to_know_removal)
     }
 
     /// Delivers a complete snapshot that [`wants_snapshot`](Self::wants_snapshot) accepted. The
     /// receiver yields true once it is durably installed, and false if it wasn't needed after all.
     /// If the node stops, it ends without a value.
     pub fn deliver_snapshot(&self, snapshot: IncomingSnapshot) -> Receiver<bool> {
-        self.inlet.snapshot(snapshot)
+        self.core_inbox.snapshot(snapshot)
     }
 
     /// Reports how the transfer that [`PeerSender::send_snapshot`] started to `peer` ended.
     pub fn snapshot_sent(&self, peer: u64, arrived: bool) {
-        self.inlet.notice(Notice::SnapshotSent { peer, arrived });
+        self.core_inbox.notice(Notice::SnapshotSent { peer, arrived });
     }
 
     /// Reports that a stream to or from `peer` is connected, after its hello was accepted.
     pub fn connected(&self, peer: u64) {
-        self.inlet.notice(Notice::Connected(peer));
+        self.core_inbox.notice(Notice::Connected(peer));
     }
 
     /// Reports that no stream to or from `peer` is connected any more.
     pub fn disconnected(&self, peer: u64) {
-        self.inlet.notice(Notice::Disconnected(peer));
+        self.core_inbox.notice(Notice::Disconnected(peer));
     }
 }
 
 /// Returns whether the snapshot announced by `message` from `from` would advance a member whose
 /// term is `term` and whose commit index is `commit`.
-pub fn is_wanted(from: u64, message: &Message, term: u64, commit: u64) -> bool {
+pub fn is_snapshot_wanted(from: u64, message: &Message, term: u64, commit: u64) -> bool {
     message.kind == MessageKind::Snapshot
         && message.from == from
         && message.term >= term
@@ -143,7 +143,7 @@ pub fn is_wanted(from: u64, message: &Message, term: u64, commit: u64) -> bool {
 
 /// Inbox that is never emptied, for tests of the transport.
 #[cfg(test)]
-pub(crate) mod recorded {
+pub(crate) mod test_inbox {
     use std::sync::{Mutex, mpsc};
 
     use node_consensus::Position;
@@ -153,12 +153,12 @@ pub(crate) mod recorded {
 
     /// Messages and snapshot files delivered so far.
     #[derive(Debug, Default)]
-    pub(crate) struct Recorded {
+    pub(crate) struct RecordingInbox {
         pub(crate) messages: Mutex<Vec<Message>>,
         pub(crate) snapshots: Mutex<Vec<PathBuf>>,
     }
 
-    impl Inlet for Recorded {
+    impl CoreInbox for RecordingInbox {
         fn message(&self, message: Message) -> Result<(), InboxFull> {
             self.messages.lock().unwrap().push(message);
             Ok(())
@@ -189,24 +189,24 @@ pub(crate) mod recorded {
             quorum_connected: None,
             leader_lost: None,
             promised: Promise::default(),
-            settles: None,
+            barrier_index: None,
             peers: Vec::new(),
             successor: None,
             members: Arc::default(),
             has_left: false,
-            may_alone_know: false,
+            may_be_only_one_to_know_removal: false,
         }
     }
 
     /// Returns an inbox of the member that [`status`] describes.
-    pub(crate) fn inbox() -> (PeerInbox, Arc<Recorded>) {
+    pub(crate) fn inbox() -> (PeerInbox, Arc<RecordingInbox>) {
         inbox_of(status())
     }
 
     /// Returns an inbox of a member with the given status.
-    pub(crate) fn inbox_of(status: NodeStatus) -> (PeerInbox, Arc<Recorded>) {
-        let recorded = Arc::new(Recorded::default());
+    pub(crate) fn inbox_of(status: NodeStatus) -> (PeerInbox, Arc<RecordingInbox>) {
+        let recorded = Arc::new(RecordingInbox::default());
         let status = watch::channel(Arc::new(status)).1;
-        (PeerInbox { inlet: Arc::clone(&recorded) as _, status }, recorded)
+        (PeerInbox { core_inbox: Arc::clone(&recorded) as _, status }, recorded)
     }
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use node_consensus::{Entry, EntryKind, Message};
 
 use super::MAX_PROPOSAL_BYTES;
-use super::mail::{MAX_QUEUED_PROPOSAL_BYTES, MAX_QUEUED_PROPOSALS, Proposal};
+use super::mail::{ClientProposal, MAX_QUEUED_PROPOSAL_BYTES, MAX_QUEUED_PROPOSALS};
 use crate::machine::RequestId;
 
 /// Maximum bytes of proposals in one round. The rest waits for the next.
@@ -22,7 +22,7 @@ const WINDOW: u64 = 1024;
 const MAX_QUEUED_CHANGES: usize = 64;
 
 #[derive(Debug)]
-struct Pending {
+struct PendingProposal {
     /// Id of this member's own request; `None` for a forwarded proposal, whose sender answers its
     /// client.
     own: Option<RequestId>,
@@ -34,7 +34,7 @@ struct Pending {
 
 /// Proposals of one round, all of one kind. A change of members is alone in its round.
 #[derive(Debug, Default)]
-pub(super) struct Group {
+pub(super) struct ProposalGroup {
     pub kind: EntryKind,
     pub data: Vec<Bytes>,
     pub own: Vec<RequestId>,
@@ -42,33 +42,33 @@ pub(super) struct Group {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Proposals {
-    pending: VecDeque<Pending>,
+pub(super) struct ProposalQueue {
+    pending: VecDeque<PendingProposal>,
     /// Waiting changes of members. A leader holds each until it may be made; other proposals don't
     /// wait for them.
-    changes: VecDeque<Pending>,
+    changes: VecDeque<PendingProposal>,
     /// Total data bytes of `pending` and `changes`.
     bytes: usize,
-    seen: BTreeMap<u64, Seen>,
+    received: BTreeMap<u64, ReceivedMessages>,
 }
 
-impl Proposals {
+impl ProposalQueue {
     /// Returns whether no proposal can be made now. Waiting changes of members don't count.
     pub(super) fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }
 
     /// Queues a proposal of this member's clients. Returns false if too many wait.
-    pub(super) fn push_own(&mut self, proposal: Proposal, now: u64) -> bool {
-        let Proposal { id, kind, data } = proposal;
-        self.push(Pending { own: Some(id), kind, data, hops: 0, since: now })
+    pub(super) fn push_own(&mut self, proposal: ClientProposal, now: u64) -> bool {
+        let ClientProposal { id, kind, data } = proposal;
+        self.push(PendingProposal { own: Some(id), kind, data, hops: 0, since: now })
     }
 
     /// Queues the proposals of a forwarded message. A message that the network duplicated is
     /// dropped, so that nothing is proposed twice.
     pub(super) fn push_forwarded(&mut self, message: Message, now: u64) {
-        let seen = self.seen.entry(message.from).or_default();
-        if !seen.is_new(message.commit, message.index) {
+        let seen = self.received.entry(message.from).or_default();
+        if !seen.record_if_new(message.commit, message.index) {
             return;
         }
         let hops = message.log_term;
@@ -77,11 +77,11 @@ impl Proposals {
         for entry in message.entries.into_iter().filter(proper) {
             // A proposal that finds no room is lost, and its client's request times out.
             let Entry { kind, data, .. } = entry;
-            self.push(Pending { own: None, kind, data, hops, since: now });
+            self.push(PendingProposal { own: None, kind, data, hops, since: now });
         }
     }
 
-    fn push(&mut self, pending: Pending) -> bool {
+    fn push(&mut self, pending: PendingProposal) -> bool {
         let bytes = self.bytes + pending.data.len();
         let (queue, most) = match pending.kind {
             EntryKind::ConfChange => (&mut self.changes, MAX_QUEUED_CHANGES),
@@ -105,17 +105,17 @@ impl Proposals {
     }
 
     /// Takes the next change of members, which has a round of its own.
-    pub(super) fn take_change(&mut self) -> Option<Group> {
-        let Pending { own, kind, data, hops, .. } = self.changes.pop_front()?;
+    pub(super) fn take_change(&mut self) -> Option<ProposalGroup> {
+        let PendingProposal { own, kind, data, hops, .. } = self.changes.pop_front()?;
         self.bytes -= data.len();
-        Some(Group { kind, data: vec![data], own: own.into_iter().collect(), hops })
+        Some(ProposalGroup { kind, data: vec![data], own: own.into_iter().collect(), hops })
     }
 
     /// Takes the next round of proposals. A follower forwards only proposals with equal hop counts
     /// together, so that hops stay countable.
-    pub(super) fn take(&mut self, leads: bool) -> Option<Group> {
-        let Pending { hops, kind, .. } = *self.pending.front()?;
-        let mut group = Group { hops, kind, ..Group::default() };
+    pub(super) fn take(&mut self, leads: bool) -> Option<ProposalGroup> {
+        let PendingProposal { hops, kind, .. } = *self.pending.front()?;
+        let mut group = ProposalGroup { hops, kind, ..ProposalGroup::default() };
         let mut bytes = 0;
         while let Some(pending) = self.pending.front() {
             let full = group.data.len() >= ROUND_PROPOSALS
@@ -136,15 +136,15 @@ impl Proposals {
 /// Forwarded messages of one peer that were received. Their numbers count up within a boot of the
 /// sender.
 #[derive(Debug, Default)]
-struct Seen {
+struct ReceivedMessages {
     boot: u64,
     highest: u64,
     /// Latest numbers received, at most [`WINDOW`] of them.
     recent: VecDeque<u64>,
 }
 
-impl Seen {
-    fn is_new(&mut self, boot: u64, number: u64) -> bool {
+impl ReceivedMessages {
+    fn record_if_new(&mut self, boot: u64, number: u64) -> bool {
         if boot < self.boot {
             return false;
         }
@@ -169,22 +169,22 @@ mod tests {
 
     #[test]
     fn a_doubled_message_is_taken_once_and_a_late_one_still_is() {
-        let mut seen = Seen::default();
-        let taken: Vec<_> = [1, 3, 1, 2, 3].iter().map(|n| seen.is_new(1, *n)).collect();
+        let mut seen = ReceivedMessages::default();
+        let taken: Vec<_> = [1, 3, 1, 2, 3].iter().map(|n| seen.record_if_new(1, *n)).collect();
         assert_eq!(taken, [true, true, false, true, false]);
     }
 
     #[test]
     fn an_earlier_boot_of_the_sender_is_over() {
-        let mut seen = Seen::default();
-        assert!(seen.is_new(2, 1));
-        assert!(!seen.is_new(1, 9));
-        assert!(seen.is_new(3, 1));
+        let mut seen = ReceivedMessages::default();
+        assert!(seen.record_if_new(2, 1));
+        assert!(!seen.record_if_new(1, 9));
+        assert!(seen.record_if_new(3, 1));
     }
 
     #[test]
     fn more_than_the_bound_is_refused() {
-        let mut proposals = Proposals::default();
+        let mut proposals = ProposalQueue::default();
         let data = Bytes::from(vec![0; MAX_QUEUED_PROPOSAL_BYTES / 2 + 1]);
         assert!(proposals.push_own(proposal(1, EntryKind::Normal, data.clone()), 0));
         assert!(!proposals.push_own(proposal(2, EntryKind::Normal, data), 0));
@@ -193,11 +193,12 @@ mod tests {
     #[test]
     fn a_change_of_members_has_a_round_of_its_own_and_holds_nothing_up() {
         use EntryKind::{ConfChange, Normal};
-        let mut proposals = Proposals::default();
+        let mut proposals = ProposalQueue::default();
         for (id, kind) in (1..).zip([Normal, ConfChange, ConfChange, Normal]) {
             assert!(proposals.push_own(proposal(id, kind, Bytes::from_static(b"x")), 0));
         }
-        let sizes = |group: Option<Group>| group.map(|group| (group.kind, group.data.len()));
+        let sizes =
+            |group: Option<ProposalGroup>| group.map(|group| (group.kind, group.data.len()));
         assert_eq!(sizes(proposals.take(true)), Some((Normal, 2)));
         assert!(proposals.is_empty(), "a change waits until one may be made");
         for _ in 0..2 {
@@ -208,7 +209,7 @@ mod tests {
 
     #[test]
     fn changes_that_wait_are_bounded_and_expire() {
-        let mut proposals = Proposals::default();
+        let mut proposals = ProposalQueue::default();
         let change = |id| proposal(id, EntryKind::ConfChange, Bytes::from_static(b"x"));
         for id in 0..MAX_QUEUED_CHANGES as u64 {
             assert!(proposals.push_own(change(id), 3));
@@ -218,7 +219,7 @@ mod tests {
         assert_eq!((proposals.take_change().is_none(), proposals.bytes), (true, 0));
     }
 
-    fn proposal(id: u64, kind: EntryKind, data: Bytes) -> Proposal {
-        Proposal { id: RequestId(id), kind, data }
+    fn proposal(id: u64, kind: EntryKind, data: Bytes) -> ClientProposal {
+        ClientProposal { id: RequestId(id), kind, data }
     }
 }

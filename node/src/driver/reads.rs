@@ -14,31 +14,31 @@ use super::mail::{MAX_QUEUED_READS, ReadToken};
 const MAX_ROUNDS: usize = 4;
 
 /// A waiting read, and the tick at which it came.
-type Waiting = (ReadToken, u64);
+type QueuedRead = (ReadToken, u64);
 
 #[derive(Debug)]
 struct Round {
     context: ReadContext,
-    tokens: Vec<Waiting>,
+    tokens: Vec<QueuedRead>,
     since: u64,
     /// Leader and term that the round was sent to. Another leader or term doesn't know of it.
     leader: (u64, u64),
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Reads {
+pub(super) struct ReadQueue {
     retry_ticks: u64,
-    waiting: Vec<Waiting>,
+    waiting: Vec<QueuedRead>,
     rounds: VecDeque<Round>,
     /// Confirmed reads, by the index that must be applied before they are answered.
-    confirmed: BTreeMap<u64, Vec<Waiting>>,
+    confirmed_reads: BTreeMap<u64, Vec<QueuedRead>>,
     /// Total number of reads in `waiting`, `rounds` and `confirmed`.
     tokens: usize,
     /// Number of ReadIndex rounds started so far.
-    pub asked: u64,
+    pub rounds_started: u64,
 }
 
-impl Reads {
+impl ReadQueue {
     pub(super) fn new(retry_ticks: u64) -> Self {
         Self { retry_ticks, ..Self::default() }
     }
@@ -57,20 +57,20 @@ impl Reads {
     /// reads would fill the queue while there is no leader or nothing is applied.
     pub(super) fn expire(&mut self, before: u64) {
         let mut left = 0;
-        let mut expire = |tokens: &mut Vec<Waiting>| {
+        let mut expire = |tokens: &mut Vec<QueuedRead>| {
             tokens.retain(|(_, since)| *since >= before);
             left += tokens.len();
         };
         expire(&mut self.waiting);
         self.rounds.iter_mut().for_each(|round| expire(&mut round.tokens));
-        self.confirmed.values_mut().for_each(&mut expire);
-        self.confirmed.retain(|_, tokens| !tokens.is_empty());
+        self.confirmed_reads.values_mut().for_each(&mut expire);
+        self.confirmed_reads.retain(|_, tokens| !tokens.is_empty());
         self.tokens = left;
     }
 
     /// Starts a round for all waiting reads, and for those of rounds that got no answer. A retry
     /// needs a new context, since the old one may still be acknowledged.
-    pub(super) fn ask(&mut self, consensus: &mut Consensus, now: u64) {
+    pub(super) fn start_round(&mut self, consensus: &mut Consensus, now: u64) {
         let (_, leader, term) = consensus.leadership();
         let retry_ticks = self.retry_ticks;
         let mut again = Vec::new();
@@ -86,23 +86,23 @@ impl Reads {
             return;
         }
         let context = consensus.read_index();
-        self.asked += 1;
+        self.rounds_started += 1;
         let tokens = std::mem::take(&mut self.waiting);
         self.rounds.push_back(Round { context, tokens, since: now, leader: (leader, term) });
     }
 
-    pub(super) fn confirmed(&mut self, states: &[ReadState]) {
+    pub(super) fn confirm(&mut self, states: &[ReadState]) {
         for state in states {
             let at = self.rounds.iter().position(|round| round.context == state.context);
             if let Some(round) = at.and_then(|at| self.rounds.remove(at)) {
-                self.confirmed.entry(state.index).or_default().extend(round.tokens);
+                self.confirmed_reads.entry(state.index).or_default().extend(round.tokens);
             }
         }
     }
 
     /// Moves the reads whose index is applied to `out`.
     pub(super) fn release(&mut self, applied: Position, out: &mut Vec<(ReadToken, Position)>) {
-        while let Some(first) = self.confirmed.first_entry() {
+        while let Some(first) = self.confirmed_reads.first_entry() {
             if *first.key() > applied.index {
                 return;
             }
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn who_gave_up_makes_room_wherever_it_waited() {
-        let mut reads = Reads::new(2);
+        let mut reads = ReadQueue::new(2);
         let context = ReadContext { member: 1, boot: 1, sequence: 1 };
         for token in 0..MAX_QUEUED_READS as u64 {
             assert!(reads.push(token, 1));
@@ -127,7 +127,7 @@ mod tests {
                 0 => {
                     let tokens = std::mem::take(&mut reads.waiting);
                     reads.rounds.push_back(Round { context, tokens, since: 1, leader: (1, 1) });
-                    reads.confirmed(&[ReadState { index: 9, context }]);
+                    reads.confirm(&[ReadState { index: 9, context }]);
                 }
                 1 => {
                     let tokens = std::mem::take(&mut reads.waiting);
@@ -139,7 +139,7 @@ mod tests {
         assert!(!reads.push(u64::MAX, 5), "dead or not, they are too many");
         reads.expire(5);
         assert_eq!(reads.tokens, 0);
-        assert!(reads.waiting.is_empty() && reads.confirmed.is_empty());
+        assert!(reads.waiting.is_empty() && reads.confirmed_reads.is_empty());
         assert!(reads.rounds[0].tokens.is_empty());
         assert!(reads.push(u64::MAX, 5));
         reads.expire(5);
@@ -148,9 +148,9 @@ mod tests {
 
     #[test]
     fn tokens_that_are_released_are_counted_no_more() {
-        let mut reads = Reads::new(2);
+        let mut reads = ReadQueue::new(2);
         reads.push(7, 1);
-        reads.confirmed.insert(3, std::mem::take(&mut reads.waiting));
+        reads.confirmed_reads.insert(3, std::mem::take(&mut reads.waiting));
         let (mut out, at) = (Vec::new(), Position { index: 3, term: 1 });
         reads.release(at, &mut out);
         assert_eq!((out, reads.tokens), (vec![(7, at)], 0));

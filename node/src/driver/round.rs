@@ -1,4 +1,4 @@
-//! One round of the core: inputs go to the [`Driver`], and its effects go out. It has no clock, no
+//! One round of the core: inputs go to the [`DriverCore`], and its effects go out. It has no clock, no
 //! thread and no I/O of its own.
 //!
 //! An effect may be refused: a peer's queue is full, a snapshot's body is gone, or the reader of
@@ -9,15 +9,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use node_consensus::{Fetch, Message, Position, StepError};
+use node_consensus::{FetchRequest, Message, Position, StepError};
 
-use super::core::{Driver, Effects};
+use super::core::{DriverCore, Effects};
 use super::mail::{Mail, Notice, ReadToken};
-use super::{ApplyJob, LogJob, Metrics, SendError};
+use super::{ApplyJob, DriverMetrics, LogJob, SendError};
 use crate::machine::RequestId;
 
 /// Destinations of a round's effects. No call blocks for a result; a [`Notice`] reports it later.
-pub trait Outlets {
+pub trait EffectSink {
     /// Queues a message for `message.to`.
     fn send(&mut self, message: Message) -> Result<(), SendError>;
     /// Starts to send the snapshot of `message`; [`Notice::SnapshotSent`] reports the end. Returns
@@ -28,7 +28,7 @@ pub trait Outlets {
     /// Queues a job for the state machine.
     fn apply(&mut self, job: ApplyJob);
     /// Has old entries read. Returns false if too many fetches wait already.
-    fn fetch(&mut self, fetch: Fetch) -> bool;
+    fn fetch(&mut self, fetch: FetchRequest) -> bool;
     /// Removes the snapshot that was built last.
     fn drop_snapshot(&mut self);
     /// Removes a received snapshot that is not needed.
@@ -38,28 +38,28 @@ pub trait Outlets {
     /// Reports that a peer's message was refused.
     fn bad_message(&mut self, error: &StepError);
     /// Reports proposals that will never have an effect.
-    fn refuse(&mut self, proposals: Vec<RequestId>);
+    fn refuse_proposals(&mut self, proposals: Vec<RequestId>);
     /// Releases reads, which may be answered at this position or a later one.
-    fn allow(&mut self, reads: Vec<(ReadToken, Position)>);
+    fn release_reads(&mut self, reads: Vec<(ReadToken, Position)>);
     /// Refuses reads because too many wait.
     fn refuse_reads(&mut self, reads: Vec<ReadToken>);
 }
 
 /// Owner of the driver: the core thread in production, events in the simulation.
 #[derive(Debug)]
-pub struct Core {
-    driver: Driver,
-    metrics: Arc<Metrics>,
+pub struct RoundRunner {
+    driver: DriverCore,
+    metrics: Arc<DriverMetrics>,
 }
 
-impl Core {
+impl RoundRunner {
     /// Wraps `driver`. The first [`round`](Self::round) may have effects even without inputs.
-    pub fn new(driver: Driver, metrics: Arc<Metrics>) -> Self {
+    pub fn new(driver: DriverCore, metrics: Arc<DriverMetrics>) -> Self {
         Self { driver, metrics }
     }
 
     /// Returns the driver, read-only.
-    pub fn driver(&self) -> &Driver {
+    pub fn driver(&self) -> &DriverCore {
         &self.driver
     }
 
@@ -70,7 +70,7 @@ impl Core {
 
     /// Runs one round on `mail`, and on one tick if one is due. After a pause of many ticks only
     /// one is made up: during the pause, this member could not receive a leader's heartbeats.
-    pub fn round(&mut self, mail: Mail, tick: bool, out: &mut impl Outlets) {
+    pub fn round(&mut self, mail: Mail, tick: bool, out: &mut impl EffectSink) {
         self.metrics.messages_received.fetch_add(mail.messages.len() as u64, Relaxed);
         self.metrics.proposals.fetch_add(mail.proposals.len() as u64, Relaxed);
         for notice in mail.notices {
@@ -88,7 +88,7 @@ impl Core {
         self.execute(effects, out);
     }
 
-    fn execute(&self, effects: Effects, out: &mut impl Outlets) {
+    fn execute(&self, effects: Effects, out: &mut impl EffectSink) {
         let metrics = &*self.metrics;
         self.send(effects.send, out);
         for message in effects.send_snapshots {
@@ -125,13 +125,13 @@ impl Core {
         effects.discard.iter().map(PathBuf::as_path).for_each(|body| out.discard(body));
         metrics.messages_refused.fetch_add(effects.bad_messages.len() as u64, Relaxed);
         effects.bad_messages.iter().for_each(|error| out.bad_message(error));
-        if !effects.refused.is_empty() {
-            metrics.proposals_refused.fetch_add(effects.refused.len() as u64, Relaxed);
-            out.refuse(effects.refused);
+        if !effects.refused_proposals.is_empty() {
+            metrics.proposals_refused.fetch_add(effects.refused_proposals.len() as u64, Relaxed);
+            out.refuse_proposals(effects.refused_proposals);
         }
         if !effects.reads.is_empty() {
             metrics.reads.fetch_add(effects.reads.len() as u64, Relaxed);
-            out.allow(effects.reads);
+            out.release_reads(effects.reads);
         }
         if !effects.refused_reads.is_empty() {
             out.refuse_reads(effects.refused_reads);
@@ -141,7 +141,7 @@ impl Core {
 
     /// Sends messages, and reports each peer that lost some once. Consensus then probes that peer
     /// until it answers.
-    fn send(&self, messages: Vec<Message>, out: &mut impl Outlets) {
+    fn send(&self, messages: Vec<Message>, out: &mut impl EffectSink) {
         let (mut sent, mut dropped) = (0, 0);
         let mut lost = Vec::new();
         for message in messages {
@@ -165,7 +165,7 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use node_consensus::{Config, Initial, Members, MessageKind, PeerState, Role};
+    use node_consensus::{Config, InitialState, Members, MessageKind, PeerState, Role};
 
     use super::*;
     use crate::driver::DriverOptions;
@@ -182,7 +182,7 @@ mod tests {
         mail: Mail,
     }
 
-    impl Outlets for Recorder {
+    impl EffectSink for Recorder {
         fn send(&mut self, message: Message) -> Result<(), SendError> {
             if self.away.contains(&message.to) {
                 return Err(SendError::NotConnected);
@@ -203,7 +203,7 @@ mod tests {
             self.machine.push(job);
         }
 
-        fn fetch(&mut self, _: Fetch) -> bool {
+        fn fetch(&mut self, _: FetchRequest) -> bool {
             self.reads_old_entries
         }
 
@@ -217,21 +217,21 @@ mod tests {
 
         fn bad_message(&mut self, _: &StepError) {}
 
-        fn refuse(&mut self, _: Vec<RequestId>) {}
+        fn refuse_proposals(&mut self, _: Vec<RequestId>) {}
 
-        fn allow(&mut self, _: Vec<(ReadToken, Position)>) {}
+        fn release_reads(&mut self, _: Vec<(ReadToken, Position)>) {}
 
         fn refuse_reads(&mut self, _: Vec<ReadToken>) {}
     }
 
     /// Returns the core of member 1 of three, just started.
-    fn core() -> Core {
+    fn core() -> RoundRunner {
         started(false)
     }
 
-    fn started(campaign_when_connected: bool) -> Core {
+    fn started(campaign_when_connected: bool) -> RoundRunner {
         let members = Members { voters: vec![1, 2, 3], learners: Vec::new() };
-        let initial = Initial { members, ..Initial::default() };
+        let initial = InitialState { members, ..InitialState::default() };
         let options = DriverOptions {
             campaign_when_connected,
             hasten_first_election: false,
@@ -240,8 +240,8 @@ mod tests {
             read_retry_ticks: 2,
             max_backlog_bytes: 128 << 20,
         };
-        let driver = Driver::new(&Config::new(1, 1, 1), options, &initial).unwrap();
-        Core::new(driver, Arc::default())
+        let driver = DriverCore::new(&Config::new(1, 1, 1), options, &initial).unwrap();
+        RoundRunner::new(driver, Arc::default())
     }
 
     fn notice(notice: Notice) -> Mail {
@@ -251,7 +251,7 @@ mod tests {
     }
 
     /// Runs rounds, with a disk that is instant, until nothing is left to do.
-    fn settle(core: &mut Core, out: &mut Recorder) {
+    fn settle(core: &mut RoundRunner, out: &mut Recorder) {
         loop {
             for job in std::mem::take(&mut out.log) {
                 if let LogJob::Write(number, _) = job {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     /// Returns the core of member 1, elected with the votes of 1 and 2.
-    fn leader(out: &mut Recorder) -> Core {
+    fn leader(out: &mut Recorder) -> RoundRunner {
         let mut core = core();
         core.round(notice(Notice::Campaign), false, out);
         settle(&mut core, out);
@@ -323,7 +323,7 @@ mod tests {
             Message { term: 1, index: last, ..Message::new(MessageKind::AppendResponse, 2, 1) };
         out.mail.message(ack).unwrap();
         settle(&mut core, &mut out);
-        let state = |core: &Core| {
+        let state = |core: &RoundRunner| {
             let peers = core.driver().status().peers;
             peers.iter().find(|peer| peer.member == 2).map(|peer| peer.state)
         };
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_fetch_that_found_no_room_has_found_nothing() {
-        let fetch = Fetch { id: 4, low: 1, high: 2, max_bytes: 9 };
+        let fetch = FetchRequest { id: 4, low: 1, high: 2, max_bytes: 9 };
         let effects = || Effects { fetches: vec![fetch], ..Effects::default() };
         let mut out = Recorder::default();
         core().execute(effects(), &mut out);
@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn the_machine_gets_entries_then_a_snapshot_then_the_order_to_build_one() {
         let at = Position { index: 7, term: 1 };
-        let entry = crate::machine::Committed {
+        let entry = crate::machine::CommittedEntry {
             position: Position { index: 1, term: 1 },
             kind: crate::machine::EntryKind::NoOp,
             data: bytes::Bytes::new(),

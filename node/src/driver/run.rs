@@ -7,38 +7,38 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use node_consensus::{Config, Fetch, Message, Position, Role, StepError};
+use node_consensus::{Config, FetchRequest, Message, Position, Role, StepError};
 use tokio::sync::watch;
 
-use super::apply_thread::{ToOthers, apply};
+use super::apply_thread::{ApplyThreadSink, apply};
 use super::back_threads::{QUEUED_FETCHES, QUEUED_SNAPSHOTS, fetch, write_snapshots};
-use super::core::{Driver, DriverOptions};
+use super::core::{DriverCore, DriverOptions};
 use super::fatal::spawn;
 use super::handle::{Handle, Waiters};
 use super::log_thread::WalThread;
 use super::mail::{Mail, Notice, ReadToken};
-use super::mailbox::{Inlet as _, Mailbox};
+use super::mailbox::{CoreInbox as _, Mailbox};
 use super::peers::{OutgoingSnapshot, PeerInbox, PeerSender, SendError};
-use super::round::{Core, Outlets};
-use super::snapshots::{Files, Snapshots};
-use super::status::{NodeStatus, Seen};
+use super::round::{EffectSink, RoundRunner};
+use super::snapshots::{SnapshotFiles, SnapshotStore};
+use super::status::{NodeStatus, Observations};
 use super::{
-    Applier, ApplyJob, CheckpointPolicy, LogJob, LogWriter, Metrics, Options, ProposeError,
-    QUEUED_JOBS, ReadError, StartError, recover,
+    Applier, ApplyJob, CheckpointPolicy, DriverMetrics, LogJob, LogWriter, MemberOptions,
+    ProposeError, QUEUED_JOBS, ReadBarrierError, StartError, recover_initial_state,
 };
-use crate::log::{Log, Recovered};
+use crate::log::{Log, RecoveredState};
 use crate::log_limit::LogLimit;
 use crate::machine::{RequestId, StateMachine};
 
 /// Components from which a member is started.
-pub struct Parts<M> {
-    pub options: Options,
+pub struct MemberParts<M> {
+    pub options: MemberOptions,
     /// State machine with its recovered state.
     pub machine: M,
     /// Log that was just opened.
     pub log: Log,
     /// Result of opening the log.
-    pub recovered: Recovered,
+    pub recovered: RecoveredState,
     /// Queues for messages to peers.
     pub sender: Arc<dyn PeerSender>,
     /// Seed of the election time-outs: any value that differs between members and starts.
@@ -47,12 +47,12 @@ pub struct Parts<M> {
 
 /// A running member. Dropping it stops its threads without a transfer of leadership.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningDriver {
     mailbox: Arc<Mailbox>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Running {
+impl RunningDriver {
     /// Stops the threads. Everything queued for the log is written, everything committed is
     /// applied, and the store is made durable. Call [`Handle::hand_over`] first.
     pub fn stop(mut self) {
@@ -68,7 +68,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningDriver {
     fn drop(&mut self) {
         self.join();
     }
@@ -76,21 +76,21 @@ impl Drop for Running {
 
 /// Starts the threads. Before it returns, it has checked that log and store fit each other.
 pub fn start<M: StateMachine>(
-    mut parts: Parts<M>,
-) -> Result<(Handle<M::Outcome>, PeerInbox, Running), StartError> {
+    mut parts: MemberParts<M>,
+) -> Result<(Handle<M::Outcome>, PeerInbox, RunningDriver), StartError> {
     let options = Arc::new(parts.options);
     empty_directory(&options.snapshot_dir).map_err(StartError::Snapshots)?;
     let (applied, members) = (parts.machine.applied(), parts.machine.members());
-    let initial = recover(&mut parts.log, applied, members)?;
+    let initial = recover_initial_state(&mut parts.log, applied, members)?;
     let mut config = Config::new(options.member, parts.recovered.boot, parts.seed);
     config.election_ticks = options.election_ticks;
-    let driver = Driver::new(&config, driver_options(&options), &initial)?;
+    let driver = DriverCore::new(&config, driver_options(&options), &initial)?;
 
     let mailbox = Arc::new(Mailbox::default());
     let waiters = Arc::new(Waiters::default());
-    let metrics = Arc::new(Metrics::default());
-    let snapshots = Arc::new(Snapshots::new(options.snapshot_dir.clone(), Files));
-    let seen = Seen::default();
+    let metrics = Arc::new(DriverMetrics::default());
+    let snapshots = Arc::new(SnapshotStore::new(options.snapshot_dir.clone(), SnapshotFiles));
+    let seen = Observations::default();
     let first = NodeStatus::of(&driver, options.member, &seen);
     let (leader_sender, leader) = watch::channel(first.leader);
     let (status_sender, status) = watch::channel(Arc::new(first));
@@ -106,7 +106,7 @@ pub fn start<M: StateMachine>(
     threads.push(spawn("wal", move || wal.run())?);
     let policy = CheckpointPolicy::default();
     let applier = Applier::new(parts.machine, policy, Arc::clone(&metrics));
-    let out = ToOthers {
+    let out = ApplyThreadSink {
         mailbox: Arc::clone(&mailbox),
         waiters: Arc::clone(&waiters),
         snapshots: Arc::clone(&snapshots),
@@ -117,7 +117,7 @@ pub fn start<M: StateMachine>(
     threads.push(spawn("back", move || write_snapshots(&wanted, &bodies, &inbox))?);
     let inbox = Arc::clone(&mailbox);
     threads.push(spawn("fetch", move || fetch(&reader, &fetches, &inbox))?);
-    let out: ToThreads<M> = ToThreads {
+    let out: CoreThreadSink<M> = CoreThreadSink {
         mailbox: Arc::clone(&mailbox),
         waiters: Arc::clone(&waiters),
         sender: parts.sender,
@@ -128,18 +128,18 @@ pub fn start<M: StateMachine>(
         bad_messages: LogLimit::new(),
     };
     let core = CoreThread {
-        core: Core::new(driver, Arc::clone(&metrics)),
+        core: RoundRunner::new(driver, Arc::clone(&metrics)),
         out,
         options: Arc::clone(&options),
         metrics: Arc::clone(&metrics),
         status: status_sender,
         leader: leader_sender,
-        seen,
+        observations: seen,
     };
     // The core thread is first, so it is joined first. The others end when it drops their queues.
     threads.insert(0, spawn("core", move || core.run())?);
 
-    let inbox = PeerInbox { inlet: Arc::clone(&mailbox) as _, status: status.clone() };
+    let inbox = PeerInbox { core_inbox: Arc::clone(&mailbox) as _, status: status.clone() };
     let handle = Handle {
         mailbox: Arc::clone(&mailbox),
         waiters,
@@ -150,13 +150,13 @@ pub fn start<M: StateMachine>(
         options,
         next_read: Arc::default(),
     };
-    Ok((handle, inbox, Running { mailbox, threads }))
+    Ok((handle, inbox, RunningDriver { mailbox, threads }))
 }
 
 /// Limit on unapplied bytes: see [`DriverOptions::max_backlog_bytes`].
 const MAX_BACKLOG_BYTES: usize = 128 * 1024 * 1024;
 
-fn driver_options(options: &Options) -> DriverOptions {
+fn driver_options(options: &MemberOptions) -> DriverOptions {
     let ticks = options.request_timeout.as_nanos() / options.tick.as_nanos().max(1);
     DriverOptions {
         campaign_when_connected: options.campaign_when_connected,
@@ -177,13 +177,13 @@ fn empty_directory(path: &Path) -> std::io::Result<()> {
 }
 
 struct CoreThread<M: StateMachine> {
-    core: Core,
-    out: ToThreads<M>,
-    options: Arc<Options>,
-    metrics: Arc<Metrics>,
+    core: RoundRunner,
+    out: CoreThreadSink<M>,
+    options: Arc<MemberOptions>,
+    metrics: Arc<DriverMetrics>,
     status: watch::Sender<Arc<NodeStatus>>,
     leader: watch::Sender<u64>,
-    seen: Seen,
+    observations: Observations,
 }
 
 impl<M: StateMachine> CoreThread<M> {
@@ -199,7 +199,7 @@ impl<M: StateMachine> CoreThread<M> {
             let tick = now >= next_tick;
             if tick {
                 if now >= next_tick + self.options.tick {
-                    self.beats_late();
+                    self.count_late_heartbeats();
                 }
                 next_tick = now + self.options.tick;
             }
@@ -213,7 +213,7 @@ impl<M: StateMachine> CoreThread<M> {
     }
 
     /// Counts one late heartbeat for each peer, because a leader's tick came a whole tick late.
-    fn beats_late(&self) {
+    fn count_late_heartbeats(&self) {
         let driver = self.core.driver();
         if driver.leadership().0 == Role::Leader {
             let members = driver.members();
@@ -225,7 +225,7 @@ impl<M: StateMachine> CoreThread<M> {
     fn publish(&mut self, now: Instant) {
         let driver = self.core.driver();
         let (role, leader, term) = driver.leadership();
-        if self.seen.observe(leader, driver.is_quorum_connected(), now) {
+        if self.observations.observe(leader, driver.is_quorum_connected(), now) {
             if leader != 0 {
                 self.metrics.leader_changes.fetch_add(1, Relaxed);
                 let leader_id = format_args!("{leader:x}");
@@ -234,25 +234,25 @@ impl<M: StateMachine> CoreThread<M> {
                 tracing::warn!(term, "leader lost");
             }
         }
-        let status = NodeStatus::of(driver, self.options.member, &self.seen);
+        let status = NodeStatus::of(driver, self.options.member, &self.observations);
         self.status.send_replace(Arc::new(status));
         self.leader.send_if_modified(|told| std::mem::replace(told, leader) != leader);
     }
 }
 
 /// Outlets of the core: to the other threads, to the peers, and to waiting requests.
-struct ToThreads<M: StateMachine> {
+struct CoreThreadSink<M: StateMachine> {
     mailbox: Arc<Mailbox>,
     waiters: Arc<Waiters<M::Outcome>>,
     sender: Arc<dyn PeerSender>,
-    snapshots: Arc<Snapshots<Files>>,
+    snapshots: Arc<SnapshotStore<SnapshotFiles>>,
     to_log: SyncSender<LogJob>,
-    to_fetch: SyncSender<Fetch>,
+    to_fetch: SyncSender<FetchRequest>,
     to_apply: SyncSender<ApplyJob>,
     bad_messages: LogLimit<1>,
 }
 
-impl<M: StateMachine> Outlets for ToThreads<M> {
+impl<M: StateMachine> EffectSink for CoreThreadSink<M> {
     fn send(&mut self, message: Message) -> Result<(), SendError> {
         self.sender.try_send(message)
     }
@@ -274,7 +274,7 @@ impl<M: StateMachine> Outlets for ToThreads<M> {
         let _ = self.to_apply.send(job);
     }
 
-    fn fetch(&mut self, fetch: Fetch) -> bool {
+    fn fetch(&mut self, fetch: FetchRequest) -> bool {
         self.to_fetch.try_send(fetch).is_ok()
     }
 
@@ -297,17 +297,18 @@ impl<M: StateMachine> Outlets for ToThreads<M> {
         }
     }
 
-    fn refuse(&mut self, proposals: Vec<RequestId>) {
+    fn refuse_proposals(&mut self, proposals: Vec<RequestId>) {
         let refused = proposals.into_iter();
         self.waiters.answer(refused.map(|id| (id, Err(ProposeError::TooManyRequests))));
     }
 
-    fn allow(&mut self, reads: Vec<(ReadToken, Position)>) {
+    fn release_reads(&mut self, reads: Vec<(ReadToken, Position)>) {
         self.waiters.answer_reads(reads.into_iter().map(|(token, at)| (token, Ok(at))));
     }
 
     fn refuse_reads(&mut self, reads: Vec<ReadToken>) {
-        let refused = reads.into_iter().map(|token| (token, Err(ReadError::TooManyRequests)));
+        let refused =
+            reads.into_iter().map(|token| (token, Err(ReadBarrierError::TooManyRequests)));
         self.waiters.answer_reads(refused);
     }
 }

@@ -3,7 +3,7 @@
 //! Each body is as large as the store. Of those built here, only the latest counts, and a newer one
 //! replaces it as soon as it is written. A message that still refers to the replaced one finds no
 //! body. The driver decides who is sent the body, and when it may be removed
-//! ([`Outgoing`](super::outgoing::Outgoing)).
+//! ([`OutgoingSnapshotBody`](super::outgoing::Outgoing)).
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
@@ -17,7 +17,7 @@ use super::mail::Notice;
 use crate::machine::Snapshot;
 
 /// Storage of snapshot bodies.
-pub trait Bodies {
+pub trait SnapshotStorage {
     /// Body that is being written.
     type New: Write;
     /// Body that is being read.
@@ -32,18 +32,18 @@ pub trait Bodies {
 
 /// Bodies in files, as in production.
 #[derive(Clone, Copy, Debug)]
-pub struct Files;
+pub struct SnapshotFiles;
 
-impl Bodies for Files {
+impl SnapshotStorage for SnapshotFiles {
     type New = File;
     type Body = File;
 
     fn create(&self, path: &Path) -> io::Result<File> {
-        Ok(data::make_anew(path)?)
+        Ok(data::recreate(path)?)
     }
 
     fn open(&self, path: &Path) -> io::Result<File> {
-        Ok(data::open(path, data::Open::Read)?)
+        Ok(data::open(path, data::OpenMode::Read)?)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
@@ -53,14 +53,14 @@ impl Bodies for Files {
 
 /// Snapshot bodies of one member.
 #[derive(Debug)]
-pub struct Snapshots<B> {
+pub struct SnapshotStore<B> {
     dir: PathBuf,
     bodies: B,
     /// Position and file of the body built last.
     built: Mutex<Option<(Position, PathBuf)>>,
 }
 
-impl<B: Bodies> Snapshots<B> {
+impl<B: SnapshotStorage> SnapshotStore<B> {
     /// Starts with the directory `dir`; no body has been built yet.
     pub fn new(dir: PathBuf, bodies: B) -> Self {
         Self { dir, bodies, built: Mutex::default() }
@@ -134,9 +134,9 @@ mod tests {
 
     use super::*;
 
-    struct Saved(u64);
+    struct TestSnapshot(u64);
 
-    impl Snapshot for Saved {
+    impl Snapshot for TestSnapshot {
         type Error = io::Error;
 
         fn position(&self) -> Position {
@@ -165,10 +165,10 @@ mod tests {
     #[test]
     fn only_the_body_built_last_is_there_and_only_for_who_speaks_of_it() {
         let dir = tempfile::tempdir().unwrap();
-        let snapshots = Snapshots::new(dir.path().to_owned(), Files);
+        let snapshots = SnapshotStore::new(dir.path().to_owned(), SnapshotFiles);
         assert!(snapshots.body_of(&announced(3)).is_none());
         for index in [3, 3, 5] {
-            let Notice::Built(Some((at, members))) = snapshots.build(Saved(index)) else {
+            let Notice::Built(Some((at, members))) = snapshots.build(TestSnapshot(index)) else {
                 panic!("it was written")
             };
             assert_eq!((at.index, members.voters), (index, vec![index]));
@@ -185,14 +185,14 @@ mod tests {
     }
 
     /// Bodies on a disk that is full at the first byte.
-    struct Full(Cell<bool>);
+    struct FullDisk(Cell<bool>);
 
-    impl Bodies for Full {
-        type New = Full;
+    impl SnapshotStorage for FullDisk {
+        type New = FullDisk;
         type Body = File;
 
-        fn create(&self, path: &Path) -> io::Result<Full> {
-            File::create(path).map(|_| Full(Cell::new(false)))
+        fn create(&self, path: &Path) -> io::Result<FullDisk> {
+            File::create(path).map(|_| FullDisk(Cell::new(false)))
         }
 
         fn open(&self, path: &Path) -> io::Result<File> {
@@ -205,7 +205,7 @@ mod tests {
         }
     }
 
-    impl Write for Full {
+    impl Write for FullDisk {
         fn write(&mut self, _: &[u8]) -> io::Result<usize> {
             Err(io::ErrorKind::StorageFull.into())
         }
@@ -218,8 +218,8 @@ mod tests {
     #[test]
     fn half_a_body_is_none_and_takes_no_space() {
         let dir = tempfile::tempdir().unwrap();
-        let snapshots = Snapshots::new(dir.path().to_owned(), Full(Cell::new(false)));
-        assert!(matches!(snapshots.build(Saved(4)), Notice::Built(None)));
+        let snapshots = SnapshotStore::new(dir.path().to_owned(), FullDisk(Cell::new(false)));
+        assert!(matches!(snapshots.build(TestSnapshot(4)), Notice::Built(None)));
         assert!(snapshots.bodies.0.get() && in_dir(dir.path()).is_empty());
         assert!(snapshots.body_of(&announced(4)).is_none());
     }

@@ -1,9 +1,9 @@
 //! Recovery of consensus' initial state from log and store.
 
-use node_consensus::{ConfigError, Initial, Members, Position};
+use node_consensus::{ConfigError, InitialState, Members, Position};
 use thiserror::Error;
 
-use crate::log::{Fit, Log, LogError};
+use crate::log::{Log, LogError, StoreConsistency};
 
 /// Reason why a member can't start.
 #[derive(Debug, Error)]
@@ -25,12 +25,16 @@ pub enum StartError {
 /// Checks that log and store fit each other, and finishes a snapshot's install that a crash
 /// interrupted. Then it reads the entries that the store has yet to apply. `members` are the
 /// store's members at `applied`.
-pub fn recover(log: &mut Log, applied: Position, members: Members) -> Result<Initial, StartError> {
-    if log.check_store(applied)? == Fit::Installed {
+pub fn recover_initial_state(
+    log: &mut Log,
+    applied: Position,
+    members: Members,
+) -> Result<InitialState, StartError> {
+    if log.check_store(applied)? == StoreConsistency::Installed {
         log.finish_install(applied)?;
     }
     let entries = log.read(applied.index + 1, log.last().index + 1, u64::MAX)?;
-    Ok(Initial {
+    Ok(InitialState {
         hard_state: log.hard_state_with(applied),
         base: log.base(),
         terms: log.terms().clone(),

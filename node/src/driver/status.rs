@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use node_consensus::{Members, PeerStatus, Position, Role};
 
-use super::core::Driver;
+use super::core::DriverCore;
 use super::error::ProposeError;
 use crate::witness::Promise;
 
@@ -37,7 +37,7 @@ pub struct NodeStatus {
     pub promised: Promise,
     /// Leaders only: index of an entry that comes after all applied changes of members. A member
     /// that has it on disk knows the current members.
-    pub settles: Option<u64>,
+    pub barrier_index: Option<u64>,
     /// Leaders only: replication status of the other members.
     pub peers: Vec<PeerStatus>,
     /// Voter to which this member would transfer leadership, if it leads and there is one.
@@ -47,7 +47,7 @@ pub struct NodeStatus {
     /// Whether this member was removed and is no longer needed by the others.
     pub has_left: bool,
     /// Whether this member may be the only one that knows of its removal.
-    pub may_alone_know: bool,
+    pub may_be_only_one_to_know_removal: bool,
 }
 
 /// Returns whether a member ends when the peer `by` reports that it was removed.
@@ -56,13 +56,13 @@ pub struct NodeStatus {
 /// don't ask learners for votes. Of two voters, the other one needs the member's vote until it is told
 /// of the removal.
 #[must_use]
-pub fn ends_at_word_of(by: u64, members: &Members, may_alone_know: bool) -> bool {
+pub fn accepts_removal_report(by: u64, members: &Members, may_alone_know: bool) -> bool {
     !(may_alone_know && members.learners.contains(&by))
 }
 
 impl NodeStatus {
     /// Returns the current status of `driver`, which runs on `member`.
-    pub(super) fn of(driver: &Driver, member: u64, seen: &Seen) -> Self {
+    pub(super) fn of(driver: &DriverCore, member: u64, seen: &Observations) -> Self {
         let status = driver.status();
         let (applied, durable) = driver.positions();
         Self {
@@ -78,18 +78,18 @@ impl NodeStatus {
             quorum_connected: seen.quorum_connected,
             leader_lost: seen.leader_lost,
             promised: driver.promised(),
-            settles: status.settles,
+            barrier_index: status.barrier_index,
             successor: driver.successor_among(&status.peers),
             peers: status.peers,
             members: Arc::clone(driver.members()),
             has_left: driver.has_left(),
-            may_alone_know: driver.may_alone_know(),
+            may_be_only_one_to_know_removal: driver.may_be_only_one_to_know_removal(),
         }
     }
 
     /// Returns the reason why a request that began at `started` was not answered in time. The cases
     /// are etcd's (server/etcdserver/errors, `parseProposeCtxErr`).
-    pub(super) fn why_late(&self, started: Instant) -> ProposeError {
+    pub(super) fn timeout_error(&self, started: Instant) -> ProposeError {
         let after = |at: Instant| at >= started;
         if self.leader_lost.is_some_and(after) {
             ProposeError::TimeoutLeaderFailed
@@ -105,14 +105,14 @@ impl NodeStatus {
 
 /// Times at which leader and connections last changed.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct Observations {
     /// Leader known last; 0 if there was none.
     pub leader: u64,
     leader_lost: Option<Instant>,
     quorum_connected: Option<Instant>,
 }
 
-impl Seen {
+impl Observations {
     /// Records the present leader and connections. Returns whether the leader has changed.
     pub(super) fn observe(&mut self, leader: u64, is_quorum_connected: bool, now: Instant) -> bool {
         self.quorum_connected = self.quorum_connected.or(Some(now)).filter(|_| is_quorum_connected);
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_leader_is_lost_when_another_takes_its_place_too() {
-        let (mut seen, start) = (Seen::default(), Instant::now());
+        let (mut seen, start) = (Observations::default(), Instant::now());
         assert!(!seen.observe(0, false, start) && seen.observe(2, false, at(start, 1)));
         assert_eq!(seen.leader_lost, None, "there was none before");
         assert!(!seen.observe(2, false, at(start, 2)) && seen.observe(3, false, at(start, 3)));
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_quorum_counts_from_the_moment_that_it_stands_without_a_break() {
-        let (mut seen, start) = (Seen::default(), Instant::now());
+        let (mut seen, start) = (Observations::default(), Instant::now());
         seen.observe(0, true, start);
         seen.observe(0, true, at(start, 1));
         assert_eq!(seen.quorum_connected, Some(start));
@@ -162,11 +162,11 @@ mod tests {
     fn a_request_is_late_for_the_first_reason_that_fits() {
         let start = Instant::now();
         let late = |leader, leader_lost: Option<u64>, quorum_connected: Option<u64>| {
-            let mut status = crate::driver::peers::recorded::status();
+            let mut status = crate::driver::peers::test_inbox::status();
             status.leader = leader;
             status.leader_lost = leader_lost.map(|millis| at(start, millis));
             status.quorum_connected = quorum_connected.map(|millis| at(start, millis));
-            status.why_late(at(start, 5))
+            status.timeout_error(at(start, 5))
         };
         assert_eq!(late(0, None, Some(1)), ProposeError::NoLeader);
         assert_eq!(late(0, Some(4), Some(1)), ProposeError::NoLeader);

@@ -12,14 +12,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use bytes::{Bytes, BytesMut};
-use node_consensus::{Config, Initial};
+use node_consensus::{Config, InitialState};
 
 use super::*;
 use crate::disk::{RealDisk, SharedDisk};
-use crate::log::{Identity, Log, LogOptions};
+use crate::log::{Log, LogIdentity, LogOptions};
 use crate::machine::{
-    Applied, AppliedChange, Committed, ConfChange, EntryKind, Members, RequestId, Snapshot,
-    StateMachine,
+    AppliedChange, ApplyResult, CommittedEntry, ConfChange, EntryKind, Members, RequestId,
+    Snapshot, StateMachine,
 };
 
 /// State machine that lists the requests it has applied, in order. Its file is its durable state.
@@ -75,9 +75,9 @@ impl List {
 }
 
 /// Content of a list's file.
-struct Saved(Position, Members, Vec<u8>);
+struct ListSnapshot(Position, Members, Vec<u8>);
 
-impl Snapshot for Saved {
+impl Snapshot for ListSnapshot {
     type Error = std::io::Error;
 
     fn position(&self) -> Position {
@@ -96,7 +96,7 @@ impl Snapshot for Saved {
 impl StateMachine for List {
     type Outcome = u64;
     type Error = std::io::Error;
-    type Snapshot = Saved;
+    type Snapshot = ListSnapshot;
 
     fn is_final(_: &std::io::Error) -> bool {
         false
@@ -114,7 +114,7 @@ impl StateMachine for List {
         self.members.clone()
     }
 
-    fn apply(&mut self, entries: &[Committed]) -> std::io::Result<Applied<u64>> {
+    fn apply(&mut self, entries: &[CommittedEntry]) -> std::io::Result<ApplyResult<u64>> {
         let (mut outcomes, mut changes) = (Vec::new(), Vec::new());
         for entry in entries {
             assert_eq!(entry.position.index, self.applied.index + 1);
@@ -134,7 +134,7 @@ impl StateMachine for List {
             }
             self.requests.push(id);
         }
-        Ok(Applied { at: self.applied, outcomes, changes })
+        Ok(ApplyResult { position: self.applied, outcomes, changes })
     }
 
     fn checkpoint(&mut self) -> std::io::Result<Position> {
@@ -143,8 +143,8 @@ impl StateMachine for List {
         Ok(self.durable)
     }
 
-    fn snapshot(&self) -> Saved {
-        Saved(self.applied, self.members.clone(), self.save())
+    fn snapshot(&self) -> ListSnapshot {
+        ListSnapshot(self.applied, self.members.clone(), self.save())
     }
 
     fn install_snapshot(&mut self, input: &mut dyn Read) -> std::io::Result<Position> {
@@ -180,24 +180,24 @@ impl PeerSender for Net {
     }
 }
 
-struct Node {
+struct DriverNode {
     handle: Handle<u64>,
-    running: Running,
+    running: RunningDriver,
 }
 
-struct Cluster {
+struct ThreadedCluster {
     dir: tempfile::TempDir,
     net: Net,
     voters: Vec<u64>,
 }
 
-impl Cluster {
+impl ThreadedCluster {
     fn new(size: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         Self { dir, net: Net::default(), voters: (1..=size).collect() }
     }
 
-    fn start(&self, member: u64) -> Node {
+    fn start(&self, member: u64) -> DriverNode {
         let dir = self.dir.path().join(member.to_string());
         std::fs::create_dir_all(&dir).unwrap();
         let disk: SharedDisk = Arc::new(RealDisk);
@@ -208,11 +208,11 @@ impl Cluster {
             ..LogOptions::default()
         };
         if !Log::exists(&disk, &dir).unwrap() {
-            let identity = Identity { cluster: 9, member, incarnation: 5 };
+            let identity = LogIdentity { cluster: 9, member, incarnation: 5 };
             Log::create(&disk, &dir, &identity, &small).unwrap();
         }
         let (log, recovered) = Log::open(&disk, &dir, &small).unwrap();
-        let mut options = Options::new(member, dir.join("snapshots"));
+        let mut options = MemberOptions::new(member, dir.join("snapshots"));
         options.tick = Duration::from_millis(10);
         options.request_timeout = Duration::from_secs(30);
         options.campaign_when_connected = member == 1;
@@ -221,7 +221,7 @@ impl Cluster {
         if machine.members == Members::default() {
             machine.members.voters.clone_from(&self.voters);
         }
-        let parts = Parts {
+        let parts = MemberParts {
             options,
             machine,
             log,
@@ -236,10 +236,10 @@ impl Cluster {
             inbox.connected(*id);
         }
         peers.insert(member, (inbox, dir.join("snapshots")));
-        Node { handle, running }
+        DriverNode { handle, running }
     }
 
-    fn stop(&self, member: u64, node: Node) {
+    fn stop(&self, member: u64, node: DriverNode) {
         self.net.0.lock().unwrap().remove(&member);
         node.running.stop();
     }
@@ -251,13 +251,13 @@ fn payload(id: u64, bytes: usize) -> Bytes {
     Bytes::from(data)
 }
 
-async fn put(node: &Node, id: u64) -> Result<u64, ProposeError> {
+async fn put(node: &DriverNode, id: u64) -> Result<u64, ProposeError> {
     node.handle.propose(payload(id, 100), RequestId(id)).await
 }
 
 #[tokio::test]
 async fn a_single_voter_answers_and_remembers() {
-    let cluster = Cluster::new(1);
+    let cluster = ThreadedCluster::new(1);
     let node = cluster.start(1);
     let first = put(&node, 1).await.unwrap();
     assert!(node.handle.read_barrier().await.unwrap().index >= first);
@@ -270,7 +270,7 @@ async fn a_single_voter_answers_and_remembers() {
 
 #[tokio::test]
 async fn any_member_takes_proposals_and_answers_reads() {
-    let cluster = Cluster::new(3);
+    let cluster = ThreadedCluster::new(3);
     let nodes: Vec<_> = (1..=3).map(|member| cluster.start(member)).collect();
     for (id, node) in (1..=3).zip(&nodes) {
         let at = put(node, id).await.unwrap();
@@ -288,7 +288,7 @@ async fn any_member_takes_proposals_and_answers_reads() {
 
 #[tokio::test]
 async fn leadership_is_handed_over_on_request() {
-    let cluster = Cluster::new(3);
+    let cluster = ThreadedCluster::new(3);
     let nodes: Vec<_> = (1..=3).map(|member| cluster.start(member)).collect();
     put(&nodes[0], 1).await.unwrap();
     let leader = nodes[0].handle.status().borrow().leader;
@@ -303,7 +303,7 @@ async fn leadership_is_handed_over_on_request() {
 
 #[tokio::test]
 async fn a_member_that_missed_more_than_the_log_holds_gets_a_snapshot() {
-    let cluster = Cluster::new(3);
+    let cluster = ThreadedCluster::new(3);
     let mut nodes: BTreeMap<_, _> = (1..=3).map(|member| (member, cluster.start(member))).collect();
     put(&nodes[&1], 1).await.unwrap();
     let leader = nodes[&1].handle.status().borrow().leader;
@@ -344,14 +344,14 @@ async fn a_member_that_missed_more_than_the_log_holds_gets_a_snapshot() {
 
 #[tokio::test]
 async fn without_a_quorum_a_request_times_out_and_says_why() {
-    let cluster = Cluster::new(3);
+    let cluster = ThreadedCluster::new(3);
     let node = cluster.start(1);
     let mut short = node.handle.clone();
     let mut options = (*short.options).clone();
     options.request_timeout = Duration::from_millis(50);
     short.options = Arc::new(options);
     assert_eq!(short.propose(payload(1, 1), RequestId(1)).await, Err(ProposeError::NoLeader));
-    assert_eq!(short.read_barrier().await, Err(ReadError::NoLeader));
+    assert_eq!(short.read_barrier().await, Err(ReadBarrierError::NoLeader));
     cluster.stop(1, node);
     assert_eq!(short.propose(payload(2, 1), RequestId(2)).await, Err(ProposeError::Stopped));
 }
@@ -359,7 +359,7 @@ async fn without_a_quorum_a_request_times_out_and_says_why() {
 /// A removed member: its peers drop the proposals that it forwards, and never answer.
 #[tokio::test]
 async fn who_waits_at_a_member_that_leaves_is_told_at_once() {
-    let cluster = Cluster::new(3);
+    let cluster = ThreadedCluster::new(3);
     let node = cluster.start(1);
     let (write, read) = (put(&node, 1), node.handle.read_barrier());
     let leave = async {
@@ -368,13 +368,13 @@ async fn who_waits_at_a_member_that_leaves_is_told_at_once() {
         node.handle.leave();
     };
     let (write, read, ()) = tokio::join!(write, read, leave);
-    assert_eq!((write, read), (Err(ProposeError::Stopped), Err(ReadError::Stopped)));
+    assert_eq!((write, read), (Err(ProposeError::Stopped), Err(ReadBarrierError::Stopped)));
     assert_eq!(put(&node, 2).await, Err(ProposeError::Stopped));
 }
 
 #[tokio::test]
 async fn a_change_of_members_is_followed_by_all_and_outlives_a_restart() {
-    let cluster = Cluster::new(3);
+    let cluster = ThreadedCluster::new(3);
     let nodes: Vec<_> = (1..=3).map(|member| cluster.start(member)).collect();
     let changed = Members { voters: vec![1, 2, 3], learners: vec![9] };
     put(&nodes[0], 1).await.unwrap();
@@ -409,19 +409,19 @@ fn options(max_backlog_bytes: usize) -> DriverOptions {
 #[should_panic(expected = "1000 are no bound on the backlog")]
 fn what_may_be_uncommitted_fits_into_the_backlog() {
     let only = Members { voters: vec![1], learners: Vec::new() };
-    let initial = Initial { members: only, ..Initial::default() };
+    let initial = InitialState { members: only, ..InitialState::default() };
     let config = Config { max_uncommitted_bytes: 1_000, ..Config::new(1, 1, 1) };
-    drop(Driver::new(&config, options(1_000), &initial));
+    drop(DriverCore::new(&config, options(1_000), &initial));
 }
 
 /// Returns a single voter whose state machine applied `change`, and reports `members` as the
 /// result.
-fn after_a_change(change: ConfChange, members: Members) -> Driver {
+fn after_a_change(change: ConfChange, members: Members) -> DriverCore {
     let only = Members { voters: vec![1], learners: Vec::new() };
-    let initial = Initial { members: only, ..Initial::default() };
-    let mut driver = Driver::new(&Config::new(1, 1, 1), options(128 << 20), &initial).unwrap();
+    let initial = InitialState { members: only, ..InitialState::default() };
+    let mut driver = DriverCore::new(&Config::new(1, 1, 1), options(128 << 20), &initial).unwrap();
     let data = Bytes::from_static(b"a change");
-    let mut pending = Some(Proposal { id: RequestId(1), kind: EntryKind::ConfChange, data });
+    let mut pending = Some(ClientProposal { id: RequestId(1), kind: EntryKind::ConfChange, data });
     loop {
         let effects = driver.advance();
         if let Some((number, _)) = effects.persist.last() {

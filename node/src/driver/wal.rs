@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use node_consensus::Fetch;
+use node_consensus::FetchRequest;
 
-use super::{Metrics, Notice, QUEUED_JOBS};
-use crate::log::{Batch, Log, LogError, Reader};
+use super::{DriverMetrics, Notice, QUEUED_JOBS};
+use crate::log::{Batch, Log, LogError, LogReader};
 
 /// Time without work after which the log prepares for later writes.
 const IDLE: Duration = Duration::from_millis(20);
 
 /// Interval at which the log's free space is checked.
-pub(super) const LOOK_AT_SPACE: Duration = Duration::from_secs(1);
+pub(super) const SPACE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Job for the log.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl LogJob {
 }
 
 /// Collects the jobs that are done together: `first`, and those that queued behind it.
-pub fn gather(first: LogJob, more: impl Iterator<Item = LogJob>) -> Vec<LogJob> {
+pub fn collect_log_jobs(first: LogJob, more: impl Iterator<Item = LogJob>) -> Vec<LogJob> {
     let mut group = vec![first];
     group.extend(more.take(QUEUED_JOBS));
     group
@@ -47,7 +47,7 @@ pub fn gather(first: LogJob, more: impl Iterator<Item = LogJob>) -> Vec<LogJob> 
 #[derive(Debug)]
 pub struct LogWriter {
     log: Log,
-    metrics: Arc<Metrics>,
+    metrics: Arc<DriverMetrics>,
     is_short: bool,
     /// Whether there may be something to prepare.
     idle_work: bool,
@@ -55,7 +55,7 @@ pub struct LogWriter {
 
 impl LogWriter {
     /// Takes ownership of the log.
-    pub fn new(mut log: Log, metrics: Arc<Metrics>) -> Self {
+    pub fn new(mut log: Log, metrics: Arc<DriverMetrics>) -> Self {
         let is_short = log.is_short_of_space();
         Self { log, metrics, is_short, idle_work: true }
     }
@@ -95,8 +95,8 @@ impl LogWriter {
     }
 
     /// Returns how long to wait for a job before calling [`idle`](Self::idle).
-    pub fn patience(&self) -> Duration {
-        if self.idle_work { IDLE } else { LOOK_AT_SPACE }
+    pub fn idle_wait(&self) -> Duration {
+        if self.idle_work { IDLE } else { SPACE_CHECK_INTERVAL }
     }
 
     /// Does one step of the work that makes later writes fast, because no job waits. While the disk
@@ -114,7 +114,7 @@ impl LogWriter {
     }
 
     /// Checks the disk's space. Returns whether [`is_short`](Self::is_short) has changed.
-    pub fn look_at_space(&mut self) -> bool {
+    pub fn check_space(&mut self) -> bool {
         let short = self.log.is_short_of_space();
         self.metrics.log_bytes_left.store(self.log.bytes_left(), Relaxed);
         std::mem::replace(&mut self.is_short, short) != short
@@ -133,11 +133,11 @@ impl LogWriter {
 }
 
 /// Reads old entries in parallel with the writer, without delaying it. An error is final.
-pub fn run_fetch(log: &Reader, fetch: Fetch) -> Result<Notice, LogError> {
-    let Fetch { id, low, high, max_bytes } = fetch;
+pub fn run_fetch(log: &LogReader, fetch: FetchRequest) -> Result<Notice, LogError> {
+    let FetchRequest { id, low, high, max_bytes } = fetch;
     let entries = match log.entries(low, high, max_bytes) {
         // The entries were compacted meanwhile. Consensus will find that the peer needs a snapshot.
-        Err(LogError::NotThere { .. }) => Vec::new(),
+        Err(LogError::Compacted { .. }) => Vec::new(),
         other => other?,
     };
     Ok(Notice::Fetched { id, entries })

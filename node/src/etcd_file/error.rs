@@ -25,13 +25,13 @@ pub enum EtcdFileError {
     },
     /// The file is not a bbolt file, or is damaged.
     #[error("the snapshot file is damaged or not one")]
-    Bbolt(#[source] node_bbolt::ReadError),
+    Bbolt(#[source] node_bbolt::BboltReadError),
     /// The file is a bbolt file that etcd did not make.
     #[error("the snapshot file is not etcd's: it has no bucket {0:?}")]
-    NotEtcds(&'static str),
+    MissingBucket(&'static str),
     /// A row has contents that etcd never writes.
     #[error("the snapshot file is damaged: in bucket {bucket:?}, {what}")]
-    Row {
+    DamagedRow {
         /// Bucket that contains the row.
         bucket: &'static str,
         /// Description of the problem.
@@ -42,10 +42,10 @@ pub enum EtcdFileError {
     Store(#[from] StoreError),
 }
 
-impl From<node_bbolt::ReadError> for EtcdFileError {
-    fn from(error: node_bbolt::ReadError) -> Self {
+impl From<node_bbolt::BboltReadError> for EtcdFileError {
+    fn from(error: node_bbolt::BboltReadError) -> Self {
         match error {
-            node_bbolt::ReadError::Io(error) => Self::Io(error),
+            node_bbolt::BboltReadError::Io(error) => Self::Io(error),
             error => Self::Bbolt(error),
         }
     }
@@ -59,8 +59,8 @@ pub enum ExportError {
     Store(#[from] StoreError),
     /// The file can't be written, or the store can't be represented as one.
     #[error("the snapshot could not be written")]
-    Write(#[from] node_bbolt::WriteError),
+    Write(#[from] node_bbolt::BboltWriteError),
     /// The client no longer needs the file.
     #[error("the snapshot is not wanted any more")]
-    Unwanted,
+    Cancelled,
 }

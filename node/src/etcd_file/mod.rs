@@ -7,10 +7,10 @@
 //!
 //! # Reading a file
 //!
-//! [`EtcdFile::open`] checks the hash, and reads everything but the keys into a [`Summary`].
-//! [`EtcdFile::import`] returns an [`Import`], which gives the records one at a time, in the order
+//! [`EtcdFile::open`] checks the hash, and reads everything but the keys into a [`FileSummary`].
+//! [`EtcdFile::import`] returns an [`RecordReader`], which gives the records one at a time, in the order
 //! of their revisions. The caller that makes a store passes both to
-//! [`Writer::import`](crate::mvcc::Writer::import):
+//! [`StoreWriter::import`](crate::mvcc::StoreWriter::import):
 //!
 //! - The file has all records that a compaction has left, including tombstones. As in etcd, records
 //!   at or below `compacted` that are no longer needed may still be among them. The store removes
@@ -40,6 +40,6 @@ mod write;
 mod tests;
 
 pub use error::{EtcdFileError, ExportError};
-pub use read::{Auth, EtcdFile, FileMember, HashCheck, Import, Summary};
+pub use read::{AuthSummary, EtcdFile, FileMember, FileSummary, HashCheck, RecordReader};
 pub use status::FileStatus;
 pub use write::Export;

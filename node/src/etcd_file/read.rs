@@ -2,7 +2,7 @@
 
 use std::io::{Read, Seek, SeekFrom};
 
-use node_bbolt::{Entries, Reader, Value};
+use node_bbolt::{BboltReader, BucketEntries, EntryValue};
 use node_proto::authpb;
 use node_proto::etcdserverpb::AlarmMember;
 use node_proto::leasepb;
@@ -43,7 +43,7 @@ pub enum HashCheck {
 
 /// Summary of the authentication data in a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Auth {
+pub struct AuthSummary {
     /// Whether authentication was enabled.
     pub enabled: bool,
     pub users: u64,
@@ -71,7 +71,7 @@ pub struct FileMember {
 
 /// Contents of a file except its records.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Summary {
+pub struct FileSummary {
     /// Newest revision of the store.
     pub revision: i64,
     /// Revision of the last compaction; -1 for none.
@@ -91,13 +91,13 @@ pub struct Summary {
     /// Number of leases in the file.
     pub leases: u64,
     /// Summary of users and roles.
-    pub auth: Auth,
+    pub auth: AuthSummary,
 }
 
 /// An open snapshot file of etcd.
 pub struct EtcdFile<R> {
-    reader: Reader<R>,
-    summary: Summary,
+    reader: BboltReader<R>,
+    summary: FileSummary,
 }
 
 impl<R: Read + Seek> EtcdFile<R> {
@@ -107,14 +107,14 @@ impl<R: Read + Seek> EtcdFile<R> {
         if check == HashCheck::Required {
             check_hash(&mut source)?;
         }
-        let mut reader = Reader::open(source)?;
+        let mut reader = BboltReader::open(source)?;
         let summary = summary(&mut reader)?;
         Ok(Self { reader, summary })
     }
 
     /// Returns the contents of the file except its records.
     #[must_use]
-    pub fn summary(&self) -> &Summary {
+    pub fn summary(&self) -> &FileSummary {
         &self.summary
     }
 
@@ -125,24 +125,24 @@ impl<R: Read + Seek> EtcdFile<R> {
     }
 
     /// Begins to read the records.
-    pub fn import(&mut self) -> Result<Import<'_, R>, EtcdFileError> {
-        let bucket = self.reader.bucket(KEY.as_bytes())?;
-        let bucket = bucket.ok_or(EtcdFileError::NotEtcds(KEY))?;
+    pub fn records(&mut self) -> Result<RecordReader<'_, R>, EtcdFileError> {
+        let bucket = self.reader.find_bucket(KEY.as_bytes())?;
+        let bucket = bucket.ok_or(EtcdFileError::MissingBucket(KEY))?;
         let entries = self.reader.entries(&bucket)?;
-        Ok(Import { entries, newest: self.summary.revision })
+        Ok(RecordReader { entries, newest: self.summary.revision })
     }
 
     /// Reads the users, roles and authentication state.
     pub fn auth(&mut self) -> Result<AuthState, EtcdFileError> {
         let (mut users, mut roles) = (Vec::new(), Vec::new());
-        rows(&mut self.reader, AUTH_USERS, |_, value| {
+        for_each_row(&mut self.reader, AUTH_USERS, |_, value| {
             push(&mut users, authpb::User::decode(value).map_err(|error| error.to_string())?)
         })?;
-        rows(&mut self.reader, AUTH_ROLES, |_, value| {
+        for_each_row(&mut self.reader, AUTH_ROLES, |_, value| {
             push(&mut roles, authpb::Role::decode(value).map_err(|error| error.to_string())?)
         })?;
         let mut revision = AuthState::default().revision();
-        rows(&mut self.reader, AUTH, |key, value| {
+        for_each_row(&mut self.reader, AUTH, |key, value| {
             if key == AUTH_REVISION {
                 revision = number(value)?;
             }
@@ -155,7 +155,7 @@ impl<R: Read + Seek> EtcdFile<R> {
     /// Reads the leases. The keys attached to a lease are known from the records.
     pub fn leases(&mut self) -> Result<Vec<Lease>, EtcdFileError> {
         let mut leases = Vec::new();
-        rows(&mut self.reader, LEASE, |key, value| {
+        for_each_row(&mut self.reader, LEASE, |key, value| {
             if leases.len() == MAX_LEASES {
                 return Err(format!("there are more than {MAX_LEASES} rows"));
             }
@@ -167,17 +167,17 @@ impl<R: Read + Seek> EtcdFile<R> {
 }
 
 /// Reader of the records in a file.
-pub struct Import<'a, R> {
-    entries: Entries<'a, R>,
+pub struct RecordReader<'a, R> {
+    entries: BucketEntries<'a, R>,
     /// Newest revision according to the last page. In a damaged tree, an earlier page may contain a
     /// higher one.
     newest: i64,
 }
 
-impl<R: Read + Seek> Import<'_, R> {
+impl<R: Read + Seek> RecordReader<'_, R> {
     /// Passes each record, an encoded `KeyValue`, to `take`, in the order of revisions. After an
     /// error, the records before it must not be used either.
-    pub fn each<E: From<EtcdFileError>>(
+    pub fn for_each<E: From<EtcdFileError>>(
         mut self,
         mut take: impl FnMut(Revision, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -196,7 +196,7 @@ impl<R: Read + Seek> Import<'_, R> {
                 );
             }
             last = at;
-            let Value::Bytes(record) = entry.value else {
+            let EntryValue::Bytes(record) = entry.value else {
                 return Err(damaged(KEY, format!("{at:?} is a bucket")).into());
             };
             // etcd's `--bump-revision` leaves a revision with an empty record.
@@ -234,7 +234,7 @@ fn lease(key: &[u8], value: &[u8]) -> Result<Lease, String> {
     if !proper || !(0..=ttl).contains(&left) {
         return Err(format!("a lease can't be: {row:?}"));
     }
-    Ok(Lease { id, ttl, left, granted: 0 })
+    Ok(Lease { id, ttl, remaining_ttl: left, grant_index: 0 })
 }
 
 fn decode(record: &[u8]) -> Result<KeyValue, EtcdFileError> {
@@ -242,7 +242,7 @@ fn decode(record: &[u8]) -> Result<KeyValue, EtcdFileError> {
 }
 
 fn damaged(bucket: &'static str, what: impl Into<String>) -> EtcdFileError {
-    EtcdFileError::Row { bucket, what: what.into() }
+    EtcdFileError::DamagedRow { bucket, what: what.into() }
 }
 
 /// Compares the contents of the file with the hash at its end.
@@ -268,15 +268,15 @@ fn check_hash(source: &mut (impl Read + Seek)) -> Result<(), EtcdFileError> {
 }
 
 /// Passes each row of a bucket to `show`. A missing bucket has no rows.
-fn rows<R: Read + Seek>(
-    reader: &mut Reader<R>,
+fn for_each_row<R: Read + Seek>(
+    reader: &mut BboltReader<R>,
     bucket: &'static str,
     mut show: impl FnMut(&[u8], &[u8]) -> Result<(), String>,
 ) -> Result<(), EtcdFileError> {
-    let Some(found) = reader.bucket(bucket.as_bytes())? else { return Ok(()) };
+    let Some(found) = reader.find_bucket(bucket.as_bytes())? else { return Ok(()) };
     let mut entries = reader.entries(&found)?;
     while let Some(entry) = entries.next()? {
-        let Value::Bytes(value) = entry.value else {
+        let EntryValue::Bytes(value) = entry.value else {
             return Err(damaged(bucket, "a row is a bucket"));
         };
         show(entry.key, value).map_err(|what| damaged(bucket, what))?;
@@ -285,35 +285,35 @@ fn rows<R: Read + Seek>(
 }
 
 fn count<R: Read + Seek>(
-    reader: &mut Reader<R>,
+    reader: &mut BboltReader<R>,
     bucket: &'static str,
 ) -> Result<u64, EtcdFileError> {
     let mut count = 0;
-    rows(reader, bucket, |_, _| {
+    for_each_row(reader, bucket, |_, _| {
         count += 1;
         Ok(())
     })?;
     Ok(count)
 }
 
-fn summary<R: Read + Seek>(reader: &mut Reader<R>) -> Result<Summary, EtcdFileError> {
+fn summary<R: Read + Seek>(reader: &mut BboltReader<R>) -> Result<FileSummary, EtcdFileError> {
     let newest = newest_record(reader)?;
-    let meta = Meta::read(reader)?;
+    let meta = MetaBucket::read(reader)?;
     let (mut members, mut alarms, mut cluster_version) = (Vec::new(), Vec::new(), None);
-    rows(reader, MEMBERS, |_, value| {
+    for_each_row(reader, MEMBERS, |_, value| {
         let member = serde_json::from_slice::<FileMember>(value);
         push(&mut members, member.map_err(|error| error.to_string())?)
     })?;
-    rows(reader, ALARM, |key, _| {
+    for_each_row(reader, ALARM, |key, _| {
         push(&mut alarms, AlarmMember::decode(key).map_err(|error| error.to_string())?)
     })?;
-    rows(reader, CLUSTER, |key, value| {
+    for_each_row(reader, CLUSTER, |key, value| {
         if key == CLUSTER_VERSION {
             cluster_version = Some(text(value)?);
         }
         Ok(())
     })?;
-    Ok(Summary {
+    Ok(FileSummary {
         revision: newest.max(meta.scheduled).max(meta.finished).max(1),
         compacted: meta.scheduled.max(meta.finished),
         applied: meta.applied,
@@ -328,26 +328,26 @@ fn summary<R: Read + Seek>(reader: &mut Reader<R>) -> Result<Summary, EtcdFileEr
 }
 
 /// Returns the revision of the last record, or 0 if there is none.
-fn newest_record<R: Read + Seek>(reader: &mut Reader<R>) -> Result<i64, EtcdFileError> {
-    let bucket = reader.bucket(KEY.as_bytes())?.ok_or(EtcdFileError::NotEtcds(KEY))?;
+fn newest_record<R: Read + Seek>(reader: &mut BboltReader<R>) -> Result<i64, EtcdFileError> {
+    let bucket = reader.find_bucket(KEY.as_bytes())?.ok_or(EtcdFileError::MissingBucket(KEY))?;
     let Some(last) = reader.last_key(&bucket)? else { return Ok(0) };
     let (at, _) = EtcdKey::parse(&last).ok_or_else(|| damaged(KEY, "a key is no revision"))?;
     Ok(at.main)
 }
 
 /// The rows of the bucket `meta` that are used here.
-struct Meta {
+struct MetaBucket {
     applied: Position,
     scheduled: i64,
     finished: i64,
     storage_version: Option<String>,
 }
 
-impl Meta {
-    fn read<R: Read + Seek>(reader: &mut Reader<R>) -> Result<Self, EtcdFileError> {
+impl MetaBucket {
+    fn read<R: Read + Seek>(reader: &mut BboltReader<R>) -> Result<Self, EtcdFileError> {
         let applied = Position { index: 0, term: 0 };
         let mut meta = Self { applied, scheduled: -1, finished: -1, storage_version: None };
-        rows(reader, META, |key, value| {
+        for_each_row(reader, META, |key, value| {
             match key {
                 CONSISTENT_INDEX => meta.applied.index = number(value)?,
                 TERM => meta.applied.term = number(value)?,
@@ -362,14 +362,18 @@ impl Meta {
     }
 }
 
-fn auth<R: Read + Seek>(reader: &mut Reader<R>) -> Result<Auth, EtcdFileError> {
+fn auth<R: Read + Seek>(reader: &mut BboltReader<R>) -> Result<AuthSummary, EtcdFileError> {
     let mut enabled = false;
-    rows(reader, AUTH, |key, value| {
+    for_each_row(reader, AUTH, |key, value| {
         // Any value except the one that etcd writes to disable authentication counts as enabled.
         enabled |= key == AUTH_ENABLED && value != [0];
         Ok(())
     })?;
-    Ok(Auth { enabled, users: count(reader, AUTH_USERS)?, roles: count(reader, AUTH_ROLES)? })
+    Ok(AuthSummary {
+        enabled,
+        users: count(reader, AUTH_USERS)?,
+        roles: count(reader, AUTH_ROLES)?,
+    })
 }
 
 fn push<T>(rows: &mut Vec<T>, row: T) -> Result<(), String> {

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::io::{Read, Seek};
 
-use node_bbolt::{Reader, Value};
+use node_bbolt::{BboltReader, EntryValue};
 use node_proto::mvccpb::KeyValue;
 use prost::Message as _;
 use serde::Serialize;
@@ -32,8 +32,8 @@ pub struct FileStatus {
 
 impl FileStatus {
     /// Reads a whole file and returns its status.
-    pub fn of(source: impl Read + Seek) -> Result<Self, EtcdFileError> {
-        let mut reader = Reader::open(source)?;
+    pub fn read(source: impl Read + Seek) -> Result<Self, EtcdFileError> {
+        let mut reader = BboltReader::open(source)?;
         let mut status = Self { total_size: reader.file_bytes(), ..Self::default() };
         let mut names: Vec<Vec<u8>> = Vec::new();
         let root = reader.root();
@@ -44,14 +44,14 @@ impl FileStatus {
         let mut keys = BTreeSet::new();
         for name in names {
             status.hash = crc32c::crc32c_append(status.hash, &name);
-            let Some(bucket) = reader.bucket(&name)? else { continue };
+            let Some(bucket) = reader.find_bucket(&name)? else { continue };
             let mut rows = reader.entries(&bucket)?;
             while let Some(row) = rows.next()? {
-                let Value::Bytes(value) = row.value else { continue };
+                let EntryValue::Bytes(value) = row.value else { continue };
                 status.hash = crc32c::crc32c_append(status.hash, row.key);
                 status.hash = crc32c::crc32c_append(status.hash, value);
                 if name == KEY.as_bytes() {
-                    status.revision = change(row.key, value, &mut keys)?;
+                    status.revision = apply_record(row.key, value, &mut keys)?;
                 } else if name == META.as_bytes() && row.key == STORAGE_VERSION {
                     status.version = String::from_utf8_lossy(value).into_owned();
                 }
@@ -63,12 +63,12 @@ impl FileStatus {
 }
 
 /// Applies a record to the set of existing keys, and returns its revision.
-fn change(
+fn apply_record(
     at: &[u8],
     record: &[u8],
     keys: &mut BTreeSet<bytes::Bytes>,
 ) -> Result<i64, EtcdFileError> {
-    let damaged = |what: String| EtcdFileError::Row { bucket: KEY, what };
+    let damaged = |what: String| EtcdFileError::DamagedRow { bucket: KEY, what };
     let parsed = EtcdKey::parse(at).ok_or_else(|| damaged("a key is no revision".to_owned()))?;
     let (revision, is_tombstone) = parsed;
     let kv = KeyValue::decode(record).map_err(|error| damaged(error.to_string()))?;

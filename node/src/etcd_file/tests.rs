@@ -8,7 +8,7 @@
 
 use std::io::Cursor;
 
-use node_bbolt::{Builder, WriteError};
+use node_bbolt::{BboltWriteError, Builder};
 use node_proto::etcdserverpb::{AlarmMember, RangeRequest};
 use node_proto::mvccpb::KeyValue;
 use prost::Message as _;
@@ -19,7 +19,7 @@ use crate::identity::MemberId;
 use crate::machine::Position;
 use crate::membership::{MemberChange, MemberTable};
 use crate::mvcc::tests::{backend, disk, member};
-use crate::mvcc::{Compaction, Contents, EtcdKey, Options, Revision, Writer};
+use crate::mvcc::{CompactionMode, Contents, EtcdKey, Revision, StoreOptions, StoreWriter};
 
 const ETCD_3_4: &[u8] = include_bytes!("fixtures/etcd-3.4.db");
 const ETCD_3_6: &[u8] = include_bytes!("fixtures/etcd-3.6.db");
@@ -44,43 +44,46 @@ const CHECKSUMS: [(i64, u32); 9] = [
 const SHORTER: [(i64, u32); 4] =
     [(8, 1_896_003_947), (15, 3_435_580_366), (17, 3_364_439_187), (18, 2_473_428_273)];
 
-type Opened = EtcdFile<Cursor<Vec<u8>>>;
+type OpenedFile = EtcdFile<Cursor<Vec<u8>>>;
 
-fn open(file: &[u8]) -> Result<Opened, EtcdFileError> {
+fn open(file: &[u8]) -> Result<OpenedFile, EtcdFileError> {
     EtcdFile::open(Cursor::new(file.to_vec()), HashCheck::Required)
 }
 
-fn unhashed(file: &[u8]) -> Result<Opened, EtcdFileError> {
+fn unhashed(file: &[u8]) -> Result<OpenedFile, EtcdFileError> {
     EtcdFile::open(Cursor::new(file.to_vec()), HashCheck::Skipped)
 }
 
 /// Imports the contents of a file into a new store.
-fn import(file: &mut Opened) -> Result<Writer, EtcdFileError> {
-    import_into(Compaction::Inline, file)
+fn import(file: &mut OpenedFile) -> Result<StoreWriter, EtcdFileError> {
+    import_into(CompactionMode::Inline, file)
 }
 
-fn import_into(compaction: Compaction, file: &mut Opened) -> Result<Writer, EtcdFileError> {
+fn import_into(
+    compaction: CompactionMode,
+    file: &mut OpenedFile,
+) -> Result<StoreWriter, EtcdFileError> {
     let disk = disk(1);
-    let options = Options { cache_bytes: 1 << 20, compaction, ..Options::default() };
-    let mut writer = Writer::open(backend(&disk), options).unwrap();
+    let options = StoreOptions { cache_bytes: 1 << 20, compaction, ..StoreOptions::default() };
+    let mut writer = StoreWriter::open(backend(&disk), options).unwrap();
     let summary = file.summary().clone();
     let contents = Contents {
         applied: Position { index: 7, term: 3 },
         revision: summary.revision,
-        compacted: summary.compacted,
+        compact_revision: summary.compacted,
         members: MemberTable::new([member(1, "a")]),
         alarms: summary.alarms,
         leases: file.leases()?,
         auth: file.auth()?,
     };
-    let records = file.import()?;
+    let records = file.records()?;
     writer.import(contents, |take| {
-        records.each(|at, record| Ok::<_, EtcdFileError>(take(at, record)?))
+        records.for_each(|at, record| Ok::<_, EtcdFileError>(take(at, record)?))
     })?;
     Ok(writer)
 }
 
-fn export(writer: &Writer) -> Vec<u8> {
+fn export(writer: &StoreWriter) -> Vec<u8> {
     let export = Export::new(&writer.store(), &|| true).unwrap();
     let mut file = Vec::new();
     export.write(&mut file).unwrap();
@@ -88,7 +91,7 @@ fn export(writer: &Writer) -> Vec<u8> {
     file
 }
 
-fn everything(writer: &Writer, revision: i64) -> Vec<KeyValue> {
+fn everything(writer: &StoreWriter, revision: i64) -> Vec<KeyValue> {
     let from = b"\0".as_slice().into();
     let request = RangeRequest {
         key: from,
@@ -100,7 +103,7 @@ fn everything(writer: &Writer, revision: i64) -> Vec<KeyValue> {
     store.range(&store.view(), &request).unwrap().kvs
 }
 
-fn checksum(writer: &Writer, revision: i64) -> u32 {
+fn checksum(writer: &StoreWriter, revision: i64) -> u32 {
     let store = writer.store();
     store.hash_kv(&store.view(), revision).unwrap().hash
 }
@@ -110,7 +113,7 @@ fn a_store_made_of_etcds_file_has_etcds_checksums() {
     for file in [ETCD_3_4, ETCD_3_7] {
         let writer = import(&mut open(file).unwrap()).unwrap();
         let view = writer.store().view();
-        assert_eq!((view.revision(), view.compacted(), view.applied().index), (28, 12, 7));
+        assert_eq!((view.revision(), view.compact_revision(), view.applied().index), (28, 12, 7));
         for (revision, hash) in CHECKSUMS {
             assert_eq!(checksum(&writer, revision), hash, "at {revision}");
         }
@@ -134,7 +137,7 @@ fn so_has_one_of_the_versions_between() {
         assert_eq!(file.summary().storage_version.as_deref(), version);
         let writer = import(&mut file).unwrap();
         let view = writer.store().view();
-        assert_eq!((view.revision(), view.compacted()), (18, 6));
+        assert_eq!((view.revision(), view.compact_revision()), (18, 6));
         for (revision, hash) in SHORTER {
             assert_eq!(checksum(&writer, revision), hash, "at {revision}");
         }
@@ -154,7 +157,7 @@ fn what_a_file_says_of_its_cluster_is_told() {
     assert_eq!((member.id, &member.name[..]), (2_132_960_513_972_957_892, "default"));
     assert_eq!(member.peer_urls, ["http://127.0.0.1:24021"]);
     assert_eq!(summary.applied.term, 2);
-    assert_eq!((summary.leases, summary.auth, summary.removed), (0, Auth::default(), 0));
+    assert_eq!((summary.leases, summary.auth, summary.removed), (0, AuthSummary::default(), 0));
     let old = open(ETCD_3_4).unwrap();
     assert_eq!((&old.summary().storage_version, old.summary().applied.term), (&None, 0));
     assert_eq!(old.file_bytes(), ETCD_3_4.len() as u64 - 32);
@@ -181,7 +184,7 @@ fn a_file_is_whole_or_refused() {
 #[test]
 fn users_and_leases_come_along_and_go_back() {
     let mut file = open(WITH_AUTH).unwrap();
-    assert_eq!(file.summary().auth, Auth { enabled: true, users: 1, roles: 2 });
+    assert_eq!(file.summary().auth, AuthSummary { enabled: true, users: 1, roles: 2 });
     let writer = import(&mut file).unwrap();
     let view = writer.store().view();
     let auth = view.auth();
@@ -226,7 +229,7 @@ fn our_own_file_comes_back_as_it_was() {
         let (added, removed) =
             (MemberChange::Add(member(2, "b")), MemberChange::Remove(MemberId(2)));
         for change in [added, MemberChange::Add(learner), removed] {
-            batch.members_mut().change(change, 9).unwrap();
+            batch.members_mut().apply_change(change, 9).unwrap();
         }
         alarms.into_iter().for_each(|alarm| batch.raise_alarm(alarm));
         batch.compact(20).unwrap();
@@ -255,8 +258,8 @@ fn our_own_file_comes_back_as_it_was() {
 #[test]
 fn an_empty_store_is_a_file_too() {
     let disk = disk(1);
-    let options = Options { cache_bytes: 1 << 20, ..Options::default() };
-    let writer = Writer::open(backend(&disk), options).unwrap();
+    let options = StoreOptions { cache_bytes: 1 << 20, ..StoreOptions::default() };
+    let writer = StoreWriter::open(backend(&disk), options).unwrap();
     let mut file = open(&export(&writer)).unwrap();
     assert_eq!((file.summary().revision, file.summary().compacted), (1, -1));
     let again = import(&mut file).unwrap();
@@ -265,11 +268,11 @@ fn an_empty_store_is_a_file_too() {
 
 /// Returns the value of the row `name` in the bucket `meta` of a file.
 fn meta_row(file: &[u8], name: &[u8]) -> Option<Vec<u8>> {
-    let mut reader = node_bbolt::Reader::open(Cursor::new(file)).unwrap();
-    let bucket = reader.bucket(META.as_bytes()).unwrap().unwrap();
+    let mut reader = node_bbolt::BboltReader::open(Cursor::new(file)).unwrap();
+    let bucket = reader.find_bucket(META.as_bytes()).unwrap().unwrap();
     let mut rows = reader.entries(&bucket).unwrap();
     while let Some(row) = rows.next().unwrap() {
-        if let (true, node_bbolt::Value::Bytes(value)) = (row.key == name, row.value) {
+        if let (true, node_bbolt::EntryValue::Bytes(value)) = (row.key == name, row.value) {
             return Some(value.to_vec());
         }
     }
@@ -279,7 +282,7 @@ fn meta_row(file: &[u8], name: &[u8]) -> Option<Vec<u8>> {
 #[test]
 fn a_compaction_that_is_under_way_is_not_written_as_done() {
     let mut file = open(ETCD_3_7).unwrap();
-    let writer = import_into(Compaction::Background, &mut file).unwrap();
+    let writer = import_into(CompactionMode::Background, &mut file).unwrap();
     let (scheduled, finished) = (b"scheduledCompactRev", b"finishedCompactRev");
     let twelve = Some(at(12, false).bytes().to_vec());
     let under_way = export(&writer);
@@ -290,20 +293,20 @@ fn a_compaction_that_is_under_way_is_not_written_as_done() {
 }
 
 /// Creates a file with these rows in the buckets `key` and `meta`.
-fn crafted(keys: &[(&[u8], Vec<u8>)], meta: &[(&[u8], &[u8])]) -> Opened {
+fn crafted(keys: &[(&[u8], Vec<u8>)], meta: &[(&[u8], &[u8])]) -> OpenedFile {
     unhashed(&written(keys, meta)).unwrap()
 }
 
 fn written(keys: &[(&[u8], Vec<u8>)], meta: &[(&[u8], &[u8])]) -> Vec<u8> {
     let fill = |builder: &mut Builder<'_>| {
-        builder.bucket(KEY.as_bytes())?;
+        builder.begin_bucket(KEY.as_bytes())?;
         keys.iter().try_for_each(|(key, record)| builder.put(key, record))?;
-        builder.bucket(META.as_bytes())?;
+        builder.begin_bucket(META.as_bytes())?;
         meta.iter().try_for_each(|(key, value)| builder.put(key, value))
     };
-    let layout = node_bbolt::measure::<WriteError>(fill).unwrap();
+    let layout = node_bbolt::measure::<BboltWriteError>(fill).unwrap();
     let mut file = Vec::new();
-    node_bbolt::write::<WriteError>(layout, &mut file, fill).unwrap();
+    node_bbolt::write::<BboltWriteError>(layout, &mut file, fill).unwrap();
     file
 }
 
@@ -326,7 +329,7 @@ fn what_a_bump_of_the_revision_leaves_is_a_revision_and_no_key() {
     );
     let writer = import(&mut file).unwrap();
     let view = writer.store().view();
-    assert_eq!((view.revision(), view.compacted()), (1_000, 1_000));
+    assert_eq!((view.revision(), view.compact_revision()), (1_000, 1_000));
     assert_eq!(everything(&writer, 0), [put(2)]);
 }
 
@@ -335,7 +338,7 @@ fn a_record_that_etcd_would_not_write_is_refused() {
     let refused = |key: &[u8], record: Vec<u8>| {
         let mut file = crafted(&[(key, record)], &[]);
         match import(&mut file) {
-            Err(EtcdFileError::Row { what, .. }) => what,
+            Err(EtcdFileError::DamagedRow { what, .. }) => what,
             other => panic!("{:?}", other.map(drop)),
         }
     };
@@ -363,11 +366,11 @@ fn a_record_that_etcd_would_not_write_is_refused() {
 
 #[test]
 fn a_bbolt_file_of_something_else_is_refused() {
-    let fill = |builder: &mut Builder<'_>| builder.bucket(b"widgets");
-    let layout = node_bbolt::measure::<WriteError>(fill).unwrap();
+    let fill = |builder: &mut Builder<'_>| builder.begin_bucket(b"widgets");
+    let layout = node_bbolt::measure::<BboltWriteError>(fill).unwrap();
     let mut file = Vec::new();
-    node_bbolt::write::<WriteError>(layout, &mut file, fill).unwrap();
-    assert!(matches!(unhashed(&file), Err(EtcdFileError::NotEtcds("key"))));
+    node_bbolt::write::<BboltWriteError>(layout, &mut file, fill).unwrap();
+    assert!(matches!(unhashed(&file), Err(EtcdFileError::MissingBucket("key"))));
 }
 
 #[test]
@@ -398,7 +401,7 @@ fn no_flipped_byte_makes_it_panic() {
         let mut file = whole.clone();
         file[at] ^= 0x81;
         let Ok(mut file) = unhashed(&file) else { continue };
-        let Ok(records) = file.import() else { continue };
-        let _ = records.each(|_, _| Ok::<_, EtcdFileError>(()));
+        let Ok(records) = file.records() else { continue };
+        let _ = records.for_each(|_, _| Ok::<_, EtcdFileError>(()));
     }
 }

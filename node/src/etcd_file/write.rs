@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use node_bbolt::{Builder, Layout, WriteError};
+use node_bbolt::{BboltWriteError, Builder, Layout};
 use node_proto::leasepb;
 use node_proto::mvccpb::KeyValue;
 use prost::Message as _;
@@ -18,7 +18,7 @@ use crate::auth::AuthState;
 use crate::config::CLUSTER_VERSION;
 use crate::lease::Lease;
 use crate::membership::MemberTable;
-use crate::mvcc::{EtcdKey, Frozen, Revision, Store, StoreError, View};
+use crate::mvcc::{EtcdKey, FrozenView, Revision, Store, StoreError, View};
 
 /// A store that is to be written as a file, in the state that it had when this was created.
 ///
@@ -29,16 +29,16 @@ use crate::mvcc::{EtcdKey, Frozen, Revision, Store, StoreError, View};
 /// The bucket `cluster` gets no `clusterVersion`. etcd determines the version by itself, and 3.4
 /// refuses one that is newer than its own.
 pub struct Export {
-    frozen: Frozen,
+    frozen: FrozenView,
     layout: Layout,
 }
 
 impl Export {
     /// Freezes the current state of the store and computes the size of its file. Stops with
-    /// [`ExportError::Unwanted`] once `is_wanted` returns false.
+    /// [`ExportError::Cancelled`] once `is_wanted` returns false.
     pub fn new(store: &Store, is_wanted: &dyn Fn() -> bool) -> Result<Self, ExportError> {
         let frozen = store.freeze()?;
-        let layout = node_bbolt::measure(|builder| fill(&frozen, is_wanted, builder))?;
+        let layout = node_bbolt::measure(|builder| write_buckets(&frozen, is_wanted, builder))?;
         Ok(Self { frozen, layout })
     }
 
@@ -62,23 +62,24 @@ impl Export {
 
     /// Writes the file, followed by its SHA-256 hash.
     pub fn write(&self, out: &mut dyn Write) -> Result<(), ExportError> {
-        let mut hashed = Hashed { out, hash: ring::digest::Context::new(&ring::digest::SHA256) };
+        let mut hashed =
+            HashingWriter { out, hash: ring::digest::Context::new(&ring::digest::SHA256) };
         node_bbolt::write(self.layout, &mut hashed, |builder| {
-            fill(&self.frozen, &|| true, builder)
+            write_buckets(&self.frozen, &|| true, builder)
         })?;
-        let Hashed { out, hash } = hashed;
-        let failed = |error| ExportError::Write(WriteError::Io(error));
+        let HashingWriter { out, hash } = hashed;
+        let failed = |error| ExportError::Write(BboltWriteError::Io(error));
         out.write_all(hash.finish().as_ref()).map_err(failed)?;
         out.flush().map_err(failed)
     }
 }
 
-struct Hashed<'a> {
+struct HashingWriter<'a> {
     out: &'a mut dyn Write,
     hash: ring::digest::Context,
 }
 
-impl Write for Hashed<'_> {
+impl Write for HashingWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.out.write(bytes)?;
         self.hash.update(&bytes[..written]);
@@ -92,29 +93,29 @@ impl Write for Hashed<'_> {
 
 /// Adds all buckets, in the order of their names. They are the buckets that etcd creates at its
 /// first start.
-fn fill(
-    frozen: &Frozen,
+fn write_buckets(
+    frozen: &FrozenView,
     is_wanted: &dyn Fn() -> bool,
     builder: &mut Builder<'_>,
 ) -> Result<(), ExportError> {
     let view = &frozen.view;
-    builder.bucket(ALARM.as_bytes())?;
+    builder.begin_bucket(ALARM.as_bytes())?;
     let mut alarms: Vec<_> = view.alarms().iter().map(|alarm| alarm.encode_to_vec()).collect();
     alarms.sort_unstable();
     for alarm in alarms {
         builder.put(&alarm, b"")?;
     }
     auth(view.auth(), builder)?;
-    builder.bucket(CLUSTER.as_bytes())?;
-    builder.bucket(KEY.as_bytes())?;
+    builder.begin_bucket(CLUSTER.as_bytes())?;
+    builder.begin_bucket(KEY.as_bytes())?;
     frozen.records(|at, record| {
         if !is_wanted() {
-            return Err(ExportError::Unwanted);
+            return Err(ExportError::Cancelled);
         }
         let key = EtcdKey::new(at, is_tombstone(record)?);
         Ok::<_, ExportError>(builder.put(key.bytes(), record)?)
     })?;
-    builder.bucket(LEASE.as_bytes())?;
+    builder.begin_bucket(LEASE.as_bytes())?;
     leases(view, builder)?;
     members(view.members(), builder)?;
     meta(frozen, builder)
@@ -122,16 +123,16 @@ fn fill(
 
 /// Adds the buckets of users, roles and authentication state.
 fn auth(auth: &AuthState, builder: &mut Builder<'_>) -> Result<(), ExportError> {
-    builder.bucket(AUTH.as_bytes())?;
+    builder.begin_bucket(AUTH.as_bytes())?;
     if auth.is_enabled() {
         builder.put(AUTH_ENABLED, &[1])?;
     }
     builder.put(AUTH_REVISION, &auth.revision().to_be_bytes())?;
-    builder.bucket(AUTH_ROLES.as_bytes())?;
+    builder.begin_bucket(AUTH_ROLES.as_bytes())?;
     for (name, role) in auth.role_rows() {
         builder.put(name.as_bytes(), &role.encode_to_vec())?;
     }
-    builder.bucket(AUTH_USERS.as_bytes())?;
+    builder.begin_bucket(AUTH_USERS.as_bytes())?;
     for (name, user) in auth.user_rows() {
         builder.put(name.as_bytes(), &user.encode_to_vec())?;
     }
@@ -142,7 +143,7 @@ fn auth(auth: &AuthState, builder: &mut Builder<'_>) -> Result<(), ExportError> 
 fn leases(view: &View, builder: &mut Builder<'_>) -> Result<(), ExportError> {
     let mut leases = view.leases()?;
     leases.sort_unstable_by_key(|lease| lease.id.cast_unsigned());
-    for Lease { id, ttl, left, .. } in leases {
+    for Lease { id, ttl, remaining_ttl: left, .. } in leases {
         let row = leasepb::Lease { id, ttl, remaining_ttl: left };
         builder.put(&id.to_be_bytes(), &row.encode_to_vec())?;
     }
@@ -158,7 +159,7 @@ fn is_tombstone(record: &[u8]) -> Result<bool, StoreError> {
 
 fn members(table: &MemberTable, builder: &mut Builder<'_>) -> Result<(), ExportError> {
     // The hex digits have a fixed length, so they sort in the order of the ids.
-    builder.bucket(MEMBERS.as_bytes())?;
+    builder.begin_bucket(MEMBERS.as_bytes())?;
     for member in table.members() {
         let row = FileMember {
             id: member.id.0,
@@ -169,7 +170,7 @@ fn members(table: &MemberTable, builder: &mut Builder<'_>) -> Result<(), ExportE
         };
         builder.put(hex(row.id).as_bytes(), &json(&row))?;
     }
-    builder.bucket(MEMBERS_REMOVED.as_bytes())?;
+    builder.begin_bucket(MEMBERS_REMOVED.as_bytes())?;
     for (id, _) in table.removed() {
         builder.put(hex(id.0).as_bytes(), REMOVED)?;
     }
@@ -194,15 +195,15 @@ struct ConfState {
 }
 
 /// Adds the rows of the bucket `meta`, in the order of their names.
-fn meta(frozen: &Frozen, builder: &mut Builder<'_>) -> Result<(), ExportError> {
+fn meta(frozen: &FrozenView, builder: &mut Builder<'_>) -> Result<(), ExportError> {
     let view = &frozen.view;
     let ids = view.members().voters_and_learners();
     let conf = ConfState { voters: ids.voters, learners: ids.learners, auto_leave: false };
-    builder.bucket(META.as_bytes())?;
+    builder.begin_bucket(META.as_bytes())?;
     builder.put(CONF_STATE, &json(&conf))?;
     builder.put(CONSISTENT_INDEX, &view.applied().index.to_be_bytes())?;
     compaction(FINISHED_COMPACTION, frozen.finished_compaction, builder)?;
-    compaction(SCHEDULED_COMPACTION, view.compacted(), builder)?;
+    compaction(SCHEDULED_COMPACTION, view.compact_revision(), builder)?;
     builder.put(STORAGE_VERSION, CLUSTER_VERSION.as_bytes())?;
     builder.put(TERM, &view.applied().term.to_be_bytes())?;
     Ok(())

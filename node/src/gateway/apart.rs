@@ -12,14 +12,14 @@ use crate::rpc;
 const LARGE_BYTES: usize = 256 << 10;
 /// Maximum number of large messages converted at a time. A message can take a hundred times the
 /// memory of its JSON.
-const LARGE_AT_ONCE: usize = 2;
+const MAX_LARGE_AT_ONCE: usize = 2;
 
 #[derive(Clone)]
-pub(super) struct Apart(Arc<Semaphore>);
+pub(super) struct BlockingPool(Arc<Semaphore>);
 
-impl Apart {
+impl BlockingPool {
     pub(super) fn new() -> Self {
-        Self(Arc::new(Semaphore::new(LARGE_AT_ONCE)))
+        Self(Arc::new(Semaphore::new(MAX_LARGE_AT_ONCE)))
     }
 
     /// Runs `work`, which processes `bytes` bytes. Large work waits for one of the few permits. The
@@ -33,7 +33,7 @@ impl Apart {
             return work();
         }
         let turn = Arc::clone(&self.0).acquire_owned().await.expect("it is never closed");
-        rpc::apart(turn, work).await?
+        rpc::run_blocking(turn, work).await?
     }
 }
 
@@ -48,7 +48,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_large_waits_on_a_thread_of_its_own() {
         let (tell, told) = mpsc::channel();
-        let apart = Apart::new();
+        let apart = BlockingPool::new();
         let large = apart.run(LARGE_BYTES + 1, move || Ok(told.recv().unwrap()));
         let other = async {
             tokio::task::yield_now().await;
@@ -64,7 +64,7 @@ mod tests {
     async fn no_more_than_a_few_are_large_at_a_time() {
         static NOW: AtomicUsize = AtomicUsize::new(0);
         static MOST: AtomicUsize = AtomicUsize::new(0);
-        let apart = Apart::new();
+        let apart = BlockingPool::new();
         let work = || {
             MOST.fetch_max(NOW.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
             std::thread::sleep(Duration::from_millis(5));
@@ -73,6 +73,6 @@ mod tests {
         };
         let all = (0..20).map(|_| apart.run(LARGE_BYTES + 1, work));
         assert!(futures_util::future::join_all(all).await.iter().all(Result::is_ok));
-        assert!((1..=LARGE_AT_ONCE).contains(&MOST.load(Ordering::SeqCst)));
+        assert!((1..=MAX_LARGE_AT_ONCE).contains(&MOST.load(Ordering::SeqCst)));
     }
 }

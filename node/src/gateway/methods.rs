@@ -96,24 +96,24 @@ const PATHS: &[(&str, &[(&str, &str)])] = &[
 
 /// A method of the API.
 #[derive(Debug)]
-pub(super) struct Method {
+pub(super) struct GatewayMethod {
     /// Path of the method in gRPC.
     pub(super) path: PathAndQuery,
     pub(super) input: MessageDescriptor,
     pub(super) output: MessageDescriptor,
     /// Whether the method has a stream of requests.
-    pub(super) takes_more: bool,
+    pub(super) has_request_stream: bool,
     /// Whether the method has a stream of answers.
-    gives_more: bool,
+    has_answer_stream: bool,
 }
 
-impl Method {
+impl GatewayMethod {
     pub(super) fn is_stream(&self) -> bool {
-        self.takes_more || self.gives_more
+        self.has_request_stream || self.has_answer_stream
     }
 }
 
-static METHODS: LazyLock<BTreeMap<&'static str, Method>> = LazyLock::new(|| {
+static METHODS: LazyLock<BTreeMap<&'static str, GatewayMethod>> = LazyLock::new(|| {
     let pool = DescriptorPool::decode(node_proto::DESCRIPTORS).expect("it was built with this");
     let mut methods = BTreeMap::new();
     for (service, paths) in PATHS {
@@ -122,12 +122,12 @@ static METHODS: LazyLock<BTreeMap<&'static str, Method>> = LazyLock::new(|| {
             let mut all = declared.methods();
             let method = all.find(|method| method.name() == *name).expect("so is every method");
             let grpc = format!("/{service}/{name}");
-            let method = Method {
+            let method = GatewayMethod {
                 path: grpc.parse().expect("names make a path"),
                 input: method.input(),
                 output: method.output(),
-                takes_more: method.is_client_streaming(),
-                gives_more: method.is_server_streaming(),
+                has_request_stream: method.is_client_streaming(),
+                has_answer_stream: method.is_server_streaming(),
             };
             methods.insert(*path, method);
         }
@@ -136,14 +136,14 @@ static METHODS: LazyLock<BTreeMap<&'static str, Method>> = LazyLock::new(|| {
 });
 
 /// Returns the method of an HTTP path.
-pub(super) fn find(path: &str) -> Option<&'static Method> {
+pub(super) fn find(path: &str) -> Option<&'static GatewayMethod> {
     let rest = PREFIXES.iter().find_map(|prefix| path.strip_prefix(prefix))?;
     METHODS.get(rest)
 }
 
 /// Whether the path's request body is a stream of JSON values, each served as it arrives.
 pub(crate) fn takes_values(path: &str) -> bool {
-    find(path).is_some_and(|method| method.takes_more)
+    find(path).is_some_and(|method| method.has_request_stream)
 }
 
 #[cfg(test)]

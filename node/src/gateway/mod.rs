@@ -31,12 +31,12 @@ use tonic::metadata::MetadataMap;
 
 pub(crate) use methods::takes_values;
 
-use self::apart::Apart;
-use self::methods::Method;
-use self::raw::Raw;
+use self::apart::BlockingPool;
+use self::methods::GatewayMethod;
+use self::raw::RawCodec;
 use self::values::Values;
 use crate::rpc;
-use crate::shares::{Account, Charge, Part};
+use crate::shares::{BudgetShare, MemoryAccount, MemoryCharge};
 
 /// Maximum bytes of JSON per byte that a gRPC request may have. Base64 turns three bytes into four,
 /// and field names take space.
@@ -50,13 +50,13 @@ const METADATA: &str = "grpc-metadata-";
 struct Gateway {
     grpc: Router,
     /// Maximum length of one JSON object in bytes.
-    most: usize,
-    apart: Apart,
+    max_object_bytes: usize,
+    blocking_pool: BlockingPool,
 }
 
 /// Data of a call other than its messages.
-struct Call {
-    method: &'static Method,
+struct GatewayCall {
+    method: &'static GatewayMethod,
     metadata: MetadataMap,
     extensions: Extensions,
     deadline: rpc::Deadline,
@@ -65,7 +65,7 @@ struct Call {
 /// Makes a router for the gateway's paths, which makes its calls through `grpc`.
 pub(crate) fn router(grpc: Router, largest_request: usize) -> Router {
     let most = largest_request * REQUEST_GROWTH;
-    let gateway = Gateway { grpc, most, apart: Apart::new() };
+    let gateway = Gateway { grpc, max_object_bytes: most, blocking_pool: BlockingPool::new() };
     let mut router = Router::new();
     for prefix in methods::PREFIXES {
         router = router.route(prefix, any(serve)).route(&format!("{prefix}{{*path}}"), any(serve));
@@ -103,20 +103,26 @@ fn metadata(headers: &HeaderMap) -> MetadataMap {
 }
 
 impl Gateway {
-    async fn call(self, method: &'static Method, request: Request) -> Result<Response, Status> {
+    async fn call(
+        self,
+        method: &'static GatewayMethod,
+        request: Request,
+    ) -> Result<Response, Status> {
         let (mut parts, body) = request.into_parts();
         // Any web page can make a browser post here, and browsers present certificates unasked. So
         // only a token identifies the caller, as in etcd.
-        parts.extensions.remove::<rpc::ClientName>();
-        let call = Call {
+        parts.extensions.remove::<rpc::CertificateUser>();
+        let call = GatewayCall {
             method,
             metadata: metadata(&parts.headers),
             extensions: parts.extensions,
-            deadline: rpc::Deadline::of(&parts.headers).map_err(|rpc::Malformed(value)| {
-                Status::invalid_argument(format!("invalid grpc-timeout: {value}"))
-            })?,
+            deadline: rpc::Deadline::of(&parts.headers).map_err(
+                |rpc::MalformedTimeout(value)| {
+                    Status::invalid_argument(format!("invalid grpc-timeout: {value}"))
+                },
+            )?,
         };
-        let values = Values::new(body, self.most);
+        let values = Values::new(body, self.max_object_bytes);
         if method.is_stream() {
             self.stream(call, values).await
         } else {
@@ -132,25 +138,28 @@ impl Gateway {
         }
     }
 
-    async fn unary(self, call: Call, mut values: Values) -> Result<Response, Status> {
-        let Call { method, metadata, extensions, deadline } = call;
-        let account = extensions.get::<Arc<Account>>().cloned().unwrap_or_else(Account::unbounded);
+    async fn unary(self, call: GatewayCall, mut values: Values) -> Result<Response, Status> {
+        let GatewayCall { method, metadata, extensions, deadline } = call;
+        let account = extensions
+            .get::<Arc<MemoryAccount>>()
+            .cloned()
+            .unwrap_or_else(MemoryAccount::unbounded);
         let value = deadline.bound(values.next()).await??.unwrap_or_default();
         let size = value.len();
         let reading = move || json::read(&method.input, &value);
-        let message = deadline.bound(self.apart.run(size, reading)).await??;
+        let message = deadline.bound(self.blocking_pool.run(size, reading)).await??;
         let request = tonic::Request::from_parts(metadata, extensions, message);
         let mut client = self.client().await?;
-        let answered = client.unary(request, method.path.clone(), Raw);
+        let answered = client.unary(request, method.path.clone(), RawCodec);
         let (_, message, kept) = deadline.bound(answered).await??.into_parts();
-        let mut charge = Charge::new(&account);
+        let mut charge = MemoryCharge::new(&account);
         let size = message.len();
         let room = size * ANSWER_GROWTH;
-        if !charge.set(room, Part::of_answer(room)) {
+        if !charge.try_set(room, BudgetShare::for_answer(room)) {
             return Err(rpc::Error::TooMuchUnread.into());
         }
         let writing = move || json::write(&method.output, message);
-        let json = self.apart.run(size, writing).await?;
+        let json = self.blocking_pool.run(size, writing).await?;
         drop(kept);
         charge.force(json.len());
         let mut response = ([(CONTENT_TYPE, "application/json")], json).into_response();

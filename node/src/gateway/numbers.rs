@@ -8,7 +8,7 @@
 const INEXACT: f64 = 9_007_199_254_740_992.0;
 
 /// Returns the first number that the library would change.
-pub(super) fn misread(json: &[u8]) -> Option<String> {
+pub(super) fn find_inexact_number(json: &[u8]) -> Option<String> {
     let mut rest = json;
     loop {
         let begin = |byte: &u8| matches!(byte, b'"' | b'-' | b'0'..=b'9');
@@ -21,7 +21,7 @@ pub(super) fn misread(json: &[u8]) -> Option<String> {
         let end = rest.iter().position(|byte| !within(byte)).unwrap_or(rest.len());
         let (number, after) = rest.split_at(end);
         let number = String::from_utf8_lossy(number);
-        if is_misread(&number) {
+        if is_inexact(&number) {
             return Some(number.into_owned());
         }
         rest = after;
@@ -43,7 +43,7 @@ fn after_text(json: &[u8]) -> &[u8] {
     &[]
 }
 
-fn is_misread(number: &str) -> bool {
+fn is_inexact(number: &str) -> bool {
     if number.bytes().any(|byte| matches!(byte, b'.' | b'e' | b'E')) {
         return number.parse::<f64>().is_ok_and(|number| number.abs() >= INEXACT);
     }
@@ -67,18 +67,18 @@ mod tests {
             "1E300",
         ] {
             for json in [number.to_owned(), format!(r#"{{"a\"":"\\","b":[1,{{"c":{number}}}]}}"#)] {
-                assert_eq!(misread(json.as_bytes()).as_deref(), Some(number), "{json}");
+                assert_eq!(find_inexact_number(json.as_bytes()).as_deref(), Some(number), "{json}");
             }
             assert_eq!(
-                misread(format!(r#"{{"a":"{number}","b\\":"\"{number}"}}"#).as_bytes()),
+                find_inexact_number(format!(r#"{{"a":"{number}","b\\":"\"{number}"}}"#).as_bytes()),
                 None
             );
         }
         let fine =
             "0 -1 18446744073709551615 -9223372036854775808 9007199254740991.0 1.5 1e3 -0 --1 1-2";
-        assert_eq!(misread(fine.as_bytes()), None);
+        assert_eq!(find_inexact_number(fine.as_bytes()), None);
         for broken in [r#"""#, r#""\"#, "-", r#"{"a":"x\"#] {
-            assert_eq!(misread(broken.as_bytes()), None, "{broken}");
+            assert_eq!(find_inexact_number(broken.as_bytes()), None, "{broken}");
         }
     }
 }

@@ -10,47 +10,58 @@ use futures_util::stream::{self, BoxStream, StreamExt as _};
 use tokio::sync::oneshot;
 use tonic::{Status, Streaming};
 
-use super::apart::Apart;
-use super::methods::Method;
-use super::raw::Raw;
+use super::apart::BlockingPool;
+use super::methods::GatewayMethod;
+use super::raw::RawCodec;
 use super::values::Values;
-use super::{Call, Gateway, errors, json};
+use super::{Gateway, GatewayCall, errors, json};
 use crate::rpc::Deadline;
 
 /// Future that completes with the error of a bad request. It never completes if all requests are
 /// good.
-type Broken = Pin<Box<dyn Future<Output = Status> + Send>>;
+type BadRequestFuture = Pin<Box<dyn Future<Output = Status> + Send>>;
 
 /// Answers of a call, written as lines of JSON.
-struct Lines {
-    method: &'static Method,
-    apart: Apart,
+struct JsonLines {
+    method: &'static GatewayMethod,
+    blocking_pool: BlockingPool,
     deadline: Deadline,
     answers: Streaming<Bytes>,
-    broken: Broken,
+    bad_request: BadRequestFuture,
 }
 
 impl Gateway {
     /// Runs a streaming call. Waits for the first answer before the response begins, so that an
     /// error until then can determine its HTTP status. The first request is read before the call is
     /// made.
-    pub(super) async fn stream(self, call: Call, mut values: Values) -> Result<Response, Status> {
-        let Call { method, metadata, extensions, deadline } = call;
+    pub(super) async fn stream(
+        self,
+        call: GatewayCall,
+        mut values: Values,
+    ) -> Result<Response, Status> {
+        let GatewayCall { method, metadata, extensions, deadline } = call;
         let first = match deadline.bound(values.next()).await?? {
-            Some(value) => Some(deadline.bound(read(&self.apart, method, value)).await??),
+            Some(value) => Some(deadline.bound(read(&self.blocking_pool, method, value)).await??),
             // A method with a single request accepts an empty body, as an empty message.
-            None if !method.takes_more => Some(Bytes::new()),
+            None if !method.has_request_stream => Some(Bytes::new()),
             None => None,
         };
-        let (requests, broken) = requests(method, self.apart.clone(), first, values);
+        let (requests, broken) = requests(method, self.blocking_pool.clone(), first, values);
         let request = tonic::Request::from_parts(metadata, extensions, requests);
         let mut client = self.client().await?;
-        let opened = deadline.bound(client.streaming(request, method.path.clone(), Raw)).await?;
+        let opened =
+            deadline.bound(client.streaming(request, method.path.clone(), RawCodec)).await?;
         let answers = match opened {
             Ok(opened) => opened.into_inner(),
             Err(status) => return Ok(errors::stream_refusal(&status)),
         };
-        let mut lines = Lines { method, apart: self.apart, deadline, answers, broken };
+        let mut lines = JsonLines {
+            method,
+            blocking_pool: self.blocking_pool,
+            deadline,
+            answers,
+            bad_request: broken,
+        };
         let begun = match lines.next().await {
             Ok(Some(first)) => stream::unfold(Some((Some(first), lines)), next).boxed(),
             Ok(None) => stream::empty().boxed(),
@@ -60,19 +71,23 @@ impl Gateway {
     }
 }
 
-async fn read(apart: &Apart, method: &'static Method, value: Bytes) -> Result<Bytes, Status> {
+async fn read(
+    apart: &BlockingPool,
+    method: &'static GatewayMethod,
+    value: Bytes,
+) -> Result<Bytes, Status> {
     apart.run(value.len(), move || json::read(&method.input, &value)).await
 }
 
 /// Returns a method's requests as a stream, and a future of the error that breaks them off.
 fn requests(
-    method: &'static Method,
-    apart: Apart,
+    method: &'static GatewayMethod,
+    apart: BlockingPool,
     first: Option<Bytes>,
     values: Values,
-) -> (BoxStream<'static, Bytes>, Broken) {
+) -> (BoxStream<'static, Bytes>, BadRequestFuture) {
     let first = stream::iter(first);
-    if !method.takes_more {
+    if !method.has_request_stream {
         return (first.boxed(), Box::pin(std::future::pending()));
     }
     let (tell, told) = oneshot::channel();
@@ -101,13 +116,13 @@ fn requests(
     (first.chain(rest).boxed(), Box::pin(broken))
 }
 
-impl Lines {
+impl JsonLines {
     async fn next(&mut self) -> Result<Option<Vec<u8>>, Status> {
         let answer = async {
             tokio::select! {
                 biased;
                 answer = self.answers.message() => answer,
-                status = &mut self.broken => Err(status),
+                status = &mut self.bad_request => Err(status),
             }
         };
         let Some(answer) = self.deadline.bound(answer).await?? else { return Ok(None) };
@@ -119,14 +134,14 @@ impl Lines {
             line.extend_from_slice(b"}\n");
             Ok(Some(line))
         };
-        self.apart.run(size, writing).await
+        self.blocking_pool.run(size, writing).await
     }
 }
 
 /// Returns the next line. The first was read before, and nothing follows an error.
 async fn next(
-    state: Option<(Option<Vec<u8>>, Lines)>,
-) -> Option<(Result<Bytes, std::convert::Infallible>, Option<(Option<Vec<u8>>, Lines)>)> {
+    state: Option<(Option<Vec<u8>>, JsonLines)>,
+) -> Option<(Result<Bytes, std::convert::Infallible>, Option<(Option<Vec<u8>>, JsonLines)>)> {
     let (first, mut lines) = state?;
     let line = match first {
         Some(line) => Ok(Some(line)),

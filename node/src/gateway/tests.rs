@@ -4,7 +4,7 @@ use node_proto::mvccpb::KeyValue;
 use tower::ServiceExt as _;
 
 use super::*;
-use crate::shares::{Bounds, Room};
+use crate::shares::{MemoryBounds, MemoryBudget};
 
 #[test]
 fn metadata_are_the_token_and_what_says_that_it_is_some() {
@@ -33,15 +33,18 @@ fn metadata_are_the_token_and_what_says_that_it_is_some() {
 const VALUE_BYTES: usize = 1 << 20;
 
 /// KV service that answers every range with one large value.
-struct Large;
+struct LargeValueService;
 
 #[tonic::async_trait]
-impl kv_server::Kv for Large {
+impl kv_server::Kv for LargeValueService {
     async fn range(
         &self,
         request: tonic::Request<RangeRequest>,
     ) -> Result<tonic::Response<RangeResponse>, Status> {
-        assert!(request.extensions().get::<rpc::ClientName>().is_none(), "it has shown no token");
+        assert!(
+            request.extensions().get::<rpc::CertificateUser>().is_none(),
+            "it has shown no token"
+        );
         let kvs = vec![KeyValue { value: vec![0; VALUE_BYTES].into(), ..KeyValue::default() }];
         Ok(tonic::Response::new(RangeResponse { kvs, ..RangeResponse::default() }))
     }
@@ -49,14 +52,14 @@ impl kv_server::Kv for Large {
 
 #[tokio::test]
 async fn an_answer_needs_room_until_it_was_taken() {
-    let grpc = tonic::service::Routes::new(kv_server::KvServer::new(Large));
+    let grpc = tonic::service::Routes::new(kv_server::KvServer::new(LargeValueService));
     let router = router(grpc.prepare().into_axum_router(), 1 << 20);
-    let bounds = Bounds { connection: 4 << 20, all: 4 << 20, least: 0 };
-    let account = Room::new(bounds).open([127, 0, 0, 1].into());
+    let bounds = MemoryBounds { per_connection: 4 << 20, total: 4 << 20, guaranteed: 0 };
+    let account = MemoryBudget::new(bounds).open_account([127, 0, 0, 1].into());
     let ask = async || {
         let request = Request::post("/v3/kv/range")
             .extension(account.clone())
-            .extension(rpc::ClientName("root".into()));
+            .extension(rpc::CertificateUser("root".into()));
         let request = request.body(axum::body::Body::from("{}")).unwrap();
         router.clone().oneshot(request).await.unwrap()
     };

@@ -11,33 +11,33 @@ use tonic::Status;
 pub(super) struct Values {
     body: Body,
     /// Maximum length of one object in bytes.
-    most: usize,
-    came: BytesMut,
-    scan: Scan,
+    max_bytes: usize,
+    buffer: BytesMut,
+    scan: ObjectScan,
 }
 
 /// State of the search for an object's end.
 #[derive(Default)]
-struct Scan {
-    seen: usize,
+struct ObjectScan {
+    position: usize,
     depth: usize,
     in_text: bool,
     escaped: bool,
 }
 
-impl Scan {
+impl ObjectScan {
     /// Returns the end of the first object, if it has arrived. The object's contents aren't
     /// checked.
     fn end(&mut self, came: &[u8]) -> Option<usize> {
-        while let Some(byte) = came.get(self.seen) {
-            self.seen += 1;
+        while let Some(byte) = came.get(self.position) {
+            self.position += 1;
             match byte {
                 _ if self.escaped => self.escaped = false,
                 b'\\' if self.in_text => self.escaped = true,
                 b'"' => self.in_text = !self.in_text,
                 _ if self.in_text => {}
                 b'{' => self.depth += 1,
-                b'}' if self.depth == 1 => return Some(self.seen),
+                b'}' if self.depth == 1 => return Some(self.position),
                 b'}' => self.depth -= 1,
                 _ => {}
             }
@@ -48,31 +48,31 @@ impl Scan {
 
 impl Values {
     pub(super) fn new(body: Body, most: usize) -> Self {
-        Self { body, most, came: BytesMut::new(), scan: Scan::default() }
+        Self { body, max_bytes: most, buffer: BytesMut::new(), scan: ObjectScan::default() }
     }
 
     /// Returns the next object; `None` after the last.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         loop {
-            if self.scan.seen == 0 {
-                let blank = self.came.len() - self.came.trim_ascii_start().len();
-                self.came.advance(blank);
-                if self.came.first().is_some_and(|first| *first != b'{') {
+            if self.scan.position == 0 {
+                let blank = self.buffer.len() - self.buffer.trim_ascii_start().len();
+                self.buffer.advance(blank);
+                if self.buffer.first().is_some_and(|first| *first != b'{') {
                     return Err(Status::invalid_argument("the body is no JSON object"));
                 }
             }
-            let end = self.scan.end(&self.came);
-            if end.unwrap_or(self.came.len()) > self.most {
-                let most = self.most;
+            let end = self.scan.end(&self.buffer);
+            if end.unwrap_or(self.buffer.len()) > self.max_bytes {
+                let most = self.max_bytes;
                 let why = format!("the body has an object of more than {most} bytes");
                 return Err(Status::resource_exhausted(why));
             }
             if let Some(end) = end {
-                self.scan = Scan::default();
-                return Ok(Some(self.came.split_to(end).freeze()));
+                self.scan = ObjectScan::default();
+                return Ok(Some(self.buffer.split_to(end).freeze()));
             }
             if !self.more().await? {
-                let is_over = self.came.is_empty();
+                let is_over = self.buffer.is_empty();
                 return if is_over { Ok(None) } else { Err(cut_off()) };
             }
         }
@@ -87,7 +87,7 @@ impl Values {
             };
             let frame = frame.map_err(|error| Status::from_error(error.into_inner()))?;
             if let Ok(data) = frame.into_data() {
-                self.came.extend_from_slice(&data);
+                self.buffer.extend_from_slice(&data);
                 return Ok(true);
             }
         }

@@ -4,7 +4,7 @@
 //! itself. Go's gRPC accepts that, but the HTTP/2 library here refuses the request as malformed
 //! before any of our code sees it.
 //!
-//! [`Lenient`] wraps the connection below that library and turns the URL into a valid name, in
+//! [`AuthorityRewriter`] wraps the connection below that library and turns the URL into a valid name, in
 //! place. It replaces `://` by `--x`, which has the same length as text and in HPACK's Huffman
 //! code. So neither frame lengths nor the compression state change (RFC 9113, section 4.1; RFC
 //! 7541, sections 5.2 and 6, appendix B).
@@ -33,79 +33,85 @@ const READ_BYTES: usize = 4 * 1024;
 
 /// Connection whose requests may have a URL as authority.
 #[derive(Debug)]
-pub(crate) struct Lenient<S> {
+pub(crate) struct AuthorityRewriter<S> {
     stream: S,
-    look: Option<Look>,
-    /// Examined bytes that the reader has not taken yet; they begin at `given`.
-    done: Vec<u8>,
-    given: usize,
+    examiner: Option<AuthorityExaminer>,
+    /// Examined bytes that the reader has not taken yet; they begin at `returned`.
+    examined: Vec<u8>,
+    returned: usize,
 }
 
 /// State of the examination of a connection.
 #[derive(Debug, Default)]
-struct Look {
+struct AuthorityExaminer {
     /// Bytes of a frame that is incomplete.
-    held: Vec<u8>,
+    partial_frame: Vec<u8>,
     has_preface: bool,
     has_ended: bool,
 }
 
 /// Whether the examination of a connection continues.
-enum Next {
+enum ExamineResult {
     NeedsMore,
-    LookOn,
-    Enough,
+    Continue,
+    Finished,
 }
 
-impl<S> Lenient<S> {
+impl<S> AuthorityRewriter<S> {
     /// Wraps `stream`, which is examined from its first byte.
     pub(crate) fn new(stream: S) -> Self {
-        Self { stream, look: Some(Look::default()), done: Vec::new(), given: 0 }
+        Self {
+            stream,
+            examiner: Some(AuthorityExaminer::default()),
+            examined: Vec::new(),
+            returned: 0,
+        }
     }
 
-    fn give(&mut self, out: &mut ReadBuf<'_>) {
-        let left = &self.done[self.given..];
+    fn read_examined(&mut self, out: &mut ReadBuf<'_>) {
+        let left = &self.examined[self.returned..];
         let count = left.len().min(out.remaining());
         out.put_slice(&left[..count]);
-        self.given += count;
-        if self.given == self.done.len() {
-            self.done = Vec::new();
-            self.given = 0;
+        self.returned += count;
+        if self.returned == self.examined.len() {
+            self.examined = Vec::new();
+            self.returned = 0;
         }
     }
 }
 
-impl Look {
-    /// Moves complete frames from `held` to `done`, with the authority corrected.
-    fn go_on(&mut self, done: &mut Vec<u8>) -> Next {
+impl AuthorityExaminer {
+    /// Moves complete frames from `partial_frame` to `done`, with the authority corrected.
+    fn examine(&mut self, done: &mut Vec<u8>) -> ExamineResult {
         if !self.has_preface {
-            let seen = self.held.len().min(PREFACE.len());
-            if self.held[..seen] != PREFACE[..seen] {
-                return Next::Enough;
+            let seen = self.partial_frame.len().min(PREFACE.len());
+            if self.partial_frame[..seen] != PREFACE[..seen] {
+                return ExamineResult::Finished;
             }
             if seen < PREFACE.len() {
-                return Next::NeedsMore;
+                return ExamineResult::NeedsMore;
             }
             self.has_preface = true;
-            done.extend(self.held.drain(..PREFACE.len()));
+            done.extend(self.partial_frame.drain(..PREFACE.len()));
         }
         loop {
-            let Some(head) = self.held.first_chunk::<FRAME_HEADER>() else {
-                return Next::NeedsMore;
+            let Some(head) = self.partial_frame.first_chunk::<FRAME_HEADER>() else {
+                return ExamineResult::NeedsMore;
             };
             let length =
                 usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
             let (kind, flags, end) = (head[3], head[4], FRAME_HEADER + length);
             if end > MAX_HELD_BYTES {
-                return Next::Enough;
+                return ExamineResult::Finished;
             }
-            if self.held.len() < end {
-                return Next::NeedsMore;
+            if self.partial_frame.len() < end {
+                return ExamineResult::NeedsMore;
             }
-            let mended = kind == HEADERS && mend(&mut self.held[FRAME_HEADER..end], flags);
-            done.extend(self.held.drain(..end));
+            let mended = kind == HEADERS
+                && rewrite_authority(&mut self.partial_frame[FRAME_HEADER..end], flags);
+            done.extend(self.partial_frame.drain(..end));
             if kind == HEADERS {
-                return if mended { Next::LookOn } else { Next::Enough };
+                return if mended { ExamineResult::Continue } else { ExamineResult::Finished };
             }
         }
     }
@@ -113,7 +119,7 @@ impl Look {
 
 /// Corrects the authority in the payload of a HEADERS frame. Returns `false` if it needs no
 /// correction.
-fn mend(payload: &mut [u8], flags: u8) -> bool {
+fn rewrite_authority(payload: &mut [u8], flags: u8) -> bool {
     let mut at = 0;
     if flags & PADDED != 0 {
         at += 1;
@@ -123,7 +129,7 @@ fn mend(payload: &mut [u8], flags: u8) -> bool {
     }
     find_authority(payload, at).is_some_and(|(start, end, huffman)| {
         let Some(value) = payload.get_mut(start..end) else { return false };
-        if huffman { mend_huffman(value) } else { mend_text(value) }
+        if huffman { rewrite_huffman(value) } else { rewrite_text(value) }
     })
 }
 
@@ -179,7 +185,7 @@ fn integer(block: &[u8], mut at: usize, bits: u32) -> Option<(usize, usize)> {
     None
 }
 
-fn mend_text(value: &mut [u8]) -> bool {
+fn rewrite_text(value: &mut [u8]) -> bool {
     let Some(at) = [4, 5].into_iter().find(|at| value.get(*at..at + 3) == Some(b"://")) else {
         return false;
     };
@@ -194,7 +200,7 @@ const HTTPS: (u64, u32) = (0b10_0111_0100_1010_0110_1011_0100_0101_1100_0110_000
 const SLASHES: u64 = 0b101_1100_0110_0001_1000;
 const DASHES: u64 = 0b010_1100_1011_0111_1001;
 
-fn mend_huffman(value: &mut [u8]) -> bool {
+fn rewrite_huffman(value: &mut [u8]) -> bool {
     let Some(head) = value.first_chunk_mut::<6>() else { return false };
     let mut word = [0; 8];
     word[2..].copy_from_slice(head);
@@ -210,7 +216,7 @@ fn mend_huffman(value: &mut [u8]) -> bool {
     false
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Lenient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for AuthorityRewriter<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -218,11 +224,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Lenient<S> {
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         loop {
-            if !this.done.is_empty() {
-                this.give(out);
+            if !this.examined.is_empty() {
+                this.read_examined(out);
                 return Poll::Ready(Ok(()));
             }
-            let Some(look) = &mut this.look else {
+            let Some(look) = &mut this.examiner else {
                 return Pin::new(&mut this.stream).poll_read(cx, out);
             };
             if look.has_ended {
@@ -231,23 +237,23 @@ impl<S: AsyncRead + Unpin> AsyncRead for Lenient<S> {
             let mut chunk = [0; READ_BYTES];
             let mut read = ReadBuf::new(&mut chunk);
             ready!(Pin::new(&mut this.stream).poll_read(cx, &mut read))?;
-            look.held.extend_from_slice(read.filled());
+            look.partial_frame.extend_from_slice(read.filled());
             look.has_ended = read.filled().is_empty();
-            let mut next = look.go_on(&mut this.done);
-            while matches!(next, Next::LookOn) {
-                next = look.go_on(&mut this.done);
+            let mut next = look.examine(&mut this.examined);
+            while matches!(next, ExamineResult::Continue) {
+                next = look.examine(&mut this.examined);
             }
-            if look.has_ended || matches!(next, Next::Enough) {
-                this.done.append(&mut look.held);
+            if look.has_ended || matches!(next, ExamineResult::Finished) {
+                this.examined.append(&mut look.partial_frame);
                 if !look.has_ended {
-                    this.look = None;
+                    this.examiner = None;
                 }
             }
         }
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Lenient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for AuthorityRewriter<S> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -350,7 +356,7 @@ mod tests {
             }
         });
         let mut out = Vec::new();
-        Lenient::new(server).read_to_end(&mut out).await.unwrap();
+        AuthorityRewriter::new(server).read_to_end(&mut out).await.unwrap();
         writer.await.unwrap();
         out
     }

@@ -19,28 +19,28 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Response};
 
-use crate::config::Listed;
+use crate::config::AllowedNames;
 
 /// Allowed origins of pages, and allowed host names of this server.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Browsers {
-    pub(crate) origins: Listed,
-    pub(crate) hosts: Listed,
+pub(crate) struct BrowserRules {
+    pub(crate) origins: AllowedNames,
+    pub(crate) hosts: AllowedNames,
 }
 
-impl Browsers {
+impl BrowserRules {
     /// Adds CORS headers to the answers of `pages`, if the request's origin is allowed.
-    pub(super) fn told(&self, pages: Router) -> Router {
+    pub(super) fn add_cors_headers(&self, pages: Router) -> Router {
         let origins = Arc::new(self.origins.clone());
         pages.layer(from_fn(move |request: Request, next: Next| {
             let origins = Arc::clone(&origins);
             async move {
-                let allowed = allowed(&origins, request.headers());
+                let allowed = allowed_origin(&origins, request.headers());
                 let mut response = next.run(request).await;
                 if let Some(origin) = allowed {
-                    allow(origin, response.headers_mut());
+                    insert_cors_headers(origin, response.headers_mut());
                 }
-                if *origins != Listed::All {
+                if *origins != AllowedNames::All {
                     response.headers_mut().append(VARY, HeaderValue::from_static("origin"));
                 }
                 response
@@ -49,8 +49,8 @@ impl Browsers {
     }
 
     /// Refuses requests to `pages` whose host name isn't allowed.
-    pub(super) fn named(&self, pages: Router) -> Router {
-        if self.hosts == Listed::All {
+    pub(super) fn check_host(&self, pages: Router) -> Router {
+        if self.hosts == AllowedNames::All {
             return pages;
         }
         let hosts = Arc::new(self.hosts.clone());
@@ -66,8 +66,8 @@ impl Browsers {
 
 /// Returns the value of the CORS origin header, if pages of the request's origin may read the
 /// answer.
-fn allowed(origins: &Listed, headers: &HeaderMap) -> Option<HeaderValue> {
-    if *origins == Listed::All {
+fn allowed_origin(origins: &AllowedNames, headers: &HeaderMap) -> Option<HeaderValue> {
+    if *origins == AllowedNames::All {
         return Some(HeaderValue::from_static("*"));
     }
     let origin = headers.get(ORIGIN)?;
@@ -75,7 +75,7 @@ fn allowed(origins: &Listed, headers: &HeaderMap) -> Option<HeaderValue> {
 }
 
 /// Adds the CORS headers that etcd sends.
-fn allow(origin: HeaderValue, headers: &mut HeaderMap) {
+fn insert_cors_headers(origin: HeaderValue, headers: &mut HeaderMap) {
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     let mut insert = |name, value| headers.insert(name, HeaderValue::from_static(value));
     insert(ACCESS_CONTROL_ALLOW_METHODS, "POST, GET, OPTIONS, PUT, DELETE");
@@ -104,8 +104,8 @@ mod tests {
 
     use super::*;
 
-    fn listed(text: &str) -> Listed {
-        Listed::parse(text)
+    fn listed(text: &str) -> AllowedNames {
+        AllowedNames::parse(text)
     }
 
     async fn ask(router: &Router, uri: &str, headers: &[(&str, &str)]) -> Response {
@@ -119,11 +119,11 @@ mod tests {
     #[tokio::test]
     async fn pages_of_listed_origins_may_read() {
         let pages = || Router::new().route("/", get(async || "x"));
-        let some = Browsers {
+        let some = BrowserRules {
             origins: listed("https://a.example,https://b.example"),
-            ..Browsers::default()
+            ..BrowserRules::default()
         };
-        let some = some.told(pages());
+        let some = some.add_cors_headers(pages());
         for (origin, allowed) in [
             (Some("https://b.example"), Some("https://b.example")),
             (Some("https://c.example"), None),
@@ -134,7 +134,7 @@ mod tests {
             let told = answer.headers().get(ACCESS_CONTROL_ALLOW_ORIGIN);
             assert_eq!(told.map(|value| value.to_str().unwrap()), allowed, "{origin:?}");
         }
-        let all = Browsers::default().told(pages());
+        let all = BrowserRules::default().add_cors_headers(pages());
         let answer = ask(&all, "/", &[]).await;
         assert_eq!(answer.headers()[ACCESS_CONTROL_ALLOW_ORIGIN], "*");
     }
@@ -142,8 +142,9 @@ mod tests {
     #[tokio::test]
     async fn a_server_answers_to_its_names() {
         let pages = || Router::new().route("/", get(async || "x"));
-        let named = Browsers { hosts: listed("good.example,127.0.0.1"), ..Browsers::default() };
-        let named = named.named(pages());
+        let named =
+            BrowserRules { hosts: listed("good.example,127.0.0.1"), ..BrowserRules::default() };
+        let named = named.check_host(pages());
         for (host, status) in [
             ("good.example", 200),
             ("good.example:2379", 200),
@@ -157,7 +158,7 @@ mod tests {
         }
         assert_eq!(ask(&named, "http://good.example/", &[]).await.status(), StatusCode::OK);
         assert_eq!(ask(&named, "/", &[]).await.status(), StatusCode::MISDIRECTED_REQUEST);
-        let any = Browsers::default().named(pages());
+        let any = BrowserRules::default().check_host(pages());
         assert_eq!(ask(&any, "/", &[("host", "evil.example")]).await.status(), StatusCode::OK);
     }
 }

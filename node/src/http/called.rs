@@ -19,7 +19,7 @@ use hyper::body::{Body as _, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::{Code, Status};
 
-use crate::rpc::{Deadline, Malformed, late};
+use crate::rpc::{Deadline, MalformedTimeout, deadline_exceeded};
 
 const GRPC: &[u8] = b"application/grpc";
 const STATUS: &str = "grpc-status";
@@ -41,35 +41,35 @@ pub(super) async fn calls_only(request: Request, next: Next) -> Response {
     }
     let deadline = match Deadline::of(request.headers()) {
         Ok(deadline) => deadline,
-        Err(Malformed(value)) => {
+        Err(MalformedTimeout(value)) => {
             return Status::internal(format!("malformed grpc-timeout: {value:?}")).into_http();
         }
     };
     let path = request.uri().path().to_owned();
     let response = match deadline.end() {
         None => next.run(request).await,
-        Some(end) if end <= Instant::now() => late().into_http(),
-        Some(end) => in_time(next.run(request), end).await,
+        Some(end) if end <= Instant::now() => deadline_exceeded().into_http(),
+        Some(end) => respond_until(next.run(request), end).await,
     };
-    named(response, &path)
+    describe_unknown_method(response, &path)
 }
 
 /// Awaits the response of `answering` until `end`, and ends the response's body then.
-async fn in_time(answering: impl Future<Output = Response>, end: Instant) -> Response {
+async fn respond_until(answering: impl Future<Output = Response>, end: Instant) -> Response {
     let mut over = Box::pin(sleep_until(end));
     let response = tokio::select! {
         biased;
         response = answering => response,
-        () = over.as_mut() => return late().into_http(),
+        () = over.as_mut() => return deadline_exceeded().into_http(),
     };
     if response.body().is_end_stream() {
         return response;
     }
-    response.map(|body| Body::new(Until { body: Some(body), over }))
+    response.map(|body| Body::new(DeadlineBody { body: Some(body), deadline: over }))
 }
 
 /// Adds a text to the error for an unknown method, since a service sends none.
-fn named(mut response: Response, path: &str) -> Response {
+fn describe_unknown_method(mut response: Response, path: &str) -> Response {
     let unimplemented = HeaderValue::from(Code::Unimplemented as i32);
     let headers = response.headers_mut();
     if headers.get(STATUS) == Some(&unimplemented) && !headers.contains_key(MESSAGE) {
@@ -81,13 +81,13 @@ fn named(mut response: Response, path: &str) -> Response {
 }
 
 /// Response body that ends at the call's deadline, with gRPC's status for that.
-struct Until {
+struct DeadlineBody {
     /// The wrapped body; `None` once it has ended.
     body: Option<Body>,
-    over: Pin<Box<Sleep>>,
+    deadline: Pin<Box<Sleep>>,
 }
 
-impl hyper::body::Body for Until {
+impl hyper::body::Body for DeadlineBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -95,14 +95,14 @@ impl hyper::body::Body for Until {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let Self { body, over } = &mut *self;
+        let Self { body, deadline: over } = &mut *self;
         let Some(open) = body else { return Poll::Ready(None) };
         // The deadline is checked first, since the body may always have data.
         if over.as_mut().poll(context).is_ready() {
             // Dropping the body frees the call's resources now, not when the connection ends.
             *body = None;
             let mut trailers = HeaderMap::new();
-            let written = late().add_header(&mut trailers);
+            let written = deadline_exceeded().add_header(&mut trailers);
             debug_assert!(written.is_ok(), "its text is ASCII");
             return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
         }

@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use node_proto::etcdserverpb::{AlarmMember, AlarmType, RangeRequest};
 
 use crate::identity::MemberId;
-use crate::rpc::{Context, Error};
+use crate::rpc::{ApiContext, Error};
 
 const TEXT: [(axum::http::HeaderName, &str); 2] = [
     (CONTENT_TYPE, "text/plain; charset=utf-8"),
@@ -46,7 +46,7 @@ impl Query {
 }
 
 /// Reads a key, which needn't exist, to check that reads work.
-async fn read(context: &Context, serializable: bool) -> Result<(), Error> {
+async fn read(context: &ApiContext, serializable: bool) -> Result<(), Error> {
     context.barrier(serializable).await?;
     let request =
         RangeRequest { key: bytes::Bytes::from_static(b"a"), limit: 1, ..RangeRequest::default() };
@@ -59,7 +59,7 @@ const NAMED_PEERS: usize = 5;
 
 /// Lists the members to which this one has no stream, as part of a failed check's text. Empty if
 /// there are none.
-fn unconnected_peers(context: &Context) -> String {
+fn unconnected_peers(context: &ApiContext) -> String {
     let Some(transport) = &context.peers else { return String::new() };
     let (connected, table) = (transport.connected(), context.members.borrow().clone());
     let me = MemberId(context.identity.member_id);
@@ -84,13 +84,13 @@ fn unconnected_peers(context: &Context) -> String {
 
 /// Whether the alarm is a CORRUPT alarm about another member's data. This member then stays
 /// healthy, so that it isn't taken out of service as well.
-fn is_of_another(alarm: &AlarmMember, context: &Context) -> bool {
+fn is_of_another(alarm: &AlarmMember, context: &ApiContext) -> bool {
     alarm.alarm() == AlarmType::Corrupt
         && ![0, context.identity.member_id].contains(&alarm.member_id)
 }
 
 pub(super) async fn health(
-    State(context): State<Arc<Context>>,
+    State(context): State<Arc<ApiContext>>,
     RawQuery(query): RawQuery,
 ) -> Response {
     let query = Query::parse(query.as_deref());
@@ -129,18 +129,22 @@ pub(super) async fn health(
 
 /// A single check that can be requested by name.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Check {
+enum HealthCheck {
     DataCorruption,
     SerializableRead,
     LinearizableRead,
     NonLearner,
 }
 
-const LIVE: &[Check] = &[Check::SerializableRead];
-const READY: &[Check] =
-    &[Check::DataCorruption, Check::SerializableRead, Check::LinearizableRead, Check::NonLearner];
+const LIVENESS_CHECKS: &[HealthCheck] = &[HealthCheck::SerializableRead];
+const READINESS_CHECKS: &[HealthCheck] = &[
+    HealthCheck::DataCorruption,
+    HealthCheck::SerializableRead,
+    HealthCheck::LinearizableRead,
+    HealthCheck::NonLearner,
+];
 
-impl Check {
+impl HealthCheck {
     fn name(self) -> &'static str {
         match self {
             Self::DataCorruption => "data_corruption",
@@ -150,7 +154,7 @@ impl Check {
         }
     }
 
-    async fn run(self, context: &Context) -> Result<(), String> {
+    async fn run(self, context: &ApiContext) -> Result<(), String> {
         match self {
             Self::DataCorruption => {
                 let view = context.store.view();
@@ -177,8 +181,8 @@ impl Check {
 
 /// Runs `checks` and answers as etcd does. Lists each check if that is requested, or if one fails.
 async fn answer(
-    context: &Context,
-    checks: &[Check],
+    context: &ApiContext,
+    checks: &[HealthCheck],
     excluded: &[String],
     verbose: bool,
 ) -> Response {
@@ -207,11 +211,16 @@ async fn answer(
     (StatusCode::OK, TEXT, body).into_response()
 }
 
-async fn all(context: &Context, checks: &[Check], query: &Query) -> Response {
+async fn all(context: &ApiContext, checks: &[HealthCheck], query: &Query) -> Response {
     answer(context, checks, query.all("exclude"), query.has("verbose")).await
 }
 
-async fn single(context: &Context, checks: &[Check], name: &str, query: &Query) -> Response {
+async fn single(
+    context: &ApiContext,
+    checks: &[HealthCheck],
+    name: &str,
+    query: &Query,
+) -> Response {
     match checks.iter().find(|check| check.name() == name) {
         // A check requested by its own path is run even if the query excludes it.
         Some(check) => answer(context, &[*check], &[], query.has("verbose")).await,
@@ -220,31 +229,31 @@ async fn single(context: &Context, checks: &[Check], name: &str, query: &Query) 
 }
 
 pub(super) async fn livez(
-    State(context): State<Arc<Context>>,
+    State(context): State<Arc<ApiContext>>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    all(&context, LIVE, &Query::parse(query.as_deref())).await
+    all(&context, LIVENESS_CHECKS, &Query::parse(query.as_deref())).await
 }
 
 pub(super) async fn livez_check(
-    State(context): State<Arc<Context>>,
+    State(context): State<Arc<ApiContext>>,
     Path(check): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    single(&context, LIVE, &check, &Query::parse(query.as_deref())).await
+    single(&context, LIVENESS_CHECKS, &check, &Query::parse(query.as_deref())).await
 }
 
 pub(super) async fn readyz(
-    State(context): State<Arc<Context>>,
+    State(context): State<Arc<ApiContext>>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    all(&context, READY, &Query::parse(query.as_deref())).await
+    all(&context, READINESS_CHECKS, &Query::parse(query.as_deref())).await
 }
 
 pub(super) async fn readyz_check(
-    State(context): State<Arc<Context>>,
+    State(context): State<Arc<ApiContext>>,
     Path(check): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    single(&context, READY, &check, &Query::parse(query.as_deref())).await
+    single(&context, READINESS_CHECKS, &check, &Query::parse(query.as_deref())).await
 }

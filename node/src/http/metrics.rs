@@ -19,34 +19,35 @@ use prometheus_client::registry::Registry;
 
 use crate::durations::Durations;
 use crate::lease::TTL_BUCKETS;
-use crate::rpc::Context;
+use crate::rpc::ApiContext;
 
 mod calls;
 mod network;
 mod node;
 mod text;
 
-pub(super) async fn metrics(State(context): State<Arc<Context>>) -> Response {
+pub(super) async fn metrics(State(context): State<Arc<ApiContext>>) -> Response {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Scrape(context)));
+    registry.register_collector(Box::new(MetricsCollector(context)));
     let mut body = String::new();
     match encode(&mut body, &registry) {
-        Ok(()) => ([(CONTENT_TYPE, text::KIND)], text::plain(&body)).into_response(),
+        Ok(()) => ([(CONTENT_TYPE, text::PROMETHEUS_CONTENT_TYPE)], text::to_prometheus(&body))
+            .into_response(),
         Err(_) => axum::http::StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
-struct Scrape(Arc<Context>);
+struct MetricsCollector(Arc<ApiContext>);
 
-impl std::fmt::Debug for Scrape {
+impl std::fmt::Debug for MetricsCollector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Scrape")
     }
 }
 
-struct Out<'a>(DescriptorEncoder<'a>);
+struct MetricWriter<'a>(DescriptorEncoder<'a>);
 
-impl Out<'_> {
+impl MetricWriter<'_> {
     fn gauge(&mut self, name: &str, help: &str, value: i64) -> std::fmt::Result {
         let gauge = ConstGauge::new(value);
         gauge.encode(self.0.encode_descriptor(name, help, None, gauge.metric_type())?)
@@ -85,9 +86,9 @@ fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-impl Collector for Scrape {
+impl Collector for MetricsCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> std::fmt::Result {
-        let mut out = Out(encoder);
+        let mut out = MetricWriter(encoder);
         self.consensus(&mut out)?;
         self.log(&mut out)?;
         self.store(&mut out)?;
@@ -103,8 +104,8 @@ impl Collector for Scrape {
     }
 }
 
-impl Scrape {
-    fn consensus(&self, out: &mut Out<'_>) -> std::fmt::Result {
+impl MetricsCollector {
+    fn consensus(&self, out: &mut MetricWriter<'_>) -> std::fmt::Result {
         let status = self.0.status.borrow().clone();
         let driver = self.0.handle.metrics();
         let leads = status.leader == self.0.identity.member_id;
@@ -136,12 +137,12 @@ impl Scrape {
         out.gauge(
             "etcd_server_proposals_pending",
             "The current number of pending proposals to commit",
-            self.0.metrics.pending.load(Ordering::Relaxed),
+            self.0.metrics.pending_writes.load(Ordering::Relaxed),
         )?;
         out.counter(
             "etcd_server_proposals_failed",
             "The total number of failed proposals seen",
-            load(&self.0.metrics.failed),
+            load(&self.0.metrics.failed_writes),
         )?;
         out.counter(
             "etcd_server_heartbeat_send_failures",
@@ -175,7 +176,7 @@ impl Scrape {
         )
     }
 
-    fn log(&self, out: &mut Out<'_>) -> std::fmt::Result {
+    fn log(&self, out: &mut MetricWriter<'_>) -> std::fmt::Result {
         let driver = self.0.handle.metrics();
         out.counter(
             "muster_log_groups",
@@ -225,7 +226,7 @@ impl Scrape {
         )
     }
 
-    fn store(&self, out: &mut Out<'_>) -> std::fmt::Result {
+    fn store(&self, out: &mut MetricWriter<'_>) -> std::fmt::Result {
         let store = &self.0.store;
         let view = store.view();
         let metrics = &self.0.metrics;
@@ -242,7 +243,7 @@ impl Scrape {
         out.gauge(
             "etcd_server_quota_backend_bytes",
             "Current backend storage quota size in bytes",
-            self.0.limits.quota.told(),
+            self.0.limits.quota.reported_bytes(),
         )?;
         out.gauge(
             "etcd_debugging_mvcc_keys_total",
@@ -257,7 +258,7 @@ impl Scrape {
         out.gauge(
             "etcd_debugging_mvcc_compact_revision",
             "The revision of the last compaction in store",
-            view.compacted(),
+            view.compact_revision(),
         )?;
         out.gauge(
             "etcd_debugging_auth_revision",
@@ -276,7 +277,7 @@ impl Scrape {
         )
     }
 
-    fn watches(&self, out: &mut Out<'_>) -> std::fmt::Result {
+    fn watches(&self, out: &mut MetricWriter<'_>) -> std::fmt::Result {
         let (store, metrics) = (&self.0.store, &self.0.metrics);
         out.gauge(
             "etcd_debugging_mvcc_watch_stream_total",
@@ -307,12 +308,12 @@ impl Scrape {
         )
     }
 
-    fn snapshots(&self, out: &mut Out<'_>) -> std::fmt::Result {
+    fn snapshots(&self, out: &mut MetricWriter<'_>) -> std::fmt::Result {
         let (store, metrics) = (&self.0.store, &self.0.metrics);
         out.counter(
             "etcd_debugging_mvcc_db_compaction_keys",
             "Total number of revisions of keys that compactions took away",
-            load(&store.operations().compacted),
+            load(&store.operations().compacted_revisions),
         )?;
         out.durations(
             "etcd_disk_backend_snapshot_duration_seconds",
@@ -336,7 +337,7 @@ impl Scrape {
         out.gauge("etcd_debugging_store_watchers", "Active watchers of API v2: none", 0)
     }
 
-    fn operations(&self, out: &mut Out<'_>) -> std::fmt::Result {
+    fn operations(&self, out: &mut MetricWriter<'_>) -> std::fmt::Result {
         let asked = self.0.store.operations();
         for (name, what, count) in [
             ("etcd_mvcc_put", "puts", &asked.puts),
@@ -349,7 +350,7 @@ impl Scrape {
         Ok(())
     }
 
-    fn leases(&self, out: &mut Out<'_>) -> std::fmt::Result {
+    fn leases(&self, out: &mut MetricWriter<'_>) -> std::fmt::Result {
         let counters = self.0.store.lease_counters();
         let metrics = &self.0.metrics;
         for (name, help, count) in [

@@ -17,19 +17,19 @@ use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
 
-pub(crate) use authority::Lenient;
-pub(crate) use browsers::Browsers;
+pub(crate) use authority::AuthorityRewriter;
+pub(crate) use browsers::BrowserRules;
 pub(crate) use called::is_grpc;
 
 use crate::config::CLUSTER_VERSION;
 use crate::gateway;
-use crate::rpc::Context;
+use crate::rpc::ApiContext;
 
 /// Routers for the client ports, which dispatch by path.
 pub(crate) struct Routes {
     calls: Router,
     pages: Router,
-    browsers: Browsers,
+    browsers: BrowserRules,
 }
 
 impl Routes {
@@ -37,9 +37,9 @@ impl Routes {
     /// gateway's maximum request size in bytes; `None` means that it isn't served.
     pub(crate) fn new(
         grpc: Router,
-        context: Arc<Context>,
+        context: Arc<ApiContext>,
         gateway: Option<usize>,
-        browsers: Browsers,
+        browsers: BrowserRules,
     ) -> Self {
         let calls = grpc.clone().route_layer(from_fn(called::calls_only));
         let mut pages = router(context);
@@ -47,7 +47,7 @@ impl Routes {
             pages = pages.merge(gateway::router(grpc, largest_request));
         }
         // The fallback is included, since a page of another origin may not read "not found" either.
-        let pages = browsers.told(pages.fallback(not_found));
+        let pages = browsers.add_cors_headers(pages.fallback(not_found));
         Self { calls, pages, browsers }
     }
 
@@ -59,7 +59,7 @@ impl Routes {
     /// Returns a router with everything except gRPC, for a port with or without TLS.
     pub(crate) fn pages(&self, https: bool) -> Router {
         let pages = self.pages.clone();
-        if https { pages } else { self.browsers.named(pages) }
+        if https { pages } else { self.browsers.check_host(pages) }
     }
 
     /// Returns a router with the gRPC methods and all pages.
@@ -68,20 +68,20 @@ impl Routes {
     }
 }
 
-fn router(context: Arc<Context>) -> Router {
+fn router(context: Arc<ApiContext>) -> Router {
     Router::new()
-        .route("/version", only(get(version)))
-        .route("/health", only(get(health::health)))
-        .route("/livez", only(get(health::livez)))
-        .route("/livez/{check}", only(get(health::livez_check)))
-        .route("/readyz", only(get(health::readyz)))
-        .route("/readyz/{check}", only(get(health::readyz_check)))
+        .route("/version", get_only(get(version)))
+        .route("/health", get_only(get(health::health)))
+        .route("/livez", get_only(get(health::livez)))
+        .route("/livez/{check}", get_only(get(health::livez_check)))
+        .route("/readyz", get_only(get(health::readyz)))
+        .route("/readyz/{check}", get_only(get(health::readyz_check)))
         .route("/metrics", get(metrics::metrics))
         .with_state(context)
 }
 
 /// Restricts a page to GET, without HEAD, as in etcd. Load balancers must use GET there.
-fn only(get: MethodRouter<Arc<Context>>) -> MethodRouter<Arc<Context>> {
+fn get_only(get: MethodRouter<Arc<ApiContext>>) -> MethodRouter<Arc<ApiContext>> {
     get.head(not_allowed).fallback(not_allowed)
 }
 
@@ -106,7 +106,7 @@ fn no_such_page() -> Response {
     (StatusCode::NOT_FOUND, kind, "404 page not found\n").into_response()
 }
 
-async fn version(State(context): State<Arc<Context>>) -> impl IntoResponse {
+async fn version(State(context): State<Arc<ApiContext>>) -> impl IntoResponse {
     let body = format!(
         r#"{{"etcdserver":"{}","etcdcluster":"{CLUSTER_VERSION}","storage":"{CLUSTER_VERSION}"}}"#,
         context.identity.version

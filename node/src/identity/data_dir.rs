@@ -19,8 +19,8 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ClusterId, Forced, Incarnation, MemberId,
-    past::{NoStart, Past, Start},
+    ClusterId, ForcedCluster, Incarnation, MemberId,
+    past::{StartEvidence, StartKind, StartRefusal},
 };
 
 const MARKER: &str = "muster-incarnation";
@@ -53,7 +53,7 @@ pub struct DataDir {
     /// Open handle of the directory, which holds the lock.
     handle: std::fs::File,
     /// Whether the directory is only inspected. Files of other users may then be read too.
-    only_looks: bool,
+    is_read_only: bool,
 }
 
 /// Why a data directory can't be used.
@@ -68,23 +68,23 @@ pub enum DataDirError {
         "{} holds the data of an etcd, which this program cannot take over: give it a data directory of its own",
         .0.display()
     )]
-    Etcds(PathBuf),
+    EtcdDirectory(PathBuf),
     /// The directory belongs to muster-node, but an etcd that was started there by mistake has left
     /// its store in it.
     #[error(
         "an etcd was started in {}, which is a muster-node's, whose data is as it was: take {ETCDS_STORE} away, which that etcd has left, and start muster-node again",
         .0.display()
     )]
-    EtcdsBeside(PathBuf),
+    EtcdStoreBeside(PathBuf),
     /// The directory should belong to an etcd, but contains no etcd's data.
     #[error("{} holds no etcd's data", .0.display())]
-    NotEtcds(PathBuf),
+    NoEtcdData(PathBuf),
     /// The member has begun a log, but the log is missing.
     #[error(
         "{} is missing, but this member had begun a log there: it has lost data, and with it what it promised to its peers; its cluster must remove it and add a new one",
         .0.display()
     )]
-    LogGone(PathBuf),
+    LogMissing(PathBuf),
     /// Another process has locked the directory.
     #[error("the data directory {} is in use by another process", .0.display())]
     InUse(PathBuf),
@@ -117,13 +117,13 @@ impl DataDirError {
     pub fn is_final(&self) -> bool {
         match self {
             Self::Files(error) => error.is_refusal(),
-            Self::Etcds(_)
-            | Self::EtcdsBeside(_)
-            | Self::LogGone(_)
+            Self::EtcdDirectory(_)
+            | Self::EtcdStoreBeside(_)
+            | Self::LogMissing(_)
             | Self::Removed(_)
             | Self::OtherIncarnation { .. }
             | Self::Damaged { .. } => true,
-            Self::InUse(_) | Self::NotEtcds(_) => false,
+            Self::InUse(_) | Self::NoEtcdData(_) => false,
         }
     }
 }
@@ -172,10 +172,10 @@ impl DataDir {
     ///
     /// # Errors
     /// Fails with `InUse` if another process has locked it, `Removed` if it contains a tombstone,
-    /// and `Files` or `Etcds` if this program can't use it.
+    /// and `Files` or `EtcdDirectory` if this program can't use it.
     pub fn open(path: &Path) -> Result<Self, DataDirError> {
         let dir = Self::lock(path)?;
-        if let Some(error) = dir.etcds_store()? {
+        if let Some(error) = dir.etcd_store_error()? {
             return Err(error);
         }
         data::sweep(&dir.path)?;
@@ -192,7 +192,10 @@ impl DataDir {
 
     /// Fails if another user may have prepared the contents, and logs a warning if other users can
     /// still write.
-    fn check(&self, exposure: Option<&muster_files::Exposure>) -> Result<(), DataDirError> {
+    fn check_exposure(
+        &self,
+        exposure: Option<&muster_files::Exposure>,
+    ) -> Result<(), DataDirError> {
         let is_data = |name: &OsStr| {
             name == MEMBER || name.as_encoded_bytes().starts_with(OUR_PREFIX.as_bytes())
         };
@@ -214,17 +217,17 @@ impl DataDir {
     /// Opens and locks an existing data directory of an etcd.
     ///
     /// # Errors
-    /// Fails like `open`, and with `NotEtcds` if there is no etcd's data.
-    pub(crate) fn open_etcds(path: &Path) -> Result<Self, DataDirError> {
+    /// Fails like `open`, and with `NoEtcdData` if there is no etcd's data.
+    pub(crate) fn open_etcd(path: &Path) -> Result<Self, DataDirError> {
         if !path.join(ETCDS_STORE).exists() {
-            return Err(DataDirError::NotEtcds(path.to_owned()));
+            return Err(DataDirError::NoEtcdData(path.to_owned()));
         }
         Self::lock(path)
     }
 
     fn lock(path: &Path) -> Result<Self, DataDirError> {
         let io = |action| muster_files::Error::io(action, path);
-        let found = muster_files::data_folder(path)?;
+        let found = muster_files::open_data_folder(path)?;
         let handle = found.file;
         match flock(&handle, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
@@ -233,11 +236,13 @@ impl DataDir {
             }
             Err(errno) => return Err(io("lock")(errno.into()).into()),
         }
-        let dir = Self { path: found.path, handle, only_looks: false };
-        dir.check(found.exposure.as_ref())?;
+        let dir = Self { path: found.path, handle, is_read_only: false };
+        dir.check_exposure(found.exposure.as_ref())?;
         let tombstone = dir.tombstone()?;
-        let past = Past { has_tombstone: tombstone.is_some(), ..Past::default() };
-        if let (Err(NoStart::Removed), Some(tombstone)) = (past.start(Guards::ALL), tombstone) {
+        let past = StartEvidence { has_tombstone: tombstone.is_some(), ..StartEvidence::default() };
+        if let (Err(StartRefusal::Removed), Some(tombstone)) =
+            (past.start_kind(Guards::ALL), tombstone)
+        {
             return Err(DataDirError::Removed(Box::new(tombstone)));
         }
         Ok(dir)
@@ -249,7 +254,7 @@ impl DataDir {
     ///
     /// # Errors
     /// Fails if the directory can't be opened, read or locked.
-    pub fn look(path: &Path) -> Result<(Self, bool), DataDirError> {
+    pub fn open_read_only(path: &Path) -> Result<(Self, bool), DataDirError> {
         let io = |action| muster_files::Error::io(action, path);
         let handle = muster_files::open_folder(path).map_err(io("open"))?;
         // This checks that the directory's entries may be listed.
@@ -259,7 +264,7 @@ impl DataDir {
             Err(rustix::io::Errno::WOULDBLOCK) => true,
             Err(errno) => return Err(io("lock")(errno.into()).into()),
         };
-        Ok((Self { path: path.to_owned(), handle, only_looks: true }, in_use))
+        Ok((Self { path: path.to_owned(), handle, is_read_only: true }, in_use))
     }
 
     /// Returns the path of the directory. Once it is locked, the path contains no symbolic links.
@@ -276,8 +281,8 @@ impl DataDir {
 
     /// Whether the directory contains an etcd's data and none of muster-node's.
     #[must_use]
-    pub fn is_etcds(&self) -> bool {
-        matches!(self.etcds_store(), Ok(Some(DataDirError::Etcds(_))))
+    pub fn is_etcd_directory(&self) -> bool {
+        matches!(self.etcd_store_error(), Ok(Some(DataDirError::EtcdDirectory(_))))
     }
 
     /// Returns the error to be reported for an etcd's store in this directory, or `None` if there
@@ -285,26 +290,28 @@ impl DataDir {
     ///
     /// # Errors
     /// Fails if the disk can't be read.
-    pub fn etcds_store(&self) -> Result<Option<DataDirError>, DataDirError> {
+    pub fn etcd_store_error(&self) -> Result<Option<DataDirError>, DataDirError> {
         let path = || self.path.clone();
         Ok(match (self.has(ETCDS_STORE)?, self.has(LOG_MARK)?) {
             (false, _) => None,
-            (true, true) => Some(DataDirError::EtcdsBeside(path())),
-            (true, false) => Some(DataDirError::Etcds(path())),
+            (true, true) => Some(DataDirError::EtcdStoreBeside(path())),
+            (true, false) => Some(DataDirError::EtcdDirectory(path())),
         })
     }
 
     /// Whether the member has a log here, and so must not bootstrap.
     ///
     /// # Errors
-    /// Fails with `LogGone` if the member had a log and it is missing.
+    /// Fails with `LogMissing` if the member had a log and it is missing.
     pub fn has_log(&self) -> Result<bool, DataDirError> {
         let (has_log, had_log) = (self.has(LOG)?, self.has(LOG_MARK)?);
         // A directory with a tombstone can't be opened, so there is none here.
-        let past = Past { has_tombstone: false, has_log, had_log };
-        match past.start(Guards::ALL) {
-            Ok(start) => Ok(start == Start::Again),
-            Err(NoStart::LogGone | NoStart::Removed) => Err(DataDirError::LogGone(self.join(LOG))),
+        let past = StartEvidence { has_tombstone: false, has_log, has_log_mark: had_log };
+        match past.start_kind(Guards::ALL) {
+            Ok(start) => Ok(start == StartKind::Restart),
+            Err(StartRefusal::LogMissing | StartRefusal::Removed) => {
+                Err(DataDirError::LogMissing(self.join(LOG)))
+            }
         }
     }
 
@@ -348,7 +355,9 @@ impl DataDir {
     /// Fails with `OtherIncarnation` if marker and `expected` differ.
     pub fn claim(&self, expected: Option<Incarnation>) -> Result<Incarnation, DataDirError> {
         let descends = |expected| {
-            Ok::<_, DataDirError>(self.forced()?.is_some_and(|made| made.descends_from(expected)))
+            Ok::<_, DataDirError>(
+                self.forced_cluster()?.is_some_and(|made| made.descends_from(expected)),
+            )
         };
         match (self.marker()?, expected) {
             (Some(found), Some(expected)) if found != expected && !descends(expected)? => {
@@ -367,7 +376,7 @@ impl DataDir {
     ///
     /// # Errors
     /// Fails if the marker can't be written.
-    pub(crate) fn reborn(&self, as_incarnation: Incarnation) -> Result<(), DataDirError> {
+    pub(crate) fn replace_marker(&self, as_incarnation: Incarnation) -> Result<(), DataDirError> {
         self.replace(MARKER, format!("{as_incarnation}\n").as_bytes())
     }
 
@@ -375,7 +384,7 @@ impl DataDir {
     ///
     /// # Errors
     /// Fails if the record can't be read or parsed.
-    pub fn forced(&self) -> Result<Option<Forced>, DataDirError> {
+    pub fn forced_cluster(&self) -> Result<Option<ForcedCluster>, DataDirError> {
         self.read_forced(FORCED)
     }
 
@@ -383,7 +392,7 @@ impl DataDir {
     ///
     /// # Errors
     /// Fails if the plan can't be read or parsed.
-    pub fn forcing(&self) -> Result<Option<Forced>, DataDirError> {
+    pub fn forced_plan(&self) -> Result<Option<ForcedCluster>, DataDirError> {
         self.read_forced(FORCING)
     }
 
@@ -391,7 +400,7 @@ impl DataDir {
     ///
     /// # Errors
     /// Fails if the plan can't be written.
-    pub(crate) fn plan(&self, plan: &Forced) -> Result<(), DataDirError> {
+    pub(crate) fn write_forced_plan(&self, plan: &ForcedCluster) -> Result<(), DataDirError> {
         self.replace(FORCING, &json(plan))
     }
 
@@ -399,7 +408,7 @@ impl DataDir {
     ///
     /// # Errors
     /// Fails if the record can't be written.
-    pub(crate) fn record(&self, made: &Forced) -> Result<(), DataDirError> {
+    pub(crate) fn write_forced_cluster(&self, made: &ForcedCluster) -> Result<(), DataDirError> {
         self.replace(FORCED, &json(made))
     }
 
@@ -407,7 +416,7 @@ impl DataDir {
     ///
     /// # Errors
     /// Fails if the file can't be deleted.
-    pub(crate) fn forget_plan(&self) -> Result<(), DataDirError> {
+    pub(crate) fn delete_forced_plan(&self) -> Result<(), DataDirError> {
         let path = self.join(FORCING);
         data::remove(&path)?;
         Ok(data::sync(&self.path)?)
@@ -415,7 +424,7 @@ impl DataDir {
 
     /// Returns the contents of a small file, or `None` if it does not exist.
     fn read_small(&self, path: &Path) -> Result<Option<Vec<u8>>, DataDirError> {
-        let read = if self.only_looks { muster_files::read } else { data::read_own };
+        let read = if self.is_read_only { muster_files::read } else { data::read_own };
         Ok(read(path, MAX_SMALL_BYTES)?)
     }
 
@@ -423,7 +432,7 @@ impl DataDir {
     ///
     /// # Errors
     /// Fails if the file can't be written.
-    pub(crate) fn note_force_without_data(&self) -> Result<(), DataDirError> {
+    pub(crate) fn mark_force_without_data(&self) -> Result<(), DataDirError> {
         if self.has_force_without_data()? {
             return Ok(());
         }
@@ -438,12 +447,12 @@ impl DataDir {
         self.has(FORCE_WITHOUT_DATA)
     }
 
-    /// Deletes the file that [`Self::note_force_without_data`] wrote, durably, because the member
+    /// Deletes the file that [`Self::mark_force_without_data`] wrote, durably, because the member
     /// has started without the flag.
     ///
     /// # Errors
     /// Fails if the file can't be deleted.
-    pub(crate) fn forget_force_without_data(&self) -> Result<(), DataDirError> {
+    pub(crate) fn unmark_force_without_data(&self) -> Result<(), DataDirError> {
         if !self.has_force_without_data()? {
             return Ok(());
         }
@@ -452,10 +461,10 @@ impl DataDir {
         Ok(muster_files::sync(&self.path)?)
     }
 
-    fn read_forced(&self, name: &str) -> Result<Option<Forced>, DataDirError> {
+    fn read_forced(&self, name: &str) -> Result<Option<ForcedCluster>, DataDirError> {
         let path = self.join(name);
         let Some(bytes) = self.read_small(&path)? else { return Ok(None) };
-        match serde_json::from_slice::<Forced>(&bytes) {
+        match serde_json::from_slice::<ForcedCluster>(&bytes) {
             Ok(forced) if forced.is_known() => Ok(Some(forced)),
             Ok(_) => Err(DataDirError::Damaged { path, problem: "a later version wrote it" }),
             Err(_) => Err(DataDirError::Damaged {
@@ -475,7 +484,7 @@ impl DataDir {
     pub fn count_boot(&self) -> Result<u64, DataDirError> {
         let path = self.join(BOOT_COUNTER);
         let damaged = |problem| DataDirError::Damaged { path: path.clone(), problem };
-        let last = match self.boots()? {
+        let last = match self.boot_count()? {
             None if self.has_log()? => return Err(damaged("it is missing, but there is a log")),
             last => last.unwrap_or(0),
         };
@@ -488,7 +497,7 @@ impl DataDir {
     ///
     /// # Errors
     /// Fails if the file can't be written.
-    pub fn bury(&self, tombstone: &Tombstone) -> Result<(), DataDirError> {
+    pub fn write_tombstone(&self, tombstone: &Tombstone) -> Result<(), DataDirError> {
         self.replace(TOMBSTONE, &json(tombstone))
     }
 
@@ -504,7 +513,7 @@ impl DataDir {
     ///
     /// # Errors
     /// Fails with `Damaged` if the counter can't be parsed.
-    pub fn boots(&self) -> Result<Option<u64>, DataDirError> {
+    pub fn boot_count(&self) -> Result<Option<u64>, DataDirError> {
         let path = self.join(BOOT_COUNTER);
         let Some(bytes) = self.read_small(&path)? else { return Ok(None) };
         let count = std::str::from_utf8(&bytes).ok().and_then(|text| text.trim_end().parse().ok());

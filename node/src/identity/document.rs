@@ -19,7 +19,7 @@ const VERSION: u64 = 1;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberDocument {
     /// Hash of the committed proposal, in lower-case hex; equals `--initial-cluster-token`.
-    pub document: String,
+    pub proposal_hash: String,
     /// Name of the cluster, for operators.
     pub cluster_name: String,
     /// Seat number of this member, from 1.
@@ -67,7 +67,7 @@ pub enum DocumentError {
 }
 
 #[derive(Deserialize)]
-struct Raw {
+struct RawDocument {
     version: u64,
     document: String,
     cluster_name: String,
@@ -116,7 +116,7 @@ impl MemberDocument {
         if version.version != VERSION {
             return Err(DocumentError::Version(version.version));
         }
-        let raw: Raw = serde_json::from_slice(bytes).map_err(DocumentError::Syntax)?;
+        let raw: RawDocument = serde_json::from_slice(bytes).map_err(DocumentError::Syntax)?;
         debug_assert_eq!(raw.version, VERSION);
         let members = raw
             .members
@@ -125,7 +125,7 @@ impl MemberDocument {
             .map(|(n, member)| member.check(n))
             .collect::<Result<Vec<_>, _>>()?;
         let document = Self {
-            document: raw.document,
+            proposal_hash: raw.document,
             cluster_name: raw.cluster_name,
             seat: raw.own.seat,
             members,
@@ -142,7 +142,7 @@ impl MemberDocument {
 
     fn check(&self) -> Result<(), DocumentError> {
         let invalid = |what: String| Err(DocumentError::Invalid(what));
-        if !is_hash(&self.document) {
+        if !is_hash(&self.proposal_hash) {
             return invalid("\"document\" is not 64 lower-case hex digits".to_owned());
         }
         if self.seat == 0 || self.seat as usize > self.members.len() {

@@ -6,7 +6,7 @@ use super::{ClusterId, Incarnation, MemberId};
 
 /// The identity under which a data directory acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Bearer {
+pub struct MemberIdentity {
     /// Id of the cluster.
     #[serde(with = "as_hex")]
     pub cluster_id: ClusterId,
@@ -20,7 +20,7 @@ pub struct Bearer {
 
 /// A member of the old cluster that is not in the new one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Dropped {
+pub struct DroppedMember {
     /// Id of the member.
     #[serde(with = "as_hex")]
     pub member_id: MemberId,
@@ -34,14 +34,14 @@ pub struct Dropped {
 /// A cluster of one that was made from a member's data. This is its plan before it is made, and its
 /// record afterwards.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Forced {
+pub struct ForcedCluster {
     version: u64,
     /// Time at which the cluster was planned, in RFC 3339 format.
     pub at: String,
     /// Identity of the directory in the old cluster.
-    pub was: Bearer,
+    pub was: MemberIdentity,
     /// Identity of the directory in the new cluster.
-    pub is: Bearer,
+    pub is: MemberIdentity,
     /// Incarnations that the directory had before that of `was`.
     #[serde(with = "as_hex_list")]
     pub earlier: Vec<Incarnation>,
@@ -56,21 +56,21 @@ pub struct Forced {
     /// Term of the position after which the new log begins.
     pub base_term: u64,
     /// The old cluster's other members.
-    pub dropped: Vec<Dropped>,
+    pub dropped: Vec<DroppedMember>,
     /// Whether the member has been started without the flag since. Then the flag takes effect
     /// again.
     #[serde(default)]
     pub rearmed: bool,
 }
 
-impl Forced {
+impl ForcedCluster {
     /// Version of the file format that this build writes.
     const VERSION: u64 = 1;
 
     /// Creates a plan made at the time `at`. `before` is the record of an earlier forced cluster,
     /// whose incarnations are kept.
     #[must_use]
-    pub fn new(at: String, was: Bearer, is: Bearer, before: Option<&Self>) -> Self {
+    pub fn new(at: String, was: MemberIdentity, is: MemberIdentity, before: Option<&Self>) -> Self {
         let mut earlier = before.map(|forced| forced.earlier.clone()).unwrap_or_default();
         earlier.extend(before.map(|forced| forced.was.incarnation));
         Self {
@@ -109,7 +109,7 @@ impl Forced {
 
     /// Returns the number of entries that were kept but not known to be committed.
     #[must_use]
-    pub fn kept_unknown(&self) -> u64 {
+    pub fn kept_uncommitted(&self) -> u64 {
         self.last_index.saturating_sub(self.committed)
     }
 }
@@ -175,16 +175,21 @@ mod as_hex_list {
 mod tests {
     use super::*;
 
-    fn bearer(of: u8) -> Bearer {
+    fn bearer(of: u8) -> MemberIdentity {
         let incarnation = Incarnation([of; 16]);
-        Bearer { cluster_id: ClusterId(of.into()), member_id: MemberId(of.into()), incarnation }
+        MemberIdentity {
+            cluster_id: ClusterId(of.into()),
+            member_id: MemberId(of.into()),
+            incarnation,
+        }
     }
 
     #[test]
     fn a_record_reads_back_and_knows_whom_it_descends_from() {
-        let first = Forced::new("t".to_owned(), bearer(1), bearer(2), None);
-        let second = Forced::new("t".to_owned(), bearer(2), bearer(3), Some(&first));
-        let read: Forced = serde_json::from_str(&serde_json::to_string(&second).unwrap()).unwrap();
+        let first = ForcedCluster::new("t".to_owned(), bearer(1), bearer(2), None);
+        let second = ForcedCluster::new("t".to_owned(), bearer(2), bearer(3), Some(&first));
+        let read: ForcedCluster =
+            serde_json::from_str(&serde_json::to_string(&second).unwrap()).unwrap();
         assert_eq!(read, second);
         let descends = |of| read.descends_from(bearer(of).incarnation);
         assert_eq!([1, 2, 3, 4].map(descends), [true, true, false, false]);
@@ -192,8 +197,8 @@ mod tests {
 
     #[test]
     fn entries_beyond_the_known_commit_are_counted() {
-        let mut made = Forced::new("t".to_owned(), bearer(1), bearer(2), None);
+        let mut made = ForcedCluster::new("t".to_owned(), bearer(1), bearer(2), None);
         (made.committed, made.last_index) = (7, 9);
-        assert_eq!(made.kept_unknown(), 2);
+        assert_eq!(made.kept_uncommitted(), 2);
     }
 }

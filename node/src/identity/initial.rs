@@ -32,7 +32,7 @@ pub struct InitialCluster {
 impl InitialMember {
     /// Returns the member's row in the table of a new cluster.
     #[must_use]
-    pub(crate) fn member(&self) -> Member {
+    pub(crate) fn to_member(&self) -> Member {
         Member {
             id: self.id,
             name: self.name.clone(),
@@ -41,7 +41,7 @@ impl InitialMember {
             is_learner: false,
             incarnation: self.incarnation,
             node_key: self.node_key,
-            changed: 0,
+            changed_at: 0,
             vote_when_ready: false,
             operations: Vec::new(),
         }

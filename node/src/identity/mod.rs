@@ -24,9 +24,9 @@ use ring::{
 pub use self::{
     data_dir::{DataDir, DataDirError, Tombstone},
     document::{DocumentError, DocumentMember, MemberDocument},
-    forced::{Bearer, Dropped, Forced},
+    forced::{DroppedMember, ForcedCluster, MemberIdentity},
     initial::{InitialCluster, InitialMember},
-    past::{NoStart, Past, Start},
+    past::{StartEvidence, StartKind, StartRefusal},
 };
 
 /// A member's id, by which Raft, clients and operators refer to it.
@@ -123,9 +123,9 @@ impl fmt::Display for Incarnation {
 }
 
 impl FromStr for Incarnation {
-    type Err = NotHex;
+    type Err = InvalidHex;
 
-    fn from_str(text: &str) -> Result<Self, NotHex> {
+    fn from_str(text: &str) -> Result<Self, InvalidHex> {
         decode_hex(text).map(Self)
     }
 }
@@ -142,9 +142,9 @@ impl fmt::Display for OperationId {
 }
 
 impl FromStr for OperationId {
-    type Err = NotHex;
+    type Err = InvalidHex;
 
-    fn from_str(text: &str) -> Result<Self, NotHex> {
+    fn from_str(text: &str) -> Result<Self, InvalidHex> {
         decode_hex(text).map(Self)
     }
 }
@@ -171,9 +171,9 @@ impl fmt::Display for NodeKey {
 }
 
 impl FromStr for NodeKey {
-    type Err = NotHex;
+    type Err = InvalidHex;
 
-    fn from_str(text: &str) -> Result<Self, NotHex> {
+    fn from_str(text: &str) -> Result<Self, InvalidHex> {
         decode_hex(text).map(Self)
     }
 }
@@ -181,17 +181,17 @@ impl FromStr for NodeKey {
 /// Error for text that is not the expected number of lower-case hex digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {expected} lower-case hex digits")]
-pub struct NotHex {
+pub struct InvalidHex {
     /// Number of digits that were expected.
     pub expected: usize,
 }
 
-fn decode_hex<const N: usize>(text: &str) -> Result<[u8; N], NotHex> {
+fn decode_hex<const N: usize>(text: &str) -> Result<[u8; N], InvalidHex> {
     HEXLOWER
         .decode(text.as_bytes())
         .ok()
         .and_then(|bytes| bytes.try_into().ok())
-        .ok_or(NotHex { expected: 2 * N })
+        .ok_or(InvalidHex { expected: 2 * N })
 }
 
 #[cfg(test)]
@@ -233,7 +233,7 @@ mod tests {
         let incarnation = Incarnation::random();
         assert_eq!(incarnation.to_string().parse(), Ok(incarnation));
         for wrong in ["", "00", &"A".repeat(32), &"0".repeat(34), &"g".repeat(32)] {
-            assert_eq!(wrong.parse::<Incarnation>(), Err(NotHex { expected: 32 }));
+            assert_eq!(wrong.parse::<Incarnation>(), Err(InvalidHex { expected: 32 }));
         }
     }
 }

@@ -4,49 +4,53 @@ use node_consensus::Guards;
 
 /// Traces of a member's history in its data directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Past {
+pub struct StartEvidence {
     /// Whether there is a tombstone, because the member was removed.
     pub has_tombstone: bool,
     /// Whether there is a log.
     pub has_log: bool,
     /// Whether a log was begun, according to the log mark.
-    pub had_log: bool,
+    pub has_log_mark: bool,
 }
 
 /// Kind of start that a member makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
+pub enum StartKind {
     /// The member has no log yet. It begins as a first member of a new cluster, or with the state
     /// of a running one.
     First,
     /// The member continues from its log.
-    Again,
+    Restart,
 }
 
 /// Why a member may never start again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoStart {
+pub enum StartRefusal {
     /// The member was removed from its cluster.
     Removed,
     /// The member had a log that is gone, and with it the promises made to peers.
-    LogGone,
+    LogMissing,
 }
 
-impl Past {
+impl StartEvidence {
     /// Returns the kind of start for a member with this history. `guards` are [`Guards::ALL`]
     /// except in tests.
     ///
     /// # Errors
     /// Fails if the member may not start. A tombstone or a missing log always prevents a first
     /// start.
-    pub fn start(self, guards: Guards) -> Result<Start, NoStart> {
+    pub fn start_kind(self, guards: Guards) -> Result<StartKind, StartRefusal> {
         if self.has_tombstone {
-            return if guards.tombstones_hold() { Err(NoStart::Removed) } else { Ok(Start::First) };
+            return if guards.respect_tombstones() {
+                Err(StartRefusal::Removed)
+            } else {
+                Ok(StartKind::First)
+            };
         }
-        match (self.has_log, self.had_log) {
-            (true, _) => Ok(Start::Again),
-            (false, true) => Err(NoStart::LogGone),
-            (false, false) => Ok(Start::First),
+        match (self.has_log, self.has_log_mark) {
+            (true, _) => Ok(StartKind::Restart),
+            (false, true) => Err(StartRefusal::LogMissing),
+            (false, false) => Ok(StartKind::First),
         }
     }
 }
@@ -58,15 +62,15 @@ mod tests {
     #[test]
     fn only_an_empty_directory_is_a_beginning() {
         let start = |has_tombstone, has_log, had_log| {
-            Past { has_tombstone, has_log, had_log }.start(Guards::ALL)
+            StartEvidence { has_tombstone, has_log, has_log_mark: had_log }.start_kind(Guards::ALL)
         };
-        assert_eq!(start(false, false, false), Ok(Start::First));
+        assert_eq!(start(false, false, false), Ok(StartKind::First));
         for had_log in [false, true] {
-            assert_eq!(start(false, true, had_log), Ok(Start::Again));
+            assert_eq!(start(false, true, had_log), Ok(StartKind::Restart));
             for has_log in [false, true] {
-                assert_eq!(start(true, has_log, had_log), Err(NoStart::Removed));
+                assert_eq!(start(true, has_log, had_log), Err(StartRefusal::Removed));
             }
         }
-        assert_eq!(start(false, false, true), Err(NoStart::LogGone));
+        assert_eq!(start(false, false, true), Err(StartRefusal::LogMissing));
     }
 }

@@ -6,36 +6,36 @@ use std::time::Duration;
 
 use node_proto::command::{LeaseCheckpoint, LeaseExpire, LeaseLeft};
 
-use super::table::{Lease, LeaseTable, News};
+use super::table::{Lease, LeaseChange, LeaseTable};
 
 /// Maximum number of leases that one call of `expire` ends; the next call continues.
-const EXPIRED_PER_LOOK: usize = 500;
+const MAX_EXPIRED_PER_CALL: usize = 500;
 /// Maximum number of leases whose remaining time one call of `note` notes, in one entry.
-const NOTED_PER_LOOK: usize = 1_000;
+const MAX_CHECKPOINTED_PER_CALL: usize = 1_000;
 /// Maximum time after which the remaining time of a lease is noted (etcd's interval). It is noted
 /// earlier if half of it has passed.
-const NOTE_AFTER: Duration = Duration::from_secs(300);
+const MAX_CHECKPOINT_DELAY: Duration = Duration::from_secs(300);
 /// Remaining time below which a lease is not noted again, because an election takes about as long.
-const NOTED_FROM: Duration = Duration::from_secs(1);
+const MIN_CHECKPOINTED_TIME: Duration = Duration::from_secs(1);
 /// Time after which the expiry of a lease is proposed again if the lease still exists.
-const EXPIRE_AGAIN: Duration = Duration::from_secs(1);
+const EXPIRY_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// A member's Raft role, and its progress as far as leases need it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat {
+pub struct RaftStatus {
     /// Whether this member is the leader.
-    pub leads: bool,
+    pub is_leader: bool,
     /// Current term of the member.
     pub term: u64,
     /// Term of the last entry that the member has applied.
     pub applied_term: u64,
 }
 
-impl Seat {
+impl RaftStatus {
     /// Returns the term in which the member may count lease times. It must be the leader, and must
     /// have applied all entries that were proposed in earlier terms.
-    fn counts_in(self) -> Option<u64> {
-        (self.leads && self.applied_term == self.term).then_some(self.term)
+    fn counting_term(self) -> Option<u64> {
+        (self.is_leader && self.applied_term == self.term).then_some(self.term)
     }
 }
 
@@ -47,7 +47,7 @@ pub enum Renewal {
         lease: Lease,
         /// Whether an entry must note the full TTL before the client is told, because the log says
         /// that less is left.
-        note: bool,
+        needs_checkpoint: bool,
     },
     /// The lease has expired, or its remaining time is being noted. The caller has to wait for the
     /// result of that entry.
@@ -57,16 +57,16 @@ pub enum Renewal {
 }
 
 #[derive(Debug)]
-struct Timer {
+struct LeaseTimer {
     lease: Lease,
     deadline: Duration,
     /// Time at which the remaining time is noted next; `None` for not at all.
-    note_at: Option<Duration>,
+    checkpoint_at: Option<Duration>,
     /// Time at which the expiry is proposed again; `None` if the lease has not expired.
-    ended: Option<Duration>,
+    expiry_retry_at: Option<Duration>,
     /// Time since which an entry may say that less than the full TTL is left; `None` if none says
     /// so.
-    noted: Option<Duration>,
+    checkpointed_since: Option<Duration>,
 }
 
 /// The leader's lease clock, described in the module's documentation. All times are of one
@@ -78,11 +78,11 @@ pub struct Lessor {
     election_timeout: Duration,
     /// Term in which this member counts lease times; `None` if it does not.
     term: Option<u64>,
-    timers: BTreeMap<i64, Timer>,
+    timers: BTreeMap<i64, LeaseTimer>,
     deadlines: BTreeSet<(Duration, i64)>,
-    notes: BTreeSet<(Duration, i64)>,
+    checkpoints: BTreeSet<(Duration, i64)>,
     /// Ids of leases whose remaining time is in a proposed entry that is not applied yet.
-    noting: BTreeSet<i64>,
+    checkpointing: BTreeSet<i64>,
 }
 
 fn seconds(n: i64) -> Duration {
@@ -90,7 +90,7 @@ fn seconds(n: i64) -> Duration {
 }
 
 /// Converts to whole seconds, rounded up, because a lease must not end early.
-fn whole_seconds(left: Duration) -> i64 {
+fn round_up_to_seconds(left: Duration) -> i64 {
     let up = u64::from(left.subsec_nanos() > 0);
     i64::try_from(left.as_secs() + up).unwrap_or(i64::MAX)
 }
@@ -104,8 +104,8 @@ impl Lessor {
             term: None,
             timers: BTreeMap::new(),
             deadlines: BTreeSet::new(),
-            notes: BTreeSet::new(),
-            noting: BTreeSet::new(),
+            checkpoints: BTreeSet::new(),
+            checkpointing: BTreeSet::new(),
         }
     }
 
@@ -117,20 +117,20 @@ impl Lessor {
 
     /// Updates the clock to the member's role and to changes of the lease table. To be called
     /// before each use.
-    pub fn follow(&mut self, seat: Seat, table: &RwLock<LeaseTable>, now: Duration) {
-        let counts_in = seat.counts_in();
+    pub fn update(&mut self, seat: RaftStatus, table: &RwLock<LeaseTable>, now: Duration) {
+        let counts_in = seat.counting_term();
         if counts_in != self.term {
             self.forget();
-            self.noting.clear();
+            self.checkpointing.clear();
             self.term = counts_in;
             match counts_in {
                 Some(_) => self.begin(table, now, false),
-                None => write(table).stop_listening(),
+                None => write(table).stop_recording(),
             }
-        } else if self.term.is_some() && read(table).has_news() {
-            let news = write(table).take_news();
+        } else if self.term.is_some() && read(table).has_changes() {
+            let news = write(table).take_changes();
             match news {
-                Some(news) => news.into_iter().for_each(|one| self.hear(one, now)),
+                Some(news) => news.into_iter().for_each(|one| self.apply_change(one, now)),
                 None => {
                     self.forget();
                     self.begin(table, now, true);
@@ -142,7 +142,7 @@ impl Lessor {
     fn forget(&mut self) {
         self.timers.clear();
         self.deadlines.clear();
-        self.notes.clear();
+        self.checkpoints.clear();
     }
 
     /// Sets the timers of all leases, each with the time that it may have left. `again` means that
@@ -150,9 +150,9 @@ impl Lessor {
     fn begin(&mut self, table: &RwLock<LeaseTable>, now: Duration, again: bool) {
         // One lock covers both steps, so no change is missed or taken in twice.
         let mut table = write(table);
-        table.listen();
+        table.start_recording();
         for lease in table.iter() {
-            let noted = (again || lease.left > 0).then_some(now);
+            let noted = (again || lease.remaining_ttl > 0).then_some(now);
             self.set(lease, now, seconds(lease.seconds()), noted);
             self.extend(lease.id);
         }
@@ -167,18 +167,18 @@ impl Lessor {
         }
     }
 
-    fn hear(&mut self, news: News, now: Duration) {
+    fn apply_change(&mut self, news: LeaseChange, now: Duration) {
         match news {
-            News::Granted(lease) => self.set(lease, now, seconds(lease.ttl), None),
-            News::Revoked(id) => self.remove(id),
+            LeaseChange::Granted(lease) => self.set(lease, now, seconds(lease.ttl), None),
+            LeaseChange::Revoked(id) => self.remove(id),
         }
     }
 
     fn remove(&mut self, id: i64) {
         if let Some(timer) = self.timers.remove(&id) {
-            self.deadlines.remove(&(timer.ended.unwrap_or(timer.deadline), id));
-            if let Some(at) = timer.note_at {
-                self.notes.remove(&(at, id));
+            self.deadlines.remove(&(timer.expiry_retry_at.unwrap_or(timer.deadline), id));
+            if let Some(at) = timer.checkpoint_at {
+                self.checkpoints.remove(&(at, id));
             }
         }
     }
@@ -187,30 +187,42 @@ impl Lessor {
         let id = lease.id;
         self.remove(id);
         let deadline = now + left;
-        let note_at = note_after(left).map(|after| now + after);
-        self.timers.insert(id, Timer { lease, deadline, note_at, ended: None, noted });
+        let note_at = checkpoint_delay(left).map(|after| now + after);
+        self.timers.insert(
+            id,
+            LeaseTimer {
+                lease,
+                deadline,
+                checkpoint_at: note_at,
+                expiry_retry_at: None,
+                checkpointed_since: noted,
+            },
+        );
         self.deadlines.insert((deadline, id));
-        self.notes.extend(note_at.map(|at| (at, id)));
+        self.checkpoints.extend(note_at.map(|at| (at, id)));
     }
 
     /// Keeps a lease alive. The client may be told only after a later quorum round has confirmed
     /// that this member is the leader in the same term.
     pub fn renew(&mut self, id: i64, now: Duration) -> Renewal {
         let Some(timer) = self.timers.get(&id) else { return Renewal::Unknown };
-        if timer.ended.is_some() || timer.deadline <= now || self.noting.contains(&id) {
+        if timer.expiry_retry_at.is_some()
+            || timer.deadline <= now
+            || self.checkpointing.contains(&id)
+        {
             return Renewal::Busy;
         }
-        let (lease, noted) = (timer.lease, timer.noted);
+        let (lease, noted) = (timer.lease, timer.checkpointed_since);
         self.set(lease, now, seconds(lease.ttl), noted);
-        Renewal::Renewed { lease, note: noted.is_some() }
+        Renewal::Renewed { lease, needs_checkpoint: noted.is_some() }
     }
 
     /// Records that, at the time `at` or later, the log says that this lease has its full TTL.
-    pub fn renewal_noted(&mut self, id: i64, at: Duration) {
+    pub fn record_full_ttl(&mut self, id: i64, at: Duration) {
         if let Some(timer) = self.timers.get_mut(&id)
-            && timer.noted.is_some_and(|noted| noted <= at)
+            && timer.checkpointed_since.is_some_and(|noted| noted <= at)
         {
-            timer.noted = None;
+            timer.checkpointed_since = None;
         }
     }
 
@@ -225,44 +237,44 @@ impl Lessor {
     pub fn expire(&mut self, now: Duration) -> Vec<LeaseExpire> {
         let Some(term) = self.term else { return Vec::new() };
         let mut over = Vec::new();
-        while over.len() < EXPIRED_PER_LOOK
+        while over.len() < MAX_EXPIRED_PER_CALL
             && let Some(&(at, id)) = self.deadlines.first()
             && at <= now
         {
             self.deadlines.remove(&(at, id));
-            let again = now + EXPIRE_AGAIN;
+            let again = now + EXPIRY_RETRY_DELAY;
             self.deadlines.insert((again, id));
             if let Some(timer) = self.timers.get_mut(&id) {
-                timer.ended = Some(again);
-                over.push(LeaseExpire { id, term, granted: timer.lease.granted });
+                timer.expiry_retry_at = Some(again);
+                over.push(LeaseExpire { id, term, granted: timer.lease.grant_index });
             }
         }
         over
     }
 
     /// Returns the command that notes the remaining time of leases, if that is due for any. These
-    /// leases can't be kept alive until [`notes_done`](Self::notes_done) is called.
-    pub fn note(&mut self, now: Duration) -> Option<LeaseCheckpoint> {
+    /// leases can't be kept alive until [`finish_checkpoint`](Self::notes_done) is called.
+    pub fn due_checkpoint(&mut self, now: Duration) -> Option<LeaseCheckpoint> {
         let term = self.term?;
         let mut leases = Vec::new();
-        while leases.len() < NOTED_PER_LOOK
-            && let Some(&(at, id)) = self.notes.first()
+        while leases.len() < MAX_CHECKPOINTED_PER_CALL
+            && let Some(&(at, id)) = self.checkpoints.first()
             && at <= now
         {
-            self.notes.remove(&(at, id));
+            self.checkpoints.remove(&(at, id));
             let Some(timer) = self.timers.get_mut(&id) else { continue };
-            timer.note_at = None;
+            timer.checkpoint_at = None;
             let left = timer.deadline.saturating_sub(now);
-            if left.is_zero() || timer.ended.is_some() {
+            if left.is_zero() || timer.expiry_retry_at.is_some() {
                 continue;
             }
-            timer.note_at = note_after(left).map(|after| now + after);
-            self.notes.extend(timer.note_at.map(|at| (at, id)));
-            let left = whole_seconds(left);
+            timer.checkpoint_at = checkpoint_delay(left).map(|after| now + after);
+            self.checkpoints.extend(timer.checkpoint_at.map(|at| (at, id)));
+            let left = round_up_to_seconds(left);
             if left < timer.lease.ttl {
-                timer.noted = Some(now);
-                self.noting.insert(id);
-                leases.push(LeaseLeft { id, left, granted: timer.lease.granted });
+                timer.checkpointed_since = Some(now);
+                self.checkpointing.insert(id);
+                leases.push(LeaseLeft { id, left, granted: timer.lease.grant_index });
             }
         }
         (!leases.is_empty()).then_some(LeaseCheckpoint { term, leases })
@@ -270,26 +282,26 @@ impl Lessor {
 
     /// Records that the entry of `noted` was applied or has failed, so any later entry comes after
     /// it in the log.
-    pub fn notes_done(&mut self, noted: &LeaseCheckpoint) {
+    pub fn finish_checkpoint(&mut self, noted: &LeaseCheckpoint) {
         if self.term != Some(noted.term) {
             return;
         }
         for LeaseLeft { id, .. } in &noted.leases {
-            self.noting.remove(id);
+            self.checkpointing.remove(id);
         }
     }
 }
 
 /// Returns the command that notes that leases have their full TTL again.
 #[must_use]
-pub fn whole(term: u64, leases: impl IntoIterator<Item = Lease>) -> LeaseCheckpoint {
-    let whole = |Lease { id, granted, .. }| LeaseLeft { id, left: 0, granted };
+pub fn full_ttl_checkpoint(term: u64, leases: impl IntoIterator<Item = Lease>) -> LeaseCheckpoint {
+    let whole = |Lease { id, grant_index: granted, .. }| LeaseLeft { id, left: 0, granted };
     LeaseCheckpoint { term, leases: leases.into_iter().map(whole).collect() }
 }
 
 /// Returns the time after which `left` is to be noted next, or `None` if it is too short.
-fn note_after(left: Duration) -> Option<Duration> {
-    (left > NOTED_FROM).then(|| (left / 2).min(NOTE_AFTER))
+fn checkpoint_delay(left: Duration) -> Option<Duration> {
+    (left > MIN_CHECKPOINTED_TIME).then(|| (left / 2).min(MAX_CHECKPOINT_DELAY))
 }
 
 fn read(table: &RwLock<LeaseTable>) -> std::sync::RwLockReadGuard<'_, LeaseTable> {

@@ -24,7 +24,7 @@
 mod lessor;
 mod table;
 
-pub use lessor::{Lessor, Renewal, Seat, whole};
+pub use lessor::{Lessor, RaftStatus, Renewal, full_ttl_checkpoint};
 pub use table::{Lease, LeaseCounters, LeaseTable, TTL_BUCKETS};
 
 /// Maximum TTL in seconds that can be granted, which is etcd's.

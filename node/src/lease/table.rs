@@ -7,10 +7,10 @@ use node_proto::musterpb;
 
 /// Maximum number of changes that are kept for the lease clock. If there are more, it reads all
 /// leases again.
-const MAX_NEWS: usize = 1 << 16;
+const MAX_PENDING_CHANGES: usize = 1 << 16;
 /// Threshold for removing a lease's keys from the map of attached keys. Above one key per 8 places of
 /// the map, one pass over the whole map is cheaper than a lookup for each key.
-const WORTH_A_PASS: usize = 8;
+const FULL_SCAN_RATIO: usize = 8;
 
 /// Number of TTL buckets, with upper bounds of 1 s, 2 s, 4 s, up to about three months.
 pub const TTL_BUCKETS: usize = 24;
@@ -23,35 +23,35 @@ pub struct Lease {
     /// Time to live in seconds, counted from the grant or the last renewal.
     pub ttl: i64,
     /// Remaining time in seconds when it was last noted; 0 for the full TTL.
-    pub left: i64,
+    pub remaining_ttl: i64,
     /// Index of the entry that granted the lease, which distinguishes it from other leases with the
     /// same id. It is 0 if the lease came with another cluster's data.
-    pub granted: u64,
+    pub grant_index: u64,
 }
 
 impl Lease {
     /// Returns the seconds that the lease may have left, according to the log.
     #[must_use]
     pub fn seconds(&self) -> i64 {
-        if self.left > 0 { self.left } else { self.ttl }
+        if self.remaining_ttl > 0 { self.remaining_ttl } else { self.ttl }
     }
 }
 
 impl From<Lease> for musterpb::Lease {
-    fn from(Lease { id, ttl, left, granted }: Lease) -> Self {
+    fn from(Lease { id, ttl, remaining_ttl: left, grant_index: granted }: Lease) -> Self {
         Self { id, ttl, left, granted }
     }
 }
 
 impl From<musterpb::Lease> for Lease {
     fn from(musterpb::Lease { id, ttl, left, granted }: musterpb::Lease) -> Self {
-        Self { id, ttl, left, granted }
+        Self { id, ttl, remaining_ttl: left, grant_index: granted }
     }
 }
 
 /// A change of the lease table that the lease clock has to follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum News {
+pub(crate) enum LeaseChange {
     Granted(Lease),
     Revoked(i64),
 }
@@ -71,28 +71,33 @@ pub struct LeaseCounters {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct LeaseEntry {
     ttl: i64,
-    left: i64,
-    granted: u64,
+    remaining_ttl: i64,
+    grant_index: u64,
     keys: BTreeSet<Arc<[u8]>>,
 }
 
-impl Entry {
+impl LeaseEntry {
     fn lease(&self, id: i64) -> Lease {
-        Lease { id, ttl: self.ttl, left: self.left, granted: self.granted }
+        Lease {
+            id,
+            ttl: self.ttl,
+            remaining_ttl: self.remaining_ttl,
+            grant_index: self.grant_index,
+        }
     }
 }
 
 /// The replicated leases and the keys attached to them, described in the module's documentation.
 #[derive(Debug, Default)]
 pub struct LeaseTable {
-    leases: BTreeMap<i64, Entry>,
+    leases: BTreeMap<i64, LeaseEntry>,
     /// Lease id of each key that is attached to a lease.
-    attached: HashMap<Arc<[u8]>, i64>,
+    lease_by_key: HashMap<Arc<[u8]>, i64>,
     /// Changes that the lease clock has not read yet; `None` while it does not listen or has to
     /// read everything again.
-    news: Option<Vec<News>>,
+    changes: Option<Vec<LeaseChange>>,
     counters: LeaseCounters,
 }
 
@@ -133,8 +138,8 @@ impl LeaseTable {
 
     /// Returns the number of keys that are attached to a lease.
     #[cfg(test)]
-    pub(crate) fn attached(&self) -> usize {
-        self.attached.len()
+    pub(crate) fn attached_key_count(&self) -> usize {
+        self.lease_by_key.len()
     }
 
     /// Returns the counters since this process began.
@@ -145,8 +150,11 @@ impl LeaseTable {
 
     /// Adds a lease that was read from the store when it was opened.
     pub(crate) fn restore(&mut self, lease: Lease) {
-        let Lease { id, ttl, left, granted } = lease;
-        self.leases.insert(id, Entry { ttl, left, granted, keys: BTreeSet::new() });
+        let Lease { id, ttl, remaining_ttl: left, grant_index: granted } = lease;
+        self.leases.insert(
+            id,
+            LeaseEntry { ttl, remaining_ttl: left, grant_index: granted, keys: BTreeSet::new() },
+        );
     }
 
     /// Adds a new lease, counts it, and notifies the lease clock.
@@ -156,29 +164,29 @@ impl LeaseTable {
         self.counters.ttl_sum = self.counters.ttl_sum.saturating_add(lease.ttl);
         let bucket = (0..TTL_BUCKETS).find(|n| lease.ttl <= 1 << n).unwrap_or(TTL_BUCKETS);
         self.counters.ttls[bucket] += 1;
-        self.tell(News::Granted(lease));
+        self.record_change(LeaseChange::Granted(lease));
     }
 
     /// Notes the remaining time of a lease, 0 for the full TTL. Returns the changed lease, if it
     /// exists.
-    pub(crate) fn note(&mut self, id: i64, left: i64) -> Option<Lease> {
+    pub(crate) fn checkpoint(&mut self, id: i64, left: i64) -> Option<Lease> {
         let entry = self.leases.get_mut(&id)?;
-        entry.left = left.clamp(0, entry.ttl);
+        entry.remaining_ttl = left.clamp(0, entry.ttl);
         Some(entry.lease(id))
     }
 
     /// Removes a lease. Returns its keys, which are detached, in order.
     pub(crate) fn revoke(&mut self, id: i64) -> Option<Vec<Arc<[u8]>>> {
         let entry = self.leases.remove(&id)?;
-        if entry.keys.len() > self.attached.capacity() / WORTH_A_PASS {
-            self.attached.retain(|_, owner| *owner != id);
+        if entry.keys.len() > self.lease_by_key.capacity() / FULL_SCAN_RATIO {
+            self.lease_by_key.retain(|_, owner| *owner != id);
         } else {
             for key in &entry.keys {
-                self.attached.remove(key);
+                self.lease_by_key.remove(key);
             }
         }
         self.counters.revoked += 1;
-        self.tell(News::Revoked(id));
+        self.record_change(LeaseChange::Revoked(id));
         Some(entry.keys.into_iter().collect())
     }
 
@@ -189,16 +197,16 @@ impl LeaseTable {
         if let Some(entry) = self.leases.get_mut(&id) {
             let key: Arc<[u8]> = key.into();
             entry.keys.insert(Arc::clone(&key));
-            self.attached.insert(key, id);
+            self.lease_by_key.insert(key, id);
         }
     }
 
     /// Detaches `key` from its lease, if it has one.
     pub(crate) fn detach(&mut self, key: &[u8]) {
-        if self.attached.is_empty() {
+        if self.lease_by_key.is_empty() {
             return;
         }
-        if let Some(id) = self.attached.remove(key)
+        if let Some(id) = self.lease_by_key.remove(key)
             && let Some(entry) = self.leases.get_mut(&id)
         {
             entry.keys.remove(key);
@@ -206,30 +214,30 @@ impl LeaseTable {
     }
 
     /// Begins to keep changes for the lease clock.
-    pub(crate) fn listen(&mut self) {
-        self.news = Some(Vec::new());
+    pub(crate) fn start_recording(&mut self) {
+        self.changes = Some(Vec::new());
     }
 
     /// Takes the changes for the lease clock. Returns `None` if there were too many to be kept, or
     /// if the clock did not listen.
-    pub(crate) fn take_news(&mut self) -> Option<Vec<News>> {
-        self.news.as_mut().map(std::mem::take)
+    pub(crate) fn take_changes(&mut self) -> Option<Vec<LeaseChange>> {
+        self.changes.as_mut().map(std::mem::take)
     }
 
     /// Whether the lease clock has changes to read, or has to read all leases again.
-    pub(crate) fn has_news(&self) -> bool {
-        self.news.as_ref().is_none_or(|news| !news.is_empty())
+    pub(crate) fn has_changes(&self) -> bool {
+        self.changes.as_ref().is_none_or(|news| !news.is_empty())
     }
 
     /// Stops keeping changes, because the lease clock does not count any more.
-    pub(crate) fn stop_listening(&mut self) {
-        self.news = None;
+    pub(crate) fn stop_recording(&mut self) {
+        self.changes = None;
     }
 
-    fn tell(&mut self, one: News) {
-        match &mut self.news {
-            Some(news) if news.len() < MAX_NEWS => news.push(one),
-            _ => self.news = None,
+    fn record_change(&mut self, one: LeaseChange) {
+        match &mut self.changes {
+            Some(news) if news.len() < MAX_PENDING_CHANGES => news.push(one),
+            _ => self.changes = None,
         }
     }
 }

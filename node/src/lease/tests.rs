@@ -12,17 +12,17 @@ fn at(millis: u64) -> Duration {
 }
 
 /// A member's lease table and clock, with the role of consensus played by the test.
-struct World {
+struct LessorHarness {
     table: RwLock<LeaseTable>,
     lessor: Lessor,
     entries: u64,
 }
 
-fn leading(term: u64) -> Seat {
-    Seat { leads: true, term, applied_term: term }
+fn leading(term: u64) -> RaftStatus {
+    RaftStatus { is_leader: true, term, applied_term: term }
 }
 
-impl World {
+impl LessorHarness {
     fn new() -> Self {
         Self { table: RwLock::default(), lessor: Lessor::new(ELECTION), entries: 0 }
     }
@@ -34,13 +34,13 @@ impl World {
         world
     }
 
-    fn follow(&mut self, seat: Seat, now: u64) {
-        self.lessor.follow(seat, &self.table, at(now));
+    fn follow(&mut self, seat: RaftStatus, now: u64) {
+        self.lessor.update(seat, &self.table, at(now));
     }
 
     fn grant(&mut self, id: i64, ttl: i64) {
         self.entries += 1;
-        let lease = Lease { id, ttl, left: 0, granted: self.entries };
+        let lease = Lease { id, ttl, remaining_ttl: 0, grant_index: self.entries };
         self.table.write().unwrap().grant(lease);
     }
 
@@ -50,7 +50,7 @@ impl World {
         self.follow(leading(1), now);
     }
 
-    fn over(&mut self, now: u64) -> Vec<i64> {
+    fn expire(&mut self, now: u64) -> Vec<i64> {
         self.lessor.expire(at(now)).iter().map(|over| over.id).collect()
     }
 
@@ -65,124 +65,129 @@ impl World {
 
     /// Takes the leases to be noted, and applies the entry to the table.
     fn note(&mut self, now: u64) -> Option<Vec<(i64, i64)>> {
-        let noted = self.lessor.note(at(now))?;
+        let noted = self.lessor.due_checkpoint(at(now))?;
         for one in &noted.leases {
-            self.table.write().unwrap().note(one.id, one.left);
+            self.table.write().unwrap().checkpoint(one.id, one.left);
         }
-        self.lessor.notes_done(&noted);
+        self.lessor.finish_checkpoint(&noted);
         Some(noted.leases.iter().map(|one| (one.id, one.left)).collect())
     }
 }
 
 #[test]
 fn a_lease_is_over_when_its_time_is_and_not_before() {
-    let mut world = World::leader();
+    let mut world = LessorHarness::leader();
     world.grant_at(1, 10, 5_000);
     assert_eq!(world.left(1, 5_000), Some(10_000));
-    assert!(world.over(14_999).is_empty());
-    assert_eq!(world.over(15_000), [1]);
+    assert!(world.expire(14_999).is_empty());
+    assert_eq!(world.expire(15_000), [1]);
     assert_eq!(world.left(1, 16_000), Some(0));
 }
 
 #[test]
 fn who_does_not_lead_ends_notes_and_renews_nothing() {
-    let mut world = World::new();
-    world.follow(Seat { leads: false, term: 1, applied_term: 1 }, 0);
+    let mut world = LessorHarness::new();
+    world.follow(RaftStatus { is_leader: false, term: 1, applied_term: 1 }, 0);
     world.grant(1, 2);
-    world.follow(Seat { leads: false, term: 1, applied_term: 1 }, 1);
-    assert!(world.over(1_000_000).is_empty() && world.note(1_000_000).is_none());
+    world.follow(RaftStatus { is_leader: false, term: 1, applied_term: 1 }, 1);
+    assert!(world.expire(1_000_000).is_empty() && world.note(1_000_000).is_none());
     assert_eq!(world.renew(1, 0), Renewal::Unknown);
     assert_eq!(world.lessor.term(), None);
 }
 
 #[test]
 fn a_leader_counts_once_it_has_applied_what_its_predecessors_proposed() {
-    let mut world = World::new();
+    let mut world = LessorHarness::new();
     world.grant(1, 10);
-    world.follow(Seat { leads: true, term: 3, applied_term: 2 }, 0);
+    world.follow(RaftStatus { is_leader: true, term: 3, applied_term: 2 }, 0);
     assert_eq!((world.lessor.term(), world.left(1, 0)), (None, None));
     world.follow(leading(3), 400);
     assert_eq!(world.left(1, 400), Some(11_000), "all of it, and an election time-out");
-    assert!(world.over(11_399).is_empty());
-    assert_eq!(world.over(11_400), [1]);
+    assert!(world.expire(11_399).is_empty());
+    assert_eq!(world.expire(11_400), [1]);
 }
 
 #[test]
 fn a_lease_that_is_kept_alive_has_all_of_its_time_again() {
-    let mut world = World::leader();
+    let mut world = LessorHarness::leader();
     world.grant_at(1, 10, 0);
-    let Renewal::Renewed { lease, note: false } = world.renew(1, 4_000) else { panic!() };
+    let Renewal::Renewed { lease, needs_checkpoint: false } = world.renew(1, 4_000) else {
+        panic!()
+    };
     assert_eq!((lease.id, lease.ttl), (1, 10));
-    assert!(world.over(13_999).is_empty());
-    assert_eq!(world.over(14_000), [1]);
+    assert!(world.expire(13_999).is_empty());
+    assert_eq!(world.expire(14_000), [1]);
     assert_eq!(world.renew(2, 0), Renewal::Unknown);
 }
 
 #[test]
 fn a_lease_that_is_over_is_kept_alive_no_more_and_ended_until_it_is_gone() {
-    let mut world = World::leader();
+    let mut world = LessorHarness::leader();
     world.grant_at(1, 10, 0);
     assert_eq!(world.renew(1, 10_000), Renewal::Busy, "nobody has looked yet");
-    assert_eq!(world.over(10_000), [1]);
+    assert_eq!(world.expire(10_000), [1]);
     assert_eq!(world.renew(1, 10_001), Renewal::Busy);
-    assert!(world.over(10_999).is_empty(), "it is on its way");
-    assert_eq!(world.over(11_000), [1]);
+    assert!(world.expire(10_999).is_empty(), "it is on its way");
+    assert_eq!(world.expire(11_000), [1]);
     world.table.write().unwrap().revoke(1);
     world.follow(leading(1), 11_500);
-    assert!(world.over(20_000).is_empty());
+    assert!(world.expire(20_000).is_empty());
     assert_eq!(world.renew(1, 20_000), Renewal::Unknown);
 }
 
 #[test]
 fn what_is_over_is_named_with_the_term_and_the_entry_that_granted_it() {
-    let mut world = World::leader();
+    let mut world = LessorHarness::leader();
     world.grant_at(5, 2, 0);
     world.table.write().unwrap().revoke(5);
     world.grant(5, 3);
     world.follow(leading(1), 500);
-    assert!(world.over(3_499).is_empty(), "the second one has its own time");
+    assert!(world.expire(3_499).is_empty(), "the second one has its own time");
     assert_eq!(world.lessor.expire(at(3_500)), [LeaseExpire { id: 5, term: 1, granted: 2 }]);
 }
 
 #[test]
 fn a_lease_has_its_own_time_whatever_its_name_meant_before() {
-    let mut world = World::leader();
+    let mut world = LessorHarness::leader();
     world.grant_at(1, 10, 0);
-    assert_eq!(world.over(10_000), [1]);
+    assert_eq!(world.expire(10_000), [1]);
     world.table.write().unwrap().revoke(1);
     world.grant_at(1, 10, 10_500);
-    assert!(world.over(20_499).is_empty(), "what was to be tried again is gone");
-    assert_eq!(world.over(20_500), [1]);
+    assert!(world.expire(20_499).is_empty(), "what was to be tried again is gone");
+    assert_eq!(world.expire(20_500), [1]);
 }
 
 #[test]
 fn one_look_ends_so_many_and_the_next_one_goes_on() {
-    let mut world = World::leader();
+    let mut world = LessorHarness::leader();
     (1..=1_200).for_each(|id| world.grant(id, 2));
     world.follow(leading(1), 0);
-    let looks: Vec<usize> = (0..4).map(|n| world.over(2_000 + n).len()).collect();
+    let looks: Vec<usize> = (0..4).map(|n| world.expire(2_000 + n).len()).collect();
     assert_eq!(looks, [500, 500, 200, 0]);
 }
 
 #[test]
 fn what_is_left_is_noted_when_half_of_it_has_passed() {
-    let mut world = World::leader();
+    let mut world = LessorHarness::leader();
     world.grant_at(1, 40, 0);
     assert_eq!(world.note(19_999), None);
     assert_eq!(world.note(20_000), Some(vec![(1, 20)]));
     assert_eq!(world.note(29_999), None);
     assert_eq!(world.note(30_001), Some(vec![(1, 10)]), "rounded up: it must not end early");
     let written = world.table.read().unwrap().get(1).unwrap();
-    assert_eq!((written.left, written.seconds()), (10, 10));
+    assert_eq!((written.remaining_ttl, written.seconds()), (10, 10));
 }
 
 #[test]
 fn a_long_lease_is_noted_every_five_minutes_and_one_that_is_kept_alive_is_not() {
-    let mut world = World::leader();
+    let mut world = LessorHarness::leader();
     world.grant_at(1, 86_400, 0);
     world.grant_at(2, 60, 0);
     for n in 1..=20 {
-        assert!(matches!(world.renew(2, n * 20_000), Renewal::Renewed { note: false, .. }));
+        assert!(matches!(
+            world.renew(2, n * 20_000),
+            Renewal::Renewed { needs_checkpoint: false, .. }
+        ));
         world.follow(leading(1), n * 20_000);
         let noted = world.note(n * 20_000);
         assert_eq!(noted, (n == 15).then(|| vec![(1, 86_100)]), "{n}");
@@ -191,16 +196,16 @@ fn a_long_lease_is_noted_every_five_minutes_and_one_that_is_kept_alive_is_not() 
 
 #[test]
 fn what_is_left_is_noted_when_half_of_it_has_passed_since_the_last_renewal() {
-    let mut world = World::leader();
+    let mut world = LessorHarness::leader();
     world.grant_at(1, 40, 0);
-    assert!(matches!(world.renew(1, 15_000), Renewal::Renewed { note: false, .. }));
+    assert!(matches!(world.renew(1, 15_000), Renewal::Renewed { needs_checkpoint: false, .. }));
     assert_eq!(world.note(34_999), None);
     assert_eq!(world.note(35_000), Some(vec![(1, 20)]));
 }
 
 #[test]
 fn a_new_leader_goes_on_where_the_last_one_noted_that_it_was() {
-    let mut world = World::leader();
+    let mut world = LessorHarness::leader();
     world.grant_at(1, 40, 0);
     world.note(20_000).unwrap();
     world.note(30_000).unwrap();
@@ -209,68 +214,71 @@ fn a_new_leader_goes_on_where_the_last_one_noted_that_it_was() {
         world.follow(leading(term), now);
         assert_eq!(world.left(1, now), Some(11_000), "term {term}");
     }
-    assert_eq!(world.over(52_000), [1]);
+    assert_eq!(world.expire(52_000), [1]);
 }
 
 #[test]
 fn what_was_noted_is_taken_back_before_anybody_hears_of_a_renewal() {
-    let mut world = World::leader();
+    let mut world = LessorHarness::leader();
     world.grant_at(1, 40, 0);
     world.note(20_000).unwrap();
     for n in 0..2 {
         let renewal = world.renew(1, 21_000 + n);
-        assert!(matches!(renewal, Renewal::Renewed { note: true, .. }), "until the log says so");
+        assert!(
+            matches!(renewal, Renewal::Renewed { needs_checkpoint: true, .. }),
+            "until the log says so"
+        );
     }
     let lease = world.table.read().unwrap().get(1).unwrap();
-    let LeaseCheckpoint { term, leases } = whole(1, [lease]);
+    let LeaseCheckpoint { term, leases } = full_ttl_checkpoint(1, [lease]);
     assert_eq!((term, &leases[..]), (1, &[LeaseLeft { id: 1, left: 0, granted: 1 }][..]));
-    world.table.write().unwrap().note(1, 0);
-    world.lessor.renewal_noted(1, at(21_001));
-    assert!(matches!(world.renew(1, 22_000), Renewal::Renewed { note: false, .. }));
+    world.table.write().unwrap().checkpoint(1, 0);
+    world.lessor.record_full_ttl(1, at(21_001));
+    assert!(matches!(world.renew(1, 22_000), Renewal::Renewed { needs_checkpoint: false, .. }));
     world.follow(leading(2), 23_000);
     assert_eq!(world.left(1, 23_000), Some(41_000));
 }
 
 #[test]
 fn what_another_leader_noted_is_taken_back_as_well() {
-    let mut world = World::leader();
+    let mut world = LessorHarness::leader();
     world.grant_at(1, 40, 0);
     world.note(20_000).unwrap();
     world.follow(leading(2), 21_000);
-    assert!(matches!(world.renew(1, 22_000), Renewal::Renewed { note: true, .. }));
+    assert!(matches!(world.renew(1, 22_000), Renewal::Renewed { needs_checkpoint: true, .. }));
 }
 
 #[test]
 fn what_was_being_noted_when_another_led_can_be_kept_alive() {
-    let mut world = World::leader();
+    let mut world = LessorHarness::leader();
     world.grant_at(1, 40, 0);
-    let noted = world.lessor.note(at(20_000)).unwrap();
-    world.follow(Seat { leads: false, term: 2, applied_term: 1 }, 20_100);
-    world.lessor.notes_done(&noted);
+    let noted = world.lessor.due_checkpoint(at(20_000)).unwrap();
+    world.follow(RaftStatus { is_leader: false, term: 2, applied_term: 1 }, 20_100);
+    world.lessor.finish_checkpoint(&noted);
     world.follow(leading(3), 21_000);
-    assert!(matches!(world.renew(1, 21_001), Renewal::Renewed { note: false, .. }));
+    assert!(matches!(world.renew(1, 21_001), Renewal::Renewed { needs_checkpoint: false, .. }));
 }
 
 #[test]
 fn while_what_is_left_is_being_noted_a_lease_waits() {
-    let mut world = World::leader();
+    let mut world = LessorHarness::leader();
     world.grant_at(1, 40, 0);
-    let noted = world.lessor.note(at(20_000)).unwrap();
+    let noted = world.lessor.due_checkpoint(at(20_000)).unwrap();
     assert_eq!(world.renew(1, 20_001), Renewal::Busy);
-    world.lessor.notes_done(&noted);
-    assert!(matches!(world.renew(1, 20_002), Renewal::Renewed { note: true, .. }));
+    world.lessor.finish_checkpoint(&noted);
+    assert!(matches!(world.renew(1, 20_002), Renewal::Renewed { needs_checkpoint: true, .. }));
     // The entry notes a time after the renewal, so confirming the renewal must not clear it.
-    let noted = world.lessor.note(at(41_000)).unwrap();
-    world.lessor.notes_done(&noted);
-    world.lessor.renewal_noted(1, at(20_002));
-    assert!(matches!(world.renew(1, 42_000), Renewal::Renewed { note: true, .. }));
+    let noted = world.lessor.due_checkpoint(at(41_000)).unwrap();
+    world.lessor.finish_checkpoint(&noted);
+    world.lessor.record_full_ttl(1, at(20_002));
+    assert!(matches!(world.renew(1, 42_000), Renewal::Renewed { needs_checkpoint: true, .. }));
 }
 
 #[test]
 fn too_many_news_make_the_clock_begin_anew_and_later_rather_than_earlier() {
-    let mut world = World::leader();
+    let mut world = LessorHarness::leader();
     world.grant_at(1, 40, 0);
-    let noted = world.lessor.note(at(20_000)).unwrap();
+    let noted = world.lessor.due_checkpoint(at(20_000)).unwrap();
     for id in 2..=70_000 {
         world.grant(id, 40);
     }
@@ -278,15 +286,15 @@ fn too_many_news_make_the_clock_begin_anew_and_later_rather_than_earlier() {
     assert_eq!(world.left(1, 21_000), Some(41_000));
     assert_eq!(world.left(70_000, 21_000), Some(41_000));
     assert_eq!(world.renew(1, 21_000), Renewal::Busy, "it is still being noted");
-    world.lessor.notes_done(&noted);
-    assert!(matches!(world.renew(1, 21_000), Renewal::Renewed { note: true, .. }));
+    world.lessor.finish_checkpoint(&noted);
+    assert!(matches!(world.renew(1, 21_000), Renewal::Renewed { needs_checkpoint: true, .. }));
 }
 
 #[test]
 fn a_key_belongs_to_the_lease_that_it_was_last_put_with() {
     let mut table = LeaseTable::default();
     for id in 1..=2 {
-        table.grant(Lease { id, ttl: 9, left: 0, granted: 1 });
+        table.grant(Lease { id, ttl: 9, remaining_ttl: 0, grant_index: 1 });
     }
     let keys = |table: &LeaseTable, id| {
         table.keys(id).map(|key| String::from_utf8(key.to_vec()).unwrap()).collect::<Vec<_>>()
@@ -312,13 +320,17 @@ fn with_a_lease_go_its_keys_and_no_others_however_many_it_has() {
     for own in [1, 12, 13, 500] {
         let mut table = LeaseTable::default();
         for id in 1..=3 {
-            table.grant(Lease { id, ttl: 9, left: 0, granted: 1 });
+            table.grant(Lease { id, ttl: 9, remaining_ttl: 0, grant_index: 1 });
         }
         let key = |number: usize| format!("{number:03}").into_bytes();
         (0..100).for_each(|number| table.attach(&key(number), 2));
         (100..100 + own).for_each(|number| table.attach(&key(number), 1));
         assert_eq!(table.revoke(1).unwrap().len(), own);
-        assert_eq!((table.attached(), table.keys(2).count()), (100, 100), "{own} were its own");
+        assert_eq!(
+            (table.attached_key_count(), table.keys(2).count()),
+            (100, 100),
+            "{own} were its own"
+        );
         (0..100).for_each(|number| table.attach(&key(number), 3));
         assert_eq!((table.keys(2).count(), table.keys(3).count()), (0, 100));
     }

@@ -5,16 +5,16 @@ use std::mem;
 use node_consensus::{Entry, HardState, Position};
 
 use super::codec::{self, ENTRY_OVERHEAD, ITEM_OVERHEAD, Item};
-use super::frame::{self, BLOCK, HEADER, Kind};
+use super::frame::{self, BLOCK_BYTES, HEADER_BYTES, RecordKind};
 use super::history::Location;
-use super::segment::in_memory;
+use super::segment::to_usize;
 use super::writer::RESERVED_BLOCKS;
 use super::{Batch, Log, LogError};
 
 impl Log {
     /// Adds a batch to the pending record, which is written first if it is full.
     pub(super) fn append(&mut self, batch: &Batch) -> Result<(), LogError> {
-        let largest = self.largest_record() - HEADER - ITEM_OVERHEAD - ENTRY_OVERHEAD;
+        let largest = self.largest_record() - HEADER_BYTES - ITEM_OVERHEAD - ENTRY_OVERHEAD;
         if let Some(entry) = batch.entries.iter().find(|entry| entry.data.len() > largest) {
             let bytes = entry.data.len();
             return Err(LogError::EntryTooLarge { index: entry.index, bytes });
@@ -74,12 +74,12 @@ impl Log {
 
     /// Returns the size of the largest record that a new segment can take.
     pub(super) fn largest_record(&self) -> usize {
-        in_memory(self.options.segment_bytes - RESERVED_BLOCKS * BLOCK)
+        to_usize(self.options.segment_bytes - RESERVED_BLOCKS * BLOCK_BYTES)
     }
 
     /// Returns the size at which a record is closed.
     pub(super) fn record_bytes(&self) -> usize {
-        in_memory(self.options.max_record_bytes).min(self.largest_record())
+        to_usize(self.options.max_record_bytes).min(self.largest_record())
     }
 
     pub(super) fn push(&mut self, item: Item) {
@@ -125,16 +125,16 @@ impl Log {
     /// Writes the pending record with one write and one sync. An empty record seals the previous
     /// one.
     pub(super) fn write_record(&mut self) -> Result<(), LogError> {
-        let room = frame::padded(self.used() - HEADER);
+        let room = frame::padded_bytes(self.used() - HEADER_BYTES);
         // Behind the record, one block must be left for the mark of a full segment.
-        if self.offset + room + BLOCK > self.active.bytes {
+        if self.offset + room + BLOCK_BYTES > self.active.bytes {
             self.roll()?;
         }
-        assert!(self.offset + room + BLOCK <= self.active.bytes, "append bounds each record");
+        assert!(self.offset + room + BLOCK_BYTES <= self.active.bytes, "append bounds each record");
         let pending = &mut self.pending;
         let (seed, sequence) = (self.active.seed, self.sequence);
         let checksum =
-            frame::finish(&mut pending.buffer, seed, sequence, self.previous, Kind::Group);
+            frame::finish(&mut pending.buffer, seed, sequence, self.previous, RecordKind::Group);
         let (path, file) = (&self.active.path, &self.active.file);
         file.write_at(self.offset, &pending.buffer).map_err(LogError::io_at(
             "write",
@@ -155,7 +155,7 @@ impl Log {
         }
         drop(shared);
         pending.buffer.clear();
-        pending.buffer.resize(HEADER, 0);
+        pending.buffer.resize(HEADER_BYTES, 0);
         self.written_bytes += room;
         self.sequence += 1;
         self.previous = checksum;

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use node_consensus::{Entry, EntryKind, HardState, MAX_INDEX, Position};
 
-use super::Identity;
+use super::LogIdentity;
 
 /// Version of the segment format. Segments of other versions are refused.
 pub(super) const VERSION: u8 = 2;
@@ -42,8 +42,8 @@ pub(super) enum Item {
 
 /// First record of a segment, including the items that it repeats from earlier segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Start {
-    pub identity: Identity,
+pub(super) struct SegmentHeader {
+    pub identity: LogIdentity,
     pub segment: u64,
     pub segment_bytes: u64,
     /// Position of the last entry when the segment began.
@@ -53,7 +53,7 @@ pub(super) struct Start {
 
 /// Reason why bytes can't be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DecodeError {
+pub(super) enum RecordDecodeError {
     /// The bytes contradict themselves.
     Malformed(&'static str),
     /// A tag or format version that this build doesn't know.
@@ -62,7 +62,7 @@ pub(super) enum DecodeError {
     UnknownEntry { index: u64, kind: u8 },
 }
 
-pub(super) fn encode_start(out: &mut Vec<u8>, start: &Start) {
+pub(super) fn encode_segment_header(out: &mut Vec<u8>, start: &SegmentHeader) {
     out.push(VERSION);
     for part in [start.identity.cluster, start.identity.member] {
         out.extend_from_slice(&part.to_le_bytes());
@@ -109,22 +109,22 @@ fn count(out: &mut Vec<u8>, count: usize) {
     out.extend_from_slice(&count.to_le_bytes());
 }
 
-pub(super) fn decode_start(payload: &Bytes) -> Result<Start, DecodeError> {
+pub(super) fn decode_segment_header(payload: &Bytes) -> Result<SegmentHeader, RecordDecodeError> {
     let mut input = Input { rest: payload.clone() };
     match input.byte()? {
         VERSION => {}
-        other => return Err(DecodeError::Unknown(other)),
+        other => return Err(RecordDecodeError::Unknown(other)),
     }
     let (cluster, member) = (input.word()?, input.word()?);
     let incarnation = input.take(16)?;
     let incarnation = u128::from_be_bytes(incarnation.as_ref().try_into().expect("sixteen bytes"));
-    let identity = Identity { cluster, member, incarnation };
+    let identity = LogIdentity { cluster, member, incarnation };
     let (segment, segment_bytes) = (input.word()?, input.word()?);
     let last = input.position()?;
-    Ok(Start { identity, segment, segment_bytes, last, repeated: input.items()? })
+    Ok(SegmentHeader { identity, segment, segment_bytes, last, repeated: input.items()? })
 }
 
-pub(super) fn decode(payload: &Bytes) -> Result<Vec<Item>, DecodeError> {
+pub(super) fn decode(payload: &Bytes) -> Result<Vec<Item>, RecordDecodeError> {
     Input { rest: payload.clone() }.items()
 }
 
@@ -133,68 +133,70 @@ struct Input {
 }
 
 impl Input {
-    fn take(&mut self, bytes: usize) -> Result<Bytes, DecodeError> {
+    fn take(&mut self, bytes: usize) -> Result<Bytes, RecordDecodeError> {
         if bytes > self.rest.len() {
-            return Err(DecodeError::Malformed("it ends too early"));
+            return Err(RecordDecodeError::Malformed("it ends too early"));
         }
         Ok(self.rest.split_to(bytes))
     }
 
-    fn byte(&mut self) -> Result<u8, DecodeError> {
+    fn byte(&mut self) -> Result<u8, RecordDecodeError> {
         Ok(self.take(1)?[0])
     }
 
-    fn word(&mut self) -> Result<u64, DecodeError> {
+    fn word(&mut self) -> Result<u64, RecordDecodeError> {
         let bytes = self.take(8)?;
         Ok(u64::from_le_bytes(bytes.as_ref().try_into().expect("eight bytes")))
     }
 
     /// Reads a count of elements that take at least `least` bytes each.
-    fn count(&mut self, least: usize) -> Result<usize, DecodeError> {
+    fn count(&mut self, least: usize) -> Result<usize, RecordDecodeError> {
         let bytes = self.take(4)?;
         let count = u32::from_le_bytes(bytes.as_ref().try_into().expect("four bytes"));
         let count = usize::try_from(count).expect("a 32-bit number");
         if count > self.rest.len() / least {
-            return Err(DecodeError::Malformed("it counts more than it holds"));
+            return Err(RecordDecodeError::Malformed("it counts more than it holds"));
         }
         Ok(count)
     }
 
     /// Reads an index or term.
-    fn number(&mut self) -> Result<u64, DecodeError> {
+    fn number(&mut self) -> Result<u64, RecordDecodeError> {
         match self.word()? {
             number if number < MAX_INDEX => Ok(number),
-            _ => Err(DecodeError::Malformed("no index or term is that large")),
+            _ => Err(RecordDecodeError::Malformed("no index or term is that large")),
         }
     }
 
-    fn position(&mut self) -> Result<Position, DecodeError> {
+    fn position(&mut self) -> Result<Position, RecordDecodeError> {
         Ok(Position { index: self.number()?, term: self.number()? })
     }
 
-    fn entries(&mut self) -> Result<Vec<Entry>, DecodeError> {
+    fn entries(&mut self) -> Result<Vec<Entry>, RecordDecodeError> {
         let first = self.number()?;
         let count = self.count(ENTRY_OVERHEAD)?;
         if first == 0 || count == 0 {
-            return Err(DecodeError::Malformed("entries begin with 1, and there is one at least"));
+            return Err(RecordDecodeError::Malformed(
+                "entries begin with 1, and there is one at least",
+            ));
         }
         let mut entries = Vec::with_capacity(count);
         for index in (first..).take(count) {
             let term = self.number()?;
             let kind = self.byte()?;
-            let known = EntryKind::of(kind.into());
-            let kind = known.ok_or(DecodeError::UnknownEntry { index, kind })?;
+            let known = EntryKind::from_number(kind.into());
+            let kind = known.ok_or(RecordDecodeError::UnknownEntry { index, kind })?;
             let length = self.count(1)?;
             let data = self.take(length)?;
             if !kind.fits(&data) {
-                return Err(DecodeError::Malformed("an entry's data doesn't fit its kind"));
+                return Err(RecordDecodeError::Malformed("an entry's data doesn't fit its kind"));
             }
             entries.push(Entry { index, term, kind, data });
         }
         Ok(entries)
     }
 
-    fn item(&mut self) -> Result<Item, DecodeError> {
+    fn item(&mut self) -> Result<Item, RecordDecodeError> {
         Ok(match self.byte()? {
             BOOT => Item::Boot(self.number()?),
             HARD_STATE => Item::HardState(HardState {
@@ -206,11 +208,11 @@ impl Input {
             BASE => Item::Base(self.position()?),
             INSTALLING => Item::Installing(self.position()?),
             SNAPSHOT => Item::Snapshot(self.position()?),
-            other => return Err(DecodeError::Unknown(other)),
+            other => return Err(RecordDecodeError::Unknown(other)),
         })
     }
 
-    fn items(&mut self) -> Result<Vec<Item>, DecodeError> {
+    fn items(&mut self) -> Result<Vec<Item>, RecordDecodeError> {
         let mut items = Vec::new();
         while !self.rest.is_empty() {
             items.push(self.item()?);
@@ -258,9 +260,9 @@ mod tests {
         ]
     }
 
-    fn start(repeated: Vec<Item>) -> Start {
-        Start {
-            identity: Identity { cluster: 1, member: 2, incarnation: 7 },
+    fn start(repeated: Vec<Item>) -> SegmentHeader {
+        SegmentHeader {
+            identity: LogIdentity { cluster: 1, member: 2, incarnation: 7 },
             segment: 3,
             segment_bytes: 65536,
             last: Position { index: 5, term: 6 },
@@ -272,13 +274,13 @@ mod tests {
         #[test]
         fn items_read_back_as_written(items in vec(item(), 0..6)) {
             let mut bytes = Vec::new();
-            encode_start(&mut bytes, &start(items.clone()));
-            prop_assert_eq!(decode_start(&bytes.into()), Ok(start(items)));
+            encode_segment_header(&mut bytes, &start(items.clone()));
+            prop_assert_eq!(decode_segment_header(&bytes.into()), Ok(start(items)));
         }
 
         #[test]
         fn random_bytes_never_panic(bytes in vec(any::<u8>(), 0..300), tag in 0..8_u8) {
-            let _ = decode_start(&bytes.clone().into());
+            let _ = decode_segment_header(&bytes.clone().into());
             let mut tagged = vec![tag];
             tagged.extend(bytes);
             let _ = decode(&tagged.into());
@@ -307,14 +309,17 @@ mod tests {
         let mut bytes = vec![ENTRIES];
         bytes.extend_from_slice(&1_u64.to_le_bytes());
         bytes.extend_from_slice(&u32::MAX.to_le_bytes());
-        let refused = Err(DecodeError::Malformed("it counts more than it holds"));
+        let refused = Err(RecordDecodeError::Malformed("it counts more than it holds"));
         assert_eq!(decode(&bytes.into()), refused);
     }
 
     #[test]
     fn what_a_later_version_wrote_is_named() {
-        assert_eq!(decode(&Bytes::from_static(&[200])), Err(DecodeError::Unknown(200)));
-        assert_eq!(decode_start(&Bytes::from_static(&[9])), Err(DecodeError::Unknown(9)));
+        assert_eq!(decode(&Bytes::from_static(&[200])), Err(RecordDecodeError::Unknown(200)));
+        assert_eq!(
+            decode_segment_header(&Bytes::from_static(&[9])),
+            Err(RecordDecodeError::Unknown(9))
+        );
     }
 
     #[test]
@@ -325,10 +330,10 @@ mod tests {
         let kind_at = 1 + 8 + 4 + 8;
         assert_eq!(bytes[kind_at], EntryKind::Normal.number());
         bytes[kind_at] = 9;
-        let refused = Err(DecodeError::UnknownEntry { index: 7, kind: 9 });
+        let refused = Err(RecordDecodeError::UnknownEntry { index: 7, kind: 9 });
         assert_eq!(decode(&bytes.clone().into()), refused);
         bytes[kind_at] = EntryKind::NoOp.number();
-        let refused = Err(DecodeError::Malformed("an entry's data doesn't fit its kind"));
+        let refused = Err(RecordDecodeError::Malformed("an entry's data doesn't fit its kind"));
         assert_eq!(decode(&bytes.into()), refused);
     }
 }

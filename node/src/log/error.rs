@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// Error of the log. All but [`LogError::NotThere`] are fatal to the process.
+/// Error of the log. All but [`LogError::Compacted`] are fatal to the process.
 #[derive(Debug, Error)]
 pub enum LogError {
     /// A disk operation failed. This process must never retry it.
@@ -91,7 +91,7 @@ pub enum LogError {
     },
     /// The log no longer has these entries. A peer that needs them must be sent a snapshot.
     #[error("entries from {low} are not in the log")]
-    NotThere {
+    Compacted {
         /// First index that was requested.
         low: u64,
     },
@@ -151,7 +151,7 @@ impl LogError {
             | Self::Newer { .. }
             | Self::NewerEntry { .. }
             // Occurs only at the start: the store needs entries that the log doesn't have.
-            | Self::NotThere { .. } => true,
+            | Self::Compacted { .. } => true,
             Self::Disk { .. }
             | Self::InUse { .. }
             | Self::Exists { .. }

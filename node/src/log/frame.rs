@@ -12,20 +12,20 @@
 //!
 //! Numbers are little endian.
 
-use super::Identity;
+use super::LogIdentity;
 
 /// Alignment of records in bytes, so that no sector belongs to two records.
-pub(super) const BLOCK: u64 = 4096;
+pub(super) const BLOCK_BYTES: u64 = 4096;
 /// Length of a record's header in bytes.
-pub(super) const HEADER: usize = 28;
+pub(super) const HEADER_BYTES: usize = 28;
 
 const MAGIC: [u8; 4] = *b"MLG1";
-const CHECKED: usize = 24;
+const CHECKSUM_OFFSET: usize = 24;
 
 /// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum RecordKind {
     /// First record of a segment.
     Start = 1,
     /// Group of items (hard state, entries and others).
@@ -36,7 +36,7 @@ pub(super) enum Kind {
 
 /// A header as read, before its checksum is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
+pub(super) struct RecordHeader {
     pub length: u32,
     pub sequence: u64,
     pub previous: u32,
@@ -45,7 +45,7 @@ pub(super) struct Header {
 }
 
 /// Returns the initial value of all checksums of one segment.
-pub(super) fn seed(identity: &Identity, segment: u64) -> u32 {
+pub(super) fn seed(identity: &LogIdentity, segment: u64) -> u32 {
     let mut crc = crc32c::crc32c(b"muster log");
     for part in [identity.cluster, identity.member, segment] {
         crc = crc32c::crc32c_append(crc, &part.to_le_bytes());
@@ -54,61 +54,62 @@ pub(super) fn seed(identity: &Identity, segment: u64) -> u32 {
 }
 
 /// Returns the bytes that a record with this payload takes, with padding.
-pub(super) fn padded(payload: usize) -> u64 {
-    ((HEADER + payload) as u64).next_multiple_of(BLOCK)
+pub(super) fn padded_bytes(payload: usize) -> u64 {
+    ((HEADER_BYTES + payload) as u64).next_multiple_of(BLOCK_BYTES)
 }
 
-/// Turns a buffer into a record. The buffer consists of `HEADER` arbitrary bytes and the payload.
+/// Turns a buffer into a record. The buffer consists of `HEADER_BYTES` arbitrary bytes and the payload.
 /// Returns the record's checksum.
 pub(super) fn finish(
     buffer: &mut Vec<u8>,
     seed: u32,
     sequence: u64,
     previous: u32,
-    kind: Kind,
+    kind: RecordKind,
 ) -> u32 {
-    let payload = buffer.len() - HEADER;
+    let payload = buffer.len() - HEADER_BYTES;
     let length = u32::try_from(payload).expect("a record fits a segment, and that is far smaller");
     buffer[..4].copy_from_slice(&MAGIC);
     buffer[4..8].copy_from_slice(&length.to_le_bytes());
     buffer[8..16].copy_from_slice(&sequence.to_le_bytes());
     buffer[16..20].copy_from_slice(&previous.to_le_bytes());
-    buffer[20..CHECKED].copy_from_slice(&[kind as u8, 0, 0, 0]);
-    let checksum = checksum(seed, &buffer[..CHECKED], &buffer[HEADER..]);
-    buffer[CHECKED..HEADER].copy_from_slice(&checksum.to_le_bytes());
-    let padded = usize::try_from(padded(payload)).expect("in memory already, but for the padding");
+    buffer[20..CHECKSUM_OFFSET].copy_from_slice(&[kind as u8, 0, 0, 0]);
+    let checksum = checksum(seed, &buffer[..CHECKSUM_OFFSET], &buffer[HEADER_BYTES..]);
+    buffer[CHECKSUM_OFFSET..HEADER_BYTES].copy_from_slice(&checksum.to_le_bytes());
+    let padded =
+        usize::try_from(padded_bytes(payload)).expect("in memory already, but for the padding");
     buffer.resize(padded, 0);
     checksum
 }
 
 /// Returns the header, if these bytes look like one.
-pub(super) fn parse(bytes: &[u8]) -> Option<Header> {
-    let bytes = bytes.get(..HEADER)?;
-    if bytes[..4] != MAGIC || bytes[21..CHECKED] != [0; 3] {
+pub(super) fn parse(bytes: &[u8]) -> Option<RecordHeader> {
+    let bytes = bytes.get(..HEADER_BYTES)?;
+    if bytes[..4] != MAGIC || bytes[21..CHECKSUM_OFFSET] != [0; 3] {
         return None;
     }
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
     let sequence = u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes"));
-    Some(Header {
+    Some(RecordHeader {
         length: word(4),
         sequence,
         previous: word(16),
         kind: bytes[20],
-        checksum: word(CHECKED),
+        checksum: word(CHECKSUM_OFFSET),
     })
 }
 
 /// Returns whether header and payload match their checksum. `record` must have as many bytes as the
 /// header says.
-pub(super) fn is_valid(header: &Header, seed: u32, record: &[u8]) -> bool {
+pub(super) fn is_valid(header: &RecordHeader, seed: u32, record: &[u8]) -> bool {
     let Some(payload) = payload(header, record) else { return false };
-    checksum(seed, &record[..CHECKED], payload) == header.checksum
+    checksum(seed, &record[..CHECKSUM_OFFSET], payload) == header.checksum
 }
 
 /// Returns the payload in a record's bytes, or `None` if they are too short.
-pub(super) fn payload<'a>(header: &Header, record: &'a [u8]) -> Option<&'a [u8]> {
-    let end = HEADER.checked_add(usize::try_from(header.length).ok()?)?;
-    record.get(HEADER..end)
+pub(super) fn payload<'a>(header: &RecordHeader, record: &'a [u8]) -> Option<&'a [u8]> {
+    let end = HEADER_BYTES.checked_add(usize::try_from(header.length).ok()?)?;
+    record.get(HEADER_BYTES..end)
 }
 
 fn checksum(seed: u32, head: &[u8], payload: &[u8]) -> u32 {
@@ -121,12 +122,12 @@ mod tests {
 
     use super::*;
 
-    const SELF: Identity = Identity { cluster: 1, member: 2, incarnation: 3 };
+    const SELF: LogIdentity = LogIdentity { cluster: 1, member: 2, incarnation: 3 };
 
     fn record(payload: &[u8], segment: u64) -> Vec<u8> {
-        let mut bytes = vec![0xff; HEADER];
+        let mut bytes = vec![0xff; HEADER_BYTES];
         bytes.extend_from_slice(payload);
-        finish(&mut bytes, seed(&SELF, segment), 7, 8, Kind::Group);
+        finish(&mut bytes, seed(&SELF, segment), 7, 8, RecordKind::Group);
         bytes
     }
 
@@ -137,7 +138,7 @@ mod tests {
     #[test]
     fn a_record_reads_back_and_fills_blocks() {
         let bytes = record(b"payload", 5);
-        assert_eq!(bytes.len() as u64, BLOCK);
+        assert_eq!(bytes.len() as u64, BLOCK_BYTES);
         let header = parse(&bytes).unwrap();
         assert_eq!((header.sequence, header.previous, header.kind), (7, 8, 2));
         assert_eq!(payload(&header, &bytes), Some(&b"payload"[..]));
@@ -151,9 +152,9 @@ mod tests {
         assert!(!valid(&bytes, 6));
         let header = parse(&bytes).unwrap();
         for other in [
-            Identity { cluster: 9, ..SELF },
-            Identity { member: 9, ..SELF },
-            Identity { incarnation: 9, ..SELF },
+            LogIdentity { cluster: 9, ..SELF },
+            LogIdentity { member: 9, ..SELF },
+            LogIdentity { incarnation: 9, ..SELF },
         ] {
             assert!(!is_valid(&header, seed(&other, 5), &bytes));
         }
@@ -162,7 +163,7 @@ mod tests {
     #[test]
     fn any_flipped_bit_of_header_or_payload_is_seen() {
         let good = record(b"payload", 5);
-        for bit in 0..(HEADER + 7) * 8 {
+        for bit in 0..(HEADER_BYTES + 7) * 8 {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
             assert!(!valid(&bad, 5), "bit {bit}");

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::codec::{decode, decode_start, encode, encode_start};
+use super::codec::{decode, decode_segment_header, encode, encode_segment_header};
 
 /// Checks that a payload which can be decoded is encoded again to identical bytes.
 pub fn record(bytes: &[u8]) {
@@ -12,9 +12,9 @@ pub fn record(bytes: &[u8]) {
         items.iter().for_each(|item| encode(&mut out, item));
         assert_eq!(out, bytes, "{items:?}");
     }
-    if let Ok(start) = decode_start(&payload) {
+    if let Ok(start) = decode_segment_header(&payload) {
         let mut out = Vec::new();
-        encode_start(&mut out, &start);
+        encode_segment_header(&mut out, &start);
         assert_eq!(out, bytes, "{start:?}");
     }
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use node_consensus::{Entry, HardState, Position, Terms};
 
-use super::codec::{Item, Start};
+use super::codec::{Item, SegmentHeader};
 
 /// Location of a record in the log's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub(super) struct Location {
 
 /// A run of entries that one item holds and no later item has replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct EntryRun {
     pub first: u64,
     pub last: u64,
     pub location: Location,
@@ -26,7 +26,7 @@ pub(super) struct Piece {
 
 /// Combined content of all records up to some point.
 #[derive(Clone, Debug, Default)]
-pub(super) struct History {
+pub(super) struct LogState {
     pub boot: u64,
     pub hard_state: HardState,
     pub base: Position,
@@ -35,12 +35,12 @@ pub(super) struct History {
     /// The last entry, if `terms` has none: either the base, or the last entry of removed segments.
     floor: Position,
     /// Pieces in ascending order, without gaps.
-    pieces: VecDeque<Piece>,
+    runs: VecDeque<EntryRun>,
 }
 
-impl History {
+impl LogState {
     /// Starts from the header of the oldest remaining segment.
-    pub(super) fn begin(start: &Start) -> Self {
+    pub(super) fn begin(start: &SegmentHeader) -> Self {
         let mut history = Self::default();
         for item in &start.repeated {
             match item {
@@ -56,7 +56,7 @@ impl History {
     }
 
     /// Returns the items that the first record of a new segment repeats.
-    pub(super) fn repeated(&self) -> Vec<Item> {
+    pub(super) fn header_items(&self) -> Vec<Item> {
         let mut items =
             vec![Item::Boot(self.boot), Item::HardState(self.hard_state), Item::Base(self.base)];
         items.extend(self.installing.map(Item::Installing));
@@ -76,23 +76,23 @@ impl History {
     }
 
     /// Returns the piece that holds entry `index`.
-    pub(super) fn piece(&self, index: u64) -> Option<Piece> {
+    pub(super) fn run_containing(&self, index: u64) -> Option<EntryRun> {
         if index <= self.base.index {
             return None;
         }
-        let after = self.pieces.partition_point(|piece| piece.last < index);
-        self.pieces.get(after).copied().filter(|piece| piece.first <= index)
+        let after = self.runs.partition_point(|piece| piece.last < index);
+        self.runs.get(after).copied().filter(|piece| piece.first <= index)
     }
 
     /// Returns the oldest segment that still holds an entry after `index`.
     pub(super) fn oldest_segment(&self, index: u64) -> Option<u64> {
-        let needed = self.pieces.iter().filter(|piece| piece.last > index);
+        let needed = self.runs.iter().filter(|piece| piece.last > index);
         needed.map(|piece| piece.location.segment).min()
     }
 
     /// Returns whether every entry after the base can be found.
     pub(super) fn is_whole(&self) -> bool {
-        self.last().index <= self.base.index || self.piece(self.base.index + 1).is_some()
+        self.last().index <= self.base.index || self.run_containing(self.base.index + 1).is_some()
     }
 
     /// Adds the `number`-th item of the record at `location`. Returns an error if it contradicts
@@ -138,13 +138,13 @@ impl History {
         {
             return Err("the terms of entries go back");
         }
-        while self.pieces.back().is_some_and(|piece| piece.first >= first.index) {
-            self.pieces.pop_back();
+        while self.runs.back().is_some_and(|piece| piece.first >= first.index) {
+            self.runs.pop_back();
         }
-        if let Some(piece) = self.pieces.back_mut() {
+        if let Some(piece) = self.runs.back_mut() {
             piece.last = piece.last.min(first.index - 1);
         }
-        self.pieces.push_back(Piece { first: first.index, last: last.index, location, item });
+        self.runs.push_back(EntryRun { first: first.index, last: last.index, location, item });
         for entry in entries {
             self.terms.push(entry.index, entry.term);
         }
@@ -157,8 +157,8 @@ impl History {
         }
         let had_terms = self.terms.last().is_some();
         self.terms.compact(base.index);
-        while self.pieces.front().is_some_and(|piece| piece.last <= base.index) {
-            self.pieces.pop_front();
+        while self.runs.front().is_some_and(|piece| piece.last <= base.index) {
+            self.runs.pop_front();
         }
         // A floor from removed segments may lie above the base. Entries written since have replaced
         // that part.
@@ -174,7 +174,7 @@ impl History {
             return Err("a snapshot is older than the log's base");
         }
         self.terms = Terms::default();
-        self.pieces.clear();
+        self.runs.clear();
         self.floor = at;
         self.base = at;
         self.installing = None;
@@ -201,18 +201,19 @@ mod tests {
 
     #[test]
     fn a_later_append_replaces_the_conflicting_suffix() {
-        let mut history = History::default();
+        let mut history = LogState::default();
         history.add(&entries(1, &[1, 1, 1, 1]), location(1), 0).unwrap();
         history.add(&entries(3, &[2]), location(2), 0).unwrap();
         assert_eq!(history.last(), at(3, 2));
-        let segments: Vec<_> =
-            (0..=4).map(|index| history.piece(index).map(|piece| piece.location.segment)).collect();
+        let segments: Vec<_> = (0..=4)
+            .map(|index| history.run_containing(index).map(|piece| piece.location.segment))
+            .collect();
         assert_eq!(segments, [None, Some(1), Some(1), Some(2), None]);
     }
 
     #[test]
     fn a_base_frees_the_segments_before_it() {
-        let mut history = History::default();
+        let mut history = LogState::default();
         history.add(&entries(1, &[1, 1]), location(1), 0).unwrap();
         history.add(&entries(3, &[1, 1]), location(2), 0).unwrap();
         history.add(&Item::Base(at(2, 1)), location(2), 1).unwrap();
@@ -224,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_snapshot_replaces_everything() {
-        let mut history = History::default();
+        let mut history = LogState::default();
         history.add(&entries(1, &[1, 1]), location(1), 0).unwrap();
         history.add(&Item::Installing(at(10, 3)), location(1), 0).unwrap();
         assert_eq!((history.last(), history.installing), (at(2, 1), Some(at(10, 3))));
@@ -237,7 +238,7 @@ mod tests {
 
     #[test]
     fn what_can_not_be_is_refused() {
-        let mut history = History::default();
+        let mut history = LogState::default();
         history.add(&entries(1, &[2, 2]), location(1), 0).unwrap();
         history.add(&Item::Base(at(1, 2)), location(1), 0).unwrap();
         history.add(&Item::Boot(2), location(1), 0).unwrap();
@@ -257,9 +258,9 @@ mod tests {
         }
     }
 
-    fn after_lost_segments(last: Position, base: Position) -> History {
-        History::begin(&Start {
-            identity: super::super::Identity::default(),
+    fn after_lost_segments(last: Position, base: Position) -> LogState {
+        LogState::begin(&SegmentHeader {
+            identity: super::super::LogIdentity::default(),
             segment: 4,
             segment_bytes: 0,
             last,

@@ -2,7 +2,7 @@
 //!
 //! One thread owns [`Log`] and does nothing else. It takes everything that is queued, passes it to
 //! [`Log::write`] as one group, and reports what is durable. Meanwhile other threads may read old
-//! entries through a [`Reader`].
+//! entries through a [`LogReader`].
 //!
 //! # What is on disk
 //!
@@ -44,7 +44,7 @@
 //! # What the caller owes
 //!
 //! 1. Send nothing that depends on a batch before [`Log::write`] has returned `Ok` for it.
-//! 2. Stop the process after any error but [`LogError::NotThere`]. [`LogError::is_final`] says
+//! 2. Stop the process after any error but [`LogError::Compacted`]. [`LogError::is_final`] says
 //!    whether a restart can't help.
 //! 3. Announce that a snapshot will replace the store ([`Batch::installing`]), and report when the
 //!    store holds it durably ([`Batch::snapshot`]). After a restart, call [`Log::check_store`] and
@@ -91,9 +91,9 @@ mod writer;
 #[cfg(doc)]
 use crate::disk::DiskFile;
 pub use error::{Damage, LogError};
-pub use reader::Reader;
-pub use store::Fit;
-pub use types::{Batch, Identity, LogOptions, Recovered};
+pub use reader::LogReader;
+pub use store::StoreConsistency;
+pub use types::{Batch, LogIdentity, LogOptions, RecoveredState};
 pub use writer::Log;
 
 #[cfg(test)]

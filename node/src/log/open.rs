@@ -5,20 +5,20 @@ use std::path::{Path, PathBuf};
 
 use node_consensus::{HardState, Position};
 
-use super::codec::{Item, Start};
-use super::frame::{BLOCK, HEADER};
-use super::reader::{Reader, Shared};
-use super::recover::{self, Found};
+use super::codec::{Item, SegmentHeader};
+use super::frame::{BLOCK_BYTES, HEADER_BYTES};
+use super::reader::{LogReader, SharedLogState};
+use super::recover::{self, RecoveredLog};
 use super::rotate::sync_dir;
-use super::segment::{Segment, encode_start, make_file, segment_path};
-use super::writer::{Pending, RESERVED_BLOCKS};
-use super::{Identity, Log, LogError, LogOptions, Recovered};
+use super::segment::{Segment, encode_first_record, make_file, segment_path};
+use super::writer::{PendingRecord, RESERVED_BLOCKS};
+use super::{Log, LogError, LogIdentity, LogOptions, RecoveredState};
 use crate::disk::{DirLock, SharedDisk};
 
 /// Name of the log's directory, beside the member's other files.
 const NAME: &str = "wal";
 /// Name of the log's directory while it is being created.
-const NAME_WHILE_MADE: &str = "wal.tmp";
+const TEMPORARY_NAME: &str = "wal.tmp";
 
 impl Log {
     /// Returns whether `member_dir` holds a log.
@@ -28,9 +28,9 @@ impl Log {
     }
 
     /// Returns the identity of the log in `member_dir`, read from its oldest segment.
-    pub fn whose(disk: &SharedDisk, member_dir: &Path) -> Result<Identity, LogError> {
+    pub fn identity_of(disk: &SharedDisk, member_dir: &Path) -> Result<LogIdentity, LogError> {
         let directory = member_dir.join(NAME);
-        let numbers = recover::numbers(disk, &directory)?;
+        let numbers = recover::list_segments(disk, &directory)?;
         let first = *numbers.first().expect("no segments at all is a gap");
         Ok(Segment::open(disk, &directory, first)?.2.identity)
     }
@@ -41,7 +41,7 @@ impl Log {
     pub fn create(
         disk: &SharedDisk,
         member_dir: &Path,
-        identity: &Identity,
+        identity: &LogIdentity,
         options: &LogOptions,
     ) -> Result<(), LogError> {
         Self::create_after(Position::default(), disk, member_dir, identity, options)
@@ -53,11 +53,11 @@ impl Log {
         base: Position,
         disk: &SharedDisk,
         member_dir: &Path,
-        identity: &Identity,
+        identity: &LogIdentity,
         options: &LogOptions,
     ) -> Result<(), LogError> {
         validate(options);
-        let making = member_dir.join(NAME_WHILE_MADE);
+        let making = member_dir.join(TEMPORARY_NAME);
         let directory = member_dir.join(NAME);
         disk.create_dir(&making).map_err(LogError::io("create", &making))?;
         let _lock = lock(disk, &making)?;
@@ -71,14 +71,14 @@ impl Log {
         }
         let path = segment_path(&making, 1);
         let file = make_file(disk, &path, options.segment_bytes)?;
-        let start = Start {
+        let start = SegmentHeader {
             identity: *identity,
             segment: 1,
             segment_bytes: options.segment_bytes,
             last: base,
-            repeated: beginning(base),
+            repeated: initial_items(base),
         };
-        let (bytes, _) = encode_start(&start, 1, 0);
+        let (bytes, _) = encode_first_record(&start, 1, 0);
         file.write_at(0, &bytes).map_err(LogError::io("write", &path))?;
         file.sync_data().map_err(LogError::io("sync", &path))?;
         sync_dir(disk, &making)?;
@@ -92,7 +92,7 @@ impl Log {
         disk: &SharedDisk,
         member_dir: &Path,
         options: &LogOptions,
-    ) -> Result<(Self, Recovered), LogError> {
+    ) -> Result<(Self, RecoveredState), LogError> {
         validate(options);
         let directory = member_dir.join(NAME);
         let held = lock(disk, &directory)?;
@@ -104,7 +104,7 @@ impl Log {
         // makes them. Writes to such folios would cost as much as writes to zeros written in large
         // pieces.
         for segment in found.segments.values() {
-            segment.file.reread().map_err(LogError::io("reread", &segment.path))?;
+            segment.file.sync_and_drop_cache().map_err(LogError::io("reread", &segment.path))?;
         }
         let cut = (found.torn, found.end);
         let mut log = Self::resume(disk, directory, options, held, found);
@@ -114,14 +114,14 @@ impl Log {
         log.push(Item::Boot(boot));
         log.write_pending()?;
         log.drop_unneeded()?;
-        let recovered = Recovered {
+        let recovered = RecoveredState {
             identity: log.identity,
             boot,
             hard_state: log.hard_state(),
             base: log.base(),
             terms: log.terms(),
             installing: log.installing(),
-            cut,
+            truncated_at: cut,
         };
         Ok((log, recovered))
     }
@@ -129,7 +129,10 @@ impl Log {
     /// Opens the log in `member_dir` as it is. Also returns the offset of its torn end, if it has
     /// one. No boot is counted, and nothing is truncated. Nothing may be written either, except on
     /// a disk that discards it.
-    pub fn look(disk: &SharedDisk, member_dir: &Path) -> Result<(Self, Option<u64>), LogError> {
+    pub fn open_read_only(
+        disk: &SharedDisk,
+        member_dir: &Path,
+    ) -> Result<(Self, Option<u64>), LogError> {
         let (directory, options) = (member_dir.join(NAME), LogOptions::default());
         let held = lock(disk, &directory)?;
         let found = recover::recover(disk, &directory, &options)?;
@@ -142,12 +145,12 @@ impl Log {
         directory: PathBuf,
         options: &LogOptions,
         held: DirLock,
-        found: Found,
+        found: RecoveredLog,
     ) -> Self {
-        let Found { identity, history, segments, end, sequence, previous, .. } = found;
+        let RecoveredLog { identity, history, segments, end, sequence, previous, .. } = found;
         let active = segments.last_key_value().expect("recovery found one").1.clone();
-        let pending = Pending {
-            buffer: vec![0; HEADER],
+        let pending = PendingRecord {
+            buffer: vec![0; HEADER_BYTES],
             items: Vec::new(),
             last: history.last(),
             base: history.base.index,
@@ -160,7 +163,7 @@ impl Log {
             identity,
             options: options.clone(),
             _lock: held,
-            reader: Reader::new(Shared { verify, history, segments }),
+            reader: LogReader::new(SharedLogState { verify, history, segments }),
             active,
             offset: end,
             filled: end,
@@ -179,7 +182,7 @@ impl Log {
 }
 
 /// Returns the items, besides the identity, of the first record of a log that begins after `base`.
-fn beginning(base: Position) -> Vec<Item> {
+fn initial_items(base: Position) -> Vec<Item> {
     if base == Position::default() {
         return Vec::new();
     }
@@ -189,9 +192,12 @@ fn beginning(base: Position) -> Vec<Item> {
 
 fn validate(options: &LogOptions) {
     let bytes = options.segment_bytes;
-    assert!(bytes.is_multiple_of(BLOCK) && bytes >= 2 * RESERVED_BLOCKS * BLOCK, "{bytes}");
+    assert!(
+        bytes.is_multiple_of(BLOCK_BYTES) && bytes >= 2 * RESERVED_BLOCKS * BLOCK_BYTES,
+        "{bytes}"
+    );
     let step = options.fill_bytes;
-    assert!(step.is_multiple_of(BLOCK) && step > 0, "{step}");
+    assert!(step.is_multiple_of(BLOCK_BYTES) && step > 0, "{step}");
 }
 
 fn lock(disk: &SharedDisk, directory: &Path) -> Result<DirLock, LogError> {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use node_consensus::{Entry, Position};
 
 use super::codec::Item;
-use super::history::{History, Location, Piece};
+use super::history::{EntryRun, Location, LogState};
 use super::segment::{Segment, record};
 use super::{Damage, LogError};
 
@@ -17,32 +17,32 @@ const ENTRY_COST: u64 = 48;
 /// State shared by writer and readers: where the durable entries are. The writer changes it after
 /// each flush, within microseconds. No file is read or written under the lock.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct SharedLogState {
     /// Whether checksums are verified. False in tests only, and then recovery doesn't verify them
     /// either.
     pub verify: bool,
-    pub history: History,
+    pub history: LogState,
     pub segments: BTreeMap<u64, Segment>,
 }
 
 /// Reader of durable entries from disk, usable on any thread. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Reader {
-    shared: Arc<RwLock<Shared>>,
+pub struct LogReader {
+    shared: Arc<RwLock<SharedLogState>>,
 }
 
-impl Reader {
-    pub(super) fn new(shared: Shared) -> Self {
+impl LogReader {
+    pub(super) fn new(shared: SharedLogState) -> Self {
         Self { shared: Arc::new(RwLock::new(shared)) }
     }
 
-    pub(super) fn shared(&self) -> RwLockReadGuard<'_, Shared> {
+    pub(super) fn shared(&self) -> RwLockReadGuard<'_, SharedLogState> {
         // A poisoned lock doesn't matter: the writer panics only on a broken invariant, and then
         // the process ends.
         self.shared.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn shared_mut(&self) -> RwLockWriteGuard<'_, Shared> {
+    pub(super) fn shared_mut(&self) -> RwLockWriteGuard<'_, SharedLogState> {
         self.shared.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -99,12 +99,12 @@ impl Reader {
     }
 
     /// Returns where an entry is stored, or `None` if it is not in the log yet.
-    fn locate(&self, index: u64) -> Result<Option<(Piece, Segment, bool)>, LogError> {
+    fn locate(&self, index: u64) -> Result<Option<(EntryRun, Segment, bool)>, LogError> {
         let shared = self.shared();
         if index <= shared.history.base.index {
-            return Err(LogError::NotThere { low: index });
+            return Err(LogError::Compacted { low: index });
         }
-        let piece = shared.history.piece(index);
+        let piece = shared.history.run_containing(index);
         Ok(piece.map(|piece| {
             let segment = &shared.segments[&piece.location.segment];
             (piece, segment.clone(), shared.verify)
@@ -126,7 +126,7 @@ fn read_record(segment: &Segment, offset: u64, verify: bool) -> Result<Vec<Item>
 }
 
 /// Returns the entries of a piece from index `from` on.
-fn entries_of<'a>(items: &'a [Item], piece: &Piece, from: u64) -> Option<&'a [Entry]> {
+fn entries_of<'a>(items: &'a [Item], piece: &EntryRun, from: u64) -> Option<&'a [Entry]> {
     let Some(Item::Entries(entries)) = items.get(piece.item) else { return None };
     let first = entries.first()?.index;
     let skip = usize::try_from(from.checked_sub(first)?).ok()?;

@@ -4,18 +4,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::codec::{self, Start};
-use super::frame::{self, Kind};
-use super::history::{History, Location};
-use super::segment::{self, Record, Segment, number_in, segment_path};
-use super::{Damage, Identity, LogError, LogOptions};
+use super::codec::{self, SegmentHeader};
+use super::frame::{self, RecordKind};
+use super::history::{Location, LogState};
+use super::segment::{self, LogRecord, Segment, parse_segment_number, segment_path};
+use super::{Damage, LogError, LogIdentity, LogOptions};
 use crate::disk::SharedDisk;
 
 /// A recovered log, with the place at which it continues.
 #[derive(Debug)]
-pub(super) struct Found {
-    pub identity: Identity,
-    pub history: History,
+pub(super) struct RecoveredLog {
+    pub identity: LogIdentity,
+    pub history: LogState,
     pub segments: BTreeMap<u64, Segment>,
     /// Offset of the end in the last segment.
     pub end: u64,
@@ -26,9 +26,13 @@ pub(super) struct Found {
 }
 
 /// Returns the numbers of all segments, which must have no gaps.
-pub(super) fn numbers(disk: &SharedDisk, directory: &Path) -> Result<BTreeSet<u64>, LogError> {
+pub(super) fn list_segments(
+    disk: &SharedDisk,
+    directory: &Path,
+) -> Result<BTreeSet<u64>, LogError> {
     let names = disk.list(directory).map_err(LogError::io("list", directory))?;
-    let numbers: BTreeSet<_> = names.iter().filter_map(|name| number_in(name, "wal")).collect();
+    let numbers: BTreeSet<_> =
+        names.iter().filter_map(|name| parse_segment_number(name, "wal")).collect();
     let first = numbers.first().copied().unwrap_or(1);
     let last = numbers.last().copied().unwrap_or(first);
     match (first..=last).find(|number| !numbers.contains(number)) {
@@ -44,53 +48,53 @@ pub(super) fn recover(
     disk: &SharedDisk,
     directory: &Path,
     options: &LogOptions,
-) -> Result<Found, LogError> {
-    let numbers = numbers(disk, directory)?;
+) -> Result<RecoveredLog, LogError> {
+    let numbers = list_segments(disk, directory)?;
     let first = *numbers.first().expect("no segments at all is a gap");
     let (segment, record, start) = Segment::open(disk, directory, first)?;
     let identity = start.identity;
-    let mut walk = Walk {
+    let mut walk = LogScan {
         options,
-        history: History::begin(&start),
+        history: LogState::begin(&start),
         sequence: record.header.sequence + 1,
         previous: record.header.checksum,
-        offset: record.room(),
+        offset: record.padded_bytes(),
         torn: false,
     };
     let mut segments = BTreeMap::new();
     let mut current = segment;
     for number in numbers.into_iter().skip(1) {
-        let end = walk.segment(&current)?;
+        let end = walk.read_segment(&current)?;
         let (next, record, start) = Segment::open(disk, directory, number)?;
         if start.identity != identity {
             return Err(LogError::damaged(&next.path, 0, Damage::Foreign));
         }
-        walk.cross(&current, end, &next, &record, &start)?;
+        walk.enter_segment(&current, end, &next, &record, &start)?;
         segments.insert(current.number, current);
         current = next;
     }
-    walk.last_segment(&current, directory)?;
+    walk.read_last_segment(&current, directory)?;
     if !walk.history.is_whole() {
         let damage = Damage::Contradiction("entries after the base are missing");
         return Err(LogError::damaged(&segment_path(directory, first), 0, damage));
     }
     segments.insert(current.number, current);
-    let Walk { history, sequence, previous, offset: end, torn, .. } = walk;
-    Ok(Found { identity, history, segments, end, sequence, previous, torn })
+    let LogScan { history, sequence, previous, offset: end, torn, .. } = walk;
+    Ok(RecoveredLog { identity, history, segments, end, sequence, previous, torn })
 }
 
 /// Reason why a segment's records come to an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum SegmentEnd {
     /// A valid record marks that the next segment continues the log.
     Rolled,
     /// There is no valid record at that place.
     Open,
 }
 
-struct Walk<'a> {
+struct LogScan<'a> {
     options: &'a LogOptions,
-    history: History,
+    history: LogState,
     /// Sequence number of the next record.
     sequence: u64,
     /// Checksum of the last record.
@@ -100,9 +104,9 @@ struct Walk<'a> {
     torn: bool,
 }
 
-impl Walk<'_> {
+impl LogScan<'_> {
     /// Reads a segment's records after the first one.
-    fn segment(&mut self, segment: &Segment) -> Result<End, LogError> {
+    fn read_segment(&mut self, segment: &Segment) -> Result<SegmentEnd, LogError> {
         while let Some(record) = self.next(segment)? {
             let here = |damage| LogError::damaged(&segment.path, self.offset, damage);
             let header = record.header;
@@ -110,8 +114,8 @@ impl Walk<'_> {
                 return Err(here(Damage::Chain));
             }
             match header.kind {
-                kind if kind == Kind::Rolled as u8 => return Ok(End::Rolled),
-                kind if kind == Kind::Group as u8 => {}
+                kind if kind == RecordKind::Rolled as u8 => return Ok(SegmentEnd::Rolled),
+                kind if kind == RecordKind::Group as u8 => {}
                 kind => {
                     let (path, offset) = (segment.path.clone(), self.offset);
                     return Err(LogError::Newer { path, offset, kind });
@@ -124,12 +128,12 @@ impl Walk<'_> {
             }
             self.sequence += 1;
             self.previous = header.checksum;
-            self.offset += record.room();
+            self.offset += record.padded_bytes();
         }
-        Ok(End::Open)
+        Ok(SegmentEnd::Open)
     }
 
-    fn next(&self, segment: &Segment) -> Result<Option<Record>, LogError> {
+    fn next(&self, segment: &Segment) -> Result<Option<LogRecord>, LogError> {
         if self.options.guards.verify_tail() {
             return segment.read(self.offset, segment.bytes);
         }
@@ -143,16 +147,16 @@ impl Walk<'_> {
     }
 
     /// Continues with the next segment, whose first record proves what came before it.
-    fn cross(
+    fn enter_segment(
         &mut self,
         from: &Segment,
-        end: End,
+        end: SegmentEnd,
         to: &Segment,
-        record: &Record,
-        start: &Start,
+        record: &LogRecord,
+        start: &SegmentHeader,
     ) -> Result<(), LogError> {
         let header = record.header;
-        if end == End::Open && header.sequence > self.sequence {
+        if end == SegmentEnd::Open && header.sequence > self.sequence {
             let damage = Damage::Record { segment: to.number, later: 0 };
             return Err(LogError::damaged(&from.path, self.offset, damage));
         }
@@ -165,17 +169,17 @@ impl Walk<'_> {
         }
         self.sequence += 1;
         self.previous = header.checksum;
-        self.offset = record.room();
+        self.offset = record.padded_bytes();
         Ok(())
     }
 
     /// Reads the last segment, and decides whether its end is clean or torn. Damage is an error.
-    fn last_segment(&mut self, segment: &Segment, directory: &Path) -> Result<(), LogError> {
-        if self.segment(segment)? == End::Rolled {
+    fn read_last_segment(&mut self, segment: &Segment, directory: &Path) -> Result<(), LogError> {
+        if self.read_segment(segment)? == SegmentEnd::Rolled {
             let path = segment_path(directory, segment.number + 1);
             return Err(LogError::damaged(&path, 0, Damage::Missing));
         }
-        let after = self.offset + frame::BLOCK;
+        let after = self.offset + frame::BLOCK_BYTES;
         if let Some(later) = segment.find_later(after, self.sequence)? {
             let damage = Damage::Record { segment: segment.number, later };
             return Err(LogError::damaged(&segment.path, self.offset, damage));

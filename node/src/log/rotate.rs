@@ -3,27 +3,28 @@
 
 use std::path::Path;
 
-use super::codec::Start;
-use super::frame::{self, BLOCK, HEADER, Kind};
+use super::codec::SegmentHeader;
+use super::frame::{self, BLOCK_BYTES, HEADER_BYTES, RecordKind};
 use super::segment::{
-    Segment, Spare, encode_start, in_memory, make_file, number_in, segment_path, spare_path,
+    Segment, SpareSegment, encode_first_record, make_file, parse_segment_number, segment_path,
+    spare_path, to_usize,
 };
 use super::{Log, LogError};
-use crate::disk::{Open, SharedDisk};
+use crate::disk::{OpenMode, SharedDisk};
 
 /// Size of the writes in which zeros are written. The page cache may keep the data of one write as
 /// one folio. Then each later sync of one block in it processes, and accounts for, the whole folio.
-const PIECE: u64 = 4 * BLOCK;
+const ZERO_WRITE_BYTES: u64 = 4 * BLOCK_BYTES;
 
 impl Log {
     /// Writes the next step of zeros, without a sync.
     pub(super) fn fill(&mut self, from: u64) -> Result<(), LogError> {
         let to = (from + self.options.fill_bytes).min(self.active.bytes);
         let (path, file) = (&self.active.path, &self.active.file);
-        let zeros = [0; PIECE as usize];
+        let zeros = [0; ZERO_WRITE_BYTES as usize];
         let mut at = from;
         while at < to {
-            let piece = in_memory(PIECE.min(to - at));
+            let piece = to_usize(ZERO_WRITE_BYTES.min(to - at));
             file.write_at(at, &zeros[..piece]).map_err(LogError::io_at("fill", path, at))?;
             at += piece as u64;
         }
@@ -41,11 +42,12 @@ impl Log {
         let bytes = self.options.segment_bytes;
         let (last, repeated) = {
             let shared = self.reader.shared();
-            (shared.history.last(), shared.history.repeated())
+            (shared.history.last(), shared.history.header_items())
         };
         let identity = self.identity;
-        let start = Start { identity, segment: number, segment_bytes: bytes, last, repeated };
-        let (record, checksum) = encode_start(&start, self.sequence, self.previous);
+        let start =
+            SegmentHeader { identity, segment: number, segment_bytes: bytes, last, repeated };
+        let (record, checksum) = encode_first_record(&start, self.sequence, self.previous);
         // This must be durable before the rename: a named segment without its first record counts
         // as damaged.
         spare.file.write_at(0, &record).map_err(LogError::io("write", &spare.path))?;
@@ -68,17 +70,23 @@ impl Log {
     /// is written only after the next segment's name is durable.
     pub(super) fn mark_rolled(&self) -> Result<(), LogError> {
         let (path, file) = (&self.active.path, &self.active.file);
-        let mut mark = vec![0; HEADER];
-        frame::finish(&mut mark, self.active.seed, self.sequence, self.previous, Kind::Rolled);
+        let mut mark = vec![0; HEADER_BYTES];
+        frame::finish(
+            &mut mark,
+            self.active.seed,
+            self.sequence,
+            self.previous,
+            RecordKind::Rolled,
+        );
         file.write_at(self.offset, &mark).map_err(LogError::io_at("write", path, self.offset))?;
         file.sync_data().map_err(LogError::io_at("sync", path, self.offset))
     }
 
-    pub(super) fn make_spare(&mut self) -> Result<Spare, LogError> {
+    pub(super) fn make_spare(&mut self) -> Result<SpareSegment, LogError> {
         let path = spare_path(&self.directory, self.next_spare);
         self.next_spare += 1;
         match make_file(&self.disk, &path, self.options.segment_bytes) {
-            Ok(file) => Ok(Spare { path, file, filled: 0 }),
+            Ok(file) => Ok(SpareSegment { path, file, filled: 0 }),
             Err(error) => {
                 // A partial spare would take up space that others need.
                 let _ = self.disk.remove(&path);
@@ -91,10 +99,10 @@ impl Log {
     pub(super) fn find_spares(&mut self) -> Result<(), LogError> {
         let list = LogError::io("list", &self.directory);
         for name in self.disk.list(&self.directory).map_err(list)? {
-            let Some(number) = number_in(&name, "spare") else { continue };
+            let Some(number) = parse_segment_number(&name, "spare") else { continue };
             self.next_spare = self.next_spare.max(number + 1);
             let path = self.directory.join(name);
-            let opened = self.disk.open(&path, Open::Existing);
+            let opened = self.disk.open(&path, OpenMode::Existing);
             let file = opened.map_err(LogError::io("open", &path))?;
             let len = file.len().map_err(LogError::io("measure", &path))?;
             if len == self.options.segment_bytes && self.spares.len() < self.options.spare_segments
@@ -102,7 +110,7 @@ impl Log {
                 // The spare's length may not be durable yet, if the process that made it was
                 // killed.
                 file.sync_data().map_err(LogError::io("sync", &path))?;
-                self.spares.push(Spare { path, file: file.into(), filled: 0 });
+                self.spares.push(SpareSegment { path, file: file.into(), filled: 0 });
             } else {
                 self.disk.remove(&path).map_err(LogError::io("remove", &path))?;
             }
@@ -131,7 +139,7 @@ impl Log {
                 sync_dir(&self.disk, &self.directory)?;
                 // The spare's bytes must not change before the rename is durable: a crash could
                 // bring its old name back.
-                self.spares.push(Spare { path, file: segment.file, filled: segment.bytes });
+                self.spares.push(SpareSegment { path, file: segment.file, filled: segment.bytes });
             } else {
                 let removed = self.disk.remove(&segment.path);
                 removed.map_err(LogError::io("remove", &segment.path))?;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::codec::{self, DecodeError, Start};
-use super::frame::{self, BLOCK, HEADER, Header, Kind};
+use super::codec::{self, RecordDecodeError, SegmentHeader};
+use super::frame::{self, BLOCK_BYTES, HEADER_BYTES, RecordHeader, RecordKind};
 use super::{Damage, LogError};
-use crate::disk::{DiskFile, Open, SharedDisk, read_padded};
+use crate::disk::{DiskFile, OpenMode, SharedDisk, read_padded};
 
 #[derive(Clone, Debug)]
 pub(super) struct Segment {
@@ -22,7 +22,7 @@ pub(super) struct Segment {
 
 /// A preallocated file that will become a segment.
 #[derive(Debug)]
-pub(super) struct Spare {
+pub(super) struct SpareSegment {
     pub path: PathBuf,
     pub file: Arc<dyn DiskFile>,
     /// Offset below which all blocks have been written before, so that a sync finds them allocated.
@@ -31,14 +31,14 @@ pub(super) struct Spare {
 
 /// A record that matches its checksum.
 #[derive(Clone, Debug)]
-pub(super) struct Record {
-    pub header: Header,
+pub(super) struct LogRecord {
+    pub header: RecordHeader,
     pub payload: Bytes,
 }
 
-impl Record {
-    pub(super) fn room(&self) -> u64 {
-        frame::padded(self.payload.len())
+impl LogRecord {
+    pub(super) fn padded_bytes(&self) -> u64 {
+        frame::padded_bytes(self.payload.len())
     }
 }
 
@@ -51,7 +51,7 @@ pub(super) fn spare_path(directory: &Path, number: u64) -> PathBuf {
 }
 
 /// Returns the number in the name of a segment or spare, which have different extensions.
-pub(super) fn number_in(name: &str, extension: &str) -> Option<u64> {
+pub(super) fn parse_segment_number(name: &str, extension: &str) -> Option<u64> {
     let number = name.strip_suffix(extension)?.strip_suffix('.')?;
     let plain = number.len() == 16 && number.bytes().all(|byte| byte.is_ascii_hexdigit());
     if plain { u64::from_str_radix(number, 16).ok() } else { None }
@@ -64,18 +64,22 @@ pub(super) fn make_file(
     bytes: u64,
 ) -> Result<Arc<dyn DiskFile>, LogError> {
     let file: Arc<dyn DiskFile> =
-        disk.open(path, Open::New).map_err(LogError::io("create", path))?.into();
+        disk.open(path, OpenMode::New).map_err(LogError::io("create", path))?.into();
     file.allocate(bytes).map_err(LogError::io("allocate", path))?;
     file.sync_data().map_err(LogError::io("sync", path))?;
     Ok(file)
 }
 
 /// Returns a segment's first record, ready to be written, and its checksum.
-pub(super) fn encode_start(start: &Start, sequence: u64, previous: u32) -> (Vec<u8>, u32) {
-    let mut buffer = vec![0; HEADER];
-    codec::encode_start(&mut buffer, start);
+pub(super) fn encode_first_record(
+    start: &SegmentHeader,
+    sequence: u64,
+    previous: u32,
+) -> (Vec<u8>, u32) {
+    let mut buffer = vec![0; HEADER_BYTES];
+    codec::encode_segment_header(&mut buffer, start);
     let seed = frame::seed(&start.identity, start.segment);
-    let checksum = frame::finish(&mut buffer, seed, sequence, previous, Kind::Start);
+    let checksum = frame::finish(&mut buffer, seed, sequence, previous, RecordKind::Start);
     (buffer, checksum)
 }
 
@@ -85,15 +89,16 @@ impl Segment {
         disk: &SharedDisk,
         directory: &Path,
         number: u64,
-    ) -> Result<(Self, Record, Start), LogError> {
+    ) -> Result<(Self, LogRecord, SegmentHeader), LogError> {
         let path = segment_path(directory, number);
         let file: Arc<dyn DiskFile> =
-            disk.open(&path, Open::Existing).map_err(LogError::io("open", &path))?.into();
-        file.reread().map_err(LogError::io("reread", &path))?;
+            disk.open(&path, OpenMode::Existing).map_err(LogError::io("open", &path))?.into();
+        file.sync_and_drop_cache().map_err(LogError::io("reread", &path))?;
         let len = file.len().map_err(LogError::io("measure", &path))?;
         let broken = || LogError::damaged(&path, 0, Damage::FirstRecord);
         // The owner's identity is read from the record itself, and is a part of its checksum.
-        let claimed = claimed_start(file.as_ref(), len).map_err(LogError::io("read", &path))?;
+        let claimed =
+            read_unverified_header(file.as_ref(), len).map_err(LogError::io("read", &path))?;
         let claimed = match claimed.ok_or_else(broken)? {
             Ok(claimed) => claimed,
             Err(version) => {
@@ -103,7 +108,7 @@ impl Segment {
         let seed = frame::seed(&claimed.identity, number);
         let segment = Self { number, path: path.clone(), file, bytes: claimed.segment_bytes, seed };
         let record = segment.read(0, len)?.ok_or_else(broken)?;
-        if record.header.kind != Kind::Start as u8 || claimed.segment != number {
+        if record.header.kind != RecordKind::Start as u8 || claimed.segment != number {
             return Err(broken());
         }
         if len != claimed.segment_bytes {
@@ -114,7 +119,7 @@ impl Segment {
     }
 
     /// Returns the record at `offset`, if there is a valid one that ends before `end`.
-    pub(super) fn read(&self, offset: u64, end: u64) -> Result<Option<Record>, LogError> {
+    pub(super) fn read(&self, offset: u64, end: u64) -> Result<Option<LogRecord>, LogError> {
         let Some((header, bytes)) = self.read_unchecked(offset, end)? else { return Ok(None) };
         Ok(frame::is_valid(&header, self.seed, &bytes).then(|| record(header, bytes)))
     }
@@ -124,30 +129,34 @@ impl Segment {
         &self,
         offset: u64,
         end: u64,
-    ) -> Result<Option<(Header, Bytes)>, LogError> {
+    ) -> Result<Option<(RecordHeader, Bytes)>, LogError> {
         read_raw(self.file.as_ref(), offset, end)
             .map_err(LogError::io_at("read", &self.path, offset))
     }
 
     /// Decodes the items of a record.
-    pub(super) fn items(&self, offset: u64, record: &Record) -> Result<Vec<codec::Item>, LogError> {
-        codec::decode(&record.payload).map_err(|error| undecodable(&self.path, offset, error))
+    pub(super) fn items(
+        &self,
+        offset: u64,
+        record: &LogRecord,
+    ) -> Result<Vec<codec::Item>, LogError> {
+        codec::decode(&record.payload).map_err(|error| decode_failure(&self.path, offset, error))
     }
 
     /// Returns the offset of a valid record at or after `from` whose sequence number is at least
     /// `sequence`, if there is one.
     pub(super) fn find_later(&self, from: u64, sequence: u64) -> Result<Option<u64>, LogError> {
-        const WINDOW: u64 = 256 * BLOCK;
+        const WINDOW: u64 = 256 * BLOCK_BYTES;
         let mut window = Vec::new();
         let mut at = from;
         while let Some(written) = self.next_written(at)? {
-            at = at.max(written - written % BLOCK);
+            at = at.max(written - written % BLOCK_BYTES);
             let len = WINDOW.min(self.bytes - at);
-            window.resize(in_memory(len), 0);
+            window.resize(to_usize(len), 0);
             read_padded(self.file.as_ref(), at, &mut window)
                 .map_err(LogError::io_at("read", &self.path, at))?;
             for (offset, block) in
-                (at..).step_by(in_memory(BLOCK)).zip(window.chunks(in_memory(BLOCK)))
+                (at..).step_by(to_usize(BLOCK_BYTES)).zip(window.chunks(to_usize(BLOCK_BYTES)))
             {
                 let later = frame::parse(block).is_some_and(|header| header.sequence >= sequence);
                 if later && self.read(offset, self.bytes)?.is_some() {
@@ -171,54 +180,63 @@ impl Segment {
     }
 }
 
-pub(super) fn undecodable(path: &Path, offset: u64, error: DecodeError) -> LogError {
+pub(super) fn decode_failure(path: &Path, offset: u64, error: RecordDecodeError) -> LogError {
     match error {
-        DecodeError::Malformed(what) => {
+        RecordDecodeError::Malformed(what) => {
             LogError::damaged(path, offset, Damage::Contradiction(what))
         }
-        DecodeError::Unknown(kind) => LogError::Newer { path: path.to_path_buf(), offset, kind },
-        DecodeError::UnknownEntry { index, kind } => {
+        RecordDecodeError::Unknown(kind) => {
+            LogError::Newer { path: path.to_path_buf(), offset, kind }
+        }
+        RecordDecodeError::UnknownEntry { index, kind } => {
             LogError::NewerEntry { path: path.to_path_buf(), index, kind }
         }
     }
 }
 
-pub(super) fn record(header: Header, bytes: Bytes) -> Record {
-    let payload = bytes.slice(HEADER..);
-    Record { header, payload }
+pub(super) fn record(header: RecordHeader, bytes: Bytes) -> LogRecord {
+    let payload = bytes.slice(HEADER_BYTES..);
+    LogRecord { header, payload }
 }
 
 /// Converts the size of something that fits into memory.
-pub(super) fn in_memory(bytes: u64) -> usize {
+pub(super) fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).expect("segments are far smaller than memory can address")
 }
 
 /// Reads the content of a segment's first record before its checksum is verified. Returns the
 /// version instead, if it is another one than this build's.
-fn claimed_start(file: &dyn DiskFile, len: u64) -> io::Result<Option<Result<Start, u8>>> {
+fn read_unverified_header(
+    file: &dyn DiskFile,
+    len: u64,
+) -> io::Result<Option<Result<SegmentHeader, u8>>> {
     let Some((header, bytes)) = read_raw(file, 0, len)? else { return Ok(None) };
     let payload = record(header, bytes).payload;
     Ok(match payload.first() {
-        Some(&codec::VERSION) => codec::decode_start(&payload).ok().map(Ok),
+        Some(&codec::VERSION) => codec::decode_segment_header(&payload).ok().map(Ok),
         Some(version) => Some(Err(*version)),
         None => None,
     })
 }
 
 /// Reads header and payload of bytes that look like a record.
-fn read_raw(file: &dyn DiskFile, offset: u64, end: u64) -> io::Result<Option<(Header, Bytes)>> {
-    if end.saturating_sub(offset) < BLOCK {
+fn read_raw(
+    file: &dyn DiskFile,
+    offset: u64,
+    end: u64,
+) -> io::Result<Option<(RecordHeader, Bytes)>> {
+    if end.saturating_sub(offset) < BLOCK_BYTES {
         return Ok(None);
     }
-    let mut bytes = vec![0; in_memory(BLOCK)];
+    let mut bytes = vec![0; to_usize(BLOCK_BYTES)];
     read_padded(file, offset, &mut bytes)?;
     let Some(header) = frame::parse(&bytes) else { return Ok(None) };
     let payload = usize::try_from(header.length).expect("a 32-bit number");
-    if frame::padded(payload) > end - offset {
+    if frame::padded_bytes(payload) > end - offset {
         return Ok(None);
     }
     let read = bytes.len();
-    bytes.resize(HEADER + payload, 0);
+    bytes.resize(HEADER_BYTES + payload, 0);
     if bytes.len() > read {
         read_padded(file, offset + read as u64, &mut bytes[read..])?;
     }
@@ -233,9 +251,9 @@ mod tests {
     fn names_read_back_and_others_are_left_alone() {
         let path = segment_path(Path::new("/d"), 0x1f);
         assert_eq!(path, Path::new("/d/000000000000001f.wal"));
-        assert_eq!(number_in("000000000000001f.wal", "wal"), Some(0x1f));
+        assert_eq!(parse_segment_number("000000000000001f.wal", "wal"), Some(0x1f));
         for other in ["000000000000001f.spare", "1f.wal", "+00000000000001f.wal", "x", ".wal"] {
-            assert_eq!(number_in(other, "wal"), None, "{other}");
+            assert_eq!(parse_segment_number(other, "wal"), None, "{other}");
         }
     }
 }

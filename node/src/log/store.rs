@@ -7,9 +7,9 @@ use super::{Batch, Damage, Log, LogError};
 
 /// Relation of a store to the log: see [`Log::check_store`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fit {
+pub enum StoreConsistency {
     /// The store fits the log.
-    Fits,
+    Consistent,
     /// The store already holds the snapshot that was being installed.
     Installed,
 }
@@ -18,7 +18,7 @@ impl Log {
     /// Compares the store's durable position with the log. A store that is ahead of the log, or
     /// contradicts it, means that one of them lost data. This is an error, unless the store holds
     /// the snapshot that was being installed.
-    pub fn check_store(&self, durable: Position) -> Result<Fit, LogError> {
+    pub fn check_store(&self, durable: Position) -> Result<StoreConsistency, LogError> {
         let refused = |what| {
             let (path, offset) = self.end();
             Err(LogError::damaged(path, offset, Damage::Store(what)))
@@ -28,8 +28,8 @@ impl Log {
         }
         let installed = self.installing() == Some(durable);
         match self.reader().term(durable.index) {
-            Some(term) if term == durable.term => Ok(Fit::Fits),
-            Some(_) | None if installed => Ok(Fit::Installed),
+            Some(term) if term == durable.term => Ok(StoreConsistency::Consistent),
+            Some(_) | None if installed => Ok(StoreConsistency::Installed),
             Some(_) => refused("its entry differs from the one that the store has applied"),
             None => refused("it ends before the store's last entry: it lost data"),
         }

@@ -6,14 +6,14 @@ use node_consensus::{Entry, Guards, HardState, Position, Terms};
 
 /// Owner of a log. It is fixed when the log is created, and is a part of every checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Identity {
+pub struct LogIdentity {
     pub cluster: u64,
     pub member: u64,
     /// Random number that identifies one life of one data directory.
     pub incarnation: u128,
 }
 
-impl Identity {
+impl LogIdentity {
     /// Returns a short text for messages.
     pub fn brief(&self) -> String {
         format!(
@@ -71,9 +71,9 @@ pub struct Batch {
 
 /// Content of the log when it was opened. All of it is durable.
 #[derive(Clone, Debug, Default)]
-pub struct Recovered {
+pub struct RecoveredState {
     /// Owner of the log.
-    pub identity: Identity,
+    pub identity: LogIdentity,
     /// Number of times that the log has been opened, including this one.
     pub boot: u64,
     /// Hard state as it was last persisted.
@@ -85,10 +85,10 @@ pub struct Recovered {
     /// Position of a snapshot whose install was not finished.
     pub installing: Option<Position>,
     /// File and offset at which a torn end was truncated.
-    pub cut: Option<(PathBuf, u64)>,
+    pub truncated_at: Option<(PathBuf, u64)>,
 }
 
-impl Recovered {
+impl RecoveredState {
     /// Returns the position of the last entry, or the base if there is none.
     pub fn last(&self) -> Position {
         self.terms.last().unwrap_or(self.base)

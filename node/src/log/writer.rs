@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use node_consensus::{Entry, HardState, Position, Terms};
 
 use super::codec::Item;
-use super::frame::BLOCK;
-use super::reader::Reader;
-use super::segment::{Segment, Spare};
-use super::{Batch, Identity, LogError, LogOptions};
+use super::frame::BLOCK_BYTES;
+use super::reader::LogReader;
+use super::segment::{Segment, SpareSegment};
+use super::{Batch, LogError, LogIdentity, LogOptions};
 use crate::disk::{DirLock, SharedDisk};
 
 /// Number of steps of zeros that are kept ahead of the records.
@@ -24,10 +24,10 @@ pub(super) const RESERVED_BLOCKS: u64 = 4;
 pub struct Log {
     pub(super) disk: SharedDisk,
     pub(super) directory: PathBuf,
-    pub(super) identity: Identity,
+    pub(super) identity: LogIdentity,
     pub(super) options: LogOptions,
     pub(super) _lock: DirLock,
-    pub(super) reader: Reader,
+    pub(super) reader: LogReader,
     /// Segment that is being written; it is also in `reader`.
     pub(super) active: Segment,
     /// Offset of the next record.
@@ -38,9 +38,9 @@ pub struct Log {
     pub(super) sequence: u64,
     /// Checksum of the last record.
     pub(super) previous: u32,
-    pub(super) spares: Vec<Spare>,
+    pub(super) spares: Vec<SpareSegment>,
     pub(super) next_spare: u64,
-    pub(super) pending: Pending,
+    pub(super) pending: PendingRecord,
     /// Whether the last record is an empty one.
     pub(super) sealed: bool,
     pub(super) poisoned: bool,
@@ -61,7 +61,7 @@ impl fmt::Debug for Log {
 }
 
 /// The record that is being filled.
-pub(super) struct Pending {
+pub(super) struct PendingRecord {
     pub(super) buffer: Vec<u8>,
     pub(super) items: Vec<Item>,
     /// Last entry of the log once this record is written.
@@ -80,7 +80,7 @@ impl Log {
     /// If a batch contradicts the log: entries with gaps, entries at or below the base, a term
     /// that goes back.
     pub fn write(&mut self, batches: &[Batch]) -> Result<(), LogError> {
-        self.guarded(|log| {
+        self.run_unless_poisoned(|log| {
             for batch in batches {
                 log.append(batch)?;
             }
@@ -93,7 +93,7 @@ impl Log {
     /// a sync. Returns the base. `through` must be durable in the store. An index outside the log
     /// changes nothing.
     pub fn compact(&mut self, through: u64) -> Result<Position, LogError> {
-        self.guarded(|log| {
+        self.run_unless_poisoned(|log| {
             let frees = |log: &Self| {
                 let shared = log.reader.shared();
                 let oldest = shared.history.oldest_segment(through);
@@ -116,7 +116,7 @@ impl Log {
     /// more to do. The caller does this when no other work waits. A full disk is no error here, but see
     /// [`is_short_of_space`](Self::is_short_of_space).
     pub fn prepare(&mut self) -> Result<bool, LogError> {
-        self.guarded(|log| {
+        self.run_unless_poisoned(|log| {
             let ahead = log.offset + FILL_STEPS * log.options.fill_bytes;
             if log.filled < ahead.min(log.active.bytes) {
                 log.fill(log.filled.max(log.offset))?;
@@ -136,7 +136,7 @@ impl Log {
     /// before the current segment is full, so that a full disk is noticed while there is still
     /// room.
     pub fn keep_spare(&mut self) -> Result<(), LogError> {
-        self.guarded(|log| {
+        self.run_unless_poisoned(|log| {
             let late = log.offset > log.active.bytes / 2 && log.spares.is_empty();
             if late && !log.disk_full {
                 log.try_spare()?;
@@ -183,17 +183,18 @@ impl Log {
 
     /// Returns how many bytes can be written before another segment must be created.
     pub fn bytes_left(&self) -> u64 {
-        let spare = self.options.segment_bytes - RESERVED_BLOCKS * BLOCK;
-        self.active.bytes.saturating_sub(self.offset + BLOCK) + spare * self.spares.len() as u64
+        let spare = self.options.segment_bytes - RESERVED_BLOCKS * BLOCK_BYTES;
+        self.active.bytes.saturating_sub(self.offset + BLOCK_BYTES)
+            + spare * self.spares.len() as u64
     }
 
-    /// Returns entries from `low` up to but not including `high`; see [`Reader::entries`].
+    /// Returns entries from `low` up to but not including `high`; see [`LogReader::entries`].
     pub fn read(&self, low: u64, high: u64, max_bytes: u64) -> Result<Vec<Entry>, LogError> {
         self.reader.entries(low, high, max_bytes)
     }
 
     /// Returns a reader of durable entries, for another thread.
-    pub fn reader(&self) -> Reader {
+    pub fn reader(&self) -> LogReader {
         self.reader.clone()
     }
 
@@ -223,7 +224,7 @@ impl Log {
     }
 
     /// Returns the owner of the log.
-    pub fn identity(&self) -> &Identity {
+    pub fn identity(&self) -> &LogIdentity {
         &self.identity
     }
 
@@ -247,7 +248,7 @@ impl Log {
         (&self.active.path, self.offset)
     }
 
-    fn guarded<T>(
+    fn run_unless_poisoned<T>(
         &mut self,
         act: impl FnOnce(&mut Self) -> Result<T, LogError>,
     ) -> Result<T, LogError> {

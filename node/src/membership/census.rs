@@ -27,19 +27,19 @@ use super::{MalformedMember, Member, MemberTable};
 use crate::identity::{Incarnation, MemberId, NodeKey};
 
 /// Maximum number of members that are accepted because of a census; further ones are ignored.
-const MOST_NEWCOMERS: usize = 16;
+const MAX_CENSUS_NEWCOMERS: usize = 16;
 /// Maximum number of addresses of one member that are taken from a census; further ones are
 /// ignored.
-const MOST_URLS: usize = 8;
+const MAX_CENSUS_URLS: usize = 8;
 /// Maximum number of peers whose last census is kept. If there are more, the census with the
 /// earliest configuration is dropped.
-const MOST_TELLERS: usize = 128;
+const MAX_CENSUSES: usize = 128;
 
 /// The members according to the table of one of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Census {
     /// Configuration of the table, as in [`MemberTable::changed`].
-    pub changed: u64,
+    pub configuration_index: u64,
     /// All members in that configuration.
     pub members: Vec<Member>,
     /// Peer URLs of the sender itself, according to its flags.
@@ -49,7 +49,7 @@ pub struct Census {
 /// The last census of each peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Censuses {
-    told: BTreeMap<MemberId, Census>,
+    by_peer: BTreeMap<MemberId, Census>,
 }
 
 /// Another member, with what is needed to open or accept connections.
@@ -64,13 +64,13 @@ pub struct Neighbour {
     /// The only key that may authenticate as this member, if one is bound.
     pub node_key: Option<NodeKey>,
     /// Whether the member is known only from a census, and is not in the receiver's own table.
-    pub is_told: bool,
+    pub is_from_census: bool,
 }
 
 impl From<&MemberTable> for Census {
     fn from(table: &MemberTable) -> Self {
         let members = table.members().cloned().collect();
-        Self { changed: table.changed(), members, own_urls: Vec::new() }
+        Self { configuration_index: table.configuration_index(), members, own_urls: Vec::new() }
     }
 }
 
@@ -79,21 +79,21 @@ impl TryFrom<musterpb::Census> for Census {
 
     fn try_from(census: musterpb::Census) -> Result<Self, MalformedMember> {
         let members = census.members.into_iter().map(Member::try_from).collect::<Result<_, _>>()?;
-        Ok(Self { changed: census.changed, members, own_urls: census.own_peer_urls })
+        Ok(Self { configuration_index: census.changed, members, own_urls: census.own_peer_urls })
     }
 }
 
 impl Censuses {
     /// Stores the census of the peer `by`. Returns whether it differs from the peer's last one.
-    pub fn tell(&mut self, by: MemberId, census: Census) -> bool {
-        if self.told.get(&by) == Some(&census) {
+    pub fn record(&mut self, by: MemberId, census: Census) -> bool {
+        if self.by_peer.get(&by) == Some(&census) {
             return false;
         }
-        self.told.insert(by, census);
-        if self.told.len() > MOST_TELLERS {
-            let earliest = self.told.iter().min_by_key(|(_, census)| census.changed);
+        self.by_peer.insert(by, census);
+        if self.by_peer.len() > MAX_CENSUSES {
+            let earliest = self.by_peer.iter().min_by_key(|(_, census)| census.configuration_index);
             let earliest = earliest.map(|(by, _)| *by);
-            earliest.and_then(|by| self.told.remove(&by));
+            earliest.and_then(|by| self.by_peer.remove(&by));
         }
         true
     }
@@ -106,16 +106,18 @@ impl Censuses {
         let told = |id| latest.and_then(|census| census.members.iter().find(|told| told.id == id));
         let others = table.members().filter(|member| member.id != own);
         let mut neighbours: Vec<Neighbour> =
-            others.map(|member| Neighbour::of(member, told(member.id), false)).collect();
+            others.map(|member| Neighbour::new(member, told(member.id), false)).collect();
         let is_new = |told: &&Member| {
-            told.id != own && table.member(told.id).is_none() && !table.was_removed(told.id)
+            told.id != own && table.member(told.id).is_none() && !table.is_removed(told.id)
         };
         let newcomers = latest.into_iter().flat_map(|census| &census.members).filter(is_new);
         neighbours.extend(
-            newcomers.take(MOST_NEWCOMERS).map(|member| Neighbour::of(member, Some(member), true)),
+            newcomers
+                .take(MAX_CENSUS_NEWCOMERS)
+                .map(|member| Neighbour::new(member, Some(member), true)),
         );
-        for neighbour in neighbours.iter_mut().filter(|neighbour| !neighbour.is_told) {
-            let itself = self.told.get(&neighbour.id);
+        for neighbour in neighbours.iter_mut().filter(|neighbour| !neighbour.is_from_census) {
+            let itself = self.by_peer.get(&neighbour.id);
             neighbour.add_urls(itself.into_iter().flat_map(|census| &census.own_urls));
         }
         neighbours.sort_by_key(|neighbour| neighbour.id);
@@ -126,23 +128,24 @@ impl Censuses {
     /// Returns the latest census from a member of this table, if its configuration is later than
     /// the table's.
     fn latest(&self, table: &MemberTable) -> Option<&Census> {
-        let believed = self.told.iter().filter(|(by, _)| table.member(**by).is_some());
-        let latest = believed.map(|(_, census)| census).max_by_key(|census| census.changed);
-        latest.filter(|census| census.changed > table.changed())
+        let believed = self.by_peer.iter().filter(|(by, _)| table.member(**by).is_some());
+        let latest =
+            believed.map(|(_, census)| census).max_by_key(|census| census.configuration_index);
+        latest.filter(|census| census.configuration_index > table.configuration_index())
     }
 }
 
 impl Neighbour {
-    fn of(member: &Member, told: Option<&Member>, is_told: bool) -> Self {
+    fn new(member: &Member, told: Option<&Member>, is_told: bool) -> Self {
         let urls = if is_told { Vec::new() } else { member.peer_urls.clone() };
         let Member { id, incarnation, node_key, .. } = *member;
-        let mut neighbour = Self { id, urls, incarnation, node_key, is_told };
+        let mut neighbour = Self { id, urls, incarnation, node_key, is_from_census: is_told };
         neighbour.add_urls(told.into_iter().flat_map(|told| &told.peer_urls));
         neighbour
     }
 
     fn add_urls<'a>(&mut self, urls: impl Iterator<Item = &'a String>) {
-        for url in urls.take(MOST_URLS) {
+        for url in urls.take(MAX_CENSUS_URLS) {
             if !self.urls.contains(url) {
                 self.urls.push(url.clone());
             }
@@ -164,7 +167,7 @@ mod tests {
             is_learner: false,
             incarnation: Some(Incarnation([u8::try_from(id).unwrap(); 16])),
             node_key: None,
-            changed: 0,
+            changed_at: 0,
             vote_when_ready: false,
             operations: Vec::new(),
         }
@@ -179,13 +182,13 @@ mod tests {
     fn changed(changes: impl IntoIterator<Item = (u64, MemberChange)>) -> MemberTable {
         let mut table = three();
         for (index, change) in changes {
-            table.change(change, index).unwrap();
+            table.apply_change(change, index).unwrap();
         }
         table
     }
 
     fn shown(neighbours: &[Neighbour]) -> Vec<(u64, bool, String)> {
-        let of = |one: &Neighbour| (one.id.0, one.is_told, one.urls.join(" "));
+        let of = |one: &Neighbour| (one.id.0, one.is_from_census, one.urls.join(" "));
         neighbours.iter().map(of).collect()
     }
 
@@ -198,8 +201,8 @@ mod tests {
         let mut censuses = Censuses::default();
         assert_eq!(shown(&censuses.neighbours(&three(), ME)), [known(2), known(3)]);
         let grown = changed([(7, MemberChange::Add(member(4)))]);
-        assert!(censuses.tell(MemberId(2), (&grown).into()));
-        assert!(!censuses.tell(MemberId(2), (&grown).into()), "it is no news");
+        assert!(censuses.record(MemberId(2), (&grown).into()));
+        assert!(!censuses.record(MemberId(2), (&grown).into()), "it is no news");
         let four = (4, true, "http://m4:2380".to_owned());
         let neighbours = censuses.neighbours(&three(), ME);
         assert_eq!(shown(&neighbours), [known(2), known(3), four]);
@@ -212,7 +215,7 @@ mod tests {
         let moved = vec!["http://elsewhere:2380".to_owned()];
         let moved = changed([(7, MemberChange::Update(MemberId(3), moved))]);
         let mut censuses = Censuses::default();
-        censuses.tell(MemberId(3), (&moved).into());
+        censuses.record(MemberId(3), (&moved).into());
         let three_of = (3, false, "http://m3:2380 http://elsewhere:2380".to_owned());
         assert_eq!(shown(&censuses.neighbours(&three(), ME)), [known(2), three_of]);
     }
@@ -224,7 +227,7 @@ mod tests {
         let own_urls = vec!["http://elsewhere:2380".to_owned()];
         let census = Census { own_urls, ..Census::from(&three()) };
         let mut censuses = Censuses::default();
-        censuses.tell(MemberId(3), census);
+        censuses.record(MemberId(3), census);
         let three_of = (3, false, "http://m3:2380 http://elsewhere:2380".to_owned());
         assert_eq!(shown(&censuses.neighbours(&three(), ME)), [known(2), three_of]);
     }
@@ -235,13 +238,13 @@ mod tests {
         let shrunk =
             changed([(7, MemberChange::Add(member(4))), (8, MemberChange::Remove(MemberId(4)))]);
         let mut censuses = Censuses::default();
-        censuses.tell(MemberId(2), (&grown).into());
-        censuses.tell(MemberId(3), (&shrunk).into());
+        censuses.record(MemberId(2), (&grown).into());
+        censuses.record(MemberId(3), (&shrunk).into());
         assert_eq!(shown(&censuses.neighbours(&three(), ME)), [known(2), known(3)]);
         assert_eq!(shown(&censuses.neighbours(&shrunk, ME)), [known(2), known(3)]);
         // A census of an older configuration removes no member, and does not bring back an address
         // from before a move.
-        censuses.tell(MemberId(3), (&three()).into());
+        censuses.record(MemberId(3), (&three()).into());
         assert_eq!(shown(&censuses.neighbours(&grown, ME)), [known(2), known(3), known(4)]);
         let elsewhere = "http://elsewhere:2380".to_owned();
         let moved = MemberChange::Update(MemberId(3), vec![elsewhere.clone()]);
@@ -253,10 +256,14 @@ mod tests {
     fn only_members_are_believed_and_only_while_they_are() {
         let grown = changed([(7, MemberChange::Add(member(4)))]);
         let mut censuses = Censuses::default();
-        censuses.tell(MemberId(4), (&grown).into());
+        censuses.record(MemberId(4), (&grown).into());
         assert_eq!(shown(&censuses.neighbours(&three(), ME)), [known(2), known(3)]);
-        let liar = Census { changed: u64::MAX, members: vec![member(9)], own_urls: Vec::new() };
-        censuses.tell(MemberId(2), liar);
+        let liar = Census {
+            configuration_index: u64::MAX,
+            members: vec![member(9)],
+            own_urls: Vec::new(),
+        };
+        censuses.record(MemberId(2), liar);
         assert_eq!(censuses.neighbours(&three(), ME).len(), 3);
         let without = changed([(6, MemberChange::Remove(MemberId(2)))]);
         assert_eq!(shown(&censuses.neighbours(&without, ME)), [known(3)]);
@@ -267,9 +274,9 @@ mod tests {
         let without = changed([(6, MemberChange::Remove(MemberId(2)))]);
         let other = Member { incarnation: Some(Incarnation([99; 16])), ..member(3) };
         let members = vec![member(1), member(2), other];
-        let liar = Census { changed: 99, members, own_urls: Vec::new() };
+        let liar = Census { configuration_index: 99, members, own_urls: Vec::new() };
         let mut censuses = Censuses::default();
-        censuses.tell(MemberId(3), liar);
+        censuses.record(MemberId(3), liar);
         let neighbours = censuses.neighbours(&without, ME);
         assert_eq!(shown(&neighbours), [known(3)]);
         assert_eq!(neighbours[0].incarnation, member(3).incarnation);
@@ -281,24 +288,24 @@ mod tests {
         let crowd = (4..100).map(member).chain([Member { peer_urls: urls, ..member(3) }]);
         let mut censuses = Censuses::default();
         let (members, own_urls) = (crowd.collect(), Vec::new());
-        censuses.tell(MemberId(2), Census { changed: 9, members, own_urls });
+        censuses.record(MemberId(2), Census { configuration_index: 9, members, own_urls });
         let neighbours = censuses.neighbours(&three(), ME);
-        assert_eq!(neighbours.len(), 2 + MOST_NEWCOMERS);
-        assert_eq!(neighbours[1].urls.len(), 1 + MOST_URLS);
+        assert_eq!(neighbours.len(), 2 + MAX_CENSUS_NEWCOMERS);
+        assert_eq!(neighbours[1].urls.len(), 1 + MAX_CENSUS_URLS);
     }
 
     #[test]
     fn of_many_who_have_told_those_of_early_configurations_are_forgotten() {
         let mut censuses = Censuses::default();
         let grown = changed([(7, MemberChange::Add(member(4)))]);
-        censuses.tell(MemberId(2), (&grown).into());
+        censuses.record(MemberId(2), (&grown).into());
         for by in 10..1_000 {
-            censuses.tell(
+            censuses.record(
                 MemberId(by),
-                Census { changed: by % 7, members: Vec::new(), own_urls: Vec::new() },
+                Census { configuration_index: by % 7, members: Vec::new(), own_urls: Vec::new() },
             );
         }
-        assert_eq!(censuses.told.len(), MOST_TELLERS);
+        assert_eq!(censuses.by_peer.len(), MAX_CENSUSES);
         assert_eq!(censuses.neighbours(&three(), ME).len(), 3, "the latest word is kept");
     }
 }

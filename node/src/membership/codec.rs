@@ -5,7 +5,8 @@ use bytes::Bytes;
 use node_proto::{etcdserverpb, musterpb};
 
 use super::{
-    ChangeError, ChangeRequest, Member, MemberChange, Operation, Published, RemovedMember,
+    ChangeError, ChangeRequest, CompletedOperation, Member, MemberAttributes, MemberChange,
+    RemovedMember,
 };
 use crate::identity::{Incarnation, MemberId, NodeKey, OperationId};
 
@@ -24,7 +25,7 @@ impl From<&Member> for musterpb::Member {
             is_learner: member.is_learner,
             incarnation: optional(member.incarnation.map(|incarnation| incarnation.0)),
             node_key: optional(member.node_key.map(|key| key.0)),
-            changed: member.changed,
+            changed: member.changed_at,
             vote_when_ready: member.vote_when_ready,
             operations: encode_operations(&member.operations),
         }
@@ -43,7 +44,7 @@ impl TryFrom<musterpb::Member> for Member {
             is_learner: member.is_learner,
             incarnation: exact(&member.incarnation)?.map(Incarnation),
             node_key: exact(&member.node_key)?.map(NodeKey),
-            changed: member.changed,
+            changed_at: member.changed,
             vote_when_ready: member.vote_when_ready,
             operations: decode_operations(&member.operations)?,
         })
@@ -62,7 +63,7 @@ impl From<&Member> for etcdserverpb::Member {
     }
 }
 
-impl TryFrom<musterpb::PublishMember> for Published {
+impl TryFrom<musterpb::PublishMember> for MemberAttributes {
     type Error = ChangeError;
 
     fn try_from(published: musterpb::PublishMember) -> Result<Self, ChangeError> {
@@ -76,7 +77,7 @@ impl TryFrom<musterpb::PublishMember> for Published {
     }
 }
 
-impl Published {
+impl MemberAttributes {
     /// Encodes the command that the member `id` proposes to publish itself.
     pub(crate) fn encode(&self, id: MemberId) -> musterpb::PublishMember {
         musterpb::PublishMember {
@@ -161,18 +162,20 @@ impl TryFrom<musterpb::MemberChange> for MemberChange {
     }
 }
 
-fn encode_operations(operations: &[Operation]) -> Vec<musterpb::Operation> {
-    let encode = |operation: &Operation| musterpb::Operation {
+fn encode_operations(operations: &[CompletedOperation]) -> Vec<musterpb::Operation> {
+    let encode = |operation: &CompletedOperation| musterpb::Operation {
         id: Bytes::copy_from_slice(&operation.id.0),
         index: operation.index,
     };
     operations.iter().map(encode).collect()
 }
 
-fn decode_operations(rows: &[musterpb::Operation]) -> Result<Vec<Operation>, MalformedMember> {
+fn decode_operations(
+    rows: &[musterpb::Operation],
+) -> Result<Vec<CompletedOperation>, MalformedMember> {
     let decode = |row: &musterpb::Operation| {
         let id = exact(&row.id)?.map(OperationId).ok_or(MalformedMember)?;
-        Ok(Operation { id, index: row.index })
+        Ok(CompletedOperation { id, index: row.index })
     };
     rows.iter().map(decode).collect()
 }

@@ -21,7 +21,7 @@ pub(super) const IN_SYNC_ENTRIES: u64 = 1_000;
 
 /// Why a change of members is not allowed now. The API has its own texts for clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Objection {
+pub enum ChangeObjection {
     /// Too few members have started to form a quorum.
     #[error("not enough started members")]
     NotEnoughStarted,
@@ -45,7 +45,7 @@ pub enum Objection {
 
 /// Replication progress of a learner, as its leader knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Progress {
+pub(super) struct LearnerProgress {
     /// Whether the learner is connected, and has answered at least once.
     pub connected: bool,
     /// Whether the learner has answered one of the last heartbeats.
@@ -58,7 +58,7 @@ pub(super) struct Progress {
 
 /// The members as one of them sees them.
 #[derive(Debug)]
-pub(super) struct Sight<'a> {
+pub(super) struct MembershipView<'a> {
     /// Member table of that member.
     pub table: &'a MemberTable,
     /// Id of the member whose view this is.
@@ -69,31 +69,31 @@ pub(super) struct Sight<'a> {
     pub healthy_after: Duration,
 }
 
-impl Sight<'_> {
+impl MembershipView<'_> {
     /// Checks whether a member may be added.
     ///
     /// A learner that was requested as a voter counts as a voter here. Until it is promoted, the
     /// change that added it is not complete.
-    pub(super) fn may_add(&self, is_learner: bool) -> Result<(), Objection> {
+    pub(super) fn check_add(&self, is_learner: bool) -> Result<(), ChangeObjection> {
         let voters = self.voters(|member| !member.is_learner || member.vote_when_ready);
         let started = voters.iter().filter(|member| member.is_started()).count();
         let after = voters.len() + 1;
         // A single started member may always be joined by a second one.
         let first = started == 1 && after == 2;
         if !is_learner && !first && started < quorum(after) {
-            return Err(Objection::NotEnoughStarted);
+            return Err(ChangeObjection::NotEnoughStarted);
         }
         if voters.len() > 1 && self.healthy(&voters) < quorum(after) {
-            return Err(Objection::Unhealthy);
+            return Err(ChangeObjection::Unhealthy);
         }
         if !is_learner && voters.iter().any(|member| member.is_learner) {
-            return Err(Objection::Unhealthy);
+            return Err(ChangeObjection::Unhealthy);
         }
         Ok(())
     }
 
     /// Checks whether this member may be removed.
-    pub(super) fn may_remove(&self, id: MemberId) -> Result<(), Objection> {
+    pub(super) fn check_remove(&self, id: MemberId) -> Result<(), ChangeObjection> {
         if self.table.is_learner(id) {
             return Ok(());
         }
@@ -101,7 +101,7 @@ impl Sight<'_> {
         let left = || voters.iter().filter(|member| member.id != id);
         let majority = quorum(left().count());
         if left().filter(|member| member.is_started()).count() < majority {
-            return Err(Objection::NotEnoughStarted);
+            return Err(ChangeObjection::NotEnoughStarted);
         }
         // An unreachable member may be removed if the reachable ones that remain form a quorum.
         // (etcd does not require this. Then the removed member itself may return, commit its own
@@ -111,18 +111,18 @@ impl Sight<'_> {
                 member.id == self.local || self.connected.contains_key(&member.id)
             };
             let few = left().filter(there).count() < majority;
-            return if few { Err(Objection::Unhealthy) } else { Ok(()) };
+            return if few { Err(ChangeObjection::Unhealthy) } else { Ok(()) };
         }
-        if self.healthy(&voters) < majority + 1 { Err(Objection::Unhealthy) } else { Ok(()) }
+        if self.healthy(&voters) < majority + 1 { Err(ChangeObjection::Unhealthy) } else { Ok(()) }
     }
 
     /// Checks whether one more member may become a voter.
-    pub(super) fn may_promote(&self) -> Result<(), Objection> {
+    pub(super) fn check_promote(&self) -> Result<(), ChangeObjection> {
         let voters = self.voters(|member| !member.is_learner);
         // The learner itself has started, because it could not be in sync otherwise.
         let started = 1 + voters.iter().filter(|member| member.is_started()).count();
         if started < quorum(voters.len() + 1) {
-            return Err(Objection::NotEnoughStarted);
+            return Err(ChangeObjection::NotEnoughStarted);
         }
         Ok(())
     }
@@ -140,15 +140,15 @@ impl Sight<'_> {
     }
 }
 
-impl Progress {
+impl LearnerProgress {
     /// Checks whether a learner, added by the entry `added`, lacks at most `most` entries and
     /// answers heartbeats.
-    pub(super) fn is_in_sync(self, added: u64, most: u64) -> Result<(), Objection> {
+    pub(super) fn check_in_sync(self, added: u64, most: u64) -> Result<(), ChangeObjection> {
         let Self { connected, prompt, matched, last } = self;
         let fetched = matched >= added && last.saturating_sub(matched) <= most;
         match (connected && fetched, prompt) {
-            (false, _) => Err(Objection::LearnerNotReady),
-            (true, false) => Err(Objection::LearnerSilent),
+            (false, _) => Err(ChangeObjection::LearnerNotReady),
+            (true, false) => Err(ChangeObjection::LearnerSilent),
             (true, true) => Ok(()),
         }
     }
@@ -156,10 +156,10 @@ impl Progress {
 
 /// Checks whether one more learner may be added. A learner that was requested as a voter does not
 /// count, because in etcd it is a voter from the beginning.
-pub(super) fn may_learn(table: &MemberTable, most: u64) -> Result<(), Objection> {
+pub(super) fn check_add_learner(table: &MemberTable, most: u64) -> Result<(), ChangeObjection> {
     let stays = |member: &&Member| member.is_learner && !member.vote_when_ready;
     let learners = table.members().filter(stays).count() as u64;
-    if learners < most { Ok(()) } else { Err(Objection::TooManyLearners) }
+    if learners < most { Ok(()) } else { Err(ChangeObjection::TooManyLearners) }
 }
 
 fn quorum(members: usize) -> usize {
@@ -182,7 +182,7 @@ mod tests {
             is_learner: "LlWw".contains(kind),
             incarnation: None,
             node_key: None,
-            changed: 0,
+            changed_at: 0,
             vote_when_ready: "Ww".contains(kind),
             operations: Vec::new(),
         }))
@@ -190,7 +190,12 @@ mod tests {
 
     /// Evaluates `look` for the view of member 1. The members in `away` are not connected; those in
     /// `fresh` have been for a short time only.
-    fn seen<T>(members: &str, away: &[u64], fresh: &[u64], look: impl Fn(&Sight<'_>) -> T) -> T {
+    fn seen<T>(
+        members: &str,
+        away: &[u64],
+        fresh: &[u64],
+        look: impl Fn(&MembershipView<'_>) -> T,
+    ) -> T {
         let table = table(members);
         let connected = table
             .members()
@@ -200,7 +205,7 @@ mod tests {
                 (member.id, Duration::from_secs(if long { 60 } else { 4 }))
             })
             .collect();
-        look(&Sight {
+        look(&MembershipView {
             table: &table,
             local: MemberId(1),
             connected: &connected,
@@ -208,8 +213,8 @@ mod tests {
         })
     }
 
-    const NOT_STARTED: Result<(), Objection> = Err(Objection::NotEnoughStarted);
-    const UNHEALTHY: Result<(), Objection> = Err(Objection::Unhealthy);
+    const NOT_STARTED: Result<(), ChangeObjection> = Err(ChangeObjection::NotEnoughStarted);
+    const UNHEALTHY: Result<(), ChangeObjection> = Err(ChangeObjection::Unhealthy);
 
     /// The results were measured on etcd 3.5 and 3.7, except those for learners that were requested
     /// as voters.
@@ -230,7 +235,7 @@ mod tests {
             ("Vw", &[2], &[], NOT_STARTED),
             ("VW", &[], &[], UNHEALTHY),
         ] {
-            let found = seen(members, away, fresh, |sight| sight.may_add(false));
+            let found = seen(members, away, fresh, |sight| sight.check_add(false));
             assert_eq!(found, expected, "{members} without {away:?}, just back {fresh:?}");
         }
     }
@@ -244,7 +249,7 @@ mod tests {
             ("VVVvv", &[4, 5], UNHEALTHY),
             ("VVVVvv", &[5, 6], Ok(())),
         ] {
-            let found = seen(members, away, &[], |sight| sight.may_add(true));
+            let found = seen(members, away, &[], |sight| sight.check_add(true));
             assert_eq!(found, expected, "{members} without {away:?}");
         }
     }
@@ -268,7 +273,7 @@ mod tests {
             ("VVVV", &[3, 4], 4, Ok(())),
             ("VVVVV", &[3, 4, 5], 5, UNHEALTHY),
         ] {
-            let found = seen(members, away, &[], |sight| sight.may_remove(MemberId(id)));
+            let found = seen(members, away, &[], |sight| sight.check_remove(MemberId(id)));
             assert_eq!(found, expected, "{members} without {away:?}, remove {id}");
         }
     }
@@ -276,35 +281,39 @@ mod tests {
     #[test]
     fn a_vote_more_must_not_cost_the_quorum() {
         for (members, expected) in [("VL", Ok(())), ("VVvvvL", NOT_STARTED), ("VvL", Ok(()))] {
-            assert_eq!(seen(members, &[], &[], |sight| sight.may_promote()), expected, "{members}");
+            assert_eq!(
+                seen(members, &[], &[], |sight| sight.check_promote()),
+                expected,
+                "{members}"
+            );
         }
     }
 
     #[test]
     fn a_learner_is_in_sync_by_what_it_has_to_fetch() {
         let progress = |connected, prompt, matched, last| {
-            Progress { connected, prompt, matched, last }.is_in_sync(7, IN_SYNC_ENTRIES)
+            LearnerProgress { connected, prompt, matched, last }.check_in_sync(7, IN_SYNC_ENTRIES)
         };
         let ready = |connected, matched, last| progress(connected, true, matched, last);
         assert_eq!(ready(true, 1_000_000, 1_000_000 + IN_SYNC_ENTRIES), Ok(()));
         // The learner has more than nine tenths of the log, but still lacks too many entries.
-        let behind = Err(Objection::LearnerNotReady);
+        let behind = Err(ChangeObjection::LearnerNotReady);
         assert_eq!(ready(true, 1_000_000, 1_000_001 + IN_SYNC_ENTRIES), behind);
         // The learner was just added to a young cluster and has acknowledged nothing yet.
         assert_eq!(ready(true, 0, 9), behind);
         assert_eq!(ready(false, 9, 9), behind);
         assert_eq!(ready(true, 7, 9), Ok(()));
-        assert_eq!(progress(true, false, 7, 9), Err(Objection::LearnerSilent));
+        assert_eq!(progress(true, false, 7, 9), Err(ChangeObjection::LearnerSilent));
         assert_eq!(progress(false, false, 7, 9), behind);
         assert_eq!(progress(true, false, 0, 9), behind);
     }
 
     #[test]
     fn learners_are_limited() {
-        assert_eq!(may_learn(&table("VVV"), 1), Ok(()));
-        assert_eq!(may_learn(&table("VVVL"), 1), Err(Objection::TooManyLearners));
-        assert_eq!(may_learn(&table("VW"), 1), Ok(()));
-        assert_eq!(may_learn(&table("VWL"), 1), Err(Objection::TooManyLearners));
-        assert_eq!(may_learn(&table("VVVL"), 2), Ok(()));
+        assert_eq!(check_add_learner(&table("VVV"), 1), Ok(()));
+        assert_eq!(check_add_learner(&table("VVVL"), 1), Err(ChangeObjection::TooManyLearners));
+        assert_eq!(check_add_learner(&table("VW"), 1), Ok(()));
+        assert_eq!(check_add_learner(&table("VWL"), 1), Err(ChangeObjection::TooManyLearners));
+        assert_eq!(check_add_learner(&table("VVVL"), 2), Ok(()));
     }
 }

@@ -29,14 +29,14 @@ mod judge;
 mod ruling;
 mod table;
 
-pub(crate) use self::table::Published;
+pub(crate) use self::table::MemberAttributes;
 pub use self::{
     census::{Census, Censuses, Neighbour},
     change::{ChangeError, ChangeRequest, MemberChange},
     codec::MalformedMember,
-    judge::Objection,
-    ruling::{Judge, Refused, Rules, Ruling},
-    table::{Member, MemberTable, Operation, RemovedMember},
+    judge::ChangeObjection,
+    ruling::{ChangeDecision, ChangeJudge, ChangeRefusal, ChangeRules},
+    table::{CompletedOperation, Member, MemberTable, RemovedMember},
 };
 
 #[cfg(test)]

@@ -8,13 +8,16 @@ use node_proto::command;
 
 use super::{
     ChangeError, ChangeRequest, Member, MemberChange, MemberTable,
-    judge::{HEALTHY_AFTER, IN_SYNC_ENTRIES, Objection, Progress, Sight, may_learn},
+    judge::{
+        ChangeObjection, HEALTHY_AFTER, IN_SYNC_ENTRIES, LearnerProgress, MembershipView,
+        check_add_learner,
+    },
 };
 use crate::identity::MemberId;
 
 /// Rules by which changes of members are judged.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules {
+pub struct ChangeRules {
     /// Whether to refuse changes that could cost the quorum (`--strict-reconfig-check`).
     pub strict: bool,
     /// Maximum number of learners (`--max-learners`).
@@ -27,7 +30,7 @@ pub struct Rules {
     pub guards: Guards,
 }
 
-impl Rules {
+impl ChangeRules {
     /// Returns the rules with these flags and default values for the rest.
     #[must_use]
     pub fn new(strict: bool, max_learners: u64) -> Self {
@@ -43,13 +46,13 @@ impl Rules {
 
 /// A member with what it knows at this moment, which judges requested changes.
 #[derive(Debug)]
-pub struct Judge<'a> {
+pub struct ChangeJudge<'a> {
     /// Rules by which the member judges.
-    pub rules: Rules,
+    pub rules: ChangeRules,
     /// Id of the member that judges.
     pub local: MemberId,
     /// Whether this member is the leader.
-    pub leads: bool,
+    pub is_leader: bool,
     /// Member table of this member.
     pub table: &'a MemberTable,
     /// How long each other member has been connected; disconnected members are absent.
@@ -58,17 +61,17 @@ pub struct Judge<'a> {
     pub peers: &'a [PeerStatus],
     /// On the leader, index of an entry after the last change of members. A member that has it on
     /// disk knows the current members.
-    pub settles: Option<u64>,
+    pub settled_index: Option<u64>,
     /// Index of the last entry in this member's log.
     pub last: u64,
 }
 
 /// Action of a leader on a change that is allowed.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Ruling {
+pub enum ChangeDecision {
     /// The change removes the leader itself: it transfers the leadership, and the new leader has to
     /// be asked.
-    HandOver,
+    TransferLeadership,
     /// The leader proposes this change. If it is refused as [`ChangeError::Stale`], the request is
     /// judged again.
     Propose(Box<command::MemberChange>),
@@ -76,31 +79,31 @@ pub enum Ruling {
 
 /// Why a requested change is not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum ChangeRefusal {
     /// This member is not the leader, so another member has to be asked.
     #[error("this member does not lead")]
     NotLeader,
     /// The change could cost the quorum.
     #[error(transparent)]
-    Objection(#[from] Objection),
+    Objection(#[from] ChangeObjection),
     /// The current members do not allow the change.
     #[error(transparent)]
     Change(#[from] ChangeError),
 }
 
-impl Judge<'_> {
+impl ChangeJudge<'_> {
     /// Makes the checks of the member that receives the request, before the leader is asked, as in
     /// etcd.
     ///
     /// # Errors
     /// Fails if there is an objection, or if the operation was carried out before.
-    pub fn look(&self, asked: &ChangeRequest) -> Result<(), Refused> {
+    pub fn precheck(&self, asked: &ChangeRequest) -> Result<(), ChangeRefusal> {
         // Staleness is not checked: this member may be behind the configuration on which the change
         // was planned.
-        self.table.admit(&ChangeRequest { planned_at: None, ..asked.clone() })?;
+        self.table.check_fresh(&ChangeRequest { planned_at: None, ..asked.clone() })?;
         match &asked.change {
-            MemberChange::Add(member) => self.may_add(member)?,
-            MemberChange::Remove(id) => self.may_remove(*id)?,
+            MemberChange::Add(member) => self.check_add(member)?,
+            MemberChange::Remove(id) => self.check_remove(*id)?,
             MemberChange::Promote(_) | MemberChange::Update(..) => {}
         }
         Ok(())
@@ -111,27 +114,27 @@ impl Judge<'_> {
     ///
     /// # Errors
     /// Fails if this member is not the leader, or if the change is not allowed.
-    pub fn rule(&self, asked: &ChangeRequest) -> Result<Ruling, Refused> {
-        if !self.leads {
-            return Err(Refused::NotLeader);
+    pub fn decide(&self, asked: &ChangeRequest) -> Result<ChangeDecision, ChangeRefusal> {
+        if !self.is_leader {
+            return Err(ChangeRefusal::NotLeader);
         }
-        self.table.admit(asked)?;
-        let change = self.judge(&asked.change)?;
+        self.table.check_fresh(asked)?;
+        let change = self.check_change(&asked.change)?;
         if change == MemberChange::Remove(self.local) {
-            return Ok(Ruling::HandOver);
+            return Ok(ChangeDecision::TransferLeadership);
         }
         let named = self.rules.guards.one_change_at_a_time();
-        let planned_at = named.then_some(self.table.changed());
+        let planned_at = named.then_some(self.table.configuration_index());
         let judged = ChangeRequest { change, planned_at, ..asked.clone() };
-        Ok(Ruling::Propose(Box::new((&judged).into())))
+        Ok(ChangeDecision::Propose(Box::new((&judged).into())))
     }
 
-    fn judge(&self, change: &MemberChange) -> Result<MemberChange, Refused> {
+    fn check_change(&self, change: &MemberChange) -> Result<MemberChange, ChangeRefusal> {
         let asks_for_learner = matches!(change, MemberChange::Add(Member { is_learner: true, .. }));
         let mut change = change.clone();
         match &mut change {
             MemberChange::Add(member) => {
-                self.may_add(member)?;
+                self.check_add(member)?;
                 let voters = self.table.voters_and_learners().voters.len();
                 if self.rules.strict && !member.is_learner && voters == 1 {
                     // As a voter, the new member would be half of the quorum before it has even
@@ -141,37 +144,37 @@ impl Judge<'_> {
                 }
             }
             MemberChange::Remove(id) => {
-                self.may_remove(*id)?;
-                self.is_known_without(*id)?;
+                self.check_remove(*id)?;
+                self.check_settled_without(*id)?;
             }
-            MemberChange::Promote(id) => self.may_promote(*id)?,
+            MemberChange::Promote(id) => self.check_promote(*id)?,
             MemberChange::Update(..) => {}
         }
         // A change that would be refused when it is applied is not proposed.
-        let (mut table, next) = (self.table.clone(), self.table.changed() + 1);
-        table.change_under(self.rules.guards, change.clone(), next)?;
+        let (mut table, next) = (self.table.clone(), self.table.configuration_index() + 1);
+        table.apply_change_with_guards(self.rules.guards, change.clone(), next)?;
         if asks_for_learner {
-            may_learn(self.table, self.rules.max_learners)?;
+            check_add_learner(self.table, self.rules.max_learners)?;
         }
         Ok(change)
     }
 
-    fn may_add(&self, member: &Member) -> Result<(), Objection> {
-        self.strictly(|sight| sight.may_add(member.is_learner))
+    fn check_add(&self, member: &Member) -> Result<(), ChangeObjection> {
+        self.check_if_strict(|sight| sight.check_add(member.is_learner))
     }
 
-    fn may_remove(&self, id: MemberId) -> Result<(), Objection> {
-        self.strictly(|sight| sight.may_remove(id))
+    fn check_remove(&self, id: MemberId) -> Result<(), ChangeObjection> {
+        self.check_if_strict(|sight| sight.check_remove(id))
     }
 
     /// Checks that a quorum of the remaining voters has the last change of members. The removed
     /// member stops. If it was the only one of the members that the others knew, they would refuse
     /// each other's connections for ever.
-    fn is_known_without(&self, id: MemberId) -> Result<(), Objection> {
-        if self.table.is_learner(id) || !self.rules.guards.changes_settle() {
+    fn check_settled_without(&self, id: MemberId) -> Result<(), ChangeObjection> {
+        if self.table.is_learner(id) || !self.rules.guards.change_barrier() {
             return Ok(());
         }
-        let has = |peer: &PeerStatus| self.settles.is_some_and(|index| peer.matched >= index);
+        let has = |peer: &PeerStatus| self.settled_index.is_some_and(|index| peer.matched >= index);
         let knows = |voter: &u64| {
             *voter == self.local.0
                 || self.peers.iter().any(|peer| peer.member == *voter && has(peer))
@@ -179,31 +182,31 @@ impl Judge<'_> {
         let voters = self.table.voters_and_learners().voters;
         let left = voters.iter().filter(|voter| **voter != id.0);
         let (count, known) = (left.clone().count(), left.filter(|voter| knows(voter)).count());
-        if known > count / 2 { Ok(()) } else { Err(Objection::Unsettled) }
+        if known > count / 2 { Ok(()) } else { Err(ChangeObjection::Unsettled) }
     }
 
-    fn may_promote(&self, id: MemberId) -> Result<(), Refused> {
+    fn check_promote(&self, id: MemberId) -> Result<(), ChangeRefusal> {
         let member = self.table.member(id).ok_or(ChangeError::NotFound)?;
         // etcd also makes this check first if the member is a voter already.
         if id != self.local && self.rules.guards.promote_in_sync() {
             let peer = self.peers.iter().find(|peer| peer.member == id.0);
-            let peer = peer.ok_or(Objection::LearnerNotReady)?;
+            let peer = peer.ok_or(ChangeObjection::LearnerNotReady)?;
             let connected = peer.silent_ticks.is_some() && self.connected.contains_key(&id);
             let (prompt, matched) = (peer.is_prompt(), peer.matched);
-            let progress = Progress { connected, prompt, matched, last: self.last };
-            progress.is_in_sync(member.changed, self.rules.in_sync_entries)?;
+            let progress = LearnerProgress { connected, prompt, matched, last: self.last };
+            progress.check_in_sync(member.changed_at, self.rules.in_sync_entries)?;
         }
-        Ok(self.strictly(|sight| sight.may_promote())?)
+        Ok(self.check_if_strict(|sight| sight.check_promote())?)
     }
 
-    fn strictly(
+    fn check_if_strict(
         &self,
-        may: impl FnOnce(&Sight<'_>) -> Result<(), Objection>,
-    ) -> Result<(), Objection> {
+        may: impl FnOnce(&MembershipView<'_>) -> Result<(), ChangeObjection>,
+    ) -> Result<(), ChangeObjection> {
         if !self.rules.strict {
             return Ok(());
         }
-        may(&Sight {
+        may(&MembershipView {
             table: self.table,
             local: self.local,
             connected: self.connected,
@@ -228,33 +231,41 @@ mod tests {
             is_learner,
             incarnation: None,
             node_key: None,
-            changed: 0,
+            changed_at: 0,
             vote_when_ready: false,
             operations: Vec::new(),
         }
     }
 
     /// Returns the judge for member 1 as a leader without connections.
-    fn leader(table: &MemberTable) -> Judge<'_> {
+    fn leader(table: &MemberTable) -> ChangeJudge<'_> {
         static NOBODY: BTreeMap<MemberId, Duration> = BTreeMap::new();
-        Judge {
-            rules: Rules::new(true, 1),
+        ChangeJudge {
+            rules: ChangeRules::new(true, 1),
             local: MemberId(1),
-            leads: true,
+            is_leader: true,
             table,
             connected: &NOBODY,
             peers: &[],
-            settles: Some(9),
+            settled_index: Some(9),
             last: 5_000,
         }
     }
 
     /// Returns member 1's ruling in a cluster of `voters` voters, all connected for a long time.
-    fn rule(voters: u64, change: &MemberChange, leads: bool) -> Result<Ruling, Refused> {
+    fn rule(
+        voters: u64,
+        change: &MemberChange,
+        leads: bool,
+    ) -> Result<ChangeDecision, ChangeRefusal> {
         rule_on(voters, &change.clone().into(), leads)
     }
 
-    fn rule_on(voters: u64, asked: &ChangeRequest, leads: bool) -> Result<Ruling, Refused> {
+    fn rule_on(
+        voters: u64,
+        asked: &ChangeRequest,
+        leads: bool,
+    ) -> Result<ChangeDecision, ChangeRefusal> {
         let table = MemberTable::new((1..=voters).map(|id| member(id, false)));
         let peers: Vec<PeerStatus> = (2..=voters).map(|id| at(id, 9)).collect();
         rule_among(&table, &peers, asked, leads)
@@ -269,21 +280,21 @@ mod tests {
         peers: &[PeerStatus],
         asked: &ChangeRequest,
         leads: bool,
-    ) -> Result<Ruling, Refused> {
+    ) -> Result<ChangeDecision, ChangeRefusal> {
         let long = Duration::from_secs(60);
         let connected = peers.iter().map(|peer| (MemberId(peer.member), long)).collect();
-        let judge = Judge {
-            rules: Rules::new(true, 1),
+        let judge = ChangeJudge {
+            rules: ChangeRules::new(true, 1),
             local: MemberId(1),
-            leads,
+            is_leader: leads,
             table,
             connected: &connected,
             peers,
-            settles: Some(9),
+            settled_index: Some(9),
             last: 9,
         };
-        judge.look(asked)?;
-        judge.rule(asked)
+        judge.precheck(asked)?;
+        judge.decide(asked)
     }
 
     #[test]
@@ -294,7 +305,7 @@ mod tests {
         // removed.
         let rule =
             |table: &_, two, three| rule_among(table, &[at(2, two), at(3, three)], &removal, true);
-        let unsettled = Err(Objection::Unsettled.into());
+        let unsettled = Err(ChangeObjection::Unsettled.into());
         assert_eq!(rule(&table, 8, 9), unsettled);
         assert!(rule(&table, 9, 8).is_ok());
         let hand_over = MemberChange::Remove(MemberId(1)).into();
@@ -304,9 +315,9 @@ mod tests {
         assert!(rule(&table, 8, 9).is_ok(), "a learner is in no quorum");
     }
 
-    fn proposed(ruling: Result<Ruling, Refused>) -> MemberChange {
+    fn proposed(ruling: Result<ChangeDecision, ChangeRefusal>) -> MemberChange {
         match ruling {
-            Ok(Ruling::Propose(entry)) => {
+            Ok(ChangeDecision::Propose(entry)) => {
                 assert_eq!(entry.planned_at, Some(0), "it names the members it was judged on");
                 MemberChange::try_from(*entry).unwrap()
             }
@@ -316,7 +327,10 @@ mod tests {
 
     #[test]
     fn a_leader_hands_over_instead_of_removing_itself() {
-        assert_eq!(rule(3, &MemberChange::Remove(MemberId(1)), true), Ok(Ruling::HandOver));
+        assert_eq!(
+            rule(3, &MemberChange::Remove(MemberId(1)), true),
+            Ok(ChangeDecision::TransferLeadership)
+        );
         let other = MemberChange::Remove(MemberId(2));
         assert_eq!(proposed(rule(3, &other, true)), other);
     }
@@ -324,7 +338,7 @@ mod tests {
     #[test]
     fn only_a_leader_makes_changes() {
         let change = MemberChange::Remove(MemberId(2));
-        assert_eq!(rule(3, &change, false), Err(Refused::NotLeader));
+        assert_eq!(rule(3, &change, false), Err(ChangeRefusal::NotLeader));
     }
 
     #[test]
@@ -358,27 +372,29 @@ mod tests {
         assert_eq!(rule_on(3, &asked(5), true), Err(stale.into()));
         assert_eq!(rule_on(3, &asked(0), true), Err(ChangeError::NotFound.into()));
         let proposed = rule_on(3, &MemberChange::Remove(MemberId(2)).into(), true).unwrap();
-        let Ruling::Propose(entry) = proposed else { panic!("{proposed:?}") };
+        let ChangeDecision::Propose(entry) = proposed else { panic!("{proposed:?}") };
         assert!(entry.operation.is_empty());
         let known = ChangeRequest { change: MemberChange::Remove(MemberId(2)), ..asked(0) };
-        let Ok(Ruling::Propose(entry)) = rule_on(3, &known, true) else { panic!("not proposed") };
+        let Ok(ChangeDecision::Propose(entry)) = rule_on(3, &known, true) else {
+            panic!("not proposed")
+        };
         assert_eq!(entry.operation, [7; 16].as_slice());
         let mut table = MemberTable::new((1..=3).map(|id| member(id, false)));
-        table.change(known.clone(), 8).unwrap();
-        let judge = Judge {
-            rules: Rules::new(true, 1),
+        table.apply_change(known.clone(), 8).unwrap();
+        let judge = ChangeJudge {
+            rules: ChangeRules::new(true, 1),
             local: MemberId(1),
-            leads: true,
+            is_leader: true,
             table: &table,
             // No member is healthy, which does not matter for this check.
             connected: &BTreeMap::new(),
             peers: &[],
-            settles: None,
+            settled_index: None,
             last: 9,
         };
-        let done = Err(Refused::Change(ChangeError::CarriedOut { at: 8 }));
-        assert_eq!(judge.rule(&known), done);
-        assert_eq!(judge.look(&known).map(|()| Ruling::HandOver), done);
+        let done = Err(ChangeRefusal::Change(ChangeError::CarriedOut { at: 8 }));
+        assert_eq!(judge.decide(&known), done);
+        assert_eq!(judge.precheck(&known).map(|()| ChangeDecision::TransferLeadership), done);
     }
 
     fn peer(member: u64, matched: u64) -> PeerStatus {
@@ -388,7 +404,10 @@ mod tests {
 
     /// Returns member 1's ruling as the leader of voters 1 and 2, and of the learner 3. All have
     /// been connected for a long time. The learner has acknowledged `learner` of 5,000 entries.
-    fn beside_a_learner(change: MemberChange, learner: u64) -> Result<Ruling, Refused> {
+    fn beside_a_learner(
+        change: MemberChange,
+        learner: u64,
+    ) -> Result<ChangeDecision, ChangeRefusal> {
         let connected = [2, 3].map(|id| (MemberId(id), Duration::from_secs(60))).into();
         among_connected(connected, change, learner)
     }
@@ -397,11 +416,11 @@ mod tests {
         connected: BTreeMap<MemberId, Duration>,
         change: MemberChange,
         learner: u64,
-    ) -> Result<Ruling, Refused> {
+    ) -> Result<ChangeDecision, ChangeRefusal> {
         let table = MemberTable::new([member(1, false), member(2, false), member(3, true)]);
         let peers = [peer(2, 5_000), peer(3, learner)];
-        let judge = Judge { connected: &connected, peers: &peers, ..leader(&table) };
-        judge.rule(&change.into())
+        let judge = ChangeJudge { connected: &connected, peers: &peers, ..leader(&table) };
+        judge.decide(&change.into())
     }
 
     #[test]
@@ -409,7 +428,7 @@ mod tests {
         let promote = MemberChange::Promote(MemberId(3));
         assert_eq!(proposed(beside_a_learner(promote.clone(), 4_000)), promote);
         let behind = beside_a_learner(promote, 3_999);
-        assert_eq!(behind, Err(Objection::LearnerNotReady.into()));
+        assert_eq!(behind, Err(ChangeObjection::LearnerNotReady.into()));
     }
 
     /// The disk of a disconnected learner may be lost, and as a voter it could cost the quorum.
@@ -418,7 +437,7 @@ mod tests {
         let promote = MemberChange::Promote(MemberId(3));
         let connected = [(MemberId(2), Duration::from_secs(60))].into();
         let gone = among_connected(connected, promote, 5_000);
-        assert_eq!(gone, Err(Objection::LearnerNotReady.into()));
+        assert_eq!(gone, Err(ChangeObjection::LearnerNotReady.into()));
     }
 
     /// A paused process keeps its connections open.
@@ -428,32 +447,32 @@ mod tests {
         let connected = [2, 3].map(|id| (MemberId(id), Duration::from_secs(60))).into();
         let promote = |silent_ticks| {
             let peers = [peer(2, 5_000), PeerStatus { silent_ticks, ..peer(3, 5_000) }];
-            let judge = Judge { connected: &connected, peers: &peers, ..leader(&table) };
-            judge.rule(&MemberChange::Promote(MemberId(3)).into()).map(|_| ())
+            let judge = ChangeJudge { connected: &connected, peers: &peers, ..leader(&table) };
+            judge.decide(&MemberChange::Promote(MemberId(3)).into()).map(|_| ())
         };
         assert_eq!(promote(Some(2)), Ok(()));
-        assert_eq!(promote(Some(3)), Err(Objection::LearnerSilent.into()));
-        assert_eq!(promote(None), Err(Objection::LearnerNotReady.into()));
+        assert_eq!(promote(Some(3)), Err(ChangeObjection::LearnerSilent.into()));
+        assert_eq!(promote(None), Err(ChangeObjection::LearnerNotReady.into()));
     }
 
     #[test]
     fn no_more_learners_are_proposed_than_there_may_be() {
         let more = beside_a_learner(MemberChange::Add(member(9, true)), 5_000);
-        assert_eq!(more, Err(Objection::TooManyLearners.into()));
+        assert_eq!(more, Err(ChangeObjection::TooManyLearners.into()));
     }
 
     #[test]
     fn a_voter_that_begins_as_a_learner_is_none_of_the_limited_learners() {
         let table = MemberTable::new([member(1, false), member(2, true)]);
         let judge = leader(&table);
-        let rule = |new| proposed(judge.rule(&MemberChange::Add(new).into()));
+        let rule = |new| proposed(judge.decide(&MemberChange::Add(new).into()));
         let waits = Member { vote_when_ready: true, ..member(9, true) };
         assert_eq!(rule(member(9, false)), MemberChange::Add(waits.clone()));
         let table = MemberTable::new([member(1, false), waits]);
         let connected = [(MemberId(9), Duration::from_secs(60))].into();
-        let judge = Judge { connected: &connected, ..leader(&table) };
+        let judge = ChangeJudge { connected: &connected, ..leader(&table) };
         let learner = MemberChange::Add(member(3, true));
-        assert_eq!(proposed(judge.rule(&learner.clone().into())), learner);
+        assert_eq!(proposed(judge.decide(&learner.clone().into())), learner);
     }
 
     #[test]
@@ -472,20 +491,20 @@ mod tests {
         let table = MemberTable::new(others);
         let peers = [peer(4, 5_000)];
         let connected = [(MemberId(4), Duration::from_secs(60))].into();
-        let judge = Judge { peers: &peers, connected: &connected, ..leader(&table) };
+        let judge = ChangeJudge { peers: &peers, connected: &connected, ..leader(&table) };
         let promote = ChangeRequest::from(MemberChange::Promote(MemberId(4)));
-        assert_eq!(judge.rule(&promote), Err(Objection::NotEnoughStarted.into()));
-        let heedless = Judge { rules: Rules::new(false, 1), ..judge };
-        assert!(heedless.rule(&promote).is_ok(), "as its operator wants it");
+        assert_eq!(judge.decide(&promote), Err(ChangeObjection::NotEnoughStarted.into()));
+        let heedless = ChangeJudge { rules: ChangeRules::new(false, 1), ..judge };
+        assert!(heedless.decide(&promote).is_ok(), "as its operator wants it");
     }
 
     #[test]
     fn whoever_is_asked_may_be_behind_the_plan() {
         let table = MemberTable::new((1..=3).map(|id| member(id, false)));
         let connected = (2..=3).map(|id| (MemberId(id), Duration::from_secs(60))).collect();
-        let follower = Judge { leads: false, connected: &connected, ..leader(&table) };
+        let follower = ChangeJudge { is_leader: false, connected: &connected, ..leader(&table) };
         let change = MemberChange::Remove(MemberId(2));
         let ahead = ChangeRequest { planned_at: Some(5), ..change.into() };
-        assert_eq!(follower.look(&ahead), Ok(()), "the leader knows better");
+        assert_eq!(follower.precheck(&ahead), Ok(()), "the leader knows better");
     }
 }

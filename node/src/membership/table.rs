@@ -26,17 +26,17 @@ pub struct Member {
     pub node_key: Option<NodeKey>,
     /// Index of the last entry that added, promoted or updated the member; 0 if none has since the
     /// cluster began.
-    pub changed: u64,
+    pub changed_at: u64,
     /// Whether the member is a learner that was requested as a voter. The leader promotes it once
     /// it is in sync.
     pub vote_when_ready: bool,
     /// Operations on the member, in order. None of them is carried out again.
-    pub operations: Vec<Operation>,
+    pub operations: Vec<CompletedOperation>,
 }
 
 /// An operation on the members that was carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Operation {
+pub struct CompletedOperation {
     /// Id under which the operation was requested.
     pub id: OperationId,
     /// Index of the entry that carried it out.
@@ -45,7 +45,7 @@ pub struct Operation {
 
 /// A member's own description of itself, which it publishes at each start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Published {
+pub(crate) struct MemberAttributes {
     pub name: String,
     /// URLs under which clients reach the member.
     pub client_urls: Vec<String>,
@@ -63,7 +63,7 @@ impl Member {
     }
 
     /// Returns the record of this member after the entry `index` has removed it.
-    fn gone(&self, index: u64, operations: Vec<Operation>) -> RemovedMember {
+    fn to_removed(&self, index: u64, operations: Vec<CompletedOperation>) -> RemovedMember {
         let Self { incarnation, node_key, .. } = *self;
         RemovedMember { incarnation, node_key, index, operations }
     }
@@ -79,7 +79,7 @@ pub struct RemovedMember {
     /// Index of the entry that removed the member.
     pub index: u64,
     /// All operations on the member, including its removal.
-    pub operations: Vec<Operation>,
+    pub operations: Vec<CompletedOperation>,
 }
 
 /// The current members and the removed ones.
@@ -108,11 +108,12 @@ impl MemberTable {
 
     /// Returns the table of a new cluster that begins at `index` with this table's data. `founder`
     /// is its only member. All other members in this table count as removed.
-    pub(crate) fn founded_by(&self, founder: Member, index: u64) -> Self {
-        let gone =
-            self.members().map(|member| (member.id, member.gone(index, member.operations.clone())));
+    pub(crate) fn with_only_founder(&self, founder: Member, index: u64) -> Self {
+        let gone = self
+            .members()
+            .map(|member| (member.id, member.to_removed(index, member.operations.clone())));
         let removed = self.removed.iter().map(|(id, removed)| (*id, removed.clone())).chain(gone);
-        Self::from_parts([Member { changed: index, ..founder }], removed.collect::<Vec<_>>())
+        Self::from_parts([Member { changed_at: index, ..founder }], removed.collect::<Vec<_>>())
     }
 
     /// Returns the members, ordered by id.
@@ -147,7 +148,7 @@ impl MemberTable {
 
     /// Whether the member with this id was removed.
     #[must_use]
-    pub fn was_removed(&self, id: MemberId) -> bool {
+    pub fn is_removed(&self, id: MemberId) -> bool {
         self.removed.contains_key(&id)
     }
 
@@ -171,7 +172,7 @@ impl MemberTable {
 
     /// Returns a member that was requested as a voter, was added as a learner, and has started.
     #[must_use]
-    pub fn waits_for_vote(&self) -> Option<MemberId> {
+    pub fn learner_to_promote(&self) -> Option<MemberId> {
         let waits = |member: &&Member| member.vote_when_ready && member.is_started();
         self.members().find(waits).map(|member| member.id)
     }
@@ -179,9 +180,9 @@ impl MemberTable {
     /// Returns the index of the entry that made the current configuration; 0 for the cluster's
     /// first one. Publishing a member's name and URLs does not count.
     #[must_use]
-    pub fn changed(&self) -> u64 {
+    pub fn configuration_index(&self) -> u64 {
         let removed = self.removed.values().map(|removed| removed.index);
-        self.members().map(|member| member.changed).chain(removed).max().unwrap_or(0)
+        self.members().map(|member| member.changed_at).chain(removed).max().unwrap_or(0)
     }
 
     /// Checks that `asked` was not carried out before, and was planned on the current
@@ -190,7 +191,7 @@ impl MemberTable {
     /// # Errors
     /// If it was carried out, that error is returned even if the plan is also stale, since the
     /// change itself has made it stale.
-    pub fn admit(&self, asked: &ChangeRequest) -> Result<(), ChangeError> {
+    pub fn check_fresh(&self, asked: &ChangeRequest) -> Result<(), ChangeError> {
         let removed = self.removed.values().flat_map(|removed| &removed.operations);
         let mut operations = self.members().flat_map(|member| &member.operations).chain(removed);
         if let Some(id) = asked.operation
@@ -198,7 +199,7 @@ impl MemberTable {
         {
             return Err(ChangeError::CarriedOut { at: done.index });
         }
-        let now = self.changed();
+        let now = self.configuration_index();
         if asked.planned_at.is_some_and(|at| at != now) {
             return Err(ChangeError::Stale { now });
         }
@@ -207,31 +208,31 @@ impl MemberTable {
 
     /// Carries out the change that the entry `index` asks for, or refuses it and changes nothing.
     /// Returns the change that consensus has to make, if any.
-    pub fn change(
+    pub fn apply_change(
         &mut self,
         asked: impl Into<ChangeRequest>,
         index: u64,
     ) -> Result<Option<ConfChange>, ChangeError> {
-        self.change_under(Guards::ALL, asked, index)
+        self.apply_change_with_guards(Guards::ALL, asked, index)
     }
 
     /// Carries out a change like [`Self::change`]. In tests, `guards` may switch off a rule.
-    pub(crate) fn change_under(
+    pub(crate) fn apply_change_with_guards(
         &mut self,
         guards: Guards,
         asked: impl Into<ChangeRequest>,
         index: u64,
     ) -> Result<Option<ConfChange>, ChangeError> {
         let asked = asked.into();
-        self.admit(&asked)?;
-        let operation = asked.operation.map(|id| Operation { id, index });
+        self.check_fresh(&asked)?;
+        let operation = asked.operation.map(|id| CompletedOperation { id, index });
         match asked.change {
             MemberChange::Add(member) => {
                 if !guards.removed_for_ever() {
                     self.removed.remove(&member.id);
                 }
                 let operations = operation.into_iter().collect();
-                self.add(Member { changed: index, operations, ..member }).map(Option::Some)
+                self.add(Member { changed_at: index, operations, ..member }).map(Option::Some)
             }
             MemberChange::Promote(id) => {
                 let member = self.members.get_mut(&id).ok_or(ChangeError::NotFound)?;
@@ -240,13 +241,13 @@ impl MemberTable {
                 }
                 member.is_learner = false;
                 member.vote_when_ready = false;
-                member.changed = index;
+                member.changed_at = index;
                 member.operations.extend(operation);
                 Ok(Some(ConfChange::Voter(id.0)))
             }
             MemberChange::Update(id, peer_urls) => {
                 let member = self.update(id, peer_urls)?;
-                member.changed = index;
+                member.changed_at = index;
                 member.operations.extend(operation);
                 member.is_learner &= guards.update_keeps_learner();
                 Ok(None)
@@ -258,7 +259,7 @@ impl MemberTable {
                     return Err(ChangeError::LastVoter);
                 }
                 let operations = member.operations.iter().copied().chain(operation).collect();
-                let removed = member.gone(index, operations);
+                let removed = member.to_removed(index, operations);
                 self.members.remove(&id);
                 self.removed.insert(id, removed);
                 Ok(Some(ConfChange::Remove(id.0)))
@@ -274,7 +275,7 @@ impl MemberTable {
         if id.0 == 0 || member.peer_urls.is_empty() {
             return Err(ChangeError::Malformed);
         }
-        if self.was_removed(id)
+        if self.is_removed(id)
             || self.removed.values().any(|gone| known(member.incarnation, gone.incarnation))
             || member.node_key.is_some_and(|key| self.removed_keys().contains(&key))
         {
@@ -320,8 +321,12 @@ impl MemberTable {
     /// allows renewing certificates with new keys; in a cluster that does so, no member is bound.
     /// One member that was added with a key changes nothing for the others.) Nothing else can
     /// change this way.
-    pub(crate) fn publish(&mut self, id: MemberId, said: Published) -> Result<(), ChangeError> {
-        let Published { name, client_urls, incarnation, node_key } = said;
+    pub(crate) fn publish(
+        &mut self,
+        id: MemberId,
+        said: MemberAttributes,
+    ) -> Result<(), ChangeError> {
+        let MemberAttributes { name, client_urls, incarnation, node_key } = said;
         let binds_incarnations = self.binds(id, |other| other.incarnation.is_some());
         let binds_keys = self.binds(id, |other| other.node_key.is_some());
         let was_here = self.removed.values().any(|gone| gone.incarnation == incarnation)

@@ -13,7 +13,7 @@ fn member(id: u64) -> Member {
         is_learner: false,
         incarnation: Some(Incarnation([u8::try_from(id).unwrap(); 16])),
         node_key: Some(NodeKey([u8::try_from(id).unwrap(); 32])),
-        changed: 0,
+        changed_at: 0,
         vote_when_ready: false,
         operations: Vec::new(),
     }
@@ -30,12 +30,21 @@ fn three() -> MemberTable {
 #[test]
 fn a_learner_is_added_promoted_and_removed() {
     let mut table = three();
-    assert_eq!(table.change(MemberChange::Add(learner(4)), 5), Ok(Some(ConfChange::Learner(4))));
+    assert_eq!(
+        table.apply_change(MemberChange::Add(learner(4)), 5),
+        Ok(Some(ConfChange::Learner(4)))
+    );
     let expected = Members { voters: vec![1, 2, 3], learners: vec![4] };
     assert_eq!(table.voters_and_learners(), expected);
-    assert_eq!(table.change(MemberChange::Promote(MemberId(4)), 6), Ok(Some(ConfChange::Voter(4))));
+    assert_eq!(
+        table.apply_change(MemberChange::Promote(MemberId(4)), 6),
+        Ok(Some(ConfChange::Voter(4)))
+    );
     assert_eq!(table.voters_and_learners().voters, [1, 2, 3, 4]);
-    assert_eq!(table.change(MemberChange::Remove(MemberId(4)), 7), Ok(Some(ConfChange::Remove(4))));
+    assert_eq!(
+        table.apply_change(MemberChange::Remove(MemberId(4)), 7),
+        Ok(Some(ConfChange::Remove(4)))
+    );
     let Member { incarnation, node_key, .. } = member(4);
     let gone = RemovedMember { incarnation, node_key, index: 7, operations: Vec::new() };
     assert_eq!(table.removed().collect::<Vec<_>>(), [(MemberId(4), &gone)]);
@@ -45,10 +54,10 @@ fn a_learner_is_added_promoted_and_removed() {
 fn a_member_moves_and_keeps_everything_but_its_peer_urls() {
     let mut table = three();
     let asked_for_a_voter = Member { vote_when_ready: true, ..learner(4) };
-    table.change(MemberChange::Add(asked_for_a_voter.clone()), 5).unwrap();
+    table.apply_change(MemberChange::Add(asked_for_a_voter.clone()), 5).unwrap();
     let urls = vec!["http://elsewhere:2380".to_owned(), "http://m4:2380".to_owned()];
-    assert_eq!(table.change(MemberChange::Update(MemberId(4), urls.clone()), 6), Ok(None));
-    let moved = Member { peer_urls: urls, changed: 6, ..asked_for_a_voter };
+    assert_eq!(table.apply_change(MemberChange::Update(MemberId(4), urls.clone()), 6), Ok(None));
+    let moved = Member { peer_urls: urls, changed_at: 6, ..asked_for_a_voter };
     assert_eq!(table.member(MemberId(4)), Some(&moved));
     assert_eq!(table.voters_and_learners().learners, [4]);
 }
@@ -56,24 +65,28 @@ fn a_member_moves_and_keeps_everything_but_its_peer_urls() {
 #[test]
 fn the_table_knows_which_entry_made_it_what_it_is() {
     let mut table = three();
-    assert_eq!(table.changed(), 0);
+    assert_eq!(table.configuration_index(), 0);
     for (change, index) in [
         (MemberChange::Add(learner(4)), 5),
         (MemberChange::Promote(MemberId(4)), 6),
         (MemberChange::Update(MemberId(1), vec!["http://x:1".to_owned()]), 7),
         (MemberChange::Remove(MemberId(4)), 8),
     ] {
-        table.change(change, index).unwrap();
-        assert_eq!(table.changed(), index);
+        table.apply_change(change, index).unwrap();
+        assert_eq!(table.configuration_index(), index);
     }
     table.publish(MemberId(1), said("n")).unwrap();
-    assert_eq!(table.changed(), 8, "what a member says of itself is no change of members");
+    assert_eq!(
+        table.configuration_index(),
+        8,
+        "what a member says of itself is no change of members"
+    );
 }
 
 #[test]
 fn what_is_refused_changes_nothing() {
     let mut table = three();
-    table.change(MemberChange::Remove(MemberId(3)), 5).unwrap();
+    table.apply_change(MemberChange::Remove(MemberId(3)), 5).unwrap();
     let before = table.clone();
     let fresh = |id| Member { incarnation: None, ..learner(id) };
     for (change, why) in [
@@ -97,7 +110,7 @@ fn what_is_refused_changes_nothing() {
         (MemberChange::Update(MemberId(1), member(2).peer_urls), ChangeError::PeerUrlExists),
         (MemberChange::Update(MemberId(1), Vec::new()), ChangeError::Malformed),
     ] {
-        assert_eq!(table.change(change.clone(), 6), Err(why), "{change:?}");
+        assert_eq!(table.apply_change(change.clone(), 6), Err(why), "{change:?}");
         assert_eq!(table, before);
     }
 }
@@ -108,17 +121,21 @@ fn no_two_members_share_any_of_their_urls() {
     let mut table = MemberTable::new([Member { peer_urls: urls(&["a", "b"]), ..member(1) }]);
     let added = |names| MemberChange::Add(Member { peer_urls: urls(names), ..learner(2) });
     for taken in [&["a"][..], &["b"], &["c", "a"], &["c", "b"]] {
-        assert_eq!(table.change(added(taken), 5), Err(ChangeError::PeerUrlExists), "{taken:?}");
+        assert_eq!(
+            table.apply_change(added(taken), 5),
+            Err(ChangeError::PeerUrlExists),
+            "{taken:?}"
+        );
     }
-    table.change(added(&["c", "d"]), 5).unwrap();
+    table.apply_change(added(&["c", "d"]), 5).unwrap();
 }
 
 #[test]
 fn the_last_voter_stays() {
     let mut table = MemberTable::new([member(1), learner(2)]);
-    let refused = table.change(MemberChange::Remove(MemberId(1)), 5);
+    let refused = table.apply_change(MemberChange::Remove(MemberId(1)), 5);
     assert_eq!(refused, Err(ChangeError::LastVoter));
-    table.change(MemberChange::Remove(MemberId(2)), 6).unwrap();
+    table.apply_change(MemberChange::Remove(MemberId(2)), 6).unwrap();
 }
 
 #[test]
@@ -130,9 +147,9 @@ fn publishing_leaves_a_learner_a_learner() {
     assert_eq!(table.publish(MemberId(9), said("n")), Err(ChangeError::NotFound));
 }
 
-fn said(name: &str) -> Published {
+fn said(name: &str) -> MemberAttributes {
     let client_urls = vec!["http://c:2379".to_owned()];
-    Published { name: name.to_owned(), client_urls, ..Published::default() }
+    MemberAttributes { name: name.to_owned(), client_urls, ..MemberAttributes::default() }
 }
 
 /// Returns a member as it was added: without a binding, and not started.
@@ -141,9 +158,9 @@ fn unbound(id: u64) -> Member {
 }
 
 /// Returns what member `id` publishes when it starts with its own directory and key.
-fn starts(id: u64) -> Published {
+fn starts(id: u64) -> MemberAttributes {
     let Member { incarnation, node_key, .. } = member(id);
-    Published { incarnation, node_key, ..said("d") }
+    MemberAttributes { incarnation, node_key, ..said("d") }
 }
 
 fn bindings(table: &MemberTable, id: u64) -> (Option<Incarnation>, Option<NodeKey>) {
@@ -157,11 +174,11 @@ fn a_member_is_bound_at_its_first_start_where_the_others_are() {
     table.publish(MemberId(4), starts(4)).unwrap();
     let bound = (member(4).incarnation, member(4).node_key);
     assert_eq!(bindings(&table, 4), bound, "member 5 has no say yet");
-    let renewed = Published { node_key: member(6).node_key, ..starts(4) };
+    let renewed = MemberAttributes { node_key: member(6).node_key, ..starts(4) };
     table.publish(MemberId(4), renewed).unwrap();
     assert_eq!(bindings(&table, 4), bound, "bound once");
     for other in [member(5).incarnation, member(1).incarnation] {
-        let wiped = Published { incarnation: other, ..starts(4) };
+        let wiped = MemberAttributes { incarnation: other, ..starts(4) };
         let refused = table.publish(MemberId(4), wiped);
         assert_eq!(refused, Err(ChangeError::OtherIncarnation));
     }
@@ -170,7 +187,9 @@ fn a_member_is_bound_at_its_first_start_where_the_others_are() {
 #[test]
 fn a_member_that_was_added_with_a_key_keeps_it_whichever_it_starts_with() {
     let mut table = MemberTable::new([member(1), Member { name: String::new(), ..learner(4) }]);
-    table.publish(MemberId(4), Published { node_key: member(6).node_key, ..starts(4) }).unwrap();
+    table
+        .publish(MemberId(4), MemberAttributes { node_key: member(6).node_key, ..starts(4) })
+        .unwrap();
     assert_eq!(bindings(&table, 4), (member(4).incarnation, member(4).node_key));
 }
 
@@ -198,7 +217,7 @@ fn members_and_changes_survive_their_bytes() {
     let bare = Member {
         incarnation: None,
         node_key: None,
-        changed: 7,
+        changed_at: 7,
         vote_when_ready: true,
         ..learner(2)
     };
@@ -225,15 +244,15 @@ fn a_removed_members_key_is_remembered_and_no_new_members() {
     let key = |key: u8| Some(NodeKey([key; 32]));
     let with = |id, node_key| Member { node_key, ..learner(id) };
     let mut table = three();
-    table.change(MemberChange::Add(with(4, key(4))), 5).unwrap();
+    table.apply_change(MemberChange::Add(with(4, key(4))), 5).unwrap();
     assert!(table.removed_keys().is_empty(), "a member's");
-    table.change(MemberChange::Remove(MemberId(4)), 6).unwrap();
+    table.apply_change(MemberChange::Remove(MemberId(4)), 6).unwrap();
     assert_eq!(table.removed_keys(), [NodeKey([4; 32])].into());
-    let again = table.change(MemberChange::Add(with(5, key(4))), 7);
+    let again = table.apply_change(MemberChange::Add(with(5, key(4))), 7);
     assert_eq!(again, Err(ChangeError::Removed));
-    table.change(MemberChange::Add(with(6, key(6))), 7).unwrap();
+    table.apply_change(MemberChange::Add(with(6, key(6))), 7).unwrap();
     // The founder of a new cluster keeps its key, and all other keys count as removed.
-    let recovered = table.founded_by(with(9, key(6)), 20);
+    let recovered = table.with_only_founder(with(9, key(6)), 20);
     assert_eq!(recovered.removed_keys(), [1, 2, 3, 4].map(|key| NodeKey([key; 32])).into());
 }
 
@@ -255,13 +274,13 @@ fn operations_are_kept_in_the_rows_of_members_and_of_removed_ones() {
         planned_at: None,
     };
     let mut table = three();
-    table.change(asked(MemberChange::Add(learner(4)), 1), 5).unwrap();
-    table.change(asked(MemberChange::Promote(MemberId(4)), 2), 6).unwrap();
+    table.apply_change(asked(MemberChange::Add(learner(4)), 1), 5).unwrap();
+    table.apply_change(asked(MemberChange::Promote(MemberId(4)), 2), 6).unwrap();
     let row = musterpb::Member::from(table.member(MemberId(4)).unwrap());
     assert_eq!(Member::try_from(row).as_ref(), Ok(table.member(MemberId(4)).unwrap()));
-    table.change(asked(MemberChange::Remove(MemberId(4)), 3), 7).unwrap();
+    table.apply_change(asked(MemberChange::Remove(MemberId(4)), 3), 7).unwrap();
     let (id, gone) = table.removed().next().unwrap();
-    let operation = |id: u8, index| Operation { id: OperationId([id; 16]), index };
+    let operation = |id: u8, index| CompletedOperation { id: OperationId([id; 16]), index };
     assert_eq!(gone.operations, [operation(1, 5), operation(2, 6), operation(3, 7)]);
     assert_eq!(RemovedMember::decode(&gone.encode(id)), Ok((id, gone.clone())));
     let mut torn = gone.encode(id);

@@ -13,51 +13,51 @@ use redb::{Table, WriteTransaction};
 
 use super::error::{ReadError, StoreError};
 use super::event::{Event, EventBatch, EventKind, encode_deleted, key_of};
-use super::history::Newest;
+use super::history::KeyState;
 use super::index::Walk;
-use super::operations::Counted;
-use super::range::{AnswerRoom, Source, read};
+use super::operations::OperationCounts;
+use super::range::{AnswerBudget, ReadSource, lock_index};
 use super::revision::{KeyRange, Revision};
-use super::rows::{Tombstones, is_together, weight};
-use super::store::Shared;
-use super::tables::{Cluster, LEASES, Progress, RECORDS, encode_lease};
-use crate::auth::{AuthState, Forget, SecretHash, Tokens};
+use super::rows::{TombstoneRow, is_tombstone_row, weight};
+use super::store::StoreState;
+use super::tables::{ClusterData, LEASES, RECORDS, StoreProgress, encode_lease};
+use crate::auth::{AuthState, RevokedTokens, SecretHash, SimpleTokens};
 use crate::lease::{Lease, LeaseTable};
 use crate::membership::MemberTable;
 
 /// Maximum number of keys deleted under one hold of the index's write lock. Readers of the index
 /// wait meanwhile.
-const DELETED_AT_ONCE: usize = 1_000;
+const MAX_DELETES_PER_LOCK: usize = 1_000;
 
 /// Result of a finished batch, handed back to the writer.
-pub(crate) struct Done {
-    pub(crate) progress: Progress,
+pub(crate) struct BatchResult {
+    pub(crate) progress: StoreProgress,
     /// Members, alarms and users after the batch; `None` if the batch didn't change them.
-    pub(crate) cluster: Option<Cluster>,
+    pub(crate) cluster: Option<ClusterData>,
     pub(crate) events: EventBatch,
-    pub(crate) tokens: Vec<TokenNews>,
+    pub(crate) tokens: Vec<TokenChange>,
 }
 
 /// Change to the table of auth tokens. The writer makes it once the batch is in the store.
-pub(crate) enum TokenNews {
+pub(crate) enum TokenChange {
     Assigned { index: u64, secret: SecretHash, user: Arc<str> },
-    Forget(Forget),
+    Forget(RevokedTokens),
 }
 
-impl TokenNews {
-    pub(crate) fn tell(self, tokens: &mut Tokens) {
+impl TokenChange {
+    pub(crate) fn apply_to(self, tokens: &mut SimpleTokens) {
         match self {
             Self::Assigned { index, secret, user } => tokens.assign(index, secret, user),
-            Self::Forget(Forget::Nobody) => {}
-            Self::Forget(Forget::User(name)) => tokens.forget(&name),
-            Self::Forget(Forget::All) => tokens.clear(),
+            Self::Forget(RevokedTokens::NoUser) => {}
+            Self::Forget(RevokedTokens::User(name)) => tokens.revoke_user(&name),
+            Self::Forget(RevokedTokens::AllUsers) => tokens.clear(),
         }
     }
 }
 
 /// Event whose encoded `KeyValue` is still in the batch's buffer, since that grows until the batch
 /// is done.
-struct Pending {
+struct BufferedEvent {
     /// Offset in the buffer at which the event's bytes end. They begin where the previous event's
     /// end.
     end: usize,
@@ -71,27 +71,27 @@ struct Pending {
 pub struct Batch<'txn> {
     txn: &'txn WriteTransaction,
     records: Table<'txn, u128, &'static [u8]>,
-    shared: &'txn Shared,
-    progress: Progress,
-    cluster: Arc<Cluster>,
+    shared: &'txn StoreState,
+    progress: StoreProgress,
+    cluster: Arc<ClusterData>,
     cluster_changed: bool,
     /// Number of changes made by the current request.
     changes: u32,
     /// Operations of the current request, for the metrics.
-    counted: Cell<Counted>,
+    operation_counts: Cell<OperationCounts>,
     /// Encoded `KeyValue`s of all events, one after the other.
     buffer: BytesMut,
-    events: Vec<Pending>,
+    events: Vec<BufferedEvent>,
     record_bytes: i64,
-    tokens: Vec<TokenNews>,
+    tokens: Vec<TokenChange>,
 }
 
 impl<'txn> Batch<'txn> {
     pub(crate) fn new(
         txn: &'txn WriteTransaction,
-        shared: &'txn Shared,
-        progress: Progress,
-        cluster: Arc<Cluster>,
+        shared: &'txn StoreState,
+        progress: StoreProgress,
+        cluster: Arc<ClusterData>,
     ) -> Result<Self, StoreError> {
         Ok(Self {
             txn,
@@ -101,7 +101,7 @@ impl<'txn> Batch<'txn> {
             cluster,
             cluster_changed: false,
             changes: 0,
-            counted: Cell::default(),
+            operation_counts: Cell::default(),
             buffer: BytesMut::new(),
             events: Vec::new(),
             record_bytes: 0,
@@ -109,7 +109,7 @@ impl<'txn> Batch<'txn> {
         })
     }
 
-    pub(crate) fn finish(self) -> Done {
+    pub(crate) fn finish(self) -> BatchResult {
         assert_eq!(self.changes, 0, "a write request was begun and not ended");
         self.shared.record_bytes.fetch_add(self.record_bytes, Ordering::Relaxed);
         let buffer = self.buffer.freeze();
@@ -125,9 +125,9 @@ impl<'txn> Batch<'txn> {
                 kv,
             }
         });
-        Done {
+        BatchResult {
             progress: self.progress,
-            cluster: self.cluster_changed.then(|| Cluster::clone(&self.cluster)),
+            cluster: self.cluster_changed.then(|| ClusterData::clone(&self.cluster)),
             events: EventBatch { events: events.collect(), revision: self.progress.revision },
             tokens: self.tokens,
         }
@@ -141,23 +141,23 @@ impl<'txn> Batch<'txn> {
 
     /// Returns the compaction revision. Reads at a lower revision are refused.
     #[must_use]
-    pub fn compacted(&self) -> i64 {
-        self.progress.compacted
+    pub fn compact_revision(&self) -> i64 {
+        self.progress.compact_revision
     }
 
-    fn source(&self) -> Source<'_, Table<'txn, u128, &'static [u8]>> {
-        Source {
+    fn source(&self) -> ReadSource<'_, Table<'txn, u128, &'static [u8]>> {
+        ReadSource {
             index: &self.shared.index,
             records: &self.records,
             revision: self.revision(),
-            compacted: self.progress.compacted,
+            compact_revision: self.progress.compact_revision,
         }
     }
 
-    fn count(&self, add: impl FnOnce(&mut Counted)) {
-        let mut counted = self.counted.get();
+    fn count(&self, add: impl FnOnce(&mut OperationCounts)) {
+        let mut counted = self.operation_counts.get();
         add(&mut counted);
-        self.counted.set(counted);
+        self.operation_counts.set(counted);
     }
 
     /// Reads a range, including the current request's changes. Returns `None` if the answer doesn't
@@ -165,7 +165,7 @@ impl<'txn> Batch<'txn> {
     pub fn range(
         &self,
         request: &RangeRequest,
-        room: &mut AnswerRoom<'_>,
+        room: &mut AnswerBudget<'_>,
     ) -> Result<Option<RangeResponse>, ReadError> {
         self.count(|counted| counted.ranges += 1);
         self.source().range(request, room)
@@ -174,12 +174,12 @@ impl<'txn> Batch<'txn> {
     /// Calls `look` for each key of `range` with its newest value, in key order, until `look`
     /// returns false. The current request's changes are included. Only one value is in memory at a
     /// time.
-    pub fn each(
+    pub fn for_each_key(
         &self,
         range: KeyRange,
         look: &mut dyn FnMut(&KeyValue) -> bool,
     ) -> Result<(), ReadError> {
-        self.source().each(range, look)
+        self.source().for_each_key(range, look)
     }
 
     /// Returns the newest value of `key`, or `None` if the key doesn't exist.
@@ -194,8 +194,8 @@ impl<'txn> Batch<'txn> {
         self.newest(key).is_some()
     }
 
-    fn newest(&self, key: &[u8]) -> Option<Newest> {
-        read(&self.shared.index).newest(key)
+    fn newest(&self, key: &[u8]) -> Option<KeyState> {
+        lock_index(&self.shared.index).newest(key)
     }
 
     fn next_change(&mut self) -> Revision {
@@ -217,7 +217,7 @@ impl<'txn> Batch<'txn> {
         let record = &self.buffer[start..];
         self.records.insert(at.to_row(), record)?;
         self.record_bytes += weight(record.len());
-        self.events.push(Pending {
+        self.events.push(BufferedEvent {
             end: self.buffer.len(),
             kind: EventKind::Put,
             revision: at,
@@ -231,7 +231,7 @@ impl<'txn> Batch<'txn> {
         self.count(|counted| counted.deletes += 1);
         let mut keys: Vec<Bytes> = Vec::new();
         let now = self.revision();
-        let walk = read(&self.shared.index).walk(range, None, now, usize::MAX, |key, _| {
+        let walk = lock_index(&self.shared.index).walk(range, None, now, usize::MAX, |key, _| {
             keys.push(Bytes::copy_from_slice(key));
         });
         debug_assert!(matches!(walk, Walk::Done), "an unbounded walk ends");
@@ -268,8 +268,8 @@ impl<'txn> Batch<'txn> {
 
     /// Records a lease's remaining time in seconds; 0 means its whole TTL. An unknown lease is
     /// ignored.
-    pub fn note_left(&mut self, id: i64, left: i64) -> Result<(), StoreError> {
-        let noted = self.leases().note(id, left);
+    pub fn set_remaining_ttl(&mut self, id: i64, left: i64) -> Result<(), StoreError> {
+        let noted = self.leases().checkpoint(id, left);
         if let Some(lease) = noted {
             self.txn.open_table(LEASES)?.insert(id, &encode_lease(lease)[..])?;
         }
@@ -288,8 +288,8 @@ impl<'txn> Batch<'txn> {
 
     /// Deletes `keys`, which must exist and be in key order.
     fn delete_all<K: AsRef<[u8]>>(&mut self, keys: &[K]) -> Result<(), StoreError> {
-        let mut together = Tombstones::default();
-        for keys in keys.chunks(DELETED_AT_ONCE) {
+        let mut together = TombstoneRow::default();
+        for keys in keys.chunks(MAX_DELETES_PER_LOCK) {
             let first = Revision { main: self.progress.revision + 1, sub: self.changes };
             let mut index = self.shared.index.write().expect("the writer is the only one to write");
             index.delete_each(keys.iter().map(AsRef::as_ref), first);
@@ -301,7 +301,7 @@ impl<'txn> Batch<'txn> {
                 }
                 together.push(at, key);
                 encode_deleted(key, at, &mut self.buffer);
-                self.events.push(Pending {
+                self.events.push(BufferedEvent {
                     end: self.buffer.len(),
                     kind: EventKind::Delete,
                     revision: at,
@@ -312,11 +312,11 @@ impl<'txn> Batch<'txn> {
         self.write_tombstones(&mut together)
     }
 
-    fn write_tombstones(&mut self, together: &mut Tombstones) -> Result<(), StoreError> {
+    fn write_tombstones(&mut self, together: &mut TombstoneRow) -> Result<(), StoreError> {
         let Some((row, bytes)) = together.row() else { return Ok(()) };
         self.records.insert(row, bytes)?;
         self.record_bytes += together.weight();
-        if is_together(bytes) {
+        if is_tombstone_row(bytes) {
             self.shared.lock_tombstones().insert(row);
         }
         together.clear();
@@ -324,7 +324,7 @@ impl<'txn> Batch<'txn> {
     }
 
     /// Counts an applied entry and its duration. `kind` is an index into
-    /// [`APPLIED`](super::APPLIED).
+    /// [`APPLIED_KINDS`](super::APPLIED).
     pub(crate) fn time(&self, kind: usize, is_done: bool, took: std::time::Duration) {
         self.shared.operations.time(kind, is_done, took);
     }
@@ -333,32 +333,32 @@ impl<'txn> Batch<'txn> {
     pub fn end_request(&mut self) {
         self.progress.revision = self.revision();
         self.changes = 0;
-        self.shared.operations.add(self.counted.take());
+        self.shared.operations.add(self.operation_counts.take());
     }
 
     /// Compacts at `revision`: reads at a lower revision are refused from now on. The records that
     /// become unreachable are deleted later, in steps.
     pub fn compact(&mut self, revision: i64) -> Result<(), ReadError> {
-        if revision <= self.progress.compacted {
+        if revision <= self.progress.compact_revision {
             return Err(ReadError::Compacted);
         }
         if revision > self.progress.revision {
             return Err(ReadError::Future);
         }
-        self.progress.compacted = revision;
+        self.progress.compact_revision = revision;
         let mut index = self.shared.index.write().expect("the writer is the only one to write");
-        index.set_compacted(revision);
+        index.set_compact_revision(revision);
         Ok(())
     }
 
     /// Raises the revision by `by` and compacts there, so that nothing older can be read or
     /// watched. Clients that saw revisions which are lost here get the error for a compacted
     /// revision, and must read everything again.
-    pub fn leave_behind(&mut self, by: i64) {
+    pub fn bump_revision(&mut self, by: i64) {
         self.progress.revision = self.progress.revision.saturating_add(by);
-        self.progress.compacted = self.progress.revision;
+        self.progress.compact_revision = self.progress.revision;
         let mut index = self.shared.index.write().expect("the writer is the only one to write");
-        index.set_compacted(self.progress.compacted);
+        index.set_compact_revision(self.progress.compact_revision);
     }
 
     /// Returns the current and removed members of the cluster.
@@ -392,7 +392,7 @@ impl<'txn> Batch<'txn> {
     }
 
     /// Disarms an alarm. Returns `false` if it was not active.
-    pub fn lower_alarm(&mut self, alarm: &AlarmMember) -> bool {
+    pub fn disarm_alarm(&mut self, alarm: &AlarmMember) -> bool {
         let Some(at) = self.cluster.alarms.iter().position(|a| a == alarm) else { return false };
         self.cluster_mut().alarms.remove(at);
         true
@@ -412,15 +412,15 @@ impl<'txn> Batch<'txn> {
     /// Assigns a token to `user` once the batch is in the store. `secret` is the hash of the
     /// token's secret; `index` is the log entry that issued the token.
     pub fn assign_token(&mut self, index: u64, secret: SecretHash, user: &str) {
-        self.tokens.push(TokenNews::Assigned { index, secret, user: user.into() });
+        self.tokens.push(TokenChange::Assigned { index, secret, user: user.into() });
     }
 
     /// Revokes tokens once the batch is in the store.
-    pub fn forget_tokens(&mut self, whose: Forget) {
-        self.tokens.push(TokenNews::Forget(whose));
+    pub fn forget_tokens(&mut self, whose: RevokedTokens) {
+        self.tokens.push(TokenChange::Forget(whose));
     }
 
-    fn cluster_mut(&mut self) -> &mut Cluster {
+    fn cluster_mut(&mut self) -> &mut ClusterData {
         self.cluster_changed = true;
         Arc::make_mut(&mut self.cluster)
     }

@@ -16,11 +16,11 @@ use redb::{Durability, ReadableDatabase as _, ReadableTable as _, Table};
 use super::error::{ReadError, StoreError};
 use super::event::decode;
 use super::index::Walk;
-use super::range::read;
+use super::range::lock_index;
 use super::revision::Revision;
-use super::rows::{Tombstones, is_together, records, weight};
-use super::store::{File, Store};
-use super::tables::{META, RECORDS, write_compacted};
+use super::rows::{TombstoneRow, is_tombstone_row, records, weight};
+use super::store::{Store, StoreDatabase};
+use super::tables::{META, RECORDS, write_finished_compaction};
 
 type Rows<'txn> = Table<'txn, u128, &'static [u8]>;
 
@@ -30,7 +30,7 @@ const TOMBSTONES_PER_ROW: usize = 64;
 
 /// Next part of a compaction's work.
 #[derive(Debug)]
-enum Next {
+enum CompactionStage {
     /// Compact the histories of the keys after this one; of all keys if `None`.
     Keys(Option<Box<[u8]>>),
     /// Delete from the rows of several tombstones, from this row on.
@@ -39,25 +39,25 @@ enum Next {
 
 /// Progress of a compaction.
 #[derive(Debug)]
-pub(crate) struct Cursor {
+pub(crate) struct CompactionCursor {
     revision: i64,
-    next: Next,
+    stage: CompactionStage,
     /// Revision of the previous compaction, if this one has not begun and that one was finished.
     /// The checksum as of this compaction is then kept before anything is deleted.
     previous: Option<i64>,
 }
 
 /// Returns the first row that a compaction at `revision` does not affect.
-fn first_after(revision: i64) -> u128 {
+fn first_row_after(revision: i64) -> u128 {
     Revision { main: revision.saturating_add(1), sub: 0 }.to_row()
 }
 
-impl Cursor {
+impl CompactionCursor {
     pub(crate) fn new(revision: i64) -> Self {
-        Self { revision, next: Next::Keys(None), previous: None }
+        Self { revision, stage: CompactionStage::Keys(None), previous: None }
     }
 
-    pub(crate) fn after_one_of(self, previous: i64) -> Self {
+    pub(crate) fn after_finished(self, previous: i64) -> Self {
         Self { previous: Some(previous), ..self }
     }
 }
@@ -75,12 +75,12 @@ impl Store {
     /// Runs one bounded step of the current compaction, if there is one. Blocks while a batch is
     /// being written.
     pub fn compact_step(&self) -> Result<CompactionProgress, StoreError> {
-        let _alone = self.shared.rows_stay.lock().expect("a panic under it stops the process");
-        let _same = self.shared.one_state.lock().expect("a panic under it stops the process");
+        let _alone = self.shared.deletion_lock.lock().expect("a panic under it stops the process");
+        let _same = self.shared.state_lock.lock().expect("a panic under it stops the process");
         self.compact_piece(&self.shared.file())
     }
 
-    fn compact_piece(&self, file: &File) -> Result<CompactionProgress, StoreError> {
+    fn compact_piece(&self, file: &StoreDatabase) -> Result<CompactionProgress, StoreError> {
         let shared = &self.shared;
         let Some(cursor) = shared.lock_cursor().take() else {
             return Ok(CompactionProgress::Idle);
@@ -94,18 +94,18 @@ impl Store {
         txn.set_durability(Durability::None)?;
         let (left, freed) = {
             let mut rows = txn.open_table(RECORDS)?;
-            match &cursor.next {
-                Next::Keys(after) => {
+            match &cursor.stage {
+                CompactionStage::Keys(after) => {
                     self.compact_keys(&mut rows, cursor.revision, after.as_deref())?
                 }
-                Next::Tombstones(from) => {
+                CompactionStage::Tombstones(from) => {
                     self.compact_tombstones(&mut rows, cursor.revision, *from)?
                 }
             }
         };
         let finished = left.is_none();
         if finished {
-            write_compacted(&mut txn.open_table(META)?, cursor.revision)?;
+            write_finished_compaction(&mut txn.open_table(META)?, cursor.revision)?;
         }
         txn.commit()?;
         shared.record_bytes.fetch_sub(freed, Ordering::Relaxed);
@@ -114,12 +114,15 @@ impl Store {
         if let Some(left) = left {
             // A newer compaction, if one was requested meanwhile, starts from the first key.
             // Otherwise this one continues.
-            next.get_or_insert(Cursor { next: left, ..Cursor::new(cursor.revision) });
+            next.get_or_insert(CompactionCursor {
+                stage: left,
+                ..CompactionCursor::new(cursor.revision)
+            });
         }
         let more = next.is_some();
         drop(next);
         if finished {
-            shared.compacted.send_replace(cursor.revision);
+            shared.finished_compaction.send_replace(cursor.revision);
         }
         Ok(if more { CompactionProgress::More } else { CompactionProgress::Idle })
     }
@@ -131,7 +134,7 @@ impl Store {
         rows: &mut Rows<'_>,
         revision: i64,
         after: Option<&[u8]>,
-    ) -> Result<(Option<Next>, i64), StoreError> {
+    ) -> Result<(Option<CompactionStage>, i64), StoreError> {
         let shared = &self.shared;
         let mut dropped = Vec::new();
         let walk = {
@@ -139,7 +142,7 @@ impl Store {
                 shared.index.write().expect("a writer that panicked has stopped the process");
             index.compact(after, revision, shared.compacted_keys_per_step, &mut dropped)
         };
-        shared.operations.compacted.fetch_add(dropped.len() as u64, Ordering::Relaxed);
+        shared.operations.compacted_revisions.fetch_add(dropped.len() as u64, Ordering::Relaxed);
         let mut freed = 0;
         let together = shared.lock_tombstones();
         for row in dropped.into_iter().map(Revision::to_row) {
@@ -151,9 +154,9 @@ impl Store {
             }
         }
         let next = match walk {
-            Walk::Paused(last) => Some(Next::Keys(Some(last))),
-            Walk::Done if together.range(..first_after(revision)).next().is_none() => None,
-            Walk::Done => Some(Next::Tombstones(0)),
+            Walk::Paused(last) => Some(CompactionStage::Keys(Some(last))),
+            Walk::Done if together.range(..first_row_after(revision)).next().is_none() => None,
+            Walk::Done => Some(CompactionStage::Tombstones(0)),
         };
         Ok((next, freed))
     }
@@ -166,17 +169,17 @@ impl Store {
         rows: &mut Rows<'_>,
         revision: i64,
         from: u128,
-    ) -> Result<(Option<Next>, i64), StoreError> {
+    ) -> Result<(Option<CompactionStage>, i64), StoreError> {
         let shared = &self.shared;
-        let end = first_after(revision);
+        let end = first_row_after(revision);
         let at_most = shared.compacted_keys_per_step.div_ceil(TOMBSTONES_PER_ROW);
         let some: Vec<u128> =
             shared.lock_tombstones().range(from..end).take(at_most).copied().collect();
         let mut freed = 0;
         for &row in &some {
             let Some(before) = rows.get(row)?.map(|row| row.value().to_vec()) else { continue };
-            let mut stay = Tombstones::default();
-            let index = read(&shared.index);
+            let mut stay = TombstoneRow::default();
+            let index = lock_index(&shared.index);
             for record in records(row, &before) {
                 let (at, record) = record?;
                 freed += weight(record.len());
@@ -194,22 +197,28 @@ impl Store {
             if let Some((row, bytes)) = stay.row() {
                 rows.insert(row, bytes)?;
                 freed -= stay.weight();
-                if is_together(bytes) {
+                if is_tombstone_row(bytes) {
                     together.insert(row);
                 }
             }
         }
         let is_more = some.len() == at_most;
-        let next = some.last().filter(|_| is_more).map(|last| Next::Tombstones(last + 1));
+        let next =
+            some.last().filter(|_| is_more).map(|last| CompactionStage::Tombstones(last + 1));
         Ok((next, freed))
     }
 
     /// Keeps the checksum as of a compaction that has not deleted anything yet.
-    fn keep_hash(&self, file: &File, revision: i64, previous: i64) -> Result<(), StoreError> {
+    fn keep_hash(
+        &self,
+        file: &StoreDatabase,
+        revision: i64,
+        previous: i64,
+    ) -> Result<(), StoreError> {
         // A new read transaction, not the newest view: the view with this compaction may not be
         // published yet.
         let records = file.db.begin_read()?.open_table(RECORDS)?;
-        let nothing = read(&self.shared.index).compacts_to_nothing(revision);
+        let nothing = lock_index(&self.shared.index).compacts_to_nothing(revision);
         match self.hash_upto(&records, revision, previous, nothing) {
             Ok(hash) => self.shared.hashes.keep(hash),
             Err(ReadError::Store(error)) => return Err(error),
@@ -227,15 +236,15 @@ impl Store {
 
     /// Runs the current compaction to its end on `file`, for a caller that holds the store's file
     /// lock.
-    pub(crate) fn compact_in(&self, file: &File) -> Result<(), StoreError> {
+    pub(crate) fn compact_in(&self, file: &StoreDatabase) -> Result<(), StoreError> {
         while self.compact_piece(file)? == CompactionProgress::More {}
         Ok(())
     }
 
     /// Waits until a compaction was requested since the last call. Only one task may wait at a
     /// time.
-    pub async fn compaction_wanted(&self) {
-        self.shared.wanted.notified().await;
+    pub async fn wait_for_compaction_request(&self) {
+        self.shared.compaction_requested.notified().await;
     }
 
     /// Returns the number of records in the file, unreachable ones included.

@@ -29,14 +29,14 @@ use redb::{
 
 use super::error::StoreError;
 use super::revision::Revision;
-use super::store::{File, Shared, Store, View, freeze};
+use super::store::{Store, StoreDatabase, StoreState, View, freeze};
 use super::tables::{ALARMS, LEASES, MEMBERS, META, RECORDS, REMOVED, ROLES, USERS};
-use crate::disk::{Backend, Open, SharedDisk};
+use crate::disk::{OpenMode, RedbBackend, SharedDisk};
 
 /// Name of the store's file in the member's directory.
-const NAME: &str = "db";
+const STORE_FILE_NAME: &str = "db";
 /// Name of the new file until it replaces the store's file.
-const NEW: &str = "db.defragmented";
+const NEW_FILE_NAME: &str = "db.defragmented";
 /// Bytes of disk space that a defragmentation leaves free for the log.
 const KEEP_FREE_BYTES: u64 = 64 << 20;
 
@@ -57,23 +57,23 @@ impl StoreFile {
     /// Returns the path of the store's file.
     #[must_use]
     pub fn path(&self) -> PathBuf {
-        self.dir.join(NAME)
+        self.dir.join(STORE_FILE_NAME)
     }
 
     /// Removes the unfinished new file of an interrupted defragmentation.
     pub fn tidy(&self) -> io::Result<()> {
-        let left = self.dir.join(NEW);
+        let left = self.dir.join(NEW_FILE_NAME);
         if self.disk.exists(&left)? { self.disk.remove(&left) } else { Ok(()) }
     }
 
-    fn open_new(&self, how: Open) -> io::Result<Backend> {
-        Backend::new(self.disk.open(&self.dir.join(NEW), how)?)
+    fn open_new(&self, how: OpenMode) -> io::Result<RedbBackend> {
+        RedbBackend::new(self.disk.open(&self.dir.join(NEW_FILE_NAME), how)?)
     }
 }
 
 /// File sizes before and after a defragmentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Defragmented {
+pub struct DefragmentSizes {
     /// Length of the file before the defragmentation, in bytes.
     pub before: u64,
     /// Length of the file after the defragmentation, in bytes.
@@ -105,7 +105,7 @@ pub enum DefragmentError {
     /// The new file was renamed, but the rename may not survive a crash. Neither file may be
     /// written any more, so the process has to end.
     #[error("the new file's name could not be made durable")]
-    Unsettled(#[source] io::Error),
+    RenameNotDurable(#[source] io::Error),
 }
 
 impl Store {
@@ -114,18 +114,18 @@ impl Store {
     /// It takes as long as reading and writing the whole contents. Reads and writes continue except
     /// for an instant at the end; compactions wait. A second defragmentation waits for the first.
     /// Call this function where it may block.
-    pub fn defragment(&self, at: &StoreFile) -> Result<Defragmented, DefragmentError> {
+    pub fn defragment(&self, at: &StoreFile) -> Result<DefragmentSizes, DefragmentError> {
         let shared = &self.shared;
-        let _alone = shared.rows_stay.lock().expect("a panic under it stops the process");
+        let _alone = shared.deletion_lock.lock().expect("a panic under it stops the process");
         let before = self.file_bytes();
         self.check_space(at)?;
         at.tidy()?;
-        let put = copy(shared, at).and_then(|copy| take_its_place(shared, at, copy));
+        let put = copy(shared, at).and_then(|copy| replace_store_file(shared, at, copy));
         if put.is_err() {
             // If this fails too, the next start or defragmentation removes the file.
             let _ = at.tidy();
         }
-        put.map(|()| Defragmented { before, after: self.file_bytes() })
+        put.map(|()| DefragmentSizes { before, after: self.file_bytes() })
     }
 
     fn check_space(&self, at: &StoreFile) -> Result<(), DefragmentError> {
@@ -138,33 +138,33 @@ impl Store {
 }
 
 /// New file with a copy of the records of one view.
-pub(super) struct Copy {
-    file: File,
+pub(super) struct StoreCopy {
+    file: StoreDatabase,
     /// Revision of the view.
     revision: i64,
-    /// Value of the counter `Shared::replaced` before the copy began.
+    /// Value of the counter `StoreState::replaced` before the copy began.
     replaced: u64,
 }
 
-pub(super) fn copy(shared: &Shared, at: &StoreFile) -> Result<Copy, DefragmentError> {
-    let replaced = shared.replaced.load(Ordering::Relaxed);
+pub(super) fn copy(shared: &StoreState, at: &StoreFile) -> Result<StoreCopy, DefragmentError> {
+    let replaced = shared.replacement_count.load(Ordering::Relaxed);
     let view = freeze(&shared.file())?.view;
-    let file = File::open(at.open_new(Open::New)?, shared.cache_bytes)?;
+    let file = StoreDatabase::open(at.open_new(OpenMode::New)?, shared.cache_bytes)?;
     {
         let txn = begin(&file)?;
         copy_records(&view, 0, &txn)?;
         txn.commit().map_err(StoreError::from)?;
     }
-    Ok(Copy { file, revision: view.revision(), replaced })
+    Ok(StoreCopy { file, revision: view.revision(), replaced })
 }
 
-pub(super) fn take_its_place(
-    shared: &Shared,
+pub(super) fn replace_store_file(
+    shared: &StoreState,
     at: &StoreFile,
-    copy: Copy,
+    copy: StoreCopy,
 ) -> Result<(), DefragmentError> {
     let mut place = shared.file.write().expect("nothing panics while it replaces the file");
-    if shared.replaced.load(Ordering::Relaxed) != copy.replaced {
+    if shared.replacement_count.load(Ordering::Relaxed) != copy.replaced {
         return Err(DefragmentError::Replaced);
     }
     let newest = freeze(&place)?.view;
@@ -183,13 +183,13 @@ pub(super) fn take_its_place(
     assert_eq!(tables(&place)?, tables(&copy.file)?, "a table that isn't copied would be gone");
     // Closing the file truncates the space that redb allocated and doesn't need.
     drop(copy.file);
-    let file = Arc::new(File::open(at.open_new(Open::Existing)?, shared.cache_bytes)?);
+    let file = Arc::new(StoreDatabase::open(at.open_new(OpenMode::Existing)?, shared.cache_bytes)?);
     let View { records, txn, .. } = freeze(&file)?.view;
-    at.disk.rename(&at.dir.join(NEW), &at.path())?;
-    at.disk.sync_dir(&at.dir).map_err(DefragmentError::Unsettled)?;
+    at.disk.rename(&at.dir.join(NEW_FILE_NAME), &at.path())?;
+    at.disk.sync_dir(&at.dir).map_err(DefragmentError::RenameNotDurable)?;
     let old = std::mem::replace(&mut *place, file.clone());
     let shown = shared.view();
-    shared.show(View {
+    shared.publish_view(View {
         records,
         txn,
         _file: file,
@@ -203,12 +203,12 @@ pub(super) fn take_its_place(
     Ok(())
 }
 
-fn tables(file: &File) -> Result<BTreeSet<String>, StoreError> {
+fn tables(file: &StoreDatabase) -> Result<BTreeSet<String>, StoreError> {
     let txn = file.db.begin_read()?;
     Ok(txn.list_tables()?.map(|table| table.name().to_owned()).collect())
 }
 
-fn begin(file: &File) -> Result<WriteTransaction, StoreError> {
+fn begin(file: &StoreDatabase) -> Result<WriteTransaction, StoreError> {
     let mut txn = file.db.begin_write()?;
     txn.set_durability(Durability::Immediate)?;
     // Without this, redb would read the whole file at the next start after a crash.
@@ -227,7 +227,7 @@ fn copy_records(view: &View, from: i64, to: &WriteTransaction) -> Result<(), Sto
 }
 
 fn copy_table<K: Key + 'static, V: Value + 'static>(
-    from: &File,
+    from: &StoreDatabase,
     table: TableDefinition<'static, K, V>,
     to: &WriteTransaction,
 ) -> Result<(), StoreError> {

@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind::{InvalidData, UnexpectedEof};
 
-use node_proto::command::DecodeError;
+use node_proto::command::CommandDecodeError;
 
 use crate::machine::EntryKind;
 
@@ -52,18 +52,18 @@ pub enum StoreError {
     #[error(
         "log entry {index} can't be applied: start this member with the muster-node of the members that could, or replace it"
     )]
-    Command {
+    UndecodableCommand {
         /// Raft index of the entry.
         index: u64,
         /// Reason why decoding failed.
         #[source]
-        source: DecodeError,
+        source: CommandDecodeError,
     },
     /// The entry's header states another kind than its payload has.
     #[error(
         "log entry {index} is of kind {kind:?}, and carries what another kind does: start this member with the muster-node of the members that could apply it, or replace it"
     )]
-    Kind {
+    EntryKindMismatch {
         /// Raft index of the entry.
         index: u64,
         /// Kind in the entry's header.
@@ -94,9 +94,10 @@ impl StoreError {
     #[must_use]
     pub fn is_final(&self) -> bool {
         match self {
-            Self::Corrupt(_) | Self::Format { .. } | Self::Command { .. } | Self::Kind { .. } => {
-                true
-            }
+            Self::Corrupt(_)
+            | Self::Format { .. }
+            | Self::UndecodableCommand { .. }
+            | Self::EntryKindMismatch { .. } => true,
             Self::Storage(error) => matches!(
                 **error,
                 redb::Error::UpgradeRequired(_)

@@ -17,7 +17,7 @@ use redb::ReadableTable;
 
 use super::error::ReadError;
 use super::event::{decode, is_tombstone};
-use super::range::read;
+use super::range::lock_index;
 use super::revision::{EtcdKey, Revision};
 use super::rows::records;
 use super::store::{Store, View};
@@ -34,22 +34,22 @@ pub struct KeyValueHash {
 }
 
 /// Maximum number of compactions whose checksum is kept, as in etcd.
-const MAX_KEPT: usize = 10;
+const MAX_COMPACTION_HASHES: usize = 10;
 
 /// Checksums as of the last compactions, each computed when the compaction began. Members compare
 /// them to check that they compacted the same data. They are lost when the process ends, as in
 /// etcd.
 #[derive(Debug, Default)]
-pub(crate) struct Kept(Mutex<VecDeque<KeyValueHash>>);
+pub(crate) struct CompactionHashes(Mutex<VecDeque<KeyValueHash>>);
 
-impl Kept {
+impl CompactionHashes {
     fn lock(&self) -> MutexGuard<'_, VecDeque<KeyValueHash>> {
         self.0.lock().expect("nothing panics under this lock")
     }
 
     pub(crate) fn keep(&self, hash: KeyValueHash) {
         let mut kept = self.lock();
-        if kept.len() == MAX_KEPT {
+        if kept.len() == MAX_COMPACTION_HASHES {
             kept.pop_front();
         }
         kept.push_back(hash);
@@ -91,16 +91,20 @@ impl Store {
     /// later changes. During a compaction they do not. If a key was deleted and created again in
     /// one revision, the records deleted so far decide what counts. [`ReadError::Superseded`] is
     /// returned then.
-    pub fn hash_undisturbed(&self, view: &View, revision: i64) -> Result<KeyValueHash, ReadError> {
+    pub fn hash_for_comparison(
+        &self,
+        view: &View,
+        revision: i64,
+    ) -> Result<KeyValueHash, ReadError> {
         let shared = &self.shared;
-        let replaced = shared.replaced.load(Ordering::Relaxed);
-        let compacted = view.compacted();
-        if *shared.compacted.borrow() != compacted {
+        let replaced = shared.replacement_count.load(Ordering::Relaxed);
+        let compacted = view.compact_revision();
+        if *shared.finished_compaction.borrow() != compacted {
             return Err(ReadError::Superseded);
         }
         let hash = self.hash_view(view, revision)?;
-        let is_same_compaction = read(&shared.index).compacted() == compacted;
-        if !is_same_compaction || shared.replaced.load(Ordering::Relaxed) != replaced {
+        let is_same_compaction = lock_index(&shared.index).compact_revision() == compacted;
+        if !is_same_compaction || shared.replacement_count.load(Ordering::Relaxed) != replaced {
             return Err(ReadError::Superseded);
         }
         Ok(hash)
@@ -108,12 +112,12 @@ impl Store {
 
     /// Returns the checksums kept for the last compactions, oldest first.
     #[must_use]
-    pub fn kept_hashes(&self) -> Vec<KeyValueHash> {
+    pub fn compaction_hashes(&self) -> Vec<KeyValueHash> {
         self.shared.hashes.all()
     }
 
     fn hash_view(&self, view: &View, revision: i64) -> Result<KeyValueHash, ReadError> {
-        let compacted = view.compacted();
+        let compacted = view.compact_revision();
         if revision > 0 && revision < compacted {
             return Err(ReadError::Compacted);
         }
@@ -123,7 +127,7 @@ impl Store {
         // A negative revision selects no records.
         let upto = if revision == 0 { view.revision() } else { revision };
         let last = upto.max(-1);
-        let nothing = read(&self.shared.index).counts_nothing(last);
+        let nothing = lock_index(&self.shared.index).counts_nothing(last);
         let hash = self.hash_upto(&view.records, last, compacted, nothing)?;
         Ok(KeyValueHash { revision: upto, ..hash })
     }
@@ -151,11 +155,11 @@ impl Store {
                 let kv = decode(record)?;
                 let dead = is_tombstone(&kv);
                 if at.main <= compacted {
-                    let index = read(&self.shared.index);
-                    if index.compacted() > upto {
+                    let index = lock_index(&self.shared.index);
+                    if index.compact_revision() > upto {
                         return Err(ReadError::Superseded);
                     }
-                    if index.counted(&kv.key, in_force) != Some(at) {
+                    if index.counted_change(&kv.key, in_force) != Some(at) {
                         continue;
                     }
                 }

@@ -8,7 +8,7 @@ use super::revision::Revision;
 
 /// State of an existing key that a write needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Newest {
+pub(crate) struct KeyState {
     pub(crate) modified: Revision,
     pub(crate) created: i64,
     pub(crate) version: i64,
@@ -16,82 +16,82 @@ pub(crate) struct Newest {
 
 /// One change of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stamp {
+pub(super) struct ChangeStamp {
     main: i64,
     sub: u32,
     /// Whether the change is a tombstone, i.e. deleted the key.
-    dead: bool,
+    is_tombstone: bool,
 }
 
-impl Stamp {
+impl ChangeStamp {
     pub(super) fn revision(self) -> Revision {
         Revision { main: self.main, sub: self.sub }
     }
 
-    pub(super) fn live(self) -> Option<Revision> {
-        (!self.dead).then(|| self.revision())
+    pub(super) fn put_revision(self) -> Option<Revision> {
+        (!self.is_tombstone).then(|| self.revision())
     }
 }
 
 /// Newest change of a key. Revisions are stored as separate fields; otherwise it wouldn't fit into
 /// 32 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Now {
+enum NewestChange {
     /// A put. `created` is the revision that created the key, and `version` counts the puts since
     /// then.
-    There { main: i64, sub: u32, created: i64, version: i64 },
+    Put { main: i64, sub: u32, created: i64, version: i64 },
     /// A tombstone, with the put before it. Keeping that put here saves a list of older changes.
     /// Its allocation would take most of the time when many keys are deleted at once.
-    Gone { main: i64, sub: u32, put_main: i64, put_sub: u32 },
+    Tombstone { main: i64, sub: u32, put_main: i64, put_sub: u32 },
     /// A tombstone whose earlier changes were all compacted.
-    GoneAlone { main: i64, sub: u32 },
+    LoneTombstone { main: i64, sub: u32 },
 }
 
-impl Now {
+impl NewestChange {
     /// Makes a put, or a tombstone if `created` is 0.
     fn of(Revision { main, sub }: Revision, created: i64, version: i64) -> Self {
         match created {
-            0 => Self::GoneAlone { main, sub },
-            _ => Self::There { main, sub, created, version },
+            0 => Self::LoneTombstone { main, sub },
+            _ => Self::Put { main, sub, created, version },
         }
     }
 
-    fn stamp(self) -> Stamp {
+    fn stamp(self) -> ChangeStamp {
         match self {
-            Self::There { main, sub, .. } => Stamp { main, sub, dead: false },
-            Self::Gone { main, sub, .. } | Self::GoneAlone { main, sub } => {
-                Stamp { main, sub, dead: true }
+            Self::Put { main, sub, .. } => ChangeStamp { main, sub, is_tombstone: false },
+            Self::Tombstone { main, sub, .. } | Self::LoneTombstone { main, sub } => {
+                ChangeStamp { main, sub, is_tombstone: true }
             }
         }
     }
 
     /// Returns the put that this tombstone ended, if it is known.
-    fn ended(self) -> Option<Stamp> {
+    fn ended_put(self) -> Option<ChangeStamp> {
         match self {
-            Self::Gone { put_main, put_sub, .. } => {
-                Some(Stamp { main: put_main, sub: put_sub, dead: false })
+            Self::Tombstone { put_main, put_sub, .. } => {
+                Some(ChangeStamp { main: put_main, sub: put_sub, is_tombstone: false })
             }
-            Self::There { .. } | Self::GoneAlone { .. } => None,
+            Self::Put { .. } | Self::LoneTombstone { .. } => None,
         }
     }
 }
 
 /// Changes before the newest one, oldest first. Many keys have just one, which needs no list.
 #[derive(Debug, PartialEq, Eq)]
-enum Older {
-    One(Stamp),
-    More(Vec<Stamp>),
+enum OlderChanges {
+    One(ChangeStamp),
+    More(Vec<ChangeStamp>),
 }
 
-impl Older {
-    fn all(&self) -> &[Stamp] {
+impl OlderChanges {
+    fn all(&self) -> &[ChangeStamp] {
         match self {
             Self::One(stamp) => std::slice::from_ref(stamp),
             Self::More(stamps) => stamps,
         }
     }
 
-    fn push(&mut self, stamp: Stamp) {
+    fn push(&mut self, stamp: ChangeStamp) {
         match self {
             Self::One(first) => {
                 let mut stamps = Vec::with_capacity(4);
@@ -104,12 +104,12 @@ impl Older {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct History {
-    now: Now,
-    older: Option<Box<Older>>,
+pub(super) struct KeyHistory {
+    newest_change: NewestChange,
+    older: Option<Box<OlderChanges>>,
 }
 
-impl History {
+impl KeyHistory {
     /// Makes the history of a key that is written for the first time.
     pub(super) fn of_put(at: Revision) -> Self {
         Self::restored(at, at.main, 1)
@@ -117,47 +117,55 @@ impl History {
 
     /// Makes the history of a key from its oldest record; `created` 0 means a tombstone.
     pub(super) fn restored(at: Revision, created: i64, version: i64) -> Self {
-        Self { now: Now::of(at, created, version), older: None }
+        Self { newest_change: NewestChange::of(at, created, version), older: None }
     }
 
     /// Returns all changes except the newest one and, if that is a tombstone, the put that it
     /// ended.
-    fn older(&self) -> &[Stamp] {
+    fn older(&self) -> &[ChangeStamp] {
         self.older.as_ref().map_or(&[], |older| older.all())
     }
 
     /// Returns all changes, oldest first.
-    fn all(&self) -> impl DoubleEndedIterator<Item = Stamp> {
-        self.older().iter().copied().chain(self.now.ended()).chain([self.now.stamp()])
+    fn all(&self) -> impl DoubleEndedIterator<Item = ChangeStamp> {
+        self.older()
+            .iter()
+            .copied()
+            .chain(self.newest_change.ended_put())
+            .chain([self.newest_change.stamp()])
     }
 
     /// Returns the change in force at `revision`, if there is one.
-    pub(super) fn at(&self, revision: i64) -> Option<Stamp> {
-        let reached = |stamp: &Stamp| stamp.main <= revision;
-        Some(self.now.stamp()).filter(reached).or(self.now.ended().filter(reached)).or_else(|| {
-            let older = self.older();
-            let after = older.partition_point(reached);
-            after.checked_sub(1).map(|last| older[last])
-        })
+    pub(super) fn at(&self, revision: i64) -> Option<ChangeStamp> {
+        let reached = |stamp: &ChangeStamp| stamp.main <= revision;
+        Some(self.newest_change.stamp())
+            .filter(reached)
+            .or(self.newest_change.ended_put().filter(reached))
+            .or_else(|| {
+                let older = self.older();
+                let after = older.partition_point(reached);
+                after.checked_sub(1).map(|last| older[last])
+            })
     }
 
     /// Returns the change that a checksum at `revision` counts: the put in force. A put doesn't
     /// count if the same revision deleted the key before. etcd's `keyIndex.keep` behaves so,
     /// because it only sees the end of the first generation.
     pub(super) fn counted_at(&self, revision: i64) -> Option<Revision> {
-        let in_force = self.at(revision)?.live()?;
+        let in_force = self.at(revision)?.put_revision()?;
         let before = self.all().rev().skip_while(|stamp| stamp.main > revision);
-        let dies = before.take_while(|stamp| stamp.main == revision).any(|stamp| stamp.dead);
+        let dies =
+            before.take_while(|stamp| stamp.main == revision).any(|stamp| stamp.is_tombstone);
         (!dies).then_some(in_force)
     }
 
     /// Returns the newest state of the key, if it exists.
-    pub(super) fn newest(&self) -> Option<Newest> {
-        match self.now {
-            Now::There { main, sub, created, version } => {
-                Some(Newest { modified: Revision { main, sub }, created, version })
+    pub(super) fn newest(&self) -> Option<KeyState> {
+        match self.newest_change {
+            NewestChange::Put { main, sub, created, version } => {
+                Some(KeyState { modified: Revision { main, sub }, created, version })
             }
-            Now::Gone { .. } | Now::GoneAlone { .. } => None,
+            NewestChange::Tombstone { .. } | NewestChange::LoneTombstone { .. } => None,
         }
     }
 
@@ -167,25 +175,25 @@ impl History {
     }
 
     /// Whether the request with this main revision deleted the key.
-    pub(super) fn dies_at(&self, revision: i64) -> bool {
-        self.all().any(|stamp| stamp.main == revision && stamp.dead)
+    pub(super) fn is_deleted_at(&self, revision: i64) -> bool {
+        self.all().any(|stamp| stamp.main == revision && stamp.is_tombstone)
     }
 
     /// Appends the changes with a main revision in `from..=to` to `found`.
     pub(super) fn changes(&self, from: i64, to: i64, found: &mut Vec<Revision>) {
         let older = self.older();
         let first = older.partition_point(|stamp| stamp.main < from);
-        let now = self.now.ended().into_iter().chain([self.now.stamp()]);
+        let now = self.newest_change.ended_put().into_iter().chain([self.newest_change.stamp()]);
         let all = older[first..].iter().copied().chain(now);
         let wanted = all.filter(|stamp| stamp.main >= from && stamp.main <= to);
-        found.extend(wanted.map(Stamp::revision));
+        found.extend(wanted.map(ChangeStamp::revision));
     }
 
     /// Records a put. Returns the key's `create_revision` and `version` after it.
     pub(super) fn put(&mut self, at: Revision) -> (i64, i64) {
-        let (created, version) = match self.now {
-            Now::There { created, version, .. } => (created, version + 1),
-            Now::Gone { .. } | Now::GoneAlone { .. } => (at.main, 1),
+        let (created, version) = match self.newest_change {
+            NewestChange::Put { created, version, .. } => (created, version + 1),
+            NewestChange::Tombstone { .. } | NewestChange::LoneTombstone { .. } => (at.main, 1),
         };
         self.restore(at, created, version);
         (created, version)
@@ -197,23 +205,26 @@ impl History {
 
     /// Appends the next stored record while a store is loaded; `created` 0 means a tombstone.
     pub(super) fn restore(&mut self, at: Revision, created: i64, version: i64) {
-        let now = Now::of(at, created, version);
-        let last = std::mem::replace(&mut self.now, now);
+        let now = NewestChange::of(at, created, version);
+        let last = std::mem::replace(&mut self.newest_change, now);
         match (now, last) {
-            (Now::GoneAlone { main, sub }, Now::There { main: put_main, sub: put_sub, .. }) => {
-                self.now = Now::Gone { main, sub, put_main, put_sub };
+            (
+                NewestChange::LoneTombstone { main, sub },
+                NewestChange::Put { main: put_main, sub: put_sub, .. },
+            ) => {
+                self.newest_change = NewestChange::Tombstone { main, sub, put_main, put_sub };
             }
             _ => {
-                last.ended().into_iter().for_each(|ended| self.push_older(ended));
+                last.ended_put().into_iter().for_each(|ended| self.push_older(ended));
                 self.push_older(last.stamp());
             }
         }
     }
 
-    fn push_older(&mut self, stamp: Stamp) {
+    fn push_older(&mut self, stamp: ChangeStamp) {
         match &mut self.older {
             Some(older) => older.push(stamp),
-            None => self.older = Some(Box::new(Older::One(stamp))),
+            None => self.older = Some(Box::new(OlderChanges::One(stamp))),
         }
     }
 
@@ -224,13 +235,14 @@ impl History {
     /// A tombstone at exactly `revision` stays, so that a watch from there still gets the delete
     /// (etcd #19179).
     pub(super) fn compact(&mut self, revision: i64, dropped: &mut Vec<Revision>) -> bool {
-        let stays = |stamp: Stamp| !stamp.dead || stamp.main == revision;
-        let (newest, ended) = (self.now.stamp(), self.now.ended());
+        let stays = |stamp: ChangeStamp| !stamp.is_tombstone || stamp.main == revision;
+        let (newest, ended) = (self.newest_change.stamp(), self.newest_change.ended_put());
         if newest.main <= revision {
-            dropped.extend(self.older().iter().copied().chain(ended).map(Stamp::revision));
+            dropped.extend(self.older().iter().copied().chain(ended).map(ChangeStamp::revision));
             self.older = None;
             if ended.is_some() {
-                self.now = Now::GoneAlone { main: newest.main, sub: newest.sub };
+                self.newest_change =
+                    NewestChange::LoneTombstone { main: newest.main, sub: newest.sub };
             }
             if !stays(newest) {
                 dropped.push(newest.revision());
@@ -250,8 +262,8 @@ impl History {
         dropped.extend(goes.iter().map(|stamp| stamp.revision()));
         self.older = match left {
             [] => None,
-            [one] => Some(Box::new(Older::One(*one))),
-            more => Some(Box::new(Older::More(more.to_vec()))),
+            [one] => Some(Box::new(OlderChanges::One(*one))),
+            more => Some(Box::new(OlderChanges::More(more.to_vec()))),
         };
         true
     }
@@ -265,34 +277,34 @@ mod tests {
 
     #[test]
     fn an_entry_stays_small() {
-        assert!(size_of::<History>() <= 40);
+        assert!(size_of::<KeyHistory>() <= 40);
     }
 
     /// Simple model of a history: all changes in order, each with the `create_revision` and
     /// `version` of its put.
     #[derive(Debug, Default)]
-    struct Plain(Vec<(Stamp, i64, i64)>);
+    struct ModelHistory(Vec<(ChangeStamp, i64, i64)>);
 
-    impl Plain {
-        fn at(&self, revision: i64) -> Option<Stamp> {
+    impl ModelHistory {
+        fn at(&self, revision: i64) -> Option<ChangeStamp> {
             self.0.iter().rev().map(|(stamp, ..)| *stamp).find(|stamp| stamp.main <= revision)
         }
 
         fn changes(&self, from: i64, to: i64) -> Vec<Revision> {
             let all = self.0.iter().map(|(stamp, ..)| *stamp);
-            all.filter(|s| s.main >= from && s.main <= to).map(Stamp::revision).collect()
+            all.filter(|s| s.main >= from && s.main <= to).map(ChangeStamp::revision).collect()
         }
 
         /// Removes the changes before the one in force at `revision`, and that one if it is an
         /// older tombstone.
         fn compact(&mut self, revision: i64) -> Vec<Revision> {
             let in_force = self.at(revision);
-            let goes = |stamp: Stamp| {
+            let goes = |stamp: ChangeStamp| {
                 stamp.main <= revision
-                    && (Some(stamp) != in_force || (stamp.dead && stamp.main < revision))
+                    && (Some(stamp) != in_force || (stamp.is_tombstone && stamp.main < revision))
             };
             let gone = self.0.iter().map(|(stamp, ..)| *stamp).filter(|stamp| goes(*stamp));
-            let gone = gone.map(Stamp::revision).collect();
+            let gone = gone.map(ChangeStamp::revision).collect();
             self.0.retain(|(stamp, ..)| !goes(*stamp));
             gone
         }
@@ -305,7 +317,7 @@ mod tests {
         /// compaction is.
         #[test]
         fn a_history_is_what_happened(steps in prop::collection::vec((0..3_i64, 0..6_u8, 0..6_i64), 1..40)) {
-            let (mut plain, mut history) = (Plain::default(), None::<History>);
+            let (mut plain, mut history) = (ModelHistory::default(), None::<KeyHistory>);
             let mut at = Revision { main: 2, sub: 0 };
             for (ahead, what, back) in steps {
                 at = match ahead {
@@ -314,20 +326,20 @@ mod tests {
                 };
                 match what {
                     0..=2 => {
-                        let there = plain.0.last().filter(|(stamp, ..)| !stamp.dead);
+                        let there = plain.0.last().filter(|(stamp, ..)| !stamp.is_tombstone);
                         let told = there.map_or((at.main, 1), |(_, created, version)| (*created, version + 1));
-                        plain.0.push((Stamp { main: at.main, sub: at.sub, dead: false }, told.0, told.1));
+                        plain.0.push((ChangeStamp { main: at.main, sub: at.sub, is_tombstone: false }, told.0, told.1));
                         let found = match &mut history {
                             Some(history) => history.put(at),
                             none => {
-                                *none = Some(History::of_put(at));
+                                *none = Some(KeyHistory::of_put(at));
                                 (at.main, 1)
                             }
                         };
                         prop_assert_eq!(found, told);
                     }
-                    3 if plain.0.last().is_some_and(|(stamp, ..)| !stamp.dead) => {
-                        plain.0.push((Stamp { main: at.main, sub: at.sub, dead: true }, 0, 0));
+                    3 if plain.0.last().is_some_and(|(stamp, ..)| !stamp.is_tombstone) => {
+                        plain.0.push((ChangeStamp { main: at.main, sub: at.sub, is_tombstone: true }, 0, 0));
                         history.as_mut().unwrap().delete(at);
                     }
                     4 => {
@@ -335,7 +347,7 @@ mod tests {
                         for (stamp, created, version) in &plain.0 {
                             match &mut history {
                                 Some(history) => history.restore(stamp.revision(), *created, *version),
-                                none => *none = Some(History::restored(stamp.revision(), *created, *version)),
+                                none => *none = Some(KeyHistory::restored(stamp.revision(), *created, *version)),
                             }
                         }
                     }
@@ -352,15 +364,15 @@ mod tests {
                     let mut found = Vec::new();
                     history.iter().for_each(|h| h.changes(revision, revision + 2, &mut found));
                     prop_assert_eq!(found, plain.changes(revision, revision + 2));
-                    let dies = plain.0.iter().any(|(stamp, ..)| stamp.dead && stamp.main == revision);
-                    prop_assert_eq!(history.as_ref().is_some_and(|h| h.dies_at(revision)), dies);
-                    let counted = plain.at(revision).and_then(Stamp::live).filter(|_| !dies);
+                    let dies = plain.0.iter().any(|(stamp, ..)| stamp.is_tombstone && stamp.main == revision);
+                    prop_assert_eq!(history.as_ref().is_some_and(|h| h.is_deleted_at(revision)), dies);
+                    let counted = plain.at(revision).and_then(ChangeStamp::put_revision).filter(|_| !dies);
                     prop_assert_eq!(history.as_ref().and_then(|h| h.counted_at(revision)), counted);
                 }
-                let newest = plain.0.last().filter(|(stamp, ..)| !stamp.dead).map(|(stamp, created, version)| {
-                    Newest { modified: stamp.revision(), created: *created, version: *version }
+                let newest = plain.0.last().filter(|(stamp, ..)| !stamp.is_tombstone).map(|(stamp, created, version)| {
+                    KeyState { modified: stamp.revision(), created: *created, version: *version }
                 });
-                prop_assert_eq!(history.as_ref().and_then(History::newest), newest);
+                prop_assert_eq!(history.as_ref().and_then(KeyHistory::newest), newest);
             }
         }
     }

@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Bound;
 
-use super::history::{History, Newest, Stamp};
+use super::history::{ChangeStamp, KeyHistory, KeyState};
 use super::revision::{KeyRange, Revision};
 
 /// Number of unwanted keys that [`Index::delete_each`] steps over before it searches for the next
 /// wanted key.
-const PASSED_BY: usize = 16;
+const MAX_SKIPPED_KEYS: usize = 16;
 
 /// State of a walk over a range.
 pub(crate) enum Walk {
@@ -24,23 +24,23 @@ pub(crate) enum Walk {
 
 #[derive(Debug, Default)]
 pub(crate) struct Index {
-    keys: BTreeMap<Box<[u8]>, History>,
+    keys: BTreeMap<Box<[u8]>, KeyHistory>,
     /// Compaction revision. Reads at a lower revision may miss dropped changes.
-    compacted: i64,
+    compact_revision: i64,
 }
 
 impl Index {
     pub(crate) fn new(compacted: i64) -> Self {
-        Self { keys: BTreeMap::new(), compacted }
+        Self { keys: BTreeMap::new(), compact_revision: compacted }
     }
 
     /// Returns the compaction revision. Reads at a lower revision can't be answered any more.
-    pub(crate) fn compacted(&self) -> i64 {
-        self.compacted
+    pub(crate) fn compact_revision(&self) -> i64 {
+        self.compact_revision
     }
 
-    pub(crate) fn set_compacted(&mut self, revision: i64) {
-        self.compacted = revision;
+    pub(crate) fn set_compact_revision(&mut self, revision: i64) {
+        self.compact_revision = revision;
     }
 
     /// Returns the number of keys with any history, deleted ones included.
@@ -50,12 +50,12 @@ impl Index {
 
     /// Returns the revision of `key`'s value as of `revision`, if the key existed then.
     pub(crate) fn get(&self, key: &[u8], revision: i64) -> Option<Revision> {
-        self.keys.get(key)?.at(revision)?.live()
+        self.keys.get(key)?.at(revision)?.put_revision()
     }
 
     /// Returns the change of `key` that a checksum at `revision` counts: see
-    /// [`History::counted_at`].
-    pub(crate) fn counted(&self, key: &[u8], revision: i64) -> Option<Revision> {
+    /// [`KeyHistory::counted_at`].
+    pub(crate) fn counted_change(&self, key: &[u8], revision: i64) -> Option<Revision> {
         self.keys.get(key)?.counted_at(revision)
     }
 
@@ -67,7 +67,7 @@ impl Index {
     /// Whether a compaction at `revision` keeps no record of any key. Besides the changes in force
     /// it keeps tombstones at exactly that revision.
     pub(crate) fn compacts_to_nothing(&self, revision: i64) -> bool {
-        self.counts_nothing(revision) && !self.keys.values().any(|key| key.dies_at(revision))
+        self.counts_nothing(revision) && !self.keys.values().any(|key| key.is_deleted_at(revision))
     }
 
     /// Whether the history of `key` contains a change at exactly `at`.
@@ -76,7 +76,7 @@ impl Index {
     }
 
     /// Returns the newest state of `key`, if it exists.
-    pub(crate) fn newest(&self, key: &[u8]) -> Option<Newest> {
+    pub(crate) fn newest(&self, key: &[u8]) -> Option<KeyState> {
         self.keys.get(key)?.newest()
     }
 
@@ -99,7 +99,7 @@ impl Index {
         let Some(bounds) = range.bounds(after) else { return Walk::Done };
         let mut looked = 0;
         for (key, history) in self.keys.range::<[u8], _>(bounds) {
-            if let Some(at) = history.at(revision).and_then(Stamp::live) {
+            if let Some(at) = history.at(revision).and_then(ChangeStamp::put_revision) {
                 found(key, at);
             }
             looked += 1;
@@ -120,7 +120,7 @@ impl Index {
     /// order.
     pub(crate) fn changes(&self, range: &KeyRange, from: i64, to: i64) -> Vec<Revision> {
         let mut found = Vec::new();
-        let mut collect = |history: &History| history.changes(from, to, &mut found);
+        let mut collect = |history: &KeyHistory| history.changes(from, to, &mut found);
         if let KeyRange::One(key) = range {
             self.keys.get(&key[..]).into_iter().for_each(&mut collect);
         } else if let Some(bounds) = range.bounds(None) {
@@ -135,7 +135,7 @@ impl Index {
         if let Some(history) = self.keys.get_mut(key) {
             return history.put(at);
         }
-        self.keys.insert(key.into(), History::of_put(at));
+        self.keys.insert(key.into(), KeyHistory::of_put(at));
         (at.main, 1)
     }
 
@@ -157,7 +157,7 @@ impl Index {
                 if wanted == Some(found) {
                     history.delete(at);
                     (wanted, at.sub, passed) = (keys.next(), at.sub + 1, 0);
-                } else if wanted.is_some_and(|key| **found < *key) && passed < PASSED_BY {
+                } else if wanted.is_some_and(|key| **found < *key) && passed < MAX_SKIPPED_KEYS {
                     passed += 1;
                 } else {
                     break;
@@ -175,7 +175,7 @@ impl Index {
         match self.keys.entry(key.into()) {
             Entry::Occupied(mut entry) => entry.get_mut().restore(at, created, version),
             Entry::Vacant(entry) => {
-                entry.insert(History::restored(at, created, version));
+                entry.insert(KeyHistory::restored(at, created, version));
             }
         }
     }
@@ -280,7 +280,7 @@ mod tests {
         let name = |number: u32| format!("{number:05}").into_bytes();
         let all: Vec<_> = (0..1_000).map(name).collect();
         all.iter().for_each(|key| assert_eq!(index.put(key, at(2)), (2, 1)));
-        // Gaps of all widths up to more than `PASSED_BY`, and two keys that don't exist.
+        // Gaps of all widths up to more than `MAX_SKIPPED_KEYS`, and two keys that don't exist.
         let mut wanted: Vec<_> =
             (0..40).map(|gap| gap * (gap + 1) / 2).chain([997, 998]).map(name).collect();
         wanted.splice(3..3, [b"00003x".to_vec()]);
@@ -289,7 +289,7 @@ mod tests {
         for key in all {
             let place = wanted.iter().position(|wanted| *wanted == key);
             let sub = place.map(|place| 5 + u32::try_from(place).unwrap());
-            let deletes = index.keys[&key[..]].at(3).filter(|stamp| stamp.live().is_none());
+            let deletes = index.keys[&key[..]].at(3).filter(|stamp| stamp.put_revision().is_none());
             assert_eq!(deletes.map(|stamp| stamp.revision().sub), sub, "{key:?}");
         }
     }

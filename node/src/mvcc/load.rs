@@ -9,39 +9,40 @@ use redb::{Database, ReadableTable as _};
 use super::error::StoreError;
 use super::event::decode;
 use super::index::Index;
-use super::rows::{is_together, records, weight};
-use super::store::{File, Frozen, View, freeze};
+use super::rows::{is_tombstone_row, records, weight};
+use super::store::{FrozenView, StoreDatabase, View, freeze};
 use super::tables::{
-    self, ALARMS, Cluster, FORMAT, FORMATS_BEFORE, LEASES, MEMBERS, META, Progress, RECORDS,
-    REMOVED, ROLES, USERS, read_format, write_cluster, write_format, write_progress,
+    self, ALARMS, ClusterData, FORMAT, LEASES, MEMBERS, META, RECORDS, REMOVED, ROLES,
+    StoreProgress, UPGRADABLE_FORMATS, USERS, read_format, write_cluster, write_format,
+    write_progress,
 };
 use crate::lease::LeaseTable;
 use crate::membership::{Member, MemberTable};
 
 /// Contents of a file after it was read as a whole.
-pub(super) struct Loaded {
-    pub(super) frozen: Frozen,
-    pub(super) contents: Indexed,
+pub(super) struct LoadedStore {
+    pub(super) frozen: FrozenView,
+    pub(super) contents: DerivedState,
 }
 
 /// Data derived from the records and leases, to be kept in RAM.
-pub(super) struct Indexed {
+pub(super) struct DerivedState {
     pub(super) index: Index,
     pub(super) leases: LeaseTable,
     pub(super) tombstones: BTreeSet<u128>,
     pub(super) record_bytes: i64,
 }
 
-pub(super) fn load(file: &Arc<File>) -> Result<Loaded, StoreError> {
+pub(super) fn load(file: &Arc<StoreDatabase>) -> Result<LoadedStore, StoreError> {
     let frozen = freeze(file)?;
     let contents = index(&frozen.view)?;
-    Ok(Loaded { frozen, contents })
+    Ok(LoadedStore { frozen, contents })
 }
 
 /// Runs `work`, which reads a file that may be damaged. redb relies on much of what it reads and
 /// panics where it is wrong. Nothing depends on the file yet, so such a panic is reported as
 /// damage.
-pub(super) fn unless_it_panics<T>(
+pub(super) fn catch_panic<T>(
     work: impl FnOnce() -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
@@ -62,7 +63,7 @@ pub(super) fn prepare(db: &Database, members: Vec<Member>) -> Result<(), StoreEr
             txn.abort()?;
             return Ok(());
         }
-        Some(before) if FORMATS_BEFORE.contains(&before) => {
+        Some(before) if UPGRADABLE_FORMATS.contains(&before) => {
             txn.open_table(LEASES)?;
             txn.open_table(USERS)?;
             txn.open_table(ROLES)?;
@@ -83,18 +84,19 @@ pub(super) fn prepare(db: &Database, members: Vec<Member>) -> Result<(), StoreEr
     {
         let mut meta = txn.open_table(META)?;
         write_format(&mut meta)?;
-        write_progress(&mut meta, Progress::START)?;
-        tables::write_compacted(&mut meta, Progress::START.compacted)?;
+        write_progress(&mut meta, StoreProgress::START)?;
+        tables::write_finished_compaction(&mut meta, StoreProgress::START.compact_revision)?;
     }
     let members = Arc::new(MemberTable::new(members));
-    let cluster = Cluster { members, ..Cluster::default() };
+    let cluster = ClusterData { members, ..ClusterData::default() };
     write_cluster(&txn, &cluster)?;
     txn.commit()?;
     Ok(())
 }
 
-fn index(view: &View) -> Result<Indexed, StoreError> {
-    let (mut index, mut leases) = (Index::new(view.progress.compacted), LeaseTable::default());
+fn index(view: &View) -> Result<DerivedState, StoreError> {
+    let (mut index, mut leases) =
+        (Index::new(view.progress.compact_revision), LeaseTable::default());
     view.leases()?.into_iter().for_each(|lease| leases.restore(lease));
     let (mut tombstones, mut record_bytes) = (BTreeSet::new(), 0);
     for row in view.records.iter()? {
@@ -107,9 +109,9 @@ fn index(view: &View) -> Result<Indexed, StoreError> {
             index.restore(&kv.key, at, kv.create_revision, kv.version);
             leases.attach(&kv.key, kv.lease);
         }
-        if is_together(row) {
+        if is_tombstone_row(row) {
             tombstones.insert(first);
         }
     }
-    Ok(Indexed { index, leases, tombstones, record_bytes })
+    Ok(DerivedState { index, leases, tombstones, record_bytes })
 }

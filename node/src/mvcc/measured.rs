@@ -10,12 +10,12 @@ use super::error::StoreError;
 /// Storage backend that publishes its file's length in an atomic. Readers that must not touch the
 /// disk use that.
 #[derive(Debug)]
-pub(super) struct Measured<B> {
+pub(super) struct LengthTrackingBackend<B> {
     inner: B,
     length: Arc<AtomicU64>,
 }
 
-impl<B: StorageBackend> Measured<B> {
+impl<B: StorageBackend> LengthTrackingBackend<B> {
     pub(super) fn new(inner: B, length: Arc<AtomicU64>) -> Result<Self, StoreError> {
         let now = inner.len().map_err(redb::StorageError::from)?;
         length.store(now, Ordering::Relaxed);
@@ -23,7 +23,7 @@ impl<B: StorageBackend> Measured<B> {
     }
 }
 
-impl<B: StorageBackend> StorageBackend for Measured<B> {
+impl<B: StorageBackend> StorageBackend for LengthTrackingBackend<B> {
     fn len(&self) -> std::io::Result<u64> {
         self.inner.len()
     }

@@ -6,7 +6,7 @@
 //! since the log is. A *checkpoint* makes everything so far durable at once; only the log after it
 //! is still needed.
 //!
-//! There is one [`Writer`], owned by the code that applies the log, and any number of [`Store`]
+//! There is one [`StoreWriter`], owned by the code that applies the log, and any number of [`Store`]
 //! handles for reading. After each batch the writer publishes a [`View`]: a snapshot of the file,
 //! with its revision and log position. A read takes the newest view and never waits for a write.
 //!
@@ -38,17 +38,17 @@ mod writer;
 
 pub use batch::Batch;
 pub use compaction::CompactionProgress;
-pub use defragment::{DefragmentError, Defragmented, StoreFile};
+pub use defragment::{DefragmentError, DefragmentSizes, StoreFile};
 pub use error::{ReadError, StoreError};
 pub use event::{Event, EventBatch, EventKind};
 pub use hash::KeyValueHash;
-pub use operations::{APPLIED, Counted, Operations};
-pub use range::{AnswerRoom, Gather, Scan, Step};
+pub use operations::{APPLIED_KINDS, OperationCounters, OperationCounts};
+pub use range::{AnswerBudget, RangeRead, RangeStep, Scan};
 pub(crate) use revision::EtcdKey;
 pub use revision::{KeyRange, Revision};
 pub use snapshot::{Contents, inspect_snapshot};
-pub use store::{Frozen, Store, View};
-pub use writer::{Compaction, Options, Writer};
+pub use store::{FrozenView, Store, View};
+pub use writer::{CompactionMode, StoreOptions, StoreWriter};
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::durations::Durations;
 
 /// Kinds of entries whose application is timed, by etcd's names.
-pub const APPLIED: [&str; 11] = [
+pub const APPLIED_KINDS: [&str; 11] = [
     "Put",
     "DeleteRange",
     "Txn",
@@ -23,7 +23,7 @@ pub const APPLIED: [&str; 11] = [
 
 /// Counters since the process began. Entries that are applied again at a start count as well.
 #[derive(Debug)]
-pub struct Operations {
+pub struct OperationCounters {
     /// Number of keys written.
     pub puts: AtomicU64,
     /// Number of delete operations, each of a key or a range.
@@ -33,16 +33,16 @@ pub struct Operations {
     /// Number of requests with more than one put, delete or range.
     pub txns: AtomicU64,
     /// Number of revisions of keys that compactions deleted.
-    pub compacted: AtomicU64,
-    /// Durations by kind, an index into [`APPLIED`]: of refused entries, then of successful ones.
-    pub applied: [[Durations; 2]; APPLIED.len()],
+    pub compacted_revisions: AtomicU64,
+    /// Durations by kind, an index into [`APPLIED_KINDS`]: of refused entries, then of successful ones.
+    pub applied: [[Durations; 2]; APPLIED_KINDS.len()],
     /// Number of watches that get events as they happen, not from the store.
     pub attached_watches: AtomicI64,
     /// Number of events in the queues of watch streams.
     pub pending_events: Arc<AtomicI64>,
 }
 
-impl Default for Operations {
+impl Default for OperationCounters {
     fn default() -> Self {
         let durations = || [Durations::of_applies(), Durations::of_applies()];
         Self {
@@ -50,7 +50,7 @@ impl Default for Operations {
             deletes: AtomicU64::new(0),
             ranges: AtomicU64::new(0),
             txns: AtomicU64::new(0),
-            compacted: AtomicU64::new(0),
+            compacted_revisions: AtomicU64::new(0),
             applied: std::array::from_fn(|_| durations()),
             attached_watches: AtomicI64::new(0),
             pending_events: Arc::default(),
@@ -60,12 +60,12 @@ impl Default for Operations {
 
 /// Guard that counts a queue's events as pending until it is dropped.
 #[derive(Debug)]
-pub(super) struct PendingEvents {
+pub(super) struct PendingEventsGuard {
     all: Arc<AtomicI64>,
     events: i64,
 }
 
-impl PendingEvents {
+impl PendingEventsGuard {
     pub(super) fn new(all: &Arc<AtomicI64>, events: usize) -> Self {
         let events = i64::try_from(events).unwrap_or(i64::MAX);
         all.fetch_add(events, Ordering::Relaxed);
@@ -73,7 +73,7 @@ impl PendingEvents {
     }
 }
 
-impl Drop for PendingEvents {
+impl Drop for PendingEventsGuard {
     fn drop(&mut self) {
         self.all.fetch_sub(self.events, Ordering::Relaxed);
     }
@@ -81,21 +81,21 @@ impl Drop for PendingEvents {
 
 /// Operations of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counted {
+pub struct OperationCounts {
     pub puts: u64,
     pub deletes: u64,
     pub ranges: u64,
 }
 
-impl Operations {
-    /// Records the duration of applying an entry of `kind`, an index into [`APPLIED`].
+impl OperationCounters {
+    /// Records the duration of applying an entry of `kind`, an index into [`APPLIED_KINDS`].
     pub fn time(&self, kind: usize, is_done: bool, took: Duration) {
         self.applied[kind][usize::from(is_done)].record(took);
     }
 
     /// Adds the operations of one request. More than one operation counts as a transaction.
-    pub fn add(&self, one: Counted) {
-        let Counted { puts, deletes, ranges } = one;
+    pub fn add(&self, one: OperationCounts) {
+        let OperationCounts { puts, deletes, ranges } = one;
         self.puts.fetch_add(puts, Ordering::Relaxed);
         self.deletes.fetch_add(deletes, Ordering::Relaxed);
         self.ranges.fetch_add(ranges, Ordering::Relaxed);

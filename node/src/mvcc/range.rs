@@ -18,30 +18,30 @@ use super::revision::{KeyRange, Revision};
 /// Maximum number of keys examined under one hold of the index lock.
 const KEYS_PER_STEP: usize = 256;
 /// Maximum number of keys examined under one hold of the index lock when keys are only counted.
-const COUNTED_PER_STEP: usize = 8 * 1024;
+const MAX_COUNTED_KEYS_PER_STEP: usize = 8 * 1024;
 /// Bytes of records after which a step ends early.
 const BYTES_PER_STEP: usize = 1 << 20;
 /// Minimum number of gathered keys before the unwanted ones of a sorted range are dropped.
-const KEPT_AT_LEAST: usize = 64;
+const MIN_PAIRS_TO_PRUNE: usize = 64;
 
 /// Memory budget for the answers of one request.
-pub struct AnswerRoom<'f> {
+pub struct AnswerBudget<'f> {
     fits: &'f mut dyn FnMut(usize) -> bool,
-    held: usize,
+    used_bytes: usize,
     is_overdrawn: bool,
 }
 
-impl<'f> AnswerRoom<'f> {
+impl<'f> AnswerBudget<'f> {
     /// Makes a budget of which `held` bytes are used. `fits` says whether a total number of bytes
     /// is allowed.
     pub fn new(held: usize, fits: &'f mut dyn FnMut(usize) -> bool) -> Self {
-        Self { fits, held, is_overdrawn: false }
+        Self { fits, used_bytes: held, is_overdrawn: false }
     }
 
     /// Returns the used bytes.
     #[must_use]
-    pub fn held(&self) -> usize {
-        self.held
+    pub fn used_bytes(&self) -> usize {
+        self.used_bytes
     }
 
     /// Whether something didn't fit. After that nothing fits any more.
@@ -52,20 +52,20 @@ impl<'f> AnswerRoom<'f> {
 
     /// Whether `bytes` more would fit. If not, the budget counts as overdrawn from now on.
     pub(crate) fn fits(&mut self, bytes: usize) -> bool {
-        self.is_overdrawn = self.is_overdrawn || !(self.fits)(self.held + bytes);
+        self.is_overdrawn = self.is_overdrawn || !(self.fits)(self.used_bytes + bytes);
         !self.is_overdrawn
     }
 
     /// Adds the bytes of a gathered answer, which the caller has checked to fit.
-    pub(crate) fn take_gathered(&mut self, gather: &Gather) {
-        self.held += gather.bytes();
+    pub(crate) fn charge_range(&mut self, gather: &RangeRead) {
+        self.used_bytes += gather.bytes();
     }
 
     /// Adds the bytes of `kv` and returns it, if it fits.
-    pub(crate) fn take(&mut self, kv: KeyValue) -> Option<KeyValue> {
+    pub(crate) fn charge(&mut self, kv: KeyValue) -> Option<KeyValue> {
         let bytes = weight(&kv);
         self.fits(bytes).then(|| {
-            self.held += bytes;
+            self.used_bytes += bytes;
             kv
         })
     }
@@ -77,15 +77,15 @@ fn weight(kv: &KeyValue) -> usize {
 }
 
 /// Source of a read: a published view, or the batch that is being applied.
-pub(crate) struct Source<'a, T> {
+pub(crate) struct ReadSource<'a, T> {
     pub(crate) index: &'a RwLock<Index>,
     pub(crate) records: &'a T,
     /// Newest revision in the source.
     pub(crate) revision: i64,
-    pub(crate) compacted: i64,
+    pub(crate) compact_revision: i64,
 }
 
-impl<T: ReadableTable<u128, &'static [u8]>> Source<'_, T> {
+impl<T: ReadableTable<u128, &'static [u8]>> ReadSource<'_, T> {
     /// Reads the record of a revision that the index has returned.
     pub(crate) fn record(&self, at: Revision) -> Result<KeyValue, StoreError> {
         match self.records.get(at.to_row())? {
@@ -96,13 +96,13 @@ impl<T: ReadableTable<u128, &'static [u8]>> Source<'_, T> {
 
     /// Returns the newest value of `key`, or `None` if the key doesn't exist.
     pub(crate) fn newest(&self, key: &[u8]) -> Result<Option<KeyValue>, StoreError> {
-        let at = read(self.index).newest(key).map(|newest| newest.modified);
+        let at = lock_index(self.index).newest(key).map(|newest| newest.modified);
         at.map(|at| self.record(at)).transpose()
     }
 
     /// Calls `look` for each key of `range` with its newest value, in key order, until `look`
     /// returns false. Only one value is in memory at a time.
-    pub(crate) fn each(
+    pub(crate) fn for_each_key(
         &self,
         range: KeyRange,
         look: &mut dyn FnMut(&KeyValue) -> bool,
@@ -121,10 +121,10 @@ impl<T: ReadableTable<u128, &'static [u8]>> Source<'_, T> {
     ) -> Result<bool, ReadError> {
         let Scan { range, after, is_walked, found } = scan;
         if found.is_empty() {
-            let index = read(self.index);
+            let index = lock_index(self.index);
             // Checked under the lock of the walk, so that no compaction can drop changes in
             // between.
-            if index.compacted() > self.revision {
+            if index.compact_revision() > self.revision {
                 return Err(ReadError::Superseded);
             }
             let (at, step) = (self.revision, KEYS_PER_STEP);
@@ -150,16 +150,16 @@ impl<T: ReadableTable<u128, &'static [u8]>> Source<'_, T> {
     pub(crate) fn range(
         &self,
         request: &RangeRequest,
-        room: &mut AnswerRoom<'_>,
+        room: &mut AnswerBudget<'_>,
     ) -> Result<Option<RangeResponse>, ReadError> {
-        let mut gather = Gather::new(request, self.revision, self.compacted)?;
+        let mut gather = RangeRead::new(request, self.revision, self.compact_revision)?;
         loop {
             let step = gather.step(self)?;
             if !room.fits(gather.bytes()) {
                 return Ok(None);
             }
-            if let Step::Done(response) = step {
-                room.take_gathered(&gather);
+            if let RangeStep::Done(response) = step {
+                room.charge_range(&gather);
                 return Ok(Some(response));
             }
         }
@@ -172,7 +172,7 @@ pub(crate) fn missing(at: Revision) -> StoreError {
 
 /// Locks the index for reading. A poisoned lock means that a writer panicked midway, so the index
 /// can't be trusted.
-pub(crate) fn read(index: &RwLock<Index>) -> std::sync::RwLockReadGuard<'_, Index> {
+pub(crate) fn lock_index(index: &RwLock<Index>) -> std::sync::RwLockReadGuard<'_, Index> {
     index.read().expect("a writer that panicked has stopped the process")
 }
 
@@ -194,17 +194,17 @@ impl Scan {
     }
 }
 
-/// Whether a [`Gather`] has finished.
-pub enum Step {
+/// Whether a [`RangeRead`] has finished.
+pub enum RangeStep {
     /// The range isn't finished. The caller calls again and may let other tasks run before.
-    Again,
+    Unfinished,
     /// The finished answer. Its header has only the revision.
     Done(RangeResponse),
 }
 
 /// State of a range request that is read in bounded steps. So a wide range doesn't delay writes or
 /// other reads for long.
-pub struct Gather {
+pub struct RangeRead {
     request: RangeRequest,
     range: KeyRange,
     /// Revision to read at.
@@ -212,7 +212,7 @@ pub struct Gather {
     /// The store's revision, for the answer's header.
     revision: i64,
     /// Number of records after which reading stops, while keys are still counted; 0 means no limit.
-    wanted: usize,
+    record_limit: usize,
     after: Option<Box<[u8]>>,
     /// Whether the index has been walked to the end.
     is_walked: bool,
@@ -222,11 +222,11 @@ pub struct Gather {
     /// Approximate size of `kvs` in bytes.
     bytes: usize,
     /// Number of pairs already handed out by [`Self::take`].
-    given: usize,
+    returned: usize,
     count: i64,
 }
 
-impl Gather {
+impl RangeRead {
     /// Begins to read `request` from a store at `revision`.
     pub(crate) fn new(
         request: &RangeRequest,
@@ -255,24 +255,24 @@ impl Gather {
             request: request.clone(),
             at,
             revision,
-            wanted,
+            record_limit: wanted,
             after: None,
             is_walked: false,
             found: VecDeque::new(),
             kvs: Vec::new(),
             bytes: 0,
-            given: 0,
+            returned: 0,
             count: 0,
         })
     }
 
     /// Checks that this read can continue on a newer view, whose compaction revision is
     /// `compacted`.
-    pub fn go_on(&self, compacted: i64) -> Result<(), ReadError> {
-        if compacted > self.at { Err(self.gone()) } else { Ok(()) }
+    pub fn check_not_compacted(&self, compacted: i64) -> Result<(), ReadError> {
+        if compacted > self.at { Err(self.compaction_error()) } else { Ok(()) }
     }
 
-    fn gone(&self) -> ReadError {
+    fn compaction_error(&self) -> ReadError {
         if self.request.revision > 0 { ReadError::Compacted } else { ReadError::Superseded }
     }
 
@@ -282,7 +282,7 @@ impl Gather {
         if self.is_full() {
             return Vec::new();
         }
-        self.given += self.kvs.len();
+        self.returned += self.kvs.len();
         self.bytes = 0;
         std::mem::take(&mut self.kvs)
     }
@@ -294,14 +294,14 @@ impl Gather {
     }
 
     fn is_full(&self) -> bool {
-        self.request.count_only || self.has_wanted()
+        self.request.count_only || self.has_reached_limit()
     }
 
-    fn has_wanted(&self) -> bool {
-        self.wanted > 0 && self.given + self.kvs.len() >= self.wanted
+    fn has_reached_limit(&self) -> bool {
+        self.record_limit > 0 && self.returned + self.kvs.len() >= self.record_limit
     }
 
-    pub(crate) fn step<T>(&mut self, source: &Source<'_, T>) -> Result<Step, ReadError>
+    pub(crate) fn step<T>(&mut self, source: &ReadSource<'_, T>) -> Result<RangeStep, ReadError>
     where
         T: ReadableTable<u128, &'static [u8]>,
     {
@@ -312,7 +312,7 @@ impl Gather {
         while looked < BYTES_PER_STEP
             && let Some(at) = self.found.pop_front()
         {
-            if self.has_wanted() {
+            if self.has_reached_limit() {
                 self.found.clear();
                 break;
             }
@@ -321,19 +321,19 @@ impl Gather {
             self.keep(record);
         }
         Ok(match self.is_walked && self.found.is_empty() {
-            true => Step::Done(self.finish()),
-            false => Step::Again,
+            true => RangeStep::Done(self.finish()),
+            false => RangeStep::Unfinished,
         })
     }
 
     /// Finds the next keys in the index, up to the step's limit.
-    fn walk<T>(&mut self, source: &Source<'_, T>) -> Result<(), ReadError> {
+    fn walk<T>(&mut self, source: &ReadSource<'_, T>) -> Result<(), ReadError> {
         let full = self.is_full();
-        let at_most = if full { COUNTED_PER_STEP } else { KEYS_PER_STEP };
-        let index = read(source.index);
+        let at_most = if full { MAX_COUNTED_KEYS_PER_STEP } else { KEYS_PER_STEP };
+        let index = lock_index(source.index);
         // Checked under the lock of the walk, so that no compaction can drop changes in between.
-        if index.compacted() > self.at {
-            return Err(self.gone());
+        if index.compact_revision() > self.at {
+            return Err(self.compaction_error());
         }
         let walk =
             index.walk(&self.range, self.after.as_deref(), self.at, at_most, |_, revision| {
@@ -363,17 +363,20 @@ impl Gather {
         }
         self.bytes += weight(&kv);
         self.kvs.push(kv);
-        self.leave_out();
+        self.prune_pairs();
     }
 
     /// Drops pairs that can't be in a sorted answer because better ones fill its limit. So a
     /// request for the newest of a thousand keys doesn't hold a thousand pairs.
-    fn leave_out(&mut self) {
+    fn prune_pairs(&mut self) {
         let limit = usize::try_from(self.request.limit).unwrap_or(0);
         // One more than the limit is kept, to know whether there are more.
         let best = limit.saturating_add(1);
         let is_sorted = self.request.sort_order() != SortOrder::None;
-        if limit == 0 || !is_sorted || self.kvs.len() < best.saturating_mul(2).max(KEPT_AT_LEAST) {
+        if limit == 0
+            || !is_sorted
+            || self.kvs.len() < best.saturating_mul(2).max(MIN_PAIRS_TO_PRUNE)
+        {
             return;
         }
         if self.request.sort_target() == SortTarget::Key {
@@ -398,9 +401,9 @@ impl Gather {
         let mut more = false;
         if let Ok(limit) = usize::try_from(request.limit)
             && limit > 0
-            && self.given + kvs.len() > limit
+            && self.returned + kvs.len() > limit
         {
-            kvs.truncate(limit.saturating_sub(self.given));
+            kvs.truncate(limit.saturating_sub(self.returned));
             more = true;
         }
         if request.keys_only && request.sort_target() == SortTarget::Value {

@@ -15,15 +15,15 @@ use super::event::{KEY_TAG, encode_tombstone};
 use super::revision::Revision;
 
 /// Maximum length of a row of several tombstones. With what redb adds, it fills a page.
-const TOGETHER_BYTES: usize = 4_000;
+const MAX_TOMBSTONE_ROW_BYTES: usize = 4_000;
 /// First byte of a row of several tombstones. No encoded `KeyValue` begins with it.
-const TOGETHER: u8 = 0;
+const TOMBSTONE_ROW_TAG: u8 = 0;
 /// Tombstones of one request that are collected for one row.
 #[derive(Debug, Default)]
-pub(crate) struct Tombstones {
+pub(crate) struct TombstoneRow {
     first: Option<Revision>,
     count: usize,
-    /// [`TOGETHER`]; then for each tombstone the distance of its `sub` from the row's, and its
+    /// [`TOMBSTONE_ROW_TAG`]; then for each tombstone the distance of its `sub` from the row's, and its
     /// record.
     bytes: Vec<u8>,
     /// Offset at which the last record begins.
@@ -32,11 +32,11 @@ pub(crate) struct Tombstones {
     weight: i64,
 }
 
-impl Tombstones {
+impl TombstoneRow {
     /// Whether the row would be too long with one more tombstone, of a key of `length` bytes.
     pub(crate) fn is_full_with(&self, length: usize) -> bool {
         // Overhead of a tombstone: the tag, and two varints of at most 5 bytes.
-        self.count > 0 && self.bytes.len() + length + 11 > TOGETHER_BYTES
+        self.count > 0 && self.bytes.len() + length + 11 > MAX_TOMBSTONE_ROW_BYTES
     }
 
     /// Appends a tombstone of the same request. Its revision must be higher than those before.
@@ -44,7 +44,7 @@ impl Tombstones {
         let first = *self.first.get_or_insert(at);
         debug_assert!(first.main == at.main && first.sub <= at.sub, "{at:?} comes after {first:?}");
         if self.bytes.is_empty() {
-            self.bytes.push(TOGETHER);
+            self.bytes.push(TOMBSTONE_ROW_TAG);
         }
         prost::encoding::encode_varint(u64::from(at.sub - first.sub), &mut self.bytes);
         self.last = self.bytes.len();
@@ -75,45 +75,49 @@ impl Tombstones {
 }
 
 /// Whether the row holds several tombstones.
-pub(crate) fn is_together(row: &[u8]) -> bool {
-    row.first() == Some(&TOGETHER)
+pub(crate) fn is_tombstone_row(row: &[u8]) -> bool {
+    row.first() == Some(&TOMBSTONE_ROW_TAG)
 }
 
 /// Iterates over the records of a row, each with its revision, in order.
-pub(crate) fn records(at: u128, row: &[u8]) -> Records<'_> {
+pub(crate) fn records(at: u128, row: &[u8]) -> RowRecords<'_> {
     let first = Revision::from_row(at);
-    let left = if is_together(row) { Left::Together(&row[1..]) } else { Left::One(row) };
-    Records { first, left }
+    let left = if is_tombstone_row(row) {
+        RowRemainder::Tombstones(&row[1..])
+    } else {
+        RowRemainder::Record(row)
+    };
+    RowRecords { first, left }
 }
 
 /// Part of a row that has not been returned yet.
-enum Left<'row> {
-    One(&'row [u8]),
-    Together(&'row [u8]),
-    Nothing,
+enum RowRemainder<'row> {
+    Record(&'row [u8]),
+    Tombstones(&'row [u8]),
+    Empty,
 }
 
 /// Iterator over the records of a row: see [`records`].
-pub(crate) struct Records<'row> {
+pub(crate) struct RowRecords<'row> {
     first: Revision,
-    left: Left<'row>,
+    left: RowRemainder<'row>,
 }
 
-impl<'row> Iterator for Records<'row> {
+impl<'row> Iterator for RowRecords<'row> {
     type Item = Result<(Revision, &'row [u8]), StoreError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let rest = match std::mem::replace(&mut self.left, Left::Nothing) {
-            Left::One(record) => return Some(Ok((self.first, record))),
-            Left::Together(rest) if !rest.is_empty() => rest,
-            Left::Together(_) | Left::Nothing => return None,
+        let rest = match std::mem::replace(&mut self.left, RowRemainder::Empty) {
+            RowRemainder::Record(record) => return Some(Ok((self.first, record))),
+            RowRemainder::Tombstones(rest) if !rest.is_empty() => rest,
+            RowRemainder::Tombstones(_) | RowRemainder::Empty => return None,
         };
-        let next = tombstone(rest).and_then(|(ahead, record, rest)| {
+        let next = split_tombstone(rest).and_then(|(ahead, record, rest)| {
             Some((self.first.sub.checked_add(ahead)?, record, rest))
         });
         Some(match next {
             Some((sub, record, rest)) => {
-                self.left = Left::Together(rest);
+                self.left = RowRemainder::Tombstones(rest);
                 Ok((Revision { sub, ..self.first }, record))
             }
             None => Err(StoreError::Corrupt(format!(
@@ -126,7 +130,7 @@ impl<'row> Iterator for Records<'row> {
 
 /// Splits the first tombstone off: its distance from the row's `sub`, its record, and the remaining
 /// bytes.
-fn tombstone(bytes: &[u8]) -> Option<(u32, &[u8], &[u8])> {
+fn split_tombstone(bytes: &[u8]) -> Option<(u32, &[u8], &[u8])> {
     let mut rest = bytes;
     let ahead = u32::try_from(prost::encoding::decode_varint(&mut rest).ok()?).ok()?;
     let record = rest;
@@ -144,20 +148,20 @@ pub(crate) fn weight(length: usize) -> i64 {
 
 /// Passes the record of a revision to `show`, whichever kind of row it is in. Returns `None` if
 /// there is no record.
-pub(crate) fn at<R>(
+pub(crate) fn read_record<R>(
     rows: &impl ReadableTable<u128, &'static [u8]>,
     at: Revision,
     show: impl FnOnce(&[u8]) -> R,
 ) -> Result<Option<R>, StoreError> {
     let row = at.to_row();
     if let Some(own) = rows.get(row)?
-        && !is_together(own.value())
+        && !is_tombstone_row(own.value())
     {
         return Ok(Some(show(own.value())));
     }
     let Some(before) = rows.range(..=row)?.next_back() else { return Ok(None) };
     let (first, bytes) = before?;
-    if !is_together(bytes.value()) || Revision::from_row(first.value()).main != at.main {
+    if !is_tombstone_row(bytes.value()) || Revision::from_row(first.value()).main != at.main {
         return Ok(None);
     }
     for record in records(first.value(), bytes.value()) {
@@ -175,7 +179,7 @@ mod tests {
     use crate::mvcc::event::decode;
 
     fn together(keys: &[(u32, &[u8])]) -> (u128, Vec<u8>) {
-        let mut tombstones = Tombstones::default();
+        let mut tombstones = TombstoneRow::default();
         for (sub, key) in keys {
             tombstones.push(Revision { main: 7, sub: *sub }, key);
         }
@@ -202,7 +206,7 @@ mod tests {
     #[test]
     fn a_single_one_is_a_row_as_ever() -> Result<(), StoreError> {
         let (row, bytes) = together(&[(2, b"key")]);
-        assert!(!is_together(&bytes));
+        assert!(!is_tombstone_row(&bytes));
         assert_eq!(decode(&bytes)?.key, "key");
         let found = records(row, &bytes).collect::<Result<Vec<_>, _>>()?;
         assert_eq!(found, [(Revision { main: 7, sub: 2 }, &bytes[..])]);
@@ -211,8 +215,8 @@ mod tests {
 
     #[test]
     fn a_row_stays_within_its_bound() {
-        let mut tombstones = Tombstones::default();
-        let long = vec![b'l'; TOGETHER_BYTES];
+        let mut tombstones = TombstoneRow::default();
+        let long = vec![b'l'; MAX_TOMBSTONE_ROW_BYTES];
         assert!(!tombstones.is_full_with(long.len()), "one always fits");
         let mut sub = 0;
         while !tombstones.is_full_with(100) {
@@ -220,7 +224,9 @@ mod tests {
             sub += 1;
         }
         let (_, bytes) = tombstones.row().unwrap();
-        assert!(bytes.len() <= TOGETHER_BYTES && bytes.len() > TOGETHER_BYTES - 120);
+        assert!(
+            bytes.len() <= MAX_TOMBSTONE_ROW_BYTES && bytes.len() > MAX_TOMBSTONE_ROW_BYTES - 120
+        );
         tombstones.clear();
         assert!(tombstones.row().is_none());
     }
@@ -233,7 +239,7 @@ mod tests {
             let whole = found.iter().filter(|record| record.is_ok()).count();
             assert!(found.len() - whole <= 1 && whole < 2, "{end}: {found:?}");
         }
-        let mut far = vec![TOGETHER];
+        let mut far = vec![TOMBSTONE_ROW_TAG];
         prost::encoding::encode_varint(u64::from(u32::MAX), &mut far);
         far.extend_from_slice(&[KEY_TAG, 1, b'k']);
         assert!(records(Revision { main: 7, sub: 1 }.to_row(), &far).all(|found| found.is_err()));

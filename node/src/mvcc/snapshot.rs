@@ -18,11 +18,11 @@ use super::revision::Revision;
 use super::rows::records;
 use super::store::View;
 use super::tables::{
-    Cluster, LEASES, META, Progress, RECORDS, decode_auth, decode_lease, decode_member,
+    ClusterData, LEASES, META, RECORDS, StoreProgress, decode_auth, decode_lease, decode_member,
     decode_removed, decode_role, decode_user, encode_auth, encode_lease, write_auth, write_cluster,
-    write_compacted, write_progress,
+    write_finished_compaction, write_progress,
 };
-use super::writer::Writer;
+use super::writer::StoreWriter;
 use crate::auth::AuthState;
 use crate::lease::Lease;
 use crate::machine::{Members, Position};
@@ -37,7 +37,7 @@ const MAX_FRAME_BYTES: usize = 64 * 1024 * 1024;
 
 /// Kind of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum SnapshotFrameKind {
     Progress = 1,
     Member = 2,
     Alarm = 3,
@@ -53,9 +53,11 @@ enum Kind {
     Role = 10,
 }
 
-impl Kind {
+impl SnapshotFrameKind {
     fn of(byte: u8) -> Option<Self> {
-        use Kind::{Alarm, Auth, End, Lease, Member, Progress, Records, Removed, Role, User};
+        use SnapshotFrameKind::{
+            Alarm, Auth, End, Lease, Member, Progress, Records, Removed, Role, User,
+        };
         [Progress, Member, Removed, Alarm, Lease, Auth, User, Role, Records, End]
             .into_iter()
             .find(|kind| *kind as u8 == byte)
@@ -72,7 +74,7 @@ struct FrameWriter<'a> {
 }
 
 impl FrameWriter<'_> {
-    fn frame(&mut self, kind: Kind, payload: &[u8]) -> Result<(), StoreError> {
+    fn write_frame(&mut self, kind: SnapshotFrameKind, payload: &[u8]) -> Result<(), StoreError> {
         let length = u32::try_from(payload.len()).map_err(|_| corrupt("a frame is too long"))?;
         let mut head = [0; 9];
         head[0] = kind as u8;
@@ -100,7 +102,7 @@ impl FrameReader<'_> {
     }
 
     /// Reads the next frame's payload into `payload`, and returns its kind.
-    fn frame(&mut self) -> Result<Kind, StoreError> {
+    fn read_frame(&mut self) -> Result<SnapshotFrameKind, StoreError> {
         let mut head = [0; 5];
         self.exact(&mut head)?;
         let mut expected = [0; 4];
@@ -121,7 +123,8 @@ impl FrameReader<'_> {
         if self.checksum != u32::from_le_bytes(expected) {
             return Err(corrupt("a checksum does not match"));
         }
-        Kind::of(head[0]).ok_or_else(|| corrupt(format!("unknown frame kind {}", head[0])))
+        SnapshotFrameKind::of(head[0])
+            .ok_or_else(|| corrupt(format!("unknown frame kind {}", head[0])))
     }
 
     fn message<M: Message + Default>(&self) -> Result<M, StoreError> {
@@ -136,7 +139,7 @@ impl View {
         out.write_all(&MAGIC).map_err(StoreError::Stream)?;
         out.write_all(&VERSION.to_le_bytes()).map_err(StoreError::Stream)?;
         let mut frames = FrameWriter { out, checksum: 0 };
-        frames.frame(Kind::Progress, &self.progress.encode())?;
+        frames.write_frame(SnapshotFrameKind::Progress, &self.progress.encode())?;
         self.write_contents(&mut frames)?;
         frames.out.flush().map_err(StoreError::Stream)
     }
@@ -150,7 +153,7 @@ impl View {
     /// whole store: call it where it may block.
     pub fn checksum(&self) -> Result<u32, StoreError> {
         let (mut nowhere, mut checksum) = (std::io::sink(), 0);
-        for number in [self.progress.revision, self.progress.compacted] {
+        for number in [self.progress.revision, self.progress.compact_revision] {
             checksum = crc32c::crc32c_append(checksum, &number.to_le_bytes());
         }
         let mut frames = FrameWriter { out: &mut nowhere, checksum };
@@ -160,26 +163,29 @@ impl View {
 
     fn write_contents(&self, frames: &mut FrameWriter<'_>) -> Result<(), StoreError> {
         for member in self.members().members() {
-            frames.frame(Kind::Member, &musterpb::Member::from(member).encode_to_vec())?;
+            frames.write_frame(
+                SnapshotFrameKind::Member,
+                &musterpb::Member::from(member).encode_to_vec(),
+            )?;
         }
         for (id, member) in self.members().removed() {
-            frames.frame(Kind::Removed, &member.encode(id).encode_to_vec())?;
+            frames.write_frame(SnapshotFrameKind::Removed, &member.encode(id).encode_to_vec())?;
         }
         for alarm in self.alarms() {
-            frames.frame(Kind::Alarm, &alarm.encode_to_vec())?;
+            frames.write_frame(SnapshotFrameKind::Alarm, &alarm.encode_to_vec())?;
         }
         for lease in self.leases()? {
-            frames.frame(Kind::Lease, &encode_lease(lease))?;
+            frames.write_frame(SnapshotFrameKind::Lease, &encode_lease(lease))?;
         }
         // Builds that don't know users can read a snapshot without this frame.
         if *self.auth() != AuthState::default() {
-            frames.frame(Kind::Auth, &encode_auth(self.auth()))?;
+            frames.write_frame(SnapshotFrameKind::Auth, &encode_auth(self.auth()))?;
         }
         for (_, user) in self.auth().user_rows() {
-            frames.frame(Kind::User, &user.encode_to_vec())?;
+            frames.write_frame(SnapshotFrameKind::User, &user.encode_to_vec())?;
         }
         for (_, role) in self.auth().role_rows() {
-            frames.frame(Kind::Role, &role.encode_to_vec())?;
+            frames.write_frame(SnapshotFrameKind::Role, &role.encode_to_vec())?;
         }
         write_records(self, frames)
     }
@@ -193,7 +199,7 @@ pub struct Contents {
     /// Newest revision. No record has a newer one.
     pub revision: i64,
     /// Last compaction revision, whether or not its records are deleted yet; -1 if there was none.
-    pub compacted: i64,
+    pub compact_revision: i64,
     /// Current and removed members of the cluster.
     pub members: MemberTable,
     /// Active alarms of the cluster.
@@ -205,19 +211,19 @@ pub struct Contents {
 }
 
 /// Contents of a snapshot except progress and records.
-struct Rest {
-    cluster: Cluster,
+struct SnapshotMetadata {
+    cluster: ClusterData,
     leases: Vec<Lease>,
 }
 
 /// Function that takes a row and its record, in ascending order of rows.
-type TakeRecord<'a> = dyn FnMut(u128, &[u8]) -> Result<(), StoreError> + 'a;
+type RecordSink<'a> = dyn FnMut(u128, &[u8]) -> Result<(), StoreError> + 'a;
 
-impl Writer {
+impl StoreWriter {
     /// Replaces the whole store, durably and in one transaction, by a stream from
     /// [`View::write_snapshot`]. A damaged stream changes nothing.
     pub fn install_snapshot(&mut self, input: &mut dyn Read) -> Result<Position, StoreError> {
-        let (mut frames, progress) = begin(input)?;
+        let (mut frames, progress) = read_header(input)?;
         self.install(progress, |take| read_frames(&mut frames, take))?;
         Ok(progress.applied)
     }
@@ -230,25 +236,33 @@ impl Writer {
         contents: Contents,
         fill: impl FnOnce(&mut dyn FnMut(Revision, &[u8]) -> Result<(), StoreError>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let Contents { applied, revision, compacted, members, mut alarms, leases, auth } = contents;
+        let Contents {
+            applied,
+            revision,
+            compact_revision: compacted,
+            members,
+            mut alarms,
+            leases,
+            auth,
+        } = contents;
         alarms.sort_unstable_by_key(|alarm| (alarm.member_id, alarm.alarm));
-        self.install(Progress { applied, revision, compacted }, |take| {
+        self.install(StoreProgress { applied, revision, compact_revision: compacted }, |take| {
             fill(&mut |at, record| {
                 assert!(at.main <= revision, "a record of {at:?} in a store at {revision}");
                 take(at.to_row(), record)
             })?;
             let (members, auth) = (Arc::new(members), Arc::new(auth));
-            Ok(Rest { cluster: Cluster { members, alarms, auth }, leases })
+            Ok(SnapshotMetadata { cluster: ClusterData { members, alarms, auth }, leases })
         })
     }
 
     fn install<E: From<StoreError>>(
         &mut self,
-        progress: Progress,
-        fill: impl FnOnce(&mut TakeRecord<'_>) -> Result<Rest, E>,
+        progress: StoreProgress,
+        fill: impl FnOnce(&mut RecordSink<'_>) -> Result<SnapshotMetadata, E>,
     ) -> Result<(), E> {
         let shared = self.shared.clone();
-        let _alone = shared.one_state.lock().expect("a panic under it stops the process");
+        let _alone = shared.state_lock.lock().expect("a panic under it stops the process");
         let file = shared.file();
         let mut txn = file.db.begin_write().map_err(StoreError::from)?;
         let empty = |txn: &mut redb::WriteTransaction| {
@@ -259,7 +273,7 @@ impl Writer {
             Ok::<_, StoreError>(())
         };
         empty(&mut txn)?;
-        let Rest { cluster, leases } = {
+        let SnapshotMetadata { cluster, leases } = {
             let mut records = txn.open_table(RECORDS).map_err(StoreError::from)?;
             fill(&mut |row, record| {
                 records.insert(row, record)?;
@@ -276,7 +290,7 @@ impl Writer {
             }
             let mut meta = txn.open_table(META).map_err(StoreError::from)?;
             write_progress(&mut meta, progress)?;
-            write_compacted(&mut meta, Progress::START.compacted)?;
+            write_finished_compaction(&mut meta, StoreProgress::START.compact_revision)?;
         }
         txn.commit().map_err(StoreError::from)?;
         Ok(self.replace(&file, progress, cluster)?)
@@ -287,12 +301,12 @@ impl Writer {
 /// position and the members at that position. A damaged stream is an error here, as it would be
 /// when installed. Needs memory for one frame.
 pub fn inspect_snapshot(input: &mut dyn Read) -> Result<(Position, Members), StoreError> {
-    let (mut frames, progress) = begin(input)?;
+    let (mut frames, progress) = read_header(input)?;
     let rest = read_frames(&mut frames, &mut |_, record| decode(record).map(drop))?;
     Ok((progress.applied, rest.cluster.members.voters_and_learners()))
 }
 
-fn begin(input: &mut dyn Read) -> Result<(FrameReader<'_>, Progress), StoreError> {
+fn read_header(input: &mut dyn Read) -> Result<(FrameReader<'_>, StoreProgress), StoreError> {
     let mut frames = FrameReader { input, checksum: 0, payload: Vec::new() };
     let mut head = [0; 12];
     frames.exact(&mut head)?;
@@ -302,10 +316,10 @@ fn begin(input: &mut dyn Read) -> Result<(FrameReader<'_>, Progress), StoreError
     if head[8..] != VERSION.to_le_bytes() {
         return Err(corrupt("it has another version"));
     }
-    if frames.frame()? != Kind::Progress {
+    if frames.read_frame()? != SnapshotFrameKind::Progress {
         return Err(corrupt("it does not say how far it goes"));
     }
-    let progress = Progress::decode(&frames.payload)?;
+    let progress = StoreProgress::decode(&frames.payload)?;
     Ok((frames, progress))
 }
 
@@ -325,38 +339,44 @@ fn write_records(view: &View, frames: &mut FrameWriter<'_>) -> Result<(), StoreE
             // The length is checked after each record, not each row. Members may arrange records in
             // different rows, but the checksum depends on where frames end.
             if payload.len() >= FRAME_BYTES {
-                frames.frame(Kind::Records, &payload)?;
+                frames.write_frame(SnapshotFrameKind::Records, &payload)?;
                 payload.clear();
             }
         }
     }
     if !payload.is_empty() {
-        frames.frame(Kind::Records, &payload)?;
+        frames.write_frame(SnapshotFrameKind::Records, &payload)?;
     }
-    frames.frame(Kind::End, &count.to_le_bytes())
+    frames.write_frame(SnapshotFrameKind::End, &count.to_le_bytes())
 }
 
 fn read_frames(
     frames: &mut FrameReader<'_>,
-    record: &mut TakeRecord<'_>,
-) -> Result<Rest, StoreError> {
+    record: &mut RecordSink<'_>,
+) -> Result<SnapshotMetadata, StoreError> {
     let mut count: u64 = 0;
     let (mut members, mut removed, mut alarms) = (Vec::new(), Vec::new(), Vec::new());
     let mut leases = Vec::new();
     let (mut users, mut roles) = (Vec::new(), Vec::new());
     let (mut enabled, mut auth_revision) = (false, AuthState::default().revision());
     loop {
-        match frames.frame()? {
-            Kind::Member => members.push(decode_member(&frames.payload).map_err(corrupt)?),
-            Kind::Removed => removed.push(decode_removed(&frames.payload).map_err(corrupt)?),
-            Kind::Alarm => alarms.push(frames.message::<AlarmMember>()?),
-            Kind::Lease => leases.push(decode_lease(&frames.payload).map_err(corrupt)?),
-            Kind::Auth => {
+        match frames.read_frame()? {
+            SnapshotFrameKind::Member => {
+                members.push(decode_member(&frames.payload).map_err(corrupt)?)
+            }
+            SnapshotFrameKind::Removed => {
+                removed.push(decode_removed(&frames.payload).map_err(corrupt)?)
+            }
+            SnapshotFrameKind::Alarm => alarms.push(frames.message::<AlarmMember>()?),
+            SnapshotFrameKind::Lease => {
+                leases.push(decode_lease(&frames.payload).map_err(corrupt)?)
+            }
+            SnapshotFrameKind::Auth => {
                 (enabled, auth_revision) = decode_auth(&frames.payload).map_err(corrupt)?;
             }
-            Kind::User => users.push(decode_user(&frames.payload).map_err(corrupt)?),
-            Kind::Role => roles.push(decode_role(&frames.payload).map_err(corrupt)?),
-            Kind::Records => {
+            SnapshotFrameKind::User => users.push(decode_user(&frames.payload).map_err(corrupt)?),
+            SnapshotFrameKind::Role => roles.push(decode_role(&frames.payload).map_err(corrupt)?),
+            SnapshotFrameKind::Records => {
                 let mut rest = &frames.payload[..];
                 while !rest.is_empty() {
                     let (row, bytes, after) =
@@ -366,14 +386,17 @@ fn read_frames(
                     rest = after;
                 }
             }
-            Kind::End if frames.payload == count.to_le_bytes() => {
+            SnapshotFrameKind::End if frames.payload == count.to_le_bytes() => {
                 let members = Arc::new(MemberTable::from_parts(members, removed));
                 let auth = AuthState::from_rows(enabled, auth_revision, users, roles);
                 let auth = Arc::new(auth.map_err(corrupt)?);
-                return Ok(Rest { cluster: Cluster { members, alarms, auth }, leases });
+                return Ok(SnapshotMetadata {
+                    cluster: ClusterData { members, alarms, auth },
+                    leases,
+                });
             }
-            Kind::End => return Err(corrupt("the number of records does not match")),
-            Kind::Progress => return Err(corrupt("it says twice how far it goes")),
+            SnapshotFrameKind::End => return Err(corrupt("the number of records does not match")),
+            SnapshotFrameKind::Progress => return Err(corrupt("it says twice how far it goes")),
         }
     }
 }
@@ -395,7 +418,7 @@ mod tests {
     fn a_frame_takes_no_more_memory_than_has_come_of_it() {
         let mut input: &[u8] = &[1, 0, 0, 0, 3, 0, 0, 0, 0, 7, 7];
         let mut frames = FrameReader { input: &mut input, checksum: 0, payload: Vec::new() };
-        assert!(matches!(frames.frame(), Err(StoreError::Snapshot(_))));
+        assert!(matches!(frames.read_frame(), Err(StoreError::Snapshot(_))));
         assert_eq!(frames.payload, [7, 7]);
         assert!(frames.payload.capacity() < 1 << 10);
     }

@@ -13,20 +13,20 @@ use redb::{
 };
 use tokio::sync::{Notify, watch};
 
-use super::compaction::Cursor;
+use super::compaction::CompactionCursor;
 use super::error::{ReadError, StoreError};
-use super::hash::Kept;
+use super::hash::CompactionHashes;
 use super::index::Index;
-use super::measured::Measured;
-use super::operations::{Counted, Operations};
-use super::range::{AnswerRoom, Gather, Scan, Source, Step};
+use super::measured::LengthTrackingBackend;
+use super::operations::{OperationCounters, OperationCounts};
+use super::range::{AnswerBudget, RangeRead, RangeStep, ReadSource, Scan};
 use super::revision::Revision;
 use super::rows::records;
 use super::tables::{
-    Cluster, LEASES, META, Progress, RECORDS, decode_lease, read_cluster, read_compacted,
-    read_progress,
+    ClusterData, LEASES, META, RECORDS, StoreProgress, decode_lease, read_cluster,
+    read_finished_compaction, read_progress,
 };
-use crate::auth::{AuthState, Tokens};
+use crate::auth::{AuthState, SimpleTokens};
 use crate::lease::{Lease, LeaseCounters, LeaseTable};
 use crate::machine::Position;
 use crate::membership::MemberTable;
@@ -34,18 +34,18 @@ use crate::membership::MemberTable;
 /// Size of a page of the store's file.
 const PAGE_BYTES: u64 = 4096;
 
-type Records = ReadOnlyTable<u128, &'static [u8]>;
+type RecordTable = ReadOnlyTable<u128, &'static [u8]>;
 
 /// The store as one applied batch left it. A request may hold it, but not for long: the file can't
 /// reuse its pages meanwhile.
 pub struct View {
-    pub(crate) records: Records,
+    pub(crate) records: RecordTable,
     pub(crate) txn: ReadTransaction,
     /// The file of this view, which stays open while a view of it exists. So the view remains
     /// readable after a defragmentation replaced the file.
-    pub(crate) _file: Arc<File>,
-    pub(crate) cluster: Arc<Cluster>,
-    pub(crate) progress: Progress,
+    pub(crate) _file: Arc<StoreDatabase>,
+    pub(crate) cluster: Arc<ClusterData>,
+    pub(crate) progress: StoreProgress,
 }
 
 impl View {
@@ -66,8 +66,8 @@ impl View {
     /// Returns the compaction revision, below which reads are refused; -1 before the first
     /// compaction.
     #[must_use]
-    pub fn compacted(&self) -> i64 {
-        self.progress.compacted
+    pub fn compact_revision(&self) -> i64 {
+        self.progress.compact_revision
     }
 
     /// Returns the position of the last log entry applied to the view.
@@ -96,13 +96,13 @@ impl View {
 }
 
 /// A view with what else is needed to export the store as a file.
-pub struct Frozen {
+pub struct FrozenView {
     pub view: View,
     /// Last compaction whose old revisions are all deleted; -1 if there is none.
     pub finished_compaction: i64,
 }
 
-impl Frozen {
+impl FrozenView {
     /// Passes each record, an encoded `KeyValue`, to `show`, in the order of revisions.
     pub fn records<E: From<StoreError>>(
         &self,
@@ -120,57 +120,57 @@ impl Frozen {
 }
 
 /// The store's file, opened as a redb database.
-pub(crate) struct File {
+pub(crate) struct StoreDatabase {
     pub(crate) db: Database,
     bytes: Arc<AtomicU64>,
 }
 
-impl File {
+impl StoreDatabase {
     /// Opens the store in `backend`, or creates a new one there.
     pub(crate) fn open(
         backend: impl StorageBackend,
         cache_bytes: usize,
     ) -> Result<Self, StoreError> {
         let bytes = Arc::new(AtomicU64::new(0));
-        let backend = Measured::new(backend, bytes.clone())?;
+        let backend = LengthTrackingBackend::new(backend, bytes.clone())?;
         let builder = &mut Database::builder();
         let db = builder.set_cache_size(cache_bytes).create_with_backend(backend)?;
         Ok(Self { db, bytes })
     }
 }
 
-pub(crate) struct Shared {
+pub(crate) struct StoreState {
     /// The store's file. Writers hold the read lock from before their transaction until the view is
     /// published. A defragmentation takes the write lock to replace the file.
-    pub(crate) file: RwLock<Arc<File>>,
+    pub(crate) file: RwLock<Arc<StoreDatabase>>,
     /// Lock held by a defragmentation and by each step of a compaction, so that compaction deletes
     /// no records while they are copied.
-    pub(crate) rows_stay: Mutex<()>,
+    pub(crate) deletion_lock: Mutex<()>,
     /// Lock held by each step of a compaction, and while a snapshot replaces the store's contents.
     /// A step must not use the records of one state with the index of the other.
-    pub(crate) one_state: Mutex<()>,
+    pub(crate) state_lock: Mutex<()>,
     /// Number of times that a snapshot replaced the whole state. It rises before anything of the
     /// new state is visible.
-    pub(crate) replaced: AtomicU64,
+    pub(crate) replacement_count: AtomicU64,
     pub(crate) cache_bytes: usize,
     pub(crate) index: RwLock<Index>,
     pub(crate) leases: RwLock<LeaseTable>,
     /// Rows that hold several tombstones.
     pub(crate) tombstones: Mutex<BTreeSet<u128>>,
-    pub(crate) tokens: Mutex<Tokens>,
+    pub(crate) tokens: Mutex<SimpleTokens>,
     pub(super) view: RwLock<Arc<View>>,
     /// Whether authentication is enabled in the view. The atomic is a copy, so that requests
     /// needn't lock the view.
     pub(super) auth_enabled: AtomicBool,
     /// Last finished compaction of this state. Requests for a physical compaction wait for it.
-    pub(crate) compacted: watch::Sender<i64>,
-    pub(crate) cursor: Mutex<Option<Cursor>>,
+    pub(crate) finished_compaction: watch::Sender<i64>,
+    pub(crate) cursor: Mutex<Option<CompactionCursor>>,
     pub(crate) compacted_keys_per_step: usize,
     pub(crate) guards: Guards,
-    pub(crate) hashes: Kept,
-    pub(crate) operations: Operations,
+    pub(crate) hashes: CompactionHashes,
+    pub(crate) operations: OperationCounters,
     /// Signal that a compaction was requested.
-    pub(crate) wanted: Notify,
+    pub(crate) compaction_requested: Notify,
     /// Members of the newest view, for tasks that follow changes.
     pub(super) members: watch::Sender<Arc<MemberTable>>,
     /// Alarms of the newest view, for tasks that follow changes.
@@ -179,17 +179,17 @@ pub(crate) struct Shared {
     pub(crate) record_bytes: AtomicI64,
 }
 
-impl Shared {
+impl StoreState {
     pub(crate) fn view(&self) -> Arc<View> {
         self.view.read().expect("nothing panics while it holds this lock").clone()
     }
 
-    pub(crate) fn file(&self) -> RwLockReadGuard<'_, Arc<File>> {
+    pub(crate) fn file(&self) -> RwLockReadGuard<'_, Arc<StoreDatabase>> {
         self.file.read().expect("nothing panics while it replaces the file")
     }
 
     /// Publishes `view` as the newest one.
-    pub(crate) fn show(&self, view: View) {
+    pub(crate) fn publish_view(&self, view: View) {
         let last = {
             let mut slot = self.view.write().expect("nothing panics under this lock");
             self.auth_enabled.store(view.auth().is_enabled(), Ordering::Release);
@@ -199,12 +199,12 @@ impl Shared {
         drop(last);
     }
 
-    pub(crate) fn ask_for_compaction(&self, cursor: Cursor) {
+    pub(crate) fn ask_for_compaction(&self, cursor: CompactionCursor) {
         *self.lock_cursor() = Some(cursor);
-        self.wanted.notify_one();
+        self.compaction_requested.notify_one();
     }
 
-    pub(crate) fn lock_cursor(&self) -> MutexGuard<'_, Option<Cursor>> {
+    pub(crate) fn lock_cursor(&self) -> MutexGuard<'_, Option<CompactionCursor>> {
         self.cursor.lock().expect("a compaction that panicked has stopped the process")
     }
 
@@ -212,12 +212,12 @@ impl Shared {
         self.tombstones.lock().expect("nothing panics under this lock")
     }
 
-    pub(crate) fn source<'a>(&'a self, view: &'a View) -> Source<'a, Records> {
-        Source {
+    pub(crate) fn source<'a>(&'a self, view: &'a View) -> ReadSource<'a, RecordTable> {
+        ReadSource {
             index: &self.index,
             records: &view.records,
             revision: view.progress.revision,
-            compacted: view.progress.compacted,
+            compact_revision: view.progress.compact_revision,
         }
     }
 }
@@ -225,7 +225,7 @@ impl Shared {
 /// Handle for reading the store. It is cheap to clone.
 #[derive(Clone)]
 pub struct Store {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<StoreState>,
 }
 
 impl Store {
@@ -237,19 +237,19 @@ impl Store {
 
     /// Returns the store as it is now, to be read as a whole. The file can't reuse its pages while
     /// it exists.
-    pub fn freeze(&self) -> Result<Frozen, StoreError> {
+    pub fn freeze(&self) -> Result<FrozenView, StoreError> {
         freeze(&self.shared.file())
     }
 
     /// Begins to read a range; call [`Self::step`] until it is done. On [`ReadError::Superseded`]
     /// take a new view.
-    pub fn gather(&self, view: &View, request: &RangeRequest) -> Result<Gather, ReadError> {
+    pub fn begin_range(&self, view: &View, request: &RangeRequest) -> Result<RangeRead, ReadError> {
         self.count_range();
-        Gather::new(request, view.revision(), view.compacted())
+        RangeRead::new(request, view.revision(), view.compact_revision())
     }
 
     /// Continues a range that [`Self::gather`] began on the same `view`.
-    pub fn step(&self, view: &View, gather: &mut Gather) -> Result<Step, ReadError> {
+    pub fn step_range(&self, view: &View, gather: &mut RangeRead) -> Result<RangeStep, ReadError> {
         gather.step(&self.shared.source(view))
     }
 
@@ -258,18 +258,18 @@ impl Store {
     pub fn range(&self, view: &View, request: &RangeRequest) -> Result<RangeResponse, ReadError> {
         self.count_range();
         let mut anything = |_| true;
-        let mut room = AnswerRoom::new(0, &mut anything);
+        let mut room = AnswerBudget::new(0, &mut anything);
         let response = self.shared.source(view).range(request, &mut room)?;
         Ok(response.expect("there is room for anything"))
     }
 
     fn count_range(&self) {
-        self.shared.operations.add(Counted { ranges: 1, ..Counted::default() });
+        self.shared.operations.add(OperationCounts { ranges: 1, ..OperationCounts::default() });
     }
 
     /// Returns the counters of the store's operations.
     #[must_use]
-    pub fn operations(&self) -> &Operations {
+    pub fn operations(&self) -> &OperationCounters {
         &self.shared.operations
     }
 
@@ -307,7 +307,7 @@ impl Store {
     /// Returns the tokens issued by entries that this process has applied. Tokens of users who were
     /// deleted or have another password since are not among them.
     #[must_use]
-    pub fn tokens(&self) -> &Mutex<Tokens> {
+    pub fn tokens(&self) -> &Mutex<SimpleTokens> {
         &self.shared.tokens
     }
 
@@ -345,25 +345,25 @@ impl Store {
     /// Returns the number of keys in the index, including deleted ones that are not compacted yet.
     #[must_use]
     pub fn indexed_keys(&self) -> usize {
-        super::range::read(&self.shared.index).len()
+        super::range::lock_index(&self.shared.index).len()
     }
 
     /// Returns the last compaction whose old revisions are all deleted, in a channel that signals
     /// changes.
     #[must_use]
     pub fn finished_compactions(&self) -> watch::Receiver<i64> {
-        self.shared.compacted.subscribe()
+        self.shared.finished_compaction.subscribe()
     }
 }
 
 /// Opens a read transaction on `file`, and returns its view.
-pub(crate) fn freeze(file: &Arc<File>) -> Result<Frozen, StoreError> {
+pub(crate) fn freeze(file: &Arc<StoreDatabase>) -> Result<FrozenView, StoreError> {
     let txn = file.db.begin_read()?;
     let meta = txn.open_table(META)?;
     let progress = read_progress(&meta)?;
-    let finished_compaction = read_compacted(&meta)?;
+    let finished_compaction = read_finished_compaction(&meta)?;
     let cluster = Arc::new(read_cluster(&txn)?);
     let records = txn.open_table(RECORDS)?;
     let view = View { records, txn, _file: file.clone(), cluster, progress };
-    Ok(Frozen { view, finished_compaction })
+    Ok(FrozenView { view, finished_compaction })
 }

@@ -15,20 +15,20 @@ use crate::lease::Lease;
 use crate::machine::Position;
 use crate::membership::{Member, MemberTable, RemovedMember};
 
-/// Format version of the file. Other versions are refused, except those of [`FORMATS_BEFORE`].
+/// Format version of the file. Other versions are refused, except those of [`UPGRADABLE_FORMATS`].
 pub(crate) const FORMAT: u32 = 5;
 /// Older formats, which are upgraded to [`FORMAT`] when a file is opened:
 ///
 /// - 2 has no table of leases, and none of users and roles.
 /// - 3 has no tables of users and roles.
 /// - None of them has rows of several tombstones.
-pub(crate) const FORMATS_BEFORE: [u32; 3] = [2, 3, 4];
+pub(crate) const UPGRADABLE_FORMATS: [u32; 3] = [2, 3, 4];
 
 /// Row of a revision → encoded `KeyValue`, or several tombstones of which the row's is the first:
 /// see [`super::rows`].
 pub(crate) const RECORDS: TableDefinition<'static, u128, &'static [u8]> =
     TableDefinition::new("records");
-/// Name → value of the few rows that exist once: `PROGRESS`, `COMPACTED`, `VERSION` and `AUTH`.
+/// Name → value of the few rows that exist once: `PROGRESS`, `FINISHED_COMPACTION_ROW`, `VERSION` and `AUTH`.
 pub(crate) const META: TableDefinition<'static, &'static str, &'static [u8]> =
     TableDefinition::new("meta");
 /// Member id → encoded `Member`.
@@ -51,10 +51,10 @@ pub(crate) const USERS: TableDefinition<'static, &'static str, &'static [u8]> =
 pub(crate) const ROLES: TableDefinition<'static, &'static str, &'static [u8]> =
     TableDefinition::new("roles");
 
-/// Name of the row with [`Progress`], which each batch rewrites.
+/// Name of the row with [`StoreProgress`], which each batch rewrites.
 const PROGRESS: &str = "progress";
 /// Name of the row with the last compaction whose old revisions are all deleted.
-const COMPACTED: &str = "compacted";
+const FINISHED_COMPACTION_ROW: &str = "compacted";
 /// Name of the row with the file's format version.
 const VERSION: &str = "format";
 /// Name of the row with the switch for authentication (1 byte) and the auth revision (8 bytes). The
@@ -64,24 +64,24 @@ const AUTH: &str = "auth";
 /// Log position, newest revision and compaction revision of the file. They share one row, so that
 /// they can't contradict each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Progress {
+pub(crate) struct StoreProgress {
     pub(crate) applied: Position,
     /// Newest revision; 1 in an empty store, as in etcd.
     pub(crate) revision: i64,
     /// Compaction revision, below which reads are refused; -1 before the first compaction.
-    pub(crate) compacted: i64,
+    pub(crate) compact_revision: i64,
 }
 
-impl Progress {
+impl StoreProgress {
     pub(crate) const START: Self =
-        Self { applied: Position { index: 0, term: 0 }, revision: 1, compacted: -1 };
+        Self { applied: Position { index: 0, term: 0 }, revision: 1, compact_revision: -1 };
 
     pub(crate) fn encode(self) -> [u8; 32] {
         let mut row = [0; 32];
         row[..8].copy_from_slice(&self.applied.index.to_le_bytes());
         row[8..16].copy_from_slice(&self.applied.term.to_le_bytes());
         row[16..24].copy_from_slice(&self.revision.to_le_bytes());
-        row[24..].copy_from_slice(&self.compacted.to_le_bytes());
+        row[24..].copy_from_slice(&self.compact_revision.to_le_bytes());
         row
     }
 
@@ -98,14 +98,14 @@ impl Progress {
                 term: u64::from_le_bytes(*term),
             },
             revision: i64::from_le_bytes(*revision),
-            compacted: i64::from_le_bytes(*compacted),
+            compact_revision: i64::from_le_bytes(*compacted),
         })
     }
 }
 
 /// Replicated state that is small enough to be kept in RAM as a whole.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Cluster {
+pub(crate) struct ClusterData {
     /// Current and removed members of the cluster.
     pub(crate) members: Arc<MemberTable>,
     /// Active alarms, ordered by member, then type.
@@ -133,7 +133,7 @@ pub(crate) fn read_format(
 
 pub(crate) fn write_progress(
     meta: &mut MetaTable<'_>,
-    progress: Progress,
+    progress: StoreProgress,
 ) -> Result<(), StoreError> {
     meta.insert(PROGRESS, &progress.encode()[..])?;
     Ok(())
@@ -141,22 +141,27 @@ pub(crate) fn write_progress(
 
 pub(crate) fn read_progress(
     meta: &impl ReadableTable<&'static str, &'static [u8]>,
-) -> Result<Progress, StoreError> {
+) -> Result<StoreProgress, StoreError> {
     match meta.get(PROGRESS)? {
-        Some(row) => Progress::decode(row.value()),
+        Some(row) => StoreProgress::decode(row.value()),
         None => Err(StoreError::Corrupt("progress row is missing".to_owned())),
     }
 }
 
-pub(crate) fn write_compacted(meta: &mut MetaTable<'_>, revision: i64) -> Result<(), StoreError> {
-    meta.insert(COMPACTED, &revision.to_le_bytes()[..])?;
+pub(crate) fn write_finished_compaction(
+    meta: &mut MetaTable<'_>,
+    revision: i64,
+) -> Result<(), StoreError> {
+    meta.insert(FINISHED_COMPACTION_ROW, &revision.to_le_bytes()[..])?;
     Ok(())
 }
 
-pub(crate) fn read_compacted(
+pub(crate) fn read_finished_compaction(
     meta: &impl ReadableTable<&'static str, &'static [u8]>,
 ) -> Result<i64, StoreError> {
-    let Some(row) = meta.get(COMPACTED)? else { return Ok(Progress::START.compacted) };
+    let Some(row) = meta.get(FINISHED_COMPACTION_ROW)? else {
+        return Ok(StoreProgress::START.compact_revision);
+    };
     let bytes = row.value().try_into();
     let bytes =
         bytes.map_err(|_| StoreError::Corrupt("compacted row is not 8 bytes".to_owned()))?;
@@ -166,7 +171,7 @@ pub(crate) fn read_compacted(
 /// Rewrites members, removed members and alarms as a whole: they are few and change rarely.
 pub(crate) fn write_cluster(
     txn: &redb::WriteTransaction,
-    cluster: &Cluster,
+    cluster: &ClusterData,
 ) -> Result<(), StoreError> {
     let mut members = txn.open_table(MEMBERS)?;
     members.retain(|_, _| false)?;
@@ -246,7 +251,7 @@ pub(crate) fn decode_role(row: &[u8]) -> Result<authpb::Role, String> {
     authpb::Role::decode(row).map_err(|error| format!("a role's row: {error}"))
 }
 
-pub(crate) fn read_cluster(txn: &redb::ReadTransaction) -> Result<Cluster, StoreError> {
+pub(crate) fn read_cluster(txn: &redb::ReadTransaction) -> Result<ClusterData, StoreError> {
     let mut alarms = Vec::new();
     let (mut members, mut removed) = (Vec::new(), Vec::new());
     for row in txn.open_table(MEMBERS)?.iter()? {
@@ -260,7 +265,7 @@ pub(crate) fn read_cluster(txn: &redb::ReadTransaction) -> Result<Cluster, Store
         alarms.push(AlarmMember { member_id, alarm });
     }
     let members = Arc::new(MemberTable::from_parts(members, removed));
-    Ok(Cluster { members, alarms, auth: Arc::new(read_auth(txn)?) })
+    Ok(ClusterData { members, alarms, auth: Arc::new(read_auth(txn)?) })
 }
 
 /// Encodes a lease for a row of the table, or for a frame of a snapshot.
@@ -272,7 +277,7 @@ pub(crate) fn encode_lease(lease: Lease) -> Vec<u8> {
 pub(crate) fn decode_lease(row: &[u8]) -> Result<Lease, String> {
     let lease = musterpb::Lease::decode(row).map_err(|error| format!("a lease's row: {error}"))?;
     let lease = Lease::from(lease);
-    let proper = lease.id != 0 && lease.ttl > 0 && (0..=lease.ttl).contains(&lease.left);
+    let proper = lease.id != 0 && lease.ttl > 0 && (0..=lease.ttl).contains(&lease.remaining_ttl);
     if proper { Ok(lease) } else { Err(format!("a lease's row can't be: {lease:?}")) }
 }
 
@@ -296,15 +301,18 @@ mod tests {
 
     #[test]
     fn progress_survives_the_round_trip() -> Result<(), StoreError> {
-        let progress =
-            Progress { applied: Position { index: 7, term: 3 }, revision: 11, compacted: -1 };
-        assert_eq!(Progress::decode(&progress.encode())?, progress);
+        let progress = StoreProgress {
+            applied: Position { index: 7, term: 3 },
+            revision: 11,
+            compact_revision: -1,
+        };
+        assert_eq!(StoreProgress::decode(&progress.encode())?, progress);
         Ok(())
     }
 
     #[test]
     fn a_progress_row_of_another_length_is_corrupt() {
-        assert!(Progress::decode(&[0; 31]).is_err());
-        assert!(Progress::decode(&[0; 33]).is_err());
+        assert!(StoreProgress::decode(&[0; 31]).is_err());
+        assert!(StoreProgress::decode(&[0; 33]).is_err());
     }
 }

@@ -8,21 +8,23 @@ use redb::{Durability, ReadableDatabase as _, StorageBackend};
 use tokio::sync::{Notify, watch};
 
 use super::batch::Batch;
-use super::compaction::Cursor;
+use super::compaction::CompactionCursor;
 use super::error::StoreError;
 use super::event::EventBatch;
-use super::hash::Kept;
-use super::load::{Indexed, Loaded, load, prepare, unless_it_panics};
-use super::operations::Operations;
-use super::store::{File, Frozen, Shared, Store, View};
-use super::tables::{Cluster, META, Progress, RECORDS, write_auth, write_cluster, write_progress};
+use super::hash::CompactionHashes;
+use super::load::{DerivedState, LoadedStore, catch_panic, load, prepare};
+use super::operations::OperationCounters;
+use super::store::{FrozenView, Store, StoreDatabase, StoreState, View};
+use super::tables::{
+    ClusterData, META, RECORDS, StoreProgress, write_auth, write_cluster, write_progress,
+};
 use super::watch::WatchOptions;
 use crate::machine::Position;
 use crate::membership::Member;
 
 /// Selects where a compaction deletes the records that it makes unreachable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compaction {
+pub enum CompactionMode {
     /// In a separate task that calls [`Store::compact_step`]. Writes continue meanwhile.
     Background,
     /// In the batch that contains the compaction. This is for a simulation, which has one thread.
@@ -31,11 +33,11 @@ pub enum Compaction {
 
 /// Settings for opening a store.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct StoreOptions {
     /// Bytes of file pages that may be kept in RAM.
     pub cache_bytes: usize,
     /// Selects where compactions delete records.
-    pub compaction: Compaction,
+    pub compaction: CompactionMode,
     /// Maximum number of keys per step of a compaction.
     pub compacted_keys_per_step: usize,
     /// Limits on the memory and the steps of watches.
@@ -47,11 +49,11 @@ pub struct Options {
     pub guards: Guards,
 }
 
-impl Default for Options {
+impl Default for StoreOptions {
     fn default() -> Self {
         Self {
             cache_bytes: 64 * 1024 * 1024,
-            compaction: Compaction::Background,
+            compaction: CompactionMode::Background,
             compacted_keys_per_step: 1_000,
             watch: WatchOptions::default(),
             members: Vec::new(),
@@ -61,22 +63,22 @@ impl Default for Options {
 }
 
 /// The one handle that writes the store. It belongs to the code that applies the log.
-pub struct Writer {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) progress: Progress,
-    pub(crate) cluster: Arc<Cluster>,
-    pub(crate) compaction: Compaction,
+pub struct StoreWriter {
+    pub(crate) shared: Arc<StoreState>,
+    pub(crate) progress: StoreProgress,
+    pub(crate) cluster: Arc<ClusterData>,
+    pub(crate) compaction: CompactionMode,
     durable: Position,
 }
 
-impl Writer {
+impl StoreWriter {
     /// Opens the store on `backend`, or creates a new one there.
     ///
     /// The index is built from the records, which takes about a second per million of them.
-    pub fn open(backend: impl StorageBackend, options: Options) -> Result<Self, StoreError> {
+    pub fn open(backend: impl StorageBackend, options: StoreOptions) -> Result<Self, StoreError> {
         let cache_bytes = options.cache_bytes;
-        let file = Arc::new(unless_it_panics(|| File::open(backend, cache_bytes))?);
-        let loaded = unless_it_panics(|| {
+        let file = Arc::new(catch_panic(|| StoreDatabase::open(backend, cache_bytes))?);
+        let loaded = catch_panic(|| {
             prepare(&file.db, options.members)?;
             load(&file)
         });
@@ -89,18 +91,18 @@ impl Writer {
                 return Err(error);
             }
         };
-        let Loaded { frozen, contents } = loaded;
-        let Indexed { index, leases, tombstones, record_bytes } = contents;
-        let Frozen { view, finished_compaction: finished } = frozen;
+        let LoadedStore { frozen, contents } = loaded;
+        let DerivedState { index, leases, tombstones, record_bytes } = contents;
+        let FrozenView { view, finished_compaction: finished } = frozen;
         let (progress, cluster) = (view.progress, view.cluster.clone());
         let members = watch::Sender::new(cluster.members.clone());
         let alarms = watch::Sender::new(cluster.alarms.clone());
-        let unfinished = progress.compacted > finished;
-        let shared = Shared {
+        let unfinished = progress.compact_revision > finished;
+        let shared = StoreState {
             file: RwLock::new(file),
-            rows_stay: Mutex::default(),
-            one_state: Mutex::default(),
-            replaced: AtomicU64::new(0),
+            deletion_lock: Mutex::default(),
+            state_lock: Mutex::default(),
+            replacement_count: AtomicU64::new(0),
             cache_bytes,
             index: RwLock::new(index),
             leases: RwLock::new(leases),
@@ -108,13 +110,15 @@ impl Writer {
             tokens: Mutex::default(),
             auth_enabled: AtomicBool::new(view.auth().is_enabled()),
             view: RwLock::new(Arc::new(view)),
-            compacted: watch::Sender::new(finished),
-            cursor: Mutex::new(unfinished.then(|| Cursor::new(progress.compacted))),
+            finished_compaction: watch::Sender::new(finished),
+            cursor: Mutex::new(
+                unfinished.then(|| CompactionCursor::new(progress.compact_revision)),
+            ),
             compacted_keys_per_step: options.compacted_keys_per_step,
             guards: options.guards,
-            hashes: Kept::default(),
-            operations: Operations::default(),
-            wanted: Notify::new(),
+            hashes: CompactionHashes::default(),
+            operations: OperationCounters::default(),
+            compaction_requested: Notify::new(),
             members,
             alarms,
             record_bytes: AtomicI64::new(record_bytes),
@@ -127,7 +131,7 @@ impl Writer {
             compaction: options.compaction,
             durable: progress.applied,
         };
-        if writer.compaction == Compaction::Inline {
+        if writer.compaction == CompactionMode::Inline {
             writer.store().compact_all()?;
         }
         Ok(writer)
@@ -170,8 +174,8 @@ impl Writer {
             let result = work(&mut batch)?;
             (result, batch.finish())
         };
-        let before = self.progress.compacted;
-        self.progress = Progress { applied, ..done.progress };
+        let before = self.progress.compact_revision;
+        self.progress = StoreProgress { applied, ..done.progress };
         write_progress(&mut txn.open_table(META)?, self.progress)?;
         if let Some(cluster) = done.cluster {
             write_cluster(&txn, &cluster)?;
@@ -183,15 +187,19 @@ impl Writer {
         txn.commit()?;
         if !done.tokens.is_empty() {
             let mut tokens = shared.tokens.lock().expect("nothing panics under this lock");
-            done.tokens.into_iter().for_each(|news| news.tell(&mut tokens));
+            done.tokens.into_iter().for_each(|news| news.apply_to(&mut tokens));
         }
-        if self.progress.compacted > before {
-            let cursor = Cursor::new(self.progress.compacted);
+        if self.progress.compact_revision > before {
+            let cursor = CompactionCursor::new(self.progress.compact_revision);
             // The checksum is kept only if the previous compaction finished. Otherwise the records
             // that it left would count, as they would in etcd.
-            let is_whole = *shared.compacted.borrow() == before;
-            shared.ask_for_compaction(if is_whole { cursor.after_one_of(before) } else { cursor });
-            if self.compaction == Compaction::Inline {
+            let is_whole = *shared.finished_compaction.borrow() == before;
+            shared.ask_for_compaction(if is_whole {
+                cursor.after_finished(before)
+            } else {
+                cursor
+            });
+            if self.compaction == CompactionMode::Inline {
                 self.store().compact_in(&file)?;
             }
         }
@@ -216,19 +224,19 @@ impl Writer {
     /// Loads the in-memory state after a snapshot has replaced the contents of the file.
     pub(crate) fn replace(
         &mut self,
-        file: &Arc<File>,
-        progress: Progress,
-        cluster: Cluster,
+        file: &Arc<StoreDatabase>,
+        progress: StoreProgress,
+        cluster: ClusterData,
     ) -> Result<(), StoreError> {
         self.progress = progress;
         self.durable = progress.applied;
         self.cluster = Arc::new(cluster);
-        self.shared.replaced.fetch_add(1, Ordering::Relaxed);
+        self.shared.replacement_count.fetch_add(1, Ordering::Relaxed);
         // The snapshot contains records that the sender's compaction had not deleted yet. This
         // store may have finished that compaction itself, so it has to begin again.
-        self.shared.compacted.send_replace(Progress::START.compacted);
-        let Loaded { contents, .. } = load(file)?;
-        let Indexed { index, leases, tombstones, record_bytes } = contents;
+        self.shared.finished_compaction.send_replace(StoreProgress::START.compact_revision);
+        let LoadedStore { contents, .. } = load(file)?;
+        let DerivedState { index, leases, tombstones, record_bytes } = contents;
         *self.shared.lock_tombstones() = tombstones;
         *self.shared.index.write().expect("the writer is the only one to write") = index;
         *self.shared.leases.write().expect("nothing panics while it holds this lock") = leases;
@@ -237,16 +245,16 @@ impl Writer {
         self.shared.tokens.lock().expect("nothing panics under this lock").clear();
         self.shared.record_bytes.store(record_bytes, Ordering::Relaxed);
         self.shared.hashes.clear();
-        self.shared.ask_for_compaction(Cursor::new(progress.compacted));
-        if self.compaction == Compaction::Inline {
+        self.shared.ask_for_compaction(CompactionCursor::new(progress.compact_revision));
+        if self.compaction == CompactionMode::Inline {
             self.store().compact_in(file)?;
         }
         self.publish(file)
     }
 
-    fn publish(&self, file: &Arc<File>) -> Result<(), StoreError> {
+    fn publish(&self, file: &Arc<StoreDatabase>) -> Result<(), StoreError> {
         let txn = file.db.begin_read()?;
-        self.shared.show(View {
+        self.shared.publish_view(View {
             records: txn.open_table(RECORDS)?,
             txn,
             _file: file.clone(),

@@ -5,9 +5,9 @@ use std::{io, path::Path};
 
 use super::force::ForceError;
 use crate::{
-    apply::Machine,
+    apply::KvStateMachine,
     disk::SharedDisk,
-    identity::{DataDir, Forced, Incarnation},
+    identity::{DataDir, ForcedCluster, Incarnation},
     log::{self, Log, LogOptions},
     machine::{Position, StateMachine as _},
 };
@@ -23,13 +23,13 @@ const OLD_LOG: &str = "wal.old";
 ///
 /// # Errors
 /// Fails if a disk operation fails, or if the files are damaged.
-pub(crate) fn resume<E: From<ForceError>>(
+pub(crate) fn resume_forced_cluster<E: From<ForceError>>(
     dir: &DataDir,
     disk: &SharedDisk,
     member_dir: &Path,
-    open_store: impl FnOnce() -> Result<Machine, E>,
+    open_store: impl FnOnce() -> Result<KvStateMachine, E>,
 ) -> Result<(), E> {
-    let Some(plan) = dir.forcing().map_err(ForceError::from)? else { return Ok(()) };
+    let Some(plan) = dir.forced_plan().map_err(ForceError::from)? else { return Ok(()) };
     let machine = open_store()?;
     let is_new = machine.members().contains(plan.is.member_id.0);
     drop(machine);
@@ -40,7 +40,7 @@ pub(crate) fn resume<E: From<ForceError>>(
     tracing::warn!(
         "a start before this one did not come to make a new cluster: this is the old member"
     );
-    Ok(dir.forget_plan().map_err(ForceError::from)?)
+    Ok(dir.delete_forced_plan().map_err(ForceError::from)?)
 }
 
 /// Replaces the log, sets the marker to the new incarnation, and writes the record. Each step can
@@ -49,15 +49,15 @@ pub(super) fn finish(
     dir: &DataDir,
     disk: &SharedDisk,
     member_dir: &Path,
-    plan: &Forced,
+    plan: &ForcedCluster,
 ) -> Result<(), ForceError> {
     let failed = |action| move |source| ForceError::Disk { action, source };
     let (log, old) = (member_dir.join(LOG), member_dir.join(OLD_LOG));
     let incarnation = u128::from_be_bytes(plan.is.incarnation.0);
     let (cluster, member) = (plan.is.cluster_id.0, plan.is.member_id.0);
-    let identity = log::Identity { cluster, member, incarnation };
+    let identity = log::LogIdentity { cluster, member, incarnation };
     // A rename is atomic. Removing the old log in place could leave a part of it under this name.
-    if Log::exists(disk, member_dir)? && Log::whose(disk, member_dir)? != identity {
+    if Log::exists(disk, member_dir)? && Log::identity_of(disk, member_dir)? != identity {
         disk.rename(&log, &old).map_err(failed("set the old log aside"))?;
         disk.sync_dir(member_dir).map_err(failed("sync the member's directory"))?;
     }
@@ -65,10 +65,10 @@ pub(super) fn finish(
         let base = Position { index: plan.base_index, term: plan.base_term };
         Log::create_after(base, disk, member_dir, &identity, &LogOptions::default())?;
     }
-    dir.reborn(Incarnation(plan.is.incarnation.0))?;
+    dir.replace_marker(Incarnation(plan.is.incarnation.0))?;
     remove(&old).map_err(failed("remove the old log"))?;
-    dir.record(plan)?;
-    Ok(dir.forget_plan()?)
+    dir.write_forced_cluster(plan)?;
+    Ok(dir.delete_forced_plan()?)
 }
 
 fn remove(path: &Path) -> io::Result<()> {

@@ -9,13 +9,16 @@ use node_proto::{
 
 use super::finish::finish;
 use crate::{
-    apply::Machine,
-    config::Force,
+    apply::KvStateMachine,
+    config::ForceNewCluster,
     disk::SharedDisk,
     driver::{self, StartError},
-    identity::{Bearer, ClusterId, DataDir, DataDirError, Dropped, Forced, Incarnation, MemberId},
+    identity::{
+        ClusterId, DataDir, DataDirError, DroppedMember, ForcedCluster, Incarnation, MemberId,
+        MemberIdentity,
+    },
     log::{Log, LogError},
-    machine::{Committed, EntryKind, Position, StateMachine as _},
+    machine::{CommittedEntry, EntryKind, Position, StateMachine as _},
     membership::{Member, MemberTable},
     mvcc::StoreError,
 };
@@ -25,7 +28,7 @@ use crate::{
 /// got.
 pub const REVISION_BUMP: i64 = 1_000_000_000;
 /// Number of entries that are applied in one batch.
-const ENTRIES_AT_ONCE: usize = 1_000;
+const MAX_BATCH_ENTRIES: usize = 1_000;
 
 /// Why no cluster was made from a directory. The directory is unchanged, unless the disk failed
 /// after the commit.
@@ -36,7 +39,7 @@ pub enum ForceError {
         "{} holds no member's log to make a cluster of",
         .0.display()
     )]
-    Nothing(std::path::PathBuf),
+    NoLog(std::path::PathBuf),
     /// Log and store do not fit each other.
     #[error(transparent)]
     Start(#[from] StartError),
@@ -66,13 +69,13 @@ pub enum ForceError {
 }
 
 /// A member's directory, opened as for a start.
-pub(crate) struct Survivor<'a> {
+pub(crate) struct SurvivingMember<'a> {
     pub dir: &'a DataDir,
     pub disk: &'a SharedDisk,
     pub member_dir: &'a Path,
     /// Ids and incarnation of the member in the lost cluster.
-    pub was: Bearer,
-    pub machine: Machine,
+    pub old_identity: MemberIdentity,
+    pub machine: KvStateMachine,
     pub log: Log,
 }
 
@@ -82,12 +85,16 @@ pub(crate) struct Survivor<'a> {
 /// # Errors
 /// After an error, the directory still belongs to the old member. If the disk failed after the
 /// commit, the next start finishes the new cluster instead.
-pub(crate) fn force(survivor: Survivor<'_>, force: &Force) -> Result<Forced, ForceError> {
-    let Survivor { dir, disk, member_dir, was, mut machine, mut log } = survivor;
+pub(crate) fn force_new_cluster(
+    survivor: SurvivingMember<'_>,
+    force: &ForceNewCluster,
+) -> Result<ForcedCluster, ForceError> {
+    let SurvivingMember { dir, disk, member_dir, old_identity: was, mut machine, mut log } =
+        survivor;
     let committed = log.hard_state_with(machine.applied()).commit;
     let before = machine.store().view();
-    let initial = driver::recover(&mut log, machine.applied(), machine.members())?;
-    let entries: Vec<Committed> = initial.entries.into_iter().map(as_committed).collect();
+    let initial = driver::recover_initial_state(&mut log, machine.applied(), machine.members())?;
+    let entries: Vec<CommittedEntry> = initial.entries.into_iter().map(to_committed).collect();
     if let Some(index) = own_removal(&entries, was.member_id) {
         if index <= committed {
             return Err(ForceError::Removed(index));
@@ -100,26 +107,26 @@ pub(crate) fn force(survivor: Survivor<'_>, force: &Force) -> Result<Forced, For
     let last = log.last();
     let term = log.hard_state().term.max(last.term) + 1;
     let base = Position { index: last.index + 1, term };
-    machine.answer_only(|_| false);
+    machine.set_answer_filter(|_| false);
     let founded = (|| {
         let own = before.members().member(was.member_id).cloned();
-        apply(&mut machine, &entries)?;
+        apply_entries(&mut machine, &entries)?;
         let table = machine.store().members().borrow().clone();
         let own = own.or_else(|| table.member(was.member_id).cloned());
         let own = own.ok_or(ForceError::NoMember(was.member_id))?;
         let incarnation = Incarnation::random();
         let founder = founder(own, incarnation, force);
         let cluster_id = ClusterId::of(&[founder.id]);
-        let is = Bearer { cluster_id, member_id: founder.id, incarnation };
-        let mut plan = Forced::new(now(), was, is, dir.forced()?.as_ref());
+        let is = MemberIdentity { cluster_id, member_id: founder.id, incarnation };
+        let mut plan = ForcedCluster::new(now(), was, is, dir.forced_cluster()?.as_ref());
         (plan.committed, plan.last_index, plan.last_term) = (committed, last.index, last.term);
         (plan.base_index, plan.base_term) = (base.index, base.term);
         plan.dropped = dropped(&table, was.member_id);
-        dir.plan(&plan)?;
-        machine.found_cluster(base, was.member_id, founder, REVISION_BUMP)?;
+        dir.write_forced_plan(&plan)?;
+        machine.become_new_cluster(base, was.member_id, founder, REVISION_BUMP)?;
         Ok(plan)
     })();
-    let plan: Forced = match founded {
+    let plan: ForcedCluster = match founded {
         Ok(plan) => plan,
         Err(error) => {
             // Dropping the machine would make the applied entries durable. The directory still
@@ -128,24 +135,27 @@ pub(crate) fn force(survivor: Survivor<'_>, force: &Force) -> Result<Forced, For
             return Err(error);
         }
     };
-    say(&plan, before.revision(), machine.store().view().revision());
+    log_forced_cluster(&plan, before.revision(), machine.store().view().revision());
     drop((machine, log));
     finish(dir, disk, member_dir, &plan)?;
     Ok(plan)
 }
 
-pub(super) fn as_committed(entry: node_consensus::Entry) -> Committed {
+pub(super) fn to_committed(entry: node_consensus::Entry) -> CommittedEntry {
     let position = Position { index: entry.index, term: entry.term };
-    Committed { position, kind: entry.kind, data: entry.data }
+    CommittedEntry { position, kind: entry.kind, data: entry.data }
 }
 
-pub(super) fn apply(machine: &mut Machine, entries: &[Committed]) -> Result<(), StoreError> {
-    entries.chunks(ENTRIES_AT_ONCE).try_for_each(|some| machine.apply(some).map(|_| ()))
+pub(super) fn apply_entries(
+    machine: &mut KvStateMachine,
+    entries: &[CommittedEntry],
+) -> Result<(), StoreError> {
+    entries.chunks(MAX_BATCH_ENTRIES).try_for_each(|some| machine.apply(some).map(|_| ()))
 }
 
 /// Returns the index of the entry that removes this member, if there is one.
-fn own_removal(entries: &[Committed], own: MemberId) -> Option<u64> {
-    let removes = |entry: &&Committed| {
+fn own_removal(entries: &[CommittedEntry], own: MemberId) -> Option<u64> {
+    let removes = |entry: &&CommittedEntry| {
         let operation = command::decode(entry.data.clone()).map(|said| said.operation);
         entry.kind == EntryKind::ConfChange
             && matches!(operation, Ok(Operation::ChangeMember(change))
@@ -156,7 +166,7 @@ fn own_removal(entries: &[Committed], own: MemberId) -> Option<u64> {
 
 /// Returns the new cluster's only member. It has the old member's name and key, but a new id and
 /// incarnation.
-fn founder(own: Member, incarnation: Incarnation, force: &Force) -> Member {
+fn founder(own: Member, incarnation: Incarnation, force: &ForceNewCluster) -> Member {
     let peer_urls =
         if force.peer_urls.is_empty() { own.peer_urls.clone() } else { force.peer_urls.clone() };
     Member {
@@ -171,9 +181,9 @@ fn founder(own: Member, incarnation: Incarnation, force: &Force) -> Member {
     }
 }
 
-fn dropped(table: &MemberTable, own: MemberId) -> Vec<Dropped> {
+fn dropped(table: &MemberTable, own: MemberId) -> Vec<DroppedMember> {
     let others = table.members().filter(|member| member.id != own);
-    let dropped = others.map(|member| Dropped {
+    let dropped = others.map(|member| DroppedMember {
         member_id: member.id,
         name: member.name.clone(),
         peer_urls: member.peer_urls.clone(),
@@ -186,7 +196,7 @@ fn now() -> String {
     jiff::Timestamp::now().to_string()
 }
 
-fn say(plan: &Forced, revision_was: i64, revision: i64) {
+fn log_forced_cluster(plan: &ForcedCluster, revision_was: i64, revision: i64) {
     for gone in &plan.dropped {
         tracing::warn!(
             member.id = %gone.member_id, name = gone.name, learner = gone.is_learner,
@@ -197,7 +207,7 @@ fn say(plan: &Forced, revision_was: i64, revision: i64) {
         old.cluster.id = %plan.was.cluster_id, old.member.id = %plan.was.member_id,
         cluster.id = %plan.is.cluster_id, member.id = %plan.is.member_id,
         last_index = plan.last_index, known_committed = plan.committed,
-        kept_unknown = plan.kept_unknown(), stored_revision = revision_was, revision,
+        kept_unknown = plan.kept_uncommitted(), stored_revision = revision_was, revision,
         "forcing restart member: made a new cluster of one out of its data; every entry of its log is kept, those not known to be committed too"
     );
 }

@@ -6,20 +6,20 @@ use std::{path::Path, sync::Arc};
 use serde::Serialize;
 
 use crate::{
-    apply::Machine,
-    causes::chain,
-    disk::{Backend, Open, ReadOnlyDisk, SharedDisk},
+    apply::KvStateMachine,
+    causes::error_chain,
+    disk::{OpenMode, ReadOnlyDisk, RedbBackend, SharedDisk},
     driver,
-    identity::{ClusterId, DataDir, DataDirError, Forced, Incarnation, MemberId, Tombstone},
+    identity::{ClusterId, DataDir, DataDirError, ForcedCluster, Incarnation, MemberId, Tombstone},
     log::Log,
-    machine::{Committed, StateMachine as _},
-    mvcc::Options,
+    machine::{CommittedEntry, StateMachine as _},
+    mvcc::StoreOptions,
 };
 
 /// Condition of a data directory, by the result that a start in it would have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum State {
+pub enum DirectoryState {
     /// The data of a member is complete.
     Whole,
     /// The data belongs to a running member, which changes it.
@@ -46,7 +46,7 @@ pub enum Maker {
 
 /// State of the Raft log in a data directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct LogSight {
+pub struct LogInspection {
     /// Term of the member.
     pub term: u64,
     /// Member that this one voted for in the term, in hexadecimal; `None` if it has not voted.
@@ -65,7 +65,7 @@ pub struct LogSight {
 
 /// State of the store in a data directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct StoreSight {
+pub struct StoreInspection {
     /// Index of the last entry that is applied in the store.
     pub applied: u64,
     /// Newest revision in the store.
@@ -78,12 +78,12 @@ pub struct StoreSight {
     /// `HashKV` at that revision; `None` for an etcd's directory.
     pub hash: Option<u32>,
     /// Members of the cluster if the whole log were applied.
-    pub members: Vec<MemberSight>,
+    pub members: Vec<InspectedMember>,
 }
 
 /// A member of the cluster, according to the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct MemberSight {
+pub struct InspectedMember {
     /// Member id in hexadecimal.
     pub id: String,
     /// Name of the member; empty if it never started.
@@ -98,13 +98,13 @@ pub struct MemberSight {
 
 /// Contents of a data directory, as far as they could be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Sight {
+pub struct DirectoryInspection {
     /// Path of the data directory.
     pub data_dir: String,
     /// Program that made the directory.
     pub maker: Maker,
     /// Condition of the directory.
-    pub state: State,
+    pub state: DirectoryState,
     /// Description of what is wrong, if anything is.
     pub problem: Option<String>,
     /// Id of the member's cluster, in hexadecimal.
@@ -118,26 +118,26 @@ pub struct Sight {
     /// Number of times that the member was started.
     pub boots: Option<u64>,
     /// State of the Raft log.
-    pub log: Option<LogSight>,
+    pub log: Option<LogInspection>,
     /// State of the store.
-    pub store: Option<StoreSight>,
+    pub store: Option<StoreInspection>,
     /// Tombstone of a member that was removed.
     pub tombstone: Option<Tombstone>,
-    /// Record of the cluster of one that `--force-new-cluster` or `data recover` made here, if any.
-    pub forced: Option<Forced>,
+    /// Record of the cluster of one that `--force-new-cluster` or `data recover_initial_state` made here, if any.
+    pub forced: Option<ForcedCluster>,
 }
 
 /// Inspects the data directory at `path`.
 ///
 /// # Errors
 /// Fails if the directory can't be inspected. Problems with its contents are no error; they are
-/// reported as a [`State`].
-pub fn look(path: &Path) -> Result<Sight, DataDirError> {
-    let (dir, in_use) = DataDir::look(path)?;
-    let mut sight = Sight {
+/// reported as a [`DirectoryState`].
+pub fn inspect_directory(path: &Path) -> Result<DirectoryInspection, DataDirError> {
+    let (dir, in_use) = DataDir::open_read_only(path)?;
+    let mut sight = DirectoryInspection {
         data_dir: path.display().to_string(),
-        maker: if dir.is_etcds() { Maker::Etcd } else { Maker::MusterNode },
-        state: State::Whole,
+        maker: if dir.is_etcd_directory() { Maker::Etcd } else { Maker::MusterNode },
+        state: DirectoryState::Whole,
         problem: None,
         cluster_id: None,
         member_id: None,
@@ -149,7 +149,7 @@ pub fn look(path: &Path) -> Result<Sight, DataDirError> {
         tombstone: None,
         forced: None,
     };
-    if let Err((state, problem)) = see(&dir, in_use, &mut sight) {
+    if let Err((state, problem)) = inspect(&dir, in_use, &mut sight) {
         sight.state = state;
         sight.problem = problem;
     }
@@ -158,20 +158,25 @@ pub fn look(path: &Path) -> Result<Sight, DataDirError> {
 
 /// Reason why an inspection stopped before everything was read: the state, and a description of the
 /// problem.
-pub(super) type End = (State, Option<String>);
+pub(super) type InspectionStop = (DirectoryState, Option<String>);
 
-pub(super) fn damaged(error: &(dyn std::error::Error + 'static)) -> End {
-    (State::Damaged, Some(chain(error)))
+pub(super) fn damaged_stop(error: &(dyn std::error::Error + 'static)) -> InspectionStop {
+    (DirectoryState::Damaged, Some(error_chain(error)))
 }
 
-fn see(dir: &DataDir, in_use: bool, sight: &mut Sight) -> Result<(), End> {
+fn inspect(
+    dir: &DataDir,
+    in_use: bool,
+    sight: &mut DirectoryInspection,
+) -> Result<(), InspectionStop> {
     let disk: SharedDisk = Arc::new(ReadOnlyDisk);
     let member_dir = dir.join("member");
-    let marker = dir.marker().map_err(|error| damaged(&error))?;
-    sight.boots = dir.boots().map_err(|error| damaged(&error))?;
-    sight.forced = dir.forced().map_err(|error| damaged(&error))?;
-    sight.tombstone = dir.tombstone().map_err(|error| damaged(&error))?;
-    if let Some(plan) = dir.forcing().map_err(|error| damaged(&error))?.filter(|_| !in_use) {
+    let marker = dir.marker().map_err(|error| damaged_stop(&error))?;
+    sight.boots = dir.boot_count().map_err(|error| damaged_stop(&error))?;
+    sight.forced = dir.forced_cluster().map_err(|error| damaged_stop(&error))?;
+    sight.tombstone = dir.tombstone().map_err(|error| damaged_stop(&error))?;
+    if let Some(plan) = dir.forced_plan().map_err(|error| damaged_stop(&error))?.filter(|_| !in_use)
+    {
         sight.forced = Some(plan);
         let next = match sight.maker {
             Maker::MusterNode => {
@@ -179,20 +184,20 @@ fn see(dir: &DataDir, in_use: bool, sight: &mut Sight) -> Result<(), End> {
             }
             Maker::Etcd => "a new cluster is half made here: make it again, and it is ended",
         };
-        return Err((State::Unfinished, Some(next.to_owned())));
+        return Err((DirectoryState::Unfinished, Some(next.to_owned())));
     }
     if sight.maker == Maker::Etcd {
-        return super::etcd::see(dir, marker, in_use, sight);
+        return super::etcd::inspect(dir, marker, in_use, sight);
     }
-    if let Some(error) = dir.etcds_store().map_err(|error| damaged(&error))? {
-        return Err(damaged(&error));
+    if let Some(error) = dir.etcd_store_error().map_err(|error| damaged_stop(&error))? {
+        return Err(damaged_stop(&error));
     }
-    if !dir.has_log().map_err(|error| damaged(&error))? {
+    if !dir.has_log().map_err(|error| damaged_stop(&error))? {
         let buried = sight.tombstone.is_some();
-        return Err((if buried { State::Removed } else { State::Empty }, None));
+        return Err((if buried { DirectoryState::Removed } else { DirectoryState::Empty }, None));
     }
     let (mut incarnation, mut own) = (None, None);
-    match Log::whose(&disk, &member_dir) {
+    match Log::identity_of(&disk, &member_dir) {
         Ok(whose) => {
             sight.cluster_id = Some(ClusterId(whose.cluster).to_string());
             sight.member_id = Some(MemberId(whose.member).to_string());
@@ -202,34 +207,38 @@ fn see(dir: &DataDir, in_use: bool, sight: &mut Sight) -> Result<(), End> {
         }
         // A running member may remove its oldest segment at any moment.
         Err(_) if in_use => {}
-        Err(error) => return Err(damaged(&error)),
+        Err(error) => return Err(damaged_stop(&error)),
     }
     if in_use {
-        return Err((State::InUse, Some("a member runs here: stop it to see the rest".to_owned())));
+        return Err((
+            DirectoryState::InUse,
+            Some("a member runs here: stop it to see the rest".to_owned()),
+        ));
     }
     if let (Some(incarnation), Some(marker)) = (incarnation, marker)
         && incarnation != marker
     {
         let problem =
             format!("the log belongs to incarnation {incarnation}, the directory to {marker}");
-        return Err((State::Damaged, Some(problem)));
+        return Err((DirectoryState::Damaged, Some(problem)));
     }
-    see_data(&disk, &member_dir, own, sight)?;
+    inspect_data(&disk, &member_dir, own, sight)?;
     if sight.tombstone.is_some() {
-        return Err((State::Removed, None));
+        return Err((DirectoryState::Removed, None));
     }
     Ok(())
 }
 
-fn see_data(
+fn inspect_data(
     disk: &SharedDisk,
     member_dir: &Path,
     own: Option<MemberId>,
-    sight: &mut Sight,
-) -> Result<(), End> {
-    let (mut log, torn_at) = Log::look(disk, member_dir).map_err(|error| damaged(&error))?;
+    sight: &mut DirectoryInspection,
+) -> Result<(), InspectionStop> {
+    let (mut log, torn_at) =
+        Log::open_read_only(disk, member_dir).map_err(|error| damaged_stop(&error))?;
     let (hard_state, base, last) = (log.hard_state(), log.base(), log.last());
-    let seen = sight.log.insert(LogSight {
+    let seen = sight.log.insert(LogInspection {
         term: hard_state.term,
         vote: (hard_state.vote != 0).then(|| MemberId(hard_state.vote).to_string()),
         base_index: base.index,
@@ -241,41 +250,42 @@ fn see_data(
     let path = member_dir.join("db");
     let gone = || {
         let problem = format!("{} is missing or empty, but there is a log", path.display());
-        (State::Damaged, Some(problem))
+        (DirectoryState::Damaged, Some(problem))
     };
     if !disk.exists(&path).unwrap_or(true) {
         return Err(gone());
     }
-    let file = disk.open(&path, Open::Existing).map_err(|error| damaged(&error))?;
-    if file.is_empty().map_err(|error| damaged(&error))? {
+    let file = disk.open(&path, OpenMode::Existing).map_err(|error| damaged_stop(&error))?;
+    if file.is_empty().map_err(|error| damaged_stop(&error))? {
         return Err(gone());
     }
-    let backend = Backend::new(file).map_err(|error| damaged(&error))?;
-    let mut machine =
-        Machine::open(backend, Options::default()).map_err(|error| damaged(&error))?;
-    machine.answer_only(|_| false);
+    let backend = RedbBackend::new(file).map_err(|error| damaged_stop(&error))?;
+    let mut machine = KvStateMachine::open(backend, StoreOptions::default())
+        .map_err(|error| damaged_stop(&error))?;
+    machine.set_answer_filter(|_| false);
     let stored = machine.store().view();
     seen.committed = log.hard_state_with(machine.applied()).commit;
     let applied = machine.applied();
-    let initial = driver::recover(&mut log, applied, machine.members());
-    let entries = initial.map_err(|error| damaged(&error))?.entries;
-    let entries: Vec<Committed> = entries.into_iter().map(super::force::as_committed).collect();
-    super::force::apply(&mut machine, &entries).map_err(|error| damaged(&error))?;
+    let initial = driver::recover_initial_state(&mut log, applied, machine.members());
+    let entries = initial.map_err(|error| damaged_stop(&error))?.entries;
+    let entries: Vec<CommittedEntry> =
+        entries.into_iter().map(super::force::to_committed).collect();
+    super::force::apply_entries(&mut machine, &entries).map_err(|error| damaged_stop(&error))?;
     let (store, view) = (machine.store(), machine.store().view());
-    let hash = store.hash_kv(&view, 0).map_err(|error| damaged(&error))?;
+    let hash = store.hash_kv(&view, 0).map_err(|error| damaged_stop(&error))?;
     sight.name = own.and_then(|id| view.members().member(id)).map(|member| member.name.clone());
-    let members = view.members().members().map(|member| MemberSight {
+    let members = view.members().members().map(|member| InspectedMember {
         id: member.id.to_string(),
         name: member.name.clone(),
         peer_urls: member.peer_urls.clone(),
         client_urls: member.client_urls.clone(),
         is_learner: member.is_learner,
     });
-    sight.store = Some(StoreSight {
+    sight.store = Some(StoreInspection {
         applied: applied.index,
         stored_revision: stored.revision(),
         revision: view.revision(),
-        compacted_revision: view.compacted(),
+        compacted_revision: view.compact_revision(),
         hash: Some(hash.hash),
         members: members.collect(),
     });

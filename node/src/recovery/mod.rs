@@ -38,10 +38,13 @@ mod restore;
 pub use self::{
     etcd::{EtcdError, EtcdTools, WalError, recover as recover_etcd},
     force::{ForceError, REVISION_BUMP},
-    look::{LogSight, Maker, MemberSight, Sight, State, StoreSight, look},
-    restore::{Restore, RestoreError, Restored, restore, token_of},
+    look::{
+        DirectoryInspection, DirectoryState, InspectedMember, LogInspection, Maker,
+        StoreInspection, inspect_directory,
+    },
+    restore::{RestoreError, RestoreOptions, RestoreResult, restore, token_from_file},
 };
 pub(crate) use self::{
-    finish::resume,
-    force::{Survivor, force},
+    finish::resume_forced_cluster,
+    force::{SurvivingMember, force_new_cluster},
 };

@@ -18,23 +18,23 @@ use std::{
 
 use crate::auth::AuthState;
 use crate::{
-    disk::{Backend, Disk as _, Open, RealDisk, SharedDisk},
+    disk::{Disk as _, OpenMode, RealDisk, RedbBackend, SharedDisk},
     etcd_file::{EtcdFile, EtcdFileError, HashCheck},
     identity::{DataDir, DataDirError, InitialCluster, InitialMember},
     log::{self, Log, LogError, LogOptions},
     machine::Position,
     membership::{Member, MemberTable},
-    mvcc::{Contents, Options, StoreError, Writer},
+    mvcc::{Contents, StoreError, StoreOptions, StoreWriter},
 };
 
 /// Position after which a restored member's log begins; it represents the file.
 const BASE: Position = Position { index: 1, term: 1 };
 /// Part of the temporary directory's name, between the target's name and the process id.
-const ASIDE: &str = ".restoring-";
+const TEMPORARY_INFIX: &str = ".restoring-";
 
 /// Parameters of a restore from a snapshot file.
 #[derive(Clone, Debug)]
-pub struct Restore {
+pub struct RestoreOptions {
     /// Directory of the new member.
     pub data_dir: PathBuf,
     /// Name of the new member, which `cluster` must contain.
@@ -45,7 +45,7 @@ pub struct Restore {
     /// neither.
     pub bump_revision: i64,
     /// Whether the hash at the end of the file is checked.
-    pub hash: HashCheck,
+    pub hash_check: HashCheck,
     /// Whether users and roles are left out. Every client of the new cluster may then do
     /// everything.
     pub drop_auth: bool,
@@ -53,7 +53,7 @@ pub struct Restore {
 
 /// Result of a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Restored {
+pub struct RestoreResult {
     /// Newest revision of the restored store.
     pub revision: i64,
     /// Revision of the last compaction; -1 for none.
@@ -68,7 +68,7 @@ pub enum RestoreError {
     NotEmpty(PathBuf),
     /// The target path has no file name.
     #[error("{} cannot be the name of a new data directory", .0.display())]
-    Name(PathBuf),
+    InvalidTarget(PathBuf),
     /// The snapshot file can't be opened or read.
     #[error("cannot open {}", path.display())]
     File {
@@ -85,7 +85,7 @@ pub enum RestoreError {
     NoSuchMember(String),
     /// The raised revision would exceed the largest possible one.
     #[error("--bump-revision {0} is too much for revision {1}")]
-    Bump(i64, i64),
+    RevisionOverflow(i64, i64),
     /// A small file of the new directory can't be made.
     #[error(transparent)]
     DataDir(#[from] DataDirError),
@@ -116,7 +116,7 @@ fn disk_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Re
 ///
 /// # Errors
 /// After an error, no directory was made.
-pub fn restore(file: &Path, wanted: &Restore) -> Result<Restored, RestoreError> {
+pub fn restore(file: &Path, wanted: &RestoreOptions) -> Result<RestoreResult, RestoreError> {
     let own = wanted.cluster.member(&wanted.name);
     let own = own.ok_or_else(|| RestoreError::NoSuchMember(wanted.name.clone()))?;
     let target = &wanted.data_dir;
@@ -128,8 +128,8 @@ pub fn restore(file: &Path, wanted: &Restore) -> Result<Restored, RestoreError> 
         return Err(RestoreError::NotEmpty(target.clone()));
     }
     let opened = open(file)?;
-    let mut file = EtcdFile::open(BufReader::new(opened), wanted.hash)?;
-    let aside = aside(target)?;
+    let mut file = EtcdFile::open(BufReader::new(opened), wanted.hash_check)?;
+    let aside = temporary_path(target)?;
     // The call fails if the directory exists, so a directory that another user has prepared is
     // never filled.
     let made = DirBuilder::new().mode(0o700).create(&aside);
@@ -151,7 +151,7 @@ pub fn restore(file: &Path, wanted: &Restore) -> Result<Restored, RestoreError> 
 ///
 /// # Errors
 /// Fails if the file can't be read.
-pub fn token_of(file: &Path) -> Result<String, RestoreError> {
+pub fn token_from_file(file: &Path) -> Result<String, RestoreError> {
     let failed = |source| RestoreError::File { path: file.to_owned(), source };
     let mut opened = BufReader::new(open(file)?);
     let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
@@ -183,15 +183,15 @@ fn folder_of(target: &Path) -> PathBuf {
 
 /// Returns an unused path beside the target. Directories that interrupted restores have left there
 /// are removed.
-fn aside(target: &Path) -> Result<PathBuf, RestoreError> {
-    let name = target.file_name().ok_or_else(|| RestoreError::Name(target.to_owned()))?;
-    let prefix = format!(".{}{ASIDE}", name.to_string_lossy());
+fn temporary_path(target: &Path) -> Result<PathBuf, RestoreError> {
+    let name = target.file_name().ok_or_else(|| RestoreError::InvalidTarget(target.to_owned()))?;
+    let prefix = format!(".{}{TEMPORARY_INFIX}", name.to_string_lossy());
     let folder = folder_of(target);
     let names = RealDisk.list(&folder).map_err(disk_error("read", &folder))?;
     for left in names.iter().filter(|other| other.starts_with(&prefix)) {
         let left = folder.join(left);
         // The lock of a directory shows that another restore is still making it.
-        if matches!(DataDir::look(&left), Ok((_, false))) {
+        if matches!(DataDir::open_read_only(&left), Ok((_, false))) {
             std::fs::remove_dir_all(&left).map_err(disk_error("remove", &left))?;
         }
     }
@@ -201,17 +201,18 @@ fn aside(target: &Path) -> Result<PathBuf, RestoreError> {
 fn fill(
     aside: &Path,
     file: &mut EtcdFile<BufReader<File>>,
-    wanted: &Restore,
+    wanted: &RestoreOptions,
     own: &InitialMember,
-) -> Result<Restored, RestoreError> {
+) -> Result<RestoreResult, RestoreError> {
     let summary = file.summary().clone();
     let (revision, bump) = (summary.revision, wanted.bump_revision);
-    let revision = revision.checked_add(bump).ok_or(RestoreError::Bump(bump, revision))?;
+    let revision =
+        revision.checked_add(bump).ok_or(RestoreError::RevisionOverflow(bump, revision))?;
     let compacted = if bump > 0 { revision } else { summary.compacted };
     let contents = Contents {
         applied: BASE,
         revision,
-        compacted,
+        compact_revision: compacted,
         members: MemberTable::new(first_members(&wanted.cluster)),
         alarms: summary.alarms.clone(),
         leases: file.leases()?,
@@ -226,15 +227,15 @@ fn fill(
         disk.create_dir(&folder).map_err(disk_error("make", &folder))?;
     }
     let path = member_dir.join("db");
-    let db = disk.open(&path, Open::New).map_err(disk_error("make", &path))?;
-    let backend = Backend::new(db).map_err(disk_error("read", &path))?;
-    let mut writer = Writer::open(backend, Options::default())?;
-    let records = file.import()?;
+    let db = disk.open(&path, OpenMode::New).map_err(disk_error("make", &path))?;
+    let backend = RedbBackend::new(db).map_err(disk_error("read", &path))?;
+    let mut writer = StoreWriter::open(backend, StoreOptions::default())?;
+    let records = file.records()?;
     writer.import::<EtcdFileError>(contents, |take| {
-        records.each(|at, record| Ok::<_, EtcdFileError>(take(at, record)?))
+        records.for_each(|at, record| Ok::<_, EtcdFileError>(take(at, record)?))
     })?;
     drop(writer);
-    let identity = log::Identity {
+    let identity = log::LogIdentity {
         cluster: wanted.cluster.id.0,
         member: own.id.0,
         incarnation: u128::from_be_bytes(incarnation.0),
@@ -242,9 +243,9 @@ fn fill(
     Log::create_after(BASE, &disk, &member_dir, &identity, &LogOptions::default())?;
     dir.mark_log()?;
     disk.sync_dir(aside).map_err(disk_error("sync", aside))?;
-    Ok(Restored { revision, compacted })
+    Ok(RestoreResult { revision, compacted })
 }
 
 fn first_members(cluster: &InitialCluster) -> Vec<Member> {
-    cluster.members.iter().map(InitialMember::member).collect()
+    cluster.members.iter().map(InitialMember::to_member).collect()
 }

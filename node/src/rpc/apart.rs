@@ -6,7 +6,7 @@ use super::error::Error;
 
 /// Runs `work` on a thread that may block. Once begun, it runs to its end even if nobody waits for
 /// it. `turn`, the permit to run, is released when the work ends, not when the wait does.
-pub(crate) async fn apart<T: Send + 'static>(
+pub(crate) async fn run_blocking<T: Send + 'static>(
     turn: impl Send + 'static,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {
@@ -32,7 +32,7 @@ mod tests {
         let turn = Arc::clone(&places).try_acquire_owned().unwrap();
         let (begin, begun) = oneshot::channel();
         let (tell, told) = mpsc::channel();
-        let waits = tokio::spawn(apart(turn, move || {
+        let waits = tokio::spawn(run_blocking(turn, move || {
             begin.send(()).unwrap();
             told.recv().unwrap();
         }));

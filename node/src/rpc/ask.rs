@@ -20,19 +20,19 @@ use node_proto::v3electionpb::{
 };
 use node_proto::v3lockpb::{LockRequest, UnlockRequest};
 
-use super::Limits;
+use super::ApiLimits;
 use super::cluster::peer_urls;
 use super::error::Error;
 use crate::apply::{check_delete, check_put, check_range, check_txn};
-use crate::auth::Access;
+use crate::auth::RequestedAccess;
 
 /// A request, with the checks made before anything is done for it.
-pub(crate) trait Ask {
+pub(crate) trait CheckedRequest {
     /// Returns the permission that the request needs.
-    fn access(&self) -> Access<'_>;
+    fn access(&self) -> RequestedAccess<'_>;
 
     /// Checks the request by itself, whoever sent it.
-    fn check(&self, _: &Limits) -> Result<(), Error> {
+    fn check(&self, _: &ApiLimits) -> Result<(), Error> {
         Ok(())
     }
 
@@ -49,12 +49,12 @@ pub(crate) trait Ask {
     }
 }
 
-impl Ask for RangeRequest {
-    fn access(&self) -> Access<'_> {
-        Access::Range(self)
+impl CheckedRequest for RangeRequest {
+    fn access(&self) -> RequestedAccess<'_> {
+        RequestedAccess::Range(self)
     }
 
-    fn check(&self, _: &Limits) -> Result<(), Error> {
+    fn check(&self, _: &ApiLimits) -> Result<(), Error> {
         Ok(check_range(self)?)
     }
 
@@ -63,9 +63,9 @@ impl Ask for RangeRequest {
     }
 }
 
-impl Ask for StatusRequest {
-    fn access(&self) -> Access<'_> {
-        Access::Known
+impl CheckedRequest for StatusRequest {
+    fn access(&self) -> RequestedAccess<'_> {
+        RequestedAccess::AnyUser
     }
 
     fn is_about_data(&self) -> bool {
@@ -77,12 +77,12 @@ impl Ask for StatusRequest {
     }
 }
 
-impl Ask for MemberAddRequest {
-    fn access(&self) -> Access<'_> {
-        Access::Root
+impl CheckedRequest for MemberAddRequest {
+    fn access(&self) -> RequestedAccess<'_> {
+        RequestedAccess::RootRole
     }
 
-    fn check(&self, _: &Limits) -> Result<(), Error> {
+    fn check(&self, _: &ApiLimits) -> Result<(), Error> {
         peer_urls(&self.peer_ur_ls).map(|_| ())
     }
 
@@ -92,19 +92,19 @@ impl Ask for MemberAddRequest {
 }
 
 /// Refuses a request without the leader key, which names the entry in the election's queue.
-fn whose(leader: Option<&LeaderKey>) -> Result<(), Error> {
+fn require_leader_key(leader: Option<&LeaderKey>) -> Result<(), Error> {
     leader.map(|_| ()).ok_or(Error::NoLeaderKey)
 }
 
 macro_rules! checked {
     ($($request:ident: |$this:pat_param| $access:expr, |$asked:pat_param, $limits:pat_param| $check:expr;)*) => {
-        $(impl Ask for $request {
-            fn access(&self) -> Access<'_> {
+        $(impl CheckedRequest for $request {
+            fn access(&self) -> RequestedAccess<'_> {
                 let $this = self;
                 $access
             }
 
-            fn check(&self, $limits: &Limits) -> Result<(), Error> {
+            fn check(&self, $limits: &ApiLimits) -> Result<(), Error> {
                 let $asked = self;
                 $check?;
                 Ok(())
@@ -114,17 +114,17 @@ macro_rules! checked {
 }
 
 checked! {
-    PutRequest: |put| Access::Put(put), |put, _| check_put(put);
-    DeleteRangeRequest: |delete| Access::DeleteRange(delete), |delete, _| check_delete(delete);
-    TxnRequest: |txn| Access::Txn(txn), |txn, limits| check_txn(txn, limits.max_txn_ops);
-    ProclaimRequest: |_| Access::Known, |say, _| whose(say.leader.as_ref());
-    ResignRequest: |_| Access::Known, |resign, _| whose(resign.leader.as_ref());
+    PutRequest: |put| RequestedAccess::Put(put), |put, _| check_put(put);
+    DeleteRangeRequest: |delete| RequestedAccess::DeleteRange(delete), |delete, _| check_delete(delete);
+    TxnRequest: |txn| RequestedAccess::Txn(txn), |txn, limits| check_txn(txn, limits.max_txn_ops);
+    ProclaimRequest: |_| RequestedAccess::AnyUser, |say, _| require_leader_key(say.leader.as_ref());
+    ResignRequest: |_| RequestedAccess::AnyUser, |resign, _| require_leader_key(resign.leader.as_ref());
 }
 
 macro_rules! asked {
     ($is_about_data:literal: $($request:ident: |$this:pat_param| $access:expr;)*) => {
-        $(impl Ask for $request {
-            fn access(&self) -> Access<'_> {
+        $(impl CheckedRequest for $request {
+            fn access(&self) -> RequestedAccess<'_> {
                 let $this = self;
                 $access
             }
@@ -137,47 +137,47 @@ macro_rules! asked {
 }
 
 asked! { true:
-    CompactionRequest: |_| Access::Root;
-    LeaseGrantRequest: |_| Access::Known;
-    LeaseRevokeRequest: |revoke| Access::LeaseRevoke(revoke.id);
-    LeaseTimeToLiveRequest: |asked| if asked.keys { Access::LeaseKeys(asked.id) } else { Access::Known };
-    LeaseLeasesRequest: |_| Access::Leases;
+    CompactionRequest: |_| RequestedAccess::RootRole;
+    LeaseGrantRequest: |_| RequestedAccess::AnyUser;
+    LeaseRevokeRequest: |revoke| RequestedAccess::LeaseRevoke(revoke.id);
+    LeaseTimeToLiveRequest: |asked| if asked.keys { RequestedAccess::LeaseKeys(asked.id) } else { RequestedAccess::AnyUser };
+    LeaseLeasesRequest: |_| RequestedAccess::ListLeases;
     // The key operations of these calls are checked where they are made.
-    LockRequest: |_| Access::Known;
-    UnlockRequest: |_| Access::Known;
-    CampaignRequest: |_| Access::Known;
-    LeaderRequest: |_| Access::Known;
+    LockRequest: |_| RequestedAccess::AnyUser;
+    UnlockRequest: |_| RequestedAccess::AnyUser;
+    CampaignRequest: |_| RequestedAccess::AnyUser;
+    LeaderRequest: |_| RequestedAccess::AnyUser;
 }
 
 asked! { false:
-    MemberListRequest: |_| Access::Known;
-    MemberRemoveRequest: |_| Access::Root;
-    MemberUpdateRequest: |_| Access::Root;
-    MemberPromoteRequest: |_| Access::Root;
+    MemberListRequest: |_| RequestedAccess::AnyUser;
+    MemberRemoveRequest: |_| RequestedAccess::RootRole;
+    MemberUpdateRequest: |_| RequestedAccess::RootRole;
+    MemberPromoteRequest: |_| RequestedAccess::RootRole;
     AlarmRequest: |alarm| match AlarmAction::try_from(alarm.action) {
-        Ok(AlarmAction::Get) => Access::Known,
-        Ok(AlarmAction::Activate | AlarmAction::Deactivate) | Err(_) => Access::Root,
+        Ok(AlarmAction::Get) => RequestedAccess::AnyUser,
+        Ok(AlarmAction::Activate | AlarmAction::Deactivate) | Err(_) => RequestedAccess::RootRole,
     };
-    DefragmentRequest: |_| Access::Root;
-    DowngradeRequest: |_| Access::Root;
-    HashRequest: |_| Access::Root;
-    HashKvRequest: |_| Access::Root;
-    MoveLeaderRequest: |_| Access::Root;
-    AuthEnableRequest: |_| Access::Root;
-    AuthDisableRequest: |_| Access::Root;
-    AuthStatusRequest: |_| Access::Anybody;
-    AuthenticateRequest: |_| Access::Authenticate;
-    AuthUserAddRequest: |_| Access::Root;
-    AuthUserGetRequest: |get| Access::UserGet(&get.name);
-    AuthUserListRequest: |_| Access::Root;
-    AuthUserDeleteRequest: |_| Access::Root;
-    AuthUserChangePasswordRequest: |_| Access::Root;
-    AuthUserGrantRoleRequest: |_| Access::Root;
-    AuthUserRevokeRoleRequest: |_| Access::Root;
-    AuthRoleAddRequest: |_| Access::Root;
-    AuthRoleGetRequest: |get| Access::RoleGet(&get.role);
-    AuthRoleListRequest: |_| Access::Root;
-    AuthRoleDeleteRequest: |_| Access::Root;
-    AuthRoleGrantPermissionRequest: |_| Access::Root;
-    AuthRoleRevokePermissionRequest: |_| Access::Root;
+    DefragmentRequest: |_| RequestedAccess::RootRole;
+    DowngradeRequest: |_| RequestedAccess::RootRole;
+    HashRequest: |_| RequestedAccess::RootRole;
+    HashKvRequest: |_| RequestedAccess::RootRole;
+    MoveLeaderRequest: |_| RequestedAccess::RootRole;
+    AuthEnableRequest: |_| RequestedAccess::RootRole;
+    AuthDisableRequest: |_| RequestedAccess::RootRole;
+    AuthStatusRequest: |_| RequestedAccess::AnyCaller;
+    AuthenticateRequest: |_| RequestedAccess::Authenticate;
+    AuthUserAddRequest: |_| RequestedAccess::RootRole;
+    AuthUserGetRequest: |get| RequestedAccess::UserGet(&get.name);
+    AuthUserListRequest: |_| RequestedAccess::RootRole;
+    AuthUserDeleteRequest: |_| RequestedAccess::RootRole;
+    AuthUserChangePasswordRequest: |_| RequestedAccess::RootRole;
+    AuthUserGrantRoleRequest: |_| RequestedAccess::RootRole;
+    AuthUserRevokeRoleRequest: |_| RequestedAccess::RootRole;
+    AuthRoleAddRequest: |_| RequestedAccess::RootRole;
+    AuthRoleGetRequest: |get| RequestedAccess::RoleGet(&get.role);
+    AuthRoleListRequest: |_| RequestedAccess::RootRole;
+    AuthRoleDeleteRequest: |_| RequestedAccess::RootRole;
+    AuthRoleGrantPermissionRequest: |_| RequestedAccess::RootRole;
+    AuthRoleRevokePermissionRequest: |_| RequestedAccess::RootRole;
 }

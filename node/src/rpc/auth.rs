@@ -22,40 +22,44 @@ use tokio::time::Instant;
 use tonic::{Request, Status};
 use zeroize::Zeroizing;
 
-use super::ask::Ask;
-use super::context::{Context, Held, header};
+use super::ask::CheckedRequest;
+use super::context::{ApiContext, CallContext, header};
 use super::error::Error;
 use super::metrics::Method;
-use super::passwords::Passwords;
+use super::passwords::PasswordHasher;
 use crate::apply::Response;
-use crate::auth::{Change, Password, TokenSecret};
+use crate::auth::{AuthOperation, Password, TokenSecret};
 use crate::mvcc::View;
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
 
-pub(super) struct Auth {
-    context: Arc<Context>,
-    passwords: Passwords,
+pub(super) struct AuthService {
+    context: Arc<ApiContext>,
+    passwords: PasswordHasher,
 }
 
-impl Auth {
-    pub(super) fn new(context: Arc<Context>) -> Self {
-        let passwords = Passwords::new(context.limits.bcrypt_cost);
+impl AuthService {
+    pub(super) fn new(context: Arc<ApiContext>) -> Self {
+        let passwords = PasswordHasher::new(context.limits.bcrypt_cost);
         Self { context, passwords }
     }
 
     /// Proposes a change of users or roles, and returns the header of its answer.
-    async fn change(&self, change: Change, held: &Held) -> Result<Option<ResponseHeader>, Error> {
+    async fn change(
+        &self,
+        change: AuthOperation,
+        held: &CallContext,
+    ) -> Result<Option<ResponseHeader>, Error> {
         let name = match &change {
-            Change::UserAdd(user) => user.name.as_str(),
-            Change::RoleAdd(role) => role.name.as_str(),
+            AuthOperation::UserAdd(user) => user.name.as_str(),
+            AuthOperation::RoleAdd(role) => role.name.as_str(),
             _ => "",
         };
         if name.len() > node_bbolt::MAX_KEY_BYTES {
             return Err(Error::NameTooLong);
         }
         let change = AuthChange { change: Some(change) };
-        match self.context.carry_out_for(held, Operation::ChangeAuth(change)).await? {
+        match self.context.propose_as_caller(held, Operation::ChangeAuth(change)).await? {
             Response::AuthChanged(header) => Ok(header),
             other => unreachable!("apply answers a change of users in kind, not with {other:?}"),
         }
@@ -63,16 +67,20 @@ impl Auth {
 
     /// Returns a view that has everything acknowledged before the request came, if the caller may
     /// read it.
-    async fn look(&self, request: &impl Ask, held: &Held) -> Result<Arc<View>, Error> {
+    async fn read_view(
+        &self,
+        request: &impl CheckedRequest,
+        held: &CallContext,
+    ) -> Result<Arc<View>, Error> {
         self.context.barrier(false).await?;
         let view = self.context.store.view();
-        self.context.may(held.who(), &view, request.access())?;
+        self.context.authorise_on(held.credentials(), &view, request.access())?;
         Ok(view)
     }
 
     /// Returns what is proposed for a user: the hash of the password. The password itself stays in
     /// here.
-    async fn hashed(
+    async fn hash_password(
         &self,
         name: String,
         password: String,
@@ -89,7 +97,7 @@ impl Auth {
     /// Returns the user's new password hash. As in etcd, the client may send a hash in base64
     /// instead of a password. If the client sends neither, no password is valid until it is changed
     /// again.
-    async fn changed(
+    async fn hash_new_password(
         &self,
         AuthUserChangePasswordRequest { name, password, hashed_password }: AuthUserChangePasswordRequest,
     ) -> Result<Password, Error> {
@@ -98,7 +106,7 @@ impl Auth {
             let hash = hash.map_err(|_| Error::NoPasswordUser)?.into();
             return Ok(Password { name, hash, no_password: false });
         }
-        self.hashed(name, password, None).await
+        self.hash_password(name, password, None).await
     }
 
     async fn authenticate(
@@ -139,7 +147,7 @@ impl Auth {
             let secret = TokenSecret::random();
             let (user, hash) = (name.clone(), secret.hash());
             let assign = AssignToken { user, revision, secret: hash.to_vec().into() };
-            match self.context.carry_out(Operation::AssignToken(assign)).await {
+            match self.context.propose_as_member(Operation::AssignToken(assign)).await {
                 Ok(Response::TokenAssigned { header, index }) => {
                     return Ok(AuthenticateResponse { header, token: secret.token(index) });
                 }
@@ -154,9 +162,9 @@ impl Auth {
     async fn status(
         &self,
         request: AuthStatusRequest,
-        held: &Held,
+        held: &CallContext,
     ) -> Result<AuthStatusResponse, Error> {
-        let view = self.look(&request, held).await?;
+        let view = self.read_view(&request, held).await?;
         let (enabled, auth_revision) = (view.auth().is_enabled(), view.auth().revision());
         Ok(AuthStatusResponse { header: header(view.revision()), enabled, auth_revision })
     }
@@ -164,9 +172,9 @@ impl Auth {
     async fn user_get(
         &self,
         request: AuthUserGetRequest,
-        held: &Held,
+        held: &CallContext,
     ) -> Result<AuthUserGetResponse, Error> {
-        let view = self.look(&request, held).await?;
+        let view = self.read_view(&request, held).await?;
         let user = view.auth().user(&request.name).ok_or(Error::UserNotFound)?;
         Ok(AuthUserGetResponse { header: header(view.revision()), roles: user.roles().to_vec() })
     }
@@ -174,9 +182,9 @@ impl Auth {
     async fn user_list(
         &self,
         request: AuthUserListRequest,
-        held: &Held,
+        held: &CallContext,
     ) -> Result<AuthUserListResponse, Error> {
-        let view = self.look(&request, held).await?;
+        let view = self.read_view(&request, held).await?;
         let users = view.auth().users().map(str::to_owned).collect();
         Ok(AuthUserListResponse { header: header(view.revision()), users })
     }
@@ -184,19 +192,19 @@ impl Auth {
     async fn role_get(
         &self,
         request: AuthRoleGetRequest,
-        held: &Held,
+        held: &CallContext,
     ) -> Result<AuthRoleGetResponse, Error> {
-        let view = self.look(&request, held).await?;
-        let perm = view.auth().permissions(&request.role).ok_or(Error::RoleNotFound)?;
+        let view = self.read_view(&request, held).await?;
+        let perm = view.auth().role_permissions(&request.role).ok_or(Error::RoleNotFound)?;
         Ok(AuthRoleGetResponse { header: header(view.revision()), perm })
     }
 
     async fn role_list(
         &self,
         request: AuthRoleListRequest,
-        held: &Held,
+        held: &CallContext,
     ) -> Result<AuthRoleListResponse, Error> {
-        let view = self.look(&request, held).await?;
+        let view = self.read_view(&request, held).await?;
         let roles = view.auth().roles().map(str::to_owned).collect();
         Ok(AuthRoleListResponse { header: header(view.revision()), roles })
     }
@@ -206,10 +214,10 @@ impl Auth {
 macro_rules! changes {
     ($($method:ident: $counted:ident, $request:ident => $answer:ident, |$asked:pat_param, $this:pat_param| $change:expr;)*) => {
         #[tonic::async_trait]
-        impl auth_server::Auth for Auth {
+        impl auth_server::Auth for AuthService {
             $(async fn $method(&self, request: Request<$request>) -> Answer<$answer> {
                 let $this = self;
-                let work = async |$asked: $request, held: &mut Held| {
+                let work = async |$asked: $request, held: &mut CallContext| {
                     let header = self.change($change, held).await?;
                     Ok::<_, Error>($answer { header })
                 };
@@ -217,32 +225,32 @@ macro_rules! changes {
             })*
 
             async fn auth_status(&self, request: Request<AuthStatusRequest>) -> Answer<AuthStatusResponse> {
-                let work = async |request, held: &mut Held| self.status(request, held).await;
+                let work = async |request, held: &mut CallContext| self.status(request, held).await;
                 self.context.call(Method::AuthStatus, request, work).await
             }
 
             async fn authenticate(&self, request: Request<AuthenticateRequest>) -> Answer<AuthenticateResponse> {
-                let work = async |request, _: &mut Held| self.authenticate(request).await;
+                let work = async |request, _: &mut CallContext| self.authenticate(request).await;
                 self.context.call(Method::Authenticate, request, work).await
             }
 
             async fn user_get(&self, request: Request<AuthUserGetRequest>) -> Answer<AuthUserGetResponse> {
-                let work = async |request, held: &mut Held| self.user_get(request, held).await;
+                let work = async |request, held: &mut CallContext| self.user_get(request, held).await;
                 self.context.call(Method::UserGet, request, work).await
             }
 
             async fn user_list(&self, request: Request<AuthUserListRequest>) -> Answer<AuthUserListResponse> {
-                let work = async |request, held: &mut Held| self.user_list(request, held).await;
+                let work = async |request, held: &mut CallContext| self.user_list(request, held).await;
                 self.context.call(Method::UserList, request, work).await
             }
 
             async fn role_get(&self, request: Request<AuthRoleGetRequest>) -> Answer<AuthRoleGetResponse> {
-                let work = async |request, held: &mut Held| self.role_get(request, held).await;
+                let work = async |request, held: &mut CallContext| self.role_get(request, held).await;
                 self.context.call(Method::RoleGet, request, work).await
             }
 
             async fn role_list(&self, request: Request<AuthRoleListRequest>) -> Answer<AuthRoleListResponse> {
-                let work = async |request, held: &mut Held| self.role_list(request, held).await;
+                let work = async |request, held: &mut CallContext| self.role_list(request, held).await;
                 self.context.call(Method::RoleList, request, work).await
             }
         }
@@ -251,29 +259,29 @@ macro_rules! changes {
 
 changes! {
     auth_enable: AuthEnable, AuthEnableRequest => AuthEnableResponse,
-        |asked, _| Change::Enable(asked);
+        |asked, _| AuthOperation::Enable(asked);
     auth_disable: AuthDisable, AuthDisableRequest => AuthDisableResponse,
-        |asked, _| Change::Disable(asked);
+        |asked, _| AuthOperation::Disable(asked);
     user_add: UserAdd, AuthUserAddRequest => AuthUserAddResponse,
-        |asked, this| Change::UserAdd(
-            this.hashed(asked.name, asked.password, asked.options).await?);
+        |asked, this| AuthOperation::UserAdd(
+            this.hash_password(asked.name, asked.password, asked.options).await?);
     user_delete: UserDelete, AuthUserDeleteRequest => AuthUserDeleteResponse,
-        |asked, _| Change::UserDelete(asked);
+        |asked, _| AuthOperation::UserDelete(asked);
     user_change_password: UserChangePassword,
         AuthUserChangePasswordRequest => AuthUserChangePasswordResponse,
-        |asked, this| Change::UserChangePassword(this.changed(asked).await?);
+        |asked, this| AuthOperation::UserChangePassword(this.hash_new_password(asked).await?);
     user_grant_role: UserGrantRole, AuthUserGrantRoleRequest => AuthUserGrantRoleResponse,
-        |asked, _| Change::UserGrantRole(asked);
+        |asked, _| AuthOperation::UserGrantRole(asked);
     user_revoke_role: UserRevokeRole, AuthUserRevokeRoleRequest => AuthUserRevokeRoleResponse,
-        |asked, _| Change::UserRevokeRole(asked);
+        |asked, _| AuthOperation::UserRevokeRole(asked);
     role_add: RoleAdd, AuthRoleAddRequest => AuthRoleAddResponse,
-        |asked, _| Change::RoleAdd(asked);
+        |asked, _| AuthOperation::RoleAdd(asked);
     role_delete: RoleDelete, AuthRoleDeleteRequest => AuthRoleDeleteResponse,
-        |asked, _| Change::RoleDelete(asked);
+        |asked, _| AuthOperation::RoleDelete(asked);
     role_grant_permission: RoleGrantPermission,
         AuthRoleGrantPermissionRequest => AuthRoleGrantPermissionResponse,
-        |asked, _| Change::RoleGrantPermission(asked);
+        |asked, _| AuthOperation::RoleGrantPermission(asked);
     role_revoke_permission: RoleRevokePermission,
         AuthRoleRevokePermissionRequest => AuthRoleRevokePermissionResponse,
-        |asked, _| Change::RoleRevokePermission(asked);
+        |asked, _| AuthOperation::RoleRevokePermission(asked);
 }

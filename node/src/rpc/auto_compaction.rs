@@ -11,105 +11,107 @@ use std::time::Duration;
 use node_proto::etcdserverpb::CompactionRequest;
 use tokio::time::{Instant, sleep};
 
-use super::Context;
-use super::context::Held;
+use super::ApiContext;
+use super::context::CallContext;
 use super::error::Error;
 use crate::config::AutoCompaction;
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 /// Number of revision samples per period, or per hour if the period is longer.
-const LOOKS: u32 = 10;
+const SAMPLES_PER_PERIOD: u32 = 10;
 /// Minimum time between samples, even for the shortest period.
-const LOOK_AT_MOST_EVERY: Duration = Duration::from_millis(10);
+const MIN_SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 /// Time between two compactions in the mode that keeps a number of revisions.
-const BY_REVISIONS_EVERY: Duration = Duration::from_secs(5 * 60);
+const REVISION_MODE_INTERVAL: Duration = Duration::from_secs(5 * 60);
 
 /// Recorded revisions and the last compaction. Times are counted from the start of the task.
 #[derive(Debug)]
-struct Past {
+struct RevisionHistory {
     rule: AutoCompaction,
     /// Newest revision at each sample, oldest first: those of one period, and one more.
-    seen: VecDeque<i64>,
+    samples: VecDeque<i64>,
     /// Time of the last compaction.
-    done: Duration,
+    last_compaction: Duration,
     /// Minimum time from `done` to the next compaction. At first it is a whole period.
     pause: Duration,
     /// Revision of the last compaction.
     last: i64,
 }
 
-impl Past {
+impl RevisionHistory {
     fn new(rule: AutoCompaction) -> Self {
         let pause = match rule {
             AutoCompaction::Periodic(period) => period,
             AutoCompaction::Never | AutoCompaction::Revisions(_) => Duration::ZERO,
         };
-        Self { rule, seen: VecDeque::new(), done: Duration::ZERO, pause, last: 0 }
+        Self { rule, samples: VecDeque::new(), last_compaction: Duration::ZERO, pause, last: 0 }
     }
 
     /// Returns the time between samples; `None` if nothing is compacted automatically.
-    fn looks_every(&self) -> Option<Duration> {
+    fn sample_interval(&self) -> Option<Duration> {
         match self.rule {
             AutoCompaction::Never => None,
             AutoCompaction::Periodic(period) => Some(every_tenth(period)),
-            AutoCompaction::Revisions(_) => Some(BY_REVISIONS_EVERY),
+            AutoCompaction::Revisions(_) => Some(REVISION_MODE_INTERVAL),
         }
     }
 
     /// Returns the revision to compact now, if any. Called on the leader after each wait, with the
     /// newest revision.
-    fn due(&mut self, now: Duration, newest: i64) -> Option<i64> {
+    fn revision_to_compact(&mut self, now: Duration, newest: i64) -> Option<i64> {
         let revision = match self.rule {
             AutoCompaction::Never => return None,
             AutoCompaction::Revisions(keep) => newest.saturating_sub(keep),
-            AutoCompaction::Periodic(_) if now.saturating_sub(self.done) < self.pause => {
+            AutoCompaction::Periodic(_)
+                if now.saturating_sub(self.last_compaction) < self.pause =>
+            {
                 return None;
             }
             AutoCompaction::Periodic(period) => {
                 self.pause = period.min(HOUR);
-                *self.seen.front()?
+                *self.samples.front()?
             }
         };
         (revision > 0 && revision != self.last).then_some(revision)
     }
 
-    fn compacted(&mut self, now: Duration, revision: i64) {
-        (self.done, self.last) = (now, revision);
+    fn record_compaction(&mut self, now: Duration, revision: i64) {
+        (self.last_compaction, self.last) = (now, revision);
     }
 
     /// Records the newest revision. Called before each wait.
-    fn remember(&mut self, newest: i64) {
+    fn record_sample(&mut self, newest: i64) {
         let AutoCompaction::Periodic(period) = self.rule else { return };
-        self.seen.push_back(newest);
+        self.samples.push_back(newest);
         let held = period.as_nanos() / every_tenth(period).as_nanos() + 1;
-        if self.seen.len() as u128 > held {
-            self.seen.pop_front();
+        if self.samples.len() as u128 > held {
+            self.samples.pop_front();
         }
     }
 }
 
 fn every_tenth(period: Duration) -> Duration {
-    (period.min(HOUR) / LOOKS).max(LOOK_AT_MOST_EVERY)
+    (period.min(HOUR) / SAMPLES_PER_PERIOD).max(MIN_SAMPLE_INTERVAL)
 }
 
 /// Runs automatic compaction, for as long as the member runs.
-pub(super) async fn run(context: Arc<Context>) {
-    let mut past = Past::new(context.limits.auto_compaction);
-    let Some(every) = past.looks_every() else { return };
+pub(super) async fn run(context: Arc<ApiContext>) {
+    let mut past = RevisionHistory::new(context.limits.auto_compaction);
+    let Some(every) = past.sample_interval() else { return };
     let began = Instant::now();
     let newest = || context.store.view().revision();
     loop {
-        past.remember(newest());
+        past.record_sample(newest());
         sleep(every).await;
         if !context.leads() {
             continue;
         }
-        let Some(revision) = past.due(began.elapsed(), newest()) else { continue };
+        let Some(revision) = past.revision_to_compact(began.elapsed(), newest()) else { continue };
         let request = CompactionRequest { revision, physical: false };
-        match context.propose(request, &mut Held::by_member()).await {
+        match context.propose(request, &mut CallContext::for_member()).await {
             Ok(_) | Err(Error::Compacted) => {
                 tracing::info!(revision, "completed auto compaction");
-                past.compacted(began.elapsed(), revision);
+                past.record_compaction(began.elapsed(), revision);
             }
             Err(error) => {
                 tracing::warn!(revision, error = %error.text(), "failed auto compaction; it is tried again");
@@ -130,19 +132,19 @@ mod tests {
         minutes: u32,
         leads: impl Fn(u32) -> bool,
     ) -> Vec<(u32, i64)> {
-        let mut past = Past::new(rule);
-        let every = past.looks_every().unwrap();
+        let mut past = RevisionHistory::new(rule);
+        let every = past.sample_interval().unwrap();
         let mut done = Vec::new();
         let (mut now, newest) = (Duration::ZERO, |now: Duration| now.as_secs() as i64 + 1);
         while now < MINUTE * minutes {
-            past.remember(newest(now));
+            past.record_sample(newest(now));
             now += every;
             let minute = u32::try_from(now.as_secs() / 60).unwrap();
             if !leads(minute) {
                 continue;
             }
-            if let Some(due) = past.due(now, newest(now)) {
-                past.compacted(now, due);
+            if let Some(due) = past.revision_to_compact(now, newest(now)) {
+                past.record_compaction(now, due);
                 done.push((minute, due));
             }
         }
@@ -174,32 +176,32 @@ mod tests {
 
     #[test]
     fn nothing_new_is_not_compacted_again_and_a_failure_is_tried_again() {
-        let mut past = Past::new(AutoCompaction::Periodic(10 * MINUTE));
+        let mut past = RevisionHistory::new(AutoCompaction::Periodic(10 * MINUTE));
         for minute in 0..10 {
-            past.remember(7);
-            assert_eq!(past.due(minute * MINUTE, 7), None, "{minute}");
+            past.record_sample(7);
+            assert_eq!(past.revision_to_compact(minute * MINUTE, 7), None, "{minute}");
         }
-        assert_eq!(past.due(10 * MINUTE, 7), Some(7));
-        assert_eq!(past.due(11 * MINUTE, 7), Some(7), "it was not done");
-        past.compacted(11 * MINUTE, 7);
+        assert_eq!(past.revision_to_compact(10 * MINUTE, 7), Some(7));
+        assert_eq!(past.revision_to_compact(11 * MINUTE, 7), Some(7), "it was not done");
+        past.record_compaction(11 * MINUTE, 7);
         for minute in 12..40 {
-            past.remember(7);
-            assert_eq!(past.due(minute * MINUTE, 7), None);
+            past.record_sample(7);
+            assert_eq!(past.revision_to_compact(minute * MINUTE, 7), None);
         }
-        past.remember(8);
-        (0..10).for_each(|_| past.remember(9));
-        assert_eq!(past.due(40 * MINUTE, 9), Some(8));
+        past.record_sample(8);
+        (0..10).for_each(|_| past.record_sample(9));
+        assert_eq!(past.revision_to_compact(40 * MINUTE, 9), Some(8));
     }
 
     #[test]
     fn the_shortest_period_does_not_keep_it_busy_and_the_longest_remembers_no_more_than_it_holds() {
-        let mut past = Past::new(AutoCompaction::Periodic(Duration::from_nanos(1)));
-        assert_eq!(past.looks_every(), Some(LOOK_AT_MOST_EVERY));
-        (0..5).for_each(|revision| past.remember(revision));
-        assert_eq!(past.seen, [4]);
-        assert_eq!(Past::new(AutoCompaction::Never).looks_every(), None);
-        let mut past = Past::new(AutoCompaction::Periodic(2 * HOUR));
-        (0..99).for_each(|revision| past.remember(revision));
-        assert_eq!(past.seen.len(), 21);
+        let mut past = RevisionHistory::new(AutoCompaction::Periodic(Duration::from_nanos(1)));
+        assert_eq!(past.sample_interval(), Some(MIN_SAMPLE_INTERVAL));
+        (0..5).for_each(|revision| past.record_sample(revision));
+        assert_eq!(past.samples, [4]);
+        assert_eq!(RevisionHistory::new(AutoCompaction::Never).sample_interval(), None);
+        let mut past = RevisionHistory::new(AutoCompaction::Periodic(2 * HOUR));
+        (0..99).for_each(|revision| past.record_sample(revision));
+        assert_eq!(past.samples.len(), 21);
     }
 }

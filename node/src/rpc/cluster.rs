@@ -13,9 +13,9 @@ use node_proto::etcdserverpb::{
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
-use super::ask::Ask;
-use super::context::{self, Context, Held};
-use super::error::{CONFIGURATION, Error};
+use super::ask::CheckedRequest;
+use super::context::{self, ApiContext, CallContext};
+use super::error::{CONFIGURATION_METADATA, Error};
 use super::metrics::Method;
 use crate::config::PeerUrl;
 use crate::identity::{Incarnation, MemberId, NodeKey, OperationId};
@@ -23,7 +23,7 @@ use crate::membership::{ChangeRequest, Member, MemberChange};
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
 
-pub(super) struct Cluster(pub(super) Arc<Context>);
+pub(super) struct ClusterService(pub(super) Arc<ApiContext>);
 
 /// Returns a header for the Cluster service, which has no revision, as in etcd.
 fn header() -> Option<ResponseHeader> {
@@ -47,7 +47,7 @@ pub(super) fn peer_urls(urls: &[String]) -> Result<Vec<String>, Error> {
 
 /// Metadata of a member change that etcd doesn't have.
 #[derive(Debug, PartialEq)]
-struct Extras {
+struct ChangeMetadata {
     /// ID that makes the change happen at most once.
     operation: Option<OperationId>,
     /// Log index of the configuration that the change was planned on.
@@ -57,7 +57,7 @@ struct Extras {
     node_key: Option<NodeKey>,
 }
 
-impl Extras {
+impl ChangeMetadata {
     fn of(metadata: &MetadataMap) -> Result<Self, Error> {
         fn value<T: FromStr>(of: &MetadataMap, name: &str) -> Result<Option<T>, Error> {
             let mut values = of.get_all(name).iter();
@@ -95,17 +95,24 @@ impl FromStr for Decimal {
 }
 
 /// Result of a method: its answer, and the log index of the configuration that the answer shows.
-type Told<T> = Result<(T, u64), Error>;
+type ResultWithConfiguration<T> = Result<(T, u64), Error>;
 
-impl Cluster {
-    async fn list(&self, request: MemberListRequest) -> Told<MemberListResponse> {
+impl ClusterService {
+    async fn list(
+        &self,
+        request: MemberListRequest,
+    ) -> ResultWithConfiguration<MemberListResponse> {
         self.0.barrier(!request.linearizable).await?;
         let view = self.0.store.view();
         let members = view.members().members().map(Into::into).collect();
-        Ok((MemberListResponse { header: header(), members }, view.members().changed()))
+        Ok((MemberListResponse { header: header(), members }, view.members().configuration_index()))
     }
 
-    async fn add(&self, request: MemberAddRequest, extras: Extras) -> Told<MemberAddResponse> {
+    async fn add(
+        &self,
+        request: MemberAddRequest,
+        extras: ChangeMetadata,
+    ) -> ResultWithConfiguration<MemberAddResponse> {
         let peer_urls = peer_urls(&request.peer_ur_ls)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let id = MemberId::added_at(&peer_urls, now);
@@ -117,7 +124,7 @@ impl Cluster {
             is_learner: request.is_learner,
             incarnation: extras.incarnation,
             node_key: extras.node_key,
-            changed: 0,
+            changed_at: 0,
             vote_when_ready: false,
             operations: Vec::new(),
         };
@@ -126,34 +133,38 @@ impl Cluster {
         Ok((MemberAddResponse { header: header(), member, members }, at))
     }
 
-    async fn change(&self, extras: &Extras, change: MemberChange) -> Told<Vec<pb::Member>> {
+    async fn change(
+        &self,
+        extras: &ChangeMetadata,
+        change: MemberChange,
+    ) -> ResultWithConfiguration<Vec<pb::Member>> {
         let changed = self.0.change_members(extras.with(change)).await?;
-        Ok((changed.members, changed.at))
+        Ok((changed.members, changed.configuration_index))
     }
 
     /// Runs a method: reads the request's metadata, and adds the answer's configuration to its
     /// metadata.
-    async fn call<Q: Ask, T: context::Answer>(
+    async fn call<Q: CheckedRequest, T: context::Answer>(
         &self,
         method: Method,
         request: Request<Q>,
-        work: impl AsyncFnOnce(Q, Extras) -> Told<T>,
+        work: impl AsyncFnOnce(Q, ChangeMetadata) -> ResultWithConfiguration<T>,
     ) -> Answer<T> {
-        let extras = Extras::of(request.metadata());
+        let extras = ChangeMetadata::of(request.metadata());
         let mut configuration = 0;
-        let work = async |request, _: &mut Held| {
+        let work = async |request, _: &mut CallContext| {
             let (answer, at) = work(request, extras?).await?;
             configuration = at;
             Ok::<_, Error>(answer)
         };
         let mut answer = self.0.call(method, request, work).await?;
-        answer.metadata_mut().insert(CONFIGURATION, configuration.into());
+        answer.metadata_mut().insert(CONFIGURATION_METADATA, configuration.into());
         Ok(answer)
     }
 }
 
 #[tonic::async_trait]
-impl cluster_server::Cluster for Cluster {
+impl cluster_server::Cluster for ClusterService {
     async fn member_list(&self, request: Request<MemberListRequest>) -> Answer<MemberListResponse> {
         let work = async |request, _| self.list(request).await;
         self.call(Method::MemberList, request, work).await
@@ -206,12 +217,12 @@ impl cluster_server::Cluster for Cluster {
 mod tests {
     use super::*;
 
-    fn of(values: &[(&'static str, &str)]) -> Result<Extras, Error> {
+    fn of(values: &[(&'static str, &str)]) -> Result<ChangeMetadata, Error> {
         let mut metadata = MetadataMap::new();
         for (name, value) in values {
             metadata.append(*name, value.parse().unwrap());
         }
-        Extras::of(&metadata)
+        ChangeMetadata::of(&metadata)
     }
 
     #[test]

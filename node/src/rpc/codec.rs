@@ -12,8 +12,8 @@ use tonic::codec::{BufferSettings, Codec, EncodeBuf, Encoder};
 use tonic_prost::ProstDecoder;
 
 use crate::mvcc::Store;
-use crate::mvcc::watch::Picked;
-use crate::shares::Charge;
+use crate::mvcc::watch::EventSelection;
+use crate::shares::MemoryCharge;
 
 /// Watch response that is ready to be encoded.
 pub(super) struct Frame {
@@ -25,19 +25,19 @@ pub(super) struct Frame {
 /// Consecutive events of a delivery, if it is split into several responses.
 #[derive(Clone)]
 pub(super) struct FrameEvents {
-    pub(super) picked: Arc<Picked>,
+    pub(super) selection: Arc<EventSelection>,
     pub(super) part: Range<usize>,
     /// Store from which previous values are read, if the client wants them.
     pub(super) previous: Option<Store>,
     /// Charge to the client's account for the delivery's memory.
-    pub(super) _held: Arc<Charge>,
+    pub(super) _held: Arc<MemoryCharge>,
 }
 
 impl FrameEvents {
     pub(super) fn pieces(&self) -> &[bytes::Bytes] {
         let all = match &self.previous {
-            Some(store) => self.picked.encoded_with_previous(store),
-            None => self.picked.encoded(),
+            Some(store) => self.selection.encoded_with_previous(store),
+            None => self.selection.encoded(),
         };
         &all[self.part.clone()]
     }

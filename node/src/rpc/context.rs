@@ -12,33 +12,33 @@ use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
-use super::access::{TokenClock, Who};
-use super::ask::Ask;
+use super::access::{Credentials, TokenClock};
+use super::ask::CheckedRequest;
 use super::error::Error;
 use super::leases::LeaseClock;
 use super::metrics::Method;
-use super::proposal::Proposal;
-use super::space::{self, Claim};
-use super::{Identity, Limits, Metrics, RequestIds, Telemetry};
-use crate::apply::{Outcome, Response, grows};
+use super::proposal::ReplicatedRequest;
+use super::space::{self, NospaceClaim};
+use super::{ApiLimits, ApiMetrics, RequestIds, ServerIdentity, Telemetry};
+use crate::apply::{Outcome, Response, may_grow_data};
 use crate::auth::{Caller, Jwt};
 use crate::driver::{Handle, NodeStatus};
 use crate::identity::MemberId;
 use crate::machine::RequestId;
-use crate::membership::{MemberTable, Rules};
+use crate::membership::{ChangeRules, MemberTable};
 use crate::mvcc::watch::WatchHub;
 use crate::mvcc::{ReadError, Store, StoreFile, View};
-use crate::shares::{Account, Charge, Part};
+use crate::shares::{BudgetShare, MemoryAccount, MemoryCharge};
 use crate::transport::Transport;
 
 /// Handles, identity and limits that the methods use.
-pub(crate) struct Context {
+pub(crate) struct ApiContext {
     pub(crate) handle: Handle<Outcome>,
     pub(crate) status: watch::Receiver<Arc<NodeStatus>>,
     /// ID of the leader; 0 if there is none.
     pub(crate) leader: watch::Receiver<u64>,
     /// Whether this member's disk is almost full.
-    pub(crate) space: watch::Receiver<bool>,
+    pub(crate) disk_low: watch::Receiver<bool>,
     pub(crate) store: Store,
     pub(crate) store_file: StoreFile,
     pub(crate) hub: WatchHub,
@@ -47,33 +47,33 @@ pub(crate) struct Context {
     /// Active alarms of the cluster.
     pub(crate) alarms: watch::Receiver<Vec<AlarmMember>>,
     /// Permit to read the whole store for a comparison of members; there is one.
-    pub(crate) comparing: Arc<Semaphore>,
+    pub(crate) comparison_permit: Arc<Semaphore>,
     /// Permits for clients' requests that hash the whole store; they limit how many run at a time.
-    pub(crate) hashing: Arc<Semaphore>,
+    pub(crate) hash_permits: Arc<Semaphore>,
     /// Connections to the other members; `None` if there can't be any.
     pub(crate) peers: Option<Transport>,
     /// Rules by which changes of members are judged.
-    pub(crate) rules: Rules,
+    pub(crate) rules: ChangeRules,
     /// Lock held while this member, as leader, has a change of members under way, so that there is
     /// only one.
-    pub(crate) changing: tokio::sync::Mutex<()>,
+    pub(crate) change_lock: tokio::sync::Mutex<()>,
     /// State of this member's NOSPACE alarm: whether the quota is a reason for it.
-    pub(crate) claim: Claim,
+    pub(crate) nospace_claim: NospaceClaim,
     /// Lease clock, in use while this member leads.
     pub(crate) clock: LeaseClock,
     pub(crate) token_clock: TokenClock,
     /// Key that signs tokens; `None` if tokens are simple ones.
     pub(crate) signed_tokens: Option<Arc<Jwt>>,
-    pub(crate) identity: Identity,
+    pub(crate) identity: ServerIdentity,
     pub(crate) request_ids: RequestIds,
-    pub(crate) limits: Limits,
-    pub(crate) metrics: Metrics,
+    pub(crate) limits: ApiLimits,
+    pub(crate) metrics: ApiMetrics,
     pub(crate) telemetry: Telemetry,
     pub(crate) stop: CancellationToken,
 }
 
 /// Whether this member's own CORRUPT alarm is among `alarms`.
-pub(super) fn is_marked(alarms: &[AlarmMember], member_id: u64) -> bool {
+pub(super) fn has_corrupt_alarm(alarms: &[AlarmMember], member_id: u64) -> bool {
     alarms.iter().any(|alarm| alarm.member_id == member_id && alarm.alarm() == AlarmType::Corrupt)
 }
 
@@ -108,61 +108,71 @@ const CLIENT_API_VERSION: &str = "client-api-version";
 
 /// Context of a call: its caller, and the charge for the memory of its answer. The charge lasts
 /// until the client has received the last byte.
-pub(crate) struct Held {
-    charge: Charge,
-    who: Who,
+pub(crate) struct CallContext {
+    charge: MemoryCharge,
+    credentials: Credentials,
     caller: Caller,
 }
 
 /// Bytes that a call takes besides the values in its answer.
 const CALL_BYTES: usize = 4 << 10;
 
-impl Held {
+impl CallContext {
     /// Starts the context of a request, with an empty charge to the connection's account.
     pub(super) fn new<Q>(request: &Request<Q>) -> Self {
-        let who = Who::of(request);
-        match request.extensions().get::<Arc<Account>>() {
+        let who = Credentials::of(request);
+        match request.extensions().get::<Arc<MemoryAccount>>() {
             Some(account) => Self::of(account, who),
-            None => {
-                Self { charge: Charge::new(&Account::unbounded()), who, caller: Caller::Nobody }
-            }
+            None => Self {
+                charge: MemoryCharge::new(&MemoryAccount::unbounded()),
+                credentials: who,
+                caller: Caller::Unauthenticated,
+            },
         }
     }
 
     /// Starts a context with an empty charge to `account`.
-    pub(crate) fn of(account: &Arc<Account>, who: Who) -> Self {
-        Self { charge: Charge::new(account), who, caller: Caller::Nobody }
+    pub(crate) fn of(account: &Arc<MemoryAccount>, who: Credentials) -> Self {
+        Self {
+            charge: MemoryCharge::new(account),
+            credentials: who,
+            caller: Caller::Unauthenticated,
+        }
     }
 
     /// Starts another context of the same call, for a part of it that continues after the client
     /// has left.
-    pub(super) fn again(&self) -> Self {
-        Self { charge: self.charge.another(), who: self.who.clone(), caller: self.caller.clone() }
+    pub(super) fn another(&self) -> Self {
+        Self {
+            charge: self.charge.another_empty(),
+            credentials: self.credentials.clone(),
+            caller: self.caller.clone(),
+        }
     }
 
     /// Starts the context of a call that this member makes itself.
-    pub(crate) fn by_member() -> Self {
-        let charge = Charge::new(&Account::unbounded());
-        Self { charge, who: Who::Member, caller: Caller::Member }
+    pub(crate) fn for_member() -> Self {
+        let charge = MemoryCharge::new(&MemoryAccount::unbounded());
+        Self { charge, credentials: Credentials::Member, caller: Caller::Member }
     }
 
     /// Returns the identity presented by the caller.
-    pub(super) fn who(&self) -> &Who {
-        &self.who
+    pub(super) fn credentials(&self) -> &Credentials {
+        &self.credentials
     }
 
     /// Charges `bytes` of values. Returns false if the account has no room for them.
-    pub(crate) fn fits(&mut self, bytes: usize) -> bool {
-        self.charge.set(CALL_BYTES + bytes, Part::of_answer(bytes))
+    pub(crate) fn try_charge(&mut self, bytes: usize) -> bool {
+        self.charge.try_set(CALL_BYTES + bytes, BudgetShare::for_answer(bytes))
     }
 
     /// Charges `bytes` of values. Returns an error if the account has no room for them.
-    pub(crate) fn hold(&mut self, bytes: usize) -> Result<(), Error> {
-        if self.fits(bytes) { Ok(()) } else { Err(Error::TooMuchUnread) }
+    pub(crate) fn charge(&mut self, bytes: usize) -> Result<(), Error> {
+        if self.try_charge(bytes) { Ok(()) } else { Err(Error::TooMuchUnread) }
     }
 }
 
-/// Response that [`Context::call`] can complete.
+/// Response that [`ApiContext::call`] can complete.
 pub(crate) trait Answer: prost::Message {
     /// Returns the response's header, if it has one.
     fn header(&mut self) -> Option<&mut ResponseHeader>;
@@ -225,12 +235,12 @@ answers! {
     v3electionpb::ResignResponse
 }
 
-/// Makes a header with only the revision. [`Context::call`] fills in the rest.
+/// Makes a header with only the revision. [`ApiContext::call`] fills in the rest.
 pub(super) fn header(revision: i64) -> Option<ResponseHeader> {
     Some(ResponseHeader { revision, ..ResponseHeader::default() })
 }
 
-impl Context {
+impl ApiContext {
     /// Makes a complete response header for this member.
     pub(crate) fn header(&self, revision: i64) -> ResponseHeader {
         ResponseHeader {
@@ -266,25 +276,25 @@ impl Context {
 
     /// Whether this member's data was found to differ from the others'. It serves no data then.
     pub(crate) fn is_corrupt(&self) -> bool {
-        is_marked(&self.alarms.borrow(), self.identity.member_id)
+        has_corrupt_alarm(&self.alarms.borrow(), self.identity.member_id)
     }
 
     /// Returns an error if this member's data was found to be corrupt.
-    pub(crate) fn vouch(&self) -> Result<(), Error> {
+    pub(crate) fn ensure_not_corrupt(&self) -> Result<(), Error> {
         if self.is_corrupt() { Err(Error::Corrupt) } else { Ok(()) }
     }
 
     /// Runs a unary call: counts it, checks it, does `work`, and completes the answer's header. The
     /// memory of the answer stays charged until the client has received it.
-    pub(crate) async fn call<Q: Ask, T: Answer, E: From<Error> + Into<Status>>(
+    pub(crate) async fn call<Q: CheckedRequest, T: Answer, E: From<Error> + Into<Status>>(
         &self,
         method: Method,
         request: Request<Q>,
-        work: impl AsyncFnOnce(Q, &mut Held) -> Result<T, E>,
+        work: impl AsyncFnOnce(Q, &mut CallContext) -> Result<T, E>,
     ) -> Result<tonic::Response<T>, Status> {
         let call = self.metrics.start(method);
         self.count_client(request.metadata(), false);
-        let mut held = Held::new(&request);
+        let mut held = CallContext::new(&request);
         let result = match self.begin::<Q, E>(&request, &mut held).await {
             Ok(()) => work(request.into_inner(), &mut held).await.map_err(Into::into),
             Err(status) => Err(status),
@@ -300,74 +310,79 @@ impl Context {
     }
 
     /// Makes all checks that can refuse a call before its work begins.
-    pub(super) async fn begin<Q: Ask, E: From<Error> + Into<Status>>(
+    pub(super) async fn begin<Q: CheckedRequest, E: From<Error> + Into<Status>>(
         &self,
         request: &Request<Q>,
-        held: &mut Held,
+        held: &mut CallContext,
     ) -> Result<(), Status> {
         let asked = request.get_ref();
         self.admit(request.metadata(), asked.is_for_learners())?;
         if asked.is_about_data() {
-            self.vouch()?;
+            self.ensure_not_corrupt()?;
         }
-        held.hold(0)?;
+        held.charge(0)?;
         self.allow(asked, held).await.map_err(|error| E::from(error).into())
     }
 
     /// Checks a request by itself and the caller's permission for it. Calls that make further
     /// requests use it for each of these.
-    pub(super) async fn allow(&self, asked: &impl Ask, held: &mut Held) -> Result<(), Error> {
+    pub(super) async fn allow(
+        &self,
+        asked: &impl CheckedRequest,
+        held: &mut CallContext,
+    ) -> Result<(), Error> {
         asked.check(&self.limits)?;
-        held.caller = self.permit(&held.who, asked.access(), asked.is_for_learners()).await?;
+        held.caller =
+            self.authorise_call(&held.credentials, asked.access(), asked.is_for_learners()).await?;
         Ok(())
     }
 
     /// Proposes a request, and waits until it is applied. Returns [`Error::AnswerDropped`] if the
     /// account of `held` has no room for the answer.
-    pub(crate) async fn propose<P: Proposal>(
+    pub(crate) async fn propose<P: ReplicatedRequest>(
         &self,
         request: P,
-        held: &mut Held,
+        held: &mut CallContext,
     ) -> Result<P::Answer, Error> {
         let operation = request.operation();
-        let grows = grows(&operation);
-        if grows && *self.space.borrow() {
+        let grows = may_grow_data(&operation);
+        if grows && *self.disk_low.borrow() {
             return Err(Error::NoSpace);
         }
         let id = self.request_ids.next();
         let payload = encode(id, held.caller.clone(), operation, self.limits.max_request_bytes)?;
         if grows && !self.limits.quota.has_room(self.store.record_bytes(), payload.len()) {
-            // Boxed, since `over_quota` calls this function again to propose the alarm.
-            Box::pin(space::over_quota(self)).await;
+            // Boxed, since `raise_quota_alarm` calls this function again to propose the alarm.
+            Box::pin(space::raise_quota_alarm(self)).await;
             return Err(Error::NoSpace);
         }
-        let response = match self.decide(payload, id).await? {
-            Response::TooLarge => return Err(Error::AnswerDropped),
+        let response = match self.propose_payload(payload, id).await? {
+            Response::AnswerTooLarge => return Err(Error::AnswerDropped),
             response => response,
         };
         let answer = P::answer(response).expect("apply answers each operation in kind");
-        held.hold(answer.encoded_len()).map_err(|_| Error::AnswerDropped)?;
+        held.charge(answer.encoded_len()).map_err(|_| Error::AnswerDropped)?;
         Ok(answer)
     }
 
     /// Proposes an operation as this member itself, and waits until it is applied.
-    pub(crate) async fn carry_out(&self, operation: Operation) -> Result<Response, Error> {
-        self.carry_out_for(&Held::by_member(), operation).await
+    pub(crate) async fn propose_as_member(&self, operation: Operation) -> Result<Response, Error> {
+        self.propose_as_caller(&CallContext::for_member(), operation).await
     }
 
     /// Proposes an operation as the caller of `held`, and waits until it is applied.
-    pub(super) async fn carry_out_for(
+    pub(super) async fn propose_as_caller(
         &self,
-        held: &Held,
+        held: &CallContext,
         operation: Operation,
     ) -> Result<Response, Error> {
         let id = self.request_ids.next();
         let payload = encode(id, held.caller.clone(), operation, self.limits.max_request_bytes)?;
-        self.decide(payload, id).await
+        self.propose_payload(payload, id).await
     }
 
-    async fn decide(&self, payload: Bytes, id: RequestId) -> Result<Response, Error> {
-        let pending = self.metrics.pending();
+    async fn propose_payload(&self, payload: Bytes, id: RequestId) -> Result<Response, Error> {
+        let pending = self.metrics.count_pending_write();
         let outcome = self.handle.propose(payload, id).await?;
         pending.end();
         Ok(outcome?)
@@ -417,13 +432,15 @@ mod tests {
     #[test]
     fn what_could_not_be_read_back_is_never_proposed() {
         for depth in 1..200 {
-            if let Ok(payload) = encode(RequestId(1), Caller::Nobody, nested(depth), usize::MAX) {
+            if let Ok(payload) =
+                encode(RequestId(1), Caller::Unauthenticated, nested(depth), usize::MAX)
+            {
                 assert!(command::decode(payload).is_ok(), "{depth}");
             }
         }
-        assert!(encode(RequestId(1), Caller::Nobody, nested(10), usize::MAX).is_ok());
+        assert!(encode(RequestId(1), Caller::Unauthenticated, nested(10), usize::MAX).is_ok());
         assert_eq!(
-            encode(RequestId(1), Caller::Nobody, nested(50), usize::MAX),
+            encode(RequestId(1), Caller::Unauthenticated, nested(50), usize::MAX),
             Err(Error::TooManyOps)
         );
     }

@@ -1,5 +1,5 @@
 //! Comparison of the members' data ([`crate::corruption`]). The leader queries the members, judges
-//! their answers, and raises the CORRUPT alarm of a member whose data differs. `Context::vouch`
+//! their answers, and raises the CORRUPT alarm of a member whose data differs. `ApiContext::ensure_not_corrupt`
 //! enforces it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,74 +16,79 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::Context;
-use super::context::Held;
+use super::ApiContext;
+use super::context::CallContext;
 use crate::corruption::{
-    Claim, Measures, Question, Suspicion, Verdict, claims, from_wire, judge, to_wire,
+    AlarmActions, Claim, CorruptionVerdict, Question, Suspicion, decode_claims, encode_claims,
+    judge_claims, make_claims,
 };
 use crate::identity::MemberId;
 
 /// Interval of comparisons if `--corrupt-check-time` isn't given.
-pub(crate) const EVERY: Duration = Duration::from_secs(30);
+pub(crate) const COMPARISON_INTERVAL: Duration = Duration::from_secs(30);
 /// Interval after a comparison in which members differed, and after a member has reconnected.
-const SOON: Duration = Duration::from_secs(2);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval of checks whether the next comparison is due.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Minimum interval of comparisons, as a multiple of the processor time that the leader spent on
 /// the last one, since each reads the whole store. The second factor applies after members
 /// differed.
-const RESTS: (u32, u32) = (10, 2);
+const CPU_TIME_FACTORS: (u32, u32) = (10, 2);
 /// Minimum interval of comparisons, as a multiple of the elapsed time of the last one; it matters
 /// if the disk is slow. The factor is small. A machine short of processors takes long as well, and
 /// a difference must still be found in time.
-const PAUSE: u32 = 2;
+const ELAPSED_TIME_FACTOR: u32 = 2;
 /// Maximum time for a member to apply the requested index and to learn who leads.
-const CATCH_UP: Duration = Duration::from_secs(5);
+const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time for a member's answer: a multiple of what the leader itself took, plus a constant.
-const PATIENCE: (u32, Duration) = (3, Duration::from_secs(10));
+const ANSWER_TIMEOUT: (u32, Duration) = (3, Duration::from_secs(10));
 
 /// Time spent on reading this member's own store.
 #[derive(Clone, Copy, Default)]
-struct Effort {
+struct ReadCost {
     /// Elapsed time of the monotonic clock.
-    passed: Duration,
+    elapsed: Duration,
     /// Processor time of the reading thread.
-    worked: Duration,
+    cpu_time: Duration,
 }
 
 /// Data that determines when the next comparison is due.
 struct Schedule {
     began: Instant,
-    effort: Effort,
-    hurry: bool,
+    cost: ReadCost,
+    is_urgent: bool,
 }
 
 impl Schedule {
     fn next(&self, every: Duration, somebody_came: bool) -> Instant {
-        let Effort { passed, worked } = self.effort;
-        let pause =
-            if self.hurry { worked * RESTS.1 } else { (passed * PAUSE).max(worked * RESTS.0) };
-        let least = if self.hurry || somebody_came { SOON.min(every) } else { every };
+        let ReadCost { elapsed: passed, cpu_time: worked } = self.cost;
+        let pause = if self.is_urgent {
+            worked * CPU_TIME_FACTORS.1
+        } else {
+            (passed * ELAPSED_TIME_FACTOR).max(worked * CPU_TIME_FACTORS.0)
+        };
+        let least =
+            if self.is_urgent || somebody_came { RECHECK_INTERVAL.min(every) } else { every };
         self.began + least.max(pause)
     }
 }
 
 /// Result of a comparison.
 #[derive(Default)]
-struct Compared {
-    verdict: Verdict,
-    effort: Effort,
+struct Comparison {
+    verdict: CorruptionVerdict,
+    cost: ReadCost,
 }
 
 /// Returns the processor time that this thread has used so far.
-fn worked_so_far() -> Duration {
+fn thread_cpu_time() -> Duration {
     let spent = clock_gettime(ClockId::ThreadCPUTime);
     spent.try_into().expect("a thread's time is never before its beginning")
 }
 
 /// Compares the members repeatedly while this member leads. If the leader's own data is wrong, it
 /// transfers its leadership, so that it doesn't bring others up to date with that data.
-pub(super) async fn guard(context: Arc<Context>) {
+pub(super) async fn run_comparisons(context: Arc<ApiContext>) {
     let (mut leader, own) = (context.leader.clone(), context.identity.member_id);
     while leader.wait_for(|leader| *leader == own).await.is_ok() {
         let mut suspicion = Suspicion::default();
@@ -92,24 +97,24 @@ pub(super) async fn guard(context: Arc<Context>) {
                 context.handle.hand_over().await;
             }
             let began = Instant::now();
-            let Compared { verdict, effort } = context.compare().await;
+            let Comparison { verdict, cost: effort } = context.compare().await;
             context.metrics.comparisons.record(began.elapsed());
             let compared = i64::try_from(verdict.compared.len()).unwrap_or(i64::MAX);
             context.metrics.compared.store(compared, Ordering::Relaxed);
-            let Measures { alarms, mut hurry } = suspicion.after(&verdict);
+            let AlarmActions { alarms, mut hurry } = suspicion.add_verdict(&verdict);
             for member in alarms {
                 hurry |= !raise(&context, member).await;
             }
             // The transfer of leadership may have failed, so it is soon tried again.
             hurry |= context.is_corrupt();
-            context.until_next(&Schedule { began, effort, hurry }).await;
+            context.wait_until_due(&Schedule { began, cost: effort, is_urgent: hurry }).await;
         }
         context.metrics.compared.store(0, Ordering::Relaxed);
     }
 }
 
 /// Raises the member's CORRUPT alarm. Returns false if that failed.
-async fn raise(context: &Context, member_id: u64) -> bool {
+async fn raise(context: &ApiContext, member_id: u64) -> bool {
     let alarm = AlarmType::Corrupt;
     let same = |a: &AlarmMember| a.member_id == member_id && a.alarm() == alarm;
     if context.alarms.borrow().iter().any(same) {
@@ -127,7 +132,7 @@ async fn raise(context: &Context, member_id: u64) -> bool {
     }
     let action = AlarmAction::Activate.into();
     let request = AlarmRequest { action, member_id, alarm: alarm.into() };
-    let raised = context.propose(request, &mut Held::by_member()).await;
+    let raised = context.propose(request, &mut CallContext::for_member()).await;
     if let Err(error) = &raised {
         // The next comparison tries again.
         tracing::warn!(error = %error.text(), "cannot raise the alarm yet");
@@ -135,10 +140,10 @@ async fn raise(context: &Context, member_id: u64) -> bool {
     raised.is_ok()
 }
 
-impl Context {
+impl ApiContext {
     /// Runs one comparison with all connected members.
-    async fn compare(&self) -> Compared {
-        let Some(peers) = &self.peers else { return Compared::default() };
+    async fn compare(&self) -> Comparison {
+        let Some(peers) = &self.peers else { return Comparison::default() };
         let (question, voters, others) = {
             let view = self.store.view();
             let members = view.members().voters_and_learners();
@@ -149,9 +154,9 @@ impl Context {
             (Question::of(&view), members.voters.into_iter().collect::<BTreeSet<u64>>(), others)
         };
         if question.index == 0 || others.is_empty() {
-            return Compared::default();
+            return Comparison::default();
         }
-        let request = Bytes::from(question.to_wire().encode_to_vec());
+        let request = Bytes::from(question.encode().encode_to_vec());
         let mut asked = JoinSet::new();
         for id in others.iter().copied() {
             let (peers, request) = (peers.clone(), request.clone());
@@ -160,12 +165,12 @@ impl Context {
         let began = Instant::now();
         let (own, worked) = self.own_claims(question).await;
         let mut said = BTreeMap::from([(self.identity.member_id, own)]);
-        let effort = Effort { passed: began.elapsed(), worked };
-        let deadline = Instant::now() + effort.passed * PATIENCE.0 + PATIENCE.1;
+        let effort = ReadCost { elapsed: began.elapsed(), cpu_time: worked };
+        let deadline = Instant::now() + effort.elapsed * ANSWER_TIMEOUT.0 + ANSWER_TIMEOUT.1;
         while let Ok(Some(Ok((id, answer)))) = timeout_at(deadline, asked.join_next()).await {
             match answer.map(StoreAnswer::decode) {
                 Ok(Ok(answer)) => {
-                    said.insert(id, from_wire(answer));
+                    said.insert(id, decode_claims(answer));
                 }
                 Ok(Err(error)) => {
                     tracing::warn!(peer.member.id = %MemberId(id), %error, "a member says of its data what can't be understood");
@@ -176,21 +181,21 @@ impl Context {
                 }
             }
         }
-        let verdict = judge(&voters, &said);
+        let verdict = judge_claims(&voters, &said);
         tracing::debug!(?question, ?verdict, "compared the members' data");
-        Compared { verdict, effort }
+        Comparison { verdict, cost: effort }
     }
 
     /// Returns the checksums of this member's data, and the processor time that they took. Returns
     /// nothing while they are computed for another comparison.
     async fn own_claims(&self, question: Question) -> (Vec<Claim>, Duration) {
         let nothing = (Vec::new(), Duration::ZERO);
-        let Ok(alone) = self.comparing.clone().try_acquire_owned() else { return nothing };
+        let Ok(alone) = self.comparison_permit.clone().try_acquire_owned() else { return nothing };
         let store = self.store.clone();
         let work = move || {
-            let (_alone, before) = (alone, worked_so_far());
-            let claims = claims(&store, &store.view(), question);
-            (claims, worked_so_far() - before)
+            let (_alone, before) = (alone, thread_cpu_time());
+            let claims = make_claims(&store, &store.view(), question);
+            (claims, thread_cpu_time() - before)
         };
         let (why, worked) = match tokio::task::spawn_blocking(work).await {
             Ok((Ok(claims), worked)) => return (claims, worked),
@@ -207,28 +212,30 @@ impl Context {
     /// member has applied as much as `question` needs. Returns `None` for a malformed question. The
     /// store is read for the leader alone.
     pub(super) async fn answer_store(&self, from: MemberId, request: Bytes) -> Option<Bytes> {
-        let question = Question::from_wire(StoreQuestion::decode(request).ok()?)?;
+        let question = Question::decode(StoreQuestion::decode(request).ok()?)?;
         let (mut status, mut leader) = (self.status.clone(), self.leader.clone());
         let ready = async {
             let _ = status.wait_for(|status| status.applied.index >= question.index).await;
             // A new leader may ask before this member knows that it leads.
             let _ = leader.wait_for(|leader| *leader == from.0).await;
         };
-        let _ = timeout(CATCH_UP, ready).await;
+        let _ = timeout(CATCH_UP_TIMEOUT, ready).await;
         let is_leader = *self.leader.borrow() == from.0;
         let claims = if is_leader { self.own_claims(question).await.0 } else { Vec::new() };
-        Some(to_wire(claims).encode_to_vec().into())
+        Some(encode_claims(claims).encode_to_vec().into())
     }
 
     /// Waits until the next comparison is due, or this member no longer leads.
-    async fn until_next(&self, done: &Schedule) {
+    async fn wait_until_due(&self, done: &Schedule) {
         let came_since = || {
             let connected = self.peers.as_ref().map(|peers| peers.connected()).unwrap_or_default();
             // A member that has just connected may not answer yet.
-            connected.values().any(|since| *since > done.began.into_std() && since.elapsed() > LOOK)
+            connected
+                .values()
+                .any(|since| *since > done.began.into_std() && since.elapsed() > POLL_INTERVAL)
         };
         while self.leads() && Instant::now() < done.next(self.limits.corrupt_check, came_since()) {
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 }
@@ -240,9 +247,10 @@ mod tests {
     /// Returns the seconds from the start of one comparison to the start of the next.
     fn next(passed: u64, worked: u64, hurry: bool, every: u64, came: bool) -> u64 {
         let seconds = Duration::from_secs;
-        let effort = Effort { passed: seconds(passed), worked: seconds(worked) };
+        let effort = ReadCost { elapsed: seconds(passed), cpu_time: seconds(worked) };
         let began = Instant::now();
-        (Schedule { began, effort, hurry }.next(seconds(every), came) - began).as_secs()
+        (Schedule { began, cost: effort, is_urgent: hurry }.next(seconds(every), came) - began)
+            .as_secs()
     }
 
     #[test]
@@ -272,10 +280,10 @@ mod tests {
 
     #[test]
     fn only_work_is_counted_as_work() {
-        let (began, asleep) = (worked_so_far(), Duration::from_millis(200));
+        let (began, asleep) = (thread_cpu_time(), Duration::from_millis(200));
         std::thread::sleep(asleep);
-        let before = worked_so_far();
+        let before = thread_cpu_time();
         assert!(before - began < asleep);
-        while worked_so_far() == before {}
+        while thread_cpu_time() == before {}
     }
 }

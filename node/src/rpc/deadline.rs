@@ -18,22 +18,22 @@ const DIGITS: usize = 8;
 pub(crate) struct Deadline(Option<Instant>);
 
 /// Value of a `grpc-timeout` header that is malformed.
-pub(crate) struct Malformed(pub(crate) String);
+pub(crate) struct MalformedTimeout(pub(crate) String);
 
 /// Returns the status for a call whose deadline has passed.
-pub(crate) fn late() -> Status {
+pub(crate) fn deadline_exceeded() -> Status {
     Status::deadline_exceeded("context deadline exceeded")
 }
 
 impl Deadline {
     /// Reads the deadline from a request's headers.
-    pub(crate) fn of(headers: &HeaderMap) -> Result<Self, Malformed> {
+    pub(crate) fn of(headers: &HeaderMap) -> Result<Self, MalformedTimeout> {
         let Some(value) = headers.get(HEADER) else { return Ok(Self(None)) };
         let value = String::from_utf8_lossy(value.as_bytes());
         match parse(&value) {
             // A time too far in the future to be represented counts as no deadline.
             Some(wait) => Ok(Self(Instant::now().checked_add(wait))),
-            None => Err(Malformed(value.into_owned())),
+            None => Err(MalformedTimeout(value.into_owned())),
         }
     }
 
@@ -46,9 +46,9 @@ impl Deadline {
     pub(crate) async fn bound<T>(self, work: impl Future<Output = T>) -> Result<T, Status> {
         let Some(end) = self.0 else { return Ok(work.await) };
         if Instant::now() >= end {
-            return Err(late());
+            return Err(deadline_exceeded());
         }
-        timeout_at(end, work).await.map_err(|_| late())
+        timeout_at(end, work).await.map_err(|_| deadline_exceeded())
     }
 }
 

@@ -9,8 +9,8 @@ use tonic::{Code, Status};
 
 use crate::apply::{ApplyError, CheckError};
 use crate::auth::AuthError;
-use crate::driver::{ProposeError, ReadError as BarrierError, TransferError};
-use crate::membership::{ChangeError, Objection, Refused};
+use crate::driver::{ProposeError, ReadBarrierError as BarrierError, TransferError};
+use crate::membership::{ChangeError, ChangeObjection, ChangeRefusal};
 use crate::mvcc::{ReadError, StoreError};
 
 macro_rules! table {
@@ -224,13 +224,13 @@ table! {
 }
 
 /// Name of the metadata with the configuration that an answer of the Cluster service shows.
-pub(super) const CONFIGURATION: &str = "muster-configuration";
+pub(super) const CONFIGURATION_METADATA: &str = "muster-configuration";
 
 impl Error {
     /// Returns the error with this text, if there is one; `at` is its configuration, if it has one.
     /// A member uses it to pass on another member's error to a client.
     #[must_use]
-    pub(super) fn passed_on(text: &str, at: u64) -> Option<Self> {
+    pub(super) fn from_text(text: &str, at: u64) -> Option<Self> {
         let told = Self::ALL.iter().map(|error| match error {
             Self::CarriedOut(_) => Self::CarriedOut(at),
             Self::Stale(_) => Self::Stale(at),
@@ -253,7 +253,7 @@ impl From<Error> for Status {
     fn from(error: Error) -> Self {
         let mut status = Self::new(error.code(), error.text());
         if let Some(at) = error.configuration() {
-            status.metadata_mut().insert(CONFIGURATION, at.into());
+            status.metadata_mut().insert(CONFIGURATION_METADATA, at.into());
         }
         status
     }
@@ -311,7 +311,7 @@ impl From<AuthError> for Error {
             AuthError::OldRevision => Self::AuthOldRevision,
             AuthError::NotEnabled => Self::AuthNotEnabled,
             AuthError::Failed => Self::AuthFailed,
-            AuthError::NoRoom => Self::NoRoomForAuth,
+            AuthError::TooLarge => Self::NoRoomForAuth,
         }
     }
 }
@@ -335,23 +335,25 @@ impl From<ChangeError> for Error {
     }
 }
 
-impl From<Objection> for Error {
-    fn from(objection: Objection) -> Self {
+impl From<ChangeObjection> for Error {
+    fn from(objection: ChangeObjection) -> Self {
         match objection {
-            Objection::NotEnoughStarted => Self::NotEnoughStarted,
-            Objection::Unhealthy | Objection::Unsettled => Self::Unhealthy,
-            Objection::LearnerNotReady | Objection::LearnerSilent => Self::LearnerNotReady,
-            Objection::TooManyLearners => Self::TooManyLearners,
+            ChangeObjection::NotEnoughStarted => Self::NotEnoughStarted,
+            ChangeObjection::Unhealthy | ChangeObjection::Unsettled => Self::Unhealthy,
+            ChangeObjection::LearnerNotReady | ChangeObjection::LearnerSilent => {
+                Self::LearnerNotReady
+            }
+            ChangeObjection::TooManyLearners => Self::TooManyLearners,
         }
     }
 }
 
-impl From<Refused> for Error {
-    fn from(refused: Refused) -> Self {
+impl From<ChangeRefusal> for Error {
+    fn from(refused: ChangeRefusal) -> Self {
         match refused {
-            Refused::NotLeader => Self::NotLeader,
-            Refused::Objection(objection) => objection.into(),
-            Refused::Change(error) => error.into(),
+            ChangeRefusal::NotLeader => Self::NotLeader,
+            ChangeRefusal::Objection(objection) => objection.into(),
+            ChangeRefusal::Change(error) => error.into(),
         }
     }
 }
@@ -417,7 +419,7 @@ mod tests {
     fn what_one_member_refuses_another_tells_in_the_same_words() {
         for error in Error::ALL.iter().copied().chain([Error::CarriedOut(17), Error::Stale(18)]) {
             let at = error.configuration().unwrap_or_default();
-            assert_eq!(Error::passed_on(&error.text(), at), Some(error));
+            assert_eq!(Error::from_text(&error.text(), at), Some(error));
         }
     }
 

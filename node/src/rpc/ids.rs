@@ -19,7 +19,7 @@ pub(crate) struct RequestIds {
 }
 
 /// Upper limit of a process's requests: a million per second for twelve days.
-const RUN_LENGTH: u64 = 1 << 40;
+const MAX_IDS_PER_PROCESS: u64 = 1 << 40;
 
 impl RequestIds {
     /// Makes the generator. `boot` must be different at each start of this member.
@@ -36,9 +36,9 @@ impl RequestIds {
 
     /// Returns a test whether an ID is one of this process's. It is wrong for one of 2^24 foreign
     /// IDs. A wrong result may only cost work.
-    pub(crate) fn own(&self) -> impl Fn(RequestId) -> bool + Send + use<> {
+    pub(crate) fn own_id_test(&self) -> impl Fn(RequestId) -> bool + Send + use<> {
         let first = self.first;
-        move |id| id.0.wrapping_sub(first) < RUN_LENGTH
+        move |id| id.0.wrapping_sub(first) < MAX_IDS_PER_PROCESS
     }
 
     /// Returns the next ID, never the same twice.
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn a_run_knows_its_own_ids() {
         let (ids, before) = (RequestIds::new(1, 2), RequestIds::new(1, 1));
-        let own = ids.own();
+        let own = ids.own_id_test();
         assert!((0..100).all(|_| own(ids.next())));
         assert!(!own(before.next()));
     }

@@ -12,23 +12,23 @@ use node_proto::etcdserverpb::{
 use tonic::codegen::BoxStream;
 use tonic::{Request, Status};
 
-use super::context::{Context, Held};
+use super::context::{ApiContext, CallContext};
 use super::error::Error;
 use super::metrics::Method;
 use super::range_stream;
 use crate::apply::{ReadTxn, is_read_only, is_serializable};
-use crate::auth::Access;
-use crate::mvcc::{AnswerRoom, ReadError, Step};
+use crate::auth::RequestedAccess;
+use crate::mvcc::{AnswerBudget, RangeStep, ReadError};
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
 
-pub(super) struct Kv(pub(super) Arc<Context>);
+pub(super) struct KvService(pub(super) Arc<ApiContext>);
 
-impl Kv {
+impl KvService {
     pub(super) async fn range(
         &self,
         request: &RangeRequest,
-        held: &mut Held,
+        held: &mut CallContext,
     ) -> Result<RangeResponse, Error> {
         self.0.barrier(request.serializable).await?;
         let began = Instant::now();
@@ -37,19 +37,23 @@ impl Kv {
         read
     }
 
-    async fn read(&self, request: &RangeRequest, held: &mut Held) -> Result<RangeResponse, Error> {
+    async fn read(
+        &self,
+        request: &RangeRequest,
+        held: &mut CallContext,
+    ) -> Result<RangeResponse, Error> {
         'view: loop {
             let view = self.0.store.view();
-            self.0.may(held.who(), &view, Access::Range(request))?;
-            let mut gather = self.0.store.gather(&view, request)?;
+            self.0.authorise_on(held.credentials(), &view, RequestedAccess::Range(request))?;
+            let mut gather = self.0.store.begin_range(&view, request)?;
             loop {
-                let step = self.0.store.step(&view, &mut gather);
-                held.hold(gather.bytes())?;
+                let step = self.0.store.step_range(&view, &mut gather);
+                held.charge(gather.bytes())?;
                 match step {
-                    Ok(Step::Done(response)) => return Ok(response),
+                    Ok(RangeStep::Done(response)) => return Ok(response),
                     // A wide range yields between steps, so that other tasks on this thread can
                     // run.
-                    Ok(Step::Again) => tokio::task::yield_now().await,
+                    Ok(RangeStep::Unfinished) => tokio::task::yield_now().await,
                     Err(ReadError::Superseded) => {
                         tokio::task::yield_now().await;
                         continue 'view;
@@ -60,14 +64,14 @@ impl Kv {
         }
     }
 
-    async fn put(&self, request: PutRequest, held: &mut Held) -> Result<PutResponse, Error> {
+    async fn put(&self, request: PutRequest, held: &mut CallContext) -> Result<PutResponse, Error> {
         self.0.propose(request, held).await
     }
 
     pub(super) async fn delete(
         &self,
         request: DeleteRangeRequest,
-        held: &mut Held,
+        held: &mut CallContext,
     ) -> Result<DeleteRangeResponse, Error> {
         self.0.propose(request, held).await
     }
@@ -75,7 +79,7 @@ impl Kv {
     pub(super) async fn txn(
         &self,
         request: TxnRequest,
-        held: &mut Held,
+        held: &mut CallContext,
     ) -> Result<TxnResponse, Error> {
         if is_read_only(&request) {
             self.0.barrier(is_serializable(&request)).await?;
@@ -84,28 +88,32 @@ impl Kv {
         self.0.propose(request, held).await
     }
 
-    async fn read_only(&self, txn: &TxnRequest, held: &mut Held) -> Result<TxnResponse, Error> {
+    async fn read_only(
+        &self,
+        txn: &TxnRequest,
+        held: &mut CallContext,
+    ) -> Result<TxnResponse, Error> {
         'view: loop {
             let view = self.0.store.view();
-            self.0.may(held.who(), &view, Access::Txn(txn))?;
+            self.0.authorise_on(held.credentials(), &view, RequestedAccess::Txn(txn))?;
             let mut read = ReadTxn::new(txn);
             let mut bytes = 0;
             loop {
                 let step = {
-                    let mut fits = |bytes| held.fits(bytes);
-                    let mut room = AnswerRoom::new(bytes, &mut fits);
+                    let mut fits = |bytes| held.try_charge(bytes);
+                    let mut room = AnswerBudget::new(bytes, &mut fits);
                     let step = read.step(&self.0.store, &view, &mut room);
                     if room.is_overdrawn() {
                         return Err(Error::TooMuchUnread);
                     }
-                    bytes = room.held();
+                    bytes = room.used_bytes();
                     step
                 };
                 match step {
                     Ok(Some(response)) => {
                         // Charges only the answer, no longer the pairs that were read and dropped
                         // for it.
-                        held.hold(bytes)?;
+                        held.charge(bytes)?;
                         if response.responses.len() > 1 {
                             self.0.store.operations().txns.fetch_add(1, Ordering::Relaxed);
                         }
@@ -127,7 +135,7 @@ impl Kv {
     async fn compact(
         &self,
         request: CompactionRequest,
-        held: &mut Held,
+        held: &mut CallContext,
     ) -> Result<CompactionResponse, Error> {
         let mut finished = self.0.store.finished_compactions();
         let response = self.0.propose(request, held).await?;
@@ -140,9 +148,10 @@ impl Kv {
 }
 
 #[tonic::async_trait]
-impl kv_server::Kv for Kv {
+impl kv_server::Kv for KvService {
     async fn range(&self, request: Request<RangeRequest>) -> Answer<RangeResponse> {
-        let work = async |request: RangeRequest, held: &mut Held| self.range(&request, held).await;
+        let work =
+            async |request: RangeRequest, held: &mut CallContext| self.range(&request, held).await;
         self.0.call(Method::Range, request, work).await
     }
 
@@ -154,7 +163,7 @@ impl kv_server::Kv for Kv {
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Answer<PutResponse> {
-        let work = async |request, held: &mut Held| self.put(request, held).await;
+        let work = async |request, held: &mut CallContext| self.put(request, held).await;
         self.0.call(Method::Put, request, work).await
     }
 
@@ -162,17 +171,17 @@ impl kv_server::Kv for Kv {
         &self,
         request: Request<DeleteRangeRequest>,
     ) -> Answer<DeleteRangeResponse> {
-        let work = async |request, held: &mut Held| self.delete(request, held).await;
+        let work = async |request, held: &mut CallContext| self.delete(request, held).await;
         self.0.call(Method::DeleteRange, request, work).await
     }
 
     async fn txn(&self, request: Request<TxnRequest>) -> Answer<TxnResponse> {
-        let work = async |request, held: &mut Held| self.txn(request, held).await;
+        let work = async |request, held: &mut CallContext| self.txn(request, held).await;
         self.0.call(Method::Txn, request, work).await
     }
 
     async fn compact(&self, request: Request<CompactionRequest>) -> Answer<CompactionResponse> {
-        let work = async |request, held: &mut Held| self.compact(request, held).await;
+        let work = async |request, held: &mut CallContext| self.compact(request, held).await;
         self.0.call(Method::Compact, request, work).await
     }
 }

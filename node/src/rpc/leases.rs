@@ -12,18 +12,18 @@ use prost::Message as _;
 use std::sync::atomic::Ordering;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 
-use super::context::Context;
+use super::context::ApiContext;
 use super::error::Error;
 use crate::driver::Role;
 use crate::identity::MemberId;
-use crate::lease::{Lease, LeaseTable, Lessor, Renewal, Seat, whole};
+use crate::lease::{Lease, LeaseTable, Lessor, RaftStatus, Renewal, full_ttl_checkpoint};
 
 /// Interval of checks for expired leases.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const LEASE_EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Answer for a lease that can't be renewed at the moment.
-pub(super) const BUSY: i64 = -2;
+pub(super) const LEASE_BUSY: i64 = -2;
 /// Answer for the remaining time of a lease that doesn't exist.
-pub(super) const UNKNOWN: i64 = -1;
+pub(super) const LEASE_UNKNOWN: i64 = -1;
 
 /// The leader's lease clock.
 pub(crate) struct LeaseClock {
@@ -42,27 +42,27 @@ impl LeaseClock {
 }
 
 /// Result of asking the leader's clock about leases.
-struct Found {
+struct LeaseReadings {
     term: u64,
     /// TTL or remaining seconds of each lease in the question.
     seconds: Vec<i64>,
     /// Renewed leases for which an entry must first record that their whole TTL is left, from `at`
     /// on.
-    whole: Vec<Lease>,
+    to_checkpoint: Vec<Lease>,
     at: Duration,
 }
 
-impl Context {
+impl ApiContext {
     /// Locks the lease clock, after updating it to the current term and leases. Also returns the
     /// clock's time.
     pub(super) fn clock(&self) -> (MutexGuard<'_, Lessor>, Duration) {
         let seat = {
             let status = self.status.borrow();
             let leads = status.role == Role::Leader;
-            Seat { leads, term: status.term, applied_term: status.applied.term }
+            RaftStatus { is_leader: leads, term: status.term, applied_term: status.applied.term }
         };
         let (mut lessor, now) = (self.clock.lock(), self.clock.began.elapsed());
-        lessor.follow(seat, self.store.leases(), now);
+        lessor.update(seat, self.store.leases(), now);
         (lessor, now)
     }
 
@@ -73,14 +73,14 @@ impl Context {
 
     /// Sends a question about leases to the leader. Returns `NotLeader` if the supposed leader
     /// isn't one.
-    pub(super) async fn ask_of_leases(
+    pub(super) async fn ask_leader_about_leases(
         &self,
         question: LeaseQuestion,
         deadline: Instant,
     ) -> Result<Vec<i64>, Error> {
-        let leader = self.known_leader(deadline).await?;
+        let leader = self.wait_for_leader(deadline).await?;
         if leader == self.identity.member_id {
-            return self.lead_leases(&question).await;
+            return self.answer_lease_question(&question).await;
         }
         let Some(peers) = &self.peers else { return Err(Error::NotLeader) };
         // The wait is short: if the leader is unreachable, it may soon have a successor.
@@ -91,7 +91,7 @@ impl Context {
         };
         let answer = LeaseAnswer::decode(answer).map_err(|_| Error::NotLeader)?;
         if !answer.refused.is_empty() {
-            return Err(Error::passed_on(&answer.refused, 0).unwrap_or(Error::NotLeader));
+            return Err(Error::from_text(&answer.refused, 0).unwrap_or(Error::NotLeader));
         }
         if answer.seconds.len() != question.ids.len() {
             return Err(Error::NotLeader);
@@ -105,7 +105,7 @@ impl Context {
         if question.ids.is_empty() {
             return None;
         }
-        let answer = match self.lead_leases(&question).await {
+        let answer = match self.answer_lease_question(&question).await {
             Ok(seconds) => LeaseAnswer { refused: String::new(), seconds },
             Err(error) => LeaseAnswer { refused: error.text().into_owned(), seconds: Vec::new() },
         };
@@ -125,7 +125,7 @@ impl Context {
 
     /// Answers a question as the leader. A quorum confirms the leadership after the answer was
     /// determined.
-    async fn lead_leases(&self, question: &LeaseQuestion) -> Result<Vec<i64>, Error> {
+    async fn answer_lease_question(&self, question: &LeaseQuestion) -> Result<Vec<i64>, Error> {
         if !self.leads() {
             return Err(Error::NotLeader);
         }
@@ -138,16 +138,19 @@ impl Context {
             self.barrier(false).await?;
         }
         let found = self.look_at_clock(question)?;
-        if !found.whole.is_empty() {
-            let said = whole(found.term, found.whole.iter().copied());
-            match self.carry_out(Operation::LeaseCheckpoint(said)).await {
+        if !found.to_checkpoint.is_empty() {
+            let said = full_ttl_checkpoint(found.term, found.to_checkpoint.iter().copied());
+            match self.propose_as_member(Operation::LeaseCheckpoint(said)).await {
                 Ok(_) => {}
                 Err(Error::LeaderChanged) => return Err(Error::NotLeader),
                 Err(error) => return Err(error),
             }
             let mut lessor = self.clock.lock();
             if lessor.term() == Some(found.term) {
-                found.whole.iter().for_each(|lease| lessor.renewal_noted(lease.id, found.at));
+                found
+                    .to_checkpoint
+                    .iter()
+                    .for_each(|lease| lessor.record_full_ttl(lease.id, found.at));
             }
         }
         self.barrier(false).await?;
@@ -158,25 +161,25 @@ impl Context {
         if still_leads { Ok(found.seconds) } else { Err(Error::NotLeader) }
     }
 
-    fn look_at_clock(&self, question: &LeaseQuestion) -> Result<Found, Error> {
+    fn look_at_clock(&self, question: &LeaseQuestion) -> Result<LeaseReadings, Error> {
         let (mut lessor, at) = self.clock();
         let term = lessor.term().ok_or(Error::NotLeader)?;
-        let mut found = Found { term, seconds: Vec::new(), whole: Vec::new(), at };
+        let mut found = LeaseReadings { term, seconds: Vec::new(), to_checkpoint: Vec::new(), at };
         let mut renewed = 0;
         for id in &question.ids {
             found.seconds.push(if question.renew {
                 match lessor.renew(*id, at) {
-                    Renewal::Renewed { lease, note } => {
+                    Renewal::Renewed { lease, needs_checkpoint: note } => {
                         renewed += 1;
-                        found.whole.extend(note.then_some(lease));
+                        found.to_checkpoint.extend(note.then_some(lease));
                         lease.ttl
                     }
-                    Renewal::Busy => BUSY,
+                    Renewal::Busy => LEASE_BUSY,
                     Renewal::Unknown => 0,
                 }
             } else {
                 let left = lessor.left(*id, at).map(|left| left.as_secs());
-                left.map_or(UNKNOWN, |left| i64::try_from(left).unwrap_or(i64::MAX))
+                left.map_or(LEASE_UNKNOWN, |left| i64::try_from(left).unwrap_or(i64::MAX))
             });
         }
         self.metrics.leases_renewed.fetch_add(renewed, Ordering::Relaxed);
@@ -185,14 +188,14 @@ impl Context {
 
     async fn expire(&self, over: LeaseExpire) {
         let id = over.id;
-        if let Err(error) = self.carry_out(Operation::LeaseExpire(over)).await {
+        if let Err(error) = self.propose_as_member(Operation::LeaseExpire(over)).await {
             tracing::debug!(lease.id = id, error = %error.text(), "a lease that is over was not ended yet");
         }
     }
 
-    async fn note(&self, noted: Option<LeaseCheckpoint>) {
+    async fn propose_checkpoint(&self, noted: Option<LeaseCheckpoint>) {
         let Some(noted) = noted else { return };
-        if let Err(error) = self.carry_out(Operation::LeaseCheckpoint(noted)).await {
+        if let Err(error) = self.propose_as_member(Operation::LeaseCheckpoint(noted)).await {
             tracing::debug!(error = %error.text(), "what leases have left was not noted");
         }
     }
@@ -200,9 +203,9 @@ impl Context {
 
 /// Revokes expired leases and records the remaining time of others, while this member leads. Runs
 /// as long as the node.
-pub(super) async fn count(context: Arc<Context>) {
+pub(super) async fn run_lease_clock(context: Arc<ApiContext>) {
     let mut leader = context.leader.clone();
-    let mut look = interval(LOOK_EVERY);
+    let mut look = interval(LEASE_EXPIRY_INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let changed = tokio::select! {
@@ -214,7 +217,7 @@ pub(super) async fn count(context: Arc<Context>) {
         }
         let (over, noted) = {
             let (mut lessor, now) = context.clock();
-            (lessor.expire(now), lessor.note(now))
+            (lessor.expire(now), lessor.due_checkpoint(now))
         };
         if over.is_empty() && noted.is_none() {
             continue;
@@ -223,11 +226,11 @@ pub(super) async fn count(context: Arc<Context>) {
         let ended = join_all(over.into_iter().map(|over| context.expire(over)));
         // Under another leader these proposals have no effect.
         tokio::select! {
-            _ = join(ended, context.note(noted.clone())) => {}
+            _ = join(ended, context.propose_checkpoint(noted.clone())) => {}
             changed = leader.changed() => if changed.is_err() { return },
         }
         if let Some(noted) = noted {
-            context.clock.lock().notes_done(&noted);
+            context.clock.lock().finish_checkpoint(&noted);
         }
     }
 }

@@ -10,8 +10,9 @@ use http::HeaderValue;
 use tonic::{Code, Status};
 
 /// Beginning of tonic's text for a message that is too large. The sizes follow.
-const THEIRS: &str = "Error, decoded message length too large: found ";
-const UNKNOWN: (&str, &str) = ("Content is compressed with `", "` which isn't supported");
+const TONIC_TOO_LARGE: &str = "Error, decoded message length too large: found ";
+const TONIC_UNKNOWN_ENCODING: (&str, &str) =
+    ("Content is compressed with `", "` which isn't supported");
 /// Encodings that a request's messages may have.
 const ACCEPTED: &str = "gzip,identity";
 
@@ -25,7 +26,7 @@ pub(super) fn layer(router: Router, max: usize) -> Router {
 fn rewrite(response: &mut Response, max: usize) {
     let headers = response.headers_mut();
     let Some(theirs) = Status::from_header_map(headers) else { return };
-    let Some(ours) = ours(&theirs, max) else { return };
+    let Some(ours) = etcd_status(&theirs, max) else { return };
     if ours.code() == Code::Unimplemented {
         headers.insert("grpc-accept-encoding", HeaderValue::from_static(ACCEPTED));
     }
@@ -34,19 +35,21 @@ fn rewrite(response: &mut Response, max: usize) {
 }
 
 /// Rewords the status that ended a stream of requests, if it is one of tonic's.
-pub(super) fn reworded(status: Status, max: usize) -> Status {
-    ours(&status, max).unwrap_or(status)
+pub(super) fn reword_status(status: Status, max: usize) -> Status {
+    etcd_status(&status, max).unwrap_or(status)
 }
 
-fn ours(theirs: &Status, max: usize) -> Option<Status> {
+fn etcd_status(theirs: &Status, max: usize) -> Option<Status> {
     let text = theirs.message();
     match theirs.code() {
         Code::OutOfRange => {
-            let found = text.strip_prefix(THEIRS)?.split(' ').next()?;
+            let found = text.strip_prefix(TONIC_TOO_LARGE)?.split(' ').next()?;
             Some(larger_than_max(found.parse().ok()?, max))
         }
         Code::Unimplemented => {
-            let encoding = text.strip_prefix(UNKNOWN.0)?.strip_suffix(UNKNOWN.1)?;
+            let encoding = text
+                .strip_prefix(TONIC_UNKNOWN_ENCODING.0)?
+                .strip_suffix(TONIC_UNKNOWN_ENCODING.1)?;
             let text =
                 format!("grpc: Decompressor is not installed for grpc-encoding {encoding:?}");
             Some(Status::unimplemented(text))
@@ -67,7 +70,7 @@ mod tests {
 
     #[test]
     fn too_large_a_message_is_refused_in_known_words() {
-        let theirs = format!("{THEIRS}3145736 bytes, the limit is: 2097152 bytes");
+        let theirs = format!("{TONIC_TOO_LARGE}3145736 bytes, the limit is: 2097152 bytes");
         let status = tonic::Status::out_of_range(theirs);
         let mut response: Response = status.into_http::<axum::body::Body>();
         rewrite(&mut response, 2_097_152);
@@ -79,7 +82,7 @@ mod tests {
 
     #[test]
     fn an_unknown_compression_is_refused_in_known_words() {
-        let theirs = format!("{}br{}", UNKNOWN.0, UNKNOWN.1);
+        let theirs = format!("{}br{}", TONIC_UNKNOWN_ENCODING.0, TONIC_UNKNOWN_ENCODING.1);
         let mut theirs = Status::unimplemented(theirs);
         theirs.metadata_mut().insert("grpc-accept-encoding", "identity".parse().unwrap());
         let mut response: Response = theirs.into_http::<axum::body::Body>();

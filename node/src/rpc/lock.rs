@@ -6,28 +6,32 @@ use node_proto::etcdserverpb::DeleteRangeRequest;
 use node_proto::v3lockpb::{LockRequest, LockResponse, UnlockRequest, UnlockResponse, lock_server};
 use tonic::{Request, Status};
 
-use super::context::{Held, header};
+use super::context::{CallContext, header};
 use super::error::Error;
-use super::line::{Line, Refusal};
+use super::line::{LockQueueError, LockQueues};
 use super::metrics::Method;
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
 
-pub(super) struct Lock(pub(super) Line);
+pub(super) struct LockService(pub(super) LockQueues);
 
-impl Lock {
-    async fn lock(&self, request: LockRequest, held: &mut Held) -> Result<LockResponse, Refusal> {
-        let lease = self.0.lease(request.lease, held).await?;
+impl LockService {
+    async fn lock(
+        &self,
+        request: LockRequest,
+        held: &mut CallContext,
+    ) -> Result<LockResponse, LockQueueError> {
+        let lease = self.0.lease_or_grant(request.lease, held).await?;
         let mut place = self.0.enter(&request.name, lease, Bytes::new(), held).await?;
-        let revision = place.turn(held).await?.ok_or(Error::SessionExpired)?;
+        let revision = place.wait_for_turn(held).await?.ok_or(Error::SessionExpired)?;
         Ok(LockResponse { header: header(revision), key: place.key().clone() })
     }
 
     async fn unlock(
         &self,
         request: UnlockRequest,
-        held: &mut Held,
-    ) -> Result<UnlockResponse, Refusal> {
+        held: &mut CallContext,
+    ) -> Result<UnlockResponse, LockQueueError> {
         let delete = DeleteRangeRequest { key: request.key, ..DeleteRangeRequest::default() };
         let deleted = self.0.delete(delete, held).await?;
         Ok(UnlockResponse { header: deleted.header })
@@ -35,14 +39,14 @@ impl Lock {
 }
 
 #[tonic::async_trait]
-impl lock_server::Lock for Lock {
+impl lock_server::Lock for LockService {
     async fn lock(&self, request: Request<LockRequest>) -> Answer<LockResponse> {
-        let work = async |request, held: &mut Held| self.lock(request, held).await;
+        let work = async |request, held: &mut CallContext| self.lock(request, held).await;
         self.0.context.call(Method::Lock, request, work).await
     }
 
     async fn unlock(&self, request: Request<UnlockRequest>) -> Answer<UnlockResponse> {
-        let work = async |request, held: &mut Held| self.unlock(request, held).await;
+        let work = async |request, held: &mut CallContext| self.unlock(request, held).await;
         self.0.context.call(Method::Unlock, request, work).await
     }
 }

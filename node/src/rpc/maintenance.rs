@@ -16,28 +16,28 @@ use node_proto::etcdserverpb::{
 use tokio::sync::Semaphore;
 use tonic::{Request, Status};
 
-use super::access::Who;
-use super::apart::apart;
-use super::context::{Context, Held, header};
+use super::access::Credentials;
+use super::apart::run_blocking;
+use super::context::{ApiContext, CallContext, header};
 use super::error::Error;
 use super::metrics::Method;
 use super::snapshot;
-use crate::auth::Access;
+use crate::auth::RequestedAccess;
 use crate::config::CLUSTER_VERSION;
-use crate::driver::defragmentation_failed;
+use crate::driver::exit_on_defragmentation_failure;
 use crate::identity::MemberId;
-use crate::mvcc::{DefragmentError, Defragmented, KeyValueHash, ReadError, View};
+use crate::mvcc::{DefragmentError, DefragmentSizes, KeyValueHash, ReadError, View};
 use crate::transport::Transport;
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
 
-pub(super) struct Maintenance {
-    context: Arc<Context>,
+pub(super) struct MaintenanceService {
+    context: Arc<ApiContext>,
     snapshots: Arc<Semaphore>,
 }
 
 /// Maximum number of whole-store checksums computed at a time. Each takes a core while it reads.
-pub(super) const HASHES: usize = 2;
+pub(super) const MAX_CONCURRENT_HASHES: usize = 2;
 
 /// Formats an alarm as `etcdctl` and etcd's list of errors do. A member ID of 0 is left out.
 fn show(alarm: &AlarmMember) -> String {
@@ -48,9 +48,9 @@ fn show(alarm: &AlarmMember) -> String {
     }
 }
 
-impl Maintenance {
-    pub(super) fn new(context: Arc<Context>) -> Self {
-        Self { context, snapshots: snapshot::places() }
+impl MaintenanceService {
+    pub(super) fn new(context: Arc<ApiContext>) -> Self {
+        Self { context, snapshots: snapshot::snapshot_permits() }
     }
 
     fn status(&self) -> StatusResponse {
@@ -63,7 +63,7 @@ impl Maintenance {
             errors.push(Error::NoLeader.text().into_owned());
         }
         errors.extend(view.alarms().iter().map(show));
-        errors.extend(self.context.peers.iter().flat_map(Transport::complaints));
+        errors.extend(self.context.peers.iter().flat_map(Transport::one_way_warnings));
         StatusResponse {
             header: header(view.revision()),
             version: self.context.identity.version.to_owned(),
@@ -77,12 +77,16 @@ impl Maintenance {
             db_size_in_use: i64::try_from(store.bytes_in_use()).unwrap_or(i64::MAX),
             is_learner: view.members().is_learner(MemberId(me)),
             storage_version: CLUSTER_VERSION.to_owned(),
-            db_size_quota: self.context.limits.quota.told(),
+            db_size_quota: self.context.limits.quota.reported_bytes(),
             downgrade_info: Some(DowngradeInfo::default()),
         }
     }
 
-    async fn alarm(&self, request: AlarmRequest, held: &mut Held) -> Result<AlarmResponse, Error> {
+    async fn alarm(
+        &self,
+        request: AlarmRequest,
+        held: &mut CallContext,
+    ) -> Result<AlarmResponse, Error> {
         if AlarmAction::try_from(request.action).is_err() {
             return Err(Error::UnknownMethod);
         }
@@ -99,12 +103,12 @@ impl Maintenance {
     }
 
     /// Runs `work`, which reads the whole store, once one of the few permits is free.
-    async fn hashed<T: Send + 'static>(
+    async fn run_hash<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
-        let turn = self.context.hashing.clone().acquire_owned().await;
-        apart(turn.map_err(|_| Error::Stopped)?, work).await
+        let turn = self.context.hash_permits.clone().acquire_owned().await;
+        run_blocking(turn.map_err(|_| Error::Stopped)?, work).await
     }
 
     /// Hashes the key space where it may block. Repeats that on a newer view if a compaction
@@ -117,7 +121,7 @@ impl Maintenance {
                 let hash = store.hash_kv(&view, revision);
                 (view, hash)
             };
-            let (view, hash) = self.hashed(work).await?;
+            let (view, hash) = self.run_hash(work).await?;
             match hash {
                 Err(ReadError::Superseded) if revision == 0 => {}
                 hash => return Ok((view, hash?)),
@@ -147,13 +151,15 @@ impl Maintenance {
             let done = context.store.defragment(&context.store_file);
             context.metrics.defragmenting.store(false, Ordering::Relaxed);
             context.metrics.defragmentations.record(started.elapsed());
-            tell(&done, started.elapsed());
+            log_defragmentation(&done, started.elapsed());
             done
         };
         let done = tokio::task::spawn_blocking(work).await.map_err(|_| Error::Stopped)?;
         match done {
             Ok(_) => Ok(DefragmentResponse { header: None }),
-            Err(error @ DefragmentError::Unsettled(_)) => defragmentation_failed(&error),
+            Err(error @ DefragmentError::RenameNotDurable(_)) => {
+                exit_on_defragmentation_failure(&error)
+            }
             Err(_) => Err(Error::NotDefragmented),
         }
     }
@@ -165,7 +171,7 @@ impl Maintenance {
             let view = store.view();
             (view.revision(), view.checksum())
         };
-        let (revision, hash) = self.hashed(work).await?;
+        let (revision, hash) = self.run_hash(work).await?;
         self.context.metrics.hashes.record(started.elapsed());
         Ok(HashResponse { header: header(revision), hash: hash? })
     }
@@ -208,10 +214,10 @@ fn is_version(text: &str) -> bool {
     (parts.len() == 3 || (parts.len() == 2 && core == text)) && parts.iter().all(number)
 }
 
-fn tell(done: &Result<Defragmented, DefragmentError>, took: Duration) {
+fn log_defragmentation(done: &Result<DefragmentSizes, DefragmentError>, took: Duration) {
     let duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
     match done {
-        Ok(Defragmented { before, after }) => {
+        Ok(DefragmentSizes { before, after }) => {
             tracing::info!(before, after, duration_ms, "finished defragmenting the store");
         }
         Err(error) => {
@@ -222,51 +228,59 @@ fn tell(done: &Result<Defragmented, DefragmentError>, took: Duration) {
 }
 
 #[tonic::async_trait]
-impl maintenance_server::Maintenance for Maintenance {
+impl maintenance_server::Maintenance for MaintenanceService {
     async fn status(&self, request: Request<StatusRequest>) -> Answer<StatusResponse> {
         self.context
-            .call(Method::Status, request, async |_, _: &mut Held| Ok::<_, Error>(self.status()))
+            .call(Method::Status, request, async |_, _: &mut CallContext| {
+                Ok::<_, Error>(self.status())
+            })
             .await
     }
 
     async fn alarm(&self, request: Request<AlarmRequest>) -> Answer<AlarmResponse> {
-        let work = async |request, held: &mut Held| self.alarm(request, held).await;
+        let work = async |request, held: &mut CallContext| self.alarm(request, held).await;
         self.context.call(Method::Alarm, request, work).await
     }
 
     async fn defragment(&self, request: Request<DefragmentRequest>) -> Answer<DefragmentResponse> {
-        let work = async |_, _: &mut Held| self.defragment().await;
+        let work = async |_, _: &mut CallContext| self.defragment().await;
         self.context.call(Method::Defragment, request, work).await
     }
 
     async fn hash(&self, request: Request<HashRequest>) -> Answer<HashResponse> {
-        let work = async |_, _: &mut Held| self.checksum().await;
+        let work = async |_, _: &mut CallContext| self.checksum().await;
         self.context.call(Method::Hash, request, work).await
     }
 
     async fn downgrade(&self, request: Request<DowngradeRequest>) -> Answer<DowngradeResponse> {
-        let work = async |request, _: &mut Held| self.downgrade(&request).await;
+        let work = async |request, _: &mut CallContext| self.downgrade(&request).await;
         self.context.call(Method::Downgrade, request, work).await
     }
 
     async fn hash_kv(&self, request: Request<HashKvRequest>) -> Answer<HashKvResponse> {
-        let work =
-            async |request: HashKvRequest, _: &mut Held| self.hash_kv(request.revision).await;
+        let work = async |request: HashKvRequest, _: &mut CallContext| {
+            self.hash_kv(request.revision).await
+        };
         self.context.call(Method::HashKv, request, work).await
     }
 
     async fn move_leader(&self, request: Request<MoveLeaderRequest>) -> Answer<MoveLeaderResponse> {
-        let work = async |request: MoveLeaderRequest, _: &mut Held| {
+        let work = async |request: MoveLeaderRequest, _: &mut CallContext| {
             self.move_leader(request.target_id).await
         };
         self.context.call(Method::MoveLeader, request, work).await
     }
 
-    async fn snapshot(&self, request: Request<SnapshotRequest>) -> Answer<snapshot::Chunks> {
+    async fn snapshot(
+        &self,
+        request: Request<SnapshotRequest>,
+    ) -> Answer<snapshot::SnapshotStream> {
         self.context.count_client(request.metadata(), true);
         self.context.admit(request.metadata(), true)?;
-        self.context.vouch()?;
-        self.context.permit(&Who::of(&request), Access::Root, true).await?;
+        self.context.ensure_not_corrupt()?;
+        self.context
+            .authorise_call(&Credentials::of(&request), RequestedAccess::RootRole, true)
+            .await?;
         let chunks = snapshot::send(self.context.clone(), &self.snapshots)?;
         Ok(tonic::Response::new(chunks))
     }

@@ -86,7 +86,7 @@ const CODES: usize = 17;
 
 /// Counters of one method.
 #[derive(Debug)]
-pub(crate) struct Calls {
+pub(crate) struct MethodMetrics {
     /// Number of calls that began.
     pub started: AtomicU64,
     /// Number of calls that ended, by code.
@@ -101,7 +101,7 @@ pub(crate) struct Calls {
     streamed_out: AtomicU64,
 }
 
-impl Calls {
+impl MethodMetrics {
     fn new() -> Self {
         let (started, handled) = (AtomicU64::new(0), Default::default());
         Self {
@@ -164,21 +164,21 @@ const OTHER: &str = "other";
 /// Counters of calls by the client's API version. Clients may send any value, so their number is
 /// bounded.
 #[derive(Debug, Default)]
-pub(crate) struct Clients {
+pub(crate) struct ClientVersions {
     known: [OnceLock<Box<str>>; CLIENT_VERSIONS],
     /// Numbers of unary calls and of streams, for each known version, then [`OTHER`], then
     /// [`UNKNOWN`].
     counts: [[AtomicU64; 2]; CLIENT_VERSIONS + 2],
 }
 
-impl Clients {
+impl ClientVersions {
     /// Counts a call of a client that sent this version.
     pub(crate) fn count(&self, said: Option<&[u8]>, is_stream: bool) {
-        let place = said.map_or(CLIENT_VERSIONS + 1, |said| self.place(said));
+        let place = said.map_or(CLIENT_VERSIONS + 1, |said| self.version_index(said));
         self.counts[place][usize::from(is_stream)].fetch_add(1, Ordering::Relaxed);
     }
 
-    fn place(&self, said: &[u8]) -> usize {
+    fn version_index(&self, said: &[u8]) -> usize {
         let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b".-+_".contains(byte);
         let Some(said) = std::str::from_utf8(said).ok().filter(|said| {
             (1..=CLIENT_VERSION_BYTES).contains(&said.len()) && said.as_bytes().iter().all(plain)
@@ -204,14 +204,14 @@ impl Clients {
 
 /// Counters of the whole API.
 #[derive(Debug)]
-pub(crate) struct Metrics {
-    calls: Vec<Calls>,
+pub(crate) struct ApiMetrics {
+    calls: Vec<MethodMetrics>,
     /// Calls by the client's API version.
-    pub clients: Clients,
+    pub clients: ClientVersions,
     /// Number of writes that wait for their outcome.
-    pub pending: AtomicI64,
+    pub pending_writes: AtomicI64,
     /// Number of writes that ended without an outcome.
-    pub failed: AtomicU64,
+    pub failed_writes: AtomicU64,
     /// Number of open watch streams.
     pub watch_streams: AtomicI64,
     /// Number of open watches.
@@ -250,13 +250,13 @@ pub(crate) struct Metrics {
     pub unhealthy: AtomicU64,
 }
 
-impl Default for Metrics {
+impl Default for ApiMetrics {
     fn default() -> Self {
         Self {
-            calls: Method::ALL.iter().map(|_| Calls::new()).collect(),
-            clients: Clients::default(),
-            pending: AtomicI64::new(0),
-            failed: AtomicU64::new(0),
+            calls: Method::ALL.iter().map(|_| MethodMetrics::new()).collect(),
+            clients: ClientVersions::default(),
+            pending_writes: AtomicI64::new(0),
+            failed_writes: AtomicU64::new(0),
             watch_streams: AtomicI64::new(0),
             watchers: AtomicI64::new(0),
             events: AtomicU64::new(0),
@@ -279,46 +279,46 @@ impl Default for Metrics {
     }
 }
 
-impl Metrics {
+impl ApiMetrics {
     /// Returns the counters of `method`.
     #[must_use]
-    pub(crate) fn calls(&self, method: Method) -> &Calls {
+    pub(crate) fn calls(&self, method: Method) -> &MethodMetrics {
         &self.calls[method as usize]
     }
 
     /// Counts a write as pending until the returned guard is dropped. The write counts as failed
-    /// unless [`Pending::end`] is called.
-    pub(crate) fn pending(&self) -> Pending<'_> {
-        self.pending.fetch_add(1, Ordering::Relaxed);
-        Pending { metrics: self, ended: false }
+    /// unless [`PendingWrite::end`] is called.
+    pub(crate) fn count_pending_write(&self) -> PendingWrite<'_> {
+        self.pending_writes.fetch_add(1, Ordering::Relaxed);
+        PendingWrite { metrics: self, ended: false }
     }
 
     /// Counts a call from its start until the returned guard is dropped.
-    pub(crate) fn start(&self, method: Method) -> Call<'_> {
+    pub(crate) fn start(&self, method: Method) -> CallGuard<'_> {
         let calls = self.calls(method);
-        Call { calls, code: Code::Cancelled, began: calls.begin() }
+        CallGuard { calls, code: Code::Cancelled, began: calls.begin() }
     }
 }
 
 /// Guard that counts a write as waiting for its outcome.
 #[derive(Debug)]
-pub(crate) struct Pending<'a> {
-    metrics: &'a Metrics,
+pub(crate) struct PendingWrite<'a> {
+    metrics: &'a ApiMetrics,
     ended: bool,
 }
 
-impl Pending<'_> {
+impl PendingWrite<'_> {
     /// Marks the write as having an outcome.
     pub(crate) fn end(mut self) {
         self.ended = true;
     }
 }
 
-impl Drop for Pending<'_> {
+impl Drop for PendingWrite<'_> {
     fn drop(&mut self) {
-        self.metrics.pending.fetch_sub(1, Ordering::Relaxed);
+        self.metrics.pending_writes.fetch_sub(1, Ordering::Relaxed);
         if !self.ended {
-            self.metrics.failed.fetch_add(1, Ordering::Relaxed);
+            self.metrics.failed_writes.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -326,20 +326,20 @@ impl Drop for Pending<'_> {
 /// Guard of a running call. If it is dropped before [`Self::end`], the client has cancelled the
 /// call.
 #[derive(Debug)]
-pub(crate) struct Call<'a> {
-    calls: &'a Calls,
+pub(crate) struct CallGuard<'a> {
+    calls: &'a MethodMetrics,
     code: Code,
     began: Instant,
 }
 
-impl Call<'_> {
+impl CallGuard<'_> {
     /// Ends the call, with `error` or successfully.
     pub(crate) fn end(mut self, error: Option<&Status>) {
         self.code = error.map_or(Code::Ok, Status::code);
     }
 }
 
-impl Drop for Call<'_> {
+impl Drop for CallGuard<'_> {
     fn drop(&mut self) {
         self.calls.end(self.code, self.began);
     }
@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn versions_of_clients_are_told_apart_up_to_a_bound() {
-        let clients = Clients::default();
+        let clients = ClientVersions::default();
         for said in
             [Some("3.5"), None, Some("3.5"), Some("3.7\n"), Some(""), Some(&*"9".repeat(33))]
         {
@@ -377,11 +377,11 @@ mod tests {
 
     #[test]
     fn a_write_whose_client_left_has_failed() {
-        let metrics = Metrics::default();
-        metrics.pending().end();
-        assert_eq!(metrics.failed.load(Ordering::Relaxed), 0);
-        drop(metrics.pending());
-        assert_eq!(metrics.failed.load(Ordering::Relaxed), 1);
-        assert_eq!(metrics.pending.load(Ordering::Relaxed), 0);
+        let metrics = ApiMetrics::default();
+        metrics.count_pending_write().end();
+        assert_eq!(metrics.failed_writes.load(Ordering::Relaxed), 0);
+        drop(metrics.count_pending_write());
+        assert_eq!(metrics.failed_writes.load(Ordering::Relaxed), 1);
+        assert_eq!(metrics.pending_writes.load(Ordering::Relaxed), 0);
     }
 }

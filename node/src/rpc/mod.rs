@@ -50,16 +50,16 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
 
-pub(crate) use access::ClientName;
-pub(crate) use apart::apart;
-pub(crate) use context::Context;
-pub(crate) use corruption::EVERY as COMPARE_EVERY;
-pub(crate) use deadline::{Deadline, Malformed, late};
+pub(crate) use access::CertificateUser;
+pub(crate) use apart::run_blocking;
+pub(crate) use context::ApiContext;
+pub(crate) use corruption::COMPARISON_INTERVAL as COMPARE_EVERY;
+pub(crate) use deadline::{Deadline, MalformedTimeout, deadline_exceeded};
 pub(crate) use error::Error;
 pub(crate) use ids::RequestIds;
 pub(crate) use lease::KEEP_ALIVE_PATH;
 pub(crate) use limit::larger_than_max;
-pub(crate) use metrics::{Method, Metrics};
+pub(crate) use metrics::{ApiMetrics, Method};
 pub(crate) use space::Quota;
 pub(crate) use watch::PATH as WATCH_PATH;
 
@@ -68,7 +68,7 @@ use crate::apply::Outcome;
 use crate::auth::Jwt;
 use crate::config::AutoCompaction;
 use crate::driver::Handle;
-use crate::membership::Rules;
+use crate::membership::ChangeRules;
 use crate::mvcc::watch::WatchHub;
 use crate::mvcc::{CompactionProgress, Store, StoreFile};
 use crate::tls::{ClientListenerTls, PeerTls};
@@ -79,7 +79,7 @@ const GRPC_OVERHEAD_BYTES: usize = 512 * 1024;
 
 /// Identity of the answering member.
 #[derive(Clone, Debug)]
-pub(crate) struct Identity {
+pub(crate) struct ServerIdentity {
     pub cluster_id: u64,
     /// ID of this member.
     pub member_id: u64,
@@ -89,7 +89,7 @@ pub(crate) struct Identity {
 
 /// Limits and settings of the API.
 #[derive(Clone, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct ApiLimits {
     /// Maximum size of a request: `--max-request-bytes`.
     pub max_request_bytes: usize,
     /// Maximum number of operations in a transaction: `--max-txn-ops`.
@@ -103,7 +103,7 @@ pub(crate) struct Limits {
     /// Pause between two steps of a compaction: `--compaction-sleep-interval`.
     pub compaction_pause: Duration,
     /// Maximum time that a client may stall while it reads a snapshot.
-    pub snapshot_patience: Duration,
+    pub snapshot_stall_timeout: Duration,
     /// Quota of the store's size: `--quota-backend-bytes`.
     pub quota: Quota,
     /// Interval of comparisons of the members' data: `--corrupt-check-time`.
@@ -116,7 +116,7 @@ pub(crate) struct Limits {
     pub auth_token_ttl: Duration,
 }
 
-impl Default for Limits {
+impl Default for ApiLimits {
     fn default() -> Self {
         Self {
             max_request_bytes: 1536 * 1024,
@@ -125,7 +125,7 @@ impl Default for Limits {
             min_lease_ttl: 2,
             watch_progress_interval: Duration::from_secs(600),
             compaction_pause: Duration::from_millis(10),
-            snapshot_patience: Duration::from_secs(30),
+            snapshot_stall_timeout: Duration::from_secs(30),
             quota: Quota::default(),
             corrupt_check: COMPARE_EVERY,
             auto_compaction: AutoCompaction::Never,
@@ -136,7 +136,7 @@ impl Default for Limits {
 }
 
 /// Parts from which the API is built.
-pub(crate) struct Services {
+pub(crate) struct ApiParts {
     /// Handle for proposals and read barriers.
     pub handle: Handle<Outcome>,
     /// Store that serves all reads.
@@ -146,15 +146,15 @@ pub(crate) struct Services {
     /// Hub where watch streams subscribe.
     pub hub: WatchHub,
     /// Identity of the answering member.
-    pub identity: Identity,
+    pub identity: ServerIdentity,
     /// Generator of request IDs.
     pub request_ids: RequestIds,
     /// Limits and settings of the API.
-    pub limits: Limits,
+    pub limits: ApiLimits,
     /// Connections to the other members; `None` if there can't be any.
     pub peers: Option<Transport>,
     /// Rules by which changes of members are judged.
-    pub rules: Rules,
+    pub rules: ChangeRules,
     /// Key that signs tokens; `None` if tokens are simple ones.
     pub signed_tokens: Option<Arc<Jwt>>,
     /// Further sources of metrics for `/metrics`.
@@ -185,11 +185,11 @@ pub(crate) struct Telemetry {
 ///
 /// Call it once, within a tokio runtime.
 pub(crate) fn router(
-    services: Services,
+    services: ApiParts,
     tasks: &TaskTracker,
     stop: &CancellationToken,
-) -> (axum::Router, Arc<Context>) {
-    let Services {
+) -> (axum::Router, Arc<ApiContext>) {
+    let ApiParts {
         handle,
         store,
         store_file,
@@ -203,46 +203,46 @@ pub(crate) fn router(
         telemetry,
     } = services;
     let (health, health_service) = tonic_health::server::health_reporter();
-    let context = Arc::new(Context {
+    let context = Arc::new(ApiContext {
         status: handle.status(),
         leader: handle.leader(),
-        space: handle.short_of_space(),
+        disk_low: handle.short_of_space(),
         handle,
         members: store.members(),
         alarms: store.alarms(),
-        comparing: Arc::new(Semaphore::new(1)),
-        hashing: Arc::new(Semaphore::new(maintenance::HASHES)),
+        comparison_permit: Arc::new(Semaphore::new(1)),
+        hash_permits: Arc::new(Semaphore::new(maintenance::MAX_CONCURRENT_HASHES)),
         store,
         store_file,
         hub,
         peers,
         rules,
-        changing: tokio::sync::Mutex::default(),
-        claim: space::Claim::default(),
+        change_lock: tokio::sync::Mutex::default(),
+        nospace_claim: space::NospaceClaim::default(),
         clock: LeaseClock::new(limits.election_timeout),
         token_clock: access::TokenClock::new(limits.auth_token_ttl),
         signed_tokens,
         identity,
         request_ids,
         limits,
-        metrics: Metrics::default(),
+        metrics: ApiMetrics::default(),
         telemetry,
         stop: stop.clone(),
     });
     spawn_tasks(&context, health, tasks);
 
     let max = largest_message(context.limits.max_request_bytes);
-    let kv = pb::kv_server::KvServer::new(kv::Kv(context.clone()));
-    let cluster = pb::cluster_server::ClusterServer::new(cluster::Cluster(context.clone()));
+    let kv = pb::kv_server::KvServer::new(kv::KvService(context.clone()));
+    let cluster = pb::cluster_server::ClusterServer::new(cluster::ClusterService(context.clone()));
     let maintenance = pb::maintenance_server::MaintenanceServer::new(
-        maintenance::Maintenance::new(context.clone()),
+        maintenance::MaintenanceService::new(context.clone()),
     );
-    let leases = lease::Lease::new(context.clone(), tasks);
-    let line = line::Line::new(context.clone(), leases.clone(), tasks.clone());
+    let leases = lease::LeaseService::new(context.clone(), tasks);
+    let line = line::LockQueues::new(context.clone(), leases.clone(), tasks.clone());
     let lease = pb::lease_server::LeaseServer::new(leases);
-    let lock = LockServer::new(lock::Lock(line.clone()));
-    let election = ElectionServer::new(election::Election(line));
-    let auth = pb::auth_server::AuthServer::new(auth::Auth::new(context.clone()));
+    let lock = LockServer::new(lock::LockService(line.clone()));
+    let election = ElectionServer::new(election::ElectionService(line));
+    let auth = pb::auth_server::AuthServer::new(auth::AuthService::new(context.clone()));
     let routes = Routes::new(kv.max_decoding_message_size(max))
         .add_service(watch::WatchService::new(context.clone(), max))
         .add_service(cluster.max_decoding_message_size(max))
@@ -264,7 +264,7 @@ pub(crate) fn largest_message(max_request_bytes: usize) -> usize {
 }
 
 fn spawn_tasks(
-    context: &Arc<Context>,
+    context: &Arc<ApiContext>,
     health: tonic_health::server::HealthReporter,
     tasks: &TaskTracker,
 ) {
@@ -279,19 +279,19 @@ fn spawn_tasks(
     };
     until_stop(Box::pin(context.hub.clone().run()));
     until_stop(Box::pin(compact(context.store.clone(), context.limits.compaction_pause)));
-    until_stop(Box::pin(space::guard(context.clone())));
+    until_stop(Box::pin(space::run_space_guard(context.clone())));
     until_stop(Box::pin(reconfigure::promote_when_ready(context.clone())));
-    until_stop(Box::pin(leases::count(context.clone())));
-    until_stop(Box::pin(corruption::guard(context.clone())));
+    until_stop(Box::pin(leases::run_lease_clock(context.clone())));
+    until_stop(Box::pin(corruption::run_comparisons(context.clone())));
     until_stop(Box::pin(auto_compaction::run(context.clone())));
     until_stop(Box::pin(access::expire_tokens(context.clone())));
-    until_stop(Box::pin(tell_health(context.clone(), health)));
+    until_stop(Box::pin(report_health(context.clone(), health)));
 }
 
 /// Sets gRPC's health status to SERVING once this member first knows a leader. etcd's supervisors
 /// and load balancers wait for that. The status is NOT_SERVING while this member's data is known to
 /// be corrupt.
-async fn tell_health(context: Arc<Context>, health: tonic_health::server::HealthReporter) {
+async fn report_health(context: Arc<ApiContext>, health: tonic_health::server::HealthReporter) {
     use tonic_health::ServingStatus;
     health.set_service_status("", ServingStatus::NotServing).await;
     let mut leader = context.leader.clone();
@@ -317,7 +317,7 @@ async fn compact(store: Store, pause: Duration) {
         let piece = store.clone();
         match tokio::task::spawn_blocking(move || piece.compact_step()).await {
             Ok(Ok(CompactionProgress::More)) => tokio::time::sleep(pause).await,
-            Ok(Ok(CompactionProgress::Idle)) => store.compaction_wanted().await,
+            Ok(Ok(CompactionProgress::Idle)) => store.wait_for_compaction_request().await,
             Ok(Err(error)) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::error!(error, "compaction failed; it goes on at the next start");

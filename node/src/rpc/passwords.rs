@@ -8,37 +8,41 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use zeroize::Zeroizing;
 
-use super::apart::apart;
+use super::apart::run_blocking;
 use super::error::Error;
 
 /// Maximum number of passwords hashed at a time. Each takes a core for about 50 ms at etcd's cost
 /// of 10.
-const AT_ONCE: usize = 2;
+const MAX_CONCURRENT_HASHES: usize = 2;
 /// Maximum number of passwords that wait to be hashed. A further one is refused.
-const WAITING: usize = 64;
+const MAX_WAITING_PASSWORDS: usize = 64;
 /// Salt used if the user doesn't exist, so that the answer takes equally long.
-const NOBODYS_SALT: [u8; 16] = [0; 16];
+const DUMMY_SALT: [u8; 16] = [0; 16];
 /// Maximum length of a password, since bcrypt ignores further bytes. A longer one can't be set.
 const MAX_PASSWORD_BYTES: usize = 72;
 
 /// Hashes and verifies passwords.
-pub(crate) struct Passwords {
+pub(crate) struct PasswordHasher {
     /// Cost of new hashes: `--bcrypt-cost`.
     cost: u32,
-    line: Arc<Semaphore>,
-    places: Arc<Semaphore>,
+    queue_permits: Arc<Semaphore>,
+    hash_permits: Arc<Semaphore>,
 }
 
 /// Permits for one password: to be in the queue, and to be hashed.
-struct Turn {
-    _line: OwnedSemaphorePermit,
-    _place: OwnedSemaphorePermit,
+struct HashPermits {
+    _queue: OwnedSemaphorePermit,
+    _hashing: OwnedSemaphorePermit,
 }
 
-impl Passwords {
+impl PasswordHasher {
     pub(super) fn new(cost: u32) -> Self {
-        let line = Arc::new(Semaphore::new(AT_ONCE + WAITING));
-        Self { cost, line, places: Arc::new(Semaphore::new(AT_ONCE)) }
+        let line = Arc::new(Semaphore::new(MAX_CONCURRENT_HASHES + MAX_WAITING_PASSWORDS));
+        Self {
+            cost,
+            queue_permits: line,
+            hash_permits: Arc::new(Semaphore::new(MAX_CONCURRENT_HASHES)),
+        }
     }
 
     /// Returns the hash to store, in etcd's format.
@@ -51,7 +55,7 @@ impl Passwords {
             let hashed = bcrypt::hash_with_result(password.as_bytes(), cost);
             hashed.map(|parts| parts.format_for_version(Version::TwoA))
         });
-        hashed.await?.map_err(|error| failed(&error))
+        hashed.await?.map_err(|error| hash_error(&error))
     }
 
     /// Whether `hash` is of this password. Returns false without a hash, or with an empty one.
@@ -69,7 +73,7 @@ impl Passwords {
                 bcrypt::verify(password.as_bytes(), hash).unwrap_or(false)
             }
             None => {
-                let hashed = bcrypt::hash_with_salt(password.as_bytes(), cost, NOBODYS_SALT);
+                let hashed = bcrypt::hash_with_salt(password.as_bytes(), cost, DUMMY_SALT);
                 std::hint::black_box(hashed.is_ok());
                 false
             }
@@ -81,13 +85,14 @@ impl Passwords {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
-        let line = self.line.clone().try_acquire_owned().map_err(|_| Error::TooManyRequests)?;
-        let place = self.places.clone().acquire_owned().await.map_err(|_| Error::Stopped)?;
-        apart(Turn { _line: line, _place: place }, work).await
+        let line =
+            self.queue_permits.clone().try_acquire_owned().map_err(|_| Error::TooManyRequests)?;
+        let place = self.hash_permits.clone().acquire_owned().await.map_err(|_| Error::Stopped)?;
+        run_blocking(HashPermits { _queue: line, _hashing: place }, work).await
     }
 }
 
-fn failed(error: &BcryptError) -> Error {
+fn hash_error(error: &BcryptError) -> Error {
     tracing::error!(%error, "a password was not hashed");
     Error::StoreFailed
 }
@@ -105,7 +110,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_hash_is_of_its_password_alone_and_as_etcd_writes_it() {
-        let passwords = Passwords::new(COST);
+        let passwords = PasswordHasher::new(COST);
         let hash = passwords.hash(password("secret")).await.unwrap();
         assert!(hash.starts_with("$2a$04$"), "{hash}");
         let hash = Some(Bytes::from(hash));
@@ -121,13 +126,13 @@ mod tests {
     async fn a_hash_that_etcd_made_is_known() {
         // Made with `golang.org/x/crypto/bcrypt` from the password `r`.
         let etcds = "$2a$10$YNOWTowaZNX0FTrZtdwAFuZT8mJkX1hxAtV/QgIqXC7GN4rIfWMqm";
-        let passwords = Passwords::new(COST);
+        let passwords = PasswordHasher::new(COST);
         assert_eq!(passwords.verify(password("r"), Some(etcds.into())).await, Ok(true));
     }
 
     #[tokio::test]
     async fn what_bcrypt_would_not_read_is_refused() {
-        let passwords = Passwords::new(COST);
+        let passwords = PasswordHasher::new(COST);
         let longest = password(&"x".repeat(72));
         let hash = Some(Bytes::from(passwords.hash(longest.clone()).await.unwrap()));
         assert_eq!(passwords.verify(longest, hash.clone()).await, Ok(true));
@@ -137,9 +142,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_line_that_is_full_is_told_so() {
-        let passwords = Passwords::new(COST);
-        let all = u32::try_from(AT_ONCE + WAITING).unwrap();
-        let full = passwords.line.clone().acquire_many_owned(all).await.unwrap();
+        let passwords = PasswordHasher::new(COST);
+        let all = u32::try_from(MAX_CONCURRENT_HASHES + MAX_WAITING_PASSWORDS).unwrap();
+        let full = passwords.queue_permits.clone().acquire_many_owned(all).await.unwrap();
         assert_eq!(passwords.hash(password("x")).await, Err(Error::TooManyRequests));
         drop(full);
         assert!(passwords.hash(password("x")).await.is_ok());

@@ -11,7 +11,7 @@ use node_proto::etcdserverpb::{
 use crate::apply::Response;
 
 /// Request that changes something.
-pub(crate) trait Proposal {
+pub(crate) trait ReplicatedRequest {
     /// Type of the answer to the request.
     type Answer: prost::Message;
 
@@ -24,7 +24,7 @@ pub(crate) trait Proposal {
 
 macro_rules! proposals {
     ($($name:ident: $request:ty => $answer:ty,)*) => {
-        $(impl Proposal for $request {
+        $(impl ReplicatedRequest for $request {
             type Answer = $answer;
 
             fn operation(self) -> Operation {
@@ -41,7 +41,7 @@ macro_rules! proposals {
     };
 }
 
-impl Proposal for AlarmRequest {
+impl ReplicatedRequest for AlarmRequest {
     type Answer = AlarmResponse;
 
     fn operation(self) -> Operation {

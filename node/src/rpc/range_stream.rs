@@ -23,25 +23,25 @@ use prost::Message as _;
 use tonic::codegen::BoxStream;
 use tonic::{Code, Request, Response, Status};
 
-use super::ask::Ask as _;
-use super::context::{Context, Held};
+use super::ask::CheckedRequest as _;
+use super::context::{ApiContext, CallContext};
 use super::error::Error;
 use super::metrics::Method;
-use crate::auth::Access;
-use crate::mvcc::{Gather, ReadError, Step, View};
+use crate::auth::RequestedAccess;
+use crate::mvcc::{RangeRead, RangeStep, ReadError, View};
 
 /// Divisor of the maximum request size that gives the size of a part. A part and one more step stay
 /// below the 4 MiB that clients accept by default.
-const PART: usize = 2;
+const PART_DIVISOR: usize = 2;
 
 /// Checks the request, and returns the stream of its parts.
 pub(super) async fn answer(
-    context: Arc<Context>,
+    context: Arc<ApiContext>,
     request: Request<RangeRequest>,
 ) -> Result<Response<BoxStream<RangeStreamResponse>>, Status> {
     let began = context.metrics.calls(Method::RangeStream).begin();
     context.count_client(request.metadata(), true);
-    let mut held = Held::new(&request);
+    let mut held = CallContext::new(&request);
     let begun = begin(&context, &request, &mut held).await;
     let mut request = request.into_inner();
     // The store has its keys in ascending order. Without a sort order, nothing has to be gathered
@@ -49,7 +49,16 @@ pub(super) async fn answer(
     request.set_sort_order(SortOrder::None);
     let code = Code::Cancelled;
     let (gather, sorted) = (None, None);
-    let mut parts = Parts { context, held, request, gather, sorted, has_told: false, began, code };
+    let mut parts = RangeParts {
+        context,
+        held,
+        request,
+        range_read: gather,
+        sorted,
+        has_sent_part: false,
+        began,
+        code,
+    };
     if let Err(status) = begun {
         parts.code = status.code();
         return Err(status);
@@ -74,9 +83,9 @@ pub(super) async fn answer(
 }
 
 async fn begin(
-    context: &Context,
+    context: &ApiContext,
     request: &Request<RangeRequest>,
-    held: &mut Held,
+    held: &mut CallContext,
 ) -> Result<(), Status> {
     let asked = request.get_ref();
     asked.check(&context.limits)?;
@@ -102,41 +111,45 @@ fn check(request: &RangeRequest) -> Result<(), Error> {
     if filters.iter().any(|filter| *filter != 0) { Err(Error::StreamFiltered) } else { Ok(()) }
 }
 
-struct Parts {
-    context: Arc<Context>,
-    held: Held,
+struct RangeParts {
+    context: Arc<ApiContext>,
+    held: CallContext,
     request: RangeRequest,
     /// State of the read; `None` before it begins.
-    gather: Option<Gather>,
+    range_read: Option<RangeRead>,
     /// Unsent rest of an answer that was sorted as a whole.
     sorted: Option<RangeResponse>,
     /// Whether a part was sent. The rest must then be of the same revision, or is refused.
-    has_told: bool,
+    has_sent_part: bool,
     began: Instant,
     code: Code,
 }
 
-impl Parts {
+impl RangeParts {
     /// Returns the next part, and whether it is the last.
     async fn next(&mut self) -> Result<(RangeResponse, bool), Error> {
         loop {
             if self.context.stop.is_cancelled() {
                 return Err(Error::Stopped);
             }
-            self.context.vouch()?;
+            self.context.ensure_not_corrupt()?;
             let view = self.context.store.view();
-            self.context.may(self.held.who(), &view, Access::Range(&self.request))?;
+            self.context.authorise_on(
+                self.held.credentials(),
+                &view,
+                RequestedAccess::Range(&self.request),
+            )?;
             let full = self.full();
             if let Some(sorted) = &mut self.sorted {
                 return Ok(cut(sorted, full));
             }
             match self.fill(&view).await {
                 Ok(Ok(part)) => {
-                    self.has_told = true;
+                    self.has_sent_part = true;
                     self.context.metrics.calls(Method::RangeStream).count_out(1);
                     return Ok(part);
                 }
-                Ok(Err(ReadError::Superseded)) if !self.has_told => self.gather = None,
+                Ok(Err(ReadError::Superseded)) if !self.has_sent_part => self.range_read = None,
                 Ok(Err(error)) => return Err(error.into()),
                 Err(error) => return Err(error),
             }
@@ -147,7 +160,7 @@ impl Parts {
 
     /// Returns the size in bytes at which a part is full.
     fn full(&self) -> usize {
-        self.context.limits.max_request_bytes / PART
+        self.context.limits.max_request_bytes / PART_DIVISOR
     }
 
     /// Reads from `view` until a part is full. If the answer must be sorted, reads the whole range.
@@ -158,21 +171,21 @@ impl Parts {
         let store = &self.context.store;
         let full = self.full();
         let is_by_key = self.request.sort_target() == SortTarget::Key;
-        let gather = match &mut self.gather {
-            Some(gather) => match gather.go_on(view.compacted()) {
+        let gather = match &mut self.range_read {
+            Some(gather) => match gather.check_not_compacted(view.compact_revision()) {
                 Ok(()) => gather,
                 Err(error) => return Ok(Err(error)),
             },
-            none => match store.gather(view, &self.request) {
+            none => match store.begin_range(view, &self.request) {
                 Ok(gather) => none.insert(gather),
                 Err(error) => return Ok(Err(error)),
             },
         };
         loop {
-            let step = store.step(view, gather);
-            self.held.hold(gather.bytes())?;
+            let step = store.step_range(view, gather);
+            self.held.charge(gather.bytes())?;
             match step {
-                Ok(Step::Done(mut part)) => {
+                Ok(RangeStep::Done(mut part)) => {
                     let revision = part.header.map_or(0, |header| header.revision);
                     part.header = Some(self.context.header(revision));
                     if is_by_key {
@@ -180,13 +193,13 @@ impl Parts {
                     }
                     return Ok(Ok(cut(self.sorted.insert(part), full)));
                 }
-                Ok(Step::Again) if is_by_key && gather.bytes() >= full => {
+                Ok(RangeStep::Unfinished) if is_by_key && gather.bytes() >= full => {
                     let kvs = gather.take();
                     if !kvs.is_empty() {
                         return Ok(Ok((RangeResponse { kvs, ..RangeResponse::default() }, false)));
                     }
                 }
-                Ok(Step::Again) => {}
+                Ok(RangeStep::Unfinished) => {}
                 Err(error) => return Ok(Err(error)),
             }
             tokio::task::yield_now().await;
@@ -211,7 +224,7 @@ fn cut(sorted: &mut RangeResponse, full: usize) -> (RangeResponse, bool) {
     (RangeResponse { kvs, ..RangeResponse::default() }, false)
 }
 
-impl Drop for Parts {
+impl Drop for RangeParts {
     fn drop(&mut self) {
         self.context.metrics.calls(Method::RangeStream).end(self.code, self.began);
     }

@@ -18,45 +18,46 @@ use node_proto::musterpb;
 use prost::Message as _;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::context::{Context, encode};
+use super::context::{ApiContext, encode};
 use super::error::Error;
-use crate::apply::{ApplyError, ChangedMembers, Response};
+use crate::apply::{ApplyError, MemberChangeAnswer, Response};
 use crate::auth::Caller;
 use crate::identity::MemberId;
 use crate::membership::{
-    ChangeError, ChangeRequest, Judge, MemberChange, MemberTable, Objection, Refused, Ruling,
+    ChangeDecision, ChangeError, ChangeJudge, ChangeObjection, ChangeRefusal, ChangeRequest,
+    MemberChange, MemberTable,
 };
 
 /// Time between two looks for a leader, and between two attempts to promote a learner.
-pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(20);
-const PROMOTE_AGAIN: Duration = Duration::from_millis(200);
+pub(super) const LEADER_POLL_INTERVAL: Duration = Duration::from_millis(20);
+const PROMOTE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum time to wait until this member shows a change that the leader has made.
-const CATCH_UP: Duration = Duration::from_secs(1);
+const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(1);
 
-impl Context {
+impl ApiContext {
     /// Makes a change of members, through whichever member leads.
     pub(super) async fn change_members(
         &self,
         asked: ChangeRequest,
-    ) -> Result<ChangedMembers, Error> {
+    ) -> Result<MemberChangeAnswer, Error> {
         let deadline = self.deadline();
         // As in etcd, the member that gets the request checks it first. So it can be refused even
         // without a leader.
-        self.judge(|judge| judge.look(&asked)).map_err(|refused| refuse(&asked, refused))?;
+        self.judge(|judge| judge.precheck(&asked)).map_err(|refused| refuse(&asked, refused))?;
         loop {
-            let known = self.known_leader(deadline).await?;
+            let known = self.wait_for_leader(deadline).await?;
             let changed = if known == self.identity.member_id {
-                self.lead_change(&asked, deadline).await
+                self.change_members_as_leader(&asked, deadline).await
             } else {
-                self.pass_on(MemberId(known), &asked, deadline).await
+                self.forward_change(MemberId(known), &asked, deadline).await
             };
             match changed {
                 Ok(changed) => {
-                    self.show(changed.at).await;
+                    self.wait_until_shown(changed.configuration_index).await;
                     return Ok(changed);
                 }
                 Err(Error::NotLeader) if Instant::now() < deadline => {
-                    self.another_leader(known).await;
+                    self.wait_for_another_leader(known).await;
                 }
                 Err(Error::NotLeader) => return Err(Error::Timeout),
                 Err(error) => return Err(error),
@@ -70,7 +71,7 @@ impl Context {
     }
 
     /// Returns the leader's ID. Waits until there is a leader.
-    pub(super) async fn known_leader(&self, deadline: Instant) -> Result<u64, Error> {
+    pub(super) async fn wait_for_leader(&self, deadline: Instant) -> Result<u64, Error> {
         let mut leader = self.leader.clone();
         let known = async { leader.wait_for(|leader| *leader != 0).await.map(|leader| *leader) };
         let known = timeout_at(deadline, known).await.map_err(|_| Error::NoLeader)?;
@@ -79,9 +80,9 @@ impl Context {
 
     /// Waits until this member knows that `known` no longer leads. The wait is short: perhaps
     /// `known` leads, and has not learned it yet.
-    async fn another_leader(&self, known: u64) {
+    async fn wait_for_another_leader(&self, known: u64) {
         let mut leader = self.leader.clone();
-        let _ = timeout(LOOK_AGAIN, leader.wait_for(|leader| *leader != known)).await;
+        let _ = timeout(LEADER_POLL_INTERVAL, leader.wait_for(|leader| *leader != known)).await;
     }
 
     fn table(&self) -> Arc<MemberTable> {
@@ -90,19 +91,19 @@ impl Context {
 
     /// Waits until this member's own member list has the change. The time is limited, since a
     /// removed member may never receive it.
-    async fn show(&self, at: u64) {
+    async fn wait_until_shown(&self, at: u64) {
         let mut members = self.members.clone();
-        let shown = members.wait_for(|table| table.changed() >= at);
-        let _ = timeout(CATCH_UP, shown).await;
+        let shown = members.wait_for(|table| table.configuration_index() >= at);
+        let _ = timeout(CATCH_UP_TIMEOUT, shown).await;
     }
 
     /// Sends the change to the leader and waits for the answer.
-    async fn pass_on(
+    async fn forward_change(
         &self,
         leader: MemberId,
         asked: &ChangeRequest,
         deadline: Instant,
-    ) -> Result<ChangedMembers, Error> {
+    ) -> Result<MemberChangeAnswer, Error> {
         let Some(peers) = &self.peers else { return Err(Error::NotLeader) };
         let request = command::MemberChange::from(asked).encode_to_vec();
         let answer = timeout_at(deadline, peers.ask(leader, request.into())).await;
@@ -116,17 +117,20 @@ impl Context {
         };
         let answer = musterpb::MembersChanged::decode(answer).map_err(|_| Error::Timeout)?;
         if answer.refused.is_empty() {
-            return Ok(ChangedMembers { members: answer.members, at: answer.changed });
+            return Ok(MemberChangeAnswer {
+                members: answer.members,
+                configuration_index: answer.changed,
+            });
         }
-        Err(Error::passed_on(&answer.refused, answer.changed).unwrap_or(Error::Unhealthy))
+        Err(Error::from_text(&answer.refused, answer.changed).unwrap_or(Error::Unhealthy))
     }
 
     /// Answers a change that another member has sent to this one as the leader.
     pub(super) async fn answer_change(&self, request: Bytes) -> Option<Bytes> {
         let asked = command::MemberChange::decode(request).ok()?;
         let asked = ChangeRequest::try_from(asked).ok()?;
-        let answer = match self.lead_change(&asked, self.deadline()).await {
-            Ok(ChangedMembers { members, at }) => {
+        let answer = match self.change_members_as_leader(&asked, self.deadline()).await {
+            Ok(MemberChangeAnswer { members, configuration_index: at }) => {
                 musterpb::MembersChanged { members, changed: at, ..Default::default() }
             }
             Err(error) => musterpb::MembersChanged {
@@ -140,17 +144,17 @@ impl Context {
 
     /// Makes a change as the leader. Returns `NotLeader` if this member isn't the leader, or has
     /// transferred its leadership.
-    async fn lead_change(
+    async fn change_members_as_leader(
         &self,
         asked: &ChangeRequest,
         deadline: Instant,
-    ) -> Result<ChangedMembers, Error> {
-        let one = timeout_at(deadline, self.changing.lock());
+    ) -> Result<MemberChangeAnswer, Error> {
+        let one = timeout_at(deadline, self.change_lock.lock());
         let _one = one.await.map_err(|_| Error::Timeout)?;
         loop {
-            let entry = match self.ruling(asked, deadline).await? {
-                Ruling::Propose(entry) => entry,
-                Ruling::HandOver => {
+            let entry = match self.wait_for_ruling(asked, deadline).await? {
+                ChangeDecision::Propose(entry) => entry,
+                ChangeDecision::TransferLeadership => {
                     self.handle.hand_over().await;
                     // If no other member could take over, there would be no leader without this
                     // one.
@@ -160,12 +164,12 @@ impl Context {
             let id = self.request_ids.next();
             let operation = Operation::ChangeMember(*entry);
             let payload = encode(id, Caller::Member, operation, self.limits.max_request_bytes)?;
-            let pending = self.metrics.pending();
+            let pending = self.metrics.count_pending_write();
             let outcome = self.handle.propose_change(payload, id).await?;
             pending.end();
             match outcome {
                 Ok(Response::MembersChanged(changed)) => {
-                    tracing::info!(change = %asked, changed.at, "changed the members");
+                    tracing::info!(change = %asked, changed.configuration_index, "changed the members");
                     let promoted = matches!(asked.change, MemberChange::Promote(_));
                     self.metrics.promoted.fetch_add(u64::from(promoted), Ordering::Relaxed);
                     return Ok(changed);
@@ -185,15 +189,19 @@ impl Context {
     /// Returns what to do with a change, as the leader. Waits while other members may soon learn of
     /// the last change. Waits up to an election timeout while a learner may soon answer a
     /// heartbeat.
-    async fn ruling(&self, asked: &ChangeRequest, deadline: Instant) -> Result<Ruling, Error> {
+    async fn wait_for_ruling(
+        &self,
+        asked: &ChangeRequest,
+        deadline: Instant,
+    ) -> Result<ChangeDecision, Error> {
         let mut status = self.status.clone();
         let answered_by = deadline.min(Instant::now() + self.limits.election_timeout);
         loop {
             status.mark_unchanged();
-            let ruling = self.judge(|judge| judge.rule(asked));
+            let ruling = self.judge(|judge| judge.decide(asked));
             let until = match ruling {
-                Err(Refused::Objection(Objection::Unsettled)) => deadline,
-                Err(Refused::Objection(Objection::LearnerSilent)) => answered_by,
+                Err(ChangeRefusal::Objection(ChangeObjection::Unsettled)) => deadline,
+                Err(ChangeRefusal::Objection(ChangeObjection::LearnerSilent)) => answered_by,
                 ruling => return ruling.map_err(|refused| refuse(asked, refused)),
             };
             if Instant::now() >= until {
@@ -207,7 +215,7 @@ impl Context {
     }
 
     /// Calls `says` with a judge that has everything this member knows now.
-    fn judge<T>(&self, says: impl FnOnce(&Judge<'_>) -> T) -> T {
+    fn judge<T>(&self, says: impl FnOnce(&ChangeJudge<'_>) -> T) -> T {
         let connected: BTreeMap<MemberId, Duration> = match &self.peers {
             Some(peers) => {
                 peers.connected().into_iter().map(|(id, since)| (id, since.elapsed())).collect()
@@ -215,22 +223,22 @@ impl Context {
             None => BTreeMap::new(),
         };
         let (table, status) = (self.table(), Arc::clone(&self.status.borrow()));
-        let judge = Judge {
+        let judge = ChangeJudge {
             rules: self.rules,
             local: MemberId(self.identity.member_id),
-            leads: self.leads(),
+            is_leader: self.leads(),
             table: &table,
             connected: &connected,
             peers: &status.peers,
-            settles: status.settles,
+            settled_index: status.barrier_index,
             last: status.last,
         };
         says(&judge)
     }
 }
 
-fn refuse(asked: &ChangeRequest, refused: Refused) -> Error {
-    if let Refused::Objection(objection) = refused {
+fn refuse(asked: &ChangeRequest, refused: ChangeRefusal) -> Error {
+    if let ChangeRefusal::Objection(objection) = refused {
         tracing::warn!(reason = %objection, change = %asked, "rejecting a change of members");
     }
     refused.into()
@@ -238,20 +246,20 @@ fn refuse(asked: &ChangeRequest, refused: Refused) -> Error {
 
 /// Promotes members that were added as voters and had to begin as learners, as soon as each is
 /// ready. Works while this member leads.
-pub(super) async fn promote_when_ready(context: Arc<Context>) {
+pub(super) async fn promote_when_ready(context: Arc<ApiContext>) {
     let mut members = context.members.clone();
     let mut leader = context.leader.clone();
     loop {
-        let ready = members.borrow_and_update().waits_for_vote();
+        let ready = members.borrow_and_update().learner_to_promote();
         let leads = *leader.borrow_and_update() == context.identity.member_id;
         match ready {
             Some(id) if leads => {
-                let deadline = Instant::now() + CATCH_UP;
+                let deadline = Instant::now() + CATCH_UP_TIMEOUT;
                 let promotion = MemberChange::Promote(id).into();
-                if let Err(error) = context.lead_change(&promotion, deadline).await {
+                if let Err(error) = context.change_members_as_leader(&promotion, deadline).await {
                     tracing::debug!(error = %error.text(), member.id = %id, "cannot promote yet");
                 }
-                sleep(PROMOTE_AGAIN).await;
+                sleep(PROMOTE_RETRY_INTERVAL).await;
             }
             _ => {
                 let changed = tokio::select! {

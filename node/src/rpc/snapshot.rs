@@ -14,52 +14,55 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use futures_util::stream::{self, BoxStream, Stream, StreamExt as _};
-use node_bbolt::WriteError;
+use node_bbolt::BboltWriteError;
 use node_proto::etcdserverpb::SnapshotResponse;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::context::Context;
+use super::context::ApiContext;
 use super::error::Error;
 use super::metrics::Method;
 use crate::etcd_file::{Export, ExportError};
 
 /// Maximum number of snapshots at a time. A further one is refused.
-const AT_ONCE: usize = 2;
+const MAX_CONCURRENT_SNAPSHOTS: usize = 2;
 /// Bytes of the file in one response, as in etcd.
 const CHUNK_BYTES: usize = 32 * 1024;
 /// Maximum number of responses that wait for the client. No more of the file is written meanwhile.
-const CHUNKS_WAITING: usize = 8;
+const MAX_WAITING_CHUNKS: usize = 8;
 /// Maximum time for a whole snapshot.
-const PATIENCE: Duration = Duration::from_secs(60 * 60);
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 
-pub(super) type Chunks = BoxStream<'static, Result<SnapshotResponse, Status>>;
+pub(super) type SnapshotStream = BoxStream<'static, Result<SnapshotResponse, Status>>;
 
 /// Makes the permits for snapshots.
-pub(super) fn places() -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(AT_ONCE))
+pub(super) fn snapshot_permits() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(MAX_CONCURRENT_SNAPSHOTS))
 }
 
 /// Starts to send a snapshot of the current store. Refused if too many are being sent.
-pub(super) fn send(context: Arc<Context>, places: &Arc<Semaphore>) -> Result<Chunks, Error> {
+pub(super) fn send(
+    context: Arc<ApiContext>,
+    places: &Arc<Semaphore>,
+) -> Result<SnapshotStream, Error> {
     let place = places.clone().try_acquire_owned().map_err(|_| Error::TooManyRequests)?;
-    let (sender, chunks) = mpsc::channel(CHUNKS_WAITING);
+    let (sender, chunks) = mpsc::channel(MAX_WAITING_CHUNKS);
     let end = Arc::new(OnceLock::new());
-    let client = Client {
+    let client = SnapshotClient {
         runtime: Handle::current(),
         sender,
         stop: context.stop.clone(),
-        patience: context.limits.snapshot_patience,
-        until: Instant::now() + PATIENCE,
+        stall_timeout: context.limits.snapshot_stall_timeout,
+        deadline: Instant::now() + SNAPSHOT_TIMEOUT,
         sent: AtomicU64::new(0),
     };
     let ended = Arc::clone(&end);
     tokio::task::spawn_blocking(move || {
         // `run` records the result before the sender is dropped. So the client can't see the end
         // without it.
-        let Client { sender, .. } = run(&context, client, place, &ended);
+        let SnapshotClient { sender, .. } = run(&context, client, place, &ended);
         drop(sender);
     });
     Ok(answer(chunks, end).boxed())
@@ -87,20 +90,20 @@ fn answer(
 }
 
 fn run(
-    context: &Context,
-    client: Client,
+    context: &ApiContext,
+    client: SnapshotClient,
     _place: OwnedSemaphorePermit,
     ended: &OnceLock<Result<(), Status>>,
-) -> Client {
+) -> SnapshotClient {
     let call = context.metrics.start(Method::Snapshot);
     let began = Instant::now();
-    let mut out = Out { client, left: 0, version: "", chunk: BytesMut::new() };
+    let mut out = ChunkWriter { client, remaining_bytes: 0, version: "", chunk: BytesMut::new() };
     let error = match out.run(context) {
         Ok(()) => None,
         Err(ExportError::Store(error)) => Some(Error::from(error)),
-        Err(ExportError::Unwanted | ExportError::Write(WriteError::Io(_))) => {
+        Err(ExportError::Cancelled | ExportError::Write(BboltWriteError::Io(_))) => {
             // Only the stream can fail: it was ended, or the client stalled.
-            Some(out.client.gone().unwrap_or(Error::Timeout))
+            Some(out.client.abort_error().unwrap_or(Error::Timeout))
         }
         Err(ExportError::Write(error)) => {
             tracing::error!(%error, "the store can't be written as a snapshot");
@@ -122,33 +125,33 @@ fn run(
 }
 
 /// Connection to the client that receives a snapshot.
-struct Client {
+struct SnapshotClient {
     runtime: Handle,
     sender: mpsc::Sender<SnapshotResponse>,
     stop: CancellationToken,
-    patience: Duration,
-    until: Instant,
+    stall_timeout: Duration,
+    deadline: Instant,
     sent: AtomicU64,
 }
 
-impl Client {
+impl SnapshotClient {
     /// Whether the client is connected and nothing else ends the snapshot.
-    fn is_there(&self) -> bool {
-        !self.sender.is_closed() && self.gone().is_none()
+    fn is_active(&self) -> bool {
+        !self.sender.is_closed() && self.abort_error().is_none()
     }
 
     /// Returns the reason to end the snapshot, other than that the client has left.
-    fn gone(&self) -> Option<Error> {
+    fn abort_error(&self) -> Option<Error> {
         if self.stop.is_cancelled() {
             return Some(Error::Stopped);
         }
-        (Instant::now() >= self.until).then_some(Error::Timeout)
+        (Instant::now() >= self.deadline).then_some(Error::Timeout)
     }
 
     fn send(&self, response: SnapshotResponse) -> io::Result<()> {
         let sent = async {
             tokio::select! {
-                sent = self.sender.send_timeout(response, self.patience) => sent.is_ok(),
+                sent = self.sender.send_timeout(response, self.stall_timeout) => sent.is_ok(),
                 () = self.stop.cancelled() => false,
             }
         };
@@ -161,35 +164,39 @@ impl Client {
 }
 
 /// Writer that cuts the file into responses.
-struct Out {
-    client: Client,
+struct ChunkWriter {
+    client: SnapshotClient,
     /// Number of bytes of the file that are not written yet.
-    left: u64,
+    remaining_bytes: u64,
     version: &'static str,
     chunk: BytesMut,
 }
 
-impl Out {
-    fn run(&mut self, context: &Context) -> Result<(), ExportError> {
-        let export = Export::new(&context.store, &|| self.client.is_there())?;
-        self.left = export.file_bytes();
+impl ChunkWriter {
+    fn run(&mut self, context: &ApiContext) -> Result<(), ExportError> {
+        let export = Export::new(&context.store, &|| self.client.is_active())?;
+        self.remaining_bytes = export.file_bytes();
         self.version = export.storage_version();
-        tracing::info!(bytes = self.left, revision = export.revision(), "sending a snapshot");
+        tracing::info!(
+            bytes = self.remaining_bytes,
+            revision = export.revision(),
+            "sending a snapshot"
+        );
         export.write(self)
     }
 }
 
-impl Write for Out {
+impl Write for ChunkWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let room = CHUNK_BYTES - self.chunk.len();
         // The hash after the file is sent in a response of its own.
-        let of_file = usize::try_from(self.left).unwrap_or(usize::MAX);
+        let of_file = usize::try_from(self.remaining_bytes).unwrap_or(usize::MAX);
         let most = if of_file == 0 { room } else { room.min(of_file) };
         let taken = bytes.len().min(most);
         self.chunk.extend_from_slice(&bytes[..taken]);
-        let was_file = self.left > 0;
-        self.left = self.left.saturating_sub(taken as u64);
-        if self.chunk.len() == CHUNK_BYTES || (was_file && self.left == 0) {
+        let was_file = self.remaining_bytes > 0;
+        self.remaining_bytes = self.remaining_bytes.saturating_sub(taken as u64);
+        if self.chunk.len() == CHUNK_BYTES || (was_file && self.remaining_bytes == 0) {
             self.flush()?;
         }
         Ok(taken)
@@ -199,12 +206,12 @@ impl Write for Out {
         if self.chunk.is_empty() {
             return Ok(());
         }
-        if !self.client.is_there() {
+        if !self.client.is_active() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         self.client.send(SnapshotResponse {
             header: None,
-            remaining_bytes: self.left,
+            remaining_bytes: self.remaining_bytes,
             blob: self.chunk.split().freeze(),
             version: self.version.to_owned(),
         })

@@ -27,12 +27,12 @@ use std::time::Duration;
 use node_proto::etcdserverpb::alarm_request::AlarmAction;
 use node_proto::etcdserverpb::{AlarmRequest, AlarmType};
 
-use super::Context;
-use super::context::Held;
+use super::ApiContext;
+use super::context::CallContext;
 use super::error::Error;
 
 /// Wait before another attempt to raise or lower the alarm.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Value of `--quota-backend-bytes` as given; 0 means the default, and a negative value no quota.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,19 +43,20 @@ impl Quota {
     const DEFAULT: i64 = 2 << 30;
 
     /// Returns the quota in bytes for the status; negative if there is none.
-    pub(crate) fn told(self) -> i64 {
+    pub(crate) fn reported_bytes(self) -> i64 {
         if self.0 == 0 { Self::DEFAULT } else { self.0 }
     }
 
     /// Whether a store of `held` bytes has room for `more` bytes.
     pub(super) fn has_room(self, held: u64, more: usize) -> bool {
-        u64::try_from(self.told()).map_or(true, |quota| held.saturating_add(more as u64) <= quota)
+        u64::try_from(self.reported_bytes())
+            .map_or(true, |quota| held.saturating_add(more as u64) <= quota)
     }
 }
 
 /// Whether the quota is a reason for this member's NOSPACE alarm.
 #[derive(Debug, Default)]
-pub(crate) struct Claim {
+pub(crate) struct NospaceClaim {
     by_quota: AtomicBool,
     /// Lock held by the request that raises the alarm. Requests that wait for it find the alarm
     /// raised.
@@ -63,24 +64,24 @@ pub(crate) struct Claim {
 }
 
 /// Raises the NOSPACE alarm for a request that exceeds the quota, and returns once it is active.
-pub(super) async fn over_quota(context: &Context) {
-    context.claim.by_quota.store(true, Ordering::Relaxed);
-    let _one = context.claim.raising.lock().await;
+pub(super) async fn raise_quota_alarm(context: &ApiContext) {
+    context.nospace_claim.by_quota.store(true, Ordering::Relaxed);
+    let _one = context.nospace_claim.raising.lock().await;
     if is_raised(context) {
         return;
     }
     tracing::warn!(
-        quota_size_bytes = context.limits.quota.told(),
+        quota_size_bytes = context.limits.quota.reported_bytes(),
         size_bytes = context.store.record_bytes(),
         "message exceeded backend quota; raising alarm: compact, then disarm it"
     );
-    if let Err(error) = set(context, AlarmAction::Activate).await {
+    if let Err(error) = propose_alarm(context, AlarmAction::Activate).await {
         // The next request that exceeds the quota tries again.
         tracing::warn!(error = %error.text(), "cannot raise the alarm yet");
     }
 }
 
-fn is_raised(context: &Context) -> bool {
+fn is_raised(context: &ApiContext) -> bool {
     let own = context.identity.member_id;
     let view = context.store.view();
     view.alarms().iter().any(|a| a.member_id == own && a.alarm() == AlarmType::Nospace)
@@ -88,61 +89,61 @@ fn is_raised(context: &Context) -> bool {
 
 /// Actions that this member has taken so far against the lack of space on its disk.
 #[derive(Clone, Copy, Debug, Default)]
-struct Done {
+struct SpaceActions {
     handed_over: bool,
     raised: bool,
 }
 
 /// Next action about the lack of space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum SpaceAction {
     HandOver,
     Alarm(AlarmAction),
     /// Leave the alarm raised, since the quota is a reason for it.
-    Leave,
+    LeaveAlarm,
     Nothing,
 }
 
-impl Done {
-    fn next(self, short: bool, leads: bool, by_quota: bool) -> Next {
+impl SpaceActions {
+    fn next(self, short: bool, leads: bool, by_quota: bool) -> SpaceAction {
         match (short, leads) {
-            (true, true) if !self.handed_over => Next::HandOver,
-            (true, true) if !self.raised => Next::Alarm(AlarmAction::Activate),
-            (false, _) if self.raised && by_quota => Next::Leave,
-            (false, _) if self.raised => Next::Alarm(AlarmAction::Deactivate),
-            _ => Next::Nothing,
+            (true, true) if !self.handed_over => SpaceAction::HandOver,
+            (true, true) if !self.raised => SpaceAction::Alarm(AlarmAction::Activate),
+            (false, _) if self.raised && by_quota => SpaceAction::LeaveAlarm,
+            (false, _) if self.raised => SpaceAction::Alarm(AlarmAction::Deactivate),
+            _ => SpaceAction::Nothing,
         }
     }
 }
 
-pub(super) async fn guard(context: Arc<Context>) {
-    let (mut space, mut leader) = (context.space.clone(), context.leader.clone());
+pub(super) async fn run_space_guard(context: Arc<ApiContext>) {
+    let (mut space, mut leader) = (context.disk_low.clone(), context.leader.clone());
     let own = context.identity.member_id;
-    let by_quota = &context.claim.by_quota;
-    let mut done = Done::default();
+    let by_quota = &context.nospace_claim.by_quota;
+    let mut done = SpaceActions::default();
     loop {
         let short = *space.borrow_and_update();
         let leads = *leader.borrow_and_update() == own;
         match done.next(short, leads, by_quota.load(Ordering::Relaxed)) {
-            Next::HandOver => {
+            SpaceAction::HandOver => {
                 done.handed_over = true;
                 context.handle.hand_over().await;
             }
-            Next::Alarm(action) => {
+            SpaceAction::Alarm(action) => {
                 if action == AlarmAction::Activate && !is_raised(&context) {
                     // An earlier alarm for the quota was disarmed since.
                     by_quota.store(false, Ordering::Relaxed);
                 }
-                match set(&context, action).await {
+                match propose_alarm(&context, action).await {
                     Ok(()) => done.raised = action == AlarmAction::Activate,
                     Err(error) => {
                         tracing::warn!(error = %error.text(), "cannot tell the cluster about the disk's space yet");
-                        tokio::time::sleep(AGAIN).await;
+                        tokio::time::sleep(RETRY_INTERVAL).await;
                     }
                 }
             }
-            Next::Leave => done.raised = false,
-            Next::Nothing => {
+            SpaceAction::LeaveAlarm => done.raised = false,
+            SpaceAction::Nothing => {
                 done.handed_over &= short;
                 let changed = tokio::select! {
                     changed = space.changed() => changed,
@@ -156,13 +157,13 @@ pub(super) async fn guard(context: Arc<Context>) {
     }
 }
 
-async fn set(context: &Context, action: AlarmAction) -> Result<(), Error> {
+async fn propose_alarm(context: &ApiContext, action: AlarmAction) -> Result<(), Error> {
     let request = AlarmRequest {
         action: action.into(),
         member_id: context.identity.member_id,
         alarm: AlarmType::Nospace.into(),
     };
-    context.propose(request, &mut Held::by_member()).await.map(|_| ())
+    context.propose(request, &mut CallContext::for_member()).await.map(|_| ())
 }
 
 #[cfg(test)]
@@ -171,27 +172,27 @@ mod tests {
 
     #[test]
     fn a_short_leader_hands_over_once_then_raises_the_alarm_and_lowers_it_when_there_is_space() {
-        let mut done = Done::default();
-        assert_eq!(done.next(false, true, false), Next::Nothing);
+        let mut done = SpaceActions::default();
+        assert_eq!(done.next(false, true, false), SpaceAction::Nothing);
         assert_eq!(
             done.next(true, false, false),
-            Next::Nothing,
+            SpaceAction::Nothing,
             "followers refuse their own clients only"
         );
-        assert_eq!(done.next(true, true, false), Next::HandOver);
+        assert_eq!(done.next(true, true, false), SpaceAction::HandOver);
         done.handed_over = true;
-        assert_eq!(done.next(true, true, false), Next::Alarm(AlarmAction::Activate));
+        assert_eq!(done.next(true, true, false), SpaceAction::Alarm(AlarmAction::Activate));
         done.raised = true;
-        assert_eq!(done.next(true, true, false), Next::Nothing);
-        assert_eq!(done.next(false, false, false), Next::Alarm(AlarmAction::Deactivate));
+        assert_eq!(done.next(true, true, false), SpaceAction::Nothing);
+        assert_eq!(done.next(false, false, false), SpaceAction::Alarm(AlarmAction::Deactivate));
     }
 
     #[test]
     fn an_alarm_that_the_quota_claims_is_not_lowered_by_space_on_the_disk() {
-        let done = Done { handed_over: true, raised: true };
-        assert_eq!(done.next(false, true, true), Next::Leave);
-        let left = Done { raised: false, ..done };
-        assert_eq!(left.next(false, true, true), Next::Nothing);
+        let done = SpaceActions { handed_over: true, raised: true };
+        assert_eq!(done.next(false, true, true), SpaceAction::LeaveAlarm);
+        let left = SpaceActions { raised: false, ..done };
+        assert_eq!(left.next(false, true, true), SpaceAction::Nothing);
     }
 
     #[test]
@@ -201,6 +202,6 @@ mod tests {
         assert!(Quota(10).has_room(4, 6) && !Quota(10).has_room(4, 7));
         assert!(Quota(-1).has_room(u64::MAX, usize::MAX));
         assert!(!Quota(i64::MAX).has_room(u64::MAX, 1));
-        assert_eq!([Quota(0), Quota(7), Quota(-5)].map(Quota::told), [2 << 30, 7, -5]);
+        assert_eq!([Quota(0), Quota(7), Quota(-5)].map(Quota::reported_bytes), [2 << 30, 7, -5]);
     }
 }

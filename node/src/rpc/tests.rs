@@ -25,12 +25,12 @@ use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
 use super::*;
-use crate::apply::Machine;
-use crate::disk::{Backend, Open, RealDisk, SharedDisk};
+use crate::apply::KvStateMachine;
+use crate::disk::{OpenMode, RealDisk, RedbBackend, SharedDisk};
 use crate::driver::{self, Message, OutgoingSnapshot, PeerSender, SendError};
 use crate::log::{self, Log, LogOptions};
 use crate::mvcc;
-use crate::server::clients::{ClientLimits, ClientListener, Fronts, bind};
+use crate::server::clients::{ClientLimits, ClientListener, ServingThreads, bind};
 
 mod auth;
 mod corruption;
@@ -46,9 +46,9 @@ mod unread;
 
 const MEMBER: u64 = 7;
 
-struct Nobody;
+struct UnconnectedSender;
 
-impl PeerSender for Nobody {
+impl PeerSender for UnconnectedSender {
     fn try_send(&self, _: Message) -> Result<(), SendError> {
         Err(SendError::NotConnected)
     }
@@ -57,67 +57,67 @@ impl PeerSender for Nobody {
 }
 
 /// A member that is the only one of its cluster.
-struct Node {
+struct ApiTestNode {
     address: SocketAddr,
     channel: Channel,
     leader: tokio::sync::watch::Receiver<u64>,
-    context: Arc<Context>,
-    _fronts: Fronts,
-    _running: driver::Running,
+    context: Arc<ApiContext>,
+    _fronts: ServingThreads,
+    _running: driver::RunningDriver,
     stop: CancellationToken,
     _dir: tempfile::TempDir,
 }
 
-impl Node {
+impl ApiTestNode {
     async fn start() -> Self {
-        Self::start_with(Limits::default()).await
+        Self::start_with(ApiLimits::default()).await
     }
 
-    async fn start_with(limits: Limits) -> Self {
+    async fn start_with(limits: ApiLimits) -> Self {
         Self::start_signing(limits, None).await
     }
 
     /// Starts a member with `signed_tokens` as the key for tokens; `None` means simple tokens.
-    async fn start_signing(limits: Limits, signed_tokens: Option<Arc<Jwt>>) -> Self {
-        let limits = Limits {
+    async fn start_signing(limits: ApiLimits, signed_tokens: Option<Arc<Jwt>>) -> Self {
+        let limits = ApiLimits {
             watch_progress_interval: Duration::from_millis(200),
-            snapshot_patience: Duration::from_millis(500),
+            snapshot_stall_timeout: Duration::from_millis(500),
             bcrypt_cost: 4,
             ..limits
         };
         let dir = tempfile::tempdir().unwrap();
         let disk: SharedDisk = Arc::new(RealDisk);
-        let identity = log::Identity { cluster: 9, member: MEMBER, incarnation: 5 };
+        let identity = log::LogIdentity { cluster: 9, member: MEMBER, incarnation: 5 };
         let small = LogOptions { segment_bytes: 32 << 20, spare_segments: 0, ..Default::default() };
         Log::create(&disk, dir.path(), &identity, &small).unwrap();
         let (log, recovered) = Log::open(&disk, dir.path(), &small).unwrap();
-        let file = disk.open(&dir.path().join("db"), Open::New).unwrap();
+        let file = disk.open(&dir.path().join("db"), OpenMode::New).unwrap();
         let member = crate::mvcc::tests::member(MEMBER, "one");
-        let store = mvcc::Options { members: vec![member], ..mvcc::Options::default() };
-        let machine = Machine::open(Backend::new(file).unwrap(), store).unwrap();
+        let store = mvcc::StoreOptions { members: vec![member], ..mvcc::StoreOptions::default() };
+        let machine = KvStateMachine::open(RedbBackend::new(file).unwrap(), store).unwrap();
         let (store, hub) = (machine.store(), machine.hub());
-        let mut options = driver::Options::new(MEMBER, dir.path().join("snapshots"));
+        let mut options = driver::MemberOptions::new(MEMBER, dir.path().join("snapshots"));
         options.campaign_when_connected = true;
-        let sender = Arc::new(Nobody);
-        let parts = driver::Parts { options, machine, log, recovered, sender, seed: 1 };
+        let sender = Arc::new(UnconnectedSender);
+        let parts = driver::MemberParts { options, machine, log, recovered, sender, seed: 1 };
         let (handle, _, running) = driver::start(parts).unwrap();
         let stop = CancellationToken::new();
         let leader = handle.leader();
-        let services = Services {
+        let services = ApiParts {
             handle,
             store,
             store_file: mvcc::StoreFile::new(disk.clone(), dir.path()),
             hub,
-            identity: Identity { cluster_id: 9, member_id: MEMBER, version: "3.6.0" },
+            identity: ServerIdentity { cluster_id: 9, member_id: MEMBER, version: "3.6.0" },
             request_ids: RequestIds::new(MEMBER, 1),
             limits,
             peers: None,
-            rules: Rules::new(true, 1),
+            rules: ChangeRules::new(true, 1),
             signed_tokens,
             telemetry: Telemetry::default(),
         };
         let (grpc, context) = router(services, &TaskTracker::new(), &stop);
-        let browsers = crate::http::Browsers::default();
+        let browsers = crate::http::BrowserRules::default();
         let routes = crate::http::Routes::new(grpc, context.clone(), Some(2 << 20), browsers);
         let router = routes.all(false);
         let socket = bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -129,7 +129,7 @@ impl Node {
             largest_request: 2 << 20,
         };
         let listener = ClientListener { socket, tls: None, router };
-        let fronts = Fronts::start(1, &[listener], limits, Arc::default()).unwrap();
+        let fronts = ServingThreads::start(1, &[listener], limits, Arc::default()).unwrap();
         let endpoint = Channel::from_shared(format!("http://{address}")).unwrap();
         let channel = endpoint.connect().await.unwrap();
         let (_fronts, _running, _dir) = (fronts, running, dir);
@@ -184,14 +184,14 @@ fn range(key: &str) -> RangeRequest {
     RangeRequest { key: bytes(key), ..RangeRequest::default() }
 }
 
-fn told(status: Result<impl std::fmt::Debug, Status>) -> (Code, String) {
+fn code_and_text(status: Result<impl std::fmt::Debug, Status>) -> (Code, String) {
     let status = status.expect_err("a refusal");
     (status.code(), status.message().to_owned())
 }
 
 #[tokio::test]
 async fn a_write_is_read_back_with_a_full_header() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     assert_eq!(node.put("k", "v").await, 2);
     for serializable in [false, true] {
         let request = RangeRequest { serializable, ..range("k") };
@@ -205,21 +205,21 @@ async fn a_write_is_read_back_with_a_full_header() {
 
 #[tokio::test]
 async fn refusals_have_etcds_codes_and_texts() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     node.put("k", "v").await;
     let mut kv = node.kv();
-    let empty = told(kv.put(put("", "v")).await);
+    let empty = code_and_text(kv.put(put("", "v")).await);
     assert_eq!(empty, (Code::InvalidArgument, "etcdserver: key is not provided".to_owned()));
-    let lease = told(kv.put(PutRequest { lease: 5, ..put("k", "v") }).await);
+    let lease = code_and_text(kv.put(PutRequest { lease: 5, ..put("k", "v") }).await);
     assert_eq!(lease, (Code::NotFound, "etcdserver: requested lease not found".to_owned()));
-    let future = told(kv.range(RangeRequest { revision: 99, ..range("k") }).await);
+    let future = code_and_text(kv.range(RangeRequest { revision: 99, ..range("k") }).await);
     let text = "etcdserver: mvcc: required revision is a future revision";
     assert_eq!(future, (Code::OutOfRange, text.to_owned()));
     let op = RequestOp { request: Some(Op::RequestPut(put("k", "v"))) };
     let twice = TxnRequest { success: vec![op.clone(), op], ..TxnRequest::default() };
     let text = "etcdserver: duplicate key given in txn request";
-    assert_eq!(told(kv.txn(twice).await), (Code::InvalidArgument, text.to_owned()));
-    let ahead = told(node.compact(99).await);
+    assert_eq!(code_and_text(kv.txn(twice).await), (Code::InvalidArgument, text.to_owned()));
+    let ahead = code_and_text(node.compact(99).await);
     assert_eq!(ahead.0, Code::OutOfRange);
 }
 
@@ -235,13 +235,13 @@ fn nested(depth: usize) -> TxnRequest {
 
 #[tokio::test]
 async fn transactions_nested_too_deep_for_the_log_are_refused_and_the_member_lives_on() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     for depth in [1, 10, 16] {
         let answer = node.kv().txn(nested(depth)).await.unwrap().into_inner();
         assert!(answer.succeeded, "{depth}");
     }
     let text = "etcdserver: too many operations in txn request";
-    let refused = told(node.kv().txn(nested(17)).await);
+    let refused = code_and_text(node.kv().txn(nested(17)).await);
     assert_eq!(refused, (Code::InvalidArgument, text.to_owned()));
     for depth in 45..=55 {
         node.kv().txn(nested(depth)).await.unwrap_err();
@@ -251,28 +251,31 @@ async fn transactions_nested_too_deep_for_the_log_are_refused_and_the_member_liv
 
 #[tokio::test]
 async fn requests_that_are_too_large_are_refused_by_size() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     let large = |size| PutRequest { value: Bytes::from(vec![0; size]), ..put("k", "") };
     let mut kv = node.kv();
     kv.put(large(1_500_000)).await.unwrap();
     let text = "etcdserver: request is too large";
-    assert_eq!(told(kv.put(large(1_600_000)).await), (Code::InvalidArgument, text.to_owned()));
-    let (code, text) = told(kv.put(large(2_200_000)).await);
+    assert_eq!(
+        code_and_text(kv.put(large(1_600_000)).await),
+        (Code::InvalidArgument, text.to_owned())
+    );
+    let (code, text) = code_and_text(kv.put(large(2_200_000)).await);
     assert_eq!(code, Code::ResourceExhausted);
     assert_eq!(text, "grpc: received message larger than max (2200008 vs. 2097152)");
 }
 
 #[tokio::test]
 async fn a_physical_compaction_answers_when_old_revisions_are_gone() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     for _ in 0..5 {
         node.put("k", "v").await;
     }
     node.compact(4).await.unwrap();
     let text = "etcdserver: mvcc: required revision has been compacted";
-    assert_eq!(told(node.compact(4).await), (Code::OutOfRange, text.to_owned()));
+    assert_eq!(code_and_text(node.compact(4).await), (Code::OutOfRange, text.to_owned()));
     let old = RangeRequest { revision: 3, ..range("k") };
-    assert_eq!(told(node.kv().range(old).await), (Code::OutOfRange, text.to_owned()));
+    assert_eq!(code_and_text(node.kv().range(old).await), (Code::OutOfRange, text.to_owned()));
     let mut maintenance = MaintenanceClient::new(node.channel.clone());
     let hash = maintenance.hash_kv(HashKvRequest { revision: 0 }).await.unwrap().into_inner();
     assert_eq!((hash.compact_revision, hash.hash_revision), (4, 6));
@@ -280,7 +283,7 @@ async fn a_physical_compaction_answers_when_old_revisions_are_gone() {
 
 #[tokio::test]
 async fn status_and_members_say_who_this_is() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     node.put("k", "v").await;
     let mut maintenance = MaintenanceClient::new(node.channel.clone());
     let status = maintenance.status(StatusRequest {}).await.unwrap().into_inner();
@@ -294,7 +297,7 @@ async fn status_and_members_say_who_this_is() {
 
 #[tokio::test]
 async fn operations_are_counted_as_etcd_counts_them() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     node.put("a", "1").await;
     node.kv().range(range("a")).await.unwrap();
     let gone = DeleteRangeRequest { key: "b".into(), ..Default::default() };
@@ -315,7 +318,7 @@ async fn operations_are_counted_as_etcd_counts_them() {
 }
 
 /// Makes a stream of requests that stays open until the sender is dropped.
-fn until_dropped(
+fn request_stream(
     receiver: mpsc::Receiver<WatchRequest>,
 ) -> impl futures_util::Stream<Item = WatchRequest> {
     futures_util::stream::unfold(receiver, async |mut receiver| {
@@ -324,16 +327,16 @@ fn until_dropped(
     })
 }
 
-struct Watching {
+struct WatchClientStream {
     requests: mpsc::Sender<WatchRequest>,
     responses: Streaming<WatchResponse>,
 }
 
-impl Watching {
-    async fn open(node: &Node) -> Self {
+impl WatchClientStream {
+    async fn open(node: &ApiTestNode) -> Self {
         let (requests, receiver) = mpsc::channel(16);
         let mut client = WatchClient::new(node.channel.clone());
-        let responses = client.watch(until_dropped(receiver)).await.unwrap().into_inner();
+        let responses = client.watch(request_stream(receiver)).await.unwrap().into_inner();
         Self { requests, responses }
     }
 
@@ -370,8 +373,8 @@ fn watch(key: &str) -> WatchCreateRequest {
 
 #[tokio::test]
 async fn many_watches_share_a_stream_and_are_cancelled_one_by_one() {
-    let node = Node::start().await;
-    let mut watching = Watching::open(&node).await;
+    let node = ApiTestNode::start().await;
+    let mut watching = WatchClientStream::open(&node).await;
     assert_eq!(watching.create(watch("a")).await.watch_id, 0);
     assert_eq!(watching.create(watch("b")).await.watch_id, 1);
     let own = WatchCreateRequest { watch_id: 2, ..watch("c") };
@@ -394,8 +397,8 @@ async fn many_watches_share_a_stream_and_are_cancelled_one_by_one() {
 
 #[tokio::test]
 async fn a_watch_that_can_not_be_is_refused_in_etcds_words() {
-    let node = Node::start().await;
-    let mut watching = Watching::open(&node).await;
+    let node = ApiTestNode::start().await;
+    let mut watching = WatchClientStream::open(&node).await;
     let empty = WatchCreateRequest { range_end: bytes("a"), ..watch("b") };
     let refused = watching.create(empty).await;
     assert!(refused.canceled && refused.watch_id == -1);
@@ -410,8 +413,8 @@ async fn a_watch_that_can_not_be_is_refused_in_etcds_words() {
 #[tokio::test]
 async fn a_watch_is_told_what_none_of_its_filters_leaves_out() {
     use node_proto::etcdserverpb::watch_create_request::FilterType::{Nodelete, Noput};
-    let node = Node::start().await;
-    let mut watching = Watching::open(&node).await;
+    let node = ApiTestNode::start().await;
+    let mut watching = WatchClientStream::open(&node).await;
     for filters in [vec![Noput, Nodelete], vec![Noput], vec![Nodelete]] {
         let filters = filters.into_iter().map(i32::from).collect();
         watching.create(WatchCreateRequest { filters, ..watch("k") }).await;
@@ -431,8 +434,8 @@ async fn a_watch_is_told_what_none_of_its_filters_leaves_out() {
 
 #[tokio::test]
 async fn the_keys_of_one_streams_watches_are_bounded_and_their_room_comes_back() {
-    let node = Node::start().await;
-    let mut watching = Watching::open(&node).await;
+    let node = ApiTestNode::start().await;
+    let mut watching = WatchClientStream::open(&node).await;
     let large = "k".repeat(1 << 20);
     for _ in 0..16 {
         assert!(!watching.create(watch(&large)).await.canceled);
@@ -447,12 +450,12 @@ async fn the_keys_of_one_streams_watches_are_bounded_and_their_room_comes_back()
 
 #[tokio::test]
 async fn a_watch_from_a_compacted_revision_is_created_and_then_cancelled() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     for _ in 0..5 {
         node.put("k", "v").await;
     }
     node.compact(4).await.unwrap();
-    let mut watching = Watching::open(&node).await;
+    let mut watching = WatchClientStream::open(&node).await;
     let created = watching.create(WatchCreateRequest { start_revision: 3, ..watch("k") }).await;
     assert!(!created.canceled);
     let ended = watching.next().await;
@@ -462,12 +465,12 @@ async fn a_watch_from_a_compacted_revision_is_created_and_then_cancelled() {
 
 #[tokio::test]
 async fn watches_that_a_compaction_overtook_count_until_they_are_cancelled() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     for _ in 0..5 {
         node.put("k", "v").await;
     }
     node.compact(4).await.unwrap();
-    let mut watching = Watching::open(&node).await;
+    let mut watching = WatchClientStream::open(&node).await;
     let large = WatchCreateRequest { start_revision: 3, ..watch(&"k".repeat(1 << 20)) };
     for id in 0..16 {
         assert_eq!(watching.create(large.clone()).await.watch_id, id);
@@ -484,9 +487,9 @@ async fn watches_that_a_compaction_overtook_count_until_they_are_cancelled() {
 
 #[tokio::test]
 async fn progress_comes_by_itself_and_on_request() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     let last = node.put("other", "v").await;
-    let mut watching = Watching::open(&node).await;
+    let mut watching = WatchClientStream::open(&node).await;
     let notify = WatchCreateRequest { progress_notify: true, ..watch("k") };
     watching.create(notify).await;
     let response = watching.next().await;
@@ -502,14 +505,14 @@ async fn progress_comes_by_itself_and_on_request() {
 
 #[tokio::test]
 async fn a_large_response_comes_in_fragments_to_who_asked() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     for key in ["k0", "k1", "k2", "k3"] {
         node.put(key, &"x".repeat(900_000)).await;
     }
     let all = DeleteRangeRequest { key: bytes("k"), range_end: bytes("l"), prev_kv: false };
     let deleted = node.kv().delete_range(all).await.unwrap().into_inner();
     let revision = deleted.header.unwrap().revision;
-    let mut watching = Watching::open(&node).await;
+    let mut watching = WatchClientStream::open(&node).await;
     let fragment = WatchCreateRequest {
         range_end: bytes("l"),
         start_revision: revision,
@@ -533,17 +536,17 @@ async fn a_large_response_comes_in_fragments_to_who_asked() {
 
 #[tokio::test]
 async fn open_watches_end_when_the_node_stops() {
-    let node = Node::start().await;
-    let mut watching = Watching::open(&node).await;
+    let node = ApiTestNode::start().await;
+    let mut watching = WatchClientStream::open(&node).await;
     watching.create(watch("k")).await;
     node.stop.cancel();
     let ended = watching.responses.message().await;
-    assert_eq!(told(ended), (Code::Unavailable, "etcdserver: server stopped".to_owned()));
+    assert_eq!(code_and_text(ended), (Code::Unavailable, "etcdserver: server stopped".to_owned()));
 }
 
 #[tokio::test]
 async fn http_paths_answer_as_etcds_do() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     node.put("k", "v").await;
     let version = r#"{"etcdserver":"3.6.0","etcdcluster":"3.6.0","storage":"3.6.0"}"#;
     let healthy = r#"{"health":"true","reason":""}"#;
@@ -582,9 +585,9 @@ async fn http_paths_answer_as_etcds_do() {
 
 #[tokio::test]
 async fn metrics_have_etcds_names() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     node.put("k", "v").await;
-    told(node.kv().put(put("", "v")).await);
+    code_and_text(node.kv().put(put("", "v")).await);
     let (status, body) = node.get("/metrics").await;
     assert_eq!(status, "200 OK");
     let put = r#"grpc_method="Put",grpc_service="etcdserverpb.KV",grpc_type="unary"} 1"#;
@@ -625,7 +628,7 @@ async fn metrics_have_etcds_names() {
 
 #[tokio::test]
 async fn histograms_have_etcds_buckets() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     node.put("k", "v").await;
     let (_, body) = node.get("/metrics").await;
     let expected = [
@@ -641,7 +644,7 @@ async fn histograms_have_etcds_buckets() {
 }
 
 /// Returns the node's status from gRPC's health service.
-async fn health(node: &Node) -> i32 {
+async fn health(node: &ApiTestNode) -> i32 {
     use tonic_health::pb::HealthCheckRequest;
     use tonic_health::pb::health_client::HealthClient;
     let mut health = HealthClient::new(node.channel.clone());
@@ -651,7 +654,7 @@ async fn health(node: &Node) -> i32 {
 
 #[tokio::test]
 async fn grpc_health_serves_and_an_unknown_service_is_unimplemented() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     node.put("k", "v").await;
     assert_eq!(health(&node).await, 1);
     let mut grpc = tonic::client::Grpc::new(node.channel.clone());
@@ -659,17 +662,20 @@ async fn grpc_health_serves_and_an_unknown_service_is_unimplemented() {
     let codec = tonic_prost::ProstCodec::<StatusRequest, StatusRequest>::default();
     let path = http::uri::PathAndQuery::from_static("/nosuch.Service/Method");
     let answer = grpc.unary(tonic::Request::new(StatusRequest {}), path, codec).await;
-    assert_eq!(told(answer), (Code::Unimplemented, "unknown service nosuch.Service".to_owned()));
+    assert_eq!(
+        code_and_text(answer),
+        (Code::Unimplemented, "unknown service nosuch.Service".to_owned())
+    );
 }
 
 #[tokio::test]
 async fn who_waits_for_the_loss_of_a_leader_is_not_woken_by_writes() {
     use std::sync::atomic::{AtomicUsize, Ordering};
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     node.put("k", "v").await;
     let wakes = Arc::new(AtomicUsize::new(0));
     let (counter, leader) = (wakes.clone(), node.leader.clone());
-    let mut lost = Box::pin(watch::leader_is_lost(leader, Duration::from_secs(3)));
+    let mut lost = Box::pin(watch::wait_for_leader_loss(leader, Duration::from_secs(3)));
     let waiting = tokio::spawn(std::future::poll_fn(move |context| {
         counter.fetch_add(1, Ordering::Relaxed);
         lost.as_mut().poll(context)

@@ -22,16 +22,16 @@ use tonic::codegen::{BoxFuture, Service};
 use tonic::server::{Grpc, NamedService, StreamingService};
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::access::Who;
+use super::access::Credentials;
 use super::codec::{Frame, FrameEvents, WatchCodec};
-use super::context::{Context, is_marked, requires_leader};
+use super::context::{ApiContext, has_corrupt_alarm, requires_leader};
 use super::error::Error;
 use super::limit;
 use super::metrics::Method;
-use crate::auth::Access;
+use crate::auth::RequestedAccess;
 use crate::mvcc::KeyRange;
-use crate::mvcc::watch::{Notice, Picked, Subscriber, WatchSpec};
-use crate::shares::{Account, Charge, Part};
+use crate::mvcc::watch::{EventSelection, Notice, Subscriber, WatchSpec};
+use crate::shares::{BudgetShare, MemoryAccount, MemoryCharge};
 
 /// Watch ID in a response that belongs to no watch.
 const NO_WATCH: i64 = -1;
@@ -45,7 +45,7 @@ const MAX_KEY_BYTES: usize = 16 << 20;
 /// Approximate memory of a watch besides its keys: here, at its subscriber and in the hub.
 const WATCH_BYTES: usize = 768;
 /// Part of the connection's account that watches may use. Answers need the rest.
-const WATCHES_PART: Part = Part(4);
+const WATCHES_PART: BudgetShare = BudgetShare(4);
 
 const DUPLICATE_ID: &str = "mvcc: duplicate watch ID provided on the WatchStream";
 const EMPTY_RANGE: &str = "mvcc: watcher range is empty";
@@ -53,12 +53,12 @@ const COMPACTED: &str = "etcdserver: mvcc: required revision has been compacted"
 
 #[derive(Clone)]
 pub(super) struct WatchService {
-    context: Arc<Context>,
+    context: Arc<ApiContext>,
     max_request: usize,
 }
 
 impl WatchService {
-    pub(super) fn new(context: Arc<Context>, max_request: usize) -> Self {
+    pub(super) fn new(context: Arc<ApiContext>, max_request: usize) -> Self {
         Self { context, max_request }
     }
 }
@@ -105,12 +105,12 @@ impl StreamingService<WatchRequest> for WatchService {
         Box::pin(async move {
             context.count_client(request.metadata(), true);
             context.admit(request.metadata(), false)?;
-            context.vouch()?;
+            context.ensure_not_corrupt()?;
             let needs_leader = requires_leader(request.metadata());
-            let who = Who::of(&request);
-            let account = request.extensions().get::<Arc<Account>>().cloned();
-            let account = account.unwrap_or_else(Account::unbounded);
-            let kept = Charge::new(&account);
+            let who = Credentials::of(&request);
+            let account = request.extensions().get::<Arc<MemoryAccount>>().cloned();
+            let account = account.unwrap_or_else(MemoryAccount::unbounded);
+            let kept = MemoryCharge::new(&account);
             let subscriber = context.hub.subscribe_for(account);
             let requests = request.into_inner();
             let stream = WatchStream::new(
@@ -126,13 +126,13 @@ impl StreamingService<WatchRequest> for WatchService {
                 let mut stream = state?;
                 match stream.next().await {
                     Ok(frame) => Some((Ok(frame), Some(stream))),
-                    Err(End::Client) => None,
-                    Err(End::Broken(status)) => {
-                        stream.end = status.code();
+                    Err(StreamEnd::ClientLeft) => None,
+                    Err(StreamEnd::InvalidRequest(status)) => {
+                        stream.end_code = status.code();
                         Some((Err(status), None))
                     }
-                    Err(End::Refused(error)) => {
-                        stream.end = error.code();
+                    Err(StreamEnd::Refused(error)) => {
+                        stream.end_code = error.code();
                         Some((Err(error.into()), None))
                     }
                 }
@@ -143,27 +143,27 @@ impl StreamingService<WatchRequest> for WatchService {
 }
 
 /// Reason why a stream ends.
-enum End {
+enum StreamEnd {
     /// The client has left, so no status is sent.
-    Client,
+    ClientLeft,
     /// The client's data can't be read, or is too large.
-    Broken(Status),
+    InvalidRequest(Status),
     Refused(Error),
 }
 
-impl End {
+impl StreamEnd {
     /// Returns the reason for an error of the client's half of the stream.
     fn of(status: Status, max_request: usize) -> Self {
-        match limit::reworded(status, max_request) {
+        match limit::reword_status(status, max_request) {
             told if matches!(told.code(), Code::ResourceExhausted | Code::Internal) => {
-                Self::Broken(told)
+                Self::InvalidRequest(told)
             }
-            _ => Self::Client,
+            _ => Self::ClientLeft,
         }
     }
 }
 
-impl From<Error> for End {
+impl From<Error> for StreamEnd {
     fn from(error: Error) -> Self {
         Self::Refused(error)
     }
@@ -171,36 +171,36 @@ impl From<Error> for End {
 
 /// A watch's options for its responses, and the length of its keys.
 #[derive(Clone, Copy)]
-struct Shape {
-    previous: bool,
+struct ResponseOptions {
+    with_previous: bool,
     fragment: bool,
     key_bytes: usize,
 }
 
 struct WatchStream {
-    context: Arc<Context>,
-    who: Who,
+    context: Arc<ApiContext>,
+    credentials: Credentials,
     /// Stream of requests; `None` once the client has closed its half.
     requests: Option<Streaming<WatchRequest>>,
     subscriber: Subscriber,
-    shapes: BTreeMap<i64, Shape>,
+    response_options: BTreeMap<i64, ResponseOptions>,
     /// Charge for the memory of all watches.
-    kept: Charge,
+    watch_charge: MemoryCharge,
     next_id: i64,
-    refused: Refused,
+    refusal: RefusalFuture,
     max_response: usize,
     ready: VecDeque<Frame>,
     timer: tokio::time::Interval,
-    end: Code,
+    end_code: Code,
     began: Instant,
 }
 
 impl WatchStream {
     fn new(
-        context: Arc<Context>,
-        who: Who,
+        context: Arc<ApiContext>,
+        who: Credentials,
         subscriber: Subscriber,
-        kept: Charge,
+        kept: MemoryCharge,
         requests: Streaming<WatchRequest>,
         needs_leader: bool,
         max_response: usize,
@@ -208,29 +208,29 @@ impl WatchStream {
         let every = context.limits.watch_progress_interval;
         let mut timer = tokio::time::interval_at(tokio::time::Instant::now() + every, every);
         timer.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let refused = until_refused(&context, needs_leader);
+        let refused = watch_for_refusal(&context, needs_leader);
         let metrics = &context.metrics;
         let began = metrics.calls(Method::Watch).begin();
         metrics.watch_streams.fetch_add(1, Ordering::Relaxed);
         Self {
             subscriber,
             context,
-            who,
+            credentials: who,
             requests: Some(requests),
-            shapes: BTreeMap::new(),
-            kept,
+            response_options: BTreeMap::new(),
+            watch_charge: kept,
             next_id: 0,
-            refused,
+            refusal: refused,
             max_response,
             ready: VecDeque::new(),
             timer,
-            end: Code::Cancelled,
+            end_code: Code::Cancelled,
             began,
         }
     }
 
     /// Returns the next response, or the reason why the stream ends.
-    async fn next(&mut self) -> Result<Frame, End> {
+    async fn next(&mut self) -> Result<Frame, StreamEnd> {
         loop {
             if let Some(frame) = self.ready.pop_front() {
                 self.context.metrics.calls(Method::Watch).count_out(1);
@@ -241,17 +241,17 @@ impl WatchStream {
                 request = next_request(&mut self.requests) => match request {
                     Ok(Some(request)) => {
                         context.metrics.calls(Method::Watch).count_in(1);
-                        self.obey(request).await;
+                        self.handle_request(request).await;
                     }
                     Ok(None) => self.requests = None,
                     // Requests have the same maximum size as responses.
-                    Err(status) => return Err(End::of(status, self.max_response)),
+                    Err(status) => return Err(StreamEnd::of(status, self.max_response)),
                 },
                 notice = self.subscriber.next() => {
-                    self.tell(notice.map_err(Error::from)?);
+                    self.handle_notice(notice.map_err(Error::from)?);
                 }
                 _ = self.timer.tick() => self.subscriber.request_periodic_progress().await,
-                why = &mut self.refused => return Err(why.into()),
+                why = &mut self.refusal => return Err(why.into()),
                 () = context.stop.cancelled() => return Err(Error::Stopped.into()),
             }
         }
@@ -273,7 +273,7 @@ impl WatchStream {
         }
     }
 
-    async fn obey(&mut self, request: WatchRequest) {
+    async fn handle_request(&mut self, request: WatchRequest) {
         match request.request_union {
             Some(RequestUnion::CreateRequest(create)) => self.create(create).await,
             Some(RequestUnion::CancelRequest(cancel)) => self.cancel(cancel.watch_id).await,
@@ -292,8 +292,8 @@ impl WatchStream {
     }
 
     fn forget(&mut self, watch_id: i64) {
-        if let Some(shape) = self.shapes.remove(&watch_id) {
-            self.kept.force(self.kept.bytes() - WATCH_BYTES - shape.key_bytes);
+        if let Some(shape) = self.response_options.remove(&watch_id) {
+            self.watch_charge.force(self.watch_charge.bytes() - WATCH_BYTES - shape.key_bytes);
             self.context.metrics.watchers.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -305,19 +305,19 @@ impl WatchStream {
         }
         let range = KeyRange::new(request.key.clone(), request.range_end.clone());
         let key_bytes = request.key.len() + request.range_end.len();
-        let all = self.kept.bytes() + WATCH_BYTES + key_bytes;
-        let all_keys = all - WATCH_BYTES * (self.shapes.len() + 1);
-        let is_full = self.shapes.len() >= MAX_WATCHES || all_keys > MAX_KEY_BYTES;
+        let all = self.watch_charge.bytes() + WATCH_BYTES + key_bytes;
+        let all_keys = all - WATCH_BYTES * (self.response_options.len() + 1);
+        let is_full = self.response_options.len() >= MAX_WATCHES || all_keys > MAX_KEY_BYTES;
         let refused = if request.start_revision < 0 {
             Some(COMPACTED.into())
-        } else if let Err(refused) = may_watch(&self.context, &self.who, &request).await {
+        } else if let Err(refused) = may_watch(&self.context, &self.credentials, &request).await {
             // etcd sends this error in the format in which Go prints a gRPC error.
             Some(format!("rpc error: code = {:?} desc = {}", refused.code(), refused.text()).into())
         } else if range.is_empty() {
             Some(EMPTY_RANGE.into())
         } else if request.watch_id != 0 && self.subscriber.has(request.watch_id) {
             Some(DUPLICATE_ID.into())
-        } else if is_full || !self.kept.set(all, WATCHES_PART) {
+        } else if is_full || !self.watch_charge.try_set(all, WATCHES_PART) {
             Some(Error::TooManyRequests.text())
         } else {
             None
@@ -329,8 +329,12 @@ impl WatchStream {
             return;
         }
         let watch_id = self.choose_id(request.watch_id);
-        let shape = Shape { previous: request.prev_kv, fragment: request.fragment, key_bytes };
-        self.shapes.insert(watch_id, shape);
+        let shape = ResponseOptions {
+            with_previous: request.prev_kv,
+            fragment: request.fragment,
+            key_bytes,
+        };
+        self.response_options.insert(watch_id, shape);
         self.context.metrics.watchers.fetch_add(1, Ordering::Relaxed);
         let filtered = |filter: FilterType| request.filters().any(|f| f == filter);
         let spec = WatchSpec {
@@ -356,10 +360,10 @@ impl WatchStream {
         self.next_id - 1
     }
 
-    fn tell(&mut self, notice: Notice) {
+    fn handle_notice(&mut self, notice: Notice) {
         match notice {
-            Notice::Events { watch_id, picked, held } => {
-                self.tell_events(watch_id, &picked, held);
+            Notice::Events { watch_id, selection: picked, held } => {
+                self.push_events(watch_id, &picked, held);
             }
             Notice::Compacted { watch_id, compact_revision } => {
                 // The watch's ID stays in use until the client cancels the watch.
@@ -373,13 +377,13 @@ impl WatchStream {
         }
     }
 
-    fn tell_events(&mut self, watch_id: i64, picked: &Arc<Picked>, held: Charge) {
-        let Some(shape) = self.shapes.get(&watch_id).copied() else { return };
+    fn push_events(&mut self, watch_id: i64, picked: &Arc<EventSelection>, held: MemoryCharge) {
+        let Some(shape) = self.response_options.get(&watch_id).copied() else { return };
         let head = self.head(watch_id, picked.revision());
         let events = FrameEvents {
-            picked: picked.clone(),
+            selection: picked.clone(),
             part: 0..picked.len(),
-            previous: shape.previous.then(|| self.context.store.clone()),
+            previous: shape.with_previous.then(|| self.context.store.clone()),
             _held: Arc::new(held),
         };
         self.context.metrics.events.fetch_add(picked.len() as u64, Ordering::Relaxed);
@@ -401,9 +405,9 @@ impl WatchStream {
 impl Drop for WatchStream {
     fn drop(&mut self) {
         let metrics = &self.context.metrics;
-        metrics.calls(Method::Watch).end(self.end, self.began);
+        metrics.calls(Method::Watch).end(self.end_code, self.began);
         metrics.watch_streams.fetch_sub(1, Ordering::Relaxed);
-        let open = i64::try_from(self.shapes.len()).unwrap_or(i64::MAX);
+        let open = i64::try_from(self.response_options.len()).unwrap_or(i64::MAX);
         metrics.watchers.fetch_sub(open, Ordering::Relaxed);
     }
 }
@@ -426,11 +430,11 @@ fn fragments(head: usize, sizes: &[usize], max: usize) -> Vec<std::ops::Range<us
 
 /// Checks the permission to watch. As in etcd, it is checked only when the watch is created.
 async fn may_watch(
-    context: &Context,
-    who: &Who,
+    context: &ApiContext,
+    who: &Credentials,
     request: &WatchCreateRequest,
 ) -> Result<(), Error> {
-    context.permit(who, Access::Watch(request), false).await.map(|_| ())
+    context.authorise_call(who, RequestedAccess::Watch(request), false).await.map(|_| ())
 }
 
 async fn next_request(
@@ -444,23 +448,23 @@ async fn next_request(
 }
 
 /// Future that completes with the reason why a stream can't continue.
-pub(super) type Refused = Pin<Box<dyn Future<Output = Error> + Send>>;
+pub(super) type RefusalFuture = Pin<Box<dyn Future<Output = Error> + Send>>;
 
 /// Completes once a stream that requires a leader has had none for too long, or once this member's
 /// data is known to be corrupt.
-pub(super) fn until_refused(context: &Context, needs_leader: bool) -> Refused {
+pub(super) fn watch_for_refusal(context: &ApiContext, needs_leader: bool) -> RefusalFuture {
     let patience = context.limits.election_timeout * LEADERLESS_ELECTIONS;
     let (leader, mut alarms) = (context.leader.clone(), context.alarms.clone());
     let own = context.identity.member_id;
     let leader_lost = async move {
         if needs_leader {
-            leader_is_lost(leader, patience).await;
+            wait_for_leader_loss(leader, patience).await;
         } else {
             std::future::pending().await
         }
     };
     let found_corrupt = async move {
-        if alarms.wait_for(|alarms| is_marked(alarms, own)).await.is_err() {
+        if alarms.wait_for(|alarms| has_corrupt_alarm(alarms, own)).await.is_err() {
             // The store was dropped, since the node is stopping.
             std::future::pending::<()>().await;
         }
@@ -474,7 +478,7 @@ pub(super) fn until_refused(context: &Context, needs_leader: bool) -> Refused {
 }
 
 /// Returns once there has been no leader for `patience` without interruption.
-pub(super) async fn leader_is_lost(
+pub(super) async fn wait_for_leader_loss(
     mut leader: tokio::sync::watch::Receiver<u64>,
     patience: Duration,
 ) {

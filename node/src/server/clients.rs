@@ -21,7 +21,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
 };
-use muster_door::{Bounds, Door, Knock, Turned};
+use muster_door::{AdmissionControl, AdmissionError, AdmissionLimits, PendingConnection};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -33,15 +33,15 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt as _;
 
-use self::answers::Answers;
-use self::half_sent::{Counted, HalfSent, Kind, Sender};
-use self::unfold::Unanswered;
+use self::answers::AnswerAccounting;
+use self::half_sent::{BodyKind, ConnectionAccount, Counted, RequestAccounting};
+use self::unfold::DecompressedCharge;
 use crate::{
     gateway,
-    http::{Lenient, is_grpc},
+    http::{AuthorityRewriter, is_grpc},
     log_limit::LogLimit,
     rpc,
-    shares::Room,
+    shares::MemoryBudget,
     tls::ClientListenerTls,
 };
 
@@ -57,17 +57,17 @@ const HANDSHAKES: usize = 256;
 /// Maximum number of TLS handshakes at a time for one client network.
 const HANDSHAKES_EACH: usize = 64;
 /// Time limit for a connection's first byte, then for its turn, then for its handshake.
-const HANDSHAKE_STEP: Duration = Duration::from_secs(3);
+const HANDSHAKE_STEP_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time limit for receiving the head of an HTTP/1 request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Wait after a failed accept, most often because too many files are open.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// HTTP/2 flow-control window of a stream, in bytes: more than etcd's largest request.
 const STREAM_WINDOW: u32 = 2 << 20;
 /// HTTP/2 flow-control window of a connection, in bytes.
 const CONNECTION_WINDOW: u32 = 8 << 20;
 /// Time after which a connection is closed that has answers to read and reads none of them.
-const UNREAD: Duration = Duration::from_secs(60);
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum size of an HTTP/2 request's header list in bytes.
 const HEADER_LIST_BYTES: u32 = 16 << 10;
 
@@ -77,7 +77,7 @@ pub(crate) struct ClientConnection {
     /// Address of the other end of the socket.
     pub remote: SocketAddr,
     /// User named by the client's certificate, if any.
-    pub user: Option<rpc::ClientName>,
+    pub user: Option<rpc::CertificateUser>,
 }
 
 /// Listening address and its router.
@@ -103,32 +103,34 @@ pub(crate) struct ClientLimits {
 }
 
 /// The running front threads.
-pub(crate) struct Fronts {
+pub(crate) struct ServingThreads {
     stopping: CancellationToken,
     ended: Vec<mpsc::Receiver<()>>,
 }
 
 /// Binds a client address. The address can be bound again at once after a restart.
 ///
-/// # Errors The error of the system call.
+/// # Errors
+/// The error of the system call.
 pub(crate) fn bind(address: SocketAddr) -> io::Result<StdListener> {
     let socket = StdListener::bind(address)?;
     socket.set_nonblocking(true)?;
     Ok(socket)
 }
 
-impl Fronts {
+impl ServingThreads {
     /// Serves `listeners` on `threads` threads.
     ///
-    /// # Errors Fails if a thread can't be created.
+    /// # Errors
+    /// Fails if a thread can't be created.
     pub(crate) fn start(
         threads: usize,
         listeners: &[ClientListener],
         limits: ClientLimits,
         bytes: Arc<rpc::ClientBytes>,
     ) -> io::Result<Self> {
-        let waits = Waits::default();
-        let places = Places::new(max_connections(), limits.largest_request, waits, bytes);
+        let waits = IdleTimeouts::default();
+        let places = ConnectionLimits::new(max_connections(), limits.largest_request, waits, bytes);
         Self::start_bounded(threads, listeners, limits, &places)
     }
 
@@ -136,7 +138,7 @@ impl Fronts {
         threads: usize,
         listeners: &[ClientListener],
         limits: ClientLimits,
-        places: &Places,
+        places: &ConnectionLimits,
     ) -> io::Result<Self> {
         let stopping = CancellationToken::new();
         let mut ended = Vec::new();
@@ -177,63 +179,63 @@ impl Fronts {
 
 /// Time limits for clients that do nothing.
 #[derive(Clone, Copy)]
-struct Waits {
+struct IdleTimeouts {
     /// Limit for a connection's first byte, then for its turn, then for its handshake.
     handshake_step: Duration,
     /// Limit for reading anything of any waiting answer.
     unread: Duration,
 }
 
-impl Default for Waits {
+impl Default for IdleTimeouts {
     fn default() -> Self {
-        Self { handshake_step: HANDSHAKE_STEP, unread: UNREAD }
+        Self { handshake_step: HANDSHAKE_STEP_TIMEOUT, unread: UNREAD_TIMEOUT }
     }
 }
 
 /// State that all fronts share: limits on all connections and on those not yet authenticated, and
 /// counters.
 #[derive(Clone)]
-struct Places {
-    free: Arc<Semaphore>,
-    door: Door,
-    half_sent: HalfSent,
-    answers: Arc<Room>,
-    unread: Duration,
+struct ConnectionLimits {
+    connection_permits: Arc<Semaphore>,
+    door: AdmissionControl,
+    request_accounting: RequestAccounting,
+    answers: Arc<MemoryBudget>,
+    unread_timeout: Duration,
     bytes: Arc<rpc::ClientBytes>,
     full: Arc<LogLimit<1>>,
-    rejected: Arc<LogLimit<1>>,
-    stalled: Arc<LogLimit<1>>,
+    rejected_log: Arc<LogLimit<1>>,
+    stalled_log: Arc<LogLimit<1>>,
 }
 
-impl Places {
+impl ConnectionLimits {
     fn new(
         max_connections: usize,
         largest_request: usize,
-        waits: Waits,
+        waits: IdleTimeouts,
         bytes: Arc<rpc::ClientBytes>,
     ) -> Self {
         Self {
-            free: Arc::new(Semaphore::new(max_connections)),
-            door: Door::new(Bounds {
+            connection_permits: Arc::new(Semaphore::new(max_connections)),
+            door: AdmissionControl::new(AdmissionLimits {
                 // Connections that have sent nothing may take at most half of the sockets.
                 silent: max_connections.div_ceil(2),
                 handshakes: HANDSHAKES,
-                each: HANDSHAKES_EACH,
-                step: waits.handshake_step,
+                max_handshakes_per_network: HANDSHAKES_EACH,
+                step_timeout: waits.handshake_step,
             }),
-            half_sent: HalfSent::new(largest_request).counted(&bytes),
+            request_accounting: RequestAccounting::new(largest_request).with_counters(&bytes),
             answers: answers::room(),
-            unread: waits.unread,
+            unread_timeout: waits.unread,
             bytes,
             full: Arc::default(),
-            rejected: Arc::default(),
-            stalled: Arc::default(),
+            rejected_log: Arc::default(),
+            stalled_log: Arc::default(),
         }
     }
 
-    fn take(&self, remote: SocketAddr) -> Option<(Knock, OwnedSemaphorePermit)> {
-        let knock = self.door.knock(remote.ip());
-        let taken = knock.zip(Arc::clone(&self.free).try_acquire_owned().ok());
+    fn take(&self, remote: SocketAddr) -> Option<(PendingConnection, OwnedSemaphorePermit)> {
+        let knock = self.door.register(remote.ip());
+        let taken = knock.zip(Arc::clone(&self.connection_permits).try_acquire_owned().ok());
         if taken.is_none()
             && let Some(suppressed) = self.full.pass(0, Instant::now())
         {
@@ -242,14 +244,14 @@ impl Places {
         taken
     }
 
-    fn rejected(&self, remote: SocketAddr, error: &Turned) {
-        if let Some(suppressed) = self.rejected.pass(0, Instant::now()) {
+    fn log_rejected(&self, remote: SocketAddr, error: &AdmissionError) {
+        if let Some(suppressed) = self.rejected_log.pass(0, Instant::now()) {
             tracing::warn!(%remote, %error, suppressed, "rejected connection on client endpoint");
         }
     }
 
-    fn stalled(&self, remote: SocketAddr) {
-        if let Some(suppressed) = self.stalled.pass(0, Instant::now()) {
+    fn log_stalled(&self, remote: SocketAddr) {
+        if let Some(suppressed) = self.stalled_log.pass(0, Instant::now()) {
             tracing::warn!(%remote, suppressed, "closing a connection whose answers nobody reads");
         }
     }
@@ -264,15 +266,15 @@ fn max_connections() -> usize {
 async fn run(
     listeners: Vec<(StdListener, Option<Arc<ClientListenerTls>>, Router)>,
     limits: ClientLimits,
-    places: Places,
+    places: ConnectionLimits,
     stopping: CancellationToken,
 ) {
     let connections = TaskTracker::new();
     let builder = Arc::new(builder(limits));
     for (socket, tls, router) in listeners {
-        let front = Front {
+        let front = ClientServer {
             builder: Arc::clone(&builder),
-            places: places.clone(),
+            limits: places.clone(),
             connections: connections.clone(),
             stopping: stopping.clone(),
             tls,
@@ -305,16 +307,16 @@ fn builder(limits: ClientLimits) -> auto::Builder<TokioExecutor> {
 }
 
 #[derive(Clone)]
-struct Front {
+struct ClientServer {
     builder: Arc<auto::Builder<TokioExecutor>>,
-    places: Places,
+    limits: ConnectionLimits,
     connections: TaskTracker,
     stopping: CancellationToken,
     tls: Option<Arc<ClientListenerTls>>,
     router: Router,
 }
 
-impl Front {
+impl ClientServer {
     async fn accept(self, socket: StdListener) {
         let listener = match TcpListener::from_std(socket) {
             Ok(listener) => listener,
@@ -327,7 +329,7 @@ impl Front {
             };
             match accepted {
                 Ok((tcp, remote)) => {
-                    let Some((knock, place)) = self.places.take(remote) else { continue };
+                    let Some((knock, place)) = self.limits.take(remote) else { continue };
                     let _ = tcp.set_nodelay(true);
                     let connection = self.clone().connection(knock, tcp, remote);
                     self.connections.spawn(async move {
@@ -337,13 +339,13 @@ impl Front {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a client's connection");
-                    sleep(ACCEPT_AGAIN).await;
+                    sleep(ACCEPT_RETRY_INTERVAL).await;
                 }
             }
         }
     }
 
-    async fn connection(self, knock: Knock, tcp: TcpStream, remote: SocketAddr) {
+    async fn connection(self, knock: PendingConnection, tcp: TcpStream, remote: SocketAddr) {
         let Some(tls) = &self.tls else {
             let Some(tcp) = self.admit(knock, tcp, remote, async |tcp| Ok(tcp)).await else {
                 return;
@@ -352,16 +354,16 @@ impl Front {
         };
         let accept = async |tcp| {
             let accepted = TlsAcceptor::from(tls.server_config()).accept(tcp).await;
-            accepted.map_err(crate::tls::in_words)
+            accepted.map_err(crate::tls::explain_handshake_error)
         };
         let Some(stream) = self.admit(knock, tcp, remote, accept).await else { return };
         let shown = stream.get_ref().1.peer_certificates().map(<[_]>::to_vec);
-        let user = tls.user(shown.as_deref()).map(|name| rpc::ClientName(name.into()));
+        let user = tls.user(shown.as_deref()).map(|name| rpc::CertificateUser(name.into()));
         tokio::select! {
             biased;
-            () = tls.refused(shown.as_deref()) => {
+            () = tls.wait_until_refused(shown.as_deref()) => {
                 let removed = io::Error::other("its key is that of a member that was removed");
-                self.places.rejected(remote, &removed.into());
+                self.limits.log_rejected(remote, &removed.into());
             }
             () = self.serve(stream, ClientConnection { remote, user }) => {}
         }
@@ -370,7 +372,7 @@ impl Front {
     /// Runs the handshake. Handshakes that are unfinished when the node stops are dropped.
     async fn admit<T>(
         &self,
-        knock: Knock,
+        knock: PendingConnection,
         tcp: TcpStream,
         remote: SocketAddr,
         handshake: impl AsyncFnOnce(TcpStream) -> io::Result<T>,
@@ -378,7 +380,7 @@ impl Front {
         match self.stopping.run_until_cancelled(knock.admit(tcp, handshake)).await? {
             Ok(opened) => Some(opened),
             Err(turned) => {
-                self.places.rejected(remote, &turned);
+                self.limits.log_rejected(remote, &turned);
                 None
             }
         }
@@ -389,12 +391,12 @@ impl Front {
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let remote = who.remote;
-        let bytes = &self.places.bytes;
-        let sender = self.places.half_sent.open(remote.ip());
-        let answers = Answers::open(&self.places.answers, remote.ip(), Arc::clone(bytes));
+        let bytes = &self.limits.bytes;
+        let sender = self.limits.request_accounting.open(remote.ip());
+        let answers = AnswerAccounting::open(&self.limits.answers, remote.ip(), Arc::clone(bytes));
         let (router, leaving) = (self.router.clone(), Arc::clone(&answers));
         let service = service_fn(move |request: Request<Incoming>| {
-            let (request, unanswered) = arrived(request, &who, &sender, &leaving);
+            let (request, unanswered) = prepare_request(request, &who, &sender, &leaving);
             let answered = router.clone().oneshot(request);
             let leaving = Arc::clone(&leaving);
             async move {
@@ -403,13 +405,14 @@ impl Front {
                 answer.map(|response| leaving.count(response))
             }
         });
-        let connection =
-            self.builder.serve_connection_with_upgrades(TokioIo::new(Lenient::new(io)), service);
+        let connection = self
+            .builder
+            .serve_connection_with_upgrades(TokioIo::new(AuthorityRewriter::new(io)), service);
         let mut connection = std::pin::pin!(connection);
         // The connection's result is ignored, since clients may end connections in any way.
         tokio::select! {
             _ = connection.as_mut() => return,
-            () = answers.unread(self.places.unread) => return self.places.stalled(remote),
+            () = answers.wait_until_stalled(self.limits.unread_timeout) => return self.limits.log_stalled(remote),
             () = self.stopping.cancelled() => {}
         }
         connection.as_mut().graceful_shutdown();
@@ -419,34 +422,34 @@ impl Front {
 
 /// Prepares a request: notes its origin, counts its body, and names the account for its answer. The
 /// size of its decompressed messages is charged until the second value of the pair is dropped.
-fn arrived(
+fn prepare_request(
     mut request: Request<Incoming>,
     who: &ClientConnection,
-    sender: &Sender,
-    answers: &Answers,
-) -> (Request<Counted<Incoming>>, Option<Unanswered>) {
+    sender: &ConnectionAccount,
+    answers: &AnswerAccounting,
+) -> (Request<Counted<Incoming>>, Option<DecompressedCharge>) {
     if let Some(user) = &who.user {
         request.extensions_mut().insert(user.clone());
     }
     request.extensions_mut().insert(who.clone());
     request.extensions_mut().insert(Arc::clone(&answers.account));
     let kind = match is_grpc(request.headers()) {
-        false if gateway::takes_values(request.uri().path()) => Kind::Values,
-        false => Kind::Plain,
+        false if gateway::takes_values(request.uri().path()) => BodyKind::Values,
+        false => BodyKind::Plain,
         true if [rpc::WATCH_PATH, rpc::KEEP_ALIVE_PATH].contains(&request.uri().path()) => {
-            Kind::Stream
+            BodyKind::Stream
         }
-        true => Kind::Unary,
+        true => BodyKind::Unary,
     };
-    let is_grpc = matches!(kind, Kind::Unary | Kind::Stream);
-    let folded = is_grpc && unfold::is_folded(request.headers_mut());
+    let is_grpc = matches!(kind, BodyKind::Unary | BodyKind::Stream);
+    let folded = is_grpc && unfold::take_gzip_encoding(request.headers_mut());
     // Only unary messages are charged so. A stream's messages are served one after the other.
-    let unanswered = (folded && kind == Kind::Unary).then(|| sender.unanswered());
+    let unanswered = (folded && kind == BodyKind::Unary).then(|| sender.decompressed_charge());
     let request = request.map(|body| {
         let body = Counted::new(body, sender, kind);
-        let body = if folded { body.unfolded(sender) } else { body };
+        let body = if folded { body.with_decompression(sender) } else { body };
         match &unanswered {
-            Some(unanswered) => body.keeping(unanswered.clone()),
+            Some(unanswered) => body.with_decompressed_charge(unanswered.clone()),
             None => body,
         }
     });

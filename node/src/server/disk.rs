@@ -18,22 +18,24 @@ use muster_files::data;
 
 use super::{
     ServerError,
-    join::{self, Joining},
+    join::{self, JoinDecision},
     node::random,
 };
 use crate::{
-    apply::Machine,
-    config::{ClusterState, Config, Force},
-    disk::{Backend, Open, RealDisk, SharedDisk},
-    identity::{Bearer, ClusterId, DataDir, Incarnation, InitialCluster, InitialMember, MemberId},
-    log::{self, Log, LogOptions, Recovered},
+    apply::KvStateMachine,
+    config::{ClusterState, Config, ForceNewCluster},
+    disk::{OpenMode, RealDisk, RedbBackend, SharedDisk},
+    identity::{
+        ClusterId, DataDir, Incarnation, InitialCluster, InitialMember, MemberId, MemberIdentity,
+    },
+    log::{self, Log, LogOptions, RecoveredState},
     machine::{Position, StateMachine as _},
     membership::Member,
-    mvcc::{Options as StoreOptions, StoreFile},
-    recovery::{self, ForceError, Survivor},
+    mvcc::{StoreFile, StoreOptions},
+    recovery::{self, ForceError, SurvivingMember},
     tls::PeerTls,
-    transport::Local,
-    witness::OnDisk,
+    transport::LocalMember,
+    witness::DiskState,
 };
 
 /// Name of the member's directory within the data directory.
@@ -41,26 +43,26 @@ const MEMBER_DIR: &str = "member";
 /// Name of the directory for received and sent snapshots, within the member's directory.
 const SNAPSHOT_DIR: &str = "snap";
 /// Name of the file for the whole state that a new member fetches, within the snapshot directory.
-const JOINING: &str = "joining";
+const JOIN_STATE_FILE: &str = "joining";
 
 /// Everything that a member has on disk, opened.
-pub(super) struct Found {
+pub(super) struct MemberStorage {
     pub dir: DataDir,
-    pub local: Local,
+    pub local: LocalMember,
     /// Whether this is the first start of this identity.
     pub first_start: bool,
-    pub machine: Machine,
+    pub machine: KvStateMachine,
     pub store_file: StoreFile,
     pub log: Log,
-    pub recovered: Recovered,
+    pub recovered: RecoveredState,
 }
 
 /// How a member without a log begins.
-enum Beginning {
+enum StartMode {
     /// The member begins as one of the first members of a new cluster.
     New(InitialCluster),
     /// The member joins a running cluster, and begins with that cluster's state.
-    Joins(Joining),
+    Join(JoinDecision),
 }
 
 /// Opens the data directory, or prepares it for a first start. With `--force-new-cluster`, turns
@@ -69,14 +71,14 @@ enum Beginning {
 pub(super) async fn open(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
-) -> Result<Found, ServerError> {
+) -> Result<MemberStorage, ServerError> {
     let Some(force) = &config.force_new_cluster else {
         let found = open_member(config, tls, DataDir::open(&config.data_dir)?).await?;
         // A start without the flag makes the next start with it take effect again.
-        if let Some(made) = found.dir.forced()?.filter(|made| !made.rearmed) {
-            found.dir.record(&made.rearm())?;
+        if let Some(made) = found.dir.forced_cluster()?.filter(|made| !made.rearmed) {
+            found.dir.write_forced_cluster(&made.rearm())?;
         }
-        found.dir.forget_force_without_data()?;
+        found.dir.unmark_force_without_data()?;
         return Ok(found);
     };
     let dir = DataDir::open(&config.data_dir)?;
@@ -84,7 +86,7 @@ pub(super) async fn open(
     if dir.has_log()? && !dir.has_force_without_data()? {
         return open_forced(config, tls, dir, force).await;
     }
-    dir.note_force_without_data()?;
+    dir.mark_force_without_data()?;
     tracing::warn!(
         data_dir = %config.data_dir.display(),
         "--force-new-cluster was given for a directory without a member's data, and is not followed: this member begins as the other flags say; take it off the command line"
@@ -93,8 +95,11 @@ pub(super) async fn open(
 }
 
 /// Turns the existing member into a cluster of one. Starts nothing.
-pub(super) async fn force(config: &Config, force: &Force) -> Result<Found, ServerError> {
-    let nothing = || ForceError::Nothing(config.data_dir.clone());
+pub(super) async fn force(
+    config: &Config,
+    force: &ForceNewCluster,
+) -> Result<MemberStorage, ServerError> {
+    let nothing = || ForceError::NoLog(config.data_dir.clone());
     if !config.data_dir.try_exists().unwrap_or(true) {
         return Err(nothing().into());
     }
@@ -110,10 +115,10 @@ async fn open_forced(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
     dir: DataDir,
-    force: &Force,
-) -> Result<Found, ServerError> {
+    force: &ForceNewCluster,
+) -> Result<MemberStorage, ServerError> {
     let found = open_member(config, tls, dir).await?;
-    if let Some(made) = found.dir.forced()?.filter(|made| !made.rearmed) {
+    if let Some(made) = found.dir.forced_cluster()?.filter(|made| !made.rearmed) {
         tracing::warn!(
             cluster.id = %made.is.cluster_id, at = made.at,
             "--force-new-cluster has made this cluster already, and is not followed again: take it off the command line; a start without it makes it count again"
@@ -125,34 +130,51 @@ async fn open_forced(
 }
 
 /// Makes a cluster of one from a member's data.
-fn make_cluster(found: Found, force: &Force) -> Result<DataDir, ServerError> {
-    let Found { dir, local, machine, log, .. } = found;
-    let was = Bearer {
+fn make_cluster(found: MemberStorage, force: &ForceNewCluster) -> Result<DataDir, ServerError> {
+    let MemberStorage { dir, local, machine, log, .. } = found;
+    let was = MemberIdentity {
         cluster_id: local.cluster,
         member_id: local.member,
         incarnation: local.incarnation,
     };
     let (disk, member_dir): (SharedDisk, _) = (Arc::new(RealDisk), dir.join(MEMBER_DIR));
-    let survivor = Survivor { dir: &dir, disk: &disk, member_dir: &member_dir, was, machine, log };
-    recovery::force(survivor, force)?;
+    let survivor = SurvivingMember {
+        dir: &dir,
+        disk: &disk,
+        member_dir: &member_dir,
+        old_identity: was,
+        machine,
+        log,
+    };
+    recovery::force_new_cluster(survivor, force)?;
     Ok(dir)
 }
 
 /// Completes what an earlier start has left unfinished.
 fn resume(dir: &DataDir) -> Result<(), ServerError> {
     let (disk, member_dir): (SharedDisk, _) = (Arc::new(RealDisk), dir.join(MEMBER_DIR));
-    recovery::resume(dir, &disk, &member_dir, || {
-        open_store(&disk, &member_dir, Open::Existing, Vec::new())
+    recovery::resume_forced_cluster(dir, &disk, &member_dir, || {
+        open_store(&disk, &member_dir, OpenMode::Existing, Vec::new())
     })
+}
+
+/// Logs that the log's last write was removed, if recovery did so.
+fn warn_if_truncated(recovered: &RecoveredState) {
+    if let Some((path, offset)) = &recovered.truncated_at {
+        tracing::warn!(
+            path = %path.display(), offset,
+            "cut off the log's last write, which a crash had left unfinished"
+        );
+    }
 }
 
 async fn open_member(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
     dir: DataDir,
-) -> Result<Found, ServerError> {
+) -> Result<MemberStorage, ServerError> {
     resume(&dir)?;
-    let beginning = beginning(config, tls, &dir).await?;
+    let beginning = start_mode(config, tls, &dir).await?;
     let incarnation = dir.claim(config.bound_incarnation())?;
     let (boot, run) = (dir.count_boot()?, random());
     let member_dir = dir.join(MEMBER_DIR);
@@ -166,24 +188,24 @@ async fn open_member(
     let options = LogOptions::default();
     let create = |cluster: ClusterId, member: MemberId, base| {
         let incarnation = u128::from_be_bytes(incarnation.0);
-        let identity = log::Identity { cluster: cluster.0, member: member.0, incarnation };
+        let identity = log::LogIdentity { cluster: cluster.0, member: member.0, incarnation };
         Log::create_after(base, &disk, &member_dir, &identity, &options).map_err(ServerError::Log)
     };
     let machine = match &beginning {
-        None => open_store(&disk, &member_dir, Open::Existing, Vec::new())?,
-        Some(Beginning::New(initial)) => {
+        None => open_store(&disk, &member_dir, OpenMode::Existing, Vec::new())?,
+        Some(StartMode::New(initial)) => {
             let own = initial.member(&config.name).expect("a bootstrap names this member");
-            let machine = open_store(&disk, &member_dir, Open::New, first_members(initial))?;
+            let machine = open_store(&disk, &member_dir, OpenMode::New, first_members(initial))?;
             create(initial.id, own.id, Position::default())?;
             machine
         }
-        Some(Beginning::Joins(joining)) => {
+        Some(StartMode::Join(joining)) => {
             let (cluster, member) = (joining.cluster, joining.member);
-            let held = OnDisk::default();
-            let local = Local { cluster, member, incarnation, boot, run, disk: held };
-            let body = snapshots.join(JOINING);
+            let held = DiskState::default();
+            let local = LocalMember { cluster, member, incarnation, boot, run, disk: held };
+            let body = snapshots.join(JOIN_STATE_FILE);
             let at = join::fetch(joining, &local, tls, &body).await?;
-            let machine = open_store(&disk, &member_dir, Open::New, Vec::new())?;
+            let machine = open_store(&disk, &member_dir, OpenMode::New, Vec::new())?;
             let machine = install(machine, body, store_file.path()).await?;
             create(cluster, member, at)?;
             machine
@@ -193,12 +215,7 @@ async fn open_member(
     // and this mark.
     dir.mark_log()?;
     let (log, recovered) = Log::open(&disk, &member_dir, &options).map_err(ServerError::Log)?;
-    if let Some((path, offset)) = &recovered.cut {
-        tracing::warn!(
-            path = %path.display(), offset,
-            "cut off the log's last write, which a crash had left unfinished"
-        );
-    }
+    warn_if_truncated(&recovered);
     let found = Incarnation(recovered.identity.incarnation.to_be_bytes());
     if found != incarnation {
         return Err(ServerError::ForeignLog {
@@ -207,7 +224,7 @@ async fn open_member(
             expected: incarnation,
         });
     }
-    let local = Local {
+    let local = LocalMember {
         cluster: ClusterId(recovered.identity.cluster),
         member: MemberId(recovered.identity.member),
         incarnation,
@@ -215,40 +232,48 @@ async fn open_member(
         run,
         disk: on_disk(&recovered),
     };
-    Ok(Found { dir, local, first_start: beginning.is_some(), machine, store_file, log, recovered })
+    Ok(MemberStorage {
+        dir,
+        local,
+        first_start: beginning.is_some(),
+        machine,
+        store_file,
+        log,
+        recovered,
+    })
 }
 
 /// Returns how a member without a log begins; `None` if it has a log. With a log, the members in
 /// the store count, and the flags for the initial cluster are ignored.
-async fn beginning(
+async fn start_mode(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
     dir: &DataDir,
-) -> Result<Option<Beginning>, ServerError> {
+) -> Result<Option<StartMode>, ServerError> {
     if dir.has_log()? {
         return Ok(None);
     }
     Ok(Some(match config.initial_cluster_state {
         ClusterState::New => {
-            let initial = may_bootstrap(config)?;
+            let initial = check_bootstrap(config)?;
             join::check_not_begun(config, tls, &initial).await?;
-            Beginning::New(initial)
+            StartMode::New(initial)
         }
-        ClusterState::Existing => Beginning::Joins(join::ask(config, tls).await?),
+        ClusterState::Existing => StartMode::Join(join::decide_join(config, tls).await?),
     }))
 }
 
 /// Returns the term, the vote and the last index on this member's disk, which it can't have
 /// forgotten.
-fn on_disk(recovered: &Recovered) -> OnDisk {
+fn on_disk(recovered: &RecoveredState) -> DiskState {
     let state = recovered.hard_state;
-    OnDisk { term: state.term, vote: state.vote, last: recovered.last().index }
+    DiskState { term: state.term, vote: state.vote, last: recovered.last().index }
 }
 
 /// Returns the initial cluster for a first start. It must contain this member, and its members must
 /// have different IDs.
-fn may_bootstrap(config: &Config) -> Result<InitialCluster, ServerError> {
-    let initial = config.initial().map_err(ServerError::Bootstrap)?;
+fn check_bootstrap(config: &Config) -> Result<InitialCluster, ServerError> {
+    let initial = config.first_configuration().map_err(ServerError::Bootstrap)?;
     match initial.identical_ids() {
         Some((a, b)) => Err(ServerError::IdenticalIds(a.name.clone(), b.name.clone())),
         None => Ok(initial),
@@ -258,13 +283,13 @@ fn may_bootstrap(config: &Config) -> Result<InitialCluster, ServerError> {
 /// Installs the whole state received into `body`, durably. It runs on another thread, so that
 /// signals are handled meanwhile. If it is interrupted, the next start begins again.
 async fn install(
-    mut machine: Machine,
+    mut machine: KvStateMachine,
     body: PathBuf,
     store: PathBuf,
-) -> Result<Machine, ServerError> {
+) -> Result<KvStateMachine, ServerError> {
     let system = |action| move |source| ServerError::System { action, source };
     let installing = tokio::task::spawn_blocking(move || {
-        let opened = data::open(&body, data::Open::Read).map_err(std::io::Error::from);
+        let opened = data::open(&body, data::OpenMode::Read).map_err(std::io::Error::from);
         let file = opened.map_err(system("open the received state"))?;
         let installed = machine.install_snapshot(&mut BufReader::new(file));
         let removed = data::remove(&body).map_err(std::io::Error::from);
@@ -279,18 +304,18 @@ async fn install(
 fn open_store(
     disk: &SharedDisk,
     member_dir: &Path,
-    how: Open,
+    how: OpenMode,
     members: Vec<Member>,
-) -> Result<Machine, ServerError> {
+) -> Result<KvStateMachine, ServerError> {
     let store_file = StoreFile::new(disk.clone(), member_dir);
     let path = store_file.path();
     let system = |action| move |source| ServerError::System { action, source };
     let exists = disk.exists(&path).map_err(system("look for the store"))?;
     match how {
-        Open::Existing if !exists => return Err(ServerError::StoreGone(path)),
+        OpenMode::Existing if !exists => return Err(ServerError::StoreGone(path)),
         // An earlier first start was interrupted before it had a log, so it has promised nothing to
         // anybody.
-        Open::New if exists => {
+        OpenMode::New if exists => {
             disk.remove(&path).map_err(system("remove an unfinished store"))?;
         }
         _ => {}
@@ -300,19 +325,19 @@ fn open_store(
     // An empty file would be opened as a new store, and replaying the log doesn't restore the
     // members.
     if exists
-        && matches!(how, Open::Existing)
+        && matches!(how, OpenMode::Existing)
         && file.is_empty().map_err(system("open the store"))?
     {
         return Err(ServerError::StoreGone(path));
     }
     let options = StoreOptions { members, ..StoreOptions::default() };
-    let backend = Backend::new(file).map_err(system("read the store past the page cache"))?;
-    let machine = Machine::open(backend, options)
+    let backend = RedbBackend::new(file).map_err(system("read the store past the page cache"))?;
+    let machine = KvStateMachine::open(backend, options)
         .map_err(|source| ServerError::Store { path: path.clone(), source })?;
     disk.sync_dir(member_dir).map_err(system("sync the member's directory"))?;
     Ok(machine)
 }
 
 fn first_members(initial: &InitialCluster) -> Vec<Member> {
-    initial.members.iter().map(InitialMember::member).collect()
+    initial.members.iter().map(InitialMember::to_member).collect()
 }

@@ -37,7 +37,7 @@ pub enum ServerError {
     Driver(#[source] driver::StartError),
     /// The listener or the streams for peers can't start.
     #[error("peer streams cannot start")]
-    Transport(#[from] transport::StartError),
+    Transport(#[from] transport::TransportStartError),
     /// The certificates or keys can't be used.
     #[error("TLS cannot be set up")]
     Tls(#[from] TlsError),
@@ -82,7 +82,7 @@ pub enum ServerError {
         path: PathBuf,
         /// Reason why the file can't be read.
         #[source]
-        source: transport::MarksError,
+        source: transport::WitnessFileError,
     },
     /// The flags for a new cluster are invalid.
     #[error("cannot begin a cluster")]
@@ -98,7 +98,7 @@ pub enum ServerError {
     #[error(
         "the other members refuse this one for good, because {0}. Writes that the member has acknowledged may be missing here. Replace this member: remove it from the cluster (member remove), then add a new one with an empty data directory (member add). If the member's own, newest data directory is elsewhere, start it on that instead. If this happens to a majority of the members, the cluster has lost acknowledged writes: look at every member's data directory (muster-node data status DIR), and keep the one that goes furthest. Nothing here was changed"
     )]
-    Disowned(transport::Refusal),
+    Disowned(transport::StreamRefusal),
     /// This directory's data can't be turned into a new cluster.
     #[error("cannot make a new cluster of this member's data")]
     Force(#[from] ForceError),
@@ -122,9 +122,9 @@ impl ServerError {
                 ForceError::Log(error) | ForceError::Start(driver::StartError::Log(error)),
             ) => error.is_final(),
             Self::Force(ForceError::Removed(_) | ForceError::NoMember(_)) => true,
-            Self::Force(
-                ForceError::Nothing(_) | ForceError::Start(_) | ForceError::Disk { .. },
-            ) => false,
+            Self::Force(ForceError::NoLog(_) | ForceError::Start(_) | ForceError::Disk { .. }) => {
+                false
+            }
             Self::Marks { source, .. } => source.is_final(),
             Self::ForeignLog { .. } | Self::StoreGone(_) | Self::Removed | Self::Disowned(_) => {
                 true
@@ -145,13 +145,13 @@ impl ServerError {
     pub fn is_usage(&self) -> bool {
         matches!(
             self,
-            Self::Bootstrap(_) | Self::IdenticalIds(..) | Self::Force(ForceError::Nothing(_))
+            Self::Bootstrap(_) | Self::IdenticalIds(..) | Self::Force(ForceError::NoLog(_))
         )
     }
 
     /// Returns advice for the operator, if the error's text doesn't contain any.
     #[must_use]
-    pub fn next(&self) -> Option<&'static str> {
+    pub fn advice(&self) -> Option<&'static str> {
         match self {
             Self::Log(error) | Self::Driver(driver::StartError::Log(error)) => {
                 matches!(error, LogError::Disk { .. }).then(|| disk::advice(error))
@@ -183,7 +183,7 @@ mod tests {
             what: crate::log::Damage::Checksum,
         };
         assert!(ServerError::Log(corrupt).is_final());
-        assert!(ServerError::Log(LogError::NotThere { low: 1 }).is_final());
+        assert!(ServerError::Log(LogError::Compacted { low: 1 }).is_final());
         assert!(ServerError::StoreGone(PathBuf::new()).is_final());
         assert!(ServerError::Removed.is_final());
         let busy = ServerError::Listen {
@@ -203,7 +203,7 @@ mod tests {
             log(LogError::Newer { path, offset: 0, kind: 9 }),
             store(StoreError::Format { found: 9, known: 1 }),
         ] {
-            let text = crate::causes::chain(&error);
+            let text = crate::causes::error_chain(&error);
             assert!(error.is_final(), "{text}");
             assert!(text.contains("start this member with"), "{text}");
         }
@@ -224,7 +224,7 @@ mod tests {
             LogError::Disk { action: "write", path: PathBuf::new(), offset: 0, source: full() };
         for error in [ServerError::Log(log), store(StoreError::Disk(full()))] {
             assert!(!error.is_final());
-            assert!(error.next().is_some_and(|next| next.contains("free space")));
+            assert!(error.advice().is_some_and(|next| next.contains("free space")));
         }
     }
 }

@@ -19,16 +19,17 @@ use tokio::signal::unix::{SignalKind, signal};
 pub use self::{error::ServerError, join::JoinRefusal};
 use self::{
     node::Node,
-    peers::{Inbound, Outbound, Told, Verdict},
+    peers::{PeerMessageReceiver, PeerMessageSender, PeerReports, PermanentRefusal},
 };
 use crate::{
     config::{Config, Remark},
-    identity::Forced,
+    identity::ForcedCluster,
 };
 
 /// Runs a node until a signal or an error ends it.
 ///
-/// # Errors Fails if the node can't start, or if it was removed from its cluster.
+/// # Errors
+/// Fails if the node can't start, or if it was removed from its cluster.
 pub async fn run(config: &Config) -> Result<(), ServerError> {
     let system = |source| ServerError::System { action: "listen for signals", source };
     let mut terminate = signal(SignalKind::terminate()).map_err(system)?;
@@ -43,11 +44,11 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
     let mut ready = false;
     let end = loop {
         tokio::select! {
-            () = node.published(), if !ready => {
+            () = node.wait_until_published(), if !ready => {
                 ready = true;
                 say_ready(config, &node);
             }
-            removed = node.removed() => break Err(removed),
+            removed = node.wait_until_removed() => break Err(removed),
             _ = terminate.recv() => break Ok("terminated"),
             _ = interrupt.recv() => break Ok("interrupt"),
             _ = hangup.recv() => node.reload(),
@@ -76,11 +77,12 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
 /// Turns the data of the member that `config` names into a cluster of one. Starts nothing. If that
 /// was done before, and the member was not started without the flag since, returns that cluster.
 ///
-/// # Errors Fails if there is no such data, or if it can't be used.
-pub async fn found_cluster(config: &Config) -> Result<Forced, ServerError> {
+/// # Errors
+/// Fails if there is no such data, or if it can't be used.
+pub async fn force_new_cluster(config: &Config) -> Result<ForcedCluster, ServerError> {
     let force = config.force_new_cluster.as_ref().expect("whoever calls this sets the flag");
     let found = disk::force(config, force).await?;
-    Ok(found.dir.forced()?.expect("with the flag, one was made now or before"))
+    Ok(found.dir.forced_cluster()?.expect("with the flag, one was made now or before"))
 }
 
 fn say_ready(config: &Config, node: &Node) {
@@ -104,7 +106,7 @@ pub fn log_remarks(remarks: &[Remark]) {
             Remark::Ignored { flag, because } => {
                 tracing::warn!(flag = format!("--{flag}"), because, "this flag has no effect here");
             }
-            Remark::Shadowed { variable } => tracing::info!(
+            Remark::FlagOverridesVariable { variable } => tracing::info!(
                 variable,
                 "this environment variable is shadowed by its command-line flag"
             ),
@@ -129,17 +131,17 @@ pub fn log_remarks(remarks: &[Remark]) {
                 names = names.join(","),
                 "these cipher suites are not offered: they have no forward secrecy, or no authenticated encryption"
             ),
-            Remark::InFile { line, text } => {
+            Remark::FilePartIgnored { line, text } => {
                 tracing::warn!(line, "the configuration file: {text}");
             }
             Remark::LargeQuota(bytes) => tracing::warn!(
                 quota_size_bytes = bytes,
                 "quota exceeds the suggested maximum of 8 GiB: a member that starts or is replaced reads all of it"
             ),
-            Remark::ConfigFile { path, left_out } if left_out.is_empty() => {
+            Remark::ConfigFile { path, ignored_settings: left_out } if left_out.is_empty() => {
                 tracing::info!(path = %path.display(), "the configuration is this file's");
             }
-            Remark::ConfigFile { path, left_out } => tracing::warn!(
+            Remark::ConfigFile { path, ignored_settings: left_out } => tracing::warn!(
                 path = %path.display(),
                 left_out = left_out.join(","),
                 "the configuration is this file's alone: these flags and variables do not count"

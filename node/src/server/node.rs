@@ -11,53 +11,56 @@ use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Inbound, Outbound, ServerError, Told, Verdict,
-    clients::{self, ClientLimits, ClientListener, Fronts},
-    disk::{self, Found},
+    PeerMessageReceiver, PeerMessageSender, PeerReports, PermanentRefusal, ServerError,
+    clients::{self, ClientLimits, ClientListener, ServingThreads},
+    disk::{self, MemberStorage},
     health_only,
 };
 use crate::{
-    apply::{Machine, Outcome},
+    apply::{KvStateMachine, Outcome},
     config::{ClusterState, Config, ETCD_VERSION, ListenUrl, PeerUrl},
-    driver::{self, Handle, Running},
+    driver::{self, Handle, RunningDriver},
     http,
     identity::{DataDir, MemberId, Tombstone},
-    membership::{Censuses, MemberTable, Published, Rules},
+    membership::{Censuses, ChangeRules, MemberAttributes, MemberTable},
     mvcc::Store,
     rpc::{self, RequestIds},
     tls::{ClientListenerTls, PeerTls},
-    transport::{self, Limits, Listen, Local, Marks, Membership, Peer, Transport},
+    transport::{
+        self, ListenAddress, LocalMember, PeerMembership, PeerRecord, Transport, TransportLimits,
+        WitnessFile,
+    },
 };
 
 /// Time limit for finishing clients' requests after the stop began.
 const DRAIN_CLIENTS: Duration = Duration::from_secs(2);
 /// Time for which a removed member is still served as a client.
-const LAST_ANSWER: Duration = Duration::from_secs(10);
+const REMOVED_MEMBER_GRACE: Duration = Duration::from_secs(10);
 /// Time limit for closing log and store.
 const DRAIN_DISK: Duration = Duration::from_secs(30);
 /// Time limit for closing peer streams in order.
 const DRAIN_PEERS: Duration = Duration::from_secs(1);
 /// Wait before another attempt to publish this member.
-const PUBLISH_AGAIN: Duration = Duration::from_millis(500);
+const PUBLISH_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Time limit for one attempt to publish this member. A proposal to a leader without a stream yet
 /// is lost, so it must be retried. The limit for clients' requests would be too long, since it
 /// includes two election timeouts of any length.
-const PUBLISH_TRY: Duration = Duration::from_secs(7);
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(7);
 /// Maximum size of a peer frame in addition to one request: headers, and other entries of the
 /// batch.
 const FRAME_OVERHEAD: usize = 16 << 20;
 
 /// A running node. Dropping it stops it at once; `stop` does so in order.
 pub(super) struct Node {
-    local: Local,
+    local: LocalMember,
     dir: DataDir,
     handle: Handle<Outcome>,
-    running: Running,
+    running: RunningDriver,
     transport: Transport,
-    fronts: Fronts,
+    serving_threads: ServingThreads,
     peer_tls: Option<Arc<PeerTls>>,
     client_tls: Option<Arc<ClientListenerTls>>,
-    verdict: watch::Receiver<Option<Verdict>>,
+    permanent_refusal: watch::Receiver<Option<PermanentRefusal>>,
     members: watch::Receiver<Arc<MemberTable>>,
     ids: RequestIds,
     name: String,
@@ -71,35 +74,35 @@ impl Node {
     /// all clients share. When it returns, every address is bound. Clients are served as far as
     /// that is possible without a leader.
     ///
-    /// # Errors Fails if anything is missing or damaged. Nothing is left running then.
-    /// If anything is missing or damaged. Nothing is left running.
+    /// # Errors
+    /// Fails if anything is missing or damaged. Nothing is left running then.
     pub(super) async fn start(config: &Config) -> Result<Self, ServerError> {
-        let client_tls = client_tls(config)?;
-        let peer_tls = peer_tls(config)?;
+        let (client_tls, peer_tls) = (client_tls(config)?, peer_tls(config)?);
         let sockets = bind_clients(config)?;
-        let found = disk::open(config, peer_tls.as_ref()).await?;
-        let Found { dir, local, first_start, mut machine, store_file, log, recovered } = found;
+        let MemberStorage { dir, local, first_start, mut machine, store_file, log, recovered } =
+            disk::open(config, peer_tls.as_ref()).await?;
         let request_ids = RequestIds::new(local.member.0, recovered.boot);
-        machine.answer_only(request_ids.own());
+        machine.set_answer_filter(request_ids.own_id_test());
         say_starting(config, local, first_start, &machine);
         let (store, hub) = (machine.store(), machine.hub());
         check_record(&store, &local, peer_tls.as_deref());
-        let outbound = Arc::new(Outbound::default());
+        let outbound = Arc::new(PeerMessageSender::default());
         let marks = open_marks(&dir)?;
         let options = driver_options(config, &recovered, &dir, first_start);
         let snapshot_dir = options.snapshot_dir.clone();
         let (boot, own_urls) = (recovered.boot, config.advertised_peers());
-        let parts = driver::Parts {
-            options,
-            machine,
-            log,
-            recovered,
-            sender: Arc::clone(&outbound) as _,
-            seed: random(),
-        };
+        let sender = Arc::clone(&outbound) as _;
+        let parts =
+            driver::MemberParts { options, machine, log, recovered, sender, seed: random() };
         let (handle, inbox, running) = driver::start(parts).map_err(ServerError::Driver)?;
-        let (told, verdict, censuses) = Told::channels();
-        let inbound = Inbound::new(inbox.clone(), snapshot_dir, told, Arc::clone(&marks), own_urls);
+        let (told, verdict, censuses) = PeerReports::channels();
+        let inbound = PeerMessageReceiver::new(
+            inbox.clone(),
+            snapshot_dir,
+            told,
+            Arc::clone(&marks),
+            own_urls,
+        );
         let options = transport_options(config, local, peer_tls.clone(), marks);
         let transport = Transport::start(options, Arc::clone(&inbound) as _)?;
         outbound.connect(transport.clone(), inbox);
@@ -108,7 +111,7 @@ impl Node {
         let following = follow_members(store.members(), censuses, local, transport.clone());
         tasks.spawn(stopping.clone().run_until_cancelled_owned(following));
         tasks.spawn(refuse_removed(store.members(), client_tls.clone(), stopping.clone()));
-        let services = rpc::Services {
+        let services = rpc::ApiParts {
             handle: handle.clone(),
             store,
             store_file,
@@ -122,7 +125,7 @@ impl Node {
             telemetry: telemetry(peer_tls.as_ref(), client_tls.as_ref(), &client_bytes),
         };
         let (grpc, context) = rpc::router(services, &tasks, &stopping);
-        inbound.answer_by(&context);
+        inbound.set_context(&context);
         let routes = routes(config, grpc, context);
         let fronts = start_fronts(config, sockets, client_tls.as_ref(), &routes, client_bytes)?;
         Ok(Self {
@@ -131,10 +134,10 @@ impl Node {
             handle,
             running,
             transport,
-            fronts,
+            serving_threads: fronts,
             peer_tls,
             client_tls,
-            verdict,
+            permanent_refusal: verdict,
             members,
             // The IDs are separate from those of clients' requests: no real boot counter is ever
             // this high.
@@ -148,20 +151,20 @@ impl Node {
 
     /// Returns once the cluster has committed this member's name and client URLs, after which it
     /// serves everything. Retries without a limit.
-    pub(super) async fn published(&self) {
+    pub(super) async fn wait_until_published(&self) {
         let mut tries = 0_u32;
         loop {
             let id = self.ids.next();
-            let said = Published {
+            let said = MemberAttributes {
                 name: self.name.clone(),
                 client_urls: self.client_urls.clone(),
                 incarnation: Some(self.local.incarnation),
                 node_key: self.peer_tls.as_ref().and_then(|tls| tls.node_key()),
             };
             let operation = Operation::PublishMember(said.encode(self.local.member));
-            let payload = command::encode(id.0, command::member(), operation);
+            let payload = command::encode(id.0, command::member_caller(), operation);
             let proposed = self.handle.propose(payload, id);
-            let error = match tokio::time::timeout(PUBLISH_TRY, proposed).await {
+            let error = match tokio::time::timeout(PUBLISH_TIMEOUT, proposed).await {
                 Ok(Ok(Ok(_))) => return,
                 Ok(Ok(Err(refused))) => refused.to_string(),
                 Ok(Err(error)) => error.to_string(),
@@ -172,7 +175,7 @@ impl Node {
                 error, tries, member.id = %self.local.member,
                 "failed to publish local member to cluster through raft"
             );
-            tokio::time::sleep(PUBLISH_AGAIN).await;
+            tokio::time::sleep(PUBLISH_RETRY_INTERVAL).await;
         }
     }
 
@@ -185,26 +188,27 @@ impl Node {
     ///
     /// A removed member's tombstone is on disk when this returns.
     ///
-    /// # Errors Always returns an error: `Removed`, `Disowned`, or what prevented writing the
+    /// # Errors
+    /// Always returns an error: `Removed`, `Disowned`, or what prevented writing the
     /// tombstone.
-    pub(super) async fn removed(&self) -> ServerError {
-        let (mut verdict, mut members) = (self.verdict.clone(), self.members.clone());
+    pub(super) async fn wait_until_removed(&self) -> ServerError {
+        let (mut verdict, mut members) = (self.permanent_refusal.clone(), self.members.clone());
         let (mut status, me) = (self.handle.status(), self.local.member);
         let left = async {
-            members.wait_for(|table| table.was_removed(me)).await?;
+            members.wait_for(|table| table.is_removed(me)).await?;
             status.wait_for(|status| status.has_left).await.map(drop)
         };
         let by = tokio::select! {
             Ok(()) = left => "log".to_owned(),
             Ok(verdict) = verdict.wait_for(Option::is_some) => match *verdict {
-                Some(Verdict::Removed(by)) => by.to_string(),
-                Some(Verdict::Disowned(why)) => return ServerError::Disowned(why),
+                Some(PermanentRefusal::Removed(by)) => by.to_string(),
+                Some(PermanentRefusal::Disowned(why)) => return ServerError::Disowned(why),
                 None => unreachable!("there is one"),
             },
             // The store and the transport were dropped, since the node is stopping.
             else => return std::future::pending().await,
         };
-        bury(&self.dir, &self.local, &by)
+        write_tombstone(&self.dir, &self.local, &by)
     }
 
     /// Reloads certificates, keys and CAs from their files.
@@ -219,7 +223,7 @@ impl Node {
 
     /// Returns this member's identity.
     #[must_use]
-    pub(super) fn local(&self) -> Local {
+    pub(super) fn local(&self) -> LocalMember {
         self.local
     }
 
@@ -236,7 +240,7 @@ impl Node {
         self.handle.hand_over().await;
         self.stopping.cancel();
         self.tasks.close();
-        let Self { running, transport, fronts, dir, tasks, .. } = self;
+        let Self { running, transport, serving_threads: fronts, dir, tasks, .. } = self;
         let closing = tokio::task::spawn_blocking(move || {
             fronts.stop(DRAIN_CLIENTS);
             running.stop();
@@ -260,9 +264,9 @@ impl Node {
 ///   back.
 /// - The member may have been removed, if the process ended before the tombstone was written.
 ///   Members that don't know of the removal may still need it. Members that know will report it.
-fn check_record(store: &Store, local: &Local, tls: Option<&PeerTls>) {
+fn check_record(store: &Store, local: &LocalMember, tls: Option<&PeerTls>) {
     let view = store.view();
-    if view.members().was_removed(local.member) {
+    if view.members().is_removed(local.member) {
         tracing::warn!(
             "this member was removed, and ended before its tombstone was written: it goes on until a voting member says so, which may need it"
         );
@@ -278,17 +282,17 @@ fn check_record(store: &Store, local: &Local, tls: Option<&PeerTls>) {
 }
 
 /// Writes the tombstone. Returns `Removed`, or the error that prevented it.
-fn bury(dir: &DataDir, local: &Local, by: &str) -> ServerError {
+fn write_tombstone(dir: &DataDir, local: &LocalMember, by: &str) -> ServerError {
     let now = jiff::Timestamp::now().to_string();
     let tombstone =
         Tombstone::new(local.incarnation, local.member, local.cluster, now, by.to_owned());
-    match dir.bury(&tombstone) {
+    match dir.write_tombstone(&tombstone) {
         Ok(()) => ServerError::Removed,
         Err(error) => error.into(),
     }
 }
 
-fn say_starting(config: &Config, local: Local, first_start: bool, machine: &Machine) {
+fn say_starting(config: &Config, local: LocalMember, first_start: bool, machine: &KvStateMachine) {
     use crate::machine::StateMachine as _;
     let applied = machine.applied().index;
     tracing::info!(
@@ -349,10 +353,10 @@ fn largest_request(config: &Config) -> usize {
     rpc::largest_message(config.max_request_bytes as usize)
 }
 
-fn routes(config: &Config, grpc: axum::Router, context: Arc<rpc::Context>) -> http::Routes {
+fn routes(config: &Config, grpc: axum::Router, context: Arc<rpc::ApiContext>) -> http::Routes {
     let gateway = config.grpc_gateway.then(|| largest_request(config));
     let browsers =
-        http::Browsers { origins: config.cors.clone(), hosts: config.host_whitelist.clone() };
+        http::BrowserRules { origins: config.cors.clone(), hosts: config.host_whitelist.clone() };
     http::Routes::new(grpc, context, gateway, browsers)
 }
 
@@ -362,7 +366,7 @@ fn start_fronts(
     tls: Option<&Arc<ClientListenerTls>>,
     routes: &http::Routes,
     bytes: Arc<rpc::ClientBytes>,
-) -> Result<Fronts, ServerError> {
+) -> Result<ServingThreads, ServerError> {
     let listener = |(socket, https): (std::net::TcpListener, bool), router: axum::Router| {
         let tls = https.then(|| {
             Arc::clone(tls.expect("https without a certificate is refused with the flags"))
@@ -393,24 +397,24 @@ fn start_fronts(
     };
     // At most half of the cores are used: the driver's threads need the others.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    Fronts::start((cores / 2).clamp(1, 2), &listeners, limits, bytes)
+    ServingThreads::start((cores / 2).clamp(1, 2), &listeners, limits, bytes)
         .map_err(|source| ServerError::System { action: "start the fronts", source })
 }
 
 fn driver_options(
     config: &Config,
-    recovered: &crate::log::Recovered,
+    recovered: &crate::log::RecoveredState,
     dir: &DataDir,
     first_start: bool,
-) -> driver::Options {
+) -> driver::MemberOptions {
     let seat_one = config.initial_cluster.first().is_some_and(|(name, _)| *name == config.name);
     let begins = first_start && config.initial_cluster_state == ClusterState::New;
-    let ticks = config.election.as_millis() / config.heartbeat.as_millis().max(1);
-    driver::Options {
+    let ticks = config.election_timeout.as_millis() / config.heartbeat.as_millis().max(1);
+    driver::MemberOptions {
         member: recovered.identity.member,
         tick: config.heartbeat,
         election_ticks: usize::try_from(ticks).unwrap_or(usize::MAX),
-        request_timeout: Duration::from_secs(5) + config.election * 2,
+        request_timeout: Duration::from_secs(5) + config.election_timeout * 2,
         campaign_when_connected: begins && seat_one && config.hasten_first_election,
         hasten_first_election: config.hasten_first_election,
         snapshot_dir: dir.join("member/snap"),
@@ -430,19 +434,23 @@ fn telemetry(
     }
 }
 
-fn rpc_identity(local: &Local) -> rpc::Identity {
-    rpc::Identity { cluster_id: local.cluster.0, member_id: local.member.0, version: ETCD_VERSION }
+fn rpc_identity(local: &LocalMember) -> rpc::ServerIdentity {
+    rpc::ServerIdentity {
+        cluster_id: local.cluster.0,
+        member_id: local.member.0,
+        version: ETCD_VERSION,
+    }
 }
 
-fn rpc_rules(config: &Config) -> Rules {
-    Rules::new(config.strict_reconfig_check, config.max_learners)
+fn rpc_rules(config: &Config) -> ChangeRules {
+    ChangeRules::new(config.strict_reconfig_check, config.max_learners)
 }
 
-fn rpc_limits(config: &Config) -> rpc::Limits {
-    rpc::Limits {
+fn rpc_limits(config: &Config) -> rpc::ApiLimits {
+    rpc::ApiLimits {
         max_request_bytes: config.max_request_bytes as usize,
         max_txn_ops: config.max_txn_ops as usize,
-        election_timeout: config.election,
+        election_timeout: config.election_timeout,
         min_lease_ttl: min_lease_ttl(config),
         bcrypt_cost: config.bcrypt_cost,
         auth_token_ttl: config.auth_token_ttl,
@@ -450,42 +458,44 @@ fn rpc_limits(config: &Config) -> rpc::Limits {
         compaction_pause: config.compaction_sleep,
         quota: rpc::Quota(config.quota_backend_bytes),
         auto_compaction: config.auto_compaction,
-        corrupt_check: match config.corrupt_check {
+        corrupt_check: match config.corrupt_check_interval {
             Duration::ZERO => rpc::COMPARE_EVERY,
             every => every,
         },
-        ..rpc::Limits::default()
+        ..rpc::ApiLimits::default()
     }
 }
 
 /// Returns the minimum lease TTL in seconds, as etcd does (`NewServer`): one and a half election
 /// timeouts, in whole ticks, rounded up to whole seconds.
 fn min_lease_ttl(config: &Config) -> i64 {
-    let ticks = config.election.as_millis() / config.heartbeat.as_millis().max(1);
+    let ticks = config.election_timeout.as_millis() / config.heartbeat.as_millis().max(1);
     let millis = 3 * ticks / 2 * config.heartbeat.as_millis();
     i64::try_from(millis.div_ceil(1_000)).unwrap_or(i64::MAX).max(1)
 }
 
 fn transport_options(
     config: &Config,
-    local: Local,
+    local: LocalMember,
     tls: Option<Arc<PeerTls>>,
-    marks: Arc<Marks>,
-) -> transport::Options {
+    marks: Arc<WitnessFile>,
+) -> transport::TransportOptions {
     let listen = config
         .listen_peer_urls
         .iter()
-        .map(|url| Listen { address: url.address(), tls: url.is_https() })
+        .map(|url| ListenAddress { address: url.address(), tls: url.is_https() })
         .collect();
-    let limits =
-        Limits { frame_bytes: driver::MAX_PROPOSAL_BYTES + FRAME_OVERHEAD, ..Limits::default() };
-    transport::Options { local, listen, tls, marks, limits }
+    let limits = TransportLimits {
+        frame_bytes: driver::MAX_PROPOSAL_BYTES + FRAME_OVERHEAD,
+        ..TransportLimits::default()
+    };
+    transport::TransportOptions { local, listen, tls, witness_file: marks, limits }
 }
 
 /// Opens the file with the promises that peers have made to this member.
-fn open_marks(dir: &DataDir) -> Result<Arc<Marks>, ServerError> {
+fn open_marks(dir: &DataDir) -> Result<Arc<WitnessFile>, ServerError> {
     let path = dir.join("member/peers");
-    let marks = Marks::open(&path).map_err(|source| ServerError::Marks { path, source })?;
+    let marks = WitnessFile::open(&path).map_err(|source| ServerError::Marks { path, source })?;
     Ok(Arc::new(marks))
 }
 
@@ -493,13 +503,13 @@ fn open_marks(dir: &DataDir) -> Result<Arc<Marks>, ServerError> {
 async fn follow_members(
     mut members: watch::Receiver<Arc<MemberTable>>,
     mut censuses: watch::Receiver<Censuses>,
-    local: Local,
+    local: LocalMember,
     transport: Transport,
 ) {
     let mut before = None;
     loop {
         let now = membership(&members.borrow_and_update(), &censuses.borrow_and_update(), &local);
-        for id in now.told.iter().filter(|id| !is_among(before.as_ref(), **id)) {
+        for id in now.reported_by_others.iter().filter(|id| !is_among(before.as_ref(), **id)) {
             tracing::info!(peer.member.id = %id, "a member that this one has yet to hear of is known to its peers");
         }
         transport.set_membership(now.clone());
@@ -514,23 +524,28 @@ async fn follow_members(
     }
 }
 
-fn is_among(membership: Option<&Membership>, id: MemberId) -> bool {
+fn is_among(membership: Option<&PeerMembership>, id: MemberId) -> bool {
     membership.is_some_and(|known| known.peers.iter().any(|peer| peer.id == id))
 }
 
 /// Returns the other members for the transport: those in the store, those that only peers know of,
 /// and the removed ones.
-fn membership(table: &MemberTable, censuses: &Censuses, local: &Local) -> Membership {
+fn membership(table: &MemberTable, censuses: &Censuses, local: &LocalMember) -> PeerMembership {
     let neighbours = censuses.neighbours(table, local.member);
-    let told = neighbours.iter().filter(|one| one.is_told).map(|one| one.id).collect();
-    let peers = neighbours.into_iter().map(|one| Peer {
+    let told = neighbours.iter().filter(|one| one.is_from_census).map(|one| one.id).collect();
+    let peers = neighbours.into_iter().map(|one| PeerRecord {
         id: one.id,
         urls: one.urls.iter().filter_map(|url| PeerUrl::parse(url).ok()).collect(),
         incarnation: one.incarnation,
         node_key: one.node_key,
     });
     let removed = table.removed().map(|(id, _)| id).collect();
-    Membership { peers: peers.collect(), told, removed, removed_keys: table.removed_keys() }
+    PeerMembership {
+        peers: peers.collect(),
+        reported_by_others: told,
+        removed,
+        removed_keys: table.removed_keys(),
+    }
 }
 
 /// Refuses the keys of removed members on the client port, for as long as the node runs. It waits a
@@ -543,10 +558,10 @@ async fn refuse_removed(
     let Some(tls) = tls else { return };
     loop {
         let removed = members.borrow_and_update().removed_keys();
-        tls.refuse(removed);
+        tls.set_refused_keys(removed);
         let changed = async {
             let changed = members.changed().await;
-            tokio::time::sleep(LAST_ANSWER).await;
+            tokio::time::sleep(REMOVED_MEMBER_GRACE).await;
             changed
         };
         if !matches!(stopping.run_until_cancelled(changed).await, Some(Ok(()))) {

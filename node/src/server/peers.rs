@@ -25,7 +25,7 @@ use tokio::sync::watch;
 
 use crate::{
     apply::{check_delete, check_put, check_txn, entry_kind},
-    causes::chain,
+    causes::error_chain,
     driver::{
         IncomingSnapshot, MAX_PROPOSAL_BYTES, Message, MessageKind, OutgoingSnapshot, PeerInbox,
         PeerSender, SendError,
@@ -33,9 +33,10 @@ use crate::{
     identity::MemberId,
     membership::{Census, Censuses, Member},
     mvcc,
-    rpc::Context,
+    rpc::ApiContext,
     transport::{
-        self, Durable, Marks, PeerEvents, Refusal, SnapshotReader, SnapshotWriter, Transport,
+        self, PeerEvents, RequiredDurability, SnapshotReader, SnapshotWriter, StreamRefusal,
+        Transport, WitnessFile,
     },
     witness::Promise,
 };
@@ -45,16 +46,16 @@ const MAX_SNAPSHOT_BYTES: u64 = 32 << 30;
 /// Bytes that a received snapshot must leave free on the disk, for the log.
 const KEEP_FREE_BYTES: u64 = 256 << 20;
 /// Number of received bytes between two checks of the free space.
-const LOOK_EVERY_BYTES: u64 = 64 << 20;
+const SPACE_CHECK_INTERVAL_BYTES: u64 = 64 << 20;
 
 /// Sender for the driver. The transport can only start after the driver, so it is connected later.
 /// Until then every peer counts as unreachable.
 #[derive(Default)]
-pub(super) struct Outbound {
+pub(super) struct PeerMessageSender {
     link: OnceLock<(Transport, PeerInbox)>,
 }
 
-impl Outbound {
+impl PeerMessageSender {
     /// Connects the driver to the started transport.
     pub(super) fn connect(&self, transport: Transport, inbox: PeerInbox) {
         // Setting the link can't fail, since this is called once, by the code that starts both.
@@ -62,7 +63,7 @@ impl Outbound {
     }
 }
 
-impl PeerSender for Outbound {
+impl PeerSender for PeerMessageSender {
     fn try_send(&self, message: Message) -> Result<(), SendError> {
         let (transport, _) = self.link.get().ok_or(SendError::NotConnected)?;
         let mut bytes = BytesMut::with_capacity(message.cost());
@@ -70,7 +71,7 @@ impl PeerSender for Outbound {
         match transport.send(MemberId(message.to), bytes.freeze()) {
             Ok(()) => Ok(()),
             Err(transport::SendError::Full | transport::SendError::TooLong) => Err(SendError::Full),
-            Err(transport::SendError::Unknown | transport::SendError::Away) => {
+            Err(transport::SendError::Unknown | transport::SendError::NotConnected) => {
                 Err(SendError::NotConnected)
             }
         }
@@ -120,55 +121,55 @@ fn send(transport: &Transport, snapshot: OutgoingSnapshot) -> io::Result<()> {
     writer.finish()
 }
 
-impl Told {
+impl PeerReports {
     /// Makes the channels for what peers report: the sending half, and both receivers.
-    pub(super) fn channels() -> (Self, watch::Receiver<Option<Verdict>>, watch::Receiver<Censuses>)
-    {
+    pub(super) fn channels()
+    -> (Self, watch::Receiver<Option<PermanentRefusal>>, watch::Receiver<Censuses>) {
         let (verdict, concluded) = watch::channel(None);
         let (censuses, counted) = watch::channel(Censuses::default());
-        (Self { verdict, censuses }, concluded, counted)
+        (Self { refusal: verdict, censuses }, concluded, counted)
     }
 }
 
 /// Receiver of everything that peers send to the driver.
-pub(super) struct Inbound {
+pub(super) struct PeerMessageReceiver {
     inbox: PeerInbox,
     snapshot_dir: PathBuf,
     snapshots: AtomicU64,
     undecodable: AtomicU64,
-    told: Told,
+    reports: PeerReports,
     /// Context that answers other members' requests; empty until the services have started.
-    context: OnceLock<Weak<Context>>,
-    marks: Arc<Marks>,
+    context: OnceLock<Weak<ApiContext>>,
+    marks: Arc<WitnessFile>,
     /// This member's peer URLs, from its own flags.
     own_urls: Vec<String>,
 }
 
 /// Channels for what peers report about members.
-pub(super) struct Told {
+pub(super) struct PeerReports {
     /// Final reports about this member.
-    pub verdict: watch::Sender<Option<Verdict>>,
+    pub refusal: watch::Sender<Option<PermanentRefusal>>,
     /// Member lists that peers have sent.
     pub censuses: watch::Sender<Censuses>,
 }
 
 /// Reason why peers will never accept this member again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum PermanentRefusal {
     /// The peer with this ID reports that this member was removed.
     Removed(MemberId),
     /// This data directory is not the one that belongs to the member.
-    Disowned(Refusal),
+    Disowned(StreamRefusal),
 }
 
-impl Inbound {
+impl PeerMessageReceiver {
     /// Makes the receiver. Incoming snapshots are written to `snapshot_dir`.
     #[must_use]
     pub(super) fn new(
         inbox: PeerInbox,
         snapshot_dir: PathBuf,
-        told: Told,
-        marks: Arc<Marks>,
+        told: PeerReports,
+        marks: Arc<WitnessFile>,
         own_urls: Vec<String>,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -176,7 +177,7 @@ impl Inbound {
             snapshot_dir,
             snapshots: AtomicU64::new(0),
             undecodable: AtomicU64::new(0),
-            told,
+            reports: told,
             context: OnceLock::new(),
             marks,
             own_urls,
@@ -184,18 +185,18 @@ impl Inbound {
     }
 
     /// Sets the context that answers other members' requests from now on.
-    pub(super) fn answer_by(&self, context: &Arc<Context>) {
+    pub(super) fn set_context(&self, context: &Arc<ApiContext>) {
         // Setting the context can't fail, since this is called once, by the code that made both.
         let _ = self.context.set(Arc::downgrade(context));
     }
 
-    fn context(&self) -> Option<Arc<Context>> {
+    fn context(&self) -> Option<Arc<ApiContext>> {
         self.context.get()?.upgrade()
     }
 
     /// Publishes the verdict, unless there is one already.
-    fn conclude(&self, verdict: Verdict) {
-        let verdicts = &self.told.verdict;
+    fn report_refusal(&self, verdict: PermanentRefusal) {
+        let verdicts = &self.reports.refusal;
         verdicts.send_if_modified(|known| known.is_none() && known.replace(verdict).is_none());
     }
 
@@ -203,7 +204,7 @@ impl Inbound {
         match Message::decode(bytes) {
             Ok(message) => Some(message),
             Err(error) => {
-                self.note_junk(from, &error);
+                self.log_malformed(from, &error);
                 None
             }
         }
@@ -211,7 +212,7 @@ impl Inbound {
 
     /// Logs a peer's malformed message. The log is thinned out, since a faulty peer may send
     /// thousands.
-    fn note_junk(&self, from: MemberId, what: &dyn std::fmt::Display) {
+    fn log_malformed(&self, from: MemberId, what: &dyn std::fmt::Display) {
         let seen = self.undecodable.fetch_add(1, Ordering::Relaxed);
         if seen.is_power_of_two() || seen == 0 {
             tracing::error!(peer.member.id = %from, error = %what, seen, "a peer sent what cannot be used");
@@ -222,22 +223,22 @@ impl Inbound {
     /// delivered at once.
     fn note_promise(&self, from: MemberId, message: &Message) -> bool {
         let Some(promise) = Promise::of(message) else { return true };
-        let (term, commit) = self.inbox.committed();
-        let durable = self.marks.heard(from, promise.with_commit(term, commit));
+        let (term, commit) = self.inbox.term_and_commit();
+        let durable = self.marks.record_promise(from, promise.with_commit(term, commit));
         durable || message.kind != MessageKind::RequestVoteResponse
     }
 
     /// Delivers a vote once the promise in it is durable. Otherwise this member could forget after
     /// a crash that it has counted the vote.
     fn deliver_once_durable(&self, from: MemberId, message: Message) -> bool {
-        let Some(place) = self.marks.wait_for_vote() else { return false };
+        let Some(place) = self.marks.reserve_vote_slot() else { return false };
         let (marks, inbox) = (Arc::clone(&self.marks), self.inbox.clone());
         tokio::task::spawn_blocking(move || {
-            match marks.write(Durable::Urgent) {
+            match marks.write(RequiredDurability::Urgent) {
                 // A full queue drops the message, which Raft tolerates.
                 Ok(()) => drop(inbox.deliver(from.0, message)),
                 Err(error) => {
-                    tracing::error!(error = %chain(&error), peer.member.id = %from, "cannot remember a vote; it is not counted");
+                    tracing::error!(error = %error_chain(&error), peer.member.id = %from, "cannot remember a vote; it is not counted");
                 }
             }
             drop(place);
@@ -246,14 +247,14 @@ impl Inbound {
     }
 
     /// Removes proposals from `message` that no member could apply once they were committed.
-    fn sift(&self, from: MemberId, message: &mut Message) {
+    fn drop_invalid_proposals(&self, from: MemberId, message: &mut Message) {
         if message.kind != MessageKind::Propose {
             return;
         }
         message.entries.retain(|entry| match check_proposal(entry) {
             Ok(()) => true,
             Err(what) => {
-                self.note_junk(from, &what);
+                self.log_malformed(from, &what);
                 false
             }
         });
@@ -301,7 +302,7 @@ fn check_proposal(entry: &Entry) -> Result<(), String> {
 
 /// Writes `body` to `path`, durably, if it isn't too long. Returns how long the fsync took.
 pub(super) fn receive(path: &Path, mut body: impl Read) -> io::Result<Duration> {
-    let mut file = data::make_anew(path)?;
+    let mut file = data::recreate(path)?;
     let mut received = 0;
     loop {
         if free_bytes(path)? < KEEP_FREE_BYTES {
@@ -311,13 +312,13 @@ pub(super) fn receive(path: &Path, mut body: impl Read) -> io::Result<Duration> 
             );
             return Err(io::Error::new(io::ErrorKind::StorageFull, what));
         }
-        let piece = io::copy(&mut body.by_ref().take(LOOK_EVERY_BYTES), &mut file)?;
+        let piece = io::copy(&mut body.by_ref().take(SPACE_CHECK_INTERVAL_BYTES), &mut file)?;
         received += piece;
         if received > MAX_SNAPSHOT_BYTES {
             let what = "it is longer than 32 GiB, the longest that is taken";
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
         }
-        if piece < LOOK_EVERY_BYTES {
+        if piece < SPACE_CHECK_INTERVAL_BYTES {
             let began = Instant::now();
             return file.flush().and_then(|()| file.sync_all()).map(|()| began.elapsed());
         }
@@ -336,7 +337,8 @@ fn free_bytes(path: &Path) -> io::Result<u64> {
 /// Checks a received snapshot completely. A damaged one, or another than announced, must not reach
 /// the store.
 fn inspect(path: &Path, message: &Message) -> io::Result<()> {
-    let found = mvcc::inspect_snapshot(&mut BufReader::new(data::open(path, data::Open::Read)?));
+    let found =
+        mvcc::inspect_snapshot(&mut BufReader::new(data::open(path, data::OpenMode::Read)?));
     let found = found.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
     let (at, members) = found;
     let what = if message.snapshot != Some(at) {
@@ -349,10 +351,10 @@ fn inspect(path: &Path, message: &Message) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidData, what))
 }
 
-impl PeerEvents for Inbound {
+impl PeerEvents for PeerMessageReceiver {
     fn message(&self, from: MemberId, message: Bytes) -> bool {
         let Some(mut message) = self.decode(from, message) else { return false };
-        self.sift(from, &mut message);
+        self.drop_invalid_proposals(from, &mut message);
         if message.from != from.0 || self.note_promise(from, &message) {
             return self.inbox.deliver(from.0, message).is_ok();
         }
@@ -395,13 +397,13 @@ impl PeerEvents for Inbound {
         }
     }
 
-    fn census(&self) -> Option<Bytes> {
+    fn member_list(&self) -> Option<Bytes> {
         let context = self.context()?;
         let view = context.store.view();
         let census = musterpb::Census {
             cluster_id: context.identity.cluster_id,
             member_id: context.identity.member_id,
-            changed: view.members().changed(),
+            changed: view.members().configuration_index(),
             members: view.members().members().map(shown_to_joiner).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             own_peer_urls: self.own_urls.clone(),
@@ -409,7 +411,7 @@ impl PeerEvents for Inbound {
         Some(census.encode_to_vec().into())
     }
 
-    fn counted(&self, from: MemberId, census: Bytes) {
+    fn member_list_received(&self, from: MemberId, census: Bytes) {
         let decoded = musterpb::Census::decode(census).map_err(|error| error.to_string());
         let decoded = decoded.and_then(|census| match census.member_id == from.0 {
             true => Census::try_from(census).map_err(|error| error.to_string()),
@@ -417,9 +419,9 @@ impl PeerEvents for Inbound {
         });
         match decoded {
             Ok(census) => {
-                self.told.censuses.send_if_modified(|known| known.tell(from, census));
+                self.reports.censuses.send_if_modified(|known| known.record(from, census));
             }
-            Err(error) => self.note_junk(from, &error),
+            Err(error) => self.log_malformed(from, &error),
         }
     }
 
@@ -460,14 +462,14 @@ impl PeerEvents for Inbound {
         }
     }
 
-    fn removed(&self, by: MemberId) {
-        if self.inbox.ends_at_word_of(by.0) {
-            self.conclude(Verdict::Removed(by));
+    fn removal_reported(&self, by: MemberId) {
+        if self.inbox.accepts_removal_report(by.0) {
+            self.report_refusal(PermanentRefusal::Removed(by));
         }
     }
 
-    fn disowned(&self, why: Refusal) {
-        self.conclude(Verdict::Disowned(why));
+    fn refused_by_quorum(&self, why: StreamRefusal) {
+        self.report_refusal(PermanentRefusal::Disowned(why));
     }
 }
 

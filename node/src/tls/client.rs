@@ -7,7 +7,7 @@ use rustls::ClientConfig;
 use super::{
     TlsError,
     files::{load_key, load_roots},
-    purpose::Purpose,
+    purpose::CertificatePurpose,
 };
 
 /// TLS files of a command that connects to a member.
@@ -34,9 +34,11 @@ pub(crate) fn client_config(
         .map_err(TlsError::Policy)?
         .with_root_certificates(roots);
     let mut config = match &files.own {
-        Some((cert, key)) => {
-            builder.with_client_cert_resolver(Arc::new(load_key(cert, key, &[Purpose::Client])?))
-        }
+        Some((cert, key)) => builder.with_client_cert_resolver(Arc::new(load_key(
+            cert,
+            key,
+            &[CertificatePurpose::Client],
+        )?)),
         None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = vec![alpn.to_vec()];

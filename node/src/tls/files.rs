@@ -17,12 +17,12 @@ use rustls::{
 };
 
 use super::{
-    purpose::Purpose,
-    unusable::{Role, Unusable},
+    purpose::CertificatePurpose,
+    unusable::{CertificateRole, UnusableCertificate},
 };
 
 /// Minimum time between two checks of a file for changes.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Maximum size of one file. Revocation lists may be long.
 const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -66,7 +66,7 @@ pub enum TlsError {
         path: PathBuf,
         /// Description of the flaw, with a command that makes a certificate that works.
         #[source]
-        source: Unusable,
+        source: UnusableCertificate,
     },
     /// No certificate can be checked against this revocation list.
     #[error("the revocation list in {} cannot be used", path.display())]
@@ -86,39 +86,39 @@ pub enum TlsError {
 }
 
 /// A value read from files, which is read again when they change.
-pub(super) struct Reloading<T> {
+pub(super) struct ReloadingValue<T> {
     paths: Vec<PathBuf>,
     load: Box<dyn Fn() -> Result<T, TlsError> + Send + Sync>,
     current: RwLock<Arc<T>>,
-    looked: Mutex<Looked>,
+    last_check: Mutex<LastCheck>,
 }
 
-struct Looked {
+struct LastCheck {
     at: Instant,
     stamps: Vec<Option<(SystemTime, u64)>>,
 }
 
-impl<T> fmt::Debug for Reloading<T> {
+impl<T> fmt::Debug for ReloadingValue<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reloading").field("paths", &self.paths).finish_non_exhaustive()
     }
 }
 
-impl<T> Reloading<T> {
+impl<T> ReloadingValue<T> {
     fn new(
         paths: Vec<PathBuf>,
         load: impl Fn() -> Result<T, TlsError> + Send + Sync + 'static,
     ) -> Result<Self, TlsError> {
         let stamps = stamps(&paths);
         let current = RwLock::new(Arc::new(load()?));
-        let looked = Mutex::new(Looked { at: Instant::now(), stamps });
-        Ok(Self { paths, load: Box::new(load), current, looked })
+        let looked = Mutex::new(LastCheck { at: Instant::now(), stamps });
+        Ok(Self { paths, load: Box::new(load), current, last_check: looked })
     }
 
     /// Returns the current value, after a check for changes if one is due.
     pub(super) fn get(&self) -> Arc<T> {
-        if let Ok(mut looked) = self.looked.try_lock()
-            && looked.at.elapsed() >= LOOK_EVERY
+        if let Ok(mut looked) = self.last_check.try_lock()
+            && looked.at.elapsed() >= CHECK_INTERVAL
         {
             looked.at = Instant::now();
             let stamps = stamps(&self.paths);
@@ -140,7 +140,7 @@ impl<T> Reloading<T> {
             }
             Err(error) => tracing::warn!(
                 files = ?self.paths,
-                error = %crate::causes::chain(&error),
+                error = %crate::causes::error_chain(&error),
                 "TLS files cannot be read; those read before stay in force"
             ),
         }
@@ -162,16 +162,18 @@ fn stamps(paths: &[PathBuf]) -> Vec<Option<(SystemTime, u64)>> {
 pub(super) fn load_key(
     cert: &Path,
     key: &Path,
-    purposes: &'static [Purpose],
-) -> Result<Reloading<CertifiedKey>, TlsError> {
+    purposes: &'static [CertificatePurpose],
+) -> Result<ReloadingValue<CertifiedKey>, TlsError> {
     let (cert, key) = (cert.to_owned(), key.to_owned());
-    Reloading::new(vec![cert.clone(), key.clone()], move || {
+    ReloadingValue::new(vec![cert.clone(), key.clone()], move || {
         let chain = certificates(&cert, "a certificate")?;
         let what = "a private key";
         let private = PrivateKeyDer::from_pem_slice(&read(&key, what)?)
             .map_err(|source| TlsError::File { what, path: key.clone(), source })?;
         let flaw = chain.first().and_then(|leaf| {
-            purposes.iter().find_map(|purpose| Unusable::find(leaf, Role::Leaf(*purpose)))
+            purposes.iter().find_map(|purpose| {
+                UnusableCertificate::find(leaf, CertificateRole::Leaf(*purpose))
+            })
         });
         let path = cert.clone();
         match CertifiedKey::from_der(chain, private, &rustls::crypto::ring::default_provider()) {
@@ -193,12 +195,12 @@ pub(super) fn load_key(
 }
 
 /// Loads a CA bundle.
-pub(super) fn load_roots(path: &Path) -> Result<Reloading<RootCertStore>, TlsError> {
+pub(super) fn load_roots(path: &Path) -> Result<ReloadingValue<RootCertStore>, TlsError> {
     let path = path.to_owned();
-    Reloading::new(vec![path.clone()], move || {
+    ReloadingValue::new(vec![path.clone()], move || {
         let mut roots = RootCertStore::empty();
         for certificate in certificates(&path, "a CA certificate")? {
-            if let Some(flaw) = Unusable::find(&certificate, Role::Ca) {
+            if let Some(flaw) = UnusableCertificate::find(&certificate, CertificateRole::Ca) {
                 tracing::warn!(
                     path = %path.display(),
                     "nobody with a certificate of this CA is let in: {flaw}"
@@ -219,10 +221,10 @@ pub(super) type Crl = Vec<CertificateRevocationListDer<'static>>;
 /// so that it isn't mistaken for an empty list.
 pub(super) fn load_crl(
     path: &Path,
-    roots: &Arc<Reloading<RootCertStore>>,
-) -> Result<Reloading<Crl>, TlsError> {
+    roots: &Arc<ReloadingValue<RootCertStore>>,
+) -> Result<ReloadingValue<Crl>, TlsError> {
     let (path, roots) = (path.to_owned(), Arc::clone(roots));
-    Reloading::new(vec![path.clone()], move || {
+    ReloadingValue::new(vec![path.clone()], move || {
         let lists = revocation_lists(&path)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         WebPkiClientVerifier::builder_with_provider(roots.get(), provider)
@@ -264,13 +266,13 @@ fn certificates(path: &Path, what: &'static str) -> Result<Vec<CertificateDer<'s
     Ok(found)
 }
 
-impl ResolvesServerCert for Reloading<CertifiedKey> {
+impl ResolvesServerCert for ReloadingValue<CertifiedKey> {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.get())
     }
 }
 
-impl ResolvesClientCert for Reloading<CertifiedKey> {
+impl ResolvesClientCert for ReloadingValue<CertifiedKey> {
     fn resolve(&self, _: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         let key = self.get();
         key.key.choose_scheme(schemes).is_some().then_some(key)

@@ -41,12 +41,12 @@ pub(crate) use self::{
     client::{ClientFiles, client_config},
     files::TlsError,
     policy::{GoCipherSuite, TlsPolicy, TlsVersion, go_cipher_suite, is_of_tls_1_2},
-    unusable::in_words,
+    unusable::explain_handshake_error,
 };
 use self::{
-    files::{Reloading, load_crl, load_key, load_roots},
-    purpose::Purpose,
-    verify::{ClientNames, InboundPeer, NamedClients, OutboundPeer},
+    files::{ReloadingValue, load_crl, load_key, load_roots},
+    purpose::CertificatePurpose,
+    verify::{ClientNames, ClientVerifier, InboundPeerVerifier, OutboundPeerVerifier},
 };
 use tokio::sync::watch;
 use x509_parser::{certificate::X509Certificate, prelude::FromDer};
@@ -81,11 +81,11 @@ pub struct TlsFiles {
 /// TLS of a listener for clients.
 #[derive(Debug)]
 pub(crate) struct ClientListenerTls {
-    key: Arc<Reloading<CertifiedKey>>,
-    roots: Option<Arc<Reloading<RootCertStore>>>,
-    crl: Option<Arc<Reloading<files::Crl>>>,
+    key: Arc<ReloadingValue<CertifiedKey>>,
+    roots: Option<Arc<ReloadingValue<RootCertStore>>>,
+    crl: Option<Arc<ReloadingValue<files::Crl>>>,
     config: Arc<ServerConfig>,
-    refused: watch::Sender<HashSet<NodeKey>>,
+    refused_keys: watch::Sender<HashSet<NodeKey>>,
     names_users: bool,
 }
 
@@ -99,7 +99,7 @@ impl ClientListenerTls {
         policy: &TlsPolicy,
         alpn: &[&[u8]],
     ) -> Result<Self, TlsError> {
-        let key = Arc::new(load_key(&files.cert, &files.key, &[Purpose::Server])?);
+        let key = Arc::new(load_key(&files.cert, &files.key, &[CertificatePurpose::Server])?);
         let roots = files.trusted_ca.as_deref().map(load_roots).transpose()?.map(Arc::new);
         let crl = match (&files.crl, &roots) {
             (Some(crl), Some(roots)) => Some(Arc::new(load_crl(crl, roots)?)),
@@ -110,7 +110,7 @@ impl ClientListenerTls {
             .map_err(TlsError::Policy)?;
         let mut config = match &roots {
             None => builder.with_no_client_auth(),
-            Some(roots) => builder.with_client_cert_verifier(Arc::new(NamedClients::new(
+            Some(roots) => builder.with_client_cert_verifier(Arc::new(ClientVerifier::new(
                 Arc::clone(roots),
                 crl.clone(),
                 ClientNames::of(files),
@@ -120,10 +120,10 @@ impl ClientListenerTls {
         }
         .with_cert_resolver(Arc::clone(&key) as _);
         config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
-        never_resume(&mut config);
+        disable_resumption(&mut config);
         let refused = watch::Sender::default();
         let names_users = files.names_users && roots.is_some();
-        Ok(Self { key, roots, crl, config: Arc::new(config), refused, names_users })
+        Ok(Self { key, roots, crl, config: Arc::new(config), refused_keys: refused, names_users })
     }
 
     /// Returns the user named by a connection's certificate, if certificates name users on this
@@ -137,8 +137,8 @@ impl ClientListenerTls {
     }
 
     /// Refuses clients that present one of these keys, and disconnects those that are connected.
-    pub(crate) fn refuse(&self, keys: HashSet<NodeKey>) {
-        self.refused.send_if_modified(|known| {
+    pub(crate) fn set_refused_keys(&self, keys: HashSet<NodeKey>) {
+        self.refused_keys.send_if_modified(|known| {
             let changed = *known != keys;
             *known = keys;
             changed
@@ -147,11 +147,11 @@ impl ClientListenerTls {
 
     /// Returns once the presented certificates' key is refused. Never returns if there is no
     /// certificate.
-    pub(crate) async fn refused(&self, shown: Option<&[CertificateDer<'_>]>) {
+    pub(crate) async fn wait_until_refused(&self, shown: Option<&[CertificateDer<'_>]>) {
         let Some(key) = shown.and_then(|chain| chain.first()).and_then(node_key_of) else {
             return std::future::pending().await;
         };
-        let mut refused = self.refused.subscribe();
+        let mut refused = self.refused_keys.subscribe();
         // The wait ends with an error only if `self` is dropped, but `self` outlives every
         // connection.
         let _ = refused.wait_for(|keys| keys.contains(&key)).await;
@@ -184,7 +184,7 @@ impl ClientListenerTls {
 /// Disables session resumption. A resumed session keeps the previous session's certificate, and no
 /// verifier is called. It would outlive a revocation, an expiry, a change of CA, and the removal of
 /// a bound key.
-fn never_resume(config: &mut ServerConfig) {
+fn disable_resumption(config: &mut ServerConfig) {
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
 }
@@ -213,9 +213,9 @@ impl BoundKeys {
 /// TLS between members, in both directions.
 #[derive(Debug)]
 pub(crate) struct PeerTls {
-    key: Arc<Reloading<CertifiedKey>>,
-    roots: Arc<Reloading<RootCertStore>>,
-    crl: Option<Arc<Reloading<files::Crl>>>,
+    key: Arc<ReloadingValue<CertifiedKey>>,
+    roots: Arc<ReloadingValue<RootCertStore>>,
+    crl: Option<Arc<ReloadingValue<files::Crl>>>,
     bound: Arc<BoundKeys>,
     server: Arc<ServerConfig>,
 }
@@ -227,15 +227,19 @@ impl PeerTls {
     /// # Errors
     /// If a file is missing or can't be used.
     pub(crate) fn new(files: &TlsFiles) -> Result<Self, TlsError> {
-        let key = Arc::new(load_key(&files.cert, &files.key, &[Purpose::Server, Purpose::Client])?);
+        let key = Arc::new(load_key(
+            &files.cert,
+            &files.key,
+            &[CertificatePurpose::Server, CertificatePurpose::Client],
+        )?);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let ca = files.trusted_ca.as_deref().ok_or(TlsError::NoPeerCa)?;
         let roots = Arc::new(load_roots(ca)?);
         let load_crl = |crl: &PathBuf| load_crl(crl, &roots).map(Arc::new);
         let crl = files.crl.as_ref().map(load_crl).transpose()?;
         let bound = Arc::new(BoundKeys::default());
-        let verifier = InboundPeer::new(
-            NamedClients::new(
+        let verifier = InboundPeerVerifier::new(
+            ClientVerifier::new(
                 Arc::clone(&roots),
                 crl.clone(),
                 ClientNames::of(files),
@@ -249,7 +253,7 @@ impl PeerTls {
             .with_client_cert_verifier(Arc::new(verifier) as Arc<dyn ClientCertVerifier>)
             .with_cert_resolver(Arc::clone(&key) as _);
         server.alpn_protocols = vec![PEER_ALPN.to_vec()];
-        never_resume(&mut server);
+        disable_resumption(&mut server);
         let server = Arc::new(server);
         Ok(Self { key, roots, crl, bound, server })
     }
@@ -283,7 +287,7 @@ impl PeerTls {
         bound: Option<NodeKey>,
     ) -> Result<Arc<ClientConfig>, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = OutboundPeer::new(
+        let verifier = OutboundPeerVerifier::new(
             Arc::clone(&self.roots),
             self.crl.clone(),
             bound,

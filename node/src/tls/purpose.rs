@@ -22,13 +22,13 @@ const SERVER: [usize; 9] = [1, 3, 6, 1, 5, 5, 7, 3, 1];
 
 /// Purpose that TLS requires of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
+pub(super) enum CertificatePurpose {
     Client,
     Server,
 }
 
 /// A presented certificate, with the CAs and revocation lists that it is checked against.
-pub(super) struct Shown<'a> {
+pub(super) struct PresentedCertificate<'a> {
     pub end_entity: &'a CertificateDer<'a>,
     pub intermediates: &'a [CertificateDer<'a>],
     pub roots: &'a RootCertStore,
@@ -42,12 +42,12 @@ pub(super) fn is_about_purpose(error: &Error) -> bool {
     matches!(error, Error::InvalidCertificate(InvalidPurpose | InvalidPurposeContext { .. }))
 }
 
-impl Shown<'_> {
+impl PresentedCertificate<'_> {
     /// Returns whether the certificate is valid for `purpose`, if `anyExtendedKeyUsage` counts as
     /// that purpose. Names are not checked.
-    pub(super) fn is_for_any(
+    pub(super) fn is_valid_for(
         &self,
-        purpose: Purpose,
+        purpose: CertificatePurpose,
         algorithms: &WebPkiSupportedAlgorithms,
     ) -> bool {
         self.verify(purpose, algorithms).is_ok()
@@ -55,7 +55,7 @@ impl Shown<'_> {
 
     fn verify(
         &self,
-        purpose: Purpose,
+        purpose: CertificatePurpose,
         algorithms: &WebPkiSupportedAlgorithms,
     ) -> Result<(), webpki::Error> {
         let mut lists = Vec::new();
@@ -76,7 +76,7 @@ impl Shown<'_> {
                 &self.roots.roots,
                 self.intermediates,
                 self.now,
-                AnyOr(purpose),
+                AnyOrRequiredPurpose(purpose),
                 revocation,
                 None,
             )
@@ -85,13 +85,13 @@ impl Shown<'_> {
 }
 
 /// Validator that accepts the purpose, any purpose, or a certificate that names none.
-struct AnyOr(Purpose);
+struct AnyOrRequiredPurpose(CertificatePurpose);
 
-impl ExtendedKeyUsageValidator for AnyOr {
+impl ExtendedKeyUsageValidator for AnyOrRequiredPurpose {
     fn validate(&self, purposes: KeyPurposeIdIter<'_, '_>) -> Result<(), webpki::Error> {
         let (required, error) = match self.0 {
-            Purpose::Client => (CLIENT, KeyUsage::client_auth()),
-            Purpose::Server => (SERVER, KeyUsage::server_auth()),
+            CertificatePurpose::Client => (CLIENT, KeyUsage::client_auth()),
+            CertificatePurpose::Server => (SERVER, KeyUsage::server_auth()),
         };
         let mut named = Vec::new();
         for purpose in purposes {

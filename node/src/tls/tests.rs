@@ -14,12 +14,12 @@ use rustls::{
 
 use super::*;
 
-struct Ca {
+struct TlsTestCa {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
 }
 
-impl Ca {
+impl TlsTestCa {
     fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -84,7 +84,7 @@ struct Leaf {
     node_key: NodeKey,
 }
 
-fn files(dir: &Path, name: &str, leaf: &Leaf, ca: &Ca) -> TlsFiles {
+fn files(dir: &Path, name: &str, leaf: &Leaf, ca: &TlsTestCa) -> TlsFiles {
     let write = |suffix: &str, text: &str| {
         let path = dir.join(format!("{name}.{suffix}"));
         std::fs::write(&path, text).unwrap();
@@ -98,13 +98,13 @@ fn files(dir: &Path, name: &str, leaf: &Leaf, ca: &Ca) -> TlsFiles {
     }
 }
 
-fn peer(dir: &Path, name: &str, leaf: &Leaf, ca: &Ca) -> PeerTls {
+fn peer(dir: &Path, name: &str, leaf: &Leaf, ca: &TlsTestCa) -> PeerTls {
     PeerTls::new(&files(dir, name, leaf, ca)).unwrap()
 }
 
 /// Returns the TLS of a member on loopback, the only one of its CA.
 pub(crate) fn on_loopback(dir: &Path) -> Arc<PeerTls> {
-    let ca = Ca::new();
+    let ca = TlsTestCa::new();
     Arc::new(peer(dir, "member", &ca.leaf("127.0.0.1", false), &ca))
 }
 
@@ -142,7 +142,7 @@ fn handshake(
 
 #[test]
 fn two_members_of_one_ca_learn_each_others_keys() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
     let (tls_a, tls_b) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "b", &b, &ca));
     let keys = handshake(tls_a.client_config(None).unwrap(), tls_b.server_config(), "b.test");
@@ -151,7 +151,7 @@ fn two_members_of_one_ca_learn_each_others_keys() {
 
 #[test]
 fn without_a_binding_the_name_must_fit() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
     let (tls_a, tls_b) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "b", &b, &ca));
     let client = tls_a.client_config(None).unwrap();
@@ -160,7 +160,7 @@ fn without_a_binding_the_name_must_fit() {
 
 #[test]
 fn with_a_binding_the_key_decides_and_the_name_does_not_matter() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
     let (tls_a, tls_b) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "b", &b, &ca));
     let right = tls_a.client_config(Some(b.node_key)).unwrap();
@@ -171,7 +171,7 @@ fn with_a_binding_the_key_decides_and_the_name_does_not_matter() {
 
 #[test]
 fn a_bound_key_under_another_ca_is_refused() {
-    let (dir, ca, other) = (tempfile::tempdir().unwrap(), Ca::new(), Ca::new());
+    let (dir, ca, other) = (tempfile::tempdir().unwrap(), TlsTestCa::new(), TlsTestCa::new());
     let (a, b) = (ca.leaf("a.test", false), other.leaf("b.test", false));
     let (tls_a, tls_b) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "b", &b, &other));
     let client = tls_a.client_config(Some(b.node_key)).unwrap();
@@ -182,7 +182,7 @@ fn a_bound_key_under_another_ca_is_refused() {
 
 #[test]
 fn an_expired_certificate_of_a_bound_key_is_an_alarm_in_both_directions() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, old) = (ca.leaf("a.test", false), ca.leaf("old.test", true));
     let (tls_a, tls_old) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "o", &old, &ca));
     tls_a.bind(HashSet::from([old.node_key]));
@@ -196,7 +196,7 @@ fn an_expired_certificate_of_a_bound_key_is_an_alarm_in_both_directions() {
 
 #[test]
 fn an_expired_certificate_of_no_bound_key_is_refused_in_both_directions() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, old) = (ca.leaf("a.test", false), ca.leaf("old.test", true));
     let (tls_a, tls_old) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "o", &old, &ca));
     let client = tls_a.client_config(None).unwrap();
@@ -208,7 +208,7 @@ fn an_expired_certificate_of_no_bound_key_is_refused_in_both_directions() {
 
 #[test]
 fn an_expired_certificate_of_a_bound_key_must_still_be_the_cas() {
-    let (dir, ca, other) = (tempfile::tempdir().unwrap(), Ca::new(), Ca::new());
+    let (dir, ca, other) = (tempfile::tempdir().unwrap(), TlsTestCa::new(), TlsTestCa::new());
     let (a, old) = (ca.leaf("a.test", false), other.leaf("old.test", true));
     let (tls_a, tls_old) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "o", &old, &other));
     tls_a.bind(HashSet::from([old.node_key]));
@@ -219,7 +219,7 @@ fn an_expired_certificate_of_a_bound_key_must_still_be_the_cas() {
 
 #[test]
 fn a_revoked_peer_is_refused() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, b) = (ca.leaf("a.test", false), ca.leaf("revoked.test", false));
     let crl = dir.path().join("crl");
     std::fs::write(&crl, ca.crl("revoked.test".len() as u64)).unwrap();
@@ -234,7 +234,7 @@ fn a_revoked_peer_is_refused() {
 
 #[test]
 fn a_revocation_list_in_der_counts_as_in_etcd() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, b) = (ca.leaf("a.test", false), ca.leaf("revoked.test", false));
     let crl = dir.path().join("crl");
     std::fs::write(&crl, ca.revocations("revoked.test".len() as u64).der()).unwrap();
@@ -250,7 +250,7 @@ fn a_revocation_list_in_der_counts_as_in_etcd() {
 
 #[test]
 fn a_file_may_have_the_lists_of_several_cas() {
-    let (dir, ca, other) = (tempfile::tempdir().unwrap(), Ca::new(), Ca::new());
+    let (dir, ca, other) = (tempfile::tempdir().unwrap(), TlsTestCa::new(), TlsTestCa::new());
     let (crl, trusted) = (dir.path().join("crl"), dir.path().join("both"));
     let serial = "revoked.test".len() as u64;
     std::fs::write(&crl, ca.crl(serial) + &other.crl(serial)).unwrap();
@@ -269,7 +269,7 @@ fn a_file_may_have_the_lists_of_several_cas() {
 
 #[test]
 fn a_file_without_a_revocation_list_is_no_list_of_nobody() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let a = ca.leaf("a.test", false);
     let crl = dir.path().join("crl");
     let with_crl = TlsFiles { crl: Some(crl.clone()), ..files(dir.path(), "a", &a, &ca) };
@@ -285,7 +285,7 @@ fn a_file_without_a_revocation_list_is_no_list_of_nobody() {
 
 #[test]
 fn a_revocation_list_that_breaks_leaves_the_old_one_in_force() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, b) = (ca.leaf("a.test", false), ca.leaf("revoked.test", false));
     let crl = dir.path().join("crl");
     std::fs::write(&crl, ca.crl("revoked.test".len() as u64)).unwrap();
@@ -299,7 +299,7 @@ fn a_revocation_list_that_breaks_leaves_the_old_one_in_force() {
 
 #[test]
 fn peers_speak_tls_1_3_and_nothing_older() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
     let tls_a = peer(dir.path(), "a", &a, &ca);
     let mut roots = RootCertStore::empty();
@@ -331,7 +331,7 @@ fn peers_speak_tls_1_3_and_nothing_older() {
 
 #[test]
 fn clients_need_an_allowed_name_where_names_are_given() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
     let tls_b = peer(dir.path(), "b", &b, &ca);
     for (common, host, accepted) in [
@@ -353,7 +353,7 @@ fn clients_need_an_allowed_name_where_names_are_given() {
 
 #[test]
 fn a_client_without_a_certificate_is_refused_once_there_is_a_trusted_ca() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let server = ca.leaf("s.test", false);
     let mut roots = RootCertStore::empty();
     roots.add(from_pem(&ca.pem)).unwrap();
@@ -375,7 +375,7 @@ fn a_client_without_a_certificate_is_refused_once_there_is_a_trusted_ca() {
 
 #[test]
 fn a_replaced_certificate_is_served_without_a_restart() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, b, next) =
         (ca.leaf("a.test", false), ca.leaf("b.test", false), ca.leaf("b.test", false));
     let (tls_a, tls_b) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "b", &b, &ca));
@@ -387,7 +387,7 @@ fn a_replaced_certificate_is_served_without_a_restart() {
 
 #[test]
 fn files_that_cannot_be_read_any_more_leave_the_old_ones_in_force() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
     let (tls_a, tls_b) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "b", &b, &ca));
     for name in ["b.crt", "b.key", "b.ca"] {
@@ -399,7 +399,7 @@ fn files_that_cannot_be_read_any_more_leave_the_old_ones_in_force() {
 
 #[test]
 fn a_certificate_without_its_key_is_refused_at_the_start() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
     let mixed = Leaf { key: b.key, ..a };
     let files = files(dir.path(), "x", &mixed, &ca);
@@ -411,7 +411,7 @@ fn a_certificate_without_its_key_is_refused_at_the_start() {
 
 #[test]
 fn a_client_that_is_revoked_between_two_connections_cannot_come_back_on_its_old_session() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (server, client) = (ca.leaf("s.test", false), ca.leaf("client.test", false));
     let crl = dir.path().join("crl");
     std::fs::write(&crl, ca.crl(999)).unwrap();
@@ -449,7 +449,7 @@ fn the_alarm_about_an_expired_certificate_is_told_once_and_counted_each_time() {
 
 #[test]
 fn the_expiry_of_the_certificate_in_force_is_known() {
-    let ca = Ca::new();
+    let ca = TlsTestCa::new();
     let leaf = ca.leaf("a", true);
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
@@ -471,7 +471,7 @@ fn the_expiry_of_the_certificate_in_force_is_known() {
 
 #[test]
 fn a_certificate_names_a_user_where_it_is_to_and_by_the_last_of_its_names() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+    let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     // The type is given as an OID, because otherwise only one name of a type is kept.
     let again = || DnType::CustomDnType(vec![2, 5, 4, 3]);
     let organisation = || DnType::OrganizationName;

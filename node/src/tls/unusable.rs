@@ -11,7 +11,7 @@ use x509_parser::{
     x509::{SubjectPublicKeyInfo, X509Version},
 };
 
-use super::purpose::Purpose;
+use super::purpose::CertificatePurpose;
 
 /// Sizes of RSA keys whose signatures can be checked, in bits.
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
@@ -36,19 +36,19 @@ const MAX_SUBJECT_CHARS: usize = 200;
 
 /// Role in which a certificate is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum CertificateRole {
     /// Leaf certificate with this purpose.
-    Leaf(Purpose),
+    Leaf(CertificatePurpose),
     /// CA that other certificates are checked against.
     Ca,
 }
 
 /// A certificate that can't be used, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unusable {
+pub struct UnusableCertificate {
     subject: String,
     flaw: Flaw,
-    role: Role,
+    role: CertificateRole,
 }
 
 /// Flaw of a certificate.
@@ -62,7 +62,7 @@ enum Flaw {
     Purpose,
 }
 
-impl fmt::Display for Unusable {
+impl fmt::Display for UnusableCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the certificate of \"{}\" cannot be used: ", self.subject)?;
         match &self.flaw {
@@ -96,50 +96,50 @@ impl fmt::Display for Unusable {
     }
 }
 
-impl std::error::Error for Unusable {}
+impl std::error::Error for UnusableCertificate {}
 
-fn purpose_name(role: Role) -> &'static str {
+fn purpose_name(role: CertificateRole) -> &'static str {
     match role {
-        Role::Leaf(Purpose::Client) => "clientAuth",
-        Role::Leaf(Purpose::Server) | Role::Ca => "serverAuth",
+        CertificateRole::Leaf(CertificatePurpose::Client) => "clientAuth",
+        CertificateRole::Leaf(CertificatePurpose::Server) | CertificateRole::Ca => "serverAuth",
     }
 }
 
 /// Returns the openssl command (3.0 or newer) that makes a certificate that can be used.
-fn command(role: Role) -> String {
+fn command(role: CertificateRole) -> String {
     let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
     let leaf = "openssl req -x509 -CA ca.crt -CAkey ca.key";
     let no_ca = "-addext basicConstraints=critical,CA:FALSE";
     match role {
-        Role::Ca => {
+        CertificateRole::Ca => {
             format!("openssl req -x509 {key} -keyout ca.key -out ca.crt -days 3650 -subj /CN=ca")
         }
-        Role::Leaf(Purpose::Client) => format!(
+        CertificateRole::Leaf(CertificatePurpose::Client) => format!(
             "{leaf} {key} -keyout client.key -out client.crt -days 365 -subj /CN=NAME {no_ca} -addext \
              extendedKeyUsage=clientAuth"
         ),
-        Role::Leaf(Purpose::Server) => format!(
+        CertificateRole::Leaf(CertificatePurpose::Server) => format!(
             "{leaf} {key} -keyout member.key -out member.crt -days 365 -subj /CN=NAME {no_ca} -addext \
              extendedKeyUsage=serverAuth,clientAuth -addext subjectAltName=DNS:NAME,IP:ADDRESS"
         ),
     }
 }
 
-impl Unusable {
+impl UnusableCertificate {
     /// Returns the flaw that prevents `certificate` from being used in `role`, if the certificate
     /// itself has one.
-    pub(super) fn find(certificate: &CertificateDer<'_>, role: Role) -> Option<Self> {
+    pub(super) fn find(certificate: &CertificateDer<'_>, role: CertificateRole) -> Option<Self> {
         let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
         let flaw = match role {
-            Role::Ca => flaw_of_key(parsed.public_key()),
-            Role::Leaf(purpose) => flaw_of_leaf(&parsed, purpose),
+            CertificateRole::Ca => flaw_of_key(parsed.public_key()),
+            CertificateRole::Leaf(purpose) => flaw_of_leaf(&parsed, purpose),
         };
         let subject = parsed.subject().to_string().chars().take(MAX_SUBJECT_CHARS).collect();
         flaw.map(|flaw| Self { subject, flaw, role })
     }
 }
 
-fn flaw_of_leaf(parsed: &X509Certificate<'_>, purpose: Purpose) -> Option<Flaw> {
+fn flaw_of_leaf(parsed: &X509Certificate<'_>, purpose: CertificatePurpose) -> Option<Flaw> {
     if parsed.version() != X509Version::V3 {
         return Some(Flaw::Version(parsed.version().0.saturating_add(1)));
     }
@@ -155,8 +155,8 @@ fn flaw_of_leaf(parsed: &X509Certificate<'_>, purpose: Purpose) -> Option<Flaw> 
     }
     let usage = parsed.extended_key_usage().ok().flatten()?;
     let is_for = match purpose {
-        Purpose::Client => usage.value.client_auth,
-        Purpose::Server => usage.value.server_auth,
+        CertificatePurpose::Client => usage.value.client_auth,
+        CertificatePurpose::Server => usage.value.server_auth,
     };
     (!is_for && !usage.value.any).then_some(Flaw::Purpose)
 }
@@ -196,8 +196,12 @@ fn curve_name(oid: &str) -> &str {
 
 /// Replaces `error`, the result of checking `certificate`, by an explanation if the certificate
 /// itself is at fault.
-pub(super) fn explain(error: Error, certificate: &CertificateDer<'_>, purpose: Purpose) -> Error {
-    match Unusable::find(certificate, Role::Leaf(purpose)) {
+pub(super) fn explain(
+    error: Error,
+    certificate: &CertificateDer<'_>,
+    purpose: CertificatePurpose,
+) -> Error {
+    match UnusableCertificate::find(certificate, CertificateRole::Leaf(purpose)) {
         Some(unusable) => {
             Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(unusable))))
         }
@@ -206,10 +210,10 @@ pub(super) fn explain(error: Error, certificate: &CertificateDer<'_>, purpose: P
 }
 
 /// Replaces a handshake error by a text for operators. Other errors are returned as they are.
-pub(crate) fn in_words(error: io::Error) -> io::Error {
+pub(crate) fn explain_handshake_error(error: io::Error) -> io::Error {
     let words = match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
         Some(Error::InvalidCertificate(CertificateError::Other(OtherError(inner)))) => {
-            inner.downcast_ref::<Unusable>().map(ToString::to_string)
+            inner.downcast_ref::<UnusableCertificate>().map(ToString::to_string)
         }
         Some(Error::NoCertificatesPresented) => Some(format!(
             "the other end showed no certificate. It was given none, or one of another kind than is \

@@ -23,9 +23,9 @@ use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 
 use super::{
     BoundKeys, TlsFiles,
-    files::{Crl, Reloading},
+    files::{Crl, ReloadingValue},
     node_key_of,
-    purpose::{Purpose, Shown, is_about_purpose},
+    purpose::{CertificatePurpose, PresentedCertificate, is_about_purpose},
     unusable::explain,
 };
 use crate::identity::NodeKey;
@@ -73,17 +73,17 @@ impl ClientNames {
 /// Verifier of clients: their certificate must be issued by the CA, not be revoked, and have an
 /// allowed name.
 #[derive(Debug)]
-pub(super) struct NamedClients {
-    roots: Arc<Reloading<RootCertStore>>,
-    crl: Option<Arc<Reloading<Crl>>>,
+pub(super) struct ClientVerifier {
+    roots: Arc<ReloadingValue<RootCertStore>>,
+    crl: Option<Arc<ReloadingValue<Crl>>>,
     names: ClientNames,
     provider: Arc<CryptoProvider>,
 }
 
-impl NamedClients {
+impl ClientVerifier {
     pub(super) fn new(
-        roots: Arc<Reloading<RootCertStore>>,
-        crl: Option<Arc<Reloading<Crl>>>,
+        roots: Arc<ReloadingValue<RootCertStore>>,
+        crl: Option<Arc<ReloadingValue<Crl>>>,
         names: ClientNames,
         provider: Arc<CryptoProvider>,
     ) -> Self {
@@ -106,7 +106,7 @@ impl NamedClients {
     }
 }
 
-impl ClientCertVerifier for NamedClients {
+impl ClientCertVerifier for ClientVerifier {
     // The CA's names are not sent as a hint, because a client has either one certificate for us or
     // none.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
@@ -123,16 +123,17 @@ impl ClientCertVerifier for NamedClients {
             Err(error) if is_about_purpose(&error) => {
                 let (roots, crls) = (self.roots.get(), self.crl.as_ref().map(|crl| crl.get()));
                 let crls = crls.as_deref().map_or(&[][..], Vec::as_slice);
-                let shown = Shown { end_entity, intermediates, roots: &roots, crls, now };
+                let shown =
+                    PresentedCertificate { end_entity, intermediates, roots: &roots, crls, now };
                 let algorithms = &self.provider.signature_verification_algorithms;
-                let is_for_any = shown.is_for_any(Purpose::Client, algorithms);
+                let is_for_any = shown.is_valid_for(CertificatePurpose::Client, algorithms);
                 if is_for_any { Ok(ClientCertVerified::assertion()) } else { Err(error) }
             }
             verified => verified,
         };
         let verified = verified.map_err(|error| match is_about_time(&error) {
             true => error,
-            false => explain(error, end_entity, Purpose::Client),
+            false => explain(error, end_entity, CertificatePurpose::Client),
         })?;
         self.names.check(end_entity)?;
         Ok(verified)
@@ -146,7 +147,7 @@ impl ClientCertVerifier for NamedClients {
     ) -> Result<HandshakeSignatureValid, Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
         let verified = verify_tls12_signature(message, cert, dss, algorithms);
-        verified.map_err(|error| explain(error, cert, Purpose::Client))
+        verified.map_err(|error| explain(error, cert, CertificatePurpose::Client))
     }
 
     fn verify_tls13_signature(
@@ -157,7 +158,7 @@ impl ClientCertVerifier for NamedClients {
     ) -> Result<HandshakeSignatureValid, Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
         let verified = verify_tls13_signature(message, cert, dss, algorithms);
-        verified.map_err(|error| explain(error, cert, Purpose::Client))
+        verified.map_err(|error| explain(error, cert, CertificatePurpose::Client))
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -169,18 +170,18 @@ impl ClientCertVerifier for NamedClients {
 /// a bound key's certificate may be expired. Which member may use which key is checked with the
 /// hello, which names the member.
 #[derive(Debug)]
-pub(super) struct InboundPeer {
-    inner: NamedClients,
+pub(super) struct InboundPeerVerifier {
+    inner: ClientVerifier,
     bound: Arc<BoundKeys>,
 }
 
-impl InboundPeer {
-    pub(super) fn new(inner: NamedClients, bound: Arc<BoundKeys>) -> Self {
+impl InboundPeerVerifier {
+    pub(super) fn new(inner: ClientVerifier, bound: Arc<BoundKeys>) -> Self {
         Self { inner, bound }
     }
 }
 
-impl ClientCertVerifier for InboundPeer {
+impl ClientCertVerifier for InboundPeerVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -194,7 +195,7 @@ impl ClientCertVerifier for InboundPeer {
         let verify = |now| self.inner.verify_client_cert(end_entity, intermediates, now);
         match verify(now) {
             Err(error) if is_about_time(&error) && is_bound(&self.bound, end_entity) => {
-                in_its_own_time(end_entity, error, verify)?;
+                verify_at_expiry(end_entity, error, verify)?;
                 alarm(&self.bound, end_entity);
                 Ok(ClientCertVerified::assertion())
             }
@@ -227,18 +228,18 @@ impl ClientCertVerifier for InboundPeer {
 
 /// Verifier of a peer that this member connects to.
 #[derive(Debug)]
-pub(super) struct OutboundPeer {
-    roots: Arc<Reloading<RootCertStore>>,
-    crl: Option<Arc<Reloading<Crl>>>,
+pub(super) struct OutboundPeerVerifier {
+    roots: Arc<ReloadingValue<RootCertStore>>,
+    crl: Option<Arc<ReloadingValue<Crl>>>,
     expected: Option<NodeKey>,
     bound: Arc<BoundKeys>,
     provider: Arc<CryptoProvider>,
 }
 
-impl OutboundPeer {
+impl OutboundPeerVerifier {
     pub(super) fn new(
-        roots: Arc<Reloading<RootCertStore>>,
-        crl: Option<Arc<Reloading<Crl>>>,
+        roots: Arc<ReloadingValue<RootCertStore>>,
+        crl: Option<Arc<ReloadingValue<Crl>>>,
         expected: Option<NodeKey>,
         bound: Arc<BoundKeys>,
         provider: Arc<CryptoProvider>,
@@ -261,7 +262,7 @@ impl OutboundPeer {
     }
 }
 
-impl ServerCertVerifier for OutboundPeer {
+impl ServerCertVerifier for OutboundPeerVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -280,8 +281,11 @@ impl ServerCertVerifier for OutboundPeer {
                     Err(error) => error,
                     verified => return verified,
                 };
-            let shown = Shown { end_entity, intermediates, roots: &roots, crls, now };
-            if is_about_purpose(&error) && shown.is_for_any(Purpose::Server, algorithms) {
+            let shown =
+                PresentedCertificate { end_entity, intermediates, roots: &roots, crls, now };
+            if is_about_purpose(&error)
+                && shown.is_valid_for(CertificatePurpose::Server, algorithms)
+            {
                 let parsed = ParsedCertificate::try_from(end_entity)?;
                 rustls::client::verify_server_name(&parsed, server_name)?;
                 return Ok(ServerCertVerified::assertion());
@@ -289,7 +293,7 @@ impl ServerCertVerifier for OutboundPeer {
             if is_about_time(&error) || is_about_name(&error) {
                 return Err(error);
             }
-            Err(explain(error, end_entity, Purpose::Server))
+            Err(explain(error, end_entity, CertificatePurpose::Server))
         };
         let Some(expected) = self.expected else {
             return verify(now);
@@ -305,7 +309,7 @@ impl ServerCertVerifier for OutboundPeer {
         };
         match verify(now) {
             Err(error) if is_about_time(&error) => {
-                in_its_own_time(end_entity, error, verify)?;
+                verify_at_expiry(end_entity, error, verify)?;
                 alarm(&self.bound, end_entity);
                 Ok(ServerCertVerified::assertion())
             }
@@ -321,7 +325,7 @@ impl ServerCertVerifier for OutboundPeer {
     ) -> Result<HandshakeSignatureValid, Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
         let verified = verify_tls12_signature(message, cert, dss, algorithms);
-        verified.map_err(|error| explain(error, cert, Purpose::Server))
+        verified.map_err(|error| explain(error, cert, CertificatePurpose::Server))
     }
 
     fn verify_tls13_signature(
@@ -332,7 +336,7 @@ impl ServerCertVerifier for OutboundPeer {
     ) -> Result<HandshakeSignatureValid, Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
         let verified = verify_tls13_signature(message, cert, dss, algorithms);
-        verified.map_err(|error| explain(error, cert, Purpose::Server))
+        verified.map_err(|error| explain(error, cert, CertificatePurpose::Server))
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -364,7 +368,7 @@ fn is_bound(bound: &BoundKeys, certificate: &CertificateDer<'_>) -> bool {
 /// Verifies again at the last moment at which the certificate itself was valid. Everything but the
 /// current date must be right. A CA that had expired even then is accepted, because that is also
 /// only a matter of time.
-fn in_its_own_time<T>(
+fn verify_at_expiry<T>(
     certificate: &CertificateDer<'_>,
     error: Error,
     verify: impl Fn(UnixTime) -> Result<T, Error>,

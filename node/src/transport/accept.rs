@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use muster_door::{Bounds, Door, Knock, Turned};
+use muster_door::{AdmissionControl, AdmissionError, AdmissionLimits, PendingConnection};
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -14,25 +14,25 @@ use tokio::{
 };
 
 use super::{
-    Refusal,
-    frame::{Kind, put},
-    hello::{Hello, Purpose},
+    StreamRefusal,
+    frame::{FrameKind, put},
+    hello::{Hello, StreamPurpose},
     invite,
-    link::{self, Ended, Opened},
+    link::{self, EndReason, OpenStream},
     links::Opener,
     peer::PeerHandle,
     registry::Proof,
     request,
-    service::Shared,
+    service::TransportState,
     snapshot,
     stream::{self, PeerStream},
 };
 
 /// Pause after an accept failed (most often: too many open files).
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Accepts on `listener` until the transport stops.
-pub(super) async fn run(shared: Arc<Shared>, listener: std::net::TcpListener, tls: bool) {
+pub(super) async fn run(shared: Arc<TransportState>, listener: std::net::TcpListener, tls: bool) {
     let listener = match TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => {
@@ -41,11 +41,11 @@ pub(super) async fn run(shared: Arc<Shared>, listener: std::net::TcpListener, tl
         }
     };
     let limits = &shared.limits;
-    let door = Door::new(Bounds {
-        silent: limits.silent,
+    let door = AdmissionControl::new(AdmissionLimits {
+        silent: limits.waiting_connections,
         handshakes: limits.handshakes,
-        each: limits.handshakes.div_ceil(4),
-        step: limits.handshake_timeout,
+        max_handshakes_per_network: limits.handshakes.div_ceil(4),
+        step_timeout: limits.handshake_timeout,
     });
     loop {
         let accepted = tokio::select! {
@@ -53,7 +53,7 @@ pub(super) async fn run(shared: Arc<Shared>, listener: std::net::TcpListener, tl
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((tcp, remote)) => match door.knock(remote.ip()) {
+            Ok((tcp, remote)) => match door.register(remote.ip()) {
                 Some(knock) => {
                     let task = serve(Arc::clone(&shared), tcp, tls, remote.to_string(), knock);
                     shared.tasks.spawn(task);
@@ -64,13 +64,19 @@ pub(super) async fn run(shared: Arc<Shared>, listener: std::net::TcpListener, tl
             },
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a peer's connection");
-                sleep(ACCEPT_AGAIN).await;
+                sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }
 }
 
-async fn serve(shared: Arc<Shared>, tcp: TcpStream, tls: bool, remote: String, knock: Knock) {
+async fn serve(
+    shared: Arc<TransportState>,
+    tcp: TcpStream,
+    tls: bool,
+    remote: String,
+    knock: PendingConnection,
+) {
     let handshake = async |tcp| admit(&shared, tcp, tls, &remote).await;
     let admitted = tokio::select! {
         () = shared.stopping.cancelled() => return,
@@ -79,7 +85,7 @@ async fn serve(shared: Arc<Shared>, tcp: TcpStream, tls: bool, remote: String, k
     let (stream, peer, purpose, proof) = match admitted {
         Ok(Some(admitted)) => admitted,
         Ok(None) => return,
-        Err(Turned::Crowded) => {
+        Err(AdmissionError::Evicted) => {
             shared.counters.handshakes_over_limit.fetch_add(1, Relaxed);
             return;
         }
@@ -87,32 +93,32 @@ async fn serve(shared: Arc<Shared>, tcp: TcpStream, tls: bool, remote: String, k
     };
     peer.wake.notify_one();
     let ended = match purpose {
-        Purpose::Messages => {
+        StreamPurpose::Messages => {
             let (io, opener) = (stream.io, Opener::Remote);
-            let opened = Opened { io, proof, opener, may_be_two_way: true };
+            let opened = OpenStream { io, proof, opener, may_be_two_way: true };
             match link::run(&shared, &peer, opened).await {
-                Ended::Broken(error) => Err(error),
-                Ended::Gone | Ended::Cut(_) | Ended::Closed => Ok(()),
+                EndReason::Broken(error) => Err(error),
+                EndReason::Cancelled | EndReason::ClosedHere(_) | EndReason::Closed => Ok(()),
             }
         }
-        Purpose::Snapshot => {
+        StreamPurpose::Snapshot => {
             let receiving = snapshot::receive(&shared, &peer, stream.io);
-            while_it_fits(&peer, proof, receiving).await
+            run_while_registered(&peer, proof, receiving).await
         }
         // A request is answered even if the peer ceases to be a member meanwhile, because the
         // request itself may ask for its removal.
-        Purpose::Request => tokio::select! {
+        StreamPurpose::Request => tokio::select! {
             () = shared.stopping.cancelled() => Ok(()),
             ended = request::answer(&shared, &peer, stream.io) => ended,
         },
-        Purpose::State => {
+        StreamPurpose::State => {
             let sending = snapshot::serve(&shared, &peer, stream.io);
-            while_it_fits(&peer, proof, sending).await
+            run_while_registered(&peer, proof, sending).await
         }
-        Purpose::Members => Ok(()),
-        Purpose::TakeSnapshot | Purpose::TakeRequest => tokio::select! {
-            () = peer.gone.cancelled() => Ok(()),
-            ended = invite::welcome(&shared, &peer, purpose, stream) => ended,
+        StreamPurpose::Members => Ok(()),
+        StreamPurpose::TakeSnapshot | StreamPurpose::TakeRequest => tokio::select! {
+            () = peer.cancellation.cancelled() => Ok(()),
+            ended = invite::accept_invited_stream(&shared, &peer, purpose, stream) => ended,
         },
     };
     if let Err(error) = ended {
@@ -121,41 +127,41 @@ async fn serve(shared: Arc<Shared>, tcp: TcpStream, tls: bool, remote: String, k
 }
 
 /// Runs `work` on a stream while the stream's process has proven what the peer's record binds.
-async fn while_it_fits(
+async fn run_while_registered(
     peer: &PeerHandle,
     proof: Proof,
     work: impl Future<Output = io::Result<()>>,
 ) -> io::Result<()> {
-    let Some(registered) = peer.registry.enter(proof) else { return Ok(()) };
+    let Some(registered) = peer.registry.register(proof) else { return Ok(()) };
     tokio::select! {
-        () = registered.ends.cancelled() => Ok(()),
+        () = registered.cancellation.cancelled() => Ok(()),
         ended = work => ended,
     }
 }
 
 /// Performs TLS, then the hello. Returns `None` if the connection was answered and closed already.
 async fn admit(
-    shared: &Shared,
+    shared: &TransportState,
     tcp: TcpStream,
     tls: bool,
     remote: &str,
-) -> io::Result<Option<(PeerStream, Arc<PeerHandle>, Purpose, Proof)>> {
+) -> io::Result<Option<(PeerStream, Arc<PeerHandle>, StreamPurpose, Proof)>> {
     let tls = if tls { shared.tls.as_ref() } else { None };
     let mut stream = stream::accept(tcp, tls).await?;
     let theirs = Hello::read(&mut stream.io).await?.map_err(|refusal| {
         shared.counters.refuse(refusal);
         io::Error::new(io::ErrorKind::InvalidData, refusal)
     })?;
-    if theirs.purpose == Purpose::Members && theirs.answer.is_none() {
-        tell_members(shared, stream, &theirs).await?;
+    if theirs.purpose == StreamPurpose::Members && theirs.answer.is_none() {
+        send_member_list(shared, stream, &theirs).await?;
         return Ok(None);
     }
     let admitted = if theirs.answer.is_some() {
-        Err(Refusal::Protocol)
+        Err(StreamRefusal::Protocol)
     } else {
         shared.admit(&theirs, stream.key, Opener::Remote).await
     };
-    let mut ours = Hello::new(&shared.local, theirs.from, theirs.purpose.answered());
+    let mut ours = Hello::new(&shared.local, theirs.from, theirs.purpose.in_answer());
     ours.answer = admitted.as_ref().err().copied();
     stream.io.write_all(&ours.encode()).await?;
     stream.io.flush().await?;
@@ -174,18 +180,22 @@ async fn admit(
 
 /// Sends the list of members to anyone who may connect here at all. A joining member needs it
 /// before it knows its own id. The answering hello is addressed to the sender of the request.
-async fn tell_members(shared: &Shared, mut stream: PeerStream, theirs: &Hello) -> io::Result<()> {
+async fn send_member_list(
+    shared: &TransportState,
+    mut stream: PeerStream,
+    theirs: &Hello,
+) -> io::Result<()> {
     let ours = Hello::new(&shared.local, theirs.from, theirs.purpose);
     stream.io.write_all(&ours.encode()).await?;
-    if let Some(members) = shared.events.census() {
-        write_frame(&mut stream.io, Kind::Answer, &members).await?;
+    if let Some(members) = shared.events.member_list() {
+        write_frame(&mut stream.io, FrameKind::Answer, &members).await?;
     }
     stream.io.shutdown().await
 }
 
 pub(super) async fn write_frame<W: AsyncWrite + Unpin>(
     writer: &mut W,
-    kind: Kind,
+    kind: FrameKind,
     payload: &[u8],
 ) -> io::Result<()> {
     let mut buffer = bytes::BytesMut::new();

@@ -12,12 +12,12 @@ use tokio::{
 };
 
 use super::{
-    Refusal,
-    hello::{Hello, Purpose},
-    link::{self, Opened},
+    StreamRefusal,
+    hello::{Hello, StreamPurpose},
+    link::{self, OpenStream},
     links::Opener,
     peer::PeerHandle,
-    service::Shared,
+    service::TransportState,
     stream::{self, PeerStream},
 };
 use crate::config::PeerUrl;
@@ -30,13 +30,13 @@ pub(super) enum DialError {
     #[error("no answer in time")]
     Timeout,
     #[error("the peer refused this member: {0}")]
-    RefusedBy(Refusal),
+    RefusedBy(StreamRefusal),
     #[error("refused the peer: {0}")]
-    Refused(Refusal),
+    Refused(StreamRefusal),
 }
 
 /// Keeps a message stream to `peer` open for as long as it is a peer.
-pub(super) async fn run(shared: Arc<Shared>, peer: Arc<PeerHandle>) {
+pub(super) async fn run(shared: Arc<TransportState>, peer: Arc<PeerHandle>) {
     let policy = ExponentialBuilder::default()
         .with_min_delay(shared.limits.redial.0)
         .with_max_delay(shared.limits.redial.1)
@@ -47,35 +47,35 @@ pub(super) async fn run(shared: Arc<Shared>, peer: Arc<PeerHandle>) {
         let record = peer.registry.record();
         let Some(url) = record.urls.get(attempt % record.urls.len().max(1)) else {
             tokio::select! {
-                () = peer.gone.cancelled() => return,
+                () = peer.cancellation.cancelled() => return,
                 () = peer.updated.notified() => continue,
             }
         };
         let dialled = tokio::select! {
-            () = peer.gone.cancelled() => return,
+            () = peer.cancellation.cancelled() => return,
             () = peer.updated.notified() => continue,
             dialled = open(&shared, &peer, url) => dialled,
         };
         match dialled {
             Ok(opened) => {
-                peer.disowns.store(false, Relaxed);
+                peer.has_refused_for_good.store(false, Relaxed);
                 delays = policy.build();
                 let two_way = opened.may_be_two_way;
                 tracing::info!(peer.member.id = %peer.id, two_way, "established a stream to a peer");
                 let ended = link::run(&shared, &peer, opened).await;
-                if peer.gone.is_cancelled() {
+                if peer.cancellation.is_cancelled() {
                     return;
                 }
                 tracing::warn!(peer.member.id = %peer.id, url = %url, error = %ended, "lost the stream to a peer");
             }
             Err(error) => {
-                say_failed(&peer, url, &error);
+                log_dial_failure(&peer, url, &error);
                 match error {
-                    DialError::RefusedBy(Refusal::Removed) => {
-                        shared.removed(&peer);
+                    DialError::RefusedBy(StreamRefusal::Removed) => {
+                        shared.handle_removal_report(&peer);
                     }
-                    DialError::RefusedBy(why) if why.is_for_good() => {
-                        shared.disowned(&peer, why);
+                    DialError::RefusedBy(why) if why.is_permanent() => {
+                        shared.handle_permanent_refusal(&peer, why);
                     }
                     _ => {}
                 }
@@ -83,7 +83,7 @@ pub(super) async fn run(shared: Arc<Shared>, peer: Arc<PeerHandle>) {
         }
         let delay = delays.next().unwrap_or(shared.limits.redial.1);
         tokio::select! {
-            () = peer.gone.cancelled() => return,
+            () = peer.cancellation.cancelled() => return,
             () = peer.wake.notified() => {}
             () = peer.updated.notified() => {}
             () = sleep(delay) => {}
@@ -92,9 +92,13 @@ pub(super) async fn run(shared: Arc<Shared>, peer: Arc<PeerHandle>) {
 }
 
 /// Opens a message stream.
-async fn open(shared: &Shared, peer: &PeerHandle, url: &PeerUrl) -> Result<Opened, DialError> {
-    let (stream, theirs) = connect(shared, peer, url, Purpose::Messages).await?;
-    Ok(Opened {
+async fn open(
+    shared: &TransportState,
+    peer: &PeerHandle,
+    url: &PeerUrl,
+) -> Result<OpenStream, DialError> {
+    let (stream, theirs) = connect(shared, peer, url, StreamPurpose::Messages).await?;
+    Ok(OpenStream {
         proof: theirs.proof(stream.key),
         io: stream.io,
         opener: Opener::Local,
@@ -103,7 +107,7 @@ async fn open(shared: &Shared, peer: &PeerHandle, url: &PeerUrl) -> Result<Opene
 }
 
 /// Logs which direction fails, if that is new, and whether the other direction makes up for it.
-fn say_failed(peer: &PeerHandle, url: &PeerUrl, error: &DialError) {
+fn log_dial_failure(peer: &PeerHandle, url: &PeerUrl, error: &DialError) {
     let text = error.to_string();
     let (inbound, connected) = (peer.has_link(Opener::Remote), peer.connected_since().is_some());
     if !peer.dial_failed(&text) {
@@ -119,9 +123,9 @@ fn say_failed(peer: &PeerHandle, url: &PeerUrl, error: &DialError) {
 
 /// Connects to the first of the peer's URLs that works.
 pub(super) async fn connect_any(
-    shared: &Shared,
+    shared: &TransportState,
     peer: &PeerHandle,
-    purpose: Purpose,
+    purpose: StreamPurpose,
 ) -> io::Result<PeerStream> {
     let mut stream = Err(io::ErrorKind::NotConnected.into());
     for url in &peer.registry.record().urls {
@@ -137,10 +141,10 @@ pub(super) async fn connect_any(
 /// Connects and exchanges hellos within the handshake's time limit. Returns the stream and the
 /// peer's hello.
 pub(super) async fn connect(
-    shared: &Shared,
+    shared: &TransportState,
     peer: &PeerHandle,
     url: &PeerUrl,
-    purpose: Purpose,
+    purpose: StreamPurpose,
 ) -> Result<(PeerStream, Hello), DialError> {
     let handshake = async {
         let bound = peer.registry.record().node_key;
@@ -150,23 +154,28 @@ pub(super) async fn connect(
         stream.io.flush().await?;
         let theirs = Hello::read(&mut stream.io).await?.map_err(DialError::Refused)?;
         if theirs.from != peer.id && theirs.answer.is_none() {
-            return Err(refused(shared, Refusal::Sender, &theirs, url));
+            return Err(refuse_peer(shared, StreamRefusal::Sender, &theirs, url));
         }
         // A refusal counts only if it comes from the dialled member, which must prove itself as in
         // any other hello.
         match (shared.admit(&theirs, stream.key, Opener::Local).await, theirs.answer) {
             (Ok(_), None) => Ok((stream, theirs)),
-            (_, Some(answer @ (Refusal::Cluster | Refusal::Receiver))) => {
+            (_, Some(answer @ (StreamRefusal::Cluster | StreamRefusal::Receiver))) => {
                 Err(DialError::RefusedBy(answer))
             }
             (Ok(_), Some(answer)) => Err(DialError::RefusedBy(answer)),
-            (Err(refusal), _) => Err(refused(shared, refusal, &theirs, url)),
+            (Err(refusal), _) => Err(refuse_peer(shared, refusal, &theirs, url)),
         }
     };
     timeout(shared.limits.handshake_timeout, handshake).await.unwrap_or(Err(DialError::Timeout))
 }
 
-fn refused(shared: &Shared, refusal: Refusal, theirs: &Hello, url: &PeerUrl) -> DialError {
+fn refuse_peer(
+    shared: &TransportState,
+    refusal: StreamRefusal,
+    theirs: &Hello,
+    url: &PeerUrl,
+) -> DialError {
     shared.refuse(refusal, theirs, &url.to_string());
     DialError::Refused(refusal)
 }

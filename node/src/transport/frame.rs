@@ -19,7 +19,7 @@ const COPY_BYTES: usize = 32 * 1024;
 /// Kind of a frame. The numbers are those of the wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum FrameKind {
     /// Asks the receiver to answer with a pong.
     Ping = 0,
     /// Answers the oldest unanswered ping.
@@ -41,16 +41,16 @@ pub(super) enum Kind {
     /// Promises of members, as far as the sender knows them.
     Promises = 9,
     /// List of members, by the sender's table.
-    Census = 10,
+    MemberList = 10,
     /// Declares that the opener of this stream also reads messages on it.
     TwoWay = 11,
     /// Asks the receiver to open a stream: its purpose (one byte) and a token (u64).
     Invite = 12,
     /// Token of the invitation for which a stream was opened.
-    Invited = 13,
+    InvitationToken = 13,
 }
 
-impl Kind {
+impl FrameKind {
     fn from_wire(byte: u8) -> Option<Self> {
         [
             Self::Ping,
@@ -63,10 +63,10 @@ impl Kind {
             Self::Request,
             Self::Answer,
             Self::Promises,
-            Self::Census,
+            Self::MemberList,
             Self::TwoWay,
             Self::Invite,
-            Self::Invited,
+            Self::InvitationToken,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)
@@ -74,7 +74,7 @@ impl Kind {
 }
 
 /// Appends one frame to `out`. The caller has checked that the payload fits.
-pub(super) fn put(out: &mut BytesMut, kind: Kind, payload: &[u8]) {
+pub(super) fn put(out: &mut BytesMut, kind: FrameKind, payload: &[u8]) {
     let len = u32::try_from(payload.len() + 1).expect("frames are bounded far below 4 GiB");
     out.reserve(HEADER_BYTES + payload.len());
     out.put_u32(len);
@@ -96,11 +96,11 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 
     /// Returns the next frame, or `None` if the stream ended between frames. Cancel-safe: received
     /// bytes stay in the buffer.
-    pub(super) async fn next(&mut self) -> io::Result<Option<(Kind, Bytes)>> {
+    pub(super) async fn next(&mut self) -> io::Result<Option<(FrameKind, Bytes)>> {
         loop {
             let missing = match self.parse()? {
-                Parsed::Frame(kind, payload) => return Ok(Some((kind, payload))),
-                Parsed::Missing(bytes) => bytes,
+                ParseResult::Frame(kind, payload) => return Ok(Some((kind, payload))),
+                ParseResult::Missing(bytes) => bytes,
             };
             self.buffer.reserve(missing.clamp(READ_BYTES, GROW_BYTES));
             if self.inner.read_buf(&mut self.buffer).await? == 0 {
@@ -113,32 +113,33 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    fn parse(&mut self) -> io::Result<Parsed> {
+    fn parse(&mut self) -> io::Result<ParseResult> {
         let Some(header) = self.buffer.get(..HEADER_BYTES) else {
-            return Ok(Parsed::Missing(HEADER_BYTES - self.buffer.len()));
+            return Ok(ParseResult::Missing(HEADER_BYTES - self.buffer.len()));
         };
         let len = u32::from_be_bytes([header[0], header[1], header[2], header[3]]) as usize;
         let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
         if len == 0 || len - 1 > self.max {
             return Err(wrong("a frame's length is out of bounds"));
         }
-        let kind = Kind::from_wire(header[4]).ok_or_else(|| wrong("a frame of unknown kind"))?;
+        let kind =
+            FrameKind::from_wire(header[4]).ok_or_else(|| wrong("a frame of unknown kind"))?;
         let whole = HEADER_BYTES + len - 1;
         if self.buffer.len() < whole {
-            return Ok(Parsed::Missing(whole - self.buffer.len()));
+            return Ok(ParseResult::Missing(whole - self.buffer.len()));
         }
         self.buffer.advance(HEADER_BYTES);
         if len - 1 > COPY_BYTES {
-            return Ok(Parsed::Frame(kind, self.buffer.split_to(len - 1).freeze()));
+            return Ok(ParseResult::Frame(kind, self.buffer.split_to(len - 1).freeze()));
         }
         let payload = Bytes::copy_from_slice(&self.buffer[..len - 1]);
         self.buffer.advance(len - 1);
-        Ok(Parsed::Frame(kind, payload))
+        Ok(ParseResult::Frame(kind, payload))
     }
 }
 
-enum Parsed {
-    Frame(Kind, Bytes),
+enum ParseResult {
+    Frame(FrameKind, Bytes),
     Missing(usize),
 }
 
@@ -152,7 +153,7 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(future)
     }
 
-    async fn read_all(bytes: &[u8], max: usize) -> (Vec<(Kind, Bytes)>, io::Result<()>) {
+    async fn read_all(bytes: &[u8], max: usize) -> (Vec<(FrameKind, Bytes)>, io::Result<()>) {
         let mut reader = FrameReader::new(bytes, max);
         let mut frames = Vec::new();
         loop {
@@ -167,14 +168,14 @@ mod tests {
     #[test]
     fn frames_come_out_as_they_went_in() {
         let mut bytes = BytesMut::new();
-        put(&mut bytes, Kind::Ping, b"");
-        put(&mut bytes, Kind::Message, &[7; 100_000]);
-        put(&mut bytes, Kind::Pong, b"x");
+        put(&mut bytes, FrameKind::Ping, b"");
+        put(&mut bytes, FrameKind::Message, &[7; 100_000]);
+        put(&mut bytes, FrameKind::Pong, b"x");
         let (frames, end) = run(read_all(&bytes, 1 << 20));
         assert!(end.is_ok());
-        assert_eq!(frames[0], (Kind::Ping, Bytes::new()));
+        assert_eq!(frames[0], (FrameKind::Ping, Bytes::new()));
         assert_eq!(frames[1].1.len(), 100_000);
-        assert_eq!(frames[2], (Kind::Pong, Bytes::from_static(b"x")));
+        assert_eq!(frames[2], (FrameKind::Pong, Bytes::from_static(b"x")));
     }
 
     #[test]
@@ -191,7 +192,7 @@ mod tests {
     fn the_longest_frame_is_read_and_one_byte_more_is_refused() {
         for (length, is_read) in [(100, true), (101, false)] {
             let mut bytes = BytesMut::new();
-            put(&mut bytes, Kind::Message, &vec![7; length]);
+            put(&mut bytes, FrameKind::Message, &vec![7; length]);
             let (frames, end) = run(read_all(&bytes, 100));
             assert_eq!((frames.len() == 1, end.is_ok()), (is_read, is_read), "{length} bytes");
         }
@@ -214,7 +215,7 @@ mod tests {
     fn a_small_payload_keeps_nothing_alive_but_itself() {
         let mut bytes = BytesMut::new();
         for n in 0..100u8 {
-            put(&mut bytes, Kind::Message, &[n; 40]);
+            put(&mut bytes, FrameKind::Message, &[n; 40]);
         }
         let (frames, _) = run(read_all(&bytes, 1 << 20));
         assert_eq!(frames.len(), 100);
@@ -227,7 +228,7 @@ mod tests {
     #[test]
     fn a_stream_that_breaks_off_inside_a_frame_is_an_error() {
         let mut bytes = BytesMut::new();
-        put(&mut bytes, Kind::Message, b"hello");
+        put(&mut bytes, FrameKind::Message, b"hello");
         let (_, end) = run(read_all(&bytes[..7], 1024));
         assert_eq!(end.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }

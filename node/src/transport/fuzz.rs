@@ -4,7 +4,7 @@ use bytes::BytesMut;
 use futures_util::FutureExt as _;
 use node_consensus::Message;
 
-use super::frame::{self, FrameReader, Kind};
+use super::frame::{self, FrameKind, FrameReader};
 use super::hello::{Hello, LEN};
 
 /// Maximum payload of a frame, in bytes.
@@ -21,7 +21,7 @@ pub(crate) fn frames(bytes: &[u8]) {
     // All bytes are in memory, so the reader never has to wait.
     while let Some(Ok(Some((kind, payload)))) = reader.next().now_or_never() {
         frame::put(&mut sent, kind, &payload);
-        if kind != Kind::Message {
+        if kind != FrameKind::Message {
             continue;
         }
         if let Ok(message) = Message::decode(payload) {

@@ -30,10 +30,10 @@ use std::io;
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use super::{Local, Peer, registry::Proof};
+use super::{LocalMember, PeerRecord, registry::Proof};
 use crate::{
     identity::{ClusterId, Incarnation, MemberId, NodeKey},
-    witness::{Appearance, OnDisk},
+    witness::{DiskState, ProcessClaim},
 };
 
 /// Length of a hello in bytes.
@@ -46,7 +46,7 @@ const VERSION_ENDS: usize = 10;
 /// Purpose of a stream. The numbers are those of the wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Purpose {
+pub(super) enum StreamPurpose {
     /// Messages of consensus, pings, promises and censuses.
     Messages = 0,
     /// A snapshot sent by the dialler.
@@ -64,7 +64,7 @@ pub(super) enum Purpose {
     TakeRequest = 6,
 }
 
-impl Purpose {
+impl StreamPurpose {
     const ALL: [Self; 7] = [
         Self::Messages,
         Self::Snapshot,
@@ -74,7 +74,7 @@ impl Purpose {
         Self::TakeSnapshot,
         Self::TakeRequest,
     ];
-    /// Purpose in an answer to [`Purpose::Messages`] that marks a stream as possibly two-way.
+    /// Purpose in an answer to [`StreamPurpose::Messages`] that marks a stream as possibly two-way.
     const TWO_WAY: Self = Self::Snapshot;
 
     pub(super) fn from_wire(byte: u8) -> Option<Self> {
@@ -82,7 +82,7 @@ impl Purpose {
     }
 
     /// Returns the purpose in the answer to an accepted hello.
-    pub(super) fn answered(self) -> Self {
+    pub(super) fn in_answer(self) -> Self {
         if self == Self::Messages { Self::TWO_WAY } else { self }
     }
 
@@ -108,7 +108,7 @@ impl Purpose {
 /// Reason why a stream was refused. The numbers are those of the wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 #[repr(u8)]
-pub enum Refusal {
+pub enum StreamRefusal {
     /// The other end doesn't speak the peer protocol.
     #[error("it does not speak the peer protocol")]
     Protocol = 1,
@@ -148,10 +148,10 @@ pub enum Refusal {
     Amnesia = 11,
     /// Another process of the member is connected, and may be dead or alive.
     #[error("another process of this member is connected, and it is being seen whether that lives")]
-    Another = 12,
+    AnotherProcess = 12,
 }
 
-impl Refusal {
+impl StreamRefusal {
     /// All reasons, for metrics.
     pub const ALL: [Self; 12] = [
         Self::Protocol,
@@ -165,11 +165,11 @@ impl Refusal {
         Self::Key,
         Self::Unavailable,
         Self::Amnesia,
-        Self::Another,
+        Self::AnotherProcess,
     ];
 
     /// Returns whether the data directory itself is refused, so that no restart on it ever helps.
-    pub(crate) fn is_for_good(self) -> bool {
+    pub(crate) fn is_permanent(self) -> bool {
         matches!(self, Self::Incarnation | Self::Boot | Self::Amnesia)
     }
 
@@ -188,7 +188,7 @@ impl Refusal {
             Self::Key => "node_key",
             Self::Unavailable => "unavailable",
             Self::Amnesia => "amnesia",
-            Self::Another => "another_process",
+            Self::AnotherProcess => "another_process",
         }
     }
 
@@ -200,20 +200,20 @@ impl Refusal {
 /// Identity of the sender, and the receiver that it expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
-    pub purpose: Purpose,
+    pub purpose: StreamPurpose,
     /// Reason of a refusal. `None` in a dialler's hello and in an acceptance.
-    pub answer: Option<Refusal>,
+    pub answer: Option<StreamRefusal>,
     pub cluster: ClusterId,
     pub from: MemberId,
     pub to: MemberId,
     pub incarnation: Incarnation,
     pub boot: u64,
     pub run: u64,
-    pub disk: OnDisk,
+    pub disk: DiskState,
 }
 
 impl Hello {
-    pub(super) fn new(local: &Local, to: MemberId, purpose: Purpose) -> Self {
+    pub(super) fn new(local: &LocalMember, to: MemberId, purpose: StreamPurpose) -> Self {
         Self {
             purpose,
             answer: None,
@@ -228,14 +228,14 @@ impl Hello {
     }
 
     /// Returns the process that sent this hello.
-    pub(super) fn appearance(&self) -> Appearance {
+    pub(super) fn process_claim(&self) -> ProcessClaim {
         let Self { incarnation, boot, run, disk, .. } = *self;
-        Appearance { incarnation, boot, run, disk }
+        ProcessClaim { incarnation, boot, run, disk }
     }
 
-    /// Returns whether this answer to [`Purpose::Messages`] says that the stream may be two-way.
+    /// Returns whether this answer to [`StreamPurpose::Messages`] says that the stream may be two-way.
     pub(super) fn offers_two_way(&self) -> bool {
-        self.answer.is_none() && self.purpose == Purpose::TWO_WAY
+        self.answer.is_none() && self.purpose == StreamPurpose::TWO_WAY
     }
 
     /// Returns what the sender has proven, together with the key of its certificate.
@@ -249,7 +249,7 @@ impl Hello {
     /// If the stream fails.
     pub(super) async fn read<R: AsyncRead + Unpin>(
         from: &mut R,
-    ) -> io::Result<Result<Self, Refusal>> {
+    ) -> io::Result<Result<Self, StreamRefusal>> {
         let mut bytes = [0; LEN];
         from.read_exact(&mut bytes[..VERSION_ENDS]).await?;
         if let Err(refusal) = check_version(&bytes) {
@@ -277,15 +277,15 @@ impl Hello {
         out
     }
 
-    pub(super) fn decode(bytes: &[u8; LEN]) -> Result<Self, Refusal> {
+    pub(super) fn decode(bytes: &[u8; LEN]) -> Result<Self, StreamRefusal> {
         check_version(bytes)?;
-        let purpose = Purpose::from_wire(bytes[10]).ok_or(Refusal::Protocol)?;
+        let purpose = StreamPurpose::from_wire(bytes[10]).ok_or(StreamRefusal::Protocol)?;
         let answer = match bytes[11] {
             0 => None,
-            byte => Some(Refusal::from_wire(byte).ok_or(Refusal::Protocol)?),
+            byte => Some(StreamRefusal::from_wire(byte).ok_or(StreamRefusal::Protocol)?),
         };
         if bytes[12..16] != [0; 4] {
-            return Err(Refusal::Protocol);
+            return Err(StreamRefusal::Protocol);
         }
         let number = |at: usize| {
             let mut eight = [0; 8];
@@ -303,7 +303,7 @@ impl Hello {
             incarnation: Incarnation(incarnation),
             boot: number(56),
             run: number(64),
-            disk: OnDisk { term: number(72), vote: number(80), last: number(88) },
+            disk: DiskState { term: number(72), vote: number(80), last: number(88) },
         })
     }
 
@@ -312,38 +312,40 @@ impl Hello {
     /// elsewhere, because it must be made durable.
     pub(super) fn check(
         &self,
-        local: &Local,
-        record: Result<&Peer, bool>,
+        local: &LocalMember,
+        record: Result<&PeerRecord, bool>,
         key: Option<NodeKey>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), StreamRefusal> {
         // The cluster is checked first, so that a member of another one learns nothing about the
         // members here.
         if self.cluster != local.cluster {
-            return Err(Refusal::Cluster);
+            return Err(StreamRefusal::Cluster);
         }
         if self.to != local.member {
-            return Err(Refusal::Receiver);
+            return Err(StreamRefusal::Receiver);
         }
         let peer =
-            record.map_err(|removed| if removed { Refusal::Removed } else { Refusal::Sender })?;
+            record.map_err(
+                |removed| if removed { StreamRefusal::Removed } else { StreamRefusal::Sender },
+            )?;
         if self.from != peer.id {
-            return Err(Refusal::Sender);
+            return Err(StreamRefusal::Sender);
         }
         if peer.node_key.is_some() && peer.node_key != key {
-            return Err(Refusal::Key);
+            return Err(StreamRefusal::Key);
         }
         if peer.incarnation.is_some_and(|bound| bound != self.incarnation) {
-            return Err(Refusal::Incarnation);
+            return Err(StreamRefusal::Incarnation);
         }
         Ok(())
     }
 }
 
-fn check_version(bytes: &[u8; LEN]) -> Result<(), Refusal> {
+fn check_version(bytes: &[u8; LEN]) -> Result<(), StreamRefusal> {
     if &bytes[..8] != MAGIC {
-        Err(Refusal::Protocol)
+        Err(StreamRefusal::Protocol)
     } else if bytes[8..VERSION_ENDS] != VERSION.to_be_bytes() {
-        Err(Refusal::Version)
+        Err(StreamRefusal::Version)
     } else {
         Ok(())
     }
@@ -355,19 +357,19 @@ mod tests {
 
     use super::*;
 
-    fn local() -> Local {
-        Local {
+    fn local() -> LocalMember {
+        LocalMember {
             cluster: ClusterId(1),
             member: MemberId(2),
             incarnation: Incarnation([2; 16]),
             boot: 1,
             run: 1,
-            disk: OnDisk::default(),
+            disk: DiskState::default(),
         }
     }
 
-    fn peer() -> Peer {
-        Peer {
+    fn peer() -> PeerRecord {
+        PeerRecord {
             id: MemberId(3),
             urls: Vec::new(),
             incarnation: Some(Incarnation([3; 16])),
@@ -377,7 +379,7 @@ mod tests {
 
     fn hello() -> Hello {
         Hello {
-            purpose: Purpose::Messages,
+            purpose: StreamPurpose::Messages,
             answer: None,
             cluster: ClusterId(1),
             from: MemberId(3),
@@ -385,7 +387,7 @@ mod tests {
             incarnation: Incarnation([3; 16]),
             boot: 4,
             run: 5,
-            disk: OnDisk { term: 6, vote: 7, last: 8 },
+            disk: DiskState { term: 6, vote: 7, last: 8 },
         }
     }
 
@@ -399,24 +401,28 @@ mod tests {
     fn each_thing_that_does_not_fit_is_refused_with_its_reason() {
         let key = Some(NodeKey([9; 32]));
         let cases = [
-            (Hello { cluster: ClusterId(8), ..hello() }, key, Refusal::Cluster),
-            (Hello { to: MemberId(8), ..hello() }, key, Refusal::Receiver),
-            (Hello { from: MemberId(8), ..hello() }, key, Refusal::Sender),
-            (Hello { incarnation: Incarnation([8; 16]), ..hello() }, key, Refusal::Incarnation),
-            (hello(), Some(NodeKey([8; 32])), Refusal::Key),
-            (hello(), None, Refusal::Key),
+            (Hello { cluster: ClusterId(8), ..hello() }, key, StreamRefusal::Cluster),
+            (Hello { to: MemberId(8), ..hello() }, key, StreamRefusal::Receiver),
+            (Hello { from: MemberId(8), ..hello() }, key, StreamRefusal::Sender),
+            (
+                Hello { incarnation: Incarnation([8; 16]), ..hello() },
+                key,
+                StreamRefusal::Incarnation,
+            ),
+            (hello(), Some(NodeKey([8; 32])), StreamRefusal::Key),
+            (hello(), None, StreamRefusal::Key),
         ];
         for (hello, key, refusal) in cases {
             assert_eq!(hello.check(&local(), Ok(&peer()), key), Err(refusal));
         }
-        assert_eq!(hello().check(&local(), Err(true), key), Err(Refusal::Removed));
-        assert_eq!(hello().check(&local(), Err(false), key), Err(Refusal::Sender));
+        assert_eq!(hello().check(&local(), Err(true), key), Err(StreamRefusal::Removed));
+        assert_eq!(hello().check(&local(), Err(false), key), Err(StreamRefusal::Sender));
     }
 
     #[test]
     fn a_removed_member_of_another_cluster_learns_only_that_it_is_another_cluster() {
         let foreign = Hello { cluster: ClusterId(8), ..hello() };
-        assert_eq!(foreign.check(&local(), Err(true), None), Err(Refusal::Cluster));
+        assert_eq!(foreign.check(&local(), Err(true), None), Err(StreamRefusal::Cluster));
     }
 
     proptest! {

@@ -18,12 +18,12 @@ use super::{
     SendError,
     accept::write_frame,
     dial,
-    frame::{HEADER_BYTES, Kind, put},
-    hello::Purpose,
+    frame::{FrameKind, HEADER_BYTES, put},
+    hello::StreamPurpose,
     links::Opener,
     peer::PeerHandle,
     request,
-    service::Shared,
+    service::TransportState,
     snapshot,
     stream::{Duplex, PeerStream},
 };
@@ -34,12 +34,12 @@ const TOKEN_BYTES: usize = 8;
 
 /// Invitations to one peer that it has not followed yet.
 #[derive(Default)]
-pub(super) struct Invitations(Mutex<Open>);
+pub(super) struct Invitations(Mutex<OpenInvitations>);
 
 #[derive(Default)]
-struct Open {
+struct OpenInvitations {
     next: u64,
-    waiting: BTreeMap<u64, (Purpose, oneshot::Sender<PeerStream>)>,
+    waiting: BTreeMap<u64, (StreamPurpose, oneshot::Sender<PeerStream>)>,
 }
 
 /// An open invitation; dropping it withdraws it.
@@ -49,12 +49,15 @@ struct Invitation<'a> {
 }
 
 impl Invitations {
-    fn lock(&self) -> MutexGuard<'_, Open> {
+    fn lock(&self) -> MutexGuard<'_, OpenInvitations> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts to wait for a stream. Returns `None` if too many are awaited already.
-    fn begin(&self, purpose: Purpose) -> Option<(Invitation<'_>, oneshot::Receiver<PeerStream>)> {
+    fn begin(
+        &self,
+        purpose: StreamPurpose,
+    ) -> Option<(Invitation<'_>, oneshot::Receiver<PeerStream>)> {
         let (sender, receiver) = oneshot::channel();
         let mut open = self.lock();
         if open.waiting.len() >= MAX_INVITATIONS {
@@ -68,7 +71,7 @@ impl Invitations {
 
     /// Removes the invitation with this purpose and token. Returns the sender by which to hand over
     /// its stream.
-    fn take(&self, purpose: Purpose, token: u64) -> Option<oneshot::Sender<PeerStream>> {
+    fn take(&self, purpose: StreamPurpose, token: u64) -> Option<oneshot::Sender<PeerStream>> {
         let mut open = self.lock();
         let fits = open.waiting.get(&token).is_some_and(|(expected, _)| *expected == purpose);
         if fits { open.waiting.remove(&token).map(|(_, sender)| sender) } else { None }
@@ -84,9 +87,9 @@ impl Drop for Invitation<'_> {
 /// Opens a stream to send `peer` a snapshot or a request. Connects to the peer, or has the peer
 /// connect where only that works.
 pub(super) async fn open(
-    shared: &Arc<Shared>,
+    shared: &Arc<TransportState>,
     peer: &Arc<PeerHandle>,
-    purpose: Purpose,
+    purpose: StreamPurpose,
 ) -> io::Result<PeerStream> {
     let invitation = purpose.reversed().filter(|_| peer.is_two_way());
     // Prefer the direction that works for messages; an attempt in the other takes long to fail.
@@ -106,15 +109,19 @@ pub(super) async fn open(
     }
 }
 
-async fn invite(shared: &Shared, peer: &PeerHandle, purpose: Purpose) -> io::Result<PeerStream> {
+async fn invite(
+    shared: &TransportState,
+    peer: &PeerHandle,
+    purpose: StreamPurpose,
+) -> io::Result<PeerStream> {
     let begun = peer.invitations.begin(purpose);
     let (invitation, stream) = begun.ok_or_else(|| io::Error::other(SendError::Full))?;
     let mut payload = BytesMut::with_capacity(1 + TOKEN_BYTES);
     payload.put_u8(purpose as u8);
     payload.put_u64(invitation.token);
-    peer.push(Kind::Invite, payload.freeze()).map_err(io::Error::other)?;
+    peer.push(FrameKind::Invite, payload.freeze()).map_err(io::Error::other)?;
     tokio::select! {
-        () = peer.gone.cancelled() => Err(io::ErrorKind::ConnectionAborted.into()),
+        () = peer.cancellation.cancelled() => Err(io::ErrorKind::ConnectionAborted.into()),
         stream = timeout(shared.limits.handshake_timeout, stream) => match stream {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(_)) => Err(io::ErrorKind::ConnectionAborted.into()),
@@ -127,15 +134,16 @@ async fn invite(shared: &Shared, peer: &PeerHandle, purpose: Purpose) -> io::Res
 ///
 /// # Errors
 /// If the payload is not a valid invitation.
-pub(super) fn follow(
-    shared: &Arc<Shared>,
+pub(super) fn follow_invitation(
+    shared: &Arc<TransportState>,
     peer: &Arc<PeerHandle>,
     mut invitation: &[u8],
 ) -> io::Result<()> {
     if invitation.len() != 1 + TOKEN_BYTES {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let purpose = Purpose::from_wire(invitation.get_u8()).filter(|purpose| purpose.is_reversed());
+    let purpose =
+        StreamPurpose::from_wire(invitation.get_u8()).filter(|purpose| purpose.is_reversed());
     let (purpose, token) = (purpose.ok_or(io::ErrorKind::InvalidData)?, invitation.get_u64());
     let Ok(place) = Arc::clone(&peer.invited).try_acquire_owned() else {
         tracing::warn!(peer.member.id = %peer.id, "a peer asks this member to connect too often");
@@ -146,7 +154,7 @@ pub(super) fn follow(
     tasks.spawn(async move {
         let _place = place;
         let followed = tokio::select! {
-            () = peer.gone.cancelled() => return,
+            () = peer.cancellation.cancelled() => return,
             followed = connect_back(&shared, &peer, purpose, token) => followed,
         };
         if let Err(error) = followed {
@@ -157,14 +165,14 @@ pub(super) fn follow(
 }
 
 async fn connect_back(
-    shared: &Arc<Shared>,
+    shared: &Arc<TransportState>,
     peer: &Arc<PeerHandle>,
-    purpose: Purpose,
+    purpose: StreamPurpose,
     token: u64,
 ) -> io::Result<()> {
     let mut stream = dial::connect_any(shared, peer, purpose).await?;
-    write_frame(&mut stream.io, Kind::Invited, &token.to_be_bytes()).await?;
-    if purpose == Purpose::TakeSnapshot {
+    write_frame(&mut stream.io, FrameKind::InvitationToken, &token.to_be_bytes()).await?;
+    if purpose == StreamPurpose::TakeSnapshot {
         snapshot::receive(shared, peer, stream.io).await
     } else {
         request::answer(shared, peer, stream.io).await
@@ -172,10 +180,10 @@ async fn connect_back(
 }
 
 /// Accepts a stream that a peer opened, as it claims, on this member's invitation.
-pub(super) async fn welcome(
-    shared: &Shared,
+pub(super) async fn accept_invited_stream(
+    shared: &TransportState,
     peer: &PeerHandle,
-    purpose: Purpose,
+    purpose: StreamPurpose,
     mut stream: PeerStream,
 ) -> io::Result<()> {
     // Reads no byte past the token: the rest belongs to the receiver of the stream.
@@ -191,7 +199,7 @@ pub(super) async fn welcome(
 
 async fn read_token(io: &mut Box<dyn Duplex>) -> io::Result<u64> {
     let mut expected = BytesMut::new();
-    put(&mut expected, Kind::Invited, &[0; TOKEN_BYTES]);
+    put(&mut expected, FrameKind::InvitationToken, &[0; TOKEN_BYTES]);
     let mut bytes = [0; HEADER_BYTES + TOKEN_BYTES];
     io.read_exact(&mut bytes).await?;
     let (header, mut token) = bytes.split_at(HEADER_BYTES);
@@ -208,19 +216,22 @@ mod tests {
     #[test]
     fn an_invitation_is_followed_once_for_its_purpose_and_while_somebody_waits() {
         let invitations = Invitations::default();
-        let (invitation, _stream) = invitations.begin(Purpose::TakeSnapshot).unwrap();
+        let (invitation, _stream) = invitations.begin(StreamPurpose::TakeSnapshot).unwrap();
         let token = invitation.token;
-        assert!(invitations.take(Purpose::TakeRequest, token).is_none());
-        assert!(invitations.take(Purpose::TakeSnapshot, token + 1).is_none());
-        assert!(invitations.take(Purpose::TakeSnapshot, token).is_some());
-        assert!(invitations.take(Purpose::TakeSnapshot, token).is_none());
+        assert!(invitations.take(StreamPurpose::TakeRequest, token).is_none());
+        assert!(invitations.take(StreamPurpose::TakeSnapshot, token + 1).is_none());
+        assert!(invitations.take(StreamPurpose::TakeSnapshot, token).is_some());
+        assert!(invitations.take(StreamPurpose::TakeSnapshot, token).is_none());
         drop(invitation);
-        let (invitation, _stream) = invitations.begin(Purpose::TakeRequest).unwrap();
+        let (invitation, _stream) = invitations.begin(StreamPurpose::TakeRequest).unwrap();
         let token = invitation.token;
         drop(invitation);
-        assert!(invitations.take(Purpose::TakeRequest, token).is_none());
-        let all: Vec<_> =
-            (0..MAX_INVITATIONS).map_while(|_| invitations.begin(Purpose::TakeRequest)).collect();
-        assert!(all.len() == MAX_INVITATIONS && invitations.begin(Purpose::TakeRequest).is_none());
+        assert!(invitations.take(StreamPurpose::TakeRequest, token).is_none());
+        let all: Vec<_> = (0..MAX_INVITATIONS)
+            .map_while(|_| invitations.begin(StreamPurpose::TakeRequest))
+            .collect();
+        assert!(
+            all.len() == MAX_INVITATIONS && invitations.begin(StreamPurpose::TakeRequest).is_none()
+        );
     }
 }

@@ -7,9 +7,9 @@ use bytes::Bytes;
 use tokio::{io::AsyncWriteExt, time::timeout};
 
 use super::{
-    Local, Refusal, SnapshotReader,
-    frame::Kind,
-    hello::{Hello, Purpose},
+    LocalMember, SnapshotReader, StreamRefusal,
+    frame::FrameKind,
+    hello::{Hello, StreamPurpose},
     request, snapshot,
     stream::{self, PeerStream},
 };
@@ -17,11 +17,11 @@ use crate::{
     config::PeerUrl,
     identity::{ClusterId, Incarnation, MemberId, NodeKey},
     tls::PeerTls,
-    witness::OnDisk,
+    witness::DiskState,
 };
 
 /// Time limit for a member's answer to a hello, and for its list of members.
-const STEP: Duration = Duration::from_secs(5);
+const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval at which the source is told that the installation of its state still runs.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -33,15 +33,15 @@ pub(crate) enum JoinError {
     Io(#[from] io::Error),
     /// The member refused this one.
     #[error("the member refused this one: {0}")]
-    RefusedBy(Refusal),
+    RefusedBy(StreamRefusal),
     /// The address belongs to another member, or to another cluster.
     #[error("another member, or one of another cluster, is at this address")]
-    Stranger,
+    WrongMember,
 }
 
 /// A member from which the whole state can be fetched.
 #[derive(Clone, Debug)]
-pub(crate) struct Source {
+pub(crate) struct StateSource {
     pub member: MemberId,
     pub url: PeerUrl,
     /// Key that the member is bound to, if any.
@@ -56,20 +56,20 @@ pub(crate) async fn ask_members(
     url: &PeerUrl,
     tls: Option<&Arc<PeerTls>>,
 ) -> Result<Bytes, JoinError> {
-    let nobody = Local {
+    let nobody = LocalMember {
         cluster: ClusterId(0),
         member: MemberId(0),
         incarnation: Incarnation([0; 16]),
         boot: 0,
         run: 0,
-        disk: OnDisk::default(),
+        disk: DiskState::default(),
     };
     let asked = async {
-        let ours = Hello::new(&nobody, MemberId(0), Purpose::Members);
-        let (stream, _) = greet(url, tls, None, &ours).await?;
-        Ok(request::read(stream.io, Kind::Answer).await?)
+        let ours = Hello::new(&nobody, MemberId(0), StreamPurpose::Members);
+        let (stream, _) = exchange_hellos(url, tls, None, &ours).await?;
+        Ok(request::read(stream.io, FrameKind::Answer).await?)
     };
-    timeout(STEP, asked)
+    timeout(STEP_TIMEOUT, asked)
         .await
         .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
 }
@@ -80,25 +80,25 @@ pub(crate) async fn ask_members(
 /// # Errors
 /// If that member refuses or breaks off, or if `install` fails.
 pub(crate) async fn fetch_state<T: Send + 'static>(
-    source: &Source,
+    source: &StateSource,
     tls: Option<&Arc<PeerTls>>,
-    local: &Local,
+    local: &LocalMember,
     install: impl FnOnce(SnapshotReader) -> io::Result<T> + Send + 'static,
 ) -> Result<T, JoinError> {
     let from = source.member;
-    let ours = Hello::new(local, from, Purpose::State);
-    let greeted = timeout(STEP, greet(&source.url, tls, source.key, &ours)).await;
+    let ours = Hello::new(local, from, StreamPurpose::State);
+    let greeted = timeout(STEP_TIMEOUT, exchange_hellos(&source.url, tls, source.key, &ours)).await;
     let (stream, theirs) = greeted.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
     if let Some(refusal) = theirs.answer {
         return Err(JoinError::RefusedBy(refusal));
     }
     if theirs.from != from || theirs.cluster != local.cluster || theirs.to != local.member {
-        return Err(JoinError::Stranger);
+        return Err(JoinError::WrongMember);
     }
     Ok(snapshot::receive_state(stream.io, PING_INTERVAL, install).await?)
 }
 
-async fn greet(
+async fn exchange_hellos(
     url: &PeerUrl,
     tls: Option<&Arc<PeerTls>>,
     bound: Option<NodeKey>,

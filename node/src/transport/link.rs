@@ -23,13 +23,13 @@ use tokio::{
 };
 
 use super::{
-    frame::{self, FrameReader, Kind},
+    frame::{self, FrameKind, FrameReader},
     invite,
     links::Opener,
-    peer::{PeerHandle, Queued},
+    peer::{PeerHandle, QueuedFrame},
     registry::Proof,
     request,
-    service::Shared,
+    service::TransportState,
     stream::Duplex,
 };
 
@@ -38,7 +38,7 @@ const BATCH_MESSAGES: usize = 256;
 /// Bytes of a batch at which it is written.
 const BATCH_BYTES: usize = 256 * 1024;
 /// Time limit for sending the queued messages when the transport stops.
-const FAREWELL: Duration = Duration::from_millis(500);
+const FINAL_FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum number of unanswered pings of the peer. A peer that sends more without reading is
 /// disconnected.
 const MAX_PINGS: usize = 64;
@@ -47,7 +47,7 @@ const MAX_PINGS: usize = 64;
 pub(super) const ONE_WAY_AFTER: Duration = Duration::from_secs(10);
 
 /// A stream whose hello was accepted.
-pub(super) struct Opened {
+pub(super) struct OpenStream {
     pub io: Box<dyn Duplex>,
     pub proof: Proof,
     pub opener: Opener,
@@ -57,43 +57,48 @@ pub(super) struct Opened {
 
 /// Reason why a stream has ended.
 #[derive(Debug)]
-pub(super) enum Ended {
+pub(super) enum EndReason {
     /// The peer is no longer a member, or this member stops.
-    Gone,
+    Cancelled,
     /// This end closed the stream, for the given reason.
-    Cut(&'static str),
+    ClosedHere(&'static str),
     /// The other end closed the stream.
     Closed,
     Broken(io::Error),
 }
 
-impl std::fmt::Display for Ended {
+impl std::fmt::Display for EndReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Gone => f.write_str("the peer is no member any more, or this member stops"),
-            Self::Cut(why) => f.write_str(why),
+            Self::Cancelled => f.write_str("the peer is no member any more, or this member stops"),
+            Self::ClosedHere(why) => f.write_str(why),
             Self::Closed => f.write_str("the peer has closed it"),
             Self::Broken(error) => std::fmt::Display::fmt(error, f),
         }
     }
 }
 
-impl From<io::ErrorKind> for Ended {
+impl From<io::ErrorKind> for EndReason {
     fn from(kind: io::ErrorKind) -> Self {
         Self::Broken(kind.into())
     }
 }
 
 /// Runs a stream until it ends.
-pub(super) async fn run(shared: &Arc<Shared>, peer: &Arc<PeerHandle>, opened: Opened) -> Ended {
-    let Opened { io, proof, opener, may_be_two_way } = opened;
-    let Some(registered) = peer.registry.enter(proof) else {
-        return Ended::Cut("the peer's record has changed meanwhile");
+pub(super) async fn run(
+    shared: &Arc<TransportState>,
+    peer: &Arc<PeerHandle>,
+    opened: OpenStream,
+) -> EndReason {
+    let OpenStream { io, proof, opener, may_be_two_way } = opened;
+    let Some(registered) = peer.registry.register(proof) else {
+        return EndReason::ClosedHere("the peer's record has changed meanwhile");
     };
     let (reader, mut writer) = tokio::io::split(io);
     let number = registered.number();
-    let standing = peer.add_link(number, opener, proof.run, &registered.ends, &*shared.events);
-    let link = Link {
+    let standing =
+        peer.add_link(number, opener, proof.run, &registered.cancellation, &*shared.events);
+    let link = LinkTask {
         shared,
         peer,
         number,
@@ -107,15 +112,15 @@ pub(super) async fn run(shared: &Arc<Shared>, peer: &Arc<PeerHandle>, opened: Op
     }
     let ended = tokio::select! {
         biased;
-        () = peer.gone.cancelled() => Ended::Gone,
-        () = registered.ends.cancelled() => Ended::Cut("a newer stream has taken its place, or the peer has not proven what its record binds now"),
-        () = shared.found_out(peer, proof.run) => Ended::Cut("it is not the member, as was found out since"),
-        error = link.write(&mut writer) => Ended::Broken(error),
+        () = peer.cancellation.cancelled() => EndReason::Cancelled,
+        () = registered.cancellation.cancelled() => EndReason::ClosedHere("a newer stream has taken its place, or the peer has not proven what its record binds now"),
+        () = shared.wait_until_refused(peer, proof.run) => EndReason::ClosedHere("it is not the member, as was found out since"),
+        error = link.write(&mut writer) => EndReason::Broken(error),
         ended = link.read(reader) => ended,
         ended = link.watch_other_direction() => ended,
     };
-    if matches!(ended, Ended::Gone) {
-        let _ = timeout(FAREWELL, farewell(peer, &mut writer)).await;
+    if matches!(ended, EndReason::Cancelled) {
+        let _ = timeout(FINAL_FLUSH_TIMEOUT, flush_and_close(peer, &mut writer)).await;
     }
     drop(standing);
     // Messages queued for this stream are out of date by the time there is another one, so they are
@@ -124,7 +129,7 @@ pub(super) async fn run(shared: &Arc<Shared>, peer: &Arc<PeerHandle>, opened: Op
         && let Some(mut queue) = peer.try_take_queue()
     {
         while queue.try_recv().is_ok() {
-            shared.counters.dropped_away.fetch_add(1, Relaxed);
+            shared.counters.dropped_not_connected.fetch_add(1, Relaxed);
             peer.traffic.send_failures.fetch_add(1, Relaxed);
         }
     }
@@ -132,11 +137,14 @@ pub(super) async fn run(shared: &Arc<Shared>, peer: &Arc<PeerHandle>, opened: Op
 }
 
 /// Sends the queued consensus messages, and closes the stream.
-async fn farewell<W: AsyncWrite + Unpin>(peer: &PeerHandle, writer: &mut W) -> io::Result<()> {
+async fn flush_and_close<W: AsyncWrite + Unpin>(
+    peer: &PeerHandle,
+    writer: &mut W,
+) -> io::Result<()> {
     let mut buffer = BytesMut::new();
     if let Some(mut queue) = peer.try_take_queue() {
         while let Ok(message) = queue.try_recv() {
-            if message.kind == Kind::Message {
+            if message.kind == FrameKind::Message {
                 frame::put(&mut buffer, message.kind, message.payload());
             }
         }
@@ -145,8 +153,8 @@ async fn farewell<W: AsyncWrite + Unpin>(peer: &PeerHandle, writer: &mut W) -> i
     writer.shutdown().await
 }
 
-struct Link<'a> {
-    shared: &'a Arc<Shared>,
+struct LinkTask<'a> {
+    shared: &'a Arc<TransportState>,
     peer: &'a Arc<PeerHandle>,
     number: u64,
     opener: Opener,
@@ -159,16 +167,21 @@ struct Link<'a> {
 
 /// The right to send what is queued for the peer, with the state of that sending.
 struct Carrier<'a> {
-    queue: MutexGuard<'a, mpsc::Receiver<Queued>>,
-    batch: Vec<Queued>,
+    queue: MutexGuard<'a, mpsc::Receiver<QueuedFrame>>,
+    batch: Vec<QueuedFrame>,
     /// Promises that were sent last.
-    told: Vec<u8>,
-    counted: Option<Bytes>,
+    sent_promises: Vec<u8>,
+    sent_member_list: Option<Bytes>,
 }
 
 impl<'a> Carrier<'a> {
-    fn new(queue: MutexGuard<'a, mpsc::Receiver<Queued>>) -> Self {
-        Self { queue, batch: Vec::with_capacity(BATCH_MESSAGES), told: Vec::new(), counted: None }
+    fn new(queue: MutexGuard<'a, mpsc::Receiver<QueuedFrame>>) -> Self {
+        Self {
+            queue,
+            batch: Vec::with_capacity(BATCH_MESSAGES),
+            sent_promises: Vec::new(),
+            sent_member_list: None,
+        }
     }
 }
 
@@ -182,7 +195,7 @@ async fn next_batch(carrier: &mut Option<Carrier<'_>>) {
     }
 }
 
-impl Link<'_> {
+impl LinkTask<'_> {
     fn is_two_way(&self) -> bool {
         self.is_two_way.load(SeqCst)
     }
@@ -193,12 +206,12 @@ impl Link<'_> {
     }
 
     /// Returns whether messages are sent on this stream.
-    fn takes_messages(&self) -> bool {
+    fn sends_messages(&self) -> bool {
         self.opener == Opener::Local || self.is_two_way()
     }
 
     /// Returns whether messages are received on this stream.
-    fn brings_messages(&self) -> bool {
+    fn receives_messages(&self) -> bool {
         self.opener == Opener::Remote || self.is_two_way()
     }
 
@@ -207,18 +220,18 @@ impl Link<'_> {
         ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut buffer = BytesMut::new();
         if self.opener == Opener::Local && self.is_two_way() {
-            frame::put(&mut buffer, Kind::TwoWay, &[]);
+            frame::put(&mut buffer, FrameKind::TwoWay, &[]);
         }
         let turn = self.peer.take_queue();
         tokio::pin!(turn);
         let mut carrier: Option<Carrier<'_>> = None;
         loop {
-            let takes = self.takes_messages();
+            let takes = self.sends_messages();
             tokio::select! {
                 biased;
                 () = self.work.notified() => self.put_pongs(&mut buffer),
                 queue = &mut turn, if takes && carrier.is_none() => {
-                    self.peer.carry_on(self.number);
+                    self.peer.make_carrier(self.number);
                     carrier = Some(Carrier::new(queue));
                     ping.reset_immediately();
                 }
@@ -233,24 +246,26 @@ impl Link<'_> {
 
     fn put_pongs(&self, buffer: &mut BytesMut) {
         for _ in 0..self.pings.swap(0, SeqCst) {
-            frame::put(buffer, Kind::Pong, &[]);
+            frame::put(buffer, FrameKind::Pong, &[]);
         }
     }
 
     /// Appends a ping. On the carrier, promises and members are appended as well if they have
     /// changed.
     fn put_ping(&self, buffer: &mut BytesMut, carrier: Option<&mut Carrier<'_>>) {
-        frame::put(buffer, Kind::Ping, &[]);
-        self.peer.with_vitals(self.number, |vitals| vitals.asks(Instant::now()));
-        let Some(Carrier { told, counted, .. }) = carrier else { return };
+        frame::put(buffer, FrameKind::Ping, &[]);
+        self.peer.with_liveness(self.number, |vitals| vitals.record_ping(Instant::now()));
+        let Some(Carrier { sent_promises: told, sent_member_list: counted, .. }) = carrier else {
+            return;
+        };
         let report = self.shared.report();
         if report != *told {
-            frame::put(buffer, Kind::Promises, &report);
+            frame::put(buffer, FrameKind::Promises, &report);
             *told = report;
         }
-        let census = self.shared.events.census().filter(|it| it.len() <= request::MAX_BYTES);
+        let census = self.shared.events.member_list().filter(|it| it.len() <= request::MAX_BYTES);
         if let Some(census) = census.filter(|it| counted.as_ref() != Some(it)) {
-            frame::put(buffer, Kind::Census, &census);
+            frame::put(buffer, FrameKind::MemberList, &census);
             *counted = Some(census);
         }
     }
@@ -263,7 +278,7 @@ impl Link<'_> {
     ) -> io::Result<()> {
         let messages = carrier.into_iter().flat_map(|carrier| carrier.batch.drain(..));
         for message in messages {
-            if message.kind == Kind::Message {
+            if message.kind == FrameKind::Message {
                 self.shared.counters.sent_messages.fetch_add(1, Relaxed);
             } else if !self.is_two_way() {
                 // The other end doesn't know two-way streams, and so not this kind of frame.
@@ -300,55 +315,57 @@ impl Link<'_> {
 
     /// Reads frames until the stream ends. Pings and pongs arrive regularly, so a long silence
     /// means that the peer is dead.
-    async fn read<R: AsyncRead + Unpin>(&self, reader: R) -> Ended {
-        let longest = if self.brings_messages() { self.shared.limits.frame_bytes } else { 0 };
+    async fn read<R: AsyncRead + Unpin>(&self, reader: R) -> EndReason {
+        let longest = if self.receives_messages() { self.shared.limits.frame_bytes } else { 0 };
         let mut frames = FrameReader::new(reader, longest);
         loop {
             match timeout(self.shared.limits.dead_after, frames.next()).await {
                 Ok(Ok(Some((kind, payload)))) => {
-                    if let Err(error) = self.take(kind, payload) {
-                        return Ended::Broken(error);
+                    if let Err(error) = self.handle_frame(kind, payload) {
+                        return EndReason::Broken(error);
                     }
                 }
-                Ok(Ok(None)) => return Ended::Closed,
-                Ok(Err(error)) => return Ended::Broken(error),
+                Ok(Ok(None)) => return EndReason::Closed,
+                Ok(Err(error)) => return EndReason::Broken(error),
                 Err(_) => return io::ErrorKind::TimedOut.into(),
             }
         }
     }
 
-    fn take(&self, kind: Kind, payload: Bytes) -> io::Result<()> {
-        let (brings, takes) = (self.brings_messages(), self.takes_messages());
+    fn handle_frame(&self, kind: FrameKind, payload: Bytes) -> io::Result<()> {
+        let (brings, takes) = (self.receives_messages(), self.sends_messages());
         match kind {
-            Kind::Ping if brings => {
+            FrameKind::Ping if brings => {
                 if self.pings.fetch_add(1, SeqCst) >= MAX_PINGS {
                     return Err(io::Error::other("the peer sends pings and reads no answers"));
                 }
                 self.work.notify_one();
             }
-            Kind::Pong if takes => self.answered(),
-            Kind::TwoWay if self.opener == Opener::Remote => {
+            FrameKind::Pong if takes => self.handle_pong(),
+            FrameKind::TwoWay if self.opener == Opener::Remote => {
                 self.make_two_way();
                 self.work.notify_one();
             }
-            Kind::Message if brings => self.take_message(payload),
-            Kind::Promises if brings => self.shared.told(&payload)?,
-            Kind::Census if brings && payload.len() <= request::MAX_BYTES => {
-                self.shared.events.counted(self.peer.id, payload);
+            FrameKind::Message if brings => self.handle_message(payload),
+            FrameKind::Promises if brings => self.shared.merge_report(&payload)?,
+            FrameKind::MemberList if brings && payload.len() <= request::MAX_BYTES => {
+                self.shared.events.member_list_received(self.peer.id, payload);
             }
-            Kind::Invite if self.is_two_way() => invite::follow(self.shared, self.peer, &payload)?,
+            FrameKind::Invite if self.is_two_way() => {
+                invite::follow_invitation(self.shared, self.peer, &payload)?
+            }
             _ => return Err(io::ErrorKind::InvalidData.into()),
         }
         Ok(())
     }
 
-    fn answered(&self) {
+    fn handle_pong(&self) {
         let now = Instant::now();
-        let took = self.peer.with_vitals(self.number, |vitals| vitals.answers(now)).flatten();
+        let took = self.peer.with_liveness(self.number, |vitals| vitals.record_pong(now)).flatten();
         took.iter().for_each(|took| self.peer.traffic.round_trips.record(*took));
     }
 
-    fn take_message(&self, message: Bytes) {
+    fn handle_message(&self, message: Bytes) {
         let (shared, peer, bytes) = (self.shared, self.peer, message.len() as u64);
         peer.receive_on(self.number);
         shared.counters.received_messages.fetch_add(1, Relaxed);
@@ -362,7 +379,7 @@ impl Link<'_> {
 
     /// Logs once if the peer has opened no stream to this member within [`ONE_WAY_AFTER`]. Never
     /// returns.
-    async fn watch_other_direction(&self) -> Ended {
+    async fn watch_other_direction(&self) -> EndReason {
         sleep(ONE_WAY_AFTER).await;
         if self.opener == Opener::Local && !self.peer.has_link(Opener::Remote) {
             let two_way = self.is_two_way();

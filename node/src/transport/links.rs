@@ -14,7 +14,7 @@ use std::{collections::BTreeMap, time::Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::{Refusal, vitals::Vitals};
+use super::{StreamRefusal, vitals::ProcessLiveness};
 
 /// Side that opened a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,22 +25,22 @@ pub(super) enum Opener {
 
 /// A message stream to or from the peer.
 #[derive(Debug)]
-struct Link {
+struct LinkState {
     opener: Opener,
     /// Whether messages go in both directions.
     is_two_way: bool,
     /// Whether everything that this member sends is sent here.
     is_carrier: bool,
-    vitals: Vitals,
-    ends: CancellationToken,
+    liveness: ProcessLiveness,
+    cancellation: CancellationToken,
 }
 
-impl Link {
-    fn takes_messages(&self) -> bool {
+impl LinkState {
+    fn sends_messages(&self) -> bool {
         self.is_two_way || self.opener == Opener::Local
     }
 
-    fn brings_messages(&self) -> bool {
+    fn receives_messages(&self) -> bool {
         self.is_two_way || self.opener == Opener::Remote
     }
 }
@@ -48,7 +48,7 @@ impl Link {
 /// All message streams of one peer.
 #[derive(Debug, Default)]
 pub(super) struct Links {
-    links: BTreeMap<u64, Link>,
+    links: BTreeMap<u64, LinkState>,
     /// Time since when there has always been a stream to send on.
     connected_since: Option<Instant>,
     /// For each [`Opener`]: since when the peer could be sent to, although that side had opened no
@@ -65,7 +65,7 @@ pub(super) struct Links {
 
 /// Changes of the peer's reachability, to be reported in this order. If another stream takes over
 /// from a lost carrier, both false and true are reported, because messages under way may be lost.
-pub(super) type News = Vec<bool>;
+pub(super) type ReachabilityChanges = Vec<bool>;
 
 impl Links {
     /// Adds a stream under a number that no other stream has had.
@@ -75,45 +75,51 @@ impl Links {
         opener: Opener,
         (run, ends): (u64, CancellationToken),
         now: Instant,
-    ) -> News {
+    ) -> ReachabilityChanges {
         match opener {
             Opener::Local => self.dial_failure = None,
             Opener::Remote => {
                 let older = self.links.values().filter(|link| link.opener == opener);
-                older.for_each(|link| link.ends.cancel());
+                older.for_each(|link| link.cancellation.cancel());
             }
         }
-        let vitals = Vitals::of(run);
-        let link = Link { opener, is_two_way: false, is_carrier: false, vitals, ends };
+        let vitals = ProcessLiveness::of(run);
+        let link = LinkState {
+            opener,
+            is_two_way: false,
+            is_carrier: false,
+            liveness: vitals,
+            cancellation: ends,
+        };
         self.links.insert(number, link);
-        self.settle(false, now)
+        self.update_reachability(false, now)
     }
 
     /// Marks a stream as two-way, once both ends know it.
-    pub(super) fn make_two_way(&mut self, number: u64, now: Instant) -> News {
+    pub(super) fn make_two_way(&mut self, number: u64, now: Instant) -> ReachabilityChanges {
         if let Some(link) = self.links.get_mut(&number) {
             link.is_two_way = true;
         }
-        self.settle(false, now)
+        self.update_reachability(false, now)
     }
 
     /// Makes a stream the carrier.
-    pub(super) fn carry_on(&mut self, number: u64) {
+    pub(super) fn make_carrier(&mut self, number: u64) {
         if let Some(link) = self.links.get_mut(&number) {
             link.is_carrier = true;
         }
     }
 
     /// Removes a stream that has ended.
-    pub(super) fn remove(&mut self, number: u64, now: Instant) -> News {
+    pub(super) fn remove(&mut self, number: u64, now: Instant) -> ReachabilityChanges {
         let removed = self.links.remove(&number);
         self.source = self.source.filter(|source| *source != number);
-        self.settle(removed.is_some_and(|link| link.is_carrier), now)
+        self.update_reachability(removed.is_some_and(|link| link.is_carrier), now)
     }
 
-    fn settle(&mut self, lost_carrier: bool, now: Instant) -> News {
-        let takes = self.links.values().any(Link::takes_messages);
-        let brings = self.links.values().any(Link::brings_messages);
+    fn update_reachability(&mut self, lost_carrier: bool, now: Instant) -> ReachabilityChanges {
+        let takes = self.links.values().any(LinkState::sends_messages);
+        let brings = self.links.values().any(LinkState::receives_messages);
         self.connected_since = self.connected_since.or(Some(now)).filter(|_| takes);
         for opener in [Opener::Local, Opener::Remote] {
             let is_missing = takes && !self.has(opener);
@@ -132,7 +138,7 @@ impl Links {
     pub(super) fn receive_on(&mut self, number: u64) {
         let before = self.source.replace(number).filter(|before| *before != number);
         if let Some(link) = before.and_then(|before| self.links.get(&before)) {
-            link.ends.cancel();
+            link.cancellation.cancel();
         }
     }
 
@@ -171,17 +177,21 @@ impl Links {
     }
 
     /// Returns the liveness record of the process at the other end of a stream.
-    pub(super) fn vitals(&mut self, number: u64) -> Option<&mut Vitals> {
-        self.links.get_mut(&number).map(|link| &mut link.vitals)
+    pub(super) fn liveness(&mut self, number: u64) -> Option<&mut ProcessLiveness> {
+        self.links.get_mut(&number).map(|link| &mut link.liveness)
     }
 
     /// Returns why the process `run` can't be accepted now, if another process has streams that are
     /// pinged.
-    pub(super) fn objection_to(&mut self, run: u64, now: Instant) -> Option<Refusal> {
-        let pinged = self.links.values_mut().filter(|link| link.takes_messages());
-        let objections: Vec<Refusal> =
-            pinged.filter_map(|link| link.vitals.objects_to(run, now)).collect();
-        objections.iter().copied().find(|why| *why == Refusal::Boot).or(objections.first().copied())
+    pub(super) fn objection_to(&mut self, run: u64, now: Instant) -> Option<StreamRefusal> {
+        let pinged = self.links.values_mut().filter(|link| link.sends_messages());
+        let objections: Vec<StreamRefusal> =
+            pinged.filter_map(|link| link.liveness.refusal_of(run, now)).collect();
+        objections
+            .iter()
+            .copied()
+            .find(|why| *why == StreamRefusal::Boot)
+            .or(objections.first().copied())
     }
 }
 
@@ -191,29 +201,33 @@ mod tests {
 
     const NONE: [bool; 0] = [];
 
-    struct Peer {
+    struct TestLinks {
         links: Links,
         now: Instant,
     }
 
-    impl Peer {
+    impl TestLinks {
         fn new() -> Self {
             Self { links: Links::default(), now: Instant::now() }
         }
 
-        fn add(&mut self, number: u64, opener: Opener) -> (CancellationToken, News) {
+        fn add(&mut self, number: u64, opener: Opener) -> (CancellationToken, ReachabilityChanges) {
             let ends = CancellationToken::new();
             let news = self.links.add(number, opener, (1, ends.clone()), self.now);
             (ends, news)
         }
 
-        fn two_way(&mut self, number: u64, opener: Opener) -> (CancellationToken, News) {
+        fn two_way(
+            &mut self,
+            number: u64,
+            opener: Opener,
+        ) -> (CancellationToken, ReachabilityChanges) {
             let (ends, mut news) = self.add(number, opener);
             news.extend(self.links.make_two_way(number, self.now));
             (ends, news)
         }
 
-        fn remove(&mut self, number: u64) -> News {
+        fn remove(&mut self, number: u64) -> ReachabilityChanges {
             self.links.remove(number, self.now)
         }
     }
@@ -221,7 +235,7 @@ mod tests {
     #[test]
     fn one_stream_of_either_side_is_enough_if_it_is_two_way() {
         for opener in [Opener::Local, Opener::Remote] {
-            let mut peer = Peer::new();
+            let mut peer = TestLinks::new();
             assert_eq!(peer.two_way(1, opener).1, [true]);
             assert!(peer.links.connected_since().is_some());
             let missing = [Opener::Local, Opener::Remote].map(|it| peer.links.missing_since(it));
@@ -236,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_peer_of_an_older_build_is_reachable_while_streams_stand_in_both_directions() {
-        let mut peer = Peer::new();
+        let mut peer = TestLinks::new();
         assert_eq!(peer.add(1, Opener::Remote).1, NONE);
         assert!(peer.links.connected_since().is_none(), "it can't be sent to yet");
         assert_eq!(peer.add(2, Opener::Local).1, [true]);
@@ -249,10 +263,10 @@ mod tests {
 
     #[test]
     fn the_loss_of_the_carrier_is_told_although_another_stream_stands() {
-        let mut peer = Peer::new();
+        let mut peer = TestLinks::new();
         peer.two_way(1, Opener::Local);
         peer.two_way(2, Opener::Remote);
-        peer.links.carry_on(2);
+        peer.links.make_carrier(2);
         assert_eq!(peer.remove(1), NONE, "it only stood by");
         peer.two_way(3, Opener::Local);
         assert_eq!(peer.remove(2), [false, true]);
@@ -265,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_newer_stream_of_the_peer_ends_its_older_one_and_none_of_ours() {
-        let mut peer = Peer::new();
+        let mut peer = TestLinks::new();
         let (ours, _) = peer.two_way(1, Opener::Local);
         let (older, _) = peer.two_way(2, Opener::Remote);
         let (newer, _) = peer.two_way(3, Opener::Remote);
@@ -275,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_message_on_another_stream_ends_the_one_before() {
-        let mut peer = Peer::new();
+        let mut peer = TestLinks::new();
         let (ours, _) = peer.two_way(1, Opener::Local);
         let (theirs, _) = peer.two_way(2, Opener::Remote);
         peer.links.receive_on(2);
@@ -291,17 +305,17 @@ mod tests {
 
     #[test]
     fn another_process_is_kept_out_by_whichever_stream_is_pinged() {
-        let mut peer = Peer::new();
+        let mut peer = TestLinks::new();
         peer.add(1, Opener::Remote);
         assert_eq!(peer.links.objection_to(2, peer.now), None, "nobody asks whether it lives");
         peer.links.make_two_way(1, peer.now);
-        assert_eq!(peer.links.objection_to(2, peer.now), Some(Refusal::Another));
+        assert_eq!(peer.links.objection_to(2, peer.now), Some(StreamRefusal::AnotherProcess));
         assert_eq!(peer.links.objection_to(1, peer.now), None);
     }
 
     #[test]
     fn why_a_dial_failed_is_known_until_one_succeeds() {
-        let mut peer = Peer::new();
+        let mut peer = TestLinks::new();
         assert!(peer.links.dial_failed("refused") && !peer.links.dial_failed("refused"));
         peer.two_way(1, Opener::Remote);
         assert_eq!(peer.links.dial_failure(), Some("refused"));

@@ -13,10 +13,10 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{MarksError, hello::Refusal};
+use super::{WitnessFileError, hello::StreamRefusal};
 use crate::{
     identity::MemberId,
-    witness::{Appearance, DecodeError, Objection, Promise, Witness},
+    witness::{ClaimRejection, ProcessClaim, Promise, Witness, WitnessDecodeError},
 };
 
 /// Maximum size of the file, far above that of the largest cluster.
@@ -27,16 +27,16 @@ const MAX_WAITING_VOTES: usize = 64;
 
 /// Reason why a peer's process was not recorded.
 #[derive(Debug)]
-pub(crate) enum TakeError {
+pub(crate) enum AdmitError {
     /// The process contradicts what is remembered of the member.
-    Refused(Refusal),
+    Refused(StreamRefusal),
     /// The process is acceptable, but the file could not be written.
     Files(muster_files::Error),
 }
 
 /// Memory of the peers, with its file.
 #[derive(Debug)]
-pub(crate) struct Marks {
+pub(crate) struct WitnessFile {
     path: PathBuf,
     /// Memory; the lock is never held during disk I/O.
     witness: Mutex<Witness>,
@@ -49,19 +49,19 @@ pub(crate) struct Marks {
 
 /// Part of the memory that must be durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Durable {
+pub(crate) enum RequiredDurability {
     /// Changes from which nothing may follow before they are durable.
     Urgent,
     /// All changes so far.
     All,
 }
 
-impl From<Objection> for Refusal {
-    fn from(objection: Objection) -> Self {
+impl From<ClaimRejection> for StreamRefusal {
+    fn from(objection: ClaimRejection) -> Self {
         match objection {
-            Objection::Incarnation => Self::Incarnation,
-            Objection::Boot => Self::Boot,
-            Objection::Amnesia => Self::Amnesia,
+            ClaimRejection::Incarnation => Self::Incarnation,
+            ClaimRejection::Boot => Self::Boot,
+            ClaimRejection::Amnesia => Self::Amnesia,
         }
     }
 }
@@ -70,15 +70,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Marks {
+impl WitnessFile {
     /// Reads the memory from its file. Without a file, the memory is empty.
     ///
     /// # Errors
     /// If the file exists and can't be read.
-    pub(crate) fn open(path: &Path) -> Result<Self, MarksError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, WitnessFileError> {
         let witness = match muster_files::data::read_own(path, MAX_FILE_BYTES)? {
             Some(bytes) => {
-                let text = std::str::from_utf8(&bytes).map_err(|_| DecodeError::File)?;
+                let text = std::str::from_utf8(&bytes).map_err(|_| WitnessDecodeError::File)?;
                 Witness::decode(text)?
             }
             None => Witness::default(),
@@ -98,20 +98,20 @@ impl Marks {
     }
 
     /// Records `shown` as the process of `member`, durably if that is new. May block on the disk.
-    pub(crate) fn take(&self, member: MemberId, shown: &Appearance) -> Result<(), TakeError> {
+    pub(crate) fn admit(&self, member: MemberId, shown: &ProcessClaim) -> Result<(), AdmitError> {
         let admitted = self.witness().admit(member, shown);
-        admitted.map_err(|objection| TakeError::Refused(objection.into()))?;
-        self.write(Durable::Urgent).map_err(TakeError::Files)
+        admitted.map_err(|objection| AdmitError::Refused(objection.into()))?;
+        self.write(RequiredDurability::Urgent).map_err(AdmitError::Files)
     }
 
     /// Makes the memory durable as far as `what` requires, unless it already is. Blocks on the
     /// disk.
-    pub(crate) fn write(&self, what: Durable) -> Result<(), muster_files::Error> {
+    pub(crate) fn write(&self, what: RequiredDurability) -> Result<(), muster_files::Error> {
         let _file = lock(&self.file);
         let (version, text) = {
             let witness = self.witness();
             // Another call may have written this version while this one waited for the lock.
-            if self.has(what, &witness) {
+            if self.is_durable(what, &witness) {
                 return Ok(());
             }
             (witness.version(), witness.encode())
@@ -122,24 +122,24 @@ impl Marks {
     }
 
     /// Returns whether the file already contains what `what` requires.
-    fn has(&self, what: Durable, witness: &Witness) -> bool {
+    fn is_durable(&self, what: RequiredDurability, witness: &Witness) -> bool {
         let needed = match what {
-            Durable::Urgent => witness.urgent(),
-            Durable::All => witness.version(),
+            RequiredDurability::Urgent => witness.urgent(),
+            RequiredDurability::All => witness.version(),
         };
         needed <= self.written.load(Relaxed)
     }
 
     /// Records a promise of `member`. Returns whether all urgent changes are durable.
-    pub(crate) fn heard(&self, member: MemberId, promise: Promise) -> bool {
+    pub(crate) fn record_promise(&self, member: MemberId, promise: Promise) -> bool {
         let mut witness = self.witness();
-        witness.heard(member, promise);
-        self.has(Durable::Urgent, &witness)
+        witness.record_promise(member, promise);
+        self.is_durable(RequiredDurability::Urgent, &witness)
     }
 
     /// Reserves a place among the votes that wait for the disk, until it is dropped. Returns `None`
     /// if all are taken.
-    pub(crate) fn wait_for_vote(&self) -> Option<OwnedSemaphorePermit> {
+    pub(crate) fn reserve_vote_slot(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.waiting_votes).try_acquire_owned().ok()
     }
 }

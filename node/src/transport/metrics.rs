@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use super::{hello::Refusal, link::ONE_WAY_AFTER};
+use super::{hello::StreamRefusal, link::ONE_WAY_AFTER};
 use crate::{durations::Durations, identity::MemberId};
 
 /// Counters since the start, cheap enough for the data path.
@@ -20,12 +20,12 @@ pub(crate) struct Counters {
     pub(super) received_messages: AtomicU64,
     pub(super) received_bytes: AtomicU64,
     pub(super) dropped_full: AtomicU64,
-    pub(super) dropped_away: AtomicU64,
+    pub(super) dropped_not_connected: AtomicU64,
     pub(super) dropped_inbound: AtomicU64,
     pub(super) handshakes_failed: AtomicU64,
     pub(super) handshakes_over_limit: AtomicU64,
     pub(super) expired_certificates: AtomicU64,
-    refused: [AtomicU64; Refusal::ALL.len()],
+    refused: [AtomicU64; StreamRefusal::ALL.len()],
 }
 
 /// Values of the counters at one moment.
@@ -42,7 +42,7 @@ pub(crate) struct CountersSnapshot {
     /// Number of messages dropped because a peer's queue was full.
     pub dropped_full: u64,
     /// Number of messages dropped because their peer wasn't connected.
-    pub dropped_away: u64,
+    pub dropped_not_connected: u64,
     /// Number of received messages that the driver could not take.
     pub dropped_inbound: u64,
     /// Number of inbound TLS handshakes or hellos that failed or took too long.
@@ -165,7 +165,7 @@ pub(crate) struct Connections {
 impl Connections {
     /// Returns a text for the operator if the peer is connected and one of the two directions
     /// fails.
-    pub(crate) fn complaint(&self, peer: MemberId, now: Instant) -> Option<String> {
+    pub(crate) fn one_way_warning(&self, peer: MemberId, now: Instant) -> Option<String> {
         let lasts = |since: Option<Instant>| {
             since.is_some_and(|since| now.saturating_duration_since(since) >= ONE_WAY_AFTER)
         };
@@ -225,7 +225,7 @@ impl Traffic {
 }
 
 impl Counters {
-    pub(super) fn refuse(&self, refusal: Refusal) {
+    pub(super) fn refuse(&self, refusal: StreamRefusal) {
         self.refused[refusal as usize - 1].fetch_add(1, Relaxed);
     }
 
@@ -236,12 +236,12 @@ impl Counters {
             received_messages: self.received_messages.load(Relaxed),
             received_bytes: self.received_bytes.load(Relaxed),
             dropped_full: self.dropped_full.load(Relaxed),
-            dropped_away: self.dropped_away.load(Relaxed),
+            dropped_not_connected: self.dropped_not_connected.load(Relaxed),
             dropped_inbound: self.dropped_inbound.load(Relaxed),
             handshakes_failed: self.handshakes_failed.load(Relaxed),
             handshakes_over_limit: self.handshakes_over_limit.load(Relaxed),
             expired_certificates: self.expired_certificates.load(Relaxed),
-            refused: Refusal::ALL
+            refused: StreamRefusal::ALL
                 .iter()
                 .map(|r| (r.label(), self.refused[*r as usize - 1].load(Relaxed)))
                 .collect(),
@@ -272,10 +272,10 @@ mod tests {
     #[test]
     fn each_reason_has_its_own_counter() {
         let counters = Counters::default();
-        for refusal in Refusal::ALL {
+        for refusal in StreamRefusal::ALL {
             counters.refuse(refusal);
         }
-        counters.refuse(Refusal::Cluster);
+        counters.refuse(StreamRefusal::Cluster);
         for (label, count) in counters.snapshot().refused {
             assert_eq!(count, if label == "cluster_id" { 2 } else { 1 }, "{label}");
         }

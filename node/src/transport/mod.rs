@@ -77,20 +77,20 @@ use crate::{
     config::PeerUrl,
     identity::{ClusterId, Incarnation, MemberId, NodeKey},
     tls::PeerTls,
-    witness::{Appearance, DecodeError, OnDisk, Promise},
+    witness::{DiskState, ProcessClaim, Promise, WitnessDecodeError},
 };
 
 pub(crate) use self::{
-    hello::Refusal,
-    join::{JoinError, Source, ask_members, fetch_state},
-    marks::{Durable, Marks},
+    hello::StreamRefusal,
+    join::{JoinError, StateSource, ask_members, fetch_state},
+    marks::{RequiredDurability, WitnessFile},
     metrics::{Connections, Counters, CountersSnapshot, PeerTraffic},
     snapshot::{SnapshotReader, SnapshotWriter},
 };
 
 /// Identity of this member, as its hello states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Local {
+pub(crate) struct LocalMember {
     /// Cluster that this member belongs to.
     pub cluster: ClusterId,
     pub member: MemberId,
@@ -102,20 +102,20 @@ pub(crate) struct Local {
     /// reconnect.
     pub run: u64,
     /// State of the directory when this process began.
-    pub disk: OnDisk,
+    pub disk: DiskState,
 }
 
-impl Local {
+impl LocalMember {
     /// Returns this process as its hello presents it to peers.
-    fn appearance(&self) -> Appearance {
+    fn process_claim(&self) -> ProcessClaim {
         let Self { incarnation, boot, run, disk, .. } = *self;
-        Appearance { incarnation, boot, run, disk }
+        ProcessClaim { incarnation, boot, run, disk }
     }
 }
 
 /// Another member, as the member table records it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Peer {
+pub(crate) struct PeerRecord {
     pub id: MemberId,
     /// Peer URLs; a dialler tries them in turn.
     pub urls: Vec<PeerUrl>,
@@ -128,11 +128,11 @@ pub(crate) struct Peer {
 
 /// Other members of the cluster. A new value replaces the previous one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Membership {
-    /// All other members, including those in `told`.
-    pub peers: Vec<Peer>,
+pub(crate) struct PeerMembership {
+    /// All other members, including those in `reported_by_others`.
+    pub peers: Vec<PeerRecord>,
     /// Members in `peers` that are known from other members' censuses only.
-    pub told: BTreeSet<MemberId>,
+    pub reported_by_others: BTreeSet<MemberId>,
     /// Members that were removed, and may never return.
     pub removed: BTreeSet<MemberId>,
     /// Known keys of removed members.
@@ -154,10 +154,10 @@ pub(crate) trait PeerEvents: Send + Sync + 'static {
     /// Returns the encoded list of members, or `None` if it isn't known now. It is for peers that
     /// may have an older list, and for a joining member that doesn't know its own id yet. Must not
     /// block.
-    fn census(&self) -> Option<Bytes>;
+    fn member_list(&self) -> Option<Bytes>;
 
     /// Takes the encoded list of members that `from` sent. Must not block.
-    fn counted(&self, from: MemberId, census: Bytes);
+    fn member_list_received(&self, from: MemberId, census: Bytes);
 
     /// Answers a request of `from`. The future yields `None` if the request can't be answered.
     fn request(&self, from: MemberId, request: Bytes) -> BoxFuture<'static, Option<Bytes>>;
@@ -177,28 +177,28 @@ pub(crate) trait PeerEvents: Send + Sync + 'static {
     fn reachable(&self, peer: MemberId, reachable: bool);
 
     /// Reports that `by`, an authenticated peer, says that this member was removed. Must not block.
-    fn removed(&self, by: MemberId);
+    fn removal_reported(&self, by: MemberId);
 
     /// Reports that this member can never have a quorum again, because too many peers refuse its
     /// data directory. That directory is not the member's. Must not block.
-    fn disowned(&self, why: Refusal);
+    fn refused_by_quorum(&self, why: StreamRefusal);
 }
 
 /// Start parameters of the transport.
-pub(crate) struct Options {
-    pub local: Local,
+pub(crate) struct TransportOptions {
+    pub local: LocalMember,
     /// Addresses to listen on; all of them are bound before `start` returns.
-    pub listen: Vec<Listen>,
+    pub listen: Vec<ListenAddress>,
     /// TLS configuration for https URLs.
     pub tls: Option<Arc<PeerTls>>,
     /// Memory of peers' promises and processes.
-    pub marks: Arc<Marks>,
-    pub limits: Limits,
+    pub witness_file: Arc<WitnessFile>,
+    pub limits: TransportLimits,
 }
 
 /// One address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Listen {
+pub(crate) struct ListenAddress {
     pub address: SocketAddr,
     /// Whether streams to this address use TLS.
     pub tls: bool,
@@ -206,7 +206,7 @@ pub(crate) struct Listen {
 
 /// Time-outs and limits of peer streams.
 #[derive(Clone, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct TransportLimits {
     /// Maximum number of messages queued for one peer; more are dropped.
     pub queue_messages: usize,
     /// Maximum bytes queued for one peer; more are dropped.
@@ -216,7 +216,7 @@ pub(crate) struct Limits {
     /// Maximum number of inbound connections that wait for their first byte or for a handshake
     /// slot. Above it, the oldest waiting connection of the host with the most of them is closed.
     /// If the newcomer is from that host, the newcomer is closed.
-    pub silent: usize,
+    pub waiting_connections: usize,
     /// Maximum number of inbound connections in TLS or hello at a time, shared fairly between
     /// hosts. One host may have a quarter of them at most.
     pub handshakes: usize,
@@ -231,13 +231,13 @@ pub(crate) struct Limits {
     pub redial: (Duration, Duration),
 }
 
-impl Default for Limits {
+impl Default for TransportLimits {
     fn default() -> Self {
         Self {
             queue_messages: 4096,
             queue_bytes: 64 << 20,
             frame_bytes: 32 << 20,
-            silent: 256,
+            waiting_connections: 256,
             handshakes: 64,
             handshake_timeout: Duration::from_secs(5),
             ping_interval: Duration::from_secs(1),
@@ -255,7 +255,7 @@ pub(crate) enum SendError {
     Unknown,
     /// No stream to the peer is connected.
     #[error("the peer is not connected")]
-    Away,
+    NotConnected,
     /// The peer receives more slowly than messages are sent, so its queue is full.
     #[error("the queue to the peer is full")]
     Full,
@@ -266,7 +266,7 @@ pub(crate) enum SendError {
 
 /// Reason why the transport can't start.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum TransportStartError {
     /// The process can't listen on an address.
     #[error("cannot listen for peers on {address}")]
     Listen {
@@ -285,16 +285,16 @@ pub enum StartError {
 
 /// Reason why the file of peers' promises can't be read.
 #[derive(Debug, thiserror::Error)]
-pub enum MarksError {
+pub enum WitnessFileError {
     /// The file system refused access to the file.
     #[error(transparent)]
     Files(#[from] muster_files::Error),
     /// The content can't be decoded.
     #[error(transparent)]
-    Content(#[from] DecodeError),
+    Content(#[from] WitnessDecodeError),
 }
 
-impl MarksError {
+impl WitnessFileError {
     /// Returns whether a restart can never help.
     pub(crate) fn is_final(&self) -> bool {
         match self {
@@ -307,7 +307,7 @@ impl MarksError {
 /// Handle of the running transport. Clones refer to the same transport.
 #[derive(Clone)]
 pub(crate) struct Transport {
-    shared: Arc<service::Shared>,
+    shared: Arc<service::TransportState>,
 }
 
 impl fmt::Debug for Transport {
@@ -322,14 +322,17 @@ impl Transport {
     ///
     /// # Errors
     /// If an address can't be bound.
-    pub(crate) fn start(options: Options, events: Arc<dyn PeerEvents>) -> Result<Self, StartError> {
+    pub(crate) fn start(
+        options: TransportOptions,
+        events: Arc<dyn PeerEvents>,
+    ) -> Result<Self, TransportStartError> {
         service::start(options, events).map(|shared| Self { shared })
     }
 
     /// Sets the current members. New peers are dialled, and streams of peers that are gone are
     /// closed. If a peer's record changed, a stream survives if the process at its other end has
     /// proven what the record now binds. New addresses are used from the next dial on.
-    pub(crate) fn set_membership(&self, membership: Membership) {
+    pub(crate) fn set_membership(&self, membership: PeerMembership) {
         self.shared.set_membership(membership);
     }
 
@@ -386,9 +389,12 @@ impl Transport {
     /// Returns a text for operators for each peer that is connected in one direction only, naming
     /// the one that fails.
     #[must_use]
-    pub(crate) fn complaints(&self) -> Vec<String> {
+    pub(crate) fn one_way_warnings(&self) -> Vec<String> {
         let now = Instant::now();
-        self.traffic().iter().filter_map(|it| it.connections.complaint(it.peer, now)).collect()
+        self.traffic()
+            .iter()
+            .filter_map(|it| it.connections.one_way_warning(it.peer, now))
+            .collect()
     }
 
     /// Returns the addresses that it listens on, with ports resolved.

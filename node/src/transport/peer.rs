@@ -13,13 +13,13 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Limits, Peer, PeerEvents, Refusal, SendError,
-    frame::{self, Kind},
+    PeerEvents, PeerRecord, SendError, StreamRefusal, TransportLimits,
+    frame::{self, FrameKind},
     invite::Invitations,
-    links::{Links, News, Opener},
+    links::{Links, Opener, ReachabilityChanges},
     metrics::{Connections, Traffic},
     registry::Registry,
-    vitals::Vitals,
+    vitals::ProcessLiveness,
 };
 use crate::identity::MemberId;
 
@@ -32,7 +32,7 @@ pub(super) struct PeerHandle {
     /// The peer's record and registered streams.
     pub registry: Registry,
     /// Token that ends everything of this peer: its dialler and every stream.
-    pub gone: CancellationToken,
+    pub cancellation: CancellationToken,
     /// Wakes the dialler, because the peer has connected.
     pub wake: Notify,
     /// Wakes the dialler, because the record changed and the address that it dials may be out of
@@ -46,14 +46,14 @@ pub(super) struct PeerHandle {
     pub requests: Semaphore,
     pub traffic: Traffic,
     /// Whether the peer refused this member for good when it was last dialled.
-    pub disowns: AtomicBool,
+    pub has_refused_for_good: AtomicBool,
     /// Streams that the peer was invited to open.
     pub invitations: Invitations,
     /// Permits for streams that the peer has invited this member to open.
     pub invited: Arc<Semaphore>,
-    queue: mpsc::Sender<Queued>,
+    queue: mpsc::Sender<QueuedFrame>,
     /// Receiving end of the queue. The stream that holds the lock is the carrier.
-    outgoing: tokio::sync::Mutex<mpsc::Receiver<Queued>>,
+    outgoing: tokio::sync::Mutex<mpsc::Receiver<QueuedFrame>>,
     queued_bytes: Arc<AtomicUsize>,
     queue_bytes_max: usize,
     frame_bytes_max: usize,
@@ -61,19 +61,23 @@ pub(super) struct PeerHandle {
 }
 
 impl PeerHandle {
-    pub(super) fn new(record: Peer, limits: &Limits, gone: CancellationToken) -> Self {
+    pub(super) fn new(
+        record: PeerRecord,
+        limits: &TransportLimits,
+        gone: CancellationToken,
+    ) -> Self {
         let (queue, outgoing) = mpsc::channel(limits.queue_messages);
         Self {
             id: record.id,
             registry: Registry::new(record, gone.clone()),
-            gone,
+            cancellation: gone,
             wake: Notify::new(),
             updated: Notify::new(),
             snapshot_out: Arc::new(Semaphore::new(1)),
             snapshot_in: Arc::new(Semaphore::new(1)),
             requests: Semaphore::new(MAX_REQUESTS),
             traffic: Traffic::default(),
-            disowns: AtomicBool::new(false),
+            has_refused_for_good: AtomicBool::new(false),
             invitations: Invitations::default(),
             invited: Arc::new(Semaphore::new(MAX_REQUESTS + 1)),
             queue,
@@ -86,7 +90,7 @@ impl PeerHandle {
     }
 
     /// Replaces the record. Streams that fit the new one continue.
-    pub(super) fn update(&self, record: Peer) {
+    pub(super) fn update(&self, record: PeerRecord) {
         if self.registry.update(record) {
             tracing::info!(peer.member.id = %self.id, "the record of a peer has changed");
             self.updated.notify_one();
@@ -94,16 +98,16 @@ impl PeerHandle {
     }
 
     /// Queues one frame, if the peer is connected and its queue has room.
-    pub(super) fn push(&self, kind: Kind, message: Bytes) -> Result<(), SendError> {
+    pub(super) fn push(&self, kind: FrameKind, message: Bytes) -> Result<(), SendError> {
         if message.len() > self.frame_bytes_max {
             return Err(SendError::TooLong);
         }
         if self.connected_since().is_none() {
-            return Err(SendError::Away);
+            return Err(SendError::NotConnected);
         }
         let cost = cost(&message);
         let before = self.queued_bytes.fetch_add(cost, Ordering::Relaxed);
-        let queued = Queued { kind, message, bytes: Arc::clone(&self.queued_bytes) };
+        let queued = QueuedFrame { kind, message, bytes: Arc::clone(&self.queued_bytes) };
         if before + cost > self.queue_bytes_max {
             return Err(SendError::Full);
         }
@@ -111,14 +115,16 @@ impl PeerHandle {
     }
 
     /// Waits for the right to send what is queued. The stream that holds the guard is the carrier.
-    pub(super) async fn take_queue(&self) -> tokio::sync::MutexGuard<'_, mpsc::Receiver<Queued>> {
+    pub(super) async fn take_queue(
+        &self,
+    ) -> tokio::sync::MutexGuard<'_, mpsc::Receiver<QueuedFrame>> {
         self.outgoing.lock().await
     }
 
     /// Returns the queue, if no stream is the carrier.
     pub(super) fn try_take_queue(
         &self,
-    ) -> Option<tokio::sync::MutexGuard<'_, mpsc::Receiver<Queued>>> {
+    ) -> Option<tokio::sync::MutexGuard<'_, mpsc::Receiver<QueuedFrame>>> {
         self.outgoing.try_lock().ok()
     }
 
@@ -130,10 +136,10 @@ impl PeerHandle {
         run: u64,
         ends: &CancellationToken,
         events: &'a dyn PeerEvents,
-    ) -> StandingLink<'a> {
+    ) -> LinkGuard<'a> {
         let of = (run, ends.clone());
         self.change(events, |links| links.add(number, opener, of, Instant::now()));
-        StandingLink { peer: self, number, events }
+        LinkGuard { peer: self, number, events }
     }
 
     /// Marks a stream as two-way.
@@ -142,8 +148,8 @@ impl PeerHandle {
     }
 
     /// Makes a stream the carrier.
-    pub(super) fn carry_on(&self, number: u64) {
-        self.lock().carry_on(number);
+    pub(super) fn make_carrier(&self, number: u64) {
+        self.lock().make_carrier(number);
     }
 
     /// Records that a message was received on a stream.
@@ -173,17 +179,17 @@ impl PeerHandle {
     }
 
     /// Returns why the process `run` can't be accepted now, if another process is connected.
-    pub(super) fn objection_to(&self, run: u64) -> Option<Refusal> {
+    pub(super) fn objection_to(&self, run: u64) -> Option<StreamRefusal> {
         self.lock().objection_to(run, Instant::now())
     }
 
     /// Calls `ask` on the liveness record of a stream's process, if the stream still exists.
-    pub(super) fn with_vitals<T>(
+    pub(super) fn with_liveness<T>(
         &self,
         number: u64,
-        ask: impl FnOnce(&mut Vitals) -> T,
+        ask: impl FnOnce(&mut ProcessLiveness) -> T,
     ) -> Option<T> {
-        self.lock().vitals(number).map(ask)
+        self.lock().liveness(number).map(ask)
     }
 
     /// Returns which streams are connected, for operators.
@@ -201,7 +207,11 @@ impl PeerHandle {
 
     /// Applies a change and reports its effect under the lock, so that changes are reported in
     /// order.
-    fn change(&self, events: &dyn PeerEvents, change: impl FnOnce(&mut Links) -> News) {
+    fn change(
+        &self,
+        events: &dyn PeerEvents,
+        change: impl FnOnce(&mut Links) -> ReachabilityChanges,
+    ) {
         let mut links = self.lock();
         for reachable in change(&mut links) {
             events.reachable(self.id, reachable);
@@ -216,32 +226,32 @@ impl PeerHandle {
 /// A frame queued for the peer. It counts towards the queue's bytes until it is dropped: written,
 /// or lost with its stream.
 #[derive(Debug)]
-pub(super) struct Queued {
-    pub kind: Kind,
+pub(super) struct QueuedFrame {
+    pub kind: FrameKind,
     message: Bytes,
     bytes: Arc<AtomicUsize>,
 }
 
-impl Queued {
+impl QueuedFrame {
     pub(super) fn payload(&self) -> &[u8] {
         &self.message
     }
 }
 
-impl Drop for Queued {
+impl Drop for QueuedFrame {
     fn drop(&mut self) {
         self.bytes.fetch_sub(cost(&self.message), Ordering::Relaxed);
     }
 }
 
 /// Guard that removes a message stream when it is dropped.
-pub(super) struct StandingLink<'a> {
+pub(super) struct LinkGuard<'a> {
     peer: &'a PeerHandle,
     number: u64,
     events: &'a dyn PeerEvents,
 }
 
-impl Drop for StandingLink<'_> {
+impl Drop for LinkGuard<'_> {
     fn drop(&mut self) {
         self.peer.change(self.events, |links| links.remove(self.number, Instant::now()));
         if self.peer.connected_since().is_none() {
@@ -262,9 +272,9 @@ mod tests {
     use crate::transport::{SnapshotReader, SnapshotWriter};
 
     #[derive(Default)]
-    struct Told(Mutex<Vec<bool>>);
+    struct ReachabilityRecorder(Mutex<Vec<bool>>);
 
-    impl PeerEvents for Told {
+    impl PeerEvents for ReachabilityRecorder {
         fn message(&self, _: MemberId, _: Bytes) -> bool {
             unreachable!("nothing is received here")
         }
@@ -277,11 +287,11 @@ mod tests {
             self.0.lock().unwrap().push(reachable);
         }
 
-        fn census(&self) -> Option<Bytes> {
+        fn member_list(&self) -> Option<Bytes> {
             unreachable!("nobody asks here")
         }
 
-        fn counted(&self, _: MemberId, _: Bytes) {
+        fn member_list_received(&self, _: MemberId, _: Bytes) {
             unreachable!("nothing is received here")
         }
 
@@ -297,54 +307,55 @@ mod tests {
             unreachable!("nothing is told here")
         }
 
-        fn removed(&self, _: MemberId) {}
+        fn removal_reported(&self, _: MemberId) {}
 
-        fn disowned(&self, _: crate::transport::Refusal) {}
+        fn refused_by_quorum(&self, _: crate::transport::StreamRefusal) {}
     }
 
-    fn handle(limits: &Limits) -> PeerHandle {
-        let record = Peer { id: MemberId(1), urls: Vec::new(), incarnation: None, node_key: None };
+    fn handle(limits: &TransportLimits) -> PeerHandle {
+        let record =
+            PeerRecord { id: MemberId(1), urls: Vec::new(), incarnation: None, node_key: None };
         PeerHandle::new(record, limits, CancellationToken::new())
     }
 
-    fn connect<'a>(handle: &'a PeerHandle, told: &'a Told) -> StandingLink<'a> {
+    fn connect<'a>(handle: &'a PeerHandle, told: &'a ReachabilityRecorder) -> LinkGuard<'a> {
         handle.add_link(0, Opener::Local, 1, &CancellationToken::new(), told)
     }
 
     #[test]
     fn bytes_in_the_queue_are_bounded_and_come_free_again() {
-        let limits = Limits { queue_bytes: 100, ..Limits::default() };
-        let (handle, told) = (handle(&limits), Told::default());
+        let limits = TransportLimits { queue_bytes: 100, ..TransportLimits::default() };
+        let (handle, told) = (handle(&limits), ReachabilityRecorder::default());
         let _standing = connect(&handle, &told);
         let message = Bytes::from_static(&[0; 40]);
-        assert_eq!(handle.push(Kind::Message, message.clone()), Ok(()));
-        assert_eq!(handle.push(Kind::Message, message.clone()), Ok(()));
-        assert_eq!(handle.push(Kind::Message, message.clone()), Err(SendError::Full));
+        assert_eq!(handle.push(FrameKind::Message, message.clone()), Ok(()));
+        assert_eq!(handle.push(FrameKind::Message, message.clone()), Ok(()));
+        assert_eq!(handle.push(FrameKind::Message, message.clone()), Err(SendError::Full));
         drop(handle.try_take_queue().unwrap().try_recv().unwrap());
-        assert_eq!(handle.push(Kind::Message, message), Ok(()));
+        assert_eq!(handle.push(FrameKind::Message, message), Ok(()));
     }
 
     #[test]
     fn messages_in_the_queue_are_bounded() {
-        let limits = Limits { queue_messages: 2, ..Limits::default() };
-        let (handle, told) = (handle(&limits), Told::default());
+        let limits = TransportLimits { queue_messages: 2, ..TransportLimits::default() };
+        let (handle, told) = (handle(&limits), ReachabilityRecorder::default());
         let _standing = connect(&handle, &told);
-        assert_eq!(handle.push(Kind::Message, Bytes::new()), Ok(()));
-        assert_eq!(handle.push(Kind::Message, Bytes::new()), Ok(()));
-        assert_eq!(handle.push(Kind::Message, Bytes::new()), Err(SendError::Full));
+        assert_eq!(handle.push(FrameKind::Message, Bytes::new()), Ok(()));
+        assert_eq!(handle.push(FrameKind::Message, Bytes::new()), Ok(()));
+        assert_eq!(handle.push(FrameKind::Message, Bytes::new()), Err(SendError::Full));
     }
 
     #[test]
     fn nothing_is_kept_for_a_peer_that_is_away() {
-        let handle = handle(&Limits::default());
-        assert_eq!(handle.push(Kind::Message, Bytes::new()), Err(SendError::Away));
-        drop(connect(&handle, &Told::default()));
-        assert_eq!(handle.push(Kind::Message, Bytes::new()), Err(SendError::Away));
+        let handle = handle(&TransportLimits::default());
+        assert_eq!(handle.push(FrameKind::Message, Bytes::new()), Err(SendError::NotConnected));
+        drop(connect(&handle, &ReachabilityRecorder::default()));
+        assert_eq!(handle.push(FrameKind::Message, Bytes::new()), Err(SendError::NotConnected));
     }
 
     #[test]
     fn a_change_is_told_once() {
-        let (handle, told) = (handle(&Limits::default()), Told::default());
+        let (handle, told) = (handle(&TransportLimits::default()), ReachabilityRecorder::default());
         let standing = connect(&handle, &told);
         assert!(told.0.lock().unwrap().is_empty());
         handle.make_two_way(0, &told);

@@ -11,7 +11,7 @@ use std::{
 
 use tokio_util::sync::CancellationToken;
 
-use super::Peer;
+use super::PeerRecord;
 use crate::identity::{Incarnation, NodeKey};
 
 /// Identity that the process at the other end of a stream has proven in its hello and its
@@ -26,7 +26,7 @@ pub(super) struct Proof {
 
 impl Proof {
     /// Returns whether a process with this proof may act as the member of `record`.
-    fn fits(&self, record: &Peer) -> bool {
+    fn fits(&self, record: &PeerRecord) -> bool {
         record.incarnation.is_none_or(|bound| bound == self.incarnation)
             && (record.node_key.is_none() || record.node_key == self.key)
     }
@@ -36,29 +36,29 @@ impl Proof {
 pub(super) struct Registry {
     state: Mutex<State>,
     /// Token that ends everything of the peer.
-    gone: CancellationToken,
+    cancellation: CancellationToken,
 }
 
 struct State {
-    record: Arc<Peer>,
+    record: Arc<PeerRecord>,
     next: u64,
     streams: BTreeMap<u64, (Proof, CancellationToken)>,
 }
 
 impl Registry {
-    pub(super) fn new(record: Peer, gone: CancellationToken) -> Self {
+    pub(super) fn new(record: PeerRecord, gone: CancellationToken) -> Self {
         let state = State { record: Arc::new(record), next: 0, streams: BTreeMap::new() };
-        Self { state: Mutex::new(state), gone }
+        Self { state: Mutex::new(state), cancellation: gone }
     }
 
     /// Returns the current record.
-    pub(super) fn record(&self) -> Arc<Peer> {
+    pub(super) fn record(&self) -> Arc<PeerRecord> {
         Arc::clone(&self.lock().record)
     }
 
     /// Replaces the record, and ends the streams that don't fit the new one. Returns false if
     /// nothing changed.
-    pub(super) fn update(&self, record: Peer) -> bool {
+    pub(super) fn update(&self, record: PeerRecord) -> bool {
         let mut state = self.lock();
         if *state.record == record {
             return false;
@@ -74,15 +74,15 @@ impl Registry {
 
     /// Registers a stream whose hello was accepted. Returns `None` if the record has changed
     /// meanwhile, and the hello would now be refused.
-    pub(super) fn enter(&self, proof: Proof) -> Option<Registered<'_>> {
+    pub(super) fn register(&self, proof: Proof) -> Option<StreamRegistration<'_>> {
         let mut state = self.lock();
         if !proof.fits(&state.record) {
             return None;
         }
-        let (number, ends) = (state.next, self.gone.child_token());
+        let (number, ends) = (state.next, self.cancellation.child_token());
         state.next += 1;
         state.streams.insert(number, (proof, ends.clone()));
-        Some(Registered { registry: self, number, ends })
+        Some(StreamRegistration { registry: self, number, cancellation: ends })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -91,22 +91,22 @@ impl Registry {
 }
 
 /// Guard that keeps a stream registered.
-pub(super) struct Registered<'a> {
+pub(super) struct StreamRegistration<'a> {
     registry: &'a Registry,
     number: u64,
     /// Token that is cancelled when the stream must end: the peer is gone, or the stream no longer
     /// fits its record.
-    pub ends: CancellationToken,
+    pub cancellation: CancellationToken,
 }
 
-impl Registered<'_> {
+impl StreamRegistration<'_> {
     /// Returns the stream's number, which no other stream of the peer has had.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 }
 
-impl Drop for Registered<'_> {
+impl Drop for StreamRegistration<'_> {
     fn drop(&mut self) {
         self.registry.lock().streams.remove(&self.number);
     }
@@ -120,35 +120,36 @@ mod tests {
     const PROOF: Proof =
         Proof { incarnation: Incarnation([1; 16]), run: 1, key: Some(NodeKey([1; 32])) };
 
-    fn record() -> Peer {
-        Peer { id: MemberId(1), urls: Vec::new(), incarnation: None, node_key: None }
+    fn record() -> PeerRecord {
+        PeerRecord { id: MemberId(1), urls: Vec::new(), incarnation: None, node_key: None }
     }
 
     #[test]
     fn a_stream_goes_on_under_each_record_that_its_process_has_proven() {
         let registry = Registry::new(record(), CancellationToken::new());
-        let stream = registry.enter(PROOF).unwrap();
+        let stream = registry.register(PROOF).unwrap();
         let urls = vec![PeerUrl::parse("http://127.0.0.1:1").unwrap()];
-        let moved = Peer { urls, ..record() };
-        let bound = Peer { incarnation: Some(PROOF.incarnation), node_key: PROOF.key, ..record() };
+        let moved = PeerRecord { urls, ..record() };
+        let bound =
+            PeerRecord { incarnation: Some(PROOF.incarnation), node_key: PROOF.key, ..record() };
         for record in [moved, bound] {
             assert!(registry.update(record.clone()) && !registry.update(record));
-            assert!(!stream.ends.is_cancelled());
+            assert!(!stream.cancellation.is_cancelled());
         }
     }
 
     #[test]
     fn a_stream_ends_with_the_first_record_that_its_process_does_not_fit() {
         let another = [
-            Peer { incarnation: Some(Incarnation([9; 16])), ..record() },
-            Peer { node_key: Some(NodeKey([9; 32])), ..record() },
+            PeerRecord { incarnation: Some(Incarnation([9; 16])), ..record() },
+            PeerRecord { node_key: Some(NodeKey([9; 32])), ..record() },
         ];
         for record_of_another in another {
             let registry = Registry::new(record(), CancellationToken::new());
-            let stream = registry.enter(PROOF).unwrap();
+            let stream = registry.register(PROOF).unwrap();
             registry.update(record_of_another);
-            assert!(stream.ends.is_cancelled());
-            assert!(registry.enter(PROOF).is_none(), "its hello was accepted a moment before");
+            assert!(stream.cancellation.is_cancelled());
+            assert!(registry.register(PROOF).is_none(), "its hello was accepted a moment before");
         }
     }
 
@@ -156,10 +157,11 @@ mod tests {
     fn a_stream_that_ended_is_forgotten_and_all_end_with_the_peer() {
         let gone = CancellationToken::new();
         let registry = Registry::new(record(), gone.clone());
-        let (first, second) = (registry.enter(PROOF).unwrap(), registry.enter(PROOF).unwrap());
+        let (first, second) =
+            (registry.register(PROOF).unwrap(), registry.register(PROOF).unwrap());
         drop(first);
         assert_eq!(registry.lock().streams.len(), 1);
         gone.cancel();
-        assert!(second.ends.is_cancelled());
+        assert!(second.cancellation.is_cancelled());
     }
 }

@@ -11,11 +11,11 @@ use tokio::{
 use super::{
     SendError,
     accept::write_frame,
-    frame::{FrameReader, Kind},
-    hello::Purpose,
+    frame::{FrameKind, FrameReader},
+    hello::StreamPurpose,
     invite,
     peer::PeerHandle,
-    service::Shared,
+    service::TransportState,
     stream::Duplex,
 };
 
@@ -24,14 +24,14 @@ pub(super) const MAX_BYTES: usize = 1 << 20;
 
 /// Sends a request to `peer`, and returns its answer.
 pub(super) async fn ask(
-    shared: Arc<Shared>,
+    shared: Arc<TransportState>,
     peer: Arc<PeerHandle>,
     request: Bytes,
 ) -> io::Result<Bytes> {
     let asked = async {
-        let mut stream = invite::open(&shared, &peer, Purpose::Request).await?;
-        write_frame(&mut stream.io, Kind::Request, &request).await?;
-        read(stream.io, Kind::Answer).await
+        let mut stream = invite::open(&shared, &peer, StreamPurpose::Request).await?;
+        write_frame(&mut stream.io, FrameKind::Request, &request).await?;
+        read(stream.io, FrameKind::Answer).await
     };
     tokio::select! {
         () = shared.stopping.cancelled() => Err(io::ErrorKind::ConnectionAborted.into()),
@@ -40,7 +40,7 @@ pub(super) async fn ask(
 }
 
 /// Reads the one frame that the other end sends, which must be of this kind.
-pub(super) async fn read<R: AsyncRead + Unpin>(io: R, kind: Kind) -> io::Result<Bytes> {
+pub(super) async fn read<R: AsyncRead + Unpin>(io: R, kind: FrameKind) -> io::Result<Bytes> {
     match FrameReader::new(io, MAX_BYTES).next().await? {
         Some((found, payload)) if found == kind => Ok(payload),
         Some(_) => Err(io::ErrorKind::InvalidData.into()),
@@ -50,7 +50,7 @@ pub(super) async fn read<R: AsyncRead + Unpin>(io: R, kind: Kind) -> io::Result<
 
 /// Answers the request of `peer` on the stream that it opened for it.
 pub(super) async fn answer(
-    shared: &Shared,
+    shared: &TransportState,
     peer: &PeerHandle,
     io: Box<dyn Duplex>,
 ) -> io::Result<()> {
@@ -60,12 +60,12 @@ pub(super) async fn answer(
     let step = shared.limits.dead_after;
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
     let (reader, mut writer) = tokio::io::split(io);
-    let request = timeout(step, read(reader, Kind::Request)).await.map_err(late)??;
+    let request = timeout(step, read(reader, FrameKind::Request)).await.map_err(late)??;
     let Some(answer) = shared.events.request(peer.id, request).await else {
         return Err(io::Error::other("the request can't be answered"));
     };
     let told = async {
-        write_frame(&mut writer, Kind::Answer, &answer).await?;
+        write_frame(&mut writer, FrameKind::Answer, &answer).await?;
         writer.shutdown().await
     };
     timeout(step, told).await.map_err(late)?

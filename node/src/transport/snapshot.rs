@@ -24,11 +24,11 @@ use tokio::{
 use super::{
     SendError,
     accept::write_frame,
-    frame::{FrameReader, Kind},
-    hello::Purpose,
+    frame::{FrameKind, FrameReader},
+    hello::StreamPurpose,
     invite,
     peer::PeerHandle,
-    service::Shared,
+    service::TransportState,
     stream::Duplex,
 };
 
@@ -39,18 +39,18 @@ const CHUNKS_IN_FLIGHT: usize = 4;
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Minimum average speed of a transfer. A slower one is given up, and so is an installation. A link
 /// of a megabit a second is too slow for a cluster.
-const LEAST_BYTES_PER_SECOND: u64 = 128 * 1024;
+const MIN_BYTES_PER_SECOND: u64 = 128 * 1024;
 /// Maximum size of a frame on a snapshot stream: a chunk or a header.
 const FRAME_BYTES: usize = 1 << 20;
 
-enum Piece {
+enum SnapshotPart {
     Chunk(Bytes),
     End { len: u64, crc: u32 },
 }
 
 /// Sending end of one snapshot. Dropping it without `finish` aborts the transfer.
 pub(crate) struct SnapshotWriter {
-    pieces: mpsc::Sender<Piece>,
+    pieces: mpsc::Sender<SnapshotPart>,
     answer: oneshot::Receiver<io::Result<()>>,
     buffer: BytesMut,
     len: u64,
@@ -64,7 +64,7 @@ impl SnapshotWriter {
     /// If the stream broke, or the peer could not install the snapshot.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         self.flush()?;
-        let end = Piece::End { len: self.len, crc: self.crc };
+        let end = SnapshotPart::End { len: self.len, crc: self.crc };
         if self.pieces.blocking_send(end).is_err() {
             return Err(self.failure());
         }
@@ -96,7 +96,7 @@ impl Write for SnapshotWriter {
         let chunk = self.buffer.split().freeze();
         self.len += chunk.len() as u64;
         self.crc = crc32c::crc32c_append(self.crc, &chunk);
-        match self.pieces.blocking_send(Piece::Chunk(chunk)) {
+        match self.pieces.blocking_send(SnapshotPart::Chunk(chunk)) {
             Ok(()) => Ok(()),
             Err(_) => Err(self.failure()),
         }
@@ -105,7 +105,7 @@ impl Write for SnapshotWriter {
 
 /// Receiving end of one snapshot. It reports the end of the data only if everything arrived intact.
 pub(crate) struct SnapshotReader {
-    pieces: mpsc::Receiver<Piece>,
+    pieces: mpsc::Receiver<SnapshotPart>,
     current: Bytes,
     len: u64,
     crc: u32,
@@ -117,8 +117,8 @@ impl SnapshotReader {
     /// Returns a reader for which all of `body` has arrived.
     pub(crate) fn arrived(body: &[u8]) -> Self {
         let (sender, pieces) = mpsc::channel(2);
-        let end = Piece::End { len: body.len() as u64, crc: crc32c::crc32c(body) };
-        for piece in [Piece::Chunk(Bytes::copy_from_slice(body)), end] {
+        let end = SnapshotPart::End { len: body.len() as u64, crc: crc32c::crc32c(body) };
+        for piece in [SnapshotPart::Chunk(Bytes::copy_from_slice(body)), end] {
             sender.try_send(piece).unwrap_or_else(|_| unreachable!("there is room for both"));
         }
         Self { pieces, current: Bytes::new(), len: 0, crc: 0, ended: false }
@@ -133,15 +133,15 @@ impl Read for SnapshotReader {
             }
             match self.pieces.blocking_recv() {
                 None => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Some(Piece::Chunk(chunk)) => {
+                Some(SnapshotPart::Chunk(chunk)) => {
                     self.len += chunk.len() as u64;
                     self.crc = crc32c::crc32c_append(self.crc, &chunk);
                     self.current = chunk;
                 }
-                Some(Piece::End { len, crc }) if (len, crc) == (self.len, self.crc) => {
+                Some(SnapshotPart::End { len, crc }) if (len, crc) == (self.len, self.crc) => {
                     self.ended = true;
                 }
-                Some(Piece::End { .. }) => {
+                Some(SnapshotPart::End { .. }) => {
                     let what = "the snapshot's length or checksum is wrong";
                     return Err(io::Error::new(io::ErrorKind::InvalidData, what));
                 }
@@ -155,7 +155,7 @@ impl Read for SnapshotReader {
 
 /// Returns the writer for the caller, and the task that sends the written data.
 pub(super) fn send(
-    shared: Arc<Shared>,
+    shared: Arc<TransportState>,
     peer: Arc<PeerHandle>,
     header: Bytes,
     permit: OwnedSemaphorePermit,
@@ -165,13 +165,13 @@ pub(super) fn send(
         let _permit = permit;
         let transfer = peer.traffic.snapshots_out.begin();
         let sent = async {
-            let mut stream = invite::open(&shared, &peer, Purpose::Snapshot).await?;
-            let header = write_frame(&mut stream.io, Kind::SnapshotHeader, &header);
-            Pace::new(0).in_time(header).await?;
+            let mut stream = invite::open(&shared, &peer, StreamPurpose::Snapshot).await?;
+            let header = write_frame(&mut stream.io, FrameKind::SnapshotHeader, &header);
+            TransferProgress::new(0).run_in_time(header).await?;
             send_body(stream.io, &mut pieces).await
         };
         let result = tokio::select! {
-            () = peer.gone.cancelled() => Err(io::ErrorKind::ConnectionAborted.into()),
+            () = peer.cancellation.cancelled() => Err(io::ErrorKind::ConnectionAborted.into()),
             result = sent => result,
         };
         transfer.end(&result);
@@ -182,9 +182,9 @@ pub(super) fn send(
     (writer, task)
 }
 
-type Answered = oneshot::Sender<io::Result<()>>;
+type AnswerSender = oneshot::Sender<io::Result<()>>;
 
-fn writer() -> (SnapshotWriter, mpsc::Receiver<Piece>, Answered) {
+fn writer() -> (SnapshotWriter, mpsc::Receiver<SnapshotPart>, AnswerSender) {
     let (sender, pieces) = mpsc::channel(CHUNKS_IN_FLIGHT);
     let (answered, answer) = oneshot::channel();
     let buffer = BytesMut::with_capacity(CHUNK_BYTES);
@@ -193,7 +193,7 @@ fn writer() -> (SnapshotWriter, mpsc::Receiver<Piece>, Answered) {
 
 /// Sends the whole state on a stream that `peer` opened for it.
 pub(super) async fn serve(
-    shared: &Arc<Shared>,
+    shared: &Arc<TransportState>,
     peer: &PeerHandle,
     io: Box<dyn Duplex>,
 ) -> io::Result<()> {
@@ -211,33 +211,37 @@ pub(super) async fn serve(
     writing.await.map_err(io::Error::other)?
 }
 
-async fn send_body(io: Box<dyn Duplex>, pieces: &mut mpsc::Receiver<Piece>) -> io::Result<()> {
+async fn send_body(
+    io: Box<dyn Duplex>,
+    pieces: &mut mpsc::Receiver<SnapshotPart>,
+) -> io::Result<()> {
     let (reader, mut writer) = tokio::io::split(io);
     let mut frames = FrameReader::new(reader, FRAME_BYTES);
-    let mut sent = Pace::new(0);
+    let mut sent = TransferProgress::new(0);
     loop {
         match pieces.recv().await {
             None => return Err(io::ErrorKind::ConnectionAborted.into()),
-            Some(Piece::Chunk(chunk)) => {
-                sent.in_time(write_frame(&mut writer, Kind::SnapshotChunk, &chunk)).await?;
+            Some(SnapshotPart::Chunk(chunk)) => {
+                sent.run_in_time(write_frame(&mut writer, FrameKind::SnapshotChunk, &chunk))
+                    .await?;
                 sent.bytes += chunk.len() as u64;
             }
-            Some(Piece::End { len, crc }) => {
+            Some(SnapshotPart::End { len, crc }) => {
                 let mut end = BytesMut::new();
                 end.put_u64(len);
                 end.put_u32(crc);
-                sent.in_time(write_frame(&mut writer, Kind::SnapshotEnd, &end)).await?;
+                sent.run_in_time(write_frame(&mut writer, FrameKind::SnapshotEnd, &end)).await?;
                 break;
             }
         }
     }
     // The other end installs the snapshot now, which may take as long as the transfer.
-    let installed = Pace::new(sent.bytes);
+    let installed = TransferProgress::new(sent.bytes);
     loop {
-        match installed.in_time(frames.next()).await? {
-            Some((Kind::Ping, _)) => {}
-            Some((Kind::SnapshotAnswer, answer)) if answer.as_ref() == [1] => return Ok(()),
-            Some((Kind::SnapshotAnswer, _)) => {
+        match installed.run_in_time(frames.next()).await? {
+            Some((FrameKind::Ping, _)) => {}
+            Some((FrameKind::SnapshotAnswer, answer)) if answer.as_ref() == [1] => return Ok(()),
+            Some((FrameKind::SnapshotAnswer, _)) => {
                 return Err(io::Error::other("the peer could not install the snapshot"));
             }
             Some(_) => return Err(io::ErrorKind::InvalidData.into()),
@@ -248,7 +252,7 @@ async fn send_body(io: Box<dyn Duplex>, pieces: &mut mpsc::Receiver<Piece>) -> i
 
 /// Receives one snapshot from `peer` and passes it to `PeerEvents::snapshot`.
 pub(super) async fn receive(
-    shared: &Arc<Shared>,
+    shared: &Arc<TransportState>,
     peer: &PeerHandle,
     io: Box<dyn Duplex>,
 ) -> io::Result<()> {
@@ -258,8 +262,8 @@ pub(super) async fn receive(
     let transfer = peer.traffic.snapshots_in.begin();
     let (reader, writer) = tokio::io::split(io);
     let mut frames = FrameReader::new(reader, FRAME_BYTES);
-    let header = match Pace::new(0).in_time(frames.next()).await? {
-        Some((Kind::SnapshotHeader, header)) => header,
+    let header = match TransferProgress::new(0).run_in_time(frames.next()).await? {
+        Some((FrameKind::SnapshotHeader, header)) => header,
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
     let (events, from) = (Arc::clone(&shared.events), peer.id);
@@ -290,21 +294,21 @@ async fn receive_body<T: Send + 'static>(
     let body = SnapshotReader { pieces, current: Bytes::new(), len: 0, crc: 0, ended: false };
     let mut install = tokio::task::spawn_blocking(move || install(body));
     let mut tick = interval(ping_interval);
-    let mut received = Pace::new(0);
+    let mut received = TransferProgress::new(0);
     let pump = async {
         loop {
-            let piece = match received.in_time(frames.next()).await? {
-                Some((Kind::SnapshotChunk, chunk)) => {
+            let piece = match received.run_in_time(frames.next()).await? {
+                Some((FrameKind::SnapshotChunk, chunk)) => {
                     received.bytes += chunk.len() as u64;
-                    Piece::Chunk(chunk)
+                    SnapshotPart::Chunk(chunk)
                 }
-                Some((Kind::SnapshotEnd, mut end)) if end.len() == 12 => {
-                    Piece::End { len: end.get_u64(), crc: end.get_u32() }
+                Some((FrameKind::SnapshotEnd, mut end)) if end.len() == 12 => {
+                    SnapshotPart::End { len: end.get_u64(), crc: end.get_u32() }
                 }
                 Some(_) => return Err(io::Error::from(io::ErrorKind::InvalidData)),
                 None => return Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
             };
-            let last = matches!(piece, Piece::End { .. });
+            let last = matches!(piece, SnapshotPart::End { .. });
             // The installer may have given up; its result says why.
             if sender.send(piece).await.is_err() || last {
                 return Ok(());
@@ -316,26 +320,26 @@ async fn receive_body<T: Send + 'static>(
         tokio::select! {
             installed = &mut install => break installed.map_err(io::Error::other)?,
             _ = tick.tick() => {
-                Pace::new(0).in_time(write_frame(&mut writer, Kind::Ping, &[])).await?;
+                TransferProgress::new(0).run_in_time(write_frame(&mut writer, FrameKind::Ping, &[])).await?;
             }
         }
     };
     let answer = [u8::from(installed.is_ok())];
     let answer = async {
-        write_frame(&mut writer, Kind::SnapshotAnswer, &answer).await?;
+        write_frame(&mut writer, FrameKind::SnapshotAnswer, &answer).await?;
         writer.shutdown().await
     };
-    Pace::new(0).in_time(answer).await?;
+    TransferProgress::new(0).run_in_time(answer).await?;
     installed
 }
 
 /// Progress of a stream, from which the deadline of its next step follows.
-struct Pace {
+struct TransferProgress {
     began: Instant,
     bytes: u64,
 }
 
-impl Pace {
+impl TransferProgress {
     fn new(bytes: u64) -> Self {
         Self { began: Instant::now(), bytes }
     }
@@ -343,7 +347,7 @@ impl Pace {
     /// Returns the deadline of a step that begins now, and the error text if it is missed.
     fn limit(&self, now: Instant) -> (Instant, &'static str) {
         let in_all =
-            self.began + STEP_TIMEOUT + Duration::from_secs(self.bytes / LEAST_BYTES_PER_SECOND);
+            self.began + STEP_TIMEOUT + Duration::from_secs(self.bytes / MIN_BYTES_PER_SECOND);
         let step = now + STEP_TIMEOUT;
         if in_all < step {
             (in_all, "the other end is too slow: less than 128 KiB a second in all")
@@ -352,7 +356,7 @@ impl Pace {
         }
     }
 
-    async fn in_time<T>(&self, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    async fn run_in_time<T>(&self, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
         let (until, else_what) = self.limit(Instant::now());
         let late = |_| Err(io::Error::new(io::ErrorKind::TimedOut, else_what));
         timeout_at(until.into(), step).await.unwrap_or_else(late)
@@ -365,7 +369,7 @@ mod tests {
 
     #[test]
     fn neither_a_step_nor_the_whole_may_take_for_ever() {
-        let mut pace = Pace::new(0);
+        let mut pace = TransferProgress::new(0);
         let at = |seconds| pace.began + Duration::from_secs(seconds);
         let (until, what) = pace.limit(at(0));
         assert!(until == at(30) && what.contains("stalled"), "{what}");

@@ -12,7 +12,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use crate::{
     config::PeerUrl,
     identity::NodeKey,
-    tls::{PEER_ALPN, PeerTls, in_words, node_key_of},
+    tls::{PEER_ALPN, PeerTls, explain_handshake_error, node_key_of},
 };
 
 /// Common interface of plain TCP and TLS streams.
@@ -42,7 +42,8 @@ pub(super) async fn dial(
     // A zone (`%eth0`) is not part of a name in a certificate.
     let host = url.host().split_once('%').map_or(url.host(), |(address, _)| address);
     let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-    let stream = TlsConnector::from(config).connect(name, tcp).await.map_err(in_words)?;
+    let stream =
+        TlsConnector::from(config).connect(name, tcp).await.map_err(explain_handshake_error)?;
     let (_, session) = stream.get_ref();
     check_alpn(session.alpn_protocol())?;
     let key = session.peer_certificates().and_then(<[_]>::first).and_then(node_key_of);
@@ -55,7 +56,10 @@ pub(super) async fn accept(tcp: TcpStream, tls: Option<&Arc<PeerTls>>) -> io::Re
     let Some(tls) = tls else {
         return Ok(PeerStream { io: Box::new(tcp), key: None });
     };
-    let stream = TlsAcceptor::from(tls.server_config()).accept(tcp).await.map_err(in_words)?;
+    let stream = TlsAcceptor::from(tls.server_config())
+        .accept(tcp)
+        .await
+        .map_err(explain_handshake_error)?;
     let (_, session) = stream.get_ref();
     check_alpn(session.alpn_protocol())?;
     let key = session.peer_certificates().and_then(<[_]>::first).and_then(node_key_of);

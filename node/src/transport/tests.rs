@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    hello::{Hello, LEN, Purpose},
+    hello::{Hello, LEN, StreamPurpose},
     *,
 };
 
@@ -20,11 +20,11 @@ const CLUSTER: ClusterId = ClusterId(0xc1);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
-struct Seen {
+struct TransportEventRecorder {
     messages: Mutex<Vec<(MemberId, Bytes)>>,
     snapshots: Mutex<Vec<(MemberId, Bytes, Vec<u8>)>>,
     removed: Mutex<Vec<MemberId>>,
-    disowned: Mutex<Vec<Refusal>>,
+    disowned: Mutex<Vec<StreamRefusal>>,
     promised: Mutex<Promise>,
     changed: Mutex<Option<Bytes>>,
     counted: Mutex<Vec<(MemberId, Bytes)>>,
@@ -32,7 +32,7 @@ struct Seen {
     refuse_snapshots: bool,
 }
 
-impl PeerEvents for Seen {
+impl PeerEvents for TransportEventRecorder {
     fn message(&self, from: MemberId, message: Bytes) -> bool {
         self.messages.lock().unwrap().push((from, message));
         true
@@ -45,12 +45,12 @@ impl PeerEvents for Seen {
         if self.refuse_snapshots { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
 
-    fn census(&self) -> Option<Bytes> {
+    fn member_list(&self) -> Option<Bytes> {
         let changed = self.changed.lock().unwrap().clone();
         Some(changed.unwrap_or(Bytes::from_static(b"members")))
     }
 
-    fn counted(&self, from: MemberId, census: Bytes) {
+    fn member_list_received(&self, from: MemberId, census: Bytes) {
         self.counted.lock().unwrap().push((from, census));
     }
 
@@ -72,65 +72,68 @@ impl PeerEvents for Seen {
         self.reachable.lock().unwrap().push(reachable);
     }
 
-    fn removed(&self, by: MemberId) {
+    fn removal_reported(&self, by: MemberId) {
         self.removed.lock().unwrap().push(by);
     }
 
-    fn disowned(&self, why: Refusal) {
+    fn refused_by_quorum(&self, why: StreamRefusal) {
         self.disowned.lock().unwrap().push(why);
     }
 }
 
-struct Node {
+struct TransportNode {
     transport: Transport,
-    seen: Arc<Seen>,
-    local: Local,
-    marks: Arc<Marks>,
+    events: Arc<TransportEventRecorder>,
+    local: LocalMember,
+    marks: Arc<WitnessFile>,
     _dir: tempfile::TempDir,
 }
 
-impl Node {
+impl TransportNode {
     fn start(member: u64) -> Self {
         // No stream may break because the machine is slow.
-        let limits = Limits { dead_after: PATIENCE, ..Limits::default() };
-        Self::start_as(local(member), Seen::default(), limits)
+        let limits = TransportLimits { dead_after: PATIENCE, ..TransportLimits::default() };
+        Self::start_as(local(member), TransportEventRecorder::default(), limits)
     }
 
-    fn start_as(local: Local, seen: Seen, limits: Limits) -> Self {
+    fn start_as(local: LocalMember, seen: TransportEventRecorder, limits: TransportLimits) -> Self {
         Self::start_with(local, seen, limits, None)
     }
 
     fn start_with(
-        local: Local,
-        seen: Seen,
-        limits: Limits,
+        local: LocalMember,
+        seen: TransportEventRecorder,
+        limits: TransportLimits,
         tls: Option<Arc<crate::tls::PeerTls>>,
     ) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let marks = Arc::new(Marks::open(&dir.path().join("marks")).unwrap());
-        let options = Options {
+        let marks = Arc::new(WitnessFile::open(&dir.path().join("marks")).unwrap());
+        let options = TransportOptions {
             local,
-            listen: vec![Listen { address: "127.0.0.1:0".parse().unwrap(), tls: tls.is_some() }],
+            listen: vec![ListenAddress {
+                address: "127.0.0.1:0".parse().unwrap(),
+                tls: tls.is_some(),
+            }],
             tls,
-            marks: Arc::clone(&marks),
+            witness_file: Arc::clone(&marks),
             limits,
         };
         let seen = Arc::new(seen);
         let transport = Transport::start(options, Arc::clone(&seen) as _).unwrap();
-        Self { transport, seen, local, marks, _dir: dir }
+        Self { transport, events: seen, local, marks, _dir: dir }
     }
 
     fn address(&self) -> SocketAddr {
         self.transport.local_addresses()[0]
     }
 
-    fn as_peer(&self) -> Peer {
+    fn as_peer(&self) -> PeerRecord {
         peer_at(self.local.member, self.address())
     }
 
-    fn knows(&self, others: &[&Node]) {
+    fn knows(&self, others: &[&TransportNode]) {
         let peers = others.iter().map(|node| node.as_peer()).collect();
-        self.transport.set_membership(Membership { peers, ..Membership::default() });
+        self.transport.set_membership(PeerMembership { peers, ..PeerMembership::default() });
     }
 
     fn refused(&self, label: &str) -> u64 {
@@ -139,25 +142,25 @@ impl Node {
     }
 
     fn messages(&self) -> Vec<(MemberId, Bytes)> {
-        self.seen.messages.lock().unwrap().clone()
+        self.events.messages.lock().unwrap().clone()
     }
 }
 
-impl Drop for Node {
+impl Drop for TransportNode {
     fn drop(&mut self) {
         self.transport.stop(PATIENCE);
     }
 }
 
-fn local(member: u64) -> Local {
+fn local(member: u64) -> LocalMember {
     let incarnation = Incarnation([u8::try_from(member).unwrap(); 16]);
-    let (member, run, disk) = (MemberId(member), member, OnDisk::default());
-    Local { cluster: CLUSTER, member, incarnation, boot: 1, run, disk }
+    let (member, run, disk) = (MemberId(member), member, DiskState::default());
+    LocalMember { cluster: CLUSTER, member, incarnation, boot: 1, run, disk }
 }
 
-fn peer_at(id: MemberId, address: SocketAddr) -> Peer {
+fn peer_at(id: MemberId, address: SocketAddr) -> PeerRecord {
     let urls = vec![PeerUrl::parse(&format!("http://{address}")).unwrap()];
-    Peer { id, urls, incarnation: None, node_key: None }
+    PeerRecord { id, urls, incarnation: None, node_key: None }
 }
 
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
@@ -168,15 +171,15 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-fn pair() -> (Node, Node) {
-    let (a, b) = (Node::start(1), Node::start(2));
+fn pair() -> (TransportNode, TransportNode) {
+    let (a, b) = (TransportNode::start(1), TransportNode::start(2));
     a.knows(&[&b]);
     b.knows(&[&a]);
     connect(&a, &b);
     (a, b)
 }
 
-fn connect(a: &Node, b: &Node) {
+fn connect(a: &TransportNode, b: &TransportNode) {
     eventually("both are connected", || {
         a.transport.connected().contains_key(&b.local.member)
             && b.transport.connected().contains_key(&a.local.member)
@@ -184,7 +187,7 @@ fn connect(a: &Node, b: &Node) {
 }
 
 /// Sends `bytes` to `node`, and returns what it answers before it closes the connection.
-fn say(node: &Node, bytes: &[u8]) -> Vec<u8> {
+fn say(node: &TransportNode, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(node.address()).unwrap();
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(std::net::Shutdown::Write);
@@ -193,11 +196,11 @@ fn say(node: &Node, bytes: &[u8]) -> Vec<u8> {
     answer
 }
 
-fn hello_to(node: &Node, from: Local, run: u64) -> Hello {
-    Hello::new(&Local { run, ..from }, node.local.member, Purpose::Messages)
+fn hello_to(node: &TransportNode, from: LocalMember, run: u64) -> Hello {
+    Hello::new(&LocalMember { run, ..from }, node.local.member, StreamPurpose::Messages)
 }
 
-fn answer(bytes: &[u8]) -> Option<Refusal> {
+fn answer(bytes: &[u8]) -> Option<StreamRefusal> {
     let hello: [u8; LEN] = bytes.try_into().expect("exactly one hello comes back");
     Hello::decode(&hello).unwrap().answer
 }
@@ -217,7 +220,7 @@ fn messages_arrive_in_order_in_both_directions() {
 
 #[test]
 fn a_peer_that_comes_later_is_reached() {
-    let (a, b) = (Node::start(1), Node::start(2));
+    let (a, b) = (TransportNode::start(1), TransportNode::start(2));
     b.knows(&[]);
     a.knows(&[&b]);
     eventually("b refuses whom it does not know yet", || b.refused("unknown_member") > 0);
@@ -227,61 +230,71 @@ fn a_peer_that_comes_later_is_reached() {
 
 #[test]
 fn messages_to_nobody_and_to_the_absent_are_told_apart() {
-    let a = Node::start(1);
+    let a = TransportNode::start(1);
     let nowhere = peer_at(MemberId(2), "127.0.0.1:1".parse().unwrap());
-    a.transport.set_membership(Membership { peers: vec![nowhere], ..Membership::default() });
-    assert_eq!(a.transport.send(MemberId(2), Bytes::new()), Err(SendError::Away));
+    a.transport
+        .set_membership(PeerMembership { peers: vec![nowhere], ..PeerMembership::default() });
+    assert_eq!(a.transport.send(MemberId(2), Bytes::new()), Err(SendError::NotConnected));
     assert_eq!(a.transport.send(MemberId(3), Bytes::new()), Err(SendError::Unknown));
-    assert_eq!(a.transport.counters().dropped_away, 1);
+    assert_eq!(a.transport.counters().dropped_not_connected, 1);
 }
 
 #[test]
 fn what_does_not_fit_a_frame_is_refused_at_once() {
-    let limits = Limits { frame_bytes: 100, ..Limits::default() };
-    let a = Node::start_as(local(1), Seen::default(), limits);
+    let limits = TransportLimits { frame_bytes: 100, ..TransportLimits::default() };
+    let a = TransportNode::start_as(local(1), TransportEventRecorder::default(), limits);
     let nowhere = peer_at(MemberId(2), "127.0.0.1:1".parse().unwrap());
-    a.transport.set_membership(Membership { peers: vec![nowhere], ..Membership::default() });
+    a.transport
+        .set_membership(PeerMembership { peers: vec![nowhere], ..PeerMembership::default() });
     let long = Bytes::from(vec![0; 101]);
     assert_eq!(a.transport.send(MemberId(2), long), Err(SendError::TooLong));
 }
 
 #[test]
 fn two_clusters_at_each_others_addresses_refuse_each_other() {
-    let a = Node::start(1);
-    let other = Local { cluster: ClusterId(0xc2), ..local(2) };
-    let b = Node::start_as(other, Seen::default(), Limits::default());
+    let a = TransportNode::start(1);
+    let other = LocalMember { cluster: ClusterId(0xc2), ..local(2) };
+    let b = TransportNode::start_as(
+        other,
+        TransportEventRecorder::default(),
+        TransportLimits::default(),
+    );
     a.knows(&[&b]);
     b.knows(&[&a]);
     eventually("both have refused", || a.refused("cluster_id") > 1 && b.refused("cluster_id") > 1);
     assert!(a.transport.connected().is_empty() && b.transport.connected().is_empty());
-    assert_eq!(a.transport.send(MemberId(2), Bytes::new()), Err(SendError::Away));
+    assert_eq!(a.transport.send(MemberId(2), Bytes::new()), Err(SendError::NotConnected));
 }
 
 #[test]
 fn each_wrong_claim_is_answered_with_its_reason_and_nothing_after_it_is_read() {
-    let a = Node::start(1);
+    let a = TransportNode::start(1);
     let mut bound = peer_at(MemberId(2), "127.0.0.1:1".parse().unwrap());
     bound.incarnation = Some(Incarnation([2; 16]));
     let removed = BTreeSet::from([MemberId(3)]);
-    a.transport.set_membership(Membership { peers: vec![bound], removed, ..Membership::default() });
+    a.transport.set_membership(PeerMembership {
+        peers: vec![bound],
+        removed,
+        ..PeerMembership::default()
+    });
     let right = hello_to(&a, local(2), 1);
     for (hello, refusal) in [
-        (Hello { cluster: ClusterId(9), ..right }, Refusal::Cluster),
-        (Hello { to: MemberId(9), ..right }, Refusal::Receiver),
-        (Hello { from: MemberId(9), ..right }, Refusal::Sender),
-        (Hello { from: MemberId(1), ..right }, Refusal::Sender),
-        (Hello { from: MemberId(3), ..right }, Refusal::Removed),
-        (Hello { incarnation: Incarnation([9; 16]), ..right }, Refusal::Incarnation),
-        (Hello { answer: Some(Refusal::Key), ..right }, Refusal::Protocol),
+        (Hello { cluster: ClusterId(9), ..right }, StreamRefusal::Cluster),
+        (Hello { to: MemberId(9), ..right }, StreamRefusal::Receiver),
+        (Hello { from: MemberId(9), ..right }, StreamRefusal::Sender),
+        (Hello { from: MemberId(1), ..right }, StreamRefusal::Sender),
+        (Hello { from: MemberId(3), ..right }, StreamRefusal::Removed),
+        (Hello { incarnation: Incarnation([9; 16]), ..right }, StreamRefusal::Incarnation),
+        (Hello { answer: Some(StreamRefusal::Key), ..right }, StreamRefusal::Protocol),
     ] {
         let before = a.refused(refusal.label());
         let mut bytes = bytes::BytesMut::from(&hello.encode()[..]);
-        frame::put(&mut bytes, frame::Kind::Message, b"must not be read");
+        frame::put(&mut bytes, frame::FrameKind::Message, b"must not be read");
         assert_eq!(answer(&say(&a, &bytes)), Some(refusal));
         assert_eq!(a.refused(refusal.label()), before + 1);
     }
     let mut bytes = bytes::BytesMut::from(&right.encode()[..]);
-    frame::put(&mut bytes, frame::Kind::Message, b"may be read");
+    frame::put(&mut bytes, frame::FrameKind::Message, b"may be read");
     assert_eq!(answer(&say(&a, &bytes)), None);
     eventually("the right one is read", || a.messages().len() == 1);
     assert_eq!(&a.messages()[0].1[..], b"may be read");
@@ -289,17 +302,18 @@ fn each_wrong_claim_is_answered_with_its_reason_and_nothing_after_it_is_read() {
 
 #[test]
 fn a_boot_counter_that_went_back_or_runs_twice_is_refused() {
-    let a = Node::start(1);
+    let a = TransportNode::start(1);
     let nowhere = peer_at(MemberId(2), "127.0.0.1:1".parse().unwrap());
-    a.transport.set_membership(Membership { peers: vec![nowhere], ..Membership::default() });
+    a.transport
+        .set_membership(PeerMembership { peers: vec![nowhere], ..PeerMembership::default() });
     let at = |boot, run| {
-        let hello = hello_to(&a, Local { boot, ..local(2) }, run);
+        let hello = hello_to(&a, LocalMember { boot, ..local(2) }, run);
         answer(&say(&a, &hello.encode()))
     };
     assert_eq!(at(5, 1), None);
     assert_eq!(at(5, 1), None, "the same process again");
-    assert_eq!(at(5, 2), Some(Refusal::Boot), "another process with the same counter");
-    assert_eq!(at(4, 1), Some(Refusal::Boot));
+    assert_eq!(at(5, 2), Some(StreamRefusal::Boot), "another process with the same counter");
+    assert_eq!(at(4, 1), Some(StreamRefusal::Boot));
     assert_eq!(at(6, 2), None);
 }
 
@@ -308,30 +322,36 @@ fn acknowledged(matched: u64) -> Promise {
 }
 
 /// Returns member 2 at its next boot, with `last` as the last index on its disk.
-fn restarted(last: u64) -> Local {
-    let disk = OnDisk { term: 3, vote: 0, last };
-    Local { boot: 2, run: 22, disk, ..local(2) }
+fn restarted(last: u64) -> LocalMember {
+    let disk = DiskState { term: 3, vote: 0, last };
+    LocalMember { boot: 2, run: 22, disk, ..local(2) }
 }
 
 #[test]
 fn an_image_of_before_a_promise_is_refused_and_the_members_own_disk_is_not() {
-    let a = Node::start(1);
+    let a = TransportNode::start(1);
     let nowhere = peer_at(MemberId(2), "127.0.0.1:1".parse().unwrap());
-    a.transport.set_membership(Membership { peers: vec![nowhere], ..Membership::default() });
-    let shows = |as_local: Local| answer(&say(&a, &hello_to(&a, as_local, as_local.run).encode()));
+    a.transport
+        .set_membership(PeerMembership { peers: vec![nowhere], ..PeerMembership::default() });
+    let shows =
+        |as_local: LocalMember| answer(&say(&a, &hello_to(&a, as_local, as_local.run).encode()));
     assert_eq!(shows(local(2)), None);
-    a.marks.heard(MemberId(2), acknowledged(10));
-    assert_eq!(shows(restarted(9)), Some(Refusal::Amnesia));
+    a.marks.record_promise(MemberId(2), acknowledged(10));
+    assert_eq!(shows(restarted(9)), Some(StreamRefusal::Amnesia));
     assert_eq!(a.refused("amnesia"), 1);
     assert_eq!(shows(restarted(10)), None);
 }
 
 #[test]
 fn who_was_let_in_by_one_that_knew_less_is_cut_off_by_what_others_tell() {
-    let (a, c) = (Node::start(1), Node::start(3));
-    let b = Node::start_as(restarted(9), Seen::default(), Limits::default());
-    a.marks.take(MemberId(2), &local(2).appearance()).unwrap();
-    a.marks.heard(MemberId(2), acknowledged(10));
+    let (a, c) = (TransportNode::start(1), TransportNode::start(3));
+    let b = TransportNode::start_as(
+        restarted(9),
+        TransportEventRecorder::default(),
+        TransportLimits::default(),
+    );
+    a.marks.admit(MemberId(2), &local(2).process_claim()).unwrap();
+    a.marks.record_promise(MemberId(2), acknowledged(10));
     b.knows(&[&a, &c]);
     c.knows(&[&b]);
     connect(&b, &c);
@@ -339,7 +359,7 @@ fn who_was_let_in_by_one_that_knew_less_is_cut_off_by_what_others_tell() {
     c.knows(&[&a, &b]);
     eventually("c cuts b off", || !c.transport.connected().contains_key(&MemberId(2)));
     a.knows(&[&b, &c]);
-    let told = || b.seen.disowned.lock().unwrap().contains(&Refusal::Amnesia);
+    let told = || b.events.disowned.lock().unwrap().contains(&StreamRefusal::Amnesia);
     eventually("b is told by both", told);
     assert!(c.refused("amnesia") > 0 && a.refused("amnesia") > 0);
     assert!(a.transport.connected().contains_key(&MemberId(3)));
@@ -348,13 +368,13 @@ fn who_was_let_in_by_one_that_knew_less_is_cut_off_by_what_others_tell() {
 #[test]
 fn what_a_member_promised_itself_is_told_to_all_and_kept() {
     let (a, b) = pair();
-    *b.seen.promised.lock().unwrap() = acknowledged(10);
+    *b.events.promised.lock().unwrap() = acknowledged(10);
     let path = a._dir.path().join("marks");
     let refuses = || {
-        let shown = restarted(9).appearance();
+        let shown = restarted(9).process_claim();
         matches!(
-            Marks::open(&path).unwrap().take(MemberId(2), &shown),
-            Err(marks::TakeError::Refused(Refusal::Amnesia))
+            WitnessFile::open(&path).unwrap().admit(MemberId(2), &shown),
+            Err(marks::AdmitError::Refused(StreamRefusal::Amnesia))
         )
     };
     eventually("a has it on its disk", refuses);
@@ -365,54 +385,66 @@ fn what_a_member_promised_itself_is_told_to_all_and_kept() {
 fn a_removed_member_is_told_so_by_a_peer() {
     let (a, b) = pair();
     let removed = BTreeSet::from([MemberId(2)]);
-    a.transport.set_membership(Membership { removed, ..Membership::default() });
-    eventually("b hears it", || b.seen.removed.lock().unwrap().contains(&MemberId(1)));
+    a.transport.set_membership(PeerMembership { removed, ..PeerMembership::default() });
+    eventually("b hears it", || b.events.removed.lock().unwrap().contains(&MemberId(1)));
 }
 
 #[test]
 fn a_member_is_disowned_by_as_many_as_leave_no_quorum_and_not_by_one() {
-    let (a, b, c) = (Node::start(1), Node::start(2), Node::start(3));
-    let knows_another_c = |node: &Node, other: &Node| {
-        let bound = Peer { incarnation: Some(Incarnation([9; 16])), ..c.as_peer() };
+    let (a, b, c) = (TransportNode::start(1), TransportNode::start(2), TransportNode::start(3));
+    let knows_another_c = |node: &TransportNode, other: &TransportNode| {
+        let bound = PeerRecord { incarnation: Some(Incarnation([9; 16])), ..c.as_peer() };
         let peers = vec![other.as_peer(), bound];
-        node.transport.set_membership(Membership { peers, ..Membership::default() });
+        node.transport.set_membership(PeerMembership { peers, ..PeerMembership::default() });
     };
     knows_another_c(&a, &b);
     b.knows(&[&a, &c]);
     c.knows(&[&a, &b]);
     connect(&b, &c);
     eventually("a refuses c again and again", || a.refused("incarnation") > 2);
-    assert!(c.seen.disowned.lock().unwrap().is_empty());
+    assert!(c.events.disowned.lock().unwrap().is_empty());
     knows_another_c(&b, &a);
-    eventually("c is told", || c.seen.disowned.lock().unwrap().contains(&Refusal::Incarnation));
-    assert!(b.seen.disowned.lock().unwrap().is_empty());
+    eventually("c is told", || {
+        c.events.disowned.lock().unwrap().contains(&StreamRefusal::Incarnation)
+    });
+    assert!(b.events.disowned.lock().unwrap().is_empty());
 }
 
 #[test]
 fn who_is_a_member_on_others_word_only_is_heard_and_disowns_nobody() {
-    let (a, b, c, d) = (Node::start(1), Node::start(2), Node::start(3), Node::start(4));
-    let e = Node::start(5);
-    let with_told = |told: &[&Node]| {
+    let (a, b, c, d) = (
+        TransportNode::start(1),
+        TransportNode::start(2),
+        TransportNode::start(3),
+        TransportNode::start(4),
+    );
+    let e = TransportNode::start(5);
+    let with_told = |told: &[&TransportNode]| {
         let peers = [&a].iter().chain(told).map(|node| node.as_peer()).collect();
         let told = told.iter().map(|node| node.local.member).collect();
-        b.transport.set_membership(Membership { peers, told, ..Membership::default() });
+        b.transport.set_membership(PeerMembership {
+            peers,
+            reported_by_others: told,
+            ..PeerMembership::default()
+        });
     };
     for node in [&c, &d, &e] {
-        let other_b = Peer { incarnation: Some(Incarnation([9; 16])), ..b.as_peer() };
-        node.transport.set_membership(Membership { peers: vec![other_b], ..Membership::default() });
+        let other_b = PeerRecord { incarnation: Some(Incarnation([9; 16])), ..b.as_peer() };
+        node.transport
+            .set_membership(PeerMembership { peers: vec![other_b], ..PeerMembership::default() });
     }
     a.knows(&[&b]);
     with_told(&[&c, &d, &e]);
     connect(&a, &b);
     let refused = || [&c, &d, &e].iter().all(|node| node.refused("incarnation") > 1);
     eventually("they refuse it again and again", refused);
-    assert!(b.seen.disowned.lock().unwrap().is_empty());
+    assert!(b.events.disowned.lock().unwrap().is_empty());
     let removed = BTreeSet::from([MemberId(2)]);
-    d.transport.set_membership(Membership { removed, ..Membership::default() });
+    d.transport.set_membership(PeerMembership { removed, ..PeerMembership::default() });
     eventually("one says that it was removed", || d.refused("removed") > 1);
-    assert!(b.seen.removed.lock().unwrap().is_empty());
-    let state = Hello { purpose: Purpose::State, ..hello_to(&b, d.local, 4) };
-    assert_eq!(answer(&say(&b, &state.encode())), Some(Refusal::Sender));
+    assert!(b.events.removed.lock().unwrap().is_empty());
+    let state = Hello { purpose: StreamPurpose::State, ..hello_to(&b, d.local, 4) };
+    assert_eq!(answer(&say(&b, &state.encode())), Some(StreamRefusal::Sender));
     c.knows(&[&b]);
     connect(&b, &c);
     c.transport.send(MemberId(2), Bytes::from_static(b"I lead")).unwrap();
@@ -424,30 +456,31 @@ fn who_is_a_member_on_others_word_only_is_heard_and_disowns_nobody() {
 #[test]
 fn a_member_tells_whom_it_dials_who_the_members_are_and_what_has_changed() {
     let (a, b) = pair();
-    let told = || b.seen.counted.lock().unwrap().clone();
+    let told = || b.events.counted.lock().unwrap().clone();
     eventually("b is told", || !told().is_empty());
-    std::thread::sleep(Limits::default().ping_interval * 2);
+    std::thread::sleep(TransportLimits::default().ping_interval * 2);
     let by_a = |text: &'static str| (MemberId(1), Bytes::from_static(text.as_bytes()));
     assert_eq!(told(), [by_a("members")], "it is not told again what it knows");
-    *a.seen.changed.lock().unwrap() = Some(Bytes::from_static(b"others"));
+    *a.events.changed.lock().unwrap() = Some(Bytes::from_static(b"others"));
     eventually("b is told again", || told().len() == 2);
     assert_eq!(told(), [by_a("members"), by_a("others")]);
 }
 
 #[test]
 fn a_stranger_that_answers_removed_is_not_believed() {
-    let a = Node::start(1);
+    let a = TransportNode::start(1);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let impostor = peer_at(MemberId(2), listener.local_addr().unwrap());
-    a.transport.set_membership(Membership { peers: vec![impostor], ..Membership::default() });
+    a.transport
+        .set_membership(PeerMembership { peers: vec![impostor], ..PeerMembership::default() });
     // The refusal comes in the name of a member of another cluster.
-    let foreign = Local { cluster: ClusterId(9), ..local(2) };
-    let lie = Hello { answer: Some(Refusal::Removed), ..hello_to(&a, foreign, 1) };
+    let foreign = LocalMember { cluster: ClusterId(9), ..local(2) };
+    let lie = Hello { answer: Some(StreamRefusal::Removed), ..hello_to(&a, foreign, 1) };
     let (mut stream, _) = listener.accept().unwrap();
     stream.read_exact(&mut [0; LEN]).unwrap();
     stream.write_all(&lie.encode()).unwrap();
     eventually("it is refused", || a.refused("cluster_id") == 1);
-    assert!(a.seen.removed.lock().unwrap().is_empty());
+    assert!(a.events.removed.lock().unwrap().is_empty());
 }
 
 #[test]
@@ -475,11 +508,15 @@ fn junk_on_the_port_changes_nothing() {
 
 #[test]
 fn a_peer_that_reads_nothing_costs_its_bounds_and_no_more() {
-    let limits = Limits { queue_bytes: 1 << 20, dead_after: PATIENCE, ..Limits::default() };
-    let a = Node::start_as(local(1), Seen::default(), limits);
+    let limits = TransportLimits {
+        queue_bytes: 1 << 20,
+        dead_after: PATIENCE,
+        ..TransportLimits::default()
+    };
+    let a = TransportNode::start_as(local(1), TransportEventRecorder::default(), limits);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let slow = peer_at(MemberId(2), listener.local_addr().unwrap());
-    a.transport.set_membership(Membership { peers: vec![slow], ..Membership::default() });
+    a.transport.set_membership(PeerMembership { peers: vec![slow], ..PeerMembership::default() });
     let (mut stream, _) = listener.accept().unwrap();
     stream.read_exact(&mut [0; LEN]).unwrap();
     stream.write_all(&hello_to(&a, local(2), 1).encode()).unwrap();
@@ -494,12 +531,16 @@ fn a_peer_that_reads_nothing_costs_its_bounds_and_no_more() {
 #[test]
 fn connections_that_never_say_hello_are_bounded_and_closed() {
     let start = |handshake_timeout| {
-        let limits = Limits { silent: 4, handshake_timeout, ..Limits::default() };
-        let a = Node::start_as(local(1), Seen::default(), limits);
+        let limits = TransportLimits {
+            waiting_connections: 4,
+            handshake_timeout,
+            ..TransportLimits::default()
+        };
+        let a = TransportNode::start_as(local(1), TransportEventRecorder::default(), limits);
         a.knows(&[]);
         a
     };
-    let idle = |a: &Node| TcpStream::connect(a.address()).unwrap();
+    let idle = |a: &TransportNode| TcpStream::connect(a.address()).unwrap();
     let a = start(Duration::from_secs(3_600));
     let mut silent: Vec<TcpStream> = (0..20).map(|_| idle(&a)).collect();
     eventually("those above the limit are closed at once", || {
@@ -524,16 +565,17 @@ fn a_snapshot_arrives_whole_beside_the_messages() {
     eventually("a message passes it", || b.messages().len() == 1);
     writer.write_all(&body[1_500_000..]).unwrap();
     writer.finish().unwrap();
-    let seen = b.seen.snapshots.lock().unwrap();
+    let seen = b.events.snapshots.lock().unwrap();
     assert_eq!((&seen[0].1[..], seen[0].2.len()), (&b"head"[..], body.len()));
     assert!(seen[0].2 == body);
 }
 
 #[test]
 fn a_snapshot_that_cannot_be_installed_is_reported() {
-    let a = Node::start(1);
-    let full = Seen { refuse_snapshots: true, ..Seen::default() };
-    let b = Node::start_as(local(2), full, Limits::default());
+    let a = TransportNode::start(1);
+    let full =
+        TransportEventRecorder { refuse_snapshots: true, ..TransportEventRecorder::default() };
+    let b = TransportNode::start_as(local(2), full, TransportLimits::default());
     a.knows(&[&b]);
     b.knows(&[&a]);
     connect(&a, &b);
@@ -551,7 +593,7 @@ fn a_snapshot_broken_off_is_not_taken_for_a_whole_one() {
     eventually("the next one is possible", || {
         a.transport.open_snapshot(MemberId(2), Bytes::new()).is_ok_and(|w| w.finish().is_ok())
     });
-    assert!(b.seen.snapshots.lock().unwrap().iter().all(|(_, _, body)| body.is_empty()));
+    assert!(b.events.snapshots.lock().unwrap().iter().all(|(_, _, body)| body.is_empty()));
 }
 
 #[test]
@@ -561,15 +603,15 @@ fn a_peer_that_restarts_is_reached_again() {
     drop(b);
     eventually("its absence is seen", || a.transport.connected().is_empty());
     let dir = tempfile::tempdir().unwrap();
-    let options = Options {
-        local: Local { boot: 2, ..local(2) },
-        listen: vec![Listen { address, tls: false }],
+    let options = TransportOptions {
+        local: LocalMember { boot: 2, ..local(2) },
+        listen: vec![ListenAddress { address, tls: false }],
         tls: None,
-        marks: Arc::new(Marks::open(&dir.path().join("marks")).unwrap()),
-        limits: Limits::default(),
+        witness_file: Arc::new(WitnessFile::open(&dir.path().join("marks")).unwrap()),
+        limits: TransportLimits::default(),
     };
-    let again = Transport::start(options, Arc::new(Seen::default())).unwrap();
-    again.set_membership(Membership { peers: vec![a.as_peer()], ..Membership::default() });
+    let again = Transport::start(options, Arc::new(TransportEventRecorder::default())).unwrap();
+    again.set_membership(PeerMembership { peers: vec![a.as_peer()], ..PeerMembership::default() });
     eventually("it is reached", || !a.transport.connected().is_empty());
     again.stop(PATIENCE);
 }
@@ -578,8 +620,8 @@ fn a_peer_that_restarts_is_reached_again() {
 fn a_peer_that_is_bound_while_it_is_connected_proves_itself_anew() {
     let (a, b) = pair();
     let bind = |incarnation| {
-        let peers = vec![Peer { incarnation: Some(incarnation), ..b.as_peer() }];
-        a.transport.set_membership(Membership { peers, ..Membership::default() });
+        let peers = vec![PeerRecord { incarnation: Some(incarnation), ..b.as_peer() }];
+        a.transport.set_membership(PeerMembership { peers, ..PeerMembership::default() });
     };
     bind(b.local.incarnation);
     eventually("it is reached again", || !a.transport.connected().is_empty());
@@ -596,7 +638,7 @@ async fn a_member_is_answered_and_a_stranger_is_not() {
     assert_eq!(a.transport.ask(to, Bytes::from_static(b"hi")).await.unwrap(), "1: hi");
     assert!(a.transport.ask(to, Bytes::from_static(b"?")).await.is_err(), "it has no answer");
     assert!(a.transport.ask(MemberId(9), Bytes::new()).await.is_err());
-    let stranger = Node::start(9);
+    let stranger = TransportNode::start(9);
     stranger.knows(&[&b]);
     assert!(stranger.transport.ask(to, Bytes::from_static(b"hi")).await.is_err());
     assert!(b.refused("unknown_member") > 0);
@@ -604,22 +646,22 @@ async fn a_member_is_answered_and_a_stranger_is_not() {
 
 #[tokio::test]
 async fn who_is_about_to_join_learns_the_members_and_fetches_the_state_as_one_of_them() {
-    let (b, joiner) = (Node::start(2), local(3));
+    let (b, joiner) = (TransportNode::start(2), local(3));
     let url = b.as_peer().urls.remove(0);
-    b.transport.set_membership(Membership {
+    b.transport.set_membership(PeerMembership {
         peers: vec![peer_at(joiner.member, "127.0.0.1:9".parse().unwrap())],
-        ..Membership::default()
+        ..PeerMembership::default()
     });
     assert_eq!(ask_members(&url, None).await.unwrap(), "members");
     let read = |mut body: SnapshotReader| {
         let mut bytes = Vec::new();
         body.read_to_end(&mut bytes).map(|_| bytes)
     };
-    let source = Source { member: b.local.member, url, key: None };
+    let source = StateSource { member: b.local.member, url, key: None };
     let fetched = fetch_state(&source, None, &joiner, read).await.unwrap();
     assert_eq!(fetched, [3; 1 << 20]);
-    let wiped = Local { incarnation: Incarnation([7; 16]), ..joiner };
-    for (who, why) in [(local(4), Refusal::Sender), (wiped, Refusal::Incarnation)] {
+    let wiped = LocalMember { incarnation: Incarnation([7; 16]), ..joiner };
+    for (who, why) in [(local(4), StreamRefusal::Sender), (wiped, StreamRefusal::Incarnation)] {
         match fetch_state(&source, None, &who, read).await {
             Err(JoinError::RefusedBy(refusal)) => assert_eq!(refusal, why),
             other => panic!("{other:?}"),
@@ -631,20 +673,25 @@ async fn who_is_about_to_join_learns_the_members_and_fetches_the_state_as_one_of
 async fn a_newcomer_takes_the_state_from_the_holder_of_the_bound_key_alone() {
     let dir = tempfile::tempdir().unwrap();
     let tls = crate::tls::tests::on_loopback(dir.path());
-    let b = Node::start_with(local(2), Seen::default(), Limits::default(), Some(Arc::clone(&tls)));
+    let b = TransportNode::start_with(
+        local(2),
+        TransportEventRecorder::default(),
+        TransportLimits::default(),
+        Some(Arc::clone(&tls)),
+    );
     // Each attempt has a joiner of its own, because the first one's permit may not be free again in
     // time.
     let joiners = [3, 4, 5].map(local);
-    let peer = |joiner: &Local| peer_at(joiner.member, "127.0.0.1:9".parse().unwrap());
-    b.transport.set_membership(Membership {
+    let peer = |joiner: &LocalMember| peer_at(joiner.member, "127.0.0.1:9".parse().unwrap());
+    b.transport.set_membership(PeerMembership {
         peers: joiners.iter().map(peer).collect(),
-        ..Membership::default()
+        ..PeerMembership::default()
     });
     let url = PeerUrl::parse(&format!("https://{}", b.address())).unwrap();
     let read = |mut body: SnapshotReader| io::copy(&mut body, &mut io::sink());
     let keys = [(None, true), (tls.node_key(), true), (Some(NodeKey([7; 32])), false)];
     for (joiner, (key, fetched)) in joiners.iter().zip(keys) {
-        let source = Source { member: b.local.member, url: url.clone(), key };
+        let source = StateSource { member: b.local.member, url: url.clone(), key };
         let result = fetch_state(&source, Some(&tls), joiner, read).await;
         assert_eq!(result.is_ok(), fetched, "{key:?}: {result:?}");
     }
@@ -659,9 +706,9 @@ fn a_stream_goes_on_when_a_peers_address_changes() {
     let messages = (0u32..).map(|n| Bytes::copy_from_slice(&n.to_be_bytes()));
     for (url, message) in urls.into_iter().zip(messages) {
         let urls = vec![PeerUrl::parse(&format!("{url}:{port}")).unwrap()];
-        let peers = vec![Peer { urls, ..b.as_peer() }];
+        let peers = vec![PeerRecord { urls, ..b.as_peer() }];
         a.transport.send(MemberId(2), message).unwrap();
-        a.transport.set_membership(Membership { peers, ..Membership::default() });
+        a.transport.set_membership(PeerMembership { peers, ..PeerMembership::default() });
         b.transport.send(MemberId(1), Bytes::from_static(b"back")).unwrap();
     }
     eventually("all have arrived", || b.messages().len() == 4 && a.messages().len() == 4);
@@ -672,11 +719,12 @@ fn a_stream_goes_on_when_a_peers_address_changes() {
 
 #[test]
 fn a_peer_is_dialled_at_its_new_address() {
-    let (a, b) = (Node::start(1), Node::start(2));
+    let (a, b) = (TransportNode::start(1), TransportNode::start(2));
     b.knows(&[&a]);
     // Nothing answers there, so the dial would take its whole time limit.
     let nowhere = peer_at(MemberId(2), "192.0.2.1:1".parse().unwrap());
-    a.transport.set_membership(Membership { peers: vec![nowhere], ..Membership::default() });
+    a.transport
+        .set_membership(PeerMembership { peers: vec![nowhere], ..PeerMembership::default() });
     a.knows(&[&b]);
     connect(&a, &b);
 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::Refusal;
+use super::StreamRefusal;
 
 /// Liveness of a process on a stream that is pinged, and a newcomer that wants to replace it.
 ///
@@ -13,7 +13,7 @@ use super::Refusal;
 /// that was sent *after* a newcomer appeared. Then both are alive, on copies of one directory, and
 /// the newcomer is refused.
 #[derive(Debug)]
-pub(super) struct Vitals {
+pub(super) struct ProcessLiveness {
     run: u64,
     /// Times of unanswered pings, oldest first. Answers come in the same order.
     asked: VecDeque<Instant>,
@@ -23,27 +23,27 @@ pub(super) struct Vitals {
     newcomer: Option<(u64, Instant)>,
 }
 
-impl Vitals {
+impl ProcessLiveness {
     /// Starts without any knowledge of the process `run`.
     pub(super) fn of(run: u64) -> Self {
         Self { run, asked: VecDeque::new(), answered: None, newcomer: None }
     }
 
     /// Records that a ping is sent to the process.
-    pub(super) fn asks(&mut self, now: Instant) {
+    pub(super) fn record_ping(&mut self, now: Instant) {
         self.asked.push_back(now);
     }
 
     /// Records an answer of the process. Returns the round-trip time, or `None` if no ping was
     /// unanswered.
-    pub(super) fn answers(&mut self, now: Instant) -> Option<Duration> {
+    pub(super) fn record_pong(&mut self, now: Instant) -> Option<Duration> {
         let asked = self.asked.pop_front();
         self.answered = asked.or(self.answered);
         asked.map(|asked| now.saturating_duration_since(asked))
     }
 
     /// Returns why the process `run` can't be accepted now, or `None` if it is this process.
-    pub(super) fn objects_to(&mut self, run: u64, now: Instant) -> Option<Refusal> {
+    pub(super) fn refusal_of(&mut self, run: u64, now: Instant) -> Option<StreamRefusal> {
         if run == self.run {
             return None;
         }
@@ -53,7 +53,7 @@ impl Vitals {
         };
         self.newcomer = Some((run, since));
         let lives = self.answered.is_some_and(|answered| answered > since);
-        Some(if lives { Refusal::Boot } else { Refusal::Another })
+        Some(if lives { StreamRefusal::Boot } else { StreamRefusal::AnotherProcess })
     }
 }
 
@@ -65,20 +65,32 @@ mod tests {
     fn a_newcomer_waits_until_the_process_before_it_is_seen_to_live_or_gone() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut vitals = Vitals::of(1);
-        vitals.asks(at(1));
-        vitals.asks(at(2));
-        assert_eq!(vitals.objects_to(2, at(3)), Some(Refusal::Another));
-        assert_eq!(vitals.answers(at(3)), Some(Duration::from_secs(2)));
-        assert_eq!(vitals.answers(at(3)), Some(Duration::from_secs(1)));
-        assert_eq!(vitals.objects_to(2, at(4)), Some(Refusal::Another), "it may have died since");
-        assert_eq!(vitals.objects_to(1, at(4)), None, "a reconnect");
-        vitals.asks(at(5));
-        assert_eq!(vitals.objects_to(2, at(6)), Some(Refusal::Another));
-        vitals.answers(at(6));
-        assert_eq!(vitals.objects_to(2, at(6)), Some(Refusal::Boot));
-        assert_eq!(vitals.objects_to(3, at(6)), Some(Refusal::Another), "one after the other");
-        assert_eq!(vitals.answers(at(7)), None);
-        assert_eq!(vitals.objects_to(3, at(7)), Some(Refusal::Another), "nothing was asked");
+        let mut vitals = ProcessLiveness::of(1);
+        vitals.record_ping(at(1));
+        vitals.record_ping(at(2));
+        assert_eq!(vitals.refusal_of(2, at(3)), Some(StreamRefusal::AnotherProcess));
+        assert_eq!(vitals.record_pong(at(3)), Some(Duration::from_secs(2)));
+        assert_eq!(vitals.record_pong(at(3)), Some(Duration::from_secs(1)));
+        assert_eq!(
+            vitals.refusal_of(2, at(4)),
+            Some(StreamRefusal::AnotherProcess),
+            "it may have died since"
+        );
+        assert_eq!(vitals.refusal_of(1, at(4)), None, "a reconnect");
+        vitals.record_ping(at(5));
+        assert_eq!(vitals.refusal_of(2, at(6)), Some(StreamRefusal::AnotherProcess));
+        vitals.record_pong(at(6));
+        assert_eq!(vitals.refusal_of(2, at(6)), Some(StreamRefusal::Boot));
+        assert_eq!(
+            vitals.refusal_of(3, at(6)),
+            Some(StreamRefusal::AnotherProcess),
+            "one after the other"
+        );
+        assert_eq!(vitals.record_pong(at(7)), None);
+        assert_eq!(
+            vitals.refusal_of(3, at(7)),
+            Some(StreamRefusal::AnotherProcess),
+            "nothing was asked"
+        );
     }
 }

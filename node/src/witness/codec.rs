@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use bytes::{Buf, BufMut};
 use node_consensus::MAX_INDEX;
 
-use super::{Account, OnDisk, Promise, Run};
+use super::{BootProcess, DiskState, Promise, WitnessRecord};
 use crate::identity::{Incarnation, MemberId};
 
 /// First line of the file. In files of the first version, which lack it, a line is a member, its
@@ -17,7 +17,7 @@ const HEADER: &str = "muster-peers 2\n";
 /// Start of the file's last line.
 const CHECKSUM: &str = "crc32c ";
 /// Bytes of one account between members: member, incarnation, boot, flags, run, disk, two promises.
-const ACCOUNT_BYTES: usize = 8 + 16 + 8 + 1 + 8 + 3 * 8 + 2 * 4 * 8;
+const RECORD_BYTES: usize = 8 + 16 + 8 + 1 + 8 + 3 * 8 + 2 * 4 * 8;
 /// Flag: exactly one run is known.
 const ONE_RUN: u8 = 1;
 /// Flag: several runs used the boot counter.
@@ -25,11 +25,11 @@ const SEVERAL_RUNS: u8 = 2;
 /// Flag: the state of the disk is known.
 const DISK: u8 = 4;
 /// Maximum number of accounts in a report, more than any cluster has members.
-const MAX_ACCOUNTS: usize = 1024;
+const MAX_RECORDS: usize = 1024;
 
 /// Error of decoding the memory or a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DecodeError {
+pub enum WitnessDecodeError {
     /// The file is malformed, or its checksum doesn't match.
     #[error("the file is damaged")]
     File,
@@ -43,19 +43,30 @@ pub enum DecodeError {
     Wire,
 }
 
-type Accounts = BTreeMap<MemberId, Account>;
+type WitnessRecords = BTreeMap<MemberId, WitnessRecord>;
 
-pub(super) fn to_text(accounts: impl Iterator<Item = (MemberId, Account)>) -> String {
+pub(super) fn to_text(accounts: impl Iterator<Item = (MemberId, WitnessRecord)>) -> String {
     let mut text = HEADER.to_owned();
-    for (member, Account { incarnation, boot, run, disk, before, now }) in accounts {
+    for (
+        member,
+        WitnessRecord {
+            incarnation,
+            boot,
+            run,
+            disk,
+            earlier_promises: before,
+            current_promises: now,
+        },
+    ) in accounts
+    {
         let run = match run {
-            Run::Unknown => "unknown".to_owned(),
-            Run::One(run) => format!("{run:016x}"),
-            Run::Several => "several".to_owned(),
+            BootProcess::Unknown => "unknown".to_owned(),
+            BootProcess::One(run) => format!("{run:016x}"),
+            BootProcess::Several => "several".to_owned(),
         };
         text += &format!("{member} {incarnation} {boot} {run} ");
         text += &match disk {
-            Some(OnDisk { term, vote, last }) => format!("{term} {vote:x} {last}"),
+            Some(DiskState { term, vote, last }) => format!("{term} {vote:x} {last}"),
             None => "unknown".to_owned(),
         };
         for Promise { term, vote, matched, floor } in [before, now] {
@@ -67,12 +78,16 @@ pub(super) fn to_text(accounts: impl Iterator<Item = (MemberId, Account)>) -> St
     text + &format!("{CHECKSUM}{checksum:08x}\n")
 }
 
-pub(super) fn from_text(text: &str) -> Result<Accounts, DecodeError> {
+pub(super) fn from_text(text: &str) -> Result<WitnessRecords, WitnessDecodeError> {
     let Some(rest) = text.strip_prefix(HEADER) else {
         if text.starts_with("muster-peers ") {
-            return Err(DecodeError::Later);
+            return Err(WitnessDecodeError::Later);
         }
-        return text.lines().map(first_version).collect::<Option<_>>().ok_or(DecodeError::File);
+        return text
+            .lines()
+            .map(parse_first_version_line)
+            .collect::<Option<_>>()
+            .ok_or(WitnessDecodeError::File);
     };
     let whole = |rest: &str| {
         let at = rest.rfind(CHECKSUM)?;
@@ -80,36 +95,43 @@ pub(super) fn from_text(text: &str) -> Result<Accounts, DecodeError> {
         let checksum = u32::from_str_radix(checksum, 16).ok()?;
         let covered = HEADER.len() + at;
         (crc32c::crc32c(&text.as_bytes()[..covered]) == checksum)
-            .then(|| rest[..at].lines().map(line).collect::<Option<_>>())?
+            .then(|| rest[..at].lines().map(parse_line).collect::<Option<_>>())?
     };
-    whole(rest).ok_or(DecodeError::File)
+    whole(rest).ok_or(WitnessDecodeError::File)
 }
 
-fn first_version(line: &str) -> Option<(MemberId, Account)> {
+fn parse_first_version_line(line: &str) -> Option<(MemberId, WitnessRecord)> {
     let mut words = line.split(' ');
     let member = MemberId(u64::from_str_radix(words.next()?, 16).ok()?);
     let incarnation = words.next()?.parse().ok()?;
     let boot = words.next()?.parse().ok()?;
     let (before, now) = (Promise::default(), Promise::default());
-    let account = Account { incarnation, boot, run: Run::Unknown, disk: None, before, now };
+    let account = WitnessRecord {
+        incarnation,
+        boot,
+        run: BootProcess::Unknown,
+        disk: None,
+        earlier_promises: before,
+        current_promises: now,
+    };
     words.next().is_none().then_some((member, account))
 }
 
-fn line(line: &str) -> Option<(MemberId, Account)> {
+fn parse_line(line: &str) -> Option<(MemberId, WitnessRecord)> {
     let mut words = line.split(' ');
     let member = MemberId(u64::from_str_radix(words.next()?, 16).ok()?);
     let incarnation = words.next()?.parse().ok()?;
     let boot = words.next()?.parse().ok()?;
     let run = match words.next()? {
-        "unknown" => Run::Unknown,
-        "several" => Run::Several,
-        run => Run::One(u64::from_str_radix(run, 16).ok()?),
+        "unknown" => BootProcess::Unknown,
+        "several" => BootProcess::Several,
+        run => BootProcess::One(u64::from_str_radix(run, 16).ok()?),
     };
     let disk = match words.next()? {
         "unknown" => None,
         term => {
             let vote = u64::from_str_radix(words.next()?, 16).ok()?;
-            Some(OnDisk { term: term.parse().ok()?, vote, last: words.next()?.parse().ok()? })
+            Some(DiskState { term: term.parse().ok()?, vote, last: words.next()?.parse().ok()? })
         }
     };
     let mut promise = || {
@@ -119,23 +141,41 @@ fn line(line: &str) -> Option<(MemberId, Account)> {
         Some(Promise { term, vote, matched, floor: words.next()?.parse().ok()? })
     };
     let (before, now) = (promise()?, promise()?);
-    let account = Account { incarnation, boot, run, disk, before, now };
+    let account = WitnessRecord {
+        incarnation,
+        boot,
+        run,
+        disk,
+        earlier_promises: before,
+        current_promises: now,
+    };
     words.next().is_none().then_some((member, account))
 }
 
-pub(super) fn to_wire(accounts: impl Iterator<Item = (MemberId, Account)>) -> Vec<u8> {
+pub(super) fn to_wire(accounts: impl Iterator<Item = (MemberId, WitnessRecord)>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for (member, Account { incarnation, boot, run, disk, before, now }) in accounts {
+    for (
+        member,
+        WitnessRecord {
+            incarnation,
+            boot,
+            run,
+            disk,
+            earlier_promises: before,
+            current_promises: now,
+        },
+    ) in accounts
+    {
         bytes.put_u64(member.0);
         bytes.put_slice(&incarnation.0);
         bytes.put_u64(boot);
         let (runs, run) = match run {
-            Run::Unknown => (0, 0),
-            Run::One(run) => (ONE_RUN, run),
-            Run::Several => (SEVERAL_RUNS, 0),
+            BootProcess::Unknown => (0, 0),
+            BootProcess::One(run) => (ONE_RUN, run),
+            BootProcess::Several => (SEVERAL_RUNS, 0),
         };
         bytes.put_u8(runs | disk.map_or(0, |_| DISK));
-        let OnDisk { term, vote, last } = disk.unwrap_or_default();
+        let DiskState { term, vote, last } = disk.unwrap_or_default();
         [run, term, vote, last].into_iter().for_each(|number| bytes.put_u64(number));
         for Promise { term, vote, matched, floor } in [before, now] {
             [term, vote, matched, floor].into_iter().for_each(|number| bytes.put_u64(number));
@@ -144,12 +184,12 @@ pub(super) fn to_wire(accounts: impl Iterator<Item = (MemberId, Account)>) -> Ve
     bytes
 }
 
-pub(super) fn from_wire(mut bytes: &[u8]) -> Result<Accounts, DecodeError> {
-    let whole = bytes.len().is_multiple_of(ACCOUNT_BYTES);
-    if !whole || bytes.len() > MAX_ACCOUNTS * ACCOUNT_BYTES {
-        return Err(DecodeError::Wire);
+pub(super) fn from_wire(mut bytes: &[u8]) -> Result<WitnessRecords, WitnessDecodeError> {
+    let whole = bytes.len().is_multiple_of(RECORD_BYTES);
+    if !whole || bytes.len() > MAX_RECORDS * RECORD_BYTES {
+        return Err(WitnessDecodeError::Wire);
     }
-    let mut accounts = Accounts::new();
+    let mut accounts = WitnessRecords::new();
     while bytes.has_remaining() {
         let member = MemberId(bytes.get_u64());
         let mut incarnation = [0; 16];
@@ -157,12 +197,13 @@ pub(super) fn from_wire(mut bytes: &[u8]) -> Result<Accounts, DecodeError> {
         let boot = bytes.get_u64();
         let (what, run) = (bytes.get_u8(), bytes.get_u64());
         let run = match (what & !DISK, run) {
-            (0, 0) => Run::Unknown,
-            (ONE_RUN, run) => Run::One(run),
-            (SEVERAL_RUNS, 0) => Run::Several,
-            _ => return Err(DecodeError::Wire),
+            (0, 0) => BootProcess::Unknown,
+            (ONE_RUN, run) => BootProcess::One(run),
+            (SEVERAL_RUNS, 0) => BootProcess::Several,
+            _ => return Err(WitnessDecodeError::Wire),
         };
-        let disk = OnDisk { term: bytes.get_u64(), vote: bytes.get_u64(), last: bytes.get_u64() };
+        let disk =
+            DiskState { term: bytes.get_u64(), vote: bytes.get_u64(), last: bytes.get_u64() };
         let disk = (what & DISK != 0).then_some(disk);
         let mut promise = || Promise {
             term: bytes.get_u64(),
@@ -174,10 +215,20 @@ pub(super) fn from_wire(mut bytes: &[u8]) -> Result<Accounts, DecodeError> {
         let numbers = [before, now].map(|p| [p.term, p.matched, p.floor]);
         let can_be = numbers.as_flattened().iter().all(|number| *number < MAX_INDEX);
         if !can_be || boot >= MAX_INDEX {
-            return Err(DecodeError::Wire);
+            return Err(WitnessDecodeError::Wire);
         }
         let incarnation = Incarnation(incarnation);
-        accounts.insert(member, Account { incarnation, boot, run, disk, before, now });
+        accounts.insert(
+            member,
+            WitnessRecord {
+                incarnation,
+                boot,
+                run,
+                disk,
+                earlier_promises: before,
+                current_promises: now,
+            },
+        );
     }
     Ok(accounts)
 }
@@ -193,15 +244,25 @@ mod tests {
             .prop_map(|(term, vote, matched, floor)| Promise { term, vote, matched, floor })
     }
 
-    fn accounts() -> impl Strategy<Value = Accounts> {
-        let run =
-            prop_oneof![Just(Run::Unknown), any::<u64>().prop_map(Run::One), Just(Run::Several)];
+    fn accounts() -> impl Strategy<Value = WitnessRecords> {
+        let run = prop_oneof![
+            Just(BootProcess::Unknown),
+            any::<u64>().prop_map(BootProcess::One),
+            Just(BootProcess::Several)
+        ];
         let disk = proptest::option::of(any::<[u64; 3]>())
-            .prop_map(|disk| disk.map(|[term, vote, last]| OnDisk { term, vote, last }));
+            .prop_map(|disk| disk.map(|[term, vote, last]| DiskState { term, vote, last }));
         let account = (any::<[u8; 16]>(), 0..MAX_INDEX, run, disk, promises(), promises());
         let account = account.prop_map(|(incarnation, boot, run, disk, before, now)| {
             let incarnation = Incarnation(incarnation);
-            Account { incarnation, boot, run, disk, before, now }
+            WitnessRecord {
+                incarnation,
+                boot,
+                run,
+                disk,
+                earlier_promises: before,
+                current_promises: now,
+            }
         });
         proptest::collection::btree_map(any::<u64>().prop_map(MemberId), account, 0..8)
     }
@@ -236,13 +297,13 @@ mod tests {
 
     #[test]
     fn a_file_cut_anywhere_is_damaged_and_one_of_a_later_version_says_so() {
-        let account = first_version(&format!("a1 {} 5", "07".repeat(16))).unwrap();
+        let account = parse_first_version_line(&format!("a1 {} 5", "07".repeat(16))).unwrap();
         let text = to_text([account].into_iter());
         for length in 1..text.len() {
             assert!(from_text(&text[..length]).is_err(), "{length} bytes");
         }
-        assert_eq!(from_text("muster-peers 3\n"), Err(DecodeError::Later));
-        assert_eq!(from_text("a1 zz 5\n"), Err(DecodeError::File));
+        assert_eq!(from_text("muster-peers 3\n"), Err(WitnessDecodeError::Later));
+        assert_eq!(from_text("a1 zz 5\n"), Err(WitnessDecodeError::File));
     }
 
     #[test]
@@ -251,21 +312,21 @@ mod tests {
         let accounts = from_text(&text).unwrap();
         let known = accounts[&MemberId(0xa1)];
         assert_eq!((known.incarnation, known.boot), (Incarnation([7; 16]), 5));
-        assert_eq!((known.run, known.now), (Run::Unknown, Promise::default()));
+        assert_eq!((known.run, known.current_promises), (BootProcess::Unknown, Promise::default()));
         assert!(from_text("").unwrap().is_empty());
     }
 
     #[test]
     fn an_account_with_a_number_that_would_overflow_is_refused() {
-        let account = first_version(&format!("a1 {} 5", "07".repeat(16))).unwrap().1;
+        let account = parse_first_version_line(&format!("a1 {} 5", "07".repeat(16))).unwrap().1;
         let far = Promise { matched: MAX_INDEX, ..Promise::default() };
         for account in [
-            Account { boot: MAX_INDEX, ..account },
-            Account { before: far, ..account },
-            Account { now: far, ..account },
+            WitnessRecord { boot: MAX_INDEX, ..account },
+            WitnessRecord { earlier_promises: far, ..account },
+            WitnessRecord { current_promises: far, ..account },
         ] {
             let wire = to_wire([(MemberId(1), account)].into_iter());
-            assert_eq!(from_wire(&wire), Err(DecodeError::Wire));
+            assert_eq!(from_wire(&wire), Err(WitnessDecodeError::Wire));
         }
     }
 }

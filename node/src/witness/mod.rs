@@ -13,7 +13,7 @@
 //! - two [`Promise`]s: `before`, of all lower boots, and `now`, of that boot.
 //!
 //! When a process connects, it states incarnation, boot and run, and what its disk held *when it
-//! began* ([`OnDisk`]). This never changes while it runs. The process is refused
+//! began* ([`DiskState`]). This never changes while it runs. The process is refused
 //! - if the incarnation is another one: the directory was wiped or replaced;
 //! - if the boot counter is below the known one, or equal with another run: one of the two is a
 //!   copy of the other;
@@ -68,14 +68,14 @@ use std::{
     collections::{BTreeMap, btree_map::Entry},
 };
 
-pub use codec::DecodeError;
-pub use promise::{OnDisk, Promise};
+pub use codec::WitnessDecodeError;
+pub use promise::{DiskState, Promise};
 
 use crate::identity::{Incarnation, MemberId};
 
 /// Process that used a boot counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Run {
+enum BootProcess {
     /// The process was not recorded.
     Unknown,
     /// Run number of the only process known.
@@ -87,30 +87,30 @@ enum Run {
 
 /// Knowledge about one member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Account {
+struct WitnessRecord {
     incarnation: Incarnation,
     boot: u64,
-    run: Run,
+    run: BootProcess,
     /// State that the process found on its disk; `None` from files of the first version, which
     /// lacked it.
-    disk: Option<OnDisk>,
+    disk: Option<DiskState>,
     /// Promises of all boots before this one.
-    before: Promise,
+    earlier_promises: Promise,
     /// Promises of this boot so far.
-    now: Promise,
+    current_promises: Promise,
 }
 
-impl Account {
+impl WitnessRecord {
     /// Returns whether the process would be accepted.
-    fn is_sound(&self) -> bool {
-        self.disk.is_none_or(|disk| disk.keeps(&self.before))
+    fn keeps_promises(&self) -> bool {
+        self.disk.is_none_or(|disk| disk.keeps(&self.earlier_promises))
     }
 
     /// Merges what another member knows about the same incarnation.
     fn add(&mut self, told: &Self) {
         match told.boot.cmp(&self.boot) {
-            Ordering::Greater => *self = Self::of_two(self, told),
-            Ordering::Less => *self = Self::of_two(told, self),
+            Ordering::Greater => *self = Self::merge_boots(self, told),
+            Ordering::Less => *self = Self::merge_boots(told, self),
             Ordering::Equal => self.add_same_boot(told),
         }
     }
@@ -122,31 +122,41 @@ impl Account {
     /// promised, because that was promised in the member's name. The account of the copy also has
     /// promises of still lower boots (`high.before`). The lower boot itself may have made some of
     /// them, so only its successor is compared with those.
-    fn of_two(low: &Self, high: &Self) -> Self {
-        let higher = Self { before: low.before.and(low.now).and(high.before), ..*high };
-        let lower =
-            Self { before: low.before.and(high.now), now: low.now.and(high.before), ..*low };
-        if higher.is_sound() { higher } else { lower }
+    fn merge_boots(low: &Self, high: &Self) -> Self {
+        let higher = Self {
+            earlier_promises: low
+                .earlier_promises
+                .merge(low.current_promises)
+                .merge(high.earlier_promises),
+            ..*high
+        };
+        let lower = Self {
+            earlier_promises: low.earlier_promises.merge(high.current_promises),
+            current_promises: low.current_promises.merge(high.earlier_promises),
+            ..*low
+        };
+        if higher.keeps_promises() { higher } else { lower }
     }
 
     fn add_same_boot(&mut self, told: &Self) {
-        self.before = self.before.and(told.before);
-        self.now = self.now.and(told.now);
-        if self.run == told.run || told.run == Run::Unknown {
+        self.earlier_promises = self.earlier_promises.merge(told.earlier_promises);
+        self.current_promises = self.current_promises.merge(told.current_promises);
+        if self.run == told.run || told.run == BootProcess::Unknown {
             return;
         }
         let theirs = Self { run: told.run, disk: told.disk, ..*self };
-        match (self.run == Run::Unknown || !self.is_sound(), theirs.is_sound()) {
+        match (self.run == BootProcess::Unknown || !self.keeps_promises(), theirs.keeps_promises())
+        {
             (false, false) => {}
             (true, true) => *self = theirs,
-            _ => self.run = Run::Several,
+            _ => self.run = BootProcess::Several,
         }
     }
 }
 
 /// A process, as it presents itself in a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Appearance {
+pub struct ProcessClaim {
     /// Incarnation of its data directory.
     pub incarnation: Incarnation,
     /// Number of starts of that directory.
@@ -154,12 +164,12 @@ pub struct Appearance {
     /// Random number of the process.
     pub run: u64,
     /// State of the directory when this process began.
-    pub disk: OnDisk,
+    pub disk: DiskState,
 }
 
 /// Reason why a process is not accepted as the member that it claims to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Objection {
+pub enum ClaimRejection {
     /// The process runs on another data directory than the member.
     Incarnation,
     /// The boot counter went back, or two processes have the same one.
@@ -170,12 +180,12 @@ pub enum Objection {
 
 /// Number of remembered members at which strangers are no longer recorded. A stranger is a member
 /// that only other members' censuses list.
-const MOST_KNOWN: usize = 256;
+const MAX_KNOWN_MEMBERS: usize = 256;
 
 /// Memory that one member has of its peers.
 #[derive(Clone, Debug, Default)]
 pub struct Witness {
-    known: BTreeMap<MemberId, Account>,
+    known: BTreeMap<MemberId, WitnessRecord>,
     version: u64,
     urgent: u64,
 }
@@ -186,7 +196,7 @@ impl Witness {
     ///
     /// # Errors
     /// If the process contradicts what is known about the member; the error says how.
-    pub fn admit(&mut self, member: MemberId, shown: &Appearance) -> Result<(), Objection> {
+    pub fn admit(&mut self, member: MemberId, shown: &ProcessClaim) -> Result<(), ClaimRejection> {
         let account = self.judge(member, shown)?;
         if self.known.insert(member, account) != Some(account) {
             self.version += 1;
@@ -199,42 +209,59 @@ impl Witness {
     ///
     /// # Errors
     /// If the process contradicts what is known about the member; the error says how.
-    pub fn is_new(&self, member: MemberId, shown: &Appearance) -> Result<bool, Objection> {
+    pub fn is_new(&self, member: MemberId, shown: &ProcessClaim) -> Result<bool, ClaimRejection> {
         let account = self.judge(member, shown)?;
         Ok(self.known.get(&member).is_none_or(|known| known.run != account.run))
     }
 
-    fn judge(&self, member: MemberId, shown: &Appearance) -> Result<Account, Objection> {
-        let Appearance { incarnation, boot, run, disk } = *shown;
+    fn judge(
+        &self,
+        member: MemberId,
+        shown: &ProcessClaim,
+    ) -> Result<WitnessRecord, ClaimRejection> {
+        let ProcessClaim { incarnation, boot, run, disk } = *shown;
         let (before, now) = (Promise::default(), Promise::default());
-        let new = Account { incarnation, boot, run: Run::One(run), disk: Some(disk), before, now };
+        let new = WitnessRecord {
+            incarnation,
+            boot,
+            run: BootProcess::One(run),
+            disk: Some(disk),
+            earlier_promises: before,
+            current_promises: now,
+        };
         let account = match self.known.get(&member) {
             None => new,
-            Some(known) if known.incarnation != incarnation => return Err(Objection::Incarnation),
-            Some(known) if known.boot > boot => return Err(Objection::Boot),
-            Some(known) if known.boot < boot => {
-                Account { before: known.before.and(known.now), ..new }
+            Some(known) if known.incarnation != incarnation => {
+                return Err(ClaimRejection::Incarnation);
             }
+            Some(known) if known.boot > boot => return Err(ClaimRejection::Boot),
+            Some(known) if known.boot < boot => WitnessRecord {
+                earlier_promises: known.earlier_promises.merge(known.current_promises),
+                ..new
+            },
             Some(known) => match known.run {
-                Run::One(known) if known != run => return Err(Objection::Boot),
-                Run::Several => return Err(Objection::Boot),
-                Run::One(_) | Run::Unknown => {
-                    Account { before: known.before, now: known.now, ..new }
-                }
+                BootProcess::One(known) if known != run => return Err(ClaimRejection::Boot),
+                BootProcess::Several => return Err(ClaimRejection::Boot),
+                BootProcess::One(_) | BootProcess::Unknown => WitnessRecord {
+                    earlier_promises: known.earlier_promises,
+                    current_promises: known.current_promises,
+                    ..new
+                },
             },
         };
-        if account.is_sound() { Ok(account) } else { Err(Objection::Amnesia) }
+        if account.keeps_promises() { Ok(account) } else { Err(ClaimRejection::Amnesia) }
     }
 
     /// Records a promise of `member`, received from an accepted process.
-    pub fn heard(&mut self, member: MemberId, promise: Promise) {
+    pub fn record_promise(&mut self, member: MemberId, promise: Promise) {
         let Some(known) = self.known.get_mut(&member) else { return };
-        let now = known.now.and(promise);
-        if now == known.now {
+        let now = known.current_promises.merge(promise);
+        if now == known.current_promises {
             return;
         }
-        let voted = (now.term, now.vote) != (known.now.term, known.now.vote);
-        known.now = now;
+        let voted =
+            (now.term, now.vote) != (known.current_promises.term, known.current_promises.vote);
+        known.current_promises = now;
         self.version += 1;
         if voted && promise.vote != 0 {
             self.urgent = self.version;
@@ -243,7 +270,7 @@ impl Witness {
 
     /// Returns whether there is room for `member`, if this member's own table doesn't have it.
     pub fn has_room(&self, member: MemberId) -> bool {
-        self.known.contains_key(&member) || self.known.len() < MOST_KNOWN
+        self.known.contains_key(&member) || self.known.len() < MAX_KNOWN_MEMBERS
     }
 
     /// Merges the [`report`](Self::report) of another member, for those members that `is_peer`
@@ -251,11 +278,11 @@ impl Witness {
     ///
     /// # Errors
     /// If the report can't be decoded. Nothing is merged then.
-    pub fn told(
+    pub fn merge_report(
         &mut self,
         report: &[u8],
         is_peer: impl Fn(MemberId, bool) -> bool,
-    ) -> Result<(), DecodeError> {
+    ) -> Result<(), WitnessDecodeError> {
         for (member, told) in codec::from_wire(report)? {
             if !is_peer(member, self.has_room(member)) {
                 continue;
@@ -280,18 +307,25 @@ impl Witness {
 
     /// Returns everything that is known, for another member, with the promises of this member
     /// (`own`) itself.
-    pub fn report(&self, own: MemberId, shown: &Appearance, promised: Promise) -> Vec<u8> {
-        let Appearance { incarnation, boot, run, disk } = *shown;
-        let (run, before) = (Run::One(run), Promise::default());
-        let mine = Account { incarnation, boot, run, disk: Some(disk), before, now: promised };
+    pub fn report(&self, own: MemberId, shown: &ProcessClaim, promised: Promise) -> Vec<u8> {
+        let ProcessClaim { incarnation, boot, run, disk } = *shown;
+        let (run, before) = (BootProcess::One(run), Promise::default());
+        let mine = WitnessRecord {
+            incarnation,
+            boot,
+            run,
+            disk: Some(disk),
+            earlier_promises: before,
+            current_promises: promised,
+        };
         let all = self.known.iter().map(|(member, known)| (*member, *known));
         codec::to_wire(all.chain([(own, mine)]))
     }
 
     /// Returns whether this process of `member`, once accepted, would now be refused.
-    pub fn is_found_out(&self, member: MemberId, run: u64) -> bool {
+    pub fn is_refused_now(&self, member: MemberId, run: u64) -> bool {
         let known = self.known.get(&member);
-        known.is_none_or(|known| known.run != Run::One(run) || !known.is_sound())
+        known.is_none_or(|known| known.run != BootProcess::One(run) || !known.keeps_promises())
     }
 
     /// Forgets removed members: no process with such an id is ever accepted again.
@@ -320,7 +354,7 @@ impl Witness {
     ///
     /// # Errors
     /// If the text is damaged. A damaged file is not an empty memory.
-    pub fn decode(text: &str) -> Result<Self, DecodeError> {
+    pub fn decode(text: &str) -> Result<Self, WitnessDecodeError> {
         Ok(Self { known: codec::from_text(text)?, ..Self::default() })
     }
 }

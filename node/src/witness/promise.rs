@@ -53,7 +53,7 @@ impl Promise {
 
     /// Returns the combination of two promises of one member.
     #[must_use]
-    pub fn and(self, other: Self) -> Self {
+    pub fn merge(self, other: Self) -> Self {
         let (low, high) = if self.term < other.term { (self, other) } else { (other, self) };
         let mut both = Self { floor: low.floor.max(high.floor), ..high };
         if low.term == high.term {
@@ -68,7 +68,7 @@ impl Promise {
 
 /// State that a member found on its own disk when its process began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OnDisk {
+pub struct DiskState {
     /// Current term on the disk.
     pub term: u64,
     /// Member that received the vote in that term; 0 if none did.
@@ -77,7 +77,7 @@ pub struct OnDisk {
     pub last: u64,
 }
 
-impl OnDisk {
+impl DiskState {
     /// Returns whether the disk has kept everything of `promise`.
     pub fn keeps(&self, promise: &Promise) -> bool {
         let in_term = self.term > promise.term
@@ -96,8 +96,8 @@ mod tests {
         Promise { term, vote, matched, floor }
     }
 
-    fn disk(term: u64, vote: u64, last: u64) -> OnDisk {
-        OnDisk { term, vote, last }
+    fn disk(term: u64, vote: u64, last: u64) -> DiskState {
+        DiskState { term, vote, last }
     }
 
     #[test]
@@ -127,10 +127,10 @@ mod tests {
 
     #[test]
     fn of_two_promises_the_higher_terms_counts_and_committed_entries_always() {
-        assert_eq!(promise(5, 2, 10, 7).and(promise(6, 0, 8, 3)), promise(6, 0, 8, 7));
-        assert_eq!(promise(6, 0, 8, 3).and(promise(5, 2, 10, 7)), promise(6, 0, 8, 7));
-        assert_eq!(promise(5, 0, 10, 0).and(promise(5, 2, 3, 1)), promise(5, 2, 10, 1));
-        assert_eq!(promise(5, 2, 3, 1).and(promise(5, 0, 10, 0)), promise(5, 2, 10, 1));
+        assert_eq!(promise(5, 2, 10, 7).merge(promise(6, 0, 8, 3)), promise(6, 0, 8, 7));
+        assert_eq!(promise(6, 0, 8, 3).merge(promise(5, 2, 10, 7)), promise(6, 0, 8, 7));
+        assert_eq!(promise(5, 0, 10, 0).merge(promise(5, 2, 3, 1)), promise(5, 2, 10, 1));
+        assert_eq!(promise(5, 2, 3, 1).merge(promise(5, 0, 10, 0)), promise(5, 2, 10, 1));
     }
 
     #[test]

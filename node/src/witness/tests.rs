@@ -8,16 +8,16 @@ use super::*;
 const B: MemberId = MemberId(0xb);
 const INCARNATION: Incarnation = Incarnation([7; 16]);
 
-fn shown(boot: u64, run: u64, disk: OnDisk) -> Appearance {
-    Appearance { incarnation: INCARNATION, boot, run, disk }
+fn shown(boot: u64, run: u64, disk: DiskState) -> ProcessClaim {
+    ProcessClaim { incarnation: INCARNATION, boot, run, disk }
 }
 
-fn blank(boot: u64, run: u64) -> Appearance {
-    shown(boot, run, OnDisk::default())
+fn blank(boot: u64, run: u64) -> ProcessClaim {
+    shown(boot, run, DiskState::default())
 }
 
-fn disk(term: u64, vote: u64, last: u64) -> OnDisk {
-    OnDisk { term, vote, last }
+fn disk(term: u64, vote: u64, last: u64) -> DiskState {
+    DiskState { term, vote, last }
 }
 
 fn acknowledged(term: u64, matched: u64) -> Promise {
@@ -26,9 +26,9 @@ fn acknowledged(term: u64, matched: u64) -> Promise {
 
 /// Merges everything that `from` knows into `to`.
 fn tell(from: &Witness, to: &mut Witness) {
-    let teller = Appearance { incarnation: Incarnation([1; 16]), ..blank(1, 1) };
+    let teller = ProcessClaim { incarnation: Incarnation([1; 16]), ..blank(1, 1) };
     let report = from.report(MemberId(0xa), &teller, Promise::default());
-    to.told(&report, |member, _| member == B).unwrap();
+    to.merge_report(&report, |member, _| member == B).unwrap();
 }
 
 fn restarted(witness: &Witness) -> Witness {
@@ -39,9 +39,9 @@ fn restarted(witness: &Witness) -> Witness {
 fn another_directory_under_the_old_name_is_refused_for_ever() {
     let mut witness = Witness::default();
     witness.admit(B, &blank(5, 1)).unwrap();
-    let wiped = Appearance { incarnation: Incarnation([8; 16]), ..blank(9, 2) };
-    assert_eq!(witness.admit(B, &wiped), Err(Objection::Incarnation));
-    assert_eq!(restarted(&witness).admit(B, &wiped), Err(Objection::Incarnation));
+    let wiped = ProcessClaim { incarnation: Incarnation([8; 16]), ..blank(9, 2) };
+    assert_eq!(witness.admit(B, &wiped), Err(ClaimRejection::Incarnation));
+    assert_eq!(restarted(&witness).admit(B, &wiped), Err(ClaimRejection::Incarnation));
     witness.admit(B, &blank(5, 1)).expect("a reconnect");
 }
 
@@ -50,11 +50,11 @@ fn a_boot_counter_never_goes_back_and_belongs_to_one_process() {
     let mut witness = Witness::default();
     witness.admit(B, &blank(5, 1)).unwrap();
     for witness in [&mut restarted(&witness), &mut witness] {
-        assert_eq!(witness.admit(B, &blank(4, 1)), Err(Objection::Boot));
-        assert_eq!(witness.admit(B, &blank(5, 2)), Err(Objection::Boot));
+        assert_eq!(witness.admit(B, &blank(4, 1)), Err(ClaimRejection::Boot));
+        assert_eq!(witness.admit(B, &blank(5, 2)), Err(ClaimRejection::Boot));
         witness.admit(B, &blank(5, 1)).expect("a reconnect");
         witness.admit(B, &blank(6, 2)).expect("a restart");
-        assert_eq!(witness.admit(B, &blank(5, 1)), Err(Objection::Boot));
+        assert_eq!(witness.admit(B, &blank(5, 1)), Err(ClaimRejection::Boot));
     }
 }
 
@@ -62,8 +62,8 @@ fn a_boot_counter_never_goes_back_and_belongs_to_one_process() {
 fn an_image_of_before_a_promise_is_refused_and_the_members_own_disk_is_not() {
     let mut witness = Witness::default();
     witness.admit(B, &blank(5, 1)).unwrap();
-    witness.heard(B, acknowledged(3, 10).with_commit(3, 8));
-    witness.heard(B, Promise { term: 4, vote: 2, ..Promise::default() });
+    witness.record_promise(B, acknowledged(3, 10).with_commit(3, 8));
+    witness.record_promise(B, Promise { term: 4, vote: 2, ..Promise::default() });
     for (why, image) in [
         ("term", disk(3, 2, 10)),
         ("vote", disk(4, 0, 10)),
@@ -71,8 +71,8 @@ fn an_image_of_before_a_promise_is_refused_and_the_members_own_disk_is_not() {
         ("committed entry", disk(5, 0, 7)),
     ] {
         let mut witness = restarted(&witness);
-        assert_eq!(witness.admit(B, &shown(6, 2, image)), Err(Objection::Amnesia), "{why}");
-        assert_eq!(witness.admit(B, &shown(9, 3, image)), Err(Objection::Amnesia), "{why}");
+        assert_eq!(witness.admit(B, &shown(6, 2, image)), Err(ClaimRejection::Amnesia), "{why}");
+        assert_eq!(witness.admit(B, &shown(9, 3, image)), Err(ClaimRejection::Amnesia), "{why}");
         witness.admit(B, &shown(6, 4, disk(4, 2, 8))).expect("its own disk");
     }
 }
@@ -81,9 +81,9 @@ fn an_image_of_before_a_promise_is_refused_and_the_members_own_disk_is_not() {
 fn a_process_is_not_held_to_what_it_has_promised_since_it_began() {
     let mut witness = Witness::default();
     witness.admit(B, &blank(5, 1)).unwrap();
-    witness.heard(B, acknowledged(3, 10));
+    witness.record_promise(B, acknowledged(3, 10));
     witness.admit(B, &blank(5, 1)).expect("its disk has moved on since it began");
-    assert!(!witness.is_found_out(B, 1));
+    assert!(!witness.is_refused_now(B, 1));
     restarted(&witness).admit(B, &blank(5, 1)).expect("and the other end may have restarted");
 }
 
@@ -91,10 +91,10 @@ fn a_process_is_not_held_to_what_it_has_promised_since_it_began() {
 fn promises_of_all_boots_before_count_together() {
     let mut witness = Witness::default();
     witness.admit(B, &blank(5, 1)).unwrap();
-    witness.heard(B, acknowledged(3, 10));
+    witness.record_promise(B, acknowledged(3, 10));
     witness.admit(B, &shown(6, 2, disk(3, 0, 10))).unwrap();
-    witness.heard(B, acknowledged(3, 9));
-    assert_eq!(witness.admit(B, &shown(7, 3, disk(3, 0, 9))), Err(Objection::Amnesia));
+    witness.record_promise(B, acknowledged(3, 9));
+    assert_eq!(witness.admit(B, &shown(7, 3, disk(3, 0, 9))), Err(ClaimRejection::Amnesia));
     witness.admit(B, &shown(7, 3, disk(3, 0, 10))).unwrap();
 }
 
@@ -104,14 +104,14 @@ fn who_was_let_in_by_one_that_knew_less_is_found_out() {
     for witness in [&mut knows, &mut less] {
         witness.admit(B, &blank(5, 1)).unwrap();
     }
-    knows.heard(B, acknowledged(3, 10));
+    knows.record_promise(B, acknowledged(3, 10));
     less.admit(B, &shown(6, 2, disk(3, 0, 4))).unwrap();
-    assert!(!less.is_found_out(B, 2));
+    assert!(!less.is_refused_now(B, 2));
     tell(&knows, &mut less);
-    assert!(less.is_found_out(B, 2));
-    assert_eq!(less.admit(B, &shown(6, 2, disk(3, 0, 4))), Err(Objection::Amnesia));
+    assert!(less.is_refused_now(B, 2));
+    assert_eq!(less.admit(B, &shown(6, 2, disk(3, 0, 4))), Err(ClaimRejection::Amnesia));
     less.admit(B, &shown(7, 3, disk(3, 0, 10))).expect("the member itself");
-    assert!(!less.is_found_out(B, 3) && less.is_found_out(B, 2));
+    assert!(!less.is_refused_now(B, 3) && less.is_refused_now(B, 2));
 }
 
 #[test]
@@ -120,11 +120,11 @@ fn an_older_process_is_found_out_when_somebody_has_seen_a_later_one() {
     one.admit(B, &blank(5, 1)).unwrap();
     other.admit(B, &blank(6, 2)).unwrap();
     tell(&one, &mut other);
-    assert!(!other.is_found_out(B, 2));
-    assert!(!one.is_found_out(B, 1));
+    assert!(!other.is_refused_now(B, 2));
+    assert!(!one.is_refused_now(B, 1));
     tell(&other, &mut one);
-    assert!(one.is_found_out(B, 1));
-    assert_eq!(one.admit(B, &blank(5, 1)), Err(Objection::Boot));
+    assert!(one.is_refused_now(B, 1));
+    assert_eq!(one.admit(B, &blank(5, 1)), Err(ClaimRejection::Boot));
     one.admit(B, &blank(6, 2)).unwrap();
 }
 
@@ -132,16 +132,16 @@ fn an_older_process_is_found_out_when_somebody_has_seen_a_later_one() {
 fn two_processes_with_one_boot_counter_are_both_put_out() {
     let (mut one, mut other) = (Witness::default(), Witness::default());
     one.admit(B, &blank(6, 1)).unwrap();
-    one.heard(B, acknowledged(3, 10));
+    one.record_promise(B, acknowledged(3, 10));
     other.admit(B, &blank(6, 2)).unwrap();
     tell(&one, &mut other);
     tell(&other, &mut one);
     for witness in [&mut one, &mut other] {
         for run in [1, 2] {
-            assert!(witness.is_found_out(B, run));
-            assert_eq!(witness.admit(B, &blank(6, run)), Err(Objection::Boot), "run {run}");
+            assert!(witness.is_refused_now(B, run));
+            assert_eq!(witness.admit(B, &blank(6, run)), Err(ClaimRejection::Boot), "run {run}");
         }
-        assert_eq!(witness.admit(B, &blank(7, 3)), Err(Objection::Amnesia));
+        assert_eq!(witness.admit(B, &blank(7, 3)), Err(ClaimRejection::Amnesia));
         witness.admit(B, &shown(7, 4, disk(3, 0, 10))).expect("the one that forgot nothing");
     }
 }
@@ -151,17 +151,17 @@ fn a_forgetful_process_that_somebody_let_in_does_not_put_out_the_member_elsewher
     for boot in [6, 5] {
         let (mut knows, mut less) = (Witness::default(), Witness::default());
         knows.admit(B, &blank(4, 1)).unwrap();
-        knows.heard(B, acknowledged(3, 10));
+        knows.record_promise(B, acknowledged(3, 10));
         knows.admit(B, &shown(5, 2, disk(3, 0, 10))).unwrap();
         less.admit(B, &shown(boot, 3, disk(3, 0, 4))).unwrap();
         tell(&less, &mut knows);
-        assert!(!knows.is_found_out(B, 2), "boot {boot}");
+        assert!(!knows.is_refused_now(B, 2), "boot {boot}");
         tell(&knows, &mut less);
-        assert!(less.is_found_out(B, 3), "boot {boot}");
+        assert!(less.is_refused_now(B, 3), "boot {boot}");
         // Promises of the copy must be kept nevertheless.
-        less.heard(B, Promise { term: 4, vote: 9, ..Promise::default() });
+        less.record_promise(B, Promise { term: 4, vote: 9, ..Promise::default() });
         tell(&less, &mut knows);
-        assert_eq!(knows.admit(B, &shown(7, 4, disk(3, 0, 10))), Err(Objection::Amnesia));
+        assert_eq!(knows.admit(B, &shown(7, 4, disk(3, 0, 10))), Err(ClaimRejection::Amnesia));
         knows.admit(B, &shown(7, 5, disk(4, 9, 10))).unwrap();
     }
 }
@@ -174,22 +174,22 @@ fn a_member_is_taken_again_once_a_copy_of_it_is_found_out() {
     let (mut knows, mut new, mut newer) =
         (Witness::default(), Witness::default(), Witness::default());
     knows.admit(B, &member).unwrap();
-    knows.heard(B, acknowledged(3, 20));
+    knows.record_promise(B, acknowledged(3, 20));
     new.admit(B, &copy).unwrap();
     newer.admit(B, &copy).unwrap();
-    assert_eq!(new.admit(B, &member), Err(Objection::Boot), "for now");
+    assert_eq!(new.admit(B, &member), Err(ClaimRejection::Boot), "for now");
     tell(&knows, &mut new);
-    assert!(new.is_found_out(B, 2));
-    assert_eq!(new.admit(B, &copy), Err(Objection::Amnesia));
+    assert!(new.is_refused_now(B, 2));
+    assert_eq!(new.admit(B, &copy), Err(ClaimRejection::Amnesia));
     new.admit(B, &member).expect("it is the member");
     tell(&newer, &mut new);
     tell(&new, &mut newer);
     tell(&newer, &mut knows);
     for witness in [knows, new, newer] {
-        assert!(!witness.is_found_out(B, 1) && witness.is_found_out(B, 2));
+        assert!(!witness.is_refused_now(B, 1) && witness.is_refused_now(B, 2));
         let mut witness = restarted(&witness);
         witness.admit(B, &member).unwrap();
-        assert_eq!(witness.admit(B, &shown(10, 3, disk(3, 0, 19))), Err(Objection::Amnesia));
+        assert_eq!(witness.admit(B, &shown(10, 3, disk(3, 0, 19))), Err(ClaimRejection::Amnesia));
         witness.admit(B, &shown(9, 4, disk(3, 0, 20))).expect("its next process");
     }
 }
@@ -200,18 +200,18 @@ fn a_member_that_lacks_what_a_copy_promised_is_not_taken_again() {
     let member = shown(8, 1, disk(3, 0, 10));
     let (mut knows, mut new) = (Witness::default(), Witness::default());
     knows.admit(B, &member).unwrap();
-    knows.heard(B, acknowledged(3, 20));
+    knows.record_promise(B, acknowledged(3, 20));
     new.admit(B, &shown(9, 2, disk(3, 0, 15))).unwrap();
-    new.heard(B, Promise { term: 4, vote: 9, ..Promise::default() });
+    new.record_promise(B, Promise { term: 4, vote: 9, ..Promise::default() });
     tell(&knows, &mut new);
-    assert!(new.is_found_out(B, 2));
-    assert_eq!(new.admit(B, &member), Err(Objection::Amnesia));
+    assert!(new.is_refused_now(B, 2));
+    assert_eq!(new.admit(B, &member), Err(ClaimRejection::Amnesia));
 }
 
 #[test]
 fn strangers_find_no_room_once_there_are_many() {
     let mut witness = Witness::default();
-    for id in 0..MOST_KNOWN as u64 {
+    for id in 0..MAX_KNOWN_MEMBERS as u64 {
         assert!(witness.has_room(MemberId(100 + id)));
         witness.admit(MemberId(100 + id), &blank(1, id)).unwrap();
     }
@@ -226,29 +226,29 @@ fn a_process_is_new_until_it_was_let_in() {
     witness.admit(B, &blank(5, 1)).unwrap();
     assert_eq!(witness.is_new(B, &blank(5, 1)), Ok(false));
     assert_eq!(witness.is_new(B, &blank(6, 2)), Ok(true));
-    assert_eq!(witness.is_new(B, &blank(5, 2)), Err(Objection::Boot));
+    assert_eq!(witness.is_new(B, &blank(5, 2)), Err(ClaimRejection::Boot));
 }
 
 #[test]
 fn nothing_is_learnt_of_strangers_of_another_directory_or_from_junk() {
     let (mut from, mut to) = (Witness::default(), Witness::default());
     from.admit(MemberId(9), &blank(1, 1)).unwrap();
-    let wiped = Appearance { incarnation: Incarnation([8; 16]), ..blank(9, 9) };
+    let wiped = ProcessClaim { incarnation: Incarnation([8; 16]), ..blank(9, 9) };
     from.admit(B, &wiped).unwrap();
     to.admit(B, &blank(5, 1)).unwrap();
     let before = (to.encode(), to.version());
     tell(&from, &mut to);
-    assert!(to.told(b"junk", |_, _| true).is_err());
+    assert!(to.merge_report(b"junk", |_, _| true).is_err());
     assert_eq!((to.encode(), to.version()), before);
-    assert!(!to.is_found_out(B, 1));
+    assert!(!to.is_refused_now(B, 1));
 }
 
 #[test]
 fn what_is_told_says_what_the_teller_promised_too() {
     let mut witness = Witness::default();
     let report = Witness::default().report(B, &blank(5, 1), acknowledged(3, 10));
-    witness.told(&report, |_, _| true).unwrap();
-    assert_eq!(witness.admit(B, &shown(6, 2, disk(3, 0, 9))), Err(Objection::Amnesia));
+    witness.merge_report(&report, |_, _| true).unwrap();
+    assert_eq!(witness.admit(B, &shown(6, 2, disk(3, 0, 9))), Err(ClaimRejection::Amnesia));
     witness.admit(B, &shown(6, 2, disk(3, 0, 10))).unwrap();
 }
 
@@ -259,14 +259,14 @@ fn boots_and_votes_are_urgent_and_all_else_is_only_news() {
     assert_eq!(witness.urgent(), witness.version());
     let durable = witness.version();
     witness.admit(B, &blank(5, 1)).unwrap();
-    witness.heard(B, Promise::default());
+    witness.record_promise(B, Promise::default());
     assert_eq!(witness.version(), durable, "no news");
-    witness.heard(B, acknowledged(3, 10));
+    witness.record_promise(B, acknowledged(3, 10));
     assert!(witness.version() > durable && witness.urgent() == durable);
-    witness.heard(B, Promise { term: 3, vote: 2, ..Promise::default() });
+    witness.record_promise(B, Promise { term: 3, vote: 2, ..Promise::default() });
     assert_eq!(witness.urgent(), witness.version());
     let voted = witness.version();
-    witness.heard(B, acknowledged(3, 11));
+    witness.record_promise(B, acknowledged(3, 11));
     assert!(witness.version() > voted && witness.urgent() == voted);
     let version = witness.version();
     tell(&restarted(&witness), &mut witness);
@@ -288,14 +288,14 @@ fn who_was_removed_is_forgotten() {
 fn the_first_versions_memory_still_counts() {
     let text = format!("b {INCARNATION} 5\n");
     let mut witness = Witness::decode(&text).unwrap();
-    assert_eq!(witness.admit(B, &blank(4, 1)), Err(Objection::Boot));
+    assert_eq!(witness.admit(B, &blank(4, 1)), Err(ClaimRejection::Boot));
     witness.admit(B, &blank(5, 1)).expect("its process was not noted");
-    assert_eq!(witness.admit(B, &blank(5, 2)), Err(Objection::Boot));
+    assert_eq!(witness.admit(B, &blank(5, 2)), Err(ClaimRejection::Boot));
 }
 
 /// An event of a correct member, or of the witnesses that watch it.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum HistoryEvent {
     /// The member votes in a later term.
     Vote(u64),
     /// Another leader's entries replace uncommitted ones, and the member acknowledges them.
@@ -322,28 +322,29 @@ enum Step {
     Flush(usize),
 }
 
-fn steps() -> impl Strategy<Value = Step> {
+fn steps() -> impl Strategy<Value = HistoryEvent> {
     let witness = 0..3_usize;
     prop_oneof![
-        (1..4_u64).prop_map(Step::Vote),
-        (0..5_u64, 0..5_u64).prop_map(|(keep, add)| Step::Follow { keep, add }),
-        Just(Step::Commit),
-        (1..4_u64).prop_map(Step::Write),
-        Just(Step::Restart),
-        (witness.clone(), 0..4_usize).prop_map(|(witness, age)| Step::Hear { witness, age }),
-        witness.clone().prop_map(Step::Stream),
-        (witness.clone(), witness.clone()).prop_map(|(from, to)| Step::Tell(from, to)),
-        witness.clone().prop_map(Step::Crash),
-        witness.prop_map(Step::Flush),
+        (1..4_u64).prop_map(HistoryEvent::Vote),
+        (0..5_u64, 0..5_u64).prop_map(|(keep, add)| HistoryEvent::Follow { keep, add }),
+        Just(HistoryEvent::Commit),
+        (1..4_u64).prop_map(HistoryEvent::Write),
+        Just(HistoryEvent::Restart),
+        (witness.clone(), 0..4_usize)
+            .prop_map(|(witness, age)| HistoryEvent::Hear { witness, age }),
+        witness.clone().prop_map(HistoryEvent::Stream),
+        (witness.clone(), witness.clone()).prop_map(|(from, to)| HistoryEvent::Tell(from, to)),
+        witness.clone().prop_map(HistoryEvent::Crash),
+        witness.prop_map(HistoryEvent::Flush),
     ]
 }
 
 /// A member whose disk never forgets anything, and three witnesses.
-struct History {
-    disk: OnDisk,
+struct MemberHistory {
+    disk: DiskState,
     commit: u64,
     boot: u64,
-    began: OnDisk,
+    began: DiskState,
     /// Promises that the member made, each with its boot.
     said: Vec<(u64, Promise)>,
     /// Highest boot that each witness has accepted, and would still know after a crash.
@@ -352,9 +353,9 @@ struct History {
     durable: Vec<String>,
 }
 
-impl History {
+impl MemberHistory {
     fn new() -> Self {
-        let disk = OnDisk::default();
+        let disk = DiskState::default();
         let witnesses = vec![Witness::default(); 3];
         let durable = witnesses.iter().map(Witness::encode).collect();
         Self {
@@ -373,53 +374,55 @@ impl History {
         self.said.push((self.boot, promise.with_commit(self.disk.term, self.commit)));
     }
 
-    fn now(&self) -> Appearance {
+    fn now(&self) -> ProcessClaim {
         shown(self.boot, 100 + self.boot, self.began)
     }
 
-    fn step(&mut self, step: Step) -> Result<(), (usize, Objection)> {
+    fn step(&mut self, step: HistoryEvent) -> Result<(), (usize, ClaimRejection)> {
         match step {
-            Step::Vote(to) => {
-                self.disk = OnDisk { term: self.disk.term + to, vote: to, ..self.disk };
+            HistoryEvent::Vote(to) => {
+                self.disk = DiskState { term: self.disk.term + to, vote: to, ..self.disk };
                 self.say(Promise { term: self.disk.term, vote: to, ..Promise::default() });
             }
-            Step::Follow { keep, add } => {
+            HistoryEvent::Follow { keep, add } => {
                 // Only a leader of a later term may make the log shorter.
                 let last = (self.commit + keep).min(self.disk.last) + add;
-                self.disk = OnDisk { term: self.disk.term + 1, vote: 0, last };
+                self.disk = DiskState { term: self.disk.term + 1, vote: 0, last };
                 self.say(acknowledged(self.disk.term, last));
             }
-            Step::Commit => {
+            HistoryEvent::Commit => {
                 self.commit = self.disk.last;
                 self.say(acknowledged(self.disk.term, self.disk.last));
             }
-            Step::Write(entries) => self.disk.last += entries,
-            Step::Restart => (self.boot, self.began) = (self.boot + 1, self.disk),
-            Step::Hear { witness, age } => {
+            HistoryEvent::Write(entries) => self.disk.last += entries,
+            HistoryEvent::Restart => (self.boot, self.began) = (self.boot + 1, self.disk),
+            HistoryEvent::Hear { witness, age } => {
                 let Some(at) = self.said.len().checked_sub(age + 1) else { return Ok(()) };
                 let (boot, promise) = self.said[at];
                 // A promise is received only from a process that was accepted before.
                 if boot <= self.let_in[witness] {
-                    self.witnesses[witness].heard(B, promise);
+                    self.witnesses[witness].record_promise(B, promise);
                 }
             }
-            Step::Stream(witness) => {
+            HistoryEvent::Stream(witness) => {
                 let now = self.now();
                 self.witnesses[witness].admit(B, &now).map_err(|why| (witness, why))?;
-                if self.witnesses[witness].is_found_out(B, now.run) {
-                    return Err((witness, Objection::Amnesia));
+                if self.witnesses[witness].is_refused_now(B, now.run) {
+                    return Err((witness, ClaimRejection::Amnesia));
                 }
                 self.durable[witness] = self.witnesses[witness].encode();
                 self.let_in[witness] = self.boot;
             }
-            Step::Tell(from, to) => {
+            HistoryEvent::Tell(from, to) => {
                 let teller = self.witnesses[from].clone();
                 tell(&teller, &mut self.witnesses[to]);
             }
-            Step::Crash(witness) => {
+            HistoryEvent::Crash(witness) => {
                 self.witnesses[witness] = Witness::decode(&self.durable[witness]).unwrap();
             }
-            Step::Flush(witness) => self.durable[witness] = self.witnesses[witness].encode(),
+            HistoryEvent::Flush(witness) => {
+                self.durable[witness] = self.witnesses[witness].encode()
+            }
         }
         Ok(())
     }
@@ -430,7 +433,7 @@ proptest! {
 
     #[test]
     fn a_member_that_is_well_is_never_refused(steps in proptest::collection::vec(steps(), 1..60)) {
-        let mut history = History::new();
+        let mut history = MemberHistory::new();
         for step in steps {
             let done = history.step(step);
             prop_assert!(done.is_ok(), "{done:?}");
@@ -445,7 +448,7 @@ proptest! {
         later in proptest::collection::vec(steps(), 1..30),
         starts in 1..4_u64,
     ) {
-        let mut history = History::new();
+        let mut history = MemberHistory::new();
         let now = history.now();
         history.witnesses[0].admit(B, &now).unwrap();
         for step in first {
@@ -454,7 +457,7 @@ proptest! {
         let image = (history.boot, history.disk);
         let said = history.said.len();
         for step in later {
-            if !matches!(step, Step::Crash(_)) {
+            if !matches!(step, HistoryEvent::Crash(_)) {
                 let _ = history.step(step);
             }
         }
@@ -462,7 +465,7 @@ proptest! {
         history.witnesses[0].admit(B, &now).unwrap();
         for at in said..history.said.len() {
             let promise = history.said[at].1;
-            history.witnesses[0].heard(B, promise);
+            history.witnesses[0].record_promise(B, promise);
         }
         let lacks = history.said[said..].iter().any(|(_, promise)| !image.1.keeps(promise));
         let boot = image.0 + starts;

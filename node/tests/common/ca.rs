@@ -5,12 +5,12 @@ use rcgen::{
     Issuer, KeyPair, KeyUsagePurpose, date_time_ymd,
 };
 
-pub(crate) struct Ca {
+pub(crate) struct OperatorCa {
     issuer: Issuer<'static, KeyPair>,
     pub pem: String,
 }
 
-impl Ca {
+impl OperatorCa {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

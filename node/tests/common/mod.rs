@@ -32,36 +32,36 @@ use tonic::transport::{Channel, Endpoint};
 
 /// Time limit of each wait. It is long enough for a loaded machine; a test that passes waits much
 /// less.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// Returns a command that runs the built program in an empty environment. Only `MUTANT` is kept: it
 /// selects the bug that `make mutants` has switched on.
-pub(crate) fn node() -> Command {
-    bare(Command::new(env!("CARGO_BIN_EXE_muster-node")))
+pub(crate) fn node_command() -> Command {
+    in_empty_environment(Command::new(env!("CARGO_BIN_EXE_muster-node")))
 }
 
-/// Seconds after which `timeout` kills a program started by [`node_that_ends`].
-const LONGEST_RUN: &str = "60";
+/// Seconds after which `timeout` kills a program started by [`node_command_with_timeout`].
+const RUN_LIMIT_SECONDS: &str = "60";
 
 /// Returns a command for runs that are expected to end. A program that serves instead is killed, so
 /// that its test fails rather than hangs.
-pub(crate) fn node_that_ends() -> Command {
+pub(crate) fn node_command_with_timeout() -> Command {
     let mut timeout = Command::new("timeout");
-    timeout.args(["--signal=KILL", LONGEST_RUN, env!("CARGO_BIN_EXE_muster-node")]);
-    bare(timeout)
+    timeout.args(["--signal=KILL", RUN_LIMIT_SECONDS, env!("CARGO_BIN_EXE_muster-node")]);
+    in_empty_environment(timeout)
 }
 
 /// Returns a command that kills the program at the `step`th call of one of the system calls
 /// `calls`. Requires strace.
-pub(crate) fn node_killed_at(calls: &str, step: usize) -> Command {
+pub(crate) fn node_command_killed_at(calls: &str, step: usize) -> Command {
     let mut strace = Command::new("strace");
     strace.args(["-f", "-qq", "-o", "/dev/null", "-e", &format!("trace={calls}")]);
     strace.args(["-e", &format!("inject={calls}:signal=KILL:when={step}")]);
     strace.arg(env!("CARGO_BIN_EXE_muster-node"));
-    bare(strace)
+    in_empty_environment(strace)
 }
 
-fn bare(mut command: Command) -> Command {
+fn in_empty_environment(mut command: Command) -> Command {
     command.env_clear().stdin(Stdio::null());
     command.envs(std::env::var_os("MUTANT").map(|id| ("MUTANT", id)));
     command
@@ -88,18 +88,18 @@ pub(crate) fn free_ports<const N: usize>() -> [u16; N] {
     })
 }
 
-/// Waits until `holds` returns true, and fails with `what` after [`PATIENCE`].
+/// Waits until `holds` returns true, and fails with `what` after [`WAIT_LIMIT`].
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
-        assert!(start.elapsed() < PATIENCE, "never: {what}");
+        assert!(start.elapsed() < WAIT_LIMIT, "never: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 /// Whether all threads of process `id` are stopped, by the state in their stat files
 /// (proc_pid_stat(5)).
-fn stands_still(id: i32) -> bool {
+fn is_stopped(id: i32) -> bool {
     let mut threads = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
     threads.all(|thread| {
         let stat = std::fs::read_to_string(thread.unwrap().path().join("stat"));
@@ -109,7 +109,7 @@ fn stands_still(id: i32) -> bool {
 }
 
 /// A member: its command line and its process.
-pub(crate) struct Member {
+pub(crate) struct TestMember {
     pub name: String,
     pub data_dir: PathBuf,
     pub client_url: String,
@@ -121,7 +121,7 @@ pub(crate) struct Member {
     starts: usize,
 }
 
-impl Member {
+impl TestMember {
     /// Returns a member that isn't started yet, with these ports on 127.0.0.1 and this
     /// `--initial-cluster`.
     pub(crate) fn new(
@@ -165,7 +165,7 @@ impl Member {
     pub(crate) fn start(&mut self) {
         let log = File::options().create(true).append(true).open(&self.log).unwrap();
         let out = log.try_clone().unwrap();
-        let mut command = self.program.as_ref().map_or_else(node, Command::new);
+        let mut command = self.program.as_ref().map_or_else(node_command, Command::new);
         let child = command.args(&self.args).stdin(Stdio::null()).stdout(out).stderr(log).spawn();
         self.child = Some(child.unwrap());
         self.starts += 1;
@@ -176,19 +176,19 @@ impl Member {
     }
 
     /// Waits until the current process is ready. Every earlier start must have got ready as well.
-    pub(crate) fn ready(&mut self) {
-        self.ready_again(self.starts - 1);
+    pub(crate) fn wait_ready(&mut self) {
+        self.wait_ready_after(self.starts - 1);
     }
 
     /// Waits until the current process is ready. `before` is the number of earlier starts that got
     /// ready.
-    pub(crate) fn ready_again(&mut self, before: usize) {
+    pub(crate) fn wait_ready_after(&mut self, before: usize) {
         let start = Instant::now();
         while self.log().matches("ready to serve client requests").count() <= before {
             if let Some(status) = self.child.as_mut().unwrap().try_wait().unwrap() {
                 panic!("{} ended with {status}:\n{}", self.name, self.log());
             }
-            assert!(start.elapsed() < PATIENCE, "never ready:\n{}", self.log());
+            assert!(start.elapsed() < WAIT_LIMIT, "never ready:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -199,7 +199,7 @@ impl Member {
         let id = i32::try_from(self.id()).unwrap();
         kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
         if signal == Signal::STOP {
-            eventually("every thread stands still", || stands_still(id));
+            eventually("every thread stands still", || is_stopped(id));
         }
     }
 
@@ -216,7 +216,7 @@ impl Member {
             if let Some(status) = child.try_wait().unwrap() {
                 return status.code();
             }
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > WAIT_LIMIT {
                 child.kill().unwrap();
                 panic!("{} does not end:\n{}", self.name, self.log());
             }
@@ -261,7 +261,7 @@ impl Member {
 
     /// Whether this member has a peer stream to `peer`, which it opens only after it has verified
     /// that peer.
-    pub(crate) fn reaches(&self, peer: u64) -> bool {
+    pub(crate) fn has_stream_to(&self, peer: u64) -> bool {
         let link = format!("Remote=\"{peer:x}\"}} 1");
         let active = |line: &str| line.starts_with("etcd_network_active_peers{");
         self.http("/metrics").lines().any(|line| active(line) && line.ends_with(&link))
@@ -284,7 +284,10 @@ impl Member {
     }
 
     /// Reads the value of `key` with `RangeStream`.
-    pub(crate) async fn get_in_parts(&self, key: &str) -> Result<Option<String>, tonic::Status> {
+    pub(crate) async fn get_by_range_stream(
+        &self,
+        key: &str,
+    ) -> Result<Option<String>, tonic::Status> {
         let request = RangeRequest { key: key.to_owned().into(), ..RangeRequest::default() };
         let mut parts = KvClient::new(self.channel()).range_stream(request).await?.into_inner();
         let mut found = None;
@@ -334,7 +337,7 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for TestMember {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -344,12 +347,12 @@ impl Drop for Member {
 }
 
 /// Returns three members on free ports, not started yet.
-pub(crate) fn three(root: &Path) -> Vec<Member> {
+pub(crate) fn three_members(root: &Path) -> Vec<TestMember> {
     on_ports(root, ["a", "b", "c"], free_ports(), free_ports())
 }
 
 /// Returns five members on free ports, not started yet.
-pub(crate) fn five(root: &Path) -> Vec<Member> {
+pub(crate) fn five_members(root: &Path) -> Vec<TestMember> {
     on_ports(root, ["a", "b", "c", "d", "e"], free_ports(), free_ports())
 }
 
@@ -358,10 +361,12 @@ fn on_ports<const N: usize>(
     names: [&str; N],
     peers: [u16; N],
     clients: [u16; N],
-) -> Vec<Member> {
+) -> Vec<TestMember> {
     let initial: Vec<String> =
         (0..N).map(|n| format!("{}=http://127.0.0.1:{}", names[n], peers[n])).collect();
-    (0..N).map(|n| Member::new(root, names[n], peers[n], clients[n], &initial.join(","))).collect()
+    (0..N)
+        .map(|n| TestMember::new(root, names[n], peers[n], clients[n], &initial.join(",")))
+        .collect()
 }
 
 /// Flag with which no election timeout elapses before a test has ended, however slow the machine.
@@ -371,46 +376,46 @@ pub(crate) const NO_ELECTIONS: &str = "--election-timeout=20000";
 
 /// Starts three members without election timeouts, so that the first one becomes the leader and
 /// stays it.
-pub(crate) fn led_by_the_first(root: &Path) -> Vec<Member> {
-    led_by_the_first_of(three(root))
+pub(crate) fn start_three_led_by_first(root: &Path) -> Vec<TestMember> {
+    start_led_by_first(three_members(root))
 }
 
 /// Starts `members` without election timeouts, so that the first one becomes the leader and stays
 /// it.
-pub(crate) fn led_by_the_first_of(mut members: Vec<Member>) -> Vec<Member> {
+pub(crate) fn start_led_by_first(mut members: Vec<TestMember>) -> Vec<TestMember> {
     for member in &mut members {
         member.args.push(NO_ELECTIONS.to_owned());
         member.start();
     }
-    members.iter_mut().for_each(Member::ready);
+    members.iter_mut().for_each(TestMember::wait_ready);
     members
 }
 
 /// Starts three members, and waits until they are ready.
-pub(crate) fn started(root: &Path) -> Vec<Member> {
-    let mut members = three(root);
-    members.iter_mut().for_each(Member::start);
-    members.iter_mut().for_each(Member::ready);
+pub(crate) fn start_three(root: &Path) -> Vec<TestMember> {
+    let mut members = three_members(root);
+    members.iter_mut().for_each(TestMember::start);
+    members.iter_mut().for_each(TestMember::wait_ready);
     members
 }
 
-pub(crate) fn all(members: &[Member]) -> Vec<&Member> {
+pub(crate) fn as_refs(members: &[TestMember]) -> Vec<&TestMember> {
     members.iter().collect()
 }
 
 /// Repeats a put until it succeeds: there may be no leader for a while. Returns the put's revision.
-pub(crate) async fn put_again(member: &Member, key: &str, value: &str) -> i64 {
+pub(crate) async fn put_with_retries(member: &TestMember, key: &str, value: &str) -> i64 {
     let start = Instant::now();
     loop {
         match member.put(key, value).await {
             Ok(revision) => return revision,
-            Err(error) => assert!(start.elapsed() < PATIENCE, "{error}: {}", member.log()),
+            Err(error) => assert!(start.elapsed() < WAIT_LIMIT, "{error}: {}", member.log()),
         }
     }
 }
 
 /// Waits until all members have the same hash of their data at `revision`.
-pub(crate) async fn same_hash(members: &[Member], revision: i64) {
+pub(crate) async fn wait_same_hash(members: &[TestMember], revision: i64) {
     let start = Instant::now();
     loop {
         let mut hashes = Vec::new();
@@ -420,14 +425,16 @@ pub(crate) async fn same_hash(members: &[Member], revision: i64) {
         if hashes.iter().all(|hash| hash.is_some() && *hash == hashes[0]) {
             return;
         }
-        assert!(start.elapsed() < PATIENCE, "hashes differ: {hashes:?}");
+        assert!(start.elapsed() < WAIT_LIMIT, "hashes differ: {hashes:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
 /// Repeats `change` while it fails with "unhealthy cluster". A member change requires that the
 /// members have been connected for some time.
-pub(crate) async fn healthy<T>(mut change: impl AsyncFnMut() -> Result<T, tonic::Status>) -> T {
+pub(crate) async fn retry_while_unhealthy<T>(
+    mut change: impl AsyncFnMut() -> Result<T, tonic::Status>,
+) -> T {
     let start = Instant::now();
     loop {
         match change().await {
@@ -435,13 +442,13 @@ pub(crate) async fn healthy<T>(mut change: impl AsyncFnMut() -> Result<T, tonic:
             Err(status) if status.message() == "etcdserver: unhealthy cluster" => {}
             Err(status) => panic!("{status}"),
         }
-        assert!(start.elapsed() < PATIENCE, "never healthy");
+        assert!(start.elapsed() < WAIT_LIMIT, "never healthy");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
 /// Returns the index of the leader in `members`, if all of them agree on it.
-pub(crate) async fn leader(members: &[&Member]) -> Option<usize> {
+pub(crate) async fn leader(members: &[&TestMember]) -> Option<usize> {
     let mut seen = Vec::new();
     for member in members {
         let status = member.status().await.ok()?;
@@ -453,20 +460,20 @@ pub(crate) async fn leader(members: &[&Member]) -> Option<usize> {
 }
 
 /// Waits until all members agree on a leader, and returns its index in `members`.
-pub(crate) async fn settled(members: &[&Member]) -> usize {
+pub(crate) async fn wait_settled(members: &[&TestMember]) -> usize {
     let start = Instant::now();
     loop {
         if let Some(leader) = leader(members).await {
             return leader;
         }
-        assert!(start.elapsed() < PATIENCE, "no leader that all agree on");
+        assert!(start.elapsed() < WAIT_LIMIT, "no leader that all agree on");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
 /// Reports that a test was skipped, or fails if this is CI. Writes to standard error directly,
 /// because the test runner hides the output of tests that pass.
-pub(crate) fn skipped(why: &str) {
+pub(crate) fn report_skip(why: &str) {
     assert!(std::env::var_os("CI").is_none(), "{why}");
     let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
 }
@@ -487,7 +494,7 @@ pub(crate) fn etcdctl(endpoints: &str, args: &[&str]) -> Option<(bool, String)> 
             Some((output.status.success(), String::from_utf8_lossy(&text).into_owned()))
         }
         Err(error) => {
-            skipped(&format!("etcdctl: {error}"));
+            report_skip(&format!("etcdctl: {error}"));
             None
         }
     }
@@ -495,12 +502,12 @@ pub(crate) fn etcdctl(endpoints: &str, args: &[&str]) -> Option<(bool, String)> 
 
 /// Watches `k` from revision `from`, waits until the watch is canceled, and returns its
 /// `compact_revision`.
-pub(crate) async fn compacted_for(member: &Member, from: i64) -> i64 {
+pub(crate) async fn watch_compact_revision(member: &TestMember, from: i64) -> i64 {
     let create = WatchCreateRequest { key: "k".into(), start_revision: from, ..Default::default() };
     let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
     let (sender, receiver) = tokio::sync::mpsc::channel(1);
     sender.send(request).await.unwrap();
-    let stream = tokio_stream(receiver);
+    let stream = receiver_stream(receiver);
     let mut answers = WatchClient::new(member.channel()).watch(stream).await.unwrap().into_inner();
     loop {
         let answer = answers.message().await.unwrap().unwrap();
@@ -510,7 +517,7 @@ pub(crate) async fn compacted_for(member: &Member, from: i64) -> i64 {
     }
 }
 
-fn tokio_stream(
+fn receiver_stream(
     mut receiver: tokio::sync::mpsc::Receiver<WatchRequest>,
 ) -> impl futures_util::Stream<Item = WatchRequest> {
     futures_util::stream::poll_fn(move |context| receiver.poll_recv(context))

@@ -3,12 +3,12 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::PATIENCE;
+use super::WAIT_LIMIT;
 
 /// A strace process attached to a member. It makes system calls fail, or kills the member at one.
-pub(crate) struct Saboteur(Child);
+pub(crate) struct FaultInjector(Child);
 
-impl Saboteur {
+impl FaultInjector {
     /// Attaches to `process` and applies the action `what` (in strace's syntax) to `calls`. Returns
     /// `None` if strace can't be used.
     pub(crate) fn attach(process: u32, calls: &str, what: &str) -> Option<Self> {
@@ -30,7 +30,9 @@ impl Saboteur {
                 // strace exits with 0 if the process has ended already, for example because it
                 // synced at once.
                 Some(status) if status.success() => break,
-                None if start.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(10)),
+                None if start.elapsed() < WAIT_LIMIT => {
+                    std::thread::sleep(Duration::from_millis(10))
+                }
                 _ => {
                     let _ = child.kill();
                     return None;
@@ -41,7 +43,7 @@ impl Saboteur {
     }
 }
 
-impl Drop for Saboteur {
+impl Drop for FaultInjector {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

@@ -6,9 +6,9 @@ use std::{
 };
 
 /// A small tmpfs, mounted until this value is dropped.
-pub(crate) struct Small(pub PathBuf);
+pub(crate) struct SmallFilesystem(pub PathBuf);
 
-impl Small {
+impl SmallFilesystem {
     pub(crate) fn mount(at: &Path, mebibytes: u32) -> Option<Self> {
         std::fs::create_dir(at).unwrap();
         let size = format!("size={mebibytes}m");
@@ -31,7 +31,7 @@ impl Small {
     }
 }
 
-impl Drop for Small {
+impl Drop for SmallFilesystem {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }

@@ -13,8 +13,8 @@ use rustls::ClientConfig;
 use serde::Serialize;
 use tonic::transport::Channel;
 
-use super::process::Server;
-use crate::client::{Client, channel};
+use super::process::ServerProcess;
+use crate::client::{EtcdClient, channel};
 use crate::harness::credentials::Credentials;
 
 /// Default number of members.
@@ -25,7 +25,7 @@ const CALL_TIME: Duration = Duration::from_secs(2);
 
 /// A server program to measure.
 #[derive(Clone, Debug, Serialize)]
-pub struct Program {
+pub struct ServerProgram {
     /// Name in tables: `muster-node` or `etcd`.
     pub name: String,
     /// First line of the output of `--version`.
@@ -34,7 +34,7 @@ pub struct Program {
     pub path: PathBuf,
 }
 
-impl Program {
+impl ServerProgram {
     /// Asks the program at `path` for its version.
     pub(super) async fn find(name: &str, path: PathBuf) -> Result<Self> {
         let output = tokio::process::Command::new(&path)
@@ -50,29 +50,29 @@ impl Program {
 
 /// Running members of one cluster.
 #[derive(Debug)]
-pub(super) struct Cluster {
-    program: Program,
+pub(super) struct BenchCluster {
+    program: ServerProgram,
     tls: Option<Arc<ClientConfig>>,
     /// Auth token that clients send.
     token: Option<String>,
     dir: PathBuf,
     /// Flags that every member is started with.
     flags: Vec<String>,
-    members: Vec<Member>,
+    members: Vec<BenchMember>,
     /// Number of members ever started. It numbers new members, so that no name is used twice.
-    named: usize,
+    started_members: usize,
 }
 
 /// Name and URLs of a member, which may not be started yet.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct MemberAddress {
     pub name: String,
     pub peer_url: String,
     client_url: String,
     client: SocketAddr,
 }
 
-impl Place {
+impl MemberAddress {
     fn at(number: usize, has_tls: bool, peer: u16, client: u16) -> Self {
         let scheme = if has_tls { "https" } else { "http" };
         let url = |port: u16| format!("{scheme}://{}:{port}", Ipv4Addr::LOCALHOST);
@@ -86,24 +86,24 @@ impl Place {
 }
 
 /// Returns the flag `--initial-cluster` for these members.
-fn initial_cluster<'a>(places: impl Iterator<Item = &'a Place>) -> String {
+fn initial_cluster<'a>(places: impl Iterator<Item = &'a MemberAddress>) -> String {
     let all: Vec<String> =
         places.map(|place| format!("{}={}", place.name, place.peer_url)).collect();
     format!("--initial-cluster={}", all.join(","))
 }
 
 #[derive(Debug)]
-struct Member {
-    place: Place,
+struct BenchMember {
+    place: MemberAddress,
     args: Vec<String>,
     log: PathBuf,
-    server: Server,
+    server: ServerProcess,
 }
 
-impl Cluster {
+impl BenchCluster {
     /// Starts `size` members in `dir`, and waits until all of them follow one leader.
     pub(super) async fn start(
-        program: &Program,
+        program: &ServerProgram,
         dir: &Path,
         size: usize,
         credentials: Option<&Credentials>,
@@ -111,15 +111,15 @@ impl Cluster {
     ) -> Result<Self> {
         fs_err::create_dir_all(dir)?;
         let ports = free_ports(2 * size)?;
-        let places: Vec<Place> = (0..size)
-            .map(|n| Place::at(n, credentials.is_some(), ports[n], ports[size + n]))
+        let places: Vec<MemberAddress> = (0..size)
+            .map(|n| MemberAddress::at(n, credentials.is_some(), ports[n], ports[size + n]))
             .collect();
         let initial = initial_cluster(places.iter());
         let mut all = credentials.map(Credentials::mutual_flags).unwrap_or_default();
         all.extend(flags.iter().map(|flag| (*flag).to_owned()));
         let members = places.into_iter().map(|place| {
             let given = all.iter().chain([&initial]).cloned();
-            Member::start(program, dir, place, given)
+            BenchMember::start(program, dir, place, given)
         });
         let mut cluster = Self {
             members: members.collect::<Result<_>>()?,
@@ -128,9 +128,9 @@ impl Cluster {
             token: None,
             dir: dir.to_owned(),
             flags: all,
-            named: size,
+            started_members: size,
         };
-        cluster.settled().await?;
+        cluster.wait_settled().await?;
         Ok(cluster)
     }
 
@@ -139,9 +139,9 @@ impl Cluster {
     }
 
     /// Returns a client of member `n`, with a connection of its own.
-    pub(super) fn client(&self, n: usize) -> Result<Client> {
-        let client = Client::new(self.members[n].place.client, self.tls.clone())?;
-        Ok(client.showing(self.token.clone()))
+    pub(super) fn client(&self, n: usize) -> Result<EtcdClient> {
+        let client = EtcdClient::new(self.members[n].place.client, self.tls.clone())?;
+        Ok(client.with_token(self.token.clone()))
     }
 
     /// Sets the token that clients made from now on send.
@@ -175,15 +175,15 @@ impl Cluster {
 
     /// Waits until all members follow one leader and have applied the same revision. Returns the
     /// leader's index.
-    pub(super) async fn settled(&mut self) -> Result<usize> {
+    pub(super) async fn wait_settled(&mut self) -> Result<usize> {
         let start = Instant::now();
         loop {
             for member in &mut self.members {
-                if let Some(end) = member.ended()? {
+                if let Some(end) = member.exit_report()? {
                     bail!("{} {end}", self.program.name);
                 }
             }
-            let last = match (self.leader().await, self.level().await) {
+            let last = match (self.leader().await, self.have_same_revision().await) {
                 (Ok(leader), Ok(true)) => return Ok(leader),
                 (Err(error), _) | (_, Err(error)) => error,
                 (Ok(_), Ok(false)) => anyhow::anyhow!("a member is still behind"),
@@ -196,7 +196,7 @@ impl Cluster {
         }
     }
 
-    async fn level(&self) -> Result<bool> {
+    async fn have_same_revision(&self) -> Result<bool> {
         let mut revisions = Vec::new();
         for n in 0..self.len() {
             let status = self.client(n)?.status(CALL_TIME).await?;
@@ -219,7 +219,7 @@ impl Cluster {
     /// Adds a learner through member `asked`, starts it as the last of `members`, and returns its
     /// id.
     pub(super) async fn join(&mut self, asked: usize) -> Result<u64> {
-        let place = self.place()?;
+        let place = self.next_address()?;
         let peer_ur_ls = vec![place.peer_url.clone()];
         let request = MemberAddRequest { peer_ur_ls, is_learner: true };
         let added = self.api(asked)?.member_add(request).await?.into_inner();
@@ -228,23 +228,23 @@ impl Cluster {
     }
 
     /// Chooses name and ports of the next member, without starting it.
-    pub(super) fn place(&self) -> Result<Place> {
+    pub(super) fn next_address(&self) -> Result<MemberAddress> {
         let ports = free_ports(2)?;
-        Ok(Place::at(self.named, self.tls.is_some(), ports[0], ports[1]))
+        Ok(MemberAddress::at(self.started_members, self.tls.is_some(), ports[0], ports[1]))
     }
 
     /// Starts a member that the cluster has added, as the last of `members`.
-    pub(super) fn start_joiner(&mut self, place: Place) -> Result<()> {
+    pub(super) fn start_joiner(&mut self, place: MemberAddress) -> Result<()> {
         let all = self.members.iter().map(|member| &member.place).chain([&place]);
         let initial = ["--initial-cluster-state=existing".to_owned(), initial_cluster(all)];
         let flags = self.flags.iter().cloned().chain(initial);
-        self.members.push(Member::start(&self.program, &self.dir, place, flags)?);
-        self.named += 1;
+        self.members.push(BenchMember::start(&self.program, &self.dir, place, flags)?);
+        self.started_members += 1;
         Ok(())
     }
 
     /// Whether member `asked` lists a member with the peer URL of `place`.
-    pub(super) async fn lists(&self, asked: usize, place: &Place) -> Result<bool> {
+    pub(super) async fn lists(&self, asked: usize, place: &MemberAddress) -> Result<bool> {
         let request = MemberListRequest { linearizable: false };
         let list = self.api(asked)?.member_list(request).await?.into_inner();
         Ok(list.members.iter().any(|member| member.peer_ur_ls.contains(&place.peer_url)))
@@ -252,9 +252,9 @@ impl Cluster {
 
     /// Restarts the newest member if it has exited, as its supervisor would. Stock etcd exits if
     /// the member that it asks has not applied its addition yet.
-    pub(super) fn keep_newest_up(&mut self) -> Result<()> {
+    pub(super) fn restart_newest_if_ended(&mut self) -> Result<()> {
         let newest = self.len() - 1;
-        if self.members[newest].ended()?.is_some() {
+        if self.members[newest].exit_report()?.is_some() {
             self.restart(newest)?;
         }
         Ok(())
@@ -267,7 +267,7 @@ impl Cluster {
     }
 
     /// Kills member `n` and deletes its data.
-    pub(super) fn forget(&mut self, n: usize) -> Result<()> {
+    pub(super) fn kill_and_delete(&mut self, n: usize) -> Result<()> {
         let member = self.members.remove(n);
         drop(member.server);
         fs_err::remove_dir_all(self.dir.join(member.place.name))?;
@@ -295,7 +295,7 @@ impl Cluster {
 
     pub(super) fn restart(&mut self, n: usize) -> Result<()> {
         let member = &mut self.members[n];
-        member.server = Server::start(&self.program.path, &member.args, &member.log)?;
+        member.server = ServerProcess::start(&self.program.path, &member.args, &member.log)?;
         Ok(())
     }
 
@@ -316,22 +316,22 @@ impl Cluster {
     }
 }
 
-impl Member {
+impl BenchMember {
     /// Returns exit status and last log line, if the process has exited.
-    fn ended(&mut self) -> Result<Option<String>> {
-        let Some(status) = self.server.ended()? else { return Ok(None) };
+    fn exit_report(&mut self) -> Result<Option<String>> {
+        let Some(status) = self.server.exit_status()? else { return Ok(None) };
         let log = fs_err::read_to_string(&self.log).unwrap_or_default();
         let last = log.lines().last().unwrap_or("it said nothing");
         Ok(Some(format!("ended with {status}: {last}")))
     }
 
     fn start(
-        program: &Program,
+        program: &ServerProgram,
         dir: &Path,
-        place: Place,
+        place: MemberAddress,
         flags: impl Iterator<Item = String>,
     ) -> Result<Self> {
-        let Place { name, peer_url, client_url, .. } = &place;
+        let MemberAddress { name, peer_url, client_url, .. } = &place;
         let mut args = vec![
             format!("--name={name}"),
             format!("--data-dir={}", dir.join(name).display()),
@@ -342,7 +342,7 @@ impl Member {
         ];
         args.extend(flags);
         let log = dir.join(format!("{name}.log"));
-        let server = Server::start(&program.path, &args, &log)?;
+        let server = ServerProcess::start(&program.path, &args, &log)?;
         Ok(Self { place, args, log, server })
     }
 }

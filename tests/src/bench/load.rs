@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::cluster::Cluster;
-use crate::client::Client;
+use super::cluster::BenchCluster;
+use crate::client::EtcdClient;
 
 /// Time limit of one put; a run with a slower one fails.
 const PUT_TIME: Duration = Duration::from_secs(10);
@@ -31,14 +31,14 @@ pub(super) struct Load {
 
 /// Result of one load.
 #[derive(Clone, Debug)]
-pub(super) struct Round {
+pub(super) struct LoadResult {
     pub took: Duration,
     pub cpu: Duration,
     /// Latency of each put in microseconds, sorted.
     pub micros: Vec<u32>,
 }
 
-impl Round {
+impl LoadResult {
     pub(super) fn puts_per_second(&self) -> f64 {
         self.micros.len() as f64 / self.took.as_secs_f64()
     }
@@ -55,7 +55,7 @@ impl Round {
 }
 
 /// Runs `load` on the cluster's leader, or on all members in turn.
-pub(super) async fn run(cluster: &Cluster, load: &Load) -> Result<Round> {
+pub(super) async fn run(cluster: &BenchCluster, load: &Load) -> Result<LoadResult> {
     let leader = cluster.leader().await?;
     let connections = load.clients.min(CONNECTIONS);
     let clients = (0..connections)
@@ -69,17 +69,17 @@ pub(super) async fn run(cluster: &Cluster, load: &Load) -> Result<Round> {
         bail!("not one put was acknowledged");
     }
     micros.sort_unstable();
-    Ok(Round { took, cpu, micros })
+    Ok(LoadResult { took, cpu, micros })
 }
 
-async fn drive(connections: &[Client], load: &Load) -> Result<(Duration, Vec<u32>)> {
+async fn drive(connections: &[EtcdClient], load: &Load) -> Result<(Duration, Vec<u32>)> {
     let left = Arc::new(AtomicU64::new(load.puts));
     let start = Instant::now();
     let end = start + load.time;
     let mut tasks = tokio::task::JoinSet::new();
     for n in 0..load.clients {
         let client = connections[n % connections.len()].clone();
-        tasks.spawn(one(client, Arc::clone(&left), end, *load, n as u64));
+        tasks.spawn(run_client(client, Arc::clone(&left), end, *load, n as u64));
     }
     let mut micros = Vec::new();
     while let Some(done) = tasks.join_next().await {
@@ -88,8 +88,8 @@ async fn drive(connections: &[Client], load: &Load) -> Result<(Duration, Vec<u32
     Ok((start.elapsed(), micros))
 }
 
-async fn one(
-    mut client: Client,
+async fn run_client(
+    mut client: EtcdClient,
     left: Arc<AtomicU64>,
     end: Instant,
     load: Load,
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn figures_follow_from_what_was_counted() {
-        let round = Round {
+        let round = LoadResult {
             took: Duration::from_secs(2),
             cpu: Duration::from_secs(1),
             micros: (1..=1000).map(|n| n * 1000).collect(),

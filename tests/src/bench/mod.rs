@@ -26,18 +26,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-pub use self::reconfigure::Reconfigure;
-pub use self::report::{Changes, Figures, Outages, Replacement, Report, Resize};
-pub use self::services::{Service, Services};
+pub use self::reconfigure::ReconfigureParameters;
+pub use self::report::{BenchReport, ChangeFigures, LoadFigures, Outages, Replacement, Resize};
+pub use self::services::{ServiceFigure, ServicesParameters};
 use self::{
-    cluster::{Cluster, MEMBERS, Program},
+    cluster::{BenchCluster, MEMBERS, ServerProgram},
     load::Load,
 };
 use crate::harness::credentials::Credentials;
 
 /// Parameters of a benchmark run.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct BenchPlan {
     /// Path of the `muster-node` to measure.
     pub muster: PathBuf,
     /// Path of the etcd to compare with. `None` builds a stock one, or uses the installed one if
@@ -58,27 +58,27 @@ pub struct Plan {
     /// Size of each value in bytes.
     pub value_bytes: usize,
     /// Transport modes to measure: plain, mutual TLS, or both.
-    pub modes: Vec<Mode>,
+    pub modes: Vec<TransportMode>,
     /// Number of times that the leader is killed.
     pub outages: usize,
     /// Whether clients are spread over all members; otherwise all use the leader.
     pub spread: bool,
     /// Measures the cost of membership changes instead of loads and outages.
-    pub reconfigure: Option<Reconfigure>,
+    pub reconfigure: Option<ReconfigureParameters>,
     /// Measures the cost of watches, leases, keys and users instead of loads and outages.
-    pub services: Option<Services>,
+    pub services: Option<ServicesParameters>,
 }
 
 /// Transport of clients and peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum TransportMode {
     /// Plain HTTP without TLS.
     Plain,
     /// TLS with certificates on both sides.
     MutualTls,
 }
 
-impl Mode {
+impl TransportMode {
     /// Returns the name of the mode in tables.
     #[must_use]
     pub fn label(self) -> &'static str {
@@ -94,13 +94,13 @@ impl Mode {
 /// # Errors
 /// If a program can't be built or started, or doesn't answer. Every started server is killed in any
 /// case.
-pub async fn run(plan: &Plan, say: &dyn Fn(&str)) -> Result<Report> {
+pub async fn run(plan: &BenchPlan, say: &dyn Fn(&str)) -> Result<BenchReport> {
     let programs = programs(plan, say).await?;
     let data = tempfile::Builder::new()
         .prefix("bench-")
         .tempdir_in(&plan.work)
         .context("make a directory for data")?;
-    let mut report = Report { programs: programs.clone(), ..Report::default() };
+    let mut report = BenchReport { programs: programs.clone(), ..BenchReport::default() };
     if let Some(wanted) = &plan.reconfigure {
         for program in &programs {
             reconfigure::run(wanted, program, data.path(), &mut report, say).await?;
@@ -115,8 +115,8 @@ pub async fn run(plan: &Plan, say: &dyn Fn(&str)) -> Result<Report> {
     }
     for mode in &plan.modes {
         let credentials = match mode {
-            Mode::Plain => None,
-            Mode::MutualTls => {
+            TransportMode::Plain => None,
+            TransportMode::MutualTls => {
                 let hosts = ["127.0.0.1", "localhost"].map(str::to_owned);
                 Some(Credentials::make(&data.path().join("tls"), &hosts)?)
             }
@@ -125,13 +125,14 @@ pub async fn run(plan: &Plan, say: &dyn Fn(&str)) -> Result<Report> {
         for program in &programs {
             say(&format!("starting three {} ({})", program.name, mode.label()));
             let dir = data.path().join(format!("{}-{}", program.name, mode.label()));
-            let cluster = Cluster::start(program, &dir, MEMBERS, credentials.as_ref(), &[]).await?;
+            let cluster =
+                BenchCluster::start(program, &dir, MEMBERS, credentials.as_ref(), &[]).await?;
             clusters.push(cluster);
         }
         for &clients in &plan.clients {
             measure(plan, *mode, clients, &clusters, &mut report, say).await?;
         }
-        if *mode == Mode::Plain {
+        if *mode == TransportMode::Plain {
             for cluster in &mut clusters {
                 say(&format!("killing the leader of {} {} times", cluster.name(), plan.outages));
                 let times = outage::run(cluster, plan.outages).await?;
@@ -142,31 +143,31 @@ pub async fn run(plan: &Plan, say: &dyn Fn(&str)) -> Result<Report> {
     Ok(report)
 }
 
-async fn programs(plan: &Plan, say: &dyn Fn(&str)) -> Result<Vec<Program>> {
+async fn programs(plan: &BenchPlan, say: &dyn Fn(&str)) -> Result<Vec<ServerProgram>> {
     let wanted = |name: &str| plan.only.as_deref().is_none_or(|only| only == name);
     let mut programs = Vec::new();
     if wanted("muster-node") {
-        programs.push(Program::find("muster-node", plan.muster.clone()).await?);
+        programs.push(ServerProgram::find("muster-node", plan.muster.clone()).await?);
     }
     if wanted("etcd") {
         let path = match &plan.etcd {
             Some(path) => path.clone(),
-            None => crate::stock::etcd(&plan.work, say).await?,
+            None => crate::stock::newest_or_installed(&plan.work, say).await?,
         };
-        programs.push(Program::find("etcd", path).await?);
+        programs.push(ServerProgram::find("etcd", path).await?);
     }
     Ok(programs)
 }
 
 async fn measure(
-    plan: &Plan,
-    mode: Mode,
+    plan: &BenchPlan,
+    mode: TransportMode,
     clients: usize,
-    clusters: &[Cluster],
-    report: &mut Report,
+    clusters: &[BenchCluster],
+    report: &mut BenchReport,
     say: &dyn Fn(&str),
 ) -> Result<()> {
-    let mut rounds: Vec<Vec<load::Round>> = clusters.iter().map(|_| Vec::new()).collect();
+    let mut rounds: Vec<Vec<load::LoadResult>> = clusters.iter().map(|_| Vec::new()).collect();
     for round in 0..plan.rounds {
         for (cluster, results) in clusters.iter().zip(&mut rounds) {
             let load = Load {
@@ -190,7 +191,7 @@ async fn measure(
     }
     for (cluster, rounds) in clusters.iter().zip(&rounds) {
         let rss = cluster.resident_bytes()?;
-        report.figures.push(Figures::of(cluster.name(), mode, clients, rounds, rss));
+        report.figures.push(LoadFigures::of(cluster.name(), mode, clients, rounds, rss));
     }
     Ok(())
 }

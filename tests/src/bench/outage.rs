@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use tokio::sync::mpsc;
 
-use super::cluster::Cluster;
+use super::cluster::BenchCluster;
 
 /// Interval between two puts at each survivor, and so the resolution of the measurement.
 const TRY_EVERY: Duration = Duration::from_millis(10);
@@ -16,20 +16,20 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// Kills the leader `times` times. Returns for each time how long it took until a put was
 /// acknowledged.
-pub(super) async fn run(cluster: &mut Cluster, times: usize) -> Result<Vec<Duration>> {
+pub(super) async fn run(cluster: &mut BenchCluster, times: usize) -> Result<Vec<Duration>> {
     let mut took = Vec::new();
     for _ in 0..times {
-        let leader = cluster.settled().await?;
+        let leader = cluster.wait_settled().await?;
         // Let followers receive heartbeats for a while, as in a cluster that has run for long.
         tokio::time::sleep(Duration::from_millis(500)).await;
-        took.push(one(cluster, leader).await?);
+        took.push(measure_outage(cluster, leader).await?);
         cluster.restart(leader)?;
     }
-    cluster.settled().await?;
+    cluster.wait_settled().await?;
     Ok(took)
 }
 
-async fn one(cluster: &mut Cluster, leader: usize) -> Result<Duration> {
+async fn measure_outage(cluster: &mut BenchCluster, leader: usize) -> Result<Duration> {
     let mut clients = Vec::new();
     for n in (0..cluster.len()).filter(|n| *n != leader) {
         let mut client = cluster.client(n)?;

@@ -18,12 +18,12 @@ const WATCHDOG: &str = "read -r never; kill -9 $0";
 /// A running server. Dropping it kills the process and waits for its end. If this program is killed
 /// first, the watchdog kills the server.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub(crate) struct ServerProcess {
     child: Child,
     watchdog: Child,
 }
 
-impl Server {
+impl ServerProcess {
     /// Starts `program` with `args`, and appends its output to `log`.
     pub(crate) fn start(program: &Path, args: &[String], log: &Path) -> Result<Self> {
         let log = File::options().create(true).append(true).open(log)?;
@@ -54,7 +54,7 @@ impl Server {
     }
 
     /// Returns the exit status, if the process has exited.
-    pub(crate) fn ended(&mut self) -> Result<Option<std::process::ExitStatus>> {
+    pub(crate) fn exit_status(&mut self) -> Result<Option<std::process::ExitStatus>> {
         let ended = self.child.try_wait()?;
         if ended.is_some() {
             self.dismiss();
@@ -87,7 +87,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         self.dismiss();
         let _ = self.child.kill();

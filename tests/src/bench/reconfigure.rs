@@ -14,11 +14,11 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::Code;
 
-use super::cluster::{Cluster, MEMBERS, Program};
+use super::cluster::{BenchCluster, MEMBERS, ServerProgram};
 use super::replace;
-use super::report::{Changes, Report, Resize};
-use super::writer::{MARGIN, PUT_TIME, Writer, Writes};
-use crate::client::Client;
+use super::report::{BenchReport, ChangeFigures, Resize};
+use super::writer::{MARGIN, PUT_TIME, SteadyWriter, WriteMeasurement};
+use crate::client::EtcdClient;
 
 const NOT_STRICT: &str = "--strict-reconfig-check=false";
 /// Time limit of each change.
@@ -32,7 +32,7 @@ const SLOW: Duration = Duration::from_secs(1);
 
 /// Parameters of the measurement of membership changes.
 #[derive(Clone, Debug)]
-pub struct Reconfigure {
+pub struct ReconfigureParameters {
     /// Number of times that each kind of change is made.
     pub changes: usize,
     /// Amount of data in MiB when a dead member is replaced; 0 skips the replacement.
@@ -42,23 +42,24 @@ pub struct Reconfigure {
 }
 
 pub(super) async fn run(
-    wanted: &Reconfigure,
-    program: &Program,
+    wanted: &ReconfigureParameters,
+    program: &ServerProgram,
     dir: &Path,
-    report: &mut Report,
+    report: &mut BenchReport,
     say: &dyn Fn(&str),
 ) -> Result<()> {
     let name = &program.name;
     let dir = dir.join(format!("{name}-reconfigure"));
     if wanted.changes > 0 {
         say(&format!("changing the members of {name} {} times", wanted.changes));
-        let mut seen = Seen::default();
+        let mut seen = ChangeWrites::default();
         for _ in 0..wanted.changes {
             // A new cluster each time, so that no new member receives more than 5,000 entries. In etcd
             // 3.7.3 such a member refuses its own publish request with "too many requests" for ever
             // (`publishV3` in its server.go).
-            let mut cluster = Cluster::start(program, &dir, MEMBERS, None, &[NOT_STRICT]).await?;
-            seen.round(&mut cluster).await?;
+            let mut cluster =
+                BenchCluster::start(program, &dir, MEMBERS, None, &[NOT_STRICT]).await?;
+            seen.measure_round(&mut cluster).await?;
             drop(cluster);
             fs_err::remove_dir_all(&dir)?;
         }
@@ -68,17 +69,17 @@ pub(super) async fn run(
             ("remove a follower", seen.followers),
             ("remove the leader", seen.leaders),
         ] {
-            report.changes.push(Changes::of(name, change, &seen));
+            report.changes.push(ChangeFigures::of(name, change, &seen));
         }
         say(&format!("{name} from 3 to 5 to 3 members, {CLIENTS} clients"));
-        let mut cluster = Cluster::start(program, &dir, MEMBERS, None, &[NOT_STRICT]).await?;
+        let mut cluster = BenchCluster::start(program, &dir, MEMBERS, None, &[NOT_STRICT]).await?;
         report.resizes.push(resize(&mut cluster).await?);
         drop(cluster);
         fs_err::remove_dir_all(&dir)?;
     }
     if wanted.data_mib > 0 {
         say(&format!("replacing a dead member of {name} with {} MiB", wanted.data_mib));
-        let cluster = Cluster::start(program, &dir, MEMBERS, None, &[]).await?;
+        let cluster = BenchCluster::start(program, &dir, MEMBERS, None, &[]).await?;
         report.replacements.push(replace::run(cluster, &wanted.agent, wanted.data_mib).await?);
         fs_err::remove_dir_all(&dir)?;
     }
@@ -87,30 +88,30 @@ pub(super) async fn run(
 
 /// Measured writes of each kind of change, one element per round.
 #[derive(Default)]
-struct Seen {
-    adding: Vec<Writes>,
-    promoting: Vec<Writes>,
-    followers: Vec<Writes>,
-    leaders: Vec<Writes>,
+struct ChangeWrites {
+    adding: Vec<WriteMeasurement>,
+    promoting: Vec<WriteMeasurement>,
+    followers: Vec<WriteMeasurement>,
+    leaders: Vec<WriteMeasurement>,
 }
 
-impl Seen {
+impl ChangeWrites {
     /// Makes each kind of change once.
-    async fn round(&mut self, cluster: &mut Cluster) -> Result<()> {
-        let leader = cluster.settled().await?;
+    async fn measure_round(&mut self, cluster: &mut BenchCluster) -> Result<()> {
+        let leader = cluster.wait_settled().await?;
         let stay: Vec<usize> = (0..cluster.len()).filter(|n| *n != leader).collect();
-        let writer = Writer::start(cluster, &stay).await?;
+        let writer = SteadyWriter::start(cluster, &stay).await?;
         let id = cluster.join(leader).await?;
-        caught_up(cluster, leader).await?;
-        self.adding.push(writer.ended().await?);
-        let writer = Writer::start(cluster, &stay).await?;
+        wait_caught_up(cluster, leader).await?;
+        self.adding.push(writer.finish().await?);
+        let writer = SteadyWriter::start(cluster, &stay).await?;
         promote(cluster, leader, id).await?;
-        self.promoting.push(writer.ended().await?);
+        self.promoting.push(writer.finish().await?);
         self.followers.push(remove_one(cluster, false).await?);
         // Add another member to be removed; adding one was measured above.
-        let leader = cluster.settled().await?;
+        let leader = cluster.wait_settled().await?;
         let id = cluster.join(leader).await?;
-        caught_up(cluster, leader).await?;
+        wait_caught_up(cluster, leader).await?;
         promote(cluster, leader, id).await?;
         self.leaders.push(remove_one(cluster, true).await?);
         Ok(())
@@ -118,38 +119,38 @@ impl Seen {
 }
 
 /// Removes the leader or a follower from a cluster of four, and returns the writes meanwhile.
-async fn remove_one(cluster: &mut Cluster, is_leader: bool) -> Result<Writes> {
-    let leader = cluster.settled().await?;
+async fn remove_one(cluster: &mut BenchCluster, is_leader: bool) -> Result<WriteMeasurement> {
+    let leader = cluster.wait_settled().await?;
     let goes = if is_leader { leader } else { (leader + 1) % cluster.len() };
     let stay: Vec<usize> = (0..cluster.len()).filter(|n| *n != goes && *n != leader).collect();
     let id = cluster.id(goes).await?;
-    let writer = Writer::start(cluster, &stay).await?;
+    let writer = SteadyWriter::start(cluster, &stay).await?;
     remove(cluster, stay[0], id).await?;
-    let seen = writer.ended().await?;
-    cluster.forget(goes)?;
+    let seen = writer.finish().await?;
+    cluster.kill_and_delete(goes)?;
     Ok(seen)
 }
 
 /// Waits until the newest member has reached the leader's current revision.
-pub(super) async fn caught_up(cluster: &mut Cluster, leader: usize) -> Result<()> {
+pub(super) async fn wait_caught_up(cluster: &mut BenchCluster, leader: usize) -> Result<()> {
     let start = Instant::now();
     let wanted = revision(cluster, leader).await?;
     while !revision(cluster, cluster.len() - 1).await.is_ok_and(|found| found >= wanted) {
         if start.elapsed() > LIMIT {
             bail!("the new member does not catch up");
         }
-        cluster.keep_newest_up()?;
+        cluster.restart_newest_if_ended()?;
         tokio::time::sleep(TRY_AGAIN).await;
     }
     Ok(())
 }
 
-async fn revision(cluster: &Cluster, n: usize) -> Result<i64> {
+async fn revision(cluster: &BenchCluster, n: usize) -> Result<i64> {
     let status = cluster.client(n)?.status(PUT_TIME).await?;
     Ok(status.header.context("a header")?.revision)
 }
 
-async fn promote(cluster: &Cluster, asked: usize, id: u64) -> Result<()> {
+async fn promote(cluster: &BenchCluster, asked: usize, id: u64) -> Result<()> {
     let start = Instant::now();
     while let Err(refused) = cluster.api(asked)?.member_promote(MemberPromoteRequest { id }).await {
         if start.elapsed() > LIMIT || !refused.message().contains("in sync with leader") {
@@ -162,7 +163,7 @@ async fn promote(cluster: &Cluster, asked: usize, id: u64) -> Result<()> {
 
 /// Removes a member. The leader's answer may be lost with its own removal, so the request is
 /// repeated until the answer is "not found".
-async fn remove(cluster: &Cluster, asked: usize, id: u64) -> Result<()> {
+async fn remove(cluster: &BenchCluster, asked: usize, id: u64) -> Result<()> {
     let start = Instant::now();
     let mut lost = false;
     while let Err(refused) = cluster.api(asked)?.member_remove(MemberRemoveRequest { id }).await {
@@ -178,8 +179,8 @@ async fn remove(cluster: &Cluster, asked: usize, id: u64) -> Result<()> {
 
 /// Adds two members, then removes the newest and the leader. Clients write to two members that
 /// stay.
-async fn resize(cluster: &mut Cluster) -> Result<Resize> {
-    let leader = cluster.settled().await?;
+async fn resize(cluster: &mut BenchCluster) -> Result<Resize> {
+    let leader = cluster.wait_settled().await?;
     let stay: Vec<usize> = (0..cluster.len()).filter(|n| *n != leader).collect();
     let clients = stay.iter().map(|n| cluster.client(*n)).collect::<Result<Vec<_>>>()?;
     let (stop, stopped) = watch::channel(false);
@@ -191,14 +192,14 @@ async fn resize(cluster: &mut Cluster) -> Result<Resize> {
     tokio::time::sleep(MARGIN).await;
     for _ in 0..2 {
         let id = cluster.join(stay[0]).await?;
-        caught_up(cluster, stay[0]).await?;
+        wait_caught_up(cluster, stay[0]).await?;
         promote(cluster, stay[0], id).await?;
     }
     for goes in [cluster.len() - 1, leader] {
         let id = cluster.id(goes).await?;
         remove(cluster, stay[0], id).await?;
         tokio::time::sleep(MARGIN).await;
-        cluster.forget(goes)?;
+        cluster.kill_and_delete(goes)?;
     }
     let took = start.elapsed();
     let _ = stop.send(true);
@@ -217,7 +218,7 @@ async fn resize(cluster: &mut Cluster) -> Result<Resize> {
 }
 
 async fn keep_writing(
-    mut client: Client,
+    mut client: EtcdClient,
     number: usize,
     stopped: watch::Receiver<bool>,
 ) -> Vec<(Duration, bool)> {

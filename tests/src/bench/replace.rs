@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 use tokio::process::Command;
 use tokio::task::JoinSet;
 
-use super::cluster::Cluster;
-use super::reconfigure::{LIMIT, caught_up};
+use super::cluster::BenchCluster;
+use super::reconfigure::{LIMIT, wait_caught_up};
 use super::report::Replacement;
 
 const MIB: u64 = 1 << 20;
@@ -22,16 +22,20 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Fills the cluster, kills a follower, deletes its data, and replaces it with `muster-agent member
 /// replace`. That command uses the Cluster API, which both programs have.
-pub(super) async fn run(mut cluster: Cluster, agent: &Path, data_mib: u64) -> Result<Replacement> {
-    let leader = cluster.settled().await?;
+pub(super) async fn run(
+    mut cluster: BenchCluster,
+    agent: &Path,
+    data_mib: u64,
+) -> Result<Replacement> {
+    let leader = cluster.wait_settled().await?;
     fill(&cluster, leader, data_mib).await?;
-    let leader = cluster.settled().await?;
+    let leader = cluster.wait_settled().await?;
     let before = cluster.peak_bytes(leader)?;
     let dead = (leader + 1) % cluster.len();
     let id = cluster.id(dead).await?;
-    cluster.forget(dead)?;
+    cluster.kill_and_delete(dead)?;
     let leader = if dead < leader { leader - 1 } else { leader };
-    let place = cluster.place()?;
+    let place = cluster.next_address()?;
     let start = Instant::now();
     let patience = LIMIT.as_secs().to_string();
     let mut command = Command::new(agent)
@@ -53,7 +57,7 @@ pub(super) async fn run(mut cluster: Cluster, agent: &Path, data_mib: u64) -> Re
     if !status.success() {
         bail!("member replace ended with {status}");
     }
-    caught_up(&mut cluster, leader).await?;
+    wait_caught_up(&mut cluster, leader).await?;
     Ok(Replacement {
         program: cluster.name().to_owned(),
         data_mib,
@@ -63,7 +67,7 @@ pub(super) async fn run(mut cluster: Cluster, agent: &Path, data_mib: u64) -> Re
     })
 }
 
-async fn fill(cluster: &Cluster, leader: usize, data_mib: u64) -> Result<()> {
+async fn fill(cluster: &BenchCluster, leader: usize, data_mib: u64) -> Result<()> {
     let mut fillers = JoinSet::new();
     for n in 0..FILLERS {
         let mut client = cluster.client(leader)?;

@@ -5,30 +5,33 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{Mode, cluster::Program, load::Round, services::Service, writer::Writes};
+use super::{
+    TransportMode, cluster::ServerProgram, load::LoadResult, services::ServiceFigure,
+    writer::WriteMeasurement,
+};
 
 /// Results of one run.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Report {
+pub struct BenchReport {
     /// Programs that were measured.
-    pub programs: Vec<Program>,
+    pub programs: Vec<ServerProgram>,
     /// Loads: one entry for each program, mode and number of clients.
-    pub figures: Vec<Figures>,
+    pub figures: Vec<LoadFigures>,
     /// Outages after the leader's death, one entry for each program.
     pub outages: Vec<Outages>,
     /// Membership changes: one entry for each program and kind of change.
-    pub changes: Vec<Changes>,
+    pub changes: Vec<ChangeFigures>,
     /// Resizes of a cluster under load, one entry for each program.
     pub resizes: Vec<Resize>,
     /// Replacements of a dead member, one entry for each program.
     pub replacements: Vec<Replacement>,
     /// Costs of watches, leases, keys and users, one entry for each program and figure.
-    pub services: Vec<Service>,
+    pub services: Vec<ServiceFigure>,
 }
 
 /// Medians over the rounds of one load.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figures {
+pub struct LoadFigures {
     /// Name of the program.
     pub program: String,
     /// Transport mode: `plain` or `mTLS`.
@@ -47,24 +50,25 @@ pub struct Figures {
     pub resident_mib: (f64, f64),
 }
 
-impl Figures {
+impl LoadFigures {
     pub(super) fn of(
         program: &str,
-        mode: Mode,
+        mode: TransportMode,
         clients: usize,
-        rounds: &[Round],
+        rounds: &[LoadResult],
         resident: Vec<u64>,
     ) -> Self {
-        let over = |figure: &dyn Fn(&Round) -> f64| median(rounds.iter().map(figure).collect());
+        let over =
+            |figure: &dyn Fn(&LoadResult) -> f64| median(rounds.iter().map(figure).collect());
         let mib = |bytes: Option<&u64>| bytes.map_or(0.0, |b| *b as f64 / f64::from(1 << 20));
         Self {
             program: program.to_owned(),
             mode: mode.label(),
             clients,
-            puts_per_second: over(&Round::puts_per_second),
+            puts_per_second: over(&LoadResult::puts_per_second),
             p50_ms: over(&|round| round.percentile(50)),
             p99_ms: over(&|round| round.percentile(99)),
-            cpu_seconds_per_100k: over(&Round::cpu_seconds_per_100k),
+            cpu_seconds_per_100k: over(&LoadResult::cpu_seconds_per_100k),
             resident_mib: (mib(resident.first()), mib(resident.last())),
         }
     }
@@ -97,7 +101,7 @@ impl Outages {
 
 /// Writes during one kind of membership change.
 #[derive(Clone, Debug, Serialize)]
-pub struct Changes {
+pub struct ChangeFigures {
     /// Name of the program.
     pub program: String,
     /// Kind of change, in words for the table.
@@ -116,9 +120,9 @@ pub struct Changes {
     pub failed: usize,
 }
 
-impl Changes {
-    pub(super) fn of(program: &str, change: &'static str, seen: &[Writes]) -> Self {
-        let millis = |of: &dyn Fn(&Writes) -> Duration| -> Vec<f64> {
+impl ChangeFigures {
+    pub(super) fn of(program: &str, change: &'static str, seen: &[WriteMeasurement]) -> Self {
+        let millis = |of: &dyn Fn(&WriteMeasurement) -> Duration| -> Vec<f64> {
             seen.iter().map(|writes| of(writes).as_secs_f64() * 1000.0).collect()
         };
         let (gaps, waits) = (millis(&|writes| writes.gap), millis(&|writes| writes.wait));
@@ -178,7 +182,7 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-impl Report {
+impl BenchReport {
     /// Returns the report as a table.
     #[must_use]
     pub fn table(&self) -> String {
@@ -238,7 +242,7 @@ impl Report {
 
     fn services(&self, out: &mut String) {
         let Some(first) = self.programs.first() else { return };
-        let of = |program: &str| -> Vec<&Service> {
+        let of = |program: &str| -> Vec<&ServiceFigure> {
             self.services.iter().filter(|service| service.program == program).collect()
         };
         let columns: Vec<_> = self.programs.iter().map(|program| of(&program.name)).collect();

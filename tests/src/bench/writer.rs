@@ -10,9 +10,9 @@ use anyhow::{Context, Result, ensure};
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::cluster::Cluster;
+use super::cluster::BenchCluster;
 use super::reconfigure::LIMIT;
-use crate::client::Client;
+use crate::client::EtcdClient;
 
 /// Interval between two puts, and so the resolution of the measurement.
 const WRITE_EVERY: Duration = Duration::from_millis(5);
@@ -23,7 +23,7 @@ pub(super) const MARGIN: Duration = Duration::from_millis(500);
 
 /// Measurement of the writes during one change.
 #[derive(Clone, Debug)]
-pub(super) struct Writes {
+pub(super) struct WriteMeasurement {
     /// Longest time without an acknowledged write.
     pub gap: Duration,
     /// Longest latency of one write, whatever its result.
@@ -33,23 +33,23 @@ pub(super) struct Writes {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Put {
+struct PutRecord {
     begun: Instant,
     ended: Instant,
     is_acknowledged: bool,
 }
 
 /// A task that writes steadily until it is stopped.
-pub(super) struct Writer {
+pub(super) struct SteadyWriter {
     stop: oneshot::Sender<()>,
     /// Start of the latest put that was acknowledged.
     acknowledged: watch::Receiver<Instant>,
-    task: JoinHandle<Vec<Put>>,
+    task: JoinHandle<Vec<PutRecord>>,
 }
 
-impl Writer {
+impl SteadyWriter {
     /// Begins to write at `members` in turn, and returns after `MARGIN` of measurement.
-    pub(super) async fn start(cluster: &Cluster, members: &[usize]) -> Result<Self> {
+    pub(super) async fn start(cluster: &BenchCluster, members: &[usize]) -> Result<Self> {
         let mut clients = Vec::new();
         for n in members {
             let mut client = cluster.client(*n)?;
@@ -66,23 +66,23 @@ impl Writer {
 
     /// Continues until a write that began at least `MARGIN` later is acknowledged, then stops. This
     /// way a gap that outlasts the change is measured completely.
-    pub(super) async fn ended(mut self) -> Result<Writes> {
+    pub(super) async fn finish(mut self) -> Result<WriteMeasurement> {
         tokio::time::sleep(MARGIN).await;
         let now = Instant::now();
         let again = self.acknowledged.wait_for(|begun| *begun > now);
         tokio::time::timeout(LIMIT, again).await.context("nobody can write any more")??;
         let _ = self.stop.send(());
-        seen(&self.task.await?)
+        summarize(&self.task.await?)
     }
 }
 
-fn seen(puts: &[Put]) -> Result<Writes> {
+fn summarize(puts: &[PutRecord]) -> Result<WriteMeasurement> {
     let good = puts.iter().filter(|put| put.is_acknowledged);
     let mut acknowledged: Vec<Instant> = good.map(|put| put.ended).collect();
     ensure!(acknowledged.len() > 1, "no writes were acknowledged");
     acknowledged.sort_unstable();
     let gaps = acknowledged.windows(2).map(|two| two[1] - two[0]);
-    Ok(Writes {
+    Ok(WriteMeasurement {
         gap: gaps.max().unwrap_or_default(),
         wait: puts.iter().map(|put| put.ended - put.begun).max().unwrap_or_default(),
         failed: puts.len() - acknowledged.len(),
@@ -90,10 +90,10 @@ fn seen(puts: &[Put]) -> Result<Writes> {
 }
 
 async fn write(
-    clients: Vec<Client>,
+    clients: Vec<EtcdClient>,
     mut stopped: oneshot::Receiver<()>,
     latest: watch::Sender<Instant>,
-) -> Vec<Put> {
+) -> Vec<PutRecord> {
     let mut every = tokio::time::interval(WRITE_EVERY);
     let mut puts = JoinSet::new();
     for client in clients.iter().cycle() {
@@ -107,14 +107,14 @@ async fn write(
     puts.join_all().await
 }
 
-async fn put(mut client: Client, latest: watch::Sender<Instant>) -> Put {
+async fn put(mut client: EtcdClient, latest: watch::Sender<Instant>) -> PutRecord {
     let begun = Instant::now();
     let is_acknowledged = client.put(b"/bench/steady", b"on", PUT_TIME).await.is_ok();
     let ended = Instant::now();
     if is_acknowledged {
         latest.send_modify(|last| *last = begun.max(*last));
     }
-    Put { begun, ended, is_acknowledged }
+    PutRecord { begun, ended, is_acknowledged }
 }
 
 #[cfg(test)]
@@ -126,13 +126,13 @@ mod tests {
         let start = Instant::now();
         let put = |begun, ended, is_acknowledged| {
             let at = |ms| start + Duration::from_millis(ms);
-            Put { begun: at(begun), ended: at(ended), is_acknowledged }
+            PutRecord { begun: at(begun), ended: at(ended), is_acknowledged }
         };
         let puts = [put(0, 10, true), put(5, 205, false), put(10, 310, true), put(300, 312, true)];
-        let seen = seen(&puts).unwrap();
+        let seen = summarize(&puts).unwrap();
         assert_eq!(seen.gap, Duration::from_millis(300));
         assert_eq!(seen.wait, Duration::from_millis(300));
         assert_eq!(seen.failed, 1);
-        assert!(super::seen(&puts[..2]).is_err());
+        assert!(super::summarize(&puts[..2]).is_err());
     }
 }

@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use muster_tests::bench::{Mode, Plan, Reconfigure, Services, run};
+use muster_tests::bench::{
+    BenchPlan, ReconfigureParameters, ServicesParameters, TransportMode, run,
+};
 
 /// Parts of `--mode services`.
-const ABOUT: [&str; 5] = ["users", "watchers", "watches", "leases", "keys"];
+const SERVICE_PARTS: [&str; 5] = ["users", "watchers", "watches", "leases", "keys"];
 
 /// Compares three muster-node members with three stock etcd members: same client, same load, in
 /// turns.
@@ -47,7 +49,7 @@ struct Args {
     #[arg(long, default_value_t = 1024)]
     data_mib: u64,
     /// Services to measure with --mode services.
-    #[arg(long, value_delimiter = ',', default_values = ABOUT, value_parser = ABOUT)]
+    #[arg(long, value_delimiter = ',', default_values = SERVICE_PARTS, value_parser = SERVICE_PARTS)]
     about: Vec<String>,
     /// Members of each cluster, with --mode services: with one member, no other member takes its
     /// cores.
@@ -88,7 +90,7 @@ fn bench(args: &Args) -> Result<()> {
     let own = std::env::current_exe()?;
     let folder = own.parent().context("this program lies in a folder")?;
     let work = folder.parent().context("the folder lies in target")?;
-    let plan = Plan {
+    let plan = BenchPlan {
         muster: args.muster.clone().unwrap_or_else(|| folder.join("muster-node")),
         etcd: args.etcd.clone(),
         work: work.to_owned(),
@@ -99,13 +101,13 @@ fn bench(args: &Args) -> Result<()> {
         puts: args.puts,
         value_bytes: args.value_bytes,
         modes: match args.mode.as_deref() {
-            Some("plain") => vec![Mode::Plain],
-            Some(_) => vec![Mode::MutualTls],
-            None => vec![Mode::Plain, Mode::MutualTls],
+            Some("plain") => vec![TransportMode::Plain],
+            Some(_) => vec![TransportMode::MutualTls],
+            None => vec![TransportMode::Plain, TransportMode::MutualTls],
         },
         outages: args.outages,
         spread: args.spread,
-        reconfigure: (args.mode.as_deref() == Some("reconfigure")).then(|| Reconfigure {
+        reconfigure: (args.mode.as_deref() == Some("reconfigure")).then(|| ReconfigureParameters {
             changes: args.changes,
             data_mib: args.data_mib,
             agent: folder.join("muster-agent"),
@@ -115,7 +117,7 @@ fn bench(args: &Args) -> Result<()> {
             let about = |what: &str, count: usize| {
                 if args.about.iter().any(|wanted| wanted == what) { count } else { 0 }
             };
-            Services {
+            ServicesParameters {
                 members: args.members.into(),
                 auth_rounds: about("users", args.rounds),
                 watchers: about("watchers", 10_000 / share),

@@ -3,13 +3,13 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use muster_tests::demo::{self, Options};
+use muster_tests::demo::{self, DemoOptions};
 
 fn main() -> ExitCode {
-    match demo::run(&Options::parse()) {
+    match demo::run(&DemoOptions::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            demo::story::Story::complain(&format!("the demo failed: {error:#}"));
+            demo::story::DemoPrinter::print_error(&format!("the demo failed: {error:#}"));
             ExitCode::FAILURE
         }
     }

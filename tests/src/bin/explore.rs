@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use formation_explored::{Rule, Rules};
 use muster_tests::explore::{
-    Config, Environment, Faults, HOSTS, Limits, Progress, Report, Setback, Walks, World, explore,
-    ladder, walk_at_random,
+    Environment, ExplorationConfig, ExplorationReport, FaultCounts, MAX_HOSTS, RestoreMethod,
+    SearchLimits, SearchProgress, SystemState, WalkReport, explore, ladder, walk_at_random,
 };
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ const LADDER_ONE_IN: u32 = 2;
 /// Explores the production code of both state machines.
 #[derive(Parser)]
 #[command(version)]
-struct Arguments {
+struct ExploreArguments {
     /// Explore the full bounds: 3 seats, 5 hosts, 3 epochs, every fault once, pauses anywhere.
     /// Before them explore the ladder: configurations with a part of the faults, each to be
     /// exhausted.
@@ -125,49 +125,52 @@ struct Arguments {
     json: bool,
 }
 
-impl Arguments {
+impl ExploreArguments {
     /// Returns the configurations to explore, in order.
-    fn configs(&self) -> Vec<Config> {
+    fn configs(&self) -> Vec<ExplorationConfig> {
         let rungs = if self.full || self.ladder { ladder() } else { vec![self.config()] };
-        let full = self.full.then(|| Config { together: self.together, ..Config::full() });
-        let reduced = |config| Config { reduced: !self.unreduced, ..config };
+        let full = self.full.then(|| ExplorationConfig {
+            max_total_faults: self.together,
+            ..ExplorationConfig::full()
+        });
+        let reduced = |config| ExplorationConfig { reduced: !self.unreduced, ..config };
         rungs.into_iter().chain(full).map(reduced).collect()
     }
 
-    fn config(&self) -> Config {
-        let hosts = usize::from(self.hosts).min(HOSTS);
-        Config {
+    fn config(&self) -> ExplorationConfig {
+        let hosts = usize::from(self.hosts).min(MAX_HOSTS);
+        ExplorationConfig {
             epochs: self.epochs,
-            roads: self.roads,
-            together: self.together,
-            late: self.remakes > 0 || self.deaths > 0,
-            faults: Faults {
+            road_interval: self.roads,
+            max_total_faults: self.together,
+            has_late_messages: self.remakes > 0 || self.deaths > 0,
+            faults: FaultCounts {
                 restores: self.restores,
                 lost_directories: self.lost_directories,
-                remakes: self.remakes,
+                reimages: self.remakes,
                 deaths: self.deaths,
                 kills: self.kills,
                 pauses: self.pauses,
                 timeouts: self.timeouts,
-                ends: self.ends,
+                cluster_ends: self.ends,
                 accepts: self.accepts,
-                ledgers: self.ledgers,
+                ledger_rollbacks: self.ledgers,
                 losses: self.losses,
                 forgets: self.forgets,
                 links: self.links,
-                clocks: self.clocks,
-                ..Faults::default()
+                clock_jumps: self.clocks,
+                ..FaultCounts::default()
             },
             rules: self.without.iter().fold(Rules::ALL, |rules, &rule| rules.without(rule)),
             environment: Environment { ledger: !self.without_ledger, ..Environment::SOUND },
             expects_ledger: !self.without_ledger,
             majorities_only: self.without_ledger,
-            setbacks: if self.in_place {
-                &[Setback::Dump, Setback::InPlace]
+            restore_methods: if self.in_place {
+                &[RestoreMethod::Dump, RestoreMethod::InPlace]
             } else {
-                &[Setback::Dump]
+                &[RestoreMethod::Dump]
             },
-            ..Config::sound("command line", self.seats, hosts)
+            ..ExplorationConfig::sound("command line", self.seats, hosts)
         }
     }
 }
@@ -179,32 +182,32 @@ fn rule(name: &str) -> Result<Rule, String> {
 }
 
 /// A configuration, and the result of its exploration.
-struct Explored {
-    config: Config,
-    report: Report,
+struct ExploredConfig {
+    config: ExplorationConfig,
+    report: ExplorationReport,
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = ExploreArguments::parse();
     let began = Instant::now();
     let time = Duration::from_secs(arguments.minutes * 60);
     let walking = time / WALKS_ONE_IN;
-    let mut explored: Vec<Explored> = Vec::new();
-    let mut walks = Walks::default();
+    let mut explored: Vec<ExploredConfig> = Vec::new();
+    let mut walks = WalkReport::default();
     let configs = arguments.configs();
     for (place, config) in configs.iter().enumerate() {
         let is_last = place + 1 == configs.len();
         let until = if is_last { time - walking } else { time / LADDER_ONE_IN };
-        let limits = Limits {
+        let limits = SearchLimits {
             time: until.saturating_sub(began.elapsed()),
             memory: arguments.memory << 20,
             threads: arguments.threads,
             frontier: arguments.frontier,
-            ..Limits::default()
+            ..SearchLimits::default()
         };
         eprintln!("exploring {}", described(config));
-        let report = explore(config, World::new(config), &limits, show_progress);
-        let one = Explored { config: config.clone(), report };
+        let report = explore(config, SystemState::new(config), &limits, show_progress);
+        let one = ExploredConfig { config: config.clone(), report };
         if !arguments.json {
             print_explored(&one);
         }
@@ -229,7 +232,7 @@ fn main() -> ExitCode {
     if violated || walks.found.is_some() { ExitCode::from(1) } else { ExitCode::SUCCESS }
 }
 
-fn show_progress(progress: Progress) {
+fn show_progress(progress: SearchProgress) {
     let seconds = progress.time.as_secs_f64().max(0.001);
     eprintln!(
         "depth {:3}  states {:11}  frontier {:9}  {:8.0}/s  {:5} MiB  {:5.0} s",
@@ -243,29 +246,29 @@ fn show_progress(progress: Progress) {
 }
 
 /// Describes the bounds and faults of a configuration for the report.
-fn described(config: &Config) -> String {
+fn described(config: &ExplorationConfig) -> String {
     let faults = &config.faults;
     let kinds = [
         ("restores", faults.restores),
         ("lost directories", faults.lost_directories),
-        ("hosts made anew", faults.remakes),
+        ("hosts made anew", faults.reimages),
         ("deaths", faults.deaths),
         ("kills", faults.kills),
         ("pauses", faults.pauses),
         ("time-outs", faults.timeouts),
-        ("ends", faults.ends),
+        ("ends", faults.cluster_ends),
         ("accepts", faults.accepts),
-        ("ledgers put back", faults.ledgers),
+        ("ledgers put back", faults.ledger_rollbacks),
         ("processes lost", faults.losses),
         ("processes forgotten", faults.forgets),
         ("links down", faults.links),
-        ("clocks ahead", faults.clocks),
+        ("clocks ahead", faults.clock_jumps),
     ];
     let number = |count: u8| if count == u8::MAX { "any".to_owned() } else { count.to_string() };
     let some = kinds.iter().filter(|(_, count)| *count > 0);
     let faults: Vec<String> =
         some.map(|(kind, count)| format!("{kind}: {}", number(*count))).collect();
-    let together = match config.together {
+    let together = match config.max_total_faults {
         u8::MAX => String::new(),
         together => format!("; {together} of them together"),
     };
@@ -279,7 +282,7 @@ fn described(config: &Config) -> String {
     )
 }
 
-fn print_explored(one: &Explored) {
+fn print_explored(one: &ExploredConfig) {
     let report = &one.report;
     let seconds = report.time.as_secs_f64();
     println!("{}", described(&one.config));
@@ -290,7 +293,7 @@ fn print_explored(one: &Explored) {
         report.steps,
         report.longest,
         report.roads,
-        report.beyond,
+        report.states_beyond_bound,
         seconds,
         report.states as f64 / seconds.max(0.001),
         report.memory >> 20
@@ -306,8 +309,8 @@ fn print_explored(one: &Explored) {
     }
 }
 
-fn print_closing(explored: &[Explored], walks: &Walks) {
-    let complete = |one: &&Explored| one.report.is_complete();
+fn print_closing(explored: &[ExploredConfig], walks: &WalkReport) {
+    let complete = |one: &&ExploredConfig| one.report.is_complete();
     println!();
     println!("exhausted:");
     for one in explored.iter().filter(complete) {
@@ -346,13 +349,13 @@ fn print_closing(explored: &[Explored], walks: &Walks) {
     }
 }
 
-fn print_json(explored: &[Explored], walks: &Walks) {
-    let found = |found: &Option<muster_tests::explore::Found>| {
+fn print_json(explored: &[ExploredConfig], walks: &WalkReport) {
+    let found = |found: &Option<muster_tests::explore::Counterexample>| {
         found.as_ref().map(|found| {
             json!({"violation": found.violation.to_string(), "transcript": found.transcript})
         })
     };
-    let one = |one: &Explored| {
+    let one = |one: &ExploredConfig| {
         let (config, report) = (&one.config, &one.report);
         json!({
             "name": config.name,
@@ -363,7 +366,7 @@ fn print_json(explored: &[Explored], walks: &Walks) {
             "reduced": config.reduced,
             "states": report.states,
             "steps": report.steps,
-            "beyond": report.beyond,
+            "beyond": report.states_beyond_bound,
             "roads": report.roads,
             "all_within_steps": report.depth,
             "longest_path": report.longest,

@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use muster_tests::fuzz_etcd::{self, Subject};
+use muster_tests::fuzz_etcd::{self, FuzzSubject};
 use muster_tests::stock;
 
 /// Requests of one run, after which both servers start again with empty data.
@@ -28,7 +28,7 @@ struct Args {
     seed: Option<u64>,
     /// Subject of the requests [default: each subject in turn, one run after another].
     #[arg(long)]
-    about: Option<Subject>,
+    about: Option<FuzzSubject>,
     /// Change members instead, in clusters that begin with this many.
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=5))]
     members: Option<u8>,
@@ -63,12 +63,12 @@ fn fuzz(args: &Args) -> Result<()> {
         };
         let etcd = match &args.etcd {
             Some(path) => path.clone(),
-            None => stock::etcd(work, &say).await?,
+            None => stock::newest_or_installed(work, &say).await?,
         };
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
         let mut seed = args.seed.unwrap_or(now);
         let mut left = args.requests;
-        let mut subjects = [Subject::Keys, Subject::Users, Subject::Lines].into_iter().cycle();
+        let mut subjects = [FuzzSubject::Keys, FuzzSubject::Users, FuzzSubject::Lines].into_iter().cycle();
         while left > 0 {
             let most = if args.members.is_some() { CHANGES_PER_RUN } else { PER_RUN };
             let requests = if args.seed.is_some() { left } else { left.min(most) };
@@ -76,7 +76,7 @@ fn fuzz(args: &Args) -> Result<()> {
             let start = Instant::now();
             let dir = dir.path();
             let programs = [etcd.as_path(), muster.as_path()];
-            let about = args.about.or_else(|| subjects.next()).unwrap_or(Subject::Keys);
+            let about = args.about.or_else(|| subjects.next()).unwrap_or(FuzzSubject::Keys);
             let (answered, refused, also, allowed) = match args.members {
                 Some(members) => {
                     let members = members.into();

@@ -15,15 +15,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
-use muster_tests::mutants::build::{build, program};
+use muster_tests::mutants::build::{build, program_of_finder};
 use muster_tests::mutants::list::{Finder, Mutant, is_chosen, read_all};
-use muster_tests::mutants::run::{Bench, Found};
+use muster_tests::mutants::run::{FinderResult, MutantRunner};
 use muster_tests::mutants::tree::{copy, crate_of};
 
 /// Puts small bugs into the code, one at a time, and prints those that no test finds.
 #[derive(Parser)]
 #[command(version)]
-struct Arguments {
+struct MutantsArguments {
     /// Try only mutants with these numbers; x stands for any digit, and ranges are allowed
     /// (4xx,110,1301-1318).
     #[arg(long, value_delimiter = ',')]
@@ -46,7 +46,7 @@ struct Arguments {
 }
 
 fn main() -> Result<ExitCode> {
-    let arguments = Arguments::parse();
+    let arguments = MutantsArguments::parse();
     let root = std::env::current_dir()?;
     let all = read_all(&root.join("tests/mutants"))
         .context("run it in the workspace's root; the lists are tests/mutants/*.txt")?;
@@ -68,28 +68,35 @@ fn main() -> Result<ExitCode> {
     let mut programs = BTreeSet::new();
     for mutant in &chosen {
         for finder in &mutant.finders {
-            programs.insert(program(&tree, mutant, finder)?);
+            programs.insert(program_of_finder(&tree, mutant, finder)?);
         }
     }
     eprintln!("building {} programs with {} mutants in them", programs.len(), all.len());
     let programs = build(&tree, &scratch.join("build"), &programs)?;
     let limit = Duration::from_secs(arguments.seconds);
-    let bench = Bench { scratch: &tree, programs: &programs, limit };
-    let useless = without(&bench, &chosen)?;
+    let bench = MutantRunner { scratch: &tree, programs: &programs, limit };
+    let useless = find_useless(&bench, &chosen)?;
     let results = try_all(&bench, &chosen, &useless, arguments.jobs)?;
     Ok(report(&chosen, &results))
 }
 
 /// A finder, and the folder of the crate whose tests it runs.
-type Tests<'a> = (PathBuf, &'a Finder);
+type FinderKey<'a> = (PathBuf, &'a Finder);
 
-fn tests_of<'a>(bench: &Bench<'_>, mutant: &Mutant, finder: &'a Finder) -> Result<Tests<'a>> {
+fn tests_of<'a>(
+    bench: &MutantRunner<'_>,
+    mutant: &Mutant,
+    finder: &'a Finder,
+) -> Result<FinderKey<'a>> {
     Ok((crate_of(Path::new(bench.scratch), &mutant.file)?, finder))
 }
 
 /// Returns the finders that fail without any mutant: they are useless, since they would find every
 /// mutant.
-fn without<'a>(bench: &Bench<'_>, chosen: &'a [Mutant]) -> Result<BTreeMap<Tests<'a>, String>> {
+fn find_useless<'a>(
+    bench: &MutantRunner<'_>,
+    chosen: &'a [Mutant],
+) -> Result<BTreeMap<FinderKey<'a>, String>> {
     let (mut seen, mut useless) = (BTreeSet::new(), BTreeMap::new());
     for mutant in chosen {
         for finder in &mutant.finders {
@@ -101,7 +108,7 @@ fn without<'a>(bench: &Bench<'_>, chosen: &'a [Mutant]) -> Result<BTreeMap<Tests
                 continue;
             }
             let found = bench.run(mutant, finder, false)?;
-            if found != Found::Nothing {
+            if found != FinderResult::NotFound {
                 eprintln!("without any mutant {finder:?} gives {found:?}");
                 useless.insert(tests, format!("without it, too: {found:?}"));
             }
@@ -112,55 +119,55 @@ fn without<'a>(bench: &Bench<'_>, chosen: &'a [Mutant]) -> Result<BTreeMap<Tests
 
 /// Result of a mutant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Verdict {
+enum MutantVerdict {
     Killed(String),
     Survived,
     /// A finder failed for an unrelated reason, or timed out.
-    Open(String),
+    Inconclusive(String),
     /// No test can find it, so none was run.
     Equivalent(String),
 }
 
-impl Verdict {
+impl MutantVerdict {
     fn told(&self) -> String {
         match self {
             Self::Killed(by) => format!("killed by {by}"),
             Self::Survived => "SURVIVED".to_owned(),
-            Self::Open(why) => format!("OPEN, {why}"),
+            Self::Inconclusive(why) => format!("OPEN, {why}"),
             Self::Equivalent(why) => format!("equivalent: {why}"),
         }
     }
 }
 
-type Results = BTreeMap<u32, Verdict>;
+type Results = BTreeMap<u32, MutantVerdict>;
 
 fn try_one(
-    bench: &Bench<'_>,
+    bench: &MutantRunner<'_>,
     mutant: &Mutant,
-    useless: &BTreeMap<Tests<'_>, String>,
-) -> Result<Verdict> {
+    useless: &BTreeMap<FinderKey<'_>, String>,
+) -> Result<MutantVerdict> {
     if let Some(why) = &mutant.equivalent {
-        return Ok(Verdict::Equivalent(why.clone()));
+        return Ok(MutantVerdict::Equivalent(why.clone()));
     }
-    let mut verdict = Verdict::Survived;
+    let mut verdict = MutantVerdict::Survived;
     for finder in &mutant.finders {
         let found = match useless.get(&tests_of(bench, mutant, finder)?) {
-            Some(why) => Found::Unclear(why.clone()),
+            Some(why) => FinderResult::Inconclusive(why.clone()),
             None => bench.run(mutant, finder, true)?,
         };
         match found {
-            Found::By(who) => return Ok(Verdict::Killed(who)),
-            Found::Unclear(why) => verdict = Verdict::Open(why),
-            Found::Nothing => {}
+            FinderResult::FoundBy(who) => return Ok(MutantVerdict::Killed(who)),
+            FinderResult::Inconclusive(why) => verdict = MutantVerdict::Inconclusive(why),
+            FinderResult::NotFound => {}
         }
     }
     Ok(verdict)
 }
 
 fn try_all(
-    bench: &Bench<'_>,
+    bench: &MutantRunner<'_>,
     chosen: &[Mutant],
-    useless: &BTreeMap<Tests<'_>, String>,
+    useless: &BTreeMap<FinderKey<'_>, String>,
     jobs: usize,
 ) -> Result<Results> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Results::new()));
@@ -187,10 +194,10 @@ fn report(chosen: &[Mutant], results: &Results) -> ExitCode {
     for mutant in chosen {
         let counts = lists.entry(&mutant.list).or_default();
         counts[match results[&mutant.id] {
-            Verdict::Killed(_) => 0,
-            Verdict::Survived => 1,
-            Verdict::Open(_) => 2,
-            Verdict::Equivalent(_) => 3,
+            MutantVerdict::Killed(_) => 0,
+            MutantVerdict::Survived => 1,
+            MutantVerdict::Inconclusive(_) => 2,
+            MutantVerdict::Equivalent(_) => 3,
         }] += 1;
     }
     println!("\n{:<12}  tried killed survived open equivalent", "list");
@@ -202,7 +209,7 @@ fn report(chosen: &[Mutant], results: &Results) -> ExitCode {
     line("all", all);
     for mutant in chosen {
         let verdict = &results[&mutant.id];
-        if matches!(verdict, Verdict::Survived | Verdict::Open(_)) {
+        if matches!(verdict, MutantVerdict::Survived | MutantVerdict::Inconclusive(_)) {
             println!(
                 "{} {} {}: {}",
                 mutant.id,

@@ -10,13 +10,13 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use muster_tests::sim::{Campaign, Options, campaign, replay};
+use muster_tests::sim::{Campaign, SimulationOptions, campaign, replay};
 use serde_json::json;
 
 /// Runs seeded histories until one breaks an invariant.
 #[derive(Parser)]
 #[command(version)]
-struct Arguments {
+struct SimArguments {
     /// Number of histories to run.
     #[arg(long, default_value_t = 20_000)]
     histories: u64,
@@ -41,11 +41,11 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    let options = Options {
+    let arguments = SimArguments::parse();
+    let options = SimulationOptions {
         members: arguments.members,
         duration: arguments.milliseconds * 1000,
-        ..Options::default()
+        ..SimulationOptions::default()
     };
     let started = Instant::now();
     let found = match arguments.seed {

@@ -6,14 +6,18 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::story::Story;
+use super::story::DemoPrinter;
 use super::{JOINER, LIMIT, SUBSTITUTE, client, hosts_of, succeeded};
-use crate::harness::programs::program;
+use crate::harness::programs::program_path;
 use crate::harness::world::path_text;
-use crate::harness::{Agent, Etcdctl, Host, World, until, until_told};
+use crate::harness::{AgentProcess, Etcdctl, TestHost, Testbed, poll_slowly, wait_for};
 
 /// Replaces a host that was lost with its disk by another host.
-pub(super) fn replace_one(story: &mut Story, world: &World, agents: &mut Vec<Agent>) -> Result<()> {
+pub(super) fn replace_one(
+    story: &mut DemoPrinter,
+    world: &Testbed,
+    agents: &mut Vec<AgentProcess>,
+) -> Result<()> {
     story.chapter("A lost machine is replaced");
     let count = agents.len();
     let lost = agents.remove(0);
@@ -31,41 +35,55 @@ pub(super) fn replace_one(story: &mut Story, world: &World, agents: &mut Vec<Age
     let (newcomer, took) =
         start_newcomer(story, world, SUBSTITUTE, &["--replace", &name], |host| {
             let gone = members(&etcdctl).is_ok_and(|listed| find(&listed, &gone).is_none());
-            gone && votes(&etcdctl, host, count)
+            gone && is_voter(&etcdctl, host, count)
         })?;
-    story.checked(&format!(
+    story.print_checked(&format!(
         "{} votes, {name} is no member any more: {took} ms after the new agent was started",
         newcomer.host.name
     ));
-    reads(&etcdctl, &newcomer.host)?;
-    story.checked(&format!("asked alone, {} has what was written before", newcomer.host.name));
-    let who = carried_out(world, "replace", agents)?;
-    story.checked(&format!("the agent on {who} did it: a learner first, promoted once in sync"));
+    check_read(&etcdctl, &newcomer.host)?;
+    story
+        .print_checked(&format!("asked alone, {} has what was written before", newcomer.host.name));
+    let who = wait_carried_out(world, "replace", agents)?;
+    story.print_checked(&format!(
+        "the agent on {who} did it: a learner first, promoted once in sync"
+    ));
     agents.push(newcomer);
     Ok(())
 }
 
 /// Adds a host that has nothing but a join ticket.
-pub(super) fn join_one(story: &mut Story, world: &World, agents: &mut Vec<Agent>) -> Result<()> {
+pub(super) fn join_one(
+    story: &mut DemoPrinter,
+    world: &Testbed,
+    agents: &mut Vec<AgentProcess>,
+) -> Result<()> {
     story.chapter("A fourth member joins by a ticket");
     let etcdctl = client(world, agents)?;
     let count = agents.len() + 1;
     let (newcomer, took) =
-        start_newcomer(story, world, JOINER, &[], |host| votes(&etcdctl, host, count))?;
-    story.checked(&format!(
+        start_newcomer(story, world, JOINER, &[], |host| is_voter(&etcdctl, host, count))?;
+    story.print_checked(&format!(
         "{} votes, {took} ms after its agent was started; there are {count} members",
         newcomer.host.name
     ));
-    reads(&etcdctl, &newcomer.host)?;
-    story.checked(&format!("asked alone, {} has what was written before", newcomer.host.name));
-    let who = carried_out(world, "join", agents)?;
-    story.checked(&format!("the agent on {who} did it: a learner first, promoted once in sync"));
+    check_read(&etcdctl, &newcomer.host)?;
+    story
+        .print_checked(&format!("asked alone, {} has what was written before", newcomer.host.name));
+    let who = wait_carried_out(world, "join", agents)?;
+    story.print_checked(&format!(
+        "the agent on {who} did it: a learner first, promoted once in sync"
+    ));
     agents.push(newcomer);
     Ok(())
 }
 
 /// Removes a member for good through the cluster itself, without discovery.
-pub(super) fn remove_one(story: &mut Story, world: &World, agents: &mut Vec<Agent>) -> Result<()> {
+pub(super) fn remove_one(
+    story: &mut DemoPrinter,
+    world: &Testbed,
+    agents: &mut Vec<AgentProcess>,
+) -> Result<()> {
     story.chapter("One member is removed for good, without discovery");
     let mut removed = agents.remove(0);
     let others = hosts_of(agents);
@@ -77,8 +95,8 @@ pub(super) fn remove_one(story: &mut Story, world: &World, agents: &mut Vec<Agen
     ));
     let data_dir = path_text(&agents[0].data_dir)?;
     // As in etcd, a removal is refused until all members have been connected for some seconds.
-    until("the cluster to remove a member", LIMIT, || {
-        let mut command = others[0].command(program("muster-agent").ok()?);
+    wait_for("the cluster to remove a member", LIMIT, || {
+        let mut command = others[0].command(program_path("muster-agent").ok()?);
         command
             .args(["member", "remove", &name, "--data-dir", data_dir])
             .output()
@@ -87,7 +105,7 @@ pub(super) fn remove_one(story: &mut Story, world: &World, agents: &mut Vec<Agen
     })?;
     let code = removed.exit_code(LIMIT)?;
     ensure!(code == 3, "the removed member's agent ended with {code}: {}", removed.output());
-    story.checked(&format!(
+    story.print_checked(&format!(
         "the agent on {} ended with 3, which tells a supervisor not to start it again",
         removed.host.name
     ));
@@ -100,7 +118,7 @@ pub(super) fn remove_one(story: &mut Story, world: &World, agents: &mut Vec<Agen
     let left = members(&etcdctl)?;
     ensure!(left.len() == others.len(), "members: {left:?}");
     etcdctl.run(&["put", "without", &name])?;
-    story.checked(&format!(
+    story.print_checked(&format!(
         "started three times more it ended with 3 each time; the other {} go on writing",
         others.len()
     ));
@@ -110,12 +128,12 @@ pub(super) fn remove_one(story: &mut Story, world: &World, agents: &mut Vec<Agen
 /// Creates a ticket, starts an agent with it on host `index`, and waits until `is_in` accepts the
 /// host. Returns the agent, and how many milliseconds the join took.
 fn start_newcomer(
-    story: &mut Story,
-    world: &World,
+    story: &mut DemoPrinter,
+    world: &Testbed,
     index: usize,
     more: &[&str],
-    is_in: impl Fn(&Host) -> bool,
-) -> Result<(Agent, u128)> {
+    is_in: impl Fn(&TestHost) -> bool,
+) -> Result<(AgentProcess, u128)> {
     let host = &world.network.hosts[index];
     let file = format!("{}.ticket", host.name);
     let ticket = world.path(&file);
@@ -124,17 +142,22 @@ fn start_newcomer(
     let make = [&make[..], &["--out", path_text(&ticket)?]].concat();
     // Discovery learns the members from their agents' reports, so it may not know a member's name
     // yet.
-    until_told("discovery to sign for the ticket", LIMIT, || {
+    poll_slowly("discovery to sign for the ticket", LIMIT, || {
         world.admin_output(&make).ok().filter(succeeded)
     })?;
-    let newcomer = started(story, world, index, &ticket)?;
+    let newcomer = start_agent(story, world, index, &ticket)?;
     let begun = Instant::now();
-    until(&format!("{} to become a voter", host.name), LIMIT, || is_in(host).then_some(()))
+    wait_for(&format!("{} to become a voter", host.name), LIMIT, || is_in(host).then_some(()))
         .with_context(|| newcomer.output())?;
     Ok((newcomer, begun.elapsed().as_millis()))
 }
 
-fn started(story: &mut Story, world: &World, index: usize, ticket: &Path) -> Result<Agent> {
+fn start_agent(
+    story: &mut DemoPrinter,
+    world: &Testbed,
+    index: usize,
+    ticket: &Path,
+) -> Result<AgentProcess> {
     let mut newcomer = world.agent(index, ticket);
     newcomer.start()?;
     let host = &newcomer.host;
@@ -150,35 +173,39 @@ fn members(etcdctl: &Etcdctl) -> Result<Vec<Value>> {
     list["members"].as_array().cloned().context("a list of members")
 }
 
-fn find<'a>(members: &'a [Value], host: &Host) -> Option<&'a Value> {
+fn find<'a>(members: &'a [Value], host: &TestHost) -> Option<&'a Value> {
     let url = format!("https://{}:2380", host.address);
     members.iter().find(|member| member["peerURLs"][0] == url.as_str())
 }
 
-fn name_of(etcdctl: &Etcdctl, host: &Host) -> Result<String> {
+fn name_of(etcdctl: &Etcdctl, host: &TestHost) -> Result<String> {
     let members = members(etcdctl)?;
     let name = find(&members, host).and_then(|member| member["name"].as_str());
     name.map(str::to_owned).with_context(|| format!("{} is no member: {members:?}", host.name))
 }
 
 /// Whether the cluster has `count` members, all of them voters, and `host` is one of them.
-fn votes(etcdctl: &Etcdctl, host: &Host, count: usize) -> bool {
+fn is_voter(etcdctl: &Etcdctl, host: &TestHost, count: usize) -> bool {
     let members = members(etcdctl).unwrap_or_default();
     let learner = |member: &Value| member["isLearner"].as_bool().unwrap_or(false);
     members.len() == count && find(&members, host).is_some() && !members.iter().any(learner)
 }
 
 /// Checks that `host` alone returns the value that was written before it joined.
-fn reads(etcdctl: &Etcdctl, host: &Host) -> Result<()> {
-    let got = etcdctl.only(host).run(&["get", "greeting", "--print-value-only"])?;
+fn check_read(etcdctl: &Etcdctl, host: &TestHost) -> Result<()> {
+    let got = etcdctl.with_endpoint(host).run(&["get", "greeting", "--print-value-only"])?;
     ensure!(got.trim() == "hello", "read {got:?} from {}", host.name);
     Ok(())
 }
 
 /// Waits until discovery reports the intent with this verb as done. Returns the name of the host
 /// whose agent promoted the newcomer from learner to voter.
-fn carried_out<'a>(world: &World, verb: &str, agents: &'a [Agent]) -> Result<&'a str> {
-    let operation = until_told(&format!("the {verb} to be reported"), LIMIT, || {
+fn wait_carried_out<'a>(
+    world: &Testbed,
+    verb: &str,
+    agents: &'a [AgentProcess],
+) -> Result<&'a str> {
+    let operation = poll_slowly(&format!("the {verb} to be reported"), LIMIT, || {
         let list = world.admin_json(&["intent", "list", "demo", "--all"]).ok()?;
         let intents = list["intents"].as_array()?;
         let done = intents.iter().find(|view| view["intent"]["verb"] == verb)?;

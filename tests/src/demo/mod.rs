@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 
-use crate::harness::process::exists;
-use crate::harness::programs::program;
-use crate::harness::world::WorldOptions;
-use crate::harness::{Agent, Etcdctl, Host, Network, World, until};
-use story::Story;
+use crate::harness::process::is_alive;
+use crate::harness::programs::program_path;
+use crate::harness::world::TestbedOptions;
+use crate::harness::{AgentProcess, Etcdctl, Network, TestHost, Testbed, wait_for};
+use story::DemoPrinter;
 
 /// Number of hosts that form the cluster.
 const FOUNDERS: usize = 3;
@@ -31,7 +31,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 #[command(
     about = "Three hosts with unknown addresses become one secure cluster, whose members then change."
 )]
-pub struct Options {
+pub struct DemoOptions {
     /// Leave everything running and print the commands to play with.
     #[arg(long)]
     pub keep: bool,
@@ -42,7 +42,7 @@ pub struct Options {
 
 /// Flags for short retries. An etcdctl without a reachable endpoint waits a second before its next
 /// attempt; restarting one that gives up early measures the time better.
-const IMPATIENT: [&str; 2] = ["--command-timeout=400ms", "--dial-timeout=300ms"];
+const SHORT_RETRY_FLAGS: [&str; 2] = ["--command-timeout=400ms", "--dial-timeout=300ms"];
 
 fn succeeded(output: &std::process::Output) -> bool {
     output.status.success()
@@ -52,12 +52,12 @@ fn succeeded(output: &std::process::Output) -> bool {
 ///
 /// # Errors
 /// The first step that failed, or claim that didn't hold.
-pub fn run(options: &Options) -> Result<()> {
-    let mut story = Story::default();
+pub fn run(options: &DemoOptions) -> Result<()> {
+    let mut story = DemoPrinter::default();
     let mut world = discovery(&mut story, options)?;
     let bundle = order(&mut story, &world)?;
     let mut agents = form(&mut story, &world, &bundle)?;
-    use_it(&mut story, &world, &client(&world, &agents)?)?;
+    use_etcdctl(&mut story, &world, &client(&world, &agents)?)?;
     lose_the_leader(&mut story, &world, &agents)?;
     members::replace_one(&mut story, &world, &mut agents)?;
     members::join_one(&mut story, &world, &mut agents)?;
@@ -72,29 +72,29 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn hosts_of(agents: &[Agent]) -> Vec<&Host> {
+fn hosts_of(agents: &[AgentProcess]) -> Vec<&TestHost> {
     agents.iter().map(|agent| &agent.host).collect()
 }
 
 /// Returns stock etcdctl with the hosts of these agents as endpoints.
-fn client(world: &World, agents: &[Agent]) -> Result<Etcdctl> {
+fn client(world: &Testbed, agents: &[AgentProcess]) -> Result<Etcdctl> {
     world.etcdctl("demo", &hosts_of(agents))
 }
 
-fn discovery(story: &mut Story, options: &Options) -> Result<World> {
+fn discovery(story: &mut DemoPrinter, options: &DemoOptions) -> Result<Testbed> {
     story.chapter("A private discovery service");
     let network = network(story, options);
     let world =
-        World::start(network, WorldOptions { serve_args: Vec::new(), ..Default::default() })?;
+        Testbed::start(network, TestbedOptions { serve_args: Vec::new(), ..Default::default() })?;
     story.command("muster-discovery key new --out owner.pem          # on the admin's machine");
     story.command("muster-discovery init --owner PUBLIC_KEY --dir keys --url URL");
     story.command("muster-discovery serve --keys keys --managed-postgres pg --ledger ledger");
-    story.checked(&format!("discovery and its own Postgres serve on {}", world.url()));
+    story.print_checked(&format!("discovery and its own Postgres serve on {}", world.url()));
     Ok(world)
 }
 
 /// Returns network namespaces if they can be created and used here, otherwise loopback addresses.
-fn network(story: &Story, options: &Options) -> Network {
+fn network(story: &DemoPrinter, options: &DemoOptions) -> Network {
     let why = match options.loopback {
         true => "as asked".to_owned(),
         false => match Network::namespaces(HOSTS) {
@@ -109,7 +109,7 @@ fn network(story: &Story, options: &Options) -> Network {
     Network::loopback(HOSTS)
 }
 
-fn order(story: &mut Story, world: &World) -> Result<std::path::PathBuf> {
+fn order(story: &mut DemoPrinter, world: &Testbed) -> Result<std::path::PathBuf> {
     story.chapter("An admin says what shall be");
     world.create_cluster("demo", 3, &[])?;
     story.command("muster-discovery cluster create demo --size 3 --allow-shared-host");
@@ -121,7 +121,11 @@ fn order(story: &mut Story, world: &World) -> Result<std::path::PathBuf> {
     Ok(bundle)
 }
 
-fn form(story: &mut Story, world: &World, bundle: &std::path::Path) -> Result<Vec<Agent>> {
+fn form(
+    story: &mut DemoPrinter,
+    world: &Testbed,
+    bundle: &std::path::Path,
+) -> Result<Vec<AgentProcess>> {
     story.chapter("Three hosts that know nothing but the bundle");
     let mut agents = Vec::new();
     let mut third_started = Instant::now();
@@ -142,15 +146,15 @@ fn form(story: &mut Story, world: &World, bundle: &std::path::Path) -> Result<Ve
         agents.push(agent);
     }
     let etcdctl = client(world, &agents)?;
-    until("the cluster to take a write", LIMIT, || {
+    wait_for("the cluster to take a write", LIMIT, || {
         etcdctl
-            .output(&[&["put", "first", "write"], &IMPATIENT[..]].concat())
+            .output(&[&["put", "first", "write"], &SHORT_RETRY_FLAGS[..]].concat())
             .ok()
             .filter(succeeded)
     })?;
     let took = third_started.elapsed().as_millis();
     let shown = world.wait_cluster_state("demo", "formed", LIMIT)?;
-    story.checked(&format!("first write {took} ms after the third agent was started"));
+    story.print_checked(&format!("first write {took} ms after the third agent was started"));
     for phase in shown["timeline"].as_array().into_iter().flatten() {
         let event = phase["event"].as_str().unwrap_or_default();
         // Events before the list was full have no such time.
@@ -161,7 +165,7 @@ fn form(story: &mut Story, world: &World, bundle: &std::path::Path) -> Result<Ve
     Ok(agents)
 }
 
-fn use_it(story: &mut Story, world: &World, etcdctl: &Etcdctl) -> Result<()> {
+fn use_etcdctl(story: &mut DemoPrinter, world: &Testbed, etcdctl: &Etcdctl) -> Result<()> {
     story.chapter("Stock etcdctl, with a client certificate that nobody had to copy");
     story.command("muster-discovery cluster credentials demo --out demo-credentials");
     story.command("etcdctl member list");
@@ -173,11 +177,11 @@ fn use_it(story: &mut Story, world: &World, etcdctl: &Etcdctl) -> Result<()> {
     etcdctl.run(&["put", "greeting", "hello"])?;
     let got = etcdctl.run(&["get", "greeting", "--print-value-only"])?;
     ensure!(got.trim() == "hello", "read {got:?} after writing hello");
-    story.checked("three members, and a value read back");
+    story.print_checked("three members, and a value read back");
     let mut bare = etcdctl.command(&["get", "greeting", "--command-timeout", "1s"]);
     bare.env_remove("ETCDCTL_CERT").env_remove("ETCDCTL_KEY");
     ensure!(!bare.output()?.status.success(), "a client without a certificate was let in");
-    story.checked("a client without a certificate is refused");
+    story.print_checked("a client without a certificate is refused");
     ensure!(
         fs_err::read_dir(world.path("demo-credentials"))?.count() >= 3,
         "the credentials are incomplete"
@@ -185,39 +189,48 @@ fn use_it(story: &mut Story, world: &World, etcdctl: &Etcdctl) -> Result<()> {
     Ok(())
 }
 
-fn lose_the_leader(story: &mut Story, world: &World, agents: &[Agent]) -> Result<()> {
+fn lose_the_leader(
+    story: &mut DemoPrinter,
+    world: &Testbed,
+    agents: &[AgentProcess],
+) -> Result<()> {
     story.chapter("The leader is killed");
     let all = hosts_of(agents);
     let etcdctl = client(world, agents)?;
-    let leader = until("a leader", LIMIT, || etcdctl.leader(&all))?;
+    let leader = wait_for("a leader", LIMIT, || etcdctl.leader(&all))?;
     let old = agents[leader].node_pid().context("the leader's node runs")?;
     agents[leader].kill_node()?;
     let killed = Instant::now();
     story.command(&format!("kill -9 {old}     # the node on {}", agents[leader].host.name));
-    let others: Vec<&Host> =
+    let others: Vec<&TestHost> =
         all.iter().enumerate().filter(|(i, _)| *i != leader).map(|(_, h)| *h).collect();
     let survivors = world.etcdctl("demo", &others)?;
-    until("a write after the leader's death", LIMIT, || {
-        let args = [&["put", "after", "the leader"], &IMPATIENT[..]].concat();
+    wait_for("a write after the leader's death", LIMIT, || {
+        let args = [&["put", "after", "the leader"], &SHORT_RETRY_FLAGS[..]].concat();
         survivors.output(&args).ok().filter(succeeded)
     })?;
-    story.checked(&format!("a write succeeded again after {} ms", killed.elapsed().as_millis()));
+    story.print_checked(&format!(
+        "a write succeeded again after {} ms",
+        killed.elapsed().as_millis()
+    ));
     let new = agents[leader].wait_new_node(old, LIMIT)?;
-    let back = etcdctl.only(all[leader]);
-    until("the killed node to catch up", LIMIT, || {
+    let back = etcdctl.with_endpoint(all[leader]);
+    wait_for("the killed node to catch up", LIMIT, || {
         let read = back.run(&["get", "after", "--consistency=s", "--print-value-only"]).ok()?;
         (read.trim() == "the leader").then_some(())
     })?;
-    story.checked(&format!("its agent started it again (process {new}), and it has caught up"));
+    story.print_checked(&format!(
+        "its agent started it again (process {new}), and it has caught up"
+    ));
     Ok(())
 }
 
-fn lose_discovery(story: &mut Story, world: &mut World, etcdctl: &Etcdctl) -> Result<()> {
+fn lose_discovery(story: &mut DemoPrinter, world: &mut Testbed, etcdctl: &Etcdctl) -> Result<()> {
     story.chapter("Discovery and Postgres are gone");
     let postgres = world.postmaster_pid()?;
     let discovery = world.discovery.as_ref().context("discovery runs")?.id();
     world.kill_discovery();
-    until("Postgres to end with discovery", LIMIT, || (!exists(postgres)).then_some(()))?;
+    wait_for("Postgres to end with discovery", LIMIT, || (!is_alive(postgres)).then_some(()))?;
     story.command(&format!(
         "kill -9 {discovery}     # discovery; its Postgres ({postgres}) ends with it"
     ));
@@ -225,23 +238,28 @@ fn lose_discovery(story: &mut Story, world: &mut World, etcdctl: &Etcdctl) -> Re
     let got = etcdctl.run(&["get", "without", "--print-value-only"])?;
     ensure!(got.trim() == "discovery", "read {got:?} while discovery was away");
     ensure!(before["header"]["revision"].as_i64().is_some_and(|r| r > 0), "no revision: {before}");
-    story.checked("the cluster still writes and reads: discovery is not on its life line");
+    story.print_checked("the cluster still writes and reads: discovery is not on its life line");
     Ok(())
 }
 
-fn shut_down(story: &mut Story, agents: &mut [Agent]) -> Result<()> {
+fn shut_down(story: &mut DemoPrinter, agents: &mut [AgentProcess]) -> Result<()> {
     story.chapter("A clean end");
     for agent in agents.iter_mut() {
         let node = agent.node_pid().context("the node runs")?;
         let code = agent.terminate(LIMIT)?;
         ensure!(code == 0, "the agent on {} ended with {code}", agent.host.name);
-        ensure!(!exists(node), "the node on {} outlived its agent", agent.host.name);
+        ensure!(!is_alive(node), "the node on {} outlived its agent", agent.host.name);
     }
-    story.checked(&format!("{} agents ended with 0, each after its node", agents.len()));
+    story.print_checked(&format!("{} agents ended with 0, each after its node", agents.len()));
     Ok(())
 }
 
-fn keep(story: &mut Story, world: World, agents: Vec<Agent>, etcdctl: &Etcdctl) -> Result<()> {
+fn keep(
+    story: &mut DemoPrinter,
+    world: Testbed,
+    agents: Vec<AgentProcess>,
+    etcdctl: &Etcdctl,
+) -> Result<()> {
     story.chapter("Left running (KEEP=1)");
     let credentials = etcdctl.credentials().display().to_string();
     story.say(&format!(
@@ -256,13 +274,13 @@ fn keep(story: &mut Story, world: World, agents: Vec<Agent>, etcdctl: &Etcdctl) 
         story.command(&format!(
             "{}{} status --data-dir {}",
             agent.host.prefix(),
-            program("muster-agent")?.display(),
+            program_path("muster-agent")?.display(),
             agent.data_dir.display()
         ));
         pids.extend(agent.process_id());
-        agent.keep();
+        agent.leave_running();
     }
-    let (folder, namespaces) = world.keep();
+    let (folder, namespaces) = world.leave_running();
     let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
     story.say("To end it (agents end their nodes, discovery ends its Postgres):");
     story.command(&format!("kill {}", pids.join(" ")));

@@ -5,18 +5,18 @@ use std::time::Instant;
 
 /// Prints the demo's output to stdout, flushed line by line.
 #[derive(Debug)]
-pub struct Story {
+pub struct DemoPrinter {
     started: Instant,
     chapter: u8,
 }
 
-impl Default for Story {
+impl Default for DemoPrinter {
     fn default() -> Self {
         Self { started: Instant::now(), chapter: 0 }
     }
 }
 
-impl Story {
+impl DemoPrinter {
     /// Begins a new chapter.
     pub fn chapter(&mut self, title: &str) {
         self.chapter += 1;
@@ -36,7 +36,7 @@ impl Story {
     }
 
     /// Prints a claim that was checked and holds.
-    pub fn checked(&self, text: &str) {
+    pub fn print_checked(&self, text: &str) {
         line(&format!("   [ok] {text}"));
     }
 
@@ -46,7 +46,7 @@ impl Story {
     }
 
     /// Prints an error to stderr.
-    pub fn complain(text: &str) {
+    pub fn print_error(text: &str) {
         // If stderr is closed there is no place left to report the error.
         let _ = writeln!(std::io::stderr(), "{text}");
     }

@@ -3,48 +3,48 @@
 use std::fmt;
 use std::sync::Arc;
 
-use formation_explored::agent::{Decision, Start, at_start};
-use formation_explored::memory::Entry;
+use formation_explored::agent::{LaunchState, StartDecision, decide_at_start};
+use formation_explored::memory::LedgerEntry;
 use formation_explored::service::{Phase, Seating};
-use formation_explored::{Epoch, Hash, KeyId};
+use formation_explored::{AgentKey, Epoch, Hash};
 
-use crate::explore::config::Config;
-use crate::explore::database::{Database, PROCESSES};
+use crate::explore::config::ExplorationConfig;
+use crate::explore::database::{DatabaseState, PROCESSES};
 use crate::explore::host_side::directory_of;
-use crate::explore::identity::{list, list_of, machine, members_of, name};
+use crate::explore::identity::{format_list, list_of, machine, members_of, name};
 use crate::explore::idle;
 use crate::explore::processes::{
-    Setback, have_swept_since_backup, is_up_to_date, may_be_forgotten,
+    RestoreMethod, have_swept_since_backup, is_up_to_date, may_be_forgotten,
 };
 use crate::explore::reduce;
-use crate::explore::world::{Mode, World};
+use crate::explore::world::{AgentMode, SystemState};
 
 /// One atomic step of a host, a process or the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum SystemAction {
     /// A host's agent starts, makes its key and record, and redeems its token.
     Join(usize),
     /// An agent polls, or redeems if the database doesn't know it.
-    Speak(usize),
+    Poll(usize),
     /// A late message arrives from an agent that no longer exists.
-    SpeakLate(KeyId),
+    DeliverLatePoll(AgentKey),
     /// An agent learns that the service is at this epoch.
     SeeEpoch(usize, Epoch),
     /// An agent looks at a list: it probes, and then signs, refuses, or sends its row of the
     /// matrix.
-    Consider(usize, Hash),
-    /// As `Consider`, but the agent has waited long enough to report which releases are missing.
-    LosePatience(usize, Hash),
+    ExamineList(usize, Hash),
+    /// As `ExamineList`, but the agent has waited long enough to report which releases are missing.
+    ReportMissingReleases(usize, Hash),
     /// An ack arrives at the service.
-    DeliverAck(KeyId, Hash),
+    DeliverAck(AgentKey, Hash),
     /// The acks of all members arrive at the service, in one step.
     DeliverAcks(Hash),
     /// A release arrives at the service.
-    DeliverRelease(KeyId),
+    DeliverRelease(AgentKey),
     /// An agent gets a document.
     SeeDocument(usize, Hash),
     /// An agent takes its next step towards starting its node.
-    Act(usize),
+    AdvanceAgent(usize),
     /// A node makes its log.
     MakeLog(usize),
     /// An agent sees its node's log.
@@ -56,21 +56,21 @@ pub enum Action {
     /// A process writes the document to its ledger and then sends it.
     Publish(usize),
     /// A process compares its database with its ledger, and puts back what is missing.
-    Look(usize),
+    InspectDatabase(usize),
     /// A process looks at its database and counts a sweep.
     Sweep(usize),
     /// The process with this index serves the action, instead of the first one.
-    By(usize, Box<Action>),
+    ServedBy(usize, Box<SystemAction>),
     /// A lease lapses, possibly without any transaction that notices it.
-    Lapse(KeyId),
+    Lapse(AgentKey),
     /// The frozen list times out.
     TimeOut,
     /// An agent's hold-back ends.
-    HoldOver(KeyId),
+    EndHoldBack(AgentKey),
     /// An operator abandons the cluster.
     Abandon,
     /// The cluster's deadline passes.
-    Expire,
+    PassDeadline,
     /// An owner retires the cluster.
     Retire,
     /// An owner takes the retirement back.
@@ -86,7 +86,7 @@ pub enum Action {
     /// A backup of the database is taken.
     Backup,
     /// The backup is restored in this way.
-    Restore(Setback),
+    Restore(RestoreMethod),
     /// A process's ledger is copied.
     SaveLedger(usize),
     /// The copy replaces the ledger while its process is down. If true, the position beside the
@@ -95,7 +95,7 @@ pub enum Action {
     /// A process is lost for good, with its ledger.
     LoseProcess(usize),
     /// An owner declares that a process won't come back.
-    Forget(usize),
+    ForgetProcess(usize),
     /// An agent is killed and starts again.
     Kill(usize),
     /// A host dies for good.
@@ -103,185 +103,206 @@ pub enum Action {
     /// A node's directory is lost, and its host starts again.
     LoseDirectory(usize),
     /// A host is re-imaged: nothing on it survives.
-    Remake(usize),
+    ReimageHost(usize),
     /// A host's disk is copied to another machine, which then starts.
     Clone(usize, usize),
     /// A process crashes, and may lose what it had not synced.
     Crash(usize),
     /// Without row lock: a process reads the row.
-    Read(usize),
+    ReadUnlocked(usize),
     /// Without row lock: a process writes the result of this action on the row it has read.
-    Write(usize, Box<Action>),
+    WriteUnlocked(usize, Box<SystemAction>),
 }
 
-impl Action {
+impl SystemAction {
     /// Returns the host that takes the action or that it happens to.
     #[must_use]
     pub fn host(&self) -> Option<usize> {
         match self {
-            Action::Join(at)
-            | Action::Speak(at)
-            | Action::SeeEpoch(at, _)
-            | Action::Consider(at, _)
-            | Action::LosePatience(at, _)
-            | Action::SeeDocument(at, _)
-            | Action::Act(at)
-            | Action::MakeLog(at)
-            | Action::SeeLog(at)
-            | Action::Report(at)
-            | Action::ShowDocument(at)
-            | Action::Kill(at)
-            | Action::Die(at)
-            | Action::LoseDirectory(at)
-            | Action::Remake(at)
-            | Action::Clone(at, _) => Some(*at),
-            Action::By(_, action) => action.host(),
+            SystemAction::Join(at)
+            | SystemAction::Poll(at)
+            | SystemAction::SeeEpoch(at, _)
+            | SystemAction::ExamineList(at, _)
+            | SystemAction::ReportMissingReleases(at, _)
+            | SystemAction::SeeDocument(at, _)
+            | SystemAction::AdvanceAgent(at)
+            | SystemAction::MakeLog(at)
+            | SystemAction::SeeLog(at)
+            | SystemAction::Report(at)
+            | SystemAction::ShowDocument(at)
+            | SystemAction::Kill(at)
+            | SystemAction::Die(at)
+            | SystemAction::LoseDirectory(at)
+            | SystemAction::ReimageHost(at)
+            | SystemAction::Clone(at, _) => Some(*at),
+            SystemAction::ServedBy(_, action) => action.host(),
             _ => None,
         }
     }
 
     /// Returns whether a process serves the action.
     #[must_use]
-    pub fn asks_the_service(&self) -> bool {
+    pub fn is_service_request(&self) -> bool {
         matches!(
             self,
-            Action::Join(_)
-                | Action::Speak(_)
-                | Action::SpeakLate(_)
-                | Action::Consider(..)
-                | Action::LosePatience(..)
-                | Action::DeliverAck(..)
-                | Action::DeliverAcks(_)
-                | Action::DeliverRelease(_)
-                | Action::Report(_)
-                | Action::ShowDocument(_)
-                | Action::Lapse(_)
-                | Action::TimeOut
-                | Action::HoldOver(_)
-                | Action::Abandon
-                | Action::Expire
-                | Action::Retire
-                | Action::Unretire
-                | Action::Accept
+            SystemAction::Join(_)
+                | SystemAction::Poll(_)
+                | SystemAction::DeliverLatePoll(_)
+                | SystemAction::ExamineList(..)
+                | SystemAction::ReportMissingReleases(..)
+                | SystemAction::DeliverAck(..)
+                | SystemAction::DeliverAcks(_)
+                | SystemAction::DeliverRelease(_)
+                | SystemAction::Report(_)
+                | SystemAction::ShowDocument(_)
+                | SystemAction::Lapse(_)
+                | SystemAction::TimeOut
+                | SystemAction::EndHoldBack(_)
+                | SystemAction::Abandon
+                | SystemAction::PassDeadline
+                | SystemAction::Retire
+                | SystemAction::Unretire
+                | SystemAction::Accept
         )
     }
 
     /// Returns whether the action is a fault, which the bounds limit. A lapsed lease isn't a fault
     /// if its host no longer exists.
     #[must_use]
-    pub fn is_fault(&self, world: &World) -> bool {
+    pub fn is_fault(&self, world: &SystemState) -> bool {
         match self {
-            Action::Lapse(key) => !world.is_past(*key),
-            Action::By(_, action) => action.is_fault(world),
-            Action::TimeOut
-            | Action::Abandon
-            | Action::Expire
-            | Action::Retire
-            | Action::Accept
-            | Action::Restore(_)
-            | Action::PutLedgerBack(..)
-            | Action::LoseProcess(_)
-            | Action::Forget(_)
-            | Action::Kill(_)
-            | Action::Die(_)
-            | Action::LoseDirectory(_)
-            | Action::Remake(_)
-            | Action::Clone(..)
-            | Action::Crash(_)
-            | Action::Cut(..)
-            | Action::ClockAhead
-            | Action::Read(_) => true,
+            SystemAction::Lapse(key) => !world.is_key_gone(*key),
+            SystemAction::ServedBy(_, action) => action.is_fault(world),
+            SystemAction::TimeOut
+            | SystemAction::Abandon
+            | SystemAction::PassDeadline
+            | SystemAction::Retire
+            | SystemAction::Accept
+            | SystemAction::Restore(_)
+            | SystemAction::PutLedgerBack(..)
+            | SystemAction::LoseProcess(_)
+            | SystemAction::ForgetProcess(_)
+            | SystemAction::Kill(_)
+            | SystemAction::Die(_)
+            | SystemAction::LoseDirectory(_)
+            | SystemAction::ReimageHost(_)
+            | SystemAction::Clone(..)
+            | SystemAction::Crash(_)
+            | SystemAction::Cut(..)
+            | SystemAction::ClockAhead
+            | SystemAction::ReadUnlocked(_) => true,
             _ => false,
         }
     }
 }
 
-impl fmt::Display for Action {
+impl fmt::Display for SystemAction {
+    #[allow(clippy::too_many_lines, reason = "a table: one text for each action")]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let host = |host: &usize| char::from(b'A' + u8::try_from(*host).unwrap_or(25));
         match self {
-            Action::Join(at) => write!(f, "{} starts, makes its key and redeems", host(at)),
-            Action::Speak(at) => write!(f, "{} polls", host(at)),
-            Action::SpeakLate(key) => write!(f, "a late message of {} arrives", name(*key)),
-            Action::SeeEpoch(at, epoch) => write!(f, "{} sees epoch {epoch}", host(at)),
-            Action::Consider(at, h) => write!(f, "{} looks at {}", host(at), list(*h)),
-            Action::LosePatience(at, h) => {
-                write!(f, "{} has waited for the releases that {} needs", host(at), list(*h))
+            SystemAction::Join(at) => write!(f, "{} starts, makes its key and redeems", host(at)),
+            SystemAction::Poll(at) => write!(f, "{} polls", host(at)),
+            SystemAction::DeliverLatePoll(key) => {
+                write!(f, "a late message of {} arrives", name(*key))
             }
-            Action::DeliverAck(key, h) => write!(f, "{}'s ack of {} arrives", name(*key), list(*h)),
-            Action::DeliverAcks(h) => write!(f, "the acks of {} arrive", list(*h)),
-            Action::DeliverRelease(key) => write!(f, "{}'s release arrives", name(*key)),
-            Action::SeeDocument(at, h) => write!(f, "{} gets the document {}", host(at), list(*h)),
-            Action::Act(at) => write!(f, "{} goes on towards its node", host(at)),
-            Action::MakeLog(at) => write!(f, "{}'s node makes its log", host(at)),
-            Action::SeeLog(at) => write!(f, "{} sees its node's log", host(at)),
-            Action::Report(at) => write!(f, "{} reports its Raft cluster", host(at)),
-            Action::ShowDocument(at) => write!(f, "{} shows its document", host(at)),
-            Action::Publish(at) => write!(f, "process {at} lets the document out"),
-            Action::Look(at) => write!(f, "process {at} looks at its database"),
-            Action::Sweep(at) => write!(f, "process {at} sweeps"),
-            Action::By(at, action) => write!(f, "through process {at}: {action}"),
-            Action::Lapse(key) => write!(f, "{}'s lease lapses", name(*key)),
-            Action::TimeOut => write!(f, "the frozen list times out"),
-            Action::HoldOver(key) => write!(f, "{} is not held back any more", name(*key)),
-            Action::Abandon => write!(f, "an operator abandons the cluster"),
-            Action::Expire => write!(f, "the deadline passes"),
-            Action::Retire => write!(f, "an owner retires the cluster"),
-            Action::Unretire => write!(f, "an owner takes the retirement back"),
-            Action::Accept => write!(f, "an owner accepts the database"),
-            Action::Cut(one, other) => {
+            SystemAction::SeeEpoch(at, epoch) => write!(f, "{} sees epoch {epoch}", host(at)),
+            SystemAction::ExamineList(at, h) => {
+                write!(f, "{} looks at {}", host(at), format_list(*h))
+            }
+            SystemAction::ReportMissingReleases(at, h) => {
+                write!(f, "{} has waited for the releases that {} needs", host(at), format_list(*h))
+            }
+            SystemAction::DeliverAck(key, h) => {
+                write!(f, "{}'s ack of {} arrives", name(*key), format_list(*h))
+            }
+            SystemAction::DeliverAcks(h) => write!(f, "the acks of {} arrive", format_list(*h)),
+            SystemAction::DeliverRelease(key) => write!(f, "{}'s release arrives", name(*key)),
+            SystemAction::SeeDocument(at, h) => {
+                write!(f, "{} gets the document {}", host(at), format_list(*h))
+            }
+            SystemAction::AdvanceAgent(at) => write!(f, "{} goes on towards its node", host(at)),
+            SystemAction::MakeLog(at) => write!(f, "{}'s node makes its log", host(at)),
+            SystemAction::SeeLog(at) => write!(f, "{} sees its node's log", host(at)),
+            SystemAction::Report(at) => write!(f, "{} reports its Raft cluster", host(at)),
+            SystemAction::ShowDocument(at) => write!(f, "{} shows its document", host(at)),
+            SystemAction::Publish(at) => write!(f, "process {at} lets the document out"),
+            SystemAction::InspectDatabase(at) => write!(f, "process {at} looks at its database"),
+            SystemAction::Sweep(at) => write!(f, "process {at} sweeps"),
+            SystemAction::ServedBy(at, action) => write!(f, "through process {at}: {action}"),
+            SystemAction::Lapse(key) => write!(f, "{}'s lease lapses", name(*key)),
+            SystemAction::TimeOut => write!(f, "the frozen list times out"),
+            SystemAction::EndHoldBack(key) => write!(f, "{} is not held back any more", name(*key)),
+            SystemAction::Abandon => write!(f, "an operator abandons the cluster"),
+            SystemAction::PassDeadline => write!(f, "the deadline passes"),
+            SystemAction::Retire => write!(f, "an owner retires the cluster"),
+            SystemAction::Unretire => write!(f, "an owner takes the retirement back"),
+            SystemAction::Accept => write!(f, "an owner accepts the database"),
+            SystemAction::Cut(one, other) => {
                 write!(f, "the link between {} and {} goes down", host(one), host(other))
             }
-            Action::ClockAhead => write!(f, "the service's clock jumps half an hour ahead"),
-            Action::ClockBack => write!(f, "the service's clock is set right"),
-            Action::Backup => write!(f, "a backup is taken"),
-            Action::Restore(Setback::Dump) => write!(f, "the backup is loaded into a new database"),
-            Action::Restore(Setback::InPlace) => {
+            SystemAction::ClockAhead => write!(f, "the service's clock jumps half an hour ahead"),
+            SystemAction::ClockBack => write!(f, "the service's clock is set right"),
+            SystemAction::Backup => write!(f, "a backup is taken"),
+            SystemAction::Restore(RestoreMethod::Dump) => {
+                write!(f, "the backup is loaded into a new database")
+            }
+            SystemAction::Restore(RestoreMethod::InPlace) => {
                 write!(f, "the rows are set back to the backup, under the processes")
             }
-            Action::SaveLedger(at) => write!(f, "process {at}'s ledger is copied"),
-            Action::PutLedgerBack(at, true) => {
+            SystemAction::SaveLedger(at) => write!(f, "process {at}'s ledger is copied"),
+            SystemAction::PutLedgerBack(at, true) => {
                 write!(f, "process {at}'s ledger is put back to the copy")
             }
-            Action::PutLedgerBack(at, false) => {
+            SystemAction::PutLedgerBack(at, false) => {
                 write!(
                     f,
                     "process {at}'s ledger is put back to the copy, the position beside it isn't"
                 )
             }
-            Action::LoseProcess(at) => write!(f, "process {at} is lost for good, with its ledger"),
-            Action::Forget(at) => write!(f, "an owner says that process {at} won't come back"),
-            Action::Kill(at) => write!(f, "{}'s agent is killed and starts again", host(at)),
-            Action::Die(at) => write!(f, "{} dies for good", host(at)),
-            Action::LoseDirectory(at) => {
+            SystemAction::LoseProcess(at) => {
+                write!(f, "process {at} is lost for good, with its ledger")
+            }
+            SystemAction::ForgetProcess(at) => {
+                write!(f, "an owner says that process {at} won't come back")
+            }
+            SystemAction::Kill(at) => write!(f, "{}'s agent is killed and starts again", host(at)),
+            SystemAction::Die(at) => write!(f, "{} dies for good", host(at)),
+            SystemAction::LoseDirectory(at) => {
                 write!(f, "{}'s node directory is lost; the host restarts", host(at))
             }
-            Action::Remake(at) => write!(f, "{} is made anew: nothing on it survives", host(at)),
-            Action::Clone(from, to) => {
+            SystemAction::ReimageHost(at) => {
+                write!(f, "{} is made anew: nothing on it survives", host(at))
+            }
+            SystemAction::Clone(from, to) => {
                 write!(f, "{}'s disk is copied to {}, which starts", host(from), host(to))
             }
-            Action::Crash(at) => write!(f, "process {at} crashes"),
-            Action::Read(at) => write!(f, "process {at} reads the row, without a lock"),
-            Action::Write(at, action) => write!(f, "process {at} writes what it made of: {action}"),
+            SystemAction::Crash(at) => write!(f, "process {at} crashes"),
+            SystemAction::ReadUnlocked(at) => {
+                write!(f, "process {at} reads the row, without a lock")
+            }
+            SystemAction::WriteUnlocked(at, action) => {
+                write!(f, "process {at} writes what it made of: {action}")
+            }
         }
     }
 }
 
 /// Returns every action that may happen next; some of them change nothing.
 #[must_use]
-pub fn enumerate(world: &World, config: &Config) -> Vec<Action> {
+pub fn enumerate(world: &SystemState, config: &ExplorationConfig) -> Vec<SystemAction> {
     let mut actions = Vec::with_capacity(32);
-    if reduce::is_the_end(world, config) || reduce::has_one_majority_at_most(world, config) {
+    if reduce::is_terminal(world, config) || reduce::has_one_majority_at_most(world, config) {
         return actions;
     }
     if reduce::waits_for_a_process(world, config) {
-        of_database(world, config, &mut actions);
+        add_database_actions(world, config, &mut actions);
         return actions;
     }
-    if let Some(alone) = world.alone {
+    if let Some(alone) = world.followed_host {
         let host = usize::from(alone);
         if world.hosts[host].alive {
-            of_host(world, config, host, &mut actions);
+            add_host_actions(world, config, host, &mut actions);
         }
         return actions;
     }
@@ -291,167 +312,189 @@ pub fn enumerate(world: &World, config: &Config) -> Vec<Action> {
         let like = |other: usize| {
             world.hosts[other] == world.hosts[host]
                 && world.hosts[host].journal.is_none()
-                && world.links.are_same_with_swapped(host, other)
+                && world.links.are_unchanged_by_swap(host, other)
         };
         if world.hosts[host].alive && !(0..host).any(like) {
-            of_host(world, config, host, &mut actions);
+            add_host_actions(world, config, host, &mut actions);
         }
     }
-    if config.liar {
+    if config.service_lies {
         return actions;
     }
-    of_links(world, config, &mut actions);
-    of_service(world, config, &mut actions);
-    if reduce::may_serve_differently(world, config) && !world.processes[1].is_gone {
-        let asks = |action: &&Action| action.asks_the_service();
-        let by_other = |action: &Action| Action::By(1, Box::new(action.clone()));
-        let others: Vec<Action> = actions.iter().filter(asks).map(by_other).collect();
+    add_link_faults(world, config, &mut actions);
+    add_service_actions(world, config, &mut actions);
+    if reduce::is_serving_process_relevant(world, config) && !world.processes[1].is_lost {
+        let asks = |action: &&SystemAction| action.is_service_request();
+        let by_other = |action: &SystemAction| SystemAction::ServedBy(1, Box::new(action.clone()));
+        let others: Vec<SystemAction> = actions.iter().filter(asks).map(by_other).collect();
         actions.extend(others);
     }
-    of_database(world, config, &mut actions);
+    add_database_actions(world, config, &mut actions);
     if !config.environment.row_lock {
-        of_unlocked(world, config, &mut actions);
+        add_unlocked_transactions(world, config, &mut actions);
     }
     actions
 }
 
-fn of_host(world: &World, config: &Config, at: usize, actions: &mut Vec<Action>) {
+fn add_host_actions(
+    world: &SystemState,
+    config: &ExplorationConfig,
+    at: usize,
+    actions: &mut Vec<SystemAction>,
+) {
     let host = &world.hosts[at];
-    let left = &world.left;
-    let untouched = reduce::is_untouched(host, config);
+    let left = &world.faults_left;
+    let untouched = reduce::is_unknown_to_others(host, config);
     if left.deaths > 0 && !untouched {
-        actions.push(Action::Die(at));
+        actions.push(SystemAction::Die(at));
     }
-    if left.remakes > 0
+    if left.reimages > 0
         && !untouched
-        && usize::from(host.life) + 1 < crate::explore::identity::LIVES
+        && usize::from(host.life) + 1 < crate::explore::identity::MAX_LIVES
     {
-        actions.push(Action::Remake(at));
+        actions.push(SystemAction::ReimageHost(at));
     }
     let Some(journal) = &host.journal else {
-        if host.mode == Mode::Runs && !is_over(world, config) {
-            let decision = at_start(&config.rules, None, &machine(at), &directory_of(config, host));
-            if decision == Decision::BeginNew {
-                actions.push(Action::Join(at));
+        if host.mode == AgentMode::Running && !has_service_finished(world, config) {
+            let decision =
+                decide_at_start(&config.rules, None, &machine(at), &directory_of(config, host));
+            if decision == StartDecision::BeginNew {
+                actions.push(SystemAction::Join(at));
             }
         }
         return;
     };
-    if left.kills > 0 && !matches!(host.mode, Mode::Stopped(_)) {
-        actions.push(Action::Kill(at));
+    if left.kills > 0 && !matches!(host.mode, AgentMode::Stopped(_)) {
+        actions.push(SystemAction::Kill(at));
     }
     if left.lost_directories > 0 {
-        actions.push(Action::LoseDirectory(at));
+        actions.push(SystemAction::LoseDirectory(at));
     }
     if left.clones > 0 {
         let fresh =
             |&to: &usize| to != at && world.hosts[to].alive && world.hosts[to].journal.is_none();
-        actions.extend((0..config.hosts).filter(fresh).map(|to| Action::Clone(at, to)));
+        actions.extend((0..config.hosts).filter(fresh).map(|to| SystemAction::Clone(at, to)));
     }
     match host.mode {
-        Mode::Looks | Mode::Marks | Mode::Launches => actions.push(Action::Act(at)),
-        Mode::Runs => {}
-        Mode::WantsReplacement | Mode::Refuses | Mode::Stopped(_) => return,
+        AgentMode::InspectingDirectory | AgentMode::WritingMarker | AgentMode::LaunchingNode => {
+            actions.push(SystemAction::AdvanceAgent(at))
+        }
+        AgentMode::Running => {}
+        AgentMode::AwaitingReplacement | AgentMode::RefusingDirectory | AgentMode::Stopped(_) => {
+            return;
+        }
     }
-    if host.node.is_some() {
-        if !host.directory.log {
-            actions.push(Action::MakeLog(at));
-        } else if journal.start != Start::Ran && host.mode == Mode::Runs {
-            actions.push(Action::SeeLog(at));
+    if host.running_list.is_some() {
+        if !host.directory.has_log {
+            actions.push(SystemAction::MakeLog(at));
+        } else if journal.launch_state != LaunchState::Ran && host.mode == AgentMode::Running {
+            actions.push(SystemAction::SeeLog(at));
         } else if config.reports {
-            actions.push(Action::Report(at));
+            actions.push(SystemAction::Report(at));
         }
     }
     // An agent sees epochs whatever its mode is.
-    let latest = if config.liar { config.epochs + 1 } else { world.said.epoch };
-    if !idle::releases_nothing(config, journal) {
-        actions.extend((journal.released + 2..=latest).map(|epoch| Action::SeeEpoch(at, epoch)));
+    let latest = if config.service_lies { config.epochs + 1 } else { world.sent.epoch };
+    if !idle::is_past_releasing(config, journal) {
+        actions.extend(
+            (journal.released_epoch + 2..=latest).map(|epoch| SystemAction::SeeEpoch(at, epoch)),
+        );
     }
-    if journal.start == Start::NotYet && host.mode == Mode::Runs {
-        forming(world, config, at, actions);
+    if journal.launch_state == LaunchState::NotStarted && host.mode == AgentMode::Running {
+        add_forming_actions(world, config, at, actions);
     }
-    let held = journal.held.as_ref().filter(|held| !idle::is_decided(world, held.h));
-    if held.is_some() && !config.liar && world.alone.is_none() {
-        actions.push(Action::ShowDocument(at));
+    let held =
+        journal.held_document.as_ref().filter(|held| !idle::is_decided(world, held.proposal_hash));
+    if held.is_some() && !config.service_lies && world.followed_host.is_none() {
+        actions.push(SystemAction::ShowDocument(at));
     }
 }
 
-fn forming(world: &World, config: &Config, at: usize, actions: &mut Vec<Action>) {
+fn add_forming_actions(
+    world: &SystemState,
+    config: &ExplorationConfig,
+    at: usize,
+    actions: &mut Vec<SystemAction>,
+) {
     let host = &world.hosts[at];
     let Some(journal) = &host.journal else { return };
-    if config.liar {
-        let lists = every_list(world, config);
+    if config.service_lies {
+        let lists = possible_false_lists(world, config);
         let mine = |h: &&Hash| members_of(**h).any(|key| key == journal.key);
         for &h in lists.iter().filter(mine) {
-            actions.push(Action::Consider(at, h));
-            let acked = |key| world.said.acks.contains(&(key, h));
+            actions.push(SystemAction::ExamineList(at, h));
+            let acked = |key| world.sent.acks.contains(&(key, h));
             if members_of(h).all(acked) {
-                actions.push(Action::SeeDocument(at, h));
+                actions.push(SystemAction::SeeDocument(at, h));
             }
         }
         return;
     }
-    let over = is_over(world, config);
-    if !over && !idle::says_nothing_new(world, config, at, journal) {
-        actions.push(Action::Speak(at));
+    let over = has_service_finished(world, config);
+    if !over && !idle::has_no_news(world, config, at, journal) {
+        actions.push(SystemAction::Poll(at));
     }
-    for &h in &world.said.proposals {
+    for &h in &world.sent.proposals {
         if over {
             break;
         }
         if members_of(h).any(|key| key == journal.key)
-            && !idle::looks_in_vain(world, config, journal, h)
+            && !idle::is_list_ignored(world, config, journal, h)
         {
-            actions.push(Action::Consider(at, h));
-            if idle::misses_releases(world, config, journal, h) {
-                actions.push(Action::LosePatience(at, h));
+            actions.push(SystemAction::ExamineList(at, h));
+            if idle::is_missing_releases(world, config, journal, h) {
+                actions.push(SystemAction::ReportMissingReleases(at, h));
             }
         }
     }
-    for &h in &world.said.documents {
+    for &h in &world.sent.documents {
         if members_of(h).any(|key| key == journal.key) {
-            actions.push(Action::SeeDocument(at, h));
+            actions.push(SystemAction::SeeDocument(at, h));
         }
     }
 }
 
 /// Adds the loss of links between hosts that have joined. No host probes any other one (`reduce`).
-fn of_links(world: &World, config: &Config, actions: &mut Vec<Action>) {
-    if world.left.links == 0 || is_over(world, config) {
+fn add_link_faults(
+    world: &SystemState,
+    config: &ExplorationConfig,
+    actions: &mut Vec<SystemAction>,
+) {
+    if world.faults_left.links == 0 || has_service_finished(world, config) {
         return;
     }
-    let may_fail = |&at: &usize| !reduce::is_untouched(&world.hosts[at], config);
+    let may_fail = |&at: &usize| !reduce::is_unknown_to_others(&world.hosts[at], config);
     for one in (0..config.hosts).filter(may_fail) {
         let others = (one + 1..config.hosts).filter(may_fail);
-        let up = others.filter(|&other| world.links.joins(one, other));
-        actions.extend(up.map(|other| Action::Cut(one, other)));
+        let up = others.filter(|&other| world.links.are_connected(one, other));
+        actions.extend(up.map(|other| SystemAction::Cut(one, other)));
     }
 }
 
 /// Returns whether the service has finished for good: it takes no ack any more, and no restore can
 /// change that. No property depends on a host that joins, polls or signs after this.
-fn is_over(world: &World, config: &Config) -> bool {
+fn has_service_finished(world: &SystemState, config: &ExplorationConfig) -> bool {
     let forming = matches!(world.database.cluster.phase, Phase::Open | Phase::Preparing);
-    let may_return = world.left.restores > 0
-        || world.left.retirements > 0
+    let may_return = world.faults_left.restores > 0
+        || world.faults_left.retirements > 0
         || world.database.cluster.phase == Phase::Retired
-        || !reduce::are_ledgers_content(world, config)
+        || !reduce::are_ledgers_consistent(world, config)
         || world.processes.iter().any(|process| process.read.is_some())
-        || !config.rules.on(formation_explored::Rule::AbandonBeforeCommit);
-    !config.liar && !forming && !may_return
+        || !config.rules.is_on(formation_explored::Rule::AbandonBeforeCommit);
+    !config.service_lies && !forming && !may_return
 }
 
 /// Returns every list that a lying service can show: all sets of joined hosts, ordered by letter,
 /// at every epoch.
-fn every_list(world: &World, config: &Config) -> Vec<Hash> {
-    if !config.lies.is_empty() {
+fn possible_false_lists(world: &SystemState, config: &ExplorationConfig) -> Vec<Hash> {
+    if !config.false_lists.is_empty() {
         let lie = |(epoch, hosts): &(Epoch, Vec<usize>)| {
-            let keys: Vec<KeyId> = hosts.iter().map(|&at| world.key(at)).collect();
+            let keys: Vec<AgentKey> = hosts.iter().map(|&at| world.key(at)).collect();
             list_of(*epoch, &keys)
         };
-        return config.lies.iter().map(lie).collect();
+        return config.false_lists.iter().map(lie).collect();
     }
-    let joined: Vec<KeyId> = world
+    let joined: Vec<AgentKey> = world
         .hosts
         .iter()
         .filter_map(|host| host.journal.as_ref().map(|journal| journal.key))
@@ -462,31 +505,35 @@ fn every_list(world: &World, config: &Config) -> Vec<Hash> {
             continue;
         }
         let members = (0..joined.len()).filter(|place| chosen >> place & 1 == 1);
-        let keys: Vec<KeyId> = members.map(|place| joined[place]).collect();
+        let keys: Vec<AgentKey> = members.map(|place| joined[place]).collect();
         lists.extend((1..=config.epochs).map(|epoch| list_of(epoch, &keys)));
     }
     lists
 }
 
-fn of_service(world: &World, config: &Config, actions: &mut Vec<Action>) {
+fn add_service_actions(
+    world: &SystemState,
+    config: &ExplorationConfig,
+    actions: &mut Vec<SystemAction>,
+) {
     let cluster = &world.database.cluster;
-    if is_over(world, config) {
+    if has_service_finished(world, config) {
         return;
     }
     if world.is_ahead {
-        actions.push(Action::ClockBack);
+        actions.push(SystemAction::ClockBack);
     }
-    if config.late {
-        let past = world.said.past.iter().map(|journal| journal.key);
+    if config.has_late_messages {
+        let past = world.sent.past.iter().map(|journal| journal.key);
         let dead = world.hosts.iter().filter(|host| !host.alive);
         let dead = dead.filter_map(|host| host.journal.as_ref().map(|journal| journal.key));
-        let unplaced = |key: &KeyId| {
+        let unplaced = |key: &AgentKey| {
             cluster.agents.get(key).is_none_or(|agent| agent.seating == Seating::Absent)
         };
-        actions.extend(past.chain(dead).filter(unplaced).map(Action::SpeakLate));
+        actions.extend(past.chain(dead).filter(unplaced).map(SystemAction::DeliverLatePoll));
     }
-    of_acks(world, config, actions);
-    for (&key, &epoch) in &world.said.releases {
+    add_ack_deliveries(world, config, actions);
+    for (&key, &epoch) in &world.sent.releases {
         let known = cluster.agents.get(&key);
         let new = |agent: &formation_explored::service::Applicant| {
             if config.reduced {
@@ -497,64 +544,73 @@ fn of_service(world: &World, config: &Config, actions: &mut Vec<Action>) {
             }
         };
         if known.is_some_and(new) && matches!(cluster.phase, Phase::Open | Phase::Preparing) {
-            actions.push(Action::DeliverRelease(key));
+            actions.push(SystemAction::DeliverRelease(key));
         }
     }
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     if forming {
         for (&key, agent) in &cluster.agents {
-            let may_lapse = world.left.pauses > 0 || world.is_past(key);
+            let may_lapse = world.faults_left.pauses > 0 || world.is_key_gone(key);
             if agent.seating != Seating::Absent && agent.lease_until > world.now() && may_lapse {
-                actions.push(Action::Lapse(key));
+                actions.push(SystemAction::Lapse(key));
             }
-            if agent.held_until > world.now() {
-                actions.push(Action::HoldOver(key));
+            if agent.held_back_until > world.now() {
+                actions.push(SystemAction::EndHoldBack(key));
             }
         }
-        if world.left.clocks > 0 && !world.is_ahead {
-            actions.push(Action::ClockAhead);
+        if world.faults_left.clock_jumps > 0 && !world.is_ahead {
+            actions.push(SystemAction::ClockAhead);
         }
-        if cluster.phase == Phase::Preparing && world.left.timeouts > 0 {
-            actions.push(Action::TimeOut);
+        if cluster.phase == Phase::Preparing && world.faults_left.timeouts > 0 {
+            actions.push(SystemAction::TimeOut);
         }
-        if world.left.ends > 0 {
-            actions.extend([Action::Abandon, Action::Expire]);
+        if world.faults_left.cluster_ends > 0 {
+            actions.extend([SystemAction::Abandon, SystemAction::PassDeadline]);
         }
-        if !world.database.settled && world.left.accepts > 0 {
-            actions.push(Action::Accept);
+        if !world.database.settled && world.faults_left.accepts > 0 {
+            actions.push(SystemAction::Accept);
         }
-    } else if !config.rules.on(formation_explored::Rule::AbandonBeforeCommit) && world.left.ends > 0
+    } else if !config.rules.is_on(formation_explored::Rule::AbandonBeforeCommit)
+        && world.faults_left.cluster_ends > 0
     {
-        actions.push(Action::Abandon);
+        actions.push(SystemAction::Abandon);
     }
     match cluster.phase {
-        Phase::Committed | Phase::Formed if world.left.retirements > 0 => {
-            actions.push(Action::Retire);
+        Phase::Committed | Phase::Formed if world.faults_left.retirements > 0 => {
+            actions.push(SystemAction::Retire);
         }
-        Phase::Retired => actions.push(Action::Unretire),
+        Phase::Retired => actions.push(SystemAction::Unretire),
         _ => {}
     }
 }
 
 /// Adds the arrival of acks for the frozen list.
-fn of_acks(world: &World, config: &Config, actions: &mut Vec<Action>) {
+fn add_ack_deliveries(
+    world: &SystemState,
+    config: &ExplorationConfig,
+    actions: &mut Vec<SystemAction>,
+) {
     let cluster = &world.database.cluster;
     let Some(frozen) = cluster.frozen.as_ref().filter(|_| cluster.phase == Phase::Preparing) else {
         return;
     };
-    let h = frozen.h;
-    let is_signed = |key: &KeyId| world.said.acks.contains(&(*key, h));
+    let h = frozen.proposal_hash;
+    let is_signed = |key: &AgentKey| world.sent.acks.contains(&(*key, h));
     if reduce::do_acks_arrive_together(world, config) {
         if members_of(h).all(|key| is_signed(&key)) {
-            actions.push(Action::DeliverAcks(h));
+            actions.push(SystemAction::DeliverAcks(h));
         }
         return;
     }
-    let waits = |key: &KeyId| is_signed(key) && !frozen.acks.contains_key(key);
-    actions.extend(members_of(h).filter(waits).map(|key| Action::DeliverAck(key, h)));
+    let waits = |key: &AgentKey| is_signed(key) && !frozen.acks.contains_key(key);
+    actions.extend(members_of(h).filter(waits).map(|key| SystemAction::DeliverAck(key, h)));
 }
 
-fn of_database(world: &World, config: &Config, actions: &mut Vec<Action>) {
+fn add_database_actions(
+    world: &SystemState,
+    config: &ExplorationConfig,
+    actions: &mut Vec<SystemAction>,
+) {
     let cluster = &world.database.cluster;
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed);
     for at in 0..PROCESSES {
@@ -563,30 +619,30 @@ fn of_database(world: &World, config: &Config, actions: &mut Vec<Action>) {
         if at > 0 && reduce::are_processes_alike(world) {
             continue;
         }
-        if world.left.forgets > 0 && may_be_forgotten(world, config, at) {
-            actions.push(Action::Forget(at));
+        if world.faults_left.forgets > 0 && may_be_forgotten(world, config, at) {
+            actions.push(SystemAction::ForgetProcess(at));
         }
-        if process.is_gone {
+        if process.is_lost {
             continue;
         }
         if !process.connected {
-            actions.push(Action::Look(at));
+            actions.push(SystemAction::InspectDatabase(at));
             continue;
         }
-        let whole = |h: Hash| Some(Entry::Commit { h, document: true });
+        let whole = |h: Hash| Some(LedgerEntry::Commit { h, document: true });
         let inside = |h: &Hash| process.ledger.entry == whole(*h) || !config.environment.ledger;
         // Once no ledger will be read again, its contents don't matter.
         let asked = !config.reduced || !reduce::is_database_final(world, config);
         if asked {
-            of_process(world, config, at, actions);
+            add_process_actions(world, config, at, actions);
         }
-        let out = |h: &Hash| world.said.documents.contains(h) && (inside(h) || !asked);
-        let decided_h = cluster.frozen.as_ref().map(|frozen| frozen.h);
+        let out = |h: &Hash| world.sent.documents.contains(h) && (inside(h) || !asked);
+        let decided_h = cluster.frozen.as_ref().map(|frozen| frozen.proposal_hash);
         if decided && decided_h.is_some_and(|h| !out(&h)) {
-            actions.push(Action::Publish(at));
+            actions.push(SystemAction::Publish(at));
         }
-        if world.left.crashes > 0 {
-            actions.push(Action::Crash(at));
+        if world.faults_left.crashes > 0 {
+            actions.push(SystemAction::Crash(at));
         }
     }
     let phase = match cluster.phase {
@@ -595,79 +651,97 @@ fn of_database(world: &World, config: &Config, actions: &mut Vec<Action>) {
         Phase::Committed => Some(2),
         _ => None,
     };
-    if world.left.restores > 0 {
+    if world.faults_left.restores > 0 {
         if world.backup.is_none() {
             if phase.is_some_and(|phase: usize| config.backup_in[phase]) {
-                actions.push(Action::Backup);
+                actions.push(SystemAction::Backup);
             }
         } else {
             // A ledger that was replaced must have been compared since: see `processes`.
             let compared =
-                world.processes.iter().all(|process| process.connected || process.is_gone);
-            let may = |setback: &&Setback| match setback {
-                Setback::Dump => compared,
-                Setback::InPlace => {
+                world.processes.iter().all(|process| process.connected || process.is_lost);
+            let may = |setback: &&RestoreMethod| match setback {
+                RestoreMethod::Dump => compared,
+                RestoreMethod::InPlace => {
                     let old = !config.environment.old_backups || have_swept_since_backup(world);
                     compared && old
                 }
             };
-            actions.extend(config.setbacks.iter().filter(may).map(|&how| Action::Restore(how)));
+            actions.extend(
+                config.restore_methods.iter().filter(may).map(|&how| SystemAction::Restore(how)),
+            );
         }
     }
 }
 
 /// Adds what a connected process does by itself, and the faults of its ledger.
-fn of_process(world: &World, config: &Config, at: usize, actions: &mut Vec<Action>) {
+fn add_process_actions(
+    world: &SystemState,
+    config: &ExplorationConfig,
+    at: usize,
+    actions: &mut Vec<SystemAction>,
+) {
     let process = &world.processes[at];
     if !config.environment.ledger {
         return;
     }
     if !is_up_to_date(world, config, at) {
-        actions.push(Action::Look(at));
+        actions.push(SystemAction::InspectDatabase(at));
     }
-    let beat = |backup: &Arc<Database>| world.database.rows[at].beat == backup.rows[at].beat;
-    let counts = config.setbacks.contains(&Setback::InPlace) && world.left.restores > 0;
+    let beat = |backup: &Arc<DatabaseState>| {
+        world.database.rows[at].sweep_count == backup.rows[at].sweep_count
+    };
+    let counts =
+        config.restore_methods.contains(&RestoreMethod::InPlace) && world.faults_left.restores > 0;
     if counts && world.backup.as_ref().is_some_and(beat) {
-        actions.push(Action::Sweep(at));
+        actions.push(SystemAction::Sweep(at));
     }
     // Processes are interchangeable, so the lost one is never the first. Decisions that the first
     // one has not copied would be lost, and no rule could bring them back.
-    if world.left.losses > 0 && at > 0 && is_up_to_date(world, config, 0) {
-        actions.push(Action::LoseProcess(at));
+    if world.faults_left.losses > 0 && at > 0 && is_up_to_date(world, config, 0) {
+        actions.push(SystemAction::LoseProcess(at));
     }
-    if world.left.ledgers == 0 {
+    if world.faults_left.ledger_rollbacks == 0 {
         return;
     }
     match &process.saved {
         None if world.processes.iter().all(|process| process.saved.is_none()) => {
-            actions.push(Action::SaveLedger(at));
+            actions.push(SystemAction::SaveLedger(at));
         }
         Some(saved) if saved.entry != process.ledger.entry && is_up_to_date(world, config, at) => {
-            actions.extend([true, false].map(|whole| Action::PutLedgerBack(at, whole)));
+            actions.extend([true, false].map(|whole| SystemAction::PutLedgerBack(at, whole)));
         }
         _ => {}
     }
 }
 
 /// Adds transactions without row lock: each may have read the row long before it writes.
-fn of_unlocked(world: &World, config: &Config, actions: &mut Vec<Action>) {
+fn add_unlocked_transactions(
+    world: &SystemState,
+    config: &ExplorationConfig,
+    actions: &mut Vec<SystemAction>,
+) {
     for at in 0..PROCESSES {
         match &world.processes[at].read {
             None => {
-                if world.left.overlaps > 0 {
-                    actions.push(Action::Read(at));
+                if world.faults_left.overlaps > 0 {
+                    actions.push(SystemAction::ReadUnlocked(at));
                 }
             }
             Some(read) => {
                 let mut then = world.clone();
                 then.database = Arc::clone(read);
                 let mut inner = Vec::new();
-                of_service(&then, config, &mut inner);
+                add_service_actions(&then, config, &mut inner);
                 for host in 0..config.hosts {
                     let speaks = world.hosts[host].alive && world.hosts[host].journal.is_some();
-                    inner.extend(speaks.then_some(Action::Speak(host)));
+                    inner.extend(speaks.then_some(SystemAction::Poll(host)));
                 }
-                actions.extend(inner.into_iter().map(|action| Action::Write(at, Box::new(action))));
+                actions.extend(
+                    inner
+                        .into_iter()
+                        .map(|action| SystemAction::WriteUnlocked(at, Box::new(action))),
+                );
             }
         }
     }

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::explore::properties::Violation;
-use crate::explore::search::{Progress, Report, Search, Tally, resident};
-use crate::explore::successors::{State, arrive, take};
-use crate::explore::world::World;
+use crate::explore::properties::PropertyViolation;
+use crate::explore::search::{ExplorationReport, Search, SearchCounters, SearchProgress, resident};
+use crate::explore::successors::{FingerprintedState, check_and_enumerate, take_step};
+use crate::explore::world::SystemState;
 
 /// Number of states that a thread takes at a time.
 const CHUNK: usize = 64;
@@ -13,37 +13,37 @@ const CHUNK: usize = 64;
 /// Step by which a state was reached: the number of its parent, and the index among the parent's
 /// actions.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Step {
+pub(super) struct PathStep {
     parent: u32,
     action: u16,
 }
 
 /// A state of the frontier.
-pub(super) struct Node {
+pub(super) struct FrontierState {
     /// Number of the state: its index in the list of steps.
     pub number: u32,
-    pub state: State,
+    pub state: FingerprintedState,
 }
 
 /// A violation, the number of the state it was found in, and the index of the action that led to
 /// it. There is no action if the road from the state violates a property.
-type Spotted = (Violation, u32, Option<u16>);
+type FoundViolation = (PropertyViolation, u32, Option<u16>);
 
 /// Result of the breadth-first search.
-pub(super) struct Breadth {
+pub(super) struct BreadthFirstResult {
     /// Coverage of the search so far.
-    pub report: Report,
+    pub report: ExplorationReport,
     /// Step by which each state was reached.
-    pub steps: Vec<Step>,
+    pub steps: Vec<PathStep>,
     /// States whose successors have not been explored.
-    pub frontier: Vec<Node>,
+    pub frontier: Vec<FrontierState>,
     /// A violation with a shortest path.
-    pub found: Option<Spotted>,
+    pub found: Option<FoundViolation>,
 }
 
 /// Returns the action indices that lead from the start to state `number`, followed by `last`.
 #[must_use]
-pub(super) fn path(steps: &[Step], number: u32, last: Option<u16>) -> Vec<u16> {
+pub(super) fn path(steps: &[PathStep], number: u32, last: Option<u16>) -> Vec<u16> {
     let mut path: Vec<u16> = last.into_iter().collect();
     let mut at = number;
     while at != 0 {
@@ -58,19 +58,20 @@ pub(super) fn path(steps: &[Step], number: u32, last: Option<u16>) -> Vec<u16> {
 /// Explores until everything was visited, a limit is reached, or the frontier is too large.
 pub(super) fn explore(
     search: &Search<'_>,
-    start: World,
-    progress: &mut impl FnMut(Progress),
-) -> Breadth {
-    let start = State::of(start, search);
-    search.visited.insert(start.print.whole);
-    let steps = vec![Step { parent: 0, action: 0 }];
-    let frontier = vec![Node { number: 0, state: start }];
-    let mut breadth = Breadth { report: Report::default(), steps, frontier, found: None };
-    let mut tally = Tally { states: 1, ..Tally::default() };
+    start: SystemState,
+    progress: &mut impl FnMut(SearchProgress),
+) -> BreadthFirstResult {
+    let start = FingerprintedState::of(start, search);
+    search.visited.insert(start.fingerprint.whole);
+    let steps = vec![PathStep { parent: 0, action: 0 }];
+    let frontier = vec![FrontierState { number: 0, state: start }];
+    let mut breadth =
+        BreadthFirstResult { report: ExplorationReport::default(), steps, frontier, found: None };
+    let mut tally = SearchCounters { states: 1, ..SearchCounters::default() };
     while !breadth.frontier.is_empty() && breadth.frontier.len() <= search.limits.frontier {
         let memory = resident();
         breadth.report.memory = breadth.report.memory.max(memory);
-        progress(Progress {
+        progress(SearchProgress {
             depth: breadth.report.depth,
             states: tally.states,
             frontier: breadth.frontier.len(),
@@ -90,11 +91,11 @@ pub(super) fn explore(
     let report = &mut breadth.report;
     report.longest = report.depth;
     (report.states, report.steps) = (tally.states, tally.steps);
-    (report.beyond, report.roads) = (tally.beyond, tally.roads);
+    (report.states_beyond_bound, report.roads) = (tally.states_beyond_bound, tally.roads);
     breadth
 }
 
-fn one_depth(search: &Search<'_>, breadth: &mut Breadth, tally: &mut Tally) {
+fn one_depth(search: &Search<'_>, breadth: &mut BreadthFirstResult, tally: &mut SearchCounters) {
     let harvests = expand(search, &breadth.frontier, tally.states);
     breadth.frontier.clear();
     for harvest in harvests {
@@ -109,26 +110,26 @@ fn one_depth(search: &Search<'_>, breadth: &mut Breadth, tally: &mut Tally) {
             let number =
                 u32::try_from(breadth.steps.len()).expect("the frontier is bounded far below");
             breadth.steps.push(step);
-            breadth.frontier.push(Node { number, state });
+            breadth.frontier.push(FrontierState { number, state });
         }
     }
 }
 
 /// States, counts and violation that one thread found at one depth.
 #[derive(Default)]
-struct Harvest {
-    fresh: Vec<(Step, State)>,
-    tally: Tally,
-    found: Option<Spotted>,
+struct ThreadResult {
+    fresh: Vec<(PathStep, FingerprintedState)>,
+    tally: SearchCounters,
+    found: Option<FoundViolation>,
 }
 
 /// Expands every state of the frontier, on several threads if the frontier is large.
-fn expand(search: &Search<'_>, frontier: &[Node], states: usize) -> Vec<Harvest> {
+fn expand(search: &Search<'_>, frontier: &[FrontierState], states: usize) -> Vec<ThreadResult> {
     let next = AtomicUsize::new(0);
     let stop = AtomicBool::new(false);
     let fresh = AtomicUsize::new(states);
     let work = || {
-        let mut harvest = Harvest::default();
+        let mut harvest = ThreadResult::default();
         loop {
             let from = next.fetch_add(CHUNK, Ordering::Relaxed);
             if from >= frontier.len()
@@ -153,7 +154,7 @@ fn expand(search: &Search<'_>, frontier: &[Node], states: usize) -> Vec<Harvest>
     }
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..search.limits.threads).map(|_| scope.spawn(work)).collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, Harvest>| {
+        let join = |thread: std::thread::ScopedJoinHandle<'_, ThreadResult>| {
             thread
                 .join()
                 .expect("a worker's panic is a bug of the explored code: it ends the search")
@@ -164,17 +165,17 @@ fn expand(search: &Search<'_>, frontier: &[Node], states: usize) -> Vec<Harvest>
 
 fn expand_one(
     search: &Search<'_>,
-    node: &Node,
-    harvest: &mut Harvest,
-) -> Result<(), (Violation, Option<u16>)> {
+    node: &FrontierState,
+    harvest: &mut ThreadResult,
+) -> Result<(), (PropertyViolation, Option<u16>)> {
     let state = &node.state;
-    let actions =
-        arrive(search, state, &mut harvest.tally).map_err(|violation| (violation, None))?;
+    let actions = check_and_enumerate(search, state, &mut harvest.tally)
+        .map_err(|violation| (violation, None))?;
     for (place, action) in (0..).zip(&actions) {
-        let next = take(search, state, action, &mut harvest.tally)
+        let next = take_step(search, state, action, &mut harvest.tally)
             .map_err(|violation| (violation, Some(place)))?;
         if let Some(next) = next {
-            harvest.fresh.push((Step { parent: node.number, action: place }, next));
+            harvest.fresh.push((PathStep { parent: node.number, action: place }, next));
         }
     }
     Ok(())

@@ -2,11 +2,11 @@
 
 use formation_explored::Rules;
 
-use crate::explore::processes::Setback;
+use crate::explore::processes::RestoreMethod;
 
 /// Bounds of one exploration, and the faults that may happen in it.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct ExplorationConfig {
     /// Name of the configuration in reports.
     pub name: &'static str,
     /// Number of seats, which is the cluster's size: 1 to 3.
@@ -20,7 +20,7 @@ pub struct Config {
     /// Guarantees that the environment gives.
     pub environment: Environment,
     /// How often each fault may happen on one path.
-    pub faults: Faults,
+    pub faults: FaultCounts,
     /// Bit mask of hosts that no other host can reach.
     pub unreachable: u8,
     /// Whether two documents are a violation even if their lists share no host. Only the ledger can
@@ -30,12 +30,12 @@ pub struct Config {
     /// followed.
     pub majorities_only: bool,
     /// Whether the service lies: any list of known records may be shown at any time.
-    pub liar: bool,
+    pub service_lies: bool,
     /// The only lists that a lying service shows, as epoch and hosts. It shows every list if this is
     /// empty.
-    pub lies: Vec<(u64, Vec<usize>)>,
+    pub false_lists: Vec<(u64, Vec<usize>)>,
     /// Whether late messages of dead and re-imaged hosts may still arrive.
-    pub late: bool,
+    pub has_late_messages: bool,
     /// Whether a lease may lapse without a transaction that notices it, so that another event is
     /// processed first.
     pub quiet_lapses: bool,
@@ -44,15 +44,15 @@ pub struct Config {
     /// Phases in which a backup may be taken: open, preparing, committed.
     pub backup_in: [bool; 3],
     /// Ways in which the backup may be restored.
-    pub setbacks: &'static [Setback],
+    pub restore_methods: &'static [RestoreMethod],
     /// Whether members report their Raft cluster, one by one. Reports decide nothing, so large
     /// explorations leave them out.
     pub reports: bool,
     /// The fault-free road is walked from one in this many states; from none if 0.
-    pub roads: u64,
+    pub road_interval: u64,
     /// Maximum number of faults of all kinds together on one path, besides the limit of each kind in
     /// `faults`; 255 means no limit.
-    pub together: u8,
+    pub max_total_faults: u8,
     /// Whether states and steps that no property can tell apart are merged (`reduce`). It is off
     /// when a test compares with the unreduced exploration.
     pub reduced: bool,
@@ -67,16 +67,16 @@ pub struct Environment {
     /// Each process keeps a ledger, and compares its database with it.
     pub ledger: bool,
     /// Each database has an identity that no dump carries, and each process checks it.
-    pub site: bool,
+    pub has_database_identity: bool,
     /// Each process counts its sweeps, in its row and beside its ledger.
-    pub beats: bool,
+    pub has_sweep_counters: bool,
     /// Ledgers are complete: before a process decides anything, it copies all decisions of the other
     /// processes.
-    pub complete: bool,
+    pub has_complete_ledgers: bool,
     /// A process's row records how many entries its ledger held.
-    pub entries: bool,
+    pub has_entry_counts: bool,
     /// An owner can't forget a process that is running.
-    pub gone_only: bool,
+    pub forgets_stopped_only: bool,
     /// A backup that is restored in place is older than the last sweep of each process. No rule can
     /// guarantee this: a process can only recognise a database that is older than what it last
     /// copied.
@@ -92,11 +92,11 @@ impl Environment {
     pub const SOUND: Environment = Environment {
         row_lock: true,
         ledger: true,
-        site: true,
-        beats: true,
-        complete: true,
-        entries: true,
-        gone_only: true,
+        has_database_identity: true,
+        has_sweep_counters: true,
+        has_complete_ledgers: true,
+        has_entry_counts: true,
+        forgets_stopped_only: true,
         old_backups: true,
         ledger_sync: true,
         journal_sync: true,
@@ -105,13 +105,13 @@ impl Environment {
 
 /// How often each fault may happen on one path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Faults {
+pub struct FaultCounts {
     /// Maximum number of restores of the database from its backup. There is one backup, taken at any time.
     pub restores: u8,
     /// Maximum number of lost node directories; the host restarts with each.
     pub lost_directories: u8,
     /// Maximum number of hosts that are re-imaged: nothing on such a host survives.
-    pub remakes: u8,
+    pub reimages: u8,
     /// Maximum number of hosts that die for good.
     pub deaths: u8,
     /// Maximum number of agents that are killed at any point and restart. If journals aren't synced, power
@@ -125,7 +125,7 @@ pub struct Faults {
     /// Maximum number of frozen lists that time out.
     pub timeouts: u8,
     /// Maximum number of times that an operator abandons the cluster or its deadline passes.
-    pub ends: u8,
+    pub cluster_ends: u8,
     /// Maximum number of times that an owner retires the committed cluster. Taking a retirement back isn't a
     /// fault.
     pub retirements: u8,
@@ -136,7 +136,7 @@ pub struct Faults {
     /// Maximum number of process crashes. If the ledger isn't synced, its last entry is lost.
     pub crashes: u8,
     /// Maximum number of times that a process's ledger is replaced by an older copy.
-    pub ledgers: u8,
+    pub ledger_rollbacks: u8,
     /// Maximum number of processes lost for good, with their ledger, after the other process has copied its
     /// decisions.
     pub losses: u8,
@@ -145,61 +145,61 @@ pub struct Faults {
     /// Maximum number of links between two hosts that go down for good, in both directions.
     pub links: u8,
     /// Maximum number of times that the service's clock is `AHEAD` for a while and then right again.
-    pub clocks: u8,
+    pub clock_jumps: u8,
 }
 
-impl Faults {
+impl FaultCounts {
     /// Limits each kind of fault to `together`.
     #[must_use]
-    pub fn at_most(self, together: u8) -> Faults {
-        Faults {
+    pub fn at_most(self, together: u8) -> FaultCounts {
+        FaultCounts {
             restores: self.restores.min(together),
             lost_directories: self.lost_directories.min(together),
-            remakes: self.remakes.min(together),
+            reimages: self.reimages.min(together),
             deaths: self.deaths.min(together),
             kills: self.kills.min(together),
             clones: self.clones.min(together),
             pauses: self.pauses.min(together),
             timeouts: self.timeouts.min(together),
-            ends: self.ends.min(together),
+            cluster_ends: self.cluster_ends.min(together),
             retirements: self.retirements.min(together),
             accepts: self.accepts.min(together),
             overlaps: self.overlaps.min(together),
             crashes: self.crashes.min(together),
-            ledgers: self.ledgers.min(together),
+            ledger_rollbacks: self.ledger_rollbacks.min(together),
             losses: self.losses.min(together),
             forgets: self.forgets.min(together),
             links: self.links.min(together),
-            clocks: self.clocks.min(together),
+            clock_jumps: self.clock_jumps.min(together),
         }
     }
 }
 
-impl Config {
+impl ExplorationConfig {
     /// Returns a small sound configuration without faults, with `seats` seats and `hosts` hosts.
     #[must_use]
-    pub fn sound(name: &'static str, seats: u8, hosts: usize) -> Config {
-        Config {
+    pub fn sound(name: &'static str, seats: u8, hosts: usize) -> ExplorationConfig {
+        ExplorationConfig {
             name,
             seats,
             hosts,
             epochs: 3,
             rules: Rules::ALL,
             environment: Environment::SOUND,
-            faults: Faults::default(),
+            faults: FaultCounts::default(),
             unreachable: 0,
             expects_ledger: true,
             majorities_only: false,
-            liar: false,
-            lies: Vec::new(),
-            late: false,
+            service_lies: false,
+            false_lists: Vec::new(),
+            has_late_messages: false,
             quiet_lapses: false,
             lost_and_found: false,
             backup_in: [true; 3],
-            setbacks: &[Setback::Dump],
+            restore_methods: &[RestoreMethod::Dump],
             reports: false,
-            roads: 1,
-            together: u8::MAX,
+            road_interval: 1,
+            max_total_faults: u8::MAX,
             reduced: true,
         }
     }
@@ -209,27 +209,27 @@ impl Config {
     /// Its faults are one restore, one lost directory, one re-imaged host, one death, one link down
     /// and the clock ahead once. Messages may be late, and pauses may happen at any point.
     #[must_use]
-    pub fn full() -> Config {
-        Config {
-            faults: Faults {
+    pub fn full() -> ExplorationConfig {
+        ExplorationConfig {
+            faults: FaultCounts {
                 restores: 1,
                 lost_directories: 1,
-                remakes: 1,
+                reimages: 1,
                 deaths: 1,
                 kills: 1,
                 pauses: u8::MAX,
                 timeouts: u8::MAX,
-                ends: 1,
+                cluster_ends: 1,
                 accepts: 1,
-                ledgers: 1,
+                ledger_rollbacks: 1,
                 links: 1,
-                clocks: 1,
-                ..Faults::default()
+                clock_jumps: 1,
+                ..FaultCounts::default()
             },
-            late: true,
-            setbacks: &[Setback::Dump, Setback::InPlace],
-            roads: 4096,
-            ..Config::sound("full", 3, 5)
+            has_late_messages: true,
+            restore_methods: &[RestoreMethod::Dump, RestoreMethod::InPlace],
+            road_interval: 4096,
+            ..ExplorationConfig::sound("full", 3, 5)
         }
     }
 }

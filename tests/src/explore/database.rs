@@ -4,8 +4,11 @@
 use std::sync::Arc;
 
 use formation_explored::Hash;
-use formation_explored::memory::{self, Entry, Known, Mark, Memory, Noted, Own, Read, Site};
-use formation_explored::service::{Change, Cluster, Outcome, Phase};
+use formation_explored::memory::{
+    self, DatabaseFacts, DatabaseIdentity, HistoryPosition, LedgerEntry, LedgerSummary, ProcessRow,
+    RememberedDatabase, StoredGeneration,
+};
+use formation_explored::service::{Cluster, ClusterChange, Phase, StepOutcome};
 
 use crate::explore::config::Environment;
 
@@ -14,39 +17,39 @@ pub(super) const PROCESSES: usize = 2;
 
 /// Contents and identity of a database.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Database {
+pub struct DatabaseState {
     /// Row of the cluster, as [`normalise`](crate::explore::world::normalise) leaves it.
     pub cluster: Cluster,
     /// Identity of the database, which no dump carries.
     pub site: u32,
     /// Identity that the database had when its generation began.
-    pub noted: u32,
+    pub noted_site: u32,
     /// Number of the database's generation; grows each time a process finds a changed database.
     pub generation: u64,
     /// Whether every process has put its ledger back since the last change.
     pub settled: bool,
     /// Commits and ends of the cluster, numbered from 1.
-    pub decisions: Vec<Entry>,
+    pub decisions: Vec<LedgerEntry>,
     /// Row about each process.
-    pub rows: [Row; PROCESSES],
+    pub rows: [ProcessTableRow; PROCESSES],
 }
 
 /// Row of the database about one process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Row {
+pub struct ProcessTableRow {
     /// Number of entries in the process's ledger when it last looked.
     pub entries: u64,
     /// Number of sweeps of the process.
-    pub beat: u64,
+    pub sweep_count: u64,
     /// Whether the process has put its ledger back into this generation.
-    pub is_back: bool,
+    pub has_restored_ledger: bool,
     /// Whether an owner has declared that the process won't come back.
     pub is_forgotten: bool,
 }
 
 /// One discovery process, with its disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Process {
+pub struct ProcessState {
     /// The ledger on the process's disk.
     pub ledger: Ledger,
     /// Older copy of the ledger, which may replace it.
@@ -54,43 +57,44 @@ pub struct Process {
     /// Whether the process has looked at the database that its connections lead to.
     pub connected: bool,
     /// Whether the process is lost for good.
-    pub is_gone: bool,
+    pub is_lost: bool,
     /// Row that a transaction under way has read; needs `row_lock` switched off.
-    pub read: Option<Arc<Database>>,
+    pub read: Option<Arc<DatabaseState>>,
 }
 
 /// A process's ledger and the position beside it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
     /// The ledger's entry about the cluster, if it has one.
-    pub entry: Option<Entry>,
+    pub entry: Option<LedgerEntry>,
     /// Position: the database that the process last worked with.
-    pub known: Option<Remembered>,
+    pub position: Option<LedgerPosition>,
 }
 
-/// Position beside a ledger: [`Known`] with the decisions themselves in place of their hash.
+/// Position beside a ledger: [`RememberedDatabase`] with the decisions themselves in place of their hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remembered {
+pub struct LedgerPosition {
     /// Identity of the database.
     pub site: u32,
     /// Generation of the database.
     pub generation: u64,
     /// Decisions of the database up to the last one that was copied.
-    pub copied: Vec<Entry>,
+    pub copied_decisions: Vec<LedgerEntry>,
     /// Number of sweeps of this process when it last looked.
-    pub beat: u64,
+    pub sweep_count: u64,
 }
 
 impl Ledger {
     /// Stores `entry`, unless the ledger holds a stronger one: a commit replaces an end, and a
     /// document replaces a hash.
-    pub fn note(&mut self, entry: Entry) {
+    pub fn note(&mut self, entry: LedgerEntry) {
         let says_more = match (self.entry, entry) {
             (None, _) => true,
-            (Some(Entry::End(_)), Entry::Commit { .. }) => true,
-            (Some(Entry::Commit { h, document }), Entry::Commit { h: new, document: whole }) => {
-                h == new && whole && !document
-            }
+            (Some(LedgerEntry::End(_)), LedgerEntry::Commit { .. }) => true,
+            (
+                Some(LedgerEntry::Commit { h, document }),
+                LedgerEntry::Commit { h: new, document: whole },
+            ) => h == new && whole && !document,
             (Some(_), _) => false,
         };
         if says_more {
@@ -101,141 +105,156 @@ impl Ledger {
     /// Returns the ledger as the production code compares it. The WAL position is always 0, because
     /// it proves nothing: a restored database may have written more than the lost one.
     #[must_use]
-    pub fn memory(&self, environment: &Environment) -> Memory {
-        let known = self.known.as_ref().map(|known| Known {
-            site: site(known.site, environment),
+    pub fn memory(&self, environment: &Environment) -> LedgerSummary {
+        let known = self.position.as_ref().map(|known| RememberedDatabase {
+            identity: site(known.site, environment),
             generation: known.generation,
             wal: 0,
-            copied: mark(&known.copied),
-            beat: known.beat,
+            last_copied: mark(&known.copied_decisions),
+            sweeps: known.sweep_count,
         });
-        Memory { known, entries: u64::from(self.entry.is_some()) }
+        LedgerSummary { database: known, entries: u64::from(self.entry.is_some()) }
     }
 }
 
-impl Database {
+impl DatabaseState {
     /// Returns a new database, which all processes have looked at.
     #[must_use]
-    pub fn new(cluster: Cluster) -> Database {
-        Database {
+    pub fn new(cluster: Cluster) -> DatabaseState {
+        DatabaseState {
             cluster,
             site: 0,
-            noted: 0,
+            noted_site: 0,
             generation: 1,
             settled: true,
             decisions: Vec::new(),
-            rows: [Row { is_back: true, ..Row::default() }; PROCESSES],
+            rows: [ProcessTableRow { has_restored_ledger: true, ..ProcessTableRow::default() };
+                PROCESSES],
         }
     }
 
     /// Returns what process `at`, which remembers `memory`, sees on a new connection. Identities
     /// and counters that the environment lacks look unchanged.
     #[must_use]
-    pub fn shown_to(
+    pub fn view_for_process(
         &self,
         at: usize,
-        memory: &Memory,
+        memory: &LedgerSummary,
         environment: &Environment,
-    ) -> memory::Database {
+    ) -> memory::ObservedDatabase {
         let row = self.rows[at];
-        let beat = memory.known.map_or(0, |known| known.beat);
-        let entries = if environment.entries { row.entries } else { memory.entries };
-        memory::Database {
-            site: site(self.site, environment),
+        let beat = memory.database.map_or(0, |known| known.sweeps);
+        let entries = if environment.has_entry_counts { row.entries } else { memory.entries };
+        memory::ObservedDatabase {
+            identity: site(self.site, environment),
             wal: 0,
-            noted: Some(Noted { site: site(self.noted, environment), generation: self.generation }),
+            stored: Some(StoredGeneration {
+                identity: site(self.noted_site, environment),
+                generation: self.generation,
+            }),
             newest: self.decisions.len() as u64,
-            at_copied: self.at_copied(memory),
-            own: Some(Own { entries, beat: if environment.beats { row.beat } else { beat } }),
+            hash_at_last_copied: self.hash_at_position(memory),
+            process_row: Some(ProcessRow {
+                entries,
+                sweeps: if environment.has_sweep_counters { row.sweep_count } else { beat },
+            }),
         }
     }
 
     /// Returns what a transaction of process `at` reads for the ledger's gate.
     #[must_use]
-    pub fn read(&self, at: usize, memory: &Memory, environment: &Environment) -> Read {
-        let shown = self.shown_to(at, memory, environment);
-        Read {
-            site: shown.site,
-            beat: shown.own.map(|own| own.beat),
+    pub fn read(
+        &self,
+        at: usize,
+        memory: &LedgerSummary,
+        environment: &Environment,
+    ) -> DatabaseFacts {
+        let shown = self.view_for_process(at, memory, environment);
+        DatabaseFacts {
+            identity: shown.identity,
+            sweeps: shown.process_row.map(|own| own.sweeps),
             generation: self.generation,
             newest: self.decisions.len() as u64,
-            at_copied: self.at_copied(memory),
+            hash_at_last_copied: self.hash_at_position(memory),
         }
     }
 
-    fn at_copied(&self, memory: &Memory) -> Option<Hash> {
-        let number = usize::try_from(memory.known?.copied.number).ok()?;
+    fn hash_at_position(&self, memory: &LedgerSummary) -> Option<Hash> {
+        let number = usize::try_from(memory.database?.last_copied.number).ok()?;
         self.decisions.get(..number).filter(|decisions| !decisions.is_empty()).map(chain)
     }
 
     /// Returns the list that was decided, also if the cluster was retired since.
     #[must_use]
-    pub fn commit(&self) -> Option<Hash> {
+    pub fn decided_list(&self) -> Option<Hash> {
         let kept = matches!(self.cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired);
-        self.cluster.frozen.as_ref().filter(|_| kept).map(|frozen| frozen.h)
+        self.cluster.frozen.as_ref().filter(|_| kept).map(|frozen| frozen.proposal_hash)
     }
 
     /// Returns the state of the cluster in this database.
     #[must_use]
-    pub fn stands(&self) -> memory::Stands {
-        memory::Stands {
+    pub fn cluster_state(&self) -> memory::ClusterInDatabase {
+        memory::ClusterInDatabase {
             phase: Some(self.cluster.phase),
             cause: self.cluster.ended.as_ref().map(|ended| ended.cause),
-            commit: self.commit(),
-            split: self.cluster.split.is_some(),
+            commit: self.decided_list(),
+            is_split: self.cluster.split.is_some(),
         }
     }
 
     /// Appends the decisions of a transaction.
-    pub fn note_decisions(&mut self, outcome: &Outcome) {
+    pub fn note_decisions(&mut self, outcome: &StepOutcome) {
         if let Some(h) = outcome.committed {
-            self.decisions.push(Entry::Commit { h, document: true });
+            self.decisions.push(LedgerEntry::Commit { h, document: true });
         }
         // A retirement isn't numbered as an end: the commit has a number and stays.
-        let is_end = |change: &Change| match change {
-            Change::Ended { phase } => *phase != Phase::Retired,
+        let is_end = |change: &ClusterChange| match change {
+            ClusterChange::Ended { phase } => *phase != Phase::Retired,
             _ => false,
         };
         let ended = outcome.changes.iter().any(is_end);
         let cause = self.cluster.ended.as_ref().map(|ended| ended.cause);
         if let (true, Some(cause)) = (ended, cause) {
-            self.decisions.push(Entry::End(cause));
+            self.decisions.push(LedgerEntry::End(cause));
         }
     }
 }
 
 /// Returns the decision that a transaction is about to make, if a ledger could contradict it.
 #[must_use]
-pub(super) fn decision(outcome: &Outcome) -> Option<memory::Decision> {
-    let adopted = || outcome.changes.iter().any(|change| matches!(change, Change::Adopted { .. }));
+pub(super) fn decision(outcome: &StepOutcome) -> Option<memory::ClusterDecision> {
+    let adopted =
+        || outcome.changes.iter().any(|change| matches!(change, ClusterChange::Adopted { .. }));
     if let Some(h) = outcome.committed {
-        return Some(memory::Decision::Commit { h, adopted: adopted() });
+        return Some(memory::ClusterDecision::Commit { h, adopted: adopted() });
     }
     outcome.changes.iter().find_map(|change| match change {
-        Change::Frozen { .. } => Some(memory::Decision::Freeze),
-        Change::Ended { phase } if *phase != Phase::Retired => Some(memory::Decision::End),
+        ClusterChange::Frozen { .. } => Some(memory::ClusterDecision::Freeze),
+        ClusterChange::Ended { phase } if *phase != Phase::Retired => {
+            Some(memory::ClusterDecision::End)
+        }
         _ => None,
     })
 }
 
-fn site(site: u32, environment: &Environment) -> Site {
-    let database = if environment.site { site } else { 0 };
-    Site { system: 1, timeline: 1, database, tables: [0; memory::TABLES] }
+fn site(site: u32, environment: &Environment) -> DatabaseIdentity {
+    let database = if environment.has_database_identity { site } else { 0 };
+    DatabaseIdentity { system: 1, timeline: 1, database, tables: [0; memory::CORE_TABLES] }
 }
 
-fn mark(decisions: &[Entry]) -> Mark {
+fn mark(decisions: &[LedgerEntry]) -> HistoryPosition {
     if decisions.is_empty() {
-        return Mark::START;
+        return HistoryPosition::START;
     }
-    Mark { number: decisions.len() as u64, hash: chain(decisions) }
+    HistoryPosition { number: decisions.len() as u64, hash: chain(decisions) }
 }
 
 /// Hash chain over decisions, in place of SHA-256 over each decision and the hash before it.
-fn chain(decisions: &[Entry]) -> Hash {
-    let link = |hash: [u8; 32], entry: &Entry| {
+fn chain(decisions: &[LedgerEntry]) -> Hash {
+    let link = |hash: [u8; 32], entry: &LedgerEntry| {
         let said = match entry {
-            Entry::Commit { h, .. } => h.0,
-            Entry::End(cause) => [*cause as u8 + 1; 32],
+            LedgerEntry::Commit { h, .. } => h.0,
+            LedgerEntry::End(cause) => [*cause as u8 + 1; 32],
         };
         std::array::from_fn(|at| hash[at].wrapping_mul(31).wrapping_add(said[at] ^ 0x5a))
     };

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::explore::actions::Action;
-use crate::explore::breadth::{self, Node, Step};
-use crate::explore::properties::Violation;
-use crate::explore::search::{Progress, Report, Search, Tally, resident};
-use crate::explore::successors::{State, arrive, take};
+use crate::explore::actions::SystemAction;
+use crate::explore::breadth::{self, FrontierState, PathStep};
+use crate::explore::properties::PropertyViolation;
+use crate::explore::search::{ExplorationReport, Search, SearchCounters, SearchProgress, resident};
+use crate::explore::successors::{FingerprintedState, check_and_enumerate, take_step};
 
 /// Number of new states after which a thread checks its limits and publishes its counts.
 const BATCH: usize = 1024;
@@ -22,8 +22,8 @@ const PROGRESS: Duration = Duration::from_secs(10);
 
 /// A state on a path, and the actions in it that are still to be taken.
 struct Frame {
-    state: State,
-    actions: Vec<Action>,
+    state: FingerprintedState,
+    actions: Vec<SystemAction>,
     /// Index of the first action to take. It differs between states, so that an interrupted search
     /// has not explored one corner only.
     first: usize,
@@ -44,12 +44,12 @@ impl Frame {
 struct Job {
     path: Vec<u16>,
     frame: Option<Frame>,
-    state: Option<State>,
+    state: Option<FingerprintedState>,
 }
 
-type Found = (Violation, Vec<u16>);
+type ViolationPath = (PropertyViolation, Vec<u16>);
 
-struct Shared<'a> {
+struct ParallelSearch<'a> {
     search: &'a Search<'a>,
     jobs: Mutex<VecDeque<Job>>,
     /// Length of `jobs`, readable without the lock.
@@ -59,20 +59,20 @@ struct Shared<'a> {
     longest: AtomicUsize,
     stop: AtomicBool,
     cut_short: Mutex<Option<&'static str>>,
-    found: Mutex<Option<Found>>,
+    found: Mutex<Option<ViolationPath>>,
 }
 
 /// Explores all states that follow the states of `frontier`.
 pub(super) fn explore(
     search: &Search<'_>,
-    steps: &[Step],
-    frontier: Vec<Node>,
-    report: &mut Report,
-    progress: &mut (impl FnMut(Progress) + Send),
-) -> Option<Found> {
+    steps: &[PathStep],
+    frontier: Vec<FrontierState>,
+    report: &mut ExplorationReport,
+    progress: &mut (impl FnMut(SearchProgress) + Send),
+) -> Option<ViolationPath> {
     let mut nodes = frontier;
     // Sort by fingerprint, so that the order doesn't depend on which thread found a state first.
-    nodes.sort_unstable_by_key(|node| node.state.print.whole as u64);
+    nodes.sort_unstable_by_key(|node| node.state.fingerprint.whole as u64);
     let jobs: VecDeque<Job> = nodes
         .into_iter()
         .map(|node| Job {
@@ -81,7 +81,7 @@ pub(super) fn explore(
             state: Some(node.state),
         })
         .collect();
-    let shared = Shared {
+    let shared = ParallelSearch {
         search,
         waiting: AtomicUsize::new(jobs.len()),
         jobs: Mutex::new(jobs),
@@ -98,7 +98,7 @@ pub(super) fn explore(
         while !threads.iter().all(|thread| thread.is_finished()) {
             let memory = resident();
             report.memory = report.memory.max(memory);
-            progress(Progress {
+            progress(SearchProgress {
                 depth: shared.longest.load(Ordering::Relaxed),
                 states: shared.states.load(Ordering::Relaxed),
                 frontier: shared.waiting.load(Ordering::Relaxed),
@@ -119,7 +119,7 @@ pub(super) fn explore(
                 .expect("a worker's panic is a bug of the explored code: it ends the search");
             report.states += tally.states;
             report.steps += tally.steps;
-            report.beyond += tally.beyond;
+            report.states_beyond_bound += tally.states_beyond_bound;
             report.roads += tally.roads;
         }
     });
@@ -133,8 +133,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Runs jobs on one thread until no thread has any left.
-fn work(shared: &Shared<'_>) -> Tally {
-    let mut tally = Tally::default();
+fn work(shared: &ParallelSearch<'_>) -> SearchCounters {
+    let mut tally = SearchCounters::default();
     let mut told = 0;
     loop {
         let job = lock(&shared.jobs).pop_front();
@@ -164,7 +164,12 @@ fn work(shared: &Shared<'_>) -> Tally {
 }
 
 /// Follows one job to its end.
-fn follow(shared: &Shared<'_>, job: Job, tally: &mut Tally, told: &mut usize) -> Result<(), Found> {
+fn follow(
+    shared: &ParallelSearch<'_>,
+    job: Job,
+    tally: &mut SearchCounters,
+    told: &mut usize,
+) -> Result<(), ViolationPath> {
     let search = shared.search;
     let mut path = job.path;
     let mut stack: VecDeque<Frame> = VecDeque::new();
@@ -182,7 +187,7 @@ fn follow(shared: &Shared<'_>, job: Job, tally: &mut Tally, told: &mut usize) ->
             continue;
         };
         let action = &frame.actions[usize::from(place)];
-        let next = take(search, &frame.state, action, tally);
+        let next = take_step(search, &frame.state, action, tally);
         path.push(place);
         match next {
             Err(violation) => return Err((violation, path)),
@@ -219,17 +224,18 @@ fn follow(shared: &Shared<'_>, job: Job, tally: &mut Tally, told: &mut usize) ->
 
 fn enter(
     search: &Search<'_>,
-    state: State,
+    state: FingerprintedState,
     path: &[u16],
-    tally: &mut Tally,
-) -> Result<Frame, Found> {
-    let actions = arrive(search, &state, tally).map_err(|violation| (violation, path.to_vec()))?;
-    let first = (state.print.whole >> 64) as usize % actions.len().max(1);
+    tally: &mut SearchCounters,
+) -> Result<Frame, ViolationPath> {
+    let actions = check_and_enumerate(search, &state, tally)
+        .map_err(|violation| (violation, path.to_vec()))?;
+    let first = (state.fingerprint.whole >> 64) as usize % actions.len().max(1);
     Ok(Frame { state, actions, first, taken: 0 })
 }
 
 /// Puts the rest of a state's actions into the queue, for a thread without work.
-fn give(shared: &Shared<'_>, path: Vec<u16>, frame: Frame) {
+fn give(shared: &ParallelSearch<'_>, path: Vec<u16>, frame: Frame) {
     if frame.taken < frame.actions.len() {
         lock(&shared.jobs).push_back(Job { path, frame: Some(frame), state: None });
         shared.waiting.fetch_add(1, Ordering::SeqCst);

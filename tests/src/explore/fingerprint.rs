@@ -5,20 +5,20 @@
 //! others store about them. Among hosts that are still alike, the order with the smallest
 //! fingerprint counts. Sets are summed over their members' fingerprints, so they need no order.
 
-use formation_explored::agent::{Directory, Journal, Start};
-use formation_explored::memory::Entry;
-use formation_explored::service::{Applicant, Cluster, EndCause, Phase, Probe, Seating};
-use formation_explored::{Hash, Incarnation, KeyId};
+use formation_explored::agent::{DirectoryKind, Journal, LaunchState};
+use formation_explored::memory::LedgerEntry;
+use formation_explored::service::{Applicant, Cluster, EndCause, Phase, ProbeOutcome, Seating};
+use formation_explored::{AgentKey, Hash, Incarnation};
 
-use crate::explore::config::Config;
-use crate::explore::database::{Database, Ledger};
-use crate::explore::identity::{HOSTS, epoch_of, host_of, life_of, members_of};
+use crate::explore::config::ExplorationConfig;
+use crate::explore::database::{DatabaseState, Ledger};
+use crate::explore::identity::{MAX_HOSTS, epoch_of, host_of, life_of, members_of};
 use crate::explore::reduce::Relevance;
-use crate::explore::world::{Host, Mode, NOW, World, is_far};
+use crate::explore::world::{AgentMode, HostState, NOW, SystemState, is_from_clock_ahead};
 
 /// Hash state of two lanes, each of which multiplies and folds.
 #[derive(Clone, Copy)]
-struct Mix {
+struct FingerprintHasher {
     one: u64,
     two: u64,
 }
@@ -30,9 +30,9 @@ fn fold(a: u64, b: u64) -> u64 {
     (wide >> 64) as u64 ^ wide as u64
 }
 
-impl Mix {
-    fn new(kind: u64) -> Mix {
-        let mut mix = Mix { one: ODD[0], two: ODD[1] };
+impl FingerprintHasher {
+    fn new(kind: u64) -> FingerprintHasher {
+        let mut mix = FingerprintHasher { one: ODD[0], two: ODD[1] };
         mix.word(kind);
         mix
     }
@@ -61,7 +61,7 @@ impl Mix {
 }
 
 /// Index of each host in the order that doesn't depend on names.
-type Order = [u8; HOSTS];
+type HostOrder = [u8; MAX_HOSTS];
 
 /// Fingerprint of a state, with and without the numbers of faults left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,20 +75,21 @@ pub(super) struct Fingerprint {
 
 /// Computes the fingerprint of a state.
 #[must_use]
-pub(super) fn fingerprint(world: &World, config: &Config) -> Fingerprint {
-    let without_faults = match world.alone {
-        Some(at) => stranger(world, config, usize::from(at)),
-        None => together(world, config),
+pub(super) fn fingerprint(world: &SystemState, config: &ExplorationConfig) -> Fingerprint {
+    let without_faults = match world.followed_host {
+        Some(at) => fingerprint_one_host(world, config, usize::from(at)),
+        None => fingerprint_all_hosts(world, config),
     };
-    Fingerprint { whole: with_faults(world, without_faults), without_faults }
+    Fingerprint { whole: add_faults_left(world, without_faults), without_faults }
 }
 
-fn together(world: &World, config: &Config) -> u128 {
+fn fingerprint_all_hosts(world: &SystemState, config: &ExplorationConfig) -> u128 {
     let relevance = Relevance::of(world, config);
     let hosts = config.hosts;
-    let blind: Order = [255; HOSTS];
-    let sign =
-        |at: usize, known: &Order| sign(&View { world, relevance: &relevance, places: known }, at);
+    let blind: HostOrder = [255; MAX_HOSTS];
+    let sign = |at: usize, known: &HostOrder| {
+        hash_host(&OrderedView { world, relevance: &relevance, places: known }, at)
+    };
     let mut signs: Vec<(u128, usize)> = (0..hosts).map(|at| (sign(at, &blind), at)).collect();
     signs.sort_unstable();
     // Second pass: hosts that are alike may still relate differently to hosts that are unique.
@@ -111,55 +112,55 @@ fn together(world: &World, config: &Config) -> u128 {
 
 /// Returns the fingerprint of a host that is followed alone: its own state, and the messages that
 /// it may still see.
-fn stranger(world: &World, config: &Config, at: usize) -> u128 {
+fn fingerprint_one_host(world: &SystemState, config: &ExplorationConfig, at: usize) -> u128 {
     let relevance = Relevance::of(world, config);
     // The names of the other hosts don't matter, only that they differ. Number them in the order of
     // the decided list.
-    let mut places: Order = [255; HOSTS];
+    let mut places: HostOrder = [255; MAX_HOSTS];
     places[at] = 0;
     let mut next = 1;
-    for key in world.said.documents.iter().flat_map(|&h| members_of(h)) {
+    for key in world.sent.documents.iter().flat_map(|&h| members_of(h)) {
         if places[host_of(key)] == 255 {
             places[host_of(key)] = next;
             next += 1;
         }
     }
-    let view = View { world, relevance: &relevance, places: &places };
-    let mut mix = Mix::new(9);
+    let view = OrderedView { world, relevance: &relevance, places: &places };
+    let mut mix = FingerprintHasher::new(9);
     view.host(&mut mix, &world.hosts[at]);
-    mix.sum(world.said.documents.iter().map(|&h| u128::from(list(h, &places))));
+    mix.sum(world.sent.documents.iter().map(|&h| u128::from(list_number(h, &places))));
     let own = world.hosts[at].journal.as_ref().map(|journal| journal.incarnation);
-    mix.flag(own.is_some_and(|own| world.said.started.contains_key(&own)));
-    mix.word(world.said.epoch);
-    mix.flag(world.said.abandoned);
+    mix.flag(own.is_some_and(|own| world.sent.started.contains_key(&own)));
+    mix.word(world.sent.epoch);
+    mix.flag(world.sent.abandoned);
     mix.done()
 }
 
-fn with_faults(world: &World, without: u128) -> u128 {
-    let mut mix = Mix::new(10);
+fn add_faults_left(world: &SystemState, without: u128) -> u128 {
+    let mut mix = FingerprintHasher::new(10);
     mix.word(without as u64);
     mix.word((without >> 64) as u64);
-    let left = &world.left;
+    let left = &world.faults_left;
     for count in [
         left.restores,
         left.lost_directories,
-        left.remakes,
+        left.reimages,
         left.deaths,
         left.kills,
         left.clones,
         left.pauses,
         left.timeouts,
-        left.ends,
+        left.cluster_ends,
         left.retirements,
         left.accepts,
         left.overlaps,
         left.crashes,
-        left.ledgers,
+        left.ledger_rollbacks,
         left.losses,
         left.forgets,
         left.links,
-        left.clocks,
-        world.together,
+        left.clock_jumps,
+        world.total_faults_left,
     ] {
         mix.word(u64::from(count));
     }
@@ -169,13 +170,14 @@ fn with_faults(world: &World, without: u128) -> u128 {
 /// Returns the smallest fingerprint over the orders of hosts that look alike, for up to 24 orders.
 /// If there are more, it takes the first order: some symmetric states then count twice, and nothing
 /// else is lost.
-fn smallest(world: &World, relevance: &Relevance<'_>, signs: &[(u128, usize)]) -> u128 {
+fn smallest(world: &SystemState, relevance: &Relevance<'_>, signs: &[(u128, usize)]) -> u128 {
     let mut best = u128::MAX;
     let mut orders = vec![signs.iter().map(|&(_, at)| at).collect::<Vec<usize>>()];
     let mut from = 0;
     while from < signs.len() {
         let alike = signs[from..].iter().take_while(|(sign, _)| *sign == signs[from].0).count();
-        let untouched = signs[from..from + alike].iter().all(|&(_, at)| is_untouched(world, at));
+        let untouched =
+            signs[from..from + alike].iter().all(|&(_, at)| is_interchangeable(world, at));
         let ways: usize = (1..=alike).product();
         if alike > 1 && !untouched && orders.len() * ways <= 24 {
             orders = orders.iter().flat_map(|order| permuted(order, from, alike)).collect();
@@ -183,20 +185,20 @@ fn smallest(world: &World, relevance: &Relevance<'_>, signs: &[(u128, usize)]) -
         from += alike;
     }
     for order in orders {
-        let mut places: Order = [0; HOSTS];
+        let mut places: HostOrder = [0; MAX_HOSTS];
         for (place, &at) in order.iter().enumerate() {
             places[at] = u8::try_from(place).unwrap_or(254);
         }
-        best = best.min(View { world, relevance, places: &places }.whole(&order));
+        best = best.min(OrderedView { world, relevance, places: &places }.whole(&order));
     }
     best
 }
 
 /// Returns whether the host has never joined and its links are all up. Such hosts are
 /// interchangeable.
-fn is_untouched(world: &World, at: usize) -> bool {
+fn is_interchangeable(world: &SystemState, at: usize) -> bool {
     let host = &world.hosts[at];
-    host.journal.is_none() && host.life == 0 && world.links.are_whole_at(at)
+    host.journal.is_none() && host.life == 0 && world.links.are_all_up_at(at)
 }
 
 fn permuted(order: &[usize], from: usize, count: usize) -> Vec<Vec<usize>> {
@@ -214,55 +216,55 @@ fn permuted(order: &[usize], from: usize, count: usize) -> Vec<Vec<usize>> {
 /// View of a state with its hosts in some order, without the parts that can make no difference any
 /// more.
 #[derive(Clone, Copy)]
-struct View<'a> {
-    world: &'a World,
+struct OrderedView<'a> {
+    world: &'a SystemState,
     relevance: &'a Relevance<'a>,
-    places: &'a Order,
+    places: &'a HostOrder,
 }
 
 /// Returns a hash of a host's state and of what others store about it, without its name.
-fn sign(view: &View<'_>, at: usize) -> u128 {
+fn hash_host(view: &OrderedView<'_>, at: usize) -> u128 {
     let world = view.world;
-    let mut mix = Mix::new(1);
+    let mut mix = FingerprintHasher::new(1);
     let mut own = *view.places;
     own[at] = 254;
     let own = &own;
-    let view = View { places: own, ..*view };
+    let view = OrderedView { places: own, ..*view };
     view.host(&mut mix, &world.hosts[at]);
-    let mine = |key: &KeyId| host_of(*key) == at;
+    let mine = |key: &AgentKey| host_of(*key) == at;
     view.links(&mut mix, |from, to| from == at || to == at);
     for database in [Some(&world.database), world.backup.as_ref()].into_iter().flatten() {
         let cluster = &database.cluster;
         let agents = cluster.agents.iter().filter(|(key, _)| mine(key));
         mix.sum(agents.map(|(key, each)| view.agent(*key, each)));
         if let Some(frozen) = &cluster.frozen {
-            mix.word(list(frozen.h, own));
+            mix.word(list_number(frozen.proposal_hash, own));
             mix.word(frozen.acks.keys().filter(|key| mine(key)).count() as u64);
             let red = frozen.probes.values().filter(|row| {
-                row.iter().any(|(peer, probe)| mine(peer) && *probe != Probe::Reached)
+                row.iter().any(|(peer, probe)| mine(peer) && *probe != ProbeOutcome::Reached)
             });
             mix.word(red.count() as u64);
             mix.word(frozen.probes.keys().filter(|key| mine(key)).count() as u64);
         }
     }
     let acks = view.acks().filter(|(key, _)| mine(key));
-    mix.sum(acks.map(|(key, h)| pair(key, list(h, own), own)));
-    let releases = world.said.releases.iter().filter(|(key, _)| mine(key));
+    mix.sum(acks.map(|(key, h)| pair(key, list_number(h, own), own)));
+    let releases = world.sent.releases.iter().filter(|(key, _)| mine(key));
     mix.sum(releases.map(|(key, &e)| pair(*key, e, own)));
-    mix.sum(view.relevance.proposals().iter().map(|h| u128::from(list(*h, own))));
+    mix.sum(view.relevance.proposals().iter().map(|h| u128::from(list_number(*h, own))));
     mix.done()
 }
 
-impl View<'_> {
+impl OrderedView<'_> {
     fn whole(&self, order: &[usize]) -> u128 {
         let (world, places) = (self.world, self.places);
-        let mut mix = Mix::new(2);
+        let mut mix = FingerprintHasher::new(2);
         self.database(&mut mix, &world.database);
         match &world.backup {
             None => mix.word(0),
             Some(backup) => self.database(&mut mix, backup),
         }
-        if self.relevance.ledgers_asked {
+        if self.relevance.are_ledgers_read {
             self.processes(&mut mix);
         }
         for &at in order {
@@ -270,62 +272,62 @@ impl View<'_> {
         }
         self.links(&mut mix, |_, _| true);
         mix.flag(world.is_ahead);
-        let said = &world.said;
+        let said = &world.sent;
         mix.word(said.epoch);
         mix.flag(said.abandoned);
-        mix.sum(self.relevance.proposals().iter().map(|h| u128::from(list(*h, places))));
+        mix.sum(self.relevance.proposals().iter().map(|h| u128::from(list_number(*h, places))));
         for set in [&said.committed, &said.documents] {
-            mix.sum(set.iter().map(|h| u128::from(list(*h, places))));
+            mix.sum(set.iter().map(|h| u128::from(list_number(*h, places))));
         }
-        mix.sum(self.acks().map(|(key, h)| pair(key, list(h, places), places)));
+        mix.sum(self.acks().map(|(key, h)| pair(key, list_number(h, places), places)));
         mix.sum(said.releases.iter().map(|(key, &epoch)| pair(*key, epoch, places)));
         mix.sum(said.started.iter().map(|(incarnation, h)| {
             let whose = (incarnation.0 >> 8) as usize;
-            let mut mix = Mix::new(4);
+            let mut mix = FingerprintHasher::new(4);
             mix.word(u64::from(places[whose]));
             mix.word((incarnation.0 & 0xff) as u64);
-            mix.word(list(*h, places));
+            mix.word(list_number(*h, places));
             mix.done()
         }));
         if self.relevance.late {
-            mix.sum(said.past.iter().map(|past| self.late_word(past)));
+            mix.sum(said.past.iter().map(|past| self.hash_late_message(past)));
         }
         mix.done()
     }
 
     /// Adds the links that are down and selected by `which`.
-    fn links(&self, mix: &mut Mix, which: impl Fn(usize, usize) -> bool) {
+    fn links(&self, mix: &mut FingerprintHasher, which: impl Fn(usize, usize) -> bool) {
         let name = |host: usize| u64::from(self.places[host]);
         let down = self.world.links.down().filter(|&(from, to)| which(from, to));
         mix.sum(down.map(|(from, to)| {
-            let mut mix = Mix::new(11);
+            let mut mix = FingerprintHasher::new(11);
             mix.word(name(from) << 8 | name(to));
             mix.done()
         }));
     }
 
     /// Adds the state of both processes, whichever index each has.
-    fn processes(&self, mix: &mut Mix) {
+    fn processes(&self, mix: &mut FingerprintHasher) {
         let (world, places) = (self.world, self.places);
         for database in [Some(&world.database), world.backup.as_ref()].into_iter().flatten() {
-            mix.word(u64::from(database.site) << 32 | u64::from(database.noted));
+            mix.word(u64::from(database.site) << 32 | u64::from(database.noted_site));
             mix.word(database.generation);
             mix.flag(database.settled);
             decisions(mix, &database.decisions, places);
         }
         mix.sum(world.processes.iter().enumerate().map(|(at, process)| {
-            let mut mix = Mix::new(3);
+            let mut mix = FingerprintHasher::new(3);
             mix.flag(process.connected);
-            mix.flag(process.is_gone);
+            mix.flag(process.is_lost);
             for database in [Some(&world.database), world.backup.as_ref()].into_iter().flatten() {
                 let row = database.rows[at];
                 mix.word(row.entries);
-                mix.word(row.beat);
-                mix.flag(row.is_back);
+                mix.word(row.sweep_count);
+                mix.flag(row.has_restored_ledger);
                 mix.flag(row.is_forgotten);
             }
             ledger(&mut mix, &process.ledger, places);
-            if world.left.ledgers > 0 {
+            if world.faults_left.ledger_rollbacks > 0 {
                 mix.flag(process.saved.is_some());
                 process.saved.iter().for_each(|saved| ledger(&mut mix, saved, places));
             }
@@ -338,38 +340,38 @@ impl View<'_> {
     }
 
     /// Returns the acks that the service may still take.
-    fn acks(&self) -> impl Iterator<Item = (KeyId, Hash)> {
-        self.world.said.acks.iter().copied().filter(|(_, h)| self.relevance.is_ack_alive(*h))
+    fn acks(&self) -> impl Iterator<Item = (AgentKey, Hash)> {
+        self.world.sent.acks.iter().copied().filter(|(_, h)| self.relevance.is_ack_alive(*h))
     }
 
     /// Hashes the last message of an agent that no longer exists.
-    fn late_word(&self, journal: &Journal) -> u128 {
-        let mut mix = Mix::new(5);
-        mix.word(name(journal.key, self.places));
+    fn hash_late_message(&self, journal: &Journal) -> u128 {
+        let mut mix = FingerprintHasher::new(5);
+        mix.word(key_number(journal.key, self.places));
         mix.flag(journal.record.is_some());
         mix.word(journal.highest_epoch());
-        if self.relevance.boots_count {
+        if self.relevance.are_boots_relevant {
             mix.word(journal.boot);
         }
         mix.done()
     }
 }
 
-fn ledger(mix: &mut Mix, ledger: &Ledger, places: &Order) {
+fn ledger(mix: &mut FingerprintHasher, ledger: &Ledger, places: &HostOrder) {
     decisions(mix, ledger.entry.as_slice(), places);
-    let Some(known) = &ledger.known else { return mix.word(0) };
+    let Some(known) = &ledger.position else { return mix.word(0) };
     mix.word(u64::from(known.site) + 1);
     mix.word(known.generation);
-    mix.word(known.beat);
-    decisions(mix, &known.copied, places);
+    mix.word(known.sweep_count);
+    decisions(mix, &known.copied_decisions, places);
 }
 
-fn decisions(mix: &mut Mix, decisions: &[Entry], places: &Order) {
+fn decisions(mix: &mut FingerprintHasher, decisions: &[LedgerEntry], places: &HostOrder) {
     mix.word(decisions.len() as u64);
     for decision in decisions {
         mix.word(match decision {
-            Entry::Commit { h, document } => list(*h, places) ^ u64::from(*document),
-            Entry::End(cause) => end(*cause),
+            LedgerEntry::Commit { h, document } => list_number(*h, places) ^ u64::from(*document),
+            LedgerEntry::End(cause) => end(*cause),
         });
     }
 }
@@ -383,104 +385,104 @@ fn end(cause: EndCause) -> u64 {
     }
 }
 
-fn name(key: KeyId, places: &Order) -> u64 {
+fn key_number(key: AgentKey, places: &HostOrder) -> u64 {
     u64::from(places[host_of(key)]) << 8 | u64::from(life_of(key))
 }
 
 /// Folds a list into 64 bits: epoch, then host and life of each seat.
-fn list(h: Hash, places: &Order) -> u64 {
+fn list_number(h: Hash, places: &HostOrder) -> u64 {
     members_of(h).fold(epoch_of(h).wrapping_mul(ODD[2]) | 1, |sum, key| {
-        fold(sum ^ (name(key, places) + 1), ODD[0]).wrapping_add(ODD[1])
+        fold(sum ^ (key_number(key, places) + 1), ODD[0]).wrapping_add(ODD[1])
     })
 }
 
-fn pair(key: KeyId, value: u64, places: &Order) -> u128 {
-    let mut mix = Mix::new(6);
-    mix.word(name(key, places));
+fn pair(key: AgentKey, value: u64, places: &HostOrder) -> u128 {
+    let mut mix = FingerprintHasher::new(6);
+    mix.word(key_number(key, places));
     mix.word(value);
     mix.done()
 }
 
-impl View<'_> {
-    fn database(&self, mix: &mut Mix, database: &Database) {
+impl OrderedView<'_> {
+    fn database(&self, mix: &mut FingerprintHasher, database: &DatabaseState) {
         let (cluster, places) = (&database.cluster, self.places);
         mix.word(phase(cluster.phase));
         mix.word(cluster.epoch);
         mix.word(cluster.floor);
-        mix.flag(cluster.unsettled);
+        mix.flag(cluster.is_unsettled);
         mix.flag(cluster.deadline > NOW);
         mix.word(cluster.ended.as_ref().map_or(0, |ended| end(ended.cause)));
-        mix.word(cluster.split.as_ref().map_or(0, |split| list(split.other, places)));
+        mix.word(cluster.split.as_ref().map_or(0, |split| list_number(split.other, places)));
         mix.sum(cluster.agents.iter().map(|(key, each)| self.agent(*key, each)));
         mix.sum(cluster.reports.keys().map(|key| pair(*key, 1, places)));
         self.frozen(mix, cluster);
     }
 
-    fn frozen(&self, mix: &mut Mix, cluster: &Cluster) {
+    fn frozen(&self, mix: &mut FingerprintHasher, cluster: &Cluster) {
         let places = self.places;
         let Some(frozen) = &cluster.frozen else { return mix.word(0) };
-        mix.word(list(frozen.h, places));
-        mix.flag(is_far(frozen.at));
+        mix.word(list_number(frozen.proposal_hash, places));
+        mix.flag(is_from_clock_ahead(frozen.at));
         mix.sum(frozen.acks.keys().map(|key| pair(*key, 1, places)));
         mix.sum(frozen.probes.iter().map(|(prober, row)| {
-            let reached = |probe: &Probe| u64::from(*probe == Probe::Reached);
-            let mut mix = Mix::new(7);
-            mix.word(name(*prober, places));
+            let reached = |probe: &ProbeOutcome| u64::from(*probe == ProbeOutcome::Reached);
+            let mut mix = FingerprintHasher::new(7);
+            mix.word(key_number(*prober, places));
             mix.sum(row.iter().map(|(peer, probe)| pair(*peer, reached(probe), places)));
             mix.done()
         }));
     }
 
-    fn agent(&self, key: KeyId, agent: &Applicant) -> u128 {
-        let mut mix = Mix::new(8);
-        mix.word(name(key, self.places));
+    fn agent(&self, key: AgentKey, agent: &Applicant) -> u128 {
+        let mut mix = FingerprintHasher::new(8);
+        mix.word(key_number(key, self.places));
         mix.word(match agent.seating {
             Seating::Absent => 0,
             Seating::Seat(seat) => 1 << 8 | u64::from(seat),
             Seating::Standby(order) => 2 << 8 | order,
         });
-        for until in [agent.lease_until, agent.held_until] {
-            mix.word(u64::from(until > NOW) + u64::from(is_far(until)));
+        for until in [agent.lease_until, agent.held_back_until] {
+            mix.word(u64::from(until > NOW) + u64::from(is_from_clock_ahead(until)));
         }
-        mix.word(u64::from(agent.counts));
+        mix.word(u64::from(agent.failed_lists));
         mix.word(agent.highest_epoch);
         mix.word(agent.release.as_ref().map_or(0, |release| release.epoch));
-        if self.relevance.boots_count {
+        if self.relevance.are_boots_relevant {
             mix.word(agent.session.map_or(0, |session| session.boot));
         }
         mix.done()
     }
 
-    fn host(&self, mix: &mut Mix, host: &Host) {
+    fn host(&self, mix: &mut FingerprintHasher, host: &HostState) {
         let places = self.places;
         mix.flag(host.alive);
         mix.word(u64::from(host.life));
-        if !host.alive && self.relevance.forgets_the_dead {
+        if !host.alive && self.relevance.ignores_dead_hosts {
             // Nothing reads a dead host's disk any more.
             if let (Some(journal), true) = (&host.journal, self.relevance.late) {
-                let word = self.late_word(journal);
+                let word = self.hash_late_message(journal);
                 mix.word(word as u64);
                 mix.word((word >> 64) as u64);
             }
             return;
         }
         mix.word(match host.mode {
-            Mode::Runs => 0,
-            Mode::Looks => 1,
-            Mode::Marks => 2,
-            Mode::Launches => 3,
-            Mode::WantsReplacement => 4,
-            Mode::Refuses => 5,
-            Mode::Stopped(exit) => 16 | u64::from(exit),
+            AgentMode::Running => 0,
+            AgentMode::InspectingDirectory => 1,
+            AgentMode::WritingMarker => 2,
+            AgentMode::LaunchingNode => 3,
+            AgentMode::AwaitingReplacement => 4,
+            AgentMode::RefusingDirectory => 5,
+            AgentMode::Stopped(exit) => 16 | u64::from(exit),
         });
-        mix.word(host.node.map_or(0, |h| list(h, places)));
+        mix.word(host.running_list.map_or(0, |h| list_number(h, places)));
         mix.flag(host.data_lost);
         self.directory(mix, host);
         match &host.journal {
             None => mix.word(0),
             Some(own) => self.journal(mix, own),
         }
-        match &host.unsynced {
+        match &host.journal_before_change {
             None => mix.word(0),
             Some(None) => mix.word(1),
             Some(Some(before)) => self.journal(mix, before),
@@ -489,42 +491,47 @@ impl View<'_> {
 
     /// Adds the directory's class and marker. Agents know a directory only by the class that the
     /// production code derives from its listing.
-    fn directory(&self, mix: &mut Mix, host: &Host) {
+    fn directory(&self, mix: &mut FingerprintHasher, host: &HostState) {
         let marker = |whose: Incarnation| {
             u64::from(self.places[(whose.0 >> 8) as usize]) << 8 | (whose.0 & 0xff) as u64 | 1 << 20
         };
         mix.word(match self.relevance.directory(host) {
-            Directory::Blank => 1,
-            Directory::Marked(whose) => 2 | marker(whose) << 3,
-            Directory::Log(whose) => 3 | whose.map_or(0, marker) << 3,
-            Directory::Tombstone => 4,
-            Directory::Foreign(_) => 5,
+            DirectoryKind::Blank => 1,
+            DirectoryKind::Marked(whose) => 2 | marker(whose) << 3,
+            DirectoryKind::Log(whose) => 3 | whose.map_or(0, marker) << 3,
+            DirectoryKind::Tombstone => 4,
+            DirectoryKind::Foreign(_) => 5,
         });
         mix.flag(host.directory.marker.is_some());
     }
 
-    fn journal(&self, mix: &mut Mix, journal: &Journal) {
+    fn journal(&self, mix: &mut FingerprintHasher, journal: &Journal) {
         let places = self.places;
-        mix.word(name(journal.key, places));
-        if self.relevance.boots_count {
+        mix.word(key_number(journal.key, places));
+        if self.relevance.are_boots_relevant {
             mix.word(journal.boot);
         }
-        mix.word(journal.released);
+        mix.word(journal.released_epoch);
         mix.word(journal.highest_epoch());
         mix.flag(journal.record.is_some());
-        for (&epoch, bound) in &journal.bound {
+        for (&epoch, bound) in &journal.signed_lists {
             if self.relevance.is_bound_alive(self.world, journal, epoch, bound) {
                 mix.word(epoch);
-                mix.word(list(bound.h, places));
+                mix.word(list_number(bound.proposal_hash, places));
             }
         }
-        mix.word(journal.held.as_ref().map_or(0, |held| list(held.h, places)));
-        mix.word(match journal.start {
-            Start::NotYet => 0,
-            Start::Launching => 1,
-            Start::Ran => 2,
+        mix.word(
+            journal
+                .held_document
+                .as_ref()
+                .map_or(0, |held| list_number(held.proposal_hash, places)),
+        );
+        mix.word(match journal.launch_state {
+            LaunchState::NotStarted => 0,
+            LaunchState::Launching => 1,
+            LaunchState::Ran => 2,
         });
-        mix.flag(journal.tombstone);
+        mix.flag(journal.is_removed);
     }
 }
 
@@ -543,11 +550,11 @@ fn phase(phase: Phase) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::explore::actions::Action;
+    use crate::explore::actions::SystemAction;
     use crate::explore::apply::apply;
 
-    fn after(config: &Config, actions: &[Action]) -> World {
-        let mut world = World::new(config);
+    fn after(config: &ExplorationConfig, actions: &[SystemAction]) -> SystemState {
+        let mut world = SystemState::new(config);
         for action in actions {
             world = apply(&world, config, action).expect("nothing is violated here");
         }
@@ -556,20 +563,23 @@ mod tests {
 
     #[test]
     fn two_states_that_differ_in_names_only_have_one_fingerprint() {
-        let config = Config::sound("symmetry", 2, 4);
-        let one = after(&config, &[Action::Join(0), Action::Join(1), Action::Join(2)]);
-        let other = after(&config, &[Action::Join(3), Action::Join(2), Action::Join(0)]);
+        let config = ExplorationConfig::sound("symmetry", 2, 4);
+        let one =
+            after(&config, &[SystemAction::Join(0), SystemAction::Join(1), SystemAction::Join(2)]);
+        let other =
+            after(&config, &[SystemAction::Join(3), SystemAction::Join(2), SystemAction::Join(0)]);
         assert_ne!(one, other);
         assert_eq!(fingerprint(&one, &config), fingerprint(&other, &config));
     }
 
     #[test]
     fn two_states_that_differ_in_who_signed_have_two_fingerprints() {
-        let config = Config::sound("difference", 2, 2);
-        let frozen = after(&config, &[Action::Join(0), Action::Join(1)]);
-        let h = frozen.database.cluster.frozen.as_ref().expect("two seats are two hosts").h;
-        let first = apply(&frozen, &config, &Action::Consider(0, h)).expect("sound");
-        let second = apply(&frozen, &config, &Action::Consider(1, h)).expect("sound");
+        let config = ExplorationConfig::sound("difference", 2, 2);
+        let frozen = after(&config, &[SystemAction::Join(0), SystemAction::Join(1)]);
+        let h =
+            frozen.database.cluster.frozen.as_ref().expect("two seats are two hosts").proposal_hash;
+        let first = apply(&frozen, &config, &SystemAction::ExamineList(0, h)).expect("sound");
+        let second = apply(&frozen, &config, &SystemAction::ExamineList(1, h)).expect("sound");
         assert_ne!(fingerprint(&frozen, &config), fingerprint(&first, &config));
         assert_ne!(
             fingerprint(&first, &config),

@@ -3,27 +3,28 @@
 use std::sync::Arc;
 
 use formation_explored::agent::{
-    self, Action as Todo, Agent, Decision, Directory, Event, From, Journal, Listing, Offer, Output,
-    ProbeAnswer, Shown, Target, at_start,
+    self, Agent, AgentAction as Todo, AgentEvent, AgentOutput, ClusterStatus, DirectoryKind,
+    DirectoryListing, ExaminedProposal, Journal, ProbeAnswer, ProbeTarget, StartDecision,
+    StartSource, decide_at_start,
 };
-use formation_explored::service::{Event as ServiceEvent, Phase, Refusal};
-use formation_explored::{Document, Epoch, Hash, KeyId, Millis, Permissions};
+use formation_explored::service::{ClusterEvent as ServiceEvent, Phase, Refusal};
+use formation_explored::{AgentKey, CommitDocument, Epoch, Hash, Millis, Permissions};
 
-use crate::explore::config::Config;
+use crate::explore::config::ExplorationConfig;
 use crate::explore::identity::{
-    LIVES, host_of, incarnation, machine, proposal_of, record, statement,
+    MAX_LIVES, host_of, incarnation, machine, proposal_of, record, statement,
 };
-use crate::explore::properties::{self, Property, Violation};
+use crate::explore::properties::{self, Property, PropertyViolation};
 use crate::explore::service_side::serve;
-use crate::explore::world::{AHEAD, Host, Mode, World};
+use crate::explore::world::{AgentMode, CLOCK_JUMP, HostState, SystemState};
 
 /// Returns the class of `host`'s node directory, as the production code classifies its listing.
 #[must_use]
-pub(super) fn directory_of(config: &Config, host: &Host) -> Directory {
+pub(super) fn directory_of(config: &ExplorationConfig, host: &HostState) -> DirectoryKind {
     agent::classify(&config.rules, &host.directory)
 }
 
-fn agent_at(world: &World, at: usize) -> Agent {
+fn agent_at(world: &SystemState, at: usize) -> Agent {
     let journal = world.hosts[at].journal.clone().expect("the action is for a host with a journal");
     let nonce = u128::from(journal.boot) << 32 | at as u128;
     Agent::new(journal, nonce)
@@ -31,142 +32,149 @@ fn agent_at(world: &World, at: usize) -> Agent {
 
 /// Stores the output's journal, then carries out its actions in order. Returns the targets to probe,
 /// if there are any.
-fn perform(
-    world: &mut World,
-    config: &Config,
+fn perform_output(
+    world: &mut SystemState,
+    config: &ExplorationConfig,
     at: usize,
-    output: Output,
-) -> Result<Option<Vec<Target>>, Violation> {
-    if let Some(journal) = output.durable {
+    output: AgentOutput,
+) -> Result<Option<Vec<ProbeTarget>>, PropertyViolation> {
+    if let Some(journal) = output.journal {
         let host = Arc::make_mut(&mut world.hosts[at]);
         let before = host.journal.replace(*journal);
         if !config.environment.journal_sync {
-            host.unsynced = Some(before.map(Box::new));
+            host.journal_before_change = Some(before.map(Box::new));
         }
     }
     let key = world.hosts[at].journal.as_ref().map_or_else(|| world.key(at), |journal| journal.key);
     let mut targets = None;
-    for todo in output.then {
+    for todo in output.actions {
         match todo {
             Todo::SignAck { h, .. } => {
-                Arc::make_mut(&mut world.said).acks.insert((key, h));
+                Arc::make_mut(&mut world.sent).acks.insert((key, h));
             }
             Todo::SignRelease { epoch } => {
-                let said = Arc::make_mut(&mut world.said);
+                let said = Arc::make_mut(&mut world.sent);
                 let known = said.releases.entry(key).or_insert(epoch);
                 *known = epoch.max(*known);
             }
             Todo::Nack { epoch, reason } => {
-                if !config.liar {
+                if !config.service_lies {
                     let reason = reason.to_string();
                     let _ = serve(world, config, ServiceEvent::Nack { key, epoch, reason })?;
                 }
             }
-            Todo::SendRow { epoch, row } => {
-                if !config.liar {
+            Todo::SendProbeResults { epoch, row } => {
+                if !config.service_lies {
                     let _ = serve(world, config, ServiceEvent::Probes { key, epoch, row })?;
                 }
             }
             Todo::Probe { targets: whom, .. } => targets = Some(whom),
-            Todo::LookAtDirectory => set_mode(world, at, Mode::Looks),
-            Todo::WriteMarker { .. } => set_mode(world, at, Mode::Marks),
-            Todo::Launch(_) => set_mode(world, at, Mode::Launches),
-            Todo::ReplacementWanted { .. } => set_mode(world, at, Mode::WantsReplacement),
-            Todo::Stop { exit, .. } => set_mode(world, at, Mode::Stopped(exit)),
+            Todo::ExamineDirectory => set_mode(world, at, AgentMode::InspectingDirectory),
+            Todo::WriteMarker { .. } => set_mode(world, at, AgentMode::WritingMarker),
+            Todo::Launch(_) => set_mode(world, at, AgentMode::LaunchingNode),
+            Todo::RequestReplacement { .. } => set_mode(world, at, AgentMode::AwaitingReplacement),
+            Todo::Stop { exit, .. } => set_mode(world, at, AgentMode::Stopped(exit)),
             // Each of these is an action of its own in the exploration.
-            Todo::Redeem | Todo::ShowDocument { .. } | Todo::Report => {}
+            Todo::Redeem | Todo::SendDocument { .. } | Todo::Report => {}
         }
     }
     Ok(targets)
 }
 
-fn set_mode(world: &mut World, at: usize, mode: Mode) {
+fn set_mode(world: &mut SystemState, at: usize, mode: AgentMode) {
     if world.hosts[at].mode != mode {
         Arc::make_mut(&mut world.hosts[at]).mode = mode;
     }
 }
 
 /// Starts the agent for the first time: makes its key, its record and the session for redeeming.
-pub(super) fn join(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+pub(super) fn join(
+    world: &mut SystemState,
+    config: &ExplorationConfig,
+    at: usize,
+) -> Result<(), PropertyViolation> {
     let key = world.key(at);
     let host = Arc::make_mut(&mut world.hosts[at]);
     host.journal = Some(Journal::new(key, incarnation(key), machine(at)));
     let mut agent = agent_at(world, at);
-    let output = agent.step(&config.rules, Event::RecordReady(record(key)));
-    perform(world, config, at, output)?;
+    let output = agent.step(&config.rules, AgentEvent::RecordReady(record(key)));
+    perform_output(world, config, at, output)?;
     Ok(())
 }
 
 /// Shows `epoch` to the agent, in a present or an older answer of the service.
 pub(super) fn see_epoch(
-    world: &mut World,
-    config: &Config,
+    world: &mut SystemState,
+    config: &ExplorationConfig,
     at: usize,
     epoch: Epoch,
-) -> Result<(), Violation> {
-    let shown = Shown { phase: Phase::Open, epoch, show_document: false };
-    let output = agent_at(world, at).step(&config.rules, Event::Shown(shown));
-    perform(world, config, at, output)?;
+) -> Result<(), PropertyViolation> {
+    let shown = ClusterStatus { phase: Phase::Open, epoch, wants_document: false };
+    let output = agent_at(world, at).step(&config.rules, AgentEvent::StatusReceived(shown));
+    perform_output(world, config, at, output)?;
     Ok(())
 }
 
 /// Gives the agent the service's refusal of its last request.
 pub(super) fn see_refusal(
-    world: &mut World,
-    config: &Config,
+    world: &mut SystemState,
+    config: &ExplorationConfig,
     at: usize,
     refusal: &Refusal,
-) -> Result<(), Violation> {
-    let event = Event::Refused { code: Some(refusal.code()), retryable: refusal.is_retryable() };
+) -> Result<(), PropertyViolation> {
+    let event = AgentEvent::RequestRefused {
+        code: Some(refusal.code()),
+        retryable: refusal.is_retryable(),
+    };
     let output = agent_at(world, at).step(&config.rules, event);
-    perform(world, config, at, output)?;
+    perform_output(world, config, at, output)?;
     // The agent has stopped until a person brings another token. The road checks whether that was
     // needed.
     if matches!(refusal, Refusal::GrantUsed) {
-        set_mode(world, at, Mode::Stopped(1));
+        set_mode(world, at, AgentMode::Stopped(1));
     }
     Ok(())
 }
 
 /// Shows the agent a list: it probes the members, and signs, refuses or sends its row of the matrix.
-pub(super) fn consider(
-    world: &mut World,
-    config: &Config,
+pub(super) fn examine_list(
+    world: &mut SystemState,
+    config: &ExplorationConfig,
     at: usize,
     h: Hash,
     impatient: bool,
-) -> Result<(), Violation> {
+) -> Result<(), PropertyViolation> {
     let mut agent = agent_at(world, at);
     let own = agent.journal.key;
-    let offer = Offer {
+    let offer = ExaminedProposal {
         proposal: proposal_of(h),
-        h,
+        proposal_hash: h,
         permissions: Permissions { allow_even: true, ..Permissions::default() },
         statement: statement(config.seats).hash,
         size: config.seats,
-        invalid: std::collections::BTreeMap::new(),
-        skew: if world.is_ahead { AHEAD } else { Millis(0) },
+        invalid_records: std::collections::BTreeMap::new(),
+        skew: if world.is_ahead { CLOCK_JUMP } else { Millis(0) },
         is_behind: world.is_ahead,
         directory: directory_of(config, &world.hosts[at]),
         machine: machine(at),
     };
     let epoch = offer.proposal.epoch;
     // Every answer of the service contains the releases, before the proposal.
-    for (&key, &epoch) in &world.said.releases.clone() {
-        let output = agent.step(&config.rules, Event::ReleaseSeen { key, epoch });
-        perform(world, config, at, output)?;
+    for (&key, &epoch) in &world.sent.releases.clone() {
+        let output = agent.step(&config.rules, AgentEvent::ReleaseSeen { key, epoch });
+        perform_output(world, config, at, output)?;
     }
-    let output = agent.step(&config.rules, Event::Offered(Box::new(offer)));
-    let targets = perform(world, config, at, output)?;
+    let output = agent.step(&config.rules, AgentEvent::ProposalReceived(Box::new(offer)));
+    let targets = perform_output(world, config, at, output)?;
     for target in targets.unwrap_or_default() {
         let result = probe(world, at, own, &target);
-        let event = Event::Probed { epoch, peer: target.key, result };
+        let event = AgentEvent::ProbeEnded { epoch, peer: target.key, result };
         let output = agent.step(&config.rules, event);
-        perform(world, config, at, output)?;
+        perform_output(world, config, at, output)?;
     }
     if impatient {
-        let output = agent.step(&config.rules, Event::Impatient { epoch });
-        perform(world, config, at, output)?;
+        let output = agent.step(&config.rules, AgentEvent::ReleaseTimeout { epoch });
+        perform_output(world, config, at, output)?;
     }
     Ok(())
 }
@@ -174,10 +182,10 @@ pub(super) fn consider(
 /// Returns the result of a probe, as the target's own production code answers it. If the proposal
 /// lists both, the target is assumed to have seen it, because the prober retries until then.
 fn probe(
-    world: &World,
+    world: &SystemState,
     prober: usize,
-    from: KeyId,
-    target: &Target,
+    from: AgentKey,
+    target: &ProbeTarget,
 ) -> Result<ProbeAnswer, String> {
     let closed = || "connection closed".to_owned();
     let at = host_of(target.key);
@@ -185,21 +193,24 @@ fn probe(
     if !world.links.reaches(prober, at) {
         return Err("unreachable".to_owned());
     }
-    let listening = matches!(host.mode, Mode::Runs | Mode::Looks | Mode::Marks);
+    let listening = matches!(
+        host.mode,
+        AgentMode::Running | AgentMode::InspectingDirectory | AgentMode::WritingMarker
+    );
     if !host.alive || !listening || host.journal.is_none() {
         return Err(closed());
     }
     let peer = agent_at(world, at);
     // If an agent's steps are taken at once, the probe may have arrived before the launch.
-    if !peer.listens() && !world.is_hurried() {
+    if !peer.is_listening() && !world.are_agent_steps_atomic() {
         return Err(closed());
     }
-    if target.in_proposal {
+    if target.is_in_proposal {
         let journal = &peer.journal;
         return Ok(ProbeAnswer {
             key: journal.key,
             incarnation: journal.incarnation,
-            released: journal.released,
+            released_epoch: journal.released_epoch,
         });
     }
     peer.answer_probe(from).ok_or_else(closed)
@@ -207,174 +218,202 @@ fn probe(
 
 /// Gives the agent a document.
 pub(super) fn see_document(
-    world: &mut World,
-    config: &Config,
+    world: &mut SystemState,
+    config: &ExplorationConfig,
     at: usize,
     h: Hash,
-) -> Result<(), Violation> {
+) -> Result<(), PropertyViolation> {
     let output = agent_at(world, at).step(
         &config.rules,
-        Event::DocumentShown { document: Arc::new(document_of(h)), machine: machine(at) },
+        AgentEvent::DocumentReceived { document: Arc::new(document_of(h)), machine: machine(at) },
     );
-    perform(world, config, at, output)?;
+    perform_output(world, config, at, output)?;
     Ok(())
 }
 
 /// Returns the document of the list that `h` encodes.
 #[must_use]
-pub(super) fn document_of(h: Hash) -> Document {
-    Document { proposal: proposal_of(h), h, text: Arc::from("") }
+pub(super) fn document_of(h: Hash) -> CommitDocument {
+    CommitDocument { proposal: proposal_of(h), proposal_hash: h, text: Arc::from("") }
 }
 
 /// Lets the agent take its pending step: look at the directory, write the marker, or launch the
 /// node.
-pub(super) fn act(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+pub(super) fn advance_agent(
+    world: &mut SystemState,
+    config: &ExplorationConfig,
+    at: usize,
+) -> Result<(), PropertyViolation> {
     match world.hosts[at].mode {
-        Mode::Looks => {
-            set_mode(world, at, Mode::Runs);
+        AgentMode::InspectingDirectory => {
+            set_mode(world, at, AgentMode::Running);
             let directory = directory_of(config, &world.hosts[at]);
-            let output = agent_at(world, at).step(&config.rules, Event::Looked(directory));
-            perform(world, config, at, output)?;
+            let output =
+                agent_at(world, at).step(&config.rules, AgentEvent::DirectoryExamined(directory));
+            perform_output(world, config, at, output)?;
         }
-        Mode::Marks => {
+        AgentMode::WritingMarker => {
             let host = Arc::make_mut(&mut world.hosts[at]);
-            host.mode = Mode::Runs;
+            host.mode = AgentMode::Running;
             let whose = host.journal.as_ref().map(|journal| journal.incarnation);
             host.directory.marker = whose;
             host.directory.entries.push(agent::MARKER.to_owned());
-            let output = agent_at(world, at).step(&config.rules, Event::MarkerWritten);
-            perform(world, config, at, output)?;
+            let output = agent_at(world, at).step(&config.rules, AgentEvent::MarkerWritten);
+            perform_output(world, config, at, output)?;
         }
-        Mode::Launches => {
-            set_mode(world, at, Mode::Runs);
+        AgentMode::LaunchingNode => {
+            set_mode(world, at, AgentMode::Running);
             execute(world, config, at)?;
         }
-        Mode::Runs | Mode::WantsReplacement | Mode::Refuses | Mode::Stopped(_) => {}
+        AgentMode::Running
+        | AgentMode::AwaitingReplacement
+        | AgentMode::RefusingDirectory
+        | AgentMode::Stopped(_) => {}
     }
     Ok(())
 }
 
-fn execute(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+fn execute(
+    world: &mut SystemState,
+    config: &ExplorationConfig,
+    at: usize,
+) -> Result<(), PropertyViolation> {
     let journal = world.hosts[at].journal.as_ref();
-    let held = journal.and_then(|journal| journal.held.as_ref()).map(|held| held.h);
+    let held =
+        journal.and_then(|journal| journal.held_document.as_ref()).map(|held| held.proposal_hash);
     let Some(h) = held else { return Ok(()) };
-    if world.hosts[at].node.is_none() {
-        properties::node_executed(world, config, h)?;
-        Arc::make_mut(&mut world.hosts[at]).node = Some(h);
+    if world.hosts[at].running_list.is_none() {
+        properties::check_executed_node(world, config, h)?;
+        Arc::make_mut(&mut world.hosts[at]).running_list = Some(h);
     }
     Ok(())
 }
 
 /// Lets the node make its log from nothing.
-pub(super) fn make_log(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+pub(super) fn make_log(
+    world: &mut SystemState,
+    config: &ExplorationConfig,
+    at: usize,
+) -> Result<(), PropertyViolation> {
     let host = &world.hosts[at];
-    let (Some(h), Some(journal)) = (host.node, &host.journal) else { return Ok(()) };
+    let (Some(h), Some(journal)) = (host.running_list, &host.journal) else { return Ok(()) };
     let (key, whose) = (journal.key, journal.incarnation);
-    properties::log_made(world, host, key)?;
+    properties::check_new_log(world, host, key)?;
     let host = Arc::make_mut(&mut world.hosts[at]);
-    host.directory.log = true;
-    host.directory.entries.push(agent::MEMBER.to_owned());
-    Arc::make_mut(&mut world.said).started.insert(whose, h);
-    properties::no_two_majorities(world, config)
+    host.directory.has_log = true;
+    host.directory.entries.push(agent::MEMBER_FOLDER.to_owned());
+    Arc::make_mut(&mut world.sent).started.insert(whose, h);
+    properties::check_majorities(world, config)
 }
 
 /// Tells the agent that its node has a log.
-pub(super) fn see_log(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
-    let output = agent_at(world, at).step(&config.rules, Event::LogSeen);
-    perform(world, config, at, output)?;
+pub(super) fn see_log(
+    world: &mut SystemState,
+    config: &ExplorationConfig,
+    at: usize,
+) -> Result<(), PropertyViolation> {
+    let output = agent_at(world, at).step(&config.rules, AgentEvent::LogSeen);
+    perform_output(world, config, at, output)?;
     Ok(())
 }
 
 /// Restarts the agent. Its journal and the node's directory decide how it goes on.
-pub(super) fn restart(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
+pub(super) fn restart(
+    world: &mut SystemState,
+    config: &ExplorationConfig,
+    at: usize,
+) -> Result<(), PropertyViolation> {
     let directory = directory_of(config, &world.hosts[at]);
     let machine = machine(at);
     let lost = world.hosts[at].data_lost;
     let mut decision =
-        at_start(&config.rules, world.hosts[at].journal.as_ref(), &machine, &directory);
+        decide_at_start(&config.rules, world.hosts[at].journal.as_ref(), &machine, &directory);
     let host = Arc::make_mut(&mut world.hosts[at]);
-    if decision == Decision::SetAsideAndBeginNew {
+    if decision == StartDecision::SetAsideAndBeginNew {
         host.journal = None;
-        decision = at_start(&config.rules, None, &machine, &directory);
+        decision = decide_at_start(&config.rules, None, &machine, &directory);
     }
     if let Some(journal) = host.journal.take() {
-        let counts = matches!(decision, Decision::GoOn | Decision::GoOnToLaunch);
-        host.journal = Some(if counts { journal.rebooted() } else { journal });
+        let counts = matches!(decision, StartDecision::Resume | StartDecision::ResumeToLaunch);
+        host.journal = Some(if counts { journal.with_next_boot() } else { journal });
     }
     host.mode = match decision {
-        Decision::BeginNew | Decision::SetAsideAndBeginNew | Decision::GoOn => Mode::Runs,
-        Decision::GoOnToLaunch => Mode::Looks,
-        // Adopt a node that has outlived its agent.
-        Decision::Start(From::List | From::Log) => {
-            if host.node.is_some() {
-                Mode::Runs
-            } else {
-                Mode::Launches
-            }
+        StartDecision::BeginNew | StartDecision::SetAsideAndBeginNew | StartDecision::Resume => {
+            AgentMode::Running
         }
-        Decision::ReplacementWanted { ref why } => {
+        StartDecision::ResumeToLaunch => AgentMode::InspectingDirectory,
+        // Adopt a node that has outlived its agent.
+        StartDecision::StartNode(StartSource::List | StartSource::Log) => {
+            if host.running_list.is_some() { AgentMode::Running } else { AgentMode::LaunchingNode }
+        }
+        StartDecision::RequestReplacement { ref why } => {
             if !lost {
                 let what = format!("a replacement is asked for, and nothing was lost: {why}");
-                return Err(Violation::of(Property::AWayOut, what));
+                return Err(PropertyViolation::of(Property::WayOut, what));
             }
-            Mode::WantsReplacement
+            AgentMode::AwaitingReplacement
         }
-        Decision::Refuse { .. } => Mode::Refuses,
-        Decision::Removed => Mode::Stopped(3),
+        StartDecision::Refuse { .. } => AgentMode::RefusingDirectory,
+        StartDecision::Removed => AgentMode::Stopped(3),
     };
     Ok(())
 }
 
 /// Kills and restarts the agent. If journals aren't synced, the power is cut as well.
-pub(super) fn kill(world: &mut World, config: &Config, at: usize) -> Result<(), Violation> {
-    if let Some(before) = world.hosts[at].unsynced.clone() {
+pub(super) fn kill(
+    world: &mut SystemState,
+    config: &ExplorationConfig,
+    at: usize,
+) -> Result<(), PropertyViolation> {
+    if let Some(before) = world.hosts[at].journal_before_change.clone() {
         let host = Arc::make_mut(&mut world.hosts[at]);
-        host.unsynced = None;
+        host.journal_before_change = None;
         host.journal = before.map(|journal| *journal);
-        host.node = None;
+        host.running_list = None;
     }
     restart(world, config, at)
 }
 
 /// Replaces the node's file system by an empty one, and restarts the host.
 pub(super) fn lose_directory(
-    world: &mut World,
-    config: &Config,
+    world: &mut SystemState,
+    config: &ExplorationConfig,
     at: usize,
-) -> Result<(), Violation> {
+) -> Result<(), PropertyViolation> {
     let host = Arc::make_mut(&mut world.hosts[at]);
-    host.data_lost |= host.directory.log || host.directory.marker.is_some();
-    host.node = None;
-    host.directory = Listing { entries: vec!["lost+found".to_owned()], ..Listing::default() };
-    if host.journal.is_some() && !matches!(host.mode, Mode::Stopped(_)) {
+    host.data_lost |= host.directory.has_log || host.directory.marker.is_some();
+    host.running_list = None;
+    host.directory =
+        DirectoryListing { entries: vec!["lost+found".to_owned()], ..DirectoryListing::default() };
+    if host.journal.is_some() && !matches!(host.mode, AgentMode::Stopped(_)) {
         restart(world, config, at)?;
     }
     Ok(())
 }
 
 /// Re-images the host: nothing on it survives, but its messages do.
-pub(super) fn remake(world: &mut World, at: usize) {
+pub(super) fn reimage(world: &mut SystemState, at: usize) {
     let past = world.hosts[at].journal.clone();
     let host = Arc::make_mut(&mut world.hosts[at]);
-    host.life = (host.life + 1).min(u8::try_from(LIVES - 1).unwrap_or(u8::MAX));
+    host.life = (host.life + 1).min(u8::try_from(MAX_LIVES - 1).unwrap_or(u8::MAX));
     host.journal = None;
-    host.unsynced = None;
-    host.directory = Listing::default();
-    host.mode = Mode::Runs;
-    host.node = None;
+    host.journal_before_change = None;
+    host.directory = DirectoryListing::default();
+    host.mode = AgentMode::Running;
+    host.running_list = None;
     host.data_lost = false;
     if let Some(journal) = past {
-        Arc::make_mut(&mut world.said).past.push(journal);
+        Arc::make_mut(&mut world.sent).past.push(journal);
     }
 }
 
 /// Starts host `to` from a copy of `from`'s disk.
 pub(super) fn clone_disk(
-    world: &mut World,
-    config: &Config,
+    world: &mut SystemState,
+    config: &ExplorationConfig,
     from: usize,
     to: usize,
-) -> Result<(), Violation> {
+) -> Result<(), PropertyViolation> {
     let original = Arc::clone(&world.hosts[from]);
     let host = Arc::make_mut(&mut world.hosts[to]);
     host.journal.clone_from(&original.journal);

@@ -7,66 +7,66 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use formation_explored::{
-    ClusterId, Epoch, GrantId, Hash, Incarnation, KeyId, Machine, Permissions, Proposal, Record,
-    Statement,
+    AgentKey, AgentRecord, ClusterId, Epoch, GrantId, Hash, Incarnation, MachineIdentity,
+    Permissions, ProposedList, Statement,
 };
 
 /// Maximum number of hosts in a configuration.
-pub const HOSTS: usize = 6;
+pub const MAX_HOSTS: usize = 6;
 /// Maximum number of keys that one host can have, one after the other.
-pub(super) const LIVES: usize = 3;
+pub(super) const MAX_LIVES: usize = 3;
 
 /// Id of the only cluster.
 pub(super) const CLUSTER: ClusterId = ClusterId(7);
 
 /// Returns the key of a host in one of its lives.
 #[must_use]
-pub fn key(host: usize, life: u8) -> KeyId {
+pub fn key(host: usize, life: u8) -> AgentKey {
     let mut bytes = [0; 32];
     bytes[0] = u8::try_from(host).expect("fewer than 256 hosts");
     bytes[1] = life;
-    KeyId(bytes)
+    AgentKey(bytes)
 }
 
 /// Returns the host that has or had this key.
 #[must_use]
-pub(super) fn host_of(key: KeyId) -> usize {
+pub(super) fn host_of(key: AgentKey) -> usize {
     usize::from(key.0[0])
 }
 
 /// Returns in which of its host's lives the key belongs.
 #[must_use]
-pub(super) fn life_of(key: KeyId) -> u8 {
+pub(super) fn life_of(key: AgentKey) -> u8 {
     key.0[1]
 }
 
 /// Returns the incarnation of a key.
 #[must_use]
-pub(super) fn incarnation(key: KeyId) -> Incarnation {
+pub(super) fn incarnation(key: AgentKey) -> Incarnation {
     Incarnation(u128::from(key.0[0]) << 8 | u128::from(key.0[1]))
 }
 
 /// Returns a host's letter, followed by a number for its later lives: `A`, `A2`.
 #[must_use]
-pub(super) fn name(key: KeyId) -> String {
+pub(super) fn name(key: AgentKey) -> String {
     let letter = char::from(b'A' + key.0[0]);
     if key.0[1] == 0 { letter.to_string() } else { format!("{letter}{}", key.0[1] + 1) }
 }
 
 /// Returns the properties by which agents recognise a machine.
 #[must_use]
-pub(super) fn machine(host: usize) -> Machine {
-    Machine(BTreeMap::from([("id".to_owned(), host.to_string())]))
+pub(super) fn machine(host: usize) -> MachineIdentity {
+    MachineIdentity(BTreeMap::from([("id".to_owned(), host.to_string())]))
 }
 
-static RECORDS: LazyLock<Vec<Arc<Record>>> = LazyLock::new(|| {
-    let each = |host| (0..LIVES).map(move |life| record_anew(host, life));
-    (0..HOSTS).flat_map(each).collect()
+static RECORDS: LazyLock<Vec<Arc<AgentRecord>>> = LazyLock::new(|| {
+    let each = |host| (0..MAX_LIVES).map(move |life| record_anew(host, life));
+    (0..MAX_HOSTS).flat_map(each).collect()
 });
 
-fn record_anew(host: usize, life: usize) -> Arc<Record> {
+fn record_anew(host: usize, life: usize) -> Arc<AgentRecord> {
     let key = key(host, u8::try_from(life).expect("a few lives"));
-    Arc::new(Record {
+    Arc::new(AgentRecord {
         key,
         hash: Hash(key.0),
         token_hash: Hash(key.0),
@@ -86,8 +86,8 @@ fn record_anew(host: usize, life: usize) -> Arc<Record> {
 
 /// Returns the record of a key.
 #[must_use]
-pub(super) fn record(key: KeyId) -> Arc<Record> {
-    Arc::clone(&RECORDS[host_of(key) * LIVES + usize::from(life_of(key))])
+pub(super) fn record(key: AgentKey) -> Arc<AgentRecord> {
+    Arc::clone(&RECORDS[host_of(key) * MAX_LIVES + usize::from(life_of(key))])
 }
 
 static GRANT: LazyLock<GrantId> = LazyLock::new(|| GrantId(Arc::from("boot")));
@@ -112,7 +112,7 @@ pub(super) fn statement(size: u8) -> Statement {
 
 /// Packs the proposal into a hash: epoch, length, then host and life of each seat.
 #[must_use]
-pub(super) fn hash_of(proposal: &Proposal) -> Hash {
+pub(super) fn hash_of(proposal: &ProposedList) -> Hash {
     let mut bytes = [0; 32];
     bytes[0] = u8::try_from(proposal.epoch.min(255)).expect("at most 255");
     bytes[1] = u8::try_from(proposal.records.len()).expect("at most 9 records");
@@ -125,14 +125,14 @@ pub(super) fn hash_of(proposal: &Proposal) -> Hash {
 
 /// Returns the hash of the list with these keys, in the order of the seats.
 #[must_use]
-pub(super) fn list_of(epoch: Epoch, keys: &[KeyId]) -> Hash {
+pub(super) fn list_of(epoch: Epoch, keys: &[AgentKey]) -> Hash {
     let size = u8::try_from(keys.len()).expect("at most 9 seats");
     let records = keys.iter().map(|&key| record(key)).collect();
-    hash_of(&Proposal { cluster: CLUSTER, statement: statement(size).hash, epoch, records })
+    hash_of(&ProposedList { cluster: CLUSTER, statement: statement(size).hash, epoch, records })
 }
 
 /// Returns the members of the proposal that `h` encodes.
-pub(super) fn members_of(h: Hash) -> impl Iterator<Item = KeyId> {
+pub(super) fn members_of(h: Hash) -> impl Iterator<Item = AgentKey> {
     (0..usize::from(h.0[1]))
         .map(move |place| key(usize::from(h.0[2 + 2 * place]), h.0[3 + 2 * place]))
 }
@@ -145,15 +145,15 @@ pub(super) fn epoch_of(h: Hash) -> Epoch {
 
 /// Returns the proposal that `h` encodes.
 #[must_use]
-pub(super) fn proposal_of(h: Hash) -> Proposal {
-    let records: Vec<Arc<Record>> = members_of(h).map(record).collect();
+pub(super) fn proposal_of(h: Hash) -> ProposedList {
+    let records: Vec<Arc<AgentRecord>> = members_of(h).map(record).collect();
     let size = u8::try_from(records.len()).expect("at most 9 records");
-    Proposal { cluster: CLUSTER, statement: statement(size).hash, epoch: epoch_of(h), records }
+    ProposedList { cluster: CLUSTER, statement: statement(size).hash, epoch: epoch_of(h), records }
 }
 
 /// Formats a list for a person: `{A,B,C} e1`.
 #[must_use]
-pub(super) fn list(h: Hash) -> String {
+pub(super) fn format_list(h: Hash) -> String {
     let names: Vec<String> = members_of(h).map(name).collect();
     format!("{{{}}} e{}", names.join(","), epoch_of(h))
 }

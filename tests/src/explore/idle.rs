@@ -3,33 +3,33 @@
 
 use formation_explored::agent::Journal;
 use formation_explored::service::{Phase, Seating};
-use formation_explored::{Epoch, Hash, KeyId, Rule, Session};
+use formation_explored::{AgentKey, AgentSession, Epoch, Hash, Rule};
 
-use crate::explore::config::Config;
+use crate::explore::config::ExplorationConfig;
 use crate::explore::identity::epoch_of;
 use crate::explore::service_side::nonce_of;
-use crate::explore::world::{SOON, World};
+use crate::explore::world::{PENDING_DEADLINE_DISTANCE, SystemState};
 
 /// Returns whether the agent releases nothing, because it holds a document.
 #[must_use]
-pub(super) fn releases_nothing(config: &Config, journal: &Journal) -> bool {
-    journal.held.is_some() && config.rules.on(Rule::HeldReleasesNothing)
+pub(super) fn is_past_releasing(config: &ExplorationConfig, journal: &Journal) -> bool {
+    journal.held_document.is_some() && config.rules.is_on(Rule::HeldReleasesNothing)
 }
 
 /// Returns whether the database has decided list `h`. Showing the service its document then changes
 /// nothing.
 #[must_use]
-pub(super) fn is_decided(world: &World, h: Hash) -> bool {
+pub(super) fn is_decided(world: &SystemState, h: Hash) -> bool {
     let cluster = &world.database.cluster;
     matches!(cluster.phase, Phase::Committed | Phase::Formed)
-        && cluster.frozen.as_ref().is_some_and(|frozen| frozen.h == h)
+        && cluster.frozen.as_ref().is_some_and(|frozen| frozen.proposal_hash == h)
 }
 
 /// Returns whether the row already knows the agent's session, its highest epoch, and that it lives.
 #[must_use]
-pub(super) fn says_nothing_new(
-    world: &World,
-    config: &Config,
+pub(super) fn has_no_news(
+    world: &SystemState,
+    config: &ExplorationConfig,
     at: usize,
     journal: &Journal,
 ) -> bool {
@@ -38,11 +38,11 @@ pub(super) fn says_nothing_new(
     if config.quiet_lapses || known.session.is_none_or(|session| session.boot != journal.boot) {
         return false;
     }
-    let session = Session { boot: journal.boot, nonce: nonce_of(world, journal) };
+    let session = AgentSession { boot: journal.boot, nonce: nonce_of(world, journal) };
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     let highest = journal.highest_epoch();
     let no_news = highest <= known.highest_epoch || (config.reduced && highest < cluster.epoch);
-    let renewed = world.now().after(SOON);
+    let renewed = world.now().after(PENDING_DEADLINE_DISTANCE);
     let live = known.seating != Seating::Absent && known.lease_until == renewed;
     // If a disk was copied, another host may hold the same key.
     let only = world.key(at) == journal.key && config.faults.clones == 0;
@@ -53,39 +53,51 @@ pub(super) fn says_nothing_new(
 /// it can't sign it and the service wouldn't take its refusal. It must also have released every
 /// epoch below the list's.
 #[must_use]
-pub(super) fn looks_in_vain(world: &World, config: &Config, journal: &Journal, h: Hash) -> bool {
+pub(super) fn is_list_ignored(
+    world: &SystemState,
+    config: &ExplorationConfig,
+    journal: &Journal,
+    h: Hash,
+) -> bool {
     let epoch = epoch_of(h);
-    if journal.released + 1 < epoch && !releases_nothing(config, journal) {
+    if journal.released_epoch + 1 < epoch && !is_past_releasing(config, journal) {
         return false;
     }
-    let signed = journal.bound.get(&epoch).is_some_and(|bound| bound.h == h);
-    if signed && epoch > journal.released && journal.held.is_none() {
-        return world.said.acks.contains(&(journal.key, h));
+    let signed = journal.signed_lists.get(&epoch).is_some_and(|bound| bound.proposal_hash == h);
+    if signed && epoch > journal.released_epoch && journal.held_document.is_none() {
+        return world.sent.acks.contains(&(journal.key, h));
     }
-    let late = config.rules.on(Rule::OneListPerEpoch) && journal.highest_epoch() >= epoch;
-    let refuses = late || journal.held.is_some();
-    refuses && !is_asked(world, journal.key, epoch)
+    let late = config.rules.is_on(Rule::OneListPerEpoch) && journal.highest_epoch() >= epoch;
+    let refuses = late || journal.held_document.is_some();
+    refuses && !is_answer_awaited(world, journal.key, epoch)
 }
 
 /// Returns whether the service waits for the agent's answer to a list of this epoch.
-fn is_asked(world: &World, key: KeyId, epoch: Epoch) -> bool {
+fn is_answer_awaited(world: &SystemState, key: AgentKey, epoch: Epoch) -> bool {
     let cluster = &world.database.cluster;
-    cluster.phase == Phase::Preparing && cluster.epoch == epoch && cluster.lists(key)
+    cluster.phase == Phase::Preparing && cluster.epoch == epoch && cluster.is_listed(key)
 }
 
 /// Returns whether too few releases prevent the agent from signing `h` (rule S6). Only then does it
 /// matter whether the agent has waited long enough.
 #[must_use]
-pub(super) fn misses_releases(world: &World, config: &Config, journal: &Journal, h: Hash) -> bool {
+pub(super) fn is_missing_releases(
+    world: &SystemState,
+    config: &ExplorationConfig,
+    journal: &Journal,
+    h: Hash,
+) -> bool {
     // Looking at a list releases all lower epochs.
-    let own = journal.released.max(epoch_of(h) - 1);
-    config.rules.on(Rule::ReleasesFirst)
-        && journal.bound.iter().filter(|(_, bound)| bound.h != h).any(|(&epoch, bound)| {
-            let released = |key: KeyId| {
-                let said = world.said.releases.get(&key).copied().unwrap_or(0);
-                (if key == journal.key { said.max(own) } else { said }) >= epoch
-            };
-            let count = bound.members.iter().filter(|member| released(member.key)).count();
-            count < bound.releases_needed(&config.rules)
-        })
+    let own = journal.released_epoch.max(epoch_of(h) - 1);
+    config.rules.is_on(Rule::ReleasesFirst)
+        && journal.signed_lists.iter().filter(|(_, bound)| bound.proposal_hash != h).any(
+            |(&epoch, bound)| {
+                let released = |key: AgentKey| {
+                    let said = world.sent.releases.get(&key).copied().unwrap_or(0);
+                    (if key == journal.key { said.max(own) } else { said }) >= epoch
+                };
+                let count = bound.members.iter().filter(|member| released(member.key)).count();
+                count < bound.releases_needed(&config.rules)
+            },
+        )
 }

@@ -3,103 +3,126 @@
 //! measurement to take about half an hour together on two cores. The report of a run says which of
 //! them were completed.
 
-use crate::explore::config::{Config, Environment, Faults};
-use crate::explore::processes::Setback;
+use crate::explore::config::{Environment, ExplorationConfig, FaultCounts};
+use crate::explore::processes::RestoreMethod;
 
 /// The road is walked from one in this many states.
 const ROADS: u64 = 256;
 
 /// Returns the ladder's configurations, in the order in which they are explored.
 #[must_use]
-pub fn ladder() -> Vec<Config> {
-    let mut rungs = hosts_and_people();
-    rungs.extend(links_clock_and_ledgers());
+pub fn ladder() -> Vec<ExplorationConfig> {
+    let mut rungs = host_and_operator_configs();
+    rungs.extend(link_clock_and_ledger_configs());
     rungs
 }
 
-fn hosts_and_people() -> Vec<Config> {
+fn host_and_operator_configs() -> Vec<ExplorationConfig> {
     vec![
-        rung("a pause", 3, 5, 3, Faults { pauses: 1, ..Faults::default() }),
-        rung("a list that times out", 3, 5, 3, Faults { timeouts: 1, ..Faults::default() }),
-        rung("a death", 3, 5, 3, Faults { deaths: 1, ..Faults::default() }),
+        rung("a pause", 3, 5, 3, FaultCounts { pauses: 1, ..FaultCounts::default() }),
+        rung(
+            "a list that times out",
+            3,
+            5,
+            3,
+            FaultCounts { timeouts: 1, ..FaultCounts::default() },
+        ),
+        rung("a death", 3, 5, 3, FaultCounts { deaths: 1, ..FaultCounts::default() }),
         rung(
             "a kill, a lost directory, an end",
             3,
             5,
             3,
-            Faults { kills: 1, lost_directories: 1, ends: 1, ..Faults::default() },
+            FaultCounts {
+                kills: 1,
+                lost_directories: 1,
+                cluster_ends: 1,
+                ..FaultCounts::default()
+            },
         ),
-        rung("a host made anew", 3, 5, 2, Faults { remakes: 1, ..Faults::default() }),
-        rung("a restore", 3, 5, 2, Faults { restores: 1, ..Faults::default() }),
+        rung("a host made anew", 3, 5, 2, FaultCounts { reimages: 1, ..FaultCounts::default() }),
+        rung("a restore", 3, 5, 2, FaultCounts { restores: 1, ..FaultCounts::default() }),
         rung(
             "a restore and a pause",
             3,
             3,
             2,
-            Faults { restores: 1, pauses: 1, ..Faults::default() },
+            FaultCounts { restores: 1, pauses: 1, ..FaultCounts::default() },
         ),
         rung(
             "a pause and a list that times out",
             3,
             4,
             2,
-            Faults { pauses: 1, timeouts: 1, ..Faults::default() },
+            FaultCounts { pauses: 1, timeouts: 1, ..FaultCounts::default() },
         ),
         rung(
             "a restore, a kill, a lost directory",
             2,
             3,
             2,
-            Faults { restores: 1, kills: 1, lost_directories: 1, ..Faults::default() },
+            FaultCounts { restores: 1, kills: 1, lost_directories: 1, ..FaultCounts::default() },
         ),
         rung(
             "a death, a kill, a lost directory, an end, a pause",
             3,
             4,
             2,
-            Faults {
+            FaultCounts {
                 deaths: 1,
                 kills: 1,
                 lost_directories: 1,
-                ends: 1,
+                cluster_ends: 1,
                 pauses: 1,
-                ..Faults::default()
+                ..FaultCounts::default()
             },
         ),
-        Config {
-            together: 2,
-            ..rung("any two faults of the full bounds", 2, 2, 3, Config::full().faults)
+        ExplorationConfig {
+            max_total_faults: 2,
+            ..rung("any two faults of the full bounds", 2, 2, 3, ExplorationConfig::full().faults)
         },
-        Config {
-            together: 2,
-            ..rung("any two faults of the full bounds", 1, 2, 3, Config::full().faults)
+        ExplorationConfig {
+            max_total_faults: 2,
+            ..rung("any two faults of the full bounds", 1, 2, 3, ExplorationConfig::full().faults)
         },
     ]
 }
 
-fn links_clock_and_ledgers() -> Vec<Config> {
+fn link_clock_and_ledger_configs() -> Vec<ExplorationConfig> {
     vec![
-        rung("a link down", 3, 5, 2, Faults { links: 1, ..Faults::default() }),
-        rung("the clock ahead", 3, 4, 2, Faults { clocks: 1, ..Faults::default() }),
+        rung("a link down", 3, 5, 2, FaultCounts { links: 1, ..FaultCounts::default() }),
+        rung("the clock ahead", 3, 4, 2, FaultCounts { clock_jumps: 1, ..FaultCounts::default() }),
         rung(
             "the clock ahead, a link down, a death",
             2,
             3,
             2,
-            Faults { clocks: 1, links: 1, deaths: 1, ..Faults::default() },
+            FaultCounts { clock_jumps: 1, links: 1, deaths: 1, ..FaultCounts::default() },
         ),
-        Config {
-            setbacks: BOTH,
-            ..rung("a restore of either kind", 3, 4, 2, Faults { restores: 1, ..Faults::default() })
+        ExplorationConfig {
+            restore_methods: BOTH,
+            ..rung(
+                "a restore of either kind",
+                3,
+                4,
+                2,
+                FaultCounts { restores: 1, ..FaultCounts::default() },
+            )
         },
-        Config {
-            setbacks: BOTH,
+        ExplorationConfig {
+            restore_methods: BOTH,
             ..rung(
                 "database and ledger set back, a pause, an end",
                 1,
                 2,
                 2,
-                Faults { restores: 1, ledgers: 1, pauses: 1, ends: 1, ..Faults::default() },
+                FaultCounts {
+                    restores: 1,
+                    ledger_rollbacks: 1,
+                    pauses: 1,
+                    cluster_ends: 1,
+                    ..FaultCounts::default()
+                },
             )
         },
         rung(
@@ -107,41 +130,58 @@ fn links_clock_and_ledgers() -> Vec<Config> {
             2,
             3,
             2,
-            Faults { restores: 1, losses: 1, forgets: 1, pauses: 1, ..Faults::default() },
+            FaultCounts { restores: 1, losses: 1, forgets: 1, pauses: 1, ..FaultCounts::default() },
         ),
         without_ledger(
             "a restore without ledger",
             5,
             3,
-            Faults { restores: 1, ..Faults::default() },
+            FaultCounts { restores: 1, ..FaultCounts::default() },
         ),
         without_ledger(
             "a restore without ledger, a host made anew",
             4,
             2,
-            Faults { restores: 1, remakes: 1, ..Faults::default() },
+            FaultCounts { restores: 1, reimages: 1, ..FaultCounts::default() },
         ),
     ]
 }
 
-const BOTH: &[Setback] = &[Setback::Dump, Setback::InPlace];
+const BOTH: &[RestoreMethod] = &[RestoreMethod::Dump, RestoreMethod::InPlace];
 
 /// Returns a configuration with three seats and no ledgers.
 ///
 /// Two seats would show nothing: a majority is then both hosts, so two lists that share a host
 /// can't both have one. With three seats, two majorities of lists that share a host need five keys.
 /// Those are the keys of five hosts, or of four if one is re-imaged.
-fn without_ledger(name: &'static str, hosts: usize, epochs: u64, faults: Faults) -> Config {
-    Config {
+fn without_ledger(
+    name: &'static str,
+    hosts: usize,
+    epochs: u64,
+    faults: FaultCounts,
+) -> ExplorationConfig {
+    ExplorationConfig {
         environment: Environment { ledger: false, ..Environment::SOUND },
         expects_ledger: false,
         majorities_only: true,
-        roads: 0,
+        road_interval: 0,
         ..rung(name, 3, hosts, epochs, faults)
     }
 }
 
-fn rung(name: &'static str, seats: u8, hosts: usize, epochs: u64, faults: Faults) -> Config {
-    let late = faults.deaths > 0 || faults.remakes > 0;
-    Config { epochs, faults, late, roads: ROADS, ..Config::sound(name, seats, hosts) }
+fn rung(
+    name: &'static str,
+    seats: u8,
+    hosts: usize,
+    epochs: u64,
+    faults: FaultCounts,
+) -> ExplorationConfig {
+    let late = faults.deaths > 0 || faults.reimages > 0;
+    ExplorationConfig {
+        epochs,
+        faults,
+        has_late_messages: late,
+        road_interval: ROADS,
+        ..ExplorationConfig::sound(name, seats, hosts)
+    }
 }

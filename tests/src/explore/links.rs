@@ -1,6 +1,6 @@
 //! Links between hosts, each direction separately.
 
-use crate::explore::identity::HOSTS;
+use crate::explore::identity::MAX_HOSTS;
 
 /// The set of links that are down: one bit for each ordered pair of hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub struct Links {
 }
 
 fn bit(from: usize, to: usize) -> u64 {
-    1 << (from * HOSTS + to)
+    1 << (from * MAX_HOSTS + to)
 }
 
 impl Links {
@@ -19,9 +19,9 @@ impl Links {
     }
 
     /// Takes all links to `host` down. It still reaches every other host.
-    pub fn hide(&mut self, host: usize) {
+    pub fn cut_incoming(&mut self, host: usize) {
         self.down |=
-            (0..HOSTS).filter(|&from| from != host).fold(0, |all, from| all | bit(from, host));
+            (0..MAX_HOSTS).filter(|&from| from != host).fold(0, |all, from| all | bit(from, host));
     }
 
     /// Returns whether probes from `from` arrive at `to`.
@@ -32,25 +32,25 @@ impl Links {
 
     /// Returns whether two hosts reach each other.
     #[must_use]
-    pub fn joins(self, one: usize, other: usize) -> bool {
+    pub fn are_connected(self, one: usize, other: usize) -> bool {
         self.reaches(one, other) && self.reaches(other, one)
     }
 
     /// Returns whether all links from and to `host` are up.
     #[must_use]
-    pub fn are_whole_at(self, host: usize) -> bool {
-        (0..HOSTS).all(|other| self.joins(host, other))
+    pub fn are_all_up_at(self, host: usize) -> bool {
+        (0..MAX_HOSTS).all(|other| self.are_connected(host, other))
     }
 
     /// Iterates over the pairs whose first host can't reach the second.
     pub fn down(self) -> impl Iterator<Item = (usize, usize)> {
-        let pairs = (0..HOSTS).flat_map(|from| (0..HOSTS).map(move |to| (from, to)));
+        let pairs = (0..MAX_HOSTS).flat_map(|from| (0..MAX_HOSTS).map(move |to| (from, to)));
         pairs.filter(move |&(from, to)| !self.reaches(from, to))
     }
 
     /// Returns whether swapping these two hosts leaves the set of links unchanged.
     #[must_use]
-    pub fn are_same_with_swapped(self, one: usize, other: usize) -> bool {
+    pub fn are_unchanged_by_swap(self, one: usize, other: usize) -> bool {
         let swapped = |host: usize| match host {
             host if host == one => other,
             host if host == other => one,
@@ -68,13 +68,13 @@ mod tests {
     fn two_hosts_may_change_names_only_if_the_same_ones_reach_them() {
         let mut links = Links::default();
         links.cut(0, 1);
-        assert!(!links.reaches(1, 0) && !links.joins(0, 1) && links.joins(0, 2));
-        assert!(links.are_same_with_swapped(0, 1));
-        assert!(links.are_same_with_swapped(2, 3));
-        assert!(!links.are_same_with_swapped(1, 2));
-        links.hide(2);
+        assert!(!links.reaches(1, 0) && !links.are_connected(0, 1) && links.are_connected(0, 2));
+        assert!(links.are_unchanged_by_swap(0, 1));
+        assert!(links.are_unchanged_by_swap(2, 3));
+        assert!(!links.are_unchanged_by_swap(1, 2));
+        links.cut_incoming(2);
         assert!(links.reaches(2, 0) && !links.reaches(0, 2) && links.reaches(1, 3));
-        assert!(!links.are_same_with_swapped(2, 3));
-        assert!(links.are_whole_at(5) == links.joins(5, 2));
+        assert!(!links.are_unchanged_by_swap(2, 3));
+        assert!(links.are_all_up_at(5) == links.are_connected(5, 2));
     }
 }

@@ -6,26 +6,26 @@ use std::time::{Duration, Instant};
 
 use formation_explored::service::Phase;
 
-use crate::explore::actions::{Action, enumerate};
+use crate::explore::actions::{SystemAction, enumerate};
 use crate::explore::apply::apply;
-use crate::explore::config::Config;
-use crate::explore::properties::Violation;
+use crate::explore::config::ExplorationConfig;
+use crate::explore::properties::PropertyViolation;
 use crate::explore::road;
-use crate::explore::search::Found;
-use crate::explore::world::World;
+use crate::explore::search::Counterexample;
+use crate::explore::world::SystemState;
 
 /// Maximum number of steps in a walk.
-const LENGTH: usize = 400;
+const MAX_STEPS: usize = 400;
 /// Number of consecutive drawn actions without effect after which a walk ends.
-const IDLE: usize = 200;
+const MAX_IDLE_DRAWS: usize = 200;
 /// Highest epoch up to which a walk is followed.
 const EPOCHS: u64 = 12;
 /// Weights of a fault, of which each walk uses one; a step of progress weighs 10,000.
-const FAULTS: [u32; 4] = [30, 100, 400, 1_500];
+const FAULT_WEIGHTS: [u32; 4] = [30, 100, 400, 1_500];
 
 /// Counters of random walks, and the violation they found.
 #[derive(Clone, Debug, Default)]
-pub struct Walks {
+pub struct WalkReport {
     /// Number of walks taken.
     pub walks: usize,
     /// Number of steps in all walks.
@@ -39,12 +39,12 @@ pub struct Walks {
     /// Number of walks that reached a second epoch.
     pub second_epoch: usize,
     /// First violation found. Its path isn't a shortest one.
-    pub found: Option<Found>,
+    pub found: Option<Counterexample>,
 }
 
-impl Walks {
+impl WalkReport {
     /// Adds the counts of `other`. The first violation is kept.
-    pub fn add(&mut self, other: Walks) {
+    pub fn add(&mut self, other: WalkReport) {
         self.walks += other.walks;
         self.steps += other.steps;
         self.committed += other.committed;
@@ -56,9 +56,9 @@ impl Walks {
 }
 
 /// SplitMix64 generator: the same seed always gives the same walks.
-struct Random(u64);
+struct SplitMix64(u64);
 
-impl Random {
+impl SplitMix64 {
     fn below(&mut self, bound: u32) -> u32 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.0;
@@ -71,13 +71,20 @@ impl Random {
 /// Walks at random from the initial state, repeatedly, on `threads` threads until `time` is over.
 /// Each walk ends with the fault-free road.
 #[must_use]
-pub fn walk_at_random(config: &Config, seed: u64, time: Duration, threads: usize) -> Walks {
-    let config = Config { epochs: EPOCHS, reduced: false, ..config.clone() };
+pub fn walk_at_random(
+    config: &ExplorationConfig,
+    seed: u64,
+    time: Duration,
+    threads: usize,
+) -> WalkReport {
+    let config = ExplorationConfig { epochs: EPOCHS, reduced: false, ..config.clone() };
     let config = &config;
     std::thread::scope(|scope| {
-        let walk = |thread: u64| scope.spawn(move || some(config, seed ^ thread << 32, time));
+        let walk = |thread: u64| {
+            scope.spawn(move || walk_until_timeout(config, seed ^ thread << 32, time))
+        };
         let threads: Vec<_> = (0..threads.max(1) as u64).map(walk).collect();
-        let mut all = Walks::default();
+        let mut all = WalkReport::default();
         for thread in threads {
             all.add(thread.join().expect("a walker's panic is a bug of the explored code"));
         }
@@ -85,31 +92,31 @@ pub fn walk_at_random(config: &Config, seed: u64, time: Duration, threads: usize
     })
 }
 
-fn some(config: &Config, seed: u64, time: Duration) -> Walks {
+fn walk_until_timeout(config: &ExplorationConfig, seed: u64, time: Duration) -> WalkReport {
     let began = Instant::now();
-    let mut random = Random(seed);
-    let mut walks = Walks::default();
+    let mut random = SplitMix64(seed);
+    let mut walks = WalkReport::default();
     while began.elapsed() < time && walks.found.is_none() {
         walks.walks += 1;
         let mut transcript = Vec::new();
-        if let Err(violation) = one(config, &mut random, &mut transcript, &mut walks) {
-            walks.found = Some(Found { violation, transcript });
+        if let Err(violation) = walk_once(config, &mut random, &mut transcript, &mut walks) {
+            walks.found = Some(Counterexample { violation, transcript });
         }
     }
     walks
 }
 
-fn one(
-    config: &Config,
-    random: &mut Random,
+fn walk_once(
+    config: &ExplorationConfig,
+    random: &mut SplitMix64,
     transcript: &mut Vec<String>,
-    walks: &mut Walks,
-) -> Result<(), Violation> {
-    let mut world = World::new(config);
-    let faults = FAULTS[random.below(FAULTS.len() as u32) as usize];
+    walks: &mut WalkReport,
+) -> Result<(), PropertyViolation> {
+    let mut world = SystemState::new(config);
+    let faults = FAULT_WEIGHTS[random.below(FAULT_WEIGHTS.len() as u32) as usize];
     let mut idle = 0;
     let mut restored = false;
-    while transcript.len() < LENGTH && idle < IDLE {
+    while transcript.len() < MAX_STEPS && idle < MAX_IDLE_DRAWS {
         let actions = enumerate(&world, config);
         let epoch = world.database.cluster.epoch;
         let Some(action) = draw(&world, &actions, faults, random).filter(|_| epoch <= EPOCHS)
@@ -124,25 +131,25 @@ fn one(
             idle += 1;
             continue;
         }
-        restored |= matches!(action, Action::Restore(_)) && !world.said.committed.is_empty();
+        restored |= matches!(action, SystemAction::Restore(_)) && !world.sent.committed.is_empty();
         idle = 0;
         walks.steps += 1;
         world = next;
     }
-    walks.committed += usize::from(!world.said.committed.is_empty());
-    walks.started += usize::from(!world.said.started.is_empty());
+    walks.committed += usize::from(!world.sent.committed.is_empty());
+    walks.started += usize::from(!world.sent.started.is_empty());
     walks.restored += usize::from(restored);
-    walks.second_epoch += usize::from(world.said.epoch > 1);
-    if config.liar { Ok(()) } else { road::walk(&world, config) }
+    walks.second_epoch += usize::from(world.sent.epoch > 1);
+    if config.service_lies { Ok(()) } else { road::walk(&world, config) }
 }
 
 /// Draws one of `actions` by their weights.
 fn draw<'a>(
-    world: &World,
-    actions: &'a [Action],
+    world: &SystemState,
+    actions: &'a [SystemAction],
     faults: u32,
-    random: &mut Random,
-) -> Option<&'a Action> {
+    random: &mut SplitMix64,
+) -> Option<&'a SystemAction> {
     let total: u32 = actions.iter().map(|action| weight(world, action, faults)).sum();
     let mut at = random.below(total);
     actions.iter().find(|action| {
@@ -156,19 +163,26 @@ fn draw<'a>(
 /// Returns the weight of an action. Progress of the presently frozen list weighs most, and late or
 /// useless messages less. Faults have the weight of this walk, and ends of the cluster a tenth of
 /// it.
-fn weight(world: &World, action: &Action, faults: u32) -> u32 {
+fn weight(world: &SystemState, action: &SystemAction, faults: u32) -> u32 {
     let cluster = &world.database.cluster;
     let frozen = cluster.frozen.as_ref().filter(|_| cluster.phase == Phase::Preparing);
     match action {
-        Action::Abandon | Action::Expire => faults / 10,
+        SystemAction::Abandon | SystemAction::PassDeadline => faults / 10,
         // The rest of the walk depends on a restore after a commit.
-        Action::Restore(_) if !world.said.committed.is_empty() => 3 * faults,
-        Action::LosePatience(..) => faults,
+        SystemAction::Restore(_) if !world.sent.committed.is_empty() => 3 * faults,
+        SystemAction::ReportMissingReleases(..) => faults,
         action if action.is_fault(world) => faults,
-        Action::Consider(_, h) if frozen.is_none_or(|frozen| frozen.h != *h) => 500,
-        Action::SeeEpoch(..) | Action::Speak(_) | Action::Backup | Action::SpeakLate(_) => 1_000,
-        Action::ShowDocument(_) | Action::Report(_) | Action::Lapse(_) => 1_000,
-        Action::ClockBack => 1_000,
+        SystemAction::ExamineList(_, h)
+            if frozen.is_none_or(|frozen| frozen.proposal_hash != *h) =>
+        {
+            500
+        }
+        SystemAction::SeeEpoch(..)
+        | SystemAction::Poll(_)
+        | SystemAction::Backup
+        | SystemAction::DeliverLatePoll(_) => 1_000,
+        SystemAction::ShowDocument(_) | SystemAction::Report(_) | SystemAction::Lapse(_) => 1_000,
+        SystemAction::ClockBack => 1_000,
         _ => 10_000,
     }
 }

@@ -3,45 +3,47 @@
 //! Each function here says what it leaves out, and why that is sound. Two states may be merged if each step
 //! from one has an equivalent step from the other, and every property judges both alike.
 //!
-//! All reductions depend on [`Config::reduced`]. `tests/explore_reduction.rs` explores small configurations,
+//! All reductions depend on [`ExplorationConfig::reduced`]. `tests/explore_reduction.rs` explores small configurations,
 //! and every regression with its rule switched off, with and without them. If an argument relies on a rule or
 //! on a guarantee of the environment, the function checks that it is on. A lying service has no state, so with
 //! one hardly anything is left out.
 
 use std::sync::Arc;
 
-use formation_explored::agent::{Bound, Directory, Journal};
-use formation_explored::memory::{Entry, compare};
-use formation_explored::service::{Cluster, Context, Event, Phase, Seating, Settings, step};
-use formation_explored::{Epoch, Hash, KeyId, Rule, quorum};
+use formation_explored::agent::{DirectoryKind, Journal, SignedList};
+use formation_explored::memory::{LedgerEntry, compare};
+use formation_explored::service::{
+    Cluster, ClusterEvent, FormationSettings, Phase, Seating, StepContext, step,
+};
+use formation_explored::{AgentKey, Epoch, Hash, Rule, quorum};
 
-use crate::explore::config::Config;
-use crate::explore::database::{Database, PROCESSES};
+use crate::explore::config::ExplorationConfig;
+use crate::explore::database::{DatabaseState, PROCESSES};
 use crate::explore::host_side::directory_of;
 use crate::explore::identity::{epoch_of, hash_of, incarnation, members_of};
-use crate::explore::processes::Setback;
-use crate::explore::world::{Host, Mode, NOW, World, normalise};
+use crate::explore::processes::RestoreMethod;
+use crate::explore::world::{AgentMode, HostState, NOW, SystemState, normalise};
 
 /// Clears those fields of the row that nothing reads any more.
 ///
 /// - Only the freeze reads `floor` and `highest_epoch`, and it takes an epoch of at least `epoch`. The row's
 ///   epoch never falls, so lower values of the two make no difference.
-/// - A stored release only raises those two fields. Agents learn of releases from `Said`.
+/// - A stored release only raises those two fields. Agents learn of releases from `SentMessages`.
 /// - From the commit or the end on, only the row's list and its seated members are read. Counts, standbys and
 ///   acks are never read again.
 /// - Only a list's time-out reads which hosts have reached each other, on the road (property 7) as well.
-pub(super) fn row(cluster: &mut Cluster, config: &Config) {
+pub(super) fn clear_unread_fields(cluster: &mut Cluster, config: &ExplorationConfig) {
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     let epoch = cluster.epoch;
     if cluster.floor < epoch {
         cluster.floor = 0;
     }
-    let listed: Vec<KeyId> = match &mut cluster.frozen {
+    let listed: Vec<AgentKey> = match &mut cluster.frozen {
         Some(frozen) if !forming => {
             frozen.acks.clear();
-            members_of(frozen.h).collect()
+            members_of(frozen.proposal_hash).collect()
         }
-        Some(frozen) if config.faults.timeouts == 0 && config.roads == 0 => {
+        Some(frozen) if config.faults.timeouts == 0 && config.road_interval == 0 => {
             frozen.probes.clear();
             Vec::new()
         }
@@ -53,7 +55,7 @@ pub(super) fn row(cluster: &mut Cluster, config: &Config) {
             agent.highest_epoch = 0;
         }
         if !forming {
-            agent.counts = 0;
+            agent.failed_lists = 0;
             if !listed.contains(key) {
                 agent.seating = Seating::Absent;
             }
@@ -66,30 +68,37 @@ pub(super) fn row(cluster: &mut Cluster, config: &Config) {
 /// After a restore, the first step of any process tells the row that its database has changed, and that
 /// discards a frozen list. So acks and probes for that list make no difference between two backups.
 ///
-/// This needs `Environment::site`: without a database's identity nobody may notice the restore. Without
+/// This needs `Environment::has_database_identity`: without a database's identity nobody may notice the restore. Without
 /// reduction, with restores in place, or with faults of the clock, it returns the backup unchanged. In the last
 /// case the result would depend on whether the clock is still ahead at the restore.
 #[must_use]
-pub(super) fn backup(database: &Arc<Database>, config: &Config) -> Arc<Database> {
+pub(super) fn backup(
+    database: &Arc<DatabaseState>,
+    config: &ExplorationConfig,
+) -> Arc<DatabaseState> {
     let is_noticed = config.environment.ledger
-        && config.environment.site
-        && !config.setbacks.contains(&Setback::InPlace);
-    if !config.reduced || !is_noticed || config.faults.clocks > 0 {
+        && config.environment.has_database_identity
+        && !config.restore_methods.contains(&RestoreMethod::InPlace);
+    if !config.reduced || !is_noticed || config.faults.clock_jumps > 0 {
         return Arc::clone(database);
     }
     let mut cluster = database.cluster.clone();
-    let settings = Settings::DEFAULT;
-    let context =
-        Context { rules: &config.rules, settings: &settings, steady: true, hash: &hash_of };
-    let _ = step(&mut cluster, &context, NOW, Event::DatabaseChanged);
+    let settings = FormationSettings::DEFAULT;
+    let context = StepContext {
+        rules: &config.rules,
+        settings: &settings,
+        is_clock_steady: true,
+        hash: &hash_of,
+    };
+    let _ = step(&mut cluster, &context, NOW, ClusterEvent::DatabaseChanged);
     normalise(&mut cluster, config);
-    Arc::new(Database { cluster, ..(**database).clone() })
+    Arc::new(DatabaseState { cluster, ..(**database).clone() })
 }
 
 /// Returns whether processes keep nothing between two transactions, because they have no ledgers. All processes
 /// are then alike, and a new connection is like an old one. So a restore leaves the processes connected.
 #[must_use]
-pub(super) fn remembers_nothing(config: &Config) -> bool {
+pub(super) fn are_processes_stateless(config: &ExplorationConfig) -> bool {
     config.reduced && !config.environment.ledger && config.environment.row_lock
 }
 
@@ -105,20 +114,22 @@ pub(super) fn remembers_nothing(config: &Config) -> bool {
 /// - Transactions lock the row. Without the lock, each ack may be applied separately to a row that was read
 ///   long ago.
 #[must_use]
-pub(super) fn do_acks_arrive_together(world: &World, config: &Config) -> bool {
+pub(super) fn do_acks_arrive_together(world: &SystemState, config: &ExplorationConfig) -> bool {
     config.reduced
-        && !config.liar
+        && !config.service_lies
         && config.environment.row_lock
-        && config.rules.on(Rule::LapseFirst)
-        && world.left.timeouts == 0
+        && config.rules.is_on(Rule::LapseFirst)
+        && world.faults_left.timeouts == 0
 }
 
 /// Returns whether no process is connected, as after a restore. Until one connects, only steps of the database
 /// are explored. Steps of hosts read and write nothing of the database, and nobody serves their messages. So
 /// they could as well have been taken before the restore.
 #[must_use]
-pub(super) fn waits_for_a_process(world: &World, config: &Config) -> bool {
-    config.reduced && !config.liar && !world.processes.iter().any(|process| process.connected)
+pub(super) fn waits_for_a_process(world: &SystemState, config: &ExplorationConfig) -> bool {
+    config.reduced
+        && !config.service_lies
+        && !world.processes.iter().any(|process| process.connected)
 }
 
 /// Returns whether no other host can have heard of this one, in whichever life it is.
@@ -132,26 +143,26 @@ pub(super) fn waits_for_a_process(world: &World, config: &Config) -> bool {
 /// The road (property 7) does count hosts that could still join, so it is walked a second time without one of
 /// them.
 #[must_use]
-pub(super) fn is_untouched(host: &Host, config: &Config) -> bool {
-    let blank = || directory_of(config, host) == Directory::Blank;
-    config.reduced && host.journal.is_none() && host.mode == Mode::Runs && blank()
+pub(super) fn is_unknown_to_others(host: &HostState, config: &ExplorationConfig) -> bool {
+    let blank = || directory_of(config, host) == DirectoryKind::Blank;
+    config.reduced && host.journal.is_none() && host.mode == AgentMode::Running && blank()
 }
 
 /// Returns whether the database's present state is final: no restore is left, no ledger differs, and no
 /// transaction is under way.
 #[must_use]
-pub(super) fn is_database_final(world: &World, config: &Config) -> bool {
-    world.left.restores == 0
-        && world.left.overlaps == 0
-        && world.left.crashes == 0
-        && are_ledgers_content(world, config)
+pub(super) fn is_database_final(world: &SystemState, config: &ExplorationConfig) -> bool {
+    world.faults_left.restores == 0
+        && world.faults_left.overlaps == 0
+        && world.faults_left.crashes == 0
+        && are_ledgers_consistent(world, config)
         && world.processes.iter().all(|process| process.read.is_none())
 }
 
 /// Returns whether all processes are connected and no ledger can object to a decision of the database. After a
 /// set-back, that needs a settled database in which no process finds a difference.
 #[must_use]
-pub(super) fn are_ledgers_content(world: &World, config: &Config) -> bool {
+pub(super) fn are_ledgers_consistent(world: &SystemState, config: &ExplorationConfig) -> bool {
     let database = &world.database;
     if !config.environment.ledger || !has_been_set_back(world, config) {
         return world.processes.iter().all(|process| process.connected);
@@ -161,36 +172,36 @@ pub(super) fn are_ledgers_content(world: &World, config: &Config) -> bool {
         let memory = process.ledger.memory(&config.environment);
         let agrees = match process.ledger.entry {
             None => true,
-            Some(Entry::Commit { h, .. }) => database.commit() == Some(h),
-            Some(Entry::End(_)) => database.cluster.phase.has_ended(),
+            Some(LedgerEntry::Commit { h, .. }) => database.decided_list() == Some(h),
+            Some(LedgerEntry::End(_)) => database.cluster.phase.has_ended(),
         };
-        let same = compare(&memory, &database.shown_to(at, &memory, &config.environment));
+        let same = compare(&memory, &database.view_for_process(at, &memory, &config.environment));
         process.connected && agrees && same.is_ok()
     };
-    database.settled && !database.cluster.unsettled && (0..PROCESSES).all(is_content)
+    database.settled && !database.cluster.is_unsettled && (0..PROCESSES).all(is_content)
 }
 
 /// Returns whether a database or a ledger was replaced by an older copy.
-fn has_been_set_back(world: &World, config: &Config) -> bool {
-    let (left, all) = (&world.left, &config.faults.at_most(config.together));
-    left.restores < all.restores || left.ledgers < all.ledgers
+fn has_been_set_back(world: &SystemState, config: &ExplorationConfig) -> bool {
+    let (left, all) = (&world.faults_left, &config.faults.at_most(config.max_total_faults));
+    left.restores < all.restores || left.ledger_rollbacks < all.ledger_rollbacks
 }
 
 /// Returns whether it matters which process serves a request. It does once something was set back and the
 /// processes know different things about it. Before that, all of them read the same row, and none decides what
 /// another has decided. Sending a document and copying decisions are separate steps of each process.
 #[must_use]
-pub(super) fn may_serve_differently(world: &World, config: &Config) -> bool {
-    let can_be_set_back = config.faults.restores > 0 || config.faults.ledgers > 0;
+pub(super) fn is_serving_process_relevant(world: &SystemState, config: &ExplorationConfig) -> bool {
+    let can_be_set_back = config.faults.restores > 0 || config.faults.ledger_rollbacks > 0;
     let matters = !config.reduced
-        || (has_been_set_back(world, config) && !are_ledgers_content(world, config));
+        || (has_been_set_back(world, config) && !are_ledgers_consistent(world, config));
     config.environment.ledger && can_be_set_back && matters && !are_processes_alike(world)
 }
 
 /// Returns whether both processes are in the same state, and every database has equal rows for both.
 #[must_use]
-pub(super) fn are_processes_alike(world: &World) -> bool {
-    let rows = |database: &Arc<Database>| database.rows[0] == database.rows[1];
+pub(super) fn are_processes_alike(world: &SystemState) -> bool {
+    let rows = |database: &Arc<DatabaseState>| database.rows[0] == database.rows[1];
     world.processes[0] == world.processes[1]
         && rows(&world.database)
         && world.backup.as_ref().is_none_or(rows)
@@ -202,14 +213,17 @@ pub(super) fn are_processes_alike(world: &World) -> bool {
 /// agents may receive it as late as they like. Without ledgers this holds whatever becomes of the database,
 /// because no process remembers what it has sent.
 #[must_use]
-pub(super) fn is_as_good_as_out(world: &World, config: &Config) -> bool {
+pub(super) fn may_publish_at_once(world: &SystemState, config: &ExplorationConfig) -> bool {
     let cluster = &world.database.cluster;
     config.reduced
-        && !config.liar
+        && !config.service_lies
         && matches!(cluster.phase, Phase::Committed | Phase::Formed)
         && cluster.split.is_none()
-        && (is_database_final(world, config) || remembers_nothing(config))
-        && cluster.frozen.as_ref().is_some_and(|frozen| !world.said.documents.contains(&frozen.h))
+        && (is_database_final(world, config) || are_processes_stateless(config))
+        && cluster
+            .frozen
+            .as_ref()
+            .is_some_and(|frozen| !world.sent.documents.contains(&frozen.proposal_hash))
 }
 
 /// Returns whether hosts can no longer affect each other or the service.
@@ -221,42 +235,44 @@ pub(super) fn is_as_good_as_out(world: &World, config: &Config) -> bool {
 /// States in which two hosts have both moved on are left out. Only the road (property 7) looks at two hosts at
 /// once. It is walked from the state in which the others have not moved.
 #[must_use]
-pub(super) fn are_strangers(world: &World, config: &Config) -> bool {
+pub(super) fn are_hosts_independent(world: &SystemState, config: &ExplorationConfig) -> bool {
     let cluster = &world.database.cluster;
     let Some(frozen) = &cluster.frozen else { return false };
-    let only = |h: &Hash| *h == frozen.h;
-    let host_agrees = |host: &Arc<Host>| {
-        let held = host.journal.as_ref().and_then(|journal| journal.held.as_ref());
-        held.is_none_or(|held| only(&held.h)) && host.node.as_ref().is_none_or(only)
+    let only = |h: &Hash| *h == frozen.proposal_hash;
+    let host_agrees = |host: &Arc<HostState>| {
+        let held = host.journal.as_ref().and_then(|journal| journal.held_document.as_ref());
+        held.is_none_or(|held| only(&held.proposal_hash))
+            && host.running_list.as_ref().is_none_or(only)
     };
     config.reduced
-        && !config.liar
+        && !config.service_lies
         && !config.reports
         && config.faults.clones == 0
         && config.environment.journal_sync
-        && config.rules.on(Rule::AbandonBeforeCommit)
+        && config.rules.is_on(Rule::AbandonBeforeCommit)
         && cluster.phase == Phase::Committed
         && cluster.split.is_none()
         && is_database_final(world, config)
-        && world.said.documents.len() == 1
-        && world.said.documents.contains(&frozen.h)
-        && world.said.committed.contains(&frozen.h)
-        && world.said.started.values().all(only)
+        && world.sent.documents.len() == 1
+        && world.sent.documents.contains(&frozen.proposal_hash)
+        && world.sent.committed.contains(&frozen.proposal_hash)
+        && world.sent.started.values().all(only)
         && world.hosts.iter().all(host_agrees)
 }
 
 /// Returns whether the cluster has ended and nothing can follow: no document was ever sent and nobody holds
 /// one. So nobody will start a node or sign.
 #[must_use]
-pub(super) fn is_the_end(world: &World, config: &Config) -> bool {
-    let holds = |host: &Arc<Host>| {
-        host.node.is_some() || host.journal.as_ref().is_some_and(|journal| journal.held.is_some())
+pub(super) fn is_terminal(world: &SystemState, config: &ExplorationConfig) -> bool {
+    let holds = |host: &Arc<HostState>| {
+        host.running_list.is_some()
+            || host.journal.as_ref().is_some_and(|journal| journal.held_document.is_some())
     };
     config.reduced
-        && !config.liar
+        && !config.service_lies
         && world.database.cluster.phase.has_ended()
         && is_database_final(world, config)
-        && world.said.documents.is_empty()
+        && world.sent.documents.is_empty()
         && !world.hosts.iter().any(holds)
 }
 
@@ -268,29 +284,32 @@ pub(super) fn is_the_end(world: &World, config: &Config) -> bool {
 /// and has not released it. That set never grows: journals never forget, and members that die or are re-imaged
 /// leave it.
 #[must_use]
-pub(super) fn has_one_majority_at_most(world: &World, config: &Config) -> bool {
+pub(super) fn has_one_majority_at_most(world: &SystemState, config: &ExplorationConfig) -> bool {
     let applies = config.reduced
         && config.majorities_only
-        && !config.liar
+        && !config.service_lies
         && config.environment.row_lock
         && config.environment.journal_sync
         && config.faults.clones == 0
-        && config.rules.on(Rule::AbandonBeforeCommit)
-        && config.rules.on(Rule::HoldAboveReleased)
-        && config.rules.on(Rule::HoldWhatWasSigned);
-    let mut earlier = world.said.committed.iter().filter(|&&h| world.database.commit() != Some(h));
-    applies && world.left.restores == 0 && !earlier.any(|&h| can_have_a_majority(world, h))
+        && config.rules.is_on(Rule::AbandonBeforeCommit)
+        && config.rules.is_on(Rule::HoldAboveReleased)
+        && config.rules.is_on(Rule::HoldWhatWasSigned);
+    let mut earlier =
+        world.sent.committed.iter().filter(|&&h| world.database.decided_list() != Some(h));
+    applies && world.faults_left.restores == 0 && !earlier.any(|&h| can_have_a_majority(world, h))
 }
 
-fn can_have_a_majority(world: &World, h: Hash) -> bool {
+fn can_have_a_majority(world: &SystemState, h: Hash) -> bool {
     let epoch = epoch_of(h);
-    let starts = |key: &KeyId| {
+    let starts = |key: &AgentKey| {
         let journal = world.live_journal(*key);
-        world.said.started.get(&incarnation(*key)) == Some(&h)
+        world.sent.started.get(&incarnation(*key)) == Some(&h)
             || journal.is_some_and(|journal| {
-                let holds = journal.held.as_ref().is_some_and(|held| held.h == h);
-                let signed = journal.bound.get(&epoch).is_some_and(|bound| bound.h == h);
-                holds || (signed && epoch > journal.released)
+                let holds =
+                    journal.held_document.as_ref().is_some_and(|held| held.proposal_hash == h);
+                let signed =
+                    journal.signed_lists.get(&epoch).is_some_and(|bound| bound.proposal_hash == h);
+                holds || (signed && epoch > journal.released_epoch)
             })
     };
     let size = members_of(h).count();
@@ -303,41 +322,41 @@ pub(super) struct Relevance<'a> {
     /// ever be frozen, acked or refused at the service again.
     lowest: Epoch,
     /// Whether journals never forget: they are synced, and no disk is copied.
-    journals_last: bool,
+    are_journals_durable: bool,
     /// Whether a process may still read its ledger.
-    pub ledgers_asked: bool,
+    pub are_ledgers_read: bool,
     /// Whether boot counters matter. They only tell the holders of one key apart, and without copied disks each
     /// key has one holder.
-    pub boots_count: bool,
+    pub are_boots_relevant: bool,
     /// Whether a dead host's disk is left out, because nothing ever reads it.
-    pub forgets_the_dead: bool,
+    pub ignores_dead_hosts: bool,
     /// Whether late messages of agents that no longer exist may still arrive.
     pub late: bool,
     /// Frozen lists that can still be signed or frozen again.
     proposals: Vec<Hash>,
-    config: &'a Config,
+    config: &'a ExplorationConfig,
 }
 
 impl<'a> Relevance<'a> {
     /// Computes the relevance of each part of `world`.
     #[must_use]
-    pub(super) fn of(world: &World, config: &'a Config) -> Relevance<'a> {
+    pub(super) fn of(world: &SystemState, config: &'a ExplorationConfig) -> Relevance<'a> {
         let reads = world.processes.iter().filter_map(|process| process.read.as_ref());
         let databases = [Some(&world.database), world.backup.as_ref()].into_iter().flatten();
         let lowest = databases.chain(reads).map(|database| database.cluster.epoch).min();
-        let on = config.reduced && !config.liar;
+        let on = config.reduced && !config.service_lies;
         let mut relevance = Relevance {
             lowest: lowest.filter(|_| on).unwrap_or(0),
-            journals_last: config.environment.journal_sync && config.faults.clones == 0,
-            ledgers_asked: !(on && is_database_final(world, config)),
-            boots_count: !config.reduced || config.faults.clones > 0,
-            forgets_the_dead: config.reduced,
-            late: config.late || !config.reduced,
+            are_journals_durable: config.environment.journal_sync && config.faults.clones == 0,
+            are_ledgers_read: !(on && is_database_final(world, config)),
+            are_boots_relevant: !config.reduced || config.faults.clones > 0,
+            ignores_dead_hosts: config.reduced,
+            late: config.has_late_messages || !config.reduced,
             proposals: Vec::new(),
             config,
         };
         let alive = |h: &&Hash| relevance.is_proposal_alive(world, **h);
-        relevance.proposals = world.said.proposals.iter().filter(alive).copied().collect();
+        relevance.proposals = world.sent.proposals.iter().filter(alive).copied().collect();
         relevance
     }
 
@@ -347,17 +366,17 @@ impl<'a> Relevance<'a> {
     /// An agent that has signed or released the list's epoch never signs another list of it (S5). At most it
     /// sends the same ack again. The list may also show the agent its epoch, but that makes no difference. The
     /// service has shown that epoch, so the agent may see it at any time.
-    fn is_proposal_alive(&self, world: &World, h: Hash) -> bool {
+    fn is_proposal_alive(&self, world: &SystemState, h: Hash) -> bool {
         let epoch = epoch_of(h);
         if epoch >= self.lowest
-            || !self.journals_last
-            || !self.config.rules.on(Rule::OneListPerEpoch)
+            || !self.are_journals_durable
+            || !self.config.rules.is_on(Rule::OneListPerEpoch)
         {
             return true;
         }
         let may_sign = |journal: &Journal| {
             members_of(h).any(|key| key == journal.key)
-                && journal.held.is_none()
+                && journal.held_document.is_none()
                 && journal.highest_epoch() < epoch
         };
         let hosts = world.hosts.iter().filter(|host| host.alive);
@@ -366,7 +385,7 @@ impl<'a> Relevance<'a> {
 
     /// Returns the class of `host`'s directory, as the production code classifies it.
     #[must_use]
-    pub(super) fn directory(&self, host: &Host) -> Directory {
+    pub(super) fn directory(&self, host: &HostState) -> DirectoryKind {
         directory_of(self.config, host)
     }
 
@@ -390,19 +409,19 @@ impl<'a> Relevance<'a> {
     #[must_use]
     pub(super) fn is_bound_alive(
         &self,
-        world: &World,
+        world: &SystemState,
         journal: &Journal,
         epoch: Epoch,
-        bound: &Bound,
+        bound: &SignedList,
     ) -> bool {
         let reducible = self.lowest > 0
-            && self.journals_last
-            && self.config.rules.on(Rule::HoldAboveReleased)
-            && epoch <= journal.released;
+            && self.are_journals_durable
+            && self.config.rules.is_on(Rule::HoldAboveReleased)
+            && epoch <= journal.released_epoch;
         if !reducible {
             return true;
         }
-        let released = |key: KeyId| world.said.releases.get(&key).is_some_and(|&r| r >= epoch);
+        let released = |key: AgentKey| world.sent.releases.get(&key).is_some_and(|&r| r >= epoch);
         let count = bound.members.iter().filter(|member| released(member.key)).count();
         count < bound.releases_needed(&self.config.rules)
     }

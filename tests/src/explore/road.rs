@@ -2,21 +2,21 @@
 //! cluster must form. Otherwise `explain` must give a reason and a way out, and the way out must
 //! work.
 
-use formation_explored::agent::{Decision, Journal, Start, at_start};
-use formation_explored::service::{Event, Phase, Seating, Settings, explain};
-use formation_explored::{Epoch, Hash, KeyId, quorum};
+use formation_explored::agent::{Journal, LaunchState, StartDecision, decide_at_start};
+use formation_explored::service::{ClusterEvent, FormationSettings, Phase, Seating, explain};
+use formation_explored::{AgentKey, Epoch, Hash, quorum};
 
-use crate::explore::actions::Action;
+use crate::explore::actions::SystemAction;
 use crate::explore::apply::apply;
-use crate::explore::config::Config;
+use crate::explore::config::ExplorationConfig;
 use crate::explore::database::PROCESSES;
 use crate::explore::host_side::{directory_of, see_refusal};
 use crate::explore::identity::{machine, members_of, name};
 use crate::explore::processes::{is_up_to_date, may_be_forgotten};
-use crate::explore::properties::{Property, Violation};
-use crate::explore::reduce::is_untouched;
-use crate::explore::service_side::{deliver_ack, serve, speak};
-use crate::explore::world::{Host, Mode, NOW, World, is_far};
+use crate::explore::properties::{Property, PropertyViolation};
+use crate::explore::reduce::is_unknown_to_others;
+use crate::explore::service_side::{deliver_ack, poll_or_redeem, serve};
+use crate::explore::world::{AgentMode, HostState, NOW, SystemState, is_from_clock_ahead};
 
 /// Maximum number of rounds on a road; one that takes more never ends.
 const ROUNDS: usize = 80;
@@ -25,24 +25,28 @@ const ROUNDS: usize = 80;
 ///
 /// # Errors
 /// Returns a violation of property 7.
-pub(super) fn walk(world: &World, config: &Config) -> Result<(), Violation> {
-    from(world, config)?;
+pub(super) fn walk(
+    world: &SystemState,
+    config: &ExplorationConfig,
+) -> Result<(), PropertyViolation> {
+    walk_from(world, config)?;
     // The exploration leaves out the deaths of hosts that never joined (`reduce`), so try the road
     // without one of them.
-    let untouched = |host: &&mut std::sync::Arc<Host>| host.alive && is_untouched(host, config);
+    let untouched =
+        |host: &&mut std::sync::Arc<HostState>| host.alive && is_unknown_to_others(host, config);
     let mut without = world.clone();
-    if world.left.deaths > 0
+    if world.faults_left.deaths > 0
         && let Some(host) = without.hosts.iter_mut().find(untouched)
     {
         std::sync::Arc::make_mut(host).alive = false;
-        return from(&without, config);
+        return walk_from(&without, config);
     }
     Ok(())
 }
 
-fn from(world: &World, config: &Config) -> Result<(), Violation> {
+fn walk_from(world: &SystemState, config: &ExplorationConfig) -> Result<(), PropertyViolation> {
     let mut at = world.clone();
-    at.alone = None;
+    at.followed_host = None;
     // The clock is right again, but what was stored before remains.
     at.is_ahead = false;
     // On the road, every message under way has arrived or been lost, and every transaction has
@@ -63,29 +67,29 @@ fn from(world: &World, config: &Config) -> Result<(), Violation> {
         }
         at = next;
     }
-    arrived(&at, config)
+    judge_end(&at, config)
 }
 
 /// Lets every process and every host take its next step once, and delivers all releases and acks.
-fn round(from: &World, config: &Config) -> Result<World, Violation> {
+fn round(from: &SystemState, config: &ExplorationConfig) -> Result<SystemState, PropertyViolation> {
     let mut world = from.clone();
     for process in 0..PROCESSES {
-        if world.processes[process].is_gone {
+        if world.processes[process].is_lost {
             if may_be_forgotten(&world, config, process) {
-                world = apply(&world, config, &Action::Forget(process))?;
+                world = apply(&world, config, &SystemAction::ForgetProcess(process))?;
             }
         } else if !is_up_to_date(&world, config, process) {
-            world = apply(&world, config, &Action::Look(process))?;
+            world = apply(&world, config, &SystemAction::InspectDatabase(process))?;
         }
     }
     for host in 0..config.hosts {
         if world.hosts[host].alive {
-            world = one_host(world, config, host)?;
+            world = step_host(world, config, host)?;
         }
     }
-    let said = std::sync::Arc::clone(&world.said);
+    let said = std::sync::Arc::clone(&world.sent);
     for &key in said.releases.keys() {
-        world = apply(&world, config, &Action::DeliverRelease(key))?;
+        world = apply(&world, config, &SystemAction::DeliverRelease(key))?;
     }
     for &(key, h) in &said.acks {
         let decided = decided(&world) == Some(h);
@@ -93,53 +97,64 @@ fn round(from: &World, config: &Config) -> Result<World, Violation> {
         let document = outcome.answer.ok().and_then(|answer| answer.document);
         if decided && document != Some(h) && world.database.cluster.split.is_none() {
             let what = format!("{} asks again with its ack, and gets no document", name(key));
-            return Err(Violation::of(Property::AWayOut, what));
+            return Err(PropertyViolation::of(Property::WayOut, what));
         }
     }
     Ok(world)
 }
 
-fn decided(world: &World) -> Option<Hash> {
+fn decided(world: &SystemState) -> Option<Hash> {
     let cluster = &world.database.cluster;
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed);
-    cluster.frozen.as_ref().filter(|_| decided).map(|frozen| frozen.h)
+    cluster.frozen.as_ref().filter(|_| decided).map(|frozen| frozen.proposal_hash)
 }
 
-fn one_host(mut world: World, config: &Config, at: usize) -> Result<World, Violation> {
+fn step_host(
+    mut world: SystemState,
+    config: &ExplorationConfig,
+    at: usize,
+) -> Result<SystemState, PropertyViolation> {
     let host = &world.hosts[at];
     let Some(journal) = &host.journal else {
         let directory = directory_of(config, host);
-        let begins = at_start(&config.rules, None, &machine(at), &directory) == Decision::BeginNew;
-        let joins = host.mode == Mode::Runs && begins;
-        return if joins { apply(&world, config, &Action::Join(at)) } else { Ok(world) };
+        let begins = decide_at_start(&config.rules, None, &machine(at), &directory)
+            == StartDecision::BeginNew;
+        let joins = host.mode == AgentMode::Running && begins;
+        return if joins { apply(&world, config, &SystemAction::Join(at)) } else { Ok(world) };
     };
-    let start = journal.start;
+    let start = journal.launch_state;
     match host.mode {
-        Mode::Looks | Mode::Marks | Mode::Launches => {
-            return apply(&world, config, &Action::Act(at));
+        AgentMode::InspectingDirectory | AgentMode::WritingMarker | AgentMode::LaunchingNode => {
+            return apply(&world, config, &SystemAction::AdvanceAgent(at));
         }
-        Mode::Runs => {}
-        Mode::WantsReplacement | Mode::Refuses | Mode::Stopped(_) => return Ok(world),
-    }
-    if host.node.is_some() {
-        if !host.directory.log {
-            world = apply(&world, config, &Action::MakeLog(at))?;
-        } else if start != Start::Ran {
-            world = apply(&world, config, &Action::SeeLog(at))?;
+        AgentMode::Running => {}
+        AgentMode::AwaitingReplacement | AgentMode::RefusingDirectory | AgentMode::Stopped(_) => {
+            return Ok(world);
         }
-        world = apply(&world, config, &Action::ShowDocument(at))?;
-        return apply(&world, config, &Action::Report(at));
     }
-    if start == Start::NotYet { talk(world, config, at) } else { Ok(world) }
+    if host.running_list.is_some() {
+        if !host.directory.has_log {
+            world = apply(&world, config, &SystemAction::MakeLog(at))?;
+        } else if start != LaunchState::Ran {
+            world = apply(&world, config, &SystemAction::SeeLog(at))?;
+        }
+        world = apply(&world, config, &SystemAction::ShowDocument(at))?;
+        return apply(&world, config, &SystemAction::Report(at));
+    }
+    if start == LaunchState::NotStarted { poll_service(world, config, at) } else { Ok(world) }
 }
 
 /// Lets the agent poll once, and act on the answer.
-fn talk(mut world: World, config: &Config, at: usize) -> Result<World, Violation> {
+fn poll_service(
+    mut world: SystemState,
+    config: &ExplorationConfig,
+    at: usize,
+) -> Result<SystemState, PropertyViolation> {
     let Some(journal) = world.hosts[at].journal.clone() else { return Ok(world) };
-    if journal.held.is_some() {
-        world = apply(&world, config, &Action::ShowDocument(at))?;
+    if journal.held_document.is_some() {
+        world = apply(&world, config, &SystemAction::ShowDocument(at))?;
     }
-    let answer = match speak(&mut world, config, &journal)?.answer {
+    let answer = match poll_or_redeem(&mut world, config, &journal)?.answer {
         Ok(answer) => answer,
         Err(refusal) => {
             see_refusal(&mut world, config, at, &refusal)?;
@@ -147,70 +162,79 @@ fn talk(mut world: World, config: &Config, at: usize) -> Result<World, Violation
         }
     };
     if matches!(answer.phase, Phase::Open | Phase::Preparing) {
-        world = apply(&world, config, &Action::SeeEpoch(at, answer.epoch))?;
+        world = apply(&world, config, &SystemAction::SeeEpoch(at, answer.epoch))?;
     }
     if let Some(h) = answer.proposal {
-        world = apply(&world, config, &Action::Consider(at, h))?;
+        world = apply(&world, config, &SystemAction::ExamineList(at, h))?;
     }
     if let Some(h) = answer.document {
-        world = apply(&world, config, &Action::Publish(0))?;
-        world = apply(&world, config, &Action::SeeDocument(at, h))?;
+        world = apply(&world, config, &SystemAction::Publish(0))?;
+        world = apply(&world, config, &SystemAction::SeeDocument(at, h))?;
     }
     Ok(world)
 }
 
 /// Lets the next deadline pass, once no step is possible otherwise. Deadlines stored by a clock
 /// that was ahead are skipped, because nobody should have to wait for them.
-fn pass_time(from: &World, config: &Config) -> Result<World, Violation> {
+fn pass_time(
+    from: &SystemState,
+    config: &ExplorationConfig,
+) -> Result<SystemState, PropertyViolation> {
     let cluster = &from.database.cluster;
     for (&key, agent) in &cluster.agents {
-        if agent.held_until > NOW && !is_far(agent.held_until) {
-            return apply(from, config, &Action::HoldOver(key));
+        if agent.held_back_until > NOW && !is_from_clock_ahead(agent.held_back_until) {
+            return apply(from, config, &SystemAction::EndHoldBack(key));
         }
     }
     for (&key, agent) in &cluster.agents {
-        let silent = from.is_past(key) || !speaks(from, key);
-        let ends = agent.lease_until > NOW && !is_far(agent.lease_until);
+        let silent = from.is_key_gone(key) || !speaks(from, key);
+        let ends = agent.lease_until > NOW && !is_from_clock_ahead(agent.lease_until);
         if agent.seating != Seating::Absent && ends && silent {
-            return apply(from, config, &Action::Lapse(key));
+            return apply(from, config, &SystemAction::Lapse(key));
         }
     }
     let Some(frozen) = &cluster.frozen else { return Ok(from.clone()) };
     let mut next = from.clone();
     for host in 0..config.hosts {
-        let runs = next.hosts[host].alive && next.hosts[host].mode == Mode::Runs;
+        let runs = next.hosts[host].alive && next.hosts[host].mode == AgentMode::Running;
         let listed = next.hosts[host]
             .journal
             .as_ref()
-            .is_some_and(|journal| members_of(frozen.h).any(|key| key == journal.key));
+            .is_some_and(|journal| members_of(frozen.proposal_hash).any(|key| key == journal.key));
         if runs && listed {
-            next = apply(&next, config, &Action::LosePatience(host, frozen.h))?;
+            next = apply(
+                &next,
+                config,
+                &SystemAction::ReportMissingReleases(host, frozen.proposal_hash),
+            )?;
             if next != *from {
                 return Ok(next);
             }
         }
     }
-    if cluster.phase == Phase::Preparing && !is_far(frozen.at) {
-        return apply(from, config, &Action::TimeOut);
+    if cluster.phase == Phase::Preparing && !is_from_clock_ahead(frozen.at) {
+        return apply(from, config, &SystemAction::TimeOut);
     }
     Ok(next)
 }
 
-fn speaks(world: &World, key: KeyId) -> bool {
+fn speaks(world: &SystemState, key: AgentKey) -> bool {
     world.hosts.iter().any(|host| {
         host.alive
-            && host.mode == Mode::Runs
+            && host.mode == AgentMode::Running
             && host.journal.as_ref().is_some_and(|journal| journal.key == key)
     })
 }
 
 /// Judges a road that ended before the cluster formed. There must be a reason and a way out. There
 /// must not be a set of hosts that could have formed the cluster.
-fn arrived(world: &World, config: &Config) -> Result<(), Violation> {
+fn judge_end(world: &SystemState, config: &ExplorationConfig) -> Result<(), PropertyViolation> {
     let cluster = &world.database.cluster;
-    let lines = explain(cluster, &Settings::DEFAULT, NOW);
-    let said: Vec<String> =
-        lines.iter().map(|line| format!("{}; way out: {}", line.what, line.way_out)).collect();
+    let lines = explain(cluster, &FormationSettings::DEFAULT, NOW);
+    let said: Vec<String> = lines
+        .iter()
+        .map(|line| format!("{}; way out: {}", line.explanation, line.remedy))
+        .collect();
     let stuck = |what: &str| {
         let what = format!(
             "{what}; the cluster is {} at epoch {}, and explain says: {}",
@@ -218,11 +242,11 @@ fn arrived(world: &World, config: &Config) -> Result<(), Violation> {
             cluster.epoch,
             said.join(" | ")
         );
-        Err(Violation::of(Property::AWayOut, what))
+        Err(PropertyViolation::of(Property::WayOut, what))
     };
-    if cluster.split.is_none() && !cluster.unsettled && world.database.settled {
+    if cluster.split.is_none() && !cluster.is_unsettled && world.database.settled {
         if matches!(cluster.phase, Phase::Open | Phase::Preparing) {
-            let able = hosts_that_could(world, config);
+            let able = find_able_hosts(world, config);
             if !able.is_empty() {
                 let names: Vec<String> = able.iter().map(|&at| name(world.key(at))).collect();
                 return stuck(&format!("{} could form the cluster, and don't", names.join(", ")));
@@ -235,28 +259,32 @@ fn arrived(world: &World, config: &Config) -> Result<(), Violation> {
             }
         }
     }
-    if lines.is_empty() || lines.iter().any(|line| line.way_out.is_empty()) {
+    if lines.is_empty() || lines.iter().any(|line| line.remedy.is_empty()) {
         return stuck("explain has no reason or no way out");
     }
     let by = String::new();
     let mut then = world.clone();
     let exit = match cluster.phase {
-        Phase::Open | Phase::Preparing if cluster.split.is_none() => Event::Abandon { by },
-        Phase::Committed | Phase::Formed => Event::Retire { by },
+        Phase::Open | Phase::Preparing if cluster.split.is_none() => ClusterEvent::Abandon { by },
+        Phase::Committed | Phase::Formed => ClusterEvent::Retire { by },
         _ => return Ok(()),
     };
     if let Err(refusal) = serve(&mut then, config, exit)?.answer {
         return stuck(&format!("the way out is refused ({refusal})"));
     }
     match then.database.cluster.phase {
-        Phase::Retired if cluster.split.is_none() => take_back(then, world, config),
+        Phase::Retired if cluster.split.is_none() => check_unretire(then, world, config),
         _ => Ok(()),
     }
 }
 
 /// Checks that taking a retirement back restores the cluster as it was before.
-fn take_back(mut retired: World, before: &World, config: &Config) -> Result<(), Violation> {
-    let outcome = serve(&mut retired, config, Event::Unretire { by: String::new() })?;
+fn check_unretire(
+    mut retired: SystemState,
+    before: &SystemState,
+    config: &ExplorationConfig,
+) -> Result<(), PropertyViolation> {
+    let outcome = serve(&mut retired, config, ClusterEvent::Unretire { by: String::new() })?;
     let (was, is) = (&before.database.cluster, &retired.database.cluster);
     let is_same = was.phase == is.phase && was.frozen == is.frozen && was.agents == is.agents;
     if outcome.answer.is_ok() && outcome.committed.is_none() && is_same {
@@ -267,12 +295,12 @@ fn take_back(mut retired: World, before: &World, config: &Config) -> Result<(), 
         is.phase.as_str(),
         was.phase.as_str()
     );
-    Err(Violation::of(Property::AWayOut, what))
+    Err(PropertyViolation::of(Property::WayOut, what))
 }
 
 /// Returns one usable host for each seat, all of which reach each other; empty if there is no such
 /// set.
-fn hosts_that_could(world: &World, config: &Config) -> Vec<usize> {
+fn find_able_hosts(world: &SystemState, config: &ExplorationConfig) -> Vec<usize> {
     let usable: Vec<usize> = (0..config.hosts).filter(|&at| is_usable(world, config, at)).collect();
     let sets = (0_u32..1 << usable.len()).filter(|set| set.count_ones() == u32::from(config.seats));
     let members = |set: u32| {
@@ -280,7 +308,7 @@ fn hosts_that_could(world: &World, config: &Config) -> Vec<usize> {
         chosen.map(|(_, &at)| at).collect::<Vec<usize>>()
     };
     let linked = |set: &Vec<usize>| {
-        let joined = |&one: &usize| set.iter().all(|&other| world.links.joins(one, other));
+        let joined = |&one: &usize| set.iter().all(|&other| world.links.are_connected(one, other));
         set.iter().all(joined)
     };
     sets.map(members).find(linked).unwrap_or_default()
@@ -288,14 +316,14 @@ fn hosts_that_could(world: &World, config: &Config) -> Vec<usize> {
 
 /// Returns whether a new list could contain this host. It looks at the host's disk, not at the
 /// production code's view of it.
-fn is_usable(world: &World, config: &Config, at: usize) -> bool {
+fn is_usable(world: &SystemState, config: &ExplorationConfig, at: usize) -> bool {
     let host = &world.hosts[at];
     let blank = host.directory.marker.is_none()
-        && !host.directory.log
+        && !host.directory.has_log
         && host.directory.entries.iter().all(|entry| entry == "lost+found");
     // Exit code 1 means that a person must act. The road checks whether that was needed, so it
     // counts as usable.
-    let ended = matches!(host.mode, Mode::Stopped(3) | Mode::WantsReplacement);
+    let ended = matches!(host.mode, AgentMode::Stopped(3) | AgentMode::AwaitingReplacement);
     let may_sign =
         host.journal.as_ref().is_none_or(|journal| may_sign_again(world, config, journal));
     host.alive && blank && !ended && may_sign
@@ -303,33 +331,37 @@ fn is_usable(world: &World, config: &Config, at: usize) -> bool {
 
 /// Returns whether the agent holds no document, and enough members can still release each list that
 /// it signed.
-fn may_sign_again(world: &World, config: &Config, journal: &Journal) -> bool {
-    let released = |key: KeyId, epoch: Epoch| {
-        world.said.releases.get(&key).is_some_and(|&released| released >= epoch)
+fn may_sign_again(world: &SystemState, config: &ExplorationConfig, journal: &Journal) -> bool {
+    let released = |key: AgentKey, epoch: Epoch| {
+        world.sent.releases.get(&key).is_some_and(|&released| released >= epoch)
     };
-    let can_release =
-        |key: KeyId| world.live_journal(key).is_some_and(|journal| journal.held.is_none());
-    let can_end = |(&epoch, bound): (&Epoch, &formation_explored::agent::Bound)| {
+    let can_release = |key: AgentKey| {
+        world.live_journal(key).is_some_and(|journal| journal.held_document.is_none())
+    };
+    let can_end = |(&epoch, bound): (&Epoch, &formation_explored::agent::SignedList)| {
         let members = bound.members.iter().map(|member| member.key);
         members.filter(|&key| released(key, epoch) || can_release(key)).count()
             >= bound.releases_needed(&config.rules)
     };
-    journal.held.is_none() && journal.bound.iter().all(can_end)
+    journal.held_document.is_none() && journal.signed_lists.iter().all(can_end)
 }
 
 /// Returns whether the member is on a living host and its node runs, or may still be started with
 /// list `h`.
-fn can_run(world: &World, key: KeyId, h: Hash) -> bool {
-    let has_key = |host: &&std::sync::Arc<Host>| {
+fn can_run(world: &SystemState, key: AgentKey, h: Hash) -> bool {
+    let has_key = |host: &&std::sync::Arc<HostState>| {
         host.alive && host.journal.as_ref().is_some_and(|journal| journal.key == key)
     };
     let Some(host) = world.hosts.iter().find(has_key) else { return false };
     let Some(journal) = &host.journal else { return false };
-    let ended = matches!(host.mode, Mode::Stopped(_) | Mode::WantsReplacement | Mode::Refuses);
+    let ended = matches!(
+        host.mode,
+        AgentMode::Stopped(_) | AgentMode::AwaitingReplacement | AgentMode::RefusingDirectory
+    );
     let epoch = crate::explore::identity::epoch_of(h);
-    let may_hold = match &journal.held {
-        Some(held) => held.h == h,
-        None => epoch > journal.released && journal.bound.contains_key(&epoch),
+    let may_hold = match &journal.held_document {
+        Some(held) => held.proposal_hash == h,
+        None => epoch > journal.released_epoch && journal.signed_lists.contains_key(&epoch),
     };
     !ended && may_hold
 }

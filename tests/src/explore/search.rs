@@ -4,17 +4,17 @@
 
 use std::time::{Duration, Instant};
 
-use crate::explore::breadth::{self, Breadth};
-use crate::explore::config::Config;
+use crate::explore::breadth::{self, BreadthFirstResult};
+use crate::explore::config::ExplorationConfig;
 use crate::explore::depth;
-use crate::explore::properties::Violation;
+use crate::explore::properties::PropertyViolation;
 use crate::explore::trace::transcript;
-use crate::explore::visited::Visited;
-use crate::explore::world::World;
+use crate::explore::visited::VisitedSet;
+use crate::explore::world::SystemState;
 
 /// Limits at which an exploration stops before it is complete.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct SearchLimits {
     /// Maximum wall-clock time of the search.
     pub time: Duration,
     /// Resident memory of the process, in bytes.
@@ -28,9 +28,9 @@ pub struct Limits {
     pub frontier: usize,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for SearchLimits {
+    fn default() -> SearchLimits {
+        SearchLimits {
             time: Duration::from_secs(2 * 3600),
             memory: 8 << 30,
             states: usize::MAX,
@@ -42,13 +42,13 @@ impl Default for Limits {
 
 /// Coverage of an exploration, and the violation that it found.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct ExplorationReport {
     /// Number of visited states; states that differ only by a permutation of hosts count once.
     pub states: usize,
     /// Number of steps taken between states.
     pub steps: usize,
     /// Number of states beyond the epoch bound: they were checked but not followed.
-    pub beyond: usize,
+    pub states_beyond_bound: usize,
     /// Number of fault-free roads walked.
     pub roads: usize,
     /// Number of steps within which every reachable state was visited.
@@ -63,19 +63,19 @@ pub struct Report {
     /// Limit that stopped the search early, if one did.
     pub cut_short: Option<&'static str>,
     /// Violation and a path to it. The path is a shortest one if `depth` equals `longest`.
-    pub found: Option<Found>,
+    pub found: Option<Counterexample>,
 }
 
 /// A violation and the path that leads to it.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct Counterexample {
     /// Property that doesn't hold.
-    pub violation: Violation,
+    pub violation: PropertyViolation,
     /// Steps of the path, in words.
     pub transcript: Vec<String>,
 }
 
-impl Report {
+impl ExplorationReport {
     /// Returns whether everything within the bounds was visited without a violation.
     #[must_use]
     pub fn is_complete(&self) -> bool {
@@ -85,7 +85,7 @@ impl Report {
 
 /// Progress of a search that is still running.
 #[derive(Clone, Copy, Debug)]
-pub struct Progress {
+pub struct SearchProgress {
     /// Present depth of the breadth-first search; during the depth-first one, the length of the
     /// longest path.
     pub depth: usize,
@@ -102,23 +102,23 @@ pub struct Progress {
 
 /// Counters of both searches.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct SearchCounters {
     /// Number of states visited for the first time.
     pub states: usize,
     /// Number of steps taken.
     pub steps: usize,
     /// Number of states beyond the epoch bound.
-    pub beyond: usize,
+    pub states_beyond_bound: usize,
     /// Number of roads walked.
     pub roads: usize,
 }
 
-impl Tally {
+impl SearchCounters {
     /// Adds the counts of `other`.
-    pub(super) fn add(&mut self, other: Tally) {
+    pub(super) fn add(&mut self, other: SearchCounters) {
         self.states += other.states;
         self.steps += other.steps;
-        self.beyond += other.beyond;
+        self.states_beyond_bound += other.states_beyond_bound;
         self.roads += other.roads;
     }
 }
@@ -126,11 +126,11 @@ impl Tally {
 /// A search under way, shared by all threads.
 pub(super) struct Search<'a> {
     /// Configuration that is explored.
-    pub config: &'a Config,
-    pub limits: &'a Limits,
+    pub config: &'a ExplorationConfig,
+    pub limits: &'a SearchLimits,
     pub began: Instant,
     /// Fingerprints of all visited states.
-    pub visited: Visited,
+    pub visited: VisitedSet,
 }
 
 impl Search<'_> {
@@ -151,13 +151,13 @@ impl Search<'_> {
 
 /// Explores all states that can follow `start` within the configuration's bounds.
 pub fn explore(
-    config: &Config,
-    start: World,
-    limits: &Limits,
-    mut progress: impl FnMut(Progress) + Send,
-) -> Report {
-    let search = Search { config, limits, began: Instant::now(), visited: Visited::default() };
-    let Breadth { mut report, steps, frontier, found } =
+    config: &ExplorationConfig,
+    start: SystemState,
+    limits: &SearchLimits,
+    mut progress: impl FnMut(SearchProgress) + Send,
+) -> ExplorationReport {
+    let search = Search { config, limits, began: Instant::now(), visited: VisitedSet::default() };
+    let BreadthFirstResult { mut report, steps, frontier, found } =
         breadth::explore(&search, start.clone(), &mut progress);
     let mut found = found.map(|(violation, number, action)| {
         let path = breadth::path(&steps, number, action);
@@ -166,7 +166,7 @@ pub fn explore(
     if found.is_none() && report.cut_short.is_none() && !frontier.is_empty() {
         found = depth::explore(&search, &steps, frontier, &mut report, &mut progress);
     }
-    report.found = found.map(|(violation, path)| Found {
+    report.found = found.map(|(violation, path)| Counterexample {
         violation,
         transcript: transcript(config, &start, &path),
     });

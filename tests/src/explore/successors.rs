@@ -1,26 +1,26 @@
 //! Work of both searches at each state: checking it and computing its successors.
 
-use crate::explore::actions::{Action, enumerate};
+use crate::explore::actions::{SystemAction, enumerate};
 use crate::explore::apply::apply;
 use crate::explore::fingerprint::{Fingerprint, fingerprint};
-use crate::explore::properties::Violation;
+use crate::explore::properties::PropertyViolation;
 use crate::explore::road;
-use crate::explore::search::{Search, Tally};
-use crate::explore::world::World;
+use crate::explore::search::{Search, SearchCounters};
+use crate::explore::world::SystemState;
 
 /// A state and its fingerprint.
 #[derive(Clone, Debug)]
-pub(super) struct State {
-    pub world: World,
-    pub print: Fingerprint,
+pub(super) struct FingerprintedState {
+    pub world: SystemState,
+    pub fingerprint: Fingerprint,
 }
 
-impl State {
+impl FingerprintedState {
     /// Computes the fingerprint of `world`.
     #[must_use]
-    pub(super) fn of(world: World, search: &Search<'_>) -> State {
+    pub(super) fn of(world: SystemState, search: &Search<'_>) -> FingerprintedState {
         let print = fingerprint(&world, search.config);
-        State { world, print }
+        FingerprintedState { world, fingerprint: print }
     }
 }
 
@@ -29,19 +29,20 @@ impl State {
 ///
 /// # Errors
 /// Returns a violation of property 7.
-pub(super) fn arrive(
+pub(super) fn check_and_enumerate(
     search: &Search<'_>,
-    state: &State,
-    tally: &mut Tally,
-) -> Result<Vec<Action>, Violation> {
+    state: &FingerprintedState,
+    tally: &mut SearchCounters,
+) -> Result<Vec<SystemAction>, PropertyViolation> {
     let config = search.config;
-    let is_turn = config.roads > 0 && (state.print.whole as u64).is_multiple_of(config.roads);
-    if is_turn && !config.liar {
+    let is_turn = config.road_interval > 0
+        && (state.fingerprint.whole as u64).is_multiple_of(config.road_interval);
+    if is_turn && !config.service_lies {
         tally.roads += 1;
         road::walk(&state.world, config)?;
     }
     if state.world.database.cluster.epoch > config.epochs {
-        tally.beyond += 1;
+        tally.states_beyond_bound += 1;
         return Ok(Vec::new());
     }
     Ok(enumerate(&state.world, config))
@@ -51,22 +52,23 @@ pub(super) fn arrive(
 ///
 /// # Errors
 /// Returns the property that the step violates.
-pub(super) fn take(
+pub(super) fn take_step(
     search: &Search<'_>,
-    state: &State,
-    action: &Action,
-    tally: &mut Tally,
-) -> Result<Option<State>, Violation> {
+    state: &FingerprintedState,
+    action: &SystemAction,
+    tally: &mut SearchCounters,
+) -> Result<Option<FingerprintedState>, PropertyViolation> {
     let world = apply(&state.world, search.config, action)?;
     if world.shares_all_with(&state.world) {
         return Ok(None);
     }
     tally.steps += 1;
-    let next = State::of(world, search);
+    let next = FingerprintedState::of(world, search);
     // A fault without effect: the state before it still has that fault left, so all that follows is
     // explored from there.
-    let idle = search.config.reduced && next.print.without_faults == state.print.without_faults;
-    if idle || !search.visited.insert(next.print.whole) {
+    let idle = search.config.reduced
+        && next.fingerprint.without_faults == state.fingerprint.without_faults;
+    if idle || !search.visited.insert(next.fingerprint.whole) {
         return Ok(None);
     }
     tally.states += 1;

@@ -2,14 +2,18 @@
 
 use crate::explore::actions::enumerate;
 use crate::explore::apply::apply;
-use crate::explore::config::Config;
+use crate::explore::config::ExplorationConfig;
 use crate::explore::road;
-use crate::explore::world::World;
+use crate::explore::world::SystemState;
 
 /// Describes the steps of `path` from `start`. Each element is an index among the actions that are
 /// possible in that state.
 #[must_use]
-pub(super) fn transcript(config: &Config, start: &World, path: &[u16]) -> Vec<String> {
+pub(super) fn transcript(
+    config: &ExplorationConfig,
+    start: &SystemState,
+    path: &[u16],
+) -> Vec<String> {
     let mut world = start.clone();
     let mut lines = Vec::with_capacity(path.len() + 1);
     for &place in path {
@@ -18,7 +22,7 @@ pub(super) fn transcript(config: &Config, start: &World, path: &[u16]) -> Vec<St
         let line = format!("{:3}. {action}", lines.len() + 1);
         match apply(&world, config, action) {
             Ok(next) => {
-                lines.push(format!("{line}{}", shows(&world, &next)));
+                lines.push(format!("{line}{}", describe_phase_change(&world, &next)));
                 world = next;
             }
             Err(violation) => {
@@ -35,8 +39,8 @@ pub(super) fn transcript(config: &Config, start: &World, path: &[u16]) -> Vec<St
 }
 
 /// Returns the change of the cluster's phase and epoch in a step; empty if there is none.
-fn shows(before: &World, after: &World) -> String {
-    let state = |world: &World| {
+fn describe_phase_change(before: &SystemState, after: &SystemState) -> String {
+    let state = |world: &SystemState| {
         let cluster = &world.database.cluster;
         format!("{} e{}", cluster.phase.as_str(), cluster.epoch)
     };

@@ -14,7 +14,7 @@ const FIRST: usize = 8;
 
 /// A concurrent set of fingerprints.
 #[derive(Debug)]
-pub(super) struct Visited {
+pub(super) struct VisitedSet {
     tables: Vec<Mutex<Table>>,
 }
 
@@ -26,14 +26,14 @@ struct Table {
     used: usize,
 }
 
-impl Default for Visited {
-    fn default() -> Visited {
+impl Default for VisitedSet {
+    fn default() -> VisitedSet {
         let table = || Mutex::new(Table { slots: Box::new([]), used: 0 });
-        Visited { tables: (0..TABLES).map(|_| table()).collect() }
+        VisitedSet { tables: (0..TABLES).map(|_| table()).collect() }
     }
 }
 
-impl Visited {
+impl VisitedSet {
     /// Adds `fingerprint`. Returns false if it was in the set.
     pub(super) fn insert(&self, fingerprint: u128) -> bool {
         let table = (fingerprint >> 112) as usize % TABLES;
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_fingerprint_is_new_once_however_often_its_table_grows() {
-        let visited = Visited::default();
+        let visited = VisitedSet::default();
         let fingerprint = |n: u128| (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_d6e8_feb8_6659_fd93);
         assert!((0..2_000_000).all(|n| visited.insert(fingerprint(n))));
         assert!(!(0..2_000_000).any(|n| visited.insert(fingerprint(n))));
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn two_fingerprints_that_differ_in_their_table_only_are_two() {
-        let visited = Visited::default();
+        let visited = VisitedSet::default();
         assert!(visited.insert(1 << 112 | 7));
         assert!(visited.insert(2 << 112 | 7));
         assert!(!visited.insert(1 << 112 | 7));

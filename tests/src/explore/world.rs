@@ -14,58 +14,58 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use formation_explored::agent::{Journal, Listing};
+use formation_explored::agent::{DirectoryListing, Journal};
 use formation_explored::service::{Cluster, Phase};
-use formation_explored::{Epoch, Hash, Incarnation, KeyId, Micros, Millis};
+use formation_explored::{AgentKey, Epoch, Hash, Incarnation, Millis, UnixMicros};
 
-use crate::explore::config::{Config, Faults};
-use crate::explore::database::{Database, Ledger, PROCESSES, Process, Remembered};
-use crate::explore::identity::{HOSTS, host_of, key, statement};
+use crate::explore::config::{ExplorationConfig, FaultCounts};
+use crate::explore::database::{DatabaseState, Ledger, LedgerPosition, PROCESSES, ProcessState};
+use crate::explore::identity::{MAX_HOSTS, host_of, key, statement};
 use crate::explore::links::Links;
 use crate::explore::reduce;
 
 /// Time of the service's clock, unless it is ahead.
-pub(super) const NOW: Micros = Micros(1_000_000_000_000);
+pub(super) const NOW: UnixMicros = UnixMicros(1_000_000_000_000);
 /// How far the service's clock is off when it is ahead: much longer than every lease, list time-out
 /// and hold-back.
-pub(super) const AHEAD: Millis = Millis(30 * 60 * 1_000);
+pub(super) const CLOCK_JUMP: Millis = Millis(30 * 60 * 1_000);
 /// Distance of a deadline or grant that passes only if an action makes it pass.
 pub(super) const DAY: Millis = Millis(24 * 3600 * 1_000);
 /// Distance of any deadline that has not passed: shorter than every lease, list time-out and
 /// hold-back.
-pub(super) const SOON: Millis = Millis(1_000);
+pub(super) const PENDING_DEADLINE_DISTANCE: Millis = Millis(1_000);
 /// Stored time of a deadline that has passed.
-pub(super) const PASSED: Micros = Micros(0);
+pub(super) const PASSED_DEADLINE: UnixMicros = UnixMicros(0);
 /// One state of the whole explored system.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct World {
-    pub database: Arc<Database>,
+pub struct SystemState {
+    pub database: Arc<DatabaseState>,
     /// Backup of the database, if one was taken.
-    pub backup: Option<Arc<Database>>,
+    pub backup: Option<Arc<DatabaseState>>,
     /// The discovery processes; all of them serve requests.
-    pub processes: [Process; PROCESSES],
+    pub processes: [ProcessState; PROCESSES],
     /// Index of the process that serves the next action: 0, unless the action names the other one.
     pub serving: usize,
     /// The hosts. Those beyond the configuration's number never do anything.
-    pub hosts: [Arc<Host>; HOSTS],
+    pub hosts: [Arc<HostState>; MAX_HOSTS],
     /// Links between hosts that are up or down.
     pub links: Links,
-    /// Whether the service's clock is `AHEAD`.
+    /// Whether the service's clock is `CLOCK_JUMP`.
     pub is_ahead: bool,
     /// Messages sent so far.
-    pub said: Arc<Said>,
+    pub sent: Arc<SentMessages>,
     /// Faults of each kind that may still happen.
-    pub left: Faults,
+    pub faults_left: FaultCounts,
     /// Number of faults of all kinds that may still happen; 255 means no limit.
-    pub together: u8,
+    pub total_faults_left: u8,
     /// The only host that is still followed, once the service can change nothing any more
     /// (`reduce`).
-    pub alone: Option<u8>,
+    pub followed_host: Option<u8>,
 }
 
 /// A host and its disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Host {
+pub struct HostState {
     /// False once the host has died for good.
     pub alive: bool,
     /// Number of the host's present key, counted from 0; grows when the host is re-imaged.
@@ -73,45 +73,45 @@ pub struct Host {
     /// Journal of the agent, if the agent has started.
     pub journal: Option<Journal>,
     /// The journal before its last change. A power cut leaves this one if nothing is synced.
-    pub unsynced: Option<Option<Box<Journal>>>,
-    pub directory: Listing,
-    pub mode: Mode,
+    pub journal_before_change: Option<Option<Box<Journal>>>,
+    pub directory: DirectoryListing,
+    pub mode: AgentMode,
     /// List that the node was started with, if the node runs.
-    pub node: Option<Hash>,
+    pub running_list: Option<Hash>,
     /// Whether a directory with a marker or a log was lost since the host was last re-imaged.
     pub data_lost: bool,
 }
 
 /// Next step of an agent, or the reason why it takes none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Mode {
+pub enum AgentMode {
     /// Takes part in forming the cluster, or watches its node.
-    Runs,
+    Running,
     /// Is about to look at the node's directory.
-    Looks,
+    InspectingDirectory,
     /// Is about to write the marker.
-    Marks,
+    WritingMarker,
     /// Is about to execute the node.
-    Launches,
+    LaunchingNode,
     /// Asks for a replacement, because data was lost.
-    WantsReplacement,
+    AwaitingReplacement,
     /// Has refused to touch the directory.
-    Refuses,
+    RefusingDirectory,
     /// Has ended with this exit code.
     Stopped(u8),
 }
 
 /// Every message that anybody ever sent. The sets only grow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct SentMessages {
     /// Lists that the service has frozen.
     pub proposals: BTreeSet<Hash>,
     /// Highest epoch that the service has shown while forming.
     pub epoch: Epoch,
     /// Signed acks, by key and list.
-    pub acks: BTreeSet<(KeyId, Hash)>,
+    pub acks: BTreeSet<(AgentKey, Hash)>,
     /// Highest epoch that each key has released; it includes every lower one.
-    pub releases: BTreeMap<KeyId, Epoch>,
+    pub releases: BTreeMap<AgentKey, Epoch>,
     /// Lists that some database has committed.
     pub committed: BTreeSet<Hash>,
     /// Documents that a process has sent.
@@ -124,39 +124,39 @@ pub struct Said {
     pub abandoned: bool,
 }
 
-impl World {
+impl SystemState {
     /// Returns the initial state, before any action.
     #[must_use]
-    pub fn new(config: &Config) -> World {
+    pub fn new(config: &ExplorationConfig) -> SystemState {
         let cluster = Cluster::opened(statement(config.seats), NOW.after(DAY));
-        let database = Arc::new(Database::new(cluster));
-        let known = config.environment.ledger.then(|| Remembered {
+        let database = Arc::new(DatabaseState::new(cluster));
+        let known = config.environment.ledger.then(|| LedgerPosition {
             site: database.site,
             generation: database.generation,
-            copied: Vec::new(),
-            beat: 0,
+            copied_decisions: Vec::new(),
+            sweep_count: 0,
         });
-        let ledger = Ledger { entry: None, known };
-        let process = Process { ledger, connected: true, ..Process::default() };
+        let ledger = Ledger { entry: None, position: known };
+        let process = ProcessState { ledger, connected: true, ..ProcessState::default() };
         let host = |host: usize| {
             let entries =
                 if config.lost_and_found { vec!["lost+found".to_owned()] } else { vec![] };
-            Arc::new(Host {
+            Arc::new(HostState {
                 alive: host < config.hosts,
                 life: 0,
                 journal: None,
-                unsynced: None,
-                directory: Listing { entries, ..Listing::default() },
-                mode: Mode::Runs,
-                node: None,
+                journal_before_change: None,
+                directory: DirectoryListing { entries, ..DirectoryListing::default() },
+                mode: AgentMode::Running,
+                running_list: None,
                 data_lost: false,
             })
         };
         let mut links = Links::default();
-        for host in (0..HOSTS).filter(|host| config.unreachable >> host & 1 == 1) {
-            links.hide(host);
+        for host in (0..MAX_HOSTS).filter(|host| config.unreachable >> host & 1 == 1) {
+            links.cut_incoming(host);
         }
-        World {
+        SystemState {
             database,
             backup: None,
             processes: std::array::from_fn(|_| process.clone()),
@@ -164,48 +164,50 @@ impl World {
             hosts: std::array::from_fn(host),
             links,
             is_ahead: false,
-            said: Arc::new(Said { epoch: 1, ..Said::default() }),
-            left: config.faults.at_most(config.together),
-            together: config.together,
-            alone: None,
+            sent: Arc::new(SentMessages { epoch: 1, ..SentMessages::default() }),
+            faults_left: config.faults.at_most(config.max_total_faults),
+            total_faults_left: config.max_total_faults,
+            followed_host: None,
         }
     }
 
     /// Returns true if the two worlds share all parts, because nothing was written since one was
     /// cloned from the other. False doesn't mean that they differ.
     #[must_use]
-    pub fn shares_all_with(&self, other: &World) -> bool {
-        let same = |one: &Option<Arc<Database>>, other: &Option<Arc<Database>>| match (one, other) {
+    pub fn shares_all_with(&self, other: &SystemState) -> bool {
+        let same = |one: &Option<Arc<DatabaseState>>, other: &Option<Arc<DatabaseState>>| match (
+            one, other,
+        ) {
             (Some(one), Some(other)) => Arc::ptr_eq(one, other),
             (None, None) => true,
             _ => false,
         };
         Arc::ptr_eq(&self.database, &other.database)
             && same(&self.backup, &other.backup)
-            && Arc::ptr_eq(&self.said, &other.said)
+            && Arc::ptr_eq(&self.sent, &other.sent)
             && self.hosts.iter().zip(&other.hosts).all(|(one, other)| Arc::ptr_eq(one, other))
             && self.processes == other.processes
             && self.links == other.links
             && self.is_ahead == other.is_ahead
-            && self.left == other.left
-            && self.together == other.together
+            && self.faults_left == other.faults_left
+            && self.total_faults_left == other.total_faults_left
     }
 
     /// Returns the time of the service's clock.
     #[must_use]
-    pub fn now(&self) -> Micros {
-        if self.is_ahead { NOW.after(AHEAD) } else { NOW }
+    pub fn now(&self) -> UnixMicros {
+        if self.is_ahead { NOW.after(CLOCK_JUMP) } else { NOW }
     }
 
     /// Returns the present key of `host`.
     #[must_use]
-    pub fn key(&self, host: usize) -> KeyId {
+    pub fn key(&self, host: usize) -> AgentKey {
         key(host, self.hosts[host].life)
     }
 
     /// Returns the journal of `key`, if it is on a living host.
     #[must_use]
-    pub fn live_journal(&self, key: KeyId) -> Option<&Journal> {
+    pub fn live_journal(&self, key: AgentKey) -> Option<&Journal> {
         let host = self.hosts.iter().find(|host| {
             host.alive && host.journal.as_ref().is_some_and(|journal| journal.key == key)
         })?;
@@ -215,14 +217,14 @@ impl World {
     /// Returns whether no fault is left that could hit a host between two steps of its agent: a
     /// kill, a lost directory, a copied disk or the cluster's end.
     #[must_use]
-    pub fn is_hurried(&self) -> bool {
-        let left = &self.left;
-        left.kills == 0 && left.lost_directories == 0 && left.clones == 0 && left.ends == 0
+    pub fn are_agent_steps_atomic(&self) -> bool {
+        let left = &self.faults_left;
+        left.kills == 0 && left.lost_directories == 0 && left.clones == 0 && left.cluster_ends == 0
     }
 
     /// Returns whether the host of `key` is dead or has another key now.
     #[must_use]
-    pub fn is_past(&self, key: KeyId) -> bool {
+    pub fn is_key_gone(&self, key: AgentKey) -> bool {
         let host = &self.hosts[host_of(key)];
         !host.alive || host.journal.as_ref().is_none_or(|journal| journal.key != key)
     }
@@ -230,33 +232,36 @@ impl World {
 
 /// Clears what no rule reads, so that states which differ only in that become equal: revision, last
 /// error, and how far off a deadline is.
-pub(super) fn normalise(cluster: &mut Cluster, config: &Config) {
+pub(super) fn normalise(cluster: &mut Cluster, config: &ExplorationConfig) {
     use formation_explored::service::Seating;
-    if config.reduced && !config.liar {
-        reduce::row(cluster, config);
+    if config.reduced && !config.service_lies {
+        reduce::clear_unread_fields(cluster, config);
     }
     cluster.rev = 1;
     cluster.last_error = None;
     if let Some(ended) = &mut cluster.ended {
         ended.by = String::new();
     }
-    let order: Vec<KeyId> = cluster.standbys().into_values().collect();
+    let order: Vec<AgentKey> = cluster.standbys().into_values().collect();
     for (place, key) in (1..).zip(&order) {
         if let Some(agent) = cluster.agents.get_mut(key) {
             agent.seating = Seating::Standby(place);
         }
     }
-    cluster.next_place = order.len() as u64 + 1;
+    cluster.next_queue_number = order.len() as u64 + 1;
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     for agent in cluster.agents.values_mut() {
         let has_lease = agent.seating != Seating::Absent && forming;
-        agent.lease_until = if has_lease { nearest(agent.lease_until) } else { PASSED };
-        agent.held_until = if forming { nearest(agent.held_until) } else { PASSED };
+        agent.lease_until =
+            if has_lease { coarsen_deadline(agent.lease_until) } else { PASSED_DEADLINE };
+        agent.held_back_until =
+            if forming { coarsen_deadline(agent.held_back_until) } else { PASSED_DEADLINE };
         // Rules distinguish no more than 0, 1 and 2 counts.
-        agent.counts = agent.counts.min(2);
+        agent.failed_lists = agent.failed_lists.min(2);
     }
     if let Some(frozen) = &mut cluster.frozen {
-        frozen.at = if is_far(frozen.at) && forming { NOW.after(AHEAD) } else { NOW };
+        frozen.at =
+            if is_from_clock_ahead(frozen.at) && forming { NOW.after(CLOCK_JUMP) } else { NOW };
         if !forming {
             frozen.probes.clear();
         }
@@ -265,19 +270,19 @@ pub(super) fn normalise(cluster: &mut Cluster, config: &Config) {
 
 /// Maps a stored time to one of three: passed, soon, or stored by a clock that was ahead. Nothing
 /// else about a time to come matters.
-fn nearest(until: Micros) -> Micros {
+fn coarsen_deadline(until: UnixMicros) -> UnixMicros {
     if until <= NOW {
-        PASSED
-    } else if until <= NOW.after(AHEAD) {
-        NOW.after(SOON)
+        PASSED_DEADLINE
+    } else if until <= NOW.after(CLOCK_JUMP) {
+        NOW.after(PENDING_DEADLINE_DISTANCE)
     } else {
-        NOW.after(AHEAD).after(SOON)
+        NOW.after(CLOCK_JUMP).after(PENDING_DEADLINE_DISTANCE)
     }
 }
 
 /// Returns whether `stored` was stored by a clock that was ahead. Nobody should have to wait for
 /// such a time.
 #[must_use]
-pub(super) fn is_far(stored: Micros) -> bool {
-    stored >= NOW.after(AHEAD)
+pub(super) fn is_from_clock_ahead(stored: UnixMicros) -> bool {
+    stored >= NOW.after(CLOCK_JUMP)
 }

@@ -7,21 +7,21 @@ use node_proto::v3electionpb::LeaderRequest;
 use node_proto::v3electionpb::election_client::ElectionClient;
 use tokio::task::JoinHandle;
 
-use super::lines::LineCall;
-use super::server::{Service, anonymous, line};
+use super::lines::ConcurrencyCall;
+use super::server::{TokenChannel, anonymise_header, send_concurrency_call};
 
 /// Answers that each call has received, by its number.
-pub(super) type Told = BTreeMap<u64, Vec<String>>;
+pub(super) type AnswersByCall = BTreeMap<u64, Vec<String>>;
 
 #[derive(Default)]
-struct Heard {
-    told: Told,
+struct ReceivedAnswers {
+    answers: AnswersByCall,
     over: BTreeSet<u64>,
 }
 
-impl Heard {
+impl ReceivedAnswers {
     fn tell(&mut self, number: u64, text: String, is_over: bool) {
-        self.told.entry(number).or_default().push(text);
+        self.answers.entry(number).or_default().push(text);
         if is_over {
             self.over.insert(number);
         }
@@ -30,30 +30,30 @@ impl Heard {
 
 /// The waiting calls of one server.
 #[derive(Default)]
-pub(super) struct Begun {
-    heard: Arc<Mutex<Heard>>,
+pub(super) struct PendingCalls {
+    heard: Arc<Mutex<ReceivedAnswers>>,
     tasks: BTreeMap<u64, JoinHandle<()>>,
 }
 
-impl Drop for Begun {
+impl Drop for PendingCalls {
     fn drop(&mut self) {
         self.tasks.values().for_each(JoinHandle::abort);
     }
 }
 
-impl Begun {
+impl PendingCalls {
     /// Starts a call without waiting for its answer.
-    pub(super) fn begin(&mut self, number: u64, call: LineCall, service: Service) {
+    pub(super) fn begin(&mut self, number: u64, call: ConcurrencyCall, service: TokenChannel) {
         let heard = self.heard.clone();
         let task = async move {
-            let answer = line(call, service).await;
+            let answer = send_concurrency_call(call, service).await;
             heard.lock().expect("nothing panics under this lock").tell(number, answer.text, true);
         };
         self.tasks.insert(number, tokio::spawn(task));
     }
 
     /// Opens a stream that observes an election's leaders, without waiting for any.
-    pub(super) fn observe(&mut self, number: u64, name: &'static str, service: Service) {
+    pub(super) fn observe(&mut self, number: u64, name: &'static str, service: TokenChannel) {
         let heard = self.heard.clone();
         let task = async move {
             let tell = |text: String, is_over: bool| {
@@ -68,7 +68,7 @@ impl Begun {
             loop {
                 match leaders.message().await {
                     Ok(Some(mut leader)) => {
-                        anonymous(&mut leader.header);
+                        anonymise_header(&mut leader.header);
                         tell(format!("{leader:?}"), false);
                     }
                     end => return tell(format!("the end: {end:?}"), true),
@@ -85,14 +85,14 @@ impl Begun {
         }
     }
 
-    /// Returns the answers since [`Self::forget`], and the calls that have ended.
-    pub(super) fn told(&self) -> (Told, BTreeSet<u64>) {
+    /// Returns the answers since [`Self::clear_answers`], and the calls that have ended.
+    pub(super) fn answers_and_ended(&self) -> (AnswersByCall, BTreeSet<u64>) {
         let heard = self.heard.lock().expect("nothing panics under this lock");
-        (heard.told.clone(), heard.over.clone())
+        (heard.answers.clone(), heard.over.clone())
     }
 
-    pub(super) fn forget(&self) {
+    pub(super) fn clear_answers(&self) {
         let mut heard = self.heard.lock().expect("nothing panics under this lock");
-        *heard = Heard::default();
+        *heard = ReceivedAnswers::default();
     }
 }

@@ -15,8 +15,8 @@ use node_proto::etcdserverpb::{
 };
 use node_proto::mvccpb::KeyValue;
 
-use super::begun::Told;
-use super::requests::{Asked, Call, Shown};
+use super::begun::AnswersByCall;
+use super::requests::{CallWithToken, EtcdCall, TokenChoice};
 use crate::rng::Rng;
 
 const NAMES: [&str; 2] = ["l", "m"];
@@ -30,10 +30,10 @@ const MAX_WAITING: usize = 5;
 /// Maximum number of streams that observe leaders.
 const MAX_OBSERVERS: usize = 3;
 /// Maximum number of queue entries that later requests may name.
-const MAX_PLACES: usize = 4;
+const MAX_QUEUE_ENTRIES: usize = 4;
 
 /// Reason of an intended difference: etcd may grant a lock to a caller whose key is gone.
-pub(super) const TOLD_TOO_LATE: &str = "etcd gives the lock, or the election, to whoever waited for it also if the key that stood in line is \
+pub(super) const GRANTED_TOO_LATE: &str = "etcd gives the lock, or the election, to whoever waited for it also if the key that stood in line is \
      gone by then, and so perhaps to several";
 /// Beginning of an answer in which etcd grants too late, and this node's refusal instead.
 const LATE: [(&str, &str); 2] = [
@@ -43,7 +43,7 @@ const LATE: [(&str, &str); 2] = [
 
 /// A request about a lock or an election.
 #[derive(Clone, Debug)]
-pub(super) enum LineCall {
+pub(super) enum ConcurrencyCall {
     Lock {
         name: &'static str,
         lease: i64,
@@ -76,7 +76,7 @@ pub(super) enum LineCall {
 
 /// An entry in the queue of a lock or an election.
 #[derive(Clone, Debug)]
-struct Place {
+struct LockQueueEntry {
     name: &'static str,
     key: Bytes,
     revision: i64,
@@ -94,13 +94,13 @@ struct Waiter {
 
 /// Calls and streams under way, and keys of queue entries.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Lines {
+pub(super) struct QueueState {
     next: u64,
     waiters: BTreeMap<u64, Waiter>,
     observers: BTreeSet<u64>,
     /// Key of the caller that was just dropped, and the revision that created it.
     leaving: Option<(Bytes, i64)>,
-    places: Vec<Place>,
+    entries: Vec<LockQueueEntry>,
     /// Existing keys, with the revisions that created them.
     keys: BTreeMap<Bytes, i64>,
 }
@@ -111,25 +111,25 @@ fn key_of(name: &str, lease: i64) -> Bytes {
     format!("{name}/{sign}{:x}", lease.unsigned_abs()).into()
 }
 
-impl Lines {
+impl QueueState {
     /// Records the effect of a request.
-    pub(super) fn learn(&mut self, call: &Call) {
+    pub(super) fn learn(&mut self, call: &EtcdCall) {
         self.leaving = None;
         match call {
-            Call::Begin(number, call) => {
+            EtcdCall::Begin(number, call) => {
                 self.next = number + 1;
-                if let LineCall::Lock { name, lease } | LineCall::Campaign { name, lease, .. } =
-                    call
+                if let ConcurrencyCall::Lock { name, lease }
+                | ConcurrencyCall::Campaign { name, lease, .. } = call
                 {
                     let waiter = Waiter { name, lease: *lease, created: None };
                     self.waiters.insert(*number, waiter);
                 }
             }
-            Call::Observe(number, _) => {
+            EtcdCall::Observe(number, _) => {
                 self.next = number + 1;
                 self.observers.insert(*number);
             }
-            Call::Abandon(number) => {
+            EtcdCall::Abandon(number) => {
                 let waiter = self.waiters.remove(number);
                 self.leaving = waiter.and_then(|w| Some((key_of(w.name, w.lease), w.created?)));
                 self.observers.remove(number);
@@ -164,7 +164,12 @@ impl Lines {
     /// Replaces late answers of etcd by this node's refusal, and returns how many there were. An answer is
     /// late if it grants a lock or an election although the caller's key is gone. The node must have
     /// refused the same call.
-    pub(super) fn told_too_late(&self, keys: &[KeyValue], etcd: &mut Told, node: &Told) -> u64 {
+    pub(super) fn replace_late_grants(
+        &self,
+        keys: &[KeyValue],
+        etcd: &mut AnswersByCall,
+        node: &AnswersByCall,
+    ) -> u64 {
         let mut found = 0;
         for (number, told) in etcd {
             let created = self.waiters.get(number).and_then(|waiter| waiter.created);
@@ -182,7 +187,7 @@ impl Lines {
     }
 
     /// Removes the calls that have ended on both sides.
-    pub(super) fn end(&mut self, over: &BTreeSet<u64>) {
+    pub(super) fn remove_ended(&mut self, over: &BTreeSet<u64>) {
         for number in over {
             self.observers.remove(number);
             self.waiters.remove(number);
@@ -190,25 +195,25 @@ impl Lines {
     }
 
     /// Records all existing keys, whichever call made them.
-    pub(super) fn found(&mut self, keys: &[KeyValue]) {
+    pub(super) fn record_keys(&mut self, keys: &[KeyValue]) {
         self.keys = keys.iter().map(|kv| (kv.key.clone(), kv.create_revision)).collect();
         for kv in keys {
             for name in NAMES {
                 for lease in LEASES {
-                    let is_known = |place: &Place| place.revision == kv.create_revision;
-                    if kv.key == key_of(name, lease) && !self.places.iter().any(is_known) {
+                    let is_known = |place: &LockQueueEntry| place.revision == kv.create_revision;
+                    if kv.key == key_of(name, lease) && !self.entries.iter().any(is_known) {
                         let (key, revision) = (kv.key.clone(), kv.create_revision);
-                        self.places.push(Place { name, key, revision, lease });
+                        self.entries.push(LockQueueEntry { name, key, revision, lease });
                     }
                 }
             }
         }
-        let surplus = self.places.len().saturating_sub(MAX_PLACES);
-        self.places.drain(..surplus);
+        let surplus = self.entries.len().saturating_sub(MAX_QUEUE_ENTRIES);
+        self.entries.drain(..surplus);
     }
 
     /// Returns the calls and streams whose client may be dropped.
-    fn may_go(&self) -> Vec<u64> {
+    fn droppable_calls(&self) -> Vec<u64> {
         let waiters = self.waiters.iter().filter(|(_, waiter)| {
             let there = self.keys.get(&key_of(waiter.name, waiter.lease));
             there.is_none() || there == waiter.created.as_ref()
@@ -222,83 +227,83 @@ impl Lines {
     }
 }
 
-pub(super) struct DrawLines<'r> {
+pub(super) struct ConcurrencyCallGenerator<'r> {
     pub(super) rng: &'r mut Rng,
-    pub(super) lines: &'r Lines,
+    pub(super) lines: &'r QueueState,
     /// Newest revision of the store.
     pub(super) revision: i64,
 }
 
-impl DrawLines<'_> {
-    pub(super) fn asked(&mut self) -> Asked {
-        Asked { by: Shown::Nothing, call: self.call() }
+impl ConcurrencyCallGenerator<'_> {
+    pub(super) fn draw(&mut self) -> CallWithToken {
+        CallWithToken { token: TokenChoice::NoToken, call: self.call() }
     }
 
     fn one_of<T: Clone>(&mut self, of: &[T]) -> T {
         of[self.rng.pick(of.len())].clone()
     }
 
-    fn call(&mut self) -> Call {
+    fn call(&mut self) -> EtcdCall {
         let (waiting, observers) = (self.lines.waiters.len(), self.lines.observers.len());
         match self.rng.range(0, 100) {
             0..12 => {
                 let (id, ttl) = (self.one_of(&LEASES), TTL);
-                Call::LeaseGrant(LeaseGrantRequest { id, ttl })
+                EtcdCall::LeaseGrant(LeaseGrantRequest { id, ttl })
             }
-            12..18 => Call::LeaseRevoke(self.one_of(&LEASES)),
-            18..44 if waiting < MAX_WAITING => Call::Begin(self.lines.next, self.enter()),
+            12..18 => EtcdCall::LeaseRevoke(self.one_of(&LEASES)),
+            18..44 if waiting < MAX_WAITING => EtcdCall::Begin(self.lines.next, self.enter()),
             44..50 if observers < MAX_OBSERVERS => {
-                Call::Observe(self.lines.next, self.one_of(&NAMES))
+                EtcdCall::Observe(self.lines.next, self.one_of(&NAMES))
             }
-            50..56 if !self.lines.may_go().is_empty() => {
-                let open = self.lines.may_go();
-                Call::Abandon(self.one_of(&open))
+            50..56 if !self.lines.droppable_calls().is_empty() => {
+                let open = self.lines.droppable_calls();
+                EtcdCall::Abandon(self.one_of(&open))
             }
             56..60 => {
-                let Place { key, lease, .. } = self.place();
+                let LockQueueEntry { key, lease, .. } = self.place();
                 let lease = if self.rng.chance(500) { lease } else { 0 };
                 let value = Bytes::from_static(b"put");
-                Call::Put(PutRequest { key, value, lease, ..PutRequest::default() })
+                EtcdCall::Put(PutRequest { key, value, lease, ..PutRequest::default() })
             }
             60..66 => {
                 let key = self.place().key;
-                Call::Delete(DeleteRangeRequest { key, ..DeleteRangeRequest::default() })
+                EtcdCall::Delete(DeleteRangeRequest { key, ..DeleteRangeRequest::default() })
             }
             66..69 => {
                 let (key, range_end) = ("l".into(), "n".into());
-                Call::Range(RangeRequest { key, range_end, ..RangeRequest::default() })
+                EtcdCall::Range(RangeRequest { key, range_end, ..RangeRequest::default() })
             }
             69..71 => {
                 let back = i64::try_from(self.rng.range(0, 5)).unwrap_or(0);
                 let revision = self.revision - back;
-                Call::Compact(CompactionRequest { revision, physical: true })
+                EtcdCall::Compact(CompactionRequest { revision, physical: true })
             }
-            _ => Call::Line(self.line()),
+            _ => EtcdCall::Concurrency(self.draw_immediate_call()),
         }
     }
 
-    fn enter(&mut self) -> LineCall {
+    fn enter(&mut self) -> ConcurrencyCall {
         let name = self.one_of(&NAMES);
         let lease = if self.rng.chance(30) { NO_LEASE } else { self.one_of(&LEASES) };
         if self.rng.chance(500) {
-            LineCall::Lock { name, lease }
+            ConcurrencyCall::Lock { name, lease }
         } else {
-            LineCall::Campaign { name, lease, value: self.one_of(&["", "x", "y"]) }
+            ConcurrencyCall::Campaign { name, lease, value: self.one_of(&["", "x", "y"]) }
         }
     }
 
     /// Draws a queue entry that exists or existed, or one that never did.
-    fn place(&mut self) -> Place {
-        if !self.lines.places.is_empty() && self.rng.chance(850) {
-            return self.one_of(&self.lines.places);
+    fn place(&mut self) -> LockQueueEntry {
+        if !self.lines.entries.is_empty() && self.rng.chance(850) {
+            return self.one_of(&self.lines.entries);
         }
         let (name, lease) = (self.one_of(&NAMES), self.one_of(&LEASES));
         let revision = self.one_of(&[-1, 0, 1, self.revision]);
-        Place { name, key: key_of(name, lease), revision, lease }
+        LockQueueEntry { name, key: key_of(name, lease), revision, lease }
     }
 
-    fn line(&mut self) -> LineCall {
-        let Place { name, mut key, revision, mut lease } = self.place();
+    fn draw_immediate_call(&mut self) -> ConcurrencyCall {
+        let LockQueueEntry { name, mut key, revision, mut lease } = self.place();
         if self.rng.chance(30) {
             key = Bytes::new();
         }
@@ -306,18 +311,18 @@ impl DrawLines<'_> {
             lease = NO_LEASE;
         }
         match self.rng.range(0, 100) {
-            0..25 => LineCall::Unlock(key),
-            25..50 => LineCall::Proclaim {
+            0..25 => ConcurrencyCall::Unlock(key),
+            25..50 => ConcurrencyCall::Proclaim {
                 name,
                 key,
                 revision,
                 lease,
                 value: self.one_of(&["", "v", "w"]),
             },
-            50..53 => LineCall::ProclaimNothing,
-            53..75 => LineCall::Resign { name, key, revision, lease },
-            75..92 => LineCall::Leader(name),
-            _ => LineCall::LockOnOwnLease,
+            50..53 => ConcurrencyCall::ProclaimNothing,
+            53..75 => ConcurrencyCall::Resign { name, key, revision, lease },
+            75..92 => ConcurrencyCall::Leader(name),
+            _ => ConcurrencyCall::LockOnOwnLease,
         }
     }
 }

@@ -23,33 +23,33 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use self::lines::{DrawLines, Lines};
-use self::requests::{Asked, Call, Draw, KEYS, Known, Shown};
-use self::server::{Answer, Server};
-use self::users::{AuthCall, DrawUsers, Users};
+use self::lines::{ConcurrencyCallGenerator, QueueState};
+use self::requests::{CallGenerator, CallWithToken, EtcdCall, KEYS, ServerState, TokenChoice};
+use self::server::{Answer, ServerUnderTest};
+use self::users::{AuthCall, ExpectedUsers, UserCallGenerator};
 use crate::rng::Rng;
 
 /// Time without new events after which watches are compared.
-const QUIET: Duration = Duration::from_millis(60);
+const QUIET_TIME: Duration = Duration::from_millis(60);
 /// Time in which a watch of old revisions catches up: etcd serves those ten times a second.
-const CAUGHT_UP: Duration = Duration::from_millis(350);
+const CATCH_UP_TIME: Duration = Duration::from_millis(350);
 /// Time after which an event or answer that only one side has received counts as missing on the other.
-const PATIENCE: Duration = Duration::from_secs(5);
+const DELIVERY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of a request.
 const CALL_TIME: Duration = Duration::from_secs(20);
 /// Number of requests between two comparisons of watches.
-const BETWEEN_SETTLES: u64 = 40;
+const REQUESTS_PER_COMPARISON: u64 = 40;
 
 /// Interval between two checks of the state of both sides.
-const LOOK_AGAIN: Duration = Duration::from_millis(3);
+const POLL_INTERVAL: Duration = Duration::from_millis(3);
 /// Time within which an election's observer stream reports a change.
-const OBSERVED: Duration = Duration::from_millis(30);
+const OBSERVER_DELAY: Duration = Duration::from_millis(30);
 /// Time after which a key is considered permanent, although its caller has stopped waiting.
-const LEFT: Duration = Duration::from_secs(1);
+const LEAVE_DELAY: Duration = Duration::from_secs(1);
 
 /// Subject of a fuzzing run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Subject {
+pub enum FuzzSubject {
     /// Keys, transactions, watches, leases.
     Keys,
     /// Requests about keys by several users, and about users, roles and permissions.
@@ -60,7 +60,7 @@ pub enum Subject {
 
 /// Counters of a run.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct FuzzReport {
     /// Number of requests that both answered alike.
     pub requests: u64,
     /// Number of requests that were refused.
@@ -93,79 +93,80 @@ pub struct Difference {
 }
 
 /// An intended difference between the two servers.
-struct Allowed {
+struct AllowedDifference {
     why: &'static str,
-    holds: fn(call: &Call, etcd: &Answer, node: &Answer) -> bool,
+    holds: fn(call: &EtcdCall, etcd: &Answer, node: &Answer) -> bool,
 }
 
-const ALLOWED: &[Allowed] = &[
-    Allowed {
+const ALLOWED: &[AllowedDifference] = &[
+    AllowedDifference {
         why: "while the CORRUPT alarm is raised, etcd refuses transactions within transactions even if \
               they only read",
         holds: |call, etcd, _| {
             let asked = format!("{call:?}");
-            matches!(call, Call::Txn(_))
+            matches!(call, EtcdCall::Txn(_))
                 && !asked.contains("RequestPut(")
                 && !asked.contains("RequestDeleteRange(")
-                && said(etcd) == CORRUPT
+                && error_text(etcd) == CORRUPT
         },
     },
-    Allowed {
+    AllowedDifference {
         why: "etcd tells of a raised alarm whoever asks; this node tells those who may",
         holds: |_, etcd, node| {
-            [CORRUPT, NO_SPACE].contains(&said(etcd)) && NOT_ALLOWED.contains(&said(node))
+            [CORRUPT, NO_SPACE].contains(&error_text(etcd))
+                && NOT_ALLOWED.contains(&error_text(node))
         },
     },
-    Allowed {
+    AllowedDifference {
         why: "etcd carries out a transaction of nothing for nobody; this node asks who it is",
         holds: |call, etcd, node| {
             let asked = format!("{call:?}");
             let does = ["Compare {", "RequestRange(", "RequestPut(", "RequestDeleteRange("];
-            matches!(call, Call::Txn(_))
+            matches!(call, EtcdCall::Txn(_))
                 && does.iter().all(|does| !asked.contains(does))
                 && !etcd.is_refusal
-                && said(node) == NOBODY
+                && error_text(node) == EMPTY_USER_ERROR
         },
     },
-    Allowed {
+    AllowedDifference {
         why: "etcd hashes a password before it asks who says it; this node asks first",
         holds: |_, etcd, node| {
             etcd.text == "Unknown: bcrypt: password length exceeds 72 bytes"
-                && NOT_ALLOWED.contains(&said(node))
+                && NOT_ALLOWED.contains(&error_text(node))
         },
     },
-    Allowed {
+    AllowedDifference {
         why: "etcd takes the user without a name for whoever says nothing",
         holds: |call, etcd, node| {
-            matches!(call, Call::Auth(AuthCall::UserGet("")))
+            matches!(call, EtcdCall::Auth(AuthCall::UserGet("")))
                 && etcd.text == "FailedPrecondition: etcdserver: user name not found"
-                && said(node) == NOBODY
+                && error_text(node) == EMPTY_USER_ERROR
         },
     },
 ];
 
 const CORRUPT: &str = "etcdserver: corrupt cluster";
 const NO_SPACE: &str = "etcdserver: mvcc: database space exceeded";
-const NOBODY: &str = "etcdserver: user name is empty";
+const EMPTY_USER_ERROR: &str = "etcdserver: user name is empty";
 const NOT_ALLOWED: &[&str] =
-    &[NOBODY, "etcdserver: permission denied", "etcdserver: invalid auth token"];
+    &[EMPTY_USER_ERROR, "etcdserver: permission denied", "etcdserver: invalid auth token"];
 
 /// Returns the text of a refusal without its code. For locks and elections the code is always Unknown.
-fn said(answer: &Answer) -> &str {
+fn error_text(answer: &Answer) -> &str {
     answer.text.split_once(": ").map_or(answer.text.as_str(), |(_, text)| text)
 }
 
-struct Pair {
-    etcd: Server,
-    node: Server,
+struct ServerPair {
+    etcd: ServerUnderTest,
+    node: ServerUnderTest,
     seed: u64,
     number: u64,
-    subject: Subject,
-    report: Report,
+    subject: FuzzSubject,
+    report: FuzzReport,
     /// Whether a watch was created since all watches were last known to have caught up.
     may_be_behind: bool,
-    users: Users,
-    lines: Lines,
+    users: ExpectedUsers,
+    queues: QueueState,
 }
 
 /// Sends `requests` requests about `subject` to both programs, stock etcd first. Each runs as a fresh
@@ -176,23 +177,23 @@ struct Pair {
 pub async fn run(
     [etcd, node]: [&Path; 2],
     dir: &Path,
-    subject: Subject,
+    subject: FuzzSubject,
     seed: u64,
     requests: u64,
-) -> Result<Report> {
-    let mut pair = Pair {
-        etcd: Server::start("etcd", etcd, &dir.join("etcd")).await?,
-        node: Server::start("muster-node", node, &dir.join("muster-node")).await?,
+) -> Result<FuzzReport> {
+    let mut pair = ServerPair {
+        etcd: ServerUnderTest::start("etcd", etcd, &dir.join("etcd")).await?,
+        node: ServerUnderTest::start("muster-node", node, &dir.join("muster-node")).await?,
         seed,
         number: 0,
         subject,
-        report: Report::default(),
+        report: FuzzReport::default(),
         may_be_behind: false,
-        users: Users::default(),
-        lines: Lines::default(),
+        users: ExpectedUsers::default(),
+        queues: QueueState::default(),
     };
     let mut rng = Rng::new(seed);
-    let mut known = Known { revision: pair.etcd.revision().await?, ..Known::default() };
+    let mut known = ServerState { revision: pair.etcd.revision().await?, ..ServerState::default() };
     while pair.number < requests {
         pair.number += 1;
         let asked = pair.draw(&mut rng, &known);
@@ -201,64 +202,66 @@ pub async fn run(
         if !answer.is_refusal {
             pair.users.learn(&asked.call, &answer);
         }
-        if subject == Subject::Lines {
-            pair.lines.learn(&asked.call);
-            known.revision = pair.settle_lines(&asked.call).await?;
-        } else if pair.number.is_multiple_of(BETWEEN_SETTLES) {
-            pair.settle(QUIET).await?;
+        if subject == FuzzSubject::Lines {
+            pair.queues.learn(&asked.call);
+            known.revision = pair.settle_queues(&asked.call).await?;
+        } else if pair.number.is_multiple_of(REQUESTS_PER_COMPARISON) {
+            pair.settle(QUIET_TIME).await?;
         }
     }
-    pair.settle(CAUGHT_UP).await?;
+    pair.settle(CATCH_UP_TIME).await?;
     Ok(pair.report)
 }
 
 /// Records what later requests depend on: revisions, compactions and alarms.
-fn learn(known: &mut Known, call: &Call, answer: &Answer) {
+fn learn(known: &mut ServerState, call: &EtcdCall, answer: &Answer) {
     if let Some(revision) = answer.revision {
-        if let Call::Txn(request) = call
+        if let EtcdCall::Txn(request) = call
             && revision > known.revision
         {
             let asked = format!("{request:?}");
             if asked.contains("RequestDeleteRange(") && asked.contains("RequestPut(") {
-                known.remade.insert(revision);
+                known.delete_and_put_revisions.insert(revision);
             }
         }
         known.revision = known.revision.max(revision);
         match call {
-            Call::Compact(request) => known.compacted = request.revision,
-            Call::Alarm { action: 1, .. } => known.has_alarms = true,
-            Call::Status => known.has_alarms = answer.text.contains("alarm:"),
+            EtcdCall::Compact(request) => known.compacted = request.revision,
+            EtcdCall::Alarm { action: 1, .. } => known.has_alarms = true,
+            EtcdCall::Status => known.has_alarms = answer.text.contains("alarm:"),
             _ => {}
         }
     }
 }
 
-impl Pair {
-    fn draw(&self, rng: &mut Rng, known: &Known) -> Asked {
+impl ServerPair {
+    fn draw(&self, rng: &mut Rng, known: &ServerState) -> CallWithToken {
         match self.subject {
-            Subject::Keys => Asked {
-                by: Shown::Nothing,
-                call: Draw { rng, known, keys: KEYS, is_ordered: false }.call(),
+            FuzzSubject::Keys => CallWithToken {
+                token: TokenChoice::NoToken,
+                call: CallGenerator { rng, known, keys: KEYS, is_ordered: false }.call(),
             },
-            Subject::Users => DrawUsers { rng, known, users: &self.users }.asked(),
-            Subject::Lines => {
-                DrawLines { rng, lines: &self.lines, revision: known.revision }.asked()
+            FuzzSubject::Users => UserCallGenerator { rng, known, users: &self.users }.draw(),
+            FuzzSubject::Lines => {
+                ConcurrencyCallGenerator { rng, lines: &self.queues, revision: known.revision }
+                    .draw()
             }
         }
     }
 
-    async fn ask(&mut self, asked: &Asked) -> Result<Answer> {
+    async fn ask(&mut self, asked: &CallWithToken) -> Result<Answer> {
         let call = &asked.call;
         // Before a watch is canceled, its events compacted or its progress requested, both sides must
         // have sent the same events.
-        if matches!(call, Call::Compact(_) | Call::CancelWatch(_) | Call::WatchProgress) {
-            self.settle(if self.may_be_behind { CAUGHT_UP } else { QUIET }).await?;
+        if matches!(call, EtcdCall::Compact(_) | EtcdCall::CancelWatch(_) | EtcdCall::WatchProgress)
+        {
+            self.settle(if self.may_be_behind { CATCH_UP_TIME } else { QUIET_TIME }).await?;
             self.may_be_behind = false;
         }
-        if matches!(call, Call::Reopen) {
-            self.settle(CAUGHT_UP).await?;
+        if matches!(call, EtcdCall::Reopen) {
+            self.settle(CATCH_UP_TIME).await?;
         }
-        self.may_be_behind |= matches!(call, Call::Watch(_));
+        self.may_be_behind |= matches!(call, EtcdCall::Watch(_));
         let both = async { tokio::join!(self.etcd.call(asked), self.node.call(asked)) };
         let both = tokio::time::timeout(CALL_TIME, both).await;
         let (etcd, node) = both.with_context(|| format!("no answer to {asked:?}"))?;
@@ -270,10 +273,10 @@ impl Pair {
         } else {
             bail!(self.difference(format!("{asked:?}"), etcd.text, node.text));
         }
-        if matches!(call, Call::WatchProgress) {
+        if matches!(call, EtcdCall::WatchProgress) {
             // A progress answer names the revision at which it was given, so settle before more
             // requests.
-            self.settle(QUIET).await?;
+            self.settle(QUIET_TIME).await?;
         }
         self.report.refused += u64::from(etcd.is_refusal);
         Ok(etcd)
@@ -281,45 +284,45 @@ impl Pair {
 
     /// Waits until both sides' watches have received the same, and nothing more for `quiet`.
     async fn settle(&mut self, quiet: Duration) -> Result<()> {
-        let mut last = (self.etcd.watches.told(), self.node.watches.told());
+        let mut last = (self.etcd.watches.events(), self.node.watches.events());
         let mut since = Instant::now();
         loop {
             tokio::time::sleep(Duration::from_millis(10)).await;
-            let now = (self.etcd.watches.told(), self.node.watches.told());
+            let now = (self.etcd.watches.events(), self.node.watches.events());
             if now != last {
                 (last, since) = (now, Instant::now());
             } else if last.0 == last.1 && since.elapsed() >= quiet {
                 break;
-            } else if since.elapsed() > PATIENCE {
+            } else if since.elapsed() > DELIVERY_TIMEOUT {
                 bail!(self.watch_difference(&last.0, &last.1));
             }
         }
-        self.etcd.watches.forget();
-        self.node.watches.forget();
+        self.etcd.watches.clear_events();
+        self.node.watches.clear_events();
         self.report.settles += 1;
         Ok(())
     }
 
     /// Waits until both sides agree: they have the same keys and have sent the same answers, and every
     /// call that needn't wait is answered. Returns the revision of that state.
-    async fn settle_lines(&mut self, call: &Call) -> Result<i64> {
+    async fn settle_queues(&mut self, call: &EtcdCall) -> Result<i64> {
         // The first in a queue is known to have its answer. Two things can't be observed: what an
         // observer will be sent, and whether a call has arrived that shares another one's key.
-        let hidden = self.lines.has_observers() || matches!(call, Call::Begin(..));
+        let hidden = self.queues.has_observers() || matches!(call, EtcdCall::Begin(..));
         let started = Instant::now();
         let mut last = None;
         let mut since = started;
         loop {
             let keys = async { tokio::join!(self.etcd.keys(), self.node.keys()) };
             let (etcd, node) = tokio::time::timeout(CALL_TIME, keys).await?;
-            let mut etcd = (etcd?, self.etcd.begun.told());
-            let node = (node?, self.node.begun.told());
-            let late = self.lines.told_too_late(&etcd.0.1, &mut etcd.1.0, &node.1.0);
+            let mut etcd = (etcd?, self.etcd.begun.answers_and_ended());
+            let node = (node?, self.node.begun.answers_and_ended());
+            let late = self.queues.replace_late_grants(&etcd.0.1, &mut etcd.1.0, &node.1.0);
             let over = &etcd.1.1;
-            let settled = etcd == node && self.lines.is_settled(&etcd.0.1, over);
-            let quiet = match self.lines.is_leaving(&etcd.0.1) {
-                true => LEFT,
-                false if hidden => OBSERVED,
+            let settled = etcd == node && self.queues.is_settled(&etcd.0.1, over);
+            let quiet = match self.queues.is_leaving(&etcd.0.1) {
+                true => LEAVE_DELAY,
+                false if hidden => OBSERVER_DELAY,
                 false => Duration::ZERO,
             };
             if last.as_ref() != Some(&etcd) {
@@ -327,25 +330,29 @@ impl Pair {
             }
             if settled && since.elapsed() >= quiet {
                 if late > 0 {
-                    *self.report.allowed.entry(lines::TOLD_TOO_LATE).or_default() += late;
+                    *self.report.allowed.entry(lines::GRANTED_TOO_LATE).or_default() += late;
                 }
-                self.lines.end(over);
-                self.lines.found(&etcd.0.1);
-                self.etcd.begun.forget();
-                self.node.begun.forget();
+                self.queues.remove_ended(over);
+                self.queues.record_keys(&etcd.0.1);
+                self.etcd.begun.clear_answers();
+                self.node.begun.clear_answers();
                 self.report.settles += 1;
                 return Ok(etcd.0.0);
             }
-            if started.elapsed() > PATIENCE {
-                let call = format!("what came of {call:?}, while there are {:?}", self.lines);
+            if started.elapsed() > DELIVERY_TIMEOUT {
+                let call = format!("what came of {call:?}, while there are {:?}", self.queues);
                 bail!(self.difference(call, format!("{etcd:?}"), format!("{node:?}")));
             }
             last = Some(etcd);
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    fn watch_difference(&self, etcd: &watches::Told, node: &watches::Told) -> Difference {
+    fn watch_difference(
+        &self,
+        etcd: &watches::EventsByWatch,
+        node: &watches::EventsByWatch,
+    ) -> Difference {
         let nothing = Vec::new();
         let differs = |id: &&i64| etcd.get(*id) != node.get(*id);
         let ids = etcd.keys().chain(node.keys());

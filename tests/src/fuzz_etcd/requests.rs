@@ -21,38 +21,38 @@ use node_proto::etcdserverpb::{
     PutRequest, RangeRequest, RequestOp, TxnRequest, WatchCreateRequest,
 };
 
-use super::lines::LineCall;
+use super::lines::ConcurrencyCall;
 use super::users::AuthCall;
 use crate::rng::Rng;
 
 /// Member that a request names. Ids differ between the two servers, so they are filled in later.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Who {
-    Itself,
-    Nobody,
-    Stranger,
+pub(super) enum MemberChoice {
+    Own,
+    Zero,
+    Unknown,
 }
 
 /// Token that a request carries.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Shown {
-    Nothing,
+pub(super) enum TokenChoice {
+    NoToken,
     /// The last token stored in this place, whether it is still valid or not.
-    Token(usize),
+    Stored(usize),
     /// A token that was never issued.
-    Rubbish,
+    Invalid,
 }
 
 /// A request and its caller's token.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
-    pub(super) by: Shown,
-    pub(super) call: Call,
+pub(super) struct CallWithToken {
+    pub(super) token: TokenChoice,
+    pub(super) call: EtcdCall,
 }
 
 /// One request, as both servers receive it.
 #[derive(Clone, Debug)]
-pub(super) enum Call {
+pub(super) enum EtcdCall {
     Range(RangeRequest),
     Put(PutRequest),
     Delete(DeleteRangeRequest),
@@ -62,10 +62,10 @@ pub(super) enum Call {
     Status,
     Alarm {
         action: i32,
-        who: Who,
+        who: MemberChoice,
         alarm: i32,
     },
-    MoveLeader(Who),
+    MoveLeader(MemberChoice),
     Defragment,
     /// A request to downgrade: action, and a version that no cluster can be downgraded to.
     Downgrade(i32, &'static str),
@@ -80,9 +80,9 @@ pub(super) enum Call {
     /// Replaces the watch stream by a new one.
     Reopen,
     Auth(AuthCall),
-    Line(LineCall),
+    Concurrency(ConcurrencyCall),
     /// A call with this number that may wait long; its answers are compared as they arrive.
-    Begin(u64, LineCall),
+    Begin(u64, ConcurrencyCall),
     /// Opens a stream with this number, which observes all leaders of an election from now on.
     Observe(u64, &'static str),
     /// Drops the client of the call or stream with this number.
@@ -91,20 +91,20 @@ pub(super) enum Call {
 
 /// State of the servers that the next request depends on.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Known {
+pub(super) struct ServerState {
     pub(super) revision: i64,
     pub(super) compacted: i64,
     pub(super) has_alarms: bool,
     /// Revisions of transactions that delete as well as put.
-    pub(super) remade: BTreeSet<i64>,
+    pub(super) delete_and_put_revisions: BTreeSet<i64>,
 }
 
 /// Number of the CORRUPT alarm.
 const CORRUPT: i32 = 2;
 
-impl Who {
+impl MemberChoice {
     fn of_alarm(alarm: i32) -> Self {
-        if alarm == CORRUPT { Self::Nobody } else { Self::Itself }
+        if alarm == CORRUPT { Self::Zero } else { Self::Own }
     }
 }
 
@@ -112,52 +112,57 @@ impl Who {
 pub(super) const KEYS: &[&str] =
     &["a", "aa", "ab", "b", "b\0", "c", "d", "da", "e", "f", "\0", "z"];
 
-pub(super) struct Draw<'r> {
+pub(super) struct CallGenerator<'r> {
     pub(super) rng: &'r mut Rng,
-    pub(super) known: &'r Known,
+    pub(super) known: &'r ServerState,
     pub(super) keys: &'static [&'static str],
     /// Whether ranges must not end before they begin.
     pub(super) is_ordered: bool,
 }
 
-impl Draw<'_> {
-    pub(super) fn call(&mut self) -> Call {
+impl CallGenerator<'_> {
+    pub(super) fn call(&mut self) -> EtcdCall {
         if self.known.has_alarms && self.rng.chance(250) {
             let alarm = self.one_of(&[0, 1, CORRUPT]);
-            return Call::Alarm { action: 2, who: Who::of_alarm(alarm), alarm };
+            return EtcdCall::Alarm { action: 2, who: MemberChoice::of_alarm(alarm), alarm };
         }
         match self.rng.range(0, 1000) {
-            0..20 => Call::LeaseGrant(self.grant()),
-            20..30 => Call::LeaseRevoke(self.lease()),
-            30..40 => Call::LeaseKeepAlive(self.lease()),
-            40..55 => Call::LeaseTimeToLive(LeaseTimeToLiveRequest {
+            0..20 => EtcdCall::LeaseGrant(self.grant()),
+            20..30 => EtcdCall::LeaseRevoke(self.lease()),
+            30..40 => EtcdCall::LeaseKeepAlive(self.lease()),
+            40..55 => EtcdCall::LeaseTimeToLive(LeaseTimeToLiveRequest {
                 id: self.lease(),
                 keys: self.rng.chance(700),
             }),
-            55..60 => Call::LeaseLeases,
-            60..300 => Call::Range(self.range()),
-            300..480 => Call::Put(self.put()),
-            480..560 => Call::Delete(self.delete()),
-            560..820 => Call::Txn(self.whole_txn()),
-            820..850 => Call::Compact(self.compact()),
-            850..890 => Call::HashKv(self.revision()),
-            890..900 => Call::Status,
+            55..60 => EtcdCall::LeaseLeases,
+            60..300 => EtcdCall::Range(self.range()),
+            300..480 => EtcdCall::Put(self.put()),
+            480..560 => EtcdCall::Delete(self.delete()),
+            560..820 => EtcdCall::Txn(self.whole_txn()),
+            820..850 => EtcdCall::Compact(self.compact()),
+            850..890 => EtcdCall::HashKv(self.revision()),
+            890..900 => EtcdCall::Status,
             900..912 => {
                 let (action, alarm) = (self.one_of(&[0, 0, 1, 2]), self.one_of(&[0, 1, CORRUPT]));
                 let of_nobody = self.rng.chance(300);
-                let who = if of_nobody { Who::Nobody } else { Who::of_alarm(alarm) };
-                Call::Alarm { action, who, alarm }
+                let who =
+                    if of_nobody { MemberChoice::Zero } else { MemberChoice::of_alarm(alarm) };
+                EtcdCall::Alarm { action, who, alarm }
             }
-            912..920 => Call::MoveLeader(self.one_of(&[Who::Itself, Who::Nobody, Who::Stranger])),
-            920..960 => Call::Watch(Box::new(self.watch())),
-            960..980 => Call::CancelWatch(self.watch_id()),
-            980..993 => Call::WatchProgress,
-            993..995 => Call::Defragment,
-            995..997 => Call::Downgrade(
+            912..920 => EtcdCall::MoveLeader(self.one_of(&[
+                MemberChoice::Own,
+                MemberChoice::Zero,
+                MemberChoice::Unknown,
+            ])),
+            920..960 => EtcdCall::Watch(Box::new(self.watch())),
+            960..980 => EtcdCall::CancelWatch(self.watch_id()),
+            980..993 => EtcdCall::WatchProgress,
+            993..995 => EtcdCall::Defragment,
+            995..997 => EtcdCall::Downgrade(
                 self.one_of(&[0, 1, 3]),
                 self.one_of(&["", "3", "3.a", "99.9", "99.9.9", "99.9.9-rc.1", "99.9.9.9"]),
             ),
-            _ => Call::Reopen,
+            _ => EtcdCall::Reopen,
         }
     }
 
@@ -178,7 +183,7 @@ impl Draw<'_> {
     }
 
     fn revision(&mut self) -> i64 {
-        let &Known { revision, compacted, .. } = self.known;
+        let &ServerState { revision, compacted, .. } = self.known;
         match self.rng.range(0, 10) {
             0..4 => 0,
             4 => revision,
@@ -307,7 +312,7 @@ impl Draw<'_> {
             0 => self.revision(),
             _ => self.known.revision - i64::try_from(self.rng.range(0, 12)).unwrap_or(0),
         };
-        while self.known.remade.contains(&revision) {
+        while self.known.delete_and_put_revisions.contains(&revision) {
             revision -= 1;
         }
         // A physical compaction has finished when it is answered. Otherwise a later checksum might be

@@ -27,34 +27,34 @@ use tonic::transport::Channel;
 use tonic::{Request, Status};
 
 use self::auth::auth;
-pub(super) use self::line::line;
-use super::begun::Begun;
-use super::requests::{Asked, Call, Shown, Who};
+pub(super) use self::line::send_concurrency_call;
+use super::begun::PendingCalls;
+use super::requests::{CallWithToken, EtcdCall, MemberChoice, TokenChoice};
 use super::users::TOKENS;
-use super::watches::Watches;
+use super::watches::WatchConnection;
 use crate::bench::cluster::free_ports;
-use crate::bench::process::Server as Process;
+use crate::bench::process::ServerProcess as Process;
 use crate::client::channel;
 
 const START_TIME: Duration = Duration::from_secs(30);
 /// Member id that no member has.
-const STRANGER: u64 = 0xfeed;
+const UNKNOWN_ID: u64 = 0xfeed;
 /// Value that replaces each server's own member id.
-const ITSELF: u64 = 1;
+const MASKED_ID: u64 = 1;
 
 /// A token that was never issued.
-const RUBBISH: &str = "abcdefghijklmnop.1";
+const INVALID_TOKEN: &str = "abcdefghijklmnop.1";
 /// Lifetime of tokens in seconds, longer than any run.
 const TOKEN_SECONDS: u64 = 100_000;
 
 /// Channel to the server that may attach a token.
-pub(super) type Service = InterceptedService<Channel, Shows>;
+pub(super) type TokenChannel = InterceptedService<Channel, TokenInterceptor>;
 
 /// Interceptor that attaches a token to each request.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Shows(Option<AsciiMetadataValue>);
+pub(super) struct TokenInterceptor(Option<AsciiMetadataValue>);
 
-impl Interceptor for Shows {
+impl Interceptor for TokenInterceptor {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
         if let Some(token) = &self.0 {
             request.metadata_mut().insert("token", token.clone());
@@ -78,17 +78,17 @@ impl Answer {
     }
 }
 
-pub(super) struct Server {
+pub(super) struct ServerUnderTest {
     member: u64,
-    pub(super) watches: Watches,
-    pub(super) begun: Begun,
+    pub(super) watches: WatchConnection,
+    pub(super) begun: PendingCalls,
     /// Tokens that this server has issued, by the places that requests name.
     tokens: [Option<AsciiMetadataValue>; TOKENS],
     channel: Channel,
     _process: Process,
 }
 
-impl Server {
+impl ServerUnderTest {
     /// Starts `program` as a single-member cluster in `dir`.
     pub(super) async fn start(name: &'static str, program: &Path, dir: &Path) -> Result<Self> {
         fs_err::create_dir_all(dir)?;
@@ -118,25 +118,26 @@ impl Server {
                 _ => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         };
-        let watches = Watches::open(Service::new(channel.clone(), Shows(None)));
-        let (begun, tokens) = (Begun::default(), Default::default());
+        let watches =
+            WatchConnection::open(TokenChannel::new(channel.clone(), TokenInterceptor(None)));
+        let (begun, tokens) = (PendingCalls::default(), Default::default());
         Ok(Self { member, watches, begun, tokens, channel, _process: process })
     }
 
-    fn service(&self, by: Shown) -> Service {
+    fn service(&self, by: TokenChoice) -> TokenChannel {
         let token = match by {
-            Shown::Nothing => None,
-            Shown::Rubbish => Some(AsciiMetadataValue::from_static(RUBBISH)),
-            Shown::Token(place) => self.tokens[place].clone(),
+            TokenChoice::NoToken => None,
+            TokenChoice::Invalid => Some(AsciiMetadataValue::from_static(INVALID_TOKEN)),
+            TokenChoice::Stored(place) => self.tokens[place].clone(),
         };
-        Service::new(self.channel.clone(), Shows(token))
+        TokenChannel::new(self.channel.clone(), TokenInterceptor(token))
     }
 
-    fn id(&self, who: Who) -> u64 {
+    fn id(&self, who: MemberChoice) -> u64 {
         match who {
-            Who::Itself => self.member,
-            Who::Nobody => 0,
-            Who::Stranger => STRANGER,
+            MemberChoice::Own => self.member,
+            MemberChoice::Zero => 0,
+            MemberChoice::Unknown => UNKNOWN_ID,
         }
     }
 
@@ -144,11 +145,12 @@ impl Server {
     pub(super) async fn keys(&self) -> Result<(i64, Vec<KeyValue>)> {
         let (key, range_end) = (vec![0].into(), vec![0].into());
         let all = RangeRequest { key, range_end, ..RangeRequest::default() };
-        let found = KvClient::new(self.service(Shown::Nothing)).range(all).await?.into_inner();
+        let found =
+            KvClient::new(self.service(TokenChoice::NoToken)).range(all).await?.into_inner();
         Ok((found.header.context("an answer has a header")?.revision, found.kvs))
     }
 
-    async fn status(&self, mut maintenance: MaintenanceClient<Service>) -> Answer {
+    async fn status(&self, mut maintenance: MaintenanceClient<TokenChannel>) -> Answer {
         let response = maintenance.status(StatusRequest {}).await;
         let response = response.map(|r| r.map(|status| comparable(status, self.member)));
         answer(response, |a| &mut a.header)
@@ -156,13 +158,13 @@ impl Server {
 
     async fn alarm(
         &self,
-        mut maintenance: MaintenanceClient<Service>,
+        mut maintenance: MaintenanceClient<TokenChannel>,
         request: AlarmRequest,
     ) -> Answer {
         let mut response = maintenance.alarm(request).await;
         if let Ok(response) = &mut response {
             let alarms = response.get_mut().alarms.iter_mut();
-            alarms.filter(|a| a.member_id == self.member).for_each(|a| a.member_id = ITSELF);
+            alarms.filter(|a| a.member_id == self.member).for_each(|a| a.member_id = MASKED_ID);
             // etcd lists alarms in the order of a Go map, which is random.
             response.get_mut().alarms.sort_unstable_by_key(|a| (a.alarm, a.member_id));
         }
@@ -170,69 +172,69 @@ impl Server {
     }
 
     /// Sends the request and waits for its answer. Watch events arrive separately.
-    pub(super) async fn call(&mut self, asked: &Asked) -> Result<Answer> {
-        let service = self.service(asked.by);
+    pub(super) async fn call(&mut self, asked: &CallWithToken) -> Result<Answer> {
+        let service = self.service(asked.token);
         let mut kv = KvClient::new(service.clone());
         let mut lease = LeaseClient::new(service.clone());
         let mut maintenance = MaintenanceClient::new(service.clone());
         let call = asked.call.clone();
         Ok(match call {
-            Call::Range(request) => answer(kv.range(request).await, |a| &mut a.header),
-            Call::Put(request) => answer(kv.put(request).await, |a| &mut a.header),
-            Call::Delete(request) => answer(kv.delete_range(request).await, |a| &mut a.header),
-            Call::Txn(request) => answer(kv.txn(request).await, |a| &mut a.header),
-            Call::Compact(request) => answer(kv.compact(request).await, |a| &mut a.header),
-            Call::HashKv(revision) => {
+            EtcdCall::Range(request) => answer(kv.range(request).await, |a| &mut a.header),
+            EtcdCall::Put(request) => answer(kv.put(request).await, |a| &mut a.header),
+            EtcdCall::Delete(request) => answer(kv.delete_range(request).await, |a| &mut a.header),
+            EtcdCall::Txn(request) => answer(kv.txn(request).await, |a| &mut a.header),
+            EtcdCall::Compact(request) => answer(kv.compact(request).await, |a| &mut a.header),
+            EtcdCall::HashKv(revision) => {
                 let request = HashKvRequest { revision };
                 answer(maintenance.hash_kv(request).await, |a| &mut a.header)
             }
-            Call::Status => self.status(maintenance).await,
-            Call::Alarm { action, who, alarm } => {
+            EtcdCall::Status => self.status(maintenance).await,
+            EtcdCall::Alarm { action, who, alarm } => {
                 let request = AlarmRequest { action, member_id: self.id(who), alarm };
                 self.alarm(maintenance, request).await
             }
-            Call::MoveLeader(who) => {
+            EtcdCall::MoveLeader(who) => {
                 let request = MoveLeaderRequest { target_id: self.id(who) };
                 answer(maintenance.move_leader(request).await, |a| &mut a.header)
             }
-            Call::Defragment => {
+            EtcdCall::Defragment => {
                 answer(maintenance.defragment(DefragmentRequest {}).await, |a| &mut a.header)
             }
-            Call::Downgrade(action, version) => {
+            EtcdCall::Downgrade(action, version) => {
                 let request = DowngradeRequest { action, version: version.to_owned() };
                 answer(maintenance.downgrade(request).await, |a| &mut a.header)
             }
-            Call::LeaseGrant(request) => {
+            EtcdCall::LeaseGrant(request) => {
                 answer(lease.lease_grant(request).await, |a| &mut a.header)
             }
-            Call::LeaseRevoke(id) => {
+            EtcdCall::LeaseRevoke(id) => {
                 let request = LeaseRevokeRequest { id };
                 answer(lease.lease_revoke(request).await, |a| &mut a.header)
             }
-            Call::LeaseKeepAlive(id) => answer(keep_alive(lease, id).await, |a| &mut a.header),
-            Call::LeaseTimeToLive(request) => {
+            EtcdCall::LeaseKeepAlive(id) => answer(keep_alive(lease, id).await, |a| &mut a.header),
+            EtcdCall::LeaseTimeToLive(request) => {
                 answer(time_to_live(lease, request).await, |a| &mut a.header)
             }
-            Call::LeaseLeases => answer(leases(lease).await, |a| &mut a.header),
-            Call::Watch(_) | Call::CancelWatch(_) | Call::WatchProgress => {
+            EtcdCall::LeaseLeases => answer(leases(lease).await, |a| &mut a.header),
+            EtcdCall::Watch(_) | EtcdCall::CancelWatch(_) | EtcdCall::WatchProgress => {
                 self.watches.ask(&call).await?;
                 Answer::done("asked")
             }
-            Call::Reopen => {
-                self.watches = Watches::open(service);
+            EtcdCall::Reopen => {
+                self.watches = WatchConnection::open(service);
                 Answer::done("opened")
             }
-            Call::Auth(call) => auth(call, service, &mut self.tokens).await,
-            Call::Line(call) => line(call, service).await,
-            Call::Begin(number, call) => {
+            EtcdCall::Auth(call) => auth(call, service, &mut self.tokens).await,
+            EtcdCall::Concurrency(call) => send_concurrency_call(call, service).await,
+            EtcdCall::Begin(number, call) => {
                 self.begun.begin(number, call, service);
                 Answer::done("begun")
             }
-            Call::Observe(number, name) => {
+            EtcdCall::Observe(number, name) => {
                 self.begun.observe(number, name, service);
                 Answer::done("begun")
             }
-            Call::Abandon(number) => {
+            EtcdCall::Abandon(number) => {
                 self.begun.abandon(number);
                 Answer::done("abandoned")
             }
@@ -242,7 +244,7 @@ impl Server {
 
 /// Clears the header fields that differ between two clusters: ids and terms. Returns the header's
 /// revision.
-pub(super) fn anonymous(header: &mut Option<ResponseHeader>) -> Option<i64> {
+pub(super) fn anonymise_header(header: &mut Option<ResponseHeader>) -> Option<i64> {
     let header = header.as_mut()?;
     (header.cluster_id, header.member_id, header.raft_term) = (0, 0, 0);
     Some(header.revision)
@@ -250,7 +252,7 @@ pub(super) fn anonymous(header: &mut Option<ResponseHeader>) -> Option<i64> {
 
 /// Sends one keep-alive request on a stream of its own, and returns the answer.
 async fn keep_alive(
-    mut lease: LeaseClient<Service>,
+    mut lease: LeaseClient<TokenChannel>,
     id: i64,
 ) -> Result<tonic::Response<LeaseKeepAliveResponse>, Status> {
     let wishes = futures_util::stream::iter([LeaseKeepAliveRequest { id }]);
@@ -260,7 +262,7 @@ async fn keep_alive(
 }
 
 async fn time_to_live(
-    mut lease: LeaseClient<Service>,
+    mut lease: LeaseClient<TokenChannel>,
     request: LeaseTimeToLiveRequest,
 ) -> Result<tonic::Response<LeaseTimeToLiveResponse>, Status> {
     let mut response = lease.lease_time_to_live(request).await?;
@@ -274,7 +276,7 @@ async fn time_to_live(
 }
 
 async fn leases(
-    mut lease: LeaseClient<Service>,
+    mut lease: LeaseClient<TokenChannel>,
 ) -> Result<tonic::Response<LeaseLeasesResponse>, Status> {
     let mut response = lease.lease_leases(LeaseLeasesRequest {}).await?;
     // etcd lists leases by their remaining time.
@@ -289,7 +291,7 @@ pub(super) fn answer<T: Debug>(
     match response {
         Ok(response) => {
             let mut response = response.into_inner();
-            let revision = anonymous(header(&mut response));
+            let revision = anonymise_header(header(&mut response));
             Answer { text: format!("{response:?}"), revision, is_refusal: false }
         }
         Err(status) => {
@@ -312,7 +314,7 @@ fn comparable(mut status: StatusResponse, member: u64) -> StatusResponse {
     (status.raft_index, status.raft_applied_index, status.raft_term) = (0, 0, 0);
     (status.version, status.storage_version) = (String::new(), String::new());
     if status.leader == member {
-        status.leader = ITSELF;
+        status.leader = MASKED_ID;
     }
     let own = format!("memberID:{member} ");
     for error in &mut status.errors {
@@ -325,10 +327,12 @@ fn comparable(mut status: StatusResponse, member: u64) -> StatusResponse {
     status
 }
 
-impl Server {
+impl ServerUnderTest {
     /// Returns the server's current revision.
     pub(super) async fn revision(&mut self) -> Result<i64> {
-        let answer = self.call(&Asked { by: Shown::Nothing, call: Call::Status }).await?;
+        let answer = self
+            .call(&CallWithToken { token: TokenChoice::NoToken, call: EtcdCall::Status })
+            .await?;
         answer.revision.context("a status has a header")
     }
 }

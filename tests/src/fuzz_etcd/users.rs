@@ -15,8 +15,8 @@ use node_proto::etcdserverpb::{
     AuthRoleGrantPermissionRequest, AuthRoleRevokePermissionRequest, AuthUserAddRequest,
 };
 
-use super::lines::LineCall;
-use super::requests::{Asked, Call, Draw, Known, Shown};
+use super::lines::ConcurrencyCall;
+use super::requests::{CallGenerator, CallWithToken, EtcdCall, ServerState, TokenChoice};
 use super::server::Answer;
 use crate::rng::Rng;
 
@@ -44,7 +44,7 @@ pub(super) enum AuthCall {
     Authenticate {
         name: &'static str,
         password: &'static str,
-        keep: usize,
+        token_slot: usize,
     },
     UserAdd(AuthUserAddRequest),
     UserGet(&'static str),
@@ -63,7 +63,7 @@ pub(super) enum AuthCall {
 
 /// Users and roles that result from the requests so far.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Users {
+pub(super) struct ExpectedUsers {
     is_enabled: bool,
     passwords: BTreeMap<String, String>,
     /// Users who have the role `root`.
@@ -77,12 +77,14 @@ pub(super) struct Users {
     place: Option<(&'static str, i64)>,
 }
 
-impl Users {
+impl ExpectedUsers {
     /// Records the effect of a request that wasn't refused.
-    pub(super) fn learn(&mut self, call: &Call, answer: &Answer) {
+    pub(super) fn learn(&mut self, call: &EtcdCall, answer: &Answer) {
         match call {
-            Call::Auth(call) => self.learn_auth(call),
-            Call::Line(LineCall::Lock { name, .. } | LineCall::Campaign { name, .. }) => {
+            EtcdCall::Auth(call) => self.learn_auth(call),
+            EtcdCall::Concurrency(
+                ConcurrencyCall::Lock { name, .. } | ConcurrencyCall::Campaign { name, .. },
+            ) => {
                 self.place = answer.revision.map(|revision| (*name, revision));
             }
             _ => {}
@@ -93,7 +95,9 @@ impl Users {
         match call {
             AuthCall::Enable => self.is_enabled = true,
             AuthCall::Disable => (self.is_enabled, self.holders) = (false, [None; TOKENS]),
-            AuthCall::Authenticate { name, keep, .. } => self.holders[*keep] = Some(name),
+            AuthCall::Authenticate { name, token_slot: keep, .. } => {
+                self.holders[*keep] = Some(name)
+            }
             AuthCall::UserAdd(add) => {
                 self.passwords.insert(add.name.clone(), add.password.clone());
             }
@@ -147,34 +151,46 @@ impl Users {
     }
 }
 
-pub(super) struct DrawUsers<'r> {
+pub(super) struct UserCallGenerator<'r> {
     pub(super) rng: &'r mut Rng,
-    pub(super) known: &'r Known,
-    pub(super) users: &'r Users,
+    pub(super) known: &'r ServerState,
+    pub(super) users: &'r ExpectedUsers,
 }
 
-impl DrawUsers<'_> {
-    pub(super) fn asked(&mut self) -> Asked {
-        let Users { is_enabled, holders, .. } = self.users;
+impl UserCallGenerator<'_> {
+    pub(super) fn draw(&mut self) -> CallWithToken {
+        let ExpectedUsers { is_enabled, holders, .. } = self.users;
         if *is_enabled && holders[0].is_none() && self.rng.chance(300) {
-            return Asked { by: Shown::Nothing, call: Call::Auth(self.authenticate(ROOT, 0)) };
+            return CallWithToken {
+                token: TokenChoice::NoToken,
+                call: EtcdCall::Auth(self.authenticate(ROOT, 0)),
+            };
         }
         if !is_enabled && self.rng.chance(300) {
-            return Asked { by: Shown::Nothing, call: Call::Auth(self.towards_enabled()) };
+            return CallWithToken {
+                token: TokenChoice::NoToken,
+                call: EtcdCall::Auth(self.towards_enabled()),
+            };
         }
         match self.rng.range(0, 100) {
             0..8 => {
                 let (name, keep) = (self.user(), self.rng.pick(TOKENS - 1) + 1);
                 // A request that authenticates may carry any token.
-                Asked { by: self.by(500), call: Call::Auth(self.authenticate(name, keep)) }
+                CallWithToken {
+                    token: self.by(500),
+                    call: EtcdCall::Auth(self.authenticate(name, keep)),
+                }
             }
-            8..14 => Asked { by: self.by(400), call: Call::Auth(self.look()) },
-            14..38 => Asked { by: self.by(850), call: Call::Auth(self.change()) },
-            38..46 => Asked { by: self.by(200), call: Call::Line(self.line()) },
+            8..14 => CallWithToken { token: self.by(400), call: EtcdCall::Auth(self.look()) },
+            14..38 => CallWithToken { token: self.by(850), call: EtcdCall::Auth(self.change()) },
+            38..46 => CallWithToken {
+                token: self.by(200),
+                call: EtcdCall::Concurrency(self.draw_concurrency_call()),
+            },
             _ => {
                 let (rng, known) = (&mut *self.rng, self.known);
-                let call = Draw { rng, known, keys: KEYS, is_ordered: true }.call();
-                Asked { by: self.by(150), call }
+                let call = CallGenerator { rng, known, keys: KEYS, is_ordered: true }.call();
+                CallWithToken { token: self.by(150), call }
             }
         }
     }
@@ -184,14 +200,14 @@ impl DrawUsers<'_> {
     }
 
     /// Draws a token; in `roots` of 1000 cases it is `root`'s.
-    fn by(&mut self, roots: u64) -> Shown {
+    fn by(&mut self, roots: u64) -> TokenChoice {
         if self.rng.chance(roots) {
-            return Shown::Token(0);
+            return TokenChoice::Stored(0);
         }
         match self.rng.range(0, 20) {
-            0 => Shown::Nothing,
-            1 => Shown::Rubbish,
-            _ => Shown::Token(self.rng.pick(TOKENS)),
+            0 => TokenChoice::NoToken,
+            1 => TokenChoice::Invalid,
+            _ => TokenChoice::Stored(self.rng.pick(TOKENS)),
         }
     }
 
@@ -211,7 +227,7 @@ impl DrawUsers<'_> {
             Some(right) if self.rng.chance(800) => right,
             _ => self.one_of(&["p", "q", "", "x", TOO_LONG]),
         };
-        AuthCall::Authenticate { name, password, keep }
+        AuthCall::Authenticate { name, password, token_slot: keep }
     }
 
     /// Returns the next request that is needed to enable authentication.
@@ -311,18 +327,18 @@ impl DrawUsers<'_> {
 
     /// Draws a request about a lock or an election. It uses one lease, or one that doesn't exist, so that it
     /// never waits.
-    fn line(&mut self) -> LineCall {
+    fn draw_concurrency_call(&mut self) -> ConcurrencyCall {
         let (name, lease) = (self.one_of(&["a", "d"]), self.one_of(&[LEASE, LEASE, LEASE, 77]));
         let (entered, revision) = self.users.place.unwrap_or((name, 1));
         let key = format!("{entered}/{LEASE}").into();
         let value = self.one_of(&["x", "y"]);
         match self.rng.range(0, 6) {
-            0 => LineCall::Lock { name, lease },
-            1 => LineCall::Campaign { name, lease, value },
-            2 => LineCall::Unlock(key),
-            3 => LineCall::Proclaim { name, key, revision, lease, value },
-            4 => LineCall::Resign { name, key, revision, lease },
-            _ => LineCall::Leader(name),
+            0 => ConcurrencyCall::Lock { name, lease },
+            1 => ConcurrencyCall::Campaign { name, lease, value },
+            2 => ConcurrencyCall::Unlock(key),
+            3 => ConcurrencyCall::Proclaim { name, key, revision, lease, value },
+            4 => ConcurrencyCall::Resign { name, key, revision, lease },
+            _ => ConcurrencyCall::Leader(name),
         }
     }
 }

@@ -16,52 +16,52 @@ use node_proto::etcdserverpb::{
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 
-use super::requests::Call;
-use super::server::Service;
+use super::requests::EtcdCall;
+use super::server::TokenChannel;
 
 /// Maximum number of queued requests on the stream.
-const QUEUED: usize = 16;
+const MAX_QUEUED_REQUESTS: usize = 16;
 /// Watch id in responses that concern no single watch. A client may also choose it for a watch.
-const NOBODY: i64 = -1;
+const NO_WATCH_ID: i64 = -1;
 /// Key under which progress of the whole stream is recorded.
 const PROGRESS: i64 = -2;
 /// Key under which refused watches are recorded.
 const REFUSED: i64 = -3;
 
 /// Events and notices that each watch has received, by its id.
-pub(super) type Told = BTreeMap<i64, Vec<String>>;
+pub(super) type EventsByWatch = BTreeMap<i64, Vec<String>>;
 
 #[derive(Default)]
-struct Heard {
-    told: Told,
+struct ReceivedEvents {
+    events: EventsByWatch,
     /// Watches that asked for previous values.
     previous: BTreeSet<i64>,
     /// Create requests without an answer yet, in order: whether each asked for previous values. `None`
     /// stands for a request sent only for its answer.
-    asked: std::collections::VecDeque<Option<bool>>,
+    unanswered_creates: std::collections::VecDeque<Option<bool>>,
 }
 
-pub(super) struct Watches {
+pub(super) struct WatchConnection {
     requests: mpsc::Sender<WatchRequest>,
-    heard: Arc<Mutex<Heard>>,
+    heard: Arc<Mutex<ReceivedEvents>>,
     /// Notified when a create request was answered or the stream has ended.
     answered: Arc<Notify>,
     listener: JoinHandle<()>,
 }
 
-impl Drop for Watches {
+impl Drop for WatchConnection {
     fn drop(&mut self) {
         self.listener.abort();
     }
 }
 
-impl Watches {
-    pub(super) fn open(service: Service) -> Self {
-        let (requests, receiver) = mpsc::channel(QUEUED);
+impl WatchConnection {
+    pub(super) fn open(service: TokenChannel) -> Self {
+        let (requests, receiver) = mpsc::channel(MAX_QUEUED_REQUESTS);
         let stream = futures_util::stream::unfold(receiver, async |mut receiver| {
             receiver.recv().await.map(|request| (request, receiver))
         });
-        let heard = Arc::new(Mutex::new(Heard::default()));
+        let heard = Arc::new(Mutex::new(ReceivedEvents::default()));
         let answered = Arc::new(Notify::new());
         let (log, tell) = (heard.clone(), answered.clone());
         let listener = tokio::spawn(async move {
@@ -70,7 +70,11 @@ impl Watches {
                 Ok(responses) => responses.into_inner(),
                 Err(error) => {
                     let mut heard = log.lock().expect("nothing panics under this lock");
-                    heard.told.entry(NOBODY).or_default().push(format!("refused: {error:?}"));
+                    heard
+                        .events
+                        .entry(NO_WATCH_ID)
+                        .or_default()
+                        .push(format!("refused: {error:?}"));
                     tell.notify_one();
                     return;
                 }
@@ -86,7 +90,11 @@ impl Watches {
                         heard.take(response);
                     }
                     end => {
-                        heard.told.entry(NOBODY).or_default().push(format!("the end: {end:?}"));
+                        heard
+                            .events
+                            .entry(NO_WATCH_ID)
+                            .or_default()
+                            .push(format!("the end: {end:?}"));
                         tell.notify_one();
                         return;
                     }
@@ -97,15 +105,15 @@ impl Watches {
     }
 
     /// Sends a request and returns once the server has read it. Later writes therefore come after it.
-    pub(super) async fn ask(&self, call: &Call) -> Result<()> {
+    pub(super) async fn ask(&self, call: &EtcdCall) -> Result<()> {
         let union = match call {
-            Call::Watch(create) => {
+            EtcdCall::Watch(create) => {
                 return self.create((**create).clone(), Some(create.prev_kv)).await;
             }
-            Call::CancelWatch(watch_id) => {
+            EtcdCall::CancelWatch(watch_id) => {
                 RequestUnion::CancelRequest(WatchCancelRequest { watch_id: *watch_id })
             }
-            Call::WatchProgress => RequestUnion::ProgressRequest(WatchProgressRequest {}),
+            EtcdCall::WatchProgress => RequestUnion::ProgressRequest(WatchProgressRequest {}),
             other => bail!("not for a watch stream: {other:?}"),
         };
         self.send(union).await?;
@@ -122,7 +130,7 @@ impl Watches {
     async fn create(&self, create: WatchCreateRequest, previous: Option<bool>) -> Result<()> {
         {
             let mut heard = self.heard.lock().expect("nothing panics under this lock");
-            heard.asked.push_back(previous);
+            heard.unanswered_creates.push_back(previous);
         }
         self.send(RequestUnion::CreateRequest(create)).await?;
         self.answered.notified().await;
@@ -134,32 +142,32 @@ impl Watches {
         self.requests.send(request).await.context("the stream is open")
     }
 
-    /// Returns what was received since [`Self::forget`].
-    pub(super) fn told(&self) -> Told {
-        self.heard.lock().expect("nothing panics under this lock").told.clone()
+    /// Returns what was received since [`Self::clear_events`].
+    pub(super) fn events(&self) -> EventsByWatch {
+        self.heard.lock().expect("nothing panics under this lock").events.clone()
     }
 
-    pub(super) fn forget(&self) {
-        self.heard.lock().expect("nothing panics under this lock").told.clear();
+    pub(super) fn clear_events(&self) {
+        self.heard.lock().expect("nothing panics under this lock").events.clear();
     }
 }
 
-impl Heard {
+impl ReceivedEvents {
     fn take(&mut self, response: WatchResponse) {
         let revision = response.header.as_ref().map_or(0, |header| header.revision);
         let is_progress = !response.created && !response.canceled && response.events.is_empty();
         // Progress of the whole stream has the same watch id as a refusal.
-        let of_all = is_progress && response.watch_id == NOBODY;
+        let of_all = is_progress && response.watch_id == NO_WATCH_ID;
         let id = match response.created && response.canceled {
             true => REFUSED,
             false if of_all => PROGRESS,
             false => response.watch_id,
         };
-        let asked = if response.created { self.asked.pop_front() } else { None };
+        let asked = if response.created { self.unanswered_creates.pop_front() } else { None };
         if asked == Some(None) {
             return;
         }
-        let list = self.told.entry(id).or_default();
+        let list = self.events.entry(id).or_default();
         if is_progress {
             list.push(format!("progress {revision}"));
         }

@@ -6,10 +6,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::network::Host;
-use super::process::{Process, exists, signal};
-use super::programs::program;
-use super::wait::until;
+use super::network::TestHost;
+use super::process::{ChildProcess, is_alive, send_signal};
+use super::programs::program_path;
+use super::wait::wait_for;
 use super::world::path_text;
 use rustix::process::Signal;
 
@@ -24,28 +24,28 @@ pub struct AgentOptions {
     /// Extra environment variables of the agent.
     pub env: Vec<(String, String)>,
     /// Program and arguments that run the agent, such as `strace`; empty to run it directly.
-    pub through: Vec<String>,
+    pub wrapper: Vec<String>,
 }
 
 /// An agent on a host. Dropping it kills the agent and its node.
 #[derive(Debug)]
-pub struct Agent {
+pub struct AgentProcess {
     /// Host that the agent runs on.
-    pub host: Host,
+    pub host: TestHost,
     /// Data directory of the agent.
     pub data_dir: PathBuf,
     /// Options of the next start; a test may change them between two starts.
     pub options: AgentOptions,
     bundle: PathBuf,
     log: PathBuf,
-    process: Option<Process>,
+    process: Option<ChildProcess>,
     kept: bool,
 }
 
-impl Agent {
+impl AgentProcess {
     /// Returns an agent that is not started yet.
     pub fn new(
-        host: Host,
+        host: TestHost,
         data_dir: PathBuf,
         bundle: PathBuf,
         log: PathBuf,
@@ -63,14 +63,14 @@ impl Agent {
     }
 
     /// Starts the agent as `start` does, but without `--advertise-address`.
-    pub fn start_untold(&mut self) -> Result<()> {
+    pub fn start_without_address(&mut self) -> Result<()> {
         self.start_at(None)
     }
 
     fn start_at(&mut self, address: Option<String>) -> Result<()> {
         self.process = None;
-        let agent = program("muster-agent")?;
-        let mut command = match self.options.through.split_first() {
+        let agent = program_path("muster-agent")?;
+        let mut command = match self.options.wrapper.split_first() {
             Some((first, arguments)) => {
                 let mut command = self.host.command(first);
                 command.args(arguments).arg(agent);
@@ -86,7 +86,7 @@ impl Agent {
         }
         // These come last, because arguments after `--` are passed to the node.
         command.args(&self.options.args).envs(self.options.env.iter().cloned());
-        self.process = Some(Process::spawn(&self.host.name, command, &self.log)?);
+        self.process = Some(ChildProcess::spawn(&self.host.name, command, &self.log)?);
         Ok(())
     }
 
@@ -110,12 +110,12 @@ impl Agent {
 
     /// Returns the agent's own process id.
     pub fn process_id(&self) -> Option<u32> {
-        self.process.as_ref().map(Process::id)
+        self.process.as_ref().map(ChildProcess::id)
     }
 
     /// Whether the agent's process runs.
     pub fn is_running(&mut self) -> bool {
-        self.process.as_mut().is_some_and(Process::is_running)
+        self.process.as_mut().is_some_and(ChildProcess::is_running)
     }
 
     /// Waits until the agent prints `text`.
@@ -132,7 +132,7 @@ impl Agent {
 
     /// Returns the output of `muster-agent status --json`.
     pub fn status(&self) -> Result<Value> {
-        let mut command = self.host.command(program("muster-agent")?);
+        let mut command = self.host.command(program_path("muster-agent")?);
         command.args(["status", "--json", "--data-dir", path_text(&self.data_dir)?]);
         let output = command.output()?;
         serde_json::from_slice(&output.stdout).with_context(|| {
@@ -145,21 +145,21 @@ impl Agent {
         let text = fs_err::read_to_string(self.data_dir.join("agent/node.pid")).ok()?;
         let value: Value = serde_json::from_str(&text).ok()?;
         let pid = u32::try_from(value["pid"].as_u64()?).ok()?;
-        exists(pid).then_some(pid)
+        is_alive(pid).then_some(pid)
     }
 
     /// Kills the node alone with SIGKILL; the agent will restart it.
     pub fn kill_node(&self) -> Result<()> {
         let pid = self.node_pid().context("no node runs")?;
-        signal(pid, Signal::KILL);
-        until("the killed node to be gone", Duration::from_secs(60), || {
-            (!exists(pid)).then_some(())
+        send_signal(pid, Signal::KILL);
+        wait_for("the killed node to be gone", Duration::from_secs(60), || {
+            (!is_alive(pid)).then_some(())
         })
     }
 
     /// Waits until the node runs with another process id than `old`, and returns it.
     pub fn wait_new_node(&self, old: u32, limit: Duration) -> Result<u32> {
-        until("the agent to start the node again", limit, || {
+        wait_for("the agent to start the node again", limit, || {
             self.node_pid().filter(|pid| *pid != old)
         })
     }
@@ -175,7 +175,7 @@ impl Agent {
     }
 
     /// Leaves agent and node running after this value is gone.
-    pub fn keep(mut self) {
+    pub fn leave_running(mut self) {
         self.kept = true;
         if let Some(process) = self.process.take() {
             std::mem::forget(process);
@@ -183,7 +183,7 @@ impl Agent {
     }
 }
 
-impl Drop for Agent {
+impl Drop for AgentProcess {
     fn drop(&mut self) {
         if self.kept {
             return;
@@ -194,8 +194,8 @@ impl Drop for Agent {
         // becomes the node.
         let launched = self.node_dir().join("muster-incarnation").exists();
         let patience = if launched { LAUNCH_LIMIT } else { Duration::ZERO };
-        if let Ok(pid) = until("the node's process id", patience, || self.node_pid()) {
-            signal(pid, Signal::KILL);
+        if let Ok(pid) = wait_for("the node's process id", patience, || self.node_pid()) {
+            send_signal(pid, Signal::KILL);
         }
     }
 }

@@ -6,24 +6,24 @@ use std::process::Output;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::network::Host;
+use super::network::TestHost;
 
 /// Stock `etcdctl` for one cluster, run on a host.
 #[derive(Clone, Debug)]
 pub struct Etcdctl {
-    host: Host,
+    host: TestHost,
     credentials: PathBuf,
     endpoints: Vec<String>,
 }
 
 impl Etcdctl {
     /// `credentials` is a folder with `client.crt`, `client.key` and `ca.crt`.
-    pub fn new(host: Host, credentials: PathBuf, endpoints: Vec<String>) -> Self {
+    pub fn new(host: TestHost, credentials: PathBuf, endpoints: Vec<String>) -> Self {
         Self { host, credentials, endpoints }
     }
 
     /// Returns the tool with one endpoint only.
-    pub fn only(&self, host: &Host) -> Self {
+    pub fn with_endpoint(&self, host: &TestHost) -> Self {
         Self { endpoints: vec![format!("https://{}:2379", host.address)], ..self.clone() }
     }
 
@@ -75,9 +75,9 @@ impl Etcdctl {
     }
 
     /// Returns the index in `hosts` of the host whose node is the leader.
-    pub fn leader(&self, hosts: &[&Host]) -> Option<usize> {
+    pub fn leader(&self, hosts: &[&TestHost]) -> Option<usize> {
         hosts.iter().position(|host| {
-            self.only(host).json(&["endpoint", "status"]).is_ok_and(|status| {
+            self.with_endpoint(host).json(&["endpoint", "status"]).is_ok_and(|status| {
                 let status = &status[0]["Status"];
                 status["leader"].is_u64() && status["leader"] == status["header"]["member_id"]
             })

@@ -8,48 +8,48 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::network::Network;
-use super::nodes::{Node, client_url, peer_url};
-use super::programs::program;
-use super::wait::until_told;
+use super::nodes::{NodeProcess, client_url, peer_url};
+use super::programs::program_path;
+use super::wait::poll_slowly;
 
 /// Time limit for a node to answer, and for it to end.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// A node with its name and URLs.
 #[derive(Debug)]
-pub struct Machine {
+pub struct AgentlessNode {
     /// Member name of the node.
     pub name: String,
     /// Peer URL of the node.
     pub peer_url: String,
     /// Client URL of the node.
     pub client_url: String,
-    node: Node,
-    runs: bool,
+    node: NodeProcess,
+    is_running: bool,
 }
 
-impl Machine {
+impl AgentlessNode {
     /// Starts the node with its current flags and environment.
     pub fn start(&mut self) -> Result<()> {
-        self.runs = true;
+        self.is_running = true;
         self.node.start()
     }
 
     /// Kills the node with SIGKILL.
     pub fn kill(&mut self) {
-        self.runs = false;
+        self.is_running = false;
         self.node.kill();
     }
 
     /// Sends SIGTERM, and waits for the end of the process.
     pub fn stop(&mut self) -> Result<()> {
-        self.runs = false;
+        self.is_running = false;
         self.node.stop(LIMIT).map(drop)
     }
 
     /// Waits until the node ends by itself, and returns its exit code.
     pub fn exit_code(&mut self) -> Result<i32> {
-        self.runs = false;
+        self.is_running = false;
         self.node.exit_code(LIMIT)
     }
 
@@ -67,22 +67,22 @@ impl Machine {
 
 /// A cluster of nodes, and hosts for more of them.
 #[derive(Debug)]
-pub struct Machines {
+pub struct AgentlessCluster {
     /// All machines that were ever created, by number.
-    pub all: Vec<Machine>,
+    pub all: Vec<AgentlessNode>,
     program: PathBuf,
     network: Network,
     folder: tempfile::TempDir,
 }
 
-impl Machines {
+impl AgentlessCluster {
     /// Starts a cluster of three, with hosts for `room` machines in total.
-    pub fn three(program: &Path, room: u8) -> Result<Self> {
+    pub fn start_three(program: &Path, room: u8) -> Result<Self> {
         let network = Network::loopback(room);
         let folder = tempfile::Builder::new().prefix("muster-machines-").tempdir()?;
         let mut machines = Self { all: Vec::new(), program: program.to_owned(), network, folder };
         for _ in 0..3 {
-            machines.one_more();
+            machines.add_machine();
         }
         let initial: Vec<String> =
             machines.all.iter().map(|one| format!("{}={}", one.name, one.peer_url)).collect();
@@ -99,21 +99,23 @@ impl Machines {
         }
         // A change of members requires that all members have been connected for some time; `member
         // wait` waits for that.
-        until_told("three members to form", LIMIT, || machines.done(&["list"]).ok())?;
-        machines.done(&["wait", "--patience", "30"])?;
+        poll_slowly("three members to form", LIMIT, || {
+            machines.run_member_command(&["list"]).ok()
+        })?;
+        machines.run_member_command(&["wait", "--patience", "30"])?;
         Ok(machines)
     }
 
     /// Creates a further machine that is neither configured nor started, and returns its number.
-    pub fn one_more(&mut self) -> usize {
+    pub fn add_machine(&mut self) -> usize {
         let number = self.all.len();
         let name = format!("n{}", number + 1);
         let host = &self.network.hosts[number];
-        let mut node = Node::new(host, &name, &self.program, self.folder.path());
+        let mut node = NodeProcess::new(host, &name, &self.program, self.folder.path());
         // The peer URL is passed in the environment, as `member add` prints it.
         node.flags.retain(|flag| !flag.starts_with("--initial-advertise-peer-urls"));
         let (peer_url, client_url) = (peer_url(host), client_url(host));
-        self.all.push(Machine { name, peer_url, client_url, node, runs: false });
+        self.all.push(AgentlessNode { name, peer_url, client_url, node, is_running: false });
         number
     }
 
@@ -129,7 +131,7 @@ impl Machines {
     /// Starts machine `number`, which was added before, with an environment made from the member
     /// list.
     pub fn join_by_list(&mut self, number: usize) -> Result<()> {
-        let list = self.done(&["list"])?;
+        let list = self.run_member_command(&["list"])?;
         let members = list["members"].as_array().context("members")?;
         let (name, url) = (self.all[number].name.clone(), self.all[number].peer_url.clone());
         let initial: Vec<String> = members
@@ -152,7 +154,7 @@ impl Machines {
 
     /// Returns the client URLs of the running machines, separated by commas.
     pub fn endpoints(&self) -> String {
-        let running = self.all.iter().filter(|one| one.runs);
+        let running = self.all.iter().filter(|one| one.is_running);
         running.map(|one| one.client_url.clone()).collect::<Vec<_>>().join(",")
     }
 
@@ -163,7 +165,7 @@ impl Machines {
 
     /// Returns a command `muster-agent member`, not started yet, for these endpoints.
     pub fn member_at(&self, endpoints: &str, args: &[&str]) -> Result<Command> {
-        let mut command = Command::new(program("muster-agent")?);
+        let mut command = Command::new(program_path("muster-agent")?);
         command
             .arg("member")
             .args(args)
@@ -179,7 +181,7 @@ impl Machines {
     }
 
     /// Runs `muster-agent member`, and returns its JSON output. Fails if the command fails.
-    pub fn done(&self, args: &[&str]) -> Result<Value> {
+    pub fn run_member_command(&self, args: &[&str]) -> Result<Value> {
         let output = self.output(args)?;
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.success(), "member {}: {text}", args.join(" "));
@@ -187,7 +189,7 @@ impl Machines {
     }
 
     /// Runs `muster-agent member`, expects exit code `code`, and returns its standard error.
-    pub fn refused(&self, args: &[&str], code: i32) -> Result<String> {
+    pub fn expect_refusal(&self, args: &[&str], code: i32) -> Result<String> {
         let output = self.output(args)?;
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.code() == Some(code), "{:?}: {text}", output.status);
@@ -196,8 +198,8 @@ impl Machines {
 
     /// Waits until the voters are exactly these, by name and in sorted order.
     pub fn wait_voters(&self, names: &[&str]) -> Result<()> {
-        until_told(&format!("{names:?} to be the voters"), LIMIT, || {
-            let list = self.done(&["list"]).ok()?;
+        poll_slowly(&format!("{names:?} to be the voters"), LIMIT, || {
+            let list = self.run_member_command(&["list"]).ok()?;
             let voters = list["members"].as_array()?.iter();
             let mut voters: Vec<&str> = voters
                 .filter(|member| member["is_learner"] == false)

@@ -1,6 +1,6 @@
 //! Runs the built programs as a user would: real processes, real TLS, real Postgres, real disks.
 //!
-//! A [`world::World`] is one discovery service with its admin, on a [`network::Network`] of hosts.
+//! A [`world::Testbed`] is one discovery service with its admin, on a [`network::Network`] of hosts.
 //! A host is a network namespace where the machine allows it, otherwise a loopback address.
 //! Everything a world starts is killed by its process id when the world is dropped.
 
@@ -17,12 +17,12 @@ pub mod wait;
 pub mod world;
 pub mod writer;
 
-pub use agents::Agent;
+pub use agents::AgentProcess;
 pub use etcdctl::Etcdctl;
-pub use machines::{Machine, Machines};
-pub use network::{Host, Network};
-pub use nodes::Node;
-pub use process::Process;
-pub use wait::{until, until_told};
-pub use world::World;
-pub use writer::Writer;
+pub use machines::{AgentlessCluster, AgentlessNode};
+pub use network::{Network, TestHost};
+pub use nodes::NodeProcess;
+pub use process::ChildProcess;
+pub use wait::{poll_slowly, wait_for};
+pub use world::Testbed;
+pub use writer::RetryingWriter;

@@ -14,16 +14,16 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::skip;
 
-/// A host. [`Host::command`] starts programs on it.
+/// A host. [`TestHost::command`] starts programs on it.
 #[derive(Clone, Debug)]
-pub struct Host {
+pub struct TestHost {
     pub name: String,
     /// Only address of the host.
     pub address: IpAddr,
     namespace: Option<String>,
 }
 
-impl Host {
+impl TestHost {
     /// Returns a command that will run on this host.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         match &self.namespace {
@@ -38,7 +38,7 @@ impl Host {
 
     /// Moves the calling thread to this host's network namespace, so that its new connections come
     /// from there.
-    pub fn enter(&self) -> Result<()> {
+    pub fn enter_namespace(&self) -> Result<()> {
         let Some(namespace) = &self.namespace else { return Ok(()) };
         let file = fs_err::File::open(format!("/run/netns/{namespace}"))?;
         move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
@@ -61,9 +61,9 @@ impl Host {
 #[derive(Debug)]
 pub struct Network {
     /// Host of discovery, Postgres and the admin.
-    pub hub: Host,
+    pub hub: TestHost,
     /// Hosts for agents, whose addresses nobody configures.
-    pub hosts: Vec<Host>,
+    pub hosts: Vec<TestHost>,
     namespaces: Vec<String>,
 }
 
@@ -76,7 +76,7 @@ impl Network {
     pub fn loopback(hosts: u8) -> Self {
         let pid = std::process::id();
         let (a, b) = ((pid % 250 + 2) as u8, MADE.fetch_add(1, Ordering::Relaxed));
-        let host = |name: String, last: u8| Host {
+        let host = |name: String, last: u8| TestHost {
             name,
             address: IpAddr::V4(Ipv4Addr::new(127, a, b, last)),
             namespace: None,
@@ -92,12 +92,12 @@ impl Network {
     /// not.
     pub fn can_be_cut() -> bool {
         if Command::new("nft").arg("--version").output().is_err() {
-            skip::not_installed("nft");
+            skip::report_missing_program("nft");
             return false;
         }
         let tried = Self::namespaces(1).and_then(|network| network.heal());
         if let Err(error) = &tried {
-            skip::skipped(format_args!("no network namespaces with rules here: {error:#}"));
+            skip::report_skip(format_args!("no network namespaces with rules here: {error:#}"));
         }
         tried.is_ok()
     }
@@ -107,8 +107,11 @@ impl Network {
         let tag = format!("mu{}x{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
         let hub_name = format!("{tag}-hub");
         let address = |last: u8| IpAddr::V4(Ipv4Addr::new(10, 77, 0, last));
-        let hub =
-            Host { name: "hub".to_owned(), address: address(1), namespace: Some(hub_name.clone()) };
+        let hub = TestHost {
+            name: "hub".to_owned(),
+            address: address(1),
+            namespace: Some(hub_name.clone()),
+        };
         let mut network = Self { hub, hosts: Vec::new(), namespaces: vec![hub_name.clone()] };
         run("ip", &["netns", "add", &hub_name])?;
         run_in(&hub_name, &["link", "set", "lo", "up"])?;
@@ -129,7 +132,7 @@ impl Network {
             run_in(&name, &["link", "set", "eth0", "up"])?;
             // Check that the namespace can be entered: a container may allow creating one only.
             run("ip", &["netns", "exec", &name, "true"])?;
-            network.hosts.push(Host {
+            network.hosts.push(TestHost {
                 name: format!("host-{i}"),
                 address: address(last),
                 namespace: Some(name),
@@ -179,7 +182,7 @@ impl Network {
     }
 
     /// Leaves the namespaces in place when this value is dropped, and returns their names.
-    pub fn keep(&mut self) -> Vec<String> {
+    pub fn keep_namespaces(&mut self) -> Vec<String> {
         std::mem::take(&mut self.namespaces)
     }
 }

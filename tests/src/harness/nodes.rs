@@ -7,21 +7,21 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::process::Signal;
 
-use super::network::Host;
-use super::process::{Process, signal};
+use super::network::TestHost;
+use super::process::{ChildProcess, send_signal};
 
 /// Log messages with which a server reports that it serves clients. etcd 3.4's structured log has
 /// only the second.
 const READY: [&str; 2] = ["ready to serve client requests", "serving client traffic"];
 
-/// Number of lines of each log in the result of [`last_words`].
+/// Number of lines of each log in the result of [`last_log_lines`].
 const LAST_LINES: usize = 15;
 
 /// A member: its command line and its process, which is killed when this is dropped.
 #[derive(Debug)]
-pub struct Node {
+pub struct NodeProcess {
     /// Host that the node runs on.
-    pub host: Host,
+    pub host: TestHost,
     /// Data directory of the node.
     pub data_dir: PathBuf,
     /// Flags of the next start; a test may change them between two starts.
@@ -30,16 +30,16 @@ pub struct Node {
     pub env: Vec<(String, String)>,
     program: PathBuf,
     log: PathBuf,
-    process: Option<Process>,
+    process: Option<ChildProcess>,
     /// Length of the log at the last start.
-    before: usize,
+    log_start: usize,
 }
 
-impl Node {
+impl NodeProcess {
     /// Returns a node that is not started yet. It listens on the host's address, for peers on port
     /// 2380 and for clients on port 2379. Its data directory `name` and log `name.log` are in
     /// `folder`.
-    pub fn new(host: &Host, name: &str, program: &Path, folder: &Path) -> Self {
+    pub fn new(host: &TestHost, name: &str, program: &Path, folder: &Path) -> Self {
         let (peer, client) = (peer_url(host), client_url(host));
         let data_dir = folder.join(name);
         let flags = vec![
@@ -57,30 +57,30 @@ impl Node {
             program: program.to_owned(),
             log: folder.join(format!("{name}.log")),
             process: None,
-            before: 0,
+            log_start: 0,
         }
     }
 
     /// Starts the node, or kills and restarts it.
     pub fn start(&mut self) -> Result<()> {
         self.kill();
-        self.before = self.all_output().len();
+        self.log_start = self.all_output().len();
         let mut command = self.host.command(&self.program);
         command.args(&self.flags).envs(self.env.iter().cloned());
-        self.process = Some(Process::spawn(&self.host.name, command, &self.log)?);
+        self.process = Some(ChildProcess::spawn(&self.host.name, command, &self.log)?);
         Ok(())
     }
 
     /// Waits until the node serves clients; fails if it ends before.
-    pub fn ready(&mut self, limit: Duration) -> Result<()> {
-        let (log, before) = (self.log.clone(), self.before);
+    pub fn wait_ready(&mut self, limit: Duration) -> Result<()> {
+        let (log, before) = (self.log.clone(), self.log_start);
         let said = move || {
             let output = fs_err::read(&log).unwrap_or_default();
             let output = String::from_utf8_lossy(&output[before.min(output.len())..]).into_owned();
             READY.iter().any(|text| output.contains(text))
         };
         let process = self.process()?;
-        super::until("the node to serve or to end", limit, || {
+        super::wait_for("the node to serve or to end", limit, || {
             (said() || !process.is_running()).then_some(())
         })?;
         anyhow::ensure!(said(), "it ended:\n{}", self.output());
@@ -89,7 +89,7 @@ impl Node {
 
     /// Whether the node's process runs.
     pub fn is_running(&mut self) -> bool {
-        self.process.as_mut().is_some_and(Process::is_running)
+        self.process.as_mut().is_some_and(ChildProcess::is_running)
     }
 
     /// Waits until the node ends by itself, and returns its exit code.
@@ -104,7 +104,7 @@ impl Node {
     }
 
     pub fn signal(&mut self, sent: Signal) -> Result<()> {
-        signal(self.process()?.id(), sent);
+        send_signal(self.process()?.id(), sent);
         Ok(())
     }
 
@@ -116,20 +116,20 @@ impl Node {
     /// Returns the node's output since its last start.
     pub fn output(&self) -> String {
         let output = self.all_output();
-        String::from_utf8_lossy(&output[self.before.min(output.len())..]).into_owned()
+        String::from_utf8_lossy(&output[self.log_start.min(output.len())..]).into_owned()
     }
 
     fn all_output(&self) -> Vec<u8> {
         fs_err::read(&self.log).unwrap_or_default()
     }
 
-    fn process(&mut self) -> Result<&mut Process> {
+    fn process(&mut self) -> Result<&mut ChildProcess> {
         self.process.as_mut().context("the node is not running")
     }
 }
 
 /// Returns the last lines of each node's log, for the message of a failed test.
-pub fn last_words(nodes: &[Node]) -> String {
+pub fn last_log_lines(nodes: &[NodeProcess]) -> String {
     let words = nodes.iter().map(|node| {
         let output = node.output();
         let lines: Vec<&str> = output.lines().collect();
@@ -140,11 +140,11 @@ pub fn last_words(nodes: &[Node]) -> String {
 }
 
 /// Returns the URL at which other nodes reach the host's node.
-pub fn peer_url(host: &Host) -> String {
+pub fn peer_url(host: &TestHost) -> String {
     format!("http://{}:2380", host.address)
 }
 
 /// Returns the URL at which clients reach the host's node.
-pub fn client_url(host: &Host) -> String {
+pub fn client_url(host: &TestHost) -> String {
     format!("http://{}:2379", host.address)
 }

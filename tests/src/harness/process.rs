@@ -8,17 +8,17 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-use super::wait::until;
+use super::wait::wait_for;
 
 /// A running child process, killed when this is dropped.
 #[derive(Debug)]
-pub struct Process {
+pub struct ChildProcess {
     child: Child,
     name: String,
     log: PathBuf,
 }
 
-impl Process {
+impl ChildProcess {
     /// Starts `command` in its own process group, and appends its output to `log`.
     pub fn spawn(name: &str, mut command: Command, log: &Path) -> Result<Self> {
         let out = fs_err::OpenOptions::new().create(true).append(true).open(log)?.into_file();
@@ -51,22 +51,22 @@ impl Process {
 
     /// Kills the process with SIGKILL, and reaps it.
     pub fn kill(&mut self) {
-        signal(self.child.id(), Signal::KILL);
+        send_signal(self.child.id(), Signal::KILL);
         // The process may have ended before.
         let _ = self.child.wait();
     }
 
     /// Sends SIGTERM, and waits until the process ends.
     pub fn terminate(&mut self, limit: Duration) -> Result<ExitStatus> {
-        signal(self.child.id(), Signal::TERM);
+        send_signal(self.child.id(), Signal::TERM);
         self.wait(limit)
     }
 
     /// Waits until the process ends, and returns its exit status.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let name = self.name.clone();
-        until(&format!("{name} to end"), limit, || self.child.try_wait().ok().flatten())
-            .with_context(|| format!("its output:\n{}", tail(&self.output(), 30)))
+        wait_for(&format!("{name} to end"), limit, || self.child.try_wait().ok().flatten())
+            .with_context(|| format!("its output:\n{}", last_lines(&self.output(), 30)))
     }
 
     /// Waits until the process ends, and returns its exit code, or 128 plus the number of the
@@ -84,7 +84,7 @@ impl Process {
     /// Waits until the output contains `text`. Fails at once if the process ends before.
     pub fn wait_for_output(&mut self, text: &str, limit: Duration) -> Result<()> {
         let name = self.name.clone();
-        let ended = until(&format!("{name} to print {text:?}"), limit, || {
+        let ended = wait_for(&format!("{name} to print {text:?}"), limit, || {
             if self.output().contains(text) {
                 return Some(false);
             }
@@ -95,25 +95,25 @@ impl Process {
             Ok(true) => Err(anyhow::anyhow!("{name} ended before it printed {text:?}")),
             Err(error) => Err(error),
         }
-        .with_context(|| format!("its output:\n{}", tail(&self.output(), 30)))
+        .with_context(|| format!("its output:\n{}", last_lines(&self.output(), 30)))
     }
 }
 
-impl Drop for Process {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
 /// Sends `signal` to a process, and ignores that the process may be gone.
-pub fn signal(pid: u32, signal: Signal) {
+pub fn send_signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, signal);
     }
 }
 
 /// Whether a process with this id exists and is not a zombie.
-pub fn exists(pid: u32) -> bool {
+pub fn is_alive(pid: u32) -> bool {
     let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
     test_kill_process(raw).is_ok()
         && fs_err::read_to_string(format!("/proc/{pid}/stat"))
@@ -121,7 +121,7 @@ pub fn exists(pid: u32) -> bool {
 }
 
 /// Returns the last `lines` lines of `text`.
-pub fn tail(text: &str, lines: usize) -> String {
+pub fn last_lines(text: &str, lines: usize) -> String {
     let all: Vec<&str> = text.lines().collect();
     all[all.len().saturating_sub(lines)..].join("\n")
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 ///
 /// # Errors
 /// If the program is not built: `cargo test` alone doesn't build other packages' binaries.
-pub fn program(name: &str) -> Result<PathBuf> {
+pub fn program_path(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("finding the running program")?;
     let mut folder = own.parent().context("a program has a folder")?.to_path_buf();
     // Test programs are in the folder `deps` below the one with the binaries.

@@ -5,7 +5,7 @@ use std::io::Write as _;
 
 /// Reports that a test was skipped. Writes to standard error directly, because the test runner
 /// hides the output of tests that pass.
-pub fn skipped(why: impl Display) {
+pub fn report_skip(why: impl Display) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
 }
 
@@ -13,7 +13,7 @@ pub fn skipped(why: impl Display) {
 ///
 /// # Panics
 /// If the variable `CI` is set: under CI a missing program is a failure.
-pub fn not_installed(what: impl Display) {
+pub fn report_missing_program(what: impl Display) {
     assert!(std::env::var_os("CI").is_none(), "no {what}, under CI");
-    skipped(format_args!("no {what} (scripts/setup tests installs it)"));
+    report_skip(format_args!("no {what} (scripts/setup tests installs it)"));
 }

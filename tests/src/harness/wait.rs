@@ -11,12 +11,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const ASK_EVERY: Duration = Duration::from_millis(250);
 
 /// Repeats `look` until it returns a value. Fails with `what` after `limit`.
-pub fn until<T>(what: &str, limit: Duration, look: impl FnMut() -> Option<T>) -> Result<T> {
+pub fn wait_for<T>(what: &str, limit: Duration, look: impl FnMut() -> Option<T>) -> Result<T> {
     repeat(what, limit, LOOK_EVERY, look)
 }
 
-/// Waits as [`until`] does, but more slowly, since `look` sends a request to discovery.
-pub fn until_told<T>(what: &str, limit: Duration, look: impl FnMut() -> Option<T>) -> Result<T> {
+/// Waits as [`wait_for`] does, but more slowly, since `look` sends a request to discovery.
+pub fn poll_slowly<T>(what: &str, limit: Duration, look: impl FnMut() -> Option<T>) -> Result<T> {
     repeat(what, limit, ASK_EVERY, look)
 }
 

@@ -7,12 +7,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::agents::{Agent, AgentOptions};
+use super::agents::{AgentOptions, AgentProcess};
 use super::etcdctl::Etcdctl;
-use super::network::{Host, Network};
-use super::process::Process;
-use super::programs::program;
-use super::wait::until_told;
+use super::network::{Network, TestHost};
+use super::process::ChildProcess;
+use super::programs::program_path;
+use super::wait::poll_slowly;
 
 /// Maximum time that Postgres and discovery may take to start on a loaded machine.
 pub const START_LIMIT: Duration = Duration::from_secs(60);
@@ -20,16 +20,16 @@ pub const START_LIMIT: Duration = Duration::from_secs(60);
 /// Options of a world. The times are the service's own options, shortened because tests wait for
 /// them to pass.
 #[derive(Clone, Debug)]
-pub struct WorldOptions {
+pub struct TestbedOptions {
     /// Extra arguments of `muster-discovery serve`.
     pub serve_args: Vec<String>,
     /// Extra environment variables of `muster-discovery serve`.
     pub serve_env: Vec<(String, String)>,
-    /// Ports in the service's URLs; [`World::start`] serves on the first.
+    /// Ports in the service's URLs; [`Testbed::start`] serves on the first.
     pub ports: Vec<u16>,
 }
 
-impl Default for WorldOptions {
+impl Default for TestbedOptions {
     fn default() -> Self {
         let times = ["--lease", "6s", "--prepare", "6s", "--sweep", "1s", "--poll", "2s"];
         // On loopback the admin and all hosts have the same address for the service's rate limit.
@@ -44,27 +44,27 @@ impl Default for WorldOptions {
 
 /// A discovery service with its admin and hosts. All its processes are killed when this is dropped.
 #[derive(Debug)]
-pub struct World {
+pub struct Testbed {
     /// Network of the hub and the hosts.
     pub network: Network,
     /// Process of the service; `None` while a test has stopped it.
-    pub discovery: Option<Process>,
+    pub discovery: Option<ChildProcess>,
     /// Options of the service's next start.
-    pub options: WorldOptions,
+    pub options: TestbedOptions,
     folder: tempfile::TempDir,
 }
 
-impl World {
+impl Testbed {
     /// Creates keys, Postgres and an admin context, and starts discovery. The world is then ready
     /// for `cluster create`.
-    pub fn start(network: Network, options: WorldOptions) -> Result<Self> {
+    pub fn start(network: Network, options: TestbedOptions) -> Result<Self> {
         let mut world = Self::prepare(network, options)?;
         world.start_discovery()?;
         Ok(world)
     }
 
-    /// Prepares a world as [`World::start`] does, but doesn't start discovery.
-    pub fn prepare(network: Network, options: WorldOptions) -> Result<Self> {
+    /// Prepares a world as [`Testbed::start`] does, but doesn't start discovery.
+    pub fn prepare(network: Network, options: TestbedOptions) -> Result<Self> {
         // In /tmp, because an unprivileged Postgres must reach its socket there, whose path may
         // have at most 107 bytes.
         let mut folder = tempfile::Builder::new().prefix("muster-").tempdir_in("/tmp")?;
@@ -105,8 +105,8 @@ impl World {
         name: &str,
         port: u16,
         database_url: Option<&str>,
-    ) -> Result<Process> {
-        let mut command = self.network.hub.command(program("muster-discovery")?);
+    ) -> Result<ChildProcess> {
+        let mut command = self.network.hub.command(program_path("muster-discovery")?);
         command
             .args(["serve", "--keys", path_text(&self.keys_dir())?])
             .args(["--listen", &format!("{}:{port}", self.network.hub.address)])
@@ -117,7 +117,7 @@ impl World {
             Some(url) => command.args(["--database-url", url]),
             None => command.args(["--managed-postgres", path_text(&self.postgres_dir())?]),
         };
-        Process::spawn(name, command, &self.path(&format!("{name}.log")))
+        ChildProcess::spawn(name, command, &self.path(&format!("{name}.log")))
     }
 
     /// Kills discovery with SIGKILL; its Postgres ends with it.
@@ -135,7 +135,7 @@ impl World {
 
     /// Waits until the service answers an authenticated admin.
     pub fn wait_ready(&self) -> Result<()> {
-        until_told("discovery to answer", START_LIMIT, || {
+        poll_slowly("discovery to answer", START_LIMIT, || {
             self.admin_output(&["cluster", "list", "--json"])
                 .ok()
                 .filter(|out| out.status.success())
@@ -186,7 +186,7 @@ impl World {
 
     /// Runs a command as the admin, and returns its output whatever its exit code.
     pub fn admin_output(&self, args: &[&str]) -> Result<Output> {
-        let mut command = self.network.hub.command(program("muster-discovery")?);
+        let mut command = self.network.hub.command(program_path("muster-discovery")?);
         command
             .args(args)
             .env("MUSTER_ADMIN_HOME", self.admin_home())
@@ -195,20 +195,20 @@ impl World {
     }
 
     /// Returns an agent on host `index`, not started yet.
-    pub fn agent(&self, index: usize, bundle: &Path) -> Agent {
+    pub fn agent(&self, index: usize, bundle: &Path) -> AgentProcess {
         self.agent_with(index, bundle, AgentOptions::default())
     }
 
     /// Returns an agent on host `index` with these options, not started yet.
-    pub fn agent_with(&self, index: usize, bundle: &Path, options: AgentOptions) -> Agent {
+    pub fn agent_with(&self, index: usize, bundle: &Path, options: AgentOptions) -> AgentProcess {
         let host = self.network.hosts[index].clone();
         let data_dir = self.path(&host.name);
         let log = self.path(&format!("{}.log", host.name));
-        Agent::new(host, data_dir, bundle.to_path_buf(), log, options)
+        AgentProcess::new(host, data_dir, bundle.to_path_buf(), log, options)
     }
 
     /// Creates a cluster of `size` and a token for it. Returns the path of the join bundle.
-    pub fn order(&self, cluster: &str, size: usize) -> Result<PathBuf> {
+    pub fn create_cluster_with_token(&self, cluster: &str, size: usize) -> Result<PathBuf> {
         self.create_cluster(cluster, size, &[])?;
         self.create_token(cluster)
     }
@@ -218,7 +218,7 @@ impl World {
         &self,
         hosts: impl IntoIterator<Item = usize>,
         bundle: &Path,
-    ) -> Result<Vec<Agent>> {
+    ) -> Result<Vec<AgentProcess>> {
         hosts
             .into_iter()
             .map(|i| {
@@ -232,7 +232,7 @@ impl World {
     /// Waits until the service reports this state of the cluster, and returns the output of
     /// `cluster show`.
     pub fn wait_cluster_state(&self, name: &str, state: &str, limit: Duration) -> Result<Value> {
-        until_told(&format!("cluster {name} to be {state}"), limit, || {
+        poll_slowly(&format!("cluster {name} to be {state}"), limit, || {
             let shown = self.admin_json(&["cluster", "show", name]).ok()?;
             (shown["state"] == state).then_some(shown)
         })
@@ -242,7 +242,7 @@ impl World {
     }
 
     /// Returns a stock `etcdctl` with a client certificate that the service issued for `cluster`.
-    pub fn etcdctl(&self, cluster: &str, hosts: &[&Host]) -> Result<Etcdctl> {
+    pub fn etcdctl(&self, cluster: &str, hosts: &[&TestHost]) -> Result<Etcdctl> {
         let folder = self.path(&format!("{cluster}-credentials"));
         // A failed earlier attempt may have left the folder empty.
         if !folder.join("client.crt").exists() {
@@ -317,11 +317,11 @@ impl World {
 
     /// Leaves all processes running and keeps the folder. Returns the folder, and the names of the
     /// namespaces.
-    pub fn keep(mut self) -> (PathBuf, Vec<String>) {
+    pub fn leave_running(mut self) -> (PathBuf, Vec<String>) {
         if let Some(process) = self.discovery.take() {
             std::mem::forget(process);
         }
-        let namespaces = self.network.keep();
+        let namespaces = self.network.keep_namespaces();
         let folder = std::mem::replace(
             &mut self.folder,
             tempfile::Builder::new().prefix("muster-gone-").tempdir().expect("a temporary folder"),

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use node_proto::etcdserverpb::RangeRequest;
 use rustls::ClientConfig;
 
-use crate::client::Client;
+use crate::client::EtcdClient;
 
 /// Time limit of one write. No election takes as long, so a slower write is taken for lost.
 const LONGEST_WRITE: Duration = Duration::from_secs(30);
@@ -23,20 +23,20 @@ const AGAIN: Duration = Duration::from_millis(10);
 /// A thread that writes one key after another. It repeats each write until a member acknowledges
 /// it.
 #[derive(Debug)]
-pub struct Writer {
+pub struct RetryingWriter {
     tls: Option<Arc<ClientConfig>>,
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<usize>>,
 }
 
-impl Writer {
+impl RetryingWriter {
     /// Starts writing to `urls` without TLS.
     pub fn start(urls: Vec<String>) -> Self {
-        Self::with(urls, None)
+        Self::start_with_tls(urls, None)
     }
 
     /// Starts writing to `urls`, with the identity in `tls`.
-    pub fn with(urls: Vec<String>, tls: Option<Arc<ClientConfig>>) -> Self {
+    pub fn start_with_tls(urls: Vec<String>, tls: Option<Arc<ClientConfig>>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (stopped, identity) = (Arc::clone(&stop), tls.clone());
         let thread = std::thread::spawn(move || write(&urls, identity.as_ref(), &stopped));
@@ -44,7 +44,7 @@ impl Writer {
     }
 
     /// Stops the writer, and checks that every write was acknowledged and is stored.
-    pub fn end(self, url: &str) -> Result<()> {
+    pub fn stop_and_check(self, url: &str) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         let written = self.thread.join().expect("the writer doesn't panic")?;
         runtime()?.block_on(async {
@@ -72,9 +72,9 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
 
-fn client(url: &str, tls: Option<&Arc<ClientConfig>>) -> Result<Client> {
+fn client(url: &str, tls: Option<&Arc<ClientConfig>>) -> Result<EtcdClient> {
     let (_, address) = url.split_once("://").context("a URL")?;
-    Client::new(address.parse::<SocketAddr>()?, tls.cloned())
+    EtcdClient::new(address.parse::<SocketAddr>()?, tls.cloned())
 }
 
 fn write(urls: &[String], tls: Option<&Arc<ClientConfig>>, stop: &AtomicBool) -> Result<usize> {

@@ -1,23 +1,23 @@
 //! Tracks the highest revision that any client or watcher knew at each time.
 
-use super::{History, Time};
+use super::{RecordedHistory, Time};
 
 /// The highest revision that any client or watcher knew, as a function of time.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct KnownRevisions {
     /// Pairs in order of time; the revision is the highest up to that time.
-    since: Vec<(Time, i64)>,
+    entries: Vec<(Time, i64)>,
 }
 
-impl Known {
+impl KnownRevisions {
     /// Collects the revisions from all answers, and from all watch responses.
-    pub(super) fn of(history: &History) -> Self {
+    pub(super) fn from_history(history: &RecordedHistory) -> Self {
         let answers = history.requests.iter().filter_map(|request| {
             let (_, revision) = request.answer()?;
             Some((request.end()?, revision))
         });
         let streams = history.watchers.iter().flat_map(|watcher| &watcher.streams);
-        let told = streams.flat_map(|stream| &stream.heard).map(|(at, response)| {
+        let told = streams.flat_map(|stream| &stream.responses).map(|(at, response)| {
             let events = response.events.iter().filter_map(|event| event.kv.as_ref());
             let newest = events.map(|kv| kv.mod_revision).max().unwrap_or(0);
             let header = response.header.as_ref().map_or(0, |header| header.revision);
@@ -30,13 +30,13 @@ impl Known {
             highest = highest.max(*revision);
             *revision = highest;
         }
-        Self { since }
+        Self { entries: since }
     }
 
     /// Returns the highest revision that was known before `time`; 1, the revision of an empty
     /// store, if none.
-    pub(super) fn before(&self, time: Time) -> i64 {
-        let after = self.since.partition_point(|(at, _)| *at < time);
-        after.checked_sub(1).map_or(1, |last| self.since[last].1)
+    pub(super) fn highest_before(&self, time: Time) -> i64 {
+        let after = self.entries.partition_point(|(at, _)| *at < time);
+        after.checked_sub(1).map_or(1, |last| self.entries[last].1)
     }
 }

@@ -26,7 +26,7 @@ mod tests;
 pub mod watches;
 
 use muster_node::apply;
-use muster_node::auth::Change as AuthChange;
+use muster_node::auth::AuthOperation as AuthChange;
 use node_proto::command::{Caller, Operation};
 use node_proto::etcdserverpb::{RangeRequest, ResponseHeader, WatchCreateRequest, WatchResponse};
 use tonic::Code;
@@ -36,7 +36,7 @@ pub type Time = u64;
 
 /// A recorded history of requests and watches.
 #[derive(Clone, Debug, Default)]
-pub struct History {
+pub struct RecordedHistory {
     /// Users and roles, which were created before all requests.
     pub users: Vec<AuthChange>,
     /// Requests, in no particular order.
@@ -45,7 +45,7 @@ pub struct History {
     /// The newest revision after the last request, which ends the history. Every watcher was given
     /// time to reach it. Later revisions are not checked; they come from requests that clients had
     /// given up.
-    pub last: i64,
+    pub last_revision: i64,
 }
 
 /// One request of a client.
@@ -60,14 +60,14 @@ pub struct Request {
     /// Time before which the request was not sent.
     pub begin: Time,
     /// The requested write or read.
-    pub asked: Asked,
+    pub operation: RequestedOperation,
     /// Outcome of the request.
-    pub came: Came,
+    pub outcome: RequestOutcome,
 }
 
 /// The operation that a client requested.
 #[derive(Clone, Debug)]
-pub enum Asked {
+pub enum RequestedOperation {
     /// A request that goes through the log. To identify it later, each value is put only once in a
     /// history, and a transaction that deletes also puts.
     Write(Operation),
@@ -77,7 +77,7 @@ pub enum Asked {
 
 /// Outcome of a request.
 #[derive(Clone, Debug)]
-pub enum Came {
+pub enum RequestOutcome {
     /// The request was answered.
     Answered {
         /// Time after which the answer was not received.
@@ -106,9 +106,9 @@ pub enum Came {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     /// Answer to a write.
-    Written(apply::Response),
+    Write(apply::Response),
     /// Answer to a read.
-    Found(node_proto::etcdserverpb::RangeResponse),
+    Read(node_proto::etcdserverpb::RangeResponse),
 }
 
 /// A client that watches at changing members, with one stream at a time.
@@ -117,40 +117,40 @@ pub struct Watcher {
     /// User that the watcher had authenticated as.
     pub user: Option<String>,
     /// Request to create the watch, but for its start revision, which each stream has.
-    pub wants: WatchCreateRequest,
+    pub request: WatchCreateRequest,
     /// Streams in order of time.
-    pub streams: Vec<Stream>,
+    pub streams: Vec<RecordedStream>,
 }
 
 /// One stream of a watcher.
 #[derive(Clone, Debug)]
-pub struct Stream {
+pub struct RecordedStream {
     /// Number of the member that served the stream.
     pub member: usize,
     /// Start revision of the stream's watch: the first revision that the watcher had not received.
     /// 0 stands for the next revision.
     pub start_revision: i64,
     /// All responses, with the times of their arrival.
-    pub heard: Vec<(Time, WatchResponse)>,
+    pub responses: Vec<(Time, WatchResponse)>,
 }
 
 /// A property that every history must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rule {
     /// A refused request has not happened, and every other request happened at most once.
-    HappenedAsAsked,
+    AtMostOnce,
     /// Every revision was made by a request in the history, or by the expiry of a lease.
-    NothingFromNowhere,
+    EveryRevisionHasCause,
     /// No two requests made one revision.
     OneRequestPerRevision,
     /// Every answer equals the model's answer at the same revision.
-    AnswersAreTheModels,
+    AnswersMatchModel,
     /// The order of revisions agrees with real time.
     RealTime,
     /// Every refusal has a reason.
     RefusedForAReason,
     /// A lease doesn't expire before its TTL has passed.
-    LeasesLast,
+    NoEarlyExpiry,
     /// A user without permission is refused, and receives no data.
     Permitted,
     /// A watcher receives every change once and in order.
@@ -167,30 +167,30 @@ pub enum Rule {
 
 /// A violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
+pub struct RuleViolation {
     /// The rule that was violated.
     pub rule: Rule,
     /// Description of the violation.
-    pub what: String,
+    pub description: String,
 }
 
-impl Violation {
+impl RuleViolation {
     pub(crate) fn new(rule: Rule, what: impl Into<String>) -> Self {
-        Self { rule, what: what.into() }
+        Self { rule, description: what.into() }
     }
 }
 
-impl std::fmt::Display for Violation {
+impl std::fmt::Display for RuleViolation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?}: {}", self.rule, self.what)
+        write!(f, "{:?}: {}", self.rule, self.description)
     }
 }
 
-impl std::error::Error for Violation {}
+impl std::error::Error for RuleViolation {}
 
 /// Counts that show whether a history was worth checking.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct HistoryReport {
     /// Number of answered requests.
     pub answered: usize,
     /// Number of refused requests.
@@ -213,16 +213,17 @@ pub struct Report {
 ///
 /// # Errors
 /// Returns the first violation that was found.
-pub fn judge(history: &History) -> Result<Report, Violation> {
+pub fn judge(history: &RecordedHistory) -> Result<HistoryReport, RuleViolation> {
     let (model, mut report) = serial::check(history)?;
     for (number, watcher) in history.watchers.iter().enumerate() {
-        let told = watches::check(watcher, &model, history.last).map_err(|violation| {
-            let Violation { rule, what } = violation;
-            let wants = &watcher.wants;
-            Violation::new(rule, format!("watcher {number} of {wants:?}: {what}"))
+        let told = watches::check(watcher, &model, history.last_revision).map_err(|violation| {
+            let RuleViolation { rule, description: what } = violation;
+            let wants = &watcher.request;
+            RuleViolation::new(rule, format!("watcher {number} of {wants:?}: {what}"))
         })?;
         report.events += told;
-        let created = |stream: &&Stream| stream.heard.iter().any(|(_, told)| told.created);
+        let created =
+            |stream: &&RecordedStream| stream.responses.iter().any(|(_, told)| told.created);
         report.resumed += watcher.streams.iter().skip(1).filter(created).count();
     }
     Ok(report)
@@ -231,22 +232,24 @@ pub fn judge(history: &History) -> Result<Report, Violation> {
 impl Request {
     /// Returns the time of the answer or refusal, if there was one.
     fn end(&self) -> Option<Time> {
-        match &self.came {
-            Came::Answered { end, .. } | Came::Refused { end, .. } => Some(*end),
-            Came::Unknown { .. } => None,
+        match &self.outcome {
+            RequestOutcome::Answered { end, .. } | RequestOutcome::Refused { end, .. } => {
+                Some(*end)
+            }
+            RequestOutcome::Unknown { .. } => None,
         }
     }
 
     /// Returns the answer and its revision, if there was an answer.
     fn answer(&self) -> Option<(&Answer, i64)> {
-        match &self.came {
-            Came::Answered { answer, .. } => Some((answer, answer.header()?.revision)),
-            Came::Refused { .. } | Came::Unknown { .. } => None,
+        match &self.outcome {
+            RequestOutcome::Answered { answer, .. } => Some((answer, answer.header()?.revision)),
+            RequestOutcome::Refused { .. } | RequestOutcome::Unknown { .. } => None,
         }
     }
 
     fn is_unknown(&self) -> bool {
-        matches!(self.came, Came::Unknown { .. })
+        matches!(self.outcome, RequestOutcome::Unknown { .. })
     }
 
     /// Returns the caller for the model. Users are created before all requests, so every caller
@@ -265,28 +268,28 @@ impl Answer {
     /// Returns the answer's header. Every answer of the model has one.
     fn header(&self) -> Option<&ResponseHeader> {
         match self {
-            Self::Found(found) => found.header.as_ref(),
-            Self::Written(apply::Response::Put(answer)) => answer.header.as_ref(),
-            Self::Written(apply::Response::DeleteRange(answer)) => answer.header.as_ref(),
-            Self::Written(apply::Response::Txn(answer)) => answer.header.as_ref(),
-            Self::Written(apply::Response::LeaseGrant(answer)) => answer.header.as_ref(),
-            Self::Written(apply::Response::LeaseRevoke(answer)) => answer.header.as_ref(),
-            Self::Written(_) => None,
+            Self::Read(found) => found.header.as_ref(),
+            Self::Write(apply::Response::Put(answer)) => answer.header.as_ref(),
+            Self::Write(apply::Response::DeleteRange(answer)) => answer.header.as_ref(),
+            Self::Write(apply::Response::Txn(answer)) => answer.header.as_ref(),
+            Self::Write(apply::Response::LeaseGrant(answer)) => answer.header.as_ref(),
+            Self::Write(apply::Response::LeaseRevoke(answer)) => answer.header.as_ref(),
+            Self::Write(_) => None,
         }
     }
 
     /// Returns the answer with nothing but the revision in its header, since the model knows no
     /// more.
-    fn plain(&self) -> Self {
+    fn normalized(&self) -> Self {
         let mut plain = self.clone();
         let header = match &mut plain {
-            Self::Found(found) => &mut found.header,
-            Self::Written(apply::Response::Put(answer)) => &mut answer.header,
-            Self::Written(apply::Response::DeleteRange(answer)) => &mut answer.header,
-            Self::Written(apply::Response::Txn(answer)) => &mut answer.header,
-            Self::Written(apply::Response::LeaseGrant(answer)) => &mut answer.header,
-            Self::Written(apply::Response::LeaseRevoke(answer)) => &mut answer.header,
-            Self::Written(_) => return plain,
+            Self::Read(found) => &mut found.header,
+            Self::Write(apply::Response::Put(answer)) => &mut answer.header,
+            Self::Write(apply::Response::DeleteRange(answer)) => &mut answer.header,
+            Self::Write(apply::Response::Txn(answer)) => &mut answer.header,
+            Self::Write(apply::Response::LeaseGrant(answer)) => &mut answer.header,
+            Self::Write(apply::Response::LeaseRevoke(answer)) => &mut answer.header,
+            Self::Write(_) => return plain,
         };
         if let Some(header) = header {
             *header = ResponseHeader { revision: header.revision, ..ResponseHeader::default() };

@@ -10,7 +10,9 @@ use node_proto::etcdserverpb::request_op::Request as Op;
 use node_proto::etcdserverpb::{RequestOp, response_op};
 use node_proto::mvccpb::{Event, event::EventType};
 
-use super::{Answer, Asked, Came, History, Rule, Violation, Watcher};
+use super::{
+    Answer, RecordedHistory, RequestOutcome, RequestedOperation, Rule, RuleViolation, Watcher,
+};
 
 /// A possible cause of a revision that consists of deletes only. Such revisions contain no value
 /// that would identify the request.
@@ -24,48 +26,49 @@ pub(super) enum Cause {
 
 /// The requests of a history by revision.
 #[derive(Debug)]
-pub(super) struct Placing {
+pub(super) struct RequestsByRevision {
     /// Request that made the revision, if an answer or a value identifies it.
-    pub made: BTreeMap<i64, usize>,
+    pub made_by: BTreeMap<i64, usize>,
     /// Deleted keys of each revision that neither an answer nor a value identifies.
     pub deleted: BTreeMap<i64, Vec<Bytes>>,
     /// Requests that were answered at this revision without having made it.
-    pub others: BTreeMap<i64, Vec<usize>>,
+    pub other_requests: BTreeMap<i64, Vec<usize>>,
 }
 
-impl Placing {
-    pub(super) fn of(history: &History) -> Result<Self, Violation> {
+impl RequestsByRevision {
+    pub(super) fn from_history(history: &RecordedHistory) -> Result<Self, RuleViolation> {
         let (made, deleted, others) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let mut placing = Self { made, deleted, others };
+        let mut placing = Self { made_by: made, deleted, other_requests: others };
         for (number, request) in history.requests.iter().enumerate() {
             let Some((answer, revision)) = request.answer() else { continue };
-            if revision > history.last {
-                let what = format!("{} is the last revision, and {request:?}", history.last);
-                return Err(Violation::new(Rule::RealTime, what));
+            if revision > history.last_revision {
+                let what =
+                    format!("{} is the last revision, and {request:?}", history.last_revision);
+                return Err(RuleViolation::new(Rule::RealTime, what));
             }
-            if !has_made_one(answer) {
-                placing.others.entry(revision).or_default().push(number);
-            } else if let Some(other) = placing.made.insert(revision, number) {
+            if !has_made_revision(answer) {
+                placing.other_requests.entry(revision).or_default().push(number);
+            } else if let Some(other) = placing.made_by.insert(revision, number) {
                 let other = &history.requests[other];
                 let what = format!("{request:?} and {other:?}");
-                return Err(Violation::new(Rule::OneRequestPerRevision, what));
+                return Err(RuleViolation::new(Rule::OneRequestPerRevision, what));
             }
         }
-        placing.see(history)?;
+        placing.identify_by_events(history)?;
         Ok(placing)
     }
 
     /// Identifies revisions from the events of watchers of all keys.
-    fn see(&mut self, history: &History) -> Result<(), Violation> {
+    fn identify_by_events(&mut self, history: &RecordedHistory) -> Result<(), RuleViolation> {
         let mut values: HashMap<&Bytes, usize> = HashMap::new();
         for (number, request) in history.requests.iter().enumerate() {
-            if let Asked::Write(operation) = &request.asked {
-                values.extend(puts(operation).into_iter().map(|value| (value, number)));
+            if let RequestedOperation::Write(operation) = &request.operation {
+                values.extend(put_values(operation).into_iter().map(|value| (value, number)));
             }
         }
         let mut seen = BTreeSet::new();
-        for (revision, events) in evidence(history) {
-            if self.made.contains_key(&revision) {
+        for (revision, events) in events_by_revision(history) {
+            if self.made_by.contains_key(&revision) {
                 continue;
             }
             let put = events.iter().find(|event| event.r#type() == EventType::Put);
@@ -76,28 +79,28 @@ impl Placing {
             };
             let Some(number) = values.get(&put.value).copied() else {
                 let what = format!("revision {revision} has {put:?}, which nobody put");
-                return Err(Violation::new(Rule::NothingFromNowhere, what));
+                return Err(RuleViolation::new(Rule::EveryRevisionHasCause, what));
             };
             let request = &history.requests[number];
             if !request.is_unknown() || !seen.insert(number) {
                 let what = format!("revision {revision} has {put:?}, of {request:?}");
-                return Err(Violation::new(Rule::HappenedAsAsked, what));
+                return Err(RuleViolation::new(Rule::AtMostOnce, what));
             }
-            self.made.insert(revision, number);
+            self.made_by.insert(revision, number);
         }
         Ok(())
     }
 }
 
 /// Returns the events of each revision, as the first watcher of all keys received them.
-fn evidence(history: &History) -> BTreeMap<i64, Vec<&Event>> {
+fn events_by_revision(history: &RecordedHistory) -> BTreeMap<i64, Vec<&Event>> {
     let mut evidence = BTreeMap::new();
-    for watcher in history.watchers.iter().filter(|watcher| sees_everything(watcher)) {
+    for watcher in history.watchers.iter().filter(|watcher| watches_all_keys(watcher)) {
         let mut told: BTreeMap<i64, Vec<&Event>> = BTreeMap::new();
-        let heard = watcher.streams.iter().flat_map(|stream| &stream.heard);
+        let heard = watcher.streams.iter().flat_map(|stream| &stream.responses);
         for event in heard.flat_map(|(_, response)| &response.events) {
             let revision = event.kv.as_ref().map_or(0, |kv| kv.mod_revision);
-            if revision <= history.last {
+            if revision <= history.last_revision {
                 told.entry(revision).or_default().push(event);
             }
         }
@@ -108,13 +111,13 @@ fn evidence(history: &History) -> BTreeMap<i64, Vec<&Event>> {
     evidence
 }
 
-fn sees_everything(watcher: &Watcher) -> bool {
-    let wants = &watcher.wants;
+fn watches_all_keys(watcher: &Watcher) -> bool {
+    let wants = &watcher.request;
     wants.key[..] == [0] && wants.range_end[..] == [0] && wants.filters.is_empty()
 }
 
 /// Returns the values that a write may put.
-fn puts<'o>(operation: &'o Operation) -> Vec<&'o Bytes> {
+fn put_values<'o>(operation: &'o Operation) -> Vec<&'o Bytes> {
     match operation {
         Operation::Put(put) => vec![&put.value],
         Operation::Txn(txn) => {
@@ -130,35 +133,35 @@ fn puts<'o>(operation: &'o Operation) -> Vec<&'o Bytes> {
 
 /// Whether the answer shows that the request made a revision. The answer to a lease revocation
 /// doesn't show it.
-pub(super) fn has_made_one(answer: &Answer) -> bool {
+pub(super) fn has_made_revision(answer: &Answer) -> bool {
     let has_changed = |response: &response_op::Response| match response {
         response_op::Response::ResponsePut(_) => true,
         response_op::Response::ResponseDeleteRange(deleted) => deleted.deleted > 0,
         response_op::Response::ResponseRange(_) | response_op::Response::ResponseTxn(_) => false,
     };
     match answer {
-        Answer::Written(Response::Put(_)) => true,
-        Answer::Written(Response::DeleteRange(deleted)) => deleted.deleted > 0,
-        Answer::Written(Response::Txn(txn)) => {
+        Answer::Write(Response::Put(_)) => true,
+        Answer::Write(Response::DeleteRange(deleted)) => deleted.deleted > 0,
+        Answer::Write(Response::Txn(txn)) => {
             txn.responses.iter().filter_map(|op| op.response.as_ref()).any(has_changed)
         }
-        Answer::Written(_) | Answer::Found(_) => false,
+        Answer::Write(_) | Answer::Read(_) => false,
     }
 }
 
 /// Assigns to each revision a cause of its own among those that fit, by bipartite matching (Kuhn
 /// 1955). Fails with a revision for which none is left.
-pub(super) fn assign(fits: &BTreeMap<i64, Vec<Cause>>) -> Result<(), i64> {
+pub(super) fn assign_causes(fits: &BTreeMap<i64, Vec<Cause>>) -> Result<(), i64> {
     let mut taken = BTreeMap::new();
     for revision in fits.keys() {
-        if !give(fits, *revision, &mut taken, &mut BTreeSet::new()) {
+        if !find_augmenting_path(fits, *revision, &mut taken, &mut BTreeSet::new()) {
             return Err(*revision);
         }
     }
     Ok(())
 }
 
-fn give(
+fn find_augmenting_path(
     fits: &BTreeMap<i64, Vec<Cause>>,
     revision: i64,
     taken: &mut BTreeMap<Cause, i64>,
@@ -167,7 +170,7 @@ fn give(
     for cause in &fits[&revision] {
         if tried.insert(*cause) {
             let holder = taken.get(cause).copied();
-            if holder.is_none_or(|holder| give(fits, holder, taken, tried)) {
+            if holder.is_none_or(|holder| find_augmenting_path(fits, holder, taken, tried)) {
                 taken.insert(*cause, revision);
                 return true;
             }
@@ -177,7 +180,10 @@ fn give(
 }
 
 /// Whether this request can be the cause of a revision that only deletes and has no answer.
-pub(super) fn is_lost_delete(asked: &Asked, came: &Came) -> bool {
-    matches!(came, Came::Unknown { .. })
-        && matches!(asked, Asked::Write(Operation::DeleteRange(_) | Operation::LeaseRevoke(_)))
+pub(super) fn is_lost_delete(asked: &RequestedOperation, came: &RequestOutcome) -> bool {
+    matches!(came, RequestOutcome::Unknown { .. })
+        && matches!(
+            asked,
+            RequestedOperation::Write(Operation::DeleteRange(_) | Operation::LeaseRevoke(_))
+        )
 }

@@ -15,28 +15,31 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use muster_node::apply::{ApplyError, Outcome};
 use muster_node::auth::AuthError;
-use muster_node::machine::{Committed, EntryKind, Position};
+use muster_node::machine::{CommittedEntry, EntryKind, Position};
 use muster_node::mvcc::KeyRange;
 use node_proto::command::{self, AuthChange, Caller, Operation};
 use node_proto::etcdserverpb::request_op::Request as Op;
 use node_proto::etcdserverpb::{LeaseRevokeRequest, RequestOp};
 use tonic::Code;
 
-use super::known::Known;
-use super::placing::{Cause, Placing, assign, is_lost_delete};
-use super::{Answer, Asked, Came, History, Report, Request, Rule, Time, Violation};
-use crate::model::{Model, State};
+use super::known::KnownRevisions;
+use super::placing::{Cause, RequestsByRevision, assign_causes, is_lost_delete};
+use super::{
+    Answer, HistoryReport, RecordedHistory, Request, RequestOutcome, RequestedOperation, Rule,
+    RuleViolation, Time,
+};
+use crate::model::{ReferenceModel, StoreRevisions};
 
 /// Replays all requests in order. Returns the model after the last one.
 ///
 /// # Errors
 /// Returns the first violation that was found.
-pub fn check(history: &History) -> Result<(Model, Report), Violation> {
-    let placing = Placing::of(history)?;
+pub fn check(history: &RecordedHistory) -> Result<(ReferenceModel, HistoryReport), RuleViolation> {
+    let placing = RequestsByRevision::from_history(history)?;
     let mut replay = Replay {
         history,
-        known: Known::of(history),
-        model: Model::default(),
+        known: KnownRevisions::from_history(history),
+        model: ReferenceModel::default(),
         entries: 0,
         leases: leases(history),
         ended: BTreeSet::new(),
@@ -51,19 +54,19 @@ pub fn check(history: &History) -> Result<(Model, Report), Violation> {
         replay.real_time(request)?;
         replay.refusal(request)?;
     }
-    let mut report = Report { happened, ..Report::default() };
+    let mut report = HistoryReport { happened, ..HistoryReport::default() };
     let mut terms = BTreeSet::new();
     for request in &history.requests {
-        match &request.came {
-            Came::Answered { answer, .. } => {
+        match &request.outcome {
+            RequestOutcome::Answered { answer, .. } => {
                 report.answered += 1;
                 terms.extend(answer.header().map(|header| header.raft_term));
             }
-            Came::Refused { code, .. } => {
+            RequestOutcome::Refused { code, .. } => {
                 report.refused += 1;
                 report.denied += usize::from(*code == Code::PermissionDenied);
             }
-            Came::Unknown { .. } => report.unknown += 1,
+            RequestOutcome::Unknown { .. } => report.unknown += 1,
         }
     }
     report.terms = terms.len();
@@ -72,7 +75,7 @@ pub fn check(history: &History) -> Result<(Model, Report), Violation> {
 
 /// Knowledge about a lease from its client's requests.
 #[derive(Debug)]
-struct Lease {
+struct ClientLease {
     /// Time when the client knew of the lease.
     granted: Time,
     /// Time before which the lease must not expire.
@@ -82,19 +85,19 @@ struct Lease {
 }
 
 /// Returns the leases whose grant was answered; clients use no others.
-fn leases(history: &History) -> BTreeMap<i64, Lease> {
+fn leases(history: &RecordedHistory) -> BTreeMap<i64, ClientLease> {
     let mut leases = BTreeMap::new();
     for request in &history.requests {
-        if let Came::Answered { end, answer: Answer::Written(answer) } = &request.came
+        if let RequestOutcome::Answered { end, answer: Answer::Write(answer) } = &request.outcome
             && let muster_node::apply::Response::LeaseGrant(answer) = answer
         {
             let seconds = u64::try_from(answer.ttl).unwrap_or(0);
             let over = request.begin.saturating_add(seconds.saturating_mul(1_000_000_000));
-            leases.insert(answer.id, Lease { granted: *end, over, revokes: Vec::new() });
+            leases.insert(answer.id, ClientLease { granted: *end, over, revokes: Vec::new() });
         }
     }
     for (number, request) in history.requests.iter().enumerate() {
-        if let Asked::Write(Operation::LeaseRevoke(asked)) = &request.asked
+        if let RequestedOperation::Write(Operation::LeaseRevoke(asked)) = &request.operation
             && let Some(lease) = leases.get_mut(&asked.id)
         {
             lease.revokes.push(number);
@@ -104,70 +107,70 @@ fn leases(history: &History) -> BTreeMap<i64, Lease> {
 }
 
 struct Replay<'h> {
-    history: &'h History,
-    known: Known,
-    model: Model,
+    history: &'h RecordedHistory,
+    known: KnownRevisions,
+    model: ReferenceModel,
     /// Number of entries applied to the model.
     entries: u64,
-    leases: BTreeMap<i64, Lease>,
+    leases: BTreeMap<i64, ClientLease>,
     /// Numbers of the answered revocations that made a revision.
     ended: BTreeSet<usize>,
 }
 
 impl Replay<'_> {
     /// Replays all revisions. Returns how many writes with an unknown outcome have happened.
-    fn run(&mut self, placing: &Placing) -> Result<usize, Violation> {
+    fn run(&mut self, placing: &RequestsByRevision) -> Result<usize, RuleViolation> {
         let lost: Vec<usize> = (0..self.history.requests.len())
             .filter(|number| {
                 let request = &self.history.requests[*number];
-                is_lost_delete(&request.asked, &request.came)
+                is_lost_delete(&request.operation, &request.outcome)
             })
             .collect();
         let (mut happened, mut fits) = (0, BTreeMap::new());
-        for revision in 1..=self.history.last {
-            if let Some(number) = placing.made.get(&revision) {
+        for revision in 1..=self.history.last_revision {
+            if let Some(number) = placing.made_by.get(&revision) {
                 happened += usize::from(self.history.requests[*number].is_unknown());
-                self.made(*number, revision)?;
+                self.replay_change(*number, revision)?;
             } else if revision > 1 {
                 let keys = placing.deleted.get(&revision).map(Vec::as_slice);
-                match self.revoked(placing, revision) {
-                    Some(number) => self.made(number, revision)?,
+                match self.find_revocation(placing, revision) {
+                    Some(number) => self.replay_change(number, revision)?,
                     None => {
-                        let causes = self.causes(keys, &lost, revision)?;
+                        let causes = self.apply_lost_delete(keys, &lost, revision)?;
                         fits.insert(revision, causes);
                         happened += 1;
                     }
                 }
             }
-            let mut others = placing.others.get(&revision).cloned().unwrap_or_default();
+            let mut others = placing.other_requests.get(&revision).cloned().unwrap_or_default();
             others.sort_by_key(|number| rank(&self.history.requests[*number]));
             for number in others {
-                self.other(number, revision)?;
+                self.replay_other(number, revision)?;
             }
         }
-        assign(&fits).map_err(|revision| {
+        assign_causes(&fits).map_err(|revision| {
             let what = format!("too few lost deletes for revision {revision}: {fits:?}");
-            Violation::new(Rule::HappenedAsAsked, what)
+            RuleViolation::new(Rule::AtMostOnce, what)
         })?;
         Ok(happened)
     }
 
     /// Returns the answered revocation that made this revision, if no other request made it.
-    fn revoked(&mut self, placing: &Placing, revision: i64) -> Option<usize> {
-        let others = placing.others.get(&revision)?;
+    fn find_revocation(&mut self, placing: &RequestsByRevision, revision: i64) -> Option<usize> {
+        let others = placing.other_requests.get(&revision)?;
         let number = others.iter().copied().find(|number| {
-            let asked = &self.history.requests[*number].asked;
-            matches!(asked, Asked::Write(Operation::LeaseRevoke(asked))
-                if !self.attached(asked.id).is_empty())
+            let asked = &self.history.requests[*number].operation;
+            matches!(asked, RequestedOperation::Write(Operation::LeaseRevoke(asked))
+                if !self.attached_keys(asked.id).is_empty())
         })?;
         self.ended.insert(number);
         Some(number)
     }
 
     /// Applies the request that made this revision, and compares its answer.
-    fn made(&mut self, number: usize, revision: i64) -> Result<(), Violation> {
+    fn replay_change(&mut self, number: usize, revision: i64) -> Result<(), RuleViolation> {
         let request = &self.history.requests[number];
-        let Asked::Write(operation) = &request.asked else {
+        let RequestedOperation::Write(operation) = &request.operation else {
             unreachable!("a read makes no revision")
         };
         let outcome = self.apply(request.caller(), operation.clone());
@@ -176,50 +179,50 @@ impl Replay<'_> {
         }
         if request.answer().is_some() {
             self.compare(request, &outcome)?;
-        } else if self.known.before(request.begin) >= revision {
+        } else if self.known.highest_before(request.begin) >= revision {
             let what = format!("known before it was asked for, {revision} is of {request:?}");
-            return Err(Violation::new(Rule::RealTime, what));
+            return Err(RuleViolation::new(Rule::RealTime, what));
         }
-        self.reached(revision, request)
+        self.check_revision(revision, request)
     }
 
     /// Compares the answer of a request at this revision that some other request made.
-    fn other(&mut self, number: usize, revision: i64) -> Result<(), Violation> {
+    fn replay_other(&mut self, number: usize, revision: i64) -> Result<(), RuleViolation> {
         if self.ended.contains(&number) {
             return Ok(());
         }
         let request = &self.history.requests[number];
-        match &request.asked {
-            Asked::Write(operation) => {
+        match &request.operation {
+            RequestedOperation::Write(operation) => {
                 let outcome = self.apply(request.caller(), as_granted(operation, request));
                 self.compare(request, &outcome)?;
             }
-            Asked::Read(range) => {
+            RequestedOperation::Read(range) => {
                 let caller = request.caller();
                 let may = self.model.users.may_read(caller.as_ref(), &range.key, &range.range_end);
                 may.map_err(|why| not_permitted(request, why))?;
-                let state = State { revision, compacted: -1 };
-                let expected = self.model.range(state, range).map(Answer::Found);
-                let found = request.answer().map(|(answer, _)| answer.plain());
+                let state = StoreRevisions { revision, compacted: -1 };
+                let expected = self.model.range(state, range).map(Answer::Read);
+                let found = request.answer().map(|(answer, _)| answer.normalized());
                 if expected.as_ref().ok() != found.as_ref() {
                     let what = format!("{request:?}: not {expected:?}");
-                    return Err(Violation::new(Rule::AnswersAreTheModels, what));
+                    return Err(RuleViolation::new(Rule::AnswersMatchModel, what));
                 }
             }
         }
-        self.reached(revision, request)
+        self.check_revision(revision, request)
     }
 
     /// Returns the possible causes of deleting these keys, and applies one to the model. All of
     /// them change the model alike.
-    fn causes(
+    fn apply_lost_delete(
         &mut self,
         keys: Option<&[Bytes]>,
         lost: &[usize],
         revision: i64,
-    ) -> Result<Vec<Cause>, Violation> {
-        let fits = keys.map_or_else(Vec::new, |keys| self.fitting(keys, lost));
-        let in_time = fits.iter().filter(|(_, begin)| self.known.before(*begin) < revision);
+    ) -> Result<Vec<Cause>, RuleViolation> {
+        let fits = keys.map_or_else(Vec::new, |keys| self.matching_causes(keys, lost));
+        let in_time = fits.iter().filter(|(_, begin)| self.known.highest_before(*begin) < revision);
         let causes: Vec<Cause> = in_time.map(|(cause, _)| *cause).collect();
         let Some(cause) = causes.first() else {
             return Err(self.no_cause(keys, fits.first().map(|(cause, _)| *cause), revision));
@@ -227,34 +230,36 @@ impl Replay<'_> {
         let (caller, operation) = match cause {
             Cause::Request(number) => {
                 let request = &self.history.requests[*number];
-                let Asked::Write(operation) = &request.asked else {
+                let RequestedOperation::Write(operation) = &request.operation else {
                     unreachable!("a read deletes nothing")
                 };
                 (request.caller(), operation.clone())
             }
             Cause::Expiry(id) => {
-                (command::member(), Operation::LeaseRevoke(LeaseRevokeRequest { id: *id }))
+                (command::member_caller(), Operation::LeaseRevoke(LeaseRevokeRequest { id: *id }))
             }
         };
         let outcome = self.apply(caller, operation);
         if self.model.newest() != revision {
             let what = format!("revision {revision} would be of {causes:?}: {outcome:?}");
-            return Err(Violation::new(Rule::NothingFromNowhere, what));
+            return Err(RuleViolation::new(Rule::EveryRevisionHasCause, what));
         }
         Ok(causes)
     }
 
     /// Returns the causes that would delete exactly these keys now, each with the earliest time of
     /// its begin.
-    fn fitting(&self, keys: &[Bytes], lost: &[usize]) -> Vec<(Cause, Time)> {
+    fn matching_causes(&self, keys: &[Bytes], lost: &[usize]) -> Vec<(Cause, Time)> {
         let requests = lost.iter().map(|number| {
             let request = &self.history.requests[*number];
-            let deletes = match &request.asked {
-                Asked::Write(Operation::DeleteRange(asked)) => {
+            let deletes = match &request.operation {
+                RequestedOperation::Write(Operation::DeleteRange(asked)) => {
                     let range = KeyRange::new(asked.key.clone(), asked.range_end.clone());
-                    self.model.all(&range, i64::MAX).into_iter().map(|kv| kv.key).collect()
+                    self.model.records_in(&range, i64::MAX).into_iter().map(|kv| kv.key).collect()
                 }
-                Asked::Write(Operation::LeaseRevoke(asked)) => self.attached(asked.id),
+                RequestedOperation::Write(Operation::LeaseRevoke(asked)) => {
+                    self.attached_keys(asked.id)
+                }
                 _ => Vec::new(),
             };
             (Cause::Request(*number), deletes, request.begin)
@@ -262,7 +267,7 @@ impl Replay<'_> {
         let expiries = self
             .leases
             .iter()
-            .map(|(id, lease)| (Cause::Expiry(*id), self.attached(*id), lease.over));
+            .map(|(id, lease)| (Cause::Expiry(*id), self.attached_keys(*id), lease.over));
         let fits = requests.chain(expiries).filter(|(_, deletes, _)| deletes == keys);
         fits.map(|(cause, _, begin)| (cause, begin)).collect()
     }
@@ -274,33 +279,33 @@ impl Replay<'_> {
         keys: Option<&[Bytes]>,
         too_late: Option<Cause>,
         revision: i64,
-    ) -> Violation {
+    ) -> RuleViolation {
         match too_late {
             None => {
                 let what = match keys {
                     Some(keys) => format!("nobody asked for revision {revision}: {keys:?} deleted"),
                     None => format!("nobody asked for revision {revision}, and nobody saw it"),
                 };
-                Violation::new(Rule::NothingFromNowhere, what)
+                RuleViolation::new(Rule::EveryRevisionHasCause, what)
             }
             Some(Cause::Expiry(id)) => {
                 let what = format!("at {revision} lease {id} was over: {:?}", self.leases[&id]);
-                Violation::new(Rule::LeasesLast, what)
+                RuleViolation::new(Rule::NoEarlyExpiry, what)
             }
             Some(Cause::Request(number)) => {
                 let request = &self.history.requests[number];
                 let what = format!("known before it was asked for, {revision} is of {request:?}");
-                Violation::new(Rule::RealTime, what)
+                RuleViolation::new(Rule::RealTime, what)
             }
         }
     }
 
-    fn attached(&self, lease: i64) -> Vec<Bytes> {
+    fn attached_keys(&self, lease: i64) -> Vec<Bytes> {
         if !self.model.leases.all.contains_key(&lease) {
             return Vec::new();
         }
         let everything = KeyRange::From(Bytes::from_static(b"\0"));
-        let all = self.model.all(&everything, i64::MAX).into_iter();
+        let all = self.model.records_in(&everything, i64::MAX).into_iter();
         all.filter(|kv| kv.lease == lease).map(|kv| kv.key).collect()
     }
 
@@ -309,53 +314,53 @@ impl Replay<'_> {
         let id = self.entries;
         let position = Position { index: id, term: 1 };
         let data = command::encode(id, caller, operation);
-        self.model.apply(&Committed { position, kind: EntryKind::Normal, data });
-        self.model.done(id).expect("it was applied").outcome.clone()
+        self.model.apply(&CommittedEntry { position, kind: EntryKind::Normal, data });
+        self.model.result_of(id).expect("it was applied").outcome.clone()
     }
 
-    fn compare(&self, request: &Request, outcome: &Outcome) -> Result<(), Violation> {
-        let found = request.answer().map(|(answer, _)| answer.plain());
+    fn compare(&self, request: &Request, outcome: &Outcome) -> Result<(), RuleViolation> {
+        let found = request.answer().map(|(answer, _)| answer.normalized());
         match outcome {
-            Ok(expected) if found == Some(Answer::Written(expected.clone())) => Ok(()),
+            Ok(expected) if found == Some(Answer::Write(expected.clone())) => Ok(()),
             Err(ApplyError::Auth(why)) => Err(not_permitted(request, *why)),
             expected => {
                 let what = format!("{request:?}: not {expected:?}");
-                Err(Violation::new(Rule::AnswersAreTheModels, what))
+                Err(RuleViolation::new(Rule::AnswersMatchModel, what))
             }
         }
     }
 
     /// Checks that the model has reached the revision of the answer.
-    fn reached(&self, revision: i64, request: &Request) -> Result<(), Violation> {
+    fn check_revision(&self, revision: i64, request: &Request) -> Result<(), RuleViolation> {
         let newest = self.model.newest();
         if newest == revision {
             return Ok(());
         }
         let what = format!("{request:?}: the model stands at {newest}, not at {revision}");
-        Err(Violation::new(Rule::AnswersAreTheModels, what))
+        Err(RuleViolation::new(Rule::AnswersMatchModel, what))
     }
 
-    fn real_time(&self, request: &Request) -> Result<(), Violation> {
+    fn real_time(&self, request: &Request) -> Result<(), RuleViolation> {
         let Some((_, revision)) = request.answer() else { return Ok(()) };
-        let known = self.known.before(request.begin);
-        let least = match &request.asked {
-            Asked::Read(range) if range.serializable => return Ok(()),
-            Asked::Read(_) => known,
-            Asked::Write(_) => {
+        let known = self.known.highest_before(request.begin);
+        let least = match &request.operation {
+            RequestedOperation::Read(range) if range.serializable => return Ok(()),
+            RequestedOperation::Read(_) => known,
+            RequestedOperation::Write(_) => {
                 let (answer, _) = request.answer().expect("it was answered");
-                known + i64::from(super::placing::has_made_one(answer))
+                known + i64::from(super::placing::has_made_revision(answer))
             }
         };
         if revision >= least {
             return Ok(());
         }
         let what = format!("{known} was known before {request:?} began");
-        Err(Violation::new(Rule::RealTime, what))
+        Err(RuleViolation::new(Rule::RealTime, what))
     }
 
     /// Checks that a refusal has a reason.
-    fn refusal(&self, request: &Request) -> Result<(), Violation> {
-        let Came::Refused { end, code, text } = &request.came else { return Ok(()) };
+    fn refusal(&self, request: &Request) -> Result<(), RuleViolation> {
+        let RequestOutcome::Refused { end, code, text } = &request.outcome else { return Ok(()) };
         let permitted = self.permitted(request);
         let has_reason = match code {
             Code::PermissionDenied => permitted.is_err(),
@@ -363,11 +368,11 @@ impl Replay<'_> {
             Code::Unauthenticated => request.user.is_some(),
             Code::NotFound => self.may_lack_its_lease(request, *end),
             // A member that lags behind has not reached this revision yet.
-            Code::OutOfRange => match &request.asked {
-                Asked::Read(range) => {
-                    range.serializable || range.revision > self.known.before(request.begin)
+            Code::OutOfRange => match &request.operation {
+                RequestedOperation::Read(range) => {
+                    range.serializable || range.revision > self.known.highest_before(request.begin)
                 }
-                Asked::Write(_) => false,
+                RequestedOperation::Write(_) => false,
             },
             // The member's queue was full.
             Code::ResourceExhausted => true,
@@ -376,14 +381,14 @@ impl Replay<'_> {
         if has_reason {
             return Ok(());
         }
-        Err(Violation::new(Rule::RefusedForAReason, format!("{text:?}: {request:?}")))
+        Err(RuleViolation::new(Rule::RefusedForAReason, format!("{text:?}: {request:?}")))
     }
 
     fn permitted(&self, request: &Request) -> Result<(), AuthError> {
         let caller = request.caller();
-        match &request.asked {
-            Asked::Write(operation) => self.model.permit(caller.as_ref(), operation),
-            Asked::Read(range) => {
+        match &request.operation {
+            RequestedOperation::Write(operation) => self.model.permit(caller.as_ref(), operation),
+            RequestedOperation::Read(range) => {
                 self.model.users.may_read(caller.as_ref(), &range.key, &range.range_end)
             }
         }
@@ -391,7 +396,7 @@ impl Replay<'_> {
 
     /// Whether some lease in the request may not have existed when it was handled.
     fn may_lack_its_lease(&self, request: &Request, end: Time) -> bool {
-        let Asked::Write(operation) = &request.asked else { return false };
+        let RequestedOperation::Write(operation) = &request.operation else { return false };
         named_leases(operation).into_iter().any(|id| {
             let Some(lease) = self.leases.get(&id) else { return true };
             let revoked = lease.revokes.iter().map(|number| &self.history.requests[*number]);
@@ -406,9 +411,9 @@ impl Replay<'_> {
 /// Rank of requests at one revision: leases are granted before they are used, and revoked
 /// afterwards.
 fn rank(request: &Request) -> u8 {
-    match &request.asked {
-        Asked::Write(Operation::LeaseGrant(_)) => 0,
-        Asked::Write(Operation::LeaseRevoke(_)) => 2,
+    match &request.operation {
+        RequestedOperation::Write(Operation::LeaseGrant(_)) => 0,
+        RequestedOperation::Write(Operation::LeaseRevoke(_)) => 2,
         _ => 1,
     }
 }
@@ -418,7 +423,7 @@ fn rank(request: &Request) -> u8 {
 fn as_granted(operation: &Operation, request: &Request) -> Operation {
     let mut operation = operation.clone();
     if let Operation::LeaseGrant(asked) = &mut operation
-        && let Some((Answer::Written(muster_node::apply::Response::LeaseGrant(answer)), _)) =
+        && let Some((Answer::Write(muster_node::apply::Response::LeaseGrant(answer)), _)) =
             request.answer()
     {
         asked.ttl = asked.ttl.max(answer.ttl);
@@ -426,8 +431,8 @@ fn as_granted(operation: &Operation, request: &Request) -> Operation {
     operation
 }
 
-fn not_permitted(request: &Request, why: AuthError) -> Violation {
-    Violation::new(Rule::Permitted, format!("{request:?}: not {why:?}"))
+fn not_permitted(request: &Request, why: AuthError) -> RuleViolation {
+    RuleViolation::new(Rule::Permitted, format!("{request:?}: not {why:?}"))
 }
 
 fn named_leases(operation: &Operation) -> Vec<i64> {

@@ -4,8 +4,8 @@ mod watches;
 
 use bytes::Bytes;
 use muster_node::apply::{Outcome, Response};
-use muster_node::auth::{Change, Password};
-use muster_node::machine::{Committed, EntryKind, Position};
+use muster_node::auth::{AuthOperation, Password};
+use muster_node::machine::{CommittedEntry, EntryKind, Position};
 use muster_node::mvcc::Revision;
 use node_proto::authpb::{Permission, permission};
 use node_proto::command::{self, AuthChange, Operation};
@@ -22,65 +22,75 @@ use node_proto::mvccpb::{Event, event::EventType};
 use tonic::Code;
 
 use super::{
-    Answer, Asked, Came, History, Report, Request, Rule, Stream, Time, Violation, Watcher, caller,
-    judge,
+    Answer, HistoryReport, RecordedHistory, RecordedStream, Request, RequestOutcome,
+    RequestedOperation, Rule, RuleViolation, Time, Watcher, caller, judge,
 };
-use crate::model::{Change as KeyChange, Model, State};
+use crate::model::{KeyChange, ReferenceModel, StoreRevisions};
 
 const SECOND: Time = 1_000_000_000;
 
 /// Changes a correct history into a wrong one.
-type Wrong = fn(&mut History);
+type HistoryMutation = fn(&mut RecordedHistory);
 
 /// Builds a correct history, whose requests follow one another on the model.
 #[derive(Default)]
-struct Book {
-    history: History,
-    model: Model,
+struct HistoryBuilder {
+    history: RecordedHistory,
+    model: ReferenceModel,
     entries: u64,
     now: Time,
     user: Option<&'static str>,
 }
 
-impl Book {
+impl HistoryBuilder {
     /// Adds a request and the model's answer. Returns the number of the request.
-    fn ask(&mut self, asked: impl Into<Asked>) -> usize {
+    fn add_answered(&mut self, asked: impl Into<RequestedOperation>) -> usize {
         let asked = asked.into();
         let answer = match &asked {
-            Asked::Write(operation) => {
+            RequestedOperation::Write(operation) => {
                 let outcome = self.apply(operation.clone());
-                Answer::Written(outcome.expect("the test asks for what can be"))
+                Answer::Write(outcome.expect("the test asks for what can be"))
             }
-            Asked::Read(request) => {
-                let state = State { revision: self.model.newest(), compacted: -1 };
-                Answer::Found(self.model.range(state, request).expect("so it does"))
+            RequestedOperation::Read(request) => {
+                let state = StoreRevisions { revision: self.model.newest(), compacted: -1 };
+                Answer::Read(self.model.range(state, request).expect("so it does"))
             }
         };
         let end = self.now + 2;
-        self.came(asked, Came::Answered { end, answer })
+        self.add_request(asked, RequestOutcome::Answered { end, answer })
     }
 
     /// Adds a write that is carried out, but whose outcome is unknown.
-    fn lose(&mut self, operation: Operation) -> usize {
+    fn add_applied_unknown(&mut self, operation: Operation) -> usize {
         self.apply(operation.clone()).expect("the test asks for what can be");
-        self.drop(operation)
+        self.add_unapplied_unknown(operation)
     }
 
     /// Adds a write that is not carried out, and whose outcome is unknown.
-    fn drop(&mut self, operation: Operation) -> usize {
-        self.came(Asked::Write(operation), Came::Unknown { text: "no answer".to_owned() })
+    fn add_unapplied_unknown(&mut self, operation: Operation) -> usize {
+        self.add_request(
+            RequestedOperation::Write(operation),
+            RequestOutcome::Unknown { text: "no answer".to_owned() },
+        )
     }
 
-    fn refuse(&mut self, asked: impl Into<Asked>, code: Code) -> usize {
-        let came = Came::Refused { end: self.now + 2, code, text: "no".to_owned() };
-        self.came(asked.into(), came)
+    fn add_refused(&mut self, asked: impl Into<RequestedOperation>, code: Code) -> usize {
+        let came = RequestOutcome::Refused { end: self.now + 2, code, text: "no".to_owned() };
+        self.add_request(asked.into(), came)
     }
 
-    fn came(&mut self, asked: Asked, came: Came) -> usize {
+    fn add_request(&mut self, asked: RequestedOperation, came: RequestOutcome) -> usize {
         let begin = self.now + 1;
         self.now += 3;
         let user = self.user.map(str::to_owned);
-        self.history.requests.push(Request { client: 0, member: 0, user, begin, asked, came });
+        self.history.requests.push(Request {
+            client: 0,
+            member: 0,
+            user,
+            begin,
+            operation: asked,
+            outcome: came,
+        });
         self.history.requests.len() - 1
     }
 
@@ -88,8 +98,8 @@ impl Book {
         self.entries += 1;
         let position = Position { index: self.entries, term: 1 };
         let data = command::encode(self.entries, caller(self.user), operation);
-        self.model.apply(&Committed { position, kind: EntryKind::Normal, data });
-        self.model.done(self.entries).expect("it was applied").outcome.clone()
+        self.model.apply(&CommittedEntry { position, kind: EntryKind::Normal, data });
+        self.model.result_of(self.entries).expect("it was applied").outcome.clone()
     }
 
     /// Creates a user for each of these prefixes, named as the prefix, and `root`. Enables auth.
@@ -97,19 +107,19 @@ impl Book {
         let mut changes = Vec::new();
         for name in prefixes.iter().chain(&["root"]).map(|name| (*name).to_owned()) {
             let password = Password { name: name.clone(), ..Password::default() };
-            changes.push(Change::UserAdd(password));
-            changes.push(Change::RoleAdd(AuthRoleAddRequest { name: name.clone() }));
+            changes.push(AuthOperation::UserAdd(password));
+            changes.push(AuthOperation::RoleAdd(AuthRoleAddRequest { name: name.clone() }));
             let (user, role) = (name.clone(), name.clone());
-            changes.push(Change::UserGrantRole(AuthUserGrantRoleRequest { user, role }));
+            changes.push(AuthOperation::UserGrantRole(AuthUserGrantRoleRequest { user, role }));
             let perm = Some(Permission {
                 perm_type: permission::Type::Readwrite.into(),
                 key: Bytes::from(format!("{name}/")),
                 range_end: Bytes::from(format!("{name}0")),
             });
             let grant = AuthRoleGrantPermissionRequest { name, perm };
-            changes.push(Change::RoleGrantPermission(grant));
+            changes.push(AuthOperation::RoleGrantPermission(grant));
         }
-        changes.push(Change::Enable(AuthEnableRequest {}));
+        changes.push(AuthOperation::Enable(AuthEnableRequest {}));
         for change in &changes {
             let change = Some(change.clone());
             self.apply(Operation::ChangeAuth(AuthChange { change })).expect("in this order");
@@ -119,7 +129,7 @@ impl Book {
 
     /// Adds a watcher of all revisions. It watches at one member up to the middle, and from there
     /// at another one.
-    fn watch(&mut self, user: Option<&str>, wants: WatchCreateRequest) {
+    fn add_watcher(&mut self, user: Option<&str>, wants: WatchCreateRequest) {
         let at = self.now;
         let last = self.model.newest();
         let middle = last / 2;
@@ -133,15 +143,15 @@ impl Book {
                 }
             }
             heard.push((at, response(to, Vec::new())));
-            streams.push(Stream { member, start_revision: from, heard });
+            streams.push(RecordedStream { member, start_revision: from, responses: heard });
         }
         let user = user.map(str::to_owned);
-        self.history.watchers.push(Watcher { user, wants, streams });
+        self.history.watchers.push(Watcher { user, request: wants, streams });
     }
 
     fn events(&self, wants: &WatchCreateRequest, revision: i64) -> Vec<Event> {
         let changes = self.model.changes_after(Revision { main: revision - 1, sub: u32::MAX });
-        let now = changes.iter().take_while(|change| change.at.main == revision);
+        let now = changes.iter().take_while(|change| change.revision.main == revision);
         let is_wanted = |change: &&KeyChange| {
             let filter = if change.is_put { FilterType::Noput } else { FilterType::Nodelete };
             let is_everything = wants.range_end[..] == [0];
@@ -152,26 +162,27 @@ impl Book {
 
     fn event(&self, change: &KeyChange, prev_kv: bool) -> Event {
         let kind = if change.is_put { EventType::Put } else { EventType::Delete };
-        let before = self.model.live(&change.kv.key, change.at.main - 1).filter(|_| prev_kv);
+        let before =
+            self.model.live_record(&change.kv.key, change.revision.main - 1).filter(|_| prev_kv);
         Event { r#type: kind.into(), kv: Some(change.kv.clone()), prev_kv: before.cloned() }
     }
 
     /// Adds a watcher of all keys, and returns the history.
-    fn end(mut self) -> History {
+    fn finish(mut self) -> RecordedHistory {
         let user = self.history.users.first().map(|_| "root");
-        self.watch(user, WatchCreateRequest { prev_kv: true, ..everything() });
-        self.history.last = self.model.newest();
+        self.add_watcher(user, WatchCreateRequest { prev_kv: true, ..everything() });
+        self.history.last_revision = self.model.newest();
         self.history
     }
 }
 
-impl From<Operation> for Asked {
+impl From<Operation> for RequestedOperation {
     fn from(operation: Operation) -> Self {
         Self::Write(operation)
     }
 }
 
-impl From<RangeRequest> for Asked {
+impl From<RangeRequest> for RequestedOperation {
     fn from(request: RangeRequest) -> Self {
         Self::Read(request)
     }
@@ -230,15 +241,15 @@ fn txn(key: &'static str, version: i64, values: [&'static str; 2]) -> Operation 
     Operation::Txn(TxnRequest { compare, success, failure })
 }
 
-fn rule(history: &History) -> Rule {
-    let Violation { rule, .. } = judge(history).expect_err("it is wrong");
+fn rule(history: &RecordedHistory) -> Rule {
+    let RuleViolation { rule, .. } = judge(history).expect_err("it is wrong");
     rule
 }
 
 /// Returns the header of an answered write.
-fn header(history: &mut History, request: usize) -> &mut ResponseHeader {
-    let Came::Answered { answer: Answer::Written(answer), .. } =
-        &mut history.requests[request].came
+fn header(history: &mut RecordedHistory, request: usize) -> &mut ResponseHeader {
+    let RequestOutcome::Answered { answer: Answer::Write(answer), .. } =
+        &mut history.requests[request].outcome
     else {
         panic!("a write that was answered")
     };
@@ -250,54 +261,57 @@ fn header(history: &mut History, request: usize) -> &mut ResponseHeader {
     header.as_mut().expect("it has one")
 }
 
-fn found(history: &mut History, request: usize) -> &mut node_proto::etcdserverpb::RangeResponse {
-    match &mut history.requests[request].came {
-        Came::Answered { answer: Answer::Found(found), .. } => found,
+fn found(
+    history: &mut RecordedHistory,
+    request: usize,
+) -> &mut node_proto::etcdserverpb::RangeResponse {
+    match &mut history.requests[request].outcome {
+        RequestOutcome::Answered { answer: Answer::Read(found), .. } => found,
         other => panic!("{other:?} of a read"),
     }
 }
 
 #[test]
-fn what_is_right_is_taken() {
-    let mut book = Book::default();
-    book.ask(put("a", "1"));
-    book.ask(read("a"));
-    book.ask(txn("a", 1, ["2", "3"]));
-    book.ask(txn("a", 1, ["4", "5"]));
-    book.ask(delete("nothing"));
-    book.ask(grant(7, 600));
-    book.ask(grant(8, 600));
-    book.ask(revoke(8));
-    book.ask(put_with("b", "6", 7));
-    book.drop(put("a", "7"));
-    book.lose(put("a", "8"));
-    book.lose(delete("a"));
-    book.ask(revoke(7));
-    book.refuse(put_with("b", "9", 7), Code::NotFound);
-    book.ask(RangeRequest { revision: 3, range_end: "c".into(), ..read("a") });
+fn a_correct_history_passes() {
+    let mut book = HistoryBuilder::default();
+    book.add_answered(put("a", "1"));
+    book.add_answered(read("a"));
+    book.add_answered(txn("a", 1, ["2", "3"]));
+    book.add_answered(txn("a", 1, ["4", "5"]));
+    book.add_answered(delete("nothing"));
+    book.add_answered(grant(7, 600));
+    book.add_answered(grant(8, 600));
+    book.add_answered(revoke(8));
+    book.add_answered(put_with("b", "6", 7));
+    book.add_unapplied_unknown(put("a", "7"));
+    book.add_applied_unknown(put("a", "8"));
+    book.add_applied_unknown(delete("a"));
+    book.add_answered(revoke(7));
+    book.add_refused(put_with("b", "9", 7), Code::NotFound);
+    book.add_answered(RangeRequest { revision: 3, range_end: "c".into(), ..read("a") });
     let no_puts = vec![FilterType::Noput.into()];
-    book.watch(None, WatchCreateRequest { filters: no_puts, ..everything() });
-    book.watch(None, WatchCreateRequest { key: "a".into(), ..WatchCreateRequest::default() });
-    let report = judge(&book.end()).expect("it is right");
+    book.add_watcher(None, WatchCreateRequest { filters: no_puts, ..everything() });
+    book.add_watcher(None, WatchCreateRequest { key: "a".into(), ..WatchCreateRequest::default() });
+    let report = judge(&book.finish()).expect("it is right");
     let (answered, refused, unknown, happened) = (11, 1, 3, 2);
     // Of the 7 changes, 2 are deletes and 4 are changes of "a".
     let (terms, resumed, events) = (1, 3, 7 + 2 + 4);
     let expected =
-        Report { answered, refused, denied: 0, unknown, happened, terms, resumed, events };
+        HistoryReport { answered, refused, denied: 0, unknown, happened, terms, resumed, events };
     assert_eq!(report, expected);
 }
 
 /// Returns a history with puts, reads, and a transaction that changes two keys.
-fn story() -> History {
-    let mut book = Book::default();
-    book.ask(put("a", "1"));
-    book.ask(put("b", "2"));
-    book.ask(read("a"));
-    book.ask(put("a", "3"));
-    book.ask(read("a"));
-    book.ask(txn("a", 2, ["4", "5"]));
-    book.ask(put("c", "6"));
-    book.end()
+fn sample_history() -> RecordedHistory {
+    let mut book = HistoryBuilder::default();
+    book.add_answered(put("a", "1"));
+    book.add_answered(put("b", "2"));
+    book.add_answered(read("a"));
+    book.add_answered(put("a", "3"));
+    book.add_answered(read("a"));
+    book.add_answered(txn("a", 2, ["4", "5"]));
+    book.add_answered(put("c", "6"));
+    book.finish()
 }
 
 const FIRST_READ: usize = 2;
@@ -308,43 +322,49 @@ const LAST_PUT: usize = 6;
 
 #[test]
 fn a_story_is_right() {
-    judge(&story()).expect("it is");
+    judge(&sample_history()).expect("it is");
 }
 
 #[test]
 fn a_lost_write_is_found() {
     // A deposed leader acknowledged the write, and the next leader gave its revision to another
     // one.
-    let mut book = Book::default();
-    let lost = book.ask(put("a", "1"));
-    let mut other = Book { now: book.now, ..Book::default() };
-    other.ask(put("b", "2"));
-    let mut history = other.end();
+    let mut book = HistoryBuilder::default();
+    let lost = book.add_answered(put("a", "1"));
+    let mut other = HistoryBuilder { now: book.now, ..HistoryBuilder::default() };
+    other.add_answered(put("b", "2"));
+    let mut history = other.finish();
     history.requests.push(book.history.requests[lost].clone());
     assert_eq!(rule(&history), Rule::OneRequestPerRevision);
     // Here no later write has the lost write's revision.
-    let mut book = Book::default();
-    book.ask(put("a", "1"));
-    let mut history = book.end();
+    let mut book = HistoryBuilder::default();
+    book.add_answered(put("a", "1"));
+    let mut history = book.finish();
     history.watchers.clear();
-    history.last = 3;
-    assert_eq!(rule(&history), Rule::NothingFromNowhere);
+    history.last_revision = 3;
+    assert_eq!(rule(&history), Rule::EveryRevisionHasCause);
 }
 
 #[test]
 fn a_stale_read_is_found_unless_it_may_be() {
-    let mut history = story();
-    let stale = history.requests[FIRST_READ].came.clone();
-    let Came::Answered { answer, .. } = stale else { panic!("it was answered") };
+    let mut history = sample_history();
+    let stale = history.requests[FIRST_READ].outcome.clone();
+    let RequestOutcome::Answered { answer, .. } = stale else { panic!("it was answered") };
     let second = &mut history.requests[SECOND_READ];
-    let Came::Answered { answer: of_second, .. } = &mut second.came else { panic!("so was it") };
+    let RequestOutcome::Answered { answer: of_second, .. } = &mut second.outcome else {
+        panic!("so was it")
+    };
     *of_second = answer;
     assert_eq!(rule(&history), Rule::RealTime);
-    let Asked::Read(request) = &mut history.requests[SECOND_READ].asked else { panic!("a read") };
+    let RequestedOperation::Read(request) = &mut history.requests[SECOND_READ].operation else {
+        panic!("a read")
+    };
     request.serializable = true;
     judge(&history).expect("it may look back");
     // A read that began before the change was known may be answered without it.
-    let Asked::Read(request) = &mut history.requests[SECOND_READ].asked else { panic!("a read") };
+    let RequestedOperation::Read(request) = &mut history.requests[SECOND_READ].operation else {
+        panic!("a read")
+    };
     request.serializable = false;
     history.requests[SECOND_READ].begin = history.requests[SECOND_PUT].begin;
     judge(&history).expect("they were asked at once");
@@ -352,33 +372,35 @@ fn a_stale_read_is_found_unless_it_may_be() {
 
 #[test]
 fn a_read_that_a_watcher_was_ahead_of_is_found() {
-    let mut history = story();
+    let mut history = sample_history();
     let began = history.requests[FIRST_READ].begin;
-    for (at, response) in &mut history.watchers[0].streams[0].heard {
+    for (at, response) in &mut history.watchers[0].streams[0].responses {
         let header = response.header.as_ref().expect("it has one");
         // Move the responses of the story's first half before the read, but none with later
         // changes.
         *at = if header.revision == 3 { began - 1 } else { *at };
     }
     judge(&history).expect("no more than the read has");
-    let (at, _) = &mut history.watchers[0].streams[1].heard[1];
+    let (at, _) = &mut history.watchers[0].streams[1].responses[1];
     *at = began - 1;
     assert_eq!(rule(&history), Rule::RealTime);
 }
 
 #[test]
 fn a_write_before_one_that_had_ended_is_found() {
-    let mut book = Book::default();
-    book.ask(put("a", "1"));
-    book.ask(put("b", "2"));
-    let mut history = book.end();
+    let mut book = HistoryBuilder::default();
+    book.add_answered(put("a", "1"));
+    book.add_answered(put("b", "2"));
+    let mut history = book.finish();
     history.requests.swap(0, 1);
     let (first, second) = (history.requests[0].begin, history.requests[1].begin);
     history.requests[0].begin = second;
     history.requests[1].begin = first;
     let ends = [1, 0].map(|request| history.requests[request].end().expect("it was answered"));
     for (request, at) in history.requests.iter_mut().zip(ends) {
-        let Came::Answered { end, .. } = &mut request.came else { panic!("it was answered") };
+        let RequestOutcome::Answered { end, .. } = &mut request.outcome else {
+            panic!("it was answered")
+        };
         *end = at;
     }
     assert_eq!(rule(&history), Rule::RealTime);
@@ -386,7 +408,7 @@ fn a_write_before_one_that_had_ended_is_found() {
 
 #[test]
 fn an_answer_from_thin_air_is_found() {
-    let wrong: [Wrong; 8] = [
+    let wrong: [HistoryMutation; 8] = [
         |history| found(history, FIRST_READ).kvs[0].value = "0".into(),
         |history| found(history, FIRST_READ).kvs[0].version = 2,
         |history| found(history, FIRST_READ).kvs[0].lease = 1,
@@ -395,8 +417,8 @@ fn an_answer_from_thin_air_is_found() {
         |history| found(history, FIRST_READ).count = 2,
         |history| found(history, FIRST_READ).more = true,
         |history| {
-            let Came::Answered { answer: Answer::Written(Response::Put(answer)), .. } =
-                &mut history.requests[SECOND_PUT].came
+            let RequestOutcome::Answered { answer: Answer::Write(Response::Put(answer)), .. } =
+                &mut history.requests[SECOND_PUT].outcome
             else {
                 panic!("an answered put")
             };
@@ -404,84 +426,85 @@ fn an_answer_from_thin_air_is_found() {
         },
     ];
     for change in wrong {
-        let mut history = story();
+        let mut history = sample_history();
         change(&mut history);
-        assert_eq!(rule(&history), Rule::AnswersAreTheModels);
+        assert_eq!(rule(&history), Rule::AnswersMatchModel);
     }
 }
 
 #[test]
 fn the_wrong_branch_is_found() {
-    let mut history = story();
-    let Asked::Write(Operation::Txn(asked)) = &mut history.requests[TXN].asked else {
+    let mut history = sample_history();
+    let RequestedOperation::Write(Operation::Txn(asked)) = &mut history.requests[TXN].operation
+    else {
         panic!("a transaction")
     };
     asked.compare[0].target_union = Some(TargetUnion::Version(3));
-    assert_eq!(rule(&history), Rule::AnswersAreTheModels);
+    assert_eq!(rule(&history), Rule::AnswersMatchModel);
 }
 
 #[test]
 fn a_revision_that_nobody_made_is_found() {
-    let mut history = story();
+    let mut history = sample_history();
     header(&mut history, LAST_PUT).revision += 1;
-    history.last += 1;
-    assert_eq!(rule(&history), Rule::HappenedAsAsked, "its value stands at another revision");
+    history.last_revision += 1;
+    assert_eq!(rule(&history), Rule::AtMostOnce, "its value stands at another revision");
     history.watchers.clear();
-    assert_eq!(rule(&history), Rule::NothingFromNowhere);
-    let mut history = story();
+    assert_eq!(rule(&history), Rule::EveryRevisionHasCause);
+    let mut history = sample_history();
     history.requests.remove(LAST_PUT);
-    assert_eq!(rule(&history), Rule::NothingFromNowhere, "nobody put that value");
-    let mut history = story();
+    assert_eq!(rule(&history), Rule::EveryRevisionHasCause, "nobody put that value");
+    let mut history = sample_history();
     header(&mut history, LAST_PUT).revision += 1;
     assert_eq!(rule(&history), Rule::RealTime, "it is newer than the newest");
 }
 
 #[test]
 fn what_was_refused_and_happened_is_found() {
-    let mut history = story();
+    let mut history = sample_history();
     let (end, code, text) = (u64::MAX, Code::PermissionDenied, "no".to_owned());
-    history.requests[LAST_PUT].came = Came::Refused { end, code, text };
-    assert_eq!(rule(&history), Rule::HappenedAsAsked);
+    history.requests[LAST_PUT].outcome = RequestOutcome::Refused { end, code, text };
+    assert_eq!(rule(&history), Rule::AtMostOnce);
 }
 
 #[test]
 fn a_lost_answer_is_placed_where_its_value_was_seen() {
-    let unknown = || Came::Unknown { text: String::new() };
-    let mut history = story();
-    history.requests[LAST_PUT].came = unknown();
-    history.requests[TXN].came = unknown();
+    let unknown = || RequestOutcome::Unknown { text: String::new() };
+    let mut history = sample_history();
+    history.requests[LAST_PUT].outcome = unknown();
+    history.requests[TXN].outcome = unknown();
     assert_eq!(judge(&history).expect("they have happened").happened, 2);
     // A write must not happen before its request was sent.
-    history.requests[TXN].came = story().requests[TXN].came.clone();
-    history.requests[SECOND_PUT].came = unknown();
+    history.requests[TXN].outcome = sample_history().requests[TXN].outcome.clone();
+    history.requests[SECOND_PUT].outcome = unknown();
     history.requests[SECOND_PUT].begin = history.requests[LAST_PUT].begin;
     assert_eq!(rule(&history), Rule::RealTime);
 }
 
 #[test]
 fn what_happened_twice_is_found() {
-    let mut book = Book::default();
-    book.lose(put("a", "1"));
-    book.lose(put("a", "1"));
-    let mut history = book.end();
+    let mut book = HistoryBuilder::default();
+    book.add_applied_unknown(put("a", "1"));
+    book.add_applied_unknown(put("a", "1"));
+    let mut history = book.finish();
     history.requests.pop();
-    assert_eq!(rule(&history), Rule::HappenedAsAsked);
+    assert_eq!(rule(&history), Rule::AtMostOnce);
 }
 
 #[test]
 fn each_delete_without_an_author_takes_one_whose_answer_was_lost() {
-    let mut book = Book::default();
+    let mut book = HistoryBuilder::default();
     for (value, again) in [("1", "2"), ("3", "4")] {
-        book.ask(put("a", value));
-        book.ask(put("b", again));
+        book.add_answered(put("a", value));
+        book.add_answered(put("b", again));
         // The first delete removes "a" alone. The second would remove both keys, or only "b" if it
         // comes later.
-        book.lose(delete("a"));
+        book.add_applied_unknown(delete("a"));
         let both =
             DeleteRangeRequest { key: "a".into(), range_end: "c".into(), ..Default::default() };
-        book.lose(Operation::DeleteRange(both));
+        book.add_applied_unknown(Operation::DeleteRange(both));
     }
-    let mut history = book.end();
+    let mut history = book.finish();
     judge(&history).expect("four of four");
     history.requests.retain({
         let mut left = 3;
@@ -492,87 +515,90 @@ fn each_delete_without_an_author_takes_one_whose_answer_was_lost() {
             }
         }
     });
-    assert_eq!(rule(&history), Rule::HappenedAsAsked, "four of three");
+    assert_eq!(rule(&history), Rule::AtMostOnce, "four of three");
 }
 
 #[test]
 fn a_delete_that_nobody_asked_for_is_found() {
-    let mut book = Book::default();
-    book.ask(put("a", "1"));
-    book.lose(delete("a"));
-    let mut history = book.end();
+    let mut book = HistoryBuilder::default();
+    book.add_answered(put("a", "1"));
+    book.add_applied_unknown(delete("a"));
+    let mut history = book.finish();
     let asked = history.requests.pop().expect("it is the last");
-    assert_eq!(rule(&history), Rule::NothingFromNowhere);
+    assert_eq!(rule(&history), Rule::EveryRevisionHasCause);
     let (end, code, text) = (asked.begin, Code::NotFound, String::new());
-    history.requests.push(Request { came: Came::Refused { end, code, text }, ..asked });
-    assert_eq!(rule(&history), Rule::NothingFromNowhere, "it was refused");
+    history
+        .requests
+        .push(Request { outcome: RequestOutcome::Refused { end, code, text }, ..asked });
+    assert_eq!(rule(&history), Rule::EveryRevisionHasCause, "it was refused");
 }
 
 /// Returns a history with a key whose lease is revoked, and a later read of the key.
-fn with_lease() -> History {
-    let mut book = Book::default();
-    book.ask(grant(7, 600));
-    book.ask(put_with("a", "1", 7));
-    book.ask(revoke(7));
-    book.ask(read("a"));
-    book.end()
+fn with_lease() -> RecordedHistory {
+    let mut book = HistoryBuilder::default();
+    book.add_answered(grant(7, 600));
+    book.add_answered(put_with("a", "1", 7));
+    book.add_answered(revoke(7));
+    book.add_answered(read("a"));
+    book.finish()
 }
 
 #[test]
 fn a_key_that_outlives_its_lease_is_found() {
     let mut history = with_lease();
     judge(&history).expect("it is right");
-    let mut alive = Book::default();
-    alive.ask(grant(7, 600));
-    alive.ask(put_with("a", "1", 7));
-    alive.ask(read("a"));
-    let mut kept = alive.end();
+    let mut alive = HistoryBuilder::default();
+    alive.add_answered(grant(7, 600));
+    alive.add_answered(put_with("a", "1", 7));
+    alive.add_answered(read("a"));
+    let mut kept = alive.finish();
     let revived = found(&mut kept, 2).kvs.clone();
     *found(&mut history, 3) = node_proto::etcdserverpb::RangeResponse {
         kvs: revived,
         count: 1,
         ..found(&mut history, 3).clone()
     };
-    assert_eq!(rule(&history), Rule::AnswersAreTheModels);
+    assert_eq!(rule(&history), Rule::AnswersMatchModel);
 }
 
 #[test]
 fn a_key_with_a_lease_that_has_ended_is_found() {
-    let mut book = Book::default();
-    book.ask(grant(7, 600));
-    book.ask(revoke(7));
-    book.ask(put("a", "1"));
-    let mut history = book.end();
-    let Asked::Write(Operation::Put(asked)) = &mut history.requests[2].asked else {
+    let mut book = HistoryBuilder::default();
+    book.add_answered(grant(7, 600));
+    book.add_answered(revoke(7));
+    book.add_answered(put("a", "1"));
+    let mut history = book.finish();
+    let RequestedOperation::Write(Operation::Put(asked)) = &mut history.requests[2].operation
+    else {
         panic!("a put")
     };
     asked.lease = 7;
-    assert_eq!(rule(&history), Rule::AnswersAreTheModels);
+    assert_eq!(rule(&history), Rule::AnswersMatchModel);
 }
 
 #[test]
 fn a_lease_that_ends_by_itself_has_had_its_time() {
-    for (slept, expected) in [(11 * SECOND, None), (9 * SECOND, Some(Rule::LeasesLast))] {
-        let mut book = Book::default();
-        book.ask(grant(7, 10));
-        book.ask(put_with("a", "1", 7));
+    for (slept, expected) in [(11 * SECOND, None), (9 * SECOND, Some(Rule::NoEarlyExpiry))] {
+        let mut book = HistoryBuilder::default();
+        book.add_answered(grant(7, 10));
+        book.add_answered(put_with("a", "1", 7));
         book.now += slept;
         // A leader's clock does this, without a request by a client.
         book.apply(revoke(7)).expect("it is there");
-        book.ask(read("a"));
-        let found = judge(&book.end()).err().map(|violation| violation.rule);
+        book.add_answered(read("a"));
+        let found = judge(&book.finish()).err().map(|violation| violation.rule);
         assert_eq!(found, expected, "after {slept}");
     }
 }
 
 #[test]
 fn what_is_refused_for_no_reason_is_found() {
-    let refused = |code: Code, asked: Asked| {
-        let mut book = Book::default();
-        book.ask(grant(7, 600));
-        book.ask(put_with("a", "1", 7));
-        book.refuse(asked, code);
-        judge(&book.end()).err().map(|violation| violation.rule)
+    let refused = |code: Code, asked: RequestedOperation| {
+        let mut book = HistoryBuilder::default();
+        book.add_answered(grant(7, 600));
+        book.add_answered(put_with("a", "1", 7));
+        book.add_refused(asked, code);
+        judge(&book.finish()).err().map(|violation| violation.rule)
     };
     let old = RangeRequest { revision: 2, ..read("a") };
     let future = RangeRequest { revision: 3, ..read("a") };
@@ -595,55 +621,55 @@ fn what_is_refused_for_no_reason_is_found() {
 }
 
 #[test]
-fn who_may_not_is_refused_and_told_nothing() {
+fn a_user_without_permission_is_refused_and_receives_no_data() {
     let book = || {
-        let mut book = Book::default();
+        let mut book = HistoryBuilder::default();
         book.users(&["a", "b"]);
         book.user = Some("a");
-        book.ask(put("a/1", "1"));
-        book.ask(read("a/1"));
-        book.refuse(put("b/1", "2"), Code::PermissionDenied);
-        book.refuse(read("b/1"), Code::PermissionDenied);
+        book.add_answered(put("a/1", "1"));
+        book.add_answered(read("a/1"));
+        book.add_refused(put("b/1", "2"), Code::PermissionDenied);
+        book.add_refused(read("b/1"), Code::PermissionDenied);
         book
     };
-    judge(&book().end()).expect("all is right");
+    judge(&book().finish()).expect("all is right");
     let mut refused = book();
-    refused.refuse(put("a/1", "3"), Code::PermissionDenied);
-    assert_eq!(rule(&refused.end()), Rule::RefusedForAReason);
+    refused.add_refused(put("a/1", "3"), Code::PermissionDenied);
+    assert_eq!(rule(&refused.finish()), Rule::RefusedForAReason);
     // Pretend that user "b" made the write or the read of user "a".
     for request in 0..2 {
-        let mut history = book().end();
+        let mut history = book().finish();
         history.requests[request].user = Some("b".to_owned());
         assert_eq!(rule(&history), Rule::Permitted);
     }
-    let mut history = book().end();
-    history.requests[0].came = Came::Unknown { text: String::new() };
+    let mut history = book().finish();
+    history.requests[0].outcome = RequestOutcome::Unknown { text: String::new() };
     judge(&history).expect("it is the same");
     history.requests[0].user = Some("b".to_owned());
     assert_eq!(rule(&history), Rule::Permitted);
     let mut watching = book();
-    watching.watch(Some("b"), everything());
-    assert_eq!(rule(&watching.end()), Rule::Permitted);
+    watching.add_watcher(Some("b"), everything());
+    assert_eq!(rule(&watching.finish()), Rule::Permitted);
 }
 
 #[test]
 fn a_long_history_is_judged_in_no_time() {
     // With quadratic work this would take minutes.
-    let mut book = Book::default();
+    let mut book = HistoryBuilder::default();
     for number in 0..30_000 {
         let key = Bytes::from(format!("key-{}", number % 1_000));
         let value = Bytes::from(format!("{number}"));
         let request = PutRequest { key: key.clone(), value, prev_kv: true, ..Default::default() };
         if number % 7 == 0 {
-            book.lose(Operation::Put(request));
+            book.add_applied_unknown(Operation::Put(request));
         } else {
-            book.ask(Operation::Put(request));
+            book.add_answered(Operation::Put(request));
         }
-        book.ask(RangeRequest { key, ..RangeRequest::default() });
+        book.add_answered(RangeRequest { key, ..RangeRequest::default() });
         if number % 50 == 0 {
-            book.drop(delete("nothing"));
+            book.add_unapplied_unknown(delete("nothing"));
         }
     }
-    let report = judge(&book.end()).expect("it is right");
+    let report = judge(&book.finish()).expect("it is right");
     assert_eq!(report.happened, 30_000_usize.div_ceil(7));
 }

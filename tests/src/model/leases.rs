@@ -12,7 +12,7 @@ use node_proto::command::{LeaseCheckpoint, LeaseExpire};
 use node_proto::etcdserverpb::{LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeResponse};
 use node_proto::mvccpb::KeyValue;
 
-use super::{Model, header};
+use super::{ReferenceModel, header};
 
 /// A change that a log entry made to a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,13 +35,13 @@ pub struct Leases {
     pub outdated: u64,
 }
 
-impl Model {
+impl ReferenceModel {
     pub(super) fn grant(&mut self, asked: LeaseGrantRequest, at: Position) -> Outcome {
         let LeaseGrantRequest { id, ttl } = asked;
         if self.leases.all.contains_key(&id) {
             return Err(ApplyError::LeaseExists);
         }
-        let lease = Lease { id, ttl, left: 0, granted: at.index };
+        let lease = Lease { id, ttl, remaining_ttl: 0, grant_index: at.index };
         self.leases.all.insert(id, lease);
         self.leases.events.push(LeaseEvent::Granted(lease));
         let (header, error) = (header(self.revision()), String::new());
@@ -57,36 +57,36 @@ impl Model {
     pub(super) fn expire(&mut self, over: LeaseExpire, at: Position) -> Outcome {
         let outdated = over.term != at.term;
         self.leases.outdated += u64::from(outdated);
-        if outdated && self.own_term_only {
+        if outdated && self.refuses_outdated_expiry {
             return Err(ApplyError::LeaderChanged);
         }
         let lease = self.leases.all.get(&over.id).copied().ok_or(ApplyError::LeaseNotFound)?;
-        if lease.granted != over.granted {
+        if lease.grant_index != over.granted {
             return Err(ApplyError::LeaseNotFound);
         }
         self.leases.events.push(LeaseEvent::Expired(lease));
         self.end(over.id)
     }
 
-    pub(super) fn note(&mut self, noted: &LeaseCheckpoint, at: Position) -> Outcome {
+    pub(super) fn apply_checkpoint(&mut self, noted: &LeaseCheckpoint, at: Position) -> Outcome {
         if noted.term != at.term {
             return Err(ApplyError::LeaderChanged);
         }
         for one in &noted.leases {
             if let Some(lease) = self.leases.all.get_mut(&one.id)
-                && lease.granted == one.granted
+                && lease.grant_index == one.granted
             {
-                lease.left = one.left;
+                lease.remaining_ttl = one.left;
             }
         }
-        Ok(Response::LeasesNoted)
+        Ok(Response::LeasesCheckpointed)
     }
 
     fn end(&mut self, id: i64) -> Outcome {
         self.leases.all.remove(&id);
         let everything = KeyRange::From(Bytes::from_static(b"\0"));
         let main = self.now.revision + 1;
-        for kv in self.all(&everything, i64::MAX).into_iter().filter(|kv| kv.lease == id) {
+        for kv in self.records_in(&everything, i64::MAX).into_iter().filter(|kv| kv.lease == id) {
             let gone = KeyValue { key: kv.key, mod_revision: main, ..KeyValue::default() };
             self.change(false, gone);
         }

@@ -19,7 +19,7 @@ pub struct Configuration {
 }
 
 #[derive(Debug)]
-struct One {
+struct ModelMember {
     is_learner: bool,
     urls: Vec<String>,
     incarnation: Option<Incarnation>,
@@ -27,8 +27,8 @@ struct One {
 
 /// The members, and their history since the cluster began.
 #[derive(Debug, Default)]
-pub struct Membership {
-    now: BTreeMap<u64, One>,
+pub struct MembershipModel {
+    now: BTreeMap<u64, ModelMember>,
     removed: BTreeMap<u64, Option<Incarnation>>,
     /// Ids of the operations that were carried out, in order.
     operations: Vec<[u8; 16]>,
@@ -38,7 +38,7 @@ pub struct Membership {
     configurations: BTreeMap<u64, Configuration>,
 }
 
-impl Membership {
+impl MembershipModel {
     /// Sets the cluster's initial members.
     pub fn begin(&mut self, members: &[Member]) {
         members.iter().for_each(|member| self.insert(member));
@@ -46,12 +46,12 @@ impl Membership {
     }
 
     /// Returns the members once entry `index` is applied.
-    pub fn at(&self, index: u64) -> Option<&Configuration> {
+    pub fn configuration_at(&self, index: u64) -> Option<&Configuration> {
         self.configurations.range(..=index).next_back().map(|(_, found)| found)
     }
 
     /// Returns the members once entry `index` is applied, then the members after each later change.
-    pub fn since(&self, index: u64) -> impl Iterator<Item = &Configuration> {
+    pub fn configurations_since(&self, index: u64) -> impl Iterator<Item = &Configuration> {
         let first = self.configurations.range(..=index).next_back().map_or(0, |(first, _)| *first);
         self.configurations.range(first..).map(|(_, found)| found)
     }
@@ -63,9 +63,9 @@ impl Membership {
     }
 
     /// Returns whether entry `index` changed the voters or the learners.
-    pub fn counts(&self, index: u64) -> bool {
-        let before = index.checked_sub(1).and_then(|before| self.at(before));
-        self.at(index).map(|at| &at.members) != before.map(|before| &before.members)
+    pub fn has_changed_members(&self, index: u64) -> bool {
+        let before = index.checked_sub(1).and_then(|before| self.configuration_at(before));
+        self.configuration_at(index).map(|at| &at.members) != before.map(|before| &before.members)
     }
 
     /// Returns the index of the entry that removed member `id`.
@@ -150,7 +150,7 @@ impl Membership {
 
     fn insert(&mut self, member: &Member) {
         let Member { is_learner, peer_urls, incarnation, .. } = member.clone();
-        self.now.insert(member.id.0, One { is_learner, urls: peer_urls, incarnation });
+        self.now.insert(member.id.0, ModelMember { is_learner, urls: peer_urls, incarnation });
     }
 
     fn note(&mut self, index: u64) {

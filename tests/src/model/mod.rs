@@ -20,9 +20,9 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use muster_node::apply::{ApplyError, Outcome, Response};
-use muster_node::machine::{Committed, Position};
+use muster_node::machine::{CommittedEntry, Position};
 use muster_node::mvcc::{KeyRange, Revision};
-use node_proto::command::{self, Operation, Said};
+use node_proto::command::{self, DecodedCommand, Operation};
 use node_proto::etcdserverpb::{
     CompactionResponse, DeleteRangeRequest, DeleteRangeResponse, PutRequest, PutResponse,
     ResponseHeader,
@@ -31,9 +31,9 @@ use node_proto::mvccpb::KeyValue;
 
 /// One change of one key, as watchers receive it. A delete has the key and its revision only.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Change {
+pub struct KeyChange {
     /// Revision of the change.
-    pub at: Revision,
+    pub revision: Revision,
     /// Key-value record from this revision on.
     pub kv: KeyValue,
     /// True for a put, false for a delete.
@@ -42,7 +42,7 @@ pub struct Change {
 
 /// Revisions of a store after one log entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct StoreRevisions {
     /// Newest revision of the store.
     pub revision: i64,
     /// Compaction revision: no earlier revision can be read.
@@ -51,7 +51,7 @@ pub struct State {
 
 /// Result of one request in the log.
 #[derive(Clone, Debug)]
-pub struct Done {
+pub struct ModelResult {
     /// Complete response or error.
     pub outcome: Outcome,
     /// Whether the request made a revision of its own.
@@ -60,18 +60,18 @@ pub struct Done {
 
 /// State of the model after the entries applied so far.
 #[derive(Debug)]
-pub struct Model {
-    now: State,
-    keys: BTreeMap<Bytes, Vec<Change>>,
-    changes: Vec<Change>,
+pub struct ReferenceModel {
+    now: StoreRevisions,
+    keys: BTreeMap<Bytes, Vec<KeyChange>>,
+    changes: Vec<KeyChange>,
     /// Store state after each entry, by log index.
-    states: BTreeMap<u64, State>,
+    states: BTreeMap<u64, StoreRevisions>,
     /// Results, by request id.
-    done: BTreeMap<u64, Done>,
+    done: BTreeMap<u64, ModelResult>,
     /// Number of changes that the request being applied has made so far.
     sub: u32,
     /// Members of the cluster, and their history.
-    pub members: members::Membership,
+    pub members: members::MembershipModel,
     /// Leases, and the changes made to them.
     pub leases: leases::Leases,
     /// Users and roles after the last entry.
@@ -80,12 +80,12 @@ pub struct Model {
     users_at: BTreeMap<u64, users::Users>,
     /// Whether an expiry entry is refused in another term than the one it was proposed in. One test
     /// switches this off.
-    pub own_term_only: bool,
+    pub refuses_outdated_expiry: bool,
 }
 
-impl Default for Model {
+impl Default for ReferenceModel {
     fn default() -> Self {
-        let now = State { revision: 1, compacted: -1 };
+        let now = StoreRevisions { revision: 1, compacted: -1 };
         Self {
             now,
             keys: BTreeMap::new(),
@@ -93,11 +93,11 @@ impl Default for Model {
             states: BTreeMap::from([(0, now)]),
             done: BTreeMap::new(),
             sub: 0,
-            members: members::Membership::default(),
+            members: members::MembershipModel::default(),
             leases: leases::Leases::default(),
             users: users::Users::default(),
             users_at: BTreeMap::from([(0, users::Users::default())]),
-            own_term_only: true,
+            refuses_outdated_expiry: true,
         }
     }
 }
@@ -106,10 +106,10 @@ fn header(revision: i64) -> Option<ResponseHeader> {
     Some(ResponseHeader { revision, ..ResponseHeader::default() })
 }
 
-impl Model {
+impl ReferenceModel {
     /// Applies a committed entry, unless an entry with this index was applied before. Returns
     /// whether it changed the members.
-    pub fn apply(&mut self, entry: &Committed) -> bool {
+    pub fn apply(&mut self, entry: &CommittedEntry) -> bool {
         let index = entry.position.index;
         if self.states.contains_key(&index) {
             return false;
@@ -117,13 +117,13 @@ impl Model {
         let mut changed_members = false;
         let said = command::decode(entry.data.clone());
         match said {
-            Ok(Said { operation: Operation::ChangeMember(change), .. }) => {
+            Ok(DecodedCommand { operation: Operation::ChangeMember(change), .. }) => {
                 changed_members = self.members.change(index, change);
             }
-            Ok(Said { operation: Operation::PublishMember(said), .. }) => {
+            Ok(DecodedCommand { operation: Operation::PublishMember(said), .. }) => {
                 self.members.publish(&said);
             }
-            Ok(Said { request_id: request, caller, operation }) => {
+            Ok(DecodedCommand { request_id: request, caller, operation }) => {
                 let of_users =
                     matches!(operation, Operation::ChangeAuth(_) | Operation::AssignToken(_));
                 let outcome = match self.permit(caller.as_ref(), &operation) {
@@ -136,7 +136,7 @@ impl Model {
                 let changed = self.sub > 0;
                 self.now.revision = self.revision();
                 self.sub = 0;
-                self.done.insert(request, Done { outcome, changed });
+                self.done.insert(request, ModelResult { outcome, changed });
             }
             Err(_) => {}
         }
@@ -146,7 +146,7 @@ impl Model {
 
     /// Returns the state of a store that has applied entries up to `index`, or `None` if that entry
     /// isn't committed yet.
-    pub fn state(&self, index: u64) -> Option<State> {
+    pub fn state(&self, index: u64) -> Option<StoreRevisions> {
         self.states.get(&index).copied()
     }
 
@@ -157,17 +157,21 @@ impl Model {
     }
 
     /// Returns the result of a committed request.
-    pub fn done(&self, request: u64) -> Option<&Done> {
+    pub fn result_of(&self, request: u64) -> Option<&ModelResult> {
         self.done.get(&request)
     }
 
     /// Returns all changes after revision `told`, in order.
-    pub fn changes_after(&self, told: Revision) -> &[Change] {
-        &self.changes[self.changes.partition_point(|change| change.at <= told)..]
+    pub fn changes_after(&self, told: Revision) -> &[KeyChange] {
+        &self.changes[self.changes.partition_point(|change| change.revision <= told)..]
     }
 
     /// Returns the first change after revision `told` for which `wants` is true.
-    pub fn next_change(&self, told: Revision, wants: impl Fn(&Change) -> bool) -> Option<&Change> {
+    pub fn next_change(
+        &self,
+        told: Revision,
+        wants: impl Fn(&KeyChange) -> bool,
+    ) -> Option<&KeyChange> {
         self.changes_after(told).iter().find(|change| wants(change))
     }
 
@@ -208,7 +212,7 @@ impl Model {
             Operation::LeaseGrant(asked) => self.grant(asked, at),
             Operation::LeaseRevoke(asked) => self.revoke(asked.id),
             Operation::LeaseExpire(over) => self.expire(over, at),
-            Operation::LeaseCheckpoint(noted) => self.note(&noted, at),
+            Operation::LeaseCheckpoint(noted) => self.apply_checkpoint(&noted, at),
             Operation::ChangeAuth(change) => self.change_users(change),
             Operation::AssignToken(assign) => self.assign_token(assign, at),
             Operation::Alarm(_)
@@ -225,7 +229,7 @@ impl Model {
             return Err(ApplyError::LeaseNotFound);
         }
         let needs_key = put.ignore_value || put.ignore_lease;
-        if needs_key && self.live(&put.key, i64::MAX).is_none() {
+        if needs_key && self.live_record(&put.key, i64::MAX).is_none() {
             return Err(ApplyError::KeyNotFound);
         }
         Ok(())
@@ -234,13 +238,13 @@ impl Model {
     fn change(&mut self, is_put: bool, kv: KeyValue) {
         let at = Revision { main: self.now.revision + 1, sub: self.sub };
         self.sub += 1;
-        let change = Change { at, kv, is_put };
+        let change = KeyChange { revision: at, kv, is_put };
         self.keys.entry(change.kv.key.clone()).or_default().push(change.clone());
         self.changes.push(change);
     }
 
     fn put(&mut self, put: &PutRequest) -> PutResponse {
-        let before = self.live(&put.key, i64::MAX).cloned();
+        let before = self.live_record(&put.key, i64::MAX).cloned();
         let now = self.now.revision + 1;
         let value = match &before {
             Some(before) if put.ignore_value => before.value.clone(),
@@ -266,7 +270,7 @@ impl Model {
 
     fn delete(&mut self, delete: &DeleteRangeRequest) -> DeleteRangeResponse {
         let range = KeyRange::new(delete.key.clone(), delete.range_end.clone());
-        let before = self.all(&range, i64::MAX);
+        let before = self.records_in(&range, i64::MAX);
         let main = self.now.revision + 1;
         for kv in &before {
             let gone = KeyValue { key: kv.key.clone(), mod_revision: main, ..KeyValue::default() };

@@ -6,26 +6,30 @@ use muster_node::mvcc::KeyRange;
 use node_proto::etcdserverpb::{RangeRequest, RangeResponse};
 use node_proto::mvccpb::KeyValue;
 
-use super::{Model, State, header};
+use super::{ReferenceModel, StoreRevisions, header};
 
-impl Model {
+impl ReferenceModel {
     /// Returns the record of `key` at `revision`, or `None` if the key didn't exist then.
-    pub fn live(&self, key: &[u8], revision: i64) -> Option<&KeyValue> {
+    pub fn live_record(&self, key: &[u8], revision: i64) -> Option<&KeyValue> {
         let changes = self.keys.get(key)?;
-        let before = changes.partition_point(|change| change.at.main <= revision);
+        let before = changes.partition_point(|change| change.revision.main <= revision);
         let last = changes[..before].last()?;
         last.is_put.then_some(&last.kv)
     }
 
     /// Returns all records of a range at `revision`, ordered by key.
-    pub fn all(&self, range: &KeyRange, revision: i64) -> Vec<KeyValue> {
+    pub fn records_in(&self, range: &KeyRange, revision: i64) -> Vec<KeyValue> {
         let from = self.keys.range(range.start().clone()..);
         let keys = from.map(|(key, _)| key).take_while(|key| range.contains(key));
-        keys.filter_map(|key| self.live(key, revision).cloned()).collect()
+        keys.filter_map(|key| self.live_record(key, revision).cloned()).collect()
     }
 
     /// Returns the response that a store in `state` must give to a range request.
-    pub fn range(&self, state: State, request: &RangeRequest) -> Result<RangeResponse, ApplyError> {
+    pub fn range(
+        &self,
+        state: StoreRevisions,
+        request: &RangeRequest,
+    ) -> Result<RangeResponse, ApplyError> {
         let at = if request.revision > 0 { request.revision } else { state.revision };
         if at > state.revision {
             return Err(ApplyError::FutureRevision);
@@ -33,7 +37,8 @@ impl Model {
         if at < state.compacted {
             return Err(ApplyError::Compacted);
         }
-        let mut kvs = self.all(&KeyRange::new(request.key.clone(), request.range_end.clone()), at);
+        let mut kvs =
+            self.records_in(&KeyRange::new(request.key.clone(), request.range_end.clone()), at);
         let count = i64::try_from(kvs.len()).expect("few");
         let limit = usize::try_from(request.limit).unwrap_or(0);
         let mut more = false;

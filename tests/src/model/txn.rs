@@ -9,14 +9,14 @@ use node_proto::etcdserverpb::response_op::Response;
 use node_proto::etcdserverpb::{Compare, RequestOp, ResponseOp, TxnRequest, TxnResponse};
 use node_proto::mvccpb::KeyValue;
 
-use super::{Model, State, header};
+use super::{ReferenceModel, StoreRevisions, header};
 
-impl Model {
+impl ReferenceModel {
     pub(super) fn txn(&mut self, request: &TxnRequest) -> Result<TxnResponse, ApplyError> {
         let succeeded = request.compare.iter().all(|compare| self.holds(compare));
         let operations = if succeeded { &request.success } else { &request.failure };
         for operation in operations {
-            match asked(operation) {
+            match operation_request(operation) {
                 Request::RequestPut(put) => self.check_put(put)?,
                 Request::RequestRange(range) => {
                     self.range(self.now, range)?;
@@ -27,13 +27,13 @@ impl Model {
         }
         let mut responses = Vec::new();
         for operation in operations {
-            let response = match asked(operation) {
+            let response = match operation_request(operation) {
                 Request::RequestPut(put) => Response::ResponsePut(self.put(put)),
                 Request::RequestDeleteRange(delete) => {
                     Response::ResponseDeleteRange(self.delete(delete))
                 }
                 Request::RequestRange(range) => {
-                    let state = State { revision: self.revision(), ..self.now };
+                    let state = StoreRevisions { revision: self.revision(), ..self.now };
                     Response::ResponseRange(self.range(state, range)?)
                 }
                 Request::RequestTxn(_) => unreachable!("refused above"),
@@ -47,7 +47,7 @@ impl Model {
     /// range. If there is no key, it is evaluated for a key that never existed, which has no value.
     fn holds(&self, compare: &Compare) -> bool {
         let range = KeyRange::new(compare.key.clone(), compare.range_end.clone());
-        let kvs = self.all(&range, i64::MAX);
+        let kvs = self.records_in(&range, i64::MAX);
         if kvs.is_empty() {
             return compare.target() != CompareTarget::Value
                 && holds_for(compare, &KeyValue::default());
@@ -56,7 +56,7 @@ impl Model {
     }
 }
 
-fn asked(operation: &RequestOp) -> &Request {
+fn operation_request(operation: &RequestOp) -> &Request {
     operation.request.as_ref().expect("simulated clients ask for something")
 }
 

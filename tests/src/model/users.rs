@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use muster_node::apply::{ApplyError, Outcome, Response};
-use muster_node::auth::{AuthError, AuthState, Change, Password};
+use muster_node::auth::{AuthError, AuthOperation, AuthState, Password};
 use muster_node::machine::Position;
 use muster_node::mvcc::KeyRange;
 use node_proto::authpb::{Permission, permission};
@@ -15,7 +15,7 @@ use node_proto::command::{AssignToken, AuthChange, Caller, Operation};
 use node_proto::etcdserverpb::request_op::Request;
 use node_proto::etcdserverpb::{DeleteRangeRequest, PutRequest, RequestOp, TxnRequest};
 
-use super::{Model, header};
+use super::{ReferenceModel, header};
 
 const ROOT: &str = "root";
 /// End of a range that has no last key (etcd's `\0`).
@@ -52,7 +52,7 @@ impl Default for Users {
 
 /// Whether a request needs permission to read or to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum To {
+enum AccessKind {
     Read,
     Write,
 }
@@ -89,7 +89,7 @@ impl Users {
         key: &[u8],
         range_end: &[u8],
     ) -> Result<(), AuthError> {
-        if self.enabled { self.may(caller, To::Read, key, range_end) } else { Ok(()) }
+        if self.enabled { self.may(caller, AccessKind::Read, key, range_end) } else { Ok(()) }
     }
 
     fn is_root(&self, caller: Option<&Caller>) -> Result<(), AuthError> {
@@ -109,7 +109,7 @@ impl Users {
     fn may(
         &self,
         caller: Option<&Caller>,
-        to: To,
+        to: AccessKind,
         key: &[u8],
         range_end: &[u8],
     ) -> Result<(), AuthError> {
@@ -119,17 +119,17 @@ impl Users {
         }
         let granted = user.roles.iter().filter_map(|name| self.roles.get(name)).flatten();
         let other = match to {
-            To::Read => permission::Type::Write,
-            To::Write => permission::Type::Read,
+            AccessKind::Read => permission::Type::Write,
+            AccessKind::Write => permission::Type::Read,
         };
         let granted = granted.filter(|(_, kind)| **kind != i32::from(other));
         let spans: Vec<_> = granted.map(|((key, end), _)| (&key[..], end_of(key, end))).collect();
         if is_covered(&spans, key, range_end) { Ok(()) } else { Err(AuthError::Denied) }
     }
 
-    fn change(&mut self, change: Change) -> Result<(), AuthError> {
+    fn change(&mut self, change: AuthOperation) -> Result<(), AuthError> {
         match change {
-            Change::Enable(_) => {
+            AuthOperation::Enable(_) => {
                 let root = self.users.get(ROOT);
                 if !self.enabled && !root.ok_or(AuthError::NoRootUser)?.roles.contains(ROOT) {
                     return Err(AuthError::NoRootRole);
@@ -137,12 +137,12 @@ impl Users {
                 self.enabled = true;
                 return Ok(());
             }
-            Change::Disable(_) if !self.enabled => return Ok(()),
-            Change::Disable(_) => {
+            AuthOperation::Disable(_) if !self.enabled => return Ok(()),
+            AuthOperation::Disable(_) => {
                 self.enabled = false;
                 self.tokens.clear();
             }
-            Change::UserGrantRole(grant) => {
+            AuthOperation::UserGrantRole(grant) => {
                 let user = self.users.get_mut(&grant.user).ok_or(AuthError::UserNotFound)?;
                 if grant.role != ROOT && !self.roles.contains_key(&grant.role) {
                     return Err(AuthError::RoleNotFound);
@@ -151,7 +151,7 @@ impl Users {
                     return Ok(());
                 }
             }
-            Change::UserRevokeRole(revoke) => {
+            AuthOperation::UserRevokeRole(revoke) => {
                 if self.enabled && (&revoke.name[..], &revoke.role[..]) == (ROOT, ROOT) {
                     return Err(AuthError::InvalidManagement);
                 }
@@ -160,22 +160,26 @@ impl Users {
                     return Err(AuthError::RoleNotGranted);
                 }
             }
-            Change::UserAdd(_) | Change::UserDelete(_) | Change::UserChangePassword(_) => {
+            AuthOperation::UserAdd(_)
+            | AuthOperation::UserDelete(_)
+            | AuthOperation::UserChangePassword(_) => {
                 self.change_user(change)?;
             }
-            Change::RoleAdd(_)
-            | Change::RoleDelete(_)
-            | Change::RoleGrantPermission(_)
-            | Change::RoleRevokePermission(_) => self.change_role(change)?,
+            AuthOperation::RoleAdd(_)
+            | AuthOperation::RoleDelete(_)
+            | AuthOperation::RoleGrantPermission(_)
+            | AuthOperation::RoleRevokePermission(_) => self.change_role(change)?,
         }
         self.revision += 1;
         Ok(())
     }
 
-    fn change_user(&mut self, change: Change) -> Result<(), AuthError> {
+    fn change_user(&mut self, change: AuthOperation) -> Result<(), AuthError> {
         match change {
-            Change::UserAdd(Password { name, .. }) if name.is_empty() => Err(AuthError::UserEmpty),
-            Change::UserAdd(Password { name, hash, no_password }) => {
+            AuthOperation::UserAdd(Password { name, .. }) if name.is_empty() => {
+                Err(AuthError::UserEmpty)
+            }
+            AuthOperation::UserAdd(Password { name, hash, no_password }) => {
                 if self.users.contains_key(&name) {
                     return Err(AuthError::UserExists);
                 }
@@ -183,7 +187,7 @@ impl Users {
                 self.users.insert(name, User { hash, ..User::default() });
                 Ok(())
             }
-            Change::UserDelete(delete) => {
+            AuthOperation::UserDelete(delete) => {
                 if self.enabled && delete.name == ROOT {
                     return Err(AuthError::InvalidManagement);
                 }
@@ -191,7 +195,7 @@ impl Users {
                 self.tokens.retain(|_, user| *user != delete.name);
                 Ok(())
             }
-            Change::UserChangePassword(Password { name, hash, .. }) => {
+            AuthOperation::UserChangePassword(Password { name, hash, .. }) => {
                 let user = self.users.get_mut(&name).ok_or(AuthError::UserNotFound)?;
                 user.hash = user.hash.is_some().then_some(hash);
                 self.tokens.retain(|_, user| *user != name);
@@ -201,17 +205,17 @@ impl Users {
         }
     }
 
-    fn change_role(&mut self, change: Change) -> Result<(), AuthError> {
+    fn change_role(&mut self, change: AuthOperation) -> Result<(), AuthError> {
         match change {
-            Change::RoleAdd(add) if add.name.is_empty() => Err(AuthError::RoleEmpty),
-            Change::RoleAdd(add) => {
+            AuthOperation::RoleAdd(add) if add.name.is_empty() => Err(AuthError::RoleEmpty),
+            AuthOperation::RoleAdd(add) => {
                 if self.roles.contains_key(&add.name) {
                     return Err(AuthError::RoleExists);
                 }
                 self.roles.insert(add.name, Role::new());
                 Ok(())
             }
-            Change::RoleDelete(delete) => {
+            AuthOperation::RoleDelete(delete) => {
                 if self.enabled && delete.role == ROOT {
                     return Err(AuthError::InvalidManagement);
                 }
@@ -219,7 +223,7 @@ impl Users {
                 self.users.values_mut().for_each(|user| _ = user.roles.remove(&delete.role));
                 Ok(())
             }
-            Change::RoleGrantPermission(grant) => {
+            AuthOperation::RoleGrantPermission(grant) => {
                 let role = self.roles.get_mut(&grant.name);
                 let Permission { perm_type, key, range_end } =
                     grant.perm.ok_or(AuthError::PermissionNotGiven)?;
@@ -230,7 +234,7 @@ impl Users {
                 role.ok_or(AuthError::RoleNotFound)?.insert((key, range_end), perm_type);
                 Ok(())
             }
-            Change::RoleRevokePermission(revoke) => {
+            AuthOperation::RoleRevokePermission(revoke) => {
                 let role = self.roles.get_mut(&revoke.role).ok_or(AuthError::RoleNotFound)?;
                 let gone = role.remove(&(revoke.key, revoke.range_end));
                 gone.map(|_| ()).ok_or(AuthError::PermissionNotGranted)
@@ -253,12 +257,12 @@ fn end_of(key: &[u8], range_end: &[u8]) -> Option<Bytes> {
 /// treated as that single key.
 fn is_covered(spans: &[(&[u8], Option<Bytes>)], key: &[u8], range_end: &[u8]) -> bool {
     let is_about_nothing = range_end != OPEN && range_end <= key;
-    is_walked(spans, key, end_of(key, if is_about_nothing { b"" } else { range_end }))
+    is_path_covered(spans, key, end_of(key, if is_about_nothing { b"" } else { range_end }))
 }
 
 /// Walks from `key` to `to`, each time along the span that reaches furthest. Returns false at the first
 /// gap.
-fn is_walked(spans: &[(&[u8], Option<Bytes>)], key: &[u8], to: Option<Bytes>) -> bool {
+fn is_path_covered(spans: &[(&[u8], Option<Bytes>)], key: &[u8], to: Option<Bytes>) -> bool {
     let mut at = Bytes::copy_from_slice(key);
     loop {
         let here = spans.iter().filter(|(from, _)| *from <= &at[..]);
@@ -283,7 +287,7 @@ fn is_walked(spans: &[(&[u8], Option<Bytes>)], key: &[u8], to: Option<Bytes>) ->
     }
 }
 
-impl Model {
+impl ReferenceModel {
     /// Checks whether `caller` may perform `operation`.
     pub fn permit(&self, caller: Option<&Caller>, operation: &Operation) -> Result<(), AuthError> {
         let users = &self.users;
@@ -312,14 +316,14 @@ impl Model {
         }
         let everything = KeyRange::From(Bytes::from_static(OPEN));
         let mut attached =
-            self.all(&everything, i64::MAX).into_iter().filter(|kv| kv.lease == lease);
-        attached.try_for_each(|kv| self.users.may(caller, To::Write, &kv.key, b""))
+            self.records_in(&everything, i64::MAX).into_iter().filter(|kv| kv.lease == lease);
+        attached.try_for_each(|kv| self.users.may(caller, AccessKind::Write, &kv.key, b""))
     }
 
     fn permit_put(&self, caller: Option<&Caller>, put: &PutRequest) -> Result<(), AuthError> {
-        self.users.may(caller, To::Write, &put.key, b"")?;
+        self.users.may(caller, AccessKind::Write, &put.key, b"")?;
         self.permit_lease(caller, put.lease)?;
-        if put.prev_kv { self.users.may(caller, To::Read, &put.key, b"") } else { Ok(()) }
+        if put.prev_kv { self.users.may(caller, AccessKind::Read, &put.key, b"") } else { Ok(()) }
     }
 
     fn permit_delete(
@@ -328,22 +332,26 @@ impl Model {
         delete: &DeleteRangeRequest,
     ) -> Result<(), AuthError> {
         let (key, range_end) = (&delete.key, &delete.range_end);
-        self.users.may(caller, To::Write, key, range_end)?;
-        if delete.prev_kv { self.users.may(caller, To::Read, key, range_end) } else { Ok(()) }
+        self.users.may(caller, AccessKind::Write, key, range_end)?;
+        if delete.prev_kv {
+            self.users.may(caller, AccessKind::Read, key, range_end)
+        } else {
+            Ok(())
+        }
     }
 
     /// Checks the comparisons and the operations of both branches.
     fn permit_txn(&self, caller: Option<&Caller>, txn: &TxnRequest) -> Result<(), AuthError> {
         self.users.user(caller)?;
         for compare in &txn.compare {
-            self.users.may(caller, To::Read, &compare.key, &compare.range_end)?;
+            self.users.may(caller, AccessKind::Read, &compare.key, &compare.range_end)?;
         }
         for RequestOp { request } in txn.success.iter().chain(&txn.failure) {
             match request.as_ref().expect("simulated clients ask for something") {
                 Request::RequestPut(put) => self.permit_put(caller, put)?,
                 Request::RequestDeleteRange(delete) => self.permit_delete(caller, delete)?,
                 Request::RequestRange(range) => {
-                    self.users.may(caller, To::Read, &range.key, &range.range_end)?;
+                    self.users.may(caller, AccessKind::Read, &range.key, &range.range_end)?;
                 }
                 Request::RequestTxn(_) => unreachable!("no simulated client nests them"),
             }

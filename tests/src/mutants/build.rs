@@ -12,7 +12,7 @@ use super::tree::crate_of;
 
 /// A test program of a package.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Program {
+pub enum TestProgram {
     /// Unit tests of a package's library, or of its program if it has no library.
     Unit(String),
     /// An integration test: its package and its name.
@@ -30,13 +30,13 @@ pub fn package_name(root: &Path, directory: &Path) -> Result<String> {
 }
 
 /// Returns the program that a finder of `mutant` runs.
-pub fn program(root: &Path, mutant: &Mutant, finder: &Finder) -> Result<Program> {
+pub fn program_of_finder(root: &Path, mutant: &Mutant, finder: &Finder) -> Result<TestProgram> {
     Ok(match finder {
-        Finder::Sim { .. } => Program::Sim,
-        Finder::Test { package, name, .. } => Program::Test(package.clone(), name.clone()),
-        Finder::Unit { package: Some(package), .. } => Program::Unit(package.clone()),
+        Finder::Sim { .. } => TestProgram::Sim,
+        Finder::Test { package, name, .. } => TestProgram::Test(package.clone(), name.clone()),
+        Finder::Unit { package: Some(package), .. } => TestProgram::Unit(package.clone()),
         Finder::Unit { package: None, .. } => {
-            Program::Unit(package_name(root, &crate_of(root, &mutant.file)?)?)
+            TestProgram::Unit(package_name(root, &crate_of(root, &mutant.file)?)?)
         }
     })
 }
@@ -59,9 +59,10 @@ fn cargo(scratch: &Path, target: &Path, arguments: &[&str]) -> Result<Vec<Value>
 pub fn build(
     scratch: &Path,
     target: &Path,
-    wanted: &BTreeSet<Program>,
-) -> Result<BTreeMap<Program, PathBuf>> {
-    let ends = |program: &Program| matches!(program, Program::Test(p, _) if p == "muster-tests");
+    wanted: &BTreeSet<TestProgram>,
+) -> Result<BTreeMap<TestProgram, PathBuf>> {
+    let ends =
+        |program: &TestProgram| matches!(program, TestProgram::Test(p, _) if p == "muster-tests");
     if wanted.iter().any(ends) {
         // The tests of this package run the built programs, as a user would.
         let programs = ["-p", "muster-node", "-p", "muster-agent", "-p", "muster-discovery"];
@@ -70,21 +71,21 @@ pub fn build(
     let mut found = BTreeMap::new();
     for program in wanted {
         let messages = match program {
-            Program::Sim => {
+            TestProgram::Sim => {
                 cargo(scratch, target, &["build", "-q", "-p", "muster-tests", "--bin", "sim"])?
             }
-            Program::Unit(package) => {
+            TestProgram::Unit(package) => {
                 cargo(scratch, target, &["test", "-q", "--no-run", "-p", package, "--lib"])?
             }
-            Program::Test(package, name) => {
+            TestProgram::Test(package, name) => {
                 let arguments = ["test", "-q", "--no-run", "-p", package, "--test", name];
                 cargo(scratch, target, &arguments)?
             }
         };
         let executables = messages.iter().filter_map(|message| message["executable"].as_str());
         let path = match program {
-            Program::Sim => executables.into_iter().find(|path| path.ends_with("/sim")),
-            Program::Unit(_) | Program::Test(..) => {
+            TestProgram::Sim => executables.into_iter().find(|path| path.ends_with("/sim")),
+            TestProgram::Unit(_) | TestProgram::Test(..) => {
                 executables.into_iter().find(|path| path.contains("/deps/"))
             }
         };

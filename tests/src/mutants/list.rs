@@ -90,8 +90,8 @@ fn parse_one<'a>(
             _ => finders.push(finder(word, rest)?),
         }
     }
-    let text = until(lines, "====")?;
-    let replacement = until(lines, ">>>>")?;
+    let text = read_until(lines, "====")?;
+    let replacement = read_until(lines, ">>>>")?;
     ensure!(
         finders.is_empty() == equivalent.is_some(),
         "name what should find it, or else why nothing can"
@@ -123,7 +123,7 @@ fn finder(word: &str, rest: &str) -> Result<Finder> {
     })
 }
 
-fn until<'a>(lines: &mut impl Iterator<Item = &'a str>, end: &str) -> Result<String> {
+fn read_until<'a>(lines: &mut impl Iterator<Item = &'a str>, end: &str) -> Result<String> {
     let mut kept = Vec::new();
     for line in lines {
         if line == end {
@@ -166,13 +166,13 @@ mod tests {
     }
 
     #[test]
-    fn what_can_never_switch_on_is_refused() {
+    fn a_replacement_without_its_own_switch_is_refused() {
         let text = "mutant 7: none\nin a.rs\nunit\n<<<<\na\n====\nb\n>>>>\n";
         assert!(format!("{:#}", parse("a", text).unwrap_err()).contains("does not ask mutant(7)"));
     }
 
     #[test]
-    fn it_is_to_be_found_or_nothing_can_find_it() {
+    fn a_mutant_has_finders_or_is_equivalent_but_not_both() {
         let text = |lines| format!("mutant 7: x\nin a.rs\n{lines}<<<<\na\n====\nmutant(7)\n>>>>");
         let known = parse("a", &text("equivalent it is the same\n")).unwrap().remove(0);
         assert_eq!(known.equivalent.as_deref(), Some("it is the same"));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::build::{Program, program};
+use super::build::{TestProgram, program_of_finder};
 use super::list::{Finder, Mutant};
 
 /// Maximum length in characters of a finder's reported result.
@@ -19,29 +19,29 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Result of a finder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum FinderResult {
     /// All its tests passed.
-    Nothing,
+    NotFound,
     /// Name of the failed test, or the violation that the simulation found.
-    By(String),
+    FoundBy(String),
     /// Reason why the finder has no result.
-    Unclear(String),
+    Inconclusive(String),
 }
 
 /// Everything that is needed to run finders.
-pub struct Bench<'a> {
+pub struct MutantRunner<'a> {
     /// Folder of the mutated copy.
     pub scratch: &'a Path,
     /// Paths of the built test programs.
-    pub programs: &'a BTreeMap<Program, PathBuf>,
+    pub programs: &'a BTreeMap<TestProgram, PathBuf>,
     /// Time limit of one finder.
     pub limit: Duration,
 }
 
-impl Bench<'_> {
+impl MutantRunner<'_> {
     /// Runs a finder, with the mutant switched on or off. With it off the finder must pass.
-    pub fn run(&self, mutant: &Mutant, finder: &Finder, switched_on: bool) -> Result<Found> {
-        let which = program(self.scratch, mutant, finder)?;
+    pub fn run(&self, mutant: &Mutant, finder: &Finder, switched_on: bool) -> Result<FinderResult> {
+        let which = program_of_finder(self.scratch, mutant, finder)?;
         let path = self.programs.get(&which).context("it was built")?;
         let log = tempfile::NamedTempFile::new()?;
         // Files of a killed test are deleted with this folder.
@@ -56,8 +56,8 @@ impl Bench<'_> {
             }
         }
         let package = match &which {
-            Program::Unit(name) | Program::Test(name, _) => Some(name.as_str()),
-            Program::Sim => None,
+            TestProgram::Unit(name) | TestProgram::Test(name, _) => Some(name.as_str()),
+            TestProgram::Sim => None,
         };
         let directory = package.and_then(|name| directory_of(self.scratch, name));
         command
@@ -78,22 +78,29 @@ impl Bench<'_> {
                 break status;
             }
             if began.elapsed() > self.limit {
-                end(&mut child)?;
-                return Ok(Found::Unclear(format!("not done after {} s", self.limit.as_secs())));
+                kill_group(&mut child)?;
+                return Ok(FinderResult::Inconclusive(format!(
+                    "not done after {} s",
+                    self.limit.as_secs()
+                )));
             }
             std::thread::sleep(LOOK);
         };
         let said = String::from_utf8_lossy(&fs_err::read(log.path())?).into_owned();
         if status.success() {
             let none = said.contains("running 0 tests") && !said.contains("; 0 filtered out");
-            return Ok(if none { Found::Unclear("no such test".into()) } else { Found::Nothing });
+            return Ok(if none {
+                FinderResult::Inconclusive("no such test".into())
+            } else {
+                FinderResult::NotFound
+            });
         }
-        Ok(Found::By(headline(&said)))
+        Ok(FinderResult::FoundBy(headline(&said)))
     }
 }
 
 /// Kills a test and the programs that it has started.
-fn end(child: &mut Child) -> Result<()> {
+fn kill_group(child: &mut Child) -> Result<()> {
     let id = i32::try_from(child.id())?;
     kill_process_group(Pid::from_raw(id).context("a child has a number")?, Signal::KILL)?;
     child.wait()?;
@@ -135,16 +142,16 @@ mod tests {
     }
 
     /// Returns the result of a shell script that runs in place of a test program.
-    fn found(script: &str) -> Found {
+    fn found(script: &str) -> FinderResult {
         use std::os::unix::fs::PermissionsExt as _;
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("test");
         fs_err::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let which = Program::Unit("p".into());
+        let which = TestProgram::Unit("p".into());
         let programs = BTreeMap::from([(which, path)]);
         let limit = Duration::from_millis(500);
-        let bench = Bench { scratch: scratch.path(), programs: &programs, limit };
+        let bench = MutantRunner { scratch: scratch.path(), programs: &programs, limit };
         let list = "mutant 7: x\nin a.rs\nunit-of p\n<<<<\na\n====\nmutant(7)\n>>>>";
         let mutant = parse("a", list).unwrap().remove(0);
         fs_err::write(scratch.path().join("Cargo.toml"), "members = []").unwrap();
@@ -152,17 +159,20 @@ mod tests {
     }
 
     #[test]
-    fn only_what_fails_has_found_something() {
-        assert_eq!(found("echo 'test result: ok. 1 passed'"), Found::Nothing);
-        assert_eq!(found("[ $MUTANT != 7 ]"), Found::By("the process ended".into()));
+    fn only_a_failing_finder_finds_a_mutant() {
+        assert_eq!(found("echo 'test result: ok. 1 passed'"), FinderResult::NotFound);
+        assert_eq!(found("[ $MUTANT != 7 ]"), FinderResult::FoundBy("the process ended".into()));
         let none = "echo 'running 0 tests'; echo '0 passed; 9 filtered out'";
-        assert_eq!(found(none), Found::Unclear("no such test".into()));
+        assert_eq!(found(none), FinderResult::Inconclusive("no such test".into()));
     }
 
     #[test]
-    fn what_does_not_end_has_found_nothing_and_is_ended_with_all_that_it_began() {
+    fn a_hanging_finder_finds_nothing_and_is_killed_with_its_children() {
         let began = Instant::now();
-        assert_eq!(found("sleep 60 & sleep 60"), Found::Unclear("not done after 0 s".into()));
+        assert_eq!(
+            found("sleep 60 & sleep 60"),
+            FinderResult::Inconclusive("not done after 0 s".into())
+        );
         assert!(began.elapsed() < Duration::from_secs(30));
     }
 }

@@ -14,32 +14,32 @@
 
 use muster_node::disk::simulated::SimulatedDisk;
 use muster_node::identity::{Incarnation, MemberId};
-use muster_node::witness::{Appearance, OnDisk, Witness};
+use muster_node::witness::{DiskState, ProcessClaim, Witness};
 use node_consensus::Members;
 
-use super::Violation;
+use super::InvariantViolation;
 use super::members::{first_incarnation, url};
-use super::node::{Image, Node, Papers};
-use super::world::{Event, World, place};
+use super::node::{DiskImage, SimulatedNode, SmallFiles};
+use super::world::{ScheduledEvent, Simulation, index_of};
 
-impl World {
-    pub(super) fn forget_something(&mut self) -> Result<(), Violation> {
+impl Simulation {
+    pub(super) fn forget_something(&mut self) -> Result<(), InvariantViolation> {
         let id = self.any_machine();
-        let node = &self.nodes[place(id)];
-        if !self.counts(node) || node.papers.tombstone || node.live.is_none() {
+        let node = &self.nodes[index_of(id)];
+        if !self.counts(node) || node.files.tombstone || node.process.is_none() {
             return Ok(());
         }
         let seed = self.rng.number();
         if node.image.is_none() && self.rng.chance(500) {
             let alone = node
-                .members()
+                .store_view()
                 .is_some_and(|view| view.members().voters_and_learners().voters == [node.member]);
             let node = self.node(id);
-            let status = node.live.as_ref().map(|live| live.core.driver().status());
+            let status = node.process.as_ref().map(|live| live.core.driver().status());
             let Some(status) = status.filter(|_| !alone) else { return Ok(()) };
-            let held = OnDisk { term: status.term, vote: status.vote, last: status.last };
-            let (disk, papers) = (node.disk.duplicate(seed), node.papers.clone());
-            node.image = Some(Image { disk, papers, held });
+            let held = DiskState { term: status.term, vote: status.vote, last: status.last };
+            let (disk, papers) = (node.disk.duplicate(seed), node.files.clone());
+            node.image = Some(DiskImage { disk, files: papers, on_disk: held });
             return Ok(());
         }
         match self.rng.range(0, 3) {
@@ -53,36 +53,36 @@ impl World {
     }
 
     /// Empties the machine's disk. Name and address stay.
-    fn wipe(&mut self, id: u64, seed: u64) -> Result<(), Violation> {
-        let papers = Papers::new(first_incarnation(id) ^ u128::from(seed));
+    fn wipe(&mut self, id: u64, seed: u64) -> Result<(), InvariantViolation> {
+        let papers = SmallFiles::new(first_incarnation(id) ^ u128::from(seed));
         // A single founder starts without asking anybody, so it would start again.
-        let asks_nobody = self.plan.members == 1 && self.nodes[place(id)].is_founder(&self.plan);
-        let refused = !asks_nobody && self.all_refuse(id, &papers, OnDisk::default());
+        let asks_nobody = self.plan.members == 1 && self.nodes[index_of(id)].is_founder(&self.plan);
+        let refused = !asks_nobody && self.all_refuse(id, &papers, DiskState::default());
         if !refused || self.founders_would_begin(id) || !self.can_do_without(id) {
             return Ok(());
         }
         self.loses(id)?;
         let node = self.node(id);
         node.disk = SimulatedDisk::new(seed);
-        node.papers = papers;
+        node.files = papers;
         Ok(())
     }
 
     /// Returns whether this machine and those that were wiped before could form their cluster again.
     fn founders_would_begin(&self, id: u64) -> bool {
         let founders = self.nodes.iter().filter(|node| node.is_founder(&self.plan));
-        let wiped = founders.filter(|node| node.id == id || node.is_lost).count() as u64;
-        self.nodes[place(id)].is_founder(&self.plan) && wiped > self.plan.members / 2
+        let wiped = founders.filter(|node| node.id == id || node.has_lost_promises).count() as u64;
+        self.nodes[index_of(id)].is_founder(&self.plan) && wiped > self.plan.members / 2
     }
 
-    fn put_image_back(&mut self, id: u64, seed: u64) -> Result<(), Violation> {
+    fn put_image_back(&mut self, id: u64, seed: u64) -> Result<(), InvariantViolation> {
         let Some((disk, papers)) = self.old_image(id, seed) else { return Ok(()) };
         if !self.can_do_without(id) {
             return Ok(());
         }
         self.loses(id)?;
         let node = self.node(id);
-        (node.disk, node.papers) = (disk, papers);
+        (node.disk, node.files) = (disk, papers);
         Ok(())
     }
 
@@ -95,24 +95,25 @@ impl World {
         let twin = self.new_machine();
         let member = self.node(id).member;
         let node = self.node(twin);
-        (node.member, node.disk, node.papers) = (member, disk, papers);
-        node.is_lost = true;
+        (node.member, node.disk, node.files) = (member, disk, papers);
+        node.has_lost_promises = true;
         self.report.amnesia += 1;
-        self.after(1_000, Event::Restart { node: twin });
+        self.schedule(1_000, ScheduledEvent::Restart { node: twin });
     }
 
     /// Returns the machine's image, if every other member knows that it is old.
-    fn old_image(&self, id: u64, seed: u64) -> Option<(SimulatedDisk, Papers)> {
-        let Image { disk, papers, held } = self.nodes[place(id)].image.as_ref()?;
+    fn old_image(&self, id: u64, seed: u64) -> Option<(SimulatedDisk, SmallFiles)> {
+        let DiskImage { disk, files: papers, on_disk: held } =
+            self.nodes[index_of(id)].image.as_ref()?;
         let known = self.all_refuse(id, papers, *held);
         (known && papers.had_log).then(|| (disk.duplicate(seed), papers.clone()))
     }
 
-    fn loses(&mut self, id: u64) -> Result<(), Violation> {
+    fn loses(&mut self, id: u64) -> Result<(), InvariantViolation> {
         self.report.amnesia += 1;
         let member = self.node(id).member;
         self.take_down(id, false);
-        self.node(id).is_lost = true;
+        self.node(id).has_lost_promises = true;
         self.invariants.monotone.forget(id);
         for other in 1..=self.nodes.len() as u64 {
             self.set_stream(other, member, None)?;
@@ -125,16 +126,17 @@ impl World {
     ///
     /// A removed member that doesn't know of its removal counts as well: with this machine it may be a
     /// quorum of the members that it knows.
-    fn all_refuse(&self, id: u64, papers: &Papers, disk: OnDisk) -> bool {
-        let member = MemberId(self.nodes[place(id)].member);
+    fn all_refuse(&self, id: u64, papers: &SmallFiles, disk: DiskState) -> bool {
+        let member = MemberId(self.nodes[index_of(id)].member);
         let incarnation = Incarnation(papers.incarnation.to_be_bytes());
-        let shown = Appearance { incarnation, boot: u64::MAX, run: 0, disk };
-        let refuses = |node: &Node| {
-            let witness = Witness::decode(&node.papers.witness);
+        let shown = ProcessClaim { incarnation, boot: u64::MAX, run: 0, disk };
+        let refuses = |node: &SimulatedNode| {
+            let witness = Witness::decode(&node.files.witness);
             witness.is_ok_and(|witness| witness.is_new(member, &shown).is_err())
         };
-        let speaks = |node: &&Node| {
-            let was_removed = node.papers.had_log && !node.papers.tombstone && !node.is_lost;
+        let speaks = |node: &&SimulatedNode| {
+            let was_removed =
+                node.files.had_log && !node.files.tombstone && !node.has_lost_promises;
             node.id != id && (self.counts(node) || was_removed)
         };
         let mut others = self.nodes.iter().filter(speaks).peekable();
@@ -151,31 +153,33 @@ impl World {
             let left = members.voters.iter().filter(|voter| {
                 let mut its = self.nodes.iter().filter(|node| node.member == **voter);
                 let speaks = its.clone().any(|node| {
-                    let knows = node.papers.had_log && !node.papers.tombstone && !node.is_lost;
+                    let knows =
+                        node.files.had_log && !node.files.tombstone && !node.has_lost_promises;
                     node.id != id && knows
                 });
                 // If a copy of the member's machine may run, that one and this machine might be a
                 // quorum.
-                speaks && !its.any(|node| node.is_lost && !node.is_over)
+                speaks && !its.any(|node| node.has_lost_promises && !node.has_ended_for_good)
             });
             left.count() > members.voters.len() / 2
         };
-        let under_way = self
-            .proposed
-            .iter()
-            .filter(|(planned_at, _)| planned_at.is_none_or(|at| at == table.changed()));
+        let under_way = self.proposed_changes.iter().filter(|(planned_at, _)| {
+            planned_at.is_none_or(|at| at == table.configuration_index())
+        });
         let mut after = under_way.filter_map(|(_, change)| {
             let mut after = table.clone();
-            after.change(change.clone(), u64::MAX).ok().map(|_| after)
+            after.apply_change(change.clone(), u64::MAX).ok().map(|_| after)
         });
         let others = || self.counted().filter(|other| other.id != id);
-        let apart =
-            |one: &Node| others().any(|other| other.id > one.id && self.are_apart(one, other));
+        let apart = |one: &SimulatedNode| {
+            others().any(|other| other.id > one.id && self.are_apart(one, other))
+        };
         // A stopped machine counts as having applied nothing: what is on its disk shows only when it
         // starts.
-        let applied = |node: &Node| node.members().map_or(0, |view| view.applied().index);
+        let applied =
+            |node: &SimulatedNode| node.store_view().map_or(0, |view| view.applied().index);
         let oldest = others().map(applied).min().unwrap_or(0);
-        let mut since = self.invariants.stores.model.members.since(oldest);
+        let mut since = self.invariants.stores.model.members.configurations_since(oldest);
         self.plan.strict
             && since.all(|configuration| enough(&configuration.members))
             && after.all(|after| enough(&after.voters_and_learners()))
@@ -184,13 +188,13 @@ impl World {
 
     /// Returns whether two machines have both moved, or are about to, and neither is sure to know the
     /// other's address.
-    fn are_apart(&self, one: &Node, other: &Node) -> bool {
-        let knows = |node: &Node, sought: &Node| {
+    fn are_apart(&self, one: &SimulatedNode, other: &SimulatedNode) -> bool {
+        let knows = |node: &SimulatedNode, sought: &SimulatedNode| {
             let known = self.table().member(MemberId(sought.member));
             let at = known.and_then(|member| member.peer_urls.iter().find(|url| sought.owns(url)));
             let at = at.unwrap_or(&sought.url);
             *at == url(sought.id, 0)
-                || node.members().is_some_and(|view| {
+                || node.store_view().is_some_and(|view| {
                     let member = view.members().member(MemberId(sought.member));
                     member.is_some_and(|member| member.peer_urls.contains(at))
                 })
@@ -200,7 +204,7 @@ impl World {
 
     /// Returns whether no living member waits for its vote.
     pub(super) fn nobody_waits_for_a_vote(&self) -> bool {
-        let waits = self.table().waits_for_vote();
+        let waits = self.table().learner_to_promote();
         waits.is_none_or(|id| !self.counted().any(|node| MemberId(node.member) == id))
     }
 }

@@ -9,7 +9,7 @@
 
 use bytes::Bytes;
 use muster_node::apply::{ApplyError, Outcome, Response};
-use muster_node::mvcc::watch::{Notice, Picked, Subscriber};
+use muster_node::mvcc::watch::{EventSelection, Notice, Subscriber};
 use node_proto::command::Operation;
 use node_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use node_proto::etcdserverpb::request_op::Request;
@@ -21,12 +21,12 @@ use node_proto::etcdserverpb::{
 use node_proto::mvccpb::KeyValue;
 use prost::Message as _;
 
-use super::Violation;
-use super::clients::Kind;
-use super::copies::{Mirror, Standing};
-use super::plan::Plan;
-use super::streams::{IN_VAIN, TURN, poll_once};
-use super::world::{Event, Report, World, place};
+use super::InvariantViolation;
+use super::clients::ClientRequest;
+use super::copies::{CopyState, PrefixCopy};
+use super::plan::HistoryPlan;
+use super::streams::{MAX_EMPTY_POLLS, MAX_POLLS_PER_TURN, poll_once};
+use super::world::{ScheduledEvent, Simulation, SimulationReport, index_of};
 use crate::rng::Rng;
 
 const PODS: &str = "/registry/pods/";
@@ -61,7 +61,7 @@ enum Task {
 /// A client that behaves as one of Kubernetes' API servers.
 #[derive(Default)]
 pub(super) struct ApiServer {
-    copies: Vec<Mirror>,
+    copies: Vec<PrefixCopy>,
     stream: Option<Subscriber>,
     /// Machine that the stream is connected to.
     node: u64,
@@ -93,7 +93,12 @@ fn get(key: Bytes) -> Request {
 }
 
 /// Returns a transaction that runs `then` if `key` satisfies `union`, and reads the key otherwise.
-fn only_if(key: &Bytes, target: CompareTarget, union: TargetUnion, then: Request) -> Kind {
+fn conditional_txn(
+    key: &Bytes,
+    target: CompareTarget,
+    union: TargetUnion,
+    then: Request,
+) -> ClientRequest {
     let compare = Compare {
         result: CompareResult::Equal.into(),
         target: target.into(),
@@ -105,11 +110,11 @@ fn only_if(key: &Bytes, target: CompareTarget, union: TargetUnion, then: Request
     let failure = one(get(key.clone()));
     let operation =
         Operation::Txn(TxnRequest { compare: vec![compare], success: one(then), failure });
-    Kind::Write { operation, grows: true }
+    ClientRequest::Write { operation, grows: true }
 }
 
 /// Returns the record that a transaction read because its comparison didn't hold.
-fn instead(txn: &TxnResponse) -> Option<KeyValue> {
+fn conflicting_record(txn: &TxnResponse) -> Option<KeyValue> {
     match txn.responses.first()?.response.as_ref()? {
         Answer::ResponseRange(range) => range.kvs.first().cloned(),
         _ => None,
@@ -117,9 +122,9 @@ fn instead(txn: &TxnResponse) -> Option<KeyValue> {
 }
 
 impl ApiServer {
-    pub(super) fn new(rng: &mut Rng, plan: &Plan) -> Self {
+    pub(super) fn new(rng: &mut Rng, plan: &HistoryPlan) -> Self {
         Self {
-            copies: PREFIXES.into_iter().map(Mirror::new).collect(),
+            copies: PREFIXES.into_iter().map(PrefixCopy::new).collect(),
             is_slow: rng.chance(300),
             races_at: rng.range(0, plan.compact_every),
             ..Self::default()
@@ -134,19 +139,19 @@ impl ApiServer {
     }
 
     /// Makes it read everything available from now on.
-    pub(super) fn hurry(&mut self) {
+    pub(super) fn read_without_delay(&mut self) {
         self.is_slow = false;
     }
 
     /// Restarts its process, which forgets its copies.
     fn start_again(&mut self) {
-        let copies = PREFIXES.into_iter().map(Mirror::new).collect();
+        let copies = PREFIXES.into_iter().map(PrefixCopy::new).collect();
         let (next_watch, is_slow, races_at) = (self.next_watch, self.is_slow, self.races_at);
         *self = Self { copies, next_watch, is_slow, races_at, ..Self::default() };
     }
 
-    pub(super) fn lists(&self) -> bool {
-        !self.copies.iter().all(Mirror::is_listed)
+    pub(super) fn is_listing(&self) -> bool {
+        !self.copies.iter().all(PrefixCopy::is_listed)
     }
 
     /// Returns whether its copies have reached this revision.
@@ -155,11 +160,17 @@ impl ApiServer {
     }
 
     /// Draws its next request.
-    fn asks(&mut self, rng: &mut Rng, plan: &Plan, now: u64, id: u64) -> Kind {
+    fn draw_request(
+        &mut self,
+        rng: &mut Rng,
+        plan: &HistoryPlan,
+        now: u64,
+        id: u64,
+    ) -> ClientRequest {
         if let Some(revision) = self.won.take() {
             self.task = Task::Compact;
             let operation = Operation::Compact(CompactionRequest { revision, physical: false });
-            return Kind::Write { operation, grows: false };
+            return ClientRequest::Write { operation, grows: false };
         }
         if now >= self.races_at {
             self.races_at = now + plan.compact_every;
@@ -167,7 +178,7 @@ impl ApiServer {
             let key = Bytes::from_static(COMPACT_KEY);
             let then = put(key.clone(), self.seen.to_string().into(), 0);
             let union = TargetUnion::Version(self.version);
-            return only_if(&key, CompareTarget::Version, union, then);
+            return conditional_txn(&key, CompareTarget::Version, union, then);
         }
         let unlisted = self.copies.iter().position(|copy| !copy.is_listed());
         if let Some(copy) = unlisted
@@ -175,30 +186,30 @@ impl ApiServer {
         {
             self.task = Task::Page(copy);
             let request = self.copies[copy].page(plan.page_keys);
-            return Kind::Read { request, linearizable: true };
+            return ClientRequest::Read { request, linearizable: true };
         }
         if let Some((copy, key, found)) = self.again.take() {
-            return self.changes(rng, id, (copy, key), found);
+            return self.draw_change(rng, id, (copy, key), found);
         }
         let copy = rng.pick(self.copies.len());
         if rng.chance(100) {
             self.task = Task::Newest(copy);
             let request = RangeRequest { revision: 0, ..self.copies[copy].page(1) };
-            return Kind::Read { request, linearizable: true };
+            return ClientRequest::Read { request, linearizable: true };
         }
-        let key = self.copies[copy].key(rng.range(0, plan.objects));
+        let key = self.copies[copy].key(rng.range(0, plan.keys_per_prefix));
         let held = self.copies[copy].get(&key).cloned();
-        self.changes(rng, id, (copy, key), held)
+        self.draw_change(rng, id, (copy, key), held)
     }
 
     /// Draws a change of a key that holds `held`, as far as is known.
-    fn changes(
+    fn draw_change(
         &mut self,
         rng: &mut Rng,
         id: u64,
         (copy, key): (usize, Bytes),
         held: Option<KeyValue>,
-    ) -> Kind {
+    ) -> ClientRequest {
         let mut lease = 0;
         if PREFIXES[copy] == EVENTS {
             let Some((granted, left @ 1..)) = self.lease else {
@@ -206,7 +217,7 @@ impl ApiServer {
                 self.task = Task::Grant(id);
                 let ttl = 1 + i64::try_from(rng.range(0, 3)).expect("small");
                 let operation = Operation::LeaseGrant(LeaseGrantRequest { id, ttl });
-                return Kind::Write { operation, grows: true };
+                return ClientRequest::Write { operation, grows: true };
             };
             lease = granted;
             self.lease = Some((granted, left - 1));
@@ -220,26 +231,27 @@ impl ApiServer {
             value.resize(8 + rng.pick(200), 1);
             put(key.clone(), value, lease)
         };
-        let asked = only_if(&key, CompareTarget::Mod, TargetUnion::ModRevision(revision), then);
+        let asked =
+            conditional_txn(&key, CompareTarget::Mod, TargetUnion::ModRevision(revision), then);
         self.task = Task::Change { copy, key };
         asked
     }
 
     /// Takes the outcome of its last request.
-    fn told(&mut self, outcome: &Outcome, report: &mut Report) {
+    fn handle_outcome(&mut self, outcome: &Outcome, report: &mut SimulationReport) {
         match (std::mem::take(&mut self.task), outcome) {
             (Task::Grant(lease), Ok(_)) => self.lease = Some((lease, KEYS_PER_LEASE)),
             (Task::Change { .. }, Err(ApplyError::LeaseNotFound)) => self.lease = None,
             (Task::Change { copy, key }, Ok(Response::Txn(txn))) => {
                 report.updates += u64::from(txn.succeeded);
                 report.updates_late += u64::from(!txn.succeeded);
-                self.again = (!txn.succeeded).then(|| (copy, key, instead(txn)));
+                self.again = (!txn.succeeded).then(|| (copy, key, conflicting_record(txn)));
             }
             (Task::Race, Ok(Response::Txn(txn))) => {
                 report.races_won += u64::from(txn.succeeded);
                 report.races_lost += u64::from(!txn.succeeded);
                 self.won = Some(self.seen).filter(|seen| txn.succeeded && *seen > 0);
-                let found = || instead(txn).map_or(0, |kv| kv.version);
+                let found = || conflicting_record(txn).map_or(0, |kv| kv.version);
                 self.version = if txn.succeeded { self.version + 1 } else { found() };
                 self.seen = txn.header.as_ref().map_or(0, |header| header.revision);
             }
@@ -273,7 +285,7 @@ impl ApiServer {
         }
     }
 
-    fn of_watch(&mut self, id: i64) -> Option<&mut Mirror> {
+    fn of_watch(&mut self, id: i64) -> Option<&mut PrefixCopy> {
         self.copies.iter_mut().find(|copy| copy.watch == Some(id))
     }
 }
@@ -285,26 +297,31 @@ impl std::fmt::Debug for ApiServer {
 }
 
 /// Decodes events, with previous values, as they are sent to clients.
-fn decode(picked: &Picked, store: &muster_node::mvcc::Store) -> Result<WatchResponse, Violation> {
+fn decode(
+    picked: &EventSelection,
+    store: &muster_node::mvcc::Store,
+) -> Result<WatchResponse, InvariantViolation> {
     let bytes = picked.encoded_with_previous(store).concat();
     let read = WatchResponse::decode(&bytes[..]);
-    read.map_err(|error| Violation::new("copies", format!("events can't be read: {error}")))
+    read.map_err(|error| {
+        InvariantViolation::new("copies", format!("events can't be read: {error}"))
+    })
 }
 
-impl World {
+impl Simulation {
     /// Returns the index of a client's API server, if the client is one.
     pub(super) fn api_server(&self, client: usize) -> Option<usize> {
         client.checked_sub(self.plan.clients)
     }
 
-    pub(super) fn api_server_asks(&mut self, server: usize, id: u64) -> Kind {
+    pub(super) fn api_server_asks(&mut self, server: usize, id: u64) -> ClientRequest {
         let Self { servers, rng, plan, now, .. } = self;
-        servers[server].asks(rng, plan, *now, id)
+        servers[server].draw_request(rng, plan, *now, id)
     }
 
     pub(super) fn api_server_told(&mut self, client: usize, outcome: &Outcome) {
         if let Some(server) = self.api_server(client) {
-            self.servers[server].told(outcome, &mut self.report);
+            self.servers[server].handle_outcome(outcome, &mut self.report);
         }
     }
 
@@ -313,17 +330,17 @@ impl World {
         &mut self,
         client: usize,
         found: &Result<RangeResponse, ApplyError>,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), InvariantViolation> {
         let Some(server) = self.api_server(client) else { return Ok(()) };
         let server = &mut self.servers[server];
         let revision = found.as_ref().ok().and_then(|found| found.header.as_ref());
         match std::mem::take(&mut server.task) {
             Task::Page(copy) => {
                 let model = &self.invariants.stores.model;
-                let standing = server.copies[copy].listed(model, found)?;
+                let standing = server.copies[copy].take_page(model, found)?;
                 self.report.pages += 1;
-                self.report.lists += u64::from(standing == Standing::Checked);
-                self.report.copies_stood(standing);
+                self.report.lists += u64::from(standing == CopyState::Checked);
+                self.report.count_copy_state(standing);
             }
             Task::Newest(copy) => {
                 server.copies[copy].wanted = revision.map_or(0, |header| header.revision);
@@ -334,10 +351,10 @@ impl World {
     }
 
     /// Lets an API server's stream take its turn.
-    pub(super) fn api_stream(&mut self, number: usize) -> Result<(), Violation> {
+    pub(super) fn api_stream(&mut self, number: usize) -> Result<(), InvariantViolation> {
         let pace = if self.servers[number].is_slow { 200_000 } else { 12_000 };
         let delay = self.rng.range(400, pace);
-        self.after(delay, Event::ApiServer { server: number });
+        self.schedule(delay, ScheduledEvent::ApiServer { server: number });
         if self.rng.chance(20) {
             self.servers[number].stream = None;
             if self.rng.chance(400) {
@@ -346,7 +363,7 @@ impl World {
         }
         if self.servers[number].stream.is_none() {
             let node = self.any_voter();
-            let Some(live) = &self.nodes[place(node)].live else { return Ok(()) };
+            let Some(live) = &self.nodes[index_of(node)].process else { return Ok(()) };
             let stream = live.watches.subscribe();
             self.servers[number].connect(stream, node);
         }
@@ -361,7 +378,7 @@ impl World {
         if rng.chance(80) {
             poll_once(stream.request_periodic_progress());
         }
-        let takes = if server.is_slow { 2 } else { TURN };
+        let takes = if server.is_slow { 2 } else { MAX_POLLS_PER_TURN };
         let node = server.node;
         let mut in_vain = 0;
         for _ in 0..takes {
@@ -372,7 +389,7 @@ impl World {
                 Some(Err(_)) => self.servers[number].stream = None,
                 None => in_vain += 1,
             }
-            if in_vain == IN_VAIN {
+            if in_vain == MAX_EMPTY_POLLS {
                 break;
             }
         }
@@ -380,31 +397,35 @@ impl World {
         Ok(())
     }
 
-    fn api_server_notices(&mut self, number: usize, notice: Notice) -> Result<(), Violation> {
+    fn api_server_notices(
+        &mut self,
+        number: usize,
+        notice: Notice,
+    ) -> Result<(), InvariantViolation> {
         let Self { servers, nodes, invariants, report, .. } = self;
         let (server, model) = (&mut servers[number], &invariants.stores.model);
         report.notices += 1;
         match notice {
-            Notice::Events { watch_id, picked, .. } => {
-                let node = &nodes[place(server.node)];
-                let Some(live) = &node.live else { return Ok(()) };
+            Notice::Events { watch_id, selection: picked, .. } => {
+                let node = &nodes[index_of(server.node)];
+                let Some(live) = &node.process else { return Ok(()) };
                 let told = decode(&picked, &live.store)?;
-                let is_readable = !node.disk.is_off() && !node.disk.has_failed();
+                let is_readable = !node.disk.is_power_off() && !node.disk.has_failed();
                 let Some(copy) = server.of_watch(watch_id) else { return Ok(()) };
-                report.copies_stood(copy.events(model, told.events, is_readable)?);
+                report.count_copy_state(copy.take_events(model, told.events, is_readable)?);
             }
             Notice::Progress { revision } => {
                 for copy in server.copies.iter_mut().filter(|copy| copy.watch.is_some()) {
-                    report.copies_stood(copy.progress(model, revision)?);
+                    report.count_copy_state(copy.take_progress(model, revision)?);
                 }
             }
             Notice::WatchProgress { watch_id, revision } => {
                 let Some(copy) = server.of_watch(watch_id) else { return Ok(()) };
-                report.copies_stood(copy.progress(model, revision)?);
+                report.count_copy_state(copy.take_progress(model, revision)?);
             }
             Notice::Compacted { watch_id, compact_revision } => {
                 let Some(copy) = server.of_watch(watch_id) else { return Ok(()) };
-                report.copies_stood(copy.compacted(compact_revision)?);
+                report.count_copy_state(copy.take_compaction(compact_revision)?);
             }
         }
         server.watch();

@@ -10,22 +10,22 @@ use node_proto::etcdserverpb::{
     PutRequest, RangeRequest, RequestOp, TxnRequest,
 };
 
-use super::leases::Renewing;
-use super::users::{Token, Who};
+use super::leases::PendingRenewal;
+use super::users::{AssignedToken, RequestUser};
 use crate::rng::Rng;
 
 /// Virtual microseconds after which a client gives up a request, whose outcome then is unknown.
 pub(super) const CLIENT_TIMEOUT: u64 = 1_200_000;
 
 /// Modulus of request ids: the remainder is the machine on which a client waits for the outcome.
-const MEMBERS: u64 = 64;
+const REQUEST_ID_MODULUS: u64 = 64;
 
 /// Machine number in the id of a request for whose outcome no client waits.
-pub(super) const NOBODY: u64 = 0;
+pub(super) const NO_CLIENT: u64 = 0;
 
 /// A client's request to a member.
 #[derive(Clone, Debug)]
-pub(super) enum Kind {
+pub(super) enum ClientRequest {
     /// Operation to be proposed. `grows` says whether it adds data.
     Write { operation: Operation, grows: bool },
     /// Id of a lease to be kept alive.
@@ -36,7 +36,7 @@ pub(super) enum Kind {
 
 /// A request that isn't answered yet.
 #[derive(Clone, Debug)]
-pub(super) struct Operating {
+pub(super) struct PendingRequest {
     /// Request id of a write, or token of a read; never used twice.
     pub id: u64,
     /// Highest revision that any client knew when the request began.
@@ -47,31 +47,31 @@ pub(super) struct Operating {
     /// Range to be read, if the request is a read.
     pub read: Option<RangeRequest>,
     /// Renewal of a lease, if the request is one.
-    pub renewing: Option<Renewing>,
+    pub renewing: Option<PendingRenewal>,
     /// User that the request is made as.
-    pub who: Who,
+    pub user: RequestUser,
     /// Whether the request must be answered, because the cluster was steady when it began.
-    pub must_end: bool,
+    pub must_be_answered: bool,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Client {
-    pub operating: Option<Operating>,
+pub(super) struct SimulatedClient {
+    pub operating: Option<PendingRequest>,
     /// Lease that the client was last told to have kept alive.
-    pub keeps: Option<i64>,
+    pub kept_lease: Option<i64>,
     /// Token that the client has received for a password.
-    pub token: Option<Token>,
+    pub token: Option<AssignedToken>,
     /// Number of answered requests, among those that must be answered.
     pub served: u64,
 }
 
 pub(super) fn request_id(number: u64, node: u64) -> u64 {
-    number * MEMBERS + node
+    number * REQUEST_ID_MODULUS + node
 }
 
 /// Returns whether a client on machine `node` waits for the outcome of this request.
-pub(super) fn is_of(request: u64, node: u64) -> bool {
-    request % MEMBERS == node
+pub(super) fn is_awaited_on(request: u64, node: u64) -> bool {
+    request % REQUEST_ID_MODULUS == node
 }
 
 fn key(number: u64) -> Bytes {
@@ -79,15 +79,15 @@ fn key(number: u64) -> Bytes {
 }
 
 /// Random source of clients' requests.
-pub(super) struct Draw<'a> {
+pub(super) struct ClientRequestGenerator<'a> {
     pub rng: &'a mut Rng,
     pub keys: u64,
     /// Highest revision that a client knows.
     pub known: i64,
 }
 
-impl Draw<'_> {
-    pub(super) fn kind(&mut self, id: u64) -> Kind {
+impl ClientRequestGenerator<'_> {
+    pub(super) fn draw_request(&mut self, id: u64) -> ClientRequest {
         let operation = match self.rng.range(0, 100) {
             0..34 => {
                 let key = self.key();
@@ -104,15 +104,15 @@ impl Draw<'_> {
                 ttl: self.small(5) + 1,
             }),
             60 => Operation::LeaseRevoke(LeaseRevokeRequest { id: self.lease() }),
-            61..67 => return Kind::KeepAlive(self.lease()),
+            61..67 => return ClientRequest::KeepAlive(self.lease()),
             draw => {
                 let request = self.range();
-                return Kind::Read { request, linearizable: draw < 90 };
+                return ClientRequest::Read { request, linearizable: draw < 90 };
             }
         };
         let grows =
             matches!(operation, Operation::Put(_) | Operation::Txn(_) | Operation::LeaseGrant(_));
-        Kind::Write { operation, grows }
+        ClientRequest::Write { operation, grows }
     }
 
     fn small(&mut self, bound: u64) -> i64 {

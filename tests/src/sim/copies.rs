@@ -15,12 +15,12 @@ use node_proto::etcdserverpb::{RangeRequest, RangeResponse};
 use node_proto::mvccpb::event::EventType;
 use node_proto::mvccpb::{Event, KeyValue};
 
-use super::Violation;
-use crate::model::Model;
+use super::InvariantViolation;
+use crate::model::ReferenceModel;
 
 /// A list that isn't complete yet.
 #[derive(Debug, Default)]
-struct Listing {
+struct UnfinishedList {
     /// Revision of the first page; 0 before that page has arrived.
     revision: i64,
     /// Number of keys that the first page announced and that have not arrived yet.
@@ -30,7 +30,7 @@ struct Listing {
 
 /// State of a copy after a list, events or progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum CopyState {
     /// More is needed before the copy can be compared.
     Unfinished,
     /// The copy was compared and equals the store.
@@ -41,22 +41,22 @@ pub(super) enum Standing {
 
 /// A copy of the keys of one prefix.
 #[derive(Debug)]
-pub(super) struct Mirror {
+pub(super) struct PrefixCopy {
     prefix: &'static str,
     range: KeyRange,
     /// Keys of the copy.
     held: BTreeMap<Bytes, KeyValue>,
     /// Revision that the copy has reached.
     revision: i64,
-    listing: Option<Listing>,
+    listing: Option<UnfinishedList>,
     /// Id of its watch on the API server's stream.
     pub watch: Option<i64>,
     /// Revision that a reader waits for.
     pub wanted: i64,
 }
 
-fn violated(what: String) -> Violation {
-    Violation::new("copies", what)
+fn violated(what: String) -> InvariantViolation {
+    InvariantViolation::new("copies", what)
 }
 
 /// Returns the end of the range of all keys with this prefix, which ends in a slash.
@@ -64,14 +64,14 @@ fn end_of(prefix: &str) -> String {
     format!("{}0", prefix.trim_end_matches('/'))
 }
 
-impl Mirror {
+impl PrefixCopy {
     pub(super) fn new(prefix: &'static str) -> Self {
         Self {
             prefix,
             range: KeyRange::new(prefix.into(), end_of(prefix).into()),
             held: BTreeMap::new(),
             revision: 0,
-            listing: Some(Listing::default()),
+            listing: Some(UnfinishedList::default()),
             watch: None,
             wanted: 0,
         }
@@ -110,12 +110,12 @@ impl Mirror {
     }
 
     /// Takes a page of its list, or the error that came instead.
-    pub(super) fn listed(
+    pub(super) fn take_page(
         &mut self,
-        model: &Model,
+        model: &ReferenceModel,
         page: &Result<RangeResponse, ApplyError>,
-    ) -> Result<Standing, Violation> {
-        let Some(listing) = &mut self.listing else { return Ok(Standing::Unfinished) };
+    ) -> Result<CopyState, InvariantViolation> {
+        let Some(listing) = &mut self.listing else { return Ok(CopyState::Unfinished) };
         let page = match page {
             Ok(page) => page,
             Err(ApplyError::Compacted) if listing.revision > 0 => return Ok(self.start_over()),
@@ -132,7 +132,7 @@ impl Mirror {
         listing.left = left;
         listing.kvs.extend(page.kvs.iter().map(|kv| (kv.key.clone(), kv.clone())));
         if page.more {
-            return Ok(Standing::Unfinished);
+            return Ok(CopyState::Unfinished);
         }
         (self.held, self.revision) = (std::mem::take(&mut listing.kvs), listing.revision);
         self.listing = None;
@@ -152,12 +152,12 @@ impl Mirror {
 
     /// Takes events as they were sent to the client. `is_readable` is false if the member's disk has failed,
     /// so that previous values may be missing.
-    pub(super) fn events(
+    pub(super) fn take_events(
         &mut self,
-        model: &Model,
+        model: &ReferenceModel,
         events: Vec<Event>,
         is_readable: bool,
-    ) -> Result<Standing, Violation> {
+    ) -> Result<CopyState, InvariantViolation> {
         let before = self.revision;
         for event in events {
             let Some(kv) = event.kv.clone() else {
@@ -189,7 +189,11 @@ impl Mirror {
     }
 
     /// Takes progress: all events up to `revision` have been sent.
-    pub(super) fn progress(&mut self, model: &Model, revision: i64) -> Result<Standing, Violation> {
+    pub(super) fn take_progress(
+        &mut self,
+        model: &ReferenceModel,
+        revision: i64,
+    ) -> Result<CopyState, InvariantViolation> {
         if revision < self.revision {
             let at = self.revision;
             return Err(violated(format!("progress to {revision} of a copy at {at}")));
@@ -199,7 +203,7 @@ impl Mirror {
     }
 
     /// Takes the end of its watch: its next event was compacted away.
-    pub(super) fn compacted(&mut self, from: i64) -> Result<Standing, Violation> {
+    pub(super) fn take_compaction(&mut self, from: i64) -> Result<CopyState, InvariantViolation> {
         if from <= self.revision + 1 {
             let at = self.revision;
             return Err(violated(format!("ended for a compaction at {from}, a copy at {at}")));
@@ -207,15 +211,15 @@ impl Mirror {
         Ok(self.start_over())
     }
 
-    fn start_over(&mut self) -> Standing {
-        self.listing = Some(Listing::default());
-        Standing::Outdated
+    fn start_over(&mut self) -> CopyState {
+        self.listing = Some(UnfinishedList::default());
+        CopyState::Outdated
     }
 
-    fn check(&self, model: &Model, after: &str) -> Result<Standing, Violation> {
-        let expected = model.all(&self.range, self.revision);
+    fn check(&self, model: &ReferenceModel, after: &str) -> Result<CopyState, InvariantViolation> {
+        let expected = model.records_in(&self.range, self.revision);
         if self.held.values().eq(&expected) {
-            return Ok(Standing::Checked);
+            return Ok(CopyState::Checked);
         }
         let (held, revision) = (&self.held, self.revision);
         Err(violated(format!("{held:?} after {after} at {revision}, not {expected:?}")))

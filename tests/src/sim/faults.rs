@@ -1,30 +1,30 @@
 //! Faults of the simulation, and their end. Some happen at random, and some aim at the moments and
 //! states in which rare things happen.
 
-use muster_node::disk::simulated::{Failure, Fault, Operation};
+use muster_node::disk::simulated::{DiskFailure, DiskOperation, Fault};
 use muster_node::driver::Notice;
 use node_consensus::{MessageKind, Role};
 
-use super::Violation;
+use super::InvariantViolation;
 use super::api_servers::ApiServer;
 use super::network::Network;
-use super::node::{Down, Live, Node, SEGMENT_BYTES, broken};
-use super::ports::Sent;
-use super::streams::Stream;
-use super::world::{Event, World};
+use super::node::{MemberProcess, ProcessEnd, SEGMENT_BYTES, SimulatedNode, broken};
+use super::ports::RoundOutput;
+use super::streams::SingleWatchStream;
+use super::world::{ScheduledEvent, Simulation};
 
 /// Virtual microseconds between two checks whether a member that was cut off has been left behind.
-const LOOK: u64 = 20_000;
+const CHECK_INTERVAL: u64 = 20_000;
 
 /// Maximum virtual microseconds for which a member is cut off.
-const LONGEST_CUT: u64 = 800_000;
+const MAX_ISOLATION: u64 = 800_000;
 
 /// Upper bound of the free space on a disk that is almost full, in bytes: two segments of the log.
-const LITTLE_SPACE: u64 = 2 * SEGMENT_BYTES;
+const MAX_LOW_SPACE_BYTES: u64 = 2 * SEGMENT_BYTES;
 
 /// A fault that recurs throughout a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Trouble {
+pub(super) enum FaultKind {
     /// A partition, or the end of one.
     Partition,
     /// A member loses its power or its process.
@@ -47,53 +47,53 @@ pub(super) enum Trouble {
     Amnesia,
 }
 
-impl World {
+impl Simulation {
     pub(super) fn begin_faults(&mut self) {
         for trouble in [
-            Trouble::Partition,
-            Trouble::Crash,
-            Trouble::PowerCut,
-            Trouble::Disk,
-            Trouble::Pause,
-            Trouble::Transfer,
-            Trouble::Depose,
-            Trouble::CutOff,
-            Trouble::LittleSpace,
-            Trouble::Amnesia,
+            FaultKind::Partition,
+            FaultKind::Crash,
+            FaultKind::PowerCut,
+            FaultKind::Disk,
+            FaultKind::Pause,
+            FaultKind::Transfer,
+            FaultKind::Depose,
+            FaultKind::CutOff,
+            FaultKind::LittleSpace,
+            FaultKind::Amnesia,
         ] {
             self.next_trouble(trouble);
         }
     }
 
-    fn next_trouble(&mut self, trouble: Trouble) {
+    fn next_trouble(&mut self, trouble: FaultKind) {
         let every = match trouble {
-            Trouble::Partition => self.plan.partition_every,
-            Trouble::Crash => self.plan.crash_every,
-            Trouble::PowerCut => self.plan.power_cut_every,
-            Trouble::Disk => self.plan.disk_fault_every,
-            Trouble::Pause => self.plan.pause_every,
-            Trouble::Transfer => self.plan.transfer_every,
-            Trouble::Depose => self.plan.depose_every,
-            Trouble::CutOff => self.plan.cut_off_every,
-            Trouble::LittleSpace => self.plan.little_space_every,
-            Trouble::Amnesia => self.plan.amnesia_every,
+            FaultKind::Partition => self.plan.partition_every,
+            FaultKind::Crash => self.plan.crash_every,
+            FaultKind::PowerCut => self.plan.power_cut_every,
+            FaultKind::Disk => self.plan.disk_fault_every,
+            FaultKind::Pause => self.plan.pause_every,
+            FaultKind::Transfer => self.plan.transfer_every,
+            FaultKind::Depose => self.plan.depose_every,
+            FaultKind::CutOff => self.plan.cut_off_every,
+            FaultKind::LittleSpace => self.plan.little_space_every,
+            FaultKind::Amnesia => self.plan.amnesia_every,
         };
-        if every > 0 && !self.calm {
+        if every > 0 && !self.are_faults_over {
             let delay = self.rng.range(1, 2 * every);
-            self.after(delay, Event::Trouble(trouble));
+            self.schedule(delay, ScheduledEvent::Fault(trouble));
         }
     }
 
-    pub(super) fn trouble(&mut self, trouble: Trouble) -> Result<(), Violation> {
-        if self.calm {
+    pub(super) fn trouble(&mut self, trouble: FaultKind) -> Result<(), InvariantViolation> {
+        if self.are_faults_over {
             return Ok(());
         }
         self.next_trouble(trouble);
         match trouble {
-            Trouble::Partition if self.rng.chance(400) => self.network.heal(),
-            Trouble::Partition => self.network.partition(&mut self.rng, self.nodes.len() as u64),
-            Trouble::Crash => self.crash_one(),
-            Trouble::PowerCut => {
+            FaultKind::Partition if self.rng.chance(400) => self.network.heal(),
+            FaultKind::Partition => self.network.partition(&mut self.rng, self.nodes.len() as u64),
+            FaultKind::Crash => self.crash_one(),
+            FaultKind::PowerCut => {
                 for id in 1..=self.nodes.len() as u64 {
                     let operations = self.rng.range(1, 8);
                     if self.rng.chance(500) {
@@ -103,8 +103,8 @@ impl World {
                     }
                 }
             }
-            Trouble::Disk => self.fail_a_disk(),
-            Trouble::Pause => {
+            FaultKind::Disk => self.fail_a_disk(),
+            FaultKind::Pause => {
                 // Often pick the leader: another member then takes over while the paused one still
                 // considers itself leader.
                 let leader = if self.rng.chance(500) { self.leader(0) } else { None };
@@ -112,27 +112,30 @@ impl World {
                 let until = self.now + self.rng.range(20_000, 500_000);
                 self.node(id).paused_until = until;
             }
-            Trouble::Transfer => {
+            FaultKind::Transfer => {
                 let id = self.any_machine();
                 let life = self.node(id).life;
                 return self.notice(id, life, Notice::Transfer(None));
             }
-            Trouble::LittleSpace => {
-                let (id, bytes) = (self.any_machine(), self.rng.range(0, LITTLE_SPACE));
-                self.node(id).disk.leave_free(bytes);
+            FaultKind::LittleSpace => {
+                let (id, bytes) = (self.any_machine(), self.rng.range(0, MAX_LOW_SPACE_BYTES));
+                self.node(id).disk.limit_free_bytes(bytes);
                 let long = self.rng.range(50_000, 400_000);
-                self.after(long, Event::SpaceBack { node: id });
+                self.schedule(long, ScheduledEvent::DiskSpaceReturns { node: id });
             }
-            Trouble::Amnesia => return self.forget_something(),
+            FaultKind::Amnesia => return self.forget_something(),
             // Only one member is cut off at a time: without two of three there would be no quorum.
-            Trouble::Depose | Trouble::CutOff if self.network.is_anybody_alone() => {}
-            Trouble::Depose | Trouble::CutOff => {
-                let deposed = trouble == Trouble::Depose;
+            FaultKind::Depose | FaultKind::CutOff if self.network.has_isolated() => {}
+            FaultKind::Depose | FaultKind::CutOff => {
+                let deposed = trouble == FaultKind::Depose;
                 let id = if deposed { self.leader(0) } else { Some(self.any_machine()) };
                 if let Some(id) = id {
                     self.network.cut_off(id);
-                    let until = self.now + LONGEST_CUT;
-                    self.after(LOOK, Event::Rejoin { node: id, deposed, until });
+                    let until = self.now + MAX_ISOLATION;
+                    self.schedule(
+                        CHECK_INTERVAL,
+                        ScheduledEvent::Rejoin { node: id, deposed, until },
+                    );
                 }
             }
         }
@@ -141,8 +144,8 @@ impl World {
 
     /// Returns a machine whose member leads, other than `not`.
     pub(super) fn leader(&self, not: u64) -> Option<u64> {
-        let leads = |node: &&Node| {
-            let role = node.live.as_ref().map(|live| live.core.driver().leadership().0);
+        let leads = |node: &&SimulatedNode| {
+            let role = node.process.as_ref().map(|live| live.core.driver().leadership().0);
             node.id != not && role == Some(Role::Leader)
         };
         self.nodes.iter().find(leads).map(|node| node.id)
@@ -151,9 +154,9 @@ impl World {
     /// Ends a member's isolation: at `until`, or earlier. A deposed leader rejoins once another
     /// member leads, any other member once the log has gone on without it.
     pub(super) fn rejoin(&mut self, id: u64, deposed: bool, until: u64) {
-        let last = self.node(id).live.as_ref().map(|live| live.core.driver().status().last);
-        let has_compacted = |node: &Node| {
-            let first = node.live.as_ref().map(|live| live.core.driver().status().first);
+        let last = self.node(id).process.as_ref().map(|live| live.core.driver().status().last);
+        let has_compacted = |node: &SimulatedNode| {
+            let first = node.process.as_ref().map(|live| live.core.driver().status().first);
             last.zip(first).is_some_and(|(last, first)| last + 1 < first)
         };
         let enough = if deposed {
@@ -161,25 +164,25 @@ impl World {
         } else {
             self.nodes.iter().any(|node| node.id != id && has_compacted(node))
         };
-        if self.now >= until || enough || self.calm {
+        if self.now >= until || enough || self.are_faults_over {
             self.network.rejoin(id);
         } else {
-            self.after(LOOK, Event::Rejoin { node: id, deposed, until });
+            self.schedule(CHECK_INTERVAL, ScheduledEvent::Rejoin { node: id, deposed, until });
         }
     }
 
     /// Cuts the power if the log is writing.
     pub(super) fn cut_a_write(&mut self, id: u64, life: u64) {
         let writes = self.live(id, life).is_some_and(|live| live.log_group.is_some());
-        if writes && !self.calm {
+        if writes && !self.are_faults_over {
             self.take_down(id, false);
         }
     }
 
     /// May cut the power soon after a member has sent an acknowledgement, or during a snapshot's
     /// installation.
-    pub(super) fn aim(&mut self, id: u64, sent: &Sent) {
-        if self.calm {
+    pub(super) fn aim(&mut self, id: u64, sent: &RoundOutput) {
+        if self.are_faults_over {
             return;
         }
         let acks = sent
@@ -200,14 +203,18 @@ impl World {
         }
     }
 
-    pub(super) fn went_down(&mut self, id: u64, down: Down) -> Result<(), Violation> {
+    pub(super) fn went_down(
+        &mut self,
+        id: u64,
+        down: ProcessEnd,
+    ) -> Result<(), InvariantViolation> {
         match down {
-            Down::Broken(why) => Err(broken(id, &why)),
-            Down::Crashed => {
+            ProcessEnd::Broken(why) => Err(broken(id, &why)),
+            ProcessEnd::Crashed => {
                 self.take_down(id, false);
                 Ok(())
             }
-            Down::DiskFailed => {
+            ProcessEnd::DiskFailed => {
                 self.report.disk_failures += 1;
                 // Only the process ends: the kernel keeps what it takes for written.
                 let process_only = self.rng.chance(700);
@@ -219,7 +226,8 @@ impl World {
 
     /// Cuts a machine's power now, or during one of its disk's next operations.
     pub(super) fn crash_one(&mut self) {
-        let writes = |node: &&Node| node.live.as_ref().is_some_and(Live::may_tear);
+        let writes =
+            |node: &&SimulatedNode| node.process.as_ref().is_some_and(MemberProcess::may_tear);
         let writing = self.nodes.iter().find(writes).map(|node| node.id);
         let id = match writing {
             Some(id) if self.rng.chance(600) => id,
@@ -238,15 +246,15 @@ impl World {
     pub(super) fn fail_a_disk(&mut self) {
         let id = self.any_machine();
         let operations = [
-            Operation::Sync,
-            Operation::Sync,
-            Operation::Write,
-            Operation::Resize,
-            Operation::SyncDir,
-            Operation::Rename,
+            DiskOperation::Sync,
+            DiskOperation::Sync,
+            DiskOperation::Write,
+            DiskOperation::Resize,
+            DiskOperation::SyncDir,
+            DiskOperation::Rename,
         ];
         let operation = operations[self.rng.pick(operations.len())];
-        let failure = if self.rng.chance(600) { Failure::Io } else { Failure::NoSpace };
+        let failure = if self.rng.chance(600) { DiskFailure::Io } else { DiskFailure::NoSpace };
         let after = self.rng.range(0, 12);
         self.node(id).disk.inject(Fault { operation, after, times: 1, failure });
     }
@@ -274,28 +282,28 @@ impl World {
         self.streams.iter_mut().for_each(|stream| stream.disconnect(id));
         self.servers.iter_mut().for_each(|server| server.disconnect(id));
         let delay = self.rng.range(5_000, 400_000);
-        self.after(delay, Event::Restart { node: id });
+        self.schedule(delay, ScheduledEvent::Restart { node: id });
     }
 
-    pub(super) fn end_faults(&mut self) -> Result<(), Violation> {
-        self.calm = true;
-        self.streams.iter_mut().for_each(Stream::hurry);
-        self.servers.iter_mut().for_each(ApiServer::hurry);
+    pub(super) fn end_faults(&mut self) -> Result<(), InvariantViolation> {
+        self.are_faults_over = true;
+        self.streams.iter_mut().for_each(SingleWatchStream::read_without_delay);
+        self.servers.iter_mut().for_each(ApiServer::read_without_delay);
         self.network = Network::default();
         self.plan.loss = 0;
         self.plan.duplication = 0;
-        self.plan.late = 0;
+        self.plan.late_chance = 0;
         for id in 1..=self.nodes.len() as u64 {
             let now = self.now;
             let node = self.node(id);
             node.paused_until = now;
-            let armed = node.live.is_some();
+            let armed = node.process.is_some();
             if armed {
                 // A power cut that was scheduled on the disk happens now instead.
                 self.take_down(id, false);
             }
             let disk = &self.node(id).disk;
-            disk.leave_free(u64::MAX);
+            disk.limit_free_bytes(u64::MAX);
             disk.crash();
             self.start(id)?;
         }

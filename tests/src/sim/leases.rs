@@ -5,21 +5,21 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use muster_node::driver::{Proposal, Role};
-use muster_node::lease::{Renewal, Seat, whole};
+use muster_node::driver::{ClientProposal, Role};
+use muster_node::lease::{RaftStatus, Renewal, full_ttl_checkpoint};
 use muster_node::machine::{EntryKind, RequestId};
 use node_proto::command::{self, LeaseCheckpoint, Operation};
 
-use super::Violation;
-use super::clients::{CLIENT_TIMEOUT, NOBODY, Operating, request_id};
+use super::InvariantViolation;
+use super::clients::{CLIENT_TIMEOUT, NO_CLIENT, PendingRequest, request_id};
 use super::invariants::leases::LEASE_SECOND;
-use super::node::{Live, Node};
-use super::users::Who;
-use super::world::{Event, TICK, World, place};
+use super::node::{MemberProcess, SimulatedNode};
+use super::users::RequestUser;
+use super::world::{ScheduledEvent, Simulation, TICK, index_of};
 
 /// A leader's checkpoint entry under way: it records how long leases have left.
 #[derive(Debug)]
-pub(super) struct Noting {
+pub(super) struct PendingCheckpoint {
     request: u64,
     noted: LeaseCheckpoint,
     /// Virtual time after which the member no longer waits for the entry.
@@ -28,7 +28,7 @@ pub(super) struct Noting {
 
 /// A lease whose clock a leader has set back, before its client knows.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Renewing {
+pub(super) struct PendingRenewal {
     /// Index of the entry that granted the lease.
     pub granted: u64,
     pub lease: i64,
@@ -39,65 +39,68 @@ pub(super) struct Renewing {
     pub at_local: Duration,
 }
 
-impl Live {
-    fn seat(&self) -> Seat {
+impl MemberProcess {
+    fn seat(&self) -> RaftStatus {
         let driver = self.core.driver();
         let status = driver.status();
         let applied_term = driver.positions().0.term;
-        Seat { leads: status.role == Role::Leader, term: status.term, applied_term }
+        RaftStatus { is_leader: status.role == Role::Leader, term: status.term, applied_term }
     }
 
     fn propose(&mut self, id: u64, data: Bytes) -> bool {
-        let proposal = Proposal { id: RequestId(id), kind: EntryKind::Normal, data };
+        let proposal = ClientProposal { id: RequestId(id), kind: EntryKind::Normal, data };
         self.mail.propose(proposal).is_ok()
     }
 
     /// Tells the lessor that its checkpoint entry has ended, if `request` was one.
-    pub(super) fn note_ended(&mut self, request: u64) {
-        if let Some(noting) = self.noting.take_if(|noting| noting.request == request) {
-            self.lessor.notes_done(&noting.noted);
+    pub(super) fn end_checkpoint(&mut self, request: u64) {
+        if let Some(noting) = self.pending_checkpoint.take_if(|noting| noting.request == request) {
+            self.lessor.finish_checkpoint(&noting.noted);
         }
     }
 }
 
-impl World {
+impl Simulation {
     /// Returns the time of a machine's own clock, in the time of leases.
     fn lease_clock(&self, id: u64) -> Duration {
-        let tick = self.nodes[place(id)].tick;
+        let tick = self.nodes[index_of(id)].tick;
         let local = self.now * TICK / tick;
         Duration::from_micros(local * (1_000_000 / LEASE_SECOND))
     }
 
     /// Lets a member consult its lease clock, and schedules the entries that follow.
-    pub(super) fn count_leases(&mut self, id: u64) -> Result<(), Violation> {
-        if self.calm {
-            self.invariants.leases.look(self.now, self.led_since.max(self.options.duration))?;
+    pub(super) fn count_leases(&mut self, id: u64) -> Result<(), InvariantViolation> {
+        if self.are_faults_over {
+            self.invariants
+                .leases
+                .check_overdue(self.now, self.leadership_since.max(self.options.duration))?;
         }
         let (at, now) = (self.lease_clock(id), self.now);
         let (mut next_id, life) = (self.next_id, self.node(id).life);
         let mut said = Vec::new();
-        let Some(live) = self.nodes[place(id)].live.as_mut() else { return Ok(()) };
+        let Some(live) = self.nodes[index_of(id)].process.as_mut() else { return Ok(()) };
         let seat = live.seat();
-        live.lessor.follow(seat, live.store.leases(), at);
+        live.lessor.update(seat, live.store.leases(), at);
         for over in live.lessor.expire(at) {
-            let request = request_id(next_id, NOBODY);
+            let request = request_id(next_id, NO_CLIENT);
             next_id += 1;
             said.push((
                 request,
-                command::encode(request, command::member(), Operation::LeaseExpire(over)),
+                command::encode(request, command::member_caller(), Operation::LeaseExpire(over)),
             ));
         }
-        if let Some(late) = live.noting.take_if(|noting| noting.until < now) {
-            live.lessor.notes_done(&late.noted);
+        if let Some(late) = live.pending_checkpoint.take_if(|noting| noting.until < now) {
+            live.lessor.finish_checkpoint(&late.noted);
         }
-        if live.noting.is_none()
-            && let Some(noted) = live.lessor.note(at)
+        if live.pending_checkpoint.is_none()
+            && let Some(noted) = live.lessor.due_checkpoint(at)
         {
-            let request = request_id(next_id, NOBODY);
+            let request = request_id(next_id, NO_CLIENT);
             next_id += 1;
             let operation = Operation::LeaseCheckpoint(noted.clone());
-            live.noting = Some(Noting { request, noted, until: now + CLIENT_TIMEOUT });
-            said.push((request, command::encode(request, command::member(), operation)));
+            live.pending_checkpoint =
+                Some(PendingCheckpoint { request, noted, until: now + CLIENT_TIMEOUT });
+            said.push((request, command::encode(request, command::member_caller(), operation)));
             self.report.leases_noted += 1;
         }
         self.next_id = next_id;
@@ -107,7 +110,7 @@ impl World {
             let is_late = self.rng.chance(200);
             let delay =
                 if is_late { self.rng.range(3_000, 60_000) } else { self.rng.range(20, 3_000) };
-            self.after(delay, Event::ClockSays { node: id, life, request, data });
+            self.schedule(delay, ScheduledEvent::LeaseEntryDue { node: id, life, request, data });
         }
         Ok(())
     }
@@ -119,14 +122,14 @@ impl World {
         life: u64,
         request: u64,
         data: Bytes,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), InvariantViolation> {
         if let Some(wait) = self.paused(id) {
-            self.after(wait, Event::ClockSays { node: id, life, request, data });
+            self.schedule(wait, ScheduledEvent::LeaseEntryDue { node: id, life, request, data });
             return Ok(());
         }
         let Some(live) = self.live(id, life) else { return Ok(()) };
         if !live.propose(request, data) {
-            live.note_ended(request);
+            live.end_checkpoint(request);
         }
         self.wake(id)
     }
@@ -134,27 +137,28 @@ impl World {
     /// Lets a client ask a member to keep a lease alive. The member forwards the request to the member that
     /// it believes to lead.
     pub(super) fn ask_to_keep_alive(&mut self, client: usize, asked: u64, lease: i64) {
-        let leads =
-            |node: &&Node| node.live.is_some() && node.member == self.leaders[place(asked)].0;
+        let leads = |node: &&SimulatedNode| {
+            node.process.is_some() && node.member == self.leaders[index_of(asked)].0
+        };
         let node = self.nodes.iter().find(leads).map_or(asked, |node| node.id);
         let id = request_id(self.next_id, node);
         self.next_id += 1;
         let floor = self.invariants.clients.floor();
-        let operating = Operating {
+        let operating = PendingRequest {
             id,
             floor,
             users_floor: 0,
             node,
             read: None,
             renewing: None,
-            who: Who::Nobody,
-            must_end: false,
+            user: RequestUser::Anonymous,
+            must_be_answered: false,
         };
         self.clients[client].operating = Some(operating);
         let patience = self.rng.range(20_000, CLIENT_TIMEOUT / 3);
-        self.after(patience, Event::ClientTimeout { client, id });
+        self.schedule(patience, ScheduledEvent::ClientTimeout { client, id });
         let (delay, life) = (self.rng.range(50, 3_000), self.node(node).life);
-        self.after(delay, Event::KeepAlive { node, life, client, id, lease });
+        self.schedule(delay, ScheduledEvent::KeepAlive { node, life, client, id, lease });
     }
 
     /// Lets a member, asked as the leader, keep a lease alive.
@@ -164,30 +168,30 @@ impl World {
         client: usize,
         id: u64,
         lease: i64,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), InvariantViolation> {
         if let Some(wait) = self.paused(node) {
-            self.after(wait, Event::KeepAlive { node, life, client, id, lease });
+            self.schedule(wait, ScheduledEvent::KeepAlive { node, life, client, id, lease });
             return Ok(());
         }
         let (at_local, at) = (self.lease_clock(node), self.now);
         let Some(live) = self.live(node, life) else { return Ok(()) };
         let seat = live.seat();
-        live.lessor.follow(seat, live.store.leases(), at_local);
+        live.lessor.update(seat, live.store.leases(), at_local);
         let renewed = live.lessor.term().map(|term| (term, live.lessor.renew(lease, at_local)));
-        let Some((term, Renewal::Renewed { lease, note })) = renewed else {
+        let Some((term, Renewal::Renewed { lease, needs_checkpoint: note })) = renewed else {
             if self.operation(node, id).is_some() {
-                self.clients[client].keeps = None;
+                self.clients[client].kept_lease = None;
                 self.next_operation(client);
             }
             return Ok(());
         };
-        let granted = lease.granted;
-        self.invariants.leases.counts(granted, at);
-        let renewing = Renewing { granted, lease: lease.id, term, at, at_local };
+        let granted = lease.grant_index;
+        self.invariants.leases.record_clock_set_back(granted, at);
+        let renewing = PendingRenewal { granted, lease: lease.id, term, at, at_local };
         let Some(live) = self.live(node, life) else { return Ok(()) };
         let asked = if note {
-            let operation = Operation::LeaseCheckpoint(whole(term, [lease]));
-            live.propose(id, command::encode(id, command::member(), operation))
+            let operation = Operation::LeaseCheckpoint(full_ttl_checkpoint(term, [lease]));
+            live.propose(id, command::encode(id, command::member_caller(), operation))
         } else {
             live.mail.read(id).is_ok()
         };
@@ -204,17 +208,23 @@ impl World {
     }
 
     /// Completes a renewal, whose quorum round or checkpoint entry has come back.
-    pub(super) fn renewed(&mut self, client: usize, node: u64, renewing: Renewing, by_entry: bool) {
-        let Some(live) = self.nodes[place(node)].live.as_mut() else { return };
+    pub(super) fn renewed(
+        &mut self,
+        client: usize,
+        node: u64,
+        renewing: PendingRenewal,
+        by_entry: bool,
+    ) {
+        let Some(live) = self.nodes[index_of(node)].process.as_mut() else { return };
         let seat = live.seat();
         if by_entry && live.lessor.term() == Some(renewing.term) {
-            live.lessor.renewal_noted(renewing.lease, renewing.at_local);
+            live.lessor.record_full_ttl(renewing.lease, renewing.at_local);
         }
-        let leads = seat.leads && seat.term == renewing.term;
+        let leads = seat.is_leader && seat.term == renewing.term;
         if leads {
             self.report.renewals += 1;
-            self.clients[client].keeps = Some(renewing.lease);
-            self.invariants.leases.told(renewing.granted, renewing.at);
+            self.clients[client].kept_lease = Some(renewing.lease);
+            self.invariants.leases.record_confirmed_renewal(renewing.granted, renewing.at);
         }
     }
 }

@@ -4,27 +4,27 @@
 //! A machine whose member was given another address moves there, and nobody finds it at the old one any
 //! more. Members that were unreachable learn from the members they know where the others are, and who
 //! has joined. If all members that one knows have been removed meanwhile, it has to be replaced
-//! ([`World::give_up_the_stranded`]).
+//! ([`Simulation::give_up_the_stranded`]).
 
 use bytes::Bytes;
-use muster_node::driver::Proposal;
+use muster_node::driver::ClientProposal;
 use muster_node::identity::{Incarnation, MemberId};
-use muster_node::machine::{Committed, EntryKind, RequestId, StateMachine as _};
+use muster_node::machine::{CommittedEntry, EntryKind, RequestId, StateMachine as _};
 use muster_node::membership::{Member, MemberTable};
 use node_consensus::{Entry, Role};
 use node_proto::command::{self, Operation};
 use node_proto::musterpb::PublishMember;
 
-use super::Violation;
-use super::clients::{NOBODY, request_id};
+use super::InvariantViolation;
+use super::clients::{NO_CLIENT, request_id};
 use super::invariants::{configurations, quorums};
-use super::links::Refused;
-use super::node::Node;
-use super::plan::Plan;
-use super::world::{Event, World, place};
+use super::links::StreamRefusalReason;
+use super::node::SimulatedNode;
+use super::plan::HistoryPlan;
+use super::world::{ScheduledEvent, Simulation, index_of};
 
 /// Number of times that a removed member's supervisor starts it again.
-const ZOMBIE_STARTS: u64 = 12;
+const MAX_REFUSED_STARTS: u64 = 12;
 
 /// Returns the address of a machine after this number of moves.
 pub(super) fn url(machine: u64, moves: u64) -> String {
@@ -32,16 +32,18 @@ pub(super) fn url(machine: u64, moves: u64) -> String {
 }
 
 /// Returns the members that every store begins with. Their ids equal the numbers of their machines.
-pub(super) fn first_members(plan: &Plan) -> Vec<Member> {
+pub(super) fn first_members(plan: &HistoryPlan) -> Vec<Member> {
     let member = |id| Member {
         id: MemberId(id),
         name: format!("m{id}"),
         peer_urls: vec![url(id, 0)],
         client_urls: Vec::new(),
         is_learner: false,
-        incarnation: plan.bound.then(|| Incarnation(first_incarnation(id).to_be_bytes())),
+        incarnation: plan
+            .binds_incarnations
+            .then(|| Incarnation(first_incarnation(id).to_be_bytes())),
         node_key: None,
-        changed: 0,
+        changed_at: 0,
         vote_when_ready: false,
         operations: Vec::new(),
     };
@@ -53,39 +55,39 @@ pub(super) fn first_incarnation(machine: u64) -> u128 {
     u128::from(machine) << 64 | 0xfeed
 }
 
-impl World {
+impl Simulation {
     /// Returns the member table of the most advanced store.
     pub(super) fn table(&self) -> &MemberTable {
-        &self.latest.1
+        &self.latest_members.1
     }
 
     /// Checks a store's member table against the model's, and remembers it if the store is the most
     /// advanced one.
-    pub(super) fn note_members(&mut self, id: u64) -> Result<(), Violation> {
-        let Some(live) = &self.nodes[place(id)].live else { return Ok(()) };
+    pub(super) fn note_members(&mut self, id: u64) -> Result<(), InvariantViolation> {
+        let Some(live) = &self.nodes[index_of(id)].process else { return Ok(()) };
         let view = live.store.view();
         let at = view.applied().index;
-        configurations::table(id, at, view.members(), &self.invariants.stores.model.members)?;
-        if at > self.latest.0 {
-            if self.latest.1 != *view.members() {
-                self.led_since = self.now;
+        configurations::check_table(id, at, view.members(), &self.invariants.stores.model.members)?;
+        if at > self.latest_members.0 {
+            if self.latest_members.1 != *view.members() {
+                self.leadership_since = self.now;
                 // The asked member may have been removed, so no answer is guaranteed.
                 let operating = self.clients.iter_mut().filter_map(|one| one.operating.as_mut());
-                operating.for_each(|operating| operating.must_end = false);
-                self.latest.1 = view.members().clone();
+                operating.for_each(|operating| operating.must_be_answered = false);
+                self.latest_members.1 = view.members().clone();
                 self.movers().into_iter().for_each(|(mover, _)| {
                     let delay = self.rng.range(1_000, 150_000);
-                    self.after(delay, Event::Move { node: mover });
+                    self.schedule(delay, ScheduledEvent::Move { node: mover });
                 });
             }
-            self.latest.0 = at;
+            self.latest_members.0 = at;
         }
         Ok(())
     }
 
     /// Returns the machines whose member was given another address, and that address.
     fn movers(&self) -> Vec<(u64, String)> {
-        let address = |node: &Node| {
+        let address = |node: &SimulatedNode| {
             let member = self.table().member(MemberId(node.member))?;
             let url = member.peer_urls.iter().find(|url| node.owns(url))?;
             (*url != node.url).then(|| (node.id, url.clone()))
@@ -94,31 +96,31 @@ impl World {
     }
 
     /// Restarts a machine at the address that its member was given.
-    pub(super) fn move_machine(&mut self, id: u64) -> Result<(), Violation> {
+    pub(super) fn move_machine(&mut self, id: u64) -> Result<(), InvariantViolation> {
         let Some((_, url)) = self.movers().into_iter().find(|(mover, _)| *mover == id) else {
             return Ok(());
         };
         self.report.moves += 1;
         let node = self.node(id);
         node.url = url;
-        if node.live.is_some() {
+        if node.process.is_some() {
             self.take_down(id, true);
-            self.leaders[place(id)] = (0, 0);
+            self.leaders[index_of(id)] = (0, 0);
         }
-        if self.calm { self.start(id) } else { Ok(()) }
+        if self.are_faults_over { self.start(id) } else { Ok(()) }
     }
 
     /// Returns the machines that can still act for a present member.
-    pub(super) fn counted(&self) -> impl Iterator<Item = &Node> {
+    pub(super) fn counted(&self) -> impl Iterator<Item = &SimulatedNode> {
         self.nodes.iter().filter(|node| self.counts(node))
     }
 
-    pub(super) fn counts(&self, node: &Node) -> bool {
-        !node.is_lost && self.table().member(MemberId(node.member)).is_some()
+    pub(super) fn counts(&self, node: &SimulatedNode) -> bool {
+        !node.has_lost_promises && self.table().member(MemberId(node.member)).is_some()
     }
 
     /// Returns whether a machine's member votes, as far as is known.
-    pub(super) fn votes(&self, node: &Node) -> bool {
+    pub(super) fn votes(&self, node: &SimulatedNode) -> bool {
         self.counts(node) && !self.table().is_learner(MemberId(node.member))
     }
 
@@ -129,52 +131,53 @@ impl World {
         // Spreads ticks by `plan.drift` per mille, centred on their nominal length.
         let tick = super::world::TICK * (1000 + drift) / (1000 + self.plan.drift / 2);
         let seed = self.rng.number();
-        self.nodes.push(Node::new(id, 0, seed, tick));
+        self.nodes.push(SimulatedNode::new(id, 0, seed, tick));
         self.leaders.push((0, 0));
         id
     }
 
     /// Lets a new member look up its id, and fetch the whole state from a member that knows it.
-    pub(super) fn join(&mut self, id: u64) -> Result<(), Violation> {
+    pub(super) fn join(&mut self, id: u64) -> Result<(), InvariantViolation> {
         let again = self.rng.range(10_000, 60_000);
-        let joiner = &self.nodes[place(id)];
-        let knows = |node: &&Node| {
+        let joiner = &self.nodes[index_of(id)];
+        let knows = |node: &&SimulatedNode| {
             let cut = self.network.is_cut(id, node.id) || self.network.is_cut(node.id, id);
-            let up = node.id != id && node.live.is_some() && node.paused_until <= self.now;
+            let up = node.id != id && node.process.is_some() && node.paused_until <= self.now;
             up && !cut && node.member_at(&joiner.url).is_some()
         };
         let sources = self.nodes.iter().filter(knows);
-        let best =
-            sources.max_by_key(|node| node.members().map_or(0, |view| view.members().changed()));
+        let best = sources.max_by_key(|node| {
+            node.store_view().map_or(0, |view| view.members().configuration_index())
+        });
         let Some((from, member)) =
             best.and_then(|node| Some((node.id, node.member_at(&joiner.url)?)))
         else {
-            self.after(again, Event::Restart { node: id });
+            self.schedule(again, ScheduledEvent::Restart { node: id });
             return Ok(());
         };
         let life = self.node(id).begin_joining(member.0);
         match self.admits(from, id) {
             Ok(()) => {}
-            Err(Refused::Removed) => return self.bury(id),
-            Err(Refused::Disowned) => {
+            Err(StreamRefusalReason::Removed) => return self.bury(id),
+            Err(StreamRefusalReason::Disowned) => {
                 self.report.disowned += 1;
                 let node = self.node(id);
-                (node.is_lost, node.is_over) = (true, true);
+                (node.has_lost_promises, node.has_ended_for_good) = (true, true);
                 return Ok(());
             }
-            Err(Refused::Unknown) => {
-                self.after(again, Event::Restart { node: id });
+            Err(StreamRefusalReason::Unknown) => {
+                self.schedule(again, ScheduledEvent::Restart { node: id });
                 return Ok(());
             }
         }
-        let Some(live) = &self.nodes[place(from)].live else { return Ok(()) };
+        let Some(live) = &self.nodes[index_of(from)].process else { return Ok(()) };
         let mut body = Vec::new();
         if live.store.view().write_snapshot(&mut body).is_err() {
-            self.after(again, Event::Restart { node: id });
+            self.schedule(again, ScheduledEvent::Restart { node: id });
             return Ok(());
         }
         let delay = self.rng.range(500, 40_000);
-        self.after(delay, Event::StateArrives { node: id, life, body: body.into() });
+        self.schedule(delay, ScheduledEvent::StateArrives { node: id, life, body: body.into() });
         Ok(())
     }
 
@@ -184,8 +187,8 @@ impl World {
         id: u64,
         life: u64,
         body: &Bytes,
-    ) -> Result<(), Violation> {
-        if self.node(id).life != life || self.node(id).live.is_some() {
+    ) -> Result<(), InvariantViolation> {
+        if self.node(id).life != life || self.node(id).process.is_some() {
             return Ok(());
         }
         let (plan, guards) = (self.plan.clone(), self.options.guards);
@@ -200,21 +203,21 @@ impl World {
 
     /// Handles a member's discovery that it was removed: it writes its tombstone and its process ends.
     /// Its supervisor will start it again.
-    pub(super) fn bury(&mut self, id: u64) -> Result<(), Violation> {
+    pub(super) fn bury(&mut self, id: u64) -> Result<(), InvariantViolation> {
         let node = self.node(id);
-        node.papers.tombstone = true;
-        self.invariants.removed.buried(id);
+        node.files.tombstone = true;
+        self.invariants.removed.record_tombstone(id);
         let node = self.node(id);
-        if node.live.is_some() {
+        if node.process.is_some() {
             self.take_down(id, true);
         } else {
-            self.after(50_000, Event::Restart { node: id });
+            self.schedule(50_000, ScheduledEvent::Restart { node: id });
         }
         Ok(())
     }
 
     /// Handles a peer's message that this process's member was removed.
-    pub(super) fn told_removed(&mut self, id: u64, life: u64) -> Result<(), Violation> {
+    pub(super) fn told_removed(&mut self, id: u64, life: u64) -> Result<(), InvariantViolation> {
         if self.live(id, life).is_none() {
             return Ok(());
         }
@@ -222,13 +225,13 @@ impl World {
     }
 
     /// Ends a process that has applied its own removal, unless other members may still need it.
-    pub(super) fn leave(&mut self, id: u64, life: u64) -> Result<(), Violation> {
+    pub(super) fn leave(&mut self, id: u64, life: u64) -> Result<(), InvariantViolation> {
         let Some(live) = self.live(id, life) else { return Ok(()) };
         if live.core.driver().has_left() {
             return self.bury(id);
         }
         let delay = self.rng.range(1_000, 50_000);
-        self.after(delay, Event::Leave { node: id, life });
+        self.schedule(delay, ScheduledEvent::Leave { node: id, life });
         Ok(())
     }
 
@@ -237,22 +240,22 @@ impl World {
         self.report.refused_starts += 1;
         let node = self.node(id);
         node.refused_starts += 1;
-        if node.refused_starts < ZOMBIE_STARTS {
+        if node.refused_starts < MAX_REFUSED_STARTS {
             let delay = self.rng.range(5_000, 100_000);
-            self.after(delay, Event::Restart { node: id });
+            self.schedule(delay, ScheduledEvent::Restart { node: id });
         }
     }
 
     /// Publishes a member's name after its first start. If it leads, it also promotes a learner that
     /// waits for its vote.
-    pub(super) fn housekeeping(&mut self, id: u64, life: u64) -> Result<(), Violation> {
+    pub(super) fn housekeeping(&mut self, id: u64, life: u64) -> Result<(), InvariantViolation> {
         let Some(live) = self.live(id, life) else { return Ok(()) };
         let view = live.store.view();
         let member = self.node(id).member;
         let Some(own) = view.members().member(MemberId(member)) else { return Ok(()) };
-        let (unnamed, incarnation) = (own.name.is_empty(), self.node(id).papers.incarnation);
+        let (unnamed, incarnation) = (own.name.is_empty(), self.node(id).files.incarnation);
         if unnamed && self.rng.chance(400) {
-            let request = request_id(self.next_id, NOBODY);
+            let request = request_id(self.next_id, NO_CLIENT);
             self.next_id += 1;
             let said = PublishMember {
                 member_id: member,
@@ -261,15 +264,16 @@ impl World {
                 incarnation: Bytes::copy_from_slice(&incarnation.to_be_bytes()),
                 node_key: Bytes::new(),
             };
-            let data = command::encode(request, command::member(), Operation::PublishMember(said));
-            let proposal = Proposal { id: RequestId(request), kind: EntryKind::Normal, data };
+            let data =
+                command::encode(request, command::member_caller(), Operation::PublishMember(said));
+            let proposal = ClientProposal { id: RequestId(request), kind: EntryKind::Normal, data };
             if let Some(live) = self.live(id, life) {
                 // If the queue is full, a later call proposes it again.
                 let _ = live.mail.propose(proposal);
             }
             self.wake(id)?;
         }
-        if let Some(waits) = view.members().waits_for_vote() {
+        if let Some(waits) = view.members().learner_to_promote() {
             self.promote_when_ready(id, life, waits)?;
         }
         Ok(())
@@ -278,29 +282,29 @@ impl World {
     /// Gives up a member that knows no present member any more, as an operator would after the faults.
     /// Nobody is left that could tell it about the others.
     pub(super) fn give_up_the_stranded(&mut self) {
-        self.after(200_000, Event::GiveUp);
+        self.schedule(200_000, ScheduledEvent::GiveUpStranded);
         let leader = self.leader(0);
-        let knows_nobody = |node: &&Node| {
-            node.members().is_some_and(|view| {
+        let knows_nobody = |node: &&SimulatedNode| {
+            node.store_view().is_some_and(|view| {
                 let mut known = view.members().members().map(|known| known.id.0);
                 !known
                     .any(|id| self.counted().any(|other| other.member == id && other.id != node.id))
             })
         };
-        let led = |node: &&Node| leader.is_some_and(|leader| leader != node.id);
+        let led = |node: &&SimulatedNode| leader.is_some_and(|leader| leader != node.id);
         let stranded = self.counted().filter(led).find(knows_nobody);
         if let Some(id) = stranded.map(|node| node.id) {
             self.report.stranded += 1;
             self.take_down(id, true);
             let node = self.node(id);
-            (node.is_lost, node.is_over) = (true, true);
+            (node.has_lost_promises, node.has_ended_for_good) = (true, true);
         }
     }
 
     /// Checks at the end that all stores have the same members and the same removed members.
-    pub(super) fn equal_members(&self) -> Result<(), Violation> {
+    pub(super) fn equal_members(&self) -> Result<(), InvariantViolation> {
         let mut views = self.counted().filter_map(|node| {
-            let live = node.live.as_ref()?;
+            let live = node.process.as_ref()?;
             Some((node.id, live.store.view()))
         });
         let Some((first, one)) = views.next() else { return Ok(()) };
@@ -308,46 +312,53 @@ impl World {
             None => Ok(()),
             Some((odd, _)) => {
                 let what = format!("{odd} has other members than {first}");
-                Err(Violation::new("equal members", what))
+                Err(InvariantViolation::new("equal members", what))
             }
         }
     }
 
     /// Checks that consensus uses the members of the store's table, once the core knows what was
     /// applied.
-    pub(super) fn compare_members(&self, id: u64) -> Result<(), Violation> {
-        let Some(live) = &self.nodes[place(id)].live else { return Ok(()) };
+    pub(super) fn compare_members(&self, id: u64) -> Result<(), InvariantViolation> {
+        let Some(live) = &self.nodes[index_of(id)].process else { return Ok(()) };
         let driver = live.core.driver();
         // During a snapshot's installation, consensus has the new members before the store does.
         let even = driver.positions().0 == live.applier.machine().applied();
-        if !even || live.written.installing {
+        if !even || live.log_summary.installing {
             return Ok(());
         }
-        configurations::counted(id, driver.members(), live.store.view().members())
+        configurations::check_consensus_members(id, driver.members(), live.store.view().members())
     }
 
     /// Applies an entry to the model when the first member applies it, and checks the resulting leases
     /// and members.
-    pub(super) fn applied_by_the_model(&mut self, entry: &Committed) -> Result<(), Violation> {
+    pub(super) fn applied_by_the_model(
+        &mut self,
+        entry: &CommittedEntry,
+    ) -> Result<(), InvariantViolation> {
         let model = &mut self.invariants.stores.model;
         let changed_members = model.apply(entry);
         for event in std::mem::take(&mut model.leases.events) {
             let quickest = 1_000_000 / (1_000 + self.plan.drift / 2);
-            self.invariants.leases.happened(event, self.now, quickest)?;
+            self.invariants.leases.check_event(event, self.now, quickest)?;
         }
         if !changed_members {
             return Ok(());
         }
         match model.members.last_two() {
-            Some((now, before)) => quorums::meet(&before.members, &now.members),
+            Some((now, before)) => quorums::check_overlap(&before.members, &now.members),
             None => Ok(()),
         }
     }
 
     /// Checks each membership change that a leader of the present term writes to its log.
-    pub(super) fn check_changes(&mut self, id: u64, changes: &[Entry]) -> Result<(), Violation> {
-        let node = &self.nodes[place(id)];
-        let Some(live) = &node.live else { return Ok(()) };
+    pub(super) fn check_changes(
+        &mut self,
+        id: u64,
+        changes: &[Entry],
+    ) -> Result<(), InvariantViolation> {
+        let node = &self.nodes[index_of(id)];
+        let Some(live) = &node.process else { return Ok(()) };
         let driver = live.core.driver();
         let (role, _, term) = driver.leadership();
         if role != Role::Leader {
@@ -355,10 +366,11 @@ impl World {
         }
         for change in changes.iter().filter(|change| change.term == term) {
             let model = &self.invariants.stores.model;
-            let changed = |index| model.state(index).is_none() || model.members.counts(index);
+            let changed =
+                |index| model.state(index).is_none() || model.members.has_changed_members(index);
             let may_count = |index, term| driver.term_at(index) == Some(term) && changed(index);
             let voters = &driver.members().voters;
-            self.invariants.changes.proposes(node.member, voters, change, may_count)?;
+            self.invariants.changes.check_proposal(node.member, voters, change, may_count)?;
         }
         Ok(())
     }

@@ -39,7 +39,7 @@
 //!
 //! # The simulation must be able to fail
 //!
-//! [`Options::guards`] can put one bug back. The weakened values exist only in builds with debug assertions
+//! [`SimulationOptions::guards`] can put one bug back. The weakened values exist only in builds with debug assertions
 //! (see `node_consensus::Guards`), so no release build of any program can hold one. The tests that use them run
 //! in the dev profile.
 
@@ -65,12 +65,12 @@ mod work;
 mod world;
 
 pub use node_consensus::Guards;
-pub use run::{Campaign, Outcome, campaign, replay};
-pub use world::Report;
+pub use run::{Campaign, HistoryResult, campaign, replay};
+pub use world::SimulationReport;
 
 /// Parameters of a history, besides its seed.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct SimulationOptions {
     /// Number of members that the cluster begins with: 1, 3 or 5. `None` lets the seed choose.
     pub members: Option<u64>,
     /// Virtual microseconds during which faults happen.
@@ -81,7 +81,7 @@ pub struct Options {
     pub censuses: bool,
 }
 
-impl Default for Options {
+impl Default for SimulationOptions {
     fn default() -> Self {
         Self { members: None, duration: 2_000_000, guards: Guards::ALL, censuses: true }
     }
@@ -89,20 +89,20 @@ impl Default for Options {
 
 /// An invariant that was violated.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
+pub struct InvariantViolation {
     /// Name of the invariant.
     pub invariant: &'static str,
     /// Description of what happened.
     pub what: String,
 }
 
-impl Violation {
+impl InvariantViolation {
     pub(crate) fn new(invariant: &'static str, what: impl Into<String>) -> Self {
         Self { invariant, what: what.into() }
     }
 }
 
-impl std::fmt::Display for Violation {
+impl std::fmt::Display for InvariantViolation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {}", self.invariant, self.what)
     }

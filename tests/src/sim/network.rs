@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::plan::Plan;
+use super::plan::HistoryPlan;
 use crate::rng::Rng;
 
 #[derive(Debug, Default)]
@@ -10,7 +10,7 @@ pub(super) struct Network {
     /// Pairs (from, to) between which no message passes.
     cut: BTreeSet<(u64, u64)>,
     /// Machines that are cut off in both directions.
-    alone: BTreeSet<u64>,
+    isolated: BTreeSet<u64>,
 }
 
 impl Network {
@@ -19,7 +19,7 @@ impl Network {
     }
 
     pub(super) fn is_cut(&self, from: u64, to: u64) -> bool {
-        let alone = self.alone.contains(&from) || self.alone.contains(&to);
+        let alone = self.isolated.contains(&from) || self.isolated.contains(&to);
         alone || self.cut.contains(&(from, to))
     }
 
@@ -45,17 +45,17 @@ impl Network {
 
     /// Cuts `id` off from all others, in both directions.
     pub(super) fn cut_off(&mut self, id: u64) {
-        self.alone.insert(id);
+        self.isolated.insert(id);
     }
 
     /// Returns whether any machine is cut off.
-    pub(super) fn is_anybody_alone(&self) -> bool {
-        !self.alone.is_empty()
+    pub(super) fn has_isolated(&self) -> bool {
+        !self.isolated.is_empty()
     }
 
     /// Ends the isolation of `id`.
     pub(super) fn rejoin(&mut self, id: u64) {
-        self.alone.remove(&id);
+        self.isolated.remove(&id);
     }
 
     fn cut(&mut self, from: u64, to: u64, one_way: bool) {
@@ -66,14 +66,14 @@ impl Network {
     }
 
     /// Returns the delay of each copy of a message; empty if the message is lost.
-    pub(super) fn delays(&self, rng: &mut Rng, plan: &Plan, from: u64, to: u64) -> Vec<u64> {
+    pub(super) fn delays(&self, rng: &mut Rng, plan: &HistoryPlan, from: u64, to: u64) -> Vec<u64> {
         if self.is_cut(from, to) || rng.chance(plan.loss) {
             return Vec::new();
         }
         let copies = 1 + u64::from(rng.chance(plan.duplication));
         (0..copies)
             .map(|_| {
-                if rng.chance(plan.late) {
+                if rng.chance(plan.late_chance) {
                     rng.range(2_000, plan.long_delay.max(3_000))
                 } else {
                     rng.range(200, 2_000)

@@ -7,35 +7,36 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_node::apply::Machine;
+use muster_node::apply::KvStateMachine;
 use muster_node::disk::simulated::SimulatedDisk;
-use muster_node::disk::{Backend, DiskFile, Open};
+use muster_node::disk::{DiskFile, OpenMode, RedbBackend};
 use muster_node::driver::{
-    Applier, ApplyJob, CheckpointPolicy, Core, Driver, DriverOptions, LogJob, LogWriter, Mail,
-    Metrics, Notice, Snapshots, Turn, TurnError, gather, recover,
+    Applier, ApplierError, ApplyBatch, ApplyJob, CheckpointPolicy, DriverCore, DriverMetrics,
+    DriverOptions, LogJob, LogWriter, Mail, Notice, RoundRunner, SnapshotStore, collect_log_jobs,
+    recover_initial_state,
 };
-use muster_node::identity::{Incarnation, MemberId, Past};
+use muster_node::identity::{Incarnation, MemberId, StartEvidence};
 use muster_node::lease::Lessor;
-use muster_node::log::{Identity, Log, LogOptions, Reader};
+use muster_node::log::{Log, LogIdentity, LogOptions, LogReader};
 use muster_node::machine::{RequestId, StateMachine as _};
 use muster_node::membership::{Censuses, Neighbour};
 use muster_node::mvcc::watch::{WatchHub, WatchOptions};
-use muster_node::mvcc::{Compaction, Options as StoreOptions, Store, StoreError, View};
-use muster_node::witness::{Appearance, OnDisk, Witness};
+use muster_node::mvcc::{CompactionMode, Store, StoreError, StoreOptions, View};
+use muster_node::witness::{DiskState, ProcessClaim, Witness};
 use node_consensus::{Config, Guards};
 
-use super::Violation;
-use super::clients::is_of;
-use super::leases::Noting;
+use super::InvariantViolation;
+use super::clients::is_awaited_on;
+use super::leases::PendingCheckpoint;
 use super::members::{first_incarnation, first_members, url};
-use super::operators::{Asked, Changing};
-use super::plan::Plan;
-use super::ports::{CorePorts, MachinePorts, Memory, Sent, Told, Written};
-use super::streams::Hub;
+use super::operators::{OperatorChange, PendingChange};
+use super::plan::HistoryPlan;
+use super::ports::{CorePorts, LogSummary, MachinePorts, MemoryBodies, RoundOutput, TurnOutput};
+use super::streams::HubFuture;
 use crate::rng::Rng;
 
 /// Duration of an election, in the time of leases.
-const ELECTION: Duration = Duration::from_secs(1);
+const ELECTION_TIME: Duration = Duration::from_secs(1);
 
 const MEMBER_DIR: &str = "/member";
 
@@ -43,15 +44,15 @@ const MEMBER_DIR: &str = "/member";
 pub(super) const SEGMENT_BYTES: u64 = 64 * 1024;
 
 /// A member while its process runs.
-pub(super) struct Live {
-    pub core: Core,
+pub(super) struct MemberProcess {
+    pub core: RoundRunner,
     /// Queue of input for the core.
     pub mail: Mail,
     pub tick_is_due: bool,
     /// Whether the core is busy until an event that is already scheduled.
     pub core_is_due: bool,
     pub writer: LogWriter,
-    pub applier: Applier<Machine>,
+    pub applier: Applier<KvStateMachine>,
     pub store: Store,
     /// Queue of jobs for the log.
     pub log_jobs: VecDeque<LogJob>,
@@ -60,33 +61,33 @@ pub(super) struct Live {
     /// Queue of jobs for the state machine.
     pub apply_jobs: VecDeque<ApplyJob>,
     /// Jobs that the state machine is working on.
-    pub turn: Option<Turn>,
+    pub turn: Option<ApplyBatch>,
     /// Handle through which clients subscribe to watches.
     pub watches: WatchHub,
     /// Future that delivers events to watches; the simulation polls it.
-    pub hub: Hub,
+    pub hub: HubFuture,
     pub hub_is_due: bool,
-    pub written: Written,
+    pub log_summary: LogSummary,
     /// Whether the log had a torn end when the process began.
     pub was_torn: bool,
     /// Leader's clock of leases.
     pub lessor: Lessor,
-    pub noting: Option<Noting>,
+    pub pending_checkpoint: Option<PendingCheckpoint>,
     /// Reader of old log entries.
-    pub reader: Reader,
+    pub reader: LogReader,
     /// Number of reads of old entries under way.
     pub fetching: usize,
     /// Snapshot that is being written.
     pub writing: Option<Arc<View>>,
-    pub snapshots: Snapshots<Memory>,
+    pub snapshots: SnapshotStore<MemoryBodies>,
     /// Files of `snapshots`, kept in memory.
-    pub bodies: Memory,
+    pub bodies: MemoryBodies,
     /// Whether the next snapshot body to be sent is missing.
     pub loses_body: bool,
     /// Connected streams, by peer.
-    pub connected: BTreeMap<u64, Link>,
+    pub connected: BTreeMap<u64, ConnectedStream>,
     /// Appearance that this process shows to its peers.
-    pub shown: Appearance,
+    pub appearance: ProcessClaim,
     /// Remembered promises of its peers; may be more than was written.
     pub witness: Witness,
     /// Version of `witness` that was last written.
@@ -96,16 +97,16 @@ pub(super) struct Live {
     /// Peers that will never accept this process as its member.
     pub disowned_by: BTreeSet<u64>,
     /// Membership change that this member has under way as leader.
-    pub changing: Option<Changing>,
+    pub pending_change: Option<PendingChange>,
     /// Membership changes that wait for the one under way.
-    pub changes: VecDeque<Asked>,
+    pub changes: VecDeque<OperatorChange>,
     /// Received snapshots, with the machine and the process that sent each.
     pub transfers: BTreeMap<PathBuf, (u64, u64)>,
 }
 
 /// A stream to one process of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Link {
+pub(super) struct ConnectedStream {
     pub machine: u64,
     pub life: u64,
     /// Virtual time at which the stream connected.
@@ -115,7 +116,7 @@ pub(super) struct Link {
 /// Small files of a data directory. Each is replaced as a whole, and durable before any peer learns its
 /// contents.
 #[derive(Clone, Debug)]
-pub(super) struct Papers {
+pub(super) struct SmallFiles {
     pub incarnation: u128,
     /// Number of process starts so far.
     pub boots: u64,
@@ -126,7 +127,7 @@ pub(super) struct Papers {
     pub witness: String,
 }
 
-impl Papers {
+impl SmallFiles {
     pub(super) fn new(incarnation: u128) -> Self {
         let witness = Witness::default().encode();
         Self { incarnation, boots: 0, had_log: false, tombstone: false, witness }
@@ -134,34 +135,34 @@ impl Papers {
 }
 
 /// Earlier copy of a machine's disk and files, and an upper bound of what the copied log holds.
-pub(super) struct Image {
+pub(super) struct DiskImage {
     pub disk: SimulatedDisk,
-    pub papers: Papers,
-    pub held: OnDisk,
+    pub files: SmallFiles,
+    pub on_disk: DiskState,
 }
 
 /// Size of a disk sector in bytes; a sector is written completely or not at all.
 const SECTOR_BYTES: usize = 512;
 
 /// One machine of the simulation.
-pub(super) struct Node {
+pub(super) struct SimulatedNode {
     pub id: u64,
     /// Id of the machine's member; 0 before the machine knows it.
     pub member: u64,
     /// Address at which peers find the machine.
     pub url: String,
     pub disk: SimulatedDisk,
-    pub papers: Papers,
+    pub files: SmallFiles,
     /// Whether the machine has lost what its member promised. No peer may accept it as that member
     /// again.
-    pub is_lost: bool,
+    pub has_lost_promises: bool,
     /// Whether its process has ended for good, because its peers refuse it.
-    pub is_over: bool,
+    pub has_ended_for_good: bool,
     /// Number of starts that ended at once because the member was removed.
     pub refused_starts: u64,
     /// Copy of an earlier state of the machine.
-    pub image: Option<Image>,
-    pub live: Option<Live>,
+    pub image: Option<DiskImage>,
+    pub process: Option<MemberProcess>,
     /// Number of the present process. Events for an earlier one are dropped.
     pub life: u64,
     pub paused_until: u64,
@@ -171,7 +172,7 @@ pub(super) struct Node {
 
 /// Reason why a member's step ended its process.
 #[derive(Debug)]
-pub(super) enum Down {
+pub(super) enum ProcessEnd {
     /// The machine's power failed.
     Crashed,
     /// The machine's disk failed or was full, as a fault had ordered.
@@ -181,10 +182,10 @@ pub(super) enum Down {
 }
 
 /// Returns the store's options. The bounds are small, so that a short history reaches them.
-fn store_options(plan: &Plan, guards: Guards) -> StoreOptions {
+fn store_options(plan: &HistoryPlan, guards: Guards) -> StoreOptions {
     StoreOptions {
         cache_bytes: 256 * 1024,
-        compaction: Compaction::Background,
+        compaction: CompactionMode::Background,
         compacted_keys_per_step: 2,
         watch: WatchOptions {
             queued_deliveries: plan.queued_deliveries,
@@ -205,7 +206,7 @@ pub(super) fn run_of(machine: u64, life: u64) -> u64 {
 
 /// Returns the driver's options, and `config` with this plan's bounds. They are small, so that old
 /// entries are fetched from the log and messages are frequent.
-fn driver_options(plan: &Plan, mut config: Config) -> (Config, DriverOptions) {
+fn driver_options(plan: &HistoryPlan, mut config: Config) -> (Config, DriverOptions) {
     config.cache_bytes = 8 * 1024;
     config.max_message_bytes = 4 * 1024;
     config.max_inflight_messages = 8;
@@ -235,7 +236,7 @@ fn log_options(guards: Guards) -> LogOptions {
     }
 }
 
-impl Node {
+impl SimulatedNode {
     /// Creates a machine of member `member`, or of a member that is yet to join if that is 0.
     pub(super) fn new(id: u64, member: u64, seed: u64, tick: u64) -> Self {
         let disk = SimulatedDisk::new(seed);
@@ -244,12 +245,12 @@ impl Node {
             member,
             url: url(id, 0),
             disk,
-            papers: Papers::new(first_incarnation(id)),
-            is_lost: false,
-            is_over: false,
+            files: SmallFiles::new(first_incarnation(id)),
+            has_lost_promises: false,
+            has_ended_for_good: false,
             refused_starts: 0,
             image: None,
-            live: None,
+            process: None,
             life: 0,
             paused_until: 0,
             tick,
@@ -257,7 +258,7 @@ impl Node {
     }
 
     /// Returns whether the cluster began with this machine.
-    pub(super) fn is_founder(&self, plan: &Plan) -> bool {
+    pub(super) fn is_founder(&self, plan: &HistoryPlan) -> bool {
         self.id <= plan.members
     }
 
@@ -267,30 +268,30 @@ impl Node {
     }
 
     /// Returns the view of the member's store, which has its member table, while its process runs.
-    pub(super) fn members(&self) -> Option<Arc<View>> {
-        self.live.as_ref().map(|live| live.store.view())
+    pub(super) fn store_view(&self) -> Option<Arc<View>> {
+        self.process.as_ref().map(|live| live.store.view())
     }
 
     /// Returns the peers that its process exchanges messages with, and their addresses.
     pub(super) fn neighbours(&self) -> Vec<Neighbour> {
-        let Some(live) = &self.live else { return Vec::new() };
+        let Some(live) = &self.process else { return Vec::new() };
         live.censuses.neighbours(live.store.view().members(), MemberId(self.member))
     }
 
     /// Returns the member that its table has at this address.
     pub(super) fn member_at(&self, url: &str) -> Option<MemberId> {
-        let view = self.members()?;
+        let view = self.store_view()?;
         let mut members = view.members().members();
         members.find(|member| member.peer_urls.iter().any(|at| at == url)).map(|member| member.id)
     }
 
     /// Returns what the disk tells about the member's past.
-    pub(super) fn past(&self) -> Past {
+    pub(super) fn past(&self) -> StartEvidence {
         let exists = Log::exists(&self.disk.shared(), Path::new(MEMBER_DIR));
-        Past {
-            has_tombstone: self.papers.tombstone,
-            has_log: exists.unwrap_or(self.papers.had_log),
-            had_log: self.papers.had_log,
+        StartEvidence {
+            has_tombstone: self.files.tombstone,
+            has_log: exists.unwrap_or(self.files.had_log),
+            has_log_mark: self.files.had_log,
         }
     }
 
@@ -298,7 +299,7 @@ impl Node {
     /// for the whole state.
     pub(super) fn begin_joining(&mut self, member: u64) -> u64 {
         self.member = member;
-        self.papers.boots += 1;
+        self.files.boots += 1;
         self.life += 1;
         self.life
     }
@@ -306,25 +307,25 @@ impl Node {
     /// Creates store and log from another member's whole state, `body`.
     pub(super) fn begin_with(
         &mut self,
-        plan: &Plan,
+        plan: &HistoryPlan,
         guards: Guards,
         body: &[u8],
-    ) -> Result<(), Down> {
+    ) -> Result<(), ProcessEnd> {
         let begun = self.try_begin_with(plan, guards, body);
-        begun.map_err(|error| self.down(&*error))?;
-        self.papers.had_log = true;
+        begun.map_err(|error| self.process_end(&*error))?;
+        self.files.had_log = true;
         Ok(())
     }
 
     fn try_begin_with(
         &self,
-        plan: &Plan,
+        plan: &HistoryPlan,
         guards: Guards,
         mut body: &[u8],
     ) -> Result<(), Box<dyn Error>> {
         let file = self.new_store()?;
         let options = StoreOptions { members: Vec::new(), ..store_options(plan, guards) };
-        let mut machine = Machine::open(Backend::new(file)?, options)?;
+        let mut machine = KvStateMachine::open(RedbBackend::new(file)?, options)?;
         let at = machine.install_snapshot(&mut body)?;
         let dir = Path::new(MEMBER_DIR);
         let (disk, identity) = (self.disk.shared(), self.identity());
@@ -332,31 +333,31 @@ impl Node {
     }
 
     /// Returns how its process presents itself to peers.
-    pub(super) fn appearance(&self) -> Appearance {
-        self.live.as_ref().map_or_else(|| self.shows_nothing(), |live| live.shown)
+    pub(super) fn appearance(&self) -> ProcessClaim {
+        self.process.as_ref().map_or_else(|| self.blank_appearance(), |live| live.appearance)
     }
 
     /// Returns how a process with nothing on its disk presents itself.
-    fn shows_nothing(&self) -> Appearance {
-        Appearance {
-            incarnation: Incarnation(self.papers.incarnation.to_be_bytes()),
-            boot: self.papers.boots,
+    fn blank_appearance(&self) -> ProcessClaim {
+        ProcessClaim {
+            incarnation: Incarnation(self.files.incarnation.to_be_bytes()),
+            boot: self.files.boots,
             run: run_of(self.id, self.life),
-            disk: OnDisk::default(),
+            disk: DiskState::default(),
         }
     }
 
     /// Writes what it remembers of its peers' promises, unless that was written already.
     pub(super) fn write_witness(&mut self) {
-        let Some(live) = &mut self.live else { return };
+        let Some(live) = &mut self.process else { return };
         if live.witness.version() > live.witness_written {
             live.witness_written = live.witness.version();
-            self.papers.witness = live.witness.encode();
+            self.files.witness = live.witness.encode();
         }
     }
 
-    fn identity(&self) -> Identity {
-        Identity { cluster: 1, member: self.member, incarnation: self.papers.incarnation }
+    fn identity(&self) -> LogIdentity {
+        LogIdentity { cluster: 1, member: self.member, incarnation: self.files.incarnation }
     }
 
     /// Creates a file for a new store, and removes one that was left unfinished.
@@ -368,17 +369,17 @@ impl Node {
         if disk.exists(&path)? {
             disk.remove(&path)?;
         }
-        let file = disk.open(&path, Open::New)?;
+        let file = disk.open(&path, OpenMode::New)?;
         disk.sync_dir(dir)?;
         Ok(file)
     }
 
-    pub(super) fn down(&self, error: &dyn std::error::Error) -> Down {
-        if self.disk.is_off() {
-            return Down::Crashed;
+    pub(super) fn process_end(&self, error: &dyn std::error::Error) -> ProcessEnd {
+        if self.disk.is_power_off() {
+            return ProcessEnd::Crashed;
         }
         if self.disk.has_failed() {
-            return Down::DiskFailed;
+            return ProcessEnd::DiskFailed;
         }
         let mut text = error.to_string();
         let mut source = error.source();
@@ -386,78 +387,90 @@ impl Node {
             text = format!("{text}: {cause}");
             source = cause.source();
         }
-        Down::Broken(text)
+        ProcessEnd::Broken(text)
     }
 
     /// Starts the process. The first time it creates log and store, later it uses those on the disk.
-    pub(super) fn boot(&mut self, plan: &Plan, seed: u64, guards: Guards) -> Result<(), Down> {
+    pub(super) fn boot(
+        &mut self,
+        plan: &HistoryPlan,
+        seed: u64,
+        guards: Guards,
+    ) -> Result<(), ProcessEnd> {
         self.life += 1;
-        self.papers.boots += 1;
-        let live = self.try_boot(plan, seed, guards).map_err(|error| self.down(&*error))?;
-        self.papers.had_log = true;
-        self.live = Some(live);
+        self.files.boots += 1;
+        let live = self.try_boot(plan, seed, guards).map_err(|error| self.process_end(&*error))?;
+        self.files.had_log = true;
+        self.process = Some(live);
         Ok(())
     }
 
-    fn try_boot(&self, plan: &Plan, seed: u64, guards: Guards) -> Result<Live, Box<dyn Error>> {
+    fn try_boot(
+        &self,
+        plan: &HistoryPlan,
+        seed: u64,
+        guards: Guards,
+    ) -> Result<MemberProcess, Box<dyn Error>> {
         let disk = self.disk.shared();
         let dir = Path::new(MEMBER_DIR);
         let options = log_options(guards);
         let is_new = !Log::exists(&disk, dir)?;
-        let file =
-            if is_new { self.new_store()? } else { disk.open(&dir.join("db"), Open::Existing)? };
-        let mut machine = Machine::open(Backend::new(file)?, store_options(plan, guards))?;
+        let file = if is_new {
+            self.new_store()?
+        } else {
+            disk.open(&dir.join("db"), OpenMode::Existing)?
+        };
+        let mut machine =
+            KvStateMachine::open(RedbBackend::new(file)?, store_options(plan, guards))?;
         let own = self.id;
         // As in production, an outcome is complete only on the member on which a client waits for it.
-        machine.answer_only(move |RequestId(request)| is_of(request, own));
+        machine.set_answer_filter(move |RequestId(request)| is_awaited_on(request, own));
         if is_new {
             Log::create(&disk, dir, &self.identity(), &options)?;
         }
         let (mut log, recovered) = Log::open(&disk, dir, &options)?;
         let state = recovered.hard_state;
-        let held = OnDisk { term: state.term, vote: state.vote, last: recovered.last().index };
-        let witness = Witness::decode(&self.papers.witness)?;
-        let initial = recover(&mut log, machine.applied(), machine.members())?;
-        let (config, mut driver_options) = driver_options(
-            plan,
-            Config { guards, ..Config::new(self.member, recovered.boot, seed) },
-        );
+        let held = DiskState { term: state.term, vote: state.vote, last: recovered.last().index };
+        let witness = Witness::decode(&self.files.witness)?;
+        let initial = recover_initial_state(&mut log, machine.applied(), machine.members())?;
+        let config = Config { guards, ..Config::new(self.member, recovered.boot, seed) };
+        let (config, mut driver_options) = driver_options(plan, config);
         driver_options.campaign_when_connected = is_new && own == 1;
-        let driver = Driver::new(&config, driver_options, &initial)?;
-        let metrics = Arc::<Metrics>::default();
+        let driver = DriverCore::new(&config, driver_options, &initial)?;
+        let metrics = Arc::<DriverMetrics>::default();
         let (store, watches) = (machine.store(), machine.hub());
         let hub = Box::pin(machine.hub().run());
         let policy = CheckpointPolicy { bytes: usize::MAX, entries: plan.checkpoint_entries };
-        let bodies = Memory::default();
+        let bodies = MemoryBodies::default();
         let mut faults = Rng::new(seed);
         if faults.chance(plan.lost_bodies) {
             bodies.fail_once();
         }
-        Ok(Live {
-            core: Core::new(driver, Arc::clone(&metrics)),
+        Ok(MemberProcess {
+            core: RoundRunner::new(driver, Arc::clone(&metrics)),
             mail: Mail::new(plan.mail),
             tick_is_due: false,
             core_is_due: false,
-            lessor: Lessor::new(ELECTION),
-            noting: None,
+            lessor: Lessor::new(ELECTION_TIME),
+            pending_checkpoint: None,
             reader: log.reader(),
             watches,
             hub,
             hub_is_due: false,
-            written: Written { last: log.last().index, ..Written::default() },
-            was_torn: recovered.cut.is_some(),
+            log_summary: LogSummary { last: log.last().index, ..LogSummary::default() },
+            was_torn: recovered.truncated_at.is_some(),
             fetching: 0,
             writing: None,
-            snapshots: Snapshots::new("/outgoing".into(), bodies.clone()),
+            snapshots: SnapshotStore::new("/outgoing".into(), bodies.clone()),
             bodies,
             loses_body: faults.chance(plan.lost_bodies),
             connected: BTreeMap::new(),
-            shown: Appearance { disk: held, ..self.shows_nothing() },
+            appearance: ProcessClaim { disk: held, ..self.blank_appearance() },
             witness_written: witness.version(),
             witness,
             censuses: Censuses::default(),
             disowned_by: BTreeSet::new(),
-            changing: None,
+            pending_change: None,
             changes: VecDeque::new(),
             transfers: BTreeMap::new(),
             writer: LogWriter::new(log, Arc::clone(&metrics)),
@@ -472,18 +485,18 @@ impl Node {
 
     /// Returns whether its process is installing a snapshot.
     pub(super) fn is_installing(&self) -> bool {
-        self.live.as_ref().is_some_and(|live| live.written.installing)
+        self.process.as_ref().is_some_and(|live| live.log_summary.installing)
     }
 
     /// Returns whether its log had a torn end when its process began.
     pub(super) fn was_torn(&self) -> bool {
-        self.live.as_ref().is_some_and(|live| live.was_torn)
+        self.process.as_ref().is_some_and(|live| live.was_torn)
     }
 
     /// Decides how far a log write has got when its process ends. It has not begun if `operations` is
     /// `None`. Otherwise power fails after that many disk operations, or the write completes unnoticed.
     pub(super) fn cut_short(&mut self, operations: Option<u64>) {
-        let Some(live) = &mut self.live else { return };
+        let Some(live) = &mut self.process else { return };
         let Some(group) = live.log_group.take() else { return };
         if let Some(operations) = operations {
             self.disk.power_off_after(operations);
@@ -496,19 +509,19 @@ impl Node {
     pub(super) fn crash(&mut self) {
         // Crash the disk before dropping the process: destructors must not complete any writes.
         self.disk.crash();
-        self.live = None;
+        self.process = None;
         self.life += 1;
     }
 
     /// Ends the process only: the machine keeps running.
     pub(super) fn kill(&mut self) {
         self.disk.kill();
-        self.live = None;
+        self.process = None;
         self.life += 1;
     }
 }
 
-impl Live {
+impl MemberProcess {
     /// Returns whether the core must wait until the log or the state machine takes jobs from its queue.
     pub(super) fn is_blocked(&self, bound: usize) -> bool {
         self.log_jobs.len() >= bound || self.apply_jobs.len() >= bound
@@ -520,24 +533,24 @@ impl Live {
     }
 
     /// Runs one round of the core.
-    pub(super) fn round(&mut self, rng: &mut Rng, plan: &Plan, calm: bool) -> Sent {
+    pub(super) fn round(&mut self, rng: &mut Rng, plan: &HistoryPlan, calm: bool) -> RoundOutput {
         let (mail, tick) = (self.mail.take(), mem::take(&mut self.tick_is_due));
         let mut ports = CorePorts {
             rng,
             plan,
-            calm,
+            are_faults_over: calm,
             mail: &mut self.mail,
             log_jobs: &mut self.log_jobs,
             apply_jobs: &mut self.apply_jobs,
-            written: &mut self.written,
+            log_summary: &mut self.log_summary,
             snapshots: &self.snapshots,
             loses_body: &mut self.loses_body,
             connected: &self.connected,
             fetching: &mut self.fetching,
-            sent: Sent::default(),
+            output: RoundOutput::default(),
         };
         self.core.round(mail, tick, &mut ports);
-        ports.sent
+        ports.output
     }
 
     /// Returns whether the log is writing enough bytes for a power cut to leave a part of them.
@@ -554,7 +567,7 @@ impl Live {
         }
         let Some(first) = self.log_jobs.pop_front() else { return false };
         let more = std::iter::from_fn(|| self.log_jobs.pop_front());
-        self.log_group = Some(gather(first, more));
+        self.log_group = Some(collect_log_jobs(first, more));
         true
     }
 
@@ -566,7 +579,7 @@ impl Live {
         let before = self.apply_jobs.len();
         let Some(first) = self.apply_jobs.pop_front() else { return 0 };
         let more = std::iter::from_fn(|| self.apply_jobs.pop_front());
-        self.turn = Some(Turn::gather(first, more));
+        self.turn = Some(ApplyBatch::gather(first, more));
         before - self.apply_jobs.len()
     }
 
@@ -574,22 +587,23 @@ impl Live {
     /// output, and whether the machine can continue.
     pub(super) fn run_turn(
         &mut self,
-        turn: Turn,
+        turn: ApplyBatch,
         idle: bool,
-    ) -> (Told, Result<(), Box<dyn Error>>) {
-        let told = Told::default();
-        let mut out = MachinePorts { snapshots: &self.snapshots, writing: &mut self.writing, told };
+    ) -> (TurnOutput, Result<(), Box<dyn Error>>) {
+        let told = TurnOutput::default();
+        let mut out =
+            MachinePorts { snapshots: &self.snapshots, writing: &mut self.writing, output: told };
         let mut done = self.applier.run(turn, &mut out);
         if done.is_ok() && idle {
-            done = self.applier.checkpoint(&mut out).map_err(TurnError::Store);
+            done = self.applier.checkpoint(&mut out).map_err(ApplierError::Store);
         }
-        let done = done.map_err(|error: TurnError<StoreError>| -> Box<dyn Error> {
+        let done = done.map_err(|error: ApplierError<StoreError>| -> Box<dyn Error> {
             match error {
-                TurnError::Store(error) => error.into(),
-                TurnError::Body(error) => error.into(),
+                ApplierError::Store(error) => error.into(),
+                ApplierError::Body(error) => error.into(),
             }
         });
-        (out.told, done)
+        (out.output, done)
     }
 
     /// Writes the snapshot that was requested, if there is one.
@@ -599,6 +613,6 @@ impl Live {
 }
 
 /// Returns the violation for a member that stops although its power didn't fail.
-pub(super) fn broken(id: u64, why: &str) -> Violation {
-    Violation::new("members start and run", format!("member {id}: {why}"))
+pub(super) fn broken(id: u64, why: &str) -> InvariantViolation {
+    InvariantViolation::new("members start and run", format!("member {id}: {why}"))
 }

@@ -2,48 +2,48 @@
 //! asks any member for it, and waits. After a time-out the outcome is unknown. The operator then reads the list
 //! again, or asks again for the same operation.
 //!
-//! Production code ([`muster_node::membership::Judge`]) decides what a member does with a change. This module
+//! Production code ([`muster_node::membership::ChangeJudge`]) decides what a member does with a change. This module
 //! decides which member is asked, and when.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_node::apply::{ApplyError, Outcome};
-use muster_node::driver::{Notice, Proposal};
+use muster_node::driver::{ClientProposal, Notice};
 use muster_node::identity::{Incarnation, MemberId, OperationId};
 use muster_node::machine::{EntryKind, RequestId};
 use muster_node::membership::{
-    ChangeError, ChangeRequest, Judge, Member, MemberChange, MemberTable, Objection, Refused,
-    Rules, Ruling,
+    ChangeDecision, ChangeError, ChangeJudge, ChangeObjection, ChangeRefusal, ChangeRequest,
+    ChangeRules, Member, MemberChange, MemberTable,
 };
 use node_consensus::Role;
 use node_proto::command::{self, Operation};
 
-use super::Violation;
+use super::InvariantViolation;
 use super::clients::request_id;
 use super::members::url;
-use super::node::Node;
-use super::world::{Event, TICK, World, place};
+use super::node::SimulatedNode;
+use super::world::{ScheduledEvent, Simulation, TICK, index_of};
 
 /// Maximum number of voters that operators aim for.
-const MOST_VOTERS: u64 = 7;
+const MAX_VOTERS: u64 = 7;
 /// Maximum number of machines in a history.
-const MOST_MACHINES: usize = 14;
+const MAX_MACHINES: usize = 14;
 
 /// Virtual microseconds after which an operator considers the outcome unknown.
-const PATIENCE: u64 = 300_000;
+const OPERATOR_TIMEOUT: u64 = 300_000;
 /// Virtual microseconds that a leader waits for its proposal.
-const PROPOSED: u64 = 1_500_000;
+const PROPOSAL_TIMEOUT: u64 = 1_500_000;
 /// Virtual microseconds that a leader waits for its successor.
-const HANDING_OVER: u64 = 10 * TICK;
+const TRANSFER_TIMEOUT: u64 = 10 * TICK;
 /// Virtual microseconds between two checks whether a quorum knows of the last change.
-const LOOK_AGAIN: u64 = 5_000;
+const RETRY_INTERVAL: u64 = 5_000;
 /// Maximum number of changes that wait on a leader for the one under way.
-const QUEUED: usize = 16;
+const MAX_QUEUED_CHANGES: usize = 16;
 
 /// A membership change that a member is asked for.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
+pub(super) struct OperatorChange {
     /// Operator that asks; `None` if a leader promotes a learner that waits for its vote.
     operator: Option<usize>,
     number: u64,
@@ -54,8 +54,8 @@ pub(super) struct Asked {
 
 /// The membership change that a leader has under way.
 #[derive(Debug)]
-pub(super) struct Changing {
-    asked: Asked,
+pub(super) struct PendingChange {
+    asked: OperatorChange,
     /// Id of the proposed request; 0 while the leader hands over.
     request: u64,
 }
@@ -64,47 +64,51 @@ pub(super) struct Changing {
 #[derive(Debug, Default)]
 pub(super) struct Operator {
     /// Number of the request that it waits for; 0 if none.
-    waits: u64,
+    pending_number: u64,
     /// Change that it last asked for, unless that was answered.
     unanswered: Option<ChangeRequest>,
     /// Number of voters that it wants.
-    aim: u64,
+    target_voters: u64,
 }
 
-impl World {
+impl Simulation {
     /// Calls `says` with a judge of changes that knows what this process knows now.
-    fn judge<T>(&self, node: &Node, says: impl FnOnce(&Judge<'_>) -> T) -> Option<T> {
-        let live = node.live.as_ref()?;
+    fn judge<T>(
+        &self,
+        node: &SimulatedNode,
+        says: impl FnOnce(&ChangeJudge<'_>) -> T,
+    ) -> Option<T> {
+        let live = node.process.as_ref()?;
         let since = |since: u64| Duration::from_micros(self.now - since);
         let connected: BTreeMap<MemberId, Duration> =
             live.connected.iter().map(|(id, link)| (MemberId(*id), since(link.since))).collect();
         let (view, status) = (live.store.view(), live.core.driver().status());
-        let rules = Rules {
+        let rules = ChangeRules {
             healthy_after: Duration::from_micros(self.plan.healthy_after),
             in_sync_entries: self.plan.in_sync_entries,
             guards: self.options.guards,
-            ..Rules::new(self.plan.strict, self.plan.max_learners)
+            ..ChangeRules::new(self.plan.strict, self.plan.max_learners)
         };
-        Some(says(&Judge {
+        Some(says(&ChangeJudge {
             rules,
             local: MemberId(node.member),
-            leads: status.role == Role::Leader,
+            is_leader: status.role == Role::Leader,
             table: view.members(),
             connected: &connected,
             peers: &status.peers,
-            settles: status.settles,
+            settled_index: status.barrier_index,
             last: status.last,
         }))
     }
 
-    pub(super) fn operate(&mut self, operator: usize) -> Result<(), Violation> {
-        if self.calm || self.operators[operator].waits != 0 {
+    pub(super) fn operate(&mut self, operator: usize) -> Result<(), InvariantViolation> {
+        if self.are_faults_over || self.operators[operator].pending_number != 0 {
             return Ok(());
         }
         let delay = self.rng.range(5_000, 80_000);
-        self.after(delay, Event::Operator { operator });
+        self.schedule(delay, ScheduledEvent::Operator { operator });
         let id = self.any_machine();
-        let Some(view) = self.nodes[place(id)].members() else { return Ok(()) };
+        let Some(view) = self.nodes[index_of(id)].store_view() else { return Ok(()) };
         let again = self.operators[operator].unanswered.take().filter(|_| self.rng.chance(500));
         let change = match again {
             Some(again) => again,
@@ -116,28 +120,28 @@ impl World {
                 None => return Ok(()),
             },
         };
-        let node = &self.nodes[place(id)];
-        if !matches!(self.judge(node, |judge| judge.look(&change)), Some(Ok(()))) {
+        let node = &self.nodes[index_of(id)];
+        if !matches!(self.judge(node, |judge| judge.precheck(&change)), Some(Ok(()))) {
             self.report.changes_refused += 1;
             return Ok(());
         }
         let number = self.next_id;
         self.next_id += 1;
-        self.operators[operator].waits = number;
-        self.after(PATIENCE, Event::OperatorTimeout { operator, number });
+        self.operators[operator].pending_number = number;
+        self.schedule(OPERATOR_TIMEOUT, ScheduledEvent::OperatorTimeout { operator, number });
         self.prepare(&change.change);
         self.operators[operator].unanswered = Some(change.clone());
-        let until = self.now + PROPOSED;
-        let asked = Asked { operator: Some(operator), number, change, until };
+        let until = self.now + PROPOSAL_TIMEOUT;
+        let asked = OperatorChange { operator: Some(operator), number, change, until };
         self.pass_on(id, asked)
     }
 
     /// Lets a member handle a change: it acts itself if it leads, or forwards the change to the leader it
     /// knows.
-    fn pass_on(&mut self, id: u64, asked: Asked) -> Result<(), Violation> {
-        let node = &self.nodes[place(id)];
+    fn pass_on(&mut self, id: u64, asked: OperatorChange) -> Result<(), InvariantViolation> {
+        let node = &self.nodes[index_of(id)];
         let (life, member) = (node.life, node.member);
-        let Some(live) = &node.live else { return Ok(()) };
+        let Some(live) = &node.process else { return Ok(()) };
         let leader = live.core.driver().leadership().1;
         if leader == member {
             return self.lead(id, life, asked);
@@ -150,42 +154,55 @@ impl World {
         let delays = self.network.delays(&mut self.rng, &self.plan, id, link.machine);
         if let Some(delay) = delays.first() {
             let (node, life) = (link.machine, link.life);
-            self.after(*delay, Event::Ask { node, life, asked });
+            self.schedule(*delay, ScheduledEvent::ChangeRequested { node, life, asked });
         }
         Ok(())
     }
 
     /// Lets a process handle a change as the leader.
-    pub(super) fn lead(&mut self, id: u64, life: u64, asked: Asked) -> Result<(), Violation> {
+    pub(super) fn lead(
+        &mut self,
+        id: u64,
+        life: u64,
+        asked: OperatorChange,
+    ) -> Result<(), InvariantViolation> {
         let one_at_a_time = self.options.guards.one_change_at_a_time();
         let Some(live) = self.live(id, life) else { return Ok(()) };
-        if live.changing.is_some() && one_at_a_time {
-            if live.changes.len() < QUEUED {
+        if live.pending_change.is_some() && one_at_a_time {
+            if live.changes.len() < MAX_QUEUED_CHANGES {
                 live.changes.push_back(asked);
             }
             return Ok(());
         }
-        let node = &self.nodes[place(id)];
-        let ruling = self.judge(node, |judge| judge.rule(&asked.change));
+        let node = &self.nodes[index_of(id)];
+        let ruling = self.judge(node, |judge| judge.decide(&asked.change));
         match ruling {
             None => Ok(()),
-            Some(Err(Refused::Objection(Objection::Unsettled))) if self.now < asked.until => {
-                self.after(LOOK_AGAIN, Event::Ask { node: id, life, asked });
+            Some(Err(ChangeRefusal::Objection(ChangeObjection::Unsettled)))
+                if self.now < asked.until =>
+            {
+                self.schedule(
+                    RETRY_INTERVAL,
+                    ScheduledEvent::ChangeRequested { node: id, life, asked },
+                );
                 Ok(())
             }
             Some(Err(refused)) => {
-                self.report.changes_refused += u64::from(refused != Refused::NotLeader);
+                self.report.changes_refused += u64::from(refused != ChangeRefusal::NotLeader);
                 self.answer(&asked);
                 Ok(())
             }
-            Some(Ok(Ruling::HandOver)) => {
+            Some(Ok(ChangeDecision::TransferLeadership)) => {
                 self.report.handed_over += 1;
-                self.after(HANDING_OVER, Event::ChangeEnds { node: id, life, request: 0 });
+                self.schedule(
+                    TRANSFER_TIMEOUT,
+                    ScheduledEvent::ChangeEnds { node: id, life, request: 0 },
+                );
                 let Some(live) = self.live(id, life) else { return Ok(()) };
-                live.changing = Some(Changing { asked, request: 0 });
+                live.pending_change = Some(PendingChange { asked, request: 0 });
                 self.notice(id, life, Notice::Transfer(None))
             }
-            Some(Ok(Ruling::Propose(entry))) => self.propose_change(id, life, asked, entry),
+            Some(Ok(ChangeDecision::Propose(entry))) => self.propose_change(id, life, asked, entry),
         }
     }
 
@@ -193,13 +210,15 @@ impl World {
         &mut self,
         id: u64,
         life: u64,
-        asked: Asked,
+        asked: OperatorChange,
         entry: Box<command::MemberChange>,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), InvariantViolation> {
         if let MemberChange::Promote(member) = &asked.change.change {
-            let last =
-                self.nodes[place(id)].live.as_ref().map(|live| live.core.driver().status().last);
-            self.invariants.counts.promoted(
+            let last = self.nodes[index_of(id)]
+                .process
+                .as_ref()
+                .map(|live| live.core.driver().status().last);
+            self.invariants.counts.check_promotion(
                 member.0,
                 last.unwrap_or(0),
                 self.plan.in_sync_entries,
@@ -208,16 +227,16 @@ impl World {
         let request = request_id(self.next_id, id);
         self.next_id += 1;
         self.change_requests.insert(request);
-        self.proposed.push((entry.planned_at, asked.change.change.clone()));
+        self.proposed_changes.push((entry.planned_at, asked.change.change.clone()));
         let data = command::encode(request, None, Operation::ChangeMember(*entry));
-        let proposal = Proposal { id: RequestId(request), kind: EntryKind::ConfChange, data };
-        self.after(PROPOSED, Event::ChangeEnds { node: id, life, request });
+        let proposal = ClientProposal { id: RequestId(request), kind: EntryKind::ConfChange, data };
+        self.schedule(PROPOSAL_TIMEOUT, ScheduledEvent::ChangeEnds { node: id, life, request });
         let Some(live) = self.live(id, life) else { return Ok(()) };
         if live.mail.propose(proposal).is_err() {
             self.answer(&asked);
             return Ok(());
         }
-        live.changing = Some(Changing { asked, request });
+        live.pending_change = Some(PendingChange { asked, request });
         self.wake(id)
     }
 
@@ -227,10 +246,11 @@ impl World {
         id: u64,
         request: u64,
         outcome: Option<&Outcome>,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), InvariantViolation> {
         let life = self.node(id).life;
         let Some(live) = self.live(id, life) else { return Ok(()) };
-        let Some(changing) = live.changing.take_if(|changing| changing.request == request) else {
+        let Some(changing) = live.pending_change.take_if(|changing| changing.request == request)
+        else {
             return Ok(());
         };
         let stale = matches!(outcome, Some(Err(ApplyError::Members(ChangeError::Stale { .. }))));
@@ -242,7 +262,7 @@ impl World {
         }
         let Some(live) = self.live(id, life) else { return Ok(()) };
         match live.changes.pop_front() {
-            Some(next) if live.changing.is_none() => self.lead(id, life, next),
+            Some(next) if live.pending_change.is_none() => self.lead(id, life, next),
             Some(next) => {
                 live.changes.push_front(next);
                 Ok(())
@@ -252,16 +272,19 @@ impl World {
     }
 
     /// Schedules the answer to an operator; it may be lost.
-    fn answer(&mut self, asked: &Asked) {
+    fn answer(&mut self, asked: &OperatorChange) {
         let Some(operator) = asked.operator else { return };
         if !self.rng.chance(self.plan.loss) {
             let delay = self.rng.range(200, 4_000);
-            self.after(delay, Event::Answered { operator, number: asked.number });
+            self.schedule(
+                delay,
+                ScheduledEvent::OperatorAnswered { operator, number: asked.number },
+            );
         }
     }
 
     pub(super) fn answered(&mut self, operator: usize, number: u64) {
-        if self.operators[operator].waits == number {
+        if self.operators[operator].pending_number == number {
             self.operators[operator].unanswered = None;
             self.operator_goes_on(operator, number);
         }
@@ -269,10 +292,10 @@ impl World {
 
     /// Lets an operator continue, because it was answered or gave up.
     pub(super) fn operator_goes_on(&mut self, operator: usize, number: u64) {
-        if self.operators[operator].waits == number {
-            self.operators[operator].waits = 0;
+        if self.operators[operator].pending_number == number {
+            self.operators[operator].pending_number = 0;
             let delay = self.rng.range(2_000, 60_000);
-            self.after(delay, Event::Operator { operator });
+            self.schedule(delay, ScheduledEvent::Operator { operator });
         }
     }
 
@@ -282,23 +305,23 @@ impl World {
         id: u64,
         life: u64,
         waits: MemberId,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), InvariantViolation> {
         let Some(live) = self.live(id, life) else { return Ok(()) };
-        if live.core.driver().leadership().0 != Role::Leader || live.changing.is_some() {
+        if live.core.driver().leadership().0 != Role::Leader || live.pending_change.is_some() {
             return Ok(());
         }
         let change = MemberChange::Promote(waits).into();
-        self.lead(id, life, Asked { operator: None, number: 0, change, until: 0 })
+        self.lead(id, life, OperatorChange { operator: None, number: 0, change, until: 0 })
     }
 
     /// Draws the change that an operator wants, given the list that it has read.
     fn wish(&mut self, operator: usize, table: &MemberTable) -> Option<MemberChange> {
-        if self.operators[operator].aim == 0 || self.rng.chance(80) {
-            self.operators[operator].aim = self.rng.range(1, MOST_VOTERS + 1);
+        if self.operators[operator].target_voters == 0 || self.rng.chance(80) {
+            self.operators[operator].target_voters = self.rng.range(1, MAX_VOTERS + 1);
         }
-        let aim = self.operators[operator].aim;
+        let aim = self.operators[operator].target_voters;
         let lost = |member: &&Member| {
-            self.nodes.iter().any(|node| node.is_lost && node.member == member.id.0)
+            self.nodes.iter().any(|node| node.has_lost_promises && node.member == member.id.0)
         };
         let lost = table.members().find(lost).map(|member| member.id);
         if let Some(lost) = lost
@@ -315,7 +338,7 @@ impl World {
             let id = *removed.get(self.rng.pick(removed.len().max(1)))?;
             let machine = self.nodes.iter().find(|node| node.member == id.0)?;
             let url = machine.url.clone();
-            return Some(MemberChange::Add(added(id, url, true, None)));
+            return Some(MemberChange::Add(new_member(id, url, true, None)));
         }
         if self.rng.chance(150) {
             let all: Vec<&Member> = table.members().collect();
@@ -331,7 +354,7 @@ impl World {
             return self.add(table);
         }
         if count > aim || self.rng.chance(200) {
-            let leader = self.leader(0).map(|id| MemberId(self.nodes[place(id)].member));
+            let leader = self.leader(0).map(|id| MemberId(self.nodes[index_of(id)].member));
             let leader = leader.filter(|id| table.member(*id).is_some());
             let any = voters[self.rng.pick(voters.len())].id;
             return Some(MemberChange::Remove(
@@ -347,29 +370,29 @@ impl World {
 
     fn add(&mut self, table: &MemberTable) -> Option<MemberChange> {
         // A machine with an unanswered request is left to the operator that will ask again.
-        let asked_for = |node: &Node| {
+        let asked_for = |node: &SimulatedNode| {
             let mut asked = self.operators.iter().filter_map(|one| one.unanswered.as_ref());
             asked.any(|asked| match &asked.change {
                 MemberChange::Add(new) => node.owns(&new.peer_urls[0]),
                 _ => false,
             })
         };
-        let waits = |node: &&Node| {
+        let waits = |node: &&SimulatedNode| {
             let is_taken = table.members().any(|member| node.owns(&member.peer_urls[0]));
             node.member == 0 && !is_taken && !asked_for(node)
         };
         let waiting = self.nodes.iter().find(waits).map(|node| node.id);
         let machine = match waiting {
             Some(machine) => machine,
-            None if self.nodes.len() < MOST_MACHINES => self.new_machine(),
+            None if self.nodes.len() < MAX_MACHINES => self.new_machine(),
             None => return None,
         };
         let id = MemberId(1_000 + self.next_id);
-        let bound = self.plan.bound && self.rng.chance(500);
-        let incarnation = self.nodes[place(machine)].papers.incarnation;
+        let bound = self.plan.binds_incarnations && self.rng.chance(500);
+        let incarnation = self.nodes[index_of(machine)].files.incarnation;
         let incarnation = bound.then(|| Incarnation(incarnation.to_be_bytes()));
-        let url = self.nodes[place(machine)].url.clone();
-        Some(MemberChange::Add(added(id, url, self.rng.chance(600), incarnation)))
+        let url = self.nodes[index_of(machine)].url.clone();
+        Some(MemberChange::Add(new_member(id, url, self.rng.chance(600), incarnation)))
     }
 
     /// Starts the machine of a member that is to be added, as its operator would.
@@ -378,12 +401,17 @@ impl World {
         let machine = self.nodes.iter().find(|node| node.owns(&member.peer_urls[0]));
         if let Some(id) = machine.filter(|node| node.member == 0).map(|node| node.id) {
             let delay = self.rng.range(1_000, 150_000);
-            self.after(delay, Event::Restart { node: id });
+            self.schedule(delay, ScheduledEvent::Restart { node: id });
         }
     }
 }
 
-fn added(id: MemberId, url: String, is_learner: bool, incarnation: Option<Incarnation>) -> Member {
+fn new_member(
+    id: MemberId,
+    url: String,
+    is_learner: bool,
+    incarnation: Option<Incarnation>,
+) -> Member {
     Member {
         id,
         name: String::new(),
@@ -392,7 +420,7 @@ fn added(id: MemberId, url: String, is_learner: bool, incarnation: Option<Incarn
         is_learner,
         incarnation,
         node_key: None,
-        changed: 0,
+        changed_at: 0,
         vote_when_ready: false,
         operations: Vec::new(),
     }

@@ -6,13 +6,13 @@ use muster_node::driver::{MAX_QUEUED_MESSAGE_BYTES, MailBounds};
 use crate::rng::Rng;
 
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
+pub(super) struct HistoryPlan {
     pub members: u64,
     /// Chance that a message is lost, per mille; likewise `duplication` that it arrives twice.
     pub loss: u64,
     pub duplication: u64,
-    /// Chance that a message takes up to [`Plan::long_delay`], per mille.
-    pub late: u64,
+    /// Chance that a message takes up to [`HistoryPlan::long_delay`], per mille.
+    pub late_chance: u64,
     pub long_delay: u64,
     /// Mean virtual microseconds between faults of this kind, as for all `…_every` fields; 0 means
     /// none.
@@ -56,7 +56,7 @@ pub(super) struct Plan {
     pub in_sync_entries: u64,
     /// Whether members are bound to their incarnations, as in a cluster that was formed from a
     /// document.
-    pub bound: bool,
+    pub binds_incarnations: bool,
     /// Interval between machines that lose their state. Each loses its disk, gets an old disk image
     /// back, or has a copy started beside it.
     pub amnesia_every: u64,
@@ -85,13 +85,13 @@ pub(super) struct Plan {
     pub watch_bytes: usize,
     /// Chance that a request changes users and roles until authentication is enabled, per mille.
     /// Afterwards it is a quarter of this. 0 means no users.
-    pub users: u64,
+    pub user_change_chance: u64,
     /// Number of clients that behave as Kubernetes' API servers do; 0 means none.
     pub api_servers: usize,
     /// Virtual microseconds between the API servers' races for the right to compact.
     pub compact_every: u64,
     /// Number of keys in each prefix that API servers copy.
-    pub objects: u64,
+    pub keys_per_prefix: u64,
     /// Number of keys on a page of an API server's list.
     pub page_keys: i64,
     /// Whether starting members shorten the wait for their first election.
@@ -100,19 +100,19 @@ pub(super) struct Plan {
 
 /// Draws the number of members that a cluster begins with. A cluster whose members change may begin
 /// with few.
-fn first_members(rng: &mut Rng, churns: bool) -> u64 {
+fn draw_member_count(rng: &mut Rng, churns: bool) -> u64 {
     let sizes = if churns { [1, 1, 2, 3, 3, 3, 5] } else { [3, 3, 3, 3, 5, 5, 1] };
     sizes[rng.pick(sizes.len())]
 }
 
-impl Plan {
+impl HistoryPlan {
     pub(super) fn new(rng: &mut Rng, members: Option<u64>) -> Self {
         // Drawn from generators of their own, so that an old seed still gives the same history where
         // they are not used.
         let mut of_servers = Rng::new(rng.clone().number());
         let mut of_starts = Rng::new(rng.clone().number() ^ 1);
         let churns = rng.chance(500);
-        let members = members.unwrap_or_else(|| first_members(rng, churns));
+        let members = members.unwrap_or_else(|| draw_member_count(rng, churns));
         let mut some = |chance, low, high| {
             let drawn = rng.range(low, high);
             if rng.chance(chance) { drawn } else { 0 }
@@ -140,7 +140,7 @@ impl Plan {
             little_space_every: some(300, 200_000, 900_000),
             loss: some(600, 1, 120),
             duplication: some(500, 1, 100),
-            late: some(700, 1, 120),
+            late_chance: some(700, 1, 120),
             long_delay: some(1000, 20_000, 600_000),
             partition_every: some(700, 200_000, 900_000),
             crash_every: some(800, 150_000, 800_000),
@@ -167,19 +167,19 @@ impl Plan {
             max_learners: some(1000, 1, 4),
             healthy_after: some(1000, 20_000, 120_000),
             in_sync_entries: some(1000, 2, 40),
-            bound: some(500, 1, 2) == 1,
+            binds_incarnations: some(500, 1, 2) == 1,
             amnesia_every: if churns { some(600, 200_000, 900_000) } else { 0 },
-            users: some(500, 200, 500),
+            user_change_chance: some(500, 200, 500),
             api_servers: if of_servers.chance(250) { 2 + of_servers.pick(2) } else { 0 },
             compact_every: of_servers.range(60_000, 300_000),
-            objects: of_servers.range(3, 13),
+            keys_per_prefix: of_servers.range(3, 13),
             page_keys: i64::try_from(of_servers.range(1, 4)).expect("few"),
             hasten_first_election: of_starts.chance(500),
         }
     }
 
     /// Returns whether a leader's bounds leave room for everything that followers may forward.
-    pub(super) fn takes_all_that_is_passed_on(&self) -> bool {
+    pub(super) fn has_room_for_forwarded(&self) -> bool {
         self.uncommitted_bytes == 0 && self.mail.message_bytes == MAX_QUEUED_MESSAGE_BYTES
     }
 }

@@ -9,29 +9,29 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use muster_node::apply::{Machine, Outcome};
+use muster_node::apply::{KvStateMachine, Outcome};
 use muster_node::driver::{
-    ApplyJob, ApplyOutlets, Bodies, LogJob, Mail, Message, Notice, Outlets, Position, ReadToken,
-    SendError, Snapshots,
+    ApplyJob, ApplySink, EffectSink, LogJob, Mail, Message, Notice, Position, ReadToken, SendError,
+    SnapshotStorage, SnapshotStore,
 };
 use muster_node::log::Batch;
 use muster_node::machine::RequestId;
 use muster_node::mvcc::View;
-use node_consensus::{Entry, EntryKind, Fetch, StepError};
+use node_consensus::{Entry, EntryKind, FetchRequest, StepError};
 
-use super::node::Link;
-use super::plan::Plan;
+use super::node::ConnectedStream;
+use super::plan::HistoryPlan;
 use crate::rng::Rng;
 
 /// Snapshot bodies in memory. All clones share the same bodies.
 #[derive(Clone, Default)]
-pub(super) struct Memory {
+pub(super) struct MemoryBodies {
     files: Rc<RefCell<BTreeMap<PathBuf, Bytes>>>,
     /// Whether creating the next body fails.
     fails: Rc<Cell<bool>>,
 }
 
-impl Memory {
+impl MemoryBodies {
     pub(super) fn put(&self, path: PathBuf, body: Bytes) {
         self.files.borrow_mut().insert(path, body);
     }
@@ -41,14 +41,14 @@ impl Memory {
     }
 }
 
-/// A body that is being written to [`Memory`].
-pub(super) struct NewBody {
-    memory: Memory,
+/// A body that is being written to [`MemoryBodies`].
+pub(super) struct BodyWriter {
+    memory: MemoryBodies,
     path: PathBuf,
     bytes: Vec<u8>,
 }
 
-impl Write for NewBody {
+impl Write for BodyWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.bytes.extend_from_slice(bytes);
         Ok(bytes.len())
@@ -60,16 +60,16 @@ impl Write for NewBody {
     }
 }
 
-impl Bodies for Memory {
-    type New = NewBody;
+impl SnapshotStorage for MemoryBodies {
+    type New = BodyWriter;
     type Body = Cursor<Bytes>;
 
-    fn create(&self, path: &Path) -> io::Result<NewBody> {
+    fn create(&self, path: &Path) -> io::Result<BodyWriter> {
         if self.fails.take() {
             return Err(io::ErrorKind::StorageFull.into());
         }
         self.put(path.to_owned(), Bytes::new());
-        Ok(NewBody { memory: self.clone(), path: path.to_owned(), bytes: Vec::new() })
+        Ok(BodyWriter { memory: self.clone(), path: path.to_owned(), bytes: Vec::new() })
     }
 
     fn open(&self, path: &Path) -> io::Result<Cursor<Bytes>> {
@@ -84,7 +84,7 @@ impl Bodies for Memory {
 
 /// State of a member's log, derived from the batches written to it.
 #[derive(Debug, Default)]
-pub(super) struct Written {
+pub(super) struct LogSummary {
     /// Index of the last entry.
     pub last: u64,
     /// Whether a snapshot is being installed into log and store.
@@ -92,7 +92,7 @@ pub(super) struct Written {
     pub conflicts: u64,
 }
 
-impl Written {
+impl LogSummary {
     fn note(&mut self, batch: &Batch) {
         self.installing |= batch.installing.is_some();
         if let Some(at) = batch.snapshot {
@@ -107,11 +107,11 @@ impl Written {
 
 /// Output of a round of the core, to be carried out afterwards.
 #[derive(Default)]
-pub(super) struct Sent {
+pub(super) struct RoundOutput {
     /// Messages, with the stream that accepted each; `None` if no stream did.
-    pub messages: Vec<(Message, Option<Link>)>,
+    pub messages: Vec<(Message, Option<ConnectedStream>)>,
     pub snapshots: Vec<(Message, Bytes)>,
-    pub fetches: Vec<Fetch>,
+    pub fetches: Vec<FetchRequest>,
     pub discarded: Vec<PathBuf>,
     pub refused: Vec<RequestId>,
     pub reads: Vec<ReadToken>,
@@ -123,31 +123,32 @@ pub(super) struct Sent {
     /// Number of full queues that were met.
     pub full: u64,
     /// Number of snapshots that could not be sent because their body was missing.
-    pub bodiless: u64,
+    pub missing_bodies: u64,
 }
 
 /// Everything that a core can call in the simulation.
 pub(super) struct CorePorts<'a> {
     pub rng: &'a mut Rng,
-    pub plan: &'a Plan,
-    pub calm: bool,
+    pub plan: &'a HistoryPlan,
+    pub are_faults_over: bool,
     pub mail: &'a mut Mail,
     pub log_jobs: &'a mut VecDeque<LogJob>,
     pub apply_jobs: &'a mut VecDeque<ApplyJob>,
-    pub written: &'a mut Written,
-    pub snapshots: &'a Snapshots<Memory>,
+    pub log_summary: &'a mut LogSummary,
+    pub snapshots: &'a SnapshotStore<MemoryBodies>,
     pub loses_body: &'a mut bool,
-    pub connected: &'a BTreeMap<u64, Link>,
+    pub connected: &'a BTreeMap<u64, ConnectedStream>,
     pub fetching: &'a mut usize,
-    pub sent: Sent,
+    pub output: RoundOutput,
 }
 
-impl Outlets for CorePorts<'_> {
+impl EffectSink for CorePorts<'_> {
     fn send(&mut self, message: Message) -> Result<(), SendError> {
         let stream = self.connected.get(&message.to).copied();
-        let is_full = stream.is_some() && !self.calm && self.rng.chance(self.plan.full_streams);
-        self.sent.full += u64::from(is_full);
-        self.sent.messages.push((message, stream.filter(|_| !is_full)));
+        let is_full =
+            stream.is_some() && !self.are_faults_over && self.rng.chance(self.plan.full_streams);
+        self.output.full += u64::from(is_full);
+        self.output.messages.push((message, stream.filter(|_| !is_full)));
         match stream {
             None => Err(SendError::NotConnected),
             Some(_) if is_full => Err(SendError::Full),
@@ -159,33 +160,33 @@ impl Outlets for CorePorts<'_> {
         // Lose one body in a process's life, even after the faults have ended.
         let body = self.snapshots.body_of(&message).filter(|_| !std::mem::take(self.loses_body));
         let is_there = body.is_some();
-        self.sent.bodiless += u64::from(!is_there);
-        self.sent.snapshots.extend(body.map(|body| (message, body.into_inner())));
+        self.output.missing_bodies += u64::from(!is_there);
+        self.output.snapshots.extend(body.map(|body| (message, body.into_inner())));
         is_there
     }
 
     fn log(&mut self, job: LogJob) {
         if let LogJob::Write(_, batch) = &job {
-            self.sent.installs |= batch.installing.is_some() || batch.snapshot.is_some();
-            self.written.note(batch);
+            self.output.installs |= batch.installing.is_some() || batch.snapshot.is_some();
+            self.log_summary.note(batch);
             let changes = batch.entries.iter().filter(|entry| entry.kind == EntryKind::ConfChange);
-            self.sent.changes.extend(changes.cloned());
+            self.output.changes.extend(changes.cloned());
         }
         self.log_jobs.push_back(job);
     }
 
     fn apply(&mut self, job: ApplyJob) {
-        self.sent.installs |= matches!(job, ApplyJob::Install(..));
+        self.output.installs |= matches!(job, ApplyJob::Install(..));
         self.apply_jobs.push_back(job);
     }
 
-    fn fetch(&mut self, fetch: Fetch) -> bool {
+    fn fetch(&mut self, fetch: FetchRequest) -> bool {
         if *self.fetching >= self.plan.queued_fetches {
-            self.sent.full += 1;
+            self.output.full += 1;
             return false;
         }
         *self.fetching += 1;
-        self.sent.fetches.push(fetch);
+        self.output.fetches.push(fetch);
         true
     }
 
@@ -195,7 +196,7 @@ impl Outlets for CorePorts<'_> {
 
     fn discard(&mut self, body: &Path) {
         self.snapshots.remove(body);
-        self.sent.discarded.push(body.to_owned());
+        self.output.discarded.push(body.to_owned());
     }
 
     fn notice(&mut self, notice: Notice) {
@@ -204,44 +205,44 @@ impl Outlets for CorePorts<'_> {
 
     fn bad_message(&mut self, _: &StepError) {}
 
-    fn refuse(&mut self, proposals: Vec<RequestId>) {
-        self.sent.refused.extend(proposals);
+    fn refuse_proposals(&mut self, proposals: Vec<RequestId>) {
+        self.output.refused.extend(proposals);
     }
 
-    fn allow(&mut self, reads: Vec<(ReadToken, Position)>) {
-        self.sent.reads.extend(reads.into_iter().map(|(token, _)| token));
+    fn release_reads(&mut self, reads: Vec<(ReadToken, Position)>) {
+        self.output.reads.extend(reads.into_iter().map(|(token, _)| token));
     }
 
     fn refuse_reads(&mut self, reads: Vec<ReadToken>) {
-        self.sent.refused_reads.extend(reads);
+        self.output.refused_reads.extend(reads);
     }
 }
 
 /// Output of a turn of the state machine.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct TurnOutput {
     pub notices: Vec<Notice>,
     pub outcomes: Vec<(RequestId, Outcome)>,
     pub installed: Vec<PathBuf>,
     /// Whether a snapshot must be written now.
-    pub writes: bool,
+    pub must_write_snapshot: bool,
 }
 
 /// Everything that the state machine can call in the simulation.
 pub(super) struct MachinePorts<'a> {
-    pub snapshots: &'a Snapshots<Memory>,
+    pub snapshots: &'a SnapshotStore<MemoryBodies>,
     /// Snapshot that is being written.
     pub writing: &'a mut Option<Arc<View>>,
-    pub told: Told,
+    pub output: TurnOutput,
 }
 
-impl ApplyOutlets<Machine> for MachinePorts<'_> {
+impl ApplySink<KvStateMachine> for MachinePorts<'_> {
     fn notice(&mut self, notice: Notice) {
-        self.told.notices.push(notice);
+        self.output.notices.push(notice);
     }
 
     fn answer(&mut self, outcomes: Vec<(RequestId, Outcome)>) {
-        self.told.outcomes.extend(outcomes);
+        self.output.outcomes.extend(outcomes);
     }
 
     fn build(&mut self, snapshot: Arc<View>) -> bool {
@@ -249,7 +250,7 @@ impl ApplyOutlets<Machine> for MachinePorts<'_> {
             return false;
         }
         *self.writing = Some(snapshot);
-        self.told.writes = true;
+        self.output.must_write_snapshot = true;
         true
     }
 
@@ -259,6 +260,6 @@ impl ApplyOutlets<Machine> for MachinePorts<'_> {
 
     fn installed(&mut self, body: &Path) {
         self.snapshots.remove(body);
-        self.told.installed.push(body.to_owned());
+        self.output.installed.push(body.to_owned());
     }
 }

@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::world::{Report, World};
-use super::{Options, Violation};
+use super::world::{Simulation, SimulationReport};
+use super::{InvariantViolation, SimulationOptions};
 
 thread_local! {
     /// While a history runs, the text of a panic is kept here instead of being printed. A panic
@@ -33,23 +33,26 @@ fn keep_panics() {
 
 /// Result of one history.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct HistoryResult {
     /// Seed that replays the history.
     pub seed: u64,
     /// Counters of the history, or the violation.
-    pub result: Result<Report, Violation>,
+    pub result: Result<SimulationReport, InvariantViolation>,
 }
 
 /// Runs the history of `seed`.
-pub fn replay(seed: u64, options: Options) -> Outcome {
+pub fn replay(seed: u64, options: SimulationOptions) -> HistoryResult {
     keep_panics();
     FOUND.with(|found| *found.borrow_mut() = Some(None));
-    let ran = catch_unwind(AssertUnwindSafe(|| World::new(seed, options).run()));
+    let ran = catch_unwind(AssertUnwindSafe(|| Simulation::new(seed, options).run()));
     let found = FOUND.with(|found| found.borrow_mut().take()).flatten();
     let result = ran.unwrap_or_else(|_| {
-        Err(Violation::new("no panic", found.unwrap_or_else(|| "it says nothing".to_owned())))
+        Err(InvariantViolation::new(
+            "no panic",
+            found.unwrap_or_else(|| "it says nothing".to_owned()),
+        ))
     });
-    Outcome { seed, result }
+    HistoryResult { seed, result }
 }
 
 /// Combined result of many histories.
@@ -58,9 +61,9 @@ pub struct Campaign {
     /// Number of histories run.
     pub histories: u64,
     /// Sum of their reports.
-    pub total: Report,
+    pub total: SimulationReport,
     /// Failed history with the lowest seed.
-    pub failure: Option<Outcome>,
+    pub failure: Option<HistoryResult>,
 }
 
 /// Runs `count` histories, beginning with seed `first`, on `threads` threads, until one fails.
@@ -69,7 +72,7 @@ pub fn campaign(
     first: u64,
     count: u64,
     threads: usize,
-    options: Options,
+    options: SimulationOptions,
     progress: impl Fn(u64) + Sync,
 ) -> Campaign {
     let (next, done, failed) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
@@ -96,7 +99,7 @@ pub fn campaign(
 }
 
 impl Campaign {
-    fn add(&mut self, outcome: Outcome) {
+    fn add(&mut self, outcome: HistoryResult) {
         self.histories += 1;
         match &outcome.result {
             Ok(report) => self.total = sum(self.total, *report),
@@ -113,8 +116,8 @@ impl Campaign {
     }
 }
 
-fn sum(a: Report, b: Report) -> Report {
-    Report {
+fn sum(a: SimulationReport, b: SimulationReport) -> SimulationReport {
+    SimulationReport {
         trace: a.trace ^ b.trace,
         steps: a.steps + b.steps,
         committed: a.committed + b.committed,

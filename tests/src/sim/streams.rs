@@ -8,30 +8,30 @@ use std::task::{Context, Poll, Waker};
 use muster_node::mvcc::KeyRange;
 use muster_node::mvcc::watch::{Notice, Subscriber};
 
-use super::Violation;
-use super::clients::Draw;
-use super::invariants::watch::Watch;
-use super::world::{Event, World};
+use super::InvariantViolation;
+use super::clients::ClientRequestGenerator;
+use super::invariants::watch::ExpectedWatch;
+use super::world::{ScheduledEvent, Simulation};
 
 /// Number of streams in each history.
-pub(super) const STREAMS: usize = 3;
+pub(super) const STREAM_COUNT: usize = 3;
 
 /// Id of each stream's only watch.
-const WATCH: i64 = 1;
+const WATCH_ID: i64 = 1;
 
 /// Maximum number of polls of a stream in a turn when it reads everything available.
-pub(super) const TURN: usize = 64;
+pub(super) const MAX_POLLS_PER_TURN: usize = 64;
 
 /// Number of polls without a notice after which a stream's turn ends. Reading a piece of the past
 /// may yield no event.
-pub(super) const IN_VAIN: usize = 4;
+pub(super) const MAX_EMPTY_POLLS: usize = 4;
 
 /// Future of a member's watch hub, polled by the simulation.
-pub(super) type Hub = Pin<Box<dyn Future<Output = ()>>>;
+pub(super) type HubFuture = Pin<Box<dyn Future<Output = ()>>>;
 
 /// A stream with one watch.
-pub(super) struct Stream {
-    pub watch: Watch,
+pub(super) struct SingleWatchStream {
+    pub watch: ExpectedWatch,
     subscriber: Option<Subscriber>,
     /// Machine that the stream is connected to.
     node: u64,
@@ -41,17 +41,17 @@ pub(super) struct Stream {
     takes: usize,
 }
 
-impl Stream {
-    pub(super) fn new(draw: &mut Draw<'_>) -> Self {
+impl SingleWatchStream {
+    pub(super) fn new(draw: &mut ClientRequestGenerator<'_>) -> Self {
         let (key, end) = draw.keys();
         let slow = draw.rng.chance(300);
         let (no_put, no_delete) = (draw.rng.chance(100), draw.rng.chance(100));
         Self {
-            watch: Watch::new(KeyRange::new(key, end), no_put, no_delete, 1),
+            watch: ExpectedWatch::new(KeyRange::new(key, end), no_put, no_delete, 1),
             subscriber: None,
             node: 0,
             pace: if slow { 200_000 } else { 8_000 },
-            takes: if slow { 2 } else { TURN },
+            takes: if slow { 2 } else { MAX_POLLS_PER_TURN },
         }
     }
 
@@ -63,8 +63,8 @@ impl Stream {
     }
 
     /// Makes the stream read everything available from now on.
-    pub(super) fn hurry(&mut self) {
-        (self.pace, self.takes) = (8_000, TURN);
+    pub(super) fn read_without_delay(&mut self) {
+        (self.pace, self.takes) = (8_000, MAX_POLLS_PER_TURN);
     }
 }
 
@@ -76,11 +76,11 @@ pub(super) fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
     }
 }
 
-impl World {
+impl Simulation {
     /// Lets a stream take its turn.
-    pub(super) fn stream(&mut self, number: usize) -> Result<(), Violation> {
+    pub(super) fn stream(&mut self, number: usize) -> Result<(), InvariantViolation> {
         let delay = self.rng.range(200, self.streams[number].pace);
-        self.after(delay, Event::Stream { stream: number });
+        self.schedule(delay, ScheduledEvent::Stream { stream: number });
         let moves = self.rng.chance(20);
         let asks = self.rng.chance(150);
         if moves {
@@ -105,7 +105,7 @@ impl World {
         for _ in 0..stream.takes {
             let Some(notice) = poll_once(subscriber.next()) else {
                 in_vain += 1;
-                if in_vain == IN_VAIN {
+                if in_vain == MAX_EMPTY_POLLS {
                     break;
                 }
                 continue;
@@ -117,12 +117,12 @@ impl World {
             };
             report.notices += 1;
             match notice {
-                Notice::Events { picked, .. } => stream.watch.events(model, &picked)?,
+                Notice::Events { selection, .. } => stream.watch.check_events(model, &selection)?,
                 Notice::Progress { revision } | Notice::WatchProgress { revision, .. } => {
-                    stream.watch.progress(model, revision)?;
+                    stream.watch.check_progress(model, revision)?;
                 }
                 Notice::Compacted { compact_revision, .. } => {
-                    stream.watch.compacted(compact_revision)?;
+                    stream.watch.continue_after_compaction(compact_revision)?;
                     stream.subscriber = None;
                     break;
                 }
@@ -135,10 +135,10 @@ impl World {
 
     fn connect(&mut self, number: usize) {
         let node = self.any_voter();
-        let Some(live) = self.node(node).live.as_ref() else { return };
+        let Some(live) = self.node(node).process.as_ref() else { return };
         let mut subscriber = live.watches.subscribe();
         let stream = &mut self.streams[number];
-        subscriber.add(WATCH, stream.watch.spec());
+        subscriber.add(WATCH_ID, stream.watch.spec());
         stream.subscriber = Some(subscriber);
         stream.node = node;
     }
@@ -151,7 +151,7 @@ impl World {
             let slow = self.rng.chance(100);
             let delay =
                 if slow { self.rng.range(5_000, 60_000) } else { self.rng.range(20, 3_000) };
-            self.after(delay, Event::Hub { node, life });
+            self.schedule(delay, ScheduledEvent::Hub { node, life });
         }
     }
 

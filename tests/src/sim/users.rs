@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use muster_node::auth::{Access, Caller, Change, Password, authorise};
+use muster_node::auth::{AuthOperation, Caller, Password, RequestedAccess, authorise};
 use muster_node::lease::LeaseTable;
 use muster_node::mvcc::View;
 use node_proto::authpb::{Permission, permission};
@@ -15,9 +15,9 @@ use node_proto::etcdserverpb::{
     AuthUserGrantRoleRequest, AuthUserRevokeRoleRequest, RangeRequest,
 };
 
-use super::Violation;
-use super::clients::{Draw, Kind};
-use super::world::{World, place};
+use super::InvariantViolation;
+use super::clients::{ClientRequest, ClientRequestGenerator};
+use super::world::{Simulation, index_of};
 
 pub(super) const ROOT: &str = "root";
 /// Names of users. The last one never exists.
@@ -28,41 +28,41 @@ const TTL: Duration = Duration::from_secs(3600);
 
 /// A token that a client has received.
 #[derive(Clone, Debug)]
-pub(super) struct Token {
+pub(super) struct AssignedToken {
     pub entry: u64,
     pub shown: String,
 }
 
 /// User that a client makes a request as.
 #[derive(Clone, Debug)]
-pub(super) enum Who {
-    Nobody,
+pub(super) enum RequestUser {
+    Anonymous,
     /// User named by a client certificate.
-    Named(&'static str),
+    Certificate(&'static str),
     /// User of this token.
-    Shows(Token),
+    WithToken(AssignedToken),
 }
 
 /// Returns the random part of the token that `request` asks for.
-fn letters(request: u64) -> String {
+fn token_prefix(request: u64) -> String {
     format!("letters-{request}")
 }
 
-impl Token {
+impl AssignedToken {
     /// Returns the token that log entry `entry` assigned for `request`.
-    pub(super) fn given(request: u64, entry: u64) -> Self {
-        Self { entry, shown: format!("{}.{entry}", letters(request)) }
+    pub(super) fn new(request: u64, entry: u64) -> Self {
+        Self { entry, shown: format!("{}.{entry}", token_prefix(request)) }
     }
 }
 
-impl Draw<'_> {
+impl ClientRequestGenerator<'_> {
     fn of<const N: usize>(&mut self, names: [&'static str; N]) -> &'static str {
         names[self.rng.pick(N)]
     }
 
-    fn role_to(&mut self, role: &str) -> Change {
+    fn role_to(&mut self, role: &str) -> AuthOperation {
         let (user, role) = (self.of(["ann", "bob"]).to_owned(), role.to_owned());
-        Change::UserGrantRole(AuthUserGrantRoleRequest { user, role })
+        AuthOperation::UserGrantRole(AuthUserGrantRoleRequest { user, role })
     }
 
     /// Draws a change of users and roles. Most changes lead towards users who have some permissions.
@@ -72,13 +72,15 @@ impl Draw<'_> {
             0..16 => {
                 let name = self.of([ROOT, "ann", "bob"]).to_owned();
                 let no_password = self.rng.chance(250);
-                Change::UserAdd(Password { name, hash, no_password })
+                AuthOperation::UserAdd(Password { name, hash, no_password })
             }
             16..28 => {
                 let (user, role) = (ROOT.to_owned(), ROOT.to_owned());
-                Change::UserGrantRole(AuthUserGrantRoleRequest { user, role })
+                AuthOperation::UserGrantRole(AuthUserGrantRoleRequest { user, role })
             }
-            28..36 => Change::RoleAdd(AuthRoleAddRequest { name: self.of(ROLES).to_owned() }),
+            28..36 => {
+                AuthOperation::RoleAdd(AuthRoleAddRequest { name: self.of(ROLES).to_owned() })
+            }
             36..48 => {
                 let role = self.of(["r1", "r2"]);
                 self.role_to(role)
@@ -91,24 +93,28 @@ impl Draw<'_> {
                         [self.rng.pick(3)];
                 let perm = Some(Permission { perm_type: perm_type.into(), key, range_end });
                 let name = self.of(["r1", "r2"]).to_owned();
-                Change::RoleGrantPermission(AuthRoleGrantPermissionRequest { name, perm })
+                AuthOperation::RoleGrantPermission(AuthRoleGrantPermissionRequest { name, perm })
             }
-            64..82 => Change::Enable(AuthEnableRequest {}),
-            82..84 => Change::Disable(AuthDisableRequest {}),
-            84..87 => Change::UserDelete(AuthUserDeleteRequest { name: self.of(NAMES).to_owned() }),
+            64..82 => AuthOperation::Enable(AuthEnableRequest {}),
+            82..84 => AuthOperation::Disable(AuthDisableRequest {}),
+            84..87 => {
+                AuthOperation::UserDelete(AuthUserDeleteRequest { name: self.of(NAMES).to_owned() })
+            }
             87..91 => {
                 let name = self.of(NAMES).to_owned();
-                Change::UserChangePassword(Password { name, hash, no_password: false })
+                AuthOperation::UserChangePassword(Password { name, hash, no_password: false })
             }
             91..94 => {
                 let (name, role) = (self.of(NAMES).to_owned(), self.of(ROLES).to_owned());
-                Change::UserRevokeRole(AuthUserRevokeRoleRequest { name, role })
+                AuthOperation::UserRevokeRole(AuthUserRevokeRoleRequest { name, role })
             }
-            94..96 => Change::RoleDelete(AuthRoleDeleteRequest { role: self.of(ROLES).to_owned() }),
+            94..96 => {
+                AuthOperation::RoleDelete(AuthRoleDeleteRequest { role: self.of(ROLES).to_owned() })
+            }
             _ => {
                 let (key, range_end) = self.keys();
                 let role = self.of(["r1", "r2"]).to_owned();
-                Change::RoleRevokePermission(AuthRoleRevokePermissionRequest {
+                AuthOperation::RoleRevokePermission(AuthRoleRevokePermissionRequest {
                     role,
                     key,
                     range_end,
@@ -119,34 +125,46 @@ impl Draw<'_> {
     }
 
     /// Draws the user of a request by a client that may have a token.
-    pub(super) fn who(&mut self, operation: Option<&Operation>, token: Option<&Token>) -> Who {
+    pub(super) fn who(
+        &mut self,
+        operation: Option<&Operation>,
+        token: Option<&AssignedToken>,
+    ) -> RequestUser {
         let is_roots = matches!(operation, Some(Operation::ChangeAuth(_) | Operation::Compact(_)));
         match token {
-            Some(token) if self.rng.chance(500) => Who::Shows(token.clone()),
-            _ if self.rng.chance(if is_roots { 850 } else { 450 }) => Who::Named(ROOT),
-            _ if self.rng.chance(150) => Who::Nobody,
-            _ => Who::Named(self.of(NAMES)),
+            Some(token) if self.rng.chance(500) => RequestUser::WithToken(token.clone()),
+            _ if self.rng.chance(if is_roots { 850 } else { 450 }) => {
+                RequestUser::Certificate(ROOT)
+            }
+            _ if self.rng.chance(150) => RequestUser::Anonymous,
+            _ => RequestUser::Certificate(self.of(NAMES)),
         }
     }
 }
 
-impl World {
+impl Simulation {
     /// Identifies the caller by what the member knows. Returns `None` if the member finds the token
     /// invalid.
-    pub(super) fn identify(&mut self, node: u64, who: &Who) -> Result<Option<Caller>, Violation> {
-        let Some(live) = &self.nodes[place(node)].live else { return Ok(None) };
+    pub(super) fn identify(
+        &mut self,
+        node: u64,
+        who: &RequestUser,
+    ) -> Result<Option<Caller>, InvariantViolation> {
+        let Some(live) = &self.nodes[index_of(node)].process else { return Ok(None) };
         let view = live.store.view();
         let revision = view.auth().revision();
         if !view.auth().is_enabled() {
-            return Ok(Some(Caller::Nobody));
+            return Ok(Some(Caller::Unauthenticated));
         }
         match who {
-            Who::Nobody => Ok(Some(Caller::Nobody)),
-            Who::Named(name) => Ok(Some(Caller::User { name: (*name).into(), revision })),
-            Who::Shows(token) => {
+            RequestUser::Anonymous => Ok(Some(Caller::Unauthenticated)),
+            RequestUser::Certificate(name) => {
+                Ok(Some(Caller::User { name: (*name).into(), revision }))
+            }
+            RequestUser::WithToken(token) => {
                 let mut tokens = live.store.tokens().lock().expect("nobody panics");
                 let found = tokens.find(&token.shown, Duration::ZERO, TTL);
-                self.invariants.stores.token(node, &view, token.entry, found.as_deref())?;
+                self.invariants.stores.check_token(node, &view, token.entry, found.as_deref())?;
                 self.report.tokens_shown += u64::from(found.is_some());
                 Ok(found.map(|name| Caller::User { name, revision }))
             }
@@ -155,34 +173,36 @@ impl World {
 
     /// In a history with users, replaces a request now and then by a change of them, or by a request for a
     /// token.
-    pub(super) fn or_of_users(&mut self, node: u64, id: u64, kind: Kind) -> Kind {
-        let live = self.nodes[place(node)].live.as_ref();
+    pub(super) fn or_of_users(&mut self, node: u64, id: u64, kind: ClientRequest) -> ClientRequest {
+        let live = self.nodes[index_of(node)].process.as_ref();
         let counts = live.is_some_and(|live| live.store.is_auth_enabled());
-        let share = if counts { self.plan.users / 4 } else { self.plan.users };
+        let share =
+            if counts { self.plan.user_change_chance / 4 } else { self.plan.user_change_chance };
         if !self.rng.chance(share) {
             return kind;
         }
         let operation = if counts && self.rng.chance(400) {
             self.token_for(node, id)
         } else {
-            let mut draw = Draw { rng: &mut self.rng, keys: self.plan.keys, known: 1 };
+            let mut draw =
+                ClientRequestGenerator { rng: &mut self.rng, keys: self.plan.keys, known: 1 };
             draw.change_of_users(id)
         };
-        Kind::Write { operation, grows: false }
+        ClientRequest::Write { operation, grows: false }
     }
 
     /// Returns a request that exchanges a password for a token, as the member would propose it.
     fn token_for(&mut self, node: u64, id: u64) -> Operation {
         let user = NAMES[self.rng.pick(NAMES.len())].to_owned();
         let revision = self.users_revision(node).unwrap_or_default();
-        let secret = ring::digest::digest(&ring::digest::SHA256, letters(id).as_bytes());
+        let secret = ring::digest::digest(&ring::digest::SHA256, token_prefix(id).as_bytes());
         let secret = Bytes::copy_from_slice(secret.as_ref());
         Operation::AssignToken(AssignToken { user, revision, secret })
     }
 
     /// Returns the revision of users and roles that a member knows.
     pub(super) fn users_revision(&self, node: u64) -> Option<u64> {
-        let live = self.nodes[place(node)].live.as_ref();
+        let live = self.nodes[index_of(node)].process.as_ref();
         Some(live?.store.view().auth().revision())
     }
 
@@ -191,13 +211,18 @@ impl World {
         &mut self,
         node: u64,
         view: &View,
-        who: &Who,
+        who: &RequestUser,
         request: &RangeRequest,
-    ) -> Result<bool, Violation> {
+    ) -> Result<bool, InvariantViolation> {
         let Some(caller) = self.identify(node, who)? else { return Ok(false) };
-        let said = authorise(view.auth(), &caller, Access::Range(request), &LeaseTable::default());
+        let said = authorise(
+            view.auth(),
+            &caller,
+            RequestedAccess::Range(request),
+            &LeaseTable::default(),
+        );
         let caller: Option<command::Caller> = caller.into();
-        self.invariants.stores.may_read(node, view, caller.as_ref(), request, said)?;
+        self.invariants.stores.check_permission(node, view, caller.as_ref(), request, said)?;
         self.report.denied += u64::from(said.is_err());
         Ok(said.is_ok())
     }

@@ -4,79 +4,79 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use muster_node::corruption::{Question, claims, judge};
+use muster_node::corruption::{Question, judge_claims, make_claims};
 use muster_node::driver::Notice;
-use muster_node::identity::{NoStart, Start};
+use muster_node::identity::{StartKind, StartRefusal};
 use muster_node::machine::StateMachine as _;
 use muster_node::membership::{MemberChange, MemberTable};
-use node_consensus::Fetch;
+use node_consensus::FetchRequest;
 
 use super::api_servers::ApiServer;
-use super::clients::{Client, Draw};
-use super::copies::Standing;
-use super::faults::Trouble;
+use super::clients::{ClientRequestGenerator, SimulatedClient};
+use super::copies::CopyState;
+use super::faults::FaultKind;
 use super::invariants::Invariants;
 use super::invariants::progress::stuck;
 use super::links::Transfer;
 use super::members::first_members;
 use super::network::Network;
-use super::node::{Node, broken};
-use super::operators::{Asked, Operator};
-use super::plan::Plan;
-use super::streams::{STREAMS, Stream};
-use super::{Options, Violation};
+use super::node::{SimulatedNode, broken};
+use super::operators::{Operator, OperatorChange};
+use super::plan::HistoryPlan;
+use super::streams::{STREAM_COUNT, SingleWatchStream};
+use super::{InvariantViolation, SimulationOptions};
 use crate::rng::Rng;
 
 /// Virtual microseconds of one tick.
 pub(super) const TICK: u64 = 10_000;
 /// Virtual microseconds within which the cluster must settle after the faults have ended.
-const CALM: u64 = 20_000_000;
+const SETTLE_TIMEOUT: u64 = 20_000_000;
 /// Virtual microseconds after which a member that knows no present member any more is given up.
-const PATIENCE: u64 = 4_000_000;
+const STRANDED_TIMEOUT: u64 = 4_000_000;
 /// Virtual microseconds with one undisputed leader after which every request must be answered.
-const STEADY: u64 = 300_000;
+const STEADY_TIME: u64 = 300_000;
 /// Number of requests of each client that must be answered after the faults have ended.
-const SERVED: u64 = 3;
+const REQUIRED_ANSWERS: u64 = 3;
 
 #[derive(Debug)]
-pub(super) enum Event {
+pub(super) enum ScheduledEvent {
     Tick { node: u64, life: u64 },
     Core { node: u64, life: u64 },
     Deliver { to: u64, life: u64, bytes: Bytes, body: Option<Transfer> },
-    Dial { node: u64, life: u64 },
+    MaintainStreams { node: u64, life: u64 },
     LogDone { node: u64, life: u64 },
     ApplyDone { node: u64, life: u64 },
-    Fetch { node: u64, life: u64, fetch: Fetch },
+    Fetch { node: u64, life: u64, fetch: FetchRequest },
     SnapshotWritten { node: u64, life: u64 },
     SnapshotReport { node: u64, life: u64, peer: u64, arrived: bool },
     CompactStep { node: u64, life: u64 },
     Hub { node: u64, life: u64 },
     Client { client: usize },
     ClientTimeout { client: usize, id: u64 },
-    ClockSays { node: u64, life: u64, request: u64, data: Bytes },
+    LeaseEntryDue { node: u64, life: u64, request: u64, data: Bytes },
     KeepAlive { node: u64, life: u64, client: usize, id: u64, lease: i64 },
     Stream { stream: usize },
     ApiServer { server: usize },
-    Trouble(Trouble),
+    Fault(FaultKind),
     Rejoin { node: u64, deposed: bool, until: u64 },
     CutWrite { node: u64, life: u64 },
-    SpaceBack { node: u64 },
+    DiskSpaceReturns { node: u64 },
     Restart { node: u64 },
     StateArrives { node: u64, life: u64, body: Bytes },
-    Bury { node: u64, life: u64 },
+    RemovalReported { node: u64, life: u64 },
     Leave { node: u64, life: u64 },
-    GiveUp,
+    GiveUpStranded,
     Move { node: u64 },
     Operator { operator: usize },
     OperatorTimeout { operator: usize, number: u64 },
-    Answered { operator: usize, number: u64 },
-    Ask { node: u64, life: u64, asked: Asked },
+    OperatorAnswered { operator: usize, number: u64 },
+    ChangeRequested { node: u64, life: u64, asked: OperatorChange },
     ChangeEnds { node: u64, life: u64, request: u64 },
 }
 
 /// Counters of a history that violated no invariant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct SimulationReport {
     /// Hash over all events, in order.
     pub trace: u64,
     /// Steps of the event loop.
@@ -171,75 +171,75 @@ pub struct Report {
     pub races_compacted: u64,
 }
 
-impl Report {
+impl SimulationReport {
     /// Counts how a copy stands after a list, events or progress.
-    pub(super) fn copies_stood(&mut self, standing: Standing) {
-        self.copies_checked += u64::from(standing == Standing::Checked);
-        self.lists_anew += u64::from(standing == Standing::Outdated);
+    pub(super) fn count_copy_state(&mut self, standing: CopyState) {
+        self.copies_checked += u64::from(standing == CopyState::Checked);
+        self.lists_anew += u64::from(standing == CopyState::Outdated);
     }
 }
 
 /// Returns the index of `id` in a list of all members or machines.
-pub(super) fn place(id: u64) -> usize {
+pub(super) fn index_of(id: u64) -> usize {
     usize::try_from(id - 1).expect("few")
 }
 
-pub(super) struct World {
-    pub(super) options: Options,
+pub(super) struct Simulation {
+    pub(super) options: SimulationOptions,
     pub(super) seed: u64,
-    pub(super) plan: Plan,
+    pub(super) plan: HistoryPlan,
     pub(super) rng: Rng,
     pub(super) now: u64,
     pub(super) sequence: u64,
-    pub(super) queue: BTreeMap<(u64, u64), Event>,
-    pub(super) nodes: Vec<Node>,
+    pub(super) queue: BTreeMap<(u64, u64), ScheduledEvent>,
+    pub(super) nodes: Vec<SimulatedNode>,
     pub(super) network: Network,
-    pub(super) clients: Vec<Client>,
-    pub(super) streams: Vec<Stream>,
+    pub(super) clients: Vec<SimulatedClient>,
+    pub(super) streams: Vec<SingleWatchStream>,
     /// API servers; their clients come last in `clients`.
     pub(super) servers: Vec<ApiServer>,
     pub(super) operators: Vec<Operator>,
     /// Members of the most advanced store, and the index of the last entry it has applied.
-    pub(super) latest: (u64, MemberTable),
+    pub(super) latest_members: (u64, MemberTable),
     /// Ids of all requests that change the members.
     pub(super) change_requests: BTreeSet<u64>,
     /// Every membership change that was ever proposed, with the configuration it was planned on.
-    pub(super) proposed: Vec<(Option<u64>, MemberChange)>,
+    pub(super) proposed_changes: Vec<(Option<u64>, MemberChange)>,
     pub(super) invariants: Invariants,
     pub(super) next_id: u64,
     pub(super) bodies: u64,
-    pub(super) refused: Vec<u64>,
+    pub(super) refused_requests: Vec<u64>,
     /// Whether the faults have ended.
-    pub(super) calm: bool,
+    pub(super) are_faults_over: bool,
     /// Time at which a member last saw another leader or term.
-    pub(super) led_since: u64,
+    pub(super) leadership_since: u64,
     /// Leader and term, as each machine sees them.
     pub(super) leaders: Vec<(u64, u64)>,
-    pub(super) report: Report,
+    pub(super) report: SimulationReport,
 }
 
-impl World {
-    pub(super) fn new(seed: u64, options: Options) -> Self {
+impl Simulation {
+    pub(super) fn new(seed: u64, options: SimulationOptions) -> Self {
         let mut rng = Rng::new(seed);
-        let plan = Plan::new(&mut rng, options.members);
-        let nodes: Vec<Node> = (1..=plan.members)
+        let plan = HistoryPlan::new(&mut rng, options.members);
+        let nodes: Vec<SimulatedNode> = (1..=plan.members)
             .map(|id| {
                 let drift = if plan.drift > 0 { rng.range(0, plan.drift) } else { 0 };
                 // Spreads ticks by `plan.drift` per mille, centred on their nominal length.
                 let tick = TICK * (1000 + drift) / (1000 + plan.drift / 2);
-                Node::new(id, id, rng.number(), tick)
+                SimulatedNode::new(id, id, rng.number(), tick)
             })
             .collect();
         let all_clients = 0..plan.clients + plan.api_servers;
-        let clients = all_clients.map(|_| Client::default()).collect();
+        let clients = all_clients.map(|_| SimulatedClient::default()).collect();
         let leaders = vec![(0, 0); nodes.len()];
         let operators = (0..plan.operators).map(|_| Operator::default()).collect();
         let latest = (0, MemberTable::new(first_members(&plan)));
         let mut invariants = Invariants::default();
         invariants.stores.model.members.begin(&first_members(&plan));
-        invariants.stores.model.own_term_only = options.guards.clocks_count_in_their_term();
-        let mut draw = Draw { rng: &mut rng, keys: plan.keys, known: 1 };
-        let streams = (0..STREAMS).map(|_| Stream::new(&mut draw)).collect();
+        invariants.stores.model.refuses_outdated_expiry = options.guards.lease_clock_per_term();
+        let mut draw = ClientRequestGenerator { rng: &mut rng, keys: plan.keys, known: 1 };
+        let streams = (0..STREAM_COUNT).map(|_| SingleWatchStream::new(&mut draw)).collect();
         let servers = (0..plan.api_servers).map(|_| ApiServer::new(&mut rng, &plan)).collect();
         Self {
             options,
@@ -255,48 +255,48 @@ impl World {
             streams,
             servers,
             operators,
-            latest,
+            latest_members: latest,
             change_requests: BTreeSet::new(),
-            proposed: Vec::new(),
+            proposed_changes: Vec::new(),
             invariants,
             next_id: 1,
             bodies: 0,
-            refused: Vec::new(),
-            calm: false,
-            led_since: 0,
+            refused_requests: Vec::new(),
+            are_faults_over: false,
+            leadership_since: 0,
             leaders,
-            report: Report::default(),
+            report: SimulationReport::default(),
         }
     }
 
     /// Runs the history to its end.
-    pub(super) fn run(mut self) -> Result<Report, Violation> {
+    pub(super) fn run(mut self) -> Result<SimulationReport, InvariantViolation> {
         for id in 1..=self.plan.members {
             self.start(id)?;
         }
         for client in 0..self.clients.len() {
             let after = self.rng.range(1, 200_000);
-            self.after(after, Event::Client { client });
+            self.schedule(after, ScheduledEvent::Client { client });
         }
         for stream in 0..self.streams.len() {
             let after = self.rng.range(1, 100_000);
-            self.after(after, Event::Stream { stream });
+            self.schedule(after, ScheduledEvent::Stream { stream });
         }
         for server in 0..self.servers.len() {
             let after = self.rng.range(1, 100_000);
-            self.after(after, Event::ApiServer { server });
+            self.schedule(after, ScheduledEvent::ApiServer { server });
         }
         for operator in 0..self.operators.len() {
             let after = self.rng.range(1, 300_000);
-            self.after(after, Event::Operator { operator });
+            self.schedule(after, ScheduledEvent::Operator { operator });
         }
         self.begin_faults();
         while self.now < self.options.duration {
             self.step()?;
         }
         self.end_faults()?;
-        self.after(PATIENCE, Event::GiveUp);
-        let deadline = self.now + CALM;
+        self.schedule(STRANDED_TIMEOUT, ScheduledEvent::GiveUpStranded);
+        let deadline = self.now + SETTLE_TIMEOUT;
         while !self.is_settled() {
             if self.now > deadline {
                 return Err(stuck(self.describe()));
@@ -306,13 +306,13 @@ impl World {
         self.finish()
     }
 
-    pub(super) fn after(&mut self, delay: u64, event: Event) {
+    pub(super) fn schedule(&mut self, delay: u64, event: ScheduledEvent) {
         self.sequence += 1;
         self.queue.insert((self.now + delay, self.sequence), event);
     }
 
-    pub(super) fn node(&mut self, id: u64) -> &mut Node {
-        &mut self.nodes[place(id)]
+    pub(super) fn node(&mut self, id: u64) -> &mut SimulatedNode {
+        &mut self.nodes[index_of(id)]
     }
 
     pub(super) fn trace(&mut self, parts: &[u64]) {
@@ -322,7 +322,8 @@ impl World {
         }
     }
 
-    pub(super) fn step(&mut self) -> Result<(), Violation> {
+    #[allow(clippy::too_many_lines, reason = "a table: one method for each event")]
+    pub(super) fn step(&mut self) -> Result<(), InvariantViolation> {
         let Some(((at, _), event)) = self.queue.pop_first() else {
             return Err(stuck("nothing is left to happen".to_owned()));
         };
@@ -330,65 +331,69 @@ impl World {
         self.report.steps += 1;
         self.trace(&[at]);
         match event {
-            Event::Tick { node, life } => self.tick(node, life),
-            Event::Deliver { to, life, bytes, body } => self.deliver(to, life, bytes, body),
-            Event::Core { node, life } => self.core(node, life),
-            Event::Dial { node, life } => self.dial(node, life),
-            Event::LogDone { node, life } => self.log_done(node, life),
-            Event::ApplyDone { node, life } => self.apply_done(node, life),
-            Event::Fetch { node, life, fetch } => self.fetch(node, life, fetch),
-            Event::SnapshotWritten { node, life } => self.snapshot_written(node, life),
-            Event::SnapshotReport { node, life, peer, arrived } => {
+            ScheduledEvent::Tick { node, life } => self.tick(node, life),
+            ScheduledEvent::Deliver { to, life, bytes, body } => {
+                self.deliver(to, life, bytes, body)
+            }
+            ScheduledEvent::Core { node, life } => self.core(node, life),
+            ScheduledEvent::MaintainStreams { node, life } => self.dial(node, life),
+            ScheduledEvent::LogDone { node, life } => self.log_done(node, life),
+            ScheduledEvent::ApplyDone { node, life } => self.apply_done(node, life),
+            ScheduledEvent::Fetch { node, life, fetch } => self.fetch(node, life, fetch),
+            ScheduledEvent::SnapshotWritten { node, life } => self.snapshot_written(node, life),
+            ScheduledEvent::SnapshotReport { node, life, peer, arrived } => {
                 self.notice(node, life, Notice::SnapshotSent { peer, arrived })
             }
-            Event::Client { client } => self.client(client),
-            Event::ClientTimeout { client, id } => self.timed_out(client, id),
-            Event::ClockSays { node, life, request, data } => {
+            ScheduledEvent::Client { client } => self.client(client),
+            ScheduledEvent::ClientTimeout { client, id } => self.timed_out(client, id),
+            ScheduledEvent::LeaseEntryDue { node, life, request, data } => {
                 self.clock_says(node, life, request, data)
             }
-            Event::KeepAlive { node, life, client, id, lease } => {
+            ScheduledEvent::KeepAlive { node, life, client, id, lease } => {
                 self.keep_alive((node, life), client, id, lease)
             }
-            Event::CompactStep { node, life } => self.compact_step(node, life),
-            Event::Hub { node, life } => {
+            ScheduledEvent::CompactStep { node, life } => self.compact_step(node, life),
+            ScheduledEvent::Hub { node, life } => {
                 self.run_hub(node, life);
                 Ok(())
             }
-            Event::Stream { stream } => self.stream(stream),
-            Event::ApiServer { server } => self.api_stream(server),
-            Event::Restart { node } => self.start(node),
-            Event::StateArrives { node, life, body } => self.state_arrives(node, life, &body),
-            Event::Bury { node, life } => self.told_removed(node, life),
-            Event::Leave { node, life } => self.leave(node, life),
-            Event::GiveUp => {
+            ScheduledEvent::Stream { stream } => self.stream(stream),
+            ScheduledEvent::ApiServer { server } => self.api_stream(server),
+            ScheduledEvent::Restart { node } => self.start(node),
+            ScheduledEvent::StateArrives { node, life, body } => {
+                self.state_arrives(node, life, &body)
+            }
+            ScheduledEvent::RemovalReported { node, life } => self.told_removed(node, life),
+            ScheduledEvent::Leave { node, life } => self.leave(node, life),
+            ScheduledEvent::GiveUpStranded => {
                 self.give_up_the_stranded();
                 Ok(())
             }
-            Event::Move { node } => self.move_machine(node),
-            Event::Operator { operator } => self.operate(operator),
-            Event::OperatorTimeout { operator, number } => {
+            ScheduledEvent::Move { node } => self.move_machine(node),
+            ScheduledEvent::Operator { operator } => self.operate(operator),
+            ScheduledEvent::OperatorTimeout { operator, number } => {
                 self.operator_goes_on(operator, number);
                 Ok(())
             }
-            Event::Answered { operator, number } => {
+            ScheduledEvent::OperatorAnswered { operator, number } => {
                 self.answered(operator, number);
                 Ok(())
             }
-            Event::Ask { node, life, asked } => self.lead(node, life, asked),
-            Event::ChangeEnds { node, life, request } => {
+            ScheduledEvent::ChangeRequested { node, life, asked } => self.lead(node, life, asked),
+            ScheduledEvent::ChangeEnds { node, life, request } => {
                 let same = self.node(node).life == life;
                 if same { self.change_done(node, request, None) } else { Ok(()) }
             }
-            Event::Trouble(trouble) => self.trouble(trouble),
-            Event::SpaceBack { node } => {
-                self.node(node).disk.leave_free(u64::MAX);
+            ScheduledEvent::Fault(trouble) => self.trouble(trouble),
+            ScheduledEvent::DiskSpaceReturns { node } => {
+                self.node(node).disk.limit_free_bytes(u64::MAX);
                 Ok(())
             }
-            Event::Rejoin { node, deposed, until } => {
+            ScheduledEvent::Rejoin { node, deposed, until } => {
                 self.rejoin(node, deposed, until);
                 Ok(())
             }
-            Event::CutWrite { node, life } => {
+            ScheduledEvent::CutWrite { node, life } => {
                 self.cut_a_write(node, life);
                 Ok(())
             }
@@ -406,76 +411,77 @@ impl World {
         if voters.is_empty() { self.any_machine() } else { voters[self.rng.pick(voters.len())] }
     }
 
-    pub(super) fn start(&mut self, id: u64) -> Result<(), Violation> {
-        let node = &self.nodes[place(id)];
-        if node.live.is_some() || node.is_over {
+    pub(super) fn start(&mut self, id: u64) -> Result<(), InvariantViolation> {
+        let node = &self.nodes[index_of(id)];
+        if node.process.is_some() || node.has_ended_for_good {
             return Ok(());
         }
         let (plan, guards) = (self.plan.clone(), self.options.guards);
-        match node.past().start(guards) {
-            Err(NoStart::Removed) => {
+        match node.past().start_kind(guards) {
+            Err(StartRefusal::Removed) => {
                 self.does_not_start(id);
                 return Ok(());
             }
-            Err(NoStart::LogGone) => return Err(broken(id, "its log is gone")),
+            Err(StartRefusal::LogMissing) => return Err(broken(id, "its log is gone")),
             // Reached only if a test has switched off the check of tombstones.
-            Ok(Start::First) if node.papers.tombstone => {}
-            Ok(Start::First) if !node.is_founder(&plan) => return self.join(id),
-            Ok(Start::First | Start::Again) => {}
+            Ok(StartKind::First) if node.files.tombstone => {}
+            Ok(StartKind::First) if !node.is_founder(&plan) => return self.join(id),
+            Ok(StartKind::First | StartKind::Restart) => {}
         }
-        let node = &self.nodes[place(id)];
-        self.invariants.removed.starts(id, node.member, node.papers.incarnation)?;
+        let node = &self.nodes[index_of(id)];
+        self.invariants.removed.check_start(id, node.member, node.files.incarnation)?;
         let seed = self.seed ^ (id << 32);
         let node = self.node(id);
         let life = node.life + 1;
         if let Err(down) = node.boot(&plan, seed ^ life, guards) {
             return self.went_down(id, down);
         }
-        let node = &self.nodes[place(id)];
-        let last = node.live.as_ref().map_or(0, |live| live.written.last);
-        self.invariants.counts.durable(node.member, last);
+        let node = &self.nodes[index_of(id)];
+        let last = node.process.as_ref().map_or(0, |live| live.log_summary.last);
+        self.invariants.counts.record_durable(node.member, last);
         self.note_members(id)?;
         let (life, torn) = (self.node(id).life, self.node(id).was_torn());
         self.report.torn += u64::from(torn);
         let delay = self.rng.range(1, TICK);
-        self.after(delay, Event::Tick { node: id, life });
+        self.schedule(delay, ScheduledEvent::Tick { node: id, life });
         self.check_store(id, false)?;
-        self.after(delay, Event::CompactStep { node: id, life });
+        self.schedule(delay, ScheduledEvent::CompactStep { node: id, life });
         let delay = self.rng.range(200, 5_000);
-        self.after(delay, Event::Dial { node: id, life });
+        self.schedule(delay, ScheduledEvent::MaintainStreams { node: id, life });
         self.rounds(id)
     }
 
     /// Returns whether the faults have ended and all members have agreed on one leader for a while.
     pub(super) fn is_steady(&self) -> bool {
-        let mut seats = self.counted().map(|node| self.leaders[place(node.id)]);
+        let mut seats = self.counted().map(|node| self.leaders[index_of(node.id)]);
         let first = seats.next().unwrap_or_default();
         let agreed = first.0 != 0 && seats.all(|leader| leader == first);
-        self.calm && agreed && self.now - self.led_since > STEADY
+        self.are_faults_over && agreed && self.now - self.leadership_since > STEADY_TIME
     }
 
     /// Returns whether a request to `node` must be answered now. A follower forwards a proposal, and isn't
     /// told if the leader can't take it.
-    pub(super) fn must_end(&self, node: u64, is_write: bool) -> bool {
-        let asked = &self.nodes[place(node)];
-        let leads = self.leaders[place(node)].0 == asked.member;
-        let taken = self.plan.takes_all_that_is_passed_on() || leads;
+    pub(super) fn must_be_answered(&self, node: u64, is_write: bool) -> bool {
+        let asked = &self.nodes[index_of(node)];
+        let leads = self.leaders[index_of(node)].0 == asked.member;
+        let taken = self.plan.has_room_for_forwarded() || leads;
         self.votes(asked) && self.is_steady() && (taken || !is_write)
     }
 
     /// Returns whether a client needs no more requests: the faults have ended and it has been served.
-    pub(super) fn is_content(&self, client: usize) -> bool {
-        let lists = self.api_server(client).is_some_and(|server| self.servers[server].lists());
-        self.calm && self.clients[client].served >= SERVED && !lists
+    pub(super) fn is_client_satisfied(&self, client: usize) -> bool {
+        let lists = self.api_server(client).is_some_and(|server| self.servers[server].is_listing());
+        self.are_faults_over && self.clients[client].served >= REQUIRED_ANSWERS && !lists
     }
 
     /// Returns whether the cluster has settled. All members run, agree and have nothing left to do. All
     /// clients have been served, and all watches have received everything.
     pub(super) fn is_settled(&self) -> bool {
-        let idle = (0..self.clients.len())
-            .all(|client| self.clients[client].operating.is_none() && self.is_content(client));
+        let idle = (0..self.clients.len()).all(|client| {
+            self.clients[client].operating.is_none() && self.is_client_satisfied(client)
+        });
         let mut positions = self.counted().map(|node| {
-            let live = node.live.as_ref()?;
+            let live = node.process.as_ref()?;
             let status = live.core.driver().status();
             let applied = live.applier.machine().applied();
             let connected = live.core.driver().is_quorum_connected();
@@ -506,55 +512,57 @@ impl World {
             text = format!("{text}; {server:?}");
         }
         for node in &self.nodes {
-            let status = node.live.as_ref().map(|live| live.core.driver().status());
-            let (member, lost) = (node.member, node.is_lost);
+            let status = node.process.as_ref().map(|live| live.core.driver().status());
+            let (member, lost) = (node.member, node.has_lost_promises);
             text = format!("{text}; {} is {member} (lost: {lost}): {status:?}", node.id);
         }
         text
     }
 
     /// Checks that a member's store holds what the model holds.
-    pub(super) fn check_store(&mut self, id: u64, all: bool) -> Result<(), Violation> {
-        let Some(live) = &self.nodes[place(id)].live else { return Ok(()) };
-        self.invariants.stores.holds(id, &live.store, all)
+    pub(super) fn check_store(&mut self, id: u64, all: bool) -> Result<(), InvariantViolation> {
+        let Some(live) = &self.nodes[index_of(id)].process else { return Ok(()) };
+        self.invariants.stores.check_contents(id, &live.store, all)
     }
 
     /// Compares the members' data as if `id` asked for it now. No difference may ever be found.
-    pub(super) fn compare(&mut self, id: u64) -> Result<(), Violation> {
-        let Some(view) = self.nodes[place(id)].members() else { return Ok(()) };
+    pub(super) fn check_corruption(&mut self, id: u64) -> Result<(), InvariantViolation> {
+        let Some(view) = self.nodes[index_of(id)].store_view() else { return Ok(()) };
         let (question, members) = (Question::of(&view), view.members().voters_and_learners());
         let mut said = BTreeMap::new();
         for node in self.counted() {
-            let Some(live) = &node.live else { continue };
+            let Some(live) = &node.process else { continue };
             // A member whose disk fails it gives no answer.
-            let Ok(claims) = claims(&live.store, &live.store.view(), question) else { continue };
+            let Ok(claims) = make_claims(&live.store, &live.store.view(), question) else {
+                continue;
+            };
             said.insert(node.member, claims);
         }
-        let verdict = judge(&members.voters.into_iter().collect(), &said);
+        let verdict = judge_claims(&members.voters.into_iter().collect(), &said);
         self.report.compared += verdict.compared.len() as u64;
         if verdict.corrupt.is_empty() && !verdict.is_undecided {
             return Ok(());
         }
-        Err(Violation::new(
+        Err(InvariantViolation::new(
             "no false alarm",
             format!("{id} asks {question:?}: {verdict:?}, {said:?}"),
         ))
     }
 
-    pub(super) fn finish(mut self) -> Result<Report, Violation> {
+    pub(super) fn finish(mut self) -> Result<SimulationReport, InvariantViolation> {
         for id in 1..=self.nodes.len() as u64 {
-            if self.counts(&self.nodes[place(id)]) {
-                self.compare(id)?;
+            if self.counts(&self.nodes[index_of(id)]) {
+                self.check_corruption(id)?;
             }
         }
         let mut hashes = Vec::new();
         for id in 1..=self.nodes.len() as u64 {
-            if self.counts(&self.nodes[place(id)]) {
+            if self.counts(&self.nodes[index_of(id)]) {
                 self.check_store(id, true)?;
             }
         }
         for node in self.counted() {
-            let Some(live) = &node.live else { continue };
+            let Some(live) = &node.process else { continue };
             let view = live.store.view();
             let hash = live
                 .store
@@ -564,14 +572,15 @@ impl World {
         }
         if let Some(odd) = hashes.iter().find(|(_, hash, _)| *hash != hashes[0].1) {
             let what = format!("{} holds other data than {}", odd.0, hashes[0].0);
-            return Err(Violation::new("equal stores", what));
+            return Err(InvariantViolation::new("equal stores", what));
         }
         self.equal_members()?;
         self.invariants.acks.check(&self.invariants.machines, hashes[0].2)?;
-        if let Some(id) = self.refused.iter().find(|id| self.invariants.machines.has_request(**id))
+        if let Some(id) =
+            self.refused_requests.iter().find(|id| self.invariants.machines.has_request(**id))
         {
             let what = format!("put {id} was refused for good and is committed");
-            return Err(Violation::new("a refusal is final", what));
+            return Err(InvariantViolation::new("a refusal is final", what));
         }
         self.trace(&[u64::from(hashes[0].1)]);
         self.report.elections = self.invariants.elections.elections();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use muster_tests::harness::credentials::Credentials;
 use muster_tests::harness::nodes::{client_url, peer_url};
-use muster_tests::harness::{Network, Node, until_told};
+use muster_tests::harness::{Network, NodeProcess, poll_slowly};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -15,17 +15,17 @@ const LIMIT: Duration = Duration::from_secs(60);
 const MEMBERS: u8 = 3;
 
 /// Three running members, which are killed when this is dropped.
-pub(crate) struct Members {
+pub(crate) struct ThreeMemberCluster {
     /// Client URLs of the members.
     pub(crate) urls: Vec<String>,
     /// CA of the members' certificates, if they use TLS.
     pub(crate) ca: Option<PathBuf>,
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) nodes: Vec<NodeProcess>,
     /// Folder of the members' data and logs, and of other files of the test.
     pub(crate) folder: TempDir,
 }
 
-impl Members {
+impl ThreeMemberCluster {
     pub(crate) fn start(program: &Path, tls: bool) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let hosts = Network::loopback(MEMBERS).hosts.clone();
@@ -37,7 +37,7 @@ impl Members {
         let secured = |url: String| if tls { url.replace("http:", "https:") } else { url };
         let mut nodes = Vec::new();
         for host in &hosts {
-            let mut node = Node::new(host, &host.name, program, folder.path());
+            let mut node = NodeProcess::new(host, &host.name, program, folder.path());
             // Client URLs may use TLS while peer URLs don't: the settings are independent.
             for flag in node.flags.iter_mut().filter(|flag| flag.contains("-client-urls=")) {
                 *flag = secured(std::mem::take(flag));
@@ -49,7 +49,7 @@ impl Members {
             nodes.push(node);
         }
         for node in &mut nodes {
-            node.ready(LIMIT)?;
+            node.wait_ready(LIMIT)?;
         }
         let urls = hosts.iter().map(|host| secured(client_url(host))).collect();
         Ok(Self { urls, ca: credentials.map(|each| each.ca()), nodes, folder })
@@ -57,7 +57,7 @@ impl Members {
 
     /// Kills the leader with SIGKILL, and returns its index.
     pub(crate) fn kill_leader(&mut self) -> Result<usize> {
-        let leads = until_told("a member to lead", LIMIT, || {
+        let leads = poll_slowly("a member to lead", LIMIT, || {
             let leads = |url: &String| self.leads(url).unwrap_or_default();
             self.urls.iter().position(leads)
         })?;

@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::harness::programs::program;
-use muster_tests::harness::{Network, Process, until, until_told};
+use muster_tests::harness::programs::program_path;
+use muster_tests::harness::{ChildProcess, Network, poll_slowly, wait_for};
 use serde_json::Value;
 
-use super::members::Members;
-use super::postgres::{SCOPE, Server};
+use super::members::ThreeMemberCluster;
+use super::postgres::{PostgresServer, SCOPE};
 use super::{script, tools};
 
 /// Time limit of each wait. It includes the end of a lease of twenty seconds.
@@ -17,22 +17,22 @@ const LIMIT: Duration = Duration::from_secs(180);
 /// Number of newly acknowledged rows that show that the writer goes on.
 const MORE: usize = 20;
 
-struct Postgres {
-    servers: Vec<Server>,
+struct PostgresCluster {
+    servers: Vec<PostgresServer>,
 }
 
 /// Index of the leading Postgres server, and its timeline, which every failover increases.
 #[derive(Clone, Debug, PartialEq)]
-struct Led {
-    by: usize,
+struct Leadership {
+    leader: usize,
     timeline: u64,
 }
 
-impl Postgres {
+impl PostgresCluster {
     /// Waits for a leader and a streaming synchronous standby. Only then may one of them be lost.
-    fn whole(&self) -> Result<Led> {
-        self.seen("a leader and its synchronous standby", |list| {
-            let led = self.led(list)?;
+    fn wait_healthy(&self) -> Result<Leadership> {
+        self.wait_listed("a leader and its synchronous standby", |list| {
+            let led = self.leadership(list)?;
             list.iter()
                 .any(|each| each["Role"] == "Sync Standby" && each["State"] == "streaming")
                 .then_some(led)
@@ -40,22 +40,26 @@ impl Postgres {
     }
 
     /// Waits until the server at index `at` leads on a newer timeline than `before`.
-    fn leads(&self, at: usize, before: &Led) -> Result<Led> {
-        self.seen("another server to lead", |list| {
-            self.led(list).filter(|led| led.by == at && led.timeline > before.timeline)
+    fn leads(&self, at: usize, before: &Leadership) -> Result<Leadership> {
+        self.wait_listed("another server to lead", |list| {
+            self.leadership(list).filter(|led| led.leader == at && led.timeline > before.timeline)
         })
     }
 
-    fn led(&self, list: &[Value]) -> Option<Led> {
+    fn leadership(&self, list: &[Value]) -> Option<Leadership> {
         let leader =
             list.iter().find(|each| each["Role"] == "Leader" && each["State"] == "running")?;
         let by = self.servers.iter().position(|each| leader["Member"] == each.host.name)?;
-        Some(Led { by, timeline: leader["TL"].as_u64()? })
+        Some(Leadership { leader: by, timeline: leader["TL"].as_u64()? })
     }
 
-    fn seen(&self, what: &str, look: impl Fn(&[Value]) -> Option<Led>) -> Result<Led> {
+    fn wait_listed(
+        &self,
+        what: &str,
+        look: impl Fn(&[Value]) -> Option<Leadership>,
+    ) -> Result<Leadership> {
         let mut last = String::new();
-        until_told(what, LIMIT, || {
+        poll_slowly(what, LIMIT, || {
             last = match self.servers[0].patronictl(&["list", "-f", "json"]) {
                 Ok(list) => list,
                 Err(error) => format!("{error:#}"),
@@ -63,80 +67,80 @@ impl Postgres {
             look(serde_json::from_str::<Value>(&last).ok()?.as_array()?)
         })
         .with_context(|| {
-            let said: Vec<String> = self.servers.iter().map(Server::said).collect();
+            let said: Vec<String> = self.servers.iter().map(PostgresServer::log_tail).collect();
             format!("last seen: {last}\n{}", said.join("\n"))
         })
     }
 
-    fn switch(&self, led: &Led) -> Result<Led> {
-        let (from, to) = (&self.servers[led.by], &self.servers[1 - led.by]);
+    fn switch(&self, led: &Leadership) -> Result<Leadership> {
+        let (from, to) = (&self.servers[led.leader], &self.servers[1 - led.leader]);
         let [leader, candidate] = [from, to].map(|each| each.host.name.as_str());
         // Repeated, because the standby may have lagged too far behind at one attempt.
-        until_told("a switchover to be taken", LIMIT, || {
-            let now = self.whole().ok()?;
+        poll_slowly("a switchover to be taken", LIMIT, || {
+            let now = self.wait_healthy().ok()?;
             let asked =
                 ["switchover", SCOPE, "--leader", leader, "--candidate", candidate, "--force"];
-            (now.by != led.by || from.patronictl(&asked).is_ok()).then_some(())
+            (now.leader != led.leader || from.patronictl(&asked).is_ok()).then_some(())
         })?;
-        self.leads(1 - led.by, led)
+        self.leads(1 - led.leader, led)
     }
 }
 
-struct Writer(Process);
+struct WriterProcess(ChildProcess);
 
-impl Writer {
+impl WriterProcess {
     fn acknowledged(&self) -> usize {
         self.0.output().lines().filter(|line| line.starts_with("acknowledged ")).count()
     }
 
-    fn goes_on(&self) -> Result<()> {
+    fn wait_progress(&self) -> Result<()> {
         let before = self.acknowledged();
         let more = || (self.acknowledged() >= before + MORE).then_some(());
-        until("more rows to be acknowledged", LIMIT, more).with_context(|| self.0.output())
+        wait_for("more rows to be acknowledged", LIMIT, more).with_context(|| self.0.output())
     }
 }
 
 #[test]
 fn patroni_fails_over_and_loses_no_row_whoever_is_killed() -> Result<()> {
     let python = tools::python("patroni")?;
-    let mut store = Members::start(&program("muster-node")?, true)?;
+    let mut store = ThreeMemberCluster::start(&program_path("muster-node")?, true)?;
     let servers = Network::loopback(2).hosts.clone();
-    let servers = servers.iter().map(|host| Server::new(&python, host, &store));
-    let mut postgres = Postgres { servers: servers.collect::<Result<_>>()? };
+    let servers = servers.iter().map(|host| PostgresServer::new(&python, host, &store));
+    let mut postgres = PostgresCluster { servers: servers.collect::<Result<_>>()? };
     for server in &mut postgres.servers {
         server.start()?;
     }
-    let first = postgres.whole()?;
+    let first = postgres.wait_healthy()?;
 
     let mut command = script(&python, "patroni/writer.py");
-    command.arg(Server::connection(&postgres.servers));
+    command.arg(PostgresServer::connection(&postgres.servers));
     let log = store.folder.path().join("writer.log");
-    let mut writer = Writer(Process::spawn("the writer", command, &log)?);
-    writer.goes_on()?;
+    let mut writer = WriterProcess(ChildProcess::spawn("the writer", command, &log)?);
+    writer.wait_progress()?;
 
     let second = postgres.switch(&first)?;
-    writer.goes_on()?;
+    writer.wait_progress()?;
 
-    let at_risk = postgres.whole()?;
+    let at_risk = postgres.wait_healthy()?;
     ensure!(at_risk == second, "{at_risk:?} is not {second:?}");
-    postgres.servers[second.by].kill()?;
-    let third = postgres.leads(1 - second.by, &second)?;
-    writer.goes_on()?;
-    postgres.servers[second.by].start()?;
-    let whole = postgres.whole()?;
+    postgres.servers[second.leader].kill()?;
+    let third = postgres.leads(1 - second.leader, &second)?;
+    writer.wait_progress()?;
+    postgres.servers[second.leader].start()?;
+    let whole = postgres.wait_healthy()?;
     ensure!(whole == third, "{whole:?} is not {third:?}");
 
     // The store soon elects a new leader, so Postgres must not fail over. Two of three members are
     // enough for another switchover.
     let killed = store.kill_leader()?;
-    writer.goes_on()?;
-    let kept = postgres.whole()?;
+    writer.wait_progress()?;
+    let kept = postgres.wait_healthy()?;
     ensure!(kept == third, "a failover without need: {kept:?} instead of {third:?}");
     postgres.switch(&third)?;
-    writer.goes_on()?;
+    writer.wait_progress()?;
     store.nodes[killed].start()?;
-    store.nodes[killed].ready(LIMIT)?;
-    postgres.whole()?;
+    store.nodes[killed].wait_ready(LIMIT)?;
+    postgres.wait_healthy()?;
 
     let status = writer.0.terminate(LIMIT)?;
     ensure!(status.success(), "{}", writer.0.output());

@@ -5,12 +5,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::harness::process::{exists, signal, tail};
-use muster_tests::harness::{Host, Process, until};
+use muster_tests::harness::process::{is_alive, last_lines, send_signal};
+use muster_tests::harness::{ChildProcess, TestHost, wait_for};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::members::Members;
+use super::members::ThreeMemberCluster;
 
 /// Name of the Patroni cluster.
 pub(crate) const SCOPE: &str = "demo";
@@ -26,16 +26,20 @@ const END: Duration = Duration::from_secs(30);
 const SHOWN: usize = 60;
 
 /// A Postgres server and its Patroni. Both are ended when this is dropped.
-pub(crate) struct Server {
-    pub(crate) host: Host,
+pub(crate) struct PostgresServer {
+    pub(crate) host: TestHost,
     python: PathBuf,
     folder: PathBuf,
-    patroni: Option<Process>,
+    patroni: Option<ChildProcess>,
 }
 
-impl Server {
+impl PostgresServer {
     /// Returns a server that is not started yet, with its data in the members' folder.
-    pub(crate) fn new(python: &Path, host: &Host, members: &Members) -> Result<Self> {
+    pub(crate) fn new(
+        python: &Path,
+        host: &TestHost,
+        members: &ThreeMemberCluster,
+    ) -> Result<Self> {
         let folder = members.folder.path().join(format!("of-{}", host.name));
         fs_err::create_dir(&folder)?;
         let server = Self { host: host.clone(), python: python.to_owned(), folder, patroni: None };
@@ -45,7 +49,7 @@ impl Server {
         Ok(server)
     }
 
-    fn settings(&self, members: &Members) -> Result<Value> {
+    fn settings(&self, members: &ThreeMemberCluster) -> Result<Value> {
         let address = self.host.address;
         let place = |port: u16| format!("{address}:{port}");
         let hosts: Vec<&str> =
@@ -103,7 +107,7 @@ impl Server {
         let mut command = self.command("patroni");
         command.arg(self.config());
         let log = self.folder.join("patroni.log");
-        self.patroni = Some(Process::spawn(&self.host.name, command, &log)?);
+        self.patroni = Some(ChildProcess::spawn(&self.host.name, command, &log)?);
         Ok(())
     }
 
@@ -111,8 +115,8 @@ impl Server {
     pub(crate) fn kill(&mut self) -> Result<()> {
         let server = self.postmaster().context("it has no Postgres")?;
         self.patroni = None;
-        signal(server, Signal::KILL);
-        until("Postgres to be gone", END, || (!exists(server)).then_some(()))
+        send_signal(server, Signal::KILL);
+        wait_for("Postgres to be gone", END, || (!is_alive(server)).then_some(()))
     }
 
     /// Returns the process id of Postgres, if it runs.
@@ -134,9 +138,9 @@ impl Server {
     }
 
     /// Returns the end of the log of Patroni and Postgres.
-    pub(crate) fn said(&self) -> String {
+    pub(crate) fn log_tail(&self) -> String {
         let log = fs_err::read(self.folder.join("patroni.log")).unwrap_or_default();
-        format!("{}:\n{}", self.host.name, tail(&String::from_utf8_lossy(&log), SHOWN))
+        format!("{}:\n{}", self.host.name, last_lines(&String::from_utf8_lossy(&log), SHOWN))
     }
 
     /// Returns the connection string for clients, with the addresses of all servers.
@@ -149,11 +153,11 @@ impl Server {
     fn command(&self, name: &str) -> Command {
         let program = self.python.with_file_name(name);
         if !rustix::process::geteuid().is_root() {
-            return super::bare(&program);
+            return super::bare_command(&program);
         }
         // The account may lack read access to the fetched files, so it keeps the capability
         // CAP_DAC_OVERRIDE.
-        let mut command = super::bare(Path::new("setpriv"));
+        let mut command = super::bare_command(Path::new("setpriv"));
         command
             .args([format!("--reuid={ACCOUNT}"), format!("--regid={ACCOUNT}")])
             .args(["--clear-groups", "--inh-caps=+dac_override", "--ambient-caps=+dac_override"])
@@ -163,15 +167,15 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for PostgresServer {
     fn drop(&mut self) {
         let server = self.postmaster();
         self.patroni = None;
         if let Some(server) = server {
             // SIGQUIT ends Postgres at once, but still removes its shared memory.
-            signal(server, Signal::QUIT);
-            if until("Postgres to end", END, || (!exists(server)).then_some(())).is_err() {
-                signal(server, Signal::KILL);
+            send_signal(server, Signal::QUIT);
+            if wait_for("Postgres to end", END, || (!is_alive(server)).then_some(())).is_err() {
+                send_signal(server, Signal::KILL);
             }
         }
     }

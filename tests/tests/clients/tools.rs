@@ -7,14 +7,14 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::harness::process::tail;
+use muster_tests::harness::process::last_lines;
 
 /// Number of output lines shown when a tool fails.
 const SHOWN: usize = 30;
 /// Name of the file that records which list of versions was fetched.
 const LIST: &str = "fetched";
 /// Serializes fetches, since two tests may need the same folder.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+static FETCH_LOCK: Mutex<()> = Mutex::new(());
 
 /// Returns the folder for everything that tests build and fetch.
 pub(crate) fn work() -> &'static Path {
@@ -51,7 +51,7 @@ pub(crate) fn node_modules(name: &str) -> Result<PathBuf> {
 }
 
 /// Builds the crate in that folder, and returns the path of its program.
-pub(crate) fn crate_of(name: &str, program: &str) -> Result<PathBuf> {
+pub(crate) fn build_crate(name: &str, program: &str) -> Result<PathBuf> {
     let target = work().join("clients").join(name);
     run("cargo", |cargo| {
         let manifest = folder(name).join("Cargo.toml");
@@ -63,7 +63,7 @@ pub(crate) fn crate_of(name: &str, program: &str) -> Result<PathBuf> {
 
 /// Returns a folder in which `fetch` has run for the current content of `list`.
 fn fetched(name: &str, list: &Path, fetch: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
-    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one = FETCH_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let place = work().join("clients").join(name);
     let wanted = fs_err::read(list)?;
     if fs_err::read(place.join(LIST)).ok().as_ref() != Some(&wanted) {
@@ -86,6 +86,6 @@ fn run(program: impl AsRef<OsStr>, with: impl FnOnce(&mut Command) -> &mut Comma
     let output = output.with_context(|| format!("starting {command:?}: {needs}"))?;
     let said = [output.stdout, output.stderr].concat();
     let said = String::from_utf8_lossy(&said);
-    ensure!(output.status.success(), "{command:?}: {needs}\n{}", tail(&said, SHOWN));
+    ensure!(output.status.success(), "{command:?}: {needs}\n{}", last_lines(&said, SHOWN));
     Ok(())
 }

@@ -17,7 +17,7 @@ use anyhow::{Result, bail};
 
 /// Form in which a program gets a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum ConfigSource {
     Flags,
     Environment,
     File,
@@ -26,13 +26,13 @@ pub(crate) enum Way {
 /// A configuration from `cases.txt`, given as flags or as a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
-    settings: Settings,
+    settings: CaseSettings,
     /// Whether the configuration must not share a start with others.
     is_alone: bool,
 }
 
 #[derive(Clone, Debug)]
-enum Settings {
+enum CaseSettings {
     Flags(Vec<Flag>),
     File(String),
 }
@@ -107,7 +107,7 @@ const COUNTED_TWICE: [&str; 3] =
 const TEXTS: [&str; 3] = ["auto-compaction-retention", "initial-cluster-token", "name"];
 
 /// Parses `cases.txt`. An error names a line that is neither a configuration nor a comment.
-pub(crate) fn read(text: &str) -> Result<Vec<(Case, Way)>> {
+pub(crate) fn parse_cases(text: &str) -> Result<Vec<(Case, ConfigSource)>> {
     let mut cases = Vec::new();
     let mut lines = text.lines().peekable();
     while let Some(line) = lines.next() {
@@ -116,9 +116,12 @@ pub(crate) fn read(text: &str) -> Result<Vec<(Case, Way)>> {
             while let Some(line) = lines.next_if(|line| line.starts_with("  ")) {
                 let _ = writeln!(file, "{}", &line[2..]);
             }
-            cases.push((Case { settings: Settings::File(file), is_alone: true }, Way::File));
+            cases.push((
+                Case { settings: CaseSettings::File(file), is_alone: true },
+                ConfigSource::File,
+            ));
         } else if line.starts_with("--") || line.starts_with("! --") {
-            cases.extend(expand(line)?.into_iter().map(|case| (case, Way::Flags)));
+            cases.extend(expand(line)?.into_iter().map(|case| (case, ConfigSource::Flags)));
         } else if !line.is_empty() && !line.starts_with('#') {
             bail!("cases.txt: {line:?} is neither a configuration nor a comment");
         }
@@ -148,7 +151,7 @@ fn expand(line: &str) -> Result<Vec<Case>> {
         lists =
             lists.iter().flat_map(|list| flags.iter().map(move |flag| with(list, flag))).collect();
     }
-    let case = |flags| Case { settings: Settings::Flags(flags), is_alone };
+    let case = |flags| Case { settings: CaseSettings::Flags(flags), is_alone };
     Ok(lists.into_iter().map(case).collect())
 }
 
@@ -156,8 +159,10 @@ impl Case {
     /// Returns the configuration in one line. `docs/differences.md` quotes parts of this.
     pub(crate) fn text(&self) -> String {
         match &self.settings {
-            Settings::Flags(flags) => flags.iter().map(Flag::typed).collect::<Vec<_>>().join(" "),
-            Settings::File(text) => text.trim_end().to_owned(),
+            CaseSettings::Flags(flags) => {
+                flags.iter().map(Flag::typed).collect::<Vec<_>>().join(" ")
+            }
+            CaseSettings::File(text) => text.trim_end().to_owned(),
         }
     }
 
@@ -170,23 +175,26 @@ impl Case {
     /// Whether the configuration means the same in this form as in flags. An empty variable counts
     /// as unset, and a file has no empty lists. In some lists of a file, etcd treats a repeated URL
     /// as two.
-    pub(crate) fn can_be_told_by(&self, way: Way) -> bool {
-        let Settings::Flags(flags) = &self.settings else { return way == Way::File };
+    pub(crate) fn is_equivalent_in(&self, way: ConfigSource) -> bool {
+        let CaseSettings::Flags(flags) = &self.settings else { return way == ConfigSource::File };
         let is_doubled = |flag: &Flag| {
-            let urls: Vec<&str> = flag.shown().split(',').collect();
+            let urls: Vec<&str> = flag.value_or_true().split(',').collect();
             (1..urls.len()).any(|n| urls[..n].contains(&urls[n]))
         };
         let counts_twice =
             |flag: &Flag| COUNTED_TWICE.contains(&flag.name.as_str()) && is_doubled(flag);
         let is_empty = |flag: &Flag| flag.value.as_deref() == Some("");
-        way == Way::Flags
-            || !flags.iter().any(|flag| is_empty(flag) || (way == Way::File && counts_twice(flag)))
+        way == ConfigSource::Flags
+            || !flags
+                .iter()
+                .any(|flag| is_empty(flag) || (way == ConfigSource::File && counts_twice(flag)))
     }
 
     /// Adds the settings of another configuration, if both may share a start and set different
     /// flags.
     pub(crate) fn join(&mut self, other: &Self) -> bool {
-        let (Settings::Flags(own), Settings::Flags(others)) = (&mut self.settings, &other.settings)
+        let (CaseSettings::Flags(own), CaseSettings::Flags(others)) =
+            (&mut self.settings, &other.settings)
         else {
             return false;
         };
@@ -213,7 +221,7 @@ impl Case {
     pub(crate) fn variables(&self) -> Vec<(String, String)> {
         let variable = |flag: &Flag| {
             let name = flag.name.to_ascii_uppercase().replace('-', "_");
-            (format!("ETCD_{name}"), flag.shown().to_owned())
+            (format!("ETCD_{name}"), flag.value_or_true().to_owned())
         };
         self.flags().iter().map(variable).collect()
     }
@@ -221,8 +229,8 @@ impl Case {
     /// Returns the configuration as the text of a `--config-file`.
     pub(crate) fn file(&self) -> String {
         let flags = match &self.settings {
-            Settings::File(text) => return file_with_base(text),
-            Settings::Flags(_) => self.flags(),
+            CaseSettings::File(text) => return file_with_base(text),
+            CaseSettings::Flags(_) => self.flags(),
         };
         let mut text = String::new();
         for flag in &flags {
@@ -250,7 +258,7 @@ impl Case {
 
     /// Returns the configuration's flags and the missing ones of `BASE`.
     fn flags(&self) -> Vec<Flag> {
-        let Settings::Flags(own) = &self.settings else { return Vec::new() };
+        let CaseSettings::Flags(own) = &self.settings else { return Vec::new() };
         let missing = BASE.iter().filter(|(name, _)| own.iter().all(|flag| flag.name != *name));
         let base = missing.map(|(name, value)| Flag {
             name: (*name).to_owned(),
@@ -278,14 +286,14 @@ impl Flag {
     }
 
     /// Returns the value; a flag without one is a boolean that is true.
-    fn shown(&self) -> &str {
+    fn value_or_true(&self) -> &str {
         self.value.as_deref().unwrap_or("true")
     }
 
     /// Returns the value in a file's syntax: durations in nanoseconds, numbers and booleans without
     /// quotes.
     fn yaml(&self) -> String {
-        let value = self.shown();
+        let value = self.value_or_true();
         let quoted = |text: &str| format!("{text:?}");
         if LISTS.contains(&self.name.as_str()) {
             let items: Vec<String> = value.split(',').map(quoted).collect();

@@ -18,21 +18,21 @@ const HEADINGS: [(&str, Direction); 2] = [
     ("### Refused by etcd only", Direction::RefusedByEtcd),
 ];
 
-struct Row {
+struct DifferenceRow {
     direction: Direction,
     line: String,
-    parts: Vec<Part>,
+    parts: Vec<TextCondition>,
 }
 
 /// Condition on a configuration: it contains a text, or doesn't.
-struct Part {
+struct TextCondition {
     text: String,
     /// Whether `text` must be missing from the configuration instead.
     is_missing: bool,
 }
 
 /// Rows of both tables in `docs/differences.md`.
-pub(crate) struct Differences(Vec<Row>);
+pub(crate) struct Differences(Vec<DifferenceRow>);
 
 impl Differences {
     pub(crate) fn read(text: &str) -> Result<Self> {
@@ -49,7 +49,7 @@ impl Differences {
             let first = cells.split(" | ").next().unwrap_or_default();
             let parts = parts(first);
             if !parts.is_empty() {
-                rows.push(Row { direction, line: line.to_owned(), parts });
+                rows.push(DifferenceRow { direction, line: line.to_owned(), parts });
             }
         }
         for (heading, direction) in HEADINGS {
@@ -62,7 +62,7 @@ impl Differences {
     /// Returns the number of the row that describes this configuration.
     pub(crate) fn row(&self, direction: Direction, case: &str) -> Option<usize> {
         self.0.iter().position(|row| {
-            let fits = |part: &Part| case.contains(&part.text) != part.is_missing;
+            let fits = |part: &TextCondition| case.contains(&part.text) != part.is_missing;
             row.direction == direction && row.parts.iter().all(fits)
         })
     }
@@ -77,12 +77,12 @@ impl Differences {
     }
 }
 
-fn parts(cell: &str) -> Vec<Part> {
+fn parts(cell: &str) -> Vec<TextCondition> {
     let pieces: Vec<&str> = cell.split('`').collect();
     let part = |pair: &[&str]| {
         let [before, text] = pair else { return None };
         let is_missing = before.trim_end().ends_with("without");
-        Some(Part { text: (*text).to_owned(), is_missing })
+        Some(TextCondition { text: (*text).to_owned(), is_missing })
     };
     pieces.chunks_exact(2).filter_map(part).collect()
 }

@@ -14,12 +14,12 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
-use muster_tests::harness::programs::program;
+use muster_tests::harness::programs::program_path;
 use muster_tests::stock;
 
-use cases::{Case, Way};
+use cases::{Case, ConfigSource};
 use differences::{Differences, Direction};
-use start::{Outcome, Start, Starts};
+use start::{StartOutcome, StartRequest, StartRunner};
 
 /// Exit code for a wrong configuration.
 const USAGE: i32 = 2;
@@ -27,7 +27,7 @@ const USAGE: i32 = 2;
 const NO_FLAG: &str = "flag provided but not defined";
 
 /// Paths of the programs to compare.
-struct Programs {
+struct ComparedPrograms {
     node: PathBuf,
     etcd: PathBuf,
     /// The previous minor version of etcd, for flags that `etcd` no longer has.
@@ -35,24 +35,24 @@ struct Programs {
 }
 
 /// A configuration in one form, and its outcome in both programs.
-struct Compared {
+struct OutcomePair {
     case: Case,
-    way: Way,
-    etcd: Outcome,
-    node: Outcome,
+    source: ConfigSource,
+    etcd: StartOutcome,
+    node: StartOutcome,
 }
 
 #[test]
 fn a_configuration_that_etcd_starts_with_starts_here() -> Result<()> {
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (Some(etcd), Some(etcd_before)) = (stock::newest(work), stock::before(work)) else {
+    let (Some(etcd), Some(etcd_before)) = (stock::newest(work), stock::previous(work)) else {
         return Ok(());
     };
-    let programs = Programs { node: program("muster-node")?, etcd, etcd_before };
-    let starts = Starts::new()?;
-    let cases = cases::read(include_str!("cases.txt"))?;
+    let programs = ComparedPrograms { node: program_path("muster-node")?, etcd, etcd_before };
+    let starts = StartRunner::new()?;
+    let cases = cases::parse_cases(include_str!("cases.txt"))?;
     let typed = compare_joined(&starts, &programs, cases)?;
-    let otherwise = compare_joined(&starts, &programs, in_other_ways(&typed))?;
+    let otherwise = compare_joined(&starts, &programs, in_other_sources(&typed))?;
 
     let differences = Differences::read(include_str!("../../../docs/differences.md"))?;
     let mut used = BTreeSet::new();
@@ -68,17 +68,18 @@ fn a_configuration_that_etcd_starts_with_starts_here() -> Result<()> {
 /// Returns a description of the problem with a pair of outcomes, if there is one. Adds the row that
 /// excuses a difference to `used`.
 fn judge(
-    compared: &Compared,
+    compared: &OutcomePair,
     differences: &Differences,
     used: &mut BTreeSet<usize>,
 ) -> Option<String> {
-    let Compared { case, way, etcd, node, .. } = compared;
+    let OutcomePair { case, source: way, etcd, node, .. } = compared;
     let direction = match (etcd, node) {
-        (Outcome::Started, Outcome::Started) | (Outcome::Ended { .. }, Outcome::Ended { .. }) => {
+        (StartOutcome::Started, StartOutcome::Started)
+        | (StartOutcome::Ended { .. }, StartOutcome::Ended { .. }) => {
             return None;
         }
-        (Outcome::Started, Outcome::Ended { .. }) => Direction::RefusedHere,
-        (Outcome::Ended { .. }, Outcome::Started) => Direction::RefusedByEtcd,
+        (StartOutcome::Started, StartOutcome::Ended { .. }) => Direction::RefusedHere,
+        (StartOutcome::Ended { .. }, StartOutcome::Started) => Direction::RefusedByEtcd,
     };
     let shown = case.text();
     let Some(row) = differences.row(direction, &shown) else {
@@ -86,20 +87,24 @@ fn judge(
     };
     used.insert(row);
     match node {
-        Outcome::Ended { code, .. } if *code != Some(USAGE) => {
+        StartOutcome::Ended { code, .. } if *code != Some(USAGE) => {
             Some(format!("by {way:?}: {shown}\nended otherwise than with {USAGE}: {node}"))
         }
         _ => None,
     }
 }
 
-fn compare(starts: &Starts, programs: &Programs, cases: Vec<(Case, Way)>) -> Result<Vec<Compared>> {
-    let of = |program: &Path, (case, way): &(Case, Way)| Start {
+fn compare(
+    starts: &StartRunner,
+    programs: &ComparedPrograms,
+    cases: Vec<(Case, ConfigSource)>,
+) -> Result<Vec<OutcomePair>> {
+    let of = |program: &Path, (case, way): &(Case, ConfigSource)| StartRequest {
         program: program.to_owned(),
         case: case.clone(),
-        way: *way,
+        source: *way,
     };
-    let jobs: Vec<Start> = cases
+    let jobs: Vec<StartRequest> = cases
         .iter()
         .flat_map(|case| [of(&programs.etcd, case), of(&programs.node, case)])
         .collect();
@@ -108,19 +113,20 @@ fn compare(starts: &Starts, programs: &Programs, cases: Vec<(Case, Way)>) -> Res
     for (case, way) in cases {
         let etcd = outcomes.next().context("an outcome of etcd")?;
         let node = outcomes.next().context("an outcome of muster-node")?;
-        compared.push(Compared { case, way, etcd, node });
+        compared.push(OutcomePair { case, source: way, etcd, node });
     }
     // Some flags exist only in the previous version of etcd.
-    let missing = |compared: &Compared| compared.etcd.says(NO_FLAG);
+    let missing = |compared: &OutcomePair| compared.etcd.says(NO_FLAG);
     let jobs = compared.iter().filter(|compared| missing(compared));
-    let before =
-        |compared: &Compared| of(&programs.etcd_before, &(compared.case.clone(), compared.way));
+    let before = |compared: &OutcomePair| {
+        of(&programs.etcd_before, &(compared.case.clone(), compared.source))
+    };
     let mut outcomes = starts.run(jobs.map(before).collect())?.into_iter();
     for compared in compared.iter_mut().filter(|compared| missing(compared)) {
         compared.etcd = outcomes.next().context("an outcome of the older etcd")?;
         // The flag is one of etcd 3.5. The unit tests of the flags cover such flags.
         if missing(compared) {
-            compared.etcd = Outcome::Started;
+            compared.etcd = StartOutcome::Started;
         }
     }
     Ok(compared)
@@ -128,14 +134,14 @@ fn compare(starts: &Starts, programs: &Programs, cases: Vec<(Case, Way)>) -> Res
 
 /// Compares as [`compare`] does, but with shared starts where possible.
 fn compare_joined(
-    starts: &Starts,
-    programs: &Programs,
-    cases: Vec<(Case, Way)>,
-) -> Result<Vec<Compared>> {
-    let mut joined: Vec<(Case, Way)> = Vec::new();
-    let mut members: Vec<Vec<(Case, Way)>> = Vec::new();
+    starts: &StartRunner,
+    programs: &ComparedPrograms,
+    cases: Vec<(Case, ConfigSource)>,
+) -> Result<Vec<OutcomePair>> {
+    let mut joined: Vec<(Case, ConfigSource)> = Vec::new();
+    let mut members: Vec<Vec<(Case, ConfigSource)>> = Vec::new();
     for (case, way) in cases {
-        let fits = |(known, of): &mut (Case, Way)| *of == way && known.join(&case);
+        let fits = |(known, of): &mut (Case, ConfigSource)| *of == way && known.join(&case);
         match joined.iter_mut().position(fits) {
             Some(n) => members[n].push((case, way)),
             None => {
@@ -147,15 +153,15 @@ fn compare_joined(
     let mut alone = Vec::new();
     let mut compared = Vec::new();
     for (one, members) in compare(starts, programs, joined)?.into_iter().zip(members) {
-        let both_start = (&one.etcd, &one.node) == (&Outcome::Started, &Outcome::Started);
+        let both_start = (&one.etcd, &one.node) == (&StartOutcome::Started, &StartOutcome::Started);
         if members.len() == 1 {
             compared.push(one);
         } else if both_start {
-            compared.extend(members.into_iter().map(|(case, way)| Compared {
+            compared.extend(members.into_iter().map(|(case, way)| OutcomePair {
                 case,
-                way,
-                etcd: Outcome::Started,
-                node: Outcome::Started,
+                source: way,
+                etcd: StartOutcome::Started,
+                node: StartOutcome::Started,
             }));
         } else {
             alone.extend(members);
@@ -166,15 +172,16 @@ fn compare_joined(
 }
 
 /// Returns the configurations that started with flags, as variables and as a file.
-fn in_other_ways(typed: &[Compared]) -> Vec<(Case, Way)> {
-    let both_start = |compared: &&Compared| {
-        compared.way == Way::Flags
-            && (&compared.etcd, &compared.node) == (&Outcome::Started, &Outcome::Started)
+fn in_other_sources(typed: &[OutcomePair]) -> Vec<(Case, ConfigSource)> {
+    let both_start = |compared: &&OutcomePair| {
+        compared.source == ConfigSource::Flags
+            && (&compared.etcd, &compared.node) == (&StartOutcome::Started, &StartOutcome::Started)
     };
     let cases = typed.iter().filter(both_start).map(|compared| &compared.case);
-    let otherwise = cases.flat_map(|case| [(case, Way::Environment), (case, Way::File)]);
+    let otherwise =
+        cases.flat_map(|case| [(case, ConfigSource::Environment), (case, ConfigSource::File)]);
     otherwise
-        .filter(|(case, way)| case.can_be_told_by(*way))
+        .filter(|(case, way)| case.is_equivalent_in(*way))
         .map(|(case, way)| (case.clone(), way))
         .collect()
 }

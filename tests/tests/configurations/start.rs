@@ -1,19 +1,19 @@
 //! Starts a program, and waits until it answers on its addresses or has ended.
 
 use std::fmt;
-use std::io::{ErrorKind, Read as _, Write as _};
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use muster_tests::harness::{Host, Network};
+use muster_tests::harness::{Network, TestHost};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 
-use crate::cases::{Case, Way};
+use crate::cases::{Case, ConfigSource};
 
 /// Number of concurrent starts. They mostly wait for a disk or an election.
 const AT_ONCE: usize = 24;
@@ -25,18 +25,19 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(20);
 /// Number of addresses of one start.
+const REQUEST: &[u8] = b"GET /version HTTP/1.0\r\nHost: localhost\r\n\r\n";
 const ADDRESSES: usize = 3;
 
 /// A program, and the configuration to start it with.
-pub(crate) struct Start {
+pub(crate) struct StartRequest {
     pub(crate) program: PathBuf,
     pub(crate) case: Case,
-    pub(crate) way: Way,
+    pub(crate) source: ConfigSource,
 }
 
 /// Outcome of a start: the program serves, or has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum StartOutcome {
     Started,
     Ended {
         /// Exit code; `None` after a signal.
@@ -45,13 +46,13 @@ pub(crate) enum Outcome {
     },
 }
 
-impl Outcome {
+impl StartOutcome {
     pub(crate) fn says(&self, words: &str) -> bool {
         matches!(self, Self::Ended { output, .. } if output.contains(words))
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for StartOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Ended { code, output } = self else { return f.write_str("starts") };
         let last: Vec<&str> = output.lines().rev().take(3).collect();
@@ -60,25 +61,28 @@ impl fmt::Display for Outcome {
 }
 
 /// Runs starts: has a folder with certificates, and networks whose addresses starts use.
-pub(crate) struct Starts {
+pub(crate) struct StartRunner {
     folder: TempDir,
     networks: Mutex<Vec<Network>>,
     /// Addresses that no start has used yet.
     free: Mutex<Vec<IpAddr>>,
+    /// First bytes of a TLS handshake.
+    hello: Vec<u8>,
 }
 
-impl Starts {
+impl StartRunner {
     pub(crate) fn new() -> Result<Self> {
         let folder = tempfile::tempdir()?;
         write_certificates(&folder)?;
-        Ok(Self { folder, networks: Mutex::default(), free: Mutex::default() })
+        let hello = client_hello()?;
+        Ok(Self { folder, networks: Mutex::default(), free: Mutex::default(), hello })
     }
 
     /// Runs all starts, some of them at the same time. Returns their outcomes in the same order.
-    pub(crate) fn run(&self, starts: Vec<Start>) -> Result<Vec<Outcome>> {
+    pub(crate) fn run(&self, starts: Vec<StartRequest>) -> Result<Vec<StartOutcome>> {
         let count = starts.len();
         let waiting = Mutex::new(starts.into_iter().enumerate());
-        let ended: Mutex<Vec<(usize, Result<Outcome>)>> = Mutex::default();
+        let ended: Mutex<Vec<(usize, Result<StartOutcome>)>> = Mutex::default();
         std::thread::scope(|scope| {
             for _ in 0..AT_ONCE.min(count) {
                 scope.spawn(|| {
@@ -100,7 +104,7 @@ impl Starts {
         let mut free = self.free.lock().expect("no thread panics");
         if free.len() < ADDRESSES {
             let network = Network::loopback(240);
-            free.extend(network.hosts.iter().map(|host: &Host| host.address));
+            free.extend(network.hosts.iter().map(|host: &TestHost| host.address));
             self.networks.lock().expect("no thread panics").push(network);
         }
         let first = free.len() - ADDRESSES;
@@ -108,7 +112,7 @@ impl Starts {
         taken.try_into().ok().context("a network has enough addresses")
     }
 
-    fn start(&self, start: &Start) -> Result<Outcome> {
+    fn start(&self, start: &StartRequest) -> Result<StartOutcome> {
         let own = tempfile::tempdir_in(self.folder.path())?;
         let [ip, ip2, other] = self.addresses()?;
         let fill = |text: String| {
@@ -125,15 +129,15 @@ impl Starts {
         };
         let mut command = Command::new(&start.program);
         command.env_clear().current_dir(own.path()).stdin(Stdio::null());
-        match start.way {
-            Way::Flags => {
+        match start.source {
+            ConfigSource::Flags => {
                 command.args(start.case.arguments().into_iter().map(fill));
             }
-            Way::Environment => {
+            ConfigSource::Environment => {
                 let variables = start.case.variables().into_iter();
                 command.envs(variables.map(|(name, value)| (name, fill(value))));
             }
-            Way::File => {
+            ConfigSource::File => {
                 let path = own.path().join("etcd.conf.yml");
                 fs_err::write(&path, fill(start.case.file()))?;
                 command.arg("--config-file").arg(path);
@@ -142,37 +146,41 @@ impl Starts {
         let log = own.path().join("log");
         let output = fs_err::File::create(&log)?.into_parts().0;
         command.stdout(output.try_clone()?).stderr(output);
-        let mut child = Running(command.spawn().context("starting a program")?);
+        let mut child = ChildGuard(command.spawn().context("starting a program")?);
         let mut silent = vec![SocketAddr::new(ip, PEER_PORT)];
         if start.case.serves_soon() {
             silent.push(SocketAddr::new(ip, CLIENT_PORT));
         }
-        let ended = child.until_it_answers(silent).with_context(|| {
-            format!("{} by {:?}: {}", start.program.display(), start.way, start.case.text())
+        let ended = child.wait_answering(silent, &self.hello).with_context(|| {
+            format!("{} by {:?}: {}", start.program.display(), start.source, start.case.text())
         })?;
         Ok(match ended {
             Some(status) => {
-                Outcome::Ended { code: status.code(), output: fs_err::read_to_string(&log)? }
+                StartOutcome::Ended { code: status.code(), output: fs_err::read_to_string(&log)? }
             }
-            None => Outcome::Started,
+            None => StartOutcome::Started,
         })
     }
 }
 
 /// A process that is killed when this is dropped.
-struct Running(Child);
+struct ChildGuard(Child);
 
-impl Running {
+impl ChildGuard {
     /// Waits until every address has answered, or the process has ended.
-    fn until_it_answers(&mut self, mut silent: Vec<SocketAddr>) -> Result<Option<ExitStatus>> {
+    fn wait_answering(
+        &mut self,
+        mut silent: Vec<SocketAddr>,
+        hello: &[u8],
+    ) -> Result<Option<ExitStatus>> {
         let began = Instant::now();
         loop {
             if let Some(status) = self.0.try_wait()? {
                 return Ok(Some(status));
             }
             silent.retain(|address| match address.port() {
-                // etcd may end after it has opened this one, which then closes connections without a word.
-                CLIENT_PORT => reaction(*address) != Some(Reaction::Answered),
+                // etcd may end after it has opened this port. Until then the port closes connections.
+                CLIENT_PORT => !answers(*address, hello),
                 _ => !reacts_twice(*address),
             });
             if silent.is_empty() {
@@ -186,37 +194,50 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
+/// Returns whether a program serves HTTP or TLS at `address`: it sends at least one byte, which is a
+/// status line, a certificate or an alert.
+fn answers(address: SocketAddr, hello: &[u8]) -> bool {
+    [REQUEST, hello].iter().any(|bytes| exchange(address, bytes).is_some_and(|read| read.is_ok()))
+}
+
 /// Whether a program accepts connections at `address`. It tries twice: the first connection may be
 /// closed by a program that is about to end, and then the second one is refused.
 fn reacts_twice(address: SocketAddr) -> bool {
-    reaction(address).is_some() && reaction(address).is_some()
+    let reacts = || match exchange(address, REQUEST) {
+        Some(Err(error)) => {
+            matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)
+        }
+        other => other.is_some(),
+    };
+    reacts() && reacts()
 }
 
-/// How a program treats a request in a protocol that it may not speak.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Reaction {
-    /// The program sends at least one byte: a status, or a TLS alert.
-    Answered,
-    Closed,
-}
-
-/// Sends a request to `address`. `None` if there is no connection, or no reaction in time.
-fn reaction(address: SocketAddr) -> Option<Reaction> {
+/// Sends `bytes` to `address`, and reads one byte. `None` if `address` can't be connected to.
+fn exchange(address: SocketAddr, bytes: &[u8]) -> Option<io::Result<()>> {
     let mut stream = TcpStream::connect_timeout(&address, LOOK).ok()?;
     stream.set_read_timeout(Some(LOOK)).ok()?;
-    stream.write_all(b"GET /version HTTP/1.0\r\nHost: localhost\r\n\r\n").ok()?;
-    match stream.read_exact(&mut [0; 1]) {
-        Ok(()) => Some(Reaction::Answered),
-        Err(error) => matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)
-            .then_some(Reaction::Closed),
-    }
+    stream.write_all(bytes).ok()?;
+    Some(stream.read_exact(&mut [0; 1]))
+}
+
+/// Returns the first bytes of a TLS handshake.
+fn client_hello() -> Result<Vec<u8>> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth();
+    let mut connection = rustls::ClientConnection::new(Arc::new(config), "localhost".try_into()?)?;
+    let mut hello = Vec::new();
+    connection.write_tls(&mut hello)?;
+    Ok(hello)
 }
 
 fn write_certificates(folder: &TempDir) -> Result<()> {

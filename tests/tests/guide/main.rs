@@ -21,31 +21,31 @@ use texts::{merged, of_program};
 
 const PROGRAMS: [&str; 3] = ["muster-node", "etcd 3.4", "etcd 3.7"];
 
-type Failed = Box<dyn Error>;
+type BoxedError = Box<dyn Error>;
 
 /// Programs that are available. The newest etcd is built once, from the Go module proxy.
-static HERE: LazyLock<Vec<(&'static str, PathBuf)>> = LazyLock::new(|| {
-    let oldest = Some(PathBuf::from(stock::INSTALLED)).filter(|path| path.exists());
+static AVAILABLE_PROGRAMS: LazyLock<Vec<(&'static str, PathBuf)>> = LazyLock::new(|| {
+    let oldest = Some(PathBuf::from(stock::DEBIAN_ETCD_PATH)).filter(|path| path.exists());
     if oldest.is_none() {
-        skip::not_installed(stock::INSTALLED);
+        skip::report_missing_program(stock::DEBIAN_ETCD_PATH);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.expect("a runtime needs no more than what every test has");
-    let built = stock::built(Path::new(env!("CARGO_TARGET_TMPDIR")), &|_| {});
+    let built = stock::build_newest(Path::new(env!("CARGO_TARGET_TMPDIR")), &|_| {});
     let newest = runtime.block_on(built);
     if let Err(error) = &newest {
-        skip::skipped(format_args!("no stock etcd could be built: {error:#}"));
+        skip::report_skip(format_args!("no stock etcd could be built: {error:#}"));
     }
-    let own = programs::program("muster-node").expect("`cargo build --workspace` builds it");
+    let own = programs::program_path("muster-node").expect("`cargo build --workspace` builds it");
     let here = PROGRAMS.into_iter().zip([Some(own), oldest, newest.ok()]);
     here.filter_map(|(program, path)| Some((program, path?))).collect()
 });
 
-fn chapter(name: &str) -> Result<(), Failed> {
+fn chapter(name: &str) -> Result<(), BoxedError> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guide/chapters").join(name);
     let golden = fs_err::read_to_string(&path)?;
     let told: Vec<(&str, String)> = std::thread::scope(|scope| {
-        let tellers = HERE.iter().map(|(program, path)| {
+        let tellers = AVAILABLE_PROGRAMS.iter().map(|(program, path)| {
             let golden = of_program(program, &PROGRAMS, &golden);
             let tell = move || {
                 let mut shell = Shell::new(path.clone()).map_err(|error| error.to_string())?;
@@ -77,26 +77,26 @@ fn chapter(name: &str) -> Result<(), Failed> {
 }
 
 #[test]
-fn members_are_updated() -> Result<(), Failed> {
+fn members_are_updated() -> Result<(), BoxedError> {
     chapter("update.txt")
 }
 
 #[test]
-fn members_are_removed() -> Result<(), Failed> {
+fn members_are_removed() -> Result<(), BoxedError> {
     chapter("remove.txt")
 }
 
 #[test]
-fn members_are_added() -> Result<(), Failed> {
+fn members_are_added() -> Result<(), BoxedError> {
     chapter("add.txt")
 }
 
 #[test]
-fn learners_are_added_and_promoted() -> Result<(), Failed> {
+fn learners_are_added_and_promoted() -> Result<(), BoxedError> {
     chapter("learner.txt")
 }
 
 #[test]
-fn clusters_change_their_size_and_their_machines() -> Result<(), Failed> {
+fn clusters_change_their_size_and_their_machines() -> Result<(), BoxedError> {
     chapter("sizes.txt")
 }

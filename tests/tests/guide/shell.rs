@@ -13,11 +13,11 @@ use std::process::Command as Process;
 use std::time::Duration;
 
 use goldenscript::{Command, Context, Runner};
-use muster_tests::harness::{Host, Network, Node, nodes, until};
+use muster_tests::harness::{Network, NodeProcess, TestHost, nodes, wait_for};
 
 use crate::texts;
 
-type Failed = Box<dyn Error>;
+type BoxedError = Box<dyn Error>;
 
 /// Time limit of each wait; a test that passes waits much less.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -32,14 +32,14 @@ pub(crate) struct Shell {
     program: PathBuf,
     folder: tempfile::TempDir,
     network: Network,
-    nodes: BTreeMap<String, Node>,
+    nodes: BTreeMap<String, NodeProcess>,
     exports: BTreeMap<String, String>,
     /// Ids and the names that replace them in transcripts, newest first.
     ids: Vec<(String, String)>,
 }
 
 impl Shell {
-    pub(crate) fn new(program: PathBuf) -> Result<Self, Failed> {
+    pub(crate) fn new(program: PathBuf) -> Result<Self, BoxedError> {
         let folder = tempfile::tempdir()?;
         Ok(Self {
             program,
@@ -52,7 +52,7 @@ impl Shell {
     }
 
     /// Returns the host of `infraN`, whose address ends in 1N.
-    fn host(&self, name: &str) -> Result<Host, Failed> {
+    fn host(&self, name: &str) -> Result<TestHost, BoxedError> {
         let number: u8 = name.strip_prefix("infra").ok_or("hosts are called infraN")?.parse()?;
         let IpAddr::V4(hub) = self.network.hub.address else { return Err("IPv4 only".into()) };
         let [a, b, c, _] = hub.octets();
@@ -69,7 +69,7 @@ impl Shell {
     }
 
     /// Replaces the guide's addresses and names by real addresses and ids.
-    fn real(&self, text: &str) -> String {
+    fn to_real_names(&self, text: &str) -> String {
         let mut text = text.replace("10.0.1.", &self.net());
         for (id, name) in &self.ids {
             text = text.replace(name, id);
@@ -78,7 +78,7 @@ impl Shell {
     }
 
     /// Replaces real addresses and ids by the guide's addresses and names.
-    fn shown(&self, text: &str) -> String {
+    fn to_guide_names(&self, text: &str) -> String {
         let mut text = text.replace(&self.net(), "10.0.1.");
         for (id, name) in &self.ids {
             text = text.replace(id, name);
@@ -86,7 +86,7 @@ impl Shell {
         text.replace(&self.folder.path().display().to_string(), "/var/lib")
     }
 
-    fn etcdctl(&self, args: &[String]) -> Result<std::process::Output, Failed> {
+    fn etcdctl(&self, args: &[String]) -> Result<std::process::Output, BoxedError> {
         let mut command = Process::new("etcdctl");
         command.env("ETCDCTL_API", "3").args(args);
         // etcdctl's default timeout is shorter than the server's, so that the outcome of a change
@@ -96,13 +96,13 @@ impl Shell {
         }
         // etcdctl refuses endpoints from both a flag and the environment.
         if !args.iter().any(|arg| arg.starts_with("--endpoints")) {
-            command.env("ETCDCTL_ENDPOINTS", self.real("http://10.0.1.10:2379"));
+            command.env("ETCDCTL_ENDPOINTS", self.to_real_names("http://10.0.1.10:2379"));
         }
         Ok(command.output()?)
     }
 
     /// Records the ids of the cluster and its members.
-    fn learn(&mut self) -> Result<(), Failed> {
+    fn learn(&mut self) -> Result<(), BoxedError> {
         let args = ["member", "list", "-w", "json"].map(str::to_owned);
         let list = self.etcdctl(&args)?;
         let Ok(list) = serde_json::from_slice::<serde_json::Value>(&list.stdout) else {
@@ -115,7 +115,8 @@ impl Shell {
             let name = match member["name"].as_str() {
                 Some(name) => name.to_owned(),
                 None => {
-                    let url = self.shown(member["peerURLs"][0].as_str().unwrap_or_default());
+                    let url =
+                        self.to_guide_names(member["peerURLs"][0].as_str().unwrap_or_default());
                     let host = url.trim_start_matches("http://10.0.1.1").chars().next();
                     format!("infra{}", host.unwrap_or('?'))
                 }
@@ -132,8 +133,8 @@ impl Shell {
     }
 
     /// Runs a typed line, and returns its output.
-    fn typed(&mut self, line: &str, retried: bool) -> Result<String, Failed> {
-        let line = self.real(line);
+    fn typed(&mut self, line: &str, retried: bool) -> Result<String, BoxedError> {
+        let line = self.to_real_names(line);
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
         let (program, args) = words.split_first().ok_or("an empty line")?;
         match program.as_str() {
@@ -147,15 +148,15 @@ impl Shell {
                 if args.iter().any(|word| word == "add") {
                     std::thread::sleep(SECOND);
                 }
-                let said = until("an answer for good", LIMIT, || {
+                let said = wait_for("an answer for good", LIMIT, || {
                     let said = self.etcdctl(args).ok()?;
-                    (!retried || !texts::is_early(&String::from_utf8_lossy(&said.stderr)))
+                    (!retried || !texts::is_retryable(&String::from_utf8_lossy(&said.stderr)))
                         .then_some(said)
                 })?;
                 self.learn()?;
                 let text = [said.stdout, said.stderr].concat();
-                let text = self.shown(&String::from_utf8_lossy(&text));
-                Ok(texts::said(&text, said.status.code()))
+                let text = self.to_guide_names(&String::from_utf8_lossy(&text));
+                Ok(texts::normalize_output(&text, said.status.code()))
             }
             other => Err(format!("there is no {other} here").into()),
         }
@@ -168,9 +169,10 @@ impl Shell {
     }
 
     /// Starts a member, and waits until it serves or has ended.
-    fn start(&mut self, args: &[String]) -> Result<String, Failed> {
+    fn start(&mut self, args: &[String]) -> Result<String, BoxedError> {
         let name = self.started_name(args).ok_or("which member?")?;
-        let mut node = Node::new(&self.host(&name)?, &name, &self.program, self.folder.path());
+        let mut node =
+            NodeProcess::new(&self.host(&name)?, &name, &self.program, self.folder.path());
         if self.is_etcd() {
             // etcd 3.4 logs plain text by default; the JSON of zap can be parsed.
             node.flags.push("--logger=zap".to_owned());
@@ -179,33 +181,33 @@ impl Shell {
         node.env = self.exports.clone().into_iter().collect();
         self.nodes.remove(&name);
         node.start()?;
-        let served = node.ready(LIMIT).is_ok();
+        let served = node.wait_ready(LIMIT).is_ok();
         let said = if served {
             self.learn()?;
             "ready to serve client requests".to_owned()
         } else {
             let code = node.exit_code(LIMIT)?;
-            let why = self.shown(&texts::last_error(&node.output()));
+            let why = self.to_guide_names(&texts::last_error(&node.output()));
             match code {
                 // etcd panicked, and its error message before that depends on timing.
-                PANICKED if self.is_etcd() => texts::said("", Some(code)),
+                PANICKED if self.is_etcd() => texts::normalize_output("", Some(code)),
                 // The exit code, 0 or 1, depends on timing as well.
                 _ if self.is_etcd() && why.contains("permanently removed") => {
-                    texts::said(&why, None)
+                    texts::normalize_output(&why, None)
                 }
-                _ => texts::said(&why, Some(code)),
+                _ => texts::normalize_output(&why, Some(code)),
             }
         };
         self.nodes.insert(name, node);
         Ok(said)
     }
 
-    fn node(&mut self, name: &str) -> Result<&mut Node, Failed> {
+    fn node(&mut self, name: &str) -> Result<&mut NodeProcess, BoxedError> {
         Ok(self.nodes.get_mut(name).ok_or("no such machine")?)
     }
 
     /// Makes an event happen on a machine.
-    fn happen(&mut self, what: &str, args: &[&str]) -> Result<String, Failed> {
+    fn apply_event(&mut self, what: &str, args: &[&str]) -> Result<String, BoxedError> {
         match (what, args) {
             // `cluster NAME...`: starts a new cluster of these members.
             ("cluster", names) => self.cluster(names),
@@ -231,9 +233,9 @@ impl Shell {
             }
             // `listed TEXT`: waits until the member list contains the text.
             ("listed", [text]) => {
-                let text = self.real(text);
+                let text = self.to_real_names(text);
                 let list = ["member", "list"].map(str::to_owned);
-                until("the list to say so", LIMIT, || {
+                wait_for("the list to say so", LIMIT, || {
                     let said = self.etcdctl(&list).ok()?;
                     String::from_utf8_lossy(&said.stdout).contains(&text).then_some(())
                 })?;
@@ -244,32 +246,33 @@ impl Shell {
         }
     }
 
-    fn cluster(&mut self, names: &[&str]) -> Result<String, Failed> {
+    fn cluster(&mut self, names: &[&str]) -> Result<String, BoxedError> {
         let mut initial = Vec::new();
         for name in names {
             initial.push(format!("{name}={}", nodes::peer_url(&self.host(name)?)));
         }
         for name in names {
             let host = self.host(name)?;
-            let mut node = Node::new(&host, name, &self.program, self.folder.path());
+            let mut node = NodeProcess::new(&host, name, &self.program, self.folder.path());
             node.flags.push(format!("--name={name}"));
             node.flags.push(format!("--initial-cluster={}", initial.join(",")));
             node.start()?;
             self.nodes.insert((*name).to_owned(), node);
         }
         for name in names {
-            self.node(name)?.ready(LIMIT)?;
+            self.node(name)?.wait_ready(LIMIT)?;
         }
         for name in names {
-            self.happen("listed", &[&format!(" {name}, ")])?;
+            self.apply_event("listed", &[&format!(" {name}, ")])?;
         }
         self.lead(names)
     }
 
     /// Moves leadership to the first member, so that the duration of a membership change doesn't
     /// depend on chance.
-    fn lead(&mut self, names: &[&str]) -> Result<String, Failed> {
-        let hosts: Result<Vec<Host>, Failed> = names.iter().map(|name| self.host(name)).collect();
+    fn lead(&mut self, names: &[&str]) -> Result<String, BoxedError> {
+        let hosts: Result<Vec<TestHost>, BoxedError> =
+            names.iter().map(|name| self.host(name)).collect();
         let endpoints: Vec<String> = hosts?.iter().map(nodes::client_url).collect();
         let leads = |endpoint: &str| {
             let args = ["endpoint", "status", "-w", "json", "--endpoints", endpoint];
@@ -278,8 +281,8 @@ impl Shell {
             let status = &status[0]["Status"];
             (status["leader"] == status["header"]["member_id"]).then_some(())
         };
-        let first = self.real(&format!("${}", names[0]));
-        until("the first member to lead", LIMIT, || {
+        let first = self.to_real_names(&format!("${}", names[0]));
+        wait_for("the first member to lead", LIMIT, || {
             if let Some(leader) = endpoints.iter().find(|endpoint| leads(endpoint).is_some()) {
                 let args = ["move-leader", &first, "--endpoints", leader].map(str::to_owned);
                 self.etcdctl(&args).ok()?;
@@ -297,7 +300,7 @@ impl Shell {
 impl Runner for Shell {
     type Command = Command;
 
-    fn run(&mut self, command: &Command, context: &Context) -> Result<String, Failed> {
+    fn run(&mut self, command: &Command, context: &Context) -> Result<String, BoxedError> {
         // goldenscript parses a typed line as the name of a command, however many words it has.
         if command.name.contains(' ') {
             return self.typed(&command.name, context.tags.contains("retried"));
@@ -308,6 +311,6 @@ impl Runner for Shell {
             args.push(arg);
         }
         consumed.reject_next()?;
-        self.happen(&command.name, &args)
+        self.apply_event(&command.name, &args)
     }
 }

@@ -11,7 +11,7 @@ const TOO_LATE: &str = "context deadline exceeded";
 /// - Log lines of the client library are removed.
 /// - The server's timeout error is replaced by the client's, since it is chance which of them is
 ///   first.
-pub(crate) fn said(text: &str, code: Option<i32>) -> String {
+pub(crate) fn normalize_output(text: &str, code: Option<i32>) -> String {
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('{'));
     let mut lines: Vec<String> = lines
         .map(|line| match line.split_once("ETCD_INITIAL_CLUSTER=") {
@@ -34,7 +34,7 @@ pub(crate) fn said(text: &str, code: Option<i32>) -> String {
 /// Whether a command may be repeated after this error. It means that members have not been
 /// connected for five seconds, a learner lags behind, or there is no leader. The last can also
 /// happen on a busy machine.
-pub(crate) fn is_early(refusal: &str) -> bool {
+pub(crate) fn is_retryable(refusal: &str) -> bool {
     let early = [
         "unhealthy cluster",
         "in sync with leader",

@@ -4,63 +4,63 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::harness::process::tail;
-use muster_tests::harness::programs::program;
-use muster_tests::harness::{Agent, Network, until};
+use muster_tests::harness::process::last_lines;
+use muster_tests::harness::programs::program_path;
+use muster_tests::harness::{AgentProcess, Network, wait_for};
 use muster_tests::stock;
 use serde_json::Value;
 
-use crate::running::{LIMIT, Running, peer_url};
+use crate::running::{FormedCluster, LIMIT, peer_url};
 
 /// Returns the row of `other`'s member in the output of `member list` on `host`.
-fn seen(running: &Running, host: &Agent, other: &Agent) -> Result<Value> {
-    let list = running.member_done(host, &["list"])?;
+fn member_row(running: &FormedCluster, host: &AgentProcess, other: &AgentProcess) -> Result<Value> {
+    let list = running.run_member_json(host, &["list"])?;
     let rows = list["members"].as_array().context("members")?;
     let row = rows.iter().find(|row| row["peer_urls"][0] == peer_url(other).as_str());
     row.cloned().with_context(|| format!("{list}"))
 }
 
 fn others_are_asked(node: Option<&Path>) -> Result<()> {
-    let mut running = Running::start(Network::loopback(4), 3, node)?;
+    let mut running = FormedCluster::start(Network::loopback(4), 3, node)?;
     // The newcomer is added and then killed. No agent is left to promote it when it is restarted.
     let mut newcomer = running.newcomer(3, &[("MUSTER_CRASH_AT", "admit")])?;
     newcomer.exit_code(LIMIT)?;
-    running.agents.iter_mut().for_each(Agent::kill);
+    running.agents.iter_mut().for_each(AgentProcess::kill);
     newcomer.options.env.clear();
     newcomer.start()?;
-    until("the learner to be in sync", LIMIT, || {
-        let row = seen(&running, &newcomer, &newcomer).ok()?;
+    wait_for("the learner to be in sync", LIMIT, || {
+        let row = member_row(&running, &newcomer, &newcomer).ok()?;
         (row["is_learner"] == true && row["behind"] == 0).then_some(())
     })
-    .with_context(|| tail(&newcomer.output(), 25))?;
+    .with_context(|| last_lines(&newcomer.output(), 25))?;
     let name = newcomer.status()?["name"].as_str().context("a name")?.to_owned();
-    running.member_done(&newcomer, &["promote", &name])?;
+    running.run_member_json(&newcomer, &["promote", &name])?;
     running.wait_voter(&newcomer, 4)?;
 
     // The node on this host is down, so the command must ask another one.
     let down = &running.agents[0];
     down.kill_node()?;
-    let silent = seen(&running, down, down)?;
+    let silent = member_row(&running, down, down)?;
     ensure!(silent["silent"].is_string(), "{silent}");
-    running.member_done(down, &["remove", &name])?;
+    running.run_member_json(down, &["remove", &name])?;
     ensure!(running.members()?.len() == 3, "{:?}", running.members());
     Ok(())
 }
 
 #[test]
-fn a_learners_host_and_one_whose_node_is_down_ask_the_others() -> Result<()> {
+fn member_commands_ask_other_members_on_a_learner_and_beside_a_dead_node() -> Result<()> {
     others_are_asked(None)
 }
 
 #[test]
-fn so_they_do_where_etcd_runs() -> Result<()> {
+fn member_commands_ask_other_members_where_etcd_runs() -> Result<()> {
     stock::oldest().map_or(Ok(()), |etcd| others_are_asked(Some(&etcd)))
 }
 
 /// When the host joined, the founder was the only other member. It has been removed since.
 #[test]
 fn a_host_whose_node_is_down_finds_the_members_that_came_after_it() -> Result<()> {
-    let running = Running::start(Network::loopback(4), 1, None)?;
+    let running = FormedCluster::start(Network::loopback(4), 1, None)?;
     let mut first = running.newcomer(1, &[])?;
     running.wait_voter(&first, 2)?;
     let second = running.newcomer(2, &[])?;
@@ -71,20 +71,20 @@ fn a_host_whose_node_is_down_finds_the_members_that_came_after_it() -> Result<()
     let founder = peer_url(&running.agents[0]);
     running.remove(&running.agents[0])?;
     let known = first.data_dir.join("agent/known-members.json");
-    until("the first one to have written down who the members are", LIMIT, || {
+    wait_for("the first one to have written down who the members are", LIMIT, || {
         let text = fs_err::read_to_string(&known).ok()?;
         (text.contains(&peer_url(&third)) && !text.contains(&founder)).then_some(())
     })?;
     first.kill();
     first.kill_node()?;
-    let list = running.member_done(&first, &["list"])?;
+    let list = running.run_member_json(&first, &["list"])?;
     ensure!(list["members"].as_array().map(Vec::len) == Some(3), "{list}");
     Ok(())
 }
 
 /// Runs `muster-agent status` on an agent's host. Returns the exit code and all output.
-fn status(agent: &Agent, args: &[&str]) -> Result<(Option<i32>, String)> {
-    let mut command = agent.host.command(program("muster-agent")?);
+fn status(agent: &AgentProcess, args: &[&str]) -> Result<(Option<i32>, String)> {
+    let mut command = agent.host.command(program_path("muster-agent")?);
     let output =
         command.arg("status").args(args).arg("--data-dir").arg(&agent.data_dir).output()?;
     let text = [output.stdout, output.stderr].concat();
@@ -93,11 +93,11 @@ fn status(agent: &Agent, args: &[&str]) -> Result<(Option<i32>, String)> {
 
 #[test]
 fn a_host_that_is_no_member_yet_says_so_and_is_waited_for() -> Result<()> {
-    let mut running = Running::start(Network::loopback(4), 3, None)?;
-    running.agents.iter_mut().for_each(Agent::kill);
+    let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
+    running.agents.iter_mut().for_each(AgentProcess::kill);
     let mut newcomer = running.newcomer(3, &[])?;
     newcomer.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
-    let waited = running.member(&newcomer, &["wait", "--patience", "1"])?;
+    let waited = running.run_member(&newcomer, &["wait", "--patience", "1"])?;
     let said = String::from_utf8_lossy(&waited.stderr).into_owned();
     ensure!(waited.status.code() == Some(1), "{said}");
     ensure!(said.contains("this host is no member of a cluster yet"), "{said}");
@@ -112,5 +112,5 @@ fn a_host_that_is_no_member_yet_says_so_and_is_waited_for() -> Result<()> {
     let (code, said) = status(&newcomer, &["--ready"])?;
     ensure!(code == Some(0), "{said}");
     running.wait_voter(&newcomer, 4)?;
-    running.member_done(&newcomer, &["wait"]).map(drop)
+    running.run_member_json(&newcomer, &["wait"]).map(drop)
 }

@@ -5,53 +5,53 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::harness::process::tail;
-use muster_tests::harness::programs::program;
-use muster_tests::harness::world::{WorldOptions, path_text};
-use muster_tests::harness::{Agent, Network, Node, World, until, until_told};
+use muster_tests::harness::process::last_lines;
+use muster_tests::harness::programs::program_path;
+use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::{AgentProcess, Network, NodeProcess, Testbed, poll_slowly, wait_for};
 use muster_tests::stock;
 use serde_json::Value;
 
-use crate::running::{LIMIT, Running};
+use crate::running::{FormedCluster, LIMIT};
 
 /// Lifetime of members' certificates in these tests, in seconds.
 const LIFE: &str = "12";
 
-fn short_lived(hosts: u8, node: Option<&Path>) -> Result<Running> {
-    let options = WorldOptions {
+fn short_lived(hosts: u8, node: Option<&Path>) -> Result<FormedCluster> {
+    let options = TestbedOptions {
         serve_env: vec![("MUSTER_MEMBER_LIFE".to_owned(), LIFE.to_owned())],
-        ..WorldOptions::default()
+        ..TestbedOptions::default()
     };
-    Running::form(World::start(Network::loopback(hosts), options)?, 3, node)
+    FormedCluster::form(Testbed::start(Network::loopback(hosts), options)?, 3, node)
 }
 
 /// Returns the end of validity of the member's certificates, as the agent reports it. It is in RFC
 /// 3339 format, so later times compare greater.
-fn until_when(agent: &Agent) -> Result<String> {
+fn certificate_end(agent: &AgentProcess) -> Result<String> {
     let status = agent.status()?;
     Ok(status["certificates_until"].as_str().context("certificates")?.to_owned())
 }
 
-fn each_serves(running: &Running) -> Result<()> {
+fn each_serves(running: &FormedCluster) -> Result<()> {
     for host in running.founders() {
-        let own = running.etcdctl()?.only(host);
-        until(&format!("{} to serve", host.name), LIMIT, || own.run(&["put", "k", "v"]).ok())?;
+        let own = running.etcdctl()?.with_endpoint(host);
+        wait_for(&format!("{} to serve", host.name), LIMIT, || own.run(&["put", "k", "v"]).ok())?;
     }
     Ok(())
 }
 
 fn renews(node: Option<&Path>) -> Result<()> {
     let mut running = short_lived(3, node)?;
-    let first: Result<Vec<String>> = running.agents.iter().map(until_when).collect();
+    let first: Result<Vec<String>> = running.agents.iter().map(certificate_end).collect();
     let first = first?;
     // The first certificates have expired by then.
     std::thread::sleep(Duration::from_secs(LIFE.parse()?));
     for (agent, first) in running.agents.iter().zip(&first) {
-        until("the certificates to be renewed", LIMIT, || {
-            let later = until_when(agent).is_ok_and(|until| until > *first);
+        wait_for("the certificates to be renewed", LIMIT, || {
+            let later = certificate_end(agent).is_ok_and(|until| until > *first);
             (later && agent.output().contains("the certificates are renewed")).then_some(())
         })
-        .with_context(|| tail(&agent.output(), 25))?;
+        .with_context(|| last_lines(&agent.output(), 25))?;
     }
     each_serves(&running)?;
     // Connections that begin now must use the new certificates, between members and from the agent.
@@ -82,7 +82,7 @@ fn openssl(args: &[&str]) -> Result<()> {
 }
 
 /// Runs `ca issue` for a member, with the key in `csr`. Returns the folder of the issued files.
-fn issue(running: &Running, export: &Path, csr: &Path, member: &Value) -> Result<PathBuf> {
+fn issue(running: &FormedCluster, export: &Path, csr: &Path, member: &Value) -> Result<PathBuf> {
     let id = member["id"].as_str().context("an id")?;
     let peer = member["peer_urls"][0].as_str().context("a peer URL")?;
     let client = peer.replace(":2380", ":2379");
@@ -95,7 +95,7 @@ fn issue(running: &Running, export: &Path, csr: &Path, member: &Value) -> Result
     Ok(out)
 }
 
-fn member_of<'a>(list: &'a Value, agent: &Agent) -> Result<&'a Value> {
+fn member_of<'a>(list: &'a Value, agent: &AgentProcess) -> Result<&'a Value> {
     let url = crate::running::peer_url(agent);
     let members = list["members"].as_array().context("members")?;
     members.iter().find(|member| member["peer_urls"][0] == url.as_str()).context("a member")
@@ -106,18 +106,18 @@ fn without_a_service_a_person_makes_the_certificates_of_old_and_new_members() ->
     let mut running = short_lived(4, None)?;
     let export = running.world.path("demo.export");
     running.world.admin_command(&["cluster", "export", "demo", "--out", path_text(&export)?])?;
-    let list = running.member_done(&running.agents[0], &["list"])?;
+    let list = running.run_member_json(&running.agents[0], &["list"])?;
     let etcdctl = running.etcdctl()?;
     running.world.kill_discovery();
 
     // The certificates expire, and the agents report it. Clients are refused then.
-    until_told("the certificates to be over", LIMIT, || {
+    poll_slowly("the certificates to be over", LIMIT, || {
         let late = running.agents.iter().all(|agent| {
             agent.status().is_ok_and(|status| status["certificates_late"].is_string())
         });
         (late && etcdctl.run(&["get", "k"]).is_err()).then_some(())
     })?;
-    let over = until_when(&running.agents[0])?;
+    let over = certificate_end(&running.agents[0])?;
     for agent in &running.agents {
         let csr = agent.data_dir.join("node.csr");
         let key = agent.data_dir.join("agent/tls/node.key");
@@ -145,7 +145,7 @@ fn without_a_service_a_person_makes_the_certificates_of_old_and_new_members() ->
     }
     each_serves(&running)?;
     for agent in &running.agents {
-        until("the agent to show the new end", LIMIT, || {
+        wait_for("the agent to show the new end", LIMIT, || {
             let status = agent.status().ok()?;
             let longer = status["certificates_until"].as_str()? > over.as_str();
             (longer && status["certificates_late"].is_null()).then_some(())
@@ -155,7 +155,7 @@ fn without_a_service_a_person_makes_the_certificates_of_old_and_new_members() ->
 }
 
 /// Adds a host without discovery and without an agent.
-fn joins_by_hand(running: &Running, export: &Path) -> Result<()> {
+fn joins_by_hand(running: &FormedCluster, export: &Path) -> Result<()> {
     let host = running.world.network.hosts[3].clone();
     let (key, csr) = (running.world.path("new.key"), running.world.path("new.csr"));
     let curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/"];
@@ -163,10 +163,11 @@ fn joins_by_hand(running: &Running, export: &Path) -> Result<()> {
     openssl(&[&["req", "-new"][..], &curve, &files].concat())?;
     let url = format!("https://{}:2380", host.address);
     let founder = &running.agents[0];
-    let added = running.member_done(founder, &["add", "db-new", "--peer-urls", &url])?;
+    let added = running.run_member_json(founder, &["add", "db-new", "--peer-urls", &url])?;
     let member = serde_json::json!({ "id": added["member_id"], "peer_urls": [url] });
     let issued = issue(running, export, &csr, &member)?;
-    let mut node = Node::new(&host, "by-hand", &program("muster-node")?, &running.world.path(""));
+    let mut node =
+        NodeProcess::new(&host, "by-hand", &program_path("muster-node")?, &running.world.path(""));
     let file = |name: &str| issued.join(name).display().to_string();
     let client = format!("https://{}:2379", host.address);
     node.flags = vec![
@@ -189,10 +190,10 @@ fn joins_by_hand(running: &Running, export: &Path) -> Result<()> {
     node.start()?;
     let id = added["member_id"].as_str().context("an id")?;
     running
-        .member_done(founder, &["promote", id, "--patience", "30"])
+        .run_member_json(founder, &["promote", id, "--patience", "30"])
         .with_context(|| node.output())?;
-    let own = running.etcdctl()?.only(&host);
-    until("the newcomer to serve", LIMIT, || own.run(&["put", "k", "by hand"]).ok())?;
+    let own = running.etcdctl()?.with_endpoint(&host);
+    wait_for("the newcomer to serve", LIMIT, || own.run(&["put", "k", "by hand"]).ok())?;
     ensure!(node.stop(LIMIT)? == 0, "{}", node.output());
     Ok(())
 }

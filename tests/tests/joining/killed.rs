@@ -1,17 +1,17 @@
 //! Kills agents, discovery and Postgres at each step of a join.
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::harness::process::signal;
-use muster_tests::harness::world::{WorldOptions, path_text};
-use muster_tests::harness::{Agent, Network, World, until};
+use muster_tests::harness::process::send_signal;
+use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::{AgentProcess, Network, Testbed, wait_for};
 use rustix::process::Signal;
 
-use crate::running::{LIMIT, Running};
+use crate::running::{FormedCluster, LIMIT};
 
 #[test]
 fn a_newcomer_killed_at_any_step_becomes_a_member_once() -> Result<()> {
     let steps = ["key", "redeem", "added", "admit", "marker", "launching", "exec", "ran"];
-    let running = Running::start(Network::loopback(11), 3, None)?;
+    let running = FormedCluster::start(Network::loopback(11), 3, None)?;
     for (host, step) in (3..).zip(steps) {
         let mut newcomer = running.newcomer(host, &[("MUSTER_CRASH_AT", step)])?;
         let code = newcomer.exit_code(LIMIT).with_context(|| format!("crash at {step}"))?;
@@ -33,7 +33,7 @@ fn a_newcomer_killed_at_any_step_becomes_a_member_once() -> Result<()> {
 /// is killed too. The agent of the next leader makes the next change, and dies in the same way.
 #[test]
 fn a_leader_that_dies_in_the_middle_leaves_no_phantom() -> Result<()> {
-    let mut running = Running::start(Network::loopback(4), 3, None)?;
+    let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
     running.restart_agents(&[("MUSTER_CRASH_AT", "changed")])?;
     let newcomer = running.newcomer(3, &[])?;
     let promoted = [("join".to_owned(), "promoted".to_owned())];
@@ -46,22 +46,22 @@ fn a_leader_that_dies_in_the_middle_leaves_no_phantom() -> Result<()> {
 /// Discovery doesn't accept a newcomer's own report that it has joined. That holds even if the
 /// newcomer became the leader before any other member reported the join.
 #[test]
-fn a_newcomer_that_leads_before_its_promotion_is_told_is_told_of_by_others() -> Result<()> {
-    let mut running = Running::start(Network::loopback(4), 3, None)?;
+fn other_members_report_the_promotion_of_a_newcomer_that_already_leads() -> Result<()> {
+    let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
     let mut newcomer = running.newcomer(3, &[("MUSTER_CRASH_AT", "added")])?;
     newcomer.exit_code(LIMIT)?;
     running.wait_intent("join", "added")?;
-    running.agents.iter_mut().for_each(Agent::kill);
+    running.agents.iter_mut().for_each(AgentProcess::kill);
     newcomer.options.env.clear();
     newcomer.start()?;
     let etcdctl = running.etcdctl()?;
     let id = running.id(&newcomer)?;
-    until("the newcomer to be promoted by hand", LIMIT, || {
+    wait_for("the newcomer to be promoted by hand", LIMIT, || {
         etcdctl.run(&["member", "promote", &id]).ok()
     })?;
-    until("the newcomer to lead", LIMIT, || {
+    wait_for("the newcomer to lead", LIMIT, || {
         let founders = running.founders();
-        let leader = etcdctl.only(founders[etcdctl.leader(&founders)?]);
+        let leader = etcdctl.with_endpoint(founders[etcdctl.leader(&founders)?]);
         leader.run(&["move-leader", &id]).ok()
     })?;
     for agent in &mut running.agents {
@@ -72,7 +72,7 @@ fn a_newcomer_that_leads_before_its_promotion_is_told_is_told_of_by_others() -> 
 
 #[test]
 fn leaders_that_die_and_a_newcomer_that_never_comes_leave_no_phantom() -> Result<()> {
-    let mut running = Running::start(Network::loopback(4), 3, None)?;
+    let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
     running.restart_agents(&[("MUSTER_CRASH_AT", "changed"), ("MUSTER_STALLED_AFTER", "3")])?;
     let mut newcomer = running.newcomer(3, &[("MUSTER_CRASH_AT", "added")])?;
     let stalled = [("join".to_owned(), "stalled".to_owned())];
@@ -86,9 +86,9 @@ fn leaders_that_die_and_a_newcomer_that_never_comes_leave_no_phantom() -> Result
 
 #[test]
 fn discovery_and_postgres_killed_in_the_middle_cost_time_and_nothing_else() -> Result<()> {
-    let mut running = Running::start(Network::loopback(4), 3, None)?;
+    let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
     // No agent can act on the join yet: the newcomer redeems its ticket and waits.
-    running.agents.iter_mut().for_each(Agent::kill);
+    running.agents.iter_mut().for_each(AgentProcess::kill);
     let mut newcomer = running.newcomer(3, &[])?;
     newcomer.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
     running.world.kill_discovery();
@@ -101,7 +101,7 @@ fn discovery_and_postgres_killed_in_the_middle_cost_time_and_nothing_else() -> R
 }
 
 /// Restarts discovery with this environment.
-fn restart_discovery(running: &mut Running, env: &[(&str, &str)]) -> Result<()> {
+fn restart_discovery(running: &mut FormedCluster, env: &[(&str, &str)]) -> Result<()> {
     running.world.kill_discovery();
     let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     running.world.options.serve_env = env.collect();
@@ -109,7 +109,7 @@ fn restart_discovery(running: &mut Running, env: &[(&str, &str)]) -> Result<()> 
 }
 
 /// Waits until discovery has killed itself, as `MUSTER_CRASH_AT` demands.
-fn wait_dead(running: &mut Running) -> Result<()> {
+fn wait_dead(running: &mut FormedCluster) -> Result<()> {
     let process = running.world.discovery.as_mut().context("discovery runs")?;
     let code = process.exit_code(LIMIT)?;
     ensure!(code == 128 + 9, "discovery ended with {code}:\n{}", process.output());
@@ -118,7 +118,7 @@ fn wait_dead(running: &mut Running) -> Result<()> {
 
 /// Waits until discovery dies at its next change of an intent, restarts it, and waits until the
 /// join is in state `stored`.
-fn die_and_come_back(running: &mut Running, stored: &str) -> Result<()> {
+fn die_and_come_back(running: &mut FormedCluster, stored: &str) -> Result<()> {
     wait_dead(running).with_context(|| format!("before a join is {stored}"))?;
     restart_discovery(running, &[])?;
     running.wait_intent("join", stored)
@@ -126,9 +126,9 @@ fn die_and_come_back(running: &mut Running, stored: &str) -> Result<()> {
 
 fn discovery_dies(point: &str) -> Result<()> {
     let dies = [("MUSTER_CRASH_AT", point)];
-    let mut running = Running::start(Network::loopback(4), 3, None)?;
+    let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
     // The ticket is redeemed, and no agent can act on it yet.
-    running.agents.iter_mut().for_each(Agent::kill);
+    running.agents.iter_mut().for_each(AgentProcess::kill);
     restart_discovery(&mut running, &dies)?;
     let mut newcomer = running.newcomer(3, &[])?;
     die_and_come_back(&mut running, "open")?;
@@ -136,7 +136,7 @@ fn discovery_dies(point: &str) -> Result<()> {
     newcomer.kill();
     newcomer.options.env = vec![("MUSTER_CRASH_AT".to_owned(), "admit".to_owned())];
     newcomer.start()?;
-    until("the newcomer to have asked again", LIMIT, || {
+    wait_for("the newcomer to have asked again", LIMIT, || {
         let status = newcomer.status().ok()?;
         let own = newcomer.process_id().map(u64::from);
         (status["agent_pid"].as_u64() == own && status["phase"] == "waiting").then_some(())
@@ -169,7 +169,7 @@ fn discovery_that_dies_after_it_stored_a_step_of_a_join_costs_time_and_nothing_e
 
 #[test]
 fn postgres_killed_at_each_step_of_a_join_costs_time_and_nothing_else() -> Result<()> {
-    let mut world = World::prepare(Network::loopback(5), WorldOptions::default())?;
+    let mut world = Testbed::prepare(Network::loopback(5), TestbedOptions::default())?;
     let pid_file = world.postgres_dir().join("data/postmaster.pid");
     // At the first step, the service kills Postgres in the transaction that stores the step.
     world.options.serve_env = vec![
@@ -177,7 +177,7 @@ fn postgres_killed_at_each_step_of_a_join_costs_time_and_nothing_else() -> Resul
         ("MUSTER_CRASH_PID_FILE".to_owned(), path_text(&pid_file)?.to_owned()),
     ];
     world.start_discovery()?;
-    let running = Running::form(world, 3, None)?;
+    let running = FormedCluster::form(world, 3, None)?;
     let first = running.newcomer(3, &[])?;
     running.wait_voter(&first, 4)?;
     let said = running.world.discovery.as_ref().context("discovery runs")?.output();
@@ -185,8 +185,8 @@ fn postgres_killed_at_each_step_of_a_join_costs_time_and_nothing_else() -> Resul
     // Later the test kills Postgres three times, at steps that depend on timing.
     let second = running.newcomer(4, &[])?;
     for _ in 0..3 {
-        let pid = until("Postgres to run", LIMIT, || running.world.postmaster_pid().ok())?;
-        signal(pid, Signal::KILL);
+        let pid = wait_for("Postgres to run", LIMIT, || running.world.postmaster_pid().ok())?;
+        send_signal(pid, Signal::KILL);
         running.world.wait_ready()?;
     }
     running.wait_voter(&second, 5)?;

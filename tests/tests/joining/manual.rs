@@ -4,11 +4,11 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::harness::process::tail;
-use muster_tests::harness::programs::program;
-use muster_tests::harness::{Network, until};
+use muster_tests::harness::process::last_lines;
+use muster_tests::harness::programs::program_path;
+use muster_tests::harness::{Network, wait_for};
 
-use crate::running::{LIMIT, Running};
+use crate::running::{FormedCluster, LIMIT};
 
 /// Sections whose commands are run in turn on one cluster: page and heading.
 const SECTIONS: [(&str, &str); 6] = [
@@ -40,7 +40,7 @@ fn commands(page: &str, heading: &str) -> Result<String> {
 
 /// Returns a shell that runs `script` in `folder`, and finds the built programs.
 fn shell(script: &str, folder: &Path) -> Result<Command> {
-    let programs = program("muster-agent")?;
+    let programs = program_path("muster-agent")?;
     let programs = programs.parent().context("a program has a folder")?;
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new("timeout");
@@ -77,7 +77,7 @@ fn the_first_ten_minutes_go_as_written() -> Result<()> {
         .env("MUSTER_ADMIN_HOME", folder.path().join("admin"))
         .status()?;
     let said = fs_err::read_to_string(folder.path().join("typed.log"))?;
-    let last = tail(&said, 60);
+    let last = last_lines(&said, 60);
     ensure!(status.success(), "{status}: {last}");
     // The cluster formed, db-2 was removed and told so, and the last write was acknowledged.
     for line in ["formed (epoch ", "removed from cluster ", "ended with 3"] {
@@ -90,9 +90,9 @@ fn the_first_ten_minutes_go_as_written() -> Result<()> {
 /// Only a member's name is replaced.
 #[test]
 fn the_manuals_commands_go_as_written() -> Result<()> {
-    let running = Running::start(Network::loopback(3), 3, None)?;
+    let running = FormedCluster::start(Network::loopback(3), 3, None)?;
     let first = &running.agents[0];
-    until("all members", LIMIT, || running.member_done(first, &["wait"]).ok())?;
+    wait_for("all members", LIMIT, || running.run_member_json(first, &["wait"]).ok())?;
     let (etcdctl, name) = (running.etcdctl()?, running.name(first)?);
     let folder = running.world.path("typed");
     fs_err::create_dir(&folder)?;

@@ -7,28 +7,28 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::client::tls_from;
-use muster_tests::harness::process::tail;
+use muster_tests::harness::process::last_lines;
 use muster_tests::harness::world::path_text;
-use muster_tests::harness::{Network, World, Writer, until, until_told};
+use muster_tests::harness::{Network, RetryingWriter, Testbed, poll_slowly, wait_for};
 use muster_tests::stock;
 use serde_json::{Value, json};
 
-use crate::running::{LIMIT, Running, peer_url};
+use crate::running::{FormedCluster, LIMIT, peer_url};
 
 /// Time for which agents are watched while they must not act. Agents look for work twice a second.
-const WATCHED: Duration = Duration::from_secs(3);
+const OBSERVATION_TIME: Duration = Duration::from_secs(3);
 
 /// Discovery accepts a membership that a quorum of the last known voters reports; of two voters,
 /// that is both.
 #[test]
 fn a_cluster_of_two_shrinks_to_one_and_discovery_knows() -> Result<()> {
-    let running = Running::start(Network::loopback(3), 1, None)?;
+    let running = FormedCluster::start(Network::loopback(3), 1, None)?;
     let mut newcomer = running.newcomer(1, &[])?;
     running.wait_intent("join", "promoted")?;
     running.remove(&newcomer)?;
     ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
     let name = running.name(&running.agents[0])?;
-    until_told("discovery to know the one that is left", LIMIT, || {
+    poll_slowly("discovery to know the one that is left", LIMIT, || {
         let shown = running.world.admin_json(&["cluster", "show", "demo"]).ok()?;
         let members = shown["directory"]["membership"]["members"].as_array()?;
         (members.len() == 1 && members[0]["name"] == name.as_str()).then_some(())
@@ -49,19 +49,19 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 }
 
 /// Folders of discovery's state: the database and the ledger.
-const MEMORY: [&str; 2] = ["pg", "discovery-ledger"];
+const STATE_FOLDERS: [&str; 2] = ["pg", "discovery-ledger"];
 
-fn keep_memory(world: &mut World) -> Result<()> {
+fn back_up_state(world: &mut Testbed) -> Result<()> {
     world.stop_discovery()?;
-    for part in MEMORY {
+    for part in STATE_FOLDERS {
         copy(&world.path(part), &world.path(&format!("{part}.kept")))?;
     }
     world.start_discovery()
 }
 
-fn put_memory_back(world: &mut World) -> Result<()> {
+fn restore_state(world: &mut Testbed) -> Result<()> {
     world.stop_discovery()?;
-    for part in MEMORY {
+    for part in STATE_FOLDERS {
         fs_err::remove_dir_all(world.path(part))?;
         fs_err::rename(world.path(&format!("{part}.kept")), world.path(part))?;
     }
@@ -72,28 +72,28 @@ fn put_memory_back(world: &mut World) -> Result<()> {
 /// again. The statement chain in the cluster's own store shows that she was revoked.
 #[test]
 fn a_dismissed_operator_orders_nothing_though_discovery_forgot_it() -> Result<()> {
-    let world = World::start(Network::loopback(3), Default::default())?;
+    let world = Testbed::start(Network::loopback(3), Default::default())?;
     let key = world.path("eve.pem");
     world.admin_command(&["key", "new", "--out", path_text(&key)?])?;
     let public = fs_err::read_to_string(key.with_extension("pub"))?;
     world.admin_command(&["admin", "add", "eve", public.trim(), "--role", "operator"])?;
-    let mut running = Running::form(world, 3, None)?;
+    let mut running = FormedCluster::form(world, 3, None)?;
     let etcdctl = running.etcdctl()?;
     let statements = || etcdctl.run(&["get", "muster/v1/statements", "--print-value-only"]);
-    let first = until("the chain to be in the cluster", LIMIT, || {
+    let first = wait_for("the chain to be in the cluster", LIMIT, || {
         statements().ok().filter(|text| text.starts_with("[\"ey"))
     })?;
-    keep_memory(&mut running.world)?;
+    back_up_state(&mut running.world)?;
 
     running.world.admin_command(&["admin", "revoke", "eve", "--yes"])?;
     running.world.admin_command(&["cluster", "restate", "demo"])?;
-    until("the cluster to have the longer chain", LIMIT, || {
+    wait_for("the cluster to have the longer chain", LIMIT, || {
         statements().ok().filter(|text| text.len() > first.len())
     })?;
     for agent in &mut running.agents {
         agent.wait_for_output("made a new statement", LIMIT)?;
     }
-    put_memory_back(&mut running.world)?;
+    restore_state(&mut running.world)?;
     // Restarted agents know only what is on their disks.
     for agent in &mut running.agents {
         agent.kill();
@@ -109,16 +109,16 @@ fn a_dismissed_operator_orders_nothing_though_discovery_forgot_it() -> Result<()
     };
     order()?;
     let refused = || running.agents.iter().any(|agent| agent.output().contains("that is refused"));
-    until("an agent to refuse it", LIMIT, || refused().then_some(()))?;
+    wait_for("an agent to refuse it", LIMIT, || refused().then_some(()))?;
     // An agent of the cluster reports the order as refused, with the reason.
-    let ended = until("her order to end", LIMIT, || {
+    let ended = wait_for("her order to end", LIMIT, || {
         let list = running.world.admin_json(&["intent", "list", "demo", "--all"]).ok()?;
         let order = list["intents"].as_array()?.last()?.clone();
         (order["state"] == "refused").then_some(order)
     })?;
     let told = ended["explain"][0]["missing"].to_string();
     ensure!(told.contains("newest statement"), "{told}");
-    std::thread::sleep(WATCHED);
+    std::thread::sleep(OBSERVATION_TIME);
     ensure!(running.members()?.len() == 3, "{:?}", running.members());
     // An operator who was not revoked can still give orders.
     ensure!(running.members()?.contains_key(&peer_url(&running.agents[2])));
@@ -130,10 +130,12 @@ fn a_dismissed_operator_orders_nothing_though_discovery_forgot_it() -> Result<()
 /// Moves a member to another address by an order. Its peers must reach it there, and so must
 /// clients, who verify its certificate.
 fn moves(node: Option<&Path>) -> Result<()> {
-    let mut running = Running::start(Network::loopback(4), 3, node)?;
+    let mut running = FormedCluster::start(Network::loopback(4), 3, node)?;
     let etcdctl = running.etcdctl()?;
-    let writer =
-        Writer::with(etcdctl.endpoints()[1..].to_vec(), Some(tls_from(etcdctl.credentials())?));
+    let writer = RetryingWriter::start_with_tls(
+        etcdctl.endpoints()[1..].to_vec(),
+        Some(tls_from(etcdctl.credentials())?),
+    );
     let name = running.name(&running.agents[0])?;
     let elsewhere = running.world.network.hosts[3].clone();
     let url = format!("https://{}:2380", elsewhere.address);
@@ -142,28 +144,28 @@ fn moves(node: Option<&Path>) -> Result<()> {
     ensure!(moved.terminate(LIMIT)? == 0, "{}", moved.output());
     moved.host = elsewhere;
     moved.start()?;
-    let own = running.etcdctl()?.only(&running.agents[0].host);
-    until("the member to serve where it is now", LIMIT, || own.run(&["put", "k", "v"]).ok())
-        .with_context(|| tail(&running.agents[0].output(), 25))?;
+    let own = running.etcdctl()?.with_endpoint(&running.agents[0].host);
+    wait_for("the member to serve where it is now", LIMIT, || own.run(&["put", "k", "v"]).ok())
+        .with_context(|| last_lines(&running.agents[0].output(), 25))?;
     let client = format!("https://{}:2379", running.agents[0].host.address);
-    until("the cluster to know where it is now", LIMIT, || {
+    wait_for("the cluster to know where it is now", LIMIT, || {
         let list = own.json(&["member", "list"]).ok()?;
         let is_it = |member: &&Value| member["peerURLs"] == json!([url]);
         let found = list["members"].as_array()?.iter().find(is_it)?;
         (found["clientURLs"] == json!([client]) && found["name"] == name.as_str()).then_some(())
     })?;
-    writer.end(&client)?;
-    until("its agent to find it", LIMIT, || {
+    writer.stop_and_check(&client)?;
+    wait_for("its agent to find it", LIMIT, || {
         (running.agents[0].status().ok()?["node_health"]["ready"] == true).then_some(())
     })?;
     // Stop another member, so that the moved one is needed for the quorum. Then check that its
     // agent restarts without flags for the address.
     running.agents[1].terminate(LIMIT)?;
-    until("the two that are left to write", LIMIT, || own.run(&["put", "k", "w"]).ok())?;
+    wait_for("the two that are left to write", LIMIT, || own.run(&["put", "k", "w"]).ok())?;
     running.agents[0].terminate(LIMIT)?;
-    running.agents[0].start_untold()?;
-    until("the member to serve again", LIMIT, || own.run(&["put", "k", "x"]).ok())
-        .with_context(|| tail(&running.agents[0].output(), 25))?;
+    running.agents[0].start_without_address()?;
+    wait_for("the member to serve again", LIMIT, || own.run(&["put", "k", "x"]).ok())
+        .with_context(|| last_lines(&running.agents[0].output(), 25))?;
     running.agents[1].start()?;
     Ok(())
 }

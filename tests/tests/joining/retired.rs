@@ -3,11 +3,11 @@
 use anyhow::{Result, ensure};
 use muster_tests::harness::Network;
 
-use crate::running::Running;
+use crate::running::FormedCluster;
 
 #[test]
 fn a_running_cluster_is_retired_by_force_alone_and_goes_on_when_that_is_taken_back() -> Result<()> {
-    let running = Running::start(Network::loopback(4), 3, None)?;
+    let running = FormedCluster::start(Network::loopback(4), 3, None)?;
     let world = &running.world;
     let retire = |more: &[&str]| -> Result<(Option<i32>, String)> {
         let output = world.admin_output(&[&["cluster", "retire", "demo"], more].concat())?;

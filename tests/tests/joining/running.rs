@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
-use muster_tests::harness::process::tail;
-use muster_tests::harness::programs::program;
-use muster_tests::harness::world::{WorldOptions, path_text};
-use muster_tests::harness::{Agent, Etcdctl, Host, Network, World, until_told};
+use muster_tests::harness::process::last_lines;
+use muster_tests::harness::programs::program_path;
+use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::{AgentProcess, Etcdctl, Network, TestHost, Testbed, poll_slowly};
 use serde_json::Value;
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -18,26 +18,26 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 const ELECTION: Duration = Duration::from_secs(2);
 
 /// A formed cluster, its agents, and the arguments of their start.
-pub(crate) struct Running {
+pub(crate) struct FormedCluster {
     /// Declared before `world`, so that they are dropped first: an agent finds its node by a file
     /// in there.
-    pub agents: Vec<Agent>,
-    pub world: World,
+    pub agents: Vec<AgentProcess>,
+    pub world: Testbed,
     args: Vec<String>,
 }
 
-impl Running {
+impl FormedCluster {
     pub(crate) fn start(network: Network, size: usize, node: Option<&Path>) -> Result<Self> {
-        Self::form(World::start(network, WorldOptions::default())?, size, node)
+        Self::form(Testbed::start(network, TestbedOptions::default())?, size, node)
     }
 
     /// Forms a cluster in a running world.
-    pub(crate) fn form(world: World, size: usize, node: Option<&Path>) -> Result<Self> {
+    pub(crate) fn form(world: Testbed, size: usize, node: Option<&Path>) -> Result<Self> {
         let args = match node {
             Some(node) => vec!["--node-binary".to_owned(), path_text(node)?.to_owned()],
             None => Vec::new(),
         };
-        let bundle = world.order("demo", size)?;
+        let bundle = world.create_cluster_with_token("demo", size)?;
         let mut running = Self { world, agents: Vec::new(), args };
         for host in 0..size {
             let mut agent = running.agent(host, &bundle, &[]);
@@ -48,7 +48,7 @@ impl Running {
         Ok(running)
     }
 
-    pub(crate) fn agent(&self, host: usize, bundle: &Path, env: &[(&str, &str)]) -> Agent {
+    pub(crate) fn agent(&self, host: usize, bundle: &Path, env: &[(&str, &str)]) -> AgentProcess {
         let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let options =
             AgentOptions { args: self.args.clone(), env: env.collect(), ..AgentOptions::default() };
@@ -70,7 +70,7 @@ impl Running {
     /// without that variable. Before that its node is killed, and another leader gets time to be
     /// elected.
     pub(crate) fn revive_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) -> Result<()> {
-        let revived = until_told(what, LIMIT, || {
+        let revived = poll_slowly(what, LIMIT, || {
             let dead = self.agents.iter_mut().position(|agent| !agent.is_running());
             if let Some(dead) = dead {
                 let dead = &mut self.agents[dead];
@@ -84,7 +84,7 @@ impl Running {
             done(self).then_some(())
         });
         revived.with_context(|| {
-            let last = self.agents.iter().map(|agent| tail(&agent.output(), 25));
+            let last = self.agents.iter().map(|agent| last_lines(&agent.output(), 25));
             let last = last.collect::<Vec<_>>().join("\n\n");
             format!("{:?} {:?}\n{last}", self.members(), self.intents())
         })
@@ -99,7 +99,7 @@ impl Running {
     }
 
     /// Creates a ticket, and starts an agent on `host` with it.
-    pub(crate) fn newcomer(&self, host: usize, env: &[(&str, &str)]) -> Result<Agent> {
+    pub(crate) fn newcomer(&self, host: usize, env: &[(&str, &str)]) -> Result<AgentProcess> {
         let ticket = self.ticket(&format!("host-{host}"), &[])?;
         let mut agent = self.agent(host, &ticket, env);
         agent.start()?;
@@ -111,7 +111,7 @@ impl Running {
         self.world.etcdctl("demo", &self.founders())
     }
 
-    pub(crate) fn founders(&self) -> Vec<&Host> {
+    pub(crate) fn founders(&self) -> Vec<&TestHost> {
         self.agents.iter().map(|agent| &agent.host).collect()
     }
 
@@ -127,24 +127,24 @@ impl Running {
         Ok(each.collect())
     }
 
-    pub(crate) fn votes(&self, agent: &Agent) -> bool {
+    pub(crate) fn is_voter(&self, agent: &AgentProcess) -> bool {
         let members = self.members().unwrap_or_default();
         members.get(&peer_url(agent)).is_some_and(|(name, learner)| !name.is_empty() && !learner)
     }
 
     /// Waits until `agent`'s host is a voter, and the cluster has `count` members.
-    pub(crate) fn wait_voter(&self, agent: &Agent, count: usize) -> Result<()> {
-        until_told("the newcomer to vote", LIMIT, || {
+    pub(crate) fn wait_voter(&self, agent: &AgentProcess, count: usize) -> Result<()> {
+        poll_slowly("the newcomer to vote", LIMIT, || {
             let all = self.members().is_ok_and(|members| members.len() == count);
-            (all && self.votes(agent)).then_some(())
+            (all && self.is_voter(agent)).then_some(())
         })
         .with_context(|| {
             format!(
                 "members: {:?}\nintents: {:?}\nthe newcomer:\n{}\na founder:\n{}",
                 self.members(),
                 self.intents(),
-                tail(&agent.output(), 25),
-                tail(&self.agents[0].output(), 25)
+                last_lines(&agent.output(), 25),
+                last_lines(&self.agents[0].output(), 25)
             )
         })
     }
@@ -164,15 +164,17 @@ impl Running {
     /// Waits until exactly `count` intents of this kind are in this state.
     pub(crate) fn wait_intents(&self, verb: &str, state: &str, count: usize) -> Result<()> {
         let wanted = (verb.to_owned(), state.to_owned());
-        until_told(&format!("{count} times {verb} to be {state}"), LIMIT, || {
+        poll_slowly(&format!("{count} times {verb} to be {state}"), LIMIT, || {
             let found = self.intents().ok()?.into_iter().filter(|intent| *intent == wanted).count();
             (found == count).then_some(())
         })
-        .with_context(|| format!("{:?}\n{}", self.intents(), tail(&self.agents[0].output(), 25)))
+        .with_context(|| {
+            format!("{:?}\n{}", self.intents(), last_lines(&self.agents[0].output(), 25))
+        })
     }
 
     /// Returns the id of an agent's member in hexadecimal, as commands take it.
-    pub(crate) fn id(&self, agent: &Agent) -> Result<String> {
+    pub(crate) fn id(&self, agent: &AgentProcess) -> Result<String> {
         let list = self.etcdctl()?.json(&["member", "list"])?;
         let members = list["members"].as_array().context("a list of members")?;
         let own = members.iter().find(|member| member["peerURLs"][0] == peer_url(agent));
@@ -181,7 +183,7 @@ impl Running {
     }
 
     /// Returns the name of an agent's member.
-    pub(crate) fn name(&self, agent: &Agent) -> Result<String> {
+    pub(crate) fn name(&self, agent: &AgentProcess) -> Result<String> {
         Ok(self.members()?.get(&peer_url(agent)).context("a member")?.0.clone())
     }
 
@@ -190,27 +192,27 @@ impl Running {
     pub(crate) fn order(&self, order: &[&str]) -> Result<()> {
         let done = self.world.admin_command(&[&["intent"], order, &["--wait"]].concat());
         done.map(drop).with_context(|| {
-            format!("{:?}\n{}", self.intents(), tail(&self.agents[0].output(), 25))
+            format!("{:?}\n{}", self.intents(), last_lines(&self.agents[0].output(), 25))
         })
     }
 
     /// Removes an agent's member by an order.
-    pub(crate) fn remove(&self, agent: &Agent) -> Result<()> {
+    pub(crate) fn remove(&self, agent: &AgentProcess) -> Result<()> {
         self.order(&["remove", "demo", &self.name(agent)?, "--yes"])
     }
 
     /// Runs `muster-agent member` on an agent's host, and returns its output whatever its exit
     /// code.
-    pub(crate) fn member(&self, agent: &Agent, args: &[&str]) -> Result<Output> {
-        let mut command = agent.host.command(program("muster-agent")?);
+    pub(crate) fn run_member(&self, agent: &AgentProcess, args: &[&str]) -> Result<Output> {
+        let mut command = agent.host.command(program_path("muster-agent")?);
         command.arg("member").args(args).args(["--json", "--data-dir"]).arg(&agent.data_dir);
         Ok(command.output()?)
     }
 
     /// Runs `muster-agent member` on an agent's host, and returns its JSON output. Fails if the
     /// command fails.
-    pub(crate) fn member_done(&self, agent: &Agent, args: &[&str]) -> Result<Value> {
-        let output = self.member(agent, args)?;
+    pub(crate) fn run_member_json(&self, agent: &AgentProcess, args: &[&str]) -> Result<Value> {
+        let output = self.run_member(agent, args)?;
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.success(), "member {}: {text}", args.join(" "));
         serde_json::from_slice(&output.stdout).with_context(|| args.join(" "))
@@ -218,6 +220,6 @@ impl Running {
 }
 
 /// Returns the peer URL of an agent's member.
-pub(crate) fn peer_url(agent: &Agent) -> String {
+pub(crate) fn peer_url(agent: &AgentProcess) -> String {
     format!("https://{}:2380", agent.host.address)
 }

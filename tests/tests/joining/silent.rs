@@ -2,25 +2,25 @@
 //! carry out orders.
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::harness::process::{signal, tail};
-use muster_tests::harness::{Network, until};
+use muster_tests::harness::process::{last_lines, send_signal};
+use muster_tests::harness::{Network, wait_for};
 use rustix::process::Signal;
 
-use crate::running::{LIMIT, Running};
+use crate::running::{FormedCluster, LIMIT};
 
 /// Returns the index of the founder whose node is the leader.
-fn leader(running: &Running) -> Result<usize> {
+fn leader(running: &FormedCluster) -> Result<usize> {
     let etcdctl = running.etcdctl()?;
-    until("a leader", LIMIT, || etcdctl.leader(&running.founders()))
+    wait_for("a leader", LIMIT, || etcdctl.leader(&running.founders()))
 }
 
 #[test]
 fn an_order_to_remove_the_host_whose_agent_hangs_beside_the_leader_is_carried_out() -> Result<()> {
-    let mut running = Running::start(Network::loopback(3), 3, None)?;
+    let mut running = FormedCluster::start(Network::loopback(3), 3, None)?;
     let hung = leader(&running)?;
     let name = running.name(&running.agents[hung])?;
     let pid = running.agents[hung].process_id().context("an agent")?;
-    signal(pid, Signal::STOP);
+    send_signal(pid, Signal::STOP);
     let order = ["intent", "remove", "demo", &name, "--yes", "--wait"];
     let output = running.world.admin_output(&order)?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -32,21 +32,21 @@ fn an_order_to_remove_the_host_whose_agent_hangs_beside_the_leader_is_carried_ou
     let took = others.filter(|(_, agent)| agent.output().contains("takes the leadership over"));
     ensure!(took.count() == 1, "one of the others takes over, once");
     // The removed host's agent learns of the removal when it is continued.
-    signal(pid, Signal::CONT);
+    send_signal(pid, Signal::CONT);
     let removed = &mut running.agents[hung];
     let code = removed.exit_code(LIMIT)?;
-    ensure!(code == 3, "the agent ended with {code}: {}", tail(&removed.output(), 25));
+    ensure!(code == 3, "the agent ended with {code}: {}", last_lines(&removed.output(), 25));
     Ok(())
 }
 
 #[test]
 fn a_host_joins_though_the_agent_beside_the_leader_hangs() -> Result<()> {
-    let running = Running::start(Network::loopback(4), 3, None)?;
+    let running = FormedCluster::start(Network::loopback(4), 3, None)?;
     let hung = leader(&running)?;
     let pid = running.agents[hung].process_id().context("an agent")?;
-    signal(pid, Signal::STOP);
+    send_signal(pid, Signal::STOP);
     let newcomer = running.newcomer(3, &[])?;
     running.wait_voter(&newcomer, 4)?;
-    signal(pid, Signal::CONT);
+    send_signal(pid, Signal::CONT);
     running.wait_intent("join", "promoted")
 }

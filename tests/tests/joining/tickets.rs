@@ -5,19 +5,19 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::world::path_text;
-use muster_tests::harness::{Agent, Network, skip, until, until_told};
+use muster_tests::harness::{AgentProcess, Network, poll_slowly, skip, wait_for};
 use muster_tests::stock;
 
-use crate::running::{LIMIT, Running};
+use crate::running::{FormedCluster, LIMIT};
 
 fn joins_and_leaves(network: Network, node: Option<&Path>) -> Result<()> {
-    let running = Running::start(network, 3, node)?;
+    let running = FormedCluster::start(network, 3, node)?;
     let mut newcomer = running.newcomer(3, &[])?;
     running.wait_voter(&newcomer, 4)?;
     running.wait_intent("join", "promoted")?;
     let etcdctl = running.etcdctl()?;
     etcdctl.run(&["put", "k", "v"])?;
-    let own = etcdctl.only(&newcomer.host);
+    let own = etcdctl.with_endpoint(&newcomer.host);
     ensure!(own.run(&["get", "k", "--print-value-only"])?.trim() == "v");
     // The statement chain of owners and operators is in the cluster's store, where discovery can't
     // withhold it.
@@ -27,7 +27,7 @@ fn joins_and_leaves(network: Network, node: Option<&Path>) -> Result<()> {
     // The newcomer restarts without discovery's help, as any member does.
     ensure!(newcomer.terminate(LIMIT)? == 0, "{}", newcomer.output());
     newcomer.start()?;
-    until("the newcomer to serve again", LIMIT, || own.run(&["get", "k"]).ok())?;
+    wait_for("the newcomer to serve again", LIMIT, || own.run(&["get", "k"]).ok())?;
 
     running.remove(&newcomer)?;
     let code = newcomer.exit_code(LIMIT)?;
@@ -53,7 +53,7 @@ fn a_fourth_host_joins_from_a_machine_of_its_own() -> Result<()> {
     match Network::namespaces(4) {
         Ok(network) => joins_and_leaves(network, None),
         Err(error) => {
-            skip::skipped(format_args!("no network namespaces here: {error:#}"));
+            skip::report_skip(format_args!("no network namespaces here: {error:#}"));
             Ok(())
         }
     }
@@ -74,7 +74,7 @@ fn a_fourth_host_joins_the_newest_etcd() -> Result<()> {
 /// A host that arrives after the commit with the founders' bundle.
 #[test]
 fn a_late_host_is_shown_as_asking_and_joins_once_its_bundle_file_holds_a_ticket() -> Result<()> {
-    let running = Running::start(Network::loopback(4), 3, None)?;
+    let running = FormedCluster::start(Network::loopback(4), 3, None)?;
     let bundle = running.world.path("late.bundle");
     fs_err::copy(running.world.path("demo.bundle"), &bundle)?;
     let mut late = running.agent(3, &bundle, &[]);
@@ -103,7 +103,7 @@ fn a_late_host_is_shown_as_asking_and_joins_once_its_bundle_file_holds_a_ticket(
 
 #[test]
 fn a_ticket_is_one_hosts_and_a_wiped_host_is_another_one() -> Result<()> {
-    let running = Running::start(Network::loopback(3), 1, None)?;
+    let running = FormedCluster::start(Network::loopback(3), 1, None)?;
     let ticket = running.ticket("one", &[])?;
     let mut first = running.agent(1, &ticket, &[]);
     first.start()?;
@@ -117,7 +117,7 @@ fn a_ticket_is_one_hosts_and_a_wiped_host_is_another_one() -> Result<()> {
     first.terminate(LIMIT)?;
     fs_err::rename(first.node_dir(), first.data_dir.join("lost"))?;
     first.start()?;
-    until("a replacement to be asked for", LIMIT, || {
+    wait_for("a replacement to be asked for", LIMIT, || {
         first.status().ok().filter(|status| status["phase"] == "replacement_wanted")
     })?;
     first.terminate(LIMIT)?;
@@ -130,7 +130,7 @@ fn a_ticket_is_one_hosts_and_a_wiped_host_is_another_one() -> Result<()> {
 
 #[test]
 fn a_newcomer_that_makes_no_progress_is_taken_out_again() -> Result<()> {
-    let mut running = Running::start(Network::loopback(4), 3, None)?;
+    let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
     running.restart_agents(&[("MUSTER_STALLED_AFTER", "3")])?;
     let mut newcomer = running.newcomer(3, &[("MUSTER_CRASH_AT", "added")])?;
     newcomer.exit_code(LIMIT)?;
@@ -145,12 +145,12 @@ fn a_newcomer_that_makes_no_progress_is_taken_out_again() -> Result<()> {
 }
 
 #[test]
-fn a_newcomer_comes_in_anothers_place() -> Result<()> {
-    let mut running = Running::start(Network::loopback(4), 3, None)?;
+fn a_newcomer_replaces_a_dead_member() -> Result<()> {
+    let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
     let dead = running.agents.pop().context("a third agent")?;
     let name = running.name(&dead)?;
     drop(dead);
-    let ticket = until("discovery to know the members", LIMIT, || {
+    let ticket = wait_for("discovery to know the members", LIMIT, || {
         running.ticket("replacement", &["--replace", &name]).ok()
     })?;
     let mut newcomer = running.agent(3, &ticket, &[]);
@@ -161,16 +161,16 @@ fn a_newcomer_comes_in_anothers_place() -> Result<()> {
 
 /// Two tickets to replace one member are redeemed before any agent of the cluster acts on either.
 fn one_of_two_replaces(old_runs: bool, node: Option<&Path>) -> Result<()> {
-    let mut running = Running::start(Network::loopback(5), 3, node)?;
+    let mut running = FormedCluster::start(Network::loopback(5), 3, node)?;
     let old = running.agents.pop().context("a third agent")?;
     let name = running.name(&old)?;
-    let tickets = until("discovery to know the members", LIMIT, || {
+    let tickets = wait_for("discovery to know the members", LIMIT, || {
         let ticket = |file: &str| running.ticket(file, &["--replace", &name]).ok();
         ticket("first").zip(ticket("second"))
     })?;
     // Dropping the agent also kills its node.
     let mut old = old_runs.then_some(old);
-    running.agents.iter_mut().chain(&mut old).for_each(Agent::kill);
+    running.agents.iter_mut().chain(&mut old).for_each(AgentProcess::kill);
     let mut newcomers = Vec::new();
     for (host, ticket) in [(3, &tickets.0), (4, &tickets.1)] {
         let mut newcomer = running.agent(host, ticket, &[]);
@@ -181,20 +181,20 @@ fn one_of_two_replaces(old_runs: bool, node: Option<&Path>) -> Result<()> {
     for agent in running.agents.iter_mut().chain(&mut old) {
         agent.start()?;
     }
-    let states = |running: &Running| {
+    let states = |running: &FormedCluster| {
         let mut states: Vec<String> =
             running.intents().ok()?.into_iter().map(|(_, state)| state).collect();
         states.sort_unstable();
         Some(states)
     };
-    until_told("one to come and the other to be refused", LIMIT, || {
+    poll_slowly("one to come and the other to be refused", LIMIT, || {
         (states(&running)? == ["promoted", "refused"]).then_some(())
     })
     .with_context(|| format!("{:?} {:?}", running.intents(), running.members()))?;
     ensure!(running.members()?.len() == 3, "{:?}", running.members());
     let (mut refused, mut come) = (0, 0);
     for newcomer in &mut newcomers {
-        if running.votes(newcomer) {
+        if running.is_voter(newcomer) {
             come += 1;
             continue;
         }
@@ -208,17 +208,17 @@ fn one_of_two_replaces(old_runs: bool, node: Option<&Path>) -> Result<()> {
 }
 
 #[test]
-fn of_two_newcomers_for_the_place_of_a_member_that_runs_one_comes() -> Result<()> {
+fn of_two_tickets_to_replace_a_running_member_only_one_succeeds() -> Result<()> {
     one_of_two_replaces(true, None)
 }
 
 #[test]
-fn of_two_newcomers_for_the_place_of_a_dead_member_one_comes() -> Result<()> {
+fn of_two_tickets_to_replace_a_dead_member_only_one_succeeds() -> Result<()> {
     one_of_two_replaces(false, None)
 }
 
 #[test]
-fn of_two_newcomers_for_the_place_of_a_member_that_runs_etcd_3_4_one_comes() -> Result<()> {
+fn of_two_tickets_to_replace_a_running_etcd_3_4_member_only_one_succeeds() -> Result<()> {
     stock::oldest().map_or(Ok(()), |etcd| one_of_two_replaces(true, Some(&etcd)))
 }
 
@@ -227,8 +227,8 @@ fn of_two_newcomers_for_the_place_of_a_member_that_runs_etcd_3_4_one_comes() -> 
 #[test]
 fn a_host_with_stock_etcd_uses_no_ticket_of_a_cluster_of_muster_node() -> Result<()> {
     let Some(etcd) = stock::oldest() else { return Ok(()) };
-    let running = Running::start(Network::loopback(4), 3, None)?;
-    until("discovery to know the members", LIMIT, || {
+    let running = FormedCluster::start(Network::loopback(4), 3, None)?;
+    wait_for("discovery to know the members", LIMIT, || {
         let shown = running.world.admin_json(&["cluster", "show", "demo"]).ok()?;
         (shown["directory"]["confirmed"] == true).then_some(())
     })?;

@@ -5,40 +5,41 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::client::tls_from;
-use muster_tests::harness::programs::program;
+use muster_tests::harness::programs::program_path;
 use muster_tests::harness::world::path_text;
-use muster_tests::harness::{Network, Writer, until};
+use muster_tests::harness::{Network, RetryingWriter, wait_for};
 use muster_tests::stock;
 
-use crate::running::{LIMIT, Running};
+use crate::running::{FormedCluster, LIMIT};
 
 /// Copies the program to another path. The test only checks that the agent runs that file
 /// afterwards.
-fn next_version(running: &Running, node: &Path) -> Result<PathBuf> {
+fn next_version(running: &FormedCluster, node: &Path) -> Result<PathBuf> {
     let next = running.world.path("next-node");
     fs_err::copy(node, &next)?;
     Ok(next)
 }
 
 /// Upgrades all members to `next`, or to a copy of `node` without it.
-fn upgrades(node: &Path, next: Option<&Path>) -> Result<Running> {
-    let mut running = Running::start(Network::loopback(3), 3, Some(node))?;
+fn upgrades(node: &Path, next: Option<&Path>) -> Result<FormedCluster> {
+    let mut running = FormedCluster::start(Network::loopback(3), 3, Some(node))?;
     let next = next.map_or_else(|| next_version(&running, node), |next| Ok(next.to_owned()))?;
     let etcdctl = running.etcdctl()?;
     let urls = etcdctl.endpoints().to_vec();
-    let writer = Writer::with(urls.clone(), Some(tls_from(etcdctl.credentials())?));
+    let writer =
+        RetryingWriter::start_with_tls(urls.clone(), Some(tls_from(etcdctl.credentials())?));
     for number in 0..3 {
         let name = running.name(&running.agents[number])?;
         let other = &running.agents[(number + 1) % 3];
-        running.member_done(other, &["wait"])?;
-        running.member_done(other, &["move-leader", "--from", &name])?;
+        running.run_member_json(other, &["wait"])?;
+        running.run_member_json(other, &["move-leader", "--from", &name])?;
         let agent = &mut running.agents[number];
         ensure!(agent.terminate(LIMIT)? == 0, "{}", agent.output());
         if number == 0 {
             // Two of three members run. The command must refuse to prepare the next one for a stop.
             let (second, third) = (&running.agents[1], &running.agents[2]);
             let output =
-                running.member(third, &["move-leader", "--from", &running.name(second)?])?;
+                running.run_member(third, &["move-leader", "--from", &running.name(second)?])?;
             let said: serde_json::Value = serde_json::from_slice(&output.stderr)
                 .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
             ensure!(output.status.code() == Some(1) && said["kind"] == "refused", "{said}");
@@ -46,19 +47,19 @@ fn upgrades(node: &Path, next: Option<&Path>) -> Result<Running> {
         let agent = &mut running.agents[number];
         agent.options.args = vec!["--node-binary".to_owned(), path_text(&next)?.to_owned()];
         agent.start()?;
-        until("the other program to run", LIMIT, || {
+        wait_for("the other program to run", LIMIT, || {
             let program = fs_err::read_link(format!("/proc/{}/exe", agent.node_pid()?)).ok()?;
             (program == next).then_some(())
         })?;
     }
-    running.member_done(&running.agents[0], &["wait"])?;
-    writer.end(&urls[0])?;
+    running.run_member_json(&running.agents[0], &["wait"])?;
+    writer.stop_and_check(&urls[0])?;
     Ok(running)
 }
 
 #[test]
 fn the_nodes_program_is_upgraded_member_by_member_under_a_writer() -> Result<()> {
-    upgrades(&program("muster-node")?, None).map(drop)
+    upgrades(&program_path("muster-node")?, None).map(drop)
 }
 
 #[test]
@@ -69,12 +70,12 @@ fn etcd_is_upgraded_member_by_member_under_a_writer() -> Result<()> {
 #[test]
 fn etcd_is_upgraded_to_the_next_minor_version_under_a_writer() -> Result<()> {
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (Some(before), Some(newest)) = (stock::before(work), stock::newest(work)) else {
+    let (Some(before), Some(newest)) = (stock::previous(work), stock::newest(work)) else {
         return Ok(());
     };
     let running = upgrades(&before, Some(&newest))?;
-    let list = running.member_done(&running.agents[0], &["list"])?;
-    let newest = stock::NEWEST.trim_start_matches('v');
+    let list = running.run_member_json(&running.agents[0], &["list"])?;
+    let newest = stock::NEWEST_VERSION.trim_start_matches('v');
     let members = list["members"].as_array().context("members")?;
     ensure!(members.iter().all(|member| member["version"] == newest), "{list}");
     Ok(())

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::harness::{Agent, Etcdctl, Network};
+use muster_tests::harness::{AgentProcess, Etcdctl, Network};
 
-use crate::running::{LIMIT, Running};
+use crate::running::{FormedCluster, LIMIT};
 
 /// Returns the common name of the certificate in `file`.
 fn name_in(file: &std::path::Path) -> Result<String> {
@@ -19,7 +19,7 @@ fn name_in(file: &std::path::Path) -> Result<String> {
 }
 
 /// Creates the agent's user with all permissions, and returns its name.
-fn make_user(etcdctl: &Etcdctl, agent: &Agent) -> Result<String> {
+fn make_user(etcdctl: &Etcdctl, agent: &AgentProcess) -> Result<String> {
     let name = name_in(&agent.data_dir.join("agent/tls/client.crt"))?;
     etcdctl.run(&["user", "add", &name, "--no-password"])?;
     etcdctl.run(&["user", "grant-role", &name, "root"])?;
@@ -41,7 +41,7 @@ fn commands_of(readme: &str, heading: &str) -> Option<String> {
 /// Runs the manual's own commands in one shell. Only the paths of two folders are replaced.
 #[test]
 fn the_readmes_commands_for_users_lock_nobody_out() -> Result<()> {
-    let running = Running::start(Network::loopback(3), 3, None)?;
+    let running = FormedCluster::start(Network::loopback(3), 3, None)?;
     let etcdctl = running.etcdctl()?;
     let readme = fs_err::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/users.md"))?;
     let commands =
@@ -69,14 +69,14 @@ fn the_readmes_commands_for_users_lock_nobody_out() -> Result<()> {
         ensure!(said.contains(line), "{line} is missing in: {said}");
     }
     // The agents can read and change members as well.
-    running.member_done(&running.agents[1], &["list"])?;
-    running.member_done(&running.agents[0], &["remove", &running.name(&running.agents[2])?])?;
+    running.run_member_json(&running.agents[1], &["list"])?;
+    running.run_member_json(&running.agents[0], &["remove", &running.name(&running.agents[2])?])?;
     Ok(())
 }
 
 #[test]
 fn agents_change_members_as_the_users_whom_their_certificates_name() -> Result<()> {
-    let running = Running::start(Network::loopback(4), 3, None)?;
+    let running = FormedCluster::start(Network::loopback(4), 3, None)?;
     let etcdctl = running.etcdctl()?;
     let admin = name_in(&etcdctl.credentials().join("client.crt"))?;
     for user in ["root", admin.as_str()] {
@@ -86,8 +86,8 @@ fn agents_change_members_as_the_users_whom_their_certificates_name() -> Result<(
     etcdctl.run(&["auth", "enable"])?;
     // An agent without a user can read the member list, but not change it.
     let first = &running.agents[0];
-    running.member_done(first, &["list"])?;
-    let told = running.member(first, &["remove", &running.name(&running.agents[2])?])?;
+    running.run_member_json(first, &["list"])?;
+    let told = running.run_member(first, &["remove", &running.name(&running.agents[2])?])?;
     let text = String::from_utf8_lossy(&told.stderr).into_owned();
     ensure!(!told.status.success() && text.contains("user name not found"), "{text}");
     ensure!(running.members()?.len() == 3, "{:?}", running.members());
@@ -102,7 +102,7 @@ fn agents_change_members_as_the_users_whom_their_certificates_name() -> Result<(
     make_user(&etcdctl, &newcomer)?;
     running.wait_voter(&newcomer, 4)?;
     // A command that a person runs on a member's host uses that host's agent's certificate.
-    running.member_done(&running.agents[1], &["remove", &running.name(&newcomer)?])?;
+    running.run_member_json(&running.agents[1], &["remove", &running.name(&newcomer)?])?;
     ensure!(running.members()?.len() == 3, "{:?}", running.members());
     Ok(())
 }

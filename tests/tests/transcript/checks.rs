@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::harness::until;
+use muster_tests::harness::wait_for;
 use muster_tests::stock;
 use rustix::process::Signal;
 
-use crate::pair::{Cluster, Pair};
-use crate::running::{LIMIT, Output, Running};
+use crate::pair::{ClusterPair, TranscriptCluster};
+use crate::running::{LIMIT, ProgramOutput, RunningProgram};
 
 /// Number of puts after which the speed check is interrupted; by itself it would take a minute.
 const PUTS: u64 = 100;
@@ -19,43 +19,43 @@ const VERDICTS: [&str; 3] = ["Throughput ", "Slowest request took ", "Stddev "];
 fn the_checks_of_the_newest_etcdctl_end_without_an_error() -> Result<()> {
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let Some(etcdctl) = stock::newest_etcdctl(work) else { return Ok(()) };
-    let Some(mut pair) = Pair::start(&etcdctl)? else { return Ok(()) };
-    for said in pair.both(speed)? {
+    let Some(mut pair) = ClusterPair::start(&etcdctl)? else { return Ok(()) };
+    for said in pair.on_both(speed)? {
         let verdicts = VERDICTS.iter().all(|verdict| said.out.contains(verdict));
         ensure!(verdicts && !said.out.contains("ERROR"), "{said:?}");
     }
-    let [theirs, ours] = pair.both(|cluster| run(cluster, "check datascale --load=s"))?;
+    let [theirs, ours] = pair.on_both(|cluster| run(cluster, "check datascale --load=s"))?;
     for said in [&theirs, &ours] {
         let passed = said.out.contains("PASS: Approximate system memory used : ");
         ensure!(passed && said.code == Some(0), "{said:?}");
     }
     ensure!(theirs.out.lines().next() == ours.out.lines().next(), "{theirs:?} {ours:?}");
-    for left in pair.both(|cluster| keys(cluster))? {
+    for left in pair.on_both(|cluster| keys(cluster))? {
         ensure!(left == 0, "{left} keys are left");
     }
     Ok(())
 }
 
-fn speed(cluster: &mut Cluster) -> Result<Output> {
+fn speed(cluster: &mut TranscriptCluster) -> Result<ProgramOutput> {
     let check = started(cluster, "check perf --load=s --auto-compact --auto-defrag")?;
     let enough = || keys(cluster).ok().filter(|&count| count >= PUTS);
-    until("keys of the check", LIMIT, enough)?;
+    wait_for("keys of the check", LIMIT, enough)?;
     check.signal(Signal::INT);
     check.end()
 }
 
 /// Returns the number of keys that checks have written.
-fn keys(cluster: &Cluster) -> Result<u64> {
+fn keys(cluster: &TranscriptCluster) -> Result<u64> {
     let said = run(cluster, "get /etcdctl-check --prefix --count-only -w fields")?.out;
     let count = said.lines().find_map(|line| line.strip_prefix("\"Count\" : "));
     count.and_then(|count| count.parse().ok()).with_context(|| format!("no count in {said}"))
 }
 
-fn run(cluster: &Cluster, command: &str) -> Result<Output> {
+fn run(cluster: &TranscriptCluster, command: &str) -> Result<ProgramOutput> {
     started(cluster, command)?.end()
 }
 
-fn started(cluster: &Cluster, command: &str) -> Result<Running> {
+fn started(cluster: &TranscriptCluster, command: &str) -> Result<RunningProgram> {
     let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
-    Running::start(cluster.command(&words))
+    RunningProgram::start(cluster.command(&words))
 }

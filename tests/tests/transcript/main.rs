@@ -14,7 +14,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use muster_tests::stock;
 
-use self::pair::Pair;
+use self::pair::ClusterPair;
 use self::script::lines;
 
 const SCRIPT: &str = include_str!("etcdctl.txt");
@@ -33,10 +33,10 @@ fn the_oldest_etcdctl_prints_the_same() -> Result<()> {
 
 /// Runs the script on both programs. With `newest`, a line that is listed as different must differ.
 fn compare(etcdctl: &Path, newest: bool) -> Result<()> {
-    let Some(mut pair) = Pair::start(etcdctl)? else { return Ok(()) };
+    let Some(mut pair) = ClusterPair::start(etcdctl)? else { return Ok(()) };
     let mut wrong = Vec::new();
     for line in lines(SCRIPT).filter(|line| newest || !line.newest_only) {
-        let about = match (pair.said(&line), line.differs) {
+        let about = match (pair.run_line(&line), line.differs) {
             (Ok([theirs, ours]), None) if theirs != ours => {
                 format!("\netcd: {theirs:#?}\nmuster-node: {ours:#?}")
             }

@@ -25,15 +25,16 @@ const TIME_UNITS: [&str; 3] = ["ms", "µs", "s"];
 
 pub(crate) fn masked(text: &str, address: &str) -> String {
     let text = text.replace(address, "HOST");
-    let mut text: String = text.split_inclusive('\n').map(|line| narrow(said(line))).collect();
+    let mut text: String =
+        text.split_inclusive('\n').map(|line| narrow(without_log(line))).collect();
     for label in LABELS {
-        text = after(&text, label);
+        text = mask_after_label(&text, label);
     }
     words(&text)
 }
 
 /// Returns a line without the client's own log, except for the server's error in it.
-fn said(line: &str) -> &str {
+fn without_log(line: &str) -> &str {
     // The oldest etcdctl's log lines begin with a timestamp.
     if let Some(at) = line.find(" | pkg/") {
         return &line[at..];
@@ -55,7 +56,7 @@ fn narrow(line: &str) -> String {
 }
 
 /// Masks the number or id after each label.
-fn after(text: &str, label: &str) -> String {
+fn mask_after_label(text: &str, label: &str) -> String {
     let mut parts = text.split(label);
     let mut masked = parts.next().unwrap_or_default().to_owned();
     for part in parts {

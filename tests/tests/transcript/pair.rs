@@ -6,30 +6,30 @@ use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use muster_tests::harness::nodes::client_url;
-use muster_tests::harness::programs::program;
-use muster_tests::harness::{Network, Node, until};
+use muster_tests::harness::programs::program_path;
+use muster_tests::harness::{Network, NodeProcess, wait_for};
 use muster_tests::stock;
 use tempfile::TempDir;
 
 use crate::mask;
-use crate::running::{LIMIT, Output, Running, unrepeated};
-use crate::script::{Line, Way};
+use crate::running::{LIMIT, ProgramOutput, RunningProgram, distinct_lines};
+use crate::script::{RunMode, ScriptLine};
 
 /// Masked result of a line.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Said {
+pub(crate) struct CommandResult {
     /// Exit code; `None` if the command was killed.
     code: Option<i32>,
     out: String,
     err: String,
 }
 
-pub(crate) struct Pair {
-    pub(crate) theirs: Cluster,
-    pub(crate) ours: Cluster,
+pub(crate) struct ClusterPair {
+    pub(crate) theirs: TranscriptCluster,
+    pub(crate) ours: TranscriptCluster,
 }
 
-impl Pair {
+impl ClusterPair {
     /// Starts both clusters. Returns `None` without a stock etcd to compare with.
     pub(crate) fn start(etcdctl: &Path) -> Result<Option<Self>> {
         let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
@@ -37,21 +37,21 @@ impl Pair {
             return Ok(None);
         };
         let network = Network::loopback(2);
-        let muster_node = program("muster-node")?;
-        let start = |at: usize, server: &Path| -> Result<Cluster> {
+        let muster_node = program_path("muster-node")?;
+        let start = |at: usize, server: &Path| -> Result<TranscriptCluster> {
             let [host, other] = [at, 1 - at].map(|n| &network.hosts[n]);
             let folder = tempfile::tempdir()?;
-            let mut node = Node::new(host, "one", server, folder.path());
+            let mut node = NodeProcess::new(host, "one", server, folder.path());
             node.flags.push("--name=one".to_owned());
             node.flags.push(format!("--initial-cluster=one=http://{}:2380", host.address));
             node.flags.push("--bcrypt-cost=4".to_owned());
             node.start()?;
-            node.ready(LIMIT)?;
-            Ok(Cluster {
+            node.wait_ready(LIMIT)?;
+            Ok(TranscriptCluster {
                 node,
                 other: client_url(other),
                 lease: String::new(),
-                beside: None,
+                background: None,
                 programs: [etcdctl, &etcdutl, &muster_node].map(Path::to_owned),
                 folder,
             })
@@ -60,13 +60,13 @@ impl Pair {
     }
 
     /// Runs a line on both clusters at the same time, and returns both results.
-    pub(crate) fn said(&mut self, line: &Line<'_>) -> Result<[Said; 2]> {
-        self.both(|cluster| cluster.said(line))
+    pub(crate) fn run_line(&mut self, line: &ScriptLine<'_>) -> Result<[CommandResult; 2]> {
+        self.on_both(|cluster| cluster.run_line(line))
     }
 
-    pub(crate) fn both<T: Send>(
+    pub(crate) fn on_both<T: Send>(
         &mut self,
-        ask: impl Fn(&mut Cluster) -> Result<T> + Sync,
+        ask: impl Fn(&mut TranscriptCluster) -> Result<T> + Sync,
     ) -> Result<[T; 2]> {
         let Self { theirs, ours } = self;
         let (theirs, ours) = std::thread::scope(|scope| {
@@ -78,47 +78,52 @@ impl Pair {
     }
 }
 
-pub(crate) struct Cluster {
-    pub(crate) node: Node,
+pub(crate) struct TranscriptCluster {
+    pub(crate) node: NodeProcess,
     /// Client URL of the other cluster.
     other: String,
     /// Id of the lease that this cluster granted last.
     lease: String,
     /// Background command, which runs while further lines are run.
-    beside: Option<Running>,
+    background: Option<RunningProgram>,
     /// Paths of `etcdctl`, `etcdutl` and `muster-node`.
     programs: [PathBuf; 3],
     folder: TempDir,
 }
 
-impl Cluster {
-    fn said(&mut self, line: &Line<'_>) -> Result<Said> {
-        let output = match line.way {
-            Way::ByItself => self.start(line)?.end()?,
-            Way::AfterLines(lines) => {
+impl TranscriptCluster {
+    fn run_line(&mut self, line: &ScriptLine<'_>) -> Result<CommandResult> {
+        let output = match line.mode {
+            RunMode::UntilExit => self.start(line)?.end()?,
+            RunMode::KillAfterLines(lines) => {
                 let mut running = self.start(line)?;
-                running.said(lines)?;
-                running.cut_off()?
+                running.wait_lines(lines)?;
+                running.kill_and_output()?
             }
-            Way::AgainUntilLines(lines) => until(line.text, LIMIT, || {
-                let output = self.start(line).and_then(Running::end);
-                let other = |output: &Output| output.out.lines().count() != lines;
+            RunMode::RepeatUntilLines(lines) => wait_for(line.text, LIMIT, || {
+                let output = self.start(line).and_then(RunningProgram::end);
+                let other = |output: &ProgramOutput| output.out.lines().count() != lines;
                 (!output.as_ref().is_ok_and(other)).then_some(output)
             })??,
-            Way::Beside => {
-                ensure!(self.beside.is_none(), "something goes on already");
-                self.beside = Some(self.start(line)?);
-                return Ok(Said::default());
+            RunMode::StartBackground => {
+                ensure!(self.background.is_none(), "something goes on already");
+                self.background = Some(self.start(line)?);
+                return Ok(CommandResult::default());
             }
-            Way::BesideSaid(lines) => {
-                self.beside.as_mut().context("nothing goes on")?.said_other(lines)?;
-                return Ok(Said::default());
+            RunMode::AwaitBackgroundLines(lines) => {
+                self.background.as_mut().context("nothing goes on")?.wait_distinct_lines(lines)?;
+                return Ok(CommandResult::default());
             }
-            Way::BesideEnds => {
-                let output = self.beside.take().context("nothing goes on")?.cut_off()?;
+            RunMode::EndBackground => {
+                let output =
+                    self.background.take().context("nothing goes on")?.kill_and_output()?;
                 // Whether it was killed or ended by itself depends on timing, so the exit code is
                 // left out.
-                Output { code: None, out: unrepeated(&output.out).concat(), err: String::new() }
+                ProgramOutput {
+                    code: None,
+                    out: distinct_lines(&output.out).concat(),
+                    err: String::new(),
+                }
             }
         };
         let granted =
@@ -127,11 +132,11 @@ impl Cluster {
             lease.clone_into(&mut self.lease);
         }
         let masked = |text: &str| self.masked(text);
-        Ok(Said { code: output.code, out: masked(&output.out), err: masked(&output.err) })
+        Ok(CommandResult { code: output.code, out: masked(&output.out), err: masked(&output.err) })
     }
 
-    fn start(&self, line: &Line<'_>) -> Result<Running> {
-        let mut running = Running::start(self.command(&line.words))?;
+    fn start(&self, line: &ScriptLine<'_>) -> Result<RunningProgram> {
+        let mut running = RunningProgram::start(self.command(&line.words))?;
         running.take(&line.input)?;
         Ok(running)
     }

@@ -7,17 +7,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use muster_tests::harness::until;
+use muster_tests::harness::wait_for;
 use rustix::process::Signal;
 
-use crate::script::Step;
+use crate::script::InputStep;
 
 /// Time limit of each wait.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// Output of a program that has ended.
 #[derive(Debug)]
-pub(crate) struct Output {
+pub(crate) struct ProgramOutput {
     /// Exit code; `None` if the program was killed.
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
@@ -25,49 +25,49 @@ pub(crate) struct Output {
 }
 
 /// A running program, killed when this is dropped.
-pub(crate) struct Running {
+pub(crate) struct RunningProgram {
     child: Child,
     input: Option<ChildStdin>,
-    out: Heard,
-    err: Heard,
+    out: PipeReader,
+    err: PipeReader,
 }
 
-impl Running {
+impl RunningProgram {
     pub(crate) fn start(mut command: Command) -> Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("starting {command:?}"))?;
         let input = child.stdin.take();
-        let out = Heard::of(child.stdout.take().context("a pipe")?);
-        let err = Heard::of(child.stderr.take().context("a pipe")?);
+        let out = PipeReader::of(child.stdout.take().context("a pipe")?);
+        let err = PipeReader::of(child.stderr.take().context("a pipe")?);
         Ok(Self { child, input, out, err })
     }
 
-    pub(crate) fn take(&mut self, steps: &[Step]) -> Result<()> {
+    pub(crate) fn take(&mut self, steps: &[InputStep]) -> Result<()> {
         for step in steps {
             match (step, &mut self.input) {
-                (Step::Said(lines), _) => self.said(*lines)?,
+                (InputStep::AwaitLines(lines), _) => self.wait_lines(*lines)?,
                 // A program that doesn't read its input may have ended, so an error is ignored.
-                (Step::Write(text), Some(input)) => drop(input.write_all(text.as_bytes())),
-                (Step::Write(_), None) => {}
+                (InputStep::Write(text), Some(input)) => drop(input.write_all(text.as_bytes())),
+                (InputStep::Write(_), None) => {}
             }
         }
         Ok(())
     }
 
     /// Waits until the program has printed `lines` lines, or has ended.
-    pub(crate) fn said(&mut self, lines: usize) -> Result<()> {
+    pub(crate) fn wait_lines(&mut self, lines: usize) -> Result<()> {
         self.until(lines, |text| whole_lines(text).len())
     }
 
     /// Waits until the program has printed `lines` lines, or has ended. A line equal to the one
     /// before doesn't count.
-    pub(crate) fn said_other(&mut self, lines: usize) -> Result<()> {
-        self.until(lines, |text| unrepeated(text).len())
+    pub(crate) fn wait_distinct_lines(&mut self, lines: usize) -> Result<()> {
+        self.until(lines, |text| distinct_lines(text).len())
     }
 
     fn until(&mut self, lines: usize, count: impl Fn(&str) -> usize) -> Result<()> {
         let enough = || (count(&self.out.text()) >= lines || self.has_ended()).then_some(());
-        let said = until(&format!("{lines} lines"), LIMIT, enough);
+        let said = wait_for(&format!("{lines} lines"), LIMIT, enough);
         said.with_context(|| format!("it said\n{}", self.out.text()))
     }
 
@@ -76,28 +76,28 @@ impl Running {
     }
 
     /// Closes the input, waits until the program ends, and returns its output.
-    pub(crate) fn end(mut self) -> Result<Output> {
+    pub(crate) fn end(mut self) -> Result<ProgramOutput> {
         self.input = None;
-        let heard = self.out.whole().and_then(|()| self.err.whole());
+        let heard = self.out.wait_end().and_then(|()| self.err.wait_end());
         heard.with_context(|| format!("it said\n{}", self.out.text()))?;
         let code = self.child.wait()?.code();
-        Ok(Output { code, out: self.out.text(), err: self.err.text() })
+        Ok(ProgramOutput { code, out: self.out.text(), err: self.err.text() })
     }
 
     /// Kills the program unless it has ended, and returns its output so far.
-    pub(crate) fn cut_off(mut self) -> Result<Output> {
+    pub(crate) fn kill_and_output(mut self) -> Result<ProgramOutput> {
         if self.has_ended() {
             return self.end();
         }
-        Ok(Output { code: None, out: self.out.text(), err: String::new() })
+        Ok(ProgramOutput { code: None, out: self.out.text(), err: String::new() })
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        muster_tests::harness::process::signal(self.child.id(), signal);
+        muster_tests::harness::process::send_signal(self.child.id(), signal);
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -105,12 +105,12 @@ impl Drop for Running {
 }
 
 /// The bytes read from a pipe so far, and a signal at its end.
-struct Heard {
+struct PipeReader {
     bytes: Arc<Mutex<Vec<u8>>>,
     ended: Receiver<()>,
 }
 
-impl Heard {
+impl PipeReader {
     fn of(mut pipe: impl Read + Send + 'static) -> Self {
         let (end, ended) = channel();
         let bytes = Arc::<Mutex<Vec<u8>>>::default();
@@ -132,7 +132,7 @@ impl Heard {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    fn whole(&self) -> Result<()> {
+    fn wait_end(&self) -> Result<()> {
         self.ended.recv_timeout(LIMIT).context("waited in vain for its end")
     }
 }
@@ -142,7 +142,7 @@ fn whole_lines(text: &str) -> Vec<&str> {
 }
 
 /// Returns the complete lines without those that are equal to the line before.
-pub(crate) fn unrepeated(text: &str) -> Vec<&str> {
+pub(crate) fn distinct_lines(text: &str) -> Vec<&str> {
     let mut lines = whole_lines(text);
     lines.dedup();
     lines

@@ -25,34 +25,34 @@
 
 /// A command line of the script, with its signs.
 #[derive(Debug)]
-pub(crate) struct Line<'a> {
+pub(crate) struct ScriptLine<'a> {
     pub(crate) text: &'a str,
     pub(crate) newest_only: bool,
-    pub(crate) way: Way,
+    pub(crate) mode: RunMode,
     /// Words of the command; empty if the line is about the background command.
     pub(crate) words: Vec<String>,
-    pub(crate) input: Vec<Step>,
+    pub(crate) input: Vec<InputStep>,
     pub(crate) differs: Option<&'a str>,
 }
 
 /// Condition for the end of a command, or an action on the background command.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Way {
-    ByItself,
-    AfterLines(usize),
-    AgainUntilLines(usize),
-    Beside,
-    BesideSaid(usize),
-    BesideEnds,
+pub(crate) enum RunMode {
+    UntilExit,
+    KillAfterLines(usize),
+    RepeatUntilLines(usize),
+    StartBackground,
+    AwaitBackgroundLines(usize),
+    EndBackground,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Step {
-    Said(usize),
+pub(crate) enum InputStep {
+    AwaitLines(usize),
     Write(String),
 }
 
-pub(crate) fn lines(script: &str) -> impl Iterator<Item = Line<'_>> {
+pub(crate) fn lines(script: &str) -> impl Iterator<Item = ScriptLine<'_>> {
     let mut differs = None;
     script.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).filter_map(
         move |text| {
@@ -67,10 +67,10 @@ pub(crate) fn lines(script: &str) -> impl Iterator<Item = Line<'_>> {
                     Some((command, input)) => (command, steps(input.trim_start())),
                     None => (rest, Vec::new()),
                 };
-            Some(Line {
+            Some(ScriptLine {
                 text,
                 newest_only: newest_only.is_some(),
-                way,
+                mode: way,
                 words: words(command),
                 input,
                 differs: differs.take(),
@@ -80,29 +80,29 @@ pub(crate) fn lines(script: &str) -> impl Iterator<Item = Line<'_>> {
 }
 
 /// Parses the signs before a command. Returns their meaning and the rest of the line.
-fn way(text: &str) -> (Way, &str) {
+fn way(text: &str) -> (RunMode, &str) {
     let (sign, rest) = text.split_once(' ').unwrap_or((text, ""));
     let number = |digits: &str| digits.parse().expect("a number of lines");
     match (sign.get(..1), sign.get(1..).unwrap_or_default()) {
-        (Some("~"), digits) => (Way::AfterLines(number(digits)), rest),
-        (Some("@"), digits) => (Way::AgainUntilLines(number(digits)), rest),
-        (Some("&"), "") if rest.is_empty() => (Way::BesideEnds, ""),
-        (Some("&"), "") => (Way::Beside, rest),
-        (Some("&"), digits) => (Way::BesideSaid(number(digits)), ""),
-        _ => (Way::ByItself, text),
+        (Some("~"), digits) => (RunMode::KillAfterLines(number(digits)), rest),
+        (Some("@"), digits) => (RunMode::RepeatUntilLines(number(digits)), rest),
+        (Some("&"), "") if rest.is_empty() => (RunMode::EndBackground, ""),
+        (Some("&"), "") => (RunMode::StartBackground, rest),
+        (Some("&"), digits) => (RunMode::AwaitBackgroundLines(number(digits)), ""),
+        _ => (RunMode::UntilExit, text),
     }
 }
 
-fn steps(input: &str) -> Vec<Step> {
+fn steps(input: &str) -> Vec<InputStep> {
     let mut steps = Vec::new();
     for (n, part) in input.split(">>").enumerate() {
         let digits = part.bytes().take_while(u8::is_ascii_digit).count();
         let text = if n == 0 { part } else { &part[digits..] };
         if n > 0 {
-            steps.push(Step::Said(part[..digits].parse().expect("a number of lines")));
+            steps.push(InputStep::AwaitLines(part[..digits].parse().expect("a number of lines")));
         }
         if !text.is_empty() {
-            steps.push(Step::Write(text.replace("\\n", "\n")));
+            steps.push(InputStep::Write(text.replace("\\n", "\n")));
         }
     }
     steps
@@ -123,25 +123,33 @@ fn words(command: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_line_is_words_and_what_goes_with_them() {
+fn a_script_line_is_parsed_into_words_signs_and_input() {
     let script = "# no line\n\n+ put \"\" \"a b\" c\n! why not\n<< txn :: a\\nb\\n\n~3 watch a\n";
     let [put, txn, watch] = lines(script).collect::<Vec<_>>().try_into().unwrap();
     assert_eq!(put.words, ["put", "", "a b", "c"]);
-    assert!(put.newest_only && put.way == Way::ByItself && put.input.is_empty());
+    assert!(put.newest_only && put.mode == RunMode::UntilExit && put.input.is_empty());
     assert_eq!((put.differs, txn.differs), (None, Some("why not")));
     assert!(!txn.newest_only && txn.words == ["txn"]);
-    assert_eq!(txn.input, [Step::Write("a\nb\n".to_owned())]);
-    assert!(watch.way == Way::AfterLines(3) && watch.differs.is_none());
+    assert_eq!(txn.input, [InputStep::Write("a\nb\n".to_owned())]);
+    assert!(watch.mode == RunMode::KillAfterLines(3) && watch.differs.is_none());
 }
 
 #[test]
-fn a_command_goes_on_beside_others_and_waits_within_its_input() {
+fn background_commands_and_waits_within_the_input_are_parsed() {
     let script = "& << watch -i :: >>1a 2\\n>>12b\n&4\n@2 get a\n&\n";
     let all: Vec<_> = lines(script).collect();
-    let ways: Vec<_> = all.iter().map(|line| line.way).collect();
-    let expected = [Way::Beside, Way::BesideSaid(4), Way::AgainUntilLines(2), Way::BesideEnds];
+    let ways: Vec<_> = all.iter().map(|line| line.mode).collect();
+    let expected = [
+        RunMode::StartBackground,
+        RunMode::AwaitBackgroundLines(4),
+        RunMode::RepeatUntilLines(2),
+        RunMode::EndBackground,
+    ];
     assert_eq!(ways, expected);
-    let write = |text: &str| Step::Write(text.to_owned());
-    assert_eq!(all[0].input, [Step::Said(1), write("a 2\n"), Step::Said(12), write("b")]);
+    let write = |text: &str| InputStep::Write(text.to_owned());
+    assert_eq!(
+        all[0].input,
+        [InputStep::AwaitLines(1), write("a 2\n"), InputStep::AwaitLines(12), write("b")]
+    );
     assert!(all[0].words == ["watch", "-i"] && all[1].words.is_empty());
 }

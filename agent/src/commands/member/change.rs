@@ -6,37 +6,40 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
-use super::{Answers, Survey, find, wait};
-use crate::cli::{Add, MoveLeader, Promote, Remove, Update};
-use crate::cluster::{
-    Carrying, Change, Cluster, ClusterError, Member, MemberId, Members, NewMember,
+use super::{CommandOutput, Survey, find_member, wait};
+use crate::cli::{
+    AddArguments, MoveLeaderArguments, PromoteArguments, RemoveArguments, UpdateArguments,
 };
-use crate::exit::{End, Kind};
-use crate::plan::{Objection, Plan, Wanted, plan};
+use crate::cluster::{
+    ChangeMetadata, ClusterApiClient, ClusterError, ClusterMember, ClusterMemberChange, MemberId,
+    MemberList, NewMember,
+};
+use crate::exit::{ExitError, FailureKind};
+use crate::plan::{ChangePlan, PlanObjection, RequestedChange, plan};
 
 /// How long a change is retried while the cluster refuses it because its members have not been
 /// connected for 5 s, and the pause between attempts.
 const SETTLE_LIMIT: Duration = Duration::from_secs(15);
-const SETTLE_AGAIN: Duration = Duration::from_millis(500);
+const SETTLE_PAUSE: Duration = Duration::from_millis(500);
 /// How long to wait for a new leader to be known, and the pause between checks.
 const LEADER_LIMIT: Duration = Duration::from_secs(5);
-const LEADER_AGAIN: Duration = Duration::from_millis(50);
+const LEADER_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The output of `--json` for a change.
 #[derive(Serialize)]
-struct Done<'a> {
+struct ChangeOutput<'a> {
     member_id: MemberId,
     cluster_id: String,
     /// The configuration after the change; `null` from stock etcd.
     configuration: Option<u64>,
-    members: &'a [Member],
+    members: &'a [ClusterMember],
     /// Environment variables for starting the new member.
     #[serde(skip_serializing_if = "Option::is_none")]
     environment: Option<Environment>,
 }
 
-impl<'a> Done<'a> {
-    fn of(member_id: MemberId, members: &'a Members) -> Self {
+impl<'a> ChangeOutput<'a> {
+    fn of(member_id: MemberId, members: &'a MemberList) -> Self {
         Self {
             member_id,
             cluster_id: format!("{:x}", members.cluster_id),
@@ -48,15 +51,15 @@ impl<'a> Done<'a> {
 }
 
 /// The changes that one command makes. Each is bound to the configuration of the last survey.
-pub(super) struct Session {
-    cluster: Cluster,
+pub(super) struct ChangeSession {
+    cluster: ClusterApiClient,
 }
 
-impl Session {
+impl ChangeSession {
     /// Begins the changes. Fails if the configuration differs from `planned`.
-    pub(super) fn begin(survey: &Survey, planned: Option<u64>) -> Result<Self, End> {
+    pub(super) fn begin(survey: &Survey, planned: Option<u64>) -> Result<Self, ExitError> {
         match (planned, survey.members.configuration) {
-            (Some(_), None) => Err(End::Usage(
+            (Some(_), None) => Err(ExitError::Usage(
                 "--plan-at: this is stock etcd, which has no configuration index and refuses no \
                  stale plan"
                     .to_owned(),
@@ -66,7 +69,7 @@ impl Session {
                     "the plan is stale: it was made at configuration {planned}, and the members are \
                      at {now}. Nothing was changed; plan again"
                 );
-                Err(End::Cluster(Kind::Stale, text))
+                Err(ExitError::Cluster(FailureKind::Stale, text))
             }
             _ => Ok(Self { cluster: survey.cluster.clone() }),
         }
@@ -76,35 +79,35 @@ impl Session {
     pub(super) async fn change(
         &self,
         survey: &Survey,
-        change: &Change,
-        answers: &Answers<'_, '_>,
-    ) -> Result<Members, End> {
-        self.change_as(survey, change, *Uuid::new_v4().as_bytes(), answers).await
+        change: &ClusterMemberChange,
+        answers: &CommandOutput<'_, '_>,
+    ) -> Result<MemberList, ExitError> {
+        self.change_with_operation(survey, change, *Uuid::new_v4().as_bytes(), answers).await
     }
 
     /// Makes a change with the operation id `operation`, with which the cluster carries it out
     /// once.
-    async fn change_as(
+    async fn change_with_operation(
         &self,
         survey: &Survey,
-        change: &Change,
+        change: &ClusterMemberChange,
         operation: [u8; 16],
-        answers: &Answers<'_, '_>,
-    ) -> Result<Members, End> {
+        answers: &CommandOutput<'_, '_>,
+    ) -> Result<MemberList, ExitError> {
         let start = Instant::now();
-        let enough_answer = survey.sight().is_well();
+        let enough_answer = survey.observed_cluster().has_quorum();
         loop {
-            let carrying = Carrying { operation, planned_at: survey.members.configuration };
+            let carrying = ChangeMetadata { operation, planned_at: survey.members.configuration };
             match self.cluster.carry_out(change, &carrying).await {
                 Err(ClusterError::Refused { text, .. })
                     if text.ends_with("unhealthy cluster")
                         && enough_answer
                         && start.elapsed() < SETTLE_LIMIT =>
                 {
-                    if start.elapsed() < SETTLE_AGAIN {
-                        answers.note("waiting until the members have been connected for 5 s");
+                    if start.elapsed() < SETTLE_PAUSE {
+                        answers.print_note("waiting until the members have been connected for 5 s");
                     }
-                    sleep(SETTLE_AGAIN).await;
+                    sleep(SETTLE_PAUSE).await;
                 }
                 answer => return Ok(answer?),
             }
@@ -116,58 +119,59 @@ impl Session {
         &self,
         survey: &Survey,
         id: MemberId,
-        answers: &Answers<'_, '_>,
-    ) -> Result<Members, End> {
-        self.remove_as(survey, id, *Uuid::new_v4().as_bytes(), answers).await
+        answers: &CommandOutput<'_, '_>,
+    ) -> Result<MemberList, ExitError> {
+        self.remove_with_operation(survey, id, *Uuid::new_v4().as_bytes(), answers).await
     }
 
     /// Removes a member with the operation id `operation`, by which a later run can tell that it
     /// made the removal.
-    pub(super) async fn remove_as(
+    pub(super) async fn remove_with_operation(
         &self,
         survey: &Survey,
         id: MemberId,
         operation: [u8; 16],
-        answers: &Answers<'_, '_>,
-    ) -> Result<Members, End> {
+        answers: &CommandOutput<'_, '_>,
+    ) -> Result<MemberList, ExitError> {
         if survey.leader == Some(id) && survey.members.list.len() > 1 {
             hand_over(survey, None).await?;
         }
-        self.change_as(survey, &Change::Remove(id), operation, answers).await
+        self.change_with_operation(survey, &ClusterMemberChange::Remove(id), operation, answers)
+            .await
     }
 
     /// Prints the result of a command that made several changes.
-    pub(super) fn done(
+    pub(super) fn print_result(
         &self,
         survey: &Survey,
         id: MemberId,
-        answers: &mut Answers<'_, '_>,
-        text: impl FnOnce(&Members) -> String,
-    ) -> Result<(), End> {
+        answers: &mut CommandOutput<'_, '_>,
+        text: impl FnOnce(&MemberList) -> String,
+    ) -> Result<(), ExitError> {
         let members = &survey.members;
-        answers.give(&Done::of(id, members), || text(members))
+        answers.print_result(&ChangeOutput::of(id, members), || text(members))
     }
 }
 
 /// Runs the subcommand `member add`.
 pub(super) async fn add(
-    cluster: &Cluster,
-    typed: &Add,
-    answers: &mut Answers<'_, '_>,
-) -> Result<(), End> {
-    let survey = Survey::first(cluster, answers).await?;
-    let session = Session::begin(&survey, typed.planned.plan_at)?;
-    let planned = plan(&survey.sight(), &typed.wanted());
-    refuse_at_once(&planned)?;
-    answers.notes(&planned.warnings);
+    cluster: &ClusterApiClient,
+    typed: &AddArguments,
+    answers: &mut CommandOutput<'_, '_>,
+) -> Result<(), ExitError> {
+    let survey = Survey::take_first(cluster, answers).await?;
+    let session = ChangeSession::begin(&survey, typed.planned.plan_at)?;
+    let planned = plan(&survey.observed_cluster(), &typed.requested_change());
+    check_static_objections(&planned)?;
+    answers.print_warnings(&planned.warnings);
     let new = NewMember {
         peer_urls: typed.peer_urls.clone(),
         is_learner: !typed.voter,
         ..NewMember::default()
     };
-    let members = session.change(&survey, &Change::Add(new), answers).await?;
+    let members = session.change(&survey, &ClusterMemberChange::Add(new), answers).await?;
     let added = members.of_peer_urls(&typed.peer_urls).ok_or_else(|| {
-        End::Failed(format!("{} was added, and has been removed again since", typed.name))
+        ExitError::Failed(format!("{} was added, and has been removed again since", typed.name))
     })?;
     let environment = environment(&typed.name, added, &members);
     let text = || {
@@ -182,22 +186,28 @@ pub(super) async fn add(
             "Member {} added to cluster {:x}{role}. Start it now, with:\n\n{}{next}",
             added.id,
             members.cluster_id,
-            print_environment(&environment)
+            format_environment(&environment)
         )
     };
-    let done = Done { environment: Some(environment.clone()), ..Done::of(added.id, &members) };
-    answers.give(&done, text)
+    let done = ChangeOutput {
+        environment: Some(environment.clone()),
+        ..ChangeOutput::of(added.id, &members)
+    };
+    answers.print_result(&done, text)
 }
 
 /// Refuses a change whose objections don't depend on the cluster's state, with the text of `member
 /// plan`. The cluster itself would accept a second member of one name, but the name would be
 /// ambiguous for people.
-pub(super) fn refuse_at_once(plan: &Plan) -> Result<(), End> {
+pub(super) fn check_static_objections(plan: &ChangePlan) -> Result<(), ExitError> {
     for objection in &plan.objections {
         match objection {
-            Objection::NameTaken { .. } => return Err(End::Usage(objection.to_string())),
-            Objection::BadUrl(_) => {
-                return Err(End::Cluster(Kind::Refused, format!("refused: {objection}")));
+            PlanObjection::NameTaken { .. } => return Err(ExitError::Usage(objection.to_string())),
+            PlanObjection::BadUrl(_) => {
+                return Err(ExitError::Cluster(
+                    FailureKind::Refused,
+                    format!("refused: {objection}"),
+                ));
             }
             _ => {}
         }
@@ -209,7 +219,7 @@ pub(super) fn refuse_at_once(plan: &Plan) -> Result<(), End> {
 pub(super) type Environment = std::collections::BTreeMap<&'static str, String>;
 
 /// Returns the variables for starting `added`, whose name is `name`.
-pub(super) fn environment(name: &str, added: &Member, members: &Members) -> Environment {
+pub(super) fn environment(name: &str, added: &ClusterMember, members: &MemberList) -> Environment {
     let mut initial = Vec::new();
     for member in &members.list {
         let of = if member.id == added.id { name } else { &member.name };
@@ -224,14 +234,15 @@ pub(super) fn environment(name: &str, added: &Member, members: &Members) -> Envi
 }
 
 /// Formats the variables for a shell, one per line.
-pub(super) fn print_environment(environment: &Environment) -> String {
-    let lines = environment.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
+pub(super) fn format_environment(environment: &Environment) -> String {
+    let lines =
+        environment.iter().map(|(name, value)| format!("{name}={}", quote_for_shell(value)));
     lines.collect::<Vec<_>>().join("\n")
 }
 
 /// Quotes a value for a shell: in double quotes, as etcdctl does, unless a shell would interpret
 /// its content. Any member can choose such a name, and people paste these lines.
-fn quoted(value: &str) -> String {
+fn quote_for_shell(value: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:/=,@%+[]".contains(c);
     if value.chars().all(is_plain) {
         return format!("\"{value}\"");
@@ -241,40 +252,44 @@ fn quoted(value: &str) -> String {
 
 /// Runs the subcommand `member promote`.
 pub(super) async fn promote(
-    cluster: &Cluster,
-    typed: &Promote,
-    answers: &mut Answers<'_, '_>,
-) -> Result<(), End> {
-    let mut survey = Survey::first(cluster, answers).await?;
-    let session = Session::begin(&survey, typed.planned.plan_at)?;
-    let member = find(&survey.members.list, &typed.member)?.clone();
-    answers.notes(&plan(&survey.sight(), &Wanted::Promote(member.id)).warnings);
+    cluster: &ClusterApiClient,
+    typed: &PromoteArguments,
+    answers: &mut CommandOutput<'_, '_>,
+) -> Result<(), ExitError> {
+    let mut survey = Survey::take_first(cluster, answers).await?;
+    let session = ChangeSession::begin(&survey, typed.planned.plan_at)?;
+    let member = find_member(&survey.members.list, &typed.member)?.clone();
+    answers.print_warnings(
+        &plan(&survey.observed_cluster(), &RequestedChange::Promote(member.id)).warnings,
+    );
     if !typed.no_wait && member.is_learner {
         let patience = Duration::from_secs(typed.patience.patience);
-        survey = wait::in_sync(&survey, member.id, patience, answers).await?;
-        Session::begin(&survey, typed.planned.plan_at)?;
+        survey = wait::wait_until_in_sync(&survey, member.id, patience, answers).await?;
+        ChangeSession::begin(&survey, typed.planned.plan_at)?;
     }
-    let members = session.change(&survey, &Change::Promote(member.id), answers).await?;
-    answers.give(&Done::of(member.id, &members), || {
+    let members =
+        session.change(&survey, &ClusterMemberChange::Promote(member.id), answers).await?;
+    answers.print_result(&ChangeOutput::of(member.id, &members), || {
         format!("Member {} promoted in cluster {:x}", member.id, members.cluster_id)
     })
 }
 
 /// Runs the subcommand `member update`.
 pub(super) async fn update(
-    cluster: &Cluster,
-    typed: &Update,
-    answers: &mut Answers<'_, '_>,
-) -> Result<(), End> {
-    let survey = Survey::first(cluster, answers).await?;
-    let session = Session::begin(&survey, typed.planned.plan_at)?;
-    let id = find(&survey.members.list, &typed.member)?.id;
-    let planned = plan(&survey.sight(), &Wanted::Update(id, typed.peer_urls.clone()));
-    refuse_at_once(&planned)?;
-    answers.notes(&planned.warnings);
-    let change = Change::Update(id, typed.peer_urls.clone());
+    cluster: &ClusterApiClient,
+    typed: &UpdateArguments,
+    answers: &mut CommandOutput<'_, '_>,
+) -> Result<(), ExitError> {
+    let survey = Survey::take_first(cluster, answers).await?;
+    let session = ChangeSession::begin(&survey, typed.planned.plan_at)?;
+    let id = find_member(&survey.members.list, &typed.member)?.id;
+    let planned =
+        plan(&survey.observed_cluster(), &RequestedChange::Update(id, typed.peer_urls.clone()));
+    check_static_objections(&planned)?;
+    answers.print_warnings(&planned.warnings);
+    let change = ClusterMemberChange::Update(id, typed.peer_urls.clone());
     let members = session.change(&survey, &change, answers).await?;
-    answers.give(&Done::of(id, &members), || {
+    answers.print_result(&ChangeOutput::of(id, &members), || {
         let urls = typed.peer_urls.join(",");
         format!(
             "Member {id} updated in cluster {:x}. Restart it there now: its agent with \
@@ -287,74 +302,85 @@ pub(super) async fn update(
 
 /// Runs the subcommand `member remove`.
 pub(super) async fn remove(
-    cluster: &Cluster,
-    typed: &Remove,
-    answers: &mut Answers<'_, '_>,
-) -> Result<(), End> {
-    let survey = Survey::first(cluster, answers).await?;
-    let session = Session::begin(&survey, typed.planned.plan_at)?;
-    let id = find(&survey.members.list, &typed.member)?.id;
-    answers.notes(&plan(&survey.sight(), &Wanted::Remove(id)).warnings);
+    cluster: &ClusterApiClient,
+    typed: &RemoveArguments,
+    answers: &mut CommandOutput<'_, '_>,
+) -> Result<(), ExitError> {
+    let survey = Survey::take_first(cluster, answers).await?;
+    let session = ChangeSession::begin(&survey, typed.planned.plan_at)?;
+    let id = find_member(&survey.members.list, &typed.member)?.id;
+    answers
+        .print_warnings(&plan(&survey.observed_cluster(), &RequestedChange::Remove(id)).warnings);
     let members = session.remove(&survey, id, answers).await?;
-    answers.give(&Done::of(id, &members), || {
+    answers.print_result(&ChangeOutput::of(id, &members), || {
         format!("Member {id} removed from cluster {:x}", members.cluster_id)
     })
 }
 
 /// The output of `--json` for a new leader.
 #[derive(Serialize)]
-struct Moved {
+struct MoveLeaderOutput {
     from: MemberId,
     to: MemberId,
 }
 
 /// Runs the subcommand `member move-leader`.
 pub(super) async fn move_leader(
-    cluster: &Cluster,
-    typed: &MoveLeader,
-    answers: &mut Answers<'_, '_>,
-) -> Result<(), End> {
-    let survey = Survey::first(cluster, answers).await?;
+    cluster: &ClusterApiClient,
+    typed: &MoveLeaderArguments,
+    answers: &mut CommandOutput<'_, '_>,
+) -> Result<(), ExitError> {
+    let survey = Survey::take_first(cluster, answers).await?;
     let find = |typed: &Option<String>| {
         let typed = typed.as_deref();
-        typed.map(|typed| find(&survey.members.list, typed).map(|member| member.id)).transpose()
+        typed
+            .map(|typed| find_member(&survey.members.list, typed).map(|member| member.id))
+            .transpose()
     };
     let (to, only_from) = (find(&typed.member)?, find(&typed.from)?);
-    if let Some(away) = only_from.and_then(|from| survey.sight().cannot_spare(from)) {
+    if let Some(away) = only_from.and_then(|from| survey.observed_cluster().why_indispensable(from))
+    {
         let text = format!(
             "the cluster would stop with this member, since {} don't answer or are behind. Nothing \
              was changed; see muster-agent member wait",
             away.join(", ")
         );
-        return Err(End::Cluster(Kind::Refused, text));
+        return Err(ExitError::Cluster(FailureKind::Refused, text));
     }
-    let from = survey.leader.ok_or_else(|| End::Failed("nobody leads".to_owned()))?;
+    let from = survey.leader.ok_or_else(|| ExitError::Failed("nobody leads".to_owned()))?;
     if to == Some(from) || only_from.is_some_and(|only| only != from) {
-        return answers.give(&Moved { from, to: from }, || format!("{from} leads; nothing to do"));
+        return answers.print_result(&MoveLeaderOutput { from, to: from }, || {
+            format!("{from} leads; nothing to do")
+        });
     }
     if to.is_some() && to == only_from {
-        return Err(End::Usage("the leadership is to move from and to the same member".to_owned()));
+        return Err(ExitError::Usage(
+            "the leadership is to move from and to the same member".to_owned(),
+        ));
     }
     let to = hand_over(&survey, to).await?;
-    answers.give(&Moved { from, to }, || format!("Leadership moved from {from} to {to}"))
+    answers.print_result(&MoveLeaderOutput { from, to }, || {
+        format!("Leadership moved from {from} to {to}")
+    })
 }
 
 /// Hands the leadership to `to`, or else to the voter that has applied the most entries. Waits
 /// until there is a new leader, and returns it.
-async fn hand_over(survey: &Survey, to: Option<MemberId>) -> Result<MemberId, End> {
+async fn hand_over(survey: &Survey, to: Option<MemberId>) -> Result<MemberId, ExitError> {
     let cluster = &survey.cluster;
     let leader = survey.leader.and_then(|id| survey.members.of_id(id));
-    let leader = leader.ok_or_else(|| End::Failed("nobody leads".to_owned()))?;
+    let leader = leader.ok_or_else(|| ExitError::Failed("nobody leads".to_owned()))?;
     let nearest = || {
         survey
-            .each()
+            .members_with_status()
             .filter(|(member, _)| !member.is_learner && member.id != leader.id)
             .filter_map(|(member, said)| Some((member.id, said.as_ref().ok()?.applied_index)))
             .max_by_key(|(_, applied)| *applied)
             .map(|(id, _)| id)
     };
     let to = to.or_else(nearest);
-    let to = to.ok_or_else(|| End::Failed("no other voter answers: nobody can lead".to_owned()))?;
+    let to =
+        to.ok_or_else(|| ExitError::Failed("no other voter answers: nobody can lead".to_owned()))?;
     match cluster.move_leader(leader, to).await {
         // Whether the leadership has moved is checked below.
         Err(ClusterError::Ambiguous { .. }) | Ok(()) => {}
@@ -367,9 +393,9 @@ async fn hand_over(survey: &Survey, to: Option<MemberId>) -> Result<MemberId, En
             return Ok(led.unwrap_or(to));
         }
         if start.elapsed() > LEADER_LIMIT {
-            return Err(End::Failed(format!("{} still leads", leader.id)));
+            return Err(ExitError::Failed(format!("{} still leads", leader.id)));
         }
-        sleep(LEADER_AGAIN).await;
+        sleep(LEADER_CHECK_INTERVAL).await;
     }
 }
 
@@ -378,11 +404,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_pasted_into_a_shell_is_nothing_but_values() {
+    fn pasted_environment_values_are_quoted() {
         let usual = "a=https://[::1]:2380,b-1=https://10.0.0.1:2380";
-        assert_eq!(quoted(usual), format!("\"{usual}\""));
+        assert_eq!(quote_for_shell(usual), format!("\"{usual}\""));
         let odd = "a$(touch x)`touch y`\"\\ 'b";
-        let script = format!("VALUE={}; printf %s \"$VALUE\"", quoted(odd));
+        let script = format!("VALUE={}; printf %s \"$VALUE\"", quote_for_shell(odd));
         let shell = std::process::Command::new("/bin/sh").args(["-c", &script]).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&shell.stdout), odd);
     }

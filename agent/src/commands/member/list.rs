@@ -2,24 +2,24 @@
 
 use serde::Serialize;
 
-use super::{Answers, Survey};
-use crate::cluster::{Cluster, Member, NodeStatus};
-use crate::exit::End;
+use super::{CommandOutput, Survey};
+use crate::cluster::{ClusterApiClient, ClusterMember, NodeStatus};
+use crate::exit::ExitError;
 
 /// The output of `--json`.
 #[derive(Serialize)]
-struct List<'a> {
+struct ListOutput<'a> {
     cluster_id: String,
     /// The configuration index; `null` from stock etcd.
     configuration: Option<u64>,
     leader: Option<String>,
-    members: Vec<Row<'a>>,
+    members: Vec<MemberRow<'a>>,
 }
 
 #[derive(Serialize)]
-struct Row<'a> {
+struct MemberRow<'a> {
     #[serde(flatten)]
-    member: &'a Member,
+    member: &'a ClusterMember,
     started: bool,
     /// Why the member doesn't answer.
     silent: Option<&'a str>,
@@ -33,20 +33,30 @@ struct Row<'a> {
 }
 
 /// Runs the subcommand `member list`.
-pub(super) async fn run(cluster: &Cluster, answers: &mut Answers<'_, '_>) -> Result<(), End> {
-    let survey = Survey::first(cluster, answers).await?;
-    let list = List {
+pub(super) async fn run(
+    cluster: &ClusterApiClient,
+    answers: &mut CommandOutput<'_, '_>,
+) -> Result<(), ExitError> {
+    let survey = Survey::take_first(cluster, answers).await?;
+    let list = ListOutput {
         cluster_id: format!("{:x}", survey.members.cluster_id),
         configuration: survey.members.configuration,
         leader: survey.leader.map(|id| id.to_string()),
-        members: survey.each().map(|(member, said)| row(&survey, member, said)).collect(),
+        members: survey
+            .members_with_status()
+            .map(|(member, said)| row(&survey, member, said))
+            .collect(),
     };
-    answers.give(&list, || for_people(&survey, &list))
+    answers.print_result(&list, || format_text(&survey, &list))
 }
 
-fn row<'a>(survey: &Survey, member: &'a Member, said: &'a Result<NodeStatus, String>) -> Row<'a> {
+fn row<'a>(
+    survey: &Survey,
+    member: &'a ClusterMember,
+    said: &'a Result<NodeStatus, String>,
+) -> MemberRow<'a> {
     let status = said.as_ref().ok();
-    Row {
+    MemberRow {
         member,
         started: member.is_started(),
         silent: said.as_ref().err().map(String::as_str),
@@ -58,7 +68,7 @@ fn row<'a>(survey: &Survey, member: &'a Member, said: &'a Result<NodeStatus, Str
     }
 }
 
-fn for_people(survey: &Survey, list: &List<'_>) -> String {
+fn format_text(survey: &Survey, list: &ListOutput<'_>) -> String {
     let mut lines = vec![match list.configuration {
         Some(index) => format!("cluster {}, configuration {index}", list.cluster_id),
         None => format!("cluster {}", list.cluster_id),
@@ -73,7 +83,7 @@ fn for_people(survey: &Survey, list: &List<'_>) -> String {
             (Some(why), _) => why.to_owned(),
             (None, Some(0)) => "in sync".to_owned(),
             (None, Some(behind)) => format!("{behind} entries behind"),
-            (None, None) => names_leader(survey, row),
+            (None, None) => describe_leader(survey, row),
         };
         let (peers, clients) = (member.peer_urls.join(","), member.client_urls.join(","));
         lines.push(format!(
@@ -87,12 +97,12 @@ fn for_people(survey: &Survey, list: &List<'_>) -> String {
 
 /// Returns the text of the name column. A member that has not started has no name. An empty field
 /// would shift the columns that scripts split at spaces.
-fn shown_name(member: &Member) -> &str {
+fn shown_name(member: &ClusterMember) -> &str {
     if member.name.is_empty() { "-" } else { &member.name }
 }
 
 /// Names the leader according to a member, for a leader that doesn't answer this host.
-fn names_leader(survey: &Survey, row: &Row<'_>) -> String {
+fn describe_leader(survey: &Survey, row: &MemberRow<'_>) -> String {
     let Some(leader) = &row.leader else { return "knows no leader".to_owned() };
     let mut named = survey.members.list.iter();
     let name = named.find(|member| member.id.to_string() == *leader).map_or("", |it| &it.name);

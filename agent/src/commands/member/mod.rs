@@ -13,101 +13,111 @@ use discovery_types::text::printable;
 use serde::Serialize;
 
 use self::survey::Survey;
-use crate::cli::{Access, MemberCommand, Verb};
-use crate::cluster::{Cluster, ClusterError, Member};
-use crate::door::{Door, Identity};
-use crate::exit::{End, Kind, chain};
+use crate::cli::{ClusterAccess, MemberCommand, MemberSubcommand};
+use crate::cluster::{ClusterApiClient, ClusterError, ClusterMember};
+use crate::door::{ClientEndpoint, ClientTlsIdentity};
+use crate::exit::{ExitError, FailureKind, error_chain};
 use crate::plan::Warning;
 use crate::printer::Printer;
 use crate::state::{self, Layout, journal, known};
-use crate::status::Status;
+use crate::status::AgentStatus;
 
 /// Runs `member` with the subcommand that was typed.
-pub(crate) async fn run(typed: &MemberCommand, printer: &mut Printer<'_>) -> Result<(), End> {
-    let done = run_verb(typed, printer).await;
+pub(crate) async fn run(typed: &MemberCommand, printer: &mut Printer<'_>) -> Result<(), ExitError> {
+    let done = run_subcommand(typed, printer).await;
     done.map_err(|end| explain_missing_scheme(end, &typed.access))
 }
 
 /// Adds to an error that an endpoint had no scheme and was taken for http. A member that serves TLS
 /// closes such a connection without telling why.
-fn explain_missing_scheme(end: End, access: &Access) -> End {
-    let End::Cluster(kind @ (Kind::Unreachable | Kind::Unknown), text) = end else { return end };
+fn explain_missing_scheme(end: ExitError, access: &ClusterAccess) -> ExitError {
+    let ExitError::Cluster(kind @ (FailureKind::Unreachable | FailureKind::Unknown), text) = end
+    else {
+        return end;
+    };
     match access.endpoints.iter().map(|url| url.trim()).find(|url| !url.contains("://")) {
-        Some(endpoint) if access.cert.is_none() => End::Cluster(
+        Some(endpoint) if access.cert.is_none() => ExitError::Cluster(
             kind,
             format!(
                 "{text}. {endpoint} has no scheme, and http was taken for it: if its member serves TLS, \
                  say --endpoints https://{endpoint} with --cacert, --cert and --key"
             ),
         ),
-        _ => End::Cluster(kind, text),
+        _ => ExitError::Cluster(kind, text),
     }
 }
 
-async fn run_verb(typed: &MemberCommand, printer: &mut Printer<'_>) -> Result<(), End> {
-    let mut answers = Answers { printer, json: typed.access.json };
-    if let Verb::Wait(wait) = &typed.verb {
+async fn run_subcommand(typed: &MemberCommand, printer: &mut Printer<'_>) -> Result<(), ExitError> {
+    let mut answers = CommandOutput { printer, json: typed.access.json };
+    if let MemberSubcommand::Wait(wait) = &typed.verb {
         let patience = Duration::from_secs(wait.patience.patience);
-        return wait::all_well(&typed.access, patience, &mut answers).await;
+        return wait::wait_until_healthy(&typed.access, patience, &mut answers).await;
     }
-    let cluster = cluster(&typed.access)?;
+    let cluster = cluster_client(&typed.access)?;
     match &typed.verb {
-        Verb::List => list::run(&cluster, &mut answers).await,
-        Verb::Plan(typed) => plan::run(&cluster, typed, &mut answers).await,
-        Verb::Add(add) => change::add(&cluster, add, &mut answers).await,
-        Verb::Promote(promote) => change::promote(&cluster, promote, &mut answers).await,
-        Verb::Update(update) => change::update(&cluster, update, &mut answers).await,
-        Verb::Remove(remove) => change::remove(&cluster, remove, &mut answers).await,
-        Verb::Replace(replace) => replace::run(&cluster, replace, &mut answers).await,
-        Verb::Wait(_) => Ok(()),
-        Verb::MoveLeader(to) => change::move_leader(&cluster, to, &mut answers).await,
+        MemberSubcommand::List => list::run(&cluster, &mut answers).await,
+        MemberSubcommand::Plan(typed) => plan::run(&cluster, typed, &mut answers).await,
+        MemberSubcommand::Add(add) => change::add(&cluster, add, &mut answers).await,
+        MemberSubcommand::Promote(promote) => {
+            change::promote(&cluster, promote, &mut answers).await
+        }
+        MemberSubcommand::Update(update) => change::update(&cluster, update, &mut answers).await,
+        MemberSubcommand::Remove(remove) => change::remove(&cluster, remove, &mut answers).await,
+        MemberSubcommand::Replace(replace) => replace::run(&cluster, replace, &mut answers).await,
+        MemberSubcommand::Wait(_) => Ok(()),
+        MemberSubcommand::MoveLeader(to) => change::move_leader(&cluster, to, &mut answers).await,
     }
 }
 
 /// Returns a client of the cluster: at the given endpoints, or this host's own cluster.
-pub(crate) fn cluster(access: &Access) -> Result<Cluster, End> {
-    let layout = Layout::look(&access.data_dir)
-        .map_err(|error| End::Usage(format!("--data-dir: {error}")))?;
+pub(crate) fn cluster_client(access: &ClusterAccess) -> Result<ClusterApiClient, ExitError> {
+    let layout = Layout::new_read_only(&access.data_dir)
+        .map_err(|error| ExitError::Usage(format!("--data-dir: {error}")))?;
     let typed = match (&access.cacert, &access.cert, &access.key) {
         (Some(ca), Some(certificate), Some(key)) => {
-            Some(Identity::load(ca, certificate, key).map_err(usage)?)
+            Some(ClientTlsIdentity::load(ca, certificate, key).map_err(usage)?)
         }
         _ => None,
     };
     if access.endpoints.is_empty() {
         if typed.is_some() {
-            return Err(End::Usage("--cert says as whom; say where with --endpoints".to_owned()));
+            return Err(ExitError::Usage(
+                "--cert says as whom; say where with --endpoints".to_owned(),
+            ));
         }
-        return own(&layout);
+        return own_cluster_client(&layout);
     }
     // Without certificates on the command line, endpoints are reached as this host's agent, if
     // there is one.
     let identity = match typed {
         Some(identity) => Some(identity),
         None if layout.tls().join("client.crt").exists() => {
-            Some(Identity::own(&layout.tls()).map_err(usage)?)
+            Some(ClientTlsIdentity::load_own(&layout.tls()).map_err(usage)?)
         }
         None => None,
     };
-    let doors: Result<Vec<Door>, _> =
-        access.endpoints.iter().map(|url| Door::at(url.trim(), identity.as_ref())).collect();
-    Ok(Cluster::new(doors.map_err(usage)?))
+    let doors: Result<Vec<ClientEndpoint>, _> = access
+        .endpoints
+        .iter()
+        .map(|url| ClientEndpoint::parse(url.trim(), identity.as_ref()))
+        .collect();
+    Ok(ClusterApiClient::new(doors.map_err(usage)?))
 }
 
 /// Returns a client that tries this host's own node first. If that can't answer, as a learner
 /// can't, it tries the members listed last, and then those in the journal.
-fn own(layout: &Layout) -> Result<Cluster, End> {
-    let own = Cluster::new(vec![own_door(layout)?]);
-    let identity = Identity::own(&layout.tls()).map_err(usage)?;
-    let loaded = journal::read(layout).map_err(|error| End::Failed(chain(&error)))?;
+fn own_cluster_client(layout: &Layout) -> Result<ClusterApiClient, ExitError> {
+    let own = ClusterApiClient::new(vec![own_endpoint(layout)?]);
+    let identity = ClientTlsIdentity::load_own(&layout.tls()).map_err(usage)?;
+    let loaded = journal::read(layout).map_err(|error| ExitError::Failed(error_chain(&error)))?;
     let listed = known::read(layout).into_iter().flat_map(|member| member.client_urls);
     let urls = listed.chain(loaded.iter().flat_map(|(_, loaded)| loaded.client_urls()));
-    let doors = urls.filter_map(|url| Door::of_member(&url, Some(&identity)).ok());
-    Ok(own.joined(&Cluster::new(doors.collect())))
+    let doors = urls.filter_map(|url| ClientEndpoint::of_member(&url, Some(&identity)).ok());
+    Ok(own.with_endpoints_of(&ClusterApiClient::new(doors.collect())))
 }
 
 /// Returns the phase of this host's agent while the cluster has given it no certificate.
-fn not_a_member_yet(layout: &Layout, status: &Status) -> Option<String> {
+fn phase_before_membership(layout: &Layout, status: &AgentStatus) -> Option<String> {
     if layout.tls().join("client.crt").exists() {
         return None;
     }
@@ -116,49 +126,52 @@ fn not_a_member_yet(layout: &Layout, status: &Status) -> Option<String> {
     Some(format!("this host is no member of a cluster yet; its agent is {phase}{reason}"))
 }
 
-fn own_door(layout: &Layout) -> Result<Door, End> {
+fn own_endpoint(layout: &Layout) -> Result<ClientEndpoint, ExitError> {
     let unknown = || {
-        End::Usage(format!(
+        ExitError::Usage(format!(
             "no node is known in {}: say where the agent's state lies with --data-dir, or which \
              members to ask with --endpoints",
             layout.root().display()
         ))
     };
-    let read = state::read(&layout.status()).map_err(|error| End::Failed(chain(&error)))?;
-    let status: Option<Status> = read.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    if let Some(why) = status.as_ref().and_then(|status| not_a_member_yet(layout, status)) {
-        return Err(End::Failed(why));
+    let read =
+        state::read(&layout.status()).map_err(|error| ExitError::Failed(error_chain(&error)))?;
+    let status: Option<AgentStatus> = read.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    if let Some(why) = status.as_ref().and_then(|status| phase_before_membership(layout, status)) {
+        return Err(ExitError::Failed(why));
     }
-    let door = status.as_ref().and_then(|status| Door::of_agent(layout, status));
+    let door = status.as_ref().and_then(|status| ClientEndpoint::from_status(layout, status));
     door.ok_or_else(unknown)?.map_err(usage)
 }
 
-fn usage(error: impl std::error::Error) -> End {
-    End::Usage(chain(&error))
+fn usage(error: impl std::error::Error) -> ExitError {
+    ExitError::Usage(error_chain(&error))
 }
 
-impl From<ClusterError> for End {
+impl From<ClusterError> for ExitError {
     fn from(error: ClusterError) -> Self {
         let kind = match &error {
-            ClusterError::Door(_) => return Self::Usage(chain(&error)),
+            ClusterError::Endpoint(_) => return Self::Usage(error_chain(&error)),
             ClusterError::Refused { text, .. } if text.ends_with("not supported for learner") => {
                 let text = "whoever was asked is a learner, which knows too little to answer: ask a \
                             voter, with --endpoints";
-                return Self::Cluster(Kind::Refused, text.to_owned());
+                return Self::Cluster(FailureKind::Refused, text.to_owned());
             }
-            ClusterError::Refused { .. } => Kind::Refused,
-            ClusterError::Stale { .. } => Kind::Stale,
-            ClusterError::CarriedOut { .. } => Kind::CarriedOut,
-            ClusterError::Unreachable(_) | ClusterError::Unavailable { .. } => Kind::Unreachable,
-            ClusterError::Ambiguous { .. } => Kind::Unknown,
+            ClusterError::Refused { .. } => FailureKind::Refused,
+            ClusterError::Stale { .. } => FailureKind::Stale,
+            ClusterError::CarriedOut { .. } => FailureKind::CarriedOut,
+            ClusterError::Unreachable(_) | ClusterError::Unavailable { .. } => {
+                FailureKind::Unreachable
+            }
+            ClusterError::Ambiguous { .. } => FailureKind::Unknown,
         };
-        Self::Cluster(kind, chain(&error))
+        Self::Cluster(kind, error_chain(&error))
     }
 }
 
 /// State of the members of a host's cluster, as far as they answer this host.
 #[derive(Debug, Default, Serialize)]
-pub(crate) struct Peers {
+pub(crate) struct PeerReport {
     /// The missing members and the next step, if too few members answer for the cluster to serve.
     pub no_quorum: Option<String>,
     /// The members that don't answer this host, each with the reason.
@@ -169,33 +182,39 @@ pub(crate) struct Peers {
 }
 
 /// Asks the members that the node at this client port knows of, even without a leader.
-pub(crate) async fn peers(door: &Door) -> Peers {
-    let Some(survey) = Survey::remembered(&Cluster::new(vec![door.clone()])).await else {
-        return Peers::default();
+pub(crate) async fn report_peers(door: &ClientEndpoint) -> PeerReport {
+    let Some(survey) =
+        Survey::take_without_leader(&ClusterApiClient::new(vec![door.clone()])).await
+    else {
+        return PeerReport::default();
     };
-    let (silent, leader) = survey.silent();
-    Peers { no_quorum: survey.sight().no_quorum(), silent, leader }
+    let (silent, leader) = survey.silent_members();
+    PeerReport { no_quorum: survey.observed_cluster().missing_quorum_advice(), silent, leader }
 }
 
 /// Prints a command's result and its notes.
-struct Answers<'p, 'o> {
+struct CommandOutput<'p, 'o> {
     printer: &'p mut Printer<'o>,
     json: bool,
 }
 
-impl Answers<'_, '_> {
+impl CommandOutput<'_, '_> {
     /// Prints the result: as JSON, or as the text that `text` returns.
-    fn give<T: Serialize>(&mut self, value: &T, text: impl FnOnce() -> String) -> Result<(), End> {
+    fn print_result<T: Serialize>(
+        &mut self,
+        value: &T,
+        text: impl FnOnce() -> String,
+    ) -> Result<(), ExitError> {
         let text = if self.json {
             serde_json::to_string_pretty(value).expect("answers are plain structs")
         } else {
             text()
         };
-        self.printer.line(&text).map_err(|error| End::Failed(error.to_string()))
+        self.printer.line(&text).map_err(|error| ExitError::Failed(error.to_string()))
     }
 
     /// Prints a note to standard error: as text, or with `--json` as one JSON document per line.
-    fn note(&self, text: &str) {
+    fn print_note(&self, text: &str) {
         let lines: Vec<String> = text.lines().map(|line| printable(line).into_owned()).collect();
         let line = if self.json {
             serde_json::json!({ "note": lines.join("\n") }).to_string()
@@ -207,33 +226,39 @@ impl Answers<'_, '_> {
     }
 
     /// Prints the warnings of a plan as notes.
-    fn notes(&self, warnings: &[Warning]) {
+    fn print_warnings(&self, warnings: &[Warning]) {
         for warning in warnings {
-            self.note(&format!("note: {warning}"));
+            self.print_note(&format!("note: {warning}"));
         }
     }
 }
 
 /// Finds the member that was typed: by its name, or else by its id or a peer URL.
-fn find<'a>(members: &'a [Member], typed: &str) -> Result<&'a Member, End> {
+fn find_member<'a>(
+    members: &'a [ClusterMember],
+    typed: &str,
+) -> Result<&'a ClusterMember, ExitError> {
     let mut named = members.iter().filter(|member| member.is_started() && member.name == typed);
     match (named.next(), named.next()) {
         (Some(member), None) => return Ok(member),
         (Some(_), Some(_)) => {
-            return Err(End::Usage(format!("several members are called {typed}: say the id")));
+            return Err(ExitError::Usage(format!(
+                "several members are called {typed}: say the id"
+            )));
         }
         (None, _) => {}
     }
     let id = typed.parse().ok();
-    let is_meant =
-        |member: &&Member| Some(member.id) == id || member.peer_urls.iter().any(|url| url == typed);
+    let is_meant = |member: &&ClusterMember| {
+        Some(member.id) == id || member.peer_urls.iter().any(|url| url == typed)
+    };
     members.iter().find(is_meant).ok_or_else(|| no_such_member(members, typed))
 }
 
 /// Returns the usage error for a member that isn't in the list. A member has a name only once its
 /// node has started. Before that, its id or one of its peer URLs has to be typed.
-fn no_such_member(members: &[Member], typed: &str) -> End {
-    let describe = |member: &Member| match member.is_started() {
+fn no_such_member(members: &[ClusterMember], typed: &str) -> ExitError {
+    let describe = |member: &ClusterMember| match member.is_started() {
         true => format!("{} ({})", member.id, member.name),
         false => format!("{} (not started, {})", member.id, member.peer_urls.join(",")),
     };
@@ -241,5 +266,5 @@ fn no_such_member(members: &[Member], typed: &str) -> End {
     let unnamed = members.iter().any(|member| !member.is_started());
     let next =
         if unnamed { "; say the id of one that has not started: it has no name yet" } else { "" };
-    End::Usage(format!("no member {typed} here; the members are {}{next}", known.join(", ")))
+    ExitError::Usage(format!("no member {typed} here; the members are {}{next}", known.join(", ")))
 }

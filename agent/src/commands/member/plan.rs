@@ -2,21 +2,21 @@
 
 use serde::Serialize;
 
-use super::{Answers, Survey, find};
-use crate::cli::Plan as Typed;
-use crate::cluster::Cluster;
-use crate::exit::{End, Kind};
-use crate::plan::{Plan, Shape, State, Wanted, plan};
+use super::{CommandOutput, Survey, find_member};
+use crate::cli::PlanCommand as Typed;
+use crate::cluster::ClusterApiClient;
+use crate::exit::{ExitError, FailureKind};
+use crate::plan::{ChangePlan, MemberState, RequestedChange, VoterCounts, plan};
 
 /// The output of `--json`.
 #[derive(Serialize)]
-struct Told<'a> {
+struct PlanOutput<'a> {
     cluster_id: String,
     /// The configuration index, for `--plan-at`; `null` from stock etcd.
     configuration: Option<u64>,
-    before: Numbers,
-    after: Numbers,
-    members: Vec<Found<'a>>,
+    before: VoterCountsOutput,
+    after: VoterCountsOutput,
+    members: Vec<MemberOutput<'a>>,
     steps: Vec<String>,
     warnings: Vec<String>,
     /// Why the cluster would refuse the change; empty if it would not.
@@ -24,7 +24,7 @@ struct Told<'a> {
 }
 
 #[derive(Serialize)]
-struct Numbers {
+struct VoterCountsOutput {
     voters: usize,
     learners: usize,
     quorum: usize,
@@ -36,7 +36,7 @@ struct Numbers {
 }
 
 #[derive(Serialize)]
-struct Found<'a> {
+struct MemberOutput<'a> {
     id: String,
     name: &'a str,
     role: &'static str,
@@ -45,66 +45,69 @@ struct Found<'a> {
     behind: Option<u64>,
 }
 
-impl From<Shape> for Numbers {
-    fn from(shape: Shape) -> Self {
+impl From<VoterCounts> for VoterCountsOutput {
+    fn from(shape: VoterCounts) -> Self {
         Self {
             voters: shape.voters,
             learners: shape.learners,
             quorum: shape.quorum(),
             failure_tolerance: shape.tolerance(),
             answering: shape.answering,
-            may_fail_now: shape.spare(),
+            may_fail_now: shape.spare_voters(),
         }
     }
 }
 
 /// Runs the subcommand `member plan`.
 pub(super) async fn run(
-    cluster: &Cluster,
+    cluster: &ClusterApiClient,
     typed: &Typed,
-    answers: &mut Answers<'_, '_>,
-) -> Result<(), End> {
-    let survey = Survey::first(cluster, answers).await?;
-    let wanted = wanted(&survey, typed)?;
-    let plan = plan(&survey.sight(), &wanted);
-    let told = told(&survey, &plan);
-    answers.give(&told, || for_people(&survey, &plan, &told))?;
+    answers: &mut CommandOutput<'_, '_>,
+) -> Result<(), ExitError> {
+    let survey = Survey::take_first(cluster, answers).await?;
+    let wanted = requested_change(&survey, typed)?;
+    let plan = plan(&survey.observed_cluster(), &wanted);
+    let told = plan_output(&survey, &plan);
+    answers.print_result(&told, || format_text(&survey, &plan, &told))?;
     match plan.objections.len() {
         0 => Ok(()),
         _ => {
             let text = "the cluster would refuse this now; nothing was changed";
-            Err(End::Cluster(Kind::Refused, text.to_owned()))
+            Err(ExitError::Cluster(FailureKind::Refused, text.to_owned()))
         }
     }
 }
 
-fn wanted(survey: &Survey, typed: &Typed) -> Result<Wanted, End> {
-    let id = |typed: &str| find(&survey.members.list, typed).map(|member| member.id);
+fn requested_change(survey: &Survey, typed: &Typed) -> Result<RequestedChange, ExitError> {
+    let id = |typed: &str| find_member(&survey.members.list, typed).map(|member| member.id);
     Ok(match typed {
-        Typed::Add(add) => add.wanted(),
-        Typed::Promote(promote) => Wanted::Promote(id(&promote.member)?),
-        Typed::Update(update) => Wanted::Update(id(&update.member)?, update.peer_urls.clone()),
-        Typed::Remove(remove) => Wanted::Remove(id(&remove.member)?),
-        Typed::Replace(replace) => replace.wanted(id(&replace.old)?),
+        Typed::Add(add) => add.requested_change(),
+        Typed::Promote(promote) => RequestedChange::Promote(id(&promote.member)?),
+        Typed::Update(update) => {
+            RequestedChange::Update(id(&update.member)?, update.peer_urls.clone())
+        }
+        Typed::Remove(remove) => RequestedChange::Remove(id(&remove.member)?),
+        Typed::Replace(replace) => replace.requested_change(id(&replace.old)?),
     })
 }
 
-fn told<'a>(survey: &'a Survey, plan: &Plan) -> Told<'a> {
-    let found = survey.members.list.iter().zip(survey.sight().members).map(|(member, seen)| {
-        let behind = match seen.state {
-            State::Answers { behind } => behind,
-            State::NotStarted | State::Silent => None,
-        };
-        Found {
-            id: member.id.to_string(),
-            name: &member.name,
-            role: survey.role(member),
-            started: member.is_started(),
-            answers: matches!(seen.state, State::Answers { .. }),
-            behind,
-        }
-    });
-    Told {
+fn plan_output<'a>(survey: &'a Survey, plan: &ChangePlan) -> PlanOutput<'a> {
+    let found =
+        survey.members.list.iter().zip(survey.observed_cluster().members).map(|(member, seen)| {
+            let behind = match seen.state {
+                MemberState::Answers { behind } => behind,
+                MemberState::NotStarted | MemberState::Silent => None,
+            };
+            MemberOutput {
+                id: member.id.to_string(),
+                name: &member.name,
+                role: survey.role(member),
+                started: member.is_started(),
+                answers: matches!(seen.state, MemberState::Answers { .. }),
+                behind,
+            }
+        });
+    PlanOutput {
         cluster_id: format!("{:x}", survey.members.cluster_id),
         configuration: survey.members.configuration,
         before: plan.before.into(),
@@ -116,7 +119,7 @@ fn told<'a>(survey: &'a Survey, plan: &Plan) -> Told<'a> {
     }
 }
 
-fn for_people(survey: &Survey, plan: &Plan, told: &Told<'_>) -> String {
+fn format_text(survey: &Survey, plan: &ChangePlan, told: &PlanOutput<'_>) -> String {
     let mut lines = vec![match told.configuration {
         Some(index) => format!(
             "cluster {}, configuration {index}: the change itself takes --plan-at {index}",
@@ -126,14 +129,14 @@ fn for_people(survey: &Survey, plan: &Plan, told: &Told<'_>) -> String {
     }];
     lines.push(format!("before   {}", plan.before));
     lines.push(format!("after    {}", plan.after));
-    for (member, seen) in survey.members.list.iter().zip(survey.sight().members) {
+    for (member, seen) in survey.members.list.iter().zip(survey.observed_cluster().members) {
         let state = match seen.state {
-            State::NotStarted => "not started".to_owned(),
-            State::Silent => "started, doesn't answer".to_owned(),
-            State::Answers { behind: Some(behind) } if behind > 0 => {
+            MemberState::NotStarted => "not started".to_owned(),
+            MemberState::Silent => "started, doesn't answer".to_owned(),
+            MemberState::Answers { behind: Some(behind) } if behind > 0 => {
                 format!("started, answers, {behind} entries behind")
             }
-            State::Answers { .. } => "started, answers".to_owned(),
+            MemberState::Answers { .. } => "started, answers".to_owned(),
         };
         lines.push(format!("member   {} {}: {state}", survey.role(member), seen.label()));
     }

@@ -4,39 +4,43 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Answers, Survey};
-use crate::cli::Access;
-use crate::cluster::{Cluster, MemberId};
-use crate::exit::End;
-use crate::plan::{IN_SYNC_ENTRIES, Pace, Progress, State};
+use super::{CommandOutput, Survey};
+use crate::cli::ClusterAccess;
+use crate::cluster::{ClusterApiClient, MemberId};
+use crate::exit::ExitError;
+use crate::plan::{CatchUpProgress, CatchUpRate, IN_SYNC_ENTRIES, MemberState};
 
 /// How often the members are surveyed.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
+const SURVEY_INTERVAL: Duration = Duration::from_millis(250);
 /// How long a wait lasts before its first note, and the pause between notes after that.
-pub(super) const SILENT_FOR: Duration = Duration::from_secs(2);
-const SAY_AGAIN: Duration = Duration::from_secs(2);
+pub(super) const FIRST_NOTE_DELAY: Duration = Duration::from_secs(2);
+const NOTE_INTERVAL: Duration = Duration::from_secs(2);
 /// How long all members have to be well: as long as the cluster itself requires before a membership
 /// change.
-const WELL_FOR: Duration = Duration::from_secs(5);
+const REQUIRED_HEALTHY_TIME: Duration = Duration::from_secs(5);
 
 /// A wait with its limit, and the time of its last note.
-pub(super) struct Watch {
+pub(super) struct WaitTimer {
     start: Instant,
     patience: Duration,
-    said: Option<Instant>,
+    last_note: Option<Instant>,
 }
 
-impl Watch {
+impl WaitTimer {
     pub(super) fn new(patience: Duration) -> Self {
-        Self { start: Instant::now(), patience, said: None }
+        Self { start: Instant::now(), patience, last_note: None }
     }
 
     /// Prints a note on what is waited for, if one is due.
-    fn say(&mut self, answers: &Answers<'_, '_>, text: impl FnOnce() -> String) {
-        let due = self.said.map_or(self.start + SILENT_FOR, |said| said + SAY_AGAIN);
+    fn print_note_if_due(
+        &mut self,
+        answers: &CommandOutput<'_, '_>,
+        text: impl FnOnce() -> String,
+    ) {
+        let due = self.last_note.map_or(self.start + FIRST_NOTE_DELAY, |said| said + NOTE_INTERVAL);
         if Instant::now() >= due {
-            self.said = Some(Instant::now());
-            answers.note(&text());
+            self.last_note = Some(Instant::now());
+            answers.print_note(&text());
         }
     }
 
@@ -44,16 +48,16 @@ impl Watch {
     /// progress for too long.
     pub(super) async fn wait(
         &mut self,
-        answers: &Answers<'_, '_>,
+        answers: &CommandOutput<'_, '_>,
         stalled: Duration,
         text: impl Fn() -> String,
-    ) -> Result<(), End> {
+    ) -> Result<(), ExitError> {
         if stalled >= self.patience {
             let seconds = self.patience.as_secs();
-            return Err(End::Failed(format!("given up after {seconds} s: {}", text())));
+            return Err(ExitError::Failed(format!("given up after {seconds} s: {}", text())));
         }
-        self.say(answers, text);
-        sleep(LOOK_AGAIN).await;
+        self.print_note_if_due(answers, text);
+        sleep(SURVEY_INTERVAL).await;
         Ok(())
     }
 
@@ -63,38 +67,38 @@ impl Watch {
 }
 
 /// Waits until the learner `id` is in sync. Returns the last survey.
-pub(super) async fn in_sync(
+pub(super) async fn wait_until_in_sync(
     first: &Survey,
     id: MemberId,
     patience: Duration,
-    answers: &Answers<'_, '_>,
-) -> Result<Survey, End> {
-    let mut watch = Watch::new(patience);
-    let mut progress = Progress::default();
+    answers: &CommandOutput<'_, '_>,
+) -> Result<Survey, ExitError> {
+    let mut watch = WaitTimer::new(patience);
+    let mut progress = CatchUpProgress::default();
     loop {
-        let survey = first.again().await?;
-        let sight = survey.sight();
-        let gone = || End::Failed(format!("member {id} is not in the cluster any more"));
+        let survey = first.repeat().await?;
+        let sight = survey.observed_cluster();
+        let gone = || ExitError::Failed(format!("member {id} is not in the cluster any more"));
         let seen = sight.of_id(id).ok_or_else(gone)?;
         let label = seen.label();
         let text = match seen.state {
-            State::Answers { behind: Some(behind) } if behind <= IN_SYNC_ENTRIES => {
+            MemberState::Answers { behind: Some(behind) } if behind <= IN_SYNC_ENTRIES => {
                 return Ok(survey);
             }
-            State::Answers { behind: Some(behind) } => {
-                pace(&label, progress.look(watch.elapsed(), behind))
+            MemberState::Answers { behind: Some(behind) } => {
+                describe_pace(&label, progress.record(watch.elapsed(), behind))
             }
-            State::Answers { behind: None } => format!("{label} answers, and nobody leads"),
-            State::NotStarted => format!("{label} has not started; start it"),
-            State::Silent => format!("{label} doesn't answer"),
+            MemberState::Answers { behind: None } => format!("{label} answers, and nobody leads"),
+            MemberState::NotStarted => format!("{label} has not started; start it"),
+            MemberState::Silent => format!("{label} doesn't answer"),
         };
-        let stalled = progress.stalled(watch.elapsed());
+        let stalled = progress.stalled_for(watch.elapsed());
         watch.wait(answers, stalled, || text.clone()).await?;
     }
 }
 
-fn pace(label: &str, pace: Pace) -> String {
-    let Pace { behind, rate, left } = pace;
+fn describe_pace(label: &str, pace: CatchUpRate) -> String {
+    let CatchUpRate { behind, rate, left } = pace;
     match left {
         Some(left) => format!(
             "{label} is {behind} entries behind, fetches {rate} a second, {} s left",
@@ -107,32 +111,32 @@ fn pace(label: &str, pace: Pace) -> String {
 /// Runs `member wait`: waits until all members have answered and been in sync for 5 s, as a
 /// membership change requires. Each survey reads the list of members again: a member may be
 /// replaced meanwhile, and this host may become a member.
-pub(super) async fn all_well(
-    access: &Access,
+pub(super) async fn wait_until_healthy(
+    access: &ClusterAccess,
     patience: Duration,
-    answers: &mut Answers<'_, '_>,
-) -> Result<(), End> {
-    let mut watch = Watch::new(patience);
+    answers: &mut CommandOutput<'_, '_>,
+) -> Result<(), ExitError> {
+    let mut watch = WaitTimer::new(patience);
     let mut well_since: Option<Instant> = None;
-    let mut reached = Cluster::new(Vec::new());
+    let mut reached = ClusterApiClient::new(Vec::new());
     loop {
-        let trouble = match super::cluster(access) {
-            Ok(cluster) => match Survey::of(&cluster.joined(&reached)).await {
+        let trouble = match super::cluster_client(access) {
+            Ok(cluster) => match Survey::take(&cluster.with_endpoints_of(&reached)).await {
                 Ok(survey) => {
                     reached = survey.cluster.clone();
-                    trouble(&survey)
+                    describe_unhealthy(&survey)
                 }
                 Err(error) => Some(error.to_string()),
             },
-            Err(End::Failed(why)) => Some(why),
+            Err(ExitError::Failed(why)) => Some(why),
             Err(end) => return Err(end),
         };
         let Some(trouble) = trouble else {
             let since = *well_since.get_or_insert_with(Instant::now);
-            if since.elapsed() >= WELL_FOR {
+            if since.elapsed() >= REQUIRED_HEALTHY_TIME {
                 break;
             }
-            sleep(LOOK_AGAIN).await;
+            sleep(SURVEY_INTERVAL).await;
             continue;
         };
         well_since = None;
@@ -143,18 +147,18 @@ pub(super) async fn all_well(
 }
 
 /// Returns which members are not well, or `None`.
-fn trouble(survey: &Survey) -> Option<String> {
+fn describe_unhealthy(survey: &Survey) -> Option<String> {
     if survey.leader.is_none() {
         return Some("nobody leads".to_owned());
     }
-    let told = survey.sight().members.into_iter().filter_map(|seen| match seen.state {
-        State::NotStarted => Some(format!("{} has not started", seen.label())),
-        State::Silent => Some(format!("{} doesn't answer", seen.label())),
-        State::Answers { behind: Some(behind) } if behind <= IN_SYNC_ENTRIES => None,
-        State::Answers { behind: Some(behind) } => {
+    let told = survey.observed_cluster().members.into_iter().filter_map(|seen| match seen.state {
+        MemberState::NotStarted => Some(format!("{} has not started", seen.label())),
+        MemberState::Silent => Some(format!("{} doesn't answer", seen.label())),
+        MemberState::Answers { behind: Some(behind) } if behind <= IN_SYNC_ENTRIES => None,
+        MemberState::Answers { behind: Some(behind) } => {
             Some(format!("{} is {behind} entries behind", seen.label()))
         }
-        State::Answers { behind: None } => Some("the leader doesn't answer".to_owned()),
+        MemberState::Answers { behind: None } => Some("the leader doesn't answer".to_owned()),
     });
     let told: Vec<String> = told.collect();
     (!told.is_empty()).then(|| told.join(", "))

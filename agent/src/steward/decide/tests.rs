@@ -2,34 +2,34 @@
 
 use discovery_types::api::IntentState::{Added, Open};
 use discovery_types::digest::{Digest, Nonce};
-use discovery_types::fixtures::{World, join_world};
+use discovery_types::fixtures::{ClusterFixture, join_fixture};
 use discovery_types::intent::{Intent, Verb};
-use discovery_types::order::{Change as Ordered, Order};
+use discovery_types::order::{Order, OrderedChange as Ordered};
 use discovery_types::redeem::Redeem;
 
 use super::*;
 
 const OWN: MemberId = MemberId(1);
 
-fn member(id: u64, url: &str, is_learner: bool) -> Member {
-    Member {
+fn member(id: u64, url: &str, is_learner: bool) -> ClusterMember {
+    ClusterMember {
         id: MemberId(id),
         name: format!("m{id}"),
         peer_urls: vec![url.to_owned()],
         is_learner,
-        ..Member::default()
+        ..ClusterMember::default()
     }
 }
 
 /// Returns two voters, at configuration 7; `None` makes them stock etcd's, which has no
 /// configurations.
-fn two(configuration: Option<u64>) -> Members {
+fn two(configuration: Option<u64>) -> MemberList {
     let list =
         vec![member(1, "https://10.9.0.1:2380", false), member(2, "https://10.9.0.2:2380", false)];
-    Members { cluster_id: 5, configuration, list }
+    MemberList { cluster_id: 5, configuration, list }
 }
 
-fn joining(world: &World, planned_at: Option<u64>) -> VerifiedIntent {
+fn joining(world: &ClusterFixture, planned_at: Option<u64>) -> VerifiedIntent {
     let authority = world.grant.sign(&world.owner);
     let redeem = Redeem {
         service: Digest::of(b"service"),
@@ -53,7 +53,7 @@ fn joining(world: &World, planned_at: Option<u64>) -> VerifiedIntent {
     VerifiedIntent::verify(&intent, &world.chain()).unwrap()
 }
 
-fn ordered(world: &World, change: Ordered, planned_at: Option<u64>) -> VerifiedIntent {
+fn ordered(world: &ClusterFixture, change: Ordered, planned_at: Option<u64>) -> VerifiedIntent {
     let verb = match change {
         Ordered::Remove { .. } => Verb::Remove,
         Ordered::Update { .. } => Verb::Update,
@@ -82,11 +82,15 @@ fn ordered(world: &World, change: Ordered, planned_at: Option<u64>) -> VerifiedI
     VerifiedIntent::verify(&intent, &world.chain()).unwrap()
 }
 
-fn sight<'a>(intent: &'a VerifiedIntent, state: IntentState, members: &'a Members) -> Sight<'a> {
-    Sight {
+fn sight<'a>(
+    intent: &'a VerifiedIntent,
+    state: IntentState,
+    members: &'a MemberList,
+) -> IntentFacts<'a> {
+    IntentFacts {
         intent,
         state,
-        told: None,
+        reported_member: None,
         members,
         own: OWN,
         leader: OWN,
@@ -94,25 +98,27 @@ fn sight<'a>(intent: &'a VerifiedIntent, state: IntentState, members: &'a Member
         stalled: false,
         added_before: false,
         old_is_down: false,
-        departure: Departure::Unknown,
+        removal_origin: RemovalOrigin::Unknown,
     }
 }
 
-fn own_url(world: &World) -> String {
+fn own_url(world: &ClusterFixture) -> String {
     world.records[0].peer_urls[0].to_string()
 }
 
-fn with_newcomer(mut members: Members, world: &World, is_learner: bool) -> Members {
+fn with_newcomer(mut members: MemberList, world: &ClusterFixture, is_learner: bool) -> MemberList {
     members.list.push(member(9, &own_url(world), is_learner));
     members
 }
 
 #[test]
 fn a_newcomer_is_added_as_a_learner_bound_to_its_key_and_incarnation() {
-    let world = join_world();
+    let world = join_fixture();
     let (intent, members) = (joining(&world, None), two(Some(7)));
     let act = sight(&intent, Open, &members).decide();
-    let Act::Change(Change::Add(new), Step::Add) = act else { panic!("{act:?}") };
+    let StewardAction::Change(ClusterMemberChange::Add(new), IntentStep::Add) = act else {
+        panic!("{act:?}")
+    };
     assert!(new.is_learner);
     assert_eq!(new.peer_urls, [own_url(&world)]);
     let record = &world.records[0];
@@ -122,131 +128,160 @@ fn a_newcomer_is_added_as_a_learner_bound_to_its_key_and_incarnation() {
 
 #[test]
 fn a_second_member_of_one_name_is_not_added() {
-    let mut world = join_world();
+    let mut world = join_fixture();
     let mut members = two(Some(7));
     members.list[1].name = world.records[0].name.to_string();
     let intent = joining(&world, None);
     let act = sight(&intent, Open, &members).decide();
-    let Act::Tell(Outcome::Refused { reason }) = act else { panic!("{act:?}") };
+    let StewardAction::Report(Outcome::Refused { reason }) = act else { panic!("{act:?}") };
     assert!(reason.contains("is called db-1 already"), "{reason}");
     // A newcomer that replaces the member of that name is added.
     world.grant.replaces = Some(digest::MemberId::new(2));
     let intent = joining(&world, None);
     let act = sight(&intent, Open, &members).decide();
-    assert!(matches!(act, Act::Change(Change::Add(_), Step::Add)), "{act:?}");
+    assert!(
+        matches!(act, StewardAction::Change(ClusterMemberChange::Add(_), IntentStep::Add)),
+        "{act:?}"
+    );
 }
 
 #[test]
 fn nothing_is_begun_out_of_its_time_and_what_was_begun_is_ended() {
-    let world = join_world();
+    let world = join_fixture();
     let (intent, members) = (joining(&world, None), two(Some(7)));
-    let over = Some(UntimelyIntent::Over);
-    let late = Sight { untimely: over, ..sight(&intent, Open, &members) };
-    assert!(matches!(late.decide(), Act::Wait(_)));
+    let over = Some(IntentTimeError::Over);
+    let late = IntentFacts { untimely: over, ..sight(&intent, Open, &members) };
+    assert!(matches!(late.decide(), StewardAction::Wait(_)));
     let members = with_newcomer(members.clone(), &world, true);
-    let act = Sight { untimely: over, ..sight(&intent, Added, &members) }.decide();
-    assert_eq!(act, Act::Change(Change::Promote(MemberId(9)), Step::Promote));
+    let act = IntentFacts { untimely: over, ..sight(&intent, Added, &members) }.decide();
+    assert_eq!(
+        act,
+        StewardAction::Change(ClusterMemberChange::Promote(MemberId(9)), IntentStep::Promote)
+    );
 }
 
 #[test]
 fn a_list_older_than_discoverys_is_not_acted_on() {
-    let world = join_world();
+    let world = join_fixture();
     let (intent, members) = (joining(&world, Some(8)), two(Some(7)));
-    assert!(matches!(sight(&intent, Open, &members).decide(), Act::Wait(_)));
+    assert!(matches!(sight(&intent, Open, &members).decide(), StewardAction::Wait(_)));
     let members = two(None);
     let act = sight(&intent, Open, &members).decide();
-    assert!(matches!(act, Act::Change(..)), "stock etcd knows no configurations: {act:?}");
+    assert!(
+        matches!(act, StewardAction::Change(..)),
+        "stock etcd knows no configurations: {act:?}"
+    );
 }
 
 #[test]
 fn a_newcomer_that_a_dead_leader_added_is_found_again() {
-    let world = join_world();
+    let world = join_fixture();
     let intent = joining(&world, None);
     // With stock etcd, a learner at the newcomer's URL is the newcomer.
     let members = with_newcomer(two(None), &world, true);
     let act = sight(&intent, Open, &members).decide();
-    let Act::Tell(Outcome::Added { member, initial_cluster }) = act else { panic!("{act:?}") };
+    let StewardAction::Report(Outcome::Added { member, initial_cluster }) = act else {
+        panic!("{act:?}")
+    };
     assert_eq!((member.get(), initial_cluster.len()), (9, 3));
     let own = initial_cluster.iter().find(|m| m.peer_url.to_string() == own_url(&world));
     assert_eq!(own.unwrap().name, world.records[0].name.to_string());
     // With muster-node, the addition is sent again: the node knows the operation.
     let members = with_newcomer(two(Some(7)), &world, true);
     let act = sight(&intent, Open, &members).decide();
-    assert!(matches!(act, Act::Change(Change::Add(_), Step::Add)), "{act:?}");
-    let act = Sight { added_before: true, ..sight(&intent, Open, &members) }.decide();
-    assert!(matches!(act, Act::Tell(Outcome::Added { .. })), "{act:?}");
+    assert!(
+        matches!(act, StewardAction::Change(ClusterMemberChange::Add(_), IntentStep::Add)),
+        "{act:?}"
+    );
+    let act = IntentFacts { added_before: true, ..sight(&intent, Open, &members) }.decide();
+    assert!(matches!(act, StewardAction::Report(Outcome::Added { .. })), "{act:?}");
 }
 
 #[test]
 fn another_one_of_stock_etcds_at_the_newcomers_url_is_somebody_else() {
-    let world = join_world();
+    let world = join_fixture();
     let intent = joining(&world, None);
     let voter = with_newcomer(two(None), &world, false);
     let mut elsewhere_too = with_newcomer(two(None), &world, true);
     elsewhere_too.list[2].peer_urls.push("https://10.9.0.9:2380".to_owned());
     for members in [voter, elsewhere_too] {
         let act = sight(&intent, Open, &members).decide();
-        assert!(matches!(act, Act::Tell(Outcome::Refused { .. })), "{act:?}");
+        assert!(matches!(act, StewardAction::Report(Outcome::Refused { .. })), "{act:?}");
     }
 }
 
 #[test]
 fn a_newcomer_that_was_removed_is_not_added_again() {
-    let world = join_world();
+    let world = join_fixture();
     let (intent, members) = (joining(&world, None), two(Some(7)));
     let told = Some(digest::MemberId::new(9));
-    let act = Sight { told, ..sight(&intent, Added, &members) }.decide();
-    assert!(matches!(act, Act::Tell(Outcome::Stalled { .. })), "{act:?}");
-    let act = Sight { added_before: true, ..sight(&intent, Open, &members) }.decide();
-    assert!(matches!(act, Act::Tell(Outcome::Refused { .. })), "{act:?}");
+    let act = IntentFacts { reported_member: told, ..sight(&intent, Added, &members) }.decide();
+    assert!(matches!(act, StewardAction::Report(Outcome::Stalled { .. })), "{act:?}");
+    let act = IntentFacts { added_before: true, ..sight(&intent, Open, &members) }.decide();
+    assert!(matches!(act, StewardAction::Report(Outcome::Refused { .. })), "{act:?}");
 }
 
 #[test]
 fn a_learner_is_promoted_or_taken_out_and_a_voter_is_done() {
-    let world = join_world();
+    let world = join_fixture();
     let intent = joining(&world, None);
     let learner = with_newcomer(two(Some(7)), &world, true);
-    let stalled = Sight { stalled: true, ..sight(&intent, Added, &learner) };
-    let out = Act::Change(Change::Remove(MemberId(9)), Step::TakeOut);
+    let stalled = IntentFacts { stalled: true, ..sight(&intent, Added, &learner) };
+    let out =
+        StewardAction::Change(ClusterMemberChange::Remove(MemberId(9)), IntentStep::RemoveLearner);
     assert_eq!(stalled.decide(), out);
     let voter = with_newcomer(two(Some(7)), &world, false);
-    let done = Sight { stalled: true, ..sight(&intent, Added, &voter) };
+    let done = IntentFacts { stalled: true, ..sight(&intent, Added, &voter) };
     let member = digest::MemberId::new(9);
-    assert_eq!(done.decide(), Act::Tell(Outcome::Promoted { member }));
+    assert_eq!(done.decide(), StewardAction::Report(Outcome::Promoted { member }));
 }
 
 #[test]
 fn a_newcomer_that_leads_is_told_of_by_others() {
-    let world = join_world();
+    let world = join_fixture();
     let (intent, members) = (joining(&world, None), two(Some(7)));
     let members = with_newcomer(members, &world, false);
     let told = Some(digest::MemberId::new(9));
     let newcomer = MemberId(9);
-    let by = |own, leader| Sight { told, own, leader, ..sight(&intent, Added, &members) };
-    let promoted = Act::Tell(Outcome::Promoted { member: digest::MemberId::new(9) });
+    let by = |own, leader| IntentFacts {
+        reported_member: told,
+        own,
+        leader,
+        ..sight(&intent, Added, &members)
+    };
+    let promoted = StewardAction::Report(Outcome::Promoted { member: digest::MemberId::new(9) });
     assert_eq!(by(OWN, OWN).decide(), promoted);
     assert_eq!(by(OWN, newcomer).decide(), promoted);
-    assert!(matches!(by(newcomer, newcomer).decide(), Act::Wait(_)));
-    assert!(matches!(by(MemberId(2), OWN).decide(), Act::Wait(_)));
+    assert!(matches!(by(newcomer, newcomer).decide(), StewardAction::Wait(_)));
+    assert!(matches!(by(MemberId(2), OWN).decide(), StewardAction::Wait(_)));
     // An agent beside the leader makes the remaining changes, even for its own node.
     let members = with_newcomer(two(Some(7)), &world, true);
-    let by = |own, leader| Sight { told, own, leader, ..sight(&intent, Added, &members) };
-    assert!(matches!(by(newcomer, newcomer).decide(), Act::Change(..)));
-    assert!(matches!(by(OWN, newcomer).decide(), Act::Wait(_)));
+    let by = |own, leader| IntentFacts {
+        reported_member: told,
+        own,
+        leader,
+        ..sight(&intent, Added, &members)
+    };
+    assert!(matches!(by(newcomer, newcomer).decide(), StewardAction::Change(..)));
+    assert!(matches!(by(OWN, newcomer).decide(), StewardAction::Wait(_)));
 }
 
 #[test]
 fn who_is_replaced_goes_last_unless_the_newcomer_has_its_address() {
-    let mut world = join_world();
+    let mut world = join_fixture();
     world.grant.replaces = Some(digest::MemberId::new(2));
     let intent = joining(&world, None);
     let members = two(Some(7));
     let act = sight(&intent, Open, &members).decide();
-    assert!(matches!(act, Act::Change(Change::Add(_), Step::Add)), "{act:?}");
+    assert!(
+        matches!(act, StewardAction::Change(ClusterMemberChange::Add(_), IntentStep::Add)),
+        "{act:?}"
+    );
     let voter = with_newcomer(members.clone(), &world, false);
-    let removal = Act::Change(Change::Remove(MemberId(2)), Step::Remove);
+    let removal =
+        StewardAction::Change(ClusterMemberChange::Remove(MemberId(2)), IntentStep::Remove);
     assert_eq!(sight(&intent, Added, &voter).decide(), removal);
-    let down = Sight { old_is_down: true, ..sight(&intent, Open, &members) };
+    let down = IntentFacts { old_is_down: true, ..sight(&intent, Open, &members) };
     assert_eq!(down.decide(), removal);
     let mut same = members.clone();
     same.list[1].peer_urls = vec![own_url(&world)];
@@ -255,66 +290,75 @@ fn who_is_replaced_goes_last_unless_the_newcomer_has_its_address() {
 
 #[test]
 fn an_order_is_for_the_configuration_that_its_operator_saw() {
-    let world = join_world();
+    let world = join_fixture();
     let remove = Ordered::Remove { member: digest::MemberId::new(2) };
     let members = two(Some(7));
-    let act = Act::Change(Change::Remove(MemberId(2)), Step::Remove);
+    let act = StewardAction::Change(ClusterMemberChange::Remove(MemberId(2)), IntentStep::Remove);
     for planned in [Some(7), None] {
         let intent = ordered(&world, remove.clone(), planned);
         assert_eq!(sight(&intent, Open, &members).decide(), act);
     }
     let stale = ordered(&world, remove, Some(6));
     let act = sight(&stale, Open, &members).decide();
-    assert!(matches!(act, Act::Tell(Outcome::Refused { .. })), "{act:?}");
+    assert!(matches!(act, StewardAction::Report(Outcome::Refused { .. })), "{act:?}");
     // A change that is made already counts as done, whatever else has changed since.
     let mut gone = members;
     gone.list.remove(1);
     let act = sight(&stale, Open, &gone).decide();
-    assert!(matches!(act, Act::Tell(Outcome::Removed { .. })), "{act:?}");
+    assert!(matches!(act, StewardAction::Report(Outcome::Removed { .. })), "{act:?}");
 }
 
 #[test]
 fn a_leader_that_is_to_go_lets_another_lead_first() {
-    let world = join_world();
+    let world = join_fixture();
     let remove = Ordered::Remove { member: digest::MemberId::new(OWN.0) };
     let intent = ordered(&world, remove, None);
     let mut members = two(Some(7));
-    assert_eq!(sight(&intent, Open, &members).decide(), Act::HandOver);
+    assert_eq!(sight(&intent, Open, &members).decide(), StewardAction::HandOver);
     members.list.truncate(1);
     let act = sight(&intent, Open, &members).decide();
-    assert!(matches!(act, Act::Change(Change::Remove(OWN), _)), "the last one: {act:?}");
+    assert!(
+        matches!(act, StewardAction::Change(ClusterMemberChange::Remove(OWN), _)),
+        "the last one: {act:?}"
+    );
     members.list.push(member(9, "https://10.9.0.9:2380", true));
     let act = sight(&intent, Open, &members).decide();
-    assert!(matches!(act, Act::Change(..)), "no learner can lead: {act:?}");
+    assert!(matches!(act, StewardAction::Change(..)), "no learner can lead: {act:?}");
 }
 
 #[test]
 fn a_member_moves_where_it_was_ordered_to() {
-    let world = join_world();
+    let world = join_fixture();
     let to: NodeUrl = "https://10.9.0.7:2380".parse().unwrap();
     let member = digest::MemberId::new(2);
     let update = Ordered::Update { member, peer_urls: vec![to.clone()] };
     let intent = ordered(&world, update, None);
     let mut members = two(Some(7));
-    let change = Change::Update(MemberId(2), vec![to.to_string()]);
-    assert_eq!(sight(&intent, Open, &members).decide(), Act::Change(change, Step::Update));
+    let change = ClusterMemberChange::Update(MemberId(2), vec![to.to_string()]);
+    assert_eq!(
+        sight(&intent, Open, &members).decide(),
+        StewardAction::Change(change, IntentStep::Update)
+    );
     members.list[1].peer_urls = vec![to.to_string()];
-    assert_eq!(sight(&intent, Open, &members).decide(), Act::Tell(Outcome::Updated { member }));
+    assert_eq!(
+        sight(&intent, Open, &members).decide(),
+        StewardAction::Report(Outcome::Updated { member })
+    );
     members.list.remove(1);
     let act = sight(&intent, Open, &members).decide();
-    assert!(matches!(act, Act::Tell(Outcome::Refused { .. })), "{act:?}");
+    assert!(matches!(act, StewardAction::Report(Outcome::Refused { .. })), "{act:?}");
 }
 
 #[test]
 fn only_what_may_pass_is_asked_again() {
-    assert!(may_pass("etcdserver: unhealthy cluster"));
-    assert!(may_pass("etcdserver: too many learner members in cluster"));
-    assert!(!may_pass("etcdserver: Peer URLs already exists"));
-    assert!(!may_pass("etcdserver: permission denied"));
+    assert!(is_transient("etcdserver: unhealthy cluster"));
+    assert!(is_transient("etcdserver: too many learner members in cluster"));
+    assert!(!is_transient("etcdserver: Peer URLs already exists"));
+    assert!(!is_transient("etcdserver: permission denied"));
 }
 
 /// Returns an intent whose ticket replaces member 2, and a list of members without that one.
-fn replacing(world: &mut World) -> (VerifiedIntent, Members) {
+fn replacing(world: &mut ClusterFixture) -> (VerifiedIntent, MemberList) {
     world.grant.replaces = Some(digest::MemberId::new(2));
     let mut members = two(Some(7));
     members.list.remove(1);
@@ -323,39 +367,55 @@ fn replacing(world: &mut World) -> (VerifiedIntent, Members) {
 
 #[test]
 fn a_newcomer_takes_no_place_that_another_operation_has_made_free() {
-    let mut world = join_world();
+    let mut world = join_fixture();
     let (intent, members) = replacing(&mut world);
-    let by = |departure| Sight { departure, ..sight(&intent, Open, &members) }.decide();
-    assert_eq!(by(Departure::Unknown), Act::FindRemover(MemberId(2)), "the cluster is asked first");
-    let act = by(Departure::Own);
-    assert!(matches!(act, Act::Change(Change::Add(_), Step::Add)), "the ticket goes on: {act:?}");
-    let act = by(Departure::Foreign);
-    let Act::Tell(Outcome::Refused { reason }) = act else { panic!("{act:?}") };
+    let by = |departure| {
+        IntentFacts { removal_origin: departure, ..sight(&intent, Open, &members) }.decide()
+    };
+    assert_eq!(
+        by(RemovalOrigin::Unknown),
+        StewardAction::FindRemover(MemberId(2)),
+        "the cluster is asked first"
+    );
+    let act = by(RemovalOrigin::Own);
+    assert!(
+        matches!(act, StewardAction::Change(ClusterMemberChange::Add(_), IntentStep::Add)),
+        "the ticket goes on: {act:?}"
+    );
+    let act = by(RemovalOrigin::Foreign);
+    let StewardAction::Report(Outcome::Refused { reason }) = act else { panic!("{act:?}") };
     assert!(reason.contains("was removed by another operation"), "{reason}");
 }
 
 #[test]
 fn a_learner_for_a_place_that_another_operation_has_made_free_is_taken_out() {
-    let mut world = join_world();
+    let mut world = join_fixture();
     let (intent, members) = replacing(&mut world);
     let members = with_newcomer(members, &world, true);
-    let by = |state, departure| Sight { departure, ..sight(&intent, state, &members) }.decide();
-    assert_eq!(by(Added, Departure::Unknown), Act::FindRemover(MemberId(2)));
-    let promoted = Act::Change(Change::Promote(MemberId(9)), Step::Promote);
-    assert_eq!(by(Added, Departure::Own), promoted);
-    let out = Act::Change(Change::Remove(MemberId(9)), Step::TakeOut);
-    assert_eq!(by(Added, Departure::Foreign), out);
+    let by = |state, departure| {
+        IntentFacts { removal_origin: departure, ..sight(&intent, state, &members) }.decide()
+    };
+    assert_eq!(by(Added, RemovalOrigin::Unknown), StewardAction::FindRemover(MemberId(2)));
+    let promoted =
+        StewardAction::Change(ClusterMemberChange::Promote(MemberId(9)), IntentStep::Promote);
+    assert_eq!(by(Added, RemovalOrigin::Own), promoted);
+    let out =
+        StewardAction::Change(ClusterMemberChange::Remove(MemberId(9)), IntentStep::RemoveLearner);
+    assert_eq!(by(Added, RemovalOrigin::Foreign), out);
     // The agent of a failed leader may have added the learner without reporting it; the cluster
     // knows.
-    let act = by(Open, Departure::Foreign);
-    assert!(matches!(act, Act::Change(Change::Add(_), Step::Add)), "{act:?}");
+    let act = by(Open, RemovalOrigin::Foreign);
+    assert!(
+        matches!(act, StewardAction::Change(ClusterMemberChange::Add(_), IntentStep::Add)),
+        "{act:?}"
+    );
 }
 
 #[test]
 fn a_newcomer_that_votes_is_done_once_the_old_member_is_gone() {
-    let mut world = join_world();
+    let mut world = join_fixture();
     let (intent, members) = replacing(&mut world);
     let members = with_newcomer(members, &world, false);
     let act = sight(&intent, Added, &members).decide();
-    assert!(matches!(act, Act::Tell(Outcome::Promoted { .. })), "{act:?}");
+    assert!(matches!(act, StewardAction::Report(Outcome::Promoted { .. })), "{act:?}");
 }

@@ -8,24 +8,24 @@ pub const MARKER: &str = "muster-incarnation";
 /// Name of the tombstone file: it shows that the incarnation was removed from its cluster.
 pub const TOMBSTONE: &str = "muster-tombstone.json";
 /// Name of the node's own folder; the node's log is the folder `wal` inside it.
-pub const MEMBER: &str = "member";
+pub const MEMBER_FOLDER: &str = "member";
 /// Name of the folder that mkfs creates in a new file system.
 pub const LOST_AND_FOUND: &str = "lost+found";
 
 /// Listing of a node's data directory, made by the caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Listing {
+pub struct DirectoryListing {
     /// Names of the directory's entries; empty if the directory doesn't exist.
     pub entries: Vec<String>,
     /// Incarnation in the marker file; `None` if there is no such file, or it isn't 32 hex digits.
     pub marker: Option<Incarnation>,
     /// Whether the log folder `member/wal` exists in the directory.
-    pub log: bool,
+    pub has_log: bool,
 }
 
 /// Kind of a node's data directory, as [`classify`] determines it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Directory {
+pub enum DirectoryKind {
     /// Directory that is absent, empty, or has only `lost+found`.
     Blank,
     /// Directory with a marker of this incarnation, and no log yet.
@@ -40,35 +40,36 @@ pub enum Directory {
 
 /// Classifies the directory in `listing`: a tombstone outranks a log, and a log outranks a marker.
 #[must_use]
-pub fn classify(rules: &Rules, listing: &Listing) -> Directory {
+pub fn classify(rules: &Rules, listing: &DirectoryListing) -> DirectoryKind {
     let has = |name: &str| listing.entries.iter().any(|entry| entry == name);
     if has(TOMBSTONE) {
-        return Directory::Tombstone;
+        return DirectoryKind::Tombstone;
     }
-    if listing.log {
-        return Directory::Log(listing.marker);
+    if listing.has_log {
+        return DirectoryKind::Log(listing.marker);
     }
     // Our marker makes the directory ours: other entries come from a start that didn't finish.
     if let Some(incarnation) = listing.marker {
-        return Directory::Marked(incarnation);
+        return DirectoryKind::Marked(incarnation);
     }
-    let ignored =
-        |entry: &&String| rules.on(Rule::LostAndFoundIsBlank) && entry.as_str() == LOST_AND_FOUND;
+    let ignored = |entry: &&String| {
+        rules.is_on(Rule::LostAndFoundIsBlank) && entry.as_str() == LOST_AND_FOUND
+    };
     match listing.entries.iter().find(|entry| !ignored(entry)) {
-        Some(entry) => Directory::Foreign(entry.clone()),
-        None => Directory::Blank,
+        Some(entry) => DirectoryKind::Foreign(entry.clone()),
+        None => DirectoryKind::Blank,
     }
 }
 
-impl std::fmt::Display for Directory {
+impl std::fmt::Display for DirectoryKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Directory::Blank => write!(f, "blank"),
-            Directory::Marked(whose) => write!(f, "marked for incarnation {whose}"),
-            Directory::Log(Some(whose)) => write!(f, "the log of incarnation {whose}"),
-            Directory::Log(None) => write!(f, "a log without a marker"),
-            Directory::Tombstone => write!(f, "the tombstone of a removed member"),
-            Directory::Foreign(entry) => write!(f, "{entry:?}, which no node of ours made"),
+            DirectoryKind::Blank => write!(f, "blank"),
+            DirectoryKind::Marked(whose) => write!(f, "marked for incarnation {whose}"),
+            DirectoryKind::Log(Some(whose)) => write!(f, "the log of incarnation {whose}"),
+            DirectoryKind::Log(None) => write!(f, "a log without a marker"),
+            DirectoryKind::Tombstone => write!(f, "the tombstone of a removed member"),
+            DirectoryKind::Foreign(entry) => write!(f, "{entry:?}, which no node of ours made"),
         }
     }
 }

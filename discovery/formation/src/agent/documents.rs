@@ -2,55 +2,55 @@
 
 use std::sync::Arc;
 
-use crate::agent::directory::Directory;
-use crate::agent::event::{Action, From, Output};
-use crate::agent::journal::Start;
+use crate::agent::directory::DirectoryKind;
+use crate::agent::event::{AgentAction, AgentOutput, StartSource};
+use crate::agent::journal::LaunchState;
 use crate::agent::step::{Agent, EXIT_FAILED};
 use crate::rules::{Rule, Rules};
-use crate::values::{Document, Machine};
+use crate::values::{CommitDocument, MachineIdentity};
 
 impl Agent {
-    pub(super) fn document_shown(
+    pub(super) fn handle_document(
         &mut self,
         rules: &Rules,
-        document: Arc<Document>,
-        machine: &Machine,
-        output: &mut Output,
+        document: Arc<CommitDocument>,
+        machine: &MachineIdentity,
+        output: &mut AgentOutput,
     ) {
-        if let Some(held) = &self.journal.held {
-            if held.h == document.h {
-                if self.journal.start == Start::NotYet {
-                    output.then.push(Action::LookAtDirectory);
+        if let Some(held) = &self.journal.held_document {
+            if held.proposal_hash == document.proposal_hash {
+                if self.journal.launch_state == LaunchState::NotStarted {
+                    output.actions.push(AgentAction::ExamineDirectory);
                 }
                 return;
             }
             // Never hold a second document. Showing the held one lets the service notice that there
             // are two.
-            if rules.on(Rule::OneDocument) {
-                output.then.push(Action::ShowDocument { h: held.h });
+            if rules.is_on(Rule::OneDocument) {
+                output.actions.push(AgentAction::SendDocument { h: held.proposal_hash });
                 return;
             }
         }
-        match self.may_hold(rules, &document, machine) {
+        match self.check_document(rules, &document, machine) {
             Ok(()) => {
-                self.journal.held = Some(document);
-                self.considered = None;
+                self.journal.held_document = Some(document);
+                self.pending_proposal = None;
                 self.persist(output);
-                output.then.push(Action::LookAtDirectory);
+                output.actions.push(AgentAction::ExamineDirectory);
             }
-            Err(why) => output.then.push(Action::ReplacementWanted { why }),
+            Err(why) => output.actions.push(AgentAction::RequestReplacement { why }),
         }
     }
 
     /// Checks whether this agent may be a member of `document`; the error says why it never can.
-    fn may_hold(
+    fn check_document(
         &self,
         rules: &Rules,
-        document: &Document,
-        machine: &Machine,
+        document: &CommitDocument,
+        machine: &MachineIdentity,
     ) -> Result<(), String> {
         let journal = &self.journal;
-        if journal.admitted {
+        if journal.is_admitted {
             return Err("I have been added to the cluster that runs".to_owned());
         }
         let epoch = document.proposal.epoch;
@@ -59,60 +59,71 @@ impl Agent {
         if listed.is_none() || listed != mine {
             return Err(format!("the document of epoch {epoch} has not my record in it"));
         }
-        if rules.on(Rule::HoldAboveReleased) && epoch <= journal.released {
+        if rules.is_on(Rule::HoldAboveReleased) && epoch <= journal.released_epoch {
             return Err(format!(
                 "I have promised the others never to be in a list of an epoch up to {}, and the \
                  document is of epoch {epoch}",
-                journal.released
+                journal.released_epoch
             ));
         }
-        if rules.on(Rule::HoldWhatWasSigned)
-            && journal.bound.get(&epoch).is_none_or(|bound| bound.h != document.h)
+        if rules.is_on(Rule::HoldWhatWasSigned)
+            && journal
+                .signed_lists
+                .get(&epoch)
+                .is_none_or(|bound| bound.proposal_hash != document.proposal_hash)
         {
             return Err(format!(
                 "the document of epoch {epoch} has my signature, and my journal knows nothing of it: \
                  this directory is an old copy"
             ));
         }
-        if rules.on(Rule::SameMachine) && journal.machine.differs_from(machine) {
+        if rules.is_on(Rule::SameMachine) && journal.machine.differs_from(machine) {
             return Err("this is not the machine that my key was made on".to_owned());
         }
         Ok(())
     }
 
-    pub(super) fn admitted(&mut self, output: &mut Output) {
-        if self.journal.start != Start::NotYet || self.journal.held.is_some() {
+    pub(super) fn handle_admission(&mut self, output: &mut AgentOutput) {
+        if self.journal.launch_state != LaunchState::NotStarted
+            || self.journal.held_document.is_some()
+        {
             return;
         }
-        if !self.journal.admitted {
-            self.journal.admitted = true;
+        if !self.journal.is_admitted {
+            self.journal.is_admitted = true;
             self.persist(output);
         }
-        output.then.push(Action::LookAtDirectory);
+        output.actions.push(AgentAction::ExamineDirectory);
     }
 
-    pub(super) fn looked(&mut self, rules: &Rules, directory: &Directory, output: &mut Output) {
-        if !self.journal.may_launch() || self.journal.start != Start::NotYet {
+    pub(super) fn handle_directory(
+        &mut self,
+        rules: &Rules,
+        directory: &DirectoryKind,
+        output: &mut AgentOutput,
+    ) {
+        if !self.journal.may_launch() || self.journal.launch_state != LaunchState::NotStarted {
             return;
         }
         let incarnation = self.journal.incarnation;
         match directory {
-            Directory::Blank if rules.on(Rule::LaunchingBeforeExec) => {
-                output.then.push(Action::WriteMarker { incarnation });
+            DirectoryKind::Blank if rules.is_on(Rule::LaunchingBeforeExec) => {
+                output.actions.push(AgentAction::WriteMarker { incarnation });
             }
-            Directory::Blank => output.then.push(Action::Launch(From::List)),
-            Directory::Marked(whose) if *whose == incarnation => self.launch(rules, output),
+            DirectoryKind::Blank => output.actions.push(AgentAction::Launch(StartSource::List)),
+            DirectoryKind::Marked(whose) if *whose == incarnation => self.launch(rules, output),
             other => {
                 let reason = format!("the node's directory is not blank: {other}");
-                output.then.push(Action::Stop { exit: EXIT_FAILED, reason });
+                output.actions.push(AgentAction::Stop { exit: EXIT_FAILED, reason });
             }
         }
     }
 
-    pub(super) fn launch(&mut self, rules: &Rules, output: &mut Output) {
-        let after_log = rules.on(Rule::RanAfterLog);
-        self.journal.start = if after_log { Start::Launching } else { Start::Ran };
+    pub(super) fn launch(&mut self, rules: &Rules, output: &mut AgentOutput) {
+        let after_log = rules.is_on(Rule::RanAfterLog);
+        self.journal.launch_state =
+            if after_log { LaunchState::Launching } else { LaunchState::Ran };
         self.persist(output);
-        output.then.push(Action::Launch(From::List));
+        output.actions.push(AgentAction::Launch(StartSource::List));
     }
 }

@@ -3,41 +3,42 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::agent::directory::Directory;
+use crate::agent::directory::DirectoryKind;
 use crate::agent::journal::Journal;
-use crate::fitness::{Clash, Unfit};
-use crate::service::{Phase, RefusalCode, Row};
+use crate::fitness::{RecordConflict, RecordFault};
+use crate::service::{Phase, ProbeResults, RefusalCode};
 use crate::values::{
-    Document, Epoch, Hash, Incarnation, KeyId, Machine, Millis, Permissions, Proposal, Record, Seat,
+    AgentKey, AgentRecord, CommitDocument, Epoch, Hash, Incarnation, MachineIdentity, Millis,
+    Permissions, ProposedList, Seat,
 };
 
 /// Input to an agent's state machine. The I/O shell has verified everything in an event, except
 /// where a variant says otherwise.
 #[derive(Clone, Debug)]
-pub enum Event {
+pub enum AgentEvent {
     /// The record for this start is built and signed. It is the journal's record if that still
     /// fits.
-    RecordReady(Arc<Record>),
+    RecordReady(Arc<AgentRecord>),
     /// The service answered a request; holds the cluster's state in that answer.
-    Shown(Shown),
+    StatusReceived(ClusterStatus),
     /// The service's answer carried a proposal, which the shell has examined.
-    Offered(Box<Offer>),
+    ProposalReceived(Box<ExaminedProposal>),
     /// A probe of one peer for the proposal of `epoch` ended.
-    Probed { epoch: Epoch, peer: KeyId, result: Result<ProbeAnswer, String> },
+    ProbeEnded { epoch: Epoch, peer: AgentKey, result: Result<ProbeAnswer, String> },
     /// The service showed another member's release, and its signature is valid. Releases in probe
-    /// answers come with [`Event::Probed`] instead.
-    ReleaseSeen { key: KeyId, epoch: Epoch },
+    /// answers come with [`AgentEvent::ProbeEnded`] instead.
+    ReleaseSeen { key: AgentKey, epoch: Epoch },
     /// The proposal of `epoch` has waited for [`patience`](crate::agent::patience). If releases are
     /// still missing (S6), the agent refuses the proposal and names them.
-    Impatient { epoch: Epoch },
+    ReleaseTimeout { epoch: Epoch },
     /// A whole commit document was shown and verified. `machine` is the machine that the agent runs
     /// on now.
-    DocumentShown { document: Arc<Document>, machine: Machine },
+    DocumentReceived { document: Arc<CommitDocument>, machine: MachineIdentity },
     /// The running cluster lists this incarnation as a member. The shell has asked the cluster
     /// itself, not the service.
     Admitted,
     /// The shell has looked at the node's directory, to launch the node.
-    Looked(Directory),
+    DirectoryExamined(DirectoryKind),
     /// The marker is in the node's directory; its file and the folder are fsynced.
     MarkerWritten,
     /// The folder `member/wal` exists in the node's directory.
@@ -45,27 +46,27 @@ pub enum Event {
     /// The service refused a request. `code` is `None` if the reason isn't one of formation's: a
     /// full or broken service has others. `retryable` says whether the same request may succeed
     /// later.
-    Refused { code: Option<RefusalCode>, retryable: bool },
+    RequestRefused { code: Option<RefusalCode>, retryable: bool },
     /// A tombstone is in the node's directory: the member was removed from its cluster.
     TombstoneSeen,
 }
 
 /// State of the cluster, as an answer of the service shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct ClusterStatus {
     pub phase: Phase,
     /// Epoch of the proposal, or of the next one.
     pub epoch: Epoch,
     /// Whether the service asks for the document that this agent holds.
-    pub show_document: bool,
+    pub wants_document: bool,
 }
 
 /// Proposal that the service shows, with the shell's findings about it.
 #[derive(Clone, Debug)]
-pub struct Offer {
-    pub proposal: Proposal,
+pub struct ExaminedProposal {
+    pub proposal: ProposedList,
     /// Hash of the proposal, computed on this host and not taken from the service.
-    pub h: Hash,
+    pub proposal_hash: Hash,
     /// Permissions of the newest verified statement.
     pub permissions: Permissions,
     /// Hash of the newest verified statement.
@@ -74,89 +75,89 @@ pub struct Offer {
     pub size: u8,
     /// S1: seats whose record doesn't verify under statement, grant and token, each with the
     /// reason.
-    pub invalid: BTreeMap<Seat, String>,
+    pub invalid_records: BTreeMap<Seat, String>,
     /// S4: difference between this host's clock and the service's, without the sign.
     pub skew: Millis,
     /// Whether this host's clock is behind the service's.
     pub is_behind: bool,
     /// S7: kind of the node's directory, examined after the proposal came.
-    pub directory: Directory,
+    pub directory: DirectoryKind,
     /// Machine that the agent runs on now.
-    pub machine: Machine,
+    pub machine: MachineIdentity,
 }
 
 /// Answer of a probed agent: one line, over TLS with the agent's own key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeAnswer {
     /// Key of the probed agent, taken from the TLS session.
-    pub key: KeyId,
+    pub key: AgentKey,
     /// Incarnation of the probed agent's node.
     pub incarnation: Incarnation,
     /// Highest epoch that the probed agent has released, durably. The signed release comes with it.
-    pub released: Epoch,
+    pub released_epoch: Epoch,
 }
 
 /// One agent to probe, and the identity that has to answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct ProbeTarget {
     /// Key of the agent that has to answer.
-    pub key: KeyId,
+    pub key: AgentKey,
     /// Incarnation that the answer has to name.
     pub incarnation: Incarnation,
     /// Peer URLs at which to probe the agent.
     pub peer_urls: Vec<String>,
     /// Whether the agent is in the proposal, so that a failed probe shows in the matrix. Otherwise
     /// it is a member of an earlier signed list, and only its release is wanted.
-    pub in_proposal: bool,
+    pub is_in_proposal: bool,
 }
 
-/// Commands for the shell after one event. `durable` is written first, whole, and fsynced. If that
-/// fails, the process stops and restarts from disk. Only then are the actions of `then` carried
+/// Commands for the shell after one event. `journal` is written first, whole, and fsynced. If that
+/// fails, the process stops and restarts from disk. Only then are the actions of `actions` carried
 /// out, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
-pub struct Output {
-    /// Journal that must be on disk before the first action of `then`; `None` if it didn't change.
-    pub durable: Option<Box<Journal>>,
+pub struct AgentOutput {
+    /// Journal that must be on disk before the first action of `actions`; `None` if it didn't change.
+    pub journal: Option<Box<Journal>>,
     /// Actions to carry out, in order.
-    pub then: Vec<Action>,
+    pub actions: Vec<AgentAction>,
 }
 
 /// Action for the shell to carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum AgentAction {
     /// Redeem the token: send the journal's record to the service.
     Redeem,
     /// Probe each of `targets`, 50 ms to 1 s apart, until it answers or the epoch ends.
-    Probe { epoch: Epoch, targets: Vec<Target> },
+    Probe { epoch: Epoch, targets: Vec<ProbeTarget> },
     /// Send this row of the probe matrix; it replaces the row that was sent before.
-    SendRow { epoch: Epoch, row: Row },
+    SendProbeResults { epoch: Epoch, row: ProbeResults },
     /// Sign `h` and send the ack.
     SignAck { epoch: Epoch, h: Hash },
     /// Refuse the proposal of `epoch`, and tell the service why.
-    Nack { epoch: Epoch, reason: Objection },
+    Nack { epoch: Epoch, reason: ProposalObjection },
     /// Sign a release of `epoch` and all lower ones, and send it; probe answers carry it from now
     /// on.
     SignRelease { epoch: Epoch },
     /// Send the held document to the service (`adopt`), which has none or another one.
-    ShowDocument { h: Hash },
-    /// Look at the node's directory now and report its kind as [`Event::Looked`].
-    LookAtDirectory,
+    SendDocument { h: Hash },
+    /// Look at the node's directory now and report its kind as [`AgentEvent::DirectoryExamined`].
+    ExamineDirectory,
     /// Write the marker with `incarnation`, and fsync the file and its folder.
     WriteMarker { incarnation: Incarnation },
     /// Stop listening for probes and execute the node.
-    Launch(From),
+    Launch(StartSource),
     /// Report the node's Raft cluster id to the service, once the node has one.
     Report,
     /// Report that the node can't run here and needs a replacement, and look again in a minute.
-    ReplacementWanted { why: String },
+    RequestReplacement { why: String },
     /// End the process with this exit code.
     Stop { exit: u8, reason: String },
 }
 
 /// Data that a node starts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum From {
+pub enum StartSource {
     /// No data: the node's first start, with the list of members.
     List,
     /// The node's own log: any later start.
@@ -165,7 +166,7 @@ pub enum From {
 
 /// Reason why an agent doesn't sign a proposal. S1 to S7 are the protocol's conditions.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Objection {
+pub enum ProposalObjection {
     /// S1: the record of `seat` doesn't verify under statement, grant and token.
     #[error("S1: the record of seat {seat} is not valid: {why}")]
     InvalidRecord { seat: Seat, why: String },
@@ -178,10 +179,10 @@ pub enum Objection {
     ForeignList,
     /// S2: the record of `seat` can't be a member's.
     #[error("S2: seat {seat} can't be a member: {why}")]
-    Unfit { seat: Seat, why: Unfit },
+    Unfit { seat: Seat, why: RecordFault },
     /// S2: two seats share a value that must be unique.
     #[error("S2: seats {one} and {other} share {clash}")]
-    Duplicate { one: Seat, other: Seat, clash: Clash },
+    Duplicate { one: Seat, other: Seat, clash: RecordConflict },
     /// S4: this host's clock is too far off the service's.
     #[error(
         "S4: this host's clock is {} {} the service's, and {allowed} are allowed: synchronise the \

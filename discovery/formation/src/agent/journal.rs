@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::rules::{Rule, Rules};
-use crate::service::{EPOCH_DISTANCE, EPOCH_MAX};
-use crate::values::{Document, Epoch, Hash, Incarnation, KeyId, Machine, Proposal, Record, quorum};
+use crate::service::{MAX_EPOCH, MAX_EPOCH_DISTANCE};
+use crate::values::{
+    AgentKey, AgentRecord, CommitDocument, Epoch, Hash, Incarnation, MachineIdentity, ProposedList,
+    quorum,
+};
 
 /// Durable state of an agent. Each version is written to a temporary file, fsynced, renamed over
 /// the old one, and the folder is fsynced. Only then is anything that depends on it shown to
@@ -13,37 +16,37 @@ use crate::values::{Document, Epoch, Hash, Incarnation, KeyId, Machine, Proposal
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Journal {
     /// Public key of the agent. The private key lies beside the journal and was fsynced before it.
-    pub key: KeyId,
+    pub key: AgentKey,
     /// Incarnation of the node: random, and made together with the key.
     pub incarnation: Incarnation,
     /// Machine on which the key and the incarnation were made.
-    pub machine: Machine,
+    pub machine: MachineIdentity,
     /// Number of times that this agent has started.
     pub boot: u64,
     /// Record that the agent sends about itself; `None` until the first one is built.
-    pub record: Option<Arc<Record>>,
+    pub record: Option<Arc<AgentRecord>>,
     /// Every list that the agent signed, by epoch: `bound(e, h, L)`. Never pruned, since the lists
     /// are few.
-    pub bound: BTreeMap<Epoch, Bound>,
+    pub signed_lists: BTreeMap<Epoch, SignedList>,
     /// Highest epoch that the agent has released, 0 for none. It has promised never to be in a list
     /// of this epoch or a lower one.
-    pub released: Epoch,
+    pub released_epoch: Epoch,
     /// Commit document that the agent holds: it makes the agent a member.
-    pub held: Option<Arc<Document>>,
+    pub held_document: Option<Arc<CommitDocument>>,
     /// Whether the running cluster has added this incarnation. Its node may then start without a
     /// document, as a member that joins later.
-    pub admitted: bool,
+    pub is_admitted: bool,
     /// Progress of the node's first start.
-    pub start: Start,
+    pub launch_state: LaunchState,
     /// Whether the incarnation was removed from its cluster, so that it never runs again.
-    pub tombstone: bool,
+    pub is_removed: bool,
 }
 
 /// Progress of a node's first start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Start {
+pub enum LaunchState {
     /// The node's first start has not begun.
-    NotYet,
+    NotStarted,
     /// The marker is written; the node may have been executed.
     Launching,
     /// The node's own log has been seen.
@@ -52,34 +55,34 @@ pub enum Start {
 
 /// List of members that this agent has signed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bound {
+pub struct SignedList {
     /// Hash of the proposal that was signed.
-    pub h: Hash,
+    pub proposal_hash: Hash,
     /// Members of the list, seat 1 first: the agents to ask for a release, with their addresses.
-    pub members: Vec<Member>,
+    pub members: Vec<SignedListMember>,
 }
 
 /// One member of a signed list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Member {
+pub struct SignedListMember {
     /// Key of the member's agent.
-    pub key: KeyId,
+    pub key: AgentKey,
     /// Incarnation of the member when the list was signed.
     pub incarnation: Incarnation,
     /// Peer URLs of the member when the list was signed.
     pub peer_urls: Vec<String>,
 }
 
-impl Bound {
+impl SignedList {
     /// Returns the members of `proposal`, whose hash is `h`, as a signed list.
     #[must_use]
-    pub fn to(proposal: &Proposal, h: Hash) -> Bound {
-        let member = |record: &Arc<Record>| Member {
+    pub fn of_proposal(proposal: &ProposedList, h: Hash) -> SignedList {
+        let member = |record: &Arc<AgentRecord>| SignedListMember {
             key: record.key,
             incarnation: record.incarnation,
             peer_urls: record.peer_urls.clone(),
         };
-        Bound { h, members: proposal.records.iter().map(member).collect() }
+        SignedList { proposal_hash: h, members: proposal.records.iter().map(member).collect() }
     }
 
     /// Number of members that must have released this list before another list may be signed. Fewer
@@ -87,33 +90,33 @@ impl Bound {
     #[must_use]
     pub fn releases_needed(&self, rules: &Rules) -> usize {
         let leaves_a_quorum = self.members.len() - quorum(self.members.len());
-        leaves_a_quorum + usize::from(rules.on(Rule::EnoughReleases))
+        leaves_a_quorum + usize::from(rules.is_on(Rule::EnoughReleases))
     }
 }
 
 impl Journal {
     /// Returns the journal of a new agent at its first start; key and incarnation were just made.
     #[must_use]
-    pub fn new(key: KeyId, incarnation: Incarnation, machine: Machine) -> Journal {
+    pub fn new(key: AgentKey, incarnation: Incarnation, machine: MachineIdentity) -> Journal {
         Journal {
             key,
             incarnation,
             machine,
             boot: 1,
             record: None,
-            bound: BTreeMap::new(),
-            released: 0,
-            held: None,
-            admitted: false,
-            start: Start::NotYet,
-            tombstone: false,
+            signed_lists: BTreeMap::new(),
+            released_epoch: 0,
+            held_document: None,
+            is_admitted: false,
+            launch_state: LaunchState::NotStarted,
+            is_removed: false,
         }
     }
 
     /// Returns the journal to persist at the next start, before the new session is shown to
     /// anybody.
     #[must_use]
-    pub fn rebooted(mut self) -> Journal {
+    pub fn with_next_boot(mut self) -> Journal {
         self.boot += 1;
         self
     }
@@ -122,38 +125,44 @@ impl Journal {
     /// service.
     #[must_use]
     pub fn highest_epoch(&self) -> Epoch {
-        self.bound.keys().next_back().copied().unwrap_or(0).max(self.released)
+        self.signed_lists.keys().next_back().copied().unwrap_or(0).max(self.released_epoch)
     }
 
     /// Highest epoch that this agent accepts from the service. No cluster has reached a higher one,
     /// and a release of it would mean "never again".
     #[must_use]
     pub fn epoch_limit(&self) -> Epoch {
-        self.highest_epoch().saturating_add(EPOCH_DISTANCE).min(EPOCH_MAX)
+        self.highest_epoch().saturating_add(MAX_EPOCH_DISTANCE).min(MAX_EPOCH)
     }
 
     /// Checks what must hold of every journal, whatever events came in. Returns the first
     /// violation.
     #[must_use]
-    pub fn broken(&self, rules: &Rules) -> Option<&'static str> {
-        let bound = |held: &Document| {
-            let bound = self.bound.get(&held.proposal.epoch);
-            bound.is_some_and(|bound| bound.h == held.h)
+    pub fn violated_invariant(&self, rules: &Rules) -> Option<&'static str> {
+        let bound = |held: &CommitDocument| {
+            let bound = self.signed_lists.get(&held.proposal.epoch);
+            bound.is_some_and(|bound| bound.proposal_hash == held.proposal_hash)
         };
-        let held = self.held.as_deref();
-        let kept = rules.on(Rule::HoldAboveReleased) && rules.on(Rule::HeldReleasesNothing);
+        let held = self.held_document.as_deref();
+        let kept = rules.is_on(Rule::HoldAboveReleased) && rules.is_on(Rule::HeldReleasesNothing);
         let broken = [
             (
-                rules.on(Rule::HoldWhatWasSigned) && held.is_some_and(|held| !bound(held)),
+                rules.is_on(Rule::HoldWhatWasSigned) && held.is_some_and(|held| !bound(held)),
                 "a document is held that was not signed",
             ),
             (
-                kept && held.is_some_and(|held| held.proposal.epoch <= self.released),
+                kept && held.is_some_and(|held| held.proposal.epoch <= self.released_epoch),
                 "a document is held that was released",
             ),
-            (self.start != Start::NotYet && !self.may_launch(), "a node was launched from nothing"),
-            (self.admitted && held.is_some(), "it began with the cluster, and came later"),
-            (!self.bound.is_empty() && self.record.is_none(), "a list was signed without a record"),
+            (
+                self.launch_state != LaunchState::NotStarted && !self.may_launch(),
+                "a node was launched from nothing",
+            ),
+            (self.is_admitted && held.is_some(), "it began with the cluster, and came later"),
+            (
+                !self.signed_lists.is_empty() && self.record.is_none(),
+                "a list was signed without a record",
+            ),
             (self.boot == 0, "it was shown before the first start was counted"),
         ];
         broken.into_iter().find_map(|(is_broken, what)| is_broken.then_some(what))
@@ -162,13 +171,14 @@ impl Journal {
     /// Whether this incarnation is a member, so that its node may start.
     #[must_use]
     pub fn may_launch(&self) -> bool {
-        self.held.is_some() || self.admitted
+        self.held_document.is_some() || self.is_admitted
     }
 
     /// Whether another record may replace this one, for instance with a new address. It may not
     /// while a list with the old record could still be committed, nor after that commit.
     #[must_use]
     pub fn may_change_record(&self) -> bool {
-        !self.may_launch() && self.bound.keys().next_back().is_none_or(|&e| e <= self.released)
+        !self.may_launch()
+            && self.signed_lists.keys().next_back().is_none_or(|&e| e <= self.released_epoch)
     }
 }

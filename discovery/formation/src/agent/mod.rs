@@ -11,8 +11,13 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-pub use directory::{Directory, LOST_AND_FOUND, Listing, MARKER, MEMBER, TOMBSTONE, classify};
-pub use event::{Action, Event, From, Objection, Offer, Output, ProbeAnswer, Shown, Target};
-pub use journal::{Bound, Journal, Member, Start};
-pub use start::{Decision, at_start};
-pub use step::{Agent, SKEW_ALLOWED, patience};
+pub use directory::{
+    DirectoryKind, DirectoryListing, LOST_AND_FOUND, MARKER, MEMBER_FOLDER, TOMBSTONE, classify,
+};
+pub use event::{
+    AgentAction, AgentEvent, AgentOutput, ClusterStatus, ExaminedProposal, ProbeAnswer,
+    ProbeTarget, ProposalObjection, StartSource,
+};
+pub use journal::{Journal, LaunchState, SignedList, SignedListMember};
+pub use start::{StartDecision, decide_at_start};
+pub use step::{Agent, MAX_CLOCK_SKEW, release_wait_limit};

@@ -8,135 +8,150 @@
 
 use std::collections::BTreeMap;
 
-use crate::agent::directory::Directory;
-use crate::agent::event::{Objection, Offer};
-use crate::agent::journal::{Bound, Journal, Member};
-use crate::agent::step::SKEW_ALLOWED;
+use crate::agent::directory::DirectoryKind;
+use crate::agent::event::{ExaminedProposal, ProposalObjection};
+use crate::agent::journal::{Journal, SignedList, SignedListMember};
+use crate::agent::step::MAX_CLOCK_SKEW;
 use crate::fitness;
 use crate::rules::{Rule, Rules};
-use crate::values::{Epoch, KeyId, Record, Seat};
+use crate::values::{AgentKey, AgentRecord, Epoch, Seat};
 
 /// Checks S4, S1, S2, S5 and S7, in this order. With a wrong clock records seem to be wrong too, so
 /// S4 comes first.
-pub(super) fn judge(rules: &Rules, journal: &Journal, offer: &Offer) -> Result<(), Objection> {
-    s4_skew(offer)?;
-    s1_records(journal, offer)?;
-    s2_no_duplicates(offer)?;
-    s5_epoch(rules, journal, offer)?;
-    s7_nothing_begun(rules, journal, offer)
+pub(super) fn check_proposal(
+    rules: &Rules,
+    journal: &Journal,
+    offer: &ExaminedProposal,
+) -> Result<(), ProposalObjection> {
+    check_s4_clock_skew(offer)?;
+    check_s1_records(journal, offer)?;
+    check_s2_duplicates(offer)?;
+    check_s5_epoch(rules, journal, offer)?;
+    check_s7_fresh_start(rules, journal, offer)
 }
 
 /// S1: every record is valid under statement and grant, and this agent's own is the one it sent.
-fn s1_records(journal: &Journal, offer: &Offer) -> Result<(), Objection> {
-    if let Some((&seat, why)) = offer.invalid.iter().next() {
-        return Err(Objection::InvalidRecord { seat, why: why.clone() });
+fn check_s1_records(journal: &Journal, offer: &ExaminedProposal) -> Result<(), ProposalObjection> {
+    if let Some((&seat, why)) = offer.invalid_records.iter().next() {
+        return Err(ProposalObjection::InvalidRecord { seat, why: why.clone() });
     }
-    let mine = journal.record.as_ref().ok_or(Objection::NotMyRecord)?;
+    let mine = journal.record.as_ref().ok_or(ProposalObjection::NotMyRecord)?;
     let proposal = &offer.proposal;
     if proposal.statement != offer.statement
         || proposal.cluster != mine.cluster
         || proposal.records.len() != usize::from(offer.size)
     {
-        return Err(Objection::ForeignList);
+        return Err(ProposalObjection::ForeignList);
     }
     // `hash` is over the bytes as received: equal hashes are equal bytes.
-    let listed = proposal.record_of(journal.key).ok_or(Objection::NotMyRecord)?;
+    let listed = proposal.record_of(journal.key).ok_or(ProposalObjection::NotMyRecord)?;
     if listed.hash != mine.hash || listed.token_hash != mine.token_hash {
-        return Err(Objection::NotMyRecord);
+        return Err(ProposalObjection::NotMyRecord);
     }
     Ok(())
 }
 
 /// S2: every record may stand in a list, and no two share a name, URL, key, incarnation or machine.
-fn s2_no_duplicates(offer: &Offer) -> Result<(), Objection> {
-    let seats: Vec<(Seat, &Record)> =
+fn check_s2_duplicates(offer: &ExaminedProposal) -> Result<(), ProposalObjection> {
+    let seats: Vec<(Seat, &AgentRecord)> =
         (1..).zip(offer.proposal.records.iter().map(AsRef::as_ref)).collect();
     for (place, &(seat, record)) in seats.iter().enumerate() {
-        fitness::fit(record, offer.permissions).map_err(|why| Objection::Unfit { seat, why })?;
+        fitness::check_record(record, offer.permissions)
+            .map_err(|why| ProposalObjection::Unfit { seat, why })?;
         for &(other, second) in &seats[place + 1..] {
-            fitness::together(record, second, offer.permissions)
-                .map_err(|clash| Objection::Duplicate { one: seat, other, clash })?;
+            fitness::check_pair(record, second, offer.permissions)
+                .map_err(|clash| ProposalObjection::Duplicate { one: seat, other, clash })?;
         }
     }
     Ok(())
 }
 
-fn s4_skew(offer: &Offer) -> Result<(), Objection> {
-    if offer.skew > SKEW_ALLOWED {
-        let Offer { skew, is_behind, .. } = *offer;
-        return Err(Objection::Skew { skew, is_behind, allowed: SKEW_ALLOWED });
+fn check_s4_clock_skew(offer: &ExaminedProposal) -> Result<(), ProposalObjection> {
+    if offer.skew > MAX_CLOCK_SKEW {
+        let ExaminedProposal { skew, is_behind, .. } = *offer;
+        return Err(ProposalObjection::Skew { skew, is_behind, allowed: MAX_CLOCK_SKEW });
     }
     Ok(())
 }
 
 /// S5: the epoch is above each one that was signed or released, and not beyond the limit. The very
 /// list that was signed passes again, unless it was released.
-fn s5_epoch(rules: &Rules, journal: &Journal, offer: &Offer) -> Result<(), Objection> {
+fn check_s5_epoch(
+    rules: &Rules,
+    journal: &Journal,
+    offer: &ExaminedProposal,
+) -> Result<(), ProposalObjection> {
     let epoch = offer.proposal.epoch;
-    if is_signed(journal, offer) || !rules.on(Rule::OneListPerEpoch) {
+    if is_signed(journal, offer) || !rules.is_on(Rule::OneListPerEpoch) {
         return Ok(());
     }
     let (highest, limit) = (journal.highest_epoch(), journal.epoch_limit());
     if epoch <= highest {
-        return Err(Objection::OldEpoch { epoch, highest });
+        return Err(ProposalObjection::OldEpoch { epoch, highest });
     }
-    if epoch > limit { Err(Objection::EpochTooFar { epoch, limit }) } else { Ok(()) }
+    if epoch > limit { Err(ProposalObjection::EpochTooFar { epoch, limit }) } else { Ok(()) }
 }
 
 /// Whether the agent has signed this very list before and not released it since.
-pub(super) fn is_signed(journal: &Journal, offer: &Offer) -> bool {
+pub(super) fn is_signed(journal: &Journal, offer: &ExaminedProposal) -> bool {
     let epoch = offer.proposal.epoch;
-    journal.bound.get(&epoch).is_some_and(|bound| bound.h == offer.h) && epoch > journal.released
+    journal.signed_lists.get(&epoch).is_some_and(|bound| bound.proposal_hash == offer.proposal_hash)
+        && epoch > journal.released_epoch
 }
 
 /// S6: enough members of each earlier signed list have released it that no quorum of it can ever
 /// hold its document. A running node at a member's address doesn't count as a release.
-pub(super) fn s6_releases(
+pub(super) fn check_s6_releases(
     rules: &Rules,
     journal: &Journal,
-    offer: &Offer,
-    releases: &BTreeMap<KeyId, Epoch>,
-) -> Result<(), Objection> {
-    if !rules.on(Rule::ReleasesFirst) {
+    offer: &ExaminedProposal,
+    releases: &BTreeMap<AgentKey, Epoch>,
+) -> Result<(), ProposalObjection> {
+    if !rules.is_on(Rule::ReleasesFirst) {
         return Ok(());
     }
-    for (&epoch, bound) in &journal.bound {
-        if bound.h == offer.h {
+    for (&epoch, bound) in &journal.signed_lists {
+        if bound.proposal_hash == offer.proposal_hash {
             continue;
         }
-        let missing = unreleased(journal, epoch, bound, releases);
+        let missing = members_without_release(journal, epoch, bound, releases);
         let (need, have) = (bound.releases_needed(rules), bound.members.len() - missing.len());
         if have < need {
-            return Err(Objection::Unreleased { epoch, have, need, missing: named(&missing) });
+            return Err(ProposalObjection::Unreleased {
+                epoch,
+                have,
+                need,
+                missing: format_members(&missing),
+            });
         }
     }
     Ok(())
 }
 
 /// Names the missing members with their addresses, as many as fit into a sentence.
-fn named(missing: &[&Member]) -> String {
-    const NAMED: usize = 3;
-    let name = |member: &&Member| {
+fn format_members(missing: &[&SignedListMember]) -> String {
+    const MAX_NAMED_MEMBERS: usize = 3;
+    let name = |member: &&SignedListMember| {
         let at = member.peer_urls.first().map_or("", |url| url.trim_start_matches("https://"));
         format!("{} at {at}", member.key)
     };
-    let names: Vec<String> = missing.iter().take(NAMED).map(name).collect();
-    match missing.len().saturating_sub(NAMED) {
+    let names: Vec<String> = missing.iter().take(MAX_NAMED_MEMBERS).map(name).collect();
+    match missing.len().saturating_sub(MAX_NAMED_MEMBERS) {
         0 => names.join(", "),
         more => format!("{} and {more} more", names.join(", ")),
     }
 }
 
 /// Returns the members of a signed list whose release of it hasn't come.
-fn unreleased<'a>(
+fn members_without_release<'a>(
     journal: &Journal,
     epoch: Epoch,
-    bound: &'a Bound,
-    releases: &BTreeMap<KeyId, Epoch>,
-) -> Vec<&'a Member> {
-    let released = |key: KeyId| {
+    bound: &'a SignedList,
+    releases: &BTreeMap<AgentKey, Epoch>,
+) -> Vec<&'a SignedListMember> {
+    let released = |key: AgentKey| {
         let known = if key == journal.key {
-            journal.released
+            journal.released_epoch
         } else {
             releases.get(&key).copied().unwrap_or(0)
         };
@@ -145,15 +160,19 @@ fn unreleased<'a>(
     bound.members.iter().filter(|member| !released(member.key)).collect()
 }
 
-fn s7_nothing_begun(rules: &Rules, journal: &Journal, offer: &Offer) -> Result<(), Objection> {
-    if let Some(held) = &journal.held {
-        return Err(Objection::Holding { epoch: held.proposal.epoch });
+fn check_s7_fresh_start(
+    rules: &Rules,
+    journal: &Journal,
+    offer: &ExaminedProposal,
+) -> Result<(), ProposalObjection> {
+    if let Some(held) = &journal.held_document {
+        return Err(ProposalObjection::Holding { epoch: held.proposal.epoch });
     }
-    if rules.on(Rule::SameMachine) && journal.machine.differs_from(&offer.machine) {
-        return Err(Objection::OtherMachine);
+    if rules.is_on(Rule::SameMachine) && journal.machine.differs_from(&offer.machine) {
+        return Err(ProposalObjection::OtherMachine);
     }
     match &offer.directory {
-        Directory::Blank => Ok(()),
-        other => Err(Objection::NotBlank { what: other.to_string() }),
+        DirectoryKind::Blank => Ok(()),
+        other => Err(ProposalObjection::NotBlank { what: other.to_string() }),
     }
 }

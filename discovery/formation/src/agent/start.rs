@@ -1,29 +1,29 @@
 //! Decides what an agent does when it starts, from its journal and the node's directory alone.
 
-use crate::agent::directory::Directory;
-use crate::agent::event::From;
-use crate::agent::journal::{Journal, Start};
+use crate::agent::directory::DirectoryKind;
+use crate::agent::event::StartSource;
+use crate::agent::journal::{Journal, LaunchState};
 use crate::rules::{Rule, Rules};
-use crate::values::Machine;
+use crate::values::MachineIdentity;
 
-/// Next step of a starting agent, as [`at_start`] decides it.
+/// Next step of a starting agent, as [`decide_at_start`] decides it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum StartDecision {
     /// There is no journal: make key, incarnation and journal, and begin.
     BeginNew,
     /// The journal was made on another machine: move key and journal aside, then decide again
     /// without them.
     SetAsideAndBeginNew,
     /// Persist [`Journal::rebooted`], then go on where the journal stands (redeem, or wait).
-    GoOn,
-    /// Persist [`Journal::rebooted`], then step [`Event::Looked`](super::Event::Looked). The agent
+    Resume,
+    /// Persist [`Journal::rebooted`], then step [`AgentEvent::DirectoryExamined`](super::AgentEvent::DirectoryExamined). The agent
     /// holds the document, or the running cluster has added this host.
-    GoOnToLaunch,
+    ResumeToLaunch,
     /// Execute the node, without asking the service or any peer.
-    Start(From),
+    StartNode(StartSource),
     /// The node's data is lost: ask for a replacement and look again in a minute. Never start the
     /// node from nothing.
-    ReplacementWanted { why: String },
+    RequestReplacement { why: String },
     /// Touch nothing, say why, and end with exit code 1.
     Refuse { why: String },
     /// The member was removed from its cluster: end with exit code 3.
@@ -33,90 +33,96 @@ pub enum Decision {
 /// Decides what a restarted agent does. With the node's own log in the directory it never asks the
 /// discovery service.
 #[must_use]
-pub fn at_start(
+pub fn decide_at_start(
     rules: &Rules,
     journal: Option<&Journal>,
-    machine: &Machine,
-    directory: &Directory,
-) -> Decision {
-    if *directory == Directory::Tombstone || journal.is_some_and(|journal| journal.tombstone) {
-        return Decision::Removed;
+    machine: &MachineIdentity,
+    directory: &DirectoryKind,
+) -> StartDecision {
+    if *directory == DirectoryKind::Tombstone || journal.is_some_and(|journal| journal.is_removed) {
+        return StartDecision::Removed;
     }
     let Some(journal) = journal else {
         return match directory {
-            Directory::Blank => Decision::BeginNew,
+            DirectoryKind::Blank => StartDecision::BeginNew,
             other => refuse(other),
         };
     };
-    if rules.on(Rule::SameMachine) && journal.machine.differs_from(machine) {
+    if rules.is_on(Rule::SameMachine) && journal.machine.differs_from(machine) {
         return match directory {
-            Directory::Log(_) => Decision::Refuse {
+            DirectoryKind::Log(_) => StartDecision::Refuse {
                 why: format!(
                     "key and journal were made on another machine, and the node's directory holds \
                      {directory}: this is a copy, or a disk that was moved"
                 ),
             },
-            _ => Decision::SetAsideAndBeginNew,
+            _ => StartDecision::SetAsideAndBeginNew,
         };
     }
-    match journal.start {
-        Start::NotYet => before_launch(rules, journal, directory),
-        Start::Launching => match own(journal, directory) {
-            Own::Marker => Decision::Start(From::List),
-            Own::Log => Decision::Start(From::Log),
-            Own::Nothing => {
-                lost("the node was launched, and its directory has no marker", directory)
-            }
-            Own::AnothersIncarnation => refuse(directory),
+    match journal.launch_state {
+        LaunchState::NotStarted => decide_before_launch(rules, journal, directory),
+        LaunchState::Launching => match find_own_files(journal, directory) {
+            OwnFiles::Marker => StartDecision::StartNode(StartSource::List),
+            OwnFiles::Log => StartDecision::StartNode(StartSource::Log),
+            OwnFiles::Nothing => request_replacement(
+                "the node was launched, and its directory has no marker",
+                directory,
+            ),
+            OwnFiles::AnothersIncarnation => refuse(directory),
         },
-        Start::Ran => match own(journal, directory) {
-            Own::Log => Decision::Start(From::Log),
-            Own::Marker | Own::Nothing => {
-                lost("the node has run, and its log is not there", directory)
+        LaunchState::Ran => match find_own_files(journal, directory) {
+            OwnFiles::Log => StartDecision::StartNode(StartSource::Log),
+            OwnFiles::Marker | OwnFiles::Nothing => {
+                request_replacement("the node has run, and its log is not there", directory)
             }
-            Own::AnothersIncarnation => refuse(directory),
+            OwnFiles::AnothersIncarnation => refuse(directory),
         },
     }
 }
 
-fn before_launch(rules: &Rules, journal: &Journal, directory: &Directory) -> Decision {
+fn decide_before_launch(
+    rules: &Rules,
+    journal: &Journal,
+    directory: &DirectoryKind,
+) -> StartDecision {
     let member = journal.may_launch();
-    match (directory, own(journal, directory)) {
-        (Directory::Blank, _) if member => Decision::GoOnToLaunch,
-        (Directory::Blank, _) => Decision::GoOn,
-        (_, Own::Marker) if member => Decision::GoOnToLaunch,
+    match (directory, find_own_files(journal, directory)) {
+        (DirectoryKind::Blank, _) if member => StartDecision::ResumeToLaunch,
+        (DirectoryKind::Blank, _) => StartDecision::Resume,
+        (_, OwnFiles::Marker) if member => StartDecision::ResumeToLaunch,
         // With `LaunchingBeforeExec` off nothing is written before the exec: only a log shows that
         // the node ran.
-        (Directory::Log(_), _) if member && !rules.on(Rule::LaunchingBeforeExec) => {
-            Decision::Start(From::Log)
+        (DirectoryKind::Log(_), _) if member && !rules.is_on(Rule::LaunchingBeforeExec) => {
+            StartDecision::StartNode(StartSource::Log)
         }
         (other, _) => refuse(other),
     }
 }
 
 /// Trace of this agent's own incarnation in the node's directory.
-enum Own {
+enum OwnFiles {
     Marker,
     Log,
     Nothing,
     AnothersIncarnation,
 }
 
-fn own(journal: &Journal, directory: &Directory) -> Own {
+fn find_own_files(journal: &Journal, directory: &DirectoryKind) -> OwnFiles {
     match directory {
-        Directory::Marked(whose) if *whose == journal.incarnation => Own::Marker,
-        Directory::Log(Some(whose)) if *whose == journal.incarnation => Own::Log,
-        Directory::Marked(_) | Directory::Log(Some(_)) => Own::AnothersIncarnation,
-        Directory::Blank | Directory::Log(None) | Directory::Foreign(_) | Directory::Tombstone => {
-            Own::Nothing
-        }
+        DirectoryKind::Marked(whose) if *whose == journal.incarnation => OwnFiles::Marker,
+        DirectoryKind::Log(Some(whose)) if *whose == journal.incarnation => OwnFiles::Log,
+        DirectoryKind::Marked(_) | DirectoryKind::Log(Some(_)) => OwnFiles::AnothersIncarnation,
+        DirectoryKind::Blank
+        | DirectoryKind::Log(None)
+        | DirectoryKind::Foreign(_)
+        | DirectoryKind::Tombstone => OwnFiles::Nothing,
     }
 }
 
-fn refuse(directory: &Directory) -> Decision {
-    Decision::Refuse { why: format!("the node's directory holds {directory}") }
+fn refuse(directory: &DirectoryKind) -> StartDecision {
+    StartDecision::Refuse { why: format!("the node's directory holds {directory}") }
 }
 
-fn lost(what: &str, directory: &Directory) -> Decision {
-    Decision::ReplacementWanted { why: format!("{what}: it is {directory}") }
+fn request_replacement(what: &str, directory: &DirectoryKind) -> StartDecision {
+    StartDecision::RequestReplacement { why: format!("{what}: it is {directory}") }
 }

@@ -3,21 +3,23 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::agent::event::{Action, Event, Objection, Output, ProbeAnswer, Shown};
-use crate::agent::journal::{Journal, Start};
-use crate::agent::offers::Considered;
+use crate::agent::event::{
+    AgentAction, AgentEvent, AgentOutput, ClusterStatus, ProbeAnswer, ProposalObjection,
+};
+use crate::agent::journal::{Journal, LaunchState};
+use crate::agent::offers::PendingProposal;
 use crate::agent::sign;
 use crate::rules::{Rule, Rules};
 use crate::service::{Phase, RefusalCode};
-use crate::values::{Epoch, KeyId, Millis, Record, Session};
+use crate::values::{AgentKey, AgentRecord, AgentSession, Epoch, Millis};
 
 /// Largest difference between this host's clock and the service's that S4 allows.
-pub const SKEW_ALLOWED: Millis = Millis(30_000);
+pub const MAX_CLOCK_SKEW: Millis = Millis(30_000);
 
 /// Returns how long a proposal may wait for releases (S6) before the agent refuses it. The service
 /// gives the proposal up in `left`; half of that lets it hear the reason before.
 #[must_use]
-pub fn patience(left: Millis) -> Millis {
+pub fn release_wait_limit(left: Millis) -> Millis {
     Millis(left.0 / 2)
 }
 
@@ -29,14 +31,14 @@ const EXIT_FOR_GOOD: u8 = 3;
 /// One running agent: its journal as it is on disk, and the state that a restart forgets.
 #[derive(Clone, Debug)]
 pub struct Agent {
-    /// Journal, equal to the one on disk once the last [`Output::durable`] is written.
+    /// Journal, equal to the one on disk once the last [`AgentOutput::journal`] is written.
     pub journal: Journal,
     /// Session of this run of the agent.
-    pub session: Session,
+    pub session: AgentSession,
     /// Proposal that the agent is deciding on.
-    pub(super) considered: Option<Considered>,
+    pub(super) pending_proposal: Option<PendingProposal>,
     /// Verified releases of other agents: the highest epoch of each.
-    pub(super) releases: BTreeMap<KeyId, Epoch>,
+    pub(super) releases: BTreeMap<AgentKey, Epoch>,
 }
 
 impl Agent {
@@ -44,52 +46,59 @@ impl Agent {
     /// `nonce` is random and new.
     #[must_use]
     pub fn new(journal: Journal, nonce: u128) -> Agent {
-        let session = Session { boot: journal.boot, nonce };
-        Agent { journal, session, considered: None, releases: BTreeMap::new() }
+        let session = AgentSession { boot: journal.boot, nonce };
+        Agent { journal, session, pending_proposal: None, releases: BTreeMap::new() }
     }
 
-    /// Applies one event. `self.journal` then equals [`Output::durable`]. If that can't be written,
+    /// Applies one event. `self.journal` then equals [`AgentOutput::journal`]. If that can't be written,
     /// the caller must throw this value away and end the process.
-    pub fn step(&mut self, rules: &Rules, event: Event) -> Output {
-        let mut output = Output::default();
+    pub fn step(&mut self, rules: &Rules, event: AgentEvent) -> AgentOutput {
+        let mut output = AgentOutput::default();
         match event {
-            Event::RecordReady(record) => self.record_ready(record, &mut output),
-            Event::Shown(shown) => self.shown(rules, shown, &mut output),
-            Event::Offered(offer) => self.offered(rules, offer, &mut output),
-            Event::Probed { epoch, peer, result } => {
-                self.probed(rules, epoch, peer, result, &mut output);
+            AgentEvent::RecordReady(record) => self.handle_record(record, &mut output),
+            AgentEvent::StatusReceived(shown) => self.handle_status(rules, shown, &mut output),
+            AgentEvent::ProposalReceived(offer) => self.handle_proposal(rules, offer, &mut output),
+            AgentEvent::ProbeEnded { epoch, peer, result } => {
+                self.handle_probe_result(rules, epoch, peer, result, &mut output);
             }
-            Event::ReleaseSeen { key, epoch } => {
+            AgentEvent::ReleaseSeen { key, epoch } => {
                 self.note_release(key, epoch);
                 self.try_to_sign(rules, false, &mut output);
             }
-            Event::Impatient { epoch } => self.impatient(rules, epoch, &mut output),
-            Event::DocumentShown { document, machine } => {
-                self.document_shown(rules, document, &machine, &mut output);
+            AgentEvent::ReleaseTimeout { epoch } => {
+                self.handle_release_timeout(rules, epoch, &mut output)
             }
-            Event::Admitted => self.admitted(&mut output),
-            Event::Looked(directory) => self.looked(rules, &directory, &mut output),
-            Event::MarkerWritten => {
-                if self.journal.may_launch() && self.journal.start == Start::NotYet {
+            AgentEvent::DocumentReceived { document, machine } => {
+                self.handle_document(rules, document, &machine, &mut output);
+            }
+            AgentEvent::Admitted => self.handle_admission(&mut output),
+            AgentEvent::DirectoryExamined(directory) => {
+                self.handle_directory(rules, &directory, &mut output)
+            }
+            AgentEvent::MarkerWritten => {
+                if self.journal.may_launch() && self.journal.launch_state == LaunchState::NotStarted
+                {
                     self.launch(rules, &mut output);
                 }
             }
-            Event::LogSeen => {
-                if self.journal.start != Start::Ran {
-                    self.journal.start = Start::Ran;
+            AgentEvent::LogSeen => {
+                if self.journal.launch_state != LaunchState::Ran {
+                    self.journal.launch_state = LaunchState::Ran;
                     self.persist(&mut output);
                 }
-                output.then.push(Action::Report);
+                output.actions.push(AgentAction::Report);
             }
-            Event::Refused { code, retryable } => self.refused(code, retryable, &mut output),
-            Event::TombstoneSeen => {
-                self.journal.tombstone = true;
+            AgentEvent::RequestRefused { code, retryable } => {
+                self.handle_refusal(code, retryable, &mut output)
+            }
+            AgentEvent::TombstoneSeen => {
+                self.journal.is_removed = true;
                 self.persist(&mut output);
                 let reason = "this member was removed from its cluster".to_owned();
-                output.then.push(Action::Stop { exit: EXIT_FOR_GOOD, reason });
+                output.actions.push(AgentAction::Stop { exit: EXIT_FOR_GOOD, reason });
             }
         }
-        let broken = self.journal.broken(rules);
+        let broken = self.journal.violated_invariant(rules);
         assert_eq!(broken, None, "an agent must not go on, nor write such a journal");
         output
     }
@@ -97,94 +106,105 @@ impl Agent {
     /// Whether the agent listens for probes on the node's peer address: from before its first
     /// redeem until the launch.
     #[must_use]
-    pub fn listens(&self) -> bool {
-        self.journal.start == Start::NotYet && !self.journal.tombstone
+    pub fn is_listening(&self) -> bool {
+        self.journal.launch_state == LaunchState::NotStarted && !self.journal.is_removed
     }
 
     /// Answers a probe by `asker`, the key of its TLS certificate. `None` closes the connection:
     /// `asker` is neither in the proposal nor in a list that this agent signed, or the agent no
     /// longer listens.
     #[must_use]
-    pub fn answer_probe(&self, asker: KeyId) -> Option<ProbeAnswer> {
+    pub fn answer_probe(&self, asker: AgentKey) -> Option<ProbeAnswer> {
         let proposed = self
-            .considered
+            .pending_proposal
             .as_ref()
             .is_some_and(|considered| considered.offer.proposal.seat_of(asker).is_some());
         let signed = || {
-            let mut members = self.journal.bound.values().flat_map(|bound| &bound.members);
+            let mut members = self.journal.signed_lists.values().flat_map(|bound| &bound.members);
             members.any(|member| member.key == asker)
         };
-        (self.listens() && (proposed || signed())).then_some(ProbeAnswer {
+        (self.is_listening() && (proposed || signed())).then_some(ProbeAnswer {
             key: self.journal.key,
             incarnation: self.journal.incarnation,
-            released: self.journal.released,
+            released_epoch: self.journal.released_epoch,
         })
     }
 
     /// Returns the objection (S6) with the releases that the agent waits for before it signs the
     /// present proposal.
     #[must_use]
-    pub fn waits_for(&self, rules: &Rules) -> Option<Objection> {
-        let considered = self.considered.as_ref().filter(|considered| !considered.answered)?;
-        sign::s6_releases(rules, &self.journal, &considered.offer, &self.releases).err()
+    pub fn unmet_release_condition(&self, rules: &Rules) -> Option<ProposalObjection> {
+        let considered =
+            self.pending_proposal.as_ref().filter(|considered| !considered.is_answered)?;
+        sign::check_s6_releases(rules, &self.journal, &considered.offer, &self.releases).err()
     }
 
-    pub(super) fn persist(&self, output: &mut Output) {
-        output.durable = Some(Box::new(self.journal.clone()));
+    pub(super) fn persist(&self, output: &mut AgentOutput) {
+        output.journal = Some(Box::new(self.journal.clone()));
     }
 
-    fn record_ready(&mut self, record: Arc<Record>, output: &mut Output) {
+    fn handle_record(&mut self, record: Arc<AgentRecord>, output: &mut AgentOutput) {
         let known = self.journal.record.as_ref().map(|known| known.hash);
         if known.is_none() || (known != Some(record.hash) && self.journal.may_change_record()) {
             self.journal.record = Some(record);
             self.persist(output);
         }
-        output.then.push(Action::Redeem);
+        output.actions.push(AgentAction::Redeem);
     }
 
-    fn shown(&mut self, rules: &Rules, shown: Shown, output: &mut Output) {
+    fn handle_status(&mut self, rules: &Rules, shown: ClusterStatus, output: &mut AgentOutput) {
         if matches!(shown.phase, Phase::Open | Phase::Preparing) {
-            self.release_below(rules, shown.epoch, output);
-            let over = |considered: &mut Considered| {
+            self.release_epochs_below(rules, shown.epoch, output);
+            let over = |considered: &mut PendingProposal| {
                 considered.offer.proposal.epoch < shown.epoch || shown.phase == Phase::Open
             };
-            self.considered.take_if(over);
+            self.pending_proposal.take_if(over);
         }
-        if let (Some(held), true) = (&self.journal.held, shown.show_document) {
-            output.then.push(Action::ShowDocument { h: held.h });
+        if let (Some(held), true) = (&self.journal.held_document, shown.wants_document) {
+            output.actions.push(AgentAction::SendDocument { h: held.proposal_hash });
         }
     }
 
     /// Promises never to sign or hold a list below `epoch`, which the service shows. An agent that
     /// holds a document releases nothing.
-    pub(super) fn release_below(&mut self, rules: &Rules, epoch: Epoch, output: &mut Output) {
-        let holds = self.journal.held.is_some() && rules.on(Rule::HeldReleasesNothing);
+    pub(super) fn release_epochs_below(
+        &mut self,
+        rules: &Rules,
+        epoch: Epoch,
+        output: &mut AgentOutput,
+    ) {
+        let holds = self.journal.held_document.is_some() && rules.is_on(Rule::HeldReleasesNothing);
         let below = epoch.saturating_sub(1);
-        if holds || below <= self.journal.released || epoch > self.journal.epoch_limit() {
+        if holds || below <= self.journal.released_epoch || epoch > self.journal.epoch_limit() {
             return;
         }
-        self.journal.released = below;
+        self.journal.released_epoch = below;
         self.persist(output);
-        output.then.push(Action::SignRelease { epoch: below });
+        output.actions.push(AgentAction::SignRelease { epoch: below });
     }
 
-    fn refused(&mut self, code: Option<RefusalCode>, retryable: bool, output: &mut Output) {
-        if self.journal.start != Start::NotYet {
+    fn handle_refusal(
+        &mut self,
+        code: Option<RefusalCode>,
+        retryable: bool,
+        output: &mut AgentOutput,
+    ) {
+        if self.journal.launch_state != LaunchState::NotStarted {
             return;
         }
-        if let Some(held) = &self.journal.held {
+        if let Some(held) = &self.journal.held_document {
             // The document makes this agent a member, whatever the service knows.
             if let Some(
                 RefusalCode::BootClosed | RefusalCode::Abandoned | RefusalCode::UnknownKey,
             ) = code
             {
-                output.then.push(Action::ShowDocument { h: held.h });
+                output.actions.push(AgentAction::SendDocument { h: held.proposal_hash });
             }
             return;
         }
-        let stop = |exit, reason: &str| Action::Stop { exit, reason: reason.to_owned() };
-        output.then.push(match code {
-            Some(RefusalCode::UnknownKey) => Action::Redeem,
+        let stop = |exit, reason: &str| AgentAction::Stop { exit, reason: reason.to_owned() };
+        output.actions.push(match code {
+            Some(RefusalCode::UnknownKey) => AgentAction::Redeem,
             Some(
                 RefusalCode::BootClosed
                 | RefusalCode::Expired

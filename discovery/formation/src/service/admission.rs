@@ -6,14 +6,14 @@ use crate::fitness;
 use crate::rules::Rule;
 use crate::service::cluster::{Applicant, Phase, Seating};
 use crate::service::event::{Poll, Redeem};
-use crate::service::outcome::{Alarm, Change, Reopen};
+use crate::service::outcome::{Alarm, ClusterChange, ReopenReason};
 use crate::service::refusal::Refusal;
-use crate::service::settings::{EPOCH_DISTANCE, EPOCH_MAX};
-use crate::service::step::{Applied, Turn};
-use crate::values::{Epoch, KeyId, Micros, Record, Session};
+use crate::service::settings::{MAX_EPOCH, MAX_EPOCH_DISTANCE};
+use crate::service::step::{EventResult, StepState};
+use crate::values::{AgentKey, AgentRecord, AgentSession, Epoch, UnixMicros};
 
-impl Turn<'_> {
-    pub(super) fn redeem(&mut self, redeem: &Redeem) -> Applied {
+impl StepState<'_> {
+    pub(super) fn redeem(&mut self, redeem: &Redeem) -> EventResult {
         self.refuse_if_ended()?;
         let record = &redeem.record;
         if record.cluster != self.cluster.id || record.grant != redeem.grant.id {
@@ -50,7 +50,7 @@ impl Turn<'_> {
         if admitted >= limit {
             return Err(Refusal::TooManyKeys { admitted, limit });
         }
-        if !self.context.rules.on(Rule::UseIsASeat) && admitted >= grant.uses as usize {
+        if !self.context.rules.is_on(Rule::UseIsASeat) && admitted >= grant.uses as usize {
             return Err(Refusal::GrantUsed);
         }
         self.check_record(&redeem.record)?;
@@ -62,22 +62,22 @@ impl Turn<'_> {
             lease_until: self.now,
             session: Some(redeem.session),
             highest_epoch: 0,
-            counts: 0,
-            held_until: Micros(0),
+            failed_lists: 0,
+            held_back_until: UnixMicros(0),
             release: None,
         };
         self.cluster.agents.insert(key, agent);
-        self.record_change(Change::Joined { key });
+        self.record_change(ClusterChange::Joined { key });
         self.renew(key, redeem.highest_epoch);
         Ok(())
     }
 
-    fn check_record(&self, record: &Record) -> Result<(), Refusal> {
+    fn check_record(&self, record: &AgentRecord) -> Result<(), Refusal> {
         let permissions = self.cluster.statement.permissions;
-        fitness::fit(record, permissions).map_err(Refusal::Unfit)?;
+        fitness::check_record(record, permissions).map_err(Refusal::Unfit)?;
         for (&other, agent) in &self.cluster.agents {
             if other != record.key && agent.seating != Seating::Absent {
-                fitness::together(record, &agent.record, permissions)
+                fitness::check_pair(record, &agent.record, permissions)
                     .map_err(|clash| Refusal::Duplicate { other, clash })?;
             }
         }
@@ -94,7 +94,7 @@ impl Turn<'_> {
         }
         self.take_over(key, redeem.session)?;
         if !self.is_forming() {
-            if !self.cluster.lists(key) {
+            if !self.cluster.is_listed(key) {
                 return Err(Refusal::BootClosed { key });
             }
             return if same_record { Ok(()) } else { Err(Refusal::RecordChanged { key }) };
@@ -109,17 +109,17 @@ impl Turn<'_> {
         Ok(())
     }
 
-    fn replace_record(&mut self, key: KeyId, redeem: &Redeem) {
+    fn replace_record(&mut self, key: AgentKey, redeem: &Redeem) {
         let agent = self.agent_mut(key);
         agent.record = Arc::clone(&redeem.record);
         agent.uses = redeem.grant.uses;
-        self.record_change(Change::RecordReplaced { key });
-        if self.cluster.phase == Phase::Preparing && self.cluster.lists(key) {
-            self.reopen(Reopen::RecordReplaced(key));
+        self.record_change(ClusterChange::RecordReplaced { key });
+        if self.cluster.phase == Phase::Preparing && self.cluster.is_listed(key) {
+            self.reopen(ReopenReason::RecordReplaced(key));
         }
     }
 
-    pub(super) fn poll(&mut self, poll: &Poll) -> Applied {
+    pub(super) fn poll(&mut self, poll: &Poll) -> EventResult {
         self.refuse_if_ended()?;
         let key = poll.key;
         if !self.cluster.agents.contains_key(&key) {
@@ -131,13 +131,13 @@ impl Turn<'_> {
         self.take_over(key, poll.session)?;
         if self.is_forming() {
             self.renew(key, poll.highest_epoch);
-        } else if !self.cluster.lists(key) {
+        } else if !self.cluster.is_listed(key) {
             return Err(Refusal::BootClosed { key });
         }
         Ok(Some(key))
     }
 
-    pub(super) fn speaks(&mut self, key: KeyId, session: Session) -> Applied {
+    pub(super) fn record_session(&mut self, key: AgentKey, session: AgentSession) -> EventResult {
         self.refuse_if_ended()?;
         if !self.cluster.agents.contains_key(&key) {
             return Err(Refusal::UnknownKey { key });
@@ -149,7 +149,7 @@ impl Turn<'_> {
     /// Refuses an epoch that no service can have proposed to an agent of this cluster.
     pub(super) fn check_epoch(&self, epoch: Epoch) -> Result<(), Refusal> {
         let seen = self.cluster.epoch.max(self.cluster.floor);
-        let limit = seen.saturating_add(EPOCH_DISTANCE).min(EPOCH_MAX);
+        let limit = seen.saturating_add(MAX_EPOCH_DISTANCE).min(MAX_EPOCH);
         if epoch > limit {
             return Err(Refusal::EpochTooFar { sent: epoch, limit });
         }
@@ -157,8 +157,8 @@ impl Turn<'_> {
     }
 
     /// Lets `session` hold `key`, or refuses it if another session does.
-    fn take_over(&mut self, key: KeyId, session: Session) -> Result<(), Refusal> {
-        let one_session = self.context.rules.on(Rule::OneSession);
+    fn take_over(&mut self, key: AgentKey, session: AgentSession) -> Result<(), Refusal> {
+        let one_session = self.context.rules.is_on(Rule::OneSession);
         let agent = self.agent_mut(key);
         match agent.session {
             Some(last) if last == session => Ok(()),
@@ -177,9 +177,9 @@ impl Turn<'_> {
 
     /// Renews the lease of an agent in a forming cluster, queues the agent if it was absent, and
     /// raises the floor.
-    fn renew(&mut self, key: KeyId, highest_epoch: Epoch) {
+    fn renew(&mut self, key: AgentKey, highest_epoch: Epoch) {
         let until = self.now.after(self.context.settings.lease);
-        let place = self.cluster.next_place;
+        let place = self.cluster.next_queue_number;
         let agent = self.agent_mut(key);
         agent.lease_until = until;
         agent.highest_epoch = agent.highest_epoch.max(highest_epoch);
@@ -190,8 +190,8 @@ impl Turn<'_> {
         self.changed = true;
         self.cluster.floor = self.cluster.floor.max(highest_epoch);
         if returned {
-            self.cluster.next_place += 1;
-            self.record_change(Change::Queued { key });
+            self.cluster.next_queue_number += 1;
+            self.record_change(ClusterChange::Queued { key });
         }
     }
 }

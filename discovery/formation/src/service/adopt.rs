@@ -3,21 +3,21 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::service::cluster::{Applicant, EndCause, Frozen, Phase, Seating, Split};
-use crate::service::outcome::{Alarm, Change};
+use crate::service::cluster::{Applicant, EndCause, FrozenList, Phase, Seating, Split};
+use crate::service::outcome::{Alarm, ClusterChange};
 use crate::service::refusal::Refusal;
-use crate::service::settings::EPOCH_MAX;
-use crate::service::step::{Applied, Turn};
-use crate::values::{Document, Micros, Seat};
+use crate::service::settings::MAX_EPOCH;
+use crate::service::step::{EventResult, StepState};
+use crate::values::{CommitDocument, Seat, UnixMicros};
 
-impl Turn<'_> {
-    pub(super) fn adopt(&mut self, document: Document) -> Applied {
+impl StepState<'_> {
+    pub(super) fn adopt(&mut self, document: CommitDocument) -> EventResult {
         if document.proposal.cluster != self.cluster.id {
             return Err(Refusal::ForeignDocument);
         }
         // The epoch may be any distance ahead: every member of the list signed it.
-        if document.proposal.epoch > EPOCH_MAX {
-            return Err(Refusal::EpochTooFar { sent: document.proposal.epoch, limit: EPOCH_MAX });
+        if document.proposal.epoch > MAX_EPOCH {
+            return Err(Refusal::EpochTooFar { sent: document.proposal.epoch, limit: MAX_EPOCH });
         }
         let accepted_away = self
             .cluster
@@ -25,15 +25,16 @@ impl Turn<'_> {
             .as_ref()
             .is_some_and(|ended| ended.cause == EndCause::DatabaseAccepted);
         match self.cluster.phase {
-            Phase::Open | Phase::Preparing => self.take(document),
-            Phase::Abandoned if accepted_away => self.take(document),
+            Phase::Open | Phase::Preparing => self.commit_document(document),
+            Phase::Abandoned if accepted_away => self.commit_document(document),
             Phase::Committed | Phase::Formed => {
-                let decided = self.cluster.frozen.as_ref().map(|frozen| frozen.h);
-                if let Some(decided) = decided.filter(|&decided| decided != document.h) {
-                    let other = document.h;
+                let decided = self.cluster.frozen.as_ref().map(|frozen| frozen.proposal_hash);
+                if let Some(decided) = decided.filter(|&decided| decided != document.proposal_hash)
+                {
+                    let other = document.proposal_hash;
                     self.cluster.split = Some(Split { other, epoch: document.proposal.epoch });
                     self.alarms.push(Alarm::Split { decided, other });
-                    self.record_change(Change::Split { other });
+                    self.record_change(ClusterChange::Split { other });
                     return Err(Refusal::Split { decided, other });
                 }
             }
@@ -44,7 +45,7 @@ impl Turn<'_> {
 
     /// Commits the list of `document`: its members get the seats, and every other agent loses its
     /// own.
-    fn take(&mut self, document: Document) {
+    fn commit_document(&mut self, document: CommitDocument) {
         for agent in self.cluster.agents.values_mut() {
             if let Seating::Seat(_) = agent.seating {
                 agent.seating = Seating::Absent;
@@ -55,29 +56,29 @@ impl Turn<'_> {
                 record: Arc::clone(record),
                 uses: u32::from(self.cluster.statement.size),
                 seating: Seating::Absent,
-                lease_until: Micros(0),
+                lease_until: UnixMicros(0),
                 session: None,
                 highest_epoch: 0,
-                counts: 0,
-                held_until: Micros(0),
+                failed_lists: 0,
+                held_back_until: UnixMicros(0),
                 release: None,
             });
             agent.record = Arc::clone(record);
             agent.seating = Seating::Seat(seat);
         }
-        let (epoch, h) = (document.proposal.epoch, document.h);
+        let (epoch, h) = (document.proposal.epoch, document.proposal_hash);
         self.cluster.phase = Phase::Committed;
         self.cluster.ended = None;
         self.cluster.epoch = self.cluster.epoch.max(epoch);
         self.cluster.floor = self.cluster.floor.max(epoch);
-        self.cluster.frozen = Some(Frozen {
+        self.cluster.frozen = Some(FrozenList {
             proposal: document.proposal,
-            h,
+            proposal_hash: h,
             at: self.now,
             acks: BTreeMap::new(),
             probes: BTreeMap::new(),
         });
         self.committed = Some(h);
-        self.record_change(Change::Adopted { epoch, h });
+        self.record_change(ClusterChange::Adopted { epoch, h });
     }
 }

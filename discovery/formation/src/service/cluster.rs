@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::service::settings::Settings;
+use crate::service::settings::FormationSettings;
 use crate::values::{
-    ClusterId, Epoch, GrantId, Hash, KeyId, Micros, Proposal, Record, Release, Seat, Session,
-    Statement, quorum,
+    AgentKey, AgentRecord, AgentSession, ClusterId, Epoch, GrantId, Hash, ProposedList, Release,
+    Seat, Statement, UnixMicros, quorum,
 };
 
 /// Phase in a cluster's life. A draft is not a cluster yet.
@@ -77,25 +77,25 @@ pub struct Cluster {
     /// Revision: one higher whenever something that agents or `explain` show has changed.
     pub rev: u64,
     /// Time at which an uncommitted cluster expires.
-    pub deadline: Micros,
+    pub deadline: UnixMicros,
     /// Every agent key that has redeemed, seated or not. Rows are never deleted: they count
     /// towards the limit of keys.
-    pub agents: BTreeMap<KeyId, Applicant>,
+    pub agents: BTreeMap<AgentKey, Applicant>,
     /// Next number in the queue of standbys; only grows.
-    pub next_place: u64,
+    pub next_queue_number: u64,
     /// The proposal while preparing, or the decided list from the commit on; otherwise `None`.
-    pub frozen: Option<Frozen>,
+    pub frozen: Option<FrozenList>,
     /// Raft cluster id that each member's own node reports. Only after the commit.
-    pub reports: BTreeMap<KeyId, u64>,
+    pub reports: BTreeMap<AgentKey, u64>,
     /// Grants that were revoked: they admit no new key.
     pub revoked: BTreeSet<GrantId>,
     /// Reason for which the cluster ended; set in the last three phases.
-    pub ended: Option<Ended>,
+    pub ended: Option<ClusterEnd>,
     /// Second valid document, if one was shown: nothing is done to the cluster any more.
     pub split: Option<Split>,
     /// Whether the database's generation has changed and the ledgers have not agreed yet. Nothing
     /// is frozen or committed until they have.
-    pub unsettled: bool,
+    pub is_unsettled: bool,
     /// Last error of the cluster, for `explain`.
     pub last_error: Option<LastError>,
 }
@@ -104,22 +104,22 @@ pub struct Cluster {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Applicant {
     /// Newest record of the agent.
-    pub record: Arc<Record>,
+    pub record: Arc<AgentRecord>,
     /// Number of seats that the grant of its record may hold at once.
     pub uses: u32,
     /// Seat of the agent, place in the queue, or neither.
     pub seating: Seating,
     /// End of the agent's lease. Judged only while the cluster is open or preparing and `seating`
     /// isn't `Absent`.
-    pub lease_until: Micros,
+    pub lease_until: UnixMicros,
     /// Session that holds the key; `None` after an adoption, until the agent's next request.
-    pub session: Option<Session>,
+    pub session: Option<AgentSession>,
     /// Highest epoch that the agent says it has signed or released.
     pub highest_epoch: Epoch,
     /// Number of failed lists that were counted against the agent.
-    pub counts: u32,
+    pub failed_lists: u32,
     /// End of the agent's hold-back: no list with it is frozen before then.
-    pub held_until: Micros,
+    pub held_back_until: UnixMicros,
     /// Newest release of the agent, kept and served as long as the cluster is forming.
     pub release: Option<Release>,
 }
@@ -137,24 +137,24 @@ pub enum Seating {
 
 /// A frozen list, with the acks and probes that have come in for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Frozen {
-    pub proposal: Proposal,
+pub struct FrozenList {
+    pub proposal: ProposedList,
     /// Hash of the proposal, over which the acks are signed.
-    pub h: Hash,
+    pub proposal_hash: Hash,
     /// Time at which the list was frozen.
-    pub at: Micros,
-    /// Acks by agent: each is a JWS by the agent's key over `h`.
-    pub acks: BTreeMap<KeyId, Arc<str>>,
+    pub at: UnixMicros,
+    /// Acks by agent: each is a JWS by the agent's key over `proposal_hash`.
+    pub acks: BTreeMap<AgentKey, Arc<str>>,
     /// Rows of the probe matrix, by the agent that probed.
-    pub probes: BTreeMap<KeyId, Row>,
+    pub probes: BTreeMap<AgentKey, ProbeResults>,
 }
 
 /// Row of the probe matrix: one agent's result for each peer that it probed.
-pub type Row = BTreeMap<KeyId, Probe>;
+pub type ProbeResults = BTreeMap<AgentKey, ProbeOutcome>;
 
 /// Result of probing one peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Probe {
+pub enum ProbeOutcome {
     /// The right agent answered.
     Reached,
     /// The peer was not reached yet, and why: one sentence, of which 400 bytes are kept.
@@ -163,10 +163,10 @@ pub enum Probe {
 
 /// Reason, time and author of a cluster's end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct ClusterEnd {
     pub cause: EndCause,
     /// Time at which the cluster ended.
-    pub at: Micros,
+    pub at: UnixMicros,
     /// Name of the admin who ended it, and why, in words.
     pub by: String,
 }
@@ -218,9 +218,9 @@ pub struct Split {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastError {
     /// Time at which the error happened.
-    pub at: Micros,
+    pub at: UnixMicros,
     /// Agent that caused the error, if it was one agent.
-    pub key: Option<KeyId>,
+    pub key: Option<AgentKey>,
     /// The error in one sentence.
     pub text: String,
 }
@@ -228,7 +228,7 @@ pub struct LastError {
 impl Cluster {
     /// Returns a cluster as it is when its first statement is stored: open and without agents.
     #[must_use]
-    pub fn opened(statement: Statement, deadline: Micros) -> Cluster {
+    pub fn opened(statement: Statement, deadline: UnixMicros) -> Cluster {
         Cluster {
             id: statement.cluster,
             statement,
@@ -238,21 +238,21 @@ impl Cluster {
             rev: 1,
             deadline,
             agents: BTreeMap::new(),
-            next_place: 1,
+            next_queue_number: 1,
             frozen: None,
             reports: BTreeMap::new(),
             revoked: BTreeSet::new(),
             ended: None,
             split: None,
-            unsettled: false,
+            is_unsettled: false,
             last_error: None,
         }
     }
 
     /// Returns the agent in each seat, seat 1 first.
     #[must_use]
-    pub fn seats(&self) -> BTreeMap<Seat, KeyId> {
-        let seat = |(&key, agent): (&KeyId, &Applicant)| match agent.seating {
+    pub fn seats(&self) -> BTreeMap<Seat, AgentKey> {
+        let seat = |(&key, agent): (&AgentKey, &Applicant)| match agent.seating {
             Seating::Seat(seat) => Some((seat, key)),
             Seating::Standby(_) | Seating::Absent => None,
         };
@@ -261,8 +261,8 @@ impl Cluster {
 
     /// Returns the standbys by number in the queue, the longest waiting first.
     #[must_use]
-    pub fn standbys(&self) -> BTreeMap<u64, KeyId> {
-        let standby = |(&key, agent): (&KeyId, &Applicant)| match agent.seating {
+    pub fn standbys(&self) -> BTreeMap<u64, AgentKey> {
+        let standby = |(&key, agent): (&AgentKey, &Applicant)| match agent.seating {
             Seating::Standby(order) => Some((order, key)),
             Seating::Seat(_) | Seating::Absent => None,
         };
@@ -280,14 +280,14 @@ impl Cluster {
     /// Returns the time until which a retirement may be taken back; `None` if the cluster is not
     /// retired.
     #[must_use]
-    pub fn unretire_until(&self, settings: &Settings) -> Option<Micros> {
+    pub fn unretire_until(&self, settings: &FormationSettings) -> Option<UnixMicros> {
         let ended = self.ended.as_ref().filter(|_| self.phase == Phase::Retired)?;
-        Some(ended.at.after(settings.unretire))
+        Some(ended.at.after(settings.unretire_window))
     }
 
     /// Whether the frozen or decided list has `key` in it.
     #[must_use]
-    pub fn lists(&self, key: KeyId) -> bool {
+    pub fn is_listed(&self, key: AgentKey) -> bool {
         self.frozen.as_ref().is_some_and(|frozen| frozen.proposal.seat_of(key).is_some())
     }
 }

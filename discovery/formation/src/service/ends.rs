@@ -4,15 +4,15 @@
 //! or commits anything.
 
 use crate::rules::Rule;
-use crate::service::cluster::{EndCause, Ended, Phase};
-use crate::service::outcome::{Change, Reopen};
+use crate::service::cluster::{ClusterEnd, EndCause, Phase};
+use crate::service::outcome::{ClusterChange, ReopenReason};
 use crate::service::refusal::Refusal;
-use crate::service::step::{Applied, Turn};
+use crate::service::step::{EventResult, StepState};
 
-impl Turn<'_> {
-    pub(super) fn abandon(&mut self, by: String) -> Applied {
+impl StepState<'_> {
+    pub(super) fn abandon(&mut self, by: String) -> EventResult {
         let committed = matches!(self.cluster.phase, Phase::Committed | Phase::Formed);
-        if committed && self.context.rules.on(Rule::AbandonBeforeCommit) {
+        if committed && self.context.rules.is_on(Rule::AbandonBeforeCommit) {
             return Err(Refusal::AlreadyCommitted { phase: self.cluster.phase });
         }
         // Only a repeated abandon succeeds. A cluster that `db accept` or a ledger has closed may
@@ -21,7 +21,7 @@ impl Turn<'_> {
         if cause != Some(EndCause::Abandon) {
             self.refuse_if_ended()?;
             // A ledger may still show that the cluster was committed, and its nodes may run.
-            if self.cluster.unsettled && self.context.rules.on(Rule::EndWhenSettled) {
+            if self.cluster.is_unsettled && self.context.rules.is_on(Rule::EndWhenSettled) {
                 return Err(Refusal::Unsettled);
             }
             self.end(Phase::Abandoned, EndCause::Abandon, by);
@@ -29,12 +29,12 @@ impl Turn<'_> {
         Ok(None)
     }
 
-    pub(super) fn retire(&mut self, by: String) -> Applied {
+    pub(super) fn retire(&mut self, by: String) -> EventResult {
         match self.cluster.phase {
             Phase::Retired => Ok(None),
             phase @ (Phase::Open | Phase::Preparing) => Err(Refusal::NothingToRetire { phase }),
             phase @ (Phase::Committed | Phase::Formed) => {
-                if !self.context.rules.on(Rule::RetireIsAnExit) {
+                if !self.context.rules.is_on(Rule::RetireIsAnExit) {
                     return Err(Refusal::AlreadyCommitted { phase });
                 }
                 self.end(Phase::Retired, EndCause::Retire, by);
@@ -49,7 +49,7 @@ impl Turn<'_> {
 
     /// Takes a retirement back. The decided list, its document and its reports were kept, so the
     /// cluster goes on as it was. Nothing is frozen or committed by this.
-    pub(super) fn unretire(&mut self, by: String) -> Applied {
+    pub(super) fn unretire(&mut self, by: String) -> EventResult {
         match self.cluster.phase {
             Phase::Committed | Phase::Formed => Ok(None),
             phase @ (Phase::Open | Phase::Preparing) => Err(Refusal::NothingToUnretire { phase }),
@@ -60,7 +60,7 @@ impl Turn<'_> {
             Phase::Retired => {
                 let settings = self.context.settings;
                 if self.cluster.unretire_until(settings).is_none_or(|until| until < self.now) {
-                    return Err(Refusal::UnretireTooLate { within: settings.unretire });
+                    return Err(Refusal::UnretireTooLate { within: settings.unretire_window });
                 }
                 let phase = match self.cluster.majority_report() {
                     Some(_) => Phase::Formed,
@@ -68,38 +68,38 @@ impl Turn<'_> {
                 };
                 self.cluster.phase = phase;
                 self.cluster.ended = None;
-                self.record_change(Change::Unretired { phase, by });
+                self.record_change(ClusterChange::Unretired { phase, by });
                 Ok(None)
             }
         }
     }
 
-    pub(super) fn database_changed(&mut self) -> Applied {
-        if !self.cluster.unsettled {
-            self.cluster.unsettled = true;
-            self.record_change(Change::Unsettled);
+    pub(super) fn database_changed(&mut self) -> EventResult {
+        if !self.cluster.is_unsettled {
+            self.cluster.is_unsettled = true;
+            self.record_change(ClusterChange::Unsettled);
         }
         if self.cluster.phase == Phase::Preparing {
-            self.reopen(Reopen::DatabaseChanged);
+            self.reopen(ReopenReason::DatabaseChanged);
         }
         Ok(None)
     }
 
-    pub(super) fn database_settled(&mut self) -> Applied {
-        if self.cluster.unsettled {
-            self.cluster.unsettled = false;
-            self.record_change(Change::Settled);
+    pub(super) fn database_settled(&mut self) -> EventResult {
+        if self.cluster.is_unsettled {
+            self.cluster.is_unsettled = false;
+            self.record_change(ClusterChange::Settled);
         }
         Ok(None)
     }
 
     pub(super) fn end(&mut self, phase: Phase, cause: EndCause, by: String) {
         self.cluster.phase = phase;
-        self.cluster.ended = Some(Ended { cause, at: self.now, by });
+        self.cluster.ended = Some(ClusterEnd { cause, at: self.now, by });
         // A retired cluster keeps its decided list; an uncommitted proposal is void from now on.
         if phase != Phase::Retired {
             self.cluster.frozen = None;
         }
-        self.record_change(Change::Ended { phase });
+        self.record_change(ClusterChange::Ended { phase });
     }
 }

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::service::cluster::Row;
+use crate::service::cluster::ProbeResults;
 use crate::values::{
-    Document, Epoch, GrantId, Hash, KeyId, Micros, Record, Release, Session, Statement,
+    AgentKey, AgentRecord, AgentSession, CommitDocument, Epoch, GrantId, Hash, Release, Statement,
+    UnixMicros,
 };
 
 /// One event, applied in one transaction under the cluster's row lock.
 #[derive(Clone, Debug)]
-pub enum Event {
+pub enum ClusterEvent {
     /// Time has passed: a waiting poll has reached its deadline, or the sweep is due.
     Tick,
     /// An agent redeems a token. Both signatures, the chain to the statement and the issuer's role
@@ -19,25 +20,25 @@ pub enum Event {
     Poll(Poll),
     /// An agent is about to send a message that names its session: a nack, a matrix row or a
     /// report. As with a poll, a session with a higher boot counter takes the key over.
-    Speaks { key: KeyId, session: Session },
+    SessionSeen { key: AgentKey, session: AgentSession },
     /// A listed agent's signed ack for the proposal of `epoch`.
-    Ack { key: KeyId, epoch: Epoch, h: Hash, jws: Arc<str> },
+    Ack { key: AgentKey, epoch: Epoch, h: Hash, jws: Arc<str> },
     /// An agent can't sign the proposal and says why; the reason concerns that agent alone.
-    Nack { key: KeyId, epoch: Epoch, reason: String },
+    Nack { key: AgentKey, epoch: Epoch, reason: String },
     /// A row of the probe matrix; it replaces the same agent's earlier row.
-    Probes { key: KeyId, epoch: Epoch, row: Row },
+    Probes { key: AgentKey, epoch: Epoch, row: ProbeResults },
     /// An agent's signed release of an epoch and all lower ones.
-    Release { key: KeyId, release: Release },
+    Release { key: AgentKey, release: Release },
     /// A member's own node reports which Raft cluster it is in.
-    Report { key: KeyId, raft_cluster: u64 },
+    Report { key: AgentKey, raft_cluster: u64 },
     /// A member's own node finds no leader; `text` is the reason from its log.
-    Trouble { key: KeyId, text: String },
+    Trouble { key: AgentKey, text: String },
     /// The next statement, signed by an owner that the last one names.
-    Restate(Statement),
+    StatementAdded(Statement),
     /// A grant was revoked.
     GrantRevoked(GrantId),
     /// A whole document, shown by an agent or by a ledger. Chain, records and acks are verified.
-    Adopt(Document),
+    Adopt(CommitDocument),
     /// An operator abandons the cluster.
     Abandon { by: String },
     /// An owner has signed the cluster's retirement.
@@ -56,9 +57,9 @@ pub enum Event {
 #[derive(Clone, Debug)]
 pub struct Redeem {
     /// Record of the agent, with the agent's key in it.
-    pub record: Arc<Record>,
+    pub record: Arc<AgentRecord>,
     /// Session of the agent that sends the request.
-    pub session: Session,
+    pub session: AgentSession,
     /// Highest epoch that the agent has signed or released, 0 for none.
     pub highest_epoch: Epoch,
     /// Grant that the record names, as the database knows it.
@@ -72,7 +73,7 @@ pub struct Grant {
     /// Number of seats that the grant may hold at once.
     pub uses: u32,
     /// Time from which on the grant admits no new key.
-    pub expires: Micros,
+    pub expires: UnixMicros,
     pub revoked: bool,
 }
 
@@ -80,9 +81,9 @@ pub struct Grant {
 #[derive(Clone, Copy, Debug)]
 pub struct Poll {
     /// Public key of the agent.
-    pub key: KeyId,
+    pub key: AgentKey,
     /// Session of the agent that sends the request.
-    pub session: Session,
+    pub session: AgentSession,
     /// Highest epoch that the agent has signed or released, 0 for none.
     pub highest_epoch: Epoch,
 }

@@ -1,39 +1,43 @@
 //! Explains every wait of a cluster: what is missing, who holds it up, the last error, when it is
 //! judged again, and what to do.
 
-use crate::service::cluster::{Cluster, EndCause, Frozen, Phase, Seating};
+use crate::service::cluster::{Cluster, EndCause, FrozenList, Phase, Seating};
 use crate::service::links;
-use crate::service::settings::Settings;
+use crate::service::settings::FormationSettings;
 use crate::service::time::next_deadline;
-use crate::values::{KeyId, Micros};
+use crate::values::{AgentKey, UnixMicros};
 
 /// Prefix of a nack by an agent that waits for releases (S6), as the API writes it.
-const UNRELEASED: &str = "unreleased: ";
+const UNRELEASED_PREFIX: &str = "unreleased: ";
 
 /// One reason why the cluster waits, or why it will never go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct WaitReason {
     /// Stable name of the reason, for programs.
     pub code: &'static str,
     /// Agents that hold the cluster up.
-    pub who: Vec<KeyId>,
+    pub blocking_agents: Vec<AgentKey>,
     /// Sentence with names that says what is missing.
-    pub what: String,
+    pub explanation: String,
     /// Last error of the cluster, if any.
     pub last_error: Option<String>,
     /// Time at which the cluster is tried or judged again.
-    pub next: Option<Micros>,
+    pub next_try: Option<UnixMicros>,
     /// Command to run, or another remedy in words. `NAME` is a placeholder for the cluster's name,
     /// which isn't known here.
-    pub way_out: String,
+    pub remedy: String,
 }
 
 /// Returns what `cluster` waits for, most important first; empty once it is formed.
 #[must_use]
-pub fn explain(cluster: &Cluster, settings: &Settings, now: Micros) -> Vec<Line> {
+pub fn explain(
+    cluster: &Cluster,
+    settings: &FormationSettings,
+    now: UnixMicros,
+) -> Vec<WaitReason> {
     let mut lines = Vec::new();
     let unretire = cluster.unretire_until(settings).filter(|until| *until >= now);
-    let writer = Writer { cluster, next: next_deadline(cluster, settings, now), now, unretire };
+    let writer = Explainer { cluster, next: next_deadline(cluster, settings, now), now, unretire };
     lines.extend(writer.split());
     lines.extend(writer.unsettled());
     match cluster.phase {
@@ -55,23 +59,23 @@ pub fn explain(cluster: &Cluster, settings: &Settings, now: Micros) -> Vec<Line>
 }
 
 /// Writes the lines about one cluster, as it stands at `now`.
-struct Writer<'a> {
+struct Explainer<'a> {
     cluster: &'a Cluster,
-    next: Option<Micros>,
-    now: Micros,
+    next: Option<UnixMicros>,
+    now: UnixMicros,
     /// Time until which the retirement may still be taken back.
-    unretire: Option<Micros>,
+    unretire: Option<UnixMicros>,
 }
 
-impl Writer<'_> {
-    fn name(&self, key: KeyId) -> String {
+impl Explainer<'_> {
+    fn name(&self, key: AgentKey) -> String {
         match self.cluster.agents.get(&key) {
             Some(agent) => format!("{} ({key})", agent.record.name),
             None => key.to_string(),
         }
     }
 
-    fn names(&self, keys: &[KeyId]) -> String {
+    fn names(&self, keys: &[AgentKey]) -> String {
         keys.iter().map(|&key| self.name(key)).collect::<Vec<_>>().join(", ")
     }
 
@@ -84,8 +88,9 @@ impl Writer<'_> {
 
     /// Prepends advice to `otherwise` if an agent waits for the releases of a list that it signed.
     /// Only a person can help there, so that comes first.
-    fn advised(&self, otherwise: &str) -> String {
-        let waits = self.cluster.last_error.as_ref().filter(|e| e.text.starts_with(UNRELEASED));
+    fn with_advice(&self, otherwise: &str) -> String {
+        let waits =
+            self.cluster.last_error.as_ref().filter(|e| e.text.starts_with(UNRELEASED_PREFIX));
         let Some(key) = waits.and_then(|error| error.key) else { return otherwise.to_owned() };
         let who = self.name(key);
         format!(
@@ -94,20 +99,26 @@ impl Writer<'_> {
         )
     }
 
-    fn line(&self, code: &'static str, who: Vec<KeyId>, what: String, way_out: &str) -> Line {
-        Line {
+    fn reason(
+        &self,
+        code: &'static str,
+        who: Vec<AgentKey>,
+        what: String,
+        way_out: &str,
+    ) -> WaitReason {
+        WaitReason {
             code,
-            who,
-            what,
+            blocking_agents: who,
+            explanation: what,
             last_error: self.last_error(),
-            next: self.next,
-            way_out: way_out.to_owned(),
+            next_try: self.next,
+            remedy: way_out.to_owned(),
         }
     }
 
-    fn split(&self) -> Option<Line> {
+    fn split(&self) -> Option<WaitReason> {
         let split = self.cluster.split.as_ref()?;
-        Some(self.line(
+        Some(self.reason(
             "split",
             Vec::new(),
             format!(
@@ -119,10 +130,10 @@ impl Writer<'_> {
         ))
     }
 
-    fn unsettled(&self) -> Option<Line> {
+    fn unsettled(&self) -> Option<WaitReason> {
         let waits = matches!(self.cluster.phase, Phase::Open | Phase::Preparing);
-        (self.cluster.unsettled && waits).then(|| {
-            self.line(
+        (self.cluster.is_unsettled && waits).then(|| {
+            self.reason(
                 "database_changed",
                 Vec::new(),
                 "this database is not the one that was used before (restored or replaced): nothing \
@@ -135,20 +146,20 @@ impl Writer<'_> {
         })
     }
 
-    fn free_seats(&self) -> Option<Line> {
+    fn free_seats(&self) -> Option<WaitReason> {
         let size = usize::from(self.cluster.statement.size);
         let taken = self.cluster.seats().len();
         if taken == size {
             return None;
         }
-        let gone: Vec<KeyId> = self
+        let gone: Vec<AgentKey> = self
             .cluster
             .agents
             .iter()
             .filter(|(_, agent)| agent.seating == Seating::Absent)
             .map(|(&key, _)| key)
             .collect();
-        let waiting: Vec<KeyId> = self.cluster.standbys().into_values().collect();
+        let waiting: Vec<AgentKey> = self.cluster.standbys().into_values().collect();
         let free = size - taken;
         let are = if free == 1 { "is" } else { "are" };
         let mut what = format!("{free} of {size} seats {are} free");
@@ -161,53 +172,57 @@ impl Writer<'_> {
                 self.names(&waiting)
             );
         }
-        Some(self.line(
+        Some(self.reason(
             "seats_free",
             gone,
             what,
-            &self.advised(
+            &self.with_advice(
                 "start `muster-agent run` with the bundle on more hosts, or on these again; give up \
                  with `muster-discovery cluster abandon NAME`",
             ),
         ))
     }
 
-    fn held_back(&self) -> Option<Line> {
-        let held: Vec<KeyId> = self
+    fn held_back(&self) -> Option<WaitReason> {
+        let held: Vec<AgentKey> = self
             .cluster
             .seats()
             .into_values()
-            .filter(|key| self.cluster.agents[key].held_until > self.now)
+            .filter(|key| self.cluster.agents[key].held_back_until > self.now)
             .collect();
-        let until = held.iter().map(|key| self.cluster.agents[key].held_until).max()?;
-        let mut line = self.line(
+        let until = held.iter().map(|key| self.cluster.agents[key].held_back_until).max()?;
+        let mut line = self.reason(
             "held_back",
             held.clone(),
             format!("held back after a failed try: {}", self.names(&held)),
-            &self.advised(
+            &self.with_advice(
                 "mend what the last error says, or start one more host: a standby takes the seat of \
                  whoever fails twice",
             ),
         );
-        line.next = Some(until);
+        line.next_try = Some(until);
         Some(line)
     }
 
-    fn unreached(&self, frozen: &Frozen) -> Option<Line> {
-        let broken = links::broken(frozen);
-        let what = links::sentence(&broken)?;
-        let mut who: Vec<KeyId> = broken.iter().flat_map(links::BrokenLink::ends).collect();
+    fn unreached(&self, frozen: &FrozenList) -> Option<WaitReason> {
+        let broken = links::find_broken_links(frozen);
+        let what = links::describe_links(&broken)?;
+        let mut who: Vec<AgentKey> = broken.iter().flat_map(links::BrokenLink::ends).collect();
         who.sort_unstable();
         who.dedup();
-        Some(self.line("unreachable", who, what, &links::way_out(&broken)))
+        Some(self.reason("unreachable", who, what, &links::suggest_remedy(&broken)))
     }
 
-    fn acks_missing(&self, frozen: &Frozen, settings: &Settings) -> Option<Line> {
+    fn acks_missing(
+        &self,
+        frozen: &FrozenList,
+        settings: &FormationSettings,
+    ) -> Option<WaitReason> {
         let members = frozen.proposal.records.iter().map(|record| record.key);
-        let missing: Vec<KeyId> = members.filter(|key| !frozen.acks.contains_key(key)).collect();
+        let missing: Vec<AgentKey> = members.filter(|key| !frozen.acks.contains_key(key)).collect();
         let of = frozen.proposal.records.len();
         (!missing.is_empty()).then(|| {
-            let mut line = self.line(
+            let mut line = self.reason(
                 "acks_missing",
                 missing.clone(),
                 format!(
@@ -216,22 +231,22 @@ impl Writer<'_> {
                     frozen.acks.len(),
                     self.names(&missing)
                 ),
-                &self.advised(
+                &self.with_advice(
                     "look at `muster-agent status` on these hosts; the list is tried anew when its \
                      time is over",
                 ),
             );
-            line.next = Some(frozen.at.after(settings.prepare));
+            line.next_try = Some(frozen.at.after(settings.ack_timeout));
             line
         })
     }
 
-    fn reports_missing(&self) -> Option<Line> {
+    fn reports_missing(&self) -> Option<WaitReason> {
         let frozen = self.cluster.frozen.as_ref()?;
         let members = frozen.proposal.records.iter().map(|record| record.key);
-        let missing: Vec<KeyId> =
+        let missing: Vec<AgentKey> =
             members.filter(|key| !self.cluster.reports.contains_key(key)).collect();
-        Some(self.line(
+        Some(self.reason(
             "nodes_not_reported",
             missing.clone(),
             format!(
@@ -246,7 +261,7 @@ impl Writer<'_> {
         ))
     }
 
-    fn ended(&self) -> Line {
+    fn ended(&self) -> WaitReason {
         let ended = self.cluster.ended.as_ref();
         let by = ended.map(|ended| ended.by.clone()).unwrap_or_default();
         let way_out = match ended.map(|ended| ended.cause) {
@@ -262,8 +277,8 @@ impl Writer<'_> {
             _ => "create a new cluster with `muster-discovery cluster create NAME`",
         };
         let what = format!("the cluster is {}: {by}", self.cluster.phase.as_str());
-        let mut line = self.line(self.cluster.phase.as_str(), Vec::new(), what, way_out);
-        line.next = line.next.or(self.unretire);
+        let mut line = self.reason(self.cluster.phase.as_str(), Vec::new(), what, way_out);
+        line.next_try = line.next_try.or(self.unretire);
         line
     }
 }

@@ -4,19 +4,19 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::rules::{Rule, Rules};
-use crate::service::cluster::{Frozen, Probe};
-use crate::values::{KeyId, Record};
+use crate::service::cluster::{FrozenList, ProbeOutcome};
+use crate::values::{AgentKey, AgentRecord};
 
 /// Number of broken links that one sentence names.
-const LINKS_NAMED: usize = 3;
+const MAX_NAMED_LINKS: usize = 3;
 
 /// Part of a prober's error if another agent's key answered: the port is open then.
 const OTHER_AGENT: &str = "is not the agent that signed for it";
 
 /// Two members of a list, at least one of whom doesn't reach the other.
 pub(super) struct BrokenLink<'a> {
-    one: &'a Record,
-    other: &'a Record,
+    one: &'a AgentRecord,
+    other: &'a AgentRecord,
     /// Error of the first member's probe of the second, if it failed.
     from_one: Option<&'a str>,
     /// Error of the second member's probe of the first, if it failed.
@@ -24,12 +24,15 @@ pub(super) struct BrokenLink<'a> {
 }
 
 /// Returns every link of the list that a probe has found broken.
-pub(super) fn broken(frozen: &Frozen) -> Vec<BrokenLink<'_>> {
-    let failure =
-        |prober: &Record, peer: &Record| match frozen.probes.get(&prober.key)?.get(&peer.key)? {
-            Probe::Reached => None,
-            Probe::Failed(why) => Some(why.as_str()),
-        };
+pub(super) fn find_broken_links(frozen: &FrozenList) -> Vec<BrokenLink<'_>> {
+    let failure = |prober: &AgentRecord, peer: &AgentRecord| match frozen
+        .probes
+        .get(&prober.key)?
+        .get(&peer.key)?
+    {
+        ProbeOutcome::Reached => None,
+        ProbeOutcome::Failed(why) => Some(why.as_str()),
+    };
     let records = &frozen.proposal.records;
     let mut links = Vec::new();
     for (place, one) in records.iter().enumerate() {
@@ -47,34 +50,35 @@ pub(super) fn broken(frozen: &Frozen) -> Vec<BrokenLink<'_>> {
 /// reach, and those that sent neither ack nor probes. If there are none and members miss each other
 /// in pairs, it returns a smallest set without which all links work. Otherwise the same list would
 /// meet the same broken link for ever.
-pub(super) fn at_fault(
+pub(super) fn find_members_at_fault(
     rules: &Rules,
-    frozen: &Frozen,
-    counts: impl Fn(KeyId) -> u32,
-) -> Vec<KeyId> {
+    frozen: &FrozenList,
+    counts: impl Fn(AgentKey) -> u32,
+) -> Vec<AgentKey> {
     let members = || frozen.proposal.records.iter().map(|record| record.key);
     let others = frozen.proposal.records.len().saturating_sub(1);
-    let missed_by_most = |key: KeyId| {
-        let misses = |(prober, row): (&KeyId, &BTreeMap<KeyId, Probe>)| {
-            *prober != key && matches!(row.get(&key), Some(Probe::Failed(_)))
+    let missed_by_most = |key: AgentKey| {
+        let misses = |(prober, row): (&AgentKey, &BTreeMap<AgentKey, ProbeOutcome>)| {
+            *prober != key && matches!(row.get(&key), Some(ProbeOutcome::Failed(_)))
         };
         frozen.probes.iter().filter(|&row| misses(row)).count() * 2 > others
     };
     let silent = |key| !frozen.acks.contains_key(&key) && !frozen.probes.contains_key(&key);
-    let alone: Vec<KeyId> = members().filter(|&key| silent(key) || missed_by_most(key)).collect();
-    if !alone.is_empty() || !rules.on(Rule::PairsAreCounted) {
+    let alone: Vec<AgentKey> =
+        members().filter(|&key| silent(key) || missed_by_most(key)).collect();
+    if !alone.is_empty() || !rules.is_on(Rule::PairsAreCounted) {
         return alone;
     }
-    let seats: Vec<(KeyId, u32)> = members().map(|key| (key, counts(key))).collect();
-    let pairs: Vec<[KeyId; 2]> =
-        broken(frozen).iter().map(|link| [link.one.key, link.other.key]).collect();
+    let seats: Vec<(AgentKey, u32)> = members().map(|key| (key, counts(key))).collect();
+    let pairs: Vec<[AgentKey; 2]> =
+        find_broken_links(frozen).iter().map(|link| [link.one.key, link.other.key]).collect();
     smallest_cover(&seats, &pairs)
 }
 
 /// Returns the smallest set of `seats` that touches every pair. Each entry of `seats`, seat 1
 /// first, says how often that agent was counted. Among sets of equal size the one that was counted
 /// less often wins, then the one with the higher seats.
-fn smallest_cover(seats: &[(KeyId, u32)], pairs: &[[KeyId; 2]]) -> Vec<KeyId> {
+fn smallest_cover(seats: &[(AgentKey, u32)], pairs: &[[AgentKey; 2]]) -> Vec<AgentKey> {
     let chosen = |set: u32| {
         seats
             .iter()
@@ -83,7 +87,7 @@ fn smallest_cover(seats: &[(KeyId, u32)], pairs: &[[KeyId; 2]]) -> Vec<KeyId> {
             .map(|(_, seat)| *seat)
     };
     let touches_all = |set: &u32| {
-        let keys: BTreeSet<KeyId> = chosen(*set).map(|(key, _)| key).collect();
+        let keys: BTreeSet<AgentKey> = chosen(*set).map(|(key, _)| key).collect();
         pairs.iter().all(|pair| pair.iter().any(|key| keys.contains(key)))
     };
     // A list has nine seats at most, so there are at most 512 sets.
@@ -96,9 +100,9 @@ fn smallest_cover(seats: &[(KeyId, u32)], pairs: &[[KeyId; 2]]) -> Vec<KeyId> {
 }
 
 /// Describes the broken links with both addresses; `None` if there are none.
-pub(super) fn sentence(links: &[BrokenLink<'_>]) -> Option<String> {
-    let named: Vec<String> = links.iter().take(LINKS_NAMED).map(ToString::to_string).collect();
-    let more = match links.len().saturating_sub(LINKS_NAMED) {
+pub(super) fn describe_links(links: &[BrokenLink<'_>]) -> Option<String> {
+    let named: Vec<String> = links.iter().take(MAX_NAMED_LINKS).map(ToString::to_string).collect();
+    let more = match links.len().saturating_sub(MAX_NAMED_LINKS) {
         0 => String::new(),
         more => format!("; and {more} more broken links"),
     };
@@ -106,7 +110,7 @@ pub(super) fn sentence(links: &[BrokenLink<'_>]) -> Option<String> {
 }
 
 /// Says how to mend the broken links: which ports to open, and which host was replaced.
-pub(super) fn way_out(links: &[BrokenLink<'_>]) -> String {
+pub(super) fn suggest_remedy(links: &[BrokenLink<'_>]) -> String {
     let (mut ports, mut replaced) = (BTreeSet::new(), BTreeSet::new());
     for link in links {
         let tried = [(link.from_one, link.other), (link.from_other, link.one)];
@@ -143,14 +147,14 @@ pub(super) fn way_out(links: &[BrokenLink<'_>]) -> String {
 
 impl BrokenLink<'_> {
     /// Returns the keys of the two members.
-    pub(super) fn ends(&self) -> [KeyId; 2] {
+    pub(super) fn ends(&self) -> [AgentKey; 2] {
         [self.one.key, self.other.key]
     }
 }
 
 impl std::fmt::Display for BrokenLink<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let end = |record: &Record| {
+        let end = |record: &AgentRecord| {
             let at: Vec<&str> =
                 record.peer_urls.iter().map(|url| url.trim_start_matches("https://")).collect();
             format!("{} ({}) at {}", record.name, record.key, at.join(" and "))
@@ -198,7 +202,7 @@ mod tests {
     fn who_cannot_reach_whom_is_said_the_right_way_round_with_the_port_of_the_other() {
         let at = |host, port| {
             let peer_urls = vec![format!("https://10.0.0.{host}:{port}")];
-            Record { peer_urls, ..plain_record(host) }
+            AgentRecord { peer_urls, ..plain_record(host) }
         };
         let (one, other) = (at(1, 1111), at(2, 2222));
         let link =
@@ -210,7 +214,7 @@ mod tests {
             let said = link.to_string();
             assert!(said.starts_with(first), "{said}");
             assert!(said.contains(&format!("can't reach {second}")), "{said}");
-            let open = way_out(&[link]);
+            let open = suggest_remedy(&[link]);
             assert!(open.contains(port), "{open}");
         }
     }
@@ -222,10 +226,10 @@ mod tests {
             |why| BrokenLink { one: &one, other: &other, from_one: Some(why), from_other: None };
         let refused = "can't connect to 10.0.0.2:2380: Connection refused";
         let foreign = "10.0.0.2:2380 is not the agent that signed for it: bad signature";
-        let told = way_out(&[link(foreign)]);
+        let told = suggest_remedy(&[link(foreign)]);
         assert!(told.contains("address of host-2") && told.contains("lapsed"), "{told}");
         assert!(!told.contains("open TCP port"), "{told}");
-        let both = way_out(&[link(foreign), link(refused)]);
+        let both = suggest_remedy(&[link(foreign), link(refused)]);
         assert!(both.contains("lapsed") && both.contains("open TCP port"), "{both}");
     }
 
@@ -235,11 +239,11 @@ mod tests {
         let broken = |count: usize| {
             let link =
                 || BrokenLink { one: &one, other: &other, from_one: Some("x"), from_other: None };
-            sentence(&(0..count).map(|_| link()).collect::<Vec<_>>())
+            describe_links(&(0..count).map(|_| link()).collect::<Vec<_>>())
         };
         assert_eq!(broken(0), None);
         let said = |count| broken(count).expect("there are some");
-        assert!(!said(LINKS_NAMED).contains("more"));
-        assert!(said(LINKS_NAMED + 1).ends_with("; and 1 more broken links"));
+        assert!(!said(MAX_NAMED_LINKS).contains("more"));
+        assert!(said(MAX_NAMED_LINKS + 1).ends_with("; and 1 more broken links"));
     }
 }

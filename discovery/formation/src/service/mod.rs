@@ -18,12 +18,13 @@ mod time;
 mod votes;
 
 pub use cluster::{
-    Applicant, Cluster, EndCause, Ended, Frozen, LastError, Phase, Probe, Row, Seating, Split,
+    Applicant, Cluster, ClusterEnd, EndCause, FrozenList, LastError, Phase, ProbeOutcome,
+    ProbeResults, Seating, Split,
 };
-pub use event::{Event, Grant, Poll, Redeem};
-pub use explain::{Line, explain};
-pub use outcome::{Alarm, Answer, Change, Outcome, Reopen, Standing};
+pub use event::{ClusterEvent, Grant, Poll, Redeem};
+pub use explain::{WaitReason, explain};
+pub use outcome::{AgentStanding, Alarm, Answer, ClusterChange, ReopenReason, StepOutcome};
 pub use refusal::{Refusal, RefusalCode};
-pub use settings::{EPOCH_DISTANCE, EPOCH_MAX, Settings};
-pub use step::{Context, step, view};
+pub use settings::{FormationSettings, MAX_EPOCH, MAX_EPOCH_DISTANCE};
+pub use step::{StepContext, step, view};
 pub use time::next_deadline;

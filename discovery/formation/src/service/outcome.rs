@@ -2,7 +2,7 @@
 
 use crate::service::cluster::Phase;
 use crate::service::refusal::Refusal;
-use crate::values::{Epoch, Hash, KeyId, Seat};
+use crate::values::{AgentKey, Epoch, Hash, Seat};
 
 /// Result of one step. The caller does the following, in this order:
 ///
@@ -17,29 +17,29 @@ use crate::values::{Epoch, Hash, KeyId, Seat};
 /// All of that holds for a refusal too, since the effects of time on the cluster remain.
 #[derive(Debug)]
 #[must_use]
-pub struct Outcome {
+pub struct StepOutcome {
     /// Answer to the request, or its refusal.
     pub answer: Result<Answer, Refusal>,
     /// Whether anything in the cluster has changed, so that it must be saved.
     pub changed: bool,
     /// Changes that agents and `explain` can see, in order; `rev` moved by one if there are any.
-    pub changes: Vec<Change>,
+    pub changes: Vec<ClusterChange>,
     /// Hash of the list that this step has decided: INSERT it in this very transaction.
     pub committed: Option<Hash>,
     /// Alarms to raise once the transaction is committed.
     pub alarms: Vec<Alarm>,
 }
 
-impl Outcome {
+impl StepOutcome {
     /// Whether the revision moved, so that waiting polls of this cluster must wake.
     #[must_use]
-    pub fn rev_moved(&self) -> bool {
+    pub fn has_new_revision(&self) -> bool {
         !self.changes.is_empty()
     }
 
     /// Whether the answer carries the document, so that the ledger must have it first.
     #[must_use]
-    pub fn document_leaves(&self) -> bool {
+    pub fn carries_document(&self) -> bool {
         matches!(&self.answer, Ok(Answer { document: Some(_), .. }))
     }
 }
@@ -53,7 +53,7 @@ pub struct Answer {
     /// Revision of the cluster: the next poll sends it as `after`.
     pub rev: u64,
     /// Standing of the asking agent; `None` if the asker is no agent of this cluster.
-    pub standing: Option<Standing>,
+    pub standing: Option<AgentStanding>,
     /// Hash of the proposal, while preparing and for its members only. The caller serves `frozen`
     /// with the agents' releases.
     pub proposal: Option<Hash>,
@@ -64,46 +64,46 @@ pub struct Answer {
 
 /// Standing of an agent in its cluster, as shown to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum AgentStanding {
     /// The agent has this seat.
     Seat(Seat),
     /// The agent waits, with this many live standbys ahead of it.
     Standby { ahead: usize },
     /// The agent has neither: its lease has lapsed, or the list was decided without it.
-    Out,
+    Unseated,
 }
 
 /// One visible change of a cluster, for its event chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum ClusterChange {
     /// An agent with a new key has redeemed.
-    Joined { key: KeyId },
+    Joined { key: AgentKey },
     /// An agent got a seat.
-    Seated { key: KeyId, seat: Seat },
+    Seated { key: AgentKey, seat: Seat },
     /// An agent was put into the queue of standbys.
-    Queued { key: KeyId },
+    Queued { key: AgentKey },
     /// An agent's lease lapsed.
-    Lapsed { key: KeyId },
+    Lapsed { key: AgentKey },
     /// An agent's new record replaced its old one.
-    RecordReplaced { key: KeyId },
+    RecordReplaced { key: AgentKey },
     /// A failed list was counted against an agent, for the `counts`th time.
-    Counted { key: KeyId, counts: u32 },
+    Counted { key: AgentKey, counts: u32 },
     /// The list was frozen.
     Frozen { epoch: Epoch, h: Hash },
     /// The proposal was given up; the cluster is open again at `epoch`.
-    Reopened { epoch: Epoch, why: Reopen },
+    Reopened { epoch: Epoch, why: ReopenReason },
     /// A member's ack came in.
-    Acked { key: KeyId, epoch: Epoch },
+    Acked { key: AgentKey, epoch: Epoch },
     /// An agent's row of the probe matrix came in.
-    Probed { key: KeyId, epoch: Epoch },
+    Probed { key: AgentKey, epoch: Epoch },
     /// An agent's release came in.
-    Released { key: KeyId, epoch: Epoch },
+    Released { key: AgentKey, epoch: Epoch },
     /// The list is decided.
     Committed { epoch: Epoch, h: Hash },
     /// The list was decided by a document that was shown.
     Adopted { epoch: Epoch, h: Hash },
     /// A member reported its Raft cluster.
-    Reported { key: KeyId, raft_cluster: u64 },
+    Reported { key: AgentKey, raft_cluster: u64 },
     /// A majority of the members runs this Raft cluster.
     Formed { raft_cluster: u64 },
     /// The next statement was stored.
@@ -121,20 +121,20 @@ pub enum Change {
     /// A second valid document was shown.
     Split { other: Hash },
     /// Two sessions have used one agent key.
-    KeyElsewhere { key: KeyId },
+    KeyElsewhere { key: AgentKey },
 }
 
 /// Reason for which a proposal was given up.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reopen {
+pub enum ReopenReason {
     /// A seated agent's lease lapsed.
-    Lapsed(KeyId),
+    Lapsed(AgentKey),
     /// An agent refused the proposal.
-    Refused { key: KeyId, reason: String },
+    Refused { key: AgentKey, reason: String },
     /// Not all acks came in time.
     TimedOut,
     /// A member replaced its record.
-    RecordReplaced(KeyId),
+    RecordReplaced(AgentKey),
     /// The next statement was stored.
     Restated,
     /// The database's generation changed.
@@ -145,7 +145,7 @@ pub enum Reopen {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Alarm {
     /// Two sessions use one agent key: a cloned host, or a stolen key.
-    KeyElsewhere { key: KeyId },
+    KeyElsewhere { key: AgentKey },
     /// The cluster has two valid documents.
     Split { decided: Hash, other: Hash },
 }

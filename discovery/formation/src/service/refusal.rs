@@ -1,19 +1,19 @@
 //! Reasons why the service refuses a request: a sentence with the remedy for people, and a code for
 //! programs.
 
-use crate::fitness::{Clash, Unfit};
+use crate::fitness::{RecordConflict, RecordFault};
 use crate::service::cluster::{EndCause, Phase};
-use crate::values::{Epoch, Hash, KeyId, Micros, Millis};
+use crate::values::{AgentKey, Epoch, Hash, Millis, UnixMicros};
 
 /// Milliseconds of a day.
 const DAY_MS: u64 = 24 * 3_600_000;
 
-/// Refusal of a request. `Display` says what and why; [`Refusal::way_out`] says what to do.
+/// Refusal of a request. `Display` says what and why; [`Refusal::remedy`] says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The list was decided without this key.
     #[error("the cluster's members are decided, and {key} is not one of them")]
-    BootClosed { key: KeyId },
+    BootClosed { key: AgentKey },
     /// The cluster ended before it was committed, or was retired.
     #[error("the cluster is {}: {by}", phase.as_str())]
     Ended { phase: Phase, cause: Option<EndCause>, by: String },
@@ -28,25 +28,25 @@ pub enum Refusal {
     OtherProposal { sent: Hash, h: Hash, epoch: Epoch },
     /// Another session holds this key.
     #[error("another session holds the key {key} (boot counter {last}, this one sent {sent})")]
-    KeyElsewhere { key: KeyId, last: u64, sent: u64 },
+    KeyElsewhere { key: AgentKey, last: u64, sent: u64 },
     /// Two valid documents were shown; nothing is done to the cluster any more.
     #[error("two valid documents of this cluster exist: {decided} and {other}")]
     Split { decided: Hash, other: Hash },
     /// This database doesn't know the key.
     #[error("the key {key} has not redeemed a token here")]
-    UnknownKey { key: KeyId },
+    UnknownKey { key: AgentKey },
     /// The sender is not in the frozen list.
     #[error("{key} has no seat in the proposal of epoch {epoch}")]
-    NotSeated { key: KeyId, epoch: Epoch },
+    NotSeated { key: AgentKey, epoch: Epoch },
     /// The agent has redeemed another record in this session already.
     #[error("{key} has redeemed another record in this session")]
-    RecordChanged { key: KeyId },
+    RecordChanged { key: AgentKey },
     /// The record asks for another cluster or names another grant.
     #[error("the record is for another cluster or another grant")]
     ForeignRecord,
     /// The grant has expired.
     #[error("the token expired")]
-    GrantExpired { expired: Micros },
+    GrantExpired { expired: UnixMicros },
     /// The grant was revoked.
     #[error("the token was revoked")]
     GrantRevoked,
@@ -58,10 +58,10 @@ pub enum Refusal {
     GrantUsed,
     /// The record can't stand in any list.
     #[error("the record can't be a member's: {0}")]
-    Unfit(Unfit),
+    Unfit(RecordFault),
     /// Another live agent has a value of this record that must be unique.
     #[error("{other} is live and shares with it {clash}")]
-    Duplicate { other: KeyId, clash: Clash },
+    Duplicate { other: AgentKey, clash: RecordConflict },
     /// The cluster isn't committed yet: only members of a decided list may report.
     #[error("the cluster is {}, not committed", phase.as_str())]
     NotCommitted { phase: Phase },
@@ -243,7 +243,7 @@ impl Refusal {
 
     /// Says in one sentence what to do now. `lease` is how long a stopped agent keeps its place.
     #[must_use]
-    pub fn way_out(&self, lease: Millis) -> String {
+    pub fn remedy(&self, lease: Millis) -> String {
         match self {
             Refusal::BootClosed { .. } => {
                 "use this host for another cluster: members of one that runs are changed by its own \

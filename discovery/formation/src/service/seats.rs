@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use crate::fitness;
 use crate::rules::Rule;
-use crate::service::cluster::{Frozen, Phase, Seating};
-use crate::service::outcome::Change;
-use crate::service::step::Turn;
-use crate::values::{KeyId, Proposal, Seat};
+use crate::service::cluster::{FrozenList, Phase, Seating};
+use crate::service::outcome::ClusterChange;
+use crate::service::step::StepState;
+use crate::values::{AgentKey, ProposedList, Seat};
 
-impl Turn<'_> {
+impl StepState<'_> {
     /// Applies what follows for the seats from time and event. Seats change only in an open
     /// cluster.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn update_seats(&mut self) {
         if self.cluster.phase != Phase::Open || self.cluster.split.is_some() {
             return;
         }
@@ -23,34 +23,34 @@ impl Turn<'_> {
     }
 
     /// Counts a failed list against `key` and holds the agent back: 2^k s for the kth time.
-    pub(super) fn count(&mut self, key: KeyId) {
+    pub(super) fn count_failed_list(&mut self, key: AgentKey) {
         let (now, settings) = (self.now, self.context.settings);
         let agent = self.agent_mut(key);
-        agent.counts = agent.counts.saturating_add(1);
-        agent.held_until = now.after(settings.held_back(agent.counts));
-        let counts = agent.counts;
-        self.record_change(Change::Counted { key, counts });
+        agent.failed_lists = agent.failed_lists.saturating_add(1);
+        agent.held_back_until = now.after(settings.hold_back_after(agent.failed_lists));
+        let counts = agent.failed_lists;
+        self.record_change(ClusterChange::Counted { key, counts });
     }
 
     /// Gives the seat of each agent that is held back and was counted twice to the first standby
     /// that isn't held back. The agent goes behind all standbys.
     fn put_behind_standbys(&mut self) {
-        if !self.context.rules.on(Rule::CountedGoBehind) {
+        if !self.context.rules.is_on(Rule::CountedGoBehind) {
             return;
         }
         for (seat, key) in self.cluster.seats() {
             let agent = &self.cluster.agents[&key];
-            if agent.counts < 2 || agent.held_until <= self.now {
+            if agent.failed_lists < 2 || agent.held_back_until <= self.now {
                 continue;
             }
             let Some(next) = self.first_standby(Some(key)) else {
                 continue;
             };
-            let order = self.cluster.next_place;
-            self.cluster.next_place += 1;
+            let order = self.cluster.next_queue_number;
+            self.cluster.next_queue_number += 1;
             self.agent_mut(key).seating = Seating::Standby(order);
-            self.record_change(Change::Queued { key });
-            self.seat(next, seat);
+            self.record_change(ClusterChange::Queued { key });
+            self.give_seat(next, seat);
         }
     }
 
@@ -60,34 +60,34 @@ impl Turn<'_> {
                 continue;
             }
             match self.first_standby(None) {
-                Some(key) => self.seat(key, seat),
+                Some(key) => self.give_seat(key, seat),
                 None => break,
             }
         }
     }
 
-    fn seat(&mut self, key: KeyId, seat: Seat) {
+    fn give_seat(&mut self, key: AgentKey, seat: Seat) {
         assert!(!self.cluster.seats().contains_key(&seat), "seat {seat} is given to a second one");
         self.agent_mut(key).seating = Seating::Seat(seat);
-        self.record_change(Change::Seated { key, seat });
+        self.record_change(ClusterChange::Seated { key, seat });
     }
 
     /// Returns the standby that has waited longest and can share a list with the seated agents. To
     /// replace `leaving`, it must not be held back itself: nothing would be gained.
-    fn first_standby(&self, leaving: Option<KeyId>) -> Option<KeyId> {
+    fn first_standby(&self, leaving: Option<AgentKey>) -> Option<AgentKey> {
         let cluster = &*self.cluster;
-        let mut seated: Vec<KeyId> = cluster.seats().into_values().collect();
+        let mut seated: Vec<AgentKey> = cluster.seats().into_values().collect();
         seated.retain(|&key| Some(key) != leaving);
         let permissions = cluster.statement.permissions;
-        let suits = |key: &KeyId| {
+        let suits = |key: &AgentKey| {
             let agent = &cluster.agents[key];
             let grant = &agent.record.grant;
             let taken =
                 seated.iter().filter(|key| cluster.agents[key].record.grant == *grant).count();
-            let in_use = self.context.rules.on(Rule::UseIsASeat) && taken >= agent.uses as usize;
-            let held = leaving.is_some() && agent.held_until > self.now;
+            let in_use = self.context.rules.is_on(Rule::UseIsASeat) && taken >= agent.uses as usize;
+            let held = leaving.is_some() && agent.held_back_until > self.now;
             let clashes = seated.iter().any(|other| {
-                fitness::together(&agent.record, &cluster.agents[other].record, permissions)
+                fitness::check_pair(&agent.record, &cluster.agents[other].record, permissions)
                     .is_err()
             });
             !in_use && !held && !clashes
@@ -99,20 +99,20 @@ impl Turn<'_> {
     /// every epoch that was signed.
     fn freeze(&mut self) {
         let seats = self.cluster.seats();
-        let held = |key: &KeyId| self.cluster.agents[key].held_until > self.now;
-        if self.cluster.unsettled
+        let held = |key: &AgentKey| self.cluster.agents[key].held_back_until > self.now;
+        if self.cluster.is_unsettled
             || seats.len() != usize::from(self.cluster.statement.size)
             || seats.values().any(held)
         {
             return;
         }
         let mut epoch = self.cluster.epoch;
-        if self.context.rules.on(Rule::FreezeAboveFloor) {
+        if self.context.rules.is_on(Rule::FreezeAboveFloor) {
             epoch = epoch.max(self.cluster.floor.saturating_add(1));
             assert!(epoch > self.cluster.floor, "epoch {epoch} may have been signed before");
         }
         let records = seats.values().map(|key| Arc::clone(&self.cluster.agents[key].record));
-        let proposal = Proposal {
+        let proposal = ProposedList {
             cluster: self.cluster.id,
             statement: self.cluster.statement.hash,
             epoch,
@@ -121,13 +121,13 @@ impl Turn<'_> {
         let h = (self.context.hash)(&proposal);
         self.cluster.phase = Phase::Preparing;
         self.cluster.epoch = epoch;
-        self.cluster.frozen = Some(Frozen {
+        self.cluster.frozen = Some(FrozenList {
             proposal,
-            h,
+            proposal_hash: h,
             at: self.now,
             acks: BTreeMap::new(),
             probes: BTreeMap::new(),
         });
-        self.record_change(Change::Frozen { epoch, h });
+        self.record_change(ClusterChange::Frozen { epoch, h });
     }
 }

@@ -4,19 +4,19 @@ use crate::values::{Epoch, Millis};
 
 /// Times and limits of formation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct FormationSettings {
     /// Time for which a silent agent keeps its seat or its place in the queue.
     pub lease: Millis,
     /// Time for which a frozen list waits for its acks.
-    pub prepare: Millis,
+    pub ack_timeout: Millis,
     /// Interval at which clusters that nobody polls are examined.
     pub sweep: Millis,
     /// Length of the first hold-back, doubled with each further count.
     pub hold_back: Millis,
     /// Upper limit of a hold-back.
-    pub hold_back_cap: Millis,
+    pub max_hold_back: Millis,
     /// Time after a retirement in which an owner may take it back.
-    pub unretire: Millis,
+    pub unretire_window: Millis,
     /// Number of keys that one grant admits, per seat of the cluster.
     pub keys_per_seat: u32,
 }
@@ -24,21 +24,21 @@ pub struct Settings {
 /// Largest distance by which an epoch that an agent names may exceed everything that the cluster
 /// has seen. An honest agent names only epochs that a service has proposed. A hostile one could
 /// otherwise push all the others to the highest epoch, and the cluster could never be frozen again.
-pub const EPOCH_DISTANCE: Epoch = 1_000_000;
+pub const MAX_EPOCH_DISTANCE: Epoch = 1_000_000;
 /// Highest epoch that anybody may name: rows and counters have room for it and the next ones.
-pub const EPOCH_MAX: Epoch = 1 << 62;
+pub const MAX_EPOCH: Epoch = 1 << 62;
 
-impl Settings {
+impl FormationSettings {
     /// Documented defaults: a lease of 90 s, 60 s for the acks, and a sweep every 30 s. Hold-backs
     /// grow from 2 s to 60 s, a retirement can be taken back for a week, and each seat admits three
     /// keys.
-    pub const DEFAULT: Settings = Settings {
+    pub const DEFAULT: FormationSettings = FormationSettings {
         lease: Millis(90_000),
-        prepare: Millis(60_000),
+        ack_timeout: Millis(60_000),
         sweep: Millis(30_000),
         hold_back: Millis(2_000),
-        hold_back_cap: Millis(60_000),
-        unretire: Millis(7 * 24 * 3_600_000),
+        max_hold_back: Millis(60_000),
+        unretire_window: Millis(7 * 24 * 3_600_000),
         keys_per_seat: 3,
     };
 
@@ -52,14 +52,14 @@ impl Settings {
     /// Returns how long an agent is held back that has now been counted `counts` times (1 or more):
     /// 2^counts seconds by default, up to the limit.
     #[must_use]
-    pub fn held_back(&self, counts: u32) -> Millis {
+    pub fn hold_back_after(&self, counts: u32) -> Millis {
         let doubled = self.hold_back.0.saturating_mul(1 << counts.saturating_sub(1).min(16));
-        Millis(doubled.min(self.hold_back_cap.0))
+        Millis(doubled.min(self.max_hold_back.0))
     }
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings::DEFAULT
+impl Default for FormationSettings {
+    fn default() -> FormationSettings {
+        FormationSettings::DEFAULT
     }
 }

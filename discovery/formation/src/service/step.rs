@@ -2,24 +2,26 @@
 
 use crate::rules::{Rule, Rules};
 use crate::service::cluster::{Applicant, Cluster, EndCause, LastError, Phase, Seating};
-use crate::service::event::Event;
-use crate::service::outcome::{Alarm, Answer, Change, Outcome, Reopen, Standing};
+use crate::service::event::ClusterEvent;
+use crate::service::outcome::{
+    AgentStanding, Alarm, Answer, ClusterChange, ReopenReason, StepOutcome,
+};
 use crate::service::refusal::Refusal;
-use crate::service::settings::Settings;
-use crate::values::{Hash, KeyId, Micros, Proposal, Statement};
+use crate::service::settings::FormationSettings;
+use crate::values::{AgentKey, Hash, ProposedList, Statement, UnixMicros};
 
 /// Inputs of a step besides the cluster, the time and the event.
 #[derive(Clone, Copy)]
-pub struct Context<'a> {
+pub struct StepContext<'a> {
     /// Rules to apply: [`Rules::ALL`] in the programs.
     pub rules: &'a Rules,
-    pub settings: &'a Settings,
-    /// Whether the clock has run evenly for [`Settings::steady_after`]. Only then does a deadline
+    pub settings: &'a FormationSettings,
+    /// Whether the clock has run evenly for [`FormationSettings::steady_after`]. Only then does a deadline
     /// that has passed end a cluster, since a jump forward may be taken back.
-    pub steady: bool,
+    pub is_clock_steady: bool,
     /// Computes the hash of a proposal: SHA-256 as the protocol writes it. Called at most twice in
     /// a step.
-    pub hash: &'a dyn Fn(&Proposal) -> Hash,
+    pub hash: &'a dyn Fn(&ProposedList) -> Hash,
 }
 
 /// Applies one event to `cluster`, whose row is locked, at the database's time `now`.
@@ -27,8 +29,13 @@ pub struct Context<'a> {
 /// Time is judged first: lapsed leases are gone before the event is examined. So no event is ever
 /// judged by a state that has already expired. Seats that the event left free or filled are settled
 /// last.
-pub fn step(cluster: &mut Cluster, context: &Context<'_>, now: Micros, event: Event) -> Outcome {
-    let mut turn = Turn {
+pub fn step(
+    cluster: &mut Cluster,
+    context: &StepContext<'_>,
+    now: UnixMicros,
+    event: ClusterEvent,
+) -> StepOutcome {
+    let mut turn = StepState {
         cluster,
         context: *context,
         now,
@@ -37,7 +44,7 @@ pub fn step(cluster: &mut Cluster, context: &Context<'_>, now: Micros, event: Ev
         committed: None,
         alarms: Vec::new(),
     };
-    let time_first = turn.context.rules.on(Rule::LapseFirst);
+    let time_first = turn.context.rules.is_on(Rule::LapseFirst);
     if time_first {
         turn.pass_time();
     }
@@ -45,24 +52,24 @@ pub fn step(cluster: &mut Cluster, context: &Context<'_>, now: Micros, event: Ev
     if !time_first {
         turn.pass_time();
     }
-    turn.settle();
+    turn.update_seats();
     turn.finish(result)
 }
 
 /// Returns the cluster as `key` sees it: the answer to a read-only poll.
 #[must_use]
-pub fn view(cluster: &Cluster, key: Option<KeyId>) -> Answer {
+pub fn view(cluster: &Cluster, key: Option<AgentKey>) -> Answer {
     let agent = key.and_then(|key| cluster.agents.get(&key));
-    let listed = key.is_some_and(|key| cluster.lists(key));
+    let listed = key.is_some_and(|key| cluster.is_listed(key));
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed);
     let standing = agent.map(|agent| match agent.seating {
-        Seating::Seat(seat) => Standing::Seat(seat),
+        Seating::Seat(seat) => AgentStanding::Seat(seat),
         Seating::Standby(order) => {
-            Standing::Standby { ahead: cluster.standbys().range(..order).count() }
+            AgentStanding::Standby { ahead: cluster.standbys().range(..order).count() }
         }
-        Seating::Absent => Standing::Out,
+        Seating::Absent => AgentStanding::Unseated,
     });
-    let h = cluster.frozen.as_ref().filter(|_| listed).map(|frozen| frozen.h);
+    let h = cluster.frozen.as_ref().filter(|_| listed).map(|frozen| frozen.proposal_hash);
     Answer {
         phase: cluster.phase,
         epoch: cluster.epoch,
@@ -74,31 +81,31 @@ pub fn view(cluster: &Cluster, key: Option<KeyId>) -> Answer {
 }
 
 /// Working state of one step.
-pub(super) struct Turn<'a> {
+pub(super) struct StepState<'a> {
     pub(super) cluster: &'a mut Cluster,
-    pub(super) context: Context<'a>,
-    pub(super) now: Micros,
+    pub(super) context: StepContext<'a>,
+    pub(super) now: UnixMicros,
     pub(super) changed: bool,
-    pub(super) changes: Vec<Change>,
+    pub(super) changes: Vec<ClusterChange>,
     pub(super) committed: Option<Hash>,
     pub(super) alarms: Vec<Alarm>,
 }
 
 /// Key of the agent that sent the event, if an agent did, or the refusal.
-pub(super) type Applied = Result<Option<KeyId>, Refusal>;
+pub(super) type EventResult = Result<Option<AgentKey>, Refusal>;
 
-impl Turn<'_> {
-    pub(super) fn record_change(&mut self, change: Change) {
+impl StepState<'_> {
+    pub(super) fn record_change(&mut self, change: ClusterChange) {
         self.changed = true;
         self.changes.push(change);
     }
 
-    fn finish(mut self, result: Applied) -> Outcome {
+    fn finish(mut self, result: EventResult) -> StepOutcome {
         if !self.changes.is_empty() {
             self.cluster.rev += 1;
         }
         let answer = result.map(|asker| view(self.cluster, asker));
-        Outcome {
+        StepOutcome {
             answer,
             changed: self.changed,
             changes: std::mem::take(&mut self.changes),
@@ -107,36 +114,37 @@ impl Turn<'_> {
         }
     }
 
-    fn apply(&mut self, event: Event) -> Applied {
-        if let (Some(split), false) = (&self.cluster.split, allowed_while_split(&event)) {
-            let decided = self.cluster.frozen.as_ref().map_or(split.other, |frozen| frozen.h);
+    fn apply(&mut self, event: ClusterEvent) -> EventResult {
+        if let (Some(split), false) = (&self.cluster.split, is_allowed_while_split(&event)) {
+            let decided =
+                self.cluster.frozen.as_ref().map_or(split.other, |frozen| frozen.proposal_hash);
             return Err(Refusal::Split { decided, other: split.other });
         }
         match event {
-            Event::Tick => Ok(None),
-            Event::Redeem(redeem) => self.redeem(&redeem),
-            Event::Poll(poll) => self.poll(&poll),
-            Event::Speaks { key, session } => self.speaks(key, session),
-            Event::Ack { key, epoch, h, jws } => self.ack(key, epoch, h, jws),
-            Event::Nack { key, epoch, reason } => self.nack(key, epoch, &reason),
-            Event::Probes { key, epoch, row } => self.probes(key, epoch, row),
-            Event::Release { key, release } => self.release(key, release),
-            Event::Report { key, raft_cluster } => self.report(key, raft_cluster),
-            Event::Trouble { key, text } => self.trouble(key, text),
-            Event::Restate(statement) => self.restate(statement),
-            Event::GrantRevoked(grant) => {
+            ClusterEvent::Tick => Ok(None),
+            ClusterEvent::Redeem(redeem) => self.redeem(&redeem),
+            ClusterEvent::Poll(poll) => self.poll(&poll),
+            ClusterEvent::SessionSeen { key, session } => self.record_session(key, session),
+            ClusterEvent::Ack { key, epoch, h, jws } => self.ack(key, epoch, h, jws),
+            ClusterEvent::Nack { key, epoch, reason } => self.nack(key, epoch, &reason),
+            ClusterEvent::Probes { key, epoch, row } => self.probes(key, epoch, row),
+            ClusterEvent::Release { key, release } => self.release(key, release),
+            ClusterEvent::Report { key, raft_cluster } => self.report(key, raft_cluster),
+            ClusterEvent::Trouble { key, text } => self.trouble(key, text),
+            ClusterEvent::StatementAdded(statement) => self.restate(statement),
+            ClusterEvent::GrantRevoked(grant) => {
                 if self.cluster.revoked.insert(grant) {
-                    self.record_change(Change::GrantRevoked);
+                    self.record_change(ClusterChange::GrantRevoked);
                 }
                 Ok(None)
             }
-            Event::Adopt(document) => self.adopt(document),
-            Event::Abandon { by } => self.abandon(by),
-            Event::Retire { by } => self.retire(by),
-            Event::Unretire { by } => self.unretire(by),
-            Event::DatabaseChanged => self.database_changed(),
-            Event::DatabaseSettled => self.database_settled(),
-            Event::DatabaseAccepted { by } => {
+            ClusterEvent::Adopt(document) => self.adopt(document),
+            ClusterEvent::Abandon { by } => self.abandon(by),
+            ClusterEvent::Retire { by } => self.retire(by),
+            ClusterEvent::Unretire { by } => self.unretire(by),
+            ClusterEvent::DatabaseChanged => self.database_changed(),
+            ClusterEvent::DatabaseSettled => self.database_settled(),
+            ClusterEvent::DatabaseAccepted { by } => {
                 if self.is_forming() {
                     self.end(Phase::Abandoned, EndCause::DatabaseAccepted, by);
                 }
@@ -161,7 +169,7 @@ impl Turn<'_> {
         })
     }
 
-    fn restate(&mut self, statement: Statement) -> Applied {
+    fn restate(&mut self, statement: Statement) -> EventResult {
         self.refuse_if_ended()?;
         let newest = &self.cluster.statement;
         if statement.hash == newest.hash {
@@ -176,26 +184,26 @@ impl Turn<'_> {
                 newest: newest.sequence,
             });
         }
-        self.record_change(Change::Restated { sequence: statement.sequence });
+        self.record_change(ClusterChange::Restated { sequence: statement.sequence });
         self.cluster.statement = statement;
         if self.cluster.phase == Phase::Preparing {
-            self.reopen(Reopen::Restated);
+            self.reopen(ReopenReason::Restated);
         }
         Ok(None)
     }
 
-    pub(super) fn reopen(&mut self, why: Reopen) {
+    pub(super) fn reopen(&mut self, why: ReopenReason) {
         self.cluster.phase = Phase::Open;
         self.cluster.epoch = self.cluster.epoch.saturating_add(1);
         self.cluster.frozen = None;
-        self.record_change(Change::Reopened { epoch: self.cluster.epoch, why });
+        self.record_change(ClusterChange::Reopened { epoch: self.cluster.epoch, why });
     }
 
-    pub(super) fn agent_mut(&mut self, key: KeyId) -> &mut Applicant {
+    pub(super) fn agent_mut(&mut self, key: AgentKey) -> &mut Applicant {
         self.cluster.agents.get_mut(&key).expect("the caller has looked the key up")
     }
 
-    pub(super) fn note_error(&mut self, key: KeyId, text: String) {
+    pub(super) fn note_error(&mut self, key: AgentKey, text: String) {
         let now = self.now;
         let error = LastError { at: now, key: Some(key), text };
         if self.cluster.last_error.as_ref() != Some(&error) {
@@ -205,13 +213,13 @@ impl Turn<'_> {
     }
 }
 
-fn allowed_while_split(event: &Event) -> bool {
+fn is_allowed_while_split(event: &ClusterEvent) -> bool {
     matches!(
         event,
-        Event::Tick
-            | Event::Retire { .. }
-            | Event::DatabaseChanged
-            | Event::DatabaseSettled
-            | Event::DatabaseAccepted { .. }
+        ClusterEvent::Tick
+            | ClusterEvent::Retire { .. }
+            | ClusterEvent::DatabaseChanged
+            | ClusterEvent::DatabaseSettled
+            | ClusterEvent::DatabaseAccepted { .. }
     )
 }

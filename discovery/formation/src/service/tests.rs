@@ -12,15 +12,17 @@ use crate::fixtures::{
 };
 use crate::rules::Rules;
 use crate::service::{
-    Alarm, Answer, Cluster, Context, EPOCH_DISTANCE, EPOCH_MAX, EndCause, Event, Grant, Line,
-    Outcome, Phase, Poll, Probe, Redeem, Refusal, RefusalCode, Row, Seating, Settings, Standing,
-    explain, next_deadline, step,
+    AgentStanding, Alarm, Answer, Cluster, ClusterEvent, EndCause, FormationSettings, Grant,
+    MAX_EPOCH, MAX_EPOCH_DISTANCE, Phase, Poll, ProbeOutcome, ProbeResults, Redeem, Refusal,
+    RefusalCode, Seating, StepContext, StepOutcome, WaitReason, explain, next_deadline, step,
 };
-use crate::values::{ClusterId, Document, GrantId, Hash, Micros, Record, Release, Session};
+use crate::values::{
+    AgentRecord, AgentSession, ClusterId, CommitDocument, GrantId, Hash, Release, UnixMicros,
+};
 
 struct Service {
     cluster: Cluster,
-    now: Micros,
+    now: UnixMicros,
     steady: bool,
 }
 
@@ -33,22 +35,22 @@ impl Service {
         }
     }
 
-    fn step(&mut self, event: Event) -> Outcome {
-        let settings = Settings::DEFAULT;
-        let context = Context {
+    fn step(&mut self, event: ClusterEvent) -> StepOutcome {
+        let settings = FormationSettings::DEFAULT;
+        let context = StepContext {
             rules: &Rules::ALL,
             settings: &settings,
-            steady: self.steady,
+            is_clock_steady: self.steady,
             hash: &hash_of,
         };
         step(&mut self.cluster, &context, self.now, event)
     }
 
-    fn yes(&mut self, event: Event) -> Answer {
+    fn yes(&mut self, event: ClusterEvent) -> Answer {
         self.step(event).answer.expect("not refused")
     }
 
-    fn no(&mut self, event: Event) -> Refusal {
+    fn no(&mut self, event: ClusterEvent) -> Refusal {
         self.step(event).answer.expect_err("refused")
     }
 
@@ -83,50 +85,54 @@ fn grant() -> Grant {
     }
 }
 
-fn redeem_with(record: Arc<Record>, session: Session, highest_epoch: u64) -> Event {
-    Event::Redeem(Redeem { record, session, highest_epoch, grant: grant() })
+fn redeem_with(
+    record: Arc<AgentRecord>,
+    session: AgentSession,
+    highest_epoch: u64,
+) -> ClusterEvent {
+    ClusterEvent::Redeem(Redeem { record, session, highest_epoch, grant: grant() })
 }
 
-fn session(host: u8, boot: u64) -> Session {
-    Session { boot, nonce: u128::from(host) * 100 + u128::from(boot) }
+fn session(host: u8, boot: u64) -> AgentSession {
+    AgentSession { boot, nonce: u128::from(host) * 100 + u128::from(boot) }
 }
 
-fn redeem(host: u8) -> Event {
+fn redeem(host: u8) -> ClusterEvent {
     redeem_with(record(host), session(host, 1), 0)
 }
 
-fn poll(host: u8) -> Event {
+fn poll(host: u8) -> ClusterEvent {
     poll_of(host, 0)
 }
 
-fn poll_of(host: u8, highest_epoch: u64) -> Event {
-    Event::Poll(Poll { key: key(host), session: session(host, 1), highest_epoch })
+fn poll_of(host: u8, highest_epoch: u64) -> ClusterEvent {
+    ClusterEvent::Poll(Poll { key: key(host), session: session(host, 1), highest_epoch })
 }
 
-fn ack(host: u8, epoch: u64, list: &[u8]) -> Event {
+fn ack(host: u8, epoch: u64, list: &[u8]) -> ClusterEvent {
     let h = hash_of(&proposal(epoch, list));
-    Event::Ack { key: key(host), epoch, h, jws: Arc::from("ack") }
+    ClusterEvent::Ack { key: key(host), epoch, h, jws: Arc::from("ack") }
 }
 
-fn document(epoch: u64, list: &[u8]) -> Document {
+fn document(epoch: u64, list: &[u8]) -> CommitDocument {
     let proposal = proposal(epoch, list);
-    Document { h: hash_of(&proposal), proposal, text: Arc::from("document") }
+    CommitDocument { proposal_hash: hash_of(&proposal), proposal, text: Arc::from("document") }
 }
 
-fn nack(host: u8, epoch: u64) -> Event {
-    Event::Nack { key: key(host), epoch, reason: "S4: my clock is off".to_owned() }
+fn nack(host: u8, epoch: u64) -> ClusterEvent {
+    ClusterEvent::Nack { key: key(host), epoch, reason: "S4: my clock is off".to_owned() }
 }
 
 #[test]
 fn three_hosts_take_three_seats_and_a_fourth_waits() {
     let mut service = Service::of_size(3);
-    assert_eq!(service.yes(redeem(1)).standing, Some(Standing::Seat(1)));
-    assert_eq!(service.yes(redeem(2)).standing, Some(Standing::Seat(2)));
+    assert_eq!(service.yes(redeem(1)).standing, Some(AgentStanding::Seat(1)));
+    assert_eq!(service.yes(redeem(2)).standing, Some(AgentStanding::Seat(2)));
     let third = service.yes(redeem(3));
-    assert_eq!((third.standing, third.phase), (Some(Standing::Seat(3)), Phase::Preparing));
+    assert_eq!((third.standing, third.phase), (Some(AgentStanding::Seat(3)), Phase::Preparing));
     assert!(third.proposal.is_some(), "whoever fills the last seat sees the list at once");
     let fourth = service.yes(redeem(4));
-    assert_eq!(fourth.standing, Some(Standing::Standby { ahead: 0 }));
+    assert_eq!(fourth.standing, Some(AgentStanding::Standby { ahead: 0 }));
     assert_eq!(fourth.proposal, None);
 }
 
@@ -138,10 +144,10 @@ fn the_last_ack_commits_and_later_ones_get_the_document() {
     assert_eq!(service.step(ack(2, 1, &list)).committed, None);
     let last = service.step(ack(3, 1, &list));
     assert_eq!(last.committed, Some(hash_of(&proposal(1, &list))));
-    assert!(last.document_leaves());
+    assert!(last.carries_document());
     let again = service.step(ack(1, 1, &list));
     assert_eq!(again.committed, None, "committed once");
-    assert!(again.document_leaves());
+    assert!(again.carries_document());
 }
 
 #[test]
@@ -180,11 +186,11 @@ fn a_seat_whose_lease_lapses_goes_to_the_standby() {
         let _ = service.yes(poll(host));
     }
     service.pass(41);
-    let _ = service.yes(Event::Tick);
+    let _ = service.yes(ClusterEvent::Tick);
     assert_eq!(service.cluster.seats()[&3], key(4));
     assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Preparing, 2));
     let late = service.yes(poll(3));
-    assert_eq!(late.standing, Some(Standing::Standby { ahead: 0 }), "the late key queues");
+    assert_eq!(late.standing, Some(AgentStanding::Standby { ahead: 0 }), "the late key queues");
 }
 
 #[test]
@@ -207,18 +213,18 @@ fn a_renewed_lease_moves_no_revision() {
     let before = service.cluster.rev;
     service.pass(10);
     let outcome = service.step(poll(1));
-    assert!(outcome.changed && !outcome.rev_moved());
+    assert!(outcome.changed && !outcome.has_new_revision());
     assert_eq!(service.cluster.rev, before);
 }
 
 #[test]
 fn a_second_holder_of_a_key_is_refused_and_alarmed() {
     let mut service = Service::joined(3, &[1]);
-    let other = Session { boot: 1, nonce: 999 };
+    let other = AgentSession { boot: 1, nonce: 999 };
     let outcome = service.step(redeem_with(record(1), other, 0));
     assert_eq!(variant(&outcome.answer.expect_err("another nonce")), "KeyElsewhere");
     assert_eq!(outcome.alarms, [Alarm::KeyElsewhere { key: key(1) }]);
-    let higher = Session { boot: 2, nonce: 999 };
+    let higher = AgentSession { boot: 2, nonce: 999 };
     let _ = service.yes(redeem_with(record(1), higher, 0));
     assert_eq!(variant(&service.no(poll(1))), "KeyElsewhere", "the older session has lost the key");
 }
@@ -226,7 +232,7 @@ fn a_second_holder_of_a_key_is_refused_and_alarmed() {
 #[test]
 fn a_restarted_agent_replaces_its_record_and_the_list_is_frozen_anew() {
     let mut service = Service::joined(3, &[1, 2, 3]);
-    let moved = Record {
+    let moved = AgentRecord {
         hash: Hash([42; 32]),
         peer_urls: vec!["https://10.0.0.42:2380".to_owned()],
         ..plain_record(1)
@@ -245,10 +251,10 @@ fn a_refusal_reopens_and_holds_its_sender_back() {
     let _ = service.yes(nack(2, 1));
     assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Open, 2));
     assert_eq!(service.cluster.seats().len(), 3, "it keeps its seat");
-    let until = next_deadline(&service.cluster, &Settings::DEFAULT, service.now);
+    let until = next_deadline(&service.cluster, &FormationSettings::DEFAULT, service.now);
     assert_eq!(until, Some(service.now.after(seconds(2))));
     service.pass(2);
-    let _ = service.yes(Event::Tick);
+    let _ = service.yes(ClusterEvent::Tick);
     assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Preparing, 2));
 }
 
@@ -257,7 +263,7 @@ fn whoever_refuses_twice_goes_behind_the_standby() {
     let mut service = Service::joined(3, &[1, 2, 3, 4]);
     let _ = service.yes(nack(2, 1));
     service.pass(2);
-    let _ = service.yes(Event::Tick);
+    let _ = service.yes(ClusterEvent::Tick);
     let _ = service.yes(nack(2, 2));
     assert_eq!(service.cluster.seats()[&2], key(4));
     assert!(matches!(service.cluster.agents[&key(2)].seating, Seating::Standby(_)));
@@ -269,33 +275,37 @@ fn a_time_out_counts_whom_most_miss_and_who_is_silent() {
     let mut service = Service::joined(3, &[1, 2, 3]);
     let row = |down: u8, up: u8| {
         BTreeMap::from([
-            (key(down), Probe::Failed("timed out".to_owned())),
-            (key(up), Probe::Reached),
+            (key(down), ProbeOutcome::Failed("timed out".to_owned())),
+            (key(up), ProbeOutcome::Reached),
         ])
     };
-    let _ = service.yes(Event::Probes { key: key(1), epoch: 1, row: row(3, 2) });
-    let _ = service.yes(Event::Probes { key: key(2), epoch: 1, row: row(3, 1) });
-    let reached = BTreeMap::from([(key(1), Probe::Reached), (key(2), Probe::Reached)]);
-    let _ = service.yes(Event::Probes { key: key(3), epoch: 1, row: reached });
+    let _ = service.yes(ClusterEvent::Probes { key: key(1), epoch: 1, row: row(3, 2) });
+    let _ = service.yes(ClusterEvent::Probes { key: key(2), epoch: 1, row: row(3, 1) });
+    let reached =
+        BTreeMap::from([(key(1), ProbeOutcome::Reached), (key(2), ProbeOutcome::Reached)]);
+    let _ = service.yes(ClusterEvent::Probes { key: key(3), epoch: 1, row: reached });
     service.pass(60);
-    let _ = service.yes(Event::Tick);
-    let counts: Vec<u32> = service.cluster.agents.values().map(|agent| agent.counts).collect();
+    let _ = service.yes(ClusterEvent::Tick);
+    let counts: Vec<u32> =
+        service.cluster.agents.values().map(|agent| agent.failed_lists).collect();
     assert_eq!(counts, [0, 0, 1], "two of two miss host 3");
     service.pass(2);
-    let _ = service.yes(Event::Tick);
+    let _ = service.yes(ClusterEvent::Tick);
     service.pass(60 - 35);
     for host in [1, 2, 3] {
         let _ = service.yes(poll(host));
     }
     service.pass(36);
-    let _ = service.yes(Event::Tick);
-    let counts: Vec<u32> = service.cluster.agents.values().map(|agent| agent.counts).collect();
+    let _ = service.yes(ClusterEvent::Tick);
+    let counts: Vec<u32> =
+        service.cluster.agents.values().map(|agent| agent.failed_lists).collect();
     assert_eq!(counts, [1, 1, 2], "nobody has answered anything");
 }
 
 #[test]
 fn hold_backs_double_up_to_a_minute() {
-    let held: Vec<u64> = (1..=8).map(|count| Settings::DEFAULT.held_back(count).0).collect();
+    let held: Vec<u64> =
+        (1..=8).map(|count| FormationSettings::DEFAULT.hold_back_after(count).0).collect();
     assert_eq!(held, [2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]);
 }
 
@@ -309,42 +319,50 @@ fn the_next_freeze_is_above_everything_that_was_signed() {
 
 #[test]
 fn no_agent_carries_a_cluster_to_where_epochs_end() {
-    let far = [EPOCH_DISTANCE + 2, EPOCH_MAX, u64::MAX - 1, u64::MAX];
+    let far = [MAX_EPOCH_DISTANCE + 2, MAX_EPOCH, u64::MAX - 1, u64::MAX];
     let mut service = Service::joined(3, &[1]);
     for epoch in far {
-        let release =
-            Event::Release { key: key(1), release: Release { epoch, jws: Arc::from("release") } };
+        let release = ClusterEvent::Release {
+            key: key(1),
+            release: Release { epoch, jws: Arc::from("release") },
+        };
         for event in [redeem_with(record(2), session(2, 1), epoch), poll_of(1, epoch), release] {
             assert_eq!(variant(&service.no(event)), "EpochTooFar", "{epoch}");
         }
     }
     assert_eq!((service.cluster.floor, service.cluster.agents.len()), (0, 1));
-    let _ = service.yes(poll_of(1, EPOCH_DISTANCE + 1));
+    let _ = service.yes(poll_of(1, MAX_EPOCH_DISTANCE + 1));
     let _ = service.yes(redeem(2));
     let last = service.yes(redeem(3));
-    assert_eq!((last.phase, last.epoch), (Phase::Preparing, EPOCH_DISTANCE + 2));
+    assert_eq!((last.phase, last.epoch), (Phase::Preparing, MAX_EPOCH_DISTANCE + 2));
     // From the commit on, an epoch that an agent names has no effect.
     let mut service = Service::committed();
     assert!(service.yes(poll_of(1, u64::MAX)).document.is_some());
     let mut service = Service::joined(3, &[1]);
-    let far = Document {
-        proposal: crate::values::Proposal { epoch: u64::MAX, ..proposal(1, &[1, 2, 3]) },
+    let far = CommitDocument {
+        proposal: crate::values::ProposedList { epoch: u64::MAX, ..proposal(1, &[1, 2, 3]) },
         ..document(1, &[1, 2, 3])
     };
-    assert_eq!(variant(&service.no(Event::Adopt(far))), "EpochTooFar");
+    assert_eq!(variant(&service.no(ClusterEvent::Adopt(far))), "EpochTooFar");
 }
 
 #[test]
 fn a_restarted_agent_takes_its_session_over_by_whatever_it_says_first() {
-    let speaks = |boot, nonce| Event::Speaks { key: key(1), session: Session { boot, nonce } };
+    let speaks = |boot, nonce| ClusterEvent::SessionSeen {
+        key: key(1),
+        session: AgentSession { boot, nonce },
+    };
     for mut service in [Service::joined(3, &[1]), Service::committed()] {
         let _ = service.yes(speaks(2, 7));
-        assert_eq!(service.cluster.agents[&key(1)].session, Some(Session { boot: 2, nonce: 7 }));
+        assert_eq!(
+            service.cluster.agents[&key(1)].session,
+            Some(AgentSession { boot: 2, nonce: 7 })
+        );
         assert_eq!(variant(&service.no(speaks(1, 101))), "KeyElsewhere");
         let outcome = service.step(speaks(2, 8));
         assert_eq!(outcome.alarms, [Alarm::KeyElsewhere { key: key(1) }]);
         let _ = service.yes(speaks(2, 7));
-        let stranger = Event::Speaks { key: key(9), session: session(9, 1) };
+        let stranger = ClusterEvent::SessionSeen { key: key(9), session: session(9, 1) };
         assert_eq!(variant(&service.no(stranger)), "UnknownKey");
     }
 }
@@ -352,7 +370,7 @@ fn a_restarted_agent_takes_its_session_over_by_whatever_it_says_first() {
 #[test]
 fn a_release_is_stored_at_any_time_and_never_lowered() {
     let mut service = Service::joined(3, &[1]);
-    let release = |epoch| Event::Release {
+    let release = |epoch| ClusterEvent::Release {
         key: key(1),
         release: Release { epoch, jws: Arc::from("release") },
     };
@@ -365,12 +383,12 @@ fn a_release_is_stored_at_any_time_and_never_lowered() {
 #[test]
 fn two_records_with_one_name_url_or_machine_are_refused_while_the_other_lives() {
     let mut service = Service::joined(3, &[1]);
-    let like = |change: fn(&mut Record)| {
+    let like = |change: fn(&mut AgentRecord)| {
         let mut record = plain_record(2);
         change(&mut record);
         redeem_with(Arc::new(record), session(2, 1), 0)
     };
-    type Change = fn(&mut Record);
+    type Change = fn(&mut AgentRecord);
     let cases: [(Change, RefusalCode); 4] = [
         (|record| record.name = "host-1".to_owned(), RefusalCode::Conflict),
         (|record| record.peer_urls = plain_record(1).peer_urls, RefusalCode::Conflict),
@@ -395,7 +413,7 @@ fn a_token_admits_no_new_key_once_expired_revoked_or_full() {
     assert_eq!(variant(&service.no(redeem(2))), "GrantExpired");
     let _ = service.yes(redeem(1));
     let mut service = Service::joined(1, &[1]);
-    let _ = service.yes(Event::GrantRevoked(GrantId(Arc::from("boot"))));
+    let _ = service.yes(ClusterEvent::GrantRevoked(GrantId(Arc::from("boot"))));
     assert_eq!(variant(&service.no(redeem(2))), "GrantRevoked");
     let mut service = Service::joined(1, &[1, 2, 3]);
     assert_eq!(variant(&service.no(redeem(4))), "TooManyKeys");
@@ -404,14 +422,14 @@ fn a_token_admits_no_new_key_once_expired_revoked_or_full() {
 #[test]
 fn abandon_ends_a_forming_cluster_and_is_refused_after_the_commit() {
     let mut service = Service::joined(3, &[1, 2, 3]);
-    let _ = service.yes(Event::Abandon { by: "ann".to_owned() });
+    let _ = service.yes(ClusterEvent::Abandon { by: "ann".to_owned() });
     let refusal = service.no(ack(1, 1, &[1, 2, 3]));
     assert_eq!(refusal.code(), RefusalCode::Abandoned);
     let mut service = Service::committed();
-    let refusal = service.no(Event::Abandon { by: "ann".to_owned() });
+    let refusal = service.no(ClusterEvent::Abandon { by: "ann".to_owned() });
     assert_eq!(variant(&refusal), "AlreadyCommitted");
-    assert!(refusal.way_out(Settings::DEFAULT.lease).contains("retire"));
-    let _ = service.yes(Event::Retire { by: "ann".to_owned() });
+    assert!(refusal.remedy(FormationSettings::DEFAULT.lease).contains("retire"));
+    let _ = service.yes(ClusterEvent::Retire { by: "ann".to_owned() });
     assert_eq!(service.cluster.phase, Phase::Retired);
 }
 
@@ -427,13 +445,14 @@ fn the_deadline_ends_what_is_not_committed() {
 
 #[test]
 fn what_a_members_node_complains_of_is_explained_and_nobody_elses() {
-    let trouble = |host| Event::Trouble { key: key(host), text: "no route to db-2".to_owned() };
+    let trouble =
+        |host| ClusterEvent::Trouble { key: key(host), text: "no route to db-2".to_owned() };
     let mut service = Service::joined(3, &[1]);
     assert!(matches!(service.no(trouble(1)), Refusal::NotCommitted { .. }));
     let mut service = Service::committed();
     assert!(matches!(service.no(trouble(9)), Refusal::BootClosed { .. }));
     let _ = service.yes(trouble(1));
-    let lines = explain(&service.cluster, &Settings::DEFAULT, service.now);
+    let lines = explain(&service.cluster, &FormationSettings::DEFAULT, service.now);
     let told = lines[0].last_error.as_deref().unwrap_or_default();
     assert!(told.contains("no route to db-2") && told.starts_with("host-1"), "{lines:?}");
 }
@@ -442,11 +461,11 @@ fn what_a_members_node_complains_of_is_explained_and_nobody_elses() {
 fn who_waits_for_releases_is_what_explain_says_to_look_at_first() {
     let mut service = Service::joined(3, &[1, 2, 3]);
     let reason = "unreleased: S6: of the 2 releases that end the list of epoch 1, 1 are here";
-    let _ = service.yes(Event::Nack { key: key(2), epoch: 1, reason: reason.to_owned() });
-    let lines = explain(&service.cluster, &Settings::DEFAULT, service.now);
+    let _ = service.yes(ClusterEvent::Nack { key: key(2), epoch: 1, reason: reason.to_owned() });
+    let lines = explain(&service.cluster, &FormationSettings::DEFAULT, service.now);
     assert!(!lines.is_empty());
     for line in lines {
-        let told = &line.way_out;
+        let told = &line.remedy;
         assert!(
             told.contains("run `muster-agent reset` on it") && told.contains("host-2"),
             "{told}"
@@ -454,14 +473,14 @@ fn who_waits_for_releases_is_what_explain_says_to_look_at_first() {
     }
     let mut service = Service::joined(3, &[1, 2, 3]);
     let _ = service.yes(nack(2, 1));
-    let lines = explain(&service.cluster, &Settings::DEFAULT, service.now);
-    assert!(lines.iter().all(|line| !line.way_out.contains("reset")), "{lines:?}");
+    let lines = explain(&service.cluster, &FormationSettings::DEFAULT, service.now);
+    assert!(lines.iter().all(|line| !line.remedy.contains("reset")), "{lines:?}");
 }
 
 #[test]
 fn a_majority_of_equal_reports_is_formed() {
     let mut service = Service::committed();
-    let report = |host, raft_cluster| Event::Report { key: key(host), raft_cluster };
+    let report = |host, raft_cluster| ClusterEvent::Report { key: key(host), raft_cluster };
     assert_eq!(service.yes(report(1, 7)).phase, Phase::Committed);
     assert_eq!(service.yes(report(2, 8)).phase, Phase::Committed, "another Raft cluster");
     assert_eq!(service.yes(report(3, 7)).phase, Phase::Formed);
@@ -474,55 +493,58 @@ fn a_next_statement_reopens_and_can_change_neither_size_nor_order() {
     let mut next = statement(3);
     next.hash = Hash([201; 32]);
     next.sequence = 3;
-    assert_eq!(variant(&service.no(Event::Restate(next.clone()))), "StatementOutOfOrder");
+    assert_eq!(
+        variant(&service.no(ClusterEvent::StatementAdded(next.clone()))),
+        "StatementOutOfOrder"
+    );
     next.sequence = 2;
     let larger = crate::values::Statement { size: 5, ..next.clone() };
-    assert_eq!(variant(&service.no(Event::Restate(larger))), "StatementFixed");
-    let _ = service.yes(Event::Restate(next));
+    assert_eq!(variant(&service.no(ClusterEvent::StatementAdded(larger))), "StatementFixed");
+    let _ = service.yes(ClusterEvent::StatementAdded(next));
     assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Preparing, 2));
 }
 
 #[test]
 fn a_changed_database_freezes_nothing_until_it_is_settled() {
     let mut service = Service::joined(3, &[1, 2, 3]);
-    let _ = service.yes(Event::DatabaseChanged);
+    let _ = service.yes(ClusterEvent::DatabaseChanged);
     assert_eq!((service.cluster.phase, service.cluster.epoch), (Phase::Open, 2));
     assert_eq!(service.yes(poll(1)).phase, Phase::Open);
-    let lines = explain(&service.cluster, &Settings::DEFAULT, service.now);
+    let lines = explain(&service.cluster, &FormationSettings::DEFAULT, service.now);
     assert_eq!(lines[0].code, "database_changed");
-    assert_eq!(variant(&service.no(Event::Abandon { by: "ann".to_owned() })), "Unsettled");
-    let _ = service.yes(Event::DatabaseSettled);
+    assert_eq!(variant(&service.no(ClusterEvent::Abandon { by: "ann".to_owned() })), "Unsettled");
+    let _ = service.yes(ClusterEvent::DatabaseSettled);
     assert_eq!(service.cluster.phase, Phase::Preparing);
 }
 
 #[test]
 fn a_shown_document_is_adopted_and_a_second_one_stops_everything() {
     let mut service = Service::joined(3, &[1, 4]);
-    let outcome = service.step(Event::Adopt(document(1, &[1, 2, 3])));
-    assert_eq!(outcome.committed, Some(document(1, &[1, 2, 3]).h));
+    let outcome = service.step(ClusterEvent::Adopt(document(1, &[1, 2, 3])));
+    assert_eq!(outcome.committed, Some(document(1, &[1, 2, 3]).proposal_hash));
     assert!(service.yes(poll(1)).document.is_some());
     assert_eq!(variant(&service.no(poll(4))), "BootClosed");
-    let _ = service.yes(Event::Adopt(document(1, &[1, 2, 3])));
-    let second = service.step(Event::Adopt(document(2, &[3, 4, 5])));
+    let _ = service.yes(ClusterEvent::Adopt(document(1, &[1, 2, 3])));
+    let second = service.step(ClusterEvent::Adopt(document(2, &[3, 4, 5])));
     assert_eq!(variant(&second.answer.expect_err("a second one")), "Split");
     assert!(matches!(second.alarms[..], [Alarm::Split { .. }]));
     assert_eq!(variant(&service.no(poll(1))), "Split");
-    let _ = service.yes(Event::Retire { by: "ann".to_owned() });
+    let _ = service.yes(ClusterEvent::Retire { by: "ann".to_owned() });
 }
 
 #[test]
 fn a_document_undoes_db_accept_and_no_other_end() {
     let mut service = Service::joined(3, &[1]);
-    let _ = service.yes(Event::DatabaseAccepted { by: "ann".to_owned() });
+    let _ = service.yes(ClusterEvent::DatabaseAccepted { by: "ann".to_owned() });
     let cause = service.cluster.ended.as_ref().map(|ended| ended.cause);
     assert_eq!(cause, Some(EndCause::DatabaseAccepted));
     // Nobody may be told that the cluster is given up for good.
-    assert_eq!(variant(&service.no(Event::Abandon { by: "ann".to_owned() })), "Ended");
-    let _ = service.yes(Event::Adopt(document(1, &[1, 2, 3])));
+    assert_eq!(variant(&service.no(ClusterEvent::Abandon { by: "ann".to_owned() })), "Ended");
+    let _ = service.yes(ClusterEvent::Adopt(document(1, &[1, 2, 3])));
     assert_eq!(service.cluster.phase, Phase::Committed);
     let mut service = Service::joined(3, &[1]);
-    let _ = service.yes(Event::Abandon { by: "ann".to_owned() });
-    assert_eq!(variant(&service.no(Event::Adopt(document(1, &[1, 2, 3])))), "Ended");
+    let _ = service.yes(ClusterEvent::Abandon { by: "ann".to_owned() });
+    assert_eq!(variant(&service.no(ClusterEvent::Adopt(document(1, &[1, 2, 3])))), "Ended");
 }
 
 #[test]
@@ -533,13 +555,13 @@ fn every_wait_has_a_reason_and_a_way_out() {
     let _ = held.yes(nack(2, 1));
     waits.push(held);
     let mut ended = Service::joined(3, &[1]);
-    let _ = ended.yes(Event::Abandon { by: "ann".to_owned() });
+    let _ = ended.yes(ClusterEvent::Abandon { by: "ann".to_owned() });
     waits.push(ended);
     let mut codes = Vec::new();
     for service in &waits {
-        let lines = explain(&service.cluster, &Settings::DEFAULT, service.now);
+        let lines = explain(&service.cluster, &FormationSettings::DEFAULT, service.now);
         assert!(!lines.is_empty(), "{:?}", service.cluster.phase);
-        assert!(lines.iter().all(|line| !line.what.is_empty() && !line.way_out.is_empty()));
+        assert!(lines.iter().all(|line| !line.explanation.is_empty() && !line.remedy.is_empty()));
         codes.push(lines[0].code);
     }
     let expected = ["seats_free", "acks_missing", "nodes_not_reported", "held_back", "abandoned"];

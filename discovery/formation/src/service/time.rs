@@ -3,15 +3,19 @@
 use crate::rules::Rule;
 use crate::service::cluster::{Cluster, EndCause, LastError, Phase, Seating};
 use crate::service::links;
-use crate::service::outcome::{Change, Reopen};
-use crate::service::settings::Settings;
-use crate::service::step::Turn;
-use crate::values::{KeyId, Micros};
+use crate::service::outcome::{ClusterChange, ReopenReason};
+use crate::service::settings::FormationSettings;
+use crate::service::step::StepState;
+use crate::values::{AgentKey, UnixMicros};
 
 /// Returns when to step `cluster` with [`Event::Tick`](super::Event::Tick) next, if nothing else
 /// happens; `None` from the commit on. A time at or before `now` means at once.
 #[must_use]
-pub fn next_deadline(cluster: &Cluster, settings: &Settings, now: Micros) -> Option<Micros> {
+pub fn next_deadline(
+    cluster: &Cluster,
+    settings: &FormationSettings,
+    now: UnixMicros,
+) -> Option<UnixMicros> {
     if !matches!(cluster.phase, Phase::Open | Phase::Preparing) {
         return None;
     }
@@ -19,28 +23,29 @@ pub fn next_deadline(cluster: &Cluster, settings: &Settings, now: Micros) -> Opt
     let leases = live.map(|agent| agent.lease_until);
     // The previous step has judged every hold-back that has ended.
     let seated = cluster.agents.values().filter(|agent| matches!(agent.seating, Seating::Seat(_)));
-    let holds = seated.map(|agent| agent.held_until).filter(|&until| until > now);
-    let times_out = cluster.frozen.iter().map(|frozen| frozen.at.after(settings.prepare));
+    let holds = seated.map(|agent| agent.held_back_until).filter(|&until| until > now);
+    let times_out = cluster.frozen.iter().map(|frozen| frozen.at.after(settings.ack_timeout));
     // A passed deadline that the last step didn't trust is judged again once the clock may be
     // steady.
     let expires =
         if cluster.deadline > now { cluster.deadline } else { now.after(settings.steady_after()) };
     // An unsettled cluster doesn't expire: the ledgers are compared first, which is its own event.
-    let expires = (!cluster.unsettled).then_some(expires);
+    let expires = (!cluster.is_unsettled).then_some(expires);
     leases.chain(holds).chain(times_out).chain(expires).min()
 }
 
-impl Turn<'_> {
+impl StepState<'_> {
     /// Corrects times that a fast clock has stored. No lease ends later than one that is given now,
     /// no hold-back later than the longest, and no list was frozen in the future. So setting the
     /// clock right costs one such time, and not the whole difference.
     pub(super) fn clamp_stored_times(&mut self) {
         let (now, settings) = (self.now, self.context.settings);
-        let (lease, hold) = (now.after(settings.lease), now.after(settings.hold_back_cap));
+        let (lease, hold) = (now.after(settings.lease), now.after(settings.max_hold_back));
         let frozen = self.cluster.frozen.as_mut().map(|frozen| (&mut frozen.at, now));
         let agents = self.cluster.agents.values_mut();
-        let stored = agents
-            .flat_map(|agent| [(&mut agent.lease_until, lease), (&mut agent.held_until, hold)]);
+        let stored = agents.flat_map(|agent| {
+            [(&mut agent.lease_until, lease), (&mut agent.held_back_until, hold)]
+        });
         for (time, latest) in stored.chain(frozen) {
             if *time > latest {
                 *time = latest;
@@ -56,26 +61,26 @@ impl Turn<'_> {
         {
             return;
         }
-        if self.context.rules.on(Rule::ClampStoredTimes) {
+        if self.context.rules.is_on(Rule::ClampStoredTimes) {
             self.clamp_stored_times();
         }
-        let may_end = !self.cluster.unsettled || !self.context.rules.on(Rule::EndWhenSettled);
-        if self.cluster.deadline <= self.now && may_end && self.context.steady {
+        let may_end = !self.cluster.is_unsettled || !self.context.rules.is_on(Rule::EndWhenSettled);
+        if self.cluster.deadline <= self.now && may_end && self.context.is_clock_steady {
             self.end(Phase::Expired, EndCause::Deadline, "its deadline passed".to_owned());
             return;
         }
         if let Some(key) = self.lapse() {
-            self.reopen(Reopen::Lapsed(key));
+            self.reopen(ReopenReason::Lapsed(key));
         }
         self.time_out();
     }
 
     /// Frees the seats of lapsed leases. Returns a member of the frozen list if one of them lapsed.
-    fn lapse(&mut self) -> Option<KeyId> {
+    fn lapse(&mut self) -> Option<AgentKey> {
         let due = |agent: &crate::service::cluster::Applicant| {
             agent.seating != Seating::Absent && agent.lease_until <= self.now
         };
-        let lapsed: Vec<KeyId> = self
+        let lapsed: Vec<AgentKey> = self
             .cluster
             .agents
             .iter()
@@ -84,11 +89,11 @@ impl Turn<'_> {
             .collect();
         let mut member = None;
         for key in lapsed {
-            if self.cluster.phase == Phase::Preparing && self.cluster.lists(key) {
+            if self.cluster.phase == Phase::Preparing && self.cluster.is_listed(key) {
                 member = Some(key);
             }
             self.agent_mut(key).seating = Seating::Absent;
-            self.record_change(Change::Lapsed { key });
+            self.record_change(ClusterChange::Lapsed { key });
         }
         member
     }
@@ -97,22 +102,22 @@ impl Turn<'_> {
     /// members at fault.
     fn time_out(&mut self) {
         let Some(frozen) = &self.cluster.frozen else { return };
-        if frozen.at.after(self.context.settings.prepare) > self.now {
+        if frozen.at.after(self.context.settings.ack_timeout) > self.now {
             return;
         }
-        let counts = |key| self.cluster.agents.get(&key).map_or(0, |agent| agent.counts);
-        let at_fault = links::at_fault(self.context.rules, frozen, counts);
+        let counts = |key| self.cluster.agents.get(&key).map_or(0, |agent| agent.failed_lists);
+        let at_fault = links::find_members_at_fault(self.context.rules, frozen, counts);
         let missing = frozen.proposal.records.len() - frozen.acks.len();
         let text = format!("epoch {} timed out with {missing} acks missing", self.cluster.epoch);
         // A broken link is no single agent's fault, so the error names none.
-        let (key, text) = match links::sentence(&links::broken(frozen)) {
+        let (key, text) = match links::describe_links(&links::find_broken_links(frozen)) {
             Some(broken) => (None, format!("{text}; {broken}")),
             None => (at_fault.first().copied(), text),
         };
         self.cluster.last_error = Some(LastError { at: self.now, key, text });
-        self.reopen(Reopen::TimedOut);
+        self.reopen(ReopenReason::TimedOut);
         for key in at_fault {
-            self.count(key);
+            self.count_failed_list(key);
         }
     }
 }

@@ -3,42 +3,48 @@
 use std::sync::Arc;
 
 use crate::rules::Rule;
-use crate::service::cluster::{Frozen, Phase, Probe, Row};
-use crate::service::outcome::{Change, Reopen};
+use crate::service::cluster::{FrozenList, Phase, ProbeOutcome, ProbeResults};
+use crate::service::outcome::{ClusterChange, ReopenReason};
 use crate::service::refusal::Refusal;
-use crate::service::step::{Applied, Turn};
-use crate::values::{Epoch, Hash, KeyId, Release, quorum};
+use crate::service::step::{EventResult, StepState};
+use crate::values::{AgentKey, Epoch, Hash, Release, quorum};
 
 /// Number of bytes that are kept of a text that an agent sends. The API takes 300 characters, and a
 /// code word for the reason precedes them.
-const SENTENCE_LIMIT: usize = 400;
+const MAX_SENTENCE_BYTES: usize = 400;
 
-impl Turn<'_> {
-    pub(super) fn ack(&mut self, key: KeyId, epoch: Epoch, h: Hash, jws: Arc<str>) -> Applied {
+impl StepState<'_> {
+    pub(super) fn ack(
+        &mut self,
+        key: AgentKey,
+        epoch: Epoch,
+        h: Hash,
+        jws: Arc<str>,
+    ) -> EventResult {
         self.refuse_if_ended()?;
         if self.is_forming() {
             let size = usize::from(self.cluster.statement.size);
             let frozen = self.frozen_at(key, epoch)?;
-            if frozen.h != h {
-                return Err(Refusal::OtherProposal { sent: h, h: frozen.h, epoch });
+            if frozen.proposal_hash != h {
+                return Err(Refusal::OtherProposal { sent: h, h: frozen.proposal_hash, epoch });
             }
             if frozen.acks.insert(key, jws).is_none() {
                 let complete = frozen.acks.len() == size;
-                self.record_change(Change::Acked { key, epoch });
+                self.record_change(ClusterChange::Acked { key, epoch });
                 if complete {
                     self.cluster.phase = Phase::Committed;
                     self.committed = Some(h);
-                    self.record_change(Change::Committed { epoch, h });
+                    self.record_change(ClusterChange::Committed { epoch, h });
                 }
             }
             return Ok(Some(key));
         }
         match &self.cluster.frozen {
-            Some(frozen) if self.cluster.lists(key) => {
-                if frozen.h != h {
-                    return Err(Refusal::OtherProposal { sent: h, h: frozen.h, epoch });
+            Some(frozen) if self.cluster.is_listed(key) => {
+                if frozen.proposal_hash != h {
+                    return Err(Refusal::OtherProposal { sent: h, h: frozen.proposal_hash, epoch });
                 }
-                if !self.context.rules.on(Rule::AckAgain) {
+                if !self.context.rules.is_on(Rule::AckAgain) {
                     return Err(self.stale(epoch));
                 }
                 Ok(Some(key))
@@ -52,7 +58,7 @@ impl Turn<'_> {
     }
 
     /// Returns the present proposal if it has this epoch and `key` has a seat in it.
-    fn frozen_at(&mut self, key: KeyId, epoch: Epoch) -> Result<&mut Frozen, Refusal> {
+    fn frozen_at(&mut self, key: AgentKey, epoch: Epoch) -> Result<&mut FrozenList, Refusal> {
         let stale = self.stale(epoch);
         if self.cluster.phase != Phase::Preparing || self.cluster.epoch != epoch {
             return Err(stale);
@@ -64,33 +70,38 @@ impl Turn<'_> {
         }
     }
 
-    pub(super) fn nack(&mut self, key: KeyId, epoch: Epoch, reason: &str) -> Applied {
+    pub(super) fn nack(&mut self, key: AgentKey, epoch: Epoch, reason: &str) -> EventResult {
         self.refuse_if_ended()?;
         self.frozen_at(key, epoch)?;
-        let reason = shortened(reason);
+        let reason = truncate_text(reason);
         self.note_error(key, reason.clone());
-        self.reopen(Reopen::Refused { key, reason });
-        self.count(key);
+        self.reopen(ReopenReason::Refused { key, reason });
+        self.count_failed_list(key);
         Ok(Some(key))
     }
 
-    pub(super) fn probes(&mut self, key: KeyId, epoch: Epoch, mut row: Row) -> Applied {
+    pub(super) fn probes(
+        &mut self,
+        key: AgentKey,
+        epoch: Epoch,
+        mut row: ProbeResults,
+    ) -> EventResult {
         self.refuse_if_ended()?;
         let frozen = self.frozen_at(key, epoch)?;
         row.retain(|&peer, _| peer != key && frozen.proposal.seat_of(peer).is_some());
         for probe in row.values_mut() {
-            if let Probe::Failed(why) = probe {
-                *why = shortened(why);
+            if let ProbeOutcome::Failed(why) = probe {
+                *why = truncate_text(why);
             }
         }
         if frozen.probes.get(&key) != Some(&row) {
             frozen.probes.insert(key, row);
-            self.record_change(Change::Probed { key, epoch });
+            self.record_change(ClusterChange::Probed { key, epoch });
         }
         Ok(Some(key))
     }
 
-    pub(super) fn release(&mut self, key: KeyId, release: Release) -> Applied {
+    pub(super) fn release(&mut self, key: AgentKey, release: Release) -> EventResult {
         self.refuse_if_ended()?;
         if !self.cluster.agents.contains_key(&key) {
             return Err(Refusal::UnknownKey { key });
@@ -102,47 +113,47 @@ impl Turn<'_> {
             agent.release = Some(release);
             agent.highest_epoch = agent.highest_epoch.max(epoch);
             self.cluster.floor = self.cluster.floor.max(epoch);
-            self.record_change(Change::Released { key, epoch });
+            self.record_change(ClusterChange::Released { key, epoch });
         }
         Ok(Some(key))
     }
 
     /// Checks that `key` is a member of the decided list.
-    fn check_member(&self, key: KeyId) -> Result<(), Refusal> {
+    fn check_member(&self, key: AgentKey) -> Result<(), Refusal> {
         self.refuse_if_ended()?;
         if self.is_forming() {
             return Err(Refusal::NotCommitted { phase: self.cluster.phase });
         }
-        if self.cluster.lists(key) { Ok(()) } else { Err(Refusal::BootClosed { key }) }
+        if self.cluster.is_listed(key) { Ok(()) } else { Err(Refusal::BootClosed { key }) }
     }
 
-    pub(super) fn trouble(&mut self, key: KeyId, text: String) -> Applied {
+    pub(super) fn trouble(&mut self, key: AgentKey, text: String) -> EventResult {
         self.check_member(key)?;
         self.note_error(key, text);
         Ok(Some(key))
     }
 
-    pub(super) fn report(&mut self, key: KeyId, raft_cluster: u64) -> Applied {
+    pub(super) fn report(&mut self, key: AgentKey, raft_cluster: u64) -> EventResult {
         self.check_member(key)?;
         if self.cluster.reports.insert(key, raft_cluster) != Some(raft_cluster) {
-            self.record_change(Change::Reported { key, raft_cluster });
+            self.record_change(ClusterChange::Reported { key, raft_cluster });
         }
         let agreeing = self.cluster.reports.values().filter(|&&id| id == raft_cluster).count();
         let size = usize::from(self.cluster.statement.size);
         if self.cluster.phase == Phase::Committed && agreeing >= quorum(size) {
             self.cluster.phase = Phase::Formed;
-            self.record_change(Change::Formed { raft_cluster });
+            self.record_change(ClusterChange::Formed { raft_cluster });
         }
         Ok(Some(key))
     }
 }
 
-/// Cuts a text that somebody else wrote to at most [`SENTENCE_LIMIT`] bytes.
-fn shortened(text: &str) -> String {
+/// Cuts a text that somebody else wrote to at most [`MAX_SENTENCE_BYTES`] bytes.
+fn truncate_text(text: &str) -> String {
     text.chars()
         .scan(0, |length, c| {
             *length += c.len_utf8();
-            (*length <= SENTENCE_LIMIT).then_some(c)
+            (*length <= MAX_SENTENCE_BYTES).then_some(c)
         })
         .collect()
 }

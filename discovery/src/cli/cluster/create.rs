@@ -12,10 +12,10 @@ use serde::Serialize;
 use super::{CreateArgs, RestateArgs};
 use crate::cli::CliError;
 use crate::cli::printer::{Printer, duration};
-use crate::cli::session::{Session, is_live};
+use crate::cli::session::{AdminSession, is_live};
 
 #[derive(Serialize)]
-struct Stated {
+struct StatementResult {
     #[serde(flatten)]
     summary: ClusterSummary,
     statement: Digest,
@@ -33,11 +33,11 @@ const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) async fn create(
-    session: &Session,
+    session: &AdminSession,
     args: &CreateArgs,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
-    let permissions = args.allow.over(Permissions::default());
+    let permissions = args.allow.added_to(Permissions::default());
     if args.size.is_multiple_of(2) && !permissions.even_size {
         return Err(CliError::Usage(format!(
             "{} members tolerate no more failures than {}: use an odd size, or --allow-even",
@@ -55,7 +55,7 @@ pub(super) async fn create(
         )));
     }
     let (_, admins) = session.admins().await?;
-    session.needs(&admins, Action::CreateDraft)?;
+    session.check_role(&admins, Action::CreateDraft)?;
     let request = DraftRequest { name: args.name.clone(), size: args.size };
     let draft = session.client.create_draft(&request).await?;
     let statement = Statement {
@@ -81,7 +81,7 @@ pub(super) async fn create(
 }
 
 pub(super) async fn restate(
-    session: &Session,
+    session: &AdminSession,
     args: &RestateArgs,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
@@ -97,7 +97,7 @@ pub(super) async fn restate(
 
 /// Restates the clusters one after the other. A failed one doesn't stop the others.
 async fn restate_all(
-    session: &Session,
+    session: &AdminSession,
     args: &RestateArgs,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
@@ -126,7 +126,7 @@ async fn restate_all(
             }
         }
     }
-    printer.value(&done, |out| {
+    printer.print_value(&done, |out| {
         let rows = done.iter().map(|stated| {
             let what = if stated.is_new { "restated" } else { "unchanged" };
             [stated.summary.name.to_string(), what.to_owned(), stated.seq.to_string()]
@@ -142,39 +142,39 @@ async fn restate_all(
 }
 
 async fn restate_one(
-    session: &Session,
+    session: &AdminSession,
     args: &RestateArgs,
     admins: &AdminChain,
     cluster: ClusterSummary,
-) -> Result<Stated, CliError> {
+) -> Result<StatementResult, CliError> {
     let chain = session.chain(cluster.cluster).await?;
-    session.needs_in_statement(&chain, Action::PutStatement)?;
+    session.check_role_in_statement(&chain, Action::PutStatement)?;
     let last = chain.newest();
     let deadline = args.deadline.map_or(last.deadline_seconds, |deadline| deadline.as_secs());
     let mut next = Statement {
         admins: admins.admins().to_vec(),
-        permissions: args.allow.over(last.permissions),
+        permissions: args.allow.added_to(last.permissions),
         deadline_seconds: deadline,
         ..last.clone()
     };
     if next == *last {
         let (statement, seq) = (chain.newest_hash(), last.seq);
-        return Ok(Stated { summary: cluster, statement, seq, is_new: false });
+        return Ok(StatementResult { summary: cluster, statement, seq, is_new: false });
     }
     next.seq += 1;
     next.previous = Some(chain.newest_hash());
     put(session, &next).await
 }
 
-async fn put(session: &Session, statement: &Statement) -> Result<Stated, CliError> {
+async fn put(session: &AdminSession, statement: &Statement) -> Result<StatementResult, CliError> {
     statement.check().map_err(CliError::Statement)?;
     let jws = statement.sign(&session.key);
     let summary = session.client.put_statement(statement.cluster, &jws).await?;
-    Ok(Stated { summary, statement: jws.hash(), seq: statement.seq, is_new: true })
+    Ok(StatementResult { summary, statement: jws.hash(), seq: statement.seq, is_new: true })
 }
 
-fn print(printer: &mut Printer, stated: &Stated) -> Result<(), CliError> {
-    printer.value(stated, |out| {
+fn print(printer: &mut Printer, stated: &StatementResult) -> Result<(), CliError> {
+    printer.print_value(stated, |out| {
         out.fields(&[
             ("name", stated.summary.name.to_string()),
             ("id", stated.summary.cluster.to_string()),

@@ -13,16 +13,16 @@ use zeroize::Zeroizing;
 
 use crate::cli::CliError;
 use crate::cli::printer::{Printer, or_dash, time};
-use crate::cli::session::Session;
+use crate::cli::session::AdminSession;
 
-struct Files {
+struct CredentialFiles {
     certificate: PathBuf,
     key: PathBuf,
     ca: PathBuf,
 }
 
 /// Arguments of `cluster credentials`.
-pub(super) struct Wanted<'a> {
+pub(super) struct CredentialsArguments<'a> {
     /// Folder for the files.
     pub(super) out: &'a Path,
     /// Whether to replace an existing certificate.
@@ -34,13 +34,13 @@ pub(super) struct Wanted<'a> {
 }
 
 pub(super) async fn credentials(
-    session: &Session,
+    session: &AdminSession,
     cluster: &str,
-    wanted: &Wanted<'_>,
+    wanted: &CredentialsArguments<'_>,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
-    let Wanted { out, renew, expected, yes } = *wanted;
-    let files = Files {
+    let CredentialsArguments { out, renew, expected, yes } = *wanted;
+    let files = CredentialFiles {
         certificate: out.join("client.crt"),
         key: out.join("client.key"),
         ca: out.join("ca.crt"),
@@ -52,7 +52,7 @@ pub(super) async fn credentials(
     let view = session.client.show_cluster(cluster.cluster).await?;
     confirm_members(&view, expected, yes, printer)?;
     let csr = Csr::new(&pair);
-    let answer = session.client.credentials(cluster.cluster, &csr).await?;
+    let answer = session.client.issue_credentials(cluster.cluster, &csr).await?;
     let statement = chain.newest();
     let ours = csr.verify().map_err(|error| CliError::Answer(error.to_string()))?.node_key;
     verify_leaf("client", &answer.certificate, &ours, &statement.client_ca)
@@ -83,9 +83,9 @@ pub(super) async fn credentials(
         "endpoints": answer.endpoints,
         "environment": environment.iter().cloned().collect::<BTreeMap<_, _>>(),
     });
-    printer.value(&value, |out| {
+    printer.print_value(&value, |out| {
         for (name, value) in &environment {
-            out.line(&format!("export {name}={}", quoted(value)));
+            out.line(&format!("export {name}={}", quote_for_shell(value)));
         }
     })?;
     printer.note(&format!("valid until {}", time(answer.expires_at_ms)));
@@ -114,7 +114,7 @@ fn confirm_members(
         printer.warn(&sentence);
     }
     let question = "Are these the hosts that you mean? Type yes to go on:";
-    if yes || printer.answer(question).as_deref() == Some("yes") {
+    if yes || printer.ask(question).as_deref() == Some("yes") {
         return Ok(());
     }
     Err(CliError::Usage(
@@ -129,17 +129,17 @@ fn strange_members(members: &[MemberView], expected: &[IpNet]) -> Vec<String> {
         member.is_outside(expected).then(|| {
             format!(
                 "member {} came from {} and is at {}, not in {}",
-                member.called(),
+                member.display_name(),
                 or_dash(member.source.as_ref()),
                 member.peer_urls.join(", "),
-                listed(expected)
+                join_blocks(expected)
             )
         })
     });
     strange.collect()
 }
 
-fn listed(blocks: &[IpNet]) -> String {
+fn join_blocks(blocks: &[IpNet]) -> String {
     blocks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
@@ -156,7 +156,7 @@ fn strange_seats(seats: &[SeatView], expected: &[IpNet]) -> Vec<String> {
                     seat.name,
                     or_dash(seat.source.as_ref()),
                     urls(&seat.peer_urls),
-                    listed(expected)
+                    join_blocks(expected)
                 )
             })
         })
@@ -166,7 +166,7 @@ fn strange_seats(seats: &[SeatView], expected: &[IpNet]) -> Vec<String> {
 /// Makes the folder. Refuses one that others own or may write to: they could swap the CA or the key
 /// later.
 fn own_folder(out: &Path) -> Result<(), CliError> {
-    match muster_files::own_folder(out) {
+    match muster_files::open_own_folder(out) {
         Ok(_) => Ok(()),
         Err(error) if error.is_refusal() => Err(CliError::Usage(error.to_string())),
         Err(error) => Err(error.into()),
@@ -174,7 +174,7 @@ fn own_folder(out: &Path) -> Result<(), CliError> {
 }
 
 /// Returns the existing key with `renew`, otherwise a new one.
-fn key_pair(files: &Files, renew: bool) -> Result<rcgen::KeyPair, CliError> {
+fn key_pair(files: &CredentialFiles, renew: bool) -> Result<rcgen::KeyPair, CliError> {
     match (files.key.exists(), renew) {
         (true, false) => Err(CliError::Usage(format!(
             "{} exists already: use another folder, or --renew to replace the certificate",
@@ -193,7 +193,7 @@ fn key_pair(files: &Files, renew: bool) -> Result<rcgen::KeyPair, CliError> {
 }
 
 /// Quotes a word for a POSIX shell.
-fn quoted(text: &str) -> String {
+fn quote_for_shell(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/.,:_-[]".contains(c);
     if !text.is_empty() && text.chars().all(plain) && !text.contains('[') {
         return text.to_owned();
@@ -259,7 +259,7 @@ mod tests {
             .unwrap()
         };
         let asked = |member: MemberView, yes| {
-            let said = Said::default();
+            let said = SharedBuffer::default();
             let mut printer = Printer::new(false, Box::new(said.clone()), Box::new(said.clone()));
             let view = view(std::slice::from_ref(&founder), &[member]);
             let done = confirm_members(&view, &[], yes, &mut printer).is_ok();
@@ -280,9 +280,9 @@ mod tests {
     }
 
     #[derive(Clone, Default)]
-    struct Said(std::rc::Rc<std::cell::RefCell<Vec<u8>>>);
+    struct SharedBuffer(std::rc::Rc<std::cell::RefCell<Vec<u8>>>);
 
-    impl std::io::Write for Said {
+    impl std::io::Write for SharedBuffer {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0.borrow_mut().write(bytes)
         }
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn who_said_yes_beforehand_is_warned_all_the_same() {
-        let said = Said::default();
+        let said = SharedBuffer::default();
         let mut printer = Printer::new(false, Box::new(said.clone()), Box::new(said.clone()));
         let seat = seat(Some("10.2.0.7"), "https://10.2.0.7:2380", &["10.1.0.0/16"]);
         confirm_members(&view(&[seat], &[]), &[], true, &mut printer).unwrap();
@@ -316,10 +316,10 @@ mod tests {
 
     #[test]
     fn the_environment_survives_a_shell() {
-        assert_eq!(quoted("/home/ada/demo/ca.crt"), "/home/ada/demo/ca.crt");
-        assert_eq!(quoted("/tmp/a b"), "'/tmp/a b'");
-        assert_eq!(quoted("it's"), r"'it'\''s'");
-        assert_eq!(quoted(""), "''");
-        assert_eq!(quoted("https://[::1]:2379"), "'https://[::1]:2379'");
+        assert_eq!(quote_for_shell("/home/ada/demo/ca.crt"), "/home/ada/demo/ca.crt");
+        assert_eq!(quote_for_shell("/tmp/a b"), "'/tmp/a b'");
+        assert_eq!(quote_for_shell("it's"), r"'it'\''s'");
+        assert_eq!(quote_for_shell(""), "''");
+        assert_eq!(quote_for_shell("https://[::1]:2379"), "'https://[::1]:2379'");
     }
 }

@@ -7,10 +7,10 @@ use discovery_types::role::Action;
 
 use crate::cli::CliError;
 use crate::cli::printer::Printer;
-use crate::cli::session::Session;
+use crate::cli::session::AdminSession;
 
 pub(super) async fn export(
-    session: &Session,
+    session: &AdminSession,
     cluster: &str,
     out: &Path,
     printer: &mut Printer,
@@ -21,7 +21,7 @@ pub(super) async fn export(
     }
     let cluster = session.cluster(cluster).await?;
     let chain = session.chain(cluster.cluster).await?;
-    session.needs_in_statement(&chain, Action::ExportCluster)?;
+    session.check_role_in_statement(&chain, Action::ExportCluster)?;
     let export = session.client.export_cluster(cluster.cluster).await?;
     let other = || CliError::Answer("the export is of another cluster".into());
     if export.cluster != cluster.cluster || export.statements != chain.jws() {
@@ -31,7 +31,7 @@ pub(super) async fn export(
     let text = serde_json::to_string_pretty(&export).expect("an export is a plain struct");
     muster_files::create(out, format!("{text}\n").as_bytes(), 0o600)?;
     let value = serde_json::json!({ "file": out, "cluster": cluster.cluster });
-    printer.value(&value, |to| to.line(&out.display().to_string()))?;
+    printer.print_value(&value, |to| to.line(&out.display().to_string()))?;
     printer.note(
         "Its CA keys open with the service's key directory alone: keep a backup of that as well, \
          and keep both away from members.",

@@ -14,9 +14,9 @@ use discovery_types::name::Name;
 use discovery_types::statement::Permissions;
 use ipnet::IpNet;
 
-use super::confirm::Irreversible;
+use super::confirm::IrreversibleAct;
 use super::printer::Printer;
-use super::session::Session;
+use super::session::AdminSession;
 use super::token::parse_block;
 use super::{CliError, RemoteArgs};
 use crate::server::parse_duration;
@@ -202,7 +202,7 @@ struct AllowArgs {
 
 impl AllowArgs {
     /// Returns the permissions in `base` together with these options.
-    fn over(self, base: Permissions) -> Permissions {
+    fn added_to(self, base: Permissions) -> Permissions {
         Permissions {
             loopback: base.loopback || self.allow_loopback,
             shared_host: base.shared_host || self.allow_shared_host,
@@ -213,7 +213,7 @@ impl AllowArgs {
 }
 
 pub(super) async fn run(args: ClusterArgs, printer: &mut Printer) -> Result<(), CliError> {
-    let session = Session::open(&args.remote)?;
+    let session = AdminSession::open(&args.remote)?;
     match args.command {
         ClusterCommand::Create(args) => create::create(&session, &args, printer).await,
         ClusterCommand::Restate(args) => create::restate(&session, &args, printer).await,
@@ -226,12 +226,13 @@ pub(super) async fn run(args: ClusterArgs, printer: &mut Printer) -> Result<(), 
                 "Cluster {} ({}) is {} with {} of {} seats taken: it will never form.",
                 cluster.name, cluster.cluster, cluster.state, cluster.seated, cluster.size
             );
-            Irreversible { ends: vec![ends], name: cluster.name.as_str() }.confirm(yes, printer)?;
+            IrreversibleAct { consequences: vec![ends], name: cluster.name.as_str() }
+                .confirm(yes, printer)?;
             let after = session.client.abandon(cluster.cluster, &reason).await?;
-            show::summary(printer, &after)
+            show::print_summary(printer, &after)
         }
         ClusterCommand::Retire { cluster, reason, force, yes } => {
-            let wanted = retire::Wanted { reason, force, yes };
+            let wanted = retire::RetireArguments { reason, force, yes };
             retire::retire(&session, &cluster, wanted, printer).await
         }
         ClusterCommand::Unretire { cluster } => retire::unretire(&session, &cluster, printer).await,
@@ -239,7 +240,8 @@ pub(super) async fn run(args: ClusterArgs, printer: &mut Printer) -> Result<(), 
             export::export(&session, &cluster, &out, printer).await
         }
         ClusterCommand::Credentials { cluster, out, renew, cidr, yes } => {
-            let wanted = credentials::Wanted { out: &out, renew, expected: &cidr, yes };
+            let wanted =
+                credentials::CredentialsArguments { out: &out, renew, expected: &cidr, yes };
             credentials::credentials(&session, &cluster, &wanted, printer).await
         }
     }

@@ -6,12 +6,12 @@ use discovery_types::role::Action;
 
 use super::show;
 use crate::cli::CliError;
-use crate::cli::confirm::Irreversible;
+use crate::cli::confirm::IrreversibleAct;
 use crate::cli::printer::{Printer, or_dash, time};
-use crate::cli::session::Session;
+use crate::cli::session::AdminSession;
 
 /// Arguments of `cluster retire`.
-pub(super) struct Wanted {
+pub(super) struct RetireArguments {
     /// Reason, for people who look at the cluster later.
     pub(super) reason: String,
     /// Whether to retire the cluster even if members still report.
@@ -21,35 +21,36 @@ pub(super) struct Wanted {
 }
 
 pub(super) async fn retire(
-    session: &Session,
+    session: &AdminSession,
     cluster: &str,
-    wanted: Wanted,
+    wanted: RetireArguments,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
-    let Wanted { reason, force, yes } = wanted;
+    let RetireArguments { reason, force, yes } = wanted;
     let cluster = session.cluster(cluster).await?;
     let chain = session.chain(cluster.cluster).await?;
-    session.needs_in_statement(&chain, Action::RetireCluster)?;
+    session.check_role_in_statement(&chain, Action::RetireCluster)?;
     let view = session.client.show_cluster(cluster.cluster).await?;
     let reporting: Vec<String> = view
         .present
         .members
         .iter()
-        .filter(|member| reports(member))
-        .map(MemberView::called)
+        .filter(|member| is_reporting(member))
+        .map(MemberView::display_name)
         .collect();
     if !force && !reporting.is_empty() {
-        for sentence in ends(&view) {
+        for sentence in describe_retirement(&view) {
             printer.note(&sentence);
         }
         return Err(CliError::MembersReport { members: reporting.join(", ") });
     }
-    let act = Irreversible { ends: ends(&view), name: cluster.name.as_str() };
+    let act =
+        IrreversibleAct { consequences: describe_retirement(&view), name: cluster.name.as_str() };
     act.confirm(yes, printer)?;
     let statement = chain.newest_hash();
     let retire = Retire { cluster: cluster.cluster, statement, reason, force };
     let after = session.client.retire(cluster.cluster, &retire.sign(&session.key)).await?;
-    show::summary(printer, &after)?;
+    show::print_summary(printer, &after)?;
     printer.note(&format!(
         "For a week an owner can take it back: muster-discovery cluster unretire {}",
         cluster.cluster
@@ -58,13 +59,13 @@ pub(super) async fn retire(
 }
 
 pub(super) async fn unretire(
-    session: &Session,
+    session: &AdminSession,
     cluster: &str,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
     let cluster = session.cluster(cluster).await?;
     let chain = session.chain(cluster.cluster).await?;
-    session.needs_in_statement(&chain, Action::RetireCluster)?;
+    session.check_role_in_statement(&chain, Action::RetireCluster)?;
     let view = session.client.show_cluster(cluster.cluster).await?;
     let Some(ended) = &view.ended else {
         return Err(CliError::Usage(format!(
@@ -78,7 +79,7 @@ pub(super) async fn unretire(
         retired_at_ms: ended.at_ms,
     };
     let after = session.client.unretire(cluster.cluster, &unretire.sign(&session.key)).await?;
-    show::summary(printer, &after)?;
+    show::print_summary(printer, &after)?;
     if after.name != cluster.name {
         printer.warn(&format!(
             "another cluster is called {} by now: this one is called {} from now on",
@@ -88,18 +89,18 @@ pub(super) async fn unretire(
     Ok(())
 }
 
-fn reports(member: &MemberView) -> bool {
+fn is_reporting(member: &MemberView) -> bool {
     member.last_heard_ms.is_some() && !member.is_silent
 }
 
 /// Describes what a retirement ends: the cluster and its members.
-fn ends(view: &ClusterView) -> Vec<String> {
+fn describe_retirement(view: &ClusterView) -> Vec<String> {
     let summary = &view.summary;
     let members = view.present.members.iter().map(|member| {
         let role = if member.is_learner { "learner" } else { "voter" };
         format!(
             "  {role} {} at {}, last heard {}",
-            member.called(),
+            member.display_name(),
             member.client_urls.join(","),
             or_dash(member.last_heard_ms.map(time))
         )

@@ -7,24 +7,27 @@ use discovery_types::api::{
 
 use crate::cli::CliError;
 use crate::cli::intent;
-use crate::cli::printer::{Printer, Text, or_dash, time};
-use crate::cli::session::{Session, is_live};
+use crate::cli::printer::{Printer, TextOutput, or_dash, time};
+use crate::cli::session::{AdminSession, is_live};
 
 pub(super) async fn list(
-    session: &Session,
+    session: &AdminSession,
     all: bool,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
     let mut list = session.client.list_clusters(None).await?;
     list.clusters.retain(|cluster| all || is_live(cluster.state));
-    printer.value(&list, |out| table(out, &list.clusters))
+    printer.print_value(&list, |out| table(out, &list.clusters))
 }
 
-pub(super) fn summary(printer: &mut Printer, cluster: &ClusterSummary) -> Result<(), CliError> {
-    printer.value(cluster, |out| table(out, std::slice::from_ref(cluster)))
+pub(super) fn print_summary(
+    printer: &mut Printer,
+    cluster: &ClusterSummary,
+) -> Result<(), CliError> {
+    printer.print_value(cluster, |out| table(out, std::slice::from_ref(cluster)))
 }
 
-fn table(out: &mut Text<'_>, clusters: &[ClusterSummary]) {
+fn table(out: &mut TextOutput<'_>, clusters: &[ClusterSummary]) {
     let header = ["NAME", "STATE", "SEATS", "HEARD", "STANDBY", "EPOCH", "CREATED", "ID"];
     let rows = clusters.iter().map(|cluster| {
         [
@@ -43,14 +46,14 @@ fn table(out: &mut Text<'_>, clusters: &[ClusterSummary]) {
 
 /// Output of `cluster show`: the cluster, its members' reports, and its pending changes.
 #[derive(serde::Serialize)]
-struct Shown {
+struct ShowOutput {
     #[serde(flatten)]
     view: ClusterView,
     directory: Option<DirectoryView>,
     intents: Vec<IntentView>,
 }
 
-fn directory(out: &mut Text<'_>, view: &DirectoryView) {
+fn write_directory(out: &mut TextOutput<'_>, view: &DirectoryView) {
     let said = match view.confirmed {
         true => "confirmed by a quorum of its voters",
         false => "not confirmed yet: those of the commit document",
@@ -65,7 +68,7 @@ fn directory(out: &mut Text<'_>, view: &DirectoryView) {
 }
 
 /// Prints the present members of a running cluster.
-fn members(out: &mut Text<'_>, present: &MembersView) {
+fn write_members(out: &mut TextOutput<'_>, present: &MembersView) {
     out.line("");
     let rows = present.members.iter().map(|member| {
         let role = match (member.is_learner, member.is_leader) {
@@ -77,7 +80,7 @@ fn members(out: &mut Text<'_>, present: &MembersView) {
         let [peers, clients] = urls.map(|urls| or_dash(Some(urls).filter(|urls| !urls.is_empty())));
         [
             member.id.to_string(),
-            member.called(),
+            member.display_name(),
             role.to_owned(),
             peers,
             clients,
@@ -102,7 +105,7 @@ fn health(member: &MemberView) -> &'static str {
     }
 }
 
-fn asking(out: &mut Text<'_>, hosts: &[AskingHost]) {
+fn write_asking_hosts(out: &mut TextOutput<'_>, hosts: &[AskingHost]) {
     if hosts.is_empty() {
         return;
     }
@@ -121,7 +124,7 @@ fn asking(out: &mut Text<'_>, hosts: &[AskingHost]) {
     out.table(["ASKING", "FROM", "KEY ID", "FIRST", "LAST", "ASKED"], rows);
 }
 
-fn seats(out: &mut Text<'_>, view: &ClusterView) {
+fn write_seats(out: &mut TextOutput<'_>, view: &ClusterView) {
     out.line("");
     out.table(
         ["SEAT", "NAME", "FROM", "PEER URLS", "CLIENT URLS", "ACKED", "REACHES", "LEASE UNTIL"],
@@ -130,27 +133,27 @@ fn seats(out: &mut Text<'_>, view: &ClusterView) {
 }
 
 pub(super) async fn show(
-    session: &Session,
+    session: &AdminSession,
     cluster: &str,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
     let id = session.cluster(cluster).await?.cluster;
-    let shown = Shown {
+    let shown = ShowOutput {
         view: session.client.show_cluster(id).await?,
         directory: session.client.directory(id).await?.view,
         intents: session.client.intents(id, None, false).await?.intents,
     };
     let view = &shown.view;
-    printer.value(&shown, |out| {
-        head(out, view);
+    printer.print_value(&shown, |out| {
+        write_header(out, view);
         if let Some(view) = &shown.directory {
-            directory(out, view);
+            write_directory(out, view);
         }
         match view.present.members.is_empty() {
-            true => seats(out, view),
-            false => members(out, &view.present),
+            true => write_seats(out, view),
+            false => write_members(out, &view.present),
         }
-        asking(out, &view.asking);
+        write_asking_hosts(out, &view.asking);
         if !shown.intents.is_empty() {
             out.line("");
             intent::table(out, &shown.intents);
@@ -163,7 +166,7 @@ pub(super) async fn show(
             });
             out.table(["EVENT", "AT", "SINCE FULL"], rows);
         }
-        waits(out, &view.explain);
+        write_explanations(out, &view.explain);
     })?;
     for alarm in &view.alarms {
         printer.warn(alarm);
@@ -171,7 +174,7 @@ pub(super) async fn show(
     Ok(())
 }
 
-fn head(out: &mut Text<'_>, view: &ClusterView) {
+fn write_header(out: &mut TextOutput<'_>, view: &ClusterView) {
     let summary = &view.summary;
     let state = format!("{} (epoch {})", summary.state, summary.epoch);
     let mut fields = vec![
@@ -196,10 +199,10 @@ fn head(out: &mut Text<'_>, view: &ClusterView) {
 }
 
 /// Returns seat, name and source address of an agent.
-fn who(seat: &SeatView) -> [String; 3] {
+fn seat_identity(seat: &SeatView) -> [String; 3] {
     let place = seat.seat.map_or_else(|| "standby".to_owned(), |seat| seat.to_string());
     let from = or_dash(seat.source.as_ref());
-    let from = if seat.is_out_of_bounds() { format!("{from}(!)") } else { from };
+    let from = if seat.is_outside_binding() { format!("{from}(!)") } else { from };
     [place, seat.name.to_string(), from]
 }
 
@@ -208,7 +211,7 @@ fn seat(seat: &SeatView, state: ClusterState) -> [String; 8] {
         urls.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
     };
     let reached = seat.probes.iter().filter(|probe| probe.reached).count();
-    let [place, name, from] = who(seat);
+    let [place, name, from] = seat_identity(seat);
     [
         place,
         name,
@@ -227,30 +230,30 @@ fn seat(seat: &SeatView, state: ClusterState) -> [String; 8] {
 }
 
 pub(super) async fn explain(
-    session: &Session,
+    session: &AdminSession,
     cluster: &str,
     printer: &mut Printer,
 ) -> Result<(), CliError> {
     let id = session.cluster(cluster).await?.cluster;
     let answer = session.client.explain(id).await?;
-    printer.value(&answer, |out| {
+    printer.print_value(&answer, |out| {
         out.line(&format!("{} (epoch {})", answer.state, answer.epoch));
         if !answer.present.members.is_empty() {
-            members(out, &answer.present);
+            write_members(out, &answer.present);
         } else if !answer.seats.is_empty() {
             out.line("");
-            out.table(["SEAT", "NAME", "FROM"], answer.seats.iter().map(who));
+            out.table(["SEAT", "NAME", "FROM"], answer.seats.iter().map(seat_identity));
         }
-        asking(out, &answer.asking);
+        write_asking_hosts(out, &answer.asking);
         out.line("");
         if answer.explain.is_empty() {
             out.line("waits for nothing");
         }
-        waits(out, &answer.explain);
+        write_explanations(out, &answer.explain);
     })
 }
 
-pub(in crate::cli) fn waits(out: &mut Text<'_>, explain: &[Explanation]) {
+pub(in crate::cli) fn write_explanations(out: &mut TextOutput<'_>, explain: &[Explanation]) {
     for reason in explain {
         out.line("");
         let mut fields = vec![("why", reason.missing.clone())];

@@ -8,14 +8,14 @@ use discovery_types::statement::{Permissions, Statement};
 use super::*;
 
 #[derive(Parser)]
-struct Typed {
+struct CreateCommandLine {
     #[command(flatten)]
     args: CreateArgs,
 }
 
 fn typed(line: &str) -> CreateArgs {
     let words = ["create", "--cluster", "demo"].into_iter().chain(line.split_whitespace());
-    Typed::parse_from(words).args
+    CreateCommandLine::parse_from(words).args
 }
 
 fn ca() -> String {
@@ -109,9 +109,9 @@ fn what_nobody_would_take_is_a_usage_error() {
 
 #[test]
 fn a_service_whose_clock_is_off_is_told_before_its_tokens_puzzle_anybody() {
-    assert_eq!(clocks_differ(1_000_000, 1_029_999), None);
-    let ahead = clocks_differ(4_600_000, 1_000_000).unwrap();
+    assert_eq!(clock_warning(1_000_000, 1_029_999), None);
+    let ahead = clock_warning(4_600_000, 1_000_000).unwrap();
     assert!(ahead.contains("is 3600 s ahead of this machine's"), "{ahead}");
-    let behind = clocks_differ(1_000_000, 1_031_000).unwrap();
+    let behind = clock_warning(1_000_000, 1_031_000).unwrap();
     assert!(behind.contains("is 31 s behind this machine's"), "{behind}");
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use discovery_formation as formation;
 use discovery_formation::service::{
-    Applicant, Cluster, EndCause, Ended, Frozen, LastError, Phase, Probe, Seating, Split,
+    Applicant, Cluster, ClusterEnd, EndCause, FrozenList, LastError, Phase, ProbeOutcome, Seating,
+    Split,
 };
 use discovery_types::convert;
 use discovery_types::statement::StatementChain;
@@ -23,7 +24,7 @@ pub(crate) enum Trust {
     /// Verify every signature: the normal case.
     Verify,
     /// Use the rows unverified, to abandon a cluster whose rows somebody changed.
-    Claims,
+    Unverified,
 }
 
 /// Columns of `clusters`, without those that never change.
@@ -113,7 +114,7 @@ impl TryFrom<String> for Hex {
 
 /// All rows of a cluster, and the database's state in the same snapshot.
 #[derive(Debug, sqlx::FromRow)]
-pub(super) struct Loaded {
+pub(super) struct ClusterRows {
     #[sqlx(flatten)]
     row: ClusterRow,
     /// Database time, read after the lock was taken.
@@ -132,7 +133,7 @@ pub(super) struct Loaded {
     pub(super) table_oids: Vec<i64>,
     pub(super) statements: Vec<String>,
     /// The requested grant, if it belongs to this cluster.
-    pub(super) asked: Option<Json<AskedGrant>>,
+    pub(super) asked: Option<Json<RequestedGrant>>,
     agents: Json<Vec<AgentRow>>,
     seats: Json<Vec<SeatRow>>,
     acks: Json<Vec<AckRow>>,
@@ -143,7 +144,7 @@ pub(super) struct Loaded {
 
 /// Row of the grant that a redeem request names.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct AskedGrant {
+pub(crate) struct RequestedGrant {
     /// JWS of the grant.
     pub jws: String,
     /// The token's public key, from the row.
@@ -203,7 +204,7 @@ pub(super) async fn read(
     copied: u64,
     asked: Option<&str>,
     process: Uuid,
-) -> Result<Option<Loaded>, StoreError> {
+) -> Result<Option<ClusterRows>, StoreError> {
     let loaded = sqlx::query_as(LOAD).bind(id).bind(copied as i64).bind(asked).bind(process);
     Ok(loaded.fetch_optional(connection).await?)
 }
@@ -222,7 +223,7 @@ pub(super) type MatrixRow = BTreeMap<String, ProbeJson>;
 /// Builds the cluster from its rows.
 pub(super) fn load(
     caches: &Caches,
-    loaded: Loaded,
+    loaded: ClusterRows,
     chain: &StatementChain,
     trust: Trust,
 ) -> Result<Cluster, StoreError> {
@@ -233,7 +234,7 @@ pub(super) fn load(
     let ended = match (row.ended_cause, row.ended_us, row.ended_by) {
         (Some(cause), Some(at), Some(by)) => {
             let cause = EndCause::parse(&cause).ok_or_else(|| damaged("the end"))?;
-            Some(Ended { cause, at: micros(at), by })
+            Some(ClusterEnd { cause, at: micros(at), by })
         }
         _ => None,
     };
@@ -261,7 +262,7 @@ pub(super) fn load(
     };
     let lists = (loaded.seats.0, loaded.acks.0, loaded.probes.0);
     let frozen = match header {
-        Some(header) => Some(frozen(caches, id, header, lists, (chain, trust))?),
+        Some(header) => Some(build_frozen(caches, id, header, lists, (chain, trust))?),
         None => None,
     };
     let reports = match phase {
@@ -277,13 +278,13 @@ pub(super) fn load(
         rev: row.rev.unsigned_abs(),
         deadline: micros(row.deadline_us),
         agents: agents(caches, id, loaded.agents.0, (chain, trust))?,
-        next_place: row.next_place.unsigned_abs(),
+        next_queue_number: row.next_place.unsigned_abs(),
         frozen,
         reports,
         revoked: loaded.revoked.into_iter().map(|id| formation::GrantId(id.into())).collect(),
         ended,
         split,
-        unsettled: row.unsettled,
+        is_unsettled: row.unsettled,
         last_error,
     })
 }
@@ -292,7 +293,7 @@ struct FrozenHeader {
     epoch: u64,
     h: formation::Hash,
     statement: formation::Hash,
-    at: formation::Micros,
+    at: formation::UnixMicros,
 }
 
 fn agents(
@@ -300,7 +301,7 @@ fn agents(
     id: Uuid,
     rows: Vec<AgentRow>,
     (chain, trust): (&StatementChain, Trust),
-) -> Result<BTreeMap<formation::KeyId, Applicant>, StoreError> {
+) -> Result<BTreeMap<formation::AgentKey, Applicant>, StoreError> {
     let mut agents = BTreeMap::new();
     for row in rows {
         let agent_key = key(&row.key.0)
@@ -316,14 +317,14 @@ fn agents(
     Ok(agents)
 }
 
-fn agent(row: AgentRow, record: Arc<formation::Record>, uses: u32) -> Applicant {
+fn agent(row: AgentRow, record: Arc<formation::AgentRecord>, uses: u32) -> Applicant {
     let seating = match (row.seat, row.standby) {
         (Some(seat), _) => Seating::Seat(seat as u8),
         (None, Some(order)) => Seating::Standby(order.unsigned_abs()),
         (None, None) => Seating::Absent,
     };
     let nonce = row.nonce.and_then(|nonce| <[u8; 16]>::try_from(nonce.0).ok());
-    let session = row.boot.zip(nonce).map(|(boot, nonce)| formation::Session {
+    let session = row.boot.zip(nonce).map(|(boot, nonce)| formation::AgentSession {
         boot: boot.unsigned_abs(),
         nonce: u128::from_be_bytes(nonce),
     });
@@ -338,25 +339,25 @@ fn agent(row: AgentRow, record: Arc<formation::Record>, uses: u32) -> Applicant 
         lease_until: micros(row.lease_us),
         session,
         highest_epoch: row.highest_epoch.unsigned_abs(),
-        counts: row.counts.unsigned_abs(),
-        held_until: micros(row.held_us),
+        failed_lists: row.counts.unsigned_abs(),
+        held_back_until: micros(row.held_us),
         release,
     }
 }
 
-fn frozen(
+fn build_frozen(
     caches: &Caches,
     id: Uuid,
     header: FrozenHeader,
     (rows, acks, probes): (Vec<SeatRow>, Vec<AckRow>, Vec<ProbeRow>),
     (chain, trust): (&StatementChain, Trust),
-) -> Result<Frozen, StoreError> {
+) -> Result<FrozenList, StoreError> {
     let mut records = Vec::with_capacity(rows.len());
     for row in rows {
         let grant = caches.grant(&row.grant, chain, trust)?;
         records.push(caches.record(&row.record, &row.token_record, &grant.key, trust)?);
     }
-    let proposal = formation::Proposal {
+    let proposal = formation::ProposedList {
         cluster: convert::cluster(id),
         statement: header.statement,
         epoch: header.epoch,
@@ -365,9 +366,9 @@ fn frozen(
     if trust == Trust::Verify && convert::proposal_hash(&proposal) != header.h {
         return Err(StoreError::damaged(format!("the frozen list of cluster {id}")));
     }
-    Ok(Frozen {
+    Ok(FrozenList {
         proposal,
-        h: header.h,
+        proposal_hash: header.h,
         at: header.at,
         acks: acks
             .into_iter()
@@ -382,27 +383,27 @@ fn frozen(
     })
 }
 
-fn matrix_row(row: MatrixRow) -> BTreeMap<formation::KeyId, Probe> {
+fn matrix_row(row: MatrixRow) -> BTreeMap<formation::AgentKey, ProbeOutcome> {
     row.into_iter()
         .filter_map(|(peer, found)| {
             let peer = data_encoding::HEXLOWER.decode(peer.as_bytes()).ok()?;
             let found = match found {
-                ProbeJson::Reached => Probe::Reached,
-                ProbeJson::Failed(why) => Probe::Failed(why),
+                ProbeJson::Reached => ProbeOutcome::Reached,
+                ProbeJson::Failed(why) => ProbeOutcome::Failed(why),
             };
             Some((key(&peer)?, found))
         })
         .collect()
 }
 
-fn reports(rows: Vec<ReportRow>) -> BTreeMap<formation::KeyId, u64> {
+fn reports(rows: Vec<ReportRow>) -> BTreeMap<formation::AgentKey, u64> {
     let report = |row: ReportRow| {
         Some((key(&row.key.0)?, u64::from_be_bytes(row.raft_cluster.0.try_into().ok()?)))
     };
     rows.into_iter().filter_map(report).collect()
 }
 
-impl Loaded {
+impl ClusterRows {
     /// Returns the signed grants of the agents, of the seats and of the request, by id.
     pub(super) fn grants(&self, asked: Option<&str>) -> BTreeMap<String, String> {
         let agents = self.agents.0.iter().map(|row| (row.grant_id.clone(), row.grant.clone()));
@@ -413,12 +414,12 @@ impl Loaded {
     }
 }
 
-fn micros(value: i64) -> formation::Micros {
-    formation::Micros(value.unsigned_abs())
+fn micros(value: i64) -> formation::UnixMicros {
+    formation::UnixMicros(value.unsigned_abs())
 }
 
-fn key(bytes: &[u8]) -> Option<formation::KeyId> {
-    bytes.try_into().ok().map(formation::KeyId)
+fn key(bytes: &[u8]) -> Option<formation::AgentKey> {
+    bytes.try_into().ok().map(formation::AgentKey)
 }
 
 fn hash(bytes: &[u8]) -> Option<formation::Hash> {

@@ -10,21 +10,23 @@ use std::sync::Arc;
 
 use discovery_formation as formation;
 use discovery_formation::Hash;
-use discovery_formation::memory::{Gate, Known, Mark, Read, gate};
-use discovery_formation::service::{Change, Cluster, Phase};
+use discovery_formation::memory::{
+    DatabaseFacts, HistoryPosition, LedgerVerdict, RememberedDatabase, check_ledger,
+};
+use discovery_formation::service::{Cluster, ClusterChange, Phase};
 use discovery_types::grant::{GrantId, VerifiedGrant};
-use discovery_types::jws::{Jws, Typ};
+use discovery_types::jws::{Jws, JwsType};
 use discovery_types::statement::{Statement, StatementChain};
 use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
-use super::{Micros, Store, StoreError, Transaction};
-use crate::domain::epoch_to_row;
+use super::{Store, StoreError, Transaction, UnixMicros};
+use crate::domain::number_to_row;
 use crate::ledger;
 
-pub(crate) use load::{AskedGrant, Trust};
+pub(crate) use load::{RequestedGrant, Trust};
 pub(crate) use records::Caches;
-pub(super) use save::event;
+pub(super) use save::append_event;
 
 /// Notification channel for changed clusters. A notification is only a hint: the receiver reads
 /// again.
@@ -37,18 +39,18 @@ pub(crate) struct ClusterTransaction {
     pub cluster: Cluster,
     before: Cluster,
     /// Database time, read after the lock was taken.
-    pub now: formation::Micros,
+    pub now: formation::UnixMicros,
     /// The cluster's statements, verified.
     pub chain: Arc<StatementChain>,
     /// Whether lists may be frozen and committed in this database.
     pub settled: bool,
     /// The ledger's knowledge of the database before this transaction read anything.
-    known: Option<Known>,
+    known: Option<RememberedDatabase>,
     /// The database's own state, as this transaction read it.
-    read: Read,
+    read: DatabaseFacts,
     /// Tokens issued before this time admit nobody: the database was set back or accepted then.
-    pub void_before: formation::Micros,
-    asked: Option<AskedGrant>,
+    pub void_before: formation::UnixMicros,
+    asked: Option<RequestedGrant>,
     /// Signed grants by id: those of all agents, of the frozen list, and the requested one.
     grants: BTreeMap<String, String>,
 }
@@ -63,9 +65,9 @@ pub(crate) struct GrantRow {
     /// JWS of the grant.
     pub jws: String,
     /// When the grant was stored.
-    pub stored_us: Micros,
+    pub stored_us: UnixMicros,
     /// When the grant was revoked.
-    pub revoked_us: Option<Micros>,
+    pub revoked_us: Option<UnixMicros>,
 }
 
 /// Row of a certificate authority.
@@ -116,7 +118,7 @@ impl Store {
         // Read this before the database: the ledger may then lag behind the rows, but never the
         // reverse.
         let known = self.ledger.known();
-        let copied = known.map_or(0, |known| known.copied.number);
+        let copied = known.map_or(0, |known| known.last_copied.number);
         // The lock is a statement of its own. A statement that waits for a lock keeps the snapshot
         // from before the wait and would read old rows.
         let locked = format!("BEGIN; SELECT 1 FROM clusters WHERE id = '{id}' FOR UPDATE");
@@ -124,18 +126,22 @@ impl Store {
         let loaded = load::read(&mut transaction, id, copied, asked, self.ledger.process()).await?;
         let Some(loaded) = loaded else { return Ok(None) };
         // A process that knows no database has to compare it first, so an empty site is right here.
-        let known_site = known.map(|known| known.site).unwrap_or_default();
-        let site = ledger::site_now(&known_site, loaded.database_oid, &loaded.table_oids)
+        let known_site = known.map(|known| known.identity).unwrap_or_default();
+        let site = ledger::current_site(&known_site, loaded.database_oid, &loaded.table_oids)
             .ok_or_else(|| StoreError::damaged("the oids of this database"))?;
-        let read = Read {
-            site,
-            beat: loaded.beat.map(i64::unsigned_abs),
+        let read = DatabaseFacts {
+            identity: site,
+            sweeps: loaded.beat.map(i64::unsigned_abs),
             generation: loaded.generation.unsigned_abs(),
             newest: loaded.newest.unsigned_abs(),
-            at_copied: loaded.at_copied.as_deref().and_then(|h| h.try_into().ok()).map(Hash),
+            hash_at_last_copied: loaded
+                .at_copied
+                .as_deref()
+                .and_then(|h| h.try_into().ok())
+                .map(Hash),
         };
-        let (now, settled) = (formation::Micros(loaded.now.unsigned_abs()), loaded.settled);
-        let void_before = formation::Micros(loaded.void_before_us.unsigned_abs());
+        let (now, settled) = (formation::UnixMicros(loaded.now.unsigned_abs()), loaded.settled);
+        let void_before = formation::UnixMicros(loaded.void_before_us.unsigned_abs());
         let grants = loaded.grants(asked);
         let asked = loaded.asked.as_ref().map(|grant| grant.0.clone());
         let chain = self.caches.chain(id, &loaded.statements)?;
@@ -160,14 +166,14 @@ impl Store {
     pub(crate) async fn read_cluster(
         &self,
         id: Uuid,
-    ) -> Result<Option<(Cluster, Arc<StatementChain>, formation::Micros)>, StoreError> {
+    ) -> Result<Option<(Cluster, Arc<StatementChain>, formation::UnixMicros)>, StoreError> {
         // Repeatable read gives one snapshot for all tables.
         let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
         let mut transaction = self.begin(begin).await?;
         let loaded = load::read(&mut transaction, id, 0, None, self.ledger.process()).await?;
         transaction.commit().await?;
         let Some(loaded) = loaded else { return Ok(None) };
-        let now = formation::Micros(loaded.now.unsigned_abs());
+        let now = formation::UnixMicros(loaded.now.unsigned_abs());
         let chain = self.caches.chain(id, &loaded.statements)?;
         let cluster = load::load(&self.caches, loaded, &chain, Trust::Verify)?;
         Ok(Some((cluster, chain, now)))
@@ -185,8 +191,8 @@ impl ClusterTransaction {
     }
 
     /// Whether this transaction may freeze, decide or end anything.
-    pub(crate) fn gate(&self) -> Gate {
-        gate(self.known.as_ref(), &self.read)
+    pub(crate) fn gate(&self) -> LedgerVerdict {
+        check_ledger(self.known.as_ref(), &self.read)
     }
 
     /// The database's generation, as this transaction sees it.
@@ -196,17 +202,18 @@ impl ClusterTransaction {
 
     /// Copies the decisions that this transaction sees and the ledger lacks, up to a limit: the
     /// cluster is locked meanwhile. Returns whether the ledger now has all of them.
-    pub(crate) async fn copy_news(&mut self, store: &Store) -> Result<bool, StoreError> {
-        let from = self.known.map_or(Mark::START, |known| known.copied);
+    pub(crate) async fn copy_new_decisions(&mut self, store: &Store) -> Result<bool, StoreError> {
+        let from = self.known.map_or(HistoryPosition::START, |known| known.last_copied);
         let limit = ledger::LOOK_LIMIT;
-        ledger::copy(&mut self.transaction, &store.ledger, &store.watch, from, limit).await?;
-        let copied = store.ledger.known().map_or(0, |known| known.copied.number);
+        ledger::copy_decisions(&mut self.transaction, &store.ledger, &store.watch, from, limit)
+            .await?;
+        let copied = store.ledger.known().map_or(0, |known| known.last_copied.number);
         Ok(copied >= self.read.newest)
     }
 
     /// Ends the connection because its database was set back, so that the pool can't hand it out
     /// again.
-    pub(crate) async fn hang_up(mut self) {
+    pub(crate) async fn terminate_connection(mut self) {
         let end = sqlx::query("SELECT pg_terminate_backend(pg_backend_pid())");
         if let Err(error) = end.execute(&mut *self.transaction).await {
             tracing::debug!(%error, "a connection was ended");
@@ -214,12 +221,12 @@ impl ClusterTransaction {
     }
 
     /// The requested grant, if it belongs to this cluster.
-    pub(crate) fn asked(&self) -> Option<&AskedGrant> {
+    pub(crate) fn asked(&self) -> Option<&RequestedGrant> {
         self.asked.as_ref()
     }
 
     /// Returns the signed grants that the records of `list` name, without duplicates.
-    pub(crate) fn grants_of(&self, list: &formation::Proposal) -> Result<Vec<Jws>, StoreError> {
+    pub(crate) fn grants_of(&self, list: &formation::ProposedList) -> Result<Vec<Jws>, StoreError> {
         let ids: BTreeSet<&str> = list.records.iter().map(|record| &*record.grant.0).collect();
         let damaged = || StoreError::damaged(format!("a grant of cluster {}", self.id()));
         let jws = |id: &str| self.grants.get(id)?.parse().ok();
@@ -236,21 +243,22 @@ impl ClusterTransaction {
     /// is the source address of a redeem request.
     pub(crate) async fn save(
         &mut self,
-        changes: &[Change],
+        changes: &[ClusterChange],
         commit: Option<&NewCommit>,
-        next_deadline: Option<formation::Micros>,
+        next_deadline: Option<formation::UnixMicros>,
         address: Option<&str>,
     ) -> Result<(), StoreError> {
         let (id, now) = (self.id(), self.now);
         let phases = (self.before.phase, self.cluster.phase);
         let is_ended = matches!(phases.0, Phase::Abandoned | Phase::Retired);
         if is_ended && matches!(phases.1, Phase::Committed | Phase::Formed) {
-            save::free_name(&mut self.transaction, id).await?;
+            save::rename_if_name_taken(&mut self.transaction, id).await?;
         }
-        let said: Vec<&Change> =
+        let said: Vec<&ClusterChange> =
             changes.iter().filter(|change| !is_repeated(&self.before, change)).collect();
         let tells = !changes.is_empty();
-        let beside = save::Beside { next_deadline, now, address, changes: &said, tells };
+        let beside =
+            save::SaveContext { next_deadline, now, address, changes: &said, notifies: tells };
         save::save(&mut self.transaction, &self.before, &self.cluster, &beside).await?;
         if let Some(commit) = commit {
             save::commit(&mut self.transaction, id, now, commit).await?;
@@ -268,12 +276,12 @@ impl ClusterTransaction {
 /// Whether a change only replaces what its sender sent before. Such a change makes no event: events
 /// are kept for ever, and an agent may send these requests as fast as it likes. The newest value is
 /// in its own row.
-fn is_repeated(before: &Cluster, change: &Change) -> bool {
+fn is_repeated(before: &Cluster, change: &ClusterChange) -> bool {
     match change {
-        Change::Probed { key, epoch } => before.frozen.as_ref().is_some_and(|frozen| {
+        ClusterChange::Probed { key, epoch } => before.frozen.as_ref().is_some_and(|frozen| {
             frozen.proposal.epoch == *epoch && frozen.probes.contains_key(key)
         }),
-        Change::Released { key, .. } => {
+        ClusterChange::Released { key, .. } => {
             let release = before.agents.get(key).and_then(|agent| agent.release.as_ref());
             release.is_some_and(|release| release.epoch >= before.epoch)
         }
@@ -285,7 +293,7 @@ fn is_repeated(before: &Cluster, change: &Change) -> bool {
 pub(crate) async fn grants_of(
     connection: &mut PgConnection,
     cluster: Uuid,
-    list: &formation::Proposal,
+    list: &formation::ProposedList,
 ) -> Result<Vec<Jws>, StoreError> {
     let mut ids: Vec<String> =
         list.records.iter().map(|record| record.grant.0.to_string()).collect();
@@ -366,7 +374,7 @@ pub(crate) async fn stored_commit(
 
 impl ClusterTransaction {
     /// Stores the statement and the revocation that came with an event that wasn't refused.
-    pub(crate) async fn add(
+    pub(crate) async fn add_statement_and_revocation(
         &mut self,
         statement: Option<&Jws>,
         revoke: Option<&(GrantId, String)>,
@@ -417,21 +425,21 @@ impl ClusterTransaction {
 pub(in crate::store) async fn add_statement(
     connection: &mut PgConnection,
     cluster: Uuid,
-    now: formation::Micros,
+    now: formation::UnixMicros,
     jws: &Jws,
 ) -> Result<(), StoreError> {
     let claimed: Statement = jws
-        .claims_unverified(Typ::Statement)
+        .claims_unverified(JwsType::Statement)
         .map_err(|_| StoreError::damaged("a verified statement doesn't parse"))?;
     sqlx::query(
         "INSERT INTO statements (cluster_id, sequence, hash, jws, stored_us)
          VALUES ($1, $2, $3, $4, $5)",
     )
     .bind(cluster)
-    .bind(epoch_to_row(claimed.seq)?)
+    .bind(number_to_row(claimed.seq)?)
     .bind(&jws.hash().0[..])
     .bind(jws.as_str())
-    .bind(epoch_to_row(now.0)?)
+    .bind(number_to_row(now.0)?)
     .execute(connection)
     .await?;
     Ok(())

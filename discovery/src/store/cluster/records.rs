@@ -10,7 +10,7 @@ use discovery_formation as formation;
 use discovery_types::convert;
 use discovery_types::digest::Digest;
 use discovery_types::grant::{Grant, VerifiedGrant};
-use discovery_types::jws::{Jws, Typ};
+use discovery_types::jws::{Jws, JwsType};
 use discovery_types::key::PublicKey;
 use discovery_types::record::{Endorsement, Record, SignedRecord};
 use discovery_types::statement::StatementChain;
@@ -20,12 +20,12 @@ use super::super::StoreError;
 use super::load::Trust;
 
 /// Maximum number of cached results of each kind. A full cache is emptied.
-const REMEMBERED: usize = 50_000;
+const MAX_CACHED: usize = 50_000;
 
 /// Caches of verified records, statement chains and grants.
 #[derive(Debug, Default)]
 pub(crate) struct Caches {
-    records: Mutex<BTreeMap<Digest, Arc<formation::Record>>>,
+    records: Mutex<BTreeMap<Digest, Arc<formation::AgentRecord>>>,
     chains: Mutex<BTreeMap<Digest, Arc<StatementChain>>>,
     grants: Mutex<BTreeMap<Digest, Arc<Grant>>>,
 }
@@ -44,7 +44,7 @@ impl Caches {
         }
         // Joining with line breaks is unambiguous, because a JWS contains none.
         let name = Digest::of(&rows.join(&b'\n'));
-        if let Some(chain) = remembered(&self.chains, &name) {
+        if let Some(chain) = read_cache(&self.chains, &name) {
             return Ok(chain);
         }
         let jws = |row: &&[u8]| std::str::from_utf8(row).ok()?.parse::<Jws>().ok();
@@ -52,7 +52,7 @@ impl Caches {
         let chain = jws.and_then(|jws| StatementChain::verify_links(&jws).ok());
         let chain = chain.filter(|chain| chain.newest().cluster == cluster);
         let chain = Arc::new(chain.ok_or_else(|| damaged("a statement"))?);
-        remember(&self.chains, name, &chain);
+        write_cache(&self.chains, name, &chain);
         Ok(chain)
     }
 
@@ -66,14 +66,14 @@ impl Caches {
         trust: Trust,
     ) -> Result<Arc<Grant>, StoreError> {
         let name = Digest::of_parts(&[jws.as_bytes(), chain.newest_hash().as_bytes()]);
-        if let Some(grant) = remembered(&self.grants, &name) {
+        if let Some(grant) = read_cache(&self.grants, &name) {
             return Ok(grant);
         }
         let damaged =
             || StoreError::damaged("a grant's signature isn't valid: somebody changed it");
         let jws: Jws = jws.parse().map_err(|_| damaged())?;
         let grant = match trust {
-            Trust::Claims => jws.claims_unverified(Typ::Grant).ok(),
+            Trust::Unverified => jws.claims_unverified(JwsType::Grant).ok(),
             Trust::Verify => chain.jws().iter().rev().find_map(|statement| {
                 let chain = chain.up_to(&statement.hash())?;
                 VerifiedGrant::verify(&jws, &chain).ok().map(|grant| (*grant).clone())
@@ -81,7 +81,7 @@ impl Caches {
         };
         let grant = Arc::new(grant.ok_or_else(damaged)?);
         if trust == Trust::Verify {
-            remember(&self.grants, name, &grant);
+            write_cache(&self.grants, name, &grant);
         }
         Ok(grant)
     }
@@ -94,44 +94,49 @@ impl Caches {
         endorsement: &str,
         token_key: &PublicKey,
         trust: Trust,
-    ) -> Result<Arc<formation::Record>, StoreError> {
+    ) -> Result<Arc<formation::AgentRecord>, StoreError> {
         let key = &token_key.as_bytes()[..];
         let name = Digest::of_parts(&[record.as_bytes(), b"\n", endorsement.as_bytes(), key]);
-        if let Some(record) = remembered(&self.records, &name) {
+        if let Some(record) = read_cache(&self.records, &name) {
             return Ok(record);
         }
         let read = match trust {
             Trust::Verify => verify(record, endorsement, token_key),
-            Trust::Claims => claim(record, endorsement),
+            Trust::Unverified => read_unverified_record(record, endorsement),
         };
         let record = Arc::new(read.ok_or_else(|| {
             StoreError::damaged("a record's signature isn't valid: somebody changed the row")
         })?);
         if trust == Trust::Verify {
-            remember(&self.records, name, &record);
+            write_cache(&self.records, name, &record);
         }
         Ok(record)
     }
 }
 
-fn remembered<T>(cache: &Mutex<BTreeMap<Digest, Arc<T>>>, name: &Digest) -> Option<Arc<T>> {
+fn read_cache<T>(cache: &Mutex<BTreeMap<Digest, Arc<T>>>, name: &Digest) -> Option<Arc<T>> {
     cache.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
 }
 
-fn remember<T>(cache: &Mutex<BTreeMap<Digest, Arc<T>>>, name: Digest, value: &Arc<T>) {
+fn write_cache<T>(cache: &Mutex<BTreeMap<Digest, Arc<T>>>, name: Digest, value: &Arc<T>) {
     let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
-    if cache.len() >= REMEMBERED {
+    if cache.len() >= MAX_CACHED {
         cache.clear();
     }
     cache.insert(name, value.clone());
 }
 
-fn verify(record: &str, endorsement: &str, token_key: &PublicKey) -> Option<formation::Record> {
+fn verify(
+    record: &str,
+    endorsement: &str,
+    token_key: &PublicKey,
+) -> Option<formation::AgentRecord> {
     let signed =
         SignedRecord { record: record.parse().ok()?, endorsement: endorsement.parse().ok()? };
-    let claimed: Record = signed.record.claims_unverified(Typ::Record).ok()?;
-    let record: Record = signed.record.verify(Typ::Record, &claimed.agent_key).ok()?;
-    let endorsement: Endorsement = signed.endorsement.verify(Typ::Endorsement, token_key).ok()?;
+    let claimed: Record = signed.record.claims_unverified(JwsType::Record).ok()?;
+    let record: Record = signed.record.verify(JwsType::Record, &claimed.agent_key).ok()?;
+    let endorsement: Endorsement =
+        signed.endorsement.verify(JwsType::Endorsement, token_key).ok()?;
     let bound = endorsement.record == signed.record.hash()
         && endorsement.cluster == record.cluster
         && endorsement.grant == record.grant;
@@ -140,10 +145,10 @@ fn verify(record: &str, endorsement: &str, token_key: &PublicKey) -> Option<form
 }
 
 /// Reads a record without verifying it, to abandon a damaged cluster.
-fn claim(record: &str, endorsement: &str) -> Option<formation::Record> {
+fn read_unverified_record(record: &str, endorsement: &str) -> Option<formation::AgentRecord> {
     let signed =
         SignedRecord { record: record.parse().ok()?, endorsement: endorsement.parse().ok()? };
-    let record: Record = signed.record.claims_unverified(Typ::Record).ok()?;
+    let record: Record = signed.record.claims_unverified(JwsType::Record).ok()?;
     let node_key = Digest::of(record.csr.der());
     Some(convert::read_record(&record, &signed, &node_key))
 }

@@ -2,7 +2,9 @@
 
 use data_encoding::{BASE64, HEXLOWER};
 use discovery_formation as formation;
-use discovery_formation::service::{Applicant, Change, Cluster, Frozen, Probe, Seating};
+use discovery_formation::service::{
+    Applicant, Cluster, ClusterChange, FrozenList, ProbeOutcome, Seating,
+};
 use serde_json::{Value, json};
 use sqlx::PgConnection;
 use sqlx::types::Json;
@@ -11,7 +13,7 @@ use uuid::Uuid;
 use super::super::StoreError;
 use super::load::{MatrixRow, ProbeJson};
 use super::{CHANNEL, NewCommit};
-use crate::domain::{describe, epoch_to_row};
+use crate::domain::{describe, number_to_row};
 
 /// Writes the changed rows of all of a cluster's tables. The parts of such a statement don't see
 /// each other's changes, and needn't: foreign keys are checked at the end of the statement. The
@@ -85,14 +87,14 @@ WITH c AS (
 SELECT pg_notify($10, $1::text) FROM generate_series(1, $11::int)";
 
 /// Data that is saved together with the cluster.
-pub(super) struct Beside<'a> {
-    pub(super) next_deadline: Option<formation::Micros>,
-    pub(super) now: formation::Micros,
+pub(super) struct SaveContext<'a> {
+    pub(super) next_deadline: Option<formation::UnixMicros>,
+    pub(super) now: formation::UnixMicros,
     /// Source address of a redeem request, stored with new agents.
     pub(super) address: Option<&'a str>,
-    /// Changes to store as events. `tells` says whether other processes are notified.
-    pub(super) changes: &'a [&'a Change],
-    pub(super) tells: bool,
+    /// Changes to store as events. `notifies` says whether other processes are notified.
+    pub(super) changes: &'a [&'a ClusterChange],
+    pub(super) notifies: bool,
 }
 
 /// Writes the rows that differ between `before` and `after`.
@@ -100,10 +102,10 @@ pub(super) async fn save(
     connection: &mut PgConnection,
     before: &Cluster,
     after: &Cluster,
-    beside: &Beside<'_>,
+    beside: &SaveContext<'_>,
 ) -> Result<(), StoreError> {
     let id = Uuid::from_u128(after.id.0);
-    let list = |cluster: &Cluster| cluster.frozen.as_ref().map(|frozen| frozen.h);
+    let list = |cluster: &Cluster| cluster.frozen.as_ref().map(|frozen| frozen.proposal_hash);
     let same = list(before) == list(after);
     if !same && before.frozen.is_some() {
         // Deleting the seats also deletes their acks, probes and URLs.
@@ -140,9 +142,9 @@ pub(super) async fn save(
         .bind(Json(frozen.map_or(Ok(Vec::new()), |frozen| probe_rows(known, frozen))?))
         .bind(Json(reports.collect::<Vec<Value>>()))
         .bind(Json(events.collect::<Vec<Value>>()))
-        .bind(epoch_to_row(beside.now.0)?)
+        .bind(number_to_row(beside.now.0)?)
         .bind(CHANNEL)
-        .bind(i32::from(beside.tells))
+        .bind(i32::from(beside.notifies))
         .execute(connection)
         .await?;
     Ok(())
@@ -155,12 +157,13 @@ fn row_differs(before: &Cluster, after: &Cluster) -> bool {
         || before.floor != after.floor
         || before.rev != after.rev
         || before.deadline != after.deadline
-        || before.next_place != after.next_place
-        || before.unsettled != after.unsettled
+        || before.next_queue_number != after.next_queue_number
+        || before.is_unsettled != after.is_unsettled
         || before.ended != after.ended
         || before.split != after.split
         || before.last_error != after.last_error
-        || before.frozen.as_ref().map(|f| (f.h, f.at)) != after.frozen.as_ref().map(|f| (f.h, f.at))
+        || before.frozen.as_ref().map(|f| (f.proposal_hash, f.at))
+            != after.frozen.as_ref().map(|f| (f.proposal_hash, f.at))
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -169,24 +172,24 @@ fn hex(bytes: &[u8]) -> String {
 
 fn cluster_row(
     cluster: &Cluster,
-    next_deadline: Option<formation::Micros>,
+    next_deadline: Option<formation::UnixMicros>,
 ) -> Result<Value, StoreError> {
     let frozen = cluster.frozen.as_ref();
     let (ended, split) = (cluster.ended.as_ref(), cluster.split.as_ref());
     let error = cluster.last_error.as_ref();
-    let row = |number: u64| epoch_to_row(number);
+    let row = |number: u64| number_to_row(number);
     Ok(json!({
         "phase": cluster.phase.as_str(),
         "deadline_us": row(cluster.deadline.0)?,
         "epoch": row(cluster.epoch)?,
         "floor": row(cluster.floor)?,
         "rev": row(cluster.rev)?,
-        "next_place": row(cluster.next_place)?,
+        "next_place": row(cluster.next_queue_number)?,
         "frozen_epoch": frozen.map(|frozen| row(frozen.proposal.epoch)).transpose()?,
-        "frozen_h": frozen.map(|frozen| hex(&frozen.h.0)),
+        "frozen_h": frozen.map(|frozen| hex(&frozen.proposal_hash.0)),
         "frozen_statement": frozen.map(|frozen| hex(&frozen.proposal.statement.0)),
         "frozen_us": frozen.map(|frozen| row(frozen.at.0)).transpose()?,
-        "unsettled": cluster.unsettled,
+        "unsettled": cluster.is_unsettled,
         "ended_cause": ended.map(|ended| ended.cause.as_str()),
         "ended_us": ended.map(|ended| row(ended.at.0)).transpose()?,
         "ended_by": ended.map(|ended| ended.by.as_str()),
@@ -201,13 +204,13 @@ fn cluster_row(
 
 fn agent_row(
     cluster: &Cluster,
-    key: formation::KeyId,
+    key: formation::AgentKey,
     agent: &Applicant,
     address: Option<&str>,
 ) -> Result<Value, StoreError> {
     let (seat, standby) = match agent.seating {
         Seating::Seat(seat) => (Some(seat), None),
-        Seating::Standby(order) => (None, Some(epoch_to_row(order)?)),
+        Seating::Standby(order) => (None, Some(number_to_row(order)?)),
         Seating::Absent => (None, None),
     };
     let (session, release) = (agent.session, agent.release.as_ref());
@@ -219,21 +222,21 @@ fn agent_row(
         "token_record": &*agent.record.token_jws,
         "seat": seat,
         "standby": standby,
-        "lease_us": epoch_to_row(agent.lease_until.0)?,
-        "boot": session.map(|session| epoch_to_row(session.boot)).transpose()?,
+        "lease_us": number_to_row(agent.lease_until.0)?,
+        "boot": session.map(|session| number_to_row(session.boot)).transpose()?,
         "nonce": session.map(|session| hex(&session.nonce.to_be_bytes())),
-        "highest_epoch": epoch_to_row(agent.highest_epoch)?,
-        "counts": i32::try_from(agent.counts).unwrap_or(i32::MAX),
-        "held_us": epoch_to_row(agent.held_until.0)?,
-        "release_epoch": release.map(|release| epoch_to_row(release.epoch)).transpose()?,
+        "highest_epoch": number_to_row(agent.highest_epoch)?,
+        "counts": i32::try_from(agent.failed_lists).unwrap_or(i32::MAX),
+        "held_us": number_to_row(agent.held_back_until.0)?,
+        "release_epoch": release.map(|release| number_to_row(release.epoch)).transpose()?,
         "release_jws": release.map(|release| &*release.jws),
         "address": address,
     }))
 }
 
-fn seat_rows(cluster: &Cluster, frozen: &Frozen) -> Result<Vec<Value>, StoreError> {
-    let epoch = epoch_to_row(frozen.proposal.epoch)?;
-    let row = |(seat, record): (u8, &std::sync::Arc<formation::Record>)| {
+fn seat_rows(cluster: &Cluster, frozen: &FrozenList) -> Result<Vec<Value>, StoreError> {
+    let epoch = number_to_row(frozen.proposal.epoch)?;
+    let row = |(seat, record): (u8, &std::sync::Arc<formation::AgentRecord>)| {
         let urls: Vec<&String> = record.peer_urls.iter().chain(&record.client_urls).collect();
         json!({
             "size": cluster.statement.size,
@@ -252,24 +255,24 @@ fn seat_rows(cluster: &Cluster, frozen: &Frozen) -> Result<Vec<Value>, StoreErro
     Ok((1_u8..).zip(&frozen.proposal.records).map(row).collect())
 }
 
-fn ack_rows(known: Option<&Frozen>, frozen: &Frozen) -> Result<Vec<Value>, StoreError> {
-    let epoch = epoch_to_row(frozen.proposal.epoch)?;
-    let new = |key: &&formation::KeyId| known.is_none_or(|known| !known.acks.contains_key(key));
+fn ack_rows(known: Option<&FrozenList>, frozen: &FrozenList) -> Result<Vec<Value>, StoreError> {
+    let epoch = number_to_row(frozen.proposal.epoch)?;
+    let new = |key: &&formation::AgentKey| known.is_none_or(|known| !known.acks.contains_key(key));
     let rows = frozen.acks.iter().filter(|(key, _)| new(key));
     Ok(rows
         .map(|(key, jws)| json!({ "key": hex(&key.0), "epoch": epoch, "jws": &**jws }))
         .collect())
 }
 
-fn probe_rows(known: Option<&Frozen>, frozen: &Frozen) -> Result<Vec<Value>, StoreError> {
-    let epoch = epoch_to_row(frozen.proposal.epoch)?;
-    let known = |key: &formation::KeyId| known.and_then(|known| known.probes.get(key));
+fn probe_rows(known: Option<&FrozenList>, frozen: &FrozenList) -> Result<Vec<Value>, StoreError> {
+    let epoch = number_to_row(frozen.proposal.epoch)?;
+    let known = |key: &formation::AgentKey| known.and_then(|known| known.probes.get(key));
     let new = frozen.probes.iter().filter(|(key, row)| known(key) != Some(*row));
-    let row = |(key, row): (&formation::KeyId, &formation::service::Row)| {
-        let found = |(peer, found): (&formation::KeyId, &Probe)| {
+    let row = |(key, row): (&formation::AgentKey, &formation::service::ProbeResults)| {
+        let found = |(peer, found): (&formation::AgentKey, &ProbeOutcome)| {
             let found = match found {
-                Probe::Reached => ProbeJson::Reached,
-                Probe::Failed(why) => ProbeJson::Failed(why.clone()),
+                ProbeOutcome::Reached => ProbeJson::Reached,
+                ProbeOutcome::Failed(why) => ProbeJson::Failed(why.clone()),
             };
             (hex(&peer.0), found)
         };
@@ -281,7 +284,10 @@ fn probe_rows(known: Option<&Frozen>, frozen: &Frozen) -> Result<Vec<Value>, Sto
 
 /// Renames a cluster that is about to become live again, if its name was taken meanwhile. The new
 /// name ends in a part of its id.
-pub(super) async fn free_name(connection: &mut PgConnection, id: Uuid) -> Result<(), StoreError> {
+pub(super) async fn rename_if_name_taken(
+    connection: &mut PgConnection,
+    id: Uuid,
+) -> Result<(), StoreError> {
     sqlx::query(
         "UPDATE clusters c SET name = left(c.name, 50) || '-' || right(c.id::text, 8)
          WHERE c.id = $1 AND EXISTS (SELECT 1 FROM clusters o WHERE o.name = c.name
@@ -294,10 +300,10 @@ pub(super) async fn free_name(connection: &mut PgConnection, id: Uuid) -> Result
 }
 
 /// Appends an event to a stream's chain. The database sets its number and hashes.
-pub(in crate::store) async fn event(
+pub(in crate::store) async fn append_event(
     connection: &mut PgConnection,
     stream: Uuid,
-    at: formation::Micros,
+    at: formation::UnixMicros,
     kind: &str,
     body: &Value,
 ) -> Result<(), StoreError> {
@@ -306,7 +312,7 @@ pub(in crate::store) async fn event(
          VALUES ($1, 1, $2, $3, $4, '', '')",
     )
     .bind(stream)
-    .bind(epoch_to_row(at.0)?)
+    .bind(number_to_row(at.0)?)
     .bind(kind)
     .bind(body.to_string())
     .execute(connection)
@@ -319,7 +325,7 @@ pub(in crate::store) async fn event(
 pub(super) async fn commit(
     connection: &mut PgConnection,
     id: Uuid,
-    now: formation::Micros,
+    now: formation::UnixMicros,
     commit: &NewCommit,
 ) -> Result<(), StoreError> {
     let leaves = (1_u8..).zip(&commit.leaves).flat_map(|(seat, (peer, client))| {
@@ -337,11 +343,11 @@ pub(super) async fn commit(
          FROM jsonb_to_recordset($7) AS n (seat smallint, purpose text, certificate text)",
     )
     .bind(id)
-    .bind(epoch_to_row(commit.epoch)?)
+    .bind(number_to_row(commit.epoch)?)
     .bind(&commit.h.0[..])
     .bind(commit.document.as_str())
     .bind(commit.adopted)
-    .bind(epoch_to_row(now.0)?)
+    .bind(number_to_row(now.0)?)
     .bind(Json(leaves.collect::<Vec<Value>>()))
     .execute(connection)
     .await?;

@@ -7,12 +7,12 @@ use discovery_types::digest::MemberId;
 use discovery_types::order::Order;
 use discovery_types::problem::Code;
 
-use super::{Formed, added, code, names, remove};
-use crate::tests::agent::{Agent, form};
+use super::{CommittedCluster, added, code, names, remove};
+use crate::tests::agent::{TestAgent, form};
 
 #[tokio::test]
 async fn only_members_agents_read_and_report_and_none_of_itself() {
-    let cluster = Formed::of(1).await;
+    let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     let founder = &cluster.agents[0];
     let newcomer = cluster.newcomer(9).await;
@@ -21,10 +21,16 @@ async fn only_members_agents_read_and_report_and_none_of_itself() {
     // A newcomer that isn't added has no rights over the cluster, and can't report its own
     // addition.
     assert_eq!(code(newcomer.client.intents(id, None, false).await), Code::Forbidden);
-    assert_eq!(code(cluster.say(&newcomer, &intent, added(77), 20).await), Code::Forbidden);
+    assert_eq!(
+        code(cluster.report_outcome(&newcomer, &intent, added(77), 20).await),
+        Code::Forbidden
+    );
     let other = cluster.newcomer(8).await;
     let others = other.join().await.unwrap().intent;
-    assert_eq!(code(cluster.say(&newcomer, &others, added(78), 20).await), Code::Forbidden);
+    assert_eq!(
+        code(cluster.report_outcome(&newcomer, &others, added(78), 20).await),
+        Code::Forbidden
+    );
     assert_eq!(
         code(newcomer.client.intent(id, others.intent.operation, None).await),
         Code::Forbidden
@@ -35,31 +41,43 @@ async fn only_members_agents_read_and_report_and_none_of_itself() {
     );
 
     // The agent of another cluster's member has no rights here.
-    let stranger = world_of_another(&cluster).await;
+    let stranger = agent_of_other_cluster(&cluster).await;
     assert_eq!(code(stranger.client.intents(id, None, false).await), Code::Forbidden);
     assert_eq!(code(stranger.client.intent(id, operation, None).await), Code::Forbidden);
-    assert_eq!(code(cluster.say(&stranger, &intent, added(77), 20).await), Code::Forbidden);
-    assert_eq!(code(stranger.client.leaves(id, &stranger.record.csr).await), Code::Forbidden);
+    assert_eq!(
+        code(cluster.report_outcome(&stranger, &intent, added(77), 20).await),
+        Code::Forbidden
+    );
+    assert_eq!(code(stranger.client.renew_leaves(id, &stranger.record.csr).await), Code::Forbidden);
     assert_eq!(code(stranger.client.directory(id).await), Code::Forbidden);
     assert_eq!(code(stranger.client.export_cluster(id).await), Code::Forbidden);
 
     // Outcomes that don't fit the intent, or arrive too late, are refused.
     let founders_own = Outcome::Added { member: cluster.id(founder), initial_cluster: initial() };
-    assert_eq!(code(cluster.say(founder, &intent, founders_own, 20).await), Code::Conflict);
+    assert_eq!(
+        code(cluster.report_outcome(founder, &intent, founders_own, 20).await),
+        Code::Conflict
+    );
     let member = MemberId::new(77);
-    let wrong = cluster.say(founder, &intent, Outcome::Removed { member }, 20).await;
+    let wrong = cluster.report_outcome(founder, &intent, Outcome::Removed { member }, 20).await;
     assert_eq!(code(wrong), Code::InvalidRequest);
-    cluster.say(founder, &intent, added(77), 20).await.unwrap();
-    assert_eq!(code(cluster.say(founder, &intent, added(78), 21).await), Code::Conflict);
+    cluster.report_outcome(founder, &intent, added(77), 20).await.unwrap();
+    assert_eq!(code(cluster.report_outcome(founder, &intent, added(78), 21).await), Code::Conflict);
     let late = cluster.admin.withdraw_intent(id, operation).await;
     assert_eq!(code(late), Code::WrongState, "it is a member by now");
     let promoted = Outcome::Promoted { member };
-    assert_eq!(code(cluster.say(founder, &intent, promoted.clone(), 19).await), Code::Conflict);
-    let refused = Outcome::Refused { reason: "no".into() };
-    assert_eq!(code(cluster.say(founder, &intent, refused, 21).await), Code::Conflict);
-    assert_eq!(code(cluster.say(&newcomer, &intent, promoted.clone(), 21).await), Code::Forbidden);
     assert_eq!(
-        cluster.say(founder, &intent, promoted, 21).await.unwrap().state,
+        code(cluster.report_outcome(founder, &intent, promoted.clone(), 19).await),
+        Code::Conflict
+    );
+    let refused = Outcome::Refused { reason: "no".into() };
+    assert_eq!(code(cluster.report_outcome(founder, &intent, refused, 21).await), Code::Conflict);
+    assert_eq!(
+        code(cluster.report_outcome(&newcomer, &intent, promoted.clone(), 21).await),
+        Code::Forbidden
+    );
+    assert_eq!(
+        cluster.report_outcome(founder, &intent, promoted, 21).await.unwrap().state,
         IntentState::Promoted
     );
     cluster.service.stop().await;
@@ -71,18 +89,18 @@ fn initial() -> Vec<InitialMember> {
 }
 
 /// Returns the agent of the only member of another cluster of the same service.
-async fn world_of_another(cluster: &Formed) -> Agent {
+async fn agent_of_other_cluster(cluster: &CommittedCluster) -> TestAgent {
     let (world, admin, service) = (&cluster.world, &cluster.admin, &cluster.service);
     let statement = world.cluster(admin, "other", 1).await;
     let token = world.token(admin, &statement).await;
-    let mut agents = vec![Agent::new(world, service, &statement, &token, 5)];
+    let mut agents = vec![TestAgent::new(world, service, &statement, &token, 5)];
     form(&mut agents).await;
     agents.remove(0)
 }
 
 #[tokio::test]
 async fn the_directory_believes_a_quorum_of_who_had_a_vote_and_goes_forward_only() {
-    let cluster = Formed::of(3).await;
+    let cluster = CommittedCluster::of(3).await;
     let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
     let all = [(a, false), (b, false), (c, false)];
     let say = async |who: usize, configuration, members: &[(MemberId, bool)]| {
@@ -122,11 +140,11 @@ async fn the_directory_believes_a_quorum_of_who_had_a_vote_and_goes_forward_only
 
 #[tokio::test]
 async fn what_is_believed_may_make_a_quorum_for_what_was_said_before() {
-    let cluster = Formed::of(3).await;
+    let cluster = CommittedCluster::of(3).await;
     let [a, b] = [0, 1].map(|i| cluster.id(&cluster.agents[i]));
     let newcomer = cluster.newcomer(9).await;
     let intent = newcomer.join().await.unwrap().intent;
-    cluster.say(&cluster.agents[0], &intent, added(77), 12).await.unwrap();
+    cluster.report_outcome(&cluster.agents[0], &intent, added(77), 12).await.unwrap();
     let d = MemberId::new(77);
     let (first, later) = ([(a, false), (b, false), (d, false)], [(a, false), (d, false)]);
     cluster.report(&cluster.agents[0], None, 20, &later).await.unwrap();
@@ -144,7 +162,7 @@ async fn a_report_of_numbers_that_no_log_has_is_refused_and_a_wrong_one_is_put_r
     const MAX: u64 = i64::MAX as u64;
     /// The highest accepted number.
     const WRONG: u64 = 1 << 53;
-    let cluster = Formed::of(3).await;
+    let cluster = CommittedCluster::of(3).await;
     let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
     let all = [(a, false), (b, false), (c, false)];
     let liar = &cluster.agents[2];
@@ -170,20 +188,21 @@ async fn a_report_of_numbers_that_no_log_has_is_refused_and_a_wrong_one_is_put_r
 #[tokio::test]
 async fn an_outcome_from_beyond_the_log_keeps_no_other_agent_from_speaking() {
     const WRONG: u64 = 1 << 53;
-    let cluster = Formed::of(3).await;
+    let cluster = CommittedCluster::of(3).await;
     let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
     let all = [(a, false), (b, false), (c, false)];
     let intent = cluster.newcomer(9).await.join().await.unwrap().intent;
-    let refused = cluster.say(&cluster.agents[2], &intent, added(77), i64::MAX as u64).await;
+    let refused =
+        cluster.report_outcome(&cluster.agents[2], &intent, added(77), i64::MAX as u64).await;
     assert_eq!(code(refused), Code::InvalidRequest);
-    cluster.say(&cluster.agents[2], &intent, added(77), WRONG).await.unwrap();
+    cluster.report_outcome(&cluster.agents[2], &intent, added(77), WRONG).await.unwrap();
     for who in [0, 1] {
         cluster.report(&cluster.agents[who], Some(3), 12, &all).await.unwrap();
     }
     let promoted = Outcome::Promoted { member: MemberId::new(77) };
-    let late = cluster.say(&cluster.agents[0], &intent, promoted.clone(), 11).await;
+    let late = cluster.report_outcome(&cluster.agents[0], &intent, promoted.clone(), 11).await;
     assert_eq!(code(late), Code::Conflict, "a quorum is further on");
-    let taken = cluster.say(&cluster.agents[0], &intent, promoted, 13).await.unwrap();
+    let taken = cluster.report_outcome(&cluster.agents[0], &intent, promoted, 13).await.unwrap();
     assert_eq!(taken.state, IntentState::Promoted);
     cluster.service.stop().await;
 }
@@ -191,7 +210,7 @@ async fn an_outcome_from_beyond_the_log_keeps_no_other_agent_from_speaking() {
 /// The only member of a cluster recovers its data into a new Raft cluster, where it has another id.
 #[tokio::test]
 async fn a_recovered_clusters_list_removes_nobody_from_the_founded_one() {
-    let cluster = Formed::of(1).await;
+    let cluster = CommittedCluster::of(1).await;
     let (agent, own) = (&cluster.agents[0], cluster.id(&cluster.agents[0]));
     cluster.report(agent, Some(1), 12, &[(own, false)]).await.unwrap();
     let made = [(MemberId::new(77), false)];
@@ -206,16 +225,16 @@ async fn a_recovered_clusters_list_removes_nobody_from_the_founded_one() {
 
 #[tokio::test]
 async fn a_removed_members_agent_hears_that_from_every_call() {
-    let cluster = Formed::of(3).await;
+    let cluster = CommittedCluster::of(3).await;
     let id = cluster.statement.cluster;
     let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
     let intent = cluster.put(&cluster.order(remove(c))).await.unwrap();
     let removed = Outcome::Removed { member: c };
-    cluster.say(&cluster.agents[0], &intent, removed, 12).await.unwrap();
+    cluster.report_outcome(&cluster.agents[0], &intent, removed, 12).await.unwrap();
     let gone = &cluster.agents[2];
     // A single member's report removes nobody.
     assert!(gone.poll(None).await.is_ok());
-    assert!(gone.client.leaves(id, &gone.record.csr).await.is_ok());
+    assert!(gone.client.renew_leaves(id, &gone.record.csr).await.is_ok());
     for who in [0, 1] {
         let left = [(a, false), (b, false)];
         cluster.report(&cluster.agents[who], None, 12, &left).await.unwrap();
@@ -224,14 +243,14 @@ async fn a_removed_members_agent_hears_that_from_every_call() {
     assert_eq!(code(gone.poll(None).await), Code::Removed);
     assert_eq!(code(gone.redeem().await), Code::Removed);
     assert_eq!(code(cluster.report(gone, None, 99, &[(c, false)]).await), Code::Removed);
-    assert_eq!(code(client.leaves(id, &gone.record.csr).await), Code::Removed);
+    assert_eq!(code(client.renew_leaves(id, &gone.record.csr).await), Code::Removed);
     assert_eq!(code(client.intents(id, None, false).await), Code::Removed);
     assert_eq!(code(client.intent(id, intent.intent.operation, None).await), Code::Removed);
     assert_eq!(code(client.directory(id).await), Code::Removed);
     assert_eq!(code(client.statements(id).await), Code::Removed);
     assert_eq!(code(client.document(id).await), Code::Removed);
     let other = cluster.newcomer(9).await.join().await.unwrap().intent;
-    assert_eq!(code(cluster.say(gone, &other, added(77), 99).await), Code::Removed);
+    assert_eq!(code(cluster.report_outcome(gone, &other, added(77), 99).await), Code::Removed);
     // A removed member's agent gets no new access token either.
     let anew = cluster.world.client(&cluster.service, Some(&gone.key));
     let error = anew.statements(id).await.unwrap_err();
@@ -241,7 +260,7 @@ async fn a_removed_members_agent_hears_that_from_every_call() {
     assert!(problem.status == 410 && removal.at_ms > 0);
     // Nor can it join again with its old keys.
     let ticket = cluster.world.ticket(&cluster.admin, &cluster.statement).await;
-    let mut back = Agent::new(&cluster.world, &cluster.service, &cluster.statement, &ticket, 9);
+    let mut back = TestAgent::new(&cluster.world, &cluster.service, &cluster.statement, &ticket, 9);
     back.record.incarnation = gone.record.incarnation;
     assert_eq!(code(back.join().await), Code::Conflict);
     cluster.service.stop().await;
@@ -249,20 +268,20 @@ async fn a_removed_members_agent_hears_that_from_every_call() {
 
 #[tokio::test]
 async fn a_member_renews_its_leaves_over_its_own_key_alone_at_where_it_moved() {
-    let cluster = Formed::of(1).await;
+    let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     let agent = &cluster.agents[0];
-    let leaves = agent.client.leaves(id, &agent.record.csr).await.unwrap();
+    let leaves = agent.client.renew_leaves(id, &agent.record.csr).await.unwrap();
     let node_key = agent.record.csr.verify().unwrap().node_key;
     leaves.verify(&node_key, &cluster.statement).unwrap();
     let name = format!("URI(spiffe://muster/cluster/{id}/member/1)");
     assert!(names(&leaves.peer).contains(&name), "{:?}", names(&leaves.peer));
     assert!(names(&leaves.client).contains(&name));
     let other = NodeKey::generate().csr;
-    assert_eq!(code(agent.client.leaves(id, &other).await), Code::CsrRefused);
+    assert_eq!(code(agent.client.renew_leaves(id, &other).await), Code::CsrRefused);
     let own = cluster.id(agent);
     cluster.report(agent, None, 12, &[(own, false)]).await.unwrap();
-    let moved = agent.client.leaves(id, &agent.record.csr).await.unwrap();
+    let moved = agent.client.renew_leaves(id, &agent.record.csr).await.unwrap();
     assert!(
         names(&moved.peer).iter().any(|name| name.contains("7f:00:00:09")),
         "{:?}",

@@ -10,56 +10,56 @@ use discovery_types::api::{
     ClusterState, InitialMember, IntentView, ListedMember, Membership, Outcome, OutcomeRequest,
     ReportRequest,
 };
-use discovery_types::client::{Client, ClientError};
+use discovery_types::client::{ClientError, DiscoveryClient};
 use discovery_types::digest::{Digest, MemberId, Nonce};
-use discovery_types::order::{Change, Order};
+use discovery_types::order::{Order, OrderedChange};
 use discovery_types::problem::Code;
 use discovery_types::raft_id;
 use discovery_types::statement::{Statement, StatementChain};
 use discovery_types::token::Token;
 use x509_parser::prelude::*;
 
-use super::agent::{Agent, form};
-use super::support::World;
-use crate::server::Running;
+use super::agent::{TestAgent, form};
+use super::support::TestInstallation;
+use crate::server::RunningService;
 
 /// A committed cluster and its agents.
-struct Formed {
-    world: World,
-    service: Running,
-    admin: Client,
+struct CommittedCluster {
+    world: TestInstallation,
+    service: RunningService,
+    admin: DiscoveryClient,
     statement: Statement,
-    agents: Vec<Agent>,
+    agents: Vec<TestAgent>,
     /// The boot token that the founders used.
     token: Token,
     h: Digest,
 }
 
-impl Formed {
+impl CommittedCluster {
     async fn of(size: u8) -> Self {
-        let world = World::new().await;
+        let world = TestInstallation::new().await;
         let service = world.serve().await;
         let admin = world.owner(&service);
         let statement = world.cluster(&admin, "demo", size).await;
         let token = world.token(&admin, &statement).await;
         let numbers = 1..=u16::from(size);
-        let mut agents: Vec<Agent> =
-            numbers.map(|i| Agent::new(&world, &service, &statement, &token, i)).collect();
+        let mut agents: Vec<TestAgent> =
+            numbers.map(|i| TestAgent::new(&world, &service, &statement, &token, i)).collect();
         let seen = form(&mut agents).await;
         let h = agents[usize::from(size) - 1].document(&seen).hash();
-        Formed { world, service, admin, statement, agents, token, h }
+        CommittedCluster { world, service, admin, statement, agents, token, h }
     }
 
     fn chain(&self) -> StatementChain {
         StatementChain::verify_links(&[self.statement.sign(&self.world.owner)]).unwrap()
     }
 
-    async fn newcomer(&self, number: u16) -> Agent {
+    async fn newcomer(&self, number: u16) -> TestAgent {
         let ticket = self.world.ticket(&self.admin, &self.statement).await;
-        Agent::new(&self.world, &self.service, &self.statement, &ticket, number)
+        TestAgent::new(&self.world, &self.service, &self.statement, &ticket, number)
     }
 
-    fn id(&self, agent: &Agent) -> MemberId {
+    fn id(&self, agent: &TestAgent) -> MemberId {
         raft_id::of_founder(&self.h, &agent.record.peer_urls)
     }
 
@@ -67,7 +67,7 @@ impl Formed {
         raft_id::of_cluster(self.agents.iter().map(|founder| self.id(founder)))
     }
 
-    fn order(&self, change: Change) -> Order {
+    fn order(&self, change: OrderedChange) -> Order {
         let now = self.admin.service_now_ms().unsigned_abs() / 1_000;
         Order {
             version: 1,
@@ -87,9 +87,9 @@ impl Formed {
     }
 
     /// Reports an agent's outcome of an intent.
-    async fn say(
+    async fn report_outcome(
         &self,
-        agent: &Agent,
+        agent: &TestAgent,
         intent: &IntentView,
         outcome: Outcome,
         raft_index: u64,
@@ -102,7 +102,7 @@ impl Formed {
     /// Reports an agent's view of its cluster.
     async fn report(
         &self,
-        agent: &Agent,
+        agent: &TestAgent,
         configuration: Option<u64>,
         raft_index: u64,
         members: &[(MemberId, bool)],
@@ -114,7 +114,7 @@ impl Formed {
     async fn report_of(
         &self,
         raft_cluster: u64,
-        agent: &Agent,
+        agent: &TestAgent,
         configuration: Option<u64>,
         raft_index: u64,
         members: &[(MemberId, bool)],
@@ -127,7 +127,7 @@ impl Formed {
     fn report_request(
         &self,
         raft_cluster: u64,
-        agent: &Agent,
+        agent: &TestAgent,
         configuration: Option<u64>,
         raft_index: u64,
         members: &[(MemberId, bool)],
@@ -166,8 +166,8 @@ pub(super) fn added(id: u64) -> Outcome {
     Outcome::Added { member: MemberId::new(id), initial_cluster }
 }
 
-fn remove(member: MemberId) -> Change {
-    Change::Remove { member }
+fn remove(member: MemberId) -> OrderedChange {
+    OrderedChange::Remove { member }
 }
 
 fn code<T: std::fmt::Debug>(answer: Result<T, ClientError>) -> Code {

@@ -5,19 +5,19 @@ use std::sync::Arc;
 use discovery_types::admin::Admin;
 use discovery_types::api::{IntentState, Outcome};
 use discovery_types::digest::{MemberId, Nonce};
-use discovery_types::intent::{Errand, Verb, VerifiedIntent};
+use discovery_types::intent::{IntentChange, Verb, VerifiedIntent};
 use discovery_types::key::SigningKey;
 use discovery_types::order::Order;
 use discovery_types::problem::Code;
 use discovery_types::role::Role;
 
-use super::{Formed, added, code, remove};
-use crate::tests::agent::{Agent, form};
-use crate::tests::support::{World, send};
+use super::{CommittedCluster, added, code, remove};
+use crate::tests::agent::{TestAgent, form};
+use crate::tests::support::{TestInstallation, send};
 
 #[tokio::test]
 async fn operators_order_and_nobody_else() {
-    let world = World::new().await;
+    let world = TestInstallation::new().await;
     let service = world.serve().await;
     let admin = world.owner(&service);
     let keys: Vec<Arc<SigningKey>> = (0..3).map(|_| Arc::new(SigningKey::generate())).collect();
@@ -29,10 +29,10 @@ async fn operators_order_and_nobody_else() {
     }
     admin.put_statement(statement.cluster, &statement.sign(&world.owner)).await.unwrap();
     let token = world.token(&admin, &statement).await;
-    let mut agents = vec![Agent::new(&world, &service, &statement, &token, 1)];
+    let mut agents = vec![TestAgent::new(&world, &service, &statement, &token, 1)];
     let seen = form(&mut agents).await;
     let h = agents[0].document(&seen).hash();
-    let cluster = Formed { world, service, admin, statement, agents, token, h };
+    let cluster = CommittedCluster { world, service, admin, statement, agents, token, h };
     let order = cluster.order(remove(MemberId::new(7)));
     // An order must be signed by an operator or owner, even if an owner sends it. An agent can't send one.
     for (key, role) in keys.iter().zip(roles) {
@@ -51,14 +51,14 @@ async fn operators_order_and_nobody_else() {
 
 #[tokio::test]
 async fn an_order_is_taken_once_in_its_time_and_may_be_taken_back() {
-    let cluster = Formed::of(1).await;
+    let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     let order = cluster.order(remove(MemberId::new(7)));
     let intent = cluster.put(&order).await.unwrap();
     assert_eq!((intent.intent.verb, intent.subject.as_str()), (Verb::Remove, "0000000000000007"));
     assert_eq!(cluster.put(&order).await.unwrap(), intent, "the same order again");
     let verified = VerifiedIntent::verify(&intent.intent, &cluster.chain()).unwrap();
-    assert!(matches!(verified.errand(), Errand::Remove { .. }));
+    assert!(matches!(verified.change(), IntentChange::Remove { .. }));
 
     let withdrawn = cluster.admin.withdraw_intent(id, intent.intent.operation).await.unwrap();
     assert_eq!(withdrawn.state, IntentState::Withdrawn);
@@ -66,7 +66,8 @@ async fn an_order_is_taken_once_in_its_time_and_may_be_taken_back() {
     // An agent's outcome overrides a withdrawal: the change was made just before.
     let member = MemberId::new(7);
     let agent = &cluster.agents[0];
-    let done = cluster.say(agent, &intent, Outcome::Removed { member }, 9).await.unwrap();
+    let done =
+        cluster.report_outcome(agent, &intent, Outcome::Removed { member }, 9).await.unwrap();
     assert_eq!(done.state, IntentState::Removed);
     let late = cluster.admin.withdraw_intent(id, intent.intent.operation).await;
     assert_eq!(code(late), Code::WrongState);
@@ -110,9 +111,9 @@ async fn an_order_is_taken_once_in_its_time_and_may_be_taken_back() {
 
 #[tokio::test]
 async fn a_cluster_has_so_many_changes_under_way_and_no_more() {
-    let cluster = Formed::of(1).await;
+    let cluster = CommittedCluster::of(1).await;
     let joining = cluster.newcomer(8).await.join().await.unwrap().intent;
-    cluster.say(&cluster.agents[0], &joining, added(77), 20).await.unwrap();
+    cluster.report_outcome(&cluster.agents[0], &joining, added(77), 20).await.unwrap();
     for member in 1..16 {
         cluster.put(&cluster.order(remove(MemberId::new(member)))).await.unwrap();
     }
@@ -133,11 +134,11 @@ async fn a_cluster_has_so_many_changes_under_way_and_no_more() {
 /// A member added by a ticket stays known after more than a thousand later orders.
 #[tokio::test]
 async fn many_later_changes_make_nobody_forget_who_came_by_ticket() {
-    let cluster = Formed::of(1).await;
+    let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     let newcomer = cluster.newcomer(9).await;
     let intent = newcomer.join().await.unwrap().intent;
-    cluster.say(&cluster.agents[0], &intent, added(77), 20).await.unwrap();
+    cluster.report_outcome(&cluster.agents[0], &intent, added(77), 20).await.unwrap();
     sqlx::query(
         "INSERT INTO intents (cluster_id, operation, verb, authority, subject, made_us, made_by,
              expires_us, state, rev)
@@ -149,16 +150,17 @@ async fn many_later_changes_make_nobody_forget_who_came_by_ticket() {
     .await
     .unwrap();
     assert!(newcomer.client.intents(id, None, false).await.is_ok());
-    assert!(newcomer.client.leaves(id, &newcomer.record.csr).await.is_ok());
+    assert!(newcomer.client.renew_leaves(id, &newcomer.record.csr).await.is_ok());
     let member = MemberId::new(77);
-    let promoted = cluster.say(&cluster.agents[0], &intent, Outcome::Promoted { member }, 30).await;
+    let promoted =
+        cluster.report_outcome(&cluster.agents[0], &intent, Outcome::Promoted { member }, 30).await;
     assert_eq!(promoted.unwrap().state, IntentState::Promoted);
     cluster.service.stop().await;
 }
 
 #[tokio::test]
 async fn no_request_changes_a_membership() {
-    let cluster = Formed::of(1).await;
+    let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     let key = &cluster.agents[0].key;
     for (method, path) in [

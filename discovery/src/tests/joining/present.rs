@@ -7,11 +7,11 @@ use discovery_types::jws::Jws;
 use discovery_types::problem::Code;
 use discovery_types::retire::{Retire, Unretire};
 
-use super::{Formed, added, code, remove};
-use crate::tests::agent::Agent;
+use super::{CommittedCluster, added, code, remove};
+use crate::tests::agent::TestAgent;
 
 /// Moves these members' reports into the past, so that the members count as silent.
-async fn silence(cluster: &Formed, agents: &[usize]) {
+async fn silence(cluster: &CommittedCluster, agents: &[usize]) {
     let mut connection = cluster.world.database.connect().await;
     let us = SILENT_AFTER.as_micros() as i64 + 1_000_000;
     for agent in agents {
@@ -25,16 +25,16 @@ async fn silence(cluster: &Formed, agents: &[usize]) {
     }
 }
 
-async fn present(cluster: &Formed) -> MembersView {
+async fn present(cluster: &CommittedCluster) -> MembersView {
     cluster.admin.show_cluster(cluster.statement.cluster).await.unwrap().present
 }
 
-async fn codes(cluster: &Formed) -> Vec<String> {
+async fn codes(cluster: &CommittedCluster) -> Vec<String> {
     let told = cluster.admin.explain(cluster.statement.cluster).await.unwrap();
     told.explain.into_iter().map(|line| line.code).collect()
 }
 
-async fn report_all(cluster: &Formed, configuration: u64, members: &[(MemberId, bool)]) {
+async fn report_all(cluster: &CommittedCluster, configuration: u64, members: &[(MemberId, bool)]) {
     for agent in &cluster.agents {
         let index = configuration + 10;
         cluster.report(agent, Some(configuration), index, members).await.unwrap();
@@ -42,16 +42,16 @@ async fn report_all(cluster: &Formed, configuration: u64, members: &[(MemberId, 
 }
 
 /// A new host with the founders' boot token.
-fn late_host(cluster: &Formed, number: u16) -> Agent {
-    let Formed { world, service, statement, token, .. } = cluster;
-    Agent::new(world, service, statement, token, number)
+fn late_host(cluster: &CommittedCluster, number: u16) -> TestAgent {
+    let CommittedCluster { world, service, statement, token, .. } = cluster;
+    TestAgent::new(world, service, statement, token, number)
 }
 
-fn founders(cluster: &Formed) -> Vec<(MemberId, bool)> {
+fn founders(cluster: &CommittedCluster) -> Vec<(MemberId, bool)> {
     cluster.agents.iter().map(|agent| (cluster.id(agent), false)).collect()
 }
 
-fn retire(cluster: &Formed, force: bool) -> Jws {
+fn retire(cluster: &CommittedCluster, force: bool) -> Jws {
     let retire = Retire {
         cluster: cluster.statement.cluster,
         statement: cluster.chain().newest_hash(),
@@ -61,7 +61,7 @@ fn retire(cluster: &Formed, force: bool) -> Jws {
     retire.sign(&cluster.world.owner)
 }
 
-fn unretire(cluster: &Formed, retired_at_ms: i64) -> Jws {
+fn unretire(cluster: &CommittedCluster, retired_at_ms: i64) -> Jws {
     let unretire = Unretire {
         cluster: cluster.statement.cluster,
         statement: cluster.chain().newest_hash(),
@@ -72,10 +72,10 @@ fn unretire(cluster: &Formed, retired_at_ms: i64) -> Jws {
 
 #[tokio::test]
 async fn silent_voters_and_a_lost_majority_are_explained_and_counted_in_the_list() {
-    let cluster = Formed::of(3).await;
+    let cluster = CommittedCluster::of(3).await;
     report_all(&cluster, 3, &founders(&cluster)).await;
     assert!(codes(&cluster).await.is_empty());
-    assert!(present(&cluster).await.members.iter().all(|member| member.is_well()));
+    assert!(present(&cluster).await.members.iter().all(|member| member.is_healthy()));
     let list = async || cluster.admin.list_clusters(None).await.unwrap().clusters.remove(0);
     assert_eq!((list().await.members, list().await.heard), (Some(3), Some(3)));
 
@@ -96,7 +96,7 @@ async fn silent_voters_and_a_lost_majority_are_explained_and_counted_in_the_list
 
 #[tokio::test]
 async fn a_member_that_names_other_members_or_has_no_leader_is_told_apart_from_a_silent_one() {
-    let cluster = Formed::of(3).await;
+    let cluster = CommittedCluster::of(3).await;
     let all = founders(&cluster);
     report_all(&cluster, 3, &all).await;
     cluster.report(&cluster.agents[2], Some(9), 30, &all[..1]).await.unwrap();
@@ -107,7 +107,7 @@ async fn a_member_that_names_other_members_or_has_no_leader_is_told_apart_from_a
         detail: "the node has no leader".into(),
     };
     let id = cluster.statement.cluster;
-    cluster.agents[2].client.trouble(id, &trouble).await.unwrap();
+    cluster.agents[2].client.report_missing_leader(id, &trouble).await.unwrap();
     assert_eq!(codes(&cluster).await, ["member_without_leader"]);
     let third = cluster.id(&cluster.agents[2]);
     let members = present(&cluster).await.members;
@@ -120,7 +120,7 @@ async fn a_member_that_names_other_members_or_has_no_leader_is_told_apart_from_a
 
 #[tokio::test]
 async fn a_seat_that_never_came_up_is_named() {
-    let cluster = Formed::of(3).await;
+    let cluster = CommittedCluster::of(3).await;
     let all = founders(&cluster);
     for agent in &cluster.agents[..2] {
         cluster.report(agent, Some(3), 13, &all).await.unwrap();
@@ -138,22 +138,22 @@ async fn a_seat_that_never_came_up_is_named() {
 
 #[tokio::test]
 async fn credentials_name_the_members_of_now_and_silent_ones_last() {
-    let cluster = Formed::of(3).await;
+    let cluster = CommittedCluster::of(3).await;
     let id = cluster.statement.cluster;
     let [a, b, c] = [0, 1, 2].map(|at| cluster.id(&cluster.agents[at]));
     report_all(&cluster, 3, &[(a, false), (b, false), (c, false)]).await;
     let endpoints = async || {
         let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
-        let answer = cluster.admin.credentials(id, &Csr::new(&pair)).await.unwrap();
+        let answer = cluster.admin.issue_credentials(id, &Csr::new(&pair)).await.unwrap();
         answer.endpoints.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
-    let of = |agent: &Agent| agent.record.client_urls[0].to_string();
+    let of = |agent: &TestAgent| agent.record.client_urls[0].to_string();
     let [first, second, third] = [0, 1, 2].map(|at| of(&cluster.agents[at]));
     assert_eq!(endpoints().await.len(), 3);
     // A newcomer replaces the third member.
     let newcomer = cluster.newcomer(9).await;
     let intent = newcomer.join().await.unwrap().intent;
-    cluster.say(&cluster.agents[0], &intent, added(77), 20).await.unwrap();
+    cluster.report_outcome(&cluster.agents[0], &intent, added(77), 20).await.unwrap();
     let now = [(a, false), (b, false), (MemberId::new(77), false)];
     for agent in &cluster.agents[..2] {
         cluster.report(agent, Some(7), 21, &now).await.unwrap();
@@ -170,7 +170,7 @@ async fn credentials_name_the_members_of_now_and_silent_ones_last() {
 
 #[tokio::test]
 async fn a_host_that_comes_with_a_boot_token_after_the_commit_is_listed_and_told_what_it_needs() {
-    let cluster = Formed::of(1).await;
+    let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     let late = late_host(&cluster, 9);
     let refused = late.redeem().await.unwrap_err();
@@ -201,7 +201,7 @@ async fn a_host_that_comes_with_a_boot_token_after_the_commit_is_listed_and_told
 
 #[tokio::test]
 async fn what_an_agent_says_of_a_waiting_intent_is_shown_with_both_names() {
-    let cluster = Formed::of(3).await;
+    let cluster = CommittedCluster::of(3).await;
     let all = founders(&cluster);
     report_all(&cluster, 3, &all).await;
     let about = all[1].0;
@@ -232,7 +232,7 @@ async fn what_an_agent_says_of_a_waiting_intent_is_shown_with_both_names() {
 
 #[tokio::test]
 async fn a_cluster_whose_members_report_is_retired_by_force_alone_and_comes_back_as_it_was() {
-    let cluster = Formed::of(3).await;
+    let cluster = CommittedCluster::of(3).await;
     let id = cluster.statement.cluster;
     report_all(&cluster, 3, &founders(&cluster)).await;
     let before = cluster.admin.show_cluster(id).await.unwrap();
@@ -269,7 +269,7 @@ async fn a_cluster_whose_members_report_is_retired_by_force_alone_and_comes_back
 
 #[tokio::test]
 async fn silent_members_keep_no_retirement_back_and_a_taken_name_stays_with_its_taker() {
-    let cluster = Formed::of(3).await;
+    let cluster = CommittedCluster::of(3).await;
     let id = cluster.statement.cluster;
     report_all(&cluster, 3, &founders(&cluster)).await;
     silence(&cluster, &[0, 1, 2]).await;
@@ -286,7 +286,7 @@ async fn silent_members_keep_no_retirement_back_and_a_taken_name_stays_with_its_
 
 #[tokio::test]
 async fn a_retirement_of_more_than_a_week_ago_stays() {
-    let cluster = Formed::of(1).await;
+    let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     cluster.admin.retire(id, &retire(&cluster, true)).await.unwrap();
     let mut connection = cluster.world.database.connect().await;

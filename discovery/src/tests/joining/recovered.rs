@@ -11,17 +11,17 @@ use discovery_types::recovery::{NodeIdentity, Recovery};
 use discovery_types::role::Role;
 use discovery_types::statement::Statement;
 
-use super::{Formed, added, code, names, remove};
-use crate::tests::agent::Agent;
+use super::{CommittedCluster, added, code, names, remove};
+use crate::tests::agent::TestAgent;
 
 /// Raft cluster ids that recoveries make. `SURVIVOR` is the member of the first one.
 const MADE: u64 = 0xc1;
 const MADE_AGAIN: u64 = 0xc2;
 const SURVIVOR: MemberId = MemberId([0, 0, 0, 0, 0, 0, 0x10, 0xc1]);
 
-impl Formed {
+impl CommittedCluster {
     /// Makes a statement that Raft cluster `was` was recovered as `is` on the host of `agent`.
-    fn recovery(&self, was: u64, is: u64, agent: &Agent) -> Recovery {
+    fn recovery(&self, was: u64, is: u64, agent: &TestAgent) -> Recovery {
         let identity = |of: u64| NodeIdentity {
             cluster_id: format!("{of:016x}"),
             member_id: format!("{:016x}", of + 0x1000),
@@ -41,24 +41,24 @@ impl Formed {
     }
 
     /// Makes the owner's recovery of the founded cluster on the host of `agent`.
-    fn first(&self, agent: &Agent) -> Jws {
+    fn first(&self, agent: &TestAgent) -> Jws {
         self.recovery(self.raft_cluster(), MADE, agent).sign(&self.world.owner)
     }
 
     async fn show(
         &self,
-        agent: &Agent,
+        agent: &TestAgent,
         recoveries: &[&Jws],
     ) -> Result<RecoveriesResponse, ClientError> {
         let all: Vec<Jws> = recoveries.iter().map(|jws| (*jws).clone()).collect();
-        agent.client.show_recoveries(self.statement.cluster, &all).await
+        agent.client.send_recoveries(self.statement.cluster, &all).await
     }
 
     /// Sends a report of `agent` about its Raft cluster with these voters.
     async fn answer(
         &self,
         raft_cluster: u64,
-        agent: &Agent,
+        agent: &TestAgent,
         configuration: u64,
         voters: &[MemberId],
     ) -> Result<ReportResponse, ClientError> {
@@ -74,7 +74,7 @@ impl Formed {
 
 #[tokio::test]
 async fn discovery_follows_what_an_operator_made_of_a_lost_cluster() {
-    let cluster = Formed::of(3).await;
+    let cluster = CommittedCluster::of(3).await;
     let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
     let [survivor, lost, _] = &cluster.agents[..] else { panic!("three agents") };
     let founded = cluster.raft_cluster();
@@ -101,7 +101,7 @@ async fn discovery_follows_what_an_operator_made_of_a_lost_cluster() {
 
     // Its certificates contain its new address, and keep the label that names its user.
     let id = cluster.statement.cluster;
-    let leaves = survivor.client.leaves(id, &survivor.record.csr).await.unwrap();
+    let leaves = survivor.client.renew_leaves(id, &survivor.record.csr).await.unwrap();
     let names = names(&leaves.peer);
     assert!(names.iter().any(|name| name.contains("7f:00:00:09")), "{names:?}");
     assert!(names.iter().any(|name| name.ends_with("/member/1)")), "{names:?}");
@@ -109,7 +109,7 @@ async fn discovery_follows_what_an_operator_made_of_a_lost_cluster() {
     // The lost cluster's members may neither report nor get certificates or intents.
     let refused = cluster.answer(founded, lost, 99, &[b, c]).await;
     assert_eq!(code(refused), Code::ClusterLost);
-    assert_eq!(code(lost.client.leaves(id, &lost.record.csr).await), Code::ClusterLost);
+    assert_eq!(code(lost.client.renew_leaves(id, &lost.record.csr).await), Code::ClusterLost);
     assert_eq!(code(lost.client.intents(id, None, false).await), Code::ClusterLost);
     let old = cluster.answer(founded, survivor, 99, &[a, b, c]).await.unwrap();
     assert_eq!(old.raft_cluster_id, Some(format!("{MADE:016x}")));
@@ -125,7 +125,7 @@ async fn discovery_follows_what_an_operator_made_of_a_lost_cluster() {
 
 #[tokio::test]
 async fn tickets_and_orders_are_the_recovered_clusters_from_then_on() {
-    let cluster = Formed::of(3).await;
+    let cluster = CommittedCluster::of(3).await;
     let id = cluster.statement.cluster;
     let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
     let founded = cluster.raft_cluster();
@@ -136,7 +136,7 @@ async fn tickets_and_orders_are_the_recovered_clusters_from_then_on() {
     // Pending changes when the cluster was lost: a learner, an order, and an unused ticket.
     let learner = cluster.newcomer(7).await;
     let begun = learner.join().await.unwrap().intent;
-    cluster.say(survivor, &begun, added(77), 12).await.unwrap();
+    cluster.report_outcome(survivor, &begun, added(77), 12).await.unwrap();
     let ordered = cluster.put(&cluster.order(remove(c))).await.unwrap();
     let waits = cluster.newcomer(8).await;
     let waiting = waits.join().await.unwrap().intent;
@@ -152,24 +152,24 @@ async fn tickets_and_orders_are_the_recovered_clusters_from_then_on() {
     assert!(stalled == IntentState::Stalled && why.contains("was lost"), "{stalled} {why}");
     let (refused, why) = state(ordered.intent.operation).await;
     assert!(refused == IntentState::Refused && why.contains("order again"), "{refused} {why}");
-    assert_eq!(code(learner.client.leaves(id, &learner.record.csr).await), Code::Forbidden);
+    assert_eq!(code(learner.client.renew_leaves(id, &learner.record.csr).await), Code::Forbidden);
 
     // The recovered cluster carries out the unused ticket. Its configurations are numbered from the
     // start.
     let open = survivor.client.intents(id, None, false).await.unwrap().intents;
     let [open] = &open[..] else { panic!("{open:?}") };
     assert_eq!((open.intent.operation, open.intent.planned_at), (waiting.intent.operation, None));
-    cluster.say(survivor, open, added(78), 20).await.unwrap();
+    cluster.report_outcome(survivor, open, added(78), 20).await.unwrap();
     let second = MemberId::new(78);
     cluster.answer(MADE, survivor, 5, &[SURVIVOR, second]).await.unwrap();
     assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR, second]));
-    waits.client.leaves(id, &waits.record.csr).await.unwrap();
+    waits.client.renew_leaves(id, &waits.record.csr).await.unwrap();
     // From now on, only both members together are a quorum.
     cluster.answer(MADE, survivor, 8, &[SURVIVOR]).await.unwrap();
     assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR, second]));
     cluster.answer(MADE, &waits, 8, &[SURVIVOR]).await.unwrap();
     assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR]));
-    assert_eq!(code(waits.client.leaves(id, &waits.record.csr).await), Code::Removed);
+    assert_eq!(code(waits.client.renew_leaves(id, &waits.record.csr).await), Code::Removed);
 
     // A lost member's name may be used again, but its keys may not.
     let again = cluster.newcomer(2).await;
@@ -185,7 +185,7 @@ async fn tickets_and_orders_are_the_recovered_clusters_from_then_on() {
 
 #[tokio::test]
 async fn a_recovered_cluster_is_recovered_again_by_whoever_is_left_of_it() {
-    let cluster = Formed::of(1).await;
+    let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     let founder = &cluster.agents[0];
     let first = cluster.first(founder);
@@ -193,7 +193,7 @@ async fn a_recovered_cluster_is_recovered_again_by_whoever_is_left_of_it() {
     cluster.answer(MADE, founder, 2, &[SURVIVOR]).await.unwrap();
     let newcomer = cluster.newcomer(9).await;
     let intent = newcomer.join().await.unwrap().intent;
-    cluster.say(founder, &intent, added(77), 12).await.unwrap();
+    cluster.report_outcome(founder, &intent, added(77), 12).await.unwrap();
     let second = cluster.recovery(MADE, MADE_AGAIN, &newcomer).sign(&cluster.world.owner);
     // The chain must be complete from the founded cluster. A part of it proves nothing.
     assert_eq!(code(cluster.show(&newcomer, &[&second]).await), Code::RecoveryRefused);
@@ -202,7 +202,7 @@ async fn a_recovered_cluster_is_recovered_again_by_whoever_is_left_of_it() {
     let made = MemberId::new(MADE_AGAIN + 0x1000);
     cluster.answer(MADE_AGAIN, &newcomer, 2, &[made]).await.unwrap();
     assert_eq!(cluster.confirmed().await, Some(vec![made]));
-    let leaves = newcomer.client.leaves(id, &newcomer.record.csr).await.unwrap();
+    let leaves = newcomer.client.renew_leaves(id, &newcomer.record.csr).await.unwrap();
     let own = cluster.admin.intent(id, intent.intent.operation, None).await.unwrap();
     assert_eq!(own.state, IntentState::Promoted, "it is the only voter");
     let label = MemberId::new(77).to_string();
@@ -217,7 +217,7 @@ async fn a_recovered_cluster_is_recovered_again_by_whoever_is_left_of_it() {
 
 #[tokio::test]
 async fn a_recovery_that_no_operator_of_today_signed_changes_nothing() {
-    let cluster = Formed::of(3).await;
+    let cluster = CommittedCluster::of(3).await;
     let founded = cluster.raft_cluster();
     let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
     for who in [0, 1] {
@@ -279,7 +279,7 @@ async fn a_recovery_that_no_operator_of_today_signed_changes_nothing() {
 
 #[tokio::test]
 async fn of_two_recoveries_of_one_cluster_the_first_is_followed_and_people_are_told() {
-    let cluster = Formed::of(3).await;
+    let cluster = CommittedCluster::of(3).await;
     let [one, two, three] = &cluster.agents[..] else { panic!("three agents") };
     let first = cluster.first(one);
     cluster.show(one, &[&first]).await.unwrap();

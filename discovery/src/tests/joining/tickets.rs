@@ -9,35 +9,35 @@ use discovery_types::client::ClientError;
 use discovery_types::digest::MemberId;
 use discovery_types::document::VerifiedDocument;
 use discovery_types::grant::{Grant, ISSUER_SKEW_SECONDS};
-use discovery_types::intent::{Errand, Verb, VerifiedIntent};
+use discovery_types::intent::{IntentChange, Verb, VerifiedIntent};
 use discovery_types::key::SigningKey;
 use discovery_types::problem::Code;
 use discovery_types::statement::StatementChain;
 use futures_util::future::join_all;
 
-use super::{Formed, added, code, names};
-use crate::tests::agent::Agent;
+use super::{CommittedCluster, added, code, names};
+use crate::tests::agent::TestAgent;
 
 #[tokio::test]
 async fn a_ticket_is_carried_to_the_clusters_agents_and_its_holder_becomes_a_member() {
-    let cluster = Formed::of(1).await;
+    let cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     let newcomer = cluster.newcomer(9).await;
     let joined = newcomer.join().await.unwrap();
     assert_eq!(joined.intent.state, IntentState::Open);
     let chain = StatementChain::verify_from_pin(&joined.statements, &newcomer.statement).unwrap();
     assert_eq!(VerifiedDocument::verify(&joined.document, &chain).unwrap().hash(), cluster.h);
-    assert_eq!(code(newcomer.client.leaves(id, &newcomer.record.csr).await), Code::Forbidden);
+    assert_eq!(code(newcomer.client.renew_leaves(id, &newcomer.record.csr).await), Code::Forbidden);
 
     // The founder's agent reads the intent and verifies its signatures.
     let founder = &cluster.agents[0];
     let list = founder.client.intents(id, None, false).await.unwrap();
     let [view] = &list.intents[..] else { panic!("{list:?}") };
     let intent = VerifiedIntent::verify(&view.intent, &cluster.chain()).unwrap();
-    let Errand::Add { record, .. } = intent.errand() else { panic!("{intent:?}") };
+    let IntentChange::Add { record, .. } = intent.change() else { panic!("{intent:?}") };
     assert_eq!(record.agent_key, newcomer.record.agent_key);
     let now = list.now_ms.unsigned_abs() / 1_000;
-    assert_eq!(intent.untimely(now, now), None);
+    assert_eq!(intent.time_error(now, now), None);
     assert_eq!((view.by.as_str(), view.subject.as_str()), ("owner", "node-9"));
 
     // The newcomer's waiting request ends as soon as the outcome is reported.
@@ -45,21 +45,22 @@ async fn a_ticket_is_carried_to_the_clusters_agents_and_its_holder_becomes_a_mem
     let waiting = newcomer.client.intent(id, operation, Some(joined.intent.rev));
     let (heard, said) = tokio::join!(waiting, async {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        cluster.say(founder, view, added(77), 20).await
+        cluster.report_outcome(founder, view, added(77), 20).await
     });
     let heard = heard.unwrap();
     assert_eq!(heard, said.unwrap());
     assert_eq!(heard.outcome, Some(added(77)));
     assert_eq!(heard.reported_by.as_deref(), Some("node-1"));
 
-    let leaves = newcomer.client.leaves(id, &newcomer.record.csr).await.unwrap();
+    let leaves = newcomer.client.renew_leaves(id, &newcomer.record.csr).await.unwrap();
     let node_key = newcomer.record.csr.verify().unwrap().node_key;
     leaves.verify(&node_key, &cluster.statement).unwrap();
     let name = format!("URI(spiffe://muster/cluster/{id}/member/000000000000004d)");
     assert!(names(&leaves.peer).contains(&name), "{:?}", names(&leaves.peer));
 
     let member = MemberId::new(77);
-    let done = cluster.say(founder, view, Outcome::Promoted { member }, 30).await.unwrap();
+    let done =
+        cluster.report_outcome(founder, view, Outcome::Promoted { member }, 30).await.unwrap();
     assert_eq!((done.state, done.explain), (IntentState::Promoted, Vec::new()));
     assert!(founder.client.intents(id, None, false).await.unwrap().intents.is_empty());
     assert_eq!(founder.client.intents(id, None, true).await.unwrap().intents.len(), 1);
@@ -72,7 +73,7 @@ async fn a_ticket_is_carried_to_the_clusters_agents_and_its_holder_becomes_a_mem
 /// answer.
 #[tokio::test]
 async fn every_step_may_be_asked_twice_and_survives_the_service() {
-    let mut cluster = Formed::of(1).await;
+    let mut cluster = CommittedCluster::of(1).await;
     let id = cluster.statement.cluster;
     let mut newcomer = cluster.newcomer(9).await;
     let first = newcomer.join().await.unwrap().intent;
@@ -80,18 +81,21 @@ async fn every_step_may_be_asked_twice_and_survives_the_service() {
     for step in [None, Some(added(77)), Some(Outcome::Promoted { member })] {
         let founder = &cluster.agents[0];
         let said = match &step {
-            Some(outcome) => cluster.say(founder, &first, outcome.clone(), 20).await.unwrap(),
+            Some(outcome) => {
+                cluster.report_outcome(founder, &first, outcome.clone(), 20).await.unwrap()
+            }
             None => first.clone(),
         };
         cluster.service.stop().await;
         cluster.service = cluster.world.serve().await;
         cluster.admin = cluster.world.owner(&cluster.service);
-        cluster.agents[0].turn_to(&cluster.world, &cluster.service);
-        newcomer.turn_to(&cluster.world, &cluster.service);
+        cluster.agents[0].connect_to(&cluster.world, &cluster.service);
+        newcomer.connect_to(&cluster.world, &cluster.service);
         newcomer.boot += 1;
         assert_eq!(newcomer.join().await.unwrap().intent, said, "the same key, the same answer");
         if let Some(outcome) = step {
-            let again = cluster.say(&cluster.agents[0], &first, outcome, 20).await.unwrap();
+            let again =
+                cluster.report_outcome(&cluster.agents[0], &first, outcome, 20).await.unwrap();
             assert_eq!(again, said);
         }
         let all = cluster.admin.intents(id, None, true).await.unwrap().intents;
@@ -102,10 +106,11 @@ async fn every_step_may_be_asked_twice_and_survives_the_service() {
 
 #[tokio::test]
 async fn a_ticket_belongs_to_its_first_key() {
-    let cluster = Formed::of(1).await;
+    let cluster = CommittedCluster::of(1).await;
     let ticket = cluster.world.ticket(&cluster.admin, &cluster.statement).await;
-    let agent =
-        |number| Agent::new(&cluster.world, &cluster.service, &cluster.statement, &ticket, number);
+    let agent = |number| {
+        TestAgent::new(&cluster.world, &cluster.service, &cluster.statement, &ticket, number)
+    };
     let (first, thief) = (agent(8), agent(9));
     let joined = first.join().await.unwrap();
     for _ in 0..3 {
@@ -135,18 +140,19 @@ async fn a_ticket_belongs_to_its_first_key() {
 /// Calls `App::join` directly: otherwise a thousand TLS handshakes would dominate the measurement.
 #[tokio::test]
 async fn of_a_thousand_keys_that_redeem_one_ticket_at_once_one_wins() {
-    let cluster = Formed::of(1).await;
+    let cluster = CommittedCluster::of(1).await;
     let ticket = cluster.world.ticket(&cluster.admin, &cluster.statement).await;
-    let agents: Vec<Agent> = (0..1_000)
-        .map(|_| Agent::new(&cluster.world, &cluster.service, &cluster.statement, &ticket, 9))
+    let agents: Vec<TestAgent> = (0..1_000)
+        .map(|_| TestAgent::new(&cluster.world, &cluster.service, &cluster.statement, &ticket, 9))
         .collect();
     let app = cluster.service.app();
-    let redeem = async |agent: &Agent| {
+    let redeem = async |agent: &TestAgent| {
         let envelope = agent.envelope();
-        let redeem = envelope.claims_unverified(discovery_types::jws::Typ::Redeem).unwrap();
+        let redeem = envelope.claims_unverified(discovery_types::jws::JwsType::Redeem).unwrap();
         let claimed = agent.record.clone();
         let address = "127.0.0.1".parse().unwrap();
-        let joining = crate::intents::Joining { envelope, redeem, claimed, address, program: None };
+        let joining =
+            crate::intents::JoinRequest { envelope, redeem, claimed, address, program: None };
         loop {
             match app.join(&joining).await {
                 Ok(_) => return true,
@@ -172,14 +178,14 @@ async fn of_a_thousand_keys_that_redeem_one_ticket_at_once_one_wins() {
 
 #[tokio::test]
 async fn a_ticket_admits_nobody_it_is_not_for() {
-    let cluster = Formed::of(1).await;
+    let cluster = CommittedCluster::of(1).await;
     let (world, admin) = (&cluster.world, &cluster.admin);
     let statement = &cluster.statement;
     let refused = async |change: &dyn Fn(&mut Grant)| {
         let (token, mut grant) = world.join_grant(admin, statement);
         change(&mut grant);
         admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
-        let agent = Agent::new(world, &cluster.service, statement, &token, 9);
+        let agent = TestAgent::new(world, &cluster.service, statement, &token, 9);
         code(agent.join().await)
     };
     let elsewhere = |grant: &mut Grant| grant.cidrs = vec!["10.0.0.0/8".parse().unwrap()];
@@ -190,8 +196,8 @@ async fn a_ticket_admits_nobody_it_is_not_for() {
     );
     assert_eq!(refused(&|grant| grant.zone = Some("z".parse().unwrap())).await, Code::GrantBinding);
     let (token, grant) = world.short_lived(admin, || world.join_grant(admin, statement)).await;
-    world.outlive(admin, &grant).await;
-    let late = Agent::new(world, &cluster.service, statement, &token, 9);
+    world.wait_until_expired(admin, &grant).await;
+    let late = TestAgent::new(world, &cluster.service, statement, &token, 9);
     assert_eq!(code(late.join().await), Code::GrantExpired);
 
     let revoked = cluster.newcomer(9).await;
@@ -200,7 +206,7 @@ async fn a_ticket_admits_nobody_it_is_not_for() {
     // A boot token isn't accepted as a ticket, and a ticket gives no seat.
     let (token, grant) = world.grant(admin, statement);
     assert_eq!(code(admin.put_grant(&grant.sign(&world.owner)).await), Code::BootClosed);
-    let stranger = Agent::new(world, &cluster.service, statement, &token, 9);
+    let stranger = TestAgent::new(world, &cluster.service, statement, &token, 9);
     assert_eq!(code(stranger.join().await), Code::GrantUnknown);
     let ticket = cluster.newcomer(9).await;
     assert_eq!(code(ticket.redeem().await), Code::GrantUnknown);
@@ -227,20 +233,20 @@ async fn a_ticket_admits_nobody_it_is_not_for() {
 
 #[tokio::test]
 async fn a_ticket_of_before_a_restore_is_void() {
-    let mut cluster = Formed::of(1).await;
+    let mut cluster = CommittedCluster::of(1).await;
     let used = cluster.newcomer(8).await;
     // The ticket was made on a machine whose clock is ahead.
     let (ticket, grant) = cluster.world.join_grant(&cluster.admin, &cluster.statement);
     let grant = Grant { issued_at: grant.issued_at + ISSUER_SKEW_SECONDS / 2, ..grant };
     cluster.admin.put_grant(&grant.sign(&cluster.world.owner)).await.unwrap();
-    let unused = Agent::new(&cluster.world, &cluster.service, &cluster.statement, &ticket, 9);
+    let unused = TestAgent::new(&cluster.world, &cluster.service, &cluster.statement, &ticket, 9);
     let dump = cluster.world.database.dump();
     used.join().await.unwrap();
     cluster.service.stop().await;
     cluster.world.database.load(&dump).await;
     cluster.service = cluster.world.serve().await;
     for mut agent in [used, unused] {
-        agent.turn_to(&cluster.world, &cluster.service);
+        agent.connect_to(&cluster.world, &cluster.service);
         let refused = loop {
             match code(agent.join().await) {
                 // The service hasn't looked at the new database yet.
@@ -256,7 +262,7 @@ async fn a_ticket_of_before_a_restore_is_void() {
 /// A name in a command or an order must identify one member.
 #[tokio::test]
 async fn a_newcomer_has_a_name_of_its_own_or_the_place_of_whoever_has_it() {
-    let cluster = Formed::of(3).await;
+    let cluster = CommittedCluster::of(3).await;
     let mut newcomer = cluster.newcomer(9).await;
     newcomer.record.name = "node-2".parse().unwrap();
     assert_eq!(code(newcomer.join().await), Code::NameTaken);
@@ -268,7 +274,7 @@ async fn a_newcomer_has_a_name_of_its_own_or_the_place_of_whoever_has_it() {
     grant.replaces = Some(b);
     cluster.admin.put_grant(&grant.sign(&cluster.world.owner)).await.unwrap();
     let (world, service) = (&cluster.world, &cluster.service);
-    let mut heir = Agent::new(world, service, &cluster.statement, &token, 8);
+    let mut heir = TestAgent::new(world, service, &cluster.statement, &token, 8);
     heir.record.name = "node-2".parse().unwrap();
     assert!(heir.join().await.is_ok());
     cluster.service.stop().await;
@@ -276,7 +282,7 @@ async fn a_newcomer_has_a_name_of_its_own_or_the_place_of_whoever_has_it() {
 
 #[tokio::test]
 async fn a_replacement_says_whom_it_replaces_and_who_is_gone_is_replaced_by_nobody() {
-    let cluster = Formed::of(3).await;
+    let cluster = CommittedCluster::of(3).await;
     let (world, admin, statement) = (&cluster.world, &cluster.admin, &cluster.statement);
     let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
     let mut tickets = Vec::new();
@@ -284,15 +290,18 @@ async fn a_replacement_says_whom_it_replaces_and_who_is_gone_is_replaced_by_nobo
         let (token, mut grant) = world.join_grant(admin, statement);
         grant.replaces = Some(c);
         admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
-        tickets.push(Agent::new(world, &cluster.service, statement, &token, number));
+        tickets.push(TestAgent::new(world, &cluster.service, statement, &token, number));
     }
     let intent = tickets[0].join().await.unwrap().intent;
     assert_eq!(intent.intent.verb, Verb::Replace);
     let verified = VerifiedIntent::verify(&intent.intent, &cluster.chain()).unwrap();
-    assert_eq!(verified.leaves(), Some(c));
-    cluster.say(&cluster.agents[0], &intent, added(77), 12).await.unwrap();
+    assert_eq!(verified.leaving_member(), Some(c));
+    cluster.report_outcome(&cluster.agents[0], &intent, added(77), 12).await.unwrap();
     let member = MemberId::new(77);
-    cluster.say(&cluster.agents[0], &intent, Outcome::Promoted { member }, 14).await.unwrap();
+    cluster
+        .report_outcome(&cluster.agents[0], &intent, Outcome::Promoted { member }, 14)
+        .await
+        .unwrap();
     for who in [0, 1] {
         let list = [(a, false), (b, false), (member, false)];
         cluster.report(&cluster.agents[who], None, 14, &list).await.unwrap();
@@ -314,7 +323,7 @@ async fn a_replacement_says_whom_it_replaces_and_who_is_gone_is_replaced_by_nobo
 /// reported. Every answer must stay true, and nothing may be stored twice.
 #[tokio::test]
 async fn connections_that_die_at_any_step_leave_one_intent_and_no_answer_that_is_taken_back() {
-    let cluster = Formed::of(1).await;
+    let cluster = CommittedCluster::of(1).await;
     let newcomer = cluster.newcomer(9).await;
     let founder = &cluster.agents[0];
     let mut postgres = cluster.world.database.connect().await;
@@ -349,7 +358,7 @@ async fn connections_that_die_at_any_step_leave_one_intent_and_no_answer_that_is
     assert!(answers.iter().all(|answer| *answer == intent), "{answers:?}");
     let rows = cluster.admin.intents(cluster.statement.cluster, None, true).await.unwrap().intents;
     assert_eq!(rows.len(), 1);
-    let said = cluster.say(founder, &intent, added(77), 20).await.unwrap();
+    let said = cluster.report_outcome(founder, &intent, added(77), 20).await.unwrap();
     assert_eq!(said.state, IntentState::Added);
     cluster.service.stop().await;
 }
@@ -357,7 +366,7 @@ async fn connections_that_die_at_any_step_leave_one_intent_and_no_answer_that_is
 /// `muster-node` and stock etcd can't be members of one cluster.
 #[tokio::test]
 async fn a_host_that_runs_another_program_than_the_members_uses_no_ticket() {
-    let cluster = Formed::of(1).await;
+    let cluster = CommittedCluster::of(1).await;
     let founder = &cluster.agents[0];
     let members = [(cluster.id(founder), false)];
     cluster.report(founder, Some(3), 10, &members).await.unwrap();
@@ -369,7 +378,7 @@ async fn a_host_that_runs_another_program_than_the_members_uses_no_ticket() {
     newcomer.join_running(NodeProgram::MusterNode).await.unwrap();
 
     // Members with stock etcd report no configuration.
-    let stock = Formed::of(1).await;
+    let stock = CommittedCluster::of(1).await;
     let founder = &stock.agents[0];
     stock.report(founder, None, 10, &[(stock.id(founder), false)]).await.unwrap();
     let newcomer = stock.newcomer(9).await;

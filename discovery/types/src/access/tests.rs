@@ -8,7 +8,7 @@ fn access(service: &SigningKey, client: &SigningKey, change: impl Fn(&mut Access
         iss: ISSUER.into(),
         aud: ISSUER.into(),
         sub: client.key_id(),
-        subject: Subject::Admin,
+        subject: ClientKind::Admin,
         iat: NOW,
         exp: NOW + MAX_ACCESS_SECONDS,
         jti: Nonce::random(),
@@ -44,16 +44,16 @@ fn an_assertion_for_another_service_or_subject_is_refused() {
     let jws = Assertion::sign(&key, ISSUER, NOW);
     let refused = Assertion::verify(&jws, key.public(), "urn:muster:discovery:other", NOW);
     assert_eq!(refused, Err(AccessError::Jws(JwsError::Parties)));
-    let good: Assertion = jws.claims_unverified(Typ::Assertion).unwrap();
+    let good: Assertion = jws.claims_unverified(JwsType::Assertion).unwrap();
     for bad in [
         Assertion { sub: other.key_id(), ..good.clone() },
         Assertion { iss: other.key_id(), ..good.clone() },
     ] {
-        let jws = Jws::sign(Typ::Assertion, &key, &bad);
+        let jws = Jws::sign(JwsType::Assertion, &key, &bad);
         let refused = Assertion::verify(&jws, key.public(), ISSUER, NOW);
         assert_eq!(refused, Err(AccessError::Jws(JwsError::Parties)));
     }
-    let eternal = Jws::sign(Typ::Assertion, &key, &Assertion { exp: NOW + 61, ..good });
+    let eternal = Jws::sign(JwsType::Assertion, &key, &Assertion { exp: NOW + 61, ..good });
     let refused = Assertion::verify(&eternal, key.public(), ISSUER, NOW);
     assert_eq!(refused, Err(AccessError::TooLong(60)));
 }
@@ -82,7 +82,7 @@ fn an_assertion_is_no_access_token() {
     let client = SigningKey::generate();
     let jws = Assertion::sign(&client, ISSUER, NOW);
     let refused = AccessToken::verify(&jws, [client.public()], ISSUER, client.public(), NOW);
-    assert!(matches!(refused, Err(AccessError::Jws(JwsError::WrongTyp { .. }))));
+    assert!(matches!(refused, Err(AccessError::Jws(JwsError::WrongType { .. }))));
 }
 
 #[test]

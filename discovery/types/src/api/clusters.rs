@@ -19,7 +19,7 @@ use crate::name::Name;
 use crate::url::NodeUrl;
 
 /// The shortest time until an agent reports again that its member runs; jitter adds at most as much.
-pub const REPORT_AGAIN: Duration = Duration::from_secs(60);
+pub const MIN_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A member whose agent reported nothing for this long is called silent: several reports are missing.
 pub const SILENT_AFTER: Duration = Duration::from_secs(300);
@@ -164,7 +164,7 @@ pub struct SeatView {
 
 impl SeatView {
     /// Whether the agent comes from elsewhere than its token was bound to.
-    pub fn is_out_of_bounds(&self) -> bool {
+    pub fn is_outside_binding(&self) -> bool {
         self.is_outside(&self.bound_to)
     }
 
@@ -220,12 +220,12 @@ pub struct MemberView {
 
 impl MemberView {
     /// Whether the member's agent has reported lately and its node has a leader.
-    pub fn is_well(&self) -> bool {
+    pub fn is_healthy(&self) -> bool {
         !self.is_silent && self.last_error.is_none()
     }
 
     /// Returns the member's name, or its id while it has none.
-    pub fn called(&self) -> String {
+    pub fn display_name(&self) -> String {
         match self.name.is_empty() {
             true => self.id.to_string(),
             false => self.name.clone(),

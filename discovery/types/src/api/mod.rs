@@ -64,8 +64,8 @@ pub use access::{
 pub use clusters::{
     AbandonRequest, AskingHost, ClusterList, ClusterState, ClusterSummary, ClusterView,
     CommitDocument, CredentialsRequest, CredentialsResponse, DraftRequest, DraftResponse, EndView,
-    ExplainResponse, Explanation, MemberView, MembersView, Moment, REPORT_AGAIN, SILENT_AFTER,
-    SeatView, StatementList,
+    ExplainResponse, Explanation, MIN_REPORT_INTERVAL, MemberView, MembersView, Moment,
+    SILENT_AFTER, SeatView, StatementList,
 };
 pub use formation::{
     AdoptRequest, MatrixRow, NackReason, NackRequest, PollRequest, PollResponse, ProbeResult,
@@ -86,13 +86,13 @@ use utoipa::ToSchema;
 
 use crate::jws::Jws;
 
-/// Longest request body in bytes, except for [`MAX_ADOPT_BODY`] and [`MAX_RECOVERIES_BODY`].
-pub const MAX_BODY: usize = 64 * 1024;
+/// Longest request body in bytes, except for [`MAX_ADOPT_BODY_BYTES`] and [`MAX_RECOVERIES_BODY_BYTES`].
+pub const MAX_BODY_BYTES: usize = 64 * 1024;
 /// Longest body of recovery statements in bytes: the longest chain of the longest statements, as
 /// JSON.
-pub const MAX_RECOVERIES_BODY: usize = 136 * 1024;
+pub const MAX_RECOVERIES_BODY_BYTES: usize = 136 * 1024;
 /// Longest body of `adopt` in bytes: a document and its statement chain.
-pub const MAX_ADOPT_BODY: usize = 512 * 1024;
+pub const MAX_ADOPT_BODY_BYTES: usize = 512 * 1024;
 /// Longest response body that a client reads, in bytes.
 pub const MAX_RESPONSE: usize = 4 * 1024 * 1024;
 

@@ -4,7 +4,7 @@ use reqwest::Method;
 use uuid::Uuid;
 
 use super::agents::POLL_LIMIT;
-use super::{Client, ClientError};
+use super::{ClientError, DiscoveryClient};
 use crate::api::{
     AbandonRequest, AcceptRequest, AcceptResponse, AdminList, ClusterExport, ClusterList,
     ClusterSummary, ClusterView, CommitDocument, CredentialsRequest, CredentialsResponse,
@@ -17,7 +17,7 @@ use crate::grant::GrantId;
 use crate::jws::Jws;
 use crate::name::Name;
 
-impl Client {
+impl DiscoveryClient {
     /// Makes a draft of a cluster.
     pub async fn create_draft(&self, draft: &DraftRequest) -> Result<DraftResponse, ClientError> {
         self.send(Method::POST, "/v1/drafts".into(), draft).await
@@ -86,7 +86,7 @@ impl Client {
     }
 
     /// Gets a client certificate over the key of `csr`.
-    pub async fn credentials(
+    pub async fn issue_credentials(
         &self,
         cluster: Uuid,
         csr: &Csr,
@@ -115,7 +115,7 @@ impl Client {
 
     /// Revokes a grant by its id.
     pub async fn revoke_grant(&self, grant: GrantId) -> Result<GrantView, ClientError> {
-        self.send(Method::POST, format!("/v1/grants/{grant}/revoke"), &Empty {}).await
+        self.send(Method::POST, format!("/v1/grants/{grant}/revoke"), &EmptyBody {}).await
     }
 
     /// Orders a change of a running cluster.
@@ -156,7 +156,7 @@ impl Client {
         operation: OperationId,
     ) -> Result<IntentView, ClientError> {
         let path = format!("/v1/clusters/{cluster}/intents/{operation}/withdraw");
-        self.send(Method::POST, path, &Empty {}).await
+        self.send(Method::POST, path, &EmptyBody {}).await
     }
 
     /// Fetches a cluster's directory: the cluster as its members describe it.
@@ -194,9 +194,9 @@ impl Client {
 
     /// Declares that a process won't come back.
     pub async fn forget_process(&self, process: Uuid) -> Result<ProcessList, ClientError> {
-        self.send(Method::POST, format!("/v1/processes/{process}/forget"), &Empty {}).await
+        self.send(Method::POST, format!("/v1/processes/{process}/forget"), &EmptyBody {}).await
     }
 }
 
 #[derive(serde::Serialize)]
-struct Empty {}
+struct EmptyBody {}

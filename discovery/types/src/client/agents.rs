@@ -6,8 +6,8 @@ use reqwest::Method;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
-use super::http::{Body, REQUEST_LIMIT, Request};
-use super::{Client, ClientError};
+use super::http::{REQUEST_LIMIT, Request, RequestBody};
+use super::{ClientError, DiscoveryClient};
 use crate::api::{
     AdoptRequest, ClusterSummary, IntentView, JoinResponse, Jwks, LeavesRequest, NackRequest,
     NodeProgram, OutcomeRequest, PollRequest, PollResponse, ProbesRequest, RecoveriesRequest,
@@ -24,10 +24,10 @@ pub(super) const POLL_LIMIT: Duration = Duration::from_secs(55 + 15);
 /// Time limit of a redeem.
 const REDEEM_LIMIT: Duration = Duration::from_secs(20);
 
-impl Client {
+impl DiscoveryClient {
     /// Redeems a token, and keeps the access token of the answer.
     pub async fn redeem(&self, envelope: &Jws) -> Result<RedeemResponse, ClientError> {
-        let response: RedeemResponse = self.hand_in("/v1/redeem", envelope).await?;
+        let response: RedeemResponse = self.send_envelope("/v1/redeem", envelope).await?;
         self.remember_token(&response.issuer, &response.token).await;
         self.note_now_ms(response.poll.now_ms);
         Ok(response)
@@ -47,24 +47,24 @@ impl Client {
             Some(program) => format!("/v1/join?program={program}"),
             None => "/v1/join".to_owned(),
         };
-        let response: JoinResponse = self.hand_in(&path, envelope).await?;
+        let response: JoinResponse = self.send_envelope(&path, envelope).await?;
         self.remember_token(&response.issuer, &response.token).await;
         self.note_now_ms(response.now_ms);
         Ok(response)
     }
 
     /// Sends an envelope without an access token: its signatures take the place of one.
-    async fn hand_in<T: DeserializeOwned>(
+    async fn send_envelope<T: DeserializeOwned>(
         &self,
         path: &str,
         envelope: &Jws,
     ) -> Result<T, ClientError> {
         let body = SignedBody { jws: envelope.clone() };
         let json = serde_json::to_vec(&body).expect("bodies are plain structs");
-        self.ask(Request {
+        self.send_request(Request {
             method: Method::POST,
             path: path.into(),
-            body: Body::Json(&json),
+            body: RequestBody::Json(&json),
             authenticated: false,
             limit: REDEEM_LIMIT,
         })
@@ -94,7 +94,7 @@ impl Client {
     }
 
     /// Gets new certificates for this member.
-    pub async fn leaves(&self, cluster: Uuid, csr: &Csr) -> Result<Leaves, ClientError> {
+    pub async fn renew_leaves(&self, cluster: Uuid, csr: &Csr) -> Result<Leaves, ClientError> {
         let body = LeavesRequest { csr: csr.clone() };
         self.send(Method::POST, format!("/v1/clusters/{cluster}/leaves"), &body).await
     }
@@ -106,11 +106,11 @@ impl Client {
         poll: &PollRequest,
     ) -> Result<PollResponse, ClientError> {
         let path = format!("/v1/clusters/{cluster}/poll");
-        self.timed(self.send_within(Method::POST, path, poll, POLL_LIMIT).await)
+        self.note_service_time(self.send_within(Method::POST, path, poll, POLL_LIMIT).await)
     }
 
     /// Notes the service's time in an answer that has just come.
-    fn timed(
+    fn note_service_time(
         &self,
         answer: Result<PollResponse, ClientError>,
     ) -> Result<PollResponse, ClientError> {
@@ -120,7 +120,9 @@ impl Client {
     /// Sends a signed ack.
     pub async fn ack(&self, cluster: Uuid, ack: &Jws) -> Result<PollResponse, ClientError> {
         let body = SignedBody { jws: ack.clone() };
-        self.timed(self.send(Method::POST, format!("/v1/clusters/{cluster}/ack"), &body).await)
+        self.note_service_time(
+            self.send(Method::POST, format!("/v1/clusters/{cluster}/ack"), &body).await,
+        )
     }
 
     /// Refuses a proposal, with the reason.
@@ -129,22 +131,28 @@ impl Client {
         cluster: Uuid,
         nack: &NackRequest,
     ) -> Result<PollResponse, ClientError> {
-        self.timed(self.send(Method::POST, format!("/v1/clusters/{cluster}/nack"), nack).await)
+        self.note_service_time(
+            self.send(Method::POST, format!("/v1/clusters/{cluster}/nack"), nack).await,
+        )
     }
 
     /// Sends this seat's row of the probe matrix.
-    pub async fn probes(
+    pub async fn send_probe_results(
         &self,
         cluster: Uuid,
         probes: &ProbesRequest,
     ) -> Result<PollResponse, ClientError> {
-        self.timed(self.send(Method::POST, format!("/v1/clusters/{cluster}/probes"), probes).await)
+        self.note_service_time(
+            self.send(Method::POST, format!("/v1/clusters/{cluster}/probes"), probes).await,
+        )
     }
 
     /// Sends a signed release.
     pub async fn release(&self, cluster: Uuid, release: &Jws) -> Result<PollResponse, ClientError> {
         let body = SignedBody { jws: release.clone() };
-        self.timed(self.send(Method::POST, format!("/v1/clusters/{cluster}/release"), &body).await)
+        self.note_service_time(
+            self.send(Method::POST, format!("/v1/clusters/{cluster}/release"), &body).await,
+        )
     }
 
     /// Reports the state of the agent's node.
@@ -157,7 +165,7 @@ impl Client {
     }
 
     /// Sends the recovery statements that lead from the founded Raft cluster to this member's.
-    pub async fn show_recoveries(
+    pub async fn send_recoveries(
         &self,
         cluster: Uuid,
         recoveries: &[Jws],
@@ -167,7 +175,7 @@ impl Client {
     }
 
     /// Reports why this member's node finds no leader.
-    pub async fn trouble(
+    pub async fn report_missing_leader(
         &self,
         cluster: Uuid,
         trouble: &TroubleRequest,
@@ -180,10 +188,10 @@ impl Client {
     /// be one of its members', are proof enough.
     pub async fn adopt(&self, adopt: &AdoptRequest) -> Result<ClusterSummary, ClientError> {
         let json = serde_json::to_vec(adopt).expect("bodies are plain structs");
-        self.ask(Request {
+        self.send_request(Request {
             method: Method::POST,
             path: format!("/v1/clusters/{}/adopt", adopt.cluster),
-            body: Body::Json(&json),
+            body: RequestBody::Json(&json),
             authenticated: false,
             limit: REQUEST_LIMIT,
         })

@@ -41,19 +41,19 @@ pub struct ClientConfig {
 
 /// A client of one discovery service. Cheap to share behind an [`Arc`].
 #[derive(Debug)]
-pub struct Client {
+pub struct DiscoveryClient {
     config: ClientConfig,
     http: reqwest::Client,
     preferred: AtomicUsize,
     /// Service's clock minus ours, in milliseconds, by the last answers.
     offset_ms: AtomicI64,
-    access: Mutex<Access>,
+    token_cache: Mutex<TokenCache>,
 }
 
 /// State for getting and using access tokens. The lock is held while a token is fetched, so that a
 /// burst of requests fetches only one.
 #[derive(Debug, Default)]
-struct Access {
+struct TokenCache {
     issuer: Option<String>,
     token: Option<(Jws, Instant)>,
 }
@@ -62,12 +62,12 @@ struct Access {
 pub(super) struct Request<'b> {
     pub method: Method,
     pub path: String,
-    pub body: Body<'b>,
+    pub body: RequestBody<'b>,
     pub authenticated: bool,
     pub limit: Duration,
 }
 
-pub(super) enum Body<'b> {
+pub(super) enum RequestBody<'b> {
     None,
     Json(&'b [u8]),
     Form(&'b [u8]),
@@ -80,7 +80,7 @@ struct Answer {
     body: Vec<u8>,
 }
 
-impl Client {
+impl DiscoveryClient {
     /// Builds a client; connects to nothing yet.
     pub fn new(config: ClientConfig) -> Result<Self, ClientError> {
         let tls = client_tls_config(&config.pins, config.key.as_deref());
@@ -98,7 +98,7 @@ impl Client {
             http,
             preferred: AtomicUsize::new(0),
             offset_ms: AtomicI64::new(0),
-            access: Mutex::default(),
+            token_cache: Mutex::default(),
         })
     }
 
@@ -111,7 +111,7 @@ impl Client {
     /// answers. Their bodies give the time, or else their `Date` header. Before the first answer it
     /// is our own clock.
     pub fn service_now_ms(&self) -> i64 {
-        own_now_ms().saturating_add(self.offset_ms.load(Ordering::Relaxed))
+        local_now_ms().saturating_add(self.offset_ms.load(Ordering::Relaxed))
     }
 
     /// Returns the service's clock minus ours, in milliseconds, by the last answers.
@@ -126,19 +126,19 @@ impl Client {
 
     /// Uses an access token that came with another answer (a redeem's).
     pub async fn remember_token(&self, issuer: &str, token: &TokenResponse) {
-        let mut access = self.access.lock().await;
+        let mut access = self.token_cache.lock().await;
         access.issuer = Some(issuer.to_owned());
-        access.token = Some(kept(token));
+        access.token = Some(token_with_renewal(token));
     }
 
     pub(super) async fn get_public<T: DeserializeOwned>(
         &self,
         path: &str,
     ) -> Result<T, ClientError> {
-        self.ask(Request {
+        self.send_request(Request {
             method: Method::GET,
             path: path.to_owned(),
-            body: Body::None,
+            body: RequestBody::None,
             authenticated: false,
             limit: REQUEST_LIMIT,
         })
@@ -154,8 +154,8 @@ impl Client {
         path: String,
         limit: Duration,
     ) -> Result<T, ClientError> {
-        let (method, body) = (Method::GET, Body::None);
-        self.ask(Request { method, path, body, authenticated: true, limit }).await
+        let (method, body) = (Method::GET, RequestBody::None);
+        self.send_request(Request { method, path, body, authenticated: true, limit }).await
     }
 
     pub(super) async fn send<B: Serialize, T: DeserializeOwned>(
@@ -175,8 +175,8 @@ impl Client {
         limit: Duration,
     ) -> Result<T, ClientError> {
         let json = serde_json::to_vec(body).expect("bodies are plain structs");
-        let body = Body::Json(&json);
-        self.ask(Request { method, path, body, authenticated: true, limit }).await
+        let body = RequestBody::Json(&json);
+        self.send_request(Request { method, path, body, authenticated: true, limit }).await
     }
 
     /// Sends a request, and reads the answer as `T`.
@@ -184,33 +184,36 @@ impl Client {
     /// A token that the service no longer takes is replaced once, since the service's clock decides
     /// when a token ends. A refused assertion is made again once. Our clock may have been set since
     /// the last answer, and the refusal has brought the service's time.
-    pub(super) async fn ask<T: DeserializeOwned>(
+    pub(super) async fn send_request<T: DeserializeOwned>(
         &self,
         request: Request<'_>,
     ) -> Result<T, ClientError> {
-        let first = self.ask_once(&request).await;
+        let first = self.send_request_once(&request).await;
         let code = first.as_ref().err().and_then(ClientError::code);
         if request.authenticated
             && matches!(code, Some(Code::TokenInvalid | Code::AssertionRefused))
         {
-            self.access.lock().await.token = None;
-            return self.ask_once(&request).await;
+            self.token_cache.lock().await.token = None;
+            return self.send_request_once(&request).await;
         }
         first
     }
 
-    async fn ask_once<T: DeserializeOwned>(&self, request: &Request<'_>) -> Result<T, ClientError> {
+    async fn send_request_once<T: DeserializeOwned>(
+        &self,
+        request: &Request<'_>,
+    ) -> Result<T, ClientError> {
         let token = match request.authenticated {
             true => Some(self.access_token().await?),
             false => None,
         };
-        let (url, answer) = self.any_url(request, token.as_ref()).await?;
+        let (url, answer) = self.try_urls(request, token.as_ref()).await?;
         read_answer(&url, &answer)
     }
 
     /// Tries the URLs in turn, from the one that answered last. Goes on to the next one only if the
     /// request can't have arrived.
-    async fn any_url(
+    async fn try_urls(
         &self,
         request: &Request<'_>,
         token: Option<&Jws>,
@@ -221,7 +224,7 @@ impl Client {
         for i in 0..count {
             let index = (first + i) % count;
             let url = self.config.urls[index].to_string();
-            match self.one_url(&url, request, token).await {
+            match self.try_url(&url, request, token).await {
                 Ok(answer) => {
                     self.preferred.store(index, Ordering::Relaxed);
                     return Ok((url, answer));
@@ -238,7 +241,7 @@ impl Client {
         Err(last.unwrap_or_else(|| ClientError::Setup("no URL of the service is known".into())))
     }
 
-    async fn one_url(
+    async fn try_url(
         &self,
         url: &str,
         request: &Request<'_>,
@@ -255,21 +258,21 @@ impl Client {
             builder = builder.header(AUTHORIZATION, value);
         }
         builder = match request.body {
-            Body::None => builder,
-            Body::Json(json) => {
+            RequestBody::None => builder,
+            RequestBody::Json(json) => {
                 builder.header(CONTENT_TYPE, "application/json").body(json.to_vec())
             }
-            Body::Form(form) => builder
+            RequestBody::Form(form) => builder
                 .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
                 .body(form.to_vec()),
         };
-        let response = builder.send().await.map_err(|error| failed(url, error))?;
+        let response = builder.send().await.map_err(|error| request_error(url, error))?;
         self.read_date(response.headers());
         let status = response.status().as_u16();
         let kind = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let kind = kind.unwrap_or_default().split(';').next().unwrap_or_default().trim();
         let (json, problem) = (kind == "application/json", kind == crate::problem::PROBLEM_JSON);
-        let body = bounded(url, status, response).await?;
+        let body = read_body(url, status, response).await?;
         Ok(Answer { status, json, problem, body })
     }
 
@@ -279,12 +282,12 @@ impl Client {
     fn read_date(&self, headers: &HeaderMap) {
         /// Largest difference that whole seconds and the transmission make of equal clocks, in
         /// milliseconds.
-        const COARSE_MS: u64 = 1_500;
+        const DATE_TOLERANCE_MS: u64 = 1_500;
         let date = headers.get(reqwest::header::DATE).and_then(|value| value.to_str().ok());
         let Some(date) = date.and_then(http_date_seconds) else { return };
         // A `Date` is cut to the second, so the true time is half a second later on average.
-        let offset = date * 1000 + 500 - own_now_ms();
-        if offset.abs_diff(self.clock_offset_ms()) >= COARSE_MS {
+        let offset = date * 1000 + 500 - local_now_ms();
+        if offset.abs_diff(self.clock_offset_ms()) >= DATE_TOLERANCE_MS {
             self.offset_ms.store(offset, Ordering::Relaxed);
         }
     }
@@ -292,13 +295,13 @@ impl Client {
     /// Notes the service's time, which the body of an answer that has just come gives to the
     /// millisecond.
     pub(super) fn note_now_ms(&self, now_ms: i64) {
-        self.offset_ms.store(now_ms.saturating_sub(own_now_ms()), Ordering::Relaxed);
+        self.offset_ms.store(now_ms.saturating_sub(local_now_ms()), Ordering::Relaxed);
     }
 
     /// Returns a valid access token, and fetches one if need be.
     async fn access_token(&self) -> Result<Jws, ClientError> {
         let key = self.config.key.as_ref().ok_or(ClientError::NoKey)?;
-        let mut access = self.access.lock().await;
+        let mut access = self.token_cache.lock().await;
         if let Some((token, until)) = &access.token
             && Instant::now() < *until
         {
@@ -318,13 +321,13 @@ impl Client {
         let request = Request {
             method: Method::POST,
             path: "/v1/token".into(),
-            body: Body::Form(form.as_bytes()),
+            body: RequestBody::Form(form.as_bytes()),
             authenticated: false,
             limit: REQUEST_LIMIT,
         };
-        let (url, answer) = self.any_url(&request, None).await?;
+        let (url, answer) = self.try_urls(&request, None).await?;
         let token: TokenResponse = read_answer(&url, &answer)?;
-        access.token = Some(kept(&token));
+        access.token = Some(token_with_renewal(&token));
         Ok(token.access_token)
     }
 
@@ -332,24 +335,24 @@ impl Client {
         let request = Request {
             method: Method::GET,
             path: "/v1/context".into(),
-            body: Body::None,
+            body: RequestBody::None,
             authenticated: false,
             limit: REQUEST_LIMIT,
         };
-        let (url, answer) = self.any_url(&request, None).await?;
+        let (url, answer) = self.try_urls(&request, None).await?;
         read_answer(&url, &answer)
     }
 }
 
 /// Returns a token, and when to get the next one. Whatever an answer says, no token is kept longer
 /// than the protocol allows.
-fn kept(token: &TokenResponse) -> (Jws, Instant) {
+fn token_with_renewal(token: &TokenResponse) -> (Jws, Instant) {
     let life = Duration::from_secs(token.expires_in.min(MAX_ACCESS_SECONDS));
     let life = life.saturating_sub(RENEW_BEFORE);
     (token.access_token.clone(), Instant::now() + life)
 }
 
-fn failed(url: &str, error: reqwest::Error) -> ClientError {
+fn request_error(url: &str, error: reqwest::Error) -> ClientError {
     let url = url.to_owned();
     if let Some(mismatch) = pin_mismatch(&error) {
         return ClientError::Pin { url, mismatch };
@@ -363,13 +366,13 @@ fn failed(url: &str, error: reqwest::Error) -> ClientError {
     }
 }
 
-async fn bounded(
+async fn read_body(
     url: &str,
     status: u16,
     mut response: reqwest::Response,
 ) -> Result<Vec<u8>, ClientError> {
     let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|error| failed(url, error))? {
+    while let Some(chunk) = response.chunk().await.map_err(|error| request_error(url, error))? {
         if body.len() + chunk.len() > MAX_RESPONSE {
             let reason = format!("the answer is longer than {MAX_RESPONSE} bytes");
             return Err(ClientError::Foreign { url: url.into(), status, reason });
@@ -392,7 +395,7 @@ fn read_answer<T: DeserializeOwned>(url: &str, answer: &Answer) -> Result<T, Cli
     serde_json::from_slice(&answer.body).map_err(|error| foreign(error.to_string()))
 }
 
-fn own_now_ms() -> i64 {
+fn local_now_ms() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }

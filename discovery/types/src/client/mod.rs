@@ -9,7 +9,7 @@ mod http;
 mod pinned;
 
 pub use error::ClientError;
-pub use http::{Client, ClientConfig};
+pub use http::{ClientConfig, DiscoveryClient};
 pub use pinned::{PinMismatch, client_tls_config};
 
 #[cfg(test)]

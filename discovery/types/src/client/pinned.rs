@@ -22,12 +22,12 @@ pub struct PinMismatch {
 /// Verifier that checks the server's key, and nothing else of its certificate. A host may boot
 /// before it knows the time, and the name proves nothing that the key doesn't.
 #[derive(Debug)]
-struct PinnedServer {
+struct PinnedServerVerifier {
     pins: Vec<Digest>,
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for PinnedServer {
+impl ServerCertVerifier for PinnedServerVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -72,7 +72,7 @@ impl ServerCertVerifier for PinnedServer {
 /// certificate over `key`.
 pub fn client_tls_config(pins: &[Digest], key: Option<&SigningKey>) -> rustls::ClientConfig {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = PinnedServer { pins: pins.to_vec(), provider: provider.clone() };
+    let verifier = PinnedServerVerifier { pins: pins.to_vec(), provider: provider.clone() };
     let builder = rustls::ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
         .expect("ring speaks TLS 1.3")

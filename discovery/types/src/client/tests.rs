@@ -20,7 +20,7 @@ use crate::url::ServiceUrl;
 
 /// One request as the server has received it.
 #[derive(Debug)]
-struct Seen {
+struct ReceivedRequest {
     head: String,
     body: String,
     client: Option<crate::key::PublicKey>,
@@ -28,10 +28,10 @@ struct Seen {
     at: std::time::Instant,
 }
 
-struct Server {
+struct ScriptedServer {
     url: ServiceUrl,
     pin: Digest,
-    seen: mpsc::Receiver<Seen>,
+    requests: mpsc::Receiver<ReceivedRequest>,
 }
 
 #[derive(Debug)]
@@ -84,7 +84,7 @@ impl ClientCertVerifier for AnyClient {
 async fn serve(
     versions: &[&'static rustls::SupportedProtocolVersion],
     answers: Vec<String>,
-) -> Server {
+) -> ScriptedServer {
     serve_after(versions, answers, std::time::Duration::ZERO).await
 }
 
@@ -93,7 +93,7 @@ async fn serve_after(
     versions: &[&'static rustls::SupportedProtocolVersion],
     answers: Vec<String>,
     pause: std::time::Duration,
-) -> Server {
+) -> ScriptedServer {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::default();
     params.not_after = rcgen::date_time_ymd(1999, 1, 1);
@@ -119,13 +119,16 @@ async fn serve_after(
             let client = certificates.and_then(|chain| client_key(&chain[0]).ok());
             let (head, body) = read_request(&mut stream).await;
             tokio::time::sleep(pause).await;
-            sender.send(Seen { head, body, client, at: std::time::Instant::now() }).await.unwrap();
+            sender
+                .send(ReceivedRequest { head, body, client, at: std::time::Instant::now() })
+                .await
+                .unwrap();
             // Ignore errors: a client may close the connection in the middle of a long answer.
             let _ = stream.write_all(answer.as_bytes()).await;
             let _ = stream.shutdown().await;
         }
     });
-    Server { url, pin, seen }
+    ScriptedServer { url, pin, requests: seen }
 }
 
 async fn read_request(stream: &mut (impl AsyncReadExt + Unpin)) -> (String, String) {
@@ -171,7 +174,7 @@ fn context_answer() -> String {
 
 fn token_answer() -> String {
     let token = crate::jws::Jws::sign(
-        crate::jws::Typ::Access,
+        crate::jws::JwsType::Access,
         &SigningKey::from_seed(&[2; 32]),
         &json!({ "any": "thing" }),
     );
@@ -183,8 +186,8 @@ fn endless_token_answer() -> String {
     token_answer().replace("\"expires_in\":600", &format!("\"expires_in\":{}", u64::MAX))
 }
 
-fn client(urls: Vec<ServiceUrl>, pin: Digest, key: Option<&Arc<SigningKey>>) -> Client {
-    Client::new(ClientConfig { urls, pins: vec![pin], key: key.cloned() }).unwrap()
+fn client(urls: Vec<ServiceUrl>, pin: Digest, key: Option<&Arc<SigningKey>>) -> DiscoveryClient {
+    DiscoveryClient::new(ClientConfig { urls, pins: vec![pin], key: key.cloned() }).unwrap()
 }
 
 const TLS13: &[&rustls::SupportedProtocolVersion] = &[&rustls::version::TLS13];
@@ -195,7 +198,7 @@ async fn a_pinned_server_is_spoken_to_whatever_its_dates_and_sees_our_key() {
     let key = Arc::new(SigningKey::generate());
     let client = client(vec![server.url.clone()], server.pin, Some(&key));
     assert_eq!(client.context().await.unwrap().issuer, "urn:muster:discovery:test");
-    assert_eq!(server.seen.recv().await.unwrap().client, Some(*key.public()));
+    assert_eq!(server.requests.recv().await.unwrap().client, Some(*key.public()));
 }
 
 #[tokio::test]
@@ -209,7 +212,7 @@ async fn another_key_is_refused_before_anything_is_sent() {
         }
         other => panic!("{other:?}"),
     }
-    assert!(server.seen.recv().await.is_none(), "a request was sent to a server not pinned");
+    assert!(server.requests.recv().await.is_none(), "a request was sent to a server not pinned");
 }
 
 #[tokio::test]
@@ -240,7 +243,7 @@ async fn a_request_fetches_one_token_and_then_uses_it() {
 
     let mut requests = Vec::new();
     for _ in 0..4 {
-        requests.push(server.seen.recv().await.unwrap());
+        requests.push(server.requests.recv().await.unwrap());
     }
     let lines: Vec<_> = requests.iter().map(|r| r.head.lines().next().unwrap()).collect();
     assert_eq!(
@@ -286,7 +289,7 @@ async fn a_token_that_is_no_longer_taken_is_replaced_once() {
     assert_eq!(error.code(), Some(Code::TokenInvalid));
     assert_eq!(error.to_string(), "It has expired. Get another. [token_invalid]");
     let mut count = 0;
-    while server.seen.recv().await.is_some() {
+    while server.requests.recv().await.is_some() {
         count += 1;
     }
     assert_eq!(count, 5);
@@ -316,7 +319,7 @@ async fn the_time_of_an_answer_is_the_time_at_which_it_comes() {
     let mut server = serve_after(TLS13, vec![context_answer()], PARKED).await;
     let client = client(vec![server.url.clone()], server.pin, None);
     client.context().await.unwrap();
-    let came = server.seen.recv().await.unwrap().at;
+    let came = server.requests.recv().await.unwrap().at;
     // The server's `Date` is fixed, so the difference must be about the time since the answer.
     let error = client.service_now_ms() - 2_014_879_777_000;
     let passed = i64::try_from(came.elapsed().as_millis()).unwrap();

@@ -1,13 +1,13 @@
 use super::*;
-use crate::fixtures::World;
+use crate::fixtures::ClusterFixture;
 
-fn verify(world: &World, document: &Document) -> Result<VerifiedDocument, DocumentError> {
+fn verify(world: &ClusterFixture, document: &Document) -> Result<VerifiedDocument, DocumentError> {
     VerifiedDocument::verify(&document.sign(&world.service), &world.chain())
 }
 
 #[test]
 fn a_document_that_each_seat_signed_is_valid() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let document = world.document(7);
     let verified = verify(&world, &document).unwrap();
     assert_eq!((verified.epoch(), verified.hash()), (7, document.proposal.hash()));
@@ -16,7 +16,7 @@ fn a_document_that_each_seat_signed_is_valid() {
 
 #[test]
 fn the_services_signature_matters_only_where_it_is_asked_for() {
-    let world = World::new(1);
+    let world = ClusterFixture::new(1);
     let other = SigningKey::generate();
     let jws = world.document(1).sign(&other);
     assert!(VerifiedDocument::verify(&jws, &world.chain()).is_ok());
@@ -30,7 +30,7 @@ fn the_services_signature_matters_only_where_it_is_asked_for() {
 
 #[test]
 fn a_missing_ack_is_noticed() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let mut document = world.document(1);
     document.acks.pop();
     let refused = DocumentError::Acks { found: 2, seats: 3 };
@@ -39,7 +39,7 @@ fn a_missing_ack_is_noticed() {
 
 #[test]
 fn an_ack_by_another_seat_is_refused() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let mut document = world.document(1);
     document.acks.swap(0, 1);
     let refused = verify(&world, &document).err();
@@ -48,7 +48,7 @@ fn an_ack_by_another_seat_is_refused() {
 
 #[test]
 fn an_ack_of_another_epoch_or_list_is_refused() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let mut document = world.document(2);
     document.acks[2] = world.document(1).acks[2].clone();
     assert_eq!(verify(&world, &document).err(), Some(DocumentError::OtherAck(3)));
@@ -56,7 +56,7 @@ fn an_ack_of_another_epoch_or_list_is_refused() {
 
 #[test]
 fn a_record_that_was_changed_after_the_acks_is_noticed() {
-    let mut world = World::new(3);
+    let mut world = ClusterFixture::new(3);
     let acks = world.document(1).acks;
     world.records[1].name = "mallory".parse().unwrap();
     let document = Document { version: 1, proposal: world.proposal(1), acks };
@@ -65,15 +65,15 @@ fn a_record_that_was_changed_after_the_acks_is_noticed() {
 
 #[test]
 fn a_document_under_a_foreign_chain_is_refused() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let jws = world.document(1).sign(&world.service);
-    let refused = VerifiedDocument::verify(&jws, &World::new(3).chain());
+    let refused = VerifiedDocument::verify(&jws, &ClusterFixture::new(3).chain());
     assert!(matches!(refused, Err(DocumentError::Proposal(_))), "{refused:?}");
 }
 
 #[test]
 fn every_seat_of_a_document_is_claimed_and_none_besides() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let jws = world.document(1).sign(&world.service);
     for agent in &world.agents {
         assert_eq!(VerifiedDocument::claims_seat(&jws, &agent.key_id()), Ok(true));
@@ -84,10 +84,10 @@ fn every_seat_of_a_document_is_claimed_and_none_besides() {
 /// Computes with nine seats, each with the largest record that is accepted and a grant of its own.
 #[test]
 fn the_largest_document_fits_its_bound() {
-    let typ = |typ: Typ| typ.max_bytes();
-    let seat = typ(Typ::Record) + 500 + 500 + 900;
-    assert!((9 * seat + 1000) * 4 / 3 < Typ::Document.max_bytes());
-    let world = World::new(9);
+    let typ = |typ: JwsType| typ.max_bytes();
+    let seat = typ(JwsType::Record) + 500 + 500 + 900;
+    assert!((9 * seat + 1000) * 4 / 3 < JwsType::Document.max_bytes());
+    let world = ClusterFixture::new(9);
     let jws = world.document(1).sign(&world.service);
     assert!(jws.as_str().parse::<Jws>().is_ok());
     let sizes = [&world.document(1).acks[0], &world.signed(0).endorsement];

@@ -1,21 +1,25 @@
 use super::*;
-use crate::fixtures::World;
+use crate::fixtures::ClusterFixture;
 use crate::role::Role;
 
-fn verify(world: &World, grant: &Grant, by: &SigningKey) -> Result<VerifiedGrant, GrantError> {
+fn verify(
+    world: &ClusterFixture,
+    grant: &Grant,
+    by: &SigningKey,
+) -> Result<VerifiedGrant, GrantError> {
     VerifiedGrant::verify(&grant.sign(by), &world.chain())
 }
 
 #[test]
 fn issuers_and_owners_may_grant() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     assert!(verify(&world, &world.grant, &world.issuer).is_ok());
     assert!(verify(&world, &world.grant, &world.owner).is_ok());
 }
 
 #[test]
 fn nobody_else_may() {
-    let mut world = World::new(3);
+    let mut world = ClusterFixture::new(3);
     let stranger = SigningKey::generate();
     let unknown = |key: &SigningKey| GrantError::Jws(JwsError::UnknownKey(key.key_id()));
     assert_eq!(verify(&world, &world.grant, &stranger).err(), Some(unknown(&stranger)));
@@ -26,7 +30,7 @@ fn nobody_else_may() {
 
 #[test]
 fn an_issuer_who_left_the_newest_statement_grants_nothing_any_more() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let mut chain = world.chain();
     let grant = world.grant.sign(&world.issuer);
     assert!(VerifiedGrant::verify(&grant, &chain).is_ok());
@@ -39,7 +43,7 @@ fn an_issuer_who_left_the_newest_statement_grants_nothing_any_more() {
 
 #[test]
 fn join_tickets_are_for_operators() {
-    let mut world = World::new(3);
+    let mut world = ClusterFixture::new(3);
     world.grant.kind = TokenKind::Join;
     (world.grant.uses, world.grant.expires_at) = (1, world.grant.issued_at + 900);
     assert!(matches!(verify(&world, &world.grant, &world.issuer), Err(GrantError::Jws(_))));
@@ -48,7 +52,7 @@ fn join_tickets_are_for_operators() {
 
 #[test]
 fn a_grant_of_another_cluster_or_statement_is_refused() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let grant = Grant { cluster: Uuid::now_v7(), ..world.grant.clone() };
     assert_eq!(verify(&world, &grant, &world.issuer), Err(GrantError::OtherCluster));
     let grant = Grant { statement: Digest::of(b"other"), ..world.grant.clone() };
@@ -57,7 +61,7 @@ fn a_grant_of_another_cluster_or_statement_is_refused() {
 
 #[test]
 fn lives_and_uses_are_bounded() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let from = world.grant.issued_at;
     for (uses, life) in [(0, 60), (4, 60), (3, 0), (3, MAX_BOOT_SECONDS + 1)] {
         let grant = Grant { uses, expires_at: from + life, ..world.grant.clone() };

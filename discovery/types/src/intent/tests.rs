@@ -1,13 +1,13 @@
 use super::*;
 use crate::digest::Nonce;
-use crate::fixtures::{World, join_world};
+use crate::fixtures::{ClusterFixture, join_fixture};
 use crate::key::SigningKey;
 use crate::order::Order;
 use crate::role::Role;
 use crate::token::Token;
 
 /// Returns a redeem of the world's ticket by its first agent.
-fn redeem(world: &World) -> Redeem {
+fn redeem(world: &ClusterFixture) -> Redeem {
     Redeem {
         service: Digest::of(b"service"),
         cluster: world.statement.cluster,
@@ -19,7 +19,7 @@ fn redeem(world: &World) -> Redeem {
     }
 }
 
-fn joining(world: &World) -> Intent {
+fn joining(world: &ClusterFixture) -> Intent {
     let authority = world.grant.sign(&world.owner);
     let verb = if world.grant.replaces.is_some() { Verb::Replace } else { Verb::Join };
     Intent {
@@ -33,10 +33,10 @@ fn joining(world: &World) -> Intent {
     }
 }
 
-fn ordered(world: &World, change: Change) -> Intent {
+fn ordered(world: &ClusterFixture, change: OrderedChange) -> Intent {
     let verb = match change {
-        Change::Remove { .. } => Verb::Remove,
-        Change::Update { .. } => Verb::Update,
+        OrderedChange::Remove { .. } => Verb::Remove,
+        OrderedChange::Update { .. } => Verb::Update,
     };
     let order = Order {
         version: 1,
@@ -61,30 +61,32 @@ fn ordered(world: &World, change: Change) -> Intent {
     }
 }
 
-fn remove() -> Change {
-    Change::Remove { member: MemberId::new(7) }
+fn remove() -> OrderedChange {
+    OrderedChange::Remove { member: MemberId::new(7) }
 }
 
-fn refused(intent: &Intent, world: &World) -> IntentError {
+fn refused(intent: &Intent, world: &ClusterFixture) -> IntentError {
     VerifiedIntent::verify(intent, &world.chain()).expect_err("a forgery passed")
 }
 
 #[test]
 fn a_ticket_that_was_redeemed_is_an_errand_for_its_newcomer() {
-    let world = join_world();
+    let world = join_fixture();
     let verified = VerifiedIntent::verify(&joining(&world), &world.chain()).unwrap();
-    let Errand::Add { record, replaces: None } = verified.errand() else { panic!("{verified:?}") };
+    let IntentChange::Add { record, replaces: None } = verified.change() else {
+        panic!("{verified:?}")
+    };
     assert_eq!(record.agent_key, world.records[0].agent_key);
-    assert_eq!((verified.verb, verified.leaves()), (Verb::Join, None));
+    assert_eq!((verified.verb, verified.leaving_member()), (Verb::Join, None));
 }
 
 #[test]
 fn a_ticket_in_a_members_place_says_whom_it_replaces() {
-    let mut world = join_world();
+    let mut world = join_fixture();
     world.grant.replaces = Some(MemberId::new(7));
     let intent = joining(&world);
     let verified = VerifiedIntent::verify(&intent, &world.chain()).unwrap();
-    assert_eq!((verified.verb, verified.leaves()), (Verb::Replace, Some(MemberId::new(7))));
+    assert_eq!((verified.verb, verified.leaving_member()), (Verb::Replace, Some(MemberId::new(7))));
     // The service can't turn the replacement into a plain join either.
     let plain = Intent {
         verb: Verb::Join,
@@ -96,26 +98,28 @@ fn a_ticket_in_a_members_place_says_whom_it_replaces() {
 
 #[test]
 fn an_order_is_an_errand() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let verified = VerifiedIntent::verify(&ordered(&world, remove()), &world.chain()).unwrap();
-    assert!(matches!(verified.errand(), Errand::Remove { member } if member.get() == 7));
+    assert!(matches!(verified.change(), IntentChange::Remove { member } if member.get() == 7));
     let peer_urls = vec!["https://10.0.0.9:2380".parse().unwrap()];
-    let update = Change::Update { member: MemberId::new(7), peer_urls };
+    let update = OrderedChange::Update { member: MemberId::new(7), peer_urls };
     let verified = VerifiedIntent::verify(&ordered(&world, update), &world.chain()).unwrap();
-    assert!(matches!(verified.errand(), Errand::Update { peer_urls, .. } if peer_urls.len() == 1));
-    assert_eq!(verified.leaves(), None);
+    assert!(
+        matches!(verified.change(), IntentChange::Update { peer_urls, .. } if peer_urls.len() == 1)
+    );
+    assert_eq!(verified.leaving_member(), None);
 }
 
 #[test]
 fn a_boot_token_is_no_ticket() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let intent = Intent { expires_at: 1, ..joining(&world) };
     assert!(matches!(refused(&intent, &world), IntentError::Mismatch(_)));
 }
 
 #[test]
 fn nobody_but_an_operator_signs_a_ticket_or_an_order() {
-    let mut world = join_world();
+    let mut world = join_fixture();
     for key in [&world.issuer, &world.service, &world.agents[0]] {
         let authority = world.grant.sign(key);
         let operation = OperationId::of(&authority, Verb::Join);
@@ -139,7 +143,7 @@ fn nobody_but_an_operator_signs_a_ticket_or_an_order() {
 
 #[test]
 fn another_clusters_intent_is_refused() {
-    let (world, other) = (join_world(), join_world());
+    let (world, other) = (join_fixture(), join_fixture());
     assert_eq!(refused(&joining(&other), &world), IntentError::OtherCluster);
     let renamed = Intent { cluster: world.statement.cluster, ..joining(&other) };
     assert!(matches!(refused(&renamed, &world), IntentError::Grant(_)));
@@ -149,7 +153,7 @@ fn another_clusters_intent_is_refused() {
 
 #[test]
 fn the_newcomer_is_who_holds_ticket_and_key() {
-    let world = join_world();
+    let world = join_fixture();
     // Another key signs the envelope around the newcomer's record.
     let thief = SigningKey::generate();
     let intent = Intent { redeem: Some(redeem(&world).sign(&thief)), ..joining(&world) };
@@ -178,7 +182,7 @@ fn the_newcomer_is_who_holds_ticket_and_key() {
 
 #[test]
 fn a_tickets_bindings_hold() {
-    let mut world = join_world();
+    let mut world = join_fixture();
     world.grant.name = Some("db-9".parse().unwrap());
     let name = refused(&joining(&world), &world);
     assert!(matches!(name, IntentError::Record(RecordError::OtherName { .. })), "{name}");
@@ -190,7 +194,7 @@ fn a_tickets_bindings_hold() {
 
 #[test]
 fn parts_that_were_not_signed_together_are_refused() {
-    let world = join_world();
+    let world = join_fixture();
     let without = Intent { redeem: None, ..joining(&world) };
     assert!(matches!(refused(&without, &world), IntentError::Mismatch(_)));
     let with = Intent { redeem: joining(&world).redeem, ..ordered(&world, remove()) };
@@ -209,21 +213,27 @@ fn parts_that_were_not_signed_together_are_refused() {
 
 #[test]
 fn an_intent_has_the_one_name_that_its_signed_bytes_give_it() {
-    let world = join_world();
+    let world = join_fixture();
     let other = Intent { operation: OperationId([7; 16]), ..joining(&world) };
-    assert_eq!(refused(&other, &world), IntentError::OtherName);
-    let of_step = OperationId::of_step(&joining(&world).authority, Step::Add);
+    assert_eq!(refused(&other, &world), IntentError::OtherOperation);
+    let of_step = OperationId::of_step(&joining(&world).authority, IntentStep::Add);
     assert_eq!(
         refused(&Intent { operation: of_step, ..joining(&world) }, &world),
-        IntentError::OtherName
+        IntentError::OtherOperation
     );
 }
 
 #[test]
 fn every_verb_and_step_has_a_name_of_its_own() {
-    let world = join_world();
+    let world = join_fixture();
     let (first, second) = (joining(&world).authority, ordered(&world, remove()).authority);
-    let steps = [Step::Add, Step::Promote, Step::Remove, Step::Update, Step::TakeOut];
+    let steps = [
+        IntentStep::Add,
+        IntentStep::Promote,
+        IntentStep::Remove,
+        IntentStep::Update,
+        IntentStep::RemoveLearner,
+    ];
     let mut names = Vec::new();
     for authority in [&first, &second] {
         names.extend(Verb::ALL.map(|verb| OperationId::of(authority, verb)));
@@ -237,7 +247,7 @@ fn every_verb_and_step_has_a_name_of_its_own() {
 
 #[test]
 fn a_service_can_t_give_an_intent_a_longer_life() {
-    let world = join_world();
+    let world = join_fixture();
     let long = Intent { expires_at: joining(&world).expires_at + 1, ..joining(&world) };
     assert_eq!(refused(&long, &world), IntentError::TooLong);
     let long = Intent { expires_at: 1_901, ..ordered(&world, remove()) };
@@ -246,24 +256,24 @@ fn a_service_can_t_give_an_intent_a_longer_life() {
 
 #[test]
 fn it_is_begun_in_its_time_or_not_at_all() {
-    let world = join_world();
+    let world = join_fixture();
     let intent = Intent { expires_at: 1_500, ..joining(&world) };
     let verified = VerifiedIntent::verify(&intent, &world.chain()).unwrap();
-    let at = |service| verified.untimely(service, 1_000);
+    let at = |service| verified.time_error(service, 1_000);
     assert_eq!(at(1_000), None);
     assert_eq!(at(1_499), None);
-    assert_eq!(at(1_500), Some(UntimelyIntent::Over));
+    assert_eq!(at(1_500), Some(IntentTimeError::Over));
     assert_eq!(at(1_000 - ISSUER_SKEW_SECONDS), None);
-    assert_eq!(at(999 - ISSUER_SKEW_SECONDS), Some(UntimelyIntent::NotYet));
+    assert_eq!(at(999 - ISSUER_SKEW_SECONDS), Some(IntentTimeError::NotYet));
 }
 
 #[test]
 fn a_service_whose_clock_goes_back_keeps_nothing_alive() {
-    let world = join_world();
+    let world = join_fixture();
     let intent = Intent { expires_at: 1_500, ..joining(&world) };
     let verified = VerifiedIntent::verify(&intent, &world.chain()).unwrap();
-    let own = |own| verified.untimely(1_000, own);
-    let ahead = UntimelyIntent::ClockAhead { seconds: 500 + ISSUER_SKEW_SECONDS };
+    let own = |own| verified.time_error(1_000, own);
+    let ahead = IntentTimeError::ClockAhead { seconds: 500 + ISSUER_SKEW_SECONDS };
     assert_eq!(own(1_500 + ISSUER_SKEW_SECONDS), Some(ahead));
     assert!(ahead.to_string().contains("clock is 620 s ahead"), "{ahead}");
     assert_eq!(own(1_499 + ISSUER_SKEW_SECONDS), None, "clocks differ a little");
@@ -274,8 +284,9 @@ fn a_service_whose_clock_goes_back_keeps_nothing_alive() {
 /// change.
 #[test]
 fn names_stay_what_they_are() {
-    let jws = Jws::sign(Typ::Order, &SigningKey::from_seed(&[7; 32]), &());
-    let names = [OperationId::of(&jws, Verb::Remove), OperationId::of_step(&jws, Step::Remove)];
+    let jws = Jws::sign(JwsType::Order, &SigningKey::from_seed(&[7; 32]), &());
+    let names =
+        [OperationId::of(&jws, Verb::Remove), OperationId::of_step(&jws, IntentStep::Remove)];
     let names = names.map(|name| name.to_string());
     assert_eq!(names, ["18429f1f2b145fbddc1754084c882159", "988a18cf998369bd11215ff8cce4c23b"]);
 }

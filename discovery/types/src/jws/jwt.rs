@@ -16,7 +16,7 @@ use jsonwebtoken::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{JwsError, Typ};
+use super::{JwsError, JwsType};
 use crate::key::{PublicKey, SigningKey};
 use crate::strict::Strict;
 
@@ -41,7 +41,7 @@ pub struct Parties<'a> {
 }
 
 /// Signs `payload`, and returns the compact form.
-pub(super) fn encode<T: Serialize>(typ: Typ, key: &SigningKey, payload: &T) -> String {
+pub(super) fn encode<T: Serialize>(typ: JwsType, key: &SigningKey, payload: &T) -> String {
     install();
     let mut header = Header::new(Algorithm::EdDSA);
     header.typ = Some(typ.as_str().to_owned());
@@ -165,7 +165,7 @@ mod tests {
     fn each_claim_of_a_jwt_is_required_and_compared() {
         let key = SigningKey::generate();
         let read = |claims: &Value| {
-            let compact = encode(Typ::Access, &key, claims);
+            let compact = encode(JwsType::Access, &key, claims);
             decode::<Value>(&compact, key.public(), Some(PARTIES))
         };
         assert_eq!(read(&claims()), Ok(claims()));

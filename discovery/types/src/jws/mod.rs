@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use jwt::Parties;
-pub use typ::Typ;
+pub use typ::JwsType;
 
 use crate::digest::Digest;
 use crate::key::{KeyId, PublicKey, SigningKey};
@@ -45,11 +45,11 @@ pub enum JwsError {
     Header(String),
     /// A signed message of another kind than the one expected here.
     #[error("expected a {expected}, got a {found}")]
-    WrongTyp {
+    WrongType {
         /// Kind of message that is expected here.
-        expected: Typ,
+        expected: JwsType,
         /// Kind of message that was found.
-        found: Typ,
+        found: JwsType,
     },
     /// The message is signed by a key that may not sign it.
     #[error("signed by key {0}, which may not sign this")]
@@ -69,17 +69,17 @@ pub enum JwsError {
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Jws {
     text: String,
-    typ: Typ,
+    typ: JwsType,
     kid: KeyId,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Header {
+struct JoseHeader {
     /// Algorithm of the signature, read so that no other one passes.
     #[serde(rename = "alg")]
     _algorithm: Algorithm,
-    typ: Typ,
+    typ: JwsType,
     kid: KeyId,
 }
 
@@ -91,12 +91,12 @@ enum Algorithm {
 
 impl Jws {
     /// Signs `payload` as a message of kind `typ`.
-    pub fn sign<T: Serialize>(typ: Typ, key: &SigningKey, payload: &T) -> Self {
+    pub fn sign<T: Serialize>(typ: JwsType, key: &SigningKey, payload: &T) -> Self {
         Self { text: jwt::encode(typ, key, payload), typ, kid: key.key_id() }
     }
 
     /// Returns the kind of message that the header claims.
-    pub fn typ(&self) -> Typ {
+    pub fn typ(&self) -> JwsType {
         self.typ
     }
 
@@ -116,14 +116,18 @@ impl Jws {
     }
 
     /// Checks kind, key and signature, then reads the payload.
-    pub fn verify<T: DeserializeOwned>(&self, typ: Typ, key: &PublicKey) -> Result<T, JwsError> {
+    pub fn verify<T: DeserializeOwned>(
+        &self,
+        typ: JwsType,
+        key: &PublicKey,
+    ) -> Result<T, JwsError> {
         self.verify_by(typ, [key], None)
     }
 
     /// Works as [`Jws::verify`], with the key looked up among `allowed` by the header's `kid`.
     pub fn verify_any<'k, T: DeserializeOwned>(
         &self,
-        typ: Typ,
+        typ: JwsType,
         allowed: impl IntoIterator<Item = &'k PublicKey>,
     ) -> Result<T, JwsError> {
         self.verify_by(typ, allowed, None)
@@ -133,7 +137,7 @@ impl Jws {
     /// `parties`, and there must be an `exp`, which the caller judges.
     pub fn verify_jwt<'k, T: DeserializeOwned>(
         &self,
-        typ: Typ,
+        typ: JwsType,
         allowed: impl IntoIterator<Item = &'k PublicKey>,
         parties: Parties<'_>,
     ) -> Result<T, JwsError> {
@@ -142,7 +146,7 @@ impl Jws {
 
     fn verify_by<'k, T: DeserializeOwned>(
         &self,
-        typ: Typ,
+        typ: JwsType,
         allowed: impl IntoIterator<Item = &'k PublicKey>,
         parties: Option<Parties<'_>>,
     ) -> Result<T, JwsError> {
@@ -156,18 +160,18 @@ impl Jws {
 
     /// Returns the payload as claimed, for looking up what it must be verified with. **Proves
     /// nothing.**
-    pub fn claims_unverified<T: DeserializeOwned>(&self, typ: Typ) -> Result<T, JwsError> {
+    pub fn claims_unverified<T: DeserializeOwned>(&self, typ: JwsType) -> Result<T, JwsError> {
         self.expect(typ)?;
         let part = self.text.split('.').nth(1).ok_or(JwsError::Malformed)?;
         let bytes = BASE64URL_NOPAD.decode(part.as_bytes()).map_err(|_| JwsError::Malformed)?;
         strict::from_slice(&bytes).map_err(|error| JwsError::Payload(error.to_string()))
     }
 
-    fn expect(&self, typ: Typ) -> Result<(), JwsError> {
+    fn expect(&self, typ: JwsType) -> Result<(), JwsError> {
         if self.typ == typ {
             Ok(())
         } else {
-            Err(JwsError::WrongTyp { expected: typ, found: self.typ })
+            Err(JwsError::WrongType { expected: typ, found: self.typ })
         }
     }
 }
@@ -187,7 +191,7 @@ impl FromStr for Jws {
         };
         let decode =
             |part: &str| BASE64URL_NOPAD.decode(part.as_bytes()).map_err(|_| JwsError::Malformed);
-        let header: Header = strict::from_slice(&decode(header)?)
+        let header: JoseHeader = strict::from_slice(&decode(header)?)
             .map_err(|error| JwsError::Header(error.to_string()))?;
         if text.len() > header.typ.max_bytes() {
             return Err(JwsError::TooLong { limit: header.typ.max_bytes() });

@@ -30,30 +30,30 @@ fn header(key: &SigningKey) -> Value {
 #[test]
 fn what_is_signed_verifies_and_keeps_its_bytes() {
     let key = SigningKey::generate();
-    let jws = Jws::sign(Typ::Ack, &key, &payload());
+    let jws = Jws::sign(JwsType::Ack, &key, &payload());
     let again: Jws = jws.as_str().parse().unwrap();
-    assert_eq!((again.typ(), again.kid()), (Typ::Ack, &key.key_id()));
+    assert_eq!((again.typ(), again.kid()), (JwsType::Ack, &key.key_id()));
     assert_eq!(again.hash(), Digest::of(jws.as_str().as_bytes()));
-    assert_eq!(again.verify(Typ::Ack, key.public()), Ok(payload()));
+    assert_eq!(again.verify(JwsType::Ack, key.public()), Ok(payload()));
 }
 
 #[test]
 fn a_message_of_another_kind_is_refused() {
     let key = SigningKey::generate();
-    let jws = Jws::sign(Typ::Release, &key, &payload());
-    let refused = JwsError::WrongTyp { expected: Typ::Ack, found: Typ::Release };
-    assert_eq!(jws.verify::<Payload>(Typ::Ack, key.public()), Err(refused.clone()));
-    assert_eq!(jws.claims_unverified::<Payload>(Typ::Ack), Err(refused));
+    let jws = Jws::sign(JwsType::Release, &key, &payload());
+    let refused = JwsError::WrongType { expected: JwsType::Ack, found: JwsType::Release };
+    assert_eq!(jws.verify::<Payload>(JwsType::Ack, key.public()), Err(refused.clone()));
+    assert_eq!(jws.claims_unverified::<Payload>(JwsType::Ack), Err(refused));
 }
 
 #[test]
 fn a_key_that_is_not_listed_is_refused() {
     let (key, other) = (SigningKey::generate(), SigningKey::generate());
-    let jws = Jws::sign(Typ::Ack, &key, &payload());
+    let jws = Jws::sign(JwsType::Ack, &key, &payload());
     let unknown = Err(JwsError::UnknownKey(key.key_id()));
-    assert_eq!(jws.verify::<Payload>(Typ::Ack, other.public()), unknown);
-    assert_eq!(jws.verify_any::<Payload>(Typ::Ack, [other.public()]), unknown);
-    assert_eq!(jws.verify_any(Typ::Ack, [other.public(), key.public()]), Ok(payload()));
+    assert_eq!(jws.verify::<Payload>(JwsType::Ack, other.public()), unknown);
+    assert_eq!(jws.verify_any::<Payload>(JwsType::Ack, [other.public()]), unknown);
+    assert_eq!(jws.verify_any(JwsType::Ack, [other.public(), key.public()]), Ok(payload()));
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_foreign_signature_under_a_listed_kid_is_refused() {
     let (key, thief) = (SigningKey::generate(), SigningKey::generate());
     let text = forge(&thief, &header(&key).to_string(), r#"{"text":"x","exp":1}"#);
     let jws: Jws = text.parse().unwrap();
-    assert_eq!(jws.verify::<Payload>(Typ::Ack, key.public()), Err(JwsError::BadSignature));
+    assert_eq!(jws.verify::<Payload>(JwsType::Ack, key.public()), Err(JwsError::BadSignature));
 }
 
 /// RFC 8725, sections 2 and 3: each of these headers has a valid signature, and is refused.
@@ -144,7 +144,7 @@ fn payloads_with_strange_members_are_refused() {
         "\u{0}",
     ] {
         let jws: Jws = forge(&key, &header, body).parse().unwrap();
-        let refused = jws.verify::<Payload>(Typ::Ack, key.public());
+        let refused = jws.verify::<Payload>(JwsType::Ack, key.public());
         assert!(matches!(refused, Err(JwsError::Payload(_))), "{body}: {refused:?}");
     }
 }
@@ -152,7 +152,7 @@ fn payloads_with_strange_members_are_refused() {
 #[test]
 fn only_one_spelling_of_the_bytes_is_read() {
     let key = SigningKey::generate();
-    let jws = Jws::sign(Typ::Ack, &key, &payload());
+    let jws = Jws::sign(JwsType::Ack, &key, &payload());
     let parts: Vec<_> = jws.as_str().split('.').collect();
     let (h, p, s) = (parts[0], parts[1], parts[2]);
     for text in [
@@ -179,7 +179,7 @@ fn only_one_spelling_of_the_bytes_is_read() {
 #[test]
 fn bits_after_the_signature_are_refused() {
     let key = SigningKey::generate();
-    let text = Jws::sign(Typ::Ack, &key, &payload()).as_str().to_owned();
+    let text = Jws::sign(JwsType::Ack, &key, &payload()).as_str().to_owned();
     let alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let last = alphabet.find(text.chars().next_back().unwrap()).unwrap();
     let other = alphabet.as_bytes()[last | 1] as char;
@@ -194,15 +194,15 @@ fn length_is_bounded_before_anything_is_decoded() {
     assert_eq!(junk.parse::<Jws>(), Err(JwsError::TooLong { limit: MAX_JWS }));
     let key = SigningKey::generate();
     let long = Payload { text: "x".repeat(4096), exp: 1 };
-    let jws = Jws::sign(Typ::Ack, &key, &long);
-    let limit = Typ::Ack.max_bytes();
+    let jws = Jws::sign(JwsType::Ack, &key, &long);
+    let limit = JwsType::Ack.max_bytes();
     assert_eq!(jws.as_str().parse::<Jws>(), Err(JwsError::TooLong { limit }));
 }
 
 #[test]
 fn debug_shows_no_bearer_token() {
     let key = SigningKey::generate();
-    let jws = Jws::sign(Typ::Access, &key, &payload());
+    let jws = Jws::sign(JwsType::Access, &key, &payload());
     assert!(!format!("{jws:?}").contains(jws.as_str().rsplit('.').next().unwrap()));
 }
 
@@ -210,14 +210,14 @@ proptest! {
     #[test]
     fn any_one_changed_byte_is_noticed(at in 0usize..300, to in "[A-Za-z0-9._-]") {
         let key = SigningKey::from_seed(&[1; 32]);
-        let text = Jws::sign(Typ::Ack, &key, &payload()).as_str().to_owned();
+        let text = Jws::sign(JwsType::Ack, &key, &payload()).as_str().to_owned();
         let at = at % text.len();
         let mut changed = text.clone();
         changed.replace_range(at..=at, &to);
         prop_assume!(changed != text);
         let verified = changed
             .parse::<Jws>()
-            .and_then(|jws| jws.verify::<Payload>(Typ::Ack, key.public()));
+            .and_then(|jws| jws.verify::<Payload>(JwsType::Ack, key.public()));
         prop_assert!(verified.is_err());
     }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Kind of a JWS, as its `typ` says. A signature made for one purpose is worth nothing for another
 /// (RFC 8725, section 3.11).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Typ {
+pub enum JwsType {
     /// Statement that says what a cluster is; signed by an owner.
     #[serde(rename = "muster-statement+jwt")]
     Statement,
@@ -55,25 +55,25 @@ pub enum Typ {
     Access,
 }
 
-impl Typ {
+impl JwsType {
     /// Returns the text that stands in the header.
     pub fn as_str(self) -> &'static str {
         match self {
-            Typ::Statement => "muster-statement+jwt",
-            Typ::Grant => "muster-grant+jwt",
-            Typ::Record => "muster-record+jwt",
-            Typ::Endorsement => "muster-endorsement+jwt",
-            Typ::Redeem => "muster-redeem+jwt",
-            Typ::Ack => "muster-ack+jwt",
-            Typ::Release => "muster-release+jwt",
-            Typ::Document => "muster-document+jwt",
-            Typ::Admin => "muster-admin+jwt",
-            Typ::Retire => "muster-retire+jwt",
-            Typ::Unretire => "muster-unretire+jwt",
-            Typ::Order => "muster-order+jwt",
-            Typ::Recovery => "muster-recovery+jwt",
-            Typ::Assertion => "muster-assertion+jwt",
-            Typ::Access => "at+jwt",
+            JwsType::Statement => "muster-statement+jwt",
+            JwsType::Grant => "muster-grant+jwt",
+            JwsType::Record => "muster-record+jwt",
+            JwsType::Endorsement => "muster-endorsement+jwt",
+            JwsType::Redeem => "muster-redeem+jwt",
+            JwsType::Ack => "muster-ack+jwt",
+            JwsType::Release => "muster-release+jwt",
+            JwsType::Document => "muster-document+jwt",
+            JwsType::Admin => "muster-admin+jwt",
+            JwsType::Retire => "muster-retire+jwt",
+            JwsType::Unretire => "muster-unretire+jwt",
+            JwsType::Order => "muster-order+jwt",
+            JwsType::Recovery => "muster-recovery+jwt",
+            JwsType::Assertion => "muster-assertion+jwt",
+            JwsType::Access => "at+jwt",
         }
     }
 
@@ -81,26 +81,26 @@ impl Typ {
     /// so the sum must fit.
     pub fn max_bytes(self) -> usize {
         match self {
-            Typ::Document => super::MAX_JWS,
-            Typ::Statement => 24 * 1024,
-            Typ::Redeem => 12 * 1024,
-            Typ::Record => 4 * 1024,
-            Typ::Grant => 2 * 1024,
-            Typ::Endorsement
-            | Typ::Ack
-            | Typ::Release
-            | Typ::Admin
-            | Typ::Retire
-            | Typ::Unretire
-            | Typ::Order
-            | Typ::Recovery
-            | Typ::Assertion
-            | Typ::Access => 2 * 1024,
+            JwsType::Document => super::MAX_JWS,
+            JwsType::Statement => 24 * 1024,
+            JwsType::Redeem => 12 * 1024,
+            JwsType::Record => 4 * 1024,
+            JwsType::Grant => 2 * 1024,
+            JwsType::Endorsement
+            | JwsType::Ack
+            | JwsType::Release
+            | JwsType::Admin
+            | JwsType::Retire
+            | JwsType::Unretire
+            | JwsType::Order
+            | JwsType::Recovery
+            | JwsType::Assertion
+            | JwsType::Access => 2 * 1024,
         }
     }
 }
 
-impl fmt::Display for Typ {
+impl fmt::Display for JwsType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }

@@ -1,14 +1,14 @@
 use super::*;
-use crate::fixtures::World;
+use crate::fixtures::ClusterFixture;
 use crate::role::Role;
 
-fn order(world: &World) -> Order {
+fn order(world: &ClusterFixture) -> Order {
     Order {
         version: 1,
         id: Nonce::random(),
         cluster: world.statement.cluster,
         statement: world.chain().newest_hash(),
-        change: Change::Remove { member: MemberId::new(7) },
+        change: OrderedChange::Remove { member: MemberId::new(7) },
         planned_at: Some(12),
         issued_at: 1_000,
         expires_at: 1_900,
@@ -16,18 +16,18 @@ fn order(world: &World) -> Order {
     }
 }
 
-fn update(urls: &[&str]) -> Change {
+fn update(urls: &[&str]) -> OrderedChange {
     let peer_urls = urls.iter().map(|url| url.parse().unwrap()).collect();
-    Change::Update { member: MemberId::new(7), peer_urls }
+    OrderedChange::Update { member: MemberId::new(7), peer_urls }
 }
 
-fn verify(world: &World, order: &Order) -> Result<VerifiedOrder, OrderError> {
+fn verify(world: &ClusterFixture, order: &Order) -> Result<VerifiedOrder, OrderError> {
     VerifiedOrder::verify(&order.sign(&world.owner), &world.chain())
 }
 
 #[test]
 fn owners_and_operators_order_and_nobody_else() {
-    let mut world = World::new(3);
+    let mut world = ClusterFixture::new(3);
     world.statement.admins[1].roles = vec![Role::Operator];
     let wanted = order(&world);
     for key in [&world.owner, &world.issuer] {
@@ -49,14 +49,14 @@ fn owners_and_operators_order_and_nobody_else() {
 
 #[test]
 fn another_kind_of_message_is_no_order() {
-    let world = World::new(3);
-    let jws = Jws::sign(Typ::Retire, &world.owner, &order(&world));
+    let world = ClusterFixture::new(3);
+    let jws = Jws::sign(JwsType::Retire, &world.owner, &order(&world));
     assert!(matches!(VerifiedOrder::verify(&jws, &world.chain()), Err(OrderError::Jws(_))));
 }
 
 #[test]
 fn an_order_of_another_cluster_or_statement_is_refused() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let other = Order { cluster: Uuid::now_v7(), ..order(&world) };
     assert_eq!(verify(&world, &other).err(), Some(OrderError::OtherCluster));
     let other = Order { statement: Digest::of(b"other"), ..order(&world) };
@@ -65,7 +65,7 @@ fn an_order_of_another_cluster_or_statement_is_refused() {
 
 #[test]
 fn lives_reasons_and_versions_are_bounded() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     assert!(verify(&world, &order(&world)).is_ok());
     let invalid = [
         Order { expires_at: 1_901, ..order(&world) },
@@ -83,8 +83,8 @@ fn lives_reasons_and_versions_are_bounded() {
 
 #[test]
 fn a_member_moves_only_to_where_the_statement_allows() {
-    let mut world = World::new(3);
-    let moved = |world: &World, urls: &[&str]| {
+    let mut world = ClusterFixture::new(3);
+    let moved = |world: &ClusterFixture, urls: &[&str]| {
         verify(world, &Order { change: update(urls), ..order(world) })
     };
     let good = "https://10.0.0.9:2380";
@@ -100,7 +100,7 @@ fn a_member_moves_only_to_where_the_statement_allows() {
 
 #[test]
 fn an_order_reads_as_it_is_documented() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let text = serde_json::to_value(order(&world)).unwrap();
     assert_eq!(text["change"], serde_json::json!({"remove": {"member": "0000000000000007"}}));
     let text = serde_json::to_value(update(&["https://10.0.0.9:2380"])).unwrap();

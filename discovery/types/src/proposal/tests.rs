@@ -1,13 +1,13 @@
 use super::*;
-use crate::fixtures::World;
+use crate::fixtures::ClusterFixture;
 
-fn verify(world: &World, proposal: &Proposal) -> Result<VerifiedProposal, ProposalError> {
+fn verify(world: &ClusterFixture, proposal: &Proposal) -> Result<VerifiedProposal, ProposalError> {
     VerifiedProposal::verify(proposal, &world.chain())
 }
 
 #[test]
 fn a_proposal_of_valid_records_is_taken() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let verified = verify(&world, &world.proposal(1)).unwrap();
     assert_eq!(verified.seat_of(world.agents[2].public()), Some(3));
     assert_eq!(verified.seat_of(world.owner.public()), None);
@@ -16,7 +16,7 @@ fn a_proposal_of_valid_records_is_taken() {
 /// Builds the hash's input byte by byte, as the protocol defines it.
 #[test]
 fn the_hash_covers_statement_epoch_and_both_signatures_of_each_seat() {
-    let world = World::new(2);
+    let world = ClusterFixture::new(2);
     let proposal = world.proposal(258);
     let mut input = b"muster-proposal-1".to_vec();
     input.extend(world.statement.sign(&world.owner).hash().0);
@@ -32,7 +32,7 @@ fn the_hash_covers_statement_epoch_and_both_signatures_of_each_seat() {
 
 #[test]
 fn order_and_epoch_change_the_hash() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let proposal = world.proposal(1);
     let mut swapped = proposal.clone();
     swapped.seats.swap(0, 1);
@@ -43,7 +43,7 @@ fn order_and_epoch_change_the_hash() {
 
 #[test]
 fn a_record_of_a_foreign_token_names_its_seat() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let mut proposal = world.proposal(1);
     proposal.seats[1] = world.records[1].sign(&world.agents[1], &SigningKey::generate());
     let refused = verify(&world, &proposal);
@@ -52,7 +52,7 @@ fn a_record_of_a_foreign_token_names_its_seat() {
 
 #[test]
 fn a_key_has_one_seat() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let mut proposal = world.proposal(1);
     proposal.seats[2] = proposal.seats[0].clone();
     assert_eq!(verify(&world, &proposal).err(), Some(ProposalError::SameKey(1, 3)));
@@ -60,7 +60,7 @@ fn a_key_has_one_seat() {
 
 #[test]
 fn the_seats_are_as_many_as_the_size() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let mut proposal = world.proposal(1);
     proposal.seats.pop();
     let refused = ProposalError::Seats { found: 2, size: 3, epoch: 1 };
@@ -71,7 +71,7 @@ fn the_seats_are_as_many_as_the_size() {
 
 #[test]
 fn the_grants_are_those_that_the_records_name() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let missing = Proposal { grants: vec![], ..world.proposal(1) };
     assert_eq!(verify(&world, &missing).err(), Some(ProposalError::Grants));
     let mut twice = world.proposal(1);
@@ -84,7 +84,7 @@ fn the_grants_are_those_that_the_records_name() {
 
 #[test]
 fn a_join_ticket_gives_no_seat_in_a_list_that_forms() {
-    let mut world = World::new(1);
+    let mut world = ClusterFixture::new(1);
     let mut grant = world.grant.clone();
     (grant.kind, grant.expires_at) = (TokenKind::Join, grant.issued_at + 900);
     // The owner may sign either kind of grant, so nothing but the kind is wrong.
@@ -98,7 +98,7 @@ fn a_join_ticket_gives_no_seat_in_a_list_that_forms() {
 
 #[test]
 fn a_proposal_of_another_cluster_or_statement_is_refused() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let other = Proposal { cluster: Uuid::now_v7(), ..world.proposal(1) };
     assert_eq!(verify(&world, &other).err(), Some(ProposalError::OtherCluster));
     let other = Proposal { statement: Digest::of(b"x"), ..world.proposal(1) };
@@ -110,14 +110,14 @@ fn an_ack_is_no_release() {
     let agent = SigningKey::generate();
     let cluster = Uuid::now_v7();
     let release = Release { cluster, epoch: 4 }.sign(&agent);
-    assert!(matches!(Ack::verify(&release, agent.public()), Err(JwsError::WrongTyp { .. })));
+    assert!(matches!(Ack::verify(&release, agent.public()), Err(JwsError::WrongType { .. })));
     let verified = Release::verify(&release, agent.public());
     assert_eq!(verified, Ok(Release { cluster, epoch: 4 }));
 }
 
 #[test]
 fn more_seats_than_a_token_is_worth_are_refused() {
-    let mut world = World::new(3);
+    let mut world = ClusterFixture::new(3);
     world.grant.uses = 2;
     assert!(matches!(
         verify(&world, &world.proposal(1)),
@@ -127,14 +127,17 @@ fn more_seats_than_a_token_is_worth_are_refused() {
 
 #[test]
 fn a_seat_outlives_its_token_until_the_clusters_deadline_and_no_longer() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let verified = verify(&world, &world.proposal(1)).unwrap();
     let (from, to) = (world.grant.issued_at, world.grant.expires_at);
     let deadline = world.statement.deadline_seconds;
     for now in [from - 60, from, to, to + deadline] {
-        assert_eq!(verified.untimely(now), None, "{now}");
+        assert_eq!(verified.seat_with_time_error(now), None, "{now}");
     }
-    assert_eq!(verified.untimely(from - 600), Some((1, Untimely::NotYet)));
-    assert_eq!(verified.untimely(to + deadline + 600), Some((1, Untimely::LongOver)));
-    assert_eq!(verified.untimely(u64::MAX), Some((1, Untimely::LongOver)));
+    assert_eq!(verified.seat_with_time_error(from - 600), Some((1, GrantTimeError::NotYet)));
+    assert_eq!(
+        verified.seat_with_time_error(to + deadline + 600),
+        Some((1, GrantTimeError::LongOver))
+    );
+    assert_eq!(verified.seat_with_time_error(u64::MAX), Some((1, GrantTimeError::LongOver)));
 }

@@ -1,19 +1,19 @@
 use super::*;
-use crate::fixtures::World;
+use crate::fixtures::ClusterFixture;
 
-fn verify(world: &World, signed: &SignedRecord) -> Result<VerifiedRecord, RecordError> {
+fn verify(world: &ClusterFixture, signed: &SignedRecord) -> Result<VerifiedRecord, RecordError> {
     VerifiedRecord::verify(signed, &world.verified_grant(), &world.statement.permissions)
 }
 
 fn changed(change: impl Fn(&mut Record)) -> Result<VerifiedRecord, RecordError> {
-    let mut world = World::new(1);
+    let mut world = ClusterFixture::new(1);
     change(&mut world.records[0]);
     verify(&world, &world.signed(0))
 }
 
 #[test]
 fn a_record_with_both_signatures_is_taken() {
-    let world = World::new(1);
+    let world = ClusterFixture::new(1);
     let verified = verify(&world, &world.signed(0)).unwrap();
     assert_eq!(verified.agent_id(), world.agents[0].key_id());
     assert_eq!(verified.hash(), world.signed(0).record.hash());
@@ -22,7 +22,7 @@ fn a_record_with_both_signatures_is_taken() {
 
 #[test]
 fn without_the_tokens_key_there_is_no_endorsement() {
-    let world = World::new(1);
+    let world = ClusterFixture::new(1);
     let thief = SigningKey::generate();
     let signed = world.records[0].sign(&world.agents[0], &thief);
     let unknown = JwsError::UnknownKey(thief.key_id());
@@ -31,7 +31,7 @@ fn without_the_tokens_key_there_is_no_endorsement() {
 
 #[test]
 fn a_record_must_be_signed_by_the_key_in_it() {
-    let world = World::new(1);
+    let world = ClusterFixture::new(1);
     let thief = SigningKey::generate();
     let signed = world.records[0].sign(&thief, world.token.key());
     let unknown = JwsError::UnknownKey(thief.key_id());
@@ -40,7 +40,7 @@ fn a_record_must_be_signed_by_the_key_in_it() {
 
 #[test]
 fn an_endorsement_of_another_record_is_refused() {
-    let world = World::new(2);
+    let world = ClusterFixture::new(2);
     let mixed =
         SignedRecord { record: world.signed(0).record, endorsement: world.signed(1).endorsement };
     assert_eq!(
@@ -59,7 +59,7 @@ fn a_record_under_another_grant_or_cluster_is_refused() {
 
 #[test]
 fn a_token_is_no_agent() {
-    let mut world = World::new(1);
+    let mut world = ClusterFixture::new(1);
     world.records[0].agent_key = *world.token.public();
     let signed = world.records[0].sign(world.token.key(), world.token.key());
     let refused = verify(&world, &signed);
@@ -74,7 +74,7 @@ fn loopback_and_low_ports_need_permission() {
     let low: NodeUrl = "https://10.0.0.1:443".parse().unwrap();
     let refused = changed(|r| r.client_urls = vec![low.clone()]);
     assert_eq!(refused.err(), Some(RecordError::LowPort(low.clone())));
-    let mut world = World::new(1);
+    let mut world = ClusterFixture::new(1);
     world.records[0].peer_urls = vec![url];
     world.records[0].client_urls = vec![low];
     let all = Permissions { loopback: true, low_ports: true, ..Default::default() };
@@ -101,7 +101,7 @@ fn urls_are_few_and_differ() {
 
 #[test]
 fn a_bound_grant_takes_its_name_and_zone_only() {
-    let mut world = World::new(1);
+    let mut world = ClusterFixture::new(1);
     world.grant.name = Some("db-9".parse().unwrap());
     let refused = verify(&world, &world.signed(0));
     assert!(matches!(refused, Err(RecordError::OtherName { .. })), "{refused:?}");
@@ -130,7 +130,7 @@ fn machine_facts_are_short_and_printable() {
 
 #[test]
 fn the_largest_record_fits_its_bound() {
-    let mut world = World::new(1);
+    let mut world = ClusterFixture::new(1);
     let record = &mut world.records[0];
     let long = "a".repeat(59);
     let url = |i: usize| -> NodeUrl {
@@ -148,7 +148,7 @@ fn the_largest_record_fits_its_bound() {
 
 #[test]
 fn a_token_for_some_addresses_seats_nobody_else() {
-    let mut world = World::new(1);
+    let mut world = ClusterFixture::new(1);
     for (block, taken) in [("10.0.0.0/24", true), ("10.0.1.0/24", false), ("fd00::/8", false)] {
         world.grant.cidrs = vec![block.parse().unwrap()];
         let verified = verify(&world, &world.signed(0));

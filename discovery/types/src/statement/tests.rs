@@ -1,5 +1,5 @@
 use super::*;
-use crate::fixtures::{TestCa, World};
+use crate::fixtures::{ClusterFixture, TestCa};
 use crate::role::Role;
 
 type Change<'a> = (&'static str, Box<dyn Fn(&mut Statement) + 'a>);
@@ -10,7 +10,7 @@ fn next(last: &Statement, hash: Digest) -> Statement {
 
 #[test]
 fn a_chain_goes_on_by_the_owners_of_the_last_one() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let heir = SigningKey::generate();
     let first = world.statement.sign(&world.owner);
     let mut second = next(&world.statement, first.hash());
@@ -29,7 +29,7 @@ fn a_chain_goes_on_by_the_owners_of_the_last_one() {
 
 #[test]
 fn a_chain_of_another_owner_is_foreign() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let other = SigningKey::generate();
     let chain = world.chain().jws();
     let refused = StatementChain::verify_from_owners(&chain, &[*other.public()]);
@@ -38,7 +38,7 @@ fn a_chain_of_another_owner_is_foreign() {
 
 #[test]
 fn who_began_a_chain_is_looked_up_before_any_signature() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let stranger = SigningKey::generate();
     // No signature check would let the second link pass.
     let chain = [world.statement.sign(&stranger), world.statement.sign(&stranger)];
@@ -48,7 +48,7 @@ fn who_began_a_chain_is_looked_up_before_any_signature() {
 
 #[test]
 fn a_statement_signed_by_a_lesser_admin_is_refused() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let chain = [world.statement.sign(&world.issuer)];
     let refused = StatementChain::verify_from_owners(&chain, &[*world.issuer.public()]);
     assert!(matches!(refused, Err(StatementError::Jws { seq: 0, .. })), "{refused:?}");
@@ -56,14 +56,14 @@ fn a_statement_signed_by_a_lesser_admin_is_refused() {
 
 #[test]
 fn an_agent_takes_the_chain_that_holds_its_pin_and_no_other() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let chain = world.chain();
     let pin = chain.newest_hash();
     let mut longer = chain.clone();
     longer.append(&next(&world.statement, pin).sign(&world.owner)).unwrap();
     assert!(StatementChain::verify_from_pin(&chain.jws(), &pin).is_ok());
     assert!(StatementChain::verify_from_pin(&longer.jws(), &pin).is_ok());
-    let foreign = World::new(3).chain().jws();
+    let foreign = ClusterFixture::new(3).chain().jws();
     let refused = StatementChain::verify_from_pin(&foreign, &pin);
     assert_eq!(refused.err(), Some(StatementError::NotPinned));
     let cut = StatementChain::verify_from_pin(&longer.jws()[1..], &pin);
@@ -72,7 +72,7 @@ fn an_agent_takes_the_chain_that_holds_its_pin_and_no_other() {
 
 #[test]
 fn what_is_fixed_stays() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let chain = world.chain();
     let good = next(&world.statement, chain.newest_hash());
     let other_ca = TestCa::new("other").pem;
@@ -97,7 +97,7 @@ fn what_is_fixed_stays() {
 
 #[test]
 fn statements_that_no_cluster_can_have_are_refused() {
-    let world = World::new(3);
+    let world = ClusterFixture::new(3);
     let changes: [Change<'_>; 10] = [
         ("version", Box::new(|s| s.version = 2)),
         ("uuid", Box::new(|s| s.cluster = Uuid::nil())),
@@ -122,7 +122,7 @@ fn statements_that_no_cluster_can_have_are_refused() {
 
 #[test]
 fn a_leaf_certificate_is_no_ca() {
-    let world = World::new(1);
+    let world = ClusterFixture::new(1);
     assert_eq!(ca_der(&world.leaves(0).peer), None);
     assert_eq!(ca_der(&format!("{0}{0}", world.statement.peer_ca)), None);
     assert!(ca_der(&world.statement.peer_ca).is_some());
@@ -130,7 +130,7 @@ fn a_leaf_certificate_is_no_ca() {
 
 #[test]
 fn the_length_of_a_chain_is_bounded() {
-    let world = World::new(1);
+    let world = ClusterFixture::new(1);
     let first = world.statement.sign(&world.owner);
     assert_eq!(StatementChain::verify_links(&[]).err(), Some(StatementError::Length));
     let many = vec![first; MAX_CHAIN + 1];
@@ -139,7 +139,7 @@ fn the_length_of_a_chain_is_bounded() {
 
 #[test]
 fn the_largest_statement_fits_its_bound() {
-    let mut world = World::new(9);
+    let mut world = ClusterFixture::new(9);
     let name = |i: usize| format!("{i:0>63}").parse().unwrap();
     let admin = |i| Admin {
         key: *SigningKey::generate().public(),

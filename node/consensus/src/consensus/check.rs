@@ -47,7 +47,7 @@ impl Consensus {
         if message.to != self.member {
             return Err(StepError::NotForUs { to: message.to });
         }
-        if !self.may_say(message.from, message.kind) {
+        if !self.may_send(message.from, message.kind) {
             return Err(StepError::NotAMember { from: message.from });
         }
         if message.term != 0 && message.term < self.raw.raft.term {
@@ -91,7 +91,7 @@ impl Consensus {
                 if !message.reject && message.index > log.last_index() {
                     return impossible("it acknowledges entries that were never sent");
                 }
-                return Ok(self.mend_rejection(&mut message).then_some(message));
+                return Ok(self.correct_rejection(&mut message).then_some(message));
             }
             _ => {}
         }
@@ -102,7 +102,7 @@ impl Consensus {
     /// know members added meanwhile. One of those may be the leader, or need this member's vote. A
     /// Raft server accepts both from servers that are not in its configuration (Raft dissertation
     /// 4.1). The transport decides which peers may connect at all.
-    fn may_say(&self, from: u64, kind: MessageKind) -> bool {
+    fn may_send(&self, from: u64, kind: MessageKind) -> bool {
         let anybody = matches!(
             kind,
             MessageKind::Append
@@ -128,7 +128,7 @@ impl Consensus {
     /// Corrects a rejection for the library. One at or below the index that the peer is known to
     /// have is late, and is dropped. A hint below that index is raised to it: raft 0.7.0 would send
     /// again what the peer has. Returns false if the message is to be dropped.
-    fn mend_rejection(&mut self, message: &mut Message) -> bool {
+    fn correct_rejection(&mut self, message: &mut Message) -> bool {
         if !message.reject || message.request_snapshot != 0 {
             return true;
         }

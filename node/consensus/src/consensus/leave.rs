@@ -3,7 +3,7 @@
 use raft::StateRole;
 
 use super::Consensus;
-use crate::convert::message_in;
+use crate::convert::message_to_raft;
 use crate::{Message, MessageKind};
 
 impl Consensus {
@@ -16,14 +16,14 @@ impl Consensus {
     /// removed. Until then it votes, acknowledges appends, and says what is committed. A member
     /// that was told by another leader may leave, because that leader knows.
     pub fn has_left(&self) -> bool {
-        !self.members.contains(self.member) && !self.stays
+        !self.members.contains(self.member) && !self.stays_after_removal
     }
 
     /// Records, while this member is the leader, the commit index as its own finding.
-    pub(super) fn note_found(&mut self) {
+    pub(super) fn record_own_commit(&mut self) {
         let raft = &self.raw.raft;
         if raft.state == StateRole::Leader {
-            (self.led, self.found) = (Some(raft.term), raft.raft_log.committed);
+            (self.last_led_term, self.own_commit) = (Some(raft.term), raft.raft_log.committed);
         }
     }
 
@@ -33,17 +33,18 @@ impl Consensus {
     /// candidate may be unable to win without its vote. The removed leader then sends what is
     /// committed, which it may do as the leader of its last term. Afterwards the candidate counts
     /// majorities without it.
-    pub(super) fn ask_for_vote(&mut self, asked: Message) {
+    pub(super) fn handle_vote_request(&mut self, asked: Message) {
         let (to, index, log_term) = (asked.from, asked.index, asked.log_term);
-        let _ = self.raw.step(message_in(asked));
+        let _ = self.raw.step(message_to_raft(asked));
         let raft = &self.raw.raft;
-        let last_led = self.led.filter(|term| self.stays && raft.term == *term);
+        let last_led =
+            self.last_led_term.filter(|term| self.stays_after_removal && raft.term == *term);
         // This member made the last entry of that log in its last term, so that log is a prefix of
         // its own.
         if last_led == Some(log_term) && index < raft.raft_log.last_index() {
             let commit = raft.raft_log.committed.min(index);
             let told = Message::new(MessageKind::Heartbeat, self.member, to);
-            self.saying.push(Message { term: log_term, commit, ..told });
+            self.own_messages.push(Message { term: log_term, commit, ..told });
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::{ConfChange, Members};
 /// Returns a follower, member 2 of three, that was sent a snapshot which is not installed yet.
 fn restoring() -> Consensus {
     let members = Members { voters: vec![1, 2, 3], learners: Vec::new() };
-    let initial = Initial { members: members.clone(), ..Initial::default() };
+    let initial = InitialState { members: members.clone(), ..InitialState::default() };
     let mut follower = Consensus::new(&Config::new(2, 1, 7), &initial).unwrap();
     let at = Position { index: 38, term: 3 };
     follower
@@ -34,8 +34,8 @@ fn who_takes_over_a_snapshot_does_not_stand_for_election() {
     follower.campaign();
     assert_eq!(follower.status().role, Role::Follower);
 
-    follower.persisted(1);
-    follower.applied(38);
+    follower.report_persisted(1);
+    follower.report_applied(38);
     for _ in 0..100 {
         follower.tick();
     }
@@ -48,9 +48,9 @@ fn run(member: &mut Consensus) -> Vec<Message> {
     while member.has_ready() {
         let ready = member.ready();
         said.extend(ready.messages.into_iter().chain(ready.after_persist));
-        member.persisted(ready.number);
+        member.report_persisted(ready.number);
         if let Some(last) = ready.committed.last() {
-            member.applied(last.index);
+            member.report_applied(last.index);
         }
     }
     said
@@ -71,13 +71,13 @@ fn agrees(to: &Message) -> Option<Message> {
 /// Returns member 1 as the settled leader of two.
 fn leader() -> Consensus {
     let members = Members { voters: vec![1, 2], learners: Vec::new() };
-    let initial = Initial { members, ..Initial::default() };
+    let initial = InitialState { members, ..InitialState::default() };
     let mut leader = Consensus::new(&Config::new(1, 1, 7), &initial).unwrap();
     leader.campaign();
     loop {
         let answers: Vec<_> = run(&mut leader).iter().filter_map(agrees).collect();
         if answers.is_empty() {
-            assert!(leader.may_change(), "{:?}", leader.status());
+            assert!(leader.may_change_members(), "{:?}", leader.status());
             return leader;
         }
         answers.into_iter().for_each(|answer| leader.step(answer).unwrap());
@@ -103,7 +103,7 @@ fn nobody_hears_of_a_committed_change_before_the_leaders_disk() {
     (0..5).for_each(|_| leader.tick());
     assert!(!leader.has_ready(), "nor by what it says next");
 
-    leader.persisted(ready.number);
+    leader.report_persisted(ready.number);
     assert!(ready.after_persist.iter().any(|message| message.commit == change));
     let committed = leader.ready().committed;
     assert_eq!(committed.iter().map(|entry| entry.index).collect::<Vec<_>>(), [change]);
@@ -126,7 +126,7 @@ fn other_entries_wait_for_no_disk_once_they_are_committed() {
 #[test]
 fn a_learner_hears_of_no_term_before_the_only_voters_disk() {
     let members = Members { voters: vec![1], learners: vec![2] };
-    let initial = Initial { members, ..Initial::default() };
+    let initial = InitialState { members, ..InitialState::default() };
     let mut leader = Consensus::new(&Config::new(1, 1, 7), &initial).unwrap();
     leader.campaign();
     let ready = leader.ready();
@@ -137,7 +137,7 @@ fn a_learner_hears_of_no_term_before_the_only_voters_disk() {
     leader.propose_many(EntryKind::Normal, vec![Bytes::from_static(b"x")], 0).unwrap();
     (0..5).for_each(|_| leader.tick());
     assert!(!leader.has_ready(), "{:?}", leader.ready().messages);
-    leader.persisted(ready.number);
+    leader.report_persisted(ready.number);
     leader.step(probed).unwrap();
     let shown = run(&mut leader);
     assert!(shown.iter().any(|message| message.to == 2 && !message.entries.is_empty()));
@@ -159,7 +159,7 @@ fn an_only_voter_stands_for_election_once_its_log_is_durable() {
     (0..100).for_each(|_| member.tick());
     member.campaign();
     assert_ne!(member.status().role, Role::Leader);
-    member.persisted(ready.number);
+    member.report_persisted(ready.number);
     run(&mut member);
     (0..100).for_each(|_| member.tick());
     assert_eq!(member.status().role, Role::Leader);
@@ -217,11 +217,11 @@ fn a_leader_that_stepped_down_before_it_applied_its_removal_stays_too() {
 fn a_member_that_knew_of_its_removal_when_it_began_stays_until_it_is_told() {
     let members = Members { voters: vec![1, 2], learners: Vec::new() };
     let entry = |index| Entry { index, term: 1, ..Entry::default() };
-    let mut initial = Initial {
+    let mut initial = InitialState {
         members,
         hard_state: HardState { term: 1, vote: 1, commit: 2 },
         entries: vec![entry(1), entry(2)],
-        ..Initial::default()
+        ..InitialState::default()
     };
     (1..=2).for_each(|index| initial.terms.push(index, 1));
     let mut member = Consensus::new(&Config::new(1, 1, 7), &initial).unwrap();
@@ -233,12 +233,12 @@ fn a_member_that_knew_of_its_removal_when_it_began_stays_until_it_is_told() {
 /// whose log is shorter than its own, and answers what is committed.
 #[test]
 fn a_member_that_was_removed_before_it_began_stays_until_it_is_told() {
-    let mut initial = Initial {
+    let mut initial = InitialState {
         members: Members { voters: vec![2], learners: Vec::new() },
         hard_state: HardState { term: 1, vote: 1, commit: 2 },
         applied: Position { index: 2, term: 1 },
         entries: vec![Entry { index: 3, term: 1, ..Entry::default() }],
-        ..Initial::default()
+        ..InitialState::default()
     };
     (1..=3).for_each(|index| initial.terms.push(index, 1));
     let mut member = Consensus::new(&Config::new(1, 1, 7), &initial).unwrap();
@@ -270,7 +270,7 @@ fn a_follower_that_was_removed_has_left() {
 /// change's index.
 fn with_a_change() -> (Consensus, u64) {
     let members = Members { voters: vec![1, 2, 3], learners: Vec::new() };
-    let initial = Initial { members, ..Initial::default() };
+    let initial = InitialState { members, ..InitialState::default() };
     let mut member = Consensus::new(&Config::new(1, 1, 7), &initial).unwrap();
     let entry = |index, kind, data| Entry { index, term: 1, kind, data };
     let change = Bytes::from_static(b"a learner");
@@ -286,7 +286,7 @@ fn behind_a_change() -> (Consensus, u64) {
     let (mut member, change) = with_a_change();
     while member.has_ready() {
         let number = member.ready().number;
-        member.persisted(number);
+        member.report_persisted(number);
     }
     assert_eq!(member.status().commit, change);
     (member, change)
@@ -304,9 +304,9 @@ fn a_follower_applies_a_change_once_its_disk_knows_that_it_is_committed() {
         if ready.persist.urgent {
             known = ready.persist.hard_state.map_or(known, |state| state.commit);
         }
-        member.persisted(ready.number);
+        member.report_persisted(ready.number);
         if let Some(last) = ready.committed.last() {
-            member.applied(last.index);
+            member.report_applied(last.index);
         }
     }
     assert_eq!((known, member.status().applied), (change, change));
@@ -319,10 +319,10 @@ fn who_is_told_to_take_over_does_so_as_soon_as_the_last_change_is_applied() {
     let (mut member, change) = behind_a_change();
     member.step(Message { term: 1, ..message(MessageKind::TimeoutNow) }).unwrap();
     assert_eq!(member.status().role, Role::Follower);
-    member.applied(change - 1);
+    member.report_applied(change - 1);
     assert_eq!(member.status().role, Role::Follower);
     member.change_members(ConfChange::Learner(4));
-    member.applied(change);
+    member.report_applied(change);
     assert_eq!((member.status().role, member.status().term), (Role::Candidate, 2));
 }
 
@@ -335,7 +335,7 @@ fn who_was_told_to_take_over_long_ago_leaves_its_leader_alone() {
         member.step(Message { term: 1, ..message(MessageKind::Heartbeat) }).unwrap();
     }
     member.change_members(ConfChange::Learner(4));
-    member.applied(change);
+    member.report_applied(change);
     assert_eq!(member.status().role, Role::Follower);
 }
 

@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 
 use bytes::{Bytes, BytesMut};
 use node_consensus::{
-    ConfChange, Config, Consensus, Entry, EntryKind, HardState, Initial, Members, Message,
-    MessageKind, Persist, Position, Ready, Terms,
+    ConfChange, Config, Consensus, Entry, EntryKind, HardState, InitialState, Members, Message,
+    MessageKind, PersistRequest, Position, Ready, Terms,
 };
 
 use crate::parse_change;
@@ -22,7 +22,7 @@ struct Disk {
     members: Members,
 }
 
-struct Member {
+struct ScriptedMember {
     consensus: Option<Consensus>,
     disk: Disk,
     boot: u64,
@@ -36,22 +36,28 @@ struct Member {
 
 /// The members, the messages between them, and the transcript since it was last taken.
 #[derive(Default)]
-pub(crate) struct Cluster {
-    members: BTreeMap<u64, Member>,
+pub(crate) struct ScriptedCluster {
+    members: BTreeMap<u64, ScriptedMember>,
     cache_bytes: usize,
     network: VecDeque<Message>,
     cut: BTreeSet<u64>,
     story: String,
 }
 
-impl Cluster {
+impl ScriptedCluster {
     pub(crate) fn new(members: &Members, cache_bytes: usize) -> Self {
         let mut cluster = Self { cache_bytes, ..Self::default() };
         for id in members.voters.iter().chain(&members.learners) {
             let disk = Disk { members: members.clone(), ..Disk::default() };
             let waiting = VecDeque::new();
-            let member =
-                Member { consensus: None, disk, boot: 0, stalled: false, waiting, lazy: None };
+            let member = ScriptedMember {
+                consensus: None,
+                disk,
+                boot: 0,
+                stalled: false,
+                waiting,
+                lazy: None,
+            };
             cluster.members.insert(*id, member);
             cluster.start(*id);
         }
@@ -66,7 +72,7 @@ impl Cluster {
         std::mem::take(&mut self.story)
     }
 
-    fn at(&mut self, id: u64) -> &mut Member {
+    fn at(&mut self, id: u64) -> &mut ScriptedMember {
         self.members.get_mut(&id).expect("the script names members that are there")
     }
 
@@ -84,7 +90,7 @@ impl Cluster {
             terms.push(entry.index, entry.term);
         }
         let unapplied = disk.entries.iter().filter(|entry| entry.index > disk.applied.index);
-        let initial = Initial {
+        let initial = InitialState {
             hard_state: disk.hard_state,
             base: disk.base,
             terms,
@@ -108,7 +114,8 @@ impl Cluster {
             members: theirs.members.clone(),
         };
         let waiting = VecDeque::new();
-        let member = Member { consensus: None, disk, boot: 0, stalled: false, waiting, lazy: None };
+        let member =
+            ScriptedMember { consensus: None, disk, boot: 0, stalled: false, waiting, lazy: None };
         self.members.insert(id, member);
         self.start(id);
         self.tell_role(id);
@@ -122,7 +129,7 @@ impl Cluster {
         self.start(id);
         self.network.retain(|message| message.to != id && message.from != id);
         self.tell_role(id);
-        let members = people(self.member(id).members());
+        let members = format_members(self.member(id).members());
         self.tell(format!("{id} counts with {members}"));
         self.work(id);
     }
@@ -154,7 +161,7 @@ impl Cluster {
         let disk = &mut self.at(id).disk;
         disk.base = base;
         disk.entries.retain(|entry| entry.index > base.index);
-        self.tell(format!("{id} log begins after {}", place(base)));
+        self.tell(format!("{id} log begins after {}", format_position(base)));
     }
 
     pub(crate) fn propose(
@@ -222,7 +229,7 @@ impl Cluster {
                 let ready = self.member(id).ready();
                 self.carry_out(id, ready);
             }
-            if !self.answer_of_the_disk(id) {
+            if !self.complete_write(id) {
                 return;
             }
         }
@@ -245,14 +252,15 @@ impl Cluster {
                 held.iter().filter(|entry| wanted.contains(&entry.index)).cloned().collect()
             };
             self.tell(format!("{id} reads {} entries from {} on", entries.len(), fetch.low));
-            self.member(id).fetched(fetch.id, &entries);
+            self.member(id).supply_fetched(fetch.id, &entries);
         }
         if let Some(peer) = ready.snapshot_wanted {
             let disk = &self.at(id).disk;
             let snapshot = (disk.applied, disk.members.clone());
-            let what = format!("{} with {}", place(snapshot.0), people(&snapshot.1));
+            let what =
+                format!("{} with {}", format_position(snapshot.0), format_members(&snapshot.1));
             self.tell(format!("{id} makes a snapshot for {peer}: {what}"));
-            self.member(id).snapshot_built(Some(snapshot));
+            self.member(id).set_snapshot(Some(snapshot));
         }
         for entry in std::mem::take(&mut ready.committed) {
             self.apply(id, &entry);
@@ -262,22 +270,22 @@ impl Cluster {
 
     fn apply(&mut self, id: u64, entry: &Entry) {
         let at = Position { index: entry.index, term: entry.term };
-        self.tell(format!("{id} applies {}", shown(entry)));
+        self.tell(format!("{id} applies {}", format_entry(entry)));
         if entry.kind == EntryKind::ConfChange {
             let text = std::str::from_utf8(&entry.data).expect("a script's text");
             let change: ConfChange = parse_change(text);
             self.member(id).change_members(change);
             let members = self.member(id).members().as_ref().clone();
-            self.tell(format!("{id} counts with {}", people(&members)));
+            self.tell(format!("{id} counts with {}", format_members(&members)));
             self.at(id).disk.members = members;
         }
         self.at(id).disk.applied = at;
-        self.member(id).applied(entry.index);
+        self.member(id).report_applied(entry.index);
     }
 
     /// Completes the oldest pending write of a member. Returns false if there is none, or if it is
     /// stalled.
-    fn answer_of_the_disk(&mut self, id: u64) -> bool {
+    fn complete_write(&mut self, id: u64) -> bool {
         let member = self.at(id);
         let stalled = member.stalled;
         let Some(mut ready) =
@@ -294,18 +302,22 @@ impl Cluster {
         for message in ready.after_persist {
             self.send(id, message);
         }
-        self.member(id).persisted(ready.number);
+        self.member(id).report_persisted(ready.number);
         if let Some(at) = installed {
-            self.member(id).applied(at.index);
+            self.member(id).report_applied(at.index);
         }
         true
     }
 
-    fn write(&mut self, id: u64, persist: Persist) {
+    fn write(&mut self, id: u64, persist: PersistRequest) {
         let mut said = Vec::new();
         if let Some(at) = persist.snapshot {
             let members = self.member(id).members().as_ref().clone();
-            said.push(format!("snapshot {} with {}", place(at), people(&members)));
+            said.push(format!(
+                "snapshot {} with {}",
+                format_position(at),
+                format_members(&members)
+            ));
             let disk = &mut self.at(id).disk;
             (disk.base, disk.applied, disk.members) = (at, at, members);
             disk.entries.clear();
@@ -319,7 +331,7 @@ impl Cluster {
             }
         }
         if let Some(first) = persist.entries.first() {
-            said.extend(persist.entries.iter().map(shown));
+            said.extend(persist.entries.iter().map(format_entry));
             let entries = &mut self.at(id).disk.entries;
             entries.retain(|entry| entry.index < first.index);
             entries.extend(persist.entries.iter().cloned());
@@ -336,7 +348,7 @@ impl Cluster {
         let lost =
             self.cut.contains(&from) || self.cut.contains(&to) || !self.members.contains_key(&to);
         let note = if lost { " (lost)" } else { "" };
-        self.tell(format!("{from} -> {to} {}{note}", said(&message)));
+        self.tell(format!("{from} -> {to} {}{note}", format_message(&message)));
         if !lost {
             if message.kind == MessageKind::Snapshot {
                 self.member(from).report_snapshot(to, true);
@@ -371,7 +383,7 @@ impl Cluster {
                 other => return Err(format!("unknown field {other}").into()),
             }
         }
-        self.tell(format!("{} -> {to} {}", message.from, said(&message)));
+        self.tell(format!("{} -> {to} {}", message.from, format_message(&message)));
         self.receive(to, message);
         self.work(to);
         Ok(())
@@ -421,16 +433,16 @@ fn kind_of(text: &str) -> Result<MessageKind, Box<dyn Error>> {
     .ok_or_else(|| format!("no message is called {text}").into())
 }
 
-fn place(at: Position) -> String {
+fn format_position(at: Position) -> String {
     format!("{}@{}", at.index, at.term)
 }
 
-fn people(members: &Members) -> String {
+fn format_members(members: &Members) -> String {
     format!("voters {:?} learners {:?}", members.voters, members.learners)
 }
 
-fn shown(entry: &Entry) -> String {
-    let at = place(Position { index: entry.index, term: entry.term });
+fn format_entry(entry: &Entry) -> String {
+    let at = format_position(Position { index: entry.index, term: entry.term });
     match entry.kind {
         EntryKind::NoOp => format!("{at} no-op"),
         EntryKind::Normal => format!("{at} \"{}\"", String::from_utf8_lossy(&entry.data)),
@@ -438,24 +450,25 @@ fn shown(entry: &Entry) -> String {
     }
 }
 
-fn said(message: &Message) -> String {
+fn format_message(message: &Message) -> String {
     let mut text = format!("{:?} term {}", message.kind, message.term);
     let before = Position { index: message.index, term: message.log_term };
     match message.kind {
         MessageKind::Append => {
-            let entries: Vec<String> = message.entries.iter().map(shown).collect();
-            let _ = write!(text, " after {} commit {}", place(before), message.commit);
+            let entries: Vec<String> = message.entries.iter().map(format_entry).collect();
+            let _ = write!(text, " after {} commit {}", format_position(before), message.commit);
             let _ = write!(text, " [{}]", entries.join(", "));
         }
         MessageKind::AppendResponse if message.reject => {
             let hint = Position { index: message.reject_hint, term: message.log_term };
-            let _ = write!(text, " no, {} does not fit; try {}", message.index, place(hint));
+            let _ =
+                write!(text, " no, {} does not fit; try {}", message.index, format_position(hint));
         }
         MessageKind::AppendResponse => {
             let _ = write!(text, " has {}", message.index);
         }
         MessageKind::RequestVote | MessageKind::RequestPreVote => {
-            let _ = write!(text, " last {}", place(before));
+            let _ = write!(text, " last {}", format_position(before));
             if !message.context.is_empty() {
                 text.push_str(" by transfer");
             }
@@ -472,7 +485,7 @@ fn said(message: &Message) -> String {
         MessageKind::Snapshot => {
             let at = message.snapshot.expect("a snapshot has a position");
             let members = message.members.as_ref().expect("a snapshot has members");
-            let _ = write!(text, " {} with {}", place(at), people(members));
+            let _ = write!(text, " {} with {}", format_position(at), format_members(members));
         }
         MessageKind::ReadIndexResponse => {
             let _ = write!(text, " at {}", message.index);

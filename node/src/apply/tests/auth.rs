@@ -11,25 +11,25 @@ use node_proto::etcdserverpb::{
 };
 
 use super::*;
-use crate::auth::{AuthError, Change, Password, TokenSecret};
+use crate::auth::{AuthError, AuthOperation, Password, TokenSecret};
 
 const TTL: Duration = Duration::from_secs(300);
 
-fn user(name: &str) -> Change {
+fn user(name: &str) -> AuthOperation {
     let (name, hash) = (name.to_owned(), format!("hash-{name}").into());
-    Change::UserAdd(Password { name, hash, no_password: false })
+    AuthOperation::UserAdd(Password { name, hash, no_password: false })
 }
 
-fn give(user: &str, role: &str) -> Change {
+fn give(user: &str, role: &str) -> AuthOperation {
     let (user, role) = (user.to_owned(), role.to_owned());
-    Change::UserGrantRole(AuthUserGrantRoleRequest { user, role })
+    AuthOperation::UserGrantRole(AuthUserGrantRoleRequest { user, role })
 }
 
 fn refused(why: AuthError) -> Outcome {
     Err(ApplyError::Auth(why))
 }
 
-impl World {
+impl ApplyHarness {
     /// Creates a world with the users `root`, and `some`, who may write the key `w`.
     fn with_users() -> Self {
         let mut world = Self::new();
@@ -40,17 +40,17 @@ impl World {
             user("root"),
             give("root", "root"),
             user("some"),
-            Change::RoleAdd(AuthRoleAddRequest { name: name.clone() }),
-            Change::RoleGrantPermission(AuthRoleGrantPermissionRequest { name, perm }),
+            AuthOperation::RoleAdd(AuthRoleAddRequest { name: name.clone() }),
+            AuthOperation::RoleGrantPermission(AuthRoleGrantPermissionRequest { name, perm }),
             give("some", "little"),
-            Change::Enable(AuthEnableRequest {}),
+            AuthOperation::Enable(AuthEnableRequest {}),
         ] {
             world.change_auth(None, change).unwrap();
         }
         world
     }
 
-    fn change_auth(&mut self, caller: Option<Caller>, change: Change) -> Outcome {
+    fn change_auth(&mut self, caller: Option<Caller>, change: AuthOperation) -> Outcome {
         let change = Some(change);
         self.apply_for(caller, Operation::ChangeAuth(AuthChange { change }))
     }
@@ -67,7 +67,7 @@ impl World {
         let secret = TokenSecret::random();
         let (user, hash) = (user.to_owned(), secret.hash().to_vec().into());
         let assign = AssignToken { user, revision, secret: hash };
-        (self.apply_for(command::member(), Operation::AssignToken(assign)), secret)
+        (self.apply_for(command::member_caller(), Operation::AssignToken(assign)), secret)
     }
 
     fn is_known(&self, token: &str) -> bool {
@@ -78,7 +78,7 @@ impl World {
 
 #[test]
 fn an_entry_is_judged_by_who_asked_for_it() {
-    let mut world = World::with_users();
+    let mut world = ApplyHarness::with_users();
     let write = |key: &str| Operation::Put(put(key, "v"));
     assert_eq!(world.apply_for(None, write("w")), refused(AuthError::UserEmpty));
     assert_eq!(world.apply_for(world.by("some"), write("x")), refused(AuthError::Denied));
@@ -86,7 +86,7 @@ fn an_entry_is_judged_by_who_asked_for_it() {
     assert!(world.keys().is_empty());
     assert!(world.apply_for(world.by("some"), write("w")).is_ok());
     assert!(world.apply_for(world.by("root"), write("x")).is_ok());
-    assert!(world.apply_for(command::member(), write("m")).is_ok());
+    assert!(world.apply_for(command::member_caller(), write("m")).is_ok());
     assert_eq!(world.keys(), ["m=v", "w=v", "x=v"]);
     let compact = || Operation::Compact(CompactionRequest { revision: 2, physical: false });
     let alarm = || {
@@ -106,7 +106,7 @@ fn an_entry_is_judged_by_who_asked_for_it() {
 
 #[test]
 fn an_entry_that_was_permitted_before_users_changed_is_refused() {
-    let mut world = World::with_users();
+    let mut world = ApplyHarness::with_users();
     let before = world.by("some");
     world.change_auth(world.by("root"), user("other")).unwrap();
     let write = || Operation::Put(put("w", "v"));
@@ -119,7 +119,7 @@ fn an_entry_that_was_permitted_before_users_changed_is_refused() {
 
 #[test]
 fn a_lease_is_not_ended_by_who_may_not_write_its_keys() {
-    let mut world = World::with_users();
+    let mut world = ApplyHarness::with_users();
     let root = world.by("root");
     let grant = Operation::LeaseGrant(LeaseGrantRequest { id: 5, ttl: 10 });
     world.apply_for(root.clone(), grant).unwrap();
@@ -131,13 +131,13 @@ fn a_lease_is_not_ended_by_who_may_not_write_its_keys() {
     assert_eq!(world.apply_for(some, revoke()), refused(AuthError::Denied));
     // The leader's lease clock acts on a member's behalf and needs no permission.
     let over = LeaseExpire { id: 5, term: 1, granted: 8 };
-    assert!(world.apply_for(command::member(), Operation::LeaseExpire(over)).is_ok());
+    assert!(world.apply_for(command::member_caller(), Operation::LeaseExpire(over)).is_ok());
     assert!(world.keys().is_empty());
 }
 
 #[test]
 fn a_token_is_given_for_a_password_that_is_still_right() {
-    let mut world = World::with_users();
+    let mut world = ApplyHarness::with_users();
     let now = world.auth_revision();
     assert_eq!(world.assign("some", now - 1).0, refused(AuthError::OldRevision));
     assert_eq!(world.assign("gone", now).0, refused(AuthError::Failed));
@@ -149,10 +149,10 @@ fn a_token_is_given_for_a_password_that_is_still_right() {
     assert!(world.is_known(&token) && world.is_known(&other));
     assert!(!world.is_known(&secret.token(index + 1)));
     let (name, hash) = ("some".to_owned(), "new".into());
-    let password = Change::UserChangePassword(Password { name, hash, no_password: false });
+    let password = AuthOperation::UserChangePassword(Password { name, hash, no_password: false });
     world.change_auth(world.by("root"), password).unwrap();
     assert!(!world.is_known(&token) && world.is_known(&other));
-    let disable = Change::Disable(AuthDisableRequest {});
+    let disable = AuthOperation::Disable(AuthDisableRequest {});
     world.change_auth(world.by("root"), disable).unwrap();
     assert!(!world.is_known(&other));
     assert_eq!(world.assign("some", world.auth_revision()).0, refused(AuthError::NotEnabled));
@@ -160,15 +160,15 @@ fn a_token_is_given_for_a_password_that_is_still_right() {
 
 #[test]
 fn a_certified_user_gets_no_token() {
-    let mut world = World::with_users();
+    let mut world = ApplyHarness::with_users();
     let certified = Password { name: "host".to_owned(), hash: Bytes::new(), no_password: true };
-    world.change_auth(world.by("root"), Change::UserAdd(certified)).unwrap();
+    world.change_auth(world.by("root"), AuthOperation::UserAdd(certified)).unwrap();
     assert_eq!(world.assign("host", world.auth_revision()).0, refused(AuthError::Failed));
 }
 
 #[test]
 fn users_can_be_changed_while_nothing_else_can() {
-    let mut world = World::with_users();
+    let mut world = ApplyHarness::with_users();
     for alarm in [AlarmType::Nospace, AlarmType::Corrupt] {
         let (action, alarm) = (AlarmAction::Activate.into(), alarm.into());
         let raise = Operation::Alarm(AlarmRequest { action, member_id: 7, alarm });

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn granted(world: &mut World, id: i64, ttl: i64) -> Outcome {
+fn granted(world: &mut ApplyHarness, id: i64, ttl: i64) -> Outcome {
     world.apply(Operation::LeaseGrant(LeaseGrantRequest { id, ttl }))
 }
 
@@ -10,7 +10,7 @@ fn with_lease(key: &str, lease: i64) -> PutRequest {
     PutRequest { lease, ..put(key, "v") }
 }
 
-fn attached(world: &World, id: i64) -> Vec<String> {
+fn attached(world: &ApplyHarness, id: i64) -> Vec<String> {
     let store = world.machine.store();
     let leases = store.leases().read().unwrap();
     leases.keys(id).map(|key| String::from_utf8(key.to_vec()).unwrap()).collect()
@@ -18,7 +18,7 @@ fn attached(world: &World, id: i64) -> Vec<String> {
 
 #[test]
 fn a_lease_is_granted_once_and_for_so_long_at_most() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     let Ok(Response::LeaseGrant(response)) = granted(&mut world, 5, 60) else { panic!() };
     assert_eq!((response.id, response.ttl, response.error.as_str()), (5, 60, ""));
     assert_eq!(response.header.unwrap().revision, 1, "it makes no revision");
@@ -32,7 +32,7 @@ fn a_lease_is_granted_once_and_for_so_long_at_most() {
 
 #[test]
 fn revoking_a_lease_deletes_its_keys_in_their_order_in_one_revision() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     granted(&mut world, 5, 60).unwrap();
     granted(&mut world, 6, 60).unwrap();
     for (key, lease) in [("c", 5), ("a", 5), ("other", 6), ("b", 5), ("free", 0), ("moved", 5)] {
@@ -57,7 +57,7 @@ fn revoking_a_lease_deletes_its_keys_in_their_order_in_one_revision() {
 
 #[test]
 fn ignore_lease_keeps_the_lease() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     granted(&mut world, 5, 60).unwrap();
     world.apply(Operation::Put(with_lease("k", 5))).unwrap();
     let keeps = PutRequest { ignore_lease: true, ..put("k", "new") };
@@ -76,7 +76,7 @@ fn ignore_lease_keeps_the_lease() {
 
 #[test]
 fn what_a_clock_says_counts_in_its_term_and_for_the_lease_that_it_knew() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     granted(&mut world, 5, 60).unwrap();
     world.apply(Operation::Put(with_lease("k", 5))).unwrap();
     let expire = |term, granted| Operation::LeaseExpire(LeaseExpire { id: 5, term, granted });
@@ -84,14 +84,15 @@ fn what_a_clock_says_counts_in_its_term_and_for_the_lease_that_it_knew() {
         let leases = vec![LeaseLeft { id: 5, left, granted }];
         Operation::LeaseCheckpoint(LeaseCheckpoint { term, leases })
     };
-    let left = |world: &World| world.machine.store().view().leases().unwrap()[0].left;
+    let left =
+        |world: &ApplyHarness| world.machine.store().view().leases().unwrap()[0].remaining_ttl;
     // All entries here are of term 1, and the lease was granted by the first.
     assert_eq!(world.apply(note(2, 1, 9)), Err(ApplyError::LeaderChanged));
-    assert_eq!(world.apply(note(1, 2, 9)), Ok(Response::LeasesNoted));
+    assert_eq!(world.apply(note(1, 2, 9)), Ok(Response::LeasesCheckpointed));
     assert_eq!(left(&world), 0);
-    assert_eq!(world.apply(note(1, 1, 9)), Ok(Response::LeasesNoted));
+    assert_eq!(world.apply(note(1, 1, 9)), Ok(Response::LeasesCheckpointed));
     assert_eq!(left(&world), 9);
-    assert_eq!(world.apply(note(1, 1, 0)), Ok(Response::LeasesNoted));
+    assert_eq!(world.apply(note(1, 1, 0)), Ok(Response::LeasesCheckpointed));
     assert_eq!(left(&world), 0);
     assert_eq!(world.apply(expire(2, 1)), Err(ApplyError::LeaderChanged));
     assert_eq!(world.apply(expire(0, 1)), Err(ApplyError::LeaderChanged));
@@ -103,7 +104,7 @@ fn what_a_clock_says_counts_in_its_term_and_for_the_lease_that_it_knew() {
 
 #[test]
 fn what_a_clock_says_of_many_leases_counts_for_each_that_it_knew() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     for id in 5..=8 {
         granted(&mut world, id, 60).unwrap();
     }
@@ -111,14 +112,14 @@ fn what_a_clock_says_of_many_leases_counts_for_each_that_it_knew() {
     // Lease 7 was granted again, by another entry than the note says; lease 9 no longer exists.
     let leases = [(5, 9, 1), (7, 8, 2), (9, 7, 5), (8, 6, 4)].map(left).to_vec();
     let noted = Operation::LeaseCheckpoint(LeaseCheckpoint { term: 1, leases });
-    assert_eq!(world.apply(noted), Ok(Response::LeasesNoted));
+    assert_eq!(world.apply(noted), Ok(Response::LeasesCheckpointed));
     let leases = world.machine.store().view().leases().unwrap();
-    assert_eq!(leases.iter().map(|lease| lease.left).collect::<Vec<_>>(), [9, 0, 0, 6]);
+    assert_eq!(leases.iter().map(|lease| lease.remaining_ttl).collect::<Vec<_>>(), [9, 0, 0, 6]);
 }
 
 #[test]
 fn alarms_refuse_leases_as_etcd_does() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     granted(&mut world, 5, 60).unwrap();
     let alarm = |action: AlarmAction, alarm: AlarmType| {
         Operation::Alarm(AlarmRequest { action: action.into(), member_id: 0, alarm: alarm.into() })

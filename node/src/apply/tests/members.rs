@@ -4,11 +4,11 @@ use super::*;
 
 #[test]
 fn a_change_of_members_is_in_the_table_and_told_to_consensus() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     let learner = Member { is_learner: true, ..member(9) };
     let (outcome, changes) = world.change(&MemberChange::Add(learner));
     let Ok(Response::MembersChanged(changed)) = outcome else { panic!("{outcome:?}") };
-    assert_eq!(changed.at, 1);
+    assert_eq!(changed.configuration_index, 1);
     assert_eq!(
         changed.members.iter().map(|m| (m.id, m.is_learner)).collect::<Vec<_>>(),
         [(7, false), (9, true)]
@@ -22,11 +22,11 @@ fn a_change_of_members_is_in_the_table_and_told_to_consensus() {
 
 #[test]
 fn a_change_that_was_judged_on_other_members_is_refused() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     let learner = Member { is_learner: true, ..member(9) };
     let added = world.planned(&MemberChange::Add(learner), 0);
     assert!(added.is_ok(), "{added:?}");
-    let now = world.machine.store().view().members().changed();
+    let now = world.machine.store().view().members().configuration_index();
     let promotion = MemberChange::Promote(MemberId(9));
     let stale = world.planned(&promotion, 0);
     assert_eq!(stale, Err(ApplyError::Members(ChangeError::Stale { now })));
@@ -58,14 +58,14 @@ fn an_operation_is_carried_out_once_on_every_member_and_after_every_restart() {
         (request(MemberChange::Add(again(11, "http://eleven:2380".to_owned())), 1), Err(1)),
         (request(MemberChange::Remove(MemberId(7)), 5), Err(7)),
     ];
-    let mut worlds = [World::new(), World::new()];
+    let mut worlds = [ApplyHarness::new(), ApplyHarness::new()];
     for (asked, expected) in asked {
         for world in &mut worlds {
             world.index += 1;
             let change = Operation::ChangeMember((&asked).into());
             let (outcome, _) = world.apply_as(EntryKind::ConfChange, change);
             let found = match outcome {
-                Ok(Response::MembersChanged(changed)) => Ok(changed.at),
+                Ok(Response::MembersChanged(changed)) => Ok(changed.configuration_index),
                 Err(ApplyError::Members(ChangeError::CarriedOut { at })) => Err(at),
                 other => panic!("{other:?}"),
             };
@@ -78,7 +78,7 @@ fn an_operation_is_carried_out_once_on_every_member_and_after_every_restart() {
 
 #[test]
 fn a_change_of_members_that_is_refused_changes_neither_table_nor_consensus() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     let (outcome, changes) = world.change(&MemberChange::Remove(MemberId(7)));
     assert_eq!(outcome, Err(ApplyError::Members(ChangeError::LastVoter)));
     let members = Members { voters: vec![7], learners: Vec::new() };

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_read_only_transaction_is_answered_from_a_view() {
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     world.put("k", "1").unwrap();
     let nested = op_txn(Vec::new(), vec![op_range("k", 0)], vec![op_range("x", 0)]);
     let txn = TxnRequest {
@@ -24,7 +24,7 @@ fn a_read_only_transaction_is_answered_from_a_view() {
 #[test]
 fn a_wide_read_only_transaction_is_read_in_steps() {
     const KEYS: usize = 1_000;
-    let mut world = World::new();
+    let mut world = ApplyHarness::new();
     for key in 0..KEYS {
         world.put(&format!("k{key:03}"), "v").unwrap();
     }
@@ -50,7 +50,7 @@ fn a_wide_read_only_transaction_is_read_in_steps() {
     let store = world.machine.store();
     let (view, mut read, mut steps) = (store.view(), ReadTxn::new(&txn), 1);
     let mut anything = |_| true;
-    let mut room = AnswerRoom::new(0, &mut anything);
+    let mut room = AnswerBudget::new(0, &mut anything);
     let response = loop {
         if let Some(response) = read.step(&store, &view, &mut room).unwrap() {
             break response;
@@ -71,5 +71,5 @@ fn a_wide_read_only_transaction_is_read_in_steps() {
     };
     assert_eq!((nested.succeeded, found(&nested.responses[0])), (true, (bytes("k999"), keys)));
     assert_eq!(found(&response.responses[2]), (bytes("k000"), 1));
-    assert!(room.held() < KEYS, "three pairs, and not what was looked at for them");
+    assert!(room.used_bytes() < KEYS, "three pairs, and not what was looked at for them");
 }

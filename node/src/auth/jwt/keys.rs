@@ -30,11 +30,11 @@ use super::JwtOptions;
 /// Maximum size of a key file in bytes.
 const MAX_KEY_BYTES: u64 = 64 << 10;
 /// PEM label of the block of curve parameters that OpenSSL writes before some keys.
-const PARAMETERS: &str = "EC PARAMETERS";
+const EC_PARAMETERS_LABEL: &str = "EC PARAMETERS";
 
 /// Algorithm that signs tokens (RFC 7518 and RFC 8037).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
+pub enum SigningMethod {
     /// HMAC with SHA-256; all members share the one secret key.
     Hs256,
     /// HMAC with SHA-384; all members share the one secret key.
@@ -60,7 +60,7 @@ pub enum Method {
     EdDsa,
 }
 
-impl Method {
+impl SigningMethod {
     /// All methods that `--auth-token` accepts.
     pub const ALL: [Self; 12] = [
         Self::Hs256,
@@ -96,51 +96,53 @@ impl Method {
         }
     }
 
-    fn kind(self) -> Kind {
-        let ec = |curve, signs, verifies| Kind::Ecdsa(Curve { curve, signs, verifies });
+    fn kind(self) -> KeyAlgorithm {
+        let ec = |curve, signs, verifies| {
+            KeyAlgorithm::Ecdsa(EcdsaCurve { oid: curve, signing: signs, verification: verifies })
+        };
         match self {
-            Self::Hs256 => Kind::Hmac(hmac::HMAC_SHA256),
-            Self::Hs384 => Kind::Hmac(hmac::HMAC_SHA384),
-            Self::Hs512 => Kind::Hmac(hmac::HMAC_SHA512),
-            Self::Rs256 => Kind::Rsa(&RSA_PKCS1_SHA256, &RSA_PKCS1_2048_8192_SHA256),
-            Self::Rs384 => Kind::Rsa(&RSA_PKCS1_SHA384, &RSA_PKCS1_2048_8192_SHA384),
-            Self::Rs512 => Kind::Rsa(&RSA_PKCS1_SHA512, &RSA_PKCS1_2048_8192_SHA512),
-            Self::Ps256 => Kind::Rsa(&RSA_PSS_SHA256, &RSA_PSS_2048_8192_SHA256),
-            Self::Ps384 => Kind::Rsa(&RSA_PSS_SHA384, &RSA_PSS_2048_8192_SHA384),
-            Self::Ps512 => Kind::Rsa(&RSA_PSS_SHA512, &RSA_PSS_2048_8192_SHA512),
+            Self::Hs256 => KeyAlgorithm::Hmac(hmac::HMAC_SHA256),
+            Self::Hs384 => KeyAlgorithm::Hmac(hmac::HMAC_SHA384),
+            Self::Hs512 => KeyAlgorithm::Hmac(hmac::HMAC_SHA512),
+            Self::Rs256 => KeyAlgorithm::Rsa(&RSA_PKCS1_SHA256, &RSA_PKCS1_2048_8192_SHA256),
+            Self::Rs384 => KeyAlgorithm::Rsa(&RSA_PKCS1_SHA384, &RSA_PKCS1_2048_8192_SHA384),
+            Self::Rs512 => KeyAlgorithm::Rsa(&RSA_PKCS1_SHA512, &RSA_PKCS1_2048_8192_SHA512),
+            Self::Ps256 => KeyAlgorithm::Rsa(&RSA_PSS_SHA256, &RSA_PSS_2048_8192_SHA256),
+            Self::Ps384 => KeyAlgorithm::Rsa(&RSA_PSS_SHA384, &RSA_PSS_2048_8192_SHA384),
+            Self::Ps512 => KeyAlgorithm::Rsa(&RSA_PSS_SHA512, &RSA_PSS_2048_8192_SHA512),
             Self::Es256 => {
                 ec(OID_EC_P256, &ECDSA_P256_SHA256_FIXED_SIGNING, &ECDSA_P256_SHA256_FIXED)
             }
             Self::Es384 => {
                 ec(OID_NIST_EC_P384, &ECDSA_P384_SHA384_FIXED_SIGNING, &ECDSA_P384_SHA384_FIXED)
             }
-            Self::EdDsa => Kind::Ed25519,
+            Self::EdDsa => KeyAlgorithm::Ed25519,
         }
     }
 
     /// Describes the method's keys, for an error message.
     fn keys(self) -> &'static str {
         match self.kind() {
-            Kind::Hmac(_) => "any bytes",
-            Kind::Rsa(..) => "an RSA key of 2048 to 8192 bits",
-            Kind::Ecdsa(_) if self == Self::Es256 => "a P-256 key",
-            Kind::Ecdsa(_) => "a P-384 key",
-            Kind::Ed25519 => "an Ed25519 key",
+            KeyAlgorithm::Hmac(_) => "any bytes",
+            KeyAlgorithm::Rsa(..) => "an RSA key of 2048 to 8192 bits",
+            KeyAlgorithm::Ecdsa(_) if self == Self::Es256 => "a P-256 key",
+            KeyAlgorithm::Ecdsa(_) => "a P-384 key",
+            KeyAlgorithm::Ed25519 => "an Ed25519 key",
         }
     }
 }
 
-enum Kind {
+enum KeyAlgorithm {
     Hmac(hmac::Algorithm),
     Rsa(&'static dyn RsaEncoding, &'static dyn VerificationAlgorithm),
-    Ecdsa(Curve),
+    Ecdsa(EcdsaCurve),
     Ed25519,
 }
 
-struct Curve {
-    curve: Oid<'static>,
-    signs: &'static EcdsaSigningAlgorithm,
-    verifies: &'static EcdsaVerificationAlgorithm,
+struct EcdsaCurve {
+    oid: Oid<'static>,
+    signing: &'static EcdsaSigningAlgorithm,
+    verification: &'static EcdsaVerificationAlgorithm,
 }
 
 /// Why tokens can't be signed or verified. The messages say what to do, and show nothing of a
@@ -149,10 +151,10 @@ struct Curve {
 pub enum JwtError {
     /// No key was given, or the HMAC key file is empty.
     #[error("--auth-token: {method} needs {needs}", method = .0.name(), needs = match .0.kind() {
-        Kind::Hmac(_) => "priv-key=FILE, whose bytes are the key",
+        KeyAlgorithm::Hmac(_) => "priv-key=FILE, whose bytes are the key",
         _ => "priv-key=FILE to sign tokens, or at least pub-key=FILE to check them",
     })]
-    NoKey(Method),
+    NoKey(SigningMethod),
     /// A key file can't be read.
     #[error("--auth-token: cannot read {option} {}", path.display())]
     Read {
@@ -165,7 +167,7 @@ pub enum JwtError {
     /// A key file holds no key of the method's kind.
     #[error(
         "--auth-token: {option} {} holds no key that {method} can use: give {keys} in PEM{}",
-        path.display(), if *.option == PRIVATE { ", not encrypted" } else { "" },
+        path.display(), if *.option == PRIVATE_KEY_OPTION { ", not encrypted" } else { "" },
         method = method.name(), keys = method.keys()
     )]
     Unusable {
@@ -173,7 +175,7 @@ pub enum JwtError {
         option: &'static str,
         path: PathBuf,
         /// Method that needs the key.
-        method: Method,
+        method: SigningMethod,
     },
     /// The public key is not that of the private key.
     #[error(
@@ -182,8 +184,8 @@ pub enum JwtError {
     Mismatch,
 }
 
-const PRIVATE: &str = "priv-key";
-const PUBLIC: &str = "pub-key";
+const PRIVATE_KEY_OPTION: &str = "priv-key";
+const PUBLIC_KEY_OPTION: &str = "pub-key";
 
 pub(super) enum Signer {
     Hmac(hmac::Key),
@@ -235,10 +237,12 @@ impl Verifier {
 /// Loads the signer, if there is a private key, and the verifier.
 pub(super) fn load(options: &JwtOptions) -> Result<(Option<Signer>, Verifier), JwtError> {
     let method = options.method;
-    let private = options.private_key.as_deref().map(|path| read(PRIVATE, path)).transpose()?;
-    let public = options.public_key.as_deref().map(|path| read(PUBLIC, path)).transpose()?;
+    let private =
+        options.private_key.as_deref().map(|path| read(PRIVATE_KEY_OPTION, path)).transpose()?;
+    let public =
+        options.public_key.as_deref().map(|path| read(PUBLIC_KEY_OPTION, path)).transpose()?;
     let kind = method.kind();
-    if let Kind::Hmac(algorithm) = kind {
+    if let KeyAlgorithm::Hmac(algorithm) = kind {
         let key = private.filter(|key| !key.is_empty()).ok_or(JwtError::NoKey(method))?;
         let key = || hmac::Key::new(algorithm, &key);
         return Ok((Some(Signer::Hmac(key())), Verifier::Hmac(key())));
@@ -249,15 +253,17 @@ pub(super) fn load(options: &JwtOptions) -> Result<(Option<Signer>, Verifier), J
     };
     let signer = match &private {
         Some(pem) => {
-            let signer = signer(pem, &kind).ok_or_else(|| unusable(PRIVATE, &options.private_key));
+            let signer = signer(pem, &kind)
+                .ok_or_else(|| unusable(PRIVATE_KEY_OPTION, &options.private_key));
             Some(signer?)
         }
         None => None,
     };
     let public = match &public {
-        Some(pem) => {
-            Some(public_key(pem, &kind).ok_or_else(|| unusable(PUBLIC, &options.public_key))?)
-        }
+        Some(pem) => Some(
+            public_key(pem, &kind)
+                .ok_or_else(|| unusable(PUBLIC_KEY_OPTION, &options.public_key))?,
+        ),
         None => None,
     };
     let own = signer.as_ref().and_then(Signer::public);
@@ -266,9 +272,9 @@ pub(super) fn load(options: &JwtOptions) -> Result<(Option<Signer>, Verifier), J
     }
     let key = own.map(<[u8]>::to_vec).or(public).ok_or(JwtError::NoKey(method))?;
     let algorithm: &'static dyn VerificationAlgorithm = match kind {
-        Kind::Rsa(_, verifies) => verifies,
-        Kind::Ecdsa(curve) => curve.verifies,
-        Kind::Ed25519 | Kind::Hmac(_) => &ED25519,
+        KeyAlgorithm::Rsa(_, verifies) => verifies,
+        KeyAlgorithm::Ecdsa(curve) => curve.verification,
+        KeyAlgorithm::Ed25519 | KeyAlgorithm::Hmac(_) => &ED25519,
     };
     Ok((signer, Verifier::Public(UnparsedPublicKey::new(algorithm, key))))
 }
@@ -287,49 +293,49 @@ fn read(option: &'static str, path: &Path) -> Result<Zeroizing<Vec<u8>>, JwtErro
 }
 
 /// Returns the label and contents of the first PEM block that may be a key.
-fn first(pem: &[u8]) -> Option<(String, Zeroizing<Vec<u8>>)> {
+fn first_key_block(pem: &[u8]) -> Option<(String, Zeroizing<Vec<u8>>)> {
     let found = Pem::iter_from_buffer(pem).filter_map(Result::ok);
-    let mut keys = found.filter(|found| found.label != PARAMETERS);
+    let mut keys = found.filter(|found| found.label != EC_PARAMETERS_LABEL);
     keys.next().map(|key| (key.label, Zeroizing::new(key.contents)))
 }
 
-fn signer(pem: &[u8], kind: &Kind) -> Option<Signer> {
-    let (label, der) = first(pem)?;
+fn signer(pem: &[u8], kind: &KeyAlgorithm) -> Option<Signer> {
+    let (label, der) = first_key_block(pem)?;
     match (kind, label.as_str()) {
-        (Kind::Rsa(padding, _), "RSA PRIVATE KEY") => {
+        (KeyAlgorithm::Rsa(padding, _), "RSA PRIVATE KEY") => {
             Some(Signer::Rsa(Box::new(RsaKeyPair::from_der(&der).ok()?), *padding))
         }
-        (Kind::Rsa(padding, _), "PRIVATE KEY") => {
+        (KeyAlgorithm::Rsa(padding, _), "PRIVATE KEY") => {
             Some(Signer::Rsa(Box::new(RsaKeyPair::from_pkcs8(&der).ok()?), *padding))
         }
-        (Kind::Ecdsa(curve), "EC PRIVATE KEY") => ecdsa(&pkcs8(curve, &der), curve),
-        (Kind::Ecdsa(curve), "PRIVATE KEY") => ecdsa(&der, curve),
-        (Kind::Ed25519, "PRIVATE KEY") => {
+        (KeyAlgorithm::Ecdsa(curve), "EC PRIVATE KEY") => ecdsa_signer(&pkcs8(curve, &der), curve),
+        (KeyAlgorithm::Ecdsa(curve), "PRIVATE KEY") => ecdsa_signer(&der, curve),
+        (KeyAlgorithm::Ed25519, "PRIVATE KEY") => {
             Some(Signer::Ed25519(Box::new(Ed25519KeyPair::from_pkcs8_maybe_unchecked(&der).ok()?)))
         }
         _ => None,
     }
 }
 
-fn ecdsa(pkcs8: &[u8], curve: &Curve) -> Option<Signer> {
-    let key = EcdsaKeyPair::from_pkcs8(curve.signs, pkcs8, &SystemRandom::new()).ok()?;
+fn ecdsa_signer(pkcs8: &[u8], curve: &EcdsaCurve) -> Option<Signer> {
+    let key = EcdsaKeyPair::from_pkcs8(curve.signing, pkcs8, &SystemRandom::new()).ok()?;
     Some(Signer::Ecdsa(Box::new(key)))
 }
 
 /// Wraps a SEC 1 key in a PKCS #8 envelope, which names its curve (RFC 5208).
-fn pkcs8(curve: &Curve, sec1: &[u8]) -> Zeroizing<Vec<u8>> {
+fn pkcs8(curve: &EcdsaCurve, sec1: &[u8]) -> Zeroizing<Vec<u8>> {
     const INTEGER_0: &[u8] = &[0x02, 0x01, 0x00];
     const OBJECT: u8 = 0x06;
     const OCTETS: u8 = 0x04;
     const SEQUENCE: u8 = 0x30;
-    let object = |oid: &Oid<'_>| der(OBJECT, &[oid.as_bytes()]);
-    let kind = [object(&OID_KEY_TYPE_EC_PUBLIC_KEY), object(&curve.curve)];
-    let kind = der(SEQUENCE, &[&kind[0], &kind[1]]);
-    der(SEQUENCE, &[INTEGER_0, &kind, &der(OCTETS, &[sec1])])
+    let object = |oid: &Oid<'_>| encode_der(OBJECT, &[oid.as_bytes()]);
+    let kind = [object(&OID_KEY_TYPE_EC_PUBLIC_KEY), object(&curve.oid)];
+    let kind = encode_der(SEQUENCE, &[&kind[0], &kind[1]]);
+    encode_der(SEQUENCE, &[INTEGER_0, &kind, &encode_der(OCTETS, &[sec1])])
 }
 
 /// Encodes one DER value. The encoding is wrong for a value of 64 KiB or more, which no key has.
-fn der(tag: u8, parts: &[&[u8]]) -> Zeroizing<Vec<u8>> {
+fn encode_der(tag: u8, parts: &[&[u8]]) -> Zeroizing<Vec<u8>> {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     let mut out = Zeroizing::new(vec![tag]);
     match u8::try_from(length) {
@@ -345,33 +351,37 @@ fn der(tag: u8, parts: &[&[u8]]) -> Zeroizing<Vec<u8>> {
 }
 
 /// Returns the key bits of a PEM public key, or of a certificate's public key.
-fn public_key(pem: &[u8], kind: &Kind) -> Option<Vec<u8>> {
-    let (label, der) = first(pem)?;
+fn public_key(pem: &[u8], kind: &KeyAlgorithm) -> Option<Vec<u8>> {
+    let (label, der) = first_key_block(pem)?;
     match label.as_str() {
-        "PUBLIC KEY" => bits(&SubjectPublicKeyInfo::from_der(&der).ok()?.1, kind),
-        "CERTIFICATE" => bits(X509Certificate::from_der(&der).ok()?.1.public_key(), kind),
-        "RSA PUBLIC KEY" if matches!(kind, Kind::Rsa(..)) => of_usable_size(&der),
+        "PUBLIC KEY" => public_key_bits(&SubjectPublicKeyInfo::from_der(&der).ok()?.1, kind),
+        "CERTIFICATE" => {
+            public_key_bits(X509Certificate::from_der(&der).ok()?.1.public_key(), kind)
+        }
+        "RSA PUBLIC KEY" if matches!(kind, KeyAlgorithm::Rsa(..)) => rsa_key_of_valid_size(&der),
         _ => None,
     }
 }
 
-fn of_usable_size(rsa: &[u8]) -> Option<Vec<u8>> {
+fn rsa_key_of_valid_size(rsa: &[u8]) -> Option<Vec<u8>> {
     let bits = RSAPublicKey::from_der(rsa).ok()?.1.key_size();
     (2048..=8192).contains(&bits).then(|| rsa.to_vec())
 }
 
-fn bits(key: &SubjectPublicKeyInfo<'_>, kind: &Kind) -> Option<Vec<u8>> {
+fn public_key_bits(key: &SubjectPublicKeyInfo<'_>, kind: &KeyAlgorithm) -> Option<Vec<u8>> {
     let (of, parameters) = (&key.algorithm.algorithm, &key.algorithm.parameters);
     let data = &key.subject_public_key.data;
     let fits = match kind {
-        Kind::Rsa(..) if *of == OID_PKCS1_RSAENCRYPTION => return of_usable_size(data),
-        Kind::Rsa(..) => false,
-        Kind::Ecdsa(curve) => {
-            let named = parameters.as_ref().and_then(|named| named.as_oid().ok());
-            *of == OID_KEY_TYPE_EC_PUBLIC_KEY && named.as_ref() == Some(&curve.curve)
+        KeyAlgorithm::Rsa(..) if *of == OID_PKCS1_RSAENCRYPTION => {
+            return rsa_key_of_valid_size(data);
         }
-        Kind::Ed25519 => *of == OID_SIG_ED25519,
-        Kind::Hmac(_) => false,
+        KeyAlgorithm::Rsa(..) => false,
+        KeyAlgorithm::Ecdsa(curve) => {
+            let named = parameters.as_ref().and_then(|named| named.as_oid().ok());
+            *of == OID_KEY_TYPE_EC_PUBLIC_KEY && named.as_ref() == Some(&curve.oid)
+        }
+        KeyAlgorithm::Ed25519 => *of == OID_SIG_ED25519,
+        KeyAlgorithm::Hmac(_) => false,
     };
     fits.then(|| data.to_vec())
 }

@@ -21,7 +21,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 use zeroize::Zeroizing;
 
-pub use self::keys::{JwtError, Method};
+pub use self::keys::{JwtError, SigningMethod};
 use self::keys::{Signer, Verifier};
 
 /// Maximum length of a token in bytes. A longer one would not fit a request header.
@@ -31,7 +31,7 @@ const MAX_TOKEN_BYTES: usize = 16 << 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JwtOptions {
     /// Algorithm that signs tokens (`sign-method`).
-    pub method: Method,
+    pub method: SigningMethod,
     /// File with the public key (`pub-key`).
     pub public_key: Option<PathBuf>,
     /// File with the private key (`priv-key`).
@@ -42,7 +42,7 @@ pub struct JwtOptions {
 
 /// Signs and verifies tokens, with the keys of `--auth-token`.
 pub struct Jwt {
-    method: Method,
+    method: SigningMethod,
     ttl: Duration,
     signer: Option<Signer>,
     verifier: Verifier,
@@ -64,16 +64,16 @@ pub struct Claims {
     pub revision: u64,
     /// Times between which the token is valid, in seconds since 1970; `None` for no limit.
     not_before: Option<f64>,
-    until: Option<f64>,
+    expires_at: Option<f64>,
 }
 
 impl Claims {
     /// Whether the token is valid at `now`, in seconds since 1970.
     #[must_use]
-    pub fn hold_at(&self, now: i64) -> bool {
+    pub fn are_valid_at(&self, now: i64) -> bool {
         #[allow(clippy::cast_precision_loss, reason = "seconds since 1970 are far below 2^53")]
         let now = now as f64;
-        self.until.is_none_or(|until| now < until.trunc())
+        self.expires_at.is_none_or(|until| now < until.trunc())
             && self.not_before.is_none_or(|from| now >= from.trunc())
     }
 }
@@ -97,7 +97,7 @@ pub enum TokenError {
 }
 
 #[derive(Deserialize)]
-struct Header {
+struct JwtHeader {
     alg: String,
     crit: Option<IgnoredAny>,
 }
@@ -149,7 +149,7 @@ impl Jwt {
     ///
     /// # Errors
     /// Fails if the token was not signed with the key, or does not name its user.
-    pub fn read(&self, token: &str) -> Result<Claims, TokenError> {
+    pub fn verify(&self, token: &str) -> Result<Claims, TokenError> {
         if token.len() > MAX_TOKEN_BYTES {
             return Err(TokenError::Malformed);
         }
@@ -158,7 +158,8 @@ impl Jwt {
         let decode =
             |part: &str| BASE64URL_NOPAD.decode(part.as_bytes()).map_err(|_| TokenError::Malformed);
         let (header, payload, signature) = (decode(header)?, decode(payload)?, decode(signature)?);
-        let header: Header = serde_json::from_slice(&header).map_err(|_| TokenError::Malformed)?;
+        let header: JwtHeader =
+            serde_json::from_slice(&header).map_err(|_| TokenError::Malformed)?;
         if header.alg != self.method.name() || header.crit.is_some() {
             return Err(TokenError::Header);
         }
@@ -173,7 +174,7 @@ impl Jwt {
         )]
         let revision = payload.revision as u64;
         let (user, not_before, until) = (payload.username, payload.nbf, payload.exp);
-        Ok(Claims { user, revision, not_before, until })
+        Ok(Claims { user, revision, not_before, expires_at: until })
     }
 }
 

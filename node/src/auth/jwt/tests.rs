@@ -15,23 +15,23 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/auth/jwt/fixtures").join(name)
 }
 
-fn options(method: Method, private: &str, public: &str) -> JwtOptions {
+fn options(method: SigningMethod, private: &str, public: &str) -> JwtOptions {
     let file = |name: &str| (!name.is_empty()).then(|| fixture(name));
     let (private_key, public_key) = (file(private), file(public));
     JwtOptions { method, public_key, private_key, ttl: Duration::from_secs(300) }
 }
 
-fn load(method: Method, private: &str, public: &str) -> Result<Jwt, String> {
+fn load(method: SigningMethod, private: &str, public: &str) -> Result<Jwt, String> {
     Jwt::load(&options(method, private, public)).map_err(|error| error.to_string())
 }
 
 /// Returns the file names of the method's private key, and of its public key if it has one.
-fn files(method: Method) -> (&'static str, &'static str) {
+fn files(method: SigningMethod) -> (&'static str, &'static str) {
     match method {
-        Method::Hs256 | Method::Hs384 | Method::Hs512 => ("hmac.key", ""),
-        Method::Es256 => ("p256.pem", "p256-pub.pem"),
-        Method::Es384 => ("p384.pem", "p384-pub.pem"),
-        Method::EdDsa => ("ed.pem", "ed-pub.pem"),
+        SigningMethod::Hs256 | SigningMethod::Hs384 | SigningMethod::Hs512 => ("hmac.key", ""),
+        SigningMethod::Es256 => ("p256.pem", "p256-pub.pem"),
+        SigningMethod::Es384 => ("p384.pem", "p384-pub.pem"),
+        SigningMethod::EdDsa => ("ed.pem", "ed-pub.pem"),
         _ => ("rsa.pem", "rsa-pub.pem"),
     }
 }
@@ -49,10 +49,10 @@ fn signed(header: &Value, payload: &Value) -> String {
 #[test]
 fn tokens_that_etcds_library_signed_are_read_with_the_private_key_and_with_the_public_one() {
     let tokens = std::fs::read_to_string(fixture("etcd-tokens.txt")).unwrap();
-    assert_eq!(tokens.lines().count(), Method::ALL.len());
+    assert_eq!(tokens.lines().count(), SigningMethod::ALL.len());
     for line in tokens.lines() {
         let (name, token) = line.split_once(' ').unwrap();
-        let method = Method::ALL.into_iter().find(|method| method.name() == name).unwrap();
+        let method = SigningMethod::ALL.into_iter().find(|method| method.name() == name).unwrap();
         let (private, public) = files(method);
         let mut readers =
             vec![load(method, private, "").unwrap(), load(method, private, public).unwrap()];
@@ -62,19 +62,19 @@ fn tokens_that_etcds_library_signed_are_read_with_the_private_key_and_with_the_p
             readers.push(checks);
         }
         for jwt in readers {
-            let claims = jwt.read(token).unwrap();
+            let claims = jwt.verify(token).unwrap();
             assert_eq!((claims.user.as_str(), claims.revision), ("alice", 7), "{name}");
-            assert!(claims.hold_at(UNTIL - 1) && !claims.hold_at(UNTIL), "{name}");
+            assert!(claims.are_valid_at(UNTIL - 1) && !claims.are_valid_at(UNTIL), "{name}");
             let own = jwt.sign("bob", 9, 1_000);
             if let Some(own) = own {
-                let claims = jwt.read(&own).unwrap();
+                let claims = jwt.verify(&own).unwrap();
                 assert_eq!((claims.user.as_str(), claims.revision), ("bob", 9), "{name}");
-                assert!(claims.hold_at(1_299) && !claims.hold_at(1_300), "{name}");
+                assert!(claims.are_valid_at(1_299) && !claims.are_valid_at(1_300), "{name}");
             }
             let (head, rest) = token.split_at(token.len() - 8);
             let other = if rest.starts_with('A') { 'B' } else { 'A' };
             let changed = format!("{head}{other}{}", &rest[1..]);
-            assert_eq!(jwt.read(&changed), Err(TokenError::Signature), "{name}");
+            assert_eq!(jwt.verify(&changed), Err(TokenError::Signature), "{name}");
         }
     }
 }
@@ -82,13 +82,13 @@ fn tokens_that_etcds_library_signed_are_read_with_the_private_key_and_with_the_p
 #[test]
 fn keys_are_read_in_every_format_that_etcd_takes() {
     for (method, private, public) in [
-        (Method::Rs256, "rsa-pkcs8.pem", "rsa-pub-pkcs1.pem"),
-        (Method::Ps384, "rsa.pem", "rsa-cert.pem"),
-        (Method::Es256, "p256-pkcs8.pem", "p256-pub.pem"),
+        (SigningMethod::Rs256, "rsa-pkcs8.pem", "rsa-pub-pkcs1.pem"),
+        (SigningMethod::Ps384, "rsa.pem", "rsa-cert.pem"),
+        (SigningMethod::Es256, "p256-pkcs8.pem", "p256-pub.pem"),
     ] {
         let jwt = load(method, private, public).unwrap();
         let token = jwt.sign("a", 1, 0).unwrap();
-        assert!(load(method, "", public).unwrap().read(&token).is_ok(), "{private} {public}");
+        assert!(load(method, "", public).unwrap().verify(&token).is_ok(), "{private} {public}");
     }
 }
 
@@ -96,30 +96,30 @@ fn keys_are_read_in_every_format_that_etcd_takes() {
 fn keys_that_cannot_be_used_are_refused_with_what_to_do() {
     for (method, private, public, text) in [
         (
-            Method::Rs256,
+            SigningMethod::Rs256,
             "",
             "",
             "RS256 needs priv-key=FILE to sign tokens, or at least pub-key=FILE",
         ),
-        (Method::Hs256, "", "", "HS256 needs priv-key=FILE, whose bytes are the key"),
-        (Method::Hs256, "", "rsa-pub.pem", "HS256 needs priv-key=FILE"),
+        (SigningMethod::Hs256, "", "", "HS256 needs priv-key=FILE, whose bytes are the key"),
+        (SigningMethod::Hs256, "", "rsa-pub.pem", "HS256 needs priv-key=FILE"),
         (
-            Method::Rs256,
+            SigningMethod::Rs256,
             "p256.pem",
             "",
             "give an RSA key of 2048 to 8192 bits in PEM, not encrypted",
         ),
-        (Method::Rs256, "rsa-pub.pem", "", "holds no key that RS256 can use"),
-        (Method::Rs256, "", "rsa.pem", "pub-key "),
-        (Method::Rs256, "hmac.key", "", "holds no key"),
-        (Method::Es256, "p384.pem", "", "give a P-256 key in PEM"),
-        (Method::Es384, "", "p256-pub.pem", "give a P-384 key in PEM"),
-        (Method::Es256, "", "rsa-cert.pem", "holds no key that ES256"),
-        (Method::EdDsa, "rsa-pkcs8.pem", "", "give an Ed25519 key in PEM"),
-        (Method::EdDsa, "", "p256-pub.pem", "holds no key that EdDSA"),
-        (Method::Es256, "none.pem", "", "cannot read priv-key "),
-        (Method::Es256, "p256.pem", "none.pem", "cannot read pub-key "),
-        (Method::Es256, "p256.pem", "p256-other.pem", "don't belong together"),
+        (SigningMethod::Rs256, "rsa-pub.pem", "", "holds no key that RS256 can use"),
+        (SigningMethod::Rs256, "", "rsa.pem", "pub-key "),
+        (SigningMethod::Rs256, "hmac.key", "", "holds no key"),
+        (SigningMethod::Es256, "p384.pem", "", "give a P-256 key in PEM"),
+        (SigningMethod::Es384, "", "p256-pub.pem", "give a P-384 key in PEM"),
+        (SigningMethod::Es256, "", "rsa-cert.pem", "holds no key that ES256"),
+        (SigningMethod::EdDsa, "rsa-pkcs8.pem", "", "give an Ed25519 key in PEM"),
+        (SigningMethod::EdDsa, "", "p256-pub.pem", "holds no key that EdDSA"),
+        (SigningMethod::Es256, "none.pem", "", "cannot read priv-key "),
+        (SigningMethod::Es256, "p256.pem", "none.pem", "cannot read pub-key "),
+        (SigningMethod::Es256, "p256.pem", "p256-other.pem", "don't belong together"),
     ] {
         let error = load(method, private, public).unwrap_err();
         assert!(error.contains(text), "{text} in {error}");
@@ -130,7 +130,13 @@ fn keys_that_cannot_be_used_are_refused_with_what_to_do() {
 #[test]
 fn an_empty_file_is_no_key() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    for method in [Method::Hs256, Method::Hs384, Method::Hs512, Method::Rs256, Method::EdDsa] {
+    for method in [
+        SigningMethod::Hs256,
+        SigningMethod::Hs384,
+        SigningMethod::Hs512,
+        SigningMethod::Rs256,
+        SigningMethod::EdDsa,
+    ] {
         let private_key = Some(file.path().to_owned());
         let loaded = Jwt::load(&JwtOptions { private_key, ..options(method, "", "") });
         assert!(loaded.is_err(), "{method:?}");
@@ -153,7 +159,7 @@ fn an_rsa_key_of_another_size_is_refused() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), pem).unwrap();
         let public_key = Some(file.path().to_owned());
-        let loaded = Jwt::load(&JwtOptions { public_key, ..options(Method::Rs256, "", "") });
+        let loaded = Jwt::load(&JwtOptions { public_key, ..options(SigningMethod::Rs256, "", "") });
         assert_eq!(loaded.is_ok(), is_taken, "{bits}");
     }
 }
@@ -170,7 +176,8 @@ fn a_key_that_would_be_read_in_part_is_refused() {
     for (more, is_taken) in [(0, true), (1, false)] {
         std::fs::write(file.path(), vec![7; (64 << 10) + more]).unwrap();
         let private_key = Some(file.path().to_owned());
-        let loaded = Jwt::load(&JwtOptions { private_key, ..options(Method::Hs256, "", "") });
+        let loaded =
+            Jwt::load(&JwtOptions { private_key, ..options(SigningMethod::Hs256, "", "") });
         assert_eq!(loaded.is_ok(), is_taken, "{more}");
     }
 }
@@ -179,7 +186,7 @@ fn a_key_that_would_be_read_in_part_is_refused() {
 fn the_key_says_the_algorithm_and_not_the_token() {
     let payload = json!({ "username": "root", "revision": 9, "exp": UNTIL });
     let part = |part: &Value| BASE64URL_NOPAD.encode(part.to_string().as_bytes());
-    let rsa = load(Method::Rs256, "", "rsa-pub.pem").unwrap();
+    let rsa = load(SigningMethod::Rs256, "", "rsa-pub.pem").unwrap();
     // The public key is no secret: if it were accepted as an HMAC key, anybody could sign.
     let public = std::fs::read(fixture("rsa-pub.pem")).unwrap();
     for alg in ["HS256", "RS256", "hs256", "none", "None", ""] {
@@ -189,20 +196,20 @@ fn the_key_says_the_algorithm_and_not_the_token() {
         for signature in [tag.as_str(), ""] {
             let token = format!("{text}.{signature}");
             let expected = if alg == "RS256" { TokenError::Signature } else { TokenError::Header };
-            assert_eq!(rsa.read(&token), Err(expected), "{alg} {signature}");
+            assert_eq!(rsa.verify(&token), Err(expected), "{alg} {signature}");
         }
     }
     let tokens = std::fs::read_to_string(fixture("etcd-tokens.txt")).unwrap();
     let of = |name: &str| tokens.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
-    assert_eq!(rsa.read(of("PS256 ")), Err(TokenError::Header));
-    assert!(rsa.read(of("RS256 ")).is_ok());
-    let other = load(Method::Hs384, "hmac.key", "").unwrap();
-    assert_eq!(other.read(of("HS256 ")), Err(TokenError::Header));
+    assert_eq!(rsa.verify(of("PS256 ")), Err(TokenError::Header));
+    assert!(rsa.verify(of("RS256 ")).is_ok());
+    let other = load(SigningMethod::Hs384, "hmac.key", "").unwrap();
+    assert_eq!(other.verify(of("HS256 ")), Err(TokenError::Header));
 }
 
 #[test]
 fn what_is_no_token_is_refused() {
-    let jwt = load(Method::Hs256, "hmac.key", "").unwrap();
+    let jwt = load(SigningMethod::Hs256, "hmac.key", "").unwrap();
     let good = jwt.sign("a", 1, 0).unwrap();
     let parts: Vec<&str> = good.split('.').collect();
     let (first, second, third) = (parts[0], parts[1], parts[2]);
@@ -218,21 +225,21 @@ fn what_is_no_token_is_refused() {
         "a".repeat(MAX_TOKEN_BYTES + 1),
         "abcdefghijklmnop.7".to_owned(),
     ] {
-        assert_eq!(jwt.read(&token), Err(TokenError::Malformed), "{token}");
+        assert_eq!(jwt.verify(&token), Err(TokenError::Malformed), "{token}");
     }
     // A token just below the maximum length is read, and refused only for its contents.
-    assert!(jwt.read(&format!("{first}.{}.{third}", "A".repeat(MAX_TOKEN_BYTES - 100))).is_err());
+    assert!(jwt.verify(&format!("{first}.{}.{third}", "A".repeat(MAX_TOKEN_BYTES - 100))).is_err());
 }
 
 #[test]
 fn claims_are_read_as_etcd_reads_them() {
-    let jwt = load(Method::Hs256, "hmac.key", "").unwrap();
+    let jwt = load(SigningMethod::Hs256, "hmac.key", "").unwrap();
     let header = json!({ "alg": "HS256", "typ": "JWT" });
-    let read = |payload: &Value| jwt.read(&signed(&header, payload));
+    let read = |payload: &Value| jwt.verify(&signed(&header, payload));
     let claims = read(&json!({ "username": "a", "revision": 3 })).unwrap();
-    assert!(claims.hold_at(i64::MAX), "without a time it counts for ever");
+    assert!(claims.are_valid_at(i64::MAX), "without a time it counts for ever");
     let claims = read(&json!({ "username": "a", "revision": 3, "exp": 10.9, "nbf": 5 })).unwrap();
-    assert_eq!([4, 5, 9, 10].map(|now| claims.hold_at(now)), [false, true, true, false]);
+    assert_eq!([4, 5, 9, 10].map(|now| claims.are_valid_at(now)), [false, true, true, false]);
     let odd = [(json!(-1), 0), (json!(7.9), 7), (json!(1e300), u64::MAX)];
     for (revision, is) in odd {
         assert_eq!(read(&json!({ "username": "a", "revision": revision })).unwrap().revision, is);
@@ -254,13 +261,13 @@ fn claims_are_read_as_etcd_reads_them() {
     }
     let payload = json!({ "username": "a", "revision": 1 });
     for header in [json!({ "alg": "HS256", "crit": ["exp"] }), json!({ "alg": "HS512" })] {
-        assert_eq!(jwt.read(&signed(&header, &payload)), Err(TokenError::Header), "{header}");
+        assert_eq!(jwt.verify(&signed(&header, &payload)), Err(TokenError::Header), "{header}");
     }
-    assert_eq!(jwt.read(&signed(&json!({}), &payload)), Err(TokenError::Malformed));
+    assert_eq!(jwt.verify(&signed(&json!({}), &payload)), Err(TokenError::Malformed));
 }
 
 #[test]
 fn nothing_that_is_shown_has_a_key_in_it() {
-    let jwt = load(Method::Hs256, "hmac.key", "").unwrap();
+    let jwt = load(SigningMethod::Hs256, "hmac.key", "").unwrap();
     assert_eq!(format!("{jwt:?}"), "Jwt { method: Hs256, .. }");
 }

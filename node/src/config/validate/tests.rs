@@ -1,11 +1,11 @@
 use std::time::Duration;
 
-use super::super::{AutoCompaction, Command, CommandError, Remark, parse};
+use super::super::{AutoCompaction, CommandError, Invocation, Remark, parse};
 use crate::{config::Config, identity::InitialCluster};
 
 fn config(args: &[&str]) -> Result<Config, String> {
     match parse(args.iter().map(ToString::to_string), []) {
-        Ok(Command::Run(config, _)) => Ok(*config),
+        Ok(Invocation::Run(config, _)) => Ok(*config),
         Ok(other) => panic!("it asks for {other:?}"),
         Err(CommandError::Config(error)) => Err(error.to_string()),
         Err(CommandError::Usage(error)) => panic!("{error}"),
@@ -14,7 +14,7 @@ fn config(args: &[&str]) -> Result<Config, String> {
 
 /// Returns the first configuration that a member without a log takes from these flags.
 fn bootstrap(args: &[&str]) -> Result<InitialCluster, String> {
-    config(args)?.initial().map_err(|error| error.to_string())
+    config(args)?.first_configuration().map_err(|error| error.to_string())
 }
 
 const THREE: &str = "a=http://h1:2380,b=http://h2:2380,c=http://h3:2380";
@@ -26,7 +26,7 @@ fn without_any_flag_it_is_etcds_single_node() {
     assert_eq!(config.data_dir.to_str(), Some("default.etcd"));
     assert_eq!(config.listen_client_urls[0].address().to_string(), "127.0.0.1:2379");
     // etcd computes these ids for a node that is started without flags.
-    let initial = config.initial().unwrap();
+    let initial = config.first_configuration().unwrap();
     assert_eq!(initial.members[0].id.to_string(), "8e9e05c52164694d");
     assert_eq!(initial.id.to_string(), "cdf818194e3a8c32");
 }
@@ -34,7 +34,7 @@ fn without_any_flag_it_is_etcds_single_node() {
 #[test]
 fn a_quota_above_what_etcd_suggests_is_remarked_on() {
     let remarks = |bytes: i64| match parse([format!("--quota-backend-bytes={bytes}")], []) {
-        Ok(Command::Run(_, remarks)) => remarks,
+        Ok(Invocation::Run(_, remarks)) => remarks,
         other => panic!("{other:?}"),
     };
     assert_eq!(remarks(8 << 30), [Remark::DefaultName]);
@@ -176,7 +176,7 @@ const PEERS_OVER_TLS: &str = "--listen-peer-urls=https://127.0.0.1:2";
 /// Returns the remarks about a configuration with a name and these flags.
 fn remarks(args: &[&str]) -> Vec<Remark> {
     match parse([&["--name=x"], args].concat().iter().map(ToString::to_string), []) {
-        Ok(Command::Run(_, remarks)) => remarks,
+        Ok(Invocation::Run(_, remarks)) => remarks,
         other => panic!("{args:?}: {other:?}"),
     }
 }
@@ -403,7 +403,7 @@ fn an_address_in_plain_beside_a_certificate_is_remarked_upon() {
         let files = ["--advertise-client-urls=https://h:1", "--cert-file=c", "--key-file=k"];
         let args = urls.iter().chain(&files).chain(extra).map(ToString::to_string);
         match parse(args, []) {
-            Ok(Command::Run(_, remarks)) => remarks,
+            Ok(Invocation::Run(_, remarks)) => remarks,
             other => panic!("{other:?}"),
         }
     };

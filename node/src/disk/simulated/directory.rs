@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::rng::Rng;
 
 #[derive(Clone, Debug)]
-pub(super) enum Change {
+pub(super) enum DirectoryChange {
     Link { name: String, inode: u64 },
     Unlink { name: String },
     Rename { from: String, to: String },
@@ -14,20 +14,20 @@ pub(super) enum Change {
 
 #[derive(Clone, Default)]
 pub(super) struct Directory {
-    seen: BTreeMap<String, u64>,
+    visible: BTreeMap<String, u64>,
     durable: BTreeMap<String, u64>,
-    changes: Vec<Change>,
+    changes: Vec<DirectoryChange>,
 }
 
-fn apply(names: &mut BTreeMap<String, u64>, change: &Change) {
+fn apply(names: &mut BTreeMap<String, u64>, change: &DirectoryChange) {
     match change {
-        Change::Link { name, inode } => {
+        DirectoryChange::Link { name, inode } => {
             names.insert(name.clone(), *inode);
         }
-        Change::Unlink { name } => {
+        DirectoryChange::Unlink { name } => {
             names.remove(name);
         }
-        Change::Rename { from, to } => {
+        DirectoryChange::Rename { from, to } => {
             if let Some(inode) = names.remove(from) {
                 names.insert(to.clone(), inode);
             }
@@ -37,29 +37,29 @@ fn apply(names: &mut BTreeMap<String, u64>, change: &Change) {
 
 impl Directory {
     pub(super) fn get(&self, name: &str) -> Option<u64> {
-        self.seen.get(name).copied()
+        self.visible.get(name).copied()
     }
 
     pub(super) fn names(&self) -> Vec<String> {
-        self.seen.keys().cloned().collect()
+        self.visible.keys().cloned().collect()
     }
 
     /// Returns every inode that may have a name after a crash.
     pub(super) fn all_inodes(&self) -> impl Iterator<Item = u64> {
         let linked = self.changes.iter().filter_map(|change| match change {
-            Change::Link { inode, .. } => Some(*inode),
-            Change::Unlink { .. } | Change::Rename { .. } => None,
+            DirectoryChange::Link { inode, .. } => Some(*inode),
+            DirectoryChange::Unlink { .. } | DirectoryChange::Rename { .. } => None,
         });
-        self.seen.values().chain(self.durable.values()).copied().chain(linked)
+        self.visible.values().chain(self.durable.values()).copied().chain(linked)
     }
 
-    pub(super) fn change(&mut self, change: Change) {
-        apply(&mut self.seen, &change);
+    pub(super) fn change(&mut self, change: DirectoryChange) {
+        apply(&mut self.visible, &change);
         self.changes.push(change);
     }
 
     pub(super) fn sync(&mut self) {
-        self.durable = self.seen.clone();
+        self.durable = self.visible.clone();
         self.changes.clear();
     }
 
@@ -69,6 +69,6 @@ impl Directory {
         for change in self.changes.drain(..).take(survive) {
             apply(&mut self.durable, &change);
         }
-        self.seen = self.durable.clone();
+        self.visible = self.durable.clone();
     }
 }

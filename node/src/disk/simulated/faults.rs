@@ -4,7 +4,7 @@ use std::io;
 
 /// Kind of operation that a fault can hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
+pub enum DiskOperation {
     /// Opening or creating a file, or creating a directory.
     Open,
     /// Reading from a file, or getting its length.
@@ -28,7 +28,7 @@ pub enum Operation {
 /// Error that the caller gets. A write that fails has written a part of its data. A sync that fails
 /// has made some sectors durable, and no later sync writes the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum DiskFailure {
     /// An I/O error (EIO).
     Io,
     /// The disk is full (ENOSPC).
@@ -39,13 +39,13 @@ pub enum Failure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// Kind of operation that fails.
-    pub operation: Operation,
+    pub operation: DiskOperation,
     /// Number of operations of this kind that succeed before the first failure.
     pub after: u64,
     /// Number of operations of this kind that fail after that; `u64::MAX` for all of them.
     pub times: u64,
     /// Error that the failing operations return.
-    pub failure: Failure,
+    pub failure: DiskFailure,
 }
 
 /// Number of operations on a disk, by kind.
@@ -63,7 +63,7 @@ pub struct Counts {
 /// Selects the syncs that succeed without doing anything, as if the code had forgotten them. Tests
 /// use it to show that the code depends on them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lies {
+pub struct IgnoredSyncs {
     /// Whether syncs of files do nothing.
     pub files: bool,
     /// Whether syncs of directories do nothing.
@@ -72,14 +72,14 @@ pub struct Lies {
 
 #[derive(Clone)]
 pub(super) struct Faults {
-    pub lies: Lies,
+    pub ignored_syncs: IgnoredSyncs,
     /// Number of bytes by which files may still grow.
     pub free: u64,
-    orders: Vec<Fault>,
+    injected: Vec<Fault>,
     /// Number of operations until the power fails; `None` if it does not fail.
-    power: Option<u64>,
+    operations_until_power_failure: Option<u64>,
     /// Whether the power failed during the current operation.
-    now: bool,
+    power_just_failed: bool,
     /// Whether an injected error has occurred.
     failed: bool,
     pub counts: Counts,
@@ -88,68 +88,70 @@ pub(super) struct Faults {
 impl Default for Faults {
     fn default() -> Self {
         Self {
-            lies: Lies::default(),
+            ignored_syncs: IgnoredSyncs::default(),
             free: u64::MAX,
-            orders: Vec::new(),
-            power: None,
-            now: false,
+            injected: Vec::new(),
+            operations_until_power_failure: None,
+            power_just_failed: false,
             failed: false,
             counts: Counts::default(),
         }
     }
 }
 
-pub(super) fn power_is_off() -> io::Error {
+pub(super) fn power_off_error() -> io::Error {
     io::Error::other("the simulated power is off")
 }
 
 impl Faults {
     pub(super) fn inject(&mut self, fault: Fault) {
-        self.orders.push(fault);
+        self.injected.push(fault);
     }
 
     /// Makes the power fail after this many operations. An earlier power failure that was set
     /// before stays.
     pub(super) fn power_off_after(&mut self, operations: u64) {
-        self.power = Some(self.power.map_or(operations, |left| left.min(operations)));
+        self.operations_until_power_failure = Some(
+            self.operations_until_power_failure.map_or(operations, |left| left.min(operations)),
+        );
     }
 
     pub(super) fn power_on(&mut self) {
-        self.power = None;
-        self.now = false;
+        self.operations_until_power_failure = None;
+        self.power_just_failed = false;
         self.failed = false;
-        self.orders.clear();
+        self.injected.clear();
     }
 
     pub(super) fn has_failed(&self) -> bool {
         self.failed
     }
 
-    pub(super) fn is_off(&self) -> bool {
-        self.power == Some(0)
+    pub(super) fn is_power_off(&self) -> bool {
+        self.operations_until_power_failure == Some(0)
     }
 
-    pub(super) fn went_off_now(&self) -> bool {
-        self.now
+    pub(super) fn has_power_just_failed(&self) -> bool {
+        self.power_just_failed
     }
 
     /// Counts one operation, and fails it if the power is off or a fault was injected for it.
-    pub(super) fn meet(&mut self, operation: Operation) -> io::Result<()> {
-        self.now = false;
-        match &mut self.power {
-            Some(0) => return Err(power_is_off()),
+    pub(super) fn begin_operation(&mut self, operation: DiskOperation) -> io::Result<()> {
+        self.power_just_failed = false;
+        match &mut self.operations_until_power_failure {
+            Some(0) => return Err(power_off_error()),
             Some(left) => {
                 *left -= 1;
-                self.now = *left == 0;
+                self.power_just_failed = *left == 0;
             }
             None => {}
         }
         self.count(operation);
-        if self.now {
-            return Err(power_is_off());
+        if self.power_just_failed {
+            return Err(power_off_error());
         }
         let mut failure = None;
-        for order in self.orders.iter_mut().filter(|order| order.operation == operation) {
+        for order in self.injected.iter_mut().filter(|order| order.operation == operation) {
             if order.after > 0 {
                 order.after -= 1;
             } else if order.times > 0 && failure.is_none() {
@@ -163,7 +165,7 @@ impl Faults {
     /// Takes `bytes` from the free space for a file that grows.
     pub(super) fn take(&mut self, bytes: u64) -> io::Result<()> {
         if bytes > self.free {
-            return self.fail(Failure::NoSpace);
+            return self.fail(DiskFailure::NoSpace);
         }
         if self.free < u64::MAX {
             self.free -= bytes;
@@ -171,27 +173,27 @@ impl Faults {
         Ok(())
     }
 
-    fn fail(&mut self, failure: Failure) -> io::Result<()> {
+    fn fail(&mut self, failure: DiskFailure) -> io::Result<()> {
         self.failed = true;
         let number = match failure {
-            Failure::Io => rustix::io::Errno::IO,
-            Failure::NoSpace => rustix::io::Errno::NOSPC,
+            DiskFailure::Io => rustix::io::Errno::IO,
+            DiskFailure::NoSpace => rustix::io::Errno::NOSPC,
         };
         Err(io::Error::from_raw_os_error(number.raw_os_error()))
     }
 
-    fn count(&mut self, operation: Operation) {
+    fn count(&mut self, operation: DiskOperation) {
         self.counts.operations += 1;
         match operation {
-            Operation::Write => self.counts.writes += 1,
-            Operation::Sync => self.counts.syncs += 1,
-            Operation::SyncDir => self.counts.directory_syncs += 1,
-            Operation::Open
-            | Operation::Read
-            | Operation::Resize
-            | Operation::Rename
-            | Operation::Remove
-            | Operation::List => {}
+            DiskOperation::Write => self.counts.writes += 1,
+            DiskOperation::Sync => self.counts.syncs += 1,
+            DiskOperation::SyncDir => self.counts.directory_syncs += 1,
+            DiskOperation::Open
+            | DiskOperation::Read
+            | DiskOperation::Resize
+            | DiskOperation::Rename
+            | DiskOperation::Remove
+            | DiskOperation::List => {}
         }
     }
 }

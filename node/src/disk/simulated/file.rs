@@ -9,12 +9,12 @@ pub(super) const SECTOR: usize = 512;
 
 /// Maximum number of contents kept per sector between two syncs, including the durable one. If
 /// there are more, those in between are discarded.
-const VERSIONS: usize = 4;
+const MAX_SECTOR_VERSIONS: usize = 4;
 
 type Sector = [u8; SECTOR];
 
 #[derive(Clone, Default)]
-pub(super) struct File {
+pub(super) struct SimulatedFile {
     /// Contents, padded to whole sectors; zeros from `len` on.
     bytes: Vec<u8>,
     len: usize,
@@ -37,7 +37,7 @@ fn position(at: u64) -> usize {
     usize::try_from(at).expect("simulated files fit into memory")
 }
 
-impl File {
+impl SimulatedFile {
     pub(super) fn len(&self) -> u64 {
         self.len as u64
     }
@@ -58,7 +58,7 @@ impl File {
         if to > self.len {
             self.grow(to);
         }
-        self.touch(from, to);
+        self.record_versions(from, to);
         self.bytes[from..to].copy_from_slice(data);
     }
 
@@ -67,7 +67,7 @@ impl File {
         if len > self.len {
             self.grow(len);
         } else {
-            self.touch(len, self.bytes.len());
+            self.record_versions(len, self.bytes.len());
             self.bytes[len..].fill(0);
             self.len = len;
         }
@@ -82,14 +82,14 @@ impl File {
     }
 
     /// Records the contents of the sectors of a range before they change.
-    fn touch(&mut self, from: usize, to: usize) {
+    fn record_versions(&mut self, from: usize, to: usize) {
         for sector in from / SECTOR..to.div_ceil(SECTOR) {
             let now = self.sector(sector);
             let older = self.dirty.entry(sector).or_default();
             if older.is_empty() {
                 older.push(self.lost.remove(&sector).unwrap_or(now));
             } else {
-                if older.len() == VERSIONS {
+                if older.len() == MAX_SECTOR_VERSIONS {
                     older.remove(1);
                 }
                 older.push(now);

@@ -11,7 +11,7 @@
 //! not make its name durable, and operations on different directories are not ordered.
 //!
 //! A sync that fails by an injected error leaves pages that look clean but are not on the medium. A
-//! second sync succeeds and changes nothing. Only [`DiskFile::reread`] shows what is on the medium.
+//! second sync succeeds and changes nothing. Only [`DiskFile::sync_and_drop_cache`] shows what is on the medium.
 
 mod directory;
 mod faults;
@@ -24,13 +24,13 @@ use std::io;
 use std::path::{Component, Path};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use directory::{Change, Directory};
-pub use faults::{Counts, Failure, Fault, Lies, Operation};
-use faults::{Faults, power_is_off};
-use file::File;
+use directory::{Directory, DirectoryChange};
+pub use faults::{Counts, DiskFailure, DiskOperation, Fault, IgnoredSyncs};
+use faults::{Faults, power_off_error};
+use file::SimulatedFile;
 use rng::Rng;
 
-use super::{DirLock, Disk, DiskFile, Held, Open, SharedDisk};
+use super::{DirLock, Disk, DiskFile, LockGuard, OpenMode, SharedDisk};
 
 const ROOT: u64 = 0;
 
@@ -59,7 +59,7 @@ struct State {
 
 #[derive(Clone)]
 enum Inode {
-    File(File),
+    File(SimulatedFile),
     Directory(Directory),
 }
 
@@ -115,18 +115,18 @@ impl SimulatedDisk {
 
     /// Limits the number of bytes by which all files together may still grow; `u64::MAX` is no
     /// limit. Removing or truncating files does not free space.
-    pub fn leave_free(&self, bytes: u64) {
+    pub fn limit_free_bytes(&self, bytes: u64) {
         self.lock().faults.free = bytes;
     }
 
     /// Makes some kinds of sync succeed without doing anything from now on.
-    pub fn lie(&self, lies: Lies) {
-        self.lock().faults.lies = lies;
+    pub fn ignore_syncs(&self, lies: IgnoredSyncs) {
+        self.lock().faults.ignored_syncs = lies;
     }
 
     /// Whether the power has failed and the disk has not been restarted.
-    pub fn is_off(&self) -> bool {
-        self.lock().faults.is_off()
+    pub fn is_power_off(&self) -> bool {
+        self.lock().faults.is_power_off()
     }
 
     /// Whether an injected error has occurred since the process last started.
@@ -219,26 +219,28 @@ impl State {
         let number = self.next_inode;
         self.next_inode += 1;
         self.inodes.insert(number, inode);
-        self.directory_mut(directory)?.change(Change::Link { name, inode: number });
+        self.directory_mut(directory)?.change(DirectoryChange::Link { name, inode: number });
         Ok(number)
     }
 }
 
 impl Disk for SimulatedDisk {
-    fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>> {
+    fn open(&self, path: &Path, how: OpenMode) -> io::Result<Box<dyn DiskFile>> {
         let mut state = self.lock();
-        state.faults.meet(Operation::Open)?;
+        state.faults.begin_operation(DiskOperation::Open)?;
         let inode = match (state.find(path), how) {
-            (Ok(_), Open::New) => return Err(io::ErrorKind::AlreadyExists.into()),
-            (Ok(number), Open::Existing | Open::ExistingOrNew) => match state.inodes.get(&number) {
-                Some(Inode::File(_)) => number,
-                _ => return Err(io::ErrorKind::IsADirectory.into()),
-            },
-            (Err(error), Open::New | Open::ExistingOrNew)
+            (Ok(_), OpenMode::New) => return Err(io::ErrorKind::AlreadyExists.into()),
+            (Ok(number), OpenMode::Existing | OpenMode::ExistingOrNew) => {
+                match state.inodes.get(&number) {
+                    Some(Inode::File(_)) => number,
+                    _ => return Err(io::ErrorKind::IsADirectory.into()),
+                }
+            }
+            (Err(error), OpenMode::New | OpenMode::ExistingOrNew)
                 if error.kind() == io::ErrorKind::NotFound =>
             {
                 let (directory, name) = state.place(path)?;
-                state.make(directory, name, Inode::File(File::default()))?
+                state.make(directory, name, Inode::File(SimulatedFile::default()))?
             }
             (Err(error), _) => return Err(error),
         };
@@ -248,7 +250,7 @@ impl Disk for SimulatedDisk {
 
     fn exists(&self, path: &Path) -> io::Result<bool> {
         let mut state = self.lock();
-        state.faults.meet(Operation::List)?;
+        state.faults.begin_operation(DiskOperation::List)?;
         match state.find(path) {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -258,7 +260,7 @@ impl Disk for SimulatedDisk {
 
     fn create_dir(&self, path: &Path) -> io::Result<()> {
         let mut state = self.lock();
-        state.faults.meet(Operation::Open)?;
+        state.faults.begin_operation(DiskOperation::Open)?;
         if let Ok(found) = state.find(path) {
             return state.directory(found).map(|_| ());
         }
@@ -269,7 +271,7 @@ impl Disk for SimulatedDisk {
 
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         let mut state = self.lock();
-        state.faults.meet(Operation::List)?;
+        state.faults.begin_operation(DiskOperation::List)?;
         let number = state.find(path)?;
         Ok(state.directory(number)?.names())
     }
@@ -277,7 +279,7 @@ impl Disk for SimulatedDisk {
     /// Renames within one directory only, because the effect of a crash is not defined otherwise.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut state = self.lock();
-        state.faults.meet(Operation::Rename)?;
+        state.faults.begin_operation(DiskOperation::Rename)?;
         let (from_directory, from) = state.place(from)?;
         let (directory, to) = state.place(to)?;
         if from_directory != directory {
@@ -285,27 +287,27 @@ impl Disk for SimulatedDisk {
         }
         let directory = state.directory_mut(directory)?;
         directory.get(&from).ok_or(io::ErrorKind::NotFound)?;
-        directory.change(Change::Rename { from, to });
+        directory.change(DirectoryChange::Rename { from, to });
         Ok(())
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         let mut state = self.lock();
-        state.faults.meet(Operation::Remove)?;
+        state.faults.begin_operation(DiskOperation::Remove)?;
         let found = state.find(path)?;
         if state.directory(found).is_ok() {
             return Err(io::ErrorKind::IsADirectory.into());
         }
         let (directory, name) = state.place(path)?;
-        state.directory_mut(directory)?.change(Change::Unlink { name });
+        state.directory_mut(directory)?.change(DirectoryChange::Unlink { name });
         Ok(())
     }
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
         let mut state = self.lock();
-        state.faults.meet(Operation::SyncDir)?;
+        state.faults.begin_operation(DiskOperation::SyncDir)?;
         let number = state.find(path)?;
-        let pretend = state.faults.lies.directories;
+        let pretend = state.faults.ignored_syncs.directories;
         let directory = state.directory_mut(number)?;
         if !pretend {
             directory.sync();
@@ -319,26 +321,26 @@ impl Disk for SimulatedDisk {
 
     fn lock_dir(&self, path: &Path) -> io::Result<DirLock> {
         let mut state = self.lock();
-        state.faults.meet(Operation::List)?;
+        state.faults.begin_operation(DiskOperation::List)?;
         let inode = state.find(path)?;
         state.directory(inode)?;
         if !state.locked.insert(inode) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        Ok(DirLock::new(Lock { disk: self.clone(), inode, boot: state.boot }))
+        Ok(DirLock::new(SimulatedLock { disk: self.clone(), inode, boot: state.boot }))
     }
 }
 
 #[derive(Debug)]
-struct Lock {
+struct SimulatedLock {
     disk: SimulatedDisk,
     inode: u64,
     boot: u64,
 }
 
-impl Held for Lock {}
+impl LockGuard for SimulatedLock {}
 
-impl Drop for Lock {
+impl Drop for SimulatedLock {
     fn drop(&mut self) {
         let mut state = self.disk.lock();
         if state.boot == self.boot {
@@ -355,30 +357,30 @@ struct Handle {
 }
 
 impl Handle {
-    fn with<T>(
+    fn run_operation<T>(
         &self,
-        operation: Operation,
-        act: impl FnOnce(&mut File, &mut Rng, io::Result<()>) -> io::Result<T>,
+        operation: DiskOperation,
+        act: impl FnOnce(&mut SimulatedFile, &mut Rng, io::Result<()>) -> io::Result<T>,
     ) -> io::Result<T> {
-        self.with_len(operation, 0, act)
+        self.run_growing_operation(operation, 0, act)
     }
 
-    /// Runs `act` like [`with`](Self::with), for an operation that may extend the file to `len`
+    /// Runs `act` like [`run_operation`](Self::with), for an operation that may extend the file to `len`
     /// bytes.
-    fn with_len<T>(
+    fn run_growing_operation<T>(
         &self,
-        operation: Operation,
+        operation: DiskOperation,
         len: u64,
-        act: impl FnOnce(&mut File, &mut Rng, io::Result<()>) -> io::Result<T>,
+        act: impl FnOnce(&mut SimulatedFile, &mut Rng, io::Result<()>) -> io::Result<T>,
     ) -> io::Result<T> {
         let mut state = self.disk.lock();
         if state.boot != self.boot {
-            return Err(power_is_off());
+            return Err(power_off_error());
         }
-        let met = state.faults.meet(operation);
+        let met = state.faults.begin_operation(operation);
         let State { inodes, rng, faults, .. } = &mut *state;
-        if met.is_err() && faults.is_off() && !faults.went_off_now() {
-            return Err(power_is_off());
+        if met.is_err() && faults.is_power_off() && !faults.has_power_just_failed() {
+            return Err(power_off_error());
         }
         match inodes.get_mut(&self.inode) {
             Some(Inode::File(file)) => {
@@ -392,37 +394,43 @@ impl Handle {
 
 impl DiskFile for Handle {
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<usize> {
-        self.with(Operation::Read, |file, _, met| met.map(|()| file.read(offset, out)))
+        self.run_operation(DiskOperation::Read, |file, _, met| met.map(|()| file.read(offset, out)))
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.with_len(Operation::Write, offset + data.len() as u64, |file, rng, met| {
-            // A write that fails has written a part of its data.
-            let part = if met.is_ok() { data.len() } else { rng.below(data.len() + 1) };
-            file.write(offset, &data[..part]);
-            met
-        })
+        self.run_growing_operation(
+            DiskOperation::Write,
+            offset + data.len() as u64,
+            |file, rng, met| {
+                // A write that fails has written a part of its data.
+                let part = if met.is_ok() { data.len() } else { rng.below(data.len() + 1) };
+                file.write(offset, &data[..part]);
+                met
+            },
+        )
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.with_len(Operation::Resize, len, |file, _, met| met.map(|()| file.resize(len)))
+        self.run_growing_operation(DiskOperation::Resize, len, |file, _, met| {
+            met.map(|()| file.resize(len))
+        })
     }
 
     fn allocate(&self, len: u64) -> io::Result<()> {
-        self.with_len(Operation::Resize, len, |file, _, met| {
+        self.run_growing_operation(DiskOperation::Resize, len, |file, _, met| {
             met.map(|()| file.resize(len.max(file.len())))
         })
     }
 
     fn len(&self) -> io::Result<u64> {
-        self.with(Operation::Read, |file, _, met| met.map(|()| file.len()))
+        self.run_operation(DiskOperation::Read, |file, _, met| met.map(|()| file.len()))
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        if self.disk.lock().faults.lies.files {
-            return self.with(Operation::Sync, |_, _, met| met);
+        if self.disk.lock().faults.ignored_syncs.files {
+            return self.run_operation(DiskOperation::Sync, |_, _, met| met);
         }
-        self.with(Operation::Sync, |file, rng, met| match met {
+        self.run_operation(DiskOperation::Sync, |file, rng, met| match met {
             Ok(()) => {
                 file.sync();
                 Ok(())
@@ -434,9 +442,9 @@ impl DiskFile for Handle {
         })
     }
 
-    fn reread(&self) -> io::Result<()> {
+    fn sync_and_drop_cache(&self) -> io::Result<()> {
         self.sync_data()?;
-        self.with(Operation::Read, |file, _, met| met.map(|()| file.drop_cache()))
+        self.run_operation(DiskOperation::Read, |file, _, met| met.map(|()| file.drop_cache()))
     }
 }
 

@@ -3,14 +3,14 @@ use std::collections::BTreeSet;
 use redb::{Database, ReadableDatabase, TableDefinition};
 
 use super::*;
-use crate::disk::Backend;
+use crate::disk::RedbBackend;
 
 fn file(disk: &SimulatedDisk, name: &str) -> Box<dyn DiskFile> {
-    disk.open(Path::new(name), Open::ExistingOrNew).unwrap()
+    disk.open(Path::new(name), OpenMode::ExistingOrNew).unwrap()
 }
 
 fn content(disk: &SimulatedDisk, name: &str) -> Vec<u8> {
-    let file = disk.open(Path::new(name), Open::Existing).unwrap();
+    let file = disk.open(Path::new(name), OpenMode::Existing).unwrap();
     let mut bytes = vec![0; position(file.len().unwrap())];
     file.read_at(0, &mut bytes).unwrap();
     bytes
@@ -55,7 +55,7 @@ fn unsynced_sectors_survive_whole_or_not_at_all_in_any_mixture() {
 fn files_grow_until_the_disk_is_full_and_what_is_there_can_still_be_written() {
     let disk = SimulatedDisk::new(1);
     file(&disk, "f").write_at(0, &[1; 1000]).unwrap();
-    disk.leave_free(1000);
+    disk.limit_free_bytes(1000);
     file(&disk, "f").write_at(500, &[2; 1000]).unwrap();
     assert_eq!(disk.free_bytes(Path::new("/")).unwrap(), 500);
     assert!(!disk.has_failed());
@@ -65,7 +65,7 @@ fn files_grow_until_the_disk_is_full_and_what_is_there_can_still_be_written() {
     file(&disk, "g").set_len(500).unwrap();
     file(&disk, "f").write_at(0, &[3; 1500]).unwrap();
     file(&disk, "g").write_at(0, &[3; 501]).unwrap_err();
-    disk.leave_free(u64::MAX);
+    disk.limit_free_bytes(u64::MAX);
     file(&disk, "g").write_at(0, &[3; 501]).unwrap();
 }
 
@@ -130,13 +130,18 @@ fn a_failed_sync_is_not_mended_by_another() {
         open.sync_data().unwrap();
         disk.sync_dir(Path::new("")).unwrap();
         open.write_at(0, &[2; 512]).unwrap();
-        disk.inject(Fault { operation: Operation::Sync, after: 0, times: 1, failure: Failure::Io });
+        disk.inject(Fault {
+            operation: DiskOperation::Sync,
+            after: 0,
+            times: 1,
+            failure: DiskFailure::Io,
+        });
         assert_eq!(open.sync_data().unwrap_err().raw_os_error(), Some(5));
         open.sync_data().unwrap();
         assert_eq!(content(&disk, "f")[0], 2, "the cache still shows it");
         disk.kill();
         let again = file(&disk, "f");
-        again.reread().unwrap();
+        again.sync_and_drop_cache().unwrap();
         lost += usize::from(content(&disk, "f")[0] == 1);
     }
     assert!(lost > 0 && lost < 20, "lost {lost} of 20");
@@ -148,7 +153,7 @@ fn without_power_nothing_works_until_the_restart() {
     let open = file(&disk, "f");
     disk.power_off_after(2);
     open.write_at(0, b"x").unwrap();
-    assert!(open.sync_data().is_err() && disk.is_off());
+    assert!(open.sync_data().is_err() && disk.is_power_off());
     assert!(disk.exists(Path::new("f")).is_err());
     disk.crash();
     assert!(disk.exists(Path::new("f")).is_ok());
@@ -184,7 +189,7 @@ fn a_store_on_it_keeps_durable_commits_through_crashes() {
     for seed in 0..20 {
         let disk = SimulatedDisk::new(seed);
         for round in 0..5 {
-            let backend = Backend::new(file(&disk, "db")).unwrap();
+            let backend = RedbBackend::new(file(&disk, "db")).unwrap();
             disk.sync_dir(Path::new("")).unwrap();
             let database = Database::builder().create_with_backend(backend).unwrap();
             if round > 0 {

@@ -13,9 +13,9 @@ struct Count {
     batches: Vec<usize>,
 }
 
-struct Nothing(Position);
+struct EmptySnapshot(Position);
 
-impl Snapshot for Nothing {
+impl Snapshot for EmptySnapshot {
     type Error = io::Error;
 
     fn position(&self) -> Position {
@@ -34,7 +34,7 @@ impl Snapshot for Nothing {
 impl StateMachine for Count {
     type Outcome = u64;
     type Error = io::Error;
-    type Snapshot = Nothing;
+    type Snapshot = EmptySnapshot;
 
     fn is_final(_: &io::Error) -> bool {
         false
@@ -52,12 +52,12 @@ impl StateMachine for Count {
         Members::default()
     }
 
-    fn apply(&mut self, entries: &[Committed]) -> io::Result<Applied<u64>> {
+    fn apply(&mut self, entries: &[CommittedEntry]) -> io::Result<ApplyResult<u64>> {
         self.batches.push(entries.len());
         self.applied = entries.last().unwrap().position;
         let indexes = entries.iter().map(|entry| entry.position.index);
         let outcomes = indexes.map(|index| (RequestId(index), index)).collect();
-        Ok(Applied { at: self.applied, outcomes, changes: Vec::new() })
+        Ok(ApplyResult { position: self.applied, outcomes, changes: Vec::new() })
     }
 
     fn checkpoint(&mut self) -> io::Result<Position> {
@@ -65,8 +65,8 @@ impl StateMachine for Count {
         Ok(self.durable)
     }
 
-    fn snapshot(&self) -> Nothing {
-        Nothing(self.applied)
+    fn snapshot(&self) -> EmptySnapshot {
+        EmptySnapshot(self.applied)
     }
 
     fn install_snapshot(&mut self, input: &mut dyn Read) -> io::Result<Position> {
@@ -80,12 +80,12 @@ impl StateMachine for Count {
 
 /// Results in the order in which they were reported. The only snapshot body is one at index 50.
 #[derive(Default)]
-struct Told {
+struct OutputRecorder {
     all: Vec<String>,
     is_building: bool,
 }
 
-impl ApplyOutlets<Count> for Told {
+impl ApplySink<Count> for OutputRecorder {
     fn notice(&mut self, notice: Notice) {
         self.all.push(match notice {
             Notice::Applied { at, .. } => format!("applied {}", at.index),
@@ -101,7 +101,7 @@ impl ApplyOutlets<Count> for Told {
         self.all.push(format!("answers {ids:?}"));
     }
 
-    fn build(&mut self, snapshot: Nothing) -> bool {
+    fn build(&mut self, snapshot: EmptySnapshot) -> bool {
         self.all.push(format!("build {}", snapshot.0.index));
         !std::mem::replace(&mut self.is_building, true)
     }
@@ -123,7 +123,7 @@ fn at(index: u64) -> Position {
 }
 
 fn entries(indexes: std::ops::RangeInclusive<u64>) -> ApplyJob {
-    let entry = |index| Committed {
+    let entry = |index| CommittedEntry {
         position: at(index),
         kind: EntryKind::Normal,
         data: Bytes::from_static(b"ten bytes."),
@@ -138,10 +138,10 @@ fn applier(policy: CheckpointPolicy) -> Applier<Count> {
 /// Runs all `jobs`. Returns what the state machine reported, and the size of each batch that it
 /// applied.
 fn run(policy: CheckpointPolicy, jobs: Vec<ApplyJob>) -> (Vec<String>, Vec<usize>) {
-    let (mut applier, mut told) = (applier(policy), Told::default());
+    let (mut applier, mut told) = (applier(policy), OutputRecorder::default());
     let mut jobs = jobs.into_iter();
     while let Some(first) = jobs.next() {
-        applier.run(Turn::gather(first, &mut jobs), &mut told).unwrap();
+        applier.run(ApplyBatch::gather(first, &mut jobs), &mut told).unwrap();
     }
     (told.all, applier.machine.batches)
 }
@@ -204,10 +204,10 @@ fn both_counts_begin_again_with_a_checkpoint() {
 
 #[test]
 fn an_idle_machine_is_made_durable_once() {
-    let (mut applier, mut told) = (applier(CheckpointPolicy::default()), Told::default());
+    let (mut applier, mut told) = (applier(CheckpointPolicy::default()), OutputRecorder::default());
     applier.checkpoint(&mut told).unwrap();
     assert!(told.all.is_empty(), "there is nothing to make durable");
-    applier.run(Turn::gather(entries(1..=1), std::iter::empty()), &mut told).unwrap();
+    applier.run(ApplyBatch::gather(entries(1..=1), std::iter::empty()), &mut told).unwrap();
     applier.checkpoint(&mut told).unwrap();
     applier.checkpoint(&mut told).unwrap();
     assert_eq!(told.all[2..], ["durable 1"]);
@@ -215,15 +215,15 @@ fn an_idle_machine_is_made_durable_once() {
 
 #[test]
 fn a_body_that_cannot_be_read_ends_it_before_the_machine_has_changed() {
-    let (mut applier, mut told) = (applier(CheckpointPolicy::default()), Told::default());
-    let turn = Turn::gather(ApplyJob::Install(at(9), "gone".into()), std::iter::empty());
-    assert!(matches!(applier.run(turn, &mut told), Err(TurnError::Body(_))));
+    let (mut applier, mut told) = (applier(CheckpointPolicy::default()), OutputRecorder::default());
+    let turn = ApplyBatch::gather(ApplyJob::Install(at(9), "gone".into()), std::iter::empty());
+    assert!(matches!(applier.run(turn, &mut told), Err(ApplierError::Body(_))));
     assert!(told.all.is_empty() && applier.machine.applied == Position::default());
 }
 
 #[test]
 #[should_panic(expected = "of another position than its message")]
 fn a_body_of_another_position_is_not_taken_for_installed() {
-    let turn = Turn::gather(ApplyJob::Install(at(9), "fifty".into()), std::iter::empty());
-    let _ = applier(CheckpointPolicy::default()).run(turn, &mut Told::default());
+    let turn = ApplyBatch::gather(ApplyJob::Install(at(9), "fifty".into()), std::iter::empty());
+    let _ = applier(CheckpointPolicy::default()).run(turn, &mut OutputRecorder::default());
 }

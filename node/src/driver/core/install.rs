@@ -2,17 +2,17 @@
 
 use node_consensus::{Entry, HardState, Members, Message, Position};
 
-use super::{Driver, Install, compare_members};
+use super::{DriverCore, SnapshotInstall, compare_members};
 use crate::driver::peers::IncomingSnapshot;
 use crate::log::Batch;
 
-impl Driver {
+impl DriverCore {
     /// Takes a received snapshot with its body.
-    pub(super) fn snapshot(&mut self, snapshot: IncomingSnapshot) {
+    pub(super) fn receive_snapshot(&mut self, snapshot: IncomingSnapshot) {
         self.drain();
         // A pending install, or an output that must be durable first, prevents installing this
         // snapshot now.
-        if self.install.is_some() || self.consensus.is_silent() {
+        if self.install.is_some() || self.consensus.awaits_durability() {
             self.effects.discard.push(snapshot.body);
             return;
         }
@@ -41,11 +41,15 @@ impl Driver {
             Vec::new(),
         );
         let batch = Batch { hard_state, snapshot: Some(at), entries, ..Batch::default() };
-        self.install =
-            Some(Install { at, body: Some(body), intent, held: vec![(batch, ready, after)] });
+        self.install = Some(SnapshotInstall {
+            at,
+            body: Some(body),
+            intent,
+            held_batches: vec![(batch, ready, after)],
+        });
     }
 
-    pub(super) fn installed(&mut self, at: Position, members: &Members) {
+    pub(super) fn finish_install(&mut self, at: Position, members: &Members) {
         let install = self.install.take().expect("the store installs what it was given");
         assert_eq!(install.at, at, "the store holds another snapshot than it was given");
         compare_members(at.index, self.members(), members);
@@ -55,10 +59,10 @@ impl Driver {
         self.backlog.clear();
         self.backlog_bytes = 0;
         self.applied = at;
-        self.joining = Some((self.next_batch, at));
-        for (batch, ready, after) in install.held {
+        self.snapshot_batch = Some((self.next_batch, at));
+        for (batch, ready, after) in install.held_batches {
             if batch == Batch::default() {
-                self.nothing_to_write(ready, after);
+                self.complete_without_write(ready, after);
             } else {
                 self.note_backlog(&batch.entries);
                 self.queue(batch, ready, after);

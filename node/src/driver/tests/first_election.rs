@@ -3,16 +3,19 @@
 use super::*;
 
 /// Returns the driver of member 1 of three, just started.
-fn started(seed: u64, hasten_first_election: bool) -> Driver {
+fn started(seed: u64, hasten_first_election: bool) -> DriverCore {
     let members = Members { voters: vec![1, 2, 3], learners: Vec::new() };
-    let initial = Initial { members, ..Initial::default() };
+    let initial = InitialState { members, ..InitialState::default() };
     let options = DriverOptions { hasten_first_election, ..options(128 << 20) };
-    Driver::new(&Config::new(1, 1, seed), options, &initial).unwrap()
+    DriverCore::new(&Config::new(1, 1, seed), options, &initial).unwrap()
 }
 
 /// Returns the ticks until the member asks for votes, if it does within three election time-outs.
 /// Before each tick, `mail` may give it input.
-fn ticks_until_it_stands(driver: &mut Driver, mail: impl Fn(&mut Driver, u64)) -> Option<u64> {
+fn ticks_until_it_stands(
+    driver: &mut DriverCore,
+    mail: impl Fn(&mut DriverCore, u64),
+) -> Option<u64> {
     (1..=30).find(|tick| {
         mail(driver, *tick);
         driver.tick();
@@ -41,7 +44,7 @@ fn a_member_that_starts_stands_early_once_a_quorum_is_connected() {
 #[test]
 fn only_the_first_election_after_a_start_comes_early() {
     for seed in 1..=20 {
-        let reconnect = |driver: &mut Driver, tick| {
+        let reconnect = |driver: &mut DriverCore, tick| {
             if tick % 3 == 0 {
                 driver.notice(Notice::Disconnected(2));
                 driver.notice(Notice::Connected(2));
@@ -61,7 +64,7 @@ fn a_member_that_hears_a_leader_does_not_stand() {
         let mut restarted = started(seed, true);
         restarted.notice(Notice::Connected(2));
         restarted.notice(Notice::Connected(3));
-        let heartbeat = |driver: &mut Driver, tick| {
+        let heartbeat = |driver: &mut DriverCore, tick| {
             if tick >= 2 {
                 let beat = Message::new(MessageKind::Heartbeat, 3, 1);
                 driver.message(Message { term: 5, ..beat });

@@ -8,9 +8,9 @@ use crate::log::Batch;
 const FIRST: Position = Position { index: 1, term: 1 };
 
 /// Returns the driver of member 1 of three, whose leader is member 2.
-fn follower() -> Driver {
-    let initial = Initial { members: three(), ..Initial::default() };
-    Driver::new(&Config::new(1, 1, 1), options(128 << 20), &initial).unwrap()
+fn follower() -> DriverCore {
+    let initial = InitialState { members: three(), ..InitialState::default() };
+    DriverCore::new(&Config::new(1, 1, 1), options(128 << 20), &initial).unwrap()
 }
 
 fn three() -> Members {
@@ -132,23 +132,26 @@ fn a_snapshot_that_comes_right_after_word_of_a_change_is_not_wanted() {
 #[test]
 fn who_may_alone_know_of_its_removal_ends_at_the_word_of_voters_only() {
     let mut driver = follower();
-    assert!(!driver.may_alone_know());
+    assert!(!driver.may_be_only_one_to_know_removal());
     driver.message(append(FIRST, 1));
     driver.advance();
     driver.notice(Notice::Persisted(1));
     let effects = driver.advance();
     assert_eq!(effects.apply.len(), 1, "{effects:?}");
-    assert!(driver.may_alone_know(), "what it is about to apply may be that");
+    assert!(driver.may_be_only_one_to_know_removal(), "what it is about to apply may be that");
     driver.notice(Notice::Applied { at: FIRST, changes: Vec::new() });
     driver.advance();
-    assert!(!driver.may_alone_know());
+    assert!(!driver.may_be_only_one_to_know_removal());
 
     let others = Members { voters: vec![2], learners: vec![3] };
-    let initial = Initial { members: others.clone(), ..Initial::default() };
-    let removed = Driver::new(&Config::new(1, 1, 1), options(128 << 20), &initial).unwrap();
-    assert!(removed.may_alone_know(), "it was");
-    assert!(ends_at_word_of(2, &others, true));
-    assert!(!ends_at_word_of(3, &others, true));
-    assert!(ends_at_word_of(3, &others, false));
-    assert!(ends_at_word_of(4, &others, true), "who has come since is no learner that it knows");
+    let initial = InitialState { members: others.clone(), ..InitialState::default() };
+    let removed = DriverCore::new(&Config::new(1, 1, 1), options(128 << 20), &initial).unwrap();
+    assert!(removed.may_be_only_one_to_know_removal(), "it was");
+    assert!(accepts_removal_report(2, &others, true));
+    assert!(!accepts_removal_report(3, &others, true));
+    assert!(accepts_removal_report(3, &others, false));
+    assert!(
+        accepts_removal_report(4, &others, true),
+        "who has come since is no learner that it knows"
+    );
 }

@@ -6,14 +6,14 @@ use std::collections::VecDeque;
 use super::*;
 
 /// Connected members. Messages to one member arrive in the order in which they were sent.
-struct Cluster {
-    drivers: Vec<Driver>,
+struct DriverCluster {
+    drivers: Vec<DriverCore>,
     network: VecDeque<Message>,
     /// Requests that each member has applied, and reads that it may answer.
     served: Vec<(Vec<u64>, Vec<u64>)>,
 }
 
-impl Cluster {
+impl DriverCluster {
     /// Returns a cluster of this many voters, led by the first.
     fn led(voters: u64) -> Self {
         Self::of(&Members { voters: (1..=voters).collect(), learners: Vec::new() })
@@ -23,8 +23,8 @@ impl Cluster {
     fn of(members: &Members) -> Self {
         let ids: Vec<u64> = members.voters.iter().chain(&members.learners).copied().collect();
         let driver = |id| {
-            let initial = Initial { members: members.clone(), ..Initial::default() };
-            Driver::new(&Config::new(id, 1, id), options(128 << 20), &initial).unwrap()
+            let initial = InitialState { members: members.clone(), ..InitialState::default() };
+            DriverCore::new(&Config::new(id, 1, id), options(128 << 20), &initial).unwrap()
         };
         let drivers: Vec<_> = ids.iter().copied().map(driver).collect();
         let served = vec![(Vec::new(), Vec::new()); drivers.len()];
@@ -53,7 +53,7 @@ impl Cluster {
     fn ask(&mut self, n: usize) {
         let id = n as u64 + 1;
         let kind = EntryKind::Normal;
-        self.drivers[n].propose([Proposal { id: RequestId(id), kind, data: payload(id, 0) }]);
+        self.drivers[n].propose([ClientProposal { id: RequestId(id), kind, data: payload(id, 0) }]);
         self.drivers[n].read([id]);
         self.work(n);
     }
@@ -63,7 +63,7 @@ impl Cluster {
         loop {
             let driver = &mut self.drivers[n];
             let effects = driver.advance();
-            assert_eq!((effects.refused, effects.bad_messages), (Vec::new(), Vec::new()));
+            assert_eq!((effects.refused_proposals, effects.bad_messages), (Vec::new(), Vec::new()));
             let idle = effects.persist.is_empty() && effects.apply.is_empty();
             self.network.extend(effects.send);
             if let Some((last, _)) = effects.persist.last() {
@@ -74,7 +74,8 @@ impl Cluster {
             }
             let (applied, read) = &mut self.served[n];
             let requests = effects.apply.iter().filter(|entry| entry.kind == EntryKind::Normal);
-            let id = |entry: &Committed| u64::from_be_bytes(entry.data[..8].try_into().unwrap());
+            let id =
+                |entry: &CommittedEntry| u64::from_be_bytes(entry.data[..8].try_into().unwrap());
             applied.extend(requests.map(id));
             read.extend(effects.reads.iter().map(|(token, _)| *token));
             if idle && !driver.has_more() {
@@ -112,7 +113,7 @@ fn nobody_waits_for_the_clock_while_a_leader_hands_over() {
     for order in orders {
         // Clients send requests before each step of the transfer, and after the last.
         for before in 0.. {
-            let mut cluster = Cluster::led(3);
+            let mut cluster = DriverCluster::led(3);
             cluster.tell(0, Notice::Transfer(Some(2)));
             let is_over = !(0..before).all(|_| cluster.deliver(&order));
             (0..3).for_each(|n| cluster.ask(n));
@@ -136,7 +137,7 @@ fn nobody_waits_for_the_clock_while_a_leader_hands_over() {
 #[test]
 fn there_is_somebody_to_hand_over_to_at_any_time() {
     for ticks in 1..=40 {
-        let mut cluster = Cluster::led(3);
+        let mut cluster = DriverCluster::led(3);
         for _ in 1..ticks {
             cluster.drivers[0].tick();
             cluster.work(0);
@@ -153,8 +154,8 @@ fn there_is_somebody_to_hand_over_to_at_any_time() {
 
 /// Returns a leader of five after `ticks` ticks, during which the `silent` members received and
 /// answered nothing.
-fn led_beside_silent(silent: &[u64], ticks: u64) -> Cluster {
-    let mut cluster = Cluster::led(5);
+fn led_beside_silent(silent: &[u64], ticks: u64) -> DriverCluster {
+    let mut cluster = DriverCluster::led(5);
     let others: Vec<u64> = (1..=5).filter(|member| !silent.contains(member)).collect();
     for _ in 0..ticks {
         cluster.drivers[0].tick();
@@ -168,7 +169,7 @@ fn led_beside_silent(silent: &[u64], ticks: u64) -> Cluster {
 /// If nothing was written since a member died, that member's log is as long as the leader's.
 #[test]
 fn a_leader_hands_over_to_nobody_whose_stream_has_ended() {
-    let mut cluster = Cluster::led(5);
+    let mut cluster = DriverCluster::led(5);
     cluster.tell(0, Notice::Disconnected(5));
     assert_ne!(cluster.drivers[0].successor(), Some(5));
     cluster.tell(0, Notice::Transfer(None));
@@ -190,7 +191,7 @@ fn a_leader_prefers_a_successor_that_answers() {
 
 #[test]
 fn a_leader_prefers_the_longest_log_among_those_who_answer() {
-    let mut cluster = Cluster::led(5);
+    let mut cluster = DriverCluster::led(5);
     cluster.ask(0);
     // The others are sent the write as well, and have not answered yet.
     while cluster.deliver(&[3]) {}
@@ -212,7 +213,7 @@ fn a_leader_without_any_peer_that_answers_keeps_leading() {
 
 #[test]
 fn a_learner_is_no_successor() {
-    let mut cluster = Cluster::of(&Members { voters: vec![1, 2], learners: vec![3] });
+    let mut cluster = DriverCluster::of(&Members { voters: vec![1, 2], learners: vec![3] });
     assert_eq!(cluster.drivers[0].successor(), Some(2));
     cluster.tell(0, Notice::Disconnected(2));
     assert_eq!(cluster.drivers[0].successor(), None);

@@ -3,10 +3,10 @@
 use super::*;
 
 /// Returns the elected leader of two, and the number of its last batch, which is durable.
-fn leader() -> (Driver, u64) {
+fn leader() -> (DriverCore, u64) {
     let members = Members { voters: vec![1, 2], learners: Vec::new() };
-    let initial = Initial { members, ..Initial::default() };
-    let mut driver = Driver::new(&Config::new(1, 1, 1), options(128 << 20), &initial).unwrap();
+    let initial = InitialState { members, ..InitialState::default() };
+    let mut driver = DriverCore::new(&Config::new(1, 1, 1), options(128 << 20), &initial).unwrap();
     driver.notice(Notice::Campaign);
     let mut batch = 0;
     loop {
@@ -39,10 +39,10 @@ fn agreed(to: &Message) -> Option<Message> {
 
 /// Returns a leader that just learned the commit of a change of members, and the number of the
 /// batch that records it.
-fn committed_change() -> (Driver, u64) {
+fn committed_change() -> (DriverCore, u64) {
     let (mut driver, batch) = leader();
     let data = Bytes::from_static(b"a change of members");
-    driver.propose([Proposal { id: RequestId(1), kind: EntryKind::ConfChange, data }]);
+    driver.propose([ClientProposal { id: RequestId(1), kind: EntryKind::ConfChange, data }]);
     let appended = driver.advance();
     driver.notice(Notice::Persisted(batch + 1));
     driver.message(appended.send.iter().find_map(agreed).unwrap());
@@ -56,7 +56,7 @@ fn committed_change() -> (Driver, u64) {
 #[test]
 fn a_committed_change_is_durable_here_before_it_is_told_or_applied() {
     let (mut driver, writes) = committed_change();
-    assert!(driver.may_alone_know());
+    assert!(driver.may_be_only_one_to_know_removal());
     driver.notice(Notice::Persisted(writes));
     let effects = driver.advance();
     assert_eq!(effects.send.iter().map(|message| message.commit).collect::<Vec<_>>(), [2]);

@@ -4,12 +4,12 @@ use prometheus_client::encoding::EncodeMetric as _;
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 
-use super::{Out, Scrape, histogram, load};
-use crate::mvcc::APPLIED;
+use super::{MetricWriter, MetricsCollector, histogram, load};
+use crate::mvcc::APPLIED_KINDS;
 use crate::rpc::Method;
 
-impl Scrape {
-    pub(super) fn calls(&self, out: &mut Out<'_>) -> std::fmt::Result {
+impl MetricsCollector {
+    pub(super) fn calls(&self, out: &mut MetricWriter<'_>) -> std::fmt::Result {
         let name = "grpc_server_started";
         let help = "Total number of RPCs started on the server";
         let mut family = out.0.encode_descriptor(name, help, None, MetricType::Counter)?;
@@ -46,7 +46,7 @@ impl Scrape {
         self.clients(out)
     }
 
-    fn messages(&self, out: &mut Out<'_>) -> std::fmt::Result {
+    fn messages(&self, out: &mut MetricWriter<'_>) -> std::fmt::Result {
         let messages = |method: Method| self.0.metrics.calls(method).messages(method);
         let name = "grpc_server_msg_received";
         let help = "Total number of RPC stream messages received on the server";
@@ -66,7 +66,7 @@ impl Scrape {
     }
 
     /// Writes the durations of unary calls under etcd's names for its requests.
-    fn requests(&self, out: &mut Out<'_>) -> std::fmt::Result {
+    fn requests(&self, out: &mut MetricWriter<'_>) -> std::fmt::Result {
         let name = "etcd_server_request_duration_seconds";
         let help = "Response latency distribution in seconds for each type";
         let mut family = out.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
@@ -84,7 +84,7 @@ impl Scrape {
         let name = "etcd_server_apply_duration_seconds";
         let help = "The time that applying an entry took, by what it does";
         let mut family = out.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
-        for (op, outcomes) in APPLIED.into_iter().zip(&self.0.store.operations().applied) {
+        for (op, outcomes) in APPLIED_KINDS.into_iter().zip(&self.0.store.operations().applied) {
             for (success, durations) in OUTCOMES.into_iter().zip(outcomes) {
                 if !durations.is_empty() {
                     let labels = [("op", op), ("success", success), ("version", "v3")];
@@ -103,7 +103,7 @@ impl Scrape {
         Ok(())
     }
 
-    fn clients(&self, out: &mut Out<'_>) -> std::fmt::Result {
+    fn clients(&self, out: &mut MetricWriter<'_>) -> std::fmt::Result {
         let name = "etcd_server_client_requests";
         let help = "The total number of client requests per client version";
         let mut family = out.0.encode_descriptor(name, help, None, MetricType::Counter)?;

@@ -9,14 +9,14 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::node::hex;
-use super::{Out, Scrape, histogram, load, signed};
+use super::{MetricWriter, MetricsCollector, histogram, load, signed};
 use crate::durations::Durations;
 use crate::transport::{Connections, PeerTraffic};
 
-impl Scrape {
+impl MetricsCollector {
     /// Writes the metrics of each peer. Labels are member IDs, so their number is bounded by the
     /// cluster's size.
-    pub(super) fn network(&self, out: &mut Out<'_>) -> Result {
+    pub(super) fn network(&self, out: &mut MetricWriter<'_>) -> Result {
         let Some(transport) = &self.0.peers else { return Ok(()) };
         let peers = transport.traffic();
         let local = hex(self.0.identity.member_id);
@@ -80,7 +80,7 @@ impl Scrape {
 
 /// Writes which direction of the connections to each peer works, so that an operator knows which
 /// one to repair.
-fn connections(out: &mut Out<'_>, peers: &[PeerTraffic]) -> Result {
+fn connections(out: &mut MetricWriter<'_>, peers: &[PeerTraffic]) -> Result {
     let name = "muster_peer_connections";
     let help = "Whether a message stream to a peer stands that this member has opened (outbound), or the peer (inbound)";
     let mut family = out.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -94,11 +94,11 @@ fn connections(out: &mut Out<'_>, peers: &[PeerTraffic]) -> Result {
     Ok(())
 }
 
-type Of<T> = fn(&PeerTraffic) -> T;
-type DurationsOf = fn(&PeerTraffic) -> &Durations;
+type PeerValue<T> = fn(&PeerTraffic) -> T;
+type PeerDurations = fn(&PeerTraffic) -> &Durations;
 
 /// Name, help, label and value of the metrics of snapshots sent between members.
-const PER_TRANSFER: &[(&str, &str, &str, Of<i64>)] = &[
+const PER_TRANSFER: &[(&str, &str, &str, PeerValue<i64>)] = &[
     (
         "etcd_network_snapshot_send_success",
         "Total number of successful snapshot sends",
@@ -138,7 +138,7 @@ const PER_TRANSFER: &[(&str, &str, &str, Of<i64>)] = &[
 ];
 
 /// Name, help, label and value of each histogram per peer.
-const PER_PEER_DURATIONS: &[(&str, &str, &str, DurationsOf)] = &[
+const PER_PEER_DURATIONS: &[(&str, &str, &str, PeerDurations)] = &[
     (
         "etcd_network_peer_round_trip_time_seconds",
         "Round-Trip-Time histogram between peers",
@@ -160,7 +160,7 @@ const PER_PEER_DURATIONS: &[(&str, &str, &str, DurationsOf)] = &[
 ];
 
 /// Name, help, label and value of each counter per peer.
-const PER_PEER: &[(&str, &str, &str, Of<u64>)] = &[
+const PER_PEER: &[(&str, &str, &str, PeerValue<u64>)] = &[
     ("etcd_network_peer_sent_bytes", "The total number of bytes sent to peers", "To", |peer| {
         peer.sent_bytes
     }),
@@ -184,7 +184,7 @@ const PER_PEER: &[(&str, &str, &str, Of<u64>)] = &[
     ),
 ];
 
-const PER_LINK: &[(&str, &str, Of<i64>)] =
+const PER_LINK: &[(&str, &str, PeerValue<i64>)] =
     &[("etcd_network_active_peers", "The current number of active peer connections", |peer| {
         i64::from(peer.connections.since.is_some())
     })];

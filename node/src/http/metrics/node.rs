@@ -7,7 +7,7 @@ use prometheus_client::encoding::EncodeMetric as _;
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use super::{Out, Scrape, load, signed};
+use super::{MetricWriter, MetricsCollector, load, signed};
 use crate::config::CLUSTER_VERSION;
 use crate::identity::MemberId;
 use crate::logging::lines_dropped;
@@ -34,8 +34,8 @@ const FEATURES: [(&str, &str, i64); 11] = [
     ("TxnModeWriteWithSharedBuffer", "BETA", 0),
 ];
 
-impl Scrape {
-    fn features(&self, out: &mut Out<'_>) -> Result {
+impl MetricsCollector {
+    fn features(&self, out: &mut MetricWriter<'_>) -> Result {
         let name = "etcd_server_feature_enabled";
         let help = "Whether or not a feature is enabled. 1 is enabled, 0 is not";
         let mut family = out.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -46,7 +46,7 @@ impl Scrape {
         Ok(())
     }
 
-    pub(super) fn server(&self, out: &mut Out<'_>) -> Result {
+    pub(super) fn server(&self, out: &mut MetricWriter<'_>) -> Result {
         let identity = &self.0.identity;
         let me = identity.member_id;
         let help =
@@ -68,7 +68,7 @@ impl Scrape {
         out.gauge(
             "muster_disk_short_of_space",
             "Whether this member refuses what grows because its disk is almost full",
-            i64::from(*self.0.space.borrow()),
+            i64::from(*self.0.disk_low.borrow()),
         )?;
         let metrics = &self.0.metrics;
         for (name, help, count) in [
@@ -91,7 +91,7 @@ impl Scrape {
         self.certificates(out)
     }
 
-    fn alarms(&self, out: &mut Out<'_>) -> Result {
+    fn alarms(&self, out: &mut MetricWriter<'_>) -> Result {
         let metrics = &self.0.metrics;
         let name = "muster_alarm";
         let help = "1 for each alarm that is raised; member 0 is the cluster as a whole";
@@ -107,7 +107,7 @@ impl Scrape {
         out.gauge("muster_members_compared", help, metrics.compared.load(Ordering::Relaxed))
     }
 
-    fn certificates(&self, out: &mut Out<'_>) -> Result {
+    fn certificates(&self, out: &mut MetricWriter<'_>) -> Result {
         let telemetry = &self.0.telemetry;
         let certificates = [
             ("client", telemetry.client_tls.as_ref().and_then(|tls| tls.expires_at())),
@@ -135,7 +135,7 @@ const TICKS_PER_SECOND: i64 = 100;
 /// Index in [`fields`] of the user time; the system time follows.
 const CPU_TIMES: usize = 11;
 /// Index in [`fields`] of `starttime`: clock ticks from the machine's boot to the process's start.
-const STARTED: usize = 19;
+const START_TIME_FIELD: usize = 19;
 
 /// Returns the fields of `/proc/self/stat` after the process name. The name is in brackets and may
 /// contain spaces.
@@ -144,7 +144,7 @@ fn fields(stat: &str) -> std::str::Split<'_, char> {
 }
 
 /// Writes the kernel's data about this process (proc(5)).
-pub(super) fn process(out: &mut Out<'_>) -> std::fmt::Result {
+pub(super) fn process(out: &mut MetricWriter<'_>) -> std::fmt::Result {
     let status = fs_err::read_to_string("/proc/self/status").unwrap_or_default();
     let bytes = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -160,7 +160,7 @@ pub(super) fn process(out: &mut Out<'_>) -> std::fmt::Result {
         fields(&stat).skip(CPU_TIMES).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
     let help = "Total user and system CPU time spent in seconds";
     out.seconds("process_cpu_seconds", help, ticks * MICROS_PER_TICK)?;
-    let started = fields(&stat).nth(STARTED).and_then(|field| field.parse::<i64>().ok());
+    let started = fields(&stat).nth(START_TIME_FIELD).and_then(|field| field.parse::<i64>().ok());
     let kernel = fs_err::read_to_string("/proc/stat").unwrap_or_default();
     let booted = kernel.lines().find_map(|line| line.strip_prefix("btime ")?.parse::<i64>().ok());
     if let Some((started, booted)) = started.zip(booted) {
@@ -177,7 +177,7 @@ fn limit(of: rustix::process::Resource) -> i64 {
 }
 
 /// Writes the numbers of file descriptors, under Prometheus' names and etcd's.
-pub(super) fn descriptors(out: &mut Out<'_>) -> std::fmt::Result {
+pub(super) fn descriptors(out: &mut MetricWriter<'_>) -> std::fmt::Result {
     let open = fs_err::read_dir("/proc/self/fd").map_or(0, Iterator::count);
     let open = i64::try_from(open).unwrap_or(i64::MAX);
     let most = limit(rustix::process::Resource::Nofile);

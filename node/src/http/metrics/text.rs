@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 /// Content type of Prometheus' text format.
-pub(super) const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
+pub(super) const PROMETHEUS_CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 const HELP: &str = "# HELP ";
 const TYPE: &str = "# TYPE ";
@@ -20,7 +20,7 @@ const BARE_COUNTERS: [&str; 3] = [
 ];
 
 /// Converts OpenMetrics text to Prometheus' text format.
-pub(super) fn plain(open_metrics: &str) -> String {
+pub(super) fn to_prometheus(open_metrics: &str) -> String {
     let mut out = String::with_capacity(open_metrics.len());
     let mut help = None;
     for line in open_metrics.lines() {
@@ -53,6 +53,6 @@ mod tests {
             # HELP b_total B.\n# TYPE b_total gauge\nb_total 2\n# EOF\n";
         let expected = "# HELP a_total Of # HELP.\n# TYPE a_total counter\na_total{x=\"y\"} 1\n\
             # HELP b_total B.\n# TYPE b_total gauge\nb_total 2\n";
-        assert_eq!(plain(open_metrics), expected);
+        assert_eq!(to_prometheus(open_metrics), expected);
     }
 }

@@ -69,7 +69,7 @@ fn etcds_own_data_is_refused_before_anything_is_written() {
     std::fs::create_dir_all(path.join("member/snap")).unwrap();
     std::fs::write(path.join(ETCDS_STORE), "bbolt").unwrap();
     let error = DataDir::open(&path).unwrap_err();
-    assert!(matches!(error, DataDirError::Etcds(_)) && error.is_final(), "{error}");
+    assert!(matches!(error, DataDirError::EtcdDirectory(_)) && error.is_final(), "{error}");
     assert_eq!(std::fs::read_dir(&path).unwrap().count(), 1, "only etcd's `member`");
 }
 
@@ -82,8 +82,8 @@ fn an_etcd_that_was_started_here_by_mistake_is_told_of_as_such() {
     std::fs::create_dir_all(path.join("member/snap")).unwrap();
     std::fs::write(path.join(ETCDS_STORE), "bbolt").unwrap();
     let error = DataDir::open(&path).unwrap_err();
-    assert!(matches!(error, DataDirError::EtcdsBeside(_)) && error.is_final(), "{error}");
-    assert!(!DataDir::look(&path).unwrap().0.is_etcds());
+    assert!(matches!(error, DataDirError::EtcdStoreBeside(_)) && error.is_final(), "{error}");
+    assert!(!DataDir::open_read_only(&path).unwrap().0.is_etcd_directory());
     std::fs::remove_file(path.join(ETCDS_STORE)).unwrap();
     DataDir::open(&path).unwrap();
 }
@@ -99,7 +99,7 @@ fn a_log_that_is_gone_is_missed() {
     assert!(dir.has_log().unwrap());
     std::fs::remove_dir_all(path.join("member")).unwrap();
     let error = dir.has_log().unwrap_err();
-    assert!(matches!(error, DataDirError::LogGone(_)) && error.is_final(), "{error}");
+    assert!(matches!(error, DataDirError::LogMissing(_)) && error.is_final(), "{error}");
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn a_buried_member_never_starts_again() {
         "2026-01-01T00:00:00Z".to_owned(),
         "log".to_owned(),
     );
-    dir.bury(&tombstone).unwrap();
+    dir.write_tombstone(&tombstone).unwrap();
     drop(dir);
     match DataDir::open(&path) {
         Err(DataDirError::Removed(found)) => assert_eq!(*found, tombstone),
@@ -182,17 +182,17 @@ fn a_buried_member_never_starts_again() {
 
 #[test]
 fn a_directory_that_was_made_a_cluster_of_its_own_is_still_the_documents() {
-    use crate::identity::{Bearer, Forced};
+    use crate::identity::{ForcedCluster, MemberIdentity};
     let (_root, path) = scratch();
     let dir = DataDir::open(&path).expect("it can be made");
     let bearer = |of: u8| {
         let incarnation = Incarnation([of; 16]);
-        Bearer { cluster_id: ClusterId(1), member_id: MemberId(1), incarnation }
+        MemberIdentity { cluster_id: ClusterId(1), member_id: MemberId(1), incarnation }
     };
     let (old, new, other) = (bearer(1), bearer(2), bearer(3));
     dir.claim(Some(old.incarnation)).unwrap();
-    dir.record(&Forced::new("t".to_owned(), old, new, None)).unwrap();
-    dir.reborn(new.incarnation).unwrap();
+    dir.write_forced_cluster(&ForcedCluster::new("t".to_owned(), old, new, None)).unwrap();
+    dir.replace_marker(new.incarnation).unwrap();
     assert_eq!(dir.claim(Some(old.incarnation)).unwrap(), new.incarnation);
     assert_eq!(dir.claim(None).unwrap(), new.incarnation);
     let refused = dir.claim(Some(other.incarnation)).unwrap_err();
@@ -205,6 +205,6 @@ fn a_record_that_cannot_be_read_is_damage() {
     let dir = DataDir::open(&path).expect("it can be made");
     for content in ["", "{}", "nonsense"] {
         std::fs::write(path.join(FORCED), content).unwrap();
-        assert!(matches!(dir.forced(), Err(DataDirError::Damaged { .. })), "{content}");
+        assert!(matches!(dir.forced_cluster(), Err(DataDirError::Damaged { .. })), "{content}");
     }
 }

@@ -10,11 +10,11 @@ use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner
 use node_consensus::Guards;
 
 use super::*;
-use crate::disk::simulated::Lies;
+use crate::disk::simulated::IgnoredSyncs;
 
 #[derive(Clone, Debug)]
-enum Act {
-    Write(Vec<Change>),
+enum LogAction {
+    Write(Vec<BatchContent>),
     Seal,
     Prepare,
     Compact { back: u64 },
@@ -25,7 +25,7 @@ enum Act {
 
 /// Content of one batch.
 #[derive(Clone, Debug)]
-enum Change {
+enum BatchContent {
     /// Entries of these sizes. The first one replaces the entry `back` before the end.
     Append {
         sizes: Vec<usize>,
@@ -41,30 +41,30 @@ enum Change {
     },
 }
 
-fn change() -> impl Strategy<Value = Change> {
+fn change() -> impl Strategy<Value = BatchContent> {
     let size = prop_oneof![8 => 0..200_usize, 1 => 3000..9000_usize];
     let append = (vec(size, 0..12), 0..6_u64, 0..2_u64, 0..4_u64);
     prop_oneof![
-        24 => append.prop_map(|(sizes, back, term_up, vote)| Change::Append { sizes, back, term_up, vote }),
-        1 => (0..30_u64).prop_map(|ahead| Change::Install { ahead }),
-        1 => (0..30_u64).prop_map(|ahead| Change::Installed { ahead }),
+        24 => append.prop_map(|(sizes, back, term_up, vote)| BatchContent::Append { sizes, back, term_up, vote }),
+        1 => (0..30_u64).prop_map(|ahead| BatchContent::Install { ahead }),
+        1 => (0..30_u64).prop_map(|ahead| BatchContent::Installed { ahead }),
     ]
 }
 
-fn act() -> impl Strategy<Value = Act> {
+fn act() -> impl Strategy<Value = LogAction> {
     prop_oneof![
-        12 => vec(change(), 1..4).prop_map(Act::Write),
-        1 => Just(Act::Seal),
-        2 => Just(Act::Prepare),
-        3 => (0..40_u64).prop_map(|back| Act::Compact { back }),
-        4 => (1..12_u64).prop_map(|after| Act::PowerOff { after }),
-        2 => Just(Act::Crash),
-        1 => Just(Act::Kill),
+        12 => vec(change(), 1..4).prop_map(LogAction::Write),
+        1 => Just(LogAction::Seal),
+        2 => Just(LogAction::Prepare),
+        3 => (0..40_u64).prop_map(|back| LogAction::Compact { back }),
+        4 => (1..12_u64).prop_map(|after| LogAction::PowerOff { after }),
+        2 => Just(LogAction::Crash),
+        1 => Just(LogAction::Kill),
     ]
 }
 
-impl Change {
-    fn batch(&self, now: &Model) -> Batch {
+impl BatchContent {
+    fn batch(&self, now: &LogModel) -> Batch {
         match self {
             Self::Append { sizes, back, term_up, vote } => {
                 let term = now.last().term.max(now.hard_state.term) + term_up;
@@ -90,14 +90,14 @@ impl Change {
 
 /// Expected content of a log.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Model {
+struct LogModel {
     base: Position,
     entries: BTreeMap<u64, Entry>,
     hard_state: HardState,
     installing: Option<Position>,
 }
 
-impl Model {
+impl LogModel {
     fn last(&self) -> Position {
         self.entries.last_key_value().map_or(self.base, |(index, entry)| at(*index, entry.term))
     }
@@ -147,50 +147,50 @@ impl Model {
     }
 }
 
-struct Life {
+struct CrashTest {
     disk: SimulatedDisk,
     options: LogOptions,
     log: Option<Log>,
     /// State after the last successful call.
-    acknowledged: Model,
+    acknowledged: LogModel,
     /// States that are possible since then; the last one is the current one.
-    possible: Vec<Model>,
+    possible: Vec<LogModel>,
     boot: u64,
 }
 
 /// Fault that is injected.
 #[derive(Clone, Copy)]
-enum Wrong {
+enum InjectedFault {
     Nothing,
-    Disk(Lies),
+    Disk(IgnoredSyncs),
     Guards(Guards),
 }
 
-impl Life {
-    fn new(seed: u64, wrong: Wrong) -> Result<Self, String> {
+impl CrashTest {
+    fn new(seed: u64, wrong: InjectedFault) -> Result<Self, String> {
         let disk = disk(seed);
         let mut options = small();
         match wrong {
-            Wrong::Nothing => {}
-            Wrong::Disk(lies) => disk.lie(lies),
-            Wrong::Guards(guards) => options.guards = guards,
+            InjectedFault::Nothing => {}
+            InjectedFault::Disk(lies) => disk.ignore_syncs(lies),
+            InjectedFault::Guards(guards) => options.guards = guards,
         }
         Log::create(&disk.shared(), member(), &identity(), &options).unwrap();
-        let acknowledged = Model::default();
+        let acknowledged = LogModel::default();
         let mut life =
             Self { disk, options, log: None, acknowledged, possible: Vec::new(), boot: 0 };
         life.reopen()?;
         Ok(life)
     }
 
-    fn current(&self) -> &Model {
+    fn current(&self) -> &LogModel {
         self.possible.last().unwrap_or(&self.acknowledged)
     }
 
-    fn act(&mut self, act: &Act) -> Result<(), String> {
+    fn act(&mut self, act: &LogAction) -> Result<(), String> {
         let Some(mut log) = self.log.take() else { return Ok(()) };
         let done = match act {
-            Act::Write(changes) => {
+            LogAction::Write(changes) => {
                 let mut batches = Vec::new();
                 for change in changes {
                     let now = self.current().clone();
@@ -200,7 +200,7 @@ impl Life {
                 }
                 log.write(&batches)
             }
-            Act::Compact { back } => {
+            LogAction::Compact { back } => {
                 let now = self.current().clone();
                 let through = now.last().index.saturating_sub(*back);
                 let mut after = now.clone();
@@ -212,17 +212,17 @@ impl Life {
                     self.possible = vec![if base == after.base { after } else { now }];
                 })
             }
-            Act::Seal => log.write(&[Batch::default()]),
-            Act::Prepare => log.prepare().map(|_| ()),
-            Act::PowerOff { after } => {
+            LogAction::Seal => log.write(&[Batch::default()]),
+            LogAction::Prepare => log.prepare().map(|_| ()),
+            LogAction::PowerOff { after } => {
                 self.disk.power_off_after(*after);
                 Ok(())
             }
-            Act::Crash => {
+            LogAction::Crash => {
                 self.disk.crash();
                 return self.reopen();
             }
-            Act::Kill => {
+            LogAction::Kill => {
                 self.disk.kill();
                 return self.reopen();
             }
@@ -233,7 +233,7 @@ impl Life {
                 self.log = Some(log);
                 Ok(())
             }
-            Err(_) if self.disk.is_off() => {
+            Err(_) if self.disk.is_power_off() => {
                 self.disk.crash();
                 self.reopen()
             }
@@ -267,7 +267,7 @@ impl Life {
         let entries = read.map_err(|error| format!("can't be read: {error}"))?;
         let terms_agree =
             entries.iter().all(|entry| recovered.terms.get(entry.index) == Some(entry.term));
-        let found = Model {
+        let found = LogModel {
             base: recovered.base,
             entries: entries.into_iter().map(|entry| (entry.index, entry)).collect(),
             hard_state: recovered.hard_state,
@@ -286,8 +286,8 @@ impl Life {
     }
 }
 
-fn live(seed: u64, wrong: Wrong, acts: &[Act]) -> Result<(), String> {
-    let mut life = Life::new(seed, wrong)?;
+fn run_actions(seed: u64, wrong: InjectedFault, acts: &[LogAction]) -> Result<(), String> {
+    let mut life = CrashTest::new(seed, wrong)?;
     for act in acts {
         life.act(act)?;
     }
@@ -303,37 +303,37 @@ proptest! {
         seed in any::<u64>(),
         acts in vec(act(), 0..60),
     ) {
-        if let Err(wrong) = live(seed, Wrong::Nothing, &acts) {
+        if let Err(wrong) = run_actions(seed, InjectedFault::Nothing, &acts) {
             prop_assert!(false, "{}", wrong);
         }
     }
 }
 
 /// Runs random operations with a fault, and expects at least one run to fail.
-fn is_noticed(wrong: Wrong) {
+fn assert_noticed(wrong: InjectedFault) {
     let config =
         Config { cases: 400, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[5; 32]);
     let mut runner = TestRunner::new_with_rng(config, rng);
     let lives = (any::<u64>(), vec(act(), 0..60));
-    let result =
-        runner.run(&lives, |(seed, acts)| live(seed, wrong, &acts).map_err(TestCaseError::fail));
+    let result = runner
+        .run(&lives, |(seed, acts)| run_actions(seed, wrong, &acts).map_err(TestCaseError::fail));
     assert!(matches!(result, Err(TestError::Fail(..))), "{result:?}");
 }
 
 #[test]
 fn a_missing_sync_is_noticed() {
-    is_noticed(Wrong::Disk(Lies { files: true, directories: false }));
+    assert_noticed(InjectedFault::Disk(IgnoredSyncs { files: true, directories: false }));
 }
 
 #[test]
 fn a_missing_sync_of_a_directory_is_noticed() {
-    is_noticed(Wrong::Disk(Lies { files: false, directories: true }));
+    assert_noticed(InjectedFault::Disk(IgnoredSyncs { files: false, directories: true }));
 }
 
 #[test]
 fn a_torn_tail_that_is_kept_is_noticed() {
-    is_noticed(Wrong::Guards(Guards::KEEP_TORN_TAIL));
+    assert_noticed(InjectedFault::Guards(Guards::KEEP_TORN_TAIL));
 }
 
 #[test]

@@ -122,7 +122,7 @@ fn the_last_record_counts_as_torn_until_it_is_sealed() {
     flip(&torn, &first_segment(), RECORDS[3] + 100, 1);
     let (_, recovered) = open(&torn).unwrap();
     assert_eq!(recovered.last(), at(72, 2));
-    assert_eq!(recovered.cut, Some((first_segment(), RECORDS[3])));
+    assert_eq!(recovered.truncated_at, Some((first_segment(), RECORDS[3])));
 
     disk.kill();
     let (mut log, _) = open(&disk).unwrap();
@@ -225,7 +225,7 @@ fn damage_that_comes_later_is_found_when_the_entry_is_read() {
 fn a_segment_of_another_member_is_refused() {
     let (disk, other) = (disk(1), disk(2));
     let segments = three_segments(&disk);
-    let theirs = Identity { member: 0xb, ..identity() };
+    let theirs = LogIdentity { member: 0xb, ..identity() };
     Log::create(&other.shared(), member(), &theirs, &small()).unwrap();
     let mut log = Log::open(&other.shared(), member(), &small()).unwrap().0;
     let mut first = 1;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::disk::RealDisk;
-use crate::disk::simulated::{Failure, Fault, Operation};
+use crate::disk::simulated::{DiskFailure, DiskOperation, Fault};
 
 #[test]
 fn what_was_written_is_there_after_a_restart() {
@@ -13,7 +13,7 @@ fn what_was_written_is_there_after_a_restart() {
     log.write(&[both]).unwrap();
     disk.crash();
     let (log, recovered) = open(&disk).unwrap();
-    assert_eq!((recovered.boot, recovered.hard_state, &recovered.cut), (2, state, &None));
+    assert_eq!((recovered.boot, recovered.hard_state, &recovered.truncated_at), (2, state, &None));
     assert_eq!((recovered.base, recovered.last()), (at(0, 0), at(5, 2)));
     assert_eq!(recovered.identity, identity());
     assert_eq!(all(&log), entries(1..=5, 2));
@@ -27,7 +27,7 @@ fn a_log_may_begin_where_a_store_stands() {
         let (log, recovered) = open(&disk).unwrap();
         assert_eq!((recovered.base, recovered.last(), recovered.boot), (at(7, 3), at(7, 3), boot));
         assert_eq!(recovered.hard_state, hard_state(3, 0, 7));
-        assert_eq!(log.check_store(at(7, 3)).unwrap(), Fit::Fits);
+        assert_eq!(log.check_store(at(7, 3)).unwrap(), StoreConsistency::Consistent);
         assert!(log.check_store(at(6, 3)).is_err(), "what the store has is not in the log");
     }
     let (mut log, _) = open(&disk).unwrap();
@@ -156,8 +156,12 @@ fn an_installation_that_a_crash_cut_short_is_finished() {
     drop(log);
     let (mut log, recovered) = open(&disk).unwrap();
     assert_eq!(recovered.installing, Some(snapshot));
-    assert_eq!(log.check_store(at(first, 1)).unwrap(), Fit::Fits, "the store is the old one");
-    assert_eq!(log.check_store(snapshot).unwrap(), Fit::Installed);
+    assert_eq!(
+        log.check_store(at(first, 1)).unwrap(),
+        StoreConsistency::Consistent,
+        "the store is the old one"
+    );
+    assert_eq!(log.check_store(snapshot).unwrap(), StoreConsistency::Installed);
     log.finish_install(snapshot).unwrap();
     write(&mut log, entries(51..=52, 4));
     drop(log);
@@ -175,8 +179,8 @@ fn a_store_that_does_not_fit_the_log_is_refused() {
         write(&mut log, entries(first..=first + 99, 2));
     }
     log.compact(1500).unwrap();
-    assert_eq!(log.check_store(at(1500, 2)).unwrap(), Fit::Fits);
-    assert_eq!(log.check_store(at(2000, 2)).unwrap(), Fit::Fits);
+    assert_eq!(log.check_store(at(1500, 2)).unwrap(), StoreConsistency::Consistent);
+    assert_eq!(log.check_store(at(2000, 2)).unwrap(), StoreConsistency::Consistent);
     for wrong in [at(2001, 2), at(2000, 1), at(1499, 2), at(0, 0)] {
         assert!(log.check_store(wrong).unwrap_err().is_final(), "{wrong:?}");
     }
@@ -283,14 +287,14 @@ fn reading_stops_at_the_bound_but_gives_at_least_one_entry() {
     assert_eq!(reader.entries(1001, 1002, 9).unwrap(), []);
     log.compact(500).unwrap();
     let gone = reader.entries(500, 600, 9).unwrap_err();
-    assert!(matches!(gone, LogError::NotThere { low: 500 }), "{gone}");
+    assert!(matches!(gone, LogError::Compacted { low: 500 }), "{gone}");
     assert_eq!((reader.term(499), reader.term(500), reader.term(501)), (None, Some(1), Some(1)));
 }
 
 #[test]
 fn a_failed_write_or_sync_ends_the_log_at_once() {
-    for operation in [Operation::Write, Operation::Sync] {
-        for failure in [Failure::Io, Failure::NoSpace] {
+    for operation in [DiskOperation::Write, DiskOperation::Sync] {
+        for failure in [DiskFailure::Io, DiskFailure::NoSpace] {
             let disk = disk(1);
             let mut log = create(&disk);
             write(&mut log, entries(1..=1, 1));
@@ -318,7 +322,12 @@ fn after_a_failed_sync_the_restart_believes_the_medium_not_the_cache() {
         let disk = disk(seed);
         let mut log = create(&disk);
         write(&mut log, entries(1..=1, 1));
-        disk.inject(Fault { operation: Operation::Sync, after: 0, times: 1, failure: Failure::Io });
+        disk.inject(Fault {
+            operation: DiskOperation::Sync,
+            after: 0,
+            times: 1,
+            failure: DiskFailure::Io,
+        });
         log.write(&[batch(entries(2..=20, 1))]).unwrap_err();
         disk.kill();
         let (log, recovered) = open(&disk).unwrap();
@@ -339,8 +348,12 @@ fn a_full_disk_is_told_before_the_log_needs_it() {
     while log.prepare().unwrap() {}
     assert!(files(&disk, "spare").is_empty(), "an almost empty log keeps nothing in reserve");
     write(&mut log, entries(1..=200, 1));
-    let full =
-        Fault { operation: Operation::Resize, after: 0, times: 1, failure: Failure::NoSpace };
+    let full = Fault {
+        operation: DiskOperation::Resize,
+        after: 0,
+        times: 1,
+        failure: DiskFailure::NoSpace,
+    };
     disk.inject(full);
     assert!(!log.prepare().unwrap());
     assert!(log.is_short_of_space() && files(&disk, "spare").is_empty());
@@ -357,10 +370,10 @@ fn a_full_disk_is_told_in_time_also_when_there_never_is_a_pause() {
     let disk = disk(1);
     let mut log = create(&disk);
     let full = Fault {
-        operation: Operation::Resize,
+        operation: DiskOperation::Resize,
         after: 0,
         times: u64::MAX,
-        failure: Failure::NoSpace,
+        failure: DiskFailure::NoSpace,
     };
     disk.inject(full);
     let mut next = 1;

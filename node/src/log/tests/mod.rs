@@ -11,10 +11,10 @@ use node_consensus::{Entry, EntryKind, HardState, Position};
 
 use super::*;
 use crate::disk::simulated::SimulatedDisk;
-use crate::disk::{Disk, DiskFile, Open, SharedDisk};
+use crate::disk::{Disk, DiskFile, OpenMode, SharedDisk};
 
-fn identity() -> Identity {
-    Identity { cluster: 0xc1, member: 0xa, incarnation: 0xabcd << 100 }
+fn identity() -> LogIdentity {
+    LogIdentity { cluster: 0xc1, member: 0xa, incarnation: 0xabcd << 100 }
 }
 
 fn small() -> LogOptions {
@@ -52,7 +52,7 @@ fn create(disk: &SimulatedDisk) -> Log {
     create_on(&disk.shared(), member())
 }
 
-fn open(disk: &SimulatedDisk) -> Result<(Log, Recovered), LogError> {
+fn open(disk: &SimulatedDisk) -> Result<(Log, RecoveredState), LogError> {
     Log::open(&disk.shared(), member(), &small())
 }
 
@@ -94,5 +94,5 @@ fn files(disk: &SimulatedDisk, extension: &str) -> Vec<PathBuf> {
 }
 
 fn file(disk: &SimulatedDisk, path: &Path) -> Box<dyn DiskFile> {
-    disk.open(path, Open::Existing).unwrap()
+    disk.open(path, OpenMode::Existing).unwrap()
 }

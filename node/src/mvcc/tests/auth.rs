@@ -11,9 +11,9 @@ use node_proto::etcdserverpb::{
 use redb::ReadableDatabase as _;
 
 use super::*;
-use crate::auth::{AuthState, Change, Password, TokenSecret};
+use crate::auth::{AuthOperation, AuthState, Password, TokenSecret};
 
-fn change(writer: &mut Writer, index: u64, change: Change) {
+fn change(writer: &mut StoreWriter, index: u64, change: AuthOperation) {
     write(writer, index, |batch| {
         let mut auth = batch.auth().clone();
         let forget = auth.change(AuthChange { change: Some(change) }).unwrap();
@@ -22,26 +22,26 @@ fn change(writer: &mut Writer, index: u64, change: Change) {
     });
 }
 
-fn user(name: &str) -> Change {
+fn user(name: &str) -> AuthOperation {
     let (name, hash) = (name.to_owned(), format!("hash-{name}").into());
-    Change::UserAdd(Password { name, hash, no_password: false })
+    AuthOperation::UserAdd(Password { name, hash, no_password: false })
 }
 
 /// Makes a store with users. Its last entry has index 6.
-fn with_users(disk: &SimulatedDisk) -> Writer {
-    let mut writer = open(disk, Compaction::Background);
+fn with_users(disk: &SimulatedDisk) -> StoreWriter {
+    let mut writer = open(disk, CompactionMode::Background);
     let (role, perm_type) = ("r".to_owned(), Type::Read.into());
     let perm = Some(Permission { perm_type, key: bytes("a"), range_end: bytes("c") });
     for (index, what) in [
         user("root"),
         user("u"),
-        Change::RoleAdd(AuthRoleAddRequest { name: role.clone() }),
-        Change::RoleGrantPermission(AuthRoleGrantPermissionRequest { name: role, perm }),
-        Change::UserGrantRole(AuthUserGrantRoleRequest {
+        AuthOperation::RoleAdd(AuthRoleAddRequest { name: role.clone() }),
+        AuthOperation::RoleGrantPermission(AuthRoleGrantPermissionRequest { name: role, perm }),
+        AuthOperation::UserGrantRole(AuthUserGrantRoleRequest {
             user: "root".into(),
             role: "root".into(),
         }),
-        Change::Enable(AuthEnableRequest {}),
+        AuthOperation::Enable(AuthEnableRequest {}),
     ]
     .into_iter()
     .enumerate()
@@ -51,7 +51,7 @@ fn with_users(disk: &SimulatedDisk) -> Writer {
     writer
 }
 
-fn auth(writer: &Writer) -> AuthState {
+fn auth(writer: &StoreWriter) -> AuthState {
     writer.store().view().auth().clone()
 }
 
@@ -60,12 +60,16 @@ fn users_are_there_after_a_power_cut_and_those_deleted_are_not() {
     let disk = disk(1);
     let mut writer = with_users(&disk);
     change(&mut writer, 7, user("gone"));
-    change(&mut writer, 8, Change::UserDelete(AuthUserDeleteRequest { name: "gone".to_owned() }));
+    change(
+        &mut writer,
+        8,
+        AuthOperation::UserDelete(AuthUserDeleteRequest { name: "gone".to_owned() }),
+    );
     writer.checkpoint().unwrap();
     let before = auth(&writer);
     disk.crash();
     drop(writer);
-    let again = auth(&open(&disk, Compaction::Background));
+    let again = auth(&open(&disk, CompactionMode::Background));
     assert_eq!(again, before);
     assert!(again.is_enabled() && again.user("u").is_some() && again.user("gone").is_none());
     assert_eq!((again.revision(), again.user("u").unwrap().hash()), (8, Some(&bytes("hash-u"))));
@@ -75,11 +79,11 @@ fn users_are_there_after_a_power_cut_and_those_deleted_are_not() {
 fn a_snapshot_brings_users_and_ends_what_tokens_proved() {
     let source = with_users(&disk(1));
     let target = disk(2);
-    let mut other = open(&target, Compaction::Background);
+    let mut other = open(&target, CompactionMode::Background);
     change(&mut other, 1, user("old"));
     let secret = TokenSecret::random();
     write(&mut other, 2, |batch| batch.assign_token(2, secret.hash(), "old"));
-    let find = |writer: &Writer| {
+    let find = |writer: &StoreWriter| {
         let (token, ttl) = (secret.token(2), Duration::from_secs(1));
         writer.store().tokens().lock().unwrap().find(&token, Duration::ZERO, ttl)
     };
@@ -93,12 +97,12 @@ fn a_snapshot_brings_users_and_ends_what_tokens_proved() {
     assert_eq!(sums[0], sums[1]);
     target.crash();
     drop(other);
-    assert_eq!(auth(&open(&target, Compaction::Background)), auth(&source));
+    assert_eq!(auth(&open(&target, CompactionMode::Background)), auth(&source));
     // The state of a store without users replaces the users.
-    let nobody = Writer::open(backend(&disk(3)), Options::default()).unwrap();
+    let nobody = StoreWriter::open(backend(&disk(3)), StoreOptions::default()).unwrap();
     let mut stream = Vec::new();
     nobody.store().view().write_snapshot(&mut stream).unwrap();
-    let mut other = open(&target, Compaction::Background);
+    let mut other = open(&target, CompactionMode::Background);
     other.install_snapshot(&mut &stream[..]).unwrap();
     assert_eq!(auth(&other), AuthState::default());
 }
@@ -113,9 +117,9 @@ fn users_count_in_the_checksum() {
 
 #[test]
 fn a_store_of_an_earlier_build_is_taken_over() {
-    for format in tables::FORMATS_BEFORE {
+    for format in tables::UPGRADABLE_FORMATS {
         let disk = disk(1);
-        let mut writer = open(&disk, Compaction::Background);
+        let mut writer = open(&disk, CompactionMode::Background);
         put(&mut writer, 1, "k", "v");
         writer.checkpoint().unwrap();
         drop(writer);
@@ -132,7 +136,7 @@ fn a_store_of_an_earlier_build_is_taken_over() {
             drop(meta);
             txn.commit().unwrap();
         }
-        let mut writer = open(&disk, Compaction::Background);
+        let mut writer = open(&disk, CompactionMode::Background);
         assert_eq!(
             (show(&writer.store(), 0), auth(&writer)),
             (vec!["k=v@1".to_owned()], AuthState::default())
@@ -140,7 +144,7 @@ fn a_store_of_an_earlier_build_is_taken_over() {
         change(&mut writer, 2, user("u"));
         writer.checkpoint().unwrap();
         drop(writer);
-        assert_eq!(auth(&open(&disk, Compaction::Background)).revision(), 2);
+        assert_eq!(auth(&open(&disk, CompactionMode::Background)).revision(), 2);
         let db = redb::Builder::new().create_with_backend(backend(&disk)).unwrap();
         let txn = db.begin_read().unwrap();
         assert!(txn.open_table(tables::LEASES).is_ok());

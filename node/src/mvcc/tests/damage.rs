@@ -5,23 +5,26 @@ use super::*;
 /// Returns the bytes of a store of several pages that was closed in order.
 fn closed_store() -> Vec<u8> {
     let disk = disk(1);
-    let mut writer = open(&disk, Compaction::Inline);
+    let mut writer = open(&disk, CompactionMode::Inline);
     for n in 1..200 {
         put(&mut writer, n, &format!("key-{n:05}"), &"v".repeat(300));
     }
     writer.checkpoint().unwrap();
     drop(writer);
-    let file = disk.open(&Path::new(DIR).join("db"), Open::Existing).unwrap();
+    let file = disk.open(&Path::new(DIR).join("db"), OpenMode::Existing).unwrap();
     let mut bytes = vec![0; usize::try_from(file.len().unwrap()).unwrap()];
     assert_eq!(file.read_at(0, &mut bytes).unwrap(), bytes.len());
     bytes
 }
 
-fn open_bytes(bytes: &[u8]) -> Result<Writer, StoreError> {
+fn open_bytes(bytes: &[u8]) -> Result<StoreWriter, StoreError> {
     let disk = disk(2);
-    let file = disk.open(&Path::new(DIR).join("db"), Open::Existing).unwrap();
+    let file = disk.open(&Path::new(DIR).join("db"), OpenMode::Existing).unwrap();
     file.write_at(0, bytes).unwrap();
-    Writer::open(backend(&disk), Options { cache_bytes: 1 << 20, ..Options::default() })
+    StoreWriter::open(
+        backend(&disk),
+        StoreOptions { cache_bytes: 1 << 20, ..StoreOptions::default() },
+    )
 }
 
 #[test]

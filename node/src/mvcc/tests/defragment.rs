@@ -15,8 +15,8 @@ const TIMES: u64 = 4;
 
 /// Makes a compacted store of `keys` keys with values of 8 KB, each written four times. One more
 /// write follows at index 10,000, so that the view includes the compaction.
-fn filled(disk: &SimulatedDisk, keys: u64) -> Writer {
-    let mut writer = open(disk, Compaction::Background);
+fn filled(disk: &SimulatedDisk, keys: u64) -> StoreWriter {
+    let mut writer = open(disk, CompactionMode::Background);
     let value = "v".repeat(8_000);
     for n in 0..TIMES * keys {
         put(&mut writer, n + 1, &format!("key-{:05}", n % keys), &value);
@@ -27,7 +27,7 @@ fn filled(disk: &SimulatedDisk, keys: u64) -> Writer {
 }
 
 /// Compacts at the newest revision, and writes once more.
-fn compacted(writer: &mut Writer, index: u64) {
+fn compacted(writer: &mut StoreWriter, index: u64) {
     let revision = writer.store().view().revision();
     write(writer, index, |batch| batch.compact(revision).unwrap());
     writer.store().compact_all().unwrap();
@@ -63,7 +63,7 @@ fn the_file_shrinks_and_holds_the_same() {
     drop((writer, store));
     disk.crash();
     place(&disk).tidy().unwrap();
-    assert_eq!(everything(&open(&disk, Compaction::Background).store()), after);
+    assert_eq!(everything(&open(&disk, CompactionMode::Background).store()), after);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn what_is_written_and_compacted_meanwhile_is_in_the_new_file() {
     let (after, hash) = (everything(&store), store.hash_kv(&store.view(), 0).unwrap());
     drop((writer, store));
     disk.crash();
-    let store = open(&disk, Compaction::Background).store();
+    let store = open(&disk, CompactionMode::Background).store();
     assert_eq!(everything(&store), after);
     assert_eq!(store.hash_kv(&store.view(), 0).unwrap(), hash);
 }
@@ -111,11 +111,11 @@ fn what_comes_between_the_copy_and_the_change_of_place_is_there_afterwards() {
         batch.members_mut();
     });
     let expected = everything(&store);
-    defragment::take_its_place(&shared, &place(&disk), copied).unwrap();
+    defragment::replace_store_file(&shared, &place(&disk), copied).unwrap();
     assert_eq!(everything(&store), expected);
     drop((writer, store, shared));
     disk.crash();
-    assert_eq!(everything(&open(&disk, Compaction::Background).store()), expected);
+    assert_eq!(everything(&open(&disk, CompactionMode::Background).store()), expected);
 }
 
 #[test]
@@ -127,12 +127,12 @@ fn a_power_cut_at_any_step_leaves_the_store_whole() {
         let before = everything(&writer.store());
         disk.power_off_after(steps);
         let done = writer.store().defragment(&place(&disk));
-        let is_off = disk.is_off();
+        let is_off = disk.is_power_off();
         std::mem::forget(writer);
         disk.crash();
         place(&disk).tidy().unwrap();
         assert_eq!(disk.list(Path::new(DIR)).unwrap(), ["db"], "step {steps}");
-        let reopened = open(&disk, Compaction::Background);
+        let reopened = open(&disk, CompactionMode::Background);
         assert_eq!(everything(&reopened.store()), before, "step {steps}");
         replaced += u64::from(done.is_ok());
         if !is_off {
@@ -147,11 +147,11 @@ fn a_power_cut_at_any_step_leaves_the_store_whole() {
 fn without_room_for_a_second_file_the_old_one_stays() {
     let disk = disk(4);
     let mut writer = filled(&disk, 20);
-    disk.leave_free(1 << 20);
+    disk.limit_free_bytes(1 << 20);
     let refused = writer.store().defragment(&place(&disk));
     assert!(matches!(refused, Err(DefragmentError::NoSpace { .. })), "{refused:?}");
     assert_eq!(disk.list(Path::new(DIR)).unwrap(), ["db"]);
-    disk.leave_free(u64::MAX);
+    disk.limit_free_bytes(u64::MAX);
     put(&mut writer, 10_001, "k", "v");
     writer.store().defragment(&place(&disk)).unwrap();
 }
@@ -164,7 +164,7 @@ fn a_copy_of_a_store_that_a_snapshot_has_replaced_takes_nobodys_place() {
     let (shared, place) = (writer.shared.clone(), place(&disk));
     let copied = defragment::copy(&shared, &place).unwrap();
     writer.install_snapshot(&mut &newer[..]).unwrap();
-    let refused = defragment::take_its_place(&shared, &place, copied);
+    let refused = defragment::replace_store_file(&shared, &place, copied);
     assert!(matches!(refused, Err(DefragmentError::Replaced)), "{refused:?}");
     assert_eq!(everything(&writer.store()).1, newer);
     writer.store().defragment(&place).unwrap();

@@ -15,7 +15,7 @@ use node_proto::etcdserverpb::{RangeRequest, RangeResponse};
 
 use super::*;
 use crate::disk::simulated::SimulatedDisk;
-use crate::disk::{Backend, Disk as _, Open};
+use crate::disk::{Disk as _, OpenMode, RedbBackend};
 use crate::identity::{Incarnation, MemberId, NodeKey};
 use crate::machine::Position;
 use crate::membership::Member;
@@ -27,13 +27,13 @@ pub(crate) fn disk(seed: u64) -> SimulatedDisk {
     let disk = SimulatedDisk::new(seed);
     disk.create_dir(Path::new(DIR)).unwrap();
     disk.sync_dir(Path::new("/")).unwrap();
-    disk.open(&Path::new(DIR).join("db"), Open::New).unwrap().sync_data().unwrap();
+    disk.open(&Path::new(DIR).join("db"), OpenMode::New).unwrap().sync_data().unwrap();
     disk.sync_dir(Path::new(DIR)).unwrap();
     disk
 }
 
-pub(crate) fn backend(disk: &SimulatedDisk) -> Backend {
-    Backend::new(disk.open(&Path::new(DIR).join("db"), Open::Existing).unwrap()).unwrap()
+pub(crate) fn backend(disk: &SimulatedDisk) -> RedbBackend {
+    RedbBackend::new(disk.open(&Path::new(DIR).join("db"), OpenMode::Existing).unwrap()).unwrap()
 }
 
 /// Makes a member that is bound to an incarnation and a key.
@@ -46,18 +46,18 @@ pub(crate) fn member(id: u64, name: &str) -> Member {
         is_learner: false,
         incarnation: Some(Incarnation([u8::try_from(id).unwrap(); 16])),
         node_key: Some(NodeKey([u8::try_from(id).unwrap(); 32])),
-        changed: 0,
+        changed_at: 0,
         vote_when_ready: false,
         operations: Vec::new(),
     }
 }
 
-fn open(disk: &SimulatedDisk, compaction: Compaction) -> Writer {
-    open_with(disk, Options { compaction, ..Options::default() })
+fn open(disk: &SimulatedDisk, compaction: CompactionMode) -> StoreWriter {
+    open_with(disk, StoreOptions { compaction, ..StoreOptions::default() })
 }
 
-fn open_with(disk: &SimulatedDisk, options: Options) -> Writer {
-    Writer::open(backend(disk), Options { cache_bytes: 1 << 20, ..options }).unwrap()
+fn open_with(disk: &SimulatedDisk, options: StoreOptions) -> StoreWriter {
+    StoreWriter::open(backend(disk), StoreOptions { cache_bytes: 1 << 20, ..options }).unwrap()
 }
 
 fn bytes(text: &str) -> Bytes {
@@ -65,7 +65,7 @@ fn bytes(text: &str) -> Bytes {
 }
 
 /// Applies `work` as one write request at log index `index`.
-fn write(writer: &mut Writer, index: u64, work: impl FnOnce(&mut Batch<'_>)) -> EventBatch {
+fn write(writer: &mut StoreWriter, index: u64, work: impl FnOnce(&mut Batch<'_>)) -> EventBatch {
     let position = Position { index, term: 1 };
     let ((), events) = writer
         .batch(position, |batch| {
@@ -77,7 +77,7 @@ fn write(writer: &mut Writer, index: u64, work: impl FnOnce(&mut Batch<'_>)) -> 
     events
 }
 
-fn put(writer: &mut Writer, index: u64, key: &str, value: &str) {
+fn put(writer: &mut StoreWriter, index: u64, key: &str, value: &str) {
     write(writer, index, |batch| {
         batch.put(bytes(key), bytes(value), 0).unwrap();
     });

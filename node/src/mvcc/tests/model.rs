@@ -9,17 +9,17 @@ use node_proto::mvccpb::KeyValue;
 use proptest::prelude::*;
 
 use super::*;
-use crate::disk::simulated::{Failure, Fault, Operation};
+use crate::disk::simulated::{DiskFailure, DiskOperation, Fault};
 
 #[derive(Clone, Debug)]
-enum Change {
+enum KeyChange {
     Put(u8, u8),
     Delete(u8, u8),
 }
 
 #[derive(Clone, Debug)]
 enum Op {
-    Write(Vec<Change>),
+    Write(Vec<KeyChange>),
     /// Compacts at a fraction (of 255) of the readable revisions.
     Compact(u8),
     Checkpoint,
@@ -36,10 +36,10 @@ enum Op {
     Step,
 }
 
-fn change() -> impl Strategy<Value = Change> {
+fn change() -> impl Strategy<Value = KeyChange> {
     prop_oneof![
-        3 => (0..12_u8, any::<u8>()).prop_map(|(key, value)| Change::Put(key, value)),
-        1 => (0..12_u8, 0..4_u8).prop_map(|(from, width)| Change::Delete(from, from + width)),
+        3 => (0..12_u8, any::<u8>()).prop_map(|(key, value)| KeyChange::Put(key, value)),
+        1 => (0..12_u8, 0..4_u8).prop_map(|(from, width)| KeyChange::Delete(from, from + width)),
     ]
 }
 
@@ -63,23 +63,23 @@ fn key(number: u8) -> Bytes {
 type Map = BTreeMap<Bytes, KeyValue>;
 
 /// Expected contents of the store: the whole map at each revision.
-struct Model {
+struct StoreModel {
     at: BTreeMap<i64, Map>,
     compacted: i64,
 }
 
-impl Model {
+impl StoreModel {
     fn revision(&self) -> i64 {
         *self.at.last_key_value().unwrap().0
     }
 
-    fn write(&mut self, changes: &[Change]) {
+    fn write(&mut self, changes: &[KeyChange]) {
         let revision = self.revision() + 1;
         let mut map = self.at[&(revision - 1)].clone();
         let mut changed = false;
         for change in changes {
             match change {
-                Change::Put(number, value) => {
+                KeyChange::Put(number, value) => {
                     changed = true;
                     let last = map.get(&key(*number));
                     let kv = KeyValue {
@@ -92,7 +92,7 @@ impl Model {
                     };
                     map.insert(kv.key.clone(), kv);
                 }
-                Change::Delete(from, to) => {
+                KeyChange::Delete(from, to) => {
                     let before = map.len();
                     map.retain(|k, _| *k < key(*from) || *k >= key(*to));
                     changed |= map.len() != before;
@@ -107,30 +107,30 @@ impl Model {
 
 /// One entry of the log.
 #[derive(Clone, Debug)]
-enum Entry {
-    Write(Vec<Change>),
+enum ModelEntry {
+    Write(Vec<KeyChange>),
     Compact(i64),
 }
 
-fn apply(writer: &mut Writer, index: u64, entry: &Entry) {
+fn apply(writer: &mut StoreWriter, index: u64, entry: &ModelEntry) {
     write(writer, index, |batch| match entry {
-        Entry::Write(changes) => {
+        ModelEntry::Write(changes) => {
             for change in changes {
                 match change {
-                    Change::Put(number, value) => {
+                    KeyChange::Put(number, value) => {
                         batch.put(key(*number), bytes(&value.to_string()), 0).unwrap();
                     }
-                    Change::Delete(from, to) => {
+                    KeyChange::Delete(from, to) => {
                         batch.delete(&KeyRange::Between(key(*from), key(*to))).unwrap();
                     }
                 }
             }
         }
-        Entry::Compact(revision) => batch.compact(*revision).unwrap(),
+        ModelEntry::Compact(revision) => batch.compact(*revision).unwrap(),
     });
 }
 
-fn replay(writer: &mut Writer, log: &[Entry]) {
+fn replay(writer: &mut StoreWriter, log: &[ModelEntry]) {
     for (index, entry) in (1..).zip(log) {
         if index > writer.applied().index {
             apply(writer, index, entry);
@@ -138,7 +138,7 @@ fn replay(writer: &mut Writer, log: &[Entry]) {
     }
 }
 
-fn compare(writer: &Writer, model: &Model) {
+fn compare(writer: &StoreWriter, model: &StoreModel) {
     let store = writer.store();
     assert_eq!(store.view().revision(), model.revision());
     for (revision, map) in &model.at {
@@ -161,7 +161,7 @@ fn compare(writer: &Writer, model: &Model) {
     assert!(matches!(range(&store, &beyond), Err(ReadError::Future)));
 }
 
-fn compare_hashes(a: &Writer, b: &Writer, model: &Model) {
+fn compare_hashes(a: &StoreWriter, b: &StoreWriter, model: &StoreModel) {
     let (a, b) = (a.store(), b.store());
     // At the compaction revision itself, a copy that has compacted keeps the checksum from before.
     for revision in model.at.keys().filter(|revision| **revision > model.compacted) {
@@ -171,18 +171,18 @@ fn compare_hashes(a: &Writer, b: &Writer, model: &Model) {
 }
 
 fn failed_sync(after: u8) -> Fault {
-    let (operation, failure) = (Operation::Sync, Failure::Io);
+    let (operation, failure) = (DiskOperation::Sync, DiskFailure::Io);
     Fault { operation, after: after.into(), times: 1, failure }
 }
 
 fn run(ops: Vec<Op>, seed: u64) {
     let mut disk_a = disk(seed);
-    let mut a = open(&disk_a, Compaction::Inline);
-    let mut b = open(&disk(seed + 1), Compaction::Background);
-    let mut model = Model { at: BTreeMap::from([(1, Map::new())]), compacted: -1 };
-    let mut log: Vec<Entry> = Vec::new();
+    let mut a = open(&disk_a, CompactionMode::Inline);
+    let mut b = open(&disk(seed + 1), CompactionMode::Background);
+    let mut model = StoreModel { at: BTreeMap::from([(1, Map::new())]), compacted: -1 };
+    let mut log: Vec<ModelEntry> = Vec::new();
     for op in ops {
-        let mut push = |entry: Entry, a: &mut Writer, b: &mut Writer| {
+        let mut push = |entry: ModelEntry, a: &mut StoreWriter, b: &mut StoreWriter| {
             log.push(entry.clone());
             let index = log.len() as u64;
             apply(a, index, &entry);
@@ -191,14 +191,14 @@ fn run(ops: Vec<Op>, seed: u64) {
         match op {
             Op::Write(changes) => {
                 model.write(&changes);
-                push(Entry::Write(changes), &mut a, &mut b);
+                push(ModelEntry::Write(changes), &mut a, &mut b);
             }
             Op::Compact(part) => {
                 let from = model.compacted.max(0) + 1;
                 let span = model.revision() - from;
                 if span >= 0 {
                     model.compacted = from + span * i64::from(part) / 255;
-                    push(Entry::Compact(model.compacted), &mut a, &mut b);
+                    push(ModelEntry::Compact(model.compacted), &mut a, &mut b);
                 }
             }
             Op::Checkpoint => {
@@ -218,7 +218,7 @@ fn run(ops: Vec<Op>, seed: u64) {
                     disk_a.kill();
                 }
                 drop(a);
-                a = open(&disk_a, Compaction::Inline);
+                a = open(&disk_a, CompactionMode::Inline);
                 assert!(a.applied() >= durable, "a checkpoint was lost");
                 assert_eq!(a.applied(), a.durable());
                 replay(&mut a, &log);
@@ -228,7 +228,7 @@ fn run(ops: Vec<Op>, seed: u64) {
                 let at = a.applied();
                 a.store().view().write_snapshot(&mut stream).unwrap();
                 let other = disk(seed + 2);
-                let mut moved = open(&other, Compaction::Inline);
+                let mut moved = open(&other, CompactionMode::Inline);
                 assert_eq!(moved.install_snapshot(&mut &stream[..]).unwrap(), at);
                 assert_eq!(moved.durable(), at);
                 (a, disk_a) = (moved, other);

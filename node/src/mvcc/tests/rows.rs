@@ -5,7 +5,7 @@ use redb::ReadableTable as _;
 use super::*;
 use crate::lease::Lease;
 use crate::mvcc::revision::Revision;
-use crate::mvcc::rows::is_together;
+use crate::mvcc::rows::is_tombstone_row;
 
 /// Number of keys, more than one row of tombstones can hold.
 const KEYS: i64 = 1_000;
@@ -23,10 +23,10 @@ fn value() -> Bytes {
 
 /// Makes a store with a lease of `KEYS` keys, one each at the revisions from 2 on. The lease was
 /// revoked at `REVOKED`.
-fn revoked(disk: &SimulatedDisk) -> Writer {
-    let mut writer = open(disk, Compaction::Background);
+fn revoked(disk: &SimulatedDisk) -> StoreWriter {
+    let mut writer = open(disk, CompactionMode::Background);
     write(&mut writer, 1, |batch| {
-        batch.grant(Lease { id: 7, ttl: 60, left: 0, granted: 1 }).unwrap();
+        batch.grant(Lease { id: 7, ttl: 60, remaining_ttl: 0, grant_index: 1 }).unwrap();
     });
     for number in 0..KEYS {
         write(&mut writer, 2 + number.cast_unsigned(), |batch| {
@@ -42,25 +42,25 @@ fn revoked(disk: &SimulatedDisk) -> Writer {
 }
 
 /// Copies a store by a snapshot, which makes one row per tombstone.
-fn apart(writer: &Writer, disk: &SimulatedDisk) -> Writer {
+fn store_with_single_rows(writer: &StoreWriter, disk: &SimulatedDisk) -> StoreWriter {
     let mut stream = Vec::new();
     writer.store().view().write_snapshot(&mut stream).unwrap();
-    let mut other = open(disk, Compaction::Background);
+    let mut other = open(disk, CompactionMode::Background);
     other.install_snapshot(&mut &stream[..]).unwrap();
     other
 }
 
 /// Counts the rows of several tombstones, and all other rows.
-fn rows(writer: &Writer) -> (usize, usize) {
+fn rows(writer: &StoreWriter) -> (usize, usize) {
     let view = writer.store().view();
     let all: Vec<bool> =
-        view.records.iter().unwrap().map(|row| is_together(row.unwrap().1.value())).collect();
+        view.records.iter().unwrap().map(|row| is_tombstone_row(row.unwrap().1.value())).collect();
     let together = all.iter().filter(|together| **together).count();
     (together, all.len() - together)
 }
 
 /// Returns every record, as an export of the store sees them.
-fn seen(writer: &Writer) -> Vec<(Revision, Vec<u8>)> {
+fn seen(writer: &StoreWriter) -> Vec<(Revision, Vec<u8>)> {
     let mut seen = Vec::new();
     let frozen = writer.store().freeze().unwrap();
     frozen
@@ -72,13 +72,13 @@ fn seen(writer: &Writer) -> Vec<(Revision, Vec<u8>)> {
     seen
 }
 
-fn hashes(writer: &Writer, revisions: &[i64]) -> Vec<KeyValueHash> {
+fn hashes(writer: &StoreWriter, revisions: &[i64]) -> Vec<KeyValueHash> {
     let store = writer.store();
     let view = store.view();
     revisions.iter().map(|revision| store.hash_kv(&view, *revision).unwrap()).collect()
 }
 
-fn compact(writer: &mut Writer, index: u64, revision: i64) {
+fn compact(writer: &mut StoreWriter, index: u64, revision: i64) {
     write(writer, index, |batch| batch.compact(revision).unwrap());
     writer.store().compact_all().unwrap();
     // Publishes a view that includes the compaction.
@@ -92,12 +92,12 @@ fn they_are_few_rows_and_all_the_records_that_they_would_be_alone() {
     let (together, others) = rows(&writer);
     assert!((2..50).contains(&together), "{together} rows of tombstones");
     assert_eq!(others, usize::try_from(KEYS).unwrap());
-    let single = apart(&writer, &super::disk(2));
+    let single = store_with_single_rows(&writer, &super::disk(2));
     assert_eq!(rows(&single), (0, 2 * others));
     assert_eq!(seen(&writer), seen(&single));
     let revisions = [5, REVOKED - 1, REVOKED, 0];
     assert_eq!(hashes(&writer, &revisions), hashes(&single, &revisions));
-    let whole = |writer: &Writer| writer.store().view().checksum().unwrap();
+    let whole = |writer: &StoreWriter| writer.store().view().checksum().unwrap();
     assert_eq!(whole(&writer), whole(&single));
     assert_eq!(writer.store().record_bytes(), single.store().record_bytes());
     let after = |revision| show(&writer.store(), revision).len();
@@ -113,10 +113,10 @@ fn they_are_known_again_after_a_restart() {
     disk.crash();
     drop(writer);
     // A limit of 64 keys makes each step delete one row of tombstones.
-    let steps = Options {
-        compaction: Compaction::Background,
+    let steps = StoreOptions {
+        compaction: CompactionMode::Background,
         compacted_keys_per_step: 64,
-        ..Options::default()
+        ..StoreOptions::default()
     };
     let mut writer = open_with(&disk, steps);
     assert_eq!((seen(&writer), hashes(&writer, &[9, 0]), writer.store().record_bytes()), before);
@@ -124,14 +124,14 @@ fn they_are_known_again_after_a_restart() {
     compact(&mut writer, 3_000, REVOKED);
     compact(&mut writer, 3_002, REVOKED + 1);
     assert_eq!(rows(&writer), (0, 2), "nothing is left of them");
-    let empty = open(&super::disk(2), Compaction::Background).store().record_bytes();
+    let empty = open(&super::disk(2), CompactionMode::Background).store().record_bytes();
     assert!(writer.store().record_bytes() - empty < 100, "what was freed is counted");
 }
 
 #[test]
 fn a_compaction_at_their_request_keeps_them_and_the_next_takes_them_away() {
     let mut writer = revoked(&disk(1));
-    let mut single = apart(&writer, &disk(2));
+    let mut single = store_with_single_rows(&writer, &disk(2));
     for (index, revision, left) in [(3_000, REVOKED, KEYS), (3_002, REVOKED + 1, 0)] {
         for writer in [&mut writer, &mut single] {
             compact(writer, index, revision);
@@ -141,7 +141,7 @@ fn a_compaction_at_their_request_keeps_them_and_the_next_takes_them_away() {
         assert_eq!(seen(&writer).len(), usize::try_from(left + puts).unwrap());
         assert_eq!(hashes(&writer, &[0]), hashes(&single, &[0]));
     }
-    let empty = open(&disk(3), Compaction::Background).store().record_bytes();
+    let empty = open(&disk(3), CompactionMode::Background).store().record_bytes();
     assert!(writer.store().record_bytes() - empty < 100, "what was freed is counted");
     assert_eq!(writer.store().record_bytes(), single.store().record_bytes());
 }
@@ -159,7 +159,7 @@ fn of_keys_that_the_same_request_makes_again_nothing_stays() {
             batch.put(bytes(&format!("k{number:06}")), bytes("new"), 0).unwrap();
         }
     });
-    let mut single = apart(&writer, &super::disk(2));
+    let mut single = store_with_single_rows(&writer, &super::disk(2));
     let at = writer.store().view().revision();
     for writer in [&mut writer, &mut single] {
         compact(writer, 5_001, at);
@@ -169,7 +169,7 @@ fn of_keys_that_the_same_request_makes_again_nothing_stays() {
     let before = (seen(&writer), hashes(&writer, &[0]));
     writer.checkpoint().unwrap();
     drop(writer);
-    let writer = open(&disk, Compaction::Background);
+    let writer = open(&disk, CompactionMode::Background);
     assert_eq!((seen(&writer), hashes(&writer, &[0])), before);
 }
 
@@ -186,7 +186,7 @@ fn a_compaction_that_stops_among_them_goes_on_after_a_restart() {
     writer.checkpoint().unwrap();
     disk.crash();
     drop(writer);
-    let mut writer = open(&disk, Compaction::Background);
+    let mut writer = open(&disk, CompactionMode::Background);
     writer.store().compact_all().unwrap();
     put(&mut writer, 3_003, "z", "");
     assert_eq!((rows(&writer), seen(&writer).len()), ((0, 2), 2));
@@ -197,14 +197,15 @@ fn a_record_among_them_is_found_by_its_revision() {
     let writer = revoked(&disk(1));
     let view = writer.store().view();
     for sub in [0, 1, 500, 999] {
-        let record =
-            crate::mvcc::rows::at(&view.records, Revision { main: REVOKED, sub }, |record| {
-                crate::mvcc::event::decode(record).unwrap().key
-            });
+        let record = crate::mvcc::rows::read_record(
+            &view.records,
+            Revision { main: REVOKED, sub },
+            |record| crate::mvcc::event::decode(record).unwrap().key,
+        );
         assert_eq!(record.unwrap(), Some(key(sub.into())));
     }
     for (main, sub) in [(REVOKED, 1_000), (REVOKED + 1, 0), (2, 1), (1, 0)] {
-        let record = crate::mvcc::rows::at(&view.records, Revision { main, sub }, |_| ());
+        let record = crate::mvcc::rows::read_record(&view.records, Revision { main, sub }, |_| ());
         assert_eq!(record.unwrap(), None, "{main} {sub}");
     }
 }

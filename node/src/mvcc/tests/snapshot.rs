@@ -6,22 +6,24 @@ use super::*;
 use crate::identity::MemberId;
 use crate::membership::MemberChange;
 
-fn filled() -> Writer {
-    let options =
-        Options { members: vec![member(7, "seven"), member(8, "eight")], ..Options::default() };
-    let mut writer = Writer::open(backend(&disk(1)), options).unwrap();
+fn filled() -> StoreWriter {
+    let options = StoreOptions {
+        members: vec![member(7, "seven"), member(8, "eight")],
+        ..StoreOptions::default()
+    };
+    let mut writer = StoreWriter::open(backend(&disk(1)), options).unwrap();
     for index in 1..=30 {
         put(&mut writer, index, &format!("k{}", index % 7), &"x".repeat(20_000));
     }
     write(&mut writer, 31, |batch| {
         batch.raise_alarm(AlarmMember { member_id: 7, alarm: 1 });
         batch.compact(5).unwrap();
-        batch.members_mut().change(MemberChange::Remove(MemberId(8)), 31).unwrap();
+        batch.members_mut().apply_change(MemberChange::Remove(MemberId(8)), 31).unwrap();
     });
     writer
 }
 
-fn stream(writer: &Writer) -> Vec<u8> {
+fn stream(writer: &StoreWriter) -> Vec<u8> {
     let mut stream = Vec::new();
     writer.store().view().write_snapshot(&mut stream).unwrap();
     stream
@@ -31,7 +33,7 @@ fn stream(writer: &Writer) -> Vec<u8> {
 fn everything_replicated_comes_across_and_survives_a_power_cut() {
     let writer = filled();
     let target = disk(2);
-    let mut other = open(&target, Compaction::Background);
+    let mut other = open(&target, CompactionMode::Background);
     // These records are in rows that the stream doesn't have.
     write(&mut other, 1, |batch| {
         for key in ["old", "older", "oldest"] {
@@ -41,14 +43,14 @@ fn everything_replicated_comes_across_and_survives_a_power_cut() {
     other.install_snapshot(&mut &stream(&writer)[..]).unwrap();
     target.crash();
     drop(other);
-    let other = open(&target, Compaction::Background);
+    let other = open(&target, CompactionMode::Background);
     let (a, b) = (writer.store().view(), other.store().view());
     assert_eq!(a.applied(), b.applied());
-    assert_eq!((a.revision(), a.compacted()), (b.revision(), b.compacted()));
+    assert_eq!((a.revision(), a.compact_revision()), (b.revision(), b.compact_revision()));
     assert_eq!((a.members(), a.alarms()), (b.members(), b.alarms()));
-    let records = |writer: &Writer| writer.store().stored_revisions().unwrap();
+    let records = |writer: &StoreWriter| writer.store().stored_revisions().unwrap();
     assert_eq!(records(&writer), records(&other));
-    assert!(b.members().was_removed(MemberId(8)));
+    assert!(b.members().is_removed(MemberId(8)));
     assert_eq!(show(&writer.store(), 0), show(&other.store(), 0));
     assert_eq!(show(&writer.store(), 10), show(&other.store(), 10));
 }
@@ -57,7 +59,7 @@ fn everything_replicated_comes_across_and_survives_a_power_cut() {
 fn a_stream_that_is_cut_off_changes_nothing() {
     let stream = stream(&filled());
     for length in [0, 5, 12, 30, 300_000, stream.len() - 1] {
-        let mut other = open(&disk(2), Compaction::Background);
+        let mut other = open(&disk(2), CompactionMode::Background);
         put(&mut other, 1, "k", "mine");
         let refused = other.install_snapshot(&mut &stream[..length]).err();
         assert!(matches!(refused, Some(StoreError::Snapshot(_))), "{length}: {refused:?}");
@@ -72,7 +74,7 @@ fn one_flipped_bit_anywhere_is_found() {
     for at in (0..stream.len()).step_by(9_973) {
         let mut bad = stream.clone();
         bad[at] ^= 1;
-        let mut other = open(&disk(2), Compaction::Background);
+        let mut other = open(&disk(2), CompactionMode::Background);
         assert!(other.install_snapshot(&mut &bad[..]).is_err(), "byte {at}");
         assert_eq!(other.applied().index, 0);
     }

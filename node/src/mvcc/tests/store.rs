@@ -7,9 +7,9 @@ use crate::disk::simulated::SimulatedDisk;
 use crate::identity::MemberId;
 use crate::membership::MemberChange;
 
-fn fresh() -> (SimulatedDisk, Writer) {
+fn fresh() -> (SimulatedDisk, StoreWriter) {
     let disk = disk(1);
-    let writer = open(&disk, Compaction::Background);
+    let writer = open(&disk, CompactionMode::Background);
     (disk, writer)
 }
 
@@ -17,7 +17,7 @@ fn fresh() -> (SimulatedDisk, Writer) {
 fn an_empty_store_is_at_revision_one_and_was_never_compacted() {
     let (_, writer) = fresh();
     let view = writer.store().view();
-    assert_eq!((view.revision(), view.compacted(), view.applied().index), (1, -1, 0));
+    assert_eq!((view.revision(), view.compact_revision(), view.applied().index), (1, -1, 0));
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn a_compaction_that_a_restart_interrupts_is_finished_after_it() {
     writer.checkpoint().unwrap();
     disk.crash();
     drop(writer);
-    let mut writer = open(&disk, Compaction::Background);
+    let mut writer = open(&disk, CompactionMode::Background);
     let store = writer.store();
     assert_eq!(*store.finished_compactions().borrow(), -1);
     store.compact_all().unwrap();
@@ -95,8 +95,8 @@ fn a_compaction_that_a_restart_interrupts_is_finished_after_it() {
 }
 
 /// Makes a store with ten keys of two revisions each, whose compactions process two keys per step.
-fn of_small_steps() -> Writer {
-    let options = Options { compacted_keys_per_step: 2, ..Options::default() };
+fn of_small_steps() -> StoreWriter {
+    let options = StoreOptions { compacted_keys_per_step: 2, ..StoreOptions::default() };
     let mut writer = open_with(&disk(1), options);
     for index in 1..=20 {
         put(&mut writer, index, &format!("k{}", index % 10), "v");
@@ -182,7 +182,7 @@ fn compacting_twice_or_ahead_is_refused() {
 fn without_a_checkpoint_a_power_cut_takes_the_store_back_as_a_whole() {
     for seed in 0..50 {
         let disk = disk(seed);
-        let mut writer = open(&disk, Compaction::Background);
+        let mut writer = open(&disk, CompactionMode::Background);
         put(&mut writer, 1, "k", "1");
         writer.checkpoint().unwrap();
         for index in 2..10 {
@@ -190,7 +190,7 @@ fn without_a_checkpoint_a_power_cut_takes_the_store_back_as_a_whole() {
         }
         disk.crash();
         drop(writer);
-        let writer = open(&disk, Compaction::Background);
+        let writer = open(&disk, CompactionMode::Background);
         // Records and log position agree, whichever entry the store went back to.
         let version = writer.applied().index;
         assert_eq!(show(&writer.store(), 0), [format!("k={version}@{version}")]);
@@ -209,12 +209,12 @@ fn a_wide_range_is_read_in_steps_with_the_same_answer() {
     let store = writer.store();
     let view = store.view();
     let request = RangeRequest { limit: 700, ..everything() };
-    let mut gather = store.gather(&view, &request).unwrap();
+    let mut gather = store.begin_range(&view, &request).unwrap();
     let mut steps = 1;
     let response = loop {
-        match store.step(&view, &mut gather).unwrap() {
-            Step::Again => steps += 1,
-            Step::Done(response) => break response,
+        match store.step_range(&view, &mut gather).unwrap() {
+            RangeStep::Unfinished => steps += 1,
+            RangeStep::Done(response) => break response,
         }
     };
     assert!(steps > 1);
@@ -256,9 +256,10 @@ fn the_first_of_many_in_some_order_are_those_of_all() {
             let whole = store.range(&view, &all).unwrap();
             for limit in [1, 2, 31, 32, 33, 63, 64, 150, 299, 300, 301] {
                 let mut gather =
-                    store.gather(&view, &RangeRequest { limit, ..all.clone() }).unwrap();
+                    store.begin_range(&view, &RangeRequest { limit, ..all.clone() }).unwrap();
                 let some = loop {
-                    if let Step::Done(response) = store.step(&view, &mut gather).unwrap() {
+                    if let RangeStep::Done(response) = store.step_range(&view, &mut gather).unwrap()
+                    {
                         break response;
                     }
                 };
@@ -287,8 +288,8 @@ fn what_is_not_wanted_is_not_kept_until_the_end() {
     };
     let filtered = RangeRequest { max_create_revision: 5, ..everything() };
     for request in [newest, filtered] {
-        let mut gather = store.gather(&view, &request).unwrap();
-        while let Step::Again = store.step(&view, &mut gather).unwrap() {
+        let mut gather = store.begin_range(&view, &request).unwrap();
+        while let RangeStep::Unfinished = store.step_range(&view, &mut gather).unwrap() {
             assert!(gather.bytes() < 100 * 1_200, "{}", gather.bytes());
         }
     }
@@ -303,16 +304,17 @@ fn a_file_of_another_format_is_refused() {
     txn.open_table(tables::META).unwrap().insert("format", &7_u32.to_le_bytes()[..]).unwrap();
     txn.commit().unwrap();
     drop(db);
-    let refused = Writer::open(backend(&disk), Options::default()).err().unwrap();
+    let refused = StoreWriter::open(backend(&disk), StoreOptions::default()).err().unwrap();
     assert!(matches!(refused, StoreError::Format { found: 7, known: tables::FORMAT }), "{refused}");
 }
 
 #[test]
 fn the_members_a_store_begins_with_stay_over_a_restart() {
     let disk = disk(1);
-    let options = Options { members: vec![member(9, "m9"), member(3, "m3")], ..Options::default() };
-    drop(Writer::open(backend(&disk), options).unwrap());
-    let writer = open(&disk, Compaction::Background);
+    let options =
+        StoreOptions { members: vec![member(9, "m9"), member(3, "m3")], ..StoreOptions::default() };
+    drop(StoreWriter::open(backend(&disk), options).unwrap());
+    let writer = open(&disk, CompactionMode::Background);
     let view = writer.store().view();
     let all: Vec<_> = view.members().members().collect();
     assert_eq!(all, [&member(3, "m3"), &member(9, "m9")]);
@@ -321,30 +323,31 @@ fn the_members_a_store_begins_with_stay_over_a_restart() {
 #[test]
 fn members_change_with_the_applied_index_or_not_at_all() {
     let disk = disk(1);
-    let options = Options { members: vec![member(3, "m3"), member(9, "m9")], ..Options::default() };
-    let mut writer = Writer::open(backend(&disk), options).unwrap();
+    let options =
+        StoreOptions { members: vec![member(3, "m3"), member(9, "m9")], ..StoreOptions::default() };
+    let mut writer = StoreWriter::open(backend(&disk), options).unwrap();
     let mut told = writer.store().members();
     write(&mut writer, 1, |batch| {
-        batch.members_mut().change(MemberChange::Remove(MemberId(9)), 1).unwrap();
+        batch.members_mut().apply_change(MemberChange::Remove(MemberId(9)), 1).unwrap();
     });
-    assert!(told.has_changed().unwrap() && told.borrow_and_update().was_removed(MemberId(9)));
+    assert!(told.has_changed().unwrap() && told.borrow_and_update().is_removed(MemberId(9)));
     write(&mut writer, 2, |_| ());
     assert!(!told.has_changed().unwrap(), "nothing of theirs changed");
     disk.crash();
     drop(writer);
-    let mut writer = open(&disk, Compaction::Background);
-    let found = |writer: &Writer| {
+    let mut writer = open(&disk, CompactionMode::Background);
+    let found = |writer: &StoreWriter| {
         let view = writer.store().view();
-        (view.applied().index, view.members().was_removed(MemberId(9)))
+        (view.applied().index, view.members().is_removed(MemberId(9)))
     };
     assert_eq!(found(&writer), (0, false), "neither was durable");
     write(&mut writer, 1, |batch| {
-        batch.members_mut().change(MemberChange::Remove(MemberId(9)), 1).unwrap();
+        batch.members_mut().apply_change(MemberChange::Remove(MemberId(9)), 1).unwrap();
     });
     writer.checkpoint().unwrap();
     disk.crash();
     drop(writer);
-    assert_eq!(found(&open(&disk, Compaction::Background)), (1, true));
+    assert_eq!(found(&open(&disk, CompactionMode::Background)), (1, true));
 }
 
 #[test]
@@ -471,9 +474,9 @@ fn many_small_batches_between_checkpoints_do_not_swell_the_file() {
 #[test]
 fn leases_and_their_keys_are_there_after_a_restart_and_in_a_snapshot() {
     use crate::lease::Lease;
-    let lease = |id, left| Lease { id, ttl: 60, left, granted: 1 };
+    let lease = |id, left| Lease { id, ttl: 60, remaining_ttl: left, grant_index: 1 };
     let disk = disk(1);
-    let mut writer = open(&disk, Compaction::Inline);
+    let mut writer = open(&disk, CompactionMode::Inline);
     write(&mut writer, 1, |batch| (1..=3).for_each(|id| batch.grant(lease(id, 0)).unwrap()));
     let puts = [("a", 1), ("b", 1), ("c", 2), ("b", 2), ("d", 3), ("e", 1), ("e", 0), ("f", 1)];
     for (index, (key, id)) in (2..).zip(puts) {
@@ -484,9 +487,9 @@ fn leases_and_their_keys_are_there_after_a_restart_and_in_a_snapshot() {
     write(&mut writer, 10, |batch| {
         assert_eq!(batch.delete(&KeyRange::One(bytes("f"))).unwrap(), 1);
         assert!(batch.revoke(3).unwrap() && !batch.revoke(3).unwrap());
-        batch.note_left(2, 9).unwrap();
+        batch.set_remaining_ttl(2, 9).unwrap();
     });
-    let check = |writer: &Writer| {
+    let check = |writer: &StoreWriter| {
         let store = writer.store();
         let leases = store.leases().read().unwrap();
         let keys = |id| leases.keys(id).map(|key| key[0]).collect::<Vec<_>>();
@@ -499,8 +502,8 @@ fn leases_and_their_keys_are_there_after_a_restart_and_in_a_snapshot() {
     writer.store().view().write_snapshot(&mut stream).unwrap();
     writer.checkpoint().unwrap();
     drop(writer);
-    check(&open(&disk, Compaction::Inline));
-    let mut other = open(&super::disk(2), Compaction::Inline);
+    check(&open(&disk, CompactionMode::Inline));
+    let mut other = open(&super::disk(2), CompactionMode::Inline);
     write(&mut other, 1, |batch| batch.grant(lease(77, 0)).unwrap());
     other.install_snapshot(&mut &stream[..]).unwrap();
     check(&other);

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::WatchSpec;
 use super::matcher::GroupKey;
-use super::picked::Picked;
+use super::picked::EventSelection;
 use crate::mvcc::error::StoreError;
 use crate::mvcc::event::{Event, EventBatch};
-use crate::mvcc::range::{missing, read};
+use crate::mvcc::range::{lock_index, missing};
 use crate::mvcc::revision::Revision;
 use crate::mvcc::rows;
 use crate::mvcc::store::{Store, View};
@@ -20,9 +20,9 @@ const NARROW_KEYS: usize = 512;
 const NARROW_REVISIONS: i64 = 64 * 1024;
 
 /// Result of reading a piece.
-pub(super) enum Piece {
+pub(super) enum CatchUpPiece {
     /// All matching events before revision `next`.
-    Read { events: Option<Arc<Picked>>, next: i64 },
+    Read { events: Option<Arc<EventSelection>>, next: i64 },
     /// The store has no revision `next` yet.
     UpToDate,
     /// The revision to read next was compacted.
@@ -38,12 +38,12 @@ pub(super) struct PieceSize {
 
 /// Events collected for a piece.
 #[derive(Default)]
-struct Read {
+struct CollectedEvents {
     events: Vec<Event>,
     bytes: usize,
 }
 
-impl Read {
+impl CollectedEvents {
     fn is_full(&self, size: PieceSize) -> bool {
         self.events.len() >= size.records || self.bytes >= size.bytes
     }
@@ -68,21 +68,21 @@ pub(super) fn read_piece(
     spec: &WatchSpec,
     next: i64,
     size: PieceSize,
-) -> Result<Piece, StoreError> {
+) -> Result<CatchUpPiece, StoreError> {
     let newest = view.revision();
     // The index may be ahead of the view. Changes that it still has are in the view as well.
     let (compacted, narrow) = {
-        let index = read(&store.shared.index);
-        let compacted = index.compacted();
+        let index = lock_index(&store.shared.index);
+        let compacted = index.compact_revision();
         let narrow = next >= compacted && !index.is_wider_than(&spec.range, NARROW_KEYS);
         let upto = newest.min(next.saturating_add(NARROW_REVISIONS));
         (compacted, narrow.then(|| (index.changes(&spec.range, next, upto), upto)))
     };
     if next < compacted {
-        return Ok(Piece::Compacted { compacted });
+        return Ok(CatchUpPiece::Compacted { compacted });
     }
     if next > newest {
-        return Ok(Piece::UpToDate);
+        return Ok(CatchUpPiece::UpToDate);
     }
     let (events, told) = match narrow {
         Some((changes, upto)) => read_changes(view, changes, upto, size)?,
@@ -91,8 +91,8 @@ pub(super) fn read_piece(
     let group = GroupKey::of(spec);
     let batch = Arc::new(EventBatch { revision: told, events });
     let picks = group.picks((0..).zip(&batch.events));
-    let events = (!picks.is_empty()).then(|| Arc::new(Picked::new(batch, picks)));
-    Ok(Piece::Read { events, next: told + 1 })
+    let events = (!picks.is_empty()).then(|| Arc::new(EventSelection::new(batch, picks)));
+    Ok(CatchUpPiece::Read { events, next: told + 1 })
 }
 
 /// Reads the events of `changes`, with the revision up to which they are complete.
@@ -103,14 +103,14 @@ fn read_changes(
     size: PieceSize,
 ) -> Result<(Vec<Event>, i64), StoreError> {
     changes.sort_unstable();
-    let mut read = Read::default();
+    let mut read = CollectedEvents::default();
     for at in changes {
         if read.is_full(size)
             && let Some(told) = read.ends_before(at)
         {
             return Ok((read.events, told));
         }
-        let event = rows::at(&view.records, at, |record| Event::of_record(at, record))?;
+        let event = rows::read_record(&view.records, at, |record| Event::of_record(at, record))?;
         read.push(event.ok_or_else(|| missing(at))??);
     }
     Ok((read.events, upto))
@@ -118,7 +118,7 @@ fn read_changes(
 
 /// Reads all events from `next` on, with the revision up to which they are complete.
 fn read_all(view: &View, next: i64, size: PieceSize) -> Result<(Vec<Event>, i64), StoreError> {
-    let mut read = Read::default();
+    let mut read = CollectedEvents::default();
     for row in view.records.range(Revision { main: next, sub: 0 }.to_row()..)? {
         let (first, row) = row?;
         for record in rows::records(first.value(), row.value()) {

@@ -9,24 +9,24 @@ use crate::mvcc::event::EventBatch;
 
 /// Contents of the queue, taken by the hub.
 #[derive(Debug, Default)]
-pub(super) struct Arrived {
+pub(super) struct FeedContents {
     /// Last revision of the batches that were dropped before `batches`, if any were.
-    pub(super) lost: Option<i64>,
+    pub(super) lost_up_to: Option<i64>,
     pub(super) batches: VecDeque<Arc<EventBatch>>,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct FeedQueue {
     /// Whether the hub listens. Until then nothing is queued.
     is_open: bool,
     bytes: usize,
-    arrived: Arrived,
+    contents: FeedContents,
 }
 
 #[derive(Debug)]
 pub(super) struct Feed {
     max_bytes: usize,
-    queue: Mutex<Queue>,
+    queue: Mutex<FeedQueue>,
     pub(super) arrival: Notify,
 }
 
@@ -35,7 +35,7 @@ impl Feed {
         Self { max_bytes, queue: Mutex::default(), arrival: Notify::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, FeedQueue> {
         self.queue.lock().expect("nothing panics under this lock")
     }
 
@@ -51,30 +51,31 @@ impl Feed {
         }
         let bytes = batch.weight();
         if queue.bytes + bytes > self.max_bytes {
-            queue.arrived = Arrived { lost: Some(batch.revision), batches: VecDeque::new() };
+            queue.contents =
+                FeedContents { lost_up_to: Some(batch.revision), batches: VecDeque::new() };
             queue.bytes = 0;
         } else {
             queue.bytes += bytes;
-            queue.arrived.batches.push_back(Arc::new(batch));
+            queue.contents.batches.push_back(Arc::new(batch));
         }
         drop(queue);
         self.arrival.notify_one();
     }
 
-    pub(super) fn lose(&self, revision: i64) {
+    pub(super) fn drop_events(&self, revision: i64) {
         let mut queue = self.lock();
         if !queue.is_open {
             return;
         }
-        queue.arrived = Arrived { lost: Some(revision), batches: VecDeque::new() };
+        queue.contents = FeedContents { lost_up_to: Some(revision), batches: VecDeque::new() };
         queue.bytes = 0;
         drop(queue);
         self.arrival.notify_one();
     }
 
-    pub(super) fn take(&self) -> Arrived {
+    pub(super) fn take(&self) -> FeedContents {
         let mut queue = self.lock();
         queue.bytes = 0;
-        std::mem::take(&mut queue.arrived)
+        std::mem::take(&mut queue.contents)
     }
 }

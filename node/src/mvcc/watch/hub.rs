@@ -9,35 +9,43 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use super::WatchSpec;
 use super::feed::Feed;
-use super::matcher::{GroupKey, Matcher, Token};
-use super::picked::Picked;
+use super::matcher::{GroupKey, Matcher, WatcherId};
+use super::picked::EventSelection;
 use crate::mvcc::event::EventBatch;
-use crate::mvcc::operations::PendingEvents;
+use crate::mvcc::operations::PendingEventsGuard;
 use crate::mvcc::store::Store;
-use crate::shares::{Account, Charge, Part};
+use crate::shares::{BudgetShare, MemoryAccount, MemoryCharge};
 
 /// Request of a subscriber to the hub.
-pub(super) enum Command {
+pub(super) enum HubCommand {
     /// Attach `token`: send it every matching event from revision `next` on.
-    Attach { token: Token, spec: WatchSpec, next: i64, link: Link },
+    Attach { token: WatcherId, spec: WatchSpec, next: i64, link: SubscriberLink },
     /// Detach `token`: send it nothing more.
-    Detach { token: Token },
+    Detach { token: WatcherId },
     /// Report the revision up to which all watchers attached through `link` have got their events.
-    Progress { link: Link, round: u64 },
+    Progress { link: SubscriberLink, round: u64 },
 }
 
 /// Message from the hub to a subscriber.
 #[derive(Debug)]
 pub(super) enum Delivery {
-    Events { token: Token, picked: Arc<Picked>, held: Charge, pending: PendingEvents },
-    Progress { revision: i64, round: u64 },
+    Events {
+        token: WatcherId,
+        picked: Arc<EventSelection>,
+        held: MemoryCharge,
+        pending: PendingEventsGuard,
+    },
+    Progress {
+        revision: i64,
+        round: u64,
+    },
 }
 
 /// Messages to a subscriber that did not fit into its queue.
 #[derive(Debug, Default)]
-pub(super) struct Missed {
+pub(super) struct MissedDeliveries {
     /// Watchers that were detached since an event didn't fit.
-    pub(super) lagging: Vec<Lag>,
+    pub(super) lagging: Vec<LaggingWatcher>,
     /// Whether the answer to a progress request was dropped.
     pub(super) progress: bool,
 }
@@ -45,19 +53,19 @@ pub(super) struct Missed {
 /// Note that a watcher was detached. Everything before `next` that it wants is in the subscriber's
 /// queue.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Lag {
-    pub(super) token: Token,
+pub(super) struct LaggingWatcher {
+    pub(super) token: WatcherId,
     pub(super) next: i64,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Shared {
-    pub(super) missed: Mutex<Missed>,
+pub(super) struct OverflowState {
+    pub(super) missed: Mutex<MissedDeliveries>,
     pub(super) wake: tokio::sync::Notify,
 }
 
-impl Shared {
-    fn miss(&self, note: impl FnOnce(&mut Missed)) {
+impl OverflowState {
+    fn record(&self, note: impl FnOnce(&mut MissedDeliveries)) {
         note(&mut self.missed.lock().expect("nothing panics under this lock"));
         self.wake.notify_one();
     }
@@ -65,47 +73,47 @@ impl Shared {
 
 /// The hub's connection to one subscriber.
 #[derive(Clone)]
-pub(super) struct Link {
+pub(super) struct SubscriberLink {
     pub(super) queue: mpsc::Sender<Delivery>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) overflow: Arc<OverflowState>,
     /// Account that is charged for the memory of queued events.
-    pub(super) account: Arc<Account>,
+    pub(super) account: Arc<MemoryAccount>,
     /// Number of events in all queues of the process, for the metrics.
     pub(super) pending: Arc<AtomicI64>,
 }
 
 /// Part of an account that queues may use. The rest stays free for emptying the queues.
-const QUEUED: Part = Part(4);
+const QUEUE_PART: BudgetShare = BudgetShare(4);
 
 /// Number of watches of an ended stream that are detached before the hub looks for events again.
-const DETACHED_AT_ONCE: usize = 1_024;
+const MAX_DETACHED_AT_ONCE: usize = 1_024;
 
-enum Sent {
-    Yes,
+enum SendResult {
+    Queued,
     Full,
-    Gone,
+    Closed,
 }
 
-impl Link {
-    fn tell(&self, token: Token, picked: Arc<Picked>) -> Sent {
-        let mut held = Charge::new(&self.account);
-        if !held.set(picked.weight(), QUEUED) {
-            return Sent::Full;
+impl SubscriberLink {
+    fn send_events(&self, token: WatcherId, picked: Arc<EventSelection>) -> SendResult {
+        let mut held = MemoryCharge::new(&self.account);
+        if !held.try_set(picked.weight(), QUEUE_PART) {
+            return SendResult::Full;
         }
-        let pending = PendingEvents::new(&self.pending, picked.len());
+        let pending = PendingEventsGuard::new(&self.pending, picked.len());
         self.send(Delivery::Events { token, picked, held, pending })
     }
 
-    fn send(&self, delivery: Delivery) -> Sent {
+    fn send(&self, delivery: Delivery) -> SendResult {
         match self.queue.try_send(delivery) {
-            Ok(()) => Sent::Yes,
-            Err(TrySendError::Full(_)) => Sent::Full,
-            Err(TrySendError::Closed(_)) => Sent::Gone,
+            Ok(()) => SendResult::Queued,
+            Err(TrySendError::Full(_)) => SendResult::Full,
+            Err(TrySendError::Closed(_)) => SendResult::Closed,
         }
     }
 
-    fn lag(&self, token: Token, next: i64) {
-        self.shared.miss(|missed| missed.lagging.push(Lag { token, next }));
+    fn mark_lagging(&self, token: WatcherId, next: i64) {
+        self.overflow.record(|missed| missed.lagging.push(LaggingWatcher { token, next }));
     }
 }
 
@@ -113,27 +121,28 @@ struct Watcher {
     group: GroupKey,
     /// First revision that the watcher wants.
     start: i64,
-    link: Link,
+    link: SubscriberLink,
 }
 
 /// The hub's incoming channels: commands of subscribers, and the watches of ended streams.
-pub(super) type Orders = (mpsc::Receiver<Command>, mpsc::UnboundedReceiver<Vec<Token>>);
+pub(super) type HubReceivers =
+    (mpsc::Receiver<HubCommand>, mpsc::UnboundedReceiver<Vec<WatcherId>>);
 
 /// Overhead of a batch in the ring besides its events, in bytes: four allocations with headers and
 /// rounding, and its slot in the ring.
-const KEPT_BATCH_BYTES: usize = 192;
+const RING_ENTRY_OVERHEAD_BYTES: usize = 192;
 
-fn kept_bytes(batch: &EventBatch) -> usize {
-    batch.weight() + KEPT_BATCH_BYTES
+fn ring_entry_bytes(batch: &EventBatch) -> usize {
+    batch.weight() + RING_ENTRY_OVERHEAD_BYTES
 }
 
 pub(super) struct Hub {
     feed: Arc<Feed>,
     store: Store,
-    commands: mpsc::Receiver<Command>,
+    commands: mpsc::Receiver<HubCommand>,
     /// Watches of ended streams. Unbounded, but never longer than the number of existing watches.
-    departures: mpsc::UnboundedReceiver<Vec<Token>>,
-    watchers: HashMap<Token, Watcher>,
+    departures: mpsc::UnboundedReceiver<Vec<WatcherId>>,
+    watchers: HashMap<WatcherId, Watcher>,
     matcher: Matcher,
     /// Revision up to which all events have been handed out.
     revision: i64,
@@ -149,7 +158,7 @@ impl Hub {
         feed: Arc<Feed>,
         store: &Store,
         max_ring_bytes: usize,
-        (commands, departures): Orders,
+        (commands, departures): HubReceivers,
     ) -> Self {
         // The feed is opened before the revision is read. An event in between then comes twice at
         // worst, and `take_events` skips it.
@@ -180,7 +189,7 @@ impl Hub {
                 // memory.
                 biased;
                 Some(tokens) = self.departures.recv() => {
-                    for some in tokens.chunks(DETACHED_AT_ONCE) {
+                    for some in tokens.chunks(MAX_DETACHED_AT_ONCE) {
                         some.iter().for_each(|token| self.detach(*token));
                         self.take_events();
                     }
@@ -190,7 +199,7 @@ impl Hub {
                     // first.
                     Some(command) => {
                         self.take_events();
-                        self.obey(command);
+                        self.handle_command(command);
                     }
                     None => return,
                 },
@@ -204,23 +213,23 @@ impl Hub {
 
     pub(super) fn take_events(&mut self) {
         let arrived = self.feed.take();
-        if let Some(revision) = arrived.lost {
-            self.lose_all(revision);
+        if let Some(revision) = arrived.lost_up_to {
+            self.detach_all(revision);
         }
         for batch in arrived.batches {
             if batch.revision > self.revision {
-                self.hand_out(batch.relocate());
+                self.dispatch(batch.relocate());
             }
         }
     }
 
-    fn lose_all(&mut self, revision: i64) {
+    fn detach_all(&mut self, revision: i64) {
         let next = self.revision + 1;
         // Sorted by age, since the map's order is random and a simulation must be repeatable.
         let mut lost: Vec<_> = self.watchers.drain().collect();
         lost.sort_unstable_by_key(|(token, _)| *token);
         for (token, watcher) in lost {
-            watcher.link.lag(token, next.max(watcher.start));
+            watcher.link.mark_lagging(token, next.max(watcher.start));
         }
         self.matcher.clear();
         self.revision = self.revision.max(revision);
@@ -229,12 +238,12 @@ impl Hub {
         self.ring_since = self.revision;
     }
 
-    fn hand_out(&mut self, batch: Arc<EventBatch>) {
-        let mut detached: Vec<Token> = Vec::new();
+    fn dispatch(&mut self, batch: Arc<EventBatch>) {
+        let mut detached: Vec<WatcherId> = Vec::new();
         for (watchers, picks) in self.matcher.pick(&batch.events) {
             let first = picks.first().and_then(|at| batch.events.get(usize::try_from(*at).ok()?));
             let Some(first) = first.map(|event| event.revision.main) else { continue };
-            let whole = Arc::new(Picked::new(batch.clone(), picks));
+            let whole = Arc::new(EventSelection::new(batch.clone(), picks));
             for token in watchers {
                 let Some(watcher) = self.watchers.get(token) else { continue };
                 let picked = if watcher.start <= first {
@@ -245,13 +254,13 @@ impl Hub {
                         None => continue,
                     }
                 };
-                match watcher.link.tell(*token, picked) {
-                    Sent::Yes => {}
-                    Sent::Full => {
-                        watcher.link.lag(*token, watcher.start.max(self.revision + 1));
+                match watcher.link.send_events(*token, picked) {
+                    SendResult::Queued => {}
+                    SendResult::Full => {
+                        watcher.link.mark_lagging(*token, watcher.start.max(self.revision + 1));
                         detached.push(*token);
                     }
-                    Sent::Gone => detached.push(*token),
+                    SendResult::Closed => detached.push(*token),
                 }
             }
         }
@@ -263,35 +272,35 @@ impl Hub {
     }
 
     fn remember(&mut self, batch: Arc<EventBatch>) {
-        self.ring_bytes += kept_bytes(&batch);
+        self.ring_bytes += ring_entry_bytes(&batch);
         self.ring.push_back(batch);
         while self.ring_bytes > self.max_ring_bytes {
             let Some(oldest) = self.ring.pop_front() else { break };
-            self.ring_bytes -= kept_bytes(&oldest);
+            self.ring_bytes -= ring_entry_bytes(&oldest);
             self.ring_since = oldest.revision;
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn handle_command(&mut self, command: HubCommand) {
         match command {
-            Command::Attach { token, spec, next, link } => self.attach(token, &spec, next, link),
-            Command::Detach { token } => self.detach(token),
-            Command::Progress { link, round } => {
+            HubCommand::Attach { token, spec, next, link } => self.attach(token, &spec, next, link),
+            HubCommand::Detach { token } => self.detach(token),
+            HubCommand::Progress { link, round } => {
                 let progress = Delivery::Progress { revision: self.revision, round };
-                if let Sent::Full = link.send(progress) {
-                    link.shared.miss(|missed| missed.progress = true);
+                if let SendResult::Full = link.send(progress) {
+                    link.overflow.record(|missed| missed.progress = true);
                 }
             }
         }
     }
 
-    fn attach(&mut self, token: Token, spec: &WatchSpec, next: i64, link: Link) {
+    fn attach(&mut self, token: WatcherId, spec: &WatchSpec, next: i64, link: SubscriberLink) {
         // The stream has ended, and nothing would ever detach the watcher.
         if link.queue.is_closed() {
             return;
         }
         if next <= self.ring_since {
-            link.lag(token, next);
+            link.mark_lagging(token, next);
             return;
         }
         let group = GroupKey::of(spec);
@@ -299,10 +308,10 @@ impl Hub {
         let mut told = next;
         for batch in self.ring.range(recent..) {
             if let Some(picked) = pick_since(&group, batch, next) {
-                match link.tell(token, picked) {
-                    Sent::Yes => {}
-                    Sent::Full => return link.lag(token, told),
-                    Sent::Gone => return,
+                match link.send_events(token, picked) {
+                    SendResult::Queued => {}
+                    SendResult::Full => return link.mark_lagging(token, told),
+                    SendResult::Closed => return,
                 }
             }
             told = batch.revision + 1;
@@ -311,7 +320,7 @@ impl Hub {
         self.watchers.insert(token, Watcher { group, start: next, link });
     }
 
-    fn detach(&mut self, token: Token) {
+    fn detach(&mut self, token: WatcherId) {
         if let Some(watcher) = self.watchers.remove(&token) {
             self.matcher.remove(&watcher.group, token);
         }
@@ -319,8 +328,12 @@ impl Hub {
 }
 
 /// Selects the events of `batch` for a watcher that wants none before `start`.
-fn pick_since(group: &GroupKey, batch: &Arc<EventBatch>, start: i64) -> Option<Arc<Picked>> {
+fn pick_since(
+    group: &GroupKey,
+    batch: &Arc<EventBatch>,
+    start: i64,
+) -> Option<Arc<EventSelection>> {
     let wanted = (0..).zip(&batch.events).filter(|(_, event)| event.revision.main >= start);
     let picks = group.picks(wanted);
-    (!picks.is_empty()).then(|| Arc::new(Picked::new(batch.clone(), picks)))
+    (!picks.is_empty()).then(|| Arc::new(EventSelection::new(batch.clone(), picks)))
 }

@@ -11,12 +11,12 @@ use std::hash::Hash;
 use bytes::Bytes;
 
 use super::WatchSpec;
-use super::ranges::Ranges;
+use super::ranges::RangeTree;
 use crate::mvcc::event::{Event, EventKind};
 use crate::mvcc::revision::KeyRange;
 
 /// ID of a watcher, never reused by the process.
-pub(super) type Token = u64;
+pub(super) type WatcherId = u64;
 
 /// Properties that all watchers of a group share.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -53,7 +53,7 @@ type GroupId = usize;
 struct Group {
     key: GroupKey,
     /// A set, since a group may have a hundred thousand watchers that leave one by one.
-    watchers: BTreeSet<Token>,
+    watchers: BTreeSet<WatcherId>,
 }
 
 #[derive(Debug, Default)]
@@ -61,10 +61,10 @@ pub(super) struct Matcher {
     groups: Vec<Option<Group>>,
     free: Vec<GroupId>,
     by_key: HashMap<GroupKey, GroupId>,
-    ones: HashMap<Bytes, Vec<GroupId>>,
+    single_keys: HashMap<Bytes, Vec<GroupId>>,
     /// Groups that watch a prefix, by the prefix's length, then by the prefix.
     prefixes: BTreeMap<usize, HashMap<Bytes, Vec<GroupId>>>,
-    others: Ranges,
+    others: RangeTree,
 }
 
 /// Returns the prefix whose keys are exactly those of `range`, if there is one. The end of such a
@@ -87,7 +87,7 @@ fn forget<K: Hash + Eq>(map: &mut HashMap<K, Vec<GroupId>>, key: &K, id: GroupId
 }
 
 impl Matcher {
-    pub(super) fn add(&mut self, key: GroupKey, watcher: Token) {
+    pub(super) fn add(&mut self, key: GroupKey, watcher: WatcherId) {
         let id = match self.by_key.get(&key) {
             Some(id) => *id,
             None => self.new_group(key),
@@ -110,7 +110,7 @@ impl Matcher {
             }
         };
         match &key.range {
-            KeyRange::One(one) => self.ones.entry(one.clone()).or_default().push(id),
+            KeyRange::One(one) => self.single_keys.entry(one.clone()).or_default().push(id),
             range => match prefix(range) {
                 Some(prefix) => {
                     let of_length = self.prefixes.entry(prefix.len()).or_default();
@@ -123,7 +123,7 @@ impl Matcher {
         id
     }
 
-    pub(super) fn remove(&mut self, key: &GroupKey, watcher: Token) {
+    pub(super) fn remove(&mut self, key: &GroupKey, watcher: WatcherId) {
         let Some(id) = self.by_key.get(key).copied() else { return };
         let Some(group) = &mut self.groups[id] else { return };
         group.watchers.remove(&watcher);
@@ -134,7 +134,7 @@ impl Matcher {
         self.free.push(id);
         self.by_key.remove(key);
         match &key.range {
-            KeyRange::One(one) => forget(&mut self.ones, one, id),
+            KeyRange::One(one) => forget(&mut self.single_keys, one, id),
             range => match prefix(range) {
                 Some(prefix) => {
                     if let Some(of_length) = self.prefixes.get_mut(&prefix.len()) {
@@ -156,7 +156,7 @@ impl Matcher {
 
     /// Returns, for each group that any of `events` matches, its watchers and the events'
     /// positions.
-    pub(super) fn pick(&self, events: &[Event]) -> Vec<(&BTreeSet<Token>, Vec<u32>)> {
+    pub(super) fn pick(&self, events: &[Event]) -> Vec<(&BTreeSet<WatcherId>, Vec<u32>)> {
         let mut picked: BTreeMap<GroupId, Vec<u32>> = BTreeMap::new();
         for (at, event) in (0..).zip(events) {
             let mut offer = |id: &GroupId| {
@@ -166,12 +166,12 @@ impl Matcher {
                     picked.entry(*id).or_default().push(at);
                 }
             };
-            self.ones.get(&event.key).into_iter().flatten().for_each(&mut offer);
+            self.single_keys.get(&event.key).into_iter().flatten().for_each(&mut offer);
             for (length, of_length) in &self.prefixes {
                 let Some(start) = event.key.get(..*length) else { break };
                 of_length.get(start).into_iter().flatten().for_each(&mut offer);
             }
-            self.others.holding(&event.key, &mut |id| offer(&id));
+            self.others.for_each_containing(&event.key, &mut |id| offer(&id));
         }
         let with_watchers = |(id, picks): (GroupId, Vec<u32>)| {
             self.groups[id].as_ref().map(|group| (&group.watchers, picks))
@@ -200,7 +200,7 @@ mod tests {
         }
     }
 
-    fn told(matcher: &Matcher, key: &'static [u8]) -> Vec<Token> {
+    fn watchers_of(matcher: &Matcher, key: &'static [u8]) -> Vec<WatcherId> {
         let events = [put(key)];
         let mut told: Vec<_> =
             matcher.pick(&events).into_iter().flat_map(|(w, _)| w.iter().copied()).collect();
@@ -216,10 +216,10 @@ mod tests {
         matcher.add(group(b"/", b"/x"), 3);
         matcher.add(group(b"/a/c", b"\0"), 4);
         matcher.add(group(b"/a", b"/b"), 5);
-        assert_eq!(told(&matcher, b"/a/b"), [1, 2, 3, 5]);
-        assert_eq!(told(&matcher, b"/a/d"), [2, 3, 4, 5]);
-        assert_eq!(told(&matcher, b"/z"), [4]);
-        assert_eq!(told(&matcher, b"/"), [3]);
+        assert_eq!(watchers_of(&matcher, b"/a/b"), [1, 2, 3, 5]);
+        assert_eq!(watchers_of(&matcher, b"/a/d"), [2, 3, 4, 5]);
+        assert_eq!(watchers_of(&matcher, b"/z"), [4]);
+        assert_eq!(watchers_of(&matcher, b"/"), [3]);
     }
 
     #[test]
@@ -236,14 +236,17 @@ mod tests {
             matcher.add(group(key, end), 1);
             matcher.add(group(key, end), 2);
             matcher.remove(&group(key, end), 1);
-            assert_eq!(told(&matcher, b"k"), [2]);
+            assert_eq!(watchers_of(&matcher, b"k"), [2]);
             matcher.remove(&group(key, end), 2);
-            assert_eq!(told(&matcher, b"k"), [0; 0]);
+            assert_eq!(watchers_of(&matcher, b"k"), [0; 0]);
         }
-        assert!(matcher.prefixes.is_empty() && matcher.ones.is_empty());
+        assert!(matcher.prefixes.is_empty() && matcher.single_keys.is_empty());
         matcher.add(group(b"other", b""), 3);
         matcher.add(group(b"k", b""), 1);
-        assert_eq!((told(&matcher, b"k"), told(&matcher, b"other")), (vec![1], vec![3]));
+        assert_eq!(
+            (watchers_of(&matcher, b"k"), watchers_of(&matcher, b"other")),
+            (vec![1], vec![3])
+        );
     }
 
     #[test]
@@ -255,7 +258,7 @@ mod tests {
         matcher.remove(&group(b"k", b""), 3);
         let events = [put(b"k")];
         let picked = matcher.pick(&events);
-        let watchers: Vec<Token> = picked[0].0.iter().copied().collect();
+        let watchers: Vec<WatcherId> = picked[0].0.iter().copied().collect();
         assert_eq!((picked.len(), &watchers[..]), (1, &[1, 2, 4, 5][..]));
     }
 
@@ -263,6 +266,6 @@ mod tests {
     fn a_filter_leaves_its_kind_out() {
         let mut matcher = Matcher::default();
         matcher.add(GroupKey { no_put: true, ..group(b"k", b"") }, 1);
-        assert_eq!(told(&matcher, b"k"), [0; 0]);
+        assert_eq!(watchers_of(&matcher, b"k"), [0; 0]);
     }
 }

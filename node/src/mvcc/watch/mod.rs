@@ -37,11 +37,11 @@ use tokio::sync::mpsc;
 use super::event::EventBatch;
 use super::revision::KeyRange;
 use super::store::Store;
-use crate::shares::Account;
+use crate::shares::MemoryAccount;
 use feed::Feed;
-use hub::{Command, Hub, Orders};
-use matcher::Token;
-pub use picked::Picked;
+use hub::{Hub, HubCommand, HubReceivers};
+use matcher::WatcherId;
+pub use picked::EventSelection;
 pub use subscriber::{Notice, Subscriber};
 
 /// Maximum number of commands queued for the hub. A stream whose command finds the queue full
@@ -98,9 +98,9 @@ pub struct Publisher {
     feed: Arc<Feed>,
     store: Store,
     options: WatchOptions,
-    commands: mpsc::Sender<Command>,
-    departures: mpsc::UnboundedSender<Vec<Token>>,
-    unstarted: Arc<std::sync::Mutex<Option<Orders>>>,
+    commands: mpsc::Sender<HubCommand>,
+    departures: mpsc::UnboundedSender<Vec<WatcherId>>,
+    hub_receivers: Arc<std::sync::Mutex<Option<HubReceivers>>>,
 }
 
 impl Publisher {
@@ -113,7 +113,7 @@ impl Publisher {
             options,
             commands,
             departures,
-            unstarted: Arc::new(std::sync::Mutex::new(Some((asked, departed)))),
+            hub_receivers: Arc::new(std::sync::Mutex::new(Some((asked, departed)))),
         }
     }
 
@@ -126,8 +126,8 @@ impl Publisher {
 
     /// Reports that the store was replaced by one at `revision`. Events up to there can't be sent
     /// one by one.
-    pub(crate) fn jump(&self, revision: i64) {
-        self.feed.lose(revision);
+    pub(crate) fn publish_replacement(&self, revision: i64) {
+        self.feed.drop_events(revision);
     }
 
     pub(crate) fn hub(&self) -> WatchHub {
@@ -137,7 +137,7 @@ impl Publisher {
             options: self.options,
             commands: self.commands.clone(),
             departures: self.departures.clone(),
-            unstarted: self.unstarted.clone(),
+            hub_receivers: self.hub_receivers.clone(),
         }
     }
 }
@@ -148,16 +148,16 @@ pub struct WatchHub {
     feed: Arc<Feed>,
     store: Store,
     options: WatchOptions,
-    commands: mpsc::Sender<Command>,
-    departures: mpsc::UnboundedSender<Vec<Token>>,
-    unstarted: Arc<std::sync::Mutex<Option<Orders>>>,
+    commands: mpsc::Sender<HubCommand>,
+    departures: mpsc::UnboundedSender<Vec<WatcherId>>,
+    hub_receivers: Arc<std::sync::Mutex<Option<HubReceivers>>>,
 }
 
 impl WatchHub {
     /// Runs the hub for as long as the future is polled. Call it once per hub, in a task of its
     /// own. Watches get nothing until it runs.
     pub async fn run(self) {
-        let orders = self.unstarted.lock().expect("nothing panics under this lock").take();
+        let orders = self.hub_receivers.lock().expect("nothing panics under this lock").take();
         if let Some(orders) = orders {
             Hub::new(self.feed, &self.store, self.options.ring_bytes, orders).run().await;
         }
@@ -166,12 +166,12 @@ impl WatchHub {
     /// Returns a subscriber without watches and without a limit on its memory.
     #[must_use]
     pub fn subscribe(&self) -> Subscriber {
-        self.subscribe_for(Account::unbounded())
+        self.subscribe_for(MemoryAccount::unbounded())
     }
 
     /// Returns a subscriber without watches. The memory of its queued events is charged to
     /// `account`.
-    pub(crate) fn subscribe_for(&self, account: Arc<Account>) -> Subscriber {
+    pub(crate) fn subscribe_for(&self, account: Arc<MemoryAccount>) -> Subscriber {
         let (commands, departures) = (self.commands.clone(), self.departures.clone());
         Subscriber::new(self.store.clone(), self.options, commands, departures, account)
     }

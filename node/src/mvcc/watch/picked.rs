@@ -6,7 +6,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
 
 use crate::mvcc::event::{Event, EventBatch, EventKind};
-use crate::mvcc::range::read;
+use crate::mvcc::range::lock_index;
 use crate::mvcc::store::Store;
 
 /// Field number of `WatchResponse.events`.
@@ -18,14 +18,14 @@ const PREV_KV_FIELD: u32 = 3;
 
 /// Events of a batch for all watchers with the same keys and the same filters.
 #[derive(Debug)]
-pub struct Picked {
+pub struct EventSelection {
     batch: Arc<EventBatch>,
     picks: Vec<u32>,
     plain: OnceLock<Vec<Bytes>>,
     with_previous: OnceLock<Vec<Bytes>>,
 }
 
-impl Picked {
+impl EventSelection {
     pub(super) fn new(batch: Arc<EventBatch>, picks: Vec<u32>) -> Self {
         Self { batch, picks, plain: OnceLock::new(), with_previous: OnceLock::new() }
     }
@@ -81,8 +81,8 @@ fn previous(store: &Store, event: &Event) -> Option<Vec<u8>> {
     let before = event.revision.main - 1;
     let view = store.view();
     let at = {
-        let index = read(&store.shared.index);
-        if index.compacted() > before {
+        let index = lock_index(&store.shared.index);
+        if index.compact_revision() > before {
             return None;
         }
         index.get(&event.key, before)?

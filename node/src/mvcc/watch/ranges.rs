@@ -15,55 +15,55 @@ use crate::mvcc::revision::KeyRange;
 pub(super) type RangeId = usize;
 
 #[derive(Debug, Default)]
-pub(super) struct Ranges {
-    root: Tree,
+pub(super) struct RangeTree {
+    root: Subtree,
     /// Random key of the hash that gives priorities. So no client can choose keys that turn the
     /// tree into a list.
-    chance: RandomState,
+    priority_hasher: RandomState,
 }
 
-type Tree = Option<Box<Node>>;
+type Subtree = Option<Box<RangeNode>>;
 
 /// Exclusive end of a range.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum End {
+enum RangeEnd {
     Before(Bytes),
-    Never,
+    Unbounded,
 }
 
-impl End {
+impl RangeEnd {
     fn of(range: &KeyRange) -> Self {
         match range {
             KeyRange::One(one) => Self::Before([&one[..], &[0]].concat().into()),
             KeyRange::Between(_, end) => Self::Before(end.clone()),
-            KeyRange::From(_) => Self::Never,
+            KeyRange::From(_) => Self::Unbounded,
         }
     }
 
     fn is_after(&self, key: &[u8]) -> bool {
         match self {
             Self::Before(end) => &end[..] > key,
-            Self::Never => true,
+            Self::Unbounded => true,
         }
     }
 }
 
 #[derive(Debug)]
-struct Node {
+struct RangeNode {
     start: Bytes,
     id: RangeId,
-    end: End,
+    end: RangeEnd,
     /// Furthest end in this node's subtree, its own included.
-    furthest: End,
+    furthest: RangeEnd,
     /// Heap priority: no node in the subtree has a higher one.
     priority: u64,
-    left: Tree,
-    right: Tree,
+    left: Subtree,
+    right: Subtree,
 }
 
-impl Node {
+impl RangeNode {
     /// Recomputes `furthest` after the children have changed.
-    fn settled(mut self: Box<Self>) -> Box<Self> {
+    fn with_furthest_updated(mut self: Box<Self>) -> Box<Self> {
         let below = [&self.left, &self.right].into_iter().flatten().map(|node| &node.furthest);
         self.furthest = below.chain([&self.end]).max().unwrap_or(&self.end).clone();
         self
@@ -74,12 +74,12 @@ impl Node {
     }
 }
 
-impl Ranges {
+impl RangeTree {
     pub(super) fn insert(&mut self, range: &KeyRange, id: RangeId) {
-        let (start, end) = (range.start().clone(), End::of(range));
+        let (start, end) = (range.start().clone(), RangeEnd::of(range));
         let (before, after) = split(self.root.take(), &start, id);
-        let (furthest, priority) = (end.clone(), self.chance.hash_one(id));
-        let node = Node { start, id, end, furthest, priority, left: None, right: None };
+        let (furthest, priority) = (end.clone(), self.priority_hasher.hash_one(id));
+        let node = RangeNode { start, id, end, furthest, priority, left: None, right: None };
         self.root = join(join(before, Some(Box::new(node))), after);
     }
 
@@ -90,47 +90,47 @@ impl Ranges {
     }
 
     /// Calls `offer` for each range that contains `key`, in the order of first keys.
-    pub(super) fn holding(&self, key: &[u8], offer: &mut impl FnMut(RangeId)) {
-        offer_holding(self.root.as_deref(), key, offer);
+    pub(super) fn for_each_containing(&self, key: &[u8], offer: &mut impl FnMut(RangeId)) {
+        visit_containing(self.root.as_deref(), key, offer);
     }
 }
 
-fn offer_holding(node: Option<&Node>, key: &[u8], offer: &mut impl FnMut(RangeId)) {
+fn visit_containing(node: Option<&RangeNode>, key: &[u8], offer: &mut impl FnMut(RangeId)) {
     let Some(node) = node.filter(|node| node.furthest.is_after(key)) else { return };
-    offer_holding(node.left.as_deref(), key, offer);
+    visit_containing(node.left.as_deref(), key, offer);
     if &node.start[..] <= key {
         if node.end.is_after(key) {
             offer(node.id);
         }
-        offer_holding(node.right.as_deref(), key, offer);
+        visit_containing(node.right.as_deref(), key, offer);
     }
 }
 
 /// Splits a tree into the nodes before (`start`, `id`) and the others.
-fn split(tree: Tree, start: &[u8], id: RangeId) -> (Tree, Tree) {
+fn split(tree: Subtree, start: &[u8], id: RangeId) -> (Subtree, Subtree) {
     let Some(mut node) = tree else { return (None, None) };
     if node.is_before(start, id) {
         let (before, after) = split(node.right.take(), start, id);
         node.right = before;
-        (Some(node.settled()), after)
+        (Some(node.with_furthest_updated()), after)
     } else {
         let (before, after) = split(node.left.take(), start, id);
         node.left = after;
-        (before, Some(node.settled()))
+        (before, Some(node.with_furthest_updated()))
     }
 }
 
 /// Joins two trees. All nodes of `first` must be before those of `second`.
-fn join(first: Tree, second: Tree) -> Tree {
+fn join(first: Subtree, second: Subtree) -> Subtree {
     match (first, second) {
         (tree, None) | (None, tree) => tree,
         (Some(mut top), Some(other)) if top.priority >= other.priority => {
             top.right = join(top.right.take(), Some(other));
-            Some(top.settled())
+            Some(top.with_furthest_updated())
         }
         (first, Some(mut top)) => {
             top.left = join(first, top.left.take());
-            Some(top.settled())
+            Some(top.with_furthest_updated())
         }
     }
 }
@@ -153,7 +153,7 @@ mod tests {
             ranges in prop::collection::vec((range(), any::<bool>()), 0..60),
             keys in prop::collection::vec(prop::collection::vec(b'a'..b'f', 1..5), 1..20),
         ) {
-            let mut tree = Ranges::default();
+            let mut tree = RangeTree::default();
             for (id, (range, _)) in ranges.iter().enumerate() {
                 tree.insert(range, id);
             }
@@ -164,7 +164,7 @@ mod tests {
             }
             for key in &keys {
                 let mut found = Vec::new();
-                tree.holding(key, &mut |id| found.push(id));
+                tree.for_each_containing(key, &mut |id| found.push(id));
                 found.sort_unstable();
                 let holds = |(range, stays): &(KeyRange, bool)| *stays && range.contains(key);
                 let all = ranges.iter().enumerate();
@@ -174,13 +174,13 @@ mod tests {
         }
     }
 
-    fn depth(tree: &Tree) -> usize {
+    fn depth(tree: &Subtree) -> usize {
         tree.as_ref().map_or(0, |node| 1 + depth(&node.left).max(depth(&node.right)))
     }
 
     #[test]
     fn ranges_that_come_in_order_make_no_list() {
-        let mut tree = Ranges::default();
+        let mut tree = RangeTree::default();
         let range = |n: usize| KeyRange::new(format!("q{n:07}").into(), Bytes::from_static(b"r"));
         (0..10_000).for_each(|n| tree.insert(&range(n), n));
         // A depth of about 32 is usual. A random treap of depth 100 practically never occurs.

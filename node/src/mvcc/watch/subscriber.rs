@@ -6,16 +6,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::mpsc;
 
-use super::catch_up::{Piece, PieceSize, read_piece};
-use super::hub::{Command, Delivery, Lag, Link, Missed, Shared};
-use super::matcher::Token;
-use super::picked::Picked;
+use super::catch_up::{CatchUpPiece, PieceSize, read_piece};
+use super::hub::{
+    Delivery, HubCommand, LaggingWatcher, MissedDeliveries, OverflowState, SubscriberLink,
+};
+use super::matcher::WatcherId;
+use super::picked::EventSelection;
 use super::{WatchOptions, WatchSpec};
 use crate::mvcc::error::StoreError;
 use crate::mvcc::store::Store;
-use crate::shares::{Account, Charge};
+use crate::shares::{MemoryAccount, MemoryCharge};
 
-static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
+static NEXT_WATCHER_ID: AtomicU64 = AtomicU64::new(1);
 
 /// Message for a stream's client.
 #[derive(Debug)]
@@ -25,9 +27,9 @@ pub enum Notice {
         /// ID of the watch.
         watch_id: i64,
         /// Events to send to the client.
-        picked: Arc<Picked>,
+        selection: Arc<EventSelection>,
         /// Charge to the client's account for the events' memory.
-        held: Charge,
+        held: MemoryCharge,
     },
     /// The watch gets no more events, since its next revision is compacted. It keeps its ID until
     /// it is removed.
@@ -55,7 +57,7 @@ pub enum Notice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// The watch has got everything before `next`, and reads the store from there.
-    CatchesUp { next: i64 },
+    CatchingUp { next: i64 },
     /// The hub gives the watch each event. The hub had already answered the progress rounds up to
     /// `round` when it learned of the watch. So those answers don't cover this watch.
     Attached { round: u64 },
@@ -64,7 +66,7 @@ enum State {
 }
 
 #[derive(Debug)]
-struct Watch {
+struct ClientWatch {
     watch_id: i64,
     spec: WatchSpec,
     state: State,
@@ -72,9 +74,9 @@ struct Watch {
     is_busy: bool,
 }
 
-impl Watch {
+impl ClientWatch {
     /// Whether the hub's answer to `round` covers this watch.
-    fn answered(&self, round: u64) -> bool {
+    fn is_covered_by(&self, round: u64) -> bool {
         matches!(self.state, State::Attached { round: before } if before < round)
     }
 
@@ -91,7 +93,7 @@ impl Watch {
 
 /// State of a progress request to the hub.
 #[derive(Clone, Copy, Debug, Default)]
-struct Asked {
+struct ProgressRequest {
     /// Whether the client has requested the answer.
     by_client: bool,
     /// Whether the timer has requested the answer.
@@ -107,15 +109,15 @@ pub struct Subscriber {
     piece: PieceSize,
     /// Whether the previous step read a piece from the store.
     has_read: bool,
-    commands: mpsc::Sender<Command>,
-    departures: mpsc::UnboundedSender<Vec<Token>>,
+    commands: mpsc::Sender<HubCommand>,
+    departures: mpsc::UnboundedSender<Vec<WatcherId>>,
     queue: mpsc::Receiver<Delivery>,
-    link: Link,
-    watches: BTreeMap<Token, Watch>,
-    by_id: BTreeMap<i64, Token>,
+    link: SubscriberLink,
+    watches: BTreeMap<WatcherId, ClientWatch>,
+    by_id: BTreeMap<i64, WatcherId>,
     /// Watches that catch up, which take turns.
-    behind: VecDeque<Token>,
-    asked: Asked,
+    behind: VecDeque<WatcherId>,
+    progress_request: ProgressRequest,
     last_round: u64,
     ready: VecDeque<Notice>,
 }
@@ -124,9 +126,9 @@ impl Subscriber {
     pub(super) fn new(
         store: Store,
         options: WatchOptions,
-        commands: mpsc::Sender<Command>,
-        departures: mpsc::UnboundedSender<Vec<Token>>,
-        account: Arc<Account>,
+        commands: mpsc::Sender<HubCommand>,
+        departures: mpsc::UnboundedSender<Vec<WatcherId>>,
+        account: Arc<MemoryAccount>,
     ) -> Self {
         let (sender, queue) = mpsc::channel(options.queued_deliveries);
         let pending = Arc::clone(&store.operations().pending_events);
@@ -137,11 +139,16 @@ impl Subscriber {
             commands,
             departures,
             queue,
-            link: Link { queue: sender, shared: Arc::new(Shared::default()), account, pending },
+            link: SubscriberLink {
+                queue: sender,
+                overflow: Arc::new(OverflowState::default()),
+                account,
+                pending,
+            },
             watches: BTreeMap::new(),
             by_id: BTreeMap::new(),
             behind: VecDeque::new(),
-            asked: Asked::default(),
+            progress_request: ProgressRequest::default(),
             last_round: 0,
             ready: VecDeque::new(),
         }
@@ -156,21 +163,21 @@ impl Subscriber {
     /// Adds a watch whose ID is not in use on this stream. Returns the store's revision. A watch
     /// without a start revision begins after it.
     pub fn add(&mut self, watch_id: i64, spec: WatchSpec) -> i64 {
-        let token = NEXT_TOKEN.fetch_add(1, Ordering::Relaxed);
+        let token = NEXT_WATCHER_ID.fetch_add(1, Ordering::Relaxed);
         let newest = self.store.view().revision();
         let next = if spec.start_revision == 0 { newest + 1 } else { spec.start_revision };
-        let mut state = State::CatchesUp { next };
+        let mut state = State::CatchingUp { next };
         // Nothing has to be read if the watch starts in the future.
         if next > newest
             && let Ok(permit) = self.commands.try_reserve()
         {
             state = State::Attached { round: self.last_round };
             let (spec, link) = (spec.clone(), self.link.clone());
-            permit.send(Command::Attach { token, spec, next, link });
+            permit.send(HubCommand::Attach { token, spec, next, link });
         } else {
             self.behind.push_back(token);
         }
-        self.watches.insert(token, Watch { watch_id, spec, state, is_busy: false });
+        self.watches.insert(token, ClientWatch { watch_id, spec, state, is_busy: false });
         self.by_id.insert(watch_id, token);
         newest
     }
@@ -185,7 +192,7 @@ impl Subscriber {
         self.by_id.remove(&watch_id);
         self.watches.remove(&token);
         if let Ok(permit) = permit {
-            permit.send(Command::Detach { token });
+            permit.send(HubCommand::Detach { token });
         }
         true
     }
@@ -194,9 +201,9 @@ impl Subscriber {
     /// while one catches up, or before one of them begins.
     pub async fn request_progress(&mut self) {
         self.take_missed();
-        if !self.watches.is_empty() && self.watches.values().all(Watch::is_attached) {
-            self.asked.by_client = true;
-            self.ask().await;
+        if !self.watches.is_empty() && self.watches.values().all(ClientWatch::is_attached) {
+            self.progress_request.by_client = true;
+            self.send_progress_request().await;
         }
     }
 
@@ -204,17 +211,17 @@ impl Subscriber {
     /// the last one.
     pub async fn request_periodic_progress(&mut self) {
         if self.watches.values().any(|watch| watch.spec.progress_notify) {
-            self.asked.by_timer = true;
-            self.ask().await;
+            self.progress_request.by_timer = true;
+            self.send_progress_request().await;
         }
     }
 
-    async fn ask(&mut self) {
+    async fn send_progress_request(&mut self) {
         // A slot is reserved first. If this future is dropped while it waits, nothing has changed.
         let Ok(permit) = self.commands.reserve().await else { return };
         self.last_round += 1;
-        self.asked.round = self.last_round;
-        permit.send(Command::Progress { link: self.link.clone(), round: self.last_round });
+        self.progress_request.round = self.last_round;
+        permit.send(HubCommand::Progress { link: self.link.clone(), round: self.last_round });
     }
 
     /// Returns the next message for the client. The future may be dropped before it is ready;
@@ -241,8 +248,10 @@ impl Subscriber {
                 self.has_read = true;
                 continue;
             }
-            if self.asked.round == 0 && (self.asked.by_client || self.asked.by_timer) {
-                self.ask().await;
+            if self.progress_request.round == 0
+                && (self.progress_request.by_client || self.progress_request.by_timer)
+            {
+                self.send_progress_request().await;
             }
             tokio::select! {
                 // `biased` makes the order fixed instead of random, so that a simulation can be
@@ -255,7 +264,7 @@ impl Subscriber {
                         self.take(delivery);
                     }
                 }
-                () = self.link.shared.wake.notified() => {}
+                () = self.link.overflow.wake.notified() => {}
             }
         }
     }
@@ -267,39 +276,39 @@ impl Subscriber {
                 if let Some(watch) = self.watches.get_mut(&token) {
                     watch.is_busy = true;
                     let watch_id = watch.watch_id;
-                    self.ready.push_back(Notice::Events { watch_id, picked, held });
+                    self.ready.push_back(Notice::Events { watch_id, selection: picked, held });
                 }
             }
-            Delivery::Progress { revision, round } if round == self.asked.round => {
+            Delivery::Progress { revision, round } if round == self.progress_request.round => {
                 // Watchers that the hub detached before it answered are found only now.
                 self.take_missed();
-                self.tell_progress(revision, round);
+                self.handle_progress(revision, round);
             }
             Delivery::Progress { .. } => {}
         }
     }
 
-    fn tell_progress(&mut self, revision: i64, round: u64) {
-        if self.asked.by_timer {
-            self.asked.by_timer = false;
+    fn handle_progress(&mut self, revision: i64, round: u64) {
+        if self.progress_request.by_timer {
+            self.progress_request.by_timer = false;
             for watch in self.watches.values_mut() {
                 let quiet = !std::mem::take(&mut watch.is_busy);
-                let told = watch.has_begun(revision) && watch.answered(round);
+                let told = watch.has_begun(revision) && watch.is_covered_by(round);
                 if watch.spec.progress_notify && quiet && told {
                     let watch_id = watch.watch_id;
                     self.ready.push_back(Notice::WatchProgress { watch_id, revision });
                 }
             }
         }
-        if self.asked.by_client {
-            let attached = self.watches.values().all(Watch::is_attached);
-            if attached && !self.watches.values().all(|watch| watch.answered(round)) {
+        if self.progress_request.by_client {
+            let attached = self.watches.values().all(ClientWatch::is_attached);
+            if attached && !self.watches.values().all(|watch| watch.is_covered_by(round)) {
                 // A watch was attached since the request. The request is repeated, so that the
                 // answer covers that watch.
-                self.asked.round = 0;
+                self.progress_request.round = 0;
                 return;
             }
-            self.asked.by_client = false;
+            self.progress_request.by_client = false;
             if attached && self.watches.values().all(|watch| watch.has_begun(revision)) {
                 self.ready.push_back(Notice::Progress { revision });
             }
@@ -309,44 +318,44 @@ impl Subscriber {
     fn take_missed(&mut self) {
         let missed = {
             let mut missed =
-                self.link.shared.missed.lock().expect("nothing panics under this lock");
-            std::mem::take::<Missed>(&mut missed)
+                self.link.overflow.missed.lock().expect("nothing panics under this lock");
+            std::mem::take::<MissedDeliveries>(&mut missed)
         };
-        for Lag { token, next } in missed.lagging {
+        for LaggingWatcher { token, next } in missed.lagging {
             if let Some(watch) = self.watches.get_mut(&token) {
-                watch.state = State::CatchesUp { next };
+                watch.state = State::CatchingUp { next };
                 self.behind.push_back(token);
             }
         }
         if missed.progress {
-            self.asked.round = 0;
+            self.progress_request.round = 0;
         }
     }
 
     /// Reads one piece for the watch at the head of the line. Changes nothing before its last
     /// await, so the future may be dropped.
-    async fn catch_up(&mut self, token: Token) -> Result<(), StoreError> {
+    async fn catch_up(&mut self, token: WatcherId) -> Result<(), StoreError> {
         let Some(watch) = self.watches.get_mut(&token) else {
             self.behind.pop_front();
             return Ok(());
         };
-        let State::CatchesUp { next } = watch.state else {
+        let State::CatchingUp { next } = watch.state else {
             self.behind.pop_front();
             return Ok(());
         };
         match read_piece(&self.store, &self.store.view(), &watch.spec, next, self.piece)? {
-            Piece::Read { events, next } => {
+            CatchUpPiece::Read { events, next } => {
                 self.behind.rotate_left(1);
-                watch.state = State::CatchesUp { next };
+                watch.state = State::CatchingUp { next };
                 if let Some(picked) = events {
                     watch.is_busy = true;
                     let watch_id = watch.watch_id;
-                    let mut held = Charge::new(&self.link.account);
+                    let mut held = MemoryCharge::new(&self.link.account);
                     held.force(picked.weight());
-                    self.ready.push_back(Notice::Events { watch_id, picked, held });
+                    self.ready.push_back(Notice::Events { watch_id, selection: picked, held });
                 }
             }
-            Piece::UpToDate => {
+            CatchUpPiece::UpToDate => {
                 let Ok(permit) = self.commands.reserve().await else {
                     // The hub has ended, and this stream will end soon.
                     self.behind.pop_front();
@@ -355,9 +364,9 @@ impl Subscriber {
                 self.behind.pop_front();
                 watch.state = State::Attached { round: self.last_round };
                 let (spec, link) = (watch.spec.clone(), self.link.clone());
-                permit.send(Command::Attach { token, spec, next, link });
+                permit.send(HubCommand::Attach { token, spec, next, link });
             }
-            Piece::Compacted { compacted } => {
+            CatchUpPiece::Compacted { compacted } => {
                 self.behind.pop_front();
                 watch.state = State::Compacted;
                 let watch_id = watch.watch_id;
@@ -373,7 +382,7 @@ impl Subscriber {
     /// Whether the hub has handled all commands, and gives every watch its events.
     pub(super) fn is_settled(&self) -> bool {
         let obeyed = self.commands.capacity() == self.commands.max_capacity();
-        obeyed && self.watches.values().all(Watch::is_attached)
+        obeyed && self.watches.values().all(ClientWatch::is_attached)
     }
 
     /// Whether some watch reads the store.
@@ -388,7 +397,7 @@ impl Drop for Subscriber {
         // before is sent to it here to be detached.
         self.queue.close();
         let attached = self.watches.iter().filter(|(_, watch)| watch.is_attached());
-        let attached: Vec<Token> = attached.map(|(token, _)| *token).collect();
+        let attached: Vec<WatcherId> = attached.map(|(token, _)| *token).collect();
         if !attached.is_empty() {
             let _ = self.departures.send(attached);
         }

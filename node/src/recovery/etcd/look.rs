@@ -6,10 +6,13 @@ use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::super::look::{End, LogSight, MemberSight, Sight, State, StoreSight, damaged};
+use super::super::look::{
+    DirectoryInspection, DirectoryState, InspectedMember, InspectionStop, LogInspection,
+    StoreInspection, damaged_stop,
+};
 use super::wal::EtcdLog;
-use crate::etcd_file::{EtcdFile, HashCheck, Summary};
-use crate::identity::{ClusterId, DataDir, Forced, Incarnation, MemberId};
+use crate::etcd_file::{EtcdFile, FileSummary, HashCheck};
+use crate::identity::{ClusterId, DataDir, ForcedCluster, Incarnation, MemberId};
 
 /// Folder of the log in the data directory.
 pub(super) const WAL: &str = "member/wal";
@@ -27,41 +30,41 @@ pub(super) fn open_store(path: &Path) -> Result<(File, bool), std::io::Error> {
     }
 }
 
-pub(super) fn summary(path: &Path) -> Result<Summary, crate::etcd_file::EtcdFileError> {
+pub(super) fn summary(path: &Path) -> Result<FileSummary, crate::etcd_file::EtcdFileError> {
     let file = File::open(path).map_err(crate::etcd_file::EtcdFileError::Io)?;
     Ok(EtcdFile::open(BufReader::new(file), HashCheck::Skipped)?.summary().clone())
 }
 
-pub(in super::super) fn see(
+pub(in super::super) fn inspect(
     dir: &DataDir,
     marker: Option<Incarnation>,
     in_use: bool,
-    sight: &mut Sight,
-) -> Result<(), End> {
-    let (_lock, runs) = open_store(&dir.join(STORE)).map_err(|error| damaged(&error))?;
+    sight: &mut DirectoryInspection,
+) -> Result<(), InspectionStop> {
+    let (_lock, runs) = open_store(&dir.join(STORE)).map_err(|error| damaged_stop(&error))?;
     sight.incarnation = marker.map(|incarnation| incarnation.to_string());
     let log = match EtcdLog::read(&dir.join(WAL)) {
         Ok(log) => log,
-        Err(_) if runs || in_use => return Err(runs_here()),
-        Err(error) => return Err(damaged(&error)),
+        Err(_) if runs || in_use => return Err(in_use_stop()),
+        Err(error) => return Err(damaged_stop(&error)),
     };
     sight.cluster_id = Some(ClusterId(log.cluster).to_string());
     sight.member_id = Some(MemberId(log.member).to_string());
     // etcd leaves no record of a start after the new cluster was made, but its term has changed
     // then.
-    let since = |made: &Forced| {
+    let since = |made: &ForcedCluster| {
         log.cluster != made.is.cluster_id.0 || log.state.term != Some(made.base_term)
     };
     sight.forced = sight.forced.take().map(|made| if since(&made) { made.rearm() } else { made });
     if runs || in_use {
-        return Err(runs_here());
+        return Err(in_use_stop());
     }
-    let summary = summary(&dir.join(STORE)).map_err(|error| damaged(&error))?;
+    let summary = summary(&dir.join(STORE)).map_err(|error| damaged_stop(&error))?;
     let own = summary.members.iter().find(|member| member.id == log.member);
     sight.name = own.map(|member| member.name.clone());
-    let (end, applied) = (log.end(), summary.applied.index);
+    let (end, applied) = (log.last_position(), summary.applied.index);
     let vote = log.state.vote.filter(|vote| *vote != 0);
-    sight.log = Some(LogSight {
+    sight.log = Some(LogInspection {
         term: log.state.term.unwrap_or_default(),
         vote: vote.map(|vote| MemberId(vote).to_string()),
         base_index: log.base,
@@ -70,14 +73,14 @@ pub(in super::super) fn see(
         committed: log.state.commit.unwrap_or_default().max(applied),
         torn_at: log.tail.torn.then_some(log.tail.offset),
     });
-    let members = summary.members.iter().map(|member| MemberSight {
+    let members = summary.members.iter().map(|member| InspectedMember {
         id: MemberId(member.id).to_string(),
         name: member.name.clone(),
         peer_urls: member.peer_urls.clone(),
         client_urls: member.client_urls.clone(),
         is_learner: member.is_learner,
     });
-    sight.store = Some(StoreSight {
+    sight.store = Some(StoreInspection {
         applied,
         stored_revision: summary.revision,
         revision: summary.revision,
@@ -86,18 +89,18 @@ pub(in super::super) fn see(
         members: members.collect(),
     });
     if sight.tombstone.is_some() {
-        return Err((State::Removed, None));
+        return Err((DirectoryState::Removed, None));
     }
     if applied > end.index {
         let problem = format!(
             "the store holds entries up to {applied}, and the log ends with {}: they are not of one moment",
             end.index
         );
-        return Err((State::Damaged, Some(problem)));
+        return Err((DirectoryState::Damaged, Some(problem)));
     }
     Ok(())
 }
 
-fn runs_here() -> End {
-    (State::InUse, Some("an etcd runs here: stop it to see the rest".to_owned()))
+fn in_use_stop() -> InspectionStop {
+    (DirectoryState::InUse, Some("an etcd runs here: stop it to see the rest".to_owned()))
 }

@@ -20,9 +20,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::copy::{copy_files, sync_all};
 use super::look::{STORE, WAL, open_store, summary};
 use super::wal::{EtcdLog, HardState, WalError};
-use crate::etcd_file::{EtcdFileError, FileMember, Summary};
+use crate::etcd_file::{EtcdFileError, FileMember, FileSummary};
 use crate::identity::{
-    Bearer, ClusterId, DataDir, DataDirError, Dropped, Forced, Incarnation, MemberId,
+    ClusterId, DataDir, DataDirError, DroppedMember, ForcedCluster, Incarnation, MemberId,
+    MemberIdentity,
 };
 use crate::machine::Position;
 
@@ -33,13 +34,13 @@ const RUN_LIMIT: Duration = Duration::from_secs(300);
 /// Maximum time for etcd to stop before it is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// Interval at which a running etcd is polled.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Messages that etcd logs once it has applied an entry of its own, which comes after all others in
 /// its log. The structured log of 3.4 contains only the second one. (The store can't be used for
 /// this. Before 3.6 it does not contain the applied index: it counts the entries that changed it.)
-const READY: [&str; 2] = ["ready to serve client requests", "serving client traffic"];
+const READY_MESSAGES: [&str; 2] = ["ready to serve client requests", "serving client traffic"];
 /// Number of lines of a program's output that an error includes.
-const LINES_SHOWN: usize = 5;
+const MAX_OUTPUT_LINES: usize = 5;
 
 /// Paths of etcd's programs.
 #[derive(Clone, Debug)]
@@ -116,7 +117,7 @@ impl EtcdError {
     }
 }
 
-fn disk(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> EtcdError + use<> {
+fn disk_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> EtcdError + use<> {
     let path = path.to_owned();
     move |source| EtcdError::Disk { action, path, source }
 }
@@ -126,56 +127,58 @@ fn disk(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> EtcdErro
 ///
 /// # Errors
 /// After an error, the directory belongs to the old member, or the next call finishes the new one.
-pub fn recover(path: &Path, tools: &EtcdTools) -> Result<Forced, EtcdError> {
-    let dir = DataDir::open_etcds(path)?;
+pub fn recover(path: &Path, tools: &EtcdTools) -> Result<ForcedCluster, EtcdError> {
+    let dir = DataDir::open_etcd(path)?;
     let work = dir.join(WORK);
-    let (_store, runs) = open_store(&dir.join(STORE)).map_err(disk("open", &dir.join(STORE)))?;
+    let (_store, runs) =
+        open_store(&dir.join(STORE)).map_err(disk_error("open", &dir.join(STORE)))?;
     if runs {
         return Err(EtcdError::InUse(path.to_owned()));
     }
     let log = EtcdLog::read(&dir.join(WAL))?;
-    if let Some(plan) = dir.forcing()? {
-        if is(&log, &plan.is) {
+    if let Some(plan) = dir.forced_plan()? {
+        if belongs_to(&log, &plan.is) {
             finish(&dir, &plan)?;
             return Ok(plan);
         }
         let made = EtcdLog::read(&work.join("new").join(WAL));
-        let unchanged = log.end() == Position { index: plan.last_index, term: plan.last_term };
-        if unchanged && made.is_ok_and(|made| is(&made, &plan.is)) {
+        let unchanged =
+            log.last_position() == Position { index: plan.last_index, term: plan.last_term };
+        if unchanged && made.is_ok_and(|made| belongs_to(&made, &plan.is)) {
             exchange(&dir)?;
             finish(&dir, &plan)?;
             return Ok(plan);
         }
         tracing::warn!("what was begun here is of an older state of this member: begun anew");
-        dir.forget_plan()?;
+        dir.delete_forced_plan()?;
     }
-    if let Some(made) = dir.forced()?.filter(|made| is(&log, &made.is))
+    if let Some(made) = dir.forced_cluster()?.filter(|made| belongs_to(&log, &made.is))
         && log.state.term == Some(made.base_term)
     {
         return Ok(made);
     }
     if work.exists() {
-        std::fs::remove_dir_all(&work).map_err(disk("remove", &work))?;
+        std::fs::remove_dir_all(&work).map_err(disk_error("remove", &work))?;
     }
     let plan = make(&dir, &log, tools).inspect_err(|_| {
         // A partial copy is of no use, and may have filled the disk.
         let _ = std::fs::remove_dir_all(&work);
     })?;
-    dir.plan(&plan)?;
+    dir.write_forced_plan(&plan)?;
     exchange(&dir)?;
     finish(&dir, &plan)?;
     Ok(plan)
 }
 
-fn is(log: &EtcdLog, bearer: &Bearer) -> bool {
+fn belongs_to(log: &EtcdLog, bearer: &MemberIdentity) -> bool {
     log.cluster == bearer.cluster_id.0 && log.member == bearer.member_id.0
 }
 
 /// Makes the new member's data in the work folder, and syncs it.
-fn make(dir: &DataDir, log: &EtcdLog, tools: &EtcdTools) -> Result<Forced, EtcdError> {
+fn make(dir: &DataDir, log: &EtcdLog, tools: &EtcdTools) -> Result<ForcedCluster, EtcdError> {
     let incarnation = dir.marker()?.ok_or_else(|| EtcdError::NoMarker(dir.path().to_owned()))?;
     let before = summary(&dir.join(STORE))?;
-    let own = |summary: &Summary| {
+    let own = |summary: &FileSummary| {
         let found = summary.members.iter().find(|member| member.id == log.member).cloned();
         found.ok_or(EtcdError::NoMember(MemberId(log.member)))
     };
@@ -183,36 +186,37 @@ fn make(dir: &DataDir, log: &EtcdLog, tools: &EtcdTools) -> Result<Forced, EtcdE
         return Err(EtcdError::Learner);
     }
     let committed = log.state.commit.unwrap_or_default().max(before.applied.index);
-    let wanted = kept(log, committed)?;
+    let wanted = last_kept_index(log, committed)?;
     let work = dir.join(WORK);
-    muster_files::data_folder(&work).map_err(DataDirError::from)?;
+    muster_files::open_data_folder(&work).map_err(DataDirError::from)?;
     let old = work.join("old");
     for folder in ["member/wal", "member/snap"] {
         copy_files(&dir.join(folder), &old.join(folder))
-            .map_err(disk("copy", &dir.join(folder)))?;
+            .map_err(disk_error("copy", &dir.join(folder)))?;
     }
     log.append_state(&old.join(WAL), HardState { commit: Some(wanted), ..log.state })?;
-    apply(&work, &tools.etcd, name_of(&own(&before)?))?;
+    apply_log(&work, &tools.etcd, name_of(&own(&before)?))?;
     let after = summary(&old.join(STORE))?;
     let member = own(&after)?;
     let new_incarnation = Incarnation::random();
     restore(&work, &tools.etcdutl, &member, new_incarnation)?;
     let new = work.join("new");
     let made = EtcdLog::read(&new.join(WAL))?;
-    sync_all(&new).map_err(disk("sync", &new))?;
-    let bearer = |log: &EtcdLog, incarnation| Bearer {
+    sync_all(&new).map_err(disk_error("sync", &new))?;
+    let bearer = |log: &EtcdLog, incarnation| MemberIdentity {
         cluster_id: ClusterId(log.cluster),
         member_id: MemberId(log.member),
         incarnation,
     };
     let (was, is) = (bearer(log, incarnation), bearer(&made, new_incarnation));
     let now = jiff::Timestamp::now().to_string();
-    let mut plan = Forced::new(now, was, is, dir.forced()?.as_ref());
+    let mut plan = ForcedCluster::new(now, was, is, dir.forced_cluster()?.as_ref());
     plan.committed = committed;
-    (plan.last_index, plan.last_term) = (log.end().index, log.end().term);
-    plan.base_index = made.end().index;
+    (plan.last_index, plan.last_term) = (log.last_position().index, log.last_position().term);
+    plan.base_index = made.last_position().index;
     plan.base_term = made.state.term.unwrap_or_default();
-    plan.dropped = before.members.iter().filter(|other| other.id != log.member).map(gone).collect();
+    plan.dropped =
+        before.members.iter().filter(|other| other.id != log.member).map(dropped_member).collect();
     Ok(plan)
 }
 
@@ -223,23 +227,23 @@ fn name_of(member: &FileMember) -> &str {
 
 /// Returns the index of the last entry to be kept, which is normally the last one. If an
 /// uncommitted entry removes this member, that entry and the later ones are dropped.
-fn kept(log: &EtcdLog, committed: u64) -> Result<u64, EtcdError> {
+fn last_kept_index(log: &EtcdLog, committed: u64) -> Result<u64, EtcdError> {
     match log.own_removal() {
         Some(index) if index <= committed => Err(EtcdError::Removed(index)),
         Some(index) => {
             tracing::warn!(
                 index,
-                last = log.end().index,
+                last = log.last_position().index,
                 "an entry that was not known to be committed removes this very member: it and what follows it is dropped"
             );
             Ok(index - 1)
         }
-        None => Ok(log.end().index.max(committed)),
+        None => Ok(log.last_position().index.max(committed)),
     }
 }
 
-fn gone(member: &FileMember) -> Dropped {
-    Dropped {
+fn dropped_member(member: &FileMember) -> DroppedMember {
+    DroppedMember {
         member_id: MemberId(member.id),
         name: member.name.clone(),
         peer_urls: member.peer_urls.clone(),
@@ -249,10 +253,10 @@ fn gone(member: &FileMember) -> Dropped {
 
 /// Runs etcd to apply the copy's log, as a cluster of its own. Nobody can connect to it, because
 /// its sockets are in the work folder, which only this user can access.
-fn apply(work: &Path, etcd: &Path, name: &str) -> Result<(), EtcdError> {
+fn apply_log(work: &Path, etcd: &Path, name: &str) -> Result<(), EtcdError> {
     let program = |what: String| EtcdError::Program { program: etcd.to_owned(), what };
     let log = work.join("etcd.log");
-    let mut command = tied(etcd)?;
+    let mut command = tied_command(etcd)?;
     command.arg(format!("--name={name}")).args(["--data-dir=old", "--force-new-cluster"]);
     command
         .args(["--listen-client-urls=unix://client:1", "--advertise-client-urls=unix://client:1"]);
@@ -263,10 +267,10 @@ fn apply(work: &Path, etcd: &Path, name: &str) -> Result<(), EtcdError> {
     let said = || std::fs::read_to_string(&log).unwrap_or_default();
     let until = Instant::now() + RUN_LIMIT;
     loop {
-        if let Some(status) = child.try_wait().map_err(disk("wait for", etcd))? {
+        if let Some(status) = child.try_wait().map_err(disk_error("wait for", etcd))? {
             return Err(program(format!("it ended with {status}: {}", last_lines(&said()))));
         }
-        if READY.iter().any(|text| said().contains(text)) {
+        if READY_MESSAGES.iter().any(|text| said().contains(text)) {
             break;
         }
         if Instant::now() >= until {
@@ -275,9 +279,9 @@ fn apply(work: &Path, etcd: &Path, name: &str) -> Result<(), EtcdError> {
             let limit = RUN_LIMIT.as_secs();
             return Err(program(format!("not ready after {limit} s: {}", last_lines(&said()))));
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     }
-    stop(&mut child).map_err(disk("stop", etcd))
+    stop(&mut child).map_err(disk_error("stop", etcd))
 }
 
 fn stop(child: &mut Child) -> io::Result<()> {
@@ -289,7 +293,7 @@ fn stop(child: &mut Child) -> io::Result<()> {
         if Instant::now() >= until {
             child.kill()?;
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
@@ -302,13 +306,13 @@ fn restore(
     incarnation: Incarnation,
 ) -> Result<(), EtcdError> {
     let log = work.join("etcdutl.log");
-    let mut help = tied(etcdutl)?;
+    let mut help = tied_command(etcdutl)?;
     help.args(["snapshot", "restore", "--help"]);
     let asked = run(help, work, &log, etcdutl)?;
     let knows_bump = asked.contains("--bump-revision");
     let name = name_of(member);
     let cluster: Vec<String> = member.peer_urls.iter().map(|url| format!("{name}={url}")).collect();
-    let mut command = tied(etcdutl)?;
+    let mut command = tied_command(etcdutl)?;
     command.args(["snapshot", "restore", "old/member/snap/db", "--skip-hash-check=true"]);
     command.arg("--data-dir=new").arg(format!("--name={name}"));
     command.arg(format!("--initial-cluster={}", cluster.join(",")));
@@ -328,7 +332,8 @@ fn restore(
 
 /// Runs a program until it exits, and returns its output.
 fn run(command: Command, work: &Path, log: &Path, program: &Path) -> Result<String, EtcdError> {
-    let status = start(command, work, log, program)?.wait().map_err(disk("wait for", program))?;
+    let status =
+        start(command, work, log, program)?.wait().map_err(disk_error("wait for", program))?;
     let said = std::fs::read_to_string(log).unwrap_or_default();
     if status.success() {
         return Ok(said);
@@ -339,8 +344,8 @@ fn run(command: Command, work: &Path, log: &Path, program: &Path) -> Result<Stri
 
 /// Returns a command for a program that is killed when this process ends for any reason. So a later
 /// attempt finds no program still working on the directory.
-fn tied(program: &Path) -> Result<Command, EtcdError> {
-    let own = std::env::current_exe().map_err(disk("find", Path::new("this program")))?;
+fn tied_command(program: &Path) -> Result<Command, EtcdError> {
+    let own = std::env::current_exe().map_err(disk_error("find", Path::new("this program")))?;
     let mut command = Command::new(own);
     command.args(["data", "run-tied", &std::process::id().to_string()]).arg(program);
     Ok(command)
@@ -353,48 +358,48 @@ fn start(
     program: &Path,
 ) -> Result<Child, EtcdError> {
     let open = || OpenOptions::new().create(true).append(true).open(log);
-    let output = open().map_err(disk("open", log))?;
-    let errors = open().map_err(disk("open", log))?;
+    let output = open().map_err(disk_error("open", log))?;
+    let errors = open().map_err(disk_error("open", log))?;
     let path = std::env::var_os("PATH");
     command.current_dir(work).env_clear().envs(path.map(|path| ("PATH", path)));
     command.env("ETCDCTL_API", "3").stdin(Stdio::null()).stdout(output).stderr(errors);
-    command.spawn().map_err(disk("start", program))
+    command.spawn().map_err(disk_error("start", program))
 }
 
 fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(LINES_SHOWN)..].join(" / ")
+    lines[lines.len().saturating_sub(MAX_OUTPUT_LINES)..].join(" / ")
 }
 
 /// Exchanges the old and the new data in one atomic step.
 fn exchange(dir: &DataDir) -> Result<(), EtcdError> {
     let (old, new) = (dir.join("member"), dir.join(WORK).join("new/member"));
     renameat_with(CWD, &new, CWD, &old, RenameFlags::EXCHANGE)
-        .map_err(|errno| disk("put the new data in the place of", &old)(errno.into()))?;
+        .map_err(|errno| disk_error("put the new data in the place of", &old)(errno.into()))?;
     sync_folder(&dir.join(WORK).join("new"))?;
     sync_folder(dir.path())
 }
 
 /// Renames the old data, then writes marker and record. The process may end after any step, and the
 /// next call continues.
-fn finish(dir: &DataDir, plan: &Forced) -> Result<(), EtcdError> {
+fn finish(dir: &DataDir, plan: &ForcedCluster) -> Result<(), EtcdError> {
     let (left, aside) = (
         dir.join(WORK).join("new/member"),
         dir.join(&format!("member.of-{}", plan.was.cluster_id)),
     );
     if left.exists() {
-        std::fs::rename(&left, &aside).map_err(disk("put aside", &left))?;
+        std::fs::rename(&left, &aside).map_err(disk_error("put aside", &left))?;
         sync_folder(dir.path())?;
     }
-    dir.reborn(plan.is.incarnation)?;
-    dir.record(plan)?;
-    dir.forget_plan()?;
+    dir.replace_marker(plan.is.incarnation)?;
+    dir.write_forced_cluster(plan)?;
+    dir.delete_forced_plan()?;
     let work = dir.join(WORK);
-    std::fs::remove_dir_all(&work).map_err(disk("remove", &work))
+    std::fs::remove_dir_all(&work).map_err(disk_error("remove", &work))
 }
 
 fn sync_folder(folder: &Path) -> Result<(), EtcdError> {
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(disk("sync", folder))
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(disk_error("sync", folder))
 }
 
 #[cfg(test)]
@@ -405,10 +410,10 @@ mod tests {
     fn all_of_the_log_is_kept_up_to_where_it_removes_this_member() {
         let mut log = EtcdLog { member: 7, ..EtcdLog::default() };
         log.last = Some(Position { index: 9, term: 2 });
-        assert!(matches!(kept(&log, 5), Ok(9)));
+        assert!(matches!(last_kept_index(&log, 5), Ok(9)));
         log.removals = vec![(6, 8), (7, 7)];
-        assert!(matches!(kept(&log, 5), Ok(6)));
-        assert!(matches!(kept(&log, 7), Err(EtcdError::Removed(7))));
+        assert!(matches!(last_kept_index(&log, 5), Ok(6)));
+        assert!(matches!(last_kept_index(&log, 7), Err(EtcdError::Removed(7))));
     }
 
     #[test]
@@ -416,7 +421,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let tools = EtcdTools { etcd: "/no/etcd".into(), etcdutl: "/no/etcdutl".into() };
         let none = recover(root.path(), &tools).unwrap_err();
-        assert!(matches!(none, EtcdError::DataDir(DataDirError::NotEtcds(_))), "{none}");
+        assert!(matches!(none, EtcdError::DataDir(DataDirError::NoEtcdData(_))), "{none}");
         std::fs::create_dir_all(root.path().join("member/snap")).unwrap();
         std::fs::create_dir_all(root.path().join("member/wal")).unwrap();
         let store = include_bytes!("../../etcd_file/fixtures/etcd-3.4.db");

@@ -23,7 +23,7 @@ mod look;
 mod make;
 mod wal;
 
-pub(super) use self::look::see;
+pub(super) use self::look::inspect;
 pub use self::{
     make::{EtcdError, EtcdTools, recover},
     wal::WalError,

@@ -38,7 +38,7 @@ const CONF_CHANGE: i32 = 1;
 const REMOVE_NODE: i32 = 1;
 
 #[derive(Clone, PartialEq, Message)]
-struct Record {
+struct WalRecord {
     #[prost(int64, optional, tag = "1")]
     kind: Option<i64>,
     #[prost(uint32, optional, tag = "2")]
@@ -48,7 +48,7 @@ struct Record {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Metadata {
+struct WalMetadata {
     #[prost(uint64, optional, tag = "1")]
     member: Option<u64>,
     #[prost(uint64, optional, tag = "2")]
@@ -56,7 +56,7 @@ struct Metadata {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Entry {
+struct WalEntry {
     #[prost(int32, optional, tag = "1")]
     kind: Option<i32>,
     #[prost(uint64, optional, tag = "2")]
@@ -68,7 +68,7 @@ struct Entry {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct ConfChange {
+struct WalConfChange {
     #[prost(int32, optional, tag = "2")]
     kind: Option<i32>,
     #[prost(uint64, optional, tag = "3")]
@@ -129,7 +129,7 @@ pub enum WalError {
 
 /// Position in the files at which the next record is written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tail {
+pub(super) struct LogTail {
     /// Name of the last file.
     pub file: String,
     /// Number of bytes written in the last file.
@@ -155,7 +155,7 @@ pub(super) struct EtcdLog {
     /// Entries that remove a member, as (index, member id).
     pub removals: Vec<(u64, u64)>,
     /// End of the log in its files.
-    pub tail: Tail,
+    pub tail: LogTail,
 }
 
 impl EtcdLog {
@@ -169,10 +169,10 @@ impl EtcdLog {
             let disk = |source| WalError::Disk { action: "read", path: path.clone(), source };
             let file = File::open(&path).map_err(disk)?;
             let bytes = file.metadata().map_err(disk)?.len();
-            log.tail = Tail { file: name.clone(), crc: log.tail.crc, ..Tail::default() };
+            log.tail = LogTail { file: name.clone(), crc: log.tail.crc, ..LogTail::default() };
             let reader = BufReader::new(file);
             let last = n + 1 == files.len();
-            let mut file = Segment { path: &path, reader, bytes, last };
+            let mut file = WalFile { path: &path, reader, bytes, last };
             while let Some(record) = file.next(&mut log.tail)? {
                 let data = record.data.as_deref().unwrap_or_default();
                 let taken = log.take(record.kind.unwrap_or_default(), data);
@@ -191,12 +191,12 @@ impl EtcdLog {
     fn take(&mut self, kind: i64, data: &[u8]) -> Result<bool, prost::DecodeError> {
         match kind {
             METADATA => {
-                let metadata = Metadata::decode(data)?;
+                let metadata = WalMetadata::decode(data)?;
                 self.cluster = metadata.cluster.unwrap_or_default();
                 self.member = metadata.member.unwrap_or_default();
                 return Ok(true);
             }
-            ENTRY => self.take_entry(&Entry::decode(data)?)?,
+            ENTRY => self.take_entry(&WalEntry::decode(data)?)?,
             STATE => self.state = HardState::decode(data)?,
             SNAPSHOT => {
                 let mark = SnapshotMark::decode(data)?;
@@ -212,7 +212,7 @@ impl EtcdLog {
         Ok(false)
     }
 
-    fn take_entry(&mut self, entry: &Entry) -> Result<(), prost::DecodeError> {
+    fn take_entry(&mut self, entry: &WalEntry) -> Result<(), prost::DecodeError> {
         let (index, term) = (entry.index.unwrap_or_default(), entry.term.unwrap_or_default());
         if self.last.is_none() {
             self.base = index.saturating_sub(1);
@@ -221,7 +221,7 @@ impl EtcdLog {
         self.removals.retain(|(at, _)| *at < index);
         self.last = Some(Position { index, term });
         if entry.kind == Some(CONF_CHANGE) {
-            let change = ConfChange::decode(entry.data.as_deref().unwrap_or_default())?;
+            let change = WalConfChange::decode(entry.data.as_deref().unwrap_or_default())?;
             if change.kind == Some(REMOVE_NODE) {
                 self.removals.push((index, change.member.unwrap_or_default()));
             }
@@ -230,7 +230,7 @@ impl EtcdLog {
     }
 
     /// Returns the position of the last entry; index 0 if there is none.
-    pub(super) fn end(&self) -> Position {
+    pub(super) fn last_position(&self) -> Position {
         self.last.unwrap_or(Position { index: 0, term: 0 })
     }
 
@@ -247,7 +247,7 @@ impl EtcdLog {
         let disk = |source| WalError::Disk { action: "write", path: path.clone(), source };
         let data = state.encode_to_vec();
         let crc = crc32c::crc32c_append(self.tail.crc, &data);
-        let record = Record { kind: Some(STATE), crc: Some(crc), data: Some(data) };
+        let record = WalRecord { kind: Some(STATE), crc: Some(crc), data: Some(data) };
         let file = File::options().write(true).open(&path).map_err(disk)?;
         let frame = frame(&record.encode_to_vec());
         file.set_len(self.tail.offset).map_err(disk)?;
@@ -299,7 +299,7 @@ fn sequence(name: &str) -> Option<u64> {
 }
 
 /// One file of the log, while it is read.
-struct Segment<'a> {
+struct WalFile<'a> {
     path: &'a Path,
     reader: BufReader<File>,
     bytes: u64,
@@ -307,19 +307,19 @@ struct Segment<'a> {
     last: bool,
 }
 
-impl Segment<'_> {
+impl WalFile<'_> {
     fn corrupt(&self, offset: u64, what: &'static str) -> WalError {
         WalError::Corrupt { path: self.path.to_owned(), offset, what }
     }
 
     /// Reads the next record and moves `tail` behind it. Returns `None` at the end of the file.
-    fn next(&mut self, tail: &mut Tail) -> Result<Option<Record>, WalError> {
+    fn next(&mut self, tail: &mut LogTail) -> Result<Option<WalRecord>, WalError> {
         let left = self.bytes.saturating_sub(tail.offset);
         if left == 0 {
             return Ok(None);
         }
         if left < FRAME_BYTES {
-            return self.cut_off(tail);
+            return self.handle_torn_record(tail);
         }
         let mut frame = [0; 8];
         self.read(&mut frame)?;
@@ -331,15 +331,15 @@ impl Segment<'_> {
         let padding = if frame >> 63 == 1 { frame >> 56 & 7 } else { 0 };
         let whole = bytes + padding;
         if whole > left - FRAME_BYTES {
-            return self.cut_off(tail);
+            return self.handle_torn_record(tail);
         }
         let mut data = vec![0; usize::try_from(whole).unwrap_or(usize::MAX)];
         self.read(&mut data)?;
         let torn = self.last && is_torn(&data, tail.offset + FRAME_BYTES);
-        let record = Record::decode(&data[..usize::try_from(bytes).unwrap_or(usize::MAX)]);
+        let record = WalRecord::decode(&data[..usize::try_from(bytes).unwrap_or(usize::MAX)]);
         let record = match record {
             Ok(record) => record,
-            Err(_) if torn => return self.cut_off(tail),
+            Err(_) if torn => return self.handle_torn_record(tail),
             Err(_) => return Err(self.corrupt(tail.offset, "a record is no record")),
         };
         let said = record.crc.unwrap_or_default();
@@ -356,7 +356,7 @@ impl Segment<'_> {
         };
         if crc != said {
             if torn {
-                return self.cut_off(tail);
+                return self.handle_torn_record(tail);
             }
             return Err(self.corrupt(tail.offset, "a record's CRC is not its own"));
         }
@@ -367,7 +367,7 @@ impl Segment<'_> {
 
     /// Handles an incomplete record. In the last file it ends the log, since the write was never
     /// acknowledged. In an earlier file it is damage.
-    fn cut_off(&self, tail: &mut Tail) -> Result<Option<Record>, WalError> {
+    fn handle_torn_record(&self, tail: &mut LogTail) -> Result<Option<WalRecord>, WalError> {
         if !self.last {
             return Err(self.corrupt(tail.offset, "a record is cut off"));
         }
@@ -397,14 +397,14 @@ mod tests {
     use super::*;
 
     /// Log files with etcd's encoding, written by the test.
-    struct Written {
+    struct WalBuilder {
         folder: tempfile::TempDir,
         name: String,
         bytes: Vec<u8>,
         crc: u32,
     }
 
-    impl Written {
+    impl WalBuilder {
         fn new() -> Self {
             let mut log = Self {
                 folder: tempfile::tempdir().unwrap(),
@@ -418,28 +418,28 @@ mod tests {
         }
 
         fn begin(&mut self) {
-            let record = Record { kind: Some(CRC), crc: Some(self.crc), data: None };
+            let record = WalRecord { kind: Some(CRC), crc: Some(self.crc), data: None };
             self.bytes.extend(frame(&record.encode_to_vec()));
-            self.put(METADATA, &Metadata { member: Some(7), cluster: Some(9) });
+            self.put(METADATA, &WalMetadata { member: Some(7), cluster: Some(9) });
         }
 
         fn put(&mut self, kind: i64, data: &impl Message) {
             let data = data.encode_to_vec();
             self.crc = crc32c::crc32c_append(self.crc, &data);
-            let record = Record { kind: Some(kind), crc: Some(self.crc), data: Some(data) };
+            let record = WalRecord { kind: Some(kind), crc: Some(self.crc), data: Some(data) };
             self.bytes.extend(frame(&record.encode_to_vec()));
         }
 
         fn entry(&mut self, index: u64, term: u64, data: Vec<u8>) {
             let (index, term, kind) = (Some(index), Some(term), Some(0));
-            self.put(ENTRY, &Entry { kind, term, index, data: Some(data) });
+            self.put(ENTRY, &WalEntry { kind, term, index, data: Some(data) });
         }
 
         fn removal(&mut self, index: u64, member: u64) {
-            let change = ConfChange { kind: Some(REMOVE_NODE), member: Some(member) };
+            let change = WalConfChange { kind: Some(REMOVE_NODE), member: Some(member) };
             let data = Some(change.encode_to_vec());
             let (index, term, kind) = (Some(index), Some(2), Some(CONF_CHANGE));
-            self.put(ENTRY, &Entry { kind, term, index, data });
+            self.put(ENTRY, &WalEntry { kind, term, index, data });
         }
 
         fn cut(&mut self, index: u64) {
@@ -466,7 +466,7 @@ mod tests {
 
     #[test]
     fn a_log_says_whose_it_is_and_how_far_it_goes_over_all_its_files() {
-        let mut written = Written::new();
+        let mut written = WalBuilder::new();
         written.put(STATE, &state(2, 1));
         written.entry(1, 2, vec![1; 700]);
         written.entry(2, 2, Vec::new());
@@ -475,36 +475,39 @@ mod tests {
         written.entry(3, 3, vec![3]);
         let log = written.read();
         assert_eq!((log.cluster, log.member, log.base), (9, 7, 0));
-        assert_eq!(log.end(), Position { index: 3, term: 3 });
+        assert_eq!(log.last_position(), Position { index: 3, term: 3 });
         assert_eq!(log.state, state(3, 2));
         assert!(!log.tail.torn);
         // etcd has deleted the older file.
         std::fs::remove_file(written.folder.path().join(format!("{:016x}-{:016x}.wal", 0, 0)))
             .unwrap();
         let log = written.read();
-        assert_eq!((log.cluster, log.base, log.end().index), (9, 2, 3));
+        assert_eq!((log.cluster, log.base, log.last_position().index), (9, 2, 3));
     }
 
     #[test]
     fn an_entry_replaces_those_behind_it_and_a_snapshot_those_before() {
-        let mut written = Written::new();
+        let mut written = WalBuilder::new();
         written.entry(1, 2, Vec::new());
         written.removal(2, 7);
         written.removal(3, 8);
         assert_eq!(written.read().own_removal(), Some(2));
         written.entry(2, 3, Vec::new());
         let log = written.read();
-        assert_eq!((log.end(), log.own_removal()), (Position { index: 2, term: 3 }, None));
+        assert_eq!(
+            (log.last_position(), log.own_removal()),
+            (Position { index: 2, term: 3 }, None)
+        );
         written.put(SNAPSHOT, &SnapshotMark { index: Some(2), term: Some(3) });
         assert_eq!(written.read().base, 0, "its own, of what it had");
         written.put(SNAPSHOT, &SnapshotMark { index: Some(50), term: Some(4) });
         let log = written.read();
-        assert_eq!((log.end(), log.base), (Position { index: 50, term: 4 }, 50));
+        assert_eq!((log.last_position(), log.base), (Position { index: 50, term: 4 }, 50));
     }
 
     #[test]
     fn a_write_that_was_cut_off_is_the_end_and_any_other_damage_is_told() {
-        let mut written = Written::new();
+        let mut written = WalBuilder::new();
         written.entry(1, 2, vec![1; 10]);
         let end = written.bytes.len();
         written.entry(2, 2, vec![2; 3000]);
@@ -514,7 +517,9 @@ mod tests {
             for room in [0, 8192] {
                 written.bytes = whole[..cut].to_vec();
                 let found = written.read_with(&vec![0; room]);
-                let torn = |log: &EtcdLog| (log.end().index, log.tail.offset as usize) == (1, end);
+                let torn = |log: &EtcdLog| {
+                    (log.last_position().index, log.tail.offset as usize) == (1, end)
+                };
                 match found {
                     // Only padding is missing, which consists of zeros anyway.
                     Ok(log) if room > 0 && whole.len() - cut < 8 && !log.tail.torn => {}
@@ -543,7 +548,7 @@ mod tests {
     fn a_gap_a_strangers_file_and_no_file_are_told() {
         let empty = tempfile::tempdir().unwrap();
         assert!(matches!(EtcdLog::read(empty.path()), Err(WalError::Missing { .. })));
-        let mut written = Written::new();
+        let mut written = WalBuilder::new();
         written.cut(1);
         std::fs::write(written.folder.path().join("0.tmp"), "room").unwrap();
         assert_eq!(written.read().cluster, 9);
@@ -553,7 +558,7 @@ mod tests {
 
     #[test]
     fn a_state_is_added_where_the_log_ends() {
-        let mut written = Written::new();
+        let mut written = WalBuilder::new();
         written.put(STATE, &state(2, 1));
         written.entry(1, 2, vec![1; 100]);
         let end = written.bytes.len();
@@ -563,6 +568,9 @@ mod tests {
         assert!(log.tail.torn);
         log.append_state(written.folder.path(), state(2, 9)).unwrap();
         let after = EtcdLog::read(written.folder.path()).unwrap();
-        assert_eq!((after.state, after.end().index, after.tail.torn), (state(2, 9), 1, false));
+        assert_eq!(
+            (after.state, after.last_position().index, after.tail.torn),
+            (state(2, 9), 1, false)
+        );
     }
 }

@@ -19,28 +19,28 @@ use tonic_prost::ProstCodec;
 
 use super::*;
 use crate::apply::Response;
-use crate::auth::{self, Access, Change, Jwt, JwtOptions, Password, TokenSecret};
+use crate::auth::{self, AuthOperation, Jwt, JwtOptions, Password, RequestedAccess, TokenSecret};
 use crate::rpc::Method;
-use crate::rpc::access::{Shown, Who};
+use crate::rpc::access::{Credentials, PresentedToken};
 
 mod lines;
 
 /// Error that a caller receives: code and text.
-type Told = (Code, String);
+type CodeAndText = (Code, String);
 
-fn refused(code: Code, text: &str) -> Told {
+fn refused(code: Code, text: &str) -> CodeAndText {
     (code, format!("etcdserver: {text}"))
 }
 
-fn empty() -> Told {
+fn empty() -> CodeAndText {
     refused(Code::InvalidArgument, "user name is empty")
 }
 
-fn denied() -> Told {
+fn denied() -> CodeAndText {
     refused(Code::PermissionDenied, "permission denied")
 }
 
-fn invalid() -> Told {
+fn invalid() -> CodeAndText {
     refused(Code::Unauthenticated, "invalid auth token")
 }
 
@@ -53,16 +53,16 @@ fn by<T>(token: Option<&str>, message: T) -> Request<T> {
     request
 }
 
-fn result<T>(answer: Result<T, Status>) -> Result<T, Told> {
+fn result<T>(answer: Result<T, Status>) -> Result<T, CodeAndText> {
     answer.map_err(|status| (status.code(), status.message().to_owned()))
 }
 
-impl Node {
+impl ApiTestNode {
     fn auth(&self) -> AuthClient<Channel> {
         AuthClient::new(self.channel.clone())
     }
 
-    async fn token(&self, name: &str, password: &str) -> Result<String, Told> {
+    async fn token(&self, name: &str, password: &str) -> Result<String, CodeAndText> {
         let (name, password) = (name.to_owned(), password.to_owned());
         let answer = self.auth().authenticate(AuthenticateRequest { name, password }).await;
         result(answer).map(|answer| answer.into_inner().token)
@@ -101,7 +101,7 @@ impl Node {
     /// tokens. `some` may read `r`, write `w`, and do both with `b`.
     async fn with_users() -> (Self, [String; 3]) {
         // A short lease would expire during the test, by a log entry that tests don't expect.
-        let limits = Limits { min_lease_ttl: 1_000, ..Limits::default() };
+        let limits = ApiLimits { min_lease_ttl: 1_000, ..ApiLimits::default() };
         let node = Self::start_with(limits).await;
         for name in ["root", "some", "none"] {
             node.add_user(None, name).await;
@@ -131,7 +131,7 @@ impl Node {
     }
 
     /// Calls a method of any service with an empty request.
-    async fn ask(&self, method: Method, token: Option<&str>) -> Result<(), Told> {
+    async fn ask(&self, method: Method, token: Option<&str>) -> Result<(), CodeAndText> {
         let (service, name, kind) = method.labels();
         let path = format!("/{service}/{name}").parse().unwrap();
         let mut grpc = tonic::client::Grpc::new(self.channel.clone());
@@ -157,7 +157,7 @@ fn all_of<T: Send + 'static, const N: usize>(
 }
 
 /// Converts an expected error for Lock and Election methods, which always have the code `Unknown`.
-fn as_told_by(method: Method, (code, text): Told) -> Told {
+fn error_as_sent_by(method: Method, (code, text): CodeAndText) -> CodeAndText {
     let (service, ..) = method.labels();
     (if service.starts_with("v3") { Code::Unknown } else { code }, text)
 }
@@ -194,10 +194,10 @@ fn expected(method: Method) -> Option<(bool, bool)> {
 
 #[tokio::test]
 async fn every_method_is_for_those_whom_it_is_for() {
-    let (node, [_, _, none]) = Node::with_users().await;
+    let (node, [_, _, none]) = ApiTestNode::with_users().await;
     for method in Method::ALL.iter().copied() {
         let Some((anybody, user)) = expected(method) else { continue };
-        let told = |told: Told| Err(as_told_by(method, told));
+        let told = |told: CodeAndText| Err(error_as_sent_by(method, told));
         let wrong = node.ask(method, Some("abcdefghijklmnop.7")).await;
         if method == Method::Authenticate {
             assert_ne!(wrong, told(invalid()), "{method:?}");
@@ -219,7 +219,7 @@ async fn every_method_is_for_those_whom_it_is_for() {
 
 #[tokio::test]
 async fn keys_are_for_who_may_read_or_write_them() {
-    let (node, [root, some, none]) = Node::with_users().await;
+    let (node, [root, some, none]) = ApiTestNode::with_users().await;
     let mut kv = node.kv();
     // The columns are caller, key, and whether the caller may read and write the key.
     for (who, key, reads, writes) in [
@@ -257,7 +257,7 @@ async fn keys_are_for_who_may_read_or_write_them() {
 
 #[tokio::test]
 async fn what_a_transaction_hides_is_refused_whole() {
-    let (node, [_, some, _]) = Node::with_users().await;
+    let (node, [_, some, _]) = ApiTestNode::with_users().await;
     let previous = PutRequest { prev_kv: true, ..put("w", "v") };
     let key = |key: &str| Bytes::copy_from_slice(key.as_bytes());
     let delete =
@@ -287,7 +287,7 @@ async fn what_a_transaction_hides_is_refused_whole() {
 
 #[tokio::test]
 async fn a_watch_sees_what_its_client_may_read_and_no_more() {
-    let (node, [_, some, none]) = Node::with_users().await;
+    let (node, [_, some, none]) = ApiTestNode::with_users().await;
     let create = |key: &str, end: &'static [u8]| {
         let (key, range_end) = (Bytes::copy_from_slice(key.as_bytes()), Bytes::from_static(end));
         let create = WatchCreateRequest { key, range_end, ..WatchCreateRequest::default() };
@@ -297,7 +297,7 @@ async fn a_watch_sees_what_its_client_may_read_and_no_more() {
         let mut watch = WatchClient::new(node.channel.clone());
         let (sender, requests) = mpsc::channel(1);
         sender.send(request).await.unwrap();
-        let requests = until_dropped(requests);
+        let requests = request_stream(requests);
         let mut answers = watch.watch(by(token, requests)).await.unwrap().into_inner();
         let answer = answers.message().await.unwrap().unwrap();
         assert!(answer.created);
@@ -324,7 +324,7 @@ async fn a_watch_sees_what_its_client_may_read_and_no_more() {
 
 #[tokio::test]
 async fn a_lease_with_others_keys_is_left_alone() {
-    let (node, [root, some, none]) = Node::with_users().await;
+    let (node, [root, some, none]) = ApiTestNode::with_users().await;
     let mut leases = LeaseClient::new(node.channel.clone());
     for id in [1, 2] {
         leases.lease_grant(by(Some(&none), LeaseGrantRequest { id, ttl: 1_000 })).await.unwrap();
@@ -368,7 +368,7 @@ async fn a_lease_with_others_keys_is_left_alone() {
 
 #[tokio::test]
 async fn a_password_that_is_changed_to_an_empty_one_is_nobodys() {
-    let (node, [root, ..]) = Node::with_users().await;
+    let (node, [root, ..]) = ApiTestNode::with_users().await;
     let change = async |password: &str| {
         let (name, password) = ("some".to_owned(), password.to_owned());
         let change = AuthUserChangePasswordRequest { name, password, ..Default::default() };
@@ -399,7 +399,7 @@ async fn a_password_that_is_changed_to_an_empty_one_is_nobodys() {
 
 #[tokio::test]
 async fn a_password_may_be_changed_to_one_whose_hash_is_known() {
-    let (node, [root, ..]) = Node::with_users().await;
+    let (node, [root, ..]) = ApiTestNode::with_users().await;
     // Made with `golang.org/x/crypto/bcrypt` from the password `r`.
     let hash = b"$2a$10$YNOWTowaZNX0FTrZtdwAFuZT8mJkX1hxAtV/QgIqXC7GN4rIfWMqm";
     let change = async |hashed_password: String| {
@@ -417,7 +417,7 @@ async fn a_password_may_be_changed_to_one_whose_hash_is_known() {
 
 #[tokio::test]
 async fn names_are_as_long_as_a_snapshot_has_room_for() {
-    let (node, [root, ..]) = Node::with_users().await;
+    let (node, [root, ..]) = ApiTestNode::with_users().await;
     for (length, taken) in [(32_768, true), (32_769, false)] {
         let name = "n".repeat(length);
         let role = AuthRoleAddRequest { name: name.clone() };
@@ -430,7 +430,7 @@ async fn names_are_as_long_as_a_snapshot_has_room_for() {
 
 #[tokio::test]
 async fn a_token_is_good_until_its_user_changes() {
-    let (node, [root, some, none]) = Node::with_users().await;
+    let (node, [root, some, none]) = ApiTestNode::with_users().await;
     let failed =
         refused(Code::InvalidArgument, "authentication failed, invalid user ID or password");
     for (name, password) in [("some", "x"), ("some", ""), ("who", "pw-some"), ("", "")] {
@@ -474,8 +474,8 @@ async fn a_token_is_good_until_its_user_changes() {
 
 #[tokio::test]
 async fn a_token_that_nobody_uses_ends() {
-    let limits = Limits { auth_token_ttl: Duration::from_millis(300), ..Limits::default() };
-    let node = Node::start_with(limits).await;
+    let limits = ApiLimits { auth_token_ttl: Duration::from_millis(300), ..ApiLimits::default() };
+    let node = ApiTestNode::start_with(limits).await;
     node.add_user(None, "root").await;
     node.give(None, "root", "root").await;
     node.auth().auth_enable(AuthEnableRequest {}).await.unwrap();
@@ -492,14 +492,14 @@ async fn a_token_that_nobody_uses_ends() {
 
 #[tokio::test]
 async fn a_token_counts_before_a_certificate_and_either_by_what_its_user_may() {
-    let (node, [root, _, none]) = Node::with_users().await;
-    let may = async |token: Option<&str>, name: Option<&str>, access: Access<'_>| {
-        let token = token.map(Shown::new);
-        let who = Who::Client { token, name: name.map(Into::into) };
-        node.context.permit(&who, access, false).await.map(|_| ())
+    let (node, [root, _, none]) = ApiTestNode::with_users().await;
+    let may = async |token: Option<&str>, name: Option<&str>, access: RequestedAccess<'_>| {
+        let token = token.map(PresentedToken::new);
+        let who = Credentials::Client { token, name: name.map(Into::into) };
+        node.context.authorise_call(&who, access, false).await.map(|_| ())
     };
     let root_key = range("x");
-    let (key, all) = (Access::Range(&root_key), Access::Root);
+    let (key, all) = (RequestedAccess::Range(&root_key), RequestedAccess::RootRole);
     for (token, name, told) in [
         (None, Some("root"), (Ok(()), Ok(()))),
         (None, Some("some"), (Err(Error::PermissionDenied), Err(Error::PermissionDenied))),
@@ -513,13 +513,13 @@ async fn a_token_counts_before_a_certificate_and_either_by_what_its_user_may() {
         assert_eq!((may(token, name, key).await, may(token, name, all).await), told, "{name:?}");
     }
     // A certificate identifies its holder, even if there is no such user.
-    assert_eq!(may(None, Some("who"), Access::Known).await, Ok(()));
-    assert_eq!(may(None, None, Access::Known).await, Err(Error::UserEmpty));
+    assert_eq!(may(None, Some("who"), RequestedAccess::AnyUser).await, Ok(()));
+    assert_eq!(may(None, None, RequestedAccess::AnyUser).await, Err(Error::UserEmpty));
 }
 
 #[tokio::test]
 async fn a_range_in_parts_is_for_those_who_may_read_all_of_it() {
-    let (node, [root, some, none]) = Node::with_users().await;
+    let (node, [root, some, none]) = ApiTestNode::with_users().await;
     let all = || RangeRequest { key: bytes("a"), range_end: bytes("z"), ..RangeRequest::default() };
     let read = async |token: Option<&str>, request: RangeRequest| {
         let mut stream = result(node.kv().range_stream(by(token, request)).await)?.into_inner();
@@ -538,7 +538,7 @@ async fn a_range_in_parts_is_for_those_who_may_read_all_of_it() {
 
 #[tokio::test]
 async fn a_range_in_parts_ends_once_its_reader_may_no_longer_read_it() {
-    let (node, [root, some, _]) = Node::with_users().await;
+    let (node, [root, some, _]) = ApiTestNode::with_users().await;
     node.allow_range(Some(&root), "little", Type::Read, ("k", "l")).await;
     for n in 0..8 {
         let value = "x".repeat(1 << 20);
@@ -556,16 +556,16 @@ async fn a_range_in_parts_ends_once_its_reader_may_no_longer_read_it() {
 
 /// Starts a node with tokens that are signed, and valid for `seconds`. The key is one that OpenSSL
 /// made for the tests of signed tokens.
-async fn signing(seconds: u64) -> Node {
+async fn signing(seconds: u64) -> ApiTestNode {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/auth/jwt/fixtures");
     let options = JwtOptions {
-        method: auth::Method::Hs256,
+        method: auth::SigningMethod::Hs256,
         public_key: None,
         private_key: Some(folder.join("hmac.key")),
         ttl: Duration::from_secs(seconds),
     };
     let jwt = Arc::new(Jwt::load(&options).unwrap());
-    let node = Node::start_signing(Limits::default(), Some(jwt)).await;
+    let node = ApiTestNode::start_signing(ApiLimits::default(), Some(jwt)).await;
     node.add_user(None, "root").await;
     node.give(None, "root", "root").await;
     node.auth().auth_enable(AuthEnableRequest {}).await.unwrap();
@@ -578,8 +578,10 @@ async fn a_call_that_lasts_ends_with_its_signed_token() {
     loop {
         let node = signing(seconds).await;
         let token = node.token("root", "pw-root").await.unwrap();
-        let who = Who::Client { token: Some(Shown::new(&token)), name: None };
-        let may = async || node.context.permit(&who, Access::Root, false).await.map(drop);
+        let who = Credentials::Client { token: Some(PresentedToken::new(&token)), name: None };
+        let may = async || {
+            node.context.authorise_call(&who, RequestedAccess::RootRole, false).await.map(drop)
+        };
         // On a slow machine the token may expire before its first use, so the time is doubled.
         if may().await.is_err() {
             seconds *= 2;
@@ -602,8 +604,8 @@ async fn a_signed_token_for_a_password_that_was_changed_meanwhile_counts_for_not
     let slow = bcrypt::hash("old", 9).unwrap();
     let change = async |hash: String| {
         let password = Password { name: "root".to_owned(), hash: hash.into(), no_password: false };
-        let change = AuthChange { change: Some(Change::UserChangePassword(password)) };
-        node.context.carry_out(Operation::ChangeAuth(change)).await.unwrap();
+        let change = AuthChange { change: Some(AuthOperation::UserChangePassword(password)) };
+        node.context.propose_as_member(Operation::ChangeAuth(change)).await.unwrap();
     };
     let mut wait = Duration::from_millis(20);
     let token = loop {
@@ -629,7 +631,7 @@ async fn a_simple_token_that_another_member_gave_counts_for_nothing_where_tokens
     let revision = node.context.store.view().auth().revision();
     let (user, hash) = ("root".to_owned(), secret.hash().to_vec().into());
     let assign = AssignToken { user, revision, secret: hash };
-    let given = node.context.carry_out(Operation::AssignToken(assign)).await.unwrap();
+    let given = node.context.propose_as_member(Operation::AssignToken(assign)).await.unwrap();
     let Response::TokenAssigned { index, .. } = given else { panic!("{given:?}") };
     let asked = node.kv().range(by(Some(&secret.token(index)), range("k"))).await;
     assert_eq!(result(asked).map(drop), Err(invalid()));

@@ -7,10 +7,10 @@ use node_proto::v3electionpb::{LeaderRequest, LeaderResponse};
 use prost::Message as _;
 
 use super::*;
-use crate::corruption::{Claim, Question, from_wire};
+use crate::corruption::{Claim, Question, decode_claims};
 use crate::identity::MemberId;
 
-async fn observe(node: &Node) -> Result<tonic::Response<Streaming<LeaderResponse>>, Status> {
+async fn observe(node: &ApiTestNode) -> Result<tonic::Response<Streaming<LeaderResponse>>, Status> {
     line::elections(node).observe(LeaderRequest::default()).await
 }
 
@@ -20,7 +20,7 @@ async fn a_member_whose_data_was_found_to_be_wrong_serves_none_of_it() {
     node.put("k", "v").await;
     let mut maintenance = MaintenanceClient::new(node.channel.clone());
     let request = |action, member_id| AlarmRequest { action, member_id, alarm: 2 };
-    let mut watching = Watching::open(&node).await;
+    let mut watching = WatchClientStream::open(&node).await;
     watching.create(watch("k")).await;
     line::lock(&node, "l", 5).await.unwrap();
     let waiting = line::waits(&node, "l", 6).await;
@@ -29,7 +29,7 @@ async fn a_member_whose_data_was_found_to_be_wrong_serves_none_of_it() {
     // An alarm of the whole cluster stops writes on each member, as in etcd. Reads continue.
     maintenance.alarm(request(1, 0)).await.unwrap();
     let corrupt = (Code::DataLoss, "etcdserver: corrupt cluster".to_owned());
-    assert_eq!(told(node.kv().put(put("k", "v")).await), corrupt);
+    assert_eq!(code_and_text(node.kv().put(put("k", "v")).await), corrupt);
     node.kv().range(range("k")).await.unwrap();
     assert!(node.get("/readyz").await.1.contains("[-]data_corruption failed"));
     maintenance.alarm(request(2, 0)).await.unwrap();
@@ -44,27 +44,30 @@ async fn a_member_whose_data_was_found_to_be_wrong_serves_none_of_it() {
             }
         }
     };
-    assert_eq!(told(soon(end).await), corrupt);
+    assert_eq!(code_and_text(soon(end).await), corrupt);
     // For this error, Lock and Election clients get the code `Unknown` (see `Refusal`).
     let unknown = (Code::Unknown, corrupt.1.clone());
-    assert_eq!(told(soon(waiting).await.unwrap()), unknown);
-    assert_eq!(told(soon(observing.message()).await), corrupt);
+    assert_eq!(code_and_text(soon(waiting).await.unwrap()), unknown);
+    assert_eq!(code_and_text(soon(observing.message()).await), corrupt);
     for serializable in [false, true] {
         let read = RangeRequest { serializable, ..range("k") };
-        assert_eq!(told(node.kv().range(read).await), corrupt);
+        assert_eq!(code_and_text(node.kv().range(read).await), corrupt);
     }
-    assert_eq!(told(node.kv().put(put("k", "v")).await), corrupt);
-    assert_eq!(told(node.kv().txn(TxnRequest::default()).await), corrupt);
-    assert_eq!(told(node.compact(2).await), corrupt);
+    assert_eq!(code_and_text(node.kv().put(put("k", "v")).await), corrupt);
+    assert_eq!(code_and_text(node.kv().txn(TxnRequest::default()).await), corrupt);
+    assert_eq!(code_and_text(node.compact(2).await), corrupt);
     let mut lease = LeaseClient::new(node.channel.clone());
-    assert_eq!(told(lease.lease_grant(LeaseGrantRequest { ttl: 60, id: 0 }).await), corrupt);
-    assert_eq!(told(line::lock(&node, "other", 5).await), corrupt);
-    assert_eq!(told(observe(&node).await.map(drop)), corrupt);
+    assert_eq!(
+        code_and_text(lease.lease_grant(LeaseGrantRequest { ttl: 60, id: 0 }).await),
+        corrupt
+    );
+    assert_eq!(code_and_text(line::lock(&node, "other", 5).await), corrupt);
+    assert_eq!(code_and_text(observe(&node).await.map(drop)), corrupt);
     let mut client = WatchClient::new(node.channel.clone());
     let asked = futures_util::stream::pending::<WatchRequest>();
-    assert_eq!(told(client.watch(asked).await.map(drop)), corrupt);
+    assert_eq!(code_and_text(client.watch(asked).await.map(drop)), corrupt);
     let saved = maintenance.snapshot(SnapshotRequest {}).await;
-    assert_eq!(told(saved.map(drop)), corrupt);
+    assert_eq!(code_and_text(saved.map(drop)), corrupt);
 
     // Status, health and member methods continue, so that an operator can see and repair the
     // problem.
@@ -90,13 +93,13 @@ async fn a_member_whose_data_was_found_to_be_wrong_serves_none_of_it() {
 
 #[tokio::test]
 async fn only_the_leader_gets_a_store_read() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     node.put("k", "v").await;
-    let question = Question::of(&node.context.store.view()).to_wire().encode_to_vec();
+    let question = Question::of(&node.context.store.view()).encode().encode_to_vec();
     let asked_by = async |from: u64| -> Vec<Claim> {
         let request = Bytes::from(question.clone());
         let answer = node.context.answer_member(MemberId(from), request).await.unwrap();
-        from_wire(StoreAnswer::decode(answer).unwrap())
+        decode_claims(StoreAnswer::decode(answer).unwrap())
     };
     assert!(!asked_by(MEMBER).await.is_empty());
     // The node waits a limited time for the other member to become leader. Paused time shortens the

@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 use super::*;
 
 /// Sends a request as HTTP/1.0. So the answer ends with the connection, and isn't sent in chunks.
-async fn send(node: &Node, verb: &str, path: &str, headers: &str, body: &[u8]) -> TcpStream {
+async fn send(node: &ApiTestNode, verb: &str, path: &str, headers: &str, body: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(node.address).await.unwrap();
     let length = body.len();
     let head = format!("{verb} {path} HTTP/1.0\r\n{headers}content-length: {length}\r\n\r\n");
@@ -38,13 +38,13 @@ async fn answer(mut stream: TcpStream) -> (u16, Vec<Value>) {
     (status, values.collect())
 }
 
-async fn post(node: &Node, path: &str, body: &Value) -> (u16, Value) {
+async fn post(node: &ApiTestNode, path: &str, body: &Value) -> (u16, Value) {
     let body = body.to_string();
     let (status, mut values) = answer(send(node, "POST", path, "", body.as_bytes()).await).await;
     (status, values.pop().unwrap_or_default())
 }
 
-async fn done(node: &Node, path: &str, body: &Value) -> Value {
+async fn done(node: &ApiTestNode, path: &str, body: &Value) -> Value {
     let (status, value) = post(node, path, body).await;
     assert_eq!(status, 200, "{path} {body}: {value}");
     value
@@ -60,7 +60,7 @@ fn refusal(code: i32, message: &str) -> Value {
 
 #[tokio::test]
 async fn keys_are_written_and_read_in_json() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     let put = json!({ "key": "YQ==", "value": "MQ==", "unknown": [{}] });
     assert_eq!(done(&node, "/v3/kv/put", &put).await, json!({ "header": header(2) }));
     let kv = json!({ "key": "YQ==", "create_revision": "2", "mod_revision": "2", "version": "1", "value": "MQ==" });
@@ -104,7 +104,7 @@ async fn keys_are_written_and_read_in_json() {
 
 #[tokio::test]
 async fn refusals_are_objects_under_the_status_that_is_nearest() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     for (path, body, status, refused) in [
         ("kv/range", json!({}), 400, refusal(3, "etcdserver: key is not provided")),
         ("kv/range", json!({ "key": null }), 400, refusal(3, "etcdserver: key is not provided")),
@@ -155,7 +155,7 @@ async fn refusals_are_objects_under_the_status_that_is_nearest() {
 /// The error texts are our own, so only the codes are checked.
 #[tokio::test]
 async fn what_is_no_message_in_json_is_refused() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     for body in [
         &b"nonsense"[..],
         b"[]",
@@ -188,7 +188,7 @@ async fn what_is_no_message_in_json_is_refused() {
 
 #[tokio::test]
 async fn a_request_may_be_as_large_as_in_grpc() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     let value = |size: usize| data_encoding::BASE64.encode(&vec![7; size]);
     let put = json!({ "key": "YQ==", "value": value(1_500_000) });
     done(&node, "/v3/kv/put", &put).await;
@@ -204,7 +204,7 @@ async fn a_request_may_be_as_large_as_in_grpc() {
 
 #[tokio::test]
 async fn a_watch_is_a_line_for_each_answer_for_as_long_as_the_client_stays() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     node.put("a", "1").await;
     let create =
         br#"{"create_request":{"key":"YQ==","start_revision":2}} {"createRequest":{"key":"Yg=="}}"#;
@@ -240,7 +240,7 @@ async fn a_watch_is_a_line_for_each_answer_for_as_long_as_the_client_stays() {
 
 #[tokio::test]
 async fn who_sends_nonsense_into_a_stream_is_told_where_it_ends() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     let asked =
         async |path: &str, body: &[u8]| answer(send(&node, "POST", path, "", body).await).await;
     let (status, told) = asked("/v3/watch", b"nonsense").await;
@@ -262,7 +262,7 @@ async fn who_sends_nonsense_into_a_stream_is_told_where_it_ends() {
 
 #[tokio::test]
 async fn a_client_that_says_how_long_it_waits_is_told_when_that_is_over() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     let body = br#"{"key":"YQ=="}"#;
     let asked = async |path: &str, headers: &str| {
         answer(send(&node, "POST", path, headers, body).await).await

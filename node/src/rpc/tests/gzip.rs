@@ -34,7 +34,7 @@ fn folded(message: &impl prost::Message) -> Vec<u8> {
     framed(1, &gzip(&message.encode_to_vec()))
 }
 
-impl Node {
+impl ApiTestNode {
     async fn begin_call(
         &self,
         path: &str,
@@ -94,7 +94,7 @@ fn answers<T: prost::Message + Default + 'static>(
 
 #[tokio::test]
 async fn compressed_requests_are_answered_as_others_are() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     let value = "x".repeat(1 << 20);
     let wrote: pb::PutResponse = node.gzipped_one(PUT, &put("k", &value)).await;
     assert_eq!(wrote.header.unwrap().revision, 2);
@@ -119,7 +119,7 @@ async fn compressed_requests_are_answered_as_others_are() {
 
 #[tokio::test]
 async fn compressed_requests_of_a_stream_are_answered_one_by_one() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     node.put("k", "v").await;
     let created = |request| WatchRequest { request_union: Some(request) };
     let first = created(RequestUnion::CreateRequest(WatchCreateRequest {
@@ -161,7 +161,7 @@ async fn compressed_requests_of_a_stream_are_answered_one_by_one() {
 
 #[tokio::test]
 async fn leases_are_kept_alive_by_compressed_requests() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     let grant = LeaseGrantRequest { id: 5, ttl: 60 };
     let _: pb::LeaseGrantResponse =
         node.gzipped_one("/etcdserverpb.Lease/LeaseGrant", &grant).await;
@@ -170,7 +170,8 @@ async fn leases_are_kept_alive_by_compressed_requests() {
         node.gzipped(KEEP_ALIVE_PATH, wire.clone()).await.unwrap();
     assert_eq!(answers.iter().map(|answer| answer.ttl).collect::<Vec<_>>(), [60; 3]);
     let large = [wire, framed(0, &vec![0; MOST + 1])].concat();
-    let (code, text) = told(node.gzipped::<LeaseKeepAliveResponse>(KEEP_ALIVE_PATH, large).await);
+    let (code, text) =
+        code_and_text(node.gzipped::<LeaseKeepAliveResponse>(KEEP_ALIVE_PATH, large).await);
     assert_eq!(code, Code::ResourceExhausted);
     assert_eq!(text, "grpc: received message larger than max (2097153 vs. 2097152)");
 }
@@ -181,8 +182,8 @@ fn beyond() -> String {
 
 #[tokio::test]
 async fn what_becomes_too_large_is_refused_as_what_is() {
-    let node = Node::start().await;
-    let ask = async |body| told(node.gzipped::<pb::PutResponse>(PUT, body).await);
+    let node = ApiTestNode::start().await;
+    let ask = async |body| code_and_text(node.gzipped::<pb::PutResponse>(PUT, body).await);
     // A gigabyte, compressed to a megabyte.
     let bomb = framed(1, &gzip(&[0; 1 << 20]).repeat(1 << 10));
     assert!(bomb.len() < MOST);
@@ -198,14 +199,14 @@ async fn what_becomes_too_large_is_refused_as_what_is() {
     let large = framed(1, &vec![0; MOST + 1]);
     assert_eq!(ask(large).await, (Code::ResourceExhausted, text.to_owned()));
     // The limit for requests applies to the decompressed length.
-    let value = "x".repeat(Limits::default().max_request_bytes);
+    let value = "x".repeat(ApiLimits::default().max_request_bytes);
     assert_eq!(ask(folded(&put("k", &value))).await.1, "etcdserver: request is too large");
 }
 
 #[tokio::test]
 async fn what_is_no_gzip_is_refused_as_by_grpc_go() {
-    let node = Node::start().await;
-    let ask = async |body| told(node.gzipped::<pb::PutResponse>(PUT, body).await);
+    let node = ApiTestNode::start().await;
+    let ask = async |body| code_and_text(node.gzipped::<pb::PutResponse>(PUT, body).await);
     let whole = gzip(&put("k", "v").encode_to_vec());
     let mut wrong = whole.clone();
     let at = wrong.len() - 8;
@@ -231,7 +232,7 @@ async fn what_is_no_gzip_is_refused_as_by_grpc_go() {
 
 #[tokio::test]
 async fn another_compression_is_refused_and_told_what_there_is() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     for path in [PUT, WATCH_PATH] {
         let response = node.begin_call(path, "snappy", axum::body::Body::empty()).await;
         let status = refused(response.headers()).unwrap_err();

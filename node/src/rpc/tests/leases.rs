@@ -8,22 +8,22 @@ use node_proto::etcdserverpb::{
 
 use super::*;
 
-fn leases(node: &Node) -> LeaseClient<Channel> {
+fn leases(node: &ApiTestNode) -> LeaseClient<Channel> {
     LeaseClient::new(node.channel.clone())
 }
 
-async fn grant(node: &Node, id: i64, ttl: i64) -> Result<(i64, i64), Status> {
+async fn grant(node: &ApiTestNode, id: i64, ttl: i64) -> Result<(i64, i64), Status> {
     let granted = leases(node).lease_grant(LeaseGrantRequest { id, ttl }).await?.into_inner();
     assert_eq!(granted.header.unwrap().member_id, MEMBER);
     Ok((granted.id, granted.ttl))
 }
 
-async fn left(node: &Node, id: i64) -> LeaseTimeToLiveResponse {
+async fn left(node: &ApiTestNode, id: i64) -> LeaseTimeToLiveResponse {
     let request = LeaseTimeToLiveRequest { id, keys: true };
     leases(node).lease_time_to_live(request).await.unwrap().into_inner()
 }
 
-async fn keep_alive(node: &Node, ids: &[i64]) -> Vec<(i64, i64)> {
+async fn keep_alive(node: &ApiTestNode, ids: &[i64]) -> Vec<(i64, i64)> {
     let wishes: Vec<_> = ids.iter().map(|&id| LeaseKeepAliveRequest { id }).collect();
     let wishes = futures_util::stream::iter(wishes);
     let mut answers = leases(node).lease_keep_alive(wishes).await.unwrap().into_inner();
@@ -37,7 +37,7 @@ async fn keep_alive(node: &Node, ids: &[i64]) -> Vec<(i64, i64)> {
 
 #[tokio::test]
 async fn a_lease_lives_as_etcds_do() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     assert_eq!(grant(&node, 5, 1_000).await.unwrap(), (5, 1_000));
     for ttl in [0, -5, 1, i64::MIN] {
         let (id, ttl) = grant(&node, 0, ttl).await.unwrap();
@@ -45,9 +45,9 @@ async fn a_lease_lives_as_etcds_do() {
         assert_eq!(ttl, 2, "the shortest");
     }
     let text = "etcdserver: lease already exists".to_owned();
-    assert_eq!(told(grant(&node, 5, 9).await), (Code::FailedPrecondition, text));
+    assert_eq!(code_and_text(grant(&node, 5, 9).await), (Code::FailedPrecondition, text));
     let text = "etcdserver: too large lease TTL".to_owned();
-    assert_eq!(told(grant(&node, 6, 9_000_000_001).await), (Code::OutOfRange, text));
+    assert_eq!(code_and_text(grant(&node, 6, 9_000_000_001).await), (Code::OutOfRange, text));
     for key in ["b", "a"] {
         node.kv().put(PutRequest { lease: 5, ..put(key, "v") }).await.unwrap();
     }
@@ -70,14 +70,14 @@ async fn a_lease_lives_as_etcds_do() {
     assert!(node.kv().range(range("a")).await.unwrap().into_inner().kvs.is_empty());
     let text = "etcdserver: requested lease not found".to_owned();
     let revoked = leases(&node).lease_revoke(LeaseRevokeRequest { id: 5 }).await;
-    assert_eq!(told(revoked), (Code::NotFound, text));
+    assert_eq!(code_and_text(revoked), (Code::NotFound, text));
     let found = left(&node, 5).await;
     assert_eq!((found.id, found.ttl, found.granted_ttl, found.keys.len()), (5, -1, 0, 0));
 }
 
 #[tokio::test]
 async fn one_stream_keeps_many_leases_alive_and_is_answered_in_order() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     for id in 1..=600 {
         grant(&node, id, 1_000 + id).await.unwrap();
     }
@@ -93,7 +93,7 @@ async fn one_stream_keeps_many_leases_alive_and_is_answered_in_order() {
 
 #[tokio::test]
 async fn a_lease_that_has_to_wait_is_answered_beside_those_that_need_not() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     for (id, ttl) in [(1, 2_000), (2, 400), (3, 3_000)] {
         grant(&node, id, ttl).await.unwrap();
     }
@@ -101,13 +101,13 @@ async fn a_lease_that_has_to_wait_is_answered_beside_those_that_need_not() {
     // later.
     let noted = {
         let (mut lessor, now) = node.context.clock();
-        lessor.note(now + Duration::from_secs(250)).unwrap()
+        lessor.due_checkpoint(now + Duration::from_secs(250)).unwrap()
     };
     assert_eq!(noted.leases.iter().map(|one| one.id).collect::<Vec<_>>(), [2]);
     let asked = keep_alive(&node, &[1, 2, 3, 4]);
     let done = async {
         tokio::time::sleep(Duration::from_millis(200)).await;
-        node.context.clock().0.notes_done(&noted);
+        node.context.clock().0.finish_checkpoint(&noted);
     };
     let (answered, ()) = tokio::join!(asked, done);
     assert_eq!(answered, [(1, 2_000), (2, 400), (3, 3_000), (4, 0)]);
@@ -115,7 +115,7 @@ async fn a_lease_that_has_to_wait_is_answered_beside_those_that_need_not() {
 
 #[tokio::test]
 async fn a_lease_that_nobody_keeps_alive_goes_with_its_keys() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     let (kept, _) = grant(&node, 0, 1_000).await.unwrap();
     let put = async |key, lease| node.kv().put(PutRequest { lease, ..put(key, "v") }).await;
     put("kept", kept).await.unwrap();

@@ -12,8 +12,8 @@ use tokio::task::JoinHandle;
 
 use super::*;
 
-pub(super) async fn with_leases(leases: &[i64]) -> Node {
-    let node = Node::start().await;
+pub(super) async fn with_leases(leases: &[i64]) -> ApiTestNode {
+    let node = ApiTestNode::start().await;
     for id in leases {
         let grant = LeaseGrantRequest { id: *id, ttl: 1_000 };
         LeaseClient::new(node.channel.clone()).lease_grant(grant).await.unwrap();
@@ -21,22 +21,26 @@ pub(super) async fn with_leases(leases: &[i64]) -> Node {
     node
 }
 
-fn locks(node: &Node) -> LockClient<Channel> {
+fn locks(node: &ApiTestNode) -> LockClient<Channel> {
     LockClient::new(node.channel.clone())
 }
 
-pub(super) fn elections(node: &Node) -> ElectionClient<Channel> {
+pub(super) fn elections(node: &ApiTestNode) -> ElectionClient<Channel> {
     ElectionClient::new(node.channel.clone())
 }
 
-pub(super) async fn lock(node: &Node, name: &str, lease: i64) -> Result<LockResponse, Status> {
+pub(super) async fn lock(
+    node: &ApiTestNode,
+    name: &str,
+    lease: i64,
+) -> Result<LockResponse, Status> {
     let request = LockRequest { name: bytes(name), lease };
     Ok(locks(node).lock(request).await?.into_inner())
 }
 
 /// Requests a lock in the background. Returns once its entry is in the queue.
 pub(super) async fn waits(
-    node: &Node,
+    node: &ApiTestNode,
     name: &str,
     lease: i64,
 ) -> JoinHandle<Result<LockResponse, Status>> {
@@ -48,7 +52,7 @@ pub(super) async fn waits(
 }
 
 /// Waits until a key exists, or until it doesn't.
-async fn until(node: &Node, key: &str, there: bool) {
+async fn until(node: &ApiTestNode, key: &str, there: bool) {
     let seen = async {
         while node.kv().range(range(key)).await.unwrap().into_inner().kvs.is_empty() == there {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -61,7 +65,7 @@ fn unknown(text: &str) -> (Code, String) {
     (Code::Unknown, text.to_owned())
 }
 
-async fn unlock(node: &Node, key: &str) -> i64 {
+async fn unlock(node: &ApiTestNode, key: &str) -> i64 {
     let request = UnlockRequest { key: bytes(key) };
     locks(node).unlock(request).await.unwrap().into_inner().header.unwrap().revision
 }
@@ -122,7 +126,7 @@ async fn who_leaves_at_any_moment_leaves_no_place_behind() {
         assert!(left.is_err(), "somebody has it");
     }
     let places = async || {
-        let (key, range_end) = crate::rpc::line::everybody(b"a");
+        let (key, range_end) = crate::rpc::line::queue_range(b"a");
         let line = RangeRequest { key, range_end, ..RangeRequest::default() };
         node.kv().range(line).await.unwrap().into_inner().kvs.len()
     };
@@ -142,7 +146,7 @@ async fn a_lock_of_a_lease_that_has_ended_is_nobodys() {
     let mut leases = LeaseClient::new(node.channel.clone());
     leases.lease_revoke(LeaseRevokeRequest { id: 2 }).await.unwrap();
     leases.lease_revoke(LeaseRevokeRequest { id: 1 }).await.unwrap();
-    assert_eq!(told(second.await.unwrap()), unknown("mutex: session is expired"));
+    assert_eq!(code_and_text(second.await.unwrap()), unknown("mutex: session is expired"));
 }
 
 #[tokio::test]
@@ -156,25 +160,28 @@ async fn who_names_no_lease_is_given_one_and_refusals_have_etcds_texts() {
     let left = left.into_inner();
     assert_eq!((left.granted_ttl, left.keys), (60, vec![own]));
     let no_lease = unknown("etcdserver: requested lease not found");
-    assert_eq!(told(lock(&node, "a", 9).await), no_lease);
-    assert_eq!(told(lock(&node, "a", -1).await), no_lease);
+    assert_eq!(code_and_text(lock(&node, "a", 9).await), no_lease);
+    assert_eq!(code_and_text(lock(&node, "a", -1).await), no_lease);
     let no_key = unknown("etcdserver: key is not provided");
-    assert_eq!(told(locks(&node).unlock(UnlockRequest::default()).await), no_key);
+    assert_eq!(code_and_text(locks(&node).unlock(UnlockRequest::default()).await), no_key);
     let no_leader = unknown("\"leader\" field must be provided");
-    assert_eq!(told(elections(&node).proclaim(ProclaimRequest::default()).await), no_leader);
-    assert_eq!(told(elections(&node).resign(ResignRequest::default()).await), no_leader);
+    assert_eq!(
+        code_and_text(elections(&node).proclaim(ProclaimRequest::default()).await),
+        no_leader
+    );
+    assert_eq!(code_and_text(elections(&node).resign(ResignRequest::default()).await), no_leader);
     let nobody = LeaderRequest { name: bytes("e") };
-    let told = told(elections(&node).leader(nobody).await);
+    let told = code_and_text(elections(&node).leader(nobody).await);
     assert_eq!(told, unknown("election: no leader"));
 }
 
-async fn campaign(node: &Node, lease: i64, value: &str) -> Result<(LeaderKey, i64), Status> {
+async fn campaign(node: &ApiTestNode, lease: i64, value: &str) -> Result<(LeaderKey, i64), Status> {
     let request = CampaignRequest { name: bytes("e"), lease, value: bytes(value) };
     let won = elections(node).campaign(request).await?.into_inner();
     Ok((won.leader.unwrap(), won.header.unwrap().revision))
 }
 
-async fn proclaim(node: &Node, leader: &LeaderKey, value: &str) -> Result<i64, Status> {
+async fn proclaim(node: &ApiTestNode, leader: &LeaderKey, value: &str) -> Result<i64, Status> {
     let request = ProclaimRequest { leader: Some(leader.clone()), value: bytes(value) };
     Ok(elections(node).proclaim(request).await?.into_inner().header.unwrap().revision)
 }
@@ -215,10 +222,10 @@ async fn an_election_is_won_spoken_in_and_handed_on() {
     assert_eq!(seen(&observed.message().await.unwrap().unwrap()), (&b"e/2"[..], &b"two"[..]));
     // A former leader can't proclaim, and can't delete the key of the current leader.
     let not_leader = unknown("election: not leader");
-    assert_eq!(told(proclaim(&node, &first, "late").await), not_leader);
+    assert_eq!(code_and_text(proclaim(&node, &first, "late").await), not_leader);
     elections(&node).resign(resign).await.unwrap();
     let impostor = LeaderKey { key: second.key.clone(), ..first };
-    assert_eq!(told(proclaim(&node, &impostor, "late").await), not_leader);
+    assert_eq!(code_and_text(proclaim(&node, &impostor, "late").await), not_leader);
     elections(&node).resign(ResignRequest { leader: Some(impostor) }).await.unwrap();
     proclaim(&node, &second, "mine").await.unwrap();
     assert_eq!(seen(&observed.message().await.unwrap().unwrap()), (&b"e/2"[..], &b"mine"[..]));
@@ -251,7 +258,7 @@ async fn who_stood_for_election_and_lost_its_lease_has_not_won() {
     let mut leases = LeaseClient::new(node.channel.clone());
     leases.lease_revoke(LeaseRevokeRequest { id: 2 }).await.unwrap();
     elections(&node).resign(ResignRequest { leader: Some(first) }).await.unwrap();
-    assert_eq!(told(waiting.await.unwrap()), unknown("election: not leader"));
+    assert_eq!(code_and_text(waiting.await.unwrap()), unknown("election: not leader"));
 }
 
 #[tokio::test]
@@ -262,7 +269,7 @@ async fn who_stands_for_election_and_cannot_say_so_does_not_stand_in_line() {
     let mut leases = LeaseClient::new(node.channel.clone());
     leases.lease_revoke(LeaseRevokeRequest { id: 1 }).await.unwrap();
     let refused = campaign(&node, 1, "mine").await;
-    assert_eq!(told(refused), unknown("etcdserver: requested lease not found"));
+    assert_eq!(code_and_text(refused), unknown("etcdserver: requested lease not found"));
     let found = node.kv().range(range("e/1")).await.unwrap().into_inner().kvs;
     assert_eq!(found, Vec::new());
 }

@@ -1,18 +1,18 @@
 //! Tests of alarms, quota, defragmentation, checksums and downgrades over the wire.
 
 use super::*;
-use crate::rpc::maintenance::HASHES;
+use crate::rpc::maintenance::MAX_CONCURRENT_HASHES;
 
 #[tokio::test]
 async fn alarms_are_raised_shown_and_lowered() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     let mut maintenance = MaintenanceClient::new(node.channel.clone());
     let request = |action| AlarmRequest { action, member_id: MEMBER, alarm: 1 };
     maintenance.alarm(request(1)).await.unwrap();
     let shown = maintenance.alarm(AlarmRequest::default()).await.unwrap().into_inner();
     assert_eq!((shown.alarms.len(), shown.alarms[0].member_id), (1, MEMBER));
     let text = "etcdserver: mvcc: database space exceeded";
-    let refused = told(node.kv().put(put("k", "v")).await);
+    let refused = code_and_text(node.kv().put(put("k", "v")).await);
     assert_eq!(refused, (Code::ResourceExhausted, text.to_owned()));
     let (status, body) = node.get("/health").await;
     assert_eq!(status, "503 Service Unavailable");
@@ -25,7 +25,7 @@ async fn alarms_are_raised_shown_and_lowered() {
 
 #[tokio::test]
 async fn an_empty_store_is_in_use_by_a_page() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     let mut maintenance = MaintenanceClient::new(node.channel.clone());
     let status = maintenance.status(StatusRequest {}).await.unwrap().into_inner();
     assert_eq!(status.db_size_in_use, 4_096);
@@ -36,8 +36,8 @@ async fn an_empty_store_is_in_use_by_a_page() {
 
 #[tokio::test]
 async fn what_the_quota_has_no_room_for_is_refused_until_there_is_room_and_the_alarm_is_lowered() {
-    let limits = Limits { quota: Quota(4_000), ..Limits::default() };
-    let node = Node::start_with(limits).await;
+    let limits = ApiLimits { quota: Quota(4_000), ..ApiLimits::default() };
+    let node = ApiTestNode::start_with(limits).await;
     let mut maintenance = MaintenanceClient::new(node.channel.clone());
     let value = "x".repeat(1_000);
     let mut refusals = Vec::new();
@@ -53,7 +53,10 @@ async fn what_the_quota_has_no_room_for_is_refused_until_there_is_room_and_the_a
 
     // Now the alarm refuses even the smallest write, on every member.
     let revision = status.header.unwrap().revision;
-    assert_eq!(told(node.kv().put(put("small", "")).await), (Code::ResourceExhausted, text));
+    assert_eq!(
+        code_and_text(node.kv().put(put("small", "")).await),
+        (Code::ResourceExhausted, text)
+    );
     let gone = DeleteRangeRequest { key: "none".into(), ..Default::default() };
     node.kv().delete_range(gone).await.unwrap();
     node.compact(revision).await.unwrap();
@@ -67,7 +70,7 @@ async fn what_the_quota_has_no_room_for_is_refused_until_there_is_room_and_the_a
 
 #[tokio::test]
 async fn a_defragmentation_frees_what_a_compaction_left_and_answers_as_etcd_does() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     let mut maintenance = MaintenanceClient::new(node.channel.clone());
     let value = "x".repeat(100_000);
     let mut revision = 0;
@@ -88,7 +91,7 @@ async fn a_defragmentation_frees_what_a_compaction_left_and_answers_as_etcd_does
 
 #[tokio::test]
 async fn a_hash_changes_with_all_that_is_there_and_there_is_nothing_to_downgrade_to() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     let mut maintenance = MaintenanceClient::new(node.channel.clone());
     let mut hashes = Vec::new();
     for step in 0..4 {
@@ -116,19 +119,22 @@ async fn a_hash_changes_with_all_that_is_there_and_there_is_nothing_to_downgrade
     };
     for action in [0, 1] {
         let none = "etcdserver: invalid downgrade target version".to_owned();
-        assert_eq!(told(ask(action, "3.5.0").await), (Code::InvalidArgument, none));
+        assert_eq!(code_and_text(ask(action, "3.5.0").await), (Code::InvalidArgument, none));
         let wrong = "etcdserver: wrong downgrade target version format".to_owned();
-        assert_eq!(told(ask(action, "3").await), (Code::InvalidArgument, wrong));
+        assert_eq!(code_and_text(ask(action, "3").await), (Code::InvalidArgument, wrong));
     }
     assert_eq!(ask(2, "").await.unwrap().into_inner().version, "3.6");
-    assert_eq!(told(ask(3, "").await), (Code::Unknown, "etcdserver: unknown method".to_owned()));
+    assert_eq!(
+        code_and_text(ask(3, "").await),
+        (Code::Unknown, "etcdserver: unknown method".to_owned())
+    );
 }
 
 #[tokio::test]
 async fn few_checksums_of_everything_are_made_at_a_time() {
-    let node = Node::start().await;
-    let most = u32::try_from(HASHES).unwrap();
-    let all = node.context.hashing.clone().acquire_many_owned(most).await.unwrap();
+    let node = ApiTestNode::start().await;
+    let most = u32::try_from(MAX_CONCURRENT_HASHES).unwrap();
+    let all = node.context.hash_permits.clone().acquire_many_owned(most).await.unwrap();
     let [mut first, mut second] = [(); 2].map(|()| MaintenanceClient::new(node.channel.clone()));
     let hash_kv = tokio::spawn(async move { first.hash_kv(HashKvRequest::default()).await });
     let hash = tokio::spawn(async move { second.hash(HashRequest::default()).await });

@@ -6,7 +6,7 @@ use node_proto::etcdserverpb::{RangeResponse, RangeStreamResponse};
 use prost::Message as _;
 
 use super::*;
-use crate::shares::{Bounds, Room};
+use crate::shares::{MemoryBounds, MemoryBudget};
 
 /// Maximum request size. A part has half of it.
 const REQUEST: usize = 64 << 10;
@@ -19,9 +19,9 @@ fn from(key: &str) -> RangeRequest {
     RangeRequest { key: bytes(key), range_end: bytes("\0"), ..RangeRequest::default() }
 }
 
-async fn filled() -> Node {
-    let limits = Limits { max_request_bytes: REQUEST, ..Limits::default() };
-    let node = Node::start_with(limits).await;
+async fn filled() -> ApiTestNode {
+    let limits = ApiLimits { max_request_bytes: REQUEST, ..ApiLimits::default() };
+    let node = ApiTestNode::start_with(limits).await;
     let value = "x".repeat(8_000);
     for n in 0..KEYS {
         node.put(&format!("k{n:04}"), &value).await;
@@ -31,7 +31,7 @@ async fn filled() -> Node {
 
 /// Opens a connection with a small flow-control window, so that little is sent before the client
 /// reads.
-pub(super) async fn narrow(node: &Node) -> KvClient<Channel> {
+pub(super) async fn narrow(node: &ApiTestNode) -> KvClient<Channel> {
     let endpoint = Channel::from_shared(format!("http://{}", node.address)).unwrap();
     let endpoint =
         endpoint.initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
@@ -39,7 +39,7 @@ pub(super) async fn narrow(node: &Node) -> KvClient<Channel> {
 }
 
 async fn open(
-    node: &Node,
+    node: &ApiTestNode,
     request: &RangeRequest,
 ) -> Result<Streaming<RangeStreamResponse>, Status> {
     Ok(narrow(node).await.range_stream(request.clone()).await?.into_inner())
@@ -50,13 +50,13 @@ pub(super) async fn end(stream: &mut Streaming<RangeStreamResponse>) -> (Code, S
     loop {
         match soon(stream.message()).await {
             Ok(Some(part)) => assert!(part.range_response.unwrap().header.is_none()),
-            end => return told(end),
+            end => return code_and_text(end),
         }
     }
 }
 
 /// Returns all parts of a stream.
-async fn parts(node: &Node, request: &RangeRequest) -> Result<Vec<RangeResponse>, Status> {
+async fn parts(node: &ApiTestNode, request: &RangeRequest) -> Result<Vec<RangeResponse>, Status> {
     let mut stream = open(node, request).await?;
     let mut parts = Vec::new();
     while let Some(part) = stream.message().await? {
@@ -77,8 +77,8 @@ fn merged(parts: &[RangeResponse]) -> RangeResponse {
 /// Without a sort order etcd sorts in ascending order by any target except the key.
 #[tokio::test]
 async fn a_target_without_an_order_sorts_upwards_as_in_a_range() {
-    let limits = Limits { max_request_bytes: REQUEST, ..Limits::default() };
-    let node = Node::start_with(limits).await;
+    let limits = ApiLimits { max_request_bytes: REQUEST, ..ApiLimits::default() };
+    let node = ApiTestNode::start_with(limits).await;
     for n in 0..40 {
         let value = format!("{:02}{}", (n * 7) % 40, "x".repeat(4_000));
         node.put(&format!("k{n:04}"), &value).await;
@@ -170,7 +170,7 @@ async fn what_is_compacted_between_two_parts_ends_them() {
 
 #[tokio::test]
 async fn keys_that_were_found_and_are_gone_before_they_are_read_end_the_parts() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     // One step of the index finds all keys, but each part has only a few.
     let names = || (0..100).map(|n| format!("k{n:02}"));
     for name in names() {
@@ -210,7 +210,7 @@ async fn a_member_that_stops_ends_what_is_left() {
 
 #[tokio::test]
 async fn each_part_is_what_clients_take_by_default() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     // The keys almost fill a part, then almost a step. Then values of the maximum size follow.
     let sizes = std::iter::repeat_n(2_900, 256).chain([1_000_000, 1_500_000]);
     for (n, size) in sizes.chain(std::iter::repeat_n(1_500_000, 4)).enumerate() {
@@ -224,9 +224,9 @@ async fn each_part_is_what_clients_take_by_default() {
 #[tokio::test]
 async fn what_a_part_holds_is_its_connections_until_it_has_been_taken() {
     let node = filled().await;
-    for (connection, fits) in [(64 << 10, false), (16 << 20, true)] {
-        let bounds = Bounds { connection, all: usize::MAX, least: 0 };
-        let account = Room::new(bounds).open("192.0.2.1".parse().unwrap());
+    for (per_connection, fits) in [(64 << 10, false), (16 << 20, true)] {
+        let bounds = MemoryBounds { per_connection, total: usize::MAX, guaranteed: 0 };
+        let account = MemoryBudget::new(bounds).open_account("192.0.2.1".parse().unwrap());
         let mut request = tonic::Request::new(from("k"));
         request.extensions_mut().insert(Arc::clone(&account));
         let answer = crate::rpc::range_stream::answer(node.context.clone(), request).await;
@@ -242,7 +242,7 @@ async fn what_a_part_holds_is_its_connections_until_it_has_been_taken() {
 
 #[tokio::test]
 async fn what_cannot_come_in_parts_is_refused_in_etcds_words() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     let revision = node.put("k", "v").await;
     node.put("k", "w").await;
     node.compact(revision + 1).await.unwrap();

@@ -48,7 +48,7 @@ macro_rules! asked {
 
 #[tokio::test]
 async fn both_versions_of_reflection_tell_every_service_and_nothing_of_members() {
-    let node = Node::start().await;
+    let node = ApiTestNode::start().await;
     for (names, files, ours) in [asked!(node, v1), asked!(node, v1alpha)] {
         for (service, ..) in Method::ALL.iter().map(|method| method.labels()) {
             assert!(names.iter().any(|name| name == service), "{service} in {names:?}");

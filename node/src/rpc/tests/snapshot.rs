@@ -14,15 +14,15 @@ const VALUE_BYTES: usize = 100_000;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Starts a node whose data is larger than the queue of responses for a client.
-async fn filled() -> Node {
-    let node = Node::start().await;
+async fn filled() -> ApiTestNode {
+    let node = ApiTestNode::start().await;
     for key in 0..30 {
         node.put(&format!("k{key}"), &"v".repeat(VALUE_BYTES)).await;
     }
     node
 }
 
-async fn snapshot(node: &Node) -> Result<Streaming<SnapshotResponse>, Status> {
+async fn snapshot(node: &ApiTestNode) -> Result<Streaming<SnapshotResponse>, Status> {
     let endpoint = Channel::from_shared(format!("http://{}", node.address)).unwrap();
     // Each client has its own connection, so that one that doesn't read can't block another.
     let mut client = MaintenanceClient::new(endpoint.connect().await.unwrap());
@@ -62,9 +62,9 @@ async fn a_snapshot_is_the_store_as_it_was_in_pieces_and_its_hash() {
     let mut file = EtcdFile::open(Cursor::new(whole), HashCheck::Required).unwrap();
     assert_eq!((file.summary().revision, file.summary().compacted), (revision - 1, -1));
     let mut records = 0;
-    let import = file.import().unwrap();
+    let import = file.records().unwrap();
     import
-        .each(|_, _| {
+        .for_each(|_, _| {
             records += 1;
             Ok::<_, EtcdFileError>(())
         })
@@ -78,7 +78,7 @@ async fn there_are_so_many_at_a_time_and_who_leaves_makes_room() {
     let mut one = snapshot(&node).await.unwrap();
     let two = snapshot(&node).await.unwrap();
     let text = "etcdserver: too many requests".to_owned();
-    let refused = told(snapshot(&node).await.map(drop));
+    let refused = code_and_text(snapshot(&node).await.map(drop));
     assert_eq!(refused, (Code::ResourceExhausted, text));
     drop(two);
     let start = std::time::Instant::now();
@@ -104,7 +104,7 @@ async fn who_takes_nothing_is_left_and_gives_his_place_back() {
     assert!(rest(&mut next).await.is_ok());
     // A truncated snapshot ends with an error.
     let late = (Code::Unavailable, "etcdserver: request timed out".to_owned());
-    assert_eq!(told(rest(&mut idle[0]).await.map(drop)), late);
+    assert_eq!(code_and_text(rest(&mut idle[0]).await.map(drop)), late);
 }
 
 #[tokio::test]
@@ -114,5 +114,5 @@ async fn a_node_that_stops_ends_its_snapshots() {
     node.stop.cancel();
     let taken = tokio::time::timeout(PATIENCE, rest(&mut stream)).await.unwrap();
     let stopped = (Code::Unavailable, "etcdserver: server stopped".to_owned());
-    assert_eq!(told(taken.map(drop)), stopped);
+    assert_eq!(code_and_text(taken.map(drop)), stopped);
 }

@@ -9,8 +9,8 @@ const VALUE_BYTES: usize = 1 << 20;
 /// Time limit after which a test fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-async fn filled() -> Node {
-    let node = Node::start().await;
+async fn filled() -> ApiTestNode {
+    let node = ApiTestNode::start().await;
     for key in 0..KEYS {
         node.put(&format!("k{key:02}"), &"x".repeat(VALUE_BYTES)).await;
     }
@@ -26,7 +26,7 @@ fn all_from(key: &str) -> RangeRequest {
 }
 
 /// Opens a connection whose flow-control window allows no byte of an answer.
-async fn deaf(node: &Node) -> Channel {
+async fn connect_without_reading(node: &ApiTestNode) -> Channel {
     let endpoint = Channel::from_shared(format!("http://{}", node.address)).unwrap();
     endpoint.initial_stream_window_size(0).connect().await.unwrap()
 }
@@ -34,7 +34,7 @@ async fn deaf(node: &Node) -> Channel {
 #[tokio::test]
 async fn a_client_that_takes_no_answer_is_refused_more() {
     let node = filled().await;
-    let channel = deaf(&node).await;
+    let channel = connect_without_reading(&node).await;
     let mut asked = tokio::task::JoinSet::new();
     for _ in 0..40 {
         let mut kv = KvClient::new(channel.clone());
@@ -43,7 +43,7 @@ async fn a_client_that_takes_no_answer_is_refused_more() {
     // 800 MB were requested, and 7/8 of 256 MiB may wait.
     let refused = async {
         for _ in 0..29 {
-            let (code, text) = told(asked.join_next().await.unwrap().unwrap());
+            let (code, text) = code_and_text(asked.join_next().await.unwrap().unwrap());
             assert_eq!(code, Code::ResourceExhausted, "{text}");
             assert!(text.contains("wait to be read"), "{text}");
         }
@@ -55,7 +55,7 @@ async fn a_client_that_takes_no_answer_is_refused_more() {
     // Closing the connection frees the memory of its unread answers.
     asked.shutdown().await;
     drop(channel);
-    let channel = deaf(&node).await;
+    let channel = connect_without_reading(&node).await;
     let fits = async {
         loop {
             let mut asked = tokio::task::JoinSet::new();
@@ -80,7 +80,7 @@ async fn a_connections_watches_leave_room_for_its_answers() {
     let mut streams = Vec::new();
     let mut taken = 0;
     let (refused, mut last) = 'full: loop {
-        let mut watching = Watching::open(&node).await;
+        let mut watching = WatchClientStream::open(&node).await;
         // One stream can have this many keys of 1 MiB.
         for _ in 0..16 {
             let created = watching.create(watch(&large)).await;
@@ -106,7 +106,7 @@ async fn a_connections_watches_leave_room_for_its_answers() {
     // Ending a stream frees the memory of its keys.
     streams.pop();
     let again = async {
-        while Watching::open(&node).await.create(watch(&large)).await.canceled {
+        while WatchClientStream::open(&node).await.create(watch(&large)).await.canceled {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
@@ -125,12 +125,12 @@ async fn an_answer_has_to_have_room_before_it_is_gathered() {
     let mut kv = node.kv().max_decoding_message_size(usize::MAX);
     let whole = kv.txn(txn(reads(3))).await.unwrap().into_inner();
     assert_eq!(whole.responses.len(), 3);
-    let (code, text) = told(kv.txn(txn(reads(100))).await);
+    let (code, text) = code_and_text(kv.txn(txn(reads(100))).await);
     assert_eq!(code, Code::ResourceExhausted);
     assert_eq!(text, Error::TooMuchUnread.text());
     // A transaction that writes is carried out on every member, although its answer is dropped.
     let writes = reads(100).chain([Op::RequestPut(put("new", "v"))]);
-    let (code, text) = told(kv.txn(txn(writes)).await);
+    let (code, text) = code_and_text(kv.txn(txn(writes)).await);
     assert_eq!((code, text), (Code::ResourceExhausted, Error::AnswerDropped.text().into_owned()));
     assert_eq!(kv.range(range("new")).await.unwrap().into_inner().kvs.len(), 1);
     let delete = DeleteRangeRequest { key: bytes("k"), range_end: bytes("l"), prev_kv: true };

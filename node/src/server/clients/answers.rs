@@ -26,7 +26,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::http::is_grpc;
 use crate::rpc::ClientBytes;
-use crate::shares::{Account, Bounds, Charge, Part, Room};
+use crate::shares::{BudgetShare, MemoryAccount, MemoryBounds, MemoryBudget, MemoryCharge};
 
 /// Maximum bytes of unread answers of one connection.
 const CONNECTION_BYTES: usize = 256 << 20;
@@ -39,100 +39,115 @@ const PIECE_BYTES: usize = 2 << 20;
 /// Bytes passed to the HTTP library at a time. It takes the next part once the last one was sent.
 const PART_BYTES: usize = 64 << 10;
 /// Wait before another attempt to reserve room for a piece.
-const AGAIN: Duration = Duration::from_millis(50);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Error text for a client that leaves too much unread.
-const UNREAD: &str = "too many answers wait to be read; read them first\n";
+const TOO_MUCH_UNREAD: &str = "too many answers wait to be read; read them first\n";
 
 /// Makes the account of unread answers for all connections.
-pub(super) fn room() -> Arc<Room> {
-    let bounds = Bounds { connection: CONNECTION_BYTES, all: ALL_BYTES, least: LEAST_BYTES };
-    Room::new(bounds)
+pub(super) fn room() -> Arc<MemoryBudget> {
+    let bounds = MemoryBounds {
+        per_connection: CONNECTION_BYTES,
+        total: ALL_BYTES,
+        guaranteed: LEAST_BYTES,
+    };
+    MemoryBudget::new(bounds)
 }
 
 /// Unread answers of one connection.
 #[derive(Debug)]
-pub(super) struct Answers {
-    pub(super) account: Arc<Account>,
+pub(super) struct AnswerAccounting {
+    pub(super) account: Arc<MemoryAccount>,
     /// Number of pieces that were written and are not sent yet.
     pieces: AtomicUsize,
-    waiting: Mutex<Waiting>,
+    unread: Mutex<UnreadAnswers>,
     bytes: Arc<ClientBytes>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct UnreadAnswers {
     /// Number of complete answers that wait.
     answers: usize,
     /// Time at which a part of any answer was last read, or at which the first of them began to
     /// wait.
-    taken: Instant,
+    last_read: Instant,
 }
 
-impl Answers {
+impl AnswerAccounting {
     /// Makes the accounting for a new connection from `address`.
-    pub(super) fn open(room: &Arc<Room>, address: IpAddr, bytes: Arc<ClientBytes>) -> Arc<Self> {
+    pub(super) fn open(
+        room: &Arc<MemoryBudget>,
+        address: IpAddr,
+        bytes: Arc<ClientBytes>,
+    ) -> Arc<Self> {
         Arc::new(Self {
-            account: room.open(address),
+            account: room.open_account(address),
             pieces: AtomicUsize::new(0),
-            waiting: Mutex::new(Waiting { answers: 0, taken: Instant::now() }),
+            unread: Mutex::new(UnreadAnswers { answers: 0, last_read: Instant::now() }),
             bytes,
         })
     }
 
     /// Returns once answers wait of which nothing was read for `patience`.
-    pub(super) async fn unread(&self, patience: Duration) {
+    pub(super) async fn wait_until_stalled(&self, patience: Duration) {
         loop {
             sleep(patience / 4).await;
             let waits =
-                self.with(|waiting| waiting.answers > 0 && waiting.taken.elapsed() >= patience);
+                self.with(|waiting| waiting.answers > 0 && waiting.last_read.elapsed() >= patience);
             if waits {
                 return;
             }
         }
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Waiting) -> T) -> T {
-        act(&mut self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<T>(&self, act: impl FnOnce(&mut UnreadAnswers) -> T) -> T {
+        act(&mut self.unread.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn taken(&self) {
-        self.with(|waiting| waiting.taken = Instant::now());
+    fn record_read(&self) {
+        self.with(|waiting| waiting.last_read = Instant::now());
     }
 
     /// Wraps `response` so that its memory is charged until it is sent. Uses the API's charge if
     /// there is one; otherwise charges its length, if that is known.
-    pub(super) fn count(self: &Arc<Self>, mut response: Response) -> Response<Counted> {
+    pub(super) fn count(self: &Arc<Self>, mut response: Response) -> Response<ChargedAnswerBody> {
         let bytes = response.body().size_hint().exact().and_then(|n| usize::try_from(n).ok());
-        let mut charge = response.extensions_mut().remove::<Arc<Charge>>();
+        let mut charge = response.extensions_mut().remove::<Arc<MemoryCharge>>();
         if charge.is_none()
             && let Some(bytes) = bytes
         {
-            let mut new = Charge::new(&self.account);
-            if !new.set(bytes, Part::of_answer(bytes)) {
-                response = (StatusCode::SERVICE_UNAVAILABLE, UNREAD).into_response();
+            let mut new = MemoryCharge::new(&self.account);
+            if !new.try_set(bytes, BudgetShare::for_answer(bytes)) {
+                response = (StatusCode::SERVICE_UNAVAILABLE, TOO_MUCH_UNREAD).into_response();
             }
             charge = Some(Arc::new(new));
         }
-        let whole = charge.map(|charge| Whole::new(self, charge));
+        let whole = charge.map(|charge| CompleteAnswerGuard::new(self, charge));
         let answers = Arc::clone(self);
         let rest = Bytes::new();
         let grpc = is_grpc(response.headers());
-        response.map(|inner| Counted { inner, answers, grpc, whole, rest, again: None })
+        response.map(|inner| ChargedAnswerBody {
+            inner,
+            answers,
+            grpc,
+            complete_guard: whole,
+            rest,
+            retry_timer: None,
+        })
     }
 }
 
 /// Guard for an answer that was complete before its first byte was read.
 #[derive(Debug)]
-struct Whole {
-    answers: Arc<Answers>,
-    _charge: Arc<Charge>,
+struct CompleteAnswerGuard {
+    answers: Arc<AnswerAccounting>,
+    _charge: Arc<MemoryCharge>,
 }
 
-impl Whole {
-    fn new(answers: &Arc<Answers>, charge: Arc<Charge>) -> Arc<Self> {
+impl CompleteAnswerGuard {
+    fn new(answers: &Arc<AnswerAccounting>, charge: Arc<MemoryCharge>) -> Arc<Self> {
         answers.with(|waiting| {
             if waiting.answers == 0 {
-                waiting.taken = Instant::now();
+                waiting.last_read = Instant::now();
             }
             waiting.answers += 1;
         });
@@ -140,72 +155,72 @@ impl Whole {
     }
 }
 
-impl Drop for Whole {
+impl Drop for CompleteAnswerGuard {
     fn drop(&mut self) {
         self.answers.with(|waiting| {
             waiting.answers -= 1;
-            waiting.taken = Instant::now();
+            waiting.last_read = Instant::now();
         });
     }
 }
 
 /// Guard for a piece of an answer that is written in pieces.
-struct Piece {
-    answers: Arc<Answers>,
-    _charge: Charge,
+struct PieceGuard {
+    answers: Arc<AnswerAccounting>,
+    _charge: MemoryCharge,
 }
 
-impl Drop for Piece {
+impl Drop for PieceGuard {
     fn drop(&mut self) {
         self.answers.pieces.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Bytes together with a guard that is kept until they are sent.
-struct Held<K> {
+struct GuardedBytes<K> {
     bytes: Bytes,
     _kept: K,
 }
 
-impl<K> AsRef<[u8]> for Held<K> {
+impl<K> AsRef<[u8]> for GuardedBytes<K> {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-fn hold<K: Send + 'static>(bytes: Bytes, kept: K) -> Bytes {
-    Bytes::from_owner(Held { bytes, _kept: kept })
+fn attach_guard<K: Send + 'static>(bytes: Bytes, kept: K) -> Bytes {
+    Bytes::from_owner(GuardedBytes { bytes, _kept: kept })
 }
 
 /// Body of an answer, charged until it is sent.
 #[derive(Debug)]
-pub(super) struct Counted {
+pub(super) struct ChargedAnswerBody {
     inner: axum::body::Body,
-    answers: Arc<Answers>,
+    answers: Arc<AnswerAccounting>,
     grpc: bool,
     /// Guard of a complete answer; `None` if the answer is written in pieces.
-    whole: Option<Arc<Whole>>,
+    complete_guard: Option<Arc<CompleteAnswerGuard>>,
     /// Bytes that were written but not passed to the HTTP library yet.
     rest: Bytes,
     /// Timer before the next attempt to reserve room.
-    again: Option<Pin<Box<Sleep>>>,
+    retry_timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl Counted {
+impl ChargedAnswerBody {
     /// Waits for room for the next piece. A connection with no waiting piece always gets room for
     /// one.
-    fn reserve(&mut self, context: &mut Context<'_>) -> Poll<Charge> {
+    fn reserve(&mut self, context: &mut Context<'_>) -> Poll<MemoryCharge> {
         loop {
-            if let Some(again) = &mut self.again {
+            if let Some(again) = &mut self.retry_timer {
                 ready!(again.as_mut().poll(context));
-                self.again = None;
+                self.retry_timer = None;
             }
-            let mut charge = Charge::new(&self.answers.account);
+            let mut charge = MemoryCharge::new(&self.answers.account);
             let first = self.answers.pieces.load(Ordering::Relaxed) == 0;
-            if first || charge.set(PIECE_BYTES, Part::WHOLE) {
+            if first || charge.try_set(PIECE_BYTES, BudgetShare::WHOLE) {
                 return Poll::Ready(charge);
             }
-            self.again = Some(Box::pin(sleep(AGAIN)));
+            self.retry_timer = Some(Box::pin(sleep(RETRY_INTERVAL)));
         }
     }
 
@@ -220,7 +235,7 @@ impl Counted {
     }
 }
 
-impl Body for Counted {
+impl Body for ChargedAnswerBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -230,10 +245,10 @@ impl Body for Counted {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let this = &mut *self;
         if !this.rest.is_empty() {
-            this.answers.taken();
+            this.answers.record_read();
             return Poll::Ready(Some(Ok(this.part())));
         }
-        let reserved = match this.whole {
+        let reserved = match this.complete_guard {
             Some(_) => None,
             None => Some(ready!(this.reserve(context))),
         };
@@ -246,13 +261,16 @@ impl Body for Counted {
         if this.grpc {
             this.answers.bytes.sent.fetch_add(data.len() as u64, Ordering::Relaxed);
         }
-        this.rest = match (&this.whole, reserved) {
-            (Some(whole), _) => hold(data, Arc::clone(whole)),
+        this.rest = match (&this.complete_guard, reserved) {
+            (Some(whole), _) => attach_guard(data, Arc::clone(whole)),
             (None, None) => data,
             (None, Some(mut charge)) => {
                 charge.force(data.len());
                 this.answers.pieces.fetch_add(1, Ordering::Relaxed);
-                hold(data, Piece { answers: Arc::clone(&this.answers), _charge: charge })
+                attach_guard(
+                    data,
+                    PieceGuard { answers: Arc::clone(&this.answers), _charge: charge },
+                )
             }
         };
         Poll::Ready(Some(Ok(this.part())))

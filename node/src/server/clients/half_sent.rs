@@ -23,10 +23,10 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use tonic::Status;
 
-use super::unfold::{Unanswered, Unfolder};
+use super::unfold::{DecompressedCharge, Decompressor};
 use crate::gateway;
 use crate::rpc;
-use crate::shares::{Account, Bounds, Charge, Part, Room};
+use crate::shares::{BudgetShare, MemoryAccount, MemoryBounds, MemoryBudget, MemoryCharge};
 
 /// Maximum bytes of unfinished requests of one connection.
 const CONNECTION_BYTES: usize = 32 << 20;
@@ -40,44 +40,50 @@ const STREAM_BYTES: usize = 16 << 10;
 const SMALL_BYTES: usize = 4 << 10;
 /// tonic's own limit for messages, which applies where we set none. tonic refuses a longer message,
 /// or one above the limit that we set, without allocating memory for it.
-const LIBRARY_BYTES: usize = 4 << 20;
+const TONIC_MAX_MESSAGE_BYTES: usize = 4 << 20;
 /// Length of a gRPC message's header: flag and length.
-pub(super) const HEADER: usize = 5;
+pub(super) const HEADER_BYTES: usize = 5;
 
 /// tonic's error text for a message that ends too early, used for compressed messages as well.
-const BROKEN_OFF: &str = "Unexpected EOF decoding stream.";
+const TRUNCATED_MESSAGE: &str = "Unexpected EOF decoding stream.";
 
 /// Accounting for the unfinished requests of all connections.
 #[derive(Clone, Debug)]
-pub(super) struct HalfSent {
-    room: Arc<Room>,
+pub(super) struct RequestAccounting {
+    room: Arc<MemoryBudget>,
     largest_request: usize,
     /// Maximum message length for which tonic would allocate memory.
-    most: usize,
+    max_allocated_bytes: usize,
     /// Counters of received bytes, for the metrics.
     bytes: Arc<rpc::ClientBytes>,
 }
 
-impl HalfSent {
+impl RequestAccounting {
     pub(super) fn new(largest_request: usize) -> Self {
-        let most = largest_request.max(LIBRARY_BYTES);
+        let most = largest_request.max(TONIC_MAX_MESSAGE_BYTES);
         // Memory held by the largest request that isn't refused because of its length.
-        let least = STREAM_BYTES + HEADER + most;
-        let bounds = Bounds { connection: CONNECTION_BYTES, all: ALL_BYTES, least };
-        Self { room: Room::new(bounds), largest_request, most, bytes: Arc::default() }
+        let least = STREAM_BYTES + HEADER_BYTES + most;
+        let bounds =
+            MemoryBounds { per_connection: CONNECTION_BYTES, total: ALL_BYTES, guaranteed: least };
+        Self {
+            room: MemoryBudget::new(bounds),
+            largest_request,
+            max_allocated_bytes: most,
+            bytes: Arc::default(),
+        }
     }
 
     /// Sets the counters to which bytes received over gRPC are added.
-    pub(super) fn counted(self, bytes: &Arc<rpc::ClientBytes>) -> Self {
+    pub(super) fn with_counters(self, bytes: &Arc<rpc::ClientBytes>) -> Self {
         Self { bytes: Arc::clone(bytes), ..self }
     }
 
     /// Opens the account of a new connection.
-    pub(super) fn open(&self, address: IpAddr) -> Sender {
-        Sender {
-            account: self.room.open(address),
+    pub(super) fn open(&self, address: IpAddr) -> ConnectionAccount {
+        ConnectionAccount {
+            account: self.room.open_account(address),
             largest_request: self.largest_request,
-            most: self.most,
+            max_allocated_bytes: self.max_allocated_bytes,
             bytes: Arc::clone(&self.bytes),
         }
     }
@@ -85,16 +91,16 @@ impl HalfSent {
 
 /// Account and limits of one connection for the requests that it sends.
 #[derive(Clone, Debug)]
-pub(super) struct Sender {
-    account: Arc<Account>,
+pub(super) struct ConnectionAccount {
+    account: Arc<MemoryAccount>,
     largest_request: usize,
-    most: usize,
+    max_allocated_bytes: usize,
     bytes: Arc<rpc::ClientBytes>,
 }
 
 /// Kind of a request's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum BodyKind {
     /// Bytes that are gathered until the request ends.
     Plain,
     /// JSON values, each of which is served and freed once it is complete.
@@ -105,10 +111,10 @@ pub(super) enum Kind {
     Stream,
 }
 
-impl Sender {
+impl ConnectionAccount {
     /// Returns a charge to this connection for decompressed messages.
-    pub(super) fn unanswered(&self) -> Unanswered {
-        Unanswered::new(&self.account)
+    pub(super) fn decompressed_charge(&self) -> DecompressedCharge {
+        DecompressedCharge::new(&self.account)
     }
 }
 
@@ -117,20 +123,20 @@ impl Sender {
 pub(super) struct Counted<B> {
     inner: B,
     /// Decompresser, if the request's messages may be compressed.
-    unfolder: Option<Unfolder>,
-    messages: Messages,
-    charge: Charge,
+    decompressor: Option<Decompressor>,
+    messages: MessageTracker,
+    charge: MemoryCharge,
     refused: bool,
     bytes: Arc<rpc::ClientBytes>,
 }
 
 /// Received part of a request's messages, and the lengths that they state.
 #[derive(Debug)]
-struct Messages {
-    kind: Kind,
+struct MessageTracker {
+    kind: BodyKind,
     /// Maximum message length for which tonic would allocate memory.
-    most: usize,
-    header: [u8; HEADER],
+    max_allocated_bytes: usize,
+    header: [u8; HEADER_BYTES],
     header_seen: usize,
     left: usize,
     /// Length of the current or last message with its header. For a unary request, of all its
@@ -140,38 +146,38 @@ struct Messages {
     largest: usize,
 }
 
-impl Messages {
+impl MessageTracker {
     fn advance(&mut self, mut data: &[u8]) {
         match self.kind {
-            Kind::Plain => self.held += mem::take(&mut data).len(),
+            BodyKind::Plain => self.held += mem::take(&mut data).len(),
             // The end of a value isn't known here. At most one value of the maximum size is in
             // memory.
-            Kind::Values => {
-                let largest = self.most * gateway::REQUEST_GROWTH;
+            BodyKind::Values => {
+                let largest = self.max_allocated_bytes * gateway::REQUEST_GROWTH;
                 self.held = largest.min(self.held + mem::take(&mut data).len());
             }
-            Kind::Unary | Kind::Stream => {}
+            BodyKind::Unary | BodyKind::Stream => {}
         }
         while let Some(first) = data.first() {
-            if self.header_seen < HEADER {
-                if self.header_seen == 0 && self.kind == Kind::Stream {
+            if self.header_seen < HEADER_BYTES {
+                if self.header_seen == 0 && self.kind == BodyKind::Stream {
                     self.held = 0;
                 }
                 self.header[self.header_seen] = *first;
                 self.header_seen += 1;
                 self.held += 1;
                 data = &data[1..];
-                if self.header_seen == HEADER {
+                if self.header_seen == HEADER_BYTES {
                     let [_, a, b, c, d] = self.header;
                     self.left = u32::from_be_bytes([a, b, c, d]) as usize;
-                    self.held += if self.left <= self.most { self.left } else { 0 };
+                    self.held += if self.left <= self.max_allocated_bytes { self.left } else { 0 };
                 }
             } else {
                 let part = self.left.min(data.len());
                 self.left -= part;
                 data = &data[part..];
             }
-            if self.header_seen == HEADER && self.left == 0 {
+            if self.header_seen == HEADER_BYTES && self.left == 0 {
                 self.header_seen = 0;
             }
             self.largest = self.largest.max(self.held);
@@ -183,7 +189,7 @@ impl Messages {
     /// length of a compressed message that is incomplete.
     fn cost(&self, folded: usize) -> usize {
         let between = self.header_seen == 0 && self.largest > 0 && folded == 0;
-        if self.kind == Kind::Stream && between {
+        if self.kind == BodyKind::Stream && between {
             return if self.largest > SMALL_BYTES { self.largest } else { 0 };
         }
         STREAM_BYTES + self.largest + folded
@@ -192,36 +198,36 @@ impl Messages {
 
 impl<B> Counted<B> {
     /// Wraps the body `inner` of a request that `sender` sends.
-    pub(super) fn new(inner: B, sender: &Sender, kind: Kind) -> Self {
-        let messages = Messages {
+    pub(super) fn new(inner: B, sender: &ConnectionAccount, kind: BodyKind) -> Self {
+        let messages = MessageTracker {
             kind,
-            most: sender.most,
-            header: [0; HEADER],
+            max_allocated_bytes: sender.max_allocated_bytes,
+            header: [0; HEADER_BYTES],
             header_seen: 0,
             left: 0,
             held: 0,
             largest: 0,
         };
-        let charge = Charge::new(&sender.account);
+        let charge = MemoryCharge::new(&sender.account);
         let bytes = Arc::clone(&sender.bytes);
-        Self { inner, unfolder: None, messages, charge, refused: false, bytes }
+        Self { inner, decompressor: None, messages, charge, refused: false, bytes }
     }
 
     /// Decompresses the body's messages, so that the reader gets plain ones.
-    pub(super) fn unfolded(self, sender: &Sender) -> Self {
-        Self { unfolder: Some(Unfolder::new(sender.largest_request)), ..self }
+    pub(super) fn with_decompression(self, sender: &ConnectionAccount) -> Self {
+        Self { decompressor: Some(Decompressor::new(sender.largest_request)), ..self }
     }
 
     /// Charges the decompressed messages to `unanswered`, until the call is answered.
-    pub(super) fn keeping(mut self, unanswered: Unanswered) -> Self {
-        self.unfolder = self.unfolder.map(|unfolder| unfolder.keeping(unanswered));
+    pub(super) fn with_decompressed_charge(mut self, unanswered: DecompressedCharge) -> Self {
+        self.decompressor = self.decompressor.map(|unfolder| unfolder.with_charge(unanswered));
         self
     }
 
     /// Charges what the request costs now. Returns false if that is too much.
     fn charge(&mut self) -> bool {
-        let folded = self.unfolder.as_ref().map_or(0, Unfolder::held);
-        self.charge.set(self.messages.cost(folded), Part::WHOLE)
+        let folded = self.decompressor.as_ref().map_or(0, Decompressor::incomplete_bytes);
+        self.charge.try_set(self.messages.cost(folded), BudgetShare::WHOLE)
     }
 }
 
@@ -231,12 +237,12 @@ where
     B::Error: Into<BoxError>,
 {
     /// Returns the next frame with decompressed messages.
-    fn poll_unfolded(
+    fn poll_decompressed(
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         loop {
-            if let Some(unfolder) = &mut self.unfolder
+            if let Some(unfolder) = &mut self.decompressor
                 && let Some(ready) = unfolder.next()?
             {
                 return Poll::Ready(Some(Ok(Frame::data(ready))));
@@ -245,17 +251,19 @@ where
             let Some(frame) = ready!(polled) else {
                 // The body ends within a compressed message. The reader has seen nothing of it, so
                 // the error is made here.
-                let broken = self.unfolder.take().is_some_and(|unfolder| !unfolder.is_empty());
-                return Poll::Ready(broken.then(|| Err(Status::internal(BROKEN_OFF).into())));
+                let broken = self.decompressor.take().is_some_and(|unfolder| !unfolder.is_empty());
+                return Poll::Ready(
+                    broken.then(|| Err(Status::internal(TRUNCATED_MESSAGE).into())),
+                );
             };
             let data = match frame.into_data() {
                 Ok(data) => data,
                 Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
             };
-            if matches!(self.messages.kind, Kind::Unary | Kind::Stream) {
+            if matches!(self.messages.kind, BodyKind::Unary | BodyKind::Stream) {
                 self.bytes.received.fetch_add(data.len() as u64, Ordering::Relaxed);
             }
-            match &mut self.unfolder {
+            match &mut self.decompressor {
                 Some(unfolder) => unfolder.add(data),
                 None => return Poll::Ready(Some(Ok(Frame::data(data)))),
             }
@@ -278,7 +286,7 @@ where
         if self.refused {
             return Poll::Ready(None);
         }
-        let polled = self.poll_unfolded(context);
+        let polled = self.poll_decompressed(context);
         if let Poll::Ready(Some(Ok(frame))) = &polled
             && let Some(data) = frame.data_ref()
         {
@@ -294,12 +302,12 @@ where
     }
 
     fn is_end_stream(&self) -> bool {
-        let unread = self.unfolder.as_ref().is_some_and(|unfolder| !unfolder.is_empty());
+        let unread = self.decompressor.as_ref().is_some_and(|unfolder| !unfolder.is_empty());
         self.refused || (!unread && self.inner.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.unfolder {
+        match &self.decompressor {
             Some(_) => SizeHint::default(),
             None => self.inner.size_hint(),
         }

@@ -12,11 +12,11 @@ use super::*;
 use crate::identity::NodeKey;
 use crate::tls::{TlsFiles, TlsPolicy, node_key_of};
 
-fn front(router: Router) -> (Fronts, SocketAddr) {
+fn front(router: Router) -> (ServingThreads, SocketAddr) {
     front_for(router, MAX_CONNECTIONS)
 }
 
-fn front_for(router: Router, connections: usize) -> (Fronts, SocketAddr) {
+fn front_for(router: Router, connections: usize) -> (ServingThreads, SocketAddr) {
     start(router, None, connections)
 }
 
@@ -24,7 +24,7 @@ fn start(
     router: Router,
     tls: Option<Arc<ClientListenerTls>>,
     connections: usize,
-) -> (Fronts, SocketAddr) {
+) -> (ServingThreads, SocketAddr) {
     let socket = bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = socket.local_addr().unwrap();
     let limits = ClientLimits {
@@ -34,9 +34,9 @@ fn start(
         largest_request: 2 << 20,
     };
     let listener = ClientListener { socket, tls, router };
-    let waits = Waits { handshake_step: FOR_EVER, unread: UNREAD };
-    let places = Places::new(connections, limits.largest_request, waits, Arc::default());
-    (Fronts::start_bounded(1, &[listener], limits, &places).unwrap(), address)
+    let waits = IdleTimeouts { handshake_step: FOR_EVER, unread: UNREAD };
+    let places = ConnectionLimits::new(connections, limits.largest_request, waits, Arc::default());
+    (ServingThreads::start_bounded(1, &[listener], limits, &places).unwrap(), address)
 }
 
 /// Time limit for reading anything of a waiting answer.
@@ -164,9 +164,9 @@ async fn who_shows_a_removed_members_key_is_put_out_and_let_in_no_longer() {
     let mut answer = [0; 12];
     stream.read_exact(&mut answer).await.unwrap();
     assert_eq!(&answer, b"HTTP/1.1 200");
-    tls.refuse([NodeKey([1; 32])].into());
+    tls.set_refused_keys([NodeKey([1; 32])].into());
     stream.write_all(REQUEST).await.unwrap();
-    tls.refuse([key].into());
+    tls.set_refused_keys([key].into());
     // An answer that was sent already may be read. Then the connection ends.
     let mut rest = Vec::new();
     let ended = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest));

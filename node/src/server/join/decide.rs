@@ -12,11 +12,11 @@ use crate::{
     config::{Config, PeerUrl},
     identity::{ClusterId, InitialCluster, InitialMember, MemberId, NodeKey},
     membership::Member,
-    transport::Source,
+    transport::StateSource,
 };
 
 /// Oldest release whose cluster this build can join.
-const OLDEST_CLUSTER: Version = Version { major: 0, minor: 1 };
+const MIN_CLUSTER_VERSION: Version = Version { major: 0, minor: 1 };
 
 /// Reason why this member can't join. The texts are etcd's (`etcdserver/bootstrap.go`,
 /// `membership.ValidateClusterAndAssignIDs`).
@@ -31,7 +31,7 @@ pub enum JoinRefusal {
     #[error(
         "cluster ID mismatch: {0} and {1} answer at the peer URLs of --initial-cluster, and neither is the cluster of most of them; see which members run on another cluster's data, or began a cluster of their own"
     )]
-    Clusters(ClusterId, ClusterId),
+    ConflictingClusters(ClusterId, ClusterId),
     /// So many of the other members run in another cluster that the new one could never elect a
     /// leader.
     #[error(
@@ -70,7 +70,7 @@ pub enum JoinRefusal {
     },
     /// `--initial-cluster` and the cluster have different numbers of members.
     #[error("error validating peerURLs {0}: member count is unequal")]
-    Count(String),
+    MemberCountMismatch(String),
     /// A member of the cluster is missing in `--initial-cluster`.
     #[error(
         "error validating peerURLs {cluster}: unmatched member while checking PeerURLs: no match found for existing member ({id}, [{urls}])"
@@ -130,12 +130,12 @@ pub(super) struct Newcomer<'a> {
 }
 
 /// Decision to join: the cluster, this member's ID, and the members to fetch the state from.
-pub(in crate::server) struct Joining {
+pub(in crate::server) struct JoinDecision {
     pub cluster: ClusterId,
     /// ID of this member in the cluster.
     pub member: MemberId,
     /// Members that answered, those with the newest member list first.
-    pub(super) sources: Vec<Source>,
+    pub(super) sources: Vec<StateSource>,
 }
 
 /// Decides whether and as which member this one can join. The cluster is the one of most of the
@@ -143,8 +143,8 @@ pub(in crate::server) struct Joining {
 pub(super) fn decide(
     newcomer: &Newcomer<'_>,
     mut answers: Vec<(Census, PeerUrl)>,
-) -> Result<Joining, JoinRefusal> {
-    let cluster = believed(&answers)?;
+) -> Result<JoinDecision, JoinRefusal> {
+    let cluster = majority_cluster(&answers)?;
     answers.retain(|(census, url)| {
         let believed = census.cluster_id == cluster.0;
         if !believed {
@@ -165,9 +165,9 @@ pub(super) fn decide(
     let key_of = |id| members.iter().find(|member| member.id == id)?.node_key;
     let sources = answers.iter().map(|(census, url)| {
         let member = MemberId(census.member_id);
-        Source { member, url: url.clone(), key: key_of(member) }
+        StateSource { member, url: url.clone(), key: key_of(member) }
     });
-    Ok(Joining { cluster, member: own.id, sources: sources.collect() })
+    Ok(JoinDecision { cluster, member: own.id, sources: sources.collect() })
 }
 
 /// Whether `own`, which has no data, has run as a member of `initial` before. Then it has lost its
@@ -191,7 +191,7 @@ pub(super) fn has_run(
 
 /// Checks, from the answers of its members, whether `initial` can begin. Without the members that
 /// run in other clusters it must still be able to elect a leader.
-pub(super) fn may_begin(
+pub(super) fn check_may_begin(
     initial: &InitialCluster,
     answers: &[(Census, PeerUrl)],
 ) -> Result<(), JoinRefusal> {
@@ -211,7 +211,7 @@ pub(super) fn may_begin(
 
 /// Returns the cluster of more than half of the answering members. A member of another cluster at
 /// one of the peer URLs was wiped, and began a cluster of its own.
-fn believed(answers: &[(Census, PeerUrl)]) -> Result<ClusterId, JoinRefusal> {
+fn majority_cluster(answers: &[(Census, PeerUrl)]) -> Result<ClusterId, JoinRefusal> {
     let mut clusters: BTreeMap<ClusterId, BTreeSet<u64>> = BTreeMap::new();
     for (census, _) in answers {
         clusters.entry(ClusterId(census.cluster_id)).or_default().insert(census.member_id);
@@ -221,7 +221,7 @@ fn believed(answers: &[(Census, PeerUrl)]) -> Result<ClusterId, JoinRefusal> {
     let most = clusters.iter().find(|(_, members)| members.len() * 2 > all);
     match (most, ids.next(), ids.next()) {
         (Some((cluster, _)), ..) => Ok(*cluster),
-        (None, Some(one), Some(other)) => Err(JoinRefusal::Clusters(one, other)),
+        (None, Some(one), Some(other)) => Err(JoinRefusal::ConflictingClusters(one, other)),
         _ => Err(JoinRefusal::NobodyAnswers),
     }
 }
@@ -232,7 +232,7 @@ fn check_version(own: &str, answers: &[(Census, PeerUrl)]) -> Result<(), JoinRef
     let said = answers.iter().filter_map(|(census, _)| Version::parse(&census.version));
     let cluster = said.min().ok_or(JoinRefusal::NoVersion)?;
     let own = Version::parse(own).ok_or(JoinRefusal::NoVersion)?;
-    if (OLDEST_CLUSTER..=own).contains(&cluster) {
+    if (MIN_CLUSTER_VERSION..=own).contains(&cluster) {
         Ok(())
     } else {
         Err(JoinRefusal::Incompatible { own, cluster })
@@ -247,20 +247,20 @@ fn own_record<'a>(
     members: &'a [Member],
 ) -> Result<&'a Member, JoinRefusal> {
     if members.len() != config.initial_cluster.len() {
-        return Err(JoinRefusal::Count(shown(cluster, members)));
+        return Err(JoinRefusal::MemberCountMismatch(format_cluster(cluster, members)));
     }
     let mut own = None;
     for member in members {
         let urls: Result<Vec<_>, _> = member.peer_urls.iter().map(|u| PeerUrl::parse(u)).collect();
         let found = urls.ok().and_then(|urls| {
-            config.initial_cluster.iter().find(|(_, expected)| same_places(&urls, expected))
+            config.initial_cluster.iter().find(|(_, expected)| same_urls(&urls, expected))
         });
         match found {
             Some((name, _)) if *name == config.name => own = Some(member),
             Some(_) => {}
             None => {
                 return Err(JoinRefusal::Unmatched {
-                    cluster: shown(cluster, members),
+                    cluster: format_cluster(cluster, members),
                     id: member.id,
                     urls: member.peer_urls.join(" "),
                 });
@@ -269,10 +269,10 @@ fn own_record<'a>(
     }
     // There are as many members as flags, each was found, and no URL occurs twice. So this member
     // is one of them.
-    own.ok_or_else(|| JoinRefusal::Count(shown(cluster, members)))
+    own.ok_or_else(|| JoinRefusal::MemberCountMismatch(format_cluster(cluster, members)))
 }
 
-fn same_places(one: &[PeerUrl], other: &[PeerUrl]) -> bool {
+fn same_urls(one: &[PeerUrl], other: &[PeerUrl]) -> bool {
     let within = |some: &[PeerUrl], all: &[PeerUrl]| {
         some.iter().all(|url| all.iter().any(|other| url.reaches_same(other)))
     };
@@ -280,7 +280,7 @@ fn same_places(one: &[PeerUrl], other: &[PeerUrl]) -> bool {
 }
 
 /// Formats a cluster as etcd's log does.
-fn shown(cluster: ClusterId, members: &[Member]) -> String {
+fn format_cluster(cluster: ClusterId, members: &[Member]) -> String {
     let members: Vec<String> = members
         .iter()
         .map(|member| {
@@ -297,14 +297,14 @@ fn shown(cluster: ClusterId, members: &[Member]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Command;
+    use crate::config::Invocation;
     use crate::identity::Incarnation;
 
     fn config(cluster: &str) -> Config {
         let args = ["--name=d", "--initial-cluster-state=existing"].map(str::to_owned);
         let args = args.into_iter().chain([format!("--initial-cluster={cluster}")]);
         match crate::config::parse(args, []) {
-            Ok(Command::Run(config, _)) => *config,
+            Ok(Invocation::Run(config, _)) => *config,
             other => panic!("{other:?}"),
         }
     }
@@ -320,7 +320,7 @@ mod tests {
                 is_learner: false,
                 incarnation: None,
                 node_key: None,
-                changed: 0,
+                changed_at: 0,
                 vote_when_ready: false,
                 operations: Vec::new(),
             };
@@ -340,12 +340,12 @@ mod tests {
     const A: (u64, &str) = (0xa, "http://127.0.0.1:1");
     const D: (u64, &str) = (0xd, "http://127.0.0.1:4 http://127.0.0.1:5");
 
-    fn told() -> Config {
+    fn own_config() -> Config {
         config("a=http://127.0.0.1:1,d=http://127.0.0.1:5,d=http://localhost:4")
     }
 
-    fn joins(answers: Vec<(Census, PeerUrl)>) -> Result<Joining, JoinRefusal> {
-        decide(&Newcomer { config: &told(), key: None, version: "0.1.9" }, answers)
+    fn joins(answers: Vec<(Census, PeerUrl)>) -> Result<JoinDecision, JoinRefusal> {
+        decide(&Newcomer { config: &own_config(), key: None, version: "0.1.9" }, answers)
     }
 
     fn refusal(answers: Vec<(Census, PeerUrl)>) -> String {
@@ -410,16 +410,17 @@ mod tests {
         let members = names.map(|name| (name.clone(), vec![format!("http://{name}:1")]));
         let of = |n: usize| InitialCluster::new(&members[..n], "t", None);
         let own = |id| said_by(id, of(3).id.0);
-        assert!(may_begin(&of(1), &[]).is_ok());
-        assert!(may_begin(&of(3), &[own(1), own(2)]).is_ok());
-        assert!(may_begin(&of(3), &[own(1), said_by(2, 0xc2)]).is_ok(), "two are left");
+        assert!(check_may_begin(&of(1), &[]).is_ok());
+        assert!(check_may_begin(&of(3), &[own(1), own(2)]).is_ok());
+        assert!(check_may_begin(&of(3), &[own(1), said_by(2, 0xc2)]).is_ok(), "two are left");
         let twice = [said_by(2, 0xc2), said_by(2, 0xc2)];
-        assert!(may_begin(&of(3), &twice).is_ok(), "a member at two URLs is one");
+        assert!(check_may_begin(&of(3), &twice).is_ok(), "a member at two URLs is one");
         let elsewhere = [said_by(1, 0xc1), said_by(2, 0xc1), said_by(3, 0xc2)];
         for (members, answers) in [(2, 1), (3, 2), (4, 2), (5, 3)] {
-            let refused = may_begin(&of(members), &elsewhere[..answers]).unwrap_err().to_string();
+            let refused =
+                check_may_begin(&of(members), &elsewhere[..answers]).unwrap_err().to_string();
             assert!(refused.starts_with("cluster c1 runs already"), "{refused}");
-            assert!(may_begin(&of(members), &elsewhere[..answers - 1]).is_ok(), "{members}");
+            assert!(check_may_begin(&of(members), &elsewhere[..answers - 1]).is_ok(), "{members}");
         }
     }
 
@@ -456,7 +457,8 @@ mod tests {
     fn a_cluster_is_as_old_as_its_oldest_member_and_nobody_joins_one_that_is_newer() {
         let join = |own, cluster: &[&str]| {
             let answers = cluster.iter().map(|version| of_version(version)).collect();
-            let joined = decide(&Newcomer { config: &told(), key: None, version: own }, answers);
+            let joined =
+                decide(&Newcomer { config: &own_config(), key: None, version: own }, answers);
             joined.map(|_| ()).map_err(|refusal| refusal.to_string())
         };
         for (own, cluster) in [
@@ -491,7 +493,10 @@ mod tests {
             let (mut census, url) = census(7, &[A, D]);
             (census.member_id, census.members[0].node_key) = (0xa, vec![7; 32].into());
             census.members[1].node_key = vec![9; 32].into();
-            decide(&Newcomer { config: &told(), key: own, version: "0.1.0" }, vec![(census, url)])
+            decide(
+                &Newcomer { config: &own_config(), key: own, version: "0.1.0" },
+                vec![(census, url)],
+            )
         };
         let joining = keyed(Some(NodeKey([9; 32]))).unwrap();
         assert_eq!(joining.sources[0].key, Some(NodeKey([7; 32])));

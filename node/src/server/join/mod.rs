@@ -20,9 +20,9 @@ use node_proto::musterpb::Census;
 use prost::Message as _;
 use tokio::task::JoinSet;
 
+pub(super) use self::decide::JoinDecision;
 pub use self::decide::JoinRefusal;
-pub(super) use self::decide::Joining;
-use self::decide::{Newcomer, decide, has_run, may_begin};
+use self::decide::{Newcomer, check_may_begin, decide, has_run};
 use super::{ServerError, peers::receive};
 use crate::{
     config::{Config, PeerUrl},
@@ -30,22 +30,22 @@ use crate::{
     machine::Position,
     mvcc,
     tls::PeerTls,
-    transport::{self, Local},
+    transport::{self, LocalMember},
 };
 
 /// Time to wait for further answers about the members after the first one.
-const LATE: Duration = Duration::from_secs(1);
+const LATE_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time limit for the first answer about the members, as long as a handshake may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Asks the other members of `--initial-cluster`, and decides whether and as which member to join.
-pub(super) async fn ask(
+pub(super) async fn decide_join(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
-) -> Result<Joining, ServerError> {
+) -> Result<JoinDecision, ServerError> {
     config.check_join().map_err(ServerError::Bootstrap)?;
-    let answers = answers(config, tls, PATIENCE).await;
+    let answers = fetch_member_lists(config, tls, FIRST_ANSWER_TIMEOUT).await;
     let key = tls.and_then(|tls| tls.node_key());
     let version = env!("CARGO_PKG_VERSION");
     Ok(decide(&Newcomer { config, key, version }, answers)?)
@@ -62,17 +62,17 @@ pub(super) async fn check_not_begun(
     tls: Option<&Arc<PeerTls>>,
     initial: &InitialCluster,
 ) -> Result<(), ServerError> {
-    let answers = answers(config, tls, LATE).await;
+    let answers = fetch_member_lists(config, tls, LATE_ANSWER_TIMEOUT).await;
     let own = initial.member(&config.name);
     if own.is_some_and(|own| has_run(initial, own, &answers)) {
-        return Err(ServerError::Disowned(transport::Refusal::Incarnation));
+        return Err(ServerError::Disowned(transport::StreamRefusal::Incarnation));
     }
-    Ok(may_begin(initial, &answers)?)
+    Ok(check_may_begin(initial, &answers)?)
 }
 
 /// Asks the other members of `--initial-cluster` for their member lists. Waits up to `patience` for
 /// the first answer.
-async fn answers(
+async fn fetch_member_lists(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
     patience: Duration,
@@ -88,7 +88,7 @@ async fn answers(
     }
     let mut answers = Vec::new();
     loop {
-        let patience = if answers.is_empty() { patience } else { LATE };
+        let patience = if answers.is_empty() { patience } else { LATE_ANSWER_TIMEOUT };
         let Ok(Some(Ok((url, answer)))) = tokio::time::timeout(patience, asked.join_next()).await
         else {
             return answers;
@@ -103,19 +103,19 @@ async fn answers(
 
 /// Fetches the whole state into `path`, and returns its position. Tries one member after the other.
 pub(super) async fn fetch(
-    joining: &Joining,
-    local: &Local,
+    joining: &JoinDecision,
+    local: &LocalMember,
     tls: Option<&Arc<PeerTls>>,
     path: &Path,
 ) -> Result<Position, ServerError> {
     let mut last = String::new();
     let mut refusals = Vec::new();
     for source in &joining.sources {
-        let transport::Source { member: from, url, .. } = source;
+        let transport::StateSource { member: from, url, .. } = source;
         let (body, member) = (path.to_owned(), local.member);
         let install = move |received| {
             receive(&body, received)?;
-            read_through(body, member)
+            check_state(body, member)
         };
         let started = Instant::now();
         match transport::fetch_state(source, tls, local, install).await {
@@ -135,11 +135,12 @@ pub(super) async fn fetch(
             }
         }
     }
-    match refusals.iter().find(|why| why.is_for_good()) {
+    match refusals.iter().find(|why| why.is_permanent()) {
         // The member is only disowned if every member that was asked refuses it for good. A single
         // one may be wrong.
         Some(why)
-            if refusals.iter().filter(|why| why.is_for_good()).count() == joining.sources.len() =>
+            if refusals.iter().filter(|why| why.is_permanent()).count()
+                == joining.sources.len() =>
         {
             Err(ServerError::Disowned(*why))
         }
@@ -148,9 +149,10 @@ pub(super) async fn fetch(
 }
 
 /// Checks a received state: it must be complete, and this member must be one of its members.
-fn read_through(path: PathBuf, member: MemberId) -> io::Result<Position> {
+fn check_state(path: PathBuf, member: MemberId) -> io::Result<Position> {
     let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
-    let found = mvcc::inspect_snapshot(&mut BufReader::new(data::open(&path, data::Open::Read)?));
+    let found =
+        mvcc::inspect_snapshot(&mut BufReader::new(data::open(&path, data::OpenMode::Read)?));
     let (at, members) = found.map_err(|error| wrong(error.to_string()))?;
     if members.contains(member.0) {
         Ok(at)

@@ -4,10 +4,10 @@ use node_consensus::{Members, Position};
 
 use super::*;
 use crate::{
-    disk::{Backend, Disk as _, Open, RealDisk},
-    driver::{NodeStatus, recorded},
+    disk::{Disk as _, OpenMode, RealDisk, RedbBackend},
+    driver::{NodeStatus, test_inbox},
     identity::Incarnation,
-    witness::{Appearance, OnDisk},
+    witness::{DiskState, ProcessClaim},
 };
 
 fn message(kind: MessageKind, from: u64) -> Message {
@@ -20,23 +20,23 @@ fn encoded(message: &Message) -> Bytes {
     bytes.freeze()
 }
 
-fn marks(dir: &Path) -> Arc<Marks> {
-    Arc::new(Marks::open(&dir.join("marks")).unwrap())
+fn marks(dir: &Path) -> Arc<WitnessFile> {
+    Arc::new(WitnessFile::open(&dir.join("marks")).unwrap())
 }
 
 /// Makes the channels for what peers report, and the receiver of the member lists.
-fn told() -> (Told, watch::Receiver<Censuses>) {
-    let (told, _, counted) = Told::channels();
+fn told() -> (PeerReports, watch::Receiver<Censuses>) {
+    let (told, _, counted) = PeerReports::channels();
     (told, counted)
 }
 
 /// Returns a snapshot of a small store at this position, with the voters 1 and 2.
 fn whole_store(at: Position) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
-    let file = RealDisk.open(&dir.path().join("db"), Open::New).unwrap();
+    let file = RealDisk.open(&dir.path().join("db"), OpenMode::New).unwrap();
     let members = vec![mvcc::tests::member(1, "one"), mvcc::tests::member(2, "two")];
-    let options = mvcc::Options { members, ..mvcc::Options::default() };
-    let mut writer = mvcc::Writer::open(Backend::new(file).unwrap(), options).unwrap();
+    let options = mvcc::StoreOptions { members, ..mvcc::StoreOptions::default() };
+    let mut writer = mvcc::StoreWriter::open(RedbBackend::new(file).unwrap(), options).unwrap();
     let put = |batch: &mut mvcc::Batch<'_>| {
         batch.put(Bytes::from_static(b"k"), Bytes::from_static(b"v"), 0)?;
         batch.end_request();
@@ -51,9 +51,14 @@ fn whole_store(at: Position) -> Vec<u8> {
 #[test]
 fn a_message_in_another_members_name_goes_no_further() {
     let dir = tempfile::tempdir().unwrap();
-    let (inbox, recorded) = recorded::inbox();
-    let inbound =
-        Inbound::new(inbox, dir.path().to_owned(), told().0, marks(dir.path()), Vec::new());
+    let (inbox, recorded) = test_inbox::inbox();
+    let inbound = PeerMessageReceiver::new(
+        inbox,
+        dir.path().to_owned(),
+        told().0,
+        marks(dir.path()),
+        Vec::new(),
+    );
     let vote = encoded(&message(MessageKind::RequestVote, 3));
     inbound.message(MemberId(2), vote.clone());
     assert!(recorded.messages.lock().unwrap().is_empty());
@@ -89,7 +94,7 @@ fn what_the_api_refuses_is_not_taken_from_a_member_either() {
 #[test]
 fn a_joiner_is_not_told_what_grows_with_each_change() {
     let id = crate::identity::OperationId([7; 16]);
-    let operations = (1..100_000).map(|index| crate::membership::Operation { id, index });
+    let operations = (1..100_000).map(|index| crate::membership::CompletedOperation { id, index });
     let member = Member { operations: operations.collect(), ..mvcc::tests::member(1, "one") };
     assert!(shown_to_joiner(&member).encoded_len() < 1_000);
 }
@@ -97,17 +102,22 @@ fn a_joiner_is_not_told_what_grows_with_each_change() {
 #[tokio::test]
 async fn a_vote_is_counted_once_it_would_be_remembered() {
     let dir = tempfile::tempdir().unwrap();
-    let (inbox, recorded) = recorded::inbox();
+    let (inbox, recorded) = test_inbox::inbox();
     let marks = marks(dir.path());
-    let member = |boot, last| Appearance {
+    let member = |boot, last| ProcessClaim {
         incarnation: Incarnation([2; 16]),
         boot,
         run: boot,
-        disk: OnDisk { term: 1, vote: 0, last },
+        disk: DiskState { term: 1, vote: 0, last },
     };
-    marks.take(MemberId(2), &member(1, 0)).unwrap();
-    let inbound =
-        Inbound::new(inbox, dir.path().to_owned(), told().0, Arc::clone(&marks), Vec::new());
+    marks.admit(MemberId(2), &member(1, 0)).unwrap();
+    let inbound = PeerMessageReceiver::new(
+        inbox,
+        dir.path().to_owned(),
+        told().0,
+        Arc::clone(&marks),
+        Vec::new(),
+    );
     let counted = async || {
         for _ in 0..12_000 {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
@@ -120,8 +130,8 @@ async fn a_vote_is_counted_once_it_would_be_remembered() {
     let vote = message(MessageKind::RequestVoteResponse, 2);
     assert!(inbound.message(MemberId(2), encoded(&vote)));
     assert_eq!(counted().await, 1);
-    let after_a_crash = Marks::open(&dir.path().join("marks")).unwrap();
-    assert!(after_a_crash.take(MemberId(2), &member(2, 0)).is_err(), "the vote is remembered");
+    let after_a_crash = WitnessFile::open(&dir.path().join("marks")).unwrap();
+    assert!(after_a_crash.admit(MemberId(2), &member(2, 0)).is_err(), "the vote is remembered");
 
     dir.close().unwrap();
     let next = Message { term: 2, ..vote };
@@ -134,8 +144,8 @@ async fn a_vote_is_counted_once_it_would_be_remembered() {
 fn who_the_members_are_is_taken_in_ones_own_name_only() {
     let dir = tempfile::tempdir().unwrap();
     let (told, mut said) = told();
-    let inbound = Inbound::new(
-        recorded::inbox().0,
+    let inbound = PeerMessageReceiver::new(
+        test_inbox::inbox().0,
         dir.path().to_owned(),
         told,
         marks(dir.path()),
@@ -150,24 +160,29 @@ fn who_the_members_are_is_taken_in_ones_own_name_only() {
         ..Default::default()
     };
     let bytes = Bytes::from(census.encode_to_vec());
-    inbound.counted(MemberId(3), bytes.clone());
-    inbound.counted(MemberId(2), Bytes::from_static(b"junk"));
+    inbound.member_list_received(MemberId(3), bytes.clone());
+    inbound.member_list_received(MemberId(2), Bytes::from_static(b"junk"));
     assert!(!said.has_changed().unwrap());
-    inbound.counted(MemberId(2), bytes.clone());
+    inbound.member_list_received(MemberId(2), bytes.clone());
     assert!(said.has_changed().unwrap());
     let mut expected = Censuses::default();
-    expected.tell(MemberId(2), census.try_into().unwrap());
+    expected.record(MemberId(2), census.try_into().unwrap());
     assert_eq!(*said.borrow_and_update(), expected);
-    inbound.counted(MemberId(2), bytes);
+    inbound.member_list_received(MemberId(2), bytes);
     assert!(!said.has_changed().unwrap(), "nothing new");
 }
 
 #[test]
 fn a_snapshot_is_read_through_before_it_is_handed_on() {
     let dir = tempfile::tempdir().unwrap();
-    let (inbox, recorded) = recorded::inbox();
-    let inbound =
-        Inbound::new(inbox, dir.path().to_owned(), told().0, marks(dir.path()), Vec::new());
+    let (inbox, recorded) = test_inbox::inbox();
+    let inbound = PeerMessageReceiver::new(
+        inbox,
+        dir.path().to_owned(),
+        told().0,
+        marks(dir.path()),
+        Vec::new(),
+    );
     let at = Position { index: 3, term: 1 };
     let receive = |at: Position, voters: &[u64], body: &[u8]| {
         let members = Some(Members { voters: voters.to_vec(), learners: Vec::new() });
@@ -196,12 +211,17 @@ fn who_may_alone_know_of_its_removal_takes_no_learners_word_for_it() {
     let members = Members { voters: vec![2], learners: vec![3] };
     for (may_alone_know, by, ends) in [(true, 3, false), (true, 2, true), (false, 3, true)] {
         let members = Arc::new(members.clone());
-        let status = NodeStatus { members, may_alone_know, ..recorded::status() };
-        let (told, verdict, _) = Told::channels();
-        let inbox = recorded::inbox_of(status).0;
+        let status = NodeStatus {
+            members,
+            may_be_only_one_to_know_removal: may_alone_know,
+            ..test_inbox::status()
+        };
+        let (told, verdict, _) = PeerReports::channels();
+        let inbox = test_inbox::inbox_of(status).0;
         let marks = marks(dir.path());
-        let inbound = Inbound::new(inbox, dir.path().to_owned(), told, marks, Vec::new());
-        inbound.removed(MemberId(by));
+        let inbound =
+            PeerMessageReceiver::new(inbox, dir.path().to_owned(), told, marks, Vec::new());
+        inbound.removal_reported(MemberId(by));
         assert_eq!(verdict.borrow().is_some(), ends, "{by}");
     }
 }

@@ -3,11 +3,11 @@
 use super::*;
 
 /// Returns a stream to `node` whose hello was accepted.
-fn open(node: &Node, purpose: Purpose) -> TcpStream {
+fn open(node: &TransportNode, purpose: StreamPurpose) -> TcpStream {
     open_as(local(2), node, purpose)
 }
 
-fn open_as(local: Local, node: &Node, purpose: Purpose) -> TcpStream {
+fn open_as(local: LocalMember, node: &TransportNode, purpose: StreamPurpose) -> TcpStream {
     let mut stream = TcpStream::connect(node.address()).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let hello = Hello { purpose, ..hello_to(node, local, 1) };
@@ -18,14 +18,14 @@ fn open_as(local: Local, node: &Node, purpose: Purpose) -> TcpStream {
     stream
 }
 
-fn write(stream: &mut TcpStream, kind: frame::Kind, payload: &[u8]) {
+fn write(stream: &mut TcpStream, kind: frame::FrameKind, payload: &[u8]) {
     let mut bytes = bytes::BytesMut::new();
     frame::put(&mut bytes, kind, payload);
     stream.write_all(&bytes).unwrap();
 }
 
 /// Returns the payload of the next frame of this kind; other frames are skipped.
-fn read(stream: &mut TcpStream, kind: frame::Kind) -> Vec<u8> {
+fn read(stream: &mut TcpStream, kind: frame::FrameKind) -> Vec<u8> {
     loop {
         let mut head = [0; frame::HEADER_BYTES];
         stream.read_exact(&mut head).unwrap();
@@ -39,7 +39,7 @@ fn read(stream: &mut TcpStream, kind: frame::Kind) -> Vec<u8> {
 }
 
 /// Accepts the next dial of `node`, and answers it as `local`.
-fn take(listener: &std::net::TcpListener, node: &Node, local: Local) -> TcpStream {
+fn take(listener: &std::net::TcpListener, node: &TransportNode, local: LocalMember) -> TcpStream {
     let (mut stream, _) = listener.accept().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.read_exact(&mut [0; LEN]).unwrap();
@@ -47,56 +47,62 @@ fn take(listener: &std::net::TcpListener, node: &Node, local: Local) -> TcpStrea
     stream
 }
 
-fn knows_member_two(node: &Node) {
+fn knows_member_two(node: &TransportNode) {
     let nowhere = peer_at(MemberId(2), "127.0.0.1:1".parse().unwrap());
-    node.transport.set_membership(Membership { peers: vec![nowhere], ..Membership::default() });
+    node.transport
+        .set_membership(PeerMembership { peers: vec![nowhere], ..PeerMembership::default() });
 }
 
 #[test]
 fn a_snapshot_of_another_length_or_checksum_than_it_ends_with_is_refused() {
-    let a = Node::start(1);
+    let a = TransportNode::start(1);
     knows_member_two(&a);
     let body = b"the whole store";
     let (len, crc) = (body.len() as u64, crc32c::crc32c(body));
     for (len, crc, installed) in [(len + 1, crc, 0), (len, crc ^ 1, 0), (len, crc, 1)] {
-        let mut stream = open(&a, Purpose::Snapshot);
-        write(&mut stream, frame::Kind::SnapshotHeader, b"head");
-        write(&mut stream, frame::Kind::SnapshotChunk, body);
+        let mut stream = open(&a, StreamPurpose::Snapshot);
+        write(&mut stream, frame::FrameKind::SnapshotHeader, b"head");
+        write(&mut stream, frame::FrameKind::SnapshotChunk, body);
         let end = [&len.to_be_bytes()[..], &crc.to_be_bytes()].concat();
-        write(&mut stream, frame::Kind::SnapshotEnd, &end);
-        assert_eq!(read(&mut stream, frame::Kind::SnapshotAnswer), [installed]);
+        write(&mut stream, frame::FrameKind::SnapshotEnd, &end);
+        assert_eq!(read(&mut stream, frame::FrameKind::SnapshotAnswer), [installed]);
     }
-    assert_eq!(a.seen.snapshots.lock().unwrap().len(), 1);
+    assert_eq!(a.events.snapshots.lock().unwrap().len(), 1);
 }
 
 #[test]
 fn the_newer_of_two_streams_of_a_peer_ends_the_older() {
     // Longer than any wait in this test, so that only the newer stream can end the older one.
-    let limits = Limits { dead_after: PATIENCE * 2, ..Limits::default() };
-    let a = Node::start_as(local(1), Seen::default(), limits);
+    let limits = TransportLimits { dead_after: PATIENCE * 2, ..TransportLimits::default() };
+    let a = TransportNode::start_as(local(1), TransportEventRecorder::default(), limits);
     knows_member_two(&a);
-    let mut older = open(&a, Purpose::Messages);
-    write(&mut older, frame::Kind::Message, b"1");
+    let mut older = open(&a, StreamPurpose::Messages);
+    write(&mut older, frame::FrameKind::Message, b"1");
     eventually("the first is read", || a.messages().len() == 1);
-    let mut newer = open(&a, Purpose::Messages);
+    let mut newer = open(&a, StreamPurpose::Messages);
     let ended = older.read(&mut [0]);
     assert!(matches!(&ended, Ok(0)) || ended.is_err_and(|e| e.kind() != io::ErrorKind::WouldBlock));
-    write(&mut newer, frame::Kind::Message, b"2");
+    write(&mut newer, frame::FrameKind::Message, b"2");
     eventually("the second is read", || a.messages().len() == 2);
 }
 
 /// Returns member 1, whose peer 2 is at `listener`.
-fn dials(listener: &std::net::TcpListener) -> Node {
-    let limits = Limits { dead_after: PATIENCE * 2, ..Limits::default() };
-    let node = Node::start_as(local(1), Seen::default(), limits);
+fn dials(listener: &std::net::TcpListener) -> TransportNode {
+    let limits = TransportLimits { dead_after: PATIENCE * 2, ..TransportLimits::default() };
+    let node = TransportNode::start_as(local(1), TransportEventRecorder::default(), limits);
     let slow = peer_at(MemberId(2), listener.local_addr().unwrap());
-    node.transport.set_membership(Membership { peers: vec![slow], ..Membership::default() });
+    node.transport
+        .set_membership(PeerMembership { peers: vec![slow], ..PeerMembership::default() });
     node
 }
 
 /// Accepts a stream that `node` has dialled, and fills its queue. Returns the number of queued
 /// messages.
-fn filled(listener: &std::net::TcpListener, node: &Node, message: &Bytes) -> (TcpStream, usize) {
+fn filled(
+    listener: &std::net::TcpListener,
+    node: &TransportNode,
+    message: &Bytes,
+) -> (TcpStream, usize) {
     let unread = take(listener, node, local(2));
     eventually("it is connected", || !node.transport.connected().is_empty());
     // The sockets' buffers, and one batch that is being written, are filled first.
@@ -110,7 +116,7 @@ fn filled(listener: &std::net::TcpListener, node: &Node, message: &Bytes) -> (Tc
     (unread, sent)
 }
 
-fn lose(stream: TcpStream, node: &Node) {
+fn lose(stream: TcpStream, node: &TransportNode) {
     drop(stream);
     eventually("its loss is seen", || node.transport.connected().is_empty());
 }
@@ -125,7 +131,7 @@ fn what_waited_for_a_lost_stream_is_not_sent_on_the_next() {
     let mut next = take(&listener, &a, local(2));
     eventually("it is connected again", || !a.transport.connected().is_empty());
     a.transport.send(MemberId(2), Bytes::from_static(b"fresh")).unwrap();
-    assert_eq!(read(&mut next, frame::Kind::Message), b"fresh");
+    assert_eq!(read(&mut next, frame::FrameKind::Message), b"fresh");
 }
 
 #[test]
@@ -142,12 +148,12 @@ fn what_was_lost_with_a_stream_takes_no_room_of_the_next() {
 
 #[test]
 fn another_member_that_answers_for_the_one_that_was_dialled_is_refused() {
-    let a = Node::start(1);
+    let a = TransportNode::start(1);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let dialled = peer_at(MemberId(2), listener.local_addr().unwrap());
     let other = peer_at(MemberId(3), "127.0.0.1:1".parse().unwrap());
     let peers = vec![dialled, other];
-    a.transport.set_membership(Membership { peers, ..Membership::default() });
+    a.transport.set_membership(PeerMembership { peers, ..PeerMembership::default() });
     let mut stream = take(&listener, &a, local(3));
     let ended = stream.read(&mut [0]);
     assert!(matches!(&ended, Ok(0)) || ended.is_err_and(|e| e.kind() != io::ErrorKind::WouldBlock));
@@ -156,31 +162,31 @@ fn another_member_that_answers_for_the_one_that_was_dialled_is_refused() {
 }
 
 /// Returns a message stream, opened by the peer, that carries messages in both directions.
-fn open_two_way(node: &Node) -> TcpStream {
-    let mut stream = open(node, Purpose::Messages);
-    write(&mut stream, frame::Kind::TwoWay, &[]);
+fn open_two_way(node: &TransportNode) -> TcpStream {
+    let mut stream = open(node, StreamPurpose::Messages);
+    write(&mut stream, frame::FrameKind::TwoWay, &[]);
     stream
 }
 
-fn is_connected(node: &Node) -> bool {
+fn is_connected(node: &TransportNode) -> bool {
     !node.transport.connected().is_empty()
 }
 
 #[test]
 fn a_peer_of_an_older_build_is_sent_nothing_on_the_stream_that_it_opens() {
-    let a = Node::start(1);
+    let a = TransportNode::start(1);
     knows_member_two(&a);
-    let mut stream = open(&a, Purpose::Messages);
-    write(&mut stream, frame::Kind::Message, b"1");
-    write(&mut stream, frame::Kind::Ping, &[]);
-    read(&mut stream, frame::Kind::Pong);
+    let mut stream = open(&a, StreamPurpose::Messages);
+    write(&mut stream, frame::FrameKind::Message, b"1");
+    write(&mut stream, frame::FrameKind::Ping, &[]);
+    read(&mut stream, frame::FrameKind::Pong);
     eventually("its message has arrived", || a.messages().len() == 1);
     assert!(!is_connected(&a));
-    assert_eq!(a.transport.send(MemberId(2), Bytes::new()), Err(SendError::Away));
-    write(&mut stream, frame::Kind::TwoWay, &[]);
+    assert_eq!(a.transport.send(MemberId(2), Bytes::new()), Err(SendError::NotConnected));
+    write(&mut stream, frame::FrameKind::TwoWay, &[]);
     eventually("it has said that it is a newer one", || is_connected(&a));
     a.transport.send(MemberId(2), Bytes::from_static(b"hello")).unwrap();
-    assert_eq!(read(&mut stream, frame::Kind::Message), b"hello");
+    assert_eq!(read(&mut stream, frame::FrameKind::Message), b"hello");
 }
 
 #[test]
@@ -190,17 +196,17 @@ fn a_peer_of_an_older_build_that_answers_is_sent_what_it_knows_only() {
     let mut stream = take(&listener, &a, local(2));
     eventually("it is connected", || is_connected(&a));
     a.transport.send(MemberId(2), Bytes::from_static(b"hello")).unwrap();
-    let mut kind = frame::Kind::Ping as u8;
-    while kind != frame::Kind::Message as u8 {
+    let mut kind = frame::FrameKind::Ping as u8;
+    while kind != frame::FrameKind::Message as u8 {
         let mut head = [0; frame::HEADER_BYTES];
         stream.read_exact(&mut head).unwrap();
         kind = head[4];
-        assert!(kind <= frame::Kind::Census as u8, "a frame of kind {kind}");
+        assert!(kind <= frame::FrameKind::MemberList as u8, "a frame of kind {kind}");
         let length = u32::from_be_bytes(head[..4].try_into().unwrap()) as usize;
         stream.read_exact(&mut vec![0; length - 1]).unwrap();
     }
     // A one-way stream doesn't carry messages to the member that opened it.
-    write(&mut stream, frame::Kind::Message, b"no");
+    write(&mut stream, frame::FrameKind::Message, b"no");
     eventually("the stream ends", || !is_connected(&a));
     assert!(a.messages().is_empty());
 }
@@ -212,18 +218,18 @@ fn when_the_carrier_breaks_what_is_sent_takes_the_other_stream() {
     let mut dialled = take(&listener, &a, local(2));
     eventually("it is connected", || is_connected(&a));
     let mut stands_by = open_two_way(&a);
-    write(&mut stands_by, frame::Kind::Ping, &[]);
-    read(&mut stands_by, frame::Kind::Pong);
+    write(&mut stands_by, frame::FrameKind::Ping, &[]);
+    read(&mut stands_by, frame::FrameKind::Pong);
     a.transport.send(MemberId(2), Bytes::from_static(b"1")).unwrap();
-    assert_eq!(read(&mut dialled, frame::Kind::Message), b"1");
+    assert_eq!(read(&mut dialled, frame::FrameKind::Message), b"1");
     drop(dialled);
-    eventually("the loss is told", || a.seen.reachable.lock().unwrap().ends_with(&[false, true]));
+    eventually("the loss is told", || a.events.reachable.lock().unwrap().ends_with(&[false, true]));
     a.transport.send(MemberId(2), Bytes::from_static(b"2")).unwrap();
-    assert_eq!(read(&mut stands_by, frame::Kind::Message), b"2");
+    assert_eq!(read(&mut stands_by, frame::FrameKind::Message), b"2");
     // The peer is dialled again, but messages stay on the present carrier.
     let _again = take(&listener, &a, local(2));
     a.transport.send(MemberId(2), Bytes::from_static(b"3")).unwrap();
-    assert_eq!(read(&mut stands_by, frame::Kind::Message), b"3");
+    assert_eq!(read(&mut stands_by, frame::FrameKind::Message), b"3");
 }
 
 #[test]
@@ -231,16 +237,16 @@ fn an_invitation_is_for_what_has_one_and_from_whom_it_may_be() {
     let unknown = [0xff, 0, 0, 0, 0, 0, 0, 0, 1];
     let messages = [0, 0, 0, 0, 0, 0, 0, 0, 1];
     for invitation in [&messages[..], &unknown[..], &[5], &[]] {
-        let a = Node::start(1);
+        let a = TransportNode::start(1);
         knows_member_two(&a);
         let mut stream = open_two_way(&a);
-        write(&mut stream, frame::Kind::Invite, invitation);
+        write(&mut stream, frame::FrameKind::Invite, invitation);
         eventually("the stream ends", || matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_)));
     }
-    let a = Node::start(1);
+    let a = TransportNode::start(1);
     knows_member_two(&a);
-    let mut stream = open(&a, Purpose::TakeSnapshot);
-    write(&mut stream, frame::Kind::Invited, &7_u64.to_be_bytes());
+    let mut stream = open(&a, StreamPurpose::TakeSnapshot);
+    write(&mut stream, frame::FrameKind::InvitationToken, &7_u64.to_be_bytes());
     let ended = stream.read(&mut [0]);
     assert!(matches!(ended, Ok(0) | Err(_)), "nobody has invited it");
 }

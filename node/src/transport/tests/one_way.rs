@@ -3,15 +3,15 @@
 use super::*;
 
 /// Returns a peer record with an address where nothing listens.
-fn nowhere(id: u64) -> Peer {
+fn unreachable_peer(id: u64) -> PeerRecord {
     peer_at(MemberId(id), "127.0.0.1:1".parse().unwrap())
 }
 
 /// Returns members 1 and 2. Member 2 has connected to member 1, which can't connect to member 2.
-fn half_a_pair() -> (Node, Node) {
-    let (a, b) = (Node::start(1), Node::start(2));
-    let peers = vec![nowhere(2)];
-    a.transport.set_membership(Membership { peers, ..Membership::default() });
+fn half_a_pair() -> (TransportNode, TransportNode) {
+    let (a, b) = (TransportNode::start(1), TransportNode::start(2));
+    let peers = vec![unreachable_peer(2)];
+    a.transport.set_membership(PeerMembership { peers, ..PeerMembership::default() });
     b.knows(&[&a]);
     connect(&a, &b);
     (a, b)
@@ -25,26 +25,27 @@ fn one_connection_carries_messages_in_order_in_both_directions() {
         a.transport.send(MemberId(2), message(n)).unwrap();
         b.transport.send(MemberId(1), message(n)).unwrap();
     }
-    let all = |node: &Node| node.messages().len() == 1000;
+    let all = |node: &TransportNode| node.messages().len() == 1000;
     eventually("all have arrived", || all(&a) && all(&b));
     for (node, from) in [(&a, MemberId(2)), (&b, MemberId(1))] {
         let expected: Vec<_> = (0..1000).map(|n| (from, message(n))).collect();
         assert_eq!(node.messages(), expected);
     }
-    assert_eq!((*a.seen.reachable.lock().unwrap()).as_slice(), [true]);
+    assert_eq!((*a.events.reachable.lock().unwrap()).as_slice(), [true]);
 }
 
 #[test]
 fn the_members_tell_each_other_who_the_members_are_over_one_connection() {
     let (a, b) = half_a_pair();
-    let told = |node: &Node| !node.seen.counted.lock().unwrap().is_empty();
+    let told = |node: &TransportNode| !node.events.counted.lock().unwrap().is_empty();
     eventually("both are told", || told(&a) && told(&b));
-    *a.seen.promised.lock().unwrap() = acknowledged(10);
+    *a.events.promised.lock().unwrap() = acknowledged(10);
     let path = b._dir.path().join("marks");
-    let shown = Local { boot: 2, run: 9, disk: OnDisk { term: 3, vote: 0, last: 9 }, ..local(1) };
+    let shown =
+        LocalMember { boot: 2, run: 9, disk: DiskState { term: 3, vote: 0, last: 9 }, ..local(1) };
     let refuses = || {
-        let taken = Marks::open(&path).unwrap().take(MemberId(1), &shown.appearance());
-        matches!(taken, Err(marks::TakeError::Refused(Refusal::Amnesia)))
+        let taken = WitnessFile::open(&path).unwrap().admit(MemberId(1), &shown.process_claim());
+        matches!(taken, Err(marks::AdmitError::Refused(StreamRefusal::Amnesia)))
     };
     eventually("b remembers what a promised", refuses);
 }
@@ -58,7 +59,7 @@ fn snapshots_and_requests_go_both_ways_over_connections_of_one_side() {
         let mut writer = from.transport.open_snapshot(id, Bytes::from_static(b"head")).unwrap();
         writer.write_all(&body).unwrap();
         writer.finish().unwrap();
-        assert!(to.seen.snapshots.lock().unwrap()[0].2 == body);
+        assert!(to.events.snapshots.lock().unwrap()[0].2 == body);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let answer = runtime.block_on(from.transport.ask(id, Bytes::from_static(b"hi")));
         assert_eq!(answer.unwrap(), format!("{}: hi", from.local.member));
@@ -68,11 +69,15 @@ fn snapshots_and_requests_go_both_ways_over_connections_of_one_side() {
 
 #[test]
 fn a_member_on_others_word_is_given_no_answer_on_an_invitation() {
-    let (a, b) = (Node::start(1), Node::start(2));
-    let peers = vec![nowhere(2)];
-    a.transport.set_membership(Membership { peers, ..Membership::default() });
+    let (a, b) = (TransportNode::start(1), TransportNode::start(2));
+    let peers = vec![unreachable_peer(2)];
+    a.transport.set_membership(PeerMembership { peers, ..PeerMembership::default() });
     let (peers, told) = (vec![a.as_peer()], [MemberId(1)].into());
-    b.transport.set_membership(Membership { peers, told, ..Membership::default() });
+    b.transport.set_membership(PeerMembership {
+        peers,
+        reported_by_others: told,
+        ..PeerMembership::default()
+    });
     connect(&a, &b);
     let mut writer = a.transport.open_snapshot(MemberId(2), Bytes::new()).unwrap();
     writer.write_all(b"body").unwrap();
@@ -85,9 +90,9 @@ fn a_member_on_others_word_is_given_no_answer_on_an_invitation() {
 #[test]
 fn a_process_of_before_is_kept_out_whichever_side_has_connected() {
     let (a, b) = half_a_pair();
-    let another = Local { boot: 2, run: 99, ..local(2) };
+    let another = LocalMember { boot: 2, run: 99, ..local(2) };
     let shown = || answer(&say(&a, &hello_to(&a, another, 99).encode()));
-    eventually("the other process is seen to live", || shown() == Some(Refusal::Boot));
+    eventually("the other process is seen to live", || shown() == Some(StreamRefusal::Boot));
     drop(b);
     eventually("it has ended", || shown().is_none());
 }
@@ -95,14 +100,14 @@ fn a_process_of_before_is_kept_out_whichever_side_has_connected() {
 #[test]
 fn each_side_knows_which_direction_fails() {
     let (a, b) = half_a_pair();
-    let connections = |node: &Node| node.transport.traffic()[0].connections.clone();
+    let connections = |node: &TransportNode| node.transport.traffic()[0].connections.clone();
     eventually("a has failed", || connections(&a).dial_failure.is_some());
     assert!(!connections(&a).outbound && connections(&a).inbound);
     assert!(connections(&b).outbound && !connections(&b).inbound);
     let later = Instant::now() + Duration::from_secs(60);
     let [by_a, by_b] = [(&a, 2), (&b, 1)]
-        .map(|(node, id)| connections(node).complaint(MemberId(id), later).unwrap());
+        .map(|(node, id)| connections(node).one_way_warning(MemberId(id), later).unwrap());
     assert!(by_a.starts_with("this member cannot connect to peer 2 ("), "{by_a}");
     assert!(by_b.starts_with("peer 1 has not connected to this member"), "{by_b}");
-    assert_eq!(connections(&a).complaint(MemberId(2), Instant::now()), None, "not at once");
+    assert_eq!(connections(&a).one_way_warning(MemberId(2), Instant::now()), None, "not at once");
 }

@@ -12,8 +12,8 @@ use node_proto::etcdserverpb::{
 use tonic::Request;
 use tonic::transport::Channel;
 
-use super::Scribe;
-use crate::bench::cluster::Cluster;
+use super::FigureRecorder;
+use crate::bench::cluster::BenchCluster;
 use crate::bench::load::{self, Load};
 use crate::bench::report::median;
 
@@ -30,9 +30,9 @@ const LOAD: Load = Load {
 };
 
 pub(super) async fn run(
-    mut cluster: Cluster,
+    mut cluster: BenchCluster,
     rounds: usize,
-    scribe: &mut Scribe<'_>,
+    scribe: &mut FigureRecorder<'_>,
 ) -> Result<()> {
     let leader = cluster.leader().await?;
     let mut auth = AuthClient::new(cluster.channel(leader)?);
@@ -48,13 +48,13 @@ pub(super) async fn run(
         auth.auth_disable(disable).await?;
         // Wait until all members have applied it. One that has not would still require a token if
         // it became the leader.
-        cluster.settled().await?;
+        cluster.wait_settled().await?;
         cluster.set_token(None);
     }
     let (off, on) = (median(off), median(on));
-    scribe.note("CPU of a put, no users", off, "us");
-    scribe.note("CPU of a put, with a user's token", on, "us");
-    scribe.note("CPU with users / without", on / off, "");
+    scribe.record("CPU of a put, no users", off, "us");
+    scribe.record("CPU of a put, with a user's token", on, "us");
+    scribe.record("CPU with users / without", on / off, "");
     Ok(())
 }
 

@@ -8,21 +8,25 @@ use node_proto::etcdserverpb::request_op::Request;
 use node_proto::etcdserverpb::{PutRequest, RequestOp, TxnRequest};
 use tonic::transport::Channel;
 
-use super::{CALL_TIME, Scribe, mib};
-use crate::bench::cluster::Cluster;
+use super::{CALL_TIME, FigureRecorder, mib};
+use crate::bench::cluster::BenchCluster;
 
 const VALUE_BYTES: usize = 256;
 /// Puts in one transaction, fewer than etcd's `--max-txn-ops` allows.
 const BATCH: usize = 100;
 /// Time for the server to free temporary memory of the writes.
-const REST: Duration = Duration::from_secs(5);
+const SETTLE_TIME: Duration = Duration::from_secs(5);
 
-pub(super) async fn run(cluster: Cluster, keys: usize, scribe: &mut Scribe<'_>) -> Result<()> {
+pub(super) async fn run(
+    cluster: BenchCluster,
+    keys: usize,
+    scribe: &mut FigureRecorder<'_>,
+) -> Result<()> {
     let leader = cluster.leader().await?;
     fill(&cluster.channel(leader)?, keys, 0).await?;
-    tokio::time::sleep(REST).await;
+    tokio::time::sleep(SETTLE_TIME).await;
     let resident = mib(cluster.resident_bytes_of(leader)?);
-    scribe.note(format!("RSS with {keys} keys of {VALUE_BYTES} B"), resident, "MiB");
+    scribe.record(format!("RSS with {keys} keys of {VALUE_BYTES} B"), resident, "MiB");
     Ok(())
 }
 

@@ -8,18 +8,22 @@ use node_proto::etcdserverpb::{LeaseGrantRequest, LeaseRevokeRequest};
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
-use super::{CALL_TIME, Scribe, keys, mib};
-use crate::bench::cluster::Cluster;
-use crate::bench::writer::Writer;
+use super::{CALL_TIME, FigureRecorder, keys, mib};
+use crate::bench::cluster::BenchCluster;
+use crate::bench::writer::SteadyWriter;
 
 /// TTL of the leases in seconds: so long that none expires during the run.
 const TTL: i64 = 3600;
 /// Number of clients that grant leases at the same time.
 const CLIENTS: usize = 64;
 /// Id of the lease that is revoked.
-const LARGE: i64 = i64::MAX;
+const REVOKED_LEASE_ID: i64 = i64::MAX;
 
-pub(super) async fn run(cluster: Cluster, leases: usize, scribe: &mut Scribe<'_>) -> Result<()> {
+pub(super) async fn run(
+    cluster: BenchCluster,
+    leases: usize,
+    scribe: &mut FigureRecorder<'_>,
+) -> Result<()> {
     let leader = cluster.leader().await?;
     let channel = cluster.channel(leader)?;
     let before = cluster.resident_bytes_of(leader)?;
@@ -31,8 +35,8 @@ pub(super) async fn run(cluster: Cluster, leases: usize, scribe: &mut Scribe<'_>
         done??;
     }
     let after = cluster.resident_bytes_of(leader)?;
-    scribe.note(format!("RSS with {leases} leases"), mib(after), "MiB");
-    scribe.note("of it, by them", mib(after.saturating_sub(before)), "MiB");
+    scribe.record(format!("RSS with {leases} leases"), mib(after), "MiB");
+    scribe.record("of it, by them", mib(after.saturating_sub(before)), "MiB");
 
     for time in ["first", "second", "third"] {
         revoke(&cluster, leader, &channel, leases, time, scribe).await?;
@@ -43,26 +47,26 @@ pub(super) async fn run(cluster: Cluster, leases: usize, scribe: &mut Scribe<'_>
 /// Grants a lease, attaches `keys` keys to it, and revokes it while another client writes. The keys
 /// are the same each time.
 async fn revoke(
-    cluster: &Cluster,
+    cluster: &BenchCluster,
     leader: usize,
     channel: &Channel,
     keys: usize,
     time: &str,
-    scribe: &mut Scribe<'_>,
+    scribe: &mut FigureRecorder<'_>,
 ) -> Result<()> {
     let mut service = LeaseClient::new(channel.clone());
-    service.lease_grant(LeaseGrantRequest { id: LARGE, ttl: TTL }).await?;
-    keys::fill(channel, keys, LARGE).await?;
-    let writer = Writer::start(cluster, &[leader]).await?;
+    service.lease_grant(LeaseGrantRequest { id: REVOKED_LEASE_ID, ttl: TTL }).await?;
+    keys::fill(channel, keys, REVOKED_LEASE_ID).await?;
+    let writer = SteadyWriter::start(cluster, &[leader]).await?;
     let (began, cpu) = (Instant::now(), cluster.cpu_of(leader)?);
-    let revoked = service.lease_revoke(LeaseRevokeRequest { id: LARGE });
+    let revoked = service.lease_revoke(LeaseRevokeRequest { id: REVOKED_LEASE_ID });
     tokio::time::timeout(CALL_TIME, revoked).await??;
     let (took, cpu) = (began.elapsed(), cluster.cpu_of(leader)?.saturating_sub(cpu));
-    let longest = writer.ended().await?.wait;
+    let longest = writer.finish().await?.wait;
     let what = format!("revoking a lease with {keys} keys, the {time} time");
-    scribe.note(format!("{what}: its answer"), took.as_secs_f64() * 1000.0, "ms");
-    scribe.note(format!("{what}: CPU of the leader"), cpu.as_secs_f64() * 1000.0, "ms");
-    scribe.note(format!("{what}: longest put"), longest.as_secs_f64() * 1000.0, "ms");
+    scribe.record(format!("{what}: its answer"), took.as_secs_f64() * 1000.0, "ms");
+    scribe.record(format!("{what}: CPU of the leader"), cpu.as_secs_f64() * 1000.0, "ms");
+    scribe.record(format!("{what}: longest put"), longest.as_secs_f64() * 1000.0, "ms");
     Ok(())
 }
 

@@ -16,8 +16,8 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::cluster::{Cluster, Program};
-use super::report::Report;
+use super::cluster::{BenchCluster, ServerProgram};
+use super::report::BenchReport;
 
 /// Time limit of each call.
 const CALL_TIME: Duration = Duration::from_secs(60);
@@ -28,7 +28,7 @@ const BCRYPT_COST: &str = "--bcrypt-cost=4";
 
 /// Parameters of the measurements; 0 leaves one out.
 #[derive(Clone, Copy, Debug)]
-pub struct Services {
+pub struct ServicesParameters {
     /// Number of members of each cluster.
     pub members: usize,
     /// Number of rounds of puts with users and without.
@@ -47,7 +47,7 @@ pub struct Services {
 
 /// A measured figure of one program.
 #[derive(Clone, Debug, Serialize)]
-pub struct Service {
+pub struct ServiceFigure {
     /// Name of the program.
     pub program: String,
     /// Description of what was measured.
@@ -59,31 +59,32 @@ pub struct Service {
 }
 
 /// Adds the figures of one program to the report.
-struct Scribe<'a> {
+struct FigureRecorder<'a> {
     program: &'a str,
-    report: &'a mut Report,
+    report: &'a mut BenchReport,
     say: &'a dyn Fn(&str),
 }
 
-impl Scribe<'_> {
-    fn note(&mut self, what: impl Into<String>, value: f64, unit: &'static str) {
+impl FigureRecorder<'_> {
+    fn record(&mut self, what: impl Into<String>, value: f64, unit: &'static str) {
         let (program, what) = (self.program.to_owned(), what.into());
         (self.say)(&format!("{program:>12}: {what}: {value:.1} {unit}"));
-        self.report.services.push(Service { program, what, unit, value });
+        self.report.services.push(ServiceFigure { program, what, unit, value });
     }
 }
 
 pub(super) async fn run(
-    wanted: &Services,
-    program: &Program,
+    wanted: &ServicesParameters,
+    program: &ServerProgram,
     dir: &Path,
-    report: &mut Report,
+    report: &mut BenchReport,
     say: &dyn Fn(&str),
 ) -> Result<()> {
     let dir = dir.join(format!("{}-services", program.name));
-    let mut scribe = Scribe { program: &program.name, report, say };
-    let new =
-        async || Cluster::start(program, &dir, wanted.members, None, &[QUOTA, BCRYPT_COST]).await;
+    let mut scribe = FigureRecorder { program: &program.name, report, say };
+    let new = async || {
+        BenchCluster::start(program, &dir, wanted.members, None, &[QUOTA, BCRYPT_COST]).await
+    };
     let gone = || fs_err::remove_dir_all(&dir);
     if wanted.auth_rounds > 0 {
         auth::run(new().await?, wanted.auth_rounds, &mut scribe).await?;

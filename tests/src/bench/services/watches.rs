@@ -13,8 +13,8 @@ use tokio::task::JoinSet;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-use super::{CALL_TIME, Scribe, mib};
-use crate::bench::cluster::Cluster;
+use super::{CALL_TIME, FigureRecorder, mib};
+use crate::bench::cluster::BenchCluster;
 
 /// Number of connections that the streams share.
 const CONNECTIONS: usize = 10;
@@ -25,19 +25,20 @@ const CREATING: usize = 16;
 const VALUE: [u8; 256] = [b'v'; 256];
 
 pub(super) async fn one_prefix(
-    cluster: Cluster,
+    cluster: BenchCluster,
     watchers: usize,
     events: usize,
-    scribe: &mut Scribe<'_>,
+    scribe: &mut FigureRecorder<'_>,
 ) -> Result<()> {
     let leader = cluster.leader().await?;
     let before = cluster.resident_bytes_of(leader)?;
     let told = Arc::new(Semaphore::new(0));
-    let readers = open(&cluster, leader, watchers, &told, |_| ("/hot/".into(), "/hot0".into()));
+    let readers =
+        create_watches(&cluster, leader, watchers, &told, |_| ("/hot/".into(), "/hot0".into()));
     let mut readers = readers.await?;
     let after = cluster.resident_bytes_of(leader)?;
-    scribe.note(format!("RSS with {watchers} watchers of one prefix"), mib(after), "MiB");
-    scribe.note("of it, by them", mib(after.saturating_sub(before)), "MiB");
+    scribe.record(format!("RSS with {watchers} watchers of one prefix"), mib(after), "MiB");
+    scribe.record("of it, by them", mib(after.saturating_sub(before)), "MiB");
 
     let all = u32::try_from(watchers).context("watchers")?;
     let mut client = cluster.client(leader)?;
@@ -49,18 +50,18 @@ pub(super) async fn one_prefix(
     }
     let (took, cpu) = (began.elapsed(), cluster.cpu_of(leader)?.saturating_sub(cpu));
     let delivered = (watchers * events) as f64;
-    scribe.note("events delivered", delivered / took.as_secs_f64(), "/s");
-    scribe.note("CPU of the leader for an event", cpu.as_secs_f64() * 1e6 / delivered, "us");
+    scribe.record("events delivered", delivered / took.as_secs_f64(), "/s");
+    scribe.record("CPU of the leader for an event", cpu.as_secs_f64() * 1e6 / delivered, "us");
     let peak = mib(cluster.peak_bytes(leader)?);
-    scribe.note("its peak of memory", peak, "MiB");
+    scribe.record("its peak of memory", peak, "MiB");
     readers.abort_all();
     Ok(())
 }
 
 pub(super) async fn many_keys(
-    cluster: Cluster,
+    cluster: BenchCluster,
     watches: usize,
-    scribe: &mut Scribe<'_>,
+    scribe: &mut FigureRecorder<'_>,
 ) -> Result<()> {
     const PUTS: usize = 1_000;
     let leader = cluster.leader().await?;
@@ -68,11 +69,12 @@ pub(super) async fn many_keys(
     let told = Arc::new(Semaphore::new(0));
     let key = |n: usize| format!("/keys/{n:08}").into_bytes();
     let began = Instant::now();
-    let mut readers = open(&cluster, leader, watches, &told, |n| (key(n), Vec::new())).await?;
-    scribe.note(format!("{watches} watches created"), began.elapsed().as_secs_f64(), "s");
+    let mut readers =
+        create_watches(&cluster, leader, watches, &told, |n| (key(n), Vec::new())).await?;
+    scribe.record(format!("{watches} watches created"), began.elapsed().as_secs_f64(), "s");
     let after = cluster.resident_bytes_of(leader)?;
-    scribe.note(format!("RSS with {watches} watches of as many keys"), mib(after), "MiB");
-    scribe.note("of it, by them", mib(after.saturating_sub(before)), "MiB");
+    scribe.record(format!("RSS with {watches} watches of as many keys"), mib(after), "MiB");
+    scribe.record("of it, by them", mib(after.saturating_sub(before)), "MiB");
 
     let mut client = cluster.client(leader)?;
     let mut waits = Vec::new();
@@ -85,15 +87,15 @@ pub(super) async fn many_keys(
     }
     waits.sort_unstable();
     let median = Duration::as_secs_f64(&waits[PUTS / 2]) * 1000.0;
-    scribe.note("from a put to its watcher, one at a time", median, "ms");
+    scribe.record("from a put to its watcher, one at a time", median, "ms");
     readers.abort_all();
     Ok(())
 }
 
 /// Creates `watches` watches of the ranges that `range` returns, and waits until all are created.
 /// Adds a permit to `told` for each event.
-async fn open(
-    cluster: &Cluster,
+async fn create_watches(
+    cluster: &BenchCluster,
     member: usize,
     watches: usize,
     told: &Arc<Semaphore>,
@@ -106,8 +108,8 @@ async fn open(
         let wanted: Vec<_> = wanted.map(|(key, end)| create(key, end)).collect();
         let channel = channels[stream % CONNECTIONS].clone();
         let told = Arc::clone(told);
-        let made = make(channel, wanted).await?;
-        readers.spawn(read(made, told));
+        let made = open_stream(channel, wanted).await?;
+        readers.spawn(count_events(made, told));
     }
     Ok(readers)
 }
@@ -122,9 +124,9 @@ fn create(key: Vec<u8>, range_end: Vec<u8>) -> WatchRequest {
 }
 
 /// A stream with all its watches, and the sender that keeps it open.
-type Made = (mpsc::Sender<WatchRequest>, Streaming<WatchResponse>);
+type OpenWatchStream = (mpsc::Sender<WatchRequest>, Streaming<WatchResponse>);
 
-async fn make(channel: Channel, wanted: Vec<WatchRequest>) -> Result<Made> {
+async fn open_stream(channel: Channel, wanted: Vec<WatchRequest>) -> Result<OpenWatchStream> {
     let (ask, mut asked) = mpsc::channel(CREATING);
     let mut left = wanted.len();
     let asking = async {
@@ -153,7 +155,7 @@ async fn make(channel: Channel, wanted: Vec<WatchRequest>) -> Result<Made> {
     tokio::try_join!(asking, hearing)
 }
 
-async fn read((open, mut answers): Made, told: Arc<Semaphore>) -> Result<()> {
+async fn count_events((open, mut answers): OpenWatchStream, told: Arc<Semaphore>) -> Result<()> {
     while let Some(answer) = answers.message().await? {
         told.add_permits(answer.events.len());
     }

@@ -16,19 +16,19 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use self::requests::{Call, Draw, Known};
-use self::side::{Answer, Side};
+use self::requests::{ExpectedCluster, MemberCall, MemberCallGenerator};
+use self::side::{Answer, ClusterUnderTest};
 use super::Difference;
 use crate::rng::Rng;
 
 /// Time after which both clusters know which members are healthy. etcd considers a member healthy after
 /// five seconds of connection, and notices an ended one a little later.
-const HEALTHY: Duration = Duration::from_secs(7);
+const HEALTH_DELAY: Duration = Duration::from_secs(7);
 /// Time after which etcd makes another id of the same URLs: it hashes them with the time in seconds.
 /// Within the same second, a removed member's id would come back.
-const SECOND: Duration = Duration::from_millis(1_100);
+const NEW_ID_DELAY: Duration = Duration::from_millis(1_100);
 /// Time limit of everything that must happen on both sides.
-const PATIENCE: Duration = Duration::from_secs(60);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Intended differences: the reason, etcd's answer, and this node's answer.
 const ALLOWED: &[(&str, [&str; 2])] = &[(
@@ -41,7 +41,7 @@ const ALLOWED: &[(&str, [&str; 2])] = &[(
 
 /// Counters of a run.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct MembershipFuzzReport {
     /// Number of requests that both answered alike, or with an allowed difference.
     pub requests: u64,
     /// Number of answers with an allowed difference, by its reason.
@@ -64,24 +64,27 @@ pub async fn run(
     seed: u64,
     members: usize,
     requests: u64,
-) -> Result<Report> {
+) -> Result<MembershipFuzzReport> {
     let dirs = ["etcd", "node"].map(|name| dir.join(name));
     let began = async {
-        tokio::join!(Side::start(etcd, &dirs[0], members), Side::start(node, &dirs[1], members))
+        tokio::join!(
+            ClusterUnderTest::start(etcd, &dirs[0], members),
+            ClusterUnderTest::start(node, &dirs[1], members)
+        )
     };
-    let (etcd, node) = timeout(PATIENCE, began).await.context("the clusters do not begin")?;
+    let (etcd, node) = timeout(SETTLE_TIMEOUT, began).await.context("the clusters do not begin")?;
     let mut rng = Rng::new(seed);
-    let mut run = Run {
+    let mut run = MembershipFuzzRun {
         sides: [etcd?, node?],
-        known: Known::new(members, rng.chance(500)),
+        known: ExpectedCluster::new(members, rng.chance(500)),
         other_ids: Instant::now(),
-        healthy: Instant::now() + HEALTHY,
-        report: Report::default(),
+        healthy: Instant::now() + HEALTH_DELAY,
+        report: MembershipFuzzReport::default(),
     };
     for number in 1..=requests {
-        let call = Draw { rng: &mut rng, known: &run.known }.call();
+        let call = MemberCallGenerator { rng: &mut rng, known: &run.known }.call();
         let [etcd, node] = run
-            .both(&call)
+            .ask_both(&call)
             .await
             .with_context(|| format!("seed {seed}, request {number}: {call:?}"))?;
         if let Some((why, _)) = ALLOWED.iter().find(|(_, texts)| *texts == [&etcd.text, &node.text])
@@ -101,69 +104,71 @@ pub async fn run(
     Ok(run.report)
 }
 
-struct Run {
-    sides: [Side; 2],
-    known: Known,
+struct MembershipFuzzRun {
+    sides: [ClusterUnderTest; 2],
+    known: ExpectedCluster,
     /// Earliest time at which etcd makes another id of the same URLs.
     other_ids: Instant,
     /// Time from which all running members are healthy.
     healthy: Instant,
-    report: Report,
+    report: MembershipFuzzReport,
 }
 
-impl Run {
-    async fn both(&mut self, call: &Call) -> Result<[Answer; 2]> {
+impl MembershipFuzzRun {
+    async fn ask_both(&mut self, call: &MemberCall) -> Result<[Answer; 2]> {
         if self.known.running_voters() > 1 {
             sleep_until(self.healthy).await;
         }
-        if let Call::Add { urls, .. } = call
-            && self.known.have_been(urls)
+        if let MemberCall::Add { urls, .. } = call
+            && self.known.were_used(urls)
         {
             sleep_until(self.other_ids).await;
         }
         let known = &self.known;
         let [etcd, node] = &mut self.sides;
         let asked = async { tokio::join!(etcd.call(call, known), node.call(call, known)) };
-        let (etcd, node) = timeout(PATIENCE, asked).await.context("no answer")?;
+        let (etcd, node) = timeout(SETTLE_TIMEOUT, asked).await.context("no answer")?;
         Ok([etcd?, node?])
     }
 
     /// Records the effect of a request that both answered alike, and waits until both clusters have
     /// settled.
-    async fn learn(&mut self, call: &Call, answer: &Answer) -> Result<()> {
+    async fn learn(&mut self, call: &MemberCall, answer: &Answer) -> Result<()> {
         if answer.is_refusal {
             return Ok(());
         }
         let (known, sides) = (&mut self.known, &mut self.sides);
         match call {
-            Call::Add { urls, is_learner, .. } => {
+            MemberCall::Add { urls, is_learner, .. } => {
                 known.add(urls, *is_learner);
-                self.other_ids = Instant::now() + SECOND;
+                self.other_ids = Instant::now() + NEW_ID_DELAY;
             }
-            Call::Promote { who, .. } => known.promote(*who),
-            Call::Update { who, urls, .. } => known.update(*who, urls),
-            Call::Remove { who, .. } => {
+            MemberCall::Promote { who, .. } => known.promote(*who),
+            MemberCall::Update { who, urls, .. } => known.update(*who, urls),
+            MemberCall::Remove { who, .. } => {
                 let ran = known.remove(*who);
                 for side in sides.iter_mut().filter(|_| ran.is_some()) {
-                    let ends = side.ends(ran.expect("it ran"));
-                    timeout(PATIENCE, ends).await.context("who was removed does not end")??;
+                    let ends = side.wait_for_end(ran.expect("it ran"));
+                    timeout(SETTLE_TIMEOUT, ends)
+                        .await
+                        .context("who was removed does not end")??;
                 }
             }
-            Call::List { .. } => return Ok(()),
-            Call::Start(member) => {
+            MemberCall::List { .. } => return Ok(()),
+            MemberCall::Start(member) => {
                 (known.members[*member].runs, known.members[*member].has_started) = (true, true);
                 self.report.moves += 1;
             }
-            Call::Stop(member) => {
+            MemberCall::Stop(member) => {
                 known.members[*member].runs = false;
                 self.report.moves += 1;
             }
         }
         for side in sides {
-            timeout(PATIENCE, side.settle(known)).await.context("it does not settle")??;
+            timeout(SETTLE_TIMEOUT, side.settle(known)).await.context("it does not settle")??;
         }
         if known.running_voters() > 1 {
-            self.healthy = Instant::now() + HEALTHY;
+            self.healthy = Instant::now() + HEALTH_DELAY;
         }
         Ok(())
     }

@@ -15,39 +15,39 @@ use crate::rng::Rng;
 
 /// Member that a request names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Who {
+pub(super) enum MemberReference {
     /// Member with this number, in the order of addition; it may have been removed.
     Member(usize),
-    Nobody,
-    Stranger,
+    ZeroId,
+    UnknownId,
 }
 
 /// A peer URL, before it is converted to text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Url {
+pub(super) enum MemberUrl {
     /// URL of the member with this number, which may have been removed.
-    Place(usize),
+    OfMember(usize),
     /// An address at which no member listens.
-    Nowhere(u8),
+    Unused(u8),
     /// The URL is this text, unchanged.
-    Odd(&'static str),
+    Literal(&'static str),
 }
 
 /// A request to both clusters, or a start or stop of a member. `at` is the member that is asked.
 #[derive(Clone, Debug)]
-pub(super) enum Call {
-    Add { urls: Vec<Url>, is_learner: bool, at: usize },
-    Promote { who: Who, at: usize },
-    Update { who: Who, urls: Vec<Url>, at: usize },
-    Remove { who: Who, at: usize },
+pub(super) enum MemberCall {
+    Add { urls: Vec<MemberUrl>, is_learner: bool, at: usize },
+    Promote { who: MemberReference, at: usize },
+    Update { who: MemberReference, urls: Vec<MemberUrl>, at: usize },
+    Remove { who: MemberReference, at: usize },
     List { linearizable: bool, at: usize },
     Start(usize),
     Stop(usize),
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Member {
-    pub(super) urls: Vec<Url>,
+pub(super) struct ExpectedMember {
+    pub(super) urls: Vec<MemberUrl>,
     pub(super) is_learner: bool,
     pub(super) has_started: bool,
     pub(super) runs: bool,
@@ -56,20 +56,20 @@ pub(super) struct Member {
 
 /// Present state of both clusters.
 #[derive(Clone, Debug)]
-pub(super) struct Known {
-    pub(super) members: Vec<Member>,
+pub(super) struct ExpectedCluster {
+    pub(super) members: Vec<ExpectedMember>,
     may_start: bool,
     /// Whether stopped members may be started again. If not, updates may name other members' URLs.
     starts_again: bool,
 }
 
 /// Number of addresses at which members can listen.
-pub(super) const PLACES: usize = 12;
+pub(super) const MAX_MEMBERS: usize = 12;
 
-impl Known {
+impl ExpectedCluster {
     pub(super) fn new(members: usize, starts_again: bool) -> Self {
-        let member = |place| Member {
-            urls: vec![Url::Place(place)],
+        let member = |place| ExpectedMember {
+            urls: vec![MemberUrl::OfMember(place)],
             is_learner: false,
             has_started: true,
             runs: true,
@@ -80,13 +80,13 @@ impl Known {
     }
 
     /// Returns the address of the next member.
-    fn place(&self) -> Url {
-        Url::Place(self.members.len())
+    fn place(&self) -> MemberUrl {
+        MemberUrl::OfMember(self.members.len())
     }
 
-    pub(super) fn add(&mut self, urls: &[Url], is_learner: bool) {
+    pub(super) fn add(&mut self, urls: &[MemberUrl], is_learner: bool) {
         let urls = urls.to_vec();
-        self.members.push(Member {
+        self.members.push(ExpectedMember {
             urls,
             is_learner,
             has_started: false,
@@ -96,29 +96,29 @@ impl Known {
     }
 
     /// Returns whether any of these URLs is or was a member's.
-    pub(super) fn have_been(&self, urls: &[Url]) -> bool {
+    pub(super) fn were_used(&self, urls: &[MemberUrl]) -> bool {
         self.members.iter().any(|member| member.urls.iter().any(|url| urls.contains(url)))
     }
 
-    pub(super) fn promote(&mut self, who: Who) {
+    pub(super) fn promote(&mut self, who: MemberReference) {
         self.named(who).is_learner = false;
     }
 
-    pub(super) fn update(&mut self, who: Who, urls: &[Url]) {
+    pub(super) fn update(&mut self, who: MemberReference, urls: &[MemberUrl]) {
         self.named(who).urls = urls.to_vec();
     }
 
     /// Removes a member. Returns its number if its process was running.
-    pub(super) fn remove(&mut self, who: Who) -> Option<usize> {
+    pub(super) fn remove(&mut self, who: MemberReference) -> Option<usize> {
         let member = self.named(who);
         member.is_gone = true;
         let ran = std::mem::take(&mut member.runs);
-        let Who::Member(number) = who else { return None };
+        let MemberReference::Member(number) = who else { return None };
         ran.then_some(number)
     }
 
-    fn named(&mut self, who: Who) -> &mut Member {
-        let Who::Member(number) = who else { panic!("{who:?} was taken for a member") };
+    fn named(&mut self, who: MemberReference) -> &mut ExpectedMember {
+        let MemberReference::Member(number) = who else { panic!("{who:?} was taken for a member") };
         &mut self.members[number]
     }
 
@@ -130,18 +130,18 @@ impl Known {
         self.members.iter().filter(|member| !member.is_gone && !member.is_learner).count()
     }
 
-    pub(super) fn are(&self, what: impl Fn(&Member) -> bool) -> Vec<usize> {
+    pub(super) fn numbers_where(&self, what: impl Fn(&ExpectedMember) -> bool) -> Vec<usize> {
         (0..self.members.len()).filter(|number| what(&self.members[*number])).collect()
     }
 }
 
-pub(super) struct Draw<'r> {
+pub(super) struct MemberCallGenerator<'r> {
     pub(super) rng: &'r mut Rng,
-    pub(super) known: &'r Known,
+    pub(super) known: &'r ExpectedCluster,
 }
 
-impl Draw<'_> {
-    pub(super) fn call(&mut self) -> Call {
+impl MemberCallGenerator<'_> {
+    pub(super) fn call(&mut self) -> MemberCall {
         loop {
             let call = self.any();
             if self.is_fit(&call) {
@@ -150,19 +150,19 @@ impl Draw<'_> {
         }
     }
 
-    fn any(&mut self) -> Call {
-        let at = self.one_of(&self.known.are(|member| member.runs));
+    fn any(&mut self) -> MemberCall {
+        let at = self.one_of(&self.known.numbers_where(|member| member.runs));
         match self.rng.range(0, 100) {
-            0..32 => Call::Add { urls: self.urls(), is_learner: self.rng.chance(600), at },
-            32..46 => Call::Promote { who: self.who(), at },
+            0..32 => MemberCall::Add { urls: self.urls(), is_learner: self.rng.chance(600), at },
+            32..46 => MemberCall::Promote { who: self.who(), at },
             46..62 => {
                 let who = self.who();
-                Call::Update { who, urls: self.urls_for(who), at }
+                MemberCall::Update { who, urls: self.urls_for(who), at }
             }
-            62..78 => Call::Remove { who: self.who(), at },
-            78..88 => Call::List { linearizable: self.rng.chance(500), at },
-            88..96 => Call::Start(self.among(|member| !member.is_gone && !member.runs)),
-            _ => Call::Stop(self.among(|member| member.runs)),
+            62..78 => MemberCall::Remove { who: self.who(), at },
+            78..88 => MemberCall::List { linearizable: self.rng.chance(500), at },
+            88..96 => MemberCall::Start(self.among(|member| !member.is_gone && !member.runs)),
+            _ => MemberCall::Stop(self.among(|member| member.runs)),
         }
     }
 
@@ -171,21 +171,21 @@ impl Draw<'_> {
     }
 
     /// Draws a member that satisfies `which`, or any member if none does.
-    fn among(&mut self, which: impl Fn(&Member) -> bool) -> usize {
-        let mut those = self.known.are(which);
+    fn among(&mut self, which: impl Fn(&ExpectedMember) -> bool) -> usize {
+        let mut those = self.known.numbers_where(which);
         those.extend(those.is_empty().then_some(0));
         self.one_of(&those)
     }
 
-    fn who(&mut self) -> Who {
+    fn who(&mut self) -> MemberReference {
         match self.rng.range(0, 20) {
-            0 => Who::Nobody,
-            1 => Who::Stranger,
-            _ => Who::Member(self.rng.pick(self.known.members.len())),
+            0 => MemberReference::ZeroId,
+            1 => MemberReference::UnknownId,
+            _ => MemberReference::Member(self.rng.pick(self.known.members.len())),
         }
     }
 
-    fn url(&mut self) -> Url {
+    fn url(&mut self) -> MemberUrl {
         const ODD: [&str; 11] = [
             "",
             "nonsense",
@@ -201,13 +201,13 @@ impl Draw<'_> {
         ];
         match self.rng.range(0, 10) {
             0..5 => self.known.place(),
-            5 => Url::Place(self.rng.pick(self.known.members.len())),
-            6..8 => Url::Nowhere(u8::try_from(self.rng.range(1, 4)).expect("it is small")),
-            _ => Url::Odd(self.one_of(&ODD)),
+            5 => MemberUrl::OfMember(self.rng.pick(self.known.members.len())),
+            6..8 => MemberUrl::Unused(u8::try_from(self.rng.range(1, 4)).expect("it is small")),
+            _ => MemberUrl::Literal(self.one_of(&ODD)),
         }
     }
 
-    fn urls(&mut self) -> Vec<Url> {
+    fn urls(&mut self) -> Vec<MemberUrl> {
         match self.rng.range(0, 12) {
             0 => Vec::new(),
             1 => vec![self.known.place(), self.url()],
@@ -217,34 +217,36 @@ impl Draw<'_> {
 
     /// Draws URLs for an update of a member that runs or may run later: its own, or some that must be
     /// refused.
-    fn urls_for(&mut self, who: Who) -> Vec<Url> {
-        let other = Url::Place(self.rng.pick(self.known.members.len()));
+    fn urls_for(&mut self, who: MemberReference) -> Vec<MemberUrl> {
+        let other = MemberUrl::OfMember(self.rng.pick(self.known.members.len()));
         match who {
-            Who::Member(number) if self.rng.chance(400) => self.known.members[number].urls.clone(),
-            Who::Member(number) if !self.known.members[number].has_started => {
-                vec![Url::Nowhere(u8::try_from(self.rng.range(1, 4)).expect("it is small"))]
+            MemberReference::Member(number) if self.rng.chance(400) => {
+                self.known.members[number].urls.clone()
+            }
+            MemberReference::Member(number) if !self.known.members[number].has_started => {
+                vec![MemberUrl::Unused(u8::try_from(self.rng.range(1, 4)).expect("it is small"))]
             }
             _ => vec![other],
         }
     }
 
-    fn is_fit(&self, call: &Call) -> bool {
+    fn is_fit(&self, call: &MemberCall) -> bool {
         let known = self.known;
         let quorum = |voters: usize| voters / 2 + 1;
         match call {
-            Call::Add { is_learner, .. } => {
-                known.members.len() < PLACES && (*is_learner || known.running_voters() > 1)
+            MemberCall::Add { is_learner, .. } => {
+                known.members.len() < MAX_MEMBERS && (*is_learner || known.running_voters() > 1)
             }
-            Call::Promote { who: Who::Member(number), .. } => {
+            MemberCall::Promote { who: MemberReference::Member(number), .. } => {
                 // It is random whether a member that has just stopped counts as in sync.
                 let member = &known.members[*number];
                 member.runs || !member.has_started || member.is_gone
             }
-            Call::Update { who: Who::Member(number), urls, .. } => {
+            MemberCall::Update { who: MemberReference::Member(number), urls, .. } => {
                 let member = &known.members[*number];
-                let taken = |url: &Url| {
+                let taken = |url: &MemberUrl| {
                     known
-                        .are(|other| !other.is_gone && other.urls.contains(url))
+                        .numbers_where(|other| !other.is_gone && other.urls.contains(url))
                         .iter()
                         .any(|other| other != number)
                 };
@@ -253,11 +255,11 @@ impl Draw<'_> {
                     || *urls == member.urls
                     || (!known.starts_again && urls.iter().any(taken))
             }
-            Call::Remove { who: Who::Member(number), at } => {
+            MemberCall::Remove { who: MemberReference::Member(number), at } => {
                 // A member that is asked to remove itself might end before it answers.
                 number != at || known.voters() == 1
             }
-            Call::Start(number) => {
+            MemberCall::Start(number) => {
                 let member = &known.members[*number];
                 known.may_start
                     && !member.is_gone
@@ -265,10 +267,10 @@ impl Draw<'_> {
                     && if member.has_started {
                         known.starts_again
                     } else {
-                        member.urls == [Url::Place(*number)]
+                        member.urls == [MemberUrl::OfMember(*number)]
                     }
             }
-            Call::Stop(number) => {
+            MemberCall::Stop(number) => {
                 let member = &known.members[*number];
                 let left = known.running_voters() - usize::from(!member.is_learner);
                 member.runs && left >= quorum(known.voters()) && left > 0

@@ -13,14 +13,14 @@ use node_proto::etcdserverpb::{
 };
 use tonic::transport::Channel;
 
-use super::requests::{Call, Known, PLACES, Url, Who};
+use super::requests::{ExpectedCluster, MAX_MEMBERS, MemberCall, MemberReference, MemberUrl};
 use super::until;
 use crate::bench::cluster::free_ports;
-use crate::bench::process::Server as Process;
+use crate::bench::process::ServerProcess as Process;
 use crate::client::channel;
 
 /// Member id that no member has.
-const STRANGER: u64 = 0xfeed;
+const UNKNOWN_ID: u64 = 0xfeed;
 
 /// A cluster's answer, in a comparable form.
 #[derive(Clone, Debug)]
@@ -30,30 +30,30 @@ pub(super) struct Answer {
 }
 
 /// Addresses of a member for peers and for clients, and the channel to it.
-struct Place {
+struct MemberEndpoint {
     peers: String,
     clients: String,
     channel: Channel,
 }
 
-pub(super) struct Side {
+pub(super) struct ClusterUnderTest {
     program: PathBuf,
     dir: PathBuf,
-    places: Vec<Place>,
+    places: Vec<MemberEndpoint>,
     /// Ids of the members, in the order of addition.
     ids: Vec<u64>,
     processes: BTreeMap<usize, Process>,
 }
 
-impl Side {
+impl ClusterUnderTest {
     /// Starts a cluster of `members` members, and waits until all of them answer.
     pub(super) async fn start(program: &Path, dir: &Path, members: usize) -> Result<Self> {
         fs_err::create_dir_all(dir)?;
-        let ports = free_ports(2 * PLACES)?;
+        let ports = free_ports(2 * MAX_MEMBERS)?;
         let place = |ports: &[u16]| {
             let url = |port| format!("http://127.0.0.1:{port}");
             let channel = channel(SocketAddr::from((Ipv4Addr::LOCALHOST, ports[1])), None)?;
-            Ok(Place { peers: url(ports[0]), clients: url(ports[1]), channel })
+            Ok(MemberEndpoint { peers: url(ports[0]), clients: url(ports[1]), channel })
         };
         let places = ports.chunks(2).map(place).collect::<Result<Vec<_>>>()?;
         let (program, dir) = (program.to_owned(), dir.to_owned());
@@ -68,12 +68,12 @@ impl Side {
             Ok((0..members).map(id).collect::<Option<Vec<_>>>())
         })
         .await?;
-        side.settle(&Known::new(members, true)).await?;
+        side.settle(&ExpectedCluster::new(members, true)).await?;
         Ok(side)
     }
 
     fn run(&mut self, number: usize, state: &str, cluster: &str) -> Result<()> {
-        let Place { peers, clients, .. } = &self.places[number];
+        let MemberEndpoint { peers, clients, .. } = &self.places[number];
         let args = [
             format!("--name=m{number}"),
             format!("--data-dir={}", self.dir.join(format!("m{number}")).display()),
@@ -92,9 +92,9 @@ impl Side {
 
     /// Starts an added member, with the URLs of all present members; their names in that list don't
     /// matter.
-    fn join(&mut self, number: usize, known: &Known) -> Result<()> {
+    fn join(&mut self, number: usize, known: &ExpectedCluster) -> Result<()> {
         let mut cluster = Vec::new();
-        for other in known.are(|member| !member.is_gone) {
+        for other in known.numbers_where(|member| !member.is_gone) {
             for url in &known.members[other].urls {
                 cluster.push(format!("m{other}={}", self.url(*url)));
             }
@@ -111,30 +111,34 @@ impl Side {
         Ok(list.into_inner().members)
     }
 
-    fn id(&self, who: Who) -> u64 {
+    fn id(&self, who: MemberReference) -> u64 {
         match who {
-            Who::Member(number) => self.ids[number],
-            Who::Nobody => 0,
-            Who::Stranger => STRANGER,
+            MemberReference::Member(number) => self.ids[number],
+            MemberReference::ZeroId => 0,
+            MemberReference::UnknownId => UNKNOWN_ID,
         }
     }
 
-    fn url(&self, url: Url) -> String {
+    fn url(&self, url: MemberUrl) -> String {
         match url {
-            Url::Place(number) => self.places[number].peers.clone(),
-            Url::Nowhere(number) => format!("http://127.9.9.{number}:1"),
-            Url::Odd(text) => text.to_owned(),
+            MemberUrl::OfMember(number) => self.places[number].peers.clone(),
+            MemberUrl::Unused(number) => format!("http://127.9.9.{number}:1"),
+            MemberUrl::Literal(text) => text.to_owned(),
         }
     }
 
-    fn urls(&self, urls: &[Url]) -> Vec<String> {
+    fn urls(&self, urls: &[MemberUrl]) -> Vec<String> {
         urls.iter().map(|url| self.url(*url)).collect()
     }
 
     /// Sends the request, or starts or stops the member that `call` names.
-    pub(super) async fn call(&mut self, call: &Call, known: &Known) -> Result<Answer> {
+    pub(super) async fn call(
+        &mut self,
+        call: &MemberCall,
+        known: &ExpectedCluster,
+    ) -> Result<Answer> {
         let (added, members) = match call {
-            Call::Add { urls, is_learner, at } => {
+            MemberCall::Add { urls, is_learner, at } => {
                 let request =
                     MemberAddRequest { peer_ur_ls: self.urls(urls), is_learner: *is_learner };
                 match self.cluster(*at).member_add(request).await {
@@ -147,40 +151,41 @@ impl Side {
                     Err(status) => (None, Err(status)),
                 }
             }
-            Call::Promote { who, at } => {
+            MemberCall::Promote { who, at } => {
                 let request = MemberPromoteRequest { id: self.id(*who) };
                 let answer = self.cluster(*at).member_promote(request).await;
                 (None, answer.map(|answer| answer.into_inner().members))
             }
-            Call::Update { who, urls, at } => {
+            MemberCall::Update { who, urls, at } => {
                 let request =
                     MemberUpdateRequest { id: self.id(*who), peer_ur_ls: self.urls(urls) };
                 let answer = self.cluster(*at).member_update(request).await;
                 (None, answer.map(|answer| answer.into_inner().members))
             }
-            Call::Remove { who, at } => {
+            MemberCall::Remove { who, at } => {
                 let request = MemberRemoveRequest { id: self.id(*who) };
                 let answer = self.cluster(*at).member_remove(request).await;
                 (None, answer.map(|answer| answer.into_inner().members))
             }
-            Call::List { linearizable, at } => {
+            MemberCall::List { linearizable, at } => {
                 let request = MemberListRequest { linearizable: *linearizable };
                 let answer = self.cluster(*at).member_list(request).await;
                 (None, answer.map(|answer| answer.into_inner().members))
             }
-            Call::Start(number) => {
+            MemberCall::Start(number) => {
                 self.join(*number, known)?;
                 (None, Ok(Vec::new()))
             }
-            Call::Stop(number) => {
+            MemberCall::Stop(number) => {
                 self.processes.remove(number);
                 (None, Ok(Vec::new()))
             }
         };
         Ok(match members {
             Ok(members) => {
-                let added = added.map(|member| self.told(&member));
-                let mut told: Vec<_> = members.iter().map(|member| self.told(member)).collect();
+                let added = added.map(|member| self.describe_member(&member));
+                let mut told: Vec<_> =
+                    members.iter().map(|member| self.describe_member(member)).collect();
                 told.sort_unstable();
                 Answer { text: format!("{added:?} {told:?}"), is_refusal: false }
             }
@@ -192,7 +197,7 @@ impl Side {
     }
 
     /// Formats a member without what differs between the programs.
-    fn told(&self, member: &Member) -> String {
+    fn describe_member(&self, member: &Member) -> String {
         let Member { id, name, peer_ur_ls, client_ur_ls, is_learner } = member;
         let number = self.ids.iter().position(|known| known == id);
         let masked = |urls: &[String]| {
@@ -212,28 +217,28 @@ impl Side {
     }
 
     /// Waits until the process of a removed member has ended.
-    pub(super) async fn ends(&mut self, number: usize) -> Result<()> {
+    pub(super) async fn wait_for_end(&mut self, number: usize) -> Result<()> {
         let mut process = self.processes.remove(&number).context("it runs")?;
-        until(async || process.ended()).await?;
+        until(async || process.exit_status()).await?;
         Ok(())
     }
 
     /// Waits until every running member knows the leader and has applied as much as any voter.
     /// Voters must also know all members and the client URLs of the running ones.
-    pub(super) async fn settle(&mut self, known: &Known) -> Result<()> {
+    pub(super) async fn settle(&mut self, known: &ExpectedCluster) -> Result<()> {
         let mut far = 0;
-        for number in known.are(|member| member.runs && !member.is_learner) {
+        for number in known.numbers_where(|member| member.runs && !member.is_learner) {
             until(async || {
                 self.still_runs(number)?;
                 let Some((leader, applied)) = self.status(number).await else { return Ok(None) };
-                let leads = known.are(|member| member.runs && !member.is_learner);
+                let leads = known.numbers_where(|member| member.runs && !member.is_learner);
                 let is_known = leads.iter().any(|number| self.ids[*number] == leader);
                 far = far.max(applied);
                 Ok((is_known && self.knows_all(number, known).await?).then_some(()))
             })
             .await?;
         }
-        for number in known.are(|member| member.runs) {
+        for number in known.numbers_where(|member| member.runs) {
             until(async || {
                 self.still_runs(number)?;
                 let status = self.status(number).await;
@@ -246,7 +251,7 @@ impl Side {
 
     fn still_runs(&mut self, number: usize) -> Result<()> {
         let process = self.processes.get_mut(&number).context("it runs")?;
-        ensure!(process.ended()?.is_none(), "member {number} ended: {}", self.dir.display());
+        ensure!(process.exit_status()?.is_none(), "member {number} ended: {}", self.dir.display());
         Ok(())
     }
 
@@ -257,9 +262,9 @@ impl Side {
         Some((status.leader, status.raft_applied_index))
     }
 
-    async fn knows_all(&self, number: usize, known: &Known) -> Result<bool> {
+    async fn knows_all(&self, number: usize, known: &ExpectedCluster) -> Result<bool> {
         let Ok(list) = self.list(number, false).await else { return Ok(false) };
-        let all = known.are(|member| !member.is_gone);
+        let all = known.numbers_where(|member| !member.is_gone);
         let is_known = |number: &usize| {
             let (id, wanted) = (self.ids[*number], &known.members[*number]);
             list.iter().any(|member| {

@@ -9,14 +9,14 @@ use node_proto::etcdserverpb::{
 };
 use tonic::metadata::AsciiMetadataValue;
 
-use super::{Answer, Service, answer};
+use super::{Answer, TokenChannel, answer};
 use crate::fuzz_etcd::users::{AuthCall, TOKENS};
 
 /// Sends a request about users and roles. A token in the answer is stored, and removed before
 /// comparison.
 pub(super) async fn auth(
     call: AuthCall,
-    service: Service,
+    service: TokenChannel,
     tokens: &mut [Option<AsciiMetadataValue>; TOKENS],
 ) -> Answer {
     let mut client = AuthClient::new(service);
@@ -29,7 +29,7 @@ pub(super) async fn auth(
         AuthCall::Enable => ask!(auth_enable, AuthEnableRequest {}),
         AuthCall::Disable => ask!(auth_disable, AuthDisableRequest {}),
         AuthCall::Status => ask!(auth_status, AuthStatusRequest {}),
-        AuthCall::Authenticate { name, password, keep } => {
+        AuthCall::Authenticate { name, password, token_slot: keep } => {
             let (name, password) = (name.to_owned(), password.to_owned());
             let mut response = client.authenticate(AuthenticateRequest { name, password }).await;
             if let Ok(response) = &mut response {

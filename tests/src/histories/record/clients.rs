@@ -8,10 +8,10 @@ use std::time::Duration;
 use anyhow::Result;
 use tonic::Code;
 
-use super::super::{Came, Request};
-use super::draw::Draw;
-use super::link::Link;
-use super::{Plan, Shared};
+use super::super::{Request, RequestOutcome};
+use super::draw::RequestGenerator;
+use super::link::ClientSession;
+use super::{RecordingPlan, RecordingState};
 use crate::rng::Rng;
 
 /// Time limits of requests: shorter than an election, about as long as one, and longer than members
@@ -21,25 +21,25 @@ const PATIENCE: [Duration; 3] =
 /// Pause after a failed request.
 const PAUSE: Duration = Duration::from_millis(40);
 
-pub(super) struct Client {
+pub(super) struct RecordedClient {
     number: usize,
     rng: Rng,
-    link: Link,
-    draw: Draw,
-    shared: Arc<Shared>,
+    link: ClientSession,
+    draw: RequestGenerator,
+    shared: Arc<RecordingState>,
 }
 
-impl Client {
+impl RecordedClient {
     pub(super) fn new(
         number: usize,
         user: Option<String>,
         mut rng: Rng,
-        plan: &Plan,
-        shared: Arc<Shared>,
+        plan: &RecordingPlan,
+        shared: Arc<RecordingState>,
     ) -> Result<Self> {
-        let is_limited = user.as_deref().is_some_and(|user| user == super::users::part());
-        let draw = Draw::new(number, is_limited, Rng::new(rng.number()));
-        let link = Link::new(&plan.members, user)?;
+        let is_limited = user.as_deref().is_some_and(|user| user == super::users::limited_user());
+        let draw = RequestGenerator::new(number, is_limited, Rng::new(rng.number()));
+        let link = ClientSession::new(&plan.members, user)?;
         Ok(Self { number, rng, link, draw, shared })
     }
 
@@ -47,14 +47,14 @@ impl Client {
     pub(super) async fn run(mut self) -> Vec<Request> {
         let mut requests = Vec::new();
         let mut member = self.number % self.link.members();
-        while !self.shared.stops() {
-            if !self.link.is_known(member).await {
+        while !self.shared.is_stopping() {
+            if !self.link.ensure_token(member).await {
                 member = self.rng.pick(self.link.members());
                 tokio::time::sleep(PAUSE).await;
                 continue;
             }
-            let request = self.one(member).await;
-            let is_served = matches!(request.came, Came::Answered { .. });
+            let request = self.send_request(member).await;
+            let is_served = matches!(request.outcome, RequestOutcome::Answered { .. });
             let is_lost = request.is_unknown();
             self.shared.answered.fetch_add(u64::from(is_served), Ordering::Relaxed);
             self.shared.lost.fetch_add(u64::from(is_lost), Ordering::Relaxed);
@@ -68,17 +68,18 @@ impl Client {
         requests
     }
 
-    async fn one(&mut self, member: usize) -> Request {
+    async fn send_request(&mut self, member: usize) -> Request {
         let asked = self.draw.next();
         let patience = PATIENCE[self.rng.pick(PATIENCE.len())];
         let begin = self.shared.now();
-        let came = self.link.ask(member, &asked, patience, || self.shared.now()).await;
-        if matches!(came, Came::Refused { code: Code::Unauthenticated, .. }) {
-            self.link.forget();
+        let came = self.link.send(member, &asked, patience, || self.shared.now()).await;
+        if matches!(came, RequestOutcome::Refused { code: Code::Unauthenticated, .. }) {
+            self.link.drop_token();
         }
         let user = self.link.user().map(str::to_owned);
-        let request = Request { client: self.number, member, user, begin, asked, came };
-        self.draw.told(&request);
+        let request =
+            Request { client: self.number, member, user, begin, operation: asked, outcome: came };
+        self.draw.observe_outcome(&request);
         request
     }
 }

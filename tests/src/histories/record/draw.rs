@@ -14,13 +14,13 @@ use node_proto::etcdserverpb::{
 };
 use node_proto::mvccpb::KeyValue;
 
-use super::super::{Answer, Asked, Came, Request};
+use super::super::{Answer, Request, RequestOutcome, RequestedOperation};
 use crate::rng::Rng;
 
 /// Prefix of keys that all clients use.
 pub(super) const PLAIN: &str = "k/";
 /// Prefix of the keys that the limited user may use.
-pub(super) const PART: &str = "p/";
+pub(super) const LIMITED_PREFIX: &str = "p/";
 /// Prefix of keys with leases. They are deleted only by the end of their lease, so that the cause
 /// of a deletion is known.
 pub(super) const LEASED: &str = "l/";
@@ -30,17 +30,17 @@ const KEYS: u64 = 10;
 const SHORT: i64 = 2;
 const LONG: i64 = 600;
 /// Size of each client's range of lease ids.
-const NAMES: i64 = 1_000_000;
+const LEASE_IDS_PER_CLIENT: i64 = 1_000_000;
 
 /// Returns the end of the range of all keys with this prefix.
-pub(super) fn end_of(prefix: &str) -> Bytes {
+pub(super) fn range_end_of_prefix(prefix: &str) -> Bytes {
     Bytes::from([&prefix.as_bytes()[..prefix.len() - 1], b"0"].concat())
 }
 
 /// Generator of one client's requests.
-pub(super) struct Draw {
+pub(super) struct RequestGenerator {
     client: usize,
-    /// Whether the client's user may use [`PART`] only. The client also tries other keys.
+    /// Whether the client's user may use [`LIMITED_PREFIX`] only. The client also tries other keys.
     is_limited: bool,
     rng: Rng,
     puts: u64,
@@ -52,47 +52,47 @@ pub(super) struct Draw {
     leases: i64,
 }
 
-impl Draw {
+impl RequestGenerator {
     pub(super) fn new(client: usize, is_limited: bool, rng: Rng) -> Self {
         let seen = BTreeMap::new();
         Self { client, is_limited, rng, puts: 0, known: 1, seen, lease: None, leases: 0 }
     }
 
-    pub(super) fn next(&mut self) -> Asked {
+    pub(super) fn next(&mut self) -> RequestedOperation {
         let prefix = self.prefix();
         match self.rng.range(0, 100) {
             0..28 => {
                 let key = self.key(prefix);
                 let put = self.put(key);
-                Asked::Write(Operation::Put(put))
+                RequestedOperation::Write(Operation::Put(put))
             }
-            28..36 => Asked::Write(Operation::DeleteRange(self.delete(prefix))),
-            36..52 => Asked::Write(Operation::Txn(self.txn(prefix))),
-            52..66 if !self.is_limited => Asked::Write(self.leased()),
+            28..36 => RequestedOperation::Write(Operation::DeleteRange(self.delete(prefix))),
+            36..52 => RequestedOperation::Write(Operation::Txn(self.txn(prefix))),
+            52..66 if !self.is_limited => RequestedOperation::Write(self.leased()),
             _ => {
                 let mut request = self.range(prefix);
                 request.serializable = self.rng.chance(300);
-                Asked::Read(request)
+                RequestedOperation::Read(request)
             }
         }
     }
 
     /// Updates the generator's knowledge from the outcome of a request.
-    pub(super) fn told(&mut self, request: &Request) {
+    pub(super) fn observe_outcome(&mut self, request: &Request) {
         if let Some((answer, revision)) = request.answer() {
             self.known = self.known.max(revision);
-            if let Answer::Found(found) = answer {
+            if let Answer::Read(found) = answer {
                 self.seen.extend(found.kvs.iter().map(|kv| (kv.key.clone(), kv.clone())));
             }
-            if let Answer::Written(Response::LeaseGrant(granted)) = answer {
+            if let Answer::Write(Response::LeaseGrant(granted)) = answer {
                 self.lease = Some(granted.id);
             }
         }
         // A lease that may have ended is not used again.
-        let names_one = match &request.asked {
-            Asked::Write(Operation::LeaseRevoke(_)) => true,
-            Asked::Write(Operation::Put(put)) => {
-                put.lease != 0 && matches!(request.came, Came::Refused { .. })
+        let names_one = match &request.operation {
+            RequestedOperation::Write(Operation::LeaseRevoke(_)) => true,
+            RequestedOperation::Write(Operation::Put(put)) => {
+                put.lease != 0 && matches!(request.outcome, RequestOutcome::Refused { .. })
             }
             _ => false,
         };
@@ -103,7 +103,7 @@ impl Draw {
 
     fn prefix(&mut self) -> &'static str {
         match (self.is_limited, self.rng.range(0, 100)) {
-            (true, 0..80) | (false, 0..30) => PART,
+            (true, 0..80) | (false, 0..30) => LIMITED_PREFIX,
             _ => PLAIN,
         }
     }
@@ -132,8 +132,8 @@ impl Draw {
         let everything = Bytes::from_static(b"\0");
         let (key, range_end) = match self.rng.range(0, 100) {
             0..40 => (self.key(prefix), Bytes::new()),
-            40..65 => (Bytes::from(prefix.to_owned()), end_of(prefix)),
-            65..80 => (Bytes::from(LEASED), end_of(LEASED)),
+            40..65 => (Bytes::from(prefix.to_owned()), range_end_of_prefix(prefix)),
+            65..80 => (Bytes::from(LEASED), range_end_of_prefix(LEASED)),
             80..90 => (self.key(prefix), self.key(prefix)),
             _ => (everything.clone(), everything),
         };
@@ -152,7 +152,7 @@ impl Draw {
         let Some(lease) = self.lease else {
             self.leases += 1;
             let client = i64::try_from(self.client).expect("there are few");
-            let id = (client + 1) * NAMES + self.leases;
+            let id = (client + 1) * LEASE_IDS_PER_CLIENT + self.leases;
             let ttl = if self.rng.chance(500) { SHORT } else { LONG };
             return Operation::LeaseGrant(LeaseGrantRequest { id, ttl });
         };

@@ -14,20 +14,20 @@ use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::super::{Answer, Asked, Came, Time};
+use super::super::{Answer, RequestOutcome, RequestedOperation, Time};
 use super::users;
 use crate::client::channel;
 
-const SAYING_WHO: Duration = Duration::from_secs(2);
+const AUTHENTICATION_LIMIT: Duration = Duration::from_secs(2);
 
 /// A client's connection to each member, its user and its token.
-pub(super) struct Link {
+pub(super) struct ClientSession {
     channels: Vec<Channel>,
     user: Option<String>,
     token: Option<AsciiMetadataValue>,
 }
 
-impl Link {
+impl ClientSession {
     /// Creates the connections, which are opened at their first use.
     pub(super) fn new(members: &[SocketAddr], user: Option<String>) -> Result<Self> {
         let channels = members.iter().map(|address| channel(*address, None));
@@ -48,23 +48,23 @@ impl Link {
 
     /// Whether the client has a token or needs none. Otherwise it first requests a token from this
     /// member.
-    pub(super) async fn is_known(&mut self, member: usize) -> bool {
+    pub(super) async fn ensure_token(&mut self, member: usize) -> bool {
         let (Some(user), None) = (&self.user, &self.token) else { return true };
         let mut client = AuthClient::new(self.channel(member));
         let asked = client.authenticate(users::password_of(user));
-        if let Ok(Ok(answer)) = tokio::time::timeout(SAYING_WHO, asked).await {
+        if let Ok(Ok(answer)) = tokio::time::timeout(AUTHENTICATION_LIMIT, asked).await {
             self.token = answer.into_inner().token.parse().ok();
         }
         self.token.is_some()
     }
 
     /// Drops the token, since members no longer accept it.
-    pub(super) fn forget(&mut self) {
+    pub(super) fn drop_token(&mut self) {
         self.token = None;
     }
 
     /// Returns a request with the client's token.
-    pub(super) fn say<T>(&self, message: T) -> tonic::Request<T> {
+    pub(super) fn authenticated_request<T>(&self, message: T) -> tonic::Request<T> {
         let mut request = tonic::Request::new(message);
         if let Some(token) = &self.token {
             request.metadata_mut().insert("token", token.clone());
@@ -73,33 +73,35 @@ impl Link {
     }
 
     /// Sends a request once to one member, and returns its outcome.
-    pub(super) async fn ask(
+    pub(super) async fn send(
         &self,
         member: usize,
-        asked: &Asked,
+        asked: &RequestedOperation,
         limit: Duration,
         now: impl Fn() -> Time,
-    ) -> Came {
+    ) -> RequestOutcome {
         let call = async {
             match asked {
-                Asked::Write(operation) => self.write(member, operation).await.map(Answer::Written),
-                Asked::Read(request) => {
+                RequestedOperation::Write(operation) => {
+                    self.write(member, operation).await.map(Answer::Write)
+                }
+                RequestedOperation::Read(request) => {
                     let mut client = KvClient::new(self.channel(member));
-                    let answer = client.range(self.say(request.clone())).await;
-                    answer.map(|answer| Answer::Found(answer.into_inner()))
+                    let answer = client.range(self.authenticated_request(request.clone())).await;
+                    answer.map(|answer| Answer::Read(answer.into_inner()))
                 }
             }
         };
         match tokio::time::timeout(limit, call).await {
-            Ok(Ok(answer)) => Came::Answered { end: now(), answer },
+            Ok(Ok(answer)) => RequestOutcome::Answered { end: now(), answer },
             Ok(Err(status)) if has_not_happened(&status) => {
                 let (code, text) = (status.code(), status.message().to_owned());
-                Came::Refused { end: now(), code, text }
+                RequestOutcome::Refused { end: now(), code, text }
             }
-            Ok(Err(status)) => {
-                Came::Unknown { text: format!("{:?}: {}", status.code(), status.message()) }
-            }
-            Err(_) => Came::Unknown { text: format!("no answer within {limit:?}") },
+            Ok(Err(status)) => RequestOutcome::Unknown {
+                text: format!("{:?}: {}", status.code(), status.message()),
+            },
+            Err(_) => RequestOutcome::Unknown { text: format!("no answer within {limit:?}") },
         }
     }
 
@@ -107,17 +109,21 @@ impl Link {
         let mut kv = KvClient::new(self.channel(member));
         let mut leases = LeaseClient::new(self.channel(member));
         Ok(match operation.clone() {
-            Operation::Put(put) => Response::Put(kv.put(self.say(put)).await?.into_inner()),
-            Operation::DeleteRange(delete) => {
-                Response::DeleteRange(kv.delete_range(self.say(delete)).await?.into_inner())
+            Operation::Put(put) => {
+                Response::Put(kv.put(self.authenticated_request(put)).await?.into_inner())
             }
-            Operation::Txn(txn) => Response::Txn(kv.txn(self.say(txn)).await?.into_inner()),
-            Operation::LeaseGrant(grant) => {
-                Response::LeaseGrant(leases.lease_grant(self.say(grant)).await?.into_inner())
+            Operation::DeleteRange(delete) => Response::DeleteRange(
+                kv.delete_range(self.authenticated_request(delete)).await?.into_inner(),
+            ),
+            Operation::Txn(txn) => {
+                Response::Txn(kv.txn(self.authenticated_request(txn)).await?.into_inner())
             }
-            Operation::LeaseRevoke(revoke) => {
-                Response::LeaseRevoke(leases.lease_revoke(self.say(revoke)).await?.into_inner())
-            }
+            Operation::LeaseGrant(grant) => Response::LeaseGrant(
+                leases.lease_grant(self.authenticated_request(grant)).await?.into_inner(),
+            ),
+            Operation::LeaseRevoke(revoke) => Response::LeaseRevoke(
+                leases.lease_revoke(self.authenticated_request(revoke)).await?.into_inner(),
+            ),
             other => unreachable!("no recorded client asks for {other:?}"),
         })
     }

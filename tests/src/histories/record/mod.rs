@@ -22,11 +22,11 @@ use anyhow::{Context, Result, anyhow};
 use node_proto::etcdserverpb::{AuthenticateRequest, RangeRequest};
 use tokio::task::JoinSet;
 
-use self::clients::Client;
-use self::link::Link;
-use self::watchers::Watching;
-use super::{Asked, Came, History, Request, Time};
-use crate::harness::Host;
+use self::clients::RecordedClient;
+use self::link::ClientSession;
+use self::watchers::WatcherTask;
+use super::{RecordedHistory, Request, RequestOutcome, RequestedOperation, Time};
+use crate::harness::TestHost;
 use crate::rng::Rng;
 
 /// Time limit of each step when all members are healthy.
@@ -38,11 +38,11 @@ const AGAIN: Duration = Duration::from_millis(50);
 
 /// Parameters of a recording.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct RecordingPlan {
     /// Seed of the clients' requests. Their timing, and so their outcomes, don't depend on it.
     pub seed: u64,
     /// Host that clients and watchers run on.
-    pub from: Host,
+    pub from: TestHost,
     /// Client addresses of the members.
     pub members: Vec<SocketAddr>,
     /// Whether clients authenticate. Some of their users may then use a part of the keys only.
@@ -52,22 +52,22 @@ pub struct Plan {
 /// A recording in progress. [`finish`](Self::finish) ends it.
 #[derive(Debug)]
 pub struct Recording {
-    shared: Arc<Shared>,
-    thread: JoinHandle<Result<History>>,
+    shared: Arc<RecordingState>,
+    thread: JoinHandle<Result<RecordedHistory>>,
 }
 
 /// State shared by all tasks of a recording.
 #[derive(Debug)]
-struct Shared {
+struct RecordingState {
     began: Instant,
-    stops: AtomicBool,
+    stop_requested: AtomicBool,
     answered: AtomicU64,
     lost: AtomicU64,
     /// Newest revision after the last request; 0 before that.
     last: AtomicI64,
 }
 
-impl Shared {
+impl RecordingState {
     fn now(&self) -> Time {
         u64::try_from(self.began.elapsed().as_nanos()).expect("a test ends within centuries")
     }
@@ -76,8 +76,8 @@ impl Shared {
         Some(self.last.load(Ordering::Relaxed)).filter(|last| *last > 0)
     }
 
-    fn stops(&self) -> bool {
-        self.stops.load(Ordering::Relaxed)
+    fn is_stopping(&self) -> bool {
+        self.stop_requested.load(Ordering::Relaxed)
     }
 }
 
@@ -86,17 +86,17 @@ impl Recording {
     ///
     /// # Errors
     /// If no thread can be started.
-    pub fn start(plan: Plan) -> Result<Self> {
-        let shared = Arc::new(Shared {
+    pub fn start(plan: RecordingPlan) -> Result<Self> {
+        let shared = Arc::new(RecordingState {
             began: Instant::now(),
-            stops: AtomicBool::new(false),
+            stop_requested: AtomicBool::new(false),
             answered: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             last: AtomicI64::new(0),
         });
         let of_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("recording".to_owned()).spawn(move || {
-            plan.from.enter()?;
+            plan.from.enter_namespace()?;
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(record(&plan, &of_thread))
         })?;
@@ -123,8 +123,8 @@ impl Recording {
     ///
     /// # Errors
     /// If the members don't serve any more, or a watcher doesn't receive all changes.
-    pub fn finish(self) -> Result<History> {
-        self.shared.stops.store(true, Ordering::Relaxed);
+    pub fn finish(self) -> Result<RecordedHistory> {
+        self.shared.stop_requested.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow!("the recording panicked"))?
     }
 }
@@ -134,23 +134,24 @@ pub fn administrator() -> AuthenticateRequest {
     users::password_of(&users::root())
 }
 
-async fn record(plan: &Plan, shared: &Arc<Shared>) -> Result<History> {
-    let mut history = History::default();
+async fn record(plan: &RecordingPlan, shared: &Arc<RecordingState>) -> Result<RecordedHistory> {
+    let mut history = RecordedHistory::default();
     if plan.has_users {
-        history.users = users::make(&plan.members).await.context("making users")?;
+        history.users = users::create_users(&plan.members).await.context("making users")?;
     }
     let mut rng = Rng::new(plan.seed);
     let mut clients = JoinSet::new();
     for number in 0..CLIENTS {
         let user = plan.has_users.then(|| users::of_client(number));
-        let client = Client::new(number, user, Rng::new(rng.number()), plan, Arc::clone(shared))?;
+        let client =
+            RecordedClient::new(number, user, Rng::new(rng.number()), plan, Arc::clone(shared))?;
         clients.spawn(client.run());
     }
     let mut watchers = JoinSet::new();
-    for (user, wants, start) in watchers::all(plan.has_users) {
-        let link = Link::new(&plan.members, user)?;
+    for (user, wants, start) in watchers::watcher_requests(plan.has_users) {
+        let link = ClientSession::new(&plan.members, user)?;
         let random = Rng::new(rng.number());
-        let watching = Watching::new(link, wants, start, random, Arc::clone(shared));
+        let watching = WatcherTask::new(link, wants, start, random, Arc::clone(shared));
         watchers.spawn(watching.run());
     }
     while let Some(requests) = clients.join_next().await {
@@ -159,7 +160,7 @@ async fn record(plan: &Plan, shared: &Arc<Shared>) -> Result<History> {
     let last = tokio::time::timeout(LIMIT, last_read(plan, shared)).await;
     let (request, last) = last.context("the cluster answers no more")??;
     history.requests.push(request);
-    history.last = last;
+    history.last_revision = last;
     shared.last.store(last, Ordering::Relaxed);
     while let Some(watcher) = watchers.join_next().await {
         history.watchers.push(watcher??);
@@ -169,28 +170,29 @@ async fn record(plan: &Plan, shared: &Arc<Shared>) -> Result<History> {
 
 /// Reads all keys, and repeats that until there is an answer. Returns the request, and the revision
 /// of the answer.
-async fn last_read(plan: &Plan, shared: &Shared) -> Result<(Request, i64)> {
-    let mut link = Link::new(&plan.members, plan.has_users.then(users::root))?;
+async fn last_read(plan: &RecordingPlan, shared: &RecordingState) -> Result<(Request, i64)> {
+    let mut link = ClientSession::new(&plan.members, plan.has_users.then(users::root))?;
     let everything = RangeRequest {
         key: b"\0".to_vec().into(),
         range_end: b"\0".to_vec().into(),
         ..RangeRequest::default()
     };
     for member in (0..plan.members.len()).cycle() {
-        if !link.is_known(member).await {
+        if !link.ensure_token(member).await {
             tokio::time::sleep(AGAIN).await;
             continue;
         }
         let begin = shared.now();
-        let asked = Asked::Read(everything.clone());
-        let came = link.ask(member, &asked, LAST_READ, || shared.now()).await;
+        let asked = RequestedOperation::Read(everything.clone());
+        let came = link.send(member, &asked, LAST_READ, || shared.now()).await;
         let user = link.user().map(str::to_owned);
-        let request = Request { client: CLIENTS, member, user, begin, asked, came };
+        let request =
+            Request { client: CLIENTS, member, user, begin, operation: asked, outcome: came };
         if let Some((_, revision)) = request.answer() {
             return Ok((request, revision));
         }
-        if let Came::Refused { .. } = request.came {
-            link.forget();
+        if let RequestOutcome::Refused { .. } = request.outcome {
+            link.drop_token();
         }
         tokio::time::sleep(AGAIN).await;
     }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use anyhow::Result;
 use bytes::Bytes;
-use muster_node::auth::{Change, Password};
+use muster_node::auth::{AuthOperation, Password};
 use node_proto::authpb::{Permission, UserAddOptions, permission};
 use node_proto::etcdserverpb::auth_client::AuthClient;
 use node_proto::etcdserverpb::{
@@ -13,7 +13,7 @@ use node_proto::etcdserverpb::{
 };
 use tonic::transport::Channel;
 
-use super::draw::{PART, end_of};
+use super::draw::{LIMITED_PREFIX, range_end_of_prefix};
 use crate::client::channel;
 
 const ROOT: &str = "root";
@@ -26,12 +26,12 @@ pub(super) fn root() -> String {
     ROOT.to_owned()
 }
 
-pub(super) fn part() -> String {
+pub(super) fn limited_user() -> String {
     WITH_PART.to_owned()
 }
 
 pub(super) fn of_client(client: usize) -> String {
-    if client < LIMITED { part() } else { root() }
+    if client < LIMITED { limited_user() } else { root() }
 }
 
 pub(super) fn password_of(user: &str) -> AuthenticateRequest {
@@ -40,26 +40,30 @@ pub(super) fn password_of(user: &str) -> AuthenticateRequest {
 
 /// Creates users and roles in this order, enables auth, and waits until every member has applied
 /// it.
-pub(super) async fn make(members: &[SocketAddr]) -> Result<Vec<Change>> {
+pub(super) async fn create_users(members: &[SocketAddr]) -> Result<Vec<AuthOperation>> {
     let mut auth = AuthClient::new(channel(members[0], None)?);
     let mut changes = Vec::new();
-    for name in [root(), part()] {
+    for name in [root(), limited_user()] {
         let hash = Bytes::from_static(b"known to the members alone");
-        changes.push(Change::UserAdd(Password { name: name.clone(), hash, no_password: false }));
-        changes.push(Change::RoleAdd(AuthRoleAddRequest { name: name.clone() }));
+        changes.push(AuthOperation::UserAdd(Password {
+            name: name.clone(),
+            hash,
+            no_password: false,
+        }));
+        changes.push(AuthOperation::RoleAdd(AuthRoleAddRequest { name: name.clone() }));
         let role = name.clone();
-        changes.push(Change::UserGrantRole(AuthUserGrantRoleRequest { user: name, role }));
+        changes.push(AuthOperation::UserGrantRole(AuthUserGrantRoleRequest { user: name, role }));
     }
     let perm = Some(Permission {
         perm_type: permission::Type::Readwrite.into(),
-        key: PART.into(),
-        range_end: end_of(PART),
+        key: LIMITED_PREFIX.into(),
+        range_end: range_end_of_prefix(LIMITED_PREFIX),
     });
-    let grant = AuthRoleGrantPermissionRequest { name: part(), perm };
-    changes.push(Change::RoleGrantPermission(grant));
-    changes.push(Change::Enable(AuthEnableRequest {}));
+    let grant = AuthRoleGrantPermissionRequest { name: limited_user(), perm };
+    changes.push(AuthOperation::RoleGrantPermission(grant));
+    changes.push(AuthOperation::Enable(AuthEnableRequest {}));
     for change in changes.clone() {
-        one(&mut auth, change).await?;
+        apply_change(&mut auth, change).await?;
     }
     // Tokens are assigned through the log, so a member that returns one has applied everything
     // before.
@@ -69,18 +73,20 @@ pub(super) async fn make(members: &[SocketAddr]) -> Result<Vec<Change>> {
     Ok(changes)
 }
 
-async fn one(auth: &mut AuthClient<Channel>, change: Change) -> Result<()> {
+async fn apply_change(auth: &mut AuthClient<Channel>, change: AuthOperation) -> Result<()> {
     match change {
-        Change::UserAdd(Password { name, no_password, .. }) => {
+        AuthOperation::UserAdd(Password { name, no_password, .. }) => {
             let (password, hashed_password) = (PASSWORD.to_owned(), String::new());
             let options = Some(UserAddOptions { no_password });
             let request = AuthUserAddRequest { name, password, options, hashed_password };
             auth.user_add(request).await?;
         }
-        Change::RoleAdd(request) => _ = auth.role_add(request).await?,
-        Change::UserGrantRole(request) => _ = auth.user_grant_role(request).await?,
-        Change::RoleGrantPermission(request) => _ = auth.role_grant_permission(request).await?,
-        Change::Enable(request) => _ = auth.auth_enable(request).await?,
+        AuthOperation::RoleAdd(request) => _ = auth.role_add(request).await?,
+        AuthOperation::UserGrantRole(request) => _ = auth.user_grant_role(request).await?,
+        AuthOperation::RoleGrantPermission(request) => {
+            _ = auth.role_grant_permission(request).await?
+        }
+        AuthOperation::Enable(request) => _ = auth.auth_enable(request).await?,
         other => unreachable!("nobody asks for {other:?}"),
     }
     Ok(())

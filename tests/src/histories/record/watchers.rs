@@ -16,10 +16,10 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Streaming;
 
-use super::super::{Stream, Watcher};
-use super::draw::{LEASED, PART, PLAIN, end_of};
-use super::link::Link;
-use super::{LIMIT, Shared, users};
+use super::super::{RecordedStream, Watcher};
+use super::draw::{LEASED, LIMITED_PREFIX, PLAIN, range_end_of_prefix};
+use super::link::ClientSession;
+use super::{LIMIT, RecordingState, users};
 use crate::rng::Rng;
 
 /// Time without a response after which a watcher leaves a member. A healthy one answers progress
@@ -28,12 +28,12 @@ const SILENCE: Duration = Duration::from_millis(1_000);
 const PROGRESS: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Range in milliseconds of the time after which a watcher changes members without a reason.
-const STAYS: (u64, u64) = (1_000, 6_000);
-const ASKING: usize = 4;
+const STAY_MILLIS: (u64, u64) = (1_000, 6_000);
+const REQUEST_QUEUE_LENGTH: usize = 4;
 
 /// Returns the user, the watch request and the start revision of each watcher. Start revision 0
 /// means the next revision.
-pub(super) fn all(has_users: bool) -> Vec<(Option<String>, WatchCreateRequest, i64)> {
+pub(super) fn watcher_requests(has_users: bool) -> Vec<(Option<String>, WatchCreateRequest, i64)> {
     let everything = || WatchCreateRequest {
         key: Bytes::from_static(b"\0"),
         range_end: Bytes::from_static(b"\0"),
@@ -42,7 +42,7 @@ pub(super) fn all(has_users: bool) -> Vec<(Option<String>, WatchCreateRequest, i
     };
     let prefix = |prefix: &'static str| WatchCreateRequest {
         key: Bytes::from(prefix),
-        range_end: end_of(prefix),
+        range_end: range_end_of_prefix(prefix),
         prev_kv: true,
         ..everything()
     };
@@ -57,9 +57,9 @@ pub(super) fn all(has_users: bool) -> Vec<(Option<String>, WatchCreateRequest, i
         (root(), but(FilterType::Noput, prefix(LEASED)), 0),
     ];
     if has_users {
-        all.push((Some(users::part()), prefix(PART), 1));
+        all.push((Some(users::limited_user()), prefix(LIMITED_PREFIX), 1));
         // This user may not watch all keys.
-        all.push((Some(users::part()), everything(), 1));
+        all.push((Some(users::limited_user()), everything(), 1));
     }
     all
 }
@@ -70,29 +70,29 @@ fn progress() -> WatchRequest {
 }
 
 /// A watcher, and the state that it continues with at the next member.
-pub(super) struct Watching {
-    link: Link,
+pub(super) struct WatcherTask {
+    link: ClientSession,
     /// First revision that it has not received; 0 until the watch is created.
     next: i64,
     rng: Rng,
-    shared: Arc<Shared>,
+    shared: Arc<RecordingState>,
     watcher: Watcher,
     is_refused: bool,
 }
 
 /// A watch stream, and the sender that keeps it open.
-type Open = (mpsc::Sender<WatchRequest>, Streaming<WatchResponse>);
+type OpenWatchStream = (mpsc::Sender<WatchRequest>, Streaming<WatchResponse>);
 
-impl Watching {
+impl WatcherTask {
     pub(super) fn new(
-        link: Link,
+        link: ClientSession,
         wants: WatchCreateRequest,
         next: i64,
         rng: Rng,
-        shared: Arc<Shared>,
+        shared: Arc<RecordingState>,
     ) -> Self {
         let user = link.user().map(str::to_owned);
-        let watcher = Watcher { user, wants, streams: Vec::new() };
+        let watcher = Watcher { user, request: wants, streams: Vec::new() };
         Self { link, next, rng, shared, watcher, is_refused: false }
     }
 
@@ -103,12 +103,12 @@ impl Watching {
             if self.shared.last().is_some() {
                 let deadline = *deadline.get_or_insert(Instant::now() + LIMIT);
                 if Instant::now() > deadline {
-                    let (wants, next) = (&self.watcher.wants, self.next);
+                    let (wants, next) = (&self.watcher.request, self.next);
                     bail!("who wants {wants:?} was told up to {next} only: {:?}", self.shared);
                 }
             }
             let member = self.rng.pick(self.link.members());
-            if self.link.is_known(member).await {
+            if self.link.ensure_token(member).await {
                 self.watch_at(member).await;
             }
             tokio::time::sleep(PAUSE).await;
@@ -125,12 +125,12 @@ impl Watching {
         let open = tokio::time::timeout(SILENCE, self.open(member)).await;
         let Ok(Ok((ask, mut heard))) = open else {
             // The token may have caused the failure.
-            self.link.forget();
+            self.link.drop_token();
             return;
         };
-        let stream = Stream { member, start_revision: self.next, heard: Vec::new() };
+        let stream = RecordedStream { member, start_revision: self.next, responses: Vec::new() };
         self.watcher.streams.push(stream);
-        let stays = Duration::from_millis(self.rng.range(STAYS.0, STAYS.1));
+        let stays = Duration::from_millis(self.rng.range(STAY_MILLIS.0, STAY_MILLIS.1));
         let leaves = Instant::now() + stays;
         let mut asks = tokio::time::interval(PROGRESS);
         let mut silent_since = Instant::now();
@@ -139,7 +139,7 @@ impl Watching {
                 response = heard.message() => {
                     let Ok(Some(response)) = response else { return };
                     silent_since = Instant::now();
-                    if !self.heard(response) {
+                    if !self.record_response(response) {
                         return;
                     }
                 }
@@ -152,25 +152,27 @@ impl Watching {
         }
     }
 
-    async fn open(&self, member: usize) -> Result<Open> {
-        let (ask, mut asked) = mpsc::channel(ASKING);
-        let create = WatchCreateRequest { start_revision: self.next, ..self.watcher.wants.clone() };
+    async fn open(&self, member: usize) -> Result<OpenWatchStream> {
+        let (ask, mut asked) = mpsc::channel(REQUEST_QUEUE_LENGTH);
+        let create =
+            WatchCreateRequest { start_revision: self.next, ..self.watcher.request.clone() };
         let union = RequestUnion::CreateRequest(create);
         ask.send(WatchRequest { request_union: Some(union) }).await?;
         // At once, while many events may not have been received yet.
         ask.send(progress()).await?;
-        let requests = self.link.say(poll_fn(move |context| asked.poll_recv(context)));
+        let requests =
+            self.link.authenticated_request(poll_fn(move |context| asked.poll_recv(context)));
         let heard = WatchClient::new(self.link.channel(member)).watch(requests).await?;
         Ok((ask, heard.into_inner()))
     }
 
     /// Records a response. Returns whether the stream goes on.
-    fn heard(&mut self, response: WatchResponse) -> bool {
+    fn record_response(&mut self, response: WatchResponse) -> bool {
         let header = response.header.as_ref().map_or(0, |header| header.revision);
         if response.canceled {
             self.is_refused |= response.cancel_reason.contains("permission denied");
             if !self.is_refused {
-                self.link.forget();
+                self.link.drop_token();
             }
         } else if response.created {
             if self.next == 0 {
@@ -183,7 +185,7 @@ impl Watching {
         }
         let more = !response.canceled;
         let stream = self.watcher.streams.last_mut().expect("it has just been opened");
-        stream.heard.push((self.shared.now(), response));
+        stream.responses.push((self.shared.now(), response));
         more
     }
 }

@@ -3,13 +3,13 @@
 use super::*;
 
 /// Returns the responses of the story's watcher in its second stream, which has three revisions.
-fn heard(history: &mut History) -> &mut Vec<(Time, WatchResponse)> {
-    &mut history.watchers[0].streams[1].heard
+fn heard(history: &mut RecordedHistory) -> &mut Vec<(Time, WatchResponse)> {
+    &mut history.watchers[0].streams[1].responses
 }
 
 #[test]
 fn each_event_comes_once_and_in_order() {
-    let wrong: [(Rule, Wrong); 8] = [
+    let wrong: [(Rule, HistoryMutation); 8] = [
         (Rule::WatchInOrder, |history| _ = heard(history).remove(1)),
         (Rule::WatchInOrder, |history| heard(history).swap(1, 2)),
         (Rule::WatchInOrder, |history| {
@@ -18,7 +18,7 @@ fn each_event_comes_once_and_in_order() {
         }),
         (Rule::WatchInOrder, |history| {
             // The second stream repeats a response of the first.
-            let again = history.watchers[0].streams[0].heard[1].clone();
+            let again = history.watchers[0].streams[0].responses[1].clone();
             heard(history).insert(1, again);
         }),
         (Rule::WatchProgress, |history| _ = heard(history).remove(3)),
@@ -30,24 +30,24 @@ fn each_event_comes_once_and_in_order() {
         }),
     ];
     for (number, (expected, change)) in wrong.into_iter().enumerate() {
-        let mut history = story();
+        let mut history = sample_history();
         change(&mut history);
         assert_eq!(rule(&history), expected, "{number}");
     }
 }
 
 #[test]
-fn what_comes_after_the_end_says_what_came_before_it() {
+fn an_event_after_the_last_revision_shows_missing_earlier_events() {
     // The last put was abandoned by its client, and happened after the last read. No progress
     // notification follows.
     let after_the_end = |wants: WatchCreateRequest| {
-        let mut book = Book::default();
-        book.ask(put("a", "1"));
-        book.ask(put("b", "2"));
-        book.lose(put("a", "3"));
-        book.watch(None, wants);
-        let mut history = book.end();
-        history.last -= 1;
+        let mut book = HistoryBuilder::default();
+        book.add_answered(put("a", "1"));
+        book.add_answered(put("b", "2"));
+        book.add_applied_unknown(put("a", "3"));
+        book.add_watcher(None, wants);
+        let mut history = book.finish();
+        history.last_revision -= 1;
         heard(&mut history).pop();
         history
     };
@@ -62,7 +62,7 @@ fn what_comes_after_the_end_says_what_came_before_it() {
 fn a_revision_comes_whole() {
     // The two changes of the transaction come in two responses, or the second never comes.
     for is_told in [true, false] {
-        let mut history = story();
+        let mut history = sample_history();
         let split = heard(&mut history);
         let at = split.iter().position(|(_, response)| response.events.len() == 2);
         let at = at.expect("the transaction has two");
@@ -73,7 +73,7 @@ fn a_revision_comes_whole() {
             split.insert(at + 1, second);
         }
         // Another watcher of all keys shows what the revision contains.
-        let whole = story().watchers.remove(0);
+        let whole = sample_history().watchers.remove(0);
         history.watchers.insert(0, whole);
         assert_eq!(rule(&history), Rule::WatchWholeRevisions);
     }
@@ -82,12 +82,12 @@ fn a_revision_comes_whole() {
 #[test]
 fn a_notice_of_progress_is_true() {
     // The progress notification comes before the last event instead of after it.
-    let mut history = story();
+    let mut history = sample_history();
     heard(&mut history).swap(3, 4);
     assert_eq!(rule(&history), Rule::WatchProgress);
     // No progress notification follows the missing event, but the next stream continues after it.
-    let mut history = story();
-    history.watchers[0].streams[0].heard.remove(2);
+    let mut history = sample_history();
+    history.watchers[0].streams[0].responses.remove(2);
     assert_eq!(rule(&history), Rule::WatchProgress);
 }
 
@@ -101,16 +101,16 @@ fn an_event_says_what_happened() {
         |event| event.prev_kv = None,
     ];
     for change in wrong {
-        let mut history = story();
+        let mut history = sample_history();
         change(&mut heard(&mut history)[1].1.events[0]);
         assert_eq!(rule(&history), Rule::WatchEvents);
     }
-    let mut history = story();
-    history.watchers[0].wants.prev_kv = false;
+    let mut history = sample_history();
+    history.watchers[0].request.prev_kv = false;
     assert_eq!(rule(&history), Rule::WatchEvents, "nobody asked for what was before");
-    let mut history = story();
-    history.watchers[0].wants.filters = vec![FilterType::Noput.into()];
-    let evidence = story().watchers.remove(0);
+    let mut history = sample_history();
+    history.watchers[0].request.filters = vec![FilterType::Noput.into()];
+    let evidence = sample_history().watchers.remove(0);
     history.watchers.push(evidence);
     assert_eq!(rule(&history), Rule::WatchEvents, "puts are not wanted");
 }

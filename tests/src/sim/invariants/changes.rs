@@ -6,20 +6,20 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use node_consensus::Entry;
 
-use crate::sim::Violation;
+use crate::sim::InvariantViolation;
 
 /// Membership changes proposed so far, and each member's commit index.
 #[derive(Debug, Default)]
-pub struct Changes {
+pub struct MembershipChanges {
     /// Highest commit index that each member has ever known.
     known: BTreeMap<u64, u64>,
     /// Changes that leaders have proposed, as (index, term).
     proposed: BTreeSet<(u64, u64)>,
 }
 
-impl Changes {
+impl MembershipChanges {
     /// Records that a member knows that everything up to `commit` is committed.
-    pub fn knows(&mut self, member: u64, commit: u64) {
+    pub fn record_commit(&mut self, member: u64, commit: u64) {
         let known = self.known.entry(member).or_default();
         *known = commit.max(*known);
     }
@@ -27,13 +27,13 @@ impl Changes {
     /// Checks a change that the leader `member` proposes, whose configuration has `voters`.
     /// `may_count` tells for an entry of its log, by index and term, whether it may have changed the
     /// configuration.
-    pub fn proposes(
+    pub fn check_proposal(
         &mut self,
         member: u64,
         voters: &[u64],
         change: &Entry,
         may_count: impl Fn(u64, u64) -> bool,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), InvariantViolation> {
         let earlier = self.proposed.range(..(change.index, 0));
         let last = earlier.rev().find(|(index, term)| may_count(*index, *term)).copied();
         self.proposed.insert((change.index, change.term));
@@ -47,6 +47,6 @@ impl Changes {
             "{member} proposes a change at {}, and {knowing} of {voters:?} know of the one at {last}",
             change.index
         );
-        Err(Violation::new("one change at a time", what))
+        Err(InvariantViolation::new("one change at a time", what))
     }
 }

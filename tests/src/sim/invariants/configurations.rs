@@ -5,18 +5,20 @@
 use muster_node::membership::MemberTable;
 use node_consensus::Members;
 
-use crate::model::members::Membership;
-use crate::sim::Violation;
+use crate::model::members::MembershipModel;
+use crate::sim::InvariantViolation;
 
 /// Checks the member table of a store that has applied entry `index`.
-pub fn table(
+pub fn check_table(
     machine: u64,
     index: u64,
     table: &MemberTable,
-    model: &Membership,
-) -> Result<(), Violation> {
-    let violated = |what| Err(Violation::new("member tables are the model's", what));
-    let Some(expected) = model.at(index) else { return violated(format!("{index} is before all")) };
+    model: &MembershipModel,
+) -> Result<(), InvariantViolation> {
+    let violated = |what| Err(InvariantViolation::new("member tables are the model's", what));
+    let Some(expected) = model.configuration_at(index) else {
+        return violated(format!("{index} is before all"));
+    };
     let found = table.voters_and_learners();
     if found != expected.members {
         let expected = &expected.members;
@@ -32,11 +34,15 @@ pub fn table(
 
 /// Checks that consensus uses the members of the store's table, once it knows what the store has
 /// applied.
-pub fn counted(machine: u64, consensus: &Members, table: &MemberTable) -> Result<(), Violation> {
+pub fn check_consensus_members(
+    machine: u64,
+    consensus: &Members,
+    table: &MemberTable,
+) -> Result<(), InvariantViolation> {
     let table = table.voters_and_learners();
     if *consensus == table {
         return Ok(());
     }
     let what = format!("{machine} counts with {consensus:?}, its table says {table:?}");
-    Err(Violation::new("configuration equals table", what))
+    Err(InvariantViolation::new("configuration equals table", what))
 }

@@ -1,7 +1,7 @@
 //! Invariant: a write that was acknowledged to a client is committed, and is never lost.
 
 use super::state_machine::StateMachineSafety;
-use crate::sim::Violation;
+use crate::sim::InvariantViolation;
 
 /// Acknowledged puts and their revisions.
 #[derive(Debug, Default)]
@@ -11,7 +11,7 @@ pub struct DurableAcks {
 
 impl DurableAcks {
     /// Records that a client was told that its put succeeded at this revision.
-    pub fn acknowledged(&mut self, put: u64, revision: i64) {
+    pub fn record_acknowledged(&mut self, put: u64, revision: i64) {
         self.acknowledged.push((put, revision));
     }
 
@@ -26,11 +26,11 @@ impl DurableAcks {
         &self,
         committed: &StateMachineSafety,
         store_revision: i64,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), InvariantViolation> {
         for (put, revision) in &self.acknowledged {
             if !committed.has_request(*put) || *revision > store_revision {
                 let what = format!("put {put} was acknowledged at revision {revision} and is gone");
-                return Err(Violation::new("acknowledged writes survive", what));
+                return Err(InvariantViolation::new("acknowledged writes survive", what));
             }
         }
         Ok(())

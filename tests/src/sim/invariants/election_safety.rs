@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use node_consensus::{Message, MessageKind, Role, Status};
 
-use crate::sim::Violation;
+use crate::sim::InvariantViolation;
 
 /// Leaders by term, and votes by member and term.
 #[derive(Debug, Default)]
@@ -17,7 +17,7 @@ pub struct ElectionSafety {
 
 impl ElectionSafety {
     /// Checks a member's state after a step.
-    pub fn observe(&mut self, member: u64, status: &Status) -> Result<(), Violation> {
+    pub fn observe(&mut self, member: u64, status: &Status) -> Result<(), InvariantViolation> {
         if status.role != Role::Leader {
             return Ok(());
         }
@@ -27,7 +27,7 @@ impl ElectionSafety {
         }
         let term = status.term;
         let what = format!("{leader} and {member} both lead in term {term}");
-        Err(Violation::new("election safety", what))
+        Err(InvariantViolation::new("election safety", what))
     }
 
     /// Returns the number of terms that had a leader.
@@ -41,7 +41,7 @@ impl ElectionSafety {
     }
 
     /// Checks a vote that a member has sent.
-    pub fn sent(&mut self, message: &Message) -> Result<(), Violation> {
+    pub fn check_vote(&mut self, message: &Message) -> Result<(), InvariantViolation> {
         let candidate = match message.kind {
             MessageKind::RequestVoteResponse if !message.reject => message.to,
             MessageKind::RequestVote => message.from,
@@ -53,6 +53,6 @@ impl ElectionSafety {
             return Ok(());
         }
         let what = format!("{member} voted for {before} and {candidate} in term {term}");
-        Err(Violation::new("one vote per term", what))
+        Err(InvariantViolation::new("one vote per term", what))
     }
 }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use node_consensus::{Role, Status};
 
 use super::state_machine::StateMachineSafety;
-use crate::sim::Violation;
+use crate::sim::InvariantViolation;
 
 /// Leaders checked so far, and the term in which each entry was committed.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ impl LeaderCompleteness {
         status: &Status,
         committed: &StateMachineSafety,
         term_at: impl Fn(u64) -> Option<u64>,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), InvariantViolation> {
         let known = self.committed_in.last_key_value().map_or(0, |(index, _)| *index);
         if status.commit > known {
             self.committed_in.insert(status.commit, status.term);
@@ -36,14 +36,14 @@ impl LeaderCompleteness {
         if status.role != Role::Leader || !self.checked.insert((member, status.term)) {
             return Ok(());
         }
-        for (index, term) in committed.from(status.first) {
+        for (index, term) in committed.committed_from(status.first) {
             let committed_in = self.committed_in.range(index..).next().map(|(_, term)| *term);
             let earlier = committed_in.is_some_and(|committed_in| committed_in < status.term);
             if earlier && term_at(index) != Some(term) {
                 let now = status.term;
                 let what =
                     format!("{member} leads in term {now} without entry {index} of term {term}");
-                return Err(Violation::new("leader completeness", what));
+                return Err(InvariantViolation::new("leader completeness", what));
             }
         }
         Ok(())

@@ -6,11 +6,11 @@
 //! revision must be answered at that revision or a later one. If it makes a revision itself, that must be
 //! a later one.
 
-use crate::sim::Violation;
+use crate::sim::InvariantViolation;
 
 /// Kind of a request, by its effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answered {
+pub enum RequestEffect {
     /// The request made a revision.
     Change,
     /// The request made no revision.
@@ -45,28 +45,33 @@ impl Linearizable {
 
     /// Checks the revision of users and roles by which a member decided whether a linearizable read is
     /// permitted. The read began when `floor` was known.
-    pub fn judged(&self, request: u64, floor: u64, revision: u64) -> Result<(), Violation> {
+    pub fn check_permission_revision(
+        &self,
+        request: u64,
+        floor: u64,
+        revision: u64,
+    ) -> Result<(), InvariantViolation> {
         if revision >= floor {
             return Ok(());
         }
         let what = format!("read {request}, begun at users {floor}, was judged by {revision}");
-        Err(Violation::new("linearizable", what))
+        Err(InvariantViolation::new("linearizable", what))
     }
 
     /// Checks the revision at which a request was answered that began when `floor` was known.
-    pub fn answered(
+    pub fn check_answer(
         &mut self,
         request: u64,
-        answered: Answered,
+        answered: RequestEffect,
         floor: i64,
         revision: i64,
-    ) -> Result<(), Violation> {
-        let least = floor + i64::from(answered == Answered::Change);
+    ) -> Result<(), InvariantViolation> {
+        let least = floor + i64::from(answered == RequestEffect::Change);
         if revision < least {
             let what = format!(
                 "request {request} ({answered:?}) was answered at revision {revision} although {floor} was known before it began"
             );
-            return Err(Violation::new("linearizable", what));
+            return Err(InvariantViolation::new("linearizable", what));
         }
         self.known = self.known.max(revision);
         Ok(())

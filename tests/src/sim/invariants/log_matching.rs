@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use node_consensus::Entry;
 
-use crate::sim::Violation;
+use crate::sim::InvariantViolation;
 
 /// Entries seen so far: hash and preceding term, by index and term.
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ impl LogMatching {
         member: u64,
         entries: &[Entry],
         mut before: Option<u64>,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), InvariantViolation> {
         for entry in entries {
             self.observe_one(member, entry, before)?;
             before = Some(entry.term);
@@ -45,7 +45,7 @@ impl LogMatching {
         member: u64,
         entry: &Entry,
         before: Option<u64>,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), InvariantViolation> {
         let at = (entry.index, entry.term);
         let data = hash(&entry.data) ^ u64::from(entry.kind.number());
         let known = self.entries.entry(at).or_insert((data, before));
@@ -58,6 +58,6 @@ impl LogMatching {
             "entry {} of term {} differs at {member}: terms before {:?} and {before:?}",
             entry.index, entry.term, known.1
         );
-        Err(Violation::new("log matching", what))
+        Err(InvariantViolation::new("log matching", what))
     }
 }

@@ -19,7 +19,7 @@ pub mod watch;
 
 use node_consensus::{Message, MessageKind};
 
-use super::Violation;
+use super::InvariantViolation;
 
 /// State of all invariants of one history.
 #[derive(Debug, Default)]
@@ -37,13 +37,13 @@ pub struct Invariants {
     /// Reads and writes behave as with a single copy.
     pub clients: linearizable::Linearizable,
     /// Answers and stores equal the model's.
-    pub stores: store::Stores,
+    pub stores: store::StoreComparison,
     /// The next membership change waits for the last.
-    pub changes: changes::Changes,
+    pub changes: changes::MembershipChanges,
     /// Only voters count in a quorum.
     pub counts: quorum_counts::QuorumCounts,
     /// Removed members never act.
-    pub removed: removed::Removed,
+    pub removed: removed::RemovedMembers,
     /// Leases live as long as they were granted for.
     pub leases: leases::Leases,
     /// Acknowledged writes are never lost.
@@ -52,11 +52,15 @@ pub struct Invariants {
 
 impl Invariants {
     /// Checks a message that a member on `machine` has sent.
-    pub fn sent(&mut self, machine: u64, message: &Message) -> Result<(), Violation> {
-        self.monotone.sent(machine, message);
+    pub fn check_message(
+        &mut self,
+        machine: u64,
+        message: &Message,
+    ) -> Result<(), InvariantViolation> {
+        self.monotone.record_sent_term(machine, message);
         if message.kind == MessageKind::Append {
             self.logs.observe(message.from, &message.entries, Some(message.log_term))?;
         }
-        self.elections.sent(message)
+        self.elections.check_vote(message)
     }
 }

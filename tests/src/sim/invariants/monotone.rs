@@ -5,32 +5,37 @@ use std::collections::BTreeMap;
 
 use node_consensus::{Message, PeerStatus, Status};
 
-use crate::sim::Violation;
+use crate::sim::InvariantViolation;
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct LastKnownState {
     life: u64,
     term: u64,
     vote: u64,
     commit: u64,
     applied: u64,
     /// Highest term in any message that it has sent; pre-votes don't count.
-    shown: u64,
+    highest_sent_term: u64,
 }
 
 /// Last known state of each machine's member.
 #[derive(Debug, Default)]
 pub struct Monotone {
-    members: BTreeMap<u64, Seen>,
+    members: BTreeMap<u64, LastKnownState>,
 }
 
 impl Monotone {
     /// Checks a member's state after a step of process `life`.
-    pub fn observe(&mut self, member: u64, life: u64, status: &Status) -> Result<(), Violation> {
+    pub fn observe(
+        &mut self,
+        member: u64,
+        life: u64,
+        status: &Status,
+    ) -> Result<(), InvariantViolation> {
         let seen = self.members.entry(member).or_default();
-        let violated = |what: String| Err(Violation::new("monotone", what));
-        if status.term < seen.shown {
-            let (now, shown) = (status.term, seen.shown);
+        let violated = |what: String| Err(InvariantViolation::new("monotone", what));
+        if status.term < seen.highest_sent_term {
+            let (now, shown) = (status.term, seen.highest_sent_term);
             return violated(format!("{member} is in term {now} after it has shown term {shown}"));
         }
         if seen.life == life {
@@ -47,15 +52,15 @@ impl Monotone {
         if status.commit > status.last {
             return violated(format!("{member} has committed more than it has"));
         }
-        *seen = Seen {
+        *seen = LastKnownState {
             life,
             term: status.term,
             vote: status.vote,
             commit: status.commit,
             applied: status.applied,
-            shown: seen.shown,
+            highest_sent_term: seen.highest_sent_term,
         };
-        status.peers.iter().try_for_each(|peer| next_above_match(member, peer))
+        status.peers.iter().try_for_each(|peer| check_next_above_match(member, peer))
     }
 
     /// Drops what is known about a machine, because its disk was replaced.
@@ -65,21 +70,21 @@ impl Monotone {
 
     /// Records the term of a sent message. Pre-votes are left out, because they carry a term that
     /// no member has yet.
-    pub fn sent(&mut self, machine: u64, message: &Message) {
+    pub fn record_sent_term(&mut self, machine: u64, message: &Message) {
         use node_consensus::MessageKind::{RequestPreVote, RequestPreVoteResponse};
         if !matches!(message.kind, RequestPreVote | RequestPreVoteResponse) {
             let seen = self.members.entry(machine).or_default();
-            seen.shown = seen.shown.max(message.term);
+            seen.highest_sent_term = seen.highest_sent_term.max(message.term);
         }
     }
 }
 
 /// Checks that a leader's next entry for a peer is one that the peer isn't known to have.
-fn next_above_match(member: u64, peer: &PeerStatus) -> Result<(), Violation> {
+fn check_next_above_match(member: u64, peer: &PeerStatus) -> Result<(), InvariantViolation> {
     if peer.next > peer.matched {
         return Ok(());
     }
     let PeerStatus { member: to, matched, next, .. } = peer;
     let what = format!("{member} would send {to} entry {next}, which has {matched}");
-    Err(Violation::new("next above match", what))
+    Err(InvariantViolation::new("next above match", what))
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use node_consensus::{Members, Role, Status};
 
 use super::election_safety::ElectionSafety;
-use crate::sim::Violation;
+use crate::sim::InvariantViolation;
 
 /// Durable and committed indexes, and the leaders checked so far.
 #[derive(Debug, Default)]
@@ -27,7 +27,7 @@ fn is_quorum(members: &Members, counts: impl Fn(u64) -> bool) -> bool {
 
 impl QuorumCounts {
     /// Records that a member has its log up to `last` on disk.
-    pub fn durable(&mut self, member: u64, last: u64) {
+    pub fn record_durable(&mut self, member: u64, last: u64) {
         let durable = self.durable.entry(member).or_default();
         *durable = last.max(*durable);
     }
@@ -39,7 +39,7 @@ impl QuorumCounts {
         status: &Status,
         configurations: &[&Members],
         elections: &ElectionSafety,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), InvariantViolation> {
         let leads = status.role == Role::Leader;
         if leads && status.commit > self.committed {
             let has = |id| self.durable.get(&id).is_some_and(|last| *last >= status.commit);
@@ -48,7 +48,7 @@ impl QuorumCounts {
                     "{member} has committed {} with {configurations:?}, on disk are {:?}",
                     status.commit, self.durable
                 );
-                return Err(Violation::new("commits are on a quorum's disks", what));
+                return Err(InvariantViolation::new("commits are on a quorum's disks", what));
             }
         }
         self.committed = self.committed.max(status.commit);
@@ -57,7 +57,7 @@ impl QuorumCounts {
             if !configurations.iter().any(|members| is_quorum(members, votes)) {
                 let term = status.term;
                 let what = format!("{member} leads in {term} without one of {configurations:?}");
-                return Err(Violation::new("leaders have a quorum's votes", what));
+                return Err(InvariantViolation::new("leaders have a quorum's votes", what));
             }
         }
         Ok(())
@@ -65,12 +65,17 @@ impl QuorumCounts {
 
     /// Checks that a promoted learner lacks at most `most` entries of the leader's log, which ends at
     /// `last`.
-    pub fn promoted(&self, learner: u64, last: u64, most: u64) -> Result<(), Violation> {
+    pub fn check_promotion(
+        &self,
+        learner: u64,
+        last: u64,
+        most: u64,
+    ) -> Result<(), InvariantViolation> {
         let durable = self.durable.get(&learner).copied().unwrap_or(0);
         if durable > 0 && durable + most >= last {
             return Ok(());
         }
         let what = format!("{learner} has {durable} of {last} entries");
-        Err(Violation::new("who is promoted is in sync", what))
+        Err(InvariantViolation::new("who is promoted is in sync", what))
     }
 }

@@ -3,10 +3,10 @@
 
 use node_consensus::Members;
 
-use crate::sim::Violation;
+use crate::sim::InvariantViolation;
 
 /// Checks two consecutive configurations.
-pub fn meet(before: &Members, after: &Members) -> Result<(), Violation> {
+pub fn check_overlap(before: &Members, after: &Members) -> Result<(), InvariantViolation> {
     let both = before.voters.iter().filter(|id| after.voters.contains(id)).count();
     // Minimum number of members of a quorum that are in both configurations.
     let shared = |members: &Members| {
@@ -17,7 +17,7 @@ pub fn meet(before: &Members, after: &Members) -> Result<(), Violation> {
         return Ok(());
     }
     let what = format!("{:?}, then {:?}", before.voters, after.voters);
-    Err(Violation::new("consecutive quorums meet", what))
+    Err(InvariantViolation::new("consecutive quorums meet", what))
 }
 
 #[cfg(test)]
@@ -39,8 +39,16 @@ mod tests {
             (&[1, 2, 3], &[1, 2, 4], false),
             (&[1], &[2], false),
         ] {
-            assert_eq!(meet(&voters(before), &voters(after)).is_ok(), good, "{before:?} {after:?}");
-            assert_eq!(meet(&voters(after), &voters(before)).is_ok(), good, "{after:?} {before:?}");
+            assert_eq!(
+                check_overlap(&voters(before), &voters(after)).is_ok(),
+                good,
+                "{before:?} {after:?}"
+            );
+            assert_eq!(
+                check_overlap(&voters(after), &voters(before)).is_ok(),
+                good,
+                "{after:?} {before:?}"
+            );
         }
     }
 }

@@ -8,14 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use node_consensus::{Members, Role, Status};
 
-use crate::model::members::Membership;
-use crate::sim::Violation;
+use crate::model::members::MembershipModel;
+use crate::sim::InvariantViolation;
 
 /// Machines with a tombstone, and what each member had applied.
 #[derive(Debug, Default)]
-pub struct Removed {
+pub struct RemovedMembers {
     /// Machines with a tombstone.
-    buried: BTreeSet<u64>,
+    machines_with_tombstone: BTreeSet<u64>,
     /// Highest index that each member has applied.
     applied: BTreeMap<u64, u64>,
     /// Index that each member had applied when it voted, by member and term. A vote may be counted much
@@ -27,24 +27,24 @@ pub struct Removed {
     incarnations: BTreeMap<u128, u64>,
 }
 
-fn violated(what: String) -> Result<(), Violation> {
-    Err(Violation::new("removed members never act", what))
+fn violated(what: String) -> Result<(), InvariantViolation> {
+    Err(InvariantViolation::new("removed members never act", what))
 }
 
-impl Removed {
+impl RemovedMembers {
     /// Records that this machine has a tombstone.
-    pub fn buried(&mut self, machine: u64) {
-        self.buried.insert(machine);
+    pub fn record_tombstone(&mut self, machine: u64) {
+        self.machines_with_tombstone.insert(machine);
     }
 
     /// Checks that a machine's process may run as this member with this incarnation.
-    pub fn starts(
+    pub fn check_start(
         &mut self,
         machine: u64,
         member: u64,
         incarnation: u128,
-    ) -> Result<(), Violation> {
-        if self.buried.contains(&machine) {
+    ) -> Result<(), InvariantViolation> {
+        if self.machines_with_tombstone.contains(&machine) {
             return violated(format!("{member} runs on {machine}, where its tombstone stands"));
         }
         let first = *self.incarnations.entry(incarnation).or_insert(member);
@@ -60,8 +60,8 @@ impl Removed {
         member: u64,
         status: &Status,
         members: &Members,
-        model: &Membership,
-    ) -> Result<(), Violation> {
+        model: &MembershipModel,
+    ) -> Result<(), InvariantViolation> {
         let applied = self.applied.entry(member).or_default();
         *applied = status.applied.max(*applied);
         if status.vote != 0 {
@@ -77,7 +77,7 @@ impl Removed {
             return Ok(());
         }
         let Some(removal) = model.removal(member) else { return Ok(()) };
-        let left = model.at(removal).map_or(&[][..], |left| &left.members.voters);
+        let left = model.configuration_at(removal).map_or(&[][..], |left| &left.members.voters);
         let has =
             |voter: &&u64| self.voted.get(&(**voter, status.term)).is_some_and(|at| *at >= removal);
         if left.iter().filter(has).count() <= left.len() / 2 {

@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_node::machine::Committed;
-use node_proto::command::{self, Said};
+use muster_node::machine::CommittedEntry;
+use node_proto::command::{self, DecodedCommand};
 
 use super::log_matching::hash;
-use crate::sim::Violation;
+use crate::sim::InvariantViolation;
 
 /// Entries and requests applied so far.
 #[derive(Debug, Default)]
@@ -20,15 +20,19 @@ pub struct StateMachineSafety {
 
 impl StateMachineSafety {
     /// Checks an entry that a member applies.
-    pub fn observe(&mut self, member: u64, entry: &Committed) -> Result<(), Violation> {
+    pub fn observe(
+        &mut self,
+        member: u64,
+        entry: &CommittedEntry,
+    ) -> Result<(), InvariantViolation> {
         let position = entry.position;
         let found = (position.term, hash(&entry.data) ^ u64::from(entry.kind.number()));
-        if let Ok(Said { request_id: request, .. }) = command::decode(entry.data.clone())
+        if let Ok(DecodedCommand { request_id: request, .. }) = command::decode(entry.data.clone())
             && !self.committed.contains_key(&position.index)
             && !self.requests.insert(request)
         {
             let what = format!("request {request} is committed twice, again at {}", position.index);
-            return Err(Violation::new("a request is applied once", what));
+            return Err(InvariantViolation::new("a request is applied once", what));
         }
         let known = *self.committed.entry(position.index).or_insert(found);
         if known == found {
@@ -38,11 +42,11 @@ impl StateMachineSafety {
             "{member} applies entry {} of term {}, another one of term {} was committed there",
             position.index, position.term, known.0
         );
-        Err(Violation::new("state machine safety", what))
+        Err(InvariantViolation::new("state machine safety", what))
     }
 
     /// Returns (index, term) of all committed entries from index `first` on.
-    pub fn from(&self, first: u64) -> impl Iterator<Item = (u64, u64)> {
+    pub fn committed_from(&self, first: u64) -> impl Iterator<Item = (u64, u64)> {
         self.committed.range(first..).map(|(index, (term, _))| (*index, *term))
     }
 

@@ -6,22 +6,22 @@ use muster_node::mvcc::{KeyRange, Store, View};
 use node_proto::command::Caller;
 use node_proto::etcdserverpb::{RangeRequest, RangeResponse, ResponseHeader};
 
-use crate::model::{Done, Model, State};
-use crate::sim::Violation;
+use crate::model::{ModelResult, ReferenceModel, StoreRevisions};
+use crate::sim::InvariantViolation;
 
 /// The model, compared with the members' stores.
 #[derive(Debug, Default)]
-pub struct Stores {
+pub struct StoreComparison {
     /// Model that all stores must equal.
-    pub model: Model,
+    pub model: ReferenceModel,
 }
 
-fn differs(what: String) -> Violation {
-    Violation::new("answers are the model's", what)
+fn answer_violation(what: String) -> InvariantViolation {
+    InvariantViolation::new("answers are the model's", what)
 }
 
-fn holds_other(what: String) -> Violation {
-    Violation::new("stores hold the model", what)
+fn store_violation(what: String) -> InvariantViolation {
+    InvariantViolation::new("stores hold the model", what)
 }
 
 /// Returns the revision in an outcome's header, if it has one.
@@ -34,27 +34,27 @@ pub fn header_revision(outcome: &Outcome) -> Option<i64> {
         Response::LeaseGrant(response) => &response.header,
         Response::LeaseRevoke(response) => &response.header,
         Response::Alarm(_)
-        | Response::LeasesNoted
-        | Response::Published
+        | Response::LeasesCheckpointed
+        | Response::MemberPublished
         | Response::MembersChanged(_)
         | Response::AuthChanged(_)
         | Response::TokenAssigned { .. }
-        | Response::TooLarge => return None,
+        | Response::AnswerTooLarge => return None,
     };
     header.as_ref().map(|header| header.revision)
 }
 
-impl Stores {
+impl StoreComparison {
     /// Checks the outcome of a request that a member has applied. If no client waits for it, the
     /// outcome may lack data that would have to be read for it.
-    pub fn answer(
+    pub fn check_outcome(
         &self,
         member: u64,
         request: u64,
         is_awaited: bool,
         outcome: &Outcome,
-    ) -> Result<&Done, Violation> {
-        let done = self.model.done(request).expect("the model has what is committed first");
+    ) -> Result<&ModelResult, InvariantViolation> {
+        let done = self.model.result_of(request).expect("the model has what is committed first");
         let expected = &done.outcome;
         let same = if is_awaited {
             outcome == expected
@@ -65,79 +65,85 @@ impl Stores {
         if same {
             return Ok(done);
         }
-        Err(differs(format!("{member}, request {request}: {outcome:?}, not {expected:?}")))
+        Err(answer_violation(format!("{member}, request {request}: {outcome:?}, not {expected:?}")))
     }
 
     /// Checks the result of a range request that a member has read from `view`.
-    pub fn read(
+    pub fn check_read(
         &self,
         member: u64,
         view: &View,
         request: &RangeRequest,
         found: &Result<RangeResponse, ApplyError>,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), InvariantViolation> {
         let expected = self.model.range(self.state(member, view)?, request);
         if *found == expected {
             return Ok(());
         }
-        Err(differs(format!("{member}, {request:?}: {found:?}, not {expected:?}")))
+        Err(answer_violation(format!("{member}, {request:?}: {found:?}, not {expected:?}")))
     }
 
     /// Checks a member's decision whether a caller may read a range of `view`.
-    pub fn may_read(
+    pub fn check_permission(
         &self,
         member: u64,
         view: &View,
         caller: Option<&Caller>,
         request: &RangeRequest,
         said: Result<(), AuthError>,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), InvariantViolation> {
         let users = self.model.users_at(view.applied().index);
         let expected = users.may_read(caller, &request.key, &request.range_end);
         if said == expected {
             return Ok(());
         }
         let what = format!("{member}, {caller:?}, {request:?}: {said:?}, not {expected:?}");
-        Err(Violation::new("who may is the model's to say", what))
+        Err(InvariantViolation::new("who may is the model's to say", what))
     }
 
     /// Checks the user that a member names for the token assigned by entry `entry`. The member may not
     /// know a token that was assigned before it started.
-    pub fn token(
+    pub fn check_token(
         &self,
         member: u64,
         view: &View,
         entry: u64,
         found: Option<&str>,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), InvariantViolation> {
         let expected = self.model.users_at(view.applied().index).token(entry);
         if found.is_none() || found == expected {
             return Ok(());
         }
         let what =
             format!("{member}: the token of entry {entry} is {found:?}'s, not {expected:?}'s");
-        Err(Violation::new("who may is the model's to say", what))
+        Err(InvariantViolation::new("who may is the model's to say", what))
     }
 
     /// Returns the state of a view, after checking that it equals the model's at the same entry.
-    fn state(&self, member: u64, view: &View) -> Result<State, Violation> {
+    fn state(&self, member: u64, view: &View) -> Result<StoreRevisions, InvariantViolation> {
         let at = view.applied().index;
-        let state = State { revision: view.revision(), compacted: view.compacted() };
+        let state =
+            StoreRevisions { revision: view.revision(), compacted: view.compact_revision() };
         match self.model.state(at) {
             Some(expected) if expected == state => {
                 let differs = self.model.users_at(at).differs(view.auth());
-                let what = |what| holds_other(format!("{member} at entry {at}: users: {what}"));
+                let what = |what| store_violation(format!("{member} at entry {at}: users: {what}"));
                 differs.map_or(Ok(state), |differs| Err(what(differs)))
             }
             expected => {
-                Err(holds_other(format!("{member} at entry {at}: {state:?}, not {expected:?}")))
+                Err(store_violation(format!("{member} at entry {at}: {state:?}, not {expected:?}")))
             }
         }
     }
 
     /// Checks that a member's store equals the model at its newest revision. If `all` is true, it
     /// checks every readable revision.
-    pub fn holds(&self, member: u64, store: &Store, all: bool) -> Result<(), Violation> {
+    pub fn check_contents(
+        &self,
+        member: u64,
+        store: &Store,
+        all: bool,
+    ) -> Result<(), InvariantViolation> {
         let view = store.view();
         let state = self.state(member, &view)?;
         let first = if all { state.compacted.max(1) } else { state.revision };
@@ -151,12 +157,12 @@ impl Stores {
             };
             let found = store
                 .range(&view, &request)
-                .map_err(|error| holds_other(format!("{member} at {revision}: {error:?}")))?;
-            let expected = self.model.all(&everything, revision);
+                .map_err(|error| store_violation(format!("{member} at {revision}: {error:?}")))?;
+            let expected = self.model.records_in(&everything, revision);
             if found.kvs != expected {
                 let found = found.kvs;
                 let what = format!("{member} at {revision}: {found:?}, not {expected:?}");
-                return Err(holds_other(what));
+                return Err(store_violation(what));
             }
         }
         Ok(())

@@ -2,28 +2,28 @@
 //! revisions. It receives no change that an earlier progress notice has covered, and in the end it
 //! receives all of them. It can continue on another member from the revision that it has reached.
 
-use muster_node::mvcc::watch::{Picked, WatchSpec};
+use muster_node::mvcc::watch::{EventSelection, WatchSpec};
 use muster_node::mvcc::{EventKind, KeyRange, Revision};
 use node_proto::mvccpb::KeyValue;
 use prost::Message as _;
 
-use crate::model::{Change, Model};
-use crate::sim::Violation;
+use crate::model::{KeyChange, ReferenceModel};
+use crate::sim::InvariantViolation;
 
 /// State of one watch, as its client knows it.
 #[derive(Debug)]
-pub struct Watch {
+pub struct ExpectedWatch {
     range: KeyRange,
     no_put: bool,
     no_delete: bool,
     /// Point up to which all selected changes have been received.
-    told: Revision,
+    received_up_to: Revision,
     /// Revision of the last progress notice.
-    covered: i64,
+    progress_revision: i64,
 }
 
-fn violated(what: String) -> Violation {
-    Violation::new("watch", what)
+fn violated(what: String) -> InvariantViolation {
+    InvariantViolation::new("watch", what)
 }
 
 /// Returns the end of revision `main`, after all its changes.
@@ -31,10 +31,10 @@ fn end_of(main: i64) -> Revision {
     Revision { main, sub: u32::MAX }
 }
 
-impl Watch {
+impl ExpectedWatch {
     /// Creates a watch that begins at revision `start`.
     pub fn new(range: KeyRange, no_put: bool, no_delete: bool, start: i64) -> Self {
-        Self { range, no_put, no_delete, told: end_of(start - 1), covered: 0 }
+        Self { range, no_put, no_delete, received_up_to: end_of(start - 1), progress_revision: 0 }
     }
 
     /// Returns the request that continues the watch on any member.
@@ -50,54 +50,67 @@ impl Watch {
 
     /// Returns the first revision that isn't covered by events or progress.
     pub fn next_revision(&self) -> i64 {
-        self.told.main.max(self.covered) + 1
+        self.received_up_to.main.max(self.progress_revision) + 1
     }
 
-    fn wants(&self, change: &Change) -> bool {
+    fn wants(&self, change: &KeyChange) -> bool {
         let passes = if change.is_put { !self.no_put } else { !self.no_delete };
         passes && self.range.contains(&change.kv.key)
     }
 
-    fn next<'m>(&self, model: &'m Model) -> Option<&'m Change> {
-        model.next_change(self.told, |change| self.wants(change))
+    fn next<'m>(&self, model: &'m ReferenceModel) -> Option<&'m KeyChange> {
+        model.next_change(self.received_up_to, |change| self.wants(change))
     }
 
     /// Checks events that have arrived.
-    pub fn events(&mut self, model: &Model, picked: &Picked) -> Result<(), Violation> {
+    pub fn check_events(
+        &mut self,
+        model: &ReferenceModel,
+        picked: &EventSelection,
+    ) -> Result<(), InvariantViolation> {
         for event in picked.events() {
             let kv = KeyValue::decode(event.kv.clone())
                 .map_err(|error| violated(format!("an event can't be read: {error}")))?;
             let is_put = event.kind == EventKind::Put;
-            let found = Change { at: event.revision, kv, is_put };
+            let found = KeyChange { revision: event.revision, kv, is_put };
             let expected = self.next(model);
             if expected != Some(&found) {
                 return Err(violated(format!("told {found:?}, not {expected:?}")));
             }
-            if found.at.main <= self.covered {
-                let covered = self.covered;
+            if found.revision.main <= self.progress_revision {
+                let covered = self.progress_revision;
                 return Err(violated(format!("told {found:?} after progress to {covered}")));
             }
-            self.told = found.at;
+            self.received_up_to = found.revision;
         }
-        self.nothing_left(model, picked.revision(), "events")
+        self.check_nothing_missed(model, picked.revision(), "events")
     }
 
     /// Checks a progress notice that has arrived.
-    pub fn progress(&mut self, model: &Model, revision: i64) -> Result<(), Violation> {
-        self.nothing_left(model, revision, "progress")?;
-        if revision < self.covered {
+    pub fn check_progress(
+        &mut self,
+        model: &ReferenceModel,
+        revision: i64,
+    ) -> Result<(), InvariantViolation> {
+        self.check_nothing_missed(model, revision, "progress")?;
+        if revision < self.progress_revision {
             return Err(violated(format!(
                 "progress went back from {} to {revision}",
-                self.covered
+                self.progress_revision
             )));
         }
-        self.covered = revision;
+        self.progress_revision = revision;
         Ok(())
     }
 
-    fn nothing_left(&self, model: &Model, revision: i64, of: &str) -> Result<(), Violation> {
+    fn check_nothing_missed(
+        &self,
+        model: &ReferenceModel,
+        revision: i64,
+        of: &str,
+    ) -> Result<(), InvariantViolation> {
         match self.next(model) {
-            Some(left) if left.at.main <= revision => {
+            Some(left) if left.revision.main <= revision => {
                 Err(violated(format!("{of} up to {revision} without {left:?}")))
             }
             _ => Ok(()),
@@ -105,17 +118,17 @@ impl Watch {
     }
 
     /// Handles the end of a watch whose next revision was compacted away. It continues at `from`.
-    pub fn compacted(&mut self, from: i64) -> Result<(), Violation> {
+    pub fn continue_after_compaction(&mut self, from: i64) -> Result<(), InvariantViolation> {
         if from <= self.next_revision() {
             let next = self.next_revision();
             return Err(violated(format!("ended for a compaction at {from}, with {next} to come")));
         }
-        self.told = self.told.max(end_of(from - 1));
+        self.received_up_to = self.received_up_to.max(end_of(from - 1));
         Ok(())
     }
 
     /// Returns whether the watch has received all its changes.
-    pub fn is_done(&self, model: &Model) -> bool {
+    pub fn is_done(&self, model: &ReferenceModel) -> bool {
         self.next(model).is_none()
     }
 }

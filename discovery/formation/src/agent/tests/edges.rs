@@ -5,7 +5,8 @@ use super::*;
 #[test]
 fn a_clock_that_is_off_by_just_what_is_allowed_signs() {
     let mut agent = joined(1);
-    let output = offered(&mut agent, Offer { skew: Millis(30_000), ..offer(1, &[1, 2, 3]) });
+    let output =
+        offered(&mut agent, ExaminedProposal { skew: Millis(30_000), ..offer(1, &[1, 2, 3]) });
     assert_eq!(nacked(&output), None);
 }
 
@@ -19,11 +20,11 @@ fn a_clock_that_is_off_is_named_before_what_only_seems_wrong_by_it() {
         (Millis(600_000), true, "this host's clock is 10 min behind the service's"),
     ] {
         let mut agent = joined(1);
-        let mut offer = Offer { skew, is_behind, ..offer(1, &[1, 2, 3]) };
-        offer.invalid.insert(1, "its token is issued in the future".into());
+        let mut offer = ExaminedProposal { skew, is_behind, ..offer(1, &[1, 2, 3]) };
+        offer.invalid_records.insert(1, "its token is issued in the future".into());
         let output = offered(&mut agent, offer);
-        let reason = output.then.iter().find_map(|action| match action {
-            Action::Nack { reason, .. } => Some(reason.to_string()),
+        let reason = output.actions.iter().find_map(|action| match action {
+            AgentAction::Nack { reason, .. } => Some(reason.to_string()),
             _ => None,
         });
         assert!(reason.as_ref().is_some_and(|reason| reason.contains(words)), "{reason:?}");
@@ -33,10 +34,10 @@ fn a_clock_that_is_off_is_named_before_what_only_seems_wrong_by_it() {
 #[test]
 fn a_list_of_another_size_or_with_another_token_for_this_host_is_not_signed() {
     let mut agent = joined(1);
-    let short = Offer { size: 3, ..offer(1, &[1, 2]) };
+    let short = ExaminedProposal { size: 3, ..offer(1, &[1, 2]) };
     assert_eq!(nacked(&offered(&mut agent, short)).as_deref(), Some("ForeignList"));
     let mut other = offer(2, &[1, 2, 3]);
-    let record = Record { token_hash: Hash([42; 32]), ..plain_record(1) };
+    let record = AgentRecord { token_hash: Hash([42; 32]), ..plain_record(1) };
     other.proposal.records[0] = Arc::new(record);
     assert_eq!(nacked(&offered(&mut agent, other)).as_deref(), Some("NotMyRecord"));
 }
@@ -44,22 +45,23 @@ fn a_list_of_another_size_or_with_another_token_for_this_host_is_not_signed() {
 #[test]
 fn every_earlier_list_must_be_released_not_the_newest_alone() {
     let mut agent = signed();
-    let _ = agent.step(&RULES, Event::ReleaseSeen { key: key(2), epoch: 1 });
+    let _ = agent.step(&RULES, AgentEvent::ReleaseSeen { key: key(2), epoch: 1 });
     let _ = offered(&mut agent, offer(2, &[1, 4, 5]));
     let _ = reach(&mut agent, 2, 4);
     let _ = reach(&mut agent, 2, 5);
-    assert_eq!(agent.journal.bound.len(), 2);
+    assert_eq!(agent.journal.signed_lists.len(), 2);
     // A restart forgets the releases of other agents: they are not on disk.
-    let mut agent = Agent::new(agent.journal.rebooted(), 2);
+    let mut agent = Agent::new(agent.journal.with_next_boot(), 2);
     let _ = offered(&mut agent, offer(3, &[1, 6, 7]));
-    let _ = agent.step(&RULES, Event::ReleaseSeen { key: key(4), epoch: 2 });
+    let _ = agent.step(&RULES, AgentEvent::ReleaseSeen { key: key(4), epoch: 2 });
     let _ = reach(&mut agent, 3, 6);
     let output = reach(&mut agent, 3, 7);
-    assert!(matches!(output.then[..], [Action::SendRow { .. }]), "{output:?}");
-    let waits_for = agent.waits_for(&RULES).expect("list 1 is not released").to_string();
+    assert!(matches!(output.actions[..], [AgentAction::SendProbeResults { .. }]), "{output:?}");
+    let waits_for =
+        agent.unmet_release_condition(&RULES).expect("list 1 is not released").to_string();
     assert!(waits_for.contains("the list of epoch 1"), "{waits_for}");
-    let output = agent.step(&RULES, Event::ReleaseSeen { key: key(3), epoch: 2 });
-    assert!(matches!(output.then[..], [Action::SignAck { epoch: 3, .. }]), "{output:?}");
+    let output = agent.step(&RULES, AgentEvent::ReleaseSeen { key: key(3), epoch: 2 });
+    assert!(matches!(output.actions[..], [AgentAction::SignAck { epoch: 3, .. }]), "{output:?}");
 }
 
 #[test]
@@ -67,12 +69,12 @@ fn a_probe_counts_for_its_own_epoch_and_key_only() {
     let mut agent = joined(1);
     let _ = offered(&mut agent, offer(2, &[1, 2, 3]));
     let _ = reach(&mut agent, 2, 2);
-    assert_eq!(reach(&mut agent, 1, 3), Output::default(), "an answer to an older question");
-    let impostor = ProbeAnswer { key: key(9), incarnation: Incarnation(3), released: 0 };
-    let probed = Event::Probed { epoch: 2, peer: key(3), result: Ok(impostor) };
+    assert_eq!(reach(&mut agent, 1, 3), AgentOutput::default(), "an answer to an older question");
+    let impostor = ProbeAnswer { key: key(9), incarnation: Incarnation(3), released_epoch: 0 };
+    let probed = AgentEvent::ProbeEnded { epoch: 2, peer: key(3), result: Ok(impostor) };
     let output = agent.step(&RULES, probed);
-    assert!(matches!(output.then[..], [Action::SendRow { .. }]), "{output:?}");
-    assert!(agent.journal.bound.is_empty());
+    assert!(matches!(output.actions[..], [AgentAction::SendProbeResults { .. }]), "{output:?}");
+    assert!(agent.journal.signed_lists.is_empty());
 }
 
 #[test]
@@ -81,37 +83,42 @@ fn a_document_with_another_record_of_this_host_is_not_held() {
     let mut other = (*document(1, &[1, 2, 3])).clone();
     other.proposal.records[0] = other_record(1, 42);
     let output = show_document(&mut agent, Arc::new(other));
-    assert!(matches!(output.then[..], [Action::ReplacementWanted { .. }]), "{output:?}");
+    assert!(matches!(output.actions[..], [AgentAction::RequestReplacement { .. }]), "{output:?}");
 }
 
 #[test]
 fn nothing_is_launched_without_a_document_or_over_anothers_marker() {
     let mut agent = signed();
-    assert_eq!(agent.step(&RULES, Event::MarkerWritten), Output::default());
-    assert_eq!(agent.step(&RULES, Event::Looked(Directory::Blank)), Output::default());
+    assert_eq!(agent.step(&RULES, AgentEvent::MarkerWritten), AgentOutput::default());
+    assert_eq!(
+        agent.step(&RULES, AgentEvent::DirectoryExamined(DirectoryKind::Blank)),
+        AgentOutput::default()
+    );
     let _ = show_document(&mut agent, document(1, &[1, 2, 3]));
-    let output = agent.step(&RULES, Event::Looked(Directory::Marked(Incarnation(2))));
-    assert!(matches!(output.then[..], [Action::Stop { exit: 1, .. }]), "{output:?}");
-    assert_eq!(agent.journal.start, Start::NotYet);
+    let output =
+        agent.step(&RULES, AgentEvent::DirectoryExamined(DirectoryKind::Marked(Incarnation(2))));
+    assert!(matches!(output.actions[..], [AgentAction::Stop { exit: 1, .. }]), "{output:?}");
+    assert_eq!(agent.journal.launch_state, LaunchState::NotStarted);
 }
 
 #[test]
 fn once_launched_no_refusal_says_anything_to_it() {
     let mut agent = signed();
     let _ = show_document(&mut agent, document(1, &[1, 2, 3]));
-    let _ = agent.step(&RULES, Event::MarkerWritten);
-    let refused = Event::Refused { code: Some(RefusalCode::BootClosed), retryable: false };
-    assert_eq!(agent.step(&RULES, refused), Output::default());
+    let _ = agent.step(&RULES, AgentEvent::MarkerWritten);
+    let refused =
+        AgentEvent::RequestRefused { code: Some(RefusalCode::BootClosed), retryable: false };
+    assert_eq!(agent.step(&RULES, refused), AgentOutput::default());
 }
 
 #[test]
 fn each_start_counts_and_a_removed_incarnation_never_starts() {
-    let journal = signed().journal.rebooted();
-    assert_eq!((journal.boot, journal.clone().rebooted().boot), (2, 3));
+    let journal = signed().journal.with_next_boot();
+    assert_eq!((journal.boot, journal.clone().with_next_boot().boot), (2, 3));
     let mut agent = Agent::new(journal, 2);
-    let output = agent.step(&RULES, Event::TombstoneSeen);
-    assert!(matches!(output.then[..], [Action::Stop { exit: 3, .. }]), "{output:?}");
-    let journal = *output.durable.expect("it must never forget");
-    let decision = at_start(&RULES, Some(&journal), &machine(1), &Directory::Blank);
-    assert_eq!(decision, Decision::Removed, "whatever became of the directory");
+    let output = agent.step(&RULES, AgentEvent::TombstoneSeen);
+    assert!(matches!(output.actions[..], [AgentAction::Stop { exit: 3, .. }]), "{output:?}");
+    let journal = *output.journal.expect("it must never forget");
+    let decision = decide_at_start(&RULES, Some(&journal), &machine(1), &DirectoryKind::Blank);
+    assert_eq!(decision, StartDecision::Removed, "whatever became of the directory");
 }

@@ -2,22 +2,22 @@
 
 use super::*;
 
-fn redeem_one_use(host: u8) -> Event {
-    let Event::Redeem(mut event) = redeem(host) else { unreachable!("it is a redeem") };
+fn redeem_one_use(host: u8) -> ClusterEvent {
+    let ClusterEvent::Redeem(mut event) = redeem(host) else { unreachable!("it is a redeem") };
     event.grant.uses = 1;
-    Event::Redeem(event)
+    ClusterEvent::Redeem(event)
 }
 
-fn row(found: &[(u8, bool)]) -> Row {
+fn row(found: &[(u8, bool)]) -> ProbeResults {
     let probe = |works| match works {
-        true => Probe::Reached,
-        false => Probe::Failed("timed out".to_owned()),
+        true => ProbeOutcome::Reached,
+        false => ProbeOutcome::Failed("timed out".to_owned()),
     };
     found.iter().map(|&(peer, works)| (key(peer), probe(works))).collect()
 }
 
 fn counts(service: &Service) -> Vec<u32> {
-    service.cluster.agents.values().map(|agent| agent.counts).collect()
+    service.cluster.agents.values().map(|agent| agent.failed_lists).collect()
 }
 
 #[test]
@@ -25,12 +25,12 @@ fn a_token_of_one_use_holds_one_seat_and_its_other_keys_wait() {
     let mut service = Service::of_size(3);
     let _ = service.yes(redeem_one_use(1));
     let second = service.yes(redeem_one_use(2));
-    assert_eq!(second.standing, Some(Standing::Standby { ahead: 0 }));
+    assert_eq!(second.standing, Some(AgentStanding::Standby { ahead: 0 }));
     assert_eq!(service.cluster.seats().len(), 1);
     service.pass(50);
     let _ = service.yes(poll(2));
     service.pass(41);
-    let _ = service.yes(Event::Tick);
+    let _ = service.yes(ClusterEvent::Tick);
     assert_eq!(service.cluster.seats()[&1], key(2), "the use is free with the seat");
 }
 
@@ -44,10 +44,10 @@ fn whom_half_of_the_matrix_misses_is_not_at_fault_alone() {
         (2, row(&[(1, false), (3, true)])),
         (3, row(&[(1, true), (2, true)])),
     ] {
-        let _ = service.yes(Event::Probes { key: key(host), epoch: 1, row: found });
+        let _ = service.yes(ClusterEvent::Probes { key: key(host), epoch: 1, row: found });
     }
     service.pass(60);
-    let _ = service.yes(Event::Tick);
+    let _ = service.yes(ClusterEvent::Tick);
     assert_eq!(counts(&service), [0, 1, 0]);
 }
 
@@ -56,15 +56,15 @@ fn a_standby_that_is_held_back_takes_nobodys_seat() {
     let mut service = Service::joined(3, &[1, 2, 3, 4]);
     // Host 4 is held back since it sat in an earlier list.
     let held_until = service.now.after(seconds(60));
-    service.cluster.agents.get_mut(&key(4)).expect("it waits").held_until = held_until;
+    service.cluster.agents.get_mut(&key(4)).expect("it waits").held_back_until = held_until;
     for epoch in 1..=2 {
         let _ = service.yes(nack(2, epoch));
         assert_eq!(service.cluster.seats()[&2], key(2), "nothing would be won");
         service.pass(4);
-        let _ = service.yes(Event::Tick);
+        let _ = service.yes(ClusterEvent::Tick);
     }
     let free = service.yes(redeem(5));
-    assert_eq!(free.standing, Some(Standing::Standby { ahead: 1 }));
+    assert_eq!(free.standing, Some(AgentStanding::Standby { ahead: 1 }));
     let _ = service.yes(nack(2, 3));
     assert_eq!(service.cluster.seats()[&2], key(5), "the first that isn't held back");
 }
@@ -72,8 +72,12 @@ fn a_standby_that_is_held_back_takes_nobodys_seat() {
 #[test]
 fn a_frozen_list_is_looked_at_when_its_time_is_over() {
     let service = Service::joined(3, &[1, 2, 3]);
-    let next = next_deadline(&service.cluster, &Settings::DEFAULT, service.now);
-    assert_eq!(next, Some(START.after(Settings::DEFAULT.prepare)), "before any lease ends");
+    let next = next_deadline(&service.cluster, &FormationSettings::DEFAULT, service.now);
+    assert_eq!(
+        next,
+        Some(START.after(FormationSettings::DEFAULT.ack_timeout)),
+        "before any lease ends"
+    );
 }
 
 #[test]
@@ -91,12 +95,12 @@ fn a_standby_that_redeems_again_is_told_that_the_members_are_decided() {
 fn leases_and_holds_end_at_their_time_and_not_after_it() {
     let mut service = Service::joined(3, &[1, 2]);
     service.pass(90);
-    let _ = service.yes(Event::Tick);
+    let _ = service.yes(ClusterEvent::Tick);
     assert!(service.cluster.seats().is_empty());
     let mut service = Service::joined(3, &[1, 2, 3]);
     let _ = service.yes(nack(3, 1));
     service.pass(1);
-    let _ = service.yes(Event::Tick);
+    let _ = service.yes(ClusterEvent::Tick);
     assert_eq!(service.cluster.phase, Phase::Open, "held back for two seconds");
 }
 
@@ -104,7 +108,7 @@ fn leases_and_holds_end_at_their_time_and_not_after_it() {
 fn a_row_says_nothing_about_oneself_or_a_stranger() {
     let mut service = Service::joined(3, &[1, 2, 3, 4]);
     let found = row(&[(1, false), (2, true), (4, false)]);
-    let _ = service.yes(Event::Probes { key: key(1), epoch: 1, row: found });
+    let _ = service.yes(ClusterEvent::Probes { key: key(1), epoch: 1, row: found });
     let frozen = service.cluster.frozen.as_ref().expect("preparing");
     assert_eq!(frozen.probes[&key(1)], row(&[(2, true)]));
 }
@@ -113,7 +117,7 @@ fn a_row_says_nothing_about_oneself_or_a_stranger() {
 fn what_others_write_is_kept_up_to_a_bound() {
     let mut service = Service::joined(1, &[1]);
     let reason = "é".repeat(1_000);
-    let _ = service.step(Event::Nack { key: key(1), epoch: 1, reason });
+    let _ = service.step(ClusterEvent::Nack { key: key(1), epoch: 1, reason });
     let kept = service.cluster.last_error.as_ref().map(|error| error.text.len());
     assert_eq!(kept, Some(400), "bytes, between two characters");
 }
@@ -121,7 +125,7 @@ fn what_others_write_is_kept_up_to_a_bound() {
 #[test]
 fn a_majority_of_equal_reports_forms_it() {
     let mut service = Service::committed();
-    let report = |host, raft_cluster| Event::Report { key: key(host), raft_cluster };
+    let report = |host, raft_cluster| ClusterEvent::Report { key: key(host), raft_cluster };
     let _ = service.yes(report(1, 7));
     let _ = service.yes(report(2, 8));
     assert_eq!(service.cluster.phase, Phase::Committed, "two that differ are no majority");
@@ -133,13 +137,13 @@ fn a_majority_of_equal_reports_forms_it() {
 fn a_token_that_the_store_knows_as_revoked_and_a_record_of_another_cluster_or_grant_are_refused() {
     let mut service = Service::of_size(3);
     let redeem = |change: &dyn Fn(&mut Redeem)| {
-        let Event::Redeem(mut event) = redeem(1) else { unreachable!("it is a redeem") };
+        let ClusterEvent::Redeem(mut event) = redeem(1) else { unreachable!("it is a redeem") };
         change(&mut event);
-        Event::Redeem(event)
+        ClusterEvent::Redeem(event)
     };
     let revoked = service.no(redeem(&|event| event.grant.revoked = true));
     assert_eq!(variant(&revoked), "GrantRevoked");
-    let other = Record { cluster: ClusterId(8), ..plain_record(1) };
+    let other = AgentRecord { cluster: ClusterId(8), ..plain_record(1) };
     let foreign = service.no(redeem(&|event| event.record = Arc::new(other.clone())));
     assert_eq!(variant(&foreign), "ForeignRecord");
     let foreign = service.no(redeem(&|event| event.grant.id = GrantId(Arc::from("join"))));
@@ -150,12 +154,12 @@ fn a_token_that_the_store_knows_as_revoked_and_a_record_of_another_cluster_or_gr
 #[test]
 fn a_record_under_another_grant_holds_as_many_seats_as_that_one_may() {
     let mut service = Service::joined(3, &[1]);
-    let moved = Record { hash: Hash([42; 32]), ..plain_record(1) };
-    let Event::Redeem(mut event) = redeem_with(Arc::new(moved), session(1, 2), 0) else {
+    let moved = AgentRecord { hash: Hash([42; 32]), ..plain_record(1) };
+    let ClusterEvent::Redeem(mut event) = redeem_with(Arc::new(moved), session(1, 2), 0) else {
         unreachable!("it is a redeem")
     };
     event.grant.uses = 1;
-    let _ = service.yes(Event::Redeem(event));
+    let _ = service.yes(ClusterEvent::Redeem(event));
     assert_eq!(service.cluster.agents[&key(1)].uses, 1);
 }
 
@@ -165,10 +169,10 @@ fn whose_hold_is_over_keeps_its_seat_however_often_it_was_counted() {
     for epoch in 1..=2 {
         let _ = service.yes(nack(2, epoch));
         service.pass(4);
-        let _ = service.yes(Event::Tick);
+        let _ = service.yes(ClusterEvent::Tick);
     }
     service.cluster.agents.get_mut(&key(3)).expect("seated").lease_until = service.now;
-    let _ = service.yes(Event::Tick);
+    let _ = service.yes(ClusterEvent::Tick);
     let _ = service.yes(redeem(4));
     assert_eq!(service.cluster.seats()[&2], key(2));
     assert_eq!(service.cluster.seats()[&3], key(4));
@@ -178,12 +182,12 @@ fn whose_hold_is_over_keeps_its_seat_however_often_it_was_counted() {
 fn a_standby_that_would_clash_with_who_sits_goes_on_waiting() {
     let mut service = Service::joined(3, &[1, 2, 3]);
     service.cluster.agents.get_mut(&key(3)).expect("seated").lease_until = service.now;
-    let named = Record { name: "host-3".to_owned(), ..plain_record(4) };
+    let named = AgentRecord { name: "host-3".to_owned(), ..plain_record(4) };
     let _ = service.yes(redeem_with(Arc::new(named), session(4, 1), 0));
     assert_eq!(service.cluster.seats()[&3], key(4));
     let _ = service.yes(poll(3));
     service.cluster.agents.get_mut(&key(1)).expect("seated").lease_until = service.now;
-    let _ = service.yes(Event::Tick);
+    let _ = service.yes(ClusterEvent::Tick);
     assert_eq!(service.cluster.seats().len(), 2, "two of one name can't be in one list");
 }
 
@@ -196,13 +200,13 @@ fn an_ack_over_another_list_is_refused_after_the_commit_too() {
 #[test]
 fn what_is_not_committed_is_not_retired() {
     let mut service = Service::joined(3, &[1, 2, 3]);
-    let refusal = service.no(Event::Retire { by: "ann".to_owned() });
+    let refusal = service.no(ClusterEvent::Retire { by: "ann".to_owned() });
     assert_eq!(variant(&refusal), "NothingToRetire");
     assert_eq!(service.cluster.phase, Phase::Preparing);
 }
 
-fn report(host: u8, raft_cluster: u64) -> Event {
-    Event::Report { key: key(host), raft_cluster }
+fn report(host: u8, raft_cluster: u64) -> ClusterEvent {
+    ClusterEvent::Report { key: key(host), raft_cluster }
 }
 
 #[test]
@@ -212,14 +216,14 @@ fn a_retirement_is_taken_back_within_a_week_with_the_same_document() {
     let _ = service.yes(report(2, 7));
     assert_eq!(service.cluster.phase, Phase::Formed);
     let before = service.cluster.clone();
-    let _ = service.yes(Event::Retire { by: "ann".to_owned() });
+    let _ = service.yes(ClusterEvent::Retire { by: "ann".to_owned() });
     assert_eq!(variant(&service.no(poll(1))), "Ended");
     service.pass(6 * 86_400);
-    let taken_back = service.step(Event::Unretire { by: "ann".to_owned() });
+    let taken_back = service.step(ClusterEvent::Unretire { by: "ann".to_owned() });
     assert!(taken_back.answer.is_ok());
     assert_eq!(taken_back.committed, None, "nothing is committed a second time");
     assert_eq!(service.cluster, Cluster { rev: service.cluster.rev, ..before.clone() });
-    assert_eq!(service.yes(poll(1)).document, before.frozen.map(|frozen| frozen.h));
+    assert_eq!(service.yes(poll(1)).document, before.frozen.map(|frozen| frozen.proposal_hash));
     assert_eq!(variant(&service.no(redeem(4))), "BootClosed", "nobody new is seated");
 }
 
@@ -227,8 +231,8 @@ fn a_retirement_is_taken_back_within_a_week_with_the_same_document() {
 fn a_retirement_before_a_majority_reported_leads_back_to_committed() {
     let mut service = Service::committed();
     let _ = service.yes(report(1, 7));
-    let _ = service.yes(Event::Retire { by: "ann".to_owned() });
-    let _ = service.yes(Event::Unretire { by: "ann".to_owned() });
+    let _ = service.yes(ClusterEvent::Retire { by: "ann".to_owned() });
+    let _ = service.yes(ClusterEvent::Unretire { by: "ann".to_owned() });
     assert_eq!(service.cluster.phase, Phase::Committed);
     let _ = service.yes(report(2, 7));
     assert_eq!(service.cluster.phase, Phase::Formed);
@@ -237,35 +241,38 @@ fn a_retirement_before_a_majority_reported_leads_back_to_committed() {
 #[test]
 fn a_retirement_is_not_taken_back_after_a_week_or_where_there_is_none() {
     let mut service = Service::committed();
-    let _ = service.yes(Event::Unretire { by: "ann".to_owned() });
+    let _ = service.yes(ClusterEvent::Unretire { by: "ann".to_owned() });
     assert_eq!(service.cluster.phase, Phase::Committed, "a repeated request changes nothing");
-    let _ = service.yes(Event::Retire { by: "ann".to_owned() });
+    let _ = service.yes(ClusterEvent::Retire { by: "ann".to_owned() });
     let told = |service: &Service| {
-        explain(&service.cluster, &Settings::DEFAULT, service.now)[0].way_out.clone()
+        explain(&service.cluster, &FormationSettings::DEFAULT, service.now)[0].remedy.clone()
     };
     assert!(told(&service).contains("cluster unretire NAME"));
     service.pass(7 * 86_400 + 1);
     assert!(!told(&service).contains("unretire"));
-    assert_eq!(variant(&service.no(Event::Unretire { by: "ann".to_owned() })), "UnretireTooLate");
+    assert_eq!(
+        variant(&service.no(ClusterEvent::Unretire { by: "ann".to_owned() })),
+        "UnretireTooLate"
+    );
     let mut service = Service::joined(3, &[1, 2, 3]);
-    let refusal = service.no(Event::Unretire { by: "ann".to_owned() });
+    let refusal = service.no(ClusterEvent::Unretire { by: "ann".to_owned() });
     assert_eq!(variant(&refusal), "NothingToUnretire");
-    let _ = service.yes(Event::Abandon { by: "ann".to_owned() });
-    assert_eq!(variant(&service.no(Event::Unretire { by: "ann".to_owned() })), "Ended");
+    let _ = service.yes(ClusterEvent::Abandon { by: "ann".to_owned() });
+    assert_eq!(variant(&service.no(ClusterEvent::Unretire { by: "ann".to_owned() })), "Ended");
 }
 
 #[test]
 fn two_documents_stay_two_whatever_is_taken_back() {
     let mut service = Service::committed();
-    let _ = service.step(Event::Adopt(document(2, &[3, 4, 5])));
-    let _ = service.yes(Event::Retire { by: "ann".to_owned() });
-    assert_eq!(variant(&service.no(Event::Unretire { by: "ann".to_owned() })), "Split");
+    let _ = service.step(ClusterEvent::Adopt(document(2, &[3, 4, 5])));
+    let _ = service.yes(ClusterEvent::Retire { by: "ann".to_owned() });
+    assert_eq!(variant(&service.no(ClusterEvent::Unretire { by: "ann".to_owned() })), "Split");
 }
 
 #[test]
 fn an_adopted_document_seats_its_members_and_nobody_else() {
     let mut service = Service::joined(3, &[1, 2, 3]);
-    let _ = service.yes(Event::Adopt(document(5, &[4, 5, 6])));
+    let _ = service.yes(ClusterEvent::Adopt(document(5, &[4, 5, 6])));
     assert_eq!(service.cluster.agents[&key(1)].seating, Seating::Absent);
     assert_eq!(service.cluster.seats().into_values().collect::<Vec<_>>(), [4, 5, 6].map(key));
     assert_eq!(service.cluster.floor, 5);
@@ -274,7 +281,7 @@ fn an_adopted_document_seats_its_members_and_nobody_else() {
 #[test]
 fn no_epoch_passes_the_ceiling_however_close_the_cluster_is_to_it() {
     let mut service = Service::joined(3, &[1]);
-    service.cluster.floor = EPOCH_MAX - 1;
-    let _ = service.yes(poll_of(1, EPOCH_MAX));
-    assert_eq!(variant(&service.no(poll_of(1, EPOCH_MAX + 1))), "EpochTooFar");
+    service.cluster.floor = MAX_EPOCH - 1;
+    let _ = service.yes(poll_of(1, MAX_EPOCH));
+    assert_eq!(variant(&service.no(poll_of(1, MAX_EPOCH + 1))), "EpochTooFar");
 }

@@ -11,12 +11,12 @@ fn probe_and_sign(service: &mut Service, broken: &[(u8, u8)]) {
         let works =
             |peer: u8| !broken.contains(&(prober, peer)) && !broken.contains(&(peer, prober));
         let probe = |peer: u8| match works(peer) {
-            true => Probe::Reached,
-            false => Probe::Failed("connection timed out".to_owned()),
+            true => ProbeOutcome::Reached,
+            false => ProbeOutcome::Failed("connection timed out".to_owned()),
         };
         let peers = list.iter().copied().filter(|&peer| peer != prober);
-        let row: Row = peers.clone().map(|peer| (key(peer), probe(peer))).collect();
-        let _ = service.yes(Event::Probes { key: key(prober), epoch, row });
+        let row: ProbeResults = peers.clone().map(|peer| (key(peer), probe(peer))).collect();
+        let _ = service.yes(ClusterEvent::Probes { key: key(prober), epoch, row });
         if peers.into_iter().all(works) {
             let _ = service.yes(ack(prober, epoch, &list));
         }
@@ -62,10 +62,10 @@ fn explain_names_the_two_with_their_addresses_and_the_port() {
     let mut service = Service::joined(3, &[1, 2, 3]);
     probe_and_sign(&mut service, &[(1, 2)]);
     let said = |service: &Service| {
-        let lines = explain(&service.cluster, &Settings::DEFAULT, service.now);
-        let text = |line: &Line| {
+        let lines = explain(&service.cluster, &FormationSettings::DEFAULT, service.now);
+        let text = |line: &WaitReason| {
             let error = line.last_error.clone().unwrap_or_default();
-            format!("{}: {} [{}] {}", line.code, line.what, error, line.way_out)
+            format!("{}: {} [{}] {}", line.code, line.explanation, error, line.remedy)
         };
         lines.iter().map(text).collect::<Vec<_>>().join("\n")
     };
@@ -75,7 +75,7 @@ fn explain_names_the_two_with_their_addresses_and_the_port() {
     let preparing = said(&service);
     assert!(preparing.starts_with(&format!("unreachable: {broken} [] {open}")), "{preparing}");
     service.pass(60);
-    let _ = service.yes(Event::Tick);
+    let _ = service.yes(ClusterEvent::Tick);
     let held = said(&service);
     assert!(held.contains("held back after a failed try: host-2"), "{held}");
     let timed_out = format!("[epoch 1 timed out with 2 acks missing; {broken}]");

@@ -13,8 +13,8 @@ use super::*;
 
 /// Makes a node on which `some` may read and write below `e`, read below `f`, write below `g`, and
 /// use a single key below `h`.
-async fn with_lines() -> (Node, [String; 3]) {
-    let (node, tokens) = Node::with_users().await;
+async fn with_lines() -> (ApiTestNode, [String; 3]) {
+    let (node, tokens) = ApiTestNode::with_users().await;
     let root = Some(tokens[0].as_str());
     for (kind, from, to) in [
         (Type::Readwrite, "e/", "e0"),
@@ -32,37 +32,37 @@ async fn with_lines() -> (Node, [String; 3]) {
 }
 
 /// Converts an expected error as the Lock and Election services do.
-fn unknown((_, text): Told) -> Told {
+fn unknown((_, text): CodeAndText) -> CodeAndText {
     (Code::Unknown, text)
 }
 
-impl Node {
+impl ApiTestNode {
     fn elections(&self) -> ElectionClient<Channel> {
         ElectionClient::new(self.channel.clone())
     }
 
-    async fn lock(&self, token: Option<&str>, name: &str, lease: i64) -> Result<(), Told> {
+    async fn lock(&self, token: Option<&str>, name: &str, lease: i64) -> Result<(), CodeAndText> {
         let asked = by(token, LockRequest { name: bytes(name), lease });
         result(LockClient::new(self.channel.clone()).lock(asked).await).map(|_| ())
     }
 
-    async fn unlock(&self, token: &str, key: &str) -> Result<(), Told> {
+    async fn unlock(&self, token: &str, key: &str) -> Result<(), CodeAndText> {
         let asked = by(Some(token), UnlockRequest { key: bytes(key) });
         result(LockClient::new(self.channel.clone()).unlock(asked).await).map(|_| ())
     }
 
-    async fn campaign(&self, token: Option<&str>, name: &str) -> Result<LeaderKey, Told> {
+    async fn campaign(&self, token: Option<&str>, name: &str) -> Result<LeaderKey, CodeAndText> {
         let campaign = CampaignRequest { name: bytes(name), lease: 1, value: bytes("v") };
         let won = result(self.elections().campaign(by(token, campaign)).await)?;
         Ok(won.into_inner().leader.unwrap())
     }
 
-    async fn leader(&self, token: &str, name: &str) -> Result<(), Told> {
+    async fn leader(&self, token: &str, name: &str) -> Result<(), CodeAndText> {
         let asked = by(Some(token), LeaderRequest { name: bytes(name) });
         result(self.elections().leader(asked).await).map(|_| ())
     }
 
-    async fn observe(&self, token: &str, name: &str) -> Result<Bytes, Told> {
+    async fn observe(&self, token: &str, name: &str) -> Result<Bytes, CodeAndText> {
         let asked = by(Some(token), LeaderRequest { name: bytes(name) });
         let mut seen = self.elections().observe(asked).await.unwrap().into_inner();
         let seen = result(seen.message().await)?.unwrap();

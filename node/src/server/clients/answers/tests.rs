@@ -9,9 +9,9 @@ use super::*;
 const MB: usize = 1 << 20;
 
 /// Response body that yields these pieces and then never ends.
-struct Written(VecDeque<Bytes>);
+struct ChunkBody(VecDeque<Bytes>);
 
-impl Body for Written {
+impl Body for ChunkBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -26,21 +26,21 @@ impl Body for Written {
     }
 }
 
-fn connection(room: &Arc<Room>) -> Arc<Answers> {
-    Answers::open(room, [10, 0, 0, 1].into(), Arc::default())
+fn connection(room: &Arc<MemoryBudget>) -> Arc<AnswerAccounting> {
+    AnswerAccounting::open(room, [10, 0, 0, 1].into(), Arc::default())
 }
 
-fn whole(answers: &Arc<Answers>, bytes: usize) -> Response<Counted> {
+fn whole(answers: &Arc<AnswerAccounting>, bytes: usize) -> Response<ChargedAnswerBody> {
     answers.count(vec![b'x'; bytes].into_response())
 }
 
-fn stream(answers: &Arc<Answers>, pieces: usize) -> Counted {
+fn stream(answers: &Arc<AnswerAccounting>, pieces: usize) -> ChargedAnswerBody {
     let pieces = (0..pieces).map(|_| Bytes::from(vec![b'x'; MB])).collect();
-    answers.count(Response::new(axum::body::Body::new(Written(pieces)))).into_body()
+    answers.count(Response::new(axum::body::Body::new(ChunkBody(pieces)))).into_body()
 }
 
 /// Returns the next part that the client could read, if there is one.
-fn next(body: &mut Counted) -> Option<Bytes> {
+fn next(body: &mut ChargedAnswerBody) -> Option<Bytes> {
     let mut context = Context::from_waker(Waker::noop());
     match Pin::new(body).poll_frame(&mut context) {
         Poll::Ready(Some(Ok(frame))) => frame.into_data().ok(),
@@ -88,7 +88,7 @@ async fn a_stream_that_is_not_read_is_not_written_on() {
     for stream in &mut streams[..150] {
         while next(stream).is_some_and(|_| !stream.rest.is_empty()) {}
     }
-    tokio::time::sleep(2 * AGAIN).await;
+    tokio::time::sleep(2 * RETRY_INTERVAL).await;
     assert!(next(&mut streams[400]).is_some());
 }
 
@@ -122,11 +122,11 @@ async fn who_takes_nothing_is_sent_away_and_who_takes_little_is_not() {
         sleep(3 * patience).await;
     };
     tokio::select! {
-        () = answers.unread(patience) => panic!("it was sent away"),
+        () = answers.wait_until_stalled(patience) => panic!("it was sent away"),
         () = slow => {}
     }
     let start = Instant::now();
     let _unread = whole(&answers, 1);
-    answers.unread(patience).await;
+    answers.wait_until_stalled(patience).await;
     assert!(start.elapsed() >= patience);
 }

@@ -13,19 +13,19 @@ fn ip(last: u16) -> IpAddr {
 }
 
 fn message(bytes: usize) -> Vec<u8> {
-    let mut message = vec![0; HEADER + bytes];
-    message[1..HEADER].copy_from_slice(&u32::try_from(bytes).unwrap().to_be_bytes());
+    let mut message = vec![0; HEADER_BYTES + bytes];
+    message[1..HEADER_BYTES].copy_from_slice(&u32::try_from(bytes).unwrap().to_be_bytes());
     message
 }
 
 /// Received part of a request body, and whether the body has ended.
 #[derive(Debug, Default)]
-struct Sent {
+struct PartialBody {
     pieces: VecDeque<Bytes>,
     ended: bool,
 }
 
-impl Body for Sent {
+impl Body for PartialBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -45,11 +45,11 @@ impl Body for Sent {
     }
 }
 
-fn body(sender: &Sender, kind: Kind) -> Counted<Sent> {
-    Counted::new(Sent::default(), sender, kind)
+fn body(sender: &ConnectionAccount, kind: BodyKind) -> Counted<PartialBody> {
+    Counted::new(PartialBody::default(), sender, kind)
 }
 
-impl Counted<Sent> {
+impl Counted<PartialBody> {
     /// Sends `data`, then reads everything that has arrived. Returns false if the request was
     /// refused.
     fn sends(&mut self, data: &[u8]) -> bool {
@@ -72,40 +72,42 @@ impl Counted<Sent> {
     }
 }
 
-fn held(all: &HalfSent) -> usize {
+fn held(all: &RequestAccounting) -> usize {
     all.room.held()
 }
 
 #[test]
 fn a_request_that_began_is_counted_as_it_claims_whatever_came_of_it() {
-    let all = HalfSent::new(REQUEST);
-    for (came, cost) in [(0, 0), (1, 1), (4, 4), (5, HEADER + REQUEST), (4_000, HEADER + REQUEST)] {
+    let all = RequestAccounting::new(REQUEST);
+    for (came, cost) in
+        [(0, 0), (1, 1), (4, 4), (5, HEADER_BYTES + REQUEST), (4_000, HEADER_BYTES + REQUEST)]
+    {
         let sender = all.open(ip(1));
-        let mut bodies: Vec<_> = (0..4096).map(|_| body(&sender, Kind::Unary)).collect();
+        let mut bodies: Vec<_> = (0..4096).map(|_| body(&sender, BodyKind::Unary)).collect();
         let taken =
             bodies.iter_mut().filter_map(|b| b.sends(&message(REQUEST)[..came]).then_some(()));
         assert_eq!(taken.count(), CONNECTION_BYTES / (STREAM_BYTES + cost), "{came} bytes came");
-        assert!(held(&all) > CONNECTION_BYTES - STREAM_BYTES - HEADER - REQUEST);
+        assert!(held(&all) > CONNECTION_BYTES - STREAM_BYTES - HEADER_BYTES - REQUEST);
         drop(bodies);
         assert_eq!((held(&all), sender.account.held()), (0, 0));
-        assert!(body(&sender, Kind::Unary).sends(&message(REQUEST)[..came]));
+        assert!(body(&sender, BodyKind::Unary).sends(&message(REQUEST)[..came]));
     }
 }
 
 #[test]
 fn one_network_with_many_connections_leaves_others_their_share() {
-    let all = HalfSent::new(REQUEST);
+    let all = RequestAccounting::new(REQUEST);
     let half = &message(REQUEST)[..REQUEST - 1];
     let mut bodies = Vec::new();
     for _ in 0..200 {
-        let mut body = body(&all.open(ip(1)), Kind::Unary);
+        let mut body = body(&all.open(ip(1)), BodyKind::Unary);
         body.sends(half);
         bodies.push(body);
     }
     assert!(held(&all) <= ALL_BYTES);
     // Each of the other networks can still send its largest request.
     for other in 2..200 {
-        let mut body = body(&all.open(ip(other)), Kind::Unary);
+        let mut body = body(&all.open(ip(other)), BodyKind::Unary);
         assert!(body.sends(half), "{other}");
         bodies.push(body);
     }
@@ -113,31 +115,32 @@ fn one_network_with_many_connections_leaves_others_their_share() {
 
 #[test]
 fn a_network_has_an_equal_share_and_no_more() {
-    let all = HalfSent::new(REQUEST);
+    let all = RequestAccounting::new(REQUEST);
     // Three connections each: a network with only one request takes nothing from the others'
     // shares.
     let others = (2..=8).flat_map(|other| [other; 3]);
-    let mut bodies: Vec<_> = others.map(|other| body(&all.open(ip(other)), Kind::Unary)).collect();
-    assert!(bodies.iter_mut().all(|body| body.sends(&message(REQUEST)[..HEADER])));
+    let mut bodies: Vec<_> =
+        others.map(|other| body(&all.open(ip(other)), BodyKind::Unary)).collect();
+    assert!(bodies.iter_mut().all(|body| body.sends(&message(REQUEST)[..HEADER_BYTES])));
     let others = held(&all);
     // All connections of one network together get an eighth, however many there are.
     for _ in 0..200 {
-        let mut large = body(&all.open(ip(1)), Kind::Unary);
+        let mut large = body(&all.open(ip(1)), BodyKind::Unary);
         large.sends(&message(REQUEST)[..REQUEST - 1]);
         bodies.push(large);
     }
-    let one = STREAM_BYTES + HEADER + REQUEST;
+    let one = STREAM_BYTES + HEADER_BYTES + REQUEST;
     assert_eq!((held(&all) - others) / one, ALL_BYTES / 8 / one);
 }
 
 #[test]
 fn who_was_refused_is_not_listened_to_when_there_is_room_again() {
-    let all = HalfSent::new(REQUEST);
+    let all = RequestAccounting::new(REQUEST);
     let account = all.open(ip(1));
-    let mut others: Vec<_> = (0..4_096).map(|_| body(&account, Kind::Unary)).collect();
+    let mut others: Vec<_> = (0..4_096).map(|_| body(&account, BodyKind::Unary)).collect();
     let taken = others.iter_mut().filter_map(|o| o.sends(&message(REQUEST)[..4_000]).then_some(()));
     assert!(taken.count() < 4_096);
-    let mut refused = body(&account, Kind::Unary);
+    let mut refused = body(&account, BodyKind::Unary);
     assert!(!refused.sends(&message(REQUEST)[..4_000]));
     drop(others);
     assert!(!refused.sends(&[0; 4_000]), "half of it is gone");
@@ -147,31 +150,31 @@ fn who_was_refused_is_not_listened_to_when_there_is_room_again() {
 
 #[test]
 fn honest_clients_are_not_refused() {
-    let all = HalfSent::new(REQUEST);
+    let all = RequestAccounting::new(REQUEST);
     // A thousand small puts that have begun and not ended.
     let one = all.open(ip(1));
-    let mut puts: Vec<_> = (0..1_000).map(|_| body(&one, Kind::Unary)).collect();
+    let mut puts: Vec<_> = (0..1_000).map(|_| body(&one, BodyKind::Unary)).collect();
     assert!(puts.iter_mut().all(|put| put.sends(&[]) && put.sends(&message(1_000)[..500])));
     drop(puts);
     // Ten clients on each of seven hosts send 1.5 MB each, about 100 MB in total.
     let mut large = Vec::new();
     for client in 0..70 {
-        let mut put = body(&all.open(ip(client % 7)), Kind::Unary);
+        let mut put = body(&all.open(ip(client % 7)), BodyKind::Unary);
         assert!(put.sends(&message(1_500_000)[..700_000]), "{client}");
         large.push(put);
     }
     drop(large);
     // The requests of all 70 clients now come from one host.
     let ten: Vec<_> = (0..10).map(|_| all.open(ip(1))).collect();
-    let mut large: Vec<_> = (0..70).map(|n| body(&ten[n % 10], Kind::Unary)).collect();
+    let mut large: Vec<_> = (0..70).map(|n| body(&ten[n % 10], BodyKind::Unary)).collect();
     assert!(large.iter_mut().all(|put| put.sends(&message(1_500_000)[..700_000])));
 }
 
 #[test]
 fn a_request_that_is_all_there_costs_nothing() {
-    let all = HalfSent::new(REQUEST);
+    let all = RequestAccounting::new(REQUEST);
     let sender = all.open(ip(1));
-    let mut puts: Vec<_> = (0..4_096).map(|_| body(&sender, Kind::Unary)).collect();
+    let mut puts: Vec<_> = (0..4_096).map(|_| body(&sender, BodyKind::Unary)).collect();
     for put in &mut puts {
         put.inner.ended = true;
         assert!(put.sends(&message(1_000)));
@@ -181,8 +184,8 @@ fn a_request_that_is_all_there_costs_nothing() {
 
 #[test]
 fn a_unary_request_keeps_all_that_it_brought() {
-    let all = HalfSent::new(REQUEST);
-    let mut body = body(&all.open(ip(1)), Kind::Unary);
+    let all = RequestAccounting::new(REQUEST);
+    let mut body = body(&all.open(ip(1)), BodyKind::Unary);
     let wire = [message(10_000), message(0), message(20_000)].concat();
     for piece in wire[..wire.len() - 1].chunks(777) {
         assert!(body.sends(piece));
@@ -196,47 +199,47 @@ fn a_unary_request_keeps_all_that_it_brought() {
 
 #[test]
 fn a_stream_is_counted_until_its_message_is_there_and_for_its_largest() {
-    let all = HalfSent::new(REQUEST);
-    let mut body = body(&all.open(ip(1)), Kind::Stream);
+    let all = RequestAccounting::new(REQUEST);
+    let mut body = body(&all.open(ip(1)), BodyKind::Stream);
     assert!(body.sends(&[]));
     assert_eq!(held(&all), STREAM_BYTES, "nothing came yet");
     let small = message(1_000);
     assert!(body.sends(&small[..500]));
-    assert_eq!(held(&all), STREAM_BYTES + HEADER + 1_000);
+    assert_eq!(held(&all), STREAM_BYTES + HEADER_BYTES + 1_000);
     assert!(body.sends(&small[500..]));
     assert_eq!(held(&all), 0, "a small one is its watch's affair");
     let wire = [message(10_000), message(5)].concat();
     for piece in wire.chunks(3) {
         assert!(body.sends(piece));
     }
-    assert_eq!(held(&all), 10_000 + HEADER, "the buffer stays");
+    assert_eq!(held(&all), 10_000 + HEADER_BYTES, "the buffer stays");
 }
 
 #[test]
 fn a_claim_that_is_refused_on_sight_is_not_counted() {
-    let all = HalfSent::new(REQUEST);
-    let mut body = body(&all.open(ip(1)), Kind::Unary);
+    let all = RequestAccounting::new(REQUEST);
+    let mut body = body(&all.open(ip(1)), BodyKind::Unary);
     assert!(body.sends(&[0, 0xff, 0xff, 0xff, 0xff]));
-    assert_eq!(held(&all), STREAM_BYTES + HEADER);
+    assert_eq!(held(&all), STREAM_BYTES + HEADER_BYTES);
 }
 
 #[test]
 fn a_body_that_is_not_grpc_is_one_message() {
-    let all = HalfSent::new(REQUEST);
-    let mut body = body(&all.open(ip(1)), Kind::Plain);
+    let all = RequestAccounting::new(REQUEST);
+    let mut body = body(&all.open(ip(1)), BodyKind::Plain);
     assert!(body.sends(&[0; 5_000]) && body.sends(&[0; 5_000]));
     assert_eq!(held(&all), STREAM_BYTES + 10_000);
 }
 
 #[test]
 fn values_that_were_served_are_not_held_for_ever() {
-    let all = HalfSent::new(REQUEST);
-    let mut body = body(&all.open(ip(1)), Kind::Values);
+    let all = RequestAccounting::new(REQUEST);
+    let mut body = body(&all.open(ip(1)), BodyKind::Values);
     assert!(body.sends(&[b' '; 5_000]));
     assert_eq!(held(&all), STREAM_BYTES + 5_000);
     let part = vec![b' '; 1 << 20];
     assert!((0..64).all(|_| body.sends(&part)));
-    assert_eq!(held(&all), STREAM_BYTES + LIBRARY_BYTES * gateway::REQUEST_GROWTH);
+    assert_eq!(held(&all), STREAM_BYTES + TONIC_MAX_MESSAGE_BYTES * gateway::REQUEST_GROWTH);
 }
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
@@ -251,35 +254,35 @@ fn folded(bytes: &[u8]) -> Vec<u8> {
     let gzip = gzip(bytes);
     let mut wire = message(gzip.len());
     wire[0] = 1;
-    wire[HEADER..].copy_from_slice(&gzip);
+    wire[HEADER_BYTES..].copy_from_slice(&gzip);
     wire
 }
 
 #[test]
 fn a_compressed_request_is_counted_as_what_it_is_once_it_is_there() {
-    let all = HalfSent::new(REQUEST);
+    let all = RequestAccounting::new(REQUEST);
     let sender = all.open(ip(1));
-    let mut one = body(&sender, Kind::Unary).unfolded(&sender);
+    let mut one = body(&sender, BodyKind::Unary).with_decompression(&sender);
     let wire = folded(&[0; REQUEST]);
-    assert!(one.sends(&wire[..HEADER]));
+    assert!(one.sends(&wire[..HEADER_BYTES]));
     assert_eq!(held(&all), STREAM_BYTES + wire.len());
-    assert!(one.sends(&wire[HEADER..]));
-    assert_eq!(held(&all), STREAM_BYTES + HEADER + REQUEST);
+    assert!(one.sends(&wire[HEADER_BYTES..]));
+    assert_eq!(held(&all), STREAM_BYTES + HEADER_BYTES + REQUEST);
     drop(one);
     // Each has two kilobytes, but decompressed they count as two megabytes each.
     let mut bodies: Vec<_> =
-        (0..20).map(|_| body(&sender, Kind::Unary).unfolded(&sender)).collect();
+        (0..20).map(|_| body(&sender, BodyKind::Unary).with_decompression(&sender)).collect();
     let taken = bodies.iter_mut().filter_map(|body| body.sends(&wire).then_some(()));
-    assert_eq!(taken.count(), CONNECTION_BYTES / (STREAM_BYTES + HEADER + REQUEST));
+    assert_eq!(taken.count(), CONNECTION_BYTES / (STREAM_BYTES + HEADER_BYTES + REQUEST));
     drop(bodies);
     assert_eq!(held(&all), 0);
 }
 
 #[test]
 fn a_stream_of_small_compressed_messages_costs_nothing_between_them() {
-    let all = HalfSent::new(REQUEST);
+    let all = RequestAccounting::new(REQUEST);
     let sender = all.open(ip(1));
-    let mut body = body(&sender, Kind::Stream).unfolded(&sender);
+    let mut body = body(&sender, BodyKind::Stream).with_decompression(&sender);
     for _ in 0..3 {
         let wire = folded(&[1; 1_000]);
         assert!(body.sends(&wire[..wire.len() - 1]));
@@ -289,15 +292,15 @@ fn a_stream_of_small_compressed_messages_costs_nothing_between_them() {
     }
     // tonic keeps a buffer as large as the largest message.
     assert!(body.sends(&folded(&[1; REQUEST])));
-    assert_eq!(held(&all), HEADER + REQUEST);
+    assert_eq!(held(&all), HEADER_BYTES + REQUEST);
 }
 
 #[test]
 fn a_compressed_request_that_breaks_off_is_no_shorter_one() {
-    let all = HalfSent::new(REQUEST);
+    let all = RequestAccounting::new(REQUEST);
     let sender = all.open(ip(1));
-    for (came, broken) in [(0, false), (3, true), (HEADER, true), (20, true)] {
-        let mut body = body(&sender, Kind::Unary).unfolded(&sender);
+    for (came, broken) in [(0, false), (3, true), (HEADER_BYTES, true), (20, true)] {
+        let mut body = body(&sender, BodyKind::Unary).with_decompression(&sender);
         body.inner.ended = true;
         assert!(body.is_end_stream(), "nothing came");
         assert_eq!(body.sends(&folded(&[1; 1_000])[..came]), !broken, "{came}");
