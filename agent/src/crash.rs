@@ -8,19 +8,20 @@
 pub(crate) enum Failpoint {
     /// The agent's key and the first journal are durable.
     Key,
-    /// The record is durable, the redeem not yet sent.
+    /// The agent's record is durable, and its redeem request is not yet sent.
     Redeem,
-    /// The signed list (bound) is durable, its acknowledgement not yet sent.
+    /// The list that this agent signs is durable in its journal, and its acknowledgement is not yet
+    /// sent.
     Ack,
-    /// The acknowledgement was sent.
+    /// The acknowledgement of a signed list was sent.
     AckSent,
-    /// The release is durable, not yet sent.
+    /// The release of an epoch is durable, and is not yet sent.
     Release,
-    /// The document is durable.
+    /// The cluster's commit document is durable.
     Hold,
     /// The agent has seen that the cluster added it; nothing of that is durable.
     Added,
-    /// The admission is durable.
+    /// The journal with this host's admission to a running cluster is durable.
     Admit,
     /// The cluster has carried out a signed change; discovery doesn't know it yet.
     Changed,

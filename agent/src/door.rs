@@ -179,8 +179,8 @@ impl ClientEndpoint {
         Ok(Self { server_name: host.clone(), host, port, identity })
     }
 
-    /// Returns the client port of a member, at a URL from discovery or the cluster. With an
-    /// identity, a URL without TLS is refused: any host could answer there.
+    /// Parses a member's client URL, which discovery or the cluster has reported. If the agent has
+    /// a TLS identity, a URL without TLS is refused, because any host could answer there.
     pub(crate) fn of_member(
         url: &str,
         identity: Option<&ClientTlsIdentity>,

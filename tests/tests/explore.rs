@@ -133,8 +133,9 @@ fn two_seats_restore_without_ledger_where_the_lists_share_a_host() {
 }
 
 /// With two seats a majority is both hosts, so two lists that share a host can't both have one.
-/// With three seats and no ledger, rule S6 prevents it: the shared host must not give both lists a
-/// majority. Without S6 the search from the initial state finds two majorities.
+/// With three seats and no ledger, rule S6 of the formation (`agent/sign.rs`) prevents it: the
+/// shared host must not give both lists a majority. Without rule S6 the search from the initial
+/// state finds two majorities.
 #[test]
 fn three_seats_five_hosts_restore_without_ledger() {
     let is_it = |config: &ExplorationConfig| config.name == "a restore without ledger";

@@ -1,5 +1,6 @@
-//! Checks that the reduction of the state space loses nothing. Wherever both can be explored
-//! completely, each missing rule must violate the same property with reduction and without.
+//! Checks that the reduction of the state space loses nothing. The cases are those in which the
+//! reduced and the full state space can both be explored completely. If a rule is left out, both
+//! explorations must find a violation of the same property.
 
 #![allow(clippy::print_stdout, reason = "a test's report, shown with --nocapture")]
 
@@ -195,7 +196,7 @@ fn two_seats_deaths_that_nobody_looks_at() {
     });
 }
 
-/// Every known failure must be found without reduction as well.
+/// Every known failure must also be found without the reduction of the state space.
 #[test]
 fn every_regression_is_found_without_reduction() {
     for case in regression_cases() {

@@ -230,8 +230,8 @@ impl Bootstrap<'_> {
         });
     }
 
-    /// Refuses a proposal that can't be verified (rule S1), before the state machine sees it. Its
-    /// signatures don't confirm its content.
+    /// Refuses a proposal that can't be verified (rule S1 of the formation, `agent/sign.rs`),
+    /// before the state machine sees it. Its signatures don't confirm its content.
     fn refuse_unverified(
         &mut self,
         epoch: u64,
@@ -291,7 +291,7 @@ impl Bootstrap<'_> {
         Ok(verified)
     }
 
-    /// Passes a probe's finding to the state machine.
+    /// Passes the result of a probe to the state machine of the formation protocol.
     pub(super) async fn handle_finding(&mut self, finding: ProbeFinding) -> Result<(), ExitError> {
         let ProbeFinding { epoch, peer, result } = finding;
         let result = match result {

@@ -41,7 +41,7 @@ enum PlacementError {
     OtherCluster {
         /// Id of the Raft cluster that answered.
         found: u64,
-        /// Raft cluster id that the document determines.
+        /// Raft cluster id of the founded cluster, which follows from its commit document.
         founded: u64,
     },
     /// The cluster shows recovery statements that are invalid or not signed by an operator.
@@ -163,9 +163,9 @@ async fn ask_members(
     if answers.is_empty() { Err(last) } else { Ok(answers) }
 }
 
-/// Returns this host's place in the first of these clusters that lists it and is the right one. The
-/// right one is the cluster of `document`, or one recovered from it. Otherwise returns why the
-/// first answer has no place.
+/// Returns the initial cluster for this host, from the first answer that is acceptable. An answer
+/// is acceptable if its cluster lists this host, and is the cluster of `document` or one recovered
+/// from it. If no answer is acceptable, returns the error of the first one.
 fn choose_cluster(
     words: &[MemberAnswer],
     document: &VerifiedDocument,
@@ -240,7 +240,7 @@ fn initial_cluster(
 
 /// Returns a member's name for the flag `--initial-cluster`. It differs from the real name if that
 /// is empty, unusable in a flag or not unique, since etcd merges members with equal names. etcd
-/// compares addresses only, so another name works as well.
+/// compares addresses only, so a substitute name works too.
 fn name_for_flag(
     member: &cluster::ClusterMember,
     all: &[cluster::ClusterMember],

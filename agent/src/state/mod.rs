@@ -176,8 +176,8 @@ impl Layout {
     /// others can write to. Returns the layout by its path without links.
     ///
     /// # Errors
-    /// Fails if another user may have prepared the content, or if state can't be closed to other
-    /// users: it includes keys.
+    /// Fails if another user may have prepared the content, or if other users' access to the state
+    /// can't be removed: it includes keys.
     pub fn claim(&self) -> Result<Self, StateError> {
         let found = muster_files::open_data_folder(&self.root)?;
         let owned = Self { root: found.path };
@@ -191,8 +191,8 @@ impl Layout {
         if let Some(path) = data::check(&owned.root, is_ours)? {
             return Err(muster_files::Error::CannotRestrict(path).into());
         }
-        // The node's directory holds no key, and the node itself reports what it can't close to
-        // others.
+        // It is no error if access to a file in the node's directory can't be restricted. The
+        // directory holds no key, and the node itself reports such files.
         data::check(&owned.root, |name| name == NODE)?;
         Ok(owned)
     }

@@ -63,7 +63,7 @@ impl Steward {
         }
     }
 
-    /// Handles a refusal that may pass, and reports which members cause it.
+    /// Handles a refusal that may be temporary, and reports which members cause it.
     async fn handle_transient_refusal(
         &mut self,
         intent: &VerifiedIntent,

@@ -1,5 +1,6 @@
 //! Checks whether a record may stand in a list at all, and whether two may stand in it together.
-//! The service (at redeem) and the agents (S1 and S2, before they sign) share these checks.
+//! The service (at redeem) and the agents (rules S1 and S2 of `agent/sign.rs`, before they sign)
+//! share these checks.
 
 use std::net::IpAddr;
 

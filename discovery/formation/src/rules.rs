@@ -54,17 +54,18 @@ pub enum Rule {
     /// have been compared. Without the rule a committed cluster is called abandoned, and its nodes
     /// start.
     EndWhenSettled,
-    /// S5: an agent signs one list per epoch, and none at or below a released epoch. Without the
-    /// rule an agent that has promised to be in no such list signs one after all.
-    /// [`Rule::HoldAboveReleased`] backs this rule up, since the signer would not hold the
-    /// document. With both off, two lists get a majority.
+    /// Rule S5 of `agent/sign.rs`: an agent signs one list per epoch, and none at or below a
+    /// released epoch. Without the rule an agent that has promised to be in no such list signs one
+    /// after all. [`Rule::HoldAboveReleased`] backs this rule up, since the signer would not hold
+    /// the document. With both rules off, two lists get a majority.
     OneListPerEpoch,
-    /// S6: an agent signs no second list before enough members of each earlier one have released
-    /// it. Without the rule one host is the majority's last vote in two lists.
+    /// Rule S6 of `agent/sign.rs`: an agent signs no second list before enough members of each
+    /// earlier one have released it. Without the rule one host is the majority's last vote in two
+    /// lists.
     ReleasesFirst,
-    /// S6 waits until so many members have released a list that fewer than a quorum are left.
-    /// Without the rule it waits for one release less. The quorum that is left then starts, while
-    /// the members that released are the majority of another list.
+    /// Rule S6 of `agent/sign.rs` waits until so many members have released a list that fewer than
+    /// a quorum are left. Without the rule it waits for one release less. The quorum that is left
+    /// then starts, while the members that released are the majority of another list.
     EnoughReleases,
     /// A document is held only if its epoch is above everything that the agent released. Without
     /// the rule the agent breaks a promise to others.
@@ -83,8 +84,8 @@ pub enum Rule {
     ///
     /// Defence in depth, so no exploration isolates it. An agent that signs a later list has
     /// released the earlier one ([`Rule::HoldAboveReleased`]). An agent that holds a document signs
-    /// no other list (S7). So of all documents with its signature it may hold only one. Without the
-    /// rule nobody would be told that there are two.
+    /// no other list (rule S7 of `agent/sign.rs`). So of all documents with its signature it may
+    /// hold only one. Without the rule nobody would be told that there are two.
     OneDocument,
     /// The marker and `launching` are durable before the node is executed. Without the rule a disk
     /// that is lost right afterwards looks like one that was never used.

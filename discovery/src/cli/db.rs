@@ -1,4 +1,5 @@
-//! `db`: an owner's decisions about the service's database.
+//! The command `db`: decisions about the service's database that only an admin with the role of
+//! owner may make.
 
 use clap::Subcommand;
 use discovery_types::api::AcceptRequest;

@@ -1,4 +1,5 @@
-//! Looks at a connection's database and checks whether it is the one that was last seen.
+//! Looks at a connection's database and checks whether it is the one that was last seen. Such a
+//! check is called a *look*.
 
 use std::sync::atomic::Ordering;
 
@@ -17,7 +18,7 @@ use super::server::{PostgresServer, server_of, site};
 use super::watch::publish;
 use super::{DatabasePosition, DatabaseWatch, Ledger, UNCOPIED};
 
-/// Why a look takes place, which limits how much it may read.
+/// Reason for a look (a check of the database). It limits how much the look may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Occasion {
     /// A new connection, a notification or a doubt: a caller waits for the look.
@@ -28,11 +29,13 @@ pub(crate) enum Occasion {
     Fill,
 }
 
-/// Maximum number of decisions that a look copies, and of entries that it compares, while a caller
-/// waits. A look on [`Occasion::Fill`] does the rest.
+/// Maximum number of decisions that a look (a check of the database) copies while a caller waits.
+/// It is also the maximum number of entries that the look compares. A look on [`Occasion::Fill`]
+/// does the rest.
 pub(crate) const LOOK_LIMIT: usize = 2_000;
 
-/// Maximum number of attempts of a look. One that begins a generation itself has to start over.
+/// Maximum number of attempts to check the database. An attempt that begins a new generation must
+/// be repeated in that generation.
 const MAX_LOOK_ATTEMPTS: usize = 3;
 
 impl Occasion {
@@ -69,7 +72,8 @@ pub(crate) async fn look_at_database(
     Err(sqlx::Error::Configuration("the database changes while it is looked at".into()))
 }
 
-/// Returns `false` if the look has begun a new generation and has to start over in it.
+/// Makes one attempt to check the database. Returns `false` if it has begun a new generation, in
+/// which the check must be repeated.
 async fn look_once(
     connection: &mut PgConnection,
     ledger: &Ledger,
@@ -87,7 +91,8 @@ async fn look_once(
     let mut transaction = connection.begin().await?;
     let (mut verdict, mut row) = looked.judge(&mut transaction).await?;
     if verdict.is_err() || row.generation.is_none() || row.beat.is_none() || row.forgotten {
-        // Look again under the exclusive lock: another process may be changing the generation too.
+        // Read the state again under the exclusive lock: another process may be changing the
+        // generation too.
         generation::lock_generation(&mut transaction).await?;
         (verdict, row) = looked.judge(&mut transaction).await?;
         begin_generation(&mut transaction, &looked, &row, &verdict).await?;
@@ -153,7 +158,7 @@ fn failed(error: super::LedgerError) -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::other(error))
 }
 
-/// Findings of a look about the database, before it copies anything.
+/// Findings of a look (a check of the database), before it copies anything.
 struct LookFindings<'a> {
     looked: &'a DatabaseLook<'a>,
     generation: Generation,
@@ -272,7 +277,7 @@ async fn update_own_row(
     .await
 }
 
-/// Data that a look has before it reads any table.
+/// Data that a look (a check of the database) has before it reads any table.
 pub(super) struct DatabaseLook<'a> {
     pub(super) server: &'a PostgresServer,
     pub(super) ledger: &'a Ledger,

@@ -28,14 +28,15 @@
 //!    processes or accept the database as it is. A commit of which only the hash is known can't be
 //!    put back. Its cluster is closed until a host, or the process that sent the document out,
 //!    shows the document.
-//! 5. **A ledger may go back in time as well.** The database knows how many commits were in it and
-//!    how often its process has swept. A ledger that holds less is filled from the database, with
-//!    an alarm. If the database went back too, both may agree. So the file beside the ledger also
-//!    identifies the place where it was written (`position`). A copied ledger puts back what it
-//!    holds, but its process stays missing. A database that differs then waits for an owner.
+//! 5. **A ledger, like the database, may go back in time.** The database knows how many commits
+//!    were in it and how often its process has swept. A ledger that holds less is filled from the
+//!    database, with an alarm. If the database went back too, database and ledger may agree. So the
+//!    file beside the ledger also identifies the place where it was written (`position`). A copied
+//!    ledger puts back what it holds, but its process stays missing. A database that differs then
+//!    waits for an owner.
 //! 6. **Two processes on copies of one ledger** write the same row, each with the id of its own
-//!    life. A process that finds another life there at two sweeps in a row stops and says why. If
-//!    it knows that its ledger is a copy, it stops at the first.
+//!    run. A process that finds the id of another run there at two consecutive sweeps stops and
+//!    reports why. If it knows that its ledger is a copy, it stops at the first such sweep.
 //!
 //! # The file
 //!

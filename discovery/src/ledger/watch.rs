@@ -1,4 +1,5 @@
-//! State of the database and the ledger as this life of the process knows it, without a query.
+//! State of the database and the ledger as this run of the process knows it, without a query. A run
+//! lasts from one start of a process to its end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -16,7 +17,8 @@ pub(crate) struct DatabaseWatch {
     pub generation: watch::Sender<Option<Generation>>,
     /// Wakes the task that puts the ledger back.
     pub put_back_needed: Notify,
-    /// Wakes the task that fills the ledger, when it lacks more than a look may read.
+    /// Wakes the task that fills the ledger, when it lacks more than one check of the database
+    /// (`look`) may read.
     pub fill_needed: Notify,
     /// Held during a copy without a limit, so that only one runs.
     pub fill_lock: tokio::sync::Mutex<()>,
@@ -32,11 +34,12 @@ pub(crate) struct DatabaseWatch {
     pub(super) has_alarmed_older: AtomicBool,
     /// Whether the alarm for a ledger that isn't where it was written was raised.
     pub(super) has_alarmed_copy: AtomicBool,
-    /// Id of this life of the process; each start makes a new one.
+    /// Id of this run of the process; each start makes a new one.
     pub(super) run_id: Uuid,
-    /// Whether this life's id was written to the database.
+    /// Whether this run's id (`run_id`) was written to the database.
     pub(super) has_stored_run_id: AtomicBool,
-    /// Number of consecutive sweeps at which another life of this process was found.
+    /// Number of consecutive sweeps at which the database had the id of another run of this
+    /// process.
     other_run_sweeps: AtomicU32,
     /// Becomes true when two processes use copies of one ledger: this one must stop.
     pub must_stop: watch::Sender<bool>,
@@ -44,8 +47,9 @@ pub(crate) struct DatabaseWatch {
     pub metrics: Arc<ServiceMetrics>,
 }
 
-/// Number of consecutive sweeps with another life after which this one stops. One isn't enough: a
-/// killed process's last query may run after its successor has started.
+/// Number of consecutive sweeps that must find another run of this process before this run stops. A
+/// single sweep isn't enough: a killed process's last query may run after its successor has
+/// started.
 const MAX_OTHER_RUN_SWEEPS: u32 = 2;
 
 impl DatabaseWatch {
@@ -70,8 +74,8 @@ impl DatabaseWatch {
         }
     }
 
-    /// Counts whether another life was found at this sweep. Returns whether this process must stop.
-    /// One whose ledger is a copy stops at the first.
+    /// Records whether this sweep found another run of this process. Returns whether this process
+    /// must stop. A process whose ledger is a copy stops at the first such sweep.
     pub(super) fn note_other_run(&self, elsewhere: bool) -> bool {
         if !elsewhere {
             self.other_run_sweeps.store(0, Ordering::Relaxed);

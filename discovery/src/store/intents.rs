@@ -24,7 +24,7 @@ const INTENTS_READ: i64 = 1_000;
 pub(crate) struct StoredIntent {
     /// The intent, as the API returns it.
     pub intent: Intent,
-    /// State of the intent, as far as it was reported.
+    /// Last reported state of the intent.
     pub state: IntentState,
     /// Revision of the cluster at the intent's last change.
     pub rev: u64,
@@ -71,7 +71,8 @@ pub(crate) struct StoredRecovery {
     /// Position in the chain, counted from 1.
     pub number: usize,
     pub jws: Jws,
-    /// Whether discovery follows this statement. False for one that competes with the followed one.
+    /// Whether discovery follows this statement. False if the statement competes with the chain
+    /// that discovery follows.
     pub followed: bool,
 }
 
@@ -352,8 +353,8 @@ pub(crate) async fn store_followed_recovery(
     Ok(())
 }
 
-/// Stores a recovery statement that competes with the followed one. Returns `false` if one was
-/// stored in that place before.
+/// Stores a recovery statement that competes with the chain of recoveries that discovery follows.
+/// Returns `false` if a competing statement with this number was stored before.
 pub(crate) async fn store_competing_recovery(
     connection: &mut PgConnection,
     cluster: Uuid,

@@ -17,7 +17,8 @@ async fn generation(world: &TestInstallation) -> i64 {
         .unwrap()
 }
 
-/// Loads a dump without the item that contains `last`. Returns that item's line of the list.
+/// Loads a dump without the item whose line in the dump's table of contents contains `last`.
+/// Returns that line.
 async fn load_all_but(world: &TestInstallation, dump: &[u8], last: &str) -> String {
     let parts = TestDatabase::parts(dump);
     let (rest, first): (Vec<&str>, Vec<&str>) = parts.lines().partition(|line| line.contains(last));

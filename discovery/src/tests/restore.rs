@@ -401,7 +401,8 @@ async fn a_record_changed_by_hand_stops_its_cluster_and_abandoning_is_the_way_ou
     let token = world.token(&admin, &statement).await;
     let members = agents(&world, &service, &statement, &token, 1..=2);
     members[0].redeem().await.unwrap();
-    // Replace the record in the row by another agent's, with its valid signatures.
+    // Replace the first agent's record in the database by the second agent's record, which has
+    // valid signatures.
     let forged = members[1].record.sign(&members[1].key, token.key());
     sqlx::query("UPDATE agents SET record = $1, token_record = $2")
         .bind(forged.record.as_str())

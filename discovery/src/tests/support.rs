@@ -499,7 +499,8 @@ impl TestInstallation {
     }
 }
 
-/// Moves the time when a process was last seen so far back that an owner may forget it.
+/// Moves a process's last-seen time back by more than a minute. The process then no longer seems to
+/// run, so an owner may have the service forget it.
 pub(super) async fn age_last_seen(database: &TestDatabase, process: Uuid) {
     sqlx::query("UPDATE processes SET last_seen_us = last_seen_us - 61000000 WHERE id = $1")
         .bind(process)
@@ -508,7 +509,8 @@ pub(super) async fn age_last_seen(database: &TestDatabase, process: Uuid) {
         .unwrap();
 }
 
-/// Moves the time of the database's last change back, as if running processes had had time to look.
+/// Moves the time of the database's last change back, as if running processes had had time to
+/// compare their ledgers with it.
 pub(super) async fn age_last_change(database: &TestDatabase) {
     sqlx::query("UPDATE generation SET changed_us = changed_us - 61000000")
         .execute(&mut database.connect().await)

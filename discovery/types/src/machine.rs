@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Longest fact, in bytes.
+/// Maximum length of one of the facts that identify a machine, in bytes.
 pub const MAX_FACT_BYTES: usize = 128;
 
 /// Facts that identify a machine. Each may be missing; none is secret.

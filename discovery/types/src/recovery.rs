@@ -1,10 +1,10 @@
-//! Recovery statements: a cluster that was lost for good goes on as another one, by an operator's
-//! signature.
+//! Recovery statements: with one, an operator declares that a cluster that was lost for good
+//! continues as another one.
 //!
-//! The statement names the old member, and the new one that was made of its data. It is no request
-//! to anybody. Because of it, the agent of that host runs the new member, and never the old one
-//! again. Hosts that join later learn from it that the cluster they find is the one that they were
-//! to join.
+//! The statement names the old member, and the new member that was made of its data. It records a
+//! decision and commands nothing. The agent on that host reads it, and from then on runs only the
+//! new member. Hosts that join later learn from it that the new cluster replaces the one that they
+//! were invited to.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -47,14 +47,14 @@ pub struct Recovery {
     pub last_index: u64,
     /// Term of the last entry that was kept.
     pub last_term: u64,
-    /// Time of the recovery, in seconds since 1970 by that host's clock.
+    /// Time of the recovery, in seconds since 1970 by the clock of the host whose data was kept.
     pub at: u64,
 }
 
 /// Largest number of recoveries of one cluster.
 pub const MAX_RECOVERIES: usize = 64;
 
-/// Reason why a recovery statement doesn't count.
+/// Reason why a recovery statement is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecoveryError {
     /// The signature, kind or form is wrong, or the signer is no operator or owner.
@@ -98,7 +98,8 @@ impl Recovery {
     }
 
     /// Verifies that an operator or owner signed the recovery. The statement that it names decides,
-    /// since that was the newest at the time: a signer who has left the admins since still counts.
+    /// since that was the newest at the time: the signature stays valid if its signer has ceased to
+    /// be an admin since.
     ///
     /// Nothing proves when it was signed. A program that learns of the recovery for the first time
     /// should call [`Recovery::verify_now`].
@@ -131,7 +132,8 @@ impl Recovery {
         Ok(recovery)
     }
 
-    /// Whether both make the same new member of the same old one, regardless of signer and time.
+    /// Whether this recovery and `other` make the same new member of the same old one, regardless
+    /// of signer and time.
     pub fn is_same_step(&self, other: &Self) -> bool {
         (&self.was, &self.is, &self.agent) == (&other.was, &other.is, &other.agent)
     }

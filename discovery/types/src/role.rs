@@ -130,7 +130,8 @@ pub enum Action {
     ReportOutcome,
     /// Get new certificates for a member.
     RenewLeaves,
-    /// Show the service the recovery statements by which a lost cluster goes on as another one.
+    /// Submit recovery statements to the service: each declares that another cluster continues a
+    /// lost one.
     ShowRecoveries,
 }
 

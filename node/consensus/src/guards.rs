@@ -126,7 +126,7 @@ impl Guards {
         self.respect_tombstones
     }
 
-    /// A leader's lease clock counts only in that leader's own term.
+    /// Whether entries of a leader's lease clock are valid only in that leader's own term.
     pub fn lease_clock_per_term(self) -> bool {
         self.lease_clock_per_term
     }

@@ -42,8 +42,8 @@ pub(super) fn revoke(
     Ok(Response::LeaseRevoke(LeaseRevokeResponse { header: response_header(batch.revision()) }))
 }
 
-/// Revokes a lease whose time is over. The leader's clock counts in the leader's own term only, and
-/// only for the lease that it knew, by the index of its grant.
+/// Revokes a lease that has expired by the lease clock of a leader. That is valid only in that
+/// leader's own term, and only for the lease that the leader knew, by the index of its grant.
 pub(super) fn expire(
     batch: &mut Batch<'_>,
     over: &LeaseExpire,
@@ -60,8 +60,9 @@ pub(super) fn expire(
     }
 }
 
-/// Notes the remaining time of leases. The leader's clock counts in the leader's own term only, and
-/// only for the leases that it knew.
+/// Records the remaining time of leases, as measured by the lease clock of a leader. The record is
+/// valid only in that leader's own term. It is valid only for leases that the leader knew, by the
+/// index of their grants.
 pub(super) fn checkpoint(
     batch: &mut Batch<'_>,
     noted: &LeaseCheckpoint,

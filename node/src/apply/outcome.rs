@@ -74,8 +74,8 @@ pub enum ApplyError {
     /// The requested TTL is more than [`MAX_TTL`](crate::lease::MAX_TTL).
     #[error("too large lease TTL")]
     LeaseTtlTooLarge,
-    /// The entry comes from a leader's lease clock and was applied in a later term; that clock
-    /// counts in its own term only.
+    /// The entry comes from a leader's lease clock and was applied in a later term. It is valid
+    /// only in that leader's own term.
     #[error("leader changed")]
     LeaderChanged,
     /// The requested revision is older than the last compaction.

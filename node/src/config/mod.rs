@@ -73,7 +73,7 @@ pub enum Remark {
         /// Why the flag has no effect.
         because: &'static str,
     },
-    /// The variable and its flag were both given: the flag counts.
+    /// An environment variable and its flag were both given: the flag overrides the variable.
     FlagOverridesVariable {
         /// Name of the variable.
         variable: String,
@@ -213,7 +213,7 @@ pub enum LogOutput {
 /// A set of allowed names, from a flag with names separated by commas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AllowedNames {
-    /// Every name is allowed: the flag contains `*` or no name.
+    /// Every name is allowed: the flag's value contains `*` or no name.
     #[default]
     All,
     /// Only these names are allowed.

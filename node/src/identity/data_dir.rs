@@ -380,7 +380,8 @@ impl DataDir {
         self.replace(MARKER, format!("{as_incarnation}\n").as_bytes())
     }
 
-    /// Returns the record of the cluster of one that was made from this data, if there is one.
+    /// Returns the record of the single-member cluster that was made from this data. Returns `None`
+    /// if there is no such cluster.
     ///
     /// # Errors
     /// Fails if the record can't be read or parsed.
@@ -388,7 +389,7 @@ impl DataDir {
         self.read_forced(FORCED)
     }
 
-    /// Returns the plan of a cluster of one that is not completely made yet, if there is one.
+    /// Returns the plan of a single-member cluster that is not completely made yet, or `None`.
     ///
     /// # Errors
     /// Fails if the plan can't be read or parsed.
@@ -396,7 +397,7 @@ impl DataDir {
         self.read_forced(FORCING)
     }
 
-    /// Writes the plan of a new cluster of one, durably.
+    /// Writes the plan of a new single-member cluster, durably.
     ///
     /// # Errors
     /// Fails if the plan can't be written.

@@ -229,7 +229,7 @@ impl LeaseTable {
         self.changes.as_ref().is_none_or(|news| !news.is_empty())
     }
 
-    /// Stops keeping changes, because the lease clock does not count any more.
+    /// Stops keeping changes for the lease clock, because this member no longer leads.
     pub(crate) fn stop_recording(&mut self) {
         self.changes = None;
     }

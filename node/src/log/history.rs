@@ -14,7 +14,8 @@ pub(super) struct Location {
     pub offset: u64,
 }
 
-/// A run of entries that one item holds and no later item has replaced.
+/// Consecutive log entries that one item of a record holds, without those that a later item has
+/// replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct EntryRun {
     pub first: u64,

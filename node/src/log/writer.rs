@@ -132,9 +132,9 @@ impl Log {
         })
     }
 
-    /// Makes a spare under load, when there is never time to [`prepare`](Self::prepare). It does so
-    /// before the current segment is full, so that a full disk is noticed while there is still
-    /// room.
+    /// Makes a spare segment if the log has none and half of the current one is used. Under load
+    /// there is never time to [`prepare`](Self::prepare). Making the spare segment early reveals a
+    /// full disk while the log still has room.
     pub fn keep_spare(&mut self) -> Result<(), LogError> {
         self.run_unless_poisoned(|log| {
             let late = log.offset > log.active.bytes / 2 && log.spares.is_empty();
@@ -150,7 +150,7 @@ impl Log {
         !early && self.spares.len() < self.options.spare_segments
     }
 
-    /// Tries to make a spare. Returns false if the disk is full, which is no error here.
+    /// Tries to make a spare segment. Returns false if the disk is full, which isn't an error here.
     fn try_spare(&mut self) -> Result<bool, LogError> {
         match self.make_spare() {
             Ok(spare) => {
@@ -168,7 +168,7 @@ impl Log {
 
     /// Returns whether requests that make the data grow should be refused. That is so if the last
     /// attempt to make a spare found the disk full, or if less is free than one segment takes.
-    /// (Store and snapshots need some space as well.) The log itself still has room for
+    /// (Store and snapshots also need some space.) The log itself still has room for
     /// [`bytes_left`](Self::bytes_left). Once short, half a segment more must be free before this
     /// returns false again.
     pub fn is_short_of_space(&mut self) -> bool {
@@ -223,7 +223,7 @@ impl Log {
         self.reader.shared().history.installing
     }
 
-    /// Returns the owner of the log.
+    /// Returns the identity of the member that the log belongs to.
     pub fn identity(&self) -> &LogIdentity {
         &self.identity
     }

@@ -216,8 +216,8 @@ mod tests {
     const NOT_STARTED: Result<(), ChangeObjection> = Err(ChangeObjection::NotEnoughStarted);
     const UNHEALTHY: Result<(), ChangeObjection> = Err(ChangeObjection::Unhealthy);
 
-    /// The results were measured on etcd 3.5 and 3.7, except those for learners that were requested
-    /// as voters.
+    /// The expected verdicts are those of etcd 3.5 and 3.7, as measured. The exceptions are the
+    /// cases with members that were requested as voters but are still learners.
     #[test]
     fn adding_a_voter_needs_a_quorum_of_what_comes_out() {
         for (members, away, fresh, expected) in [

@@ -142,8 +142,8 @@ impl ClusterService {
         Ok((changed.members, changed.configuration_index))
     }
 
-    /// Runs a method: reads the request's metadata, and adds the answer's configuration to its
-    /// metadata.
+    /// Runs a method: reads the request's metadata, and adds the index of the member configuration
+    /// to the answer's metadata.
     async fn call<Q: CheckedRequest, T: context::Answer>(
         &self,
         method: Method,

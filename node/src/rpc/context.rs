@@ -118,7 +118,8 @@ pub(crate) struct CallContext {
 const CALL_BYTES: usize = 4 << 10;
 
 impl CallContext {
-    /// Starts the context of a request, with an empty charge to the connection's account.
+    /// Creates the context of a request. No bytes are charged to the connection's memory account
+    /// yet.
     pub(super) fn new<Q>(request: &Request<Q>) -> Self {
         let who = Credentials::of(request);
         match request.extensions().get::<Arc<MemoryAccount>>() {
@@ -131,7 +132,7 @@ impl CallContext {
         }
     }
 
-    /// Starts a context with an empty charge to `account`.
+    /// Creates a context. No bytes are charged to `account` yet.
     pub(crate) fn of(account: &Arc<MemoryAccount>, who: Credentials) -> Self {
         Self {
             charge: MemoryCharge::new(account),
@@ -324,8 +325,8 @@ impl ApiContext {
         self.allow(asked, held).await.map_err(|error| E::from(error).into())
     }
 
-    /// Checks a request by itself and the caller's permission for it. Calls that make further
-    /// requests use it for each of these.
+    /// Validates one request, and checks that the caller has permission for it. A call that
+    /// consists of several requests uses this for each of them.
     pub(super) async fn allow(
         &self,
         asked: &impl CheckedRequest,

@@ -8,15 +8,15 @@
 //!
 //! - **The quota**, `--quota-backend-bytes`. It limits the size of the store's contents: the bytes
 //!   of all revisions' keys, values and metadata ([`Store::record_bytes`]; `dbSizeInUse` in the
-//!   status). This size is the same on every member. etcd counts the file's length instead. Here
-//!   that depends on how the file grew, by doubling, and on the last defragmentation. The member
-//!   whose client exceeds the quota refuses the request and raises the alarm. After a compaction
-//!   has made room, an operator disarms it (`etcdctl alarm disarm`).
+//!   status). This size is the same on every member. etcd limits the file's length instead. The
+//!   length of our file isn't suitable: it depends on how the file grew, by doubling, and on the
+//!   last defragmentation. The member whose client exceeds the quota refuses the request and raises
+//!   the alarm. After a compaction has made room, an operator disarms it (`etcdctl alarm disarm`).
 //! - **The disk.** Each member refuses its own clients' writes while its disk is short of space.
 //!   But writes of other members' clients go to the leader, and must not fill its disk. So a leader
 //!   that runs short transfers its leadership, once. It may find itself leading again, because no
 //!   other member can lead or all disks are short. Then it raises the alarm. The same member lowers
-//!   it when there is space again, unless the quota has become a reason for it meanwhile.
+//!   it when there is space again, unless its store exceeds the quota by then.
 //!
 //! [`Store::record_bytes`]: crate::mvcc::Store::record_bytes
 

@@ -71,11 +71,12 @@ pub(super) struct Node {
 
 impl Node {
     /// Starts all parts of the node. Call it within a tokio runtime, which then runs the tasks that
-    /// all clients share. When it returns, every address is bound. Clients are served as far as
-    /// that is possible without a leader.
+    /// all clients share. When it returns, every address is bound. Requests that need a leader wait
+    /// or fail until there is one; other requests are served.
     ///
     /// # Errors
-    /// Fails if anything is missing or damaged. Nothing is left running then.
+    /// Fails if anything is missing or damaged. After a failure no part of the node is left
+    /// running.
     pub(super) async fn start(config: &Config) -> Result<Self, ServerError> {
         let (client_tls, peer_tls) = (client_tls(config)?, peer_tls(config)?);
         let sockets = bind_clients(config)?;

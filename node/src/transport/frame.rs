@@ -38,7 +38,7 @@ pub(super) enum FrameKind {
     Request = 7,
     /// Answer to a request.
     Answer = 8,
-    /// Promises of members, as far as the sender knows them.
+    /// Promises that members have made by votes and acknowledgements, as the sender knows them.
     Promises = 9,
     /// List of members, by the sender's table.
     MemberList = 10,

@@ -69,8 +69,8 @@ impl Invitations {
         Some((Invitation { invitations: self, token }, receiver))
     }
 
-    /// Removes the invitation with this purpose and token. Returns the sender by which to hand over
-    /// its stream.
+    /// Removes the invitation with this purpose and token. Returns the sending half of the channel
+    /// on which the inviting task waits for the peer's stream.
     fn take(&self, purpose: StreamPurpose, token: u64) -> Option<oneshot::Sender<PeerStream>> {
         let mut open = self.lock();
         let fits = open.waiting.get(&token).is_some_and(|(expected, _)| *expected == purpose);

@@ -154,9 +154,11 @@ pub(crate) struct Connections {
     pub outbound: bool,
     /// Whether there is a stream that the peer has opened.
     pub inbound: bool,
-    /// Time since when the peer can be sent to, but not over a stream that this member has opened.
+    /// Time since when this member can send to the peer only over a stream that the peer has
+    /// opened. `None` if there is a stream that this member has opened, or none at all.
     pub outbound_missing_since: Option<Instant>,
-    /// Time since when the peer can be sent to, but not over a stream that the peer has opened.
+    /// Time since when this member can send to the peer only over a stream that this member has
+    /// opened. `None` if there is a stream that the peer has opened, or none at all.
     pub inbound_missing_since: Option<Instant>,
     /// Why this member's last attempt to open a stream failed.
     pub dial_failure: Option<String>,

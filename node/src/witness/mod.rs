@@ -10,7 +10,8 @@
 //! For each member the memory has:
 //! - its incarnation and its highest boot counter;
 //! - the process (*run*) with that boot counter, and what it found on its disk;
-//! - two [`Promise`]s: `before`, of all lower boots, and `now`, of that boot.
+//! - two [`Promise`]s: `earlier_promises`, of all lower boots, and `current_promises`, of that
+//!   boot.
 //!
 //! When a process connects, it states incarnation, boot and run, and what its disk held *when it
 //! began* ([`DiskState`]). This never changes while it runs. The process is refused
@@ -115,13 +116,16 @@ impl WitnessRecord {
         }
     }
 
-    /// Merges the accounts of two members that have accepted different boots of one member.
+    /// Merges two records of one member, from two peers that have accepted different boots of it:
+    /// `low` and `high`, by boot counter. Only one boot can be the member.
     ///
-    /// The higher boot counts, unless its disk lacks what the lower boot promised. It is then a
-    /// copy, and the lower boot counts instead. The lower boot must have kept what the copy
-    /// promised, because that was promised in the member's name. The account of the copy also has
-    /// promises of still lower boots (`high.before`). The lower boot itself may have made some of
-    /// them, so only its successor is compared with those.
+    /// The result is the record of the higher boot, unless its disk lacks something that the lower
+    /// boot promised. In that case the higher boot runs on a copied disk, and the result is the
+    /// record of the lower boot. What the copy promised was promised in the member's name. So the
+    /// lower boot's disk must have it (`high.current_promises`). The copy's record also has
+    /// promises of all boots below it (`high.earlier_promises`). The lower boot may have made some
+    /// of them itself after it read its disk. So its disk isn't compared with them, but the disk of
+    /// the next boot will be.
     fn merge_boots(low: &Self, high: &Self) -> Self {
         let higher = Self {
             earlier_promises: low

@@ -64,8 +64,9 @@ impl SteadyWriter {
         Ok(Self { stop, acknowledged, task })
     }
 
-    /// Continues until a write that began at least `MARGIN` later is acknowledged, then stops. This
-    /// way a gap that outlasts the change is measured completely.
+    /// Keeps writing until a write is acknowledged that began at least `MARGIN` after this call,
+    /// then stops. This way a gap in the acknowledgements that outlasts the measured change is
+    /// measured completely.
     pub(super) async fn finish(mut self) -> Result<WriteMeasurement> {
         tokio::time::sleep(MARGIN).await;
         let now = Instant::now();

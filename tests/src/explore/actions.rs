@@ -57,7 +57,8 @@ pub enum SystemAction {
     Publish(usize),
     /// A process compares its database with its ledger, and puts back what is missing.
     InspectDatabase(usize),
-    /// A process looks at its database and counts a sweep.
+    /// A process makes one of its periodic sweeps: it compares its database with its ledger, and
+    /// increments its sweep counter.
     Sweep(usize),
     /// The process with this index serves the action, instead of the first one.
     ServedBy(usize, Box<SystemAction>),

@@ -115,7 +115,7 @@ fn fingerprint_all_hosts(world: &SystemState, config: &ExplorationConfig) -> u12
 fn fingerprint_one_host(world: &SystemState, config: &ExplorationConfig, at: usize) -> u128 {
     let relevance = Relevance::of(world, config);
     // The names of the other hosts don't matter, only that they differ. Number them in the order of
-    // the decided list.
+    // the member list that the cluster has decided.
     let mut places: HostOrder = [255; MAX_HOSTS];
     places[at] = 0;
     let mut next = 1;

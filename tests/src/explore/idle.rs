@@ -78,8 +78,8 @@ fn is_answer_awaited(world: &SystemState, key: AgentKey, epoch: Epoch) -> bool {
     cluster.phase == Phase::Preparing && cluster.epoch == epoch && cluster.is_listed(key)
 }
 
-/// Returns whether too few releases prevent the agent from signing `h` (rule S6). Only then does it
-/// matter whether the agent has waited long enough.
+/// Returns whether too few releases prevent the agent from signing `h` (rule S6 of the formation,
+/// `agent/sign.rs`). Only then does it matter whether the agent has waited long enough.
 #[must_use]
 pub(super) fn is_missing_releases(
     world: &SystemState,

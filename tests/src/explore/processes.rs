@@ -81,7 +81,8 @@ pub(super) fn inspect_database(
     Ok(())
 }
 
-/// Lets the process look at its database, and counts a sweep.
+/// Lets the process make one periodic sweep: it checks its database, and increments its sweep
+/// counter.
 ///
 /// # Errors
 /// Fails as [`inspect_database`] does.
@@ -279,7 +280,7 @@ pub(super) fn restore(world: &mut SystemState, config: &ExplorationConfig, setba
     world.database = Arc::new(database);
 }
 
-/// Returns whether a look of process `at` would change nothing.
+/// Returns whether nothing would change if process `at` checked its database now.
 #[must_use]
 pub(super) fn is_up_to_date(world: &SystemState, config: &ExplorationConfig, at: usize) -> bool {
     let (process, database) = (&world.processes[at], &world.database);

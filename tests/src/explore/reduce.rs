@@ -31,7 +31,8 @@ use crate::explore::world::{AgentMode, HostState, NOW, SystemState, normalise};
 /// - A stored release only raises those two fields. Agents learn of releases from `SentMessages`.
 /// - From the commit or the end on, only the row's list and its seated members are read. Counts, standbys and
 ///   acks are never read again.
-/// - Only a list's time-out reads which hosts have reached each other, on the road (property 7) as well.
+/// - Only a list's time-out reads which hosts have reached each other, also on the fault-free road
+///   (property 7).
 pub(super) fn clear_unread_fields(cluster: &mut Cluster, config: &ExplorationConfig) {
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     let epoch = cluster.epoch;
@@ -363,9 +364,10 @@ impl<'a> Relevance<'a> {
     /// Returns whether some agent may still sign this list, or the service may still process a message about
     /// it.
     ///
-    /// An agent that has signed or released the list's epoch never signs another list of it (S5). At most it
-    /// sends the same ack again. The list may also show the agent its epoch, but that makes no difference. The
-    /// service has shown that epoch, so the agent may see it at any time.
+    /// An agent that has signed or released the list's epoch never signs another list of it (rule
+    /// S5 of the formation, `agent/sign.rs`). At most it sends the same ack again. The list may
+    /// also show the agent its epoch, but that makes no difference. The service has shown that
+    /// epoch, so the agent may see it at any time.
     fn is_proposal_alive(&self, world: &SystemState, h: Hash) -> bool {
         let epoch = epoch_of(h);
         if epoch >= self.lowest
@@ -403,9 +405,9 @@ impl<'a> Relevance<'a> {
 
     /// Returns whether a signed list can still restrict its signer, or let it hold the list's document.
     ///
-    /// Once the signer has released the list, it can't hold its document (`HoldAboveReleased`). Once enough
-    /// members have released it, it no longer prevents the signer from signing another list (S6). Releases are
-    /// never taken back.
+    /// Once the signer has released the list, it can't hold its document (`HoldAboveReleased`).
+    /// Once enough members have released it, it no longer prevents the signer from signing another
+    /// list (rule S6 of the formation, `agent/sign.rs`). Releases are never taken back.
     #[must_use]
     pub(super) fn is_bound_alive(
         &self,

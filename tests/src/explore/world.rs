@@ -29,9 +29,10 @@ pub(super) const NOW: UnixMicros = UnixMicros(1_000_000_000_000);
 /// How far the service's clock is off when it is ahead: much longer than every lease, list time-out
 /// and hold-back.
 pub(super) const CLOCK_JUMP: Millis = Millis(30 * 60 * 1_000);
-/// Distance of a deadline or grant that passes only if an action makes it pass.
+/// Time from `NOW` to a deadline, or to the end of a grant, that passes only if an action makes it
+/// pass.
 pub(super) const DAY: Millis = Millis(24 * 3600 * 1_000);
-/// Distance of any deadline that has not passed: shorter than every lease, list time-out and
+/// Time from now to any deadline that has not passed: shorter than every lease, list time-out and
 /// hold-back.
 pub(super) const PENDING_DEADLINE_DISTANCE: Millis = Millis(1_000);
 /// Stored time of a deadline that has passed.
@@ -87,7 +88,7 @@ pub struct HostState {
 pub enum AgentMode {
     /// Takes part in forming the cluster, or watches its node.
     Running,
-    /// Is about to look at the node's directory.
+    /// Is about to examine the node's directory.
     InspectingDirectory,
     /// Is about to write the marker.
     WritingMarker,
@@ -95,7 +96,7 @@ pub enum AgentMode {
     LaunchingNode,
     /// Asks for a replacement, because data was lost.
     AwaitingReplacement,
-    /// Has refused to touch the directory.
+    /// Has refused to use the node's directory, because of its content.
     RefusingDirectory,
     /// Has ended with this exit code.
     Stopped(u8),

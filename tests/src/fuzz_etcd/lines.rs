@@ -2,10 +2,10 @@
 //! while other requests are made.
 //!
 //! These are not drawn:
-//! - A wait on a lease that the server creates, because its key has a random id. There is a lock request
-//!   that gets the lock at once, and gives both back.
-//! - Ending a caller that waits for a lock and has lost its key, while another caller waits with a key of
-//!   the same name. etcd deletes that key as well.
+//! - A wait on a lease that the server creates, because its key has a random id. There is a lock
+//!   request that gets the lock at once, and gives lock and lease back.
+//! - Ending a caller that waits for a lock and has lost its key, while another caller waits with a
+//!   key of the same name. etcd also deletes that second key.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -92,7 +92,8 @@ struct Waiter {
     created: Option<i64>,
 }
 
-/// Calls and streams under way, and keys of queue entries.
+/// Expected state of the queues of locks and elections: calls and observer streams under way, queue
+/// entries, and existing keys.
 #[derive(Clone, Debug, Default)]
 pub(super) struct QueueState {
     next: u64,

@@ -47,7 +47,7 @@ const OBSERVER_DELAY: Duration = Duration::from_millis(30);
 /// Time after which a key is considered permanent, although its caller has stopped waiting.
 const LEAVE_DELAY: Duration = Duration::from_secs(1);
 
-/// Subject of a fuzzing run.
+/// Part of the API that a fuzzing run tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum FuzzSubject {
     /// Keys, transactions, watches, leases.

@@ -175,7 +175,8 @@ impl UserCallGenerator<'_> {
         match self.rng.range(0, 100) {
             0..8 => {
                 let (name, keep) = (self.user(), self.rng.pick(TOKENS - 1) + 1);
-                // A request that authenticates may carry any token.
+                // The token that an Authenticate request carries has no effect on the answer, so
+                // any will do.
                 CallWithToken {
                     token: self.by(500),
                     call: EtcdCall::Auth(self.authenticate(name, keep)),

@@ -119,7 +119,7 @@ impl Simulation {
         !node.has_lost_promises && self.table().member(MemberId(node.member)).is_some()
     }
 
-    /// Returns whether a machine's member votes, as far as is known.
+    /// Returns whether a machine's member is a voter by the model's member table.
     pub(super) fn votes(&self, node: &SimulatedNode) -> bool {
         self.counts(node) && !self.table().is_learner(MemberId(node.member))
     }
@@ -279,8 +279,9 @@ impl Simulation {
         Ok(())
     }
 
-    /// Gives up a member that knows no present member any more, as an operator would after the faults.
-    /// Nobody is left that could tell it about the others.
+    /// Removes a stranded member, as an operator would once the faults have ended. A member is
+    /// stranded if all members in its member table are gone: nobody can tell it about the present
+    /// members.
     pub(super) fn give_up_the_stranded(&mut self) {
         self.schedule(200_000, ScheduledEvent::GiveUpStranded);
         let leader = self.leader(0);

@@ -177,7 +177,8 @@ pub(super) enum ProcessEnd {
     Crashed,
     /// The machine's disk failed or was full, as a fault had ordered.
     DiskFailed,
-    /// The process can't continue for any other reason, which is a violation.
+    /// The process can't continue, and neither power nor disk is the reason. This violates an
+    /// invariant.
     Broken(String),
 }
 

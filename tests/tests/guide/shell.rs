@@ -191,7 +191,7 @@ impl Shell {
             match code {
                 // etcd panicked, and its error message before that depends on timing.
                 PANICKED if self.is_etcd() => texts::normalize_output("", Some(code)),
-                // The exit code, 0 or 1, depends on timing as well.
+                // The exit code of etcd, 0 or 1, depends on timing.
                 _ if self.is_etcd() && why.contains("permanently removed") => {
                     texts::normalize_output(&why, None)
                 }

@@ -30,11 +30,11 @@ pub enum DirectoryKind {
     Blank,
     /// Directory with a marker of this incarnation, and no log yet.
     Marked(Incarnation),
-    /// Directory with a log; holds the marker's incarnation if there is a marker.
+    /// Directory with a log. The value is the marker's incarnation, if there is a marker.
     Log(Option<Incarnation>),
     /// Directory with the tombstone of a removed member.
     Tombstone,
-    /// Directory with entries that no node of ours made; holds the name of one.
+    /// Directory with entries that none of our nodes made. The value is the name of one such entry.
     Foreign(String),
 }
 

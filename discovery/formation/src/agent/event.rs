@@ -29,7 +29,7 @@ pub enum AgentEvent {
     /// answers come with [`AgentEvent::ProbeEnded`] instead.
     ReleaseSeen { key: AgentKey, epoch: Epoch },
     /// The proposal of `epoch` has waited for [`patience`](crate::agent::patience). If releases are
-    /// still missing (S6), the agent refuses the proposal and names them.
+    /// still missing (rule S6 of `sign.rs`), the agent refuses the proposal and names them.
     ReleaseTimeout { epoch: Epoch },
     /// A whole commit document was shown and verified. `machine` is the machine that the agent runs
     /// on now.
@@ -73,14 +73,15 @@ pub struct ExaminedProposal {
     pub statement: Hash,
     /// Number of members that the statement asks for.
     pub size: u8,
-    /// S1: seats whose record doesn't verify under statement, grant and token, each with the
-    /// reason.
+    /// Seats whose record doesn't verify under statement, grant and token, each with the reason
+    /// (rule S1 of `sign.rs`).
     pub invalid_records: BTreeMap<Seat, String>,
-    /// S4: difference between this host's clock and the service's, without the sign.
+    /// Absolute difference between this host's clock and the service's, for rule S4 of `sign.rs`.
     pub skew: Millis,
     /// Whether this host's clock is behind the service's.
     pub is_behind: bool,
-    /// S7: kind of the node's directory, examined after the proposal came.
+    /// Kind of content of the node's directory, examined after the proposal arrived, for rule S7 of
+    /// `sign.rs`.
     pub directory: DirectoryKind,
     /// Machine that the agent runs on now.
     pub machine: MachineIdentity,
@@ -164,26 +165,28 @@ pub enum StartSource {
     Log,
 }
 
-/// Reason why an agent doesn't sign a proposal. S1 to S7 are the protocol's conditions.
+/// Reason why an agent doesn't sign a proposal. S1 to S7 are the protocol's rules for signing,
+/// listed in `sign.rs`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProposalObjection {
-    /// S1: the record of `seat` doesn't verify under statement, grant and token.
+    /// Rule S1 of `sign.rs`: the record of `seat` doesn't verify under statement, grant and token.
     #[error("S1: the record of seat {seat} is not valid: {why}")]
     InvalidRecord { seat: Seat, why: String },
-    /// S1: this agent's record is missing from the list, or isn't the one that it sent.
+    /// Rule S1 of `sign.rs`: this agent's record is missing from the list, or isn't the one that it
+    /// sent.
     #[error("S1: my own record is not in the list as I sent it")]
     NotMyRecord,
-    /// S1: the list is for another statement, cluster or size than the one that this agent
-    /// verified.
+    /// Rule S1 of `sign.rs`: the list is for another statement, cluster or size than the one that
+    /// this agent verified.
     #[error("S1: the list is for another statement, cluster or size than the one I verified")]
     ForeignList,
-    /// S2: the record of `seat` can't be a member's.
+    /// Rule S2 of `sign.rs`: the record of `seat` can't be a member's.
     #[error("S2: seat {seat} can't be a member: {why}")]
     Unfit { seat: Seat, why: RecordFault },
-    /// S2: two seats share a value that must be unique.
+    /// Rule S2 of `sign.rs`: two seats share a value that must be unique.
     #[error("S2: seats {one} and {other} share {clash}")]
     Duplicate { one: Seat, other: Seat, clash: RecordConflict },
-    /// S4: this host's clock is too far off the service's.
+    /// Rule S4 of `sign.rs`: this host's clock is too far off the service's.
     #[error(
         "S4: this host's clock is {} {} the service's, and {allowed} are allowed: synchronise the \
          clocks (chrony, systemd-timesyncd)",
@@ -191,26 +194,27 @@ pub enum ProposalObjection {
         if *is_behind { "behind" } else { "ahead of" }
     )]
     Skew { skew: Millis, is_behind: bool, allowed: Millis },
-    /// S5: the agent has signed or released this epoch or a higher one.
+    /// Rule S5 of `sign.rs`: the agent has signed or released this epoch or a higher one.
     #[error("S5: epoch {epoch} is not above {highest}, which I have signed or released")]
     OldEpoch { epoch: Epoch, highest: Epoch },
-    /// S5: the epoch is higher than any that a cluster can have reached.
+    /// Rule S5 of `sign.rs`: the epoch is higher than any that a cluster can have reached.
     #[error("S5: epoch {epoch} is far beyond {limit}: no cluster comes there")]
     EpochTooFar { epoch: Epoch, limit: Epoch },
-    /// S6: too few members of an earlier signed list have released it.
+    /// Rule S6 of `sign.rs`: too few members of an earlier signed list have released it.
     #[error(
         "S6: of the {need} releases that end the list of epoch {epoch}, which I signed, {have} are here; \
          missing: {missing}. Start the agents there again or, if they are gone for good, run \
          `muster-agent reset` on this host"
     )]
     Unreleased { epoch: Epoch, have: usize, need: usize, missing: String },
-    /// S7: the agent holds a commit document already.
+    /// Rule S7 of `sign.rs`: the agent holds a commit document already.
     #[error("S7: I hold the document of epoch {epoch}")]
     Holding { epoch: Epoch },
-    /// S7: the node's directory is not blank.
+    /// Rule S7 of `sign.rs`: the node's directory is not blank.
     #[error("S7: the node's directory is not blank: {what}")]
     NotBlank { what: String },
-    /// S7: the agent runs on another machine than the one that its key was made on.
+    /// Rule S7 of `sign.rs`: the agent runs on another machine than the one that its key was made
+    /// on.
     #[error("this is not the machine that the key was made on")]
     OtherMachine,
 }

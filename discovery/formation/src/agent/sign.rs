@@ -16,8 +16,8 @@ use crate::fitness;
 use crate::rules::{Rule, Rules};
 use crate::values::{AgentKey, AgentRecord, Epoch, Seat};
 
-/// Checks S4, S1, S2, S5 and S7, in this order. With a wrong clock records seem to be wrong too, so
-/// S4 comes first.
+/// Checks the signing rules S4, S1, S2, S5 and S7, in this order. With a wrong clock records seem
+/// to be wrong too, so S4 comes first.
 pub(super) fn check_proposal(
     rules: &Rules,
     journal: &Journal,

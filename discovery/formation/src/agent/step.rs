@@ -13,11 +13,13 @@ use crate::rules::{Rule, Rules};
 use crate::service::{Phase, RefusalCode};
 use crate::values::{AgentKey, AgentRecord, AgentSession, Epoch, Millis};
 
-/// Largest difference between this host's clock and the service's that S4 allows.
+/// Largest difference between this host's clock and the service's that signing rule S4 of `sign.rs`
+/// allows.
 pub const MAX_CLOCK_SKEW: Millis = Millis(30_000);
 
-/// Returns how long a proposal may wait for releases (S6) before the agent refuses it. The service
-/// gives the proposal up in `left`; half of that lets it hear the reason before.
+/// Returns how long a proposal may wait for releases (rule S6 of `sign.rs`) before the agent
+/// refuses it. The service gives the proposal up in `left`; half of that lets it hear the reason
+/// before.
 #[must_use]
 pub fn release_wait_limit(left: Millis) -> Millis {
     Millis(left.0 / 2)
@@ -130,8 +132,8 @@ impl Agent {
         })
     }
 
-    /// Returns the objection (S6) with the releases that the agent waits for before it signs the
-    /// present proposal.
+    /// Returns the objection by rule S6 of `sign.rs`, with the releases that the agent waits for
+    /// before it signs the present proposal.
     #[must_use]
     pub fn unmet_release_condition(&self, rules: &Rules) -> Option<ProposalObjection> {
         let considered =

@@ -1,4 +1,5 @@
-//! Transcripts of S1 to S7, of the journal's order, and of the restart table.
+//! Transcripts of the signing rules S1 to S7 (`sign.rs`), of the journal's order, and of the
+//! restart table.
 
 mod edges;
 

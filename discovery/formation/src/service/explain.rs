@@ -7,7 +7,8 @@ use crate::service::settings::FormationSettings;
 use crate::service::time::next_deadline;
 use crate::values::{AgentKey, UnixMicros};
 
-/// Prefix of a nack by an agent that waits for releases (S6), as the API writes it.
+/// Prefix of a nack by an agent that waits for releases (rule S6 of `agent/sign.rs`), as the API
+/// writes it.
 const UNRELEASED_PREFIX: &str = "unreleased: ";
 
 /// One reason why the cluster waits, or why it will never go on.
@@ -15,7 +16,7 @@ const UNRELEASED_PREFIX: &str = "unreleased: ";
 pub struct WaitReason {
     /// Stable name of the reason, for programs.
     pub code: &'static str,
-    /// Agents that hold the cluster up.
+    /// Agents for which the cluster is waiting.
     pub blocking_agents: Vec<AgentKey>,
     /// Sentence with names that says what is missing.
     pub explanation: String,

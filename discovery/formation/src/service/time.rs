@@ -21,7 +21,8 @@ pub fn next_deadline(
     }
     let live = cluster.agents.values().filter(|agent| agent.seating != Seating::Absent);
     let leases = live.map(|agent| agent.lease_until);
-    // The previous step has judged every hold-back that has ended.
+    // A hold-back is the time for which an agent is kept out of frozen lists. Hold-backs that have
+    // ended need no deadline: the previous step has taken their end into account.
     let seated = cluster.agents.values().filter(|agent| matches!(agent.seating, Seating::Seat(_)));
     let holds = seated.map(|agent| agent.held_back_until).filter(|&until| until > now);
     let times_out = cluster.frozen.iter().map(|frozen| frozen.at.after(settings.ack_timeout));

@@ -92,7 +92,8 @@ pub(super) struct SaveContext<'a> {
     pub(super) now: formation::UnixMicros,
     /// Source address of a redeem request, stored with new agents.
     pub(super) address: Option<&'a str>,
-    /// Changes to store as events. `notifies` says whether other processes are notified.
+    /// Changes of the cluster; each is stored as an event. `notifies` decides whether the other
+    /// discovery processes are told of them.
     pub(super) changes: &'a [&'a ClusterChange],
     pub(super) notifies: bool,
 }

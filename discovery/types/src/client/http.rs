@@ -107,14 +107,15 @@ impl DiscoveryClient {
         &self.config
     }
 
-    /// Returns the service's time in milliseconds since 1970: our clock, corrected by the last
-    /// answers. Their bodies give the time, or else their `Date` header. Before the first answer it
-    /// is our own clock.
+    /// Returns the service's time in milliseconds since 1970: our clock, corrected by the service's
+    /// answers. An answer gives the time in its body or, without that, in its `Date` header. Before
+    /// the first answer it is our own clock.
     pub fn service_now_ms(&self) -> i64 {
         local_now_ms().saturating_add(self.offset_ms.load(Ordering::Relaxed))
     }
 
-    /// Returns the service's clock minus ours, in milliseconds, by the last answers.
+    /// Returns how far the service's clock is ahead of ours, in milliseconds. The value comes from
+    /// the answers received so far; it is 0 before the first one.
     pub fn clock_offset_ms(&self) -> i64 {
         self.offset_ms.load(Ordering::Relaxed)
     }

@@ -42,7 +42,8 @@ pub struct Fault {
     pub operation: DiskOperation,
     /// Number of operations of this kind that succeed before the first failure.
     pub after: u64,
-    /// Number of operations of this kind that fail after that; `u64::MAX` for all of them.
+    /// Number of operations of this kind that fail once `after` of them have succeeded; `u64::MAX`
+    /// if all later ones fail.
     pub times: u64,
     /// Error that the failing operations return.
     pub failure: DiskFailure,

@@ -25,8 +25,8 @@ enum Op {
     Checkpoint,
     /// Kills the process, without a power cut.
     Kill,
-    /// Makes the given sync of the next checkpoint fail, if it has that many, and then kills the
-    /// process.
+    /// Attempts a checkpoint, and then kills the process. The value is the number of syncs that
+    /// succeed before one fails. If the checkpoint has no more syncs than that, none fails.
     FailedSync(u8),
     /// Cuts the machine's power.
     Crash,

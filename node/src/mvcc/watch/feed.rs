@@ -10,7 +10,8 @@ use crate::mvcc::event::EventBatch;
 /// Contents of the queue, taken by the hub.
 #[derive(Debug, Default)]
 pub(super) struct FeedContents {
-    /// Last revision of the batches that were dropped before `batches`, if any were.
+    /// Highest revision whose events were dropped from the queue, if any were. `batches` has only
+    /// newer ones.
     pub(super) lost_up_to: Option<i64>,
     pub(super) batches: VecDeque<Arc<EventBatch>>,
 }

@@ -50,8 +50,8 @@ pub(super) struct MissedDeliveries {
     pub(super) progress: bool,
 }
 
-/// Note that a watcher was detached. Everything before `next` that it wants is in the subscriber's
-/// queue.
+/// Record that a watcher was detached. All its events of revisions below `next` are in the
+/// subscriber's queue already.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LaggingWatcher {
     pub(super) token: WatcherId,
@@ -184,9 +184,9 @@ impl Hub {
         loop {
             tokio::select! {
                 // `biased` makes the order fixed instead of random, so that a simulation can be
-                // repeated. Each branch also takes the new events, so that none delays the others.
-                // Departures come first, so that a flood of requests doesn't keep ended streams in
-                // memory.
+                // repeated. Each branch also takes the new events from the feed, so that a busy
+                // branch never delays events. The branch for departures comes first, so that a
+                // flood of requests doesn't keep ended streams in memory.
                 biased;
                 Some(tokens) = self.departures.recv() => {
                     for some in tokens.chunks(MAX_DETACHED_AT_ONCE) {

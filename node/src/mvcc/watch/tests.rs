@@ -647,8 +647,8 @@ async fn wait_until_forgotten(account: &Arc<MemoryAccount>) {
 async fn the_hub_keeps_nothing_of_a_stream_that_has_ended() {
     let world = WatchFixture::running();
     let account = MemoryAccount::unbounded();
-    // There are more watches than the hub's queue has room for. First all are attached, then none
-    // is yet.
+    // The stream has more watches than the hub's command queue has room for. In the first case it
+    // ends once all of them are attached, in the second case before.
     for is_attached in [true, false] {
         let mut subscriber = world.hub.subscribe_for(account.clone());
         for watch_id in 1..=i64::try_from(MAX_QUEUED_COMMANDS).unwrap() + 200 {

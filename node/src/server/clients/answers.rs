@@ -224,7 +224,7 @@ impl ChargedAnswerBody {
         }
     }
 
-    /// Returns the next part of the written bytes.
+    /// Returns the next part of the response body to send to the client.
     fn part(&mut self) -> Frame<Bytes> {
         let part = self.rest.split_to(self.rest.len().min(PART_BYTES));
         if self.rest.is_empty() {

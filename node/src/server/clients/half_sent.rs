@@ -44,7 +44,7 @@ const TONIC_MAX_MESSAGE_BYTES: usize = 4 << 20;
 /// Length of a gRPC message's header: flag and length.
 pub(super) const HEADER_BYTES: usize = 5;
 
-/// tonic's error text for a message that ends too early, used for compressed messages as well.
+/// tonic's error text for a message that ends too early. It is used here for compressed messages.
 const TRUNCATED_MESSAGE: &str = "Unexpected EOF decoding stream.";
 
 /// Accounting for the unfinished requests of all connections.
@@ -249,8 +249,8 @@ where
             }
             let polled = Pin::new(&mut self.inner).poll_frame(context).map_err(Into::into)?;
             let Some(frame) = ready!(polled) else {
-                // The body ends within a compressed message. The reader has seen nothing of it, so
-                // the error is made here.
+                // The body ends within a compressed message. tonic has received no byte of that
+                // message and can't report the error, so it is returned here.
                 let broken = self.decompressor.take().is_some_and(|unfolder| !unfolder.is_empty());
                 return Poll::Ready(
                     broken.then(|| Err(Status::internal(TRUNCATED_MESSAGE).into())),

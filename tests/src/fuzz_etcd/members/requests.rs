@@ -79,7 +79,7 @@ impl ExpectedCluster {
         Self { members, may_start, starts_again }
     }
 
-    /// Returns the address of the next member.
+    /// Returns the peer URL for the next member to be added.
     fn place(&self) -> MemberUrl {
         MemberUrl::OfMember(self.members.len())
     }

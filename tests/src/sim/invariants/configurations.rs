@@ -1,6 +1,6 @@
-//! Invariant: membership exists once. Every store's member table equals the model's at the store's
-//! position. Each process's consensus uses its store's table. In etcd 13196, 20967 and 21694,
-//! members were learners in one place and voters in another.
+//! Invariant: membership exists once. Every store's member table equals the model's table at the
+//! log index that the store has applied. Each process's consensus uses the table of its store. In
+//! etcd's issues 13196, 20967 and 21694, members were learners in one place and voters in another.
 
 use muster_node::membership::MemberTable;
 use node_consensus::Members;
