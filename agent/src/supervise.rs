@@ -227,7 +227,7 @@ struct NodeStart {
     program: CommandLine,
     /// The member's URLs and listen addresses.
     addresses: Addresses,
-    /// Client URLs of the members, as far as the journal has them.
+    /// Client URLs of the members that the journal has.
     client_urls: BTreeSet<String>,
 }
 

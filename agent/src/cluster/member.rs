@@ -97,7 +97,7 @@ pub(crate) struct NodeStatus {
     pub cluster_id: u64,
     /// The member that answered.
     pub member_id: MemberId,
-    /// The leader, as far as this member knows.
+    /// The leader that this member knows, if any.
     pub leader: Option<MemberId>,
     /// The member's current term.
     pub raft_term: u64,

@@ -50,7 +50,7 @@ impl KnownMember {
     }
 }
 
-/// Writes the list durably.
+/// Writes the list of members durably.
 pub(crate) fn write(layout: &Layout, members: &[ClusterMember]) -> Result<(), StateError> {
     let file = KnownMembersFile {
         version: VERSION,
@@ -60,7 +60,7 @@ pub(crate) fn write(layout: &Layout, members: &[ClusterMember]) -> Result<(), St
     Ok(muster_files::replace(&layout.known_members(), &text)?)
 }
 
-/// Returns the list written last; empty if it can't be read.
+/// Returns the list of members that was written last; empty if it can't be read.
 pub(crate) fn read(layout: &Layout) -> Vec<ClusterMember> {
     let bytes = super::read(&layout.known_members()).ok().flatten();
     let file: Option<KnownMembersFile> =

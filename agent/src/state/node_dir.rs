@@ -97,8 +97,8 @@ impl Tombstone {
     }
 }
 
-/// Returns the tombstone in the node's directory, if there is one. An unreadable one still counts:
-/// a damaged tombstone must not bring a removed member back.
+/// Returns the tombstone in the node's directory, if there is one. An unreadable tombstone is not
+/// treated as absent: a damaged tombstone must not bring a removed member back.
 pub fn read_tombstone(node: &Path) -> Result<Option<Tombstone>, StateError> {
     let path: PathBuf = node.join(TOMBSTONE);
     let Some(bytes) = super::read(&path)? else { return Ok(None) };

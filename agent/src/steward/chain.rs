@@ -2,9 +2,9 @@
 //!
 //! The newest statement says who may sign what. Discovery could withhold it, and thereby hide that
 //! an admin was removed. So the chain is in the cluster's own store as well, where it is read
-//! linearizably before any action. The longer of the two chains counts. Only an owner's signature
-//! can make a chain longer, whoever writes it to the store. Each agent also journals the longest
-//! chain that it has seen. Of all these chains the longest counts.
+//! linearizably before any action. The longer of discovery's chain and the cluster's is valid. Only
+//! an owner's signature can make a chain longer, whoever writes it to the store. Each agent also
+//! journals the longest chain that it has seen. Of all these chains the longest is valid.
 
 use discovery_types::client::DiscoveryClient;
 use discovery_types::digest::Digest;
@@ -77,7 +77,7 @@ impl Statements {
             Ok(ChainOrder::Same | ChainOrder::Longer) => return Ok(()),
             Err(ChainError::Branch) => return Err(format!("{STATEMENTS}: {}", ChainError::Branch)),
             // Every client with write access to the store may write this key. So a value that is
-            // not a chain of this cluster counts for nothing, and is replaced.
+            // not a chain of this cluster is ignored, and is replaced.
             Err(ChainError::Invalid(why)) => tracing::warn!("{STATEMENTS} is replaced: {why}"),
             Ok(ChainOrder::Shorter) => {}
         }

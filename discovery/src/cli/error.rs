@@ -103,7 +103,7 @@ pub enum CliError {
         needs: String,
         /// The list in which the key was looked up, as the end of a sentence.
         where_: &'static str,
-        /// Whether the list contains the key, with other roles.
+        /// Whether the list of admins contains the key, with other roles.
         listed: bool,
     },
     /// The service would refuse the grant.

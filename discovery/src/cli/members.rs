@@ -25,8 +25,8 @@ impl MemberDirectory {
         Ok(MemberDirectory(session.client.directory(cluster).await?.view))
     }
 
-    /// Returns the list with the result of the last change through discovery. Members report it at
-    /// about the time when the change is done, and an order planned on an older list would be
+    /// Returns the member list with the result of the last change through discovery. Members report
+    /// it at about the time when the change is done, and an order planned on an older list would be
     /// stale. The wait is limited, because the cluster's own API may have changed the members
     /// since.
     pub(super) async fn fetch_settled(
@@ -47,7 +47,7 @@ impl MemberDirectory {
         }
     }
 
-    /// Whether the list contains the result of this change.
+    /// Whether the member list contains the result of the intent in `view`.
     fn has_result_of(&self, view: &IntentView) -> bool {
         let Some(directory) = &self.0 else { return true };
         let listed = |id: MemberId| directory.membership.members.iter().find(|m| m.id == id);

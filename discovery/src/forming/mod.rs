@@ -53,7 +53,7 @@ pub(crate) struct ClusterReply {
     pub now: formation::UnixMicros,
     /// The machine's answer to the caller.
     pub answer: Answer,
-    /// The decided document, if the caller is a member of the list.
+    /// The commit document, if the caller is a member of the list that the cluster has decided.
     pub document: Option<Delivery>,
     /// Grants of the frozen list, if the caller is to sign it.
     pub grants: Vec<Jws>,

@@ -80,16 +80,16 @@ impl App {
     }
 }
 
-/// Returns the hosts of the member's peer URLs. The confirmed list counts first, since the member
-/// may have moved.
+/// Returns the hosts of the member's peer URLs. The list that the cluster has confirmed takes
+/// precedence, since the member may have moved.
 fn peer_hosts(member: &RosterMember, changes: &MembershipChanges) -> Vec<String> {
     let listed = confirmed_peer_urls(member, changes);
     hosts(&urls_to_strings(if listed.is_empty() { &member.record.peer_urls } else { &listed }))
 }
 
 /// Returns the hosts for the client certificate: those of the client URLs in the member's record
-/// and of its confirmed peer URLs. Client URLs that a node publishes don't count. Otherwise it
-/// could get a certificate for another host's name.
+/// and of its confirmed peer URLs. Client URLs that a node publishes are ignored. Otherwise the
+/// node could get a certificate for another host's name.
 fn client_hosts(member: &RosterMember, changes: &MembershipChanges) -> Vec<String> {
     hosts(&urls_to_strings(
         &[member.record.client_urls.clone(), confirmed_peer_urls(member, changes)].concat(),

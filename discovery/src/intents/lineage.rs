@@ -19,14 +19,15 @@ pub(super) struct Lineage {
     followed: RecoveryChain,
 }
 
-/// How a shown chain relates to the followed one.
+/// How a shown chain of recoveries relates to the chain that discovery follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LineageRelation {
-    /// The shown chain is the followed one or a prefix of it.
+    /// The shown chain is the chain that discovery follows, or a prefix of it.
     Known,
-    /// The shown chain extends the followed one.
+    /// The shown chain extends the chain that discovery follows.
     Longer(Lineage),
-    /// The shown chain branches off from the followed one at `number`, counted from 1.
+    /// The shown chain branches off from the chain that discovery follows at `number`, counted from
+    /// 1.
     Competing {
         /// Number of the first recovery that differs.
         number: usize,
@@ -72,9 +73,9 @@ impl Lineage {
         self.followed.all().get(known..).unwrap_or_default()
     }
 
-    /// Verifies a shown chain and compares it with the followed one. Nothing proves when a
-    /// statement was signed, so the last one's signer must be an operator or owner today. That
-    /// signature covers the statements before it.
+    /// Verifies a shown chain and compares it with the chain that discovery follows. Nothing proves
+    /// when a statement was signed, so the last one's signer must be an operator or owner today.
+    /// That signature covers the statements before it.
     pub(super) fn compare(
         &self,
         shown: &[Jws],

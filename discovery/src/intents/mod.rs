@@ -501,7 +501,7 @@ fn admin_name(transaction: &ClusterTransaction, jws: &Jws) -> String {
     admin.map_or_else(|| jws.kid().to_string(), |admin| admin.name.to_string())
 }
 
-/// Returns the name of the admin whose order removed a member, as far as it is known.
+/// Returns the name of the admin whose order removed a member, if it is known.
 fn remover(changes: &MembershipChanges, member: MemberId) -> String {
     let removes = |known: &&StoredIntent| match &known.outcome {
         Some(Outcome::Removed { member: gone }) => *gone == member,

@@ -26,7 +26,8 @@ pub(crate) struct RedeemSource {
 /// Times from which a member's silence is computed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SilenceTimes {
-    /// When the list was decided. A member that never reported counts as silent from then.
+    /// Time at which the cluster decided its first member list. A member that never reported counts
+    /// as silent from then.
     pub(super) decided: UnixMicros,
     /// Current database time, in microseconds.
     pub(super) now: UnixMicros,

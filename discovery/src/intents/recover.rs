@@ -3,7 +3,7 @@
 //! The agent on the survivor's host shows the signed statements. From then on the directory, the
 //! roster, certificates and intents are those of the recovered cluster. The lost cluster's members
 //! are refused, and its unfinished intents are ended. Showing the statements again changes nothing.
-//! A chain that competes with the followed one raises an alarm.
+//! A chain that competes with the one that discovery follows raises an alarm.
 
 use discovery_formation::service::Cluster;
 use discovery_types::api::{IntentState, Outcome, RecoveriesResponse};

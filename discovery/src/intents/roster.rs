@@ -160,7 +160,7 @@ impl Roster {
         if let Some(removal) = self.removal(key) {
             return Err(ApiError::removed(removal.clone()));
         }
-        // A host that was removed and joined again has several entries; its newest one counts.
+        // A host that was removed and joined again has several entries; its newest one is used.
         let found = self.newcomers.iter().rev().chain(&self.founders).find(|m| m.key == *key);
         found.ok_or_else(|| {
             if let Some(lost) = self.lost.iter().find(|member| member.key == *key) {

@@ -93,7 +93,8 @@ impl DatabasePosition {
         seen
     }
 
-    /// Whether both describe the same history and processes, so that at most the position differs.
+    /// Whether this position and `other` describe the same history and processes, so that at most
+    /// the position differs.
     pub(crate) fn has_same_history(&self, other: &DatabasePosition) -> bool {
         self.history() == other.history() && self.processes == other.processes
     }

@@ -65,7 +65,7 @@ pub(super) fn read(dir: &Path, ledger: &File) -> Result<Option<StoredPosition>, 
     let Some(LedgerLine::Here { seen, home }) =
         parse_line(bytes.strip_suffix(b"\n").unwrap_or_default())
     else {
-        // The older position in the ledger itself still counts.
+        // The older position in the ledger itself is used instead.
         tracing::warn!(path = %path.display(), "not a position; ignored");
         return Ok(None);
     };

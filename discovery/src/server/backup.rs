@@ -24,11 +24,11 @@ use crate::managed_postgres::{ManagedPostgresSettings, dump, load};
 
 /// File name of the database dump, in pg_dump's custom format.
 const DUMP: &str = "database.dump";
-/// File name of the list of files, which is written last.
+/// File name of the backup's list of files, which is written last.
 const LIST: &str = "backup.json";
-/// Version of the list's format.
+/// Format version of the backup's list of files.
 const VERSION: u32 = 1;
-/// Maximum size of the list, in bytes: far more than three entries need.
+/// Maximum size of the backup's list of files, in bytes: far more than three entries need.
 const MAX_LIST: u64 = 1 << 16;
 /// Size of the copy buffer, in bytes.
 const CHUNK: usize = 1 << 16;

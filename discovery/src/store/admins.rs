@@ -79,7 +79,7 @@ impl Store {
         Ok(inserted.rows_affected() == 1)
     }
 
-    /// Returns the cluster that an agent's key belongs to. If it has several, the newest counts.
+    /// Returns the cluster that an agent's key belongs to. If it has several, returns the newest.
     pub(crate) async fn cluster_of_agent(
         &self,
         key: &[u8; 32],

@@ -340,7 +340,7 @@ impl Store {
         Ok(rows)
     }
 
-    /// Returns both CAs of a cluster.
+    /// Returns the CA for peers and the CA for clients of a cluster.
     pub(crate) async fn authorities(&self, id: Uuid) -> Result<Authorities, StoreError> {
         let mut connection = self.acquire().await?;
         authorities(&mut connection, id).await

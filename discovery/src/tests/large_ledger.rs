@@ -17,7 +17,7 @@ use crate::store::{PoolSettings, connect};
 
 /// More decisions than one connection can copy in the pool's time limit, even on a fast machine.
 const MANY: i64 = 400_000;
-/// Enough decisions for several looks.
+/// Number of decisions: more than one check of the database (a look) copies.
 const SEVERAL: i64 = 12_000;
 
 /// Inserts decisions about clusters without rows: a ledger copies only a cluster's id and hash.

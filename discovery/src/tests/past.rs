@@ -24,7 +24,8 @@ fn second_process_args(world: &TestInstallation) -> ServeArgs {
     world.args("ledger-2")
 }
 
-/// Arguments of a process that never sweeps: it looks at the database only on another occasion.
+/// Arguments of a process that never sweeps: it checks the database only on another occasion, such
+/// as a new connection.
 fn args_without_sweeps(world: &TestInstallation, ledger: &str) -> ServeArgs {
     let mut args = world.args(ledger);
     args.times.sweep = Duration::from_secs(3_600);
@@ -71,7 +72,7 @@ async fn alarms(world: &TestInstallation, service: &RunningService, kind: &str) 
     line.unwrap_or("none").to_owned()
 }
 
-/// Forms a cluster of one member through `one`. Returns the dump from before the commit as well.
+/// Forms a cluster of one member through `one`. Also returns a dump from before the commit.
 async fn formed(
     world: &TestInstallation,
     one: &RunningService,

@@ -18,7 +18,8 @@ use super::support::{
 use crate::ledger::Ledger;
 use crate::server::ServeArgs;
 
-/// Arguments of a process that never sweeps: it looks at the database only on another occasion.
+/// Arguments of a process that never sweeps: it checks the database only on another occasion, such
+/// as a new connection.
 fn args_without_sweeps(world: &TestInstallation) -> ServeArgs {
     let mut args = world.args("ledger");
     args.times.sweep = Duration::from_secs(3_600);

@@ -1,7 +1,7 @@
 //! Reads and writes bbolt files, the format in which etcd stores its data and hands out snapshots.
 //!
 //! A file is a sequence of pages of one size. The first two are *meta* pages: the valid one with
-//! the higher transaction id counts. It gives the number of pages and the page of the root bucket.
+//! the higher transaction id is used. It gives the number of pages and the page of the root bucket.
 //!
 //! A *bucket* is a B+ tree of branch and leaf pages. The entries of the root bucket are buckets in
 //! turn. A small bucket is stored inline, in the value of its entry. A node that is larger than a

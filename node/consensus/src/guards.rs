@@ -126,7 +126,7 @@ impl Guards {
         self.respect_tombstones
     }
 
-    /// Whether entries of a leader's lease clock are valid only in that leader's own term.
+    /// Entries of a leader's lease clock are valid only in that leader's own term.
     pub fn lease_clock_per_term(self) -> bool {
         self.lease_clock_per_term
     }

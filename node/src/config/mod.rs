@@ -183,7 +183,7 @@ pub enum ClusterState {
     Existing,
 }
 
-/// Settings of `--force-new-cluster`: a cluster of one is made from this member's data.
+/// Settings of `--force-new-cluster`: a single-member cluster is made from this member's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForceNewCluster {
     /// The new member's peer URLs: those of `--initial-advertise-peer-urls`. If empty, its old URLs

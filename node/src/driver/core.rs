@@ -7,7 +7,7 @@
 //! A received snapshot is installed in three steps, each durable before the next:
 //! 1. the log notes that an install is under way;
 //! 2. the store replaces its content;
-//! 3. the log starts over after the snapshot.
+//! 3. the log is emptied, and begins after the snapshot.
 //!
 //! Batches that consensus produces meanwhile wait. So if a store is ahead of its log after a crash,
 //! either it holds that snapshot, or the log lost data.

@@ -26,9 +26,9 @@ use super::{
 const MARKER: &str = "muster-incarnation";
 const BOOT_COUNTER: &str = "muster-boot";
 const TOMBSTONE: &str = "muster-tombstone.json";
-/// Name of the record of a cluster of one that was made from this data.
+/// Name of the record of a single-member cluster that was made from this data.
 const FORCED: &str = "muster-forced.json";
-/// Name of the plan of a cluster of one that is not completely made yet.
+/// Name of the plan of a single-member cluster that is not completely made yet.
 const FORCING: &str = "muster-forcing.json";
 /// Name of the file that says that the first start was with `--force-new-cluster` and without data.
 const FORCE_WITHOUT_DATA: &str = "muster-force-without-data";
@@ -405,7 +405,7 @@ impl DataDir {
         self.replace(FORCING, &json(plan))
     }
 
-    /// Writes the record of the new cluster of one, durably.
+    /// Writes the record of the new single-member cluster, durably.
     ///
     /// # Errors
     /// Fails if the record can't be written.

@@ -1,4 +1,4 @@
-//! The plan and record of a cluster of one that was made by force from a data directory.
+//! The plan and record of a single-member cluster that was made by force from a data directory.
 
 use serde::{Deserialize, Serialize};
 
@@ -31,8 +31,8 @@ pub struct DroppedMember {
     pub is_learner: bool,
 }
 
-/// A cluster of one that was made from a member's data. This is its plan before it is made, and its
-/// record afterwards.
+/// A single-member cluster that was made from a member's data. This is its plan before it is made,
+/// and its record afterwards.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForcedCluster {
     version: u64,

@@ -88,7 +88,7 @@ pub(super) fn recover(
 enum SegmentEnd {
     /// A valid record marks that the next segment continues the log.
     Rolled,
-    /// There is no valid record at that place.
+    /// There is no valid record at the examined offset.
     Open,
 }
 

@@ -1,4 +1,4 @@
-//! Plans the new cluster of one, and makes the one commit that puts it into effect.
+//! Plans the new single-member cluster, and makes the one commit that puts it into effect.
 
 use std::path::Path;
 
@@ -79,7 +79,7 @@ pub(crate) struct SurvivingMember<'a> {
     pub log: Log,
 }
 
-/// Makes a new cluster of one from the directory, and returns a record of what was kept and
+/// Makes a new single-member cluster from the directory, and returns a record of what was kept and
 /// dropped.
 ///
 /// # Errors

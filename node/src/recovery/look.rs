@@ -24,7 +24,7 @@ pub enum DirectoryState {
     Whole,
     /// The data belongs to a running member, which changes it.
     InUse,
-    /// A new cluster of one is partly made here; the next start finishes it.
+    /// A new single-member cluster is partly made here; the next start finishes it.
     Unfinished,
     /// The directory holds no member's data.
     Empty,
@@ -96,7 +96,7 @@ pub struct InspectedMember {
     pub is_learner: bool,
 }
 
-/// Contents of a data directory, as far as they could be read.
+/// Contents of a data directory that could be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DirectoryInspection {
     /// Path of the data directory.
@@ -123,7 +123,8 @@ pub struct DirectoryInspection {
     pub store: Option<StoreInspection>,
     /// Tombstone of a member that was removed.
     pub tombstone: Option<Tombstone>,
-    /// Record of the cluster of one that `--force-new-cluster` or `data recover_initial_state` made here, if any.
+    /// Record of the single-member cluster that was made here by force from the member's data, if
+    /// any.
     pub forced: Option<ForcedCluster>,
 }
 

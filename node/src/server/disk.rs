@@ -66,8 +66,8 @@ enum StartMode {
 }
 
 /// Opens the data directory, or prepares it for a first start. With `--force-new-cluster`, turns
-/// its member into a cluster of one. The flag takes effect once, and never on a member that began
-/// with it.
+/// its member into a single-member cluster. The flag takes effect once, and never on a member that
+/// began with it.
 pub(super) async fn open(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
@@ -94,7 +94,7 @@ pub(super) async fn open(
     open_member(config, tls, dir).await
 }
 
-/// Turns the existing member into a cluster of one. Starts nothing.
+/// Turns the existing member into a single-member cluster. Starts nothing.
 pub(super) async fn force(
     config: &Config,
     force: &ForceNewCluster,
@@ -129,7 +129,7 @@ async fn open_forced(
     open_member(config, tls, dir).await
 }
 
-/// Makes a cluster of one from a member's data.
+/// Makes a single-member cluster from a member's data.
 fn make_cluster(found: MemberStorage, force: &ForceNewCluster) -> Result<DataDir, ServerError> {
     let MemberStorage { dir, local, machine, log, .. } = found;
     let was = MemberIdentity {

@@ -74,8 +74,9 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
     }
 }
 
-/// Turns the data of the member that `config` names into a cluster of one. Starts nothing. If that
-/// was done before, and the member was not started without the flag since, returns that cluster.
+/// Turns the data of the member that `config` names into a single-member cluster. Starts nothing.
+/// If that was done before, and the member was not started without `--force-new-cluster` since,
+/// returns that cluster.
 ///
 /// # Errors
 /// Fails if there is no such data, or if it can't be used.

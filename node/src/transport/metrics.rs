@@ -155,10 +155,10 @@ pub(crate) struct Connections {
     /// Whether there is a stream that the peer has opened.
     pub inbound: bool,
     /// Time since when this member can send to the peer only over a stream that the peer has
-    /// opened. `None` if there is a stream that this member has opened, or none at all.
+    /// opened.
     pub outbound_missing_since: Option<Instant>,
     /// Time since when this member can send to the peer only over a stream that this member has
-    /// opened. `None` if there is a stream that the peer has opened, or none at all.
+    /// opened.
     pub inbound_missing_since: Option<Instant>,
     /// Why this member's last attempt to open a stream failed.
     pub dial_failure: Option<String>,

@@ -119,7 +119,8 @@ impl Simulation {
         !node.has_lost_promises && self.table().member(MemberId(node.member)).is_some()
     }
 
-    /// Returns whether a machine's member is a voter by the model's member table.
+    /// Returns whether a machine's member is a voter in the member table of the most advanced
+    /// store.
     pub(super) fn votes(&self, node: &SimulatedNode) -> bool {
         self.counts(node) && !self.table().is_learner(MemberId(node.member))
     }

@@ -404,7 +404,8 @@ impl Simulation {
         self.rng.range(1, self.nodes.len() as u64 + 1)
     }
 
-    /// Returns a machine that serves clients: one whose member votes, as far as is known.
+    /// Returns a machine that serves clients: one whose member is a voter in the member table of
+    /// the most advanced store.
     pub(super) fn any_voter(&mut self) -> u64 {
         let voters: Vec<u64> =
             self.nodes.iter().filter(|node| self.votes(node)).map(|node| node.id).collect();

@@ -94,9 +94,9 @@ pub(crate) type LeafPair = (Vec<u8>, Vec<u8>);
 /// A decided list, to be stored with the cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct NewCommit {
-    /// Epoch of the list.
+    /// Epoch of the decided list.
     pub epoch: u64,
-    /// Hash of the list.
+    /// Hash of the decided list.
     pub h: formation::Hash,
     /// The signed commit document.
     pub document: Jws,

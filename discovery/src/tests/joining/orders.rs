@@ -120,7 +120,8 @@ async fn a_cluster_has_so_many_changes_under_way_and_no_more() {
     let more = cluster.put(&cluster.order(remove(MemberId::new(16)))).await;
     assert_eq!(code(more), Code::Conflict);
     assert_eq!(code(cluster.newcomer(9).await.join().await), Code::Conflict);
-    // A day ago a false report said that the first change was under way. It no longer counts.
+    // A day ago a false report said that the first change was under way. That report no longer has
+    // any effect.
     sqlx::query("UPDATE intents SET made_us = made_us - 86400000000 WHERE verb = 'join'")
         .execute(&mut cluster.world.database.connect().await)
         .await

@@ -1,4 +1,4 @@
-//! Makes a new cluster of one from the directory of an etcd member.
+//! Makes a new single-member cluster from the directory of an etcd member.
 //!
 //! All data is made in a work folder within the directory, by etcd's own programs. Until the plan
 //! is written, the directory belongs to the old member, and the next attempt removes what is left
@@ -122,8 +122,8 @@ fn disk_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Et
     move |source| EtcdError::Disk { action, path, source }
 }
 
-/// Makes a new cluster of one from the etcd's directory at `path`. If called again before the new
-/// member has started, it returns the record of the first call.
+/// Makes a new single-member cluster from the etcd member's directory at `path`. If called again
+/// before the new member has started, it returns the record of the first call.
 ///
 /// # Errors
 /// After an error, the directory belongs to the old member, or the next call finishes the new one.

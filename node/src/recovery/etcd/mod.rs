@@ -11,7 +11,7 @@
 //! 1. The copy's log is changed to say that all of it is committed. An election in which only this
 //!    member could vote would have had the same result.
 //! 2. etcd applies the log.
-//! 3. The store is restored as a new cluster of one.
+//! 3. The store is restored as a new single-member cluster.
 //! 4. The copy takes the place of the original in one step.
 //!
 //! Two things are impossible with etcd. Before 3.6 (and the later 3.4 and 3.5), its tool can't
