@@ -5,7 +5,7 @@
 //! directory. A step returns what to save and, once that is durable, what to send.
 //!
 //! * [`service::step`] applies one event to one cluster, in one transaction under its row lock.
-//! * [`agent::Agent::step`] applies one event to one agent; [`agent::at_start`] decides what a
+//! * [`agent::Agent::step`] applies one event to one agent; [`agent::decide_at_start`] decides what a
 //!   starting agent does.
 //!
 //! # How two clusters are prevented
@@ -23,7 +23,7 @@
 //!   never holds its document ([`Rule::HoldAboveReleased`]). After `size − quorum + 1` releases,
 //!   fewer members than a quorum could still hold the document. So a second list that shares a host
 //!   with a running majority is never fully signed. No agent can know of a second list that shares
-//!   no host with the first. Only the ledgers and [`service::Event::DatabaseChanged`] help there;
+//!   no host with the first. Only the ledgers and [`service::ClusterEvent::DatabaseChanged`] help there;
 //!   [`memory`] decides when that event is due.
 //! * **A service that lies.** It may show any list to anybody at any time. The same three rules
 //!   hold without its help, because agents count signed releases and nothing else.
@@ -33,7 +33,7 @@
 //!   copied disk is not the same host. A session is a boot counter and a nonce
 //!   ([`Rule::OneSession`]), so one of two holders of one key is told to stop.
 //! * **A host that promises twice.** Whatever an agent shows to others is in
-//!   [`agent::Output::durable`] first: the type fixes the order.
+//!   [`agent::AgentOutput::journal`] first: the type fixes the order.
 //!
 //! # How ending without any cluster is prevented
 //!

@@ -10,7 +10,7 @@
 //! * **Identity that no dump carries** ([`DatabaseIdentity`]): server, timeline, database and tables. The
 //!   database stores its site as well. So a process with an empty ledger notices a loaded dump,
 //!   too: the stored site is the one where the dump was taken.
-//! * **Values that only grow** ([`HistoryPosition`], [`RememberedDatabase::beat`], [`RememberedDatabase::wal`], [`RememberedDatabase::generation`]):
+//! * **Values that only grow** ([`HistoryPosition`], [`RememberedDatabase::sweeps`], [`RememberedDatabase::wal`], [`RememberedDatabase::generation`]):
 //!   commits and ends are numbered and chained by hash, each process counts its sweeps, and the
 //!   write-ahead log has a position. A lower value than the remembered one shows that the database
 //!   was set back. Another hash at a number that was copied shows another history. A missing row of
@@ -223,7 +223,7 @@ impl fmt::Display for DatabaseDifference {
 /// Decisions that a ledger has to copy from the database it was compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CopyScope {
-    /// Decisions after [`RememberedDatabase::copied`], if there are any.
+    /// Decisions after [`RememberedDatabase::last_copied`], if there are any.
     NewDecisions,
     /// All decisions, since the database's history is new to the ledger. The ledger's entries have
     /// to be compared with the database ([`plan_restore`]).

@@ -440,7 +440,7 @@ impl Consensus {
         &self.members
     }
 
-    /// Takes the entries of a [`Fetch`](crate::Fetch); `entries` is empty if the log no longer has
+    /// Takes the entries of a [`FetchRequest`](crate::FetchRequest); `entries` is empty if the log no longer has
     /// them.
     pub fn supply_fetched(&mut self, id: u64, entries: &[Entry]) {
         let Some(context) = self.raw.mut_store().store_fetched(id, entries) else { return };

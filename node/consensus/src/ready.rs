@@ -6,7 +6,7 @@ use crate::{Entry, HardState, Message, Position, ReadContext};
 #[derive(Debug, Default)]
 pub struct Ready {
     /// Ascending number of this round. The caller passes it to
-    /// [`Consensus::persisted`](crate::Consensus::persisted).
+    /// [`Consensus::report_persisted`](crate::Consensus::report_persisted).
     pub number: u64,
     /// Messages that may be sent at once.
     pub messages: Vec<Message>,
@@ -48,7 +48,7 @@ pub struct ReadState {
 }
 
 /// Request to read entries from the log and pass them to
-/// [`Consensus::fetched`](crate::Consensus::fetched).
+/// [`Consensus::supply_fetched`](crate::Consensus::supply_fetched).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FetchRequest {
     /// Number of the request. The caller passes it back with the entries.

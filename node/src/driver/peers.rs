@@ -53,7 +53,7 @@ pub struct IncomingSnapshot {
     /// Message that came before the body.
     pub message: Message,
     /// The body, in a file of its own in the directory that
-    /// [`Options::snapshot_dir`](super::Options::snapshot_dir) names. The driver removes it.
+    /// [`MemberOptions::snapshot_dir`](super::MemberOptions::snapshot_dir) names. The driver removes it.
     pub body: PathBuf,
 }
 

@@ -8,7 +8,7 @@
 //! # Reading a file
 //!
 //! [`EtcdFile::open`] checks the hash, and reads everything but the keys into a [`FileSummary`].
-//! [`EtcdFile::import`] returns an [`RecordReader`], which gives the records one at a time, in the order
+//! [`EtcdFile::records`] returns a [`RecordReader`], which gives the records one at a time, in the order
 //! of their revisions. The caller that makes a store passes both to
 //! [`StoreWriter::import`](crate::mvcc::StoreWriter::import):
 //!

@@ -253,7 +253,7 @@ impl Lessor {
     }
 
     /// Returns the command that notes the remaining time of leases, if that is due for any. These
-    /// leases can't be kept alive until [`finish_checkpoint`](Self::notes_done) is called.
+    /// leases can't be kept alive until [`finish_checkpoint`](Self::finish_checkpoint) is called.
     pub fn due_checkpoint(&mut self, now: Duration) -> Option<LeaseCheckpoint> {
         let term = self.term?;
         let mut leases = Vec::new();

@@ -39,7 +39,7 @@
 //!   on, damage to the sealed record can be told from a torn tail.
 //! * **A failed write or sync is final.** The kernel may have dropped the pages, and report success
 //!   for the next sync. The log refuses everything from then on, and the process must abort. The
-//!   restart reads what the medium holds, past the page cache ([`DiskFile::reread`]).
+//!   restart reads what the medium holds, past the page cache ([`DiskFile::sync_and_drop_cache`]).
 //!
 //! # What the caller owes
 //!

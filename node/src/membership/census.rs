@@ -38,7 +38,7 @@ const MAX_CENSUSES: usize = 128;
 /// The members according to the table of one of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Census {
-    /// Configuration of the table, as in [`MemberTable::changed`].
+    /// Configuration of the table, as in [`MemberTable::configuration_index`].
     pub configuration_index: u64,
     /// All members in that configuration.
     pub members: Vec<Member>,

@@ -13,7 +13,7 @@ pub struct ChangeRequest {
     /// Operation id, by which the change is carried out at most once.
     pub operation: Option<OperationId>,
     /// Configuration on which the change was planned, as in
-    /// [`MemberTable::changed`](super::MemberTable::changed). On any other it is refused.
+    /// [`MemberTable::configuration_index`](super::MemberTable::configuration_index). On any other it is refused.
     pub planned_at: Option<u64>,
 }
 

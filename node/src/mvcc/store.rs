@@ -241,14 +241,14 @@ impl Store {
         freeze(&self.shared.file())
     }
 
-    /// Begins to read a range; call [`Self::step`] until it is done. On [`ReadError::Superseded`]
+    /// Begins to read a range; call [`Self::step_range`] until it is done. On [`ReadError::Superseded`]
     /// take a new view.
     pub fn begin_range(&self, view: &View, request: &RangeRequest) -> Result<RangeRead, ReadError> {
         self.count_range();
         RangeRead::new(request, view.revision(), view.compact_revision())
     }
 
-    /// Continues a range that [`Self::gather`] began on the same `view`.
+    /// Continues a range that [`Self::begin_range`] began on the same `view`.
     pub fn step_range(&self, view: &View, gather: &mut RangeRead) -> Result<RangeStep, ReadError> {
         gather.step(&self.shared.source(view))
     }

@@ -40,7 +40,7 @@
 //!
 //! The receiver of a promise records it. Members send each other everything that they know, and
 //! their own promises. They do so when a stream begins and after changes, up to once a second.
-//! The receiver merges this into its memory ([`Witness::told`]). If a process was accepted by a
+//! The receiver merges this into its memory ([`Witness::merge_report`]). If a process was accepted by a
 //! member that knew less, it is detected then and disconnected.
 //!
 //! # What must be durable when

@@ -28,7 +28,7 @@ pub enum AgentEvent {
     /// The service showed another member's release, and its signature is valid. Releases in probe
     /// answers come with [`AgentEvent::ProbeEnded`] instead.
     ReleaseSeen { key: AgentKey, epoch: Epoch },
-    /// The proposal of `epoch` has waited for [`patience`](crate::agent::patience). If releases are
+    /// The proposal of `epoch` has waited for [`release_wait_limit`](crate::agent::release_wait_limit). If releases are
     /// still missing (rule S6 of `sign.rs`), the agent refuses the proposal and names them.
     ReleaseTimeout { epoch: Epoch },
     /// A whole commit document was shown and verified. `machine` is the machine that the agent runs

@@ -14,9 +14,9 @@ pub enum StartDecision {
     /// The journal was made on another machine: move key and journal aside, then decide again
     /// without them.
     SetAsideAndBeginNew,
-    /// Persist [`Journal::rebooted`], then go on where the journal stands (redeem, or wait).
+    /// Persist [`Journal::with_next_boot`], then go on where the journal stands (redeem, or wait).
     Resume,
-    /// Persist [`Journal::rebooted`], then step [`AgentEvent::DirectoryExamined`](super::AgentEvent::DirectoryExamined). The agent
+    /// Persist [`Journal::with_next_boot`], then step [`AgentEvent::DirectoryExamined`](super::AgentEvent::DirectoryExamined). The agent
     /// holds the document, or the running cluster has added this host.
     ResumeToLaunch,
     /// Execute the node, without asking the service or any peer.

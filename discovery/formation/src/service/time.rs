@@ -8,7 +8,7 @@ use crate::service::settings::FormationSettings;
 use crate::service::step::StepState;
 use crate::values::{AgentKey, UnixMicros};
 
-/// Returns when to step `cluster` with [`Event::Tick`](super::Event::Tick) next, if nothing else
+/// Returns when to step `cluster` with [`ClusterEvent::Tick`](super::ClusterEvent::Tick) next, if nothing else
 /// happens; `None` from the commit on. A time at or before `now` means at once.
 #[must_use]
 pub fn next_deadline(
