@@ -102,6 +102,9 @@ impl Newcomer<'_> {
                 let members = directory.view.into_iter().flat_map(|view| view.membership.members);
                 urls.extend(members.flat_map(|member| member.client_urls));
             }
+            let mut next =
+                "if its members have moved, say --cluster-address with one's new address"
+                    .to_owned();
             let why = match ask_members(&self.protocol.layout, &urls).await {
                 Ok(words) => {
                     let found =
@@ -114,9 +117,15 @@ impl Newcomer<'_> {
                         Err(error) => return Err(ExitError::DoNotRestart(error_chain(&error))),
                     }
                 }
-                Err(error) => error_chain(&error),
+                Err(error) => {
+                    if matches!(error, ClusterError::Refused { .. }) {
+                        next = format!(
+                            "if it has users, make this host's: etcdctl user add muster:{member} --no-password, then etcdctl user grant-role muster:{member} root"
+                        );
+                    }
+                    error_chain(&error)
+                }
             };
-            let next = "if its members have moved, say --cluster-address with one's new address";
             self.wait_before_retry(format!("waiting for an answer of the cluster: {why}; {next}"))
                 .await;
         }
@@ -153,14 +162,27 @@ async fn ask_members(
         let parsed = stored.value.and_then(|bytes| serde_json::from_slice(&bytes).ok());
         Ok(MemberAnswer { members, recoveries: parsed.unwrap_or_default() })
     });
-    let (mut answers, mut last) = (Vec::new(), ClusterError::Unreachable(Vec::new()));
+    let (mut answers, mut errors) = (Vec::new(), Vec::new());
     for word in join_all(words).await {
         match word {
             Ok(word) => answers.push(word),
-            Err(error) => last = error,
+            Err(error) => errors.push(error),
         }
     }
-    if answers.is_empty() { Err(last) } else { Ok(answers) }
+    if answers.is_empty() { Err(most_telling(errors)) } else { Ok(answers) }
+}
+
+/// Returns the error of a member that answered, if there is one, else all that can't be reached.
+/// Founders that have left the cluster stay unreachable, and must not hide a member's answer.
+fn most_telling(errors: Vec<ClusterError>) -> ClusterError {
+    let mut unreachable = Vec::new();
+    for error in errors {
+        match error {
+            ClusterError::Unreachable(reasons) => unreachable.extend(reasons),
+            error => return error,
+        }
+    }
+    ClusterError::Unreachable(unreachable)
 }
 
 /// Returns the initial cluster for this host, from the first answer that is acceptable. An answer
@@ -292,6 +314,20 @@ mod tests {
             member(9, "", &own.peer_urls[0].to_string()),
         ];
         MemberList { cluster_id: 5, configuration: None, list }
+    }
+
+    #[test]
+    fn a_founder_that_has_left_hides_no_answer() {
+        let gone = |url: &str| ClusterError::Unreachable(vec![url.to_owned()]);
+        let refused = || ClusterError::Refused {
+            code: tonic::Code::PermissionDenied,
+            text: "permission denied".to_owned(),
+        };
+        let told = most_telling(vec![refused(), gone("https://client-3:2379")]).to_string();
+        assert_eq!(told, "refused: permission denied");
+        let told = most_telling(vec![gone("https://client-1:2379"), gone("https://client-3:2379")]);
+        let told = told.to_string();
+        assert!(told.ends_with("https://client-1:2379; https://client-3:2379"), "{told}");
     }
 
     #[test]
