@@ -1,7 +1,7 @@
 //! The memory as text in a file, and as bytes between members.
 //!
 //! The file is meant to be read by people as well: one line for each member, and a checksum. All
-//! numbers but ids and runs are decimal. Between members, an account has a fixed length.
+//! numbers but ids and runs are decimal. Between members, a record has a fixed length.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::identity::{Incarnation, MemberId};
 const HEADER: &str = "muster-peers 2\n";
 /// Start of the file's last line.
 const CHECKSUM: &str = "crc32c ";
-/// Bytes of one account between members: member, incarnation, boot, flags, run, disk, two promises.
+/// Bytes of one record between members: member, incarnation, boot, flags, run, disk, two promises.
 const RECORD_BYTES: usize = 8 + 16 + 8 + 1 + 8 + 3 * 8 + 2 * 4 * 8;
 /// Flag: exactly one run is known.
 const ONE_RUN: u8 = 1;
@@ -24,7 +24,7 @@ const ONE_RUN: u8 = 1;
 const SEVERAL_RUNS: u8 = 2;
 /// Flag: the state of the disk is known.
 const DISK: u8 = 4;
-/// Maximum number of accounts in a report, more than any cluster has members.
+/// Maximum number of records in a report, more than any cluster has members.
 const MAX_RECORDS: usize = 1024;
 
 /// Error of decoding the memory or a report.
@@ -45,20 +45,10 @@ pub enum WitnessDecodeError {
 
 type WitnessRecords = BTreeMap<MemberId, WitnessRecord>;
 
-pub(super) fn to_text(accounts: impl Iterator<Item = (MemberId, WitnessRecord)>) -> String {
+pub(super) fn to_text(records: impl Iterator<Item = (MemberId, WitnessRecord)>) -> String {
     let mut text = HEADER.to_owned();
-    for (
-        member,
-        WitnessRecord {
-            incarnation,
-            boot,
-            run,
-            disk,
-            earlier_promises: before,
-            current_promises: now,
-        },
-    ) in accounts
-    {
+    for (member, record) in records {
+        let WitnessRecord { incarnation, boot, run, disk, .. } = record;
         let run = match run {
             BootProcess::Unknown => "unknown".to_owned(),
             BootProcess::One(run) => format!("{run:016x}"),
@@ -69,7 +59,9 @@ pub(super) fn to_text(accounts: impl Iterator<Item = (MemberId, WitnessRecord)>)
             Some(DiskState { term, vote, last }) => format!("{term} {vote:x} {last}"),
             None => "unknown".to_owned(),
         };
-        for Promise { term, vote, matched, floor } in [before, now] {
+        for Promise { term, vote, matched, floor } in
+            [record.earlier_promises, record.current_promises]
+        {
             text += &format!(" {term} {vote:x} {matched} {floor}");
         }
         text.push('\n');
@@ -105,16 +97,16 @@ fn parse_first_version_line(line: &str) -> Option<(MemberId, WitnessRecord)> {
     let member = MemberId(u64::from_str_radix(words.next()?, 16).ok()?);
     let incarnation = words.next()?.parse().ok()?;
     let boot = words.next()?.parse().ok()?;
-    let (before, now) = (Promise::default(), Promise::default());
-    let account = WitnessRecord {
+    let (earlier_promises, current_promises) = (Promise::default(), Promise::default());
+    let record = WitnessRecord {
         incarnation,
         boot,
         run: BootProcess::Unknown,
         disk: None,
-        earlier_promises: before,
-        current_promises: now,
+        earlier_promises,
+        current_promises,
     };
-    words.next().is_none().then_some((member, account))
+    words.next().is_none().then_some((member, record))
 }
 
 fn parse_line(line: &str) -> Option<(MemberId, WitnessRecord)> {
@@ -140,32 +132,15 @@ fn parse_line(line: &str) -> Option<(MemberId, WitnessRecord)> {
         let matched = words.next()?.parse().ok()?;
         Some(Promise { term, vote, matched, floor: words.next()?.parse().ok()? })
     };
-    let (before, now) = (promise()?, promise()?);
-    let account = WitnessRecord {
-        incarnation,
-        boot,
-        run,
-        disk,
-        earlier_promises: before,
-        current_promises: now,
-    };
-    words.next().is_none().then_some((member, account))
+    let (earlier_promises, current_promises) = (promise()?, promise()?);
+    let record = WitnessRecord { incarnation, boot, run, disk, earlier_promises, current_promises };
+    words.next().is_none().then_some((member, record))
 }
 
-pub(super) fn to_wire(accounts: impl Iterator<Item = (MemberId, WitnessRecord)>) -> Vec<u8> {
+pub(super) fn to_wire(records: impl Iterator<Item = (MemberId, WitnessRecord)>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for (
-        member,
-        WitnessRecord {
-            incarnation,
-            boot,
-            run,
-            disk,
-            earlier_promises: before,
-            current_promises: now,
-        },
-    ) in accounts
-    {
+    for (member, record) in records {
+        let WitnessRecord { incarnation, boot, run, disk, .. } = record;
         bytes.put_u64(member.0);
         bytes.put_slice(&incarnation.0);
         bytes.put_u64(boot);
@@ -177,7 +152,9 @@ pub(super) fn to_wire(accounts: impl Iterator<Item = (MemberId, WitnessRecord)>)
         bytes.put_u8(runs | disk.map_or(0, |_| DISK));
         let DiskState { term, vote, last } = disk.unwrap_or_default();
         [run, term, vote, last].into_iter().for_each(|number| bytes.put_u64(number));
-        for Promise { term, vote, matched, floor } in [before, now] {
+        for Promise { term, vote, matched, floor } in
+            [record.earlier_promises, record.current_promises]
+        {
             [term, vote, matched, floor].into_iter().for_each(|number| bytes.put_u64(number));
         }
     }
@@ -189,7 +166,7 @@ pub(super) fn from_wire(mut bytes: &[u8]) -> Result<WitnessRecords, WitnessDecod
     if !whole || bytes.len() > MAX_RECORDS * RECORD_BYTES {
         return Err(WitnessDecodeError::Wire);
     }
-    let mut accounts = WitnessRecords::new();
+    let mut records = WitnessRecords::new();
     while bytes.has_remaining() {
         let member = MemberId(bytes.get_u64());
         let mut incarnation = [0; 16];
@@ -211,26 +188,19 @@ pub(super) fn from_wire(mut bytes: &[u8]) -> Result<WitnessRecords, WitnessDecod
             matched: bytes.get_u64(),
             floor: bytes.get_u64(),
         };
-        let (before, now) = (promise(), promise());
-        let numbers = [before, now].map(|p| [p.term, p.matched, p.floor]);
+        let (earlier_promises, current_promises) = (promise(), promise());
+        let numbers = [earlier_promises, current_promises].map(|p| [p.term, p.matched, p.floor]);
         let can_be = numbers.as_flattened().iter().all(|number| *number < MAX_INDEX);
         if !can_be || boot >= MAX_INDEX {
             return Err(WitnessDecodeError::Wire);
         }
         let incarnation = Incarnation(incarnation);
-        accounts.insert(
+        records.insert(
             member,
-            WitnessRecord {
-                incarnation,
-                boot,
-                run,
-                disk,
-                earlier_promises: before,
-                current_promises: now,
-            },
+            WitnessRecord { incarnation, boot, run, disk, earlier_promises, current_promises },
         );
     }
-    Ok(accounts)
+    Ok(records)
 }
 
 #[cfg(test)]
@@ -244,7 +214,7 @@ mod tests {
             .prop_map(|(term, vote, matched, floor)| Promise { term, vote, matched, floor })
     }
 
-    fn accounts() -> impl Strategy<Value = WitnessRecords> {
+    fn records() -> impl Strategy<Value = WitnessRecords> {
         let run = prop_oneof![
             Just(BootProcess::Unknown),
             any::<u64>().prop_map(BootProcess::One),
@@ -252,31 +222,26 @@ mod tests {
         ];
         let disk = proptest::option::of(any::<[u64; 3]>())
             .prop_map(|disk| disk.map(|[term, vote, last]| DiskState { term, vote, last }));
-        let account = (any::<[u8; 16]>(), 0..MAX_INDEX, run, disk, promises(), promises());
-        let account = account.prop_map(|(incarnation, boot, run, disk, before, now)| {
-            let incarnation = Incarnation(incarnation);
-            WitnessRecord {
-                incarnation,
-                boot,
-                run,
-                disk,
-                earlier_promises: before,
-                current_promises: now,
-            }
-        });
-        proptest::collection::btree_map(any::<u64>().prop_map(MemberId), account, 0..8)
+        let record = (any::<[u8; 16]>(), 0..MAX_INDEX, run, disk, promises(), promises());
+        let record = record.prop_map(
+            |(incarnation, boot, run, disk, earlier_promises, current_promises)| {
+                let incarnation = Incarnation(incarnation);
+                WitnessRecord { incarnation, boot, run, disk, earlier_promises, current_promises }
+            },
+        );
+        proptest::collection::btree_map(any::<u64>().prop_map(MemberId), record, 0..8)
     }
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(accounts in accounts()) {
-            prop_assert_eq!(from_text(&to_text(accounts.clone().into_iter())).unwrap(), accounts.clone());
-            prop_assert_eq!(from_wire(&to_wire(accounts.clone().into_iter())).unwrap(), accounts);
+        fn what_is_written_is_read_again(records in records()) {
+            prop_assert_eq!(from_text(&to_text(records.clone().into_iter())).unwrap(), records.clone());
+            prop_assert_eq!(from_wire(&to_wire(records.clone().into_iter())).unwrap(), records);
         }
 
         #[test]
-        fn a_file_with_another_byte_is_damaged(accounts in accounts(), at: prop::sample::Index, with: u8) {
-            let text = to_text(accounts.into_iter());
+        fn a_file_with_another_byte_is_damaged(records in records(), at: prop::sample::Index, with: u8) {
+            let text = to_text(records.into_iter());
             let mut bytes = text.clone().into_bytes();
             let at = at.index(bytes.len());
             prop_assume!(bytes[at] != with);
@@ -297,8 +262,8 @@ mod tests {
 
     #[test]
     fn a_file_cut_anywhere_is_damaged_and_one_of_a_later_version_says_so() {
-        let account = parse_first_version_line(&format!("a1 {} 5", "07".repeat(16))).unwrap();
-        let text = to_text([account].into_iter());
+        let record = parse_first_version_line(&format!("a1 {} 5", "07".repeat(16))).unwrap();
+        let text = to_text([record].into_iter());
         for length in 1..text.len() {
             assert!(from_text(&text[..length]).is_err(), "{length} bytes");
         }
@@ -309,23 +274,23 @@ mod tests {
     #[test]
     fn the_first_versions_file_is_read() {
         let text = format!("a1 {} 5\n", "07".repeat(16));
-        let accounts = from_text(&text).unwrap();
-        let known = accounts[&MemberId(0xa1)];
+        let records = from_text(&text).unwrap();
+        let known = records[&MemberId(0xa1)];
         assert_eq!((known.incarnation, known.boot), (Incarnation([7; 16]), 5));
         assert_eq!((known.run, known.current_promises), (BootProcess::Unknown, Promise::default()));
         assert!(from_text("").unwrap().is_empty());
     }
 
     #[test]
-    fn an_account_with_a_number_that_would_overflow_is_refused() {
-        let account = parse_first_version_line(&format!("a1 {} 5", "07".repeat(16))).unwrap().1;
+    fn a_record_with_a_number_that_would_overflow_is_refused() {
+        let record = parse_first_version_line(&format!("a1 {} 5", "07".repeat(16))).unwrap().1;
         let far = Promise { matched: MAX_INDEX, ..Promise::default() };
-        for account in [
-            WitnessRecord { boot: MAX_INDEX, ..account },
-            WitnessRecord { earlier_promises: far, ..account },
-            WitnessRecord { current_promises: far, ..account },
+        for record in [
+            WitnessRecord { boot: MAX_INDEX, ..record },
+            WitnessRecord { earlier_promises: far, ..record },
+            WitnessRecord { current_promises: far, ..record },
         ] {
-            let wire = to_wire([(MemberId(1), account)].into_iter());
+            let wire = to_wire([(MemberId(1), record)].into_iter());
             assert_eq!(from_wire(&wire), Err(WitnessDecodeError::Wire));
         }
     }
