@@ -75,7 +75,7 @@ pub struct Tombstone {
     /// Time of the removal, RFC 3339.
     #[serde(default)]
     pub at: String,
-    /// How the node learned of the removal: `has_log` if it applied it, else the id of the peer that
+    /// How the node learned of the removal: `log` if it applied it, else the id of the peer that
     /// reported it.
     #[serde(default)]
     pub by: String,

@@ -261,7 +261,7 @@ fn apply_operation(
     }
 }
 
-/// Returns the operation's place in [`mvcc::APPLIED_KINDS`](crate::mvcc::APPLIED).
+/// Returns the operation's place in [`mvcc::APPLIED_KINDS`](crate::mvcc::APPLIED_KINDS).
 fn applied_kind_index(operation: &Operation) -> usize {
     match operation {
         Operation::Put(_) => 0,

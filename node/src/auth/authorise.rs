@@ -67,7 +67,7 @@ pub enum RequestedAccess<'a> {
     RoleGet(&'a str),
     /// Allowed for every user.
     AnyUser,
-    /// Allowed only for users with the role `check_root`.
+    /// Allowed only for users with the role `root`.
     RootRole,
     /// Allowed for every caller.
     AnyCaller,
@@ -252,7 +252,7 @@ impl<'a> AccessCheck<'a> {
         }
     }
 
-    /// Checks that `may` succeeds for each key that is attached to the lease. The role `check_root`
+    /// Checks that `may` succeeds for each key that is attached to the lease. The role `root`
     /// passes without the check.
     fn check_lease_keys(
         &self,

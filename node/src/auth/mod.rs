@@ -4,7 +4,7 @@
 //! writes the applied index. The rules are etcd's (server/auth): a user has roles, and a role
 //! permits reading or writing ranges of keys. A user with the role `root` may do everything.
 //!
-//! [`authorise`] is called at three points:
+//! [`authorise()`] is called at three points:
 //!
 //! - Before a request is begun, so that a refusal takes no log entry.
 //! - On the view that is read, for reads.

@@ -284,9 +284,9 @@ pub struct Config {
     pub force_new_cluster: Option<ForceNewCluster>,
     /// Time between heartbeats of a leader (`--heartbeat-interval`).
     pub heartbeat: Duration,
-    /// Time without a leader before an election (`--election_timeout-timeout`).
+    /// Time without a leader before an election (`--election-timeout`).
     pub election_timeout: Duration,
-    /// Whether to hold the first election after a start early (`--initial-election_timeout-tick-advance`).
+    /// Whether to hold the first election after a start early (`--initial-election-tick-advance`).
     pub hasten_first_election: bool,
     /// Number of entries that the log keeps for slow followers (`--snapshot-catchup-entries`).
     pub snapshot_catchup_entries: u64,

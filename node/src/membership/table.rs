@@ -216,7 +216,7 @@ impl MemberTable {
         self.apply_change_with_guards(Guards::ALL, asked, index)
     }
 
-    /// Carries out a change like [`Self::change`]. In tests, `guards` may switch off a rule.
+    /// Carries out a change like [`Self::apply_change`]. In tests, `guards` may switch off a rule.
     pub(crate) fn apply_change_with_guards(
         &mut self,
         guards: Guards,

@@ -324,7 +324,7 @@ impl<'txn> Batch<'txn> {
     }
 
     /// Counts an applied entry and its duration. `kind` is an index into
-    /// [`APPLIED_KINDS`](super::APPLIED).
+    /// [`APPLIED_KINDS`](super::APPLIED_KINDS).
     pub(crate) fn time(&self, kind: usize, is_done: bool, took: std::time::Duration) {
         self.shared.operations.time(kind, is_done, took);
     }

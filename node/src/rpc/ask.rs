@@ -1,7 +1,7 @@
 //! Permission that each request needs, and checks of the request by itself.
 //!
 //! Every request of every unary method is in one of these tables:
-//! [`Context::call`](super::Context::call) accepts no other.
+//! [`Context::call`](super::ApiContext::call) accepts no other.
 
 use node_proto::etcdserverpb::alarm_request::AlarmAction;
 use node_proto::etcdserverpb::{

@@ -365,7 +365,7 @@ impl Handle {
         self.run_growing_operation(operation, 0, act)
     }
 
-    /// Runs `act` like [`run_operation`](Self::with), for an operation that may extend the file to `len`
+    /// Runs `act` like [`run_operation`](Self::run_operation), for an operation that may extend the file to `len`
     /// bytes.
     fn run_growing_operation<T>(
         &self,
