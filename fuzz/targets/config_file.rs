@@ -3,4 +3,4 @@
 
 use muster_fuzz as _;
 
-libfuzzer_sys::fuzz_target!(|text: &str| muster_node::fuzz::config_file(text));
+libfuzzer_sys::fuzz_target!(|text: &str| muster_node::config::fuzz_file(text));

@@ -6,7 +6,7 @@ use muster_fuzz as _;
 use std::io::Cursor;
 use std::sync::LazyLock;
 
-use muster_node::etcd_file::{EtcdFile, EtcdFileError, HashCheck};
+use node_state::etcd_file::{EtcdFile, EtcdFileError, HashCheck};
 use node_bbolt::{BboltReader, BboltWriteError, Builder, EntryValue, measure, write};
 
 /// Fills a file with etcd's buckets and meaningless rows. The buckets exist so that changed bytes

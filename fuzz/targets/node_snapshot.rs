@@ -2,7 +2,7 @@
 #![no_main]
 
 use muster_fuzz as _;
-use muster_node::mvcc::inspect_snapshot;
+use node_state::mvcc::inspect_snapshot;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let snapshot = [b"MUSTERKV\x02\0\0\0", bytes].concat();

@@ -3,4 +3,4 @@
 
 use muster_fuzz as _;
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| muster_node::fuzz::peer_frames(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| node_engine::transport::fuzz::frames(bytes));

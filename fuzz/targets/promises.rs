@@ -2,7 +2,7 @@
 #![no_main]
 
 use muster_fuzz as _;
-use muster_node::witness::Witness;
+use node_engine::witness::Witness;
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
     if let Ok(known) = Witness::decode(text) {

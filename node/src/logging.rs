@@ -284,7 +284,7 @@ impl Visit for EventFields {
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        self.push(field.name(), &json(&crate::causes::error_chain(value)));
+        self.push(field.name(), &json(&node_engine::causes::error_chain(value)));
     }
 }
 

@@ -4,12 +4,12 @@
 use std::{io::Write as _, process::ExitCode};
 
 use muster_node::{
-    causes::error_chain,
     commands,
     config::{self, CommandError, Config, Invocation, Remark},
     logging::Logging,
     server,
 };
+use node_engine::causes::error_chain;
 
 /// Exit code of a failure that a restart may cure.
 const FAILED: u8 = 1;

@@ -179,7 +179,7 @@ fn answer(stream: &mut TcpStream) -> u8 {
 
 /// Returns the snapshot of a small store at position `at`.
 fn whole_store(at: Position) -> Vec<u8> {
-    use muster_node::{
+    use node_state::{
         disk::{Disk as _, OpenMode, RealDisk, RedbBackend},
         mvcc::{StoreOptions, StoreWriter},
     };
@@ -187,7 +187,7 @@ fn whole_store(at: Position) -> Vec<u8> {
     let file = RealDisk.open(&dir.path().join("db"), OpenMode::New).unwrap();
     let mut writer =
         StoreWriter::open(RedbBackend::new(file).unwrap(), StoreOptions::default()).unwrap();
-    let put = |batch: &mut muster_node::mvcc::Batch<'_>| {
+    let put = |batch: &mut node_state::mvcc::Batch<'_>| {
         batch.put(Bytes::from_static(b"other"), Bytes::from_static(b"v"), 0)?;
         batch.end_request();
         Ok(())

@@ -26,7 +26,7 @@ const KEY: &[u8] = b"a key that every member has";
 
 /// Path of a key that OpenSSL made for the unit tests.
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/auth/jwt/fixtures").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("state/src/auth/jwt/fixtures").join(name)
 }
 
 fn signs(private: &Path, method: &str) -> String {

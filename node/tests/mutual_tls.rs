@@ -28,7 +28,7 @@ fn three(expired_peer_leaf: Option<usize>) -> TlsCluster {
     let hash = "ab".repeat(32);
     let records: Vec<serde_json::Value> = (0..3)
         .map(|n| {
-            let spki = muster_node::identity::NodeKey::of_spki(&keys[n].subject_public_key_info());
+            let spki = node_state::identity::NodeKey::of_spki(&keys[n].subject_public_key_info());
             serde_json::json!({
                 "seat": n + 1, "name": names[n], "peer_urls": [url(n)], "client_urls": [url(n + 3)],
                 "incarnation": format!("{n:032x}"), "node_key": spki.to_string(),

@@ -23,7 +23,7 @@ struct KeyedCluster {
 }
 
 fn hash_of(key: &KeyPair) -> String {
-    muster_node::identity::NodeKey::of_spki(&key.subject_public_key_info()).to_string()
+    node_state::identity::NodeKey::of_spki(&key.subject_public_key_info()).to_string()
 }
 
 /// Writes `member`'s TLS files with a certificate of `ca` for `key`, and replaces those that exist.

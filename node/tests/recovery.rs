@@ -357,9 +357,9 @@ async fn etcds_variable_does_what_its_flag_does() {
 /// Appends a ConfChange entry to the log of a stopped member, as its leader's last message would
 /// have done. With `committed`, also records that the entry is committed.
 fn append(member: &TestMember, operation: Operation, committed: bool) {
-    use muster_node::log::{Batch, Log, LogOptions};
+    use node_engine::log::{Batch, Log, LogOptions};
     use node_consensus::HardState;
-    let disk: muster_node::disk::SharedDisk = std::sync::Arc::new(muster_node::disk::RealDisk);
+    let disk: node_state::disk::SharedDisk = std::sync::Arc::new(node_state::disk::RealDisk);
     let member_dir = member.data_dir.join("member");
     let (mut log, found) = Log::open(&disk, &member_dir, &LogOptions::default()).unwrap();
     let entry = node_consensus::Entry {

@@ -54,7 +54,7 @@ fn contents(dir: &Path) -> BTreeMap<PathBuf, (SystemTime, Vec<u8>)> {
 }
 
 fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/etcd_file/fixtures/etcd-3.7.db")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("state/src/etcd_file/fixtures/etcd-3.7.db")
 }
 
 #[tokio::test]

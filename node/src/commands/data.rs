@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Subcommand;
+use node_state::identity::{DataDir, ForcedCluster};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use super::{AlignedLines, FAILED, USAGE, print, print_error, print_to_stderr};
 use crate::{
     config,
-    identity::{DataDir, ForcedCluster},
     recovery::{
         DirectoryInspection, DirectoryState, EtcdTools, Maker, inspect_directory, recover_etcd,
     },

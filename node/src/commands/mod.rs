@@ -13,7 +13,7 @@ use std::{
 
 use clap::{Parser, Subcommand};
 
-use crate::causes::error_chain;
+use node_engine::causes::error_chain;
 
 /// Exit code of a failure; trying again may help.
 const FAILED: u8 = 1;

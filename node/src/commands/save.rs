@@ -12,17 +12,17 @@ use std::{
 
 use clap::Args;
 use hyper_util::rt::TokioIo;
+use node_engine::tls::{ClientFiles, TlsError, client_config};
 use node_proto::etcdserverpb::{SnapshotRequest, maintenance_client::MaintenanceClient};
+use node_state::{
+    disk::{Disk as _, RealDisk},
+    etcd_file::{EtcdFile, EtcdFileError, HashCheck},
+};
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::{FAILED, USAGE, print, print_error, print_to_stderr};
-use crate::{
-    disk::{Disk as _, RealDisk},
-    etcd_file::{EtcdFile, EtcdFileError, HashCheck},
-    tls::{ClientFiles, TlsError, client_config},
-};
 
 /// Timeout of a connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

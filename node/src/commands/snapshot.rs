@@ -6,11 +6,11 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
+use node_state::etcd_file::{EtcdFile, EtcdFileError, FileStatus, HashCheck};
 
 use super::{FAILED, USAGE, print, print_error, print_to_stderr, save};
 use crate::{
     config::restored_cluster,
-    etcd_file::{EtcdFile, EtcdFileError, FileStatus, HashCheck},
     recovery::{self, RestoreError, RestoreOptions},
 };
 

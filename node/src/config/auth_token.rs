@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use node_state::auth::{Jwt, JwtOptions, SigningMethod};
+
 use super::{ConfigError, RawFlags, duration};
-use crate::auth::{Jwt, JwtOptions, SigningMethod};
 
 /// Default lifetime of a signed token in etcd.
 const DEFAULT_TTL: Duration = Duration::from_secs(300);

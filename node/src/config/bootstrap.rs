@@ -4,12 +4,13 @@
 //! missing or out of date, and is ignored. The error texts are etcd's (`etcdserver/api/membership`,
 //! `etcdserver/config`).
 
+use node_state::identity::{Incarnation, InitialCluster, MemberDocument};
+
 use super::{
     Config, ConfigError, PeerUrl,
     resolve::{NamedUrls, named_urls},
     validate::NO_PEER_CERTIFICATE,
 };
-use crate::identity::{Incarnation, InitialCluster, MemberDocument};
 
 impl Config {
     /// Returns the first configuration of the cluster, with member ids, and bindings from the

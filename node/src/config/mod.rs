@@ -24,11 +24,14 @@ mod urls;
 mod validate;
 mod yaml;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
-    sync::Arc,
-    time::Duration,
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+
+use node_api::{http::AllowedNames, rpc::AutoCompaction};
+use node_engine::tls::{TlsFiles, TlsPolicy};
+use node_state::{
+    auth::Jwt,
+    identity::{DocumentError, MemberDocument},
+    membership::{PeerUrl, UrlError},
 };
 
 #[cfg(fuzzing)]
@@ -37,20 +40,12 @@ pub use self::{
     bootstrap::restored_cluster,
     help::{help, version},
     low::{RawFlags, UsageError},
-    urls::{ListenUrl, PeerUrl, UrlError},
+    urls::ListenUrl,
     validate::ConfigError,
-};
-use crate::{
-    auth::Jwt,
-    identity::{DocumentError, MemberDocument},
-    tls::{TlsFiles, TlsPolicy},
 };
 
 /// The etcd release whose behaviour and flags this node implements.
 pub const ETCD_VERSION: &str = "3.6.0";
-/// Version of the cluster's data and protocol, which etcd calls cluster version and storage
-/// version.
-pub const CLUSTER_VERSION: &str = "3.6.0";
 
 /// The action that the command line requests.
 #[derive(Debug)]
@@ -163,17 +158,6 @@ pub fn parse(
     Ok(Invocation::Run(Box::new(config), remarks))
 }
 
-/// Automatic compaction by the leader: `--auto-compaction-mode`, `--auto-compaction-retention`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AutoCompaction {
-    /// No automatic compaction takes place.
-    Never,
-    /// Compact revisions older than this time, which is never zero.
-    Periodic(Duration),
-    /// Keep this number of revisions, which is above zero, and compact older ones.
-    Revisions(i64),
-}
-
 /// Whether this member belongs to a new cluster or joins an existing one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClusterState {
@@ -208,38 +192,6 @@ pub enum LogOutput {
     Stdout,
     /// A file, to which lines are appended.
     File(PathBuf),
-}
-
-/// A set of allowed names, from a flag with names separated by commas.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum AllowedNames {
-    /// Every name is allowed: the flag's value contains `*` or no name.
-    #[default]
-    All,
-    /// Only these names are allowed.
-    Only(BTreeSet<String>),
-}
-
-impl AllowedNames {
-    /// Parses the value of a flag, in etcd's syntax.
-    #[must_use]
-    pub fn parse(text: &str) -> Self {
-        let names: BTreeSet<String> = text
-            .split(',')
-            .map(|name| name.trim().to_owned())
-            .filter(|name| !name.is_empty())
-            .collect();
-        if names.is_empty() || names.contains("*") { Self::All } else { Self::Only(names) }
-    }
-
-    /// Whether the set contains `name`.
-    #[must_use]
-    pub fn has(&self, name: &str) -> bool {
-        match self {
-            Self::All => true,
-            Self::Only(names) => names.contains(name),
-        }
-    }
 }
 
 /// The resolved configuration of the node. Sizes are in bytes.

@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use node_engine::{driver::MAX_PROPOSAL_BYTES, tls::TlsPolicy};
+use node_state::identity::MemberDocument;
+
 use super::{
     AllowedNames, AutoCompaction, ClusterState, Config, ConfigError, ForceNewCluster, ListenUrl,
     LogLineFormat, LogOutput, PeerUrl, RawFlags, Remark, UrlError, auth_token, duration,
@@ -10,7 +13,6 @@ use super::{
     numbers::{parse_int, parse_uint},
     tls,
 };
-use crate::{driver::MAX_PROPOSAL_BYTES, identity::MemberDocument, tls::TlsPolicy};
 
 pub(super) fn resolve(low: &RawFlags, remarks: &mut Vec<Remark>) -> Result<Config, ConfigError> {
     let name = low.value("name").to_owned();

@@ -4,6 +4,9 @@
 
 use std::path::PathBuf;
 
+use node_engine::tls::{
+    GoCipherSuite, TlsFiles, TlsPolicy, TlsVersion, go_cipher_suite, is_of_tls_1_2,
+};
 use rustls::CipherSuite;
 
 use super::{
@@ -11,7 +14,6 @@ use super::{
     low::parse_bool,
     resolve::{boolean, list},
 };
-use crate::tls::{GoCipherSuite, TlsFiles, TlsPolicy, TlsVersion, go_cipher_suite, is_of_tls_1_2};
 
 /// Flags for client connections that have no effect while all client URLs are http.
 const CLIENT_FLAGS: [&str; 6] = [

@@ -2,11 +2,13 @@
 
 use std::{io, path::PathBuf, time::Duration};
 
+use node_engine::tls::TlsVersion;
+use node_state::{auth::JwtError, identity::DocumentError};
+
 use super::{
     Config, ListenUrl, PeerUrl, RawFlags, Remark, UrlError, UsageError, file::CONFIG_FILE,
     low::parse_bool, tls,
 };
-use crate::{auth::JwtError, identity::DocumentError, tls::TlsVersion};
 
 pub(super) const NO_PEER_CERTIFICATE: &str = "TLS key/cert (--peer-cert-file, --peer-key-file) must be provided for peer urls with HTTPS scheme";
 const MAX_ELECTION: Duration = Duration::from_millis(50_000);

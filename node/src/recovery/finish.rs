@@ -3,14 +3,15 @@
 
 use std::{io, path::Path};
 
-use super::force::ForceError;
-use crate::{
+use node_engine::log::{self, Log, LogOptions};
+use node_state::{
     apply::KvStateMachine,
     disk::SharedDisk,
     identity::{DataDir, ForcedCluster, Incarnation},
-    log::{self, Log, LogOptions},
-    machine::{Position, StateMachine as _},
+    state_machine::{Position, StateMachine as _},
 };
+
+use super::force::ForceError;
 
 /// Name of the folder with the log.
 const LOG: &str = "wal";

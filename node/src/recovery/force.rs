@@ -2,26 +2,28 @@
 
 use std::path::Path;
 
+use node_engine::{
+    driver::{self, StartError},
+    log::{Log, LogError},
+};
 use node_proto::{
     command::{self, Operation},
     musterpb::member_change::Change,
 };
-
-use super::finish::finish;
-use crate::{
+use node_state::{
     apply::KvStateMachine,
-    config::ForceNewCluster,
     disk::SharedDisk,
-    driver::{self, StartError},
     identity::{
         ClusterId, DataDir, DataDirError, DroppedMember, ForcedCluster, Incarnation, MemberId,
         MemberIdentity,
     },
-    log::{Log, LogError},
-    machine::{CommittedEntry, EntryKind, Position, StateMachine as _},
     membership::{Member, MemberTable},
     mvcc::StoreError,
+    state_machine::{CommittedEntry, EntryKind, Position, StateMachine as _},
 };
+
+use super::finish::finish;
+use crate::config::ForceNewCluster;
 
 /// Amount by which the new cluster's first revision exceeds the last known one, as etcd recommends
 /// for a restore. It assumes that the lost members wrote fewer revisions which this member never

@@ -5,15 +5,13 @@ use std::{path::Path, sync::Arc};
 
 use serde::Serialize;
 
-use crate::{
+use node_engine::{causes::error_chain, driver, log::Log};
+use node_state::{
     apply::KvStateMachine,
-    causes::error_chain,
     disk::{OpenMode, ReadOnlyDisk, RedbBackend, SharedDisk},
-    driver,
     identity::{ClusterId, DataDir, DataDirError, ForcedCluster, Incarnation, MemberId, Tombstone},
-    log::Log,
-    machine::{CommittedEntry, StateMachine as _},
     mvcc::StoreOptions,
+    state_machine::{CommittedEntry, StateMachine as _},
 };
 
 /// Condition of a data directory, by the result that a start in it would have.

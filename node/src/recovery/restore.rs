@@ -16,15 +16,15 @@ use std::{
     sync::Arc,
 };
 
-use crate::auth::AuthState;
-use crate::{
+use node_engine::log::{self, Log, LogError, LogOptions};
+use node_state::auth::AuthState;
+use node_state::{
     disk::{Disk as _, OpenMode, RealDisk, RedbBackend, SharedDisk},
     etcd_file::{EtcdFile, EtcdFileError, HashCheck},
     identity::{DataDir, DataDirError, InitialCluster, InitialMember},
-    log::{self, Log, LogError, LogOptions},
-    machine::Position,
     membership::{Member, MemberTable},
     mvcc::{Contents, StoreError, StoreOptions, StoreWriter},
+    state_machine::Position,
 };
 
 /// Position after which a restored member's log begins; it represents the file.

@@ -15,6 +15,22 @@ use std::{
 };
 
 use muster_files::data;
+use node_engine::{
+    log::{self, Log, LogOptions, RecoveredState},
+    tls::PeerTls,
+    transport::LocalMember,
+    witness::DiskState,
+};
+use node_state::{
+    apply::KvStateMachine,
+    disk::{OpenMode, RealDisk, RedbBackend, SharedDisk},
+    identity::{
+        ClusterId, DataDir, Incarnation, InitialCluster, InitialMember, MemberId, MemberIdentity,
+    },
+    membership::Member,
+    mvcc::{StoreFile, StoreOptions},
+    state_machine::{Position, StateMachine as _},
+};
 
 use super::{
     ServerError,
@@ -22,20 +38,8 @@ use super::{
     node::random,
 };
 use crate::{
-    apply::KvStateMachine,
     config::{ClusterState, Config, ForceNewCluster},
-    disk::{OpenMode, RealDisk, RedbBackend, SharedDisk},
-    identity::{
-        ClusterId, DataDir, Incarnation, InitialCluster, InitialMember, MemberId, MemberIdentity,
-    },
-    log::{self, Log, LogOptions, RecoveredState},
-    machine::{Position, StateMachine as _},
-    membership::Member,
-    mvcc::{StoreFile, StoreOptions},
     recovery::{self, ForceError, SurvivingMember},
-    tls::PeerTls,
-    transport::LocalMember,
-    witness::DiskState,
 };
 
 /// Name of the member's directory within the data directory.

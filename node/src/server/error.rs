@@ -2,17 +2,15 @@
 
 use std::{io, net::SocketAddr, path::PathBuf};
 
-use super::join::JoinRefusal;
-use crate::{
-    config::ConfigError,
-    disk, driver,
+use node_engine::{driver, log::LogError, tls::TlsError, transport};
+use node_state::{
+    disk,
     identity::{DataDirError, Incarnation},
-    log::LogError,
     mvcc::StoreError,
-    recovery::ForceError,
-    tls::TlsError,
-    transport,
 };
+
+use super::join::JoinRefusal;
+use crate::{config::ConfigError, recovery::ForceError};
 
 /// Reason why the node stopped or didn't start.
 #[derive(Debug, thiserror::Error)]
@@ -180,7 +178,7 @@ mod tests {
         let corrupt = LogError::Corrupt {
             path: PathBuf::new(),
             offset: 0,
-            what: crate::log::Damage::Checksum,
+            what: node_engine::log::Damage::Checksum,
         };
         assert!(ServerError::Log(corrupt).is_final());
         assert!(ServerError::Log(LogError::Compacted { low: 1 }).is_final());
@@ -203,7 +201,7 @@ mod tests {
             log(LogError::Newer { path, offset: 0, kind: 9 }),
             store(StoreError::Format { found: 9, known: 1 }),
         ] {
-            let text = crate::causes::error_chain(&error);
+            let text = node_engine::causes::error_chain(&error);
             assert!(error.is_final(), "{text}");
             assert!(text.contains("start this member with"), "{text}");
         }

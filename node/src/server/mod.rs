@@ -1,6 +1,5 @@
 //! Start of a node from its configuration, and its orderly stop.
 
-pub(crate) mod clients;
 mod disk;
 mod error;
 mod join;
@@ -14,6 +13,7 @@ use axum::{
     middleware::{Next, from_fn},
     response::{IntoResponse, Response},
 };
+use node_state::identity::ForcedCluster;
 use tokio::signal::unix::{SignalKind, signal};
 
 pub use self::{error::ServerError, join::JoinRefusal};
@@ -21,10 +21,7 @@ use self::{
     node::Node,
     peers::{PeerMessageReceiver, PeerMessageSender, PeerReports, PermanentRefusal},
 };
-use crate::{
-    config::{Config, Remark},
-    identity::ForcedCluster,
-};
+use crate::config::{Config, Remark};
 
 /// Runs a node until a signal or an error ends it.
 ///

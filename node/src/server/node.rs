@@ -5,32 +5,37 @@ use std::{
     time::{Duration, Instant},
 };
 
-use node_proto::command::{self, Operation};
-use ring::rand::{SecureRandom, SystemRandom};
-use tokio::sync::watch;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
-
-use super::{
-    PeerMessageReceiver, PeerMessageSender, PeerReports, PermanentRefusal, ServerError,
+use node_api::{
     clients::{self, ClientLimits, ClientListener, ServingThreads},
-    disk::{self, MemberStorage},
-    health_only,
-};
-use crate::{
-    apply::{KvStateMachine, Outcome},
-    config::{ClusterState, Config, ETCD_VERSION, ListenUrl, PeerUrl},
-    driver::{self, Handle, RunningDriver},
     http,
-    identity::{DataDir, MemberId, Tombstone},
-    membership::{Censuses, ChangeRules, MemberAttributes, MemberTable},
-    mvcc::Store,
     rpc::{self, RequestIds},
+};
+use node_engine::{
+    driver::{self, Handle, RunningDriver},
     tls::{ClientListenerTls, PeerTls},
     transport::{
         self, ListenAddress, LocalMember, PeerMembership, PeerRecord, Transport, TransportLimits,
         WitnessFile,
     },
 };
+use node_proto::command::{self, Operation};
+use node_state::{
+    apply::{KvStateMachine, Outcome},
+    identity::{DataDir, MemberId, Tombstone},
+    membership::{Censuses, ChangeRules, MemberAttributes, MemberTable, PeerUrl},
+    mvcc::Store,
+};
+use ring::rand::{SecureRandom, SystemRandom};
+use tokio::sync::watch;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    PeerMessageReceiver, PeerMessageSender, PeerReports, PermanentRefusal, ServerError,
+    disk::{self, MemberStorage},
+    health_only,
+};
+use crate::config::{ClusterState, Config, ETCD_VERSION, ListenUrl};
+use crate::logging::lines_dropped;
 
 /// Time limit for finishing clients' requests after the stop began.
 const DRAIN_CLIENTS: Duration = Duration::from_secs(2);
@@ -294,7 +299,7 @@ fn write_tombstone(dir: &DataDir, local: &LocalMember, by: &str) -> ServerError 
 }
 
 fn say_starting(config: &Config, local: LocalMember, first_start: bool, machine: &KvStateMachine) {
-    use crate::machine::StateMachine as _;
+    use node_state::state_machine::StateMachine as _;
     let applied = machine.applied().index;
     tracing::info!(
         cluster.id = %local.cluster, member.id = %local.member, name = config.name,
@@ -404,7 +409,7 @@ fn start_fronts(
 
 fn driver_options(
     config: &Config,
-    recovered: &crate::log::RecoveredState,
+    recovered: &node_engine::log::RecoveredState,
     dir: &DataDir,
     first_start: bool,
 ) -> driver::MemberOptions {
@@ -429,6 +434,7 @@ fn telemetry(
     client_bytes: &Arc<rpc::ClientBytes>,
 ) -> rpc::Telemetry {
     rpc::Telemetry {
+        log_lines_dropped: Some(lines_dropped),
         peer_tls: peer_tls.cloned(),
         client_tls: client_tls.cloned(),
         client_bytes: Arc::clone(client_bytes),

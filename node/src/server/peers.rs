@@ -23,22 +23,24 @@ use node_proto::musterpb;
 use prost::Message as _;
 use tokio::sync::watch;
 
-use crate::{
-    apply::{check_delete, check_put, check_txn, entry_kind},
+use node_api::rpc::ApiContext;
+use node_engine::{
     causes::error_chain,
     driver::{
         IncomingSnapshot, MAX_PROPOSAL_BYTES, Message, MessageKind, OutgoingSnapshot, PeerInbox,
         PeerSender, SendError,
     },
-    identity::MemberId,
-    membership::{Census, Censuses, Member},
-    mvcc,
-    rpc::ApiContext,
     transport::{
         self, PeerEvents, RequiredDurability, SnapshotReader, SnapshotWriter, StreamRefusal,
         Transport, WitnessFile,
     },
     witness::Promise,
+};
+use node_state::{
+    apply::{check_delete, check_put, check_txn, entry_kind},
+    identity::MemberId,
+    membership::{Census, Censuses, Member},
+    mvcc,
 };
 
 /// Maximum length of a snapshot: four times the largest store that etcd recommends.

@@ -25,10 +25,10 @@ pub mod serial;
 mod tests;
 pub mod watches;
 
-use muster_node::apply;
-use muster_node::auth::AuthOperation as AuthChange;
 use node_proto::command::{Caller, Operation};
 use node_proto::etcdserverpb::{RangeRequest, ResponseHeader, WatchCreateRequest, WatchResponse};
+use node_state::apply;
+use node_state::auth::AuthOperation as AuthChange;
 use tonic::Code;
 
 /// Monotonic time in nanoseconds since the recording began.

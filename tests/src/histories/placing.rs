@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use bytes::Bytes;
-use muster_node::apply::Response;
 use node_proto::command::Operation;
 use node_proto::etcdserverpb::request_op::Request as Op;
 use node_proto::etcdserverpb::{RequestOp, response_op};
 use node_proto::mvccpb::{Event, event::EventType};
+use node_state::apply::Response;
 
 use super::{
     Answer, RecordedHistory, RequestOutcome, RequestedOperation, Rule, RuleViolation, Watcher,

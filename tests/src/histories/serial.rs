@@ -13,13 +13,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use muster_node::apply::{ApplyError, Outcome};
-use muster_node::auth::AuthError;
-use muster_node::machine::{CommittedEntry, EntryKind, Position};
-use muster_node::mvcc::KeyRange;
 use node_proto::command::{self, AuthChange, Caller, Operation};
 use node_proto::etcdserverpb::request_op::Request as Op;
 use node_proto::etcdserverpb::{LeaseRevokeRequest, RequestOp};
+use node_state::apply::{ApplyError, Outcome};
+use node_state::auth::AuthError;
+use node_state::mvcc::KeyRange;
+use node_state::state_machine::{CommittedEntry, EntryKind, Position};
 use tonic::Code;
 
 use super::known::KnownRevisions;
@@ -89,7 +89,7 @@ fn leases(history: &RecordedHistory) -> BTreeMap<i64, ClientLease> {
     let mut leases = BTreeMap::new();
     for request in &history.requests {
         if let RequestOutcome::Answered { end, answer: Answer::Write(answer) } = &request.outcome
-            && let muster_node::apply::Response::LeaseGrant(answer) = answer
+            && let node_state::apply::Response::LeaseGrant(answer) = answer
         {
             let seconds = u64::try_from(answer.ttl).unwrap_or(0);
             let over = request.begin.saturating_add(seconds.saturating_mul(1_000_000_000));
@@ -423,7 +423,7 @@ fn rank(request: &Request) -> u8 {
 fn as_granted(operation: &Operation, request: &Request) -> Operation {
     let mut operation = operation.clone();
     if let Operation::LeaseGrant(asked) = &mut operation
-        && let Some((Answer::Write(muster_node::apply::Response::LeaseGrant(answer)), _)) =
+        && let Some((Answer::Write(node_state::apply::Response::LeaseGrant(answer)), _)) =
             request.answer()
     {
         asked.ttl = asked.ttl.max(answer.ttl);

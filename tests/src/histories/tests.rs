@@ -3,10 +3,6 @@
 mod watches;
 
 use bytes::Bytes;
-use muster_node::apply::{Outcome, Response};
-use muster_node::auth::{AuthOperation, Password};
-use muster_node::machine::{CommittedEntry, EntryKind, Position};
-use muster_node::mvcc::Revision;
 use node_proto::authpb::{Permission, permission};
 use node_proto::command::{self, AuthChange, Operation};
 use node_proto::etcdserverpb::compare::{CompareTarget, TargetUnion};
@@ -19,6 +15,10 @@ use node_proto::etcdserverpb::{
     WatchResponse,
 };
 use node_proto::mvccpb::{Event, event::EventType};
+use node_state::apply::{Outcome, Response};
+use node_state::auth::{AuthOperation, Password};
+use node_state::mvcc::Revision;
+use node_state::state_machine::{CommittedEntry, EntryKind, Position};
 use tonic::Code;
 
 use super::{

@@ -2,10 +2,10 @@
 //! order, and whole revisions at a time, from whichever member. A progress notification must be
 //! true.
 
-use muster_node::mvcc::{KeyRange, Revision};
 use node_proto::etcdserverpb::WatchResponse;
 use node_proto::etcdserverpb::watch_create_request::FilterType;
 use node_proto::mvccpb::{Event, KeyValue, event::EventType};
+use node_state::mvcc::{KeyRange, Revision};
 
 use super::{RecordedStream, Rule, RuleViolation, Watcher, caller};
 use crate::model::{KeyChange, ReferenceModel};

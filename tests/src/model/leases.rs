@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use muster_node::apply::{ApplyError, Outcome, Response};
-use muster_node::lease::Lease;
-use muster_node::machine::Position;
-use muster_node::mvcc::KeyRange;
 use node_proto::command::{LeaseCheckpoint, LeaseExpire};
 use node_proto::etcdserverpb::{LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeResponse};
 use node_proto::mvccpb::KeyValue;
+use node_state::apply::{ApplyError, Outcome, Response};
+use node_state::lease::Lease;
+use node_state::mvcc::KeyRange;
+use node_state::state_machine::Position;
 
 use super::{ReferenceModel, header};
 

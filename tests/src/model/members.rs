@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_node::identity::{Incarnation, MemberId};
-use muster_node::membership::{ChangeRequest, Member, MemberChange};
 use node_consensus::Members;
 use node_proto::command;
 use node_proto::musterpb::PublishMember;
+use node_state::identity::{Incarnation, MemberId};
+use node_state::membership::{ChangeRequest, Member, MemberChange};
 
 /// The members after one change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

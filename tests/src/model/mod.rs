@@ -19,15 +19,15 @@ pub mod users;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use muster_node::apply::{ApplyError, Outcome, Response};
-use muster_node::machine::{CommittedEntry, Position};
-use muster_node::mvcc::{KeyRange, Revision};
 use node_proto::command::{self, DecodedCommand, Operation};
 use node_proto::etcdserverpb::{
     CompactionResponse, DeleteRangeRequest, DeleteRangeResponse, PutRequest, PutResponse,
     ResponseHeader,
 };
 use node_proto::mvccpb::KeyValue;
+use node_state::apply::{ApplyError, Outcome, Response};
+use node_state::mvcc::{KeyRange, Revision};
+use node_state::state_machine::{CommittedEntry, Position};
 
 /// One change of one key, as watchers receive it. A delete has the key and its revision only.
 #[derive(Clone, Debug, PartialEq)]

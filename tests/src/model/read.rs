@@ -1,10 +1,10 @@
 //! Reads of the model, at its newest revision or at an older one.
 
 use bytes::Bytes;
-use muster_node::apply::ApplyError;
-use muster_node::mvcc::KeyRange;
 use node_proto::etcdserverpb::{RangeRequest, RangeResponse};
 use node_proto::mvccpb::KeyValue;
+use node_state::apply::ApplyError;
+use node_state::mvcc::KeyRange;
 
 use super::{ReferenceModel, StoreRevisions, header};
 

@@ -1,13 +1,13 @@
 //! Transactions on the model. It evaluates all comparisons first, then checks every operation that
 //! could be refused, then makes the changes.
 
-use muster_node::apply::ApplyError;
-use muster_node::mvcc::KeyRange;
 use node_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use node_proto::etcdserverpb::request_op::Request;
 use node_proto::etcdserverpb::response_op::Response;
 use node_proto::etcdserverpb::{Compare, RequestOp, ResponseOp, TxnRequest, TxnResponse};
 use node_proto::mvccpb::KeyValue;
+use node_state::apply::ApplyError;
+use node_state::mvcc::KeyRange;
 
 use super::{ReferenceModel, StoreRevisions, header};
 

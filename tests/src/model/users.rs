@@ -6,14 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use muster_node::apply::{ApplyError, Outcome, Response};
-use muster_node::auth::{AuthError, AuthOperation, AuthState, Password};
-use muster_node::machine::Position;
-use muster_node::mvcc::KeyRange;
 use node_proto::authpb::{Permission, permission};
 use node_proto::command::{AssignToken, AuthChange, Caller, Operation};
 use node_proto::etcdserverpb::request_op::Request;
 use node_proto::etcdserverpb::{DeleteRangeRequest, PutRequest, RequestOp, TxnRequest};
+use node_state::apply::{ApplyError, Outcome, Response};
+use node_state::auth::{AuthError, AuthOperation, AuthState, Password};
+use node_state::mvcc::KeyRange;
+use node_state::state_machine::Position;
 
 use super::{ReferenceModel, header};
 

@@ -12,10 +12,10 @@
 //! - A cluster that would lose its quorum.
 //! - The loss of the only member that knows where two others have moved to.
 
-use muster_node::disk::simulated::SimulatedDisk;
-use muster_node::identity::{Incarnation, MemberId};
-use muster_node::witness::{DiskState, ProcessClaim, Witness};
 use node_consensus::Members;
+use node_engine::witness::{DiskState, ProcessClaim, Witness};
+use node_state::disk::simulated::SimulatedDisk;
+use node_state::identity::{Incarnation, MemberId};
 
 use super::InvariantViolation;
 use super::members::{first_incarnation, url};

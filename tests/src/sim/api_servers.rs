@@ -8,8 +8,6 @@
 //!   that it saw in its previous race.
 
 use bytes::Bytes;
-use muster_node::apply::{ApplyError, Outcome, Response};
-use muster_node::mvcc::watch::{EventSelection, Notice, Subscriber};
 use node_proto::command::Operation;
 use node_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use node_proto::etcdserverpb::request_op::Request;
@@ -19,6 +17,8 @@ use node_proto::etcdserverpb::{
     RangeResponse, RequestOp, TxnRequest, TxnResponse, WatchResponse,
 };
 use node_proto::mvccpb::KeyValue;
+use node_state::apply::{ApplyError, Outcome, Response};
+use node_state::mvcc::watch::{EventSelection, Notice, Subscriber};
 use prost::Message as _;
 
 use super::InvariantViolation;
@@ -299,7 +299,7 @@ impl std::fmt::Debug for ApiServer {
 /// Decodes events, with previous values, as they are sent to clients.
 fn decode(
     picked: &EventSelection,
-    store: &muster_node::mvcc::Store,
+    store: &node_state::mvcc::Store,
 ) -> Result<WatchResponse, InvariantViolation> {
     let bytes = picked.encoded_with_previous(store).concat();
     let read = WatchResponse::decode(&bytes[..]);

@@ -8,12 +8,12 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use muster_node::apply::ApplyError;
-use muster_node::mvcc::KeyRange;
-use muster_node::mvcc::watch::WatchSpec;
 use node_proto::etcdserverpb::{RangeRequest, RangeResponse};
 use node_proto::mvccpb::event::EventType;
 use node_proto::mvccpb::{Event, KeyValue};
+use node_state::apply::ApplyError;
+use node_state::mvcc::KeyRange;
+use node_state::mvcc::watch::WatchSpec;
 
 use super::InvariantViolation;
 use crate::model::ReferenceModel;

@@ -1,9 +1,9 @@
 //! Faults of the simulation, and their end. Some happen at random, and some aim at the moments and
 //! states in which rare things happen.
 
-use muster_node::disk::simulated::{DiskFailure, DiskOperation, Fault};
-use muster_node::driver::Notice;
 use node_consensus::{MessageKind, Role};
+use node_engine::driver::Notice;
+use node_state::disk::simulated::{DiskFailure, DiskOperation, Fault};
 
 use super::InvariantViolation;
 use super::api_servers::ApiServer;

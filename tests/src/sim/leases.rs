@@ -5,10 +5,10 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use muster_node::driver::{ClientProposal, Role};
-use muster_node::lease::{RaftStatus, Renewal, full_ttl_checkpoint};
-use muster_node::machine::{EntryKind, RequestId};
+use node_engine::driver::{ClientProposal, Role};
 use node_proto::command::{self, LeaseCheckpoint, Operation};
+use node_state::lease::{RaftStatus, Renewal, full_ttl_checkpoint};
+use node_state::state_machine::{EntryKind, RequestId};
 
 use super::InvariantViolation;
 use super::clients::{CLIENT_TIMEOUT, NO_CLIENT, PendingRequest, request_id};

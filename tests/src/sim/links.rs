@@ -4,13 +4,13 @@
 use std::path::{Path, PathBuf};
 
 use bytes::{Bytes, BytesMut};
-use muster_node::driver::{
+use node_engine::driver::{
     IncomingSnapshot, Message, Notice, accepts_removal_report, is_snapshot_wanted,
 };
-use muster_node::identity::MemberId;
-use muster_node::membership::{Census, Neighbour};
-use muster_node::mvcc::View;
-use muster_node::witness::{ClaimRejection, Promise};
+use node_engine::witness::{ClaimRejection, Promise};
+use node_state::identity::MemberId;
+use node_state::membership::{Census, Neighbour};
+use node_state::mvcc::View;
 
 use super::InvariantViolation;
 use super::node::{ConnectedStream, run_of};

@@ -7,13 +7,13 @@
 //! ([`Simulation::give_up_the_stranded`]).
 
 use bytes::Bytes;
-use muster_node::driver::ClientProposal;
-use muster_node::identity::{Incarnation, MemberId};
-use muster_node::machine::{CommittedEntry, EntryKind, RequestId, StateMachine as _};
-use muster_node::membership::{Member, MemberTable};
 use node_consensus::{Entry, Role};
+use node_engine::driver::ClientProposal;
 use node_proto::command::{self, Operation};
 use node_proto::musterpb::PublishMember;
+use node_state::identity::{Incarnation, MemberId};
+use node_state::membership::{Member, MemberTable};
+use node_state::state_machine::{CommittedEntry, EntryKind, RequestId, StateMachine as _};
 
 use super::InvariantViolation;
 use super::clients::{NO_CLIENT, request_id};

@@ -1,7 +1,7 @@
 //! Seeded simulation of the node: members, network, disks and clients in one thread.
 //!
 //! The simulation runs production code:
-//! - Everything in [`muster_node::driver`] except its threads, with small bounds: the core's mail and rounds,
+//! - Everything in [`node_engine::driver`] except its threads, with small bounds: the core's mail and rounds,
 //!   the log's groups, the machine's turns, and snapshot bodies.
 //! - The real store (mvcc over `redb`), over a simulated disk.
 //!

@@ -7,23 +7,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_node::apply::KvStateMachine;
-use muster_node::disk::simulated::SimulatedDisk;
-use muster_node::disk::{DiskFile, OpenMode, RedbBackend};
-use muster_node::driver::{
+use node_consensus::{Config, Guards};
+use node_engine::driver::{
     Applier, ApplierError, ApplyBatch, ApplyJob, CheckpointPolicy, DriverCore, DriverMetrics,
     DriverOptions, LogJob, LogWriter, Mail, Notice, RoundRunner, SnapshotStore, collect_log_jobs,
     recover_initial_state,
 };
-use muster_node::identity::{Incarnation, MemberId, StartEvidence};
-use muster_node::lease::Lessor;
-use muster_node::log::{Log, LogIdentity, LogOptions, LogReader};
-use muster_node::machine::{RequestId, StateMachine as _};
-use muster_node::membership::{Censuses, Neighbour};
-use muster_node::mvcc::watch::{WatchHub, WatchOptions};
-use muster_node::mvcc::{CompactionMode, Store, StoreError, StoreOptions, View};
-use muster_node::witness::{DiskState, ProcessClaim, Witness};
-use node_consensus::{Config, Guards};
+use node_engine::log::{Log, LogIdentity, LogOptions, LogReader};
+use node_engine::witness::{DiskState, ProcessClaim, Witness};
+use node_state::apply::KvStateMachine;
+use node_state::disk::simulated::SimulatedDisk;
+use node_state::disk::{DiskFile, OpenMode, RedbBackend};
+use node_state::identity::{Incarnation, MemberId, StartEvidence};
+use node_state::lease::Lessor;
+use node_state::membership::{Censuses, Neighbour};
+use node_state::mvcc::watch::{WatchHub, WatchOptions};
+use node_state::mvcc::{CompactionMode, Store, StoreError, StoreOptions, View};
+use node_state::state_machine::{RequestId, StateMachine as _};
 
 use super::InvariantViolation;
 use super::clients::is_awaited_on;

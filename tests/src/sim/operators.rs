@@ -2,22 +2,22 @@
 //! asks any member for it, and waits. After a time-out the outcome is unknown. The operator then reads the list
 //! again, or asks again for the same operation.
 //!
-//! Production code ([`muster_node::membership::ChangeJudge`]) decides what a member does with a change. This module
+//! Production code ([`node_state::membership::ChangeJudge`]) decides what a member does with a change. This module
 //! decides which member is asked, and when.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use muster_node::apply::{ApplyError, Outcome};
-use muster_node::driver::{ClientProposal, Notice};
-use muster_node::identity::{Incarnation, MemberId, OperationId};
-use muster_node::machine::{EntryKind, RequestId};
-use muster_node::membership::{
+use node_consensus::Role;
+use node_engine::driver::{ClientProposal, Notice};
+use node_proto::command::{self, Operation};
+use node_state::apply::{ApplyError, Outcome};
+use node_state::identity::{Incarnation, MemberId, OperationId};
+use node_state::membership::{
     ChangeDecision, ChangeError, ChangeJudge, ChangeObjection, ChangeRefusal, ChangeRequest,
     ChangeRules, Member, MemberChange, MemberTable,
 };
-use node_consensus::Role;
-use node_proto::command::{self, Operation};
+use node_state::state_machine::{EntryKind, RequestId};
 
 use super::InvariantViolation;
 use super::clients::request_id;

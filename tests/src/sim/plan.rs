@@ -1,7 +1,7 @@
 //! Faults and bounds of a history, drawn once from the seed. Each history leaves some kinds of fault
 //! out. Otherwise frequent faults would always hide rare combinations.
 
-use muster_node::driver::{MAX_QUEUED_MESSAGE_BYTES, MailBounds};
+use node_engine::driver::{MAX_QUEUED_MESSAGE_BYTES, MailBounds};
 
 use crate::rng::Rng;
 

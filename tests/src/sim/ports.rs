@@ -9,15 +9,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use muster_node::apply::{KvStateMachine, Outcome};
-use muster_node::driver::{
+use node_consensus::{Entry, EntryKind, FetchRequest, StepError};
+use node_engine::driver::{
     ApplyJob, ApplySink, EffectSink, LogJob, Mail, Message, Notice, Position, ReadToken, SendError,
     SnapshotStorage, SnapshotStore,
 };
-use muster_node::log::Batch;
-use muster_node::machine::RequestId;
-use muster_node::mvcc::View;
-use node_consensus::{Entry, EntryKind, FetchRequest, StepError};
+use node_engine::log::Batch;
+use node_state::apply::{KvStateMachine, Outcome};
+use node_state::mvcc::View;
+use node_state::state_machine::RequestId;
 
 use super::node::ConnectedStream;
 use super::plan::HistoryPlan;

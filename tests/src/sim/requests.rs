@@ -1,11 +1,11 @@
 //! Requests of clients to members, and the handling of the answers.
 
-use muster_node::apply::{ApplyError, Outcome, Response};
-use muster_node::driver::{ClientProposal, QueueError, ReadToken};
-use muster_node::machine::{EntryKind, RequestId};
-use muster_node::mvcc::ReadError;
+use node_engine::driver::{ClientProposal, QueueError, ReadToken};
 use node_proto::command;
 use node_proto::etcdserverpb::{RangeRequest, RangeResponse};
+use node_state::apply::{ApplyError, Outcome, Response};
+use node_state::mvcc::ReadError;
+use node_state::state_machine::{EntryKind, RequestId};
 
 use super::InvariantViolation;
 use super::clients::{

@@ -5,8 +5,8 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
-use muster_node::mvcc::KeyRange;
-use muster_node::mvcc::watch::{Notice, Subscriber};
+use node_state::mvcc::KeyRange;
+use node_state::mvcc::watch::{Notice, Subscriber};
 
 use super::InvariantViolation;
 use super::clients::ClientRequestGenerator;

@@ -4,9 +4,6 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use muster_node::auth::{AuthOperation, Caller, Password, RequestedAccess, authorise};
-use muster_node::lease::LeaseTable;
-use muster_node::mvcc::View;
 use node_proto::authpb::{Permission, permission};
 use node_proto::command::{self, AssignToken, AuthChange, Operation};
 use node_proto::etcdserverpb::{
@@ -14,6 +11,9 @@ use node_proto::etcdserverpb::{
     AuthRoleGrantPermissionRequest, AuthRoleRevokePermissionRequest, AuthUserDeleteRequest,
     AuthUserGrantRoleRequest, AuthUserRevokeRoleRequest, RangeRequest,
 };
+use node_state::auth::{AuthOperation, Caller, Password, RequestedAccess, authorise};
+use node_state::lease::LeaseTable;
+use node_state::mvcc::View;
 
 use super::InvariantViolation;
 use super::clients::{ClientRequest, ClientRequestGenerator};

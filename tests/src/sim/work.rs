@@ -1,14 +1,14 @@
 //! Steps of members: input arrives, the core takes it in a round, and the results are carried out.
-//! Production code ([`muster_node::driver`]) makes all decisions; this module only decides when.
+//! Production code ([`node_engine::driver`]) makes all decisions; this module only decides when.
 
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use muster_node::driver::{Message, Notice, run_fetch};
-use muster_node::identity::MemberId;
-use muster_node::machine::RequestId;
-use muster_node::mvcc::CompactionProgress;
 use node_consensus::{FetchRequest, Members};
+use node_engine::driver::{Message, Notice, run_fetch};
+use node_state::identity::MemberId;
+use node_state::mvcc::CompactionProgress;
+use node_state::state_machine::RequestId;
 
 use super::InvariantViolation;
 use super::invariants::log_matching::hash;

@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use muster_node::corruption::{Question, judge_claims, make_claims};
-use muster_node::driver::Notice;
-use muster_node::identity::{StartKind, StartRefusal};
-use muster_node::machine::StateMachine as _;
-use muster_node::membership::{MemberChange, MemberTable};
 use node_consensus::FetchRequest;
+use node_engine::driver::Notice;
+use node_state::corruption::{Question, judge_claims, make_claims};
+use node_state::identity::{StartKind, StartRefusal};
+use node_state::membership::{MemberChange, MemberTable};
+use node_state::state_machine::StateMachine as _;
 
 use super::api_servers::ApiServer;
 use super::clients::{ClientRequestGenerator, SimulatedClient};

@@ -1,7 +1,9 @@
 use std::time::Duration;
 
+use node_state::identity::InitialCluster;
+
 use super::super::{AutoCompaction, CommandError, Invocation, Remark, parse};
-use crate::{config::Config, identity::InitialCluster};
+use crate::config::Config;
 
 fn config(args: &[&str]) -> Result<Config, String> {
     match parse(args.iter().map(ToString::to_string), []) {

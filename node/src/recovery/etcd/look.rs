@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
+use node_state::etcd_file::{EtcdFile, FileSummary, HashCheck};
+use node_state::identity::{ClusterId, DataDir, ForcedCluster, Incarnation, MemberId};
 use rustix::fs::{FlockOperation, flock};
 
 use super::super::look::{
@@ -11,8 +13,6 @@ use super::super::look::{
     StoreInspection, damaged_stop,
 };
 use super::wal::EtcdLog;
-use crate::etcd_file::{EtcdFile, FileSummary, HashCheck};
-use crate::identity::{ClusterId, DataDir, ForcedCluster, Incarnation, MemberId};
 
 /// Folder of the log in the data directory.
 pub(super) const WAL: &str = "member/wal";
@@ -30,8 +30,8 @@ pub(super) fn open_store(path: &Path) -> Result<(File, bool), std::io::Error> {
     }
 }
 
-pub(super) fn summary(path: &Path) -> Result<FileSummary, crate::etcd_file::EtcdFileError> {
-    let file = File::open(path).map_err(crate::etcd_file::EtcdFileError::Io)?;
+pub(super) fn summary(path: &Path) -> Result<FileSummary, node_state::etcd_file::EtcdFileError> {
+    let file = File::open(path).map_err(node_state::etcd_file::EtcdFileError::Io)?;
     Ok(EtcdFile::open(BufReader::new(file), HashCheck::Skipped)?.summary().clone())
 }
 

@@ -14,18 +14,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use node_state::etcd_file::{EtcdFileError, FileMember, FileSummary};
+use node_state::identity::{
+    ClusterId, DataDir, DataDirError, DroppedMember, ForcedCluster, Incarnation, MemberId,
+    MemberIdentity,
+};
+use node_state::state_machine::Position;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::copy::{copy_files, sync_all};
 use super::look::{STORE, WAL, open_store, summary};
 use super::wal::{EtcdLog, HardState, WalError};
-use crate::etcd_file::{EtcdFileError, FileMember, FileSummary};
-use crate::identity::{
-    ClusterId, DataDir, DataDirError, DroppedMember, ForcedCluster, Incarnation, MemberId,
-    MemberIdentity,
-};
-use crate::machine::Position;
 
 /// Name of the work folder in the data directory, in which the new data is made.
 const WORK: &str = "muster-recovering";
@@ -424,7 +424,7 @@ mod tests {
         assert!(matches!(none, EtcdError::DataDir(DataDirError::NoEtcdData(_))), "{none}");
         std::fs::create_dir_all(root.path().join("member/snap")).unwrap();
         std::fs::create_dir_all(root.path().join("member/wal")).unwrap();
-        let store = include_bytes!("../../etcd_file/fixtures/etcd-3.4.db");
+        let store = include_bytes!("../../../state/src/etcd_file/fixtures/etcd-3.4.db");
         std::fs::write(root.path().join(STORE), store).unwrap();
         let no_log = recover(root.path(), &tools).unwrap_err();
         assert!(matches!(no_log, EtcdError::Wal(WalError::Missing { .. })), "{no_log}");

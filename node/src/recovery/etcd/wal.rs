@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use prost::Message;
 
-use crate::machine::Position;
+use node_state::state_machine::Position;
 
 /// Number of bytes of a record's length field.
 const FRAME_BYTES: u64 = 8;

@@ -6,14 +6,14 @@ use std::{
     fmt,
 };
 
+use node_engine::transport::StateSource;
 use node_proto::musterpb::Census;
-
-use crate::{
-    config::{Config, PeerUrl},
+use node_state::{
     identity::{ClusterId, InitialCluster, InitialMember, MemberId, NodeKey},
-    membership::Member,
-    transport::StateSource,
+    membership::{Member, PeerUrl},
 };
+
+use crate::config::Config;
 
 /// Oldest release whose cluster this build can join.
 const MIN_CLUSTER_VERSION: Version = Version { major: 0, minor: 1 };
@@ -298,7 +298,7 @@ fn format_cluster(cluster: ClusterId, members: &[Member]) -> String {
 mod tests {
     use super::*;
     use crate::config::Invocation;
-    use crate::identity::Incarnation;
+    use node_state::identity::Incarnation;
 
     fn config(cluster: &str) -> Config {
         let args = ["--name=d", "--initial-cluster-state=existing"].map(str::to_owned);

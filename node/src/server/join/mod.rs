@@ -16,7 +16,17 @@ use std::{
 };
 
 use muster_files::data;
+use node_engine::{
+    tls::PeerTls,
+    transport::{self, LocalMember},
+};
 use node_proto::musterpb::Census;
+use node_state::{
+    identity::{InitialCluster, MemberId},
+    membership::PeerUrl,
+    mvcc,
+    state_machine::Position,
+};
 use prost::Message as _;
 use tokio::task::JoinSet;
 
@@ -24,14 +34,7 @@ pub(super) use self::decide::JoinDecision;
 pub use self::decide::JoinRefusal;
 use self::decide::{Newcomer, check_may_begin, decide, has_run};
 use super::{ServerError, peers::receive};
-use crate::{
-    config::{Config, PeerUrl},
-    identity::{InitialCluster, MemberId},
-    machine::Position,
-    mvcc,
-    tls::PeerTls,
-    transport::{self, LocalMember},
-};
+use crate::config::Config;
 
 /// Time to wait for further answers about the members after the first one.
 const LATE_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,14 +1,16 @@
 //! Tests of authenticated members that send false messages.
 
 use node_consensus::{Members, Position};
-
-use super::*;
-use crate::{
-    disk::{Disk as _, OpenMode, RealDisk, RedbBackend},
+use node_engine::{
     driver::{NodeStatus, test_inbox},
-    identity::Incarnation,
     witness::{DiskState, ProcessClaim},
 };
+use node_state::{
+    disk::{Disk as _, OpenMode, RealDisk, RedbBackend},
+    identity::Incarnation,
+};
+
+use super::*;
 
 fn message(kind: MessageKind, from: u64) -> Message {
     Message { term: 1, ..Message::new(kind, from, 1) }
@@ -30,11 +32,26 @@ fn told() -> (PeerReports, watch::Receiver<Censuses>) {
     (told, counted)
 }
 
+fn member(id: u64, name: &str) -> Member {
+    Member {
+        id: MemberId(id),
+        name: name.to_owned(),
+        peer_urls: vec![format!("http://{name}:2380")],
+        client_urls: Vec::new(),
+        is_learner: false,
+        incarnation: Some(Incarnation([1; 16])),
+        node_key: None,
+        changed_at: 0,
+        vote_when_ready: false,
+        operations: Vec::new(),
+    }
+}
+
 /// Returns a snapshot of a small store at this position, with the voters 1 and 2.
 fn whole_store(at: Position) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let file = RealDisk.open(&dir.path().join("db"), OpenMode::New).unwrap();
-    let members = vec![mvcc::tests::member(1, "one"), mvcc::tests::member(2, "two")];
+    let members = vec![member(1, "one"), member(2, "two")];
     let options = mvcc::StoreOptions { members, ..mvcc::StoreOptions::default() };
     let mut writer = mvcc::StoreWriter::open(RedbBackend::new(file).unwrap(), options).unwrap();
     let put = |batch: &mut mvcc::Batch<'_>| {
@@ -93,9 +110,10 @@ fn what_the_api_refuses_is_not_taken_from_a_member_either() {
 
 #[test]
 fn a_joiner_is_not_told_what_grows_with_each_change() {
-    let id = crate::identity::OperationId([7; 16]);
-    let operations = (1..100_000).map(|index| crate::membership::CompletedOperation { id, index });
-    let member = Member { operations: operations.collect(), ..mvcc::tests::member(1, "one") };
+    let id = node_state::identity::OperationId([7; 16]);
+    let operations =
+        (1..100_000).map(|index| node_state::membership::CompletedOperation { id, index });
+    let member = Member { operations: operations.collect(), ..member(1, "one") };
     assert!(shown_to_joiner(&member).encoded_len() < 1_000);
 }
 
@@ -151,7 +169,7 @@ fn who_the_members_are_is_taken_in_ones_own_name_only() {
         marks(dir.path()),
         Vec::new(),
     );
-    let member = (&mvcc::tests::member(3, "three")).into();
+    let member = (&member(3, "three")).into();
     let census = musterpb::Census {
         cluster_id: 1,
         member_id: 2,

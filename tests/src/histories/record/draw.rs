@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use muster_node::apply::Response;
 use node_proto::command::Operation;
 use node_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use node_proto::etcdserverpb::request_op::Request as Op;
@@ -13,6 +12,7 @@ use node_proto::etcdserverpb::{
     RequestOp, TxnRequest,
 };
 use node_proto::mvccpb::KeyValue;
+use node_state::apply::Response;
 
 use super::super::{Answer, Request, RequestOutcome, RequestedOperation};
 use crate::rng::Rng;

@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Result;
-use muster_node::apply::Response;
 use node_proto::command::Operation;
 use node_proto::etcdserverpb::auth_client::AuthClient;
 use node_proto::etcdserverpb::kv_client::KvClient;
 use node_proto::etcdserverpb::lease_client::LeaseClient;
+use node_state::apply::Response;
 use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::Channel;
 use tonic::{Code, Status};

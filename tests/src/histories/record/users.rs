@@ -4,13 +4,13 @@ use std::net::SocketAddr;
 
 use anyhow::Result;
 use bytes::Bytes;
-use muster_node::auth::{AuthOperation, Password};
 use node_proto::authpb::{Permission, UserAddOptions, permission};
 use node_proto::etcdserverpb::auth_client::AuthClient;
 use node_proto::etcdserverpb::{
     AuthEnableRequest, AuthRoleAddRequest, AuthRoleGrantPermissionRequest, AuthUserAddRequest,
     AuthUserGrantRoleRequest, AuthenticateRequest,
 };
+use node_state::auth::{AuthOperation, Password};
 use tonic::transport::Channel;
 
 use super::draw::{LIMITED_PREFIX, range_end_of_prefix};

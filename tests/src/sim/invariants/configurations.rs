@@ -2,8 +2,8 @@
 //! log index that the store has applied. Each process's consensus uses the table of its store. In
 //! etcd's issues 13196, 20967 and 21694, members were learners in one place and voters in another.
 
-use muster_node::membership::MemberTable;
 use node_consensus::Members;
+use node_state::membership::MemberTable;
 
 use crate::model::members::MembershipModel;
 use crate::sim::InvariantViolation;

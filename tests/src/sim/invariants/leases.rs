@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use muster_node::lease::Lease;
+use node_state::lease::Lease;
 
 use crate::model::leases::LeaseEvent;
 use crate::sim::InvariantViolation;

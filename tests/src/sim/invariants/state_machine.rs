@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_node::machine::CommittedEntry;
 use node_proto::command::{self, DecodedCommand};
+use node_state::state_machine::CommittedEntry;
 
 use super::log_matching::hash;
 use crate::sim::InvariantViolation;

@@ -1,10 +1,10 @@
 //! Invariant: every outcome, every read and every store equals the model's.
 
-use muster_node::apply::{ApplyError, Outcome, Response};
-use muster_node::auth::AuthError;
-use muster_node::mvcc::{KeyRange, Store, View};
 use node_proto::command::Caller;
 use node_proto::etcdserverpb::{RangeRequest, RangeResponse, ResponseHeader};
+use node_state::apply::{ApplyError, Outcome, Response};
+use node_state::auth::AuthError;
+use node_state::mvcc::{KeyRange, Store, View};
 
 use crate::model::{ModelResult, ReferenceModel, StoreRevisions};
 use crate::sim::InvariantViolation;

@@ -2,9 +2,9 @@
 //! revisions. It receives no change that an earlier progress notice has covered, and in the end it
 //! receives all of them. It can continue on another member from the revision that it has reached.
 
-use muster_node::mvcc::watch::{EventSelection, WatchSpec};
-use muster_node::mvcc::{EventKind, KeyRange, Revision};
 use node_proto::mvccpb::KeyValue;
+use node_state::mvcc::watch::{EventSelection, WatchSpec};
+use node_state::mvcc::{EventKind, KeyRange, Revision};
 use prost::Message as _;
 
 use crate::model::{KeyChange, ReferenceModel};

@@ -1,0 +1,459 @@
+//! Listeners for clients: HTTP/1.1 and HTTP/2 on one port, with or without TLS.
+//!
+//! Each front is a thread with its own current-thread runtime. So a request is served on the thread
+//! of its connection, and wakes no other core.
+
+mod answers;
+mod half_sent;
+mod unfold;
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener as StdListener},
+    sync::{Arc, mpsc},
+    time::{Duration, Instant},
+};
+
+use axum::Router;
+use http::Request;
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+};
+use muster_door::{AdmissionControl, AdmissionError, AdmissionLimits, PendingConnection};
+use node_engine::{log_limit::LogLimit, tls::ClientListenerTls};
+use node_state::shares::MemoryBudget;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+    runtime,
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::sleep,
+};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tower::ServiceExt as _;
+
+use self::answers::AnswerAccounting;
+use self::half_sent::{BodyKind, ConnectionAccount, Counted, RequestAccounting};
+use self::unfold::DecompressedCharge;
+use crate::{
+    gateway,
+    http::{AuthorityRewriter, is_grpc},
+    rpc,
+};
+
+/// Maximum number of open client connections on all fronts. Further ones are closed at once. It is
+/// lower if the process may not open twice as many files, since log and store must always be able
+/// to open some.
+const MAX_CONNECTIONS: usize = 10_000;
+/// Maximum number of open streams per connection, even if `--max-concurrent-streams` is higher.
+/// Each may keep a request of the maximum size in memory.
+const MAX_STREAMS_PER_CONNECTION: u32 = 4096;
+/// Maximum number of connections in the TLS handshake at a time. Further ones wait for their turn.
+const HANDSHAKES: usize = 256;
+/// Maximum number of TLS handshakes at a time for one client network.
+const HANDSHAKES_EACH: usize = 64;
+/// Time limit for a connection's first byte, then for its turn, then for its handshake.
+const HANDSHAKE_STEP_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time limit for receiving the head of an HTTP/1 request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Wait after a failed accept, most often because too many files are open.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// HTTP/2 flow-control window of a stream, in bytes: more than etcd's largest request.
+const STREAM_WINDOW: u32 = 2 << 20;
+/// HTTP/2 flow-control window of a connection, in bytes.
+const CONNECTION_WINDOW: u32 = 8 << 20;
+/// Time after which a connection is closed that has answers to read and reads none of them.
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum size of an HTTP/2 request's header list in bytes.
+const HEADER_LIST_BYTES: u32 = 16 << 10;
+
+/// Origin of a request. It is in the extensions of each request.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientConnection {
+    /// Address of the other end of the socket.
+    pub remote: SocketAddr,
+    /// User named by the client's certificate, if any.
+    pub user: Option<rpc::CertificateUser>,
+}
+
+/// Listening address and its router.
+pub struct ClientListener {
+    pub socket: StdListener,
+    /// TLS settings, if the URL's scheme is https.
+    pub tls: Option<Arc<ClientListenerTls>>,
+    /// Router that answers requests.
+    pub router: Router,
+}
+
+/// HTTP/2 settings from the command line.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientLimits {
+    /// Maximum number of streams per connection: `--max-concurrent-streams`.
+    pub max_concurrent_streams: u32,
+    /// Interval of HTTP/2 pings: `--grpc-keepalive-interval`. Zero means no pings.
+    pub keepalive_interval: Duration,
+    /// Time limit for the answer to a ping: `--grpc-keepalive-timeout`. Zero means no limit.
+    pub keepalive_timeout: Duration,
+    /// Maximum size of a request with its envelope, in bytes.
+    pub largest_request: usize,
+}
+
+/// The running front threads.
+pub struct ServingThreads {
+    stopping: CancellationToken,
+    ended: Vec<mpsc::Receiver<()>>,
+}
+
+/// Binds a client address. The address can be bound again at once after a restart.
+///
+/// # Errors
+/// The error of the system call.
+pub fn bind(address: SocketAddr) -> io::Result<StdListener> {
+    let socket = StdListener::bind(address)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+impl ServingThreads {
+    /// Serves `listeners` on `threads` threads.
+    ///
+    /// # Errors
+    /// Fails if a thread can't be created.
+    pub fn start(
+        threads: usize,
+        listeners: &[ClientListener],
+        limits: ClientLimits,
+        bytes: Arc<rpc::ClientBytes>,
+    ) -> io::Result<Self> {
+        let waits = IdleTimeouts::default();
+        let places = ConnectionLimits::new(max_connections(), limits.largest_request, waits, bytes);
+        Self::start_bounded(threads, listeners, limits, &places)
+    }
+
+    fn start_bounded(
+        threads: usize,
+        listeners: &[ClientListener],
+        limits: ClientLimits,
+        places: &ConnectionLimits,
+    ) -> io::Result<Self> {
+        let stopping = CancellationToken::new();
+        let mut ended = Vec::new();
+        for n in 0..threads {
+            let mut tasks = Vec::new();
+            for listener in listeners {
+                tasks.push((
+                    listener.socket.try_clone()?,
+                    listener.tls.clone(),
+                    listener.router.clone(),
+                ));
+            }
+            let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+            let (stop, places) = (stopping.clone(), places.clone());
+            let (end, receiver) = mpsc::sync_channel(1);
+            std::thread::Builder::new().name(format!("front-{n}")).spawn(move || {
+                runtime.block_on(run(tasks, limits, places, stop));
+                let _ = end.send(());
+            })?;
+            ended.push(receiver);
+        }
+        Ok(Self { stopping, ended })
+    }
+
+    /// Stops accepting and lets requests finish. After `deadline`, cuts off the remaining ones.
+    pub fn stop(&self, deadline: Duration) {
+        self.stopping.cancel();
+        let end = std::time::Instant::now() + deadline;
+        for ended in &self.ended {
+            let left = end.saturating_duration_since(std::time::Instant::now());
+            if ended.recv_timeout(left).is_err() {
+                tracing::info!("cutting off clients' streams that are still open");
+                return;
+            }
+        }
+    }
+}
+
+/// Time limits for clients that do nothing.
+#[derive(Clone, Copy)]
+struct IdleTimeouts {
+    /// Limit for a connection's first byte, then for its turn, then for its handshake.
+    handshake_step: Duration,
+    /// Limit for reading anything of any waiting answer.
+    unread: Duration,
+}
+
+impl Default for IdleTimeouts {
+    fn default() -> Self {
+        Self { handshake_step: HANDSHAKE_STEP_TIMEOUT, unread: UNREAD_TIMEOUT }
+    }
+}
+
+/// State that all fronts share: limits on all connections and on those not yet authenticated, and
+/// counters.
+#[derive(Clone)]
+struct ConnectionLimits {
+    connection_permits: Arc<Semaphore>,
+    door: AdmissionControl,
+    request_accounting: RequestAccounting,
+    answers: Arc<MemoryBudget>,
+    unread_timeout: Duration,
+    bytes: Arc<rpc::ClientBytes>,
+    full: Arc<LogLimit<1>>,
+    rejected_log: Arc<LogLimit<1>>,
+    stalled_log: Arc<LogLimit<1>>,
+}
+
+impl ConnectionLimits {
+    fn new(
+        max_connections: usize,
+        largest_request: usize,
+        waits: IdleTimeouts,
+        bytes: Arc<rpc::ClientBytes>,
+    ) -> Self {
+        Self {
+            connection_permits: Arc::new(Semaphore::new(max_connections)),
+            door: AdmissionControl::new(AdmissionLimits {
+                // Connections that have sent nothing may take at most half of the sockets.
+                silent: max_connections.div_ceil(2),
+                handshakes: HANDSHAKES,
+                max_handshakes_per_network: HANDSHAKES_EACH,
+                step_timeout: waits.handshake_step,
+            }),
+            request_accounting: RequestAccounting::new(largest_request).with_counters(&bytes),
+            answers: answers::room(),
+            unread_timeout: waits.unread,
+            bytes,
+            full: Arc::default(),
+            rejected_log: Arc::default(),
+            stalled_log: Arc::default(),
+        }
+    }
+
+    fn take(&self, remote: SocketAddr) -> Option<(PendingConnection, OwnedSemaphorePermit)> {
+        let knock = self.door.register(remote.ip());
+        let taken = knock.zip(Arc::clone(&self.connection_permits).try_acquire_owned().ok());
+        if taken.is_none()
+            && let Some(suppressed) = self.full.pass(0, Instant::now())
+        {
+            tracing::warn!(%remote, suppressed, "too many connections of clients; closing new ones");
+        }
+        taken
+    }
+
+    fn log_rejected(&self, remote: SocketAddr, error: &AdmissionError) {
+        if let Some(suppressed) = self.rejected_log.pass(0, Instant::now()) {
+            tracing::warn!(%remote, %error, suppressed, "rejected connection on client endpoint");
+        }
+    }
+
+    fn log_stalled(&self, remote: SocketAddr) {
+        if let Some(suppressed) = self.stalled_log.pass(0, Instant::now()) {
+            tracing::warn!(%remote, suppressed, "closing a connection whose answers nobody reads");
+        }
+    }
+}
+
+fn max_connections() -> usize {
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let half = files.map_or(usize::MAX, |files| usize::try_from(files / 2).unwrap_or(usize::MAX));
+    MAX_CONNECTIONS.min(half)
+}
+
+async fn run(
+    listeners: Vec<(StdListener, Option<Arc<ClientListenerTls>>, Router)>,
+    limits: ClientLimits,
+    places: ConnectionLimits,
+    stopping: CancellationToken,
+) {
+    let connections = TaskTracker::new();
+    let builder = Arc::new(builder(limits));
+    for (socket, tls, router) in listeners {
+        let front = ClientServer {
+            builder: Arc::clone(&builder),
+            limits: places.clone(),
+            connections: connections.clone(),
+            stopping: stopping.clone(),
+            tls,
+            router,
+        };
+        connections.spawn(front.accept(socket));
+    }
+    stopping.cancelled().await;
+    connections.close();
+    connections.wait().await;
+}
+
+fn builder(limits: ClientLimits) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+    let mut http2 = builder.http2();
+    http2
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_header_list_size(HEADER_LIST_BYTES)
+        .max_concurrent_streams(limits.max_concurrent_streams.min(MAX_STREAMS_PER_CONNECTION));
+    if !limits.keepalive_interval.is_zero() {
+        http2.keep_alive_interval(limits.keepalive_interval);
+        if !limits.keepalive_timeout.is_zero() {
+            http2.keep_alive_timeout(limits.keepalive_timeout);
+        }
+    }
+    builder
+}
+
+#[derive(Clone)]
+struct ClientServer {
+    builder: Arc<auto::Builder<TokioExecutor>>,
+    limits: ConnectionLimits,
+    connections: TaskTracker,
+    stopping: CancellationToken,
+    tls: Option<Arc<ClientListenerTls>>,
+    router: Router,
+}
+
+impl ClientServer {
+    async fn accept(self, socket: StdListener) {
+        let listener = match TcpListener::from_std(socket) {
+            Ok(listener) => listener,
+            Err(error) => return tracing::error!(%error, "cannot listen for clients"),
+        };
+        loop {
+            let accepted = tokio::select! {
+                () = self.stopping.cancelled() => return,
+                accepted = listener.accept() => accepted,
+            };
+            match accepted {
+                Ok((tcp, remote)) => {
+                    let Some((knock, place)) = self.limits.take(remote) else { continue };
+                    let _ = tcp.set_nodelay(true);
+                    let connection = self.clone().connection(knock, tcp, remote);
+                    self.connections.spawn(async move {
+                        connection.await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a client's connection");
+                    sleep(ACCEPT_RETRY_INTERVAL).await;
+                }
+            }
+        }
+    }
+
+    async fn connection(self, knock: PendingConnection, tcp: TcpStream, remote: SocketAddr) {
+        let Some(tls) = &self.tls else {
+            let Some(tcp) = self.admit(knock, tcp, remote, async |tcp| Ok(tcp)).await else {
+                return;
+            };
+            return self.serve(tcp, ClientConnection { remote, user: None }).await;
+        };
+        let accept = async |tcp| {
+            let accepted = TlsAcceptor::from(tls.server_config()).accept(tcp).await;
+            accepted.map_err(node_engine::tls::explain_handshake_error)
+        };
+        let Some(stream) = self.admit(knock, tcp, remote, accept).await else { return };
+        let shown = stream.get_ref().1.peer_certificates().map(<[_]>::to_vec);
+        let user = tls.user(shown.as_deref()).map(|name| rpc::CertificateUser(name.into()));
+        tokio::select! {
+            biased;
+            () = tls.wait_until_refused(shown.as_deref()) => {
+                let removed = io::Error::other("its key is that of a member that was removed");
+                self.limits.log_rejected(remote, &removed.into());
+            }
+            () = self.serve(stream, ClientConnection { remote, user }) => {}
+        }
+    }
+
+    /// Runs the handshake. Handshakes that are unfinished when the node stops are dropped.
+    async fn admit<T>(
+        &self,
+        knock: PendingConnection,
+        tcp: TcpStream,
+        remote: SocketAddr,
+        handshake: impl AsyncFnOnce(TcpStream) -> io::Result<T>,
+    ) -> Option<T> {
+        match self.stopping.run_until_cancelled(knock.admit(tcp, handshake)).await? {
+            Ok(opened) => Some(opened),
+            Err(turned) => {
+                self.limits.log_rejected(remote, &turned);
+                None
+            }
+        }
+    }
+
+    async fn serve<I>(&self, io: I, who: ClientConnection)
+    where
+        I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let remote = who.remote;
+        let bytes = &self.limits.bytes;
+        let sender = self.limits.request_accounting.open(remote.ip());
+        let answers = AnswerAccounting::open(&self.limits.answers, remote.ip(), Arc::clone(bytes));
+        let (router, leaving) = (self.router.clone(), Arc::clone(&answers));
+        let service = service_fn(move |request: Request<Incoming>| {
+            let (request, unanswered) = prepare_request(request, &who, &sender, &leaving);
+            let answered = router.clone().oneshot(request);
+            let leaving = Arc::clone(&leaving);
+            async move {
+                let answer = answered.await;
+                drop(unanswered);
+                answer.map(|response| leaving.count(response))
+            }
+        });
+        let connection = self
+            .builder
+            .serve_connection_with_upgrades(TokioIo::new(AuthorityRewriter::new(io)), service);
+        let mut connection = std::pin::pin!(connection);
+        // The connection's result is ignored, since clients may end connections in any way.
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            () = answers.wait_until_stalled(self.limits.unread_timeout) => return self.limits.log_stalled(remote),
+            () = self.stopping.cancelled() => {}
+        }
+        connection.as_mut().graceful_shutdown();
+        let _ = connection.await;
+    }
+}
+
+/// Prepares a request: notes its origin, counts its body, and names the account for its answer. The
+/// size of its decompressed messages is charged until the second value of the pair is dropped.
+fn prepare_request(
+    mut request: Request<Incoming>,
+    who: &ClientConnection,
+    sender: &ConnectionAccount,
+    answers: &AnswerAccounting,
+) -> (Request<Counted<Incoming>>, Option<DecompressedCharge>) {
+    if let Some(user) = &who.user {
+        request.extensions_mut().insert(user.clone());
+    }
+    request.extensions_mut().insert(who.clone());
+    request.extensions_mut().insert(Arc::clone(&answers.account));
+    let kind = match is_grpc(request.headers()) {
+        false if gateway::takes_values(request.uri().path()) => BodyKind::Values,
+        false => BodyKind::Plain,
+        true if [rpc::WATCH_PATH, rpc::KEEP_ALIVE_PATH].contains(&request.uri().path()) => {
+            BodyKind::Stream
+        }
+        true => BodyKind::Unary,
+    };
+    let is_grpc = matches!(kind, BodyKind::Unary | BodyKind::Stream);
+    let folded = is_grpc && unfold::take_gzip_encoding(request.headers_mut());
+    // Only unary messages are charged so. A stream's messages are served one after the other.
+    let unanswered = (folded && kind == BodyKind::Unary).then(|| sender.decompressed_charge());
+    let request = request.map(|body| {
+        let body = Counted::new(body, sender, kind);
+        let body = if folded { body.with_decompression(sender) } else { body };
+        match &unanswered {
+            Some(unanswered) => body.with_decompressed_charge(unanswered.clone()),
+            None => body,
+        }
+    });
+    (request, unanswered)
+}
+
+#[cfg(test)]
+mod tests;

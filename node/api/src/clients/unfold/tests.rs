@@ -1,0 +1,146 @@
+//! Tests of messages that arrive in pieces.
+
+use std::io::Write as _;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use node_state::shares::{MemoryBounds, MemoryBudget};
+use proptest::prelude::*;
+
+use super::*;
+
+const LARGEST: usize = 1 << 16;
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip.write_all(bytes).unwrap();
+    gzip.finish().unwrap()
+}
+
+fn framed(flag: u8, message: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+    [&[flag], &length[..], message].concat()
+}
+
+/// Returns all bytes that the decompresser passes on for these pieces.
+fn read<'a>(
+    unfolder: &mut Decompressor,
+    pieces: impl IntoIterator<Item = &'a [u8]>,
+) -> Result<Vec<u8>, Status> {
+    let mut all = Vec::new();
+    for piece in pieces {
+        unfolder.add(Bytes::copy_from_slice(piece));
+        while let Some(ready) = unfolder.next()? {
+            assert!(ready.len() <= HEADER_BYTES + LARGEST);
+            all.extend(ready);
+        }
+    }
+    Ok(all)
+}
+
+proptest! {
+    #[test]
+    fn messages_are_the_same_in_whatever_pieces_they_come(
+        messages in prop::collection::vec((any::<bool>(), prop::collection::vec(0..4_u8, 0..2_000)), 0..6),
+        piece in 1..3_000_usize,
+    ) {
+        let (mut wire, mut plain) = (Vec::new(), Vec::new());
+        for (folded, message) in &messages {
+            plain.extend(framed(0, message));
+            wire.extend(if *folded { framed(1, &gzip(message)) } else { framed(0, message) });
+        }
+        let mut unfolder = Decompressor::new(LARGEST);
+        prop_assert_eq!(read(&mut unfolder, wire.chunks(piece)).unwrap(), plain);
+        prop_assert!(unfolder.is_empty());
+    }
+}
+
+#[test]
+fn one_message_is_unfolded_at_a_time() {
+    let one = framed(1, &gzip(&[0; LARGEST]));
+    let mut unfolder = Decompressor::new(LARGEST);
+    unfolder.add(one.repeat(9).into());
+    for left in (0..9).rev() {
+        let ready = unfolder.next().unwrap().unwrap();
+        assert_eq!((ready.len(), unfolder.rest.len()), (HEADER_BYTES + LARGEST, left * one.len()));
+        assert_eq!(unfolder.is_empty(), left == 0);
+    }
+    assert!(unfolder.next().unwrap().is_none());
+}
+
+#[test]
+fn a_compressed_message_is_held_as_it_claims_until_it_is_all_there() {
+    let message = gzip(&[7; 1_000]);
+    let wire = framed(1, &message);
+    let mut unfolder = Decompressor::new(LARGEST);
+    for (came, held) in [(0, 0), (4, 4), (5, wire.len()), (wire.len() - 1, wire.len())] {
+        unfolder = Decompressor::new(LARGEST);
+        assert!(read(&mut unfolder, [&wire[..came]]).unwrap().is_empty());
+        assert_eq!((unfolder.incomplete_bytes(), unfolder.is_empty()), (held, held == 0));
+    }
+    assert_eq!(read(&mut unfolder, [&wire[wire.len() - 1..]]).unwrap(), framed(0, &[7; 1_000]));
+    assert_eq!(unfolder.incomplete_bytes(), 0);
+}
+
+#[test]
+fn several_members_are_one_message() {
+    let message = [gzip(b"one "), gzip(b""), gzip(b"message")].concat();
+    let told = read(&mut Decompressor::new(LARGEST), [&framed(1, &message)[..]]).unwrap();
+    assert_eq!(told, framed(0, b"one message"));
+    let many = gzip(&[0; LARGEST / 8]).repeat(9);
+    let refused = read(&mut Decompressor::new(LARGEST), [&framed(1, &many)[..]]).unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+}
+
+#[test]
+fn many_members_are_refused_before_all_of_them_are_read() {
+    let of = |members| framed(1, &gzip(b"").repeat(members));
+    for (members, code) in [(MAX_MEMBERS, None), (MAX_MEMBERS + 1, Some(tonic::Code::Internal))] {
+        let told = read(&mut Decompressor::new(LARGEST), [&of(members)[..]]);
+        assert_eq!(told.err().map(|status| status.code()), code, "{members} members");
+    }
+}
+
+#[test]
+fn what_messages_became_is_charged_until_they_are_answered() {
+    let bounds = MemoryBounds { per_connection: 3 * LARGEST, total: usize::MAX, guaranteed: 0 };
+    let account = MemoryBudget::new(bounds).open_account(std::net::Ipv4Addr::LOCALHOST.into());
+    let wire = framed(1, &gzip(&[0; LARGEST]));
+    let call = || {
+        let unanswered = DecompressedCharge::new(&account);
+        let mut unfolder = Decompressor::new(LARGEST).with_charge(unanswered.clone());
+        (read(&mut unfolder, [&wire[..]]).map(|message| message.len()), unanswered)
+    };
+    let (first, one) = call();
+    let (second, two) = call();
+    assert_eq!((first.unwrap(), second.unwrap()), (wire_length(), wire_length()));
+    assert_eq!(account.held(), 2 * wire_length());
+    let (refused, three) = call();
+    assert_eq!(refused.unwrap_err().code(), tonic::Code::ResourceExhausted);
+    drop((one, three));
+    assert_eq!(account.held(), wire_length());
+    assert!(call().0.is_ok(), "one was answered");
+    drop(two);
+    assert_eq!(account.held(), 0);
+    // A message that can't be decompressed isn't charged.
+    let unanswered = DecompressedCharge::new(&account);
+    let mut unfolder = Decompressor::new(LARGEST).with_charge(unanswered.clone());
+    assert!(read(&mut unfolder, [&framed(1, b"no gzip")[..]]).is_err());
+    assert_eq!(account.held(), 0);
+}
+
+fn wire_length() -> usize {
+    HEADER_BYTES + LARGEST
+}
+
+#[test]
+fn only_gzip_is_taken_away() {
+    let mut headers = HeaderMap::new();
+    assert!(!take_gzip_encoding(&mut headers));
+    headers.insert(ENCODING, "identity".parse().unwrap());
+    assert!(!take_gzip_encoding(&mut headers));
+    assert_eq!(headers.len(), 1);
+    headers.insert(ENCODING, "gzip".parse().unwrap());
+    assert!(take_gzip_encoding(&mut headers));
+    assert!(headers.is_empty());
+}

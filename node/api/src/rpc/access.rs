@@ -1,0 +1,224 @@
+//! Identity of a call's caller, and the check of its permissions.
+//!
+//! A call is checked before anything is done for it, on the state that this member knows. A refusal
+//! might be outdated, so such a call is checked once more after a read barrier. Reads are checked
+//! again on the view that is read. Entries are checked again where they are applied.
+
+use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use node_state::auth::{Caller, Claims, Jwt, RequestedAccess, SimpleTokens, TokenError, authorise};
+use node_state::lease::LeaseTable;
+use node_state::mvcc::View;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tonic::Request;
+use zeroize::Zeroizing;
+
+use super::context::ApiContext;
+use super::error::Error;
+
+/// Interval of the search for expired tokens, as in etcd.
+const TOKEN_EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Names of the metadata in which a client sends its token. Over HTTP, `authorization` has a bearer
+/// token or the bare token.
+const TOKEN_METADATA: [&str; 2] = ["token", "authorization"];
+const BEARER: &str = "Bearer ";
+
+/// User named by the verified certificate of a client. It is in the extensions of each request on
+/// the connection, if `--client-cert-auth` makes certificates name users.
+#[derive(Clone, Debug)]
+pub(crate) struct CertificateUser(pub Arc<str>);
+
+/// Metadata that grpc-gateway adds to every request (server/auth/store.go in etcd).
+const GATEWAY_METADATA: &str = "grpcgateway-accept";
+
+/// Identity that comes with a call, before it is checked.
+#[derive(Clone)]
+pub(crate) enum Credentials {
+    /// The call comes from this member itself.
+    Member,
+    /// The call comes from a client, with a token or the name in its certificate, if it has one.
+    Client { token: Option<PresentedToken>, name: Option<Arc<str>> },
+}
+
+/// Token that a client has presented.
+#[derive(Clone)]
+pub(crate) struct PresentedToken {
+    text: Zeroizing<String>,
+    /// Verified claims of a signed token, computed once per call.
+    claims: OnceLock<Result<Claims, TokenError>>,
+}
+
+impl PresentedToken {
+    pub(super) fn new(text: &str) -> Self {
+        Self { text: Zeroizing::new(text.to_owned()), claims: OnceLock::new() }
+    }
+}
+
+impl Credentials {
+    /// Takes the token and the certificate's name from a client's request.
+    pub(crate) fn of<Q>(request: &Request<Q>) -> Self {
+        let shown = TOKEN_METADATA.iter().find_map(|name| request.metadata().get(*name));
+        let token = shown.map(|value| {
+            // A value that isn't text can't be a token that this cluster issued.
+            let text = value.to_str().unwrap_or_default();
+            PresentedToken::new(text.strip_prefix(BEARER).unwrap_or(text))
+        });
+        // grpc-gateway makes calls for others with its own certificate, and marks them. The
+        // certificate doesn't identify the caller then.
+        let by_gateway = request.metadata().contains_key(GATEWAY_METADATA);
+        let name = request.extensions().get::<CertificateUser>().filter(|_| !by_gateway);
+        let name = name.map(|CertificateUser(name)| name.clone());
+        Self::Client { token, name }
+    }
+
+    /// Returns the caller when authentication is disabled.
+    fn anonymous_caller(&self) -> Caller {
+        match self {
+            Self::Member => Caller::Member,
+            Self::Client { .. } => Caller::Unauthenticated,
+        }
+    }
+}
+
+/// Monotonic clock for the lifetime of tokens.
+pub(crate) struct TokenClock {
+    began: Instant,
+    ttl: Duration,
+}
+
+impl TokenClock {
+    pub(super) fn new(ttl: Duration) -> Self {
+        Self { began: Instant::now(), ttl }
+    }
+}
+
+/// Returns the user of a signed token, if the token's auth revision is the one of `view`.
+///
+/// An older token proves nothing: its user may have another password since, or be another user.
+/// (etcd accepts it where only `root` is needed.)
+///
+/// A newer token proves nothing either. Perhaps this member is behind; the check is then repeated
+/// once it has caught up. Or the token is of another history, as after a restored snapshot, and the
+/// same name may be another user here. (etcd refuses it for ranges, also on a member that is
+/// behind, and accepts it for the rest.)
+fn user_of_signed_token(jwt: &Jwt, token: &PresentedToken, view: &View) -> Result<Arc<str>, Error> {
+    let claims = match token.claims.get_or_init(|| jwt.verify(&token.text)) {
+        Ok(claims) if claims.are_valid_at(jiff::Timestamp::now().as_second()) => claims,
+        Ok(_) => return Err(Error::InvalidAuthToken),
+        Err(why) => {
+            tracing::debug!(%why, "refused a token");
+            return Err(Error::InvalidAuthToken);
+        }
+    };
+    if claims.revision != view.auth().revision() {
+        return Err(Error::AuthOldRevision);
+    }
+    Ok(claims.user.as_str().into())
+}
+
+impl ApiContext {
+    fn tokens(&self) -> MutexGuard<'_, SimpleTokens> {
+        self.store.tokens().lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Identifies the caller. A token has precedence over a certificate, even if the token is
+    /// invalid.
+    fn identify(&self, who: &Credentials, view: &View) -> Result<Caller, Error> {
+        let name = match who {
+            Credentials::Member => return Ok(Caller::Member),
+            Credentials::Client { token: Some(token), .. } => match &self.signed_tokens {
+                Some(jwt) => user_of_signed_token(jwt, token, view)?,
+                None => {
+                    let clock = &self.token_clock;
+                    let found = self.tokens().find(&token.text, clock.began.elapsed(), clock.ttl);
+                    found.ok_or(Error::InvalidAuthToken)?
+                }
+            },
+            Credentials::Client { token: None, name: Some(name) } => name.clone(),
+            Credentials::Client { token: None, name: None } => return Ok(Caller::Unauthenticated),
+        };
+        Ok(Caller::User { name, revision: view.auth().revision() })
+    }
+
+    /// Checks `access` by the users and roles of `view`. Returns the caller if it is allowed.
+    pub(super) fn authorise_on(
+        &self,
+        who: &Credentials,
+        view: &View,
+        access: RequestedAccess<'_>,
+    ) -> Result<Caller, Error> {
+        if !view.auth().is_enabled() {
+            return Ok(who.anonymous_caller());
+        }
+        self.authorise_with_leases(who, view, access, &self.leases())
+    }
+
+    /// Checks `access` by the users and roles of `view`, for a caller that has locked the leases
+    /// already.
+    pub(super) fn authorise_with_leases(
+        &self,
+        who: &Credentials,
+        view: &View,
+        access: RequestedAccess<'_>,
+        leases: &LeaseTable,
+    ) -> Result<Caller, Error> {
+        let caller = match access {
+            _ if !view.auth().is_enabled() => who.anonymous_caller(),
+            RequestedAccess::Authenticate => Caller::Unauthenticated,
+            _ => self.identify(who, view)?,
+        };
+        authorise(view.auth(), &caller, access, leases)?;
+        Ok(caller)
+    }
+
+    /// Checks `access` by the newest view. A refusal is checked again after a read barrier, on a
+    /// view with everything acknowledged before the call. A serializable call skips that.
+    pub(super) async fn authorise_call(
+        &self,
+        who: &Credentials,
+        access: RequestedAccess<'_>,
+        serializable: bool,
+    ) -> Result<Caller, Error> {
+        if !self.store.is_auth_enabled() {
+            return Ok(who.anonymous_caller());
+        }
+        let refused = match self.authorise_on(who, &self.store.view(), access) {
+            Err(refused) if !serializable => refused,
+            done => return done,
+        };
+        match self.barrier(false).await {
+            Ok(()) => self.authorise_on(who, &self.store.view(), access),
+            Err(_) => Err(refused),
+        }
+    }
+}
+
+/// Removes expired tokens, for as long as the node runs.
+pub(super) async fn expire_tokens(context: Arc<ApiContext>) {
+    let mut look = interval(TOKEN_EXPIRY_INTERVAL);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        look.tick().await;
+        let clock = &context.token_clock;
+        context.tokens().expire(clock.began.elapsed(), clock.ttl);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_is_not_its_gateways_clients() {
+        let name = |request: &Request<()>| match Credentials::of(request) {
+            Credentials::Client { name, .. } => name,
+            Credentials::Member => None,
+        };
+        let mut request = Request::new(());
+        request.extensions_mut().insert(CertificateUser("some".into()));
+        assert_eq!(name(&request).as_deref(), Some("some"));
+        request.metadata_mut().insert(GATEWAY_METADATA, "*/*".parse().unwrap());
+        assert_eq!(name(&request), None);
+    }
+}

@@ -1,0 +1,448 @@
+//! Shared state of all gRPC methods.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use node_engine::driver::{Handle, NodeStatus};
+use node_engine::transport::Transport;
+use node_proto::command::{self, Operation};
+use node_proto::etcdserverpb::{AlarmMember, AlarmType, ResponseHeader};
+use node_proto::{etcdserverpb as pb, v3electionpb, v3lockpb};
+use node_state::apply::{Outcome, Response, may_grow_data};
+use node_state::auth::{Caller, Jwt};
+use node_state::identity::MemberId;
+use node_state::membership::{ChangeRules, MemberTable};
+use node_state::mvcc::watch::WatchHub;
+use node_state::mvcc::{ReadError, Store, StoreFile, View};
+use node_state::shares::{BudgetShare, MemoryAccount, MemoryCharge};
+use node_state::state_machine::RequestId;
+use prost::Message as _;
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+use tonic::metadata::MetadataMap;
+use tonic::{Request, Status};
+
+use super::access::{Credentials, TokenClock};
+use super::ask::CheckedRequest;
+use super::error::Error;
+use super::leases::LeaseClock;
+use super::metrics::Method;
+use super::proposal::ReplicatedRequest;
+use super::space::{self, NospaceClaim};
+use super::{ApiLimits, ApiMetrics, RequestIds, ServerIdentity, Telemetry};
+
+/// Handles, identity and limits that the methods use.
+pub struct ApiContext {
+    pub(crate) handle: Handle<Outcome>,
+    pub(crate) status: watch::Receiver<Arc<NodeStatus>>,
+    /// ID of the leader; 0 if there is none.
+    pub(crate) leader: watch::Receiver<u64>,
+    /// Whether this member's disk is almost full.
+    pub(crate) disk_low: watch::Receiver<bool>,
+    pub store: Store,
+    pub(crate) store_file: StoreFile,
+    pub(crate) hub: WatchHub,
+    /// Current and removed members of the cluster.
+    pub(crate) members: watch::Receiver<Arc<MemberTable>>,
+    /// Active alarms of the cluster.
+    pub(crate) alarms: watch::Receiver<Vec<AlarmMember>>,
+    /// Permit to read the whole store for a comparison of members; there is one.
+    pub(crate) comparison_permit: Arc<Semaphore>,
+    /// Permits for clients' requests that hash the whole store; they limit how many run at a time.
+    pub(crate) hash_permits: Arc<Semaphore>,
+    /// Connections to the other members; `None` if there can't be any.
+    pub(crate) peers: Option<Transport>,
+    /// Rules by which changes of members are judged.
+    pub(crate) rules: ChangeRules,
+    /// Lock held while this member, as leader, has a change of members under way, so that there is
+    /// only one.
+    pub(crate) change_lock: tokio::sync::Mutex<()>,
+    /// State of this member's NOSPACE alarm: whether the quota is a reason for it.
+    pub(crate) nospace_claim: NospaceClaim,
+    /// Lease clock, in use while this member leads.
+    pub(crate) clock: LeaseClock,
+    pub(crate) token_clock: TokenClock,
+    /// Key that signs tokens; `None` if tokens are simple ones.
+    pub(crate) signed_tokens: Option<Arc<Jwt>>,
+    pub identity: ServerIdentity,
+    pub(crate) request_ids: RequestIds,
+    pub(crate) limits: ApiLimits,
+    pub metrics: ApiMetrics,
+    pub(crate) telemetry: Telemetry,
+    pub(crate) stop: CancellationToken,
+}
+
+/// Whether this member's own CORRUPT alarm is among `alarms`.
+pub(super) fn has_corrupt_alarm(alarms: &[AlarmMember], member_id: u64) -> bool {
+    alarms.iter().any(|alarm| alarm.member_id == member_id && alarm.alarm() == AlarmType::Corrupt)
+}
+
+/// Whether the client wants the request refused while there is no leader.
+pub(crate) fn requires_leader(metadata: &MetadataMap) -> bool {
+    metadata.get("hasleader").is_some_and(|value| value == "true")
+}
+
+/// Encodes an operation as the payload of a log entry. Refuses one that no member could decode:
+/// once committed, it would stop every member at each start. Only transactions can be nested too
+/// deep.
+pub(super) fn encode(
+    id: RequestId,
+    caller: Caller,
+    operation: Operation,
+    max_bytes: usize,
+) -> Result<Bytes, Error> {
+    let may_be_deep = matches!(operation, Operation::Txn(_));
+    let payload = command::encode(id.0, caller.into(), operation);
+    if payload.len() > max_bytes {
+        return Err(Error::RequestTooLarge);
+    }
+    if may_be_deep && let Err(error) = command::decode(payload.clone()) {
+        tracing::debug!(%error, "refused a request that no member could apply");
+        return Err(Error::TooManyOps);
+    }
+    Ok(payload)
+}
+
+/// Name of the metadata in which a client states its version of etcd's API.
+const CLIENT_API_VERSION: &str = "client-api-version";
+
+/// Context of a call: its caller, and the charge for the memory of its answer. The charge lasts
+/// until the client has received the last byte.
+pub(crate) struct CallContext {
+    charge: MemoryCharge,
+    credentials: Credentials,
+    caller: Caller,
+}
+
+/// Bytes that a call takes besides the values in its answer.
+const CALL_BYTES: usize = 4 << 10;
+
+impl CallContext {
+    /// Creates the context of a request. No bytes are charged to the connection's memory account
+    /// yet.
+    pub(super) fn new<Q>(request: &Request<Q>) -> Self {
+        let who = Credentials::of(request);
+        match request.extensions().get::<Arc<MemoryAccount>>() {
+            Some(account) => Self::of(account, who),
+            None => Self {
+                charge: MemoryCharge::new(&MemoryAccount::unbounded()),
+                credentials: who,
+                caller: Caller::Unauthenticated,
+            },
+        }
+    }
+
+    /// Creates a context. No bytes are charged to `account` yet.
+    pub(crate) fn of(account: &Arc<MemoryAccount>, who: Credentials) -> Self {
+        Self {
+            charge: MemoryCharge::new(account),
+            credentials: who,
+            caller: Caller::Unauthenticated,
+        }
+    }
+
+    /// Starts another context of the same call, for a part of it that continues after the client
+    /// has left.
+    pub(super) fn another(&self) -> Self {
+        Self {
+            charge: self.charge.another_empty(),
+            credentials: self.credentials.clone(),
+            caller: self.caller.clone(),
+        }
+    }
+
+    /// Starts the context of a call that this member makes itself.
+    pub(crate) fn for_member() -> Self {
+        let charge = MemoryCharge::new(&MemoryAccount::unbounded());
+        Self { charge, credentials: Credentials::Member, caller: Caller::Member }
+    }
+
+    /// Returns the identity presented by the caller.
+    pub(super) fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    /// Charges `bytes` of values. Returns false if the account has no room for them.
+    pub(crate) fn try_charge(&mut self, bytes: usize) -> bool {
+        self.charge.try_set(CALL_BYTES + bytes, BudgetShare::for_answer(bytes))
+    }
+
+    /// Charges `bytes` of values. Returns an error if the account has no room for them.
+    pub(crate) fn charge(&mut self, bytes: usize) -> Result<(), Error> {
+        if self.try_charge(bytes) { Ok(()) } else { Err(Error::TooMuchUnread) }
+    }
+}
+
+/// Response that [`ApiContext::call`] can complete.
+pub(crate) trait Answer: prost::Message {
+    /// Returns the response's header, if it has one.
+    fn header(&mut self) -> Option<&mut ResponseHeader>;
+}
+
+macro_rules! answers {
+    ($($name:path)*) => {
+        $(impl Answer for $name {
+            fn header(&mut self) -> Option<&mut ResponseHeader> {
+                self.header.as_mut()
+            }
+        })*
+    };
+}
+
+answers! {
+    pb::RangeResponse
+    pb::PutResponse
+    pb::DeleteRangeResponse
+    pb::TxnResponse
+    pb::CompactionResponse
+    pb::MemberListResponse
+    pb::MemberAddResponse
+    pb::MemberRemoveResponse
+    pb::MemberUpdateResponse
+    pb::MemberPromoteResponse
+    pb::StatusResponse
+    pb::AlarmResponse
+    pb::DefragmentResponse
+    pb::DowngradeResponse
+    pb::HashResponse
+    pb::HashKvResponse
+    pb::MoveLeaderResponse
+    pb::LeaseGrantResponse
+    pb::LeaseRevokeResponse
+    pb::LeaseTimeToLiveResponse
+    pb::LeaseLeasesResponse
+    pb::AuthEnableResponse
+    pb::AuthDisableResponse
+    pb::AuthStatusResponse
+    pb::AuthenticateResponse
+    pb::AuthUserAddResponse
+    pb::AuthUserGetResponse
+    pb::AuthUserListResponse
+    pb::AuthUserDeleteResponse
+    pb::AuthUserChangePasswordResponse
+    pb::AuthUserGrantRoleResponse
+    pb::AuthUserRevokeRoleResponse
+    pb::AuthRoleAddResponse
+    pb::AuthRoleGetResponse
+    pb::AuthRoleListResponse
+    pb::AuthRoleDeleteResponse
+    pb::AuthRoleGrantPermissionResponse
+    pb::AuthRoleRevokePermissionResponse
+    v3lockpb::LockResponse
+    v3lockpb::UnlockResponse
+    v3electionpb::CampaignResponse
+    v3electionpb::ProclaimResponse
+    v3electionpb::LeaderResponse
+    v3electionpb::ResignResponse
+}
+
+/// Makes a header with only the revision. [`ApiContext::call`] fills in the rest.
+pub(super) fn header(revision: i64) -> Option<ResponseHeader> {
+    Some(ResponseHeader { revision, ..ResponseHeader::default() })
+}
+
+impl ApiContext {
+    /// Makes a complete response header for this member.
+    pub(crate) fn header(&self, revision: i64) -> ResponseHeader {
+        ResponseHeader {
+            cluster_id: self.identity.cluster_id,
+            member_id: self.identity.member_id,
+            revision,
+            raft_term: self.status.borrow().term,
+        }
+    }
+
+    /// Counts the call by the API version that its client states.
+    pub(super) fn count_client(&self, metadata: &MetadataMap, is_stream: bool) {
+        let said = metadata.get(CLIENT_API_VERSION).map(|said| said.as_encoded_bytes());
+        self.metrics.clients.count(said, is_stream);
+    }
+
+    pub(crate) fn has_leader(&self) -> bool {
+        *self.leader.borrow() != 0
+    }
+
+    /// Checks whether this member serves the call. A learner serves few calls, and a call may
+    /// require a leader.
+    pub(crate) fn admit(&self, metadata: &MetadataMap, is_for_learners: bool) -> Result<(), Error> {
+        let me = MemberId(self.identity.member_id);
+        if !is_for_learners && self.members.borrow().serves_as_learner(me) {
+            return Err(Error::NotSupportedForLearner);
+        }
+        if requires_leader(metadata) && !self.has_leader() {
+            return Err(Error::NoLeader);
+        }
+        Ok(())
+    }
+
+    /// Whether this member's data was found to differ from the others'. It serves no data then.
+    pub fn is_corrupt(&self) -> bool {
+        has_corrupt_alarm(&self.alarms.borrow(), self.identity.member_id)
+    }
+
+    /// Returns an error if this member's data was found to be corrupt.
+    pub(crate) fn ensure_not_corrupt(&self) -> Result<(), Error> {
+        if self.is_corrupt() { Err(Error::Corrupt) } else { Ok(()) }
+    }
+
+    /// Runs a unary call: counts it, checks it, does `work`, and completes the answer's header. The
+    /// memory of the answer stays charged until the client has received it.
+    pub(crate) async fn call<Q: CheckedRequest, T: Answer, E: From<Error> + Into<Status>>(
+        &self,
+        method: Method,
+        request: Request<Q>,
+        work: impl AsyncFnOnce(Q, &mut CallContext) -> Result<T, E>,
+    ) -> Result<tonic::Response<T>, Status> {
+        let call = self.metrics.start(method);
+        self.count_client(request.metadata(), false);
+        let mut held = CallContext::new(&request);
+        let result = match self.begin::<Q, E>(&request, &mut held).await {
+            Ok(()) => work(request.into_inner(), &mut held).await.map_err(Into::into),
+            Err(status) => Err(status),
+        };
+        call.end(result.as_ref().err());
+        let mut answer = result?;
+        if let Some(header) = answer.header() {
+            *header = self.header(header.revision);
+        }
+        let mut answer = tonic::Response::new(answer);
+        answer.extensions_mut().insert(Arc::new(held.charge));
+        Ok(answer)
+    }
+
+    /// Makes all checks that can refuse a call before its work begins.
+    pub(super) async fn begin<Q: CheckedRequest, E: From<Error> + Into<Status>>(
+        &self,
+        request: &Request<Q>,
+        held: &mut CallContext,
+    ) -> Result<(), Status> {
+        let asked = request.get_ref();
+        self.admit(request.metadata(), asked.is_for_learners())?;
+        if asked.is_about_data() {
+            self.ensure_not_corrupt()?;
+        }
+        held.charge(0)?;
+        self.allow(asked, held).await.map_err(|error| E::from(error).into())
+    }
+
+    /// Validates one request, and checks that the caller has permission for it. A call that
+    /// consists of several requests uses this for each of them.
+    pub(super) async fn allow(
+        &self,
+        asked: &impl CheckedRequest,
+        held: &mut CallContext,
+    ) -> Result<(), Error> {
+        asked.check(&self.limits)?;
+        held.caller =
+            self.authorise_call(&held.credentials, asked.access(), asked.is_for_learners()).await?;
+        Ok(())
+    }
+
+    /// Proposes a request, and waits until it is applied. Returns [`Error::AnswerDropped`] if the
+    /// account of `held` has no room for the answer.
+    pub(crate) async fn propose<P: ReplicatedRequest>(
+        &self,
+        request: P,
+        held: &mut CallContext,
+    ) -> Result<P::Answer, Error> {
+        let operation = request.operation();
+        let grows = may_grow_data(&operation);
+        if grows && *self.disk_low.borrow() {
+            return Err(Error::NoSpace);
+        }
+        let id = self.request_ids.next();
+        let payload = encode(id, held.caller.clone(), operation, self.limits.max_request_bytes)?;
+        if grows && !self.limits.quota.has_room(self.store.record_bytes(), payload.len()) {
+            // Boxed, since `raise_quota_alarm` calls this function again to propose the alarm.
+            Box::pin(space::raise_quota_alarm(self)).await;
+            return Err(Error::NoSpace);
+        }
+        let response = match self.propose_payload(payload, id).await? {
+            Response::AnswerTooLarge => return Err(Error::AnswerDropped),
+            response => response,
+        };
+        let answer = P::answer(response).expect("apply answers each operation in kind");
+        held.charge(answer.encoded_len()).map_err(|_| Error::AnswerDropped)?;
+        Ok(answer)
+    }
+
+    /// Proposes an operation as this member itself, and waits until it is applied.
+    pub(crate) async fn propose_as_member(&self, operation: Operation) -> Result<Response, Error> {
+        self.propose_as_caller(&CallContext::for_member(), operation).await
+    }
+
+    /// Proposes an operation as the caller of `held`, and waits until it is applied.
+    pub(super) async fn propose_as_caller(
+        &self,
+        held: &CallContext,
+        operation: Operation,
+    ) -> Result<Response, Error> {
+        let id = self.request_ids.next();
+        let payload = encode(id, held.caller.clone(), operation, self.limits.max_request_bytes)?;
+        self.propose_payload(payload, id).await
+    }
+
+    async fn propose_payload(&self, payload: Bytes, id: RequestId) -> Result<Response, Error> {
+        let pending = self.metrics.count_pending_write();
+        let outcome = self.handle.propose(payload, id).await?;
+        pending.end();
+        Ok(outcome?)
+    }
+
+    /// Waits until this member's store has everything acknowledged before the call. A serializable
+    /// request doesn't wait.
+    pub(crate) async fn barrier(&self, serializable: bool) -> Result<(), Error> {
+        if !serializable {
+            self.handle.read_barrier().await?;
+        }
+        Ok(())
+    }
+
+    /// Reads from the newest view. If a compaction overtakes the read, it is repeated on a newer
+    /// view.
+    pub(crate) async fn read<T>(
+        &self,
+        mut read: impl FnMut(&Store, &View) -> Result<T, ReadError>,
+    ) -> Result<T, Error> {
+        loop {
+            match read(&self.store, &self.store.view()) {
+                Err(ReadError::Superseded) => tokio::task::yield_now().await,
+                result => return Ok(result?),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use node_proto::etcdserverpb::request_op::Request;
+    use node_proto::etcdserverpb::{PutRequest, RequestOp, TxnRequest};
+
+    use super::*;
+
+    fn nested(depth: usize) -> Operation {
+        let mut inner = Request::RequestPut(PutRequest::default());
+        for _ in 1..depth {
+            let success = vec![RequestOp { request: Some(inner) }];
+            inner = Request::RequestTxn(TxnRequest { success, ..TxnRequest::default() });
+        }
+        let success = vec![RequestOp { request: Some(inner) }];
+        Operation::Txn(TxnRequest { success, ..TxnRequest::default() })
+    }
+
+    #[test]
+    fn what_could_not_be_read_back_is_never_proposed() {
+        for depth in 1..200 {
+            if let Ok(payload) =
+                encode(RequestId(1), Caller::Unauthenticated, nested(depth), usize::MAX)
+            {
+                assert!(command::decode(payload).is_ok(), "{depth}");
+            }
+        }
+        assert!(encode(RequestId(1), Caller::Unauthenticated, nested(10), usize::MAX).is_ok());
+        assert_eq!(
+            encode(RequestId(1), Caller::Unauthenticated, nested(50), usize::MAX),
+            Err(Error::TooManyOps)
+        );
+    }
+}

@@ -1,0 +1,335 @@
+//! etcd's v3 API over gRPC, and the HTTP paths on the same port.
+//!
+//! A method validates its request, calls a handle, and converts the answer:
+//!
+//! - A change goes through consensus.
+//! - A linearizable read uses a read barrier, then the store.
+//! - A serializable read uses the store alone.
+//!
+//! Unsupported methods return gRPC `Unimplemented`.
+
+mod access;
+mod apart;
+mod ask;
+mod auth;
+mod auto_compaction;
+mod cluster;
+mod codec;
+mod context;
+mod corruption;
+mod deadline;
+mod election;
+mod error;
+mod ids;
+mod kv;
+mod lease;
+mod leases;
+mod limit;
+mod line;
+mod lock;
+mod maintenance;
+mod metrics;
+mod passwords;
+mod proposal;
+mod range_stream;
+mod reconfigure;
+mod reflection;
+mod snapshot;
+mod space;
+mod watch;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use node_proto::etcdserverpb as pb;
+use node_proto::v3electionpb::election_server::ElectionServer;
+use node_proto::v3lockpb::lock_server::LockServer;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::service::Routes;
+
+pub(crate) use access::CertificateUser;
+pub(crate) use apart::run_blocking;
+pub use auto_compaction::AutoCompaction;
+pub use context::ApiContext;
+pub use corruption::COMPARISON_INTERVAL as COMPARE_EVERY;
+pub(crate) use deadline::{Deadline, MalformedTimeout, deadline_exceeded};
+pub(crate) use error::Error;
+pub use ids::RequestIds;
+pub(crate) use lease::KEEP_ALIVE_PATH;
+pub(crate) use limit::larger_than_max;
+pub use metrics::ApiMetrics;
+pub(crate) use metrics::Method;
+use node_engine::driver::Handle;
+use node_engine::tls::{ClientListenerTls, PeerTls};
+use node_engine::transport::Transport;
+use node_state::apply::Outcome;
+use node_state::auth::Jwt;
+use node_state::membership::ChangeRules;
+use node_state::mvcc::watch::WatchHub;
+use node_state::mvcc::{CompactionProgress, Store, StoreFile};
+pub use space::Quota;
+pub(crate) use watch::PATH as WATCH_PATH;
+
+use self::leases::LeaseClock;
+
+/// Bytes that a gRPC message may have in addition to a request of the largest size.
+const GRPC_OVERHEAD_BYTES: usize = 512 * 1024;
+
+/// Identity of the answering member.
+#[derive(Clone, Debug)]
+pub struct ServerIdentity {
+    pub cluster_id: u64,
+    /// ID of this member.
+    pub member_id: u64,
+    /// Release of etcd that this node presents itself as, such as `3.6.0`.
+    pub version: &'static str,
+}
+
+/// Limits and settings of the API.
+#[derive(Clone, Debug)]
+pub struct ApiLimits {
+    /// Maximum size of a request: `--max-request-bytes`.
+    pub max_request_bytes: usize,
+    /// Maximum number of operations in a transaction: `--max-txn-ops`.
+    pub max_txn_ops: usize,
+    /// `--election-timeout`. A stream that requires a leader ends after three of these without one.
+    pub election_timeout: Duration,
+    /// Minimum TTL of a lease, in seconds. A smaller one is raised.
+    pub min_lease_ttl: i64,
+    /// Interval of progress notifications: `--watch-progress-notify-interval`.
+    pub watch_progress_interval: Duration,
+    /// Pause between two steps of a compaction: `--compaction-sleep-interval`.
+    pub compaction_pause: Duration,
+    /// Maximum time that a client may stall while it reads a snapshot.
+    pub snapshot_stall_timeout: Duration,
+    /// Quota of the store's size: `--quota-backend-bytes`.
+    pub quota: Quota,
+    /// Interval of comparisons of the members' data: `--corrupt-check-time`.
+    pub corrupt_check: Duration,
+    /// Rule of automatic compactions.
+    pub auto_compaction: AutoCompaction,
+    /// Cost of password hashes: `--bcrypt-cost`.
+    pub bcrypt_cost: u32,
+    /// Time after its last use at which a simple token expires: `--auth-token-ttl`.
+    pub auth_token_ttl: Duration,
+}
+
+impl Default for ApiLimits {
+    fn default() -> Self {
+        Self {
+            max_request_bytes: 1536 * 1024,
+            max_txn_ops: 128,
+            election_timeout: Duration::from_secs(1),
+            min_lease_ttl: 2,
+            watch_progress_interval: Duration::from_secs(600),
+            compaction_pause: Duration::from_millis(10),
+            snapshot_stall_timeout: Duration::from_secs(30),
+            quota: Quota::default(),
+            corrupt_check: COMPARE_EVERY,
+            auto_compaction: AutoCompaction::Never,
+            bcrypt_cost: 10,
+            auth_token_ttl: Duration::from_secs(300),
+        }
+    }
+}
+
+/// Parts from which the API is built.
+pub struct ApiParts {
+    /// Handle for proposals and read barriers.
+    pub handle: Handle<Outcome>,
+    /// Store that serves all reads.
+    pub store: Store,
+    /// Location of the store's file.
+    pub store_file: StoreFile,
+    /// Hub where watch streams subscribe.
+    pub hub: WatchHub,
+    /// Identity of the answering member.
+    pub identity: ServerIdentity,
+    /// Generator of request IDs.
+    pub request_ids: RequestIds,
+    /// Limits and settings of the API.
+    pub limits: ApiLimits,
+    /// Connections to the other members; `None` if there can't be any.
+    pub peers: Option<Transport>,
+    /// Rules by which changes of members are judged.
+    pub rules: ChangeRules,
+    /// Key that signs tokens; `None` if tokens are simple ones.
+    pub signed_tokens: Option<Arc<Jwt>>,
+    /// Further sources of metrics for `/metrics`.
+    pub telemetry: Telemetry,
+}
+
+/// Numbers of bytes in gRPC messages, with their frames, since the process began.
+#[derive(Debug, Default)]
+pub struct ClientBytes {
+    pub received: AtomicU64,
+    pub sent: AtomicU64,
+}
+
+/// Sources of metrics that the API itself doesn't need.
+#[derive(Clone, Default)]
+pub struct Telemetry {
+    /// TLS settings for peers, with this member's certificate.
+    pub peer_tls: Option<Arc<PeerTls>>,
+    /// TLS settings for clients, with this member's certificate.
+    pub client_tls: Option<Arc<ClientListenerTls>>,
+    /// Bytes received from gRPC clients and sent to them.
+    pub client_bytes: Arc<ClientBytes>,
+    /// Returns the number of lines that the process's log has dropped; `None` without a log.
+    pub log_lines_dropped: Option<fn() -> u64>,
+}
+
+/// Makes a router for all gRPC services, distinguished by path, and the context that they share.
+/// Starts their background tasks on `tasks`. Cancelling `stop` ends these tasks and the open
+/// watches.
+///
+/// Call it once, within a tokio runtime.
+pub fn router(
+    services: ApiParts,
+    tasks: &TaskTracker,
+    stop: &CancellationToken,
+) -> (axum::Router, Arc<ApiContext>) {
+    let ApiParts {
+        handle,
+        store,
+        store_file,
+        hub,
+        identity,
+        request_ids,
+        limits,
+        peers,
+        rules,
+        signed_tokens,
+        telemetry,
+    } = services;
+    let (health, health_service) = tonic_health::server::health_reporter();
+    let context = Arc::new(ApiContext {
+        status: handle.status(),
+        leader: handle.leader(),
+        disk_low: handle.short_of_space(),
+        handle,
+        members: store.members(),
+        alarms: store.alarms(),
+        comparison_permit: Arc::new(Semaphore::new(1)),
+        hash_permits: Arc::new(Semaphore::new(maintenance::MAX_CONCURRENT_HASHES)),
+        store,
+        store_file,
+        hub,
+        peers,
+        rules,
+        change_lock: tokio::sync::Mutex::default(),
+        nospace_claim: space::NospaceClaim::default(),
+        clock: LeaseClock::new(limits.election_timeout),
+        token_clock: access::TokenClock::new(limits.auth_token_ttl),
+        signed_tokens,
+        identity,
+        request_ids,
+        limits,
+        metrics: ApiMetrics::default(),
+        telemetry,
+        stop: stop.clone(),
+    });
+    spawn_tasks(&context, health, tasks);
+
+    let max = largest_message(context.limits.max_request_bytes);
+    let kv = pb::kv_server::KvServer::new(kv::KvService(context.clone()));
+    let cluster = pb::cluster_server::ClusterServer::new(cluster::ClusterService(context.clone()));
+    let maintenance = pb::maintenance_server::MaintenanceServer::new(
+        maintenance::MaintenanceService::new(context.clone()),
+    );
+    let leases = lease::LeaseService::new(context.clone(), tasks);
+    let line = line::LockQueues::new(context.clone(), leases.clone(), tasks.clone());
+    let lease = pb::lease_server::LeaseServer::new(leases);
+    let lock = LockServer::new(lock::LockService(line.clone()));
+    let election = ElectionServer::new(election::ElectionService(line));
+    let auth = pb::auth_server::AuthServer::new(auth::AuthService::new(context.clone()));
+    let routes = Routes::new(kv.max_decoding_message_size(max))
+        .add_service(watch::WatchService::new(context.clone(), max))
+        .add_service(cluster.max_decoding_message_size(max))
+        .add_service(maintenance.max_decoding_message_size(max))
+        .add_service(lease.max_decoding_message_size(max))
+        .add_service(auth.max_decoding_message_size(max))
+        .add_service(lock.max_decoding_message_size(max))
+        .add_service(election.max_decoding_message_size(max))
+        .add_service(health_service);
+    // The router's fallback is removed, so that an unknown path is answered as an HTTP server does.
+    let grpc = reflection::add(routes).prepare().into_axum_router().reset_fallback();
+    (limit::layer(grpc, max), context)
+}
+
+/// Returns the maximum size of a gRPC message if requests may have `max_request_bytes`.
+#[must_use]
+pub fn largest_message(max_request_bytes: usize) -> usize {
+    max_request_bytes + GRPC_OVERHEAD_BYTES
+}
+
+fn spawn_tasks(
+    context: &Arc<ApiContext>,
+    health: tonic_health::server::HealthReporter,
+    tasks: &TaskTracker,
+) {
+    let until_stop = |task: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| {
+        let stop = context.stop.clone();
+        tasks.spawn(async move {
+            tokio::select! {
+                () = task => {}
+                () = stop.cancelled() => {}
+            }
+        });
+    };
+    until_stop(Box::pin(context.hub.clone().run()));
+    until_stop(Box::pin(compact(context.store.clone(), context.limits.compaction_pause)));
+    until_stop(Box::pin(space::run_space_guard(context.clone())));
+    until_stop(Box::pin(reconfigure::promote_when_ready(context.clone())));
+    until_stop(Box::pin(leases::run_lease_clock(context.clone())));
+    until_stop(Box::pin(corruption::run_comparisons(context.clone())));
+    until_stop(Box::pin(auto_compaction::run(context.clone())));
+    until_stop(Box::pin(access::expire_tokens(context.clone())));
+    until_stop(Box::pin(report_health(context.clone(), health)));
+}
+
+/// Sets gRPC's health status to SERVING once this member first knows a leader. etcd's supervisors
+/// and load balancers wait for that. The status is NOT_SERVING while this member's data is known to
+/// be corrupt.
+async fn report_health(context: Arc<ApiContext>, health: tonic_health::server::HealthReporter) {
+    use tonic_health::ServingStatus;
+    health.set_service_status("", ServingStatus::NotServing).await;
+    let mut leader = context.leader.clone();
+    if leader.wait_for(|leader| *leader != 0).await.is_err() {
+        return;
+    }
+    let mut alarms = context.alarms.clone();
+    loop {
+        let status = match context.is_corrupt() {
+            true => ServingStatus::NotServing,
+            false => ServingStatus::Serving,
+        };
+        health.set_service_status("", status).await;
+        if alarms.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Deletes what compactions make unreachable, in steps, so that writes continue meanwhile.
+async fn compact(store: Store, pause: Duration) {
+    loop {
+        let piece = store.clone();
+        match tokio::task::spawn_blocking(move || piece.compact_step()).await {
+            Ok(Ok(CompactionProgress::More)) => tokio::time::sleep(pause).await,
+            Ok(Ok(CompactionProgress::Idle)) => store.wait_for_compaction_request().await,
+            Ok(Err(error)) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(error, "compaction failed; it goes on at the next start");
+                return;
+            }
+            Err(_) => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

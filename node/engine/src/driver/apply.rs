@@ -1,0 +1,207 @@
+//! The state machine's side of the driver: apply, checkpoint, snapshots. It has no thread of its
+//! own.
+
+use std::io::{self, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use node_consensus::Position;
+use node_state::state_machine::{ApplyResult, CommittedEntry, RequestId, StateMachine};
+
+use super::{DriverMetrics, Notice, QUEUED_JOBS, SLOW_APPLY};
+
+/// Policy that decides when the store is made durable, so that the log can drop older entries.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckpointPolicy {
+    /// Number of applied bytes after which a checkpoint is due.
+    pub bytes: usize,
+    /// Number of applied entries after which a checkpoint is due.
+    pub entries: u64,
+}
+
+impl Default for CheckpointPolicy {
+    fn default() -> Self {
+        Self { bytes: 16 * 1024 * 1024, entries: 10_000 }
+    }
+}
+
+/// Job for the state machine.
+#[derive(Debug)]
+pub enum ApplyJob {
+    /// Apply these committed entries, in order.
+    Apply(Vec<CommittedEntry>),
+    /// Install a snapshot as the whole state, given its position and the file of its body.
+    Install(Position, PathBuf),
+    /// Build a snapshot of the current state.
+    Build,
+}
+
+/// Work of one turn of the state machine. Entries that may share a transaction are applied first,
+/// as one batch. Then follows the job that may not share it, if one ended the run of entries.
+#[derive(Debug)]
+pub struct ApplyBatch {
+    entries: Vec<CommittedEntry>,
+    final_job: Option<ApplyJob>,
+}
+
+impl ApplyBatch {
+    /// Collects a turn from the first job and those queued behind it, as far as they fit into one
+    /// transaction. Jobs after the one that ends the run stay in `more`.
+    pub fn gather(first: ApplyJob, more: impl Iterator<Item = ApplyJob>) -> Self {
+        let mut turn = match first {
+            ApplyJob::Apply(entries) => Self { entries, final_job: None },
+            other => return Self { entries: Vec::new(), final_job: Some(other) },
+        };
+        for job in more.take(QUEUED_JOBS) {
+            match job {
+                ApplyJob::Apply(more) => turn.entries.extend(more),
+                other => {
+                    turn.final_job = Some(other);
+                    break;
+                }
+            }
+        }
+        turn
+    }
+
+    /// Returns the entries that the turn will apply.
+    pub fn entries(&self) -> &[CommittedEntry] {
+        &self.entries
+    }
+}
+
+/// Destinations of the state machine's results.
+pub trait ApplySink<M: StateMachine> {
+    /// Sends a notice to the core.
+    fn notice(&mut self, notice: Notice);
+    /// Answers the waiting requests.
+    fn answer(&mut self, outcomes: Vec<(RequestId, M::Outcome)>);
+    /// Has a snapshot written; [`Notice::Built`] follows. Returns false if another one waits
+    /// already.
+    fn build(&mut self, snapshot: M::Snapshot) -> bool;
+    /// Opens a received snapshot body for reading.
+    fn open(&mut self, body: &Path) -> io::Result<impl Read>;
+    /// Reports that a received body is durably installed in the store, and no longer needed.
+    fn installed(&mut self, body: &Path);
+}
+
+/// Reason why a turn failed. Both are final.
+#[derive(Debug)]
+pub enum ApplierError<E> {
+    /// The state machine failed.
+    Store(E),
+    /// The body of a received snapshot can't be read.
+    Body(io::Error),
+}
+
+/// The only writer of the state machine: the apply thread in production, events in the simulation.
+/// It reads the clock for its counters only.
+#[derive(Debug)]
+pub struct Applier<M> {
+    machine: M,
+    policy: CheckpointPolicy,
+    metrics: Arc<DriverMetrics>,
+    /// Bytes of entries applied since the last checkpoint.
+    bytes: usize,
+}
+
+impl<M: StateMachine> Applier<M> {
+    /// Takes ownership of the state machine.
+    pub fn new(machine: M, policy: CheckpointPolicy, metrics: Arc<DriverMetrics>) -> Self {
+        Self { machine, policy, metrics, bytes: 0 }
+    }
+
+    /// Returns the state machine, read-only.
+    pub fn machine(&self) -> &M {
+        &self.machine
+    }
+
+    /// Runs one turn. Waiting requests are answered before a checkpoint that is due, because that
+    /// may take long.
+    pub fn run(
+        &mut self,
+        turn: ApplyBatch,
+        out: &mut impl ApplySink<M>,
+    ) -> Result<(), ApplierError<M::Error>> {
+        if !turn.entries.is_empty() {
+            self.apply(&turn.entries, out).map_err(ApplierError::Store)?;
+        }
+        match turn.final_job {
+            None => Ok(()),
+            Some(ApplyJob::Apply(entries)) => {
+                self.apply(&entries, out).map_err(ApplierError::Store)
+            }
+            Some(ApplyJob::Install(at, body)) => self.install(at, &body, out),
+            Some(ApplyJob::Build) => {
+                if !out.build(self.machine.snapshot()) {
+                    // The driver requests another snapshot if a peer still needs one.
+                    out.notice(Notice::Built(None));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn apply(
+        &mut self,
+        entries: &[CommittedEntry],
+        out: &mut impl ApplySink<M>,
+    ) -> Result<(), M::Error> {
+        let started = Instant::now();
+        self.bytes += entries.iter().map(|entry| entry.data.len()).sum::<usize>();
+        let ApplyResult { position: at, outcomes, changes } = self.machine.apply(entries)?;
+        if let Some(last) = entries.last() {
+            assert!(at.index >= last.position.index, "the state machine has skipped entries");
+        }
+        self.metrics.applied.fetch_add(entries.len() as u64, Relaxed);
+        let took = started.elapsed();
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.metrics.apply_micros.fetch_add(micros, Relaxed);
+        self.metrics.slow_applies.fetch_add(u64::from(took > SLOW_APPLY), Relaxed);
+        out.notice(Notice::Applied { at, changes });
+        out.answer(outcomes);
+        let behind = at.index.saturating_sub(self.machine.durable().index);
+        if self.bytes >= self.policy.bytes || behind >= self.policy.entries {
+            self.checkpoint(out)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the store durable, unless it already is.
+    pub fn checkpoint(&mut self, out: &mut impl ApplySink<M>) -> Result<(), M::Error> {
+        if self.machine.durable() == self.machine.applied() {
+            return Ok(());
+        }
+        let started = Instant::now();
+        self.bytes = 0;
+        let at = self.machine.checkpoint()?;
+        self.metrics.checkpoint_durations.record(started.elapsed());
+        out.notice(Notice::Checkpointed(at));
+        Ok(())
+    }
+
+    fn install(
+        &mut self,
+        at: Position,
+        body: &Path,
+        out: &mut impl ApplySink<M>,
+    ) -> Result<(), ApplierError<M::Error>> {
+        let mut reader = BufReader::new(out.open(body).map_err(ApplierError::Body)?);
+        self.bytes = 0;
+        self.metrics.installing.store(true, Relaxed);
+        let installed = self.machine.install_snapshot(&mut reader);
+        self.metrics.installing.store(false, Relaxed);
+        let installed = installed.map_err(ApplierError::Store)?;
+        drop(reader);
+        assert_eq!(installed, at, "a snapshot's body is of another position than its message");
+        self.metrics.snapshots_installed.fetch_add(1, Relaxed);
+        out.installed(body);
+        out.notice(Notice::Installed { at, members: self.machine.members() });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

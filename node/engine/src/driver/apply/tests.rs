@@ -1,0 +1,229 @@
+use std::io::Cursor;
+
+use bytes::Bytes;
+use node_state::state_machine::{EntryKind, Members, Snapshot};
+
+use super::*;
+
+/// State machine that counts the entries it has applied. Request ids are indexes.
+#[derive(Debug, Default)]
+struct Count {
+    applied: Position,
+    durable: Position,
+    batches: Vec<usize>,
+}
+
+struct EmptySnapshot(Position);
+
+impl Snapshot for EmptySnapshot {
+    type Error = io::Error;
+
+    fn position(&self) -> Position {
+        self.0
+    }
+
+    fn members(&self) -> Members {
+        Members::default()
+    }
+
+    fn write(&self, _: &mut dyn io::Write) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl StateMachine for Count {
+    type Outcome = u64;
+    type Error = io::Error;
+    type Snapshot = EmptySnapshot;
+
+    fn is_final(_: &io::Error) -> bool {
+        false
+    }
+
+    fn applied(&self) -> Position {
+        self.applied
+    }
+
+    fn durable(&self) -> Position {
+        self.durable
+    }
+
+    fn members(&self) -> Members {
+        Members::default()
+    }
+
+    fn apply(&mut self, entries: &[CommittedEntry]) -> io::Result<ApplyResult<u64>> {
+        self.batches.push(entries.len());
+        self.applied = entries.last().unwrap().position;
+        let indexes = entries.iter().map(|entry| entry.position.index);
+        let outcomes = indexes.map(|index| (RequestId(index), index)).collect();
+        Ok(ApplyResult { position: self.applied, outcomes, changes: Vec::new() })
+    }
+
+    fn checkpoint(&mut self) -> io::Result<Position> {
+        self.durable = self.applied;
+        Ok(self.durable)
+    }
+
+    fn snapshot(&self) -> EmptySnapshot {
+        EmptySnapshot(self.applied)
+    }
+
+    fn install_snapshot(&mut self, input: &mut dyn Read) -> io::Result<Position> {
+        let mut index = [0; 8];
+        input.read_exact(&mut index)?;
+        self.applied = at(u64::from_be_bytes(index));
+        self.durable = self.applied;
+        Ok(self.applied)
+    }
+}
+
+/// Results in the order in which they were reported. The only snapshot body is one at index 50.
+#[derive(Default)]
+struct OutputRecorder {
+    all: Vec<String>,
+    is_building: bool,
+}
+
+impl ApplySink<Count> for OutputRecorder {
+    fn notice(&mut self, notice: Notice) {
+        self.all.push(match notice {
+            Notice::Applied { at, .. } => format!("applied {}", at.index),
+            Notice::Checkpointed(at) => format!("durable {}", at.index),
+            Notice::Installed { at, .. } => format!("installed {}", at.index),
+            Notice::Built(None) => "not built".to_owned(),
+            other => format!("{other:?}"),
+        });
+    }
+
+    fn answer(&mut self, outcomes: Vec<(RequestId, u64)>) {
+        let ids: Vec<_> = outcomes.iter().map(|(RequestId(id), _)| id).collect();
+        self.all.push(format!("answers {ids:?}"));
+    }
+
+    fn build(&mut self, snapshot: EmptySnapshot) -> bool {
+        self.all.push(format!("build {}", snapshot.0.index));
+        !std::mem::replace(&mut self.is_building, true)
+    }
+
+    fn open(&mut self, body: &Path) -> io::Result<impl Read> {
+        if body == Path::new("fifty") {
+            return Ok(Cursor::new(50_u64.to_be_bytes()));
+        }
+        Err(io::ErrorKind::NotFound.into())
+    }
+
+    fn installed(&mut self, body: &Path) {
+        self.all.push(format!("done with {}", body.display()));
+    }
+}
+
+fn at(index: u64) -> Position {
+    Position { index, term: 1 }
+}
+
+fn entries(indexes: std::ops::RangeInclusive<u64>) -> ApplyJob {
+    let entry = |index| CommittedEntry {
+        position: at(index),
+        kind: EntryKind::Normal,
+        data: Bytes::from_static(b"ten bytes."),
+    };
+    ApplyJob::Apply(indexes.map(entry).collect())
+}
+
+fn applier(policy: CheckpointPolicy) -> Applier<Count> {
+    Applier::new(Count::default(), policy, Arc::default())
+}
+
+/// Runs all `jobs`. Returns what the state machine reported, and the size of each batch that it
+/// applied.
+fn run(policy: CheckpointPolicy, jobs: Vec<ApplyJob>) -> (Vec<String>, Vec<usize>) {
+    let (mut applier, mut told) = (applier(policy), OutputRecorder::default());
+    let mut jobs = jobs.into_iter();
+    while let Some(first) = jobs.next() {
+        applier.run(ApplyBatch::gather(first, &mut jobs), &mut told).unwrap();
+    }
+    (told.all, applier.machine.batches)
+}
+
+#[test]
+fn what_has_gathered_shares_a_transaction_up_to_what_may_not() {
+    let install = ApplyJob::Install(at(50), "fifty".into());
+    let jobs = vec![
+        entries(1..=2),
+        entries(3..=3),
+        ApplyJob::Build,
+        ApplyJob::Build,
+        entries(4..=4),
+        entries(5..=6),
+        install,
+        entries(51..=51),
+    ];
+    let (told, batches) = run(CheckpointPolicy::default(), jobs);
+    assert_eq!(batches, [3, 3, 1]);
+    assert_eq!(
+        told,
+        [
+            "applied 3",
+            "answers [1, 2, 3]",
+            "build 3",
+            "build 3",
+            "not built",
+            "applied 6",
+            "answers [4, 5, 6]",
+            "done with fifty",
+            "installed 50",
+            "applied 51",
+            "answers [51]",
+        ]
+    );
+}
+
+#[test]
+fn who_waits_is_answered_before_a_checkpoint() {
+    let by_entries = CheckpointPolicy { bytes: usize::MAX, entries: 2 };
+    let by_bytes = CheckpointPolicy { bytes: 20, entries: u64::MAX };
+    for policy in [by_entries, by_bytes] {
+        let one_by_one =
+            |index| run(policy, vec![entries(1..=1), ApplyJob::Build, entries(2..=index)]);
+        let (told, _) = one_by_one(2);
+        assert_eq!(told[3..], ["applied 2", "answers [2]", "durable 2"]);
+        let (told, _) = run(policy, vec![entries(1..=1)]);
+        assert_eq!(told, ["applied 1", "answers [1]"], "not due yet");
+    }
+}
+
+#[test]
+fn both_counts_begin_again_with_a_checkpoint() {
+    let policy = CheckpointPolicy { bytes: 20, entries: 2 };
+    let jobs = vec![entries(1..=2), ApplyJob::Build, entries(3..=3), ApplyJob::Build];
+    let (told, _) = run(policy, jobs);
+    assert!(told.contains(&"durable 2".to_owned()));
+    assert!(!told.contains(&"durable 3".to_owned()), "{told:?}");
+}
+
+#[test]
+fn an_idle_machine_is_made_durable_once() {
+    let (mut applier, mut told) = (applier(CheckpointPolicy::default()), OutputRecorder::default());
+    applier.checkpoint(&mut told).unwrap();
+    assert!(told.all.is_empty(), "there is nothing to make durable");
+    applier.run(ApplyBatch::gather(entries(1..=1), std::iter::empty()), &mut told).unwrap();
+    applier.checkpoint(&mut told).unwrap();
+    applier.checkpoint(&mut told).unwrap();
+    assert_eq!(told.all[2..], ["durable 1"]);
+}
+
+#[test]
+fn a_body_that_cannot_be_read_ends_it_before_the_machine_has_changed() {
+    let (mut applier, mut told) = (applier(CheckpointPolicy::default()), OutputRecorder::default());
+    let turn = ApplyBatch::gather(ApplyJob::Install(at(9), "gone".into()), std::iter::empty());
+    assert!(matches!(applier.run(turn, &mut told), Err(ApplierError::Body(_))));
+    assert!(told.all.is_empty() && applier.machine.applied == Position::default());
+}
+
+#[test]
+#[should_panic(expected = "of another position than its message")]
+fn a_body_of_another_position_is_not_taken_for_installed() {
+    let turn = ApplyBatch::gather(ApplyJob::Install(at(9), "fifty".into()), std::iter::empty());
+    let _ = applier(CheckpointPolicy::default()).run(turn, &mut OutputRecorder::default());
+}

@@ -1,0 +1,702 @@
+//! The synchronous driver: events in, effects out. It has no clock, no thread and no I/O.
+//!
+//! The rule "persist, then send" is implemented here and nowhere else. The messages of
+//! [`Ready::after_persist`] wait in [`DriverCore::waiting`] until the log reports that their batch is
+//! durable.
+//!
+//! A received snapshot is installed in three steps, each durable before the next:
+//! 1. the log notes that an install is under way;
+//! 2. the store replaces its content;
+//! 3. the log is emptied, and begins after the snapshot.
+//!
+//! Batches that consensus produces meanwhile wait. So if a store is ahead of its log after a crash,
+//! either it holds that snapshot, or the log lost data.
+
+mod install;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, VecDeque};
+use std::mem;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use node_consensus::{
+    Config, ConfigError, Consensus, Entry, FetchRequest, Guards, HardState, InitialState, Members,
+    Message, MessageKind, PeerState, PeerStatus, Position, Ready, Role, Status, StepError,
+};
+use node_state::state_machine::{AppliedChange, CommittedEntry, RequestId};
+
+use super::Notice;
+use super::mail::{ClientProposal, ReadToken};
+use super::outgoing::OutgoingSnapshotBody;
+use super::proposals::{ProposalGroup, ProposalQueue};
+use super::reads::ReadQueue;
+use crate::log::Batch;
+use crate::witness::Promise;
+
+/// Number of past configurations that are remembered, to check snapshots that are being built. A
+/// snapshot of an older configuration is not checked. Changes are made one at a time, and a
+/// snapshot is built within a few.
+const REMEMBERED_CONFIGURATIONS: usize = 16;
+
+/// Compares the voters and learners of consensus with those of the member table. If the two ever
+/// differ, one of them may see a majority where there is none.
+///
+/// # Panics
+/// If they differ. The process ends, because nothing that it could do next is safe.
+fn compare_members(index: u64, consensus: &Members, table: &Members) {
+    assert!(
+        consensus == table,
+        "after entry {index} consensus counts with {consensus:x?}, and the member table says {table:x?}: this member can't go on; replace it from its peers, and report this"
+    );
+}
+
+/// Configuration of the driver beside that of consensus.
+#[derive(Clone, Copy, Debug)]
+pub struct DriverOptions {
+    /// Whether to campaign as soon as a quorum is connected, if there has been no leader yet.
+    pub campaign_when_connected: bool,
+    /// Whether to shorten the wait for the first election once a quorum is connected
+    /// (`--initial-election-tick-advance`).
+    pub hasten_first_election: bool,
+    /// Number of entries that the log keeps behind the store's durable position.
+    pub catch_up_entries: u64,
+    /// Ticks after which a proposal that found no leader, or a read without an answer, is dropped.
+    /// It must be longer than the requester waits.
+    pub proposal_ticks: u64,
+    /// Ticks after which an unanswered read is sent again.
+    pub read_retry_ticks: u64,
+    /// Limit on the bytes of log entries that are not yet applied. Above it a leader refuses
+    /// proposals and a follower drops appends, which the leader sends again.
+    ///
+    /// It must exceed consensus' limit on uncommitted bytes. Uncommitted entries can't be applied.
+    /// A follower full of them would for ever drop the appends that should replace them.
+    pub max_backlog_bytes: usize,
+}
+
+/// Work that follows from the driver's inputs. The order of the fields is not an order of
+/// execution: no field depends on another one.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// Messages to send to peers at once.
+    pub send: Vec<Message>,
+    /// `Snapshot` messages to peers, each to be sent with the body that was built last.
+    pub send_snapshots: Vec<Message>,
+    /// Batches for the log, in order. [`Notice::Persisted`] reports the last number that is
+    /// durable.
+    pub persist: Vec<(u64, Batch)>,
+    /// Committed entries for the state machine, in order.
+    pub apply: Vec<CommittedEntry>,
+    /// Snapshot to install durably as the whole state; [`Notice::Installed`] reports the end.
+    pub install: Option<(Position, PathBuf)>,
+    /// Files of snapshot bodies that are no longer needed.
+    pub discard: Vec<PathBuf>,
+    /// Whether to build a snapshot; [`Notice::Built`] reports the end.
+    pub build_snapshot: bool,
+    /// Whether to remove the snapshot body that was built last.
+    pub drop_snapshot: bool,
+    /// Entries to read from the log; [`Notice::Fetched`] brings them.
+    pub fetches: Vec<FetchRequest>,
+    /// Index up to which the log may drop entries; [`Notice::Compacted`] reports the new beginning.
+    pub compact: Option<u64>,
+    /// Proposals of this member's clients that will never have an effect.
+    pub refused_proposals: Vec<RequestId>,
+    /// Reads that may be answered from the store at this position or a later one.
+    pub reads: Vec<(ReadToken, Position)>,
+    /// Reads refused because too many wait.
+    pub refused_reads: Vec<ReadToken>,
+    /// Reasons for which peers' messages were refused.
+    pub bad_messages: Vec<StepError>,
+}
+
+/// A batch that is being written to disk.
+#[derive(Debug)]
+struct UnpersistedBatch {
+    batch: u64,
+    /// Number of the ready that is durable once the batch is.
+    ready: u64,
+    after: Vec<Message>,
+    since: u64,
+}
+
+/// A snapshot that is being installed in the store.
+#[derive(Debug)]
+struct SnapshotInstall {
+    at: Position,
+    body: Option<PathBuf>,
+    /// Batch that notes the install in the log. The store may change once it is durable.
+    intent: u64,
+    /// Batches that wait until the store has installed the snapshot.
+    held_batches: Vec<(Batch, u64, Vec<Message>)>,
+}
+
+/// Driver of one member. The production threads and the simulation both run it.
+#[derive(Debug)]
+pub struct DriverCore {
+    consensus: Consensus,
+    options: DriverOptions,
+    /// Whether a quorum has been connected at any time since this member started.
+    was_quorum_connected: bool,
+    guards: Guards,
+    member: u64,
+    /// Configurations, each with the index of the entry that began it. The last one is the current
+    /// one.
+    configurations: VecDeque<(u64, Arc<Members>)>,
+    election_ticks: u64,
+    proposals: ProposalQueue,
+    reads: ReadQueue,
+    next_batch: u64,
+    waiting: VecDeque<UnpersistedBatch>,
+    lazy_hard_state: Option<HardState>,
+    persisted_commit: u64,
+    install: Option<SnapshotInstall>,
+    /// Number of the batch that records an installed snapshot in the log, and the snapshot's
+    /// position.
+    snapshot_batch: Option<(u64, Position)>,
+    incoming: Option<PathBuf>,
+    building: bool,
+    outgoing: Option<OutgoingSnapshotBody>,
+    backlog: VecDeque<(u64, usize)>,
+    backlog_bytes: usize,
+    applied: Position,
+    durable: Position,
+    connected: BTreeSet<u64>,
+    promised: Promise,
+    now: u64,
+    effects: Effects,
+}
+
+impl DriverCore {
+    /// Starts from the recovered state of log and store.
+    ///
+    /// # Panics
+    ///
+    /// If the limits contradict each other: see [`DriverOptions::max_backlog_bytes`].
+    pub fn new(
+        config: &Config,
+        options: DriverOptions,
+        initial: &InitialState,
+    ) -> Result<Self, ConfigError> {
+        let (uncommitted, backlog) = (config.max_uncommitted_bytes, options.max_backlog_bytes);
+        assert!(
+            uncommitted < backlog as u64,
+            "{uncommitted} bytes may be uncommitted, so {backlog} are no bound on the backlog"
+        );
+        let mut driver = Self {
+            consensus: Consensus::new(config, initial)?,
+            options,
+            was_quorum_connected: false,
+            guards: config.guards,
+            member: config.member,
+            configurations: VecDeque::new(),
+            election_ticks: config.election_ticks as u64,
+            proposals: ProposalQueue::default(),
+            reads: ReadQueue::new(options.read_retry_ticks),
+            next_batch: 1,
+            waiting: VecDeque::new(),
+            lazy_hard_state: None,
+            persisted_commit: initial.hard_state.commit,
+            install: None,
+            snapshot_batch: None,
+            incoming: None,
+            building: false,
+            outgoing: None,
+            backlog: VecDeque::new(),
+            backlog_bytes: 0,
+            applied: initial.applied,
+            durable: initial.applied,
+            connected: BTreeSet::new(),
+            promised: Promise::default(),
+            now: 0,
+            effects: Effects::default(),
+        };
+        driver.note_members(initial.applied.index);
+        driver.note_backlog(&initial.entries);
+        if driver.members().voters == [config.member] {
+            driver.consensus.campaign();
+        }
+        Ok(driver)
+    }
+
+    /// Advances the clock by one tick.
+    pub fn tick(&mut self) {
+        self.now += 1;
+        self.consensus.tick();
+        let before = self.now.saturating_sub(self.options.proposal_ticks);
+        self.proposals.expire(before);
+        self.reads.expire(before);
+        self.transfer_from_stuck_disk();
+        // A pre-vote request or its answer may have been lost because a stream was not connected
+        // yet.
+        self.campaign_if_connected();
+    }
+
+    /// Takes proposals of this member's own clients.
+    pub fn propose(&mut self, proposals: impl IntoIterator<Item = ClientProposal>) {
+        let overloaded = self.backlog_bytes > self.options.max_backlog_bytes;
+        for proposal in proposals {
+            let id = proposal.id;
+            if overloaded || !self.proposals.push_own(proposal, self.now) {
+                self.effects.refused_proposals.push(id);
+            }
+        }
+    }
+
+    /// Takes reads that wait for a barrier.
+    pub fn read(&mut self, tokens: impl IntoIterator<Item = ReadToken>) {
+        for token in tokens {
+            if !self.reads.push(token, self.now) {
+                self.effects.refused_reads.push(token);
+            }
+        }
+    }
+
+    /// Handles a message from a peer.
+    pub fn message(&mut self, message: Message) {
+        match message.kind {
+            MessageKind::Propose => {
+                if message.to == self.member && self.members().contains(message.from) {
+                    self.proposals.push_forwarded(message, self.now);
+                }
+            }
+            // Too many bytes wait to be applied. The leader sends the append again.
+            MessageKind::Append
+                if !message.entries.is_empty()
+                    && self.backlog_bytes > self.options.max_backlog_bytes => {}
+            // A snapshot message arrives with its body, as a `Notice::Snapshot`; without one it is
+            // useless.
+            MessageKind::Snapshot => {}
+            // No member requests a snapshot this way. A leader that accepted the request would
+            // build snapshots for ever.
+            MessageKind::AppendResponse if message.request_snapshot != 0 => {}
+            _ => self.step(message),
+        }
+    }
+
+    fn step(&mut self, message: Message) {
+        if let Err(error) = self.consensus.step(message) {
+            self.effects.bad_messages.push(error);
+        }
+    }
+
+    /// Handles an event of another thread or of the transport.
+    pub fn notice(&mut self, notice: Notice) {
+        match notice {
+            Notice::Persisted(batch) => self.handle_persisted(batch),
+            Notice::Applied { at, changes } => self.applied(at, changes),
+            Notice::Checkpointed(at) => {
+                self.durable = at;
+                let through = at.index.saturating_sub(self.options.catch_up_entries);
+                self.effects.compact = Some(through).filter(|through| *through > 0);
+            }
+            Notice::Compacted(base) => {
+                self.consensus.compact(base.index);
+                if let Some(outgoing) = &mut self.outgoing {
+                    outgoing.compacted(base.index);
+                }
+            }
+            Notice::Installed { at, members } => self.finish_install(at, &members),
+            Notice::Built(snapshot) => {
+                self.building = false;
+                self.outgoing =
+                    snapshot.as_ref().map(|(at, _)| OutgoingSnapshotBody::new(at.index));
+                if let Some((at, members)) = &snapshot {
+                    self.compare_snapshot(at.index, members);
+                }
+                self.consensus.set_snapshot(snapshot);
+            }
+            Notice::Fetched { id, entries } => self.consensus.supply_fetched(id, &entries),
+            Notice::Snapshot(snapshot) => self.receive_snapshot(snapshot),
+            Notice::SnapshotSent { peer, arrived } => {
+                if let Some(outgoing) = &mut self.outgoing {
+                    outgoing.end(peer);
+                }
+                self.consensus.report_snapshot(peer, arrived);
+            }
+            Notice::Unreachable(peer) => self.consensus.report_unreachable(peer),
+            Notice::Connected(peer) => {
+                self.connected.insert(peer);
+                self.hasten_if_connected();
+                self.campaign_if_connected();
+            }
+            Notice::Disconnected(peer) => {
+                self.connected.remove(&peer);
+            }
+            Notice::Campaign => self.consensus.campaign(),
+            Notice::Transfer(to) => {
+                if let Some(to) = to.or_else(|| self.successor()) {
+                    self.consensus.transfer_leader(to);
+                }
+            }
+        }
+    }
+
+    /// Returns all work that follows from the inputs so far.
+    pub fn advance(&mut self) -> Effects {
+        self.propose_queued();
+        self.reads.start_round(&mut self.consensus, self.now);
+        self.drain();
+        self.drop_snapshot();
+        let mut effects = mem::take(&mut self.effects);
+        self.reads.release(self.applied, &mut effects.reads);
+        effects
+    }
+
+    /// Returns the full status of consensus at this moment.
+    pub fn status(&self) -> Status {
+        self.consensus.status()
+    }
+
+    /// Returns role, leader and term.
+    pub fn leadership(&self) -> (Role, u64, u64) {
+        self.consensus.leadership()
+    }
+
+    /// Returns the last entry applied, and the last one that the store holds durably.
+    pub fn positions(&self) -> (Position, Position) {
+        (self.applied, self.durable)
+    }
+
+    /// Returns all promises that this process has made to others: those in its messages, and as a
+    /// leader its own durable log.
+    pub fn promised(&self) -> Promise {
+        let (term, commit) = self.consensus.term_and_commit();
+        self.promised.with_commit(term, commit)
+    }
+
+    /// Returns the term of entry `index`, if it is in the log.
+    pub fn term_at(&self, index: u64) -> Option<u64> {
+        self.consensus.term_at(index)
+    }
+
+    /// Returns the number of ReadIndex rounds started so far.
+    pub fn read_rounds(&self) -> u64 {
+        self.reads.rounds_started
+    }
+
+    /// Returns whether the connected peers and this member form a quorum of the voters.
+    pub fn is_quorum_connected(&self) -> bool {
+        let reached = |id: &&u64| **id == self.member || self.connected.contains(id);
+        let voters = &self.members().voters;
+        voters.iter().filter(reached).count() > voters.len() / 2
+    }
+
+    /// Returns the voters and learners of the current configuration.
+    pub fn members(&self) -> &Arc<Members> {
+        self.consensus.members()
+    }
+
+    /// Returns whether this member was removed and may end.
+    pub fn has_left(&self) -> bool {
+        self.consensus.has_left()
+    }
+
+    /// Returns whether this member may be the only one that knows of its removal. That is so if it
+    /// was removed, or may be about to learn of its removal. A leader may, and so may a member that
+    /// has yet to apply entries known to be committed.
+    pub fn may_be_only_one_to_know_removal(&self) -> bool {
+        self.leadership().0 == Role::Leader
+            || self.applied.index < self.status().commit
+            || !self.members().contains(self.member)
+    }
+
+    /// Records that the current members of consensus count from entry `index` on.
+    fn note_members(&mut self, index: u64) {
+        if self.configurations.len() == REMEMBERED_CONFIGURATIONS {
+            self.configurations.pop_front();
+        }
+        self.configurations.push_back((index, Arc::clone(self.consensus.members())));
+    }
+
+    fn propose_queued(&mut self) {
+        loop {
+            let (role, leader, _) = self.consensus.leadership();
+            let leads = role == Role::Leader;
+            if leader == 0 || (leads && self.consensus.is_transferring()) {
+                return;
+            }
+            if (!leads || self.consensus.may_change_members())
+                && let Some(change) = self.proposals.take_change()
+            {
+                self.propose_group(change);
+                continue;
+            }
+            let Some(group) = self.proposals.take(leads) else { return };
+            self.propose_group(group);
+            if leads {
+                // A leader makes one proposal per round; what is left is taken in the next round.
+                return;
+            }
+        }
+    }
+
+    fn propose_group(&mut self, group: ProposalGroup) {
+        if self.consensus.propose_many(group.kind, group.data, group.hops).is_err() {
+            self.effects.refused_proposals.extend(group.own);
+        }
+    }
+
+    /// Returns whether proposals are left that the next round can take at once.
+    pub fn has_more(&self) -> bool {
+        let (role, leader, _) = self.consensus.leadership();
+        role == Role::Leader
+            && leader != 0
+            && !self.consensus.is_transferring()
+            && !self.proposals.is_empty()
+    }
+
+    fn drain(&mut self) {
+        while self.consensus.has_ready() {
+            let ready = self.consensus.ready();
+            self.handle(ready);
+        }
+    }
+
+    fn handle(&mut self, mut ready: Ready) {
+        self.effects.fetches.append(&mut ready.fetches);
+        if ready.snapshot_wanted.is_some() && !self.building {
+            self.building = true;
+            self.effects.build_snapshot = true;
+        }
+        for message in mem::take(&mut ready.messages) {
+            self.send(message);
+        }
+        self.reads.confirm(&ready.reads);
+        let committed = mem::take(&mut ready.committed);
+        self.effects.apply.extend(committed.into_iter().map(|entry| CommittedEntry {
+            position: Position { index: entry.index, term: entry.term },
+            kind: entry.kind,
+            data: entry.data,
+        }));
+        self.note_backlog(&ready.persist.entries);
+        self.persist(ready);
+    }
+
+    /// Removes the built snapshot once nobody needs it. While another body is being built, this
+    /// waits: the new one replaces the old one.
+    fn drop_snapshot(&mut self) {
+        let leads = self.consensus.leadership().0 == Role::Leader;
+        if !self.building && self.outgoing.as_ref().is_some_and(|body| body.is_unneeded(leads)) {
+            self.outgoing = None;
+            self.consensus.set_snapshot(None);
+            self.effects.drop_snapshot = true;
+        }
+    }
+
+    fn send(&mut self, message: Message) {
+        if let Some(promise) = Promise::of(&message) {
+            self.promised = self.promised.merge(promise);
+        }
+        if message.kind == MessageKind::Snapshot {
+            if let Some(outgoing) = &mut self.outgoing {
+                outgoing.begin(message.to);
+            }
+            self.effects.send_snapshots.push(message);
+        } else {
+            self.effects.send.push(message);
+        }
+    }
+
+    fn persist(&mut self, ready: Ready) {
+        let Ready { number, persist, mut after_persist, .. } = ready;
+        after_persist.retain(|message| {
+            let early = match message.kind {
+                MessageKind::RequestVote | MessageKind::RequestVoteResponse => {
+                    !self.guards.persist_before_vote()
+                }
+                MessageKind::AppendResponse => !self.guards.persist_before_ack(),
+                _ => false,
+            };
+            // Tests only: the message doesn't wait for the disk.
+            if early {
+                self.effects.send.push(message.clone());
+            }
+            !early
+        });
+        if let Some(state) = persist.hard_state {
+            self.lazy_hard_state = Some(state);
+        }
+        if let Some(at) = persist.snapshot {
+            self.begin_install(at, number, after_persist, persist.entries);
+            return;
+        }
+        if !persist.urgent {
+            self.complete_without_write(number, after_persist);
+            return;
+        }
+        let batch = Batch {
+            hard_state: self.lazy_hard_state.take(),
+            entries: persist.entries,
+            ..Batch::default()
+        };
+        self.queue(batch, number, after_persist);
+        // Tests only: the leader counts its own log before it is durable.
+        if !self.guards.persist_before_self_ack() && self.consensus.leadership().0 == Role::Leader {
+            self.consensus.report_persisted(number);
+        }
+    }
+
+    /// Completes a ready that has nothing to write. It counts as durable as soon as all earlier
+    /// batches are.
+    fn complete_without_write(&mut self, number: u64, after: Vec<Message>) {
+        if let Some(install) = &mut self.install {
+            install.held_batches.push((Batch::default(), number, after));
+        } else if let Some(last) = self.waiting.back_mut() {
+            last.ready = number;
+            last.after.extend(after);
+        } else {
+            for message in after {
+                self.send(message);
+            }
+            self.consensus.report_persisted(number);
+        }
+    }
+
+    fn queue(&mut self, batch: Batch, ready: u64, after: Vec<Message>) {
+        if let Some(install) = &mut self.install {
+            install.held_batches.push((batch, ready, after));
+            return;
+        }
+        if let Some(state) = batch.hard_state {
+            self.persisted_commit = state.commit;
+        }
+        let number = self.next_batch;
+        self.next_batch += 1;
+        self.waiting.push_back(UnpersistedBatch { batch: number, ready, after, since: self.now });
+        self.effects.persist.push((number, batch));
+    }
+
+    fn handle_persisted(&mut self, batch: u64) {
+        // Tests only: reports one batch too many as durable.
+        let batch = batch + u64::from(!self.guards.count_durable_batches());
+        while self.waiting.front().is_some_and(|waiting| waiting.batch <= batch) {
+            let Some(waiting) = self.waiting.pop_front() else { return };
+            for message in waiting.after {
+                self.send(message);
+            }
+            if waiting.ready > 0 {
+                self.consensus.report_persisted(waiting.ready);
+            }
+        }
+        self.promise_own_log();
+        if let Some((number, at)) = self.snapshot_batch
+            && number <= batch
+        {
+            self.snapshot_batch = None;
+            self.consensus.report_applied(at.index);
+        }
+        if let Some(install) = &mut self.install
+            && install.intent <= batch
+            && let Some(body) = install.body.take()
+        {
+            self.effects.install = Some((install.at, body));
+        }
+    }
+
+    /// Records a leader's own durable log as a promise, because the leader counts itself towards a
+    /// quorum that far. A durable entry of its term makes that term durable as well.
+    fn promise_own_log(&mut self) {
+        let (role, _, term) = self.consensus.leadership();
+        let matched = self.consensus.durable_index();
+        if role == Role::Leader && self.consensus.term_at(matched) == Some(term) {
+            self.promised =
+                self.promised.merge(Promise { term, vote: self.member, matched, floor: 0 });
+        }
+    }
+
+    fn applied(&mut self, at: Position, changes: Vec<AppliedChange>) {
+        // While a snapshot is being installed, consensus already has the snapshot's members, which
+        // are later ones.
+        let follows = self.install.is_none();
+        for AppliedChange { index, change, members } in changes.into_iter().filter(|_| follows) {
+            if let Some(change) = change {
+                self.consensus.change_members(change);
+                self.note_members(index);
+            }
+            compare_members(index, self.members(), &members);
+        }
+        self.applied = at;
+        while self.backlog.front().is_some_and(|(index, _)| *index <= at.index) {
+            self.backlog_bytes -= self.backlog.pop_front().map_or(0, |(_, bytes)| bytes);
+        }
+        self.consensus.report_applied(at.index);
+    }
+
+    fn note_backlog(&mut self, entries: &[Entry]) {
+        let Some(first) = entries.first() else { return };
+        while self.backlog.back().is_some_and(|(index, _)| *index >= first.index) {
+            self.backlog_bytes -= self.backlog.pop_back().map_or(0, |(_, bytes)| bytes);
+        }
+        for entry in entries {
+            self.backlog.push_back((entry.index, entry.data.len()));
+            self.backlog_bytes += entry.data.len();
+        }
+    }
+
+    /// Shortens the wait for the first election, once per process. A member that was connected to a
+    /// quorum before has already waited for a heartbeat.
+    fn hasten_if_connected(&mut self) {
+        if self.was_quorum_connected || !self.is_quorum_connected() {
+            return;
+        }
+        self.was_quorum_connected = true;
+        if self.options.hasten_first_election {
+            self.consensus.hasten_election();
+        }
+    }
+
+    fn campaign_if_connected(&mut self) {
+        let (role, leader, term) = self.consensus.leadership();
+        if self.options.campaign_when_connected
+            && term <= 1
+            && leader == 0
+            && matches!(role, Role::Follower | Role::PreCandidate)
+            && self.is_quorum_connected()
+        {
+            self.consensus.campaign();
+        }
+    }
+
+    /// Returns the voter to which this leader would transfer leadership; `None` if no other voter
+    /// can be expected to take over.
+    pub fn successor(&self) -> Option<u64> {
+        self.successor_among(&self.consensus.status().peers)
+    }
+
+    /// Returns the best successor among a leader's `peers`.
+    ///
+    /// A successor must be a voter that is connected and has answered within an election time-out.
+    /// Candidates are ranked by:
+    /// 1. replication: a voter that entries stream to comes before one that lost some;
+    /// 2. promptness: one that answers promptly comes before one that has missed heartbeats;
+    /// 3. the length of its log. A successor with a shorter log must first be sent the rest, while
+    ///    the cluster takes no proposals.
+    pub(super) fn successor_among(&self, peers: &[PeerStatus]) -> Option<u64> {
+        let able = peers.iter().filter(|peer| {
+            self.members().voters.contains(&peer.member)
+                && self.connected.contains(&peer.member)
+                && peer.silent_ticks.is_some_and(|ticks| ticks < self.election_ticks)
+        });
+        let best = able.max_by_key(|peer| {
+            let streams = peer.state == PeerState::Replicate;
+            (streams, peer.is_prompt(), peer.matched, Reverse(peer.silent_ticks))
+        });
+        best.map(|peer| peer.member)
+    }
+
+    /// Transfers leadership if this leader's disk has not completed a write for two election
+    /// time-outs.
+    fn transfer_from_stuck_disk(&mut self) {
+        let stuck = self
+            .waiting
+            .front()
+            .is_some_and(|oldest| self.now - oldest.since > 2 * self.election_ticks);
+        if stuck
+            && self.consensus.leadership().0 == Role::Leader
+            && !self.consensus.is_transferring()
+            && let Some(to) = self.successor()
+        {
+            self.consensus.transfer_leader(to);
+        }
+    }
+}

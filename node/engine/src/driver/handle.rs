@@ -1,0 +1,278 @@
+//! The rest of the node's access to the driver: proposals, read barriers, the status.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use bytes::Bytes;
+use node_consensus::{EntryKind, Position};
+use node_state::state_machine::RequestId;
+use tokio::sync::{oneshot, watch};
+
+use super::mail::{ClientProposal, Notice, QueueError, ReadToken};
+use super::mailbox::{CoreInbox as _, Mailbox};
+use super::{
+    DriverMetrics, MAX_PROPOSAL_BYTES, MemberOptions, NodeStatus, ProposeError, ReadBarrierError,
+    TransferError,
+};
+
+/// Requests that wait for outcomes. The API side adds them; the apply and core threads remove them.
+#[derive(Debug)]
+pub(super) struct Waiters<O> {
+    proposals: Mutex<HashMap<RequestId, oneshot::Sender<Result<O, ProposeError>>>>,
+    reads: Mutex<HashMap<ReadToken, oneshot::Sender<Result<Position, ReadBarrierError>>>>,
+}
+
+impl<O> Default for Waiters<O> {
+    fn default() -> Self {
+        Self { proposals: Mutex::default(), reads: Mutex::default() }
+    }
+}
+
+impl<O> Waiters<O> {
+    pub(super) fn answer(
+        &self,
+        outcomes: impl IntoIterator<Item = (RequestId, Result<O, ProposeError>)>,
+    ) {
+        let mut waiting = self.proposals.lock().unwrap_or_else(PoisonError::into_inner);
+        for (id, outcome) in outcomes {
+            if let Some(sender) = waiting.remove(&id) {
+                // The send fails if the caller has given up, which needs no answer.
+                let _ = sender.send(outcome);
+            }
+        }
+    }
+
+    pub(super) fn answer_reads(
+        &self,
+        answers: impl IntoIterator<Item = (ReadToken, Result<Position, ReadBarrierError>)>,
+    ) {
+        let mut waiting = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
+        for (token, answer) in answers {
+            if let Some(sender) = waiting.remove(&token) {
+                let _ = sender.send(answer);
+            }
+        }
+    }
+
+    /// Ends all waiting requests without an outcome.
+    pub(super) fn stop(&self) {
+        self.proposals.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.reads.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// Guard that removes a waiting request when its future ends, however it ends.
+struct ProposalWaiterGuard<'a, O> {
+    waiters: &'a Waiters<O>,
+    id: RequestId,
+}
+
+impl<O> Drop for ProposalWaiterGuard<'_, O> {
+    fn drop(&mut self) {
+        let proposals = &self.waiters.proposals;
+        proposals.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+    }
+}
+
+struct ReadWaiterGuard<'a, O> {
+    waiters: &'a Waiters<O>,
+    token: ReadToken,
+}
+
+impl<O> Drop for ReadWaiterGuard<'_, O> {
+    fn drop(&mut self) {
+        let reads = &self.waiters.reads;
+        reads.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.token);
+    }
+}
+
+/// Access of the node's other parts to its consensus. Cheap to clone.
+#[derive(Debug)]
+pub struct Handle<O> {
+    pub(super) mailbox: Arc<Mailbox>,
+    pub(super) waiters: Arc<Waiters<O>>,
+    pub(super) status: watch::Receiver<Arc<NodeStatus>>,
+    pub(super) leader: watch::Receiver<u64>,
+    pub(super) space: watch::Receiver<bool>,
+    pub(super) metrics: Arc<DriverMetrics>,
+    pub(super) options: Arc<MemberOptions>,
+    pub(super) next_read: Arc<AtomicU64>,
+}
+
+impl<O> Clone for Handle<O> {
+    fn clone(&self) -> Self {
+        Self {
+            mailbox: Arc::clone(&self.mailbox),
+            waiters: Arc::clone(&self.waiters),
+            status: self.status.clone(),
+            leader: self.leader.clone(),
+            space: self.space.clone(),
+            metrics: Arc::clone(&self.metrics),
+            options: Arc::clone(&self.options),
+            next_read: Arc::clone(&self.next_read),
+        }
+    }
+}
+
+impl<O: Send + 'static> Handle<O> {
+    /// Proposes `payload`, which the state machine will recognise by `id`, and waits until it is
+    /// applied here. While no leader is known, it waits for one. Dropping the future stops the
+    /// wait, not the proposal.
+    pub async fn propose(&self, payload: Bytes, id: RequestId) -> Result<O, ProposeError> {
+        self.propose_entry(EntryKind::Normal, payload, id).await
+    }
+
+    /// Proposes a change of members, as [`propose`](Self::propose) does for a request. The change
+    /// waits until a quorum is known to have the previous one.
+    pub async fn propose_change(&self, payload: Bytes, id: RequestId) -> Result<O, ProposeError> {
+        self.propose_entry(EntryKind::ConfChange, payload, id).await
+    }
+
+    async fn propose_entry(
+        &self,
+        kind: EntryKind,
+        payload: Bytes,
+        id: RequestId,
+    ) -> Result<O, ProposeError> {
+        if payload.len() > MAX_PROPOSAL_BYTES {
+            return Err(ProposeError::TooLarge);
+        }
+        let started = Instant::now();
+        let (sender, receiver) = oneshot::channel();
+        let previous = self
+            .waiters
+            .proposals
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(id, sender);
+        assert!(previous.is_none(), "a request id is used once");
+        let _waiting = ProposalWaiterGuard { waiters: &self.waiters, id };
+        let proposal = ClientProposal { id, kind, data: payload };
+        self.mailbox.propose(proposal).map_err(|refused| match refused {
+            QueueError::Full => ProposeError::TooManyRequests,
+            QueueError::Stopped => ProposeError::Stopped,
+        })?;
+        match tokio::time::timeout(self.options.request_timeout, receiver).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(_)) => Err(ProposeError::Stopped),
+            Err(_) => Err(self.status.borrow().timeout_error(started)),
+        }
+    }
+
+    /// Returns once everything that was acknowledged anywhere before the call is applied here. A
+    /// local read after it is linearizable. One ReadIndex round serves all waiting calls.
+    pub async fn read_barrier(&self) -> Result<Position, ReadBarrierError> {
+        let answer = self.wait_for_confirmation().await;
+        match answer {
+            Ok(_) => {}
+            Err(ReadBarrierError::Timeout) => {
+                self.metrics.reads_timed_out.fetch_add(1, Ordering::Relaxed);
+                self.metrics.reads_failed.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(_) => {
+                self.metrics.reads_failed.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        answer
+    }
+
+    async fn wait_for_confirmation(&self) -> Result<Position, ReadBarrierError> {
+        let token = self.next_read.fetch_add(1, Ordering::Relaxed);
+        let (sender, receiver) = oneshot::channel();
+        self.waiters.reads.lock().unwrap_or_else(PoisonError::into_inner).insert(token, sender);
+        let _waiting = ReadWaiterGuard { waiters: &self.waiters, token };
+        self.mailbox.read(token).map_err(|refused| match refused {
+            QueueError::Full => ReadBarrierError::TooManyRequests,
+            QueueError::Stopped => ReadBarrierError::Stopped,
+        })?;
+        match tokio::time::timeout(self.options.request_timeout, receiver).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(ReadBarrierError::Stopped),
+            Err(_) if self.status.borrow().leader == 0 => Err(ReadBarrierError::NoLeader),
+            Err(_) => Err(ReadBarrierError::Timeout),
+        }
+    }
+
+    /// Returns the current leader (0 while there is none), as a watch. It wakes its holder only
+    /// when the leader changes. The status, in contrast, changes with every round of consensus.
+    pub fn leader(&self) -> watch::Receiver<u64> {
+        self.leader.clone()
+    }
+
+    /// Returns the status, as a watch of its changes.
+    pub fn status(&self) -> watch::Receiver<Arc<NodeStatus>> {
+        self.status.clone()
+    }
+
+    /// Returns whether this member's disk is nearly full, as a watch. While it is, requests that
+    /// make the data grow must be refused.
+    pub fn short_of_space(&self) -> watch::Receiver<bool> {
+        self.space.clone()
+    }
+
+    /// Returns the driver's counters.
+    pub fn metrics(&self) -> &DriverMetrics {
+        &self.metrics
+    }
+
+    /// Campaigns at once, if no leader is known.
+    pub fn campaign(&self) {
+        self.mailbox.notice(Notice::Campaign);
+    }
+
+    /// Transfers leadership to `to` and waits until that member leads. Fails unless this member is
+    /// the leader.
+    pub async fn transfer_leader(&self, to: u64) -> Result<(), TransferError> {
+        let mut status = self.status.clone();
+        {
+            let now = status.borrow();
+            if now.leader != now.member {
+                return Err(TransferError::NotLeader);
+            }
+            if to == now.member {
+                return Ok(());
+            }
+            if !now.members.voters.contains(&to) {
+                return Err(TransferError::BadTransferee);
+            }
+        }
+        self.mailbox.notice(Notice::Transfer(Some(to)));
+        let done = status.wait_for(|now| now.leader == to);
+        match tokio::time::timeout(self.options.transfer_timeout(), done).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) => Err(TransferError::Stopped),
+            Err(_) => Err(TransferError::Timeout),
+        }
+    }
+
+    /// Ends this member's part in consensus. Requests that wait here for an outcome or a barrier
+    /// end with `Stopped`, and so do later ones.
+    pub fn leave(&self) {
+        self.mailbox.stop();
+    }
+
+    /// Transfers leadership, if this member has it, to the voter that is best able to lead. Returns
+    /// at once if no voter is able. Otherwise it returns when another member leads, or after an
+    /// election time-out.
+    pub async fn hand_over(&self) {
+        let mut status = self.status.clone();
+        let (leads, alone, successor) = {
+            let now = status.borrow();
+            (now.leader == now.member, now.members.voters.len() == 1, now.successor)
+        };
+        if alone || !leads {
+            return;
+        }
+        if successor.is_none() {
+            tracing::warn!(
+                "no other voter is connected and answers: leadership can't be handed over"
+            );
+            return;
+        }
+        self.mailbox.notice(Notice::Transfer(None));
+        let done = status.wait_for(|now| now.leader != now.member && now.leader != 0);
+        let _ = tokio::time::timeout(self.options.transfer_timeout(), done).await;
+    }
+}

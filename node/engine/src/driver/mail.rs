@@ -1,0 +1,265 @@
+//! Inputs that wait for the core: bounded, and taken all at once. No lock, no thread.
+//!
+//! Batching has the largest effect on throughput, so the core takes everything that gathered while
+//! it was busy. Proposals, reads and peer messages are counted, and refused above a limit. Notices
+//! come from the other threads. Their number is bounded by the work that those threads were given.
+
+use std::mem;
+
+use bytes::Bytes;
+use node_consensus::{Entry, EntryKind, Members, Message, Position};
+use node_state::state_machine::{AppliedChange, RequestId};
+
+use super::peers::IncomingSnapshot;
+
+/// Maximum bytes of proposals that wait for the core; more are refused as "too many requests".
+pub const MAX_QUEUED_PROPOSAL_BYTES: usize = 32 * 1024 * 1024;
+/// Maximum number of proposals that wait for the core; more are refused as "too many requests".
+pub const MAX_QUEUED_PROPOSALS: usize = 16 * 1024;
+/// Maximum bytes of peer messages that wait for the core. More are refused, which to Raft is a lost
+/// message.
+pub const MAX_QUEUED_MESSAGE_BYTES: usize = 64 * 1024 * 1024;
+/// Maximum number of reads that wait for a barrier; more are refused as "too many requests".
+pub const MAX_QUEUED_READS: usize = 64 * 1024;
+
+/// One proposal of this member's clients.
+#[derive(Clone, Debug)]
+pub struct ClientProposal {
+    /// Id by which the outcome finds the waiting request.
+    pub id: RequestId,
+    /// Kind of the resulting entry; never the no-op that only a leader makes.
+    pub kind: EntryKind,
+    pub data: Bytes,
+}
+
+/// Number of a request that waits for a read barrier.
+pub type ReadToken = u64;
+
+/// Event that another thread or the transport reports.
+#[derive(Debug)]
+pub enum Notice {
+    /// The log is durable up to and including this batch.
+    Persisted(u64),
+    /// The state machine has applied entries.
+    Applied {
+        /// Position of the last entry applied.
+        at: Position,
+        /// Applied changes of members, in order.
+        changes: Vec<AppliedChange>,
+    },
+    /// The store is durable up to and including this position.
+    Checkpointed(Position),
+    /// The log now begins after this position.
+    Compacted(Position),
+    /// The store has installed a snapshot durably.
+    Installed {
+        /// Position of the snapshot.
+        at: Position,
+        /// Voters and learners at that position, as the store has them.
+        members: Members,
+    },
+    /// A snapshot body was built, with this position and the members at it; `None` if it failed.
+    Built(Option<(Position, Members)>),
+    /// The entries of a fetch were read.
+    Fetched {
+        /// Number of the fetch.
+        id: u64,
+        /// Entries in order; empty if the log no longer has them.
+        entries: Vec<Entry>,
+    },
+    /// A snapshot was received completely.
+    Snapshot(IncomingSnapshot),
+    /// The transfer of a snapshot to a peer ended.
+    SnapshotSent {
+        /// Peer that was sent the snapshot.
+        peer: u64,
+        /// Whether the peer received all of it.
+        arrived: bool,
+    },
+    /// A message to this peer was lost.
+    Unreachable(u64),
+    /// A stream to or from this peer was established.
+    Connected(u64),
+    /// The last stream to or from this peer ended.
+    Disconnected(u64),
+    /// This member should campaign now.
+    Campaign,
+    /// This leader should transfer leadership to the given member, or to the best successor.
+    Transfer(Option<u64>),
+}
+
+/// Reason why a request was not queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueError {
+    /// The queue has reached its limit.
+    Full,
+    /// The core has stopped, and takes no more requests.
+    Stopped,
+}
+
+/// Limits on waiting inputs. The defaults are the product's.
+#[derive(Clone, Copy, Debug)]
+pub struct MailBounds {
+    /// Maximum bytes of waiting proposals: see [`MAX_QUEUED_PROPOSAL_BYTES`].
+    pub proposal_bytes: usize,
+    /// Maximum number of waiting proposals: see [`MAX_QUEUED_PROPOSALS`].
+    pub proposals: usize,
+    /// Maximum bytes of waiting peer messages: see [`MAX_QUEUED_MESSAGE_BYTES`].
+    pub message_bytes: usize,
+    /// Maximum number of waiting reads: see [`MAX_QUEUED_READS`].
+    pub reads: usize,
+}
+
+impl Default for MailBounds {
+    fn default() -> Self {
+        Self {
+            proposal_bytes: MAX_QUEUED_PROPOSAL_BYTES,
+            proposals: MAX_QUEUED_PROPOSALS,
+            message_bytes: MAX_QUEUED_MESSAGE_BYTES,
+            reads: MAX_QUEUED_READS,
+        }
+    }
+}
+
+/// All inputs that wait for the core.
+#[derive(Debug, Default)]
+pub struct Mail {
+    pub(super) proposals: Vec<ClientProposal>,
+    pub(super) reads: Vec<ReadToken>,
+    pub(super) messages: Vec<Message>,
+    pub(super) notices: Vec<Notice>,
+    pub(super) stop: bool,
+    proposal_bytes: usize,
+    message_bytes: usize,
+    bounds: MailBounds,
+}
+
+impl Mail {
+    /// Returns an empty mail with these limits.
+    pub fn new(bounds: MailBounds) -> Self {
+        Self { bounds, ..Self::default() }
+    }
+
+    /// Queues a proposal of this member's clients.
+    pub fn propose(&mut self, proposal: ClientProposal) -> Result<(), QueueError> {
+        if self.stop {
+            return Err(QueueError::Stopped);
+        }
+        let bytes = self.proposal_bytes + proposal.data.len();
+        if bytes > self.bounds.proposal_bytes || self.proposals.len() >= self.bounds.proposals {
+            return Err(QueueError::Full);
+        }
+        self.proposal_bytes = bytes;
+        self.proposals.push(proposal);
+        Ok(())
+    }
+
+    /// Queues a read that waits for a barrier.
+    pub fn read(&mut self, token: ReadToken) -> Result<(), QueueError> {
+        if self.stop {
+            return Err(QueueError::Stopped);
+        }
+        if self.reads.len() >= self.bounds.reads {
+            return Err(QueueError::Full);
+        }
+        self.reads.push(token);
+        Ok(())
+    }
+
+    /// Queues a message from a peer. Messages are accepted while the node stops as well, for the
+    /// transfer of leadership and the last acknowledgements.
+    pub fn message(&mut self, message: Message) -> Result<(), QueueError> {
+        let bytes = self.message_bytes + message.cost();
+        if bytes > self.bounds.message_bytes {
+            return Err(QueueError::Full);
+        }
+        self.message_bytes = bytes;
+        self.messages.push(message);
+        Ok(())
+    }
+
+    /// Queues an event of another thread or of the transport.
+    pub fn notice(&mut self, notice: Notice) {
+        self.notices.push(notice);
+    }
+
+    /// Returns whether the core has nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.proposals.is_empty()
+            && self.reads.is_empty()
+            && self.messages.is_empty()
+            && self.notices.is_empty()
+            && !self.stop
+    }
+
+    /// Takes everything that waits. The flag `stop` stays set.
+    pub fn take(&mut self) -> Self {
+        let (bounds, stop) = (self.bounds, self.stop);
+        mem::replace(self, Self { bounds, stop, ..Self::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: MailBounds =
+        MailBounds { proposal_bytes: 10, proposals: 3, message_bytes: 1_000, reads: 2 };
+
+    fn proposal(bytes: usize) -> ClientProposal {
+        let data = Bytes::from(vec![7; bytes]);
+        ClientProposal { id: RequestId(1), kind: EntryKind::Normal, data }
+    }
+
+    #[test]
+    fn proposals_are_bounded_in_bytes_and_in_number_until_they_are_taken() {
+        let mut mail = Mail::new(BOUNDS);
+        assert_eq!(mail.propose(proposal(11)), Err(QueueError::Full));
+        mail.propose(proposal(8)).unwrap();
+        assert_eq!(mail.propose(proposal(3)), Err(QueueError::Full));
+        mail.propose(proposal(1)).unwrap();
+        mail.propose(proposal(1)).unwrap();
+        assert_eq!(mail.propose(proposal(0)), Err(QueueError::Full), "three are enough");
+        assert_eq!(mail.take().proposals.len(), 3);
+        mail.propose(proposal(10)).unwrap();
+        assert_eq!(mail.propose(proposal(1)), Err(QueueError::Full), "the bounds stay");
+    }
+
+    #[test]
+    fn reads_are_bounded() {
+        let mut mail = Mail::new(BOUNDS);
+        assert_eq!((mail.read(1), mail.read(2)), (Ok(()), Ok(())));
+        assert_eq!(mail.read(3), Err(QueueError::Full));
+        assert_eq!(mail.take().reads, [1, 2]);
+        assert_eq!(mail.read(4), Ok(()));
+    }
+
+    #[test]
+    fn messages_are_bounded_by_what_they_cost_and_notices_are_not() {
+        let mut mail = Mail::new(BOUNDS);
+        let message = || Message::new(node_consensus::MessageKind::Heartbeat, 2, 1);
+        let fit = BOUNDS.message_bytes / message().cost();
+        for _ in 0..fit {
+            mail.message(message()).unwrap();
+        }
+        assert_eq!(mail.message(message()), Err(QueueError::Full));
+        for batch in 0..1_000 {
+            mail.notice(Notice::Persisted(batch));
+        }
+        let taken = mail.take();
+        assert_eq!((taken.messages.len(), taken.notices.len()), (fit, 1_000));
+        assert!(mail.is_empty());
+        mail.message(message()).unwrap();
+    }
+
+    #[test]
+    fn a_stop_refuses_clients_for_good_and_nothing_that_others_have_done() {
+        let mut mail = Mail::new(BOUNDS);
+        mail.stop = true;
+        assert!(!mail.is_empty() && mail.take().stop && mail.stop);
+        assert_eq!(mail.propose(proposal(1)), Err(QueueError::Stopped));
+        assert_eq!(mail.read(1), Err(QueueError::Stopped));
+        mail.notice(Notice::Persisted(1));
+        assert_eq!(mail.take().notices.len(), 1);
+    }
+}

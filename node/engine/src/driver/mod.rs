@@ -1,0 +1,123 @@
+//! The driver: the one owner of consensus.
+//!
+//! The API side holds a [`Handle`]; [`PeerSender`] and [`PeerInbox`] are the seam to the transport.
+//! All decisions are made by types without thread, lock or clock. The threads of production and the
+//! events of the simulation (`tests/src/sim`) both run these types:
+//!
+//! | type | owns | thread |
+//! |---|---|---|
+//! | [`Mail`] | inputs that wait for consensus, and their limits | filled by all, emptied by **core** |
+//! | [`RoundRunner`] | [`DriverCore`] (consensus, timers, barriers); reports of lost messages | **core** |
+//! | [`LogWriter`] | the log: grouping of writes into one sync, work when idle | **wal** |
+//! | [`Applier`] | the state machine: grouping into transactions, answers to requests | **apply** |
+//! | [`SnapshotStore`] | bodies of snapshots: the current one, removal of files | core, apply, **back** |
+//! | [`run_fetch`] | nothing; it reads old entries | **fetch** |
+//!
+//! The modules `run`, `apply_thread`, `log_thread`, `back_threads` and `mailbox` hold the channels,
+//! locks and waits around these types. They make no decision that isn't about waiting.
+
+mod apply;
+mod apply_thread;
+mod back_threads;
+mod core;
+mod error;
+mod fatal;
+mod handle;
+mod log_thread;
+mod mail;
+mod mailbox;
+mod metrics;
+mod outgoing;
+mod peers;
+mod proposals;
+mod reads;
+mod round;
+mod run;
+mod snapshots;
+mod start;
+mod status;
+mod wal;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use apply::{Applier, ApplierError, ApplyBatch, ApplyJob, ApplySink, CheckpointPolicy};
+pub use core::{DriverCore, DriverOptions, Effects};
+pub use error::{ProposeError, ReadBarrierError, TransferError};
+pub use fatal::exit_on_defragmentation_failure;
+pub use handle::Handle;
+pub use mail::{
+    ClientProposal, MAX_QUEUED_MESSAGE_BYTES, MAX_QUEUED_PROPOSAL_BYTES, MAX_QUEUED_PROPOSALS,
+    MAX_QUEUED_READS, Mail, MailBounds, Notice, QueueError, ReadToken,
+};
+pub use metrics::{DriverMetrics, SLOW_APPLY};
+pub use node_consensus::{Message, MessageKind, PeerState, PeerStatus, Position, Role};
+#[cfg(any(test, feature = "testing"))]
+pub use peers::test_inbox;
+pub use peers::{
+    InboxFull, IncomingSnapshot, OutgoingSnapshot, PeerInbox, PeerSender, SendError,
+    is_snapshot_wanted,
+};
+pub use round::{EffectSink, RoundRunner};
+pub use run::{MemberParts, RunningDriver, start};
+pub use snapshots::{SnapshotFiles, SnapshotStorage, SnapshotStore};
+pub use start::{StartError, recover_initial_state};
+pub use status::{NodeStatus, accepts_removal_report};
+pub use wal::{LogJob, LogWriter, collect_log_jobs, run_fetch};
+
+/// Capacity of the queues to the log and the state machine, and the most jobs that either takes at
+/// once. The driver's limit on unapplied bytes is normally reached first. If a queue is full, the
+/// core thread blocks.
+const QUEUED_JOBS: usize = 4096;
+
+/// Maximum size of one proposal in bytes. etcd's default request limit is 1.5 MiB; this hard limit
+/// is our own.
+pub const MAX_PROPOSAL_BYTES: usize = 10 * 1024 * 1024;
+
+/// Configuration of the driver.
+#[derive(Clone, Debug)]
+pub struct MemberOptions {
+    pub member: u64,
+    /// Length of one tick. A leader sends heartbeats every tick (`--heartbeat-interval`).
+    pub tick: Duration,
+    /// Ticks without a leader before an election (`--election-timeout` in ticks).
+    pub election_ticks: usize,
+    /// Maximum time that a request waits for its outcome. As in etcd: 5 s and two election
+    /// time-outs.
+    pub request_timeout: Duration,
+    /// Whether to campaign as soon as a quorum of peers is connected. True for the first start of
+    /// seat 1.
+    pub campaign_when_connected: bool,
+    /// Whether to shorten the wait for the first election once a quorum is connected, at any start.
+    pub hasten_first_election: bool,
+    /// Directory of incoming and outgoing snapshots. The transport writes incoming ones here.
+    pub snapshot_dir: PathBuf,
+    /// Number of entries that the log keeps behind the store's durable position, for followers that
+    /// lag.
+    pub catch_up_entries: u64,
+}
+
+impl MemberOptions {
+    /// Returns etcd's defaults: 100 ms heartbeats, and a 1 s election time-out.
+    pub fn new(member: u64, snapshot_dir: PathBuf) -> Self {
+        let tick = Duration::from_millis(100);
+        let election_ticks = 10;
+        Self {
+            member,
+            tick,
+            election_ticks,
+            request_timeout: Duration::from_secs(5) + tick * 20,
+            campaign_when_connected: false,
+            hasten_first_election: true,
+            snapshot_dir,
+            catch_up_entries: 5_000,
+        }
+    }
+
+    fn transfer_timeout(&self) -> Duration {
+        self.tick * u32::try_from(self.election_ticks).unwrap_or(u32::MAX)
+    }
+}

@@ -1,0 +1,314 @@
+//! Start of a member's threads, and the core thread, which owns consensus.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use node_consensus::{Config, FetchRequest, Message, Position, Role, StepError};
+use node_state::state_machine::{RequestId, StateMachine};
+use tokio::sync::watch;
+
+use super::apply_thread::{ApplyThreadSink, apply};
+use super::back_threads::{QUEUED_FETCHES, QUEUED_SNAPSHOTS, fetch, write_snapshots};
+use super::core::{DriverCore, DriverOptions};
+use super::fatal::spawn;
+use super::handle::{Handle, Waiters};
+use super::log_thread::WalThread;
+use super::mail::{Mail, Notice, ReadToken};
+use super::mailbox::{CoreInbox as _, Mailbox};
+use super::peers::{OutgoingSnapshot, PeerInbox, PeerSender, SendError};
+use super::round::{EffectSink, RoundRunner};
+use super::snapshots::{SnapshotFiles, SnapshotStore};
+use super::status::{NodeStatus, Observations};
+use super::{
+    Applier, ApplyJob, CheckpointPolicy, DriverMetrics, LogJob, LogWriter, MemberOptions,
+    ProposeError, QUEUED_JOBS, ReadBarrierError, StartError, recover_initial_state,
+};
+use crate::log::{Log, RecoveredState};
+use crate::log_limit::LogLimit;
+
+/// Components from which a member is started.
+pub struct MemberParts<M> {
+    pub options: MemberOptions,
+    /// State machine with its recovered state.
+    pub machine: M,
+    /// Log that was just opened.
+    pub log: Log,
+    /// Result of opening the log.
+    pub recovered: RecoveredState,
+    /// Queues for messages to peers.
+    pub sender: Arc<dyn PeerSender>,
+    /// Seed of the election time-outs: any value that differs between members and starts.
+    pub seed: u64,
+}
+
+/// A running member. Dropping it stops its threads without a transfer of leadership.
+#[derive(Debug)]
+pub struct RunningDriver {
+    mailbox: Arc<Mailbox>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl RunningDriver {
+    /// Stops the threads. Everything queued for the log is written, everything committed is
+    /// applied, and the store is made durable. Call [`Handle::hand_over`] first.
+    pub fn stop(mut self) {
+        self.join();
+    }
+
+    fn join(&mut self) {
+        self.mailbox.stop();
+        for thread in self.threads.drain(..) {
+            // A join can't fail: a thread that panicked has aborted the process.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for RunningDriver {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+/// Starts the threads. Before it returns, it has checked that log and store fit each other.
+pub fn start<M: StateMachine>(
+    mut parts: MemberParts<M>,
+) -> Result<(Handle<M::Outcome>, PeerInbox, RunningDriver), StartError> {
+    let options = Arc::new(parts.options);
+    empty_directory(&options.snapshot_dir).map_err(StartError::Snapshots)?;
+    let (applied, members) = (parts.machine.applied(), parts.machine.members());
+    let initial = recover_initial_state(&mut parts.log, applied, members)?;
+    let mut config = Config::new(options.member, parts.recovered.boot, parts.seed);
+    config.election_ticks = options.election_ticks;
+    let driver = DriverCore::new(&config, driver_options(&options), &initial)?;
+
+    let mailbox = Arc::new(Mailbox::default());
+    let waiters = Arc::new(Waiters::default());
+    let metrics = Arc::new(DriverMetrics::default());
+    let snapshots = Arc::new(SnapshotStore::new(options.snapshot_dir.clone(), SnapshotFiles));
+    let seen = Observations::default();
+    let first = NodeStatus::of(&driver, options.member, &seen);
+    let (leader_sender, leader) = watch::channel(first.leader);
+    let (status_sender, status) = watch::channel(Arc::new(first));
+    let (to_log, log_jobs) = sync_channel(QUEUED_JOBS);
+    let (to_apply, apply_jobs) = sync_channel(QUEUED_JOBS);
+    let (to_fetch, fetches) = sync_channel(QUEUED_FETCHES);
+    let (to_back, wanted) = sync_channel(QUEUED_SNAPSHOTS);
+    let reader = parts.log.reader();
+
+    let mut threads = Vec::new();
+    let writer = LogWriter::new(parts.log, Arc::clone(&metrics));
+    let (wal, space) = WalThread::new(writer, log_jobs, Arc::clone(&mailbox));
+    threads.push(spawn("wal", move || wal.run())?);
+    let policy = CheckpointPolicy::default();
+    let applier = Applier::new(parts.machine, policy, Arc::clone(&metrics));
+    let out = ApplyThreadSink {
+        mailbox: Arc::clone(&mailbox),
+        waiters: Arc::clone(&waiters),
+        snapshots: Arc::clone(&snapshots),
+        to_back,
+    };
+    threads.push(spawn("apply", move || apply(applier, &apply_jobs, out))?);
+    let (bodies, inbox) = (Arc::clone(&snapshots), Arc::clone(&mailbox));
+    threads.push(spawn("back", move || write_snapshots(&wanted, &bodies, &inbox))?);
+    let inbox = Arc::clone(&mailbox);
+    threads.push(spawn("fetch", move || fetch(&reader, &fetches, &inbox))?);
+    let out: CoreThreadSink<M> = CoreThreadSink {
+        mailbox: Arc::clone(&mailbox),
+        waiters: Arc::clone(&waiters),
+        sender: parts.sender,
+        snapshots,
+        to_log,
+        to_fetch,
+        to_apply,
+        bad_messages: LogLimit::new(),
+    };
+    let core = CoreThread {
+        core: RoundRunner::new(driver, Arc::clone(&metrics)),
+        out,
+        options: Arc::clone(&options),
+        metrics: Arc::clone(&metrics),
+        status: status_sender,
+        leader: leader_sender,
+        observations: seen,
+    };
+    // The core thread is first, so it is joined first. The others end when it drops their queues.
+    threads.insert(0, spawn("core", move || core.run())?);
+
+    let inbox = PeerInbox { core_inbox: Arc::clone(&mailbox) as _, status: status.clone() };
+    let handle = Handle {
+        mailbox: Arc::clone(&mailbox),
+        waiters,
+        status,
+        leader,
+        space,
+        metrics,
+        options,
+        next_read: Arc::default(),
+    };
+    Ok((handle, inbox, RunningDriver { mailbox, threads }))
+}
+
+/// Limit on unapplied bytes: see [`DriverOptions::max_backlog_bytes`].
+const MAX_BACKLOG_BYTES: usize = 128 * 1024 * 1024;
+
+fn driver_options(options: &MemberOptions) -> DriverOptions {
+    let ticks = options.request_timeout.as_nanos() / options.tick.as_nanos().max(1);
+    DriverOptions {
+        campaign_when_connected: options.campaign_when_connected,
+        hasten_first_election: options.hasten_first_election,
+        catch_up_entries: options.catch_up_entries,
+        proposal_ticks: u64::try_from(ticks).unwrap_or(u64::MAX),
+        read_retry_ticks: 2,
+        max_backlog_bytes: MAX_BACKLOG_BYTES,
+    }
+}
+
+fn empty_directory(path: &Path) -> std::io::Result<()> {
+    muster_files::data::make_folder(path)?;
+    for entry in path.read_dir()? {
+        muster_files::data::remove(&entry?.path())?;
+    }
+    Ok(())
+}
+
+struct CoreThread<M: StateMachine> {
+    core: RoundRunner,
+    out: CoreThreadSink<M>,
+    options: Arc<MemberOptions>,
+    metrics: Arc<DriverMetrics>,
+    status: watch::Sender<Arc<NodeStatus>>,
+    leader: watch::Sender<u64>,
+    observations: Observations,
+}
+
+impl<M: StateMachine> CoreThread<M> {
+    fn run(mut self) {
+        let mut next_tick = Instant::now() + self.options.tick;
+        // The first round has no input: a single voter has campaigned already, which has effects.
+        self.core.round(Mail::default(), false, &mut self.out);
+        loop {
+            let deadline = if self.core.has_more() { Instant::now() } else { next_tick };
+            let mail = self.out.mailbox.take(deadline);
+            let stop = mail.stop;
+            let now = Instant::now();
+            let tick = now >= next_tick;
+            if tick {
+                if now >= next_tick + self.options.tick {
+                    self.count_late_heartbeats();
+                }
+                next_tick = now + self.options.tick;
+            }
+            self.core.round(mail, tick, &mut self.out);
+            self.publish(now);
+            if stop {
+                self.out.waiters.stop();
+                return;
+            }
+        }
+    }
+
+    /// Counts one late heartbeat for each peer, because a leader's tick came a whole tick late.
+    fn count_late_heartbeats(&self) {
+        let driver = self.core.driver();
+        if driver.leadership().0 == Role::Leader {
+            let members = driver.members();
+            let others = (members.voters.len() + members.learners.len()).saturating_sub(1);
+            self.metrics.late_heartbeats.fetch_add(others as u64, Relaxed);
+        }
+    }
+
+    fn publish(&mut self, now: Instant) {
+        let driver = self.core.driver();
+        let (role, leader, term) = driver.leadership();
+        if self.observations.observe(leader, driver.is_quorum_connected(), now) {
+            if leader != 0 {
+                self.metrics.leader_changes.fetch_add(1, Relaxed);
+                let leader_id = format_args!("{leader:x}");
+                tracing::info!(leader.id = %leader_id, term, leads = role == Role::Leader, "leader elected");
+            } else {
+                tracing::warn!(term, "leader lost");
+            }
+        }
+        let status = NodeStatus::of(driver, self.options.member, &self.observations);
+        self.status.send_replace(Arc::new(status));
+        self.leader.send_if_modified(|told| std::mem::replace(told, leader) != leader);
+    }
+}
+
+/// Outlets of the core: to the other threads, to the peers, and to waiting requests.
+struct CoreThreadSink<M: StateMachine> {
+    mailbox: Arc<Mailbox>,
+    waiters: Arc<Waiters<M::Outcome>>,
+    sender: Arc<dyn PeerSender>,
+    snapshots: Arc<SnapshotStore<SnapshotFiles>>,
+    to_log: SyncSender<LogJob>,
+    to_fetch: SyncSender<FetchRequest>,
+    to_apply: SyncSender<ApplyJob>,
+    bad_messages: LogLimit<1>,
+}
+
+impl<M: StateMachine> EffectSink for CoreThreadSink<M> {
+    fn send(&mut self, message: Message) -> Result<(), SendError> {
+        self.sender.try_send(message)
+    }
+
+    fn send_snapshot(&mut self, message: Message) -> bool {
+        let body = self.snapshots.body_of(&message);
+        let measured = body.and_then(|body| Some((body.metadata().ok()?.len(), body)));
+        let Some((bytes, body)) = measured else { return false };
+        self.sender.send_snapshot(OutgoingSnapshot { message, body, bytes });
+        true
+    }
+
+    fn log(&mut self, job: LogJob) {
+        // The send can't fail: the log thread ends only after this one.
+        let _ = self.to_log.send(job);
+    }
+
+    fn apply(&mut self, job: ApplyJob) {
+        let _ = self.to_apply.send(job);
+    }
+
+    fn fetch(&mut self, fetch: FetchRequest) -> bool {
+        self.to_fetch.try_send(fetch).is_ok()
+    }
+
+    fn drop_snapshot(&mut self) {
+        self.snapshots.drop_built();
+    }
+
+    fn discard(&mut self, body: &Path) {
+        self.mailbox.snapshot_ended(body, false);
+        self.snapshots.remove(body);
+    }
+
+    fn notice(&mut self, notice: Notice) {
+        self.mailbox.notice(notice);
+    }
+
+    fn bad_message(&mut self, error: &StepError) {
+        if let Some(suppressed) = self.bad_messages.pass(0, Instant::now()) {
+            tracing::warn!(%error, suppressed, "a peer's message was refused");
+        }
+    }
+
+    fn refuse_proposals(&mut self, proposals: Vec<RequestId>) {
+        let refused = proposals.into_iter();
+        self.waiters.answer(refused.map(|id| (id, Err(ProposeError::TooManyRequests))));
+    }
+
+    fn release_reads(&mut self, reads: Vec<(ReadToken, Position)>) {
+        self.waiters.answer_reads(reads.into_iter().map(|(token, at)| (token, Ok(at))));
+    }
+
+    fn refuse_reads(&mut self, reads: Vec<ReadToken>) {
+        let refused =
+            reads.into_iter().map(|token| (token, Err(ReadBarrierError::TooManyRequests)));
+        self.waiters.answer_reads(refused);
+    }
+}

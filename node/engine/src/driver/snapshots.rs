@@ -1,0 +1,226 @@
+//! Bodies of snapshots: built here to be sent, or received to be installed.
+//!
+//! Each body is as large as the store. Of those built here, only the latest counts, and a newer one
+//! replaces it as soon as it is written. A message that still refers to the replaced one finds no
+//! body. The driver decides who is sent the body, and when it may be removed
+//! ([`OutgoingSnapshotBody`](super::outgoing::OutgoingSnapshotBody)).
+
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use muster_files::data;
+use node_consensus::{Message, Position};
+use node_state::state_machine::Snapshot;
+
+use super::mail::Notice;
+
+/// Storage of snapshot bodies.
+pub trait SnapshotStorage {
+    /// Body that is being written.
+    type New: Write;
+    /// Body that is being read.
+    type Body: Read;
+    /// Creates a body, replacing any at `path`.
+    fn create(&self, path: &Path) -> io::Result<Self::New>;
+    /// Opens a body at its beginning.
+    fn open(&self, path: &Path) -> io::Result<Self::Body>;
+    /// Removes the body at `path`.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+}
+
+/// Bodies in files, as in production.
+#[derive(Clone, Copy, Debug)]
+pub struct SnapshotFiles;
+
+impl SnapshotStorage for SnapshotFiles {
+    type New = File;
+    type Body = File;
+
+    fn create(&self, path: &Path) -> io::Result<File> {
+        Ok(data::recreate(path)?)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<File> {
+        Ok(data::open(path, data::OpenMode::Read)?)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        Ok(data::remove(path)?)
+    }
+}
+
+/// Snapshot bodies of one member.
+#[derive(Debug)]
+pub struct SnapshotStore<B> {
+    dir: PathBuf,
+    bodies: B,
+    /// Position and file of the body built last.
+    built: Mutex<Option<(Position, PathBuf)>>,
+}
+
+impl<B: SnapshotStorage> SnapshotStore<B> {
+    /// Starts with the directory `dir`; no body has been built yet.
+    pub fn new(dir: PathBuf, bodies: B) -> Self {
+        Self { dir, bodies, built: Mutex::default() }
+    }
+
+    /// Writes a body, which becomes the one built last. Returns the notice for the driver.
+    pub fn build<S: Snapshot>(&self, snapshot: S) -> Notice {
+        let (at, members) = (snapshot.position(), snapshot.members());
+        let path = self.dir.join(format!("outgoing-{:016x}", at.index));
+        let written = self.write(&snapshot, &path);
+        // The snapshot keeps a part of the store in use.
+        drop(snapshot);
+        if let Err(error) = &written {
+            let error = &**error;
+            tracing::error!(error, index = at.index, "a snapshot couldn't be made");
+            // A partial body would only take up space.
+            self.remove(&path);
+            return Notice::Built(None);
+        }
+        let old = self.lock().replace((at, path.clone()));
+        old.filter(|(_, old)| *old != path).into_iter().for_each(|(_, old)| self.remove(&old));
+        Notice::Built(Some((at, members)))
+    }
+
+    fn write<S: Snapshot>(
+        &self,
+        snapshot: &S,
+        path: &Path,
+    ) -> Result<(), Box<dyn std::error::Error>> {
+        let mut out = BufWriter::new(self.bodies.create(path)?);
+        snapshot.write(&mut out)?;
+        Ok(out.flush()?)
+    }
+
+    /// Opens the body of `message`, if it is the one built last and can be read.
+    pub fn body_of(&self, message: &Message) -> Option<B::Body> {
+        // The body is opened under the lock, so that it isn't removed meanwhile.
+        let built = self.lock();
+        let (_, path) = built.as_ref().filter(|(at, _)| message.snapshot == Some(*at))?;
+        self.bodies.open(path).ok()
+    }
+
+    /// Removes the body built last.
+    pub fn drop_built(&self) {
+        let built = self.lock().take();
+        built.into_iter().for_each(|(_, path)| self.remove(&path));
+    }
+
+    /// Opens a body that was received.
+    pub fn open(&self, path: &Path) -> io::Result<B::Body> {
+        self.bodies.open(path)
+    }
+
+    /// Removes a body. If that fails, the file takes up space only until the next start.
+    pub fn remove(&self, path: &Path) {
+        if let Err(error) = self.bodies.remove(path) {
+            tracing::warn!(path = %path.display(), %error, "a snapshot's file couldn't be removed");
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<(Position, PathBuf)>> {
+        self.built.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use node_consensus::{Members, MessageKind};
+
+    use super::*;
+
+    struct TestSnapshot(u64);
+
+    impl Snapshot for TestSnapshot {
+        type Error = io::Error;
+
+        fn position(&self) -> Position {
+            Position { index: self.0, term: 1 }
+        }
+
+        fn members(&self) -> Members {
+            Members { voters: vec![self.0], learners: Vec::new() }
+        }
+
+        fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+            write!(out, "body {}", self.0)
+        }
+    }
+
+    fn announced(index: u64) -> Message {
+        let snapshot = Some(Position { index, term: 1 });
+        Message { snapshot, ..Message::new(MessageKind::Snapshot, 1, 2) }
+    }
+
+    fn in_dir(dir: &Path) -> Vec<String> {
+        let names = dir.read_dir().unwrap().map(|entry| entry.unwrap().file_name());
+        names.map(|name| name.into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn only_the_body_built_last_is_there_and_only_for_who_speaks_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshots = SnapshotStore::new(dir.path().to_owned(), SnapshotFiles);
+        assert!(snapshots.body_of(&announced(3)).is_none());
+        for index in [3, 3, 5] {
+            let Notice::Built(Some((at, members))) = snapshots.build(TestSnapshot(index)) else {
+                panic!("it was written")
+            };
+            assert_eq!((at.index, members.voters), (index, vec![index]));
+        }
+        assert!(snapshots.body_of(&announced(3)).is_none(), "a newer one took its place");
+        let mut body = String::new();
+        snapshots.body_of(&announced(5)).unwrap().read_to_string(&mut body).unwrap();
+        assert_eq!(body, "body 5");
+        assert_eq!(in_dir(dir.path()), ["outgoing-0000000000000005"]);
+        snapshots.drop_built();
+        assert!(snapshots.body_of(&announced(5)).is_none());
+        assert!(in_dir(dir.path()).is_empty());
+        snapshots.drop_built();
+    }
+
+    /// Bodies on a disk that is full at the first byte.
+    struct FullDisk(Cell<bool>);
+
+    impl SnapshotStorage for FullDisk {
+        type New = FullDisk;
+        type Body = File;
+
+        fn create(&self, path: &Path) -> io::Result<FullDisk> {
+            File::create(path).map(|_| FullDisk(Cell::new(false)))
+        }
+
+        fn open(&self, path: &Path) -> io::Result<File> {
+            File::open(path)
+        }
+
+        fn remove(&self, path: &Path) -> io::Result<()> {
+            self.0.set(true);
+            std::fs::remove_file(path)
+        }
+    }
+
+    impl Write for FullDisk {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::StorageFull.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn half_a_body_is_none_and_takes_no_space() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshots = SnapshotStore::new(dir.path().to_owned(), FullDisk(Cell::new(false)));
+        assert!(matches!(snapshots.build(TestSnapshot(4)), Notice::Built(None)));
+        assert!(snapshots.bodies.0.get() && in_dir(dir.path()).is_empty());
+        assert!(snapshots.body_of(&announced(4)).is_none());
+    }
+}

@@ -1,0 +1,337 @@
+//! TLS on both listeners and towards peers: reloadable files, and verification of certificates.
+//!
+//! *Clients*: a server certificate. With `--trusted-ca-file`, every client must present a
+//! certificate of that CA, as in etcd.
+//!
+//! *Peers*: mutual TLS 1.3 under the peer CA. If the cluster's configuration binds a member to a
+//! key, that key decides:
+//! - A certificate of the right CA with another key is refused.
+//! - An expired certificate with the right key raises an alarm, but is not refused. So no cluster
+//!   stops working because nobody renewed certificates.
+//!
+//! Files are checked for changes at handshakes (every 500 ms at most), and read again if they
+//! changed. If a file can't be read, its previous content stays in force, and a warning is logged.
+
+mod client;
+mod files;
+mod policy;
+mod purpose;
+mod unusable;
+mod verify;
+
+use std::{
+    collections::HashSet,
+    path::PathBuf,
+    sync::{
+        Arc, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use node_state::identity::NodeKey;
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion,
+    client::danger::ServerCertVerifier,
+    pki_types::CertificateDer,
+    server::{ParsedCertificate, danger::ClientCertVerifier},
+    sign::CertifiedKey,
+};
+
+pub use self::{
+    client::{ClientFiles, client_config},
+    files::TlsError,
+    policy::{GoCipherSuite, TlsPolicy, TlsVersion, go_cipher_suite, is_of_tls_1_2},
+    unusable::explain_handshake_error,
+};
+use self::{
+    files::{ReloadingValue, load_crl, load_key, load_roots},
+    purpose::CertificatePurpose,
+    verify::{ClientNames, ClientVerifier, InboundPeerVerifier, OutboundPeerVerifier},
+};
+use tokio::sync::watch;
+use x509_parser::{certificate::X509Certificate, prelude::FromDer};
+
+use crate::log_limit::LogLimit;
+
+/// ALPN protocol name of peer streams.
+pub(crate) const PEER_ALPN: &[u8] = b"muster-peer/1";
+/// TLS versions of peer streams. Both ends are this program, so nothing older than 1.3 is needed.
+const PEER_VERSIONS: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
+
+/// TLS files and name restrictions of one listener.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Certificate chain in PEM, leaf first.
+    pub cert: PathBuf,
+    /// Private key of the leaf in PEM.
+    pub key: PathBuf,
+    /// CA whose certificates connecting clients must present. If `None`, they need no certificate.
+    pub trusted_ca: Option<PathBuf>,
+    /// List of that CA's revoked certificates, in PEM or DER.
+    pub crl: Option<PathBuf>,
+    /// Allowed common names. If empty, any name is allowed.
+    pub allowed_cn: Vec<String>,
+    /// Allowed subject alternative names. If empty, any name is allowed.
+    pub allowed_hostname: Vec<String>,
+    /// Whether a certificate's common name authenticates its holder as that user, unless the call
+    /// has a token.
+    pub names_users: bool,
+}
+
+/// TLS of a listener for clients.
+#[derive(Debug)]
+pub struct ClientListenerTls {
+    key: Arc<ReloadingValue<CertifiedKey>>,
+    roots: Option<Arc<ReloadingValue<RootCertStore>>>,
+    crl: Option<Arc<ReloadingValue<files::Crl>>>,
+    config: Arc<ServerConfig>,
+    refused_keys: watch::Sender<HashSet<NodeKey>>,
+    names_users: bool,
+}
+
+impl ClientListenerTls {
+    /// Reads the files and builds the server configuration.
+    ///
+    /// # Errors
+    /// If a file can't be read or used.
+    pub fn new(files: &TlsFiles, policy: &TlsPolicy, alpn: &[&[u8]]) -> Result<Self, TlsError> {
+        let key = Arc::new(load_key(&files.cert, &files.key, &[CertificatePurpose::Server])?);
+        let roots = files.trusted_ca.as_deref().map(load_roots).transpose()?.map(Arc::new);
+        let crl = match (&files.crl, &roots) {
+            (Some(crl), Some(roots)) => Some(Arc::new(load_crl(crl, roots)?)),
+            _ => None,
+        };
+        let builder = ServerConfig::builder_with_provider(policy.provider())
+            .with_protocol_versions(&policy.versions())
+            .map_err(TlsError::Policy)?;
+        let mut config = match &roots {
+            None => builder.with_no_client_auth(),
+            Some(roots) => builder.with_client_cert_verifier(Arc::new(ClientVerifier::new(
+                Arc::clone(roots),
+                crl.clone(),
+                ClientNames::of(files),
+                policy.provider(),
+            ))
+                as Arc<dyn ClientCertVerifier>),
+        }
+        .with_cert_resolver(Arc::clone(&key) as _);
+        config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+        disable_resumption(&mut config);
+        let refused = watch::Sender::default();
+        let names_users = files.names_users && roots.is_some();
+        Ok(Self { key, roots, crl, config: Arc::new(config), refused_keys: refused, names_users })
+    }
+
+    /// Returns the user named by a connection's certificate, if certificates name users on this
+    /// listener. If there are several common names, the last one counts, as in etcd. A name that
+    /// can't be read is the empty user name.
+    pub fn user(&self, shown: Option<&[CertificateDer<'_>]>) -> Option<String> {
+        let leaf = shown.filter(|_| self.names_users)?.first()?;
+        let (_, parsed) = X509Certificate::from_der(leaf).ok()?;
+        let name = parsed.subject().iter_common_name().last();
+        Some(name.and_then(|name| name.as_str().ok()).unwrap_or_default().to_owned())
+    }
+
+    /// Refuses clients that present one of these keys, and disconnects those that are connected.
+    pub fn set_refused_keys(&self, keys: HashSet<NodeKey>) {
+        self.refused_keys.send_if_modified(|known| {
+            let changed = *known != keys;
+            *known = keys;
+            changed
+        });
+    }
+
+    /// Returns once the presented certificates' key is refused. Never returns if there is no
+    /// certificate.
+    pub async fn wait_until_refused(&self, shown: Option<&[CertificateDer<'_>]>) {
+        let Some(key) = shown.and_then(|chain| chain.first()).and_then(node_key_of) else {
+            return std::future::pending().await;
+        };
+        let mut refused = self.refused_keys.subscribe();
+        // The wait ends with an error only if `self` is dropped, but `self` outlives every
+        // connection.
+        let _ = refused.wait_for(|keys| keys.contains(&key)).await;
+    }
+
+    /// Returns when the current server certificate expires, in seconds since 1970.
+    #[must_use]
+    pub fn expires_at(&self) -> Option<i64> {
+        expiry_of(&self.key.get())
+    }
+
+    /// Returns the configuration for a TLS acceptor.
+    #[must_use]
+    pub fn server_config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.config)
+    }
+
+    /// Reads every file again, changed or not.
+    pub fn reload(&self) {
+        self.key.reload();
+        if let Some(roots) = &self.roots {
+            roots.reload();
+        }
+        if let Some(crl) = &self.crl {
+            crl.reload();
+        }
+    }
+}
+
+/// Disables session resumption. A resumed session keeps the previous session's certificate, and no
+/// verifier is called. It would outlive a revocation, an expiry, a change of CA, and the removal of
+/// a bound key.
+fn disable_resumption(config: &mut ServerConfig) {
+    config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+}
+
+/// Keys whose expired certificates are still accepted, and the number of such cases.
+#[derive(Debug, Default)]
+pub(crate) struct BoundKeys {
+    keys: RwLock<HashSet<NodeKey>>,
+    expired: AtomicU64,
+    alarms: LogLimit<1>,
+}
+
+impl BoundKeys {
+    pub(crate) fn contains(&self, key: NodeKey) -> bool {
+        self.keys.read().unwrap_or_else(std::sync::PoisonError::into_inner).contains(&key)
+    }
+
+    /// Counts one more case. Returns `Some(n)` if it should be logged, after `n` cases that were
+    /// not.
+    pub(crate) fn count_expired(&self, now: Instant) -> Option<u64> {
+        self.expired.fetch_add(1, Ordering::Relaxed);
+        self.alarms.pass(0, now)
+    }
+}
+
+/// TLS between members, in both directions.
+#[derive(Debug)]
+pub struct PeerTls {
+    key: Arc<ReloadingValue<CertifiedKey>>,
+    roots: Arc<ReloadingValue<RootCertStore>>,
+    crl: Option<Arc<ReloadingValue<files::Crl>>>,
+    bound: Arc<BoundKeys>,
+    server: Arc<ServerConfig>,
+}
+
+impl PeerTls {
+    /// Reads the files. A peer CA is required, because nothing else would tell a member from a
+    /// stranger.
+    ///
+    /// # Errors
+    /// If a file is missing or can't be used.
+    pub fn new(files: &TlsFiles) -> Result<Self, TlsError> {
+        let key = Arc::new(load_key(
+            &files.cert,
+            &files.key,
+            &[CertificatePurpose::Server, CertificatePurpose::Client],
+        )?);
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let ca = files.trusted_ca.as_deref().ok_or(TlsError::NoPeerCa)?;
+        let roots = Arc::new(load_roots(ca)?);
+        let load_crl = |crl: &PathBuf| load_crl(crl, &roots).map(Arc::new);
+        let crl = files.crl.as_ref().map(load_crl).transpose()?;
+        let bound = Arc::new(BoundKeys::default());
+        let verifier = InboundPeerVerifier::new(
+            ClientVerifier::new(
+                Arc::clone(&roots),
+                crl.clone(),
+                ClientNames::of(files),
+                Arc::clone(&provider),
+            ),
+            Arc::clone(&bound),
+        );
+        let mut server = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(PEER_VERSIONS)
+            .map_err(TlsError::Policy)?
+            .with_client_cert_verifier(Arc::new(verifier) as Arc<dyn ClientCertVerifier>)
+            .with_cert_resolver(Arc::clone(&key) as _);
+        server.alpn_protocols = vec![PEER_ALPN.to_vec()];
+        disable_resumption(&mut server);
+        let server = Arc::new(server);
+        Ok(Self { key, roots, crl, bound, server })
+    }
+
+    /// Returns when this member's current certificate expires, in seconds since 1970.
+    #[must_use]
+    pub fn expires_at(&self) -> Option<i64> {
+        expiry_of(&self.key.get())
+    }
+
+    /// Returns the key by which this member proves its identity.
+    #[must_use]
+    pub fn node_key(&self) -> Option<NodeKey> {
+        self.key.get().cert.first().and_then(node_key_of)
+    }
+
+    /// Returns the configuration for a TLS acceptor of peers.
+    #[must_use]
+    pub(crate) fn server_config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.server)
+    }
+
+    /// Returns the configuration for connecting to a peer. With `bound`, the peer must have that
+    /// key, and names don't matter. Without, its certificate must be issued by the CA and name the
+    /// dialled host.
+    ///
+    /// # Errors
+    /// If the TLS library supports none of the required versions.
+    pub fn client_config(&self, bound: Option<NodeKey>) -> Result<Arc<ClientConfig>, TlsError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier = OutboundPeerVerifier::new(
+            Arc::clone(&self.roots),
+            self.crl.clone(),
+            bound,
+            Arc::clone(&self.bound),
+            Arc::clone(&provider),
+        );
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(PEER_VERSIONS)
+            .map_err(TlsError::Policy)?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier) as Arc<dyn ServerCertVerifier>)
+            .with_client_cert_resolver(Arc::clone(&self.key) as _);
+        config.alpn_protocols = vec![PEER_ALPN.to_vec()];
+        config.resumption = rustls::client::Resumption::disabled();
+        Ok(Arc::new(config))
+    }
+
+    /// Sets the keys to which the cluster's configuration binds its members.
+    pub(crate) fn bind(&self, keys: HashSet<NodeKey>) {
+        *self.bound.keys.write().unwrap_or_else(std::sync::PoisonError::into_inner) = keys;
+    }
+
+    /// Returns how many handshakes were accepted with a bound key although its certificate had
+    /// expired.
+    #[cfg(test)]
+    pub(crate) fn expired_accepted(&self) -> u64 {
+        self.bound.expired.load(Ordering::Relaxed)
+    }
+
+    /// Reads every file again, changed or not.
+    pub fn reload(&self) {
+        self.key.reload();
+        self.roots.reload();
+        if let Some(crl) = &self.crl {
+            crl.reload();
+        }
+    }
+}
+
+/// Returns the public key of a certificate, or `None` if the certificate can't be parsed.
+#[must_use]
+pub fn node_key_of(certificate: &CertificateDer<'_>) -> Option<NodeKey> {
+    let parsed = ParsedCertificate::try_from(certificate).ok()?;
+    Some(NodeKey::of_spki(&parsed.subject_public_key_info()))
+}
+
+fn expiry_of(key: &CertifiedKey) -> Option<i64> {
+    let (_, leaf) = X509Certificate::from_der(key.cert.first()?).ok()?;
+    Some(leaf.validity().not_after.timestamp())
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

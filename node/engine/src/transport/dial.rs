@@ -1,0 +1,181 @@
+//! The task that opens streams to one peer.
+
+use std::{
+    io,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use backon::{BackoffBuilder, ExponentialBuilder};
+use node_state::membership::PeerUrl;
+use tokio::{
+    io::AsyncWriteExt,
+    time::{sleep, timeout},
+};
+
+use super::{
+    StreamRefusal,
+    hello::{Hello, StreamPurpose},
+    link::{self, OpenStream},
+    links::Opener,
+    peer::PeerHandle,
+    service::TransportState,
+    stream::{self, PeerStream},
+};
+
+/// Reason why a peer could not be dialled.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DialError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("no answer in time")]
+    Timeout,
+    #[error("the peer refused this member: {0}")]
+    RefusedBy(StreamRefusal),
+    #[error("refused the peer: {0}")]
+    Refused(StreamRefusal),
+}
+
+/// Keeps a message stream to `peer` open for as long as it is a peer.
+pub(super) async fn run(shared: Arc<TransportState>, peer: Arc<PeerHandle>) {
+    let policy = ExponentialBuilder::default()
+        .with_min_delay(shared.limits.redial.0)
+        .with_max_delay(shared.limits.redial.1)
+        .with_jitter()
+        .without_max_times();
+    let mut delays = policy.build();
+    for attempt in 0.. {
+        let record = peer.registry.record();
+        let Some(url) = record.urls.get(attempt % record.urls.len().max(1)) else {
+            tokio::select! {
+                () = peer.cancellation.cancelled() => return,
+                () = peer.updated.notified() => continue,
+            }
+        };
+        let dialled = tokio::select! {
+            () = peer.cancellation.cancelled() => return,
+            () = peer.updated.notified() => continue,
+            dialled = open(&shared, &peer, url) => dialled,
+        };
+        match dialled {
+            Ok(opened) => {
+                peer.has_refused_for_good.store(false, Relaxed);
+                delays = policy.build();
+                let two_way = opened.may_be_two_way;
+                tracing::info!(peer.member.id = %peer.id, two_way, "established a stream to a peer");
+                let ended = link::run(&shared, &peer, opened).await;
+                if peer.cancellation.is_cancelled() {
+                    return;
+                }
+                tracing::warn!(peer.member.id = %peer.id, url = %url, error = %ended, "lost the stream to a peer");
+            }
+            Err(error) => {
+                log_dial_failure(&peer, url, &error);
+                match error {
+                    DialError::RefusedBy(StreamRefusal::Removed) => {
+                        shared.handle_removal_report(&peer);
+                    }
+                    DialError::RefusedBy(why) if why.is_permanent() => {
+                        shared.handle_permanent_refusal(&peer, why);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let delay = delays.next().unwrap_or(shared.limits.redial.1);
+        tokio::select! {
+            () = peer.cancellation.cancelled() => return,
+            () = peer.wake.notified() => {}
+            () = peer.updated.notified() => {}
+            () = sleep(delay) => {}
+        }
+    }
+}
+
+/// Opens a message stream.
+async fn open(
+    shared: &TransportState,
+    peer: &PeerHandle,
+    url: &PeerUrl,
+) -> Result<OpenStream, DialError> {
+    let (stream, theirs) = connect(shared, peer, url, StreamPurpose::Messages).await?;
+    Ok(OpenStream {
+        proof: theirs.proof(stream.key),
+        io: stream.io,
+        opener: Opener::Local,
+        may_be_two_way: theirs.offers_two_way(),
+    })
+}
+
+/// Logs which direction fails, if that is new, and whether the other direction makes up for it.
+fn log_dial_failure(peer: &PeerHandle, url: &PeerUrl, error: &DialError) {
+    let text = error.to_string();
+    let (inbound, connected) = (peer.has_link(Opener::Remote), peer.connected_since().is_some());
+    if !peer.dial_failed(&text) {
+        return;
+    }
+    let id = peer.id;
+    if connected {
+        tracing::warn!(peer.member.id = %id, url = %url, direction = "outbound", error = %text, "cannot connect to a peer: check that this member reaches the peer's URLs; messages of both go over the connection that the peer has opened");
+    } else {
+        tracing::warn!(peer.member.id = %id, url = %url, direction = "outbound", inbound, error = %text, "cannot reach a peer yet");
+    }
+}
+
+/// Connects to the first of the peer's URLs that works.
+pub(super) async fn connect_any(
+    shared: &TransportState,
+    peer: &PeerHandle,
+    purpose: StreamPurpose,
+) -> io::Result<PeerStream> {
+    let mut stream = Err(io::ErrorKind::NotConnected.into());
+    for url in &peer.registry.record().urls {
+        let connected = connect(shared, peer, url, purpose).await;
+        stream = connected.map(|(stream, _)| stream).map_err(io::Error::other);
+        if stream.is_ok() {
+            break;
+        }
+    }
+    stream
+}
+
+/// Connects and exchanges hellos within the handshake's time limit. Returns the stream and the
+/// peer's hello.
+pub(super) async fn connect(
+    shared: &TransportState,
+    peer: &PeerHandle,
+    url: &PeerUrl,
+    purpose: StreamPurpose,
+) -> Result<(PeerStream, Hello), DialError> {
+    let handshake = async {
+        let bound = peer.registry.record().node_key;
+        let mut stream = stream::dial(url, shared.tls.as_ref(), bound).await?;
+        let ours = Hello::new(&shared.local, peer.id, purpose);
+        stream.io.write_all(&ours.encode()).await?;
+        stream.io.flush().await?;
+        let theirs = Hello::read(&mut stream.io).await?.map_err(DialError::Refused)?;
+        if theirs.from != peer.id && theirs.answer.is_none() {
+            return Err(refuse_peer(shared, StreamRefusal::Sender, &theirs, url));
+        }
+        // A refusal counts only if it comes from the dialled member, which must prove itself as in
+        // any other hello.
+        match (shared.admit(&theirs, stream.key, Opener::Local).await, theirs.answer) {
+            (Ok(_), None) => Ok((stream, theirs)),
+            (_, Some(answer @ (StreamRefusal::Cluster | StreamRefusal::Receiver))) => {
+                Err(DialError::RefusedBy(answer))
+            }
+            (Ok(_), Some(answer)) => Err(DialError::RefusedBy(answer)),
+            (Err(refusal), _) => Err(refuse_peer(shared, refusal, &theirs, url)),
+        }
+    };
+    timeout(shared.limits.handshake_timeout, handshake).await.unwrap_or(Err(DialError::Timeout))
+}
+
+fn refuse_peer(
+    shared: &TransportState,
+    refusal: StreamRefusal,
+    theirs: &Hello,
+    url: &PeerUrl,
+) -> DialError {
+    shared.refuse(refusal, theirs, &url.to_string());
+    DialError::Refused(refusal)
+}

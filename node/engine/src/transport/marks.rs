@@ -1,0 +1,143 @@
+//! The file behind a [`Witness`]: what this member remembers of its peers, and when it is durable.
+//!
+//! The file is always written as a whole. A writer writes everything that is known by then. A
+//! caller that waited for the file meanwhile, and needs no newer version, writes nothing.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use node_state::identity::MemberId;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::{WitnessFileError, hello::StreamRefusal};
+use crate::witness::{ClaimRejection, ProcessClaim, Promise, Witness, WitnessDecodeError};
+
+/// Maximum size of the file, far above that of the largest cluster.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+/// Maximum number of votes that wait for the disk. More are dropped, which to Raft is a lost
+/// message.
+const MAX_WAITING_VOTES: usize = 64;
+
+/// Reason why a peer's process was not recorded.
+#[derive(Debug)]
+pub enum AdmitError {
+    /// The process contradicts what is remembered of the member.
+    Refused(StreamRefusal),
+    /// The process is acceptable, but the file could not be written.
+    Files(muster_files::Error),
+}
+
+/// Memory of the peers, with its file.
+#[derive(Debug)]
+pub struct WitnessFile {
+    path: PathBuf,
+    /// Memory; the lock is never held during disk I/O.
+    witness: Mutex<Witness>,
+    /// Lock that is held while the file is written.
+    file: Mutex<()>,
+    /// Version of the memory that the file has.
+    written: AtomicU64,
+    waiting_votes: Arc<Semaphore>,
+}
+
+/// Part of the memory that must be durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequiredDurability {
+    /// Changes from which nothing may follow before they are durable.
+    Urgent,
+    /// All changes so far.
+    All,
+}
+
+impl From<ClaimRejection> for StreamRefusal {
+    fn from(objection: ClaimRejection) -> Self {
+        match objection {
+            ClaimRejection::Incarnation => Self::Incarnation,
+            ClaimRejection::Boot => Self::Boot,
+            ClaimRejection::Amnesia => Self::Amnesia,
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl WitnessFile {
+    /// Reads the memory from its file. Without a file, the memory is empty.
+    ///
+    /// # Errors
+    /// If the file exists and can't be read.
+    pub fn open(path: &Path) -> Result<Self, WitnessFileError> {
+        let witness = match muster_files::data::read_own(path, MAX_FILE_BYTES)? {
+            Some(bytes) => {
+                let text = std::str::from_utf8(&bytes).map_err(|_| WitnessDecodeError::File)?;
+                Witness::decode(text)?
+            }
+            None => Witness::default(),
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            file: Mutex::new(()),
+            written: AtomicU64::new(witness.version()),
+            witness: Mutex::new(witness),
+            waiting_votes: Arc::new(Semaphore::new(MAX_WAITING_VOTES)),
+        })
+    }
+
+    /// Locks the memory for reading or updating.
+    pub(super) fn witness(&self) -> MutexGuard<'_, Witness> {
+        lock(&self.witness)
+    }
+
+    /// Records `shown` as the process of `member`, durably if that is new. May block on the disk.
+    pub fn admit(&self, member: MemberId, shown: &ProcessClaim) -> Result<(), AdmitError> {
+        let admitted = self.witness().admit(member, shown);
+        admitted.map_err(|objection| AdmitError::Refused(objection.into()))?;
+        self.write(RequiredDurability::Urgent).map_err(AdmitError::Files)
+    }
+
+    /// Makes the memory durable as far as `what` requires, unless it already is. Blocks on the
+    /// disk.
+    pub fn write(&self, what: RequiredDurability) -> Result<(), muster_files::Error> {
+        let _file = lock(&self.file);
+        let (version, text) = {
+            let witness = self.witness();
+            // Another call may have written this version while this one waited for the lock.
+            if self.is_durable(what, &witness) {
+                return Ok(());
+            }
+            (witness.version(), witness.encode())
+        };
+        muster_files::data::replace(&self.path, text.as_bytes())?;
+        self.written.store(version, Relaxed);
+        Ok(())
+    }
+
+    /// Returns whether the file already contains what `what` requires.
+    fn is_durable(&self, what: RequiredDurability, witness: &Witness) -> bool {
+        let needed = match what {
+            RequiredDurability::Urgent => witness.urgent(),
+            RequiredDurability::All => witness.version(),
+        };
+        needed <= self.written.load(Relaxed)
+    }
+
+    /// Records a promise of `member`. Returns whether all urgent changes are durable.
+    pub fn record_promise(&self, member: MemberId, promise: Promise) -> bool {
+        let mut witness = self.witness();
+        witness.record_promise(member, promise);
+        self.is_durable(RequiredDurability::Urgent, &witness)
+    }
+
+    /// Reserves a place among the votes that wait for the disk, until it is dropped. Returns `None`
+    /// if all are taken.
+    pub fn reserve_vote_slot(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.waiting_votes).try_acquire_owned().ok()
+    }
+}

@@ -1,0 +1,366 @@
+//! One other member: its record, its queue and its streams.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+use bytes::Bytes;
+use node_state::identity::MemberId;
+use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    PeerEvents, PeerRecord, SendError, StreamRefusal, TransportLimits,
+    frame::{self, FrameKind},
+    invite::Invitations,
+    links::{Links, Opener, ReachabilityChanges},
+    metrics::{Connections, Traffic},
+    registry::Registry,
+    vitals::ProcessLiveness,
+};
+
+/// Maximum number of requests of one peer at a time.
+const MAX_REQUESTS: usize = 64;
+
+/// State of a peer that its tasks share with the rest of the transport.
+pub(super) struct PeerHandle {
+    pub id: MemberId,
+    /// The peer's record and registered streams.
+    pub registry: Registry,
+    /// Token that ends everything of this peer: its dialler and every stream.
+    pub cancellation: CancellationToken,
+    /// Wakes the dialler, because the peer has connected.
+    pub wake: Notify,
+    /// Wakes the dialler, because the record changed and the address that it dials may be out of
+    /// date.
+    pub updated: Notify,
+    /// Permit for the one snapshot at a time that is sent to the peer.
+    pub snapshot_out: Arc<Semaphore>,
+    /// Permit for the one snapshot at a time that is received from the peer.
+    pub snapshot_in: Arc<Semaphore>,
+    /// Permits for the peer's requests that are being answered; more are refused.
+    pub requests: Semaphore,
+    pub traffic: Traffic,
+    /// Whether the peer refused this member for good when it was last dialled.
+    pub has_refused_for_good: AtomicBool,
+    /// Streams that the peer was invited to open.
+    pub invitations: Invitations,
+    /// Permits for streams that the peer has invited this member to open.
+    pub invited: Arc<Semaphore>,
+    queue: mpsc::Sender<QueuedFrame>,
+    /// Receiving end of the queue. The stream that holds the lock is the carrier.
+    outgoing: tokio::sync::Mutex<mpsc::Receiver<QueuedFrame>>,
+    queued_bytes: Arc<AtomicUsize>,
+    queue_bytes_max: usize,
+    frame_bytes_max: usize,
+    links: Mutex<Links>,
+}
+
+impl PeerHandle {
+    pub(super) fn new(
+        record: PeerRecord,
+        limits: &TransportLimits,
+        gone: CancellationToken,
+    ) -> Self {
+        let (queue, outgoing) = mpsc::channel(limits.queue_messages);
+        Self {
+            id: record.id,
+            registry: Registry::new(record, gone.clone()),
+            cancellation: gone,
+            wake: Notify::new(),
+            updated: Notify::new(),
+            snapshot_out: Arc::new(Semaphore::new(1)),
+            snapshot_in: Arc::new(Semaphore::new(1)),
+            requests: Semaphore::new(MAX_REQUESTS),
+            traffic: Traffic::default(),
+            has_refused_for_good: AtomicBool::new(false),
+            invitations: Invitations::default(),
+            invited: Arc::new(Semaphore::new(MAX_REQUESTS + 1)),
+            queue,
+            outgoing: tokio::sync::Mutex::new(outgoing),
+            queued_bytes: Arc::default(),
+            queue_bytes_max: limits.queue_bytes,
+            frame_bytes_max: limits.frame_bytes,
+            links: Mutex::default(),
+        }
+    }
+
+    /// Replaces the record. Streams that fit the new one continue.
+    pub(super) fn update(&self, record: PeerRecord) {
+        if self.registry.update(record) {
+            tracing::info!(peer.member.id = %self.id, "the record of a peer has changed");
+            self.updated.notify_one();
+        }
+    }
+
+    /// Queues one frame, if the peer is connected and its queue has room.
+    pub(super) fn push(&self, kind: FrameKind, message: Bytes) -> Result<(), SendError> {
+        if message.len() > self.frame_bytes_max {
+            return Err(SendError::TooLong);
+        }
+        if self.connected_since().is_none() {
+            return Err(SendError::NotConnected);
+        }
+        let cost = cost(&message);
+        let before = self.queued_bytes.fetch_add(cost, Ordering::Relaxed);
+        let queued = QueuedFrame { kind, message, bytes: Arc::clone(&self.queued_bytes) };
+        if before + cost > self.queue_bytes_max {
+            return Err(SendError::Full);
+        }
+        self.queue.try_send(queued).map_err(|_| SendError::Full)
+    }
+
+    /// Waits for the right to send what is queued. The stream that holds the guard is the carrier.
+    pub(super) async fn take_queue(
+        &self,
+    ) -> tokio::sync::MutexGuard<'_, mpsc::Receiver<QueuedFrame>> {
+        self.outgoing.lock().await
+    }
+
+    /// Returns the queue, if no stream is the carrier.
+    pub(super) fn try_take_queue(
+        &self,
+    ) -> Option<tokio::sync::MutexGuard<'_, mpsc::Receiver<QueuedFrame>>> {
+        self.outgoing.try_lock().ok()
+    }
+
+    /// Adds a message stream, until the returned guard is dropped.
+    pub(super) fn add_link<'a>(
+        &'a self,
+        number: u64,
+        opener: Opener,
+        run: u64,
+        ends: &CancellationToken,
+        events: &'a dyn PeerEvents,
+    ) -> LinkGuard<'a> {
+        let of = (run, ends.clone());
+        self.change(events, |links| links.add(number, opener, of, Instant::now()));
+        LinkGuard { peer: self, number, events }
+    }
+
+    /// Marks a stream as two-way.
+    pub(super) fn make_two_way(&self, number: u64, events: &dyn PeerEvents) {
+        self.change(events, |links| links.make_two_way(number, Instant::now()));
+    }
+
+    /// Makes a stream the carrier.
+    pub(super) fn make_carrier(&self, number: u64) {
+        self.lock().make_carrier(number);
+    }
+
+    /// Records that a message was received on a stream.
+    pub(super) fn receive_on(&self, number: u64) {
+        self.lock().receive_on(number);
+    }
+
+    /// Records that this member could not open a stream. Returns whether the failure differs from
+    /// the last one.
+    pub(super) fn dial_failed(&self, why: &str) -> bool {
+        self.lock().dial_failed(why)
+    }
+
+    /// Returns since when the peer can be sent to.
+    pub(super) fn connected_since(&self) -> Option<Instant> {
+        self.lock().connected_since()
+    }
+
+    /// Returns whether there is a message stream that this opener opened.
+    pub(super) fn has_link(&self, opener: Opener) -> bool {
+        self.lock().has(opener)
+    }
+
+    /// Returns whether the peer understands invitations.
+    pub(super) fn is_two_way(&self) -> bool {
+        self.lock().is_two_way()
+    }
+
+    /// Returns why the process `run` can't be accepted now, if another process is connected.
+    pub(super) fn objection_to(&self, run: u64) -> Option<StreamRefusal> {
+        self.lock().objection_to(run, Instant::now())
+    }
+
+    /// Calls `ask` on the liveness record of a stream's process, if the stream still exists.
+    pub(super) fn with_liveness<T>(
+        &self,
+        number: u64,
+        ask: impl FnOnce(&mut ProcessLiveness) -> T,
+    ) -> Option<T> {
+        self.lock().liveness(number).map(ask)
+    }
+
+    /// Returns which streams are connected, for operators.
+    pub(super) fn connections(&self) -> Connections {
+        let links = self.lock();
+        Connections {
+            since: links.connected_since(),
+            outbound: links.has(Opener::Local),
+            inbound: links.has(Opener::Remote),
+            outbound_missing_since: links.missing_since(Opener::Local),
+            inbound_missing_since: links.missing_since(Opener::Remote),
+            dial_failure: links.dial_failure().map(str::to_owned),
+        }
+    }
+
+    /// Applies a change and reports its effect under the lock, so that changes are reported in
+    /// order.
+    fn change(
+        &self,
+        events: &dyn PeerEvents,
+        change: impl FnOnce(&mut Links) -> ReachabilityChanges,
+    ) {
+        let mut links = self.lock();
+        for reachable in change(&mut links) {
+            events.reachable(self.id, reachable);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Links> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A frame queued for the peer. It counts towards the queue's bytes until it is dropped: written,
+/// or lost with its stream.
+#[derive(Debug)]
+pub(super) struct QueuedFrame {
+    pub kind: FrameKind,
+    message: Bytes,
+    bytes: Arc<AtomicUsize>,
+}
+
+impl QueuedFrame {
+    pub(super) fn payload(&self) -> &[u8] {
+        &self.message
+    }
+}
+
+impl Drop for QueuedFrame {
+    fn drop(&mut self) {
+        self.bytes.fetch_sub(cost(&self.message), Ordering::Relaxed);
+    }
+}
+
+/// Guard that removes a message stream when it is dropped.
+pub(super) struct LinkGuard<'a> {
+    peer: &'a PeerHandle,
+    number: u64,
+    events: &'a dyn PeerEvents,
+}
+
+impl Drop for LinkGuard<'_> {
+    fn drop(&mut self) {
+        self.peer.change(self.events, |links| links.remove(self.number, Instant::now()));
+        if self.peer.connected_since().is_none() {
+            self.peer.traffic.disconnects.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn cost(message: &Bytes) -> usize {
+    message.len() + frame::HEADER_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::future::BoxFuture;
+
+    use crate::transport::{SnapshotReader, SnapshotWriter};
+
+    #[derive(Default)]
+    struct ReachabilityRecorder(Mutex<Vec<bool>>);
+
+    impl PeerEvents for ReachabilityRecorder {
+        fn message(&self, _: MemberId, _: Bytes) -> bool {
+            unreachable!("nothing is received here")
+        }
+
+        fn snapshot(&self, _: MemberId, _: Bytes, _: SnapshotReader) -> std::io::Result<()> {
+            unreachable!("nothing is received here")
+        }
+
+        fn reachable(&self, _: MemberId, reachable: bool) {
+            self.0.lock().unwrap().push(reachable);
+        }
+
+        fn member_list(&self) -> Option<Bytes> {
+            unreachable!("nobody asks here")
+        }
+
+        fn member_list_received(&self, _: MemberId, _: Bytes) {
+            unreachable!("nothing is received here")
+        }
+
+        fn request(&self, _: MemberId, _: Bytes) -> BoxFuture<'static, Option<Bytes>> {
+            unreachable!("nobody asks here")
+        }
+
+        fn state(&self, _: MemberId, _: SnapshotWriter) -> std::io::Result<()> {
+            unreachable!("nobody asks here")
+        }
+
+        fn promised(&self) -> crate::witness::Promise {
+            unreachable!("nothing is told here")
+        }
+
+        fn removal_reported(&self, _: MemberId) {}
+
+        fn refused_by_quorum(&self, _: crate::transport::StreamRefusal) {}
+    }
+
+    fn handle(limits: &TransportLimits) -> PeerHandle {
+        let record =
+            PeerRecord { id: MemberId(1), urls: Vec::new(), incarnation: None, node_key: None };
+        PeerHandle::new(record, limits, CancellationToken::new())
+    }
+
+    fn connect<'a>(handle: &'a PeerHandle, told: &'a ReachabilityRecorder) -> LinkGuard<'a> {
+        handle.add_link(0, Opener::Local, 1, &CancellationToken::new(), told)
+    }
+
+    #[test]
+    fn bytes_in_the_queue_are_bounded_and_come_free_again() {
+        let limits = TransportLimits { queue_bytes: 100, ..TransportLimits::default() };
+        let (handle, told) = (handle(&limits), ReachabilityRecorder::default());
+        let _standing = connect(&handle, &told);
+        let message = Bytes::from_static(&[0; 40]);
+        assert_eq!(handle.push(FrameKind::Message, message.clone()), Ok(()));
+        assert_eq!(handle.push(FrameKind::Message, message.clone()), Ok(()));
+        assert_eq!(handle.push(FrameKind::Message, message.clone()), Err(SendError::Full));
+        drop(handle.try_take_queue().unwrap().try_recv().unwrap());
+        assert_eq!(handle.push(FrameKind::Message, message), Ok(()));
+    }
+
+    #[test]
+    fn messages_in_the_queue_are_bounded() {
+        let limits = TransportLimits { queue_messages: 2, ..TransportLimits::default() };
+        let (handle, told) = (handle(&limits), ReachabilityRecorder::default());
+        let _standing = connect(&handle, &told);
+        assert_eq!(handle.push(FrameKind::Message, Bytes::new()), Ok(()));
+        assert_eq!(handle.push(FrameKind::Message, Bytes::new()), Ok(()));
+        assert_eq!(handle.push(FrameKind::Message, Bytes::new()), Err(SendError::Full));
+    }
+
+    #[test]
+    fn nothing_is_kept_for_a_peer_that_is_away() {
+        let handle = handle(&TransportLimits::default());
+        assert_eq!(handle.push(FrameKind::Message, Bytes::new()), Err(SendError::NotConnected));
+        drop(connect(&handle, &ReachabilityRecorder::default()));
+        assert_eq!(handle.push(FrameKind::Message, Bytes::new()), Err(SendError::NotConnected));
+    }
+
+    #[test]
+    fn a_change_is_told_once() {
+        let (handle, told) = (handle(&TransportLimits::default()), ReachabilityRecorder::default());
+        let standing = connect(&handle, &told);
+        assert!(told.0.lock().unwrap().is_empty());
+        handle.make_two_way(0, &told);
+        handle.make_two_way(0, &told);
+        drop(standing);
+        assert_eq!(*told.0.lock().unwrap(), [true, false]);
+    }
+}

@@ -1,0 +1,85 @@
+//! One byte stream to a peer, with or without TLS.
+
+use std::{io, net::SocketAddr, sync::Arc};
+
+use node_state::identity::NodeKey;
+use node_state::membership::PeerUrl;
+use rustls::pki_types::ServerName;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use crate::tls::{PEER_ALPN, PeerTls, explain_handshake_error, node_key_of};
+
+/// Common interface of plain TCP and TLS streams.
+pub(super) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+/// A connected stream, and the key that its other end proved.
+pub(super) struct PeerStream {
+    pub io: Box<dyn Duplex>,
+    pub key: Option<NodeKey>,
+}
+
+/// Connects to `url`. If a key is bound, the other end must hold that key.
+pub(super) async fn dial(
+    url: &PeerUrl,
+    tls: Option<&Arc<PeerTls>>,
+    bound: Option<NodeKey>,
+) -> io::Result<PeerStream> {
+    let tcp = TcpStream::connect((url.host(), url.port())).await?;
+    tcp.set_nodelay(true)?;
+    if !url.is_https() {
+        return Ok(PeerStream { io: Box::new(tcp), key: None });
+    }
+    let tls = tls.ok_or_else(|| invalid("https, but no peer certificate is configured"))?;
+    let config = tls.client_config(bound).map_err(io::Error::other)?;
+    // A zone (`%eth0`) is not part of a name in a certificate.
+    let host = url.host().split_once('%').map_or(url.host(), |(address, _)| address);
+    let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+    let stream =
+        TlsConnector::from(config).connect(name, tcp).await.map_err(explain_handshake_error)?;
+    let (_, session) = stream.get_ref();
+    check_alpn(session.alpn_protocol())?;
+    let key = session.peer_certificates().and_then(<[_]>::first).and_then(node_key_of);
+    Ok(PeerStream { io: Box::new(stream), key })
+}
+
+/// Performs TLS on an accepted connection, if the listener uses it.
+pub(super) async fn accept(tcp: TcpStream, tls: Option<&Arc<PeerTls>>) -> io::Result<PeerStream> {
+    tcp.set_nodelay(true)?;
+    let Some(tls) = tls else {
+        return Ok(PeerStream { io: Box::new(tcp), key: None });
+    };
+    let stream = TlsAcceptor::from(tls.server_config())
+        .accept(tcp)
+        .await
+        .map_err(explain_handshake_error)?;
+    let (_, session) = stream.get_ref();
+    check_alpn(session.alpn_protocol())?;
+    let key = session.peer_certificates().and_then(<[_]>::first).and_then(node_key_of);
+    Ok(PeerStream { io: Box::new(stream), key })
+}
+
+fn check_alpn(negotiated: Option<&[u8]>) -> io::Result<()> {
+    if negotiated == Some(PEER_ALPN) {
+        Ok(())
+    } else {
+        Err(invalid("the other end does not speak muster-peer/1"))
+    }
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+/// Binds `address`, which can be bound again at once after a restart.
+pub(super) fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    // On Unix, std sets SO_REUSEADDR.
+    let listener = std::net::TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}

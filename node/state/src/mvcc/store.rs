@@ -1,0 +1,369 @@
+//! State shared by all users of an open store, its views, and the handle for reading.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard};
+
+use node_consensus::Guards;
+use node_proto::etcdserverpb::{AlarmMember, RangeRequest, RangeResponse};
+use node_proto::mvccpb::KeyValue;
+use redb::{
+    Database, ReadOnlyTable, ReadTransaction, ReadableDatabase as _, ReadableTable as _,
+    StorageBackend,
+};
+use tokio::sync::{Notify, watch};
+
+use super::compaction::CompactionCursor;
+use super::error::{ReadError, StoreError};
+use super::hash::CompactionHashes;
+use super::index::Index;
+use super::measured::LengthTrackingBackend;
+use super::operations::{OperationCounters, OperationCounts};
+use super::range::{AnswerBudget, RangeRead, RangeStep, ReadSource, Scan};
+use super::revision::Revision;
+use super::rows::records;
+use super::tables::{
+    ClusterData, LEASES, META, RECORDS, StoreProgress, decode_lease, read_cluster,
+    read_finished_compaction, read_progress,
+};
+use crate::auth::{AuthState, SimpleTokens};
+use crate::lease::{Lease, LeaseCounters, LeaseTable};
+use crate::membership::MemberTable;
+use crate::state_machine::Position;
+
+/// Size of a page of the store's file.
+const PAGE_BYTES: u64 = 4096;
+
+type RecordTable = ReadOnlyTable<u128, &'static [u8]>;
+
+/// The store as one applied batch left it. A request may hold it, but not for long: the file can't
+/// reuse its pages meanwhile.
+pub struct View {
+    pub(crate) records: RecordTable,
+    pub(crate) txn: ReadTransaction,
+    /// The file of this view, which stays open while a view of it exists. So the view remains
+    /// readable after a defragmentation replaced the file.
+    pub(crate) _file: Arc<StoreDatabase>,
+    pub(crate) cluster: Arc<ClusterData>,
+    pub(crate) progress: StoreProgress,
+}
+
+impl View {
+    /// Returns all leases, ordered by ID.
+    pub fn leases(&self) -> Result<Vec<Lease>, StoreError> {
+        let mut leases = Vec::new();
+        for row in self.txn.open_table(LEASES)?.iter()? {
+            leases.push(decode_lease(row?.1.value()).map_err(StoreError::Corrupt)?);
+        }
+        Ok(leases)
+    }
+
+    #[must_use]
+    pub fn revision(&self) -> i64 {
+        self.progress.revision
+    }
+
+    /// Returns the compaction revision, below which reads are refused; -1 before the first
+    /// compaction.
+    #[must_use]
+    pub fn compact_revision(&self) -> i64 {
+        self.progress.compact_revision
+    }
+
+    /// Returns the position of the last log entry applied to the view.
+    #[must_use]
+    pub fn applied(&self) -> Position {
+        self.progress.applied
+    }
+
+    /// Returns the current and removed members of the cluster.
+    #[must_use]
+    pub fn members(&self) -> &MemberTable {
+        &self.cluster.members
+    }
+
+    /// Returns the active alarms, ordered by member ID.
+    #[must_use]
+    pub fn alarms(&self) -> &[AlarmMember] {
+        &self.cluster.alarms
+    }
+
+    /// Returns users, roles and whether authentication is enabled.
+    #[must_use]
+    pub fn auth(&self) -> &AuthState {
+        &self.cluster.auth
+    }
+}
+
+/// A view with what else is needed to export the store as a file.
+pub struct FrozenView {
+    pub view: View,
+    /// Last compaction whose old revisions are all deleted; -1 if there is none.
+    pub finished_compaction: i64,
+}
+
+impl FrozenView {
+    /// Passes each record, an encoded `KeyValue`, to `show`, in the order of revisions.
+    pub fn records<E: From<StoreError>>(
+        &self,
+        mut show: impl FnMut(Revision, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for row in self.view.records.iter().map_err(StoreError::from)? {
+            let (first, row) = row.map_err(StoreError::from)?;
+            for record in records(first.value(), row.value()) {
+                let (at, record) = record?;
+                show(at, record)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The store's file, opened as a redb database.
+pub(crate) struct StoreDatabase {
+    pub(crate) db: Database,
+    bytes: Arc<AtomicU64>,
+}
+
+impl StoreDatabase {
+    /// Opens the store in `backend`, or creates a new one there.
+    pub(crate) fn open(
+        backend: impl StorageBackend,
+        cache_bytes: usize,
+    ) -> Result<Self, StoreError> {
+        let bytes = Arc::new(AtomicU64::new(0));
+        let backend = LengthTrackingBackend::new(backend, bytes.clone())?;
+        let builder = &mut Database::builder();
+        let db = builder.set_cache_size(cache_bytes).create_with_backend(backend)?;
+        Ok(Self { db, bytes })
+    }
+}
+
+pub(crate) struct StoreState {
+    /// The store's file. Writers hold the read lock from before their transaction until the view is
+    /// published. A defragmentation takes the write lock to replace the file.
+    pub(crate) file: RwLock<Arc<StoreDatabase>>,
+    /// Lock held by a defragmentation and by each step of a compaction, so that compaction deletes
+    /// no records while they are copied.
+    pub(crate) deletion_lock: Mutex<()>,
+    /// Lock held by each step of a compaction, and while a snapshot replaces the store's contents.
+    /// A step must not use the records of one state with the index of the other.
+    pub(crate) state_lock: Mutex<()>,
+    /// Number of times that a snapshot replaced the whole state. It rises before anything of the
+    /// new state is visible.
+    pub(crate) replacement_count: AtomicU64,
+    pub(crate) cache_bytes: usize,
+    pub(crate) index: RwLock<Index>,
+    pub(crate) leases: RwLock<LeaseTable>,
+    /// Rows that hold several tombstones.
+    pub(crate) tombstones: Mutex<BTreeSet<u128>>,
+    pub(crate) tokens: Mutex<SimpleTokens>,
+    pub(super) view: RwLock<Arc<View>>,
+    /// Whether authentication is enabled in the view. The atomic is a copy, so that requests
+    /// needn't lock the view.
+    pub(super) auth_enabled: AtomicBool,
+    /// Last finished compaction of this state. Requests for a physical compaction wait for it.
+    pub(crate) finished_compaction: watch::Sender<i64>,
+    pub(crate) cursor: Mutex<Option<CompactionCursor>>,
+    pub(crate) compacted_keys_per_step: usize,
+    pub(crate) guards: Guards,
+    pub(crate) hashes: CompactionHashes,
+    pub(crate) operations: OperationCounters,
+    /// Signal that a compaction was requested.
+    pub(crate) compaction_requested: Notify,
+    /// Members of the newest view, for tasks that follow changes.
+    pub(super) members: watch::Sender<Arc<MemberTable>>,
+    /// Alarms of the newest view, for tasks that follow changes.
+    pub(super) alarms: watch::Sender<Vec<AlarmMember>>,
+    /// Size of all records in bytes.
+    pub(crate) record_bytes: AtomicI64,
+}
+
+impl StoreState {
+    pub(crate) fn view(&self) -> Arc<View> {
+        self.view.read().expect("nothing panics while it holds this lock").clone()
+    }
+
+    pub(crate) fn file(&self) -> RwLockReadGuard<'_, Arc<StoreDatabase>> {
+        self.file.read().expect("nothing panics while it replaces the file")
+    }
+
+    /// Publishes `view` as the newest one.
+    pub(crate) fn publish_view(&self, view: View) {
+        let last = {
+            let mut slot = self.view.write().expect("nothing panics under this lock");
+            self.auth_enabled.store(view.auth().is_enabled(), Ordering::Release);
+            std::mem::replace(&mut *slot, Arc::new(view))
+        };
+        // Dropped outside the lock, since ending a read transaction takes a lock of its own.
+        drop(last);
+    }
+
+    pub(crate) fn ask_for_compaction(&self, cursor: CompactionCursor) {
+        *self.lock_cursor() = Some(cursor);
+        self.compaction_requested.notify_one();
+    }
+
+    pub(crate) fn lock_cursor(&self) -> MutexGuard<'_, Option<CompactionCursor>> {
+        self.cursor.lock().expect("a compaction that panicked has stopped the process")
+    }
+
+    pub(crate) fn lock_tombstones(&self) -> MutexGuard<'_, BTreeSet<u128>> {
+        self.tombstones.lock().expect("nothing panics under this lock")
+    }
+
+    pub(crate) fn source<'a>(&'a self, view: &'a View) -> ReadSource<'a, RecordTable> {
+        ReadSource {
+            index: &self.index,
+            records: &view.records,
+            revision: view.progress.revision,
+            compact_revision: view.progress.compact_revision,
+        }
+    }
+}
+
+/// Handle for reading the store. It is cheap to clone.
+#[derive(Clone)]
+pub struct Store {
+    pub(crate) shared: Arc<StoreState>,
+}
+
+impl Store {
+    /// Returns the newest view.
+    #[must_use]
+    pub fn view(&self) -> Arc<View> {
+        self.shared.view()
+    }
+
+    /// Returns the store as it is now, to be read as a whole. The file can't reuse its pages while
+    /// it exists.
+    pub fn freeze(&self) -> Result<FrozenView, StoreError> {
+        freeze(&self.shared.file())
+    }
+
+    /// Begins to read a range; call [`Self::step_range`] until it is done. On [`ReadError::Superseded`]
+    /// take a new view.
+    pub fn begin_range(&self, view: &View, request: &RangeRequest) -> Result<RangeRead, ReadError> {
+        self.count_range();
+        RangeRead::new(request, view.revision(), view.compact_revision())
+    }
+
+    /// Continues a range that [`Self::begin_range`] began on the same `view`.
+    pub fn step_range(&self, view: &View, gather: &mut RangeRead) -> Result<RangeStep, ReadError> {
+        gather.step(&self.shared.source(view))
+    }
+
+    /// Reads a whole range without a pause. Use it for short ranges, or where nothing else has to
+    /// run.
+    pub fn range(&self, view: &View, request: &RangeRequest) -> Result<RangeResponse, ReadError> {
+        self.count_range();
+        let mut anything = |_| true;
+        let mut room = AnswerBudget::new(0, &mut anything);
+        let response = self.shared.source(view).range(request, &mut room)?;
+        Ok(response.expect("there is room for anything"))
+    }
+
+    fn count_range(&self) {
+        self.shared.operations.add(OperationCounts { ranges: 1, ..OperationCounts::default() });
+    }
+
+    /// Returns the counters of the store's operations.
+    #[must_use]
+    pub fn operations(&self) -> &OperationCounters {
+        &self.shared.operations
+    }
+
+    /// Runs one bounded step of `scan`: calls `look` for further keys with their values as of
+    /// `view`, in key order. Returns true once no keys are left, or `look` has returned false. Only
+    /// one value is in memory at a time. On [`ReadError::Superseded`] take a new view.
+    pub fn scan(
+        &self,
+        view: &View,
+        scan: &mut Scan,
+        look: &mut dyn FnMut(&KeyValue) -> bool,
+    ) -> Result<bool, ReadError> {
+        self.shared.source(view).scan(scan, look)
+    }
+
+    /// Returns the current and removed members, in a channel that signals changes.
+    #[must_use]
+    pub fn members(&self) -> watch::Receiver<Arc<MemberTable>> {
+        self.shared.members.subscribe()
+    }
+
+    /// Returns the leases and their attached keys as of the last applied entry, which the newest
+    /// view may not include yet. Don't hold the lock for long, since writes wait for it.
+    #[must_use]
+    pub fn leases(&self) -> &RwLock<LeaseTable> {
+        &self.shared.leases
+    }
+
+    /// Whether authentication is enabled in the newest view.
+    #[must_use]
+    pub fn is_auth_enabled(&self) -> bool {
+        self.shared.auth_enabled.load(Ordering::Acquire)
+    }
+
+    /// Returns the tokens issued by entries that this process has applied. Tokens of users who were
+    /// deleted or have another password since are not among them.
+    #[must_use]
+    pub fn tokens(&self) -> &Mutex<SimpleTokens> {
+        &self.shared.tokens
+    }
+
+    /// Returns the numbers of granted and revoked leases.
+    #[must_use]
+    pub fn lease_counters(&self) -> LeaseCounters {
+        self.shared.leases.read().expect("nothing panics while it holds this lock").counters()
+    }
+
+    /// Returns the active alarms, in a channel that signals changes.
+    #[must_use]
+    pub fn alarms(&self) -> watch::Receiver<Vec<AlarmMember>> {
+        self.shared.alarms.subscribe()
+    }
+
+    /// Returns the length of the store's file in bytes.
+    #[must_use]
+    pub fn file_bytes(&self) -> u64 {
+        self.shared.file().bytes.load(Ordering::Relaxed)
+    }
+
+    /// Returns the size of all records in bytes: keys, values and metadata.
+    #[must_use]
+    pub fn record_bytes(&self) -> u64 {
+        self.shared.record_bytes.load(Ordering::Relaxed).try_into().unwrap_or(0)
+    }
+
+    /// Returns [`Self::record_bytes`], but at least one page. JSON omits a size of 0, and clients
+    /// would then take the size for unknown.
+    #[must_use]
+    pub fn bytes_in_use(&self) -> u64 {
+        self.record_bytes().max(PAGE_BYTES)
+    }
+
+    /// Returns the number of keys in the index, including deleted ones that are not compacted yet.
+    #[must_use]
+    pub fn indexed_keys(&self) -> usize {
+        super::range::lock_index(&self.shared.index).len()
+    }
+
+    /// Returns the last compaction whose old revisions are all deleted, in a channel that signals
+    /// changes.
+    #[must_use]
+    pub fn finished_compactions(&self) -> watch::Receiver<i64> {
+        self.shared.finished_compaction.subscribe()
+    }
+}
+
+/// Opens a read transaction on `file`, and returns its view.
+pub(crate) fn freeze(file: &Arc<StoreDatabase>) -> Result<FrozenView, StoreError> {
+    let txn = file.db.begin_read()?;
+    let meta = txn.open_table(META)?;
+    let progress = read_progress(&meta)?;
+    let finished_compaction = read_finished_compaction(&meta)?;
+    let cluster = Arc::new(read_cluster(&txn)?);
+    let records = txn.open_table(RECORDS)?;
+    let view = View { records, txn, _file: file.clone(), cluster, progress };
+    Ok(FrozenView { view, finished_compaction })
+}

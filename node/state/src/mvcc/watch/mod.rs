@@ -1,0 +1,181 @@
+//! Watches of keys and key ranges, each from some revision on.
+//!
+//! ```text
+//! apply ── Publisher ─► feed ─► hub (one task): matches, hands out ─► queue ─► Subscriber (one per
+//!                                ▲  keeps the last batches in a ring            client stream)
+//!                                └────── attach, detach, progress ◄─────────────┘
+//! ```
+//!
+//! A watcher is in one of two states:
+//!
+//! - *Attached*: the hub gives it each event as it happens.
+//! - *Catching up*: its subscriber reads the store by revision until the watcher can be attached.
+//!
+//! A slow client delays nobody. If a subscriber's queue is full, its watcher is detached, and
+//! catches up once the client reads again. If the hub falls behind, its feed is dropped and every
+//! watcher catches up. Each queue is bounded, so memory is bounded too.
+//!
+//! The queue of one stream is short, but a client may have thousands of streams. So the memory that
+//! their queues hold is charged to the account of the connection. A full account counts as a full
+//! queue.
+//!
+//! Each watcher gets every event exactly once, in order, and only whole revisions. A progress
+//! notification passes through the same queue as the events, so that it can't overtake one.
+
+mod catch_up;
+mod feed;
+mod hub;
+mod matcher;
+mod picked;
+mod ranges;
+mod subscriber;
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+
+use super::event::EventBatch;
+use super::revision::KeyRange;
+use super::store::Store;
+use crate::shares::MemoryAccount;
+use feed::Feed;
+use hub::{Hub, HubCommand, HubReceivers};
+use matcher::WatcherId;
+pub use picked::EventSelection;
+pub use subscriber::{Notice, Subscriber};
+
+/// Maximum number of commands queued for the hub. A stream whose command finds the queue full
+/// waits.
+const MAX_QUEUED_COMMANDS: usize = 1_024;
+
+/// Limits on the memory of watches and on the size of their work steps.
+#[derive(Clone, Copy, Debug)]
+pub struct WatchOptions {
+    /// Maximum number of deliveries in a stream's queue. A watcher that finds it full catches up
+    /// from the store later. etcd's value by default.
+    pub queued_deliveries: usize,
+    /// Bytes of recent events kept for watchers that are about to be attached.
+    pub ring_bytes: usize,
+    /// Bytes of events that may wait for the hub. Beyond that they are dropped, and watchers read
+    /// the store.
+    pub feed_bytes: usize,
+    /// Number of records that a watcher reads at a time while it catches up. A revision is never
+    /// split.
+    pub records_per_piece: usize,
+    /// Bytes of records at which a piece ends early.
+    pub bytes_per_piece: usize,
+}
+
+impl Default for WatchOptions {
+    fn default() -> Self {
+        Self {
+            queued_deliveries: 128,
+            ring_bytes: 4 * 1024 * 1024,
+            feed_bytes: 16 * 1024 * 1024,
+            records_per_piece: 1_000,
+            bytes_per_piece: 1 << 20,
+        }
+    }
+}
+
+/// Description of a watch, as a client requests it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchSpec {
+    /// Range of keys to watch.
+    pub range: KeyRange,
+    /// First wanted revision; 0 means the next one.
+    pub start_revision: i64,
+    /// Whether puts are left out.
+    pub no_put: bool,
+    /// Whether deletes are left out.
+    pub no_delete: bool,
+    /// Whether the client wants progress notifications when there are no events.
+    pub progress_notify: bool,
+}
+
+/// Sending end of the watches, for the code that applies entries. It never blocks.
+pub struct Publisher {
+    feed: Arc<Feed>,
+    store: Store,
+    options: WatchOptions,
+    commands: mpsc::Sender<HubCommand>,
+    departures: mpsc::UnboundedSender<Vec<WatcherId>>,
+    hub_receivers: Arc<std::sync::Mutex<Option<HubReceivers>>>,
+}
+
+impl Publisher {
+    pub(crate) fn new(store: Store, options: WatchOptions) -> Self {
+        let (commands, asked) = mpsc::channel(MAX_QUEUED_COMMANDS);
+        let (departures, departed) = mpsc::unbounded_channel();
+        Self {
+            feed: Arc::new(Feed::new(options.feed_bytes)),
+            store,
+            options,
+            commands,
+            departures,
+            hub_receivers: Arc::new(std::sync::Mutex::new(Some((asked, departed)))),
+        }
+    }
+
+    /// Publishes the events of one applied batch. The store must show the batch already.
+    pub(crate) fn publish(&self, batch: EventBatch) {
+        if !batch.events.is_empty() {
+            self.feed.push(batch);
+        }
+    }
+
+    /// Reports that the store was replaced by one at `revision`. Events up to there can't be sent
+    /// one by one.
+    pub(crate) fn publish_replacement(&self, revision: i64) {
+        self.feed.drop_events(revision);
+    }
+
+    pub(crate) fn hub(&self) -> WatchHub {
+        WatchHub {
+            feed: self.feed.clone(),
+            store: self.store.clone(),
+            options: self.options,
+            commands: self.commands.clone(),
+            departures: self.departures.clone(),
+            hub_receivers: self.hub_receivers.clone(),
+        }
+    }
+}
+
+/// Receiving end of the watches, where client streams subscribe.
+#[derive(Clone)]
+pub struct WatchHub {
+    feed: Arc<Feed>,
+    store: Store,
+    options: WatchOptions,
+    commands: mpsc::Sender<HubCommand>,
+    departures: mpsc::UnboundedSender<Vec<WatcherId>>,
+    hub_receivers: Arc<std::sync::Mutex<Option<HubReceivers>>>,
+}
+
+impl WatchHub {
+    /// Runs the hub for as long as the future is polled. Call it once per hub, in a task of its
+    /// own. Watches get nothing until it runs.
+    pub async fn run(self) {
+        let orders = self.hub_receivers.lock().expect("nothing panics under this lock").take();
+        if let Some(orders) = orders {
+            Hub::new(self.feed, &self.store, self.options.ring_bytes, orders).run().await;
+        }
+    }
+
+    /// Returns a subscriber without watches and without a limit on its memory.
+    #[must_use]
+    pub fn subscribe(&self) -> Subscriber {
+        self.subscribe_for(MemoryAccount::unbounded())
+    }
+
+    /// Returns a subscriber without watches. The memory of its queued events is charged to
+    /// `account`.
+    pub fn subscribe_for(&self, account: Arc<MemoryAccount>) -> Subscriber {
+        let (commands, departures) = (self.commands.clone(), self.departures.clone());
+        Subscriber::new(self.store.clone(), self.options, commands, departures, account)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,788 @@
+//! Tests that watchers get every event once and in order, whatever happens meanwhile.
+
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::task::JoinHandle;
+
+use super::catch_up::{CatchUpPiece, PieceSize, read_piece};
+use super::*;
+use crate::mvcc::tests::{backend, disk};
+use crate::mvcc::{CompactionMode, EventKind, StoreOptions, StoreWriter};
+use crate::shares::{MemoryBounds, MemoryBudget};
+use crate::state_machine::Position;
+
+struct WatchFixture {
+    writer: StoreWriter,
+    publisher: Publisher,
+    hub: WatchHub,
+    index: u64,
+    task: Option<JoinHandle<()>>,
+}
+
+impl WatchFixture {
+    /// Starts a hub on the thread of the test, so that it runs whenever the test awaits.
+    fn running() -> Self {
+        Self::with(WatchOptions::default())
+    }
+
+    fn with(watch: WatchOptions) -> Self {
+        let options =
+            StoreOptions { compaction: CompactionMode::Inline, ..StoreOptions::default() };
+        let writer = StoreWriter::open(backend(&disk(1)), options).unwrap();
+        let publisher = Publisher::new(writer.store(), watch);
+        let hub = publisher.hub();
+        let task = Some(tokio::spawn(hub.clone().run()));
+        Self { writer, publisher, hub, index: 0, task }
+    }
+
+    fn change(&mut self, work: impl FnOnce(&mut crate::mvcc::Batch<'_>)) -> i64 {
+        self.index += 1;
+        let position = Position { index: self.index, term: 1 };
+        let ((), events) = self
+            .writer
+            .batch(position, |batch| {
+                work(batch);
+                batch.end_request();
+                Ok(())
+            })
+            .unwrap();
+        let revision = self.writer.store().view().revision();
+        self.publisher.publish(events);
+        revision
+    }
+
+    fn put(&mut self, key: &str) -> i64 {
+        let key = Bytes::copy_from_slice(key.as_bytes());
+        self.change(|batch| {
+            batch.put(key, Bytes::from_static(b"v"), 0).unwrap();
+        })
+    }
+
+    fn put_all(&mut self, count: usize) -> i64 {
+        (0..count).map(|_| self.put("k")).last().unwrap()
+    }
+
+    /// Installs a snapshot of `other`, as the applier does.
+    fn install(&mut self, other: &WatchFixture) {
+        let mut stream = Vec::new();
+        other.writer.store().view().write_snapshot(&mut stream).unwrap();
+        self.writer.install_snapshot(&mut &stream[..]).unwrap();
+        self.publisher.publish_replacement(self.writer.store().view().revision());
+    }
+
+    fn compact(&mut self, revision: i64) {
+        self.change(|batch| batch.compact(revision).unwrap());
+    }
+}
+
+impl Drop for WatchFixture {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+fn spec(key: &'static str, end: &'static str, start_revision: i64) -> WatchSpec {
+    let bytes = |text: &'static str| Bytes::from_static(text.as_bytes());
+    WatchSpec {
+        range: KeyRange::new(bytes(key), bytes(end)),
+        start_revision,
+        no_put: false,
+        no_delete: false,
+        progress_notify: false,
+    }
+}
+
+async fn next(subscriber: &mut Subscriber) -> Notice {
+    let wait = tokio::time::timeout(Duration::from_secs(30), subscriber.next());
+    wait.await.expect("something to tell").unwrap()
+}
+
+/// Checks that nothing is sent for a while. 300 ms stand for any time.
+async fn expect_no_notice(subscriber: &mut Subscriber) {
+    let wait = tokio::time::timeout(Duration::from_millis(300), subscriber.next());
+    if let Ok(notice) = wait.await {
+        panic!("{notice:?}");
+    }
+}
+
+/// Waits until the hub sends events to every watch. Nothing may be sent meanwhile.
+async fn wait_until_attached(subscriber: &mut Subscriber) {
+    for _ in 0..1_000 {
+        if subscriber.is_settled() {
+            return;
+        }
+        if let Poll::Ready(told) = futures_util::poll!(std::pin::pin!(subscriber.next())) {
+            panic!("{told:?}");
+        }
+        tokio::task::yield_now().await;
+    }
+    panic!("never attached");
+}
+
+/// Makes `count` puts, and lets the hub run after each.
+async fn put_slowly(world: &mut WatchFixture, count: usize) -> i64 {
+    let mut last = 0;
+    for _ in 0..count {
+        last = world.put("k");
+        tokio::task::yield_now().await;
+    }
+    last
+}
+
+/// Returns the revisions sent to `watch_id`, up to and including `last`.
+async fn event_revisions_until(subscriber: &mut Subscriber, watch_id: i64, last: i64) -> Vec<i64> {
+    let mut told = Vec::new();
+    while told.last() != Some(&last) {
+        match next(subscriber).await {
+            Notice::Events { watch_id: id, selection, .. } => {
+                if id == watch_id {
+                    assert!(
+                        selection.revision() >= selection.events().last().unwrap().revision.main
+                    );
+                    told.extend(selection.events().map(|event| event.revision.main));
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    told
+}
+
+#[tokio::test]
+async fn a_watch_from_now_on_is_told_what_happens() {
+    let mut world = WatchFixture::running();
+    world.put("k");
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 3));
+    let last = world.put("k");
+    world.put("other");
+    assert_eq!(event_revisions_until(&mut subscriber, 1, last).await, [3]);
+    expect_no_notice(&mut subscriber).await;
+}
+
+#[tokio::test]
+async fn a_watch_from_the_past_goes_over_into_the_present_without_a_gap() {
+    let mut world = WatchFixture::running();
+    for _ in 0..2_500 {
+        world.put("k");
+    }
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 2));
+    subscriber.add(2, spec("\0", "\0", 1_000));
+    let mut told = event_revisions_until(&mut subscriber, 1, 2_501).await;
+    for _ in 0..100 {
+        world.put("k");
+    }
+    told.extend(event_revisions_until(&mut subscriber, 1, 2_601).await);
+    assert_eq!(told, (2..=2_601).collect::<Vec<i64>>());
+}
+
+#[tokio::test]
+async fn who_does_not_read_is_bounded_and_misses_nothing() {
+    let mut world =
+        WatchFixture::with(WatchOptions { queued_deliveries: 4, ..WatchOptions::default() });
+    let mut slow = world.hub.subscribe();
+    slow.add(1, spec("k", "", 2));
+    wait_until_attached(&mut slow).await;
+    let last = put_slowly(&mut world, 20).await;
+    assert!(!slow.is_detached(), "nobody has looked yet");
+    assert_eq!(
+        event_revisions_until(&mut slow, 1, 5).await,
+        [2, 3, 4, 5],
+        "what the queue had room for"
+    );
+    assert!(slow.is_detached(), "the queue was full");
+    assert_eq!(event_revisions_until(&mut slow, 1, last).await, (6..=last).collect::<Vec<i64>>());
+    wait_until_attached(&mut slow).await;
+    let last = world.put("k");
+    assert_eq!(event_revisions_until(&mut slow, 1, last).await, [last]);
+}
+
+#[tokio::test]
+async fn a_replay_that_does_not_fit_the_queue_is_gone_on_with_from_the_store() {
+    let mut world =
+        WatchFixture::with(WatchOptions { queued_deliveries: 4, ..WatchOptions::default() });
+    let mut subscriber = world.hub.subscribe();
+    // The hub runs once here, and keeps all events from now on.
+    tokio::task::yield_now().await;
+    // The hub learns of the watch after all events have happened, and replays them.
+    subscriber.add(1, spec("k", "", 2));
+    let last = world.put_all(10);
+    assert_eq!(
+        event_revisions_until(&mut subscriber, 1, last).await,
+        (2..=last).collect::<Vec<i64>>()
+    );
+    wait_until_attached(&mut subscriber).await;
+}
+
+#[tokio::test]
+async fn what_the_ring_has_no_room_for_is_read_from_the_store() {
+    // The number of puts varies, so that for one of them the first dropped event is the first
+    // wanted one.
+    for puts in 1..=10 {
+        let mut world =
+            WatchFixture::with(WatchOptions { ring_bytes: 300, ..WatchOptions::default() });
+        let mut subscriber = world.hub.subscribe();
+        tokio::task::yield_now().await;
+        subscriber.add(1, spec("k", "", 2));
+        let last = world.put_all(puts);
+        assert_eq!(
+            event_revisions_until(&mut subscriber, 1, last).await,
+            (2..=last).collect::<Vec<i64>>()
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_feed_that_overflows_is_read_from_the_store() {
+    let mut world = WatchFixture::with(WatchOptions { feed_bytes: 300, ..WatchOptions::default() });
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 2));
+    wait_until_attached(&mut subscriber).await;
+    // The hub doesn't run between these puts.
+    let last = world.put_all(10);
+    assert_eq!(
+        event_revisions_until(&mut subscriber, 1, last).await,
+        (2..=last).collect::<Vec<i64>>()
+    );
+}
+
+#[tokio::test]
+async fn what_only_a_snapshot_brought_is_told() {
+    let mut other = WatchFixture::running();
+    other.put_all(5);
+    let mut world = WatchFixture::running();
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 2));
+    wait_until_attached(&mut subscriber).await;
+    let first = world.put("k");
+    assert_eq!(event_revisions_until(&mut subscriber, 1, first).await, [2]);
+    world.install(&other);
+    assert_eq!(event_revisions_until(&mut subscriber, 1, 6).await, [3, 4, 5, 6]);
+}
+
+#[tokio::test]
+async fn a_narrow_range_that_catches_up_is_told_in_order_of_revision_and_not_of_key() {
+    let mut world = WatchFixture::running();
+    for key in ["c", "a", "b", "c", "a"] {
+        world.put(key);
+    }
+    for records_per_piece in [1, 2, 1_000] {
+        let options = WatchOptions { records_per_piece, ..WatchOptions::default() };
+        let hub = WatchHub { options, ..world.hub.clone() };
+        let mut subscriber = hub.subscribe();
+        subscriber.add(1, spec("a", "d", 2));
+        assert_eq!(event_revisions_until(&mut subscriber, 1, 6).await, [2, 3, 4, 5, 6]);
+    }
+}
+
+#[tokio::test]
+async fn a_hub_that_lost_its_feed_lets_everybody_catch_up() {
+    let mut world = WatchFixture::running();
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 2));
+    wait_until_attached(&mut subscriber).await;
+    let first = world.put("k");
+    event_revisions_until(&mut subscriber, 1, first).await;
+    world.put("k");
+    world.put("k");
+    world.publisher.publish_replacement(world.writer.store().view().revision());
+    let last = world.put("k");
+    assert_eq!(event_revisions_until(&mut subscriber, 1, last).await, [3, 4, 5]);
+}
+
+#[tokio::test]
+async fn a_watch_that_the_hub_hears_of_after_a_loss_is_told_what_was_lost() {
+    let mut world = WatchFixture::running();
+    let mut subscriber = world.hub.subscribe();
+    // The hub runs once here, and keeps all events from now on.
+    tokio::task::yield_now().await;
+    subscriber.add(1, spec("k", "", 2));
+    let last = world.put_all(3);
+    world.publisher.publish_replacement(last);
+    assert_eq!(
+        event_revisions_until(&mut subscriber, 1, last).await,
+        (2..=last).collect::<Vec<i64>>()
+    );
+}
+
+#[tokio::test]
+async fn progress_does_not_overtake_what_a_hub_that_lost_its_feed_has_left_to_be_read() {
+    let mut world = WatchFixture::running();
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 2));
+    wait_until_attached(&mut subscriber).await;
+    let last = world.put_all(2);
+    world.publisher.publish_replacement(last);
+    // The hub learns of the loss and of the request at the same time.
+    subscriber.request_progress().await;
+    assert_eq!(event_revisions_until(&mut subscriber, 1, last).await, [2, 3]);
+}
+
+#[tokio::test]
+async fn progress_that_a_full_queue_had_no_room_for_is_told_after_what_filled_it() {
+    let mut world =
+        WatchFixture::with(WatchOptions { queued_deliveries: 4, ..WatchOptions::default() });
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 2));
+    wait_until_attached(&mut subscriber).await;
+    let last = put_slowly(&mut world, 4).await;
+    subscriber.request_progress().await;
+    tokio::task::yield_now().await;
+    assert_eq!(event_revisions_until(&mut subscriber, 1, last).await, [2, 3, 4, 5]);
+    let notice = next(&mut subscriber).await;
+    assert!(matches!(notice, Notice::Progress { revision: 5 }), "{notice:?}");
+}
+
+#[tokio::test]
+async fn a_stream_whose_hub_lost_its_feed_catches_up_with_its_eldest_watch_first() {
+    let mut world = WatchFixture::running();
+    let mut subscriber = world.hub.subscribe();
+    for watch_id in 1..=20 {
+        subscriber.add(watch_id, spec("k", "", 2));
+    }
+    wait_until_attached(&mut subscriber).await;
+    world.put("k");
+    world.publisher.publish_replacement(world.writer.store().view().revision());
+    for expected in 1..=20 {
+        let notice = next(&mut subscriber).await;
+        let Notice::Events { watch_id, .. } = notice else { panic!("{notice:?}") };
+        assert_eq!(watch_id, expected);
+    }
+}
+
+#[tokio::test]
+async fn a_watch_from_before_the_compaction_ends_and_says_where_it_could_begin() {
+    let mut world = WatchFixture::running();
+    for _ in 0..5 {
+        world.put("k");
+    }
+    world.compact(4);
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 3));
+    let notice = next(&mut subscriber).await;
+    assert!(matches!(notice, Notice::Compacted { watch_id: 1, compact_revision: 4 }), "{notice:?}");
+    assert!(subscriber.has(1), "its id is its own until it is removed");
+    subscriber.request_progress().await;
+    expect_no_notice(&mut subscriber).await;
+    assert!(subscriber.remove(1).await);
+    subscriber.add(1, spec("k", "", 4));
+    assert_eq!(event_revisions_until(&mut subscriber, 1, 6).await, [4, 5, 6]);
+}
+
+#[tokio::test]
+async fn a_compaction_between_two_looks_at_the_store_leaves_nothing_out() {
+    let mut world = WatchFixture::running();
+    world.put_all(5);
+    let (store, before) = (world.writer.store(), world.writer.store().view());
+    let size = PieceSize { records: 10, bytes: usize::MAX };
+    world.compact(4);
+    // The older view still has changes that the index has dropped.
+    for (next, is_compacted) in [(3, true), (4, false)] {
+        let piece = read_piece(&store, &before, &spec("k", "", next), next, size).unwrap();
+        let said = matches!(piece, CatchUpPiece::Compacted { compacted: 4 });
+        assert_eq!(said, is_compacted, "from {next}");
+    }
+}
+
+#[tokio::test]
+async fn the_past_is_read_a_piece_at_a_time() {
+    let mut world = WatchFixture::running();
+    for key in 0..600 {
+        world.put(&format!("k{key}"));
+    }
+    let options = WatchOptions { records_per_piece: 3, ..WatchOptions::default() };
+    let hub = WatchHub { options, ..world.hub.clone() };
+    // The first range has few keys, the second many.
+    for (watched, last) in [(spec("k1", "k2", 190), 201), (spec("\0", "\0", 590), 601)] {
+        let mut subscriber = hub.subscribe();
+        subscriber.add(1, watched);
+        let mut told = 0;
+        while told < last {
+            let Notice::Events { selection, .. } = next(&mut subscriber).await else { panic!() };
+            assert!(selection.events().count() <= 3, "{}", selection.events().count());
+            told = selection.events().last().unwrap().revision.main;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_long_way_back_is_gone_to_its_end_however_little_there_is() {
+    let mut world = WatchFixture::running();
+    world.change(|batch| {
+        for _ in 0..70_000 {
+            batch.put(Bytes::from_static(b"other"), Bytes::new(), 0).unwrap();
+            batch.end_request();
+        }
+    });
+    let last = world.put("k");
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 2));
+    assert_eq!(event_revisions_until(&mut subscriber, 1, last).await, [last]);
+}
+
+#[tokio::test]
+async fn deletes_that_lie_together_are_told_one_by_one() {
+    let mut world = WatchFixture::running();
+    for key in 0..600 {
+        world.put(&format!("k{key:03}"));
+    }
+    let deleted = world.change(|batch| {
+        let all = KeyRange::new(Bytes::from_static(b"k"), Bytes::from_static(b"l"));
+        assert_eq!(batch.delete(&all).unwrap(), 600);
+    });
+    world.compact(deleted);
+    // The first range has few keys, the second many.
+    for (watched, keys) in
+        [(spec("k2", "k3", deleted), 200..300), (spec("k", "l", deleted), 0..600)]
+    {
+        let mut subscriber = world.hub.subscribe();
+        subscriber.add(1, watched);
+        let Notice::Events { selection, .. } = next(&mut subscriber).await else { panic!() };
+        let told: Vec<_> =
+            selection.events().map(|event| (event.kind, event.key.clone())).collect();
+        let all: Vec<_> =
+            keys.map(|key| (EventKind::Delete, Bytes::from(format!("k{key:03}")))).collect();
+        assert_eq!(told, all);
+    }
+}
+
+#[tokio::test]
+async fn a_delete_at_the_compacted_revision_is_still_told() {
+    let mut world = WatchFixture::running();
+    world.put("k");
+    let deleted = world.change(|batch| {
+        batch.delete(&KeyRange::One(Bytes::from_static(b"k"))).unwrap();
+    });
+    world.put("l");
+    world.compact(deleted);
+    for watched in [spec("k", "", deleted), spec("\0", "\0", deleted)] {
+        let mut subscriber = world.hub.subscribe();
+        subscriber.add(1, watched);
+        let Notice::Events { selection, .. } = next(&mut subscriber).await else { panic!() };
+        let first = selection.events().next().unwrap();
+        assert_eq!((first.revision.main, first.kind), (deleted, EventKind::Delete));
+    }
+}
+
+#[tokio::test]
+async fn a_watch_of_the_future_is_told_nothing_before_its_time() {
+    let mut world = WatchFixture::running();
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, WatchSpec { progress_notify: true, ..spec("k", "", 5) });
+    for _ in 0..2 {
+        world.put("k");
+    }
+    subscriber.request_progress().await;
+    subscriber.request_periodic_progress().await;
+    expect_no_notice(&mut subscriber).await;
+    for _ in 0..3 {
+        world.put("k");
+    }
+    assert_eq!(event_revisions_until(&mut subscriber, 1, 6).await, [5, 6]);
+}
+
+#[tokio::test]
+async fn a_watch_of_the_future_that_begins_within_a_batch_is_told_nothing_from_before() {
+    let mut world = WatchFixture::running();
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 3));
+    wait_until_attached(&mut subscriber).await;
+    let last = world.change(|batch| {
+        for _ in 0..3 {
+            batch.put(Bytes::from_static(b"k"), Bytes::from_static(b"v"), 0).unwrap();
+            batch.end_request();
+        }
+    });
+    assert_eq!(event_revisions_until(&mut subscriber, 1, last).await, [3, 4]);
+}
+
+#[tokio::test]
+async fn progress_never_overtakes_events() {
+    let mut world = WatchFixture::running();
+    for _ in 0..3_000 {
+        world.put("k");
+    }
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 2));
+    subscriber.add(2, spec("l", "", 0));
+    // No progress is sent while a watch catches up, however often it is requested.
+    let mut told = 1;
+    while told < 3_001 {
+        subscriber.request_progress().await;
+        match next(&mut subscriber).await {
+            Notice::Events { watch_id: 1, selection, .. } => {
+                told = selection.events().last().unwrap().revision.main;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    wait_until_attached(&mut subscriber).await;
+    world.put("l");
+    subscriber.request_progress().await;
+    assert_eq!(event_revisions_until(&mut subscriber, 2, 3_002).await, [3_002]);
+    let notice = next(&mut subscriber).await;
+    assert!(matches!(notice, Notice::Progress { revision: 3_002 }), "{notice:?}");
+}
+
+#[tokio::test]
+async fn progress_is_told_at_once_to_a_watch_of_whatever_comes_next_and_not_of_the_future() {
+    let world = WatchFixture::running();
+    let mut subscriber = world.hub.subscribe();
+    subscriber.request_progress().await;
+    expect_no_notice(&mut subscriber).await;
+    assert_eq!(subscriber.add(1, spec("k", "", 0)), 1);
+    subscriber.request_progress().await;
+    let notice = next(&mut subscriber).await;
+    assert!(matches!(notice, Notice::Progress { revision: 1 }), "{notice:?}");
+    subscriber.add(2, spec("k", "", 2));
+    subscriber.request_progress().await;
+    expect_no_notice(&mut subscriber).await;
+}
+
+#[tokio::test]
+async fn the_timer_says_nothing_to_a_watch_that_is_behind() {
+    let mut world = WatchFixture::running();
+    world.put_all(3);
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, WatchSpec { progress_notify: true, ..spec("k", "", 2) });
+    subscriber.request_periodic_progress().await;
+    // The hub answers before the watch has read anything.
+    tokio::task::yield_now().await;
+    assert_eq!(event_revisions_until(&mut subscriber, 1, 4).await, [2, 3, 4]);
+    expect_no_notice(&mut subscriber).await;
+}
+
+/// Requests progress first, then attaches a second watch and makes two events. The hub receives all
+/// of this at once, the request first.
+async fn request_before_attach(
+    ask: impl AsyncFnOnce(&mut Subscriber),
+) -> (WatchFixture, Subscriber) {
+    let mut world = WatchFixture::running();
+    let mut subscriber = world.hub.subscribe();
+    let asks = |key| WatchSpec { progress_notify: true, ..spec(key, "", 0) };
+    subscriber.add(1, asks("first"));
+    wait_until_attached(&mut subscriber).await;
+    ask(&mut subscriber).await;
+    subscriber.add(2, asks("k"));
+    world.put_all(2);
+    (world, subscriber)
+}
+
+#[tokio::test]
+async fn an_answer_to_a_question_from_before_the_attach_says_nothing_of_the_watch() {
+    let ask = async |subscriber: &mut Subscriber| subscriber.request_progress().await;
+    let (_world, mut subscriber) = request_before_attach(ask).await;
+    assert_eq!(event_revisions_until(&mut subscriber, 2, 3).await, [2, 3]);
+    let notice = next(&mut subscriber).await;
+    assert!(matches!(notice, Notice::Progress { revision: 3 }), "{notice:?}");
+    expect_no_notice(&mut subscriber).await;
+}
+
+#[tokio::test]
+async fn the_timers_question_from_before_the_attach_says_nothing_of_the_watch() {
+    let ask = async |subscriber: &mut Subscriber| subscriber.request_periodic_progress().await;
+    let (_world, mut subscriber) = request_before_attach(ask).await;
+    let notice = next(&mut subscriber).await;
+    assert!(matches!(notice, Notice::WatchProgress { watch_id: 1, revision: 3 }), "{notice:?}");
+    assert_eq!(event_revisions_until(&mut subscriber, 2, 3).await, [2, 3]);
+    expect_no_notice(&mut subscriber).await;
+}
+
+#[tokio::test]
+async fn periodic_progress_is_for_who_asked_and_was_quiet() {
+    let mut world = WatchFixture::running();
+    let mut subscriber = world.hub.subscribe();
+    let asks = |key| WatchSpec { progress_notify: true, ..spec(key, "", 2) };
+    subscriber.add(1, asks("busy"));
+    subscriber.add(2, asks("quiet"));
+    subscriber.add(3, spec("silent", "", 2));
+    wait_until_attached(&mut subscriber).await;
+    let last = world.put("busy");
+    event_revisions_until(&mut subscriber, 1, last).await;
+    subscriber.request_periodic_progress().await;
+    let notice = next(&mut subscriber).await;
+    assert!(matches!(notice, Notice::WatchProgress { watch_id: 2, revision: 2 }), "{notice:?}");
+    expect_no_notice(&mut subscriber).await;
+    // Neither watch has got an event since the last notification.
+    subscriber.request_periodic_progress().await;
+    for expected in [1, 2] {
+        let notice = next(&mut subscriber).await;
+        let Notice::WatchProgress { watch_id, revision: 2 } = notice else { panic!("{notice:?}") };
+        assert_eq!(watch_id, expected);
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_watch_is_told_no_more_and_its_id_is_free() {
+    let mut world = WatchFixture::running();
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 2));
+    let first = world.put("k");
+    event_revisions_until(&mut subscriber, 1, first).await;
+    assert!(subscriber.remove(1).await);
+    assert!(!subscriber.remove(1).await);
+    world.put("k");
+    expect_no_notice(&mut subscriber).await;
+    subscriber.add(1, spec("k", "", 3));
+    assert_eq!(event_revisions_until(&mut subscriber, 1, 3).await, [3]);
+}
+
+/// Waits until the hub and its queues hold nothing of the account's streams.
+async fn wait_until_forgotten(account: &Arc<MemoryAccount>) {
+    for _ in 0..1_000 {
+        if Arc::strong_count(account) == 1 {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+    panic!("{} have stayed", Arc::strong_count(account) - 1);
+}
+
+#[tokio::test]
+async fn the_hub_keeps_nothing_of_a_stream_that_has_ended() {
+    let world = WatchFixture::running();
+    let account = MemoryAccount::unbounded();
+    // The stream has more watches than the hub's command queue has room for. In the first case it
+    // ends once all of them are attached, in the second case before.
+    for is_attached in [true, false] {
+        let mut subscriber = world.hub.subscribe_for(account.clone());
+        for watch_id in 1..=i64::try_from(MAX_QUEUED_COMMANDS).unwrap() + 200 {
+            subscriber.add(watch_id, spec("k", "", 0));
+        }
+        if is_attached {
+            wait_until_attached(&mut subscriber).await;
+        }
+        drop(subscriber);
+        wait_until_forgotten(&account).await;
+    }
+}
+
+#[tokio::test]
+async fn a_watch_whose_stream_ends_while_it_is_cancelled_is_forgotten() {
+    let world = WatchFixture::running();
+    let account = MemoryAccount::unbounded();
+    let mut subscriber = world.hub.subscribe_for(account.clone());
+    subscriber.add(1, spec("k", "", 0));
+    wait_until_attached(&mut subscriber).await;
+    let mut other = world.hub.subscribe();
+    for watch_id in 1..=i64::try_from(MAX_QUEUED_COMMANDS).unwrap() {
+        other.add(watch_id, spec("k", "", 0));
+    }
+    let removed = futures_util::poll!(std::pin::pin!(subscriber.remove(1)));
+    assert_eq!(removed, Poll::Pending, "there is no room to say so");
+    drop(subscriber);
+    wait_until_forgotten(&account).await;
+}
+
+#[tokio::test]
+async fn filters_leave_out_puts_or_deletes() {
+    let mut world = WatchFixture::running();
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, WatchSpec { no_put: true, ..spec("k", "", 2) });
+    subscriber.add(2, WatchSpec { no_delete: true, ..spec("k", "", 2) });
+    world.put("k");
+    world.change(|batch| {
+        batch.delete(&KeyRange::One(Bytes::from_static(b"k"))).unwrap();
+    });
+    let mut told = Vec::new();
+    for _ in 0..2 {
+        let Notice::Events { watch_id, selection, .. } = next(&mut subscriber).await else {
+            panic!()
+        };
+        told.extend(selection.events().map(|event| (watch_id, event.kind)));
+    }
+    told.sort_by_key(|(watch_id, _)| *watch_id);
+    assert_eq!(told, [(1, EventKind::Delete), (2, EventKind::Put)]);
+}
+
+#[tokio::test]
+async fn all_changes_of_a_revision_come_together_and_in_order() {
+    let mut world = WatchFixture::running();
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("\0", "\0", 2));
+    world.change(|batch| {
+        for number in (0..1_500).rev() {
+            let key = Bytes::from(format!("{number:04}"));
+            batch.put(key, Bytes::from_static(b"v"), 0).unwrap();
+        }
+    });
+    world.put("z");
+    for _ in 0..2 {
+        let mut late = world.hub.subscribe();
+        late.add(1, spec("\0", "\0", 2));
+        for subscriber in [&mut subscriber, &mut late] {
+            let Notice::Events { selection, .. } = next(subscriber).await else { panic!() };
+            let subs: Vec<u32> =
+                selection.events().map(|event| event.revision.sub).take(1_500).collect();
+            assert_eq!(subs, (0..1_500).collect::<Vec<u32>>());
+        }
+        world.put("y");
+        subscriber = world.hub.subscribe();
+        subscriber.add(1, spec("\0", "\0", 2));
+    }
+}
+
+#[tokio::test]
+async fn a_previous_value_is_the_one_before_the_revision() {
+    use node_proto::etcdserverpb::WatchResponse;
+    use prost::Message as _;
+    let mut world = WatchFixture::running();
+    world.put("k");
+    world.put("k");
+    world.change(|batch| {
+        batch.delete(&KeyRange::One(Bytes::from_static(b"k"))).unwrap();
+    });
+    let mut subscriber = world.hub.subscribe();
+    subscriber.add(1, spec("k", "", 2));
+    let Notice::Events { selection, .. } = next(&mut subscriber).await else { panic!() };
+    let wire = selection.encoded_with_previous(&world.writer.store()).concat();
+    let events = WatchResponse::decode(&wire[..]).unwrap().events;
+    let previous: Vec<_> =
+        events.iter().map(|event| event.prev_kv.as_ref().map(|kv| kv.mod_revision)).collect();
+    assert_eq!(previous, [None, Some(2), Some(3)]);
+    assert_eq!(events[2].r#type, 1);
+    assert_eq!(events[2].kv.as_ref().unwrap().mod_revision, 4);
+    let plain = WatchResponse::decode(&selection.encoded().concat()[..]).unwrap().events;
+    assert!(plain.iter().all(|event| event.prev_kv.is_none()));
+    assert_eq!(plain[1].kv.as_ref().unwrap().version, 2);
+}
+
+#[tokio::test]
+async fn what_waits_for_a_client_has_to_have_room_in_its_account_and_it_misses_nothing() {
+    let bounds = MemoryBounds { per_connection: 4_000, total: 4_000, guaranteed: 0 };
+    let account = MemoryBudget::new(bounds).open_account(std::net::Ipv4Addr::LOCALHOST.into());
+    let mut world = WatchFixture::running();
+    let mut streams = [1, 2].map(|_| world.hub.subscribe_for(account.clone()));
+    for slow in &mut streams {
+        slow.add(1, spec("k", "", 2));
+        wait_until_attached(slow).await;
+    }
+    let last = put_slowly(&mut world, 100).await;
+    assert!((1_000..=2_000).contains(&account.held()), "half of it: {}", account.held());
+    for slow in &mut streams {
+        assert_eq!(event_revisions_until(slow, 1, last).await, (2..=last).collect::<Vec<i64>>());
+        wait_until_attached(slow).await;
+    }
+    assert_eq!(account.held(), 0);
+}
+
+#[tokio::test]
+async fn a_piece_of_the_past_ends_after_so_many_bytes() {
+    for key in ["k", "\0"] {
+        let options = WatchOptions { bytes_per_piece: 100, ..WatchOptions::default() };
+        let mut world = WatchFixture::with(options);
+        let last = world.put_all(50);
+        let mut subscriber = world.hub.subscribe();
+        subscriber.add(1, spec(key, if key == "k" { "" } else { "\0" }, 2));
+        let Notice::Events { selection, .. } = next(&mut subscriber).await else { panic!() };
+        assert!((1..20).contains(&selection.len()), "{}", selection.len());
+        let first = i64::try_from(selection.len()).unwrap() + 2;
+        let told = event_revisions_until(&mut subscriber, 1, last).await;
+        assert_eq!(told, (first..=last).collect::<Vec<i64>>());
+    }
+}

@@ -1,0 +1,280 @@
+//! The handle for writing: opens a store, applies batches, publishes views.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+
+use node_consensus::Guards;
+use redb::{Durability, ReadableDatabase as _, StorageBackend};
+use tokio::sync::{Notify, watch};
+
+use super::batch::Batch;
+use super::compaction::CompactionCursor;
+use super::error::StoreError;
+use super::event::EventBatch;
+use super::hash::CompactionHashes;
+use super::load::{DerivedState, LoadedStore, catch_panic, load, prepare};
+use super::operations::OperationCounters;
+use super::store::{FrozenView, Store, StoreDatabase, StoreState, View};
+use super::tables::{
+    ClusterData, META, RECORDS, StoreProgress, write_auth, write_cluster, write_progress,
+};
+use super::watch::WatchOptions;
+use crate::membership::Member;
+use crate::state_machine::Position;
+
+/// Selects where a compaction deletes the records that it makes unreachable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompactionMode {
+    /// In a separate task that calls [`Store::compact_step`]. Writes continue meanwhile.
+    Background,
+    /// In the batch that contains the compaction. This is for a simulation, which has one thread.
+    Inline,
+}
+
+/// Settings for opening a store.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// Bytes of file pages that may be kept in RAM.
+    pub cache_bytes: usize,
+    /// Selects where compactions delete records.
+    pub compaction: CompactionMode,
+    /// Maximum number of keys per step of a compaction.
+    pub compacted_keys_per_step: usize,
+    /// Limits on the memory and the steps of watches.
+    pub watch: WatchOptions,
+    /// Initial members of a new store, the same on every member of the cluster. Ignored if the
+    /// store exists, since its own member table may have changed since.
+    pub members: Vec<Member>,
+    /// Safety rules for changes of members: [`Guards::ALL`] except in tests.
+    pub guards: Guards,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self {
+            cache_bytes: 64 * 1024 * 1024,
+            compaction: CompactionMode::Background,
+            compacted_keys_per_step: 1_000,
+            watch: WatchOptions::default(),
+            members: Vec::new(),
+            guards: Guards::ALL,
+        }
+    }
+}
+
+/// The one handle that writes the store. It belongs to the code that applies the log.
+pub struct StoreWriter {
+    pub(crate) shared: Arc<StoreState>,
+    pub(crate) progress: StoreProgress,
+    pub(crate) cluster: Arc<ClusterData>,
+    pub(crate) compaction: CompactionMode,
+    durable: Position,
+}
+
+impl StoreWriter {
+    /// Opens the store on `backend`, or creates a new one there.
+    ///
+    /// The index is built from the records, which takes about a second per million of them.
+    pub fn open(backend: impl StorageBackend, options: StoreOptions) -> Result<Self, StoreError> {
+        let cache_bytes = options.cache_bytes;
+        let file = Arc::new(catch_panic(|| StoreDatabase::open(backend, cache_bytes))?);
+        let loaded = catch_panic(|| {
+            prepare(&file.db, options.members)?;
+            load(&file)
+        });
+        let loaded = match loaded {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                // Dropping redb's handle would write to the file, which may be damaged or of
+                // another format.
+                std::mem::forget(file);
+                return Err(error);
+            }
+        };
+        let LoadedStore { frozen, contents } = loaded;
+        let DerivedState { index, leases, tombstones, record_bytes } = contents;
+        let FrozenView { view, finished_compaction: finished } = frozen;
+        let (progress, cluster) = (view.progress, view.cluster.clone());
+        let members = watch::Sender::new(cluster.members.clone());
+        let alarms = watch::Sender::new(cluster.alarms.clone());
+        let unfinished = progress.compact_revision > finished;
+        let shared = StoreState {
+            file: RwLock::new(file),
+            deletion_lock: Mutex::default(),
+            state_lock: Mutex::default(),
+            replacement_count: AtomicU64::new(0),
+            cache_bytes,
+            index: RwLock::new(index),
+            leases: RwLock::new(leases),
+            tombstones: Mutex::new(tombstones),
+            tokens: Mutex::default(),
+            auth_enabled: AtomicBool::new(view.auth().is_enabled()),
+            view: RwLock::new(Arc::new(view)),
+            finished_compaction: watch::Sender::new(finished),
+            cursor: Mutex::new(
+                unfinished.then(|| CompactionCursor::new(progress.compact_revision)),
+            ),
+            compacted_keys_per_step: options.compacted_keys_per_step,
+            guards: options.guards,
+            hashes: CompactionHashes::default(),
+            operations: OperationCounters::default(),
+            compaction_requested: Notify::new(),
+            members,
+            alarms,
+            record_bytes: AtomicI64::new(record_bytes),
+        };
+        let shared = Arc::new(shared);
+        let writer = Self {
+            shared,
+            progress,
+            cluster,
+            compaction: options.compaction,
+            durable: progress.applied,
+        };
+        if writer.compaction == CompactionMode::Inline {
+            writer.store().compact_all()?;
+        }
+        Ok(writer)
+    }
+
+    /// Returns a handle for reading.
+    #[must_use]
+    pub fn store(&self) -> Store {
+        Store { shared: self.shared.clone() }
+    }
+
+    /// Returns the position of the last applied entry.
+    #[must_use]
+    pub fn applied(&self) -> Position {
+        self.progress.applied
+    }
+
+    /// Returns the position of the last entry whose effects survive a crash.
+    #[must_use]
+    pub fn durable(&self) -> Position {
+        self.durable
+    }
+
+    /// Runs `work` in one transaction that ends at the log position `applied`, and publishes the
+    /// new view. Returns the result of `work` and the events that it caused. The changes are not
+    /// durable until [`Self::checkpoint`].
+    ///
+    /// After an error the writer must not be used again: its index may be ahead of the file.
+    pub fn batch<R>(
+        &mut self,
+        applied: Position,
+        work: impl FnOnce(&mut Batch<'_>) -> Result<R, StoreError>,
+    ) -> Result<(R, EventBatch), StoreError> {
+        let shared = self.shared.clone();
+        let file = shared.file();
+        let mut txn = file.db.begin_write()?;
+        txn.set_durability(Durability::None)?;
+        let (result, done) = {
+            let mut batch = Batch::new(&txn, &shared, self.progress, self.cluster.clone())?;
+            let result = work(&mut batch)?;
+            (result, batch.finish())
+        };
+        let before = self.progress.compact_revision;
+        self.progress = StoreProgress { applied, ..done.progress };
+        write_progress(&mut txn.open_table(META)?, self.progress)?;
+        if let Some(cluster) = done.cluster {
+            write_cluster(&txn, &cluster)?;
+            if !Arc::ptr_eq(&cluster.auth, &self.cluster.auth) {
+                write_auth(&txn, &cluster.auth)?;
+            }
+            self.cluster = Arc::new(cluster);
+        }
+        txn.commit()?;
+        if !done.tokens.is_empty() {
+            let mut tokens = shared.tokens.lock().expect("nothing panics under this lock");
+            done.tokens.into_iter().for_each(|news| news.apply_to(&mut tokens));
+        }
+        if self.progress.compact_revision > before {
+            let cursor = CompactionCursor::new(self.progress.compact_revision);
+            // The checksum is kept only if the previous compaction finished. Otherwise the records
+            // that it left would count, as they would in etcd.
+            let is_whole = *shared.finished_compaction.borrow() == before;
+            shared.ask_for_compaction(if is_whole {
+                cursor.after_finished(before)
+            } else {
+                cursor
+            });
+            if self.compaction == CompactionMode::Inline {
+                self.store().compact_in(&file)?;
+            }
+        }
+        self.publish(&file)?;
+        Ok((result, done.events))
+    }
+
+    /// Makes everything applied so far durable. Returns the last durable position.
+    pub fn checkpoint(&mut self) -> Result<Position, StoreError> {
+        if self.durable != self.progress.applied {
+            let file = self.shared.file();
+            let mut txn = file.db.begin_write()?;
+            txn.set_durability(Durability::Immediate)?;
+            // Without this, redb would read the whole file at the next start after a crash.
+            txn.set_quick_repair(true);
+            txn.commit()?;
+            self.durable = self.progress.applied;
+        }
+        Ok(self.durable)
+    }
+
+    /// Loads the in-memory state after a snapshot has replaced the contents of the file.
+    pub(crate) fn replace(
+        &mut self,
+        file: &Arc<StoreDatabase>,
+        progress: StoreProgress,
+        cluster: ClusterData,
+    ) -> Result<(), StoreError> {
+        self.progress = progress;
+        self.durable = progress.applied;
+        self.cluster = Arc::new(cluster);
+        self.shared.replacement_count.fetch_add(1, Ordering::Relaxed);
+        // The snapshot contains records that the sender's compaction had not deleted yet. This
+        // store may have finished that compaction itself, so it has to begin again.
+        self.shared.finished_compaction.send_replace(StoreProgress::START.compact_revision);
+        let LoadedStore { contents, .. } = load(file)?;
+        let DerivedState { index, leases, tombstones, record_bytes } = contents;
+        *self.shared.lock_tombstones() = tombstones;
+        *self.shared.index.write().expect("the writer is the only one to write") = index;
+        *self.shared.leases.write().expect("nothing panics while it holds this lock") = leases;
+        // All tokens are dropped: entries that would revoke some of them are skipped by the
+        // snapshot.
+        self.shared.tokens.lock().expect("nothing panics under this lock").clear();
+        self.shared.record_bytes.store(record_bytes, Ordering::Relaxed);
+        self.shared.hashes.clear();
+        self.shared.ask_for_compaction(CompactionCursor::new(progress.compact_revision));
+        if self.compaction == CompactionMode::Inline {
+            self.store().compact_in(file)?;
+        }
+        self.publish(file)
+    }
+
+    fn publish(&self, file: &Arc<StoreDatabase>) -> Result<(), StoreError> {
+        let txn = file.db.begin_read()?;
+        self.shared.publish_view(View {
+            records: txn.open_table(RECORDS)?,
+            txn,
+            _file: file.clone(),
+            cluster: self.cluster.clone(),
+            progress: self.progress,
+        });
+        self.shared.members.send_if_modified(|known| {
+            let changed = !Arc::ptr_eq(known, &self.cluster.members);
+            if changed {
+                *known = self.cluster.members.clone();
+            }
+            changed
+        });
+        self.shared.alarms.send_if_modified(|known| {
+            let changed = *known != self.cluster.alarms;
+            if changed {
+                known.clone_from(&self.cluster.alarms);
+            }
+            changed
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,272 @@
+//! Bounds on the memory that clients make the node hold.
+//!
+//! One connection may hold a fixed amount. All connections together have a total, of which each
+//! network gets an equal share. So a network that fills its share takes nothing from the others.
+//! Networks that hold little are not counted among the sharers, because there are many of them and
+//! they change with each request.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bounds on held memory, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryBounds {
+    /// Maximum for one connection.
+    pub per_connection: usize,
+    /// Maximum for all connections together; each network has an equal share of it.
+    pub total: usize,
+    /// Minimum that every connection and network may hold, whatever the others hold. A network that
+    /// holds no more is not counted as a sharer.
+    pub guaranteed: usize,
+}
+
+/// Part of the bounds that a charge may fill, in eighths. Charges that must not wait may fill more
+/// than others, so they find room where the others find none.
+#[derive(Clone, Copy, Debug)]
+pub struct BudgetShare(pub usize);
+
+/// Maximum size in bytes of a small answer.
+const SMALL_ANSWER_BYTES: usize = 16 << 10;
+
+impl BudgetShare {
+    pub const WHOLE: Self = Self(8);
+
+    /// Returns the part for an answer of `bytes` bytes. Large answers may not fill the bounds, so a
+    /// client that waits for one can still write.
+    pub const fn for_answer(bytes: usize) -> Self {
+        if bytes > SMALL_ANSWER_BYTES { Self(7) } else { Self::WHOLE }
+    }
+
+    fn of_bound(self, bound: usize) -> usize {
+        bound / 8 * self.0
+    }
+}
+
+/// Memory held by all connections, and its bounds.
+#[derive(Debug)]
+pub struct MemoryBudget {
+    bounds: MemoryBounds,
+    networks: Mutex<Networks>,
+}
+
+#[derive(Debug, Default)]
+struct Networks {
+    held: BTreeMap<IpAddr, usize>,
+    /// Number of networks that hold more than `MemoryBounds::least`.
+    sharers: usize,
+}
+
+impl Networks {
+    /// Sets the number of bytes that `network` holds.
+    fn set(&mut self, network: IpAddr, bytes: usize, least: usize) {
+        let before = match bytes {
+            0 => self.held.remove(&network),
+            _ => self.held.insert(network, bytes),
+        };
+        self.sharers += usize::from(bytes > least);
+        self.sharers -= usize::from(before.unwrap_or(0) > least);
+    }
+}
+
+impl MemoryBudget {
+    /// Creates an account of all connections in which nothing is held.
+    pub fn new(bounds: MemoryBounds) -> Arc<Self> {
+        Arc::new(Self { bounds, networks: Mutex::default() })
+    }
+
+    /// Opens the account of a connection from `address`.
+    pub fn open_account(self: &Arc<Self>, address: IpAddr) -> Arc<MemoryAccount> {
+        let network = muster_door::network_of(address);
+        Arc::new(MemoryAccount { budget: Arc::clone(self), network, held: AtomicUsize::new(0) })
+    }
+
+    /// Returns the number of bytes that all connections hold.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.networks.lock().unwrap_or_else(PoisonError::into_inner).held.values().sum()
+    }
+
+    fn charge(&self, network: IpAddr, bytes: usize, part: Option<BudgetShare>) -> bool {
+        let MemoryBounds { total: all, guaranteed: least, .. } = self.bounds;
+        let mut networks = self.networks.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = networks.held.get(&network).copied().unwrap_or(0);
+        let held = own.saturating_add(bytes);
+        let sharers = networks.sharers + usize::from(own <= least);
+        let fits = part.is_none_or(|part| held <= least.max(part.of_bound(all / sharers)));
+        if fits {
+            networks.set(network, held, least);
+        }
+        fits
+    }
+
+    fn release(&self, network: IpAddr, bytes: usize) {
+        let mut networks = self.networks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(held) = networks.held.get(&network).copied() {
+            networks.set(network, held - bytes, self.bounds.guaranteed);
+        }
+    }
+}
+
+/// Memory held by one connection.
+#[derive(Debug)]
+pub struct MemoryAccount {
+    budget: Arc<MemoryBudget>,
+    network: IpAddr,
+    held: AtomicUsize,
+}
+
+impl MemoryAccount {
+    /// Creates an account without bounds, for requests that come over no connection.
+    pub fn unbounded() -> Arc<Self> {
+        let bounds =
+            MemoryBounds { per_connection: usize::MAX, total: usize::MAX, guaranteed: usize::MAX };
+        MemoryBudget::new(bounds).open_account(std::net::Ipv4Addr::UNSPECIFIED.into())
+    }
+
+    /// Returns the number of bytes that the connection holds.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    fn charge(&self, bytes: usize, part: Option<BudgetShare>) -> bool {
+        let MemoryBounds { per_connection: connection, guaranteed: least, .. } = self.budget.bounds;
+        let held = self.held.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        let fits = part.is_none_or(|part| held <= least.max(part.of_bound(connection)));
+        if fits && self.budget.charge(self.network, bytes, part) {
+            return true;
+        }
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+        false
+    }
+
+    fn release(&self, bytes: usize) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+        self.budget.release(self.network, bytes);
+    }
+}
+
+/// Memory charged to an account, which is released on drop.
+#[derive(Debug)]
+pub struct MemoryCharge {
+    account: Arc<MemoryAccount>,
+    bytes: usize,
+}
+
+impl MemoryCharge {
+    /// Creates a charge of 0 bytes.
+    pub fn new(account: &Arc<MemoryAccount>) -> Self {
+        Self { account: Arc::clone(account), bytes: 0 }
+    }
+
+    /// Creates another charge of 0 bytes to the same account.
+    pub fn another_empty(&self) -> Self {
+        Self::new(&self.account)
+    }
+
+    /// Returns the size of the charge in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Changes the charge to `bytes`. If that is more than before and exceeds `part` of the bounds,
+    /// the charge stays as it is and the result is `false`.
+    pub fn try_set(&mut self, bytes: usize, part: BudgetShare) -> bool {
+        self.change(bytes, Some(part))
+    }
+
+    /// Changes the charge to `bytes`, even if that exceeds the bounds.
+    pub fn force(&mut self, bytes: usize) {
+        self.change(bytes, None);
+    }
+
+    fn change(&mut self, bytes: usize, part: Option<BudgetShare>) -> bool {
+        if bytes < self.bytes {
+            self.account.release(self.bytes - bytes);
+        } else if bytes > self.bytes && !self.account.charge(bytes - self.bytes, part) {
+            return false;
+        }
+        self.bytes = bytes;
+        true
+    }
+}
+
+impl Drop for MemoryCharge {
+    fn drop(&mut self) {
+        self.force(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: MemoryBounds = MemoryBounds { per_connection: 400, total: 800, guaranteed: 10 };
+
+    fn ip(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    /// Charges as much as fits, in steps of ten bytes.
+    fn fill(account: &Arc<MemoryAccount>, part: BudgetShare) -> (MemoryCharge, usize) {
+        let mut charge = MemoryCharge::new(account);
+        let mut held = 0;
+        while charge.try_set(held + 10, part) {
+            held += 10;
+        }
+        (charge, held)
+    }
+
+    #[test]
+    fn a_connection_holds_so_much_and_its_network_no_more_than_its_share() {
+        let room = MemoryBudget::new(BOUNDS);
+        let connections: Vec<_> = (0..3).map(|_| room.open_account(ip(1))).collect();
+        let held: Vec<_> = connections.iter().map(|one| fill(one, BudgetShare::WHOLE)).collect();
+        assert_eq!(held.iter().map(|(_, held)| *held).collect::<Vec<_>>(), [400, 400, 0]);
+        let (first, second) = (room.open_account(ip(2)), room.open_account(ip(2)));
+        let (mut other, has) = fill(&first, BudgetShare::WHOLE);
+        assert_eq!(has, 400, "half of what all may hold");
+        assert!(!MemoryCharge::new(&second).try_set(20, BudgetShare::WHOLE));
+        other.force(200);
+        assert!(MemoryCharge::new(&second).try_set(20, BudgetShare::WHOLE));
+        drop((held, other));
+        assert_eq!(room.held(), 0);
+        assert_eq!(room.networks.lock().unwrap().sharers, 0);
+    }
+
+    #[test]
+    fn who_holds_little_takes_nothing_from_the_others() {
+        let room = MemoryBudget::new(BOUNDS);
+        let little: Vec<_> = (2..200)
+            .map(|n| {
+                let mut charge = MemoryCharge::new(&room.open_account(ip(n)));
+                assert!(charge.try_set(BOUNDS.guaranteed, BudgetShare::WHOLE));
+                charge
+            })
+            .collect();
+        assert_eq!(fill(&room.open_account(ip(1)), BudgetShare::WHOLE).1, 400);
+        drop(little);
+    }
+
+    #[test]
+    fn what_may_fill_a_part_leaves_the_rest_to_others() {
+        let account = MemoryBudget::new(BOUNDS).open_account(ip(1));
+        let (_large, held) = fill(&account, BudgetShare(4));
+        assert_eq!(held, 200);
+        assert_eq!(fill(&account, BudgetShare::WHOLE).1, 200);
+    }
+
+    #[test]
+    fn what_is_forced_is_counted() {
+        let room = MemoryBudget::new(BOUNDS);
+        let account = room.open_account(ip(1));
+        let mut charge = MemoryCharge::new(&account);
+        charge.force(1_000);
+        assert_eq!((account.held(), room.held()), (1_000, 1_000));
+        assert!(!MemoryCharge::new(&account).try_set(1, BudgetShare::WHOLE));
+        assert!(charge.try_set(100, BudgetShare::WHOLE), "less always fits");
+        assert!(MemoryCharge::new(&account).try_set(1, BudgetShare::WHOLE));
+    }
+}
