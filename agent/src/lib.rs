@@ -1,60 +1,43 @@
 //! The agent, Muster's program on each host. It finds the other hosts through discovery, then runs
 //! and supervises the node.
 //!
+//! The way in: `main` here parses the command line and calls one file of `commands/`. A host's life
+//! is `commands/run.rs`: it decides from the state on disk whether to enrol or to operate.
+//!
+//! Each row uses only rows below it, and the files `endpoint`, `exit`, `retry` and `crash`.
+//!
 //! | module | owns |
 //! |---|---|
-//! | `cli`, `settings` | the command line as typed, and the settings that result from it |
 //! | `commands/` | one file per command |
-//! | `state/` | the files of the data directory: the journal, locks, the node's directory |
-//! | `host/`, `machine` | access to the machine behind one small trait; the facts that identify it |
-//! | `bootstrap/` | drives the pure machine of `discovery-formation`: signatures, polls, probes |
-//! | `probe/` | the listener and the prober between agents |
-//! | `supervisor/`, `launcher`, `tail` | the node's process, its start, and its log |
-//! | `door`, `cluster/` | a node's client port, and the Cluster API behind it |
+//! | `operate/` | a member's agent at work: supervision, reports, renewal of certificates, removal |
+//! | `recover/` | what is left of a lost cluster; which survivor a new one is made of (`choose`, pure) |
+//! | `enrol/` | becoming a member: bundle, protocol, `bootstrap/` and `join/` |
+//! | `steward/` | duties of a voter's agent for its cluster |
+//! | `launch/` | the node's process: command line, launcher, supervisor |
+//! | `observe/` | status, metrics and logs; the node's health and log; systemd |
+//! | `cli/` | the command line as typed, and the settings that result from it |
 //! | `plan/` | effect and next step of a membership change (pure) |
-//! | `recover/` | the survivors of a lost cluster, and the choice of the one for a new cluster (pure) |
-//! | `join/` | joining a running cluster with a ticket |
-//! | `steward/`, `leaves` | duties of a voter's agent for its cluster; renewal of certificates |
-//! | `removal` | what remains on the host of a removed member |
-//! | `health`, `status`, `metrics` | the node's health; the agent's status and metrics |
-//! | `service_manager` | readiness, status line and watchdog for systemd |
+//! | `state/` | the files of the data directory: the journal, locks, the node's directory |
+//! | `cluster/` | the Cluster API behind a node's client port |
+//! | `probe/`, `host/` | the listener and the prober between agents; the machine behind one trait |
 
-mod addressing;
-mod bootstrap;
 mod cli;
 mod cluster;
 mod commands;
 mod crash;
-mod door;
+mod endpoint;
+mod enrol;
 pub mod exit;
-mod health;
 mod host;
-mod join;
-mod joining;
-mod keys;
-mod launcher;
-mod leaves;
-mod logging;
-mod machine;
-mod metrics;
-mod node_command;
-mod place;
+pub mod launch;
+mod observe;
+mod operate;
 mod plan;
-mod printer;
 mod probe;
-mod protocol;
 mod recover;
-mod removal;
-mod report;
 mod retry;
-mod service_manager;
-mod settings;
 pub mod state;
-mod status;
 mod steward;
-mod supervise;
-pub mod supervisor;
-mod tail;
 
 use std::process::ExitCode;
 
@@ -62,8 +45,10 @@ use clap::Parser;
 use discovery_types::text::printable;
 
 use crate::cli::{AgentCli, AgentCommand};
+use crate::commands::printer::Printer;
 use crate::exit::ExitError;
-use crate::printer::Printer;
+use crate::launch::launcher;
+use crate::observe::logging;
 
 /// Runs the program: parses the command line, runs one command, returns the exit code.
 pub fn main() -> ExitCode {
@@ -124,7 +109,7 @@ fn dispatch(command: AgentCommand) -> Result<(), ExitError> {
             result
         }
         AgentCommand::Status(typed) => on_runtime(commands::status::run(&typed, &mut printer)),
-        AgentCommand::Recover(typed) => commands::recover::run(&typed, &mut printer),
+        AgentCommand::Recover(typed) => on_runtime(commands::recover::run(&typed, &mut printer)),
         AgentCommand::Reset(typed) => commands::reset::run(&typed, &mut printer),
         AgentCommand::Member(typed) => on_runtime(commands::member::run(&typed, &mut printer)),
         AgentCommand::LaunchNode(arguments) => {

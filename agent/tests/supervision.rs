@@ -7,11 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use muster_agent::exit::ExitError;
+use muster_agent::launch::restart_policy::MAX_QUICK_DEATHS;
+use muster_agent::launch::running_node::{CommandLine, NodeExit, RunningNode};
+use muster_agent::launch::supervisor::{Observer, SupervisionOutcome, Supervisor};
 use muster_agent::state::Layout;
-use muster_agent::supervisor::policy::MAX_QUICK_DEATHS;
-use muster_agent::supervisor::{
-    CommandLine, NodeExit, Observer, RunningNode, SupervisionOutcome, Supervisor,
-};
 use tokio_util::sync::CancellationToken;
 
 /// Limit of each step, far more than any takes; only a failing test waits for it.
@@ -57,7 +56,7 @@ impl Drop for SupervisorFixture {
     fn drop(&mut self) {
         // A failed test must leave no node behind.
         let text = std::fs::read_to_string(self.layout.pid_file()).unwrap_or_default();
-        let node = muster_agent::supervisor::process::ProcessIdentity::from_text(&text);
+        let node = muster_agent::launch::process::ProcessIdentity::from_text(&text);
         if let Some(Ok(Some(process))) = node.map(|node| node.open()) {
             let _ = process.signal(rustix::process::Signal::KILL);
         }
@@ -168,8 +167,7 @@ async fn a_killed_node_is_started_again() {
                 std::thread::sleep(Duration::from_millis(5));
             }
             let text = std::fs::read_to_string(layout.pid_file()).unwrap();
-            let node =
-                muster_agent::supervisor::process::ProcessIdentity::from_text(&text).unwrap();
+            let node = muster_agent::launch::process::ProcessIdentity::from_text(&text).unwrap();
             let process = node.open().unwrap().unwrap();
             process.signal(rustix::process::Signal::KILL).unwrap();
         })),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tonic::{Code, Status};
 
 use super::CONFIGURATION;
-use crate::door::EndpointError;
+use crate::endpoint::EndpointError;
 
 /// Why a cluster did not carry out a request.
 #[derive(Debug, thiserror::Error)]

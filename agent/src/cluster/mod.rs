@@ -34,7 +34,7 @@ pub(crate) use self::error::ClusterError;
 pub(crate) use self::founded::founded_cluster_id;
 pub(crate) use self::keys::StoredValue;
 pub(crate) use self::member::{ClusterMember, MemberId, MemberList, NodeStatus};
-use crate::door::ClientEndpoint;
+use crate::endpoint::ClientEndpoint;
 use crate::exit::error_chain;
 
 /// The longest that a read may take.

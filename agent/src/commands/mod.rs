@@ -1,6 +1,7 @@
 //! The commands of muster-agent, one file each.
 
 pub(crate) mod member;
+pub(crate) mod printer;
 pub(crate) mod recover;
 pub(crate) mod reset;
 pub(crate) mod run;

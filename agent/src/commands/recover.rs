@@ -12,33 +12,35 @@ use discovery_types::role::Action;
 use discovery_types::statement::StatementChain;
 
 use crate::cli::{ExamineArguments, MakeArguments, RecoverCommand};
+use crate::commands::printer::Printer;
 use crate::crash::{self, Failpoint};
 use crate::exit::{ExitError, error_chain};
 use crate::host::Host as _;
 use crate::host::local::LocalHost;
-use crate::printer::Printer;
-use crate::protocol::state_exit_error;
 use crate::recover::{
     DirectoryReport, Maker, MemberIdentity, RecoveryPrograms, RecoveryResult, Survivor, choose,
 };
-use crate::state::Layout;
 use crate::state::journal::{self, VerifiedJournal};
 use crate::state::lock::{self, LockError};
+use crate::state::{Layout, state_exit_error};
 
 /// Maximum size in bytes of a report file, more than `examine --json` prints for any number of
 /// hosts.
 const MAX_REPORT_BYTES: u64 = 16 << 20;
 
 /// Runs the command `recover`.
-pub(crate) fn run(typed: &RecoverCommand, printer: &mut Printer<'_>) -> Result<(), ExitError> {
+pub(crate) async fn run(
+    typed: &RecoverCommand,
+    printer: &mut Printer<'_>,
+) -> Result<(), ExitError> {
     match typed {
-        RecoverCommand::Examine(typed) => examine(typed, printer),
-        RecoverCommand::Make(typed) => make_cluster(typed, printer),
+        RecoverCommand::Examine(typed) => examine(typed, printer).await,
+        RecoverCommand::Make(typed) => make_cluster(typed, printer).await,
     }
 }
 
-fn examine(typed: &ExamineArguments, printer: &mut Printer<'_>) -> Result<(), ExitError> {
-    let programs = RecoveryPrograms::find(typed.node_binary.as_deref(), None)?;
+async fn examine(typed: &ExamineArguments, printer: &mut Printer<'_>) -> Result<(), ExitError> {
+    let programs = RecoveryPrograms::find(typed.node_binary.as_deref(), None).await?;
     let mut survivors = Vec::new();
     for dir in &typed.data_dir {
         survivors.push(survivor(&programs, &open_layout(dir)?)?);
@@ -84,7 +86,7 @@ fn read_reports(files: &[std::path::PathBuf]) -> Result<Vec<Survivor>, ExitError
     Ok(all)
 }
 
-fn make_cluster(typed: &MakeArguments, printer: &mut Printer<'_>) -> Result<(), ExitError> {
+async fn make_cluster(typed: &MakeArguments, printer: &mut Printer<'_>) -> Result<(), ExitError> {
     if !typed.i_accept_data_loss {
         return Err(ExitError::Usage(
             "what only the lost members had is lost for good: see muster-agent recover examine, \
@@ -92,7 +94,8 @@ fn make_cluster(typed: &MakeArguments, printer: &mut Printer<'_>) -> Result<(), 
                 .to_owned(),
         ));
     }
-    let programs = RecoveryPrograms::find(typed.node_binary.as_deref(), typed.etcdutl.as_deref())?;
+    let programs =
+        RecoveryPrograms::find(typed.node_binary.as_deref(), typed.etcdutl.as_deref()).await?;
     let layout = open_layout(&typed.data_dir.data_dir)?;
     let layout = layout.claim().map_err(state_exit_error)?;
     let _lock =

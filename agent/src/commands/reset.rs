@@ -3,12 +3,12 @@
 use serde::Serialize;
 
 use crate::cli::ResetArguments;
+use crate::commands::printer::Printer;
 use crate::exit::{ExitError, error_chain};
-use crate::printer::Printer;
-use crate::protocol::state_exit_error;
 use crate::state::Layout;
 use crate::state::archive::move_to_quarantine;
 use crate::state::lock::{self, LockError};
+use crate::state::state_exit_error;
 
 /// The output of `--json`.
 #[derive(Serialize)]

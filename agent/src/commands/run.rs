@@ -16,24 +16,27 @@ use discovery_types::record::{Record, SignedRecord};
 use discovery_types::url::NodeUrl;
 use tokio_util::sync::CancellationToken;
 
-use crate::addressing::{Addresses, ListenAddresses};
-use crate::bootstrap::{AgentContext, Bootstrap, FormationResult, own_addresses, record};
+use crate::cli;
+use crate::cli::settings::RunSettings;
 use crate::crash::{self, Failpoint};
+use crate::enrol::bootstrap::{AgentContext, Bootstrap, FormationResult, own_addresses, record};
+use crate::enrol::bundle::{cluster_to_join, read_bundle};
+use crate::enrol::join::{JoinResult, JoiningHost, Newcomer};
+use crate::enrol::protocol::Protocol;
 use crate::exit::{ExitError, error_chain};
 use crate::host::Host;
 use crate::host::local::LocalHost;
-use crate::join::{JoinResult, JoiningHost, Newcomer};
-use crate::joining::{cluster_to_join, read_bundle};
-use crate::node_command::{NodeKindFuture, detect_kind_in_background};
-use crate::protocol::{Protocol, state_exit_error};
+use crate::launch::node_command::{NodeKindFuture, detect_kind_in_background};
+use crate::observe::status::{Phase, StatusHandle};
+use crate::observe::{metrics, service_manager, status};
+use crate::operate::{addresses, removal, supervise};
 use crate::retry::Retry;
-use crate::settings::RunSettings;
+use crate::state::addresses::{Addresses, ListenAddresses};
 use crate::state::archive::move_to_quarantine;
 use crate::state::journal::{self, Join, JournalExtras, VerifiedJournal};
 use crate::state::lock::{self, LockError};
 use crate::state::node_dir;
-use crate::status::{Phase, StatusHandle};
-use crate::{cli, metrics, place, removal, service_manager, status, supervise};
+use crate::state::state_exit_error;
 
 /// How often a directory whose data is lost is examined again: a volume may be mounted late.
 const DIRECTORY_CHECK_INTERVAL: Duration = Duration::from_secs(60);
@@ -414,7 +417,12 @@ impl Daemon<'_> {
         let LoadedState { key, journal, mut keepsakes, document } = found;
         let layout = self.settings.layout.clone();
         let record = supervise::own_record(&journal, key.public())?;
-        place::apply_address_flags(&mut keepsakes, &record, self.settings, &self.host.addresses())?;
+        addresses::apply_address_flags(
+            &mut keepsakes,
+            &record,
+            self.settings,
+            &self.host.addresses(),
+        )?;
         // A node that has data starts even if the agent's disk is full: only reports need the new
         // boot counter.
         if let Err(error) = journal::write(&layout, &journal, &keepsakes) {

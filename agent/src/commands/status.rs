@@ -11,15 +11,15 @@ use tokio::time::{Instant, sleep};
 use crate::cli;
 use crate::cluster::{ClusterError, NodeStatus, node_status};
 use crate::commands::member::{self, PeerReport};
-use crate::door::ClientEndpoint;
+use crate::commands::printer::Printer;
+use crate::endpoint::ClientEndpoint;
 use crate::exit::{ExitError, error_chain};
-use crate::health::Health;
-use crate::printer::Printer;
-use crate::removal;
+use crate::launch::process::ProcessIdentity;
+use crate::observe::health::Health;
+use crate::observe::node_log;
+use crate::observe::status::AgentStatus;
+use crate::operate::removal;
 use crate::state::{self, Layout, StateError, lock};
-use crate::status::AgentStatus;
-use crate::supervisor::process::ProcessIdentity;
-use crate::tail;
 
 /// How often --wait checks whether the node is ready.
 const READY_CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -136,7 +136,7 @@ async fn make_report(layout: &Layout) -> Result<StatusReport, StateError> {
         state::read(&layout.status())?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let tombstone = removal::recorded_removal(layout)?;
     let node_pid = running_node_pid(layout)?;
-    let door = status.as_ref().and_then(|status| ClientEndpoint::from_status(layout, status));
+    let door = status.as_ref().and_then(|status| status.own_node(&layout.tls()));
     let mut peers = PeerReport::default();
     let (node_health, node_health_error) = match (node_pid, door) {
         (Some(_), Some(Ok(door))) => {
@@ -153,7 +153,7 @@ async fn make_report(layout: &Layout) -> Result<StatusReport, StateError> {
     };
     let ready = node_health.as_ref().is_some_and(|health| health.ready);
     let node_complaint = match node_pid {
-        Some(_) if !ready => tail::last_warning(&layout.node_log()),
+        Some(_) if !ready => node_log::last_warning(&layout.node_log()),
         _ => None,
     };
     Ok(StatusReport {
@@ -303,7 +303,7 @@ fn health_line(report: &StatusReport) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::{NodeProcessStatus, Phase, StatusHandle};
+    use crate::observe::status::{NodeProcessStatus, Phase, StatusHandle};
 
     async fn status(dir: &std::path::Path) -> String {
         let layout = Layout::new(dir).unwrap();

@@ -20,7 +20,7 @@ pub(crate) struct FakeHost {
 impl Default for FakeHost {
     fn default() -> Self {
         Self {
-            facts: crate::machine::from_texts(None, Some("paper")),
+            facts: crate::host::machine::from_texts(None, Some("paper")),
             address: IpAddr::from([10, 0, 0, 7]),
             taken: Vec::new(),
         }

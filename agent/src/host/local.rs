@@ -4,10 +4,9 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::path::PathBuf;
 
-use super::Host;
 use discovery_formation::MachineIdentity;
 
-use crate::machine;
+use super::{Host, machine};
 
 /// The real implementation of `Host`.
 #[derive(Clone, Debug, Default)]

@@ -10,10 +10,10 @@ use discovery_types::recovery::NodeIdentity;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::cli::settings;
 use crate::exit::{ExitError, error_chain};
-use crate::node_command::{NodeKind, detect_kind};
-use crate::settings;
-use crate::supervisor::environment;
+use crate::launch::environment;
+use crate::launch::node_command::{NodeKind, detect_kind};
 
 /// The program that made a node's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,7 +130,7 @@ pub(crate) struct RecoveryPrograms {
 impl RecoveryPrograms {
     /// Finds the programs. `node_binary` is the flag that `run` takes; `etcdutl` is used only if
     /// that is an etcd.
-    pub(crate) fn find(
+    pub(crate) async fn find(
         node_binary: Option<&Path>,
         etcdutl: Option<&Path>,
     ) -> Result<Self, ExitError> {
@@ -143,7 +143,7 @@ impl RecoveryPrograms {
             return Ok(Self { muster_node: muster_node(None)?, etcd: None });
         };
         let node = muster_node(Some(typed))?;
-        let kind = crate::on_runtime(async { detect_kind(&node).await.map_err(ExitError::Usage) })?;
+        let kind = detect_kind(&node).await.map_err(ExitError::Usage)?;
         let NodeKind::Etcd { major, minor } = kind else {
             return Ok(Self { muster_node: node, etcd: None });
         };

@@ -27,8 +27,8 @@ use zeroize::Zeroizing;
 
 use super::node_dir::Tombstone;
 use super::{Layout, StateError};
-use crate::addressing::{Addresses, ListenAddresses};
 use crate::cluster::founded_cluster_id;
+use crate::state::addresses::{Addresses, ListenAddresses};
 
 /// Version of the file's format.
 const VERSION: u64 = 1;
@@ -358,7 +358,7 @@ mod tests {
     }
 
     fn machine() -> formation::MachineIdentity {
-        crate::machine::from_texts(None, Some("here"))
+        crate::host::machine::from_texts(None, Some("here"))
     }
 
     #[test]

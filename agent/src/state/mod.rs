@@ -4,6 +4,7 @@
 //! mode 0700, even if other users may write to the data directory. One agent at a time holds the
 //! lock on the data directory.
 
+pub(crate) mod addresses;
 pub mod archive;
 pub mod journal;
 pub(crate) mod known;
@@ -15,6 +16,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use muster_files::data;
+
+use crate::exit::{ExitError, error_chain};
 
 const AGENT: &str = "agent";
 const NODE: &str = "node";
@@ -212,4 +215,13 @@ const MAX_FILE_BYTES: u64 = 16 << 20;
 /// Reads a file of the state; `None` if it doesn't exist.
 pub fn read(path: &Path) -> Result<Option<Vec<u8>>, StateError> {
     Ok(data::read(path, MAX_FILE_BYTES)?)
+}
+
+/// Converts a state error into an end of the agent.
+pub(crate) fn state_exit_error(error: StateError) -> ExitError {
+    if error.is_retryable() {
+        ExitError::Failed(error_chain(&error))
+    } else {
+        ExitError::DoNotRestart(error_chain(&error))
+    }
 }

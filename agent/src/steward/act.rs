@@ -9,13 +9,13 @@ use super::Steward;
 use super::decide::{
     RemovalOrigin, StewardAction, foreign_removal_reason, is_transient, is_unhealthy, refusal,
 };
-use crate::bootstrap::truncate_reason;
 use crate::cluster::{
     ChangeMetadata, ClusterError, ClusterMember, ClusterMemberChange, MemberId, MemberList,
     NodeStatus,
 };
 use crate::crash;
 use crate::exit::error_chain as causes;
+use discovery_types::text::truncate_reason;
 
 impl Steward {
     /// Sends one change to the cluster, and handles its answer.

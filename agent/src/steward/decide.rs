@@ -9,8 +9,8 @@ use discovery_types::intent::{IntentChange, IntentStep, IntentTimeError, Verifie
 use discovery_types::record::VerifiedRecord;
 use discovery_types::url::NodeUrl;
 
-use crate::bootstrap::truncate_reason;
 use crate::cluster::{ClusterMember, ClusterMemberChange, MemberId, MemberList, NewMember};
+use discovery_types::text::truncate_reason;
 
 /// The facts about an intent on which the decision depends.
 pub(super) struct IntentFacts<'a> {

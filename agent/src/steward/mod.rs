@@ -33,10 +33,10 @@ pub(crate) use self::chain::{RECOVERIES, Statements};
 use self::decide::{IntentFacts, RemovalOrigin, StewardAction};
 use self::progress::NewcomerProgress;
 use self::takeover::LeaderWatch;
-use crate::bootstrap::truncate_reason;
 use crate::cluster::{ClusterApiClient, MemberId, MemberList, NodeStatus};
 use crate::exit::error_chain as causes;
 use crate::retry::Retry;
+use discovery_types::text::truncate_reason;
 
 /// How often intents are examined while there are any.
 const INTENT_CHECK_INTERVAL: Duration = Duration::from_millis(500);

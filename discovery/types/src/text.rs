@@ -20,6 +20,16 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown.collect())
 }
 
+/// Cuts a text to the length that the service accepts as a reason.
+pub fn truncate_reason(text: String) -> String {
+    /// Maximum number of characters in a reason, as the API defines it.
+    const LIMIT: usize = 300;
+    match text.char_indices().nth(LIMIT) {
+        Some((end, _)) => text[..end].to_owned(),
+        None => text,
+    }
+}
+
 /// Writes one field of a log line: `name=value`, or the message alone.
 pub fn log_field(to: &mut dyn fmt::Write, name: &str, value: &dyn fmt::Debug) -> fmt::Result {
     let value = format!("{value:?}");
@@ -73,7 +83,13 @@ pub(crate) use wire_text;
 
 #[cfg(test)]
 mod tests {
-    use super::printable;
+    use super::{printable, truncate_reason};
+
+    #[test]
+    fn a_reason_is_cut_between_characters() {
+        assert_eq!(truncate_reason("short".to_owned()), "short");
+        assert_eq!(truncate_reason("é".repeat(400)).chars().count(), 300);
+    }
 
     #[test]
     fn what_is_one_line_already_stays_as_it_is() {

@@ -15,12 +15,12 @@ use serde::Serialize;
 use self::survey::Survey;
 use crate::cli::{ClusterAccess, MemberCommand, MemberSubcommand};
 use crate::cluster::{ClusterApiClient, ClusterError, ClusterMember};
-use crate::door::{ClientEndpoint, ClientTlsIdentity};
+use crate::commands::printer::Printer;
+use crate::endpoint::{ClientEndpoint, ClientTlsIdentity};
 use crate::exit::{ExitError, FailureKind, error_chain};
+use crate::observe::status::AgentStatus;
 use crate::plan::Warning;
-use crate::printer::Printer;
 use crate::state::{self, Layout, journal, known};
-use crate::status::AgentStatus;
 
 /// Runs `member` with the subcommand that was typed.
 pub(crate) async fn run(typed: &MemberCommand, printer: &mut Printer<'_>) -> Result<(), ExitError> {
@@ -140,7 +140,7 @@ fn own_endpoint(layout: &Layout) -> Result<ClientEndpoint, ExitError> {
     if let Some(why) = status.as_ref().and_then(|status| phase_before_membership(layout, status)) {
         return Err(ExitError::Failed(why));
     }
-    let door = status.as_ref().and_then(|status| ClientEndpoint::from_status(layout, status));
+    let door = status.as_ref().and_then(|status| status.own_node(&layout.tls()));
     door.ok_or_else(unknown)?.map_err(usage)
 }
 

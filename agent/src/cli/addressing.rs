@@ -1,0 +1,304 @@
+//! The address flags as typed, and the addresses that follow from them. Nothing here uses the
+//! network.
+//!
+//! A member's first addresses are those that its cluster agreed on. Once its node has run it may
+//! move: each start may give new addresses, and what a start doesn't give stays unchanged.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use discovery_types::url::{NodeUrl, UrlHost};
+
+use crate::cli;
+use crate::exit::ExitError;
+use crate::state::addresses::{Addresses, ListenAddresses};
+
+/// Default port for the other members.
+const PEER_PORT: u16 = 2380;
+/// Default port for clients.
+const CLIENT_PORT: u16 = 2379;
+
+/// The address flags of this start; absent flags are `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AddressFlags {
+    /// Host or address for both URLs; derived from the route to discovery if absent.
+    pub advertise: Option<String>,
+    /// Port on which the other members are served.
+    pub peer_port: Option<u16>,
+    /// Port on which clients are served.
+    pub client_port: Option<u16>,
+    /// Complete URL for the other members.
+    pub peer_url: Option<NodeUrl>,
+    /// Complete URL for clients.
+    pub client_url: Option<NodeUrl>,
+    /// Address to listen on; derived from the advertised address if absent.
+    pub listen: Option<IpAddr>,
+}
+
+impl AddressFlags {
+    /// Parses and checks the address flags as typed.
+    pub(crate) fn resolve(typed: &cli::RunArguments) -> Result<Self, ExitError> {
+        let url = |flag: &str, text: &Option<String>| {
+            let parsed = text.as_deref().map(str::parse::<NodeUrl>).transpose();
+            parsed.map_err(|error| {
+                ExitError::Usage(format!("{flag} {}: {error}", text.as_deref().unwrap_or_default()))
+            })
+        };
+        if [typed.peer_port, typed.client_port].contains(&Some(0)) {
+            return Err(ExitError::Usage(
+                "--peer-port and --client-port can't be 0: the others have to know them".to_owned(),
+            ));
+        }
+        let addressing = Self {
+            advertise: typed.advertise_address.clone(),
+            peer_port: typed.peer_port,
+            client_port: typed.client_port,
+            peer_url: url("--peer-url", &typed.peer_url)?,
+            client_url: url("--client-url", &typed.client_url)?,
+            listen: typed.listen_address,
+        };
+        if addressing.peer_port() == addressing.client_port() {
+            return Err(ExitError::Usage("--peer-port and --client-port must differ".to_owned()));
+        }
+        if let Some(advertise) = &addressing.advertise {
+            url_of("--advertise-address", advertise, addressing.peer_port())?;
+        }
+        Ok(addressing)
+    }
+
+    /// Returns whether both URLs follow from the flags, so that the route to discovery isn't
+    /// needed.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.advertise.is_some() || (self.peer_url.is_some() && self.client_url.is_some())
+    }
+
+    fn peer_port(&self) -> u16 {
+        self.peer_port.unwrap_or(PEER_PORT)
+    }
+
+    fn client_port(&self) -> u16 {
+        self.client_port.unwrap_or(CLIENT_PORT)
+    }
+
+    /// Returns the addresses for a first start. `route` is the address from which packets to
+    /// discovery leave; it may be absent only if the addressing is complete. `own` are this host's
+    /// addresses.
+    pub(crate) fn addresses(
+        &self,
+        route: Option<IpAddr>,
+        own: &[IpAddr],
+    ) -> Result<Addresses, ExitError> {
+        let by_default = |port| match (&self.advertise, route) {
+            (Some(host), _) => url_of("--advertise-address", host, port),
+            (None, Some(address)) => url_of_address("the route to discovery", address, port),
+            (None, None) => Err(ExitError::Failed("no address is known for this host".to_owned())),
+        };
+        let chosen = |url: &Option<NodeUrl>, port| match url {
+            Some(url) => Ok(url.clone()),
+            None => by_default(port),
+        };
+        let peer_url = chosen(&self.peer_url, self.peer_port())?;
+        let client_url = chosen(&self.client_url, self.client_port())?;
+        let listen = ListenAddresses {
+            peer: (self.listen_address(&peer_url, own), self.peer_port()).into(),
+            client: (self.listen_address(&client_url, own), self.client_port()).into(),
+        };
+        Ok(Addresses { peer_url, client_url, listen })
+    }
+
+    /// Returns the addresses of a member that was at `before`: unchanged, except for what the flags
+    /// give.
+    pub(crate) fn apply_to(
+        &self,
+        before: &Addresses,
+        own: &[IpAddr],
+    ) -> Result<Addresses, ExitError> {
+        let place = |said: &Option<NodeUrl>, port: Option<u16>, url: &NodeUrl, at: SocketAddr| {
+            let now = match (said, &self.advertise) {
+                (Some(said), _) => said.clone(),
+                (None, Some(host)) => {
+                    url_of("--advertise-address", host, port.unwrap_or(url.port()))?
+                }
+                (None, None) => match port {
+                    Some(port) => url_of("the address of before", &url.host().to_string(), port)?,
+                    None => url.clone(),
+                },
+            };
+            // If the host part is unchanged, keep the listen address: it may be one that a
+            // translated (NAT) address leads to.
+            let same = now.host() == url.host() && self.listen.is_none();
+            let ip = if same { at.ip() } else { self.listen_address(&now, own) };
+            Ok::<_, ExitError>((now, SocketAddr::new(ip, port.unwrap_or(at.port()))))
+        };
+        let Addresses { peer_url, client_url, listen } = before;
+        let (peer_url, peer) = place(&self.peer_url, self.peer_port, peer_url, listen.peer)?;
+        let (client_url, client) =
+            place(&self.client_url, self.client_port, client_url, listen.client)?;
+        if peer == client {
+            return Err(ExitError::Usage(format!(
+                "peers and clients can't both be served at {peer}"
+            )));
+        }
+        Ok(Addresses { peer_url, client_url, listen: ListenAddresses { peer, client } })
+    }
+
+    /// Returns the address to listen on. That is the advertised address if this host has it, so
+    /// that nothing else is open. Behind a translated address or a name, it is the unspecified
+    /// address.
+    fn listen_address(&self, url: &NodeUrl, own: &[IpAddr]) -> IpAddr {
+        match (self.listen, url.host()) {
+            (Some(listen), _) => listen,
+            (None, UrlHost::Address(address)) if own.contains(address) => *address,
+            // Linux accepts connections on all of 127.0.0.0/8, but lists only one address of it.
+            (None, UrlHost::Address(address)) if address.is_loopback() => *address,
+            (None, UrlHost::Address(IpAddr::V4(_))) => Ipv4Addr::UNSPECIFIED.into(),
+            (None, UrlHost::Address(IpAddr::V6(_)) | UrlHost::Dns(_)) => {
+                if own.iter().any(IpAddr::is_ipv6) {
+                    Ipv6Addr::UNSPECIFIED.into()
+                } else {
+                    Ipv4Addr::UNSPECIFIED.into()
+                }
+            }
+        }
+    }
+}
+
+/// Parses a client URL from a complete URL, HOST:PORT, or HOST with the default port.
+pub(crate) fn client_url(flag: &str, text: &str) -> Result<NodeUrl, ExitError> {
+    let has_port = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    let is_address = text.parse::<IpAddr>().is_ok();
+    let url = match text {
+        text if text.contains("://") => text.to_owned(),
+        text if has_port && !is_address => format!("https://{text}"),
+        text => return url_of(flag, text, CLIENT_PORT),
+    };
+    url.parse().map_err(|error| ExitError::Usage(format!("{flag} {text}: {error}")))
+}
+
+fn url_of(flag: &str, host: &str, port: u16) -> Result<NodeUrl, ExitError> {
+    let text = match host.trim_matches(['[', ']']).parse::<IpAddr>() {
+        Ok(address) => return url_of_address(flag, address, port),
+        Err(_) => format!("https://{host}:{port}"),
+    };
+    text.parse().map_err(|error| ExitError::Usage(format!("{flag} {host}: {error}")))
+}
+
+fn url_of_address(flag: &str, address: IpAddr, port: u16) -> Result<NodeUrl, ExitError> {
+    NodeUrl::new(address, port)
+        .map_err(|error| ExitError::Usage(format!("{flag} {address}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn addressing(arguments: &[&str]) -> Result<AddressFlags, ExitError> {
+        let all = ["muster-agent", "run"].iter().chain(arguments);
+        match cli::AgentCli::try_parse_from(all).unwrap().command {
+            cli::AgentCommand::Run(run) => AddressFlags::resolve(&run),
+            _ => panic!("not run"),
+        }
+    }
+
+    fn addresses(arguments: &[&str], route: &str, own: &[&str]) -> Addresses {
+        let own: Vec<IpAddr> = own.iter().map(|address| address.parse().unwrap()).collect();
+        addressing(arguments).unwrap().addresses(Some(route.parse().unwrap()), &own).unwrap()
+    }
+
+    #[test]
+    fn the_route_to_discovery_gives_both_urls_and_where_to_listen() {
+        let found = addresses(&[], "10.0.0.7", &["10.0.0.7", "127.0.0.1"]);
+        assert_eq!(found.peer_url.to_string(), "https://10.0.0.7:2380");
+        assert_eq!(found.client_url.to_string(), "https://10.0.0.7:2379");
+        assert_eq!(found.listen.peer.to_string(), "10.0.0.7:2380");
+        assert_eq!(found.listen.client.to_string(), "10.0.0.7:2379");
+    }
+
+    #[test]
+    fn a_members_client_url_is_typed_as_host_with_or_without_port_or_whole() {
+        for (typed, url) in [
+            ("10.1.0.1", "https://10.1.0.1:2379"),
+            ("10.1.0.1:3379", "https://10.1.0.1:3379"),
+            ("db-1.example.org", "https://db-1.example.org:2379"),
+            ("db-1.example.org:3379", "https://db-1.example.org:3379"),
+            ("fd00::1", "https://[fd00::1]:2379"),
+            ("[fd00::1]:3379", "https://[fd00::1]:3379"),
+            ("https://10.1.0.1:2379", "https://10.1.0.1:2379"),
+        ] {
+            assert_eq!(client_url("--x", typed).unwrap().to_string(), url, "{typed}");
+        }
+        for typed in ["", "http://10.1.0.1:2379", "a b", "10.1.0.1:0", "0.0.0.0"] {
+            assert_eq!(client_url("--x", typed).unwrap_err().code(), 2, "{typed}");
+        }
+    }
+
+    #[test]
+    fn an_advertised_address_that_is_not_own_is_listened_for_everywhere() {
+        let found = addresses(&["--advertise-address", "192.0.2.1"], "10.0.0.7", &["10.0.0.7"]);
+        assert_eq!(found.peer_url.to_string(), "https://192.0.2.1:2380");
+        assert_eq!(found.listen.peer.to_string(), "0.0.0.0:2380");
+    }
+
+    #[test]
+    fn any_loopback_address_is_own() {
+        let found = addresses(&["--advertise-address", "127.0.0.12"], "127.0.0.1", &["127.0.0.1"]);
+        assert_eq!(found.listen.peer.to_string(), "127.0.0.12:2380");
+    }
+
+    #[test]
+    fn a_name_is_advertised_as_it_is() {
+        let found = addresses(
+            &["--advertise-address", "db-1.example.org", "--peer-port", "3380"],
+            "10.0.0.7",
+            &["10.0.0.7"],
+        );
+        assert_eq!(found.peer_url.to_string(), "https://db-1.example.org:3380");
+        assert_eq!(found.listen.peer.to_string(), "0.0.0.0:3380");
+    }
+
+    #[test]
+    fn whole_urls_win_over_ports_and_routes() {
+        let found = addresses(
+            &["--peer-url", "https://198.51.100.4:7000", "--listen-address", "10.0.0.7"],
+            "10.0.0.7",
+            &["10.0.0.7"],
+        );
+        assert_eq!(found.peer_url.to_string(), "https://198.51.100.4:7000");
+        assert_eq!(found.listen.peer.to_string(), "10.0.0.7:2380");
+        assert_eq!(found.client_url.to_string(), "https://10.0.0.7:2379");
+    }
+
+    /// Returns the addresses after a start with `arguments`, of a member that was at 10.0.0.7 with
+    /// the default ports.
+    fn since(arguments: &[&str], own: &[&str]) -> Result<[String; 4], ExitError> {
+        let before = addresses(&[], "10.0.0.7", &["10.0.0.7"]);
+        let own: Vec<IpAddr> = own.iter().map(|address| address.parse().unwrap()).collect();
+        let Addresses { peer_url, client_url, listen } =
+            addressing(arguments)?.apply_to(&before, &own)?;
+        let listen = [listen.peer, listen.client].map(|at| at.to_string());
+        Ok([&[peer_url.to_string(), client_url.to_string()], &listen[..]]
+            .concat()
+            .try_into()
+            .unwrap())
+    }
+
+    #[test]
+    fn a_member_stays_where_it_was_but_for_what_a_later_start_says() {
+        let [peer, client] = ["https://10.0.0.7:2380", "https://10.0.0.7:2379"];
+        let stays = [peer, client, "10.0.0.7:2380", "10.0.0.7:2379"].map(str::to_owned);
+        assert_eq!(since(&[], &["10.0.0.9"]).unwrap(), stays, "nothing was said");
+        let same = ["--advertise-address", "10.0.0.7"];
+        assert_eq!(since(&same, &["10.0.0.9"]).unwrap(), stays, "the same was said");
+        let moved = since(&["--advertise-address", "10.1.0.7"], &["10.1.0.7"]).unwrap();
+        let at = ["https://10.1.0.7:2380", "https://10.1.0.7:2379"];
+        assert_eq!(moved, [at[0], at[1], "10.1.0.7:2380", "10.1.0.7:2379"]);
+        let port = since(&["--peer-port", "3380"], &["10.0.0.7"]).unwrap();
+        assert_eq!(port, ["https://10.0.0.7:3380", client, "10.0.0.7:3380", "10.0.0.7:2379"]);
+        let behind = since(&["--peer-url", "https://192.0.2.1:7000"], &["10.0.0.7"]).unwrap();
+        assert_eq!(behind, ["https://192.0.2.1:7000", client, "0.0.0.0:2380", "10.0.0.7:2379"]);
+        let listens = since(&["--listen-address", "0.0.0.0"], &["10.0.0.7"]).unwrap();
+        assert_eq!(listens, [peer, client, "0.0.0.0:2380", "0.0.0.0:2379"]);
+        assert_eq!(since(&["--peer-port", "2379"], &[]).unwrap_err().code(), 2);
+    }
+}

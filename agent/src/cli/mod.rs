@@ -1,0 +1,376 @@
+//! The command line of muster-agent.
+
+pub(crate) mod addressing;
+mod member;
+pub(crate) mod settings;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub(crate) use self::member::{
+    AddArguments, ClusterAccess, MemberCommand, MemberSubcommand, MoveLeaderArguments, PlanCommand,
+    PromoteArguments, RemoveArguments, ReplaceArguments, UpdateArguments,
+};
+
+/// The data directory unless the command line gives another.
+pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/muster";
+
+/// All arguments of muster-agent.
+#[derive(Debug, Parser)]
+#[command(
+    name = "muster-agent",
+    version,
+    about = "Meets its peers through the discovery service, then runs and looks after this host's Raft node.",
+    long_about = "One muster-agent runs on each host. Give it the join bundle that an admin made \
+        (muster-discovery token create). The agent works out this host's address, meets the other \
+        hosts through the discovery service, and checks everything that they signed. It starts the \
+        node once all hosts agree on one list of members. From then on the node needs neither \
+        discovery nor agent to serve; the agent keeps it running.",
+    after_long_help = "FIRST START\n  \
+        muster-agent run --data-dir /var/lib/muster --bundle-file /root/bundle\n  \
+        ssh admin@… muster-discovery token create --cluster demo | muster-agent run --bundle-file -\n\n\
+        INTO A CLUSTER THAT RUNS (a join ticket: token create --kind join)\n  \
+        muster-agent run --bundle-file /root/ticket\n\n\
+        EVERY LATER START (no bundle, no discovery)\n  \
+        muster-agent run\n\n\
+        WHEN THIS HOST HAS MOVED (after muster-agent member update, on another one)\n  \
+        muster-agent run --advertise-address 10.1.0.2\n\n\
+        EXIT CODES\n  \
+        0  done    1  failed, may be started again    2  wrong usage\n  \
+        3  do not start me again: a person has to decide (RestartPreventExitStatus=3)\n\n\
+        UNDER SYSTEMD\n  \
+        KillMode=mixed stops the agent first, and it stops the node; KillMode=process lets the \
+        node live through a restart of the agent, which adopts it again."
+)]
+pub(crate) struct AgentCli {
+    /// The subcommand to run.
+    #[command(subcommand)]
+    pub command: AgentCommand,
+}
+
+/// The subcommands of muster-agent.
+#[derive(Debug, Subcommand)]
+pub(crate) enum AgentCommand {
+    /// Join or form the cluster, then run the node and keep it running.
+    Run(Box<RunArguments>),
+    /// Show what the agent and the node are doing, and why they wait.
+    Status(StatusArguments),
+    /// Put the old state aside, so that this host can join again as a new member.
+    #[command(long_about = "Moves the agent's and the node's state into quarantine-<time> under \
+        the data directory; nothing is deleted. Afterwards this host is a new one: it gets a new \
+        key and needs a new token. The command is refused while an agent or a node runs. Remove \
+        this host's member from a running cluster first: the cluster goes on counting it until \
+        then.")]
+    Reset(ResetArguments),
+    /// Make a new cluster from a surviving data directory when a majority of the members is lost
+    /// for good.
+    #[command(
+        subcommand,
+        long_about = "A cluster that lost a majority of its members waits for ever: only a person can \
+            say that they will not come back. If so, this command makes a new cluster, with a new \
+            id, from the surviving directory whose log ends last. Nothing here starts by itself, and \
+            no member of the old cluster can talk to the new one.",
+        after_long_help = "STEP BY STEP\n  \
+            on each host with a surviving directory, its agent stopped:\n    \
+            muster-agent recover examine --json > HOST.json\n  \
+            on the host whose log ends last (examine --report shows it), with the others' files:\n    \
+            muster-agent recover make --report OTHER.json --key operator.pem --i-accept-data-loss\n    \
+            muster-agent run\n  \
+            on each other host, one after the other: muster-agent reset --yes, and join again as a \
+            learner"
+    )]
+    Recover(RecoverCommand),
+    /// Show and change the cluster's members.
+    Member(MemberCommand),
+    /// Replace this process by the node (used by `run`).
+    #[command(hide = true)]
+    LaunchNode(LaunchNodeArguments),
+}
+
+impl AgentCommand {
+    /// Returns whether programs read the command's output, and so its errors.
+    pub(crate) fn is_for_programs(&self) -> bool {
+        match self {
+            Self::Run(run) => run.log_format == AgentLogFormat::Json,
+            Self::Status(status) => status.json,
+            Self::Reset(reset) => reset.json,
+            Self::Recover(RecoverCommand::Examine(examine)) => examine.json,
+            Self::Recover(RecoverCommand::Make(make)) => make.json,
+            Self::Member(member) => member.access.json,
+            Self::LaunchNode(_) => false,
+        }
+    }
+}
+
+/// Option for the data directory.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DataDir {
+    /// The folder with the agent's and the node's state; `run` makes it (0700) if it is missing.
+    #[arg(long, value_name = "DIR", env = "MUSTER_DATA_DIR", default_value = DEFAULT_DATA_DIR)]
+    pub data_dir: PathBuf,
+}
+
+/// Format of log lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AgentLogFormat {
+    /// Text lines for people to read.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Command-line arguments of `run`.
+#[derive(Args, Debug)]
+pub(crate) struct RunArguments {
+    /// Option for the data directory.
+    #[command(flatten)]
+    pub data_dir: DataDir,
+
+    /// File with the join bundle, one line (keep it 0600), or - for standard input. A bundle is a
+    /// secret, so it is never an argument. The bundle is needed until this host has redeemed it; a
+    /// host that already holds a seat or runs its node doesn't read it.
+    #[arg(long, value_name = "FILE")]
+    pub bundle_file: Option<PathBuf>,
+
+    /// If the cluster has its members already, wait instead of ending with exit code 3. Once the
+    /// bundle file holds a join ticket (token create --kind join), go on with it. Discovery shows
+    /// this host as asking meanwhile (cluster show).
+    #[arg(long)]
+    pub wait_for_ticket: bool,
+
+    /// This member's name: a-z, 0-9 and - (default: the host's name and 4 digits of its key).
+    #[arg(long)]
+    pub name: Option<String>,
+
+    /// Host name or address at which the other members reach this host (default: the source address
+    /// of packets to discovery; later: the previous one).
+    #[arg(long, value_name = "HOST")]
+    pub advertise_address: Option<String>,
+
+    /// The port for the other members (default: 2380).
+    #[arg(long, value_name = "PORT")]
+    pub peer_port: Option<u16>,
+
+    /// The port for clients (default: 2379).
+    #[arg(long, value_name = "PORT")]
+    pub client_port: Option<u16>,
+
+    /// Full URL at which the other members reach this one; overrides the advertised address and the
+    /// port.
+    #[arg(long, value_name = "URL")]
+    pub peer_url: Option<String>,
+
+    /// Full URL at which clients reach this member; overrides the advertised address and the port.
+    #[arg(long, value_name = "URL")]
+    pub client_url: Option<String>,
+
+    /// The address to listen on (default: the advertised address if this host has it, else all
+    /// addresses).
+    #[arg(long, value_name = "IP")]
+    pub listen_address: Option<IpAddr>,
+
+    /// Client address of a member of the cluster that this host joins with a ticket: HOST,
+    /// HOST:PORT or a URL; may be repeated. Needed for a cluster that discovery can't find, as
+    /// after a recovery at other addresses. The member that answers still has to prove that it
+    /// belongs to the ticket's cluster.
+    #[arg(long, value_name = "ADDRESS")]
+    pub cluster_address: Vec<String>,
+
+    /// File with an id of this machine, in place of the system's own ids: for containers and
+    /// namespaces that share those. The content must stay with the machine, not with its disk.
+    #[arg(long, value_name = "FILE")]
+    pub machine_id_file: Option<PathBuf>,
+
+    /// The node's program (default: muster-node beside this program, else in PATH). Stock etcd
+    /// works, too.
+    #[arg(long, value_name = "PATH")]
+    pub node_binary: Option<PathBuf>,
+
+    /// Serve /metrics (Prometheus) and /livez on this address, as plain HTTP without a password:
+    /// outside loopback, let a firewall admit the monitoring hosts alone.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub metrics_listen: Option<SocketAddr>,
+
+    /// Filter for log lines: a level, or directives as in `info,muster_agent=debug`. The node's
+    /// lines have the target `node`.
+    #[arg(long, value_name = "FILTER", env = "MUSTER_LOG", default_value = "info")]
+    pub log: String,
+
+    /// Format of log lines on standard error.
+    #[arg(long, value_enum, env = "MUSTER_LOG_FORMAT", default_value_t)]
+    pub log_format: AgentLogFormat,
+
+    /// More flags for the node, after --. Flags that determine the member's identity are refused.
+    #[arg(last = true, value_name = "NODE FLAGS")]
+    pub node_flags: Vec<String>,
+}
+
+/// Command-line arguments of `status`.
+#[derive(Args, Debug)]
+pub(crate) struct StatusArguments {
+    /// Option for the data directory.
+    #[command(flatten)]
+    pub data_dir: DataDir,
+    /// Exit with 1 unless the node is ready to serve.
+    #[arg(long)]
+    pub ready: bool,
+    /// Wait until the node is ready to serve; exit with 1 if it isn't in time.
+    #[arg(long)]
+    pub wait: bool,
+    /// Seconds after which --wait gives up.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, requires = "wait")]
+    pub timeout: u64,
+    /// Print JSON for programs to read.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Command-line arguments of `reset`.
+#[derive(Args, Debug)]
+pub(crate) struct ResetArguments {
+    /// Option for the data directory.
+    #[command(flatten)]
+    pub data_dir: DataDir,
+    /// Confirm that this host gives up its place in the cluster.
+    #[arg(long)]
+    pub yes: bool,
+    /// Print JSON for programs to read.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The subcommands of `muster-agent recover`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum RecoverCommand {
+    /// Show where each surviving log ends, and what would be lost; changes nothing.
+    Examine(ExamineArguments),
+    /// Make the new cluster from this host's data; the agent must be stopped.
+    Make(MakeArguments),
+}
+
+/// Arguments of `recover examine`.
+#[derive(Args, Debug)]
+pub(crate) struct ExamineArguments {
+    /// An agent's data directory; may be repeated if this host can reach several.
+    #[arg(long, value_name = "DIR", env = "MUSTER_DATA_DIR", default_value = DEFAULT_DATA_DIR)]
+    pub data_dir: Vec<PathBuf>,
+    /// File with the output of this command with --json on another host; may be repeated.
+    #[arg(long, value_name = "FILE")]
+    pub report: Vec<PathBuf>,
+    /// The node's program, as for run (default: muster-node beside this program, else in PATH).
+    /// That muster-node examines an etcd's directory, too.
+    #[arg(long, value_name = "PATH")]
+    pub node_binary: Option<PathBuf>,
+    /// Print JSON for programs and for --report to read.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `recover make`.
+#[derive(Args, Debug)]
+pub(crate) struct MakeArguments {
+    /// Option for the data directory.
+    #[command(flatten)]
+    pub data_dir: DataDir,
+    /// File with the output of `recover examine --json` on another host; give one for every
+    /// surviving directory.
+    #[arg(long, value_name = "FILE")]
+    pub report: Vec<PathBuf>,
+    /// The private key of an operator or owner of the cluster; signs the recovery statement.
+    #[arg(long, value_name = "FILE")]
+    pub key: PathBuf,
+    /// Accept that data which only the lost members had is lost.
+    #[arg(long)]
+    pub i_accept_data_loss: bool,
+    /// The sentence that the command otherwise asks you to type.
+    #[arg(long, value_name = "SENTENCE")]
+    pub yes: Option<String>,
+    /// The node's program, as for run (default: muster-node beside this program, else in PATH).
+    #[arg(long, value_name = "PATH")]
+    pub node_binary: Option<PathBuf>,
+    /// If --node-binary is an etcd: that etcd's etcdutl, or etcdctl before 3.5 (default: beside
+    /// that etcd, else in PATH).
+    #[arg(long, value_name = "PATH", requires = "node_binary")]
+    pub etcdutl: Option<PathBuf>,
+    /// Print JSON for programs to read.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of the hidden `launch-node`, which the agent passes.
+#[derive(Args, Debug)]
+pub(crate) struct LaunchNodeArguments {
+    /// File to record the node's process in.
+    #[arg(long)]
+    pub pid_file: PathBuf,
+    /// File that stays locked for as long as the node lives.
+    #[arg(long)]
+    pub lock_file: PathBuf,
+    /// File for the node's output.
+    #[arg(long)]
+    pub log_file: PathBuf,
+    /// Program of the node to run.
+    pub program: PathBuf,
+    /// Arguments of the node's program.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub arguments: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_flags_are_consistent() {
+        AgentCli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_nodes_own_flags_pass_through_the_launcher_untouched() {
+        let cli = AgentCli::try_parse_from([
+            "muster-agent",
+            "launch-node",
+            "--pid-file=p",
+            "--lock-file=l",
+            "--log-file=o",
+            "--",
+            "/usr/bin/etcd",
+            "--name",
+            "a",
+            "--version",
+        ])
+        .unwrap();
+        let AgentCommand::LaunchNode(launch) = cli.command else { panic!("not launch-node") };
+        assert_eq!(launch.program, PathBuf::from("/usr/bin/etcd"));
+        assert_eq!(launch.arguments, ["--name", "a", "--version"]);
+    }
+
+    #[test]
+    fn a_new_member_has_a_name_that_can_be_told() {
+        for (name, is_one) in [
+            ("db-4", true),
+            ("db 4", true),
+            ("", false),
+            ("a,b", false),
+            ("a=b", false),
+            ("a\x1b[1m", false),
+        ] {
+            let add = ["muster-agent", "member", "add", name, "--peer-urls", "https://h:1"];
+            assert_eq!(AgentCli::try_parse_from(add).is_ok(), is_one, "{name:?}");
+            let replace =
+                ["muster-agent", "member", "replace", "a", name, "--peer-urls", "https://h:1"];
+            assert_eq!(AgentCli::try_parse_from(replace).is_ok(), is_one, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_bundle_is_no_argument() {
+        let typed = ["muster-agent", "run", "muster1 urls=https://x mst_boot_x"];
+        assert!(AgentCli::try_parse_from(typed).is_err());
+    }
+}

@@ -1,0 +1,257 @@
+//! The arguments of `run`, resolved and checked. Nothing here uses the network.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use discovery_types::name::Name;
+use discovery_types::url::NodeUrl;
+
+use crate::cli;
+use crate::cli::addressing::{self, AddressFlags};
+use crate::exit::ExitError;
+use crate::state::Layout;
+
+/// Node flags that the agent sets itself, because identity, transport security or supervision
+/// depend on them.
+const RESERVED_FLAGS: &[&str] = &[
+    "name",
+    "data-dir",
+    "wal-dir",
+    "listen-peer-urls",
+    "listen-client-urls",
+    "initial-advertise-peer-urls",
+    "advertise-client-urls",
+    "initial-cluster",
+    "initial-cluster-state",
+    "initial-cluster-token",
+    "force-new-cluster",
+    "discovery",
+    "discovery-srv",
+    "cert-file",
+    "key-file",
+    "client-cert-auth",
+    "trusted-ca-file",
+    "peer-cert-file",
+    "peer-key-file",
+    "peer-client-cert-auth",
+    "peer-trusted-ca-file",
+    "auto-tls",
+    "peer-auto-tls",
+    "muster-document",
+    "config-file",
+];
+
+/// Maximum number of --cluster-address flags: a cluster has at most as many members.
+const MAX_CLUSTER_ADDRESSES: usize = 64;
+
+/// Source of a join bundle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum BundleSource {
+    /// A file with this path.
+    File(PathBuf),
+    /// Standard input, given as `-`.
+    Stdin,
+}
+
+/// The arguments of `run`, resolved.
+#[derive(Clone, Debug)]
+pub(crate) struct RunSettings {
+    /// Paths in the data directory.
+    pub layout: Layout,
+    /// Source of the bundle, if `--bundle-file` was given.
+    pub bundle: Option<BundleSource>,
+    /// Whether to wait for a join ticket in the bundle file if the cluster has its members already.
+    pub wait_for_ticket: bool,
+    /// The member's name, if `--name` was given.
+    pub name: Option<Name>,
+    /// The address flags of this start.
+    pub addressing: AddressFlags,
+    /// Addresses at which a newcomer tries to reach the cluster, besides those from discovery.
+    pub cluster_addresses: Vec<NodeUrl>,
+    /// File that replaces the machine's own ids.
+    pub machine_id_file: Option<PathBuf>,
+    pub node_binary: PathBuf,
+    /// Additional flags for the node.
+    pub node_flags: Vec<String>,
+    /// Address of the plain HTTP listener for `/metrics` and `/livez`; `None` for no listener.
+    pub metrics_listen: Option<SocketAddr>,
+}
+
+impl RunSettings {
+    /// Resolves and checks the arguments. `own_program` is this program's path, `search_path` the
+    /// value of `PATH`.
+    pub(crate) fn resolve(
+        typed: cli::RunArguments,
+        own_program: &Path,
+        search_path: Option<&std::ffi::OsStr>,
+    ) -> Result<Self, ExitError> {
+        let layout = Layout::new(&typed.data_dir.data_dir)
+            .map_err(|error| ExitError::Usage(format!("--data-dir: {error}")))?;
+        refuse_reserved_flags(&typed.node_flags)?;
+        let is_file = typed.bundle_file.as_ref().is_some_and(|file| file.as_os_str() != "-");
+        if typed.wait_for_ticket && !is_file {
+            let text = "--wait-for-ticket: the ticket comes in a file; say --bundle-file FILE";
+            return Err(ExitError::Usage(text.to_owned()));
+        }
+        Ok(Self {
+            layout,
+            wait_for_ticket: typed.wait_for_ticket,
+            bundle: typed.bundle_file.as_ref().map(|file| match file.to_str() {
+                Some("-") => BundleSource::Stdin,
+                _ => BundleSource::File(file.clone()),
+            }),
+            name: typed.name.as_deref().map(|name| parse("--name", name)).transpose()?,
+            node_binary: node_binary(typed.node_binary.as_deref(), own_program, search_path)?,
+            node_flags: typed.node_flags.clone(),
+            metrics_listen: typed.metrics_listen,
+            cluster_addresses: cluster_addresses(&typed.cluster_address)?,
+            machine_id_file: typed.machine_id_file.clone(),
+            addressing: AddressFlags::resolve(&typed)?,
+        })
+    }
+}
+
+/// Parses the values of --cluster-address as client URLs.
+fn cluster_addresses(typed: &[String]) -> Result<Vec<NodeUrl>, ExitError> {
+    if typed.len() > MAX_CLUSTER_ADDRESSES {
+        let most = MAX_CLUSTER_ADDRESSES;
+        return Err(ExitError::Usage(format!(
+            "--cluster-address: it may be said {most} times at most"
+        )));
+    }
+    typed.iter().map(|text| addressing::client_url("--cluster-address", text)).collect()
+}
+
+fn parse<T: std::str::FromStr>(flag: &str, text: &str) -> Result<T, ExitError>
+where
+    T::Err: std::fmt::Display,
+{
+    text.parse().map_err(|error| ExitError::Usage(format!("{flag} {text}: {error}")))
+}
+
+fn refuse_reserved_flags(flags: &[String]) -> Result<(), ExitError> {
+    for flag in flags {
+        let name = flag.trim_start_matches('-').split('=').next().unwrap_or_default();
+        if flag.starts_with('-') && RESERVED_FLAGS.contains(&name) {
+            return Err(ExitError::Usage(format!(
+                "-- {flag}: the agent sets --{name} itself, from what the cluster has agreed on"
+            )));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn node_binary(
+    typed: Option<&Path>,
+    own_program: &Path,
+    search_path: Option<&std::ffi::OsStr>,
+) -> Result<PathBuf, ExitError> {
+    /// File name of muster-node.
+    const NAME: &str = "muster-node";
+    let absolute = |path: &Path| {
+        std::path::absolute(path)
+            .map_err(|error| ExitError::Usage(format!("--node-binary: {error}")))
+    };
+    if let Some(typed) = typed {
+        let path = absolute(typed)?;
+        if path.is_file() {
+            return Ok(path);
+        }
+        return Err(ExitError::Usage(format!("--node-binary {}: no such file", path.display())));
+    }
+    let beside = own_program.with_file_name(NAME);
+    let in_path = search_path.into_iter().flat_map(std::env::split_paths).map(|dir| dir.join(NAME));
+    std::iter::once(beside).chain(in_path).find(|path| path.is_file()).map_or_else(
+        || {
+            Err(ExitError::Usage(format!(
+                "no {NAME} beside this program or in PATH: say which with --node-binary"
+            )))
+        },
+        |path| absolute(&path),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn typed(arguments: &[&str]) -> cli::RunArguments {
+        let all = ["muster-agent", "run", "--node-binary", "/bin/sleep"].iter().chain(arguments);
+        match cli::AgentCli::try_parse_from(all).unwrap().command {
+            cli::AgentCommand::Run(run) => *run,
+            _ => panic!("not run"),
+        }
+    }
+
+    fn resolve(arguments: &[&str]) -> Result<RunSettings, ExitError> {
+        RunSettings::resolve(typed(arguments), Path::new("/nowhere/muster-agent"), None)
+    }
+
+    #[test]
+    fn port_0_is_nothing_that_others_could_be_told() {
+        for flag in ["--peer-port", "--client-port"] {
+            assert!(matches!(resolve(&[flag, "0"]), Err(ExitError::Usage(_))), "{flag}");
+        }
+    }
+
+    #[test]
+    fn an_unspecified_address_is_refused_before_anything_is_sent() {
+        let end = resolve(&["--advertise-address", "0.0.0.0"]).unwrap_err();
+        assert_eq!(end.code(), 2);
+    }
+
+    #[test]
+    fn flags_that_identity_depends_on_are_not_passed_on() {
+        for flag in ["--name=x", "-name", "--initial-cluster-token"] {
+            let end = resolve(&["--", flag, "x"]).unwrap_err();
+            assert_eq!(end.code(), 2, "{flag}");
+        }
+        let settings = resolve(&["--", "--heartbeat-interval", "50"]).unwrap();
+        assert_eq!(settings.node_flags, ["--heartbeat-interval", "50"]);
+    }
+
+    #[test]
+    fn metrics_may_listen_on_any_address() {
+        for address in ["127.0.0.1:9000", "10.0.0.7:9000", "0.0.0.0:9000", "[::]:9000"] {
+            let settings = resolve(&["--metrics-listen", address]).unwrap();
+            assert_eq!(settings.metrics_listen, Some(address.parse().unwrap()));
+        }
+    }
+
+    #[test]
+    fn a_missing_node_program_is_told_before_anything_else() {
+        let nothing = cli::RunArguments { node_binary: None, ..typed(&[]) };
+        let end =
+            RunSettings::resolve(nothing, Path::new("/nowhere/muster-agent"), None).unwrap_err();
+        assert!(end.to_string().contains("--node-binary"), "{end}");
+        let wrong = cli::RunArguments { node_binary: Some("/no/such/node".into()), ..typed(&[]) };
+        assert_eq!(RunSettings::resolve(wrong, Path::new("/nowhere"), None).unwrap_err().code(), 2);
+    }
+
+    #[test]
+    fn the_node_beside_the_agent_is_found_before_the_one_in_the_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let (beside, elsewhere) = (dir.path().join("a"), dir.path().join("b"));
+        for folder in [&beside, &elsewhere] {
+            std::fs::create_dir(folder).unwrap();
+            std::fs::write(folder.join("muster-node"), "").unwrap();
+        }
+        let own = beside.join("muster-agent");
+        let found = node_binary(None, &own, Some(elsewhere.as_os_str())).unwrap();
+        assert_eq!(found, beside.join("muster-node"));
+        let found = node_binary(None, Path::new("/nowhere/x"), Some(elsewhere.as_os_str()));
+        assert_eq!(found.unwrap(), elsewhere.join("muster-node"));
+    }
+
+    #[test]
+    fn a_dash_is_standard_input() {
+        assert_eq!(resolve(&["--bundle-file", "-"]).unwrap().bundle, Some(BundleSource::Stdin));
+        for bundle in [&[][..], &["--bundle-file", "-"]] {
+            let typed = [&["--wait-for-ticket"][..], bundle].concat();
+            assert_eq!(resolve(&typed).unwrap_err().code(), 2, "no file will hold the ticket");
+        }
+        assert!(resolve(&["--wait-for-ticket", "--bundle-file", "t"]).unwrap().wait_for_ticket);
+    }
+}

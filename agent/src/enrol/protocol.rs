@@ -1,0 +1,91 @@
+//! The only owner of the protocol's state machine and of its journal.
+//!
+//! Only this module persists before it acts: a step's journal is durable before any of its actions
+//! is returned. If a write fails, the process ends, and a restart continues from what is on disk.
+
+use std::sync::Arc;
+
+use discovery_formation::Rules;
+use discovery_formation::agent::{Agent, AgentAction, AgentEvent, Journal, LaunchState};
+use discovery_types::digest::Nonce;
+use discovery_types::document::VerifiedDocument;
+use discovery_types::key::SigningKey;
+
+use crate::crash::{self, Failpoint};
+use crate::exit::ExitError;
+use crate::state::journal::{self, JournalExtras};
+use crate::state::{Layout, state_exit_error};
+
+/// The agent's state machine with its journal on disk.
+pub(crate) struct Protocol {
+    /// Paths in the data directory.
+    pub layout: Layout,
+    /// The agent's private key.
+    pub key: Arc<SigningKey>,
+    /// The pure state machine of `discovery-formation`.
+    pub agent: Agent,
+    /// Facts journalled beside the machine's. Changes become durable with the next step that
+    /// writes.
+    pub extras: JournalExtras,
+    /// The document this agent holds, or that of the cluster that added this host; verified.
+    pub document: Option<VerifiedDocument>,
+}
+
+impl Protocol {
+    /// Makes the state machine from a journal that is on disk, with its boot counter.
+    pub(crate) fn new(
+        layout: Layout,
+        key: SigningKey,
+        journal: Journal,
+        keepsakes: JournalExtras,
+        document: Option<VerifiedDocument>,
+    ) -> Self {
+        let nonce = u128::from_be_bytes(*Nonce::random().as_bytes());
+        let agent = Agent::new(journal, nonce);
+        Self { layout, key: Arc::new(key), agent, extras: keepsakes, document }
+    }
+
+    /// Returns the nonce of this run in its wire format.
+    pub(crate) fn nonce(&self) -> Nonce {
+        Nonce(self.agent.session.nonce.to_be_bytes())
+    }
+
+    /// Makes changes of `keepsakes` durable without a step.
+    pub(crate) fn persist_extras(&self) -> Result<(), ExitError> {
+        journal::write(&self.layout, &self.agent.journal, &self.extras).map_err(state_exit_error)
+    }
+
+    /// Applies one event. When this returns, everything that has to be durable is.
+    pub(crate) fn step(&mut self, event: AgentEvent) -> Result<Vec<AgentAction>, ExitError> {
+        let held_before = self.agent.journal.held_document.is_some();
+        let start_before = self.agent.journal.launch_state;
+        let output = self.agent.step(&Rules::ALL, event);
+        if let Some(journal) = &output.journal {
+            if !held_before && journal.held_document.is_some() {
+                // The commit may be seen before the ack's own answer arrives; the ack was sent in
+                // any case.
+                crash::at(Failpoint::AckSent);
+            }
+            journal::write(&self.layout, journal, &self.extras).map_err(state_exit_error)?;
+            if !held_before && journal.held_document.is_some() {
+                crash::at(Failpoint::Hold);
+            }
+            if start_before != journal.launch_state {
+                match journal.launch_state {
+                    LaunchState::Launching => crash::at(Failpoint::Launching),
+                    LaunchState::Ran => crash::at(Failpoint::Ran),
+                    LaunchState::NotStarted => {}
+                }
+            }
+        }
+        for action in &output.actions {
+            match action {
+                AgentAction::Redeem => crash::at(Failpoint::Redeem),
+                AgentAction::SignAck { .. } => crash::at(Failpoint::Ack),
+                AgentAction::SignRelease { .. } => crash::at(Failpoint::Release),
+                _ => {}
+            }
+        }
+        Ok(output.actions)
+    }
+}

@@ -1,0 +1,199 @@
+//! `/metrics` for Prometheus and `/livez`, on an optional plain HTTP listener.
+//!
+//! The listener serves one request per connection, bounded in size and time. Every other path gets
+//! a 404.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::observe::status::{AgentStatus, Phase};
+
+/// Maximum number of requests served at one time; further connections are closed.
+const CONNECTIONS: usize = 8;
+/// Maximum length in bytes of a request's head.
+const HEAD_LIMIT: usize = 8 * 1024;
+/// The longest that a request may take.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PhaseLabel {
+    phase: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct VersionLabel {
+    version: &'static str,
+}
+
+/// Returns the text of the metrics for `status`.
+pub(crate) fn render(status: &AgentStatus) -> String {
+    let mut registry = Registry::with_prefix("muster_agent");
+    let build = Family::<VersionLabel, Gauge>::default();
+    build.get_or_create(&VersionLabel { version: env!("CARGO_PKG_VERSION") }).set(1);
+    registry.register("build_info", "The agent's version", build);
+    let phases = Family::<PhaseLabel, Gauge>::default();
+    for phase in Phase::ALL {
+        let label = PhaseLabel { phase: phase.as_str() };
+        phases.get_or_create(&label).set(i64::from(phase == status.phase));
+    }
+    registry.register("phase", "What the agent is at: 1 for one of them", phases);
+    let node = status.node.clone().unwrap_or_default();
+    let mut gauge = |name, help, value: i64| {
+        let gauge: Gauge = Gauge::default();
+        gauge.set(value);
+        registry.register(name, help, gauge);
+    };
+    gauge("node_up", "Whether the node's process runs", i64::from(node.pid.is_some()));
+    let starts = i64::try_from(node.starts).unwrap_or(i64::MAX);
+    gauge("node_starts", "Starts and adoptions of the node by this agent", starts);
+    let late = i64::from(status.certificates_late.is_some());
+    gauge("certificates_late", "Whether the certificates should have been renewed long ago", late);
+    gauge("seat", "This host's seat, 0 for none", i64::from(status.seat.unwrap_or(0)));
+    let failed_at = status.last_error.as_ref().map_or(0.0, |error| seconds(error.at));
+    let last_error: Gauge<f64, AtomicU64> = Gauge::default();
+    last_error.set(failed_at);
+    let help = "When something last went wrong, Unix time, 0 for never";
+    registry.register("last_error_timestamp_seconds", help, last_error);
+    let until: Gauge<f64, AtomicU64> = Gauge::default();
+    until.set(status.certificates_until.map_or(0.0, seconds));
+    let help = "Until when this member's certificates last, Unix time, 0 without any";
+    registry.register("certificates_end_timestamp_seconds", help, until);
+    let mut text = String::new();
+    encode(&mut text, &registry).expect("a string takes everything");
+    text
+}
+
+fn seconds(at: jiff::Timestamp) -> f64 {
+    at.as_duration().as_secs_f64()
+}
+
+pub(crate) async fn bind(at: SocketAddr) -> io::Result<TcpListener> {
+    TcpListener::bind(at).await
+}
+
+/// Serves requests until cancelled.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    status: watch::Receiver<AgentStatus>,
+    stop: CancellationToken,
+) {
+    let free = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let stream = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(_) => {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            },
+            () = stop.cancelled() => return,
+        };
+        let Ok(permit) = Arc::clone(&free).try_acquire_owned() else { continue };
+        let status = status.clone();
+        tokio::spawn(async move {
+            // A client that disconnects or is too slow is no error of the agent's.
+            let _ = tokio::time::timeout(DEADLINE, answer(stream, &status)).await;
+            drop(permit);
+        });
+    }
+}
+
+async fn answer(mut stream: TcpStream, status: &watch::Receiver<AgentStatus>) -> io::Result<()> {
+    let mut head = Vec::new();
+    let mut chunk = [0; 1024];
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        let got = stream.read(&mut chunk).await?;
+        if got == 0 || head.len() > HEAD_LIMIT {
+            return Ok(());
+        }
+        head.extend_from_slice(&chunk[..got]);
+    }
+    let request = String::from_utf8_lossy(&head);
+    let mut words = request.split_whitespace();
+    let (code, kind, body) = match (words.next(), words.next()) {
+        (Some("GET"), Some("/metrics")) => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            ("200 OK", kind, render(&status.borrow()))
+        }
+        (Some("GET"), Some("/livez")) => ("200 OK", "text/plain", "ok\n".to_owned()),
+        _ => ("404 Not Found", "text/plain", "/metrics or /livez\n".to_owned()),
+    };
+    let length = body.len();
+    let text = format!(
+        "HTTP/1.1 {code}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
+         Connection: close\r\n\r\n{body}"
+    );
+    stream.write_all(text.as_bytes()).await?;
+    stream.shutdown().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::status::{NodeProcessStatus, StatusHandle};
+
+    #[test]
+    fn the_end_of_the_certificates_is_shown_and_whether_they_are_late() {
+        let board = StatusHandle::default();
+        assert!(render(&board.read()).contains("muster_agent_certificates_late 0"));
+        board.update(|status| {
+            status.certificates_until = Some(jiff::Timestamp::from_second(1_700_000_000).unwrap());
+            status.certificates_late = Some("the service is away".to_owned());
+        });
+        let text = render(&board.read());
+        assert!(text.contains("muster_agent_certificates_late 1"), "{text}");
+        let until = "muster_agent_certificates_end_timestamp_seconds 1700000000";
+        assert!(text.contains(until), "{text}");
+    }
+
+    #[test]
+    fn exactly_one_phase_is_set_and_the_node_is_counted() {
+        let board = StatusHandle::default();
+        board.set_phase(Phase::Running, None);
+        board.update(|status| {
+            status.node =
+                Some(NodeProcessStatus { pid: Some(7), starts: 3, ..NodeProcessStatus::default() });
+        });
+        let text = render(&board.read());
+        assert!(text.contains("muster_agent_phase{phase=\"running\"} 1"), "{text}");
+        assert_eq!(text.lines().filter(|l| l.contains("phase=") && l.ends_with(" 1")).count(), 1);
+        assert!(text.contains("muster_agent_node_up 1"), "{text}");
+        assert!(text.contains("muster_agent_node_starts 3"), "{text}");
+    }
+
+    async fn get(at: SocketAddr, path: &str) -> String {
+        let mut stream = TcpStream::connect(at).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn the_listener_serves_metrics_and_nothing_else() {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let (board, stop) = (StatusHandle::default(), CancellationToken::new());
+        let serving = tokio::spawn(serve(listener, board.subscribe(), stop.clone()));
+        assert!(get(at, "/metrics").await.starts_with("HTTP/1.1 200"));
+        assert!(get(at, "/livez").await.ends_with("ok\n"));
+        assert!(get(at, "/etc/passwd").await.starts_with("HTTP/1.1 404"));
+        stop.cancel();
+        serving.await.unwrap();
+    }
+}

@@ -1,0 +1,9 @@
+//! What people and their tools see of this host: status, metrics, logs, the service manager, and the
+//! health and the log of the node.
+
+pub(crate) mod health;
+pub(crate) mod logging;
+pub(crate) mod metrics;
+pub(crate) mod node_log;
+pub(crate) mod service_manager;
+pub(crate) mod status;

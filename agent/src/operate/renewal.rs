@@ -1,0 +1,297 @@
+//! Renews this member's certificates: after a third of their life, and after the member has moved.
+//!
+//! The old certificates serve until they are renewed. Peers that know a node's key accept an
+//! expired one, too. So renewal is retried for as long as it takes, and nothing waits for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use discovery_types::client::DiscoveryClient;
+use discovery_types::csr::Csr;
+use discovery_types::digest::Digest;
+use discovery_types::leaves::{Leaves, Validity, certificate_hosts};
+use discovery_types::statement::Statement;
+use discovery_types::url::UrlHost;
+use jiff::{SignedDuration, Timestamp};
+use uuid::Uuid;
+
+use crate::exit::error_chain;
+use crate::observe::status::StatusHandle;
+use crate::retry::Retry;
+use crate::state::addresses::Addresses;
+use crate::state::{self, Layout};
+
+/// How often the clock is read while waiting: somebody may set it.
+const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Data and clients for renewing certificates.
+pub(crate) struct Renewal {
+    /// Client of the discovery service.
+    pub client: Arc<DiscoveryClient>,
+    /// The cluster's id at discovery.
+    pub cluster: Uuid,
+    /// The certificate signing request in this member's record.
+    pub csr: Csr,
+    /// This member's addresses, which its certificates have to contain.
+    pub addresses: Addresses,
+    /// The newest statement, which contains the CA certificates.
+    pub statement: Statement,
+    /// The status in which the expiry is shown.
+    pub board: StatusHandle,
+}
+
+impl Renewal {
+    /// Waits until the certificates `now` are due for renewal, then returns new ones.
+    pub(crate) async fn next_certificates(&self, now: &Leaves) -> Leaves {
+        let Some(life) = now.validity() else { return std::future::pending().await };
+        // Certificates for another address are due at once.
+        let due = if self.is_for_own_address(now) { life.renewal_due() } else { i64::MIN };
+        let old = ExpiringCertificates { life, is_for_own_address: self.is_for_own_address(now) };
+        let failed = |why: &str, pause| self.report_failure(&old, why, pause);
+        let leaves =
+            wait_and_renew(due, seconds, async || self.request_once(&old).await, failed).await;
+        self.board.update(|status| {
+            if status.certificates_late.take().is_some() {
+                status.next_retry_at = None;
+            }
+        });
+        leaves
+    }
+
+    /// Returns whether the certificates name this member's address. The client certificate is
+    /// compared only if the client URL has the peer URL's host: the cluster agrees on peer URLs
+    /// alone.
+    fn is_for_own_address(&self, leaves: &Leaves) -> bool {
+        let name = |pem: &str, host: &UrlHost| certificate_hosts(pem.as_bytes()).contains(host);
+        let Addresses { peer_url, client_url, .. } = &self.addresses;
+        let elsewhere = client_url.host() != peer_url.host();
+        name(&leaves.peer, peer_url.host())
+            && (elsewhere || name(&leaves.client, client_url.host()))
+    }
+
+    async fn request_once(&self, old: &ExpiringCertificates) -> Result<Leaves, String> {
+        let leaves = self.client.renew_leaves(self.cluster, &self.csr).await;
+        let leaves = leaves.map_err(|error| error_chain(&error))?;
+        let node_key = self.csr.verify().map_err(|error| error_chain(&error))?.node_key;
+        leaves.verify(&node_key, &self.statement).map_err(|error| error_chain(&error))?;
+        match leaves.validity() {
+            Some(life) if life.ends > old.life.ends => {
+                if self.is_for_own_address(&leaves) || seconds() >= old.life.renewal_due() {
+                    return Ok(leaves);
+                }
+                let at = &self.addresses.peer_url;
+                Err(format!("discovery hasn't heard yet that the cluster knows it at {at}"))
+            }
+            _ => Err("discovery's new certificates don't last longer than the old ones".to_owned()),
+        }
+    }
+
+    fn report_failure(&self, old: &ExpiringCertificates, why: &str, pause: Duration) {
+        let now = Timestamp::now();
+        tracing::debug!("the certificates are not renewed yet: {why}");
+        if !old.is_for_own_address || now.as_second() >= old.life.renewal_overdue() {
+            let what = if old.is_for_own_address {
+                let ends = Timestamp::from_second(old.life.ends).unwrap_or_default();
+                format!("the certificates end at {ends}, and are not renewed")
+            } else {
+                let at = self.addresses.peer_url.host();
+                format!("the certificates are not for {at}, where this member is now")
+            };
+            let text = format!(
+                "{what}: {why}. A person can make new ones without the service: muster-discovery ca \
+                 issue"
+            );
+            let at = now + SignedDuration::try_from(pause).unwrap_or_default();
+            self.board.update(|status| {
+                match &status.certificates_late {
+                    // A warning only: discovery learns of a move some seconds later.
+                    None if !old.is_for_own_address => tracing::warn!("{text}"),
+                    None => tracing::error!("{text}"),
+                    Some(_) => {}
+                }
+                status.certificates_late = Some(text);
+                status.next_retry_at = Some(at);
+            });
+        }
+    }
+}
+
+/// The certificates to renew.
+struct ExpiringCertificates {
+    life: Validity,
+    /// Whether the certificates name this member's address.
+    is_for_own_address: bool,
+}
+
+fn seconds() -> i64 {
+    Timestamp::now().as_second()
+}
+
+/// Waits until the time `due`, then calls `ask` until it succeeds.
+async fn wait_and_renew<T>(
+    due: i64,
+    clock: impl Fn() -> i64,
+    ask: impl AsyncFn() -> Result<T, String>,
+    failed: impl Fn(&str, Duration),
+) -> T {
+    while let Ok(left @ 1..) = u64::try_from(due.saturating_sub(clock())) {
+        tokio::time::sleep(CLOCK_CHECK_INTERVAL.min(Duration::from_secs(left))).await;
+    }
+    let mut retry = Retry::default();
+    loop {
+        match ask().await {
+            Ok(new) => return new,
+            Err(why) => {
+                let pause = retry.next_pause();
+                failed(&why, pause);
+                tokio::time::sleep(pause).await;
+            }
+        }
+    }
+}
+
+/// Returns the certificates for a start: the journal's, or those in the `tls` directory. The latter
+/// are used if they are this member's and last longer; a person may have put them there.
+pub(crate) fn newest_certificates(
+    layout: &Layout,
+    journalled: &Leaves,
+    node_key: &Digest,
+    statement: &Statement,
+) -> Leaves {
+    let read = |name: &str| {
+        let bytes = state::read(&layout.tls().join(name)).ok().flatten()?;
+        String::from_utf8(bytes).ok()
+    };
+    let found = read("peer.crt").zip(read("client.crt"));
+    let found = found.map(|(peer, client)| Leaves { peer, client });
+    let ends = |leaves: &Leaves| leaves.validity().map(|life| life.ends);
+    match found {
+        Some(found) if found != *journalled => match found.verify(node_key, statement) {
+            Ok(()) if ends(&found) > ends(journalled) => {
+                tracing::info!("the certificates in {} are taken", layout.tls().display());
+                found
+            }
+            _ => journalled.clone(),
+        },
+        _ => journalled.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use discovery_types::fixtures::ClusterFixture;
+
+    use super::*;
+    use crate::state::addresses::ListenAddresses;
+
+    #[tokio::test(start_paused = true)]
+    async fn certificates_are_requested_after_a_third_of_their_life_until_they_come() {
+        let begun = tokio::time::Instant::now();
+        let clock = || i64::try_from(begun.elapsed().as_secs()).unwrap();
+        let life = Validity { begins: 0, ends: 30_000 };
+        let (asked, first) = (Cell::new(0), Cell::new(0));
+        let ask = async || {
+            if asked.get() == 0 {
+                first.set(clock());
+            }
+            asked.set(asked.get() + 1);
+            if asked.get() < 20 { Err("it is away".to_owned()) } else { Ok(()) }
+        };
+        let told = Cell::new(0);
+        wait_and_renew(life.renewal_due(), clock, ask, |_, _| told.set(told.get() + 1)).await;
+        assert!((10_000..=10_060).contains(&first.get()), "{}", first.get());
+        assert_eq!((asked.get(), told.get()), (20, 19));
+        assert!(clock() > first.get() + 60, "a service that is away is not asked all the time");
+    }
+
+    fn at(host: &str) -> Addresses {
+        let url = |port| format!("https://{host}:{port}").parse().unwrap();
+        let listen = ListenAddresses { peer: ([0; 4], 2380).into(), client: ([0; 4], 2379).into() };
+        Addresses { peer_url: url(2380), client_url: url(2379), listen }
+    }
+
+    #[test]
+    fn certificates_fit_where_this_member_is() {
+        let world = ClusterFixture::new(2);
+        let leaves = world.leaves(0);
+        let mut renewal = renewal(&world);
+        assert!(
+            renewal.is_for_own_address(&leaves),
+            "{:?}",
+            certificate_hosts(leaves.peer.as_bytes())
+        );
+        renewal.addresses = at("10.0.0.2");
+        assert!(!renewal.is_for_own_address(&leaves));
+        renewal.addresses = Addresses { client_url: at("10.0.0.9").client_url, ..at("10.0.0.1") };
+        assert!(renewal.is_for_own_address(&leaves), "discovery would not issue it");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn short_lives_are_not_slept_over() {
+        let begun = tokio::time::Instant::now();
+        let clock = || i64::try_from(begun.elapsed().as_secs()).unwrap();
+        let life = Validity { begins: 0, ends: 15 };
+        wait_and_renew(life.renewal_due(), clock, async || Ok(()), |_, _| {}).await;
+        assert_eq!(clock(), 5);
+    }
+
+    fn renewal(world: &ClusterFixture) -> Renewal {
+        let config = discovery_types::client::ClientConfig {
+            urls: vec!["https://127.0.0.1:1".parse().unwrap()],
+            pins: vec![Digest([1; 32])],
+            key: None,
+        };
+        Renewal {
+            client: Arc::new(DiscoveryClient::new(config).unwrap()),
+            cluster: world.statement.cluster,
+            csr: world.records[0].csr.clone(),
+            addresses: at("10.0.0.1"),
+            statement: world.statement.clone(),
+            board: StatusHandle::default(),
+        }
+    }
+
+    #[test]
+    fn only_a_late_renewal_is_reported() {
+        let world = ClusterFixture::new(1);
+        let renewal = renewal(&world);
+        let now = Timestamp::now().as_second();
+        let old = |begins, ends, fit| ExpiringCertificates {
+            life: Validity { begins, ends },
+            is_for_own_address: fit,
+        };
+        renewal.report_failure(&old(now - 50, now + 50, true), "away", Duration::ZERO);
+        assert_eq!(renewal.board.read().certificates_late, None);
+        renewal.report_failure(&old(now - 50, now + 50, false), "away", Duration::ZERO);
+        let moved = renewal.board.read().certificates_late.unwrap();
+        assert!(moved.contains("not for 10.0.0.1"), "{moved}");
+        renewal.report_failure(&old(now - 70, now + 30, true), "away", Duration::ZERO);
+        let late = renewal.board.read().certificates_late.unwrap();
+        assert!(late.contains("away") && late.contains("ca issue"), "{late}");
+    }
+
+    #[test]
+    fn certificates_that_a_person_put_there_are_taken_only_if_they_are_this_members() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        layout.create().unwrap();
+        let world = ClusterFixture::new(2);
+        let journalled = world.leaves_until(0, 2080);
+        let key = world.records[0].csr.verify().unwrap().node_key;
+        let put = |leaves: &Leaves| {
+            std::fs::write(layout.tls().join("peer.crt"), &leaves.peer).unwrap();
+            std::fs::write(layout.tls().join("client.crt"), &leaves.client).unwrap();
+        };
+        let taken = || newest_certificates(&layout, &journalled, &key, &world.statement);
+        assert_eq!(taken(), journalled, "there are none");
+        put(&world.leaves(1));
+        assert_eq!(taken(), journalled, "another member's");
+        put(&world.leaves_until(0, 2070));
+        assert_eq!(taken(), journalled, "older ones");
+        let longer = world.leaves_until(0, 2090);
+        put(&longer);
+        assert_eq!(taken(), longer);
+    }
+}

@@ -1,0 +1,418 @@
+//! Reports to discovery which Raft cluster this host's node is in, once the node itself tells.
+//!
+//! A report decides nothing: discovery shows the cluster as formed once a majority has reported one
+//! id. A node serves whether or not the report arrives. So reporting is retried for as long as the
+//! agent runs, with growing pauses, and nothing waits for it.
+//!
+//! An accepted report is repeated from time to time, since a service restored from a backup has
+//! forgotten it. It is also repeated as soon as the members change, because operators give orders
+//! by discovery's list of members.
+//!
+//! Each answer names the Raft cluster whose reports discovery accepts. That may be another one than
+//! this node's, after an operator made this node's cluster from the data left on this host. Then
+//! the agent sends the recovery statements and repeats the report. So it needs to remember nothing
+//! of what it has sent.
+
+use std::cell::RefCell;
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use discovery_types::api::{
+    AdoptRequest, ClusterState, ListedMember, MIN_REPORT_INTERVAL, Membership, ReportRequest,
+    ReportResponse, Session, TroubleRequest,
+};
+use discovery_types::client::{ClientError, DiscoveryClient};
+use discovery_types::digest::{self, Digest};
+use discovery_types::jws::Jws;
+use discovery_types::problem::{Code, Problem};
+use tokio::sync::{Notify, watch};
+use uuid::Uuid;
+
+use crate::cluster::{self, ClusterApiClient, ClusterMember, MemberId, MemberList, NodeStatus};
+use crate::endpoint::ClientEndpoint;
+use crate::exit::error_chain;
+use crate::observe::node_log;
+use crate::retry::{Retry, jittered};
+use discovery_types::text::truncate_reason;
+
+/// How often a node without a leader is asked again.
+const NODE_POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// How long a node may be without a leader before its complaint is reported to discovery, and how
+/// often it is reported then.
+const TROUBLE_REPORT_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Minimum time until an accepted report is repeated; jitter adds at most as much again.
+const REPORT_INTERVAL: Duration = MIN_REPORT_INTERVAL;
+
+/// How often the members are compared with those last reported, if no hint comes sooner.
+const MEMBER_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Data and clients for reports about this host's node.
+pub(crate) struct NodeReporter {
+    /// Client of the discovery service.
+    pub client: Arc<DiscoveryClient>,
+    /// The cluster's id at discovery.
+    pub cluster: Uuid,
+    /// Session of this run of the agent.
+    pub session: Session,
+    /// Hash of the document that this agent holds.
+    pub h: Digest,
+    /// The request that shows the commit to a service that has lost it.
+    pub adopt: AdoptRequest,
+    /// The recovery statements, for a service that still accepts reports of the lost cluster. Empty
+    /// unless the last statement names this host's agent.
+    pub recoveries: Vec<Jws>,
+    /// Client port of this host's node.
+    pub endpoint: ClientEndpoint,
+    /// Path of the node's log.
+    pub log: PathBuf,
+    /// Notified when the members may have changed.
+    pub hint: Arc<Notify>,
+    /// The members as last seen.
+    pub members: watch::Sender<Vec<ClusterMember>>,
+}
+
+impl NodeReporter {
+    /// Reports until discovery says that the cluster is formed, so that this host knows it too, and
+    /// from time to time after that. A service that has lost the commit is first shown the
+    /// document. `heard` is called with each answer.
+    pub(crate) async fn run(self, heard: impl Fn(ClusterState)) -> Infallible {
+        let first = async || self.wait_for_leader().await;
+        let told = RefCell::new(Vec::new());
+        let pause = async || {
+            tokio::select! {
+                () = tokio::time::sleep(jittered(REPORT_INTERVAL)) => {}
+                () = self.wait_for_member_change(&told) => {}
+            }
+        };
+        let later = async || {
+            let status = self.status_with_leader().await;
+            if status.is_none() {
+                self.report_trouble().await;
+            }
+            status
+        };
+        let tell = async |status: &NodeStatus| {
+            let members = self.node().list_members().await.ok();
+            if let Some(members) = &members {
+                self.members.send_if_modified(|seen| {
+                    let is_news = *seen != members.list;
+                    seen.clone_from(&members.list);
+                    is_news
+                });
+            }
+            let answer = self.send_once(status, members.as_ref()).await;
+            told.replace(members.map(|members| members.list).unwrap_or_default());
+            if let Ok(state) = &answer {
+                heard(*state);
+            }
+            answer
+        };
+        keep_reporting(first, pause, later, tell).await
+    }
+
+    fn node(&self) -> ClusterApiClient {
+        ClusterApiClient::new(vec![self.endpoint.clone()])
+    }
+
+    /// Waits until the members differ from those last reported.
+    async fn wait_for_member_change(&self, told: &RefCell<Vec<ClusterMember>>) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(MEMBER_CHECK_INTERVAL) => {}
+                () = self.hint.notified() => {}
+            }
+            if let Ok(now) = self.node().list_members().await
+                && now.list != *told.borrow()
+            {
+                return;
+            }
+        }
+    }
+
+    /// Sends the last report about the removed member `own`: the cluster's members without it, as
+    /// read from `others`. If a cluster of two removes a member, discovery needs the reports of
+    /// both to accept that one is left.
+    pub(crate) async fn report_removal(
+        &self,
+        own: MemberId,
+        others: &ClusterApiClient,
+    ) -> Result<(), String> {
+        let members = others.list_members().await.map_err(|error| error_chain(&error))?;
+        let status = others.status().await.map_err(|error| error_chain(&error))?;
+        if members.of_id(own).is_some() {
+            return Err(format!("the cluster still lists member {own}"));
+        }
+        let status = NodeStatus { member_id: own, ..status };
+        match self.send_once(&status, Some(&members)).await {
+            Err(error) if error.code() != Some(Code::Removed) => Err(error_chain(&error)),
+            // Discovery knows of the removal already, from the other members.
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    async fn send_once(
+        &self,
+        status: &NodeStatus,
+        members: Option<&MemberList>,
+    ) -> Result<ClusterState, ClientError> {
+        let request = self.request(status, members);
+        let first = self.client.report(self.cluster, &request).await;
+        let code = first.as_ref().err().and_then(ClientError::code);
+        let second = match code {
+            Some(code) if is_commit_lost(code) => {
+                tracing::info!(code = code.as_str(), "discovery has lost the commit: showing it");
+                self.client.adopt(&self.adopt).await?;
+                self.client.report(self.cluster, &request).await
+            }
+            _ => first,
+        };
+        let response =
+            if !self.recoveries.is_empty() && is_other_cluster(&second, status.cluster_id) {
+                self.client.send_recoveries(self.cluster, &self.recoveries).await?;
+                tracing::info!("discovery follows the recovery that made this cluster");
+                self.client.report(self.cluster, &request).await?
+            } else {
+                second?
+            };
+        Ok(response.state)
+    }
+
+    fn request(&self, status: &NodeStatus, members: Option<&MemberList>) -> ReportRequest {
+        let hex = |id: u64| format!("{id:016x}");
+        ReportRequest {
+            session: self.session,
+            h: self.h,
+            raft_cluster_id: hex(status.cluster_id),
+            member_id: hex(status.member_id.0),
+            leader_id: status.leader.map(|leader| hex(leader.0)),
+            raft_term: status.raft_term,
+            raft_index: status.raft_index,
+            membership: members.map(membership),
+        }
+    }
+
+    async fn wait_for_leader(&self) -> NodeStatus {
+        let mut waiting_since = Instant::now();
+        loop {
+            if waiting_since.elapsed() >= TROUBLE_REPORT_INTERVAL {
+                waiting_since = Instant::now();
+                self.report_trouble().await;
+            }
+            if let Some(status) = self.status_with_leader().await {
+                return status;
+            }
+            tokio::time::sleep(NODE_POLL_INTERVAL).await;
+        }
+    }
+
+    async fn status_with_leader(&self) -> Option<NodeStatus> {
+        match cluster::node_status(&self.endpoint).await {
+            Ok(status) => status.leader.is_some().then_some(status),
+            Err(error) => {
+                tracing::debug!(error = error_chain(&error), "can't ask the node yet");
+                None
+            }
+        }
+    }
+}
+
+impl NodeReporter {
+    /// Reports the last complaint in the node's log, so that `explain` can show why this node has
+    /// no leader.
+    async fn report_trouble(&self) {
+        let complaint = node_log::last_warning(&self.log);
+        let detail = match complaint {
+            Some(complaint) => format!("the node has no leader; its log says: {complaint}"),
+            None => "the node has no leader".to_owned(),
+        };
+        let trouble =
+            TroubleRequest { session: self.session, h: self.h, detail: truncate_reason(detail) };
+        if let Err(error) = self.client.report_missing_leader(self.cluster, &trouble).await {
+            tracing::debug!(
+                error = error_chain(&error),
+                "discovery doesn't hear of the node's trouble"
+            );
+        }
+    }
+}
+
+/// Converts a list of members to its wire format.
+fn membership(members: &MemberList) -> Membership {
+    let listed = |member: &ClusterMember| ListedMember {
+        id: digest::MemberId::new(member.id.0),
+        name: member.name.clone(),
+        peer_urls: member.peer_urls.clone(),
+        client_urls: member.client_urls.clone(),
+        is_learner: member.is_learner,
+    };
+    Membership {
+        configuration: members.configuration,
+        members: members.list.iter().map(listed).collect(),
+    }
+}
+
+/// Reports the status from `first` until discovery accepts it, then the statuses from `later`, one
+/// after each `pause`. `later` returns `None` while the node has no leader; nothing is reported
+/// then.
+async fn keep_reporting(
+    first: impl AsyncFn() -> NodeStatus,
+    pause: impl AsyncFn(),
+    later: impl AsyncFn() -> Option<NodeStatus>,
+    tell: impl AsyncFn(&NodeStatus) -> Result<ClusterState, ClientError>,
+) -> Infallible {
+    let mut retry = Retry::default();
+    let mut said = String::new();
+    let mut status = first().await;
+    loop {
+        let answer = tell(&status).await;
+        let settled = is_settled(&answer);
+        log(&answer, &status, &mut said);
+        if !settled {
+            tokio::time::sleep(retry.next_pause()).await;
+            status = first().await;
+            continue;
+        }
+        retry.reset();
+        status = loop {
+            pause().await;
+            if let Some(status) = later().await {
+                break status;
+            }
+        };
+    }
+}
+
+/// Returns whether repeating the report soon would change nothing.
+fn is_settled(answer: &Result<ClusterState, ClientError>) -> bool {
+    match answer {
+        Ok(state) => *state != ClusterState::Committed,
+        Err(ClientError::Problem(problem)) => !is_transient(problem),
+        Err(_) => false,
+    }
+}
+
+/// Logs an answer. The operator's log shows it only if it differs from the one in `said`.
+fn log(answer: &Result<ClusterState, ClientError>, status: &NodeStatus, said: &mut String) {
+    let settled = is_settled(answer);
+    let says = match answer {
+        Ok(state) => state.to_string(),
+        Err(error) => error_chain(error),
+    };
+    let is_news = settled && says != *said;
+    match answer {
+        Ok(state) if is_news => tracing::info!(
+            cluster.state = state.as_str(),
+            raft_cluster_id = format!("{:016x}", status.cluster_id),
+            "discovery knows that this member runs, as most of them do"
+        ),
+        Ok(_) => tracing::debug!(cluster.state = says, "reported"),
+        Err(_) if is_news => {
+            tracing::warn!("discovery doesn't take this member's report: {says}");
+        }
+        Err(_) => tracing::debug!(error = says, "can't report yet"),
+    }
+    if settled {
+        *said = says;
+    }
+}
+
+/// Returns whether a refusal means that the service doesn't know the commit, as after a restore
+/// from a backup.
+fn is_commit_lost(code: Code) -> bool {
+    matches!(code, Code::WrongState | Code::UnknownKey | Code::Abandoned | Code::NotFound)
+}
+
+/// Returns whether discovery's answer says that it accepts reports of a Raft cluster other than
+/// `own`.
+fn is_other_cluster(answer: &Result<ReportResponse, ClientError>, own: u64) -> bool {
+    match answer {
+        Ok(response) => {
+            response.raft_cluster_id.as_ref().is_some_and(|id| *id != format!("{own:016x}"))
+        }
+        Err(error) => error.code() == Some(Code::ClusterLost),
+    }
+}
+
+/// Returns whether the report may be accepted later. Status 401 concerns access, not the report.
+fn is_transient(problem: &Problem) -> bool {
+    /// HTTP status code 401 Unauthorized.
+    const UNAUTHORIZED: u16 = 401;
+    problem.retryable || problem.status == UNAUTHORIZED
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn running() -> NodeStatus {
+        let one = Some(cluster::MemberId(1));
+        NodeStatus { cluster_id: 7, leader: one, raft_term: 2, ..NodeStatus::default() }
+    }
+
+    #[test]
+    fn recoveries_are_shown_where_discovery_listens_to_another_cluster() {
+        let answer = |raft_cluster_id: Option<&str>| {
+            let raft_cluster_id = raft_cluster_id.map(str::to_owned);
+            Ok(ReportResponse { state: ClusterState::Formed, raft_cluster_id })
+        };
+        assert!(!is_other_cluster(&answer(Some("0000000000000007")), 7));
+        assert!(is_other_cluster(&answer(Some("0000000000000008")), 7));
+        assert!(!is_other_cluster(&answer(None), 7), "an older service says nothing of it");
+        for (code, shown) in [(Code::ClusterLost, true), (Code::Removed, false)] {
+            let refused = ClientError::Problem(Box::new(Problem::new(code, "", "")));
+            assert_eq!(is_other_cluster(&Err(refused), 7), shown);
+        }
+    }
+
+    async fn seldom() {
+        tokio::time::sleep(jittered(REPORT_INTERVAL)).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_restored_service_hears_again_from_a_member_that_only_runs() {
+        let restored = 3;
+        let begun = tokio::time::Instant::now();
+        let told = RefCell::new(Vec::new());
+        let tell = async |_: &NodeStatus| {
+            told.borrow_mut().push(begun.elapsed());
+            // The cluster is formed; then a restore sets the service back to before the reports.
+            match told.borrow().len() {
+                count if count < restored || count > restored + 1 => Ok(ClusterState::Formed),
+                _ => Ok(ClusterState::Committed),
+            }
+        };
+        let keep = keep_reporting(async || running(), seldom, async || Some(running()), tell);
+        let _ = tokio::time::timeout(Duration::from_secs(3600), keep).await;
+        let told = told.into_inner();
+        let pauses: Vec<_> = told.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(pauses.len() >= 6, "{pauses:?}");
+        for (at, pause) in pauses.iter().enumerate() {
+            let waits_for_others = (restored - 1..=restored).contains(&at);
+            let expected =
+                if waits_for_others { ..=Duration::from_secs(1) } else { ..=2 * REPORT_INTERVAL };
+            assert!(expected.contains(pause), "{pauses:?}");
+            assert!(waits_for_others || *pause >= REPORT_INTERVAL, "no more often: {pauses:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_has_lost_its_leader_reports_nothing_and_is_asked_seldom() {
+        let (told, asked) = (RefCell::new(0), RefCell::new(0));
+        let later = async || {
+            *asked.borrow_mut() += 1;
+            None
+        };
+        let tell = async |_: &NodeStatus| {
+            *told.borrow_mut() += 1;
+            Ok(ClusterState::Formed)
+        };
+        let keep = keep_reporting(async || running(), seldom, later, tell);
+        let _ = tokio::time::timeout(Duration::from_secs(3600), keep).await;
+        assert_eq!(*told.borrow(), 1);
+        assert!((30..=60).contains(&*asked.borrow()), "{asked:?}");
+    }
+}

@@ -1,0 +1,637 @@
+//! The agent's work once its node may start: it supervises the node, follows the node's log,
+//! journals that the node has created its data, and reports to discovery.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use discovery_formation::agent::{AgentEvent, Journal, LaunchState};
+use discovery_types::api::{AdoptRequest, ClusterState, Session};
+use discovery_types::client::{ClientConfig, DiscoveryClient};
+use discovery_types::convert;
+use discovery_types::digest::{Incarnation, MemberId};
+use discovery_types::document::VerifiedDocument;
+use discovery_types::jws::{Jws, JwsType};
+use discovery_types::key::PublicKey;
+use discovery_types::leaves::Leaves;
+use discovery_types::raft_id;
+use discovery_types::record::Record;
+use discovery_types::recovery::{Recovery, RecoveryChain};
+use discovery_types::statement::StatementChain;
+use discovery_types::url::NodeUrl;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::addresses;
+use super::removal;
+use super::renewal::{self, Renewal};
+use super::report::NodeReporter;
+use crate::cli::settings::RunSettings;
+use crate::cluster::{self, ClusterApiClient, ClusterMember, MemberId as NodeId};
+use crate::crash::{self, Failpoint};
+use crate::endpoint::ClientEndpoint;
+use crate::enrol::join;
+use crate::enrol::protocol::Protocol;
+use crate::exit::{ExitError, error_chain};
+use crate::launch::environment;
+use crate::launch::node_command::{
+    NodeCommand, NodeKind, NodeKindFuture, Origin, write_certificates,
+};
+use crate::launch::running_node::{CommandLine, RunningNode};
+use crate::launch::supervisor::{Observer, STOP_DEADLINE, SupervisionOutcome, Supervisor};
+use crate::observe::logging;
+use crate::observe::node_log::Tail;
+use crate::observe::status::{NodeProcessStatus, Phase, StatusHandle};
+use crate::state::addresses::Addresses;
+use crate::state::journal::{self, signed_record};
+use crate::state::node_dir::Tombstone;
+use crate::state::{Layout, known, node_dir, state_exit_error};
+use crate::steward::{Statements, Steward};
+
+/// How often the agent checks whether a node has created its log, at the node's first start.
+const LOG_CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// How long a removed member's agent tries to report the removal to discovery.
+const REMOVAL_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The programs that the agent executes.
+pub(crate) struct NodePrograms<'a> {
+    /// Path of this program, which is also the launcher.
+    pub own: &'a Path,
+    /// Kind of the node's program: muster-node or etcd.
+    pub node_kind: NodeKindFuture,
+}
+
+/// Runs and supervises the node of the journalled document. Returns when told to stop, when the
+/// member is removed, or when the node can't run.
+pub(crate) async fn run(
+    mut protocol: Protocol,
+    settings: &RunSettings,
+    programs: NodePrograms<'_>,
+    board: &StatusHandle,
+    stop: &CancellationToken,
+) -> Result<(), ExitError> {
+    let kind = programs.node_kind.await.map_err(ExitError::Failed)?;
+    check_maker(&settings.layout, kind)?;
+    let withheld = environment::withheld_variables();
+    if !withheld.is_empty() {
+        tracing::warn!(
+            "{} are in the environment and not passed to the node: say flags for it after --",
+            withheld.join(", ")
+        );
+    }
+    refresh_admission(&mut protocol).await;
+    let plan = NodeStart::of(&protocol, settings, kind)?;
+    plan.show(board);
+    let layout = &settings.layout;
+    let launcher =
+        CommandLine { path: programs.own.to_owned(), arguments: vec!["launch-node".to_owned()] };
+    let supervisor =
+        Supervisor { layout, launcher, node: plan.program.clone(), stop_deadline: STOP_DEADLINE };
+    let tail_stop = CancellationToken::new();
+    let tail = Tail::new(layout.node_log(), layout.tail_position());
+    let tail = tokio::spawn(tail.follow(tail_stop.clone(), logging::pass_on_node_line));
+    let mut observer = StatusObserver { board: board.clone(), program: plan.program.path.clone() };
+    let known = SharedFacts::at_start(&protocol);
+    let outcome = {
+        let supervision = supervisor.run(stop, &mut observer);
+        supervise_and_journal(supervision, &mut protocol, &plan, board, &known).await
+    };
+    tail_stop.cancel();
+    // The task passes on the remaining log lines, then ends.
+    let _ = tail.await;
+    handle_outcome(outcome?, &plan, &mut protocol, &known).await
+}
+
+/// Facts that concurrent tasks learn, shared with each other and with the journal.
+struct SharedFacts {
+    /// The members as last seen.
+    members: watch::Sender<Vec<ClusterMember>>,
+    /// Signals that the members may have changed.
+    hint: Arc<Notify>,
+    /// The longest statement chain.
+    statements: watch::Sender<Vec<Jws>>,
+}
+
+impl SharedFacts {
+    fn at_start(protocol: &Protocol) -> Self {
+        Self {
+            members: watch::Sender::new(known::read(&protocol.layout)),
+            hint: Arc::default(),
+            statements: watch::Sender::new(protocol.extras.statements.clone()),
+        }
+    }
+}
+
+/// Refuses to start a node on the other program's data. muster-node and etcd each take the other's
+/// directory for an empty or broken one.
+fn check_maker(layout: &Layout, kind: NodeKind) -> Result<(), ExitError> {
+    let made_by_own = layout.node().join(MUSTER_NODE_FILE).exists();
+    if !node_dir::has_log(&layout.node()) || made_by_own == (kind == NodeKind::Muster) {
+        return Ok(());
+    }
+    let maker = if made_by_own { "muster-node" } else { "etcd" };
+    Err(ExitError::Usage(format!(
+        "{} was made by {maker}, and --node-binary is another program: give it the one that made \
+         it",
+        layout.node().display()
+    )))
+}
+
+/// A file that muster-node creates in its data directory at its first start, and etcd never
+/// creates.
+const MUSTER_NODE_FILE: &str = "muster-boot";
+
+/// Updates a newcomer's member list from the cluster before its node's first start. Members may
+/// have been added or removed since the newcomer was admitted.
+async fn refresh_admission(protocol: &mut Protocol) {
+    let (layout, Ok(life)) = (&protocol.layout, RaftIdentity::of(protocol)) else { return };
+    let (Some(admission), false) =
+        (&mut protocol.extras.admission, node_dir::has_log(&layout.node()))
+    else {
+        return;
+    };
+    let Ok(record) = own_record(&protocol.agent.journal, protocol.key.public()) else { return };
+    if let Some(members) =
+        join::current_initial_members(layout, admission, life.cluster, &record).await
+    {
+        admission.members = members;
+    }
+}
+
+/// Verifies and returns the record that this host signed about itself.
+pub(crate) fn own_record(journal: &Journal, own: &PublicKey) -> Result<Record, ExitError> {
+    let signed = journal.record.as_deref().map(signed_record);
+    let signed = signed.ok_or_else(|| missing_in_journal("record"))?;
+    signed
+        .record
+        .verify(JwsType::Record, own)
+        .map_err(|error| ExitError::DoNotRestart(error_chain(&error)))
+}
+
+fn missing_in_journal(what: &str) -> ExitError {
+    ExitError::DoNotRestart(format!(
+        "the journal holds no {what}: the node can't be started from it"
+    ))
+}
+
+/// The identity with which the node runs, derived from signed statements.
+struct RaftIdentity {
+    /// The Raft cluster's id. It differs from the founded cluster's after a recovery.
+    cluster: u64,
+    /// The member's id in that Raft cluster.
+    member: MemberId,
+    incarnation: Incarnation,
+    /// The chain of recoveries from the founded cluster to the present one.
+    recoveries: RecoveryChain,
+}
+
+impl RaftIdentity {
+    fn of(protocol: &Protocol) -> Result<Self, ExitError> {
+        let (keepsakes, key) = (&protocol.extras, protocol.key.public());
+        let refused = |error: &dyn std::error::Error| ExitError::DoNotRestart(error_chain(error));
+        let document = protocol.document.as_ref().ok_or_else(|| missing_in_journal("document"))?;
+        let join = keepsakes.join.as_ref().ok_or_else(|| missing_in_journal("cluster"))?;
+        let statements = StatementChain::verify_from_pin(&keepsakes.statements, &join.statement)
+            .map_err(|error| refused(&error))?;
+        let founded = cluster::founded_cluster_id(document);
+        let recoveries = RecoveryChain::verify(&keepsakes.recoveries, &statements, founded)
+            .map_err(|error| refused(&error))?;
+        let (member, incarnation) = match journal::own_recovery(&recoveries, key) {
+            Some(Recovery { is, .. }) => {
+                let id = u64::from_str_radix(&is.member_id, 16).map_err(|error| refused(&error))?;
+                (MemberId::new(id), is.incarnation)
+            }
+            None => {
+                let incarnation = protocol.agent.journal.incarnation;
+                let admitted = keepsakes.admission.as_ref().map(|admission| admission.member);
+                let record = own_record(&protocol.agent.journal, key)?;
+                let founder = || raft_id::of_founder(&document.hash(), &record.peer_urls);
+                (admitted.unwrap_or_else(founder), convert::wire_incarnation(incarnation))
+            }
+        };
+        let cluster = recoveries.raft_cluster().unwrap_or(founded);
+        Ok(Self { cluster, member, incarnation, recoveries })
+    }
+}
+
+/// Everything that starting the node requires.
+struct NodeStart {
+    document: VerifiedDocument,
+    statements: StatementChain,
+    record: Record,
+    leaves: Leaves,
+    /// The host's seat in the document; `None` for a member that joined later.
+    seat: Option<u8>,
+    /// The identity with which the node runs.
+    identity: RaftIdentity,
+    program: CommandLine,
+    /// The member's URLs and listen addresses.
+    addresses: Addresses,
+    /// Client URLs of the members that the journal has.
+    client_urls: BTreeSet<String>,
+}
+
+impl NodeStart {
+    fn of(protocol: &Protocol, settings: &RunSettings, kind: NodeKind) -> Result<Self, ExitError> {
+        let keepsakes = &protocol.extras;
+        let document = protocol.document.clone().ok_or_else(|| missing_in_journal("document"))?;
+        let leaves = keepsakes.leaves.as_ref().ok_or_else(|| missing_in_journal("certificates"))?;
+        let join = keepsakes.join.as_ref().ok_or_else(|| missing_in_journal("cluster"))?;
+        let refused = |error: &dyn std::error::Error| ExitError::DoNotRestart(error_chain(error));
+        let statements = StatementChain::verify_from_pin(&keepsakes.statements, &join.statement)
+            .map_err(|error| refused(&error))?;
+        let record = own_record(&protocol.agent.journal, protocol.key.public())?;
+        let at = addresses::journalled_addresses(keepsakes, &record, &settings.addressing)?;
+        let node_key = record.csr.verify().map_err(|error| refused(&error))?.node_key;
+        let leaves =
+            renewal::newest_certificates(&settings.layout, leaves, &node_key, statements.newest());
+        let admission = keepsakes.admission.as_ref();
+        let seat = document.proposal().seat_of(protocol.key.public());
+        let origin = match (admission, seat) {
+            (Some(admission), _) => Origin::Newcomer(&admission.members),
+            (None, Some(seat)) => Origin::Founder(seat),
+            (None, None) => return Err(missing_in_journal("seat for this host's key")),
+        };
+        let command = NodeCommand {
+            layout: &settings.layout,
+            document: &document,
+            record: &record,
+            origin,
+            statement: statements.newest(),
+            leaves: &leaves,
+            addresses: &at,
+        };
+        command.write_files()?;
+        let program = command.command_line(&settings.node_binary, kind, &settings.node_flags);
+        let founders = document.records().iter().flat_map(|record| &record.client_urls);
+        let mut client_urls: BTreeSet<String> = founders.map(NodeUrl::to_string).collect();
+        client_urls.extend(admission.into_iter().flat_map(|known| known.client_urls.clone()));
+        let seat = if admission.is_some() { None } else { seat };
+        let life = RaftIdentity::of(protocol)?;
+        Ok(Self {
+            program,
+            addresses: at,
+            seat,
+            identity: life,
+            client_urls,
+            statements,
+            record,
+            leaves,
+            document,
+        })
+    }
+
+    /// A tombstone that the agent writes for a node that writes none itself (stock etcd).
+    fn tombstone(&self) -> Tombstone {
+        Tombstone {
+            version: 1,
+            incarnation: self.identity.incarnation.to_string(),
+            member_id: self.identity.member.to_string(),
+            cluster_id: format!("{:016x}", self.identity.cluster),
+            at: jiff::Timestamp::now().to_string(),
+            ..Tombstone::default()
+        }
+    }
+
+    fn show(&self, board: &StatusHandle) {
+        board.set_phase(Phase::Launching, None);
+        board.update(|status| {
+            status.explain.clear();
+            status.cluster_id = Some(self.document.proposal().proposal().cluster.to_string());
+            status.cluster_name = Some(self.statements.newest().name.to_string());
+            status.epoch = Some(self.document.epoch());
+            status.document = Some(self.document.hash().to_string());
+            status.seat = self.seat;
+            status.name = Some(self.record.name.to_string());
+            status.peer_url = Some(self.addresses.peer_url.to_string());
+            status.client_url = Some(self.addresses.client_url.to_string());
+            status.client_listen = Some(self.addresses.listen.client.to_string());
+        });
+        show_certificate_expiry(&self.leaves, board);
+    }
+
+    fn client(&self, protocol: &Protocol) -> Option<Arc<DiscoveryClient>> {
+        let join = protocol.extras.join.as_ref()?;
+        let config = ClientConfig {
+            urls: join.urls.clone(),
+            pins: join.pins.clone(),
+            key: Some(Arc::clone(&protocol.key)),
+        };
+        let client = DiscoveryClient::new(config)
+            .inspect_err(|error| tracing::warn!("{}", error_chain(error)));
+        client.ok().map(Arc::new)
+    }
+
+    fn client_endpoint(&self, layout: &Layout) -> Option<ClientEndpoint> {
+        let door = ClientEndpoint::own_node(&layout.tls(), self.addresses.listen.client);
+        door.inspect_err(|error| tracing::warn!("{}", error_chain(error))).ok()
+    }
+
+    /// Builds the task that does a voter's duties for its cluster.
+    fn steward(&self, protocol: &Protocol, known: &SharedFacts) -> Option<Steward> {
+        let join = protocol.extras.join.as_ref()?;
+        let document = self.document.jws().clone();
+        let (longest, recoveries) = (known.statements.clone(), self.identity.recoveries.jws());
+        let journalled = &protocol.extras.statements;
+        let journalled = StatementChain::verify_from_pin(journalled, &join.statement).ok()?;
+        let statements = Statements::new(join.statement, journalled, document, recoveries, longest);
+        let node = ClusterApiClient::new(vec![self.client_endpoint(&protocol.layout)?]);
+        let (client, hint) = (self.client(protocol)?, Arc::clone(&known.hint));
+        Some(Steward::new(client, join.cluster, node, statements, hint))
+    }
+
+    fn renewal(&self, protocol: &Protocol, board: &StatusHandle) -> Option<Renewal> {
+        Some(Renewal {
+            client: self.client(protocol)?,
+            cluster: protocol.extras.join.as_ref()?.cluster,
+            csr: self.record.csr.clone(),
+            addresses: self.addresses.clone(),
+            statement: self.statements.newest().clone(),
+            board: board.clone(),
+        })
+    }
+
+    /// Journals new certificates and writes them where the node reads them.
+    fn install_certificates(&self, leaves: Leaves, protocol: &mut Protocol, board: &StatusHandle) {
+        show_certificate_expiry(&leaves, board);
+        let statement = self.statements.newest();
+        protocol.extras.leaves = Some(leaves.clone());
+        let kept = protocol
+            .persist_extras()
+            .and_then(|()| write_certificates(&protocol.layout, &leaves, statement));
+        match kept {
+            Ok(()) => tracing::info!("the certificates are renewed"),
+            Err(end) => tracing::warn!("the new certificates can't be put in place: {end}"),
+        }
+    }
+
+    /// Builds the report to discovery. `None` if it can't be built; only the report is lost then.
+    fn report(&self, protocol: &Protocol, known: &SharedFacts) -> Option<NodeReporter> {
+        let join = protocol.extras.join.as_ref()?;
+        Some(NodeReporter {
+            client: self.client(protocol)?,
+            cluster: join.cluster,
+            session: Session { boot: protocol.agent.session.boot, nonce: protocol.nonce() },
+            h: self.document.hash(),
+            adopt: AdoptRequest {
+                cluster: join.cluster,
+                document: self.document.jws().clone(),
+                statements: protocol.extras.statements.clone(),
+            },
+            recoveries: match journal::own_recovery(
+                &self.identity.recoveries,
+                protocol.key.public(),
+            ) {
+                Some(_) => self.identity.recoveries.jws(),
+                None => Vec::new(),
+            },
+            endpoint: self.client_endpoint(&protocol.layout)?,
+            log: protocol.layout.node_log(),
+            hint: Arc::clone(&known.hint),
+            members: known.members.clone(),
+        })
+    }
+
+    /// Client URLs of the members, from the journal and from the last list seen.
+    fn client_urls(&self, known: &SharedFacts) -> BTreeSet<String> {
+        let members = known.members.borrow();
+        let seen = members.iter().flat_map(|member| member.client_urls.iter().cloned());
+        self.client_urls.iter().cloned().chain(seen).collect()
+    }
+}
+
+/// Supervises the node. Meanwhile journals that the node has created its log, and runs the agent's
+/// other tasks.
+async fn supervise_and_journal(
+    supervision: impl Future<Output = SupervisionOutcome>,
+    protocol: &mut Protocol,
+    plan: &NodeStart,
+    board: &StatusHandle,
+    found: &SharedFacts,
+) -> Result<SupervisionOutcome, ExitError> {
+    let layout = protocol.layout.clone();
+    let mut ran = protocol.agent.journal.launch_state == LaunchState::Ran;
+    let renewal = plan.renewal(protocol, board);
+    let mut leaves = plan.leaves.clone();
+    let mut chores = Box::pin(background_tasks(plan, protocol, board, found));
+    let mut statements = found.statements.subscribe();
+    let mut members = found.members.subscribe();
+    let mut supervision = std::pin::pin!(supervision);
+    loop {
+        let renewed = async {
+            match &renewal {
+                Some(renewal) => renewal.next_certificates(&leaves).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            outcome = &mut supervision => return Ok(outcome),
+            () = tokio::time::sleep(LOG_CHECK_INTERVAL), if !ran => {
+                if node_dir::has_log(&layout.node()) {
+                    crash::at(Failpoint::Exec);
+                    protocol.step(AgentEvent::LogSeen)?;
+                    ran = true;
+                    tracing::info!("the node has its own log: from now on it starts from that");
+                }
+            }
+            new = renewed, if ran => {
+                plan.install_certificates(new.clone(), protocol, board);
+                leaves = new;
+                // These tasks hold clients with the old certificates; build them again with the new
+                // ones.
+                chores.set(self::background_tasks(plan, protocol, board, found));
+            }
+            Ok(()) = statements.changed() => {
+                let longer = statements.borrow_and_update().clone();
+                journal_statements(longer, protocol);
+            }
+            Ok(()) = members.changed() => {
+                let newest = members.borrow_and_update().clone();
+                if let Err(error) = known::write(&layout, &newest) {
+                    tracing::warn!("the list of members can't be written down: {}", error_chain(&error));
+                }
+            }
+            never = &mut chores, if ran => match never {},
+        }
+    }
+}
+
+/// The agent's tasks beside its node: reports to discovery, and duties for the cluster.
+fn background_tasks(
+    plan: &NodeStart,
+    protocol: &Protocol,
+    board: &StatusHandle,
+    known: &SharedFacts,
+) -> impl Future<Output = Infallible> + use<> {
+    let report = run_reporter(plan.report(protocol, known), board.clone());
+    let steward = plan.steward(protocol, known);
+    async move {
+        let steward = async {
+            match steward {
+                Some(steward) => steward.run().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            never = report => never,
+            never = steward => never,
+        }
+    }
+}
+
+/// Journals a longer statement chain. Later starts begin with it, so nobody can present a shorter
+/// one to this agent as current.
+fn journal_statements(longer: Vec<Jws>, protocol: &mut Protocol) {
+    if longer.len() <= protocol.extras.statements.len() {
+        return;
+    }
+    protocol.extras.statements = longer;
+    match protocol.persist_extras() {
+        Ok(()) => tracing::info!("the cluster's owners have made a new statement"),
+        Err(end) => tracing::warn!("the newest statement can't be journalled: {end}"),
+    }
+}
+
+fn show_certificate_expiry(leaves: &Leaves, board: &StatusHandle) {
+    let ends = leaves.validity().and_then(|life| jiff::Timestamp::from_second(life.ends).ok());
+    board.update(|status| status.certificates_until = ends);
+}
+
+async fn run_reporter(report: Option<NodeReporter>, board: StatusHandle) -> Infallible {
+    let show = |state: ClusterState| {
+        board.update(|status| status.cluster_phase = Some(state.to_string()));
+    };
+    match report {
+        Some(report) => report.run(show).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn handle_outcome(
+    outcome: SupervisionOutcome,
+    plan: &NodeStart,
+    protocol: &mut Protocol,
+    known: &SharedFacts,
+) -> Result<(), ExitError> {
+    match outcome {
+        SupervisionOutcome::Stopped => Ok(()),
+        SupervisionOutcome::Failed(end) => Err(end),
+        SupervisionOutcome::Removed(_) => {
+            let end = journal_removal(protocol);
+            report_removal(plan, protocol, known).await;
+            Err(end)
+        }
+        SupervisionOutcome::RemovalLogged => {
+            let layout = &protocol.layout;
+            if join::is_listed(layout, &plan.client_urls(known), plan.identity.member).await {
+                return Err(ExitError::Failed(format!(
+                    "the node says that it was removed, and the cluster lists it as member {}: \
+                     nothing is written down yet; start the agent again",
+                    plan.identity.member
+                )));
+            }
+            node_dir::write_tombstone(&protocol.layout.node(), &plan.tombstone())
+                .map_err(state_exit_error)?;
+            let end = journal_removal(protocol);
+            report_removal(plan, protocol, known).await;
+            Err(end)
+        }
+    }
+}
+
+/// Reports the removal, which is durable by now, to discovery. If that fails, discovery is no worse
+/// off than with a host that vanished.
+async fn report_removal(plan: &NodeStart, protocol: &Protocol, known: &SharedFacts) {
+    let Some(report) = plan.report(protocol, known) else { return };
+    let told = async {
+        let others = join::cluster_client(&protocol.layout, &plan.client_urls(known));
+        let others = others.map_err(|error| error_chain(&error))?;
+        report.report_removal(NodeId(plan.identity.member.get()), &others).await
+    };
+    match tokio::time::timeout(REMOVAL_REPORT_TIMEOUT, told).await {
+        Ok(Ok(())) => {}
+        Ok(Err(why)) => tracing::info!("discovery doesn't hear of the removal from here: {why}"),
+        Err(_) => tracing::info!("discovery doesn't hear of the removal from here in time"),
+    }
+}
+
+fn journal_removal(protocol: &mut Protocol) -> ExitError {
+    let tombstone = removal::record_removal(&protocol.layout, &mut protocol.extras);
+    // The tombstone in the node's directory already keeps it from starting; the journal's is the
+    // second.
+    if let Err(end) = protocol.step(AgentEvent::TombstoneSeen) {
+        tracing::warn!("can't journal the removal: {end}");
+    }
+    removal::removal_error(&tombstone)
+}
+
+/// Shows the state of the node's process in the agent's status.
+struct StatusObserver {
+    board: StatusHandle,
+    program: std::path::PathBuf,
+}
+
+impl Observer for StatusObserver {
+    fn running(&mut self, node: &RunningNode) {
+        let pid = node.identity.pid;
+        if node.is_adopted() {
+            tracing::info!(pid, "the node runs already: adopted");
+        } else {
+            tracing::info!(pid, "the node was started");
+        }
+        self.board.set_phase(Phase::Running, None);
+        self.board.update(|status| {
+            let before = status.node.take().unwrap_or_default();
+            status.node = Some(NodeProcessStatus {
+                program: self.program.display().to_string(),
+                pid: Some(pid),
+                adopted: node.is_adopted(),
+                starts: before.starts + 1,
+                last_death: before.last_death,
+            });
+        });
+        // Clears the error: the node runs now. The reason of its last death stays in `last_death`.
+        self.board.clear_error();
+    }
+
+    fn died(&mut self, reason: &str, pause: Duration) {
+        tracing::warn!("the node died ({reason}); it is started again in {} ms", pause.as_millis());
+        let at = jiff::Timestamp::now() + jiff::SignedDuration::try_from(pause).unwrap_or_default();
+        self.board.set_error(format!("the node died: {reason}"), Some(at));
+        self.board.set_phase(Phase::Restarting, format!("the node died: {reason}"));
+        self.board.update(|status| {
+            if let Some(node) = &mut status.node {
+                node.pid = None;
+                node.last_death = Some(reason.to_owned());
+            }
+        });
+    }
+
+    fn stopping(&mut self) {
+        self.board.set_phase(Phase::Stopping, "waiting for the node to stop".to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_program_starts_only_on_data_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        let (own, etcd) = (NodeKind::Muster, NodeKind::Etcd { major: 3, minor: 7 });
+        assert!(check_maker(&layout, own).is_ok() && check_maker(&layout, etcd).is_ok());
+        std::fs::create_dir_all(layout.node().join("member/wal")).unwrap();
+        assert!(check_maker(&layout, etcd).is_ok());
+        assert!(matches!(check_maker(&layout, own), Err(ExitError::Usage(_))), "etcd's data");
+        std::fs::write(layout.node().join(MUSTER_NODE_FILE), "1\n").unwrap();
+        assert!(check_maker(&layout, own).is_ok());
+        assert!(
+            matches!(check_maker(&layout, etcd), Err(ExitError::Usage(_))),
+            "muster-node's data"
+        );
+    }
+}
