@@ -1,7 +1,7 @@
 //! `/metrics` for Prometheus and `/livez`, on an optional plain HTTP listener.
 //!
-//! The listener serves one request per connection, bounded in size and time. Every other path gets
-//! a 404.
+//! The listener serves one request per connection, bounded in size and time. Every other path or
+//! method gets a 404.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,13 +9,19 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use axum::Router;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::routing::get;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -90,6 +96,9 @@ pub(crate) async fn serve(
     status: watch::Receiver<AgentStatus>,
     stop: CancellationToken,
 ) {
+    let routes = TowerToHyperService::new(routes(status));
+    let mut http = auto::Builder::new(TokioExecutor::new()).http1_only();
+    http.http1().keep_alive(false).max_buf_size(HEAD_LIMIT);
     let free = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let stream = tokio::select! {
@@ -103,46 +112,33 @@ pub(crate) async fn serve(
             () = stop.cancelled() => return,
         };
         let Ok(permit) = Arc::clone(&free).try_acquire_owned() else { continue };
-        let status = status.clone();
+        let answer = http.serve_connection(TokioIo::new(stream), routes.clone()).into_owned();
         tokio::spawn(async move {
             // A client that disconnects or is too slow is no error of the agent's.
-            let _ = tokio::time::timeout(DEADLINE, answer(stream, &status)).await;
+            let _ = tokio::time::timeout(DEADLINE, answer).await;
             drop(permit);
         });
     }
 }
 
-async fn answer(mut stream: TcpStream, status: &watch::Receiver<AgentStatus>) -> io::Result<()> {
-    let mut head = Vec::new();
-    let mut chunk = [0; 1024];
-    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        let got = stream.read(&mut chunk).await?;
-        if got == 0 || head.len() > HEAD_LIMIT {
-            return Ok(());
-        }
-        head.extend_from_slice(&chunk[..got]);
-    }
-    let request = String::from_utf8_lossy(&head);
-    let mut words = request.split_whitespace();
-    let (code, kind, body) = match (words.next(), words.next()) {
-        (Some("GET"), Some("/metrics")) => {
-            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            ("200 OK", kind, render(&status.borrow()))
-        }
-        (Some("GET"), Some("/livez")) => ("200 OK", "text/plain", "ok\n".to_owned()),
-        _ => ("404 Not Found", "text/plain", "/metrics or /livez\n".to_owned()),
+fn routes(status: watch::Receiver<AgentStatus>) -> Router {
+    let metrics = move || {
+        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        std::future::ready(([(CONTENT_TYPE, kind)], render(&status.borrow())))
     };
-    let length = body.len();
-    let text = format!(
-        "HTTP/1.1 {code}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
-         Connection: close\r\n\r\n{body}"
-    );
-    stream.write_all(text.as_bytes()).await?;
-    stream.shutdown().await
+    let not_found = (StatusCode::NOT_FOUND, "/metrics or /livez\n");
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/livez", get("ok\n"))
+        .fallback(not_found)
+        .method_not_allowed_fallback(not_found)
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
     use super::*;
     use crate::observe::status::{NodeProcessStatus, StatusHandle};
 
@@ -175,9 +171,9 @@ mod tests {
         assert!(text.contains("muster_agent_node_starts 3"), "{text}");
     }
 
-    async fn get(at: SocketAddr, path: &str) -> String {
+    async fn ask(at: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(at).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+        let request = format!("{request} HTTP/1.1\r\nHost: x\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
@@ -190,9 +186,12 @@ mod tests {
         let at = listener.local_addr().unwrap();
         let (board, stop) = (StatusHandle::default(), CancellationToken::new());
         let serving = tokio::spawn(serve(listener, board.subscribe(), stop.clone()));
-        assert!(get(at, "/metrics").await.starts_with("HTTP/1.1 200"));
-        assert!(get(at, "/livez").await.ends_with("ok\n"));
-        assert!(get(at, "/etc/passwd").await.starts_with("HTTP/1.1 404"));
+        assert!(ask(at, "GET /metrics").await.starts_with("HTTP/1.1 200"));
+        assert!(ask(at, "GET /livez").await.ends_with("ok\n"));
+        assert!(ask(at, "GET /etc/passwd").await.starts_with("HTTP/1.1 404"));
+        assert!(ask(at, "POST /metrics").await.starts_with("HTTP/1.1 404"));
+        let long = format!("GET /metrics?{}", "x".repeat(HEAD_LIMIT));
+        assert!(!ask(at, &long).await.starts_with("HTTP/1.1 200"));
         stop.cancel();
         serving.await.unwrap();
     }
