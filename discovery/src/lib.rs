@@ -8,7 +8,6 @@
 //! | `forming` | one event on one cluster: the shell around the pure state machine |
 //! | `store`, `ledger` | access to Postgres, the only SQL; the record of decisions kept outside Postgres |
 //! | `keydir`, `kek`, `ca` | the service's own keys, and the CA keys that it keeps for clusters |
-//! | `managed_postgres` | a Postgres server that starts and stops with the service |
 //!
 //! `discovery-formation` decides and `discovery-types` verifies. This crate reads, locks, writes
 //! and answers.
@@ -29,7 +28,6 @@ mod kek;
 mod keydir;
 mod ledger;
 mod limits;
-mod managed_postgres;
 mod metrics;
 mod notify;
 mod routes;

@@ -14,13 +14,13 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use data_encoding::HEXLOWER;
+use managed_postgres::{ManagedPostgresSettings, dump, load};
 use serde::{Deserialize, Serialize};
 
 use super::ServerError;
 use super::args::{BackupArgs, PostgresArgs, RestoreArgs};
 use super::run::{DATABASE, make_database, start_postgres};
 use crate::ledger::{LEDGER_FILE, POSITION_FILE};
-use crate::managed_postgres::{ManagedPostgresSettings, dump, load};
 
 /// File name of the database dump, in pg_dump's custom format.
 const DUMP: &str = "database.dump";

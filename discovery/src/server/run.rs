@@ -10,6 +10,9 @@ use actix_server::ServerHandle;
 use discovery_formation::Millis;
 use discovery_formation::service::FormationSettings;
 use discovery_types::access::issuer;
+use managed_postgres::{
+    ManagedPostgres, ManagedPostgresError, ManagedPostgresSettings as PostgresSettings, SUPERUSER,
+};
 use sqlx::ConnectOptions;
 use sqlx::postgres::PgConnectOptions;
 use tokio::net::{TcpListener, TcpSocket};
@@ -30,9 +33,6 @@ use crate::clock::Clock;
 use crate::keydir::KeyDirectory;
 use crate::ledger::{LEDGER_USED_TWICE, Ledger, LedgerError};
 use crate::limits::{AddressLimit, SlotPool};
-use crate::managed_postgres::{
-    ManagedPostgres, ManagedPostgresError, ManagedPostgresSettings as PostgresSettings, SUPERUSER,
-};
 use crate::notify::ClusterNotifier;
 use crate::store::{ConnectError, PoolSettings, connect};
 

@@ -15,11 +15,11 @@ use discovery_types::key::SigningKey;
 use discovery_types::role::Role;
 use discovery_types::statement::{Permissions, Statement};
 use discovery_types::token::Token;
+use managed_postgres::{ManagedPostgres, ManagedPostgresSettings};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, PgConnection};
 use uuid::Uuid;
 
-use crate::managed_postgres::{ManagedPostgres, ManagedPostgresSettings};
 use crate::server::{
     DatabaseArgs, InitArgs, LimitArgs, RunningService, ServeArgs, TimeArgs, init, start,
 };

@@ -11,7 +11,7 @@ use super::install::{Installation, ending};
 use super::{ManagedPostgresError, ManagedPostgresSettings, PORT, SUPERUSER, run_dir};
 
 /// Dumps all of `database` to `to`, in one snapshot and in pg_dump's custom format.
-pub(crate) fn dump(
+pub fn dump(
     settings: &ManagedPostgresSettings,
     database: &str,
     to: File,
@@ -21,7 +21,7 @@ pub(crate) fn dump(
 }
 
 /// Loads a dump into the empty `database`, in one transaction.
-pub(crate) fn load(
+pub fn load(
     settings: &ManagedPostgresSettings,
     database: &str,
     from: File,

@@ -1,5 +1,5 @@
-//! A Postgres server that starts and stops with the service. It is for demos, tests and small
-//! installations without a database server.
+//! A Postgres server that starts and stops with the program that uses it. It is for demos, tests and
+//! small installations without a database server.
 //!
 //! Its directory holds `data/`, `run/` (the socket; there is no network port), `postgres.log` and a
 //! lock. A folder with anything else is refused. Everybody who may enter `run/` may connect, so its
@@ -24,13 +24,13 @@ use std::time::Duration;
 use sqlx::postgres::PgConnectOptions;
 use tokio::sync::watch;
 
-use account::UnixAccount;
-use install::Installation;
+pub use self::dump::{dump, load};
 
-pub(crate) use dump::{dump, load};
+use self::account::UnixAccount;
+use self::install::Installation;
 
-/// The superuser that `initdb` makes and that the service connects as.
-pub(crate) const SUPERUSER: &str = "muster";
+/// The superuser that `initdb` makes and that connections use.
+pub const SUPERUSER: &str = "muster";
 /// Maximum length of a socket's path. `sun_path` has 108 bytes, including the final NUL (unix(7)).
 const SOCKET_PATH_MAX: usize = 107;
 /// Port number in the socket's name. Nothing listens on a TCP port.
@@ -40,7 +40,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Settings of a managed Postgres.
 #[derive(Clone, Debug)]
-pub(crate) struct ManagedPostgresSettings {
+pub struct ManagedPostgresSettings {
     /// Directory of the server; made if it doesn't exist.
     pub dir: PathBuf,
     /// Directory of `initdb` and `postgres`; `None` looks for them.
@@ -51,7 +51,7 @@ pub(crate) struct ManagedPostgresSettings {
 
 /// Why the managed Postgres doesn't run.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ManagedPostgresError {
+pub enum ManagedPostgresError {
     /// Postgres' programs weren't found.
     #[error(
         "PostgreSQL isn't installed here: no `initdb` and `postgres` in {searched}. Install it \
@@ -169,9 +169,8 @@ enum PostgresState {
 
 /// A running Postgres. Dropping it stops the server as well, but without waiting for it.
 #[derive(Debug)]
-pub(crate) struct ManagedPostgres {
+pub struct ManagedPostgres {
     socket_dir: PathBuf,
-    #[cfg(test)]
     state: watch::Receiver<PostgresState>,
     stop: Option<mpsc::SyncSender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -179,9 +178,9 @@ pub(crate) struct ManagedPostgres {
 
 impl ManagedPostgres {
     /// Makes the data directory if there is none, starts the server, and waits until it accepts
-    /// connections. Restarts the server if it dies. A server left by a killed service is shut down
+    /// connections. Restarts the server if it dies. A server left by a killed program is shut down
     /// in order first.
-    pub(crate) async fn start(
+    pub async fn start(
         settings: ManagedPostgresSettings,
     ) -> Result<Self, std::sync::Arc<ManagedPostgresError>> {
         let (state_sender, mut state) = watch::channel(PostgresState::Starting);
@@ -209,17 +208,11 @@ impl ManagedPostgres {
                 return Err(ManagedPostgresError::Io { what, source }.into());
             }
         }
-        Ok(ManagedPostgres {
-            socket_dir,
-            #[cfg(test)]
-            state,
-            stop: Some(stop),
-            thread: Some(thread),
-        })
+        Ok(ManagedPostgres { socket_dir, state, stop: Some(stop), thread: Some(thread) })
     }
 
     /// Returns the options for a connection to `database`.
-    pub(crate) fn connect_options(&self, database: &str) -> PgConnectOptions {
+    pub fn connect_options(&self, database: &str) -> PgConnectOptions {
         PgConnectOptions::new_without_pgpass()
             .socket(&self.socket_dir)
             .port(PORT)
@@ -227,9 +220,8 @@ impl ManagedPostgres {
             .database(database)
     }
 
-    /// Process id of the postmaster, while it runs.
-    #[cfg(test)]
-    pub(crate) fn pid(&self) -> Option<u32> {
+    /// Returns the process id of the postmaster while it runs.
+    pub fn pid(&self) -> Option<u32> {
         match &*self.state.borrow() {
             PostgresState::Ready { pid } => Some(*pid),
             PostgresState::Starting | PostgresState::Restarting | PostgresState::Ended(_) => None,
@@ -237,7 +229,7 @@ impl ManagedPostgres {
     }
 
     /// Stops the server in order (fast shutdown) and waits for its end.
-    pub(crate) async fn stop(mut self) {
+    pub async fn stop(mut self) {
         self.stop.take();
         if let Some(thread) = self.thread.take() {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
