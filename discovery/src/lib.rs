@@ -30,6 +30,7 @@ mod ledger;
 mod limits;
 mod metrics;
 mod notify;
+mod openapi;
 mod routes;
 mod server;
 mod store;

@@ -1,4 +1,4 @@
-//! Handlers for operators: health, metrics and the API's description.
+//! Handlers for operators: health and metrics.
 
 use actix_web::http::header::{self, HeaderValue};
 use actix_web::web::Data;
@@ -51,12 +51,6 @@ pub(crate) async fn metrics(app: Data<App>) -> HttpResponse {
     metrics.parked.set(app.poll_slots.taken() as i64);
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     HttpResponse::Ok().insert_header((header::CONTENT_TYPE, kind)).body(metrics.text())
-}
-
-/// Returns the description of this API, as OpenAPI 3.1.
-#[utoipa::path(get, path = "/openapi.json", tag = "operations", responses((status = 200)))]
-pub(crate) async fn openapi() -> HttpResponse {
-    HttpResponse::Ok().content_type("application/json").body(crate::routes::openapi_text())
 }
 
 /// Response for an unknown path.

@@ -4,7 +4,7 @@
 #[test]
 fn the_kept_description_is_the_served_one() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
-    let served = format!("{}\n", crate::routes::openapi_text());
+    let served = format!("{}\n", crate::openapi::openapi_text());
     if std::env::var_os("UPDATE_OPENAPI").is_some() {
         std::fs::write(path, &served).unwrap();
     }
@@ -18,7 +18,7 @@ fn the_kept_description_is_the_served_one() {
 
 #[test]
 fn every_path_is_described() {
-    let text = crate::routes::openapi_text();
+    let text = crate::openapi::openapi_text();
     let table = include_str!("../routes.rs");
     let paths = table.split("at(\"").skip(1).filter_map(|rest| rest.split('"').next());
     for path in paths {
