@@ -8,10 +8,9 @@ use discovery_types::order::{MAX_ORDER_SECONDS, Order, OrderedChange, VerifiedOr
 use discovery_types::role::Action;
 use discovery_types::url::NodeUrl;
 
-use super::cluster::show::write_explanations;
 use super::confirm::IrreversibleAct;
 use super::members::MemberDirectory;
-use super::printer::{Printer, TextOutput, or_dash, time, time_of_seconds};
+use super::printer::{Printer, TextOutput, or_dash, time, time_of_seconds, write_explanations};
 use super::session::AdminSession;
 use super::{CliError, RemoteArgs};
 

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::io::{BufRead, IsTerminal, Read, Write};
 
 use comfy_table::{ContentArrangement, Table, presets};
+use discovery_types::api::Explanation;
 use discovery_types::text::printable;
 use serde::Serialize;
 use serde_json::Value;
@@ -177,6 +178,27 @@ impl TextOutput<'_> {
         for (name, value) in fields {
             self.line(&format!("{name:width$}  {value}"));
         }
+    }
+}
+
+/// Prints what something waits for, and what to do about it.
+pub(super) fn write_explanations(out: &mut TextOutput<'_>, explain: &[Explanation]) {
+    for reason in explain {
+        out.line("");
+        let mut fields = vec![("why", reason.missing.clone())];
+        if !reason.held_by.is_empty() {
+            fields.push(("held by", reason.held_by.join(", ")));
+        }
+        if let Some(error) = &reason.last_error {
+            fields.push(("last error", error.clone()));
+        }
+        if let Some(retry) = reason.next_retry_ms {
+            fields.push(("judged again", time(retry)));
+        }
+        if let Some(command) = &reason.command {
+            fields.push(("to do", command.clone()));
+        }
+        out.fields(&fields);
     }
 }
 

@@ -1,13 +1,13 @@
 //! `cluster list`, `show` and `explain`: print clusters.
 
 use discovery_types::api::{
-    AskingHost, ClusterState, ClusterSummary, ClusterView, DirectoryView, Explanation, IntentView,
-    MemberView, MembersView, SeatView,
+    AskingHost, ClusterState, ClusterSummary, ClusterView, DirectoryView, IntentView, MemberView,
+    MembersView, SeatView,
 };
 
 use crate::cli::CliError;
 use crate::cli::intent;
-use crate::cli::printer::{Printer, TextOutput, or_dash, time};
+use crate::cli::printer::{Printer, TextOutput, or_dash, time, write_explanations};
 use crate::cli::session::{AdminSession, is_live};
 
 pub(super) async fn list(
@@ -251,24 +251,4 @@ pub(super) async fn explain(
         }
         write_explanations(out, &answer.explain);
     })
-}
-
-pub(in crate::cli) fn write_explanations(out: &mut TextOutput<'_>, explain: &[Explanation]) {
-    for reason in explain {
-        out.line("");
-        let mut fields = vec![("why", reason.missing.clone())];
-        if !reason.held_by.is_empty() {
-            fields.push(("held by", reason.held_by.join(", ")));
-        }
-        if let Some(error) = &reason.last_error {
-            fields.push(("last error", error.clone()));
-        }
-        if let Some(retry) = reason.next_retry_ms {
-            fields.push(("judged again", time(retry)));
-        }
-        if let Some(command) = &reason.command {
-            fields.push(("to do", command.clone()));
-        }
-        out.fields(&fields);
-    }
 }
