@@ -1,15 +1,12 @@
 //! The database's generation: which history of the database this is, and which processes it waits
 //! for.
 
-use discovery_formation::memory::CopyScope;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::look::{DatabaseLook, DatabaseRow, MismatchReason, Occasion};
+use super::Ledger;
 use super::server::PostgresServer;
-use super::watch::publish;
-use super::{Commit, CopyResult, LOOK_LIMIT, LedgerError, look_at_database, server_of};
-use crate::store::{Store, StoreError, UnixMicros};
+use crate::store::UnixMicros;
 
 /// Advisory lock on the generation. A change of generation takes it exclusively, a commit takes it
 /// shared (`check_commit` in the migrations).
@@ -69,26 +66,28 @@ pub(crate) struct ProcessRow {
     pub forgotten_us: Option<UnixMicros>,
 }
 
-/// Inserts the first generation, the next one, or only this process's row. The caller holds the
-/// lock.
+/// Inserts the first generation, the next one, or only this process's row. `last` is the present
+/// generation's number; `mismatch` says why the database isn't the one that was last seen. The
+/// caller holds the lock.
 pub(super) async fn begin_generation(
     connection: &mut PgConnection,
-    looked: &DatabaseLook<'_>,
-    row: &DatabaseRow,
-    verdict: &Result<CopyScope, MismatchReason>,
+    ledger: &Ledger,
+    server: &PostgresServer,
+    last: Option<i64>,
+    mismatch: Option<String>,
 ) -> Result<(), sqlx::Error> {
-    let (ledger, server) = (looked.ledger, looked.server);
     let seen = ledger.position();
     let remembered = seen.as_ref().map_or(0, |seen| seen.generation);
-    let number = match (row.generation, verdict) {
-        (Some(number), Ok(_)) => number,
-        (last, _) => last.unwrap_or(0).max(remembered as i64) + 1,
+    let is_known = mismatch.is_none();
+    let number = match last {
+        Some(number) if is_known => number,
+        last => last.unwrap_or(0).max(remembered as i64) + 1,
     };
-    if row.generation != Some(number) {
-        let reason = verdict.as_ref().err().map_or("it is new".into(), MismatchReason::to_string);
-        write_generation(connection, server, number, verdict.is_ok(), &reason).await?;
+    if last != Some(number) {
+        let reason = mismatch.unwrap_or_else(|| "it is new".into());
+        write_generation(connection, server, number, is_known, &reason).await?;
     }
-    if verdict.is_err() {
+    if !is_known {
         // A restored table may lack processes that joined later. The ledger remembers them.
         sqlx::query(
             "INSERT INTO processes (id, generation, entries, first_seen_us, last_seen_us)
@@ -100,7 +99,7 @@ pub(super) async fn begin_generation(
         .await?;
     }
     // A process that joins with an empty ledger has nothing to put back, so don't wait for it.
-    let joins = verdict.is_ok() && ledger.entries(None, 1).is_empty();
+    let joins = is_known && ledger.entries(None, 1).is_empty();
     let put_back = if joins { number } else { 0 };
     sqlx::query(
         "INSERT INTO processes (id, generation, entries, first_seen_us, last_seen_us, beat)
@@ -144,7 +143,7 @@ async fn write_generation(
     note_event(connection, "database_changed", number, reason).await
 }
 
-async fn note_event(
+pub(super) async fn note_event(
     connection: &mut PgConnection,
     kind: &str,
     number: i64,
@@ -185,175 +184,13 @@ pub(super) async fn known_processes(
         .await
 }
 
-impl Store {
-    /// Looks at the database as a new connection does. A pooled connection outlives a restore that
-    /// only replaces the tables, and the replacement of the primary.
-    pub(crate) async fn look_at_database(&self, occasion: Occasion) -> Result<(), StoreError> {
-        let store = self.clone();
-        // Run in a task of its own: a caller that gives up must not cancel a running transaction.
-        let looks = tokio::spawn(async move {
-            let mut connection = store.acquire().await?;
-            look_at_database(&mut connection, store.ledger(), store.watch(), occasion).await?;
-            Ok(())
-        });
-        looks.await.map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))?
-    }
-
-    /// Completes the ledger, however much it lacks. Each batch is durable when it is copied, so an
-    /// interrupted fill continues from there. Errors if the database has changed in the meantime.
-    pub(crate) async fn fill_ledger(&self) -> Result<(), StoreError> {
-        let _alone = self.watch().fill_lock.lock().await;
-        let mut connection = self.acquire().await?;
-        look_at_database(&mut connection, self.ledger(), self.watch(), Occasion::Fill).await?;
-        let generation = read(&mut connection).await?;
-        match self.watch().is_complete(generation.number.unsigned_abs()) {
-            true => Ok(()),
-            false => Err(sqlx::Error::Configuration("the database has changed".into()).into()),
-        }
-    }
-
-    /// Copies new decisions after a notification that there are some.
-    pub(crate) async fn copy_new_decisions(&self) -> Result<(), StoreError> {
-        // A running fill copies the new decisions as well.
-        let Ok(_alone) = self.watch().fill_lock.try_lock() else { return Ok(()) };
-        let Some(known) = self.ledger().known() else { return Ok(()) };
-        let mut connection = self.acquire().await?;
-        let (ledger, watch) = (self.ledger(), self.watch());
-        match super::copy_decisions(&mut connection, ledger, watch, known.last_copied, LOOK_LIMIT)
-            .await?
-        {
-            CopyResult::Limited => watch.fill_needed.notify_one(),
-            CopyResult::Done | CopyResult::OtherHistory => {}
-        }
-        Ok(())
-    }
-
-    /// Reads the generation and publishes it. The sweep and `/readyz` call this.
-    pub(crate) async fn refresh_generation(&self) -> Result<Generation, StoreError> {
-        let generation = read(&mut *self.acquire().await?).await?;
-        publish(self.watch(), self.ledger().process(), generation.clone());
-        Ok(generation)
-    }
-
-    /// Records that this process has put its ledger back into `generation`. If no other process is
-    /// missing, the generation becomes settled. Returns whether it is settled now.
-    pub(super) async fn note_ledger_back(&self, generation: i64) -> Result<bool, StoreError> {
-        let mut transaction = self.begin("BEGIN").await?;
-        lock_generation(&mut transaction).await?;
-        sqlx::query("UPDATE processes SET generation = $2 WHERE id = $1")
-            .bind(self.ledger().process())
-            .bind(generation)
-            .execute(&mut *transaction)
-            .await?;
-        let settled = settle_if_complete(&mut transaction).await?;
-        transaction.commit().await?;
-        self.refresh_generation().await?;
-        Ok(settled)
-    }
-
-    /// Writes a commit to the ledger, then the number of its commits to the process's row. An owner
-    /// decides by that number whether a process may be forgotten. A ledger that holds fewer was set
-    /// back. The commit is durable when this returns.
-    pub(crate) async fn record_commit(&self, commit: Commit) -> Result<(), LedgerError> {
-        self.ledger().ensure_commit(commit).await?;
-        if let Err(error) = self.count_entries().await {
-            tracing::debug!(%error, "the sweep will count this commit");
-        }
-        Ok(())
-    }
-
-    async fn count_entries(&self) -> Result<(), StoreError> {
-        sqlx::query("UPDATE processes SET entries = greatest(entries, $2) WHERE id = $1")
-            .bind(self.ledger().process())
-            .bind(self.ledger().commits() as i64)
-            .execute(&mut *self.acquire().await?)
-            .await?;
-        Ok(())
-    }
-
-    /// Returns all processes, oldest first. This process's own row is up to date.
-    pub(crate) async fn processes(&self) -> Result<Vec<ProcessRow>, StoreError> {
-        let rows = sqlx::query_as(
-            "SELECT id, generation, greatest(entries, CASE WHEN id = $1 THEN $2 END) AS entries,
-                    first_seen_us, CASE WHEN id = $1 THEN now_us() ELSE last_seen_us END
-                        AS last_seen_us, forgotten_us
-             FROM processes ORDER BY first_seen_us, id",
-        )
-        .bind(self.ledger().process())
-        .bind(self.ledger().commits() as i64)
-        .fetch_all(&mut *self.acquire().await?)
-        .await?;
-        Ok(rows)
-    }
-
-    /// Marks a process as forgotten, on behalf of an owner. Returns `false` if the id is unknown.
-    pub(crate) async fn forget_process(&self, id: Uuid, by: &str) -> Result<bool, StoreError> {
-        let mut transaction = self.begin("BEGIN").await?;
-        lock_generation(&mut transaction).await?;
-        let forgotten = sqlx::query(
-            "UPDATE processes SET forgotten_us = now_us(), forgotten_by = $2 WHERE id = $1",
-        )
-        .bind(id)
-        .bind(by)
-        .execute(&mut *transaction)
-        .await?
-        .rows_affected();
-        if forgotten == 1 {
-            let generation = read(&mut transaction).await?;
-            let text = format!("{by} forgot process {id}");
-            note_event(&mut transaction, "process_forgotten", generation.number, &text).await?;
-            settle_if_complete(&mut transaction).await?;
-        }
-        transaction.commit().await?;
-        self.refresh_generation().await?;
-        Ok(forgotten == 1)
-    }
-
-    /// Accepts the database as it is, on behalf of an owner: revokes every token and settles the
-    /// generation. The caller must have abandoned every uncommitted cluster. Returns the number of
-    /// revoked tokens, or `None` if the generation isn't `number` any more.
-    pub(crate) async fn accept_generation(
-        &self,
-        number: i64,
-        by: &str,
-    ) -> Result<Option<u64>, StoreError> {
-        let mut transaction = self.begin("BEGIN").await?;
-        lock_generation(&mut transaction).await?;
-        let generation = read(&mut transaction).await?;
-        if generation.number != number {
-            return Ok(None);
-        }
-        let revoked = sqlx::query(
-            "UPDATE grants SET revoked_us = now_us(), revoked_by = $1 WHERE revoked_us IS NULL",
-        )
-        .bind(by)
-        .execute(&mut *transaction)
-        .await?
-        .rows_affected();
-        let accepted = "UPDATE generation SET settled = true, accepted_us = now_us(),
-                            void_before_us = now_us()";
-        sqlx::query(accepted).execute(&mut *transaction).await?;
-        let text = format!("{by} accepted the database as it is");
-        note_event(&mut transaction, "database_accepted", generation.number, &text).await?;
-        transaction.commit().await?;
-        self.refresh_generation().await?;
-        Ok(Some(revoked))
-    }
-
-    /// Returns the server's system identifier and timeline.
-    pub(crate) async fn server(&self) -> Result<(u64, u32), StoreError> {
-        let server = server_of(&mut *self.acquire().await?).await?;
-        let site = server.site()?;
-        Ok((site.system, site.timeline))
-    }
-}
-
 pub(super) async fn lock_generation(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(LOCK).execute(connection).await?;
     Ok(())
 }
 
-async fn settle_if_complete(connection: &mut PgConnection) -> Result<bool, StoreError> {
+/// Settles the generation if no process is missing. Returns whether it is settled now.
+pub(super) async fn settle_if_complete(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     let generation = read(connection).await?;
     if generation.settled || !generation.missing.is_empty() {
         return Ok(generation.settled);

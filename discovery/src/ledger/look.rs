@@ -95,7 +95,8 @@ async fn look_once(
         // generation too.
         generation::lock_generation(&mut transaction).await?;
         (verdict, row) = looked.judge(&mut transaction).await?;
-        begin_generation(&mut transaction, &looked, &row, &verdict).await?;
+        let mismatch = verdict.as_ref().err().map(MismatchReason::to_string);
+        begin_generation(&mut transaction, ledger, &server, row.generation, mismatch).await?;
     }
     let elsewhere = verdict.is_ok() && looked.lives_elsewhere(&row);
     if occasion == Occasion::Sweep && watch.note_other_run(elsewhere) {
@@ -223,8 +224,9 @@ impl LookFindings<'_> {
             && same
             && still_contradicts(&mut transaction, self.looked.ledger, cluster).await?
         {
-            let verdict = Err(MismatchReason::Contradicts(cluster));
-            begin_generation(&mut transaction, self.looked, &row, &verdict).await?;
+            let DatabaseLook { ledger, server, .. } = *self.looked;
+            let mismatch = Some(MismatchReason::Contradicts(cluster).to_string());
+            begin_generation(&mut transaction, ledger, server, row.generation, mismatch).await?;
         }
         transaction.commit().await
     }
@@ -278,11 +280,11 @@ async fn update_own_row(
 }
 
 /// Data that a look (a check of the database) has before it reads any table.
-pub(super) struct DatabaseLook<'a> {
-    pub(super) server: &'a PostgresServer,
-    pub(super) ledger: &'a Ledger,
+struct DatabaseLook<'a> {
+    server: &'a PostgresServer,
+    ledger: &'a Ledger,
     watch: &'a DatabaseWatch,
-    pub(super) memory: discovery_formation::memory::LedgerSummary,
+    memory: discovery_formation::memory::LedgerSummary,
 }
 
 /// Error with which this process stops if another one uses a copy of its ledger.
@@ -297,9 +299,9 @@ pub(crate) const HALF_LOADED: &str = "this database isn't whole: keys, indexes o
 
 /// The database's row about itself and this process, read in one query.
 #[derive(Debug, sqlx::FromRow)]
-pub(super) struct DatabaseRow {
+struct DatabaseRow {
     /// Number of the generation. The fields after it were noted when it began.
-    pub(super) generation: Option<i64>,
+    generation: Option<i64>,
     settled: Option<bool>,
     system_identifier: Option<String>,
     timeline: Option<i64>,
@@ -311,9 +313,9 @@ pub(super) struct DatabaseRow {
     is_whole: bool,
     /// Fields of this process's own row.
     entries: Option<i64>,
-    pub(super) beat: Option<i64>,
+    beat: Option<i64>,
     life: Option<Uuid>,
-    pub(super) forgotten: bool,
+    forgotten: bool,
 }
 
 impl DatabaseRow {
@@ -324,7 +326,7 @@ impl DatabaseRow {
 }
 
 /// Why a database isn't the one that was known.
-pub(super) enum MismatchReason {
+enum MismatchReason {
     Differs(DatabaseDifference),
     /// The database could decide otherwise about this cluster than the ledger says.
     Contradicts(uuid::Uuid),

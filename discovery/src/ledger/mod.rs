@@ -64,6 +64,7 @@ mod look;
 mod position;
 mod put_back;
 mod server;
+mod store;
 mod watch;
 
 use std::path::Path;
