@@ -357,8 +357,8 @@ async fn etcds_variable_does_what_its_flag_does() {
 /// Appends a ConfChange entry to the log of a stopped member, as its leader's last message would
 /// have done. With `committed`, also records that the entry is committed.
 fn append(member: &TestMember, operation: Operation, committed: bool) {
-    use node_engine::log::{Batch, Log, LogOptions};
     use node_consensus::HardState;
+    use node_engine::log::{Batch, Log, LogOptions};
     let disk: node_state::disk::SharedDisk = std::sync::Arc::new(node_state::disk::RealDisk);
     let member_dir = member.data_dir.join("member");
     let (mut log, found) = Log::open(&disk, &member_dir, &LogOptions::default()).unwrap();

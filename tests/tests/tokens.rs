@@ -81,7 +81,8 @@ fn etcd_and_muster_node_accept_each_others_signed_tokens() -> Result<()> {
 async fn both_ways(etcd: &Path, tool: &Path, method: &str, key: &str) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let network = Network::loopback(2);
-    let key = Path::new(env!("CARGO_MANIFEST_DIR")).join("../node/state/src/auth/jwt/fixtures").join(key);
+    let key =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../node/state/src/auth/jwt/fixtures").join(key);
     let mut nodes = Vec::new();
     let programs = [("etcd", etcd.to_owned()), ("muster", program_path("muster-node")?)];
     for (host, (name, program)) in network.hosts.iter().zip(programs) {

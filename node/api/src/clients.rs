@@ -3,9 +3,9 @@
 //! Each front is a thread with its own current-thread runtime. So a request is served on the thread
 //! of its connection, and wakes no other core.
 
-mod answers;
-mod half_sent;
-mod unfold;
+mod decompression;
+mod unfinished_requests;
+mod unread_answers;
 
 use std::{
     io,
@@ -35,9 +35,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt as _;
 
-use self::answers::AnswerAccounting;
-use self::half_sent::{BodyKind, ConnectionAccount, Counted, RequestAccounting};
-use self::unfold::DecompressedCharge;
+use self::decompression::DecompressedCharge;
+use self::unfinished_requests::{BodyKind, ConnectionAccount, Counted, RequestAccounting};
+use self::unread_answers::AnswerAccounting;
 use crate::{
     gateway,
     http::{AuthorityRewriter, is_grpc},
@@ -223,7 +223,7 @@ impl ConnectionLimits {
                 step_timeout: waits.handshake_step,
             }),
             request_accounting: RequestAccounting::new(largest_request).with_counters(&bytes),
-            answers: answers::room(),
+            answers: unread_answers::room(),
             unread_timeout: waits.unread,
             bytes,
             full: Arc::default(),
@@ -441,7 +441,7 @@ fn prepare_request(
         true => BodyKind::Unary,
     };
     let is_grpc = matches!(kind, BodyKind::Unary | BodyKind::Stream);
-    let folded = is_grpc && unfold::take_gzip_encoding(request.headers_mut());
+    let folded = is_grpc && decompression::take_gzip_encoding(request.headers_mut());
     // Only unary messages are charged so. A stream's messages are served one after the other.
     let unanswered = (folded && kind == BodyKind::Unary).then(|| sender.decompressed_charge());
     let request = request.map(|body| {

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use super::{
     RawFlags, Remark,
     flags::{FLAGS, Flag, FlagKind, find},
-    low::{nearest, parse_bool},
-    numbers::yaml_whole_number,
+    integers::yaml_whole_number,
+    raw_flags::{nearest, parse_bool},
     validate::ConfigError,
     yaml::{self, Scalar, YamlEntry, YamlNode, YamlProblem},
 };

@@ -15,8 +15,8 @@ mod duration;
 mod file;
 mod flags;
 mod help;
-mod low;
-mod numbers;
+mod integers;
+mod raw_flags;
 mod resolve;
 mod tls;
 mod unsupported;
@@ -39,7 +39,7 @@ pub use self::file::fuzz_file;
 pub use self::{
     bootstrap::restored_cluster,
     help::{help, version},
-    low::{RawFlags, UsageError},
+    raw_flags::{RawFlags, UsageError},
     urls::ListenUrl,
     validate::ConfigError,
 };

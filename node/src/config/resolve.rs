@@ -9,8 +9,8 @@ use node_state::identity::MemberDocument;
 use super::{
     AllowedNames, AutoCompaction, ClusterState, Config, ConfigError, ForceNewCluster, ListenUrl,
     LogLineFormat, LogOutput, PeerUrl, RawFlags, Remark, UrlError, auth_token, duration,
-    low::parse_bool,
-    numbers::{parse_int, parse_uint},
+    integers::{parse_int, parse_uint},
+    raw_flags::parse_bool,
     tls,
 };
 

@@ -11,7 +11,7 @@ use rustls::CipherSuite;
 
 use super::{
     Config, ConfigError, ListenUrl, PeerUrl, RawFlags, Remark,
-    low::parse_bool,
+    raw_flags::parse_bool,
     resolve::{boolean, list},
 };
 

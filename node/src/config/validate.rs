@@ -7,7 +7,7 @@ use node_state::{auth::JwtError, identity::DocumentError};
 
 use super::{
     Config, ListenUrl, PeerUrl, RawFlags, Remark, UrlError, UsageError, file::CONFIG_FILE,
-    low::parse_bool, tls,
+    raw_flags::parse_bool, tls,
 };
 
 pub(super) const NO_PEER_CERTIFICATE: &str = "TLS key/cert (--peer-cert-file, --peer-key-file) must be provided for peer urls with HTTPS scheme";

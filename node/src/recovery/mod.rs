@@ -32,13 +32,13 @@
 mod etcd;
 mod finish;
 mod force;
-mod look;
+mod inspection;
 mod restore;
 
 pub use self::{
     etcd::{EtcdError, EtcdTools, WalError, recover as recover_etcd},
     force::{ForceError, REVISION_BUMP},
-    look::{
+    inspection::{
         DirectoryInspection, DirectoryState, InspectedMember, LogInspection, Maker,
         StoreInspection, inspect_directory,
     },

@@ -18,7 +18,7 @@ pub(super) fn read(kind: &MessageDescriptor, json: &[u8]) -> Result<Bytes, Statu
     if json.is_empty() {
         return Ok(Bytes::new());
     }
-    if let Some(number) = super::numbers::find_inexact_number(json) {
+    if let Some(number) = super::inexact_numbers::find_inexact_number(json) {
         let text = "can't be taken exactly: write it without fraction and exponent, within 64 bits";
         return Err(Status::invalid_argument(format!("the number {number} {text}")));
     }

@@ -6,14 +6,14 @@
 //! methods with several answers also send lines. Each call is made through the gRPC router, with
 //! all of its checks.
 
-mod apart;
+mod blocking_pool;
 mod errors;
 #[cfg(fuzzing)]
 pub mod fuzz;
+mod inexact_numbers;
 mod json;
 mod methods;
-mod numbers;
-mod raw;
+mod raw_codec;
 mod streams;
 mod values;
 
@@ -32,9 +32,9 @@ use tonic::metadata::MetadataMap;
 pub(crate) use methods::takes_values;
 use node_state::shares::{BudgetShare, MemoryAccount, MemoryCharge};
 
-use self::apart::BlockingPool;
+use self::blocking_pool::BlockingPool;
 use self::methods::GatewayMethod;
-use self::raw::RawCodec;
+use self::raw_codec::RawCodec;
 use self::values::Values;
 use crate::rpc;
 

@@ -10,9 +10,9 @@ use futures_util::stream::{self, BoxStream, StreamExt as _};
 use tokio::sync::oneshot;
 use tonic::{Status, Streaming};
 
-use super::apart::BlockingPool;
+use super::blocking_pool::BlockingPool;
 use super::methods::GatewayMethod;
-use super::raw::RawCodec;
+use super::raw_codec::RawCodec;
 use super::values::Values;
 use super::{Gateway, GatewayCall, errors, json};
 use crate::rpc::Deadline;

@@ -2,10 +2,10 @@
 
 mod authority;
 mod browsers;
-mod called;
-mod clean;
+mod grpc_calls;
 mod health;
 mod metrics;
+mod path_redirects;
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use axum::routing::{MethodRouter, get};
 pub(crate) use authority::AuthorityRewriter;
 pub use browsers::AllowedNames;
 pub use browsers::BrowserRules;
-pub(crate) use called::is_grpc;
+pub(crate) use grpc_calls::is_grpc;
 use node_state::CLUSTER_VERSION;
 
 use crate::gateway;
@@ -42,7 +42,7 @@ impl Routes {
         gateway: Option<usize>,
         browsers: BrowserRules,
     ) -> Self {
-        let calls = grpc.clone().route_layer(from_fn(called::calls_only));
+        let calls = grpc.clone().route_layer(from_fn(grpc_calls::calls_only));
         let mut pages = router(context);
         if let Some(largest_request) = gateway {
             pages = pages.merge(gateway::router(grpc, largest_request));
@@ -99,7 +99,7 @@ async fn not_found(request: Request) -> Response {
         let service = path.split('/').next().unwrap_or_default();
         return tonic::Status::unimplemented(format!("unknown service {service}")).into_http();
     }
-    clean::redirect(request.uri()).unwrap_or_else(no_such_page)
+    path_redirects::redirect(request.uri()).unwrap_or_else(no_such_page)
 }
 
 fn no_such_page() -> Response {

@@ -25,11 +25,11 @@ use tokio::time::Instant;
 use tonic::{Request, Status};
 use zeroize::Zeroizing;
 
-use super::ask::CheckedRequest;
 use super::context::{ApiContext, CallContext, header};
 use super::error::Error;
 use super::metrics::Method;
 use super::passwords::PasswordHasher;
+use super::required_access::CheckedRequest;
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
 

@@ -16,10 +16,10 @@ use node_state::membership::{ChangeRequest, Member, MemberChange};
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
-use super::ask::CheckedRequest;
 use super::context::{self, ApiContext, CallContext};
 use super::error::{CONFIGURATION_METADATA, Error};
 use super::metrics::Method;
+use super::required_access::CheckedRequest;
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
 

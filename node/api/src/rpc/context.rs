@@ -23,12 +23,12 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
 use super::access::{Credentials, TokenClock};
-use super::ask::CheckedRequest;
 use super::error::Error;
-use super::leases::LeaseClock;
+use super::lease_clock::LeaseClock;
 use super::metrics::Method;
 use super::proposal::ReplicatedRequest;
-use super::space::{self, NospaceClaim};
+use super::quota::{self, NospaceClaim};
+use super::required_access::CheckedRequest;
 use super::{ApiLimits, ApiMetrics, RequestIds, ServerIdentity, Telemetry};
 
 /// Handles, identity and limits that the methods use.
@@ -354,7 +354,7 @@ impl ApiContext {
         let payload = encode(id, held.caller.clone(), operation, self.limits.max_request_bytes)?;
         if grows && !self.limits.quota.has_room(self.store.record_bytes(), payload.len()) {
             // Boxed, since `raise_quota_alarm` calls this function again to propose the alarm.
-            Box::pin(space::raise_quota_alarm(self)).await;
+            Box::pin(quota::raise_quota_alarm(self)).await;
             return Err(Error::NoSpace);
         }
         let response = match self.propose_payload(payload, id).await? {

@@ -23,7 +23,7 @@ use tonic::{Request, Status};
 use super::access::Credentials;
 use super::context::{CallContext, header, requires_leader};
 use super::error::Error;
-use super::line::{
+use super::lock_queue::{
     LockQueueError, LockQueues, delete_if_created_at, put_if_created_at, queue_range, revision,
     watch_after,
 };

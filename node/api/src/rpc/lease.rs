@@ -21,10 +21,10 @@ use tonic::{Request, Status, Streaming};
 use super::access::Credentials;
 use super::context::{ApiContext, CallContext, header, requires_leader};
 use super::error::Error;
-use super::leases::{LEASE_BUSY, LEASE_UNKNOWN};
-use super::limit;
+use super::lease_clock::{LEASE_BUSY, LEASE_UNKNOWN};
 use super::metrics::Method;
 use super::reconfigure::LEADER_POLL_INTERVAL;
+use super::status_texts;
 use super::watch::{RefusalFuture, watch_for_refusal};
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
@@ -258,7 +258,7 @@ async fn serve(
             Ok(request) => ids.push(request.id),
             Err(status) => {
                 let max = super::largest_message(lease.context.limits.max_request_bytes);
-                ended = Some(Err(limit::reword_status(status, max)));
+                ended = Some(Err(status_texts::reword_status(status, max)));
                 break;
             }
         }

@@ -8,7 +8,7 @@ use tonic::{Request, Status};
 
 use super::context::{CallContext, header};
 use super::error::Error;
-use super::line::{LockQueueError, LockQueues};
+use super::lock_queue::{LockQueueError, LockQueues};
 use super::metrics::Method;
 
 type Answer<T> = Result<tonic::Response<T>, Status>;

@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 use tonic::{Request, Status};
 
 use super::access::Credentials;
-use super::apart::run_blocking;
+use super::blocking::run_blocking;
 use super::context::{ApiContext, CallContext, header};
 use super::error::Error;
 use super::metrics::Method;

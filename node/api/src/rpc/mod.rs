@@ -9,10 +9,9 @@
 //! Unsupported methods return gRPC `Unimplemented`.
 
 mod access;
-mod apart;
-mod ask;
 mod auth;
 mod auto_compaction;
+mod blocking;
 mod cluster;
 mod codec;
 mod context;
@@ -20,22 +19,23 @@ mod corruption;
 mod deadline;
 mod election;
 mod error;
-mod ids;
 mod kv;
 mod lease;
-mod leases;
-mod limit;
-mod line;
+mod lease_clock;
 mod lock;
+mod lock_queue;
 mod maintenance;
 mod metrics;
 mod passwords;
 mod proposal;
+mod quota;
 mod range_stream;
 mod reconfigure;
 mod reflection;
+mod request_ids;
+mod required_access;
 mod snapshot;
-mod space;
+mod status_texts;
 mod watch;
 
 use std::sync::Arc;
@@ -51,15 +51,13 @@ use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
 
 pub(crate) use access::CertificateUser;
-pub(crate) use apart::run_blocking;
 pub use auto_compaction::AutoCompaction;
+pub(crate) use blocking::run_blocking;
 pub use context::ApiContext;
 pub use corruption::COMPARISON_INTERVAL as COMPARE_EVERY;
 pub(crate) use deadline::{Deadline, MalformedTimeout, deadline_exceeded};
 pub(crate) use error::Error;
-pub use ids::RequestIds;
 pub(crate) use lease::KEEP_ALIVE_PATH;
-pub(crate) use limit::larger_than_max;
 pub use metrics::ApiMetrics;
 pub(crate) use metrics::Method;
 use node_engine::driver::Handle;
@@ -70,10 +68,12 @@ use node_state::auth::Jwt;
 use node_state::membership::ChangeRules;
 use node_state::mvcc::watch::WatchHub;
 use node_state::mvcc::{CompactionProgress, Store, StoreFile};
-pub use space::Quota;
+pub use quota::Quota;
+pub use request_ids::RequestIds;
+pub(crate) use status_texts::larger_than_max;
 pub(crate) use watch::PATH as WATCH_PATH;
 
-use self::leases::LeaseClock;
+use self::lease_clock::LeaseClock;
 
 /// Bytes that a gRPC message may have in addition to a request of the largest size.
 const GRPC_OVERHEAD_BYTES: usize = 512 * 1024;
@@ -221,7 +221,7 @@ pub fn router(
         peers,
         rules,
         change_lock: tokio::sync::Mutex::default(),
-        nospace_claim: space::NospaceClaim::default(),
+        nospace_claim: quota::NospaceClaim::default(),
         clock: LeaseClock::new(limits.election_timeout),
         token_clock: access::TokenClock::new(limits.auth_token_ttl),
         signed_tokens,
@@ -241,7 +241,7 @@ pub fn router(
         maintenance::MaintenanceService::new(context.clone()),
     );
     let leases = lease::LeaseService::new(context.clone(), tasks);
-    let line = line::LockQueues::new(context.clone(), leases.clone(), tasks.clone());
+    let line = lock_queue::LockQueues::new(context.clone(), leases.clone(), tasks.clone());
     let lease = pb::lease_server::LeaseServer::new(leases);
     let lock = LockServer::new(lock::LockService(line.clone()));
     let election = ElectionServer::new(election::ElectionService(line));
@@ -257,7 +257,7 @@ pub fn router(
         .add_service(health_service);
     // The router's fallback is removed, so that an unknown path is answered as an HTTP server does.
     let grpc = reflection::add(routes).prepare().into_axum_router().reset_fallback();
-    (limit::layer(grpc, max), context)
+    (status_texts::layer(grpc, max), context)
 }
 
 /// Returns the maximum size of a gRPC message if requests may have `max_request_bytes`.
@@ -282,9 +282,9 @@ fn spawn_tasks(
     };
     until_stop(Box::pin(context.hub.clone().run()));
     until_stop(Box::pin(compact(context.store.clone(), context.limits.compaction_pause)));
-    until_stop(Box::pin(space::run_space_guard(context.clone())));
+    until_stop(Box::pin(quota::run_space_guard(context.clone())));
     until_stop(Box::pin(reconfigure::promote_when_ready(context.clone())));
-    until_stop(Box::pin(leases::run_lease_clock(context.clone())));
+    until_stop(Box::pin(lease_clock::run_lease_clock(context.clone())));
     until_stop(Box::pin(corruption::run_comparisons(context.clone())));
     until_stop(Box::pin(auto_compaction::run(context.clone())));
     until_stop(Box::pin(access::expire_tokens(context.clone())));

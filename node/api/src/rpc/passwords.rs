@@ -8,7 +8,7 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use zeroize::Zeroizing;
 
-use super::apart::run_blocking;
+use super::blocking::run_blocking;
 use super::error::Error;
 
 /// Maximum number of passwords hashed at a time. Each takes a core for about 50 ms at etcd's cost

@@ -25,10 +25,10 @@ use prost::Message as _;
 use tonic::codegen::BoxStream;
 use tonic::{Code, Request, Response, Status};
 
-use super::ask::CheckedRequest as _;
 use super::context::{ApiContext, CallContext};
 use super::error::Error;
 use super::metrics::Method;
+use super::required_access::CheckedRequest as _;
 
 /// Divisor of the maximum request size that gives the size of a part. A part and one more step stay
 /// below the 4 MiB that clients accept by default.

@@ -30,8 +30,8 @@ use super::access::Credentials;
 use super::codec::{Frame, FrameEvents, WatchCodec};
 use super::context::{ApiContext, has_corrupt_alarm, requires_leader};
 use super::error::Error;
-use super::limit;
 use super::metrics::Method;
+use super::status_texts;
 
 /// Watch ID in a response that belongs to no watch.
 const NO_WATCH: i64 = -1;
@@ -154,7 +154,7 @@ enum StreamEnd {
 impl StreamEnd {
     /// Returns the reason for an error of the client's half of the stream.
     fn of(status: Status, max_request: usize) -> Self {
-        match limit::reword_status(status, max_request) {
+        match status_texts::reword_status(status, max_request) {
             told if matches!(told.code(), Code::ResourceExhausted | Code::Internal) => {
                 Self::InvalidRequest(told)
             }

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use node_state::state_machine::{RequestId, StateMachine};
 
-use super::apply::{Applier, ApplierError, ApplyBatch, ApplyJob, ApplySink};
+use super::applier::{Applier, ApplierError, ApplyBatch, ApplyJob, ApplySink};
 use super::fatal::{exit_on_snapshot_failure, exit_on_store_failure};
 use super::handle::Waiters;
 use super::mail::Notice;
 use super::mailbox::{CoreInbox as _, Mailbox};
-use super::snapshots::{SnapshotFiles, SnapshotStore};
+use super::snapshot_store::{SnapshotFiles, SnapshotStore};
 
 /// Maximum time between applying an entry and making the store durable.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);

@@ -10,7 +10,7 @@ use node_state::state_machine::Snapshot;
 use super::fatal::exit_on_log_failure;
 use super::mailbox::{CoreInbox as _, Mailbox};
 use super::run_fetch;
-use super::snapshots::{SnapshotFiles, SnapshotStore};
+use super::snapshot_store::{SnapshotFiles, SnapshotStore};
 use crate::log::LogReader;
 
 /// Capacity of the fetch queue. Consensus has fewer fetches under way, so only those of a lost

@@ -7,8 +7,8 @@ use std::time::Instant;
 use tokio::sync::watch;
 
 use super::fatal::exit_on_log_failure;
+use super::log_writer::{LogJob, LogWriter, SPACE_CHECK_INTERVAL, collect_log_jobs};
 use super::mailbox::{CoreInbox as _, Mailbox};
-use super::wal::{LogJob, LogWriter, SPACE_CHECK_INTERVAL, collect_log_jobs};
 
 pub(super) struct WalThread {
     writer: LogWriter,

@@ -16,27 +16,27 @@
 //! The modules `run`, `apply_thread`, `log_thread`, `back_threads` and `mailbox` hold the channels,
 //! locks and waits around these types. They make no decision that isn't about waiting.
 
-mod apply;
+mod applier;
 mod apply_thread;
 mod back_threads;
-mod core;
+mod driver_core;
 mod error;
 mod fatal;
 mod handle;
+mod initial_state;
 mod log_thread;
+mod log_writer;
 mod mail;
 mod mailbox;
 mod metrics;
-mod outgoing;
+mod node_status;
+mod outgoing_snapshot_body;
 mod peers;
-mod proposals;
-mod reads;
-mod round;
-mod run;
-mod snapshots;
-mod start;
-mod status;
-mod wal;
+mod proposal_queue;
+mod read_queue;
+mod round_runner;
+mod running_driver;
+mod snapshot_store;
 
 #[cfg(test)]
 mod tests;
@@ -44,29 +44,29 @@ mod tests;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use apply::{Applier, ApplierError, ApplyBatch, ApplyJob, ApplySink, CheckpointPolicy};
-pub use core::{DriverCore, DriverOptions, Effects};
+pub use applier::{Applier, ApplierError, ApplyBatch, ApplyJob, ApplySink, CheckpointPolicy};
+pub use driver_core::{DriverCore, DriverOptions, Effects};
 pub use error::{ProposeError, ReadBarrierError, TransferError};
 pub use fatal::exit_on_defragmentation_failure;
 pub use handle::Handle;
+pub use initial_state::{StartError, recover_initial_state};
+pub use log_writer::{LogJob, LogWriter, collect_log_jobs, run_fetch};
 pub use mail::{
     ClientProposal, MAX_QUEUED_MESSAGE_BYTES, MAX_QUEUED_PROPOSAL_BYTES, MAX_QUEUED_PROPOSALS,
     MAX_QUEUED_READS, Mail, MailBounds, Notice, QueueError, ReadToken,
 };
 pub use metrics::{DriverMetrics, SLOW_APPLY};
 pub use node_consensus::{Message, MessageKind, PeerState, PeerStatus, Position, Role};
+pub use node_status::{NodeStatus, accepts_removal_report};
 #[cfg(any(test, feature = "testing"))]
 pub use peers::test_inbox;
 pub use peers::{
     InboxFull, IncomingSnapshot, OutgoingSnapshot, PeerInbox, PeerSender, SendError,
     is_snapshot_wanted,
 };
-pub use round::{EffectSink, RoundRunner};
-pub use run::{MemberParts, RunningDriver, start};
-pub use snapshots::{SnapshotFiles, SnapshotStorage, SnapshotStore};
-pub use start::{StartError, recover_initial_state};
-pub use status::{NodeStatus, accepts_removal_report};
-pub use wal::{LogJob, LogWriter, collect_log_jobs, run_fetch};
+pub use round_runner::{EffectSink, RoundRunner};
+pub use running_driver::{MemberParts, RunningDriver, start};
+pub use snapshot_store::{SnapshotFiles, SnapshotStorage, SnapshotStore};
 
 /// Capacity of the queues to the log and the state machine, and the most jobs that either takes at
 /// once. The driver's limit on unapplied bytes is normally reached first. If a queue is full, the

@@ -18,7 +18,7 @@ use rustls::{
 
 use super::{
     purpose::CertificatePurpose,
-    unusable::{CertificateRole, UnusableCertificate},
+    unusable_certificate::{CertificateRole, UnusableCertificate},
 };
 
 /// Minimum time between two checks of a file for changes.

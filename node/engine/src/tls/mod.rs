@@ -16,7 +16,7 @@ mod client;
 mod files;
 mod policy;
 mod purpose;
-mod unusable;
+mod unusable_certificate;
 mod verify;
 
 use std::{
@@ -42,7 +42,7 @@ pub use self::{
     client::{ClientFiles, client_config},
     files::TlsError,
     policy::{GoCipherSuite, TlsPolicy, TlsVersion, go_cipher_suite, is_of_tls_1_2},
-    unusable::explain_handshake_error,
+    unusable_certificate::explain_handshake_error,
 };
 use self::{
     files::{ReloadingValue, load_crl, load_key, load_roots},

@@ -27,7 +27,7 @@ use super::{
     files::{Crl, ReloadingValue},
     node_key_of,
     purpose::{CertificatePurpose, PresentedCertificate, is_about_purpose},
-    unusable::explain,
+    unusable_certificate::explain,
 };
 
 /// Names that a client's certificate must have, in addition to being issued by the CA.

@@ -14,18 +14,17 @@ use tokio::{
 };
 
 use super::{
-    StreamRefusal,
-    frame::{FrameKind, put},
-    hello::{Hello, StreamPurpose},
-    invite,
+    StreamRefusal, invitations,
     link::{self, EndReason, OpenStream},
     links::Opener,
-    peer::PeerHandle,
+    peer_handle::PeerHandle,
     registry::Proof,
     request,
     service::TransportState,
     snapshot,
-    stream::{self, PeerStream},
+    wire::frame::{FrameKind, put},
+    wire::hello::{Hello, StreamPurpose},
+    wire::stream::{self, PeerStream},
 };
 
 /// Pause after an accept failed (most often: too many open files).
@@ -118,7 +117,7 @@ async fn serve(
         StreamPurpose::Members => Ok(()),
         StreamPurpose::TakeSnapshot | StreamPurpose::TakeRequest => tokio::select! {
             () = peer.cancellation.cancelled() => Ok(()),
-            ended = invite::accept_invited_stream(&shared, &peer, purpose, stream) => ended,
+            ended = invitations::accept_invited_stream(&shared, &peer, purpose, stream) => ended,
         },
     };
     if let Err(error) = ended {

@@ -14,12 +14,12 @@ use tokio::{
 
 use super::{
     StreamRefusal,
-    hello::{Hello, StreamPurpose},
     link::{self, OpenStream},
     links::Opener,
-    peer::PeerHandle,
+    peer_handle::PeerHandle,
     service::TransportState,
-    stream::{self, PeerStream},
+    wire::hello::{Hello, StreamPurpose},
+    wire::stream::{self, PeerStream},
 };
 
 /// Reason why a peer could not be dialled.

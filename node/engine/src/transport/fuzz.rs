@@ -4,8 +4,8 @@ use bytes::BytesMut;
 use futures_util::FutureExt as _;
 use node_consensus::Message;
 
-use super::frame::{self, FrameKind, FrameReader};
-use super::hello::{Hello, LEN};
+use super::wire::frame::{self, FrameKind, FrameReader};
+use super::wire::hello::{Hello, LEN};
 
 /// Maximum payload of a frame, in bytes.
 const MAX_BYTES: usize = 1 << 20;

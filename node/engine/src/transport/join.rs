@@ -9,11 +9,10 @@ use node_state::membership::PeerUrl;
 use tokio::{io::AsyncWriteExt, time::timeout};
 
 use super::{
-    LocalMember, SnapshotReader, StreamRefusal,
-    frame::FrameKind,
-    hello::{Hello, StreamPurpose},
-    request, snapshot,
-    stream::{self, PeerStream},
+    LocalMember, SnapshotReader, StreamRefusal, request, snapshot,
+    wire::frame::FrameKind,
+    wire::hello::{Hello, StreamPurpose},
+    wire::stream::{self, PeerStream},
 };
 use crate::{tls::PeerTls, witness::DiskState};
 

@@ -23,14 +23,14 @@ use tokio::{
 };
 
 use super::{
-    frame::{self, FrameKind, FrameReader},
-    invite,
+    invitations,
     links::Opener,
-    peer::{PeerHandle, QueuedFrame},
+    peer_handle::{PeerHandle, QueuedFrame},
     registry::Proof,
     request,
     service::TransportState,
-    stream::Duplex,
+    wire::frame::{self, FrameKind, FrameReader},
+    wire::stream::Duplex,
 };
 
 /// Maximum number of messages taken from the queue for one write.
@@ -352,7 +352,7 @@ impl LinkTask<'_> {
                 self.shared.events.member_list_received(self.peer.id, payload);
             }
             FrameKind::Invite if self.is_two_way() => {
-                invite::follow_invitation(self.shared, self.peer, &payload)?
+                invitations::follow_invitation(self.shared, self.peer, &payload)?
             }
             _ => return Err(io::ErrorKind::InvalidData.into()),
         }

@@ -14,7 +14,7 @@ use std::{collections::BTreeMap, time::Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::{StreamRefusal, vitals::ProcessLiveness};
+use super::{StreamRefusal, process_liveness::ProcessLiveness};
 
 /// Side that opened a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

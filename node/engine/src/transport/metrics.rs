@@ -11,7 +11,7 @@ use std::{
 
 use node_state::{durations::Durations, identity::MemberId};
 
-use super::{hello::StreamRefusal, link::ONE_WAY_AFTER};
+use super::{link::ONE_WAY_AFTER, wire::hello::StreamRefusal};
 
 /// Counters since the start, cheap enough for the data path.
 #[derive(Debug, Default)]

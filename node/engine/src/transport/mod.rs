@@ -42,25 +42,23 @@
 
 mod accept;
 mod dial;
-mod frame;
 #[cfg(fuzzing)]
 pub mod fuzz;
-mod hello;
-mod invite;
+mod invitations;
 mod join;
 mod link;
 mod links;
-mod marks;
 mod metrics;
-mod peer;
+mod peer_handle;
+mod process_liveness;
 mod registry;
 mod request;
 mod service;
 mod snapshot;
-mod stream;
 #[cfg(test)]
 mod tests;
-mod vitals;
+mod wire;
+mod witness_file;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -81,11 +79,11 @@ use crate::{
 };
 
 pub use self::{
-    hello::StreamRefusal,
     join::{JoinError, StateSource, ask_members, fetch_state},
-    marks::{RequiredDurability, WitnessFile},
     metrics::{Connections, Counters, CountersSnapshot, PeerTraffic},
     snapshot::{SnapshotReader, SnapshotWriter},
+    wire::hello::StreamRefusal,
+    witness_file::{RequiredDurability, WitnessFile},
 };
 
 /// Identity of this member, as its hello states it.

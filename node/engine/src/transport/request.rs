@@ -11,12 +11,12 @@ use tokio::{
 use super::{
     SendError,
     accept::write_frame,
-    frame::{FrameKind, FrameReader},
-    hello::StreamPurpose,
-    invite,
-    peer::PeerHandle,
+    invitations,
+    peer_handle::PeerHandle,
     service::TransportState,
-    stream::Duplex,
+    wire::frame::{FrameKind, FrameReader},
+    wire::hello::StreamPurpose,
+    wire::stream::Duplex,
 };
 
 /// Maximum size of a request or an answer. The largest content is a list of members.
@@ -29,7 +29,7 @@ pub(super) async fn ask(
     request: Bytes,
 ) -> io::Result<Bytes> {
     let asked = async {
-        let mut stream = invite::open(&shared, &peer, StreamPurpose::Request).await?;
+        let mut stream = invitations::open(&shared, &peer, StreamPurpose::Request).await?;
         write_frame(&mut stream.io, FrameKind::Request, &request).await?;
         read(stream.io, FrameKind::Answer).await
     };

@@ -23,12 +23,13 @@ use tokio_util::{
 use super::{
     Counters, LocalMember, PeerEvents, PeerMembership, PeerTraffic, SendError, SnapshotWriter,
     StreamRefusal, TransportLimits, TransportOptions, TransportStartError, accept, dial,
-    frame::FrameKind,
-    hello::{Hello, StreamPurpose},
     links::Opener,
-    marks::{AdmitError, RequiredDurability, WitnessFile},
-    peer::PeerHandle,
-    request, snapshot, stream,
+    peer_handle::PeerHandle,
+    request, snapshot,
+    wire::frame::FrameKind,
+    wire::hello::{Hello, StreamPurpose},
+    wire::stream,
+    witness_file::{AdmitError, RequiredDurability, WitnessFile},
 };
 use crate::{causes::error_chain, log_limit::LogLimit, tls::PeerTls};
 

@@ -24,12 +24,12 @@ use tokio::{
 use super::{
     SendError,
     accept::write_frame,
-    frame::{FrameKind, FrameReader},
-    hello::StreamPurpose,
-    invite,
-    peer::PeerHandle,
+    invitations,
+    peer_handle::PeerHandle,
     service::TransportState,
-    stream::Duplex,
+    wire::frame::{FrameKind, FrameReader},
+    wire::hello::StreamPurpose,
+    wire::stream::Duplex,
 };
 
 const CHUNK_BYTES: usize = 256 * 1024;
@@ -165,7 +165,7 @@ pub(super) fn send(
         let _permit = permit;
         let transfer = peer.traffic.snapshots_out.begin();
         let sent = async {
-            let mut stream = invite::open(&shared, &peer, StreamPurpose::Snapshot).await?;
+            let mut stream = invitations::open(&shared, &peer, StreamPurpose::Snapshot).await?;
             let header = write_frame(&mut stream.io, FrameKind::SnapshotHeader, &header);
             TransferProgress::new(0).run_in_time(header).await?;
             send_body(stream.io, &mut pieces).await

@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    hello::{Hello, LEN, StreamPurpose},
+    wire::hello::{Hello, LEN, StreamPurpose},
     *,
 };
 
@@ -289,12 +289,12 @@ fn each_wrong_claim_is_answered_with_its_reason_and_nothing_after_it_is_read() {
     ] {
         let before = a.refused(refusal.label());
         let mut bytes = bytes::BytesMut::from(&hello.encode()[..]);
-        frame::put(&mut bytes, frame::FrameKind::Message, b"must not be read");
+        wire::frame::put(&mut bytes, wire::frame::FrameKind::Message, b"must not be read");
         assert_eq!(answer(&say(&a, &bytes)), Some(refusal));
         assert_eq!(a.refused(refusal.label()), before + 1);
     }
     let mut bytes = bytes::BytesMut::from(&right.encode()[..]);
-    frame::put(&mut bytes, frame::FrameKind::Message, b"may be read");
+    wire::frame::put(&mut bytes, wire::frame::FrameKind::Message, b"may be read");
     assert_eq!(answer(&say(&a, &bytes)), None);
     eventually("the right one is read", || a.messages().len() == 1);
     assert_eq!(&a.messages()[0].1[..], b"may be read");
@@ -374,7 +374,7 @@ fn what_a_member_promised_itself_is_told_to_all_and_kept() {
         let shown = restarted(9).process_claim();
         matches!(
             WitnessFile::open(&path).unwrap().admit(MemberId(2), &shown),
-            Err(marks::AdmitError::Refused(StreamRefusal::Amnesia))
+            Err(witness_file::AdmitError::Refused(StreamRefusal::Amnesia))
         )
     };
     eventually("a has it on its disk", refuses);

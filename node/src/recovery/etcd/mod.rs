@@ -19,12 +19,12 @@
 //! no incarnations, so only the agent's marker in the directory names one.
 
 mod copy;
-mod look;
-mod make;
+mod inspection;
+mod new_cluster;
 mod wal;
 
-pub(super) use self::look::inspect;
+pub(super) use self::inspection::inspect;
 pub use self::{
-    make::{EtcdError, EtcdTools, recover},
+    new_cluster::{EtcdError, EtcdTools, recover},
     wal::WalError,
 };

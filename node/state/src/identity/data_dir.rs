@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     ClusterId, ForcedCluster, Incarnation, MemberId,
-    past::{StartEvidence, StartKind, StartRefusal},
+    start_evidence::{StartEvidence, StartKind, StartRefusal},
 };
 
 const MARKER: &str = "muster-incarnation";

@@ -11,7 +11,7 @@ mod data_dir;
 mod document;
 mod forced;
 mod initial;
-mod past;
+mod start_evidence;
 
 use std::{fmt, str::FromStr};
 
@@ -26,7 +26,7 @@ pub use self::{
     document::{DocumentError, DocumentMember, MemberDocument},
     forced::{DroppedMember, ForcedCluster, MemberIdentity},
     initial::{InitialCluster, InitialMember},
-    past::{StartEvidence, StartKind, StartRefusal},
+    start_evidence::{StartEvidence, StartKind, StartRefusal},
 };
 
 /// A member's id, by which Raft, clients and operators refer to it.

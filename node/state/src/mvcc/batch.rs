@@ -15,7 +15,7 @@ use super::error::{ReadError, StoreError};
 use super::event::{Event, EventBatch, EventKind, encode_deleted, key_of};
 use super::history::KeyState;
 use super::index::Walk;
-use super::operations::OperationCounts;
+use super::operation_counters::OperationCounts;
 use super::range::{AnswerBudget, ReadSource, lock_index};
 use super::revision::{KeyRange, Revision};
 use super::rows::{TombstoneRow, is_tombstone_row, weight};

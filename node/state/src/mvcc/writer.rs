@@ -13,7 +13,7 @@ use super::error::StoreError;
 use super::event::EventBatch;
 use super::hash::CompactionHashes;
 use super::load::{DerivedState, LoadedStore, catch_panic, load, prepare};
-use super::operations::OperationCounters;
+use super::operation_counters::OperationCounters;
 use super::store::{FrozenView, Store, StoreDatabase, StoreState, View};
 use super::tables::{
     ClusterData, META, RECORDS, StoreProgress, write_auth, write_cluster, write_progress,

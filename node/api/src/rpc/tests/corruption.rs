@@ -11,19 +11,19 @@ use prost::Message as _;
 use super::*;
 
 async fn observe(node: &ApiTestNode) -> Result<tonic::Response<Streaming<LeaderResponse>>, Status> {
-    line::elections(node).observe(LeaderRequest::default()).await
+    lock_queue::elections(node).observe(LeaderRequest::default()).await
 }
 
 #[tokio::test]
 async fn a_member_whose_data_was_found_to_be_wrong_serves_none_of_it() {
-    let node = line::with_leases(&[5, 6]).await;
+    let node = lock_queue::with_leases(&[5, 6]).await;
     node.put("k", "v").await;
     let mut maintenance = MaintenanceClient::new(node.channel.clone());
     let request = |action, member_id| AlarmRequest { action, member_id, alarm: 2 };
     let mut watching = WatchClientStream::open(&node).await;
     watching.create(watch("k")).await;
-    line::lock(&node, "l", 5).await.unwrap();
-    let waiting = line::waits(&node, "l", 6).await;
+    lock_queue::lock(&node, "l", 5).await.unwrap();
+    let waiting = lock_queue::waits(&node, "l", 6).await;
     let mut observing = observe(&node).await.unwrap().into_inner();
 
     // An alarm of the whole cluster stops writes on each member, as in etcd. Reads continue.
@@ -61,7 +61,7 @@ async fn a_member_whose_data_was_found_to_be_wrong_serves_none_of_it() {
         code_and_text(lease.lease_grant(LeaseGrantRequest { ttl: 60, id: 0 }).await),
         corrupt
     );
-    assert_eq!(code_and_text(line::lock(&node, "other", 5).await), corrupt);
+    assert_eq!(code_and_text(lock_queue::lock(&node, "other", 5).await), corrupt);
     assert_eq!(code_and_text(observe(&node).await.map(drop)), corrupt);
     let mut client = WatchClient::new(node.channel.clone());
     let asked = futures_util::stream::pending::<WatchRequest>();

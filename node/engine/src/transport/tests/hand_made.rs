@@ -18,16 +18,16 @@ fn open_as(local: LocalMember, node: &TransportNode, purpose: StreamPurpose) -> 
     stream
 }
 
-fn write(stream: &mut TcpStream, kind: frame::FrameKind, payload: &[u8]) {
+fn write(stream: &mut TcpStream, kind: wire::frame::FrameKind, payload: &[u8]) {
     let mut bytes = bytes::BytesMut::new();
-    frame::put(&mut bytes, kind, payload);
+    super::wire::frame::put(&mut bytes, kind, payload);
     stream.write_all(&bytes).unwrap();
 }
 
 /// Returns the payload of the next frame of this kind; other frames are skipped.
-fn read(stream: &mut TcpStream, kind: frame::FrameKind) -> Vec<u8> {
+fn read(stream: &mut TcpStream, kind: wire::frame::FrameKind) -> Vec<u8> {
     loop {
-        let mut head = [0; frame::HEADER_BYTES];
+        let mut head = [0; super::wire::frame::HEADER_BYTES];
         stream.read_exact(&mut head).unwrap();
         let [a, b, c, d, found] = head;
         let mut payload = vec![0; u32::from_be_bytes([a, b, c, d]) as usize - 1];
@@ -61,11 +61,11 @@ fn a_snapshot_of_another_length_or_checksum_than_it_ends_with_is_refused() {
     let (len, crc) = (body.len() as u64, crc32c::crc32c(body));
     for (len, crc, installed) in [(len + 1, crc, 0), (len, crc ^ 1, 0), (len, crc, 1)] {
         let mut stream = open(&a, StreamPurpose::Snapshot);
-        write(&mut stream, frame::FrameKind::SnapshotHeader, b"head");
-        write(&mut stream, frame::FrameKind::SnapshotChunk, body);
+        write(&mut stream, wire::frame::FrameKind::SnapshotHeader, b"head");
+        write(&mut stream, wire::frame::FrameKind::SnapshotChunk, body);
         let end = [&len.to_be_bytes()[..], &crc.to_be_bytes()].concat();
-        write(&mut stream, frame::FrameKind::SnapshotEnd, &end);
-        assert_eq!(read(&mut stream, frame::FrameKind::SnapshotAnswer), [installed]);
+        write(&mut stream, wire::frame::FrameKind::SnapshotEnd, &end);
+        assert_eq!(read(&mut stream, wire::frame::FrameKind::SnapshotAnswer), [installed]);
     }
     assert_eq!(a.events.snapshots.lock().unwrap().len(), 1);
 }
@@ -77,12 +77,12 @@ fn the_newer_of_two_streams_of_a_peer_ends_the_older() {
     let a = TransportNode::start_as(local(1), TransportEventRecorder::default(), limits);
     knows_member_two(&a);
     let mut older = open(&a, StreamPurpose::Messages);
-    write(&mut older, frame::FrameKind::Message, b"1");
+    write(&mut older, wire::frame::FrameKind::Message, b"1");
     eventually("the first is read", || a.messages().len() == 1);
     let mut newer = open(&a, StreamPurpose::Messages);
     let ended = older.read(&mut [0]);
     assert!(matches!(&ended, Ok(0)) || ended.is_err_and(|e| e.kind() != io::ErrorKind::WouldBlock));
-    write(&mut newer, frame::FrameKind::Message, b"2");
+    write(&mut newer, wire::frame::FrameKind::Message, b"2");
     eventually("the second is read", || a.messages().len() == 2);
 }
 
@@ -131,7 +131,7 @@ fn what_waited_for_a_lost_stream_is_not_sent_on_the_next() {
     let mut next = take(&listener, &a, local(2));
     eventually("it is connected again", || !a.transport.connected().is_empty());
     a.transport.send(MemberId(2), Bytes::from_static(b"fresh")).unwrap();
-    assert_eq!(read(&mut next, frame::FrameKind::Message), b"fresh");
+    assert_eq!(read(&mut next, wire::frame::FrameKind::Message), b"fresh");
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn another_member_that_answers_for_the_one_that_was_dialled_is_refused() {
 /// Returns a message stream, opened by the peer, that carries messages in both directions.
 fn open_two_way(node: &TransportNode) -> TcpStream {
     let mut stream = open(node, StreamPurpose::Messages);
-    write(&mut stream, frame::FrameKind::TwoWay, &[]);
+    write(&mut stream, wire::frame::FrameKind::TwoWay, &[]);
     stream
 }
 
@@ -177,16 +177,16 @@ fn a_peer_of_an_older_build_is_sent_nothing_on_the_stream_that_it_opens() {
     let a = TransportNode::start(1);
     knows_member_two(&a);
     let mut stream = open(&a, StreamPurpose::Messages);
-    write(&mut stream, frame::FrameKind::Message, b"1");
-    write(&mut stream, frame::FrameKind::Ping, &[]);
-    read(&mut stream, frame::FrameKind::Pong);
+    write(&mut stream, wire::frame::FrameKind::Message, b"1");
+    write(&mut stream, wire::frame::FrameKind::Ping, &[]);
+    read(&mut stream, wire::frame::FrameKind::Pong);
     eventually("its message has arrived", || a.messages().len() == 1);
     assert!(!is_connected(&a));
     assert_eq!(a.transport.send(MemberId(2), Bytes::new()), Err(SendError::NotConnected));
-    write(&mut stream, frame::FrameKind::TwoWay, &[]);
+    write(&mut stream, wire::frame::FrameKind::TwoWay, &[]);
     eventually("it has said that it is a newer one", || is_connected(&a));
     a.transport.send(MemberId(2), Bytes::from_static(b"hello")).unwrap();
-    assert_eq!(read(&mut stream, frame::FrameKind::Message), b"hello");
+    assert_eq!(read(&mut stream, wire::frame::FrameKind::Message), b"hello");
 }
 
 #[test]
@@ -196,17 +196,17 @@ fn a_peer_of_an_older_build_that_answers_is_sent_what_it_knows_only() {
     let mut stream = take(&listener, &a, local(2));
     eventually("it is connected", || is_connected(&a));
     a.transport.send(MemberId(2), Bytes::from_static(b"hello")).unwrap();
-    let mut kind = frame::FrameKind::Ping as u8;
-    while kind != frame::FrameKind::Message as u8 {
-        let mut head = [0; frame::HEADER_BYTES];
+    let mut kind = wire::frame::FrameKind::Ping as u8;
+    while kind != wire::frame::FrameKind::Message as u8 {
+        let mut head = [0; super::wire::frame::HEADER_BYTES];
         stream.read_exact(&mut head).unwrap();
         kind = head[4];
-        assert!(kind <= frame::FrameKind::MemberList as u8, "a frame of kind {kind}");
+        assert!(kind <= wire::frame::FrameKind::MemberList as u8, "a frame of kind {kind}");
         let length = u32::from_be_bytes(head[..4].try_into().unwrap()) as usize;
         stream.read_exact(&mut vec![0; length - 1]).unwrap();
     }
     // A one-way stream doesn't carry messages to the member that opened it.
-    write(&mut stream, frame::FrameKind::Message, b"no");
+    write(&mut stream, wire::frame::FrameKind::Message, b"no");
     eventually("the stream ends", || !is_connected(&a));
     assert!(a.messages().is_empty());
 }
@@ -218,18 +218,18 @@ fn when_the_carrier_breaks_what_is_sent_takes_the_other_stream() {
     let mut dialled = take(&listener, &a, local(2));
     eventually("it is connected", || is_connected(&a));
     let mut stands_by = open_two_way(&a);
-    write(&mut stands_by, frame::FrameKind::Ping, &[]);
-    read(&mut stands_by, frame::FrameKind::Pong);
+    write(&mut stands_by, wire::frame::FrameKind::Ping, &[]);
+    read(&mut stands_by, wire::frame::FrameKind::Pong);
     a.transport.send(MemberId(2), Bytes::from_static(b"1")).unwrap();
-    assert_eq!(read(&mut dialled, frame::FrameKind::Message), b"1");
+    assert_eq!(read(&mut dialled, wire::frame::FrameKind::Message), b"1");
     drop(dialled);
     eventually("the loss is told", || a.events.reachable.lock().unwrap().ends_with(&[false, true]));
     a.transport.send(MemberId(2), Bytes::from_static(b"2")).unwrap();
-    assert_eq!(read(&mut stands_by, frame::FrameKind::Message), b"2");
+    assert_eq!(read(&mut stands_by, wire::frame::FrameKind::Message), b"2");
     // The peer is dialled again, but messages stay on the present carrier.
     let _again = take(&listener, &a, local(2));
     a.transport.send(MemberId(2), Bytes::from_static(b"3")).unwrap();
-    assert_eq!(read(&mut stands_by, frame::FrameKind::Message), b"3");
+    assert_eq!(read(&mut stands_by, wire::frame::FrameKind::Message), b"3");
 }
 
 #[test]
@@ -240,13 +240,13 @@ fn an_invitation_is_for_what_has_one_and_from_whom_it_may_be() {
         let a = TransportNode::start(1);
         knows_member_two(&a);
         let mut stream = open_two_way(&a);
-        write(&mut stream, frame::FrameKind::Invite, invitation);
+        write(&mut stream, wire::frame::FrameKind::Invite, invitation);
         eventually("the stream ends", || matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_)));
     }
     let a = TransportNode::start(1);
     knows_member_two(&a);
     let mut stream = open(&a, StreamPurpose::TakeSnapshot);
-    write(&mut stream, frame::FrameKind::InvitationToken, &7_u64.to_be_bytes());
+    write(&mut stream, wire::frame::FrameKind::InvitationToken, &7_u64.to_be_bytes());
     let ended = stream.read(&mut [0]);
     assert!(matches!(ended, Ok(0) | Err(_)), "nobody has invited it");
 }

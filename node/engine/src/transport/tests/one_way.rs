@@ -45,7 +45,7 @@ fn the_members_tell_each_other_who_the_members_are_over_one_connection() {
         LocalMember { boot: 2, run: 9, disk: DiskState { term: 3, vote: 0, last: 9 }, ..local(1) };
     let refuses = || {
         let taken = WitnessFile::open(&path).unwrap().admit(MemberId(1), &shown.process_claim());
-        matches!(taken, Err(marks::AdmitError::Refused(StreamRefusal::Amnesia)))
+        matches!(taken, Err(witness_file::AdmitError::Refused(StreamRefusal::Amnesia)))
     };
     eventually("b remembers what a promised", refuses);
 }

@@ -12,7 +12,7 @@ use super::feed::Feed;
 use super::matcher::{GroupKey, Matcher, WatcherId};
 use super::picked::EventSelection;
 use crate::mvcc::event::EventBatch;
-use crate::mvcc::operations::PendingEventsGuard;
+use crate::mvcc::operation_counters::PendingEventsGuard;
 use crate::mvcc::store::Store;
 use crate::shares::{BudgetShare, MemoryAccount, MemoryCharge};
 

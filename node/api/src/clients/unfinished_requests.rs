@@ -24,7 +24,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use node_state::shares::{BudgetShare, MemoryAccount, MemoryBounds, MemoryBudget, MemoryCharge};
 use tonic::Status;
 
-use super::unfold::{DecompressedCharge, Decompressor};
+use super::decompression::{DecompressedCharge, Decompressor};
 use crate::gateway;
 use crate::rpc;
 

@@ -3,7 +3,7 @@
 //! Each body is as large as the store. Of those built here, only the latest counts, and a newer one
 //! replaces it as soon as it is written. A message that still refers to the replaced one finds no
 //! body. The driver decides who is sent the body, and when it may be removed
-//! ([`OutgoingSnapshotBody`](super::outgoing::OutgoingSnapshotBody)).
+//! ([`OutgoingSnapshotBody`](super::outgoing_snapshot_body::OutgoingSnapshotBody)).
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};

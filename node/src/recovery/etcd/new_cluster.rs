@@ -24,7 +24,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::copy::{copy_files, sync_all};
-use super::look::{STORE, WAL, open_store, summary};
+use super::inspection::{STORE, WAL, open_store, summary};
 use super::wal::{EtcdLog, HardState, WalError};
 
 /// Name of the work folder in the data directory, in which the new data is made.

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use node_consensus::{FetchRequest, Message, Position, StepError};
 use node_state::state_machine::RequestId;
 
-use super::core::{DriverCore, Effects};
+use super::driver_core::{DriverCore, Effects};
 use super::mail::{Mail, Notice, ReadToken};
 use super::{ApplyJob, DriverMetrics, LogJob, SendError};
 

@@ -28,9 +28,9 @@ use node_state::state_machine::{AppliedChange, CommittedEntry, RequestId};
 
 use super::Notice;
 use super::mail::{ClientProposal, ReadToken};
-use super::outgoing::OutgoingSnapshotBody;
-use super::proposals::{ProposalGroup, ProposalQueue};
-use super::reads::ReadQueue;
+use super::outgoing_snapshot_body::OutgoingSnapshotBody;
+use super::proposal_queue::{ProposalGroup, ProposalQueue};
+use super::read_queue::ReadQueue;
 use crate::log::Batch;
 use crate::witness::Promise;
 

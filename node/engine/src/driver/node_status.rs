@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use node_consensus::{Members, PeerStatus, Position, Role};
 
-use super::core::DriverCore;
+use super::driver_core::DriverCore;
 use super::error::ProposeError;
 use crate::witness::Promise;
 

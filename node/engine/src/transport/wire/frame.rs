@@ -6,7 +6,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// Bytes of a frame's length and kind.
-pub(super) const HEADER_BYTES: usize = 5;
+pub(in crate::transport) const HEADER_BYTES: usize = 5;
 /// Maximum bytes by which the buffer may grow ahead of received data, so a claimed length alone
 /// costs nothing.
 const GROW_BYTES: usize = 64 * 1024;
@@ -19,7 +19,7 @@ const COPY_BYTES: usize = 32 * 1024;
 /// Kind of a frame. The numbers are those of the wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum FrameKind {
+pub(in crate::transport) enum FrameKind {
     /// Asks the receiver to answer with a pong.
     Ping = 0,
     /// Answers the oldest unanswered ping.
@@ -74,7 +74,7 @@ impl FrameKind {
 }
 
 /// Appends one frame to `out`. The caller has checked that the payload fits.
-pub(super) fn put(out: &mut BytesMut, kind: FrameKind, payload: &[u8]) {
+pub(in crate::transport) fn put(out: &mut BytesMut, kind: FrameKind, payload: &[u8]) {
     let len = u32::try_from(payload.len() + 1).expect("frames are bounded far below 4 GiB");
     out.reserve(HEADER_BYTES + payload.len());
     out.put_u32(len);
@@ -83,20 +83,20 @@ pub(super) fn put(out: &mut BytesMut, kind: FrameKind, payload: &[u8]) {
 }
 
 /// Reader of frames with at most `max` payload bytes.
-pub(super) struct FrameReader<R> {
+pub(in crate::transport) struct FrameReader<R> {
     inner: R,
     buffer: BytesMut,
     max: usize,
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
-    pub(super) fn new(inner: R, max: usize) -> Self {
+    pub(in crate::transport) fn new(inner: R, max: usize) -> Self {
         Self { inner, buffer: BytesMut::new(), max }
     }
 
     /// Returns the next frame, or `None` if the stream ended between frames. Cancel-safe: received
     /// bytes stay in the buffer.
-    pub(super) async fn next(&mut self) -> io::Result<Option<(FrameKind, Bytes)>> {
+    pub(in crate::transport) async fn next(&mut self) -> io::Result<Option<(FrameKind, Bytes)>> {
         loop {
             let missing = match self.parse()? {
                 ParseResult::Frame(kind, payload) => return Ok(Some((kind, payload))),

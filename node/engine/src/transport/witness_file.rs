@@ -14,7 +14,7 @@ use std::{
 use node_state::identity::MemberId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{WitnessFileError, hello::StreamRefusal};
+use super::{WitnessFileError, wire::hello::StreamRefusal};
 use crate::witness::{ClaimRejection, ProcessClaim, Promise, Witness, WitnessDecodeError};
 
 /// Maximum size of the file, far above that of the largest cluster.

@@ -8,7 +8,7 @@ use node_state::etcd_file::{EtcdFile, FileSummary, HashCheck};
 use node_state::identity::{ClusterId, DataDir, ForcedCluster, Incarnation, MemberId};
 use rustix::fs::{FlockOperation, flock};
 
-use super::super::look::{
+use super::super::inspection::{
     DirectoryInspection, DirectoryState, InspectedMember, InspectionStop, LogInspection,
     StoreInspection, damaged_stop,
 };

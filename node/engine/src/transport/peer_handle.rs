@@ -15,12 +15,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     PeerEvents, PeerRecord, SendError, StreamRefusal, TransportLimits,
-    frame::{self, FrameKind},
-    invite::Invitations,
+    invitations::Invitations,
     links::{Links, Opener, ReachabilityChanges},
     metrics::{Connections, Traffic},
+    process_liveness::ProcessLiveness,
     registry::Registry,
-    vitals::ProcessLiveness,
+    wire::frame::{self, FrameKind},
 };
 
 /// Maximum number of requests of one peer at a time.

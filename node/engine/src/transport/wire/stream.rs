@@ -14,18 +14,21 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use crate::tls::{PEER_ALPN, PeerTls, explain_handshake_error, node_key_of};
 
 /// Common interface of plain TCP and TLS streams.
-pub(super) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(in crate::transport) trait Duplex:
+    AsyncRead + AsyncWrite + Send + Unpin
+{
+}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
 /// A connected stream, and the key that its other end proved.
-pub(super) struct PeerStream {
+pub(in crate::transport) struct PeerStream {
     pub io: Box<dyn Duplex>,
     pub key: Option<NodeKey>,
 }
 
 /// Connects to `url`. If a key is bound, the other end must hold that key.
-pub(super) async fn dial(
+pub(in crate::transport) async fn dial(
     url: &PeerUrl,
     tls: Option<&Arc<PeerTls>>,
     bound: Option<NodeKey>,
@@ -49,7 +52,10 @@ pub(super) async fn dial(
 }
 
 /// Performs TLS on an accepted connection, if the listener uses it.
-pub(super) async fn accept(tcp: TcpStream, tls: Option<&Arc<PeerTls>>) -> io::Result<PeerStream> {
+pub(in crate::transport) async fn accept(
+    tcp: TcpStream,
+    tls: Option<&Arc<PeerTls>>,
+) -> io::Result<PeerStream> {
     tcp.set_nodelay(true)?;
     let Some(tls) = tls else {
         return Ok(PeerStream { io: Box::new(tcp), key: None });
@@ -77,7 +83,7 @@ fn invalid(what: &str) -> io::Error {
 }
 
 /// Binds `address`, which can be bound again at once after a restart.
-pub(super) fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+pub(in crate::transport) fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     // On Unix, std sets SO_REUSEADDR.
     let listener = std::net::TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;

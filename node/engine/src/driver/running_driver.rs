@@ -13,16 +13,16 @@ use tokio::sync::watch;
 
 use super::apply_thread::{ApplyThreadSink, apply};
 use super::back_threads::{QUEUED_FETCHES, QUEUED_SNAPSHOTS, fetch, write_snapshots};
-use super::core::{DriverCore, DriverOptions};
+use super::driver_core::{DriverCore, DriverOptions};
 use super::fatal::spawn;
 use super::handle::{Handle, Waiters};
 use super::log_thread::WalThread;
 use super::mail::{Mail, Notice, ReadToken};
 use super::mailbox::{CoreInbox as _, Mailbox};
+use super::node_status::{NodeStatus, Observations};
 use super::peers::{OutgoingSnapshot, PeerInbox, PeerSender, SendError};
-use super::round::{EffectSink, RoundRunner};
-use super::snapshots::{SnapshotFiles, SnapshotStore};
-use super::status::{NodeStatus, Observations};
+use super::round_runner::{EffectSink, RoundRunner};
+use super::snapshot_store::{SnapshotFiles, SnapshotStore};
 use super::{
     Applier, ApplyJob, CheckpointPolicy, DriverMetrics, LogJob, LogWriter, MemberOptions,
     ProposeError, QUEUED_JOBS, ReadBarrierError, StartError, recover_initial_state,

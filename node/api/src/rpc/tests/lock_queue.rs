@@ -126,7 +126,7 @@ async fn who_leaves_at_any_moment_leaves_no_place_behind() {
         assert!(left.is_err(), "somebody has it");
     }
     let places = async || {
-        let (key, range_end) = crate::rpc::line::queue_range(b"a");
+        let (key, range_end) = crate::rpc::lock_queue::queue_range(b"a");
         let line = RangeRequest { key, range_end, ..RangeRequest::default() };
         node.kv().range(line).await.unwrap().into_inner().kvs.len()
     };

@@ -8,7 +8,7 @@ use super::{
     Remark, duration,
     file::CONFIG_FILE,
     flags::{FLAGS, Flag, FlagEffect, FlagKind, find},
-    numbers::{parse_int, parse_uint},
+    integers::{parse_int, parse_uint},
     validate::ConfigError,
 };
 

@@ -31,11 +31,11 @@ use std::io;
 use node_state::identity::{ClusterId, Incarnation, MemberId, NodeKey};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use super::{LocalMember, PeerRecord, registry::Proof};
+use super::super::{LocalMember, PeerRecord, registry::Proof};
 use crate::witness::{DiskState, ProcessClaim};
 
 /// Length of a hello in bytes.
-pub(super) const LEN: usize = 96;
+pub(in crate::transport) const LEN: usize = 96;
 const MAGIC: &[u8; 8] = b"MUSTERP1";
 const VERSION: u16 = 2;
 /// End of magic and version, in bytes from the start.
@@ -44,7 +44,7 @@ const VERSION_ENDS: usize = 10;
 /// Purpose of a stream. The numbers are those of the wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum StreamPurpose {
+pub(in crate::transport) enum StreamPurpose {
     /// Messages of consensus, pings, promises and censuses.
     Messages = 0,
     /// A snapshot sent by the dialler.
@@ -75,17 +75,17 @@ impl StreamPurpose {
     /// Purpose in an answer to [`StreamPurpose::Messages`] that marks a stream as possibly two-way.
     const TWO_WAY: Self = Self::Snapshot;
 
-    pub(super) fn from_wire(byte: u8) -> Option<Self> {
+    pub(in crate::transport) fn from_wire(byte: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|purpose| *purpose as u8 == byte)
     }
 
     /// Returns the purpose in the answer to an accepted hello.
-    pub(super) fn in_answer(self) -> Self {
+    pub(in crate::transport) fn in_answer(self) -> Self {
         if self == Self::Messages { Self::TWO_WAY } else { self }
     }
 
     /// Returns the purpose by which the other end can open such a stream instead, if there is one.
-    pub(super) fn reversed(self) -> Option<Self> {
+    pub(in crate::transport) fn reversed(self) -> Option<Self> {
         match self {
             Self::Snapshot => Some(Self::TakeSnapshot),
             Self::Request => Some(Self::TakeRequest),
@@ -98,7 +98,7 @@ impl StreamPurpose {
     }
 
     /// Returns whether such a stream is opened on an invitation only.
-    pub(super) fn is_reversed(self) -> bool {
+    pub(in crate::transport) fn is_reversed(self) -> bool {
         matches!(self, Self::TakeSnapshot | Self::TakeRequest)
     }
 }
@@ -197,7 +197,7 @@ impl StreamRefusal {
 
 /// Identity of the sender, and the receiver that it expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Hello {
+pub(in crate::transport) struct Hello {
     pub purpose: StreamPurpose,
     /// Reason of a refusal. `None` in a dialler's hello and in an acceptance.
     pub answer: Option<StreamRefusal>,
@@ -211,7 +211,11 @@ pub(super) struct Hello {
 }
 
 impl Hello {
-    pub(super) fn new(local: &LocalMember, to: MemberId, purpose: StreamPurpose) -> Self {
+    pub(in crate::transport) fn new(
+        local: &LocalMember,
+        to: MemberId,
+        purpose: StreamPurpose,
+    ) -> Self {
         Self {
             purpose,
             answer: None,
@@ -226,18 +230,18 @@ impl Hello {
     }
 
     /// Returns the process that sent this hello.
-    pub(super) fn process_claim(&self) -> ProcessClaim {
+    pub(in crate::transport) fn process_claim(&self) -> ProcessClaim {
         let Self { incarnation, boot, run, disk, .. } = *self;
         ProcessClaim { incarnation, boot, run, disk }
     }
 
     /// Returns whether this answer to [`StreamPurpose::Messages`] says that the stream may be two-way.
-    pub(super) fn offers_two_way(&self) -> bool {
+    pub(in crate::transport) fn offers_two_way(&self) -> bool {
         self.answer.is_none() && self.purpose == StreamPurpose::TWO_WAY
     }
 
     /// Returns what the sender has proven, together with the key of its certificate.
-    pub(super) fn proof(&self, key: Option<NodeKey>) -> Proof {
+    pub(in crate::transport) fn proof(&self, key: Option<NodeKey>) -> Proof {
         Proof { incarnation: self.incarnation, run: self.run, key }
     }
 
@@ -245,7 +249,7 @@ impl Hello {
     ///
     /// # Errors
     /// If the stream fails.
-    pub(super) async fn read<R: AsyncRead + Unpin>(
+    pub(in crate::transport) async fn read<R: AsyncRead + Unpin>(
         from: &mut R,
     ) -> io::Result<Result<Self, StreamRefusal>> {
         let mut bytes = [0; LEN];
@@ -257,7 +261,7 @@ impl Hello {
         Ok(Self::decode(&bytes))
     }
 
-    pub(super) fn encode(&self) -> [u8; LEN] {
+    pub(in crate::transport) fn encode(&self) -> [u8; LEN] {
         let mut out = [0; LEN];
         out[..8].copy_from_slice(MAGIC);
         out[8..10].copy_from_slice(&VERSION.to_be_bytes());
@@ -275,7 +279,7 @@ impl Hello {
         out
     }
 
-    pub(super) fn decode(bytes: &[u8; LEN]) -> Result<Self, StreamRefusal> {
+    pub(in crate::transport) fn decode(bytes: &[u8; LEN]) -> Result<Self, StreamRefusal> {
         check_version(bytes)?;
         let purpose = StreamPurpose::from_wire(bytes[10]).ok_or(StreamRefusal::Protocol)?;
         let answer = match bytes[11] {
@@ -308,7 +312,7 @@ impl Hello {
     /// Checks this hello, received by `local`, against the sender's record. `record` is `Err(true)`
     /// for a removed member and `Err(false)` for an unknown one. The boot counter is checked
     /// elsewhere, because it must be made durable.
-    pub(super) fn check(
+    pub(in crate::transport) fn check(
         &self,
         local: &LocalMember,
         record: Result<&PeerRecord, bool>,

@@ -18,7 +18,7 @@ use http::HeaderMap;
 use node_state::shares::{BudgetShare, MemoryAccount, MemoryCharge};
 use tonic::Status;
 
-use super::half_sent::HEADER_BYTES;
+use super::unfinished_requests::HEADER_BYTES;
 use crate::rpc;
 
 /// Header with the compression of a call's messages.

@@ -18,14 +18,14 @@ use super::{
     SendError,
     accept::write_frame,
     dial,
-    frame::{FrameKind, HEADER_BYTES, put},
-    hello::StreamPurpose,
     links::Opener,
-    peer::PeerHandle,
+    peer_handle::PeerHandle,
     request,
     service::TransportState,
     snapshot,
-    stream::{Duplex, PeerStream},
+    wire::frame::{FrameKind, HEADER_BYTES, put},
+    wire::hello::StreamPurpose,
+    wire::stream::{Duplex, PeerStream},
 };
 
 /// Maximum number of invitations to one peer whose streams are awaited.
