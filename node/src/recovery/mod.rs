@@ -36,7 +36,7 @@ mod inspection;
 mod restore;
 
 pub use self::{
-    etcd::{EtcdError, EtcdTools, WalError, recover as recover_etcd},
+    etcd::{EtcdError, EtcdTools, recover as recover_etcd},
     force::{ForceError, REVISION_BUMP},
     inspection::{
         DirectoryInspection, DirectoryState, InspectedMember, LogInspection, Maker,

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
+use node_etcd_wal::EtcdLog;
 use node_state::etcd_file::{EtcdFile, FileSummary, HashCheck};
 use node_state::identity::{ClusterId, DataDir, ForcedCluster, Incarnation, MemberId};
 use rustix::fs::{FlockOperation, flock};
@@ -12,7 +13,6 @@ use super::super::inspection::{
     DirectoryInspection, DirectoryState, InspectedMember, InspectionStop, LogInspection,
     StoreInspection, damaged_stop,
 };
-use super::wal::EtcdLog;
 
 /// Folder of the log in the data directory.
 pub(super) const WAL: &str = "member/wal";

@@ -21,10 +21,6 @@
 mod copy;
 mod inspection;
 mod new_cluster;
-mod wal;
 
 pub(super) use self::inspection::inspect;
-pub use self::{
-    new_cluster::{EtcdError, EtcdTools, recover},
-    wal::WalError,
-};
+pub use self::new_cluster::{EtcdError, EtcdTools, recover};

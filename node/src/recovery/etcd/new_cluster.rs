@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use node_etcd_wal::{EtcdLog, HardState, WalError};
 use node_state::etcd_file::{EtcdFileError, FileMember, FileSummary};
 use node_state::identity::{
     ClusterId, DataDir, DataDirError, DroppedMember, ForcedCluster, Incarnation, MemberId,
@@ -25,7 +26,6 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::copy::{copy_files, sync_all};
 use super::inspection::{STORE, WAL, open_store, summary};
-use super::wal::{EtcdLog, HardState, WalError};
 
 /// Name of the work folder in the data directory, in which the new data is made.
 const WORK: &str = "muster-recovering";

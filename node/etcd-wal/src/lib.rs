@@ -13,9 +13,8 @@ use std::fs::File;
 use std::io::{self, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 
+use node_consensus::Position;
 use prost::Message;
-
-use node_state::state_machine::Position;
 
 /// Number of bytes of a record's length field.
 const FRAME_BYTES: u64 = 8;
@@ -77,7 +76,7 @@ struct WalConfChange {
 
 /// Raft's hard state, as etcd writes it.
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct HardState {
+pub struct HardState {
     #[prost(uint64, optional, tag = "1")]
     pub term: Option<u64>,
     #[prost(uint64, optional, tag = "2")]
@@ -129,7 +128,7 @@ pub enum WalError {
 
 /// Position in the files at which the next record is written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct LogTail {
+pub struct LogTail {
     /// Name of the last file.
     pub file: String,
     /// Number of bytes written in the last file.
@@ -141,7 +140,7 @@ pub(super) struct LogTail {
 
 /// Contents of an etcd log, as far as a recovery needs them.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct EtcdLog {
+pub struct EtcdLog {
     /// Id of the cluster to which the log belongs.
     pub cluster: u64,
     /// Id of the member to which the log belongs.
@@ -160,7 +159,7 @@ pub(super) struct EtcdLog {
 
 impl EtcdLog {
     /// Reads the log in `folder`, without writing anything.
-    pub(super) fn read(folder: &Path) -> Result<Self, WalError> {
+    pub fn read(folder: &Path) -> Result<Self, WalError> {
         let files = files(folder)?;
         let mut log = Self::default();
         let mut whose = false;
@@ -230,19 +229,19 @@ impl EtcdLog {
     }
 
     /// Returns the position of the last entry; index 0 if there is none.
-    pub(super) fn last_position(&self) -> Position {
+    pub fn last_position(&self) -> Position {
         self.last.unwrap_or(Position { index: 0, term: 0 })
     }
 
     /// Returns the index of the first entry that removes this member, if there is one.
-    pub(super) fn own_removal(&self) -> Option<u64> {
+    pub fn own_removal(&self) -> Option<u64> {
         let own = self.removals.iter().find(|(_, member)| *member == self.member);
         own.map(|(index, _)| *index)
     }
 
     /// Appends a hard state to a copy of this log in `folder`. It overwrites an incomplete record
     /// at the end.
-    pub(super) fn append_state(&self, folder: &Path, state: HardState) -> Result<(), WalError> {
+    pub fn append_state(&self, folder: &Path, state: HardState) -> Result<(), WalError> {
         let path = folder.join(&self.tail.file);
         let disk = |source| WalError::Disk { action: "write", path: path.clone(), source };
         let data = state.encode_to_vec();
