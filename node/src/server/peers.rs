@@ -23,7 +23,7 @@ use node_proto::musterpb;
 use prost::Message as _;
 use tokio::sync::watch;
 
-use node_api::rpc::ApiContext;
+use node_api::rpc::{ApiContext, answer_member};
 use node_engine::{
     causes::error_chain,
     driver::{
@@ -430,7 +430,7 @@ impl PeerEvents for PeerMessageReceiver {
     fn request(&self, from: MemberId, request: Bytes) -> BoxFuture<'static, Option<Bytes>> {
         let context = self.context();
         Box::pin(async move {
-            let answer = context?.answer_member(from, request).await;
+            let answer = answer_member(context?.as_ref(), from, request).await;
             if answer.is_none() {
                 tracing::error!(peer.member.id = %from, "a peer asked what can't be understood");
             }

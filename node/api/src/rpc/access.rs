@@ -9,12 +9,11 @@ use std::time::Duration;
 
 use node_state::auth::{Caller, Claims, Jwt, RequestedAccess, SimpleTokens, TokenError, authorise};
 use node_state::lease::LeaseTable;
-use node_state::mvcc::View;
+use node_state::mvcc::{Store, View};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tonic::Request;
 use zeroize::Zeroizing;
 
-use super::context::ApiContext;
 use super::error::Error;
 
 /// Interval of the search for expired tokens, as in etcd.
@@ -73,7 +72,7 @@ impl Credentials {
     }
 
     /// Returns the caller when authentication is disabled.
-    fn anonymous_caller(&self) -> Caller {
+    pub(super) fn anonymous_caller(&self) -> Caller {
         match self {
             Self::Member => Caller::Member,
             Self::Client { .. } => Caller::Unauthenticated,
@@ -82,15 +81,9 @@ impl Credentials {
 }
 
 /// Monotonic clock for the lifetime of tokens.
-pub(crate) struct TokenClock {
+struct TokenClock {
     began: Instant,
     ttl: Duration,
-}
-
-impl TokenClock {
-    pub(super) fn new(ttl: Duration) -> Self {
-        Self { began: Instant::now(), ttl }
-    }
 }
 
 /// Returns the user of a signed token, if the token's auth revision is the one of `view`.
@@ -117,7 +110,22 @@ fn user_of_signed_token(jwt: &Jwt, token: &PresentedToken, view: &View) -> Resul
     Ok(claims.user.as_str().into())
 }
 
-impl ApiContext {
+/// Checks callers: by the tokens that this member knows, by the key of signed tokens, and by the
+/// users and roles of a view.
+pub(crate) struct Authoriser {
+    store: Store,
+    clock: TokenClock,
+    /// Key that signs tokens; `None` if tokens are simple ones.
+    pub(super) signed_tokens: Option<Arc<Jwt>>,
+}
+
+impl Authoriser {
+    /// Creates the check for the tokens and users of `store`. A simple token expires `ttl` after
+    /// its last use.
+    pub(super) fn new(store: Store, ttl: Duration, signed_tokens: Option<Arc<Jwt>>) -> Self {
+        Self { store, clock: TokenClock { began: Instant::now(), ttl }, signed_tokens }
+    }
+
     fn tokens(&self) -> MutexGuard<'_, SimpleTokens> {
         self.store.tokens().lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -130,7 +138,7 @@ impl ApiContext {
             Credentials::Client { token: Some(token), .. } => match &self.signed_tokens {
                 Some(jwt) => user_of_signed_token(jwt, token, view)?,
                 None => {
-                    let clock = &self.token_clock;
+                    let clock = &self.clock;
                     let found = self.tokens().find(&token.text, clock.began.elapsed(), clock.ttl);
                     found.ok_or(Error::InvalidAuthToken)?
                 }
@@ -151,7 +159,8 @@ impl ApiContext {
         if !view.auth().is_enabled() {
             return Ok(who.anonymous_caller());
         }
-        self.authorise_with_leases(who, view, access, &self.leases())
+        let leases = self.store.leases().read().unwrap_or_else(PoisonError::into_inner);
+        self.authorise_with_leases(who, view, access, &leases)
     }
 
     /// Checks `access` by the users and roles of `view`, for a caller that has locked the leases
@@ -171,37 +180,16 @@ impl ApiContext {
         authorise(view.auth(), &caller, access, leases)?;
         Ok(caller)
     }
-
-    /// Checks `access` by the newest view. A refusal is checked again after a read barrier, on a
-    /// view with everything acknowledged before the call. A serializable call skips that.
-    pub(super) async fn authorise_call(
-        &self,
-        who: &Credentials,
-        access: RequestedAccess<'_>,
-        serializable: bool,
-    ) -> Result<Caller, Error> {
-        if !self.store.is_auth_enabled() {
-            return Ok(who.anonymous_caller());
-        }
-        let refused = match self.authorise_on(who, &self.store.view(), access) {
-            Err(refused) if !serializable => refused,
-            done => return done,
-        };
-        match self.barrier(false).await {
-            Ok(()) => self.authorise_on(who, &self.store.view(), access),
-            Err(_) => Err(refused),
-        }
-    }
 }
 
 /// Removes expired tokens, for as long as the node runs.
-pub(super) async fn expire_tokens(context: Arc<ApiContext>) {
+pub(super) async fn expire_tokens(access: Arc<Authoriser>) {
     let mut look = interval(TOKEN_EXPIRY_INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         look.tick().await;
-        let clock = &context.token_clock;
-        context.tokens().expire(clock.began.elapsed(), clock.ttl);
+        let clock = &access.clock;
+        access.tokens().expire(clock.began.elapsed(), clock.ttl);
     }
 }
 

@@ -74,7 +74,7 @@ impl AuthService {
     ) -> Result<Arc<View>, Error> {
         self.context.barrier(false).await?;
         let view = self.context.store.view();
-        self.context.authorise_on(held.credentials(), &view, request.access())?;
+        self.context.access.authorise_on(held.credentials(), &view, request.access())?;
         Ok(view)
     }
 
@@ -134,7 +134,7 @@ impl AuthService {
                 tracing::warn!(user = ?name, "somebody gave a wrong user name or password");
                 return Err(Error::AuthFailed);
             }
-            if let Some(jwt) = &self.context.signed_tokens {
+            if let Some(jwt) = &self.context.access.signed_tokens {
                 // If users have changed since `view`, the token is outdated, and the client
                 // authenticates again.
                 let jwt = Arc::clone(jwt);

@@ -11,7 +11,6 @@ use node_proto::etcdserverpb::{
     MemberUpdateRequest, MemberUpdateResponse, ResponseHeader,
 };
 use node_state::identity::{Incarnation, MemberId, NodeKey, OperationId};
-use node_state::membership::PeerUrl;
 use node_state::membership::{ChangeRequest, Member, MemberChange};
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
@@ -19,7 +18,9 @@ use tonic::{Request, Status};
 use super::context::{self, ApiContext, CallContext};
 use super::error::{CONFIGURATION_METADATA, Error};
 use super::metrics::Method;
+use super::reconfigure::change_members;
 use super::required_access::CheckedRequest;
+use super::required_access::peer_urls;
 
 type Answer<T> = Result<tonic::Response<T>, Status>;
 
@@ -28,21 +29,6 @@ pub(super) struct ClusterService(pub(super) Arc<ApiContext>);
 /// Returns a header for the Cluster service, which has no revision, as in etcd.
 fn header() -> Option<ResponseHeader> {
     Some(ResponseHeader::default())
-}
-
-/// Maximum total length of a member's peer URLs. etcd has no limit. Here all members are in one
-/// frame of the peer protocol. A member that doesn't fit couldn't be shown to others, nor removed
-/// by them.
-const MAX_URL_BYTES: usize = 16 * 1024;
-
-/// Checks peer URLs as etcd does, and returns them sorted. There must be at least one.
-pub(super) fn peer_urls(urls: &[String]) -> Result<Vec<String>, Error> {
-    let parsed: Result<Vec<_>, _> = urls.iter().map(|url| PeerUrl::parse(url)).collect();
-    let parsed = parsed.map_err(|_| Error::BadMemberUrls)?;
-    let mut urls: Vec<String> = parsed.iter().map(ToString::to_string).collect();
-    urls.sort_unstable();
-    let bytes: usize = urls.iter().map(String::len).sum();
-    if (1..=MAX_URL_BYTES).contains(&bytes) { Ok(urls) } else { Err(Error::BadMemberUrls) }
 }
 
 /// Metadata of a member change that etcd doesn't have.
@@ -138,7 +124,7 @@ impl ClusterService {
         extras: &ChangeMetadata,
         change: MemberChange,
     ) -> ResultWithConfiguration<Vec<pb::Member>> {
-        let changed = self.0.change_members(extras.with(change)).await?;
+        let changed = change_members(&self.0, extras.with(change)).await?;
         Ok((changed.members, changed.configuration_index))
     }
 

@@ -1,16 +1,20 @@
 //! Shared state of all gRPC methods.
 
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, RwLockReadGuard};
+use std::time::Duration;
 
 use bytes::Bytes;
 use node_engine::driver::{Handle, NodeStatus};
 use node_engine::transport::Transport;
 use node_proto::command::{self, Operation};
-use node_proto::etcdserverpb::{AlarmMember, AlarmType, ResponseHeader};
+use node_proto::etcdserverpb::alarm_request::AlarmAction;
+use node_proto::etcdserverpb::{AlarmMember, AlarmRequest, AlarmType, ResponseHeader};
 use node_proto::{etcdserverpb as pb, v3electionpb, v3lockpb};
 use node_state::apply::{Outcome, Response, may_grow_data};
-use node_state::auth::{Caller, Jwt};
+use node_state::auth::{Caller, RequestedAccess};
 use node_state::identity::MemberId;
+use node_state::lease::LeaseTable;
 use node_state::membership::{ChangeRules, MemberTable};
 use node_state::mvcc::watch::WatchHub;
 use node_state::mvcc::{ReadError, Store, StoreFile, View};
@@ -18,18 +22,20 @@ use node_state::shares::{BudgetShare, MemoryAccount, MemoryCharge};
 use node_state::state_machine::RequestId;
 use prost::Message as _;
 use tokio::sync::{Semaphore, watch};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
-use super::access::{Credentials, TokenClock};
+use super::access::{Authoriser, Credentials};
 use super::error::Error;
 use super::lease_clock::LeaseClock;
-use super::metrics::Method;
+use super::metrics::{ApiMetrics, Method};
 use super::proposal::ReplicatedRequest;
-use super::quota::{self, NospaceClaim};
+use super::quota::NospaceClaim;
+use super::request_ids::RequestIds;
 use super::required_access::CheckedRequest;
-use super::{ApiLimits, ApiMetrics, RequestIds, ServerIdentity, Telemetry};
+use super::settings::{ApiLimits, ServerIdentity, Telemetry};
 
 /// Handles, identity and limits that the methods use.
 pub struct ApiContext {
@@ -61,9 +67,7 @@ pub struct ApiContext {
     pub(crate) nospace_claim: NospaceClaim,
     /// Lease clock, in use while this member leads.
     pub(crate) clock: LeaseClock,
-    pub(crate) token_clock: TokenClock,
-    /// Key that signs tokens; `None` if tokens are simple ones.
-    pub(crate) signed_tokens: Option<Arc<Jwt>>,
+    pub(crate) access: Arc<Authoriser>,
     pub identity: ServerIdentity,
     pub(crate) request_ids: RequestIds,
     pub(crate) limits: ApiLimits,
@@ -354,7 +358,7 @@ impl ApiContext {
         let payload = encode(id, held.caller.clone(), operation, self.limits.max_request_bytes)?;
         if grows && !self.limits.quota.has_room(self.store.record_bytes(), payload.len()) {
             // Boxed, since `raise_quota_alarm` calls this function again to propose the alarm.
-            Box::pin(quota::raise_quota_alarm(self)).await;
+            Box::pin(self.raise_quota_alarm()).await;
             return Err(Error::NoSpace);
         }
         let response = match self.propose_payload(payload, id).await? {
@@ -410,6 +414,85 @@ impl ApiContext {
                 result => return Ok(result?),
             }
         }
+    }
+
+    /// Returns the time at which a request that begins now times out, as in etcd.
+    pub(super) fn deadline(&self) -> Instant {
+        Instant::now() + Duration::from_secs(5) + self.limits.election_timeout * 2
+    }
+
+    /// Returns the leader's ID. Waits until there is a leader.
+    pub(super) async fn wait_for_leader(&self, deadline: Instant) -> Result<u64, Error> {
+        let mut leader = self.leader.clone();
+        let known = async { leader.wait_for(|leader| *leader != 0).await.map(|leader| *leader) };
+        let known = timeout_at(deadline, known).await.map_err(|_| Error::NoLeader)?;
+        known.map_err(|_| Error::Stopped)
+    }
+
+    pub(super) fn leads(&self) -> bool {
+        *self.leader.borrow() == self.identity.member_id
+    }
+
+    /// Returns the leases as of the last entry applied by this member.
+    pub(super) fn leases(&self) -> RwLockReadGuard<'_, LeaseTable> {
+        self.store.leases().read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Checks `access` by the newest view. A refusal is checked again after a read barrier, on a
+    /// view with everything acknowledged before the call. A serializable call skips that.
+    pub(super) async fn authorise_call(
+        &self,
+        who: &Credentials,
+        access: RequestedAccess<'_>,
+        serializable: bool,
+    ) -> Result<Caller, Error> {
+        if !self.store.is_auth_enabled() {
+            return Ok(who.anonymous_caller());
+        }
+        let refused = match self.access.authorise_on(who, &self.store.view(), access) {
+            Err(refused) if !serializable => refused,
+            done => return done,
+        };
+        match self.barrier(false).await {
+            Ok(()) => self.access.authorise_on(who, &self.store.view(), access),
+            Err(_) => Err(refused),
+        }
+    }
+
+    /// Raises this member's NOSPACE alarm for a request that exceeds the quota, and returns once the
+    /// alarm is active.
+    async fn raise_quota_alarm(&self) {
+        self.nospace_claim.by_quota.store(true, Ordering::Relaxed);
+        let _one = self.nospace_claim.raising.lock().await;
+        if self.has_nospace_alarm() {
+            return;
+        }
+        tracing::warn!(
+            quota_size_bytes = self.limits.quota.reported_bytes(),
+            size_bytes = self.store.record_bytes(),
+            "message exceeded backend quota; raising alarm: compact, then disarm it"
+        );
+        if let Err(error) = self.propose_nospace_alarm(AlarmAction::Activate).await {
+            // The next request that exceeds the quota tries again.
+            tracing::warn!(error = %error.text(), "cannot raise the alarm yet");
+        }
+    }
+
+    /// Whether this member's own NOSPACE alarm is active.
+    pub(super) fn has_nospace_alarm(&self) -> bool {
+        let own = self.identity.member_id;
+        let view = self.store.view();
+        view.alarms().iter().any(|a| a.member_id == own && a.alarm() == AlarmType::Nospace)
+    }
+
+    /// Proposes to raise or lower this member's NOSPACE alarm.
+    pub(super) async fn propose_nospace_alarm(&self, action: AlarmAction) -> Result<(), Error> {
+        let request = AlarmRequest {
+            action: action.into(),
+            member_id: self.identity.member_id,
+            alarm: AlarmType::Nospace.into(),
+        };
+        self.propose(request, &mut CallContext::for_member()).await.map(|_| ())
     }
 }
 

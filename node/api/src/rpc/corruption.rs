@@ -97,7 +97,7 @@ pub(super) async fn run_comparisons(context: Arc<ApiContext>) {
                 context.handle.hand_over().await;
             }
             let began = Instant::now();
-            let Comparison { verdict, cost: effort } = context.compare().await;
+            let Comparison { verdict, cost: effort } = compare(&context).await;
             context.metrics.comparisons.record(began.elapsed());
             let compared = i64::try_from(verdict.compared.len()).unwrap_or(i64::MAX);
             context.metrics.compared.store(compared, Ordering::Relaxed);
@@ -107,7 +107,7 @@ pub(super) async fn run_comparisons(context: Arc<ApiContext>) {
             }
             // The transfer of leadership may have failed, so it is soon tried again.
             hurry |= context.is_corrupt();
-            context.wait_until_due(&Schedule { began, cost: effort, is_urgent: hurry }).await;
+            wait_until_due(&context, &Schedule { began, cost: effort, is_urgent: hurry }).await;
         }
         context.metrics.compared.store(0, Ordering::Relaxed);
     }
@@ -140,103 +140,105 @@ async fn raise(context: &ApiContext, member_id: u64) -> bool {
     raised.is_ok()
 }
 
-impl ApiContext {
-    /// Runs one comparison with all connected members.
-    async fn compare(&self) -> Comparison {
-        let Some(peers) = &self.peers else { return Comparison::default() };
-        let (question, voters, others) = {
-            let view = self.store.view();
-            let members = view.members().voters_and_learners();
-            let connected = peers.connected();
-            let ids = members.voters.iter().chain(&members.learners).copied();
-            let others: Vec<u64> =
-                ids.filter(|id| connected.contains_key(&MemberId(*id))).collect();
-            (Question::of(&view), members.voters.into_iter().collect::<BTreeSet<u64>>(), others)
-        };
-        if question.index == 0 || others.is_empty() {
-            return Comparison::default();
-        }
-        let request = Bytes::from(question.encode().encode_to_vec());
-        let mut asked = JoinSet::new();
-        for id in others.iter().copied() {
-            let (peers, request) = (peers.clone(), request.clone());
-            asked.spawn(async move { (id, peers.ask(MemberId(id), request).await) });
-        }
-        let began = Instant::now();
-        let (own, worked) = self.own_claims(question).await;
-        let mut said = BTreeMap::from([(self.identity.member_id, own)]);
-        let effort = ReadCost { elapsed: began.elapsed(), cpu_time: worked };
-        let deadline = Instant::now() + effort.elapsed * ANSWER_TIMEOUT.0 + ANSWER_TIMEOUT.1;
-        while let Ok(Some(Ok((id, answer)))) = timeout_at(deadline, asked.join_next()).await {
-            match answer.map(StoreAnswer::decode) {
-                Ok(Ok(answer)) => {
-                    said.insert(id, decode_claims(answer));
-                }
-                Ok(Err(error)) => {
-                    tracing::warn!(peer.member.id = %MemberId(id), %error, "a member says of its data what can't be understood");
-                }
-                // The member runs a build that doesn't know the question, or has disconnected.
-                Err(error) => {
-                    tracing::debug!(peer.member.id = %MemberId(id), %error, "a member does not say what it holds");
-                }
+/// Runs one comparison with all connected members.
+async fn compare(context: &ApiContext) -> Comparison {
+    let Some(peers) = &context.peers else { return Comparison::default() };
+    let (question, voters, others) = {
+        let view = context.store.view();
+        let members = view.members().voters_and_learners();
+        let connected = peers.connected();
+        let ids = members.voters.iter().chain(&members.learners).copied();
+        let others: Vec<u64> = ids.filter(|id| connected.contains_key(&MemberId(*id))).collect();
+        (Question::of(&view), members.voters.into_iter().collect::<BTreeSet<u64>>(), others)
+    };
+    if question.index == 0 || others.is_empty() {
+        return Comparison::default();
+    }
+    let request = Bytes::from(question.encode().encode_to_vec());
+    let mut asked = JoinSet::new();
+    for id in others.iter().copied() {
+        let (peers, request) = (peers.clone(), request.clone());
+        asked.spawn(async move { (id, peers.ask(MemberId(id), request).await) });
+    }
+    let began = Instant::now();
+    let (own, worked) = own_claims(context, question).await;
+    let mut said = BTreeMap::from([(context.identity.member_id, own)]);
+    let effort = ReadCost { elapsed: began.elapsed(), cpu_time: worked };
+    let deadline = Instant::now() + effort.elapsed * ANSWER_TIMEOUT.0 + ANSWER_TIMEOUT.1;
+    while let Ok(Some(Ok((id, answer)))) = timeout_at(deadline, asked.join_next()).await {
+        match answer.map(StoreAnswer::decode) {
+            Ok(Ok(answer)) => {
+                said.insert(id, decode_claims(answer));
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(peer.member.id = %MemberId(id), %error, "a member says of its data what can't be understood");
+            }
+            // The member runs a build that doesn't know the question, or has disconnected.
+            Err(error) => {
+                tracing::debug!(peer.member.id = %MemberId(id), %error, "a member does not say what it holds");
             }
         }
-        let verdict = judge_claims(&voters, &said);
-        tracing::debug!(?question, ?verdict, "compared the members' data");
-        Comparison { verdict, cost: effort }
     }
+    let verdict = judge_claims(&voters, &said);
+    tracing::debug!(?question, ?verdict, "compared the members' data");
+    Comparison { verdict, cost: effort }
+}
 
-    /// Returns the checksums of this member's data, and the processor time that they took. Returns
-    /// nothing while they are computed for another comparison.
-    async fn own_claims(&self, question: Question) -> (Vec<Claim>, Duration) {
-        let nothing = (Vec::new(), Duration::ZERO);
-        let Ok(alone) = self.comparison_permit.clone().try_acquire_owned() else { return nothing };
-        let store = self.store.clone();
-        let work = move || {
-            let (_alone, before) = (alone, thread_cpu_time());
-            let claims = make_claims(&store, &store.view(), question);
-            (claims, thread_cpu_time() - before)
-        };
-        let (why, worked) = match tokio::task::spawn_blocking(work).await {
-            Ok((Ok(claims), worked)) => return (claims, worked),
-            Ok((Err(error), worked)) => (error.to_string(), worked),
-            // redb, the library under the store, panics on some kinds of damage.
-            Err(error) if error.is_panic() => (error.to_string(), Duration::ZERO),
-            Err(_) => return nothing,
-        };
-        tracing::error!(error = why, "this member cannot read its own data");
-        (vec![Claim::unreadable(question)], worked)
-    }
+/// Returns the checksums of this member's data, and the processor time that they took. Returns
+/// nothing while they are computed for another comparison.
+async fn own_claims(context: &ApiContext, question: Question) -> (Vec<Claim>, Duration) {
+    let nothing = (Vec::new(), Duration::ZERO);
+    let Ok(alone) = context.comparison_permit.clone().try_acquire_owned() else { return nothing };
+    let store = context.store.clone();
+    let work = move || {
+        let (_alone, before) = (alone, thread_cpu_time());
+        let claims = make_claims(&store, &store.view(), question);
+        (claims, thread_cpu_time() - before)
+    };
+    let (why, worked) = match tokio::task::spawn_blocking(work).await {
+        Ok((Ok(claims), worked)) => return (claims, worked),
+        Ok((Err(error), worked)) => (error.to_string(), worked),
+        // redb, the library under the store, panics on some kinds of damage.
+        Err(error) if error.is_panic() => (error.to_string(), Duration::ZERO),
+        Err(_) => return nothing,
+    };
+    tracing::error!(error = why, "this member cannot read its own data");
+    (vec![Claim::unreadable(question)], worked)
+}
 
-    /// Answers the leader's question about this member's data. Waits a limited time until this
-    /// member has applied as much as `question` needs. Returns `None` for a malformed question. The
-    /// store is read for the leader alone.
-    pub(super) async fn answer_store(&self, from: MemberId, request: Bytes) -> Option<Bytes> {
-        let question = Question::decode(StoreQuestion::decode(request).ok()?)?;
-        let (mut status, mut leader) = (self.status.clone(), self.leader.clone());
-        let ready = async {
-            let _ = status.wait_for(|status| status.applied.index >= question.index).await;
-            // A new leader may ask before this member knows that it leads.
-            let _ = leader.wait_for(|leader| *leader == from.0).await;
-        };
-        let _ = timeout(CATCH_UP_TIMEOUT, ready).await;
-        let is_leader = *self.leader.borrow() == from.0;
-        let claims = if is_leader { self.own_claims(question).await.0 } else { Vec::new() };
-        Some(encode_claims(claims).encode_to_vec().into())
-    }
+/// Answers the leader's question about this member's data. Waits a limited time until this
+/// member has applied as much as `question` needs. Returns `None` for a malformed question. The
+/// store is read for the leader alone.
+pub(super) async fn answer_store(
+    context: &ApiContext,
+    from: MemberId,
+    request: Bytes,
+) -> Option<Bytes> {
+    let question = Question::decode(StoreQuestion::decode(request).ok()?)?;
+    let (mut status, mut leader) = (context.status.clone(), context.leader.clone());
+    let ready = async {
+        let _ = status.wait_for(|status| status.applied.index >= question.index).await;
+        // A new leader may ask before this member knows that it leads.
+        let _ = leader.wait_for(|leader| *leader == from.0).await;
+    };
+    let _ = timeout(CATCH_UP_TIMEOUT, ready).await;
+    let is_leader = *context.leader.borrow() == from.0;
+    let claims = if is_leader { own_claims(context, question).await.0 } else { Vec::new() };
+    Some(encode_claims(claims).encode_to_vec().into())
+}
 
-    /// Waits until the next comparison is due, or this member no longer leads.
-    async fn wait_until_due(&self, done: &Schedule) {
-        let came_since = || {
-            let connected = self.peers.as_ref().map(|peers| peers.connected()).unwrap_or_default();
-            // A member that has just connected may not answer yet.
-            connected
-                .values()
-                .any(|since| *since > done.began.into_std() && since.elapsed() > POLL_INTERVAL)
-        };
-        while self.leads() && Instant::now() < done.next(self.limits.corrupt_check, came_since()) {
-            sleep(POLL_INTERVAL).await;
-        }
+/// Waits until the next comparison is due, or this member no longer leads.
+async fn wait_until_due(context: &ApiContext, done: &Schedule) {
+    let came_since = || {
+        let connected = context.peers.as_ref().map(|peers| peers.connected()).unwrap_or_default();
+        // A member that has just connected may not answer yet.
+        connected
+            .values()
+            .any(|since| *since > done.began.into_std() && since.elapsed() > POLL_INTERVAL)
+    };
+    while context.leads() && Instant::now() < done.next(context.limits.corrupt_check, came_since())
+    {
+        sleep(POLL_INTERVAL).await;
     }
 }
 

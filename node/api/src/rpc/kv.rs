@@ -44,7 +44,11 @@ impl KvService {
     ) -> Result<RangeResponse, Error> {
         'view: loop {
             let view = self.0.store.view();
-            self.0.authorise_on(held.credentials(), &view, RequestedAccess::Range(request))?;
+            self.0.access.authorise_on(
+                held.credentials(),
+                &view,
+                RequestedAccess::Range(request),
+            )?;
             let mut gather = self.0.store.begin_range(&view, request)?;
             loop {
                 let step = self.0.store.step_range(&view, &mut gather);
@@ -95,7 +99,7 @@ impl KvService {
     ) -> Result<TxnResponse, Error> {
         'view: loop {
             let view = self.0.store.view();
-            self.0.authorise_on(held.credentials(), &view, RequestedAccess::Txn(txn))?;
+            self.0.access.authorise_on(held.credentials(), &view, RequestedAccess::Txn(txn))?;
             let mut read = ReadTxn::new(txn);
             let mut bytes = 0;
             loop {

@@ -21,7 +21,7 @@ use tonic::{Request, Status, Streaming};
 use super::access::Credentials;
 use super::context::{ApiContext, CallContext, header, requires_leader};
 use super::error::Error;
-use super::lease_clock::{LEASE_BUSY, LEASE_UNKNOWN};
+use super::lease_questions::{LEASE_BUSY, LEASE_UNKNOWN, ask_leader_about_leases};
 use super::metrics::Method;
 use super::reconfigure::LEADER_POLL_INTERVAL;
 use super::status_texts;
@@ -92,7 +92,7 @@ impl LeaseService {
                 break LEASE_UNKNOWN;
             }
             let question = LeaseQuestion { renew: false, ids: vec![id] };
-            match self.context.ask_leader_about_leases(question, deadline).await {
+            match ask_leader_about_leases(&self.context, question, deadline).await {
                 Ok(seconds) if seconds[0] != LEASE_UNKNOWN => break seconds[0],
                 // The lease was revoked meanwhile. The next barrier makes that visible here.
                 Ok(_) | Err(Error::NotLeader) if Instant::now() < deadline => {
@@ -111,7 +111,7 @@ impl LeaseService {
             ..LeaseTimeToLiveResponse::default()
         };
         if keys {
-            self.context.authorise_with_leases(
+            self.context.access.authorise_with_leases(
                 held.credentials(),
                 &self.context.store.view(),
                 RequestedAccess::LeaseKeys(id),
@@ -133,7 +133,7 @@ impl LeaseService {
         self.context.barrier(false).await?;
         let revision = self.context.store.view().revision();
         let table = self.context.leases();
-        self.context.authorise_with_leases(
+        self.context.access.authorise_with_leases(
             held.credentials(),
             &self.context.store.view(),
             RequestedAccess::ListLeases,
@@ -172,7 +172,7 @@ impl LeaseService {
     async fn renew_once(&self, ids: Vec<i64>, deadline: Instant) -> Result<Vec<i64>, Error> {
         if self.context.leads() {
             let question = LeaseQuestion { renew: true, ids };
-            return self.context.ask_leader_about_leases(question, deadline).await;
+            return ask_leader_about_leases(&self.context, question, deadline).await;
         }
         let (answer, answered) = oneshot::channel();
         let wish = RenewRequest { ids, deadline, answer };
@@ -192,7 +192,8 @@ async fn forward_renewals(context: Arc<ApiContext>, mut wishes: mpsc::Receiver<R
         let ids = together.iter().flat_map(|wish| &wish.ids).copied().collect();
         let last = together.iter().map(|wish| wish.deadline).max().unwrap_or_else(Instant::now);
         let question = LeaseQuestion { renew: true, ids };
-        let mut answer = context.ask_leader_about_leases(question, last).await.map(Vec::into_iter);
+        let mut answer =
+            ask_leader_about_leases(&context, question, last).await.map(Vec::into_iter);
         for RenewRequest { ids, answer: told, .. } in together.drain(..) {
             let own = match &mut answer {
                 Ok(seconds) => Ok(seconds.by_ref().take(ids.len()).collect()),

@@ -22,9 +22,11 @@ mod error;
 mod kv;
 mod lease;
 mod lease_clock;
+mod lease_questions;
 mod lock;
 mod lock_queue;
 mod maintenance;
+mod member_requests;
 mod metrics;
 mod passwords;
 mod proposal;
@@ -34,12 +36,13 @@ mod reconfigure;
 mod reflection;
 mod request_ids;
 mod required_access;
+mod settings;
 mod snapshot;
+mod space_guard;
 mod status_texts;
 mod watch;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use node_proto::etcdserverpb as pb;
@@ -58,10 +61,10 @@ pub use corruption::COMPARISON_INTERVAL as COMPARE_EVERY;
 pub(crate) use deadline::{Deadline, MalformedTimeout, deadline_exceeded};
 pub(crate) use error::Error;
 pub(crate) use lease::KEEP_ALIVE_PATH;
+pub use member_requests::answer_member;
 pub use metrics::ApiMetrics;
 pub(crate) use metrics::Method;
 use node_engine::driver::Handle;
-use node_engine::tls::{ClientListenerTls, PeerTls};
 use node_engine::transport::Transport;
 use node_state::apply::Outcome;
 use node_state::auth::Jwt;
@@ -70,6 +73,7 @@ use node_state::mvcc::watch::WatchHub;
 use node_state::mvcc::{CompactionProgress, Store, StoreFile};
 pub use quota::Quota;
 pub use request_ids::RequestIds;
+pub use settings::{ApiLimits, ClientBytes, ServerIdentity, Telemetry};
 pub(crate) use status_texts::larger_than_max;
 pub(crate) use watch::PATH as WATCH_PATH;
 
@@ -77,64 +81,6 @@ use self::lease_clock::LeaseClock;
 
 /// Bytes that a gRPC message may have in addition to a request of the largest size.
 const GRPC_OVERHEAD_BYTES: usize = 512 * 1024;
-
-/// Identity of the answering member.
-#[derive(Clone, Debug)]
-pub struct ServerIdentity {
-    pub cluster_id: u64,
-    /// ID of this member.
-    pub member_id: u64,
-    /// Release of etcd that this node presents itself as, such as `3.6.0`.
-    pub version: &'static str,
-}
-
-/// Limits and settings of the API.
-#[derive(Clone, Debug)]
-pub struct ApiLimits {
-    /// Maximum size of a request: `--max-request-bytes`.
-    pub max_request_bytes: usize,
-    /// Maximum number of operations in a transaction: `--max-txn-ops`.
-    pub max_txn_ops: usize,
-    /// `--election-timeout`. A stream that requires a leader ends after three of these without one.
-    pub election_timeout: Duration,
-    /// Minimum TTL of a lease, in seconds. A smaller one is raised.
-    pub min_lease_ttl: i64,
-    /// Interval of progress notifications: `--watch-progress-notify-interval`.
-    pub watch_progress_interval: Duration,
-    /// Pause between two steps of a compaction: `--compaction-sleep-interval`.
-    pub compaction_pause: Duration,
-    /// Maximum time that a client may stall while it reads a snapshot.
-    pub snapshot_stall_timeout: Duration,
-    /// Quota of the store's size: `--quota-backend-bytes`.
-    pub quota: Quota,
-    /// Interval of comparisons of the members' data: `--corrupt-check-time`.
-    pub corrupt_check: Duration,
-    /// Rule of automatic compactions.
-    pub auto_compaction: AutoCompaction,
-    /// Cost of password hashes: `--bcrypt-cost`.
-    pub bcrypt_cost: u32,
-    /// Time after its last use at which a simple token expires: `--auth-token-ttl`.
-    pub auth_token_ttl: Duration,
-}
-
-impl Default for ApiLimits {
-    fn default() -> Self {
-        Self {
-            max_request_bytes: 1536 * 1024,
-            max_txn_ops: 128,
-            election_timeout: Duration::from_secs(1),
-            min_lease_ttl: 2,
-            watch_progress_interval: Duration::from_secs(600),
-            compaction_pause: Duration::from_millis(10),
-            snapshot_stall_timeout: Duration::from_secs(30),
-            quota: Quota::default(),
-            corrupt_check: COMPARE_EVERY,
-            auto_compaction: AutoCompaction::Never,
-            bcrypt_cost: 10,
-            auth_token_ttl: Duration::from_secs(300),
-        }
-    }
-}
 
 /// Parts from which the API is built.
 pub struct ApiParts {
@@ -162,26 +108,6 @@ pub struct ApiParts {
     pub telemetry: Telemetry,
 }
 
-/// Numbers of bytes in gRPC messages, with their frames, since the process began.
-#[derive(Debug, Default)]
-pub struct ClientBytes {
-    pub received: AtomicU64,
-    pub sent: AtomicU64,
-}
-
-/// Sources of metrics that the API itself doesn't need.
-#[derive(Clone, Default)]
-pub struct Telemetry {
-    /// TLS settings for peers, with this member's certificate.
-    pub peer_tls: Option<Arc<PeerTls>>,
-    /// TLS settings for clients, with this member's certificate.
-    pub client_tls: Option<Arc<ClientListenerTls>>,
-    /// Bytes received from gRPC clients and sent to them.
-    pub client_bytes: Arc<ClientBytes>,
-    /// Returns the number of lines that the process's log has dropped; `None` without a log.
-    pub log_lines_dropped: Option<fn() -> u64>,
-}
-
 /// Makes a router for all gRPC services, distinguished by path, and the context that they share.
 /// Starts their background tasks on `tasks`. Cancelling `stop` ends these tasks and the open
 /// watches.
@@ -206,7 +132,10 @@ pub fn router(
         telemetry,
     } = services;
     let (health, health_service) = tonic_health::server::health_reporter();
+    let access = access::Authoriser::new(store.clone(), limits.auth_token_ttl, signed_tokens);
     let context = Arc::new(ApiContext {
+        clock: LeaseClock::new(limits.election_timeout, handle.status(), store.clone()),
+        access: Arc::new(access),
         status: handle.status(),
         leader: handle.leader(),
         disk_low: handle.short_of_space(),
@@ -222,9 +151,6 @@ pub fn router(
         rules,
         change_lock: tokio::sync::Mutex::default(),
         nospace_claim: quota::NospaceClaim::default(),
-        clock: LeaseClock::new(limits.election_timeout),
-        token_clock: access::TokenClock::new(limits.auth_token_ttl),
-        signed_tokens,
         identity,
         request_ids,
         limits,
@@ -282,12 +208,12 @@ fn spawn_tasks(
     };
     until_stop(Box::pin(context.hub.clone().run()));
     until_stop(Box::pin(compact(context.store.clone(), context.limits.compaction_pause)));
-    until_stop(Box::pin(quota::run_space_guard(context.clone())));
+    until_stop(Box::pin(space_guard::run_space_guard(context.clone())));
     until_stop(Box::pin(reconfigure::promote_when_ready(context.clone())));
-    until_stop(Box::pin(lease_clock::run_lease_clock(context.clone())));
+    until_stop(Box::pin(lease_questions::run_lease_clock(context.clone())));
     until_stop(Box::pin(corruption::run_comparisons(context.clone())));
     until_stop(Box::pin(auto_compaction::run(context.clone())));
-    until_stop(Box::pin(access::expire_tokens(context.clone())));
+    until_stop(Box::pin(access::expire_tokens(context.access.clone())));
     until_stop(Box::pin(report_health(context.clone(), health)));
 }
 

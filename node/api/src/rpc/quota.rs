@@ -1,38 +1,6 @@
-//! Limits on space, and the NOSPACE alarm.
-//!
-//! While any member's NOSPACE alarm is active, every member refuses requests that would make the
-//! data grow. They do so where they apply the log. Deletions, compactions and defragmentations
-//! continue. `etcdctl alarm list` shows whose alarm it is.
-//!
-//! A member raises its own alarm, by proposing it, for two reasons:
-//!
-//! - **The quota**, `--quota-backend-bytes`. It limits the size of the store's contents: the bytes
-//!   of all revisions' keys, values and metadata ([`Store::record_bytes`]; `dbSizeInUse` in the
-//!   status). This size is the same on every member. etcd limits the file's length instead. The
-//!   length of our file isn't suitable: it depends on how the file grew, by doubling, and on the
-//!   last defragmentation. The member whose client exceeds the quota refuses the request and raises
-//!   the alarm. After a compaction has made room, an operator disarms it (`etcdctl alarm disarm`).
-//! - **The disk.** Each member refuses its own clients' writes while its disk is short of space.
-//!   But writes of other members' clients go to the leader, and must not fill its disk. So a leader
-//!   that runs short transfers its leadership, once. It may find itself leading again, because no
-//!   other member can lead or all disks are short. Then it raises the alarm. The same member lowers
-//!   it when there is space again, unless its store exceeds the quota by then.
-//!
-//! [`Store::record_bytes`]: node_state::mvcc::Store::record_bytes
+//! The limit on the size of the store's contents.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-use node_proto::etcdserverpb::alarm_request::AlarmAction;
-use node_proto::etcdserverpb::{AlarmRequest, AlarmType};
-
-use super::ApiContext;
-use super::context::CallContext;
-use super::error::Error;
-
-/// Wait before another attempt to raise or lower the alarm.
-const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+use std::sync::atomic::AtomicBool;
 
 /// Value of `--quota-backend-bytes` as given; 0 means the default, and a negative value no quota.
 #[derive(Clone, Copy, Debug, Default)]
@@ -57,143 +25,15 @@ impl Quota {
 /// Whether the quota is a reason for this member's NOSPACE alarm.
 #[derive(Debug, Default)]
 pub(crate) struct NospaceClaim {
-    by_quota: AtomicBool,
+    pub(super) by_quota: AtomicBool,
     /// Lock held by the request that raises the alarm. Requests that wait for it find the alarm
     /// raised.
-    raising: tokio::sync::Mutex<()>,
-}
-
-/// Raises the NOSPACE alarm for a request that exceeds the quota, and returns once it is active.
-pub(super) async fn raise_quota_alarm(context: &ApiContext) {
-    context.nospace_claim.by_quota.store(true, Ordering::Relaxed);
-    let _one = context.nospace_claim.raising.lock().await;
-    if is_raised(context) {
-        return;
-    }
-    tracing::warn!(
-        quota_size_bytes = context.limits.quota.reported_bytes(),
-        size_bytes = context.store.record_bytes(),
-        "message exceeded backend quota; raising alarm: compact, then disarm it"
-    );
-    if let Err(error) = propose_alarm(context, AlarmAction::Activate).await {
-        // The next request that exceeds the quota tries again.
-        tracing::warn!(error = %error.text(), "cannot raise the alarm yet");
-    }
-}
-
-fn is_raised(context: &ApiContext) -> bool {
-    let own = context.identity.member_id;
-    let view = context.store.view();
-    view.alarms().iter().any(|a| a.member_id == own && a.alarm() == AlarmType::Nospace)
-}
-
-/// Actions that this member has taken so far against the lack of space on its disk.
-#[derive(Clone, Copy, Debug, Default)]
-struct SpaceActions {
-    handed_over: bool,
-    raised: bool,
-}
-
-/// Next action about the lack of space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SpaceAction {
-    HandOver,
-    Alarm(AlarmAction),
-    /// Leave the alarm raised, since the quota is a reason for it.
-    LeaveAlarm,
-    Nothing,
-}
-
-impl SpaceActions {
-    fn next(self, short: bool, leads: bool, by_quota: bool) -> SpaceAction {
-        match (short, leads) {
-            (true, true) if !self.handed_over => SpaceAction::HandOver,
-            (true, true) if !self.raised => SpaceAction::Alarm(AlarmAction::Activate),
-            (false, _) if self.raised && by_quota => SpaceAction::LeaveAlarm,
-            (false, _) if self.raised => SpaceAction::Alarm(AlarmAction::Deactivate),
-            _ => SpaceAction::Nothing,
-        }
-    }
-}
-
-pub(super) async fn run_space_guard(context: Arc<ApiContext>) {
-    let (mut space, mut leader) = (context.disk_low.clone(), context.leader.clone());
-    let own = context.identity.member_id;
-    let by_quota = &context.nospace_claim.by_quota;
-    let mut done = SpaceActions::default();
-    loop {
-        let short = *space.borrow_and_update();
-        let leads = *leader.borrow_and_update() == own;
-        match done.next(short, leads, by_quota.load(Ordering::Relaxed)) {
-            SpaceAction::HandOver => {
-                done.handed_over = true;
-                context.handle.hand_over().await;
-            }
-            SpaceAction::Alarm(action) => {
-                if action == AlarmAction::Activate && !is_raised(&context) {
-                    // An earlier alarm for the quota was disarmed since.
-                    by_quota.store(false, Ordering::Relaxed);
-                }
-                match propose_alarm(&context, action).await {
-                    Ok(()) => done.raised = action == AlarmAction::Activate,
-                    Err(error) => {
-                        tracing::warn!(error = %error.text(), "cannot tell the cluster about the disk's space yet");
-                        tokio::time::sleep(RETRY_INTERVAL).await;
-                    }
-                }
-            }
-            SpaceAction::LeaveAlarm => done.raised = false,
-            SpaceAction::Nothing => {
-                done.handed_over &= short;
-                let changed = tokio::select! {
-                    changed = space.changed() => changed,
-                    changed = leader.changed() => changed,
-                };
-                if changed.is_err() {
-                    return;
-                }
-            }
-        }
-    }
-}
-
-async fn propose_alarm(context: &ApiContext, action: AlarmAction) -> Result<(), Error> {
-    let request = AlarmRequest {
-        action: action.into(),
-        member_id: context.identity.member_id,
-        alarm: AlarmType::Nospace.into(),
-    };
-    context.propose(request, &mut CallContext::for_member()).await.map(|_| ())
+    pub(super) raising: tokio::sync::Mutex<()>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_short_leader_hands_over_once_then_raises_the_alarm_and_lowers_it_when_there_is_space() {
-        let mut done = SpaceActions::default();
-        assert_eq!(done.next(false, true, false), SpaceAction::Nothing);
-        assert_eq!(
-            done.next(true, false, false),
-            SpaceAction::Nothing,
-            "followers refuse their own clients only"
-        );
-        assert_eq!(done.next(true, true, false), SpaceAction::HandOver);
-        done.handed_over = true;
-        assert_eq!(done.next(true, true, false), SpaceAction::Alarm(AlarmAction::Activate));
-        done.raised = true;
-        assert_eq!(done.next(true, true, false), SpaceAction::Nothing);
-        assert_eq!(done.next(false, false, false), SpaceAction::Alarm(AlarmAction::Deactivate));
-    }
-
-    #[test]
-    fn an_alarm_that_the_quota_claims_is_not_lowered_by_space_on_the_disk() {
-        let done = SpaceActions { handed_over: true, raised: true };
-        assert_eq!(done.next(false, true, true), SpaceAction::LeaveAlarm);
-        let left = SpaceActions { raised: false, ..done };
-        assert_eq!(left.next(false, true, true), SpaceAction::Nothing);
-    }
 
     #[test]
     fn the_quota_is_what_was_given_by_etcds_rules() {

@@ -134,7 +134,7 @@ impl RangeParts {
             }
             self.context.ensure_not_corrupt()?;
             let view = self.context.store.view();
-            self.context.authorise_on(
+            self.context.access.authorise_on(
                 self.held.credentials(),
                 &view,
                 RequestedAccess::Range(&self.request),

@@ -34,207 +34,187 @@ const PROMOTE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum time to wait until this member shows a change that the leader has made.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(1);
 
-impl ApiContext {
-    /// Makes a change of members, through whichever member leads.
-    pub(super) async fn change_members(
-        &self,
-        asked: ChangeRequest,
-    ) -> Result<MemberChangeAnswer, Error> {
-        let deadline = self.deadline();
-        // As in etcd, the member that gets the request checks it first. So it can be refused even
-        // without a leader.
-        self.judge(|judge| judge.precheck(&asked)).map_err(|refused| refuse(&asked, refused))?;
-        loop {
-            let known = self.wait_for_leader(deadline).await?;
-            let changed = if known == self.identity.member_id {
-                self.change_members_as_leader(&asked, deadline).await
-            } else {
-                self.forward_change(MemberId(known), &asked, deadline).await
-            };
-            match changed {
-                Ok(changed) => {
-                    self.wait_until_shown(changed.configuration_index).await;
-                    return Ok(changed);
-                }
-                Err(Error::NotLeader) if Instant::now() < deadline => {
-                    self.wait_for_another_leader(known).await;
-                }
-                Err(Error::NotLeader) => return Err(Error::Timeout),
-                Err(error) => return Err(error),
+/// Makes a change of members, through whichever member leads.
+pub(super) async fn change_members(
+    context: &ApiContext,
+    asked: ChangeRequest,
+) -> Result<MemberChangeAnswer, Error> {
+    let deadline = context.deadline();
+    // As in etcd, the member that gets the request checks it first. So it can be refused even
+    // without a leader.
+    judge(context, |judge| judge.precheck(&asked)).map_err(|refused| refuse(&asked, refused))?;
+    loop {
+        let known = context.wait_for_leader(deadline).await?;
+        let changed = if known == context.identity.member_id {
+            change_members_as_leader(context, &asked, deadline).await
+        } else {
+            forward_change(context, MemberId(known), &asked, deadline).await
+        };
+        match changed {
+            Ok(changed) => {
+                wait_until_shown(context, changed.configuration_index).await;
+                return Ok(changed);
             }
+            Err(Error::NotLeader) if Instant::now() < deadline => {
+                wait_for_another_leader(context, known).await;
+            }
+            Err(Error::NotLeader) => return Err(Error::Timeout),
+            Err(error) => return Err(error),
         }
     }
+}
 
-    /// Returns the time at which a request that begins now times out, as in etcd.
-    pub(super) fn deadline(&self) -> Instant {
-        Instant::now() + Duration::from_secs(5) + self.limits.election_timeout * 2
-    }
+/// Waits until this member knows that `known` no longer leads. The wait is short: perhaps
+/// `known` leads, and has not learned it yet.
+async fn wait_for_another_leader(context: &ApiContext, known: u64) {
+    let mut leader = context.leader.clone();
+    let _ = timeout(LEADER_POLL_INTERVAL, leader.wait_for(|leader| *leader != known)).await;
+}
 
-    /// Returns the leader's ID. Waits until there is a leader.
-    pub(super) async fn wait_for_leader(&self, deadline: Instant) -> Result<u64, Error> {
-        let mut leader = self.leader.clone();
-        let known = async { leader.wait_for(|leader| *leader != 0).await.map(|leader| *leader) };
-        let known = timeout_at(deadline, known).await.map_err(|_| Error::NoLeader)?;
-        known.map_err(|_| Error::Stopped)
-    }
+fn table(context: &ApiContext) -> Arc<MemberTable> {
+    Arc::clone(&context.members.borrow())
+}
 
-    /// Waits until this member knows that `known` no longer leads. The wait is short: perhaps
-    /// `known` leads, and has not learned it yet.
-    async fn wait_for_another_leader(&self, known: u64) {
-        let mut leader = self.leader.clone();
-        let _ = timeout(LEADER_POLL_INTERVAL, leader.wait_for(|leader| *leader != known)).await;
-    }
+/// Waits until this member's own member list has the change. The time is limited, since a
+/// removed member may never receive it.
+async fn wait_until_shown(context: &ApiContext, at: u64) {
+    let mut members = context.members.clone();
+    let shown = members.wait_for(|table| table.configuration_index() >= at);
+    let _ = timeout(CATCH_UP_TIMEOUT, shown).await;
+}
 
-    fn table(&self) -> Arc<MemberTable> {
-        Arc::clone(&self.members.borrow())
-    }
-
-    /// Waits until this member's own member list has the change. The time is limited, since a
-    /// removed member may never receive it.
-    async fn wait_until_shown(&self, at: u64) {
-        let mut members = self.members.clone();
-        let shown = members.wait_for(|table| table.configuration_index() >= at);
-        let _ = timeout(CATCH_UP_TIMEOUT, shown).await;
-    }
-
-    /// Sends the change to the leader and waits for the answer.
-    async fn forward_change(
-        &self,
-        leader: MemberId,
-        asked: &ChangeRequest,
-        deadline: Instant,
-    ) -> Result<MemberChangeAnswer, Error> {
-        let Some(peers) = &self.peers else { return Err(Error::NotLeader) };
-        let request = command::MemberChange::from(asked).encode_to_vec();
-        let answer = timeout_at(deadline, peers.ask(leader, request.into())).await;
-        let answer = match answer.map_err(|_| Error::Timeout)? {
-            Ok(answer) => answer,
-            Err(error) => {
-                // The change may have been made, so the client has to read the member list.
-                tracing::warn!(%error, leader.id = %leader, "the leader did not answer a change of members");
-                return Err(Error::TimeoutConnectionLost);
-            }
-        };
-        let answer = musterpb::MembersChanged::decode(answer).map_err(|_| Error::Timeout)?;
-        if answer.refused.is_empty() {
-            return Ok(MemberChangeAnswer {
-                members: answer.members,
-                configuration_index: answer.changed,
-            });
+/// Sends the change to the leader and waits for the answer.
+async fn forward_change(
+    context: &ApiContext,
+    leader: MemberId,
+    asked: &ChangeRequest,
+    deadline: Instant,
+) -> Result<MemberChangeAnswer, Error> {
+    let Some(peers) = &context.peers else { return Err(Error::NotLeader) };
+    let request = command::MemberChange::from(asked).encode_to_vec();
+    let answer = timeout_at(deadline, peers.ask(leader, request.into())).await;
+    let answer = match answer.map_err(|_| Error::Timeout)? {
+        Ok(answer) => answer,
+        Err(error) => {
+            // The change may have been made, so the client has to read the member list.
+            tracing::warn!(%error, leader.id = %leader, "the leader did not answer a change of members");
+            return Err(Error::TimeoutConnectionLost);
         }
-        Err(Error::from_text(&answer.refused, answer.changed).unwrap_or(Error::Unhealthy))
+    };
+    let answer = musterpb::MembersChanged::decode(answer).map_err(|_| Error::Timeout)?;
+    if answer.refused.is_empty() {
+        return Ok(MemberChangeAnswer {
+            members: answer.members,
+            configuration_index: answer.changed,
+        });
     }
+    Err(Error::from_text(&answer.refused, answer.changed).unwrap_or(Error::Unhealthy))
+}
 
-    /// Answers a change that another member has sent to this one as the leader.
-    pub(super) async fn answer_change(&self, request: Bytes) -> Option<Bytes> {
-        let asked = command::MemberChange::decode(request).ok()?;
-        let asked = ChangeRequest::try_from(asked).ok()?;
-        let answer = match self.change_members_as_leader(&asked, self.deadline()).await {
-            Ok(MemberChangeAnswer { members, configuration_index: at }) => {
-                musterpb::MembersChanged { members, changed: at, ..Default::default() }
+/// Answers a change that another member has sent to this one as the leader.
+pub(super) async fn answer_change(context: &ApiContext, request: Bytes) -> Option<Bytes> {
+    let asked = command::MemberChange::decode(request).ok()?;
+    let asked = ChangeRequest::try_from(asked).ok()?;
+    let answer = match change_members_as_leader(context, &asked, context.deadline()).await {
+        Ok(MemberChangeAnswer { members, configuration_index: at }) => {
+            musterpb::MembersChanged { members, changed: at, ..Default::default() }
+        }
+        Err(error) => musterpb::MembersChanged {
+            refused: error.text().into_owned(),
+            changed: error.configuration().unwrap_or_default(),
+            ..Default::default()
+        },
+    };
+    Some(answer.encode_to_vec().into())
+}
+
+/// Makes a change as the leader. Returns `NotLeader` if this member isn't the leader, or has
+/// transferred its leadership.
+async fn change_members_as_leader(
+    context: &ApiContext,
+    asked: &ChangeRequest,
+    deadline: Instant,
+) -> Result<MemberChangeAnswer, Error> {
+    let one = timeout_at(deadline, context.change_lock.lock());
+    let _one = one.await.map_err(|_| Error::Timeout)?;
+    loop {
+        let entry = match wait_for_ruling(context, asked, deadline).await? {
+            ChangeDecision::Propose(entry) => entry,
+            ChangeDecision::TransferLeadership => {
+                context.handle.hand_over().await;
+                // If no other member could take over, there would be no leader without this
+                // one.
+                return Err(if context.leads() { Error::Unhealthy } else { Error::NotLeader });
             }
-            Err(error) => musterpb::MembersChanged {
-                refused: error.text().into_owned(),
-                changed: error.configuration().unwrap_or_default(),
-                ..Default::default()
-            },
         };
-        Some(answer.encode_to_vec().into())
-    }
-
-    /// Makes a change as the leader. Returns `NotLeader` if this member isn't the leader, or has
-    /// transferred its leadership.
-    async fn change_members_as_leader(
-        &self,
-        asked: &ChangeRequest,
-        deadline: Instant,
-    ) -> Result<MemberChangeAnswer, Error> {
-        let one = timeout_at(deadline, self.change_lock.lock());
-        let _one = one.await.map_err(|_| Error::Timeout)?;
-        loop {
-            let entry = match self.wait_for_ruling(asked, deadline).await? {
-                ChangeDecision::Propose(entry) => entry,
-                ChangeDecision::TransferLeadership => {
-                    self.handle.hand_over().await;
-                    // If no other member could take over, there would be no leader without this
-                    // one.
-                    return Err(if self.leads() { Error::Unhealthy } else { Error::NotLeader });
-                }
-            };
-            let id = self.request_ids.next();
-            let operation = Operation::ChangeMember(*entry);
-            let payload = encode(id, Caller::Member, operation, self.limits.max_request_bytes)?;
-            let pending = self.metrics.count_pending_write();
-            let outcome = self.handle.propose_change(payload, id).await?;
-            pending.end();
-            match outcome {
-                Ok(Response::MembersChanged(changed)) => {
-                    tracing::info!(change = %asked, changed.configuration_index, "changed the members");
-                    let promoted = matches!(asked.change, MemberChange::Promote(_));
-                    self.metrics.promoted.fetch_add(u64::from(promoted), Ordering::Relaxed);
-                    return Ok(changed);
-                }
-                Ok(_) => unreachable!("apply answers each operation in kind"),
-                Err(ApplyError::Members(ChangeError::Stale { .. }))
-                    if Instant::now() < deadline => {}
-                Err(error) => return Err(error.into()),
+        let id = context.request_ids.next();
+        let operation = Operation::ChangeMember(*entry);
+        let payload = encode(id, Caller::Member, operation, context.limits.max_request_bytes)?;
+        let pending = context.metrics.count_pending_write();
+        let outcome = context.handle.propose_change(payload, id).await?;
+        pending.end();
+        match outcome {
+            Ok(Response::MembersChanged(changed)) => {
+                tracing::info!(change = %asked, changed.configuration_index, "changed the members");
+                let promoted = matches!(asked.change, MemberChange::Promote(_));
+                context.metrics.promoted.fetch_add(u64::from(promoted), Ordering::Relaxed);
+                return Ok(changed);
             }
+            Ok(_) => unreachable!("apply answers each operation in kind"),
+            Err(ApplyError::Members(ChangeError::Stale { .. })) if Instant::now() < deadline => {}
+            Err(error) => return Err(error.into()),
         }
     }
+}
 
-    pub(super) fn leads(&self) -> bool {
-        *self.leader.borrow() == self.identity.member_id
-    }
-
-    /// Returns what to do with a change, as the leader. Waits while other members may soon learn of
-    /// the last change. Waits up to an election timeout while a learner may soon answer a
-    /// heartbeat.
-    async fn wait_for_ruling(
-        &self,
-        asked: &ChangeRequest,
-        deadline: Instant,
-    ) -> Result<ChangeDecision, Error> {
-        let mut status = self.status.clone();
-        let answered_by = deadline.min(Instant::now() + self.limits.election_timeout);
-        loop {
-            status.mark_unchanged();
-            let ruling = self.judge(|judge| judge.decide(asked));
-            let until = match ruling {
-                Err(ChangeRefusal::Objection(ChangeObjection::Unsettled)) => deadline,
-                Err(ChangeRefusal::Objection(ChangeObjection::LearnerSilent)) => answered_by,
-                ruling => return ruling.map_err(|refused| refuse(asked, refused)),
-            };
-            if Instant::now() >= until {
-                return ruling.map_err(|refused| refuse(asked, refused));
-            }
-            // Any change of the consensus status may bring the missing answer.
-            if let Ok(Err(_)) = timeout_at(until, status.changed()).await {
-                return Err(Error::Stopped);
-            }
+/// Returns what to do with a change, as the leader. Waits while other members may soon learn of
+/// the last change. Waits up to an election timeout while a learner may soon answer a
+/// heartbeat.
+async fn wait_for_ruling(
+    context: &ApiContext,
+    asked: &ChangeRequest,
+    deadline: Instant,
+) -> Result<ChangeDecision, Error> {
+    let mut status = context.status.clone();
+    let answered_by = deadline.min(Instant::now() + context.limits.election_timeout);
+    loop {
+        status.mark_unchanged();
+        let ruling = judge(context, |judge| judge.decide(asked));
+        let until = match ruling {
+            Err(ChangeRefusal::Objection(ChangeObjection::Unsettled)) => deadline,
+            Err(ChangeRefusal::Objection(ChangeObjection::LearnerSilent)) => answered_by,
+            ruling => return ruling.map_err(|refused| refuse(asked, refused)),
+        };
+        if Instant::now() >= until {
+            return ruling.map_err(|refused| refuse(asked, refused));
+        }
+        // Any change of the consensus status may bring the missing answer.
+        if let Ok(Err(_)) = timeout_at(until, status.changed()).await {
+            return Err(Error::Stopped);
         }
     }
+}
 
-    /// Calls `says` with a judge that has everything this member knows now.
-    fn judge<T>(&self, says: impl FnOnce(&ChangeJudge<'_>) -> T) -> T {
-        let connected: BTreeMap<MemberId, Duration> = match &self.peers {
-            Some(peers) => {
-                peers.connected().into_iter().map(|(id, since)| (id, since.elapsed())).collect()
-            }
-            None => BTreeMap::new(),
-        };
-        let (table, status) = (self.table(), Arc::clone(&self.status.borrow()));
-        let judge = ChangeJudge {
-            rules: self.rules,
-            local: MemberId(self.identity.member_id),
-            is_leader: self.leads(),
-            table: &table,
-            connected: &connected,
-            peers: &status.peers,
-            settled_index: status.barrier_index,
-            last: status.last,
-        };
-        says(&judge)
-    }
+/// Calls `says` with a judge that has everything this member knows now.
+fn judge<T>(context: &ApiContext, says: impl FnOnce(&ChangeJudge<'_>) -> T) -> T {
+    let connected: BTreeMap<MemberId, Duration> = match &context.peers {
+        Some(peers) => {
+            peers.connected().into_iter().map(|(id, since)| (id, since.elapsed())).collect()
+        }
+        None => BTreeMap::new(),
+    };
+    let (table, status) = (table(context), Arc::clone(&context.status.borrow()));
+    let judge = ChangeJudge {
+        rules: context.rules,
+        local: MemberId(context.identity.member_id),
+        is_leader: context.leads(),
+        table: &table,
+        connected: &connected,
+        peers: &status.peers,
+        settled_index: status.barrier_index,
+        last: status.last,
+    };
+    says(&judge)
 }
 
 fn refuse(asked: &ChangeRequest, refused: ChangeRefusal) -> Error {
@@ -256,7 +236,7 @@ pub(super) async fn promote_when_ready(context: Arc<ApiContext>) {
             Some(id) if leads => {
                 let deadline = Instant::now() + CATCH_UP_TIMEOUT;
                 let promotion = MemberChange::Promote(id).into();
-                if let Err(error) = context.change_members_as_leader(&promotion, deadline).await {
+                if let Err(error) = change_members_as_leader(&context, &promotion, deadline).await {
                     tracing::debug!(error = %error.text(), member.id = %id, "cannot promote yet");
                 }
                 sleep(PROMOTE_RETRY_INTERVAL).await;

@@ -21,10 +21,10 @@ use node_proto::v3electionpb::{
 use node_proto::v3lockpb::{LockRequest, UnlockRequest};
 use node_state::apply::{check_delete, check_put, check_range, check_txn};
 use node_state::auth::RequestedAccess;
+use node_state::membership::PeerUrl;
 
-use super::ApiLimits;
-use super::cluster::peer_urls;
 use super::error::Error;
+use super::settings::ApiLimits;
 
 /// A request, with the checks made before anything is done for it.
 pub(crate) trait CheckedRequest {
@@ -180,4 +180,19 @@ asked! { false:
     AuthRoleDeleteRequest: |_| RequestedAccess::RootRole;
     AuthRoleGrantPermissionRequest: |_| RequestedAccess::RootRole;
     AuthRoleRevokePermissionRequest: |_| RequestedAccess::RootRole;
+}
+
+/// Maximum total length of a member's peer URLs. etcd has no limit. Here all members are in one
+/// frame of the peer protocol. A member that doesn't fit couldn't be shown to others, nor removed
+/// by them.
+const MAX_URL_BYTES: usize = 16 * 1024;
+
+/// Checks peer URLs as etcd does, and returns them sorted. There must be at least one.
+pub(super) fn peer_urls(urls: &[String]) -> Result<Vec<String>, Error> {
+    let parsed: Result<Vec<_>, _> = urls.iter().map(|url| PeerUrl::parse(url)).collect();
+    let parsed = parsed.map_err(|_| Error::BadMemberUrls)?;
+    let mut urls: Vec<String> = parsed.iter().map(ToString::to_string).collect();
+    urls.sort_unstable();
+    let bytes: usize = urls.iter().map(String::len).sum();
+    if (1..=MAX_URL_BYTES).contains(&bytes) { Ok(urls) } else { Err(Error::BadMemberUrls) }
 }

@@ -646,7 +646,7 @@ async fn a_signed_token_of_users_that_are_not_there_yet_counts_once_they_are() {
     let signed = |later| {
         let revision = node.context.store.view().auth().revision() + later;
         let now = jiff::Timestamp::now().as_second();
-        node.context.signed_tokens.as_ref().unwrap().sign("root", revision, now).unwrap()
+        node.context.access.signed_tokens.as_ref().unwrap().sign("root", revision, now).unwrap()
     };
     let (token, now) = (signed(1), signed(0));
     let ask = async |token: &str| {

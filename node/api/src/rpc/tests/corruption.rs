@@ -98,7 +98,7 @@ async fn only_the_leader_gets_a_store_read() {
     let question = Question::of(&node.context.store.view()).encode().encode_to_vec();
     let asked_by = async |from: u64| -> Vec<Claim> {
         let request = Bytes::from(question.clone());
-        let answer = node.context.answer_member(MemberId(from), request).await.unwrap();
+        let answer = answer_member(&node.context, MemberId(from), request).await.unwrap();
         decode_claims(StoreAnswer::decode(answer).unwrap())
     };
     assert!(!asked_by(MEMBER).await.is_empty());

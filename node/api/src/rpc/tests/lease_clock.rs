@@ -100,14 +100,14 @@ async fn a_lease_that_has_to_wait_is_answered_beside_those_that_need_not() {
     // After 250 s, the remaining time is recorded for the short lease alone. The others are due
     // later.
     let noted = {
-        let (mut lessor, now) = node.context.clock();
+        let (mut lessor, now) = node.context.clock.read();
         lessor.due_checkpoint(now + Duration::from_secs(250)).unwrap()
     };
     assert_eq!(noted.leases.iter().map(|one| one.id).collect::<Vec<_>>(), [2]);
     let asked = keep_alive(&node, &[1, 2, 3, 4]);
     let done = async {
         tokio::time::sleep(Duration::from_millis(200)).await;
-        node.context.clock().0.finish_checkpoint(&noted);
+        node.context.clock.read().0.finish_checkpoint(&noted);
     };
     let (answered, ()) = tokio::join!(asked, done);
     assert_eq!(answered, [(1, 2_000), (2, 400), (3, 3_000), (4, 0)]);
