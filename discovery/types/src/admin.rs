@@ -126,7 +126,7 @@ impl AdminChain {
         let change: AdminChange = element
             .verify_any(JwsType::Admin, owners)
             .map_err(|source| AdminError::Jws { seq, source })?;
-        if change.version != 1 || change.seq != seq || change.previous != self.head {
+        if change.seq != seq || change.previous != self.head {
             return Err(AdminError::Broken { seq });
         }
         if self.seq as usize >= MAX_CHANGES {

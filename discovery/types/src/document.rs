@@ -32,9 +32,6 @@ pub enum DocumentError {
     /// The kind, the form or, where it is checked, the service's signature is wrong.
     #[error("the document: {0}")]
     Jws(#[from] JwsError),
-    /// The document was made by a newer version of Muster.
-    #[error("the document was made by a newer version of Muster")]
-    Version,
     /// The proposal in the document is not valid.
     #[error("the document's list: {0}")]
     Proposal(#[from] ProposalError),
@@ -79,9 +76,6 @@ impl VerifiedDocument {
     /// from [`StatementChain::verify_from_pin`] or [`StatementChain::verify_from_owners`].
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, DocumentError> {
         let document: Document = jws.claims_unverified(JwsType::Document)?;
-        if document.version != 1 {
-            return Err(DocumentError::Version);
-        }
         let proposal = VerifiedProposal::verify(&document.proposal, chain)?;
         let (found, seats) = (document.acks.len(), proposal.records().len());
         if found != seats {

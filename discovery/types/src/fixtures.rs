@@ -10,7 +10,7 @@ use crate::csr::{Csr, NodeKey};
 use crate::digest::Incarnation;
 use crate::document::Document;
 use crate::grant::{Grant, TokenKind, VerifiedGrant};
-use crate::jws::Jws;
+use crate::jws::{Jws, JwsType};
 use crate::key::SigningKey;
 use crate::leaves::Leaves;
 use crate::machine::MachineFacts;
@@ -189,6 +189,14 @@ fn record(grant: &Grant, key: &SigningKey, i: u8) -> Record {
         machine: MachineFacts { dmi_uuid: Some(format!("machine-{i}")), machine_id: None },
         zone: None,
     }
+}
+
+/// Signs `payload` in version 2 and with one more member, as a newer program may.
+pub fn sign_version_2<T: serde::Serialize>(typ: JwsType, key: &SigningKey, payload: &T) -> Jws {
+    let mut newer = serde_json::to_value(payload).unwrap();
+    newer["version"] = 2.into();
+    newer["added_in_version_2"] = "anything".into();
+    Jws::sign(typ, key, &newer)
 }
 
 /// Returns a world of one agent with a join ticket, which has to be signed by the owner.

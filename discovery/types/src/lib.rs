@@ -58,5 +58,8 @@ pub mod url;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
 
+#[cfg(test)]
+mod tests;
+
 /// Smallest and largest size of a cluster that a statement may ask for.
 pub const SIZES: std::ops::RangeInclusive<u8> = 1..=9;

@@ -111,9 +111,6 @@ impl VerifiedOrder {
         let newest = chain.newest();
         let order: Order = jws.verify_any(JwsType::Order, newest.keys_for(Action::PutOrder))?;
         let bad = |what| Err(OrderError::Invalid(what));
-        if order.version != 1 {
-            return bad("made by a newer version of Muster");
-        }
         if order.cluster != newest.cluster {
             return Err(OrderError::OtherCluster);
         }

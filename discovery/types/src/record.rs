@@ -73,10 +73,10 @@ pub struct SignedRecord {
 pub enum RecordError {
     /// The signature, kind or form of the record is wrong.
     #[error("the record: {0}")]
-    Record(JwsError),
+    Record(#[source] JwsError),
     /// The signature, kind or form of the endorsement is wrong.
     #[error("the token's endorsement: {0}")]
-    Endorsement(JwsError),
+    Endorsement(#[source] JwsError),
     /// Record, endorsement and grant don't belong together.
     #[error("record, endorsement and grant don't belong together: {0}")]
     Mismatch(&'static str),
@@ -181,7 +181,6 @@ impl VerifiedRecord {
             .map_err(RecordError::Endorsement)?;
         let hash = signed.record.hash();
         let same = [
-            (record.version == 1, "made by a newer version of Muster"),
             (record.cluster == grant.cluster, "the record is of another cluster"),
             (record.grant == grant.id, "the record is of another grant"),
             (endorsement.cluster == grant.cluster, "the endorsement is of another cluster"),

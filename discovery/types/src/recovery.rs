@@ -76,9 +76,6 @@ pub enum RecoveryError {
     /// There are more recoveries than [`MAX_RECOVERIES`].
     #[error("a cluster is recovered at most {MAX_RECOVERIES} times")]
     TooMany,
-    /// The statement has a version that this program doesn't know.
-    #[error("the recovery statement has version {0}, this program knows 1")]
-    Version(u32),
     /// The new member has the Raft cluster id or the incarnation of the old one.
     #[error("the recovery statement gives the new cluster an identity of the old one")]
     SameIdentity,
@@ -110,9 +107,6 @@ impl Recovery {
         // An admin who may order members to be removed may also declare them lost.
         let recovery: Self =
             jws.verify_any(JwsType::Recovery, newest.keys_for(Action::PutOrder))?;
-        if recovery.version != 1 {
-            return Err(RecoveryError::Version(recovery.version));
-        }
         if recovery.cluster != newest.cluster {
             return Err(RecoveryError::OtherCluster);
         }
@@ -270,7 +264,8 @@ mod tests {
             "the same number in other digits"
         );
         let later = Recovery { version: 2, ..said.clone() };
-        assert_eq!(verify(&later), Err(RecoveryError::Version(2)));
+        let newer = JwsError::Newer { found: 2, known: 1 };
+        assert_eq!(verify(&later), Err(RecoveryError::Jws(newer)));
         let other = Recovery { cluster: Uuid::from_u128(9), ..said };
         assert_eq!(verify(&other), Err(RecoveryError::OtherCluster));
     }

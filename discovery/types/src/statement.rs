@@ -108,13 +108,26 @@ pub enum StatementError {
     NotPinned,
 }
 
+impl StatementError {
+    /// Whether the statement exceeds what this program reads: by its version, its length, or its
+    /// position in the chain. A newer program may accept it.
+    pub fn exceeds_this_program(&self) -> bool {
+        match self {
+            Self::Length => true,
+            Self::Jws { source, .. } => {
+                matches!(source, JwsError::Newer { .. } | JwsError::TooLong { .. })
+            }
+            Self::Broken { .. } | Self::Invalid { .. } | Self::ForeignRoot(_) | Self::NotPinned => {
+                false
+            }
+        }
+    }
+}
+
 impl Statement {
     /// Checks the statement's values, but neither signatures nor the chain.
     pub fn check(&self) -> Result<(), StatementError> {
         let bad = |what| Err(StatementError::Invalid { seq: self.seq, what });
-        if self.version != 1 {
-            return bad("made by a newer version of Muster");
-        }
         if self.cluster.get_version_num() != 7 {
             return bad("the cluster's id is not a UUIDv7");
         }
@@ -247,6 +260,19 @@ impl StatementChain {
         statement.check()?;
         self.links.push((next.clone(), next.hash(), statement));
         Ok(self.newest())
+    }
+
+    /// Works as [`StatementChain::append`], for a text that was not parsed.
+    pub fn append_text(&mut self, next: &str) -> Result<&Statement, StatementError> {
+        let seq = self.newest().seq + 1;
+        let next = next.parse().map_err(|source| StatementError::Jws { seq, source })?;
+        self.append(&next)
+    }
+
+    /// Whether an owner has signed `next` as a statement, although this program may not be able to
+    /// read it: see [`StatementError::exceeds_this_program`].
+    pub fn is_continued_by(&self, next: &str) -> bool {
+        Jws::is_signed(next, JwsType::Statement, self.newest().keys_for(Action::PutStatement))
     }
 
     /// Returns the newest statement, by which roles are judged.

@@ -1,6 +1,7 @@
 use super::*;
 use crate::digest::Nonce;
-use crate::fixtures::{ClusterFixture, join_fixture};
+use crate::fixtures::{ClusterFixture, join_fixture, sign_version_2};
+use crate::jws::newer_version;
 use crate::key::SigningKey;
 use crate::order::Order;
 use crate::role::Role;
@@ -289,4 +290,20 @@ fn names_stay_what_they_are() {
         [OperationId::of(&jws, Verb::Remove), OperationId::of_step(&jws, IntentStep::Remove)];
     let names = names.map(|name| name.to_string());
     assert_eq!(names, ["18429f1f2b145fbddc1754084c882159", "988a18cf998369bd11215ff8cce4c23b"]);
+}
+
+#[test]
+fn an_order_of_a_newer_program_is_told_apart_from_one_that_nobody_may_give() {
+    let world = ClusterFixture::new(3);
+    let intent = ordered(&world, OrderedChange::Remove { member: MemberId::new(7) });
+    let order: Order = intent.authority.claims_unverified(JwsType::Order).unwrap();
+    let with = |authority: Jws| {
+        let operation = OperationId::of(&authority, Verb::Remove);
+        Intent { authority, operation, ..intent.clone() }
+    };
+    let refused = |intent: &Intent| VerifiedIntent::verify(intent, &world.chain()).unwrap_err();
+    let newer = refused(&with(sign_version_2(JwsType::Order, &world.owner, &order)));
+    assert!(newer_version(&newer).is_some(), "{newer}");
+    let forged = refused(&with(sign_version_2(JwsType::Order, &SigningKey::generate(), &order)));
+    assert_eq!(newer_version(&forged), None, "{forged}");
 }

@@ -5,6 +5,9 @@
 //! With anything else (`crit`, `jku`, `jwk`, `x5u`, a member twice) the whole message is refused. A
 //! payload is read into a struct that denies unknown and duplicate members.
 //!
+//! Some kinds of payload have a version. It is read before anything else in the payload, so that a
+//! newer one is refused by its version and not by the first member that is unknown here.
+//!
 //! Behind these rules the `jsonwebtoken` library makes and checks signatures and claims.
 
 mod jwt;
@@ -14,7 +17,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use data_encoding::BASE64URL_NOPAD;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
 pub use jwt::Parties;
@@ -60,6 +63,14 @@ pub enum JwsError {
     /// The JWT names another issuer, subject or audience than expected.
     #[error("its issuer, subject or audience is not the one expected")]
     Parties,
+    /// A newer program made the message, and this one can't read it.
+    #[error("made by a newer Muster (version {found}); this program knows {known}: upgrade it")]
+    Newer {
+        /// Version of the payload.
+        found: u32,
+        /// Newest version that this program reads.
+        known: u32,
+    },
     /// The payload doesn't have the form of its kind.
     #[error("the payload is refused: {0}")]
     Payload(String),
@@ -144,6 +155,20 @@ impl Jws {
         self.verify_by(typ, allowed, Some(parties))
     }
 
+    /// Whether one of `allowed` has signed `text` as a message of kind `typ`. The payload may be of a
+    /// newer version, and longer than this program reads.
+    pub fn is_signed<'k>(
+        text: &str,
+        typ: JwsType,
+        allowed: impl IntoIterator<Item = &'k PublicKey>,
+    ) -> bool {
+        let Ok(jws) = Self::parse(text, |_| MAX_JWS) else { return false };
+        matches!(
+            jws.verify_any::<IgnoredAny>(typ, allowed),
+            Ok(IgnoredAny) | Err(JwsError::Newer { .. })
+        )
+    }
+
     fn verify_by<'k, T: DeserializeOwned>(
         &self,
         typ: JwsType,
@@ -155,16 +180,43 @@ impl Jws {
             .into_iter()
             .find(|key| key.key_id() == self.kid)
             .ok_or(JwsError::UnknownKey(self.kid))?;
-        jwt::decode(&self.text, key, parties)
+        let read = jwt::decode(&self.text, key, parties);
+        match read {
+            // The payload is read only after the signature has been found valid.
+            Ok(_) | Err(JwsError::Payload(_)) => self.check_version(&self.payload()?).and(read),
+            Err(_) => read,
+        }
     }
 
     /// Returns the payload as claimed, for looking up what it must be verified with. **Proves
     /// nothing.**
     pub fn claims_unverified<T: DeserializeOwned>(&self, typ: JwsType) -> Result<T, JwsError> {
         self.expect(typ)?;
+        let payload = self.payload()?;
+        self.check_version(&payload)?;
+        strict::from_slice(&payload).map_err(|error| JwsError::Payload(error.to_string()))
+    }
+
+    fn payload(&self) -> Result<Vec<u8>, JwsError> {
         let part = self.text.split('.').nth(1).ok_or(JwsError::Malformed)?;
-        let bytes = BASE64URL_NOPAD.decode(part.as_bytes()).map_err(|_| JwsError::Malformed)?;
-        strict::from_slice(&bytes).map_err(|error| JwsError::Payload(error.to_string()))
+        BASE64URL_NOPAD.decode(part.as_bytes()).map_err(|_| JwsError::Malformed)
+    }
+
+    /// Refuses a payload of a version that this program doesn't know. A payload in which no version
+    /// is found passes: whoever reads all of it will refuse it.
+    fn check_version(&self, payload: &[u8]) -> Result<(), JwsError> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let Some(known) = self.typ.version() else { return Ok(()) };
+        match strict::from_slice(payload) {
+            Ok(Versioned { version: 0 }) => Err(JwsError::Payload("its version is 0".into())),
+            Ok(Versioned { version: found }) if found > known => {
+                Err(JwsError::Newer { found, known })
+            }
+            Ok(_) | Err(_) => Ok(()),
+        }
     }
 
     fn expect(&self, typ: JwsType) -> Result<(), JwsError> {
@@ -176,10 +228,30 @@ impl Jws {
     }
 }
 
+/// Returns the version error among `error` and its causes, if the reason is that a newer program
+/// made a signed message.
+pub fn newer_version<'e>(error: &'e (dyn std::error::Error + 'static)) -> Option<&'e JwsError> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(newer @ JwsError::Newer { .. }) = error.downcast_ref() {
+            return Some(newer);
+        }
+        next = error.source();
+    }
+    None
+}
+
 impl FromStr for Jws {
     type Err = JwsError;
 
     fn from_str(text: &str) -> Result<Self, JwsError> {
+        Self::parse(text, JwsType::max_bytes)
+    }
+}
+
+impl Jws {
+    /// Parses a text of at most [`MAX_JWS`] bytes, and of at most `limit` for its kind.
+    fn parse(text: &str, limit: impl Fn(JwsType) -> usize) -> Result<Self, JwsError> {
         if text.len() > MAX_JWS {
             return Err(JwsError::TooLong { limit: MAX_JWS });
         }
@@ -193,8 +265,9 @@ impl FromStr for Jws {
             |part: &str| BASE64URL_NOPAD.decode(part.as_bytes()).map_err(|_| JwsError::Malformed);
         let header: JoseHeader = strict::from_slice(&decode(header)?)
             .map_err(|error| JwsError::Header(error.to_string()))?;
-        if text.len() > header.typ.max_bytes() {
-            return Err(JwsError::TooLong { limit: header.typ.max_bytes() });
+        let limit = limit(header.typ);
+        if text.len() > limit {
+            return Err(JwsError::TooLong { limit });
         }
         if decode(payload)?.is_empty() || decode(signature)?.len() != 64 {
             return Err(JwsError::Malformed);

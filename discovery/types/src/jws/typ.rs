@@ -77,6 +77,28 @@ impl JwsType {
         }
     }
 
+    /// Returns the newest version of the payload that this program reads. `None` if payloads of the
+    /// kind have no version: a new form of those gets a new kind.
+    pub fn version(self) -> Option<u32> {
+        match self {
+            JwsType::Statement
+            | JwsType::Grant
+            | JwsType::Record
+            | JwsType::Document
+            | JwsType::Admin
+            | JwsType::Order
+            | JwsType::Recovery => Some(1),
+            JwsType::Endorsement
+            | JwsType::Redeem
+            | JwsType::Ack
+            | JwsType::Release
+            | JwsType::Retire
+            | JwsType::Unretire
+            | JwsType::Assertion
+            | JwsType::Access => None,
+        }
+    }
+
     /// Returns the longest compact form, in bytes. A document holds nine records and their grants,
     /// so the sum must fit.
     pub fn max_bytes(self) -> usize {

@@ -64,14 +64,13 @@ fn an_order_of_another_cluster_or_statement_is_refused() {
 }
 
 #[test]
-fn lives_reasons_and_versions_are_bounded() {
+fn lives_and_reasons_are_bounded() {
     let world = ClusterFixture::new(3);
     assert!(verify(&world, &order(&world)).is_ok());
     let invalid = [
         Order { expires_at: 1_901, ..order(&world) },
         Order { expires_at: 1_000, ..order(&world) },
         Order { expires_at: 999, ..order(&world) },
-        Order { version: 2, ..order(&world) },
         Order { reason: "x".repeat(501), ..order(&world) },
         Order { reason: "two\nlines".into(), ..order(&world) },
     ];

@@ -98,8 +98,7 @@ fn what_is_fixed_stays() {
 #[test]
 fn statements_that_no_cluster_can_have_are_refused() {
     let world = ClusterFixture::new(3);
-    let changes: [Change<'_>; 10] = [
-        ("version", Box::new(|s| s.version = 2)),
+    let changes: [Change<'_>; 9] = [
         ("uuid", Box::new(|s| s.cluster = Uuid::nil())),
         ("size 0", Box::new(|s| s.size = 0)),
         ("size 10", Box::new(|s| s.size = 10)),
