@@ -202,6 +202,13 @@ impl From<StoreError> for ApiError {
                 error.problem.retryable = false;
                 return error;
             }
+            StoreError::Newer(_) => {
+                let next = "Upgrade muster-discovery to the newest version that runs on this \
+                            database. Nothing was changed.";
+                let mut error = ApiError::new(Code::Internal, sentence(&error), next);
+                error.problem.retryable = false;
+                return error;
+            }
             StoreError::OutOfRange(error) => {
                 let next = "Send a smaller number.";
                 ApiError::new(Code::InvalidRequest, sentence(error), next)

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use discovery_types::admin::{AdminChain, AdminOperation};
-use discovery_types::jws::Jws;
+use discovery_types::jws::{Jws, JwsError, newer_version};
 use discovery_types::key::{KeyId, PublicKey};
 
 use crate::app::App;
@@ -27,6 +27,9 @@ pub(crate) struct Admins {
     pub ever_owners: BTreeSet<KeyId>,
     /// Number of rows that don't belong to the chain.
     pub ignored_rows: usize,
+    /// Version of the first change that a newer program made. That change and all later ones are
+    /// among the ignored rows.
+    pub newer: Option<JwsError>,
     fingerprint: Vec<u8>,
 }
 
@@ -67,14 +70,27 @@ impl AdminCache {
         let news = known.as_ref().is_none_or(|known| known.fingerprint != admins.fingerprint);
         if news && admins.ignored_rows > 0 {
             app.metrics.count_alarm("admin_rows_ignored");
-            tracing::error!(
-                ignored = admins.ignored_rows,
-                "rows in admin_elements don't follow from the owner key of the key directory: \
-                 somebody has written into the database; they are ignored"
-            );
+            admins.log_ignored_rows();
         }
         *known = Some(admins.clone());
         Ok(admins)
+    }
+}
+
+impl Admins {
+    fn log_ignored_rows(&self) {
+        let ignored = self.ignored_rows;
+        match &self.newer {
+            Some(newer) => tracing::error!(
+                ignored,
+                "a change of the admins was {newer}; until then it and all later ones are ignored"
+            ),
+            None => tracing::error!(
+                ignored,
+                "rows in admin_elements don't follow from the owner key of the key directory: \
+                 somebody has written into the database; they are ignored"
+            ),
+        }
     }
 }
 
@@ -89,18 +105,23 @@ fn verify_rows(
         elements: Vec::new(),
         ever_owners: BTreeSet::from([root.key_id()]),
         ignored_rows: 0,
+        newer: None,
         fingerprint,
     };
     let new = rows.iter().filter(|row| !known.contains(row));
     for row in known.iter().chain(new) {
-        let element = row.parse::<Jws>().ok();
-        let applied = element.and_then(|element| {
-            let change = admins.chain.append(&element).ok()?;
-            Some((element, change))
-        });
-        let Some((element, change)) = applied else {
-            admins.ignored_rows += 1;
-            continue;
+        let applied = row.parse::<Jws>().ok().map(|row| (admins.chain.append(&row), row));
+        let (element, change) = match applied {
+            Some((Ok(change), element)) => (element, change),
+            Some((Err(error), _)) => {
+                admins.ignored_rows += 1;
+                admins.newer = admins.newer.or_else(|| newer_version(&error).cloned());
+                continue;
+            }
+            None => {
+                admins.ignored_rows += 1;
+                continue;
+            }
         };
         if let AdminOperation::Add(admin) = &change.change
             && admin.is_owner()
@@ -114,7 +135,9 @@ fn verify_rows(
 
 #[cfg(test)]
 mod tests {
-    use discovery_types::admin::Admin;
+    use discovery_types::admin::{Admin, AdminChange};
+    use discovery_types::fixtures::sign_version_2;
+    use discovery_types::jws::JwsType;
     use discovery_types::key::SigningKey;
     use discovery_types::role::Role;
 
@@ -139,6 +162,27 @@ mod tests {
         assert_eq!(admins.ignored_rows, 2);
         assert!(admins.chain.find(&thief.key_id()).is_none());
         assert_eq!(admins.chain.admins().len(), 2);
+    }
+
+    #[test]
+    fn a_change_by_a_newer_program_is_ignored_with_those_after_it_and_told_apart() {
+        let root = SigningKey::generate();
+        let (_, issuer) = admin("issuer", Role::Issuer);
+        let mut chain = AdminChain::root(root.public());
+        let first = chain.sign_next(&root, AdminOperation::Add(issuer.clone()));
+        let change = chain.append(&first).unwrap();
+        let change = AdminChange { seq: 2, previous: first.hash(), ..change };
+        let newer = sign_version_2(JwsType::Admin, &root, &change);
+        let later = AdminChange { seq: 3, previous: newer.hash(), ..change.clone() };
+        let later = Jws::sign(JwsType::Admin, &root, &later);
+        let rows = [&first, &newer, &later].map(|jws| jws.as_str().to_owned());
+        let admins = verify_rows(root.public(), &[], &rows, Vec::new());
+        assert_eq!((admins.chain.seq(), admins.ignored_rows), (1, 2));
+        assert_eq!(admins.newer, Some(JwsError::Newer { found: 2, known: 1 }));
+        let planted = sign_version_2(JwsType::Admin, &SigningKey::generate(), &change);
+        let rows = [first.as_str(), planted.as_str()].map(str::to_owned);
+        let admins = verify_rows(root.public(), &[], &rows, Vec::new());
+        assert_eq!((admins.ignored_rows, admins.newer), (1, None), "nobody may sign that");
     }
 
     #[test]

@@ -83,8 +83,10 @@ impl Roster {
         let damaged = || StoreError::damaged("a member's record");
         let documented = document_members(cluster).ok_or_else(damaged)?;
         let founded = raft_id::of_cluster(documented.iter().map(|founder| founder.id));
-        let lineage = Lineage::of(&changes.recoveries, chain, founded)
-            .map_err(|_| StoreError::damaged("the chain of recovery statements"))?;
+        let lineage = Lineage::of(&changes.recoveries, chain, founded).map_err(|error| {
+            let damaged = || StoreError::damaged("the chain of recovery statements");
+            StoreError::unreadable(&error, damaged)
+        })?;
         let added = |intent: &&StoredIntent| {
             matches!(intent.state, IntentState::Added | IntentState::Promoted)
         };

@@ -1,5 +1,7 @@
 //! Errors of the store, by what the caller can do about them.
 
+use discovery_types::jws::{JwsError, newer_version};
+
 use crate::domain::OutOfRange;
 
 /// Postgres error classes and codes (its appendix A) that mean "try again later".
@@ -32,6 +34,9 @@ pub(crate) enum StoreError {
         /// Description of the damaged row.
         what: String,
     },
+    /// A row holds a signed text that a newer program made.
+    #[error("the database holds what was {0}")]
+    Newer(JwsError),
     /// A number in the request is too large for a row.
     #[error(transparent)]
     OutOfRange(#[from] OutOfRange),
@@ -50,6 +55,15 @@ impl StoreError {
     /// Error for a row that doesn't parse or verify.
     pub(crate) fn damaged(what: impl Into<String>) -> Self {
         StoreError::Damaged { what: what.into() }
+    }
+
+    /// Error for a signed text that is refused with `error`: a newer program made it, or it is
+    /// damaged.
+    pub(crate) fn unreadable(
+        error: &(dyn std::error::Error + 'static),
+        damaged: impl FnOnce() -> Self,
+    ) -> Self {
+        newer_version(error).map_or_else(damaged, |newer| StoreError::Newer(newer.clone()))
     }
 }
 

@@ -10,10 +10,10 @@ use discovery_formation as formation;
 use discovery_types::convert;
 use discovery_types::digest::Digest;
 use discovery_types::grant::{Grant, VerifiedGrant};
-use discovery_types::jws::{Jws, JwsType};
+use discovery_types::jws::{Jws, JwsError, JwsType};
 use discovery_types::key::PublicKey;
 use discovery_types::record::{Endorsement, Record, SignedRecord};
-use discovery_types::statement::StatementChain;
+use discovery_types::statement::{StatementChain, StatementError};
 use uuid::Uuid;
 
 use super::super::StoreError;
@@ -38,19 +38,22 @@ impl Caches {
         rows: &[String],
     ) -> Result<Arc<StatementChain>, StoreError> {
         let damaged = |what: &str| StoreError::damaged(format!("{what} of cluster {cluster}"));
-        let rows: Vec<&[u8]> = rows.iter().map(String::as_bytes).collect();
         if rows.is_empty() {
             return Err(damaged("the statement chain"));
         }
         // Joining with line breaks is unambiguous, because a JWS contains none.
-        let name = Digest::of(&rows.join(&b'\n'));
+        let name = Digest::of(rows.join("\n").as_bytes());
         if let Some(chain) = read_cache(&self.chains, &name) {
             return Ok(chain);
         }
-        let jws = |row: &&[u8]| std::str::from_utf8(row).ok()?.parse::<Jws>().ok();
-        let jws: Option<Vec<Jws>> = rows.iter().map(jws).collect();
-        let chain = jws.and_then(|jws| StatementChain::verify_links(&jws).ok());
-        let chain = chain.filter(|chain| chain.newest().cluster == cluster);
+        let unreadable =
+            |error: StatementError| StoreError::unreadable(&error, || damaged("a statement"));
+        let jws = |(seq, row): (u64, &String)| {
+            row.parse::<Jws>().map_err(|source| StatementError::Jws { seq, source })
+        };
+        let jws = (0..).zip(rows).map(jws).collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
+        let chain = StatementChain::verify_links(&jws).map_err(unreadable)?;
+        let chain = Some(chain).filter(|chain| chain.newest().cluster == cluster);
         let chain = Arc::new(chain.ok_or_else(|| damaged("a statement"))?);
         write_cache(&self.chains, name, &chain);
         Ok(chain)
@@ -71,9 +74,11 @@ impl Caches {
         }
         let damaged =
             || StoreError::damaged("a grant's signature isn't valid: somebody changed it");
-        let jws: Jws = jws.parse().map_err(|_| damaged())?;
+        let unreadable = |error: JwsError| StoreError::unreadable(&error, damaged);
+        let jws: Jws = jws.parse().map_err(unreadable)?;
+        let claimed: Grant = jws.claims_unverified(JwsType::Grant).map_err(unreadable)?;
         let grant = match trust {
-            Trust::Unverified => jws.claims_unverified(JwsType::Grant).ok(),
+            Trust::Unverified => Some(claimed),
             Trust::Verify => chain.jws().iter().rev().find_map(|statement| {
                 let chain = chain.up_to(&statement.hash())?;
                 VerifiedGrant::verify(&jws, &chain).ok().map(|grant| (*grant).clone())
@@ -104,9 +109,10 @@ impl Caches {
             Trust::Verify => verify(record, endorsement, token_key),
             Trust::Unverified => read_unverified_record(record, endorsement),
         };
-        let record = Arc::new(read.ok_or_else(|| {
-            StoreError::damaged("a record's signature isn't valid: somebody changed the row")
-        })?);
+        let damaged =
+            || StoreError::damaged("a record's signature isn't valid: somebody changed the row");
+        let record = read.map_err(|error| StoreError::unreadable(&*error, damaged))?;
+        let record = Arc::new(record.ok_or_else(damaged)?);
         if trust == Trust::Verify {
             write_cache(&self.records, name, &record);
         }
@@ -126,29 +132,25 @@ fn write_cache<T>(cache: &Mutex<BTreeMap<Digest, Arc<T>>>, name: Digest, value: 
     cache.insert(name, value.clone());
 }
 
-fn verify(
-    record: &str,
-    endorsement: &str,
-    token_key: &PublicKey,
-) -> Option<formation::AgentRecord> {
-    let signed =
-        SignedRecord { record: record.parse().ok()?, endorsement: endorsement.parse().ok()? };
-    let claimed: Record = signed.record.claims_unverified(JwsType::Record).ok()?;
-    let record: Record = signed.record.verify(JwsType::Record, &claimed.agent_key).ok()?;
-    let endorsement: Endorsement =
-        signed.endorsement.verify(JwsType::Endorsement, token_key).ok()?;
+/// A record, unless its signatures don't belong together; or why it can't be read.
+type ReadRecord = Result<Option<formation::AgentRecord>, Box<dyn std::error::Error>>;
+
+fn verify(record: &str, endorsement: &str, token_key: &PublicKey) -> ReadRecord {
+    let signed = SignedRecord { record: record.parse()?, endorsement: endorsement.parse()? };
+    let claimed: Record = signed.record.claims_unverified(JwsType::Record)?;
+    let record: Record = signed.record.verify(JwsType::Record, &claimed.agent_key)?;
+    let endorsement: Endorsement = signed.endorsement.verify(JwsType::Endorsement, token_key)?;
     let bound = endorsement.record == signed.record.hash()
         && endorsement.cluster == record.cluster
         && endorsement.grant == record.grant;
-    let node_key = record.csr.verify().ok()?.node_key;
-    bound.then(|| convert::read_record(&record, &signed, &node_key))
+    let node_key = record.csr.verify()?.node_key;
+    Ok(bound.then(|| convert::read_record(&record, &signed, &node_key)))
 }
 
 /// Reads a record without verifying it, to abandon a damaged cluster.
-fn read_unverified_record(record: &str, endorsement: &str) -> Option<formation::AgentRecord> {
-    let signed =
-        SignedRecord { record: record.parse().ok()?, endorsement: endorsement.parse().ok()? };
-    let record: Record = signed.record.claims_unverified(JwsType::Record).ok()?;
+fn read_unverified_record(record: &str, endorsement: &str) -> ReadRecord {
+    let signed = SignedRecord { record: record.parse()?, endorsement: endorsement.parse()? };
+    let record: Record = signed.record.claims_unverified(JwsType::Record)?;
     let node_key = Digest::of(record.csr.der());
-    Some(convert::read_record(&record, &signed, &node_key))
+    Ok(Some(convert::read_record(&record, &signed, &node_key)))
 }
