@@ -251,15 +251,11 @@ pub fn read(layout: &Layout) -> Result<Option<(SigningKey, VerifiedJournal)>, St
     let file: JournalFile =
         serde_json::from_value(json).map_err(|error| damaged(error.to_string()))?;
     let key = read_key(layout, &file.key)?;
-    let document = read_document(&file).map_err(damaged)?;
-    let recoveries = read_recoveries(&file, document.as_ref()).map_err(damaged)?;
-    let record = match &file.record {
-        Some(signed) => Some(
-            convert::own_record(signed, &file.key)
-                .map_err(|error| damaged(crate::exit::error_chain(&error)))?,
-        ),
-        None => None,
-    };
+    let unverified = |error: Unverified| StateError::unverified(&path, &*error);
+    let document = read_document(&file).map_err(unverified)?;
+    let recoveries = read_recoveries(&file, document.as_ref()).map_err(unverified)?;
+    let record = file.record.as_ref().map(|signed| convert::own_record(signed, &file.key));
+    let record = record.transpose().map_err(|error| unverified(error.into()))?;
     let journal = Journal {
         key: convert::key(&file.key),
         incarnation: convert::incarnation(&file.incarnation),
@@ -310,30 +306,30 @@ fn held(document: &VerifiedDocument) -> Arc<formation::CommitDocument> {
     Arc::new(convert::document(document))
 }
 
-fn read_document(file: &JournalFile) -> Result<Option<VerifiedDocument>, String> {
+/// Reason why a signed text in the journal can't be verified.
+type Unverified = Box<dyn std::error::Error>;
+
+fn read_document(file: &JournalFile) -> Result<Option<VerifiedDocument>, Unverified> {
     let founding = file.extras.admission.as_ref().map(|admission| &admission.document);
     let Some(jws) = file.document.as_ref().or(founding) else { return Ok(None) };
     let join = file.extras.join.as_ref().ok_or("it holds a document and no cluster")?;
-    let chain = StatementChain::verify_from_pin(&file.extras.statements, &join.statement)
-        .map_err(|error| error.to_string())?;
-    VerifiedDocument::verify(jws, &chain).map(Some).map_err(|error| error.to_string())
+    let chain = StatementChain::verify_from_pin(&file.extras.statements, &join.statement)?;
+    Ok(Some(VerifiedDocument::verify(jws, &chain)?))
 }
 
 fn read_recoveries(
     file: &JournalFile,
     document: Option<&VerifiedDocument>,
-) -> Result<RecoveryChain, String> {
+) -> Result<RecoveryChain, Unverified> {
     let JournalExtras { recoveries, statements, join, .. } = &file.extras;
     if recoveries.is_empty() {
         return Ok(RecoveryChain::default());
     }
     let (Some(join), Some(document)) = (join, document) else {
-        return Err("it holds a recovery and no cluster".to_owned());
+        return Err("it holds a recovery and no cluster".into());
     };
-    let chain = StatementChain::verify_from_pin(statements, &join.statement)
-        .map_err(|error| error.to_string())?;
-    RecoveryChain::verify(recoveries, &chain, founded_cluster_id(document))
-        .map_err(|error| crate::exit::error_chain(&error))
+    let chain = StatementChain::verify_from_pin(statements, &join.statement)?;
+    Ok(RecoveryChain::verify(recoveries, &chain, founded_cluster_id(document))?)
 }
 
 fn bound_of(file: BoundFile) -> (u64, SignedList) {
@@ -348,6 +344,9 @@ fn bound_of(file: BoundFile) -> (u64, SignedList) {
 
 #[cfg(test)]
 mod tests {
+    use discovery_types::fixtures::{ClusterFixture, sign_version_2};
+    use discovery_types::jws::JwsType;
+
     use super::*;
 
     fn world() -> (tempfile::TempDir, Layout) {
@@ -440,6 +439,26 @@ mod tests {
         let newer = text.replacen("\"version\": 1", "\"version\": 2", 1);
         std::fs::write(layout.journal(), newer).unwrap();
         assert!(matches!(read(&layout), Err(StateError::Newer { found: 2, .. })));
+    }
+
+    #[test]
+    fn a_signed_text_of_a_newer_program_is_not_taken_for_damage() {
+        let (_dir, layout) = world();
+        let (key, journal, keepsakes) = create(&layout, machine()).unwrap();
+        write(&layout, &journal, &keepsakes).unwrap();
+        let record = &ClusterFixture::new(1).records[0];
+        let record = sign_version_2(JwsType::Record, &key, record);
+        let signed = SignedRecord { endorsement: record.clone(), record };
+        let mut file: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(layout.journal()).unwrap()).unwrap();
+        file["record"] = serde_json::to_value(&signed).unwrap();
+        let text = file.to_string();
+        std::fs::write(layout.journal(), &text).unwrap();
+        let refused = read(&layout).unwrap_err();
+        assert!(matches!(refused, StateError::NewerText { .. }), "{refused}");
+        assert!(refused.to_string().contains("version 2"), "{refused}");
+        assert!(!refused.is_retryable());
+        assert_eq!(std::fs::read_to_string(layout.journal()).unwrap(), text);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use discovery_types::jws::newer_version;
 use muster_files::data;
 
 use crate::exit::{ExitError, error_chain};
@@ -51,6 +52,13 @@ pub enum StateError {
         /// Newest version that this program reads.
         known: u64,
     },
+    /// A newer version of this program signed a text in the file.
+    #[error("{} holds what this program can't read ({what}); it was left as it is", path.display())]
+    NewerText {
+        path: PathBuf,
+        /// The signed text, and both versions.
+        what: String,
+    },
 }
 
 impl StateError {
@@ -59,11 +67,21 @@ impl StateError {
         move |source| Self::Files(error(source))
     }
 
+    /// Error for a file in which a signed text can't be verified: it is damaged, or newer than this
+    /// program.
+    pub(crate) fn unverified(path: &Path, error: &(dyn std::error::Error + 'static)) -> Self {
+        let (path, what) = (path.to_owned(), error_chain(error));
+        match newer_version(error) {
+            Some(_) => Self::NewerText { path, what },
+            None => Self::Damaged { path, what },
+        }
+    }
+
     /// Returns whether a restart could help. Otherwise a person has to look.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Files(error) => !error.is_refusal(),
-            Self::Damaged { .. } | Self::Newer { .. } => false,
+            Self::Damaged { .. } | Self::Newer { .. } | Self::NewerText { .. } => false,
         }
     }
 }
