@@ -5,11 +5,15 @@
 //! linearizably before any action. The longer of discovery's chain and the cluster's is valid. Only
 //! an owner's signature can make a chain longer, whoever writes it to the store. Each agent also
 //! journals the longest chain that it has seen. Of all these chains the longest is valid.
+//!
+//! A newer Muster may write a chain that this program can't read to its end. If an owner has signed
+//! that end, the chain stays in the store as it is. This agent then makes no changes of members:
+//! the statements that it can't read may have removed whoever asks for one.
 
 use discovery_types::client::DiscoveryClient;
 use discovery_types::digest::Digest;
 use discovery_types::jws::Jws;
-use discovery_types::statement::StatementChain;
+use discovery_types::statement::{StatementChain, StatementError};
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -63,19 +67,25 @@ impl Statements {
             return Ok(());
         }
         let list = client.statements(cluster).await.map_err(|error| causes(&error))?;
-        self.adopt_if_longer(&list.statements).map(drop).map_err(|error| error.to_string())
+        let found: Vec<String> = list.statements.iter().map(Jws::to_string).collect();
+        self.adopt_if_longer(&found).map(drop).map_err(|error| error.to_string())
     }
 
     /// Adopts the store's chain if it is longer, and writes this one to the store if that is
     /// longer. Also keeps the recovery statements and the document there.
+    ///
+    /// # Errors
+    /// Fails if the store can't be used, or if no agent may act by the stored chain.
     pub(super) async fn sync_store(&mut self, node: &ClusterApiClient) -> Result<(), String> {
         self.write_recoveries(node).await?;
         let stored = node.read_key(STATEMENTS).await.map_err(|error| causes(&error))?;
-        let found: Option<Vec<Jws>> =
+        let found: Option<Vec<String>> =
             stored.value.as_ref().and_then(|bytes| serde_json::from_slice(bytes).ok());
         match self.adopt_if_longer(found.as_deref().unwrap_or_default()) {
             Ok(ChainOrder::Same | ChainOrder::Longer) => return Ok(()),
-            Err(ChainError::Branch) => return Err(format!("{STATEMENTS}: {}", ChainError::Branch)),
+            Err(error @ (ChainError::Branch | ChainError::Unreadable(_))) => {
+                return Err(format!("{STATEMENTS}: {error}"));
+            }
             // Every client with write access to the store may write this key. So a value that is
             // not a chain of this cluster is ignored, and is replaced.
             Err(ChainError::Invalid(why)) => tracing::warn!("{STATEMENTS} is replaced: {why}"),
@@ -114,23 +124,40 @@ impl Statements {
         Ok(())
     }
 
-    /// Compares `found` with the known chain, and adopts it if it is a longer one.
-    fn adopt_if_longer(&mut self, found: &[Jws]) -> Result<ChainOrder, ChainError> {
+    /// Compares `found` with the known chain, and adopts it if it is a longer one. Of a longer chain
+    /// that can't be read to its end, the readable part is adopted.
+    fn adopt_if_longer(&mut self, found: &[String]) -> Result<ChainOrder, ChainError> {
         let known = self.chain.jws();
-        if known == found {
-            return Ok(ChainOrder::Same);
+        let same = known.iter().zip(found).take_while(|(a, b)| a.as_str() == b.as_str()).count();
+        if same == found.len() {
+            return Ok(if same == known.len() { ChainOrder::Same } else { ChainOrder::Shorter });
         }
-        if known.starts_with(found) {
-            return Ok(ChainOrder::Shorter);
+        let invalid = |error| ChainError::Invalid(causes(&error));
+        let common = known[..same].last().and_then(|last| self.chain.up_to(&last.hash()));
+        let mut chain = common.ok_or_else(|| invalid(StatementError::NotPinned))?;
+        let mut unreadable = None;
+        for next in &found[same..] {
+            if let Err(error) = chain.append_text(next) {
+                if !error.exceeds_this_program() || !chain.is_continued_by(next) {
+                    return Err(invalid(error));
+                }
+                unreadable = Some(ChainError::Unreadable(causes(&error)));
+                break;
+            }
         }
-        let verified = StatementChain::verify_from_pin(found, &self.pin);
-        let verified = verified.map_err(|error| ChainError::Invalid(causes(&error)))?;
-        if !found.starts_with(&known) {
-            return Err(ChainError::Branch);
+        if same < known.len() {
+            let pinned = chain.position(&self.pin).is_some();
+            return Err(if pinned {
+                ChainError::Branch
+            } else {
+                invalid(StatementError::NotPinned)
+            });
         }
-        self.chain = verified;
-        self.longest.send_replace(self.chain.jws());
-        Ok(ChainOrder::Longer)
+        if chain.newest_hash() != self.chain.newest_hash() {
+            self.chain = chain;
+            self.longest.send_replace(self.chain.jws());
+        }
+        unreadable.map_or(Ok(ChainOrder::Longer), Err)
     }
 }
 
@@ -156,16 +183,24 @@ enum ChainError {
          by either until a person has looked"
     )]
     Branch,
+    /// An owner has continued the chain with a statement that this program can't read.
+    #[error(
+        "an owner has signed a statement that this program can't read ({0}): the chain is left as \
+         it is, and this agent changes no members before muster-agent is upgraded"
+    )]
+    Unreadable(String),
 }
 
 #[cfg(test)]
 mod tests {
-    use discovery_types::fixtures::ClusterFixture;
-    use discovery_types::statement::Statement;
+    use discovery_types::fixtures::{ClusterFixture, sign_version_2};
+    use discovery_types::jws::JwsType;
+    use discovery_types::key::SigningKey;
+    use discovery_types::statement::{MAX_CHAIN, Statement};
 
     use super::*;
 
-    fn next(world: &ClusterFixture, last: &Jws, seconds: u64) -> Jws {
+    fn next(world: &ClusterFixture, last: &Jws, seconds: u64) -> Statement {
         let claims = &world.statement;
         Statement {
             seq: claims.seq + 1,
@@ -173,7 +208,10 @@ mod tests {
             deadline_seconds: claims.deadline_seconds + seconds,
             ..claims.clone()
         }
-        .sign(&world.owner)
+    }
+
+    fn texts(chain: &[Jws]) -> Vec<String> {
+        chain.iter().map(Jws::to_string).collect()
     }
 
     #[test]
@@ -181,24 +219,103 @@ mod tests {
         let world = ClusterFixture::new(1);
         let first = world.chain().jws();
         let pin = first[0].hash();
-        let longer = [first.clone(), vec![next(&world, &first[0], 1)]].concat();
+        let longer = [first.clone(), vec![next(&world, &first[0], 1).sign(&world.owner)]].concat();
         let (longest, mut journalled) = watch::channel(first.clone());
         let mut statements =
             Statements::new(pin, world.chain(), first[0].clone(), Vec::new(), longest);
         assert!(!journalled.has_changed().unwrap());
-        assert_eq!(statements.adopt_if_longer(&longer), Ok(ChainOrder::Longer));
+        assert_eq!(statements.adopt_if_longer(&texts(&longer)), Ok(ChainOrder::Longer));
         assert_eq!(statements.chain().jws(), longer);
         assert!(journalled.has_changed().unwrap());
         assert_eq!(*journalled.borrow_and_update(), longer);
         // A service that hides a removal shows an older chain; that changes nothing.
-        assert_eq!(statements.adopt_if_longer(&first), Ok(ChainOrder::Shorter));
+        assert_eq!(statements.adopt_if_longer(&texts(&first)), Ok(ChainOrder::Shorter));
         assert_eq!(statements.chain().jws(), longer);
-        assert_eq!(statements.adopt_if_longer(&longer), Ok(ChainOrder::Same));
-        let other = [first, vec![next(&world, &longer[0], 2)]].concat();
-        assert_eq!(statements.adopt_if_longer(&other), Err(ChainError::Branch));
-        let foreign = ClusterFixture::new(1).chain().jws();
+        assert_eq!(statements.adopt_if_longer(&[]), Ok(ChainOrder::Shorter));
+        assert_eq!(statements.adopt_if_longer(&texts(&longer)), Ok(ChainOrder::Same));
+        let other = [first, vec![next(&world, &longer[0], 2).sign(&world.owner)]].concat();
+        assert_eq!(statements.adopt_if_longer(&texts(&other)), Err(ChainError::Branch));
+        let foreign = texts(&ClusterFixture::new(1).chain().jws());
         assert!(matches!(statements.adopt_if_longer(&foreign), Err(ChainError::Invalid(_))));
         assert_eq!(statements.chain().jws(), longer);
         assert!(!journalled.has_changed().unwrap(), "nothing else goes into the journal");
+    }
+
+    #[test]
+    fn a_chain_that_goes_on_in_another_way_before_the_pin_is_invalid() {
+        let world = ClusterFixture::new(1);
+        let first = world.chain().jws();
+        let pinned = next(&world, &first[0], 1).sign(&world.owner);
+        let mut chain = world.chain();
+        chain.append(&pinned).unwrap();
+        let (longest, _journalled) = watch::channel(Vec::new());
+        let mut statements =
+            Statements::new(pinned.hash(), chain, first[0].clone(), Vec::new(), longest);
+        let another = next(&world, &first[0], 2).sign(&world.owner);
+        let other = [first, vec![another]].concat();
+        let refused = statements.adopt_if_longer(&texts(&other));
+        assert!(matches!(refused, Err(ChainError::Invalid(_))), "{refused:?}");
+    }
+
+    #[test]
+    fn a_statement_of_a_newer_program_counts_if_an_owner_has_signed_it() {
+        let world = ClusterFixture::new(1);
+        let first = world.chain().jws();
+        let second = next(&world, &first[0], 1).sign(&world.owner);
+        let third = Statement { seq: 2, ..next(&world, &second, 2) };
+        let by = |key| sign_version_2(JwsType::Statement, key, &third).to_string();
+        let compare = |last: &[String]| {
+            let (longest, journalled) = watch::channel(Vec::new());
+            let mut statements = Statements::new(
+                first[0].hash(),
+                world.chain(),
+                first[0].clone(),
+                Vec::new(),
+                longest,
+            );
+            let found = [&texts(&[first[0].clone(), second.clone()])[..], last].concat();
+            let order = statements.adopt_if_longer(&found);
+            (order, journalled.borrow().len())
+        };
+        let unreadable = |last: &[String], why: &str| {
+            let (order, journalled) = compare(last);
+            let error = order.expect_err("it can't be read");
+            assert!(matches!(error, ChainError::Unreadable(_)), "{error}");
+            assert!(error.to_string().contains(why), "{error}");
+            assert_eq!(journalled, 2, "the readable part is adopted");
+        };
+        unreadable(&[by(&world.owner)], "made by a newer Muster (version 2)");
+        // What follows can't be judged here.
+        unreadable(&[by(&world.owner), "x".to_owned()], "made by a newer Muster (version 2)");
+        let long = serde_json::json!({ "version": 1, "more": "x".repeat(30_000) });
+        let long = Jws::sign(JwsType::Statement, &world.owner, &long).to_string();
+        unreadable(&[long], "longer than");
+
+        for stranger in [&world.issuer, &SigningKey::generate()] {
+            let (order, journalled) = compare(&[by(stranger)]);
+            assert!(matches!(order, Err(ChainError::Invalid(_))), "{order:?}");
+            assert_eq!(journalled, 0);
+        }
+    }
+
+    #[test]
+    fn a_chain_may_be_longer_than_this_program_reads() {
+        let world = ClusterFixture::new(1);
+        let mut chain = world.chain();
+        while chain.jws().len() < MAX_CHAIN {
+            let last = chain.newest().clone();
+            let next = Statement { seq: last.seq + 1, previous: Some(chain.newest_hash()), ..last };
+            chain.append(&next.sign(&world.owner)).unwrap();
+        }
+        let known = chain.jws();
+        let last = next(&world, &known[MAX_CHAIN - 1], 1);
+        let (longest, _journalled) = watch::channel(Vec::new());
+        let (pin, document) = (known[0].hash(), known[0].clone());
+        let mut statements = Statements::new(pin, chain, document, Vec::new(), longest);
+        for (signer, is_left) in [(&world.owner, true), (&world.issuer, false)] {
+            let found = [texts(&known), vec![last.sign(signer).to_string()]].concat();
+            let error = statements.adopt_if_longer(&found).unwrap_err();
+            assert_eq!(matches!(error, ChainError::Unreadable(_)), is_left, "{error}");
+        }
     }
 }

@@ -24,7 +24,8 @@ use std::time::Duration;
 use discovery_types::api::{IntentState, IntentView, Outcome, OutcomeRequest, WaitRequest};
 use discovery_types::client::{ClientError, DiscoveryClient};
 use discovery_types::digest::{self, OperationId};
-use discovery_types::intent::{IntentChange, VerifiedIntent};
+use discovery_types::intent::{IntentChange, IntentError, VerifiedIntent};
+use discovery_types::jws::newer_version;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
@@ -167,9 +168,9 @@ impl Steward {
         status: &NodeStatus,
         leader: MemberId,
     ) {
-        if leader == status.member_id {
-            self.write_heartbeat_if_due(leader).await;
-        } else if let Err(error) = self.watch_leader(intents, status, leader).await {
+        if leader != status.member_id
+            && let Err(error) = self.watch_leader(intents, status, leader).await
+        {
             self.warn_once(&format!("the leadership can't be taken over now: {error}"));
         }
         if let Err(error) = self.carry_out(intents, status, leader).await {
@@ -209,21 +210,21 @@ impl Steward {
         }
         // The chain in the cluster's store may be newer than discovery's, so read it first.
         self.statements.sync_store(&self.node).await?;
-        let mut verified = Vec::new();
+        let leads = leader == status.member_id;
+        let (mut verified, mut reads_all) = (Vec::new(), true);
         for view in intents {
             match VerifiedIntent::verify(&view.intent, self.statements.chain()) {
                 Ok(intent) => verified.push((intent, view)),
                 Err(error) => {
-                    let why = causes(&error);
-                    self.warn_once(&format!(
-                        "discovery hands out a change ({}) that is refused: {why}",
-                        view.intent.operation
-                    ));
-                    if leader == status.member_id && view.state == IntentState::Open {
-                        self.refuse(view, &why, status).await;
-                    }
+                    reads_all &= newer_version(&error).is_none();
+                    self.handle_unverified(view, &error, status, leads).await;
                 }
             }
+        }
+        // An agent that can't read the chain or an intent leaves no sign of life here, so that
+        // another one takes over.
+        if leads && reads_all {
+            self.write_heartbeat_if_due(leader).await;
         }
         for (intent, view) in &verified {
             if let Some(rival) = rival(intent, &verified) {
@@ -237,13 +238,33 @@ impl Steward {
             }
             // A step may take seconds if a member doesn't answer. Renew this agent's sign of life
             // before each step, so that the other agents don't take over.
-            if leader == status.member_id {
+            if leads {
                 self.write_heartbeat_if_due(leader).await;
             }
             let members = self.node.list_members().await.map_err(|error| causes(&error))?;
             self.step(intent, view, &members, status, leader).await;
         }
         Ok(())
+    }
+
+    /// Ends an intent that can't be verified, if this host's node `leads`. An intent that a newer
+    /// program has signed stays open: another member's agent may be able to read it.
+    async fn handle_unverified(
+        &mut self,
+        view: &IntentView,
+        error: &IntentError,
+        status: &NodeStatus,
+        leads: bool,
+    ) {
+        let (operation, why) = (view.intent.operation, causes(error));
+        self.warn_once(&format!(
+            "discovery hands out a change ({operation}) that is refused: {why}"
+        ));
+        match newer_version(error) {
+            _ if !leads || view.state != IntentState::Open => {}
+            Some(_) => self.explain(operation, &why).await,
+            None => self.refuse(view, &why, status).await,
+        }
     }
 
     /// Ends an intent whose signatures this cluster refuses, such as those of an operator who was

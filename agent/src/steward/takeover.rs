@@ -173,6 +173,8 @@ impl Steward {
         if !due {
             return Ok(());
         }
+        // The chain in the cluster's store may be newer than this agent's, or unreadable here.
+        self.statements.sync_store(&self.node).await?;
         let movable = self.actionable_intents(intents, &members, own.id);
         if movable.is_empty() {
             return Ok(());

@@ -5,6 +5,7 @@ mod asking;
 mod certificates;
 mod killed;
 mod manual;
+mod newer;
 mod orders;
 mod retired;
 mod running;

@@ -1,0 +1,82 @@
+//! A statement chain that a newer Muster has continued stands in the cluster's store, where agents
+//! that can't read it find it.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use discovery_types::digest::Digest;
+use discovery_types::jws::{Jws, JwsType};
+use discovery_types::key::SigningKey;
+use muster_tests::harness::{AgentProcess, Network, poll_slowly, wait_for};
+use serde_json::Value;
+
+use crate::running::{FormedCluster, LIMIT};
+
+/// Key of the statement chain in the cluster's store.
+const STATEMENTS: &str = "muster/v1/statements";
+/// Time for which agents are watched while they must not act. They look at the chain each second or
+/// two.
+const OBSERVATION_TIME: Duration = Duration::from_secs(6);
+const VERSION_ERROR: &str = "made by a newer Muster (version 2); this program knows 1: upgrade it";
+
+/// Returns a stored chain with one more statement, of version 2 and with a member that today's
+/// programs don't know. The owner has signed it.
+fn with_version_2(chain: &str, owner: &SigningKey) -> Result<String> {
+    let mut chain: Vec<Jws> = serde_json::from_str(chain)?;
+    let last = chain.last().context("a statement")?;
+    let mut next: Value = last.claims_unverified(JwsType::Statement)?;
+    next["version"] = 2.into();
+    next["seq"] = (next["seq"].as_u64().context("a number")? + 1).into();
+    next["previous"] = Digest::of(last.as_str().as_bytes()).to_string().into();
+    next["added_in_version_2"] = "anything".into();
+    chain.push(Jws::sign(JwsType::Statement, owner, &next));
+    Ok(serde_json::to_string(&chain)?)
+}
+
+/// Each agent's log has the reason, a restart changes nothing, and no change of members is made
+/// until the store holds a chain that the agents can read.
+#[test]
+fn agents_leave_a_chain_of_a_newer_program_as_it_is_and_the_cluster_serves_on() -> Result<()> {
+    let mut running = FormedCluster::start(Network::loopback(3), 3, None)?;
+    let etcdctl = running.etcdctl()?;
+    let stored = || -> Result<String> {
+        Ok(etcdctl.run(&["get", STATEMENTS, "--print-value-only"])?.trim().to_owned())
+    };
+    let readable = wait_for("the chain to be in the cluster", LIMIT, || {
+        stored().ok().filter(|text| text.starts_with("[\"ey"))
+    })?;
+    let owner = SigningKey::from_pem(&fs_err::read_to_string(running.world.admin_key())?)?;
+    let newer = with_version_2(&readable, &owner)?;
+    etcdctl.run(&["put", STATEMENTS, &newer])?;
+
+    let told = |agents: &[AgentProcess]| {
+        agents.iter().any(|agent| agent.output().contains(VERSION_ERROR)).then_some(())
+    };
+    wait_for("the leader's agent to say why it leaves the chain", LIMIT, || told(&running.agents))?;
+    let name = running.name(&running.agents[2])?;
+    running.world.admin_command(&["intent", "remove", "demo", &name, "--yes"])?;
+    poll_slowly("discovery to show why nobody carries the order out", LIMIT, || {
+        let list = running.world.admin_json(&["intent", "list", "demo"]).ok()?;
+        list["intents"][0]["explain"].to_string().contains(VERSION_ERROR).then_some(())
+    })
+    .with_context(|| format!("{:?}", running.world.admin_json(&["intent", "list", "demo"])))?;
+    for agent in &mut running.agents {
+        agent.kill();
+        agent.start()?;
+    }
+    std::thread::sleep(OBSERVATION_TIME);
+    ensure!(stored()? == newer, "the chain was changed");
+    ensure!(running.members()?.len() == 3, "{:?}", running.members());
+    for agent in &mut running.agents {
+        ensure!(agent.is_running(), "{}", agent.output());
+        let own = etcdctl.with_endpoint(&agent.host);
+        own.run(&["put", "k", "v"])?;
+        ensure!(own.run(&["get", "k", "--print-value-only"])?.trim() == "v");
+    }
+
+    etcdctl.run(&["put", STATEMENTS, &readable])?;
+    poll_slowly("the order to be carried out", LIMIT, || {
+        (running.members().ok()?.len() == 2).then_some(())
+    })
+    .with_context(|| running.agents[0].output())
+}
