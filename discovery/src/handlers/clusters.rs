@@ -14,6 +14,7 @@ use discovery_types::digest::Digest;
 use discovery_types::jws::Jws;
 use discovery_types::name::Name;
 use discovery_types::problem::{Code, Problem};
+use discovery_types::retire::MAX_REASON;
 use discovery_types::role::Action;
 use discovery_types::statement::{Statement, StatementChain, ca_der};
 use serde::Deserialize;
@@ -31,9 +32,6 @@ use crate::intents;
 use crate::kek::KeyPurpose;
 use crate::store::UnixMicros;
 use crate::store::clusters::{Draft, OpenResult, WrappedCa};
-
-/// Maximum length of a reason for abandoning a cluster, in bytes.
-const MAX_REASON: usize = 500;
 
 /// Makes a draft: an id and two CAs, for a statement to be signed over.
 #[utoipa::path(post, path = "/v1/drafts", tag = "clusters", request_body = DraftRequest,
@@ -340,7 +338,7 @@ pub(crate) async fn abandon(
     let caller = authorise(&request, &app, Action::AbandonCluster, Some(*path)).await?;
     if body.reason.len() > MAX_REASON || body.reason.contains(char::is_control) {
         let next = "Shorten it.";
-        let detail = format!("A reason has at most {MAX_REASON} printable characters.");
+        let detail = format!("A reason has at most {MAX_REASON} bytes, and no control characters.");
         return Err(ApiError::new(Code::InvalidRequest, detail, next));
     }
     let by = match body.reason.is_empty() {

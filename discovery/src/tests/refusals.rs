@@ -285,6 +285,9 @@ async fn a_committed_cluster_is_not_abandoned_but_retired_by_an_owners_word() {
     let abandon = AbandonRequest { reason: "no longer wanted".into() };
     let refused = admin.abandon(statement.cluster, &abandon.reason).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::Committed));
+    let too_long = admin.abandon(statement.cluster, &"ü".repeat(251)).await.unwrap_err();
+    assert_eq!(too_long.code(), Some(Code::InvalidRequest));
+    assert!(too_long.to_string().contains("at most 500 bytes"), "{too_long}");
     let retire = Retire {
         cluster: statement.cluster,
         statement: statement.sign(&world.owner).hash(),

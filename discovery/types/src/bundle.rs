@@ -29,7 +29,7 @@ pub enum LineError {
     #[error("empty: expected one line that begins with `{0}`")]
     Empty(&'static str),
     /// The line is longer than [`MAX_LINE`].
-    #[error("longer than {MAX_LINE} characters: expected one line that begins with `{0}`")]
+    #[error("longer than {MAX_LINE} bytes: expected one line that begins with `{0}`")]
     TooLong(&'static str),
     /// The text has more than one line.
     #[error("expected one line that begins with `{0}`, found several")]

@@ -53,7 +53,7 @@ pub enum RetireError {
     #[error("it is of another cluster, or was signed before the cluster's newest statement")]
     OtherStatement,
     /// The reason is too long or not printable.
-    #[error("the reason has more than {MAX_REASON} characters or control characters")]
+    #[error("the reason has more than {MAX_REASON} bytes, or control characters")]
     Reason,
 }
 
@@ -93,5 +93,26 @@ impl Unretire {
             return Err(RetireError::OtherStatement);
         }
         Ok(unretire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::ClusterFixture;
+
+    #[test]
+    fn the_limit_of_a_reason_counts_bytes_and_says_so() {
+        let world = ClusterFixture::new(1);
+        let retire = |reason: String| {
+            let (cluster, statement) = (world.statement.cluster, world.chain().newest_hash());
+            let retire = Retire { cluster, statement, reason, force: false };
+            Retire::verify(&retire.sign(&world.owner), &world.chain())
+        };
+        assert!(retire("ü".repeat(MAX_REASON / 2)).is_ok());
+        let refused = retire("ü".repeat(MAX_REASON / 2 + 1)).unwrap_err();
+        assert_eq!(refused, RetireError::Reason);
+        let told = "the reason has more than 500 bytes, or control characters";
+        assert_eq!(refused.to_string(), told);
     }
 }

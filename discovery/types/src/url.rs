@@ -20,7 +20,7 @@ pub const LOWEST_OPEN_PORT: u16 = 1024;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
     /// The text is longer than [`MAX_URL`].
-    #[error("a URL has at most {MAX_URL} characters")]
+    #[error("a URL has at most {MAX_URL} bytes")]
     TooLong,
     /// The scheme is not https.
     #[error("the URL must begin with https://")]
@@ -295,6 +295,15 @@ mod tests {
         ] {
             assert!(matches!(node(text), Err(UrlError::BadHost(_))), "{text}: {:?}", node(text));
         }
+    }
+
+    #[test]
+    fn the_limit_of_a_url_counts_bytes_and_says_so() {
+        let text = format!("https://{}:2380", "ü".repeat(MAX_URL / 2));
+        assert!(text.chars().count() < MAX_URL);
+        let refused = node(&text).unwrap_err();
+        assert_eq!(refused, UrlError::TooLong);
+        assert_eq!(refused.to_string(), "a URL has at most 280 bytes");
     }
 
     #[test]

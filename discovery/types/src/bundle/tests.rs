@@ -65,6 +65,7 @@ fn junk_gets_an_answer_that_helps() {
         ("4 KB of junk", "x".repeat(4096)),
         ("4 KB of words", "junk ".repeat(820)),
         ("4 KB after the word", format!("muster1 {}", "x".repeat(4096))),
+        ("4 KB in fewer characters", format!("muster1 {}", "ü".repeat(2048))),
         ("binary", "\u{0}\u{1}\u{fffd}".repeat(100)),
         ("the token alone", token),
         ("a context", context),
