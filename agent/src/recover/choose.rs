@@ -87,11 +87,14 @@ pub(crate) fn warnings(survivors: &[Survivor], own: usize) -> Vec<String> {
         all.push(format!("what only {} had is lost", gone.join(", ")));
     }
     let unknown = log.last_index.saturating_sub(log.committed);
-    if unknown > 0 {
-        all.push(format!(
-            "{unknown} entries are kept that this directory does not know to be committed: some of them may be writes that were never acknowledged"
-        ));
-    }
+    let (kept, risk) = match unknown {
+        0 => return all,
+        1 => ("1 entry is kept".to_owned(), "it may be a write that was"),
+        more => (format!("{more} entries are kept"), "some of them may be writes that were"),
+    };
+    all.push(format!(
+        "{kept} that this directory does not know to be committed: {risk} never acknowledged"
+    ));
     all
 }
 
@@ -197,6 +200,9 @@ mod tests {
         let one = [survivor("1", "whole", (2, 7))];
         assert_eq!(warnings(&one, 0)[0], "what only db-2, db-3 had is lost");
         assert!(warnings(&one, 0)[1].starts_with("2 entries are kept"));
+        let single = warnings(&[survivor("1", "whole", (2, 6))], 0);
+        assert!(single[1].starts_with("1 entry is kept"), "{single:?}");
+        assert!(single[1].ends_with("it may be a write that was never acknowledged"));
         let two = [survivor("1", "whole", (2, 7)), survivor("2", "whole", (2, 7))];
         assert!(warnings(&two, 0)[0].starts_with("2 of 3 voters have their data"));
         let damaged = [survivor("1", "whole", (2, 5)), survivor("2", "damaged", (2, 7))];
