@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -18,9 +19,13 @@ fn pipe(dir: &Path) -> PathBuf {
 }
 
 fn run(dir: &Path, bundle: &Path) -> Child {
+    run_with(dir, bundle, &[])
+}
+
+fn run_with(dir: &Path, bundle: &Path, more: &[&str]) -> Child {
     let mut agent = Command::new(env!("CARGO_BIN_EXE_muster-agent"));
     agent.args(["run", "--node-binary", "/bin/true", "--data-dir"]).arg(dir.join("data"));
-    agent.arg("--bundle-file").arg(bundle).stdin(Stdio::null()).stderr(Stdio::piped());
+    agent.arg("--bundle-file").arg(bundle).args(more).stdin(Stdio::null()).stderr(Stdio::piped());
     agent.spawn().unwrap()
 }
 
@@ -66,4 +71,36 @@ fn a_bundle_may_come_through_a_pipe() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(USAGE), "{said}");
     assert!(said.contains("the join bundle in"), "{said}");
+}
+
+/// Returns the lines that the agent has logged up to one that contains `text`.
+fn wait_for_line(agent: &mut Child, text: &str) -> String {
+    let mut said = String::new();
+    for line in BufReader::new(agent.stderr.as_mut().unwrap()).lines() {
+        said.push_str(&line.unwrap());
+        if said.contains(text) {
+            return said;
+        }
+        said.push('\n');
+    }
+    panic!("the agent ended without {text}: {said}");
+}
+
+#[test]
+fn an_agent_that_waits_for_a_ticket_waits_for_its_file_too() {
+    let dir = tempfile::tempdir().unwrap();
+    for content in [None, Some(""), Some("muster1 urls=https://a:1")] {
+        let bundle = dir.path().join("ticket");
+        if let Some(content) = content {
+            std::fs::write(&bundle, content).unwrap();
+        }
+        let mut agent = run_with(dir.path(), &bundle, &["--wait-for-ticket"]);
+        let said = wait_for_line(&mut agent, "waits for a join ticket");
+        assert!(said.contains("the join bundle in"), "{said}");
+        kill_process(Pid::from_child(&agent), Signal::TERM).unwrap();
+        assert_eq!(agent.wait().unwrap().code(), Some(0), "{content:?}");
+    }
+    let missing = dir.path().join("missing");
+    let output = run(dir.path(), &missing).wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(USAGE), "without the flag there is nothing to wait for");
 }

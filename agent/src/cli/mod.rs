@@ -137,7 +137,8 @@ pub(crate) struct RunArguments {
 
     /// If the cluster has its members already, wait instead of ending with exit code 3. Once the
     /// bundle file holds a join ticket (token create --kind join), go on with it. Discovery shows
-    /// this host as asking meanwhile (cluster show).
+    /// this host as asking meanwhile (cluster show). Also wait for a bundle file that is not there
+    /// yet, or holds no whole bundle.
     #[arg(long)]
     pub wait_for_ticket: bool,
 

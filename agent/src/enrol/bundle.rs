@@ -23,6 +23,9 @@ const BUNDLE_READ_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Reads the bundle given by `--bundle-file`; `None` if the flag is absent.
 ///
+/// With `--wait-for-ticket`, a file that is missing or holds no bundle is an error after which to
+/// wait: it may come later.
+///
 /// A pipe may stay silent for ever. So it is read on a thread of its own that nothing waits for:
 /// the agent can end once this future is dropped.
 pub(crate) async fn read_bundle(settings: &RunSettings) -> Result<Option<Bundle>, ExitError> {
@@ -31,7 +34,8 @@ pub(crate) async fn read_bundle(settings: &RunSettings) -> Result<Option<Bundle>
         BundleSource::Stdin => "standard input".to_owned(),
         BundleSource::File(path) => path.display().to_string(),
     };
-    let refuse = |what: String| ExitError::Usage(format!("the join bundle in {name}: {what}"));
+    let end = if settings.wait_for_ticket { ExitError::NeedsTicket } else { ExitError::Usage };
+    let refuse = |what: String| end(format!("the join bundle in {name}: {what}"));
     let (tell, told) = oneshot::channel();
     let reader = move || drop(tell.send(read(&source)));
     let thread = std::thread::Builder::new().name("bundle".to_owned()).spawn(reader);
