@@ -17,28 +17,30 @@ const OTHER_AGENT: &str = "is not the agent that signed for it";
 pub(super) struct BrokenLink<'a> {
     one: &'a AgentRecord,
     other: &'a AgentRecord,
-    /// Error of the first member's probe of the second, if it failed.
-    from_one: Option<&'a str>,
-    /// Error of the second member's probe of the first, if it failed.
-    from_other: Option<&'a str>,
+    /// Result of the first member's probe of the second, if it was reported.
+    from_one: Option<&'a ProbeOutcome>,
+    /// Result of the second member's probe of the first, if it was reported.
+    from_other: Option<&'a ProbeOutcome>,
+}
+
+/// Returns the error of a probe that failed.
+fn failure(probe: Option<&ProbeOutcome>) -> Option<&str> {
+    match probe? {
+        ProbeOutcome::Reached => None,
+        ProbeOutcome::Failed(why) => Some(why),
+    }
 }
 
 /// Returns every link of the list that a probe has found broken.
 pub(super) fn find_broken_links(frozen: &FrozenList) -> Vec<BrokenLink<'_>> {
-    let failure = |prober: &AgentRecord, peer: &AgentRecord| match frozen
-        .probes
-        .get(&prober.key)?
-        .get(&peer.key)?
-    {
-        ProbeOutcome::Reached => None,
-        ProbeOutcome::Failed(why) => Some(why.as_str()),
-    };
+    let probe =
+        |prober: &AgentRecord, peer: &AgentRecord| frozen.probes.get(&prober.key)?.get(&peer.key);
     let records = &frozen.proposal.records;
     let mut links = Vec::new();
     for (place, one) in records.iter().enumerate() {
         for other in &records[place + 1..] {
-            let (from_one, from_other) = (failure(one, other), failure(other, one));
-            if from_one.is_some() || from_other.is_some() {
+            let (from_one, from_other) = (probe(one, other), probe(other, one));
+            if failure(from_one).is_some() || failure(from_other).is_some() {
                 links.push(BrokenLink { one, other, from_one, from_other });
             }
         }
@@ -113,7 +115,7 @@ pub(super) fn describe_links(links: &[BrokenLink<'_>]) -> Option<String> {
 pub(super) fn suggest_remedy(links: &[BrokenLink<'_>]) -> String {
     let (mut ports, mut replaced) = (BTreeSet::new(), BTreeSet::new());
     for link in links {
-        let tried = [(link.from_one, link.other), (link.from_other, link.one)];
+        let tried = [(failure(link.from_one), link.other), (failure(link.from_other), link.one)];
         for (why, peer) in tried.iter().filter_map(|(failed, peer)| Some(((*failed)?, *peer))) {
             if why.contains(OTHER_AGENT) {
                 replaced.insert(peer.name.as_str());
@@ -160,12 +162,19 @@ impl std::fmt::Display for BrokenLink<'_> {
             format!("{} ({}) at {}", record.name, record.key, at.join(" and "))
         };
         let (one, other) = (end(self.one), end(self.other));
-        match (self.from_one, self.from_other) {
-            (Some(why), Some(_)) => write!(f, "{one} and {other} can't reach each other: {why}"),
-            (Some(why), None) => write!(f, "{one} can't reach {other}: {why}"),
-            (None, Some(why)) => write!(f, "{other} can't reach {one}: {why}"),
-            (None, None) => write!(f, "{one} and {other} reach each other"),
-        }
+        let ((from, why), (to, back)) = match (failure(self.from_one), failure(self.from_other)) {
+            (Some(why), Some(_)) => {
+                return write!(f, "{one} and {other} can't reach each other: {why}");
+            }
+            (Some(why), None) => ((one, why), (other, self.from_other)),
+            (None, Some(why)) => ((other, why), (one, self.from_one)),
+            (None, None) => return write!(f, "{one} and {other} reach each other"),
+        };
+        let direction = match back {
+            Some(_) => ", but is reached from there",
+            None => "",
+        };
+        write!(f, "{from} can't reach {to}{direction}: {why}")
     }
 }
 
@@ -198,6 +207,10 @@ mod tests {
         assert_eq!(cover(&[0, 0, 1, 0, 0], &[(1, 2), (2, 3), (1, 3)]), [1, 2]);
     }
 
+    fn failed(why: &str) -> ProbeOutcome {
+        ProbeOutcome::Failed(why.to_owned())
+    }
+
     #[test]
     fn who_cannot_reach_whom_is_said_the_right_way_round_with_the_port_of_the_other() {
         let at = |host, port| {
@@ -207,13 +220,18 @@ mod tests {
         let (one, other) = (at(1, 1111), at(2, 2222));
         let link =
             |from_one, from_other| BrokenLink { one: &one, other: &other, from_one, from_other };
-        for (link, first, second, port) in [
-            (link(Some("refused"), None), "host-1", "host-2", "port 2222 between"),
-            (link(None, Some("refused")), "host-2", "host-1", "port 1111 between"),
+        let (failed, reached) = (failed("refused"), ProbeOutcome::Reached);
+        let back = ", but is reached from there: refused";
+        for (link, first, second, end, port) in [
+            (link(Some(&failed), None), "host-1", "host-2", ":2222: refused", "port 2222 between"),
+            (link(None, Some(&failed)), "host-2", "host-1", ":1111: refused", "port 1111 between"),
+            (link(Some(&failed), Some(&reached)), "host-1", "host-2", back, "port 2222 between"),
+            (link(Some(&reached), Some(&failed)), "host-2", "host-1", back, "port 1111 between"),
         ] {
             let said = link.to_string();
             assert!(said.starts_with(first), "{said}");
             assert!(said.contains(&format!("can't reach {second}")), "{said}");
+            assert!(said.ends_with(end), "{said}");
             let open = suggest_remedy(&[link]);
             assert!(open.contains(port), "{open}");
         }
@@ -224,21 +242,22 @@ mod tests {
         let (one, other) = (plain_record(1), plain_record(2));
         let link =
             |why| BrokenLink { one: &one, other: &other, from_one: Some(why), from_other: None };
-        let refused = "can't connect to 10.0.0.2:2380: Connection refused";
-        let foreign = "10.0.0.2:2380 is not the agent that signed for it: bad signature";
-        let told = suggest_remedy(&[link(foreign)]);
+        let refused = failed("can't connect to 10.0.0.2:2380: Connection refused");
+        let foreign = failed("10.0.0.2:2380 is not the agent that signed for it: bad signature");
+        let told = suggest_remedy(&[link(&foreign)]);
         assert!(told.contains("address of host-2") && told.contains("lapsed"), "{told}");
         assert!(!told.contains("open TCP port"), "{told}");
-        let both = suggest_remedy(&[link(foreign), link(refused)]);
+        let both = suggest_remedy(&[link(&foreign), link(&refused)]);
         assert!(both.contains("lapsed") && both.contains("open TCP port"), "{both}");
     }
 
     #[test]
     fn a_sentence_names_three_links_and_counts_the_others() {
         let (one, other) = (plain_record(1), plain_record(2));
+        let why = failed("x");
         let broken = |count: usize| {
             let link =
-                || BrokenLink { one: &one, other: &other, from_one: Some("x"), from_other: None };
+                || BrokenLink { one: &one, other: &other, from_one: Some(&why), from_other: None };
             describe_links(&(0..count).map(|_| link()).collect::<Vec<_>>())
         };
         assert_eq!(broken(0), None);

@@ -5,11 +5,16 @@ use super::*;
 /// Lets every member of the frozen list probe the others; only links outside `broken` work. A
 /// member signs if all others answer.
 fn probe_and_sign(service: &mut Service, broken: &[(u8, u8)]) {
+    let both = |&(one, other): &(u8, u8)| [(one, other), (other, one)];
+    probe_one_way_and_sign(service, &broken.iter().flat_map(both).collect::<Vec<_>>());
+}
+
+/// Works as [`probe_and_sign`], with links that are broken from their first host to the second.
+fn probe_one_way_and_sign(service: &mut Service, broken: &[(u8, u8)]) {
     let list: Vec<u8> = service.cluster.seats().values().map(|key| key.0[0]).collect();
     let epoch = service.cluster.epoch;
     for &prober in &list {
-        let works =
-            |peer: u8| !broken.contains(&(prober, peer)) && !broken.contains(&(peer, prober));
+        let works = |peer: u8| !broken.contains(&(prober, peer));
         let probe = |peer: u8| match works(peer) {
             true => ProbeOutcome::Reached,
             false => ProbeOutcome::Failed("connection timed out".to_owned()),
@@ -55,6 +60,16 @@ fn two_hosts_that_miss_each_other_make_room_for_those_that_wait() {
         next_list(&mut service, &hosts);
     }
     panic!("still {:?} after ten lists", service.cluster.seats());
+}
+
+#[test]
+fn explain_names_the_direction_of_a_link_that_works_one_way() {
+    let mut service = Service::joined(3, &[1, 2, 3]);
+    probe_one_way_and_sign(&mut service, &[(2, 1)]);
+    let lines = explain(&service.cluster, &FormationSettings::DEFAULT, service.now);
+    let broken = "host-2 (02020202) at 10.0.0.2:2380 can't reach host-1 (01010101) at \
+                  10.0.0.1:2380, but is reached from there: connection timed out";
+    assert_eq!((lines[0].code, lines[0].explanation.as_str()), ("unreachable", broken));
 }
 
 #[test]
