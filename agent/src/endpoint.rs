@@ -88,7 +88,7 @@ impl ClientTlsIdentity {
         let chain = certificates(certificate)?;
         let key = PrivateKeyDer::from_pem_slice(&Zeroizing::new(read(key)?))
             .map_err(|error| EndpointError::for_file(key)(error.into()))?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let provider = muster_tls::provider();
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| EndpointError::for_file(certificate)(error.into()))?
@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     fn identity() -> ClientTlsIdentity {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let provider = muster_tls::provider();
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .unwrap()

@@ -7,17 +7,14 @@
 
 use std::any::Any;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use actix_tls::accept::rustls_0_23::TlsStream;
 use actix_web::dev::Extensions;
 use actix_web::rt::net::TcpStream;
-use rustls::client::danger::HandshakeSignatureValid;
-use rustls::crypto::{CryptoProvider, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, UnixTime};
+use muster_tls::{CertificateRule, PeerCertificate};
+use rustls::pki_types::CertificateDer;
 use rustls::server::ParsedCertificate;
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
+use rustls::{CertificateError, Error};
 
 use crate::keydir::KeyDirectory;
 
@@ -68,66 +65,24 @@ pub(crate) fn remember_peer(connection: &dyn Any, extensions: &mut Extensions) {
 
 /// Makes the listener's TLS configuration.
 pub(crate) fn server_config(keys: &KeyDirectory) -> Result<rustls::ServerConfig, Error> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = Arc::new(AnyKeyVerifier { provider: provider.clone() });
-    let mut config = rustls::ServerConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_client_cert_verifier(verifier)
+    let mut config = muster_tls::tls13_server(AnyKeyRule)
         .with_single_cert(vec![keys.tls_certificate.clone()], keys.tls_key.clone_key())?;
-    // No resumption: a resumed session would have to carry the client's certificate, and a new
-    // handshake is cheap.
-    config.send_tls13_tickets = 0;
-    config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+    muster_tls::disable_resumption(&mut config);
     Ok(config)
 }
 
 /// Accepts any client certificate whose key signed this handshake.
 #[derive(Debug)]
-struct AnyKeyVerifier {
-    provider: Arc<CryptoProvider>,
-}
+struct AnyKeyRule;
 
-impl ClientCertVerifier for AnyKeyVerifier {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
+impl CertificateRule for AnyKeyRule {
+    fn verify(&self, shown: &PeerCertificate<'_>) -> Result<(), Error> {
+        ParsedCertificate::try_from(shown.end_entity)
+            .map(drop)
+            .map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))
     }
 
-    fn client_auth_mandatory(&self) -> bool {
+    fn is_mandatory(&self) -> bool {
         false
-    }
-
-    fn verify_client_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _now: UnixTime,
-    ) -> Result<ClientCertVerified, Error> {
-        match ParsedCertificate::try_from(end_entity) {
-            Ok(_) => Ok(ClientCertVerified::assertion()),
-            Err(_) => Err(Error::InvalidCertificate(CertificateError::BadEncoding)),
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _certificate: &CertificateDer<'_>,
-        _signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("TLS 1.2 is not spoken here".into()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signed, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }

@@ -158,7 +158,7 @@ async fn only_tls_1_3_is_spoken() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
     let socket = tokio::net::TcpStream::connect(service.addresses[0]).await.unwrap();
-    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    let provider = muster_tls::provider();
     let old = rustls::ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS12])
         .unwrap()

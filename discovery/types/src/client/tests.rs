@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime};
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{DigitallySignedStruct, DistinguishedName, SignatureScheme};
+use muster_tls::{CertificateRule, PeerCertificate};
+use rustls::SignatureScheme;
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -37,45 +37,16 @@ struct ScriptedServer {
 #[derive(Debug)]
 struct AnyClient;
 
-impl ClientCertVerifier for AnyClient {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
+impl CertificateRule for AnyClient {
+    fn verify(&self, _: &PeerCertificate<'_>) -> Result<(), rustls::Error> {
+        Ok(())
     }
 
-    fn client_auth_mandatory(&self) -> bool {
+    fn is_mandatory(&self) -> bool {
         false
     }
 
-    fn verify_client_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: UnixTime,
-    ) -> Result<ClientCertVerified, rustls::Error> {
-        Ok(ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        self.verify_tls13_signature(message, cert, dss)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        let provider = rustls::crypto::ring::default_provider();
-        let algorithms = &provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+    fn choose_schemes(&self, _: Vec<SignatureScheme>) -> Vec<SignatureScheme> {
         vec![SignatureScheme::ED25519]
     }
 }
@@ -100,11 +71,12 @@ async fn serve_after(
     let certificate = params.self_signed(&key).unwrap();
     let pin = crate::tls::spki_hash(certificate.der()).unwrap();
     let private = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = muster_tls::provider();
+    let verifier = muster_tls::client_verifier(AnyClient, &provider);
     let config = rustls::ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(versions)
         .unwrap()
-        .with_client_cert_verifier(Arc::new(AnyClient))
+        .with_client_cert_verifier(verifier)
         .with_single_cert(vec![certificate.der().clone()], private)
         .unwrap();
     let acceptor = TlsAcceptor::from(Arc::new(config));

@@ -25,7 +25,7 @@ pub struct ClientFiles {
 /// If a file can't be used.
 pub fn client_config(files: &ClientFiles, alpn: &[u8]) -> Result<Arc<ClientConfig>, TlsError> {
     let roots = load_roots(&files.ca)?.get();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = muster_tls::provider();
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(TlsError::Policy)?

@@ -176,7 +176,7 @@ pub(super) fn load_key(
             })
         });
         let path = cert.clone();
-        match CertifiedKey::from_der(chain, private, &rustls::crypto::ring::default_provider()) {
+        match CertifiedKey::from_der(chain, private, &muster_tls::provider()) {
             Ok(key) => {
                 if let Some(flaw) = flaw {
                     tracing::warn!(
@@ -226,7 +226,7 @@ pub(super) fn load_crl(
     let (path, roots) = (path.to_owned(), Arc::clone(roots));
     ReloadingValue::new(vec![path.clone()], move || {
         let lists = revocation_lists(&path)?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let provider = muster_tls::provider();
         WebPkiClientVerifier::builder_with_provider(roots.get(), provider)
             .with_crls(lists.iter().cloned())
             .build()

@@ -31,11 +31,8 @@ use std::{
 
 use node_state::identity::NodeKey;
 use rustls::{
-    ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion,
-    client::danger::ServerCertVerifier,
-    pki_types::CertificateDer,
-    server::{ParsedCertificate, danger::ClientCertVerifier},
-    sign::CertifiedKey,
+    ClientConfig, RootCertStore, ServerConfig, pki_types::CertificateDer,
+    server::ParsedCertificate, sign::CertifiedKey,
 };
 
 pub use self::{
@@ -47,7 +44,7 @@ pub use self::{
 use self::{
     files::{ReloadingValue, load_crl, load_key, load_roots},
     purpose::CertificatePurpose,
-    verify::{ClientNames, ClientVerifier, InboundPeerVerifier, OutboundPeerVerifier},
+    verify::{ClientNames, ClientRule, InboundPeerRule, OutboundPeerRule},
 };
 use tokio::sync::watch;
 use x509_parser::{certificate::X509Certificate, prelude::FromDer};
@@ -56,8 +53,6 @@ use crate::log_limit::LogLimit;
 
 /// ALPN protocol name of peer streams.
 pub(crate) const PEER_ALPN: &[u8] = b"muster-peer/1";
-/// TLS versions of peer streams. Both ends are this program, so nothing older than 1.3 is needed.
-const PEER_VERSIONS: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
 
 /// TLS files and name restrictions of one listener.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -107,17 +102,17 @@ impl ClientListenerTls {
             .map_err(TlsError::Policy)?;
         let mut config = match &roots {
             None => builder.with_no_client_auth(),
-            Some(roots) => builder.with_client_cert_verifier(Arc::new(ClientVerifier::new(
-                Arc::clone(roots),
-                crl.clone(),
-                ClientNames::of(files),
-                policy.provider(),
-            ))
-                as Arc<dyn ClientCertVerifier>),
+            Some(roots) => {
+                let (roots, names) = (Arc::clone(roots), ClientNames::of(files));
+                let provider = policy.provider();
+                let rule = ClientRule { roots, crl: crl.clone(), names, provider };
+                let verifier = muster_tls::client_verifier(rule, &policy.provider());
+                builder.with_client_cert_verifier(verifier)
+            }
         }
         .with_cert_resolver(Arc::clone(&key) as _);
         config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
-        disable_resumption(&mut config);
+        muster_tls::disable_resumption(&mut config);
         let refused = watch::Sender::default();
         let names_users = files.names_users && roots.is_some();
         Ok(Self { key, roots, crl, config: Arc::new(config), refused_keys: refused, names_users })
@@ -178,14 +173,6 @@ impl ClientListenerTls {
     }
 }
 
-/// Disables session resumption. A resumed session keeps the previous session's certificate, and no
-/// verifier is called. It would outlive a revocation, an expiry, a change of CA, and the removal of
-/// a bound key.
-fn disable_resumption(config: &mut ServerConfig) {
-    config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
-    config.send_tls13_tickets = 0;
-}
-
 /// Keys whose expired certificates are still accepted, and the number of such cases.
 #[derive(Debug, Default)]
 pub(crate) struct BoundKeys {
@@ -229,28 +216,22 @@ impl PeerTls {
             &files.key,
             &[CertificatePurpose::Server, CertificatePurpose::Client],
         )?);
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
         let ca = files.trusted_ca.as_deref().ok_or(TlsError::NoPeerCa)?;
         let roots = Arc::new(load_roots(ca)?);
         let load_crl = |crl: &PathBuf| load_crl(crl, &roots).map(Arc::new);
         let crl = files.crl.as_ref().map(load_crl).transpose()?;
         let bound = Arc::new(BoundKeys::default());
-        let verifier = InboundPeerVerifier::new(
-            ClientVerifier::new(
-                Arc::clone(&roots),
-                crl.clone(),
-                ClientNames::of(files),
-                Arc::clone(&provider),
-            ),
-            Arc::clone(&bound),
-        );
-        let mut server = ServerConfig::builder_with_provider(provider)
-            .with_protocol_versions(PEER_VERSIONS)
-            .map_err(TlsError::Policy)?
-            .with_client_cert_verifier(Arc::new(verifier) as Arc<dyn ClientCertVerifier>)
-            .with_cert_resolver(Arc::clone(&key) as _);
+        let inner = ClientRule {
+            roots: Arc::clone(&roots),
+            crl: crl.clone(),
+            names: ClientNames::of(files),
+            provider: muster_tls::provider(),
+        };
+        // Both ends are this program, so nothing older than TLS 1.3 is needed.
+        let rule = InboundPeerRule { inner, bound: Arc::clone(&bound) };
+        let mut server = muster_tls::tls13_server(rule).with_cert_resolver(Arc::clone(&key) as _);
         server.alpn_protocols = vec![PEER_ALPN.to_vec()];
-        disable_resumption(&mut server);
+        muster_tls::disable_resumption(&mut server);
         let server = Arc::new(server);
         Ok(Self { key, roots, crl, bound, server })
     }
@@ -276,27 +257,20 @@ impl PeerTls {
     /// Returns the configuration for connecting to a peer. With `bound`, the peer must have that
     /// key, and names don't matter. Without, its certificate must be issued by the CA and name the
     /// dialled host.
-    ///
-    /// # Errors
-    /// If the TLS library supports none of the required versions.
-    pub fn client_config(&self, bound: Option<NodeKey>) -> Result<Arc<ClientConfig>, TlsError> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = OutboundPeerVerifier::new(
-            Arc::clone(&self.roots),
-            self.crl.clone(),
-            bound,
-            Arc::clone(&self.bound),
-            Arc::clone(&provider),
-        );
-        let mut config = ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(PEER_VERSIONS)
-            .map_err(TlsError::Policy)?
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(verifier) as Arc<dyn ServerCertVerifier>)
-            .with_client_cert_resolver(Arc::clone(&self.key) as _);
+    #[must_use]
+    pub fn client_config(&self, bound: Option<NodeKey>) -> Arc<ClientConfig> {
+        let rule = OutboundPeerRule {
+            roots: Arc::clone(&self.roots),
+            crl: self.crl.clone(),
+            expected: bound,
+            bound: Arc::clone(&self.bound),
+            provider: muster_tls::provider(),
+        };
+        let mut config =
+            muster_tls::tls13_client(rule).with_client_cert_resolver(Arc::clone(&self.key) as _);
         config.alpn_protocols = vec![PEER_ALPN.to_vec()];
         config.resumption = rustls::client::Resumption::disabled();
-        Ok(Arc::new(config))
+        Arc::new(config)
     }
 
     /// Sets the keys to which the cluster's configuration binds its members.

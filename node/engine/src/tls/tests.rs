@@ -145,7 +145,7 @@ fn two_members_of_one_ca_learn_each_others_keys() {
     let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
     let (tls_a, tls_b) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "b", &b, &ca));
-    let keys = handshake(tls_a.client_config(None).unwrap(), tls_b.server_config(), "b.test");
+    let keys = handshake(tls_a.client_config(None), tls_b.server_config(), "b.test");
     assert_eq!(keys, Ok((Some(b.node_key), Some(a.node_key))));
 }
 
@@ -154,7 +154,7 @@ fn without_a_binding_the_name_must_fit() {
     let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
     let (tls_a, tls_b) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "b", &b, &ca));
-    let client = tls_a.client_config(None).unwrap();
+    let client = tls_a.client_config(None);
     assert!(handshake(client, tls_b.server_config(), "other.test").is_err());
 }
 
@@ -163,9 +163,9 @@ fn with_a_binding_the_key_decides_and_the_name_does_not_matter() {
     let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, b) = (ca.leaf("a.test", false), ca.leaf("b.test", false));
     let (tls_a, tls_b) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "b", &b, &ca));
-    let right = tls_a.client_config(Some(b.node_key)).unwrap();
+    let right = tls_a.client_config(Some(b.node_key));
     assert!(handshake(right, tls_b.server_config(), "other.test").is_ok());
-    let wrong = tls_a.client_config(Some(a.node_key)).unwrap();
+    let wrong = tls_a.client_config(Some(a.node_key));
     assert!(handshake(wrong, tls_b.server_config(), "b.test").is_err());
 }
 
@@ -174,9 +174,9 @@ fn a_bound_key_under_another_ca_is_refused() {
     let (dir, ca, other) = (tempfile::tempdir().unwrap(), TlsTestCa::new(), TlsTestCa::new());
     let (a, b) = (ca.leaf("a.test", false), other.leaf("b.test", false));
     let (tls_a, tls_b) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "b", &b, &other));
-    let client = tls_a.client_config(Some(b.node_key)).unwrap();
+    let client = tls_a.client_config(Some(b.node_key));
     assert!(handshake(client, tls_b.server_config(), "b.test").is_err());
-    let client = tls_b.client_config(Some(a.node_key)).unwrap();
+    let client = tls_b.client_config(Some(a.node_key));
     assert!(handshake(client, tls_a.server_config(), "a.test").is_err());
 }
 
@@ -186,10 +186,10 @@ fn an_expired_certificate_of_a_bound_key_is_an_alarm_in_both_directions() {
     let (a, old) = (ca.leaf("a.test", false), ca.leaf("old.test", true));
     let (tls_a, tls_old) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "o", &old, &ca));
     tls_a.bind(HashSet::from([old.node_key]));
-    let client = tls_a.client_config(Some(old.node_key)).unwrap();
+    let client = tls_a.client_config(Some(old.node_key));
     assert!(handshake(client, tls_old.server_config(), "old.test").is_ok());
     assert_eq!(tls_a.expired_accepted(), 1);
-    let client = tls_old.client_config(None).unwrap();
+    let client = tls_old.client_config(None);
     assert!(handshake(client, tls_a.server_config(), "a.test").is_ok());
     assert_eq!(tls_a.expired_accepted(), 2);
 }
@@ -199,9 +199,9 @@ fn an_expired_certificate_of_no_bound_key_is_refused_in_both_directions() {
     let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
     let (a, old) = (ca.leaf("a.test", false), ca.leaf("old.test", true));
     let (tls_a, tls_old) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "o", &old, &ca));
-    let client = tls_a.client_config(None).unwrap();
+    let client = tls_a.client_config(None);
     assert!(handshake(client, tls_old.server_config(), "old.test").is_err());
-    let client = tls_old.client_config(None).unwrap();
+    let client = tls_old.client_config(None);
     assert!(handshake(client, tls_a.server_config(), "a.test").is_err());
     assert_eq!(tls_a.expired_accepted(), 0);
 }
@@ -212,7 +212,7 @@ fn an_expired_certificate_of_a_bound_key_must_still_be_the_cas() {
     let (a, old) = (ca.leaf("a.test", false), other.leaf("old.test", true));
     let (tls_a, tls_old) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "o", &old, &other));
     tls_a.bind(HashSet::from([old.node_key]));
-    let client = tls_a.client_config(Some(old.node_key)).unwrap();
+    let client = tls_a.client_config(Some(old.node_key));
     assert!(handshake(client, tls_old.server_config(), "old.test").is_err());
     assert_eq!(tls_a.expired_accepted(), 0);
 }
@@ -226,9 +226,9 @@ fn a_revoked_peer_is_refused() {
     let with_crl = TlsFiles { crl: Some(crl), ..files(dir.path(), "a", &a, &ca) };
     let tls_a = PeerTls::new(&with_crl).unwrap();
     let tls_b = peer(dir.path(), "b", &b, &ca);
-    let client = tls_b.client_config(None).unwrap();
+    let client = tls_b.client_config(None);
     assert!(handshake(client, tls_a.server_config(), "a.test").is_err());
-    let client = tls_a.client_config(None).unwrap();
+    let client = tls_a.client_config(None);
     assert!(handshake(client, tls_b.server_config(), "revoked.test").is_err());
 }
 
@@ -241,10 +241,10 @@ fn a_revocation_list_in_der_counts_as_in_etcd() {
     let with_crl = TlsFiles { crl: Some(crl), ..files(dir.path(), "a", &a, &ca) };
     let tls_a = PeerTls::new(&with_crl).unwrap();
     let tls_b = peer(dir.path(), "b", &b, &ca);
-    let client = tls_b.client_config(None).unwrap();
+    let client = tls_b.client_config(None);
     assert!(handshake(client, tls_a.server_config(), "a.test").is_err());
     let clients = ClientListenerTls::new(&with_crl, &TlsPolicy::default(), &[]).unwrap();
-    let client = tls_b.client_config(None).unwrap();
+    let client = tls_b.client_config(None);
     assert!(handshake(client, clients.server_config(), "a.test").is_err());
 }
 
@@ -261,7 +261,7 @@ fn a_file_may_have_the_lists_of_several_cas() {
     for issuer in [&ca, &other] {
         for (name, is_refused) in [("b.test", false), ("revoked.test", true)] {
             let tls_b = peer(dir.path(), "b", &issuer.leaf(name, false), &ca);
-            let client = tls_b.client_config(None).unwrap();
+            let client = tls_b.client_config(None);
             assert_eq!(handshake(client, tls_a.server_config(), "a.test").is_err(), is_refused);
         }
     }
@@ -293,7 +293,7 @@ fn a_revocation_list_that_breaks_leaves_the_old_one_in_force() {
     let tls_a = PeerTls::new(&with_crl).unwrap();
     std::fs::write(&crl, "").unwrap();
     tls_a.reload();
-    let client = peer(dir.path(), "b", &b, &ca).client_config(None).unwrap();
+    let client = peer(dir.path(), "b", &b, &ca).client_config(None);
     assert!(handshake(client, tls_a.server_config(), "a.test").is_err());
 }
 
@@ -304,7 +304,7 @@ fn peers_speak_tls_1_3_and_nothing_older() {
     let tls_a = peer(dir.path(), "a", &a, &ca);
     let mut roots = RootCertStore::empty();
     roots.add(from_pem(&ca.pem)).unwrap();
-    let provider = || Arc::new(rustls::crypto::ring::default_provider());
+    let provider = muster_tls::provider;
     let old = |versions: &[&'static rustls::SupportedProtocolVersion]| {
         let mut config = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(versions)
@@ -325,7 +325,7 @@ fn peers_speak_tls_1_3_and_nothing_older() {
         .with_single_cert(vec![from_pem(&b.pem)], from_pem(&b.key))
         .unwrap();
     server.alpn_protocols = vec![PEER_ALPN.to_vec()];
-    let client = tls_a.client_config(None).unwrap();
+    let client = tls_a.client_config(None);
     assert!(handshake(client, Arc::new(server), "b.test").is_err());
 }
 
@@ -346,7 +346,7 @@ fn clients_need_an_allowed_name_where_names_are_given() {
             ..files(dir.path(), "a", &a, &ca)
         };
         let tls_a = PeerTls::new(&named).unwrap();
-        let client = tls_b.client_config(None).unwrap();
+        let client = tls_b.client_config(None);
         assert_eq!(handshake(client, tls_a.server_config(), "a.test").is_ok(), accepted);
     }
 }
@@ -357,7 +357,7 @@ fn a_client_without_a_certificate_is_refused_once_there_is_a_trusted_ca() {
     let server = ca.leaf("s.test", false);
     let mut roots = RootCertStore::empty();
     roots.add(from_pem(&ca.pem)).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = muster_tls::provider();
     let client = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -381,7 +381,7 @@ fn a_replaced_certificate_is_served_without_a_restart() {
     let (tls_a, tls_b) = (peer(dir.path(), "a", &a, &ca), peer(dir.path(), "b", &b, &ca));
     files(dir.path(), "b", &next, &ca);
     tls_b.reload();
-    let keys = handshake(tls_a.client_config(None).unwrap(), tls_b.server_config(), "b.test");
+    let keys = handshake(tls_a.client_config(None), tls_b.server_config(), "b.test");
     assert_eq!(keys.unwrap().0, Some(next.node_key));
 }
 
@@ -394,7 +394,7 @@ fn files_that_cannot_be_read_any_more_leave_the_old_ones_in_force() {
         std::fs::write(dir.path().join(name), "junk").unwrap();
     }
     tls_b.reload();
-    assert!(handshake(tls_a.client_config(None).unwrap(), tls_b.server_config(), "b.test").is_ok());
+    assert!(handshake(tls_a.client_config(None), tls_b.server_config(), "b.test").is_ok());
 }
 
 #[test]
@@ -420,7 +420,7 @@ fn a_client_that_is_revoked_between_two_connections_cannot_come_back_on_its_old_
     roots.add(from_pem(&ca.pem)).unwrap();
     for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
         let tls = ClientListenerTls::new(&with_crl, &TlsPolicy::default(), &[]).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let provider = muster_tls::provider();
         // This client keeps session tickets, as every client library does.
         let resuming = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[version])

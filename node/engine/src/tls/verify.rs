@@ -1,24 +1,18 @@
-//! Verifiers of the certificates of clients and peers.
+//! Rules for the certificates of clients and peers.
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use muster_tls::{CertificateRule, PeerCertificate};
 use node_state::identity::NodeKey;
 use rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore,
-    SignatureScheme,
-    client::{
-        WebPkiServerVerifier,
-        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    },
-    crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature},
+    CertificateError, Error, RootCertStore,
+    client::{WebPkiServerVerifier, danger::ServerCertVerifier as _},
+    crypto::CryptoProvider,
     pki_types::{CertificateDer, ServerName, UnixTime},
-    server::{
-        ParsedCertificate, WebPkiClientVerifier,
-        danger::{ClientCertVerified, ClientCertVerifier},
-    },
+    server::{ParsedCertificate, WebPkiClientVerifier, danger::ClientCertVerifier},
 };
 use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 
@@ -70,26 +64,17 @@ impl ClientNames {
     }
 }
 
-/// Verifier of clients: their certificate must be issued by the CA, not be revoked, and have an
-/// allowed name.
+/// Rule for clients: their certificate must be issued by the CA, not be revoked, and have an allowed
+/// name.
 #[derive(Debug)]
-pub(super) struct ClientVerifier {
-    roots: Arc<ReloadingValue<RootCertStore>>,
-    crl: Option<Arc<ReloadingValue<Crl>>>,
-    names: ClientNames,
-    provider: Arc<CryptoProvider>,
+pub(super) struct ClientRule {
+    pub(super) roots: Arc<ReloadingValue<RootCertStore>>,
+    pub(super) crl: Option<Arc<ReloadingValue<Crl>>>,
+    pub(super) names: ClientNames,
+    pub(super) provider: Arc<CryptoProvider>,
 }
 
-impl ClientVerifier {
-    pub(super) fn new(
-        roots: Arc<ReloadingValue<RootCertStore>>,
-        crl: Option<Arc<ReloadingValue<Crl>>>,
-        names: ClientNames,
-        provider: Arc<CryptoProvider>,
-    ) -> Self {
-        Self { roots, crl, names, provider }
-    }
-
+impl ClientRule {
     /// Returns a verifier for the current content of the files.
     fn inner(&self) -> Result<Arc<dyn ClientCertVerifier>, Error> {
         let mut builder = WebPkiClientVerifier::builder_with_provider(
@@ -106,19 +91,9 @@ impl ClientVerifier {
     }
 }
 
-impl ClientCertVerifier for ClientVerifier {
-    // The CA's names are not sent as a hint, because a client has either one certificate for us or
-    // none.
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
-    }
-
-    fn verify_client_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        now: UnixTime,
-    ) -> Result<ClientCertVerified, Error> {
+impl CertificateRule for ClientRule {
+    fn verify(&self, shown: &PeerCertificate<'_>) -> Result<(), Error> {
+        let &PeerCertificate { end_entity, intermediates, now, .. } = shown;
         let verified = match self.inner()?.verify_client_cert(end_entity, intermediates, now) {
             Err(error) if is_about_purpose(&error) => {
                 let (roots, crls) = (self.roots.get(), self.crl.as_ref().map(|crl| crl.get()));
@@ -127,126 +102,60 @@ impl ClientCertVerifier for ClientVerifier {
                     PresentedCertificate { end_entity, intermediates, roots: &roots, crls, now };
                 let algorithms = &self.provider.signature_verification_algorithms;
                 let is_for_any = shown.is_valid_for(CertificatePurpose::Client, algorithms);
-                if is_for_any { Ok(ClientCertVerified::assertion()) } else { Err(error) }
+                if is_for_any { Ok(()) } else { Err(error) }
             }
-            verified => verified,
+            verified => verified.map(drop),
         };
-        let verified = verified.map_err(|error| match is_about_time(&error) {
+        verified.map_err(|error| match is_about_time(&error) {
             true => error,
             false => explain(error, end_entity, CertificatePurpose::Client),
         })?;
-        self.names.check(end_entity)?;
-        Ok(verified)
+        self.names.check(end_entity)
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        let verified = verify_tls12_signature(message, cert, dss, algorithms);
-        verified.map_err(|error| explain(error, cert, CertificatePurpose::Client))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        let verified = verify_tls13_signature(message, cert, dss, algorithms);
-        verified.map_err(|error| explain(error, cert, CertificatePurpose::Client))
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+    fn explain(&self, error: Error, end_entity: &CertificateDer<'_>) -> Error {
+        explain(error, end_entity, CertificatePurpose::Client)
     }
 }
 
-/// Verifier of peers that connect to this member. Peers are verified as clients of the peer CA, but
-/// a bound key's certificate may be expired. Which member may use which key is checked with the
+/// Rule for peers that connect to this member. Peers are verified as clients of the peer CA, but a
+/// bound key's certificate may be expired. Which member may use which key is checked with the
 /// hello, which names the member.
 #[derive(Debug)]
-pub(super) struct InboundPeerVerifier {
-    inner: ClientVerifier,
-    bound: Arc<BoundKeys>,
+pub(super) struct InboundPeerRule {
+    pub(super) inner: ClientRule,
+    pub(super) bound: Arc<BoundKeys>,
 }
 
-impl InboundPeerVerifier {
-    pub(super) fn new(inner: ClientVerifier, bound: Arc<BoundKeys>) -> Self {
-        Self { inner, bound }
-    }
-}
-
-impl ClientCertVerifier for InboundPeerVerifier {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
-    }
-
-    fn verify_client_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        now: UnixTime,
-    ) -> Result<ClientCertVerified, Error> {
-        let verify = |now| self.inner.verify_client_cert(end_entity, intermediates, now);
-        match verify(now) {
-            Err(error) if is_about_time(&error) && is_bound(&self.bound, end_entity) => {
-                verify_at_expiry(end_entity, error, verify)?;
-                alarm(&self.bound, end_entity);
-                Ok(ClientCertVerified::assertion())
+impl CertificateRule for InboundPeerRule {
+    fn verify(&self, shown: &PeerCertificate<'_>) -> Result<(), Error> {
+        let verify = |now| self.inner.verify(&PeerCertificate { now, ..*shown });
+        match verify(shown.now) {
+            Err(error) if is_about_time(&error) && is_bound(&self.bound, shown.end_entity) => {
+                verify_at_expiry(shown.end_entity, error, verify)?;
+                alarm(&self.bound, shown.end_entity);
+                Ok(())
             }
             result => result,
         }
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.inner.verify_tls12_signature(message, cert, dss)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.inner.verify_tls13_signature(message, cert, dss)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.inner.supported_verify_schemes()
+    fn explain(&self, error: Error, end_entity: &CertificateDer<'_>) -> Error {
+        self.inner.explain(error, end_entity)
     }
 }
 
-/// Verifier of a peer that this member connects to.
+/// Rule for a peer that this member connects to.
 #[derive(Debug)]
-pub(super) struct OutboundPeerVerifier {
-    roots: Arc<ReloadingValue<RootCertStore>>,
-    crl: Option<Arc<ReloadingValue<Crl>>>,
-    expected: Option<NodeKey>,
-    bound: Arc<BoundKeys>,
-    provider: Arc<CryptoProvider>,
+pub(super) struct OutboundPeerRule {
+    pub(super) roots: Arc<ReloadingValue<RootCertStore>>,
+    pub(super) crl: Option<Arc<ReloadingValue<Crl>>>,
+    pub(super) expected: Option<NodeKey>,
+    pub(super) bound: Arc<BoundKeys>,
+    pub(super) provider: Arc<CryptoProvider>,
 }
 
-impl OutboundPeerVerifier {
-    pub(super) fn new(
-        roots: Arc<ReloadingValue<RootCertStore>>,
-        crl: Option<Arc<ReloadingValue<Crl>>>,
-        expected: Option<NodeKey>,
-        bound: Arc<BoundKeys>,
-        provider: Arc<CryptoProvider>,
-    ) -> Self {
-        Self { roots, crl, expected, bound, provider }
-    }
-
+impl OutboundPeerRule {
     fn inner(&self) -> Result<Arc<WebPkiServerVerifier>, Error> {
         let mut builder = WebPkiServerVerifier::builder_with_provider(
             self.roots.get(),
@@ -262,24 +171,21 @@ impl OutboundPeerVerifier {
     }
 }
 
-impl ServerCertVerifier for OutboundPeerVerifier {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        server_name: &ServerName<'_>,
-        ocsp: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
+impl CertificateRule for OutboundPeerRule {
+    fn verify(&self, shown: &PeerCertificate<'_>) -> Result<(), Error> {
+        let &PeerCertificate { end_entity, intermediates, now, .. } = shown;
+        // A certificate without a dialled name is a client's, and this rule is for servers.
+        let server_name =
+            shown.server_name.ok_or(CertificateError::ApplicationVerificationFailure)?;
         let inner = self.inner()?;
         let (roots, crls) = (self.roots.get(), self.crl.as_ref().map(|crl| crl.get()));
         let crls = crls.as_deref().map_or(&[][..], Vec::as_slice);
         let algorithms = &self.provider.signature_verification_algorithms;
         let verify = |now| {
             let error =
-                match inner.verify_server_cert(end_entity, intermediates, server_name, ocsp, now) {
+                match inner.verify_server_cert(end_entity, intermediates, server_name, &[], now) {
                     Err(error) => error,
-                    verified => return verified,
+                    Ok(_) => return Ok(()),
                 };
             let shown =
                 PresentedCertificate { end_entity, intermediates, roots: &roots, crls, now };
@@ -287,8 +193,7 @@ impl ServerCertVerifier for OutboundPeerVerifier {
                 && shown.is_valid_for(CertificatePurpose::Server, algorithms)
             {
                 let parsed = ParsedCertificate::try_from(end_entity)?;
-                rustls::client::verify_server_name(&parsed, server_name)?;
-                return Ok(ServerCertVerified::assertion());
+                return rustls::client::verify_server_name(&parsed, server_name);
             }
             if is_about_time(&error) || is_about_name(&error) {
                 return Err(error);
@@ -304,43 +209,21 @@ impl ServerCertVerifier for OutboundPeerVerifier {
         // The library checks the name last, so an error about the name means that everything else
         // is right. Names don't matter here: addresses may change, but the bound key does not.
         let verify = |now| match verify(now) {
-            Err(error) if is_about_name(&error) => Ok(ServerCertVerified::assertion()),
+            Err(error) if is_about_name(&error) => Ok(()),
             result => result,
         };
         match verify(now) {
             Err(error) if is_about_time(&error) => {
                 verify_at_expiry(end_entity, error, verify)?;
                 alarm(&self.bound, end_entity);
-                Ok(ServerCertVerified::assertion())
+                Ok(())
             }
             result => result,
         }
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        let verified = verify_tls12_signature(message, cert, dss, algorithms);
-        verified.map_err(|error| explain(error, cert, CertificatePurpose::Server))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        let verified = verify_tls13_signature(message, cert, dss, algorithms);
-        verified.map_err(|error| explain(error, cert, CertificatePurpose::Server))
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+    fn explain(&self, error: Error, end_entity: &CertificateDer<'_>) -> Error {
+        explain(error, end_entity, CertificatePurpose::Server)
     }
 }
 
@@ -368,10 +251,10 @@ fn is_bound(bound: &BoundKeys, certificate: &CertificateDer<'_>) -> bool {
 /// Verifies again at the last moment at which the certificate itself was valid. Everything but the
 /// current date must be right. A CA that had expired even then is accepted, because that is also
 /// only a matter of time.
-fn verify_at_expiry<T>(
+fn verify_at_expiry(
     certificate: &CertificateDer<'_>,
     error: Error,
-    verify: impl Fn(UnixTime) -> Result<T, Error>,
+    verify: impl Fn(UnixTime) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| error.clone())?;
     let end = u64::try_from(parsed.validity().not_after.timestamp()).map_err(|_| error)?;

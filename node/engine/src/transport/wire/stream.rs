@@ -39,7 +39,7 @@ pub(in crate::transport) async fn dial(
         return Ok(PeerStream { io: Box::new(tcp), key: None });
     }
     let tls = tls.ok_or_else(|| invalid("https, but no peer certificate is configured"))?;
-    let config = tls.client_config(bound).map_err(io::Error::other)?;
+    let config = tls.client_config(bound);
     // A zone (`%eth0`) is not part of a name in a certificate.
     let host = url.host().split_once('%').map_or(url.host(), |(address, _)| address);
     let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
