@@ -7,11 +7,11 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use muster_fuzz as _;
-use node_state::auth::{Jwt, JwtOptions, SigningMethod, SimpleTokens, TokenSecret};
+use node_state::auth::{Algorithm, Jwt, JwtOptions, SimpleTokens, TokenSecret};
 
 static SIGNED: LazyLock<Jwt> = LazyLock::new(|| {
     let keys = Path::new(env!("CARGO_MANIFEST_DIR")).join("../node/state/src/auth/jwt/fixtures");
-    let (method, ttl) = (SigningMethod::Hs256, Duration::from_secs(300));
+    let (method, ttl) = (Algorithm::HS256, Duration::from_secs(300));
     let private_key = Some(keys.join("hmac.key"));
     Jwt::load(&JwtOptions { method, public_key: None, private_key, ttl }).expect("a key")
 });

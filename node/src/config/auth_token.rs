@@ -4,12 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use node_state::auth::{Jwt, JwtOptions, SigningMethod};
+use node_state::auth::{Jwt, JwtOptions};
 
 use super::{ConfigError, RawFlags, duration};
 
 /// Default lifetime of a signed token in etcd.
 const DEFAULT_TTL: Duration = Duration::from_secs(300);
+/// Algorithms of signed tokens.
+const METHODS: &str = "HS256, HS384, HS512, RS256, RS384, RS512, PS256, PS384, PS512, ES256, \
+                       ES384, EdDSA";
 const USAGE: &str =
     "--auth-token takes simple, or jwt,sign-method=METHOD,priv-key=FILE,pub-key=FILE,ttl=TIME";
 
@@ -45,12 +48,10 @@ fn options<'a>(parts: impl Iterator<Item = &'a str>) -> Result<JwtOptions, Strin
         }
         *place = value;
     }
-    let known = || SigningMethod::ALL.map(SigningMethod::name).join(", ");
-    let method =
-        SigningMethod::ALL.into_iter().find(|known| known.name() == method).ok_or_else(|| {
-            let not = if method == "ES512" { " (ES512 is not supported)" } else { "" };
-            format!("--auth-token: sign-method must be one of {}{not}", known())
-        })?;
+    let method = method.parse().map_err(|_| {
+        let not = if method == "ES512" { " (ES512 is not supported)" } else { "" };
+        format!("--auth-token: sign-method must be one of {METHODS}{not}")
+    })?;
     let ttl = match ttl {
         "" => Some(DEFAULT_TTL),
         text => duration::parse(text).filter(|ttl| *ttl >= Duration::from_secs(1)),
@@ -63,6 +64,7 @@ fn options<'a>(parts: impl Iterator<Item = &'a str>) -> Result<JwtOptions, Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+    use node_state::auth::Algorithm;
 
     fn read(text: &str) -> Result<JwtOptions, String> {
         options(text.split(','))
@@ -71,7 +73,7 @@ mod tests {
     #[test]
     fn options_may_come_in_any_order() {
         let expected = JwtOptions {
-            method: SigningMethod::Rs256,
+            method: Algorithm::RS256,
             public_key: Some("a".into()),
             private_key: Some("b".into()),
             ttl: Duration::from_secs(600),
@@ -79,7 +81,7 @@ mod tests {
         assert_eq!(read("pub-key=a,priv-key=b,sign-method=RS256,ttl=10m"), Ok(expected.clone()));
         assert_eq!(read("ttl=10m,sign-method=RS256,priv-key=b,pub-key=a"), Ok(expected));
         let least = read("sign-method=EdDSA").unwrap();
-        assert_eq!((least.method, least.ttl), (SigningMethod::EdDsa, DEFAULT_TTL));
+        assert_eq!((least.method, least.ttl), (Algorithm::EdDSA, DEFAULT_TTL));
     }
 
     #[test]

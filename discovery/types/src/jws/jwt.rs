@@ -1,31 +1,16 @@
-//! JWTs by the `jsonwebtoken` library, with ring underneath and one algorithm.
+//! JWTs by the `jsonwebtoken` library, over `muster-jws`, with EdDSA and no other algorithm.
 //!
-//! The library's own cryptography is not wanted in the programs, so it gets our provider: EdDSA
-//! over Ed25519, and a refusal for every other algorithm. [`super::Jws`] makes the checks that are
-//! stricter than RFC 7515 before anything comes here.
+//! [`super::Jws`] makes the checks that are stricter than RFC 7515 before anything comes here.
 
 use std::collections::HashSet;
-use std::sync::Once;
 
-use jsonwebtoken::crypto::{CryptoProvider, JwtSigner, JwtVerifier, KeyUtils};
-use jsonwebtoken::errors::{Error, ErrorKind, new_error};
-use jsonwebtoken::signature::{self, Signer, Verifier};
-use jsonwebtoken::{
-    Algorithm, AlgorithmFamily, DecodingKey, EncodingKey, Header, TokenData, Validation,
-};
+use muster_jws::{Algorithm, DecodingKey, EncodingKey, Error, ErrorKind, Header, Validation};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{JwsError, JwsType};
 use crate::key::{PublicKey, SigningKey};
 use crate::strict::Strict;
-
-static PROVIDER: CryptoProvider = CryptoProvider {
-    signer_factory: signer,
-    verifier_factory: verifier,
-    // Only the library's JWK functions need key utilities, and we don't call them.
-    key_utils: KeyUtils::new_unimplemented(),
-};
 
 /// Issuer, subject and audience that a JWT (RFC 7519) must name. Its times are missing here: the
 /// service's clock judges them, and the library knows only this machine's.
@@ -42,12 +27,11 @@ pub struct Parties<'a> {
 
 /// Signs `payload`, and returns the compact form.
 pub(super) fn encode<T: Serialize>(typ: JwsType, key: &SigningKey, payload: &T) -> String {
-    install();
     let mut header = Header::new(Algorithm::EdDSA);
     header.typ = Some(typ.as_str().to_owned());
     header.kid = Some(key.key_id().to_string());
     let secret = EncodingKey::from_ed_der(&key.pkcs8_der());
-    jsonwebtoken::encode(&header, payload, &secret)
+    muster_jws::encode(&header, payload, &secret)
         .expect("payloads are plain structs, which always encode, and the key is an Ed25519 key")
 }
 
@@ -58,11 +42,10 @@ pub(super) fn decode<T: DeserializeOwned>(
     key: &PublicKey,
     parties: Option<Parties<'_>>,
 ) -> Result<T, JwsError> {
-    install();
     let key = DecodingKey::from_ed_der(key.as_bytes());
-    let decoded: TokenData<Strict<T>> =
-        jsonwebtoken::decode(compact, &key, &validation(parties)).map_err(refusal)?;
-    Ok(decoded.claims.0)
+    let claims: Strict<T> =
+        muster_jws::decode(compact, &key, &validation(parties)).map_err(refusal)?;
+    Ok(claims.0)
 }
 
 fn validation(parties: Option<Parties<'_>>) -> Validation {
@@ -96,61 +79,9 @@ fn refusal(error: Error) -> JwsError {
     }
 }
 
-fn install() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        PROVIDER.install_default().expect("nothing else in the process installs a provider");
-    });
-}
-
-fn signer(algorithm: &Algorithm, key: &EncodingKey) -> Result<Box<dyn JwtSigner>, Error> {
-    if *algorithm != Algorithm::EdDSA || key.family() != AlgorithmFamily::Ed {
-        return Err(new_error(ErrorKind::InvalidAlgorithm));
-    }
-    let key = SigningKey::from_pkcs8_der(key.as_bytes())
-        .map_err(|_| new_error(ErrorKind::InvalidEddsaKey))?;
-    Ok(Box::new(Ed25519Signer(key)))
-}
-
-fn verifier(algorithm: &Algorithm, key: &DecodingKey) -> Result<Box<dyn JwtVerifier>, Error> {
-    if *algorithm != Algorithm::EdDSA || key.family() != AlgorithmFamily::Ed {
-        return Err(new_error(ErrorKind::InvalidAlgorithm));
-    }
-    let bytes = key.try_get_as_bytes()?.try_into();
-    let bytes = bytes.map_err(|_| new_error(ErrorKind::InvalidEddsaKey))?;
-    Ok(Box::new(Ed25519Verifier(PublicKey::from_bytes(bytes))))
-}
-
-struct Ed25519Signer(SigningKey);
-
-impl Signer<Vec<u8>> for Ed25519Signer {
-    fn try_sign(&self, message: &[u8]) -> Result<Vec<u8>, signature::Error> {
-        Ok(self.0.sign(message).to_vec())
-    }
-}
-
-impl JwtSigner for Ed25519Signer {
-    fn algorithm(&self) -> Algorithm {
-        Algorithm::EdDSA
-    }
-}
-
-struct Ed25519Verifier(PublicKey);
-
-impl Verifier<Vec<u8>> for Ed25519Verifier {
-    fn verify(&self, message: &[u8], signature: &Vec<u8>) -> Result<(), signature::Error> {
-        self.0.verify(message, signature).map_err(|_| signature::Error::new())
-    }
-}
-
-impl JwtVerifier for Ed25519Verifier {
-    fn algorithm(&self) -> Algorithm {
-        Algorithm::EdDSA
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use data_encoding::BASE64URL_NOPAD;
     use serde_json::{Value, json};
 
     use super::*;
@@ -190,15 +121,21 @@ mod tests {
     }
 
     #[test]
-    fn no_other_algorithm_is_signed_or_verified_with() {
-        install();
-        for algorithm in [Algorithm::HS256, Algorithm::ES256, Algorithm::RS256, Algorithm::PS256] {
-            let secret = EncodingKey::from_secret(b"secret");
-            assert!(signer(&algorithm, &secret).is_err());
-            assert!(verifier(&algorithm, &DecodingKey::from_secret(b"secret")).is_err());
+    fn no_other_algorithm_is_verified_with() {
+        let key = SigningKey::generate();
+        let secret = EncodingKey::from_secret(key.public().as_bytes());
+        let refused = Err(JwsError::Header("`alg` must be EdDSA".into()));
+        for algorithm in [Algorithm::HS256, Algorithm::HS384, Algorithm::HS512] {
+            let compact = muster_jws::encode(&Header::new(algorithm), &claims(), &secret).unwrap();
+            assert_eq!(decode::<Value>(&compact, key.public(), None), refused, "{algorithm:?}");
         }
-        assert!(signer(&Algorithm::EdDSA, &EncodingKey::from_secret(b"secret")).is_err());
-        assert!(verifier(&Algorithm::EdDSA, &DecodingKey::from_secret(&[1; 32])).is_err());
-        assert!(verifier(&Algorithm::EdDSA, &DecodingKey::from_ed_der(&[1; 31])).is_err());
+        for algorithm in [Algorithm::RS256, Algorithm::PS256, Algorithm::ES256, Algorithm::HS256] {
+            let part = |part: String| BASE64URL_NOPAD.encode(part.as_bytes());
+            let header = part(json!({ "alg": algorithm }).to_string());
+            let signed = format!("{header}.{}", part(claims().to_string()));
+            let compact =
+                format!("{signed}.{}", BASE64URL_NOPAD.encode(&key.sign(signed.as_bytes())));
+            assert_eq!(decode::<Value>(&compact, key.public(), None), refused, "{algorithm:?}");
+        }
     }
 }

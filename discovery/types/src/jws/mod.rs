@@ -8,7 +8,7 @@
 //! Some kinds of payload have a version. It is read before anything else in the payload, so that a
 //! newer one is refused by its version and not by the first member that is unknown here.
 //!
-//! Behind these rules the `jsonwebtoken` library makes and checks signatures and claims.
+//! Behind these rules, `muster-jws` makes and checks signatures and claims.
 
 mod jwt;
 mod typ;
@@ -16,7 +16,7 @@ mod typ;
 use std::fmt;
 use std::str::FromStr;
 
-use data_encoding::BASE64URL_NOPAD;
+use muster_jws::CompactParts;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
@@ -198,8 +198,8 @@ impl Jws {
     }
 
     fn payload(&self) -> Result<Vec<u8>, JwsError> {
-        let part = self.text.split('.').nth(1).ok_or(JwsError::Malformed)?;
-        BASE64URL_NOPAD.decode(part.as_bytes()).map_err(|_| JwsError::Malformed)
+        let parts = CompactParts::split(&self.text).ok_or(JwsError::Malformed)?;
+        parts.payload().ok_or(JwsError::Malformed)
     }
 
     /// Refuses a payload of a version that this program doesn't know. A payload in which no version
@@ -255,21 +255,16 @@ impl Jws {
         if text.len() > MAX_JWS {
             return Err(JwsError::TooLong { limit: MAX_JWS });
         }
-        let mut parts = text.split('.');
-        let (Some(header), Some(payload), Some(signature), None) =
-            (parts.next(), parts.next(), parts.next(), parts.next())
-        else {
-            return Err(JwsError::Malformed);
-        };
-        let decode =
-            |part: &str| BASE64URL_NOPAD.decode(part.as_bytes()).map_err(|_| JwsError::Malformed);
-        let header: JoseHeader = strict::from_slice(&decode(header)?)
-            .map_err(|error| JwsError::Header(error.to_string()))?;
+        let parts = CompactParts::split(text).ok_or(JwsError::Malformed)?;
+        let header = parts.header().ok_or(JwsError::Malformed)?;
+        let header: JoseHeader =
+            strict::from_slice(&header).map_err(|error| JwsError::Header(error.to_string()))?;
         let limit = limit(header.typ);
         if text.len() > limit {
             return Err(JwsError::TooLong { limit });
         }
-        if decode(payload)?.is_empty() || decode(signature)?.len() != 64 {
+        let is_filled = parts.payload().is_some_and(|payload| !payload.is_empty());
+        if !is_filled || parts.signature().is_none_or(|signature| signature.len() != 64) {
             return Err(JwsError::Malformed);
         }
         Ok(Self { text: text.to_owned(), typ: header.typ, kid: header.kid })

@@ -1,3 +1,4 @@
+use data_encoding::BASE64URL_NOPAD;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

@@ -27,7 +27,8 @@ mod tokens;
 
 pub use authorise::{Caller, RequestedAccess, authorise};
 pub use change::{AuthOperation, Password, RevokedTokens};
-pub use jwt::{Claims, Jwt, JwtError, JwtOptions, SigningMethod, TokenError};
+pub use jwt::{Claims, Jwt, JwtError, JwtOptions, TokenError};
+pub use muster_jws::Algorithm;
 pub use state::{AuthError, AuthRole, AuthState, User};
 pub use tokens::{SecretHash, SimpleTokens, TokenSecret};
 

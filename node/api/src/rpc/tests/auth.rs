@@ -562,7 +562,7 @@ async fn signing(seconds: u64) -> ApiTestNode {
     let folder =
         std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../state/src/auth/jwt/fixtures");
     let options = JwtOptions {
-        method: auth::SigningMethod::Hs256,
+        method: auth::Algorithm::HS256,
         public_key: None,
         private_key: Some(folder.join("hmac.key")),
         ttl: Duration::from_secs(seconds),

@@ -3,17 +3,7 @@
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use ring::hmac;
-use ring::rand::SystemRandom;
-use ring::signature::{
-    ECDSA_P256_SHA256_FIXED, ECDSA_P256_SHA256_FIXED_SIGNING, ECDSA_P384_SHA384_FIXED,
-    ECDSA_P384_SHA384_FIXED_SIGNING, ED25519, EcdsaKeyPair, EcdsaSigningAlgorithm,
-    EcdsaVerificationAlgorithm, Ed25519KeyPair, KeyPair as _, RSA_PKCS1_2048_8192_SHA256,
-    RSA_PKCS1_2048_8192_SHA384, RSA_PKCS1_2048_8192_SHA512, RSA_PKCS1_SHA256, RSA_PKCS1_SHA384,
-    RSA_PKCS1_SHA512, RSA_PSS_2048_8192_SHA256, RSA_PSS_2048_8192_SHA384, RSA_PSS_2048_8192_SHA512,
-    RSA_PSS_SHA256, RSA_PSS_SHA384, RSA_PSS_SHA512, RsaEncoding, RsaKeyPair, UnparsedPublicKey,
-    VerificationAlgorithm,
-};
+use muster_jws::{Algorithm, AlgorithmFamily, DecodingKey, EncodingKey, Signer, Verifier};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::oid_registry::{
     OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY, OID_NIST_EC_P384, OID_PKCS1_RSAENCRYPTION,
@@ -32,117 +22,15 @@ const MAX_KEY_BYTES: u64 = 64 << 10;
 /// PEM label of the block of curve parameters that OpenSSL writes before some keys.
 const EC_PARAMETERS_LABEL: &str = "EC PARAMETERS";
 
-/// Algorithm that signs tokens (RFC 7518 and RFC 8037).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SigningMethod {
-    /// HMAC with SHA-256; all members share the one secret key.
-    Hs256,
-    /// HMAC with SHA-384; all members share the one secret key.
-    Hs384,
-    /// HMAC with SHA-512; all members share the one secret key.
-    Hs512,
-    /// RSA, PKCS #1 v1.5, with SHA-256.
-    Rs256,
-    /// RSA, PKCS #1 v1.5, with SHA-384.
-    Rs384,
-    /// RSA, PKCS #1 v1.5, with SHA-512.
-    Rs512,
-    /// RSA, PSS, with SHA-256.
-    Ps256,
-    /// RSA, PSS, with SHA-384.
-    Ps384,
-    /// RSA, PSS, with SHA-512.
-    Ps512,
-    /// ECDSA over P-256 with SHA-256.
-    Es256,
-    /// ECDSA over P-384 with SHA-384.
-    Es384,
-    EdDsa,
-}
-
-impl SigningMethod {
-    /// All methods that `--auth-token` accepts.
-    pub const ALL: [Self; 12] = [
-        Self::Hs256,
-        Self::Hs384,
-        Self::Hs512,
-        Self::Rs256,
-        Self::Rs384,
-        Self::Rs512,
-        Self::Ps256,
-        Self::Ps384,
-        Self::Ps512,
-        Self::Es256,
-        Self::Es384,
-        Self::EdDsa,
-    ];
-
-    /// Returns the method's name in `--auth-token` and in token headers.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Hs256 => "HS256",
-            Self::Hs384 => "HS384",
-            Self::Hs512 => "HS512",
-            Self::Rs256 => "RS256",
-            Self::Rs384 => "RS384",
-            Self::Rs512 => "RS512",
-            Self::Ps256 => "PS256",
-            Self::Ps384 => "PS384",
-            Self::Ps512 => "PS512",
-            Self::Es256 => "ES256",
-            Self::Es384 => "ES384",
-            Self::EdDsa => "EdDSA",
-        }
+/// Describes the keys of `method`, for an error message.
+fn describe_keys(method: Algorithm) -> &'static str {
+    match method {
+        Algorithm::ES256 => "a P-256 key",
+        Algorithm::ES384 => "a P-384 key",
+        Algorithm::EdDSA => "an Ed25519 key",
+        _ if method.family() == AlgorithmFamily::Hmac => "any bytes",
+        _ => "an RSA key of 2048 to 8192 bits",
     }
-
-    fn kind(self) -> KeyAlgorithm {
-        let ec = |curve, signs, verifies| {
-            KeyAlgorithm::Ecdsa(EcdsaCurve { oid: curve, signing: signs, verification: verifies })
-        };
-        match self {
-            Self::Hs256 => KeyAlgorithm::Hmac(hmac::HMAC_SHA256),
-            Self::Hs384 => KeyAlgorithm::Hmac(hmac::HMAC_SHA384),
-            Self::Hs512 => KeyAlgorithm::Hmac(hmac::HMAC_SHA512),
-            Self::Rs256 => KeyAlgorithm::Rsa(&RSA_PKCS1_SHA256, &RSA_PKCS1_2048_8192_SHA256),
-            Self::Rs384 => KeyAlgorithm::Rsa(&RSA_PKCS1_SHA384, &RSA_PKCS1_2048_8192_SHA384),
-            Self::Rs512 => KeyAlgorithm::Rsa(&RSA_PKCS1_SHA512, &RSA_PKCS1_2048_8192_SHA512),
-            Self::Ps256 => KeyAlgorithm::Rsa(&RSA_PSS_SHA256, &RSA_PSS_2048_8192_SHA256),
-            Self::Ps384 => KeyAlgorithm::Rsa(&RSA_PSS_SHA384, &RSA_PSS_2048_8192_SHA384),
-            Self::Ps512 => KeyAlgorithm::Rsa(&RSA_PSS_SHA512, &RSA_PSS_2048_8192_SHA512),
-            Self::Es256 => {
-                ec(OID_EC_P256, &ECDSA_P256_SHA256_FIXED_SIGNING, &ECDSA_P256_SHA256_FIXED)
-            }
-            Self::Es384 => {
-                ec(OID_NIST_EC_P384, &ECDSA_P384_SHA384_FIXED_SIGNING, &ECDSA_P384_SHA384_FIXED)
-            }
-            Self::EdDsa => KeyAlgorithm::Ed25519,
-        }
-    }
-
-    /// Describes the method's keys, for an error message.
-    fn keys(self) -> &'static str {
-        match self.kind() {
-            KeyAlgorithm::Hmac(_) => "any bytes",
-            KeyAlgorithm::Rsa(..) => "an RSA key of 2048 to 8192 bits",
-            KeyAlgorithm::Ecdsa(_) if self == Self::Es256 => "a P-256 key",
-            KeyAlgorithm::Ecdsa(_) => "a P-384 key",
-            KeyAlgorithm::Ed25519 => "an Ed25519 key",
-        }
-    }
-}
-
-enum KeyAlgorithm {
-    Hmac(hmac::Algorithm),
-    Rsa(&'static dyn RsaEncoding, &'static dyn VerificationAlgorithm),
-    Ecdsa(EcdsaCurve),
-    Ed25519,
-}
-
-struct EcdsaCurve {
-    oid: Oid<'static>,
-    signing: &'static EcdsaSigningAlgorithm,
-    verification: &'static EcdsaVerificationAlgorithm,
 }
 
 /// Why tokens can't be signed or verified. The messages say what to do, and show nothing of a
@@ -150,11 +38,11 @@ struct EcdsaCurve {
 #[derive(Debug, thiserror::Error)]
 pub enum JwtError {
     /// No key was given, or the HMAC key file is empty.
-    #[error("--auth-token: {method} needs {needs}", method = .0.name(), needs = match .0.kind() {
-        KeyAlgorithm::Hmac(_) => "priv-key=FILE, whose bytes are the key",
+    #[error("--auth-token: {0:?} needs {needs}", needs = match .0.family() {
+        AlgorithmFamily::Hmac => "priv-key=FILE, whose bytes are the key",
         _ => "priv-key=FILE to sign tokens, or at least pub-key=FILE to check them",
     })]
-    NoKey(SigningMethod),
+    NoKey(Algorithm),
     /// A key file can't be read.
     #[error("--auth-token: cannot read {option} {}", path.display())]
     Read {
@@ -166,16 +54,16 @@ pub enum JwtError {
     },
     /// A key file holds no key of the method's kind.
     #[error(
-        "--auth-token: {option} {} holds no key that {method} can use: give {keys} in PEM{}",
+        "--auth-token: {option} {} holds no key that {method:?} can use: give {keys} in PEM{}",
         path.display(), if *.option == PRIVATE_KEY_OPTION { ", not encrypted" } else { "" },
-        method = method.name(), keys = method.keys()
+        keys = describe_keys(*.method)
     )]
     Unusable {
         /// Suboption that names the file: `priv-key` or `pub-key`.
         option: &'static str,
         path: PathBuf,
         /// Method that needs the key.
-        method: SigningMethod,
+        method: Algorithm,
     },
     /// The public key is not that of the private key.
     #[error(
@@ -187,53 +75,6 @@ pub enum JwtError {
 const PRIVATE_KEY_OPTION: &str = "priv-key";
 const PUBLIC_KEY_OPTION: &str = "pub-key";
 
-pub(super) enum Signer {
-    Hmac(hmac::Key),
-    Rsa(Box<RsaKeyPair>, &'static dyn RsaEncoding),
-    Ecdsa(Box<EcdsaKeyPair>),
-    Ed25519(Box<Ed25519KeyPair>),
-}
-
-impl Signer {
-    /// Returns the signature, or `None` if signing fails because the system has no random numbers.
-    pub(super) fn sign(&self, message: &[u8]) -> Option<Vec<u8>> {
-        let random = SystemRandom::new();
-        match self {
-            Self::Hmac(key) => Some(hmac::sign(key, message).as_ref().to_vec()),
-            Self::Rsa(key, padding) => {
-                let mut signature = vec![0; key.public().modulus_len()];
-                key.sign(*padding, &random, message, &mut signature).ok()?;
-                Some(signature)
-            }
-            Self::Ecdsa(key) => Some(key.sign(&random, message).ok()?.as_ref().to_vec()),
-            Self::Ed25519(key) => Some(key.sign(message).as_ref().to_vec()),
-        }
-    }
-
-    fn public(&self) -> Option<&[u8]> {
-        match self {
-            Self::Hmac(_) => None,
-            Self::Rsa(key, _) => Some(key.public_key().as_ref()),
-            Self::Ecdsa(key) => Some(key.public_key().as_ref()),
-            Self::Ed25519(key) => Some(key.public_key().as_ref()),
-        }
-    }
-}
-
-pub(super) enum Verifier {
-    Hmac(hmac::Key),
-    Public(UnparsedPublicKey<Vec<u8>>),
-}
-
-impl Verifier {
-    pub(super) fn verify(&self, message: &[u8], signature: &[u8]) -> bool {
-        match self {
-            Self::Hmac(key) => hmac::verify(key, message, signature).is_ok(),
-            Self::Public(key) => key.verify(message, signature).is_ok(),
-        }
-    }
-}
-
 /// Loads the signer, if there is a private key, and the verifier.
 pub(super) fn load(options: &JwtOptions) -> Result<(Option<Signer>, Verifier), JwtError> {
     let method = options.method;
@@ -241,42 +82,36 @@ pub(super) fn load(options: &JwtOptions) -> Result<(Option<Signer>, Verifier), J
         options.private_key.as_deref().map(|path| read(PRIVATE_KEY_OPTION, path)).transpose()?;
     let public =
         options.public_key.as_deref().map(|path| read(PUBLIC_KEY_OPTION, path)).transpose()?;
-    let kind = method.kind();
-    if let KeyAlgorithm::Hmac(algorithm) = kind {
-        let key = private.filter(|key| !key.is_empty()).ok_or(JwtError::NoKey(method))?;
-        let key = || hmac::Key::new(algorithm, &key);
-        return Ok((Some(Signer::Hmac(key())), Verifier::Hmac(key())));
-    }
     let unusable = |option, path: &Option<PathBuf>| {
         let path = path.clone().unwrap_or_default();
         JwtError::Unusable { option, path, method }
     };
-    let signer = match &private {
-        Some(pem) => {
-            let signer = signer(pem, &kind)
-                .ok_or_else(|| unusable(PRIVATE_KEY_OPTION, &options.private_key));
-            Some(signer?)
-        }
-        None => None,
-    };
-    let public = match &public {
-        Some(pem) => Some(
-            public_key(pem, &kind)
-                .ok_or_else(|| unusable(PUBLIC_KEY_OPTION, &options.public_key))?,
-        ),
-        None => None,
-    };
-    let own = signer.as_ref().and_then(Signer::public);
+    let no_private = || unusable(PRIVATE_KEY_OPTION, &options.private_key);
+    let no_public = || unusable(PUBLIC_KEY_OPTION, &options.public_key);
+    if method.family() == AlgorithmFamily::Hmac {
+        let key = private.filter(|key| !key.is_empty()).ok_or(JwtError::NoKey(method))?;
+        let signer = Signer::new(method, &EncodingKey::from_secret(&key));
+        let verifier = Verifier::new(method, &DecodingKey::from_secret(&key));
+        return signer.ok().map(Some).zip(verifier.ok()).ok_or_else(no_private);
+    }
+    let signer = private.map(|pem| {
+        let signer = private_key(&pem, method).map(|key| Signer::new(method, &key));
+        signer.and_then(Result::ok).ok_or_else(no_private)
+    });
+    let signer = signer.transpose()?;
+    let public = public.map(|pem| public_key(&pem, method).ok_or_else(no_public)).transpose()?;
+    let own = signer.as_ref().and_then(Signer::public_key);
     if own.zip(public.as_deref()).is_some_and(|(own, public)| own != public) {
         return Err(JwtError::Mismatch);
     }
-    let key = own.map(<[u8]>::to_vec).or(public).ok_or(JwtError::NoKey(method))?;
-    let algorithm: &'static dyn VerificationAlgorithm = match kind {
-        KeyAlgorithm::Rsa(_, verifies) => verifies,
-        KeyAlgorithm::Ecdsa(curve) => curve.verification,
-        KeyAlgorithm::Ed25519 | KeyAlgorithm::Hmac(_) => &ED25519,
+    let key = own.or(public.as_deref()).ok_or(JwtError::NoKey(method))?;
+    let key = match method.family() {
+        AlgorithmFamily::Rsa => DecodingKey::from_rsa_der(key),
+        AlgorithmFamily::Ec => DecodingKey::from_ec_der(key),
+        AlgorithmFamily::Ed | AlgorithmFamily::Hmac => DecodingKey::from_ed_der(key),
     };
-    Ok((signer, Verifier::Public(UnparsedPublicKey::new(algorithm, key))))
+    let verifier = Verifier::new(method, &key).map_err(|_| no_public())?;
+    Ok((signer, verifier))
 }
 
 fn read(option: &'static str, path: &Path) -> Result<Zeroizing<Vec<u8>>, JwtError> {
@@ -299,37 +134,40 @@ fn first_key_block(pem: &[u8]) -> Option<(String, Zeroizing<Vec<u8>>)> {
     keys.next().map(|key| (key.label, Zeroizing::new(key.contents)))
 }
 
-fn signer(pem: &[u8], kind: &KeyAlgorithm) -> Option<Signer> {
+/// Reads a private key of the method's family. The library reads no SEC 1 and no certificate, and
+/// takes any curve for any other, so PEM is read here.
+fn private_key(pem: &[u8], method: Algorithm) -> Option<EncodingKey> {
     let (label, der) = first_key_block(pem)?;
-    match (kind, label.as_str()) {
-        (KeyAlgorithm::Rsa(padding, _), "RSA PRIVATE KEY") => {
-            Some(Signer::Rsa(Box::new(RsaKeyPair::from_der(&der).ok()?), *padding))
+    match (method.family(), label.as_str()) {
+        (AlgorithmFamily::Rsa, "RSA PRIVATE KEY" | "PRIVATE KEY") => {
+            Some(EncodingKey::from_rsa_der(&der))
         }
-        (KeyAlgorithm::Rsa(padding, _), "PRIVATE KEY") => {
-            Some(Signer::Rsa(Box::new(RsaKeyPair::from_pkcs8(&der).ok()?), *padding))
+        (AlgorithmFamily::Ec, "EC PRIVATE KEY") => {
+            Some(EncodingKey::from_ec_der(&pkcs8(&curve_of(method)?, &der)))
         }
-        (KeyAlgorithm::Ecdsa(curve), "EC PRIVATE KEY") => ecdsa_signer(&pkcs8(curve, &der), curve),
-        (KeyAlgorithm::Ecdsa(curve), "PRIVATE KEY") => ecdsa_signer(&der, curve),
-        (KeyAlgorithm::Ed25519, "PRIVATE KEY") => {
-            Some(Signer::Ed25519(Box::new(Ed25519KeyPair::from_pkcs8_maybe_unchecked(&der).ok()?)))
-        }
+        (AlgorithmFamily::Ec, "PRIVATE KEY") => Some(EncodingKey::from_ec_der(&der)),
+        (AlgorithmFamily::Ed, "PRIVATE KEY") => Some(EncodingKey::from_ed_der(&der)),
         _ => None,
     }
 }
 
-fn ecdsa_signer(pkcs8: &[u8], curve: &EcdsaCurve) -> Option<Signer> {
-    let key = EcdsaKeyPair::from_pkcs8(curve.signing, pkcs8, &SystemRandom::new()).ok()?;
-    Some(Signer::Ecdsa(Box::new(key)))
+/// Returns the id of the method's curve, if it is a method of ECDSA.
+fn curve_of(method: Algorithm) -> Option<Oid<'static>> {
+    match method {
+        Algorithm::ES256 => Some(OID_EC_P256),
+        Algorithm::ES384 => Some(OID_NIST_EC_P384),
+        _ => None,
+    }
 }
 
 /// Wraps a SEC 1 key in a PKCS #8 envelope, which names its curve (RFC 5208).
-fn pkcs8(curve: &EcdsaCurve, sec1: &[u8]) -> Zeroizing<Vec<u8>> {
+fn pkcs8(curve: &Oid<'_>, sec1: &[u8]) -> Zeroizing<Vec<u8>> {
     const INTEGER_0: &[u8] = &[0x02, 0x01, 0x00];
     const OBJECT: u8 = 0x06;
     const OCTETS: u8 = 0x04;
     const SEQUENCE: u8 = 0x30;
     let object = |oid: &Oid<'_>| encode_der(OBJECT, &[oid.as_bytes()]);
-    let kind = [object(&OID_KEY_TYPE_EC_PUBLIC_KEY), object(&curve.oid)];
+    let kind = [object(&OID_KEY_TYPE_EC_PUBLIC_KEY), object(curve)];
     let kind = encode_der(SEQUENCE, &[&kind[0], &kind[1]]);
     encode_der(SEQUENCE, &[INTEGER_0, &kind, &encode_der(OCTETS, &[sec1])])
 }
@@ -351,14 +189,14 @@ fn encode_der(tag: u8, parts: &[&[u8]]) -> Zeroizing<Vec<u8>> {
 }
 
 /// Returns the key bits of a PEM public key, or of a certificate's public key.
-fn public_key(pem: &[u8], kind: &KeyAlgorithm) -> Option<Vec<u8>> {
+fn public_key(pem: &[u8], method: Algorithm) -> Option<Vec<u8>> {
     let (label, der) = first_key_block(pem)?;
     match label.as_str() {
-        "PUBLIC KEY" => public_key_bits(&SubjectPublicKeyInfo::from_der(&der).ok()?.1, kind),
+        "PUBLIC KEY" => public_key_bits(&SubjectPublicKeyInfo::from_der(&der).ok()?.1, method),
         "CERTIFICATE" => {
-            public_key_bits(X509Certificate::from_der(&der).ok()?.1.public_key(), kind)
+            public_key_bits(X509Certificate::from_der(&der).ok()?.1.public_key(), method)
         }
-        "RSA PUBLIC KEY" if matches!(kind, KeyAlgorithm::Rsa(..)) => rsa_key_of_valid_size(&der),
+        "RSA PUBLIC KEY" if method.family() == AlgorithmFamily::Rsa => rsa_key_of_valid_size(&der),
         _ => None,
     }
 }
@@ -368,20 +206,19 @@ fn rsa_key_of_valid_size(rsa: &[u8]) -> Option<Vec<u8>> {
     (2048..=8192).contains(&bits).then(|| rsa.to_vec())
 }
 
-fn public_key_bits(key: &SubjectPublicKeyInfo<'_>, kind: &KeyAlgorithm) -> Option<Vec<u8>> {
+fn public_key_bits(key: &SubjectPublicKeyInfo<'_>, method: Algorithm) -> Option<Vec<u8>> {
     let (of, parameters) = (&key.algorithm.algorithm, &key.algorithm.parameters);
     let data = &key.subject_public_key.data;
-    let fits = match kind {
-        KeyAlgorithm::Rsa(..) if *of == OID_PKCS1_RSAENCRYPTION => {
+    let fits = match method.family() {
+        AlgorithmFamily::Rsa if *of == OID_PKCS1_RSAENCRYPTION => {
             return rsa_key_of_valid_size(data);
         }
-        KeyAlgorithm::Rsa(..) => false,
-        KeyAlgorithm::Ecdsa(curve) => {
+        AlgorithmFamily::Ec => {
             let named = parameters.as_ref().and_then(|named| named.as_oid().ok());
-            *of == OID_KEY_TYPE_EC_PUBLIC_KEY && named.as_ref() == Some(&curve.oid)
+            *of == OID_KEY_TYPE_EC_PUBLIC_KEY && named.is_some() && named == curve_of(method)
         }
-        KeyAlgorithm::Ed25519 => *of == OID_SIG_ED25519,
-        KeyAlgorithm::Hmac(_) => false,
+        AlgorithmFamily::Ed => *of == OID_SIG_ED25519,
+        AlgorithmFamily::Rsa | AlgorithmFamily::Hmac => false,
     };
     fits.then(|| data.to_vec())
 }

@@ -16,13 +16,12 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use data_encoding::BASE64URL_NOPAD;
+use muster_jws::{Algorithm, CompactParts, Signer, Verifier};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 use zeroize::Zeroizing;
 
-pub use self::keys::{JwtError, SigningMethod};
-use self::keys::{Signer, Verifier};
+pub use self::keys::JwtError;
 
 /// Maximum length of a token in bytes. A longer one would not fit a request header.
 const MAX_TOKEN_BYTES: usize = 16 << 10;
@@ -31,7 +30,7 @@ const MAX_TOKEN_BYTES: usize = 16 << 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JwtOptions {
     /// Algorithm that signs tokens (`sign-method`).
-    pub method: SigningMethod,
+    pub method: Algorithm,
     /// File with the public key (`pub-key`).
     pub public_key: Option<PathBuf>,
     /// File with the private key (`priv-key`).
@@ -42,7 +41,7 @@ pub struct JwtOptions {
 
 /// Signs and verifies tokens, with the keys of `--auth-token`.
 pub struct Jwt {
-    method: SigningMethod,
+    method: Algorithm,
     ttl: Duration,
     signer: Option<Signer>,
     verifier: Verifier,
@@ -134,14 +133,12 @@ impl Jwt {
     pub fn sign(&self, user: &str, revision: u64, now: i64) -> Option<Zeroizing<String>> {
         let signer = self.signer.as_ref()?;
         let until = now.saturating_add(i64::try_from(self.ttl.as_secs()).unwrap_or(i64::MAX));
-        let header = serde_json::json!({ "alg": self.method.name(), "typ": "JWT" });
-        let payload = serde_json::json!({ "username": user, "revision": revision, "exp": until });
-        let encode = |part: &serde_json::Value| BASE64URL_NOPAD.encode(part.to_string().as_bytes());
-        let mut token = Zeroizing::new(format!("{}.{}", encode(&header), encode(&payload)));
-        let signature = signer.sign(token.as_bytes())?;
-        token.push('.');
-        token.push_str(&BASE64URL_NOPAD.encode(&signature));
-        Some(token)
+        // Members and sort order are those of etcd's tokens.
+        let header = serde_json::json!({ "alg": self.method, "typ": "JWT" }).to_string();
+        let payload = serde_json::json!({ "exp": until, "revision": revision, "username": user });
+        let token = signer.sign_compact(header.as_bytes(), payload.to_string().as_bytes());
+        // Signing fails only without random numbers of the system.
+        token.ok().map(Zeroizing::new)
     }
 
     /// Verifies the signature of `token` and returns its claims, without checking its validity
@@ -153,17 +150,18 @@ impl Jwt {
         if token.len() > MAX_TOKEN_BYTES {
             return Err(TokenError::Malformed);
         }
-        let (signed, signature) = token.rsplit_once('.').ok_or(TokenError::Malformed)?;
-        let (header, payload) = signed.split_once('.').ok_or(TokenError::Malformed)?;
-        let decode =
-            |part: &str| BASE64URL_NOPAD.decode(part.as_bytes()).map_err(|_| TokenError::Malformed);
-        let (header, payload, signature) = (decode(header)?, decode(payload)?, decode(signature)?);
+        let parts = CompactParts::split(token).ok_or(TokenError::Malformed)?;
+        let (Some(header), Some(payload), Some(signature)) =
+            (parts.header(), parts.payload(), parts.signature())
+        else {
+            return Err(TokenError::Malformed);
+        };
         let header: JwtHeader =
             serde_json::from_slice(&header).map_err(|_| TokenError::Malformed)?;
-        if header.alg != self.method.name() || header.crit.is_some() {
+        if header.alg.parse() != Ok(self.method) || header.crit.is_some() {
             return Err(TokenError::Header);
         }
-        if !self.verifier.verify(signed.as_bytes(), &signature) {
+        if !self.verifier.is_signed(parts.signed(), &signature) {
             return Err(TokenError::Signature);
         }
         let payload: Payload = serde_json::from_slice(&payload).map_err(|_| TokenError::Claims)?;

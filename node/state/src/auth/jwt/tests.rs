@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use data_encoding::BASE64;
+use data_encoding::{BASE64, BASE64URL_NOPAD};
 use serde_json::{Value, json};
 
 use super::*;
@@ -15,23 +15,23 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/auth/jwt/fixtures").join(name)
 }
 
-fn options(method: SigningMethod, private: &str, public: &str) -> JwtOptions {
+fn options(method: Algorithm, private: &str, public: &str) -> JwtOptions {
     let file = |name: &str| (!name.is_empty()).then(|| fixture(name));
     let (private_key, public_key) = (file(private), file(public));
     JwtOptions { method, public_key, private_key, ttl: Duration::from_secs(300) }
 }
 
-fn load(method: SigningMethod, private: &str, public: &str) -> Result<Jwt, String> {
+fn load(method: Algorithm, private: &str, public: &str) -> Result<Jwt, String> {
     Jwt::load(&options(method, private, public)).map_err(|error| error.to_string())
 }
 
 /// Returns the file names of the method's private key, and of its public key if it has one.
-fn files(method: SigningMethod) -> (&'static str, &'static str) {
+fn files(method: Algorithm) -> (&'static str, &'static str) {
     match method {
-        SigningMethod::Hs256 | SigningMethod::Hs384 | SigningMethod::Hs512 => ("hmac.key", ""),
-        SigningMethod::Es256 => ("p256.pem", "p256-pub.pem"),
-        SigningMethod::Es384 => ("p384.pem", "p384-pub.pem"),
-        SigningMethod::EdDsa => ("ed.pem", "ed-pub.pem"),
+        Algorithm::HS256 | Algorithm::HS384 | Algorithm::HS512 => ("hmac.key", ""),
+        Algorithm::ES256 => ("p256.pem", "p256-pub.pem"),
+        Algorithm::ES384 => ("p384.pem", "p384-pub.pem"),
+        Algorithm::EdDSA => ("ed.pem", "ed-pub.pem"),
         _ => ("rsa.pem", "rsa-pub.pem"),
     }
 }
@@ -49,10 +49,10 @@ fn signed(header: &Value, payload: &Value) -> String {
 #[test]
 fn tokens_that_etcds_library_signed_are_read_with_the_private_key_and_with_the_public_one() {
     let tokens = std::fs::read_to_string(fixture("etcd-tokens.txt")).unwrap();
-    assert_eq!(tokens.lines().count(), SigningMethod::ALL.len());
+    assert_eq!(tokens.lines().count(), 12);
     for line in tokens.lines() {
         let (name, token) = line.split_once(' ').unwrap();
-        let method = SigningMethod::ALL.into_iter().find(|method| method.name() == name).unwrap();
+        let method = name.parse().unwrap();
         let (private, public) = files(method);
         let mut readers =
             vec![load(method, private, "").unwrap(), load(method, private, public).unwrap()];
@@ -82,9 +82,9 @@ fn tokens_that_etcds_library_signed_are_read_with_the_private_key_and_with_the_p
 #[test]
 fn keys_are_read_in_every_format_that_etcd_takes() {
     for (method, private, public) in [
-        (SigningMethod::Rs256, "rsa-pkcs8.pem", "rsa-pub-pkcs1.pem"),
-        (SigningMethod::Ps384, "rsa.pem", "rsa-cert.pem"),
-        (SigningMethod::Es256, "p256-pkcs8.pem", "p256-pub.pem"),
+        (Algorithm::RS256, "rsa-pkcs8.pem", "rsa-pub-pkcs1.pem"),
+        (Algorithm::PS384, "rsa.pem", "rsa-cert.pem"),
+        (Algorithm::ES256, "p256-pkcs8.pem", "p256-pub.pem"),
     ] {
         let jwt = load(method, private, public).unwrap();
         let token = jwt.sign("a", 1, 0).unwrap();
@@ -96,30 +96,30 @@ fn keys_are_read_in_every_format_that_etcd_takes() {
 fn keys_that_cannot_be_used_are_refused_with_what_to_do() {
     for (method, private, public, text) in [
         (
-            SigningMethod::Rs256,
+            Algorithm::RS256,
             "",
             "",
             "RS256 needs priv-key=FILE to sign tokens, or at least pub-key=FILE",
         ),
-        (SigningMethod::Hs256, "", "", "HS256 needs priv-key=FILE, whose bytes are the key"),
-        (SigningMethod::Hs256, "", "rsa-pub.pem", "HS256 needs priv-key=FILE"),
+        (Algorithm::HS256, "", "", "HS256 needs priv-key=FILE, whose bytes are the key"),
+        (Algorithm::HS256, "", "rsa-pub.pem", "HS256 needs priv-key=FILE"),
         (
-            SigningMethod::Rs256,
+            Algorithm::RS256,
             "p256.pem",
             "",
             "give an RSA key of 2048 to 8192 bits in PEM, not encrypted",
         ),
-        (SigningMethod::Rs256, "rsa-pub.pem", "", "holds no key that RS256 can use"),
-        (SigningMethod::Rs256, "", "rsa.pem", "pub-key "),
-        (SigningMethod::Rs256, "hmac.key", "", "holds no key"),
-        (SigningMethod::Es256, "p384.pem", "", "give a P-256 key in PEM"),
-        (SigningMethod::Es384, "", "p256-pub.pem", "give a P-384 key in PEM"),
-        (SigningMethod::Es256, "", "rsa-cert.pem", "holds no key that ES256"),
-        (SigningMethod::EdDsa, "rsa-pkcs8.pem", "", "give an Ed25519 key in PEM"),
-        (SigningMethod::EdDsa, "", "p256-pub.pem", "holds no key that EdDSA"),
-        (SigningMethod::Es256, "none.pem", "", "cannot read priv-key "),
-        (SigningMethod::Es256, "p256.pem", "none.pem", "cannot read pub-key "),
-        (SigningMethod::Es256, "p256.pem", "p256-other.pem", "don't belong together"),
+        (Algorithm::RS256, "rsa-pub.pem", "", "holds no key that RS256 can use"),
+        (Algorithm::RS256, "", "rsa.pem", "pub-key "),
+        (Algorithm::RS256, "hmac.key", "", "holds no key"),
+        (Algorithm::ES256, "p384.pem", "", "give a P-256 key in PEM"),
+        (Algorithm::ES384, "", "p256-pub.pem", "give a P-384 key in PEM"),
+        (Algorithm::ES256, "", "rsa-cert.pem", "holds no key that ES256"),
+        (Algorithm::EdDSA, "rsa-pkcs8.pem", "", "give an Ed25519 key in PEM"),
+        (Algorithm::EdDSA, "", "p256-pub.pem", "holds no key that EdDSA"),
+        (Algorithm::ES256, "none.pem", "", "cannot read priv-key "),
+        (Algorithm::ES256, "p256.pem", "none.pem", "cannot read pub-key "),
+        (Algorithm::ES256, "p256.pem", "p256-other.pem", "don't belong together"),
     ] {
         let error = load(method, private, public).unwrap_err();
         assert!(error.contains(text), "{text} in {error}");
@@ -130,13 +130,9 @@ fn keys_that_cannot_be_used_are_refused_with_what_to_do() {
 #[test]
 fn an_empty_file_is_no_key() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    for method in [
-        SigningMethod::Hs256,
-        SigningMethod::Hs384,
-        SigningMethod::Hs512,
-        SigningMethod::Rs256,
-        SigningMethod::EdDsa,
-    ] {
+    for method in
+        [Algorithm::HS256, Algorithm::HS384, Algorithm::HS512, Algorithm::RS256, Algorithm::EdDSA]
+    {
         let private_key = Some(file.path().to_owned());
         let loaded = Jwt::load(&JwtOptions { private_key, ..options(method, "", "") });
         assert!(loaded.is_err(), "{method:?}");
@@ -159,7 +155,7 @@ fn an_rsa_key_of_another_size_is_refused() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), pem).unwrap();
         let public_key = Some(file.path().to_owned());
-        let loaded = Jwt::load(&JwtOptions { public_key, ..options(SigningMethod::Rs256, "", "") });
+        let loaded = Jwt::load(&JwtOptions { public_key, ..options(Algorithm::RS256, "", "") });
         assert_eq!(loaded.is_ok(), is_taken, "{bits}");
     }
 }
@@ -176,8 +172,7 @@ fn a_key_that_would_be_read_in_part_is_refused() {
     for (more, is_taken) in [(0, true), (1, false)] {
         std::fs::write(file.path(), vec![7; (64 << 10) + more]).unwrap();
         let private_key = Some(file.path().to_owned());
-        let loaded =
-            Jwt::load(&JwtOptions { private_key, ..options(SigningMethod::Hs256, "", "") });
+        let loaded = Jwt::load(&JwtOptions { private_key, ..options(Algorithm::HS256, "", "") });
         assert_eq!(loaded.is_ok(), is_taken, "{more}");
     }
 }
@@ -186,7 +181,7 @@ fn a_key_that_would_be_read_in_part_is_refused() {
 fn the_key_says_the_algorithm_and_not_the_token() {
     let payload = json!({ "username": "root", "revision": 9, "exp": UNTIL });
     let part = |part: &Value| BASE64URL_NOPAD.encode(part.to_string().as_bytes());
-    let rsa = load(SigningMethod::Rs256, "", "rsa-pub.pem").unwrap();
+    let rsa = load(Algorithm::RS256, "", "rsa-pub.pem").unwrap();
     // The public key is no secret: if it were accepted as an HMAC key, anybody could sign.
     let public = std::fs::read(fixture("rsa-pub.pem")).unwrap();
     for alg in ["HS256", "RS256", "hs256", "none", "None", ""] {
@@ -203,13 +198,13 @@ fn the_key_says_the_algorithm_and_not_the_token() {
     let of = |name: &str| tokens.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
     assert_eq!(rsa.verify(of("PS256 ")), Err(TokenError::Header));
     assert!(rsa.verify(of("RS256 ")).is_ok());
-    let other = load(SigningMethod::Hs384, "hmac.key", "").unwrap();
+    let other = load(Algorithm::HS384, "hmac.key", "").unwrap();
     assert_eq!(other.verify(of("HS256 ")), Err(TokenError::Header));
 }
 
 #[test]
 fn what_is_no_token_is_refused() {
-    let jwt = load(SigningMethod::Hs256, "hmac.key", "").unwrap();
+    let jwt = load(Algorithm::HS256, "hmac.key", "").unwrap();
     let good = jwt.sign("a", 1, 0).unwrap();
     let parts: Vec<&str> = good.split('.').collect();
     let (first, second, third) = (parts[0], parts[1], parts[2]);
@@ -233,7 +228,7 @@ fn what_is_no_token_is_refused() {
 
 #[test]
 fn claims_are_read_as_etcd_reads_them() {
-    let jwt = load(SigningMethod::Hs256, "hmac.key", "").unwrap();
+    let jwt = load(Algorithm::HS256, "hmac.key", "").unwrap();
     let header = json!({ "alg": "HS256", "typ": "JWT" });
     let read = |payload: &Value| jwt.verify(&signed(&header, payload));
     let claims = read(&json!({ "username": "a", "revision": 3 })).unwrap();
@@ -268,6 +263,6 @@ fn claims_are_read_as_etcd_reads_them() {
 
 #[test]
 fn nothing_that_is_shown_has_a_key_in_it() {
-    let jwt = load(SigningMethod::Hs256, "hmac.key", "").unwrap();
-    assert_eq!(format!("{jwt:?}"), "Jwt { method: Hs256, .. }");
+    let jwt = load(Algorithm::HS256, "hmac.key", "").unwrap();
+    assert_eq!(format!("{jwt:?}"), "Jwt { method: HS256, .. }");
 }

@@ -1,0 +1,70 @@
+//! Compact JWS (RFC 7515): one algorithm for each key, with `jsonwebtoken` above and ring below.
+//!
+//! The library's own cryptography is not wanted in the programs, so [`encode`] and [`decode`] give
+//! it our provider: a [`Signer`] and a [`Verifier`] on ring. Callers whose headers don't have the
+//! library's form use the two directly, with [`CompactParts`].
+//!
+//! The rules for everybody are those of RFC 8725:
+//!
+//! - A key is loaded for one algorithm. A message whose header names another one is refused by the
+//!   caller, before its signature is looked at.
+//! - A key of another family is refused: no public key is ever used as an HMAC secret.
+//! - Only one spelling of the bytes is read: unpadded base64url, without bits left over.
+
+mod key;
+mod parts;
+
+use std::sync::Once;
+
+use jsonwebtoken::TokenData;
+use jsonwebtoken::crypto::{CryptoProvider, KeyUtils};
+pub use jsonwebtoken::errors::{Error, ErrorKind};
+pub use jsonwebtoken::{
+    Algorithm, AlgorithmFamily, DecodingKey, EncodingKey, Header, Validation, signature,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub use key::{Signer, Verifier};
+pub use parts::CompactParts;
+
+static PROVIDER: CryptoProvider = CryptoProvider {
+    signer_factory: |algorithm, key| Ok(Box::new(Signer::new(*algorithm, key)?)),
+    verifier_factory: |algorithm, key| Ok(Box::new(Verifier::new(*algorithm, key)?)),
+    // Only the library's JWK functions need key utilities, and we don't call them.
+    key_utils: KeyUtils::new_unimplemented(),
+};
+
+/// Signs `payload` with the algorithm of `header`, and returns the compact form.
+///
+/// # Errors
+/// If the payload is not JSON, or the key doesn't fit the algorithm.
+pub fn encode<T: Serialize>(
+    header: &Header,
+    payload: &T,
+    key: &EncodingKey,
+) -> Result<String, Error> {
+    install();
+    jsonwebtoken::encode(header, payload, key)
+}
+
+/// Returns the payload of `compact`, if its signature and its claims are as `validation` asks.
+///
+/// # Errors
+/// If the message is refused.
+pub fn decode<T: DeserializeOwned>(
+    compact: &str,
+    key: &DecodingKey,
+    validation: &Validation,
+) -> Result<T, Error> {
+    install();
+    let decoded: TokenData<T> = jsonwebtoken::decode(compact, key, validation)?;
+    Ok(decoded.claims)
+}
+
+fn install() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        PROVIDER.install_default().expect("nothing else in the process installs a provider");
+    });
+}
