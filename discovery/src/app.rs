@@ -9,13 +9,14 @@ use discovery_types::api::TokenResponse;
 use discovery_types::digest::Nonce;
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
+use muster_shares::slots::{Slot, SlotPool};
 use tokio_util::sync::CancellationToken;
 
 use crate::auth::AdminCache;
 use crate::clock::Clock;
 use crate::error::ApiError;
 use crate::keydir::KeyDirectory;
-use crate::limits::{AddressLimit, Slot, SlotPool};
+use crate::limits::AddressLimit;
 use crate::metrics::ServiceMetrics;
 use crate::notify::ClusterNotifier;
 use crate::store::Store;

@@ -1,16 +1,14 @@
-//! Limits on what one address, and all addresses together, may ask for. They are checked before any
+//! Limits on how often one address, and all addresses together, may ask. They are checked before any
 //! costly work.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
-use muster_door::network_of;
+use muster_shares::network_of;
 
 /// Maximum number of addresses remembered at once. When the table is full, all new addresses share
 /// one bucket. A flood from many addresses so slows down newcomers and never costs memory.
@@ -74,70 +72,6 @@ impl AddressLimit {
     }
 }
 
-/// Limited number of slots, with a limit per key as well (an agent, an address). Dropping a slot's
-/// guard frees it.
-#[derive(Clone, Debug)]
-pub(crate) struct SlotPool<K: Ord> {
-    taken: Arc<Mutex<SlotCounts<K>>>,
-    max: usize,
-    max_per_key: usize,
-}
-
-#[derive(Debug)]
-struct SlotCounts<K> {
-    total: usize,
-    by_key: BTreeMap<K, usize>,
-}
-
-/// Guard of one occupied slot. Dropping it frees the slot.
-#[derive(Debug)]
-pub(crate) struct Slot<K: Ord> {
-    taken: Arc<Mutex<SlotCounts<K>>>,
-    key: K,
-}
-
-impl<K: Ord + Clone> SlotPool<K> {
-    /// Makes `max` slots, of which one key may hold at most `each`.
-    pub(crate) fn new(max: usize, each: usize) -> Self {
-        SlotPool {
-            taken: Arc::new(Mutex::new(SlotCounts { total: 0, by_key: BTreeMap::new() })),
-            max,
-            max_per_key: each,
-        }
-    }
-
-    /// Takes a slot for `key`. Returns `None` if all slots, or all of this key's, are occupied.
-    pub(crate) fn take(&self, key: K) -> Option<Slot<K>> {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if taken.total >= self.max
-            || taken.by_key.get(&key).is_some_and(|own| *own >= self.max_per_key)
-        {
-            return None;
-        }
-        taken.total += 1;
-        *taken.by_key.entry(key.clone()).or_default() += 1;
-        drop(taken);
-        Some(Slot { taken: self.taken.clone(), key })
-    }
-
-    /// Number of occupied slots.
-    pub(crate) fn taken(&self) -> usize {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner).total
-    }
-}
-
-impl<K: Ord> Drop for Slot<K> {
-    fn drop(&mut self) {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.total -= 1;
-        let own = taken.by_key.get_mut(&self.key).expect("a place is counted until it is dropped");
-        *own -= 1;
-        if *own == 0 {
-            taken.by_key.remove(&self.key);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,25 +91,6 @@ mod tests {
         assert!(limit.check("fd00::1".parse().unwrap()).is_ok());
         assert!(limit.check("fd00::2".parse().unwrap()).is_err());
         assert!(limit.check("fd00:0:0:1::1".parse().unwrap()).is_ok());
-    }
-
-    #[test]
-    fn places_run_out_and_come_back() {
-        let places = SlotPool::new(1, 1);
-        let place = places.take("a");
-        assert!(place.is_some() && places.take("b").is_none());
-        drop(place);
-        assert!(places.take("b").is_some());
-    }
-
-    #[test]
-    fn nobody_takes_all_the_places() {
-        let places = SlotPool::new(10, 2);
-        let own = [places.take("loud"), places.take("loud")];
-        assert!(own.iter().all(Option::is_some) && places.take("loud").is_none());
-        assert!(places.take("quiet").is_some());
-        drop(own);
-        assert_eq!((places.taken(), places.taken.lock().unwrap().by_key.len()), (0, 0));
     }
 
     #[test]

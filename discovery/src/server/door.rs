@@ -1,4 +1,4 @@
-//! The accept path: socket → limits per address → crate `muster-door` → TLS handshake → HTTP.
+//! The accept path: socket → limits per address → `muster_shares::admission` → TLS handshake → HTTP.
 //!
 //! Three limits apply to each address: open sockets, new connections a second, and concurrent
 //! handshakes. Silent connections don't use up handshakes. A connection over a limit is closed
@@ -19,13 +19,17 @@ use actix_web::middleware;
 use actix_web::rt::net::TcpStream;
 use actix_web::web::Data;
 use futures_util::future::LocalBoxFuture;
-use muster_door::{AdmissionError, AdmissionLimits, PendingConnection, network_of};
+use muster_shares::admission::{
+    AdmissionControl, AdmissionError, AdmissionLimits, PendingConnection,
+};
+use muster_shares::network_of;
+use muster_shares::slots::{Slot, SlotPool};
 use tokio_util::sync::CancellationToken;
 
 use super::tls::remember_peer;
 use super::unread::WriteTimeoutStream;
 use crate::app::App;
-use crate::limits::{AddressLimit, Slot, SlotPool};
+use crate::limits::AddressLimit;
 use crate::metrics::ServiceMetrics;
 use crate::routes;
 
@@ -42,7 +46,7 @@ const MAX_HANDSHAKES_PER_ADDRESS: usize = 32;
 #[derive(Clone, Debug)]
 pub(super) struct ConnectionLimits {
     sockets: SlotPool<IpAddr>,
-    handshake_limits: muster_door::AdmissionControl,
+    handshake_limits: AdmissionControl,
     rate: Arc<AddressLimit>,
     metrics: Arc<ServiceMetrics>,
     handshake_timeout: Duration,
@@ -81,7 +85,7 @@ impl ConnectionLimits {
             max_handshakes_per_network: MAX_HANDSHAKES_PER_ADDRESS,
             step_timeout: handshake,
         };
-        let strangers = muster_door::AdmissionControl::new(bounds);
+        let strangers = AdmissionControl::new(bounds);
         ConnectionLimits {
             sockets: SlotPool::new(max, each),
             handshake_limits: strangers,

@@ -13,6 +13,7 @@ use discovery_types::access::issuer;
 use managed_postgres::{
     ManagedPostgres, ManagedPostgresError, ManagedPostgresSettings as PostgresSettings, SUPERUSER,
 };
+use muster_shares::slots::SlotPool;
 use sqlx::ConnectOptions;
 use sqlx::postgres::PgConnectOptions;
 use tokio::net::{TcpListener, TcpSocket};
@@ -32,7 +33,7 @@ use crate::background;
 use crate::clock::Clock;
 use crate::keydir::KeyDirectory;
 use crate::ledger::{LEDGER_USED_TWICE, Ledger, LedgerError};
-use crate::limits::{AddressLimit, SlotPool};
+use crate::limits::AddressLimit;
 use crate::notify::ClusterNotifier;
 use crate::store::{ConnectError, PoolSettings, connect};
 

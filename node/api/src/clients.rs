@@ -21,9 +21,11 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
 };
-use muster_door::{AdmissionControl, AdmissionError, AdmissionLimits, PendingConnection};
+use muster_shares::admission::{
+    AdmissionControl, AdmissionError, AdmissionLimits, PendingConnection,
+};
+use muster_shares::memory::MemoryBudget;
 use node_engine::{log_limit::LogLimit, tls::ClientListenerTls};
-use node_state::shares::MemoryBudget;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},

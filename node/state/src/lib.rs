@@ -13,7 +13,6 @@ pub mod identity;
 pub mod lease;
 pub mod membership;
 pub mod mvcc;
-pub mod shares;
 pub mod state_machine;
 
 /// Version of the cluster's data and protocol, which etcd calls cluster version and storage

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::{Bytes, BytesMut};
 use flate2::bufread::GzDecoder;
 use http::HeaderMap;
-use node_state::shares::{BudgetShare, MemoryAccount, MemoryCharge};
+use muster_shares::memory::{BudgetShare, MemoryAccount, MemoryCharge};
 use tonic::Status;
 
 use super::unfinished_requests::HEADER_BYTES;

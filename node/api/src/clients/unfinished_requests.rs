@@ -21,7 +21,7 @@ use std::task::{Context, Poll, ready};
 use axum::BoxError;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
-use node_state::shares::{BudgetShare, MemoryAccount, MemoryBounds, MemoryBudget, MemoryCharge};
+use muster_shares::memory::{BudgetShare, MemoryAccount, MemoryBounds, MemoryBudget, MemoryCharge};
 use tonic::Status;
 
 use super::decompression::{DecompressedCharge, Decompressor};

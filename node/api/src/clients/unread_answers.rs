@@ -22,11 +22,11 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
-use node_state::shares::{BudgetShare, MemoryAccount, MemoryBounds, MemoryBudget, MemoryCharge};
+use muster_shares::memory::{BudgetShare, MemoryAccount, MemoryBounds, MemoryBudget, MemoryCharge};
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::http::is_grpc;
-use crate::rpc::ClientBytes;
+use crate::rpc::{ClientBytes, part_for_answer};
 
 /// Maximum bytes of unread answers of one connection.
 const CONNECTION_BYTES: usize = 256 << 20;
@@ -116,7 +116,7 @@ impl AnswerAccounting {
             && let Some(bytes) = bytes
         {
             let mut new = MemoryCharge::new(&self.account);
-            if !new.try_set(bytes, BudgetShare::for_answer(bytes)) {
+            if !new.try_set(bytes, part_for_answer(bytes)) {
                 response = (StatusCode::SERVICE_UNAVAILABLE, TOO_MUCH_UNREAD).into_response();
             }
             charge = Some(Arc::new(new));

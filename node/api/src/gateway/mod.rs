@@ -30,13 +30,13 @@ use tonic::client::Grpc;
 use tonic::metadata::MetadataMap;
 
 pub(crate) use methods::takes_values;
-use node_state::shares::{BudgetShare, MemoryAccount, MemoryCharge};
+use muster_shares::memory::{MemoryAccount, MemoryCharge};
 
 use self::blocking_pool::BlockingPool;
 use self::methods::GatewayMethod;
 use self::raw_codec::RawCodec;
 use self::values::Values;
-use crate::rpc;
+use crate::rpc::{self, part_for_answer};
 
 /// Maximum bytes of JSON per byte that a gRPC request may have. Base64 turns three bytes into four,
 /// and field names take space.
@@ -155,7 +155,7 @@ impl Gateway {
         let mut charge = MemoryCharge::new(&account);
         let size = message.len();
         let room = size * ANSWER_GROWTH;
-        if !charge.try_set(room, BudgetShare::for_answer(room)) {
+        if !charge.try_set(room, part_for_answer(room)) {
             return Err(rpc::Error::TooMuchUnread.into());
         }
         let writing = move || json::write(&method.output, message);

@@ -1,7 +1,7 @@
 use axum::http::HeaderValue;
+use muster_shares::memory::{MemoryBounds, MemoryBudget};
 use node_proto::etcdserverpb::{RangeRequest, RangeResponse, kv_server};
 use node_proto::mvccpb::KeyValue;
-use node_state::shares::{MemoryBounds, MemoryBudget};
 use tower::ServiceExt as _;
 
 use super::*;

@@ -11,9 +11,9 @@ use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, EncodeBuf, Encoder};
 use tonic_prost::ProstDecoder;
 
+use muster_shares::memory::MemoryCharge;
 use node_state::mvcc::Store;
 use node_state::mvcc::watch::EventSelection;
-use node_state::shares::MemoryCharge;
 
 /// Watch response that is ready to be encoded.
 pub(super) struct Frame {

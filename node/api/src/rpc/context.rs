@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError, RwLockReadGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
+use muster_shares::memory::{BudgetShare, MemoryAccount, MemoryCharge};
 use node_engine::driver::{Handle, NodeStatus};
 use node_engine::transport::Transport;
 use node_proto::command::{self, Operation};
@@ -18,7 +19,6 @@ use node_state::lease::LeaseTable;
 use node_state::membership::{ChangeRules, MemberTable};
 use node_state::mvcc::watch::WatchHub;
 use node_state::mvcc::{ReadError, Store, StoreFile, View};
-use node_state::shares::{BudgetShare, MemoryAccount, MemoryCharge};
 use node_state::state_machine::RequestId;
 use prost::Message as _;
 use tokio::sync::{Semaphore, watch};
@@ -36,6 +36,15 @@ use super::quota::NospaceClaim;
 use super::request_ids::RequestIds;
 use super::required_access::CheckedRequest;
 use super::settings::{ApiLimits, ServerIdentity, Telemetry};
+
+/// Maximum size in bytes of a small answer.
+const SMALL_ANSWER_BYTES: usize = 16 << 10;
+
+/// Returns the part of a client's bounds for an answer of `bytes` bytes. Large answers may not fill
+/// the bounds, so a client that waits for one can still write.
+pub(crate) const fn part_for_answer(bytes: usize) -> BudgetShare {
+    if bytes > SMALL_ANSWER_BYTES { BudgetShare(7) } else { BudgetShare::WHOLE }
+}
 
 /// Handles, identity and limits that the methods use.
 pub struct ApiContext {
@@ -168,7 +177,7 @@ impl CallContext {
 
     /// Charges `bytes` of values. Returns false if the account has no room for them.
     pub(crate) fn try_charge(&mut self, bytes: usize) -> bool {
-        self.charge.try_set(CALL_BYTES + bytes, BudgetShare::for_answer(bytes))
+        self.charge.try_set(CALL_BYTES + bytes, part_for_answer(bytes))
     }
 
     /// Charges `bytes` of values. Returns an error if the account has no room for them.

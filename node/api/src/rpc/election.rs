@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::stream;
+use muster_shares::memory::MemoryAccount;
 use node_proto::etcdserverpb::ResponseHeader;
 use node_proto::mvccpb::KeyValue;
 use node_proto::v3electionpb::{
@@ -15,7 +16,6 @@ use node_proto::v3electionpb::{
 };
 use node_state::mvcc::watch::{Notice, Subscriber, WatchSpec};
 use node_state::mvcc::{Event, EventKind, KeyRange};
-use node_state::shares::MemoryAccount;
 use prost::Message as _;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Status};

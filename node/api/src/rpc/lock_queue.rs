@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
+use muster_shares::memory::MemoryAccount;
 use node_proto::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use node_proto::etcdserverpb::range_request::{SortOrder, SortTarget};
 use node_proto::etcdserverpb::request_op::Request as Op;
@@ -16,7 +17,6 @@ use node_proto::etcdserverpb::{
 use node_proto::mvccpb::KeyValue;
 use node_state::mvcc::KeyRange;
 use node_state::mvcc::watch::{Notice, Subscriber, WatchSpec};
-use node_state::shares::MemoryAccount;
 use tokio::sync::oneshot;
 use tokio_util::task::TaskTracker;
 use tonic::Status;

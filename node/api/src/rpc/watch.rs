@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
+use muster_shares::memory::{BudgetShare, MemoryAccount, MemoryCharge};
 use node_proto::etcdserverpb::watch_create_request::FilterType;
 use node_proto::etcdserverpb::watch_request::RequestUnion;
 use node_proto::etcdserverpb::{WatchCreateRequest, WatchRequest, WatchResponse};
 use node_state::auth::RequestedAccess;
 use node_state::mvcc::KeyRange;
 use node_state::mvcc::watch::{EventSelection, Notice, Subscriber, WatchSpec};
-use node_state::shares::{BudgetShare, MemoryAccount, MemoryCharge};
 use prost::Message as _;
 use tonic::codegen::{BoxFuture, Service};
 use tonic::server::{Grpc, NamedService, StreamingService};

@@ -6,7 +6,9 @@ use std::{
     time::Duration,
 };
 
-use muster_door::{AdmissionControl, AdmissionError, AdmissionLimits, PendingConnection};
+use muster_shares::admission::{
+    AdmissionControl, AdmissionError, AdmissionLimits, PendingConnection,
+};
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},

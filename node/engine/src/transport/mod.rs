@@ -31,7 +31,7 @@
 //!    one takes over.
 //! 3. A snapshot has a stream of its own, so that it never delays a heartbeat.
 //! 4. Connections that have not identified themselves hold one of a few places, shared fairly
-//!    between hosts (crate `muster-door`).
+//!    between hosts (`muster_shares::admission`).
 //! 5. A request of one member to another, and its answer, also have a stream of their own.
 //! 6. Each member sends the others its list of members when a stream begins to carry its messages,
 //!    and when the list changes. A member that was offline may not know the current one.

@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use node_state::shares::{MemoryBounds, MemoryBudget};
+use muster_shares::memory::{MemoryBounds, MemoryBudget};
 use proptest::prelude::*;
 
 use super::*;

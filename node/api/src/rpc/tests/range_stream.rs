@@ -1,9 +1,9 @@
 //! Tests of `RangeStream`: the merged parts equal the whole range, and errors end the stream.
 
 use futures_util::StreamExt as _;
+use muster_shares::memory::{MemoryBounds, MemoryBudget};
 use node_proto::etcdserverpb::range_request::{SortOrder, SortTarget};
 use node_proto::etcdserverpb::{RangeResponse, RangeStreamResponse};
-use node_state::shares::{MemoryBounds, MemoryBudget};
 use prost::Message as _;
 
 use super::*;

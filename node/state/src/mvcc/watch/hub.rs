@@ -14,7 +14,7 @@ use super::picked::EventSelection;
 use crate::mvcc::event::EventBatch;
 use crate::mvcc::operation_counters::PendingEventsGuard;
 use crate::mvcc::store::Store;
-use crate::shares::{BudgetShare, MemoryAccount, MemoryCharge};
+use muster_shares::memory::{BudgetShare, MemoryAccount, MemoryCharge};
 
 /// Request of a subscriber to the hub.
 pub(super) enum HubCommand {

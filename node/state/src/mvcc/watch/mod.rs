@@ -37,7 +37,7 @@ use tokio::sync::mpsc;
 use super::event::EventBatch;
 use super::revision::KeyRange;
 use super::store::Store;
-use crate::shares::MemoryAccount;
+use muster_shares::memory::MemoryAccount;
 use feed::Feed;
 use hub::{Hub, HubCommand, HubReceivers};
 use matcher::WatcherId;

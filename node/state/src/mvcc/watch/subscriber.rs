@@ -15,7 +15,7 @@ use super::picked::EventSelection;
 use super::{WatchOptions, WatchSpec};
 use crate::mvcc::error::StoreError;
 use crate::mvcc::store::Store;
-use crate::shares::{MemoryAccount, MemoryCharge};
+use muster_shares::memory::{MemoryAccount, MemoryCharge};
 
 static NEXT_WATCHER_ID: AtomicU64 = AtomicU64::new(1);
 

@@ -10,7 +10,7 @@ use super::catch_up::{CatchUpPiece, PieceSize, read_piece};
 use super::*;
 use crate::mvcc::tests::{backend, disk};
 use crate::mvcc::{CompactionMode, EventKind, StoreOptions, StoreWriter};
-use crate::shares::{MemoryBounds, MemoryBudget};
+use muster_shares::memory::{MemoryBounds, MemoryBudget};
 use crate::state_machine::Position;
 
 struct WatchFixture {

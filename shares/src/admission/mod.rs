@@ -1,7 +1,7 @@
 //! Admission of connections whose peer is not authenticated yet.
 //!
 //! A TLS handshake costs memory and a signature, and any host may start one. So a connection passes
-//! two pools of slots (`SlotPool`) before it is admitted:
+//! two pools of slots before it is admitted:
 //!
 //! 1. *Silent*: no byte has arrived. The connection costs a socket, and has a short time to send
 //!    its first byte.
@@ -9,32 +9,24 @@
 //!    hold only some of them. Further connections of that network stay in the silent pool until a
 //!    handshake slot is free.
 //!
-//! A full pool is shared fairly between networks. A new connection evicts the oldest connection of
-//! the network that holds the most slots, unless that is its own network. A host that opens many
-//! connections and sends nothing, or one byte on each, therefore blocks only itself.
+//! A new connection evicts one of another network from a full pool, as [`SlotPool::take_or_evict`]
+//! says. A host that opens many connections and sends nothing, or one byte on each, therefore blocks
+//! only itself.
 //!
-//! This crate does not limit admitted connections, and does not limit the rate of connection
-//! attempts.
+//! Admitted connections are not limited here, nor is the rate of connection attempts.
 
-mod room;
-
-use std::{
-    io,
-    net::{IpAddr, Ipv6Addr},
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, net::IpAddr, time::Duration};
 
 use tokio::{
     net::TcpStream,
     time::{sleep, timeout},
 };
 
-use room::{Slot, SlotPool};
+use crate::{
+    network_of,
+    slots::{Slot, SlotPool},
+};
 
-/// Prefix length of an IPv6 network that counts as one host: a host usually gets a whole /64, that
-/// is 2⁶⁴ addresses.
-const IPV6_PREFIX: u32 = 64;
 /// How often a waiting connection tries again to get a handshake slot.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -54,8 +46,8 @@ pub struct AdmissionLimits {
 /// The two pools of slots. Clones share them.
 #[derive(Clone, Debug)]
 pub struct AdmissionControl {
-    silent: Arc<SlotPool>,
-    handshakes: Arc<SlotPool>,
+    silent: SlotPool<IpAddr>,
+    handshakes: SlotPool<IpAddr>,
     step_timeout: Duration,
 }
 
@@ -63,8 +55,8 @@ pub struct AdmissionControl {
 #[derive(Debug)]
 pub struct PendingConnection {
     admission: AdmissionControl,
-    address: IpAddr,
-    slot: Slot,
+    network: IpAddr,
+    slot: Slot<IpAddr>,
 }
 
 /// Why a connection was not admitted.
@@ -82,13 +74,13 @@ pub enum AdmissionError {
 }
 
 impl AdmissionControl {
-    /// Returns a door with all slots free.
+    /// Makes the pools, with all slots free.
     #[must_use]
-    pub fn new(bounds: AdmissionLimits) -> Self {
+    pub fn new(limits: AdmissionLimits) -> Self {
         Self {
-            silent: SlotPool::new(bounds.silent, usize::MAX),
-            handshakes: SlotPool::new(bounds.handshakes, bounds.max_handshakes_per_network),
-            step_timeout: bounds.step_timeout,
+            silent: SlotPool::new(limits.silent, usize::MAX),
+            handshakes: SlotPool::new(limits.handshakes, limits.max_handshakes_per_network),
+            step_timeout: limits.step_timeout,
         }
     }
 
@@ -96,15 +88,16 @@ impl AdmissionControl {
     /// must close the connection at once.
     #[must_use]
     pub fn register(&self, address: IpAddr) -> Option<PendingConnection> {
-        let place = self.silent.acquire(address)?;
-        Some(PendingConnection { admission: self.clone(), address, slot: place })
+        let network = network_of(address);
+        let slot = self.silent.take_or_evict(network)?;
+        Some(PendingConnection { admission: self.clone(), network, slot })
     }
 
-    /// Waits for a free handshake slot for `address`.
-    async fn wait_for_handshake_slot(&self, address: IpAddr) -> Slot {
+    /// Waits for a free handshake slot for `network`.
+    async fn wait_for_handshake_slot(&self, network: IpAddr) -> Slot<IpAddr> {
         loop {
-            if let Some(place) = self.handshakes.acquire(address) {
-                return place;
+            if let Some(slot) = self.handshakes.take_or_evict(network) {
+                return slot;
             }
             sleep(RETRY_INTERVAL).await;
         }
@@ -121,25 +114,24 @@ impl PendingConnection {
         tcp: TcpStream,
         handshake: impl AsyncFnOnce(TcpStream) -> io::Result<T>,
     ) -> Result<T, AdmissionError> {
-        let Self { admission: door, address, slot: place } = self;
-        run_in_slot(&place, door.step_timeout, first_byte(&tcp)).await?;
-        let inside = run_in_slot(&place, door.step_timeout, async {
-            Ok(door.wait_for_handshake_slot(address).await)
-        })
-        .await?;
-        drop(place);
-        run_in_slot(&inside, door.step_timeout, handshake(tcp)).await
+        let Self { admission, network, slot } = self;
+        let limit = admission.step_timeout;
+        run_in_slot(&slot, limit, first_byte(&tcp)).await?;
+        let wait = async { Ok(admission.wait_for_handshake_slot(network).await) };
+        let handshake_slot = run_in_slot(&slot, limit, wait).await?;
+        drop(slot);
+        run_in_slot(&handshake_slot, limit, handshake(tcp)).await
     }
 }
 
 /// Runs `work` until it ends, `time` has passed, or the slot is given to another connection.
 async fn run_in_slot<T>(
-    place: &Slot,
+    slot: &Slot<IpAddr>,
     time: Duration,
     work: impl Future<Output = io::Result<T>>,
 ) -> Result<T, AdmissionError> {
     tokio::select! {
-        () = place.evicted.cancelled() => Err(AdmissionError::Evicted),
+        () = slot.evicted() => Err(AdmissionError::Evicted),
         done = timeout(time, work) => Ok(done.map_err(|_| AdmissionError::TimedOut)??),
     }
 }
@@ -148,19 +140,6 @@ async fn first_byte(tcp: &TcpStream) -> io::Result<()> {
     match tcp.peek(&mut [0]).await? {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
         _ => Ok(()),
-    }
-}
-
-/// Returns the address that stands for the whole network: an IPv4 address itself, or the /64 prefix
-/// of an IPv6 address. One such network counts as one host.
-#[must_use]
-pub fn network_of(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => {
-            let mask = u128::MAX << (128 - IPV6_PREFIX);
-            IpAddr::V6(Ipv6Addr::from(u128::from(address) & mask))
-        }
-        address @ IpAddr::V4(_) => address,
     }
 }
 

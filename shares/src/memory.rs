@@ -1,4 +1,4 @@
-//! Bounds on the memory that clients make the node hold.
+//! Bounds on the memory that clients make a server hold.
 //!
 //! One connection may hold a fixed amount. All connections together have a total, of which each
 //! network gets an equal share. So a network that fills its share takes nothing from the others.
@@ -27,17 +27,9 @@ pub struct MemoryBounds {
 #[derive(Clone, Copy, Debug)]
 pub struct BudgetShare(pub usize);
 
-/// Maximum size in bytes of a small answer.
-const SMALL_ANSWER_BYTES: usize = 16 << 10;
-
 impl BudgetShare {
+    /// The whole of the bounds.
     pub const WHOLE: Self = Self(8);
-
-    /// Returns the part for an answer of `bytes` bytes. Large answers may not fill the bounds, so a
-    /// client that waits for one can still write.
-    pub const fn for_answer(bytes: usize) -> Self {
-        if bytes > SMALL_ANSWER_BYTES { Self(7) } else { Self::WHOLE }
-    }
 
     fn of_bound(self, bound: usize) -> usize {
         bound / 8 * self.0
@@ -54,7 +46,7 @@ pub struct MemoryBudget {
 #[derive(Debug, Default)]
 struct Networks {
     held: BTreeMap<IpAddr, usize>,
-    /// Number of networks that hold more than `MemoryBounds::least`.
+    /// Number of networks that hold more than `MemoryBounds::guaranteed`.
     sharers: usize,
 }
 
@@ -72,13 +64,15 @@ impl Networks {
 
 impl MemoryBudget {
     /// Creates an account of all connections in which nothing is held.
+    #[must_use]
     pub fn new(bounds: MemoryBounds) -> Arc<Self> {
         Arc::new(Self { bounds, networks: Mutex::default() })
     }
 
     /// Opens the account of a connection from `address`.
+    #[must_use]
     pub fn open_account(self: &Arc<Self>, address: IpAddr) -> Arc<MemoryAccount> {
-        let network = muster_door::network_of(address);
+        let network = crate::network_of(address);
         Arc::new(MemoryAccount { budget: Arc::clone(self), network, held: AtomicUsize::new(0) })
     }
 
@@ -119,6 +113,7 @@ pub struct MemoryAccount {
 
 impl MemoryAccount {
     /// Creates an account without bounds, for requests that come over no connection.
+    #[must_use]
     pub fn unbounded() -> Arc<Self> {
         let bounds =
             MemoryBounds { per_connection: usize::MAX, total: usize::MAX, guaranteed: usize::MAX };
@@ -157,22 +152,26 @@ pub struct MemoryCharge {
 
 impl MemoryCharge {
     /// Creates a charge of 0 bytes.
+    #[must_use]
     pub fn new(account: &Arc<MemoryAccount>) -> Self {
         Self { account: Arc::clone(account), bytes: 0 }
     }
 
     /// Creates another charge of 0 bytes to the same account.
+    #[must_use]
     pub fn another_empty(&self) -> Self {
         Self::new(&self.account)
     }
 
     /// Returns the size of the charge in bytes.
+    #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Changes the charge to `bytes`. If that is more than before and exceeds `part` of the bounds,
     /// the charge stays as it is and the result is `false`.
+    #[must_use]
     pub fn try_set(&mut self, bytes: usize, part: BudgetShare) -> bool {
         self.change(bytes, Some(part))
     }
