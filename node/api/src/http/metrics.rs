@@ -11,9 +11,7 @@ use node_state::durations::Durations;
 use node_state::lease::TTL_BUCKETS;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{
-    DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet,
-};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -59,8 +57,7 @@ impl MetricWriter<'_> {
     }
 
     fn durations(&mut self, name: &str, help: &str, durations: &Durations) -> std::fmt::Result {
-        let mut out = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
-        histogram(&mut out, durations)
+        durations.encode(self.0.encode_descriptor(name, help, None, durations.metric_type())?)
     }
 
     /// Writes a gauge with the value 1, whose information is in its labels.
@@ -73,12 +70,6 @@ impl MetricWriter<'_> {
         let counter = ConstCounter::new(value);
         counter.encode(self.0.encode_descriptor(name, help, None, counter.metric_type())?)
     }
-}
-
-fn histogram(out: &mut MetricEncoder<'_>, durations: &Durations) -> std::fmt::Result {
-    let buckets = durations.buckets();
-    let count = buckets.iter().map(|(_, count)| count).sum();
-    out.encode_histogram::<NoLabelSet>(durations.sum().as_secs_f64(), count, &buckets, None)
 }
 
 /// Converts a value for the metrics library, whose integer gauges are `i64`.

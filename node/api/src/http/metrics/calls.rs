@@ -5,7 +5,7 @@ use prometheus_client::encoding::EncodeMetric as _;
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 
-use super::{MetricWriter, MetricsCollector, histogram, load};
+use super::{MetricWriter, MetricsCollector, load};
 use crate::rpc::Method;
 
 impl MetricsCollector {
@@ -38,7 +38,7 @@ impl MetricsCollector {
         for method in Method::ALL {
             let calls = self.0.metrics.calls(*method);
             if load(&calls.started) > 0 {
-                histogram(&mut family.encode_family(&labels(*method))?, &calls.took)?;
+                calls.took.encode(family.encode_family(&labels(*method))?)?;
             }
         }
         self.messages(out)?;
@@ -77,7 +77,7 @@ impl MetricsCollector {
             for (success, durations) in OUTCOMES.into_iter().zip(outcomes) {
                 if kind == "unary" && !durations.is_empty() {
                     let labels = [("success", success), ("type", name)];
-                    histogram(&mut family.encode_family(&labels)?, durations)?;
+                    durations.encode(family.encode_family(&labels)?)?;
                 }
             }
         }
@@ -88,7 +88,7 @@ impl MetricsCollector {
             for (success, durations) in OUTCOMES.into_iter().zip(outcomes) {
                 if !durations.is_empty() {
                     let labels = [("op", op), ("success", success), ("version", "v3")];
-                    histogram(&mut family.encode_family(&labels)?, durations)?;
+                    durations.encode(family.encode_family(&labels)?)?;
                 }
             }
         }
@@ -97,7 +97,7 @@ impl MetricsCollector {
         let mut family = out.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
         for (success, durations) in OUTCOMES.into_iter().zip(&self.0.metrics.ranges) {
             if !durations.is_empty() {
-                histogram(&mut family.encode_family(&[("success", success)])?, durations)?;
+                durations.encode(family.encode_family(&[("success", success)])?)?;
             }
         }
         Ok(())

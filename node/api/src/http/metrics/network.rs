@@ -11,7 +11,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::node::hex;
-use super::{MetricWriter, MetricsCollector, histogram, load, signed};
+use super::{MetricWriter, MetricsCollector, load, signed};
 
 impl MetricsCollector {
     /// Writes the metrics of each peer. Labels are member IDs, so their number is bounded by the
@@ -38,7 +38,7 @@ impl MetricsCollector {
             let mut family = out.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
             for peer in &peers {
                 let labels = [(*label, hex(peer.peer.0))];
-                histogram(&mut family.encode_family(&labels)?, of(peer))?;
+                of(peer).encode(family.encode_family(&labels)?)?;
             }
         }
         let name = "etcd_network_disconnected_peers";
