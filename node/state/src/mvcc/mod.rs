@@ -17,6 +17,7 @@
 //! The store does not know requests, limits or error texts: `apply` and `rpc` do.
 
 mod batch;
+mod channels;
 mod compaction;
 mod defragment;
 mod error;
@@ -37,6 +38,7 @@ pub mod watch;
 mod writer;
 
 pub use batch::Batch;
+pub use channels::ValueFollower;
 pub use compaction::CompactionProgress;
 pub use defragment::{DefragmentError, DefragmentSizes, StoreFile};
 pub use error::{ReadError, StoreError};

@@ -11,8 +11,8 @@ use redb::{
     Database, ReadOnlyTable, ReadTransaction, ReadableDatabase as _, ReadableTable as _,
     StorageBackend,
 };
-use tokio::sync::{Notify, watch};
 
+use super::channels::{FollowedValue, ValueFollower, Wake};
 use super::compaction::CompactionCursor;
 use super::error::{ReadError, StoreError};
 use super::hash::CompactionHashes;
@@ -163,18 +163,18 @@ pub(crate) struct StoreState {
     /// needn't lock the view.
     pub(super) auth_enabled: AtomicBool,
     /// Last finished compaction of this state. Requests for a physical compaction wait for it.
-    pub(crate) finished_compaction: watch::Sender<i64>,
+    pub(crate) finished_compaction: FollowedValue<i64>,
     pub(crate) cursor: Mutex<Option<CompactionCursor>>,
     pub(crate) compacted_keys_per_step: usize,
     pub(crate) guards: Guards,
     pub(crate) hashes: CompactionHashes,
     pub(crate) operations: OperationCounters,
     /// Signal that a compaction was requested.
-    pub(crate) compaction_requested: Notify,
+    pub(crate) compaction_requested: Wake,
     /// Members of the newest view, for tasks that follow changes.
-    pub(super) members: watch::Sender<Arc<MemberTable>>,
+    pub(super) members: FollowedValue<Arc<MemberTable>>,
     /// Alarms of the newest view, for tasks that follow changes.
-    pub(super) alarms: watch::Sender<Vec<AlarmMember>>,
+    pub(super) alarms: FollowedValue<Vec<AlarmMember>>,
     /// Size of all records in bytes.
     pub(crate) record_bytes: AtomicI64,
 }
@@ -287,7 +287,7 @@ impl Store {
 
     /// Returns the current and removed members, in a channel that signals changes.
     #[must_use]
-    pub fn members(&self) -> watch::Receiver<Arc<MemberTable>> {
+    pub fn members(&self) -> ValueFollower<Arc<MemberTable>> {
         self.shared.members.subscribe()
     }
 
@@ -319,7 +319,7 @@ impl Store {
 
     /// Returns the active alarms, in a channel that signals changes.
     #[must_use]
-    pub fn alarms(&self) -> watch::Receiver<Vec<AlarmMember>> {
+    pub fn alarms(&self) -> ValueFollower<Vec<AlarmMember>> {
         self.shared.alarms.subscribe()
     }
 
@@ -351,7 +351,7 @@ impl Store {
     /// Returns the last compaction whose old revisions are all deleted, in a channel that signals
     /// changes.
     #[must_use]
-    pub fn finished_compactions(&self) -> watch::Receiver<i64> {
+    pub fn finished_compactions(&self) -> ValueFollower<i64> {
         self.shared.finished_compaction.subscribe()
     }
 }

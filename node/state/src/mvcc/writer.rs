@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use node_consensus::Guards;
 use redb::{Durability, ReadableDatabase as _, StorageBackend};
-use tokio::sync::{Notify, watch};
 
 use super::batch::Batch;
+use super::channels::{FollowedValue, Wake};
 use super::compaction::CompactionCursor;
 use super::error::StoreError;
 use super::event::EventBatch;
@@ -95,8 +95,8 @@ impl StoreWriter {
         let DerivedState { index, leases, tombstones, record_bytes } = contents;
         let FrozenView { view, finished_compaction: finished } = frozen;
         let (progress, cluster) = (view.progress, view.cluster.clone());
-        let members = watch::Sender::new(cluster.members.clone());
-        let alarms = watch::Sender::new(cluster.alarms.clone());
+        let members = FollowedValue::new(cluster.members.clone());
+        let alarms = FollowedValue::new(cluster.alarms.clone());
         let unfinished = progress.compact_revision > finished;
         let shared = StoreState {
             file: RwLock::new(file),
@@ -110,7 +110,7 @@ impl StoreWriter {
             tokens: Mutex::default(),
             auth_enabled: AtomicBool::new(view.auth().is_enabled()),
             view: RwLock::new(Arc::new(view)),
-            finished_compaction: watch::Sender::new(finished),
+            finished_compaction: FollowedValue::new(finished),
             cursor: Mutex::new(
                 unfinished.then(|| CompactionCursor::new(progress.compact_revision)),
             ),
@@ -118,7 +118,7 @@ impl StoreWriter {
             guards: options.guards,
             hashes: CompactionHashes::default(),
             operations: OperationCounters::default(),
-            compaction_requested: Notify::new(),
+            compaction_requested: Wake::new(),
             members,
             alarms,
             record_bytes: AtomicI64::new(record_bytes),

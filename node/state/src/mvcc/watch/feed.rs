@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use tokio::sync::Notify;
-
+use crate::mvcc::channels::Wake;
 use crate::mvcc::event::EventBatch;
 
 /// Contents of the queue, taken by the hub.
@@ -28,12 +27,12 @@ struct FeedQueue {
 pub(super) struct Feed {
     max_bytes: usize,
     queue: Mutex<FeedQueue>,
-    pub(super) arrival: Notify,
+    pub(super) arrival: Wake,
 }
 
 impl Feed {
     pub(super) fn new(max_bytes: usize) -> Self {
-        Self { max_bytes, queue: Mutex::default(), arrival: Notify::new() }
+        Self { max_bytes, queue: Mutex::default(), arrival: Wake::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, FeedQueue> {

@@ -4,17 +4,22 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use tokio::sync::mpsc;
-use tokio::sync::mpsc::error::TrySendError;
-
 use super::WatchSpec;
 use super::feed::Feed;
 use super::matcher::{GroupKey, Matcher, WatcherId};
 use super::picked::EventSelection;
+use crate::mvcc::channels::{QueueReceiver, QueueSender, SendResult, Wake, queue, send_now};
 use crate::mvcc::event::EventBatch;
 use crate::mvcc::operation_counters::PendingEventsGuard;
 use crate::mvcc::store::Store;
 use muster_shares::memory::{BudgetShare, MemoryAccount, MemoryCharge};
+
+/// Maximum number of commands queued for the hub. A stream whose command finds the queue full
+/// waits.
+pub(super) const MAX_QUEUED_COMMANDS: usize = 1_024;
+/// Maximum number of ended streams queued for the hub. If the queue is full, the hub is woken to
+/// look for closed streams among all watches, which takes longer and finds the same ones.
+pub(super) const MAX_QUEUED_DEPARTURES: usize = 1_024;
 
 /// Request of a subscriber to the hub.
 pub(super) enum HubCommand {
@@ -61,7 +66,7 @@ pub(super) struct LaggingWatcher {
 #[derive(Debug, Default)]
 pub(super) struct OverflowState {
     pub(super) missed: Mutex<MissedDeliveries>,
-    pub(super) wake: tokio::sync::Notify,
+    pub(super) wake: Wake,
 }
 
 impl OverflowState {
@@ -74,7 +79,7 @@ impl OverflowState {
 /// The hub's connection to one subscriber.
 #[derive(Clone)]
 pub(super) struct SubscriberLink {
-    pub(super) queue: mpsc::Sender<Delivery>,
+    pub(super) queue: QueueSender<Delivery>,
     pub(super) overflow: Arc<OverflowState>,
     /// Account that is charged for the memory of queued events.
     pub(super) account: Arc<MemoryAccount>,
@@ -88,12 +93,6 @@ const QUEUE_PART: BudgetShare = BudgetShare(4);
 /// Number of watches of an ended stream that are detached before the hub looks for events again.
 const MAX_DETACHED_AT_ONCE: usize = 1_024;
 
-enum SendResult {
-    Queued,
-    Full,
-    Closed,
-}
-
 impl SubscriberLink {
     fn send_events(&self, token: WatcherId, picked: Arc<EventSelection>) -> SendResult {
         let mut held = MemoryCharge::new(&self.account);
@@ -105,11 +104,7 @@ impl SubscriberLink {
     }
 
     fn send(&self, delivery: Delivery) -> SendResult {
-        match self.queue.try_send(delivery) {
-            Ok(()) => SendResult::Queued,
-            Err(TrySendError::Full(_)) => SendResult::Full,
-            Err(TrySendError::Closed(_)) => SendResult::Closed,
-        }
+        send_now(&self.queue, delivery)
     }
 
     fn mark_lagging(&self, token: WatcherId, next: i64) {
@@ -124,9 +119,45 @@ struct Watcher {
     link: SubscriberLink,
 }
 
-/// The hub's incoming channels: commands of subscribers, and the watches of ended streams.
-pub(super) type HubReceivers =
-    (mpsc::Receiver<HubCommand>, mpsc::UnboundedReceiver<Vec<WatcherId>>);
+/// Sending end of the hub's incoming channels.
+#[derive(Clone)]
+pub(super) struct HubSender {
+    pub(super) commands: QueueSender<HubCommand>,
+    departures: QueueSender<Vec<WatcherId>>,
+    missed_departure: Arc<Wake>,
+}
+
+/// The hub's incoming channels.
+pub(super) struct HubReceiver {
+    pub(super) commands: QueueReceiver<HubCommand>,
+    /// Attached watches of ended streams.
+    pub(super) departures: QueueReceiver<Vec<WatcherId>>,
+    /// Woken if a stream ended whose watches were not queued.
+    pub(super) missed_departure: Arc<Wake>,
+}
+
+/// Makes the hub's incoming channels.
+pub(super) fn hub_channels() -> (HubSender, HubReceiver) {
+    let (commands, received_commands) = queue(MAX_QUEUED_COMMANDS);
+    let (departures, received_departures) = queue(MAX_QUEUED_DEPARTURES);
+    let missed_departure = Arc::new(Wake::new());
+    let receiver = HubReceiver {
+        commands: received_commands,
+        departures: received_departures,
+        missed_departure: Arc::clone(&missed_departure),
+    };
+    (HubSender { commands, departures, missed_departure }, receiver)
+}
+
+impl HubSender {
+    /// Reports the attached watches of a stream that has ended. The stream's queue must be closed
+    /// already: by that the hub finds the watches if this report finds no room.
+    pub(super) fn depart(&self, attached: Vec<WatcherId>) {
+        if let SendResult::Full = send_now(&self.departures, attached) {
+            self.missed_departure.notify_one();
+        }
+    }
+}
 
 /// Overhead of a batch in the ring besides its events, in bytes: four allocations with headers and
 /// rounding, and its slot in the ring.
@@ -139,9 +170,7 @@ fn ring_entry_bytes(batch: &EventBatch) -> usize {
 pub(super) struct Hub {
     feed: Arc<Feed>,
     store: Store,
-    commands: mpsc::Receiver<HubCommand>,
-    /// Watches of ended streams. Unbounded, but never longer than the number of existing watches.
-    departures: mpsc::UnboundedReceiver<Vec<WatcherId>>,
+    receiver: HubReceiver,
     watchers: HashMap<WatcherId, Watcher>,
     matcher: Matcher,
     /// Revision up to which all events have been handed out.
@@ -158,7 +187,7 @@ impl Hub {
         feed: Arc<Feed>,
         store: &Store,
         max_ring_bytes: usize,
-        (commands, departures): HubReceivers,
+        receiver: HubReceiver,
     ) -> Self {
         // The feed is opened before the revision is read. An event in between then comes twice at
         // worst, and `take_events` skips it.
@@ -167,8 +196,7 @@ impl Hub {
         Self {
             feed,
             store: store.clone(),
-            commands,
-            departures,
+            receiver,
             watchers: HashMap::new(),
             matcher: Matcher::default(),
             revision,
@@ -180,21 +208,20 @@ impl Hub {
     }
 
     pub(super) async fn run(mut self) {
-        let feed = self.feed.clone();
+        let (feed, missed) = (self.feed.clone(), self.receiver.missed_departure.clone());
         loop {
             tokio::select! {
                 // `biased` makes the order fixed instead of random, so that a simulation can be
                 // repeated. Each branch also takes the new events from the feed, so that a busy
-                // branch never delays events. The branch for departures comes first, so that a
+                // branch never delays events. The branches for departures come first, so that a
                 // flood of requests doesn't keep ended streams in memory.
                 biased;
-                Some(tokens) = self.departures.recv() => {
-                    for some in tokens.chunks(MAX_DETACHED_AT_ONCE) {
-                        some.iter().for_each(|token| self.detach(*token));
-                        self.take_events();
-                    }
+                Some(tokens) = self.receiver.departures.recv() => self.detach_each(&tokens),
+                () = missed.notified() => {
+                    let closed = self.find_closed();
+                    self.detach_each(&closed);
                 }
-                command = self.commands.recv() => match command {
+                command = self.receiver.commands.recv() => match command {
                     // Events that the command's sender may have seen in the store are handled
                     // first.
                     Some(command) => {
@@ -209,6 +236,23 @@ impl Hub {
             let attached = i64::try_from(self.watchers.len()).unwrap_or(i64::MAX);
             self.store.operations().attached_watches.store(attached, Ordering::Relaxed);
         }
+    }
+
+    /// Detaches watchers in steps, with the new events in between.
+    fn detach_each(&mut self, tokens: &[WatcherId]) {
+        for some in tokens.chunks(MAX_DETACHED_AT_ONCE) {
+            some.iter().for_each(|token| self.detach(*token));
+            self.take_events();
+        }
+    }
+
+    /// Returns the watchers whose streams have ended, oldest first.
+    fn find_closed(&self) -> Vec<WatcherId> {
+        let closed = self.watchers.iter().filter(|(_, watcher)| watcher.link.queue.is_closed());
+        let mut closed: Vec<WatcherId> = closed.map(|(token, _)| *token).collect();
+        // Sorted, since the map's order is random and a simulation must be repeatable.
+        closed.sort_unstable();
+        closed
     }
 
     pub(super) fn take_events(&mut self) {

@@ -32,21 +32,14 @@ mod subscriber;
 
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
-
 use super::event::EventBatch;
 use super::revision::KeyRange;
 use super::store::Store;
-use muster_shares::memory::MemoryAccount;
 use feed::Feed;
-use hub::{Hub, HubCommand, HubReceivers};
-use matcher::WatcherId;
+use hub::{Hub, HubReceiver, HubSender, hub_channels};
+use muster_shares::memory::MemoryAccount;
 pub use picked::EventSelection;
 pub use subscriber::{Notice, Subscriber};
-
-/// Maximum number of commands queued for the hub. A stream whose command finds the queue full
-/// waits.
-const MAX_QUEUED_COMMANDS: usize = 1_024;
 
 /// Limits on the memory of watches and on the size of their work steps.
 #[derive(Clone, Copy, Debug)]
@@ -98,22 +91,19 @@ pub struct Publisher {
     feed: Arc<Feed>,
     store: Store,
     options: WatchOptions,
-    commands: mpsc::Sender<HubCommand>,
-    departures: mpsc::UnboundedSender<Vec<WatcherId>>,
-    hub_receivers: Arc<std::sync::Mutex<Option<HubReceivers>>>,
+    hub: HubSender,
+    hub_receiver: Arc<std::sync::Mutex<Option<HubReceiver>>>,
 }
 
 impl Publisher {
     pub(crate) fn new(store: Store, options: WatchOptions) -> Self {
-        let (commands, asked) = mpsc::channel(MAX_QUEUED_COMMANDS);
-        let (departures, departed) = mpsc::unbounded_channel();
+        let (hub, receiver) = hub_channels();
         Self {
             feed: Arc::new(Feed::new(options.feed_bytes)),
             store,
             options,
-            commands,
-            departures,
-            hub_receivers: Arc::new(std::sync::Mutex::new(Some((asked, departed)))),
+            hub,
+            hub_receiver: Arc::new(std::sync::Mutex::new(Some(receiver))),
         }
     }
 
@@ -135,9 +125,8 @@ impl Publisher {
             feed: self.feed.clone(),
             store: self.store.clone(),
             options: self.options,
-            commands: self.commands.clone(),
-            departures: self.departures.clone(),
-            hub_receivers: self.hub_receivers.clone(),
+            hub: self.hub.clone(),
+            hub_receiver: self.hub_receiver.clone(),
         }
     }
 }
@@ -148,18 +137,17 @@ pub struct WatchHub {
     feed: Arc<Feed>,
     store: Store,
     options: WatchOptions,
-    commands: mpsc::Sender<HubCommand>,
-    departures: mpsc::UnboundedSender<Vec<WatcherId>>,
-    hub_receivers: Arc<std::sync::Mutex<Option<HubReceivers>>>,
+    hub: HubSender,
+    hub_receiver: Arc<std::sync::Mutex<Option<HubReceiver>>>,
 }
 
 impl WatchHub {
     /// Runs the hub for as long as the future is polled. Call it once per hub, in a task of its
     /// own. Watches get nothing until it runs.
     pub async fn run(self) {
-        let orders = self.hub_receivers.lock().expect("nothing panics under this lock").take();
-        if let Some(orders) = orders {
-            Hub::new(self.feed, &self.store, self.options.ring_bytes, orders).run().await;
+        let receiver = self.hub_receiver.lock().expect("nothing panics under this lock").take();
+        if let Some(receiver) = receiver {
+            Hub::new(self.feed, &self.store, self.options.ring_bytes, receiver).run().await;
         }
     }
 
@@ -172,8 +160,7 @@ impl WatchHub {
     /// Returns a subscriber without watches. The memory of its queued events is charged to
     /// `account`.
     pub fn subscribe_for(&self, account: Arc<MemoryAccount>) -> Subscriber {
-        let (commands, departures) = (self.commands.clone(), self.departures.clone());
-        Subscriber::new(self.store.clone(), self.options, commands, departures, account)
+        Subscriber::new(self.store.clone(), self.options, self.hub.clone(), account)
     }
 }
 

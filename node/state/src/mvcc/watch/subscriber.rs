@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tokio::sync::mpsc;
-
 use super::catch_up::{CatchUpPiece, PieceSize, read_piece};
 use super::hub::{
-    Delivery, HubCommand, LaggingWatcher, MissedDeliveries, OverflowState, SubscriberLink,
+    Delivery, HubCommand, HubSender, LaggingWatcher, MissedDeliveries, OverflowState,
+    SubscriberLink,
 };
 use super::matcher::WatcherId;
 use super::picked::EventSelection;
 use super::{WatchOptions, WatchSpec};
+use crate::mvcc::channels::{QueueReceiver, queue};
 use crate::mvcc::error::StoreError;
 use crate::mvcc::store::Store;
 use muster_shares::memory::{MemoryAccount, MemoryCharge};
@@ -109,9 +109,8 @@ pub struct Subscriber {
     piece: PieceSize,
     /// Whether the previous step read a piece from the store.
     has_read: bool,
-    commands: mpsc::Sender<HubCommand>,
-    departures: mpsc::UnboundedSender<Vec<WatcherId>>,
-    queue: mpsc::Receiver<Delivery>,
+    hub: HubSender,
+    queue: QueueReceiver<Delivery>,
     link: SubscriberLink,
     watches: BTreeMap<WatcherId, ClientWatch>,
     by_id: BTreeMap<i64, WatcherId>,
@@ -126,18 +125,16 @@ impl Subscriber {
     pub(super) fn new(
         store: Store,
         options: WatchOptions,
-        commands: mpsc::Sender<HubCommand>,
-        departures: mpsc::UnboundedSender<Vec<WatcherId>>,
+        hub: HubSender,
         account: Arc<MemoryAccount>,
     ) -> Self {
-        let (sender, queue) = mpsc::channel(options.queued_deliveries);
+        let (sender, queue) = queue(options.queued_deliveries);
         let pending = Arc::clone(&store.operations().pending_events);
         Self {
             store,
             piece: PieceSize { records: options.records_per_piece, bytes: options.bytes_per_piece },
             has_read: false,
-            commands,
-            departures,
+            hub,
             queue,
             link: SubscriberLink {
                 queue: sender,
@@ -169,7 +166,7 @@ impl Subscriber {
         let mut state = State::CatchingUp { next };
         // Nothing has to be read if the watch starts in the future.
         if next > newest
-            && let Ok(permit) = self.commands.try_reserve()
+            && let Ok(permit) = self.hub.commands.try_reserve()
         {
             state = State::Attached { round: self.last_round };
             let (spec, link) = (spec.clone(), self.link.clone());
@@ -188,7 +185,7 @@ impl Subscriber {
         // A slot in the hub's queue is reserved first. If this future is dropped while it waits,
         // the watch still belongs to the stream. If the hub has ended, no event can arrive any
         // more.
-        let permit = self.commands.reserve().await;
+        let permit = self.hub.commands.reserve().await;
         self.by_id.remove(&watch_id);
         self.watches.remove(&token);
         if let Ok(permit) = permit {
@@ -218,7 +215,7 @@ impl Subscriber {
 
     async fn send_progress_request(&mut self) {
         // A slot is reserved first. If this future is dropped while it waits, nothing has changed.
-        let Ok(permit) = self.commands.reserve().await else { return };
+        let Ok(permit) = self.hub.commands.reserve().await else { return };
         self.last_round += 1;
         self.progress_request.round = self.last_round;
         permit.send(HubCommand::Progress { link: self.link.clone(), round: self.last_round });
@@ -356,7 +353,7 @@ impl Subscriber {
                 }
             }
             CatchUpPiece::UpToDate => {
-                let Ok(permit) = self.commands.reserve().await else {
+                let Ok(permit) = self.hub.commands.reserve().await else {
                     // The hub has ended, and this stream will end soon.
                     self.behind.pop_front();
                     return Ok(());
@@ -381,7 +378,7 @@ impl Subscriber {
 impl Subscriber {
     /// Whether the hub has handled all commands, and gives every watch its events.
     pub(super) fn is_settled(&self) -> bool {
-        let obeyed = self.commands.capacity() == self.commands.max_capacity();
+        let obeyed = self.hub.commands.capacity() == self.hub.commands.max_capacity();
         obeyed && self.watches.values().all(ClientWatch::is_attached)
     }
 
@@ -399,7 +396,7 @@ impl Drop for Subscriber {
         let attached = self.watches.iter().filter(|(_, watch)| watch.is_attached());
         let attached: Vec<WatcherId> = attached.map(|(token, _)| *token).collect();
         if !attached.is_empty() {
-            let _ = self.departures.send(attached);
+            self.hub.depart(attached);
         }
     }
 }

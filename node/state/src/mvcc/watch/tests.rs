@@ -7,11 +7,12 @@ use bytes::Bytes;
 use tokio::task::JoinHandle;
 
 use super::catch_up::{CatchUpPiece, PieceSize, read_piece};
+use super::hub::{MAX_QUEUED_COMMANDS, MAX_QUEUED_DEPARTURES};
 use super::*;
 use crate::mvcc::tests::{backend, disk};
 use crate::mvcc::{CompactionMode, EventKind, StoreOptions, StoreWriter};
-use muster_shares::memory::{MemoryBounds, MemoryBudget};
 use crate::state_machine::Position;
+use muster_shares::memory::{MemoryBounds, MemoryBudget};
 
 struct WatchFixture {
     writer: StoreWriter,
@@ -660,6 +661,27 @@ async fn the_hub_keeps_nothing_of_a_stream_that_has_ended() {
         drop(subscriber);
         wait_until_forgotten(&account).await;
     }
+}
+
+#[tokio::test]
+async fn more_streams_than_the_hub_has_room_for_end_at_once_and_are_forgotten() {
+    let mut world = WatchFixture::running();
+    let account = MemoryAccount::unbounded();
+    let mut stays = world.hub.subscribe();
+    stays.add(1, spec("k", "", 0));
+    let mut streams = Vec::new();
+    for _ in 0..MAX_QUEUED_DEPARTURES + 200 {
+        let mut subscriber = world.hub.subscribe_for(account.clone());
+        subscriber.add(1, spec("k", "", 0));
+        wait_until_attached(&mut subscriber).await;
+        streams.push(subscriber);
+    }
+    wait_until_attached(&mut stays).await;
+    // The hub runs on this thread, so it sees none of them before the last one.
+    drop(streams);
+    wait_until_forgotten(&account).await;
+    let last = world.put("k");
+    assert_eq!(event_revisions_until(&mut stays, 1, last).await, [last]);
 }
 
 #[tokio::test]
