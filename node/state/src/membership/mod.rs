@@ -7,7 +7,7 @@
 //! The command line and the member document count at a bootstrap only.
 //!
 //! Before a change is proposed, the leader judges whether it would leave a quorum (`ruling`, with
-//! the rules in `judge`). The proposed change names the configuration on which it was judged, and
+//! the rules in the crate `member_rules`). The proposed change names the configuration on which it was judged, and
 //! is refused on any other. The next change is proposed only once the last one has settled: a
 //! quorum has a later entry on disk. The leader has the commit of a change on its own disk before
 //! anybody else hears of it.

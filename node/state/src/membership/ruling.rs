@@ -3,15 +3,16 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use member_rules::{
+    Connection, HEALTHY_AFTER, IN_SYNC_ENTRIES, MemberRole, MemberStanding, MembershipView,
+    QuorumObjection, quorum,
+};
 use node_consensus::{Guards, PeerStatus};
 use node_proto::command;
 
 use super::{
     ChangeError, ChangeRequest, Member, MemberChange, MemberTable,
-    judge::{
-        ChangeObjection, HEALTHY_AFTER, IN_SYNC_ENTRIES, LearnerProgress, MembershipView,
-        check_add_learner,
-    },
+    judge::{ChangeObjection, LearnerProgress},
 };
 use crate::identity::MemberId;
 
@@ -153,18 +154,18 @@ impl ChangeJudge<'_> {
         // A change that would be refused when it is applied is not proposed.
         let (mut table, next) = (self.table.clone(), self.table.configuration_index() + 1);
         table.apply_change_with_guards(self.rules.guards, change.clone(), next)?;
-        if asks_for_learner {
-            check_add_learner(self.table, self.rules.max_learners)?;
+        if asks_for_learner && !self.view().has_room_for_learner(self.rules.max_learners) {
+            return Err(ChangeObjection::TooManyLearners.into());
         }
         Ok(change)
     }
 
     fn check_add(&self, member: &Member) -> Result<(), ChangeObjection> {
-        self.check_if_strict(|sight| sight.check_add(member.is_learner))
+        self.check_if_strict(|view| view.addition_objections(member.is_learner).first().copied())
     }
 
     fn check_remove(&self, id: MemberId) -> Result<(), ChangeObjection> {
-        self.check_if_strict(|sight| sight.check_remove(id))
+        self.check_if_strict(|view| view.removal_objection(id.0))
     }
 
     /// Checks that a quorum of the remaining voters has the last change of members. The removed
@@ -182,7 +183,7 @@ impl ChangeJudge<'_> {
         let voters = self.table.voters_and_learners().voters;
         let left = voters.iter().filter(|voter| **voter != id.0);
         let (count, known) = (left.clone().count(), left.filter(|voter| knows(voter)).count());
-        if known > count / 2 { Ok(()) } else { Err(ChangeObjection::Unsettled) }
+        if known >= quorum(count) { Ok(()) } else { Err(ChangeObjection::Unsettled) }
     }
 
     fn check_promote(&self, id: MemberId) -> Result<(), ChangeRefusal> {
@@ -196,22 +197,36 @@ impl ChangeJudge<'_> {
             let progress = LearnerProgress { connected, prompt, matched, last: self.last };
             progress.check_in_sync(member.changed_at, self.rules.in_sync_entries)?;
         }
-        Ok(self.check_if_strict(|sight| sight.check_promote())?)
+        Ok(self.check_if_strict(MembershipView::promotion_objection)?)
     }
 
     fn check_if_strict(
         &self,
-        may: impl FnOnce(&MembershipView<'_>) -> Result<(), ChangeObjection>,
+        objection: impl FnOnce(&MembershipView) -> Option<QuorumObjection>,
     ) -> Result<(), ChangeObjection> {
-        if !self.rules.strict {
-            return Ok(());
-        }
-        may(&MembershipView {
-            table: self.table,
-            local: self.local,
-            connected: self.connected,
-            healthy_after: self.rules.healthy_after,
-        })
+        let objection = if self.rules.strict { objection(&self.view()) } else { None };
+        objection.map_or(Ok(()), |objection| Err(objection.into()))
+    }
+
+    /// Returns how the members stand, as this member sees them.
+    fn view(&self) -> MembershipView {
+        let connection = |id: MemberId| match self.connected.get(&id) {
+            _ if id == self.local => Connection::Healthy,
+            Some(since) if *since > self.rules.healthy_after => Connection::Healthy,
+            Some(_) => Connection::Fresh,
+            None => Connection::Missing,
+        };
+        let standing = |member: &Member| MemberStanding {
+            id: member.id.0,
+            role: match (member.is_learner, member.vote_when_ready) {
+                (false, _) => MemberRole::Voter,
+                (true, false) => MemberRole::Learner,
+                (true, true) => MemberRole::PromisedVoter,
+            },
+            is_started: member.is_started(),
+            connection: connection(member.id),
+        };
+        self.table.members().map(standing).collect()
     }
 }
 
@@ -295,6 +310,26 @@ mod tests {
         };
         judge.precheck(asked)?;
         judge.decide(asked)
+    }
+
+    #[test]
+    fn how_a_member_stands_follows_from_the_table_and_its_connection() {
+        let unnamed = Member { name: String::new(), ..member(2, false) };
+        let promised = Member { vote_when_ready: true, ..member(4, true) };
+        let table = MemberTable::new([member(1, false), unnamed, member(3, true), promised]);
+        let connected = [(2, 4), (3, 60), (9, 60)]
+            .map(|(id, since)| (MemberId(id), Duration::from_secs(since)));
+        let connected = connected.into();
+        let judge = ChangeJudge { connected: &connected, ..leader(&table) };
+        let standing =
+            |id, role, is_started, connection| MemberStanding { id, role, is_started, connection };
+        let expected = [
+            standing(1, MemberRole::Voter, true, Connection::Healthy),
+            standing(2, MemberRole::Voter, false, Connection::Fresh),
+            standing(3, MemberRole::Learner, true, Connection::Healthy),
+            standing(4, MemberRole::PromisedVoter, true, Connection::Missing),
+        ];
+        assert_eq!(judge.view(), expected.into_iter().collect());
     }
 
     #[test]
