@@ -1,10 +1,12 @@
 //! Table of the gRPC codes and texts of errors.
 //!
 //! etcd's clients distinguish errors by their text. So each text must be etcd's to the byte
-//! (api/v3rpc/rpctypes in etcd). Codes are those of etcd 3.6.
+//! (api/v3rpc/rpctypes in etcd). Codes are those of etcd 3.6. The agent tells the refusals of
+//! `Member*` calls apart by a code of ours, which never changes its meaning.
 
 use std::borrow::Cow;
 
+use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
 
 use node_engine::driver::{ProposeError, ReadBarrierError as BarrierError, TransferError};
@@ -14,7 +16,7 @@ use node_state::membership::{ChangeError, ChangeObjection, ChangeRefusal};
 use node_state::mvcc::{ReadError, StoreError};
 
 macro_rules! table {
-    ($($(#[$doc:meta])* $name:ident: $code:ident $text:literal,)*) => {
+    ($($(#[$doc:meta])* $name:ident: $code:ident $text:literal $(=> $refusal:literal)?,)*) => {
         /// Error that a client receives.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Error {
@@ -42,6 +44,19 @@ macro_rules! table {
                     Self::CarriedOut(_) => Code::AlreadyExists,
                     Self::Stale(_) => Code::Aborted,
                 }
+            }
+
+            /// Returns the machine-readable code, if calls that change or list the members may be
+            /// refused with this error. Such a call has changed nothing. Other calls that fail with
+            /// the error send the code too.
+            #[must_use]
+            pub(crate) fn refusal(self) -> Option<&'static str> {
+                let refusal: &[&str] = match self {
+                    $(Self::$name => &[$($refusal)?],)*
+                    Self::CarriedOut(_) => &["carried-out"],
+                    Self::Stale(_) => &["stale-plan"],
+                };
+                refusal.first().copied()
             }
 
             /// Returns the text that clients compare.
@@ -90,41 +105,47 @@ table! {
     /// The TTL is more than 285 years.
     LeaseTtlTooLarge: OutOfRange "etcdserver: too large lease TTL",
     /// The member does not exist.
-    MemberNotFound: NotFound "etcdserver: member not found",
+    MemberNotFound: NotFound "etcdserver: member not found" => "member-not-found",
     /// The member's ID is in use, or belonged to a removed member.
-    MemberExists: FailedPrecondition "etcdserver: member ID already exist",
+    MemberExists: FailedPrecondition "etcdserver: member ID already exist" => "member-exists",
     /// Another member has one of the peer URLs.
-    PeerUrlExists: FailedPrecondition "etcdserver: Peer URLs already exists",
+    PeerUrlExists: FailedPrecondition "etcdserver: Peer URLs already exists" => "peer-url-exists",
     /// The member to promote is not a learner.
-    NotALearner: FailedPrecondition "etcdserver: can only promote a learner member",
+    NotALearner: FailedPrecondition "etcdserver: can only promote a learner member"
+        => "not-a-learner",
     /// The learner to promote is too far behind, or does not respond.
     LearnerNotReady: FailedPrecondition
-        "etcdserver: can only promote a learner member which is in sync with leader",
+        "etcdserver: can only promote a learner member which is in sync with leader"
+        => "learner-not-ready",
     /// The cluster has the maximum number of learners already.
-    TooManyLearners: FailedPrecondition "etcdserver: too many learner members in cluster",
+    TooManyLearners: FailedPrecondition "etcdserver: too many learner members in cluster"
+        => "too-many-learners",
     /// The change would leave no quorum of started members.
     NotEnoughStarted: FailedPrecondition
-        "etcdserver: re-configuration failed due to not enough started members",
+        "etcdserver: re-configuration failed due to not enough started members"
+        => "not-enough-started",
     /// Metadata of a member change, such as `muster-operation`, is malformed or repeated.
     BadExtras: InvalidArgument
-        "muster: muster-operation and muster-incarnation take 32, muster-node-key 64 lower-case hex digits, muster-planned-at a number, each once",
+        "muster: muster-operation and muster-incarnation take 32, muster-node-key 64 lower-case hex digits, muster-planned-at a number, each once"
+        => "bad-metadata",
     /// The member's peer URLs are missing or invalid.
-    BadMemberUrls: InvalidArgument "etcdserver: given member URLs are invalid",
+    BadMemberUrls: InvalidArgument "etcdserver: given member URLs are invalid" => "bad-peer-urls",
     /// The cluster's current health would let the change cost the quorum.
-    Unhealthy: Unavailable "etcdserver: unhealthy cluster",
+    Unhealthy: Unavailable "etcdserver: unhealthy cluster" => "unhealthy-cluster",
     /// The request is larger than `--max-request-bytes`.
-    RequestTooLarge: InvalidArgument "etcdserver: request is too large",
+    RequestTooLarge: InvalidArgument "etcdserver: request is too large" => "request-too-large",
     /// A queue of requests is full.
-    TooManyRequests: ResourceExhausted "etcdserver: too many requests",
+    TooManyRequests: ResourceExhausted "etcdserver: too many requests" => "too-many-requests",
     /// The client's unread answers use all memory that its connection may take. etcd has no such
     /// limit.
     TooMuchUnread: ResourceExhausted
-        "muster: answers wait to be read; read them first, or ask for less at a time",
+        "muster: answers wait to be read; read them first, or ask for less at a time"
+        => "answers-unread",
     /// The request was carried out, but the client's unread answers leave no memory for its answer.
     AnswerDropped: ResourceExhausted
         "muster: carried out, but there is no room for the answer; ask for less at a time",
     /// The cluster has no leader.
-    NoLeader: Unavailable "etcdserver: no leader",
+    NoLeader: Unavailable "etcdserver: no leader" => "no-leader",
     /// This member is not the leader, and only the leader can answer.
     NotLeader: FailedPrecondition "etcdserver: not leader",
     /// The leader changed, or was lost, after the request began.
@@ -144,7 +165,8 @@ table! {
     /// The CORRUPT alarm is active.
     Corrupt: DataLoss "etcdserver: corrupt cluster",
     /// A learner doesn't serve this method.
-    NotSupportedForLearner: FailedPrecondition "etcdserver: rpc not supported for learner",
+    NotSupportedForLearner: FailedPrecondition "etcdserver: rpc not supported for learner"
+        => "not-for-learners",
     /// The lease ended while its client waited for a lock.
     SessionExpired: Unknown "mutex: session is expired",
     /// The caller's key in an election is gone, so that it isn't the leader.
@@ -159,11 +181,11 @@ table! {
     /// could disable it.
     NoRootRole: FailedPrecondition "etcdserver: root user does not have root role",
     /// The user name is empty, or the request needs a user and names none.
-    UserEmpty: InvalidArgument "etcdserver: user name is empty",
+    UserEmpty: InvalidArgument "etcdserver: user name is empty" => "user-empty",
     /// A user with this name exists already.
     UserExists: FailedPrecondition "etcdserver: user name already exists",
     /// The user does not exist.
-    UserNotFound: FailedPrecondition "etcdserver: user name not found",
+    UserNotFound: FailedPrecondition "etcdserver: user name not found" => "user-not-found",
     /// The role name is empty.
     RoleEmpty: InvalidArgument "etcdserver: role name is empty",
     /// A role with this name exists already.
@@ -181,9 +203,10 @@ table! {
     /// range.
     InvalidAuthManagement: InvalidArgument "etcdserver: invalid auth management",
     /// The user does not have the permission for the request.
-    PermissionDenied: PermissionDenied "etcdserver: permission denied",
+    PermissionDenied: PermissionDenied "etcdserver: permission denied" => "permission-denied",
     /// Users or roles have changed since the caller was identified.
-    AuthOldRevision: InvalidArgument "etcdserver: revision of auth store is old",
+    AuthOldRevision: InvalidArgument "etcdserver: revision of auth store is old"
+        => "old-auth-revision",
     /// Authentication is disabled, so that no token is issued.
     AuthNotEnabled: FailedPrecondition "etcdserver: authentication is not enabled",
     /// The user name or the password is wrong.
@@ -202,7 +225,7 @@ table! {
     /// gRPC code for this.
     VerifyOnly: Unknown "auth: token signing attempted with verify-only key",
     /// The token is unknown, expired or invalid.
-    InvalidAuthToken: Unauthenticated "etcdserver: invalid auth token",
+    InvalidAuthToken: Unauthenticated "etcdserver: invalid auth token" => "invalid-auth-token",
     /// The name is too long for a key in an etcd file, so no snapshot could contain it. etcd panics
     /// instead of refusing the name.
     NameTooLong: InvalidArgument "muster: the name of a user or role is longer than 32768 bytes",
@@ -222,6 +245,9 @@ table! {
     /// The store failed, and this process is about to stop.
     StoreFailed: Internal "etcdserver: store failed",
 }
+
+/// Name of the metadata with the machine-readable code of a refusal.
+const REFUSAL_METADATA: &str = "muster-refusal";
 
 /// Name of the metadata with the configuration that an answer of the Cluster service shows.
 pub(super) const CONFIGURATION_METADATA: &str = "muster-configuration";
@@ -254,6 +280,9 @@ impl From<Error> for Status {
         let mut status = Self::new(error.code(), error.text());
         if let Some(at) = error.configuration() {
             status.metadata_mut().insert(CONFIGURATION_METADATA, at.into());
+        }
+        if let Some(refusal) = error.refusal() {
+            status.metadata_mut().insert(REFUSAL_METADATA, MetadataValue::from_static(refusal));
         }
         status
     }
@@ -421,6 +450,77 @@ mod tests {
             let at = error.configuration().unwrap_or_default();
             assert_eq!(Error::from_text(&error.text(), at), Some(error));
         }
+    }
+
+    #[test]
+    fn each_refusal_of_a_change_of_members_has_a_code() {
+        let changes = [
+            ChangeError::IdExists,
+            ChangeError::Removed,
+            ChangeError::PeerUrlExists,
+            ChangeError::OtherIncarnation,
+            ChangeError::NotFound,
+            ChangeError::NotALearner,
+            ChangeError::LastVoter,
+            ChangeError::Stale { now: 17 },
+            ChangeError::CarriedOut { at: 17 },
+            ChangeError::Malformed,
+        ];
+        let objections = [
+            ChangeObjection::NotEnoughStarted,
+            ChangeObjection::Unhealthy,
+            ChangeObjection::LearnerNotReady,
+            ChangeObjection::LearnerSilent,
+            ChangeObjection::Unsettled,
+            ChangeObjection::TooManyLearners,
+        ];
+        let users = [
+            AuthError::UserEmpty,
+            AuthError::UserNotFound,
+            AuthError::Denied,
+            AuthError::OldRevision,
+        ];
+        let proposals =
+            [ProposeError::TooManyRequests, ProposeError::TooLarge, ProposeError::NoLeader];
+        let changes = changes.map(|error| Error::from(ChangeRefusal::Change(error)));
+        let objections = objections.map(|error| Error::from(ChangeRefusal::Objection(error)));
+        let users = users.map(Error::from);
+        let proposals = proposals.map(Error::from);
+        let barriers = [BarrierError::TooManyRequests, BarrierError::NoLeader].map(Error::from);
+        let metadata = [Error::BadExtras, Error::BadMemberUrls, Error::InvalidAuthToken];
+        let calls = [Error::NotSupportedForLearner, Error::NoLeader, Error::TooMuchUnread];
+        let errors: [&[Error]; 7] =
+            [&changes, &objections, &users, &proposals, &barriers, &metadata, &calls];
+        for error in errors.concat() {
+            let status = Status::from(error);
+            let sent = status.metadata().get(REFUSAL_METADATA).and_then(|code| code.to_str().ok());
+            assert!(sent.is_some() && sent == error.refusal(), "{error:?}");
+        }
+    }
+
+    /// A call that may have changed the members must not look refused.
+    #[test]
+    fn an_error_whose_outcome_is_unknown_has_no_code() {
+        for error in [
+            ProposeError::Timeout,
+            ProposeError::TimeoutLeaderFailed,
+            ProposeError::TimeoutConnectionLost,
+            ProposeError::Stopped,
+        ] {
+            let error = Error::from(error);
+            assert_eq!(error.refusal(), None, "{error:?}");
+            assert!(!Status::from(error).metadata().contains_key(REFUSAL_METADATA), "{error:?}");
+        }
+        for error in [Error::LeaderChanged, Error::StoreFailed] {
+            assert_eq!(error.refusal(), None, "{error:?}");
+        }
+    }
+
+    #[test]
+    fn codes_of_refusals_keep_their_meaning() {
+        let coded = Error::ALL.iter().filter_map(|error| Some((error.refusal()?, error.text())));
+        let table: String = coded.map(|(code, text)| format!("{code} | {text}\n")).collect();
+        insta::assert_snapshot!(table);
     }
 
     #[test]

@@ -43,6 +43,7 @@ mod lock_queue;
 mod maintenance;
 mod range_stream;
 mod reflection;
+mod refusals;
 mod snapshot;
 mod unread;
 
