@@ -141,12 +141,12 @@ impl ClusterApiClient {
                 Err(lost) if lost.is_ambiguous() => lost,
                 // The attempt whose answer was lost may have made the change, which would cause
                 // this refusal.
-                Err(ClusterError::Refused { code, text }) if tries > 1 => {
+                Err(error @ ClusterError::Refused { .. }) if tries > 1 => {
                     let members = self.list_members_with_retries().await?;
                     return if change.is_certainly_visible_in(&members) {
                         Ok(members)
                     } else {
-                        Err(ClusterError::Refused { code, text })
+                        Err(error)
                     };
                 }
                 // This attempt did nothing, but the earlier one may have made the change.

@@ -7,10 +7,9 @@
 //! A newcomer takes the place of a removed member only if its own operation removed that member.
 //! Otherwise two replacements of one member would make the cluster grow.
 
-use tonic::Code;
-
 use super::{
-    ChangeMetadata, ClusterApiClient, ClusterError, ClusterMemberChange, MemberId, MemberList,
+    ChangeMetadata, ClusterApiClient, ClusterError, ClusterMemberChange, ClusterRefusal, MemberId,
+    MemberList,
 };
 
 /// Key prefix, followed by a member's id. The value is the last operation that announced to replace
@@ -56,7 +55,7 @@ impl ClusterApiClient {
         let carrying = ChangeMetadata { operation: *operation, planned_at: members.configuration };
         match self.send_change(&ClusterMemberChange::Remove(old), &carrying).await {
             Err(ClusterError::CarriedOut { .. }) => Ok(true),
-            Err(ClusterError::Refused { code: Code::NotFound, .. }) => Ok(false),
+            Err(error) if error.refusal() == Some(ClusterRefusal::MemberNotFound) => Ok(false),
             Err(error) => Err(error),
             // A member's id is never reused, so this can't remove another member.
             Ok(_) => Ok(true),

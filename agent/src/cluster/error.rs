@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 
-use super::CONFIGURATION;
+use super::{CONFIGURATION, ClusterRefusal};
 use crate::endpoint::EndpointError;
 
 /// Why a cluster did not carry out a request.
@@ -25,8 +25,8 @@ pub(crate) enum ClusterError {
     /// The cluster refused the request; nothing has changed.
     #[error("refused: {text}")]
     Refused {
-        /// gRPC status code of the answer.
-        code: Code,
+        /// Reason of the refusal.
+        refusal: ClusterRefusal,
         /// Text of the server.
         text: String,
     },
@@ -70,14 +70,19 @@ impl ClusterError {
         matches!(self, Self::Unreachable(_) | Self::Unavailable { .. })
     }
 
+    /// Returns the reason of a refusal.
+    pub(crate) fn refusal(&self) -> Option<ClusterRefusal> {
+        match self {
+            Self::Refused { refusal, .. } => Some(*refusal),
+            _ => None,
+        }
+    }
+
     /// Returns whether another member may answer the request that this one did not serve.
     pub(super) fn may_try_another_member(&self) -> bool {
-        match self {
-            Self::Unavailable { .. } => true,
-            // This refusal of a learner, or of a removed member, holds for that member only.
-            Self::Refused { text, .. } => text.contains("not supported for learner"),
-            _ => false,
-        }
+        // This refusal of a learner, or of a removed member, holds for that member only.
+        matches!(self, Self::Unavailable { .. })
+            || self.refusal() == Some(ClusterRefusal::NotSupportedForLearner)
     }
 
     /// Converts a gRPC status from the server or the connection. `what` names the request;
@@ -96,30 +101,29 @@ impl ClusterError {
             let value = status.metadata().get(CONFIGURATION)?;
             value.to_str().ok()?.parse().ok()
         };
-        match status.code() {
-            Code::AlreadyExists => Self::CarriedOut { at: configuration(), text },
-            Code::Aborted => Self::Stale { now: configuration(), text },
-            code @ (Code::InvalidArgument
-            | Code::NotFound
-            | Code::FailedPrecondition
-            | Code::OutOfRange
-            | Code::PermissionDenied
-            | Code::Unauthenticated
-            | Code::Unimplemented
-            | Code::ResourceExhausted
-            | Code::DataLoss) => Self::Refused { code, text },
+        let refused = |refusal, text| Self::Refused { refusal, text };
+        match (status.code(), ClusterRefusal::of(status)) {
+            (Code::AlreadyExists, _) => Self::CarriedOut { at: configuration(), text },
+            (Code::Aborted, _) => Self::Stale { now: configuration(), text },
+            (Code::Ok | Code::Cancelled | Code::DeadlineExceeded | Code::Internal, _) => lost(),
+            (_, Some(ClusterRefusal::NoLeader | ClusterRefusal::NotCapable)) => {
+                Self::Unavailable { text }
+            }
             // Stock etcd sends some of its refusals with these two codes.
-            code @ (Code::Unknown | Code::Unavailable) => match text.as_str() {
-                "etcdserver: unhealthy cluster"
-                | "etcdserver: re-configuration failed due to not enough started members"
-                | "etcdserver: too many requests"
-                | "etcdserver: unknown method"
-                | "etcdserver: rpc not supported for learner"
-                | "auth: permission denied" => Self::Refused { code, text },
-                "etcdserver: no leader" | "etcdserver: not capable" => Self::Unavailable { text },
-                _ => lost(),
-            },
-            Code::Ok | Code::Cancelled | Code::DeadlineExceeded | Code::Internal => lost(),
+            (Code::Unknown | Code::Unavailable, None) => lost(),
+            (_, Some(refusal)) => refused(refusal, text),
+            (
+                Code::InvalidArgument
+                | Code::NotFound
+                | Code::FailedPrecondition
+                | Code::OutOfRange
+                | Code::PermissionDenied
+                | Code::Unauthenticated
+                | Code::Unimplemented
+                | Code::ResourceExhausted
+                | Code::DataLoss,
+                None,
+            ) => refused(ClusterRefusal::Other, text),
         }
     }
 

@@ -15,6 +15,7 @@ mod error;
 mod founded;
 mod keys;
 mod member;
+mod refusal;
 
 use std::time::Duration;
 
@@ -34,6 +35,7 @@ pub(crate) use self::error::ClusterError;
 pub(crate) use self::founded::founded_cluster_id;
 pub(crate) use self::keys::StoredValue;
 pub(crate) use self::member::{ClusterMember, MemberId, MemberList, NodeStatus};
+pub(crate) use self::refusal::ClusterRefusal;
 use crate::endpoint::ClientEndpoint;
 use crate::exit::error_chain;
 

@@ -6,12 +6,10 @@ use discovery_types::intent::{IntentChange, IntentStep, VerifiedIntent};
 use futures_util::future::join_all;
 
 use super::Steward;
-use super::decide::{
-    RemovalOrigin, StewardAction, foreign_removal_reason, is_transient, is_unhealthy, refusal,
-};
+use super::decide::{RemovalOrigin, StewardAction, foreign_removal_reason, refusal};
 use crate::cluster::{
-    ChangeMetadata, ClusterError, ClusterMember, ClusterMemberChange, MemberId, MemberList,
-    NodeStatus,
+    ChangeMetadata, ClusterError, ClusterMember, ClusterMemberChange, ClusterRefusal, MemberId,
+    MemberList, NodeStatus,
 };
 use crate::crash;
 use crate::exit::error_chain as causes;
@@ -48,8 +46,8 @@ impl Steward {
                     self.report_wait(intent, &text).await;
                 }
             }
-            Err(ClusterError::Refused { text, .. }) if is_transient(&text) => {
-                self.handle_transient_refusal(intent, step, members, text).await;
+            Err(ClusterError::Refused { refusal, text }) if refusal.is_transient() => {
+                self.handle_transient_refusal(intent, step, members, (refusal, text)).await;
             }
             // The cluster's refusal to promote is never final: a learner is promoted once it is
             // ready.
@@ -69,10 +67,10 @@ impl Steward {
         intent: &VerifiedIntent,
         step: IntentStep,
         members: &MemberList,
-        text: String,
+        (refusal, text): (ClusterRefusal, String),
     ) {
-        let silent =
-            if is_unhealthy(&text) { self.silent_members(members).await } else { Vec::new() };
+        let is_about_quorum = refusal.is_about_quorum();
+        let silent = if is_about_quorum { self.silent_members(members).await } else { Vec::new() };
         let old = intent.leaving_member().map(|id| MemberId(id.get()));
         let old_is_down = silent.iter().any(|member| Some(member.id) == old);
         let seen = self.observations.entry(intent.operation).or_default();

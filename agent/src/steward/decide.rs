@@ -278,24 +278,6 @@ pub(super) fn foreign_removal_reason(gone: MemberId) -> String {
     )
 }
 
-/// Returns whether the cluster refused a change because a member is down.
-pub(super) fn is_unhealthy(text: &str) -> bool {
-    text.contains("unhealthy cluster") || text.contains("not enough started members")
-}
-
-/// Returns whether the cluster's refusal may pass, so that the change is tried again.
-pub(super) fn is_transient(text: &str) -> bool {
-    [
-        "unhealthy cluster",
-        "not enough started members",
-        "too many learner members",
-        "in sync with leader",
-        "too many requests",
-    ]
-    .iter()
-    .any(|passing| text.contains(passing))
-}
-
 pub(super) fn refusal(reason: String) -> StewardAction {
     StewardAction::Report(Outcome::Refused { reason: truncate_reason(reason) })
 }

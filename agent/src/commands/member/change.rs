@@ -11,8 +11,8 @@ use crate::cli::{
     AddArguments, MoveLeaderArguments, PromoteArguments, RemoveArguments, UpdateArguments,
 };
 use crate::cluster::{
-    ChangeMetadata, ClusterApiClient, ClusterError, ClusterMember, ClusterMemberChange, MemberId,
-    MemberList, NewMember,
+    ChangeMetadata, ClusterApiClient, ClusterError, ClusterMember, ClusterMemberChange,
+    ClusterRefusal, MemberId, MemberList, NewMember,
 };
 use crate::exit::{ExitError, FailureKind};
 use crate::plan::{ChangePlan, PlanObjection, RequestedChange, plan};
@@ -99,8 +99,8 @@ impl ChangeSession {
         loop {
             let carrying = ChangeMetadata { operation, planned_at: survey.members.configuration };
             match self.cluster.carry_out(change, &carrying).await {
-                Err(ClusterError::Refused { text, .. })
-                    if text.ends_with("unhealthy cluster")
+                Err(error)
+                    if error.refusal() == Some(ClusterRefusal::UnhealthyCluster)
                         && enough_answer
                         && start.elapsed() < SETTLE_LIMIT =>
                 {

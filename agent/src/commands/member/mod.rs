@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use self::survey::Survey;
 use crate::cli::{ClusterAccess, MemberCommand, MemberSubcommand};
-use crate::cluster::{ClusterApiClient, ClusterError, ClusterMember};
+use crate::cluster::{ClusterApiClient, ClusterError, ClusterMember, ClusterRefusal};
 use crate::commands::printer::Printer;
 use crate::endpoint::{ClientEndpoint, ClientTlsIdentity};
 use crate::exit::{ExitError, FailureKind, error_chain};
@@ -152,7 +152,7 @@ impl From<ClusterError> for ExitError {
     fn from(error: ClusterError) -> Self {
         let kind = match &error {
             ClusterError::Endpoint(_) => return Self::Usage(error_chain(&error)),
-            ClusterError::Refused { text, .. } if text.ends_with("not supported for learner") => {
+            ClusterError::Refused { refusal: ClusterRefusal::NotSupportedForLearner, .. } => {
                 let text = "whoever was asked is a learner, which knows too little to answer: ask a \
                             voter, with --endpoints";
                 return Self::Cluster(FailureKind::Refused, text.to_owned());

@@ -289,7 +289,7 @@ mod tests {
     use discovery_types::recovery::{NodeIdentity, Recovery};
 
     use super::*;
-    use crate::cluster::ClusterMember;
+    use crate::cluster::{ClusterMember, ClusterRefusal};
 
     const OWN: MemberId = MemberId([0, 0, 0, 0, 0, 0, 0, 9]);
 
@@ -320,7 +320,7 @@ mod tests {
     fn a_founder_that_has_left_hides_no_answer() {
         let gone = |url: &str| ClusterError::Unreachable(vec![url.to_owned()]);
         let refused = || ClusterError::Refused {
-            code: tonic::Code::PermissionDenied,
+            refusal: ClusterRefusal::PermissionDenied,
             text: "permission denied".to_owned(),
         };
         let told = most_telling(vec![refused(), gone("https://client-3:2379")]).to_string();

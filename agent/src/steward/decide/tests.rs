@@ -349,14 +349,6 @@ fn a_member_moves_where_it_was_ordered_to() {
     assert!(matches!(act, StewardAction::Report(Outcome::Refused { .. })), "{act:?}");
 }
 
-#[test]
-fn only_what_may_pass_is_asked_again() {
-    assert!(is_transient("etcdserver: unhealthy cluster"));
-    assert!(is_transient("etcdserver: too many learner members in cluster"));
-    assert!(!is_transient("etcdserver: Peer URLs already exists"));
-    assert!(!is_transient("etcdserver: permission denied"));
-}
-
 /// Returns an intent whose ticket replaces member 2, and a list of members without that one.
 fn replacing(world: &mut ClusterFixture) -> (VerifiedIntent, MemberList) {
     world.grant.replaces = Some(digest::MemberId::new(2));
