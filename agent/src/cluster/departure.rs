@@ -16,6 +16,19 @@ use super::{
 /// that member.
 const REPLACED: &str = "muster/v1/replaced/";
 
+/// Operation that removed the member which another one replaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum RemovalOrigin {
+    /// The cluster has not been asked yet.
+    #[default]
+    Unknown,
+    /// The replacement itself removed the member, so the newcomer takes the free place.
+    Own,
+    /// Another operation removed the member, so the newcomer would be one member more than was
+    /// meant.
+    Foreign,
+}
+
 impl ClusterApiClient {
     /// Announces in the store that `operation` will remove `old`. Does nothing if the cluster keeps
     /// operation ids.
@@ -40,25 +53,29 @@ impl ClusterApiClient {
         Err(ClusterError::Unavailable { text })
     }
 
-    /// Returns whether `operation` has removed `old`, which is no longer among `members`.
-    pub(crate) async fn has_removed(
+    /// Returns whether `operation` or another one has removed `old`, which is no longer among
+    /// `members`.
+    pub(crate) async fn removal_origin(
         &self,
         old: MemberId,
         operation: &[u8; 16],
         members: &MemberList,
-    ) -> Result<bool, ClusterError> {
+    ) -> Result<RemovalOrigin, ClusterError> {
         if members.configuration.is_none() {
             let stored = self.read_key(&format!("{REPLACED}{old}")).await?;
             let own = data_encoding::HEXLOWER.encode(operation).into_bytes();
-            return Ok(stored.value == Some(own));
+            let is_own = stored.value == Some(own);
+            return Ok(if is_own { RemovalOrigin::Own } else { RemovalOrigin::Foreign });
         }
         let carrying = ChangeMetadata { operation: *operation, planned_at: members.configuration };
         match self.send_change(&ClusterMemberChange::Remove(old), &carrying).await {
-            Err(ClusterError::CarriedOut { .. }) => Ok(true),
-            Err(error) if error.refusal() == Some(ClusterRefusal::MemberNotFound) => Ok(false),
+            Err(error) if error.refusal() == Some(ClusterRefusal::MemberNotFound) => {
+                Ok(RemovalOrigin::Foreign)
+            }
+            // A member's id is never reused, so an answer can't mean that another member was
+            // removed.
+            Err(ClusterError::CarriedOut { .. }) | Ok(_) => Ok(RemovalOrigin::Own),
             Err(error) => Err(error),
-            // A member's id is never reused, so this can't remove another member.
-            Ok(_) => Ok(true),
         }
     }
 }

@@ -31,6 +31,7 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 pub(crate) use self::change::{ChangeMetadata, ClusterMemberChange, NewMember};
+pub(crate) use self::departure::RemovalOrigin;
 pub(crate) use self::error::ClusterError;
 pub(crate) use self::founded::founded_cluster_id;
 pub(crate) use self::keys::StoredValue;

@@ -10,15 +10,16 @@ mod replace;
 mod rules;
 #[cfg(test)]
 mod tests;
+mod verdict;
 mod words;
 
+use member_rules::{
+    Connection, IN_SYNC_ENTRIES, MemberRole, MemberStanding, MembershipView, quorum,
+};
+
 pub(crate) use self::progress::{CatchUpProgress, CatchUpRate};
-pub(crate) use self::replace::{ReplacementStep, next_step};
-
+pub(crate) use self::replace::{EarlyRemovalReason, ReplacementFacts, ReplacementStep};
 use crate::cluster::{ClusterMember, MemberId};
-
-/// A learner that lacks at most this many entries is in sync, by `muster-node`'s rule.
-pub(crate) const IN_SYNC_ENTRIES: u64 = 1_000;
 
 /// Observed state of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,13 @@ pub(crate) enum MemberState {
         /// Number of entries that the member lacks; unknown while there is no leader.
         behind: Option<u64>,
     },
+}
+
+impl MemberState {
+    /// Returns whether the member answers, and lacks few enough entries to become a voter.
+    pub(crate) fn is_in_sync(self) -> bool {
+        matches!(self, Self::Answers { behind: Some(behind) } if behind <= IN_SYNC_ENTRIES)
+    }
 }
 
 /// A member and its observed state.
@@ -49,10 +57,6 @@ impl ObservedMember {
 
     fn is_answering(&self) -> bool {
         matches!(self.state, MemberState::Answers { .. })
-    }
-
-    fn is_in_sync(&self) -> bool {
-        matches!(self.state, MemberState::Answers { behind: Some(behind) } if behind <= IN_SYNC_ENTRIES)
     }
 
     /// Returns the member's name, or its id and peer URLs if it has not started and so has no name.
@@ -143,14 +147,26 @@ impl ObservedCluster {
         let votes = self.of_id(id).is_some_and(ObservedMember::is_voter);
         let others = self.members.iter().filter(|seen| seen.is_voter() && seen.member.id != id);
         let (well, away): (Vec<&ObservedMember>, Vec<&ObservedMember>) =
-            others.partition(|seen| seen.is_in_sync());
+            others.partition(|seen| seen.state.is_in_sync());
         let stops = votes && shape.tolerance() > 0 && well.len() < shape.quorum();
         stops.then(|| away.into_iter().map(ObservedMember::label).collect())
     }
 
-    fn started_voters(&self, but: Option<MemberId>) -> usize {
-        let voters = self.members.iter().filter(|seen| seen.is_voter());
-        voters.filter(|seen| Some(seen.member.id) != but && seen.member.is_started()).count()
+    /// Returns whether this member has to hand its leadership to another voter before it is removed.
+    pub(crate) fn must_hand_over(&self, id: MemberId) -> bool {
+        self.leader == Some(id) && self.voter_counts().voters > 1
+    }
+
+    /// Returns how the members stand by the rules that the cluster judges changes by. A member that
+    /// answers counts as healthy, since only the cluster knows how long it has been connected.
+    fn view(&self) -> MembershipView {
+        let standing = |seen: &ObservedMember| MemberStanding {
+            id: seen.member.id.0,
+            role: if seen.is_voter() { MemberRole::Voter } else { MemberRole::Learner },
+            is_started: seen.member.is_started(),
+            connection: if seen.is_answering() { Connection::Healthy } else { Connection::Missing },
+        };
+        self.members.iter().map(standing).collect()
     }
 }
 
@@ -168,7 +184,7 @@ pub(crate) struct VoterCounts {
 impl VoterCounts {
     /// Returns the number of voters that have to agree.
     pub(crate) fn quorum(self) -> usize {
-        self.voters / 2 + 1
+        quorum(self.voters)
     }
 
     /// Returns the number of voters that may fail if all work now.
@@ -308,8 +324,8 @@ pub(crate) enum Warning {
         /// How many more voters may fail until then; `None` if there is no quorum.
         spare: Option<usize>,
     },
-    /// The replaced member is removed first; the text says why.
-    RemovesFirst(&'static str),
+    /// The replaced member is removed first, for this reason.
+    RemovesFirst(EarlyRemovalReason),
 }
 
 /// The effect of a change.
@@ -351,12 +367,12 @@ pub(crate) fn plan(sight: &ObservedCluster, wanted: &RequestedChange) -> ChangeP
         RequestedChange::Remove(id) => (without_member(sight, *id), removal_steps(sight, *id)),
         RequestedChange::Replace { old, peer_urls, .. } => replace::steps(sight, *old, peer_urls),
     };
-    let mut objections = rules::objections(sight, wanted);
+    let mut objections = verdict::objections(sight, wanted);
     if before.spare_voters().is_none() {
         // Without a quorum nothing else can be done, so this objection comes first.
         objections.insert(0, PlanObjection::NoQuorum(before));
     }
-    let warnings = rules::warnings(sight, wanted, after);
+    let warnings = verdict::warnings(sight, wanted, after);
     ChangePlan { before, after, steps, objections, warnings }
 }
 
@@ -380,6 +396,10 @@ fn without_member(sight: &ObservedCluster, id: MemberId) -> VoterCounts {
 }
 
 fn removal_steps(sight: &ObservedCluster, id: MemberId) -> Vec<PlanStep> {
-    let leads = sight.leader == Some(id) && sight.voter_counts().voters > 1;
-    leads.then_some(PlanStep::HandOver).into_iter().chain([PlanStep::Remove]).collect()
+    sight
+        .must_hand_over(id)
+        .then_some(PlanStep::HandOver)
+        .into_iter()
+        .chain([PlanStep::Remove])
+        .collect()
 }

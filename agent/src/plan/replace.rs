@@ -1,89 +1,160 @@
-//! Replacing a member: the order of the steps, and the next one.
+//! Adding a member, perhaps in the place of another one: the order of the steps, and the next one.
+//!
+//! Two drivers take these steps: the operator's `member replace`, and the agent beside the leader,
+//! which carries out join tickets.
 //!
 //! Where possible, the new member is added first: as a learner, which lowers no tolerance, then as
 //! a voter. Only then is the old one removed, so the cluster never has fewer copies than before. If
 //! the old member has failed, the cluster may refuse an addition (two of three voters are no quorum
 //! of four). The failed member is removed first then. This costs nothing either, since no quorum
-//! counts on it now.
+//! counts on it now. Only the cluster's own refusal counts for that: an old member that doesn't
+//! answer here may well answer the leader.
 //!
-//! The next step follows from the list of members alone. So a command that was killed halfway can
-//! be run again and goes on where it stopped.
+//! The next step follows from the list of members, and from which operation removed the old one. So
+//! a driver that was killed halfway can begin again and goes on where it stopped.
 
 use super::{
-    IN_SYNC_ENTRIES, MemberState, ObservedCluster, ObservedMember, PlanObjection, PlanStep,
-    VoterCounts, removal_steps, rules, with_new_voter, without_member,
+    MemberState, ObservedCluster, ObservedMember, PlanObjection, PlanStep, VoterCounts,
+    removal_steps, rules, with_new_voter, without_member,
 };
-use crate::cluster::MemberId;
+use crate::cluster::{MemberId, RemovalOrigin};
+
+/// The facts that the next step follows from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReplacementFacts<'a> {
+    /// The members and their observed states.
+    pub sight: &'a ObservedCluster,
+    /// The member to be replaced; `None` if the new one is one member more.
+    pub old: Option<MemberId>,
+    /// Peer URLs of the new member.
+    pub peer_urls: &'a [String],
+    /// Operation that removed the old member, if that is gone.
+    pub removal_origin: RemovalOrigin,
+    /// Whether the cluster has refused to add the new member because too few voters are healthy.
+    pub is_addition_refused: bool,
+}
 
 /// The next step of a replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReplacementStep {
+    /// Find out which operation has removed the old member, which is gone.
+    FindRemover(MemberId),
+    /// Give up: another operation has removed the old member, so the new one would be one member
+    /// more.
+    GiveUp {
+        /// The old member, which is gone.
+        old: MemberId,
+        /// The new member, if it has been added as a learner.
+        learner: Option<MemberId>,
+    },
     /// Add the new member, as a learner.
     Add,
-    /// Wait until a person starts the new member.
+    /// Wait until somebody starts the new member.
     AwaitStart(MemberId),
     /// Wait until the new member has caught up.
     AwaitSync(MemberId, MemberState),
     /// Make the new member a voter.
     Promote(MemberId),
+    /// Move the leadership from the old member to another voter.
+    HandOver(MemberId),
     /// Remove the old member.
     Remove(MemberId),
     /// The replacement is complete; this is the new member.
     Done(MemberId),
 }
 
-/// Returns the next step of replacing `old` by a member at `peer_urls`. `old` is `None` once it has
-/// been removed.
-pub(crate) fn next_step(
-    sight: &ObservedCluster,
-    old: Option<MemberId>,
-    peer_urls: &[String],
-) -> ReplacementStep {
-    let Some(new) = sight.find_by_peer_urls(peer_urls, old) else {
-        return match old {
-            Some(old) if why_remove_first(sight, old, peer_urls).is_some() => {
-                ReplacementStep::Remove(old)
-            }
-            _ => ReplacementStep::Add,
-        };
-    };
-    let id = new.member.id;
-    match (new.state, old) {
-        (MemberState::NotStarted, _) => ReplacementStep::AwaitStart(id),
-        (MemberState::Answers { behind: Some(behind) }, _)
-            if new.member.is_learner && behind <= IN_SYNC_ENTRIES =>
+/// Why the old member is removed before the new one is added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EarlyRemovalReason {
+    /// The new member is to have a peer URL of the old one, and no two members can have it.
+    SharedUrl,
+    /// The old member is a learner. It has no vote, and the cluster may have room for one learner.
+    Learner,
+    /// The old member doesn't answer, and the cluster refuses the new one because of that.
+    Failed,
+}
+
+impl ReplacementFacts<'_> {
+    /// Returns the next step.
+    pub(crate) fn next_step(&self) -> ReplacementStep {
+        let old = self.old.and_then(|id| self.sight.of_id(id)).map(|seen| seen.member.id);
+        let new = self.sight.find_by_peer_urls(self.peer_urls, self.old);
+        let voter = new.filter(|new| new.is_voter());
+        // A new member that votes has its place. Before, the place must have been made free for it.
+        if let Some(gone) = self.old
+            && old.is_none()
+            && voter.is_none()
         {
-            ReplacementStep::Promote(id)
+            match self.removal_origin {
+                RemovalOrigin::Unknown => return ReplacementStep::FindRemover(gone),
+                RemovalOrigin::Foreign => {
+                    let learner = new.map(|new| new.member.id);
+                    return ReplacementStep::GiveUp { old: gone, learner };
+                }
+                RemovalOrigin::Own => {}
+            }
         }
-        (state, _) if new.member.is_learner => ReplacementStep::AwaitSync(id, state),
-        (_, Some(old)) => ReplacementStep::Remove(old),
-        (_, None) => ReplacementStep::Done(id),
+        let Some(new) = new else {
+            return match old.filter(|old| self.early_removal_reason(*old).is_some()) {
+                Some(old) => self.removal_step(old),
+                None => ReplacementStep::Add,
+            };
+        };
+        let id = new.member.id;
+        match (new.state, old) {
+            (MemberState::NotStarted, _) => ReplacementStep::AwaitStart(id),
+            (state, _) if voter.is_none() && state.is_in_sync() => ReplacementStep::Promote(id),
+            (state, _) if voter.is_none() => ReplacementStep::AwaitSync(id, state),
+            (_, Some(old)) => self.removal_step(old),
+            (_, None) => ReplacementStep::Done(id),
+        }
+    }
+
+    /// Returns whether the old member is removed first if the cluster refuses to add the new one.
+    pub(crate) fn is_early_removal_next_if_refused(&self) -> bool {
+        let refused = Self { is_addition_refused: true, ..*self };
+        refused.next_step() != ReplacementStep::Add
+    }
+
+    fn removal_step(&self, old: MemberId) -> ReplacementStep {
+        if self.sight.must_hand_over(old) {
+            ReplacementStep::HandOver(old)
+        } else {
+            ReplacementStep::Remove(old)
+        }
+    }
+
+    fn early_removal_reason(&self, old: MemberId) -> Option<EarlyRemovalReason> {
+        let Self { sight, peer_urls, .. } = self;
+        let seen = sight.of_id(old)?;
+        if sight.find_by_peer_urls(peer_urls, Some(old)).is_some() {
+            // The new member is added already, so the order is decided.
+            return None;
+        }
+        if seen.member.peer_urls.iter().any(|url| peer_urls.contains(url)) {
+            return Some(EarlyRemovalReason::SharedUrl);
+        }
+        if !seen.is_voter() {
+            return Some(EarlyRemovalReason::Learner);
+        }
+        let is_failed = !seen.is_answering() && rules::removal_objection(sight, old).is_none();
+        (is_failed && self.is_addition_refused).then_some(EarlyRemovalReason::Failed)
     }
 }
 
-/// Returns why the old member has to be removed before the new one is added, or `None` if not.
-pub(super) fn why_remove_first(
+/// Predicts why the old member will have to be removed before the new one is added, if so.
+pub(super) fn predict_early_removal(
     sight: &ObservedCluster,
     old: MemberId,
     peer_urls: &[String],
-) -> Option<&'static str> {
-    let seen = sight.of_id(old)?;
-    if sight.find_by_peer_urls(peer_urls, Some(old)).is_some() {
-        // The new member is added already, so the order is decided.
-        return None;
-    }
-    if seen.member.peer_urls.iter().any(|url| peer_urls.contains(url)) {
-        return Some("the new one is to have its URL");
-    }
-    if !seen.is_voter() {
-        return Some("it is a learner, and there is room for one");
-    }
-    let refused = rules::addition_objections(sight, true)
+) -> Option<EarlyRemovalReason> {
+    let is_addition_refused = rules::addition_objections(sight, true)
         .iter()
         .any(|objection| matches!(objection, PlanObjection::Unhealthy { .. }));
-    (refused && !seen.is_answering() && rules::removal_objection(sight, old).is_none()).then_some(
-        "it doesn't answer, and the cluster takes nobody in while too few answer for one member more",
-    )
+    let removal_origin = RemovalOrigin::Unknown;
+    let facts =
+        ReplacementFacts { sight, old: Some(old), peer_urls, removal_origin, is_addition_refused };
+    facts.early_removal_reason(old)
 }
 
 /// Returns the shape after the replacement, and its steps.
@@ -105,7 +176,9 @@ pub(super) fn steps(
         }
         Some(seen) if !seen.is_voter() => [&comes[2..], &goes].concat(),
         Some(_) => goes,
-        None if why_remove_first(sight, old, peer_urls).is_some() => [&goes[..], &comes].concat(),
+        None if predict_early_removal(sight, old, peer_urls).is_some() => {
+            [&goes[..], &comes].concat()
+        }
         None => [&comes[..], &goes].concat(),
     };
     let after = match new {
@@ -126,7 +199,7 @@ pub(super) fn objections(
     if sight.find_by_peer_urls(peer_urls, Some(old)).is_some() {
         return Vec::new();
     }
-    let goes_first = why_remove_first(sight, old, peer_urls).is_some();
+    let goes_first = predict_early_removal(sight, old, peer_urls).is_some();
     // If the old member is removed first, its name is free when the new one is added.
     let taken = rules::name_objection(sight, name, peer_urls, goes_first.then_some(old));
     let refused = if goes_first {

@@ -2,6 +2,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::*;
+use crate::cluster::RemovalOrigin;
 
 /// Makes members from one letter each:
 /// - `V`: a voter that answers;
@@ -180,22 +181,37 @@ fn the_strict_check_is_the_nodes() {
     }
 }
 
+/// Returns the facts of replacing member `old` by one at the new URL, as a driver begins.
+fn facts<'a>(
+    sight: &'a ObservedCluster,
+    old: u64,
+    peer_urls: &'a [String],
+) -> ReplacementFacts<'a> {
+    let removal_origin = RemovalOrigin::Unknown;
+    let old = Some(MemberId(old));
+    ReplacementFacts { sight, old, peer_urls, removal_origin, is_addition_refused: false }
+}
+
 /// Carries out the steps of a replacement until it is complete. Returns the steps, and the smallest
 /// number of failures that was tolerated on the way.
 fn run_replacement(members: &str, old: u64) -> (Vec<&'static str>, Option<usize>) {
     let mut sight = observed_cluster(members);
-    let old = MemberId(old);
+    let (mut removal_origin, mut is_addition_refused) = (RemovalOrigin::Unknown, false);
     let mut steps = Vec::new();
     let mut fewest = sight.voter_counts().spare_voters();
     for _ in 0..20 {
-        let there = sight.of_id(old).map(|seen| seen.member.id);
         let at = |sight: &ObservedCluster, id| {
             sight.members.iter().position(|s| s.member.id == id).unwrap()
         };
-        match next_step(&sight, there, &new_url()) {
+        let urls = new_url();
+        let known = facts(&sight, old, &urls);
+        match (ReplacementFacts { removal_origin, is_addition_refused, ..known }).next_step() {
+            ReplacementStep::Add if !rules::addition_objections(&sight, true).is_empty() => {
+                assert!(!is_addition_refused, "{sight:?}");
+                is_addition_refused = true;
+            }
             ReplacementStep::Add => {
                 steps.push("add");
-                assert!(rules::addition_objections(&sight, true).is_empty(), "{sight:?}");
                 let member = ClusterMember {
                     id: MemberId(99),
                     peer_urls: new_url(),
@@ -218,14 +234,25 @@ fn run_replacement(members: &str, old: u64) -> (Vec<&'static str>, Option<usize>
                 let at = at(&sight, id);
                 sight.members[at].member.is_learner = false;
             }
+            ReplacementStep::HandOver(id) => {
+                let heir = sight
+                    .members
+                    .iter()
+                    .find(|seen| seen.member.id != id && seen.is_voter() && seen.is_answering());
+                sight.leader = heir.map(|seen| seen.member.id);
+            }
             ReplacementStep::Remove(id) => {
                 steps.push("remove");
                 assert_eq!(rules::removal_objection(&sight, id), None, "{sight:?}");
                 sight.members.retain(|seen| seen.member.id != id);
+                removal_origin = RemovalOrigin::Own;
             }
             ReplacementStep::Done(id) => {
-                assert_eq!((id, sight.of_id(old)), (MemberId(99), None));
+                assert_eq!((id, sight.of_id(MemberId(old))), (MemberId(99), None));
                 return (steps, fewest);
+            }
+            step @ (ReplacementStep::FindRemover(_) | ReplacementStep::GiveUp { .. }) => {
+                panic!("{step:?}")
             }
         }
         fewest = fewest.min(sight.voter_counts().spare_voters());
@@ -255,7 +282,105 @@ fn a_replacement_never_costs_what_was_tolerated() {
 fn where_the_new_member_has_the_old_ones_url_the_old_one_goes_first() {
     let sight = observed_cluster("VVV");
     let urls = vec![url(2)];
-    assert_eq!(next_step(&sight, Some(MemberId(2)), &urls), ReplacementStep::Remove(MemberId(2)));
+    let step = facts(&sight, 2, &urls).next_step();
+    assert_eq!(step, ReplacementStep::Remove(MemberId(2)));
+}
+
+/// The operator's command used to remove a member that didn't answer it, before the cluster had
+/// refused anything. The agent beside the leader used to remove one without looking whether the
+/// cluster would stand that.
+#[test]
+fn a_silent_member_goes_first_only_if_the_cluster_refuses_the_new_one_because_of_it() {
+    let urls = new_url();
+    let next = |members: &str, old, is_addition_refused| {
+        let sight = observed_cluster(members);
+        ReplacementFacts { is_addition_refused, ..facts(&sight, old, &urls) }.next_step()
+    };
+    let removal = ReplacementStep::Remove(MemberId(3));
+    for (members, refused, expected) in [
+        ("VVv", false, ReplacementStep::Add),
+        ("VVv", true, removal),
+        // Older releases of etcd refuse an addition while any voter is away.
+        ("VVvVV", true, removal),
+        // The old member is not the one that is away, or too many are.
+        ("VvV", true, ReplacementStep::Add),
+        ("VvvV", true, removal),
+        ("Vvv", true, ReplacementStep::Add),
+    ] {
+        assert_eq!(next(members, 3, refused), expected, "{members}, refused: {refused}");
+    }
+    let sight = observed_cluster("VVv");
+    assert!(facts(&sight, 3, &urls).is_early_removal_next_if_refused());
+    assert!(!facts(&sight, 2, &urls).is_early_removal_next_if_refused());
+}
+
+/// The agent beside the leader used to add the new member first, which the cluster refuses as a
+/// second learner.
+#[test]
+fn an_old_learner_makes_room_for_the_new_one() {
+    let (sight, urls) = (observed_cluster("VVVL"), new_url());
+    assert_eq!(facts(&sight, 4, &urls).next_step(), ReplacementStep::Remove(MemberId(4)));
+}
+
+#[test]
+fn an_old_member_that_leads_hands_over_before_it_is_removed() {
+    let urls = vec![url(1)];
+    let sight = observed_cluster("VVV");
+    assert_eq!(facts(&sight, 1, &urls).next_step(), ReplacementStep::HandOver(MemberId(1)));
+    // No other member can lead: the cluster says what is wrong with this removal.
+    let sight = observed_cluster("VL");
+    assert_eq!(facts(&sight, 1, &urls).next_step(), ReplacementStep::Remove(MemberId(1)));
+}
+
+/// The agent beside the leader used to ask for the promotion of members in any state. Stock etcd
+/// promotes a learner that has failed since it caught up.
+#[test]
+fn a_new_member_votes_once_it_answers_and_has_caught_up() {
+    let urls = new_url();
+    let id = MemberId(99);
+    let next = |is_learner, state| {
+        let mut sight = observed_cluster("VVV");
+        let member = ClusterMember { id, peer_urls: new_url(), is_learner, ..Default::default() };
+        sight.members.push(ObservedMember { member, state });
+        facts(&sight, 2, &urls).next_step()
+    };
+    let answers = |behind| MemberState::Answers { behind };
+    for (state, expected) in [
+        (MemberState::NotStarted, ReplacementStep::AwaitStart(id)),
+        (MemberState::Silent, ReplacementStep::AwaitSync(id, MemberState::Silent)),
+        (answers(None), ReplacementStep::AwaitSync(id, answers(None))),
+        (answers(Some(1_001)), ReplacementStep::AwaitSync(id, answers(Some(1_001)))),
+        (answers(Some(1_000)), ReplacementStep::Promote(id)),
+    ] {
+        assert_eq!(next(true, state), expected);
+    }
+    // Removing the old member must not leave a voter in its place that has never run.
+    assert_eq!(next(false, MemberState::NotStarted), ReplacementStep::AwaitStart(id));
+    assert_eq!(next(false, answers(Some(0))), ReplacementStep::Remove(MemberId(2)));
+}
+
+#[test]
+fn a_new_member_takes_no_place_that_another_operation_has_made_free() {
+    let urls = new_url();
+    let (old, id) = (MemberId(7), MemberId(99));
+    let next = |new: Option<bool>, removal_origin| {
+        let mut sight = observed_cluster("VV");
+        let state = MemberState::Answers { behind: Some(0) };
+        sight.members.extend(new.map(|is_learner| ObservedMember {
+            member: ClusterMember { id, peer_urls: new_url(), is_learner, ..Default::default() },
+            state,
+        }));
+        ReplacementFacts { removal_origin, ..facts(&sight, 7, &urls) }.next_step()
+    };
+    for (new, learner) in [(None, None), (Some(true), Some(id))] {
+        assert_eq!(next(new, RemovalOrigin::Unknown), ReplacementStep::FindRemover(old));
+        let foreign = next(new, RemovalOrigin::Foreign);
+        assert_eq!(foreign, ReplacementStep::GiveUp { old, learner });
+    }
+    assert_eq!(next(None, RemovalOrigin::Own), ReplacementStep::Add);
+    assert_eq!(next(Some(true), RemovalOrigin::Own), ReplacementStep::Promote(id));
+    // A voter has its place already.
+    assert_eq!(next(Some(false), RemovalOrigin::Unknown), ReplacementStep::Done(id));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{MemberState, PlanObjection, PlanStep, VoterCounts, Warning};
+use super::{EarlyRemovalReason, MemberState, PlanObjection, PlanStep, VoterCounts, Warning};
 
 impl fmt::Display for VoterCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -144,5 +144,18 @@ impl fmt::Display for Warning {
             }
             Self::RemovesFirst(why) => write!(f, "the old one goes first: {why}"),
         }
+    }
+}
+
+impl fmt::Display for EarlyRemovalReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SharedUrl => "the new one is to have its URL",
+            Self::Learner => "it is a learner, and there is room for one",
+            Self::Failed => {
+                "it doesn't answer, and the cluster takes nobody in while too few answer for one \
+                 member more"
+            }
+        })
     }
 }

@@ -6,10 +6,10 @@ use discovery_types::intent::{IntentChange, IntentStep, VerifiedIntent};
 use futures_util::future::join_all;
 
 use super::Steward;
-use super::decide::{RemovalOrigin, StewardAction, foreign_removal_reason, refusal};
+use super::decide::{StewardAction, foreign_removal_reason, refusal};
 use crate::cluster::{
     ChangeMetadata, ClusterError, ClusterMember, ClusterMemberChange, ClusterRefusal, MemberId,
-    MemberList, NodeStatus,
+    MemberList, NodeStatus, RemovalOrigin,
 };
 use crate::crash;
 use crate::exit::error_chain as causes;
@@ -71,10 +71,9 @@ impl Steward {
     ) {
         let is_about_quorum = refusal.is_about_quorum();
         let silent = if is_about_quorum { self.silent_members(members).await } else { Vec::new() };
-        let old = intent.leaving_member().map(|id| MemberId(id.get()));
-        let old_is_down = silent.iter().any(|member| Some(member.id) == old);
         let seen = self.observations.entry(intent.operation).or_default();
-        seen.old_is_down = step == IntentStep::Add && old_is_down;
+        seen.refused_addition = (is_about_quorum && step == IntentStep::Add)
+            .then(|| silent.iter().map(|member| member.id).collect());
         seen.progress.record_refusal(&text);
         let why = match silent.as_slice() {
             [] => text,
@@ -128,12 +127,12 @@ impl Steward {
         members: &MemberList,
     ) {
         let operation = *intent.step_operation(IntentStep::Remove).as_bytes();
-        let departure = match self.node.has_removed(old, &operation, members).await {
-            Ok(true) => RemovalOrigin::Own,
-            Ok(false) => RemovalOrigin::Foreign,
-            Err(error) => return self.report_wait(intent, &causes(&error)).await,
-        };
-        self.observations.entry(intent.operation).or_default().removal_origin = departure;
+        match self.node.removal_origin(old, &operation, members).await {
+            Ok(origin) => {
+                self.observations.entry(intent.operation).or_default().removal_origin = origin;
+            }
+            Err(error) => self.report_wait(intent, &causes(&error)).await,
+        }
     }
 
     /// Moves the leadership to another voter that answers.

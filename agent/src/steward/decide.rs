@@ -1,4 +1,5 @@
-//! Decides the next action for an intent, from the cluster's own state. Pure.
+//! Decides the next action for an intent, from the cluster's own state. Pure. The steps by which a
+//! newcomer comes, perhaps in the place of another member, are those of [`ReplacementFacts`].
 //!
 //! The decision is made again at each pass over the intents, and depends on nothing that the
 //! cluster doesn't show. So if an agent or a leader fails halfway, the next one can go on.
@@ -9,7 +10,12 @@ use discovery_types::intent::{IntentChange, IntentStep, IntentTimeError, Verifie
 use discovery_types::record::VerifiedRecord;
 use discovery_types::url::NodeUrl;
 
-use crate::cluster::{ClusterMember, ClusterMemberChange, MemberId, MemberList, NewMember};
+use crate::cluster::{
+    ClusterMember, ClusterMemberChange, MemberId, MemberList, NewMember, RemovalOrigin,
+};
+use crate::plan::{
+    MemberState, ObservedCluster, ObservedMember, ReplacementFacts, ReplacementStep,
+};
 use discovery_types::text::truncate_reason;
 
 /// The facts about an intent on which the decision depends.
@@ -32,22 +38,13 @@ pub(super) struct IntentFacts<'a> {
     pub stalled: bool,
     /// Whether the cluster says that it has added the newcomer before.
     pub added_before: bool,
-    /// Whether the cluster refuses another member because the one to be replaced is down.
-    pub old_is_down: bool,
+    /// State of the newcomer, if it has been added.
+    pub newcomer_state: MemberState,
+    /// Members that did not answer when the cluster refused the newcomer because too few voters are
+    /// healthy; `None` if it has not.
+    pub refused_addition: Option<&'a [MemberId]>,
     /// The operation that removed the replaced member, if that is gone.
     pub removal_origin: RemovalOrigin,
-}
-
-/// The operation that removed the member which an intent replaces.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum RemovalOrigin {
-    /// The cluster has not been asked yet.
-    #[default]
-    Unknown,
-    /// The intent itself removed it, so the newcomer takes the free place.
-    Own,
-    /// Another operation removed it, so the newcomer would be one member more than was signed.
-    Foreign,
 }
 
 /// The next action for an intent.
@@ -55,6 +52,8 @@ pub(super) enum RemovalOrigin {
 pub(super) enum StewardAction {
     /// Do nothing now, for this reason.
     Wait(String),
+    /// Wait for the newcomer that has been added, for this reason.
+    AwaitNewcomer(&'static str),
     /// Ask this agent's own node for this change.
     Change(ClusterMemberChange, IntentStep),
     /// Find out whether the intent itself removed this member, which is gone.
@@ -92,15 +91,13 @@ impl IntentFacts<'_> {
         replaces: Option<digest::MemberId>,
     ) -> StewardAction {
         let urls = texts(&record.peer_urls);
-        let old = replaces.and_then(|id| self.members.of_id(MemberId(id.get())));
-        let found = self.members.of_peer_urls(&urls);
-        let found = found.filter(|found| old.is_none_or(|old| old.id != found.id));
-        let gone = replaces.filter(|_| old.is_none()).map(|id| MemberId(id.get()));
+        let old = replaces.map(|id| MemberId(id.get()));
+        let found = self.members.of_peer_urls(&urls).filter(|found| Some(found.id) != old);
         match (self.state, found) {
-            (IntentState::Added, Some(member)) if member.is_learner => {
-                self.decide_learner(member, gone)
+            (IntentState::Added, Some(member)) if member.is_learner && self.stalled => {
+                removal_of_learner(member.id)
             }
-            (IntentState::Added, Some(member)) => self.decide_voter(member, old),
+            (IntentState::Added, Some(_)) => self.take_next_step(record, urls, old),
             (IntentState::Added, None) => self.removed_newcomer_action(),
             (_, Some(member)) if self.is_newcomer(member, &urls) => {
                 let member = digest::MemberId::new(member.id.0);
@@ -114,9 +111,82 @@ impl IntentFacts<'_> {
                 "member {} ({}) is at this host's peer URL already",
                 member.id, member.name
             )),
-            // The cluster itself decides, at the addition, whether a member at these URLs is the
-            // newcomer.
-            (_, found) => self.decide_addition(record, urls, old, gone.filter(|_| found.is_none())),
+            (_, found) => match (self.why_not_begin(), found) {
+                (Some(why), _) => StewardAction::Wait(why),
+                // The cluster itself decides, at the addition, whether this member is the newcomer.
+                (None, Some(_)) => self.decide_addition(record, urls, old),
+                (None, None) => self.take_next_step(record, urls, old),
+            },
+        }
+    }
+
+    /// Returns why the newcomer must not be added now, or its predecessor removed, if so.
+    fn why_not_begin(&self) -> Option<String> {
+        if let Some(why) = self.untimely {
+            return Some(why.to_string());
+        }
+        let is_behind =
+            self.intent.planned_at > self.members.configuration && self.has_operation_ids();
+        is_behind.then(|| "discovery knows of a later list of members than this one".to_owned())
+    }
+
+    /// Takes the next step of adding the newcomer, perhaps in the place of `old`.
+    fn take_next_step(
+        &self,
+        record: &VerifiedRecord,
+        urls: Vec<String>,
+        old: Option<MemberId>,
+    ) -> StewardAction {
+        let facts = ReplacementFacts {
+            sight: &self.observed_cluster(&urls),
+            old,
+            peer_urls: &urls,
+            removal_origin: self.removal_origin,
+            is_addition_refused: self.refused_addition.is_some(),
+        };
+        match facts.next_step() {
+            ReplacementStep::FindRemover(old) => StewardAction::FindRemover(old),
+            ReplacementStep::GiveUp { learner: Some(id), .. } => removal_of_learner(id),
+            ReplacementStep::GiveUp { old, learner: None } => refusal(foreign_removal_reason(old)),
+            ReplacementStep::Add => self.decide_addition(record, urls, old),
+            ReplacementStep::AwaitStart(_) => {
+                StewardAction::AwaitNewcomer("the newcomer's node has not started yet")
+            }
+            ReplacementStep::AwaitSync(_, MemberState::Silent) => {
+                StewardAction::AwaitNewcomer("the newcomer's node doesn't answer")
+            }
+            ReplacementStep::AwaitSync(..) => {
+                StewardAction::AwaitNewcomer("the newcomer's node has not caught up yet")
+            }
+            ReplacementStep::Promote(id) => {
+                StewardAction::Change(ClusterMemberChange::Promote(id), IntentStep::Promote)
+            }
+            ReplacementStep::HandOver(_) => StewardAction::HandOver,
+            ReplacementStep::Remove(id) => removal(id),
+            ReplacementStep::Done(id) => {
+                StewardAction::Report(Outcome::Promoted { member: digest::MemberId::new(id.0) })
+            }
+        }
+    }
+
+    /// Returns the members with their states. The newcomer, at `urls`, is asked in each pass, the
+    /// other members only when the cluster has refused the newcomer.
+    fn observed_cluster(&self, urls: &[String]) -> ObservedCluster {
+        let silent = self.refused_addition.unwrap_or_default();
+        let newcomer = self.members.of_peer_urls(urls).map(|member| member.id);
+        let state = |member: &ClusterMember| match member.id {
+            _ if !member.is_started() => MemberState::NotStarted,
+            id if silent.contains(&id) => MemberState::Silent,
+            id if Some(id) == newcomer => self.newcomer_state,
+            _ => MemberState::Answers { behind: None },
+        };
+        let observed = |member: &ClusterMember| ObservedMember {
+            member: member.clone(),
+            state: state(member),
+        };
+        ObservedCluster {
+            members: self.members.list.iter().map(observed).collect(),
+            leader: Some(self.leader),
         }
     }
 
@@ -136,32 +206,11 @@ impl IntentFacts<'_> {
         &self,
         record: &VerifiedRecord,
         urls: Vec<String>,
-        old: Option<&ClusterMember>,
-        gone: Option<MemberId>,
+        old: Option<MemberId>,
     ) -> StewardAction {
-        if let Some(why) = self.untimely {
-            return StewardAction::Wait(why.to_string());
-        }
-        if self.intent.planned_at > self.members.configuration && self.has_operation_ids() {
-            return StewardAction::Wait(
-                "discovery knows of a later list of members than this one".to_owned(),
-            );
-        }
-        match (gone, self.removal_origin) {
-            (Some(gone), RemovalOrigin::Unknown) => return StewardAction::FindRemover(gone),
-            (Some(gone), RemovalOrigin::Foreign) => return refusal(foreign_removal_reason(gone)),
-            _ => {}
-        }
-        // Two members can't have one URL, so the old member is removed first then. A member that is
-        // down is also removed first, if the cluster refuses an addition beside it.
-        let in_the_way = |old: &&ClusterMember| old.peer_urls.iter().any(|url| urls.contains(url));
-        if let Some(old) = old.filter(|old| self.old_is_down || in_the_way(old)) {
-            return self.removal_action(old.id);
-        }
         // A name in a command or an order must identify one member.
         let name = record.name.to_string();
-        let called =
-            |member: &&ClusterMember| member.name == name && old.is_none_or(|o| o.id != member.id);
+        let called = |member: &&ClusterMember| member.name == name && Some(member.id) != old;
         if let Some(member) = self.members.list.iter().find(called) {
             return refusal(format!("member {} is called {name} already", member.id));
         }
@@ -174,49 +223,13 @@ impl IntentFacts<'_> {
         StewardAction::Change(ClusterMemberChange::Add(new), IntentStep::Add)
     }
 
-    /// Decides about a newcomer that is still a learner. `gone` is the replaced member if that is
-    /// no longer listed; another operation may have removed it.
-    fn decide_learner(&self, member: &ClusterMember, gone: Option<MemberId>) -> StewardAction {
-        match (gone, self.removal_origin) {
-            _ if self.stalled => StewardAction::Change(
-                ClusterMemberChange::Remove(member.id),
-                IntentStep::RemoveLearner,
-            ),
-            (Some(gone), RemovalOrigin::Unknown) => StewardAction::FindRemover(gone),
-            (Some(_), RemovalOrigin::Foreign) => StewardAction::Change(
-                ClusterMemberChange::Remove(member.id),
-                IntentStep::RemoveLearner,
-            ),
-            _ => {
-                StewardAction::Change(ClusterMemberChange::Promote(member.id), IntentStep::Promote)
-            }
-        }
-    }
-
-    /// Decides about a newcomer that votes: only the member that it replaces remains to be removed.
-    fn decide_voter(&self, member: &ClusterMember, old: Option<&ClusterMember>) -> StewardAction {
-        match old {
-            Some(old) => self.removal_action(old.id),
-            None => StewardAction::Report(Outcome::Promoted {
-                member: digest::MemberId::new(member.id.0),
-            }),
-        }
-    }
-
     fn decide_removal(&self, member: digest::MemberId) -> StewardAction {
         let id = MemberId(member.get());
         if self.members.of_id(id).is_none() {
             return StewardAction::Report(Outcome::Removed { member });
         }
-        self.unless_expired(|| self.removal_action(id))
-    }
-
-    fn removal_action(&self, id: MemberId) -> StewardAction {
-        let voters = self.members.list.iter().filter(|member| !member.is_learner).count();
-        if id == self.own && voters > 1 {
-            return StewardAction::HandOver;
-        }
-        StewardAction::Change(ClusterMemberChange::Remove(id), IntentStep::Remove)
+        let must_hand_over = self.observed_cluster(&[]).must_hand_over(id);
+        self.unless_expired(|| if must_hand_over { StewardAction::HandOver } else { removal(id) })
     }
 
     fn decide_update(&self, member: digest::MemberId, peer_urls: &[NodeUrl]) -> StewardAction {
@@ -276,6 +289,15 @@ pub(super) fn foreign_removal_reason(gone: MemberId) -> String {
         "member {gone}, which this ticket replaces, was removed by another operation, so this host \
          would be one member more. Ask for a ticket without --replace if one more is meant"
     )
+}
+
+fn removal(id: MemberId) -> StewardAction {
+    StewardAction::Change(ClusterMemberChange::Remove(id), IntentStep::Remove)
+}
+
+/// Returns the action that takes a newcomer out again that is still a learner.
+fn removal_of_learner(id: MemberId) -> StewardAction {
+    StewardAction::Change(ClusterMemberChange::Remove(id), IntentStep::RemoveLearner)
 }
 
 pub(super) fn refusal(reason: String) -> StewardAction {

@@ -31,10 +31,10 @@ use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 pub(crate) use self::chain::{RECOVERIES, Statements};
-use self::decide::{IntentFacts, RemovalOrigin, StewardAction};
+use self::decide::{IntentFacts, StewardAction};
 use self::progress::NewcomerProgress;
 use self::takeover::LeaderWatch;
-use crate::cluster::{ClusterApiClient, MemberId, MemberList, NodeStatus};
+use crate::cluster::{ClusterApiClient, MemberId, MemberList, NodeStatus, RemovalOrigin};
 use crate::exit::error_chain as causes;
 use crate::retry::Retry;
 use discovery_types::text::truncate_reason;
@@ -74,7 +74,9 @@ pub(crate) struct Steward {
 struct IntentObservations {
     progress: NewcomerProgress,
     added_before: bool,
-    old_is_down: bool,
+    /// Members that did not answer when the cluster refused the newcomer because too few voters are
+    /// healthy.
+    refused_addition: Option<Vec<MemberId>>,
     /// The operation that removed the replaced member.
     removal_origin: RemovalOrigin,
     last_logged_wait: String,
@@ -303,6 +305,7 @@ impl Steward {
         self.observations.insert(intent.operation, seen);
         let leads = status.member_id == leader;
         match act {
+            StewardAction::AwaitNewcomer(why) => self.report_wait(intent, why).await,
             StewardAction::Wait(why) if leads => self.report_wait(intent, &why).await,
             StewardAction::Wait(why) => self.log_wait(intent, &why),
             StewardAction::HandOver => self.hand_over(intent, members, status).await,
@@ -322,7 +325,7 @@ impl Steward {
         view: &IntentView,
         members: &'a MemberList,
         (own, leader): (MemberId, MemberId),
-        seen: &IntentObservations,
+        seen: &'a IntentObservations,
     ) -> IntentFacts<'a> {
         let clock = |seconds: i64| u64::try_from(seconds).unwrap_or(0);
         let service = clock(self.client.service_now_ms().div_euclid(1000));
@@ -337,7 +340,8 @@ impl Steward {
             untimely: intent.time_error(service, here),
             stalled: seen.progress.is_stalled(),
             added_before: seen.added_before,
-            old_is_down: seen.old_is_down,
+            newcomer_state: seen.progress.state(),
+            refused_addition: seen.refused_addition.as_deref(),
             removal_origin: seen.removal_origin,
         }
     }

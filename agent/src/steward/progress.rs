@@ -7,6 +7,7 @@ use discovery_types::url::NodeUrl;
 use tokio::time::Instant;
 
 use crate::cluster::{ClusterApiClient, MemberList, NodeStatus};
+use crate::plan::MemberState;
 
 /// How long a newcomer may make no progress before it is removed again.
 const STALLED_AFTER: Duration = Duration::from_secs(300);
@@ -16,6 +17,8 @@ const STALLED_AFTER: Duration = Duration::from_secs(300);
 pub(super) struct NewcomerProgress {
     /// The newcomer's highest known applied index; `None` if its node was never reached.
     applied_index: Option<u64>,
+    /// State of the newcomer's node when it was asked last.
+    state: MemberState,
     /// When `applied_index` last advanced.
     since: Instant,
     /// Text of the cluster's last refusal to promote the newcomer.
@@ -24,7 +27,12 @@ pub(super) struct NewcomerProgress {
 
 impl Default for NewcomerProgress {
     fn default() -> Self {
-        Self { applied_index: None, since: Instant::now(), last_refusal: String::new() }
+        Self {
+            applied_index: None,
+            state: MemberState::NotStarted,
+            since: Instant::now(),
+            last_refusal: String::new(),
+        }
     }
 }
 
@@ -43,6 +51,14 @@ impl NewcomerProgress {
             Some(member) => node.status_of(member).await.ok(),
             None => None,
         };
+        self.state = match (newcomer, &said) {
+            (None, _) => MemberState::NotStarted,
+            (Some(_), None) => MemberState::Silent,
+            (Some(_), Some(said)) => {
+                let behind = leader.raft_index.saturating_sub(said.applied_index);
+                MemberState::Answers { behind: Some(behind) }
+            }
+        };
         self.record_applied_index(
             said.map(|said| said.applied_index),
             leader.applied_index,
@@ -57,6 +73,11 @@ impl NewcomerProgress {
             self.applied_index = applied.max(self.applied_index);
             self.since = now;
         }
+    }
+
+    /// Returns the state of the newcomer's node when it was asked last.
+    pub(super) fn state(&self) -> MemberState {
+        self.state
     }
 
     pub(super) fn record_refusal(&mut self, text: &str) {

@@ -219,6 +219,8 @@ impl Steward {
             let acts = matches!(
                 act,
                 StewardAction::Change(..)
+                    // If the newcomer doesn't come, only the agent beside the leader takes it out.
+                    | StewardAction::AwaitNewcomer(_)
                     | StewardAction::FindRemover(_)
                     | StewardAction::Report(_)
             );

@@ -82,12 +82,31 @@ impl ChangeSession {
         change: &ClusterMemberChange,
         answers: &CommandOutput<'_, '_>,
     ) -> Result<MemberList, ExitError> {
-        self.change_with_operation(survey, change, *Uuid::new_v4().as_bytes(), answers).await
+        self.change_with_operation(survey, change, new_operation(), answers).await
+    }
+
+    /// Makes a change as [`Self::change`] does, but sends it once if the cluster refuses it.
+    pub(super) async fn try_change(
+        &self,
+        survey: &Survey,
+        change: &ClusterMemberChange,
+    ) -> Result<MemberList, ClusterError> {
+        self.send(survey, change, new_operation()).await
+    }
+
+    async fn send(
+        &self,
+        survey: &Survey,
+        change: &ClusterMemberChange,
+        operation: [u8; 16],
+    ) -> Result<MemberList, ClusterError> {
+        let carrying = ChangeMetadata { operation, planned_at: survey.members.configuration };
+        self.cluster.carry_out(change, &carrying).await
     }
 
     /// Makes a change with the operation id `operation`, with which the cluster carries it out
-    /// once.
-    async fn change_with_operation(
+    /// once. A later run can tell by the id that it made the change.
+    pub(super) async fn change_with_operation(
         &self,
         survey: &Survey,
         change: &ClusterMemberChange,
@@ -97,8 +116,7 @@ impl ChangeSession {
         let start = Instant::now();
         let enough_answer = survey.observed_cluster().has_quorum();
         loop {
-            let carrying = ChangeMetadata { operation, planned_at: survey.members.configuration };
-            match self.cluster.carry_out(change, &carrying).await {
+            match self.send(survey, change, operation).await {
                 Err(error)
                     if error.refusal() == Some(ClusterRefusal::UnhealthyCluster)
                         && enough_answer
@@ -121,23 +139,10 @@ impl ChangeSession {
         id: MemberId,
         answers: &CommandOutput<'_, '_>,
     ) -> Result<MemberList, ExitError> {
-        self.remove_with_operation(survey, id, *Uuid::new_v4().as_bytes(), answers).await
-    }
-
-    /// Removes a member with the operation id `operation`, by which a later run can tell that it
-    /// made the removal.
-    pub(super) async fn remove_with_operation(
-        &self,
-        survey: &Survey,
-        id: MemberId,
-        operation: [u8; 16],
-        answers: &CommandOutput<'_, '_>,
-    ) -> Result<MemberList, ExitError> {
-        if survey.leader == Some(id) && survey.members.list.len() > 1 {
+        if survey.observed_cluster().must_hand_over(id) {
             hand_over(survey, None).await?;
         }
-        self.change_with_operation(survey, &ClusterMemberChange::Remove(id), operation, answers)
-            .await
+        self.change(survey, &ClusterMemberChange::Remove(id), answers).await
     }
 
     /// Prints the result of a command that made several changes.
@@ -151,6 +156,10 @@ impl ChangeSession {
         let members = &survey.members;
         answers.print_result(&ChangeOutput::of(id, members), || text(members))
     }
+}
+
+fn new_operation() -> [u8; 16] {
+    *Uuid::new_v4().as_bytes()
 }
 
 /// Runs the subcommand `member add`.
@@ -366,7 +375,10 @@ pub(super) async fn move_leader(
 
 /// Hands the leadership to `to`, or else to the voter that has applied the most entries. Waits
 /// until there is a new leader, and returns it.
-async fn hand_over(survey: &Survey, to: Option<MemberId>) -> Result<MemberId, ExitError> {
+pub(super) async fn hand_over(
+    survey: &Survey,
+    to: Option<MemberId>,
+) -> Result<MemberId, ExitError> {
     let cluster = &survey.cluster;
     let leader = survey.leader.and_then(|id| survey.members.of_id(id));
     let leader = leader.ok_or_else(|| ExitError::Failed("nobody leads".to_owned()))?;

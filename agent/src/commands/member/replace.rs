@@ -1,17 +1,40 @@
-//! `member replace`: replaces a member. Each next step follows from the list of members alone.
+//! `member replace`: replaces a member. Each next step follows from the list of members, and from
+//! which operation removed the old one.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use discovery_types::digest::Digest;
 
-use super::change::{ChangeSession, check_static_objections, environment, format_environment};
+use super::change::{
+    ChangeSession, check_static_objections, environment, format_environment, hand_over,
+};
 use super::wait::{self, WaitTimer};
 use super::{CommandOutput, Survey, find_member};
 use crate::cli::ReplaceArguments;
-use crate::cluster::{ClusterApiClient, ClusterMemberChange, MemberId, NewMember};
+use crate::cluster::{
+    ClusterApiClient, ClusterMemberChange, ClusterRefusal, MemberId, NewMember, RemovalOrigin,
+};
 use crate::exit::{ExitError, FailureKind};
-use crate::plan::{ReplacementStep, next_step, plan};
+use crate::plan::{ReplacementFacts, ReplacementStep, plan};
+
+/// A replacement as it goes on.
+struct Replacement<'a> {
+    typed: &'a ReplaceArguments,
+    session: ChangeSession,
+    /// The member to be replaced.
+    old: MemberId,
+    /// Operation id of the removal of the old member.
+    operation: [u8; 16],
+    /// Operation that removed the old member, if that is gone.
+    removal_origin: RemovalOrigin,
+    /// Whether the cluster has refused to add the new member because too few voters are healthy.
+    is_addition_refused: bool,
+    /// Limit of the wait for the new member's start.
+    start: WaitTimer,
+    /// Whether the operator was asked to start the new member.
+    is_start_asked_for: bool,
+}
 
 /// Runs the subcommand `member replace`.
 pub(super) async fn run(
@@ -19,73 +42,141 @@ pub(super) async fn run(
     typed: &ReplaceArguments,
     answers: &mut CommandOutput<'_, '_>,
 ) -> Result<(), ExitError> {
-    let first = Survey::take_first(cluster, answers).await?;
-    let old = find_old_member(&first, typed)?;
-    let operation = removal_operation_id(first.members.cluster_id, old, &typed.peer_urls);
-    let session = ChangeSession::begin(&first, typed.planned.plan_at)?;
-    if first.members.of_id(old).is_some() {
-        let plan = plan(&first.observed_cluster(), &typed.requested_change(old));
+    let mut survey = Survey::take_first(cluster, answers).await?;
+    let old = find_old_member(&survey, typed)?;
+    let session = ChangeSession::begin(&survey, typed.planned.plan_at)?;
+    if survey.members.of_id(old).is_some() {
+        let plan = plan(&survey.observed_cluster(), &typed.requested_change(old));
         check_static_objections(&plan)?;
         answers.print_warnings(&plan.warnings);
     }
-    let patience = Duration::from_secs(typed.patience.patience);
-    let mut start = WaitTimer::new(patience);
-    let mut told = false;
-    let mut survey = first;
-    let mut removed_here = false;
+    let mut replacement = Replacement {
+        typed,
+        session,
+        old,
+        operation: removal_operation_id(survey.members.cluster_id, old, &typed.peer_urls),
+        removal_origin: RemovalOrigin::Unknown,
+        is_addition_refused: false,
+        start: WaitTimer::new(Duration::from_secs(typed.patience.patience)),
+        is_start_asked_for: false,
+    };
     loop {
-        let there = survey.members.of_id(old).map(|member| member.id);
-        let next = next_step(&survey.observed_cluster(), there, &typed.peer_urls);
-        if there.is_none() && !removed_here && !matches!(next, ReplacementStep::Done(_)) {
-            check_own_removal(&survey, typed, old, &operation).await?;
-            removed_here = true;
-        }
-        match next {
-            ReplacementStep::Add => {
-                let new = NewMember {
-                    peer_urls: typed.peer_urls.clone(),
-                    is_learner: true,
-                    ..NewMember::default()
-                };
-                session.change(&survey, &ClusterMemberChange::Add(new), answers).await?;
-                answers.print_note(&format!("{} is in the list, as a learner", typed.name));
-            }
-            ReplacementStep::AwaitStart(id) => {
-                if !told {
-                    told = true;
-                    print_start_instructions(&survey, typed, id, answers);
-                }
-                let elapsed = start.elapsed();
-                let text = || format!("{} has not started; start it", typed.name);
-                start.wait(answers, elapsed, text).await?;
-            }
-            ReplacementStep::AwaitSync(id, _) => {
-                wait::wait_until_in_sync(&survey, id, patience, answers).await?;
-            }
-            ReplacementStep::Promote(id) => {
-                session.change(&survey, &ClusterMemberChange::Promote(id), answers).await?;
-                answers.print_note(&format!("{} votes", typed.name));
-            }
-            ReplacementStep::Remove(id) => {
-                let interrupted = format!(
-                    "removing {id}; should this be interrupted, the same with {id} goes on: \
-                     muster-agent member replace {id} {} --peer-urls {}",
-                    typed.name,
-                    typed.peer_urls.join(",")
-                );
-                answers.print_note(&interrupted);
-                survey.cluster.announce_removal(id, &operation, &survey.members).await?;
-                session.remove_with_operation(&survey, id, operation, answers).await?;
-                removed_here = true;
-                answers.print_note(&format!("{id} is removed"));
-            }
-            ReplacementStep::Done(id) => {
-                return session.print_result(&survey, id, answers, |members| {
-                    format!("Member {old} replaced by {id} in cluster {:x}", members.cluster_id)
-                });
-            }
+        if let Some(new) = replacement.take_next_step(&survey, answers).await? {
+            return replacement.session.print_result(&survey, new, answers, |members| {
+                format!("Member {old} replaced by {new} in cluster {:x}", members.cluster_id)
+            });
         }
         survey = survey.repeat().await?;
+    }
+}
+
+impl Replacement<'_> {
+    /// Takes the step that follows from `survey`. Returns the new member once all is done.
+    async fn take_next_step(
+        &mut self,
+        survey: &Survey,
+        answers: &CommandOutput<'_, '_>,
+    ) -> Result<Option<MemberId>, ExitError> {
+        let Self { typed, old, operation, .. } = *self;
+        let facts = ReplacementFacts {
+            sight: &survey.observed_cluster(),
+            old: Some(old),
+            peer_urls: &typed.peer_urls,
+            removal_origin: self.removal_origin,
+            is_addition_refused: self.is_addition_refused,
+        };
+        match facts.next_step() {
+            ReplacementStep::FindRemover(old) => {
+                self.removal_origin =
+                    survey.cluster.removal_origin(old, &operation, &survey.members).await?;
+            }
+            ReplacementStep::GiveUp { .. } => {
+                return Err(foreign_removal_error(survey, typed, old));
+            }
+            ReplacementStep::Add => {
+                self.add(survey, facts.is_early_removal_next_if_refused(), answers).await?;
+            }
+            ReplacementStep::AwaitStart(id) => self.await_start(survey, id, answers).await?,
+            ReplacementStep::AwaitSync(id, _) => {
+                let patience = Duration::from_secs(typed.patience.patience);
+                wait::wait_until_in_sync(survey, id, patience, answers).await?;
+            }
+            ReplacementStep::Promote(id) => {
+                self.session.change(survey, &ClusterMemberChange::Promote(id), answers).await?;
+                answers.print_note(&format!("{} votes", typed.name));
+            }
+            ReplacementStep::HandOver(_) => {
+                hand_over(survey, None).await?;
+            }
+            ReplacementStep::Remove(id) => self.remove(survey, id, answers).await?,
+            ReplacementStep::Done(id) => return Ok(Some(id)),
+        }
+        Ok(None)
+    }
+
+    /// Adds the new member. If the cluster refuses that and the old member has to go first
+    /// (`may_remove_first`), only the refusal is noted.
+    async fn add(
+        &mut self,
+        survey: &Survey,
+        may_remove_first: bool,
+        answers: &CommandOutput<'_, '_>,
+    ) -> Result<(), ExitError> {
+        let add = ClusterMemberChange::Add(NewMember {
+            peer_urls: self.typed.peer_urls.clone(),
+            is_learner: true,
+            ..NewMember::default()
+        });
+        if may_remove_first {
+            match self.session.try_change(survey, &add).await {
+                Err(error) if error.refusal().is_some_and(ClusterRefusal::is_about_quorum) => {
+                    self.is_addition_refused = true;
+                    return Ok(());
+                }
+                added => added?,
+            };
+        } else {
+            self.session.change(survey, &add, answers).await?;
+        }
+        answers.print_note(&format!("{} is in the list, as a learner", self.typed.name));
+        Ok(())
+    }
+
+    async fn await_start(
+        &mut self,
+        survey: &Survey,
+        id: MemberId,
+        answers: &CommandOutput<'_, '_>,
+    ) -> Result<(), ExitError> {
+        let typed = self.typed;
+        if !std::mem::replace(&mut self.is_start_asked_for, true) {
+            print_start_instructions(survey, typed, id, answers);
+        }
+        let elapsed = self.start.elapsed();
+        let text = || format!("{} has not started; start it", typed.name);
+        self.start.wait(answers, elapsed, text).await
+    }
+
+    async fn remove(
+        &mut self,
+        survey: &Survey,
+        id: MemberId,
+        answers: &CommandOutput<'_, '_>,
+    ) -> Result<(), ExitError> {
+        let Self { typed, operation, .. } = *self;
+        let interrupted = format!(
+            "removing {id}; should this be interrupted, the same with {id} goes on: muster-agent \
+             member replace {id} {} --peer-urls {}",
+            typed.name,
+            typed.peer_urls.join(",")
+        );
+        answers.print_note(&interrupted);
+        survey.cluster.announce_removal(id, &operation, &survey.members).await?;
+        let removal = ClusterMemberChange::Remove(id);
+        self.session.change_with_operation(survey, &removal, operation, answers).await?;
+        self.removal_origin = RemovalOrigin::Own;
+        answers.print_note(&format!("{id} is removed"));
+        Ok(())
     }
 }
 
@@ -100,19 +191,6 @@ fn removal_operation_id(cluster_id: u64, old: MemberId, peer_urls: &[String]) ->
     let mut id = [0; 16];
     id.copy_from_slice(&digest.as_bytes()[..16]);
     id
-}
-
-/// Fails unless `operation` has removed `old`, which is gone.
-async fn check_own_removal(
-    survey: &Survey,
-    typed: &ReplaceArguments,
-    old: MemberId,
-    operation: &[u8; 16],
-) -> Result<(), ExitError> {
-    match survey.cluster.has_removed(old, operation, &survey.members).await? {
-        true => Ok(()),
-        false => Err(foreign_removal_error(survey, typed, old)),
-    }
 }
 
 /// Returns the error for an old member that another operation removed: the new one would be an

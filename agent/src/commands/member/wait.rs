@@ -8,7 +8,7 @@ use super::{CommandOutput, Survey};
 use crate::cli::ClusterAccess;
 use crate::cluster::{ClusterApiClient, MemberId};
 use crate::exit::ExitError;
-use crate::plan::{CatchUpProgress, CatchUpRate, IN_SYNC_ENTRIES, MemberState};
+use crate::plan::{CatchUpProgress, CatchUpRate, MemberState};
 
 /// How often the members are surveyed.
 const SURVEY_INTERVAL: Duration = Duration::from_millis(250);
@@ -82,9 +82,7 @@ pub(super) async fn wait_until_in_sync(
         let seen = sight.of_id(id).ok_or_else(gone)?;
         let label = seen.label();
         let text = match seen.state {
-            MemberState::Answers { behind: Some(behind) } if behind <= IN_SYNC_ENTRIES => {
-                return Ok(survey);
-            }
+            state if state.is_in_sync() => return Ok(survey),
             MemberState::Answers { behind: Some(behind) } => {
                 describe_pace(&label, progress.record(watch.elapsed(), behind))
             }
@@ -154,7 +152,7 @@ fn describe_unhealthy(survey: &Survey) -> Option<String> {
     let told = survey.observed_cluster().members.into_iter().filter_map(|seen| match seen.state {
         MemberState::NotStarted => Some(format!("{} has not started", seen.label())),
         MemberState::Silent => Some(format!("{} doesn't answer", seen.label())),
-        MemberState::Answers { behind: Some(behind) } if behind <= IN_SYNC_ENTRIES => None,
+        state if state.is_in_sync() => None,
         MemberState::Answers { behind: Some(behind) } => {
             Some(format!("{} is {behind} entries behind", seen.label()))
         }

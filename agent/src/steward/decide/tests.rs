@@ -97,7 +97,8 @@ fn sight<'a>(
         untimely: None,
         stalled: false,
         added_before: false,
-        old_is_down: false,
+        newcomer_state: MemberState::Answers { behind: Some(0) },
+        refused_addition: None,
         removal_origin: RemovalOrigin::Unknown,
     }
 }
@@ -281,7 +282,8 @@ fn who_is_replaced_goes_last_unless_the_newcomer_has_its_address() {
     let removal =
         StewardAction::Change(ClusterMemberChange::Remove(MemberId(2)), IntentStep::Remove);
     assert_eq!(sight(&intent, Added, &voter).decide(), removal);
-    let down = IntentFacts { old_is_down: true, ..sight(&intent, Open, &members) };
+    let silent = [MemberId(2)];
+    let down = IntentFacts { refused_addition: Some(&silent), ..sight(&intent, Open, &members) };
     assert_eq!(down.decide(), removal);
     let mut same = members.clone();
     same.list[1].peer_urls = vec![own_url(&world)];
@@ -347,6 +349,22 @@ fn a_member_moves_where_it_was_ordered_to() {
     members.list.remove(1);
     let act = sight(&intent, Open, &members).decide();
     assert!(matches!(act, StewardAction::Report(Outcome::Refused { .. })), "{act:?}");
+}
+
+#[test]
+fn a_newcomer_that_cant_vote_yet_is_waited_for() {
+    let world = join_fixture();
+    let intent = joining(&world, None);
+    let mut members = with_newcomer(two(Some(7)), &world, true);
+    let waits = |members: &MemberList, newcomer_state| {
+        let act = IntentFacts { newcomer_state, ..sight(&intent, Added, members) }.decide();
+        matches!(act, StewardAction::AwaitNewcomer(_))
+    };
+    assert!(waits(&members, MemberState::Silent));
+    assert!(waits(&members, MemberState::Answers { behind: Some(5_000) }));
+    assert!(!waits(&members, MemberState::Answers { behind: Some(5) }));
+    members.list[2].name = String::new();
+    assert!(waits(&members, MemberState::Answers { behind: Some(5) }), "it has not started");
 }
 
 /// Returns an intent whose ticket replaces member 2, and a list of members without that one.
