@@ -40,14 +40,14 @@ fn every_invariant_holds_in_every_history() {
     assert!(total.amnesia > HISTORIES / 100 && total.disowned > HISTORIES / 100);
     assert!(total.shared_turns > HISTORIES && total.full_queues > HISTORIES);
     assert!(total.leases_expired > HISTORIES && total.renewals > HISTORIES);
-    assert!(total.leases_noted > HISTORIES && total.outdated_clocks > HISTORIES / 200);
+    assert!(total.lease_checkpoints > HISTORIES && total.outdated_clocks > HISTORIES / 200);
     assert!(total.user_changes > 2 * HISTORIES && total.denied > 10 * HISTORIES);
-    assert!(total.tokens_shown > 2 * HISTORIES, "tokens that prove something");
+    assert!(total.tokens_used > 2 * HISTORIES, "tokens that prove something");
     assert!(total.compared > 10 * HISTORIES, "members that no false alarm could be about");
-    assert!(total.lost_bodies > HISTORIES / 10 && total.short_of_space > HISTORIES / 10);
+    assert!(total.lost_bodies > HISTORIES / 10 && total.disk_space_warnings > HISTORIES / 10);
     assert!(total.lists > HISTORIES && total.pages > total.lists + HISTORIES / 4);
-    assert!(total.copies_checked > 10 * HISTORIES && total.lists_anew > HISTORIES / 4);
-    assert!(total.updates > 3 * HISTORIES && total.updates_late > HISTORIES / 2);
+    assert!(total.copies_checked > 10 * HISTORIES && total.lists_restarted > HISTORIES / 4);
+    assert!(total.updates > 3 * HISTORIES && total.updates_conflicted > HISTORIES / 2);
     assert!(total.races_won > HISTORIES / 2 && total.races_lost > HISTORIES / 2);
     assert!(total.races_compacted > HISTORIES / 10, "compactions by who won");
 }
@@ -106,14 +106,14 @@ mod bugs_put_back {
         "state machine safety",
         "linearizable",
         "acknowledged writes survive",
-        "stores hold the model",
-        "answers are the model's",
+        "stores equal the model",
+        "answers equal the model's",
         "monotone",
         "one vote per term",
         "election safety",
         "members start and run",
         "log matching",
-        "who is promoted is in sync",
+        "promoted learners are in sync",
         "progress after the faults",
     ];
 
@@ -160,13 +160,13 @@ mod bugs_put_back {
 
     #[test]
     fn a_learner_promoted_that_lags() {
-        is_found(Guards::PROMOTE_LAGGING, 1_000, &["who is promoted is in sync"]);
+        is_found(Guards::PROMOTE_LAGGING, 1_000, &["promoted learners are in sync"]);
     }
 
     /// Invariants that are violated when the store and consensus, or two members, have different
     /// member lists.
     const TWO_TABLES: [&str; 3] =
-        ["member tables are the model's", "configuration equals table", "no panic"];
+        ["member tables equal the model's", "configuration equals table", "no panic"];
 
     #[test]
     fn an_update_that_makes_a_voter_of_a_learner() {
@@ -181,12 +181,12 @@ mod bugs_put_back {
 
     #[test]
     fn a_wiped_machine_taken_for_the_member_it_was() {
-        is_found(Guards::SAME_ID_REIMAGE, 2_000, &["who has forgotten doesn't act"]);
+        is_found(Guards::SAME_ID_REIMAGE, 2_000, &["members without their promises never act"]);
     }
 
     #[test]
     fn an_old_image_that_votes() {
-        is_found(Guards::OLD_IMAGE_VOTES, 2_000, &["who has forgotten doesn't act"]);
+        is_found(Guards::OLD_IMAGE_VOTES, 2_000, &["members without their promises never act"]);
     }
 
     /// Without it, a returning member doesn't know new members, and tries to reach moved ones at

@@ -1,6 +1,6 @@
 //! Clients that use the store as Kubernetes' API servers do; two or more of them share the same keys.
 //!
-//! - Each keeps [copies](super::copies) of two prefixes, and watches them on one stream.
+//! - Each keeps [copies](super::prefix_copy) of two prefixes, and watches them on one stream.
 //! - It changes a key only if the store has what its copy shows. Otherwise it retries with the record it
 //!   received instead.
 //! - It attaches keys to leases, several to each.
@@ -23,10 +23,10 @@ use prost::Message as _;
 
 use super::InvariantViolation;
 use super::clients::ClientRequest;
-use super::copies::{CopyState, PrefixCopy};
 use super::plan::HistoryPlan;
-use super::streams::{MAX_EMPTY_POLLS, MAX_POLLS_PER_TURN, poll_once};
-use super::world::{ScheduledEvent, Simulation, SimulationReport, index_of};
+use super::prefix_copy::{CopyState, PrefixCopy};
+use super::simulation::{ScheduledEvent, Simulation, SimulationReport, index_of};
+use super::watch_streams::{MAX_EMPTY_POLLS, MAX_POLLS_PER_TURN, poll_once};
 use crate::rng::Rng;
 
 const PODS: &str = "/registry/pods/";
@@ -70,17 +70,17 @@ pub(super) struct ApiServer {
     is_slow: bool,
     task: Task,
     /// Change to be retried: index of the copy, key, and the record that the store had instead.
-    again: Option<(usize, Bytes, Option<KeyValue>)>,
+    retry: Option<(usize, Bytes, Option<KeyValue>)>,
     /// Lease for new keys, and how many more keys may share it.
     lease: Option<(i64, u64)>,
     /// Virtual time of its next race.
-    races_at: u64,
+    next_race_at: u64,
     /// Version that the race's key had after its last race.
-    version: i64,
+    race_key_version: i64,
     /// Revision of the store at its last race.
-    seen: i64,
+    last_race_revision: i64,
     /// Revision to compact at, after it won a race.
-    won: Option<i64>,
+    compact_at: Option<i64>,
 }
 
 fn put(key: Bytes, value: Vec<u8>, lease: i64) -> Request {
@@ -126,7 +126,7 @@ impl ApiServer {
         Self {
             copies: PREFIXES.into_iter().map(PrefixCopy::new).collect(),
             is_slow: rng.chance(300),
-            races_at: rng.range(0, plan.compact_every),
+            next_race_at: rng.range(0, plan.compact_every),
             ..Self::default()
         }
     }
@@ -144,10 +144,11 @@ impl ApiServer {
     }
 
     /// Restarts its process, which forgets its copies.
-    fn start_again(&mut self) {
+    fn restart(&mut self) {
         let copies = PREFIXES.into_iter().map(PrefixCopy::new).collect();
-        let (next_watch, is_slow, races_at) = (self.next_watch, self.is_slow, self.races_at);
-        *self = Self { copies, next_watch, is_slow, races_at, ..Self::default() };
+        let (next_watch, is_slow, next_race_at) =
+            (self.next_watch, self.is_slow, self.next_race_at);
+        *self = Self { copies, next_watch, is_slow, next_race_at, ..Self::default() };
     }
 
     pub(super) fn is_listing(&self) -> bool {
@@ -167,17 +168,17 @@ impl ApiServer {
         now: u64,
         id: u64,
     ) -> ClientRequest {
-        if let Some(revision) = self.won.take() {
+        if let Some(revision) = self.compact_at.take() {
             self.task = Task::Compact;
             let operation = Operation::Compact(CompactionRequest { revision, physical: false });
             return ClientRequest::Write { operation, grows: false };
         }
-        if now >= self.races_at {
-            self.races_at = now + plan.compact_every;
+        if now >= self.next_race_at {
+            self.next_race_at = now + plan.compact_every;
             self.task = Task::Race;
             let key = Bytes::from_static(COMPACT_KEY);
-            let then = put(key.clone(), self.seen.to_string().into(), 0);
-            let union = TargetUnion::Version(self.version);
+            let then = put(key.clone(), self.last_race_revision.to_string().into(), 0);
+            let union = TargetUnion::Version(self.race_key_version);
             return conditional_txn(&key, CompareTarget::Version, union, then);
         }
         let unlisted = self.copies.iter().position(|copy| !copy.is_listed());
@@ -188,7 +189,7 @@ impl ApiServer {
             let request = self.copies[copy].page(plan.page_keys);
             return ClientRequest::Read { request, linearizable: true };
         }
-        if let Some((copy, key, found)) = self.again.take() {
+        if let Some((copy, key, found)) = self.retry.take() {
             return self.draw_change(rng, id, (copy, key), found);
         }
         let copy = rng.pick(self.copies.len());
@@ -198,17 +199,17 @@ impl ApiServer {
             return ClientRequest::Read { request, linearizable: true };
         }
         let key = self.copies[copy].key(rng.range(0, plan.keys_per_prefix));
-        let held = self.copies[copy].get(&key).cloned();
-        self.draw_change(rng, id, (copy, key), held)
+        let record = self.copies[copy].get(&key).cloned();
+        self.draw_change(rng, id, (copy, key), record)
     }
 
-    /// Draws a change of a key that holds `held`, as far as is known.
+    /// Draws a change of a key that holds `record`, as far as is known.
     fn draw_change(
         &mut self,
         rng: &mut Rng,
         id: u64,
         (copy, key): (usize, Bytes),
-        held: Option<KeyValue>,
+        record: Option<KeyValue>,
     ) -> ClientRequest {
         let mut lease = 0;
         if PREFIXES[copy] == EVENTS {
@@ -222,8 +223,8 @@ impl ApiServer {
             lease = granted;
             self.lease = Some((granted, left - 1));
         }
-        let revision = held.as_ref().map_or(0, |kv| kv.mod_revision);
-        let then = if held.is_some() && rng.chance(200) {
+        let revision = record.as_ref().map_or(0, |kv| kv.mod_revision);
+        let then = if record.is_some() && rng.chance(200) {
             let key = key.clone();
             Request::RequestDeleteRange(DeleteRangeRequest { key, ..DeleteRangeRequest::default() })
         } else {
@@ -231,10 +232,10 @@ impl ApiServer {
             value.resize(8 + rng.pick(200), 1);
             put(key.clone(), value, lease)
         };
-        let asked =
+        let request =
             conditional_txn(&key, CompareTarget::Mod, TargetUnion::ModRevision(revision), then);
         self.task = Task::Change { copy, key };
-        asked
+        request
     }
 
     /// Takes the outcome of its last request.
@@ -244,16 +245,18 @@ impl ApiServer {
             (Task::Change { .. }, Err(ApplyError::LeaseNotFound)) => self.lease = None,
             (Task::Change { copy, key }, Ok(Response::Txn(txn))) => {
                 report.updates += u64::from(txn.succeeded);
-                report.updates_late += u64::from(!txn.succeeded);
-                self.again = (!txn.succeeded).then(|| (copy, key, conflicting_record(txn)));
+                report.updates_conflicted += u64::from(!txn.succeeded);
+                self.retry = (!txn.succeeded).then(|| (copy, key, conflicting_record(txn)));
             }
             (Task::Race, Ok(Response::Txn(txn))) => {
                 report.races_won += u64::from(txn.succeeded);
                 report.races_lost += u64::from(!txn.succeeded);
-                self.won = Some(self.seen).filter(|seen| txn.succeeded && *seen > 0);
+                self.compact_at =
+                    Some(self.last_race_revision).filter(|revision| txn.succeeded && *revision > 0);
                 let found = || conflicting_record(txn).map_or(0, |kv| kv.version);
-                self.version = if txn.succeeded { self.version + 1 } else { found() };
-                self.seen = txn.header.as_ref().map_or(0, |header| header.revision);
+                self.race_key_version =
+                    if txn.succeeded { self.race_key_version + 1 } else { found() };
+                self.last_race_revision = txn.header.as_ref().map_or(0, |header| header.revision);
             }
             (Task::Compact, Ok(_)) => report.races_compacted += 1,
             _ => {}
@@ -285,7 +288,7 @@ impl ApiServer {
         }
     }
 
-    fn of_watch(&mut self, id: i64) -> Option<&mut PrefixCopy> {
+    fn copy_of_watch(&mut self, id: i64) -> Option<&mut PrefixCopy> {
         self.copies.iter_mut().find(|copy| copy.watch == Some(id))
     }
 }
@@ -298,52 +301,52 @@ impl std::fmt::Debug for ApiServer {
 
 /// Decodes events, with previous values, as they are sent to clients.
 fn decode(
-    picked: &EventSelection,
+    selection: &EventSelection,
     store: &node_state::mvcc::Store,
 ) -> Result<WatchResponse, InvariantViolation> {
-    let bytes = picked.encoded_with_previous(store).concat();
-    let read = WatchResponse::decode(&bytes[..]);
-    read.map_err(|error| {
+    let bytes = selection.encoded_with_previous(store).concat();
+    let response = WatchResponse::decode(&bytes[..]);
+    response.map_err(|error| {
         InvariantViolation::new("copies", format!("events can't be read: {error}"))
     })
 }
 
 impl Simulation {
     /// Returns the index of a client's API server, if the client is one.
-    pub(super) fn api_server(&self, client: usize) -> Option<usize> {
+    pub(super) fn api_server_index(&self, client: usize) -> Option<usize> {
         client.checked_sub(self.plan.clients)
     }
 
-    pub(super) fn api_server_asks(&mut self, server: usize, id: u64) -> ClientRequest {
+    pub(super) fn draw_api_server_request(&mut self, server: usize, id: u64) -> ClientRequest {
         let Self { servers, rng, plan, now, .. } = self;
         servers[server].draw_request(rng, plan, *now, id)
     }
 
-    pub(super) fn api_server_told(&mut self, client: usize, outcome: &Outcome) {
-        if let Some(server) = self.api_server(client) {
+    pub(super) fn deliver_api_server_outcome(&mut self, client: usize, outcome: &Outcome) {
+        if let Some(server) = self.api_server_index(client) {
             self.servers[server].handle_outcome(outcome, &mut self.report);
         }
     }
 
     /// Takes the answer to an API server's read.
-    pub(super) fn api_server_reads(
+    pub(super) fn deliver_api_server_read(
         &mut self,
         client: usize,
         found: &Result<RangeResponse, ApplyError>,
     ) -> Result<(), InvariantViolation> {
-        let Some(server) = self.api_server(client) else { return Ok(()) };
+        let Some(server) = self.api_server_index(client) else { return Ok(()) };
         let server = &mut self.servers[server];
         let revision = found.as_ref().ok().and_then(|found| found.header.as_ref());
         match std::mem::take(&mut server.task) {
             Task::Page(copy) => {
                 let model = &self.invariants.stores.model;
-                let standing = server.copies[copy].take_page(model, found)?;
+                let state = server.copies[copy].take_page(model, found)?;
                 self.report.pages += 1;
-                self.report.lists += u64::from(standing == CopyState::Checked);
-                self.report.count_copy_state(standing);
+                self.report.lists += u64::from(state == CopyState::Checked);
+                self.report.count_copy_state(state);
             }
             Task::Newest(copy) => {
-                server.copies[copy].wanted = revision.map_or(0, |header| header.revision);
+                server.copies[copy].wanted_revision = revision.map_or(0, |header| header.revision);
             }
             _ => {}
         }
@@ -351,45 +354,48 @@ impl Simulation {
     }
 
     /// Lets an API server's stream take its turn.
-    pub(super) fn api_stream(&mut self, number: usize) -> Result<(), InvariantViolation> {
-        let pace = if self.servers[number].is_slow { 200_000 } else { 12_000 };
-        let delay = self.rng.range(400, pace);
+    pub(super) fn run_api_server_stream(
+        &mut self,
+        number: usize,
+    ) -> Result<(), InvariantViolation> {
+        let max_delay = if self.servers[number].is_slow { 200_000 } else { 12_000 };
+        let delay = self.rng.range(400, max_delay);
         self.schedule(delay, ScheduledEvent::ApiServer { server: number });
         if self.rng.chance(20) {
             self.servers[number].stream = None;
             if self.rng.chance(400) {
-                self.servers[number].start_again();
+                self.servers[number].restart();
             }
         }
         if self.servers[number].stream.is_none() {
-            let node = self.any_voter();
-            let Some(live) = &self.nodes[index_of(node)].process else { return Ok(()) };
-            let stream = live.watches.subscribe();
+            let node = self.random_voter();
+            let Some(process) = &self.nodes[index_of(node)].process else { return Ok(()) };
+            let stream = process.watches.subscribe();
             self.servers[number].connect(stream, node);
         }
         let Self { servers, rng, report, .. } = self;
         let server = &mut servers[number];
         server.watch();
-        let waits = server.copies.iter().any(|copy| !copy.is_at(copy.wanted));
+        let is_behind = server.copies.iter().any(|copy| !copy.is_at(copy.wanted_revision));
         let Some(stream) = &mut server.stream else { return Ok(()) };
-        if rng.chance(if waits { 700 } else { 80 }) {
-            report.progress_asked += u64::from(poll_once(stream.request_progress()).is_some());
+        if rng.chance(if is_behind { 700 } else { 80 }) {
+            report.progress_requests += u64::from(poll_once(stream.request_progress()).is_some());
         }
         if rng.chance(80) {
             poll_once(stream.request_periodic_progress());
         }
-        let takes = if server.is_slow { 2 } else { MAX_POLLS_PER_TURN };
+        let max_polls = if server.is_slow { 2 } else { MAX_POLLS_PER_TURN };
         let node = server.node;
-        let mut in_vain = 0;
-        for _ in 0..takes {
+        let mut empty_polls = 0;
+        for _ in 0..max_polls {
             let Some(stream) = &mut self.servers[number].stream else { break };
             match poll_once(stream.next()) {
-                Some(Ok(notice)) => self.api_server_notices(number, notice)?,
+                Some(Ok(notice)) => self.handle_api_server_notice(number, notice)?,
                 // The member's store can't be read any more, and the member will end in a moment.
                 Some(Err(_)) => self.servers[number].stream = None,
-                None => in_vain += 1,
+                None => empty_polls += 1,
             }
-            if in_vain == MAX_EMPTY_POLLS {
+            if empty_polls == MAX_EMPTY_POLLS {
                 break;
             }
         }
@@ -397,7 +403,7 @@ impl Simulation {
         Ok(())
     }
 
-    fn api_server_notices(
+    fn handle_api_server_notice(
         &mut self,
         number: usize,
         notice: Notice,
@@ -406,13 +412,13 @@ impl Simulation {
         let (server, model) = (&mut servers[number], &invariants.stores.model);
         report.notices += 1;
         match notice {
-            Notice::Events { watch_id, selection: picked, .. } => {
+            Notice::Events { watch_id, selection, .. } => {
                 let node = &nodes[index_of(server.node)];
-                let Some(live) = &node.process else { return Ok(()) };
-                let told = decode(&picked, &live.store)?;
+                let Some(process) = &node.process else { return Ok(()) };
+                let response = decode(&selection, &process.store)?;
                 let is_readable = !node.disk.is_power_off() && !node.disk.has_failed();
-                let Some(copy) = server.of_watch(watch_id) else { return Ok(()) };
-                report.count_copy_state(copy.take_events(model, told.events, is_readable)?);
+                let Some(copy) = server.copy_of_watch(watch_id) else { return Ok(()) };
+                report.count_copy_state(copy.take_events(model, response.events, is_readable)?);
             }
             Notice::Progress { revision } => {
                 for copy in server.copies.iter_mut().filter(|copy| copy.watch.is_some()) {
@@ -420,11 +426,11 @@ impl Simulation {
                 }
             }
             Notice::WatchProgress { watch_id, revision } => {
-                let Some(copy) = server.of_watch(watch_id) else { return Ok(()) };
+                let Some(copy) = server.copy_of_watch(watch_id) else { return Ok(()) };
                 report.count_copy_state(copy.take_progress(model, revision)?);
             }
             Notice::Compacted { watch_id, compact_revision } => {
-                let Some(copy) = server.of_watch(watch_id) else { return Ok(()) };
+                let Some(copy) = server.copy_of_watch(watch_id) else { return Ok(()) };
                 report.count_copy_state(copy.take_compaction(compact_revision)?);
             }
         }

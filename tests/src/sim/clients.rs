@@ -47,7 +47,7 @@ pub(super) struct PendingRequest {
     /// Range to be read, if the request is a read.
     pub read: Option<RangeRequest>,
     /// Renewal of a lease, if the request is one.
-    pub renewing: Option<PendingRenewal>,
+    pub renewal: Option<PendingRenewal>,
     /// User that the request is made as.
     pub user: RequestUser,
     /// Whether the request must be answered, because the cluster was steady when it began.
@@ -56,8 +56,8 @@ pub(super) struct PendingRequest {
 
 #[derive(Debug, Default)]
 pub(super) struct SimulatedClient {
-    pub operating: Option<PendingRequest>,
-    /// Lease that the client was last told to have kept alive.
+    pub pending: Option<PendingRequest>,
+    /// Lease whose keep-alive was last acknowledged to the client.
     pub kept_lease: Option<i64>,
     /// Token that the client has received for a password.
     pub token: Option<AssignedToken>,

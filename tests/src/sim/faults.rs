@@ -10,8 +10,8 @@ use super::api_servers::ApiServer;
 use super::network::Network;
 use super::node::{MemberProcess, ProcessEnd, SEGMENT_BYTES, SimulatedNode, broken};
 use super::ports::RoundOutput;
-use super::streams::SingleWatchStream;
-use super::world::{ScheduledEvent, Simulation};
+use super::simulation::{ScheduledEvent, Simulation};
+use super::watch_streams::SingleWatchStream;
 
 /// Virtual microseconds between two checks whether a member that was cut off has been left behind.
 const CHECK_INTERVAL: u64 = 20_000;
@@ -40,16 +40,16 @@ pub(super) enum FaultKind {
     /// A leader is cut off.
     Depose,
     /// A member is cut off until the log has gone on without it.
-    CutOff,
+    Isolate,
     /// A disk is almost full for a while.
-    LittleSpace,
+    LowDiskSpace,
     /// A machine loses what its member has promised.
     Amnesia,
 }
 
 impl Simulation {
     pub(super) fn begin_faults(&mut self) {
-        for trouble in [
+        for kind in [
             FaultKind::Partition,
             FaultKind::Crash,
             FaultKind::PowerCut,
@@ -57,16 +57,16 @@ impl Simulation {
             FaultKind::Pause,
             FaultKind::Transfer,
             FaultKind::Depose,
-            FaultKind::CutOff,
-            FaultKind::LittleSpace,
+            FaultKind::Isolate,
+            FaultKind::LowDiskSpace,
             FaultKind::Amnesia,
         ] {
-            self.next_trouble(trouble);
+            self.schedule_fault(kind);
         }
     }
 
-    fn next_trouble(&mut self, trouble: FaultKind) {
-        let every = match trouble {
+    fn schedule_fault(&mut self, kind: FaultKind) {
+        let every = match kind {
             FaultKind::Partition => self.plan.partition_every,
             FaultKind::Crash => self.plan.crash_every,
             FaultKind::PowerCut => self.plan.power_cut_every,
@@ -74,67 +74,67 @@ impl Simulation {
             FaultKind::Pause => self.plan.pause_every,
             FaultKind::Transfer => self.plan.transfer_every,
             FaultKind::Depose => self.plan.depose_every,
-            FaultKind::CutOff => self.plan.cut_off_every,
-            FaultKind::LittleSpace => self.plan.little_space_every,
+            FaultKind::Isolate => self.plan.cut_off_every,
+            FaultKind::LowDiskSpace => self.plan.low_space_every,
             FaultKind::Amnesia => self.plan.amnesia_every,
         };
         if every > 0 && !self.are_faults_over {
             let delay = self.rng.range(1, 2 * every);
-            self.schedule(delay, ScheduledEvent::Fault(trouble));
+            self.schedule(delay, ScheduledEvent::Fault(kind));
         }
     }
 
-    pub(super) fn trouble(&mut self, trouble: FaultKind) -> Result<(), InvariantViolation> {
+    pub(super) fn inject_fault(&mut self, kind: FaultKind) -> Result<(), InvariantViolation> {
         if self.are_faults_over {
             return Ok(());
         }
-        self.next_trouble(trouble);
-        match trouble {
+        self.schedule_fault(kind);
+        match kind {
             FaultKind::Partition if self.rng.chance(400) => self.network.heal(),
             FaultKind::Partition => self.network.partition(&mut self.rng, self.nodes.len() as u64),
-            FaultKind::Crash => self.crash_one(),
+            FaultKind::Crash => self.crash_some_machine(),
             FaultKind::PowerCut => {
                 for id in 1..=self.nodes.len() as u64 {
                     let operations = self.rng.range(1, 8);
                     if self.rng.chance(500) {
-                        self.take_down(id, false);
+                        self.end_process(id, false);
                     } else {
                         self.node(id).disk.power_off_after(operations);
                     }
                 }
             }
-            FaultKind::Disk => self.fail_a_disk(),
+            FaultKind::Disk => self.inject_disk_fault(),
             FaultKind::Pause => {
                 // Often pick the leader: another member then takes over while the paused one still
                 // considers itself leader.
-                let leader = if self.rng.chance(500) { self.leader(0) } else { None };
-                let id = leader.unwrap_or_else(|| self.any_machine());
+                let leader = if self.rng.chance(500) { self.find_leader(0) } else { None };
+                let id = leader.unwrap_or_else(|| self.random_machine());
                 let until = self.now + self.rng.range(20_000, 500_000);
                 self.node(id).paused_until = until;
             }
             FaultKind::Transfer => {
-                let id = self.any_machine();
-                let life = self.node(id).life;
-                return self.notice(id, life, Notice::Transfer(None));
+                let id = self.random_machine();
+                let generation = self.node(id).generation;
+                return self.notice(id, generation, Notice::Transfer(None));
             }
-            FaultKind::LittleSpace => {
-                let (id, bytes) = (self.any_machine(), self.rng.range(0, MAX_LOW_SPACE_BYTES));
+            FaultKind::LowDiskSpace => {
+                let (id, bytes) = (self.random_machine(), self.rng.range(0, MAX_LOW_SPACE_BYTES));
                 self.node(id).disk.limit_free_bytes(bytes);
-                let long = self.rng.range(50_000, 400_000);
-                self.schedule(long, ScheduledEvent::DiskSpaceReturns { node: id });
+                let duration = self.rng.range(50_000, 400_000);
+                self.schedule(duration, ScheduledEvent::DiskSpaceReturns { node: id });
             }
-            FaultKind::Amnesia => return self.forget_something(),
+            FaultKind::Amnesia => return self.cause_amnesia(),
             // Only one member is cut off at a time: without two of three there would be no quorum.
-            FaultKind::Depose | FaultKind::CutOff if self.network.has_isolated() => {}
-            FaultKind::Depose | FaultKind::CutOff => {
-                let deposed = trouble == FaultKind::Depose;
-                let id = if deposed { self.leader(0) } else { Some(self.any_machine()) };
+            FaultKind::Depose | FaultKind::Isolate if self.network.has_isolated() => {}
+            FaultKind::Depose | FaultKind::Isolate => {
+                let was_leader = kind == FaultKind::Depose;
+                let id = if was_leader { self.find_leader(0) } else { Some(self.random_machine()) };
                 if let Some(id) = id {
                     self.network.cut_off(id);
                     let until = self.now + MAX_ISOLATION;
                     self.schedule(
                         CHECK_INTERVAL,
-                        ScheduledEvent::Rejoin { node: id, deposed, until },
+                        ScheduledEvent::Rejoin { node: id, was_leader, until },
                     );
                 }
             }
@@ -142,54 +142,56 @@ impl Simulation {
         Ok(())
     }
 
-    /// Returns a machine whose member leads, other than `not`.
-    pub(super) fn leader(&self, not: u64) -> Option<u64> {
-        let leads = |node: &&SimulatedNode| {
-            let role = node.process.as_ref().map(|live| live.core.driver().leadership().0);
-            node.id != not && role == Some(Role::Leader)
+    /// Returns a machine whose member leads, other than `excluded`.
+    pub(super) fn find_leader(&self, excluded: u64) -> Option<u64> {
+        let is_leader = |node: &&SimulatedNode| {
+            let role = node.process.as_ref().map(|process| process.core.driver().leadership().0);
+            node.id != excluded && role == Some(Role::Leader)
         };
-        self.nodes.iter().find(leads).map(|node| node.id)
+        self.nodes.iter().find(is_leader).map(|node| node.id)
     }
 
     /// Ends a member's isolation: at `until`, or earlier. A deposed leader rejoins once another
     /// member leads, any other member once the log has gone on without it.
-    pub(super) fn rejoin(&mut self, id: u64, deposed: bool, until: u64) {
-        let last = self.node(id).process.as_ref().map(|live| live.core.driver().status().last);
+    pub(super) fn rejoin(&mut self, id: u64, was_leader: bool, until: u64) {
+        let last =
+            self.node(id).process.as_ref().map(|process| process.core.driver().status().last);
         let has_compacted = |node: &SimulatedNode| {
-            let first = node.process.as_ref().map(|live| live.core.driver().status().first);
+            let first = node.process.as_ref().map(|process| process.core.driver().status().first);
             last.zip(first).is_some_and(|(last, first)| last + 1 < first)
         };
-        let enough = if deposed {
-            self.leader(id).is_some()
+        let may_rejoin = if was_leader {
+            self.find_leader(id).is_some()
         } else {
             self.nodes.iter().any(|node| node.id != id && has_compacted(node))
         };
-        if self.now >= until || enough || self.are_faults_over {
+        if self.now >= until || may_rejoin || self.are_faults_over {
             self.network.rejoin(id);
         } else {
-            self.schedule(CHECK_INTERVAL, ScheduledEvent::Rejoin { node: id, deposed, until });
+            self.schedule(CHECK_INTERVAL, ScheduledEvent::Rejoin { node: id, was_leader, until });
         }
     }
 
     /// Cuts the power if the log is writing.
-    pub(super) fn cut_a_write(&mut self, id: u64, life: u64) {
-        let writes = self.live(id, life).is_some_and(|live| live.log_group.is_some());
+    pub(super) fn cut_power_during_write(&mut self, id: u64, generation: u64) {
+        let writes =
+            self.running_process(id, generation).is_some_and(|process| process.log_group.is_some());
         if writes && !self.are_faults_over {
-            self.take_down(id, false);
+            self.end_process(id, false);
         }
     }
 
     /// May cut the power soon after a member has sent an acknowledgement, or during a snapshot's
     /// installation.
-    pub(super) fn aim(&mut self, id: u64, sent: &RoundOutput) {
+    pub(super) fn inject_aimed_power_cut(&mut self, id: u64, output: &RoundOutput) {
         if self.are_faults_over {
             return;
         }
-        let acks = sent
+        let acks = output
             .messages
             .iter()
             .any(|(message, _)| message.kind == MessageKind::AppendResponse && !message.reject);
-        let installs = sent.installs;
+        let installs = output.installs;
         let per_mille = if installs {
             self.plan.crash_in_install
         } else if acks {
@@ -203,48 +205,49 @@ impl Simulation {
         }
     }
 
-    pub(super) fn went_down(
+    pub(super) fn handle_process_end(
         &mut self,
         id: u64,
-        down: ProcessEnd,
+        end: ProcessEnd,
     ) -> Result<(), InvariantViolation> {
-        match down {
+        match end {
             ProcessEnd::Broken(why) => Err(broken(id, &why)),
             ProcessEnd::Crashed => {
-                self.take_down(id, false);
+                self.end_process(id, false);
                 Ok(())
             }
             ProcessEnd::DiskFailed => {
                 self.report.disk_failures += 1;
                 // Only the process ends: the kernel keeps what it takes for written.
                 let process_only = self.rng.chance(700);
-                self.take_down(id, process_only);
+                self.end_process(id, process_only);
                 Ok(())
             }
         }
     }
 
     /// Cuts a machine's power now, or during one of its disk's next operations.
-    pub(super) fn crash_one(&mut self) {
-        let writes =
-            |node: &&SimulatedNode| node.process.as_ref().is_some_and(MemberProcess::may_tear);
+    pub(super) fn crash_some_machine(&mut self) {
+        let writes = |node: &&SimulatedNode| {
+            node.process.as_ref().is_some_and(MemberProcess::may_tear_write)
+        };
         let writing = self.nodes.iter().find(writes).map(|node| node.id);
         let id = match writing {
             Some(id) if self.rng.chance(600) => id,
-            _ => self.any_machine(),
+            _ => self.random_machine(),
         };
-        let style = self.rng.range(0, 10);
+        let draw = self.rng.range(0, 10);
         let operations = self.rng.range(1, 12);
-        match style {
-            0..5 => self.take_down(id, false),
-            5..6 => self.take_down(id, true),
+        match draw {
+            0..5 => self.end_process(id, false),
+            5..6 => self.end_process(id, true),
             _ => self.node(id).disk.power_off_after(operations),
         }
     }
 
     /// Makes one of the next operations of some disk fail, or find the disk full.
-    pub(super) fn fail_a_disk(&mut self) {
-        let id = self.any_machine();
+    pub(super) fn inject_disk_fault(&mut self) {
+        let id = self.random_machine();
         let operations = [
             DiskOperation::Sync,
             DiskOperation::Sync,
@@ -259,24 +262,24 @@ impl Simulation {
         self.node(id).disk.inject(Fault { operation, after, times: 1, failure });
     }
 
-    pub(super) fn take_down(&mut self, id: u64, process_only: bool) {
+    pub(super) fn end_process(&mut self, id: u64, process_only: bool) {
         self.report.crashes += 1;
         self.report.interrupted_installs += u64::from(self.node(id).is_installing());
         // Before the process is dropped, because it holds the list of transfers.
-        self.break_transfers(id);
+        self.abort_transfers(id);
         let operations =
             if self.rng.chance(100) { None } else { Some(1 + u64::from(self.rng.chance(250))) };
         let node = self.node(id);
-        node.cut_short(operations);
+        node.interrupt_log_write(operations);
         if process_only {
             node.kill()
         } else {
             node.crash()
         }
         for client in 0..self.clients.len() {
-            let operating = self.clients[client].operating.as_ref();
-            if operating.is_some_and(|operating| operating.node == id) {
-                self.next_operation(client);
+            let pending = self.clients[client].pending.as_ref();
+            if pending.is_some_and(|pending| pending.node == id) {
+                self.schedule_next_request(client);
             }
         }
         self.streams.iter_mut().for_each(|stream| stream.disconnect(id));
@@ -297,10 +300,10 @@ impl Simulation {
             let now = self.now;
             let node = self.node(id);
             node.paused_until = now;
-            let armed = node.process.is_some();
-            if armed {
+            let is_running = node.process.is_some();
+            if is_running {
                 // A power cut that was scheduled on the disk happens now instead.
-                self.take_down(id, false);
+                self.end_process(id, false);
             }
             let disk = &self.node(id).disk;
             disk.limit_free_bytes(u64::MAX);

@@ -14,14 +14,14 @@ use super::InvariantViolation;
 use super::clients::{CLIENT_TIMEOUT, NO_CLIENT, PendingRequest, request_id};
 use super::invariants::leases::LEASE_SECOND;
 use super::node::{MemberProcess, SimulatedNode};
+use super::simulation::{ScheduledEvent, Simulation, TICK, index_of};
 use super::users::RequestUser;
-use super::world::{ScheduledEvent, Simulation, TICK, index_of};
 
 /// A leader's checkpoint entry under way: it records how long leases have left.
 #[derive(Debug)]
 pub(super) struct PendingCheckpoint {
     request: u64,
-    noted: LeaseCheckpoint,
+    checkpoint: LeaseCheckpoint,
     /// Virtual time after which the member no longer waits for the entry.
     until: u64,
 }
@@ -40,7 +40,7 @@ pub(super) struct PendingRenewal {
 }
 
 impl MemberProcess {
-    fn seat(&self) -> RaftStatus {
+    fn raft_status(&self) -> RaftStatus {
         let driver = self.core.driver();
         let status = driver.status();
         let applied_term = driver.positions().0.term;
@@ -52,10 +52,11 @@ impl MemberProcess {
         self.mail.propose(proposal).is_ok()
     }
 
-    /// Tells the lessor that its checkpoint entry has ended, if `request` was one.
+    /// Reports to the lessor that its checkpoint entry has ended, if `request` was one.
     pub(super) fn end_checkpoint(&mut self, request: u64) {
-        if let Some(noting) = self.pending_checkpoint.take_if(|noting| noting.request == request) {
-            self.lessor.finish_checkpoint(&noting.noted);
+        if let Some(pending) = self.pending_checkpoint.take_if(|pending| pending.request == request)
+        {
+            self.lessor.finish_checkpoint(&pending.checkpoint);
         }
     }
 }
@@ -69,162 +70,169 @@ impl Simulation {
     }
 
     /// Lets a member consult its lease clock, and schedules the entries that follow.
-    pub(super) fn count_leases(&mut self, id: u64) -> Result<(), InvariantViolation> {
+    pub(super) fn run_lease_clock(&mut self, id: u64) -> Result<(), InvariantViolation> {
         if self.are_faults_over {
             self.invariants
                 .leases
                 .check_overdue(self.now, self.leadership_since.max(self.options.duration))?;
         }
         let (at, now) = (self.lease_clock(id), self.now);
-        let (mut next_id, life) = (self.next_id, self.node(id).life);
-        let mut said = Vec::new();
-        let Some(live) = self.nodes[index_of(id)].process.as_mut() else { return Ok(()) };
-        let seat = live.seat();
-        live.lessor.update(seat, live.store.leases(), at);
-        for over in live.lessor.expire(at) {
+        let (mut next_id, generation) = (self.next_id, self.node(id).generation);
+        let mut entries = Vec::new();
+        let Some(process) = self.nodes[index_of(id)].process.as_mut() else { return Ok(()) };
+        let status = process.raft_status();
+        process.lessor.update(status, process.store.leases(), at);
+        for expiry in process.lessor.expire(at) {
             let request = request_id(next_id, NO_CLIENT);
             next_id += 1;
-            said.push((
+            entries.push((
                 request,
-                command::encode(request, command::member_caller(), Operation::LeaseExpire(over)),
+                command::encode(request, command::member_caller(), Operation::LeaseExpire(expiry)),
             ));
         }
-        if let Some(late) = live.pending_checkpoint.take_if(|noting| noting.until < now) {
-            live.lessor.finish_checkpoint(&late.noted);
+        if let Some(overdue) = process.pending_checkpoint.take_if(|pending| pending.until < now) {
+            process.lessor.finish_checkpoint(&overdue.checkpoint);
         }
-        if live.pending_checkpoint.is_none()
-            && let Some(noted) = live.lessor.due_checkpoint(at)
+        if process.pending_checkpoint.is_none()
+            && let Some(checkpoint) = process.lessor.due_checkpoint(at)
         {
             let request = request_id(next_id, NO_CLIENT);
             next_id += 1;
-            let operation = Operation::LeaseCheckpoint(noted.clone());
-            live.pending_checkpoint =
-                Some(PendingCheckpoint { request, noted, until: now + CLIENT_TIMEOUT });
-            said.push((request, command::encode(request, command::member_caller(), operation)));
-            self.report.leases_noted += 1;
+            let operation = Operation::LeaseCheckpoint(checkpoint.clone());
+            process.pending_checkpoint =
+                Some(PendingCheckpoint { request, checkpoint, until: now + CLIENT_TIMEOUT });
+            entries.push((request, command::encode(request, command::member_caller(), operation)));
+            self.report.lease_checkpoints += 1;
         }
         self.next_id = next_id;
-        for (request, data) in said {
+        for (request, data) in entries {
             // Another task consults the lease clock, so the proposal reaches the core later. Another member
             // may lead by then.
             let is_late = self.rng.chance(200);
             let delay =
                 if is_late { self.rng.range(3_000, 60_000) } else { self.rng.range(20, 3_000) };
-            self.schedule(delay, ScheduledEvent::LeaseEntryDue { node: id, life, request, data });
+            self.schedule(
+                delay,
+                ScheduledEvent::LeaseEntryDue { node: id, generation, request, data },
+            );
         }
         Ok(())
     }
 
     /// Proposes an entry that a member's lease clock asked for.
-    pub(super) fn clock_says(
+    pub(super) fn propose_lease_entry(
         &mut self,
         id: u64,
-        life: u64,
+        generation: u64,
         request: u64,
         data: Bytes,
     ) -> Result<(), InvariantViolation> {
-        if let Some(wait) = self.paused(id) {
-            self.schedule(wait, ScheduledEvent::LeaseEntryDue { node: id, life, request, data });
+        if let Some(wait) = self.remaining_pause(id) {
+            self.schedule(
+                wait,
+                ScheduledEvent::LeaseEntryDue { node: id, generation, request, data },
+            );
             return Ok(());
         }
-        let Some(live) = self.live(id, life) else { return Ok(()) };
-        if !live.propose(request, data) {
-            live.end_checkpoint(request);
+        let Some(process) = self.running_process(id, generation) else { return Ok(()) };
+        if !process.propose(request, data) {
+            process.end_checkpoint(request);
         }
         self.wake(id)
     }
 
     /// Lets a client ask a member to keep a lease alive. The member forwards the request to the member that
     /// it believes to lead.
-    pub(super) fn ask_to_keep_alive(&mut self, client: usize, asked: u64, lease: i64) {
-        let leads = |node: &&SimulatedNode| {
-            node.process.is_some() && node.member == self.leaders[index_of(asked)].0
+    pub(super) fn request_keep_alive(&mut self, client: usize, asked_node: u64, lease: i64) {
+        let is_leader = |node: &&SimulatedNode| {
+            node.process.is_some() && node.member == self.leaders[index_of(asked_node)].0
         };
-        let node = self.nodes.iter().find(leads).map_or(asked, |node| node.id);
+        let node = self.nodes.iter().find(is_leader).map_or(asked_node, |node| node.id);
         let id = request_id(self.next_id, node);
         self.next_id += 1;
         let floor = self.invariants.clients.floor();
-        let operating = PendingRequest {
+        let pending = PendingRequest {
             id,
             floor,
             users_floor: 0,
             node,
             read: None,
-            renewing: None,
+            renewal: None,
             user: RequestUser::Anonymous,
             must_be_answered: false,
         };
-        self.clients[client].operating = Some(operating);
-        let patience = self.rng.range(20_000, CLIENT_TIMEOUT / 3);
-        self.schedule(patience, ScheduledEvent::ClientTimeout { client, id });
-        let (delay, life) = (self.rng.range(50, 3_000), self.node(node).life);
-        self.schedule(delay, ScheduledEvent::KeepAlive { node, life, client, id, lease });
+        self.clients[client].pending = Some(pending);
+        let timeout = self.rng.range(20_000, CLIENT_TIMEOUT / 3);
+        self.schedule(timeout, ScheduledEvent::ClientTimeout { client, id });
+        let (delay, generation) = (self.rng.range(50, 3_000), self.node(node).generation);
+        self.schedule(delay, ScheduledEvent::KeepAlive { node, generation, client, id, lease });
     }
 
     /// Lets a member, asked as the leader, keep a lease alive.
     pub(super) fn keep_alive(
         &mut self,
-        (node, life): (u64, u64),
+        (node, generation): (u64, u64),
         client: usize,
         id: u64,
         lease: i64,
     ) -> Result<(), InvariantViolation> {
-        if let Some(wait) = self.paused(node) {
-            self.schedule(wait, ScheduledEvent::KeepAlive { node, life, client, id, lease });
+        if let Some(wait) = self.remaining_pause(node) {
+            self.schedule(wait, ScheduledEvent::KeepAlive { node, generation, client, id, lease });
             return Ok(());
         }
         let (at_local, at) = (self.lease_clock(node), self.now);
-        let Some(live) = self.live(node, life) else { return Ok(()) };
-        let seat = live.seat();
-        live.lessor.update(seat, live.store.leases(), at_local);
-        let renewed = live.lessor.term().map(|term| (term, live.lessor.renew(lease, at_local)));
-        let Some((term, Renewal::Renewed { lease, needs_checkpoint: note })) = renewed else {
-            if self.operation(node, id).is_some() {
+        let Some(process) = self.running_process(node, generation) else { return Ok(()) };
+        let status = process.raft_status();
+        process.lessor.update(status, process.store.leases(), at_local);
+        let renewed =
+            process.lessor.term().map(|term| (term, process.lessor.renew(lease, at_local)));
+        let Some((term, Renewal::Renewed { lease, needs_checkpoint })) = renewed else {
+            if self.find_request(node, id).is_some() {
                 self.clients[client].kept_lease = None;
-                self.next_operation(client);
+                self.schedule_next_request(client);
             }
             return Ok(());
         };
         let granted = lease.grant_index;
         self.invariants.leases.record_clock_set_back(granted, at);
-        let renewing = PendingRenewal { granted, lease: lease.id, term, at, at_local };
-        let Some(live) = self.live(node, life) else { return Ok(()) };
-        let asked = if note {
+        let renewal = PendingRenewal { granted, lease: lease.id, term, at, at_local };
+        let Some(process) = self.running_process(node, generation) else { return Ok(()) };
+        let is_queued = if needs_checkpoint {
             let operation = Operation::LeaseCheckpoint(full_ttl_checkpoint(term, [lease]));
-            live.propose(id, command::encode(id, command::member_caller(), operation))
+            process.propose(id, command::encode(id, command::member_caller(), operation))
         } else {
-            live.mail.read(id).is_ok()
+            process.mail.read(id).is_ok()
         };
         // The round continues even if its client no longer waits.
-        let operating = self.clients[client].operating.as_mut();
-        if let Some(operating) = operating.filter(|operating| operating.id == id) {
-            operating.renewing = Some(renewing);
+        let pending = self.clients[client].pending.as_mut();
+        if let Some(pending) = pending.filter(|pending| pending.id == id) {
+            pending.renewal = Some(renewal);
         }
-        if !asked {
+        if !is_queued {
             self.report.full_queues += 1;
-            return self.was_refused(node, id);
+            return self.record_refusal(node, id);
         }
         self.wake(node)
     }
 
     /// Completes a renewal, whose quorum round or checkpoint entry has come back.
-    pub(super) fn renewed(
+    pub(super) fn complete_renewal(
         &mut self,
         client: usize,
         node: u64,
-        renewing: PendingRenewal,
+        renewal: PendingRenewal,
         by_entry: bool,
     ) {
-        let Some(live) = self.nodes[index_of(node)].process.as_mut() else { return };
-        let seat = live.seat();
-        if by_entry && live.lessor.term() == Some(renewing.term) {
-            live.lessor.record_full_ttl(renewing.lease, renewing.at_local);
+        let Some(process) = self.nodes[index_of(node)].process.as_mut() else { return };
+        let status = process.raft_status();
+        if by_entry && process.lessor.term() == Some(renewal.term) {
+            process.lessor.record_full_ttl(renewal.lease, renewal.at_local);
         }
-        let leads = seat.is_leader && seat.term == renewing.term;
-        if leads {
+        let is_leader = status.is_leader && status.term == renewal.term;
+        if is_leader {
             self.report.renewals += 1;
-            self.clients[client].kept_lease = Some(renewing.lease);
-            self.invariants.leases.record_confirmed_renewal(renewing.granted, renewing.at);
+            self.clients[client].kept_lease = Some(renewal.lease);
+            self.invariants.leases.record_confirmed_renewal(renewal.granted, renewal.at);
         }
     }
 }

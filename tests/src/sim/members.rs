@@ -1,10 +1,10 @@
-//! Members and machines: which machine is which member, which members count at the end, and how a new
-//! member joins with the whole state of another one.
+//! Members and machines: which machine runs which member, which members are compared at the end,
+//! and how a new member joins with the whole state of another one.
 //!
-//! A machine whose member was given another address moves there, and nobody finds it at the old one any
-//! more. Members that were unreachable learn from the members they know where the others are, and who
-//! has joined. If all members that one knows have been removed meanwhile, it has to be replaced
-//! ([`Simulation::give_up_the_stranded`]).
+//! A machine whose member was given another address moves there, and nobody finds it at the old one
+//! any more. Members that were unreachable learn from the members they know where the others are,
+//! and who has joined. A member has to be replaced if all members that it knows have been removed
+//! meanwhile ([`Simulation::remove_stranded_member`]).
 
 use bytes::Bytes;
 use node_consensus::{Entry, Role};
@@ -18,10 +18,10 @@ use node_state::state_machine::{CommittedEntry, EntryKind, RequestId, StateMachi
 use super::InvariantViolation;
 use super::clients::{NO_CLIENT, request_id};
 use super::invariants::{configurations, quorums};
-use super::links::StreamRefusalReason;
 use super::node::SimulatedNode;
+use super::peer_streams::StreamRefusalReason;
 use super::plan::HistoryPlan;
-use super::world::{ScheduledEvent, Simulation, index_of};
+use super::simulation::{ScheduledEvent, Simulation, index_of};
 
 /// Number of times that a removed member's supervisor starts it again.
 const MAX_REFUSED_STARTS: u64 = 12;
@@ -57,25 +57,25 @@ pub(super) fn first_incarnation(machine: u64) -> u128 {
 
 impl Simulation {
     /// Returns the member table of the most advanced store.
-    pub(super) fn table(&self) -> &MemberTable {
+    pub(super) fn latest_table(&self) -> &MemberTable {
         &self.latest_members.1
     }
 
     /// Checks a store's member table against the model's, and remembers it if the store is the most
     /// advanced one.
-    pub(super) fn note_members(&mut self, id: u64) -> Result<(), InvariantViolation> {
-        let Some(live) = &self.nodes[index_of(id)].process else { return Ok(()) };
-        let view = live.store.view();
+    pub(super) fn check_member_table(&mut self, id: u64) -> Result<(), InvariantViolation> {
+        let Some(process) = &self.nodes[index_of(id)].process else { return Ok(()) };
+        let view = process.store.view();
         let at = view.applied().index;
         configurations::check_table(id, at, view.members(), &self.invariants.stores.model.members)?;
         if at > self.latest_members.0 {
             if self.latest_members.1 != *view.members() {
                 self.leadership_since = self.now;
                 // The asked member may have been removed, so no answer is guaranteed.
-                let operating = self.clients.iter_mut().filter_map(|one| one.operating.as_mut());
-                operating.for_each(|operating| operating.must_be_answered = false);
+                let pending = self.clients.iter_mut().filter_map(|client| client.pending.as_mut());
+                pending.for_each(|pending| pending.must_be_answered = false);
                 self.latest_members.1 = view.members().clone();
-                self.movers().into_iter().for_each(|(mover, _)| {
+                self.machines_to_move().into_iter().for_each(|(mover, _)| {
                     let delay = self.rng.range(1_000, 150_000);
                     self.schedule(delay, ScheduledEvent::Move { node: mover });
                 });
@@ -86,51 +86,52 @@ impl Simulation {
     }
 
     /// Returns the machines whose member was given another address, and that address.
-    fn movers(&self) -> Vec<(u64, String)> {
+    fn machines_to_move(&self) -> Vec<(u64, String)> {
         let address = |node: &SimulatedNode| {
-            let member = self.table().member(MemberId(node.member))?;
-            let url = member.peer_urls.iter().find(|url| node.owns(url))?;
+            let member = self.latest_table().member(MemberId(node.member))?;
+            let url = member.peer_urls.iter().find(|url| node.has_address(url))?;
             (*url != node.url).then(|| (node.id, url.clone()))
         };
         self.nodes.iter().filter_map(address).collect()
     }
 
     /// Restarts a machine at the address that its member was given.
-    pub(super) fn move_machine(&mut self, id: u64) -> Result<(), InvariantViolation> {
-        let Some((_, url)) = self.movers().into_iter().find(|(mover, _)| *mover == id) else {
+    pub(super) fn restart_at_new_address(&mut self, id: u64) -> Result<(), InvariantViolation> {
+        let Some((_, url)) = self.machines_to_move().into_iter().find(|(mover, _)| *mover == id)
+        else {
             return Ok(());
         };
         self.report.moves += 1;
         let node = self.node(id);
         node.url = url;
         if node.process.is_some() {
-            self.take_down(id, true);
+            self.end_process(id, true);
             self.leaders[index_of(id)] = (0, 0);
         }
         if self.are_faults_over { self.start(id) } else { Ok(()) }
     }
 
     /// Returns the machines that can still act for a present member.
-    pub(super) fn counted(&self) -> impl Iterator<Item = &SimulatedNode> {
-        self.nodes.iter().filter(|node| self.counts(node))
+    pub(super) fn acting_machines(&self) -> impl Iterator<Item = &SimulatedNode> {
+        self.nodes.iter().filter(|node| self.acts_for_member(node))
     }
 
-    pub(super) fn counts(&self, node: &SimulatedNode) -> bool {
-        !node.has_lost_promises && self.table().member(MemberId(node.member)).is_some()
+    pub(super) fn acts_for_member(&self, node: &SimulatedNode) -> bool {
+        !node.has_lost_promises && self.latest_table().member(MemberId(node.member)).is_some()
     }
 
     /// Returns whether a machine's member is a voter in the member table of the most advanced
     /// store.
-    pub(super) fn votes(&self, node: &SimulatedNode) -> bool {
-        self.counts(node) && !self.table().is_learner(MemberId(node.member))
+    pub(super) fn is_voter(&self, node: &SimulatedNode) -> bool {
+        self.acts_for_member(node) && !self.latest_table().is_learner(MemberId(node.member))
     }
 
     /// Adds a new machine, which is no member yet.
-    pub(super) fn new_machine(&mut self) -> u64 {
+    pub(super) fn add_machine(&mut self) -> u64 {
         let id = self.nodes.len() as u64 + 1;
         let drift = if self.plan.drift > 0 { self.rng.range(0, self.plan.drift) } else { 0 };
         // Spreads ticks by `plan.drift` per mille, centred on their nominal length.
-        let tick = super::world::TICK * (1000 + drift) / (1000 + self.plan.drift / 2);
+        let tick = super::simulation::TICK * (1000 + drift) / (1000 + self.plan.drift / 2);
         let seed = self.rng.number();
         self.nodes.push(SimulatedNode::new(id, 0, seed, tick));
         self.leaders.push((0, 0));
@@ -138,28 +139,29 @@ impl Simulation {
     }
 
     /// Lets a new member look up its id, and fetch the whole state from a member that knows it.
-    pub(super) fn join(&mut self, id: u64) -> Result<(), InvariantViolation> {
-        let again = self.rng.range(10_000, 60_000);
+    pub(super) fn start_joining(&mut self, id: u64) -> Result<(), InvariantViolation> {
+        let retry_delay = self.rng.range(10_000, 60_000);
         let joiner = &self.nodes[index_of(id)];
-        let knows = |node: &&SimulatedNode| {
+        let can_serve = |node: &&SimulatedNode| {
             let cut = self.network.is_cut(id, node.id) || self.network.is_cut(node.id, id);
-            let up = node.id != id && node.process.is_some() && node.paused_until <= self.now;
-            up && !cut && node.member_at(&joiner.url).is_some()
+            let is_running =
+                node.id != id && node.process.is_some() && node.paused_until <= self.now;
+            is_running && !cut && node.member_at(&joiner.url).is_some()
         };
-        let sources = self.nodes.iter().filter(knows);
+        let sources = self.nodes.iter().filter(can_serve);
         let best = sources.max_by_key(|node| {
             node.store_view().map_or(0, |view| view.members().configuration_index())
         });
         let Some((from, member)) =
             best.and_then(|node| Some((node.id, node.member_at(&joiner.url)?)))
         else {
-            self.schedule(again, ScheduledEvent::Restart { node: id });
+            self.schedule(retry_delay, ScheduledEvent::Restart { node: id });
             return Ok(());
         };
-        let life = self.node(id).begin_joining(member.0);
-        match self.admits(from, id) {
+        let generation = self.node(id).begin_joining(member.0);
+        match self.admit_stream(from, id) {
             Ok(()) => {}
-            Err(StreamRefusalReason::Removed) => return self.bury(id),
+            Err(StreamRefusalReason::Removed) => return self.end_removed_member(id),
             Err(StreamRefusalReason::Disowned) => {
                 self.report.disowned += 1;
                 let node = self.node(id);
@@ -167,50 +169,53 @@ impl Simulation {
                 return Ok(());
             }
             Err(StreamRefusalReason::Unknown) => {
-                self.schedule(again, ScheduledEvent::Restart { node: id });
+                self.schedule(retry_delay, ScheduledEvent::Restart { node: id });
                 return Ok(());
             }
         }
-        let Some(live) = &self.nodes[index_of(from)].process else { return Ok(()) };
+        let Some(process) = &self.nodes[index_of(from)].process else { return Ok(()) };
         let mut body = Vec::new();
-        if live.store.view().write_snapshot(&mut body).is_err() {
-            self.schedule(again, ScheduledEvent::Restart { node: id });
+        if process.store.view().write_snapshot(&mut body).is_err() {
+            self.schedule(retry_delay, ScheduledEvent::Restart { node: id });
             return Ok(());
         }
         let delay = self.rng.range(500, 40_000);
-        self.schedule(delay, ScheduledEvent::StateArrives { node: id, life, body: body.into() });
+        self.schedule(
+            delay,
+            ScheduledEvent::StateArrives { node: id, generation, body: body.into() },
+        );
         Ok(())
     }
 
     /// Creates the new member's store and log from the state that has arrived, and starts it.
-    pub(super) fn state_arrives(
+    pub(super) fn receive_initial_state(
         &mut self,
         id: u64,
-        life: u64,
+        generation: u64,
         body: &Bytes,
     ) -> Result<(), InvariantViolation> {
-        if self.node(id).life != life || self.node(id).process.is_some() {
+        if self.node(id).generation != generation || self.node(id).process.is_some() {
             return Ok(());
         }
         let (plan, guards) = (self.plan.clone(), self.options.guards);
-        match self.node(id).begin_with(&plan, guards, body) {
+        match self.node(id).create_from_snapshot(&plan, guards, body) {
             Ok(()) => {
                 self.report.joined += 1;
                 self.start(id)
             }
-            Err(down) => self.went_down(id, down),
+            Err(end) => self.handle_process_end(id, end),
         }
     }
 
     /// Handles a member's discovery that it was removed: it writes its tombstone and its process ends.
     /// Its supervisor will start it again.
-    pub(super) fn bury(&mut self, id: u64) -> Result<(), InvariantViolation> {
+    pub(super) fn end_removed_member(&mut self, id: u64) -> Result<(), InvariantViolation> {
         let node = self.node(id);
         node.files.tombstone = true;
         self.invariants.removed.record_tombstone(id);
         let node = self.node(id);
         if node.process.is_some() {
-            self.take_down(id, true);
+            self.end_process(id, true);
         } else {
             self.schedule(50_000, ScheduledEvent::Restart { node: id });
         }
@@ -218,26 +223,34 @@ impl Simulation {
     }
 
     /// Handles a peer's message that this process's member was removed.
-    pub(super) fn told_removed(&mut self, id: u64, life: u64) -> Result<(), InvariantViolation> {
-        if self.live(id, life).is_none() {
+    pub(super) fn receive_removal_report(
+        &mut self,
+        id: u64,
+        generation: u64,
+    ) -> Result<(), InvariantViolation> {
+        if self.running_process(id, generation).is_none() {
             return Ok(());
         }
-        self.bury(id)
+        self.end_removed_member(id)
     }
 
     /// Ends a process that has applied its own removal, unless other members may still need it.
-    pub(super) fn leave(&mut self, id: u64, life: u64) -> Result<(), InvariantViolation> {
-        let Some(live) = self.live(id, life) else { return Ok(()) };
-        if live.core.driver().has_left() {
-            return self.bury(id);
+    pub(super) fn leave_after_removal(
+        &mut self,
+        id: u64,
+        generation: u64,
+    ) -> Result<(), InvariantViolation> {
+        let Some(process) = self.running_process(id, generation) else { return Ok(()) };
+        if process.core.driver().has_left() {
+            return self.end_removed_member(id);
         }
         let delay = self.rng.range(1_000, 50_000);
-        self.schedule(delay, ScheduledEvent::Leave { node: id, life });
+        self.schedule(delay, ScheduledEvent::Leave { node: id, generation });
         Ok(())
     }
 
     /// Ends the process of a removed member right after its start.
-    pub(super) fn does_not_start(&mut self, id: u64) {
+    pub(super) fn refuse_start(&mut self, id: u64) {
         self.report.refused_starts += 1;
         let node = self.node(id);
         node.refused_starts += 1;
@@ -249,33 +262,40 @@ impl Simulation {
 
     /// Publishes a member's name after its first start. If it leads, it also promotes a learner that
     /// waits for its vote.
-    pub(super) fn housekeeping(&mut self, id: u64, life: u64) -> Result<(), InvariantViolation> {
-        let Some(live) = self.live(id, life) else { return Ok(()) };
-        let view = live.store.view();
+    pub(super) fn publish_and_promote(
+        &mut self,
+        id: u64,
+        generation: u64,
+    ) -> Result<(), InvariantViolation> {
+        let Some(process) = self.running_process(id, generation) else { return Ok(()) };
+        let view = process.store.view();
         let member = self.node(id).member;
         let Some(own) = view.members().member(MemberId(member)) else { return Ok(()) };
         let (unnamed, incarnation) = (own.name.is_empty(), self.node(id).files.incarnation);
         if unnamed && self.rng.chance(400) {
             let request = request_id(self.next_id, NO_CLIENT);
             self.next_id += 1;
-            let said = PublishMember {
+            let publication = PublishMember {
                 member_id: member,
                 name: format!("m{id}"),
                 client_urls: Vec::new(),
                 incarnation: Bytes::copy_from_slice(&incarnation.to_be_bytes()),
                 node_key: Bytes::new(),
             };
-            let data =
-                command::encode(request, command::member_caller(), Operation::PublishMember(said));
+            let data = command::encode(
+                request,
+                command::member_caller(),
+                Operation::PublishMember(publication),
+            );
             let proposal = ClientProposal { id: RequestId(request), kind: EntryKind::Normal, data };
-            if let Some(live) = self.live(id, life) {
+            if let Some(process) = self.running_process(id, generation) {
                 // If the queue is full, a later call proposes it again.
-                let _ = live.mail.propose(proposal);
+                let _ = process.mail.propose(proposal);
             }
             self.wake(id)?;
         }
-        if let Some(waits) = view.members().learner_to_promote() {
-            self.promote_when_ready(id, life, waits)?;
+        if let Some(learner) = view.members().learner_to_promote() {
+            self.promote_when_ready(id, generation, learner)?;
         }
         Ok(())
     }
@@ -283,37 +303,38 @@ impl Simulation {
     /// Removes a stranded member, as an operator would once the faults have ended. A member is
     /// stranded if all members in its member table are gone: nobody can tell it about the present
     /// members.
-    pub(super) fn give_up_the_stranded(&mut self) {
+    pub(super) fn remove_stranded_member(&mut self) {
         self.schedule(200_000, ScheduledEvent::GiveUpStranded);
-        let leader = self.leader(0);
+        let leader = self.find_leader(0);
         let knows_nobody = |node: &&SimulatedNode| {
             node.store_view().is_some_and(|view| {
                 let mut known = view.members().members().map(|known| known.id.0);
-                !known
-                    .any(|id| self.counted().any(|other| other.member == id && other.id != node.id))
+                !known.any(|id| {
+                    self.acting_machines().any(|other| other.member == id && other.id != node.id)
+                })
             })
         };
-        let led = |node: &&SimulatedNode| leader.is_some_and(|leader| leader != node.id);
-        let stranded = self.counted().filter(led).find(knows_nobody);
+        let is_not_leader = |node: &&SimulatedNode| leader.is_some_and(|leader| leader != node.id);
+        let stranded = self.acting_machines().filter(is_not_leader).find(knows_nobody);
         if let Some(id) = stranded.map(|node| node.id) {
             self.report.stranded += 1;
-            self.take_down(id, true);
+            self.end_process(id, true);
             let node = self.node(id);
             (node.has_lost_promises, node.has_ended_for_good) = (true, true);
         }
     }
 
     /// Checks at the end that all stores have the same members and the same removed members.
-    pub(super) fn equal_members(&self) -> Result<(), InvariantViolation> {
-        let mut views = self.counted().filter_map(|node| {
-            let live = node.process.as_ref()?;
-            Some((node.id, live.store.view()))
+    pub(super) fn check_equal_members(&self) -> Result<(), InvariantViolation> {
+        let mut views = self.acting_machines().filter_map(|node| {
+            let process = node.process.as_ref()?;
+            Some((node.id, process.store.view()))
         });
-        let Some((first, one)) = views.next() else { return Ok(()) };
-        match views.find(|(_, other)| other.members() != one.members()) {
+        let Some((first_id, expected)) = views.next() else { return Ok(()) };
+        match views.find(|(_, table)| table.members() != expected.members()) {
             None => Ok(()),
-            Some((odd, _)) => {
-                let what = format!("{odd} has other members than {first}");
+            Some((differing, _)) => {
+                let what = format!("{differing} has other members than {first_id}");
                 Err(InvariantViolation::new("equal members", what))
             }
         }
@@ -321,20 +342,24 @@ impl Simulation {
 
     /// Checks that consensus uses the members of the store's table, once the core knows what was
     /// applied.
-    pub(super) fn compare_members(&self, id: u64) -> Result<(), InvariantViolation> {
-        let Some(live) = &self.nodes[index_of(id)].process else { return Ok(()) };
-        let driver = live.core.driver();
+    pub(super) fn check_members_in_use(&self, id: u64) -> Result<(), InvariantViolation> {
+        let Some(process) = &self.nodes[index_of(id)].process else { return Ok(()) };
+        let driver = process.core.driver();
         // During a snapshot's installation, consensus has the new members before the store does.
-        let even = driver.positions().0 == live.applier.machine().applied();
-        if !even || live.log_summary.installing {
+        let is_in_step = driver.positions().0 == process.applier.machine().applied();
+        if !is_in_step || process.log_summary.installing {
             return Ok(());
         }
-        configurations::check_consensus_members(id, driver.members(), live.store.view().members())
+        configurations::check_consensus_members(
+            id,
+            driver.members(),
+            process.store.view().members(),
+        )
     }
 
     /// Applies an entry to the model when the first member applies it, and checks the resulting leases
     /// and members.
-    pub(super) fn applied_by_the_model(
+    pub(super) fn apply_to_model(
         &mut self,
         entry: &CommittedEntry,
     ) -> Result<(), InvariantViolation> {
@@ -354,14 +379,14 @@ impl Simulation {
     }
 
     /// Checks each membership change that a leader of the present term writes to its log.
-    pub(super) fn check_changes(
+    pub(super) fn check_proposed_changes(
         &mut self,
         id: u64,
         changes: &[Entry],
     ) -> Result<(), InvariantViolation> {
         let node = &self.nodes[index_of(id)];
-        let Some(live) = &node.process else { return Ok(()) };
-        let driver = live.core.driver();
+        let Some(process) = &node.process else { return Ok(()) };
+        let driver = process.core.driver();
         let (role, _, term) = driver.leadership();
         if role != Role::Leader {
             return Ok(());

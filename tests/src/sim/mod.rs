@@ -17,9 +17,9 @@
 //! In half of the histories there are users and roles. They change while requests are under way, and clients
 //! authenticate as different users, by name or with a token.
 //!
-//! In a quarter of the histories some clients behave as Kubernetes' API servers do. They keep copies of
-//! prefixes by lists and watches (`copies`), change keys as their copies show them, and race for the right to
-//! compact.
+//! In a quarter of the histories some clients behave as Kubernetes' API servers do. They keep
+//! copies of prefixes by lists and watches (`prefix_copy`), change keys as their copies show them,
+//! and race for the right to compact.
 //!
 //! In half of the histories the members change. Operators add, promote, move and remove members, through any
 //! member and concurrently. Production code judges and carries out each change. New machines join with the
@@ -46,27 +46,27 @@
 mod amnesia;
 mod api_servers;
 mod clients;
-mod copies;
 mod faults;
 pub mod invariants;
 mod leases;
-mod links;
 mod members;
 mod network;
 mod node;
 mod operators;
+mod peer_streams;
 mod plan;
 mod ports;
+mod prefix_copy;
+mod process_steps;
 mod requests;
 mod run;
-mod streams;
+mod simulation;
 mod users;
-mod work;
-mod world;
+mod watch_streams;
 
 pub use node_consensus::Guards;
 pub use run::{Campaign, HistoryResult, campaign, replay};
-pub use world::SimulationReport;
+pub use simulation::SimulationReport;
 
 /// Parameters of a history, besides its seed.
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +77,7 @@ pub struct SimulationOptions {
     pub duration: u64,
     /// Guards of the production code. Only tests that put a bug back use other ones than [`Guards::ALL`].
     pub guards: Guards,
-    /// Whether members tell each other who the members are. Only one test switches this off.
+    /// Whether members send each other their member tables. Only one test switches this off.
     pub censuses: bool,
 }
 

@@ -32,7 +32,7 @@ use super::members::{first_incarnation, first_members, url};
 use super::operators::{OperatorChange, PendingChange};
 use super::plan::HistoryPlan;
 use super::ports::{CorePorts, LogSummary, MachinePorts, MemoryBodies, RoundOutput, TurnOutput};
-use super::streams::HubFuture;
+use super::watch_streams::HubFuture;
 use crate::rng::Rng;
 
 /// Duration of an election, in the time of leases.
@@ -76,18 +76,19 @@ pub(super) struct MemberProcess {
     /// Reader of old log entries.
     pub reader: LogReader,
     /// Number of reads of old entries under way.
-    pub fetching: usize,
+    pub fetches_in_progress: usize,
     /// Snapshot that is being written.
-    pub writing: Option<Arc<View>>,
+    pub snapshot_to_write: Option<Arc<View>>,
     pub snapshots: SnapshotStore<MemoryBodies>,
     /// Files of `snapshots`, kept in memory.
     pub bodies: MemoryBodies,
     /// Whether the next snapshot body to be sent is missing.
-    pub loses_body: bool,
+    pub drops_next_body: bool,
     /// Connected streams, by peer.
     pub connected: BTreeMap<u64, ConnectedStream>,
-    /// Appearance that this process shows to its peers.
-    pub appearance: ProcessClaim,
+    /// Incarnation, boot counter, random number and disk state that this process presents to its
+    /// peers.
+    pub claim: ProcessClaim,
     /// Remembered promises of its peers; may be more than was written.
     pub witness: Witness,
     /// Version of `witness` that was last written.
@@ -108,7 +109,7 @@ pub(super) struct MemberProcess {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConnectedStream {
     pub machine: u64,
-    pub life: u64,
+    pub generation: u64,
     /// Virtual time at which the stream connected.
     pub since: u64,
 }
@@ -164,7 +165,7 @@ pub(super) struct SimulatedNode {
     pub image: Option<DiskImage>,
     pub process: Option<MemberProcess>,
     /// Number of the present process. Events for an earlier one are dropped.
-    pub life: u64,
+    pub generation: u64,
     pub paused_until: u64,
     /// Virtual microseconds between two ticks of the machine.
     pub tick: u64,
@@ -201,8 +202,8 @@ fn store_options(plan: &HistoryPlan, guards: Guards) -> StoreOptions {
 }
 
 /// Returns a number that identifies a process among those of all machines.
-pub(super) fn run_of(machine: u64, life: u64) -> u64 {
-    machine << 32 | life
+pub(super) fn process_run(machine: u64, generation: u64) -> u64 {
+    machine << 32 | generation
 }
 
 /// Returns the driver's options, and `config` with this plan's bounds. They are small, so that old
@@ -252,7 +253,7 @@ impl SimulatedNode {
             refused_starts: 0,
             image: None,
             process: None,
-            life: 0,
+            generation: 0,
             paused_until: 0,
             tick,
         }
@@ -264,19 +265,19 @@ impl SimulatedNode {
     }
 
     /// Returns whether `url` is an address of this machine.
-    pub(super) fn owns(&self, url: &str) -> bool {
+    pub(super) fn has_address(&self, url: &str) -> bool {
         url.starts_with(&format!("http://m{}-", self.id))
     }
 
     /// Returns the view of the member's store, which has its member table, while its process runs.
     pub(super) fn store_view(&self) -> Option<Arc<View>> {
-        self.process.as_ref().map(|live| live.store.view())
+        self.process.as_ref().map(|process| process.store.view())
     }
 
     /// Returns the peers that its process exchanges messages with, and their addresses.
     pub(super) fn neighbours(&self) -> Vec<Neighbour> {
-        let Some(live) = &self.process else { return Vec::new() };
-        live.censuses.neighbours(live.store.view().members(), MemberId(self.member))
+        let Some(process) = &self.process else { return Vec::new() };
+        process.censuses.neighbours(process.store.view().members(), MemberId(self.member))
     }
 
     /// Returns the member that its table has at this address.
@@ -286,8 +287,8 @@ impl SimulatedNode {
         members.find(|member| member.peer_urls.iter().any(|at| at == url)).map(|member| member.id)
     }
 
-    /// Returns what the disk tells about the member's past.
-    pub(super) fn past(&self) -> StartEvidence {
+    /// Returns what the disk says about the member's past.
+    pub(super) fn start_evidence(&self) -> StartEvidence {
         let exists = Log::exists(&self.disk.shared(), Path::new(MEMBER_DIR));
         StartEvidence {
             has_tombstone: self.files.tombstone,
@@ -301,24 +302,24 @@ impl SimulatedNode {
     pub(super) fn begin_joining(&mut self, member: u64) -> u64 {
         self.member = member;
         self.files.boots += 1;
-        self.life += 1;
-        self.life
+        self.generation += 1;
+        self.generation
     }
 
     /// Creates store and log from another member's whole state, `body`.
-    pub(super) fn begin_with(
+    pub(super) fn create_from_snapshot(
         &mut self,
         plan: &HistoryPlan,
         guards: Guards,
         body: &[u8],
     ) -> Result<(), ProcessEnd> {
-        let begun = self.try_begin_with(plan, guards, body);
-        begun.map_err(|error| self.process_end(&*error))?;
+        let created = self.try_create_from_snapshot(plan, guards, body);
+        created.map_err(|error| self.process_end(&*error))?;
         self.files.had_log = true;
         Ok(())
     }
 
-    fn try_begin_with(
+    fn try_create_from_snapshot(
         &self,
         plan: &HistoryPlan,
         guards: Guards,
@@ -334,26 +335,26 @@ impl SimulatedNode {
     }
 
     /// Returns how its process presents itself to peers.
-    pub(super) fn appearance(&self) -> ProcessClaim {
-        self.process.as_ref().map_or_else(|| self.blank_appearance(), |live| live.appearance)
+    pub(super) fn process_claim(&self) -> ProcessClaim {
+        self.process.as_ref().map_or_else(|| self.empty_disk_claim(), |process| process.claim)
     }
 
     /// Returns how a process with nothing on its disk presents itself.
-    fn blank_appearance(&self) -> ProcessClaim {
+    fn empty_disk_claim(&self) -> ProcessClaim {
         ProcessClaim {
             incarnation: Incarnation(self.files.incarnation.to_be_bytes()),
             boot: self.files.boots,
-            run: run_of(self.id, self.life),
+            run: process_run(self.id, self.generation),
             disk: DiskState::default(),
         }
     }
 
     /// Writes what it remembers of its peers' promises, unless that was written already.
     pub(super) fn write_witness(&mut self) {
-        let Some(live) = &mut self.process else { return };
-        if live.witness.version() > live.witness_written {
-            live.witness_written = live.witness.version();
-            self.files.witness = live.witness.encode();
+        let Some(process) = &mut self.process else { return };
+        if process.witness.version() > process.witness_written {
+            process.witness_written = process.witness.version();
+            self.files.witness = process.witness.encode();
         }
     }
 
@@ -398,11 +399,12 @@ impl SimulatedNode {
         seed: u64,
         guards: Guards,
     ) -> Result<(), ProcessEnd> {
-        self.life += 1;
+        self.generation += 1;
         self.files.boots += 1;
-        let live = self.try_boot(plan, seed, guards).map_err(|error| self.process_end(&*error))?;
+        let process =
+            self.try_boot(plan, seed, guards).map_err(|error| self.process_end(&*error))?;
         self.files.had_log = true;
-        self.process = Some(live);
+        self.process = Some(process);
         Ok(())
     }
 
@@ -423,20 +425,21 @@ impl SimulatedNode {
         };
         let mut machine =
             KvStateMachine::open(RedbBackend::new(file)?, store_options(plan, guards))?;
-        let own = self.id;
+        let machine_id = self.id;
         // As in production, an outcome is complete only on the member on which a client waits for it.
-        machine.set_answer_filter(move |RequestId(request)| is_awaited_on(request, own));
+        machine.set_answer_filter(move |RequestId(request)| is_awaited_on(request, machine_id));
         if is_new {
             Log::create(&disk, dir, &self.identity(), &options)?;
         }
         let (mut log, recovered) = Log::open(&disk, dir, &options)?;
         let state = recovered.hard_state;
-        let held = DiskState { term: state.term, vote: state.vote, last: recovered.last().index };
+        let disk_state =
+            DiskState { term: state.term, vote: state.vote, last: recovered.last().index };
         let witness = Witness::decode(&self.files.witness)?;
         let initial = recover_initial_state(&mut log, machine.applied(), machine.members())?;
         let config = Config { guards, ..Config::new(self.member, recovered.boot, seed) };
         let (config, mut driver_options) = driver_options(plan, config);
-        driver_options.campaign_when_connected = is_new && own == 1;
+        driver_options.campaign_when_connected = is_new && machine_id == 1;
         let driver = DriverCore::new(&config, driver_options, &initial)?;
         let metrics = Arc::<DriverMetrics>::default();
         let (store, watches) = (machine.store(), machine.hub());
@@ -460,13 +463,13 @@ impl SimulatedNode {
             hub_is_due: false,
             log_summary: LogSummary { last: log.last().index, ..LogSummary::default() },
             was_torn: recovered.truncated_at.is_some(),
-            fetching: 0,
-            writing: None,
+            fetches_in_progress: 0,
+            snapshot_to_write: None,
             snapshots: SnapshotStore::new("/outgoing".into(), bodies.clone()),
             bodies,
-            loses_body: faults.chance(plan.lost_bodies),
+            drops_next_body: faults.chance(plan.lost_bodies),
             connected: BTreeMap::new(),
-            appearance: ProcessClaim { disk: held, ..self.blank_appearance() },
+            claim: ProcessClaim { disk: disk_state, ..self.empty_disk_claim() },
             witness_written: witness.version(),
             witness,
             censuses: Censuses::default(),
@@ -486,23 +489,23 @@ impl SimulatedNode {
 
     /// Returns whether its process is installing a snapshot.
     pub(super) fn is_installing(&self) -> bool {
-        self.process.as_ref().is_some_and(|live| live.log_summary.installing)
+        self.process.as_ref().is_some_and(|process| process.log_summary.installing)
     }
 
     /// Returns whether its log had a torn end when its process began.
     pub(super) fn was_torn(&self) -> bool {
-        self.process.as_ref().is_some_and(|live| live.was_torn)
+        self.process.as_ref().is_some_and(|process| process.was_torn)
     }
 
     /// Decides how far a log write has got when its process ends. It has not begun if `operations` is
     /// `None`. Otherwise power fails after that many disk operations, or the write completes unnoticed.
-    pub(super) fn cut_short(&mut self, operations: Option<u64>) {
-        let Some(live) = &mut self.process else { return };
-        let Some(group) = live.log_group.take() else { return };
+    pub(super) fn interrupt_log_write(&mut self, operations: Option<u64>) {
+        let Some(process) = &mut self.process else { return };
+        let Some(group) = process.log_group.take() else { return };
         if let Some(operations) = operations {
             self.disk.power_off_after(operations);
             // The restart finds out whether the write completed.
-            let _ = live.writer.run(group);
+            let _ = process.writer.run(group);
         }
     }
 
@@ -511,14 +514,14 @@ impl SimulatedNode {
         // Crash the disk before dropping the process: destructors must not complete any writes.
         self.disk.crash();
         self.process = None;
-        self.life += 1;
+        self.generation += 1;
     }
 
     /// Ends the process only: the machine keeps running.
     pub(super) fn kill(&mut self) {
         self.disk.kill();
         self.process = None;
-        self.life += 1;
+        self.generation += 1;
     }
 }
 
@@ -545,9 +548,9 @@ impl MemberProcess {
             apply_jobs: &mut self.apply_jobs,
             log_summary: &mut self.log_summary,
             snapshots: &self.snapshots,
-            loses_body: &mut self.loses_body,
+            drops_next_body: &mut self.drops_next_body,
             connected: &self.connected,
-            fetching: &mut self.fetching,
+            fetches_in_progress: &mut self.fetches_in_progress,
             output: RoundOutput::default(),
         };
         self.core.round(mail, tick, &mut ports);
@@ -555,14 +558,14 @@ impl MemberProcess {
     }
 
     /// Returns whether the log is writing enough bytes for a power cut to leave a part of them.
-    pub(super) fn may_tear(&self) -> bool {
+    pub(super) fn may_tear_write(&self) -> bool {
         let batches = self.log_group.iter().flatten().filter_map(LogJob::batch);
         batches.flat_map(|batch| &batch.entries).map(|entry| entry.data.len()).sum::<usize>()
             > 2 * SECTOR_BYTES
     }
 
     /// Lets the log take all its queued jobs, unless it is still writing. Returns whether it took any.
-    pub(super) fn begin_group(&mut self) -> bool {
+    pub(super) fn begin_log_write(&mut self) -> bool {
         if self.log_group.is_some() {
             return false;
         }
@@ -573,7 +576,7 @@ impl MemberProcess {
     }
 
     /// Lets the state machine take queued jobs, unless it is busy. Returns how many it took.
-    pub(super) fn begin_turn(&mut self) -> usize {
+    pub(super) fn begin_apply_turn(&mut self) -> usize {
         if self.turn.is_some() {
             return 0;
         }
@@ -591,9 +594,12 @@ impl MemberProcess {
         turn: ApplyBatch,
         idle: bool,
     ) -> (TurnOutput, Result<(), Box<dyn Error>>) {
-        let told = TurnOutput::default();
-        let mut out =
-            MachinePorts { snapshots: &self.snapshots, writing: &mut self.writing, output: told };
+        let output = TurnOutput::default();
+        let mut out = MachinePorts {
+            snapshots: &self.snapshots,
+            snapshot_to_write: &mut self.snapshot_to_write,
+            output,
+        };
         let mut done = self.applier.run(turn, &mut out);
         if done.is_ok() && idle {
             done = self.applier.checkpoint(&mut out).map_err(ApplierError::Store);
@@ -609,7 +615,7 @@ impl MemberProcess {
 
     /// Writes the snapshot that was requested, if there is one.
     pub(super) fn write_snapshot(&mut self) -> Option<Notice> {
-        self.writing.take().map(|snapshot| self.snapshots.build(snapshot))
+        self.snapshot_to_write.take().map(|snapshot| self.snapshots.build(snapshot))
     }
 }
 

@@ -23,7 +23,7 @@ use super::InvariantViolation;
 use super::clients::request_id;
 use super::members::url;
 use super::node::SimulatedNode;
-use super::world::{ScheduledEvent, Simulation, TICK, index_of};
+use super::simulation::{ScheduledEvent, Simulation, TICK, index_of};
 
 /// Maximum number of voters that operators aim for.
 const MAX_VOTERS: u64 = 7;
@@ -44,10 +44,10 @@ const MAX_QUEUED_CHANGES: usize = 16;
 /// A membership change that a member is asked for.
 #[derive(Clone, Debug)]
 pub(super) struct OperatorChange {
-    /// Operator that asks; `None` if a leader promotes a learner that waits for its vote.
+    /// Operator that requests it; `None` if a leader promotes a learner by itself.
     operator: Option<usize>,
     number: u64,
-    change: ChangeRequest,
+    request: ChangeRequest,
     /// Virtual time until which the leader lets the change wait for a quorum to know of the last one.
     until: u64,
 }
@@ -55,9 +55,9 @@ pub(super) struct OperatorChange {
 /// The membership change that a leader has under way.
 #[derive(Debug)]
 pub(super) struct PendingChange {
-    asked: OperatorChange,
-    /// Id of the proposed request; 0 while the leader hands over.
-    request: u64,
+    change: OperatorChange,
+    /// Id of the proposed request; 0 while the leader transfers its leadership.
+    request_id: u64,
 }
 
 /// An operator, and the request that it waits for.
@@ -72,24 +72,27 @@ pub(super) struct Operator {
 }
 
 impl Simulation {
-    /// Calls `says` with a judge of changes that knows what this process knows now.
-    fn judge<T>(
+    /// Calls `f` with a judge of changes that knows what this process knows now.
+    fn with_judge<T>(
         &self,
         node: &SimulatedNode,
-        says: impl FnOnce(&ChangeJudge<'_>) -> T,
+        f: impl FnOnce(&ChangeJudge<'_>) -> T,
     ) -> Option<T> {
-        let live = node.process.as_ref()?;
+        let process = node.process.as_ref()?;
         let since = |since: u64| Duration::from_micros(self.now - since);
-        let connected: BTreeMap<MemberId, Duration> =
-            live.connected.iter().map(|(id, link)| (MemberId(*id), since(link.since))).collect();
-        let (view, status) = (live.store.view(), live.core.driver().status());
+        let connected: BTreeMap<MemberId, Duration> = process
+            .connected
+            .iter()
+            .map(|(id, stream)| (MemberId(*id), since(stream.since)))
+            .collect();
+        let (view, status) = (process.store.view(), process.core.driver().status());
         let rules = ChangeRules {
             healthy_after: Duration::from_micros(self.plan.healthy_after),
             in_sync_entries: self.plan.in_sync_entries,
             guards: self.options.guards,
             ..ChangeRules::new(self.plan.strict, self.plan.max_learners)
         };
-        Some(says(&ChangeJudge {
+        Some(f(&ChangeJudge {
             rules,
             local: MemberId(node.member),
             is_leader: status.role == Role::Leader,
@@ -101,18 +104,19 @@ impl Simulation {
         }))
     }
 
-    pub(super) fn operate(&mut self, operator: usize) -> Result<(), InvariantViolation> {
+    pub(super) fn run_operator(&mut self, operator: usize) -> Result<(), InvariantViolation> {
         if self.are_faults_over || self.operators[operator].pending_number != 0 {
             return Ok(());
         }
         let delay = self.rng.range(5_000, 80_000);
         self.schedule(delay, ScheduledEvent::Operator { operator });
-        let id = self.any_machine();
+        let id = self.random_machine();
         let Some(view) = self.nodes[index_of(id)].store_view() else { return Ok(()) };
-        let again = self.operators[operator].unanswered.take().filter(|_| self.rng.chance(500));
-        let change = match again {
-            Some(again) => again,
-            None => match self.wish(operator, view.members()) {
+        let unanswered =
+            self.operators[operator].unanswered.take().filter(|_| self.rng.chance(500));
+        let request = match unanswered {
+            Some(unanswered) => unanswered,
+            None => match self.draw_change(operator, view.members()) {
                 Some(change) => {
                     let operation = Some(OperationId(u128::from(self.next_id).to_be_bytes()));
                     ChangeRequest { change, operation, planned_at: None }
@@ -121,7 +125,7 @@ impl Simulation {
             },
         };
         let node = &self.nodes[index_of(id)];
-        if !matches!(self.judge(node, |judge| judge.precheck(&change)), Some(Ok(()))) {
+        if !matches!(self.with_judge(node, |judge| judge.precheck(&request)), Some(Ok(()))) {
             self.report.changes_refused += 1;
             return Ok(());
         }
@@ -129,95 +133,101 @@ impl Simulation {
         self.next_id += 1;
         self.operators[operator].pending_number = number;
         self.schedule(OPERATOR_TIMEOUT, ScheduledEvent::OperatorTimeout { operator, number });
-        self.prepare(&change.change);
-        self.operators[operator].unanswered = Some(change.clone());
+        self.start_machine_to_add(&request.change);
+        self.operators[operator].unanswered = Some(request.clone());
         let until = self.now + PROPOSAL_TIMEOUT;
-        let asked = OperatorChange { operator: Some(operator), number, change, until };
-        self.pass_on(id, asked)
+        let change = OperatorChange { operator: Some(operator), number, request, until };
+        self.forward_change(id, change)
     }
 
     /// Lets a member handle a change: it acts itself if it leads, or forwards the change to the leader it
     /// knows.
-    fn pass_on(&mut self, id: u64, asked: OperatorChange) -> Result<(), InvariantViolation> {
+    fn forward_change(
+        &mut self,
+        id: u64,
+        change: OperatorChange,
+    ) -> Result<(), InvariantViolation> {
         let node = &self.nodes[index_of(id)];
-        let (life, member) = (node.life, node.member);
-        let Some(live) = &node.process else { return Ok(()) };
-        let leader = live.core.driver().leadership().1;
+        let (generation, member) = (node.generation, node.member);
+        let Some(process) = &node.process else { return Ok(()) };
+        let leader = process.core.driver().leadership().1;
         if leader == member {
-            return self.lead(id, life, asked);
+            return self.handle_change_as_leader(id, generation, change);
         }
-        let Some(link) = live.connected.get(&leader).copied() else {
-            self.answer(&asked);
+        let Some(stream) = process.connected.get(&leader).copied() else {
+            self.schedule_answer(&change);
             return Ok(());
         };
         // Production sends this on a stream of its own, so a request arrives once or never.
-        let delays = self.network.delays(&mut self.rng, &self.plan, id, link.machine);
+        let delays = self.network.delays(&mut self.rng, &self.plan, id, stream.machine);
         if let Some(delay) = delays.first() {
-            let (node, life) = (link.machine, link.life);
-            self.schedule(*delay, ScheduledEvent::ChangeRequested { node, life, asked });
+            let (node, generation) = (stream.machine, stream.generation);
+            self.schedule(*delay, ScheduledEvent::ChangeRequested { node, generation, change });
         }
         Ok(())
     }
 
     /// Lets a process handle a change as the leader.
-    pub(super) fn lead(
+    pub(super) fn handle_change_as_leader(
         &mut self,
         id: u64,
-        life: u64,
-        asked: OperatorChange,
+        generation: u64,
+        change: OperatorChange,
     ) -> Result<(), InvariantViolation> {
         let one_at_a_time = self.options.guards.one_change_at_a_time();
-        let Some(live) = self.live(id, life) else { return Ok(()) };
-        if live.pending_change.is_some() && one_at_a_time {
-            if live.changes.len() < MAX_QUEUED_CHANGES {
-                live.changes.push_back(asked);
+        let Some(process) = self.running_process(id, generation) else { return Ok(()) };
+        if process.pending_change.is_some() && one_at_a_time {
+            if process.changes.len() < MAX_QUEUED_CHANGES {
+                process.changes.push_back(change);
             }
             return Ok(());
         }
         let node = &self.nodes[index_of(id)];
-        let ruling = self.judge(node, |judge| judge.decide(&asked.change));
-        match ruling {
+        let decision = self.with_judge(node, |judge| judge.decide(&change.request));
+        match decision {
             None => Ok(()),
             Some(Err(ChangeRefusal::Objection(ChangeObjection::Unsettled)))
-                if self.now < asked.until =>
+                if self.now < change.until =>
             {
                 self.schedule(
                     RETRY_INTERVAL,
-                    ScheduledEvent::ChangeRequested { node: id, life, asked },
+                    ScheduledEvent::ChangeRequested { node: id, generation, change },
                 );
                 Ok(())
             }
-            Some(Err(refused)) => {
-                self.report.changes_refused += u64::from(refused != ChangeRefusal::NotLeader);
-                self.answer(&asked);
+            Some(Err(refusal)) => {
+                self.report.changes_refused += u64::from(refusal != ChangeRefusal::NotLeader);
+                self.schedule_answer(&change);
                 Ok(())
             }
             Some(Ok(ChangeDecision::TransferLeadership)) => {
                 self.report.handed_over += 1;
                 self.schedule(
                     TRANSFER_TIMEOUT,
-                    ScheduledEvent::ChangeEnds { node: id, life, request: 0 },
+                    ScheduledEvent::ChangeEnds { node: id, generation, request: 0 },
                 );
-                let Some(live) = self.live(id, life) else { return Ok(()) };
-                live.pending_change = Some(PendingChange { asked, request: 0 });
-                self.notice(id, life, Notice::Transfer(None))
+                let Some(process) = self.running_process(id, generation) else { return Ok(()) };
+                process.pending_change = Some(PendingChange { change, request_id: 0 });
+                self.notice(id, generation, Notice::Transfer(None))
             }
-            Some(Ok(ChangeDecision::Propose(entry))) => self.propose_change(id, life, asked, entry),
+            Some(Ok(ChangeDecision::Propose(entry))) => {
+                self.propose_change(id, generation, change, entry)
+            }
         }
     }
 
     fn propose_change(
         &mut self,
         id: u64,
-        life: u64,
-        asked: OperatorChange,
+        generation: u64,
+        change: OperatorChange,
         entry: Box<command::MemberChange>,
     ) -> Result<(), InvariantViolation> {
-        if let MemberChange::Promote(member) = &asked.change.change {
+        if let MemberChange::Promote(member) = &change.request.change {
             let last = self.nodes[index_of(id)]
                 .process
                 .as_ref()
-                .map(|live| live.core.driver().status().last);
+                .map(|process| process.core.driver().status().last);
             self.invariants.counts.check_promotion(
                 member.0,
                 last.unwrap_or(0),
@@ -227,44 +237,49 @@ impl Simulation {
         let request = request_id(self.next_id, id);
         self.next_id += 1;
         self.change_requests.insert(request);
-        self.proposed_changes.push((entry.planned_at, asked.change.change.clone()));
+        self.proposed_changes.push((entry.planned_at, change.request.change.clone()));
         let data = command::encode(request, None, Operation::ChangeMember(*entry));
         let proposal = ClientProposal { id: RequestId(request), kind: EntryKind::ConfChange, data };
-        self.schedule(PROPOSAL_TIMEOUT, ScheduledEvent::ChangeEnds { node: id, life, request });
-        let Some(live) = self.live(id, life) else { return Ok(()) };
-        if live.mail.propose(proposal).is_err() {
-            self.answer(&asked);
+        self.schedule(
+            PROPOSAL_TIMEOUT,
+            ScheduledEvent::ChangeEnds { node: id, generation, request },
+        );
+        let Some(process) = self.running_process(id, generation) else { return Ok(()) };
+        if process.mail.propose(proposal).is_err() {
+            self.schedule_answer(&change);
             return Ok(());
         }
-        live.pending_change = Some(PendingChange { asked, request });
+        process.pending_change = Some(PendingChange { change, request_id: request });
         self.wake(id)
     }
 
     /// Handles the outcome of a change on the process that proposed it.
-    pub(super) fn change_done(
+    pub(super) fn finish_change(
         &mut self,
         id: u64,
         request: u64,
         outcome: Option<&Outcome>,
     ) -> Result<(), InvariantViolation> {
-        let life = self.node(id).life;
-        let Some(live) = self.live(id, life) else { return Ok(()) };
-        let Some(changing) = live.pending_change.take_if(|changing| changing.request == request)
+        let generation = self.node(id).generation;
+        let Some(process) = self.running_process(id, generation) else { return Ok(()) };
+        let Some(pending) = process.pending_change.take_if(|pending| pending.request_id == request)
         else {
             return Ok(());
         };
-        let stale = matches!(outcome, Some(Err(ApplyError::Members(ChangeError::Stale { .. }))));
-        if stale {
+        let is_stale = matches!(outcome, Some(Err(ApplyError::Members(ChangeError::Stale { .. }))));
+        if is_stale {
             // Another change came in between, so this one is judged again.
-            self.lead(id, life, changing.asked)?;
+            self.handle_change_as_leader(id, generation, pending.change)?;
         } else {
-            self.answer(&changing.asked);
+            self.schedule_answer(&pending.change);
         }
-        let Some(live) = self.live(id, life) else { return Ok(()) };
-        match live.changes.pop_front() {
-            Some(next) if live.pending_change.is_none() => self.lead(id, life, next),
+        let Some(process) = self.running_process(id, generation) else { return Ok(()) };
+        match process.changes.pop_front() {
+            Some(next) if process.pending_change.is_none() => {
+                self.handle_change_as_leader(id, generation, next)
+            }
             Some(next) => {
-                live.changes.push_front(next);
+                process.changes.push_front(next);
                 Ok(())
             }
             None => Ok(()),
@@ -272,26 +287,26 @@ impl Simulation {
     }
 
     /// Schedules the answer to an operator; it may be lost.
-    fn answer(&mut self, asked: &OperatorChange) {
-        let Some(operator) = asked.operator else { return };
+    fn schedule_answer(&mut self, change: &OperatorChange) {
+        let Some(operator) = change.operator else { return };
         if !self.rng.chance(self.plan.loss) {
             let delay = self.rng.range(200, 4_000);
             self.schedule(
                 delay,
-                ScheduledEvent::OperatorAnswered { operator, number: asked.number },
+                ScheduledEvent::OperatorAnswered { operator, number: change.number },
             );
         }
     }
 
-    pub(super) fn answered(&mut self, operator: usize, number: u64) {
+    pub(super) fn receive_operator_answer(&mut self, operator: usize, number: u64) {
         if self.operators[operator].pending_number == number {
             self.operators[operator].unanswered = None;
-            self.operator_goes_on(operator, number);
+            self.end_operator_request(operator, number);
         }
     }
 
     /// Lets an operator continue, because it was answered or gave up.
-    pub(super) fn operator_goes_on(&mut self, operator: usize, number: u64) {
+    pub(super) fn end_operator_request(&mut self, operator: usize, number: u64) {
         if self.operators[operator].pending_number == number {
             self.operators[operator].pending_number = 0;
             let delay = self.rng.range(2_000, 60_000);
@@ -299,39 +314,44 @@ impl Simulation {
         }
     }
 
-    /// Lets a leader promote the learner that waits for its vote, once that is ready.
+    /// Lets a leader promote the learner that waits to become a voter, once it is ready.
     pub(super) fn promote_when_ready(
         &mut self,
         id: u64,
-        life: u64,
-        waits: MemberId,
+        generation: u64,
+        learner: MemberId,
     ) -> Result<(), InvariantViolation> {
-        let Some(live) = self.live(id, life) else { return Ok(()) };
-        if live.core.driver().leadership().0 != Role::Leader || live.pending_change.is_some() {
+        let Some(process) = self.running_process(id, generation) else { return Ok(()) };
+        if process.core.driver().leadership().0 != Role::Leader || process.pending_change.is_some()
+        {
             return Ok(());
         }
-        let change = MemberChange::Promote(waits).into();
-        self.lead(id, life, OperatorChange { operator: None, number: 0, change, until: 0 })
+        let request = MemberChange::Promote(learner).into();
+        self.handle_change_as_leader(
+            id,
+            generation,
+            OperatorChange { operator: None, number: 0, request, until: 0 },
+        )
     }
 
     /// Draws the change that an operator wants, given the list that it has read.
-    fn wish(&mut self, operator: usize, table: &MemberTable) -> Option<MemberChange> {
+    fn draw_change(&mut self, operator: usize, table: &MemberTable) -> Option<MemberChange> {
         if self.operators[operator].target_voters == 0 || self.rng.chance(80) {
             self.operators[operator].target_voters = self.rng.range(1, MAX_VOTERS + 1);
         }
-        let aim = self.operators[operator].target_voters;
-        let lost = |member: &&Member| {
+        let target = self.operators[operator].target_voters;
+        let amnesiac = |member: &&Member| {
             self.nodes.iter().any(|node| node.has_lost_promises && node.member == member.id.0)
         };
-        let lost = table.members().find(lost).map(|member| member.id);
-        if let Some(lost) = lost
+        let amnesiac = table.members().find(amnesiac).map(|member| member.id);
+        if let Some(amnesiac) = amnesiac
             && self.rng.chance(600)
         {
-            return Some(MemberChange::Remove(lost));
+            return Some(MemberChange::Remove(amnesiac));
         }
         let voters: Vec<&Member> = table.members().filter(|member| !member.is_learner).collect();
         let learners: Vec<&Member> = table.members().filter(|member| member.is_learner).collect();
-        let count = voters.len() as u64;
+        let voter_count = voters.len() as u64;
         if self.rng.chance(60) {
             // Retry of an old addition that was carried out and undone since.
             let removed: Vec<MemberId> = table.removed().map(|(id, _)| id).collect();
@@ -347,14 +367,14 @@ impl Simulation {
             let (owner, moves) = (owner.id, self.rng.range(1, 50));
             return Some(MemberChange::Update(member.id, vec![url(owner, moves)]));
         }
-        if count < aim && !learners.is_empty() && self.rng.chance(700) {
+        if voter_count < target && !learners.is_empty() && self.rng.chance(700) {
             return Some(MemberChange::Promote(learners[self.rng.pick(learners.len())].id));
         }
-        if count < aim {
+        if voter_count < target {
             return self.add(table);
         }
-        if count > aim || self.rng.chance(200) {
-            let leader = self.leader(0).map(|id| MemberId(self.nodes[index_of(id)].member));
+        if voter_count > target || self.rng.chance(200) {
+            let leader = self.find_leader(0).map(|id| MemberId(self.nodes[index_of(id)].member));
             let leader = leader.filter(|id| table.member(*id).is_some());
             let any = voters[self.rng.pick(voters.len())].id;
             return Some(MemberChange::Remove(
@@ -370,35 +390,36 @@ impl Simulation {
 
     fn add(&mut self, table: &MemberTable) -> Option<MemberChange> {
         // A machine with an unanswered request is left to the operator that will ask again.
-        let asked_for = |node: &SimulatedNode| {
-            let mut asked = self.operators.iter().filter_map(|one| one.unanswered.as_ref());
-            asked.any(|asked| match &asked.change {
-                MemberChange::Add(new) => node.owns(&new.peer_urls[0]),
+        let is_asked_for = |node: &SimulatedNode| {
+            let mut requests =
+                self.operators.iter().filter_map(|operator| operator.unanswered.as_ref());
+            requests.any(|request| match &request.change {
+                MemberChange::Add(new) => node.has_address(&new.peer_urls[0]),
                 _ => false,
             })
         };
-        let waits = |node: &&SimulatedNode| {
-            let is_taken = table.members().any(|member| node.owns(&member.peer_urls[0]));
-            node.member == 0 && !is_taken && !asked_for(node)
+        let can_join = |node: &&SimulatedNode| {
+            let is_member = table.members().any(|member| node.has_address(&member.peer_urls[0]));
+            node.member == 0 && !is_member && !is_asked_for(node)
         };
-        let waiting = self.nodes.iter().find(waits).map(|node| node.id);
+        let waiting = self.nodes.iter().find(can_join).map(|node| node.id);
         let machine = match waiting {
             Some(machine) => machine,
-            None if self.nodes.len() < MAX_MACHINES => self.new_machine(),
+            None if self.nodes.len() < MAX_MACHINES => self.add_machine(),
             None => return None,
         };
         let id = MemberId(1_000 + self.next_id);
-        let bound = self.plan.binds_incarnations && self.rng.chance(500);
+        let is_bound = self.plan.binds_incarnations && self.rng.chance(500);
         let incarnation = self.nodes[index_of(machine)].files.incarnation;
-        let incarnation = bound.then(|| Incarnation(incarnation.to_be_bytes()));
+        let incarnation = is_bound.then(|| Incarnation(incarnation.to_be_bytes()));
         let url = self.nodes[index_of(machine)].url.clone();
         Some(MemberChange::Add(new_member(id, url, self.rng.chance(600), incarnation)))
     }
 
     /// Starts the machine of a member that is to be added, as its operator would.
-    fn prepare(&mut self, change: &MemberChange) {
+    fn start_machine_to_add(&mut self, change: &MemberChange) {
         let MemberChange::Add(member) = change else { return };
-        let machine = self.nodes.iter().find(|node| node.owns(&member.peer_urls[0]));
+        let machine = self.nodes.iter().find(|node| node.has_address(&member.peer_urls[0]));
         if let Some(id) = machine.filter(|node| node.member == 0).map(|node| node.id) {
             let delay = self.rng.range(1_000, 150_000);
             self.schedule(delay, ScheduledEvent::Restart { node: id });

@@ -78,7 +78,7 @@ pub(super) struct HistoryPlan {
     /// mille.
     pub lost_bodies: u64,
     /// Mean virtual microseconds between disks that are almost full; 0 means none.
-    pub little_space_every: u64,
+    pub low_space_every: u64,
     /// Maximum number of deliveries that wait for a watching client.
     pub queued_deliveries: usize,
     /// Maximum bytes of events kept for watchers, and of events on their way to them.
@@ -100,8 +100,8 @@ pub(super) struct HistoryPlan {
 
 /// Draws the number of members that a cluster begins with. A cluster whose members change may begin
 /// with few.
-fn draw_member_count(rng: &mut Rng, churns: bool) -> u64 {
-    let sizes = if churns { [1, 1, 2, 3, 3, 3, 5] } else { [3, 3, 3, 3, 5, 5, 1] };
+fn draw_member_count(rng: &mut Rng, changes_members: bool) -> u64 {
+    let sizes = if changes_members { [1, 1, 2, 3, 3, 3, 5] } else { [3, 3, 3, 3, 5, 5, 1] };
     sizes[rng.pick(sizes.len())]
 }
 
@@ -109,16 +109,16 @@ impl HistoryPlan {
     pub(super) fn new(rng: &mut Rng, members: Option<u64>) -> Self {
         // Drawn from generators of their own, so that an old seed still gives the same history where
         // they are not used.
-        let mut of_servers = Rng::new(rng.clone().number());
-        let mut of_starts = Rng::new(rng.clone().number() ^ 1);
-        let churns = rng.chance(500);
-        let members = members.unwrap_or_else(|| draw_member_count(rng, churns));
+        let mut server_rng = Rng::new(rng.clone().number());
+        let mut start_rng = Rng::new(rng.clone().number() ^ 1);
+        let changes_members = rng.chance(500);
+        let members = members.unwrap_or_else(|| draw_member_count(rng, changes_members));
         let mut some = |chance, low, high| {
             let drawn = rng.range(low, high);
             if rng.chance(chance) { drawn } else { 0 }
         };
-        let small = |drawn: u64, else_: usize| match usize::try_from(drawn) {
-            Ok(0) | Err(_) => else_,
+        let small = |drawn: u64, default: usize| match usize::try_from(drawn) {
+            Ok(0) | Err(_) => default,
             Ok(small) => small,
         };
         let bounds = MailBounds::default();
@@ -137,7 +137,7 @@ impl HistoryPlan {
             busy_core: some(600, 5, 300),
             full_streams: some(400, 1, 40),
             lost_bodies: some(700, 100, 600),
-            little_space_every: some(300, 200_000, 900_000),
+            low_space_every: some(300, 200_000, 900_000),
             loss: some(600, 1, 120),
             duplication: some(500, 1, 100),
             late_chance: some(700, 1, 120),
@@ -162,19 +162,23 @@ impl HistoryPlan {
             watch_bytes: usize::try_from(some(1000, 1_000, 30_000)).expect("small"),
             uncommitted_bytes: some(300, 5_000, 9_000),
             disk_fault_every: some(400, 150_000, 800_000),
-            operators: if churns { usize::try_from(some(1000, 1, 4)).expect("few") } else { 0 },
+            operators: if changes_members {
+                usize::try_from(some(1000, 1, 4)).expect("few")
+            } else {
+                0
+            },
             strict: some(850, 1, 2) == 1,
             max_learners: some(1000, 1, 4),
             healthy_after: some(1000, 20_000, 120_000),
             in_sync_entries: some(1000, 2, 40),
             binds_incarnations: some(500, 1, 2) == 1,
-            amnesia_every: if churns { some(600, 200_000, 900_000) } else { 0 },
+            amnesia_every: if changes_members { some(600, 200_000, 900_000) } else { 0 },
             user_change_chance: some(500, 200, 500),
-            api_servers: if of_servers.chance(250) { 2 + of_servers.pick(2) } else { 0 },
-            compact_every: of_servers.range(60_000, 300_000),
-            keys_per_prefix: of_servers.range(3, 13),
-            page_keys: i64::try_from(of_servers.range(1, 4)).expect("few"),
-            hasten_first_election: of_starts.chance(500),
+            api_servers: if server_rng.chance(250) { 2 + server_rng.pick(2) } else { 0 },
+            compact_every: server_rng.range(60_000, 300_000),
+            keys_per_prefix: server_rng.range(3, 13),
+            page_keys: i64::try_from(server_rng.range(1, 4)).expect("few"),
+            hasten_first_election: start_rng.chance(500),
         }
     }
 

@@ -136,9 +136,9 @@ pub(super) struct CorePorts<'a> {
     pub apply_jobs: &'a mut VecDeque<ApplyJob>,
     pub log_summary: &'a mut LogSummary,
     pub snapshots: &'a SnapshotStore<MemoryBodies>,
-    pub loses_body: &'a mut bool,
+    pub drops_next_body: &'a mut bool,
     pub connected: &'a BTreeMap<u64, ConnectedStream>,
-    pub fetching: &'a mut usize,
+    pub fetches_in_progress: &'a mut usize,
     pub output: RoundOutput,
 }
 
@@ -157,8 +157,9 @@ impl EffectSink for CorePorts<'_> {
     }
 
     fn send_snapshot(&mut self, message: Message) -> bool {
-        // Lose one body in a process's life, even after the faults have ended.
-        let body = self.snapshots.body_of(&message).filter(|_| !std::mem::take(self.loses_body));
+        // Each process loses one body, even after the faults have ended.
+        let body =
+            self.snapshots.body_of(&message).filter(|_| !std::mem::take(self.drops_next_body));
         let is_there = body.is_some();
         self.output.missing_bodies += u64::from(!is_there);
         self.output.snapshots.extend(body.map(|body| (message, body.into_inner())));
@@ -181,11 +182,11 @@ impl EffectSink for CorePorts<'_> {
     }
 
     fn fetch(&mut self, fetch: FetchRequest) -> bool {
-        if *self.fetching >= self.plan.queued_fetches {
+        if *self.fetches_in_progress >= self.plan.queued_fetches {
             self.output.full += 1;
             return false;
         }
-        *self.fetching += 1;
+        *self.fetches_in_progress += 1;
         self.output.fetches.push(fetch);
         true
     }
@@ -232,7 +233,7 @@ pub(super) struct TurnOutput {
 pub(super) struct MachinePorts<'a> {
     pub snapshots: &'a SnapshotStore<MemoryBodies>,
     /// Snapshot that is being written.
-    pub writing: &'a mut Option<Arc<View>>,
+    pub snapshot_to_write: &'a mut Option<Arc<View>>,
     pub output: TurnOutput,
 }
 
@@ -246,10 +247,10 @@ impl ApplySink<KvStateMachine> for MachinePorts<'_> {
     }
 
     fn build(&mut self, snapshot: Arc<View>) -> bool {
-        if self.writing.is_some() {
+        if self.snapshot_to_write.is_some() {
             return false;
         }
-        *self.writing = Some(snapshot);
+        *self.snapshot_to_write = Some(snapshot);
         self.output.must_write_snapshot = true;
         true
     }

@@ -14,8 +14,8 @@ use super::clients::{
 };
 use super::invariants::linearizable::RequestEffect;
 use super::invariants::store::header_revision;
+use super::simulation::{ScheduledEvent, Simulation, index_of};
 use super::users::{AssignedToken, ROOT, RequestUser};
-use super::world::{ScheduledEvent, Simulation, index_of};
 
 /// A member's answer to a read.
 type ReadResult = Result<RangeResponse, ApplyError>;
@@ -26,91 +26,97 @@ impl Simulation {
         if must_be_answered { CLIENT_TIMEOUT } else { self.rng.range(50_000, CLIENT_TIMEOUT / 3) }
     }
 
-    pub(super) fn client(&mut self, client: usize) -> Result<(), InvariantViolation> {
-        if self.clients[client].operating.is_some() {
+    pub(super) fn start_client_request(&mut self, client: usize) -> Result<(), InvariantViolation> {
+        if self.clients[client].pending.is_some() {
             return Ok(());
         }
         if self.is_client_satisfied(client) {
-            if self.api_server(client).is_some() {
+            if self.api_server_index(client).is_some() {
                 // A copy may still have to be listed again.
-                self.next_operation(client);
+                self.schedule_next_request(client);
             }
             return Ok(());
         }
-        let leader = if self.rng.chance(400) { self.leader(0) } else { None };
-        let node = leader.unwrap_or_else(|| self.any_voter());
+        let leader = if self.rng.chance(400) { self.find_leader(0) } else { None };
+        let node = leader.unwrap_or_else(|| self.random_voter());
         if self.node(node).process.is_none() {
-            self.next_operation(client);
+            self.schedule_next_request(client);
             return Ok(());
         }
         let id = request_id(self.next_id, node);
         self.next_id += 1;
         let clients = &self.invariants.clients;
         let (floor, users_floor) = (clients.floor(), clients.users_floor());
-        let (kind, who, token) = self.asks(client, node, id);
-        let Some(caller) = self.identify(node, &who)? else {
+        let (kind, user, token) = self.draw_client_request(client, node, id);
+        let Some(caller) = self.identify_caller(node, &user)? else {
             // The user's token proved invalid; the client's next request doesn't use it.
-            self.next_operation(client);
+            self.schedule_next_request(client);
             return Ok(());
         };
         self.clients[client].token = token;
         if let ClientRequest::Read { request, linearizable: false } = &kind {
-            let revision = self.read(node, &who, request)?.map_or(0, |(revision, _)| revision);
-            self.trace(&[id, revision.unsigned_abs()]);
-            self.next_operation(client);
+            let revision =
+                self.read_and_check(node, &user, request)?.map_or(0, |(revision, _)| revision);
+            self.add_to_trace(&[id, revision.unsigned_abs()]);
+            self.schedule_next_request(client);
             return Ok(());
         }
         if let ClientRequest::KeepAlive(lease) = kind {
-            self.ask_to_keep_alive(client, node, lease);
+            self.request_keep_alive(client, node, lease);
             return Ok(());
         }
         let read = match &kind {
             ClientRequest::Read { request, .. } => Some(request.clone()),
             ClientRequest::Write { .. } | ClientRequest::KeepAlive(_) => None,
         };
-        let must_end = self.must_be_answered(node, matches!(kind, ClientRequest::Write { .. }));
-        self.clients[client].operating = Some(PendingRequest {
+        let must_be_answered =
+            self.must_be_answered(node, matches!(kind, ClientRequest::Write { .. }));
+        self.clients[client].pending = Some(PendingRequest {
             id,
             floor,
             users_floor,
             node,
             read,
-            renewing: None,
-            user: who,
-            must_be_answered: must_end,
+            renewal: None,
+            user,
+            must_be_answered,
         });
-        let limit = self.draw_client_timeout(must_end);
+        let limit = self.draw_client_timeout(must_be_answered);
         self.schedule(limit, ScheduledEvent::ClientTimeout { client, id });
-        let life = self.node(node).life;
-        let Some(live) = self.live(node, life) else { return Ok(()) };
-        let asked = match kind {
+        let generation = self.node(node).generation;
+        let Some(process) = self.running_process(node, generation) else { return Ok(()) };
+        let queued = match kind {
             // As in the API: requests that free space are still accepted when disk space is short.
-            ClientRequest::Write { grows: true, .. } if live.writer.is_short() => {
+            ClientRequest::Write { grows: true, .. } if process.writer.is_short() => {
                 Err(QueueError::Full)
             }
             ClientRequest::Write { operation, .. } => {
                 let data = command::encode(id, caller.into(), operation);
                 let (id, kind) = (RequestId(id), EntryKind::Normal);
-                live.mail.propose(ClientProposal { id, kind, data })
+                process.mail.propose(ClientProposal { id, kind, data })
             }
-            ClientRequest::Read { .. } | ClientRequest::KeepAlive(_) => live.mail.read(id),
+            ClientRequest::Read { .. } | ClientRequest::KeepAlive(_) => process.mail.read(id),
         };
-        if asked.is_err() {
+        if queued.is_err() {
             self.report.full_queues += 1;
-            return self.was_refused(node, id);
+            return self.record_refusal(node, id);
         }
         self.wake(node)
     }
 
     /// Draws a client's next request and the user it is made as. Also returns the client's token.
-    fn asks(
+    fn draw_client_request(
         &mut self,
         client: usize,
         node: u64,
         id: u64,
     ) -> (ClientRequest, RequestUser, Option<AssignedToken>) {
-        if let Some(server) = self.api_server(client) {
-            return (self.api_server_asks(server, id), RequestUser::Certificate(ROOT), None);
+        if let Some(server) = self.api_server_index(client) {
+            return (
+                self.draw_api_server_request(server, id),
+                RequestUser::Certificate(ROOT),
+                None,
+            );
         }
         let known = self.invariants.clients.floor();
         let mut draw = ClientRequestGenerator { rng: &mut self.rng, keys: self.plan.keys, known };
@@ -119,80 +125,86 @@ impl Simulation {
             Some(lease) if draw.rng.chance(400) => ClientRequest::KeepAlive(lease),
             _ => draw.draw_request(id),
         };
-        let kind = self.or_of_users(node, id, kind);
-        let asked = match &kind {
+        let kind = self.replace_by_user_change(node, id, kind);
+        let operation = match &kind {
             ClientRequest::Write { operation, .. } => Some(operation),
             ClientRequest::Read { .. } | ClientRequest::KeepAlive(_) => None,
         };
         let token = self.clients[client].token.take();
         let mut draw = ClientRequestGenerator { rng: &mut self.rng, keys: self.plan.keys, known };
-        let who = draw.who(asked, token.as_ref());
-        (kind, who, token)
+        let user = draw.draw_user(operation, token.as_ref());
+        (kind, user, token)
     }
 
     /// Ends a client's request, because it was answered or given up, and schedules the next one.
-    pub(super) fn next_operation(&mut self, client: usize) {
-        self.clients[client].operating = None;
-        let pause = if self.api_server(client).is_some() { 40_000 } else { 15_000 };
+    pub(super) fn schedule_next_request(&mut self, client: usize) {
+        self.clients[client].pending = None;
+        let pause = if self.api_server_index(client).is_some() { 40_000 } else { 15_000 };
         // Let many clients start at once now and then, so that proposals share a batch.
         let delay = if self.rng.chance(300) { 500 } else { self.rng.range(500, pause) };
         self.schedule(delay, ScheduledEvent::Client { client });
     }
 
-    pub(super) fn operation(&self, node: u64, id: u64) -> Option<(usize, PendingRequest)> {
+    pub(super) fn find_request(&self, node: u64, id: u64) -> Option<(usize, PendingRequest)> {
         self.clients.iter().enumerate().find_map(|(client, state)| {
-            let operating = state.operating.as_ref()?;
-            (operating.id == id && operating.node == node).then(|| (client, operating.clone()))
+            let pending = state.pending.as_ref()?;
+            (pending.id == id && pending.node == node).then(|| (client, pending.clone()))
         })
     }
 
-    pub(super) fn timed_out(&mut self, client: usize, id: u64) -> Result<(), InvariantViolation> {
-        let Some(operating) = self.clients[client].operating.as_ref() else { return Ok(()) };
-        if operating.id != id {
+    pub(super) fn handle_client_timeout(
+        &mut self,
+        client: usize,
+        id: u64,
+    ) -> Result<(), InvariantViolation> {
+        let Some(pending) = self.clients[client].pending.as_ref() else { return Ok(()) };
+        if pending.id != id {
             return Ok(());
         }
-        if operating.must_be_answered {
-            let what =
-                format!("request {id} on {}: no answer, though all was well", operating.node);
+        if pending.must_be_answered {
+            let what = format!(
+                "request {id} on {}: no answer, although no fault was active",
+                pending.node
+            );
             return Err(InvariantViolation::new("every request is answered", what));
         }
-        self.next_operation(client);
+        self.schedule_next_request(client);
         Ok(())
     }
 
     /// Records that a member has installed a snapshot. Outcomes of requests in the snapshot reach
     /// no client, so those needn't be answered.
-    pub(super) fn outcomes_lost(&mut self, node: u64) {
-        let operating = self.clients.iter_mut().filter_map(|client| client.operating.as_mut());
-        for operating in operating.filter(|operating| operating.node == node) {
-            operating.must_be_answered &= operating.read.is_some();
+    pub(super) fn record_lost_outcomes(&mut self, node: u64) {
+        let pending = self.clients.iter_mut().filter_map(|client| client.pending.as_mut());
+        for pending in pending.filter(|pending| pending.node == node) {
+            pending.must_be_answered &= pending.read.is_some();
         }
     }
 
     /// Records a member's statement that a proposal will never have an effect.
-    pub(super) fn was_refused(&mut self, node: u64, id: u64) -> Result<(), InvariantViolation> {
+    pub(super) fn record_refusal(&mut self, node: u64, id: u64) -> Result<(), InvariantViolation> {
         self.refused_requests.push(id);
-        if let Some(live) = self.nodes[index_of(node)].process.as_mut() {
-            live.end_checkpoint(id);
+        if let Some(process) = self.nodes[index_of(node)].process.as_mut() {
+            process.end_checkpoint(id);
         }
         if self.change_requests.contains(&id) {
-            return self.change_done(node, id, None);
+            return self.finish_change(node, id, None);
         }
         self.report.refused += 1;
-        self.ended(node, id);
+        self.complete_request(node, id);
         Ok(())
     }
 
-    pub(super) fn ended(&mut self, node: u64, id: u64) {
-        if let Some((client, operating)) = self.operation(node, id) {
-            self.clients[client].served += u64::from(operating.must_be_answered);
-            self.next_operation(client);
+    pub(super) fn complete_request(&mut self, node: u64, id: u64) {
+        if let Some((client, pending)) = self.find_request(node, id) {
+            self.clients[client].served += u64::from(pending.must_be_answered);
+            self.schedule_next_request(client);
         }
     }
 
     /// Checks the outcome of a request that a member has applied, and gives it to the client that
     /// waits for it there.
-    pub(super) fn outcome(
+    pub(super) fn deliver_outcome(
         &mut self,
         node: u64,
         id: u64,
@@ -201,31 +213,31 @@ impl Simulation {
         if self.change_requests.contains(&id) {
             self.report.membership_changes += u64::from(outcome.is_ok());
             return if is_awaited_on(id, node) {
-                self.change_done(node, id, Some(outcome))
+                self.finish_change(node, id, Some(outcome))
             } else {
                 Ok(())
             };
         }
         if is_awaited_on(id, NO_CLIENT) {
-            if let Some(live) = self.nodes[index_of(node)].process.as_mut() {
-                live.end_checkpoint(id);
+            if let Some(process) = self.nodes[index_of(node)].process.as_mut() {
+                process.end_checkpoint(id);
             }
             return Ok(());
         }
         let revision = header_revision(outcome);
-        self.trace(&[id, revision.unwrap_or(0).unsigned_abs()]);
-        let done =
+        self.add_to_trace(&[id, revision.unwrap_or(0).unsigned_abs()]);
+        let result =
             self.invariants.stores.check_outcome(node, id, is_awaited_on(id, node), outcome)?;
-        let changed = done.changed;
-        let Some((client, operating)) = self.operation(node, id) else { return Ok(()) };
-        if let Some(renewing) = operating.renewing {
+        let has_changed = result.changed;
+        let Some((client, pending)) = self.find_request(node, id) else { return Ok(()) };
+        if let Some(renewal) = pending.renewal {
             if outcome.is_ok() {
-                self.renewed(client, node, renewing, true);
+                self.complete_renewal(client, node, renewal, true);
             }
-            self.ended(node, id);
+            self.complete_request(node, id);
             return Ok(());
         }
-        self.api_server_told(client, outcome);
+        self.deliver_api_server_outcome(client, outcome);
         match outcome {
             Ok(Response::TokenAssigned { index, .. }) => {
                 self.clients[client].token = Some(AssignedToken::new(id, *index));
@@ -239,59 +251,63 @@ impl Simulation {
             _ => {}
         }
         if let Some(revision) = revision {
-            let answered = if changed { RequestEffect::Change } else { RequestEffect::Read };
-            self.invariants.clients.check_answer(id, answered, operating.floor, revision)?;
+            let effect = if has_changed { RequestEffect::Change } else { RequestEffect::Read };
+            self.invariants.clients.check_answer(id, effect, pending.floor, revision)?;
             self.invariants.acks.record_acknowledged(id, revision);
         }
         self.report.writes += 1;
-        self.ended(node, id);
+        self.complete_request(node, id);
         Ok(())
     }
 
-    pub(super) fn read_done(
+    pub(super) fn complete_read(
         &mut self,
         node: u64,
         token: ReadToken,
     ) -> Result<(), InvariantViolation> {
-        let Some((client, operating)) = self.operation(node, token) else { return Ok(()) };
-        if let Some(renewing) = operating.renewing {
-            self.renewed(client, node, renewing, false);
-            self.ended(node, token);
+        let Some((client, pending)) = self.find_request(node, token) else { return Ok(()) };
+        if let Some(renewal) = pending.renewal {
+            self.complete_renewal(client, node, renewal, false);
+            self.complete_request(node, token);
             return Ok(());
         }
-        let Some(request) = &operating.read else { return Ok(()) };
-        let Some(by) = self.users_revision(node) else { return Ok(()) };
-        self.invariants.clients.check_permission_revision(token, operating.users_floor, by)?;
-        let found = self.read(node, &operating.user, request)?;
+        let Some(request) = &pending.read else { return Ok(()) };
+        let Some(users_revision) = self.users_revision(node) else { return Ok(()) };
+        self.invariants.clients.check_permission_revision(
+            token,
+            pending.users_floor,
+            users_revision,
+        )?;
+        let found = self.read_and_check(node, &pending.user, request)?;
         let revision = found.as_ref().map_or(0, |(revision, _)| *revision);
-        self.trace(&[token, revision.unsigned_abs()]);
+        self.add_to_trace(&[token, revision.unsigned_abs()]);
         if let Some((revision, found)) = found {
-            let answered = RequestEffect::Read;
-            self.invariants.clients.check_answer(token, answered, operating.floor, revision)?;
+            let effect = RequestEffect::Read;
+            self.invariants.clients.check_answer(token, effect, pending.floor, revision)?;
             self.report.reads += 1;
-            self.api_server_reads(client, &found)?;
+            self.deliver_api_server_read(client, &found)?;
         }
-        self.ended(node, token);
+        self.complete_request(node, token);
         Ok(())
     }
 
     /// Reads a member's store at its present state, and compares the result with the model. Returns
     /// the store's revision and the result. Returns `None` if the disk failed or the user has no
     /// permission.
-    fn read(
+    fn read_and_check(
         &mut self,
         node: u64,
-        who: &RequestUser,
+        user: &RequestUser,
         request: &RangeRequest,
     ) -> Result<Option<(i64, ReadResult)>, InvariantViolation> {
-        let life = self.node(node).life;
-        let Some(live) = self.live(node, life) else { return Ok(None) };
-        let view = live.store.view();
-        if !self.may_read(node, &view, who, request)? {
+        let generation = self.node(node).generation;
+        let Some(process) = self.running_process(node, generation) else { return Ok(None) };
+        let view = process.store.view();
+        if !self.is_read_permitted(node, &view, user, request)? {
             return Ok(None);
         }
-        let Some(live) = self.live(node, life) else { return Ok(None) };
-        let found = match live.store.range(&view, request) {
+        let Some(process) = self.running_process(node, generation) else { return Ok(None) };
+        let found = match process.store.range(&view, request) {
             Ok(response) => Ok(response),
             Err(ReadError::Compacted | ReadError::Superseded) => Err(ApplyError::Compacted),
             Err(ReadError::Future) => Err(ApplyError::FutureRevision),
@@ -301,7 +317,7 @@ impl Simulation {
                     return Ok(None);
                 }
                 return Err(InvariantViolation::new(
-                    "stores hold the model",
+                    "stores equal the model",
                     format!("{node}: {error:?}"),
                 ));
             }

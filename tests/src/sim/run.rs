@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::world::{Simulation, SimulationReport};
+use super::simulation::{Simulation, SimulationReport};
 use super::{InvariantViolation, SimulationOptions};
 
 thread_local! {
@@ -142,25 +142,25 @@ fn sum(a: SimulationReport, b: SimulationReport) -> SimulationReport {
         conflicts: a.conflicts + b.conflicts,
         compactions: a.compactions + b.compactions,
         notices: a.notices + b.notices,
-        progress_asked: a.progress_asked + b.progress_asked,
+        progress_requests: a.progress_requests + b.progress_requests,
         shared_turns: a.shared_turns + b.shared_turns,
         full_queues: a.full_queues + b.full_queues,
         lost_bodies: a.lost_bodies + b.lost_bodies,
         leases_expired: a.leases_expired + b.leases_expired,
         renewals: a.renewals + b.renewals,
-        leases_noted: a.leases_noted + b.leases_noted,
+        lease_checkpoints: a.lease_checkpoints + b.lease_checkpoints,
         outdated_clocks: a.outdated_clocks + b.outdated_clocks,
         user_changes: a.user_changes + b.user_changes,
         denied: a.denied + b.denied,
-        tokens_shown: a.tokens_shown + b.tokens_shown,
-        short_of_space: a.short_of_space + b.short_of_space,
+        tokens_used: a.tokens_used + b.tokens_used,
+        disk_space_warnings: a.disk_space_warnings + b.disk_space_warnings,
         compared: a.compared + b.compared,
         pages: a.pages + b.pages,
         lists: a.lists + b.lists,
         copies_checked: a.copies_checked + b.copies_checked,
-        lists_anew: a.lists_anew + b.lists_anew,
+        lists_restarted: a.lists_restarted + b.lists_restarted,
         updates: a.updates + b.updates,
-        updates_late: a.updates_late + b.updates_late,
+        updates_conflicted: a.updates_conflicted + b.updates_conflicted,
         races_won: a.races_won + b.races_won,
         races_lost: a.races_lost + b.races_lost,
         races_compacted: a.races_compacted + b.races_compacted,

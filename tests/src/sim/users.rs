@@ -17,7 +17,7 @@ use node_state::mvcc::View;
 
 use super::InvariantViolation;
 use super::clients::{ClientRequest, ClientRequestGenerator};
-use super::world::{Simulation, index_of};
+use super::simulation::{Simulation, index_of};
 
 pub(super) const ROOT: &str = "root";
 /// Names of users. The last one never exists.
@@ -56,21 +56,21 @@ impl AssignedToken {
 }
 
 impl ClientRequestGenerator<'_> {
-    fn of<const N: usize>(&mut self, names: [&'static str; N]) -> &'static str {
+    fn pick_name<const N: usize>(&mut self, names: [&'static str; N]) -> &'static str {
         names[self.rng.pick(N)]
     }
 
-    fn role_to(&mut self, role: &str) -> AuthOperation {
-        let (user, role) = (self.of(["ann", "bob"]).to_owned(), role.to_owned());
+    fn grant_role(&mut self, role: &str) -> AuthOperation {
+        let (user, role) = (self.pick_name(["ann", "bob"]).to_owned(), role.to_owned());
         AuthOperation::UserGrantRole(AuthUserGrantRoleRequest { user, role })
     }
 
     /// Draws a change of users and roles. Most changes lead towards users who have some permissions.
-    pub(super) fn change_of_users(&mut self, id: u64) -> Operation {
+    pub(super) fn draw_user_change(&mut self, id: u64) -> Operation {
         let hash = Bytes::copy_from_slice(&id.to_be_bytes());
         let change = match self.rng.range(0, 100) {
             0..16 => {
-                let name = self.of([ROOT, "ann", "bob"]).to_owned();
+                let name = self.pick_name([ROOT, "ann", "bob"]).to_owned();
                 let no_password = self.rng.chance(250);
                 AuthOperation::UserAdd(Password { name, hash, no_password })
             }
@@ -78,42 +78,43 @@ impl ClientRequestGenerator<'_> {
                 let (user, role) = (ROOT.to_owned(), ROOT.to_owned());
                 AuthOperation::UserGrantRole(AuthUserGrantRoleRequest { user, role })
             }
-            28..36 => {
-                AuthOperation::RoleAdd(AuthRoleAddRequest { name: self.of(ROLES).to_owned() })
-            }
+            28..36 => AuthOperation::RoleAdd(AuthRoleAddRequest {
+                name: self.pick_name(ROLES).to_owned(),
+            }),
             36..48 => {
-                let role = self.of(["r1", "r2"]);
-                self.role_to(role)
+                let role = self.pick_name(["r1", "r2"]);
+                self.grant_role(role)
             }
-            48..49 => self.role_to(ROOT),
+            48..49 => self.grant_role(ROOT),
             49..64 => {
                 let (key, range_end) = self.keys();
                 let perm_type =
                     [permission::Type::Read, permission::Type::Write, permission::Type::Readwrite]
                         [self.rng.pick(3)];
                 let perm = Some(Permission { perm_type: perm_type.into(), key, range_end });
-                let name = self.of(["r1", "r2"]).to_owned();
+                let name = self.pick_name(["r1", "r2"]).to_owned();
                 AuthOperation::RoleGrantPermission(AuthRoleGrantPermissionRequest { name, perm })
             }
             64..82 => AuthOperation::Enable(AuthEnableRequest {}),
             82..84 => AuthOperation::Disable(AuthDisableRequest {}),
-            84..87 => {
-                AuthOperation::UserDelete(AuthUserDeleteRequest { name: self.of(NAMES).to_owned() })
-            }
+            84..87 => AuthOperation::UserDelete(AuthUserDeleteRequest {
+                name: self.pick_name(NAMES).to_owned(),
+            }),
             87..91 => {
-                let name = self.of(NAMES).to_owned();
+                let name = self.pick_name(NAMES).to_owned();
                 AuthOperation::UserChangePassword(Password { name, hash, no_password: false })
             }
             91..94 => {
-                let (name, role) = (self.of(NAMES).to_owned(), self.of(ROLES).to_owned());
+                let (name, role) =
+                    (self.pick_name(NAMES).to_owned(), self.pick_name(ROLES).to_owned());
                 AuthOperation::UserRevokeRole(AuthUserRevokeRoleRequest { name, role })
             }
-            94..96 => {
-                AuthOperation::RoleDelete(AuthRoleDeleteRequest { role: self.of(ROLES).to_owned() })
-            }
+            94..96 => AuthOperation::RoleDelete(AuthRoleDeleteRequest {
+                role: self.pick_name(ROLES).to_owned(),
+            }),
             _ => {
                 let (key, range_end) = self.keys();
-                let role = self.of(["r1", "r2"]).to_owned();
+                let role = self.pick_name(["r1", "r2"]).to_owned();
                 AuthOperation::RoleRevokePermission(AuthRoleRevokePermissionRequest {
                     role,
                     key,
@@ -125,19 +126,20 @@ impl ClientRequestGenerator<'_> {
     }
 
     /// Draws the user of a request by a client that may have a token.
-    pub(super) fn who(
+    pub(super) fn draw_user(
         &mut self,
         operation: Option<&Operation>,
         token: Option<&AssignedToken>,
     ) -> RequestUser {
-        let is_roots = matches!(operation, Some(Operation::ChangeAuth(_) | Operation::Compact(_)));
+        let needs_root =
+            matches!(operation, Some(Operation::ChangeAuth(_) | Operation::Compact(_)));
         match token {
             Some(token) if self.rng.chance(500) => RequestUser::WithToken(token.clone()),
-            _ if self.rng.chance(if is_roots { 850 } else { 450 }) => {
+            _ if self.rng.chance(if needs_root { 850 } else { 450 }) => {
                 RequestUser::Certificate(ROOT)
             }
             _ if self.rng.chance(150) => RequestUser::Anonymous,
-            _ => RequestUser::Certificate(self.of(NAMES)),
+            _ => RequestUser::Certificate(self.pick_name(NAMES)),
         }
     }
 }
@@ -145,54 +147,62 @@ impl ClientRequestGenerator<'_> {
 impl Simulation {
     /// Identifies the caller by what the member knows. Returns `None` if the member finds the token
     /// invalid.
-    pub(super) fn identify(
+    pub(super) fn identify_caller(
         &mut self,
         node: u64,
-        who: &RequestUser,
+        user: &RequestUser,
     ) -> Result<Option<Caller>, InvariantViolation> {
-        let Some(live) = &self.nodes[index_of(node)].process else { return Ok(None) };
-        let view = live.store.view();
+        let Some(process) = &self.nodes[index_of(node)].process else { return Ok(None) };
+        let view = process.store.view();
         let revision = view.auth().revision();
         if !view.auth().is_enabled() {
             return Ok(Some(Caller::Unauthenticated));
         }
-        match who {
+        match user {
             RequestUser::Anonymous => Ok(Some(Caller::Unauthenticated)),
             RequestUser::Certificate(name) => {
                 Ok(Some(Caller::User { name: (*name).into(), revision }))
             }
             RequestUser::WithToken(token) => {
-                let mut tokens = live.store.tokens().lock().expect("nobody panics");
-                let found = tokens.find(&token.shown, Duration::ZERO, TTL);
-                self.invariants.stores.check_token(node, &view, token.entry, found.as_deref())?;
-                self.report.tokens_shown += u64::from(found.is_some());
-                Ok(found.map(|name| Caller::User { name, revision }))
+                let mut tokens = process.store.tokens().lock().expect("nobody panics");
+                let name = tokens.find(&token.shown, Duration::ZERO, TTL);
+                self.invariants.stores.check_token(node, &view, token.entry, name.as_deref())?;
+                self.report.tokens_used += u64::from(name.is_some());
+                Ok(name.map(|name| Caller::User { name, revision }))
             }
         }
     }
 
     /// In a history with users, replaces a request now and then by a change of them, or by a request for a
     /// token.
-    pub(super) fn or_of_users(&mut self, node: u64, id: u64, kind: ClientRequest) -> ClientRequest {
-        let live = self.nodes[index_of(node)].process.as_ref();
-        let counts = live.is_some_and(|live| live.store.is_auth_enabled());
-        let share =
-            if counts { self.plan.user_change_chance / 4 } else { self.plan.user_change_chance };
-        if !self.rng.chance(share) {
+    pub(super) fn replace_by_user_change(
+        &mut self,
+        node: u64,
+        id: u64,
+        kind: ClientRequest,
+    ) -> ClientRequest {
+        let process = self.nodes[index_of(node)].process.as_ref();
+        let is_enabled = process.is_some_and(|process| process.store.is_auth_enabled());
+        let chance = if is_enabled {
+            self.plan.user_change_chance / 4
+        } else {
+            self.plan.user_change_chance
+        };
+        if !self.rng.chance(chance) {
             return kind;
         }
-        let operation = if counts && self.rng.chance(400) {
-            self.token_for(node, id)
+        let operation = if is_enabled && self.rng.chance(400) {
+            self.draw_token_request(node, id)
         } else {
             let mut draw =
                 ClientRequestGenerator { rng: &mut self.rng, keys: self.plan.keys, known: 1 };
-            draw.change_of_users(id)
+            draw.draw_user_change(id)
         };
         ClientRequest::Write { operation, grows: false }
     }
 
     /// Returns a request that exchanges a password for a token, as the member would propose it.
-    fn token_for(&mut self, node: u64, id: u64) -> Operation {
+    fn draw_token_request(&mut self, node: u64, id: u64) -> Operation {
         let user = NAMES[self.rng.pick(NAMES.len())].to_owned();
         let revision = self.users_revision(node).unwrap_or_default();
         let secret = ring::digest::digest(&ring::digest::SHA256, token_prefix(id).as_bytes());
@@ -202,28 +212,28 @@ impl Simulation {
 
     /// Returns the revision of users and roles that a member knows.
     pub(super) fn users_revision(&self, node: u64) -> Option<u64> {
-        let live = self.nodes[index_of(node)].process.as_ref();
-        Some(live?.store.view().auth().revision())
+        let process = self.nodes[index_of(node)].process.as_ref();
+        Some(process?.store.view().auth().revision())
     }
 
     /// Returns whether a member permits a read of its view, after comparing the decision with the model's.
-    pub(super) fn may_read(
+    pub(super) fn is_read_permitted(
         &mut self,
         node: u64,
         view: &View,
-        who: &RequestUser,
+        user: &RequestUser,
         request: &RangeRequest,
     ) -> Result<bool, InvariantViolation> {
-        let Some(caller) = self.identify(node, who)? else { return Ok(false) };
-        let said = authorise(
+        let Some(caller) = self.identify_caller(node, user)? else { return Ok(false) };
+        let decision = authorise(
             view.auth(),
             &caller,
             RequestedAccess::Range(request),
             &LeaseTable::default(),
         );
         let caller: Option<command::Caller> = caller.into();
-        self.invariants.stores.check_permission(node, view, caller.as_ref(), request, said)?;
-        self.report.denied += u64::from(said.is_err());
-        Ok(said.is_ok())
+        self.invariants.stores.check_permission(node, view, caller.as_ref(), request, decision)?;
+        self.report.denied += u64::from(decision.is_err());
+        Ok(decision.is_ok())
     }
 }

@@ -25,8 +25,8 @@ impl MembershipChanges {
     }
 
     /// Checks a change that the leader `member` proposes, whose configuration has `voters`.
-    /// `may_count` tells for an entry of its log, by index and term, whether it may have changed the
-    /// configuration.
+    /// `may_count` returns for an entry of its log, by index and term, whether it may have changed
+    /// the configuration.
     pub fn check_proposal(
         &mut self,
         member: u64,

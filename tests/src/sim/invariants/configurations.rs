@@ -15,9 +15,9 @@ pub fn check_table(
     table: &MemberTable,
     model: &MembershipModel,
 ) -> Result<(), InvariantViolation> {
-    let violated = |what| Err(InvariantViolation::new("member tables are the model's", what));
+    let violated = |what| Err(InvariantViolation::new("member tables equal the model's", what));
     let Some(expected) = model.configuration_at(index) else {
-        return violated(format!("{index} is before all"));
+        return violated(format!("{index} precedes every known configuration"));
     };
     let found = table.voters_and_learners();
     if found != expected.members {

@@ -10,7 +10,7 @@ pub struct DurableAcks {
 }
 
 impl DurableAcks {
-    /// Records that a client was told that its put succeeded at this revision.
+    /// Records that a client's put was answered with this revision.
     pub fn record_acknowledged(&mut self, put: u64, revision: i64) {
         self.acknowledged.push((put, revision));
     }

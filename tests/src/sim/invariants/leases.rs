@@ -1,5 +1,5 @@
 //! Invariant: a lease doesn't end before its time, measured by the fastest clock. While one member keeps
-//! leading, it doesn't live longer than about twice its TTL.
+//! leading, a lease doesn't last longer than about twice its TTL.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,8 @@ const SLACK: u64 = 300_000;
 #[derive(Debug)]
 struct LeaseTimes {
     lease: Lease,
-    /// Virtual time at which a client was told that the lease has its whole TTL left.
+    /// Virtual time of the newest answer to a client which said that the lease has its whole TTL
+    /// left.
     renewal_confirmed_at: u64,
     /// Virtual time at which a leader may have set the lease's clock back.
     clock_set_back_at: u64,
@@ -31,8 +32,8 @@ impl LeaseTimes {
 /// Leases that exist, and the number of expired ones.
 #[derive(Debug, Default)]
 pub struct Leases {
-    /// Living leases, by the index of the entry that granted each.
-    lives: BTreeMap<u64, LeaseTimes>,
+    /// Existing leases, by the index of the entry that granted each.
+    times_by_grant: BTreeMap<u64, LeaseTimes>,
     /// Number of leases that a leader's clock has ended.
     pub expired: u64,
 }
@@ -48,20 +49,21 @@ impl Leases {
     ) -> Result<(), InvariantViolation> {
         match event {
             LeaseEvent::Granted(lease) => {
-                self.lives.insert(
+                self.times_by_grant.insert(
                     lease.grant_index,
                     LeaseTimes { lease, renewal_confirmed_at: now, clock_set_back_at: now },
                 );
             }
             LeaseEvent::Revoked(lease) => {
-                self.lives.remove(&lease.grant_index);
+                self.times_by_grant.remove(&lease.grant_index);
             }
             LeaseEvent::Expired(lease) => {
                 self.expired += 1;
-                if let Some(life) = self.lives.remove(&lease.grant_index) {
-                    let least = life.renewal_confirmed_at + life.ttl() * quickest / 1000;
-                    if now < least {
-                        let what = format!("{lease:?} ended at {now}, and could have at {least}");
+                if let Some(times) = self.times_by_grant.remove(&lease.grant_index) {
+                    let earliest = times.renewal_confirmed_at + times.ttl() * quickest / 1000;
+                    if now < earliest {
+                        let what =
+                            format!("{lease:?} ended at {now}, and must not before {earliest}");
                         return Err(InvariantViolation::new("leases don't end early", what));
                     }
                 }
@@ -72,26 +74,28 @@ impl Leases {
 
     /// Records that a leader has set a lease's clock back; its client doesn't know yet.
     pub fn record_clock_set_back(&mut self, granted: u64, at: u64) {
-        if let Some(life) = self.lives.get_mut(&granted) {
-            life.clock_set_back_at = life.clock_set_back_at.max(at);
+        if let Some(times) = self.times_by_grant.get_mut(&granted) {
+            times.clock_set_back_at = times.clock_set_back_at.max(at);
         }
     }
 
-    /// Records that a client was told of a renewal that began at `at`.
+    /// Records that a renewal which began at `at` was acknowledged to a client.
     pub fn record_confirmed_renewal(&mut self, granted: u64, at: u64) {
-        if let Some(life) = self.lives.get_mut(&granted) {
-            life.renewal_confirmed_at = life.renewal_confirmed_at.max(at);
+        if let Some(times) = self.times_by_grant.get_mut(&granted) {
+            times.renewal_confirmed_at = times.renewal_confirmed_at.max(at);
         }
     }
 
     /// Checks after the faults that no lease is overdue; one member has led since `since`.
     pub fn check_overdue(&self, now: u64, since: u64) -> Result<(), InvariantViolation> {
-        let late =
-            |life: &&LeaseTimes| now > life.clock_set_back_at.max(since) + 2 * life.ttl() + SLACK;
-        match self.lives.values().find(late) {
+        let late = |times: &&LeaseTimes| {
+            now > times.clock_set_back_at.max(since) + 2 * times.ttl() + SLACK
+        };
+        match self.times_by_grant.values().find(late) {
             None => Ok(()),
-            Some(life) => {
-                let what = format!("{life:?} is alive at {now}, led since {since}");
+            Some(times) => {
+                let what =
+                    format!("{times:?} still exists at {now}, under one leader since {since}");
                 Err(InvariantViolation::new("leases end", what))
             }
         }

@@ -37,8 +37,8 @@ impl Linearizable {
         self.users
     }
 
-    /// Records that a client was told of a change of users and roles. The member had this revision of
-    /// them then.
+    /// Records that a change of users and roles was acknowledged to a client. The member had this
+    /// revision of them then.
     pub fn users_changed(&mut self, revision: u64) {
         self.users = self.users.max(revision);
     }

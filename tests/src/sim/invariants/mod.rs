@@ -24,7 +24,7 @@ use super::InvariantViolation;
 /// State of all invariants of one history.
 #[derive(Debug, Default)]
 pub struct Invariants {
-    /// At most one leader per term, and one vote per member and term.
+    /// Each term has at most one leader, and each member votes once per term.
     pub elections: election_safety::ElectionSafety,
     /// Equal (index, term) implies equal entries up to it.
     pub logs: log_matching::LogMatching,
@@ -38,13 +38,13 @@ pub struct Invariants {
     pub clients: linearizable::Linearizable,
     /// Answers and stores equal the model's.
     pub stores: store::StoreComparison,
-    /// The next membership change waits for the last.
+    /// A membership change is proposed only once a quorum knows that the previous one is committed.
     pub changes: changes::MembershipChanges,
-    /// Only voters count in a quorum.
+    /// A quorum consists of voters only.
     pub counts: quorum_counts::QuorumCounts,
     /// Removed members never act.
     pub removed: removed::RemovedMembers,
-    /// Leases live as long as they were granted for.
+    /// Leases last as long as they were granted for.
     pub leases: leases::Leases,
     /// Acknowledged writes are never lost.
     pub acks: durable_acks::DurableAcks,

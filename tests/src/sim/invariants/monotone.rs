@@ -9,7 +9,7 @@ use crate::sim::InvariantViolation;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct LastKnownState {
-    life: u64,
+    generation: u64,
     term: u64,
     vote: u64,
     commit: u64,
@@ -25,11 +25,11 @@ pub struct Monotone {
 }
 
 impl Monotone {
-    /// Checks a member's state after a step of process `life`.
+    /// Checks a member's state after a step of process `generation`.
     pub fn observe(
         &mut self,
         member: u64,
-        life: u64,
+        generation: u64,
         status: &Status,
     ) -> Result<(), InvariantViolation> {
         let seen = self.members.entry(member).or_default();
@@ -38,7 +38,7 @@ impl Monotone {
             let (now, shown) = (status.term, seen.highest_sent_term);
             return violated(format!("{member} is in term {now} after it has shown term {shown}"));
         }
-        if seen.life == life {
+        if seen.generation == generation {
             if status.term < seen.term {
                 return violated(format!("{member}'s term fell to {}", status.term));
             }
@@ -50,10 +50,10 @@ impl Monotone {
             }
         }
         if status.commit > status.last {
-            return violated(format!("{member} has committed more than it has"));
+            return violated(format!("{member} has committed beyond its last entry"));
         }
         *seen = LastKnownState {
-            life,
+            generation,
             term: status.term,
             vote: status.vote,
             commit: status.commit,

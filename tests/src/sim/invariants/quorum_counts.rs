@@ -1,6 +1,6 @@
-//! Invariant: only voters count (Raft paper, figure 2, with learners). A leader commits entries that
-//! a majority of the *voters* has on disk, and leads by the votes of such a majority. A learner
-//! counts in neither case, and becomes a voter only when it lacks few entries.
+//! Invariant: only voters count (Raft paper, figure 2, with learners). A leader commits entries
+//! that a majority of the *voters* has on disk, and leads by the votes of such a majority. Learners
+//! are part of neither quorum, and one becomes a voter only when it lacks few entries.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub struct QuorumCounts {
     /// Highest index that any leader has committed.
     committed: u64,
     /// Term in which each leader was last checked.
-    looked_at: BTreeMap<u64, u64>,
+    checked_terms: BTreeMap<u64, u64>,
 }
 
 fn is_quorum(members: &Members, counts: impl Fn(u64) -> bool) -> bool {
@@ -52,7 +52,7 @@ impl QuorumCounts {
             }
         }
         self.committed = self.committed.max(status.commit);
-        if leads && self.looked_at.insert(member, status.term) != Some(status.term) {
+        if leads && self.checked_terms.insert(member, status.term) != Some(status.term) {
             let votes = |id| id == member || elections.voted(id, status.term) == Some(member);
             if !configurations.iter().any(|members| is_quorum(members, votes)) {
                 let term = status.term;
@@ -63,19 +63,19 @@ impl QuorumCounts {
         Ok(())
     }
 
-    /// Checks that a promoted learner lacks at most `most` entries of the leader's log, which ends at
+    /// Checks that a promoted learner lacks at most `max_lag` entries of the leader's log, which ends at
     /// `last`.
     pub fn check_promotion(
         &self,
         learner: u64,
         last: u64,
-        most: u64,
+        max_lag: u64,
     ) -> Result<(), InvariantViolation> {
         let durable = self.durable.get(&learner).copied().unwrap_or(0);
-        if durable > 0 && durable + most >= last {
+        if durable > 0 && durable + max_lag >= last {
             return Ok(());
         }
         let what = format!("{learner} has {durable} of {last} entries");
-        Err(InvariantViolation::new("who is promoted is in sync", what))
+        Err(InvariantViolation::new("promoted learners are in sync", what))
     }
 }

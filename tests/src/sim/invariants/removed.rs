@@ -45,7 +45,7 @@ impl RemovedMembers {
         incarnation: u128,
     ) -> Result<(), InvariantViolation> {
         if self.machines_with_tombstone.contains(&machine) {
-            return violated(format!("{member} runs on {machine}, where its tombstone stands"));
+            return violated(format!("{member} runs on {machine}, which has its tombstone"));
         }
         let first = *self.incarnations.entry(incarnation).or_insert(member);
         if first == member {
@@ -71,7 +71,7 @@ impl RemovedMembers {
             return Ok(());
         }
         if let Some(peer) = status.peers.iter().find(|peer| !members.contains(peer.member)) {
-            return violated(format!("{member} counts {}, which is no member", peer.member));
+            return violated(format!("{member} has the peer {}, which is no member", peer.member));
         }
         if self.led.insert(member, status.term) == Some(status.term) {
             return Ok(());

@@ -17,11 +17,11 @@ pub struct StoreComparison {
 }
 
 fn answer_violation(what: String) -> InvariantViolation {
-    InvariantViolation::new("answers are the model's", what)
+    InvariantViolation::new("answers equal the model's", what)
 }
 
 fn store_violation(what: String) -> InvariantViolation {
-    InvariantViolation::new("stores hold the model", what)
+    InvariantViolation::new("stores equal the model", what)
 }
 
 /// Returns the revision in an outcome's header, if it has one.
@@ -98,7 +98,7 @@ impl StoreComparison {
             return Ok(());
         }
         let what = format!("{member}, {caller:?}, {request:?}: {said:?}, not {expected:?}");
-        Err(InvariantViolation::new("who may is the model's to say", what))
+        Err(InvariantViolation::new("permissions equal the model's", what))
     }
 
     /// Checks the user that a member names for the token assigned by entry `entry`. The member may not
@@ -116,7 +116,7 @@ impl StoreComparison {
         }
         let what =
             format!("{member}: the token of entry {entry} is {found:?}'s, not {expected:?}'s");
-        Err(InvariantViolation::new("who may is the model's to say", what))
+        Err(InvariantViolation::new("permissions equal the model's", what))
     }
 
     /// Returns the state of a view, after checking that it equals the model's at the same entry.

@@ -53,13 +53,13 @@ impl ExpectedWatch {
         self.received_up_to.main.max(self.progress_revision) + 1
     }
 
-    fn wants(&self, change: &KeyChange) -> bool {
+    fn selects(&self, change: &KeyChange) -> bool {
         let passes = if change.is_put { !self.no_put } else { !self.no_delete };
         passes && self.range.contains(&change.kv.key)
     }
 
     fn next<'m>(&self, model: &'m ReferenceModel) -> Option<&'m KeyChange> {
-        model.next_change(self.received_up_to, |change| self.wants(change))
+        model.next_change(self.received_up_to, |change| self.selects(change))
     }
 
     /// Checks events that have arrived.
@@ -75,11 +75,11 @@ impl ExpectedWatch {
             let found = KeyChange { revision: event.revision, kv, is_put };
             let expected = self.next(model);
             if expected != Some(&found) {
-                return Err(violated(format!("told {found:?}, not {expected:?}")));
+                return Err(violated(format!("received {found:?}, not {expected:?}")));
             }
             if found.revision.main <= self.progress_revision {
                 let covered = self.progress_revision;
-                return Err(violated(format!("told {found:?} after progress to {covered}")));
+                return Err(violated(format!("received {found:?} after progress to {covered}")));
             }
             self.received_up_to = found.revision;
         }

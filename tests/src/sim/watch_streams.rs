@@ -11,7 +11,7 @@ use node_state::mvcc::watch::{Notice, Subscriber};
 use super::InvariantViolation;
 use super::clients::ClientRequestGenerator;
 use super::invariants::watch::ExpectedWatch;
-use super::world::{ScheduledEvent, Simulation};
+use super::simulation::{ScheduledEvent, Simulation};
 
 /// Number of streams in each history.
 pub(super) const STREAM_COUNT: usize = 3;
@@ -38,20 +38,20 @@ pub(super) struct SingleWatchStream {
     /// Maximum virtual microseconds between two turns.
     pace: u64,
     /// Maximum number of polls in a turn.
-    takes: usize,
+    max_polls: usize,
 }
 
 impl SingleWatchStream {
     pub(super) fn new(draw: &mut ClientRequestGenerator<'_>) -> Self {
         let (key, end) = draw.keys();
-        let slow = draw.rng.chance(300);
+        let is_slow = draw.rng.chance(300);
         let (no_put, no_delete) = (draw.rng.chance(100), draw.rng.chance(100));
         Self {
             watch: ExpectedWatch::new(KeyRange::new(key, end), no_put, no_delete, 1),
             subscriber: None,
             node: 0,
-            pace: if slow { 200_000 } else { 8_000 },
-            takes: if slow { 2 } else { MAX_POLLS_PER_TURN },
+            pace: if is_slow { 200_000 } else { 8_000 },
+            max_polls: if is_slow { 2 } else { MAX_POLLS_PER_TURN },
         }
     }
 
@@ -64,7 +64,7 @@ impl SingleWatchStream {
 
     /// Makes the stream read everything available from now on.
     pub(super) fn read_without_delay(&mut self) {
-        (self.pace, self.takes) = (8_000, MAX_POLLS_PER_TURN);
+        (self.pace, self.max_polls) = (8_000, MAX_POLLS_PER_TURN);
     }
 }
 
@@ -78,11 +78,11 @@ pub(super) fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
 
 impl Simulation {
     /// Lets a stream take its turn.
-    pub(super) fn stream(&mut self, number: usize) -> Result<(), InvariantViolation> {
+    pub(super) fn run_watch_stream(&mut self, number: usize) -> Result<(), InvariantViolation> {
         let delay = self.rng.range(200, self.streams[number].pace);
         self.schedule(delay, ScheduledEvent::Stream { stream: number });
         let moves = self.rng.chance(20);
-        let asks = self.rng.chance(150);
+        let requests_progress = self.rng.chance(150);
         if moves {
             self.streams[number].subscriber = None;
         }
@@ -92,20 +92,20 @@ impl Simulation {
         let Self { streams, invariants, report, .. } = self;
         let stream = &mut streams[number];
         let Some(subscriber) = &mut stream.subscriber else { return Ok(()) };
-        if asks {
-            let asked = if delay.is_multiple_of(2) {
+        if requests_progress {
+            let answer = if delay.is_multiple_of(2) {
                 poll_once(subscriber.request_progress())
             } else {
                 poll_once(subscriber.request_periodic_progress())
             };
-            report.progress_asked += u64::from(asked.is_some());
+            report.progress_requests += u64::from(answer.is_some());
         }
         let model = &invariants.stores.model;
-        let mut in_vain = 0;
-        for _ in 0..stream.takes {
+        let mut empty_polls = 0;
+        for _ in 0..stream.max_polls {
             let Some(notice) = poll_once(subscriber.next()) else {
-                in_vain += 1;
-                if in_vain == MAX_EMPTY_POLLS {
+                empty_polls += 1;
+                if empty_polls == MAX_EMPTY_POLLS {
                     break;
                 }
                 continue;
@@ -134,9 +134,9 @@ impl Simulation {
     }
 
     fn connect(&mut self, number: usize) {
-        let node = self.any_voter();
-        let Some(live) = self.node(node).process.as_ref() else { return };
-        let mut subscriber = live.watches.subscribe();
+        let node = self.random_voter();
+        let Some(process) = self.node(node).process.as_ref() else { return };
+        let mut subscriber = process.watches.subscribe();
         let stream = &mut self.streams[number];
         subscriber.add(WATCH_ID, stream.watch.spec());
         stream.subscriber = Some(subscriber);
@@ -145,20 +145,20 @@ impl Simulation {
 
     /// Schedules a run of a member's watch hub, unless one is scheduled already.
     pub(super) fn wake_hub(&mut self, node: u64) {
-        let life = self.node(node).life;
-        let Some(live) = self.live(node, life) else { return };
-        if !std::mem::replace(&mut live.hub_is_due, true) {
-            let slow = self.rng.chance(100);
+        let generation = self.node(node).generation;
+        let Some(process) = self.running_process(node, generation) else { return };
+        if !std::mem::replace(&mut process.hub_is_due, true) {
+            let is_slow = self.rng.chance(100);
             let delay =
-                if slow { self.rng.range(5_000, 60_000) } else { self.rng.range(20, 3_000) };
-            self.schedule(delay, ScheduledEvent::Hub { node, life });
+                if is_slow { self.rng.range(5_000, 60_000) } else { self.rng.range(20, 3_000) };
+            self.schedule(delay, ScheduledEvent::Hub { node, generation });
         }
     }
 
-    pub(super) fn run_hub(&mut self, node: u64, life: u64) {
-        let Some(live) = self.live(node, life) else { return };
-        live.hub_is_due = false;
-        let over = poll_once(live.hub.as_mut());
-        assert!(over.is_none(), "a hub ends only with its machine");
+    pub(super) fn run_hub(&mut self, node: u64, generation: u64) {
+        let Some(process) = self.running_process(node, generation) else { return };
+        process.hub_is_due = false;
+        let hub_end = poll_once(process.hub.as_mut());
+        assert!(hub_end.is_none(), "a hub ends only with its machine");
     }
 }

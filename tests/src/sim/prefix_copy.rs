@@ -45,14 +45,14 @@ pub(super) struct PrefixCopy {
     prefix: &'static str,
     range: KeyRange,
     /// Keys of the copy.
-    held: BTreeMap<Bytes, KeyValue>,
+    records: BTreeMap<Bytes, KeyValue>,
     /// Revision that the copy has reached.
     revision: i64,
     listing: Option<UnfinishedList>,
     /// Id of its watch on the API server's stream.
     pub watch: Option<i64>,
     /// Revision that a reader waits for.
-    pub wanted: i64,
+    pub wanted_revision: i64,
 }
 
 fn violated(what: String) -> InvariantViolation {
@@ -69,11 +69,11 @@ impl PrefixCopy {
         Self {
             prefix,
             range: KeyRange::new(prefix.into(), end_of(prefix).into()),
-            held: BTreeMap::new(),
+            records: BTreeMap::new(),
             revision: 0,
             listing: Some(UnfinishedList::default()),
             watch: None,
-            wanted: 0,
+            wanted_revision: 0,
         }
     }
 
@@ -83,7 +83,7 @@ impl PrefixCopy {
 
     /// Returns the copy's record of a key; it may be old.
     pub(super) fn get(&self, key: &Bytes) -> Option<&KeyValue> {
-        self.held.get(key)
+        self.records.get(key)
     }
 
     pub(super) fn is_listed(&self) -> bool {
@@ -119,7 +119,7 @@ impl PrefixCopy {
         let page = match page {
             Ok(page) => page,
             Err(ApplyError::Compacted) if listing.revision > 0 => return Ok(self.start_over()),
-            Err(other) => return Err(violated(format!("{listing:?} goes on with {other:?}"))),
+            Err(other) => return Err(violated(format!("{listing:?} is followed by {other:?}"))),
         };
         if listing.revision == 0 {
             listing.revision = page.header.as_ref().map_or(0, |header| header.revision);
@@ -127,14 +127,14 @@ impl PrefixCopy {
         }
         let left = listing.left - i64::try_from(page.kvs.len()).expect("few");
         if page.count != listing.left || page.more != (left > 0) || left < 0 {
-            return Err(violated(format!("{listing:?} goes on with {page:?}")));
+            return Err(violated(format!("{listing:?} is followed by {page:?}")));
         }
         listing.left = left;
         listing.kvs.extend(page.kvs.iter().map(|kv| (kv.key.clone(), kv.clone())));
         if page.more {
             return Ok(CopyState::Unfinished);
         }
-        (self.held, self.revision) = (std::mem::take(&mut listing.kvs), listing.revision);
+        (self.records, self.revision) = (std::mem::take(&mut listing.kvs), listing.revision);
         self.listing = None;
         self.check(model, "list")
     }
@@ -161,28 +161,27 @@ impl PrefixCopy {
         let before = self.revision;
         for event in events {
             let Some(kv) = event.kv.clone() else {
-                return Err(violated(format!("an event of nothing: {event:?}")));
+                return Err(violated(format!("an event without a key: {event:?}")));
             };
             let (at, is_put) = (kv.mod_revision, event.r#type() == EventType::Put);
             if at <= before || at < self.revision {
                 let revision = self.revision;
-                return Err(violated(format!("told of {kv:?} at revision {revision}")));
+                return Err(violated(format!("received {kv:?} at revision {revision}")));
             }
             let is_new = is_put && kv.create_revision == at;
             let can_be_read = is_readable && model.compacted() < at;
-            let held = self.held.get(&kv.key);
+            let record = self.records.get(&kv.key);
             match &event.prev_kv {
-                // Kubernetes does this as well: without the previous value it has nothing to show to its own
-                // watchers.
+                // Kubernetes also does this: its own watchers need the previous value.
                 None if !is_new && !can_be_read => return Ok(self.start_over()),
-                previous if previous.as_ref() == held && held.is_none() == is_new => {}
-                _ => return Err(violated(format!("{event:?} after {held:?}"))),
+                previous if previous.as_ref() == record && record.is_none() == is_new => {}
+                _ => return Err(violated(format!("{event:?} after {record:?}"))),
             }
             self.revision = at;
             if is_put {
-                self.held.insert(kv.key.clone(), kv);
+                self.records.insert(kv.key.clone(), kv);
             } else {
-                self.held.remove(&kv.key);
+                self.records.remove(&kv.key);
             }
         }
         self.check(model, "events")
@@ -218,10 +217,10 @@ impl PrefixCopy {
 
     fn check(&self, model: &ReferenceModel, after: &str) -> Result<CopyState, InvariantViolation> {
         let expected = model.records_in(&self.range, self.revision);
-        if self.held.values().eq(&expected) {
+        if self.records.values().eq(&expected) {
             return Ok(CopyState::Checked);
         }
-        let (held, revision) = (&self.held, self.revision);
-        Err(violated(format!("{held:?} after {after} at {revision}, not {expected:?}")))
+        let (records, revision) = (&self.records, self.revision);
+        Err(violated(format!("{records:?} after {after} at {revision}, not {expected:?}")))
     }
 }

@@ -1,5 +1,5 @@
 //! The simulation's event loop: one queue in virtual time, one step at a time, with faults until they end.
-//! `work` has the members' steps, and `requests` has the clients'.
+//! `process_steps` has the members' steps, and `requests` has the clients'.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,17 +13,17 @@ use node_state::state_machine::StateMachine as _;
 
 use super::api_servers::ApiServer;
 use super::clients::{ClientRequestGenerator, SimulatedClient};
-use super::copies::CopyState;
 use super::faults::FaultKind;
 use super::invariants::Invariants;
 use super::invariants::progress::stuck;
-use super::links::Transfer;
 use super::members::first_members;
 use super::network::Network;
 use super::node::{SimulatedNode, broken};
 use super::operators::{Operator, OperatorChange};
+use super::peer_streams::Transfer;
 use super::plan::HistoryPlan;
-use super::streams::{STREAM_COUNT, SingleWatchStream};
+use super::prefix_copy::CopyState;
+use super::watch_streams::{STREAM_COUNT, SingleWatchStream};
 use super::{InvariantViolation, SimulationOptions};
 use crate::rng::Rng;
 
@@ -40,38 +40,38 @@ const REQUIRED_ANSWERS: u64 = 3;
 
 #[derive(Debug)]
 pub(super) enum ScheduledEvent {
-    Tick { node: u64, life: u64 },
-    Core { node: u64, life: u64 },
-    Deliver { to: u64, life: u64, bytes: Bytes, body: Option<Transfer> },
-    MaintainStreams { node: u64, life: u64 },
-    LogDone { node: u64, life: u64 },
-    ApplyDone { node: u64, life: u64 },
-    Fetch { node: u64, life: u64, fetch: FetchRequest },
-    SnapshotWritten { node: u64, life: u64 },
-    SnapshotReport { node: u64, life: u64, peer: u64, arrived: bool },
-    CompactStep { node: u64, life: u64 },
-    Hub { node: u64, life: u64 },
+    Tick { node: u64, generation: u64 },
+    Core { node: u64, generation: u64 },
+    Deliver { to: u64, generation: u64, bytes: Bytes, body: Option<Transfer> },
+    MaintainStreams { node: u64, generation: u64 },
+    LogDone { node: u64, generation: u64 },
+    ApplyDone { node: u64, generation: u64 },
+    Fetch { node: u64, generation: u64, fetch: FetchRequest },
+    SnapshotWritten { node: u64, generation: u64 },
+    SnapshotReport { node: u64, generation: u64, peer: u64, arrived: bool },
+    CompactStep { node: u64, generation: u64 },
+    Hub { node: u64, generation: u64 },
     Client { client: usize },
     ClientTimeout { client: usize, id: u64 },
-    LeaseEntryDue { node: u64, life: u64, request: u64, data: Bytes },
-    KeepAlive { node: u64, life: u64, client: usize, id: u64, lease: i64 },
+    LeaseEntryDue { node: u64, generation: u64, request: u64, data: Bytes },
+    KeepAlive { node: u64, generation: u64, client: usize, id: u64, lease: i64 },
     Stream { stream: usize },
     ApiServer { server: usize },
     Fault(FaultKind),
-    Rejoin { node: u64, deposed: bool, until: u64 },
-    CutWrite { node: u64, life: u64 },
+    Rejoin { node: u64, was_leader: bool, until: u64 },
+    CutWrite { node: u64, generation: u64 },
     DiskSpaceReturns { node: u64 },
     Restart { node: u64 },
-    StateArrives { node: u64, life: u64, body: Bytes },
-    RemovalReported { node: u64, life: u64 },
-    Leave { node: u64, life: u64 },
+    StateArrives { node: u64, generation: u64, body: Bytes },
+    RemovalReported { node: u64, generation: u64 },
+    Leave { node: u64, generation: u64 },
     GiveUpStranded,
     Move { node: u64 },
     Operator { operator: usize },
     OperatorTimeout { operator: usize, number: u64 },
     OperatorAnswered { operator: usize, number: u64 },
-    ChangeRequested { node: u64, life: u64, asked: OperatorChange },
-    ChangeEnds { node: u64, life: u64, request: u64 },
+    ChangeRequested { node: u64, generation: u64, change: OperatorChange },
+    ChangeEnds { node: u64, generation: u64, request: u64 },
 }
 
 /// Counters of a history that violated no invariant.
@@ -126,7 +126,7 @@ pub struct SimulationReport {
     /// Notices that watches received.
     pub notices: u64,
     /// Progress requests of watches.
-    pub progress_asked: u64,
+    pub progress_requests: u64,
     /// Turns of a state machine that took more than one job.
     pub shared_turns: u64,
     /// Messages and requests that met a full queue.
@@ -138,7 +138,7 @@ pub struct SimulationReport {
     /// Renewals of leases that were confirmed to a client.
     pub renewals: u64,
     /// Checkpoint entries, which record how long leases have left.
-    pub leases_noted: u64,
+    pub lease_checkpoints: u64,
     /// Expiry entries without effect, because another leader led when they were committed.
     pub outdated_clocks: u64,
     /// Changes of users and roles.
@@ -146,9 +146,9 @@ pub struct SimulationReport {
     /// Requests that were refused for lack of permission.
     pub denied: u64,
     /// Tokens that identified their user.
-    pub tokens_shown: u64,
+    pub tokens_used: u64,
     /// Number of times that a member ran short of disk space.
-    pub short_of_space: u64,
+    pub disk_space_warnings: u64,
     /// Members whose data was compared with other members' data.
     pub compared: u64,
     /// Pages of API servers' lists.
@@ -158,11 +158,11 @@ pub struct SimulationReport {
     /// Number of times that an API server's copy was compared with the model.
     pub copies_checked: u64,
     /// Lists that an API server had to start again because something it needed was gone.
-    pub lists_anew: u64,
+    pub lists_restarted: u64,
     /// Updates of keys by API servers that found the key as their copy showed it.
     pub updates: u64,
     /// Updates of keys by API servers that came after another client's change.
-    pub updates_late: u64,
+    pub updates_conflicted: u64,
     /// Won races for the right to compact.
     pub races_won: u64,
     /// Lost races for the right to compact.
@@ -173,9 +173,9 @@ pub struct SimulationReport {
 
 impl SimulationReport {
     /// Counts how a copy stands after a list, events or progress.
-    pub(super) fn count_copy_state(&mut self, standing: CopyState) {
-        self.copies_checked += u64::from(standing == CopyState::Checked);
-        self.lists_anew += u64::from(standing == CopyState::Outdated);
+    pub(super) fn count_copy_state(&mut self, state: CopyState) {
+        self.copies_checked += u64::from(state == CopyState::Checked);
+        self.lists_restarted += u64::from(state == CopyState::Outdated);
     }
 }
 
@@ -299,7 +299,7 @@ impl Simulation {
         let deadline = self.now + SETTLE_TIMEOUT;
         while !self.is_settled() {
             if self.now > deadline {
-                return Err(stuck(self.describe()));
+                return Err(stuck(self.describe_state()));
             }
             self.step()?;
         }
@@ -315,7 +315,7 @@ impl Simulation {
         &mut self.nodes[index_of(id)]
     }
 
-    pub(super) fn trace(&mut self, parts: &[u64]) {
+    pub(super) fn add_to_trace(&mut self, parts: &[u64]) {
         for part in parts {
             self.report.trace =
                 (self.report.trace.rotate_left(5) ^ part).wrapping_mul(0x517c_c1b7_2722_0a95);
@@ -329,87 +329,103 @@ impl Simulation {
         };
         self.now = at;
         self.report.steps += 1;
-        self.trace(&[at]);
+        self.add_to_trace(&[at]);
         match event {
-            ScheduledEvent::Tick { node, life } => self.tick(node, life),
-            ScheduledEvent::Deliver { to, life, bytes, body } => {
-                self.deliver(to, life, bytes, body)
+            ScheduledEvent::Tick { node, generation } => self.tick(node, generation),
+            ScheduledEvent::Deliver { to, generation, bytes, body } => {
+                self.deliver(to, generation, bytes, body)
             }
-            ScheduledEvent::Core { node, life } => self.core(node, life),
-            ScheduledEvent::MaintainStreams { node, life } => self.dial(node, life),
-            ScheduledEvent::LogDone { node, life } => self.log_done(node, life),
-            ScheduledEvent::ApplyDone { node, life } => self.apply_done(node, life),
-            ScheduledEvent::Fetch { node, life, fetch } => self.fetch(node, life, fetch),
-            ScheduledEvent::SnapshotWritten { node, life } => self.snapshot_written(node, life),
-            ScheduledEvent::SnapshotReport { node, life, peer, arrived } => {
-                self.notice(node, life, Notice::SnapshotSent { peer, arrived })
+            ScheduledEvent::Core { node, generation } => self.run_delayed_core(node, generation),
+            ScheduledEvent::MaintainStreams { node, generation } => {
+                self.maintain_streams(node, generation)
             }
-            ScheduledEvent::Client { client } => self.client(client),
-            ScheduledEvent::ClientTimeout { client, id } => self.timed_out(client, id),
-            ScheduledEvent::LeaseEntryDue { node, life, request, data } => {
-                self.clock_says(node, life, request, data)
+            ScheduledEvent::LogDone { node, generation } => {
+                self.complete_log_write(node, generation)
             }
-            ScheduledEvent::KeepAlive { node, life, client, id, lease } => {
-                self.keep_alive((node, life), client, id, lease)
+            ScheduledEvent::ApplyDone { node, generation } => {
+                self.complete_apply_turn(node, generation)
             }
-            ScheduledEvent::CompactStep { node, life } => self.compact_step(node, life),
-            ScheduledEvent::Hub { node, life } => {
-                self.run_hub(node, life);
+            ScheduledEvent::Fetch { node, generation, fetch } => {
+                self.fetch_entries(node, generation, fetch)
+            }
+            ScheduledEvent::SnapshotWritten { node, generation } => {
+                self.write_snapshot(node, generation)
+            }
+            ScheduledEvent::SnapshotReport { node, generation, peer, arrived } => {
+                self.notice(node, generation, Notice::SnapshotSent { peer, arrived })
+            }
+            ScheduledEvent::Client { client } => self.start_client_request(client),
+            ScheduledEvent::ClientTimeout { client, id } => self.handle_client_timeout(client, id),
+            ScheduledEvent::LeaseEntryDue { node, generation, request, data } => {
+                self.propose_lease_entry(node, generation, request, data)
+            }
+            ScheduledEvent::KeepAlive { node, generation, client, id, lease } => {
+                self.keep_alive((node, generation), client, id, lease)
+            }
+            ScheduledEvent::CompactStep { node, generation } => self.compact_step(node, generation),
+            ScheduledEvent::Hub { node, generation } => {
+                self.run_hub(node, generation);
                 Ok(())
             }
-            ScheduledEvent::Stream { stream } => self.stream(stream),
-            ScheduledEvent::ApiServer { server } => self.api_stream(server),
+            ScheduledEvent::Stream { stream } => self.run_watch_stream(stream),
+            ScheduledEvent::ApiServer { server } => self.run_api_server_stream(server),
             ScheduledEvent::Restart { node } => self.start(node),
-            ScheduledEvent::StateArrives { node, life, body } => {
-                self.state_arrives(node, life, &body)
+            ScheduledEvent::StateArrives { node, generation, body } => {
+                self.receive_initial_state(node, generation, &body)
             }
-            ScheduledEvent::RemovalReported { node, life } => self.told_removed(node, life),
-            ScheduledEvent::Leave { node, life } => self.leave(node, life),
+            ScheduledEvent::RemovalReported { node, generation } => {
+                self.receive_removal_report(node, generation)
+            }
+            ScheduledEvent::Leave { node, generation } => {
+                self.leave_after_removal(node, generation)
+            }
             ScheduledEvent::GiveUpStranded => {
-                self.give_up_the_stranded();
+                self.remove_stranded_member();
                 Ok(())
             }
-            ScheduledEvent::Move { node } => self.move_machine(node),
-            ScheduledEvent::Operator { operator } => self.operate(operator),
+            ScheduledEvent::Move { node } => self.restart_at_new_address(node),
+            ScheduledEvent::Operator { operator } => self.run_operator(operator),
             ScheduledEvent::OperatorTimeout { operator, number } => {
-                self.operator_goes_on(operator, number);
+                self.end_operator_request(operator, number);
                 Ok(())
             }
             ScheduledEvent::OperatorAnswered { operator, number } => {
-                self.answered(operator, number);
+                self.receive_operator_answer(operator, number);
                 Ok(())
             }
-            ScheduledEvent::ChangeRequested { node, life, asked } => self.lead(node, life, asked),
-            ScheduledEvent::ChangeEnds { node, life, request } => {
-                let same = self.node(node).life == life;
-                if same { self.change_done(node, request, None) } else { Ok(()) }
+            ScheduledEvent::ChangeRequested { node, generation, change } => {
+                self.handle_change_as_leader(node, generation, change)
             }
-            ScheduledEvent::Fault(trouble) => self.trouble(trouble),
+            ScheduledEvent::ChangeEnds { node, generation, request } => {
+                let same = self.node(node).generation == generation;
+                if same { self.finish_change(node, request, None) } else { Ok(()) }
+            }
+            ScheduledEvent::Fault(kind) => self.inject_fault(kind),
             ScheduledEvent::DiskSpaceReturns { node } => {
                 self.node(node).disk.limit_free_bytes(u64::MAX);
                 Ok(())
             }
-            ScheduledEvent::Rejoin { node, deposed, until } => {
-                self.rejoin(node, deposed, until);
+            ScheduledEvent::Rejoin { node, was_leader, until } => {
+                self.rejoin(node, was_leader, until);
                 Ok(())
             }
-            ScheduledEvent::CutWrite { node, life } => {
-                self.cut_a_write(node, life);
+            ScheduledEvent::CutWrite { node, generation } => {
+                self.cut_power_during_write(node, generation);
                 Ok(())
             }
         }
     }
 
-    pub(super) fn any_machine(&mut self) -> u64 {
+    pub(super) fn random_machine(&mut self) -> u64 {
         self.rng.range(1, self.nodes.len() as u64 + 1)
     }
 
     /// Returns a machine that serves clients: one whose member is a voter in the member table of
     /// the most advanced store.
-    pub(super) fn any_voter(&mut self) -> u64 {
+    pub(super) fn random_voter(&mut self) -> u64 {
         let voters: Vec<u64> =
-            self.nodes.iter().filter(|node| self.votes(node)).map(|node| node.id).collect();
-        if voters.is_empty() { self.any_machine() } else { voters[self.rng.pick(voters.len())] }
+            self.nodes.iter().filter(|node| self.is_voter(node)).map(|node| node.id).collect();
+        if voters.is_empty() { self.random_machine() } else { voters[self.rng.pick(voters.len())] }
     }
 
     pub(super) fn start(&mut self, id: u64) -> Result<(), InvariantViolation> {
@@ -418,92 +434,93 @@ impl Simulation {
             return Ok(());
         }
         let (plan, guards) = (self.plan.clone(), self.options.guards);
-        match node.past().start_kind(guards) {
+        match node.start_evidence().start_kind(guards) {
             Err(StartRefusal::Removed) => {
-                self.does_not_start(id);
+                self.refuse_start(id);
                 return Ok(());
             }
             Err(StartRefusal::LogMissing) => return Err(broken(id, "its log is gone")),
             // Reached only if a test has switched off the check of tombstones.
             Ok(StartKind::First) if node.files.tombstone => {}
-            Ok(StartKind::First) if !node.is_founder(&plan) => return self.join(id),
+            Ok(StartKind::First) if !node.is_founder(&plan) => return self.start_joining(id),
             Ok(StartKind::First | StartKind::Restart) => {}
         }
         let node = &self.nodes[index_of(id)];
         self.invariants.removed.check_start(id, node.member, node.files.incarnation)?;
         let seed = self.seed ^ (id << 32);
         let node = self.node(id);
-        let life = node.life + 1;
-        if let Err(down) = node.boot(&plan, seed ^ life, guards) {
-            return self.went_down(id, down);
+        let generation = node.generation + 1;
+        if let Err(end) = node.boot(&plan, seed ^ generation, guards) {
+            return self.handle_process_end(id, end);
         }
         let node = &self.nodes[index_of(id)];
-        let last = node.process.as_ref().map_or(0, |live| live.log_summary.last);
+        let last = node.process.as_ref().map_or(0, |process| process.log_summary.last);
         self.invariants.counts.record_durable(node.member, last);
-        self.note_members(id)?;
-        let (life, torn) = (self.node(id).life, self.node(id).was_torn());
-        self.report.torn += u64::from(torn);
+        self.check_member_table(id)?;
+        let (generation, was_torn) = (self.node(id).generation, self.node(id).was_torn());
+        self.report.torn += u64::from(was_torn);
         let delay = self.rng.range(1, TICK);
-        self.schedule(delay, ScheduledEvent::Tick { node: id, life });
+        self.schedule(delay, ScheduledEvent::Tick { node: id, generation });
         self.check_store(id, false)?;
-        self.schedule(delay, ScheduledEvent::CompactStep { node: id, life });
+        self.schedule(delay, ScheduledEvent::CompactStep { node: id, generation });
         let delay = self.rng.range(200, 5_000);
-        self.schedule(delay, ScheduledEvent::MaintainStreams { node: id, life });
-        self.rounds(id)
+        self.schedule(delay, ScheduledEvent::MaintainStreams { node: id, generation });
+        self.run_rounds(id)
     }
 
     /// Returns whether the faults have ended and all members have agreed on one leader for a while.
     pub(super) fn is_steady(&self) -> bool {
-        let mut seats = self.counted().map(|node| self.leaders[index_of(node.id)]);
-        let first = seats.next().unwrap_or_default();
-        let agreed = first.0 != 0 && seats.all(|leader| leader == first);
+        let mut leaders = self.acting_machines().map(|node| self.leaders[index_of(node.id)]);
+        let first = leaders.next().unwrap_or_default();
+        let agreed = first.0 != 0 && leaders.all(|leader| leader == first);
         self.are_faults_over && agreed && self.now - self.leadership_since > STEADY_TIME
     }
 
-    /// Returns whether a request to `node` must be answered now. A follower forwards a proposal, and isn't
-    /// told if the leader can't take it.
+    /// Returns whether a request to `node` must be answered now. A follower forwards a proposal,
+    /// and gets no answer if the leader can't take it.
     pub(super) fn must_be_answered(&self, node: u64, is_write: bool) -> bool {
-        let asked = &self.nodes[index_of(node)];
-        let leads = self.leaders[index_of(node)].0 == asked.member;
-        let taken = self.plan.has_room_for_forwarded() || leads;
-        self.votes(asked) && self.is_steady() && (taken || !is_write)
+        let machine = &self.nodes[index_of(node)];
+        let is_leader = self.leaders[index_of(node)].0 == machine.member;
+        let leader_accepts = self.plan.has_room_for_forwarded() || is_leader;
+        self.is_voter(machine) && self.is_steady() && (leader_accepts || !is_write)
     }
 
     /// Returns whether a client needs no more requests: the faults have ended and it has been served.
     pub(super) fn is_client_satisfied(&self, client: usize) -> bool {
-        let lists = self.api_server(client).is_some_and(|server| self.servers[server].is_listing());
-        self.are_faults_over && self.clients[client].served >= REQUIRED_ANSWERS && !lists
+        let is_listing =
+            self.api_server_index(client).is_some_and(|server| self.servers[server].is_listing());
+        self.are_faults_over && self.clients[client].served >= REQUIRED_ANSWERS && !is_listing
     }
 
     /// Returns whether the cluster has settled. All members run, agree and have nothing left to do. All
     /// clients have been served, and all watches have received everything.
     pub(super) fn is_settled(&self) -> bool {
         let idle = (0..self.clients.len()).all(|client| {
-            self.clients[client].operating.is_none() && self.is_client_satisfied(client)
+            self.clients[client].pending.is_none() && self.is_client_satisfied(client)
         });
-        let mut positions = self.counted().map(|node| {
-            let live = node.process.as_ref()?;
-            let status = live.core.driver().status();
-            let applied = live.applier.machine().applied();
-            let connected = live.core.driver().is_quorum_connected();
-            let even = connected && status.leader != 0 && status.commit == status.last;
-            even.then_some((status.leader, status.last, applied))
+        let mut positions = self.acting_machines().map(|node| {
+            let process = node.process.as_ref()?;
+            let status = process.core.driver().status();
+            let applied = process.applier.machine().applied();
+            let connected = process.core.driver().is_quorum_connected();
+            let is_caught_up = connected && status.leader != 0 && status.commit == status.last;
+            is_caught_up.then_some((status.leader, status.last, applied))
         });
         if !idle {
             return false;
         }
         let first = positions.next().flatten();
-        let together = first.is_some_and(|(_, last, applied)| applied.index == last);
+        let is_applied = first.is_some_and(|(_, last, applied)| applied.index == last);
         let model = &self.invariants.stores.model;
-        together
+        is_applied
             && positions.all(|position| position == first)
             && self.streams.iter().all(|stream| stream.watch.is_done(model))
             && self.servers.iter().all(|server| server.is_at(model.newest()))
-            && self.nobody_waits_for_a_vote()
+            && self.has_no_learner_to_promote()
             && model.leases.all.is_empty()
     }
 
-    pub(super) fn describe(&self) -> String {
+    pub(super) fn describe_state(&self) -> String {
         let served: Vec<u64> = self.clients.iter().map(|client| client.served).collect();
         let mut text = format!("served {served:?}");
         for stream in &self.streams {
@@ -513,7 +530,7 @@ impl Simulation {
             text = format!("{text}; {server:?}");
         }
         for node in &self.nodes {
-            let status = node.process.as_ref().map(|live| live.core.driver().status());
+            let status = node.process.as_ref().map(|process| process.core.driver().status());
             let (member, lost) = (node.member, node.has_lost_promises);
             text = format!("{text}; {} is {member} (lost: {lost}): {status:?}", node.id);
         }
@@ -522,60 +539,60 @@ impl Simulation {
 
     /// Checks that a member's store holds what the model holds.
     pub(super) fn check_store(&mut self, id: u64, all: bool) -> Result<(), InvariantViolation> {
-        let Some(live) = &self.nodes[index_of(id)].process else { return Ok(()) };
-        self.invariants.stores.check_contents(id, &live.store, all)
+        let Some(process) = &self.nodes[index_of(id)].process else { return Ok(()) };
+        self.invariants.stores.check_contents(id, &process.store, all)
     }
 
     /// Compares the members' data as if `id` asked for it now. No difference may ever be found.
     pub(super) fn check_corruption(&mut self, id: u64) -> Result<(), InvariantViolation> {
         let Some(view) = self.nodes[index_of(id)].store_view() else { return Ok(()) };
         let (question, members) = (Question::of(&view), view.members().voters_and_learners());
-        let mut said = BTreeMap::new();
-        for node in self.counted() {
-            let Some(live) = &node.process else { continue };
+        let mut claims_by_member = BTreeMap::new();
+        for node in self.acting_machines() {
+            let Some(process) = &node.process else { continue };
             // A member whose disk fails it gives no answer.
-            let Ok(claims) = make_claims(&live.store, &live.store.view(), question) else {
+            let Ok(claims) = make_claims(&process.store, &process.store.view(), question) else {
                 continue;
             };
-            said.insert(node.member, claims);
+            claims_by_member.insert(node.member, claims);
         }
-        let verdict = judge_claims(&members.voters.into_iter().collect(), &said);
+        let verdict = judge_claims(&members.voters.into_iter().collect(), &claims_by_member);
         self.report.compared += verdict.compared.len() as u64;
         if verdict.corrupt.is_empty() && !verdict.is_undecided {
             return Ok(());
         }
         Err(InvariantViolation::new(
             "no false alarm",
-            format!("{id} asks {question:?}: {verdict:?}, {said:?}"),
+            format!("{id} asks {question:?}: {verdict:?}, {claims_by_member:?}"),
         ))
     }
 
     pub(super) fn finish(mut self) -> Result<SimulationReport, InvariantViolation> {
         for id in 1..=self.nodes.len() as u64 {
-            if self.counts(&self.nodes[index_of(id)]) {
+            if self.acts_for_member(&self.nodes[index_of(id)]) {
                 self.check_corruption(id)?;
             }
         }
         let mut hashes = Vec::new();
         for id in 1..=self.nodes.len() as u64 {
-            if self.counts(&self.nodes[index_of(id)]) {
+            if self.acts_for_member(&self.nodes[index_of(id)]) {
                 self.check_store(id, true)?;
             }
         }
-        for node in self.counted() {
-            let Some(live) = &node.process else { continue };
-            let view = live.store.view();
-            let hash = live
+        for node in self.acting_machines() {
+            let Some(process) = &node.process else { continue };
+            let view = process.store.view();
+            let hash = process
                 .store
                 .hash_kv(&view, 0)
                 .map_err(|error| broken(node.id, &format!("hashing failed: {error:?}")))?;
             hashes.push((node.id, hash.hash, view.revision()));
         }
-        if let Some(odd) = hashes.iter().find(|(_, hash, _)| *hash != hashes[0].1) {
-            let what = format!("{} holds other data than {}", odd.0, hashes[0].0);
+        if let Some(differing) = hashes.iter().find(|(_, hash, _)| *hash != hashes[0].1) {
+            let what = format!("{} holds other data than {}", differing.0, hashes[0].0);
             return Err(InvariantViolation::new("equal stores", what));
         }
-        self.equal_members()?;
+        self.check_equal_members()?;
         self.invariants.acks.check(&self.invariants.machines, hashes[0].2)?;
         if let Some(id) =
             self.refused_requests.iter().find(|id| self.invariants.machines.has_request(**id))
@@ -583,7 +600,7 @@ impl Simulation {
             let what = format!("put {id} was refused for good and is committed");
             return Err(InvariantViolation::new("a refusal is final", what));
         }
-        self.trace(&[u64::from(hashes[0].1)]);
+        self.add_to_trace(&[u64::from(hashes[0].1)]);
         self.report.elections = self.invariants.elections.elections();
         self.report.leases_expired = self.invariants.leases.expired;
         self.report.outdated_clocks = self.invariants.stores.model.leases.outdated;
