@@ -17,11 +17,11 @@ fn check_all_properties(config: &ExplorationConfig) {
     }
     assert!(report.is_complete(), "{}: cut short by {:?}", config.name, report.cut_short);
     println!(
-        "{}: {} states, {} steps, {} roads, depth {}, {:.1} s, {:.0} states/s, {} MiB",
+        "{}: {} states, {} steps, {} fault-free runs, depth {}, {:.1} s, {:.0} states/s, {} MiB",
         config.name,
         report.states,
         report.steps,
-        report.roads,
+        report.fault_free_runs,
         report.depth,
         report.time.as_secs_f64(),
         report.states as f64 / report.time.as_secs_f64().max(0.001),
@@ -44,7 +44,7 @@ fn one_seat_every_fault_of_its_host() {
         epochs: 2,
         has_late_messages: true,
         reports: true,
-        road_interval: 8,
+        fault_free_interval: 8,
         ..ExplorationConfig::sound("1 seat, 1 host, faults of the host", 1, 1)
     });
 }
@@ -65,7 +65,7 @@ fn one_seat_two_hosts_restore_accept_and_abandon() {
     check_all_properties(&ExplorationConfig {
         faults,
         epochs: 2,
-        road_interval: 8,
+        fault_free_interval: 8,
         ..ExplorationConfig::sound("1 seat, 2 hosts, restore, accept, abandon", 1, 2)
     });
 }
@@ -78,7 +78,7 @@ fn one_seat_two_hosts_retired_and_taken_back_around_a_restore() {
     check_all_properties(&ExplorationConfig {
         faults,
         epochs: 2,
-        road_interval: 8,
+        fault_free_interval: 8,
         reports: true,
         reduced: false,
         ..ExplorationConfig::sound("1 seat, 2 hosts, retired and taken back, restore", 1, 2)
@@ -91,7 +91,7 @@ fn two_seats_retired_and_taken_back_with_a_kill() {
     check_all_properties(&ExplorationConfig {
         faults,
         epochs: 1,
-        road_interval: 64,
+        fault_free_interval: 64,
         reports: true,
         reduced: false,
         ..ExplorationConfig::sound("2 seats, 2 hosts, retired and taken back, kill", 2, 2)
@@ -114,7 +114,7 @@ fn two_seats_three_hosts_pause_and_death() {
     check_all_properties(&ExplorationConfig {
         faults,
         epochs: 2,
-        road_interval: 32,
+        fault_free_interval: 32,
         ..ExplorationConfig::sound("2 seats, 3 hosts, pause and death", 2, 3)
     });
 }
@@ -125,7 +125,7 @@ fn two_seats_restore_without_ledger_where_the_lists_share_a_host() {
         faults: FaultCounts { restores: 1, timeouts: 1, ..FaultCounts::default() },
         epochs: 2,
         expects_ledger: false,
-        road_interval: 16,
+        fault_free_interval: 16,
         ..ExplorationConfig::sound("2 seats, 2 hosts, restore without ledger", 2, 2)
     };
     config.environment.ledger = false;
@@ -139,8 +139,8 @@ fn two_seats_restore_without_ledger_where_the_lists_share_a_host() {
 #[test]
 fn three_seats_five_hosts_restore_without_ledger() {
     let is_it = |config: &ExplorationConfig| config.name == "a restore without ledger";
-    let rung = ladder().into_iter().find(is_it).expect("a rung of the ladder");
-    let config = ExplorationConfig { epochs: 2, ..rung };
+    let ladder_config = ladder().into_iter().find(is_it).expect("a rung of the ladder");
+    let config = ExplorationConfig { epochs: 2, ..ladder_config };
     check_all_properties(&config);
     let without = ExplorationConfig { rules: Rules::ALL.without(Rule::ReleasesFirst), ..config };
     let report = explore(&without, SystemState::new(&without), &SearchLimits::default(), |_| {});
@@ -157,7 +157,7 @@ fn one_seat_two_hosts_database_and_ledger_set_back() {
         faults,
         epochs: 1,
         restore_methods: &[RestoreMethod::Dump, RestoreMethod::InPlace],
-        road_interval: 16,
+        fault_free_interval: 16,
         ..ExplorationConfig::sound("1 seat, 2 hosts, database and ledger set back, an end", 1, 2)
     });
 }
@@ -169,7 +169,7 @@ fn two_seats_three_hosts_rows_set_back_under_the_processes() {
         faults,
         epochs: 2,
         restore_methods: &[RestoreMethod::InPlace],
-        road_interval: 64,
+        fault_free_interval: 64,
         ..ExplorationConfig::sound("2 seats, 3 hosts, rows set back under the processes", 2, 3)
     });
 }
@@ -180,7 +180,7 @@ fn two_seats_three_hosts_restore_and_pause() {
     check_all_properties(&ExplorationConfig {
         faults,
         epochs: 2,
-        road_interval: 128,
+        fault_free_interval: 128,
         ..ExplorationConfig::sound("2 seats, 3 hosts, restore and pause", 2, 3)
     });
 }
@@ -190,7 +190,7 @@ fn three_seats_three_hosts_restore() {
     let faults = FaultCounts { restores: 1, ..FaultCounts::default() };
     check_all_properties(&ExplorationConfig {
         faults,
-        road_interval: 128,
+        fault_free_interval: 128,
         ..ExplorationConfig::sound("3 seats, 3 hosts, restore", 3, 3)
     });
 }
@@ -201,7 +201,7 @@ fn three_seats_four_hosts_pause_and_time_out() {
     check_all_properties(&ExplorationConfig {
         faults,
         epochs: 2,
-        road_interval: 256,
+        fault_free_interval: 256,
         ..ExplorationConfig::sound("3 seats, 4 hosts, pause and time-out", 3, 4)
     });
 }
@@ -220,7 +220,7 @@ fn three_seats_four_hosts_every_fault_of_one_host_and_an_end() {
         faults,
         epochs: 2,
         has_late_messages: true,
-        road_interval: 256,
+        fault_free_interval: 256,
         ..ExplorationConfig::sound("3 seats, 4 hosts, faults of hosts, an end", 3, 4)
     });
 }
@@ -232,8 +232,8 @@ fn three_seats_four_hosts_one_made_anew() {
         faults,
         epochs: 2,
         has_late_messages: true,
-        road_interval: 256,
-        ..ExplorationConfig::sound("3 seats, 4 hosts, one made anew", 3, 4)
+        fault_free_interval: 256,
+        ..ExplorationConfig::sound("3 seats, 4 hosts, one re-imaged", 3, 4)
     });
 }
 
@@ -243,7 +243,7 @@ fn three_seats_four_hosts_a_link_down() {
     check_all_properties(&ExplorationConfig {
         faults,
         epochs: 2,
-        road_interval: 8,
+        fault_free_interval: 8,
         ..ExplorationConfig::sound("3 seats, 4 hosts, a link down", 3, 4)
     });
 }
@@ -254,7 +254,7 @@ fn two_seats_three_hosts_clock_ahead_and_a_death() {
     check_all_properties(&ExplorationConfig {
         faults,
         epochs: 2,
-        road_interval: 8,
+        fault_free_interval: 8,
         ..ExplorationConfig::sound("2 seats, 3 hosts, clock ahead, a death", 2, 3)
     });
 }
@@ -265,7 +265,7 @@ fn three_seats_lying_service_with_every_list_of_four_hosts() {
         service_lies: true,
         expects_ledger: false,
         epochs: 1,
-        road_interval: 0,
+        fault_free_interval: 0,
         ..ExplorationConfig::sound("3 seats, 4 hosts, any lie", 3, 4)
     });
 }

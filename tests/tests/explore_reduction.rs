@@ -10,11 +10,12 @@ use muster_tests::explore::{
     SystemState, explore, regression_cases,
 };
 
-/// A reduced space has fewer states, so the fault-free road is walked from a larger share of them.
-/// Otherwise too few roads might be left to detect what the full space shows.
+/// A reduced space has fewer states, so the fault-free run is played from a larger share of them.
+/// Otherwise too few runs might be left to detect what the full space shows.
 fn explored(config: &ExplorationConfig, reduced: bool) -> ExplorationReport {
-    let roads = if reduced { config.road_interval.div_ceil(8) } else { config.road_interval };
-    let config = ExplorationConfig { reduced, road_interval: roads, ..config.clone() };
+    let interval =
+        if reduced { config.fault_free_interval.div_ceil(8) } else { config.fault_free_interval };
+    let config = ExplorationConfig { reduced, fault_free_interval: interval, ..config.clone() };
     explore(&config, SystemState::new(&config), &SearchLimits::default(), |_| {})
 }
 
@@ -58,7 +59,7 @@ fn one_seat_restore_and_pause() {
     check_same_violations(&ExplorationConfig {
         faults: FaultCounts { restores: 1, pauses: 1, ..FaultCounts::default() },
         epochs: 1,
-        road_interval: 16,
+        fault_free_interval: 16,
         ..ExplorationConfig::sound("1 seat, 2 hosts, restore and pause", 1, 2)
     });
 }
@@ -78,7 +79,7 @@ fn one_seat_death_and_remake() {
         faults: FaultCounts { deaths: 1, reimages: 1, ..FaultCounts::default() },
         has_late_messages: true,
         epochs: 1,
-        road_interval: 4,
+        fault_free_interval: 4,
         ..ExplorationConfig::sound("1 seat, 2 hosts, death and remake", 1, 2)
     });
 }
@@ -98,7 +99,7 @@ fn two_seats_pause() {
     check_same_violations(&ExplorationConfig {
         faults: FaultCounts { pauses: 1, ..FaultCounts::default() },
         epochs: 2,
-        road_interval: 4,
+        fault_free_interval: 4,
         ..ExplorationConfig::sound("2 seats, 2 hosts, pause", 2, 2)
     });
 }
@@ -108,7 +109,7 @@ fn two_seats_time_out() {
     check_same_violations(&ExplorationConfig {
         faults: FaultCounts { timeouts: 1, ..FaultCounts::default() },
         epochs: 1,
-        road_interval: 4,
+        fault_free_interval: 4,
         ..ExplorationConfig::sound("2 seats, 2 hosts, time-out", 2, 2)
     });
 }
@@ -118,7 +119,7 @@ fn two_seats_restore() {
     check_same_violations(&ExplorationConfig {
         faults: FaultCounts { restores: 1, ..FaultCounts::default() },
         epochs: 1,
-        road_interval: 16,
+        fault_free_interval: 16,
         ..ExplorationConfig::sound("2 seats, 2 hosts, restore", 2, 2)
     });
 }
@@ -128,7 +129,7 @@ fn one_seat_restore_beyond_the_first_epoch() {
     check_same_violations(&ExplorationConfig {
         faults: FaultCounts { restores: 1, timeouts: 1, ..FaultCounts::default() },
         epochs: 2,
-        road_interval: 16,
+        fault_free_interval: 16,
         ..ExplorationConfig::sound("1 seat, 1 host, restore, time-out, two epochs", 1, 1)
     });
 }
@@ -139,7 +140,7 @@ fn two_seats_restore_without_ledger() {
         faults: FaultCounts { restores: 1, ..FaultCounts::default() },
         epochs: 1,
         expects_ledger: false,
-        road_interval: 4,
+        fault_free_interval: 4,
         ..ExplorationConfig::sound("2 seats, 2 hosts, restore without ledger", 2, 2)
     };
     config.environment.ledger = false;
@@ -152,7 +153,7 @@ fn one_seat_database_and_ledger_set_back() {
         faults: FaultCounts { restores: 1, ledger_rollbacks: 1, ..FaultCounts::default() },
         restore_methods: &[RestoreMethod::InPlace],
         epochs: 1,
-        road_interval: 8,
+        fault_free_interval: 8,
         ..ExplorationConfig::sound("1 seat, 1 host, database and ledger set back", 1, 1)
     });
 }
@@ -162,7 +163,7 @@ fn two_seats_a_link_down() {
     check_same_violations(&ExplorationConfig {
         faults: FaultCounts { links: 1, timeouts: 1, ..FaultCounts::default() },
         epochs: 1,
-        road_interval: 4,
+        fault_free_interval: 4,
         ..ExplorationConfig::sound("2 seats, 3 hosts, a link down", 2, 3)
     });
 }
@@ -173,7 +174,7 @@ fn one_seat_clock_ahead() {
         faults: FaultCounts { clock_jumps: 1, reimages: 1, ..FaultCounts::default() },
         epochs: 1,
         has_late_messages: true,
-        ..ExplorationConfig::sound("1 seat, 1 host, clock ahead, made anew", 1, 1)
+        ..ExplorationConfig::sound("1 seat, 1 host, clock ahead, re-imaged", 1, 1)
     });
 }
 

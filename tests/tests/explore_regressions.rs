@@ -19,9 +19,9 @@ fn is_stopped_by_its_rule(name: &str) {
     println!("{name}: {} ({:?} off)", case.description, case.safeguard);
     println!("{}", found.join("\n"));
     println!(
-        "on: {} states, {} roads, {:.1} s; off: {} states, {:.1} s",
+        "on: {} states, {} fault-free runs, {:.1} s; off: {} states, {:.1} s",
         on.states,
-        on.roads,
+        on.fault_free_runs,
         on.time.as_secs_f64(),
         off.states,
         off.time.as_secs_f64()

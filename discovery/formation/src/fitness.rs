@@ -1,12 +1,12 @@
-//! Checks whether a record may stand in a list at all, and whether two may stand in it together.
-//! The service (at redeem) and the agents (rules S1 and S2 of `agent/sign.rs`, before they sign)
-//! share these checks.
+//! Checks whether a list may contain a record at all, and whether it may contain two together. The
+//! service (at redeem) and the agents (rules S1 and S2 of `agent/sign.rs`, before they sign) share
+//! these checks.
 
 use std::net::IpAddr;
 
 use crate::values::{AgentRecord, Permissions};
 
-/// Why a record can't stand in any list of this cluster.
+/// Why no list of this cluster can contain a record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordFault {
     /// The record has no peer URL or no client URL.
@@ -46,7 +46,7 @@ pub enum RecordConflict {
     Machine,
 }
 
-/// Checks whether `record` can stand in a list of this cluster.
+/// Checks whether a list of this cluster can contain `record`.
 ///
 /// # Errors
 /// The first reason why it can't.
@@ -88,7 +88,7 @@ fn check_url(url: &str, permissions: Permissions) -> Result<(), RecordFault> {
     Ok(())
 }
 
-/// Checks whether `one` and `other` may stand in one list.
+/// Checks whether one list may contain both `one` and `other`.
 ///
 /// # Errors
 /// The first value that they share and may not.

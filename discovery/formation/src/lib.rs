@@ -31,7 +31,7 @@
 //!   executed ([`Rule::LaunchingBeforeExec`]). A directory that is blank afterwards has lost its
 //!   data and is never a fresh start. The journal names its machine ([`Rule::SameMachine`]), so a
 //!   copied disk is not the same host. A session is a boot counter and a nonce
-//!   ([`Rule::OneSession`]), so one of two holders of one key is told to stop.
+//!   ([`Rule::OneSession`]), so one of two holders of one key is ordered to stop.
 //! * **A host that promises twice.** Whatever an agent shows to others is in
 //!   [`agent::AgentOutput::journal`] first: the type fixes the order.
 //!
@@ -55,7 +55,7 @@
 //! and faults within bounds. With one rule switched off, the exploration finds that rule's disaster
 //! again. Five rules are exceptions, because other rules back them up:
 //!
-//! * [`Rule::OneListPerEpoch`] matters once [`Rule::HoldAboveReleased`] is off as well.
+//! * [`Rule::OneListPerEpoch`] matters once [`Rule::HoldAboveReleased`] is also off.
 //! * [`Rule::AbandonBeforeCommit`] matters once there are no ledgers.
 //! * [`Rule::OneDocument`], [`Rule::HoldWhatWasSigned`] and [`Rule::OneSession`] matter once a disk
 //!   or a copy has broken what the other rules rely on. Each rule's comment says so, and the unit

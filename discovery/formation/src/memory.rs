@@ -7,9 +7,9 @@
 //! reveals that, since all of it is consistent. So each process keeps a *ledger* on its own disk.
 //! It compares ledger and database on each new connection, at each sweep and before each decision:
 //!
-//! * **Identity that no dump carries** ([`DatabaseIdentity`]): server, timeline, database and tables. The
-//!   database stores its site as well. So a process with an empty ledger notices a loaded dump,
-//!   too: the stored site is the one where the dump was taken.
+//! * **Identity that no dump carries** ([`DatabaseIdentity`]): server, timeline, database and
+//!   tables. The database also stores its identity. So a process with an empty ledger notices a
+//!   loaded dump, too: the stored identity is that of the database from which the dump was taken.
 //! * **Values that only grow** ([`HistoryPosition`], [`RememberedDatabase::sweeps`], [`RememberedDatabase::wal`], [`RememberedDatabase::generation`]):
 //!   commits and ends are numbered and chained by hash, each process counts its sweeps, and the
 //!   write-ahead log has a position. A lower value than the remembered one shows that the database
@@ -20,13 +20,14 @@
 //! The process that finds a difference begins a new *generation*. Nothing is frozen or decided in
 //! it, and no earlier token admits anybody. That ends once every known process has put its ledger
 //! back, or an owner has decided. Ledgers are **complete**: each holds every decision that any
-//! process has let out, at least as a cluster's id and hash. So a single remaining process knows
-//! which clusters must not form again. [`check_ledger`] ensures that: before a process freezes, decides or
-//! ends anything, it copies all earlier decisions that its transaction can see.
+//! process has published, at least as a cluster's id and the decided list's hash. So a single
+//! remaining process knows which clusters must not form again. [`check_ledger`] ensures that:
+//! before a process freezes, decides or ends anything, it copies all earlier decisions that its
+//! transaction can see.
 //!
-//! A ledger may be set back to an older state, too. The database records how much was in it, and
-//! how often its process has swept. A ledger that holds less is filled from the database
-//! ([`CopyScope::IncompleteLedger`]), and an operator is told.
+//! A ledger may be set back to an older state, too. The database records how many entries it had,
+//! and how often its process has swept. A ledger that holds less is filled from the database
+//! ([`CopyScope::IncompleteLedger`]), and an operator is informed.
 //!
 //! # What this does not do
 //!
@@ -34,11 +35,12 @@
 //!
 //! * A database was set back together with every ledger, to a moment at which all of them agreed.
 //! * A database was set back in place (its files, or rows in the same tables) to a backup younger
-//!   than this process's last sweep. The process knows of no later decision, since it was down or
-//!   cut off. It knows no more than the backup does, and could only wait for every other process to
-//!   confirm. The exploration finds two clusters there.
+//!   than this process's last sweep. That process was down or cut off, so it knows no later
+//!   decision than the backup does. It could only wait until every other process confirms the
+//!   database. The exploration finds two clusters there.
 //!
-//! Only the rules of the hosts help then: see the crate's own documentation.
+//! In these cases only the rules of the hosts prevent a second cluster: see the crate's own
+//! documentation.
 
 use std::fmt;
 
@@ -144,7 +146,7 @@ pub enum DatabaseDifference {
     Server,
     /// The timeline differs, after a failover or a recovery.
     Timeline {
-        /// Timeline that was noted before.
+        /// Timeline of the database that was known before.
         was: u32,
         /// Timeline that was found now.
         is: u32,
@@ -167,7 +169,7 @@ pub enum DatabaseDifference {
         /// Number of decisions that were found now.
         is: u64,
     },
-    /// Another decision stands at a number that was copied into the ledger.
+    /// The database has another decision at a number that was copied into the ledger.
     History {
         /// Number of the decision that differs.
         at: u64,
@@ -229,7 +231,7 @@ pub enum CopyScope {
     /// to be compared with the database ([`plan_restore`]).
     NewHistory,
     /// All decisions, since the ledger holds less than the database says it did. An operator must
-    /// be told.
+    /// be informed.
     IncompleteLedger,
 }
 
@@ -242,13 +244,13 @@ pub fn compare(
     memory: &LedgerSummary,
     database: &ObservedDatabase,
 ) -> Result<CopyScope, DatabaseDifference> {
-    let Some(noted) = &database.stored else {
+    let Some(stored) = &database.stored else {
         return match (memory.database, memory.entries) {
             (None, 0) => Ok(CopyScope::NewHistory),
             _ => Err(DatabaseDifference::Empty),
         };
     };
-    if let Some(moved) = identity_difference(&noted.identity, &database.identity) {
+    if let Some(moved) = identity_difference(&stored.identity, &database.identity) {
         return Err(moved);
     }
     let older = |own: &ProcessRow, beat: u64| own.entries > memory.entries || own.sweeps > beat + 1;
@@ -256,12 +258,15 @@ pub fn compare(
         let lost = database.process_row.is_some_and(|own| older(&own, 0));
         return Ok(if lost { CopyScope::IncompleteLedger } else { CopyScope::NewHistory });
     };
-    if noted.generation < known.generation {
-        return Err(DatabaseDifference::Generation { was: known.generation, is: noted.generation });
+    if stored.generation < known.generation {
+        return Err(DatabaseDifference::Generation {
+            was: known.generation,
+            is: stored.generation,
+        });
     }
     // In a higher generation another process has found a change. What we remember is another
     // history then, and that generation waits for this process.
-    let same = noted.generation == known.generation;
+    let same = stored.generation == known.generation;
     if same && let Some(moved) = identity_difference(&known.identity, &database.identity) {
         return Err(moved);
     }
@@ -340,7 +345,7 @@ pub enum LedgerVerdict {
     Allowed,
     /// The process must first copy the missing decisions, in this very transaction.
     CopyFirst,
-    /// The process must first look at the database: another process has found a change, or this one
+    /// The process must first examine the database: another process has found a change, or this one
     /// has not looked yet.
     CompareFirst,
     /// The connection can't be used: it leads to an older state of the database.
@@ -349,7 +354,7 @@ pub enum LedgerVerdict {
 
 /// Decides whether a transaction that has read `read` may freeze, decide or end anything. A pooled
 /// connection may lead to a replaced primary, or to tables that were set back. Before anything is
-/// copied out of them, only site and beat show it.
+/// copied out of such tables, only the database's identity and the sweep counter reveal it.
 #[must_use]
 pub fn check_ledger(known: Option<&RememberedDatabase>, read: &DatabaseFacts) -> LedgerVerdict {
     let Some(known) = known else { return LedgerVerdict::CompareFirst };
@@ -445,8 +450,8 @@ pub fn plan_restore(
         LedgerEntry::Commit { .. } if forms && document => RestoreAction::Adopt,
         LedgerEntry::Commit { .. } if forms => RestoreAction::Close,
         // A cluster that has ended here for good contradicts no ledger. One that `db accept` has
-        // ended may come back. One that committed another list is a split, which an operator must
-        // hear of.
+        // ended may come back. One that committed another list is a split, of which an operator
+        // must be informed.
         LedgerEntry::Commit { .. } => {
             let may = stands.commit.is_some() || stands.cause == Some(EndCause::DatabaseAccepted);
             if document && may && !refused { RestoreAction::Adopt } else { RestoreAction::Nothing }
@@ -481,7 +486,7 @@ pub enum ClusterDecision {
     Commit {
         /// Hash of the decided list.
         h: Hash,
-        /// Whether a document that was shown decides the list, instead of acks.
+        /// Whether a host's commit document proves the decision, rather than acks in the database.
         adopted: bool,
     },
     /// A cluster ends before it committed.

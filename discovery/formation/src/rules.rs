@@ -26,7 +26,7 @@ pub enum Rule {
     ///
     /// Defence in depth, so no exploration isolates it. [`Rule::SameMachine`] stops a copy first.
     /// Where nobody can tell the machines apart, refusing the copy's messages doesn't keep a
-    /// document from reaching it. This rule adds that an operator is told.
+    /// document from reaching it. This rule adds that an operator is informed.
     OneSession,
     /// A seat that is held takes one use of a token. Without the rule each key takes one for good,
     /// and a re-imaged host finds the token exhausted.
@@ -73,9 +73,10 @@ pub enum Rule {
     /// A document is held only if the agent's journal knows that the agent signed it. Without the
     /// rule a directory restored from an old copy holds a document that it may have released since.
     ///
-    /// Defence in depth, so no exploration isolates it. An agent never holds what it did not sign,
-    /// unless its journal has forgotten. A journal that forgets may as well sign again, which no
-    /// rule can notice. This rule makes the narrower case safe, in which only the document comes.
+    /// Defence in depth, so no exploration isolates it. An agent never holds a document of a list
+    /// that it did not sign, unless its journal was set back to an older state. An agent with such
+    /// a journal may also sign a second list, which no rule can notice. This rule covers the case
+    /// in which it only receives the document.
     HoldWhatWasSigned,
     /// An agent that holds a document releases nothing. Without the rule its release helps others
     /// to sign a second list.
@@ -85,7 +86,7 @@ pub enum Rule {
     /// Defence in depth, so no exploration isolates it. An agent that signs a later list has
     /// released the earlier one ([`Rule::HoldAboveReleased`]). An agent that holds a document signs
     /// no other list (rule S7 of `agent/sign.rs`). So of all documents with its signature it may
-    /// hold only one. Without the rule nobody would be told that there are two.
+    /// hold only one. Without the rule nobody would be informed that there are two.
     OneDocument,
     /// The marker and `launching` are durable before the node is executed. Without the rule a disk
     /// that is lost right afterwards looks like one that was never used.

@@ -49,7 +49,7 @@ struct ExploreArguments {
     /// Number of node directories that are lost.
     #[arg(long, default_value_t = 0)]
     lost_directories: u8,
-    /// Number of hosts that are made anew.
+    /// Number of hosts that are re-imaged.
     #[arg(long, default_value_t = 0)]
     remakes: u8,
     /// Number of hosts that die.
@@ -128,20 +128,20 @@ struct ExploreArguments {
 impl ExploreArguments {
     /// Returns the configurations to explore, in order.
     fn configs(&self) -> Vec<ExplorationConfig> {
-        let rungs = if self.full || self.ladder { ladder() } else { vec![self.config()] };
+        let configs = if self.full || self.ladder { ladder() } else { vec![self.config()] };
         let full = self.full.then(|| ExplorationConfig {
             max_total_faults: self.together,
             ..ExplorationConfig::full()
         });
         let reduced = |config| ExplorationConfig { reduced: !self.unreduced, ..config };
-        rungs.into_iter().chain(full).map(reduced).collect()
+        configs.into_iter().chain(full).map(reduced).collect()
     }
 
     fn config(&self) -> ExplorationConfig {
         let hosts = usize::from(self.hosts).min(MAX_HOSTS);
         ExplorationConfig {
             epochs: self.epochs,
-            road_interval: self.roads,
+            fault_free_interval: self.roads,
             max_total_faults: self.together,
             has_late_messages: self.remakes > 0 || self.deaths > 0,
             faults: FaultCounts {
@@ -251,7 +251,7 @@ fn described(config: &ExplorationConfig) -> String {
     let kinds = [
         ("restores", faults.restores),
         ("lost directories", faults.lost_directories),
-        ("hosts made anew", faults.reimages),
+        ("re-imaged hosts", faults.reimages),
         ("deaths", faults.deaths),
         ("kills", faults.kills),
         ("pauses", faults.pauses),
@@ -287,12 +287,12 @@ fn print_explored(one: &ExploredConfig) {
     let seconds = report.time.as_secs_f64();
     println!("{}", described(&one.config));
     println!(
-        "    {} states, {} steps, depth {}, {} roads, {} beyond the epochs, {:.0} s ({:.0} \
+        "    {} states, {} steps, depth {}, {} fault-free runs, {} beyond the epochs, {:.0} s ({:.0} \
          states/s), {} MiB",
         report.states,
         report.steps,
         report.longest,
-        report.roads,
+        report.fault_free_runs,
         report.states_beyond_bound,
         seconds,
         report.states as f64 / seconds.max(0.001),
@@ -367,7 +367,7 @@ fn print_json(explored: &[ExploredConfig], walks: &WalkReport) {
             "states": report.states,
             "steps": report.steps,
             "beyond": report.states_beyond_bound,
-            "roads": report.roads,
+            "roads": report.fault_free_runs,
             "all_within_steps": report.depth,
             "longest_path": report.longest,
             "seconds": report.time.as_secs_f64(),

@@ -10,14 +10,14 @@ use formation_explored::{AgentKey, Epoch, Hash};
 
 use crate::explore::config::ExplorationConfig;
 use crate::explore::database::{DatabaseState, PROCESSES};
-use crate::explore::host_side::directory_of;
-use crate::explore::identity::{format_list, list_of, machine, members_of, name};
-use crate::explore::idle;
+use crate::explore::host_steps::directory_of;
+use crate::explore::identities::{format_list, list_of, machine, members_of, name};
+use crate::explore::no_op;
 use crate::explore::processes::{
     RestoreMethod, have_swept_since_backup, is_up_to_date, may_be_forgotten,
 };
-use crate::explore::reduce;
-use crate::explore::world::{AgentMode, SystemState};
+use crate::explore::reductions;
+use crate::explore::state::{AgentMode, SystemState};
 
 /// One atomic step of a host, a process or the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub enum SystemAction {
     DeliverLatePoll(AgentKey),
     /// An agent learns that the service is at this epoch.
     SeeEpoch(usize, Epoch),
-    /// An agent looks at a list: it probes, and then signs, refuses, or sends its row of the
+    /// An agent examines a list: it probes, and then signs, refuses, or sends its row of the
     /// matrix.
     ExamineList(usize, Hash),
     /// As `ExamineList`, but the agent has waited long enough to report which releases are missing.
@@ -66,8 +66,8 @@ pub enum SystemAction {
     Lapse(AgentKey),
     /// The frozen list times out.
     TimeOut,
-    /// An agent's hold-back ends.
-    EndHoldBack(AgentKey),
+    /// An agent's backoff ends.
+    EndBackoff(AgentKey),
     /// An operator abandons the cluster.
     Abandon,
     /// The cluster's deadline passes.
@@ -91,7 +91,7 @@ pub enum SystemAction {
     /// A process's ledger is copied.
     SaveLedger(usize),
     /// The copy replaces the ledger while its process is down. If true, the position beside the
-    /// ledger is replaced as well.
+    /// ledger is also replaced.
     PutLedgerBack(usize, bool),
     /// A process is lost for good, with its ledger.
     LoseProcess(usize),
@@ -158,7 +158,7 @@ impl SystemAction {
                 | SystemAction::ShowDocument(_)
                 | SystemAction::Lapse(_)
                 | SystemAction::TimeOut
-                | SystemAction::EndHoldBack(_)
+                | SystemAction::EndBackoff(_)
                 | SystemAction::Abandon
                 | SystemAction::PassDeadline
                 | SystemAction::Retire
@@ -170,10 +170,10 @@ impl SystemAction {
     /// Returns whether the action is a fault, which the bounds limit. A lapsed lease isn't a fault
     /// if its host no longer exists.
     #[must_use]
-    pub fn is_fault(&self, world: &SystemState) -> bool {
+    pub fn is_fault(&self, system: &SystemState) -> bool {
         match self {
-            SystemAction::Lapse(key) => !world.is_key_gone(*key),
-            SystemAction::ServedBy(_, action) => action.is_fault(world),
+            SystemAction::Lapse(key) => !system.is_key_gone(*key),
+            SystemAction::ServedBy(_, action) => action.is_fault(system),
             SystemAction::TimeOut
             | SystemAction::Abandon
             | SystemAction::PassDeadline
@@ -233,7 +233,7 @@ impl fmt::Display for SystemAction {
             SystemAction::ServedBy(at, action) => write!(f, "through process {at}: {action}"),
             SystemAction::Lapse(key) => write!(f, "{}'s lease lapses", name(*key)),
             SystemAction::TimeOut => write!(f, "the frozen list times out"),
-            SystemAction::EndHoldBack(key) => write!(f, "{} is not held back any more", name(*key)),
+            SystemAction::EndBackoff(key) => write!(f, "{} leaves its backoff", name(*key)),
             SystemAction::Abandon => write!(f, "an operator abandons the cluster"),
             SystemAction::PassDeadline => write!(f, "the deadline passes"),
             SystemAction::Retire => write!(f, "an owner retires the cluster"),
@@ -273,7 +273,7 @@ impl fmt::Display for SystemAction {
                 write!(f, "{}'s node directory is lost; the host restarts", host(at))
             }
             SystemAction::ReimageHost(at) => {
-                write!(f, "{} is made anew: nothing on it survives", host(at))
+                write!(f, "{} is re-imaged: nothing on it survives", host(at))
             }
             SystemAction::Clone(from, to) => {
                 write!(f, "{}'s disk is copied to {}, which starts", host(from), host(to))
@@ -291,72 +291,74 @@ impl fmt::Display for SystemAction {
 
 /// Returns every action that may happen next; some of them change nothing.
 #[must_use]
-pub fn enumerate(world: &SystemState, config: &ExplorationConfig) -> Vec<SystemAction> {
+pub fn enumerate(system: &SystemState, config: &ExplorationConfig) -> Vec<SystemAction> {
     let mut actions = Vec::with_capacity(32);
-    if reduce::is_terminal(world, config) || reduce::has_one_majority_at_most(world, config) {
+    if reductions::is_terminal(system, config)
+        || reductions::has_one_majority_at_most(system, config)
+    {
         return actions;
     }
-    if reduce::waits_for_a_process(world, config) {
-        add_database_actions(world, config, &mut actions);
+    if reductions::is_no_process_connected(system, config) {
+        add_database_actions(system, config, &mut actions);
         return actions;
     }
-    if let Some(alone) = world.followed_host {
-        let host = usize::from(alone);
-        if world.hosts[host].alive {
-            add_host_actions(world, config, host, &mut actions);
+    if let Some(followed) = system.followed_host {
+        let host = usize::from(followed);
+        if system.hosts[host].alive {
+            add_host_actions(system, config, host, &mut actions);
         }
         return actions;
     }
     for host in 0..config.hosts {
         // Hosts that haven't joined are interchangeable if they are equal and linked in the same
         // way. Only the first of them acts.
-        let like = |other: usize| {
-            world.hosts[other] == world.hosts[host]
-                && world.hosts[host].journal.is_none()
-                && world.links.are_unchanged_by_swap(host, other)
+        let is_equal = |other: usize| {
+            system.hosts[other] == system.hosts[host]
+                && system.hosts[host].journal.is_none()
+                && system.links.are_unchanged_by_swap(host, other)
         };
-        if world.hosts[host].alive && !(0..host).any(like) {
-            add_host_actions(world, config, host, &mut actions);
+        if system.hosts[host].alive && !(0..host).any(is_equal) {
+            add_host_actions(system, config, host, &mut actions);
         }
     }
     if config.service_lies {
         return actions;
     }
-    add_link_faults(world, config, &mut actions);
-    add_service_actions(world, config, &mut actions);
-    if reduce::is_serving_process_relevant(world, config) && !world.processes[1].is_lost {
-        let asks = |action: &&SystemAction| action.is_service_request();
+    add_link_faults(system, config, &mut actions);
+    add_service_actions(system, config, &mut actions);
+    if reductions::is_serving_process_relevant(system, config) && !system.processes[1].is_lost {
+        let is_request = |action: &&SystemAction| action.is_service_request();
         let by_other = |action: &SystemAction| SystemAction::ServedBy(1, Box::new(action.clone()));
-        let others: Vec<SystemAction> = actions.iter().filter(asks).map(by_other).collect();
+        let others: Vec<SystemAction> = actions.iter().filter(is_request).map(by_other).collect();
         actions.extend(others);
     }
-    add_database_actions(world, config, &mut actions);
+    add_database_actions(system, config, &mut actions);
     if !config.environment.row_lock {
-        add_unlocked_transactions(world, config, &mut actions);
+        add_unlocked_transactions(system, config, &mut actions);
     }
     actions
 }
 
 fn add_host_actions(
-    world: &SystemState,
+    system: &SystemState,
     config: &ExplorationConfig,
     at: usize,
     actions: &mut Vec<SystemAction>,
 ) {
-    let host = &world.hosts[at];
-    let left = &world.faults_left;
-    let untouched = reduce::is_unknown_to_others(host, config);
-    if left.deaths > 0 && !untouched {
+    let host = &system.hosts[at];
+    let left = &system.faults_left;
+    let is_unknown = reductions::is_unknown_to_others(host, config);
+    if left.deaths > 0 && !is_unknown {
         actions.push(SystemAction::Die(at));
     }
     if left.reimages > 0
-        && !untouched
-        && usize::from(host.life) + 1 < crate::explore::identity::MAX_LIVES
+        && !is_unknown
+        && usize::from(host.reimage_count) + 1 < crate::explore::identities::MAX_KEYS_PER_HOST
     {
         actions.push(SystemAction::ReimageHost(at));
     }
     let Some(journal) = &host.journal else {
-        if host.mode == AgentMode::Running && !has_service_finished(world, config) {
+        if host.mode == AgentMode::Running && !has_service_finished(system, config) {
             let decision =
                 decide_at_start(&config.rules, None, &machine(at), &directory_of(config, host));
             if decision == StartDecision::BeginNew {
@@ -372,9 +374,9 @@ fn add_host_actions(
         actions.push(SystemAction::LoseDirectory(at));
     }
     if left.clones > 0 {
-        let fresh =
-            |&to: &usize| to != at && world.hosts[to].alive && world.hosts[to].journal.is_none();
-        actions.extend((0..config.hosts).filter(fresh).map(|to| SystemAction::Clone(at, to)));
+        let can_receive =
+            |&to: &usize| to != at && system.hosts[to].alive && system.hosts[to].journal.is_none();
+        actions.extend((0..config.hosts).filter(can_receive).map(|to| SystemAction::Clone(at, to)));
     }
     match host.mode {
         AgentMode::InspectingDirectory | AgentMode::WritingMarker | AgentMode::LaunchingNode => {
@@ -395,107 +397,110 @@ fn add_host_actions(
         }
     }
     // An agent sees epochs whatever its mode is.
-    let latest = if config.service_lies { config.epochs + 1 } else { world.sent.epoch };
-    if !idle::is_past_releasing(config, journal) {
+    let latest = if config.service_lies { config.epochs + 1 } else { system.sent.epoch };
+    if !no_op::has_stopped_releasing(config, journal) {
         actions.extend(
             (journal.released_epoch + 2..=latest).map(|epoch| SystemAction::SeeEpoch(at, epoch)),
         );
     }
     if journal.launch_state == LaunchState::NotStarted && host.mode == AgentMode::Running {
-        add_forming_actions(world, config, at, actions);
+        add_forming_actions(system, config, at, actions);
     }
-    let held =
-        journal.held_document.as_ref().filter(|held| !idle::is_decided(world, held.proposal_hash));
-    if held.is_some() && !config.service_lies && world.followed_host.is_none() {
+    let held = journal
+        .held_document
+        .as_ref()
+        .filter(|held| !no_op::is_decided(system, held.proposal_hash));
+    if held.is_some() && !config.service_lies && system.followed_host.is_none() {
         actions.push(SystemAction::ShowDocument(at));
     }
 }
 
 fn add_forming_actions(
-    world: &SystemState,
+    system: &SystemState,
     config: &ExplorationConfig,
     at: usize,
     actions: &mut Vec<SystemAction>,
 ) {
-    let host = &world.hosts[at];
+    let host = &system.hosts[at];
     let Some(journal) = &host.journal else { return };
     if config.service_lies {
-        let lists = possible_false_lists(world, config);
+        let lists = possible_false_lists(system, config);
         let mine = |h: &&Hash| members_of(**h).any(|key| key == journal.key);
         for &h in lists.iter().filter(mine) {
             actions.push(SystemAction::ExamineList(at, h));
-            let acked = |key| world.sent.acks.contains(&(key, h));
+            let acked = |key| system.sent.acks.contains(&(key, h));
             if members_of(h).all(acked) {
                 actions.push(SystemAction::SeeDocument(at, h));
             }
         }
         return;
     }
-    let over = has_service_finished(world, config);
-    if !over && !idle::has_no_news(world, config, at, journal) {
+    let has_finished = has_service_finished(system, config);
+    if !has_finished && !no_op::would_poll_change_nothing(system, config, at, journal) {
         actions.push(SystemAction::Poll(at));
     }
-    for &h in &world.sent.proposals {
-        if over {
+    for &h in &system.sent.proposals {
+        if has_finished {
             break;
         }
         if members_of(h).any(|key| key == journal.key)
-            && !idle::is_list_ignored(world, config, journal, h)
+            && !no_op::is_list_ignored(system, config, journal, h)
         {
             actions.push(SystemAction::ExamineList(at, h));
-            if idle::is_missing_releases(world, config, journal, h) {
+            if no_op::is_missing_releases(system, config, journal, h) {
                 actions.push(SystemAction::ReportMissingReleases(at, h));
             }
         }
     }
-    for &h in &world.sent.documents {
+    for &h in &system.sent.documents {
         if members_of(h).any(|key| key == journal.key) {
             actions.push(SystemAction::SeeDocument(at, h));
         }
     }
 }
 
-/// Adds the loss of links between hosts that have joined. No host probes any other one (`reduce`).
+/// Adds the loss of links between hosts that have joined. No host probes any other one
+/// (`reductions`).
 fn add_link_faults(
-    world: &SystemState,
+    system: &SystemState,
     config: &ExplorationConfig,
     actions: &mut Vec<SystemAction>,
 ) {
-    if world.faults_left.links == 0 || has_service_finished(world, config) {
+    if system.faults_left.links == 0 || has_service_finished(system, config) {
         return;
     }
-    let may_fail = |&at: &usize| !reduce::is_unknown_to_others(&world.hosts[at], config);
+    let may_fail = |&at: &usize| !reductions::is_unknown_to_others(&system.hosts[at], config);
     for one in (0..config.hosts).filter(may_fail) {
         let others = (one + 1..config.hosts).filter(may_fail);
-        let up = others.filter(|&other| world.links.are_connected(one, other));
+        let up = others.filter(|&other| system.links.are_connected(one, other));
         actions.extend(up.map(|other| SystemAction::Cut(one, other)));
     }
 }
 
 /// Returns whether the service has finished for good: it takes no ack any more, and no restore can
 /// change that. No property depends on a host that joins, polls or signs after this.
-fn has_service_finished(world: &SystemState, config: &ExplorationConfig) -> bool {
-    let forming = matches!(world.database.cluster.phase, Phase::Open | Phase::Preparing);
-    let may_return = world.faults_left.restores > 0
-        || world.faults_left.retirements > 0
-        || world.database.cluster.phase == Phase::Retired
-        || !reduce::are_ledgers_consistent(world, config)
-        || world.processes.iter().any(|process| process.read.is_some())
+fn has_service_finished(system: &SystemState, config: &ExplorationConfig) -> bool {
+    let forming = matches!(system.database.cluster.phase, Phase::Open | Phase::Preparing);
+    let may_return = system.faults_left.restores > 0
+        || system.faults_left.retirements > 0
+        || system.database.cluster.phase == Phase::Retired
+        || !reductions::are_ledgers_consistent(system, config)
+        || system.processes.iter().any(|process| process.read.is_some())
         || !config.rules.is_on(formation_explored::Rule::AbandonBeforeCommit);
     !config.service_lies && !forming && !may_return
 }
 
 /// Returns every list that a lying service can show: all sets of joined hosts, ordered by letter,
 /// at every epoch.
-fn possible_false_lists(world: &SystemState, config: &ExplorationConfig) -> Vec<Hash> {
+fn possible_false_lists(system: &SystemState, config: &ExplorationConfig) -> Vec<Hash> {
     if !config.false_lists.is_empty() {
         let lie = |(epoch, hosts): &(Epoch, Vec<usize>)| {
-            let keys: Vec<AgentKey> = hosts.iter().map(|&at| world.key(at)).collect();
+            let keys: Vec<AgentKey> = hosts.iter().map(|&at| system.key(at)).collect();
             list_of(*epoch, &keys)
         };
         return config.false_lists.iter().map(lie).collect();
     }
-    let joined: Vec<AgentKey> = world
+    let joined: Vec<AgentKey> = system
         .hosts
         .iter()
         .filter_map(|host| host.journal.as_ref().map(|journal| journal.key))
@@ -513,32 +518,32 @@ fn possible_false_lists(world: &SystemState, config: &ExplorationConfig) -> Vec<
 }
 
 fn add_service_actions(
-    world: &SystemState,
+    system: &SystemState,
     config: &ExplorationConfig,
     actions: &mut Vec<SystemAction>,
 ) {
-    let cluster = &world.database.cluster;
-    if has_service_finished(world, config) {
+    let cluster = &system.database.cluster;
+    if has_service_finished(system, config) {
         return;
     }
-    if world.is_ahead {
+    if system.is_ahead {
         actions.push(SystemAction::ClockBack);
     }
     if config.has_late_messages {
-        let past = world.sent.past.iter().map(|journal| journal.key);
-        let dead = world.hosts.iter().filter(|host| !host.alive);
+        let past = system.sent.past.iter().map(|journal| journal.key);
+        let dead = system.hosts.iter().filter(|host| !host.alive);
         let dead = dead.filter_map(|host| host.journal.as_ref().map(|journal| journal.key));
-        let unplaced = |key: &AgentKey| {
+        let is_unseated = |key: &AgentKey| {
             cluster.agents.get(key).is_none_or(|agent| agent.seating == Seating::Absent)
         };
-        actions.extend(past.chain(dead).filter(unplaced).map(SystemAction::DeliverLatePoll));
+        actions.extend(past.chain(dead).filter(is_unseated).map(SystemAction::DeliverLatePoll));
     }
-    add_ack_deliveries(world, config, actions);
-    for (&key, &epoch) in &world.sent.releases {
+    add_ack_deliveries(system, config, actions);
+    for (&key, &epoch) in &system.sent.releases {
         let known = cluster.agents.get(&key);
         let new = |agent: &formation_explored::service::Applicant| {
             if config.reduced {
-                // A release below the row's epoch changes nothing in the row (`reduce::row`).
+                // A release below the row's epoch changes nothing in the row (`reductions::row`).
                 epoch >= cluster.epoch && agent.highest_epoch < epoch
             } else {
                 agent.release.as_ref().is_none_or(|release| release.epoch < epoch)
@@ -551,33 +556,33 @@ fn add_service_actions(
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     if forming {
         for (&key, agent) in &cluster.agents {
-            let may_lapse = world.faults_left.pauses > 0 || world.is_key_gone(key);
-            if agent.seating != Seating::Absent && agent.lease_until > world.now() && may_lapse {
+            let may_lapse = system.faults_left.pauses > 0 || system.is_key_gone(key);
+            if agent.seating != Seating::Absent && agent.lease_until > system.now() && may_lapse {
                 actions.push(SystemAction::Lapse(key));
             }
-            if agent.held_back_until > world.now() {
-                actions.push(SystemAction::EndHoldBack(key));
+            if agent.backoff_until > system.now() {
+                actions.push(SystemAction::EndBackoff(key));
             }
         }
-        if world.faults_left.clock_jumps > 0 && !world.is_ahead {
+        if system.faults_left.clock_jumps > 0 && !system.is_ahead {
             actions.push(SystemAction::ClockAhead);
         }
-        if cluster.phase == Phase::Preparing && world.faults_left.timeouts > 0 {
+        if cluster.phase == Phase::Preparing && system.faults_left.timeouts > 0 {
             actions.push(SystemAction::TimeOut);
         }
-        if world.faults_left.cluster_ends > 0 {
+        if system.faults_left.cluster_ends > 0 {
             actions.extend([SystemAction::Abandon, SystemAction::PassDeadline]);
         }
-        if !world.database.settled && world.faults_left.accepts > 0 {
+        if !system.database.settled && system.faults_left.accepts > 0 {
             actions.push(SystemAction::Accept);
         }
     } else if !config.rules.is_on(formation_explored::Rule::AbandonBeforeCommit)
-        && world.faults_left.cluster_ends > 0
+        && system.faults_left.cluster_ends > 0
     {
         actions.push(SystemAction::Abandon);
     }
     match cluster.phase {
-        Phase::Committed | Phase::Formed if world.faults_left.retirements > 0 => {
+        Phase::Committed | Phase::Formed if system.faults_left.retirements > 0 => {
             actions.push(SystemAction::Retire);
         }
         Phase::Retired => actions.push(SystemAction::Unretire),
@@ -587,40 +592,41 @@ fn add_service_actions(
 
 /// Adds the arrival of acks for the frozen list.
 fn add_ack_deliveries(
-    world: &SystemState,
+    system: &SystemState,
     config: &ExplorationConfig,
     actions: &mut Vec<SystemAction>,
 ) {
-    let cluster = &world.database.cluster;
+    let cluster = &system.database.cluster;
     let Some(frozen) = cluster.frozen.as_ref().filter(|_| cluster.phase == Phase::Preparing) else {
         return;
     };
     let h = frozen.proposal_hash;
-    let is_signed = |key: &AgentKey| world.sent.acks.contains(&(*key, h));
-    if reduce::do_acks_arrive_together(world, config) {
+    let is_signed = |key: &AgentKey| system.sent.acks.contains(&(*key, h));
+    if reductions::do_acks_arrive_together(system, config) {
         if members_of(h).all(|key| is_signed(&key)) {
             actions.push(SystemAction::DeliverAcks(h));
         }
         return;
     }
-    let waits = |key: &AgentKey| is_signed(key) && !frozen.acks.contains_key(key);
-    actions.extend(members_of(h).filter(waits).map(|key| SystemAction::DeliverAck(key, h)));
+    let is_undelivered = |key: &AgentKey| is_signed(key) && !frozen.acks.contains_key(key);
+    actions
+        .extend(members_of(h).filter(is_undelivered).map(|key| SystemAction::DeliverAck(key, h)));
 }
 
 fn add_database_actions(
-    world: &SystemState,
+    system: &SystemState,
     config: &ExplorationConfig,
     actions: &mut Vec<SystemAction>,
 ) {
-    let cluster = &world.database.cluster;
+    let cluster = &system.database.cluster;
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed);
     for at in 0..PROCESSES {
-        let process = &world.processes[at];
+        let process = &system.processes[at];
         // If both processes are in the same state, acting for the first one is enough.
-        if at > 0 && reduce::are_processes_alike(world) {
+        if at > 0 && reductions::are_processes_alike(system) {
             continue;
         }
-        if world.faults_left.forgets > 0 && may_be_forgotten(world, config, at) {
+        if system.faults_left.forgets > 0 && may_be_forgotten(system, config, at) {
             actions.push(SystemAction::ForgetProcess(at));
         }
         if process.is_lost {
@@ -631,18 +637,20 @@ fn add_database_actions(
             continue;
         }
         let whole = |h: Hash| Some(LedgerEntry::Commit { h, document: true });
-        let inside = |h: &Hash| process.ledger.entry == whole(*h) || !config.environment.ledger;
+        let is_in_ledger =
+            |h: &Hash| process.ledger.entry == whole(*h) || !config.environment.ledger;
         // Once no ledger will be read again, its contents don't matter.
-        let asked = !config.reduced || !reduce::is_database_final(world, config);
-        if asked {
-            add_process_actions(world, config, at, actions);
+        let are_ledgers_read = !config.reduced || !reductions::is_database_final(system, config);
+        if are_ledgers_read {
+            add_process_actions(system, config, at, actions);
         }
-        let out = |h: &Hash| world.sent.documents.contains(h) && (inside(h) || !asked);
+        let is_sent =
+            |h: &Hash| system.sent.documents.contains(h) && (is_in_ledger(h) || !are_ledgers_read);
         let decided_h = cluster.frozen.as_ref().map(|frozen| frozen.proposal_hash);
-        if decided && decided_h.is_some_and(|h| !out(&h)) {
+        if decided && decided_h.is_some_and(|h| !is_sent(&h)) {
             actions.push(SystemAction::Publish(at));
         }
-        if world.faults_left.crashes > 0 {
+        if system.faults_left.crashes > 0 {
             actions.push(SystemAction::Crash(at));
         }
     }
@@ -652,19 +660,19 @@ fn add_database_actions(
         Phase::Committed => Some(2),
         _ => None,
     };
-    if world.faults_left.restores > 0 {
-        if world.backup.is_none() {
+    if system.faults_left.restores > 0 {
+        if system.backup.is_none() {
             if phase.is_some_and(|phase: usize| config.backup_in[phase]) {
                 actions.push(SystemAction::Backup);
             }
         } else {
             // A ledger that was replaced must have been compared since: see `processes`.
             let compared =
-                world.processes.iter().all(|process| process.connected || process.is_lost);
+                system.processes.iter().all(|process| process.connected || process.is_lost);
             let may = |setback: &&RestoreMethod| match setback {
                 RestoreMethod::Dump => compared,
                 RestoreMethod::InPlace => {
-                    let old = !config.environment.old_backups || have_swept_since_backup(world);
+                    let old = !config.environment.old_backups || have_swept_since_backup(system);
                     compared && old
                 }
             };
@@ -677,39 +685,39 @@ fn add_database_actions(
 
 /// Adds what a connected process does by itself, and the faults of its ledger.
 fn add_process_actions(
-    world: &SystemState,
+    system: &SystemState,
     config: &ExplorationConfig,
     at: usize,
     actions: &mut Vec<SystemAction>,
 ) {
-    let process = &world.processes[at];
+    let process = &system.processes[at];
     if !config.environment.ledger {
         return;
     }
-    if !is_up_to_date(world, config, at) {
+    if !is_up_to_date(system, config, at) {
         actions.push(SystemAction::InspectDatabase(at));
     }
-    let beat = |backup: &Arc<DatabaseState>| {
-        world.database.rows[at].sweep_count == backup.rows[at].sweep_count
+    let is_unswept = |backup: &Arc<DatabaseState>| {
+        system.database.rows[at].sweep_count == backup.rows[at].sweep_count
     };
-    let counts =
-        config.restore_methods.contains(&RestoreMethod::InPlace) && world.faults_left.restores > 0;
-    if counts && world.backup.as_ref().is_some_and(beat) {
+    let may_sweep =
+        config.restore_methods.contains(&RestoreMethod::InPlace) && system.faults_left.restores > 0;
+    if may_sweep && system.backup.as_ref().is_some_and(is_unswept) {
         actions.push(SystemAction::Sweep(at));
     }
     // Processes are interchangeable, so the lost one is never the first. Decisions that the first
     // one has not copied would be lost, and no rule could bring them back.
-    if world.faults_left.losses > 0 && at > 0 && is_up_to_date(world, config, 0) {
+    if system.faults_left.losses > 0 && at > 0 && is_up_to_date(system, config, 0) {
         actions.push(SystemAction::LoseProcess(at));
     }
-    if world.faults_left.ledger_rollbacks == 0 {
+    if system.faults_left.ledger_rollbacks == 0 {
         return;
     }
     match &process.saved {
-        None if world.processes.iter().all(|process| process.saved.is_none()) => {
+        None if system.processes.iter().all(|process| process.saved.is_none()) => {
             actions.push(SystemAction::SaveLedger(at));
         }
-        Some(saved) if saved.entry != process.ledger.entry && is_up_to_date(world, config, at) => {
+        Some(saved) if saved.entry != process.ledger.entry && is_up_to_date(system, config, at) => {
             actions.extend([true, false].map(|whole| SystemAction::PutLedgerBack(at, whole)));
         }
         _ => {}
@@ -718,25 +726,25 @@ fn add_process_actions(
 
 /// Adds transactions without row lock: each may have read the row long before it writes.
 fn add_unlocked_transactions(
-    world: &SystemState,
+    system: &SystemState,
     config: &ExplorationConfig,
     actions: &mut Vec<SystemAction>,
 ) {
     for at in 0..PROCESSES {
-        match &world.processes[at].read {
+        match &system.processes[at].read {
             None => {
-                if world.faults_left.overlaps > 0 {
+                if system.faults_left.overlaps > 0 {
                     actions.push(SystemAction::ReadUnlocked(at));
                 }
             }
             Some(read) => {
-                let mut then = world.clone();
-                then.database = Arc::clone(read);
+                let mut read_state = system.clone();
+                read_state.database = Arc::clone(read);
                 let mut inner = Vec::new();
-                add_service_actions(&then, config, &mut inner);
+                add_service_actions(&read_state, config, &mut inner);
                 for host in 0..config.hosts {
-                    let speaks = world.hosts[host].alive && world.hosts[host].journal.is_some();
-                    inner.extend(speaks.then_some(SystemAction::Poll(host)));
+                    let may_poll = system.hosts[host].alive && system.hosts[host].journal.is_some();
+                    inner.extend(may_poll.then_some(SystemAction::Poll(host)));
                 }
                 actions.extend(
                     inner

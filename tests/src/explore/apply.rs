@@ -7,29 +7,29 @@ use formation_explored::service::{ClusterEvent, Refusal};
 
 use crate::explore::actions::SystemAction;
 use crate::explore::config::ExplorationConfig;
-use crate::explore::host_side as hosts;
-use crate::explore::identity::members_of;
+use crate::explore::host_steps as hosts;
+use crate::explore::identities::members_of;
 use crate::explore::processes;
 use crate::explore::properties::PropertyViolation;
-use crate::explore::reduce;
-use crate::explore::service_side as service;
-use crate::explore::world::{AgentMode, SystemState};
+use crate::explore::reductions;
+use crate::explore::service_steps as service;
+use crate::explore::state::{AgentMode, SystemState};
 
 /// Returns the state after `action`; an equal one if the action changes nothing.
 ///
 /// # Errors
 /// Returns the property that no longer holds.
 pub fn apply(
-    world: &SystemState,
+    system: &SystemState,
     config: &ExplorationConfig,
     action: &SystemAction,
 ) -> Result<SystemState, PropertyViolation> {
-    let mut next = world.clone();
+    let mut next = system.clone();
     if let SystemAction::ServedBy(at, action) = action {
-        let through = SystemState { serving: *at, ..world.clone() };
-        return apply(&through, config, action).map(|next| SystemState { serving: 0, ..next });
+        let served = SystemState { serving: *at, ..system.clone() };
+        return apply(&served, config, action).map(|next| SystemState { serving: 0, ..next });
     }
-    if reduce::are_hosts_independent(world, config) {
+    if reductions::are_hosts_independent(system, config) {
         next.followed_host = action.host().and_then(|at| u8::try_from(at).ok());
         // None of these faults can happen any more, so how many are left makes no difference.
         let left = &mut next.faults_left;
@@ -37,11 +37,11 @@ pub fn apply(
         (left.links, left.clock_jumps, next.is_ahead) = (0, 0, false);
     }
     apply_in_place(&mut next, config, action)?;
-    if action.is_fault(world) && next.total_faults_left != u8::MAX {
+    if action.is_fault(system) && next.total_faults_left != u8::MAX {
         next.total_faults_left = next.total_faults_left.saturating_sub(1);
         next.faults_left = next.faults_left.at_most(next.total_faults_left);
     }
-    if reduce::may_publish_at_once(&next, config) {
+    if reductions::may_publish_at_once(&next, config) {
         processes::publish(&mut next, config, 0)?;
     }
     if next.are_agent_steps_atomic() {
@@ -53,21 +53,21 @@ pub fn apply(
 /// Takes all steps of each agent towards its node at once. No fault is left that could happen
 /// between them, and no other host can observe the states between.
 fn take_pending_steps(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
 ) -> Result<(), PropertyViolation> {
     for at in 0..config.hosts {
-        while world.hosts[at].alive {
-            let host = &world.hosts[at];
+        while system.hosts[at].alive {
+            let host = &system.hosts[at];
             match host.mode {
                 AgentMode::InspectingDirectory
                 | AgentMode::WritingMarker
-                | AgentMode::LaunchingNode => hosts::advance_agent(world, config, at)?,
+                | AgentMode::LaunchingNode => hosts::advance_agent(system, config, at)?,
                 AgentMode::Running if host.running_list.is_some() && !host.directory.has_log => {
-                    hosts::make_log(world, config, at)?;
+                    hosts::make_log(system, config, at)?;
                 }
-                AgentMode::Running if host.running_list.is_some() && !has_ran(world, at) => {
-                    hosts::see_log(world, config, at)?;
+                AgentMode::Running if host.running_list.is_some() && !has_ran(system, at) => {
+                    hosts::see_log(system, config, at)?;
                 }
                 _ => break,
             }
@@ -76,189 +76,189 @@ fn take_pending_steps(
     Ok(())
 }
 
-fn has_ran(world: &SystemState, at: usize) -> bool {
-    journal_of(world, at).is_none_or(|journal| journal.launch_state == LaunchState::Ran)
+fn has_ran(system: &SystemState, at: usize) -> bool {
+    journal_of(system, at).is_none_or(|journal| journal.launch_state == LaunchState::Ran)
 }
 
 fn apply_in_place(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     action: &SystemAction,
 ) -> Result<(), PropertyViolation> {
     match action {
         SystemAction::Join(at) => {
-            hosts::join(world, config, *at)?;
-            if !config.service_lies && world.processes.iter().any(|process| process.connected) {
-                poll_or_redeem(world, config, *at)?;
+            hosts::join(system, config, *at)?;
+            if !config.service_lies && system.processes.iter().any(|process| process.connected) {
+                poll_or_redeem(system, config, *at)?;
             }
         }
-        SystemAction::Poll(at) => poll_or_redeem(world, config, *at)?,
+        SystemAction::Poll(at) => poll_or_redeem(system, config, *at)?,
         SystemAction::DeliverLatePoll(key) => {
-            let past = world.sent.past.iter().find(|journal| journal.key == *key).cloned();
-            let dead = || world.hosts.iter().filter_map(|host| host.journal.as_ref());
+            let past = system.sent.past.iter().find(|journal| journal.key == *key).cloned();
+            let dead = || system.hosts.iter().filter_map(|host| host.journal.as_ref());
             let journal = past.or_else(|| dead().find(|journal| journal.key == *key).cloned());
             if let Some(journal) = journal {
-                let _ = service::poll_or_redeem(world, config, &journal)?;
+                let _ = service::poll_or_redeem(system, config, &journal)?;
             }
         }
-        SystemAction::SeeEpoch(at, epoch) => hosts::see_epoch(world, config, *at, *epoch)?,
-        SystemAction::ExamineList(at, h) => hosts::examine_list(world, config, *at, *h, false)?,
+        SystemAction::SeeEpoch(at, epoch) => hosts::see_epoch(system, config, *at, *epoch)?,
+        SystemAction::ExamineList(at, h) => hosts::examine_list(system, config, *at, *h, false)?,
         SystemAction::ReportMissingReleases(at, h) => {
-            hosts::examine_list(world, config, *at, *h, true)?
+            hosts::examine_list(system, config, *at, *h, true)?
         }
         SystemAction::DeliverAck(key, h) => {
-            let _ = service::deliver_ack(world, config, *key, *h)?;
+            let _ = service::deliver_ack(system, config, *key, *h)?;
         }
         SystemAction::DeliverAcks(h) => {
             for key in members_of(*h) {
-                let _ = service::deliver_ack(world, config, key, *h)?;
+                let _ = service::deliver_ack(system, config, key, *h)?;
             }
         }
-        SystemAction::DeliverRelease(key) => service::deliver_release(world, config, *key)?,
-        SystemAction::SeeDocument(at, h) => hosts::see_document(world, config, *at, *h)?,
-        SystemAction::AdvanceAgent(at) => hosts::advance_agent(world, config, *at)?,
-        SystemAction::MakeLog(at) => hosts::make_log(world, config, *at)?,
-        SystemAction::SeeLog(at) => hosts::see_log(world, config, *at)?,
+        SystemAction::DeliverRelease(key) => service::deliver_release(system, config, *key)?,
+        SystemAction::SeeDocument(at, h) => hosts::see_document(system, config, *at, *h)?,
+        SystemAction::AdvanceAgent(at) => hosts::advance_agent(system, config, *at)?,
+        SystemAction::MakeLog(at) => hosts::make_log(system, config, *at)?,
+        SystemAction::SeeLog(at) => hosts::see_log(system, config, *at)?,
         SystemAction::Report(at) => {
-            if let Some(key) = journal_of(world, *at).map(|journal| journal.key) {
+            if let Some(key) = journal_of(system, *at).map(|journal| journal.key) {
                 // The production code also derives the Raft cluster id from the list.
-                let raft_cluster = world.hosts[*at].running_list.map_or(0, fold_hash);
-                let _ = service::serve(world, config, ClusterEvent::Report { key, raft_cluster })?;
+                let raft_cluster = system.hosts[*at].running_list.map_or(0, fold_hash);
+                let _ = service::serve(system, config, ClusterEvent::Report { key, raft_cluster })?;
             }
         }
         SystemAction::ShowDocument(at) => {
-            let held = journal_of(world, *at).and_then(|journal| journal.held_document.clone());
+            let held = journal_of(system, *at).and_then(|journal| journal.held_document.clone());
             if let Some(held) = held {
-                let _ = service::serve(world, config, ClusterEvent::Adopt((*held).clone()))?;
+                let _ = service::serve(system, config, ClusterEvent::Adopt((*held).clone()))?;
             }
         }
-        SystemAction::Publish(at) => processes::publish(world, config, *at)?,
-        SystemAction::InspectDatabase(at) => processes::inspect_database(world, config, *at)?,
-        SystemAction::Sweep(at) => processes::sweep(world, config, *at)?,
+        SystemAction::Publish(at) => processes::publish(system, config, *at)?,
+        SystemAction::InspectDatabase(at) => processes::inspect_database(system, config, *at)?,
+        SystemAction::Sweep(at) => processes::sweep(system, config, *at)?,
         SystemAction::SaveLedger(at) => {
-            let process = &mut world.processes[*at];
+            let process = &mut system.processes[*at];
             process.saved = Some(process.ledger.clone());
         }
         SystemAction::WriteUnlocked(at, inner) => {
-            let Some(read) = world.processes[*at].read.take() else { return Ok(()) };
-            world.database = read;
-            apply_in_place(world, config, inner)?;
+            let Some(read) = system.processes[*at].read.take() else { return Ok(()) };
+            system.database = read;
+            apply_in_place(system, config, inner)?;
         }
-        other => apply_fault(world, config, other)?,
+        other => apply_fault(system, config, other)?,
     }
     Ok(())
 }
 
 /// Applies a fault, an operator's action or a passing deadline, within the bounds.
 fn apply_fault(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     action: &SystemAction,
 ) -> Result<(), PropertyViolation> {
     match action {
         SystemAction::Lapse(key) => {
-            if !world.is_key_gone(*key) {
-                use_up_fault(&mut world.faults_left.pauses);
+            if !system.is_key_gone(*key) {
+                use_up_fault(&mut system.faults_left.pauses);
             }
-            service::lapse(world, config, *key)?;
+            service::lapse(system, config, *key)?;
         }
         SystemAction::TimeOut => {
-            use_up_fault(&mut world.faults_left.timeouts);
-            service::time_out(world, config)?;
+            use_up_fault(&mut system.faults_left.timeouts);
+            service::time_out(system, config)?;
         }
-        SystemAction::EndHoldBack(key) => service::end_hold_back(world, config, *key)?,
+        SystemAction::EndBackoff(key) => service::end_backoff(system, config, *key)?,
         SystemAction::Abandon => {
-            world.faults_left.cluster_ends -= 1;
+            system.faults_left.cluster_ends -= 1;
             let by = String::new();
-            let outcome = service::serve(world, config, ClusterEvent::Abandon { by })?;
+            let outcome = service::serve(system, config, ClusterEvent::Abandon { by })?;
             if outcome.answer.is_ok() {
-                Arc::make_mut(&mut world.sent).abandoned = true;
+                Arc::make_mut(&mut system.sent).abandoned = true;
             }
         }
         SystemAction::Retire => {
-            world.faults_left.retirements -= 1;
+            system.faults_left.retirements -= 1;
             let by = String::new();
-            let _ = service::serve(world, config, ClusterEvent::Retire { by })?;
+            let _ = service::serve(system, config, ClusterEvent::Retire { by })?;
         }
         SystemAction::Unretire => {
             let by = String::new();
-            let _ = service::serve(world, config, ClusterEvent::Unretire { by })?;
+            let _ = service::serve(system, config, ClusterEvent::Unretire { by })?;
         }
         SystemAction::PassDeadline => {
-            world.faults_left.cluster_ends -= 1;
-            service::expire(world, config)?;
+            system.faults_left.cluster_ends -= 1;
+            service::expire(system, config)?;
         }
         SystemAction::Accept => {
-            world.faults_left.accepts -= 1;
-            service::accept(world, config)?;
+            system.faults_left.accepts -= 1;
+            service::accept(system, config)?;
         }
         SystemAction::ClockAhead => {
-            world.faults_left.clock_jumps -= 1;
-            world.is_ahead = true;
+            system.faults_left.clock_jumps -= 1;
+            system.is_ahead = true;
         }
-        SystemAction::ClockBack => world.is_ahead = false,
-        SystemAction::Backup => world.backup = Some(reduce::backup(&world.database, config)),
+        SystemAction::ClockBack => system.is_ahead = false,
+        SystemAction::Backup => system.backup = Some(reductions::backup(&system.database, config)),
         SystemAction::Restore(how) => {
-            world.faults_left.restores -= 1;
-            processes::restore(world, config, *how);
+            system.faults_left.restores -= 1;
+            processes::restore(system, config, *how);
         }
         SystemAction::PutLedgerBack(at, with_position) => {
-            world.faults_left.ledger_rollbacks -= 1;
-            processes::put_ledger_copy_back(&mut world.processes[*at], *with_position);
+            system.faults_left.ledger_rollbacks -= 1;
+            processes::restore_ledger_copy(&mut system.processes[*at], *with_position);
         }
         SystemAction::LoseProcess(at) => {
-            world.faults_left.losses -= 1;
-            processes::lose(&mut world.processes[*at]);
+            system.faults_left.losses -= 1;
+            processes::lose(&mut system.processes[*at]);
         }
         SystemAction::ForgetProcess(at) => {
-            use_up_fault(&mut world.faults_left.forgets);
-            processes::forget(world, *at);
+            use_up_fault(&mut system.faults_left.forgets);
+            processes::forget(system, *at);
         }
         SystemAction::Crash(at) => {
-            world.faults_left.crashes -= 1;
-            processes::crash(world, config, *at);
+            system.faults_left.crashes -= 1;
+            processes::crash(system, config, *at);
         }
         SystemAction::ReadUnlocked(at) => {
-            world.faults_left.overlaps -= 1;
-            world.processes[*at].read = Some(Arc::clone(&world.database));
+            system.faults_left.overlaps -= 1;
+            system.processes[*at].read = Some(Arc::clone(&system.database));
         }
-        other => apply_host_fault(world, config, other)?,
+        other => apply_host_fault(system, config, other)?,
     }
     Ok(())
 }
 
 /// Applies a fault of a host or of a link between hosts.
 fn apply_host_fault(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     action: &SystemAction,
 ) -> Result<(), PropertyViolation> {
     match action {
         SystemAction::Cut(one, other) => {
-            use_up_fault(&mut world.faults_left.links);
-            world.links.cut(*one, *other);
+            use_up_fault(&mut system.faults_left.links);
+            system.links.cut(*one, *other);
         }
         SystemAction::Kill(at) => {
-            world.faults_left.kills -= 1;
-            hosts::kill(world, config, *at)?;
+            system.faults_left.kills -= 1;
+            hosts::kill(system, config, *at)?;
         }
         SystemAction::Die(at) => {
-            world.faults_left.deaths -= 1;
-            let host = Arc::make_mut(&mut world.hosts[*at]);
+            system.faults_left.deaths -= 1;
+            let host = Arc::make_mut(&mut system.hosts[*at]);
             host.alive = false;
             host.running_list = None;
         }
         SystemAction::LoseDirectory(at) => {
-            world.faults_left.lost_directories -= 1;
-            hosts::lose_directory(world, config, *at)?;
+            system.faults_left.lost_directories -= 1;
+            hosts::lose_directory(system, config, *at)?;
         }
         SystemAction::ReimageHost(at) => {
-            world.faults_left.reimages -= 1;
-            hosts::reimage(world, *at);
+            system.faults_left.reimages -= 1;
+            hosts::reimage(system, *at);
         }
         SystemAction::Clone(from, to) => {
-            world.faults_left.clones -= 1;
-            hosts::clone_disk(world, config, *from, *to)?;
+            system.faults_left.clones -= 1;
+            hosts::clone_disk(system, config, *from, *to)?;
         }
         _ => {}
     }
@@ -272,21 +272,21 @@ fn use_up_fault(left: &mut u8) {
     }
 }
 
-fn journal_of(world: &SystemState, at: usize) -> Option<&Journal> {
-    world.hosts[at].journal.as_ref()
+fn journal_of(system: &SystemState, at: usize) -> Option<&Journal> {
+    system.hosts[at].journal.as_ref()
 }
 
 /// Lets a host's agent poll or redeem. Of all refusals, the agent receives only `KeyElsewhere`
 /// here. It may receive any other one arbitrarily late, so those are left out.
 fn poll_or_redeem(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
 ) -> Result<(), PropertyViolation> {
-    let Some(journal) = journal_of(world, at).cloned() else { return Ok(()) };
-    let outcome = service::poll_or_redeem(world, config, &journal)?;
+    let Some(journal) = journal_of(system, at).cloned() else { return Ok(()) };
+    let outcome = service::poll_or_redeem(system, config, &journal)?;
     if let Err(refusal @ Refusal::KeyElsewhere { .. }) = &outcome.answer {
-        hosts::see_refusal(world, config, at, refusal)?;
+        hosts::see_refusal(system, config, at, refusal)?;
     }
     Ok(())
 }

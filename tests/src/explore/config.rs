@@ -48,13 +48,13 @@ pub struct ExplorationConfig {
     /// Whether members report their Raft cluster, one by one. Reports decide nothing, so large
     /// explorations leave them out.
     pub reports: bool,
-    /// The fault-free road is walked from one in this many states; from none if 0.
-    pub road_interval: u64,
+    /// The fault-free run is played from one in this many states; from none if 0.
+    pub fault_free_interval: u64,
     /// Maximum number of faults of all kinds together on one path, besides the limit of each kind in
     /// `faults`; 255 means no limit.
     pub max_total_faults: u8,
-    /// Whether states and steps that no property can tell apart are merged (`reduce`). It is off
-    /// when a test compares with the unreduced exploration.
+    /// Whether states and steps that no property can tell apart are merged (`reductions`). It is
+    /// off when a test compares with the unreduced exploration.
     pub reduced: bool,
 }
 
@@ -114,13 +114,13 @@ pub struct FaultCounts {
     pub reimages: u8,
     /// Maximum number of hosts that die for good.
     pub deaths: u8,
-    /// Maximum number of agents that are killed at any point and restart. If journals aren't synced, power
-    /// is cut as well.
+    /// Maximum number of agents that are killed at any point and restart. If journals aren't
+    /// synced, each also loses power.
     pub kills: u8,
     /// Maximum number of times that a host's disk is copied to a fresh host.
     pub clones: u8,
-    /// Maximum number of leases that lapse although the agent lives (a pause). A dead agent's lease lapses
-    /// without using this up.
+    /// Maximum number of leases that lapse although the agent runs, because it was paused. The
+    /// lapse of a dead agent's lease isn't counted here.
     pub pauses: u8,
     /// Maximum number of frozen lists that time out.
     pub timeouts: u8,
@@ -144,7 +144,8 @@ pub struct FaultCounts {
     pub forgets: u8,
     /// Maximum number of links between two hosts that go down for good, in both directions.
     pub links: u8,
-    /// Maximum number of times that the service's clock is `AHEAD` for a while and then right again.
+    /// Maximum number of times that the service's clock is ahead by `CLOCK_JUMP` for a while and
+    /// then right again.
     pub clock_jumps: u8,
 }
 
@@ -198,7 +199,7 @@ impl ExplorationConfig {
             backup_in: [true; 3],
             restore_methods: &[RestoreMethod::Dump],
             reports: false,
-            road_interval: 1,
+            fault_free_interval: 1,
             max_total_faults: u8::MAX,
             reduced: true,
         }
@@ -228,7 +229,7 @@ impl ExplorationConfig {
             },
             has_late_messages: true,
             restore_methods: &[RestoreMethod::Dump, RestoreMethod::InPlace],
-            road_interval: 4096,
+            fault_free_interval: 4096,
             ..ExplorationConfig::sound("full", 3, 5)
         }
     }

@@ -18,12 +18,12 @@ pub(super) const PROCESSES: usize = 2;
 /// Contents and identity of a database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatabaseState {
-    /// Row of the cluster, as [`normalise`](crate::explore::world::normalise) leaves it.
+    /// Row of the cluster, as [`normalise`](crate::explore::state::normalise) leaves it.
     pub cluster: Cluster,
     /// Identity of the database, which no dump carries.
-    pub site: u32,
+    pub identity: u32,
     /// Identity that the database had when its generation began.
-    pub noted_site: u32,
+    pub recorded_identity: u32,
     /// Number of the database's generation; grows each time a process finds a changed database.
     pub generation: u64,
     /// Whether every process has put its ledger back since the last change.
@@ -75,7 +75,7 @@ pub struct Ledger {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerPosition {
     /// Identity of the database.
-    pub site: u32,
+    pub identity: u32,
     /// Generation of the database.
     pub generation: u64,
     /// Decisions of the database up to the last one that was copied.
@@ -87,8 +87,8 @@ pub struct LedgerPosition {
 impl Ledger {
     /// Stores `entry`, unless the ledger holds a stronger one: a commit replaces an end, and a
     /// document replaces a hash.
-    pub fn note(&mut self, entry: LedgerEntry) {
-        let says_more = match (self.entry, entry) {
+    pub fn record(&mut self, entry: LedgerEntry) {
+        let is_stronger = match (self.entry, entry) {
             (None, _) => true,
             (Some(LedgerEntry::End(_)), LedgerEntry::Commit { .. }) => true,
             (
@@ -97,7 +97,7 @@ impl Ledger {
             ) => h == new && whole && !document,
             (Some(_), _) => false,
         };
-        if says_more {
+        if is_stronger {
             self.entry = Some(entry);
         }
     }
@@ -105,12 +105,12 @@ impl Ledger {
     /// Returns the ledger as the production code compares it. The WAL position is always 0, because
     /// it proves nothing: a restored database may have written more than the lost one.
     #[must_use]
-    pub fn memory(&self, environment: &Environment) -> LedgerSummary {
+    pub fn summary(&self, environment: &Environment) -> LedgerSummary {
         let known = self.position.as_ref().map(|known| RememberedDatabase {
-            identity: site(known.site, environment),
+            identity: database_identity(known.identity, environment),
             generation: known.generation,
             wal: 0,
-            last_copied: mark(&known.copied_decisions),
+            last_copied: position_after(&known.copied_decisions),
             sweeps: known.sweep_count,
         });
         LedgerSummary { database: known, entries: u64::from(self.entry.is_some()) }
@@ -123,8 +123,8 @@ impl DatabaseState {
     pub fn new(cluster: Cluster) -> DatabaseState {
         DatabaseState {
             cluster,
-            site: 0,
-            noted_site: 0,
+            identity: 0,
+            recorded_identity: 0,
             generation: 1,
             settled: true,
             decisions: Vec::new(),
@@ -133,30 +133,30 @@ impl DatabaseState {
         }
     }
 
-    /// Returns what process `at`, which remembers `memory`, sees on a new connection. Identities
+    /// Returns what process `at`, which remembers `summary`, sees on a new connection. Identities
     /// and counters that the environment lacks look unchanged.
     #[must_use]
-    pub fn view_for_process(
+    pub fn observe(
         &self,
         at: usize,
-        memory: &LedgerSummary,
+        summary: &LedgerSummary,
         environment: &Environment,
     ) -> memory::ObservedDatabase {
         let row = self.rows[at];
-        let beat = memory.database.map_or(0, |known| known.sweeps);
-        let entries = if environment.has_entry_counts { row.entries } else { memory.entries };
+        let sweeps = summary.database.map_or(0, |known| known.sweeps);
+        let entries = if environment.has_entry_counts { row.entries } else { summary.entries };
         memory::ObservedDatabase {
-            identity: site(self.site, environment),
+            identity: database_identity(self.identity, environment),
             wal: 0,
             stored: Some(StoredGeneration {
-                identity: site(self.noted_site, environment),
+                identity: database_identity(self.recorded_identity, environment),
                 generation: self.generation,
             }),
             newest: self.decisions.len() as u64,
-            hash_at_last_copied: self.hash_at_position(memory),
+            hash_at_last_copied: self.hash_at_position(summary),
             process_row: Some(ProcessRow {
                 entries,
-                sweeps: if environment.has_sweep_counters { row.sweep_count } else { beat },
+                sweeps: if environment.has_sweep_counters { row.sweep_count } else { sweeps },
             }),
         }
     }
@@ -166,21 +166,21 @@ impl DatabaseState {
     pub fn read(
         &self,
         at: usize,
-        memory: &LedgerSummary,
+        summary: &LedgerSummary,
         environment: &Environment,
     ) -> DatabaseFacts {
-        let shown = self.view_for_process(at, memory, environment);
+        let observed = self.observe(at, summary, environment);
         DatabaseFacts {
-            identity: shown.identity,
-            sweeps: shown.process_row.map(|own| own.sweeps),
+            identity: observed.identity,
+            sweeps: observed.process_row.map(|own| own.sweeps),
             generation: self.generation,
             newest: self.decisions.len() as u64,
-            hash_at_last_copied: self.hash_at_position(memory),
+            hash_at_last_copied: self.hash_at_position(summary),
         }
     }
 
-    fn hash_at_position(&self, memory: &LedgerSummary) -> Option<Hash> {
-        let number = usize::try_from(memory.database?.last_copied.number).ok()?;
+    fn hash_at_position(&self, summary: &LedgerSummary) -> Option<Hash> {
+        let number = usize::try_from(summary.database?.last_copied.number).ok()?;
         self.decisions.get(..number).filter(|decisions| !decisions.is_empty()).map(chain)
     }
 
@@ -203,7 +203,7 @@ impl DatabaseState {
     }
 
     /// Appends the decisions of a transaction.
-    pub fn note_decisions(&mut self, outcome: &StepOutcome) {
+    pub fn append_decisions(&mut self, outcome: &StepOutcome) {
         if let Some(h) = outcome.committed {
             self.decisions.push(LedgerEntry::Commit { h, document: true });
         }
@@ -237,12 +237,12 @@ pub(super) fn decision(outcome: &StepOutcome) -> Option<memory::ClusterDecision>
     })
 }
 
-fn site(site: u32, environment: &Environment) -> DatabaseIdentity {
-    let database = if environment.has_database_identity { site } else { 0 };
+fn database_identity(identity: u32, environment: &Environment) -> DatabaseIdentity {
+    let database = if environment.has_database_identity { identity } else { 0 };
     DatabaseIdentity { system: 1, timeline: 1, database, tables: [0; memory::CORE_TABLES] }
 }
 
-fn mark(decisions: &[LedgerEntry]) -> HistoryPosition {
+fn position_after(decisions: &[LedgerEntry]) -> HistoryPosition {
     if decisions.is_empty() {
         return HistoryPosition::START;
     }
@@ -252,11 +252,11 @@ fn mark(decisions: &[LedgerEntry]) -> HistoryPosition {
 /// Hash chain over decisions, in place of SHA-256 over each decision and the hash before it.
 fn chain(decisions: &[LedgerEntry]) -> Hash {
     let link = |hash: [u8; 32], entry: &LedgerEntry| {
-        let said = match entry {
+        let decision_hash = match entry {
             LedgerEntry::Commit { h, .. } => h.0,
             LedgerEntry::End(cause) => [*cause as u8 + 1; 32],
         };
-        std::array::from_fn(|at| hash[at].wrapping_mul(31).wrapping_add(said[at] ^ 0x5a))
+        std::array::from_fn(|at| hash[at].wrapping_mul(31).wrapping_add(decision_hash[at] ^ 0x5a))
     };
     Hash(decisions.iter().fold([0; 32], link))
 }

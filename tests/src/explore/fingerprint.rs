@@ -3,7 +3,7 @@
 //!
 //! Hosts are ordered independently of their names. They are sorted by their own state and by what
 //! others store about them. Among hosts that are still alike, the order with the smallest
-//! fingerprint counts. Sets are summed over their members' fingerprints, so they need no order.
+//! fingerprint is used. Sets are summed over their members' fingerprints, so they need no order.
 
 use formation_explored::agent::{DirectoryKind, Journal, LaunchState};
 use formation_explored::memory::LedgerEntry;
@@ -12,9 +12,9 @@ use formation_explored::{AgentKey, Hash, Incarnation};
 
 use crate::explore::config::ExplorationConfig;
 use crate::explore::database::{DatabaseState, Ledger};
-use crate::explore::identity::{MAX_HOSTS, epoch_of, host_of, life_of, members_of};
-use crate::explore::reduce::Relevance;
-use crate::explore::world::{AgentMode, HostState, NOW, SystemState, is_from_clock_ahead};
+use crate::explore::identities::{MAX_HOSTS, epoch_of, host_of, members_of, reimage_count_of};
+use crate::explore::reductions::Relevance;
+use crate::explore::state::{AgentMode, HostState, NOW, SystemState, is_from_clock_ahead};
 
 /// Hash state of two lanes, each of which multiplies and folds.
 #[derive(Clone, Copy)]
@@ -32,28 +32,28 @@ fn fold(a: u64, b: u64) -> u64 {
 
 impl FingerprintHasher {
     fn new(kind: u64) -> FingerprintHasher {
-        let mut mix = FingerprintHasher { one: ODD[0], two: ODD[1] };
-        mix.word(kind);
-        mix
+        let mut hasher = FingerprintHasher { one: ODD[0], two: ODD[1] };
+        hasher.add_word(kind);
+        hasher
     }
 
-    fn word(&mut self, word: u64) {
+    fn add_word(&mut self, word: u64) {
         self.one = fold(self.one ^ word, ODD[1]).wrapping_add(ODD[2]);
         self.two = fold(self.two.rotate_left(23) ^ word.wrapping_mul(ODD[2]), ODD[0])
             ^ self.two.rotate_left(41);
     }
 
     fn flag(&mut self, flag: bool) {
-        self.word(u64::from(flag));
+        self.add_word(u64::from(flag));
     }
 
     fn sum(&mut self, parts: impl Iterator<Item = u128>) {
         let sum = parts.fold(0_u128, u128::wrapping_add);
-        self.word(sum as u64);
-        self.word((sum >> 64) as u64);
+        self.add_word(sum as u64);
+        self.add_word((sum >> 64) as u64);
     }
 
-    fn done(self) -> u128 {
+    fn finish(self) -> u128 {
         let one = fold(self.one ^ ODD[2], ODD[0]) ^ self.two;
         let two = fold(self.two ^ ODD[1], ODD[2]).wrapping_add(self.one);
         u128::from(one) << 64 | u128::from(two)
@@ -75,72 +75,72 @@ pub(super) struct Fingerprint {
 
 /// Computes the fingerprint of a state.
 #[must_use]
-pub(super) fn fingerprint(world: &SystemState, config: &ExplorationConfig) -> Fingerprint {
-    let without_faults = match world.followed_host {
-        Some(at) => fingerprint_one_host(world, config, usize::from(at)),
-        None => fingerprint_all_hosts(world, config),
+pub(super) fn fingerprint(system: &SystemState, config: &ExplorationConfig) -> Fingerprint {
+    let without_faults = match system.followed_host {
+        Some(at) => fingerprint_one_host(system, config, usize::from(at)),
+        None => fingerprint_all_hosts(system, config),
     };
-    Fingerprint { whole: add_faults_left(world, without_faults), without_faults }
+    Fingerprint { whole: add_faults_left(system, without_faults), without_faults }
 }
 
-fn fingerprint_all_hosts(world: &SystemState, config: &ExplorationConfig) -> u128 {
-    let relevance = Relevance::of(world, config);
+fn fingerprint_all_hosts(system: &SystemState, config: &ExplorationConfig) -> u128 {
+    let relevance = Relevance::new(system, config);
     let hosts = config.hosts;
-    let blind: HostOrder = [255; MAX_HOSTS];
-    let sign = |at: usize, known: &HostOrder| {
-        hash_host(&OrderedView { world, relevance: &relevance, places: known }, at)
+    let unplaced: HostOrder = [255; MAX_HOSTS];
+    let hash = |at: usize, known: &HostOrder| {
+        hash_host(&OrderedView { system, relevance: &relevance, places: known }, at)
     };
-    let mut signs: Vec<(u128, usize)> = (0..hosts).map(|at| (sign(at, &blind), at)).collect();
-    signs.sort_unstable();
+    let mut hashes: Vec<(u128, usize)> = (0..hosts).map(|at| (hash(at, &unplaced), at)).collect();
+    hashes.sort_unstable();
     // Second pass: hosts that are alike may still relate differently to hosts that are unique.
-    let mut known = blind;
-    for (place, &(sign, at)) in signs.iter().enumerate() {
-        let alone = signs.iter().filter(|(other, _)| *other == sign).count() == 1;
-        if alone {
+    let mut known = unplaced;
+    for (place, &(hash, at)) in hashes.iter().enumerate() {
+        let is_unique = hashes.iter().filter(|(other, _)| *other == hash).count() == 1;
+        if is_unique {
             known[at] = u8::try_from(place).unwrap_or(254);
         }
     }
     if known[..hosts].contains(&255) {
-        for (first, at) in &mut signs {
-            let second = if known[*at] == 255 { sign(*at, &known) } else { 0 };
+        for (first, at) in &mut hashes {
+            let second = if known[*at] == 255 { hash(*at, &known) } else { 0 };
             *first = (*first & !0xffff_ffff) | (second & 0xffff_ffff);
         }
-        signs.sort_unstable();
+        hashes.sort_unstable();
     }
-    smallest(world, &relevance, &signs)
+    smallest(system, &relevance, &hashes)
 }
 
 /// Returns the fingerprint of a host that is followed alone: its own state, and the messages that
 /// it may still see.
-fn fingerprint_one_host(world: &SystemState, config: &ExplorationConfig, at: usize) -> u128 {
-    let relevance = Relevance::of(world, config);
+fn fingerprint_one_host(system: &SystemState, config: &ExplorationConfig, at: usize) -> u128 {
+    let relevance = Relevance::new(system, config);
     // The names of the other hosts don't matter, only that they differ. Number them in the order of
     // the member list that the cluster has decided.
     let mut places: HostOrder = [255; MAX_HOSTS];
     places[at] = 0;
     let mut next = 1;
-    for key in world.sent.documents.iter().flat_map(|&h| members_of(h)) {
+    for key in system.sent.documents.iter().flat_map(|&h| members_of(h)) {
         if places[host_of(key)] == 255 {
             places[host_of(key)] = next;
             next += 1;
         }
     }
-    let view = OrderedView { world, relevance: &relevance, places: &places };
-    let mut mix = FingerprintHasher::new(9);
-    view.host(&mut mix, &world.hosts[at]);
-    mix.sum(world.sent.documents.iter().map(|&h| u128::from(list_number(h, &places))));
-    let own = world.hosts[at].journal.as_ref().map(|journal| journal.incarnation);
-    mix.flag(own.is_some_and(|own| world.sent.started.contains_key(&own)));
-    mix.word(world.sent.epoch);
-    mix.flag(world.sent.abandoned);
-    mix.done()
+    let view = OrderedView { system, relevance: &relevance, places: &places };
+    let mut hasher = FingerprintHasher::new(9);
+    view.host(&mut hasher, &system.hosts[at]);
+    hasher.sum(system.sent.documents.iter().map(|&h| u128::from(list_number(h, &places))));
+    let own = system.hosts[at].journal.as_ref().map(|journal| journal.incarnation);
+    hasher.flag(own.is_some_and(|own| system.sent.started.contains_key(&own)));
+    hasher.add_word(system.sent.epoch);
+    hasher.flag(system.sent.abandoned);
+    hasher.finish()
 }
 
-fn add_faults_left(world: &SystemState, without: u128) -> u128 {
-    let mut mix = FingerprintHasher::new(10);
-    mix.word(without as u64);
-    mix.word((without >> 64) as u64);
-    let left = &world.faults_left;
+fn add_faults_left(system: &SystemState, without: u128) -> u128 {
+    let mut hasher = FingerprintHasher::new(10);
+    hasher.add_word(without as u64);
+    hasher.add_word((without >> 64) as u64);
+    let left = &system.faults_left;
     for count in [
         left.restores,
         left.lost_directories,
@@ -160,26 +160,26 @@ fn add_faults_left(world: &SystemState, without: u128) -> u128 {
         left.forgets,
         left.links,
         left.clock_jumps,
-        world.total_faults_left,
+        system.total_faults_left,
     ] {
-        mix.word(u64::from(count));
+        hasher.add_word(u64::from(count));
     }
-    mix.done()
+    hasher.finish()
 }
 
 /// Returns the smallest fingerprint over the orders of hosts that look alike, for up to 24 orders.
 /// If there are more, it takes the first order: some symmetric states then count twice, and nothing
 /// else is lost.
-fn smallest(world: &SystemState, relevance: &Relevance<'_>, signs: &[(u128, usize)]) -> u128 {
+fn smallest(system: &SystemState, relevance: &Relevance<'_>, hashes: &[(u128, usize)]) -> u128 {
     let mut best = u128::MAX;
-    let mut orders = vec![signs.iter().map(|&(_, at)| at).collect::<Vec<usize>>()];
+    let mut orders = vec![hashes.iter().map(|&(_, at)| at).collect::<Vec<usize>>()];
     let mut from = 0;
-    while from < signs.len() {
-        let alike = signs[from..].iter().take_while(|(sign, _)| *sign == signs[from].0).count();
-        let untouched =
-            signs[from..from + alike].iter().all(|&(_, at)| is_interchangeable(world, at));
-        let ways: usize = (1..=alike).product();
-        if alike > 1 && !untouched && orders.len() * ways <= 24 {
+    while from < hashes.len() {
+        let alike = hashes[from..].iter().take_while(|(hash, _)| *hash == hashes[from].0).count();
+        let are_interchangeable =
+            hashes[from..from + alike].iter().all(|&(_, at)| is_interchangeable(system, at));
+        let permutations: usize = (1..=alike).product();
+        if alike > 1 && !are_interchangeable && orders.len() * permutations <= 24 {
             orders = orders.iter().flat_map(|order| permuted(order, from, alike)).collect();
         }
         from += alike;
@@ -189,16 +189,16 @@ fn smallest(world: &SystemState, relevance: &Relevance<'_>, signs: &[(u128, usiz
         for (place, &at) in order.iter().enumerate() {
             places[at] = u8::try_from(place).unwrap_or(254);
         }
-        best = best.min(OrderedView { world, relevance, places: &places }.whole(&order));
+        best = best.min(OrderedView { system, relevance, places: &places }.whole(&order));
     }
     best
 }
 
 /// Returns whether the host has never joined and its links are all up. Such hosts are
 /// interchangeable.
-fn is_interchangeable(world: &SystemState, at: usize) -> bool {
-    let host = &world.hosts[at];
-    host.journal.is_none() && host.life == 0 && world.links.are_all_up_at(at)
+fn is_interchangeable(system: &SystemState, at: usize) -> bool {
+    let host = &system.hosts[at];
+    host.journal.is_none() && host.reimage_count == 0 && system.links.are_all_up_at(at)
 }
 
 fn permuted(order: &[usize], from: usize, count: usize) -> Vec<Vec<usize>> {
@@ -217,159 +217,161 @@ fn permuted(order: &[usize], from: usize, count: usize) -> Vec<Vec<usize>> {
 /// more.
 #[derive(Clone, Copy)]
 struct OrderedView<'a> {
-    world: &'a SystemState,
+    system: &'a SystemState,
     relevance: &'a Relevance<'a>,
     places: &'a HostOrder,
 }
 
 /// Returns a hash of a host's state and of what others store about it, without its name.
 fn hash_host(view: &OrderedView<'_>, at: usize) -> u128 {
-    let world = view.world;
-    let mut mix = FingerprintHasher::new(1);
+    let system = view.system;
+    let mut hasher = FingerprintHasher::new(1);
     let mut own = *view.places;
     own[at] = 254;
     let own = &own;
     let view = OrderedView { places: own, ..*view };
-    view.host(&mut mix, &world.hosts[at]);
+    view.host(&mut hasher, &system.hosts[at]);
     let mine = |key: &AgentKey| host_of(*key) == at;
-    view.links(&mut mix, |from, to| from == at || to == at);
-    for database in [Some(&world.database), world.backup.as_ref()].into_iter().flatten() {
+    view.links(&mut hasher, |from, to| from == at || to == at);
+    for database in [Some(&system.database), system.backup.as_ref()].into_iter().flatten() {
         let cluster = &database.cluster;
         let agents = cluster.agents.iter().filter(|(key, _)| mine(key));
-        mix.sum(agents.map(|(key, each)| view.agent(*key, each)));
+        hasher.sum(agents.map(|(key, each)| view.agent(*key, each)));
         if let Some(frozen) = &cluster.frozen {
-            mix.word(list_number(frozen.proposal_hash, own));
-            mix.word(frozen.acks.keys().filter(|key| mine(key)).count() as u64);
+            hasher.add_word(list_number(frozen.proposal_hash, own));
+            hasher.add_word(frozen.acks.keys().filter(|key| mine(key)).count() as u64);
             let red = frozen.probes.values().filter(|row| {
                 row.iter().any(|(peer, probe)| mine(peer) && *probe != ProbeOutcome::Reached)
             });
-            mix.word(red.count() as u64);
-            mix.word(frozen.probes.keys().filter(|key| mine(key)).count() as u64);
+            hasher.add_word(red.count() as u64);
+            hasher.add_word(frozen.probes.keys().filter(|key| mine(key)).count() as u64);
         }
     }
     let acks = view.acks().filter(|(key, _)| mine(key));
-    mix.sum(acks.map(|(key, h)| pair(key, list_number(h, own), own)));
-    let releases = world.sent.releases.iter().filter(|(key, _)| mine(key));
-    mix.sum(releases.map(|(key, &e)| pair(*key, e, own)));
-    mix.sum(view.relevance.proposals().iter().map(|h| u128::from(list_number(*h, own))));
-    mix.done()
+    hasher.sum(acks.map(|(key, h)| pair(key, list_number(h, own), own)));
+    let releases = system.sent.releases.iter().filter(|(key, _)| mine(key));
+    hasher.sum(releases.map(|(key, &e)| pair(*key, e, own)));
+    hasher.sum(view.relevance.proposals().iter().map(|h| u128::from(list_number(*h, own))));
+    hasher.finish()
 }
 
 impl OrderedView<'_> {
     fn whole(&self, order: &[usize]) -> u128 {
-        let (world, places) = (self.world, self.places);
-        let mut mix = FingerprintHasher::new(2);
-        self.database(&mut mix, &world.database);
-        match &world.backup {
-            None => mix.word(0),
-            Some(backup) => self.database(&mut mix, backup),
+        let (system, places) = (self.system, self.places);
+        let mut hasher = FingerprintHasher::new(2);
+        self.database(&mut hasher, &system.database);
+        match &system.backup {
+            None => hasher.add_word(0),
+            Some(backup) => self.database(&mut hasher, backup),
         }
         if self.relevance.are_ledgers_read {
-            self.processes(&mut mix);
+            self.processes(&mut hasher);
         }
         for &at in order {
-            self.host(&mut mix, &world.hosts[at]);
+            self.host(&mut hasher, &system.hosts[at]);
         }
-        self.links(&mut mix, |_, _| true);
-        mix.flag(world.is_ahead);
-        let said = &world.sent;
-        mix.word(said.epoch);
-        mix.flag(said.abandoned);
-        mix.sum(self.relevance.proposals().iter().map(|h| u128::from(list_number(*h, places))));
-        for set in [&said.committed, &said.documents] {
-            mix.sum(set.iter().map(|h| u128::from(list_number(*h, places))));
+        self.links(&mut hasher, |_, _| true);
+        hasher.flag(system.is_ahead);
+        let sent = &system.sent;
+        hasher.add_word(sent.epoch);
+        hasher.flag(sent.abandoned);
+        hasher.sum(self.relevance.proposals().iter().map(|h| u128::from(list_number(*h, places))));
+        for set in [&sent.committed, &sent.documents] {
+            hasher.sum(set.iter().map(|h| u128::from(list_number(*h, places))));
         }
-        mix.sum(self.acks().map(|(key, h)| pair(key, list_number(h, places), places)));
-        mix.sum(said.releases.iter().map(|(key, &epoch)| pair(*key, epoch, places)));
-        mix.sum(said.started.iter().map(|(incarnation, h)| {
+        hasher.sum(self.acks().map(|(key, h)| pair(key, list_number(h, places), places)));
+        hasher.sum(sent.releases.iter().map(|(key, &epoch)| pair(*key, epoch, places)));
+        hasher.sum(sent.started.iter().map(|(incarnation, h)| {
             let whose = (incarnation.0 >> 8) as usize;
-            let mut mix = FingerprintHasher::new(4);
-            mix.word(u64::from(places[whose]));
-            mix.word((incarnation.0 & 0xff) as u64);
-            mix.word(list_number(*h, places));
-            mix.done()
+            let mut hasher = FingerprintHasher::new(4);
+            hasher.add_word(u64::from(places[whose]));
+            hasher.add_word((incarnation.0 & 0xff) as u64);
+            hasher.add_word(list_number(*h, places));
+            hasher.finish()
         }));
         if self.relevance.late {
-            mix.sum(said.past.iter().map(|past| self.hash_late_message(past)));
+            hasher.sum(sent.past.iter().map(|past| self.hash_late_message(past)));
         }
-        mix.done()
+        hasher.finish()
     }
 
     /// Adds the links that are down and selected by `which`.
-    fn links(&self, mix: &mut FingerprintHasher, which: impl Fn(usize, usize) -> bool) {
+    fn links(&self, hasher: &mut FingerprintHasher, which: impl Fn(usize, usize) -> bool) {
         let name = |host: usize| u64::from(self.places[host]);
-        let down = self.world.links.down().filter(|&(from, to)| which(from, to));
-        mix.sum(down.map(|(from, to)| {
-            let mut mix = FingerprintHasher::new(11);
-            mix.word(name(from) << 8 | name(to));
-            mix.done()
+        let down = self.system.links.down().filter(|&(from, to)| which(from, to));
+        hasher.sum(down.map(|(from, to)| {
+            let mut hasher = FingerprintHasher::new(11);
+            hasher.add_word(name(from) << 8 | name(to));
+            hasher.finish()
         }));
     }
 
     /// Adds the state of both processes, whichever index each has.
-    fn processes(&self, mix: &mut FingerprintHasher) {
-        let (world, places) = (self.world, self.places);
-        for database in [Some(&world.database), world.backup.as_ref()].into_iter().flatten() {
-            mix.word(u64::from(database.site) << 32 | u64::from(database.noted_site));
-            mix.word(database.generation);
-            mix.flag(database.settled);
-            decisions(mix, &database.decisions, places);
+    fn processes(&self, hasher: &mut FingerprintHasher) {
+        let (system, places) = (self.system, self.places);
+        for database in [Some(&system.database), system.backup.as_ref()].into_iter().flatten() {
+            hasher.add_word(
+                u64::from(database.identity) << 32 | u64::from(database.recorded_identity),
+            );
+            hasher.add_word(database.generation);
+            hasher.flag(database.settled);
+            decisions(hasher, &database.decisions, places);
         }
-        mix.sum(world.processes.iter().enumerate().map(|(at, process)| {
-            let mut mix = FingerprintHasher::new(3);
-            mix.flag(process.connected);
-            mix.flag(process.is_lost);
-            for database in [Some(&world.database), world.backup.as_ref()].into_iter().flatten() {
+        hasher.sum(system.processes.iter().enumerate().map(|(at, process)| {
+            let mut hasher = FingerprintHasher::new(3);
+            hasher.flag(process.connected);
+            hasher.flag(process.is_lost);
+            for database in [Some(&system.database), system.backup.as_ref()].into_iter().flatten() {
                 let row = database.rows[at];
-                mix.word(row.entries);
-                mix.word(row.sweep_count);
-                mix.flag(row.has_restored_ledger);
-                mix.flag(row.is_forgotten);
+                hasher.add_word(row.entries);
+                hasher.add_word(row.sweep_count);
+                hasher.flag(row.has_restored_ledger);
+                hasher.flag(row.is_forgotten);
             }
-            ledger(&mut mix, &process.ledger, places);
-            if world.faults_left.ledger_rollbacks > 0 {
-                mix.flag(process.saved.is_some());
-                process.saved.iter().for_each(|saved| ledger(&mut mix, saved, places));
+            ledger(&mut hasher, &process.ledger, places);
+            if system.faults_left.ledger_rollbacks > 0 {
+                hasher.flag(process.saved.is_some());
+                process.saved.iter().for_each(|saved| ledger(&mut hasher, saved, places));
             }
             match &process.read {
-                None => mix.word(0),
-                Some(read) => self.database(&mut mix, read),
+                None => hasher.add_word(0),
+                Some(read) => self.database(&mut hasher, read),
             }
-            mix.done()
+            hasher.finish()
         }));
     }
 
     /// Returns the acks that the service may still take.
     fn acks(&self) -> impl Iterator<Item = (AgentKey, Hash)> {
-        self.world.sent.acks.iter().copied().filter(|(_, h)| self.relevance.is_ack_alive(*h))
+        self.system.sent.acks.iter().copied().filter(|(_, h)| self.relevance.is_ack_alive(*h))
     }
 
     /// Hashes the last message of an agent that no longer exists.
     fn hash_late_message(&self, journal: &Journal) -> u128 {
-        let mut mix = FingerprintHasher::new(5);
-        mix.word(key_number(journal.key, self.places));
-        mix.flag(journal.record.is_some());
-        mix.word(journal.highest_epoch());
+        let mut hasher = FingerprintHasher::new(5);
+        hasher.add_word(key_number(journal.key, self.places));
+        hasher.flag(journal.record.is_some());
+        hasher.add_word(journal.highest_epoch());
         if self.relevance.are_boots_relevant {
-            mix.word(journal.boot);
+            hasher.add_word(journal.boot);
         }
-        mix.done()
+        hasher.finish()
     }
 }
 
-fn ledger(mix: &mut FingerprintHasher, ledger: &Ledger, places: &HostOrder) {
-    decisions(mix, ledger.entry.as_slice(), places);
-    let Some(known) = &ledger.position else { return mix.word(0) };
-    mix.word(u64::from(known.site) + 1);
-    mix.word(known.generation);
-    mix.word(known.sweep_count);
-    decisions(mix, &known.copied_decisions, places);
+fn ledger(hasher: &mut FingerprintHasher, ledger: &Ledger, places: &HostOrder) {
+    decisions(hasher, ledger.entry.as_slice(), places);
+    let Some(known) = &ledger.position else { return hasher.add_word(0) };
+    hasher.add_word(u64::from(known.identity) + 1);
+    hasher.add_word(known.generation);
+    hasher.add_word(known.sweep_count);
+    decisions(hasher, &known.copied_decisions, places);
 }
 
-fn decisions(mix: &mut FingerprintHasher, decisions: &[LedgerEntry], places: &HostOrder) {
-    mix.word(decisions.len() as u64);
+fn decisions(hasher: &mut FingerprintHasher, decisions: &[LedgerEntry], places: &HostOrder) {
+    hasher.add_word(decisions.len() as u64);
     for decision in decisions {
-        mix.word(match decision {
+        hasher.add_word(match decision {
             LedgerEntry::Commit { h, document } => list_number(*h, places) ^ u64::from(*document),
             LedgerEntry::End(cause) => end(*cause),
         });
@@ -386,7 +388,7 @@ fn end(cause: EndCause) -> u64 {
 }
 
 fn key_number(key: AgentKey, places: &HostOrder) -> u64 {
-    u64::from(places[host_of(key)]) << 8 | u64::from(life_of(key))
+    u64::from(places[host_of(key)]) << 8 | u64::from(reimage_count_of(key))
 }
 
 /// Folds a list into 64 bits: epoch, then host and life of each seat.
@@ -397,76 +399,76 @@ fn list_number(h: Hash, places: &HostOrder) -> u64 {
 }
 
 fn pair(key: AgentKey, value: u64, places: &HostOrder) -> u128 {
-    let mut mix = FingerprintHasher::new(6);
-    mix.word(key_number(key, places));
-    mix.word(value);
-    mix.done()
+    let mut hasher = FingerprintHasher::new(6);
+    hasher.add_word(key_number(key, places));
+    hasher.add_word(value);
+    hasher.finish()
 }
 
 impl OrderedView<'_> {
-    fn database(&self, mix: &mut FingerprintHasher, database: &DatabaseState) {
+    fn database(&self, hasher: &mut FingerprintHasher, database: &DatabaseState) {
         let (cluster, places) = (&database.cluster, self.places);
-        mix.word(phase(cluster.phase));
-        mix.word(cluster.epoch);
-        mix.word(cluster.floor);
-        mix.flag(cluster.is_unsettled);
-        mix.flag(cluster.deadline > NOW);
-        mix.word(cluster.ended.as_ref().map_or(0, |ended| end(ended.cause)));
-        mix.word(cluster.split.as_ref().map_or(0, |split| list_number(split.other, places)));
-        mix.sum(cluster.agents.iter().map(|(key, each)| self.agent(*key, each)));
-        mix.sum(cluster.reports.keys().map(|key| pair(*key, 1, places)));
-        self.frozen(mix, cluster);
+        hasher.add_word(phase(cluster.phase));
+        hasher.add_word(cluster.epoch);
+        hasher.add_word(cluster.floor);
+        hasher.flag(cluster.is_unsettled);
+        hasher.flag(cluster.deadline > NOW);
+        hasher.add_word(cluster.ended.as_ref().map_or(0, |ended| end(ended.cause)));
+        hasher.add_word(cluster.split.as_ref().map_or(0, |split| list_number(split.other, places)));
+        hasher.sum(cluster.agents.iter().map(|(key, each)| self.agent(*key, each)));
+        hasher.sum(cluster.reports.keys().map(|key| pair(*key, 1, places)));
+        self.frozen(hasher, cluster);
     }
 
-    fn frozen(&self, mix: &mut FingerprintHasher, cluster: &Cluster) {
+    fn frozen(&self, hasher: &mut FingerprintHasher, cluster: &Cluster) {
         let places = self.places;
-        let Some(frozen) = &cluster.frozen else { return mix.word(0) };
-        mix.word(list_number(frozen.proposal_hash, places));
-        mix.flag(is_from_clock_ahead(frozen.at));
-        mix.sum(frozen.acks.keys().map(|key| pair(*key, 1, places)));
-        mix.sum(frozen.probes.iter().map(|(prober, row)| {
+        let Some(frozen) = &cluster.frozen else { return hasher.add_word(0) };
+        hasher.add_word(list_number(frozen.proposal_hash, places));
+        hasher.flag(is_from_clock_ahead(frozen.at));
+        hasher.sum(frozen.acks.keys().map(|key| pair(*key, 1, places)));
+        hasher.sum(frozen.probes.iter().map(|(prober, row)| {
             let reached = |probe: &ProbeOutcome| u64::from(*probe == ProbeOutcome::Reached);
-            let mut mix = FingerprintHasher::new(7);
-            mix.word(key_number(*prober, places));
-            mix.sum(row.iter().map(|(peer, probe)| pair(*peer, reached(probe), places)));
-            mix.done()
+            let mut hasher = FingerprintHasher::new(7);
+            hasher.add_word(key_number(*prober, places));
+            hasher.sum(row.iter().map(|(peer, probe)| pair(*peer, reached(probe), places)));
+            hasher.finish()
         }));
     }
 
     fn agent(&self, key: AgentKey, agent: &Applicant) -> u128 {
-        let mut mix = FingerprintHasher::new(8);
-        mix.word(key_number(key, self.places));
-        mix.word(match agent.seating {
+        let mut hasher = FingerprintHasher::new(8);
+        hasher.add_word(key_number(key, self.places));
+        hasher.add_word(match agent.seating {
             Seating::Absent => 0,
             Seating::Seat(seat) => 1 << 8 | u64::from(seat),
             Seating::Standby(order) => 2 << 8 | order,
         });
-        for until in [agent.lease_until, agent.held_back_until] {
-            mix.word(u64::from(until > NOW) + u64::from(is_from_clock_ahead(until)));
+        for until in [agent.lease_until, agent.backoff_until] {
+            hasher.add_word(u64::from(until > NOW) + u64::from(is_from_clock_ahead(until)));
         }
-        mix.word(u64::from(agent.failed_lists));
-        mix.word(agent.highest_epoch);
-        mix.word(agent.release.as_ref().map_or(0, |release| release.epoch));
+        hasher.add_word(u64::from(agent.failed_lists));
+        hasher.add_word(agent.highest_epoch);
+        hasher.add_word(agent.release.as_ref().map_or(0, |release| release.epoch));
         if self.relevance.are_boots_relevant {
-            mix.word(agent.session.map_or(0, |session| session.boot));
+            hasher.add_word(agent.session.map_or(0, |session| session.boot));
         }
-        mix.done()
+        hasher.finish()
     }
 
-    fn host(&self, mix: &mut FingerprintHasher, host: &HostState) {
+    fn host(&self, hasher: &mut FingerprintHasher, host: &HostState) {
         let places = self.places;
-        mix.flag(host.alive);
-        mix.word(u64::from(host.life));
+        hasher.flag(host.alive);
+        hasher.add_word(u64::from(host.reimage_count));
         if !host.alive && self.relevance.ignores_dead_hosts {
             // Nothing reads a dead host's disk any more.
             if let (Some(journal), true) = (&host.journal, self.relevance.late) {
                 let word = self.hash_late_message(journal);
-                mix.word(word as u64);
-                mix.word((word >> 64) as u64);
+                hasher.add_word(word as u64);
+                hasher.add_word((word >> 64) as u64);
             }
             return;
         }
-        mix.word(match host.mode {
+        hasher.add_word(match host.mode {
             AgentMode::Running => 0,
             AgentMode::InspectingDirectory => 1,
             AgentMode::WritingMarker => 2,
@@ -475,63 +477,63 @@ impl OrderedView<'_> {
             AgentMode::RefusingDirectory => 5,
             AgentMode::Stopped(exit) => 16 | u64::from(exit),
         });
-        mix.word(host.running_list.map_or(0, |h| list_number(h, places)));
-        mix.flag(host.data_lost);
-        self.directory(mix, host);
+        hasher.add_word(host.running_list.map_or(0, |h| list_number(h, places)));
+        hasher.flag(host.data_lost);
+        self.directory(hasher, host);
         match &host.journal {
-            None => mix.word(0),
-            Some(own) => self.journal(mix, own),
+            None => hasher.add_word(0),
+            Some(own) => self.journal(hasher, own),
         }
         match &host.journal_before_change {
-            None => mix.word(0),
-            Some(None) => mix.word(1),
-            Some(Some(before)) => self.journal(mix, before),
+            None => hasher.add_word(0),
+            Some(None) => hasher.add_word(1),
+            Some(Some(before)) => self.journal(hasher, before),
         }
     }
 
     /// Adds the directory's class and marker. Agents know a directory only by the class that the
     /// production code derives from its listing.
-    fn directory(&self, mix: &mut FingerprintHasher, host: &HostState) {
+    fn directory(&self, hasher: &mut FingerprintHasher, host: &HostState) {
         let marker = |whose: Incarnation| {
             u64::from(self.places[(whose.0 >> 8) as usize]) << 8 | (whose.0 & 0xff) as u64 | 1 << 20
         };
-        mix.word(match self.relevance.directory(host) {
+        hasher.add_word(match self.relevance.directory(host) {
             DirectoryKind::Blank => 1,
             DirectoryKind::Marked(whose) => 2 | marker(whose) << 3,
             DirectoryKind::Log(whose) => 3 | whose.map_or(0, marker) << 3,
             DirectoryKind::Tombstone => 4,
             DirectoryKind::Foreign(_) => 5,
         });
-        mix.flag(host.directory.marker.is_some());
+        hasher.flag(host.directory.marker.is_some());
     }
 
-    fn journal(&self, mix: &mut FingerprintHasher, journal: &Journal) {
+    fn journal(&self, hasher: &mut FingerprintHasher, journal: &Journal) {
         let places = self.places;
-        mix.word(key_number(journal.key, places));
+        hasher.add_word(key_number(journal.key, places));
         if self.relevance.are_boots_relevant {
-            mix.word(journal.boot);
+            hasher.add_word(journal.boot);
         }
-        mix.word(journal.released_epoch);
-        mix.word(journal.highest_epoch());
-        mix.flag(journal.record.is_some());
-        for (&epoch, bound) in &journal.signed_lists {
-            if self.relevance.is_bound_alive(self.world, journal, epoch, bound) {
-                mix.word(epoch);
-                mix.word(list_number(bound.proposal_hash, places));
+        hasher.add_word(journal.released_epoch);
+        hasher.add_word(journal.highest_epoch());
+        hasher.flag(journal.record.is_some());
+        for (&epoch, signed_list) in &journal.signed_lists {
+            if self.relevance.is_bound_alive(self.system, journal, epoch, signed_list) {
+                hasher.add_word(epoch);
+                hasher.add_word(list_number(signed_list.proposal_hash, places));
             }
         }
-        mix.word(
+        hasher.add_word(
             journal
                 .held_document
                 .as_ref()
                 .map_or(0, |held| list_number(held.proposal_hash, places)),
         );
-        mix.word(match journal.launch_state {
+        hasher.add_word(match journal.launch_state {
             LaunchState::NotStarted => 0,
             LaunchState::Launching => 1,
             LaunchState::Ran => 2,
         });
-        mix.flag(journal.is_removed);
+        hasher.flag(journal.is_removed);
     }
 }
 
@@ -554,11 +556,11 @@ mod tests {
     use crate::explore::apply::apply;
 
     fn after(config: &ExplorationConfig, actions: &[SystemAction]) -> SystemState {
-        let mut world = SystemState::new(config);
+        let mut system = SystemState::new(config);
         for action in actions {
-            world = apply(&world, config, action).expect("nothing is violated here");
+            system = apply(&system, config, action).expect("nothing is violated here");
         }
-        world
+        system
     }
 
     #[test]

@@ -6,29 +6,29 @@
 use crate::explore::config::{Environment, ExplorationConfig, FaultCounts};
 use crate::explore::processes::RestoreMethod;
 
-/// The road is walked from one in this many states.
-const ROADS: u64 = 256;
+/// The fault-free run is played from one in this many states.
+const FAULT_FREE_INTERVAL: u64 = 256;
 
 /// Returns the ladder's configurations, in the order in which they are explored.
 #[must_use]
 pub fn ladder() -> Vec<ExplorationConfig> {
-    let mut rungs = host_and_operator_configs();
-    rungs.extend(link_clock_and_ledger_configs());
-    rungs
+    let mut configs = host_and_operator_configs();
+    configs.extend(link_clock_and_ledger_configs());
+    configs
 }
 
 fn host_and_operator_configs() -> Vec<ExplorationConfig> {
     vec![
-        rung("a pause", 3, 5, 3, FaultCounts { pauses: 1, ..FaultCounts::default() }),
-        rung(
+        ladder_config("a pause", 3, 5, 3, FaultCounts { pauses: 1, ..FaultCounts::default() }),
+        ladder_config(
             "a list that times out",
             3,
             5,
             3,
             FaultCounts { timeouts: 1, ..FaultCounts::default() },
         ),
-        rung("a death", 3, 5, 3, FaultCounts { deaths: 1, ..FaultCounts::default() }),
-        rung(
+        ladder_config("a death", 3, 5, 3, FaultCounts { deaths: 1, ..FaultCounts::default() }),
+        ladder_config(
             "a kill, a lost directory, an end",
             3,
             5,
@@ -40,30 +40,36 @@ fn host_and_operator_configs() -> Vec<ExplorationConfig> {
                 ..FaultCounts::default()
             },
         ),
-        rung("a host made anew", 3, 5, 2, FaultCounts { reimages: 1, ..FaultCounts::default() }),
-        rung("a restore", 3, 5, 2, FaultCounts { restores: 1, ..FaultCounts::default() }),
-        rung(
+        ladder_config(
+            "a re-imaged host",
+            3,
+            5,
+            2,
+            FaultCounts { reimages: 1, ..FaultCounts::default() },
+        ),
+        ladder_config("a restore", 3, 5, 2, FaultCounts { restores: 1, ..FaultCounts::default() }),
+        ladder_config(
             "a restore and a pause",
             3,
             3,
             2,
             FaultCounts { restores: 1, pauses: 1, ..FaultCounts::default() },
         ),
-        rung(
+        ladder_config(
             "a pause and a list that times out",
             3,
             4,
             2,
             FaultCounts { pauses: 1, timeouts: 1, ..FaultCounts::default() },
         ),
-        rung(
+        ladder_config(
             "a restore, a kill, a lost directory",
             2,
             3,
             2,
             FaultCounts { restores: 1, kills: 1, lost_directories: 1, ..FaultCounts::default() },
         ),
-        rung(
+        ladder_config(
             "a death, a kill, a lost directory, an end, a pause",
             3,
             4,
@@ -79,20 +85,38 @@ fn host_and_operator_configs() -> Vec<ExplorationConfig> {
         ),
         ExplorationConfig {
             max_total_faults: 2,
-            ..rung("any two faults of the full bounds", 2, 2, 3, ExplorationConfig::full().faults)
+            ..ladder_config(
+                "any two faults of the full bounds",
+                2,
+                2,
+                3,
+                ExplorationConfig::full().faults,
+            )
         },
         ExplorationConfig {
             max_total_faults: 2,
-            ..rung("any two faults of the full bounds", 1, 2, 3, ExplorationConfig::full().faults)
+            ..ladder_config(
+                "any two faults of the full bounds",
+                1,
+                2,
+                3,
+                ExplorationConfig::full().faults,
+            )
         },
     ]
 }
 
 fn link_clock_and_ledger_configs() -> Vec<ExplorationConfig> {
     vec![
-        rung("a link down", 3, 5, 2, FaultCounts { links: 1, ..FaultCounts::default() }),
-        rung("the clock ahead", 3, 4, 2, FaultCounts { clock_jumps: 1, ..FaultCounts::default() }),
-        rung(
+        ladder_config("a link down", 3, 5, 2, FaultCounts { links: 1, ..FaultCounts::default() }),
+        ladder_config(
+            "the clock ahead",
+            3,
+            4,
+            2,
+            FaultCounts { clock_jumps: 1, ..FaultCounts::default() },
+        ),
+        ladder_config(
             "the clock ahead, a link down, a death",
             2,
             3,
@@ -101,7 +125,7 @@ fn link_clock_and_ledger_configs() -> Vec<ExplorationConfig> {
         ),
         ExplorationConfig {
             restore_methods: BOTH,
-            ..rung(
+            ..ladder_config(
                 "a restore of either kind",
                 3,
                 4,
@@ -111,7 +135,7 @@ fn link_clock_and_ledger_configs() -> Vec<ExplorationConfig> {
         },
         ExplorationConfig {
             restore_methods: BOTH,
-            ..rung(
+            ..ladder_config(
                 "database and ledger set back, a pause, an end",
                 1,
                 2,
@@ -125,7 +149,7 @@ fn link_clock_and_ledger_configs() -> Vec<ExplorationConfig> {
                 },
             )
         },
-        rung(
+        ladder_config(
             "a restore, a process lost and forgotten, a pause",
             2,
             3,
@@ -139,7 +163,7 @@ fn link_clock_and_ledger_configs() -> Vec<ExplorationConfig> {
             FaultCounts { restores: 1, ..FaultCounts::default() },
         ),
         without_ledger(
-            "a restore without ledger, a host made anew",
+            "a restore without ledger, a re-imaged host",
             4,
             2,
             FaultCounts { restores: 1, reimages: 1, ..FaultCounts::default() },
@@ -164,12 +188,12 @@ fn without_ledger(
         environment: Environment { ledger: false, ..Environment::SOUND },
         expects_ledger: false,
         majorities_only: true,
-        road_interval: 0,
-        ..rung(name, 3, hosts, epochs, faults)
+        fault_free_interval: 0,
+        ..ladder_config(name, 3, hosts, epochs, faults)
     }
 }
 
-fn rung(
+fn ladder_config(
     name: &'static str,
     seats: u8,
     hosts: usize,
@@ -181,7 +205,7 @@ fn rung(
         epochs,
         faults,
         has_late_messages: late,
-        road_interval: ROADS,
+        fault_free_interval: FAULT_FREE_INTERVAL,
         ..ExplorationConfig::sound(name, seats, hosts)
     }
 }

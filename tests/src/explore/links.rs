@@ -1,6 +1,6 @@
 //! Links between hosts, each direction separately.
 
-use crate::explore::identity::MAX_HOSTS;
+use crate::explore::identities::MAX_HOSTS;
 
 /// The set of links that are down: one bit for each ordered pair of hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! Discovery processes. Each looks at its database, compares it with its own ledger by the
-//! production code, and acts on the result.
+//! Discovery processes. Each reads its database, compares it with its own ledger by the production
+//! code, and acts on the result.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use crate::explore::config::ExplorationConfig;
 use crate::explore::database::{
     DatabaseState, Ledger, LedgerPosition, PROCESSES, ProcessState, ProcessTableRow,
 };
-use crate::explore::host_side::document_of;
+use crate::explore::host_steps::document_of;
 use crate::explore::properties::{self, PropertyViolation};
-use crate::explore::reduce;
-use crate::explore::service_side::{serve, transact};
-use crate::explore::world::{SystemState, normalise};
+use crate::explore::reductions;
+use crate::explore::service_steps::{serve, transact};
+use crate::explore::state::{SystemState, normalise};
 
 /// Way in which a database is set back to its backup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,58 +25,58 @@ pub enum RestoreMethod {
     /// identity. Point-in-time recovery, which begins a new timeline, looks the same.
     Dump,
     /// The rows are set back while the processes run. Connections survive, and only the contents of
-    /// the rows change. A restored copy of the database's files looks the same to a process that
-    /// reconnects and looks.
+    /// the rows change. To a process that reconnects, a restored copy of the database's files looks
+    /// the same.
     InPlace,
 }
 
-/// Lets the process look at its database, as it does on each new connection. If the database isn't
+/// Lets the process examine its database, as it does on each new connection. If the database isn't
 /// the one it knows, it begins a new generation. In either case it copies the decisions that it
 /// lacks. While the generation isn't settled, it puts back what its ledger holds.
 ///
 /// # Errors
 /// Returns a property that doesn't hold after an entry was put back.
 pub(super) fn inspect_database(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
 ) -> Result<(), PropertyViolation> {
-    world.processes[at].connected = true;
+    system.processes[at].connected = true;
     if !config.environment.ledger {
         return Ok(());
     }
-    if world.database.rows[at].is_forgotten {
-        Arc::make_mut(&mut world.database).rows[at].is_forgotten = false;
+    if system.database.rows[at].is_forgotten {
+        Arc::make_mut(&mut system.database).rows[at].is_forgotten = false;
     }
     let environment = &config.environment;
-    let memory = world.processes[at].ledger.memory(environment);
-    let fill = match compare(&memory, &world.database.view_for_process(at, &memory, environment)) {
-        Ok(fill) => fill,
+    let summary = system.processes[at].ledger.summary(environment);
+    let scope = match compare(&summary, &system.database.observe(at, &summary, environment)) {
+        Ok(scope) => scope,
         Err(_) => {
-            begin_generation(world, memory.database.map_or(0, |known| known.generation));
+            begin_generation(system, summary.database.map_or(0, |known| known.generation));
             CopyScope::NewHistory
         }
     };
-    copy_decisions(world, config, at, fill);
+    copy_decisions(system, config, at, scope);
     // The database may have another history, so check the ledger's entry against its state.
-    let lacks = |world: &SystemState| {
-        let entry = world.processes[at].ledger.entry;
-        let to_do = |entry| {
-            plan_restore(entry, Some(&world.database.cluster_state()), false)
+    let is_restore_needed = |system: &SystemState| {
+        let entry = system.processes[at].ledger.entry;
+        let needs_restore = |entry| {
+            plan_restore(entry, Some(&system.database.cluster_state()), false)
                 != RestoreAction::Nothing
         };
-        entry.is_some_and(to_do)
+        entry.is_some_and(needs_restore)
     };
-    if world.database.settled && fill != CopyScope::NewDecisions && lacks(world) {
-        let generation = world.database.generation;
-        begin_generation(world, generation);
+    if system.database.settled && scope != CopyScope::NewDecisions && is_restore_needed(system) {
+        let generation = system.database.generation;
+        begin_generation(system, generation);
     }
-    if !world.database.settled && !world.database.rows[at].has_restored_ledger {
-        restore_from_ledger(world, config, at)?;
+    if !system.database.settled && !system.database.rows[at].has_restored_ledger {
+        restore_from_ledger(system, config, at)?;
     }
-    record_position(world, config, at);
-    if world.database.settled && world.database.cluster.is_unsettled {
-        let _ = serve(world, config, ClusterEvent::Tick)?;
+    record_position(system, config, at);
+    if system.database.settled && system.database.cluster.is_unsettled {
+        let _ = serve(system, config, ClusterEvent::Tick)?;
     }
     Ok(())
 }
@@ -87,38 +87,43 @@ pub(super) fn inspect_database(
 /// # Errors
 /// Fails as [`inspect_database`] does.
 pub(super) fn sweep(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
 ) -> Result<(), PropertyViolation> {
-    inspect_database(world, config, at)?;
-    let database = Arc::make_mut(&mut world.database);
+    inspect_database(system, config, at)?;
+    let database = Arc::make_mut(&mut system.database);
     database.rows[at].sweep_count += 1;
-    if let Some(known) = &mut world.processes[at].ledger.position {
+    if let Some(known) = &mut system.processes[at].ledger.position {
         known.sweep_count = database.rows[at].sweep_count;
     }
     Ok(())
 }
 
-fn begin_generation(world: &mut SystemState, known: u64) {
-    let database = Arc::make_mut(&mut world.database);
+fn begin_generation(system: &mut SystemState, known: u64) {
+    let database = Arc::make_mut(&mut system.database);
     database.generation = database.generation.max(known) + 1;
-    database.noted_site = database.site;
+    database.recorded_identity = database.identity;
     database.settled = false;
     for row in &mut database.rows {
         row.has_restored_ledger = false;
     }
 }
 
-fn copy_decisions(world: &mut SystemState, config: &ExplorationConfig, at: usize, fill: CopyScope) {
+fn copy_decisions(
+    system: &mut SystemState,
+    config: &ExplorationConfig,
+    at: usize,
+    scope: CopyScope,
+) {
     if !config.environment.has_complete_ledgers {
         return;
     }
-    let process = &mut world.processes[at];
+    let process = &mut system.processes[at];
     let copied = process.ledger.position.as_ref().map_or(0, |known| known.copied_decisions.len());
-    let from = if fill == CopyScope::NewDecisions { copied } else { 0 };
-    for entry in world.database.decisions.iter().skip(from) {
-        process.ledger.note(match *entry {
+    let from = if scope == CopyScope::NewDecisions { copied } else { 0 };
+    for entry in system.database.decisions.iter().skip(from) {
+        process.ledger.record(match *entry {
             // A copied decision has no document: a process or agent that holds the document sends
             // it.
             LedgerEntry::Commit { h, .. } => LedgerEntry::Commit { h, document: false },
@@ -129,21 +134,21 @@ fn copy_decisions(world: &mut SystemState, config: &ExplorationConfig, at: usize
 
 /// Records, once the two agree, the ledger's size in the database and the database's position beside
 /// the ledger.
-fn record_position(world: &mut SystemState, config: &ExplorationConfig, at: usize) {
-    let ledger = &mut world.processes[at].ledger;
+fn record_position(system: &mut SystemState, config: &ExplorationConfig, at: usize) {
+    let ledger = &mut system.processes[at].ledger;
     let row =
-        ProcessTableRow { entries: u64::from(ledger.entry.is_some()), ..world.database.rows[at] };
-    if world.database.rows[at] != row {
-        Arc::make_mut(&mut world.database).rows[at] = row;
+        ProcessTableRow { entries: u64::from(ledger.entry.is_some()), ..system.database.rows[at] };
+    if system.database.rows[at] != row {
+        Arc::make_mut(&mut system.database).rows[at] = row;
     }
-    let database = &world.database;
+    let database = &system.database;
     let copied = if config.environment.has_complete_ledgers {
         database.decisions.clone()
     } else {
         Vec::new()
     };
     ledger.position = Some(LedgerPosition {
-        site: database.site,
+        identity: database.identity,
         generation: database.generation,
         copied_decisions: copied,
         sweep_count: row.sweep_count,
@@ -151,27 +156,27 @@ fn record_position(world: &mut SystemState, config: &ExplorationConfig, at: usiz
 }
 
 fn restore_from_ledger(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
 ) -> Result<(), PropertyViolation> {
     // Report the change to the row before anything is put back.
-    let _ = transact(world, config, ClusterEvent::Tick)?;
-    if let Some(entry) = world.processes[at].ledger.entry {
-        match plan_restore(entry, Some(&world.database.cluster_state()), false) {
+    let _ = transact(system, config, ClusterEvent::Tick)?;
+    if let Some(entry) = system.processes[at].ledger.entry {
+        match plan_restore(entry, Some(&system.database.cluster_state()), false) {
             RestoreAction::Nothing => {}
             RestoreAction::Adopt => {
                 let LedgerEntry::Commit { h, .. } = entry else { return Ok(()) };
-                let outcome = transact(world, config, ClusterEvent::Adopt(document_of(h)))?;
-                if outcome.answer.is_err() && world.database.decided_list().is_none() {
-                    close(world, config, EndCause::DatabaseAccepted);
+                let outcome = transact(system, config, ClusterEvent::Adopt(document_of(h)))?;
+                if outcome.answer.is_err() && system.database.decided_list().is_none() {
+                    close(system, config, EndCause::DatabaseAccepted);
                 }
             }
-            RestoreAction::Close => close(world, config, EndCause::DatabaseAccepted),
-            RestoreAction::End(cause) => close(world, config, cause),
+            RestoreAction::Close => close(system, config, EndCause::DatabaseAccepted),
+            RestoreAction::End(cause) => close(system, config, cause),
         }
     }
-    let database = Arc::make_mut(&mut world.database);
+    let database = Arc::make_mut(&mut system.database);
     database.rows[at].has_restored_ledger = true;
     settle_if_complete(database);
     Ok(())
@@ -182,8 +187,8 @@ fn settle_if_complete(database: &mut DatabaseState) {
 }
 
 /// An owner declares that process `at` won't come back.
-pub(super) fn forget(world: &mut SystemState, at: usize) {
-    let database = Arc::make_mut(&mut world.database);
+pub(super) fn forget(system: &mut SystemState, at: usize) {
+    let database = Arc::make_mut(&mut system.database);
     database.rows[at].is_forgotten = true;
     settle_if_complete(database);
 }
@@ -191,10 +196,14 @@ pub(super) fn forget(world: &mut SystemState, at: usize) {
 /// Returns whether an owner may declare that process `at` won't come back. The database must be
 /// waiting for it, another process must answer, and the process must not be running.
 #[must_use]
-pub(super) fn may_be_forgotten(world: &SystemState, config: &ExplorationConfig, at: usize) -> bool {
-    let (process, row) = (&world.processes[at], world.database.rows[at]);
-    let is_answered = (0..PROCESSES).any(|other| other != at && world.processes[other].connected);
-    let is_waited_for = !(world.database.settled || row.has_restored_ledger || row.is_forgotten);
+pub(super) fn may_be_forgotten(
+    system: &SystemState,
+    config: &ExplorationConfig,
+    at: usize,
+) -> bool {
+    let (process, row) = (&system.processes[at], system.database.rows[at]);
+    let is_answered = (0..PROCESSES).any(|other| other != at && system.processes[other].connected);
+    let is_waited_for = !(system.database.settled || row.has_restored_ledger || row.is_forgotten);
     is_waited_for && is_answered && (process.is_lost || !config.environment.forgets_stopped_only)
 }
 
@@ -205,9 +214,9 @@ pub(super) fn lose(process: &mut ProcessState) {
 
 /// Ends the cluster because a ledger records its end. The state machine has no event for that, so
 /// this changes the row directly.
-fn close(world: &mut SystemState, config: &ExplorationConfig, cause: EndCause) {
-    let now = world.now();
-    let database = Arc::make_mut(&mut world.database);
+fn close(system: &mut SystemState, config: &ExplorationConfig, cause: EndCause) {
+    let now = system.now();
+    let database = Arc::make_mut(&mut system.database);
     let cluster = &mut database.cluster;
     cluster.phase = match cause {
         EndCause::Deadline => Phase::Expired,
@@ -224,14 +233,14 @@ fn close(world: &mut SystemState, config: &ExplorationConfig, cause: EndCause) {
 /// anything while its ledger is behind or contradicts the decision.
 #[must_use]
 pub(super) fn may_decide(
-    world: &SystemState,
+    system: &SystemState,
     config: &ExplorationConfig,
     decision: memory::ClusterDecision,
 ) -> bool {
-    let ledger = &world.processes[world.serving].ledger;
-    let memory = ledger.memory(&config.environment);
-    let read = world.database.read(world.serving, &memory, &config.environment);
-    let gate = match memory::check_ledger(memory.database.as_ref(), &read) {
+    let ledger = &system.processes[system.serving].ledger;
+    let summary = ledger.summary(&config.environment);
+    let read = system.database.read(system.serving, &summary, &config.environment);
+    let gate = match memory::check_ledger(summary.database.as_ref(), &read) {
         LedgerVerdict::CopyFirst if !config.environment.has_complete_ledgers => {
             LedgerVerdict::Allowed
         }
@@ -245,52 +254,52 @@ pub(super) fn may_decide(
 /// # Errors
 /// Returns a violation of property 1 or 6.
 pub(super) fn publish(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
 ) -> Result<(), PropertyViolation> {
-    let Some(h) = world.database.decided_list() else { return Ok(()) };
+    let Some(h) = system.database.decided_list() else { return Ok(()) };
     if config.environment.ledger {
-        let ledger = &mut world.processes[at].ledger;
-        ledger.note(LedgerEntry::Commit { h, document: true });
+        let ledger = &mut system.processes[at].ledger;
+        ledger.record(LedgerEntry::Commit { h, document: true });
         if ledger.entry != Some(LedgerEntry::Commit { h, document: true }) {
             // The ledger holds another document, which this process has sent.
-            return inspect_database(world, config, at);
+            return inspect_database(system, config, at);
         }
     }
-    properties::check_sent_document(world, config, h)?;
-    Arc::make_mut(&mut world.sent).documents.insert(h);
+    properties::check_sent_document(system, config, h)?;
+    Arc::make_mut(&mut system.sent).documents.insert(h);
     Ok(())
 }
 
 /// Replaces the database by the backup.
-pub(super) fn restore(world: &mut SystemState, config: &ExplorationConfig, setback: RestoreMethod) {
-    let Some(backup) = world.backup.take() else { return };
+pub(super) fn restore(system: &mut SystemState, config: &ExplorationConfig, method: RestoreMethod) {
+    let Some(backup) = system.backup.take() else { return };
     let mut database = (*backup).clone();
-    Arc::make_mut(&mut world.sent).abandoned = false;
-    database.site = match setback {
-        RestoreMethod::Dump => world.database.site.max(database.site) + 1,
-        RestoreMethod::InPlace => world.database.site,
+    Arc::make_mut(&mut system.sent).abandoned = false;
+    database.identity = match method {
+        RestoreMethod::Dump => system.database.identity.max(database.identity) + 1,
+        RestoreMethod::InPlace => system.database.identity,
     };
-    for process in &mut world.processes {
+    for process in &mut system.processes {
         process.connected &=
-            setback == RestoreMethod::InPlace || reduce::are_processes_stateless(config);
+            method == RestoreMethod::InPlace || reductions::are_processes_stateless(config);
         process.read = None;
     }
-    world.database = Arc::new(database);
+    system.database = Arc::new(database);
 }
 
 /// Returns whether nothing would change if process `at` checked its database now.
 #[must_use]
-pub(super) fn is_up_to_date(world: &SystemState, config: &ExplorationConfig, at: usize) -> bool {
-    let (process, database) = (&world.processes[at], &world.database);
+pub(super) fn is_up_to_date(system: &SystemState, config: &ExplorationConfig, at: usize) -> bool {
+    let (process, database) = (&system.processes[at], &system.database);
     let Some(known) = &process.ledger.position else { return !config.environment.ledger };
     let row = database.rows[at];
     let copied =
         known.copied_decisions == database.decisions || !config.environment.has_complete_ledgers;
     process.connected
         && copied
-        && (known.site, known.generation) == (database.site, database.generation)
+        && (known.identity, known.generation) == (database.identity, database.generation)
         && (known.sweep_count, u64::from(process.ledger.entry.is_some()))
             == (row.sweep_count, row.entries)
         && (database.settled || row.has_restored_ledger)
@@ -299,23 +308,23 @@ pub(super) fn is_up_to_date(world: &SystemState, config: &ExplorationConfig, at:
 /// Returns whether each process has swept since the backup was taken. Only then may it be restored
 /// in place.
 #[must_use]
-pub(super) fn have_swept_since_backup(world: &SystemState) -> bool {
-    let Some(backup) = &world.backup else { return false };
-    (0..PROCESSES).all(|at| world.database.rows[at].sweep_count > backup.rows[at].sweep_count)
+pub(super) fn have_swept_since_backup(system: &SystemState) -> bool {
+    let Some(backup) = &system.backup else { return false };
+    (0..PROCESSES).all(|at| system.database.rows[at].sweep_count > backup.rows[at].sweep_count)
 }
 
 /// Crashes the process: it loses what it had not synced.
-pub(super) fn crash(world: &mut SystemState, config: &ExplorationConfig, at: usize) {
-    let process = &mut world.processes[at];
+pub(super) fn crash(system: &mut SystemState, config: &ExplorationConfig, at: usize) {
+    let process = &mut system.processes[at];
     if !config.environment.ledger_sync {
         process.ledger.entry = None;
     }
     process.read = None;
 }
 
-/// Replaces the ledger by an older copy while its process is down. The position beside it is
-/// replaced as well if `with_position` is true.
-pub(super) fn put_ledger_copy_back(process: &mut ProcessState, with_position: bool) {
+/// Replaces the ledger by an older copy while its process is down. The position beside it is also
+/// replaced if `with_position` is true.
+pub(super) fn restore_ledger_copy(process: &mut ProcessState, with_position: bool) {
     let Some(saved) = process.saved.take() else { return };
     let known = if with_position { saved.position } else { process.ledger.position.take() };
     process.ledger = Ledger { entry: saved.entry, position: known };

@@ -1,4 +1,5 @@
-//! The properties that every state must have, and those of the road from it.
+//! The properties that every state and every step must have, and the one of the fault-free run from
+//! a state.
 
 use std::fmt;
 
@@ -6,8 +7,8 @@ use formation_explored::service::{Cluster, ClusterChange, Phase, Seating, StepOu
 use formation_explored::{AgentKey, Hash, UnixMicros, quorum};
 
 use crate::explore::config::ExplorationConfig;
-use crate::explore::identity::{format_list, incarnation, members_of, name};
-use crate::explore::world::{HostState, SystemState};
+use crate::explore::identities::{format_list, incarnation, members_of, name};
+use crate::explore::state::{HostState, SystemState};
 
 /// One of the seven properties that are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,7 +25,8 @@ pub enum Property {
     SeatsBounded,
     /// 6. Nothing starts after abandon.
     NothingAfterAbandon,
-    /// 7. A fault-free road leads to formed, or `explain` has a reason and a way out.
+    /// 7. A run without further faults forms the cluster, or `explain` names a reason and a way
+    ///    out.
     WayOut,
 }
 
@@ -52,7 +54,9 @@ impl fmt::Display for Property {
             }
             Property::SeatsBounded => "5: at most `size` seats; one key, one seat",
             Property::NothingAfterAbandon => "6: nothing starts after abandon",
-            Property::WayOut => "7: a fault-free road leads to formed, or there is a way out",
+            Property::WayOut => {
+                "7: without further faults the cluster forms, or there is a way out"
+            }
         })
     }
 }
@@ -69,7 +73,7 @@ pub struct PropertyViolation {
 impl PropertyViolation {
     /// Returns a violation of `property`, described by `what`.
     #[must_use]
-    pub fn of(property: Property, what: impl Into<String>) -> PropertyViolation {
+    pub fn new(property: Property, what: impl Into<String>) -> PropertyViolation {
         PropertyViolation { property, description: what.into() }
     }
 }
@@ -102,14 +106,14 @@ pub(super) fn check_transaction(
         if !is_same || !is_decided(after.phase) {
             let what =
                 format!("{} was decided, and is no more", format_list(decided.proposal_hash));
-            return Err(PropertyViolation::of(Property::OneDocument, what));
+            return Err(PropertyViolation::new(Property::OneDocument, what));
         }
     }
     let in_seats = after.agents.values().filter(|agent| matches!(agent.seating, Seating::Seat(_)));
     let seats = after.seats();
     let size = after.statement.size;
     if in_seats.count() != seats.len() || seats.keys().any(|&seat| seat == 0 || seat > size) {
-        return Err(PropertyViolation::of(Property::SeatsBounded, "more holders than seats"));
+        return Err(PropertyViolation::new(Property::SeatsBounded, "more holders than seats"));
     }
     if let Some(frozen) = &after.frozen {
         let mut keys: Vec<AgentKey> =
@@ -117,7 +121,7 @@ pub(super) fn check_transaction(
         keys.sort_unstable();
         keys.dedup();
         if keys.len() != usize::from(size) {
-            return Err(PropertyViolation::of(
+            return Err(PropertyViolation::new(
                 Property::SeatsBounded,
                 "a frozen list of another size",
             ));
@@ -131,7 +135,7 @@ pub(super) fn check_transaction(
         });
         if let Some(record) = gone {
             let what = format!("{} was committed though its lease had lapsed", name(record.key));
-            return Err(PropertyViolation::of(Property::WayOut, what));
+            return Err(PropertyViolation::new(Property::WayOut, what));
         }
     }
     for change in &outcome.changes {
@@ -143,7 +147,7 @@ pub(super) fn check_transaction(
                     name(*key),
                     after.agents[key].highest_epoch
                 );
-                return Err(PropertyViolation::of(Property::WayOut, what));
+                return Err(PropertyViolation::new(Property::WayOut, what));
             }
         }
     }
@@ -156,73 +160,73 @@ fn is_decided(phase: Phase) -> bool {
 
 /// Checks properties 1 and 6 when a process sends a document.
 pub(super) fn check_sent_document(
-    world: &SystemState,
+    system: &SystemState,
     config: &ExplorationConfig,
     h: Hash,
 ) -> Result<(), PropertyViolation> {
     if config.expects_ledger
-        && let Some(other) = world.sent.documents.iter().find(|&&other| other != h)
+        && let Some(other) = system.sent.documents.iter().find(|&&other| other != h)
     {
         let what =
             format!("{} and {} have both left the service", format_list(*other), format_list(h));
-        return Err(PropertyViolation::of(Property::OneDocument, what));
+        return Err(PropertyViolation::new(Property::OneDocument, what));
     }
-    if world.sent.abandoned && config.expects_ledger {
+    if system.sent.abandoned && config.expects_ledger {
         let what = format!("{} left the service after the cluster was abandoned", format_list(h));
-        return Err(PropertyViolation::of(Property::NothingAfterAbandon, what));
+        return Err(PropertyViolation::new(Property::NothingAfterAbandon, what));
     }
     Ok(())
 }
 
 /// Checks properties 2 and 6 when a node is executed with list `h`.
 pub(super) fn check_executed_node(
-    world: &SystemState,
+    system: &SystemState,
     config: &ExplorationConfig,
     h: Hash,
 ) -> Result<(), PropertyViolation> {
-    if !config.service_lies && !world.sent.committed.contains(&h) {
+    if !config.service_lies && !system.sent.committed.contains(&h) {
         let what = format!("a node runs {}, which nobody committed", format_list(h));
-        return Err(PropertyViolation::of(Property::CommittedListOnly, what));
+        return Err(PropertyViolation::new(Property::CommittedListOnly, what));
     }
     if config.expects_ledger
-        && let Some(other) = world.sent.started.values().find(|&&other| other != h)
+        && let Some(other) = system.sent.started.values().find(|&&other| other != h)
     {
         let what = format!("nodes run {} and {}", format_list(*other), format_list(h));
-        return Err(PropertyViolation::of(Property::CommittedListOnly, what));
+        return Err(PropertyViolation::new(Property::CommittedListOnly, what));
     }
-    if world.sent.abandoned && config.expects_ledger {
+    if system.sent.abandoned && config.expects_ledger {
         let what = format!("a node starts with {} after the cluster was abandoned", format_list(h));
-        return Err(PropertyViolation::of(Property::NothingAfterAbandon, what));
+        return Err(PropertyViolation::new(Property::NothingAfterAbandon, what));
     }
     Ok(())
 }
 
 /// Checks property 4 when `host`'s node makes a log from nothing, as the identity of `key`.
 pub(super) fn check_new_log(
-    world: &SystemState,
+    system: &SystemState,
     host: &HostState,
     key: AgentKey,
 ) -> Result<(), PropertyViolation> {
-    if world.sent.started.contains_key(&incarnation(key)) {
+    if system.sent.started.contains_key(&incarnation(key)) {
         let what = format!("the identity {} starts from empty a second time", name(key));
-        return Err(PropertyViolation::of(Property::OneStartFromEmpty, what));
+        return Err(PropertyViolation::new(Property::OneStartFromEmpty, what));
     }
     if host.data_lost {
         let what = format!("the identity {} starts from empty after its data was lost", name(key));
-        return Err(PropertyViolation::of(Property::OneStartFromEmpty, what));
+        return Err(PropertyViolation::new(Property::OneStartFromEmpty, what));
     }
     Ok(())
 }
 
 /// Checks property 3, after a start was recorded.
 pub(super) fn check_majorities(
-    world: &SystemState,
+    system: &SystemState,
     config: &ExplorationConfig,
 ) -> Result<(), PropertyViolation> {
-    let lists: std::collections::BTreeSet<Hash> = world.sent.started.values().copied().collect();
+    let lists: std::collections::BTreeSet<Hash> = system.sent.started.values().copied().collect();
     let majority = |h: Hash| {
         let members = members_of(h);
-        let started = members.filter(|&key| world.sent.started.get(&incarnation(key)) == Some(&h));
+        let started = members.filter(|&key| system.sent.started.get(&incarnation(key)) == Some(&h));
         started.count() >= quorum(usize::from(config.seats))
     };
     let with_majority: Vec<Hash> = lists.into_iter().filter(|&h| majority(h)).collect();
@@ -232,7 +236,7 @@ pub(super) fn check_majorities(
             if shared || config.expects_ledger {
                 let what =
                     format!("{} and {} both have a majority", format_list(one), format_list(other));
-                return Err(PropertyViolation::of(Property::NoTwoMajorities, what));
+                return Err(PropertyViolation::new(Property::NoTwoMajorities, what));
             }
         }
     }

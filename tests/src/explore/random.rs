@@ -9,10 +9,10 @@ use formation_explored::service::Phase;
 use crate::explore::actions::{SystemAction, enumerate};
 use crate::explore::apply::apply;
 use crate::explore::config::ExplorationConfig;
+use crate::explore::fault_free_run;
 use crate::explore::properties::PropertyViolation;
-use crate::explore::road;
 use crate::explore::search::Counterexample;
-use crate::explore::world::SystemState;
+use crate::explore::state::SystemState;
 
 /// Maximum number of steps in a walk.
 const MAX_STEPS: usize = 400;
@@ -43,7 +43,7 @@ pub struct WalkReport {
 }
 
 impl WalkReport {
-    /// Adds the counts of `other`. The first violation is kept.
+    /// Adds the numbers of `other` to these. The first violation is kept.
     pub fn add(&mut self, other: WalkReport) {
         self.walks += other.walks;
         self.steps += other.steps;
@@ -69,7 +69,7 @@ impl SplitMix64 {
 }
 
 /// Walks at random from the initial state, repeatedly, on `threads` threads until `time` is over.
-/// Each walk ends with the fault-free road.
+/// Each walk ends with the fault-free run.
 #[must_use]
 pub fn walk_at_random(
     config: &ExplorationConfig,
@@ -112,48 +112,48 @@ fn walk_once(
     transcript: &mut Vec<String>,
     walks: &mut WalkReport,
 ) -> Result<(), PropertyViolation> {
-    let mut world = SystemState::new(config);
+    let mut system = SystemState::new(config);
     let faults = FAULT_WEIGHTS[random.below(FAULT_WEIGHTS.len() as u32) as usize];
     let mut idle = 0;
     let mut restored = false;
     while transcript.len() < MAX_STEPS && idle < MAX_IDLE_DRAWS {
-        let actions = enumerate(&world, config);
-        let epoch = world.database.cluster.epoch;
-        let Some(action) = draw(&world, &actions, faults, random).filter(|_| epoch <= EPOCHS)
+        let actions = enumerate(&system, config);
+        let epoch = system.database.cluster.epoch;
+        let Some(action) = draw(&system, &actions, faults, random).filter(|_| epoch <= EPOCHS)
         else {
             break;
         };
         let before = transcript.len();
         transcript.push(format!("{:3}. {action}", before + 1));
-        let next = apply(&world, config, action)?;
-        if next.shares_all_with(&world) || next == world {
+        let next = apply(&system, config, action)?;
+        if next.shares_all_with(&system) || next == system {
             transcript.pop();
             idle += 1;
             continue;
         }
-        restored |= matches!(action, SystemAction::Restore(_)) && !world.sent.committed.is_empty();
+        restored |= matches!(action, SystemAction::Restore(_)) && !system.sent.committed.is_empty();
         idle = 0;
         walks.steps += 1;
-        world = next;
+        system = next;
     }
-    walks.committed += usize::from(!world.sent.committed.is_empty());
-    walks.started += usize::from(!world.sent.started.is_empty());
+    walks.committed += usize::from(!system.sent.committed.is_empty());
+    walks.started += usize::from(!system.sent.started.is_empty());
     walks.restored += usize::from(restored);
-    walks.second_epoch += usize::from(world.sent.epoch > 1);
-    if config.service_lies { Ok(()) } else { road::walk(&world, config) }
+    walks.second_epoch += usize::from(system.sent.epoch > 1);
+    if config.service_lies { Ok(()) } else { fault_free_run::walk(&system, config) }
 }
 
 /// Draws one of `actions` by their weights.
 fn draw<'a>(
-    world: &SystemState,
+    system: &SystemState,
     actions: &'a [SystemAction],
     faults: u32,
     random: &mut SplitMix64,
 ) -> Option<&'a SystemAction> {
-    let total: u32 = actions.iter().map(|action| weight(world, action, faults)).sum();
+    let total: u32 = actions.iter().map(|action| weight(system, action, faults)).sum();
     let mut at = random.below(total);
     actions.iter().find(|action| {
-        let weight = weight(world, action, faults);
+        let weight = weight(system, action, faults);
         let here = at < weight;
         at = at.saturating_sub(weight);
         here
@@ -163,15 +163,15 @@ fn draw<'a>(
 /// Returns the weight of an action. Progress of the presently frozen list weighs most, and late or
 /// useless messages less. Faults have the weight of this walk, and ends of the cluster a tenth of
 /// it.
-fn weight(world: &SystemState, action: &SystemAction, faults: u32) -> u32 {
-    let cluster = &world.database.cluster;
+fn weight(system: &SystemState, action: &SystemAction, faults: u32) -> u32 {
+    let cluster = &system.database.cluster;
     let frozen = cluster.frozen.as_ref().filter(|_| cluster.phase == Phase::Preparing);
     match action {
         SystemAction::Abandon | SystemAction::PassDeadline => faults / 10,
         // The rest of the walk depends on a restore after a commit.
-        SystemAction::Restore(_) if !world.sent.committed.is_empty() => 3 * faults,
+        SystemAction::Restore(_) if !system.sent.committed.is_empty() => 3 * faults,
         SystemAction::ReportMissingReleases(..) => faults,
-        action if action.is_fault(world) => faults,
+        action if action.is_fault(system) => faults,
         SystemAction::ExamineList(_, h)
             if frozen.is_none_or(|frozen| frozen.proposal_hash != *h) =>
         {

@@ -11,11 +11,11 @@ use formation_explored::{AgentKey, Hash, Rule, Rules};
 use crate::explore::actions::SystemAction;
 use crate::explore::apply::apply;
 use crate::explore::config::{Environment, ExplorationConfig, FaultCounts};
-use crate::explore::identity::{key, list_of};
+use crate::explore::identities::{key, list_of};
 use crate::explore::processes::RestoreMethod;
 use crate::explore::properties::Property;
 use crate::explore::search::{ExplorationReport, SearchLimits, explore};
-use crate::explore::world::SystemState;
+use crate::explore::state::SystemState;
 
 /// Rule or guarantee that is switched off.
 #[derive(Clone, Copy, Debug)]
@@ -99,13 +99,14 @@ impl RegressionCase {
     }
 
     fn run(&self, config: &ExplorationConfig) -> ExplorationReport {
-        let mut world = SystemState::new(config);
+        let mut system = SystemState::new(config);
         for action in &self.before {
-            world = apply(&world, config, action).expect("what has happened before is no disaster");
+            system =
+                apply(&system, config, action).expect("what has happened before is no disaster");
         }
         explore(
             config,
-            world,
+            system,
             &SearchLimits { states: 3_000_000, ..SearchLimits::default() },
             |_| {},
         )
@@ -114,14 +115,14 @@ impl RegressionCase {
 
 fn case(
     name: &'static str,
-    story: &'static str,
-    switch: Safeguard,
+    description: &'static str,
+    safeguard: Safeguard,
     config: ExplorationConfig,
 ) -> RegressionCase {
     RegressionCase {
         name,
-        description: story,
-        safeguard: switch,
+        description,
+        safeguard,
         violates: &[Property::WayOut],
         config,
         before: Vec::new(),
@@ -174,8 +175,8 @@ fn committed_by_all(hosts: &[usize]) -> Vec<SystemAction> {
     actions
 }
 
-/// Returns the actions by which A and B get the document, the backup is restored, and their leases
-/// lapse in it.
+/// Returns the actions by which A and B get the document, the backup is restored, and the leases of
+/// both lapse in the restored database.
 fn committed_and_restored() -> Vec<SystemAction> {
     let list = first_list(&[0, 1, 2]);
     vec![
@@ -200,7 +201,7 @@ fn two_clusters() -> Vec<RegressionCase> {
             ExplorationConfig {
                 epochs: 2,
                 faults: FaultCounts { pauses: 1, ..FaultCounts::default() },
-                road_interval: 64,
+                fault_free_interval: 64,
                 ..ExplorationConfig::sound("R1", 2, 2)
             },
         )
@@ -219,7 +220,7 @@ fn two_clusters() -> Vec<RegressionCase> {
         majorities_only: true,
         epochs: 2,
         faults: FaultCounts { restores: 1, ..FaultCounts::default() },
-        road_interval: 0,
+        fault_free_interval: 0,
         ..ExplorationConfig::sound("R2", 3, 5)
     };
     cases.push(RegressionCase {
@@ -260,7 +261,7 @@ fn one_release_too_few(restored: ExplorationConfig) -> RegressionCase {
         before: backup_of_nobody,
         ..case(
             "one release too few",
-            "backup before anybody came; {A,B,C} commits, A and B start; restore; A is made anew, and \
+            "backup before anybody came; {A,B,C} commits, A and B start; restore; A is re-imaged, and \
              {A2,C,D} forms, for C counts its own release alone",
             Safeguard::Rule(Rule::EnoughReleases),
             ExplorationConfig {
@@ -290,7 +291,7 @@ fn beyond_the_database() -> Vec<RegressionCase> {
             ExplorationConfig {
                 epochs: 1,
                 faults: FaultCounts { restores: 1, ..FaultCounts::default() },
-                road_interval: 0,
+                fault_free_interval: 0,
                 ..ExplorationConfig::sound("R4", 3, 6)
             },
         )
@@ -323,19 +324,19 @@ fn beyond_the_database() -> Vec<RegressionCase> {
 
 /// Returns R16, R17 and similar cases: only one of two processes has sent the document.
 fn rollback_cases() -> Vec<RegressionCase> {
-    // No roads: on most of them the process with the ledger is stuck, and that violation would be
-    // found first.
+    // No fault-free runs: in most of them the process with the ledger is stuck, and that violation
+    // would be found first.
     let one_seat = |name, faults| ExplorationConfig {
         epochs: 2,
         faults,
-        road_interval: 0,
+        fault_free_interval: 0,
         ..ExplorationConfig::sound(name, 1, 2)
     };
     let restored = FaultCounts { restores: 1, ..FaultCounts::default() };
     let with_ledger = FaultCounts { ledger_rollbacks: 1, ..restored };
-    let two_clusters = |name, story, switch, config| RegressionCase {
+    let two_clusters = |name, description, safeguard, config| RegressionCase {
         violates: TWO_CLUSTERS,
-        ..case(name, story, switch, config)
+        ..case(name, description, safeguard, config)
     };
     vec![
         two_clusters(
@@ -362,7 +363,7 @@ fn rollback_cases() -> Vec<RegressionCase> {
         ),
         two_clusters(
             "rows younger than a sweep",
-            "the same, before that one has heard of the commit, and of a backup that it has not swept \
+            "the same, before that one knows of the commit, and of a backup that it has not swept \
              since: nothing that it knows is different",
             Safeguard::OldBackups,
             ExplorationConfig {
@@ -422,7 +423,7 @@ fn first_starts() -> Vec<RegressionCase> {
                 ExplorationConfig {
                     epochs: 1,
                     faults: FaultCounts { clones: 1, kills: 1, ..FaultCounts::default() },
-                    road_interval: 1,
+                    fault_free_interval: 1,
                     ..ExplorationConfig::sound("R13", 1, 2)
                 },
             )
@@ -440,7 +441,7 @@ fn seats_and_exits() -> Vec<RegressionCase> {
                 epochs: 2,
                 quiet_lapses: true,
                 faults: FaultCounts { deaths: 2, ..FaultCounts::default() },
-                road_interval: 0,
+                fault_free_interval: 0,
                 ..ExplorationConfig::sound("R7", 3, 3)
             },
         ),
@@ -466,7 +467,7 @@ fn seats_and_exits() -> Vec<RegressionCase> {
         ),
         case(
             "R12",
-            "a host is made anew, and its token is full",
+            "a host is re-imaged, and its token is full",
             Safeguard::Rule(Rule::UseIsASeat),
             ExplorationConfig {
                 epochs: 1,
@@ -506,7 +507,7 @@ fn links_and_clock() -> Vec<RegressionCase> {
                 Safeguard::Rule(Rule::PairsAreCounted),
                 ExplorationConfig {
                     epochs: 1,
-                    road_interval: 4,
+                    fault_free_interval: 4,
                     ..ExplorationConfig::sound("R18", 3, 5)
                 },
             )
@@ -543,8 +544,8 @@ fn signed_e2_and_restored_to_e1() -> Vec<SystemAction> {
         SystemAction::Join(1),
         SystemAction::Backup,
         SystemAction::TimeOut,
-        SystemAction::EndHoldBack(key(0, 0)),
-        SystemAction::EndHoldBack(key(1, 0)),
+        SystemAction::EndBackoff(key(0, 0)),
+        SystemAction::EndBackoff(key(1, 0)),
         SystemAction::ExamineList(0, second),
         SystemAction::ExamineList(1, second),
         SystemAction::Restore(RestoreMethod::Dump),
@@ -571,7 +572,7 @@ fn lying_service_config(name: &'static str, second: u64) -> ExplorationConfig {
         false_lists: vec![(1, vec![0, 1, 2]), (second, vec![2, 3, 4])],
         expects_ledger: false,
         epochs: 2,
-        road_interval: 0,
+        fault_free_interval: 0,
         ..ExplorationConfig::sound(name, 3, 5)
     }
 }
@@ -579,10 +580,10 @@ fn lying_service_config(name: &'static str, second: u64) -> ExplorationConfig {
 /// Returns the cases of rules and guarantees that R1 to R19 leave out.
 fn other_rules() -> Vec<RegressionCase> {
     let all = || (0..5).map(SystemAction::Join).collect();
-    let two_majorities = |name, story, switch, config| RegressionCase {
+    let two_majorities = |name, description, safeguard, config| RegressionCase {
         violates: &[Property::NoTwoMajorities],
         before: all(),
-        ..case(name, story, switch, config)
+        ..case(name, description, safeguard, config)
     };
     vec![
         two_majorities(

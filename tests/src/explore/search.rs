@@ -4,13 +4,13 @@
 
 use std::time::{Duration, Instant};
 
-use crate::explore::breadth::{self, BreadthFirstResult};
+use crate::explore::breadth_first::{self, BreadthFirstResult};
 use crate::explore::config::ExplorationConfig;
-use crate::explore::depth;
+use crate::explore::depth_first;
 use crate::explore::properties::PropertyViolation;
+use crate::explore::state::SystemState;
 use crate::explore::trace::transcript;
 use crate::explore::visited::VisitedSet;
-use crate::explore::world::SystemState;
 
 /// Limits at which an exploration stops before it is complete.
 #[derive(Clone, Copy, Debug)]
@@ -49,8 +49,8 @@ pub struct ExplorationReport {
     pub steps: usize,
     /// Number of states beyond the epoch bound: they were checked but not followed.
     pub states_beyond_bound: usize,
-    /// Number of fault-free roads walked.
-    pub roads: usize,
+    /// Number of fault-free runs.
+    pub fault_free_runs: usize,
     /// Number of steps within which every reachable state was visited.
     pub depth: usize,
     /// Length of the longest path that was followed. It equals `depth` if the search was breadth
@@ -71,7 +71,7 @@ pub struct ExplorationReport {
 pub struct Counterexample {
     /// Property that doesn't hold.
     pub violation: PropertyViolation,
-    /// Steps of the path, in words.
+    /// Description of each step of the path.
     pub transcript: Vec<String>,
 }
 
@@ -109,17 +109,17 @@ pub(super) struct SearchCounters {
     pub steps: usize,
     /// Number of states beyond the epoch bound.
     pub states_beyond_bound: usize,
-    /// Number of roads walked.
-    pub roads: usize,
+    /// Number of fault-free runs.
+    pub fault_free_runs: usize,
 }
 
 impl SearchCounters {
-    /// Adds the counts of `other`.
+    /// Adds the numbers of `other` to these.
     pub(super) fn add(&mut self, other: SearchCounters) {
         self.states += other.states;
         self.steps += other.steps;
         self.states_beyond_bound += other.states_beyond_bound;
-        self.roads += other.roads;
+        self.fault_free_runs += other.fault_free_runs;
     }
 }
 
@@ -158,13 +158,13 @@ pub fn explore(
 ) -> ExplorationReport {
     let search = Search { config, limits, began: Instant::now(), visited: VisitedSet::default() };
     let BreadthFirstResult { mut report, steps, frontier, found } =
-        breadth::explore(&search, start.clone(), &mut progress);
+        breadth_first::explore(&search, start.clone(), &mut progress);
     let mut found = found.map(|(violation, number, action)| {
-        let path = breadth::path(&steps, number, action);
+        let path = breadth_first::path(&steps, number, action);
         (violation, path)
     });
     if found.is_none() && report.cut_short.is_none() && !frontier.is_empty() {
-        found = depth::explore(&search, &steps, frontier, &mut report, &mut progress);
+        found = depth_first::explore(&search, &steps, frontier, &mut report, &mut progress);
     }
     report.found = found.map(|(violation, path)| Counterexample {
         violation,

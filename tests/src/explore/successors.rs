@@ -2,50 +2,50 @@
 
 use crate::explore::actions::{SystemAction, enumerate};
 use crate::explore::apply::apply;
+use crate::explore::fault_free_run;
 use crate::explore::fingerprint::{Fingerprint, fingerprint};
 use crate::explore::properties::PropertyViolation;
-use crate::explore::road;
 use crate::explore::search::{Search, SearchCounters};
-use crate::explore::world::SystemState;
+use crate::explore::state::SystemState;
 
 /// A state and its fingerprint.
 #[derive(Clone, Debug)]
 pub(super) struct FingerprintedState {
-    pub world: SystemState,
+    pub system: SystemState,
     pub fingerprint: Fingerprint,
 }
 
 impl FingerprintedState {
-    /// Computes the fingerprint of `world`.
+    /// Computes the fingerprint of `system`.
     #[must_use]
-    pub(super) fn of(world: SystemState, search: &Search<'_>) -> FingerprintedState {
-        let print = fingerprint(&world, search.config);
-        FingerprintedState { world, fingerprint: print }
+    pub(super) fn new(system: SystemState, search: &Search<'_>) -> FingerprintedState {
+        let print = fingerprint(&system, search.config);
+        FingerprintedState { system, fingerprint: print }
     }
 }
 
-/// Walks the road from `state` if its fingerprint selects it, and returns the actions that are
-/// possible. A state beyond the epoch bound has none.
+/// Plays the fault-free run from `state` if its fingerprint selects it, and returns the actions
+/// that are possible. A state beyond the epoch bound has none.
 ///
 /// # Errors
 /// Returns a violation of property 7.
 pub(super) fn check_and_enumerate(
     search: &Search<'_>,
     state: &FingerprintedState,
-    tally: &mut SearchCounters,
+    counters: &mut SearchCounters,
 ) -> Result<Vec<SystemAction>, PropertyViolation> {
     let config = search.config;
-    let is_turn = config.road_interval > 0
-        && (state.fingerprint.whole as u64).is_multiple_of(config.road_interval);
-    if is_turn && !config.service_lies {
-        tally.roads += 1;
-        road::walk(&state.world, config)?;
+    let is_selected = config.fault_free_interval > 0
+        && (state.fingerprint.whole as u64).is_multiple_of(config.fault_free_interval);
+    if is_selected && !config.service_lies {
+        counters.fault_free_runs += 1;
+        fault_free_run::walk(&state.system, config)?;
     }
-    if state.world.database.cluster.epoch > config.epochs {
-        tally.states_beyond_bound += 1;
+    if state.system.database.cluster.epoch > config.epochs {
+        counters.states_beyond_bound += 1;
         return Ok(Vec::new());
     }
-    Ok(enumerate(&state.world, config))
+    Ok(enumerate(&state.system, config))
 }
 
 /// Takes one step. Returns `None` if the state it leads to was visited before.
@@ -56,14 +56,14 @@ pub(super) fn take_step(
     search: &Search<'_>,
     state: &FingerprintedState,
     action: &SystemAction,
-    tally: &mut SearchCounters,
+    counters: &mut SearchCounters,
 ) -> Result<Option<FingerprintedState>, PropertyViolation> {
-    let world = apply(&state.world, search.config, action)?;
-    if world.shares_all_with(&state.world) {
+    let system = apply(&state.system, search.config, action)?;
+    if system.shares_all_with(&state.system) {
         return Ok(None);
     }
-    tally.steps += 1;
-    let next = FingerprintedState::of(world, search);
+    counters.steps += 1;
+    let next = FingerprintedState::new(system, search);
     // A fault without effect: the state before it still has that fault left, so all that follows is
     // explored from there.
     let idle = search.config.reduced
@@ -71,6 +71,6 @@ pub(super) fn take_step(
     if idle || !search.visited.insert(next.fingerprint.whole) {
         return Ok(None);
     }
-    tally.states += 1;
+    counters.states += 1;
     Ok(Some(next))
 }

@@ -1,10 +1,10 @@
-//! Description of a path in words, for reports.
+//! Readable description of a path, for reports.
 
 use crate::explore::actions::enumerate;
 use crate::explore::apply::apply;
 use crate::explore::config::ExplorationConfig;
-use crate::explore::road;
-use crate::explore::world::SystemState;
+use crate::explore::fault_free_run;
+use crate::explore::state::SystemState;
 
 /// Describes the steps of `path` from `start`. Each element is an index among the actions that are
 /// possible in that state.
@@ -14,16 +14,16 @@ pub(super) fn transcript(
     start: &SystemState,
     path: &[u16],
 ) -> Vec<String> {
-    let mut world = start.clone();
+    let mut system = start.clone();
     let mut lines = Vec::with_capacity(path.len() + 1);
-    for &place in path {
-        let actions = enumerate(&world, config);
-        let action = &actions[usize::from(place)];
+    for &index in path {
+        let actions = enumerate(&system, config);
+        let action = &actions[usize::from(index)];
         let line = format!("{:3}. {action}", lines.len() + 1);
-        match apply(&world, config, action) {
+        match apply(&system, config, action) {
             Ok(next) => {
-                lines.push(format!("{line}{}", describe_phase_change(&world, &next)));
-                world = next;
+                lines.push(format!("{line}{}", describe_phase_change(&system, &next)));
+                system = next;
             }
             Err(violation) => {
                 lines.push(line);
@@ -32,16 +32,16 @@ pub(super) fn transcript(
             }
         }
     }
-    if let Err(violation) = road::walk(&world, config) {
-        lines.push(format!("     and on the road from there: VIOLATED {violation}"));
+    if let Err(violation) = fault_free_run::walk(&system, config) {
+        lines.push(format!("     and in the fault-free run from there: VIOLATED {violation}"));
     }
     lines
 }
 
 /// Returns the change of the cluster's phase and epoch in a step; empty if there is none.
 fn describe_phase_change(before: &SystemState, after: &SystemState) -> String {
-    let state = |world: &SystemState| {
-        let cluster = &world.database.cluster;
+    let state = |system: &SystemState| {
+        let cluster = &system.database.cluster;
         format!("{} e{}", cluster.phase.as_str(), cluster.epoch)
     };
     let (was, is) = (state(before), state(after));

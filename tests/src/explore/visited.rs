@@ -44,9 +44,9 @@ impl VisitedSet {
         if (table.used + 1) * 8 > table.slots.len() * 7 {
             table.grow();
         }
-        let fresh = table.put(fingerprint as u64);
-        table.used += usize::from(fresh);
-        fresh
+        let is_new = table.put(fingerprint as u64);
+        table.used += usize::from(is_new);
+        is_new
     }
 }
 

@@ -34,7 +34,8 @@ pub enum DirectoryKind {
     Log(Option<Incarnation>),
     /// Directory with the tombstone of a removed member.
     Tombstone,
-    /// Directory with entries that none of our nodes made. The value is the name of one such entry.
+    /// Directory with entries that no node of Muster has made. The value is the name of one such
+    /// entry.
     Foreign(String),
 }
 

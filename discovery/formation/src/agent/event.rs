@@ -135,7 +135,7 @@ pub enum AgentAction {
     SendProbeResults { epoch: Epoch, row: ProbeResults },
     /// Sign `h` and send the ack.
     SignAck { epoch: Epoch, h: Hash },
-    /// Refuse the proposal of `epoch`, and tell the service why.
+    /// Refuse the proposal of `epoch`, and send the service the reason.
     Nack { epoch: Epoch, reason: ProposalObjection },
     /// Sign a release of `epoch` and all lower ones, and send it; probe answers carry it from now
     /// on.
@@ -150,7 +150,7 @@ pub enum AgentAction {
     Launch(StartSource),
     /// Report the node's Raft cluster id to the service, once the node has one.
     Report,
-    /// Report that the node can't run here and needs a replacement, and look again in a minute.
+    /// Report that the node can't run here and needs a replacement, and check again in a minute.
     RequestReplacement { why: String },
     /// End the process with this exit code.
     Stop { exit: u8, reason: String },

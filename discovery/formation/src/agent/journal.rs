@@ -25,8 +25,7 @@ pub struct Journal {
     pub boot: u64,
     /// Record that the agent sends about itself; `None` until the first one is built.
     pub record: Option<Arc<AgentRecord>>,
-    /// Every list that the agent signed, by epoch: `bound(e, h, L)`. Never pruned, since the lists
-    /// are few.
+    /// Every list that the agent signed, by epoch. Never pruned, since the lists are few.
     pub signed_lists: BTreeMap<Epoch, SignedList>,
     /// Highest epoch that the agent has released, 0 for none. It has promised never to be in a list
     /// of this epoch or a lower one.
@@ -76,7 +75,7 @@ pub struct SignedListMember {
 impl SignedList {
     /// Returns the members of `proposal`, whose hash is `h`, as a signed list.
     #[must_use]
-    pub fn of_proposal(proposal: &ProposedList, h: Hash) -> SignedList {
+    pub fn from_proposal(proposal: &ProposedList, h: Hash) -> SignedList {
         let member = |record: &Arc<AgentRecord>| SignedListMember {
             key: record.key,
             incarnation: record.incarnation,
@@ -121,7 +120,7 @@ impl Journal {
         self
     }
 
-    /// Highest epoch that was signed or released, 0 for none; redeem and poll tell it to the
+    /// Highest epoch that was signed or released, 0 for none; redeem and poll report it to the
     /// service.
     #[must_use]
     pub fn highest_epoch(&self) -> Epoch {

@@ -142,7 +142,7 @@ impl Agent {
             considered.is_answered = true;
             self.journal
                 .signed_lists
-                .insert(epoch, SignedList::of_proposal(&considered.offer.proposal, h));
+                .insert(epoch, SignedList::from_proposal(&considered.offer.proposal, h));
             self.persist(output);
             output.actions.push(AgentAction::SignAck { epoch, h });
         } else if complete && row_changed {

@@ -1,10 +1,17 @@
-//! S1 to S7: the conditions on which an agent signs a proposal.
+//! The signing rules S1 to S7: an agent signs a proposed list only if all of them hold.
 //!
-//! Most are judged once, when the proposal comes, and a failure is a nack. Two may become true
-//! while the agent waits:
+//! * S1: every record in the list is valid, and the agent's own is the one that it sent.
+//! * S2: no two seats share a name, URL, key, incarnation or machine.
+//! * S3: the agent has probed all other members. A failed probe is no reason to refuse the list: it
+//!   is reported to the service.
+//! * S4: the agent's clock and the service's differ by no more than [`MAX_CLOCK_SKEW`].
+//! * S5: the list's epoch is above every one that the agent has signed or released.
+//! * S6: enough members of each list that the agent has signed have released it.
+//! * S7: the agent holds no commit document, its node's directory is blank, and the machine is the
+//!   one on which its key was made.
 //!
-//! * S3, the probe matrix: failed probes are reported to the service as they are.
-//! * S6, the releases of earlier lists: other agents may be about to sign theirs.
+//! All except S3 and S6 are judged once, when the proposal arrives, and a failure is a nack. S6 may
+//! become true while the agent waits, because other agents may be about to sign their releases.
 
 use std::collections::BTreeMap;
 
@@ -51,7 +58,7 @@ fn check_s1_records(journal: &Journal, offer: &ExaminedProposal) -> Result<(), P
     Ok(())
 }
 
-/// S2: every record may stand in a list, and no two share a name, URL, key, incarnation or machine.
+/// S2: every record is fit for a list, and no two share a name, URL, key, incarnation or machine.
 fn check_s2_duplicates(offer: &ExaminedProposal) -> Result<(), ProposalObjection> {
     let seats: Vec<(Seat, &AgentRecord)> =
         (1..).zip(offer.proposal.records.iter().map(AsRef::as_ref)).collect();

@@ -21,7 +21,7 @@ pub enum StartDecision {
     ResumeToLaunch,
     /// Execute the node, without asking the service or any peer.
     StartNode(StartSource),
-    /// The node's data is lost: ask for a replacement and look again in a minute. Never start the
+    /// The node's data is lost: ask for a replacement and check again in a minute. Never start the
     /// node from nothing.
     RequestReplacement { why: String },
     /// Touch nothing, say why, and end with exit code 1.

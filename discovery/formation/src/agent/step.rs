@@ -18,8 +18,8 @@ use crate::values::{AgentKey, AgentRecord, AgentSession, Epoch, Millis};
 pub const MAX_CLOCK_SKEW: Millis = Millis(30_000);
 
 /// Returns how long a proposal may wait for releases (rule S6 of `sign.rs`) before the agent
-/// refuses it. The service gives the proposal up in `left`; half of that lets it hear the reason
-/// before.
+/// refuses it. The service gives the proposal up in `left`; half of that lets the reason arrive in
+/// time.
 #[must_use]
 pub fn release_wait_limit(left: Millis) -> Millis {
     Millis(left.0 / 2)

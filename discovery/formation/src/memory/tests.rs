@@ -1,27 +1,33 @@
 use super::*;
 
-const SITE: DatabaseIdentity =
+const IDENTITY: DatabaseIdentity =
     DatabaseIdentity { system: 7, timeline: 1, database: 20, tables: [1, 2, 3, 4] };
 
 fn hash(byte: u8) -> Hash {
     Hash([byte; 32])
 }
 
-fn known() -> RememberedDatabase {
+fn known_database() -> RememberedDatabase {
     let copied = HistoryPosition { number: 5, hash: hash(5) };
-    RememberedDatabase { identity: SITE, generation: 2, wal: 100, last_copied: copied, sweeps: 9 }
+    RememberedDatabase {
+        identity: IDENTITY,
+        generation: 2,
+        wal: 100,
+        last_copied: copied,
+        sweeps: 9,
+    }
 }
 
-fn memory() -> LedgerSummary {
-    LedgerSummary { database: Some(known()), entries: 3 }
+fn ledger_summary() -> LedgerSummary {
+    LedgerSummary { database: Some(known_database()), entries: 3 }
 }
 
 /// Returns the database that `memory` remembers, a moment later.
 fn database() -> ObservedDatabase {
     ObservedDatabase {
-        identity: SITE,
+        identity: IDENTITY,
         wal: 100,
-        stored: Some(StoredGeneration { identity: SITE, generation: 2 }),
+        stored: Some(StoredGeneration { identity: IDENTITY, generation: 2 }),
         newest: 5,
         hash_at_last_copied: Some(hash(5)),
         process_row: Some(ProcessRow { entries: 3, sweeps: 9 }),
@@ -30,50 +36,53 @@ fn database() -> ObservedDatabase {
 
 #[test]
 fn who_wrote_a_row_after_this_life_began_lives_elsewhere() {
-    let own = |beat| ProcessRow { entries: 3, sweeps: beat };
-    assert!(is_running_elsewhere(&known(), &own(10), false));
+    let own = |sweeps| ProcessRow { entries: 3, sweeps };
+    assert!(is_running_elsewhere(&known_database(), &own(10), false));
     assert!(
-        !is_running_elsewhere(&known(), &own(10), true),
+        !is_running_elsewhere(&known_database(), &own(10), true),
         "a kill between row and ledger, or a sweep"
     );
-    assert!(!is_running_elsewhere(&known(), &own(9), false), "a row from before this life");
-    assert!(!is_running_elsewhere(&known(), &own(3), false), "a dump from a life before");
+    assert!(
+        !is_running_elsewhere(&known_database(), &own(9), false),
+        "a row from before this life"
+    );
+    assert!(!is_running_elsewhere(&known_database(), &own(3), false), "a dump from a life before");
 }
 
 #[test]
 fn the_database_that_was_left_is_the_same_one_and_what_is_new_in_it_is_copied() {
-    assert_eq!(compare(&memory(), &database()), Ok(CopyScope::NewDecisions));
+    assert_eq!(compare(&ledger_summary(), &database()), Ok(CopyScope::NewDecisions));
     let later = ObservedDatabase { wal: 200, newest: 9, ..database() };
-    assert_eq!(compare(&memory(), &later), Ok(CopyScope::NewDecisions));
+    assert_eq!(compare(&ledger_summary(), &later), Ok(CopyScope::NewDecisions));
     // A kill between the row in the database and the ledger's position is no difference.
     let killed =
         ObservedDatabase { process_row: Some(ProcessRow { entries: 3, sweeps: 10 }), ..database() };
-    assert_eq!(compare(&memory(), &killed), Ok(CopyScope::NewDecisions));
+    assert_eq!(compare(&ledger_summary(), &killed), Ok(CopyScope::NewDecisions));
 }
 
 #[test]
 fn what_a_dump_does_not_carry_tells_even_an_empty_ledger() {
     let empty = LedgerSummary { database: None, entries: 0 };
-    let loaded = DatabaseIdentity { database: 21, ..SITE };
-    let over = DatabaseIdentity { tables: [1, 2, 9, 4], ..SITE };
-    let server = DatabaseIdentity { system: 8, ..SITE };
-    let recovered = DatabaseIdentity { timeline: 2, ..SITE };
-    for (site, difference) in [
+    let loaded = DatabaseIdentity { database: 21, ..IDENTITY };
+    let over = DatabaseIdentity { tables: [1, 2, 9, 4], ..IDENTITY };
+    let server = DatabaseIdentity { system: 8, ..IDENTITY };
+    let recovered = DatabaseIdentity { timeline: 2, ..IDENTITY };
+    for (identity, difference) in [
         (loaded, DatabaseDifference::DumpLoaded),
         (over, DatabaseDifference::DumpLoaded),
         (server, DatabaseDifference::Server),
         (recovered, DatabaseDifference::Timeline { was: 1, is: 2 }),
     ] {
-        let found = ObservedDatabase { identity: site, process_row: None, ..database() };
+        let found = ObservedDatabase { identity, process_row: None, ..database() };
         assert_eq!(compare(&empty, &found), Err(difference));
         assert_eq!(
-            compare(&memory(), &ObservedDatabase { identity: site, ..database() }),
+            compare(&ledger_summary(), &ObservedDatabase { identity, ..database() }),
             Err(difference)
         );
-        // Another process has stored this site, with the generation number that this process knows.
-        let noted = Some(StoredGeneration { identity: site, generation: 2 });
+        // Another process has stored this identity, with the generation number that this process knows.
+        let stored = Some(StoredGeneration { identity, generation: 2 });
         assert_eq!(
-            compare(&memory(), &ObservedDatabase { identity: site, stored: noted, ..database() }),
+            compare(&ledger_summary(), &ObservedDatabase { identity, stored, ..database() }),
             Err(difference)
         );
     }
@@ -86,59 +95,59 @@ fn less_than_is_remembered_is_the_past() {
         hash_at_last_copied: at_copied,
         ..database()
     };
-    let beat = |beat| ObservedDatabase {
-        process_row: Some(ProcessRow { entries: 3, sweeps: beat }),
+    let with_sweeps = |sweeps| ObservedDatabase {
+        process_row: Some(ProcessRow { entries: 3, sweeps }),
         ..database()
     };
-    let noted = Some(StoredGeneration { identity: SITE, generation: 1 });
+    let stored = Some(StoredGeneration { identity: IDENTITY, generation: 1 });
     for (found, difference) in [
         (lower(None, 4), DatabaseDifference::Decisions { was: 5, is: 4 }),
         (lower(Some(hash(6)), 7), DatabaseDifference::History { at: 5 }),
         (ObservedDatabase { wal: 99, ..database() }, DatabaseDifference::WalPosition),
         (ObservedDatabase { process_row: None, ..database() }, DatabaseDifference::MissingProcess),
-        (beat(8), DatabaseDifference::Sweeps { was: 9, is: 8 }),
+        (with_sweeps(8), DatabaseDifference::Sweeps { was: 9, is: 8 }),
         (
-            ObservedDatabase { stored: noted, ..database() },
+            ObservedDatabase { stored, ..database() },
             DatabaseDifference::Generation { was: 2, is: 1 },
         ),
         (ObservedDatabase { stored: None, ..database() }, DatabaseDifference::Empty),
     ] {
-        assert_eq!(compare(&memory(), &found), Err(difference), "{difference}");
+        assert_eq!(compare(&ledger_summary(), &found), Err(difference), "{difference}");
     }
 }
 
 #[test]
 fn a_change_that_another_process_has_found_makes_everything_new() {
-    let site = DatabaseIdentity { database: 21, ..SITE };
-    let noted = Some(StoredGeneration { identity: site, generation: 3 });
+    let identity = DatabaseIdentity { database: 21, ..IDENTITY };
+    let stored = Some(StoredGeneration { identity, generation: 3 });
     let found = ObservedDatabase {
-        identity: site,
-        stored: noted,
+        identity,
+        stored,
         wal: 1,
         newest: 2,
         hash_at_last_copied: None,
         ..database()
     };
-    assert_eq!(compare(&memory(), &found), Ok(CopyScope::NewHistory));
+    assert_eq!(compare(&ledger_summary(), &found), Ok(CopyScope::NewHistory));
     // The row comes from the dump: it counts the sweeps of another history.
     let own = Some(ProcessRow { entries: 0, sweeps: 2 });
     assert_eq!(
-        compare(&memory(), &ObservedDatabase { process_row: own, ..found }),
+        compare(&ledger_summary(), &ObservedDatabase { process_row: own, ..found }),
         Ok(CopyScope::NewHistory)
     );
     // The database was restored once more and lost this process's row, so no generation waits for
     // it.
     let forgets = ObservedDatabase { process_row: None, ..found };
-    assert_eq!(compare(&memory(), &forgets), Err(DatabaseDifference::MissingProcess));
+    assert_eq!(compare(&ledger_summary(), &forgets), Err(DatabaseDifference::MissingProcess));
 }
 
 #[test]
 fn a_ledger_that_holds_less_than_the_database_says_is_filled() {
-    let fewer = LedgerSummary { entries: 2, ..memory() };
+    let fewer = LedgerSummary { entries: 2, ..ledger_summary() };
     assert_eq!(compare(&fewer, &database()), Ok(CopyScope::IncompleteLedger));
     let swept =
         ObservedDatabase { process_row: Some(ProcessRow { entries: 3, sweeps: 11 }), ..database() };
-    assert_eq!(compare(&memory(), &swept), Ok(CopyScope::IncompleteLedger));
+    assert_eq!(compare(&ledger_summary(), &swept), Ok(CopyScope::IncompleteLedger));
     let blank = LedgerSummary { database: None, entries: 0 };
     assert_eq!(compare(&blank, &database()), Ok(CopyScope::IncompleteLedger));
     let new = ObservedDatabase { process_row: None, ..database() };
@@ -152,13 +161,13 @@ fn a_ledger_that_holds_less_than_the_database_says_is_filled() {
 #[test]
 fn who_decides_has_copied_what_it_sees_and_sees_what_it_has_copied() {
     let read = DatabaseFacts {
-        identity: SITE,
+        identity: IDENTITY,
         generation: 2,
         newest: 5,
         hash_at_last_copied: Some(hash(5)),
         sweeps: Some(9),
     };
-    let gate = |read: DatabaseFacts| check_ledger(Some(&known()), &read);
+    let gate = |read: DatabaseFacts| check_ledger(Some(&known_database()), &read);
     assert_eq!(gate(read), LedgerVerdict::Allowed);
     assert_eq!(gate(DatabaseFacts { newest: 6, ..read }), LedgerVerdict::CopyFirst);
     assert_eq!(
@@ -166,7 +175,7 @@ fn who_decides_has_copied_what_it_sees_and_sees_what_it_has_copied() {
         LedgerVerdict::Allowed,
         "killed between row and position"
     );
-    let moved = DatabaseIdentity { tables: [1, 2, 9, 4], ..SITE };
+    let moved = DatabaseIdentity { tables: [1, 2, 9, 4], ..IDENTITY };
     let anew = DatabaseFacts {
         identity: moved,
         generation: 3,
@@ -192,7 +201,7 @@ fn who_decides_has_copied_what_it_sees_and_sees_what_it_has_copied() {
         assert_eq!(gate(read), LedgerVerdict::OlderDatabase(difference));
     }
     assert_eq!(super::check_ledger(None, &read), LedgerVerdict::CompareFirst);
-    let fresh = RememberedDatabase { last_copied: HistoryPosition::START, ..known() };
+    let fresh = RememberedDatabase { last_copied: HistoryPosition::START, ..known_database() };
     let first = DatabaseFacts { newest: 0, hash_at_last_copied: None, ..read };
     assert_eq!(super::check_ledger(Some(&fresh), &first), LedgerVerdict::Allowed);
 }

@@ -63,7 +63,7 @@ impl StepState<'_> {
             session: Some(redeem.session),
             highest_epoch: 0,
             failed_lists: 0,
-            held_back_until: UnixMicros(0),
+            backoff_until: UnixMicros(0),
             release: None,
         };
         self.cluster.agents.insert(key, agent);

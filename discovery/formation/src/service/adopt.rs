@@ -60,7 +60,7 @@ impl StepState<'_> {
                 session: None,
                 highest_epoch: 0,
                 failed_lists: 0,
-                held_back_until: UnixMicros(0),
+                backoff_until: UnixMicros(0),
                 release: None,
             });
             agent.record = Arc::clone(record);

@@ -53,8 +53,8 @@ impl Phase {
             .find(|phase| phase.as_str() == text)
     }
 
-    /// Whether the cluster has ended. A document can still undo `db accept`, and an owner can take
-    /// a retirement back.
+    /// Whether the cluster has ended. Two ends can be undone: one by `db accept`, if a host shows
+    /// its commit document, and a retirement, which an owner can take back.
     #[must_use]
     pub fn has_ended(self) -> bool {
         matches!(self, Phase::Expired | Phase::Abandoned | Phase::Retired)
@@ -118,8 +118,8 @@ pub struct Applicant {
     pub highest_epoch: Epoch,
     /// Number of failed lists that were counted against the agent.
     pub failed_lists: u32,
-    /// End of the agent's hold-back: no list with it is frozen before then.
-    pub held_back_until: UnixMicros,
+    /// End of the agent's backoff: no list with it is frozen before then.
+    pub backoff_until: UnixMicros,
     /// Newest release of the agent, kept and served as long as the cluster is forming.
     pub release: Option<Release>,
 }
@@ -167,7 +167,7 @@ pub struct ClusterEnd {
     pub cause: EndCause,
     /// Time at which the cluster ended.
     pub at: UnixMicros,
-    /// Name of the admin who ended it, and why, in words.
+    /// Name of the admin who ended it, and the reason as a text.
     pub by: String,
 }
 

@@ -16,7 +16,7 @@ impl StepState<'_> {
             return Err(Refusal::AlreadyCommitted { phase: self.cluster.phase });
         }
         // Only a repeated abandon succeeds. A cluster that `db accept` or a ledger has closed may
-        // come back with its document. The caller must not be told that it is given up.
+        // come back with its document. The caller must not be answered that it is given up.
         let cause = self.cluster.ended.as_ref().map(|ended| ended.cause);
         if cause != Some(EndCause::Abandon) {
             self.refuse_if_ended()?;

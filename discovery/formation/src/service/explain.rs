@@ -1,5 +1,5 @@
-//! Explains every wait of a cluster: what is missing, who holds it up, the last error, when it is
-//! judged again, and what to do.
+//! Explains every wait of a cluster: what is missing, which agents block it, the last error, the
+//! time of the next try, and the remedy.
 
 use crate::service::cluster::{Cluster, EndCause, FrozenList, Phase, Seating};
 use crate::service::links;
@@ -24,8 +24,8 @@ pub struct WaitReason {
     pub last_error: Option<String>,
     /// Time at which the cluster is tried or judged again.
     pub next_try: Option<UnixMicros>,
-    /// Command to run, or another remedy in words. `NAME` is a placeholder for the cluster's name,
-    /// which isn't known here.
+    /// Command to run, or a description of another remedy. `NAME` is a placeholder for the
+    /// cluster's name, which isn't known here.
     pub remedy: String,
 }
 
@@ -59,7 +59,7 @@ pub fn explain(
     lines
 }
 
-/// Writes the lines about one cluster, as it stands at `now`.
+/// Writes the lines about one cluster, in its state at `now`.
 struct Explainer<'a> {
     cluster: &'a Cluster,
     next: Option<UnixMicros>,
@@ -189,9 +189,9 @@ impl Explainer<'_> {
             .cluster
             .seats()
             .into_values()
-            .filter(|key| self.cluster.agents[key].held_back_until > self.now)
+            .filter(|key| self.cluster.agents[key].backoff_until > self.now)
             .collect();
-        let until = held.iter().map(|key| self.cluster.agents[key].held_back_until).max()?;
+        let until = held.iter().map(|key| self.cluster.agents[key].backoff_until).max()?;
         let mut line = self.reason(
             "held_back",
             held.clone(),

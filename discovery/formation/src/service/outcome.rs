@@ -14,7 +14,7 @@ use crate::values::{AgentKey, Epoch, Hash, Seat};
 /// 6. Fsync the ledger if the answer carries a document.
 /// 7. Answer the request.
 ///
-/// All of that holds for a refusal too, since the effects of time on the cluster remain.
+/// The caller does all of that also after a refusal, since time may have changed the cluster.
 #[derive(Debug)]
 #[must_use]
 pub struct StepOutcome {
@@ -44,7 +44,7 @@ impl StepOutcome {
     }
 }
 
-/// Answer to a request: the cluster as the asker sees it.
+/// Answer to a request: the cluster's state, and that of the agent which sent the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub phase: Phase,
@@ -52,7 +52,8 @@ pub struct Answer {
     pub epoch: Epoch,
     /// Revision of the cluster: the next poll sends it as `after`.
     pub rev: u64,
-    /// Standing of the asking agent; `None` if the asker is no agent of this cluster.
+    /// Seat and state of the agent that sent the request; `None` if the sender is no agent of this
+    /// cluster.
     pub standing: Option<AgentStanding>,
     /// Hash of the proposal, while preparing and for its members only. The caller serves `frozen`
     /// with the agents' releases.
@@ -62,7 +63,7 @@ pub struct Answer {
     pub document: Option<Hash>,
 }
 
-/// Standing of an agent in its cluster, as shown to it.
+/// Seat and state of an agent in its cluster, as the answer shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentStanding {
     /// The agent has this seat.
@@ -141,7 +142,7 @@ pub enum ReopenReason {
     DatabaseChanged,
 }
 
-/// Event that a person should hear of at once.
+/// Event of which a person should be informed at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Alarm {
     /// Two sessions use one agent key: a cloned host, or a stolen key.

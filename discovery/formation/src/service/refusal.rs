@@ -56,7 +56,7 @@ pub enum Refusal {
     /// Every use of the grant is taken by a key. Only with `Rule::UseIsASeat` off.
     #[error("every use of the token is taken")]
     GrantUsed,
-    /// The record can't stand in any list.
+    /// No list can contain the record.
     #[error("the record can't be a member's: {0}")]
     Unfit(RecordFault),
     /// Another live agent has a value of this record that must be unique.

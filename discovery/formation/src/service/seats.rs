@@ -1,4 +1,5 @@
-//! Seats of an open cluster: who sits, waits or is held back, and when the list is frozen.
+//! Seats of an open cluster: which agents have a seat, wait or are in backoff, and when the list is
+//! frozen.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,8 +12,7 @@ use crate::service::step::StepState;
 use crate::values::{AgentKey, ProposedList, Seat};
 
 impl StepState<'_> {
-    /// Applies what follows for the seats from time and event. Seats change only in an open
-    /// cluster.
+    /// Updates the seats at the end of a step. Seats change only in an open cluster.
     pub(super) fn update_seats(&mut self) {
         if self.cluster.phase != Phase::Open || self.cluster.split.is_some() {
             return;
@@ -22,25 +22,25 @@ impl StepState<'_> {
         self.freeze();
     }
 
-    /// Counts a failed list against `key` and holds the agent back: 2^k s for the kth time.
+    /// Counts a failed list against `key`. Its kth failed list starts a backoff of 2^k s.
     pub(super) fn count_failed_list(&mut self, key: AgentKey) {
         let (now, settings) = (self.now, self.context.settings);
         let agent = self.agent_mut(key);
         agent.failed_lists = agent.failed_lists.saturating_add(1);
-        agent.held_back_until = now.after(settings.hold_back_after(agent.failed_lists));
+        agent.backoff_until = now.after(settings.backoff_after(agent.failed_lists));
         let counts = agent.failed_lists;
         self.record_change(ClusterChange::Counted { key, counts });
     }
 
-    /// Gives the seat of each agent that is held back and was counted twice to the first standby
-    /// that isn't held back. The agent goes behind all standbys.
+    /// Takes the seat of each agent that is in backoff after two or more failed lists. The first
+    /// standby that isn't in backoff gets it. The agent moves behind all standbys.
     fn put_behind_standbys(&mut self) {
         if !self.context.rules.is_on(Rule::CountedGoBehind) {
             return;
         }
         for (seat, key) in self.cluster.seats() {
             let agent = &self.cluster.agents[&key];
-            if agent.failed_lists < 2 || agent.held_back_until <= self.now {
+            if agent.failed_lists < 2 || agent.backoff_until <= self.now {
                 continue;
             }
             let Some(next) = self.first_standby(Some(key)) else {
@@ -73,7 +73,7 @@ impl StepState<'_> {
     }
 
     /// Returns the standby that has waited longest and can share a list with the seated agents. To
-    /// replace `leaving`, it must not be held back itself: nothing would be gained.
+    /// replace `leaving`, it must not be in backoff itself: nothing would be gained.
     fn first_standby(&self, leaving: Option<AgentKey>) -> Option<AgentKey> {
         let cluster = &*self.cluster;
         let mut seated: Vec<AgentKey> = cluster.seats().into_values().collect();
@@ -85,7 +85,7 @@ impl StepState<'_> {
             let taken =
                 seated.iter().filter(|key| cluster.agents[key].record.grant == *grant).count();
             let in_use = self.context.rules.is_on(Rule::UseIsASeat) && taken >= agent.uses as usize;
-            let held = leaving.is_some() && agent.held_back_until > self.now;
+            let held = leaving.is_some() && agent.backoff_until > self.now;
             let clashes = seated.iter().any(|other| {
                 fitness::check_pair(&agent.record, &cluster.agents[other].record, permissions)
                     .is_err()
@@ -95,11 +95,11 @@ impl StepState<'_> {
         cluster.standbys().into_values().find(suits)
     }
 
-    /// Freezes the list if every seat is taken and no seated agent is held back. Its epoch is above
-    /// every epoch that was signed.
+    /// Freezes the list if every seat is taken and no seated agent is in backoff. Its epoch is
+    /// above every epoch that was signed.
     fn freeze(&mut self) {
         let seats = self.cluster.seats();
-        let held = |key: &AgentKey| self.cluster.agents[key].held_back_until > self.now;
+        let held = |key: &AgentKey| self.cluster.agents[key].backoff_until > self.now;
         if self.cluster.is_unsettled
             || seats.len() != usize::from(self.cluster.statement.size)
             || seats.values().any(held)

@@ -11,10 +11,10 @@ pub struct FormationSettings {
     pub ack_timeout: Millis,
     /// Interval at which clusters that nobody polls are examined.
     pub sweep: Millis,
-    /// Length of the first hold-back, doubled with each further count.
-    pub hold_back: Millis,
-    /// Upper limit of a hold-back.
-    pub max_hold_back: Millis,
+    /// Length of an agent's first backoff, doubled with each further failed list.
+    pub first_backoff: Millis,
+    /// Upper limit of a backoff.
+    pub max_backoff: Millis,
     /// Time after a retirement in which an owner may take it back.
     pub unretire_window: Millis,
     /// Number of keys that one grant admits, per seat of the cluster.
@@ -29,32 +29,32 @@ pub const MAX_EPOCH_DISTANCE: Epoch = 1_000_000;
 pub const MAX_EPOCH: Epoch = 1 << 62;
 
 impl FormationSettings {
-    /// Documented defaults: a lease of 90 s, 60 s for the acks, and a sweep every 30 s. Hold-backs
+    /// Documented defaults: a lease of 90 s, 60 s for the acks, and a sweep every 30 s. Backoffs
     /// grow from 2 s to 60 s, a retirement can be taken back for a week, and each seat admits three
     /// keys.
     pub const DEFAULT: FormationSettings = FormationSettings {
         lease: Millis(90_000),
         ack_timeout: Millis(60_000),
         sweep: Millis(30_000),
-        hold_back: Millis(2_000),
-        max_hold_back: Millis(60_000),
+        first_backoff: Millis(2_000),
+        max_backoff: Millis(60_000),
         unretire_window: Millis(7 * 24 * 3_600_000),
         keys_per_seat: 3,
     };
 
-    /// Returns how long the clock must have run evenly before a cluster's deadline counts: two
+    /// Returns how long the clock must have run evenly before a cluster's deadline is trusted: two
     /// sweeps, a minute by default.
     #[must_use]
     pub fn steady_after(&self) -> Millis {
         Millis(self.sweep.0.saturating_mul(2))
     }
 
-    /// Returns how long an agent is held back that has now been counted `counts` times (1 or more):
-    /// 2^counts seconds by default, up to the limit.
+    /// Returns the length of the backoff after `counts` failed lists (1 or more): 2^counts seconds
+    /// by default, up to the limit.
     #[must_use]
-    pub fn hold_back_after(&self, counts: u32) -> Millis {
-        let doubled = self.hold_back.0.saturating_mul(1 << counts.saturating_sub(1).min(16));
-        Millis(doubled.min(self.max_hold_back.0))
+    pub fn backoff_after(&self, counts: u32) -> Millis {
+        let doubled = self.first_backoff.0.saturating_mul(1 << counts.saturating_sub(1).min(16));
+        Millis(doubled.min(self.max_backoff.0))
     }
 }
 

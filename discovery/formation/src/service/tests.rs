@@ -305,7 +305,7 @@ fn a_time_out_counts_whom_most_miss_and_who_is_silent() {
 #[test]
 fn hold_backs_double_up_to_a_minute() {
     let held: Vec<u64> =
-        (1..=8).map(|count| FormationSettings::DEFAULT.hold_back_after(count).0).collect();
+        (1..=8).map(|count| FormationSettings::DEFAULT.backoff_after(count).0).collect();
     assert_eq!(held, [2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]);
 }
 
@@ -538,7 +538,7 @@ fn a_document_undoes_db_accept_and_no_other_end() {
     let _ = service.yes(ClusterEvent::DatabaseAccepted { by: "ann".to_owned() });
     let cause = service.cluster.ended.as_ref().map(|ended| ended.cause);
     assert_eq!(cause, Some(EndCause::DatabaseAccepted));
-    // Nobody may be told that the cluster is given up for good.
+    // Nobody may be answered that the cluster is given up for good.
     assert_eq!(variant(&service.no(ClusterEvent::Abandon { by: "ann".to_owned() })), "Ended");
     let _ = service.yes(ClusterEvent::Adopt(document(1, &[1, 2, 3])));
     assert_eq!(service.cluster.phase, Phase::Committed);

@@ -21,10 +21,10 @@ pub fn next_deadline(
     }
     let live = cluster.agents.values().filter(|agent| agent.seating != Seating::Absent);
     let leases = live.map(|agent| agent.lease_until);
-    // A hold-back is the time for which an agent is kept out of frozen lists. Hold-backs that have
+    // A backoff is the time for which an agent is kept out of frozen lists. Backoffs that have
     // ended need no deadline: the previous step has taken their end into account.
     let seated = cluster.agents.values().filter(|agent| matches!(agent.seating, Seating::Seat(_)));
-    let holds = seated.map(|agent| agent.held_back_until).filter(|&until| until > now);
+    let holds = seated.map(|agent| agent.backoff_until).filter(|&until| until > now);
     let times_out = cluster.frozen.iter().map(|frozen| frozen.at.after(settings.ack_timeout));
     // A passed deadline that the last step didn't trust is judged again once the clock may be
     // steady.
@@ -37,16 +37,15 @@ pub fn next_deadline(
 
 impl StepState<'_> {
     /// Corrects times that a fast clock has stored. No lease ends later than one that is given now,
-    /// no hold-back later than the longest, and no list was frozen in the future. So setting the
+    /// no backoff later than the longest one, and no list was frozen in the future. So setting the
     /// clock right costs one such time, and not the whole difference.
     pub(super) fn clamp_stored_times(&mut self) {
         let (now, settings) = (self.now, self.context.settings);
-        let (lease, hold) = (now.after(settings.lease), now.after(settings.max_hold_back));
+        let (lease, hold) = (now.after(settings.lease), now.after(settings.max_backoff));
         let frozen = self.cluster.frozen.as_mut().map(|frozen| (&mut frozen.at, now));
         let agents = self.cluster.agents.values_mut();
-        let stored = agents.flat_map(|agent| {
-            [(&mut agent.lease_until, lease), (&mut agent.held_back_until, hold)]
-        });
+        let stored = agents
+            .flat_map(|agent| [(&mut agent.lease_until, lease), (&mut agent.backoff_until, hold)]);
         for (time, latest) in stored.chain(frozen) {
             if *time > latest {
                 *time = latest;

@@ -10,7 +10,7 @@ use crate::service::step::{EventResult, StepState};
 use crate::values::{AgentKey, Epoch, Hash, Release, quorum};
 
 /// Number of bytes that are kept of a text that an agent sends. The API takes 300 characters, and a
-/// code word for the reason precedes them.
+/// code for the reason precedes them.
 const MAX_SENTENCE_BYTES: usize = 400;
 
 impl StepState<'_> {

@@ -340,7 +340,7 @@ fn agent(row: AgentRow, record: Arc<formation::AgentRecord>, uses: u32) -> Appli
         session,
         highest_epoch: row.highest_epoch.unsigned_abs(),
         failed_lists: row.counts.unsigned_abs(),
-        held_back_until: micros(row.held_us),
+        backoff_until: micros(row.held_us),
         release,
     }
 }

@@ -228,7 +228,7 @@ fn agent_row(
         "nonce": session.map(|session| hex(&session.nonce.to_be_bytes())),
         "highest_epoch": number_to_row(agent.highest_epoch)?,
         "counts": i32::try_from(agent.failed_lists).unwrap_or(i32::MAX),
-        "held_us": number_to_row(agent.held_back_until.0)?,
+        "held_us": number_to_row(agent.backoff_until.0)?,
         "release_epoch": release.map(|release| number_to_row(release.epoch)).transpose()?,
         "release_jws": release.map(|release| &*release.jws),
         "address": address,

@@ -1,4 +1,5 @@
-//! Edge cases of the service's rules: limits, half of the members, nobody.
+//! Edge cases of the service's rules: limits, and lists in which half of the members or none can be
+//! reached.
 
 use super::*;
 
@@ -54,9 +55,9 @@ fn whom_half_of_the_matrix_misses_is_not_at_fault_alone() {
 #[test]
 fn a_standby_that_is_held_back_takes_nobodys_seat() {
     let mut service = Service::joined(3, &[1, 2, 3, 4]);
-    // Host 4 is held back since it sat in an earlier list.
+    // Host 4 is in backoff, since it was in an earlier list that failed.
     let held_until = service.now.after(seconds(60));
-    service.cluster.agents.get_mut(&key(4)).expect("it waits").held_back_until = held_until;
+    service.cluster.agents.get_mut(&key(4)).expect("it waits").backoff_until = held_until;
     for epoch in 1..=2 {
         let _ = service.yes(nack(2, epoch));
         assert_eq!(service.cluster.seats()[&2], key(2), "nothing would be won");

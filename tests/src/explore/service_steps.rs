@@ -11,33 +11,33 @@ use formation_explored::{AgentKey, AgentSession, Epoch, Hash, Release};
 
 use crate::explore::config::ExplorationConfig;
 use crate::explore::database::decision;
-use crate::explore::identity::{grant, hash_of, host_of};
+use crate::explore::identities::{grant, hash_of, host_of};
 use crate::explore::processes::{inspect_database, may_decide};
 use crate::explore::properties::{self, PropertyViolation};
-use crate::explore::world::{DAY, NOW, PASSED_DEADLINE, SystemState, normalise};
+use crate::explore::state::{DAY, NOW, PASSED_DEADLINE, SystemState, normalise};
 
-/// Runs one transaction of the serving process. It freezes, commits or ends nothing while the ledger
-/// is behind the database or contradicts the decision. In that case the process looks at the
+/// Runs one transaction of the serving process. It freezes, commits or ends nothing while the
+/// ledger is behind the database or contradicts the decision. In that case the process examines the
 /// database again, and retries once.
 pub(super) fn serve(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     event: ClusterEvent,
 ) -> Result<StepOutcome, PropertyViolation> {
-    let at = world.serving;
-    if !world.processes[at].connected {
-        inspect_database(world, config, at)?;
+    let at = system.serving;
+    if !system.processes[at].connected {
+        inspect_database(system, config, at)?;
     }
     for _ in 0..2 {
-        let (cluster, outcome) = step(world, config, event.clone())?;
+        let (cluster, outcome) = step(system, config, event.clone())?;
         let refused = config.environment.ledger
             && !matches!(event, ClusterEvent::DatabaseAccepted { .. })
-            && decision(&outcome).is_some_and(|decision| !may_decide(world, config, decision));
+            && decision(&outcome).is_some_and(|decision| !may_decide(system, config, decision));
         if !refused {
-            save(world, config, cluster, &outcome);
+            save(system, config, cluster, &outcome);
             return Ok(outcome);
         }
-        inspect_database(world, config, at)?;
+        inspect_database(system, config, at)?;
     }
     let answer = Err(Refusal::Unsettled);
     let (changes, alarms) = (Vec::new(), Vec::new());
@@ -46,52 +46,52 @@ pub(super) fn serve(
 
 /// Runs one transaction without checking a ledger.
 pub(super) fn transact(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     event: ClusterEvent,
 ) -> Result<StepOutcome, PropertyViolation> {
-    let (cluster, outcome) = step(world, config, event)?;
-    save(world, config, cluster, &outcome);
+    let (cluster, outcome) = step(system, config, event)?;
+    save(system, config, cluster, &outcome);
     Ok(outcome)
 }
 
 /// Runs the production code's step on the row. If the database has changed or settled, the row
 /// processes that event first.
 fn step(
-    world: &SystemState,
+    system: &SystemState,
     config: &ExplorationConfig,
     event: ClusterEvent,
 ) -> Result<(Cluster, StepOutcome), PropertyViolation> {
-    let before = &world.database.cluster;
+    let before = &system.database.cluster;
     let mut cluster = before.clone();
     let settings = FormationSettings::DEFAULT;
     let context = StepContext {
         rules: &config.rules,
         settings: &settings,
-        is_clock_steady: !world.is_ahead,
+        is_clock_steady: !system.is_ahead,
         hash: &hash_of,
     };
-    let now = world.now();
-    let first = match (world.database.settled, cluster.is_unsettled) {
+    let now = system.now();
+    let first = match (system.database.settled, cluster.is_unsettled) {
         (false, false) => Some(ClusterEvent::DatabaseChanged),
         (true, true) => Some(ClusterEvent::DatabaseSettled),
         _ => None,
     };
-    let heard = first.map(|first| service::step(&mut cluster, &context, now, first));
+    let notified = first.map(|first| service::step(&mut cluster, &context, now, first));
     let between = cluster.clone();
     let mut outcome = service::step(&mut cluster, &context, now, event);
     properties::check_transaction(&between, &cluster, &outcome, now)?;
-    if let Some(mut heard) = heard {
-        properties::check_transaction(before, &between, &heard, now)?;
-        heard.changes.append(&mut outcome.changes);
-        outcome.changes = heard.changes;
+    if let Some(mut notified) = notified {
+        properties::check_transaction(before, &between, &notified, now)?;
+        notified.changes.append(&mut outcome.changes);
+        outcome.changes = notified.changes;
     }
     Ok((cluster, outcome))
 }
 
 /// Stores the row that a transaction has produced, and adds what anyone can now know to `SentMessages`.
 fn save(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     mut cluster: Cluster,
     outcome: &StepOutcome,
@@ -102,46 +102,46 @@ fn save(
     let frozen = (cluster.phase == Phase::Preparing)
         .then(|| cluster.frozen.as_ref().map(|frozen| frozen.proposal_hash))
         .flatten();
-    if cluster != world.database.cluster {
-        let database = Arc::make_mut(&mut world.database);
+    if cluster != system.database.cluster {
+        let database = Arc::make_mut(&mut system.database);
         database.cluster = cluster;
-        database.note_decisions(outcome);
+        database.append_decisions(outcome);
     }
-    let said = &world.sent;
-    let news = shown.is_some_and(|epoch| epoch > said.epoch)
-        || frozen.is_some_and(|h| !said.proposals.contains(&h))
-        || outcome.committed.is_some_and(|h| !said.committed.contains(&h));
-    if news {
-        let said = Arc::make_mut(&mut world.sent);
-        said.epoch = said.epoch.max(shown.unwrap_or(0));
-        said.proposals.extend(frozen);
-        said.committed.extend(outcome.committed);
+    let sent = &system.sent;
+    let has_news = shown.is_some_and(|epoch| epoch > sent.epoch)
+        || frozen.is_some_and(|h| !sent.proposals.contains(&h))
+        || outcome.committed.is_some_and(|h| !sent.committed.contains(&h));
+    if has_news {
+        let sent = Arc::make_mut(&mut system.sent);
+        sent.epoch = sent.epoch.max(shown.unwrap_or(0));
+        sent.proposals.extend(frozen);
+        sent.committed.extend(outcome.committed);
     }
 }
 
-/// Changes the row as passing time does. If `look` is true, a transaction then processes it.
-fn change_by_time(
-    world: &mut SystemState,
+/// Changes the row as passing time does. If `process_now` is true, a transaction then processes it.
+fn change_deadline(
+    system: &mut SystemState,
     config: &ExplorationConfig,
-    look: bool,
+    process_now: bool,
     change: impl FnOnce(&mut service::Cluster),
 ) -> Result<(), PropertyViolation> {
-    change(&mut Arc::make_mut(&mut world.database).cluster);
-    if look {
-        let _ = serve(world, config, ClusterEvent::Tick)?;
+    change(&mut Arc::make_mut(&mut system.database).cluster);
+    if process_now {
+        let _ = serve(system, config, ClusterEvent::Tick)?;
     }
     Ok(())
 }
 
 /// Lets the agent with this journal poll, or redeem its token if the database doesn't know it.
 pub(super) fn poll_or_redeem(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     journal: &Journal,
 ) -> Result<StepOutcome, PropertyViolation> {
-    let session = AgentSession { boot: journal.boot, nonce: nonce_of(world, journal) };
+    let session = AgentSession { boot: journal.boot, nonce: nonce_of(system, journal) };
     let highest_epoch = journal.highest_epoch();
-    let known = world.database.cluster.agents.contains_key(&journal.key);
+    let known = system.database.cluster.agents.contains_key(&journal.key);
     let event = match (&journal.record, known) {
         (Some(record), false) => ClusterEvent::Redeem(Redeem {
             record: Arc::clone(record),
@@ -156,46 +156,46 @@ pub(super) fn poll_or_redeem(
         }),
         _ => ClusterEvent::Poll(Poll { key: journal.key, session, highest_epoch }),
     };
-    serve(world, config, event)
+    serve(system, config, event)
 }
 
 /// Returns the nonce of a journal's session. Two hosts with equal journals, one of them a copy, have
 /// different nonces. A host that no longer exists has its own one.
-pub(super) fn nonce_of(world: &SystemState, journal: &Journal) -> u128 {
-    let at = world.hosts.iter().position(|host| host.journal.as_ref() == Some(journal));
+pub(super) fn nonce_of(system: &SystemState, journal: &Journal) -> u128 {
+    let at = system.hosts.iter().position(|host| host.journal.as_ref() == Some(journal));
     u128::from(journal.boot) << 32 | at.unwrap_or(host_of(journal.key)) as u128
 }
 
 /// Delivers an ack to the service.
 pub(super) fn deliver_ack(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     key: AgentKey,
     h: Hash,
 ) -> Result<StepOutcome, PropertyViolation> {
-    let epoch = crate::explore::identity::epoch_of(h);
-    serve(world, config, ClusterEvent::Ack { key, epoch, h, jws: Arc::from("") })
+    let epoch = crate::explore::identities::epoch_of(h);
+    serve(system, config, ClusterEvent::Ack { key, epoch, h, jws: Arc::from("") })
 }
 
 /// Delivers a release to the service.
 pub(super) fn deliver_release(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     key: AgentKey,
 ) -> Result<(), PropertyViolation> {
-    let Some(&epoch) = world.sent.releases.get(&key) else { return Ok(()) };
+    let Some(&epoch) = system.sent.releases.get(&key) else { return Ok(()) };
     let release = Release { epoch, jws: Arc::from("") };
-    let _ = serve(world, config, ClusterEvent::Release { key, release })?;
+    let _ = serve(system, config, ClusterEvent::Release { key, release })?;
     Ok(())
 }
 
 /// Lets a lease lapse.
 pub(super) fn lapse(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     key: AgentKey,
 ) -> Result<(), PropertyViolation> {
-    change_by_time(world, config, !config.quiet_lapses, |cluster| {
+    change_deadline(system, config, !config.quiet_lapses, |cluster| {
         if let Some(agent) = cluster.agents.get_mut(&key) {
             agent.lease_until = PASSED_DEADLINE;
         }
@@ -204,46 +204,46 @@ pub(super) fn lapse(
 
 /// Lets the frozen list time out.
 pub(super) fn time_out(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
 ) -> Result<(), PropertyViolation> {
-    change_by_time(world, config, true, |cluster| {
+    change_deadline(system, config, true, |cluster| {
         if let Some(frozen) = &mut cluster.frozen {
             frozen.at = PASSED_DEADLINE;
         }
     })
 }
 
-/// Ends an agent's hold-back.
-pub(super) fn end_hold_back(
-    world: &mut SystemState,
+/// Ends an agent's backoff.
+pub(super) fn end_backoff(
+    system: &mut SystemState,
     config: &ExplorationConfig,
     key: AgentKey,
 ) -> Result<(), PropertyViolation> {
-    change_by_time(world, config, true, |cluster| {
+    change_deadline(system, config, true, |cluster| {
         if let Some(agent) = cluster.agents.get_mut(&key) {
-            agent.held_back_until = PASSED_DEADLINE;
+            agent.backoff_until = PASSED_DEADLINE;
         }
     })
 }
 
 /// Lets the cluster's deadline pass.
 pub(super) fn expire(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
 ) -> Result<(), PropertyViolation> {
-    change_by_time(world, config, true, |cluster| cluster.deadline = PASSED_DEADLINE)
+    change_deadline(system, config, true, |cluster| cluster.deadline = PASSED_DEADLINE)
 }
 
 /// Accepts the database as it is. The serving process puts its own ledger back first.
 pub(super) fn accept(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
 ) -> Result<(), PropertyViolation> {
-    inspect_database(world, config, world.serving)?;
+    inspect_database(system, config, system.serving)?;
     let event = ClusterEvent::DatabaseAccepted { by: String::new() };
-    let _ = transact(world, config, event)?;
-    let database = Arc::make_mut(&mut world.database);
+    let _ = transact(system, config, event)?;
+    let database = Arc::make_mut(&mut system.database);
     database.settled = true;
     database.cluster.is_unsettled = false;
     Ok(())

@@ -19,19 +19,19 @@ use formation_explored::{AgentKey, Epoch, Hash, Rule, quorum};
 
 use crate::explore::config::ExplorationConfig;
 use crate::explore::database::{DatabaseState, PROCESSES};
-use crate::explore::host_side::directory_of;
-use crate::explore::identity::{epoch_of, hash_of, incarnation, members_of};
+use crate::explore::host_steps::directory_of;
+use crate::explore::identities::{epoch_of, hash_of, incarnation, members_of};
 use crate::explore::processes::RestoreMethod;
-use crate::explore::world::{AgentMode, HostState, NOW, SystemState, normalise};
+use crate::explore::state::{AgentMode, HostState, NOW, SystemState, normalise};
 
 /// Clears those fields of the row that nothing reads any more.
 ///
 /// - Only the freeze reads `floor` and `highest_epoch`, and it takes an epoch of at least `epoch`. The row's
 ///   epoch never falls, so lower values of the two make no difference.
 /// - A stored release only raises those two fields. Agents learn of releases from `SentMessages`.
-/// - From the commit or the end on, only the row's list and its seated members are read. Counts, standbys and
-///   acks are never read again.
-/// - Only a list's time-out reads which hosts have reached each other, also on the fault-free road
+/// - From the commit or the end on, only the row's list and its seated members are read. Numbers of
+///   failed lists, standbys and acks are never read again.
+/// - Only a list's time-out reads which hosts have reached each other, also in the fault-free run
 ///   (property 7).
 pub(super) fn clear_unread_fields(cluster: &mut Cluster, config: &ExplorationConfig) {
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
@@ -44,7 +44,7 @@ pub(super) fn clear_unread_fields(cluster: &mut Cluster, config: &ExplorationCon
             frozen.acks.clear();
             members_of(frozen.proposal_hash).collect()
         }
-        Some(frozen) if config.faults.timeouts == 0 && config.road_interval == 0 => {
+        Some(frozen) if config.faults.timeouts == 0 && config.fault_free_interval == 0 => {
             frozen.probes.clear();
             Vec::new()
         }
@@ -105,9 +105,9 @@ pub(super) fn are_processes_stateless(config: &ExplorationConfig) -> bool {
 
 /// Returns whether the acks of a list arrive in one step, once all its members have signed.
 ///
-/// Before the last ack arrives, only the list's time-out reads the others: it counts the members that have not
-/// answered. So an earlier arrival makes no difference if no time-out is left. The road (property 7) delivers
-/// every signed ack before it waits for anything.
+/// Before the last ack arrives, only the list's time-out reads the others: it counts the members
+/// that have not answered. So an earlier arrival makes no difference if no time-out is left. The
+/// fault-free run (property 7) delivers every signed ack before it waits for anything.
 ///
 /// Two guarantees are needed:
 /// - Leases are judged before the ack (`Rule::LapseFirst`). Otherwise the first ack of the step would make
@@ -115,34 +115,34 @@ pub(super) fn are_processes_stateless(config: &ExplorationConfig) -> bool {
 /// - Transactions lock the row. Without the lock, each ack may be applied separately to a row that was read
 ///   long ago.
 #[must_use]
-pub(super) fn do_acks_arrive_together(world: &SystemState, config: &ExplorationConfig) -> bool {
+pub(super) fn do_acks_arrive_together(system: &SystemState, config: &ExplorationConfig) -> bool {
     config.reduced
         && !config.service_lies
         && config.environment.row_lock
         && config.rules.is_on(Rule::LapseFirst)
-        && world.faults_left.timeouts == 0
+        && system.faults_left.timeouts == 0
 }
 
-/// Returns whether no process is connected, as after a restore. Until one connects, only steps of the database
-/// are explored. Steps of hosts read and write nothing of the database, and nobody serves their messages. So
-/// they could as well have been taken before the restore.
+/// Returns whether no process is connected, as after a restore. Until one connects, only steps of
+/// the database are explored. Steps of hosts read and write nothing of the database, and nobody
+/// serves their messages. So exploring them before the restore is enough.
 #[must_use]
-pub(super) fn waits_for_a_process(world: &SystemState, config: &ExplorationConfig) -> bool {
+pub(super) fn is_no_process_connected(system: &SystemState, config: &ExplorationConfig) -> bool {
     config.reduced
         && !config.service_lies
-        && !world.processes.iter().any(|process| process.connected)
+        && !system.processes.iter().any(|process| process.connected)
 }
 
-/// Returns whether no other host can have heard of this one, in whichever life it is.
+/// Returns whether no other host can know of this one, since it has no key and no data yet.
 ///
 /// For such a host two kinds of fault are left out:
-/// - Its death and its re-imaging. A host that nobody ever hears of behaves like a dead one. A host that joins
-///   later behaves like a re-imaged one.
+/// - Its death and its re-imaging. To all others, a host that never joins is the same as a dead
+///   one. A host that joins later is the same as a re-imaged one.
 /// - The loss of its links. Links carry only probes, and nobody probes a host before it has joined. They may go
 ///   down as soon as it has.
 ///
-/// The road (property 7) does count hosts that could still join, so it is walked a second time without one of
-/// them.
+/// The fault-free run (property 7) does need hosts that could still join, so it is repeated without
+/// one of them.
 #[must_use]
 pub(super) fn is_unknown_to_others(host: &HostState, config: &ExplorationConfig) -> bool {
     let blank = || directory_of(config, host) == DirectoryKind::Blank;
@@ -152,39 +152,39 @@ pub(super) fn is_unknown_to_others(host: &HostState, config: &ExplorationConfig)
 /// Returns whether the database's present state is final: no restore is left, no ledger differs, and no
 /// transaction is under way.
 #[must_use]
-pub(super) fn is_database_final(world: &SystemState, config: &ExplorationConfig) -> bool {
-    world.faults_left.restores == 0
-        && world.faults_left.overlaps == 0
-        && world.faults_left.crashes == 0
-        && are_ledgers_consistent(world, config)
-        && world.processes.iter().all(|process| process.read.is_none())
+pub(super) fn is_database_final(system: &SystemState, config: &ExplorationConfig) -> bool {
+    system.faults_left.restores == 0
+        && system.faults_left.overlaps == 0
+        && system.faults_left.crashes == 0
+        && are_ledgers_consistent(system, config)
+        && system.processes.iter().all(|process| process.read.is_none())
 }
 
 /// Returns whether all processes are connected and no ledger can object to a decision of the database. After a
 /// set-back, that needs a settled database in which no process finds a difference.
 #[must_use]
-pub(super) fn are_ledgers_consistent(world: &SystemState, config: &ExplorationConfig) -> bool {
-    let database = &world.database;
-    if !config.environment.ledger || !has_been_set_back(world, config) {
-        return world.processes.iter().all(|process| process.connected);
+pub(super) fn are_ledgers_consistent(system: &SystemState, config: &ExplorationConfig) -> bool {
+    let database = &system.database;
+    if !config.environment.ledger || !has_been_set_back(system, config) {
+        return system.processes.iter().all(|process| process.connected);
     }
     let is_content = |at: usize| {
-        let process = &world.processes[at];
-        let memory = process.ledger.memory(&config.environment);
+        let process = &system.processes[at];
+        let summary = process.ledger.summary(&config.environment);
         let agrees = match process.ledger.entry {
             None => true,
             Some(LedgerEntry::Commit { h, .. }) => database.decided_list() == Some(h),
             Some(LedgerEntry::End(_)) => database.cluster.phase.has_ended(),
         };
-        let same = compare(&memory, &database.view_for_process(at, &memory, &config.environment));
+        let same = compare(&summary, &database.observe(at, &summary, &config.environment));
         process.connected && agrees && same.is_ok()
     };
     database.settled && !database.cluster.is_unsettled && (0..PROCESSES).all(is_content)
 }
 
 /// Returns whether a database or a ledger was replaced by an older copy.
-fn has_been_set_back(world: &SystemState, config: &ExplorationConfig) -> bool {
-    let (left, all) = (&world.faults_left, &config.faults.at_most(config.max_total_faults));
+fn has_been_set_back(system: &SystemState, config: &ExplorationConfig) -> bool {
+    let (left, all) = (&system.faults_left, &config.faults.at_most(config.max_total_faults));
     left.restores < all.restores || left.ledger_rollbacks < all.ledger_rollbacks
 }
 
@@ -192,20 +192,23 @@ fn has_been_set_back(world: &SystemState, config: &ExplorationConfig) -> bool {
 /// processes know different things about it. Before that, all of them read the same row, and none decides what
 /// another has decided. Sending a document and copying decisions are separate steps of each process.
 #[must_use]
-pub(super) fn is_serving_process_relevant(world: &SystemState, config: &ExplorationConfig) -> bool {
+pub(super) fn is_serving_process_relevant(
+    system: &SystemState,
+    config: &ExplorationConfig,
+) -> bool {
     let can_be_set_back = config.faults.restores > 0 || config.faults.ledger_rollbacks > 0;
     let matters = !config.reduced
-        || (has_been_set_back(world, config) && !are_ledgers_consistent(world, config));
-    config.environment.ledger && can_be_set_back && matters && !are_processes_alike(world)
+        || (has_been_set_back(system, config) && !are_ledgers_consistent(system, config));
+    config.environment.ledger && can_be_set_back && matters && !are_processes_alike(system)
 }
 
 /// Returns whether both processes are in the same state, and every database has equal rows for both.
 #[must_use]
-pub(super) fn are_processes_alike(world: &SystemState) -> bool {
+pub(super) fn are_processes_alike(system: &SystemState) -> bool {
     let rows = |database: &Arc<DatabaseState>| database.rows[0] == database.rows[1];
-    world.processes[0] == world.processes[1]
-        && rows(&world.database)
-        && world.backup.as_ref().is_none_or(rows)
+    system.processes[0] == system.processes[1]
+        && rows(&system.database)
+        && system.backup.as_ref().is_none_or(rows)
 }
 
 /// Returns whether the decided list's document may be treated as sent.
@@ -214,17 +217,17 @@ pub(super) fn are_processes_alike(world: &SystemState) -> bool {
 /// agents may receive it as late as they like. Without ledgers this holds whatever becomes of the database,
 /// because no process remembers what it has sent.
 #[must_use]
-pub(super) fn may_publish_at_once(world: &SystemState, config: &ExplorationConfig) -> bool {
-    let cluster = &world.database.cluster;
+pub(super) fn may_publish_at_once(system: &SystemState, config: &ExplorationConfig) -> bool {
+    let cluster = &system.database.cluster;
     config.reduced
         && !config.service_lies
         && matches!(cluster.phase, Phase::Committed | Phase::Formed)
         && cluster.split.is_none()
-        && (is_database_final(world, config) || are_processes_stateless(config))
+        && (is_database_final(system, config) || are_processes_stateless(config))
         && cluster
             .frozen
             .as_ref()
-            .is_some_and(|frozen| !world.sent.documents.contains(&frozen.proposal_hash))
+            .is_some_and(|frozen| !system.sent.documents.contains(&frozen.proposal_hash))
 }
 
 /// Returns whether hosts can no longer affect each other or the service.
@@ -233,11 +236,11 @@ pub(super) fn may_publish_at_once(world: &SystemState, config: &ExplorationConfi
 /// can reach the database or another host. All properties of a step then concern one host's own past. So each
 /// host is followed alone, with all faults that are left.
 ///
-/// States in which two hosts have both moved on are left out. Only the road (property 7) looks at two hosts at
-/// once. It is walked from the state in which the others have not moved.
+/// States in which two hosts have both moved on are left out. Only the fault-free run (property 7)
+/// involves two hosts at once. It is played from the state in which the others have not moved.
 #[must_use]
-pub(super) fn are_hosts_independent(world: &SystemState, config: &ExplorationConfig) -> bool {
-    let cluster = &world.database.cluster;
+pub(super) fn are_hosts_independent(system: &SystemState, config: &ExplorationConfig) -> bool {
+    let cluster = &system.database.cluster;
     let Some(frozen) = &cluster.frozen else { return false };
     let only = |h: &Hash| *h == frozen.proposal_hash;
     let host_agrees = |host: &Arc<HostState>| {
@@ -253,39 +256,39 @@ pub(super) fn are_hosts_independent(world: &SystemState, config: &ExplorationCon
         && config.rules.is_on(Rule::AbandonBeforeCommit)
         && cluster.phase == Phase::Committed
         && cluster.split.is_none()
-        && is_database_final(world, config)
-        && world.sent.documents.len() == 1
-        && world.sent.documents.contains(&frozen.proposal_hash)
-        && world.sent.committed.contains(&frozen.proposal_hash)
-        && world.sent.started.values().all(only)
-        && world.hosts.iter().all(host_agrees)
+        && is_database_final(system, config)
+        && system.sent.documents.len() == 1
+        && system.sent.documents.contains(&frozen.proposal_hash)
+        && system.sent.committed.contains(&frozen.proposal_hash)
+        && system.sent.started.values().all(only)
+        && system.hosts.iter().all(host_agrees)
 }
 
 /// Returns whether the cluster has ended and nothing can follow: no document was ever sent and nobody holds
 /// one. So nobody will start a node or sign.
 #[must_use]
-pub(super) fn is_terminal(world: &SystemState, config: &ExplorationConfig) -> bool {
+pub(super) fn is_terminal(system: &SystemState, config: &ExplorationConfig) -> bool {
     let holds = |host: &Arc<HostState>| {
         host.running_list.is_some()
             || host.journal.as_ref().is_some_and(|journal| journal.held_document.is_some())
     };
     config.reduced
         && !config.service_lies
-        && world.database.cluster.phase.has_ended()
-        && is_database_final(world, config)
-        && world.sent.documents.is_empty()
-        && !world.hosts.iter().any(holds)
+        && system.database.cluster.phase.has_ended()
+        && is_database_final(system, config)
+        && system.sent.documents.is_empty()
+        && !system.hosts.iter().any(holds)
 }
 
 /// Returns whether at most one list can still get a majority, in an exploration that checks property 3 alone.
 ///
-/// No restore is left, so the present database decides at most one list from now on. None of the lists that
-/// earlier databases decided may still reach a majority. Its possible supporters are the members that have
-/// started with it, or still can. A member still can if it holds the list's document, or if it signed the list
-/// and has not released it. That set never grows: journals never forget, and members that die or are re-imaged
-/// leave it.
+/// No restore is left, so the present database decides at most one list from now on. None of the
+/// lists that earlier databases decided may still reach a majority. Its possible supporters are the
+/// members that have started with it, or still can. A member still can if it holds the list's
+/// document, or if it signed the list and has not released it. That set never grows: journals lose
+/// nothing, and members that die or are re-imaged leave it.
 #[must_use]
-pub(super) fn has_one_majority_at_most(world: &SystemState, config: &ExplorationConfig) -> bool {
+pub(super) fn has_one_majority_at_most(system: &SystemState, config: &ExplorationConfig) -> bool {
     let applies = config.reduced
         && config.majorities_only
         && !config.service_lies
@@ -296,20 +299,22 @@ pub(super) fn has_one_majority_at_most(world: &SystemState, config: &Exploration
         && config.rules.is_on(Rule::HoldAboveReleased)
         && config.rules.is_on(Rule::HoldWhatWasSigned);
     let mut earlier =
-        world.sent.committed.iter().filter(|&&h| world.database.decided_list() != Some(h));
-    applies && world.faults_left.restores == 0 && !earlier.any(|&h| can_have_a_majority(world, h))
+        system.sent.committed.iter().filter(|&&h| system.database.decided_list() != Some(h));
+    applies && system.faults_left.restores == 0 && !earlier.any(|&h| can_reach_majority(system, h))
 }
 
-fn can_have_a_majority(world: &SystemState, h: Hash) -> bool {
+fn can_reach_majority(system: &SystemState, h: Hash) -> bool {
     let epoch = epoch_of(h);
     let starts = |key: &AgentKey| {
-        let journal = world.live_journal(*key);
-        world.sent.started.get(&incarnation(*key)) == Some(&h)
+        let journal = system.live_journal(*key);
+        system.sent.started.get(&incarnation(*key)) == Some(&h)
             || journal.is_some_and(|journal| {
                 let holds =
                     journal.held_document.as_ref().is_some_and(|held| held.proposal_hash == h);
-                let signed =
-                    journal.signed_lists.get(&epoch).is_some_and(|bound| bound.proposal_hash == h);
+                let signed = journal
+                    .signed_lists
+                    .get(&epoch)
+                    .is_some_and(|signed_list| signed_list.proposal_hash == h);
                 holds || (signed && epoch > journal.released_epoch)
             })
     };
@@ -339,25 +344,25 @@ pub(super) struct Relevance<'a> {
 }
 
 impl<'a> Relevance<'a> {
-    /// Computes the relevance of each part of `world`.
+    /// Computes the relevance of each part of `system`.
     #[must_use]
-    pub(super) fn of(world: &SystemState, config: &'a ExplorationConfig) -> Relevance<'a> {
-        let reads = world.processes.iter().filter_map(|process| process.read.as_ref());
-        let databases = [Some(&world.database), world.backup.as_ref()].into_iter().flatten();
+    pub(super) fn new(system: &SystemState, config: &'a ExplorationConfig) -> Relevance<'a> {
+        let reads = system.processes.iter().filter_map(|process| process.read.as_ref());
+        let databases = [Some(&system.database), system.backup.as_ref()].into_iter().flatten();
         let lowest = databases.chain(reads).map(|database| database.cluster.epoch).min();
         let on = config.reduced && !config.service_lies;
         let mut relevance = Relevance {
             lowest: lowest.filter(|_| on).unwrap_or(0),
             are_journals_durable: config.environment.journal_sync && config.faults.clones == 0,
-            are_ledgers_read: !(on && is_database_final(world, config)),
+            are_ledgers_read: !(on && is_database_final(system, config)),
             are_boots_relevant: !config.reduced || config.faults.clones > 0,
             ignores_dead_hosts: config.reduced,
             late: config.has_late_messages || !config.reduced,
             proposals: Vec::new(),
             config,
         };
-        let alive = |h: &&Hash| relevance.is_proposal_alive(world, **h);
-        relevance.proposals = world.sent.proposals.iter().filter(alive).copied().collect();
+        let alive = |h: &&Hash| relevance.is_proposal_alive(system, **h);
+        relevance.proposals = system.sent.proposals.iter().filter(alive).copied().collect();
         relevance
     }
 
@@ -368,7 +373,7 @@ impl<'a> Relevance<'a> {
     /// S5 of the formation, `agent/sign.rs`). At most it sends the same ack again. The list may
     /// also show the agent its epoch, but that makes no difference. The service has shown that
     /// epoch, so the agent may see it at any time.
-    fn is_proposal_alive(&self, world: &SystemState, h: Hash) -> bool {
+    fn is_proposal_alive(&self, system: &SystemState, h: Hash) -> bool {
         let epoch = epoch_of(h);
         if epoch >= self.lowest
             || !self.are_journals_durable
@@ -381,7 +386,7 @@ impl<'a> Relevance<'a> {
                 && journal.held_document.is_none()
                 && journal.highest_epoch() < epoch
         };
-        let hosts = world.hosts.iter().filter(|host| host.alive);
+        let hosts = system.hosts.iter().filter(|host| host.alive);
         hosts.filter_map(|host| host.journal.as_ref()).any(may_sign)
     }
 
@@ -411,10 +416,10 @@ impl<'a> Relevance<'a> {
     #[must_use]
     pub(super) fn is_bound_alive(
         &self,
-        world: &SystemState,
+        system: &SystemState,
         journal: &Journal,
         epoch: Epoch,
-        bound: &SignedList,
+        signed_list: &SignedList,
     ) -> bool {
         let reducible = self.lowest > 0
             && self.are_journals_durable
@@ -423,8 +428,8 @@ impl<'a> Relevance<'a> {
         if !reducible {
             return true;
         }
-        let released = |key: AgentKey| world.sent.releases.get(&key).is_some_and(|&r| r >= epoch);
-        let count = bound.members.iter().filter(|member| released(member.key)).count();
-        count < bound.releases_needed(&self.config.rules)
+        let released = |key: AgentKey| system.sent.releases.get(&key).is_some_and(|&r| r >= epoch);
+        let count = signed_list.members.iter().filter(|member| released(member.key)).count();
+        count < signed_list.releases_needed(&self.config.rules)
     }
 }

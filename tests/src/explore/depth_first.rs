@@ -8,14 +8,14 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::explore::actions::SystemAction;
-use crate::explore::breadth::{self, FrontierState, PathStep};
+use crate::explore::breadth_first::{self, FrontierState, PathStep};
 use crate::explore::properties::PropertyViolation;
 use crate::explore::search::{ExplorationReport, Search, SearchCounters, SearchProgress, resident};
 use crate::explore::successors::{FingerprintedState, check_and_enumerate, take_step};
 
 /// Number of new states after which a thread checks its limits and publishes its counts.
 const BATCH: usize = 1024;
-/// Time that a thread without work waits before it looks again.
+/// Interval at which a thread without work checks for a job.
 const PAUSE: Duration = Duration::from_millis(1);
 /// Time between two progress reports.
 const PROGRESS: Duration = Duration::from_secs(10);
@@ -33,10 +33,10 @@ struct Frame {
 
 impl Frame {
     fn next(&mut self) -> Option<u16> {
-        let place = (self.first + self.taken) % self.actions.len().max(1);
+        let index = (self.first + self.taken) % self.actions.len().max(1);
         let more = self.taken < self.actions.len();
         self.taken += usize::from(more);
-        more.then(|| u16::try_from(place).expect("a state has fewer than 65536 actions"))
+        more.then(|| u16::try_from(index).expect("a state has fewer than 65536 actions"))
     }
 }
 
@@ -76,7 +76,7 @@ pub(super) fn explore(
     let jobs: VecDeque<Job> = nodes
         .into_iter()
         .map(|node| Job {
-            path: breadth::path(steps, node.number, None),
+            path: breadth_first::path(steps, node.number, None),
             frame: None,
             state: Some(node.state),
         })
@@ -114,13 +114,13 @@ pub(super) fn explore(
             }
         }
         for thread in threads {
-            let tally = thread
+            let counters = thread
                 .join()
                 .expect("a worker's panic is a bug of the explored code: it ends the search");
-            report.states += tally.states;
-            report.steps += tally.steps;
-            report.states_beyond_bound += tally.states_beyond_bound;
-            report.roads += tally.roads;
+            report.states += counters.states;
+            report.steps += counters.steps;
+            report.states_beyond_bound += counters.states_beyond_bound;
+            report.fault_free_runs += counters.fault_free_runs;
         }
     });
     report.longest = shared.longest.into_inner();
@@ -134,8 +134,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// Runs jobs on one thread until no thread has any left.
 fn work(shared: &ParallelSearch<'_>) -> SearchCounters {
-    let mut tally = SearchCounters::default();
-    let mut told = 0;
+    let mut counters = SearchCounters::default();
+    let mut reported = 0;
     loop {
         let job = lock(&shared.jobs).pop_front();
         let Some(job) = job else {
@@ -144,8 +144,8 @@ fn work(shared: &ParallelSearch<'_>) -> SearchCounters {
             while shared.waiting.load(Ordering::SeqCst) == 0 {
                 let all = shared.idle.load(Ordering::SeqCst) == shared.search.limits.threads.max(1);
                 if all || shared.stop.load(Ordering::Relaxed) {
-                    shared.states.fetch_add(tally.states - told, Ordering::Relaxed);
-                    return tally;
+                    shared.states.fetch_add(counters.states - reported, Ordering::Relaxed);
+                    return counters;
                 }
                 std::thread::sleep(PAUSE);
             }
@@ -153,54 +153,55 @@ fn work(shared: &ParallelSearch<'_>) -> SearchCounters {
             continue;
         };
         shared.waiting.fetch_sub(1, Ordering::SeqCst);
-        if let Err(found) = follow(shared, job, &mut tally, &mut told) {
+        if let Err(found) = run_job(shared, job, &mut counters, &mut reported) {
             lock(&shared.found).get_or_insert(found);
             shared.stop.store(true, Ordering::Relaxed);
         }
         if shared.stop.load(Ordering::Relaxed) {
-            return tally;
+            return counters;
         }
     }
 }
 
 /// Follows one job to its end.
-fn follow(
+fn run_job(
     shared: &ParallelSearch<'_>,
     job: Job,
-    tally: &mut SearchCounters,
-    told: &mut usize,
+    counters: &mut SearchCounters,
+    reported: &mut usize,
 ) -> Result<(), ViolationPath> {
     let search = shared.search;
     let mut path = job.path;
     let mut stack: VecDeque<Frame> = VecDeque::new();
     stack.extend(job.frame);
     if let Some(state) = job.state {
-        stack.push_back(enter(search, state, &path, tally)?);
+        stack.push_back(open_frame(search, state, &path, counters)?);
     }
     // `path` leads to the last state of the stack, and its first `base` steps lead to the first
     // one.
     let mut base = path.len();
     while let Some(frame) = stack.back_mut() {
-        let Some(place) = frame.next() else {
+        let Some(index) = frame.next() else {
             stack.pop_back();
             path.truncate((base + stack.len()).saturating_sub(1));
             continue;
         };
-        let action = &frame.actions[usize::from(place)];
-        let next = take_step(search, &frame.state, action, tally);
-        path.push(place);
+        let action = &frame.actions[usize::from(index)];
+        let next = take_step(search, &frame.state, action, counters);
+        path.push(index);
         match next {
             Err(violation) => return Err((violation, path)),
             Ok(None) => {
                 path.pop();
             }
             Ok(Some(state)) => {
-                let frame = enter(search, state, &path, tally)?;
+                let frame = open_frame(search, state, &path, counters)?;
                 stack.push_back(frame);
                 shared.longest.fetch_max(path.len(), Ordering::Relaxed);
-                if tally.states - *told >= BATCH {
-                    let fresh = tally.states - std::mem::replace(told, tally.states);
-                    let states = shared.states.fetch_add(fresh, Ordering::Relaxed) + fresh;
+                if counters.states - *reported >= BATCH {
+                    let new_states = counters.states - std::mem::replace(reported, counters.states);
+                    let states =
+                        shared.states.fetch_add(new_states, Ordering::Relaxed) + new_states;
                     if let Some(limit) = search.reached(states) {
                         lock(&shared.cut_short).get_or_insert(limit);
                         shared.stop.store(true, Ordering::Relaxed);
@@ -213,7 +214,7 @@ fn follow(
                     && stack.len() > 2
                     && let Some(frame) = stack.pop_front()
                 {
-                    give(shared, path[..base].to_vec(), frame);
+                    share_job(shared, path[..base].to_vec(), frame);
                     base += 1;
                 }
             }
@@ -222,20 +223,20 @@ fn follow(
     Ok(())
 }
 
-fn enter(
+fn open_frame(
     search: &Search<'_>,
     state: FingerprintedState,
     path: &[u16],
-    tally: &mut SearchCounters,
+    counters: &mut SearchCounters,
 ) -> Result<Frame, ViolationPath> {
-    let actions = check_and_enumerate(search, &state, tally)
+    let actions = check_and_enumerate(search, &state, counters)
         .map_err(|violation| (violation, path.to_vec()))?;
     let first = (state.fingerprint.whole >> 64) as usize % actions.len().max(1);
     Ok(Frame { state, actions, first, taken: 0 })
 }
 
 /// Puts the rest of a state's actions into the queue, for a thread without work.
-fn give(shared: &ParallelSearch<'_>, path: Vec<u16>, frame: Frame) {
+fn share_job(shared: &ParallelSearch<'_>, path: Vec<u16>, frame: Frame) {
     if frame.taken < frame.actions.len() {
         lock(&shared.jobs).push_back(Job { path, frame: Some(frame), state: None });
         shared.waiting.fetch_add(1, Ordering::SeqCst);

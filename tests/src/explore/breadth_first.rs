@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::explore::properties::PropertyViolation;
 use crate::explore::search::{ExplorationReport, Search, SearchCounters, SearchProgress, resident};
+use crate::explore::state::SystemState;
 use crate::explore::successors::{FingerprintedState, check_and_enumerate, take_step};
-use crate::explore::world::SystemState;
 
 /// Number of states that a thread takes at a time.
 const CHUNK: usize = 64;
@@ -26,7 +26,7 @@ pub(super) struct FrontierState {
 }
 
 /// A violation, the number of the state it was found in, and the index of the action that led to
-/// it. There is no action if the road from the state violates a property.
+/// it. There is no action if the fault-free run from the state violates a property.
 type FoundViolation = (PropertyViolation, u32, Option<u16>);
 
 /// Result of the breadth-first search.
@@ -61,52 +61,57 @@ pub(super) fn explore(
     start: SystemState,
     progress: &mut impl FnMut(SearchProgress),
 ) -> BreadthFirstResult {
-    let start = FingerprintedState::of(start, search);
+    let start = FingerprintedState::new(start, search);
     search.visited.insert(start.fingerprint.whole);
     let steps = vec![PathStep { parent: 0, action: 0 }];
     let frontier = vec![FrontierState { number: 0, state: start }];
     let mut breadth =
         BreadthFirstResult { report: ExplorationReport::default(), steps, frontier, found: None };
-    let mut tally = SearchCounters { states: 1, ..SearchCounters::default() };
+    let mut counters = SearchCounters { states: 1, ..SearchCounters::default() };
     while !breadth.frontier.is_empty() && breadth.frontier.len() <= search.limits.frontier {
         let memory = resident();
         breadth.report.memory = breadth.report.memory.max(memory);
         progress(SearchProgress {
             depth: breadth.report.depth,
-            states: tally.states,
+            states: counters.states,
             frontier: breadth.frontier.len(),
             time: search.began.elapsed(),
             memory,
         });
-        one_depth(search, &mut breadth, &mut tally);
+        explore_depth(search, &mut breadth, &mut counters);
         if breadth.found.is_some() {
             break;
         }
         breadth.report.depth += usize::from(!breadth.frontier.is_empty());
-        breadth.report.cut_short = search.reached(tally.states);
+        breadth.report.cut_short = search.reached(counters.states);
         if breadth.report.cut_short.is_some() {
             break;
         }
     }
     let report = &mut breadth.report;
     report.longest = report.depth;
-    (report.states, report.steps) = (tally.states, tally.steps);
-    (report.states_beyond_bound, report.roads) = (tally.states_beyond_bound, tally.roads);
+    (report.states, report.steps) = (counters.states, counters.steps);
+    (report.states_beyond_bound, report.fault_free_runs) =
+        (counters.states_beyond_bound, counters.fault_free_runs);
     breadth
 }
 
-fn one_depth(search: &Search<'_>, breadth: &mut BreadthFirstResult, tally: &mut SearchCounters) {
-    let harvests = expand(search, &breadth.frontier, tally.states);
+fn explore_depth(
+    search: &Search<'_>,
+    breadth: &mut BreadthFirstResult,
+    counters: &mut SearchCounters,
+) {
+    let results = expand(search, &breadth.frontier, counters.states);
     breadth.frontier.clear();
-    for harvest in harvests {
-        tally.add(harvest.tally);
+    for result in results {
+        counters.add(result.counters);
         // Taking the smallest state number makes the result independent of how the threads ran.
-        if let Some(candidate) = harvest.found
+        if let Some(candidate) = result.found
             && breadth.found.as_ref().is_none_or(|known| candidate.1 < known.1)
         {
             breadth.found = Some(candidate);
         }
-        for (step, state) in harvest.fresh {
+        for (step, state) in result.new_states {
             let number =
                 u32::try_from(breadth.steps.len()).expect("the frontier is bounded far below");
             breadth.steps.push(step);
@@ -118,8 +123,8 @@ fn one_depth(search: &Search<'_>, breadth: &mut BreadthFirstResult, tally: &mut 
 /// States, counts and violation that one thread found at one depth.
 #[derive(Default)]
 struct ThreadResult {
-    fresh: Vec<(PathStep, FingerprintedState)>,
-    tally: SearchCounters,
+    new_states: Vec<(PathStep, FingerprintedState)>,
+    counters: SearchCounters,
     found: Option<FoundViolation>,
 }
 
@@ -127,26 +132,26 @@ struct ThreadResult {
 fn expand(search: &Search<'_>, frontier: &[FrontierState], states: usize) -> Vec<ThreadResult> {
     let next = AtomicUsize::new(0);
     let stop = AtomicBool::new(false);
-    let fresh = AtomicUsize::new(states);
+    let new_states = AtomicUsize::new(states);
     let work = || {
-        let mut harvest = ThreadResult::default();
+        let mut result = ThreadResult::default();
         loop {
             let from = next.fetch_add(CHUNK, Ordering::Relaxed);
             if from >= frontier.len()
                 || stop.load(Ordering::Relaxed)
-                || search.reached(fresh.load(Ordering::Relaxed)).is_some()
+                || search.reached(new_states.load(Ordering::Relaxed)).is_some()
             {
-                return harvest;
+                return result;
             }
-            let before = harvest.fresh.len();
+            let before = result.new_states.len();
             for node in &frontier[from..frontier.len().min(from + CHUNK)] {
-                if let Err((violation, action)) = expand_one(search, node, &mut harvest) {
-                    harvest.found = Some((violation, node.number, action));
+                if let Err((violation, action)) = expand_one(search, node, &mut result) {
+                    result.found = Some((violation, node.number, action));
                     stop.store(true, Ordering::Relaxed);
-                    return harvest;
+                    return result;
                 }
             }
-            fresh.fetch_add(harvest.fresh.len() - before, Ordering::Relaxed);
+            new_states.fetch_add(result.new_states.len() - before, Ordering::Relaxed);
         }
     };
     if search.limits.threads < 2 || frontier.len() < 4 * CHUNK {
@@ -166,16 +171,16 @@ fn expand(search: &Search<'_>, frontier: &[FrontierState], states: usize) -> Vec
 fn expand_one(
     search: &Search<'_>,
     node: &FrontierState,
-    harvest: &mut ThreadResult,
+    result: &mut ThreadResult,
 ) -> Result<(), (PropertyViolation, Option<u16>)> {
     let state = &node.state;
-    let actions = check_and_enumerate(search, state, &mut harvest.tally)
+    let actions = check_and_enumerate(search, state, &mut result.counters)
         .map_err(|violation| (violation, None))?;
-    for (place, action) in (0..).zip(&actions) {
-        let next = take_step(search, state, action, &mut harvest.tally)
-            .map_err(|violation| (violation, Some(place)))?;
+    for (index, action) in (0..).zip(&actions) {
+        let next = take_step(search, state, action, &mut result.counters)
+            .map_err(|violation| (violation, Some(index)))?;
         if let Some(next) = next {
-            harvest.fresh.push((PathStep { parent: node.number, action: place }, next));
+            result.new_states.push((PathStep { parent: node.number, action: index }, next));
         }
     }
     Ok(())

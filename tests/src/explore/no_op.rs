@@ -6,46 +6,47 @@ use formation_explored::service::{Phase, Seating};
 use formation_explored::{AgentKey, AgentSession, Epoch, Hash, Rule};
 
 use crate::explore::config::ExplorationConfig;
-use crate::explore::identity::epoch_of;
-use crate::explore::service_side::nonce_of;
-use crate::explore::world::{PENDING_DEADLINE_DISTANCE, SystemState};
+use crate::explore::identities::epoch_of;
+use crate::explore::service_steps::nonce_of;
+use crate::explore::state::{PENDING_DEADLINE_DISTANCE, SystemState};
 
 /// Returns whether the agent releases nothing, because it holds a document.
 #[must_use]
-pub(super) fn is_past_releasing(config: &ExplorationConfig, journal: &Journal) -> bool {
+pub(super) fn has_stopped_releasing(config: &ExplorationConfig, journal: &Journal) -> bool {
     journal.held_document.is_some() && config.rules.is_on(Rule::HeldReleasesNothing)
 }
 
 /// Returns whether the database has decided list `h`. Showing the service its document then changes
 /// nothing.
 #[must_use]
-pub(super) fn is_decided(world: &SystemState, h: Hash) -> bool {
-    let cluster = &world.database.cluster;
+pub(super) fn is_decided(system: &SystemState, h: Hash) -> bool {
+    let cluster = &system.database.cluster;
     matches!(cluster.phase, Phase::Committed | Phase::Formed)
         && cluster.frozen.as_ref().is_some_and(|frozen| frozen.proposal_hash == h)
 }
 
-/// Returns whether the row already knows the agent's session, its highest epoch, and that it lives.
+/// Returns whether the row already holds the agent's session, its highest epoch and an unexpired
+/// lease.
 #[must_use]
-pub(super) fn has_no_news(
-    world: &SystemState,
+pub(super) fn would_poll_change_nothing(
+    system: &SystemState,
     config: &ExplorationConfig,
     at: usize,
     journal: &Journal,
 ) -> bool {
-    let cluster = &world.database.cluster;
+    let cluster = &system.database.cluster;
     let Some(known) = cluster.agents.get(&journal.key) else { return false };
     if config.quiet_lapses || known.session.is_none_or(|session| session.boot != journal.boot) {
         return false;
     }
-    let session = AgentSession { boot: journal.boot, nonce: nonce_of(world, journal) };
+    let session = AgentSession { boot: journal.boot, nonce: nonce_of(system, journal) };
     let forming = matches!(cluster.phase, Phase::Open | Phase::Preparing);
     let highest = journal.highest_epoch();
     let no_news = highest <= known.highest_epoch || (config.reduced && highest < cluster.epoch);
-    let renewed = world.now().after(PENDING_DEADLINE_DISTANCE);
+    let renewed = system.now().after(PENDING_DEADLINE_DISTANCE);
     let live = known.seating != Seating::Absent && known.lease_until == renewed;
     // If a disk was copied, another host may hold the same key.
-    let only = world.key(at) == journal.key && config.faults.clones == 0;
+    let only = system.key(at) == journal.key && config.faults.clones == 0;
     only && known.session == Some(session) && (!forming || (live && no_news))
 }
 
@@ -54,27 +55,28 @@ pub(super) fn has_no_news(
 /// epoch below the list's.
 #[must_use]
 pub(super) fn is_list_ignored(
-    world: &SystemState,
+    system: &SystemState,
     config: &ExplorationConfig,
     journal: &Journal,
     h: Hash,
 ) -> bool {
     let epoch = epoch_of(h);
-    if journal.released_epoch + 1 < epoch && !is_past_releasing(config, journal) {
+    if journal.released_epoch + 1 < epoch && !has_stopped_releasing(config, journal) {
         return false;
     }
-    let signed = journal.signed_lists.get(&epoch).is_some_and(|bound| bound.proposal_hash == h);
+    let signed =
+        journal.signed_lists.get(&epoch).is_some_and(|signed_list| signed_list.proposal_hash == h);
     if signed && epoch > journal.released_epoch && journal.held_document.is_none() {
-        return world.sent.acks.contains(&(journal.key, h));
+        return system.sent.acks.contains(&(journal.key, h));
     }
     let late = config.rules.is_on(Rule::OneListPerEpoch) && journal.highest_epoch() >= epoch;
     let refuses = late || journal.held_document.is_some();
-    refuses && !is_answer_awaited(world, journal.key, epoch)
+    refuses && !is_answer_awaited(system, journal.key, epoch)
 }
 
 /// Returns whether the service waits for the agent's answer to a list of this epoch.
-fn is_answer_awaited(world: &SystemState, key: AgentKey, epoch: Epoch) -> bool {
-    let cluster = &world.database.cluster;
+fn is_answer_awaited(system: &SystemState, key: AgentKey, epoch: Epoch) -> bool {
+    let cluster = &system.database.cluster;
     cluster.phase == Phase::Preparing && cluster.epoch == epoch && cluster.is_listed(key)
 }
 
@@ -82,7 +84,7 @@ fn is_answer_awaited(world: &SystemState, key: AgentKey, epoch: Epoch) -> bool {
 /// `agent/sign.rs`). Only then does it matter whether the agent has waited long enough.
 #[must_use]
 pub(super) fn is_missing_releases(
-    world: &SystemState,
+    system: &SystemState,
     config: &ExplorationConfig,
     journal: &Journal,
     h: Hash,
@@ -90,14 +92,17 @@ pub(super) fn is_missing_releases(
     // Looking at a list releases all lower epochs.
     let own = journal.released_epoch.max(epoch_of(h) - 1);
     config.rules.is_on(Rule::ReleasesFirst)
-        && journal.signed_lists.iter().filter(|(_, bound)| bound.proposal_hash != h).any(
-            |(&epoch, bound)| {
+        && journal
+            .signed_lists
+            .iter()
+            .filter(|(_, signed_list)| signed_list.proposal_hash != h)
+            .any(|(&epoch, signed_list)| {
                 let released = |key: AgentKey| {
-                    let said = world.sent.releases.get(&key).copied().unwrap_or(0);
-                    (if key == journal.key { said.max(own) } else { said }) >= epoch
+                    let sent = system.sent.releases.get(&key).copied().unwrap_or(0);
+                    (if key == journal.key { sent.max(own) } else { sent }) >= epoch
                 };
-                let count = bound.members.iter().filter(|member| released(member.key)).count();
-                count < bound.releases_needed(&config.rules)
-            },
-        )
+                let count =
+                    signed_list.members.iter().filter(|member| released(member.key)).count();
+                count < signed_list.releases_needed(&config.rules)
+            })
 }

@@ -14,17 +14,17 @@ use formation_explored::{
 /// Maximum number of hosts in a configuration.
 pub const MAX_HOSTS: usize = 6;
 /// Maximum number of keys that one host can have, one after the other.
-pub(super) const MAX_LIVES: usize = 3;
+pub(super) const MAX_KEYS_PER_HOST: usize = 3;
 
 /// Id of the only cluster.
 pub(super) const CLUSTER: ClusterId = ClusterId(7);
 
-/// Returns the key of a host in one of its lives.
+/// Returns the key that a host has after it was re-imaged this many times.
 #[must_use]
-pub fn key(host: usize, life: u8) -> AgentKey {
+pub fn key(host: usize, reimage_count: u8) -> AgentKey {
     let mut bytes = [0; 32];
     bytes[0] = u8::try_from(host).expect("fewer than 256 hosts");
-    bytes[1] = life;
+    bytes[1] = reimage_count;
     AgentKey(bytes)
 }
 
@@ -34,9 +34,9 @@ pub(super) fn host_of(key: AgentKey) -> usize {
     usize::from(key.0[0])
 }
 
-/// Returns in which of its host's lives the key belongs.
+/// Returns how often the key's host had been re-imaged when it created the key.
 #[must_use]
-pub(super) fn life_of(key: AgentKey) -> u8 {
+pub(super) fn reimage_count_of(key: AgentKey) -> u8 {
     key.0[1]
 }
 
@@ -46,7 +46,7 @@ pub(super) fn incarnation(key: AgentKey) -> Incarnation {
     Incarnation(u128::from(key.0[0]) << 8 | u128::from(key.0[1]))
 }
 
-/// Returns a host's letter, followed by a number for its later lives: `A`, `A2`.
+/// Returns a host's letter, followed by a number once it was re-imaged: `A`, `A2`.
 #[must_use]
 pub(super) fn name(key: AgentKey) -> String {
     let letter = char::from(b'A' + key.0[0]);
@@ -60,12 +60,13 @@ pub(super) fn machine(host: usize) -> MachineIdentity {
 }
 
 static RECORDS: LazyLock<Vec<Arc<AgentRecord>>> = LazyLock::new(|| {
-    let each = |host| (0..MAX_LIVES).map(move |life| record_anew(host, life));
+    let each =
+        |host| (0..MAX_KEYS_PER_HOST).map(move |reimage_count| make_record(host, reimage_count));
     (0..MAX_HOSTS).flat_map(each).collect()
 });
 
-fn record_anew(host: usize, life: usize) -> Arc<AgentRecord> {
-    let key = key(host, u8::try_from(life).expect("a few lives"));
+fn make_record(host: usize, reimage_count: usize) -> Arc<AgentRecord> {
+    let key = key(host, u8::try_from(reimage_count).expect("few re-images"));
     Arc::new(AgentRecord {
         key,
         hash: Hash(key.0),
@@ -87,7 +88,7 @@ fn record_anew(host: usize, life: usize) -> Arc<AgentRecord> {
 /// Returns the record of a key.
 #[must_use]
 pub(super) fn record(key: AgentKey) -> Arc<AgentRecord> {
-    Arc::clone(&RECORDS[host_of(key) * MAX_LIVES + usize::from(life_of(key))])
+    Arc::clone(&RECORDS[host_of(key) * MAX_KEYS_PER_HOST + usize::from(reimage_count_of(key))])
 }
 
 static GRANT: LazyLock<GrantId> = LazyLock::new(|| GrantId(Arc::from("boot")));

@@ -11,12 +11,12 @@ use formation_explored::service::{ClusterEvent as ServiceEvent, Phase, Refusal};
 use formation_explored::{AgentKey, CommitDocument, Epoch, Hash, Millis, Permissions};
 
 use crate::explore::config::ExplorationConfig;
-use crate::explore::identity::{
-    MAX_LIVES, host_of, incarnation, machine, proposal_of, record, statement,
+use crate::explore::identities::{
+    MAX_KEYS_PER_HOST, host_of, incarnation, machine, proposal_of, record, statement,
 };
 use crate::explore::properties::{self, Property, PropertyViolation};
-use crate::explore::service_side::serve;
-use crate::explore::world::{AgentMode, CLOCK_JUMP, HostState, SystemState};
+use crate::explore::service_steps::serve;
+use crate::explore::state::{AgentMode, CLOCK_JUMP, HostState, SystemState};
 
 /// Returns the class of `host`'s node directory, as the production code classifies its listing.
 #[must_use]
@@ -24,8 +24,9 @@ pub(super) fn directory_of(config: &ExplorationConfig, host: &HostState) -> Dire
     agent::classify(&config.rules, &host.directory)
 }
 
-fn agent_at(world: &SystemState, at: usize) -> Agent {
-    let journal = world.hosts[at].journal.clone().expect("the action is for a host with a journal");
+fn agent_at(system: &SystemState, at: usize) -> Agent {
+    let journal =
+        system.hosts[at].journal.clone().expect("the action is for a host with a journal");
     let nonce = u128::from(journal.boot) << 32 | at as u128;
     Agent::new(journal, nonce)
 }
@@ -33,47 +34,48 @@ fn agent_at(world: &SystemState, at: usize) -> Agent {
 /// Stores the output's journal, then carries out its actions in order. Returns the targets to probe,
 /// if there are any.
 fn perform_output(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
     output: AgentOutput,
 ) -> Result<Option<Vec<ProbeTarget>>, PropertyViolation> {
     if let Some(journal) = output.journal {
-        let host = Arc::make_mut(&mut world.hosts[at]);
+        let host = Arc::make_mut(&mut system.hosts[at]);
         let before = host.journal.replace(*journal);
         if !config.environment.journal_sync {
             host.journal_before_change = Some(before.map(Box::new));
         }
     }
-    let key = world.hosts[at].journal.as_ref().map_or_else(|| world.key(at), |journal| journal.key);
+    let key =
+        system.hosts[at].journal.as_ref().map_or_else(|| system.key(at), |journal| journal.key);
     let mut targets = None;
     for todo in output.actions {
         match todo {
             Todo::SignAck { h, .. } => {
-                Arc::make_mut(&mut world.sent).acks.insert((key, h));
+                Arc::make_mut(&mut system.sent).acks.insert((key, h));
             }
             Todo::SignRelease { epoch } => {
-                let said = Arc::make_mut(&mut world.sent);
-                let known = said.releases.entry(key).or_insert(epoch);
+                let sent = Arc::make_mut(&mut system.sent);
+                let known = sent.releases.entry(key).or_insert(epoch);
                 *known = epoch.max(*known);
             }
             Todo::Nack { epoch, reason } => {
                 if !config.service_lies {
                     let reason = reason.to_string();
-                    let _ = serve(world, config, ServiceEvent::Nack { key, epoch, reason })?;
+                    let _ = serve(system, config, ServiceEvent::Nack { key, epoch, reason })?;
                 }
             }
             Todo::SendProbeResults { epoch, row } => {
                 if !config.service_lies {
-                    let _ = serve(world, config, ServiceEvent::Probes { key, epoch, row })?;
+                    let _ = serve(system, config, ServiceEvent::Probes { key, epoch, row })?;
                 }
             }
-            Todo::Probe { targets: whom, .. } => targets = Some(whom),
-            Todo::ExamineDirectory => set_mode(world, at, AgentMode::InspectingDirectory),
-            Todo::WriteMarker { .. } => set_mode(world, at, AgentMode::WritingMarker),
-            Todo::Launch(_) => set_mode(world, at, AgentMode::LaunchingNode),
-            Todo::RequestReplacement { .. } => set_mode(world, at, AgentMode::AwaitingReplacement),
-            Todo::Stop { exit, .. } => set_mode(world, at, AgentMode::Stopped(exit)),
+            Todo::Probe { targets: to_probe, .. } => targets = Some(to_probe),
+            Todo::ExamineDirectory => set_mode(system, at, AgentMode::InspectingDirectory),
+            Todo::WriteMarker { .. } => set_mode(system, at, AgentMode::WritingMarker),
+            Todo::Launch(_) => set_mode(system, at, AgentMode::LaunchingNode),
+            Todo::RequestReplacement { .. } => set_mode(system, at, AgentMode::AwaitingReplacement),
+            Todo::Stop { exit, .. } => set_mode(system, at, AgentMode::Stopped(exit)),
             // Each of these is an action of its own in the exploration.
             Todo::Redeem | Todo::SendDocument { .. } | Todo::Report => {}
         }
@@ -81,43 +83,43 @@ fn perform_output(
     Ok(targets)
 }
 
-fn set_mode(world: &mut SystemState, at: usize, mode: AgentMode) {
-    if world.hosts[at].mode != mode {
-        Arc::make_mut(&mut world.hosts[at]).mode = mode;
+fn set_mode(system: &mut SystemState, at: usize, mode: AgentMode) {
+    if system.hosts[at].mode != mode {
+        Arc::make_mut(&mut system.hosts[at]).mode = mode;
     }
 }
 
 /// Starts the agent for the first time: makes its key, its record and the session for redeeming.
 pub(super) fn join(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
 ) -> Result<(), PropertyViolation> {
-    let key = world.key(at);
-    let host = Arc::make_mut(&mut world.hosts[at]);
+    let key = system.key(at);
+    let host = Arc::make_mut(&mut system.hosts[at]);
     host.journal = Some(Journal::new(key, incarnation(key), machine(at)));
-    let mut agent = agent_at(world, at);
+    let mut agent = agent_at(system, at);
     let output = agent.step(&config.rules, AgentEvent::RecordReady(record(key)));
-    perform_output(world, config, at, output)?;
+    perform_output(system, config, at, output)?;
     Ok(())
 }
 
 /// Shows `epoch` to the agent, in a present or an older answer of the service.
 pub(super) fn see_epoch(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
     epoch: Epoch,
 ) -> Result<(), PropertyViolation> {
-    let shown = ClusterStatus { phase: Phase::Open, epoch, wants_document: false };
-    let output = agent_at(world, at).step(&config.rules, AgentEvent::StatusReceived(shown));
-    perform_output(world, config, at, output)?;
+    let status = ClusterStatus { phase: Phase::Open, epoch, wants_document: false };
+    let output = agent_at(system, at).step(&config.rules, AgentEvent::StatusReceived(status));
+    perform_output(system, config, at, output)?;
     Ok(())
 }
 
 /// Gives the agent the service's refusal of its last request.
 pub(super) fn see_refusal(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
     refusal: &Refusal,
@@ -126,55 +128,55 @@ pub(super) fn see_refusal(
         code: Some(refusal.code()),
         retryable: refusal.is_retryable(),
     };
-    let output = agent_at(world, at).step(&config.rules, event);
-    perform_output(world, config, at, output)?;
-    // The agent has stopped until a person brings another token. The road checks whether that was
-    // needed.
+    let output = agent_at(system, at).step(&config.rules, event);
+    perform_output(system, config, at, output)?;
+    // The agent has stopped until a person brings another token. The fault-free run checks whether
+    // that was needed.
     if matches!(refusal, Refusal::GrantUsed) {
-        set_mode(world, at, AgentMode::Stopped(1));
+        set_mode(system, at, AgentMode::Stopped(1));
     }
     Ok(())
 }
 
 /// Shows the agent a list: it probes the members, and signs, refuses or sends its row of the matrix.
 pub(super) fn examine_list(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
     h: Hash,
-    impatient: bool,
+    has_timed_out: bool,
 ) -> Result<(), PropertyViolation> {
-    let mut agent = agent_at(world, at);
+    let mut agent = agent_at(system, at);
     let own = agent.journal.key;
-    let offer = ExaminedProposal {
+    let examined = ExaminedProposal {
         proposal: proposal_of(h),
         proposal_hash: h,
         permissions: Permissions { allow_even: true, ..Permissions::default() },
         statement: statement(config.seats).hash,
         size: config.seats,
         invalid_records: std::collections::BTreeMap::new(),
-        skew: if world.is_ahead { CLOCK_JUMP } else { Millis(0) },
-        is_behind: world.is_ahead,
-        directory: directory_of(config, &world.hosts[at]),
+        skew: if system.is_ahead { CLOCK_JUMP } else { Millis(0) },
+        is_behind: system.is_ahead,
+        directory: directory_of(config, &system.hosts[at]),
         machine: machine(at),
     };
-    let epoch = offer.proposal.epoch;
+    let epoch = examined.proposal.epoch;
     // Every answer of the service contains the releases, before the proposal.
-    for (&key, &epoch) in &world.sent.releases.clone() {
+    for (&key, &epoch) in &system.sent.releases.clone() {
         let output = agent.step(&config.rules, AgentEvent::ReleaseSeen { key, epoch });
-        perform_output(world, config, at, output)?;
+        perform_output(system, config, at, output)?;
     }
-    let output = agent.step(&config.rules, AgentEvent::ProposalReceived(Box::new(offer)));
-    let targets = perform_output(world, config, at, output)?;
+    let output = agent.step(&config.rules, AgentEvent::ProposalReceived(Box::new(examined)));
+    let targets = perform_output(system, config, at, output)?;
     for target in targets.unwrap_or_default() {
-        let result = probe(world, at, own, &target);
+        let result = probe(system, at, own, &target);
         let event = AgentEvent::ProbeEnded { epoch, peer: target.key, result };
         let output = agent.step(&config.rules, event);
-        perform_output(world, config, at, output)?;
+        perform_output(system, config, at, output)?;
     }
-    if impatient {
+    if has_timed_out {
         let output = agent.step(&config.rules, AgentEvent::ReleaseTimeout { epoch });
-        perform_output(world, config, at, output)?;
+        perform_output(system, config, at, output)?;
     }
     Ok(())
 }
@@ -182,15 +184,15 @@ pub(super) fn examine_list(
 /// Returns the result of a probe, as the target's own production code answers it. If the proposal
 /// lists both, the target is assumed to have seen it, because the prober retries until then.
 fn probe(
-    world: &SystemState,
+    system: &SystemState,
     prober: usize,
     from: AgentKey,
     target: &ProbeTarget,
 ) -> Result<ProbeAnswer, String> {
     let closed = || "connection closed".to_owned();
     let at = host_of(target.key);
-    let host = &world.hosts[at];
-    if !world.links.reaches(prober, at) {
+    let host = &system.hosts[at];
+    if !system.links.reaches(prober, at) {
         return Err("unreachable".to_owned());
     }
     let listening = matches!(
@@ -200,9 +202,9 @@ fn probe(
     if !host.alive || !listening || host.journal.is_none() {
         return Err(closed());
     }
-    let peer = agent_at(world, at);
+    let peer = agent_at(system, at);
     // If an agent's steps are taken at once, the probe may have arrived before the launch.
-    if !peer.is_listening() && !world.are_agent_steps_atomic() {
+    if !peer.is_listening() && !system.are_agent_steps_atomic() {
         return Err(closed());
     }
     if target.is_in_proposal {
@@ -218,16 +220,16 @@ fn probe(
 
 /// Gives the agent a document.
 pub(super) fn see_document(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
     h: Hash,
 ) -> Result<(), PropertyViolation> {
-    let output = agent_at(world, at).step(
+    let output = agent_at(system, at).step(
         &config.rules,
         AgentEvent::DocumentReceived { document: Arc::new(document_of(h)), machine: machine(at) },
     );
-    perform_output(world, config, at, output)?;
+    perform_output(system, config, at, output)?;
     Ok(())
 }
 
@@ -237,33 +239,33 @@ pub(super) fn document_of(h: Hash) -> CommitDocument {
     CommitDocument { proposal: proposal_of(h), proposal_hash: h, text: Arc::from("") }
 }
 
-/// Lets the agent take its pending step: look at the directory, write the marker, or launch the
+/// Lets the agent take its pending step: examine the directory, write the marker, or launch the
 /// node.
 pub(super) fn advance_agent(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
 ) -> Result<(), PropertyViolation> {
-    match world.hosts[at].mode {
+    match system.hosts[at].mode {
         AgentMode::InspectingDirectory => {
-            set_mode(world, at, AgentMode::Running);
-            let directory = directory_of(config, &world.hosts[at]);
+            set_mode(system, at, AgentMode::Running);
+            let directory = directory_of(config, &system.hosts[at]);
             let output =
-                agent_at(world, at).step(&config.rules, AgentEvent::DirectoryExamined(directory));
-            perform_output(world, config, at, output)?;
+                agent_at(system, at).step(&config.rules, AgentEvent::DirectoryExamined(directory));
+            perform_output(system, config, at, output)?;
         }
         AgentMode::WritingMarker => {
-            let host = Arc::make_mut(&mut world.hosts[at]);
+            let host = Arc::make_mut(&mut system.hosts[at]);
             host.mode = AgentMode::Running;
             let whose = host.journal.as_ref().map(|journal| journal.incarnation);
             host.directory.marker = whose;
             host.directory.entries.push(agent::MARKER.to_owned());
-            let output = agent_at(world, at).step(&config.rules, AgentEvent::MarkerWritten);
-            perform_output(world, config, at, output)?;
+            let output = agent_at(system, at).step(&config.rules, AgentEvent::MarkerWritten);
+            perform_output(system, config, at, output)?;
         }
         AgentMode::LaunchingNode => {
-            set_mode(world, at, AgentMode::Running);
-            execute(world, config, at)?;
+            set_mode(system, at, AgentMode::Running);
+            execute(system, config, at)?;
         }
         AgentMode::Running
         | AgentMode::AwaitingReplacement
@@ -274,68 +276,68 @@ pub(super) fn advance_agent(
 }
 
 fn execute(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
 ) -> Result<(), PropertyViolation> {
-    let journal = world.hosts[at].journal.as_ref();
+    let journal = system.hosts[at].journal.as_ref();
     let held =
         journal.and_then(|journal| journal.held_document.as_ref()).map(|held| held.proposal_hash);
     let Some(h) = held else { return Ok(()) };
-    if world.hosts[at].running_list.is_none() {
-        properties::check_executed_node(world, config, h)?;
-        Arc::make_mut(&mut world.hosts[at]).running_list = Some(h);
+    if system.hosts[at].running_list.is_none() {
+        properties::check_executed_node(system, config, h)?;
+        Arc::make_mut(&mut system.hosts[at]).running_list = Some(h);
     }
     Ok(())
 }
 
 /// Lets the node make its log from nothing.
 pub(super) fn make_log(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
 ) -> Result<(), PropertyViolation> {
-    let host = &world.hosts[at];
+    let host = &system.hosts[at];
     let (Some(h), Some(journal)) = (host.running_list, &host.journal) else { return Ok(()) };
     let (key, whose) = (journal.key, journal.incarnation);
-    properties::check_new_log(world, host, key)?;
-    let host = Arc::make_mut(&mut world.hosts[at]);
+    properties::check_new_log(system, host, key)?;
+    let host = Arc::make_mut(&mut system.hosts[at]);
     host.directory.has_log = true;
     host.directory.entries.push(agent::MEMBER_FOLDER.to_owned());
-    Arc::make_mut(&mut world.sent).started.insert(whose, h);
-    properties::check_majorities(world, config)
+    Arc::make_mut(&mut system.sent).started.insert(whose, h);
+    properties::check_majorities(system, config)
 }
 
 /// Tells the agent that its node has a log.
 pub(super) fn see_log(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
 ) -> Result<(), PropertyViolation> {
-    let output = agent_at(world, at).step(&config.rules, AgentEvent::LogSeen);
-    perform_output(world, config, at, output)?;
+    let output = agent_at(system, at).step(&config.rules, AgentEvent::LogSeen);
+    perform_output(system, config, at, output)?;
     Ok(())
 }
 
 /// Restarts the agent. Its journal and the node's directory decide how it goes on.
 pub(super) fn restart(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
 ) -> Result<(), PropertyViolation> {
-    let directory = directory_of(config, &world.hosts[at]);
+    let directory = directory_of(config, &system.hosts[at]);
     let machine = machine(at);
-    let lost = world.hosts[at].data_lost;
+    let was_data_lost = system.hosts[at].data_lost;
     let mut decision =
-        decide_at_start(&config.rules, world.hosts[at].journal.as_ref(), &machine, &directory);
-    let host = Arc::make_mut(&mut world.hosts[at]);
+        decide_at_start(&config.rules, system.hosts[at].journal.as_ref(), &machine, &directory);
+    let host = Arc::make_mut(&mut system.hosts[at]);
     if decision == StartDecision::SetAsideAndBeginNew {
         host.journal = None;
         decision = decide_at_start(&config.rules, None, &machine, &directory);
     }
     if let Some(journal) = host.journal.take() {
-        let counts = matches!(decision, StartDecision::Resume | StartDecision::ResumeToLaunch);
-        host.journal = Some(if counts { journal.with_next_boot() } else { journal });
+        let resumes = matches!(decision, StartDecision::Resume | StartDecision::ResumeToLaunch);
+        host.journal = Some(if resumes { journal.with_next_boot() } else { journal });
     }
     host.mode = match decision {
         StartDecision::BeginNew | StartDecision::SetAsideAndBeginNew | StartDecision::Resume => {
@@ -347,9 +349,9 @@ pub(super) fn restart(
             if host.running_list.is_some() { AgentMode::Running } else { AgentMode::LaunchingNode }
         }
         StartDecision::RequestReplacement { ref why } => {
-            if !lost {
+            if !was_data_lost {
                 let what = format!("a replacement is asked for, and nothing was lost: {why}");
-                return Err(PropertyViolation::of(Property::WayOut, what));
+                return Err(PropertyViolation::new(Property::WayOut, what));
             }
             AgentMode::AwaitingReplacement
         }
@@ -359,43 +361,44 @@ pub(super) fn restart(
     Ok(())
 }
 
-/// Kills and restarts the agent. If journals aren't synced, the power is cut as well.
+/// Kills and restarts the agent. If journals aren't synced, the host also loses power.
 pub(super) fn kill(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
 ) -> Result<(), PropertyViolation> {
-    if let Some(before) = world.hosts[at].journal_before_change.clone() {
-        let host = Arc::make_mut(&mut world.hosts[at]);
+    if let Some(before) = system.hosts[at].journal_before_change.clone() {
+        let host = Arc::make_mut(&mut system.hosts[at]);
         host.journal_before_change = None;
         host.journal = before.map(|journal| *journal);
         host.running_list = None;
     }
-    restart(world, config, at)
+    restart(system, config, at)
 }
 
 /// Replaces the node's file system by an empty one, and restarts the host.
 pub(super) fn lose_directory(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     at: usize,
 ) -> Result<(), PropertyViolation> {
-    let host = Arc::make_mut(&mut world.hosts[at]);
+    let host = Arc::make_mut(&mut system.hosts[at]);
     host.data_lost |= host.directory.has_log || host.directory.marker.is_some();
     host.running_list = None;
     host.directory =
         DirectoryListing { entries: vec!["lost+found".to_owned()], ..DirectoryListing::default() };
     if host.journal.is_some() && !matches!(host.mode, AgentMode::Stopped(_)) {
-        restart(world, config, at)?;
+        restart(system, config, at)?;
     }
     Ok(())
 }
 
 /// Re-images the host: nothing on it survives, but its messages do.
-pub(super) fn reimage(world: &mut SystemState, at: usize) {
-    let past = world.hosts[at].journal.clone();
-    let host = Arc::make_mut(&mut world.hosts[at]);
-    host.life = (host.life + 1).min(u8::try_from(MAX_LIVES - 1).unwrap_or(u8::MAX));
+pub(super) fn reimage(system: &mut SystemState, at: usize) {
+    let past = system.hosts[at].journal.clone();
+    let host = Arc::make_mut(&mut system.hosts[at]);
+    host.reimage_count =
+        (host.reimage_count + 1).min(u8::try_from(MAX_KEYS_PER_HOST - 1).unwrap_or(u8::MAX));
     host.journal = None;
     host.journal_before_change = None;
     host.directory = DirectoryListing::default();
@@ -403,20 +406,20 @@ pub(super) fn reimage(world: &mut SystemState, at: usize) {
     host.running_list = None;
     host.data_lost = false;
     if let Some(journal) = past {
-        Arc::make_mut(&mut world.sent).past.push(journal);
+        Arc::make_mut(&mut system.sent).past.push(journal);
     }
 }
 
 /// Starts host `to` from a copy of `from`'s disk.
 pub(super) fn clone_disk(
-    world: &mut SystemState,
+    system: &mut SystemState,
     config: &ExplorationConfig,
     from: usize,
     to: usize,
 ) -> Result<(), PropertyViolation> {
-    let original = Arc::clone(&world.hosts[from]);
-    let host = Arc::make_mut(&mut world.hosts[to]);
+    let original = Arc::clone(&system.hosts[from]);
+    let host = Arc::make_mut(&mut system.hosts[to]);
     host.journal.clone_from(&original.journal);
     host.directory.clone_from(&original.directory);
-    restart(world, config, to)
+    restart(system, config, to)
 }

@@ -1,11 +1,11 @@
 //! State of the whole explored system: database, processes, hosts, and every message that was ever
 //! sent.
 //!
-//! **Time** is only a set of deadlines, each of which may have passed. The clock stands still, and
-//! one action makes one lease, list or hold-back expire. That allows every real order of events and
-//! more, so a property that holds here holds for every clock. The service's clock may be ahead once.
-//! Whatever is stored in the meantime gets times that nobody should wait for, and the road (property
-//! 7) waits for none of them.
+//! **Time** is only a set of deadlines, each of which may have passed. The clock never moves;
+//! instead, one action makes one lease, list or backoff expire. That allows every real order of
+//! events and more, so a property that holds here holds for every clock. The service's clock may be
+//! ahead once. Whatever is stored in the meantime gets times that nobody should wait for, and the
+//! fault-free run (property 7) doesn't wait for any of them.
 //!
 //! **Messages** are a growing set: acks and releases may arrive late, twice or never. Anything that
 //! the service has ever shown (epochs, lists, documents) may reach an agent at any later time, in
@@ -20,20 +20,20 @@ use formation_explored::{AgentKey, Epoch, Hash, Incarnation, Millis, UnixMicros}
 
 use crate::explore::config::{ExplorationConfig, FaultCounts};
 use crate::explore::database::{DatabaseState, Ledger, LedgerPosition, PROCESSES, ProcessState};
-use crate::explore::identity::{MAX_HOSTS, host_of, key, statement};
+use crate::explore::identities::{MAX_HOSTS, host_of, key, statement};
 use crate::explore::links::Links;
-use crate::explore::reduce;
+use crate::explore::reductions;
 
 /// Time of the service's clock, unless it is ahead.
 pub(super) const NOW: UnixMicros = UnixMicros(1_000_000_000_000);
 /// How far the service's clock is off when it is ahead: much longer than every lease, list time-out
-/// and hold-back.
+/// and backoff.
 pub(super) const CLOCK_JUMP: Millis = Millis(30 * 60 * 1_000);
 /// Time from `NOW` to a deadline, or to the end of a grant, that passes only if an action makes it
 /// pass.
 pub(super) const DAY: Millis = Millis(24 * 3600 * 1_000);
 /// Time from now to any deadline that has not passed: shorter than every lease, list time-out and
-/// hold-back.
+/// backoff.
 pub(super) const PENDING_DEADLINE_DISTANCE: Millis = Millis(1_000);
 /// Stored time of a deadline that has passed.
 pub(super) const PASSED_DEADLINE: UnixMicros = UnixMicros(0);
@@ -60,7 +60,7 @@ pub struct SystemState {
     /// Number of faults of all kinds that may still happen; 255 means no limit.
     pub total_faults_left: u8,
     /// The only host that is still followed, once the service can change nothing any more
-    /// (`reduce`).
+    /// (`reductions`).
     pub followed_host: Option<u8>,
 }
 
@@ -70,7 +70,7 @@ pub struct HostState {
     /// False once the host has died for good.
     pub alive: bool,
     /// Number of the host's present key, counted from 0; grows when the host is re-imaged.
-    pub life: u8,
+    pub reimage_count: u8,
     /// Journal of the agent, if the agent has started.
     pub journal: Option<Journal>,
     /// The journal before its last change. A power cut leaves this one if nothing is synced.
@@ -132,7 +132,7 @@ impl SystemState {
         let cluster = Cluster::opened(statement(config.seats), NOW.after(DAY));
         let database = Arc::new(DatabaseState::new(cluster));
         let known = config.environment.ledger.then(|| LedgerPosition {
-            site: database.site,
+            identity: database.identity,
             generation: database.generation,
             copied_decisions: Vec::new(),
             sweep_count: 0,
@@ -144,7 +144,7 @@ impl SystemState {
                 if config.lost_and_found { vec!["lost+found".to_owned()] } else { vec![] };
             Arc::new(HostState {
                 alive: host < config.hosts,
-                life: 0,
+                reimage_count: 0,
                 journal: None,
                 journal_before_change: None,
                 directory: DirectoryListing { entries, ..DirectoryListing::default() },
@@ -203,7 +203,7 @@ impl SystemState {
     /// Returns the present key of `host`.
     #[must_use]
     pub fn key(&self, host: usize) -> AgentKey {
-        key(host, self.hosts[host].life)
+        key(host, self.hosts[host].reimage_count)
     }
 
     /// Returns the journal of `key`, if it is on a living host.
@@ -236,7 +236,7 @@ impl SystemState {
 pub(super) fn normalise(cluster: &mut Cluster, config: &ExplorationConfig) {
     use formation_explored::service::Seating;
     if config.reduced && !config.service_lies {
-        reduce::clear_unread_fields(cluster, config);
+        reductions::clear_unread_fields(cluster, config);
     }
     cluster.rev = 1;
     cluster.last_error = None;
@@ -255,9 +255,9 @@ pub(super) fn normalise(cluster: &mut Cluster, config: &ExplorationConfig) {
         let has_lease = agent.seating != Seating::Absent && forming;
         agent.lease_until =
             if has_lease { coarsen_deadline(agent.lease_until) } else { PASSED_DEADLINE };
-        agent.held_back_until =
-            if forming { coarsen_deadline(agent.held_back_until) } else { PASSED_DEADLINE };
-        // Rules distinguish no more than 0, 1 and 2 counts.
+        agent.backoff_until =
+            if forming { coarsen_deadline(agent.backoff_until) } else { PASSED_DEADLINE };
+        // The rules distinguish only 0, 1 and 2 failed lists.
         agent.failed_lists = agent.failed_lists.min(2);
     }
     if let Some(frozen) = &mut cluster.frozen {
