@@ -12,4 +12,4 @@ pub mod model;
 pub mod mutants;
 pub mod rng;
 pub mod sim;
-pub mod stock;
+pub mod stock_etcd;

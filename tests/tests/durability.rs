@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use muster_tests::client::{EtcdClient, tls_from};
 use muster_tests::harness::process::{is_alive, send_signal};
-use muster_tests::harness::world::TestbedOptions;
+use muster_tests::harness::testbed::TestbedOptions;
 use muster_tests::harness::{AgentProcess, Network, TestHost, Testbed, wait_for};
 use muster_tests::rng::Rng;
 use node_proto::etcdserverpb::RangeRequest;
@@ -23,12 +23,12 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 #[test]
 fn ten_thousand_acknowledged_writes_survive_random_kills() -> Result<()> {
-    let world = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
-    let bundle = world.create_cluster_with_token("demo", 3)?;
-    let agents = world.start_agents(0..3, &bundle)?;
-    world.wait_cluster_state("demo", "formed", LIMIT)?;
-    let hosts: Vec<TestHost> = world.network.hosts.clone();
-    let etcdctl = world.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;
+    let testbed = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
+    let agents = testbed.start_agents(0..3, &bundle)?;
+    testbed.wait_cluster_state("demo", "formed", LIMIT)?;
+    let hosts: Vec<TestHost> = testbed.network.hosts.clone();
+    let etcdctl = testbed.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;
     wait_for("the cluster to take a write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
     let tls = tls_from(etcdctl.credentials())?;
     let addresses: Vec<SocketAddr> =

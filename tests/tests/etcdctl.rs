@@ -5,19 +5,19 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::harness::world::TestbedOptions;
+use muster_tests::harness::testbed::TestbedOptions;
 use muster_tests::harness::{Etcdctl, Network, TestHost, Testbed, wait_for};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[test]
 fn stock_etcdctl_works_unchanged() -> Result<()> {
-    let world = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
-    let bundle = world.create_cluster_with_token("demo", 3)?;
-    let _agents = world.start_agents(0..3, &bundle)?;
-    world.wait_cluster_state("demo", "formed", LIMIT)?;
-    let hosts: Vec<TestHost> = world.network.hosts.clone();
-    let etcdctl = world.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;
+    let testbed = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
+    let _agents = testbed.start_agents(0..3, &bundle)?;
+    testbed.wait_cluster_state("demo", "formed", LIMIT)?;
+    let hosts: Vec<TestHost> = testbed.network.hosts.clone();
+    let etcdctl = testbed.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;
     wait_for("the cluster to take a write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
 
     reads_and_writes(&etcdctl)?;

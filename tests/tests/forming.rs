@@ -8,13 +8,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::process::{is_alive, send_signal};
-use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{AgentProcess, Network, TestHost, Testbed, poll_slowly, wait_for};
 use rustix::process::Signal;
 
 const FORMATION_LIMIT: Duration = Duration::from_secs(60);
 
-fn world(hosts: u8) -> Result<Testbed> {
+fn testbed(hosts: u8) -> Result<Testbed> {
     Testbed::start(Network::loopback(hosts), TestbedOptions::default())
 }
 
@@ -27,12 +27,12 @@ fn crashing_at(step: &str) -> AgentOptions {
 
 /// Checks that `cluster` accepts a write, and lists three started members with different names.
 fn has_three_members<'a>(
-    world: &Testbed,
+    testbed: &Testbed,
     cluster: &str,
     agents: impl IntoIterator<Item = &'a AgentProcess>,
 ) -> Result<()> {
     let hosts: Vec<&TestHost> = agents.into_iter().map(|agent| &agent.host).collect();
-    let etcdctl = world.etcdctl(cluster, &hosts)?;
+    let etcdctl = testbed.etcdctl(cluster, &hosts)?;
     wait_for("the cluster to take a write", FORMATION_LIMIT, || {
         etcdctl.output(&["put", "k", "v"]).ok().filter(|o| o.status.success())
     })?;
@@ -49,7 +49,7 @@ fn has_three_members<'a>(
 
 /// Restarts agents that have ended until the cluster is formed, as an init system would.
 fn keep_running(
-    world: &Testbed,
+    testbed: &Testbed,
     cluster: &str,
     agents: &mut [AgentProcess],
 ) -> Result<serde_json::Value> {
@@ -59,10 +59,10 @@ fn keep_running(
                 agent.start().ok()?;
             }
         }
-        let shown = world.admin_json(&["cluster", "show", cluster]).ok()?;
+        let shown = testbed.admin_json(&["cluster", "show", cluster]).ok()?;
         (shown["state"] == "formed").then_some(shown)
     })
-    .with_context(|| world.admin_command(&["cluster", "explain", cluster]).unwrap_or_default())
+    .with_context(|| testbed.admin_command(&["cluster", "explain", cluster]).unwrap_or_default())
     .with_context(|| {
         agents
             .iter()
@@ -74,11 +74,11 @@ fn keep_running(
 
 #[test]
 fn three_hosts_become_one_cluster() -> Result<()> {
-    let world = world(3)?;
-    let bundle = world.create_cluster_with_token("demo", 3)?;
-    let agents = world.start_agents(0..3, &bundle)?;
-    world.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
-    has_three_members(&world, "demo", &agents)
+    let testbed = testbed(3)?;
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
+    let agents = testbed.start_agents(0..3, &bundle)?;
+    testbed.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
+    has_three_members(&testbed, "demo", &agents)
 }
 
 #[test]
@@ -95,11 +95,11 @@ fn an_agent_killed_at_any_step_converges_to_the_same_seat() -> Result<()> {
         "exec",
         "ran",
     ];
-    let world = world(3)?;
+    let testbed = testbed(3)?;
     for step in steps {
         let cluster = format!("at-{step}");
-        let bundle = world.create_cluster_with_token(&cluster, 3)?;
-        let mut agents = fresh_agents(&world, &cluster, 3, &bundle);
+        let bundle = testbed.create_cluster_with_token(&cluster, 3)?;
+        let mut agents = fresh_agents(&testbed, &cluster, 3, &bundle);
         agents[0].options = crashing_at(step);
         for agent in &mut agents {
             agent.start()?;
@@ -112,8 +112,9 @@ fn an_agent_killed_at_any_step_converges_to_the_same_seat() -> Result<()> {
         ensure!(code == expected, "killed at {step}, the agent ended with {code}");
         agents[0].options = AgentOptions::default();
         agents[0].start()?;
-        keep_running(&world, &cluster, &mut agents).with_context(|| format!("killed at {step}"))?;
-        has_three_members(&world, &cluster, &agents)
+        keep_running(&testbed, &cluster, &mut agents)
+            .with_context(|| format!("killed at {step}"))?;
+        has_three_members(&testbed, &cluster, &agents)
             .with_context(|| format!("killed at {step}"))?;
     }
     Ok(())
@@ -137,18 +138,18 @@ const SERVICE_STEPS: [&str; 11] = [
 #[test]
 fn discovery_killed_at_any_step_forms_the_same_cluster() -> Result<()> {
     for step in SERVICE_STEPS {
-        let mut world = Testbed::prepare(Network::loopback(3), TestbedOptions::default())?;
-        world.options.serve_env = vec![("MUSTER_CRASH_AT".to_owned(), step.to_owned())];
-        world.start_discovery()?;
-        let bundle = world.create_cluster_with_token("demo", 3)?;
-        let mut agents = world.start_agents(0..3, &bundle)?;
-        let process = world.discovery.as_mut().context("discovery runs")?;
+        let mut testbed = Testbed::prepare(Network::loopback(3), TestbedOptions::default())?;
+        testbed.options.serve_env = vec![("MUSTER_CRASH_AT".to_owned(), step.to_owned())];
+        testbed.start_discovery()?;
+        let bundle = testbed.create_cluster_with_token("demo", 3)?;
+        let mut agents = testbed.start_agents(0..3, &bundle)?;
+        let process = testbed.discovery.as_mut().context("discovery runs")?;
         let code =
             process.exit_code(FORMATION_LIMIT).with_context(|| format!("crash at {step}"))?;
         ensure!(code == 128 + 9, "killed at {step}, discovery ended with {code}");
-        world.options.serve_env.clear();
-        world.start_discovery()?;
-        three_members(&world, &mut agents).with_context(|| format!("killed at {step}"))?;
+        testbed.options.serve_env.clear();
+        testbed.start_discovery()?;
+        three_members(&testbed, &mut agents).with_context(|| format!("killed at {step}"))?;
     }
     Ok(())
 }
@@ -156,75 +157,76 @@ fn discovery_killed_at_any_step_forms_the_same_cluster() -> Result<()> {
 #[test]
 fn postgres_killed_at_any_step_forms_the_same_cluster() -> Result<()> {
     for step in SERVICE_STEPS {
-        let mut world = Testbed::prepare(Network::loopback(3), TestbedOptions::default())?;
-        let pid_file = world.postgres_dir().join("data/postmaster.pid");
-        world.options.serve_env = vec![
+        let mut testbed = Testbed::prepare(Network::loopback(3), TestbedOptions::default())?;
+        let pid_file = testbed.postgres_dir().join("data/postmaster.pid");
+        testbed.options.serve_env = vec![
             ("MUSTER_CRASH_AT".to_owned(), step.to_owned()),
             ("MUSTER_CRASH_PID_FILE".to_owned(), path_text(&pid_file)?.to_owned()),
         ];
-        world.start_discovery()?;
-        let bundle = world.create_cluster_with_token("demo", 3)?;
-        let mut agents = world.start_agents(0..3, &bundle)?;
-        let process = world.discovery.as_mut().context("discovery runs")?;
+        testbed.start_discovery()?;
+        let bundle = testbed.create_cluster_with_token("demo", 3)?;
+        let mut agents = testbed.start_agents(0..3, &bundle)?;
+        let process = testbed.discovery.as_mut().context("discovery runs")?;
         process
             .wait_for_output("killing, as the environment asks", FORMATION_LIMIT)
             .with_context(|| format!("kill at {step}"))?;
-        three_members(&world, &mut agents).with_context(|| format!("Postgres killed at {step}"))?;
+        three_members(&testbed, &mut agents)
+            .with_context(|| format!("Postgres killed at {step}"))?;
     }
     Ok(())
 }
 
 /// Waits until the agents have formed `demo`, and checks that it has three members.
-fn three_members(world: &Testbed, agents: &mut [AgentProcess]) -> Result<()> {
-    keep_running(world, "demo", agents)?;
-    has_three_members(world, "demo", &*agents)
+fn three_members(testbed: &Testbed, agents: &mut [AgentProcess]) -> Result<()> {
+    keep_running(testbed, "demo", agents)?;
+    has_three_members(testbed, "demo", &*agents)
 }
 
 #[test]
 fn postgres_killed_while_agents_wait_and_after_the_commit() -> Result<()> {
-    let world = world(3)?;
-    let bundle = world.create_cluster_with_token("demo", 3)?;
+    let testbed = testbed(3)?;
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
     let mut agents =
-        vec![world.agent(0, &bundle), world.agent(1, &bundle), world.agent(2, &bundle)];
+        vec![testbed.agent(0, &bundle), testbed.agent(1, &bundle), testbed.agent(2, &bundle)];
     agents[0].start()?;
     agents[0].wait_for_output("waiting", FORMATION_LIMIT)?;
-    kill_postgres(&world)?;
+    kill_postgres(&testbed)?;
     agents[1].start()?;
     agents[2].start()?;
-    world
+    testbed
         .wait_cluster_state("demo", "committed", FORMATION_LIMIT)
-        .or_else(|_| world.wait_cluster_state("demo", "formed", FORMATION_LIMIT))?;
-    kill_postgres(&world)?;
-    keep_running(&world, "demo", &mut agents)?;
-    has_three_members(&world, "demo", &agents)
+        .or_else(|_| testbed.wait_cluster_state("demo", "formed", FORMATION_LIMIT))?;
+    kill_postgres(&testbed)?;
+    keep_running(&testbed, "demo", &mut agents)?;
+    has_three_members(&testbed, "demo", &agents)
 }
 
 #[test]
 fn of_four_hosts_three_are_members_and_one_is_told_why_not() -> Result<()> {
-    let world = world(4)?;
-    let bundle = world.create_cluster_with_token("demo", 3)?;
-    let mut agents = world.start_agents(0..4, &bundle)?;
-    world.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
+    let testbed = testbed(4)?;
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
+    let mut agents = testbed.start_agents(0..4, &bundle)?;
+    testbed.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
     let standby = wait_for("the standby to be sent away", FORMATION_LIMIT, || {
         agents.iter_mut().position(|a| !a.is_running())
     })?;
     let code = agents[standby].exit_code(FORMATION_LIMIT)?;
     ensure!(code == 3, "the standby ended with {code}: {}", agents[standby].output());
     let others = agents.iter().enumerate().filter(|(i, _)| *i != standby).map(|(_, a)| a);
-    has_three_members(&world, "demo", others)
+    has_three_members(&testbed, "demo", others)
 }
 
 #[test]
 fn the_seat_of_a_host_that_dies_goes_to_the_standby() -> Result<()> {
-    let world = world(4)?;
-    let bundle = world.create_cluster_with_token("demo", 3)?;
-    let mut dying = world.agent(0, &bundle);
+    let testbed = testbed(4)?;
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
+    let mut dying = testbed.agent(0, &bundle);
     dying.start()?;
     dying.wait_for_output("waiting", FORMATION_LIMIT)?;
     dying.kill();
-    let agents = world.start_agents(1..4, &bundle)?;
-    world.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
-    has_three_members(&world, "demo", &agents)?;
+    let agents = testbed.start_agents(1..4, &bundle)?;
+    testbed.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
+    has_three_members(&testbed, "demo", &agents)?;
     dying.start()?;
     let code = dying.exit_code(FORMATION_LIMIT)?;
     ensure!(code == 3, "the late host ended with {code}");
@@ -233,11 +235,11 @@ fn the_seat_of_a_host_that_dies_goes_to_the_standby() -> Result<()> {
 
 #[test]
 fn a_host_that_nobody_can_reach_loses_its_seat_to_the_standby() -> Result<()> {
-    let world = world(4)?;
-    let bundle = world.create_cluster_with_token("demo", 3)?;
+    let testbed = testbed(4)?;
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
     // It listens on another address than it advertises, as if a firewall dropped its connections.
-    let elsewhere = world.network.hosts[3].address;
-    let mut unreachable = world.agent_with(
+    let elsewhere = testbed.network.hosts[3].address;
+    let mut unreachable = testbed.agent_with(
         0,
         &bundle,
         AgentOptions {
@@ -247,32 +249,32 @@ fn a_host_that_nobody_can_reach_loses_its_seat_to_the_standby() -> Result<()> {
     );
     unreachable.start()?;
     unreachable.wait_for_output("waiting", FORMATION_LIMIT)?;
-    let agents = world.start_agents(1..4, &bundle)?;
-    world.wait_cluster_state("demo", "formed", Duration::from_secs(90))?;
-    has_three_members(&world, "demo", &agents)
+    let agents = testbed.start_agents(1..4, &bundle)?;
+    testbed.wait_cluster_state("demo", "formed", Duration::from_secs(90))?;
+    has_three_members(&testbed, "demo", &agents)
 }
 
 #[test]
 fn two_discovery_processes_on_one_postgres_serve_one_formation() -> Result<()> {
     let options = TestbedOptions { ports: vec![8443, 8444], ..TestbedOptions::default() };
-    let world = Testbed::start(Network::loopback(3), options)?;
-    let url = world.database_url()?;
-    let mut other = world.spawn_discovery("discovery-2", 8444, Some(&url))?;
+    let testbed = Testbed::start(Network::loopback(3), options)?;
+    let url = testbed.database_url()?;
+    let mut other = testbed.spawn_discovery("discovery-2", 8444, Some(&url))?;
     other.wait_for_output("listening", FORMATION_LIMIT)?;
-    let bundle = world.create_cluster_with_token("demo", 3)?;
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
     let text = fs_err::read_to_string(&bundle)?;
     ensure!(text.contains(":8444"), "the bundle names both: {text}");
-    let agents = world.start_agents(0..3, &bundle)?;
-    world.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
-    has_three_members(&world, "demo", &agents)
+    let agents = testbed.start_agents(0..3, &bundle)?;
+    testbed.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
+    has_three_members(&testbed, "demo", &agents)
 }
 
 #[test]
 fn an_agent_restarted_adopts_the_running_node() -> Result<()> {
-    let world = world(1)?;
-    let bundle = world.create_cluster_with_token("solo", 1)?;
-    let mut agents = world.start_agents(0..1, &bundle)?;
-    world.wait_cluster_state("solo", "formed", FORMATION_LIMIT)?;
+    let testbed = testbed(1)?;
+    let bundle = testbed.create_cluster_with_token("solo", 1)?;
+    let mut agents = testbed.start_agents(0..1, &bundle)?;
+    testbed.wait_cluster_state("solo", "formed", FORMATION_LIMIT)?;
     let node = agents[0].node_pid().context("the node runs")?;
     agents[0].kill();
     std::thread::sleep(Duration::from_millis(300));
@@ -288,14 +290,14 @@ fn an_agent_restarted_adopts_the_running_node() -> Result<()> {
 
 #[test]
 fn a_formed_cluster_restarts_without_discovery() -> Result<()> {
-    let mut world = world(3)?;
-    let bundle = world.create_cluster_with_token("demo", 3)?;
-    let mut agents = world.start_agents(0..3, &bundle)?;
-    world.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
-    let hosts: Vec<TestHost> = world.network.hosts.clone();
-    let etcdctl = world.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;
+    let mut testbed = testbed(3)?;
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
+    let mut agents = testbed.start_agents(0..3, &bundle)?;
+    testbed.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
+    let hosts: Vec<TestHost> = testbed.network.hosts.clone();
+    let etcdctl = testbed.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;
     etcdctl.run(&["put", "before", "the night"])?;
-    world.kill_discovery();
+    testbed.kill_discovery();
     for agent in &mut agents {
         ensure!(agent.terminate(FORMATION_LIMIT)? == 0, "{}", agent.output());
     }
@@ -309,21 +311,26 @@ fn a_formed_cluster_restarts_without_discovery() -> Result<()> {
     Ok(())
 }
 
-fn fresh_agents(world: &Testbed, cluster: &str, count: usize, bundle: &Path) -> Vec<AgentProcess> {
+fn fresh_agents(
+    testbed: &Testbed,
+    cluster: &str,
+    count: usize,
+    bundle: &Path,
+) -> Vec<AgentProcess> {
     (0..count)
         .map(|i| {
-            let mut agent = world.agent(i, bundle);
-            agent.data_dir = world.path(&format!("{cluster}-{i}"));
+            let mut agent = testbed.agent(i, bundle);
+            agent.data_dir = testbed.path(&format!("{cluster}-{i}"));
             agent
         })
         .collect()
 }
 
-fn kill_postgres(world: &Testbed) -> Result<()> {
-    let pid = world.postmaster_pid()?;
+fn kill_postgres(testbed: &Testbed) -> Result<()> {
+    let pid = testbed.postmaster_pid()?;
     send_signal(pid, Signal::KILL);
     wait_for("Postgres to be gone", Duration::from_secs(60), || (!is_alive(pid)).then_some(()))?;
-    world.wait_ready()
+    testbed.wait_ready()
 }
 
 fn loopback_beside(address: std::net::IpAddr) -> String {

@@ -10,7 +10,7 @@ use muster_tests::fuzz_etcd::{self, FuzzSubject};
 use muster_tests::harness::process::is_alive;
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::{skip, wait_for};
-use muster_tests::stock;
+use muster_tests::stock_etcd;
 
 const SEED: u64 = 1;
 const REQUESTS: u64 = 1_000;
@@ -22,7 +22,7 @@ const CHANGES: u64 = 100;
 async fn etcd() -> Option<PathBuf> {
     // The other tests with a stock etcd use this folder too.
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    match stock::build_newest(work, &|_| {}).await {
+    match stock_etcd::build_newest(work, &|_| {}).await {
         Ok(etcd) => Some(etcd),
         Err(error) => {
             skip::report_skip(format_args!("no stock etcd could be built: {error:#}"));

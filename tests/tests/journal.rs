@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
-use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{AgentProcess, Network, Testbed, skip, wait_for};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -86,18 +86,18 @@ fn check_order(trace: &str) -> Result<usize> {
 /// Runs an agent that dies after `step` made its change durable and before it is sent. Returns the
 /// agent and its trace.
 fn dies_at(
-    world: &Testbed,
+    testbed: &Testbed,
     bundle: &std::path::Path,
     step: &str,
 ) -> Result<(AgentProcess, String)> {
-    let trace = world.path("trace");
+    let trace = testbed.path("trace");
     let through = ["strace", "-f", "-y", "-s", "64", "-e", CALLS, "-o", path_text(&trace)?];
     let options = AgentOptions {
         wrapper: through.map(str::to_owned).to_vec(),
         env: vec![("MUSTER_CRASH_AT".to_owned(), step.to_owned())],
         ..AgentOptions::default()
     };
-    let mut agent = world.agent_with(0, bundle, options);
+    let mut agent = testbed.agent_with(0, bundle, options);
     agent.start()?;
     agent.exit_code(LIMIT)?;
     Ok((agent, fs_err::read_to_string(&trace)?))
@@ -114,37 +114,37 @@ fn the_journal_is_on_the_disk_before_anything_that_follows_from_it_is_sent() -> 
     if !strace() {
         return Ok(());
     }
-    let world = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
-    let bundle = world.create_cluster_with_token("demo", 1)?;
+    let testbed = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
+    let bundle = testbed.create_cluster_with_token("demo", 1)?;
     let shown =
-        |what: &str| world.admin_json(&["cluster", "show", "demo"]).map(|v| v[what].clone());
+        |what: &str| testbed.admin_json(&["cluster", "show", "demo"]).map(|v| v[what].clone());
 
-    let (agent, trace) = dies_at(&world, &bundle, "redeem")?;
+    let (agent, trace) = dies_at(&testbed, &bundle, "redeem")?;
     ensure!(check_order(&trace)? >= 2, "key and record:\n{trace}");
     ensure!(shown("seated")? == 0, "the record was sent first");
     let first = boot(&agent)?;
     drop(agent);
 
-    let (agent, trace) = dies_at(&world, &bundle, "ack")?;
+    let (agent, trace) = dies_at(&testbed, &bundle, "ack")?;
     ensure!(check_order(&trace)? >= 2, "this start and what it is bound to:\n{trace}");
     ensure!(shown("state")? == "preparing", "the ack was sent first");
     ensure!(boot(&agent)? == first + 1, "a start without a higher boot counter");
     drop(agent);
 
-    let mut agent = world.agent(0, &bundle);
+    let mut agent = testbed.agent(0, &bundle);
     agent.start()?;
-    world.wait_cluster_state("demo", "formed", LIMIT)?;
+    testbed.wait_cluster_state("demo", "formed", LIMIT)?;
     ensure!(boot(&agent)? == first + 2, "a start without a higher boot counter");
     Ok(())
 }
 
 #[test]
 fn a_killed_node_that_runs_again_leaves_no_error_in_status() -> Result<()> {
-    let world = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
-    let bundle = world.create_cluster_with_token("demo", 1)?;
-    let mut agent = world.agent(0, &bundle);
+    let testbed = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
+    let bundle = testbed.create_cluster_with_token("demo", 1)?;
+    let mut agent = testbed.agent(0, &bundle);
     agent.start()?;
-    world.wait_cluster_state("demo", "formed", LIMIT)?;
+    testbed.wait_cluster_state("demo", "formed", LIMIT)?;
     let pid = agent.node_pid().context("a node")?;
     agent.kill_node()?;
     agent.wait_new_node(pid, LIMIT)?;

@@ -12,12 +12,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::{AgentlessCluster, RetryingWriter};
-use muster_tests::stock;
+use muster_tests::stock_etcd;
 
 /// Returns `muster-node`, and Debian's etcd if it is installed; the same commands must work for
 /// both.
 fn programs() -> Result<Vec<PathBuf>> {
-    Ok([program_path("muster-node")?].into_iter().chain(stock::oldest()).collect())
+    Ok([program_path("muster-node")?].into_iter().chain(stock_etcd::oldest()).collect())
 }
 
 fn urls(machines: &AgentlessCluster, numbers: &[usize]) -> Vec<String> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::process::ChildProcess;
 use muster_tests::harness::programs::program_path;
-use muster_tests::harness::world::path_text;
+use muster_tests::harness::testbed::path_text;
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// Memory limit in KiB, which stops a program that reads a device without end.

@@ -96,7 +96,8 @@ fn partitions_during(change: MembershipChange) -> Result<()> {
         return Ok(());
     }
     let run = |partition| {
-        one(change, partition).with_context(|| format!("{change:?} with {partition:?} cut"))
+        check_partition(change, partition)
+            .with_context(|| format!("{change:?} with {partition:?} cut"))
     };
     std::thread::scope(|scope| {
         let runs = PARTITIONS.map(|partition| scope.spawn(move || run(partition)));
@@ -104,7 +105,7 @@ fn partitions_during(change: MembershipChange) -> Result<()> {
     })
 }
 
-fn one(change: MembershipChange, partition: Partition) -> Result<()> {
+fn check_partition(change: MembershipChange, partition: Partition) -> Result<()> {
     let network = Network::namespaces(4)?;
     network.hub.enter_namespace()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -179,7 +180,7 @@ impl PartitionedCluster {
             MembershipChange::AddVoter | MembershipChange::AddLearner => Ok(SPARE),
             MembershipChange::Promote => {
                 self.ids[SPARE] = retry("the spare is a member", async || {
-                    let _ = self.ask(leader, MembershipChange::AddLearner, SPARE).await;
+                    let _ = self.request_change(leader, MembershipChange::AddLearner, SPARE).await;
                     self.spare_id(leader).await
                 })
                 .await?;
@@ -209,7 +210,7 @@ impl PartitionedCluster {
             partition == Partition::Leader || partition == Partition::Target && leader == target;
         let asked = if cut_off { follower } else { leader };
         // The outcome is checked below, whatever the answer is.
-        let _ = self.ask(asked, change, target).await;
+        let _ = self.request_change(asked, change, target).await;
         tokio::time::sleep(CUT).await;
         let removes =
             matches!(change, MembershipChange::RemoveFollower | MembershipChange::RemoveLeader);
@@ -272,7 +273,7 @@ impl PartitionedCluster {
         Ok(())
     }
 
-    async fn ask(
+    async fn request_change(
         &self,
         host: usize,
         change: MembershipChange,
@@ -330,7 +331,7 @@ impl PartitionedCluster {
                 if done {
                     return self.finish(host, change, target).await;
                 }
-                let _ = self.ask(host, change, target).await;
+                let _ = self.request_change(host, change, target).await;
             }
             ensure!(start.elapsed() < LIMIT, "the change was never made");
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -345,7 +346,9 @@ impl PartitionedCluster {
                 self.ids[SPARE] = retry("the spare is a member", known).await?;
                 self.start_spare()?;
                 let start = Instant::now();
-                while let Err(refused) = self.ask(host, MembershipChange::Promote, SPARE).await {
+                while let Err(refused) =
+                    self.request_change(host, MembershipChange::Promote, SPARE).await
+                {
                     // An earlier request has promoted it, although its answer came too late.
                     if refused.message() == "etcdserver: can only promote a learner member" {
                         break;

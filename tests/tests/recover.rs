@@ -9,11 +9,11 @@ use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::process::{ChildProcess, is_alive, last_lines, send_signal};
 use muster_tests::harness::programs::program_path;
-use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{
     AgentProcess, Etcdctl, Network, TestHost, Testbed, poll_slowly, skip, wait_for,
 };
-use muster_tests::stock;
+use muster_tests::stock_etcd;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -39,17 +39,17 @@ fn refused(output: &Output, code: i32, says: &str) -> Result<()> {
 
 /// Starts three agents and forms a cluster. It writes `before` with all three members, and `after`
 /// without the third.
-fn three(world: &Testbed) -> Result<(Vec<AgentProcess>, Etcdctl)> {
-    let bundle = world.create_cluster_with_token("demo", 3)?;
+fn form_three_members(testbed: &Testbed) -> Result<(Vec<AgentProcess>, Etcdctl)> {
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
     let mut agents = Vec::new();
     for host in 0..3 {
-        let mut agent = world.agent(host, &bundle);
+        let mut agent = testbed.agent(host, &bundle);
         agent.start()?;
         agents.push(agent);
     }
-    world.wait_cluster_state("demo", "formed", LIMIT)?;
+    testbed.wait_cluster_state("demo", "formed", LIMIT)?;
     let hosts: Vec<&TestHost> = agents.iter().map(|agent| &agent.host).collect();
-    let etcdctl = world.etcdctl("demo", &hosts)?;
+    let etcdctl = testbed.etcdctl("demo", &hosts)?;
     wait_for("a first write", LIMIT, || etcdctl.run(&["put", "k", "before"]).ok())?;
     // The third member stops first, so its log is shorter than the others'.
     let two = etcdctl.with_endpoint(hosts[0]);
@@ -63,22 +63,22 @@ fn cluster_id(of: &Etcdctl) -> Result<Value> {
 }
 
 /// Writes the output of `recover examine` on the agent's host to a file.
-fn report(world: &Testbed, agent: &AgentProcess, name: &str) -> Result<std::path::PathBuf> {
+fn report(testbed: &Testbed, agent: &AgentProcess, name: &str) -> Result<std::path::PathBuf> {
     let seen = recover(agent, &["examine", "--json"])?;
     ensure!(seen.status.success(), "{}", text(&seen));
-    let file = world.path(name);
+    let file = testbed.path(name);
     fs_err::write(&file, &seen.stdout)?;
     Ok(file)
 }
 
 /// Checks that wrong ways to make a new cluster are refused.
 fn mistakes(
-    world: &Testbed,
+    testbed: &Testbed,
     first: &AgentProcess,
     lost: &AgentProcess,
     of_first: &str,
 ) -> Result<()> {
-    let key = world.admin_key();
+    let key = testbed.admin_key();
     let make = ["make", "--key", path_text(&key)?, "--i-accept-data-loss", "--yes", PHRASE];
     let shown = text(&recover(lost, &["examine", "--report", of_first])?);
     ensure!(shown.contains("* goes furthest") && shown.contains("what only"), "{shown}");
@@ -86,8 +86,8 @@ fn mistakes(
     refused(&recover(first, &make[..3])?, 2, "is lost for good")?;
     let wrong = [&make[..4], &["--yes", "yes"]].concat();
     refused(&recover(first, &wrong)?, 2, "it takes exactly")?;
-    let stranger = world.path("stranger.pem");
-    world.admin_command(&["key", "new", "--out", path_text(&stranger)?])?;
+    let stranger = testbed.path("stranger.pem");
+    testbed.admin_command(&["key", "new", "--out", path_text(&stranger)?])?;
     let by_stranger = [&["make", "--key", path_text(&stranger)?], &make[3..]].concat();
     refused(&recover(first, &by_stranger)?, 2, "no operator's or owner's key")
 }
@@ -111,8 +111,8 @@ fn check_status_without_quorum(left: &AgentProcess, missing: &[&AgentProcess]) -
 
 #[test]
 fn a_new_cluster_is_made_of_the_directory_that_goes_furthest() -> Result<()> {
-    let mut world = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
-    let (mut agents, etcdctl) = three(&world)?;
+    let mut testbed = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
+    let (mut agents, etcdctl) = form_three_members(&testbed)?;
     let mut lost = agents.pop().context("a third agent")?;
     let mut second = agents.pop().context("a second agent")?;
     let mut first = agents.pop().context("a first agent")?;
@@ -121,15 +121,15 @@ fn a_new_cluster_is_made_of_the_directory_that_goes_furthest() -> Result<()> {
     second.terminate(LIMIT)?;
     check_status_without_quorum(&first, &[&second, &lost])?;
 
-    let key = world.admin_key();
+    let key = testbed.admin_key();
     let make =
         ["make", "--key", path_text(&key)?, "--i-accept-data-loss", "--yes", PHRASE, "--json"];
     refused(&recover(&first, &make)?, 1, "stop that agent first")?;
     first.terminate(LIMIT)?;
-    world.kill_discovery();
-    let of_first = report(&world, &first, "first.json")?;
-    let of_lost = report(&world, &lost, "lost.json")?;
-    mistakes(&world, &first, &lost, path_text(&of_first)?)?;
+    testbed.kill_discovery();
+    let of_first = report(&testbed, &first, "first.json")?;
+    let of_lost = report(&testbed, &lost, "lost.json")?;
+    mistakes(&testbed, &first, &lost, path_text(&of_first)?)?;
 
     let make = [&make[..], &["--report", path_text(&of_lost)?]].concat();
     let made = || -> Result<Value> {
@@ -181,27 +181,27 @@ fn options(node: Option<&Path>) -> Result<AgentOptions> {
 
 /// Forms a cluster of `size` agents, and returns them.
 fn formed(
-    world: &Testbed,
+    testbed: &Testbed,
     size: usize,
     node: Option<&Path>,
 ) -> Result<(Vec<AgentProcess>, Etcdctl)> {
-    let bundle = world.create_cluster_with_token("demo", size)?;
+    let bundle = testbed.create_cluster_with_token("demo", size)?;
     let mut agents = Vec::new();
     for host in 0..size {
-        let mut agent = world.agent_with(host, &bundle, options(node)?);
+        let mut agent = testbed.agent_with(host, &bundle, options(node)?);
         agent.start()?;
         agents.push(agent);
     }
-    world.wait_cluster_state("demo", "formed", LIMIT)?;
+    testbed.wait_cluster_state("demo", "formed", LIMIT)?;
     let hosts: Vec<&TestHost> = agents.iter().map(|agent| &agent.host).collect();
-    let etcdctl = world.etcdctl("demo", &hosts)?;
+    let etcdctl = testbed.etcdctl("demo", &hosts)?;
     wait_for("a first write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
     Ok((agents, etcdctl))
 }
 
 /// Runs `recover make` on this host, with all arguments that it requires.
-fn make(world: &Testbed, agent: &AgentProcess, more: &[&str]) -> Result<Output> {
-    let key = world.admin_key();
+fn make(testbed: &Testbed, agent: &AgentProcess, more: &[&str]) -> Result<Output> {
+    let key = testbed.admin_key();
     let args =
         ["make", "--key", path_text(&key)?, "--i-accept-data-loss", "--yes", PHRASE, "--json"];
     recover(agent, &[&args[..], more].concat())
@@ -209,17 +209,17 @@ fn make(world: &Testbed, agent: &AgentProcess, more: &[&str]) -> Result<Output> 
 
 /// Starts an agent with a join ticket on a host that was reset.
 fn joins(
-    world: &Testbed,
+    testbed: &Testbed,
     host: usize,
     node: Option<&Path>,
     env: &[(&str, &str)],
 ) -> Result<AgentProcess> {
-    let file = world.path(&format!("{host}.ticket"));
+    let file = testbed.path(&format!("{host}.ticket"));
     let ticket = ["token", "create", "--cluster", "demo", "--kind", "join", "--out"];
-    world.admin_command(&[&ticket[..], &[path_text(&file)?]].concat())?;
+    testbed.admin_command(&[&ticket[..], &[path_text(&file)?]].concat())?;
     let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let options = AgentOptions { env: env.collect(), ..options(node)? };
-    let mut agent = world.agent_with(host, &file, options);
+    let mut agent = testbed.agent_with(host, &file, options);
     agent.start()?;
     Ok(agent)
 }
@@ -263,8 +263,8 @@ fn write(etcdctl: &Etcdctl, stop: &AtomicBool, count: &AtomicUsize) -> Vec<u32> 
 /// both nodes are killed. The first must go on alone with everything that was acknowledged. The
 /// others join it one by one.
 fn a_lost_majority(node: Option<&Path>) -> Result<()> {
-    let world = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
-    let (mut agents, etcdctl) = formed(&world, 3, node)?;
+    let testbed = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
+    let (mut agents, etcdctl) = formed(&testbed, 3, node)?;
     let mut third = agents.pop().context("a third agent")?;
     let mut second = agents.pop().context("a second agent")?;
     let mut first = agents.pop().context("a first agent")?;
@@ -290,19 +290,20 @@ fn a_lost_majority(node: Option<&Path>) -> Result<()> {
         Some(node) => vec!["--node-binary", path_text(node)?],
         None => Vec::new(),
     };
-    let of_first = report(&world, &first, "first.json")?;
+    let of_first = report(&testbed, &first, "first.json")?;
     let by_third = [&binary[..], &["--report", path_text(&of_first)?]].concat();
-    refused(&make(&world, &third, &by_third)?, 1, "goes further: make the cluster there")?;
-    let of_third = report(&world, &third, "third.json")?;
-    let made = make(&world, &first, &[&binary[..], &["--report", path_text(&of_third)?]].concat())?;
+    refused(&make(&testbed, &third, &by_third)?, 1, "goes further: make the cluster there")?;
+    let of_third = report(&testbed, &third, "third.json")?;
+    let made =
+        make(&testbed, &first, &[&binary[..], &["--report", path_text(&of_third)?]].concat())?;
     ensure!(made.status.success(), "{}", text(&made));
     let made: Value = serde_json::from_slice(&made.stdout)?;
-    let again: Value = serde_json::from_slice(&make(&world, &first, &binary)?.stdout)?;
+    let again: Value = serde_json::from_slice(&make(&testbed, &first, &binary)?.stdout)?;
     ensure!(made == again, "{again} is not {made}");
-    refused(&make(&world, &third, &by_third)?, 1, "goes further")?;
-    let of_first = report(&world, &first, "made.json")?;
+    refused(&make(&testbed, &third, &by_third)?, 1, "goes further")?;
+    let of_first = report(&testbed, &first, "made.json")?;
     let later = [&binary[..], &["--report", path_text(&of_first)?]].concat();
-    refused(&make(&world, &third, &later)?, 1, "a new cluster was made already")?;
+    refused(&make(&testbed, &third, &later)?, 1, "a new cluster was made already")?;
 
     first.start()?;
     wait_for("the new cluster to serve", LIMIT, || alone.run(&["put", "new", "one"]).ok())
@@ -317,7 +318,7 @@ fn a_lost_majority(node: Option<&Path>) -> Result<()> {
         let host = count - 1;
         reset(&old)?;
         drop(old);
-        let joined = joins(&world, host, node, &[])?;
+        let joined = joins(&testbed, host, node, &[])?;
         wait_voters(&alone, count, &joined)?;
         let own = etcdctl.with_endpoint(&joined.host);
         ensure!(own.run(&["get", "new", "--print-value-only"])?.trim() == "one");
@@ -342,13 +343,13 @@ fn a_lost_majority_goes_on_from_one_directory_and_grows_again_by_tickets() -> Re
 
 #[test]
 fn a_cluster_of_etcd_3_4_recovers_from_a_lost_majority() -> Result<()> {
-    stock::oldest().map_or(Ok(()), |etcd| a_lost_majority(Some(&etcd)))
+    stock_etcd::oldest().map_or(Ok(()), |etcd| a_lost_majority(Some(&etcd)))
 }
 
 #[test]
 fn a_cluster_of_the_newest_etcd_recovers_from_a_lost_majority() -> Result<()> {
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (Some(etcd), Some(_)) = (stock::newest(work), stock::newest_etcdutl(work)) else {
+    let (Some(etcd), Some(_)) = (stock_etcd::newest(work), stock_etcd::newest_etcdutl(work)) else {
         return Ok(());
     };
     a_lost_majority(Some(&etcd))
@@ -357,15 +358,15 @@ fn a_cluster_of_the_newest_etcd_recovers_from_a_lost_majority() -> Result<()> {
 #[test]
 fn a_newcomer_believes_a_recovery_that_an_operator_signed_and_no_other() -> Result<()> {
     const RECOVERIES: &str = "muster/v1/recoveries";
-    let world = Testbed::start(Network::loopback(2), TestbedOptions::default())?;
-    let (mut agents, etcdctl) = formed(&world, 1, None)?;
+    let testbed = Testbed::start(Network::loopback(2), TestbedOptions::default())?;
+    let (mut agents, etcdctl) = formed(&testbed, 1, None)?;
     agents[0].terminate(LIMIT)?;
-    let made = make(&world, &agents[0], &[])?;
+    let made = make(&testbed, &agents[0], &[])?;
     ensure!(made.status.success(), "{}", text(&made));
     agents[0].start()?;
     // The newcomer is added and then killed. The other agent is killed too, so that no agent
     // corrects the stored recoveries.
-    let mut newcomer = joins(&world, 1, None, &[("MUSTER_CRASH_AT", "added")])?;
+    let mut newcomer = joins(&testbed, 1, None, &[("MUSTER_CRASH_AT", "added")])?;
     newcomer.exit_code(LIMIT)?;
     let signed = etcdctl.run(&["get", RECOVERIES, "--print-value-only"])?;
     agents[0].kill();
@@ -403,20 +404,20 @@ const RENAME_CALLS: &str = "rename,renameat,renameat2";
 /// agent has written its journal. After each kill the command is repeated. It must end with one new
 /// cluster and all data.
 fn killed_at_each_step(node: Option<&Path>, calls: &str, least: usize) -> Result<()> {
-    let world = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
-    let (mut agents, etcdctl) = formed(&world, 1, node)?;
+    let testbed = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
+    let (mut agents, etcdctl) = formed(&testbed, 1, node)?;
     let agent = &mut agents[0];
     let old = cluster_id(&etcdctl)?.as_u64().context("an id")?;
     agent.kill();
-    let by_a_running_node = make(&world, agent, &[])?;
+    let by_a_running_node = make(&testbed, agent, &[])?;
     refused(&by_a_running_node, 1, "a node still runs on this state")?;
     agent.kill_node()?;
-    let origin = world.path("origin");
+    let origin = testbed.path("origin");
     copy(&agent.data_dir, &origin)?;
-    let key = world.admin_key();
+    let key = testbed.admin_key();
     let binary = node.map(path_text).transpose()?;
     let binary: Vec<&str> = binary.iter().flat_map(|node| ["--node-binary", node]).collect();
-    check_wrong_directories(&world, agent, &binary)?;
+    check_wrong_directories(&testbed, agent, &binary)?;
     let (mut olds, mut news, mut step) = (0, 0, 0);
     loop {
         fs_err::remove_dir_all(&agent.data_dir)?;
@@ -447,7 +448,7 @@ fn killed_at_each_step(node: Option<&Path>, calls: &str, least: usize) -> Result
         } else {
             news += 1
         }
-        let made = make(&world, agent, &binary)?;
+        let made = make(&testbed, agent, &binary)?;
         ensure!(made.status.success(), "step {step}: {}", text(&made));
         let made: Value = serde_json::from_slice(&made.stdout)?;
         let is = made["made"]["is"].clone();
@@ -474,15 +475,15 @@ fn killed_at_each_step(node: Option<&Path>, calls: &str, least: usize) -> Result
 }
 
 /// Checks that no cluster is made from an empty directory or from a removed member's.
-fn check_wrong_directories(world: &Testbed, agent: &AgentProcess, binary: &[&str]) -> Result<()> {
-    let key = world.admin_key();
+fn check_wrong_directories(testbed: &Testbed, agent: &AgentProcess, binary: &[&str]) -> Result<()> {
+    let key = testbed.admin_key();
     let make = |dir: &Path| -> Result<Output> {
         let mut command = agent.host.command(program_path("muster-agent")?);
         command.args(["recover", "make", "--key", path_text(&key)?, "--i-accept-data-loss"]);
         command.args(["--yes", PHRASE, "--data-dir", path_text(dir)?]).args(binary);
         Ok(command.output()?)
     };
-    let (nobody, removed) = (world.path("nobody"), world.path("removed"));
+    let (nobody, removed) = (testbed.path("nobody"), testbed.path("removed"));
     refused(&make(&nobody)?, 1, "no such folder")?;
     fs_err::create_dir(&nobody)?;
     refused(&make(&nobody)?, 1, "there is nothing to recover")?;
@@ -504,11 +505,11 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 /// alone with the directory.
 #[test]
 fn a_killed_recovery_leaves_no_program_behind() -> Result<()> {
-    let world = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
-    let (mut agents, _) = formed(&world, 1, None)?;
+    let testbed = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
+    let (mut agents, _) = formed(&testbed, 1, None)?;
     let agent = &mut agents[0];
     agent.terminate(LIMIT)?;
-    let (fake, told) = (world.path("fake-node"), world.path("fake-node.pid"));
+    let (fake, told) = (testbed.path("fake-node"), testbed.path("fake-node.pid"));
     let script = format!(
         "#!/bin/sh\n[ \"$2\" != recover ] || {{ echo $$ > {}; exec sleep 600; }}\nexec {} \"$@\"\n",
         told.display(),
@@ -516,12 +517,12 @@ fn a_killed_recovery_leaves_no_program_behind() -> Result<()> {
     );
     fs_err::write(&fake, script)?;
     fs_err::set_permissions(&fake, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-    let key = world.admin_key();
+    let key = testbed.admin_key();
     let mut command = agent.host.command(program_path("muster-agent")?);
     command.args(["recover", "make", "--key", path_text(&key)?, "--i-accept-data-loss"]);
     command.args(["--yes", PHRASE, "--node-binary", path_text(&fake)?]);
     command.args(["--data-dir", path_text(&agent.data_dir)?]);
-    let mut asked = ChildProcess::spawn("recover make", command, &world.path("make.log"))?;
+    let mut asked = ChildProcess::spawn("recover make", command, &testbed.path("make.log"))?;
     let pid = wait_for("the recovery to be under way", LIMIT, || {
         fs_err::read_to_string(&told).ok()?.trim().parse::<u32>().ok()
     })
@@ -533,7 +534,7 @@ fn a_killed_recovery_leaves_no_program_behind() -> Result<()> {
         send_signal(pid, Signal::KILL);
     }
     gone?;
-    let made = make(&world, agent, &[])?;
+    let made = make(&testbed, agent, &[])?;
     ensure!(made.status.success(), "{}", text(&made));
     Ok(())
 }
@@ -545,5 +546,5 @@ fn a_recovery_killed_at_each_step_ends_in_one_new_cluster() -> Result<()> {
 
 #[test]
 fn a_recovery_of_etcd_killed_at_each_step_ends_in_one_new_cluster() -> Result<()> {
-    stock::oldest().map_or(Ok(()), |etcd| killed_at_each_step(Some(&etcd), RENAME_CALLS, 5))
+    stock_etcd::oldest().map_or(Ok(()), |etcd| killed_at_each_step(Some(&etcd), RENAME_CALLS, 5))
 }

@@ -10,27 +10,27 @@ use discovery_types::jws::{Jws, JwsType};
 use discovery_types::key::{PublicKey, SigningKey};
 use discovery_types::role::Role;
 use muster_tests::harness::agents::AgentOptions;
-use muster_tests::harness::world::TestbedOptions;
+use muster_tests::harness::testbed::TestbedOptions;
 use muster_tests::harness::{Network, Testbed, poll_slowly};
 
 /// Time limit of each wait; a test that passes waits much less.
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn world(hosts: u8) -> Result<Testbed> {
+fn testbed(hosts: u8) -> Result<Testbed> {
     Testbed::start(Network::loopback(hosts), TestbedOptions::default())
 }
 
-fn written(world: &Testbed, name: &str, text: &str) -> Result<PathBuf> {
-    let file = world.path(name);
+fn written(testbed: &Testbed, name: &str, text: &str) -> Result<PathBuf> {
+    let file = testbed.path(name);
     fs_err::write(&file, text)?;
     Ok(file)
 }
 
 /// Runs an agent with `bundle` until it ends. Returns the exit code and all output.
-fn refused(world: &Testbed, bundle: &str, name: &str) -> Result<(i32, String)> {
-    let file = written(world, name, bundle)?;
-    let mut agent = world.agent(0, &file);
-    agent.data_dir = world.path(&format!("{name}-data"));
+fn refused(testbed: &Testbed, bundle: &str, name: &str) -> Result<(i32, String)> {
+    let file = written(testbed, name, bundle)?;
+    let mut agent = testbed.agent(0, &file);
+    agent.data_dir = testbed.path(&format!("{name}-data"));
     agent.start()?;
     let code = agent
         .exit_code(LIMIT)
@@ -39,16 +39,16 @@ fn refused(world: &Testbed, bundle: &str, name: &str) -> Result<(i32, String)> {
 }
 
 /// Returns the number of seats that the service shows for a cluster.
-fn seats(world: &Testbed, cluster: &str) -> Result<usize> {
-    let shown = world.admin_json(&["cluster", "show", cluster])?;
+fn seats(testbed: &Testbed, cluster: &str) -> Result<usize> {
+    let shown = testbed.admin_json(&["cluster", "show", cluster])?;
     Ok(shown["seats"].as_array().context("seats are shown")?.len())
 }
 
 #[test]
 fn junk_and_mangled_bundles_are_refused_offline() -> Result<()> {
-    let world = world(1)?;
-    world.create_cluster("demo", 3, &[])?;
-    let good = fs_err::read_to_string(world.create_token("demo")?)?;
+    let testbed = testbed(1)?;
+    testbed.create_cluster("demo", 3, &[])?;
+    let good = fs_err::read_to_string(testbed.create_token("demo")?)?;
     let good = good.trim();
     let mut mangled = good.to_owned();
     let last = mangled.pop().context("a bundle has characters")?;
@@ -64,120 +64,123 @@ fn junk_and_mangled_bundles_are_refused_offline() -> Result<()> {
         ),
     ];
     for (name, bundle) in cases {
-        let (code, said) = refused(&world, &bundle, name)?;
+        let (code, said) = refused(&testbed, &bundle, name)?;
         ensure!(code == 2, "{name}: exit code {code}, said {said}");
         ensure!(said.contains("bundle"), "{name}: says nothing of the bundle: {said}");
     }
-    ensure!(seats(&world, "demo")? == 0, "a refused bundle took a seat");
+    ensure!(seats(&testbed, "demo")? == 0, "a refused bundle took a seat");
     Ok(())
 }
 
 #[test]
 fn a_wrong_pin_stops_before_anything_is_sent() -> Result<()> {
-    let world = world(1)?;
-    world.create_cluster("demo", 3, &[])?;
-    let good = fs_err::read_to_string(world.create_token("demo")?)?;
+    let testbed = testbed(1)?;
+    testbed.create_cluster("demo", 3, &[])?;
+    let good = fs_err::read_to_string(testbed.create_token("demo")?)?;
     let wrong = replace_field(&good, "pins=", |pin| {
         let flipped = if pin.starts_with('a') { "b" } else { "a" };
         format!("{flipped}{}", &pin[1..])
     });
-    let (code, said) = refused(&world, &wrong, "wrong-pin")?;
+    let (code, said) = refused(&testbed, &wrong, "wrong-pin")?;
     // Not 3: the network may have led the agent to a wrong service, so a later attempt may succeed.
     ensure!(code == 1, "exit code {code}, said {said}");
     ensure!(said.contains("pin"), "says nothing of the pin: {said}");
-    ensure!(seats(&world, "demo")? == 0, "a wrong pin took a seat");
+    ensure!(seats(&testbed, "demo")? == 0, "a wrong pin took a seat");
     Ok(())
 }
 
 #[test]
 fn expired_revoked_and_foreign_tokens_are_refused() -> Result<()> {
-    let world = world(1)?;
-    world.create_cluster("demo", 3, &[])?;
-    world.create_cluster("other", 3, &[])?;
+    let testbed = testbed(1)?;
+    testbed.create_cluster("demo", 3, &[])?;
+    testbed.create_cluster("other", 3, &[])?;
 
-    let short = world.path("short.bundle");
+    let short = testbed.path("short.bundle");
     let out = short.to_str().context("a path")?;
     let create = ["token", "create", "--cluster", "demo", "--out", out, "--ttl"];
     // On a slow machine the shortest tokens expire before the service has stored them.
     let made = [1, 4, 16].into_iter().find(|seconds| {
-        world.admin_command(&[&create[..], &[&format!("{seconds}s")]].concat()).is_ok()
+        testbed.admin_command(&[&create[..], &[&format!("{seconds}s")]].concat()).is_ok()
     });
     made.context("no token is taken")?;
     poll_slowly("it to expire", LIMIT, || {
-        let tokens = world.admin_json(&["token", "list", "--cluster", "demo"]).ok()?;
+        let tokens = testbed.admin_json(&["token", "list", "--cluster", "demo"]).ok()?;
         (tokens["grants"][0]["state"] == "expired").then_some(())
     })?;
-    let (code, said) = refused(&world, &fs_err::read_to_string(&short)?, "expired")?;
+    let (code, said) = refused(&testbed, &fs_err::read_to_string(&short)?, "expired")?;
     ensure!(code == 3 && said.contains("expired"), "exit code {code}, said {said}");
 
-    let bundle = fs_err::read_to_string(world.create_token("demo")?)?;
-    let tokens = world.admin_json(&["token", "list", "--cluster", "demo"])?;
+    let bundle = fs_err::read_to_string(testbed.create_token("demo")?)?;
+    let tokens = testbed.admin_json(&["token", "list", "--cluster", "demo"])?;
     let id =
         bundle.rsplit("mst_boot_").next().and_then(|t| t.split('_').next()).context("an id")?;
     ensure!(tokens.to_string().contains(id), "the list does not show {id}: {tokens}");
-    let all = world.admin_json(&["token", "list"])?;
+    let all = testbed.admin_json(&["token", "list"])?;
     ensure!(all.to_string().contains(id), "the list of all does not show {id}: {all}");
-    world.admin_command(&["token", "revoke", id, "--yes"])?;
-    let (code, said) = refused(&world, &bundle, "revoked")?;
+    testbed.admin_command(&["token", "revoke", id, "--yes"])?;
+    let (code, said) = refused(&testbed, &bundle, "revoked")?;
     ensure!(code == 3 && said.contains("revoked"), "exit code {code}, said {said}");
 
     // A token of one cluster in a bundle for another one. The grant names the cluster that it is
     // for.
-    let demo = fs_err::read_to_string(world.create_token("demo")?)?;
-    let other = fs_err::read_to_string(world.create_token("other")?)?;
+    let demo = fs_err::read_to_string(testbed.create_token("demo")?)?;
+    let other = fs_err::read_to_string(testbed.create_token("other")?)?;
     let token = demo.trim().rsplit(' ').next().context("a token")?.to_owned();
     let foreign = format!("{} {token}", other.trim().rsplit_once(' ').context("a bundle")?.0);
-    let (code, said) = refused(&world, &foreign, "foreign")?;
+    let (code, said) = refused(&testbed, &foreign, "foreign")?;
     ensure!(code == 3, "exit code {code}, said {said}");
-    ensure!(seats(&world, "demo")? == 0 && seats(&world, "other")? == 0, "a seat was taken");
+    ensure!(seats(&testbed, "demo")? == 0 && seats(&testbed, "other")? == 0, "a seat was taken");
     Ok(())
 }
 
 #[test]
 fn loopback_is_refused_unless_the_statement_allows_it() -> Result<()> {
-    let world = world(1)?;
-    world.admin_command(&["cluster", "create", "strict", "--size", "1"])?;
-    let bundle = fs_err::read_to_string(world.create_token("strict")?)?;
-    let (code, said) = refused(&world, &bundle, "loopback")?;
+    let testbed = testbed(1)?;
+    testbed.admin_command(&["cluster", "create", "strict", "--size", "1"])?;
+    let bundle = fs_err::read_to_string(testbed.create_token("strict")?)?;
+    let (code, said) = refused(&testbed, &bundle, "loopback")?;
     ensure!(code == 3, "exit code {code}, said {said}");
     ensure!(said.contains("loopback"), "says nothing of loopback: {said}");
-    ensure!(seats(&world, "strict")? == 0, "it took a seat");
+    ensure!(seats(&testbed, "strict")? == 0, "it took a seat");
     Ok(())
 }
 
 #[test]
 fn two_hosts_with_one_name_do_not_form_a_cluster() -> Result<()> {
-    let world = world(3)?;
-    let bundle = world.create_cluster_with_token("demo", 3)?;
+    let testbed = testbed(3)?;
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
     let named = |name: &str| AgentOptions {
         args: vec!["--name".to_owned(), name.to_owned()],
         ..AgentOptions::default()
     };
     let mut agents = [(0, "same"), (1, "same"), (2, "third")]
-        .map(|(i, n)| world.agent_with(i, &bundle, named(n)));
+        .map(|(i, n)| testbed.agent_with(i, &bundle, named(n)));
     for agent in &mut agents {
         agent.start()?;
     }
     poll_slowly("somebody to name the duplicate", LIMIT, || {
-        let explained = world.admin_command(&["cluster", "explain", "demo"]).unwrap_or_default();
+        let explained = testbed.admin_command(&["cluster", "explain", "demo"]).unwrap_or_default();
         let all: String = agents.iter().map(|a| a.output()).chain([explained]).collect();
         all.contains("the name same").then_some(all)
     })?;
-    let shown = world.admin_json(&["cluster", "show", "demo"])?;
+    let shown = testbed.admin_json(&["cluster", "show", "demo"])?;
     ensure!(shown["state"] != "committed" && shown["state"] != "formed", "it formed: {shown}");
     Ok(())
 }
 
 #[test]
 fn two_hosts_with_one_peer_url_do_not_form_a_cluster() -> Result<()> {
-    let world = world(3)?;
-    let bundle = world.create_cluster_with_token("demo", 3)?;
-    let url = format!("https://{}:2380", world.network.hosts[0].address);
-    let own = world.network.hosts[1].address.to_string();
+    let testbed = testbed(3)?;
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
+    let url = format!("https://{}:2380", testbed.network.hosts[0].address);
+    let own = testbed.network.hosts[1].address.to_string();
     let args = ["--peer-url", &url, "--listen-address", &own].map(str::to_owned).to_vec();
     let same = AgentOptions { args, ..AgentOptions::default() };
-    let mut agents =
-        [world.agent(0, &bundle), world.agent_with(1, &bundle, same), world.agent(2, &bundle)];
+    let mut agents = [
+        testbed.agent(0, &bundle),
+        testbed.agent_with(1, &bundle, same),
+        testbed.agent(2, &bundle),
+    ];
     agents[0].start()?;
     agents[0].wait_for_output("waiting", LIMIT)?;
     agents[1].start()?;
@@ -185,36 +188,36 @@ fn two_hosts_with_one_peer_url_do_not_form_a_cluster() -> Result<()> {
     poll_slowly("the second to be told", LIMIT, || {
         agents[1].output().contains(&url).then_some(())
     })?;
-    let shown = world.admin_json(&["cluster", "show", "demo"])?;
+    let shown = testbed.admin_json(&["cluster", "show", "demo"])?;
     ensure!(shown["state"] != "committed" && shown["state"] != "formed", "it formed: {shown}");
     Ok(())
 }
 
 #[test]
 fn a_record_changed_in_the_database_is_signed_by_nobody() -> Result<()> {
-    let world = world(3)?;
-    let bundle = world.create_cluster_with_token("demo", 3)?;
-    let mut agents = world.start_agents(0..2, &bundle)?;
+    let testbed = testbed(3)?;
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
+    let mut agents = testbed.start_agents(0..2, &bundle)?;
     poll_slowly("two seats to be taken", LIMIT, || {
-        (seats(&world, "demo").ok()? == 2).then_some(())
+        (seats(&testbed, "demo").ok()? == 2).then_some(())
     })?;
     // Change the address in the record's payload, and keep the signature.
-    let changed = world.psql(
+    let changed = testbed.psql(
         "UPDATE agents SET record = split_part(record, '.', 1) || '.' || \
          replace(split_part(record, '.', 2), 'a', 'b') || '.' || split_part(record, '.', 3) \
          WHERE seat = 1",
     )?;
     ensure!(changed.contains("UPDATE 1"), "the row was not changed: {changed}");
-    let mut third = world.agent(2, &bundle);
+    let mut third = testbed.agent(2, &bundle);
     third.start()?;
     agents.push(third);
     let said = poll_slowly("somebody to say so", LIMIT, || {
-        let discovery = world.discovery.as_ref()?.output();
+        let discovery = testbed.discovery.as_ref()?.output();
         let all: String = agents.iter().map(muster_tests::harness::AgentProcess::output).collect();
         let all = all + &discovery;
         (all.contains("signature") || all.contains("record of")).then_some(all)
     })?;
-    let shown = world.admin_json(&["cluster", "show", "demo"]);
+    let shown = testbed.admin_json(&["cluster", "show", "demo"]);
     let state = shown.map(|s| s["state"].as_str().unwrap_or_default().to_owned());
     ensure!(
         !state.is_ok_and(|s| s == "committed" || s == "formed"),
@@ -225,11 +228,11 @@ fn a_record_changed_in_the_database_is_signed_by_nobody() -> Result<()> {
 
 #[test]
 fn an_admin_planted_in_the_database_can_do_nothing() -> Result<()> {
-    let world = world(1)?;
-    world.create_cluster("demo", 3, &[])?;
-    let key = world.path("mallory.pem");
-    world.admin_command(&["key", "new", "--out", key.to_str().context("a path")?])?;
-    let owner: PublicKey = public_key(&world.admin_key())?;
+    let testbed = testbed(1)?;
+    testbed.create_cluster("demo", 3, &[])?;
+    let key = testbed.path("mallory.pem");
+    testbed.admin_command(&["key", "new", "--out", key.to_str().context("a path")?])?;
+    let owner: PublicKey = public_key(&testbed.admin_key())?;
     let mallory = SigningKey::load(&key)?;
     let planted = AdminChange {
         version: 1,
@@ -242,23 +245,23 @@ fn an_admin_planted_in_the_database_can_do_nothing() -> Result<()> {
         }),
     };
     let jws = Jws::sign(JwsType::Admin, &mallory, &planted);
-    world.psql(&format!(
+    testbed.psql(&format!(
         "INSERT INTO admin_elements (sequence, hash, jws, stored_us) \
          VALUES (1, sha256('{0}'), '{0}', 1)",
         jws.as_str()
     ))?;
-    let output = world
+    let output = testbed
         .network
         .hub
         .command(muster_tests::harness::programs::program_path("muster-discovery")?)
         .args(["cluster", "list"])
-        .env("MUSTER_ADMIN_HOME", world.admin_home())
+        .env("MUSTER_ADMIN_HOME", testbed.admin_home())
         .env("MUSTER_ADMIN_KEY", &key)
         .output()?;
     ensure!(!output.status.success(), "a planted admin was let in");
     // The owner can still log in, and discovery's log reports the planted row.
-    world.admin_command(&["cluster", "list"])?;
-    let said = world.discovery.as_ref().context("discovery runs")?.output();
+    testbed.admin_command(&["cluster", "list"])?;
+    let said = testbed.discovery.as_ref().context("discovery runs")?.output();
     ensure!(
         said.contains("admin_elements"),
         "discovery says nothing of the row that it ignores: {said}"

@@ -6,35 +6,35 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
-use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{AgentProcess, Network, TestHost, Testbed, wait_for};
-use muster_tests::stock;
+use muster_tests::stock_etcd;
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// Number of restarts by a supervisor.
 const STARTS: usize = 20;
 
-fn three(world: &Testbed, node: Option<&Path>) -> Result<Vec<AgentProcess>> {
-    let bundle = world.create_cluster_with_token("demo", 3)?;
+fn form_three_members(testbed: &Testbed, node: Option<&Path>) -> Result<Vec<AgentProcess>> {
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
     let args = match node {
         Some(node) => vec!["--node-binary".to_owned(), path_text(node)?.to_owned()],
         None => Vec::new(),
     };
     let start = |host| {
         let options = AgentOptions { args: args.clone(), ..AgentOptions::default() };
-        let mut agent = world.agent_with(host, &bundle, options);
+        let mut agent = testbed.agent_with(host, &bundle, options);
         agent.start()?;
         Ok(agent)
     };
     let agents: Result<Vec<AgentProcess>> = (0..3).map(start).collect();
-    world.wait_cluster_state("demo", "formed", LIMIT)?;
+    testbed.wait_cluster_state("demo", "formed", LIMIT)?;
     agents
 }
 
 /// Removes the member of `agent` with `etcdctl` through the others, as soon as the cluster allows
 /// it.
-fn remove(world: &Testbed, agent: &AgentProcess, others: &[&TestHost]) -> Result<()> {
-    let etcdctl = world.etcdctl("demo", others)?;
+fn remove(testbed: &Testbed, agent: &AgentProcess, others: &[&TestHost]) -> Result<()> {
+    let etcdctl = testbed.etcdctl("demo", others)?;
     let list = etcdctl.json(&["member", "list"])?;
     let url = format!("https://{}:2380", agent.host.address);
     let members = list["members"].as_array().context("a list of members")?;
@@ -47,11 +47,11 @@ fn remove(world: &Testbed, agent: &AgentProcess, others: &[&TestHost]) -> Result
 }
 
 fn doesnt_come_back(node: Option<&Path>) -> Result<()> {
-    let mut world = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
-    let mut agents = three(&world, node)?;
+    let mut testbed = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
+    let mut agents = form_three_members(&testbed, node)?;
     let mut removed = agents.pop().context("a third agent")?;
     let hosts: Vec<&TestHost> = agents.iter().map(|agent| &agent.host).collect();
-    remove(&world, &removed, &hosts)?;
+    remove(&testbed, &removed, &hosts)?;
     let code = removed.exit_code(LIMIT)?;
     ensure!(code == 3, "the agent ended with {code}: {}", removed.output());
     ensure!(removed.output().contains("has been permanently removed"), "{}", removed.output());
@@ -59,8 +59,8 @@ fn doesnt_come_back(node: Option<&Path>) -> Result<()> {
     ensure!(data.is_dir(), "the data is gone");
 
     // The agent must know of the removal without discovery.
-    let etcdctl = world.etcdctl("demo", &hosts)?;
-    world.kill_discovery();
+    let etcdctl = testbed.etcdctl("demo", &hosts)?;
+    testbed.kill_discovery();
     let term = || -> Result<u64> {
         let status = etcdctl.with_endpoint(hosts[0]).json(&["endpoint", "status"])?;
         status[0]["Status"]["raftTerm"].as_u64().context("a term")
@@ -93,11 +93,11 @@ fn a_removed_member_doesnt_come_back() -> Result<()> {
 
 #[test]
 fn a_removed_member_doesnt_come_back_with_etcd_3_4_as_its_node() -> Result<()> {
-    stock::oldest().map_or(Ok(()), |etcd| doesnt_come_back(Some(&etcd)))
+    stock_etcd::oldest().map_or(Ok(()), |etcd| doesnt_come_back(Some(&etcd)))
 }
 
 #[test]
 fn a_removed_member_doesnt_come_back_with_the_newest_etcd_as_its_node() -> Result<()> {
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    stock::newest(work).map_or(Ok(()), |etcd| doesnt_come_back(Some(&etcd)))
+    stock_etcd::newest(work).map_or(Ok(()), |etcd| doesnt_come_back(Some(&etcd)))
 }

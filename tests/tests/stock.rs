@@ -9,17 +9,17 @@ use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::nodes::{client_url, peer_url};
 use muster_tests::harness::programs::program_path;
-use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{
     AgentProcess, Network, NodeProcess, TestHost, Testbed, poll_slowly, skip, wait_for,
 };
-use muster_tests::stock::{self, oldest};
+use muster_tests::stock_etcd::{self, oldest};
 use serde_json::Value;
 
 const FORMATION_LIMIT: Duration = Duration::from_secs(60);
 
 fn newest() -> Option<PathBuf> {
-    stock::newest(Path::new(env!("CARGO_TARGET_TMPDIR")))
+    stock_etcd::newest(Path::new(env!("CARGO_TARGET_TMPDIR")))
 }
 
 fn namespaces() -> Option<Network> {
@@ -32,14 +32,14 @@ fn namespaces() -> Option<Network> {
     }
 }
 
-fn start(world: &Testbed, etcd: &Path, flags: &[&str]) -> Result<Vec<AgentProcess>> {
-    let bundle = world.create_cluster_with_token("demo", 3)?;
+fn start(testbed: &Testbed, etcd: &Path, flags: &[&str]) -> Result<Vec<AgentProcess>> {
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
     let mut args = vec!["--node-binary".to_owned(), path_text(etcd)?.to_owned()];
     args.extend(flags.iter().map(|flag| (*flag).to_owned()));
     (0..3)
         .map(|host| {
             let options = AgentOptions { args: args.clone(), ..AgentOptions::default() };
-            let mut agent = world.agent_with(host, &bundle, options);
+            let mut agent = testbed.agent_with(host, &bundle, options);
             agent.start()?;
             Ok(agent)
         })
@@ -47,11 +47,11 @@ fn start(world: &Testbed, etcd: &Path, flags: &[&str]) -> Result<Vec<AgentProces
 }
 
 fn forms(etcd: &Path, network: Network) -> Result<()> {
-    let world = Testbed::start(network, TestbedOptions::default())?;
-    let agents = start(&world, etcd, &[])?;
-    world.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
+    let testbed = Testbed::start(network, TestbedOptions::default())?;
+    let agents = start(&testbed, etcd, &[])?;
+    testbed.wait_cluster_state("demo", "formed", FORMATION_LIMIT)?;
     let hosts: Vec<&TestHost> = agents.iter().map(|agent| &agent.host).collect();
-    let etcdctl = world.etcdctl("demo", &hosts)?;
+    let etcdctl = testbed.etcdctl("demo", &hosts)?;
     wait_for("the cluster to take a write", FORMATION_LIMIT, || {
         etcdctl.run(&["put", "k", "v"]).ok()
     })?;
@@ -99,14 +99,14 @@ fn the_newest_etcd_forms_on_hosts_of_their_own() -> Result<()> {
 #[test]
 fn nodes_that_find_no_leader_say_why_in_status_and_explain() -> Result<()> {
     let Some(etcd) = newest() else { return Ok(()) };
-    let world = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
-    let agents = start(&world, &etcd, &["--", "--peer-skip-client-san-verification=false"])?;
+    let testbed = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
+    let agents = start(&testbed, &etcd, &["--", "--peer-skip-client-san-verification=false"])?;
     poll_slowly("status to say what the node's log says", FORMATION_LIMIT, || {
         let status = agents[0].status().ok()?;
         says_why(&status["node_complaint"]).then_some(())
     })?;
     poll_slowly("explain to say what a node's log says", FORMATION_LIMIT, || {
-        let explained = world.admin_json(&["cluster", "explain", "demo"]).ok()?;
+        let explained = testbed.admin_json(&["cluster", "explain", "demo"]).ok()?;
         let waits = explained["explain"].as_array()?;
         let reports = waits.iter().find(|wait| wait["code"] == "nodes_not_reported")?;
         says_why(&reports["last_error"]).then_some(())
@@ -133,7 +133,7 @@ fn tool(host: &TestHost, path: &Path, args: &[&str]) -> Result<String> {
 #[test]
 fn the_newest_etcds_own_tool_reads_and_restores_what_is_saved_of_a_node() -> Result<()> {
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (Some(etcd), Some(etcdutl)) = (newest(), stock::newest_etcdutl(work)) else {
+    let (Some(etcd), Some(etcdutl)) = (newest(), stock_etcd::newest_etcdutl(work)) else {
         return Ok(());
     };
     let (network, folder) = (Network::loopback(2), tempfile::tempdir()?);

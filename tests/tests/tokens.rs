@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use muster_tests::harness::nodes::client_url;
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::{Network, NodeProcess};
-use muster_tests::stock;
+use muster_tests::stock_etcd;
 use node_proto::etcdserverpb::auth_client::AuthClient;
 use node_proto::etcdserverpb::kv_client::KvClient;
 use node_proto::etcdserverpb::{AuthenticateRequest, RangeRequest};
@@ -68,7 +68,8 @@ fn etcdctl(tool: &Path, node: &NodeProcess, line: &str) -> Result<()> {
 
 #[test]
 fn etcd_and_muster_node_accept_each_others_signed_tokens() -> Result<()> {
-    let (Some(etcd), Some(tool)) = (stock::newest(work()), stock::newest_etcdctl(work())) else {
+    let (Some(etcd), Some(tool)) = (stock_etcd::newest(work()), stock_etcd::newest_etcdctl(work()))
+    else {
         return Ok(());
     };
     let runtime = tokio::runtime::Runtime::new()?;

@@ -1,4 +1,4 @@
-// What etcd3 (npm) does for its users, over gRPC with TLS, with all members as its hosts.
+// Exercises the API of etcd3 (npm) over gRPC with TLS, with all members as its hosts.
 'use strict';
 
 const assert = require('node:assert/strict');
@@ -7,22 +7,22 @@ const { once } = require('node:events');
 const { Etcd3, EtcdPermissionDeniedError, EtcdAuthenticationFailedError, EtcdLeaseInvalidError,
   EtcdLockFailedError, GRPCOutOfRangeError, GRPCInvalidArgumentError } = require('etcd3');
 
-// How long a state is waited for that has to come.
-const PATIENCE = 60_000;
+// Time limit of each wait for a state that must come, in milliseconds.
+const TIME_LIMIT = 60_000;
 
 const hosts = process.env.ENDPOINTS.split(',');
 const credentials = { rootCertificate: fs.readFileSync(process.env.CACERT) };
 const connect = (auth) => new Etcd3({ hosts, credentials, auth });
-// Of several members one may not have heard yet what another one has done.
+// A member may not have applied yet what another member has answered.
 const connectToOne = (auth) => new Etcd3({ hosts: hosts[0], credentials, auth });
 
 async function until(what, look) {
-  for (const end = Date.now() + PATIENCE; Date.now() < end;) {
+  for (const end = Date.now() + TIME_LIMIT; Date.now() < end;) {
     const found = await look();
     if (found) return found;
     await new Promise((resolve) => setTimeout(resolve, 50));
   }
-  assert.fail(`waited ${PATIENCE / 1000} s in vain for: ${what}`);
+  assert.fail(`waited ${TIME_LIMIT / 1000} s in vain for: ${what}`);
 }
 
 const refused = (what, answer, kind, words) =>
@@ -101,7 +101,7 @@ const checks = {
     await lease.put('lease/a').value('x');
     const about = await client.leaseClient.leaseTimeToLive({ ID: id, keys: true });
     assert.deepEqual([about.grantedTTL, about.keys.map(String)], ['5', ['lease/a']], 'what a lease has');
-    // By itself it is kept alive a few times in its life.
+    // The client by itself keeps the lease alive a few times within its TTL.
     await once(lease, 'keepaliveSucceeded');
     await once(lease, 'keepaliveSucceeded');
     assert.equal(await client.get('lease/a').string(), 'x', 'the key of a lease that is kept alive');
@@ -152,7 +152,7 @@ const checks = {
     await refused('a lease that is not', client.put('x').value('x').lease('12345').exec(), Error,
       /etcdserver: requested lease not found/);
     const watcher = one.watch().key('kv/a').startRevision('1').watcher();
-    const [error] = await once(watcher, 'error', { signal: AbortSignal.timeout(PATIENCE) });
+    const [error] = await once(watcher, 'error', { signal: AbortSignal.timeout(TIME_LIMIT) });
     assert.match(error.message, /^Watcher canceled/, 'a watch from before the compaction');
     one.close();
   },

@@ -10,11 +10,11 @@ import time
 
 import psycopg2
 
-# A row is tried for this long: no failover takes as long.
-PATIENCE = 180
-# Between two tries, and between two rows.
-AGAIN = 0.2
-NEXT = 0.02
+# Time limit for a row in seconds: longer than any failover.
+ROW_TIME_LIMIT = 180
+# Pauses between two tries, and between two rows, in seconds.
+RETRY_PAUSE = 0.2
+ROW_PAUSE = 0.02
 
 stopped = False
 
@@ -31,8 +31,8 @@ def connected(connection):
 
 
 def done(connection, servers, statement, *values):
-    """Runs a statement until it is acknowledged: one whose answer is lost may have been done, and is done again."""
-    end = time.monotonic() + PATIENCE
+    """Runs a statement until it is acknowledged: one whose answer is lost may have been done, and is repeated."""
+    end = time.monotonic() + ROW_TIME_LIMIT
     while True:
         try:
             if not servers:
@@ -40,7 +40,7 @@ def done(connection, servers, statement, *values):
             server = servers[0]
             with server.cursor() as cursor:
                 cursor.execute(statement, values)
-                # A server that is told to stop waiting for its standby says so, and has not kept the promise.
+                # A server that stopped waiting for its standby reports that: the row isn't on both servers then.
                 if any('synchronous replication' in notice for notice in server.notices):
                     raise psycopg2.OperationalError(server.notices[-1])
                 return cursor.fetchall() if cursor.description else None
@@ -50,8 +50,8 @@ def done(connection, servers, statement, *values):
                 server.close()
             servers.clear()
             if time.monotonic() > end:
-                sys.exit(f'no primary took a row for {PATIENCE} s')
-            time.sleep(AGAIN)
+                sys.exit(f'no primary took a row for {ROW_TIME_LIMIT} s')
+            time.sleep(RETRY_PAUSE)
 
 
 def main():
@@ -64,7 +64,7 @@ def main():
         done(connection, servers, 'INSERT INTO written VALUES (%s) ON CONFLICT DO NOTHING', acknowledged + 1)
         acknowledged += 1
         print(f'acknowledged {acknowledged}', flush=True)
-        time.sleep(NEXT)
+        time.sleep(ROW_PAUSE)
     there = {number for number, in done(connection, servers, 'SELECT number FROM written')}
     missing = [number for number in range(1, acknowledged + 1) if number not in there]
     if missing:

@@ -1,16 +1,16 @@
-"""What both programmes check with. A check that fails ends the programme and says what differed."""
+"""Checks that both Python programs use. A failed check prints the difference and ends the program."""
 
 import functools
 import os
 import sys
 import time
 
-# How long a state is waited for that has to come.
-PATIENCE = 60
+# Time limit of each wait for a state that must come, in seconds.
+TIME_LIMIT = 60
 
 
 def step(function):
-    """Says what is being checked: if a programme hangs, its last line says where."""
+    """Prints what is checked next, so that the last line of a program that hangs shows where."""
 
     @functools.wraps(function)
     def told(*args):
@@ -21,7 +21,7 @@ def step(function):
 
 
 def endpoints():
-    """The members' hosts and ports."""
+    """Returns the hosts and ports of the members."""
     urls = os.environ['ENDPOINTS'].split(',')
     return [(host, int(port)) for host, port in (url.split('//')[1].split(':') for url in urls)]
 
@@ -37,7 +37,7 @@ def holds(what, condition):
 
 
 def refused(what, kind, words, call):
-    """`call` has to fail with an exception of this kind whose text has these words."""
+    """Checks that `call` raises an exception of this kind whose text contains `words`."""
     try:
         answer = call()
     except kind as error:
@@ -49,10 +49,10 @@ def refused(what, kind, words, call):
 
 
 def until(what, look):
-    """Looks until there is something."""
-    end = time.monotonic() + PATIENCE
+    """Calls `look` repeatedly until it returns a value."""
+    end = time.monotonic() + TIME_LIMIT
     while not (found := look()):
         if time.monotonic() > end:
-            sys.exit(f'waited {PATIENCE} s in vain for: {what}')
+            sys.exit(f'waited {TIME_LIMIT} s in vain for: {what}')
         time.sleep(0.05)
     return found

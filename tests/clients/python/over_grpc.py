@@ -1,4 +1,4 @@
-"""What etcd3 (PyPI) does for its users, over gRPC with TLS: each client of the list is one member's."""
+"""Exercises the API of etcd3 (PyPI) over gRPC with TLS; each client of the list uses one member."""
 
 import hashlib
 import io
@@ -10,12 +10,12 @@ import etcd3
 import grpc
 from etcd3 import etcdrpc, events, exceptions
 
-from expect import PATIENCE, endpoints, equal, holds, refused, step, until
+from expect import TIME_LIMIT, endpoints, equal, holds, refused, step, until
 
 
 def connect(member, **user):
     host, port = member
-    return etcd3.client(host, port, ca_cert=os.environ['CACERT'], timeout=PATIENCE, **user)
+    return etcd3.client(host, port, ca_cert=os.environ['CACERT'], timeout=TIME_LIMIT, **user)
 
 
 @step
@@ -88,7 +88,7 @@ def watches(clients):
     equal('the first event of a watch from now on', next(puts).value, b'3')
     stop_puts()
     cancel()
-    # One stream has them all, and what one watch misses none of the others does.
+    # All watches share one stream, and a watch that misses events doesn't affect the others.
     many = [last.watch(f'watch/many/{n}') for n in range(50)]
     for n in range(50):
         clients[n % len(clients)].put(f'watch/many/{n}', str(n))
@@ -131,7 +131,7 @@ def locks(clients):
     equal('whether it is held', (mine.is_acquired(), other.is_acquired()), (True, False))
     equal('a lock that another one has', other.acquire(timeout=1), False)
     got = []
-    waits = threading.Thread(target=lambda: got.append(other.acquire(timeout=PATIENCE)))
+    waits = threading.Thread(target=lambda: got.append(other.acquire(timeout=TIME_LIMIT)))
     waits.start()
     equal('letting go', mine.release(), True)
     waits.join()
@@ -146,7 +146,7 @@ def compaction(clients):
     first.put('old', '2')
     now = first.put('old', '3').header.revision
     first.compact(now)
-    # Whoever has read what is new has heard of the compaction, too.
+    # A member that serves the newest revision has also applied the compaction.
     equal('the newest', last.get('old')[0], b'3')
     seen, cancel = last.watch_response('old', start_revision=old)
     refused('a watch from before the compaction', exceptions.RevisionCompactedError, '',
@@ -198,7 +198,7 @@ def users(clients, members):
     refused('nobody', grpc.RpcError, 'etcdserver: user name is empty', lambda: clients[0].get('kv/a'))
     refused('a wrong password', grpc.RpcError, 'etcdserver: authentication failed, invalid user ID or password',
             lambda: connect(members[0], user='alice', password='wrong'))
-    # A token is every member's once that member has heard of it.
+    # A member accepts a token once it has applied the entry that assigned it.
     alice = connect(members[-1], user='alice', password='of alice')
     equal('what a user may read', alice.get('kv/a')[0], b'new')
     refused('what a user may not write', grpc.RpcError, 'etcdserver: permission denied',
@@ -221,7 +221,7 @@ def main():
         check(clients)
     users(clients, members)
     print('done', flush=True)
-    # Its watching threads are never told to end.
+    # The client never ends its watch threads.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""What etcd3gw (PyPI) does for its users, over the JSON gateway: each client of the list is one member's."""
+"""Exercises the API of etcd3gw (PyPI) over the JSON gateway; each client of the list uses one member."""
 
 import itertools
 import os
@@ -6,12 +6,12 @@ import os
 import etcd3gw
 from etcd3gw import exceptions
 
-from expect import PATIENCE, endpoints, equal, holds, refused, step, until
+from expect import TIME_LIMIT, endpoints, equal, holds, refused, step, until
 
 
 def connect(member):
     host, port = member
-    return etcd3gw.client(host, port, protocol='https', ca_cert=os.environ['CACERT'], timeout=PATIENCE)
+    return etcd3gw.client(host, port, protocol='https', ca_cert=os.environ['CACERT'], timeout=TIME_LIMIT)
 
 
 @step
@@ -125,7 +125,7 @@ def cluster(clients):
 
 @step
 def users(clients):
-    """The client has no words for users, but asks whatever it is told to, with whatever header."""
+    """The client has no methods for users, but can send any request with any header."""
     first, last = clients[0], clients[-1]
 
     def auth(client, path, **about):
@@ -156,7 +156,7 @@ def main():
     for check in [reads_and_writes, transactions, watches, leases, locks, errors, cluster, users]:
         check(clients)
     print('done', flush=True)
-    # A watch that was cancelled may leave its thread behind.
+    # The thread of a cancelled watch may still run.
     os._exit(0)
 
 

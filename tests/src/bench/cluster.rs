@@ -73,7 +73,7 @@ pub(super) struct MemberAddress {
 }
 
 impl MemberAddress {
-    fn at(number: usize, has_tls: bool, peer: u16, client: u16) -> Self {
+    fn new(number: usize, has_tls: bool, peer: u16, client: u16) -> Self {
         let scheme = if has_tls { "https" } else { "http" };
         let url = |port: u16| format!("{scheme}://{}:{port}", Ipv4Addr::LOCALHOST);
         Self {
@@ -88,13 +88,13 @@ impl MemberAddress {
 /// Returns the flag `--initial-cluster` for these members.
 fn initial_cluster<'a>(places: impl Iterator<Item = &'a MemberAddress>) -> String {
     let all: Vec<String> =
-        places.map(|place| format!("{}={}", place.name, place.peer_url)).collect();
+        places.map(|address| format!("{}={}", address.name, address.peer_url)).collect();
     format!("--initial-cluster={}", all.join(","))
 }
 
 #[derive(Debug)]
 struct BenchMember {
-    place: MemberAddress,
+    address: MemberAddress,
     args: Vec<String>,
     log: PathBuf,
     server: ServerProcess,
@@ -112,14 +112,14 @@ impl BenchCluster {
         fs_err::create_dir_all(dir)?;
         let ports = free_ports(2 * size)?;
         let places: Vec<MemberAddress> = (0..size)
-            .map(|n| MemberAddress::at(n, credentials.is_some(), ports[n], ports[size + n]))
+            .map(|n| MemberAddress::new(n, credentials.is_some(), ports[n], ports[size + n]))
             .collect();
         let initial = initial_cluster(places.iter());
         let mut all = credentials.map(Credentials::mutual_flags).unwrap_or_default();
         all.extend(flags.iter().map(|flag| (*flag).to_owned()));
-        let members = places.into_iter().map(|place| {
+        let members = places.into_iter().map(|address| {
             let given = all.iter().chain([&initial]).cloned();
-            BenchMember::start(program, dir, place, given)
+            BenchMember::start(program, dir, address, given)
         });
         let mut cluster = Self {
             members: members.collect::<Result<_>>()?,
@@ -140,7 +140,7 @@ impl BenchCluster {
 
     /// Returns a client of member `n`, with a connection of its own.
     pub(super) fn client(&self, n: usize) -> Result<EtcdClient> {
-        let client = EtcdClient::new(self.members[n].place.client, self.tls.clone())?;
+        let client = EtcdClient::new(self.members[n].address.client, self.tls.clone())?;
         Ok(client.with_token(self.token.clone()))
     }
 
@@ -151,7 +151,7 @@ impl BenchCluster {
 
     /// Returns a connection to member `n`.
     pub(super) fn channel(&self, n: usize) -> Result<Channel> {
-        channel(self.members[n].place.client, self.tls.clone())
+        channel(self.members[n].address.client, self.tls.clone())
     }
 
     pub(super) fn len(&self) -> usize {
@@ -160,17 +160,17 @@ impl BenchCluster {
 
     /// Returns the index of the leader, if all members agree on it.
     pub(super) async fn leader(&self) -> Result<usize> {
-        let mut seen = Vec::new();
+        let mut statuses = Vec::new();
         for n in 0..self.len() {
             let status = self.client(n)?.status(CALL_TIME).await?;
             let own = status.header.context("a header")?.member_id;
-            seen.push((own, status.leader));
+            statuses.push((own, status.leader));
         }
-        let leader = seen[0].1;
-        if leader == 0 || seen.iter().any(|(_, other)| *other != leader) {
+        let leader = statuses[0].1;
+        if leader == 0 || statuses.iter().any(|(_, other)| *other != leader) {
             bail!("the members do not agree on a leader");
         }
-        seen.iter().position(|(own, _)| *own == leader).context("the leader is a member")
+        statuses.iter().position(|(own, _)| *own == leader).context("the leader is a member")
     }
 
     /// Waits until all members follow one leader and have applied the same revision. Returns the
@@ -219,35 +219,35 @@ impl BenchCluster {
     /// Adds a learner through member `asked`, starts it as the last of `members`, and returns its
     /// id.
     pub(super) async fn join(&mut self, asked: usize) -> Result<u64> {
-        let place = self.next_address()?;
-        let peer_ur_ls = vec![place.peer_url.clone()];
+        let address = self.next_address()?;
+        let peer_ur_ls = vec![address.peer_url.clone()];
         let request = MemberAddRequest { peer_ur_ls, is_learner: true };
         let added = self.api(asked)?.member_add(request).await?.into_inner();
-        self.start_joiner(place)?;
+        self.start_joiner(address)?;
         Ok(added.member.context("the new member")?.id)
     }
 
     /// Chooses name and ports of the next member, without starting it.
     pub(super) fn next_address(&self) -> Result<MemberAddress> {
         let ports = free_ports(2)?;
-        Ok(MemberAddress::at(self.started_members, self.tls.is_some(), ports[0], ports[1]))
+        Ok(MemberAddress::new(self.started_members, self.tls.is_some(), ports[0], ports[1]))
     }
 
     /// Starts a member that the cluster has added, as the last of `members`.
-    pub(super) fn start_joiner(&mut self, place: MemberAddress) -> Result<()> {
-        let all = self.members.iter().map(|member| &member.place).chain([&place]);
+    pub(super) fn start_joiner(&mut self, address: MemberAddress) -> Result<()> {
+        let all = self.members.iter().map(|member| &member.address).chain([&address]);
         let initial = ["--initial-cluster-state=existing".to_owned(), initial_cluster(all)];
         let flags = self.flags.iter().cloned().chain(initial);
-        self.members.push(BenchMember::start(&self.program, &self.dir, place, flags)?);
+        self.members.push(BenchMember::start(&self.program, &self.dir, address, flags)?);
         self.started_members += 1;
         Ok(())
     }
 
-    /// Whether member `asked` lists a member with the peer URL of `place`.
-    pub(super) async fn lists(&self, asked: usize, place: &MemberAddress) -> Result<bool> {
+    /// Whether member `asked` lists a member with the peer URL of `address`.
+    pub(super) async fn lists(&self, asked: usize, address: &MemberAddress) -> Result<bool> {
         let request = MemberListRequest { linearizable: false };
         let list = self.api(asked)?.member_list(request).await?.into_inner();
-        Ok(list.members.iter().any(|member| member.peer_ur_ls.contains(&place.peer_url)))
+        Ok(list.members.iter().any(|member| member.peer_ur_ls.contains(&address.peer_url)))
     }
 
     /// Restarts the newest member if it has exited, as its supervisor would. Stock etcd exits if
@@ -262,7 +262,8 @@ impl BenchCluster {
 
     /// Returns the client URLs of all members, separated by commas as for `--endpoints`.
     pub(super) fn endpoints(&self) -> String {
-        let urls: Vec<&str> = self.members.iter().map(|member| &*member.place.client_url).collect();
+        let urls: Vec<&str> =
+            self.members.iter().map(|member| &*member.address.client_url).collect();
         urls.join(",")
     }
 
@@ -270,7 +271,7 @@ impl BenchCluster {
     pub(super) fn kill_and_delete(&mut self, n: usize) -> Result<()> {
         let member = self.members.remove(n);
         drop(member.server);
-        fs_err::remove_dir_all(self.dir.join(member.place.name))?;
+        fs_err::remove_dir_all(self.dir.join(member.address.name))?;
         Ok(())
     }
 
@@ -328,10 +329,10 @@ impl BenchMember {
     fn start(
         program: &ServerProgram,
         dir: &Path,
-        place: MemberAddress,
+        address: MemberAddress,
         flags: impl Iterator<Item = String>,
     ) -> Result<Self> {
-        let MemberAddress { name, peer_url, client_url, .. } = &place;
+        let MemberAddress { name, peer_url, client_url, .. } = &address;
         let mut args = vec![
             format!("--name={name}"),
             format!("--data-dir={}", dir.join(name).display()),
@@ -343,16 +344,16 @@ impl BenchMember {
         args.extend(flags);
         let log = dir.join(format!("{name}.log"));
         let server = ServerProcess::start(&program.path, &args, &log)?;
-        Ok(Self { place, args, log, server })
+        Ok(Self { address, args, log, server })
     }
 }
 
 /// Returns ports that are free now. All are bound at the same time, so that they differ.
 pub(crate) fn free_ports(count: usize) -> Result<Vec<u16>> {
-    let held = (0..count)
+    let listeners = (0..count)
         .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
         .collect::<std::io::Result<Vec<_>>>()?;
-    Ok(held
+    Ok(listeners
         .iter()
         .map(|l| l.local_addr().map(|a| a.port()))
         .collect::<std::io::Result<Vec<_>>>()?)

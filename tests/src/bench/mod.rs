@@ -101,15 +101,15 @@ pub async fn run(plan: &BenchPlan, say: &dyn Fn(&str)) -> Result<BenchReport> {
         .tempdir_in(&plan.work)
         .context("make a directory for data")?;
     let mut report = BenchReport { programs: programs.clone(), ..BenchReport::default() };
-    if let Some(wanted) = &plan.reconfigure {
+    if let Some(parameters) = &plan.reconfigure {
         for program in &programs {
-            reconfigure::run(wanted, program, data.path(), &mut report, say).await?;
+            reconfigure::run(parameters, program, data.path(), &mut report, say).await?;
         }
         return Ok(report);
     }
-    if let Some(wanted) = &plan.services {
+    if let Some(parameters) = &plan.services {
         for program in &programs {
-            services::run(wanted, program, data.path(), &mut report, say).await?;
+            services::run(parameters, program, data.path(), &mut report, say).await?;
         }
         return Ok(report);
     }
@@ -136,7 +136,7 @@ pub async fn run(plan: &BenchPlan, say: &dyn Fn(&str)) -> Result<BenchReport> {
             for cluster in &mut clusters {
                 say(&format!("killing the leader of {} {} times", cluster.name(), plan.outages));
                 let times = outage::run(cluster, plan.outages).await?;
-                report.outages.push(Outages::of(cluster.name(), &times));
+                report.outages.push(Outages::from_times(cluster.name(), &times));
             }
         }
     }
@@ -144,15 +144,15 @@ pub async fn run(plan: &BenchPlan, say: &dyn Fn(&str)) -> Result<BenchReport> {
 }
 
 async fn programs(plan: &BenchPlan, say: &dyn Fn(&str)) -> Result<Vec<ServerProgram>> {
-    let wanted = |name: &str| plan.only.as_deref().is_none_or(|only| only == name);
+    let is_wanted = |name: &str| plan.only.as_deref().is_none_or(|only| only == name);
     let mut programs = Vec::new();
-    if wanted("muster-node") {
+    if is_wanted("muster-node") {
         programs.push(ServerProgram::find("muster-node", plan.muster.clone()).await?);
     }
-    if wanted("etcd") {
+    if is_wanted("etcd") {
         let path = match &plan.etcd {
             Some(path) => path.clone(),
-            None => crate::stock::newest_or_installed(&plan.work, say).await?,
+            None => crate::stock_etcd::newest_or_installed(&plan.work, say).await?,
         };
         programs.push(ServerProgram::find("etcd", path).await?);
     }
@@ -191,7 +191,7 @@ async fn measure(
     }
     for (cluster, rounds) in clusters.iter().zip(&rounds) {
         let rss = cluster.resident_bytes()?;
-        report.figures.push(LoadFigures::of(cluster.name(), mode, clients, rounds, rss));
+        report.figures.push(LoadFigures::from_rounds(cluster.name(), mode, clients, rounds, rss));
     }
     Ok(())
 }

@@ -42,7 +42,7 @@ pub struct ReconfigureParameters {
 }
 
 pub(super) async fn run(
-    wanted: &ReconfigureParameters,
+    parameters: &ReconfigureParameters,
     program: &ServerProgram,
     dir: &Path,
     report: &mut BenchReport,
@@ -50,26 +50,26 @@ pub(super) async fn run(
 ) -> Result<()> {
     let name = &program.name;
     let dir = dir.join(format!("{name}-reconfigure"));
-    if wanted.changes > 0 {
-        say(&format!("changing the members of {name} {} times", wanted.changes));
-        let mut seen = ChangeWrites::default();
-        for _ in 0..wanted.changes {
+    if parameters.changes > 0 {
+        say(&format!("changing the members of {name} {} times", parameters.changes));
+        let mut measurements = ChangeWrites::default();
+        for _ in 0..parameters.changes {
             // A new cluster each time, so that no new member receives more than 5,000 entries. In etcd
             // 3.7.3 such a member refuses its own publish request with "too many requests" for ever
             // (`publishV3` in its server.go).
             let mut cluster =
                 BenchCluster::start(program, &dir, MEMBERS, None, &[NOT_STRICT]).await?;
-            seen.measure_round(&mut cluster).await?;
+            measurements.measure_round(&mut cluster).await?;
             drop(cluster);
             fs_err::remove_dir_all(&dir)?;
         }
-        for (change, seen) in [
-            ("add a learner", seen.adding),
-            ("promote it", seen.promoting),
-            ("remove a follower", seen.followers),
-            ("remove the leader", seen.leaders),
+        for (change, measurements) in [
+            ("add a learner", measurements.adding),
+            ("promote it", measurements.promoting),
+            ("remove a follower", measurements.followers),
+            ("remove the leader", measurements.leaders),
         ] {
-            report.changes.push(ChangeFigures::of(name, change, &seen));
+            report.changes.push(ChangeFigures::from_measurements(name, change, &measurements));
         }
         say(&format!("{name} from 3 to 5 to 3 members, {CLIENTS} clients"));
         let mut cluster = BenchCluster::start(program, &dir, MEMBERS, None, &[NOT_STRICT]).await?;
@@ -77,10 +77,12 @@ pub(super) async fn run(
         drop(cluster);
         fs_err::remove_dir_all(&dir)?;
     }
-    if wanted.data_mib > 0 {
-        say(&format!("replacing a dead member of {name} with {} MiB", wanted.data_mib));
+    if parameters.data_mib > 0 {
+        say(&format!("replacing a dead member of {name} with {} MiB", parameters.data_mib));
         let cluster = BenchCluster::start(program, &dir, MEMBERS, None, &[]).await?;
-        report.replacements.push(replace::run(cluster, &wanted.agent, wanted.data_mib).await?);
+        report
+            .replacements
+            .push(replace::run(cluster, &parameters.agent, parameters.data_mib).await?);
         fs_err::remove_dir_all(&dir)?;
     }
     Ok(())
@@ -99,12 +101,12 @@ impl ChangeWrites {
     /// Makes each kind of change once.
     async fn measure_round(&mut self, cluster: &mut BenchCluster) -> Result<()> {
         let leader = cluster.wait_settled().await?;
-        let stay: Vec<usize> = (0..cluster.len()).filter(|n| *n != leader).collect();
-        let writer = SteadyWriter::start(cluster, &stay).await?;
+        let remaining: Vec<usize> = (0..cluster.len()).filter(|n| *n != leader).collect();
+        let writer = SteadyWriter::start(cluster, &remaining).await?;
         let id = cluster.join(leader).await?;
         wait_caught_up(cluster, leader).await?;
         self.adding.push(writer.finish().await?);
-        let writer = SteadyWriter::start(cluster, &stay).await?;
+        let writer = SteadyWriter::start(cluster, &remaining).await?;
         promote(cluster, leader, id).await?;
         self.promoting.push(writer.finish().await?);
         self.followers.push(remove_one(cluster, false).await?);
@@ -121,21 +123,22 @@ impl ChangeWrites {
 /// Removes the leader or a follower from a cluster of four, and returns the writes meanwhile.
 async fn remove_one(cluster: &mut BenchCluster, is_leader: bool) -> Result<WriteMeasurement> {
     let leader = cluster.wait_settled().await?;
-    let goes = if is_leader { leader } else { (leader + 1) % cluster.len() };
-    let stay: Vec<usize> = (0..cluster.len()).filter(|n| *n != goes && *n != leader).collect();
-    let id = cluster.id(goes).await?;
-    let writer = SteadyWriter::start(cluster, &stay).await?;
-    remove(cluster, stay[0], id).await?;
-    let seen = writer.finish().await?;
-    cluster.kill_and_delete(goes)?;
-    Ok(seen)
+    let removed = if is_leader { leader } else { (leader + 1) % cluster.len() };
+    let remaining: Vec<usize> =
+        (0..cluster.len()).filter(|n| *n != removed && *n != leader).collect();
+    let id = cluster.id(removed).await?;
+    let writer = SteadyWriter::start(cluster, &remaining).await?;
+    remove(cluster, remaining[0], id).await?;
+    let measurement = writer.finish().await?;
+    cluster.kill_and_delete(removed)?;
+    Ok(measurement)
 }
 
 /// Waits until the newest member has reached the leader's current revision.
 pub(super) async fn wait_caught_up(cluster: &mut BenchCluster, leader: usize) -> Result<()> {
     let start = Instant::now();
-    let wanted = revision(cluster, leader).await?;
-    while !revision(cluster, cluster.len() - 1).await.is_ok_and(|found| found >= wanted) {
+    let target_revision = revision(cluster, leader).await?;
+    while !revision(cluster, cluster.len() - 1).await.is_ok_and(|found| found >= target_revision) {
         if start.elapsed() > LIMIT {
             bail!("the new member does not catch up");
         }
@@ -181,8 +184,8 @@ async fn remove(cluster: &BenchCluster, asked: usize, id: u64) -> Result<()> {
 /// stay.
 async fn resize(cluster: &mut BenchCluster) -> Result<Resize> {
     let leader = cluster.wait_settled().await?;
-    let stay: Vec<usize> = (0..cluster.len()).filter(|n| *n != leader).collect();
-    let clients = stay.iter().map(|n| cluster.client(*n)).collect::<Result<Vec<_>>>()?;
+    let remaining: Vec<usize> = (0..cluster.len()).filter(|n| *n != leader).collect();
+    let clients = remaining.iter().map(|n| cluster.client(*n)).collect::<Result<Vec<_>>>()?;
     let (stop, stopped) = watch::channel(false);
     let mut load = JoinSet::new();
     for n in 0..CLIENTS {
@@ -191,15 +194,15 @@ async fn resize(cluster: &mut BenchCluster) -> Result<Resize> {
     let start = Instant::now();
     tokio::time::sleep(MARGIN).await;
     for _ in 0..2 {
-        let id = cluster.join(stay[0]).await?;
-        wait_caught_up(cluster, stay[0]).await?;
-        promote(cluster, stay[0], id).await?;
+        let id = cluster.join(remaining[0]).await?;
+        wait_caught_up(cluster, remaining[0]).await?;
+        promote(cluster, remaining[0], id).await?;
     }
-    for goes in [cluster.len() - 1, leader] {
-        let id = cluster.id(goes).await?;
-        remove(cluster, stay[0], id).await?;
+    for removed in [cluster.len() - 1, leader] {
+        let id = cluster.id(removed).await?;
+        remove(cluster, remaining[0], id).await?;
         tokio::time::sleep(MARGIN).await;
-        cluster.kill_and_delete(goes)?;
+        cluster.kill_and_delete(removed)?;
     }
     let took = start.elapsed();
     let _ = stop.send(true);

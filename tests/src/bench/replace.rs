@@ -17,8 +17,8 @@ const MIB: u64 = 1 << 20;
 /// log drops old entries, and a new member has to get a snapshot.
 const FILLERS: u64 = 16;
 const FILL_BYTES: u64 = 64 << 10;
-/// Interval between looks at the member list. The new member is started as soon as it is listed.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// Interval at which the member list is polled. The new member is started as soon as it is listed.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Fills the cluster, kills a follower, deletes its data, and replaces it with `muster-agent member
 /// replace`. That command uses the Cluster API, which both programs have.
@@ -35,24 +35,24 @@ pub(super) async fn run(
     let id = cluster.id(dead).await?;
     cluster.kill_and_delete(dead)?;
     let leader = if dead < leader { leader - 1 } else { leader };
-    let place = cluster.next_address()?;
+    let address = cluster.next_address()?;
     let start = Instant::now();
     let patience = LIMIT.as_secs().to_string();
     let mut command = Command::new(agent)
-        .args(["member", "replace", &format!("{id:016x}"), &place.name])
-        .args(["--peer-urls", &place.peer_url, "--endpoints", &cluster.endpoints()])
+        .args(["member", "replace", &format!("{id:016x}"), &address.name])
+        .args(["--peer-urls", &address.peer_url, "--endpoints", &cluster.endpoints()])
         .args(["--patience", &patience])
         .stdout(Stdio::null())
         .kill_on_drop(true)
         .spawn()
         .with_context(|| format!("start {}", agent.display()))?;
-    while !cluster.lists(leader, &place).await? {
+    while !cluster.lists(leader, &address).await? {
         if let Some(status) = command.try_wait()? {
             bail!("member replace ended with {status} before it added anybody");
         }
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
-    cluster.start_joiner(place)?;
+    cluster.start_joiner(address)?;
     let status = tokio::time::timeout(LIMIT, command.wait()).await.context("member replace")??;
     if !status.success() {
         bail!("member replace ended with {status}");

@@ -51,7 +51,7 @@ pub struct LoadFigures {
 }
 
 impl LoadFigures {
-    pub(super) fn of(
+    pub(super) fn from_rounds(
         program: &str,
         mode: TransportMode,
         clients: usize,
@@ -88,7 +88,7 @@ pub struct Outages {
 }
 
 impl Outages {
-    pub(super) fn of(program: &str, times: &[Duration]) -> Self {
+    pub(super) fn from_times(program: &str, times: &[Duration]) -> Self {
         let millis: Vec<f64> = times.iter().map(|t| t.as_secs_f64() * 1000.0).collect();
         Self {
             program: program.to_owned(),
@@ -121,20 +121,24 @@ pub struct ChangeFigures {
 }
 
 impl ChangeFigures {
-    pub(super) fn of(program: &str, change: &'static str, seen: &[WriteMeasurement]) -> Self {
-        let millis = |of: &dyn Fn(&WriteMeasurement) -> Duration| -> Vec<f64> {
-            seen.iter().map(|writes| of(writes).as_secs_f64() * 1000.0).collect()
+    pub(super) fn from_measurements(
+        program: &str,
+        change: &'static str,
+        measurements: &[WriteMeasurement],
+    ) -> Self {
+        let millis = |select: &dyn Fn(&WriteMeasurement) -> Duration| -> Vec<f64> {
+            measurements.iter().map(|writes| select(writes).as_secs_f64() * 1000.0).collect()
         };
         let (gaps, waits) = (millis(&|writes| writes.gap), millis(&|writes| writes.wait));
         Self {
             program: program.to_owned(),
             change,
-            runs: seen.len(),
+            runs: measurements.len(),
             gap_max_ms: gaps.iter().copied().fold(0.0, f64::max),
             gap_median_ms: median(gaps),
             wait_max_ms: waits.iter().copied().fold(0.0, f64::max),
             wait_median_ms: median(waits),
-            failed: seen.iter().map(|writes| writes.failed).sum(),
+            failed: measurements.iter().map(|writes| writes.failed).sum(),
         }
     }
 }
@@ -242,11 +246,11 @@ impl BenchReport {
 
     fn services(&self, out: &mut String) {
         let Some(first) = self.programs.first() else { return };
-        let of = |program: &str| -> Vec<&ServiceFigure> {
+        let select = |program: &str| -> Vec<&ServiceFigure> {
             self.services.iter().filter(|service| service.program == program).collect()
         };
-        let columns: Vec<_> = self.programs.iter().map(|program| of(&program.name)).collect();
-        let rows = of(&first.name);
+        let columns: Vec<_> = self.programs.iter().map(|program| select(&program.name)).collect();
+        let rows = select(&first.name);
         let width = rows.iter().map(|service| service.what.len()).max().unwrap_or(0);
         for (n, service) in rows.into_iter().enumerate() {
             if n == 0 {
@@ -319,7 +323,7 @@ mod tests {
 
     #[test]
     fn outages_are_told_by_median_and_longest() {
-        let outages = Outages::of("x", &[3, 1, 2].map(Duration::from_secs));
+        let outages = Outages::from_times("x", &[3, 1, 2].map(Duration::from_secs));
         assert_eq!((outages.runs, outages.median_ms, outages.max_ms), (3, 2000.0, 3000.0));
     }
 }

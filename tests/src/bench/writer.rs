@@ -130,10 +130,10 @@ mod tests {
             PutRecord { begun: at(begun), ended: at(ended), is_acknowledged }
         };
         let puts = [put(0, 10, true), put(5, 205, false), put(10, 310, true), put(300, 312, true)];
-        let seen = summarize(&puts).unwrap();
-        assert_eq!(seen.gap, Duration::from_millis(300));
-        assert_eq!(seen.wait, Duration::from_millis(300));
-        assert_eq!(seen.failed, 1);
+        let measurement = summarize(&puts).unwrap();
+        assert_eq!(measurement.gap, Duration::from_millis(300));
+        assert_eq!(measurement.wait, Duration::from_millis(300));
+        assert_eq!(measurement.failed, 1);
         assert!(super::summarize(&puts[..2]).is_err());
     }
 }

@@ -9,7 +9,7 @@ fn main() -> ExitCode {
     match demo::run(&DemoOptions::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            demo::story::DemoPrinter::print_error(&format!("the demo failed: {error:#}"));
+            demo::printer::DemoPrinter::print_error(&format!("the demo failed: {error:#}"));
             ExitCode::FAILURE
         }
     }

@@ -9,7 +9,7 @@ use std::time::{Instant, SystemTime};
 use anyhow::{Context, Result};
 use clap::Parser;
 use muster_tests::fuzz_etcd::{self, FuzzSubject};
-use muster_tests::stock;
+use muster_tests::stock_etcd;
 
 /// Requests of one run, after which both servers start again with empty data.
 const PER_RUN: u64 = 5_000;
@@ -63,7 +63,7 @@ fn fuzz(args: &Args) -> Result<()> {
         };
         let etcd = match &args.etcd {
             Some(path) => path.clone(),
-            None => stock::newest_or_installed(work, &say).await?,
+            None => stock_etcd::newest_or_installed(work, &say).await?,
         };
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
         let mut seed = args.seed.unwrap_or(now);
@@ -86,7 +86,7 @@ fn fuzz(args: &Args) -> Result<()> {
                 }
                 None => {
                     let it = fuzz_etcd::run(programs, dir, about, seed, requests).await?;
-                    let also = format!("what was told compared {} times", it.settles);
+                    let also = format!("events or answers compared {} times", it.settles);
                     (it.requests, it.refused, also, it.allowed)
                 }
             };
@@ -97,7 +97,7 @@ fn fuzz(args: &Args) -> Result<()> {
                  ({took:.0} s)"
             )?;
             for (why, count) in allowed {
-                writeln!(out, "  {count} differ and may: {why}")?;
+                writeln!(out, "  {count} allowed differences: {why}")?;
             }
             left -= requests;
             seed = seed.wrapping_add(1);

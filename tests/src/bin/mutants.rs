@@ -129,7 +129,7 @@ enum MutantVerdict {
 }
 
 impl MutantVerdict {
-    fn told(&self) -> String {
+    fn describe(&self) -> String {
         match self {
             Self::Killed(by) => format!("killed by {by}"),
             Self::Survived => "SURVIVED".to_owned(),
@@ -176,7 +176,7 @@ fn try_all(
             let began = Instant::now();
             let verdict = try_one(bench, mutant, useless)?;
             let took = began.elapsed().as_secs_f64();
-            println!("{} {} ({took:.1} s): {}", mutant.id, verdict.told(), mutant.title);
+            println!("{} {} ({took:.1} s): {}", mutant.id, verdict.describe(), mutant.title);
             results.lock().expect("nobody panics with it").insert(mutant.id, verdict);
         }
         Ok(())
@@ -188,7 +188,7 @@ fn try_all(
     Ok(results.into_inner().expect("nobody panics with it"))
 }
 
-/// Prints the counts of each list, and then every mutant that was not found.
+/// Prints how many mutants of each list were found, and then every mutant that was not.
 fn report(chosen: &[Mutant], results: &Results) -> ExitCode {
     let mut lists: BTreeMap<&str, [usize; 4]> = BTreeMap::new();
     for mutant in chosen {
@@ -213,7 +213,7 @@ fn report(chosen: &[Mutant], results: &Results) -> ExitCode {
             println!(
                 "{} {} {}: {}",
                 mutant.id,
-                verdict.told(),
+                verdict.describe(),
                 mutant.file.display(),
                 mutant.title
             );

@@ -6,47 +6,48 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::story::DemoPrinter;
+use super::printer::DemoPrinter;
 use super::{JOINER, LIMIT, SUBSTITUTE, client, hosts_of, succeeded};
 use crate::harness::programs::program_path;
-use crate::harness::world::path_text;
+use crate::harness::testbed::path_text;
 use crate::harness::{AgentProcess, Etcdctl, TestHost, Testbed, poll_slowly, wait_for};
 
 /// Replaces a host that was lost with its disk by another host.
 pub(super) fn replace_one(
-    story: &mut DemoPrinter,
-    world: &Testbed,
+    printer: &mut DemoPrinter,
+    testbed: &Testbed,
     agents: &mut Vec<AgentProcess>,
 ) -> Result<()> {
-    story.chapter("A lost machine is replaced");
+    printer.chapter("A lost machine is replaced");
     let count = agents.len();
     let lost = agents.remove(0);
-    let etcdctl = client(world, agents)?;
+    let etcdctl = client(testbed, agents)?;
     let name = name_of(&etcdctl, &lost.host)?;
     let pids = (lost.process_id().context("its agent runs")?, lost.node_pid().context("its node")?);
-    let (gone, data_dir) = (lost.host.clone(), lost.data_dir.clone());
+    let (lost_host, data_dir) = (lost.host.clone(), lost.data_dir.clone());
     // Dropping an agent kills it and its node with SIGKILL.
     drop(lost);
     fs_err::remove_dir_all(data_dir)?;
-    story.command(&format!(
+    printer.command(&format!(
         "kill -9 {} {}; rm -rf {}     # all that was on {}",
-        pids.0, pids.1, gone.name, gone.name
+        pids.0, pids.1, lost_host.name, lost_host.name
     ));
     let (newcomer, took) =
-        start_newcomer(story, world, SUBSTITUTE, &["--replace", &name], |host| {
-            let gone = members(&etcdctl).is_ok_and(|listed| find(&listed, &gone).is_none());
-            gone && is_voter(&etcdctl, host, count)
+        start_newcomer(printer, testbed, SUBSTITUTE, &["--replace", &name], |host| {
+            let is_removed =
+                members(&etcdctl).is_ok_and(|listed| find(&listed, &lost_host).is_none());
+            is_removed && is_voter(&etcdctl, host, count)
         })?;
-    story.print_checked(&format!(
+    printer.print_checked(&format!(
         "{} votes, {name} is no member any more: {took} ms after the new agent was started",
         newcomer.host.name
     ));
     check_read(&etcdctl, &newcomer.host)?;
-    story
+    printer
         .print_checked(&format!("asked alone, {} has what was written before", newcomer.host.name));
-    let who = wait_carried_out(world, "replace", agents)?;
-    story.print_checked(&format!(
-        "the agent on {who} did it: a learner first, promoted once in sync"
+    let promoter = wait_carried_out(testbed, "replace", agents)?;
+    printer.print_checked(&format!(
+        "the agent on {promoter} did it: a learner first, promoted once in sync"
     ));
     agents.push(newcomer);
     Ok(())
@@ -54,25 +55,25 @@ pub(super) fn replace_one(
 
 /// Adds a host that has nothing but a join ticket.
 pub(super) fn join_one(
-    story: &mut DemoPrinter,
-    world: &Testbed,
+    printer: &mut DemoPrinter,
+    testbed: &Testbed,
     agents: &mut Vec<AgentProcess>,
 ) -> Result<()> {
-    story.chapter("A fourth member joins by a ticket");
-    let etcdctl = client(world, agents)?;
+    printer.chapter("A fourth member joins by a ticket");
+    let etcdctl = client(testbed, agents)?;
     let count = agents.len() + 1;
     let (newcomer, took) =
-        start_newcomer(story, world, JOINER, &[], |host| is_voter(&etcdctl, host, count))?;
-    story.print_checked(&format!(
+        start_newcomer(printer, testbed, JOINER, &[], |host| is_voter(&etcdctl, host, count))?;
+    printer.print_checked(&format!(
         "{} votes, {took} ms after its agent was started; there are {count} members",
         newcomer.host.name
     ));
     check_read(&etcdctl, &newcomer.host)?;
-    story
+    printer
         .print_checked(&format!("asked alone, {} has what was written before", newcomer.host.name));
-    let who = wait_carried_out(world, "join", agents)?;
-    story.print_checked(&format!(
-        "the agent on {who} did it: a learner first, promoted once in sync"
+    let promoter = wait_carried_out(testbed, "join", agents)?;
+    printer.print_checked(&format!(
+        "the agent on {promoter} did it: a learner first, promoted once in sync"
     ));
     agents.push(newcomer);
     Ok(())
@@ -80,16 +81,16 @@ pub(super) fn join_one(
 
 /// Removes a member for good through the cluster itself, without discovery.
 pub(super) fn remove_one(
-    story: &mut DemoPrinter,
-    world: &Testbed,
+    printer: &mut DemoPrinter,
+    testbed: &Testbed,
     agents: &mut Vec<AgentProcess>,
 ) -> Result<()> {
-    story.chapter("One member is removed for good, without discovery");
+    printer.chapter("One member is removed for good, without discovery");
     let mut removed = agents.remove(0);
     let others = hosts_of(agents);
-    let etcdctl = client(world, agents)?;
+    let etcdctl = client(testbed, agents)?;
     let name = name_of(&etcdctl, &removed.host)?;
-    story.command(&format!(
+    printer.command(&format!(
         "muster-agent member remove {name} --data-dir {0}     # on {0}, through its own node",
         others[0].name
     ));
@@ -105,7 +106,7 @@ pub(super) fn remove_one(
     })?;
     let code = removed.exit_code(LIMIT)?;
     ensure!(code == 3, "the removed member's agent ended with {code}: {}", removed.output());
-    story.print_checked(&format!(
+    printer.print_checked(&format!(
         "the agent on {} ended with 3, which tells a supervisor not to start it again",
         removed.host.name
     ));
@@ -118,50 +119,51 @@ pub(super) fn remove_one(
     let left = members(&etcdctl)?;
     ensure!(left.len() == others.len(), "members: {left:?}");
     etcdctl.run(&["put", "without", &name])?;
-    story.print_checked(&format!(
+    printer.print_checked(&format!(
         "started three times more it ended with 3 each time; the other {} go on writing",
         others.len()
     ));
     Ok(())
 }
 
-/// Creates a ticket, starts an agent with it on host `index`, and waits until `is_in` accepts the
+/// Creates a ticket, starts an agent with it on host `index`, and waits until `is_done` accepts the
 /// host. Returns the agent, and how many milliseconds the join took.
 fn start_newcomer(
-    story: &mut DemoPrinter,
-    world: &Testbed,
+    printer: &mut DemoPrinter,
+    testbed: &Testbed,
     index: usize,
-    more: &[&str],
-    is_in: impl Fn(&TestHost) -> bool,
+    extra_args: &[&str],
+    is_done: impl Fn(&TestHost) -> bool,
 ) -> Result<(AgentProcess, u128)> {
-    let host = &world.network.hosts[index];
+    let host = &testbed.network.hosts[index];
     let file = format!("{}.ticket", host.name);
-    let ticket = world.path(&file);
-    let make = [&["token", "create", "--cluster", "demo", "--kind", "join"], more].concat();
-    story.command(&format!("muster-discovery {} --out {file}", make.join(" ")));
-    let make = [&make[..], &["--out", path_text(&ticket)?]].concat();
+    let ticket = testbed.path(&file);
+    let arguments =
+        [&["token", "create", "--cluster", "demo", "--kind", "join"], extra_args].concat();
+    printer.command(&format!("muster-discovery {} --out {file}", arguments.join(" ")));
+    let arguments = [&arguments[..], &["--out", path_text(&ticket)?]].concat();
     // Discovery learns the members from their agents' reports, so it may not know a member's name
     // yet.
     poll_slowly("discovery to sign for the ticket", LIMIT, || {
-        world.admin_output(&make).ok().filter(succeeded)
+        testbed.admin_output(&arguments).ok().filter(succeeded)
     })?;
-    let newcomer = start_agent(story, world, index, &ticket)?;
-    let begun = Instant::now();
-    wait_for(&format!("{} to become a voter", host.name), LIMIT, || is_in(host).then_some(()))
+    let newcomer = start_agent(printer, testbed, index, &ticket)?;
+    let started = Instant::now();
+    wait_for(&format!("{} to become a voter", host.name), LIMIT, || is_done(host).then_some(()))
         .with_context(|| newcomer.output())?;
-    Ok((newcomer, begun.elapsed().as_millis()))
+    Ok((newcomer, started.elapsed().as_millis()))
 }
 
 fn start_agent(
-    story: &mut DemoPrinter,
-    world: &Testbed,
+    printer: &mut DemoPrinter,
+    testbed: &Testbed,
     index: usize,
     ticket: &Path,
 ) -> Result<AgentProcess> {
-    let mut newcomer = world.agent(index, ticket);
+    let mut newcomer = testbed.agent(index, ticket);
     newcomer.start()?;
     let host = &newcomer.host;
-    story.command(&format!(
+    printer.command(&format!(
         "muster-agent run --data-dir {0} --bundle-file {0}.ticket     # on {0} at {1}",
         host.name, host.address
     ));
@@ -193,20 +195,20 @@ fn is_voter(etcdctl: &Etcdctl, host: &TestHost, count: usize) -> bool {
 
 /// Checks that `host` alone returns the value that was written before it joined.
 fn check_read(etcdctl: &Etcdctl, host: &TestHost) -> Result<()> {
-    let got = etcdctl.with_endpoint(host).run(&["get", "greeting", "--print-value-only"])?;
-    ensure!(got.trim() == "hello", "read {got:?} from {}", host.name);
+    let value = etcdctl.with_endpoint(host).run(&["get", "greeting", "--print-value-only"])?;
+    ensure!(value.trim() == "hello", "read {value:?} from {}", host.name);
     Ok(())
 }
 
 /// Waits until discovery reports the intent with this verb as done. Returns the name of the host
 /// whose agent promoted the newcomer from learner to voter.
 fn wait_carried_out<'a>(
-    world: &Testbed,
+    testbed: &Testbed,
     verb: &str,
     agents: &'a [AgentProcess],
 ) -> Result<&'a str> {
     let operation = poll_slowly(&format!("the {verb} to be reported"), LIMIT, || {
-        let list = world.admin_json(&["intent", "list", "demo", "--all"]).ok()?;
+        let list = testbed.admin_json(&["intent", "list", "demo", "--all"]).ok()?;
         let intents = list["intents"].as_array()?;
         let done = intents.iter().find(|view| view["intent"]["verb"] == verb)?;
         let operation = done["intent"]["operation"].as_str()?.to_owned();
@@ -214,7 +216,7 @@ fn wait_carried_out<'a>(
     })?;
     let promoted =
         |line: &str| line.contains("member promote is carried out") && line.contains(&operation);
-    let mut those = agents.iter().filter(|agent| agent.output().lines().any(promoted));
-    let who = those.next().with_context(|| format!("nobody promoted by {operation}"))?;
-    Ok(&who.host.name)
+    let mut promoters = agents.iter().filter(|agent| agent.output().lines().any(promoted));
+    let promoter = promoters.next().with_context(|| format!("nobody promoted by {operation}"))?;
+    Ok(&promoter.host.name)
 }

@@ -9,9 +9,9 @@
 //! - The same requests by users with different permissions, and requests about users and roles.
 //! - Locks and elections, where callers keep waiting in a queue while others make requests.
 
-mod begun;
-mod lines;
+mod concurrency;
 pub mod members;
+mod pending_calls;
 mod requests;
 mod server;
 mod users;
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use self::lines::{ConcurrencyCallGenerator, QueueState};
+use self::concurrency::{ConcurrencyCallGenerator, QueueState};
 use self::requests::{CallGenerator, CallWithToken, EtcdCall, KEYS, ServerState, TokenChoice};
 use self::server::{Answer, ServerUnderTest};
 use self::users::{AuthCall, ExpectedUsers, UserCallGenerator};
@@ -75,7 +75,7 @@ pub struct FuzzReport {
 #[derive(Debug, thiserror::Error)]
 #[error(
     "seed {seed}, request {number}: {call}\n  etcd:        {etcd}\n  muster-node: {node}\n\
-     again: {again}"
+     again: {replay_command}"
 )]
 pub struct Difference {
     /// Seed of the run.
@@ -89,7 +89,7 @@ pub struct Difference {
     /// The answer of muster-node.
     pub node: String,
     /// Command that replays the difference.
-    pub again: String,
+    pub replay_command: String,
 }
 
 /// An intended difference between the two servers.
@@ -103,40 +103,40 @@ const ALLOWED: &[AllowedDifference] = &[
         why: "while the CORRUPT alarm is raised, etcd refuses transactions within transactions even if \
               they only read",
         holds: |call, etcd, _| {
-            let asked = format!("{call:?}");
+            let text = format!("{call:?}");
             matches!(call, EtcdCall::Txn(_))
-                && !asked.contains("RequestPut(")
-                && !asked.contains("RequestDeleteRange(")
+                && !text.contains("RequestPut(")
+                && !text.contains("RequestDeleteRange(")
                 && error_text(etcd) == CORRUPT
         },
     },
     AllowedDifference {
-        why: "etcd tells of a raised alarm whoever asks; this node tells those who may",
+        why: "etcd reveals a raised alarm to callers without permission; muster-node checks the permission first",
         holds: |_, etcd, node| {
             [CORRUPT, NO_SPACE].contains(&error_text(etcd))
                 && NOT_ALLOWED.contains(&error_text(node))
         },
     },
     AllowedDifference {
-        why: "etcd carries out a transaction of nothing for nobody; this node asks who it is",
+        why: "etcd accepts an empty transaction from an unauthenticated caller; muster-node refuses the caller",
         holds: |call, etcd, node| {
-            let asked = format!("{call:?}");
-            let does = ["Compare {", "RequestRange(", "RequestPut(", "RequestDeleteRange("];
+            let text = format!("{call:?}");
+            let operations = ["Compare {", "RequestRange(", "RequestPut(", "RequestDeleteRange("];
             matches!(call, EtcdCall::Txn(_))
-                && does.iter().all(|does| !asked.contains(does))
+                && operations.iter().all(|operation| !text.contains(operation))
                 && !etcd.is_refusal
                 && error_text(node) == EMPTY_USER_ERROR
         },
     },
     AllowedDifference {
-        why: "etcd hashes a password before it asks who says it; this node asks first",
+        why: "etcd hashes a password before it checks the permission; muster-node checks the permission first",
         holds: |_, etcd, node| {
             etcd.text == "Unknown: bcrypt: password length exceeds 72 bytes"
                 && NOT_ALLOWED.contains(&error_text(node))
         },
     },
     AllowedDifference {
-        why: "etcd takes the user without a name for whoever says nothing",
+        why: "etcd treats an empty user name as that of an unauthenticated caller",
         holds: |call, etcd, node| {
             matches!(call, EtcdCall::Auth(AuthCall::UserGet("")))
                 && etcd.text == "FailedPrecondition: etcdserver: user name not found"
@@ -196,15 +196,15 @@ pub async fn run(
     let mut known = ServerState { revision: pair.etcd.revision().await?, ..ServerState::default() };
     while pair.number < requests {
         pair.number += 1;
-        let asked = pair.draw(&mut rng, &known);
-        let answer = pair.ask(&asked).await?;
-        learn(&mut known, &asked.call, &answer);
+        let call_with_token = pair.draw(&mut rng, &known);
+        let answer = pair.send_both(&call_with_token).await?;
+        record_effect(&mut known, &call_with_token.call, &answer);
         if !answer.is_refusal {
-            pair.users.learn(&asked.call, &answer);
+            pair.users.record_effect(&call_with_token.call, &answer);
         }
         if subject == FuzzSubject::Lines {
-            pair.queues.learn(&asked.call);
-            known.revision = pair.settle_queues(&asked.call).await?;
+            pair.queues.record_effect(&call_with_token.call);
+            known.revision = pair.settle_queues(&call_with_token.call).await?;
         } else if pair.number.is_multiple_of(REQUESTS_PER_COMPARISON) {
             pair.settle(QUIET_TIME).await?;
         }
@@ -214,13 +214,13 @@ pub async fn run(
 }
 
 /// Records what later requests depend on: revisions, compactions and alarms.
-fn learn(known: &mut ServerState, call: &EtcdCall, answer: &Answer) {
+fn record_effect(known: &mut ServerState, call: &EtcdCall, answer: &Answer) {
     if let Some(revision) = answer.revision {
         if let EtcdCall::Txn(request) = call
             && revision > known.revision
         {
-            let asked = format!("{request:?}");
-            if asked.contains("RequestDeleteRange(") && asked.contains("RequestPut(") {
+            let text = format!("{request:?}");
+            if text.contains("RequestDeleteRange(") && text.contains("RequestPut(") {
                 known.delete_and_put_revisions.insert(revision);
             }
         }
@@ -243,14 +243,14 @@ impl ServerPair {
             },
             FuzzSubject::Users => UserCallGenerator { rng, known, users: &self.users }.draw(),
             FuzzSubject::Lines => {
-                ConcurrencyCallGenerator { rng, lines: &self.queues, revision: known.revision }
+                ConcurrencyCallGenerator { rng, queues: &self.queues, revision: known.revision }
                     .draw()
             }
         }
     }
 
-    async fn ask(&mut self, asked: &CallWithToken) -> Result<Answer> {
-        let call = &asked.call;
+    async fn send_both(&mut self, call_with_token: &CallWithToken) -> Result<Answer> {
+        let call = &call_with_token.call;
         // Before a watch is canceled, its events compacted or its progress requested, both sides must
         // have sent the same events.
         if matches!(call, EtcdCall::Compact(_) | EtcdCall::CancelWatch(_) | EtcdCall::WatchProgress)
@@ -262,16 +262,18 @@ impl ServerPair {
             self.settle(CATCH_UP_TIME).await?;
         }
         self.may_be_behind |= matches!(call, EtcdCall::Watch(_));
-        let both = async { tokio::join!(self.etcd.call(asked), self.node.call(asked)) };
+        let both = async {
+            tokio::join!(self.etcd.call(call_with_token), self.node.call(call_with_token))
+        };
         let both = tokio::time::timeout(CALL_TIME, both).await;
-        let (etcd, node) = both.with_context(|| format!("no answer to {asked:?}"))?;
+        let (etcd, node) = both.with_context(|| format!("no answer to {call_with_token:?}"))?;
         let (etcd, node) = (etcd?, node?);
         if etcd == node {
             self.report.requests += 1;
         } else if let Some(known) = ALLOWED.iter().find(|a| (a.holds)(call, &etcd, &node)) {
             *self.report.allowed.entry(known.why).or_default() += 1;
         } else {
-            bail!(self.difference(format!("{asked:?}"), etcd.text, node.text));
+            bail!(self.difference(format!("{call_with_token:?}"), etcd.text, node.text));
         }
         if matches!(call, EtcdCall::WatchProgress) {
             // A progress answer names the revision at which it was given, so settle before more
@@ -315,11 +317,11 @@ impl ServerPair {
         loop {
             let keys = async { tokio::join!(self.etcd.keys(), self.node.keys()) };
             let (etcd, node) = tokio::time::timeout(CALL_TIME, keys).await?;
-            let mut etcd = (etcd?, self.etcd.begun.answers_and_ended());
-            let node = (node?, self.node.begun.answers_and_ended());
+            let mut etcd = (etcd?, self.etcd.pending_calls.answers_and_ended());
+            let node = (node?, self.node.pending_calls.answers_and_ended());
             let late = self.queues.replace_late_grants(&etcd.0.1, &mut etcd.1.0, &node.1.0);
-            let over = &etcd.1.1;
-            let settled = etcd == node && self.queues.is_settled(&etcd.0.1, over);
+            let ended = &etcd.1.1;
+            let settled = etcd == node && self.queues.is_settled(&etcd.0.1, ended);
             let quiet = match self.queues.is_leaving(&etcd.0.1) {
                 true => LEAVE_DELAY,
                 false if hidden => OBSERVER_DELAY,
@@ -330,12 +332,12 @@ impl ServerPair {
             }
             if settled && since.elapsed() >= quiet {
                 if late > 0 {
-                    *self.report.allowed.entry(lines::GRANTED_TOO_LATE).or_default() += late;
+                    *self.report.allowed.entry(concurrency::GRANTED_TOO_LATE).or_default() += late;
                 }
-                self.queues.remove_ended(over);
+                self.queues.remove_ended(ended);
                 self.queues.record_keys(&etcd.0.1);
-                self.etcd.begun.clear_answers();
-                self.node.begun.clear_answers();
+                self.etcd.pending_calls.clear_answers();
+                self.node.pending_calls.clear_answers();
                 self.report.settles += 1;
                 return Ok(etcd.0.0);
             }
@@ -360,13 +362,13 @@ impl ServerPair {
         let (a, b) = (etcd.get(&id).unwrap_or(&nothing), node.get(&id).unwrap_or(&nothing));
         let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
         let rest = |list: &[String]| format!("after {same} alike: {:?}", &list[same..]);
-        self.difference(format!("what watch {id} was told by then"), rest(a), rest(b))
+        self.difference(format!("events of watch {id} up to then"), rest(a), rest(b))
     }
 
     fn difference(&self, call: String, etcd: String, node: String) -> Difference {
         let (seed, number) = (self.seed, self.number);
         let about = format!("{:?}", self.subject).to_lowercase();
-        let again = format!("make fuzz-etcd ABOUT={about} SEED={seed} N={number}");
-        Difference { seed, number, call, etcd, node, again }
+        let replay_command = format!("make fuzz-etcd ABOUT={about} SEED={seed} N={number}");
+        Difference { seed, number, call, etcd, node, replay_command }
     }
 }

@@ -21,7 +21,7 @@ use node_proto::etcdserverpb::{
     PutRequest, RangeRequest, RequestOp, TxnRequest, WatchCreateRequest,
 };
 
-use super::lines::ConcurrencyCall;
+use super::concurrency::ConcurrencyCall;
 use super::users::AuthCall;
 use crate::rng::Rng;
 
@@ -37,7 +37,7 @@ pub(super) enum MemberChoice {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum TokenChoice {
     NoToken,
-    /// The last token stored in this place, whether it is still valid or not.
+    /// The last token stored in this slot, whether it is still valid or not.
     Stored(usize),
     /// A token that was never issued.
     Invalid,
@@ -95,7 +95,7 @@ pub(super) struct ServerState {
     pub(super) revision: i64,
     pub(super) compacted: i64,
     pub(super) has_alarms: bool,
-    /// Revisions of transactions that delete as well as put.
+    /// Revisions of transactions that both delete and put.
     pub(super) delete_and_put_revisions: BTreeSet<i64>,
 }
 
@@ -103,7 +103,7 @@ pub(super) struct ServerState {
 const CORRUPT: i32 = 2;
 
 impl MemberChoice {
-    fn of_alarm(alarm: i32) -> Self {
+    fn from_alarm(alarm: i32) -> Self {
         if alarm == CORRUPT { Self::Zero } else { Self::Own }
     }
 }
@@ -124,7 +124,7 @@ impl CallGenerator<'_> {
     pub(super) fn call(&mut self) -> EtcdCall {
         if self.known.has_alarms && self.rng.chance(250) {
             let alarm = self.one_of(&[0, 1, CORRUPT]);
-            return EtcdCall::Alarm { action: 2, who: MemberChoice::of_alarm(alarm), alarm };
+            return EtcdCall::Alarm { action: 2, who: MemberChoice::from_alarm(alarm), alarm };
         }
         match self.rng.range(0, 1000) {
             0..20 => EtcdCall::LeaseGrant(self.grant()),
@@ -138,7 +138,7 @@ impl CallGenerator<'_> {
             60..300 => EtcdCall::Range(self.range()),
             300..480 => EtcdCall::Put(self.put()),
             480..560 => EtcdCall::Delete(self.delete()),
-            560..820 => EtcdCall::Txn(self.whole_txn()),
+            560..820 => EtcdCall::Txn(self.top_level_txn()),
             820..850 => EtcdCall::Compact(self.compact()),
             850..890 => EtcdCall::HashKv(self.revision()),
             890..900 => EtcdCall::Status,
@@ -146,7 +146,7 @@ impl CallGenerator<'_> {
                 let (action, alarm) = (self.one_of(&[0, 0, 1, 2]), self.one_of(&[0, 1, CORRUPT]));
                 let of_nobody = self.rng.chance(300);
                 let who =
-                    if of_nobody { MemberChoice::Zero } else { MemberChoice::of_alarm(alarm) };
+                    if of_nobody { MemberChoice::Zero } else { MemberChoice::from_alarm(alarm) };
                 EtcdCall::Alarm { action, who, alarm }
             }
             912..920 => EtcdCall::MoveLeader(self.one_of(&[
@@ -194,7 +194,7 @@ impl CallGenerator<'_> {
         }
     }
 
-    fn bound(&mut self) -> i64 {
+    fn draw_revision_bound(&mut self) -> i64 {
         if self.rng.chance(900) { 0 } else { self.revision() }
     }
 
@@ -210,10 +210,10 @@ impl CallGenerator<'_> {
             serializable: self.rng.chance(300),
             keys_only: self.rng.chance(200),
             count_only: self.rng.chance(150),
-            min_mod_revision: self.bound(),
-            max_mod_revision: self.bound(),
-            min_create_revision: self.bound(),
-            max_create_revision: self.bound(),
+            min_mod_revision: self.draw_revision_bound(),
+            max_mod_revision: self.draw_revision_bound(),
+            min_create_revision: self.draw_revision_bound(),
+            max_create_revision: self.draw_revision_bound(),
         }
     }
 
@@ -289,7 +289,7 @@ impl CallGenerator<'_> {
         RequestOp { request }
     }
 
-    fn whole_txn(&mut self) -> TxnRequest {
+    fn top_level_txn(&mut self) -> TxnRequest {
         let mut txn = self.txn(0);
         if deletes_to_the_end(&txn) {
             keep_nothing(&mut txn);

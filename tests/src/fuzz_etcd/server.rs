@@ -2,7 +2,7 @@
 //! form.
 
 mod auth;
-mod line;
+mod concurrency;
 
 use std::fmt::Debug;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -27,8 +27,8 @@ use tonic::transport::Channel;
 use tonic::{Request, Status};
 
 use self::auth::auth;
-pub(super) use self::line::send_concurrency_call;
-use super::begun::PendingCalls;
+pub(super) use self::concurrency::send_concurrency_call;
+use super::pending_calls::PendingCalls;
 use super::requests::{CallWithToken, EtcdCall, MemberChoice, TokenChoice};
 use super::users::TOKENS;
 use super::watches::WatchConnection;
@@ -73,7 +73,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    fn done(text: &str) -> Self {
+    fn success(text: &str) -> Self {
         Self { text: text.to_owned(), revision: None, is_refusal: false }
     }
 }
@@ -81,7 +81,7 @@ impl Answer {
 pub(super) struct ServerUnderTest {
     member: u64,
     pub(super) watches: WatchConnection,
-    pub(super) begun: PendingCalls,
+    pub(super) pending_calls: PendingCalls,
     /// Tokens that this server has issued, by the places that requests name.
     tokens: [Option<AsciiMetadataValue>; TOKENS],
     channel: Channel,
@@ -120,8 +120,8 @@ impl ServerUnderTest {
         };
         let watches =
             WatchConnection::open(TokenChannel::new(channel.clone(), TokenInterceptor(None)));
-        let (begun, tokens) = (PendingCalls::default(), Default::default());
-        Ok(Self { member, watches, begun, tokens, channel, _process: process })
+        let (pending_calls, tokens) = (PendingCalls::default(), Default::default());
+        Ok(Self { member, watches, pending_calls, tokens, channel, _process: process })
     }
 
     fn service(&self, by: TokenChoice) -> TokenChannel {
@@ -217,26 +217,26 @@ impl ServerUnderTest {
             }
             EtcdCall::LeaseLeases => answer(leases(lease).await, |a| &mut a.header),
             EtcdCall::Watch(_) | EtcdCall::CancelWatch(_) | EtcdCall::WatchProgress => {
-                self.watches.ask(&call).await?;
-                Answer::done("asked")
+                self.watches.send_and_wait(&call).await?;
+                Answer::success("asked")
             }
             EtcdCall::Reopen => {
                 self.watches = WatchConnection::open(service);
-                Answer::done("opened")
+                Answer::success("opened")
             }
             EtcdCall::Auth(call) => auth(call, service, &mut self.tokens).await,
             EtcdCall::Concurrency(call) => send_concurrency_call(call, service).await,
             EtcdCall::Begin(number, call) => {
-                self.begun.begin(number, call, service);
-                Answer::done("begun")
+                self.pending_calls.begin(number, call, service);
+                Answer::success("begun")
             }
             EtcdCall::Observe(number, name) => {
-                self.begun.observe(number, name, service);
-                Answer::done("begun")
+                self.pending_calls.observe(number, name, service);
+                Answer::success("begun")
             }
             EtcdCall::Abandon(number) => {
-                self.begun.abandon(number);
-                Answer::done("abandoned")
+                self.pending_calls.abandon(number);
+                Answer::success("abandoned")
             }
         })
     }
@@ -255,8 +255,8 @@ async fn keep_alive(
     mut lease: LeaseClient<TokenChannel>,
     id: i64,
 ) -> Result<tonic::Response<LeaseKeepAliveResponse>, Status> {
-    let wishes = futures_util::stream::iter([LeaseKeepAliveRequest { id }]);
-    let mut answers = lease.lease_keep_alive(wishes).await?.into_inner();
+    let requests = futures_util::stream::iter([LeaseKeepAliveRequest { id }]);
+    let mut answers = lease.lease_keep_alive(requests).await?.into_inner();
     let answer = answers.message().await?;
     answer.map(tonic::Response::new).ok_or_else(|| Status::aborted("no answer"))
 }
@@ -305,8 +305,8 @@ pub(super) fn answer<T: Debug>(
 /// their consistency instead. The size in use counts pages in etcd, but bytes of records here, so an
 /// empty store uses none.
 fn comparable(mut status: StatusResponse, member: u64) -> StatusResponse {
-    let in_use = status.db_size_in_use;
-    let sizes = format!("in use {}", 0 <= in_use && in_use <= status.db_size);
+    let bytes_in_use = status.db_size_in_use;
+    let sizes = format!("in use {}", 0 <= bytes_in_use && bytes_in_use <= status.db_size);
     status.errors.push(sizes);
     let applied = status.raft_applied_index <= status.raft_index;
     status.errors.push(format!("applied {applied}"));
@@ -316,11 +316,11 @@ fn comparable(mut status: StatusResponse, member: u64) -> StatusResponse {
     if status.leader == member {
         status.leader = MASKED_ID;
     }
-    let own = format!("memberID:{member} ");
+    let own_id = format!("memberID:{member} ");
     for error in &mut status.errors {
         // The protobuf text format varies its spaces deliberately, depending on how etcd was built.
         let words: Vec<&str> = error.split_whitespace().collect();
-        *error = format!("{} ", words.join(" ")).replace(&own, "memberID:1 ");
+        *error = format!("{} ", words.join(" ")).replace(&own_id, "memberID:1 ");
     }
     // etcd lists alarms in the order of a Go map, which is random.
     status.errors.sort_unstable();

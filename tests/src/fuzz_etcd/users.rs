@@ -15,7 +15,7 @@ use node_proto::etcdserverpb::{
     AuthRoleGrantPermissionRequest, AuthRoleRevokePermissionRequest, AuthUserAddRequest,
 };
 
-use super::lines::ConcurrencyCall;
+use super::concurrency::ConcurrencyCall;
 use super::requests::{CallGenerator, CallWithToken, EtcdCall, ServerState, TokenChoice};
 use super::server::Answer;
 use crate::rng::Rng;
@@ -40,7 +40,7 @@ pub(super) enum AuthCall {
     Enable,
     Disable,
     Status,
-    /// Authenticates; the token is stored in the place `keep`.
+    /// Authenticates; the token is stored in the place `slot`.
     Authenticate {
         name: &'static str,
         password: &'static str,
@@ -71,21 +71,21 @@ pub(super) struct ExpectedUsers {
     /// Permissions of each role: the ends of their ranges, by first key.
     roles: BTreeMap<String, BTreeMap<Bytes, Bytes>>,
     /// User of the token stored in each place, while the token is valid.
-    holders: [Option<&'static str>; TOKENS],
+    token_users: [Option<&'static str>; TOKENS],
     /// Lock or election that was last entered, and the revision of that answer. Mostly this revision created
     /// its key.
-    place: Option<(&'static str, i64)>,
+    last_entry: Option<(&'static str, i64)>,
 }
 
 impl ExpectedUsers {
     /// Records the effect of a request that wasn't refused.
-    pub(super) fn learn(&mut self, call: &EtcdCall, answer: &Answer) {
+    pub(super) fn record_effect(&mut self, call: &EtcdCall, answer: &Answer) {
         match call {
             EtcdCall::Auth(call) => self.learn_auth(call),
             EtcdCall::Concurrency(
                 ConcurrencyCall::Lock { name, .. } | ConcurrencyCall::Campaign { name, .. },
             ) => {
-                self.place = answer.revision.map(|revision| (*name, revision));
+                self.last_entry = answer.revision.map(|revision| (*name, revision));
             }
             _ => {}
         }
@@ -94,9 +94,9 @@ impl ExpectedUsers {
     fn learn_auth(&mut self, call: &AuthCall) {
         match call {
             AuthCall::Enable => self.is_enabled = true,
-            AuthCall::Disable => (self.is_enabled, self.holders) = (false, [None; TOKENS]),
-            AuthCall::Authenticate { name, token_slot: keep, .. } => {
-                self.holders[*keep] = Some(name)
+            AuthCall::Disable => (self.is_enabled, self.token_users) = (false, [None; TOKENS]),
+            AuthCall::Authenticate { name, token_slot: slot, .. } => {
+                self.token_users[*slot] = Some(name)
             }
             AuthCall::UserAdd(add) => {
                 self.passwords.insert(add.name.clone(), add.password.clone());
@@ -104,11 +104,11 @@ impl ExpectedUsers {
             AuthCall::UserDelete(name) => {
                 self.passwords.remove(*name);
                 self.roots.remove(*name);
-                self.forget(name);
+                self.drop_tokens_of(name);
             }
             AuthCall::ChangePassword(name, password) => {
                 self.passwords.insert((*name).to_owned(), (*password).to_owned());
-                self.forget(name);
+                self.drop_tokens_of(name);
             }
             AuthCall::GrantRole(name, ROOT) => {
                 self.roots.insert((*name).to_owned());
@@ -144,8 +144,8 @@ impl ExpectedUsers {
         }
     }
 
-    fn forget(&mut self, user: &str) {
-        for holder in &mut self.holders {
+    fn drop_tokens_of(&mut self, user: &str) {
+        for holder in &mut self.token_users {
             *holder = holder.filter(|name| *name != user);
         }
     }
@@ -159,8 +159,8 @@ pub(super) struct UserCallGenerator<'r> {
 
 impl UserCallGenerator<'_> {
     pub(super) fn draw(&mut self) -> CallWithToken {
-        let ExpectedUsers { is_enabled, holders, .. } = self.users;
-        if *is_enabled && holders[0].is_none() && self.rng.chance(300) {
+        let ExpectedUsers { is_enabled, token_users, .. } = self.users;
+        if *is_enabled && token_users[0].is_none() && self.rng.chance(300) {
             return CallWithToken {
                 token: TokenChoice::NoToken,
                 call: EtcdCall::Auth(self.authenticate(ROOT, 0)),
@@ -169,29 +169,35 @@ impl UserCallGenerator<'_> {
         if !is_enabled && self.rng.chance(300) {
             return CallWithToken {
                 token: TokenChoice::NoToken,
-                call: EtcdCall::Auth(self.towards_enabled()),
+                call: EtcdCall::Auth(self.draw_enabling_request()),
             };
         }
         match self.rng.range(0, 100) {
             0..8 => {
-                let (name, keep) = (self.user(), self.rng.pick(TOKENS - 1) + 1);
+                let (name, slot) = (self.user(), self.rng.pick(TOKENS - 1) + 1);
                 // The token that an Authenticate request carries has no effect on the answer, so
                 // any will do.
                 CallWithToken {
-                    token: self.by(500),
-                    call: EtcdCall::Auth(self.authenticate(name, keep)),
+                    token: self.draw_token(500),
+                    call: EtcdCall::Auth(self.authenticate(name, slot)),
                 }
             }
-            8..14 => CallWithToken { token: self.by(400), call: EtcdCall::Auth(self.look()) },
-            14..38 => CallWithToken { token: self.by(850), call: EtcdCall::Auth(self.change()) },
+            8..14 => CallWithToken {
+                token: self.draw_token(400),
+                call: EtcdCall::Auth(self.draw_auth_read()),
+            },
+            14..38 => CallWithToken {
+                token: self.draw_token(850),
+                call: EtcdCall::Auth(self.draw_auth_change()),
+            },
             38..46 => CallWithToken {
-                token: self.by(200),
+                token: self.draw_token(200),
                 call: EtcdCall::Concurrency(self.draw_concurrency_call()),
             },
             _ => {
                 let (rng, known) = (&mut *self.rng, self.known);
                 let call = CallGenerator { rng, known, keys: KEYS, is_ordered: true }.call();
-                CallWithToken { token: self.by(150), call }
+                CallWithToken { token: self.draw_token(150), call }
             }
         }
     }
@@ -201,7 +207,7 @@ impl UserCallGenerator<'_> {
     }
 
     /// Draws a token; in `roots` of 1000 cases it is `root`'s.
-    fn by(&mut self, roots: u64) -> TokenChoice {
+    fn draw_token(&mut self, roots: u64) -> TokenChoice {
         if self.rng.chance(roots) {
             return TokenChoice::Stored(0);
         }
@@ -221,18 +227,20 @@ impl UserCallGenerator<'_> {
     }
 
     /// Draws an authentication, mostly with the right password.
-    fn authenticate(&mut self, name: &'static str, keep: usize) -> AuthCall {
-        let right = self.users.passwords.get(name);
-        let right = right.and_then(|right| PASSWORDS.iter().find(|password| *password == right));
-        let password = match right {
-            Some(right) if self.rng.chance(800) => right,
+    fn authenticate(&mut self, name: &'static str, slot: usize) -> AuthCall {
+        let right_password = self.users.passwords.get(name);
+        let right_password = right_password.and_then(|right_password| {
+            PASSWORDS.iter().find(|password| *password == right_password)
+        });
+        let password = match right_password {
+            Some(right_password) if self.rng.chance(800) => right_password,
             _ => self.one_of(&["p", "q", "", "x", TOO_LONG]),
         };
-        AuthCall::Authenticate { name, password, token_slot: keep }
+        AuthCall::Authenticate { name, password, token_slot: slot }
     }
 
     /// Returns the next request that is needed to enable authentication.
-    fn towards_enabled(&mut self) -> AuthCall {
+    fn draw_enabling_request(&mut self) -> AuthCall {
         if !self.users.passwords.contains_key(ROOT) {
             return AuthCall::UserAdd(self.new_user(ROOT));
         }
@@ -242,7 +250,7 @@ impl UserCallGenerator<'_> {
         AuthCall::Enable
     }
 
-    fn look(&mut self) -> AuthCall {
+    fn draw_auth_read(&mut self) -> AuthCall {
         match self.rng.range(0, 5) {
             0 => AuthCall::Status,
             1 => AuthCall::UserGet(self.user()),
@@ -270,7 +278,7 @@ impl UserCallGenerator<'_> {
         }
     }
 
-    fn change(&mut self) -> AuthCall {
+    fn draw_auth_change(&mut self) -> AuthCall {
         match self.rng.range(0, 100) {
             0..3 => AuthCall::Enable,
             3..5 => AuthCall::Disable,
@@ -305,8 +313,8 @@ impl UserCallGenerator<'_> {
         let key = if self.rng.chance(20) { "" } else { self.one_of(KEYS) };
         let range_end = self.one_of(&["", "", "\0", "c", "e", "zz", "a"]);
         let (key, mut range_end) = (Bytes::from(key), Bytes::from(range_end));
-        if let Some(there) = self.users.roles.get(name).and_then(|role| role.get(&key)) {
-            range_end = there.clone();
+        if let Some(existing) = self.users.roles.get(name).and_then(|role| role.get(&key)) {
+            range_end = existing.clone();
         }
         let perm_type = self.one_of(&[0, 1, 2, 2]);
         let perm = Some(Permission { perm_type, key, range_end });
@@ -315,10 +323,10 @@ impl UserCallGenerator<'_> {
 
     fn revoke(&mut self) -> AuthRoleRevokePermissionRequest {
         let role = self.role();
-        let there = self.users.roles.get(role).map(|role| role.iter().collect::<Vec<_>>());
-        let (key, range_end) = match there {
-            Some(there) if !there.is_empty() && self.rng.chance(800) => {
-                let (key, range_end) = self.one_of(&there);
+        let existing = self.users.roles.get(role).map(|role| role.iter().collect::<Vec<_>>());
+        let (key, range_end) = match existing {
+            Some(existing) if !existing.is_empty() && self.rng.chance(800) => {
+                let (key, range_end) = self.one_of(&existing);
                 (key.clone(), range_end.clone())
             }
             _ => (self.one_of(KEYS).into(), self.one_of(&["", "\0", "c"]).into()),
@@ -330,8 +338,8 @@ impl UserCallGenerator<'_> {
     /// never waits.
     fn draw_concurrency_call(&mut self) -> ConcurrencyCall {
         let (name, lease) = (self.one_of(&["a", "d"]), self.one_of(&[LEASE, LEASE, LEASE, 77]));
-        let (entered, revision) = self.users.place.unwrap_or((name, 1));
-        let key = format!("{entered}/{LEASE}").into();
+        let (name_entered, revision) = self.users.last_entry.unwrap_or((name, 1));
+        let key = format!("{name_entered}/{LEASE}").into();
         let value = self.one_of(&["x", "y"]);
         match self.rng.range(0, 6) {
             0 => ConcurrencyCall::Lock { name, lease },

@@ -43,7 +43,7 @@ struct ReceivedEvents {
 
 pub(super) struct WatchConnection {
     requests: mpsc::Sender<WatchRequest>,
-    heard: Arc<Mutex<ReceivedEvents>>,
+    received: Arc<Mutex<ReceivedEvents>>,
     /// Notified when a create request was answered or the stream has ended.
     answered: Arc<Notify>,
     listener: JoinHandle<()>,
@@ -61,16 +61,16 @@ impl WatchConnection {
         let stream = futures_util::stream::unfold(receiver, async |mut receiver| {
             receiver.recv().await.map(|request| (request, receiver))
         });
-        let heard = Arc::new(Mutex::new(ReceivedEvents::default()));
+        let received = Arc::new(Mutex::new(ReceivedEvents::default()));
         let answered = Arc::new(Notify::new());
-        let (log, tell) = (heard.clone(), answered.clone());
+        let (log, tell) = (received.clone(), answered.clone());
         let listener = tokio::spawn(async move {
             // etcd sends nothing on a stream, not even response headers, before it has a first response.
             let mut responses = match WatchClient::new(service).watch(stream).await {
                 Ok(responses) => responses.into_inner(),
                 Err(error) => {
-                    let mut heard = log.lock().expect("nothing panics under this lock");
-                    heard
+                    let mut received = log.lock().expect("nothing panics under this lock");
+                    received
                         .events
                         .entry(NO_WATCH_ID)
                         .or_default()
@@ -81,16 +81,16 @@ impl WatchConnection {
             };
             loop {
                 let response = responses.message().await;
-                let mut heard = log.lock().expect("nothing panics under this lock");
+                let mut received = log.lock().expect("nothing panics under this lock");
                 match response {
                     Ok(Some(response)) => {
                         if response.created {
                             tell.notify_one();
                         }
-                        heard.take(response);
+                        received.take(response);
                     }
                     end => {
-                        heard
+                        received
                             .events
                             .entry(NO_WATCH_ID)
                             .or_default()
@@ -101,11 +101,11 @@ impl WatchConnection {
                 }
             }
         });
-        Self { requests, heard, answered, listener }
+        Self { requests, received, answered, listener }
     }
 
     /// Sends a request and returns once the server has read it. Later writes therefore come after it.
-    pub(super) async fn ask(&self, call: &EtcdCall) -> Result<()> {
+    pub(super) async fn send_and_wait(&self, call: &EtcdCall) -> Result<()> {
         let union = match call {
             EtcdCall::Watch(create) => {
                 return self.create((**create).clone(), Some(create.prev_kv)).await;
@@ -129,8 +129,8 @@ impl WatchConnection {
 
     async fn create(&self, create: WatchCreateRequest, previous: Option<bool>) -> Result<()> {
         {
-            let mut heard = self.heard.lock().expect("nothing panics under this lock");
-            heard.unanswered_creates.push_back(previous);
+            let mut received = self.received.lock().expect("nothing panics under this lock");
+            received.unanswered_creates.push_back(previous);
         }
         self.send(RequestUnion::CreateRequest(create)).await?;
         self.answered.notified().await;
@@ -144,11 +144,11 @@ impl WatchConnection {
 
     /// Returns what was received since [`Self::clear_events`].
     pub(super) fn events(&self) -> EventsByWatch {
-        self.heard.lock().expect("nothing panics under this lock").events.clone()
+        self.received.lock().expect("nothing panics under this lock").events.clone()
     }
 
     pub(super) fn clear_events(&self) {
-        self.heard.lock().expect("nothing panics under this lock").events.clear();
+        self.received.lock().expect("nothing panics under this lock").events.clear();
     }
 }
 

@@ -9,8 +9,8 @@ use serde_json::Value;
 use super::network::TestHost;
 use super::process::{ChildProcess, is_alive, send_signal};
 use super::programs::program_path;
+use super::testbed::path_text;
 use super::wait::wait_for;
-use super::world::path_text;
 use rustix::process::Signal;
 
 /// Maximum time between the launcher's incarnation marker and its process id file.
@@ -39,7 +39,7 @@ pub struct AgentProcess {
     bundle: PathBuf,
     log: PathBuf,
     process: Option<ChildProcess>,
-    kept: bool,
+    is_kept: bool,
 }
 
 impl AgentProcess {
@@ -51,7 +51,7 @@ impl AgentProcess {
         log: PathBuf,
         options: AgentOptions,
     ) -> Self {
-        Self { host, data_dir, options, bundle, log, process: None, kept: false }
+        Self { host, data_dir, options, bundle, log, process: None, is_kept: false }
     }
 
     /// Starts or restarts the agent; a running node is left alone.
@@ -176,7 +176,7 @@ impl AgentProcess {
 
     /// Leaves agent and node running after this value is gone.
     pub fn leave_running(mut self) {
-        self.kept = true;
+        self.is_kept = true;
         if let Some(process) = self.process.take() {
             std::mem::forget(process);
         }
@@ -185,16 +185,16 @@ impl AgentProcess {
 
 impl Drop for AgentProcess {
     fn drop(&mut self) {
-        if self.kept {
+        if self.is_kept {
             return;
         }
         // Kill the agent first, otherwise it would restart the node.
         self.process = None;
         // A launcher may be starting: it writes the process id shortly after the marker, before it
         // becomes the node.
-        let launched = self.node_dir().join("muster-incarnation").exists();
-        let patience = if launched { LAUNCH_LIMIT } else { Duration::ZERO };
-        if let Ok(pid) = wait_for("the node's process id", patience, || self.node_pid()) {
+        let is_launching = self.node_dir().join("muster-incarnation").exists();
+        let limit = if is_launching { LAUNCH_LIMIT } else { Duration::ZERO };
+        if let Ok(pid) = wait_for("the node's process id", limit, || self.node_pid()) {
             send_signal(pid, Signal::KILL);
         }
     }

@@ -49,21 +49,21 @@ impl Credentials {
     /// Returns flags for a server that presents the certificate to clients, and requests none from
     /// them.
     pub fn flags(&self) -> Vec<String> {
-        self.shown("")
+        self.certificate_flags("")
     }
 
     /// Returns flags for mutual TLS with clients and peers.
     pub fn mutual_flags(&self) -> Vec<String> {
-        let asked = |prefix: &str| {
-            let mut flags = self.shown(prefix);
+        let mutual = |prefix: &str| {
+            let mut flags = self.certificate_flags(prefix);
             flags.push(format!("--{prefix}trusted-ca-file={}", self.ca().display()));
             flags.push(format!("--{prefix}client-cert-auth"));
             flags
         };
-        ["", "peer-"].into_iter().flat_map(asked).collect()
+        ["", "peer-"].into_iter().flat_map(mutual).collect()
     }
 
-    fn shown(&self, prefix: &str) -> Vec<String> {
+    fn certificate_flags(&self, prefix: &str) -> Vec<String> {
         let path = |name: &str| self.dir.join(name).display().to_string();
         vec![
             format!("--{prefix}cert-file={}", path("client.crt")),

@@ -69,13 +69,13 @@ pub struct Network {
 
 /// Number of networks that this process has created. It keeps their addresses apart, since tests
 /// run in parallel.
-static MADE: AtomicU8 = AtomicU8::new(0);
+static CREATED_NETWORKS: AtomicU8 = AtomicU8::new(0);
 
 impl Network {
     /// Creates hosts on 127.x.y.z, which needs no privileges on Linux.
     pub fn loopback(hosts: u8) -> Self {
         let pid = std::process::id();
-        let (a, b) = ((pid % 250 + 2) as u8, MADE.fetch_add(1, Ordering::Relaxed));
+        let (a, b) = ((pid % 250 + 2) as u8, CREATED_NETWORKS.fetch_add(1, Ordering::Relaxed));
         let host = |name: String, last: u8| TestHost {
             name,
             address: IpAddr::V4(Ipv4Addr::new(127, a, b, last)),
@@ -104,7 +104,11 @@ impl Network {
 
     /// Creates hosts in network namespaces of their own; needs root.
     pub fn namespaces(hosts: u8) -> Result<Self> {
-        let tag = format!("mu{}x{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let tag = format!(
+            "mu{}x{}",
+            std::process::id(),
+            CREATED_NETWORKS.fetch_add(1, Ordering::Relaxed)
+        );
         let hub_name = format!("{tag}-hub");
         let address = |last: u8| IpAddr::V4(Ipv4Addr::new(10, 77, 0, last));
         let hub = TestHost {

@@ -74,16 +74,16 @@ impl NodeProcess {
     /// Waits until the node serves clients; fails if it ends before.
     pub fn wait_ready(&mut self, limit: Duration) -> Result<()> {
         let (log, before) = (self.log.clone(), self.log_start);
-        let said = move || {
+        let is_ready = move || {
             let output = fs_err::read(&log).unwrap_or_default();
             let output = String::from_utf8_lossy(&output[before.min(output.len())..]).into_owned();
             READY.iter().any(|text| output.contains(text))
         };
         let process = self.process()?;
         super::wait_for("the node to serve or to end", limit, || {
-            (said() || !process.is_running()).then_some(())
+            (is_ready() || !process.is_running()).then_some(())
         })?;
-        anyhow::ensure!(said(), "it ended:\n{}", self.output());
+        anyhow::ensure!(is_ready(), "it ended:\n{}", self.output());
         Ok(())
     }
 
@@ -103,8 +103,8 @@ impl NodeProcess {
         self.exit_code(limit)
     }
 
-    pub fn signal(&mut self, sent: Signal) -> Result<()> {
-        send_signal(self.process()?.id(), sent);
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        send_signal(self.process()?.id(), signal);
         Ok(())
     }
 
@@ -130,13 +130,13 @@ impl NodeProcess {
 
 /// Returns the last lines of each node's log, for the message of a failed test.
 pub fn last_log_lines(nodes: &[NodeProcess]) -> String {
-    let words = nodes.iter().map(|node| {
+    let last_lines_of_nodes = nodes.iter().map(|node| {
         let output = node.output();
         let lines: Vec<&str> = output.lines().collect();
         let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n");
         format!("== {}\n{last}\n", node.host.name)
     });
-    words.collect()
+    last_lines_of_nodes.collect()
 }
 
 /// Returns the URL at which other nodes reach the host's node.

@@ -13,12 +13,12 @@ use rustls::ClientConfig;
 use crate::client::EtcdClient;
 
 /// Time limit of one write. No election takes as long, so a slower write is taken for lost.
-const LONGEST_WRITE: Duration = Duration::from_secs(30);
+const WRITE_LIMIT: Duration = Duration::from_secs(30);
 /// Minimum number of writes, even if the change ends earlier.
-const ENOUGH_WRITES: usize = 20;
+const MIN_WRITES: usize = 20;
 const CALL_LIMIT: Duration = Duration::from_secs(2);
 /// Pause between two writes.
-const AGAIN: Duration = Duration::from_millis(10);
+const WRITE_PAUSE: Duration = Duration::from_millis(10);
 
 /// A thread that writes one key after another. It repeats each write until a member acknowledges
 /// it.
@@ -58,8 +58,8 @@ impl RetryingWriter {
             let found = loop {
                 match client(url, self.tls.as_ref())?.range(request.clone(), CALL_LIMIT).await {
                     Ok(answer) => break answer.count,
-                    Err(error) if start.elapsed() > LONGEST_WRITE => return Err(error),
-                    Err(_) => tokio::time::sleep(AGAIN).await,
+                    Err(error) if start.elapsed() > WRITE_LIMIT => return Err(error),
+                    Err(_) => tokio::time::sleep(WRITE_PAUSE).await,
                 }
             };
             ensure!(found == i64::try_from(written)?, "{written} acknowledged, {found} there");
@@ -81,16 +81,16 @@ fn write(urls: &[String], tls: Option<&Arc<ClientConfig>>, stop: &AtomicBool) ->
     let mut written = 0;
     runtime()?.block_on(async {
         let mut at = 0;
-        while written < ENOUGH_WRITES || !stop.load(Ordering::Relaxed) {
+        while written < MIN_WRITES || !stop.load(Ordering::Relaxed) {
             let key = format!("w{written:08}");
             let start = Instant::now();
             // Repeating a put of this key and value changes nothing, so it counts as one write.
             while client(&urls[at], tls)?.put(key.as_bytes(), b"x", CALL_LIMIT).await.is_err() {
                 at = (at + 1) % urls.len();
-                ensure!(start.elapsed() < LONGEST_WRITE, "no write gets through");
+                ensure!(start.elapsed() < WRITE_LIMIT, "no write gets through");
             }
             written += 1;
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(WRITE_PAUSE).await;
         }
         Ok(written)
     })

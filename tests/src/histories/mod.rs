@@ -17,9 +17,9 @@
 //! Not checked here, but by the simulation: compactions (no client requests any), membership
 //! changes, and changes of users during the requests.
 
-mod known;
-mod placing;
+mod known_revisions;
 pub mod record;
+mod requests_by_revision;
 pub mod serial;
 #[cfg(test)]
 mod tests;
@@ -216,14 +216,16 @@ pub struct HistoryReport {
 pub fn judge(history: &RecordedHistory) -> Result<HistoryReport, RuleViolation> {
     let (model, mut report) = serial::check(history)?;
     for (number, watcher) in history.watchers.iter().enumerate() {
-        let told = watches::check(watcher, &model, history.last_revision).map_err(|violation| {
-            let RuleViolation { rule, description: what } = violation;
-            let wants = &watcher.request;
-            RuleViolation::new(rule, format!("watcher {number} of {wants:?}: {what}"))
-        })?;
-        report.events += told;
-        let created =
-            |stream: &&RecordedStream| stream.responses.iter().any(|(_, told)| told.created);
+        let event_count =
+            watches::check(watcher, &model, history.last_revision).map_err(|violation| {
+                let RuleViolation { rule, description: what } = violation;
+                let request = &watcher.request;
+                RuleViolation::new(rule, format!("watcher {number} of {request:?}: {what}"))
+            })?;
+        report.events += event_count;
+        let created = |stream: &&RecordedStream| {
+            stream.responses.iter().any(|(_, response)| response.created)
+        };
         report.resumed += watcher.streams.iter().skip(1).filter(created).count();
     }
     Ok(report)
@@ -281,19 +283,19 @@ impl Answer {
     /// Returns the answer with nothing but the revision in its header, since the model knows no
     /// more.
     fn normalized(&self) -> Self {
-        let mut plain = self.clone();
-        let header = match &mut plain {
+        let mut normalized = self.clone();
+        let header = match &mut normalized {
             Self::Read(found) => &mut found.header,
             Self::Write(apply::Response::Put(answer)) => &mut answer.header,
             Self::Write(apply::Response::DeleteRange(answer)) => &mut answer.header,
             Self::Write(apply::Response::Txn(answer)) => &mut answer.header,
             Self::Write(apply::Response::LeaseGrant(answer)) => &mut answer.header,
             Self::Write(apply::Response::LeaseRevoke(answer)) => &mut answer.header,
-            Self::Write(_) => return plain,
+            Self::Write(_) => return normalized,
         };
         if let Some(header) = header {
             *header = ResponseHeader { revision: header.revision, ..ResponseHeader::default() };
         }
-        plain
+        normalized
     }
 }

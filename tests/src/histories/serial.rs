@@ -22,8 +22,8 @@ use node_state::mvcc::KeyRange;
 use node_state::state_machine::{CommittedEntry, EntryKind, Position};
 use tonic::Code;
 
-use super::known::KnownRevisions;
-use super::placing::{Cause, RequestsByRevision, assign_causes, is_lost_delete};
+use super::known_revisions::KnownRevisions;
+use super::requests_by_revision::{Cause, RequestsByRevision, assign_causes, is_lost_delete};
 use super::{
     Answer, HistoryReport, RecordedHistory, Request, RequestOutcome, RequestedOperation, Rule,
     RuleViolation, Time,
@@ -35,24 +35,24 @@ use crate::model::{ReferenceModel, StoreRevisions};
 /// # Errors
 /// Returns the first violation that was found.
 pub fn check(history: &RecordedHistory) -> Result<(ReferenceModel, HistoryReport), RuleViolation> {
-    let placing = RequestsByRevision::from_history(history)?;
+    let requests_by_revision = RequestsByRevision::from_history(history)?;
     let mut replay = Replay {
         history,
-        known: KnownRevisions::from_history(history),
+        known_revisions: KnownRevisions::from_history(history),
         model: ReferenceModel::default(),
-        entries: 0,
+        applied_entries: 0,
         leases: leases(history),
-        ended: BTreeSet::new(),
+        effective_revocations: BTreeSet::new(),
     };
     for change in &history.users {
         let change = Some(change.clone());
-        let made = replay.apply(None, Operation::ChangeAuth(AuthChange { change }));
-        made.expect("who makes users makes them in an order that is allowed");
+        let applied = replay.apply(None, Operation::ChangeAuth(AuthChange { change }));
+        applied.expect("who makes users makes them in an order that is allowed");
     }
-    let happened = replay.run(&placing)?;
+    let happened = replay.run(&requests_by_revision)?;
     for request in &history.requests {
-        replay.real_time(request)?;
-        replay.refusal(request)?;
+        replay.check_real_time(request)?;
+        replay.check_refusal(request)?;
     }
     let mut report = HistoryReport { happened, ..HistoryReport::default() };
     let mut terms = BTreeSet::new();
@@ -79,9 +79,9 @@ struct ClientLease {
     /// Time when the client knew of the lease.
     granted: Time,
     /// Time before which the lease must not expire.
-    over: Time,
-    /// Numbers of the requests that revoke it.
-    revokes: Vec<usize>,
+    expires_at: Time,
+    /// Numbers of the requests that revoke the lease.
+    revocations: Vec<usize>,
 }
 
 /// Returns the leases whose grant was answered; clients use no others.
@@ -92,15 +92,18 @@ fn leases(history: &RecordedHistory) -> BTreeMap<i64, ClientLease> {
             && let node_state::apply::Response::LeaseGrant(answer) = answer
         {
             let seconds = u64::try_from(answer.ttl).unwrap_or(0);
-            let over = request.begin.saturating_add(seconds.saturating_mul(1_000_000_000));
-            leases.insert(answer.id, ClientLease { granted: *end, over, revokes: Vec::new() });
+            let expires_at = request.begin.saturating_add(seconds.saturating_mul(1_000_000_000));
+            leases.insert(
+                answer.id,
+                ClientLease { granted: *end, expires_at, revocations: Vec::new() },
+            );
         }
     }
     for (number, request) in history.requests.iter().enumerate() {
-        if let RequestedOperation::Write(Operation::LeaseRevoke(asked)) = &request.operation
-            && let Some(lease) = leases.get_mut(&asked.id)
+        if let RequestedOperation::Write(Operation::LeaseRevoke(operation)) = &request.operation
+            && let Some(lease) = leases.get_mut(&operation.id)
         {
-            lease.revokes.push(number);
+            lease.revocations.push(number);
         }
     }
     leases
@@ -108,62 +111,67 @@ fn leases(history: &RecordedHistory) -> BTreeMap<i64, ClientLease> {
 
 struct Replay<'h> {
     history: &'h RecordedHistory,
-    known: KnownRevisions,
+    known_revisions: KnownRevisions,
     model: ReferenceModel,
     /// Number of entries applied to the model.
-    entries: u64,
+    applied_entries: u64,
     leases: BTreeMap<i64, ClientLease>,
     /// Numbers of the answered revocations that made a revision.
-    ended: BTreeSet<usize>,
+    effective_revocations: BTreeSet<usize>,
 }
 
 impl Replay<'_> {
     /// Replays all revisions. Returns how many writes with an unknown outcome have happened.
-    fn run(&mut self, placing: &RequestsByRevision) -> Result<usize, RuleViolation> {
+    fn run(&mut self, requests_by_revision: &RequestsByRevision) -> Result<usize, RuleViolation> {
         let lost: Vec<usize> = (0..self.history.requests.len())
             .filter(|number| {
                 let request = &self.history.requests[*number];
                 is_lost_delete(&request.operation, &request.outcome)
             })
             .collect();
-        let (mut happened, mut fits) = (0, BTreeMap::new());
+        let (mut happened, mut candidates) = (0, BTreeMap::new());
         for revision in 1..=self.history.last_revision {
-            if let Some(number) = placing.made_by.get(&revision) {
+            if let Some(number) = requests_by_revision.made_by.get(&revision) {
                 happened += usize::from(self.history.requests[*number].is_unknown());
                 self.replay_change(*number, revision)?;
             } else if revision > 1 {
-                let keys = placing.deleted.get(&revision).map(Vec::as_slice);
-                match self.find_revocation(placing, revision) {
+                let keys = requests_by_revision.deleted.get(&revision).map(Vec::as_slice);
+                match self.find_revocation(requests_by_revision, revision) {
                     Some(number) => self.replay_change(number, revision)?,
                     None => {
                         let causes = self.apply_lost_delete(keys, &lost, revision)?;
-                        fits.insert(revision, causes);
+                        candidates.insert(revision, causes);
                         happened += 1;
                     }
                 }
             }
-            let mut others = placing.other_requests.get(&revision).cloned().unwrap_or_default();
+            let mut others =
+                requests_by_revision.other_requests.get(&revision).cloned().unwrap_or_default();
             others.sort_by_key(|number| rank(&self.history.requests[*number]));
             for number in others {
                 self.replay_other(number, revision)?;
             }
         }
-        assign_causes(&fits).map_err(|revision| {
-            let what = format!("too few lost deletes for revision {revision}: {fits:?}");
+        assign_causes(&candidates).map_err(|revision| {
+            let what = format!("too few lost deletes for revision {revision}: {candidates:?}");
             RuleViolation::new(Rule::AtMostOnce, what)
         })?;
         Ok(happened)
     }
 
     /// Returns the answered revocation that made this revision, if no other request made it.
-    fn find_revocation(&mut self, placing: &RequestsByRevision, revision: i64) -> Option<usize> {
-        let others = placing.other_requests.get(&revision)?;
+    fn find_revocation(
+        &mut self,
+        requests_by_revision: &RequestsByRevision,
+        revision: i64,
+    ) -> Option<usize> {
+        let others = requests_by_revision.other_requests.get(&revision)?;
         let number = others.iter().copied().find(|number| {
-            let asked = &self.history.requests[*number].operation;
-            matches!(asked, RequestedOperation::Write(Operation::LeaseRevoke(asked))
-                if !self.attached_keys(asked.id).is_empty())
+            let operation = &self.history.requests[*number].operation;
+            matches!(operation, RequestedOperation::Write(Operation::LeaseRevoke(operation))
+                if !self.attached_keys(operation.id).is_empty())
         })?;
-        self.ended.insert(number);
+        self.effective_revocations.insert(number);
         Some(number)
     }
 
@@ -178,8 +186,8 @@ impl Replay<'_> {
             return Err(not_permitted(request, *why));
         }
         if request.answer().is_some() {
-            self.compare(request, &outcome)?;
-        } else if self.known.highest_before(request.begin) >= revision {
+            self.compare_answer(request, &outcome)?;
+        } else if self.known_revisions.highest_before(request.begin) >= revision {
             let what = format!("known before it was asked for, {revision} is of {request:?}");
             return Err(RuleViolation::new(Rule::RealTime, what));
         }
@@ -188,19 +196,20 @@ impl Replay<'_> {
 
     /// Compares the answer of a request at this revision that some other request made.
     fn replay_other(&mut self, number: usize, revision: i64) -> Result<(), RuleViolation> {
-        if self.ended.contains(&number) {
+        if self.effective_revocations.contains(&number) {
             return Ok(());
         }
         let request = &self.history.requests[number];
         match &request.operation {
             RequestedOperation::Write(operation) => {
                 let outcome = self.apply(request.caller(), as_granted(operation, request));
-                self.compare(request, &outcome)?;
+                self.compare_answer(request, &outcome)?;
             }
             RequestedOperation::Read(range) => {
                 let caller = request.caller();
-                let may = self.model.users.may_read(caller.as_ref(), &range.key, &range.range_end);
-                may.map_err(|why| not_permitted(request, why))?;
+                let permission =
+                    self.model.users.may_read(caller.as_ref(), &range.key, &range.range_end);
+                permission.map_err(|why| not_permitted(request, why))?;
                 let state = StoreRevisions { revision, compacted: -1 };
                 let expected = self.model.range(state, range).map(Answer::Read);
                 let found = request.answer().map(|(answer, _)| answer.normalized());
@@ -221,11 +230,13 @@ impl Replay<'_> {
         lost: &[usize],
         revision: i64,
     ) -> Result<Vec<Cause>, RuleViolation> {
-        let fits = keys.map_or_else(Vec::new, |keys| self.matching_causes(keys, lost));
-        let in_time = fits.iter().filter(|(_, begin)| self.known.highest_before(*begin) < revision);
+        let candidates = keys.map_or_else(Vec::new, |keys| self.matching_causes(keys, lost));
+        let in_time = candidates
+            .iter()
+            .filter(|(_, begin)| self.known_revisions.highest_before(*begin) < revision);
         let causes: Vec<Cause> = in_time.map(|(cause, _)| *cause).collect();
         let Some(cause) = causes.first() else {
-            return Err(self.no_cause(keys, fits.first().map(|(cause, _)| *cause), revision));
+            return Err(self.no_cause(keys, candidates.first().map(|(cause, _)| *cause), revision));
         };
         let (caller, operation) = match cause {
             Cause::Request(number) => {
@@ -253,12 +264,12 @@ impl Replay<'_> {
         let requests = lost.iter().map(|number| {
             let request = &self.history.requests[*number];
             let deletes = match &request.operation {
-                RequestedOperation::Write(Operation::DeleteRange(asked)) => {
-                    let range = KeyRange::new(asked.key.clone(), asked.range_end.clone());
+                RequestedOperation::Write(Operation::DeleteRange(operation)) => {
+                    let range = KeyRange::new(operation.key.clone(), operation.range_end.clone());
                     self.model.records_in(&range, i64::MAX).into_iter().map(|kv| kv.key).collect()
                 }
-                RequestedOperation::Write(Operation::LeaseRevoke(asked)) => {
-                    self.attached_keys(asked.id)
+                RequestedOperation::Write(Operation::LeaseRevoke(operation)) => {
+                    self.attached_keys(operation.id)
                 }
                 _ => Vec::new(),
             };
@@ -267,9 +278,9 @@ impl Replay<'_> {
         let expiries = self
             .leases
             .iter()
-            .map(|(id, lease)| (Cause::Expiry(*id), self.attached_keys(*id), lease.over));
-        let fits = requests.chain(expiries).filter(|(_, deletes, _)| deletes == keys);
-        fits.map(|(cause, _, begin)| (cause, begin)).collect()
+            .map(|(id, lease)| (Cause::Expiry(*id), self.attached_keys(*id), lease.expires_at));
+        let candidates = requests.chain(expiries).filter(|(_, deletes, _)| deletes == keys);
+        candidates.map(|(cause, _, begin)| (cause, begin)).collect()
     }
 
     /// Returns the violation for deleted keys without a cause. `too_late` is a cause that would
@@ -310,15 +321,15 @@ impl Replay<'_> {
     }
 
     fn apply(&mut self, caller: Option<Caller>, operation: Operation) -> Outcome {
-        self.entries += 1;
-        let id = self.entries;
+        self.applied_entries += 1;
+        let id = self.applied_entries;
         let position = Position { index: id, term: 1 };
         let data = command::encode(id, caller, operation);
         self.model.apply(&CommittedEntry { position, kind: EntryKind::Normal, data });
         self.model.result_of(id).expect("it was applied").outcome.clone()
     }
 
-    fn compare(&self, request: &Request, outcome: &Outcome) -> Result<(), RuleViolation> {
+    fn compare_answer(&self, request: &Request, outcome: &Outcome) -> Result<(), RuleViolation> {
         let found = request.answer().map(|(answer, _)| answer.normalized());
         match outcome {
             Ok(expected) if found == Some(Answer::Write(expected.clone())) => Ok(()),
@@ -340,28 +351,28 @@ impl Replay<'_> {
         Err(RuleViolation::new(Rule::AnswersMatchModel, what))
     }
 
-    fn real_time(&self, request: &Request) -> Result<(), RuleViolation> {
+    fn check_real_time(&self, request: &Request) -> Result<(), RuleViolation> {
         let Some((_, revision)) = request.answer() else { return Ok(()) };
-        let known = self.known.highest_before(request.begin);
+        let known_revision = self.known_revisions.highest_before(request.begin);
         let least = match &request.operation {
             RequestedOperation::Read(range) if range.serializable => return Ok(()),
-            RequestedOperation::Read(_) => known,
+            RequestedOperation::Read(_) => known_revision,
             RequestedOperation::Write(_) => {
                 let (answer, _) = request.answer().expect("it was answered");
-                known + i64::from(super::placing::has_made_revision(answer))
+                known_revision + i64::from(super::requests_by_revision::has_made_revision(answer))
             }
         };
         if revision >= least {
             return Ok(());
         }
-        let what = format!("{known} was known before {request:?} began");
+        let what = format!("{known_revision} was known before {request:?} began");
         Err(RuleViolation::new(Rule::RealTime, what))
     }
 
     /// Checks that a refusal has a reason.
-    fn refusal(&self, request: &Request) -> Result<(), RuleViolation> {
+    fn check_refusal(&self, request: &Request) -> Result<(), RuleViolation> {
         let RequestOutcome::Refused { end, code, text } = &request.outcome else { return Ok(()) };
-        let permitted = self.permitted(request);
+        let permitted = self.check_permission(request);
         let has_reason = match code {
             Code::PermissionDenied => permitted.is_err(),
             // A member that has just started knows no token yet, nor does one that lags behind.
@@ -370,7 +381,8 @@ impl Replay<'_> {
             // A member that lags behind has not reached this revision yet.
             Code::OutOfRange => match &request.operation {
                 RequestedOperation::Read(range) => {
-                    range.serializable || range.revision > self.known.highest_before(request.begin)
+                    range.serializable
+                        || range.revision > self.known_revisions.highest_before(request.begin)
                 }
                 RequestedOperation::Write(_) => false,
             },
@@ -384,7 +396,7 @@ impl Replay<'_> {
         Err(RuleViolation::new(Rule::RefusedForAReason, format!("{text:?}: {request:?}")))
     }
 
-    fn permitted(&self, request: &Request) -> Result<(), AuthError> {
+    fn check_permission(&self, request: &Request) -> Result<(), AuthError> {
         let caller = request.caller();
         match &request.operation {
             RequestedOperation::Write(operation) => self.model.permit(caller.as_ref(), operation),
@@ -399,10 +411,10 @@ impl Replay<'_> {
         let RequestedOperation::Write(operation) = &request.operation else { return false };
         named_leases(operation).into_iter().any(|id| {
             let Some(lease) = self.leases.get(&id) else { return true };
-            let revoked = lease.revokes.iter().map(|number| &self.history.requests[*number]);
+            let revoked = lease.revocations.iter().map(|number| &self.history.requests[*number]);
             let mut revoked = revoked.filter(|revoke| !std::ptr::eq(*revoke, request));
             lease.granted > request.begin
-                || lease.over < end
+                || lease.expires_at < end
                 || revoked.any(|revoke| revoke.begin < end)
         })
     }
@@ -422,11 +434,11 @@ fn rank(request: &Request) -> u8 {
 /// but never shorter.
 fn as_granted(operation: &Operation, request: &Request) -> Operation {
     let mut operation = operation.clone();
-    if let Operation::LeaseGrant(asked) = &mut operation
+    if let Operation::LeaseGrant(grant) = &mut operation
         && let Some((Answer::Write(node_state::apply::Response::LeaseGrant(answer)), _)) =
             request.answer()
     {
-        asked.ttl = asked.ttl.max(answer.ttl);
+        grant.ttl = grant.ttl.max(answer.ttl);
     }
     operation
 }
@@ -436,13 +448,13 @@ fn not_permitted(request: &Request, why: AuthError) -> RuleViolation {
 }
 
 fn named_leases(operation: &Operation) -> Vec<i64> {
-    let of = |op: &RequestOp| match &op.request {
+    let lease_of = |op: &RequestOp| match &op.request {
         Some(Op::RequestPut(put)) => put.lease,
         _ => 0,
     };
     let all = match operation {
         Operation::Put(put) => vec![put.lease],
-        Operation::Txn(txn) => txn.success.iter().chain(&txn.failure).map(of).collect(),
+        Operation::Txn(txn) => txn.success.iter().chain(&txn.failure).map(lease_of).collect(),
         Operation::LeaseRevoke(revoke) => vec![revoke.id],
         _ => Vec::new(),
     };

@@ -44,9 +44,9 @@ struct HistoryBuilder {
 
 impl HistoryBuilder {
     /// Adds a request and the model's answer. Returns the number of the request.
-    fn add_answered(&mut self, asked: impl Into<RequestedOperation>) -> usize {
-        let asked = asked.into();
-        let answer = match &asked {
+    fn add_answered(&mut self, operation: impl Into<RequestedOperation>) -> usize {
+        let operation = operation.into();
+        let answer = match &operation {
             RequestedOperation::Write(operation) => {
                 let outcome = self.apply(operation.clone());
                 Answer::Write(outcome.expect("the test asks for what can be"))
@@ -57,7 +57,7 @@ impl HistoryBuilder {
             }
         };
         let end = self.now + 2;
-        self.add_request(asked, RequestOutcome::Answered { end, answer })
+        self.add_request(operation, RequestOutcome::Answered { end, answer })
     }
 
     /// Adds a write that is carried out, but whose outcome is unknown.
@@ -74,12 +74,12 @@ impl HistoryBuilder {
         )
     }
 
-    fn add_refused(&mut self, asked: impl Into<RequestedOperation>, code: Code) -> usize {
-        let came = RequestOutcome::Refused { end: self.now + 2, code, text: "no".to_owned() };
-        self.add_request(asked.into(), came)
+    fn add_refused(&mut self, operation: impl Into<RequestedOperation>, code: Code) -> usize {
+        let outcome = RequestOutcome::Refused { end: self.now + 2, code, text: "no".to_owned() };
+        self.add_request(operation.into(), outcome)
     }
 
-    fn add_request(&mut self, asked: RequestedOperation, came: RequestOutcome) -> usize {
+    fn add_request(&mut self, operation: RequestedOperation, outcome: RequestOutcome) -> usize {
         let begin = self.now + 1;
         self.now += 3;
         let user = self.user.map(str::to_owned);
@@ -88,8 +88,8 @@ impl HistoryBuilder {
             member: 0,
             user,
             begin,
-            operation: asked,
-            outcome: came,
+            operation,
+            outcome,
         });
         self.history.requests.len() - 1
     }
@@ -129,35 +129,37 @@ impl HistoryBuilder {
 
     /// Adds a watcher of all revisions. It watches at one member up to the middle, and from there
     /// at another one.
-    fn add_watcher(&mut self, user: Option<&str>, wants: WatchCreateRequest) {
+    fn add_watcher(&mut self, user: Option<&str>, request: WatchCreateRequest) {
         let at = self.now;
         let last = self.model.newest();
         let middle = last / 2;
         let mut streams = Vec::new();
         for (member, from, to) in [(0, 1, middle), (1, middle + 1, last)] {
-            let mut heard = vec![(at, WatchResponse { created: true, ..response(to, Vec::new()) })];
+            let mut responses =
+                vec![(at, WatchResponse { created: true, ..response(to, Vec::new()) })];
             for revision in from..=to {
-                let events = self.events(&wants, revision);
+                let events = self.events(&request, revision);
                 if !events.is_empty() {
-                    heard.push((at, response(revision, events)));
+                    responses.push((at, response(revision, events)));
                 }
             }
-            heard.push((at, response(to, Vec::new())));
-            streams.push(RecordedStream { member, start_revision: from, responses: heard });
+            responses.push((at, response(to, Vec::new())));
+            streams.push(RecordedStream { member, start_revision: from, responses });
         }
         let user = user.map(str::to_owned);
-        self.history.watchers.push(Watcher { user, request: wants, streams });
+        self.history.watchers.push(Watcher { user, request, streams });
     }
 
-    fn events(&self, wants: &WatchCreateRequest, revision: i64) -> Vec<Event> {
+    fn events(&self, request: &WatchCreateRequest, revision: i64) -> Vec<Event> {
         let changes = self.model.changes_after(Revision { main: revision - 1, sub: u32::MAX });
         let now = changes.iter().take_while(|change| change.revision.main == revision);
         let is_wanted = |change: &&KeyChange| {
             let filter = if change.is_put { FilterType::Noput } else { FilterType::Nodelete };
-            let is_everything = wants.range_end[..] == [0];
-            (is_everything || change.kv.key == wants.key) && !wants.filters.contains(&filter.into())
+            let is_everything = request.range_end[..] == [0];
+            (is_everything || change.kv.key == request.key)
+                && !request.filters.contains(&filter.into())
         };
-        now.filter(is_wanted).map(|change| self.event(change, wants.prev_kv)).collect()
+        now.filter(is_wanted).map(|change| self.event(change, request.prev_kv)).collect()
     }
 
     fn event(&self, change: &KeyChange, prev_kv: bool) -> Event {
@@ -273,26 +275,27 @@ fn found(
 
 #[test]
 fn a_correct_history_passes() {
-    let mut book = HistoryBuilder::default();
-    book.add_answered(put("a", "1"));
-    book.add_answered(read("a"));
-    book.add_answered(txn("a", 1, ["2", "3"]));
-    book.add_answered(txn("a", 1, ["4", "5"]));
-    book.add_answered(delete("nothing"));
-    book.add_answered(grant(7, 600));
-    book.add_answered(grant(8, 600));
-    book.add_answered(revoke(8));
-    book.add_answered(put_with("b", "6", 7));
-    book.add_unapplied_unknown(put("a", "7"));
-    book.add_applied_unknown(put("a", "8"));
-    book.add_applied_unknown(delete("a"));
-    book.add_answered(revoke(7));
-    book.add_refused(put_with("b", "9", 7), Code::NotFound);
-    book.add_answered(RangeRequest { revision: 3, range_end: "c".into(), ..read("a") });
+    let mut builder = HistoryBuilder::default();
+    builder.add_answered(put("a", "1"));
+    builder.add_answered(read("a"));
+    builder.add_answered(txn("a", 1, ["2", "3"]));
+    builder.add_answered(txn("a", 1, ["4", "5"]));
+    builder.add_answered(delete("nothing"));
+    builder.add_answered(grant(7, 600));
+    builder.add_answered(grant(8, 600));
+    builder.add_answered(revoke(8));
+    builder.add_answered(put_with("b", "6", 7));
+    builder.add_unapplied_unknown(put("a", "7"));
+    builder.add_applied_unknown(put("a", "8"));
+    builder.add_applied_unknown(delete("a"));
+    builder.add_answered(revoke(7));
+    builder.add_refused(put_with("b", "9", 7), Code::NotFound);
+    builder.add_answered(RangeRequest { revision: 3, range_end: "c".into(), ..read("a") });
     let no_puts = vec![FilterType::Noput.into()];
-    book.add_watcher(None, WatchCreateRequest { filters: no_puts, ..everything() });
-    book.add_watcher(None, WatchCreateRequest { key: "a".into(), ..WatchCreateRequest::default() });
-    let report = judge(&book.finish()).expect("it is right");
+    builder.add_watcher(None, WatchCreateRequest { filters: no_puts, ..everything() });
+    builder
+        .add_watcher(None, WatchCreateRequest { key: "a".into(), ..WatchCreateRequest::default() });
+    let report = judge(&builder.finish()).expect("it is right");
     let (answered, refused, unknown, happened) = (11, 1, 3, 2);
     // Of the 7 changes, 2 are deletes and 4 are changes of "a".
     let (terms, resumed, events) = (1, 3, 7 + 2 + 4);
@@ -303,15 +306,15 @@ fn a_correct_history_passes() {
 
 /// Returns a history with puts, reads, and a transaction that changes two keys.
 fn sample_history() -> RecordedHistory {
-    let mut book = HistoryBuilder::default();
-    book.add_answered(put("a", "1"));
-    book.add_answered(put("b", "2"));
-    book.add_answered(read("a"));
-    book.add_answered(put("a", "3"));
-    book.add_answered(read("a"));
-    book.add_answered(txn("a", 2, ["4", "5"]));
-    book.add_answered(put("c", "6"));
-    book.finish()
+    let mut builder = HistoryBuilder::default();
+    builder.add_answered(put("a", "1"));
+    builder.add_answered(put("b", "2"));
+    builder.add_answered(read("a"));
+    builder.add_answered(put("a", "3"));
+    builder.add_answered(read("a"));
+    builder.add_answered(txn("a", 2, ["4", "5"]));
+    builder.add_answered(put("c", "6"));
+    builder.finish()
 }
 
 const FIRST_READ: usize = 2;
@@ -329,17 +332,17 @@ fn a_story_is_right() {
 fn a_lost_write_is_found() {
     // A deposed leader acknowledged the write, and the next leader gave its revision to another
     // one.
-    let mut book = HistoryBuilder::default();
-    let lost = book.add_answered(put("a", "1"));
-    let mut other = HistoryBuilder { now: book.now, ..HistoryBuilder::default() };
+    let mut builder = HistoryBuilder::default();
+    let lost = builder.add_answered(put("a", "1"));
+    let mut other = HistoryBuilder { now: builder.now, ..HistoryBuilder::default() };
     other.add_answered(put("b", "2"));
     let mut history = other.finish();
-    history.requests.push(book.history.requests[lost].clone());
+    history.requests.push(builder.history.requests[lost].clone());
     assert_eq!(rule(&history), Rule::OneRequestPerRevision);
     // Here no later write has the lost write's revision.
-    let mut book = HistoryBuilder::default();
-    book.add_answered(put("a", "1"));
-    let mut history = book.finish();
+    let mut builder = HistoryBuilder::default();
+    builder.add_answered(put("a", "1"));
+    let mut history = builder.finish();
     history.watchers.clear();
     history.last_revision = 3;
     assert_eq!(rule(&history), Rule::EveryRevisionHasCause);
@@ -348,13 +351,13 @@ fn a_lost_write_is_found() {
 #[test]
 fn a_stale_read_is_found_unless_it_may_be() {
     let mut history = sample_history();
-    let stale = history.requests[FIRST_READ].outcome.clone();
-    let RequestOutcome::Answered { answer, .. } = stale else { panic!("it was answered") };
+    let stale_outcome = history.requests[FIRST_READ].outcome.clone();
+    let RequestOutcome::Answered { answer, .. } = stale_outcome else { panic!("it was answered") };
     let second = &mut history.requests[SECOND_READ];
-    let RequestOutcome::Answered { answer: of_second, .. } = &mut second.outcome else {
+    let RequestOutcome::Answered { answer: second_answer, .. } = &mut second.outcome else {
         panic!("so was it")
     };
-    *of_second = answer;
+    *second_answer = answer;
     assert_eq!(rule(&history), Rule::RealTime);
     let RequestedOperation::Read(request) = &mut history.requests[SECOND_READ].operation else {
         panic!("a read")
@@ -376,7 +379,7 @@ fn a_read_that_a_watcher_was_ahead_of_is_found() {
     let began = history.requests[FIRST_READ].begin;
     for (at, response) in &mut history.watchers[0].streams[0].responses {
         let header = response.header.as_ref().expect("it has one");
-        // Move the responses of the story's first half before the read, but none with later
+        // Move the responses of the history's first half before the read, but none with later
         // changes.
         *at = if header.revision == 3 { began - 1 } else { *at };
     }
@@ -388,10 +391,10 @@ fn a_read_that_a_watcher_was_ahead_of_is_found() {
 
 #[test]
 fn a_write_before_one_that_had_ended_is_found() {
-    let mut book = HistoryBuilder::default();
-    book.add_answered(put("a", "1"));
-    book.add_answered(put("b", "2"));
-    let mut history = book.finish();
+    let mut builder = HistoryBuilder::default();
+    builder.add_answered(put("a", "1"));
+    builder.add_answered(put("b", "2"));
+    let mut history = builder.finish();
     history.requests.swap(0, 1);
     let (first, second) = (history.requests[0].begin, history.requests[1].begin);
     history.requests[0].begin = second;
@@ -435,11 +438,11 @@ fn an_answer_from_thin_air_is_found() {
 #[test]
 fn the_wrong_branch_is_found() {
     let mut history = sample_history();
-    let RequestedOperation::Write(Operation::Txn(asked)) = &mut history.requests[TXN].operation
+    let RequestedOperation::Write(Operation::Txn(operation)) = &mut history.requests[TXN].operation
     else {
         panic!("a transaction")
     };
-    asked.compare[0].target_union = Some(TargetUnion::Version(3));
+    operation.compare[0].target_union = Some(TargetUnion::Version(3));
     assert_eq!(rule(&history), Rule::AnswersMatchModel);
 }
 
@@ -483,28 +486,28 @@ fn a_lost_answer_is_placed_where_its_value_was_seen() {
 
 #[test]
 fn what_happened_twice_is_found() {
-    let mut book = HistoryBuilder::default();
-    book.add_applied_unknown(put("a", "1"));
-    book.add_applied_unknown(put("a", "1"));
-    let mut history = book.finish();
+    let mut builder = HistoryBuilder::default();
+    builder.add_applied_unknown(put("a", "1"));
+    builder.add_applied_unknown(put("a", "1"));
+    let mut history = builder.finish();
     history.requests.pop();
     assert_eq!(rule(&history), Rule::AtMostOnce);
 }
 
 #[test]
 fn each_delete_without_an_author_takes_one_whose_answer_was_lost() {
-    let mut book = HistoryBuilder::default();
+    let mut builder = HistoryBuilder::default();
     for (value, again) in [("1", "2"), ("3", "4")] {
-        book.add_answered(put("a", value));
-        book.add_answered(put("b", again));
+        builder.add_answered(put("a", value));
+        builder.add_answered(put("b", again));
         // The first delete removes "a" alone. The second would remove both keys, or only "b" if it
         // comes later.
-        book.add_applied_unknown(delete("a"));
+        builder.add_applied_unknown(delete("a"));
         let both =
             DeleteRangeRequest { key: "a".into(), range_end: "c".into(), ..Default::default() };
-        book.add_applied_unknown(Operation::DeleteRange(both));
+        builder.add_applied_unknown(Operation::DeleteRange(both));
     }
-    let mut history = book.finish();
+    let mut history = builder.finish();
     judge(&history).expect("four of four");
     history.requests.retain({
         let mut left = 3;
@@ -520,27 +523,27 @@ fn each_delete_without_an_author_takes_one_whose_answer_was_lost() {
 
 #[test]
 fn a_delete_that_nobody_asked_for_is_found() {
-    let mut book = HistoryBuilder::default();
-    book.add_answered(put("a", "1"));
-    book.add_applied_unknown(delete("a"));
-    let mut history = book.finish();
-    let asked = history.requests.pop().expect("it is the last");
+    let mut builder = HistoryBuilder::default();
+    builder.add_answered(put("a", "1"));
+    builder.add_applied_unknown(delete("a"));
+    let mut history = builder.finish();
+    let operation = history.requests.pop().expect("it is the last");
     assert_eq!(rule(&history), Rule::EveryRevisionHasCause);
-    let (end, code, text) = (asked.begin, Code::NotFound, String::new());
+    let (end, code, text) = (operation.begin, Code::NotFound, String::new());
     history
         .requests
-        .push(Request { outcome: RequestOutcome::Refused { end, code, text }, ..asked });
+        .push(Request { outcome: RequestOutcome::Refused { end, code, text }, ..operation });
     assert_eq!(rule(&history), Rule::EveryRevisionHasCause, "it was refused");
 }
 
 /// Returns a history with a key whose lease is revoked, and a later read of the key.
 fn with_lease() -> RecordedHistory {
-    let mut book = HistoryBuilder::default();
-    book.add_answered(grant(7, 600));
-    book.add_answered(put_with("a", "1", 7));
-    book.add_answered(revoke(7));
-    book.add_answered(read("a"));
-    book.finish()
+    let mut builder = HistoryBuilder::default();
+    builder.add_answered(grant(7, 600));
+    builder.add_answered(put_with("a", "1", 7));
+    builder.add_answered(revoke(7));
+    builder.add_answered(read("a"));
+    builder.finish()
 }
 
 #[test]
@@ -563,47 +566,47 @@ fn a_key_that_outlives_its_lease_is_found() {
 
 #[test]
 fn a_key_with_a_lease_that_has_ended_is_found() {
-    let mut book = HistoryBuilder::default();
-    book.add_answered(grant(7, 600));
-    book.add_answered(revoke(7));
-    book.add_answered(put("a", "1"));
-    let mut history = book.finish();
-    let RequestedOperation::Write(Operation::Put(asked)) = &mut history.requests[2].operation
+    let mut builder = HistoryBuilder::default();
+    builder.add_answered(grant(7, 600));
+    builder.add_answered(revoke(7));
+    builder.add_answered(put("a", "1"));
+    let mut history = builder.finish();
+    let RequestedOperation::Write(Operation::Put(operation)) = &mut history.requests[2].operation
     else {
         panic!("a put")
     };
-    asked.lease = 7;
+    operation.lease = 7;
     assert_eq!(rule(&history), Rule::AnswersMatchModel);
 }
 
 #[test]
 fn a_lease_that_ends_by_itself_has_had_its_time() {
     for (slept, expected) in [(11 * SECOND, None), (9 * SECOND, Some(Rule::NoEarlyExpiry))] {
-        let mut book = HistoryBuilder::default();
-        book.add_answered(grant(7, 10));
-        book.add_answered(put_with("a", "1", 7));
-        book.now += slept;
+        let mut builder = HistoryBuilder::default();
+        builder.add_answered(grant(7, 10));
+        builder.add_answered(put_with("a", "1", 7));
+        builder.now += slept;
         // A leader's clock does this, without a request by a client.
-        book.apply(revoke(7)).expect("it is there");
-        book.add_answered(read("a"));
-        let found = judge(&book.finish()).err().map(|violation| violation.rule);
+        builder.apply(revoke(7)).expect("it is there");
+        builder.add_answered(read("a"));
+        let found = judge(&builder.finish()).err().map(|violation| violation.rule);
         assert_eq!(found, expected, "after {slept}");
     }
 }
 
 #[test]
 fn what_is_refused_for_no_reason_is_found() {
-    let refused = |code: Code, asked: RequestedOperation| {
-        let mut book = HistoryBuilder::default();
-        book.add_answered(grant(7, 600));
-        book.add_answered(put_with("a", "1", 7));
-        book.add_refused(asked, code);
-        judge(&book.finish()).err().map(|violation| violation.rule)
+    let refused = |code: Code, operation: RequestedOperation| {
+        let mut builder = HistoryBuilder::default();
+        builder.add_answered(grant(7, 600));
+        builder.add_answered(put_with("a", "1", 7));
+        builder.add_refused(operation, code);
+        judge(&builder.finish()).err().map(|violation| violation.rule)
     };
     let old = RangeRequest { revision: 2, ..read("a") };
     let future = RangeRequest { revision: 3, ..read("a") };
     let lagging = RangeRequest { serializable: true, ..old.clone() };
-    for (code, asked, is_right) in [
+    for (code, operation, is_right) in [
         (Code::NotFound, put_with("a", "2", 7).into(), false),
         (Code::NotFound, put_with("a", "2", 8).into(), true),
         (Code::NotFound, revoke(7).into(), false),
@@ -616,38 +619,38 @@ fn what_is_refused_for_no_reason_is_found() {
         (Code::ResourceExhausted, put("a", "2").into(), true),
     ] {
         let expected = (!is_right).then_some(Rule::RefusedForAReason);
-        assert_eq!(refused(code, asked), expected, "{code:?}");
+        assert_eq!(refused(code, operation), expected, "{code:?}");
     }
 }
 
 #[test]
 fn a_user_without_permission_is_refused_and_receives_no_data() {
-    let book = || {
-        let mut book = HistoryBuilder::default();
-        book.users(&["a", "b"]);
-        book.user = Some("a");
-        book.add_answered(put("a/1", "1"));
-        book.add_answered(read("a/1"));
-        book.add_refused(put("b/1", "2"), Code::PermissionDenied);
-        book.add_refused(read("b/1"), Code::PermissionDenied);
-        book
+    let new_builder = || {
+        let mut builder = HistoryBuilder::default();
+        builder.users(&["a", "b"]);
+        builder.user = Some("a");
+        builder.add_answered(put("a/1", "1"));
+        builder.add_answered(read("a/1"));
+        builder.add_refused(put("b/1", "2"), Code::PermissionDenied);
+        builder.add_refused(read("b/1"), Code::PermissionDenied);
+        builder
     };
-    judge(&book().finish()).expect("all is right");
-    let mut refused = book();
+    judge(&new_builder().finish()).expect("all is right");
+    let mut refused = new_builder();
     refused.add_refused(put("a/1", "3"), Code::PermissionDenied);
     assert_eq!(rule(&refused.finish()), Rule::RefusedForAReason);
     // Pretend that user "b" made the write or the read of user "a".
     for request in 0..2 {
-        let mut history = book().finish();
+        let mut history = new_builder().finish();
         history.requests[request].user = Some("b".to_owned());
         assert_eq!(rule(&history), Rule::Permitted);
     }
-    let mut history = book().finish();
+    let mut history = new_builder().finish();
     history.requests[0].outcome = RequestOutcome::Unknown { text: String::new() };
     judge(&history).expect("it is the same");
     history.requests[0].user = Some("b".to_owned());
     assert_eq!(rule(&history), Rule::Permitted);
-    let mut watching = book();
+    let mut watching = new_builder();
     watching.add_watcher(Some("b"), everything());
     assert_eq!(rule(&watching.finish()), Rule::Permitted);
 }
@@ -655,21 +658,21 @@ fn a_user_without_permission_is_refused_and_receives_no_data() {
 #[test]
 fn a_long_history_is_judged_in_no_time() {
     // With quadratic work this would take minutes.
-    let mut book = HistoryBuilder::default();
+    let mut builder = HistoryBuilder::default();
     for number in 0..30_000 {
         let key = Bytes::from(format!("key-{}", number % 1_000));
         let value = Bytes::from(format!("{number}"));
         let request = PutRequest { key: key.clone(), value, prev_kv: true, ..Default::default() };
         if number % 7 == 0 {
-            book.add_applied_unknown(Operation::Put(request));
+            builder.add_applied_unknown(Operation::Put(request));
         } else {
-            book.add_answered(Operation::Put(request));
+            builder.add_answered(Operation::Put(request));
         }
-        book.add_answered(RangeRequest { key, ..RangeRequest::default() });
+        builder.add_answered(RangeRequest { key, ..RangeRequest::default() });
         if number % 50 == 0 {
-            book.add_unapplied_unknown(delete("nothing"));
+            builder.add_unapplied_unknown(delete("nothing"));
         }
     }
-    let report = judge(&book.finish()).expect("it is right");
+    let report = judge(&builder.finish()).expect("it is right");
     assert_eq!(report.happened, 30_000_usize.div_ceil(7));
 }

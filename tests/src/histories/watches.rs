@@ -15,32 +15,32 @@ use crate::model::{KeyChange, ReferenceModel};
 /// # Errors
 /// Returns the first violation that was found.
 pub fn check(watcher: &Watcher, model: &ReferenceModel, last: i64) -> Result<usize, RuleViolation> {
-    let wants = &watcher.request;
-    let may = model.users.may_read(
+    let request = &watcher.request;
+    let permission = model.users.may_read(
         caller(watcher.user.as_deref()).as_ref(),
-        &wants.key,
-        &wants.range_end,
+        &request.key,
+        &request.range_end,
     );
-    if may.is_err() {
+    if permission.is_err() {
         return check_refused(watcher);
     }
-    let mut telling = WatchChecker {
-        range: KeyRange::new(wants.key.clone(), wants.range_end.clone()),
-        no_put: wants.filters.contains(&FilterType::Noput.into()),
-        no_delete: wants.filters.contains(&FilterType::Nodelete.into()),
-        prev_kv: wants.prev_kv,
+    let mut checker = WatchChecker {
+        range: KeyRange::new(request.key.clone(), request.range_end.clone()),
+        no_put: request.filters.contains(&FilterType::Noput.into()),
+        no_delete: request.filters.contains(&FilterType::Nodelete.into()),
+        prev_kv: request.prev_kv,
         model,
         last,
         received_up_to: None,
         events: 0,
     };
     for stream in &watcher.streams {
-        telling.check_stream(stream)?;
+        checker.check_stream(stream)?;
     }
-    match telling.received_up_to {
-        Some(told) if told >= last => Ok(telling.events),
-        told => {
-            let what = format!("told up to {told:?}, and {last} is the last");
+    match checker.received_up_to {
+        Some(received) if received >= last => Ok(checker.events),
+        received => {
+            let what = format!("received up to {received:?}, and {last} is the last");
             Err(RuleViolation::new(Rule::WatchEverything, what))
         }
     }
@@ -48,12 +48,13 @@ pub fn check(watcher: &Watcher, model: &ReferenceModel, last: i64) -> Result<usi
 
 /// Checks that a watcher without permission received nothing.
 fn check_refused(watcher: &Watcher) -> Result<usize, RuleViolation> {
-    let heard = watcher.streams.iter().flat_map(|stream| &stream.responses);
-    let mut told = heard.map(|(_, response)| response).filter(|response| !response.canceled);
-    match told.find(|response| !response.created) {
+    let responses = watcher.streams.iter().flat_map(|stream| &stream.responses);
+    let mut received =
+        responses.map(|(_, response)| response).filter(|response| !response.canceled);
+    match received.find(|response| !response.created) {
         None => Ok(0),
         Some(response) => {
-            let what = format!("{:?} was told {response:?}", watcher.user);
+            let what = format!("{:?} received {response:?}", watcher.user);
             Err(RuleViolation::new(Rule::Permitted, what))
         }
     }
@@ -80,8 +81,8 @@ impl WatchChecker<'_> {
             assert_eq!(stream.start_revision.min(self.last + 1), next, "it goes on where it was");
         }
         for (at, response) in &stream.responses {
-            let told = self.check_response(response, stream);
-            told.map_err(|RuleViolation { rule, description: what }| {
+            let received = self.check_response(response, stream);
+            received.map_err(|RuleViolation { rule, description: what }| {
                 let what = format!("{what}; by member {} at {at}: {response:?}", stream.member);
                 RuleViolation::new(rule, what)
             })?;
@@ -110,7 +111,7 @@ impl WatchChecker<'_> {
         let mut events = &response.events[..];
         while let Some(first) = events.first() {
             let revision = revision(first)?;
-            let count = events.iter().take_while(|event| at(event) == revision).count();
+            let count = events.iter().take_while(|event| revision_of(event) == revision).count();
             if revision > self.last {
                 // The revision itself is not checked, but it shows that all earlier ones should
                 // have been received.
@@ -121,8 +122,8 @@ impl WatchChecker<'_> {
             events = &events[count..];
         }
         match self.received_up_to {
-            Some(told) if told > header => {
-                let what = format!("{told} by a member that stands at {header}");
+            Some(received) if received > header => {
+                let what = format!("{received} by a member that stands at {header}");
                 Err(RuleViolation::new(Rule::WatchInOrder, what))
             }
             _ => Ok(()),
@@ -131,23 +132,23 @@ impl WatchChecker<'_> {
 
     /// Checks that all changes up to `revision` have been received; otherwise `rule` is violated.
     fn check_complete(&mut self, revision: i64, rule: Rule) -> Result<(), RuleViolation> {
-        let told = self.received_revision()?;
-        if let Some(left) = self.expected_changes(told, revision).first() {
-            let what = format!("all up to {revision} without {left:?}");
+        let received = self.received_revision()?;
+        if let Some(missing) = self.expected_changes(received, revision).first() {
+            let what = format!("all up to {revision} without {missing:?}");
             return Err(RuleViolation::new(rule, what));
         }
-        self.received_up_to = Some(told.max(revision));
+        self.received_up_to = Some(received.max(revision));
         Ok(())
     }
 
     fn check_revision(&mut self, revision: i64, events: &[Event]) -> Result<(), RuleViolation> {
-        let told = self.received_revision()?;
-        if revision <= told {
-            let what = format!("{revision} again, or too late: all was told up to {told}");
+        let received = self.received_revision()?;
+        if revision <= received {
+            let what = format!("{revision} again, or too late: all was received up to {received}");
             return Err(RuleViolation::new(Rule::WatchInOrder, what));
         }
-        if let Some(left) = self.expected_changes(told, revision - 1).first() {
-            let what = format!("{revision} without {left:?} before it");
+        if let Some(missing) = self.expected_changes(received, revision - 1).first() {
+            let what = format!("{revision} without {missing:?} before it");
             return Err(RuleViolation::new(Rule::WatchInOrder, what));
         }
         let expected = self.expected_changes(revision - 1, revision);
@@ -182,13 +183,13 @@ impl WatchChecker<'_> {
     }
 
     fn received_revision(&self) -> Result<i64, RuleViolation> {
-        let what = "told something before it was said where it begins";
+        let what = "received something before the response that creates the watch";
         self.received_up_to.ok_or_else(|| RuleViolation::new(Rule::WatchInOrder, what))
     }
 
-    /// Returns the matching changes after revision `told`, up to `revision`.
-    fn expected_changes(&self, told: i64, revision: i64) -> Vec<&KeyChange> {
-        let changes = self.model.changes_after(Revision { main: told, sub: u32::MAX });
+    /// Returns the matching changes after revision `received`, up to `revision`.
+    fn expected_changes(&self, received: i64, revision: i64) -> Vec<&KeyChange> {
+        let changes = self.model.changes_after(Revision { main: received, sub: u32::MAX });
         let changes = changes.iter().take_while(|change| change.revision.main <= revision);
         let passes = |change: &&KeyChange| {
             let filtered = if change.is_put { self.no_put } else { self.no_delete };
@@ -198,12 +199,12 @@ impl WatchChecker<'_> {
     }
 }
 
-fn at(event: &Event) -> i64 {
+fn revision_of(event: &Event) -> i64 {
     event.kv.as_ref().map_or(0, |kv: &KeyValue| kv.mod_revision)
 }
 
 fn revision(event: &Event) -> Result<i64, RuleViolation> {
-    match at(event) {
+    match revision_of(event) {
         0 => {
             let what = format!("{event:?} has no revision");
             Err(RuleViolation::new(Rule::WatchEvents, what))

@@ -36,8 +36,8 @@ pub struct Leases {
 }
 
 impl ReferenceModel {
-    pub(super) fn grant(&mut self, asked: LeaseGrantRequest, at: Position) -> Outcome {
-        let LeaseGrantRequest { id, ttl } = asked;
+    pub(super) fn grant(&mut self, request: LeaseGrantRequest, at: Position) -> Outcome {
+        let LeaseGrantRequest { id, ttl } = request;
         if self.leases.all.contains_key(&id) {
             return Err(ApplyError::LeaseExists);
         }
@@ -54,29 +54,33 @@ impl ReferenceModel {
         self.end(id)
     }
 
-    pub(super) fn expire(&mut self, over: LeaseExpire, at: Position) -> Outcome {
-        let outdated = over.term != at.term;
+    pub(super) fn expire(&mut self, expiry: LeaseExpire, at: Position) -> Outcome {
+        let outdated = expiry.term != at.term;
         self.leases.outdated += u64::from(outdated);
         if outdated && self.refuses_outdated_expiry {
             return Err(ApplyError::LeaderChanged);
         }
-        let lease = self.leases.all.get(&over.id).copied().ok_or(ApplyError::LeaseNotFound)?;
-        if lease.grant_index != over.granted {
+        let lease = self.leases.all.get(&expiry.id).copied().ok_or(ApplyError::LeaseNotFound)?;
+        if lease.grant_index != expiry.granted {
             return Err(ApplyError::LeaseNotFound);
         }
         self.leases.events.push(LeaseEvent::Expired(lease));
-        self.end(over.id)
+        self.end(expiry.id)
     }
 
-    pub(super) fn apply_checkpoint(&mut self, noted: &LeaseCheckpoint, at: Position) -> Outcome {
-        if noted.term != at.term {
+    pub(super) fn apply_checkpoint(
+        &mut self,
+        checkpoint: &LeaseCheckpoint,
+        at: Position,
+    ) -> Outcome {
+        if checkpoint.term != at.term {
             return Err(ApplyError::LeaderChanged);
         }
-        for one in &noted.leases {
-            if let Some(lease) = self.leases.all.get_mut(&one.id)
-                && lease.grant_index == one.granted
+        for noted_lease in &checkpoint.leases {
+            if let Some(lease) = self.leases.all.get_mut(&noted_lease.id)
+                && lease.grant_index == noted_lease.granted
             {
-                lease.remaining_ttl = one.left;
+                lease.remaining_ttl = noted_lease.left;
             }
         }
         Ok(Response::LeasesCheckpointed)
@@ -87,8 +91,8 @@ impl ReferenceModel {
         let everything = KeyRange::From(Bytes::from_static(b"\0"));
         let main = self.now.revision + 1;
         for kv in self.records_in(&everything, i64::MAX).into_iter().filter(|kv| kv.lease == id) {
-            let gone = KeyValue { key: kv.key, mod_revision: main, ..KeyValue::default() };
-            self.change(false, gone);
+            let tombstone = KeyValue { key: kv.key, mod_revision: main, ..KeyValue::default() };
+            self.change(false, tombstone);
         }
         Ok(Response::LeaseRevoke(LeaseRevokeResponse { header: header(self.revision()) }))
     }

@@ -42,7 +42,7 @@ impl MembershipModel {
     /// Sets the cluster's initial members.
     pub fn begin(&mut self, members: &[Member]) {
         members.iter().for_each(|member| self.insert(member));
-        self.note(0);
+        self.record_configuration(0);
     }
 
     /// Returns the members once entry `index` is applied.
@@ -75,45 +75,45 @@ impl MembershipModel {
 
     /// Applies a committed change. Returns false if it was refused or had been carried out before.
     pub fn change(&mut self, index: u64, change: command::MemberChange) -> bool {
-        let Ok(asked) = ChangeRequest::try_from(change) else { return false };
-        let ChangeRequest { change, operation, planned_at } = asked;
-        let stale = planned_at.is_some_and(|at| at != self.changed);
-        let again = operation.is_some_and(|operation| self.operations.contains(&operation.0));
-        if stale || again || !self.carry_out(&change) {
+        let Ok(request) = ChangeRequest::try_from(change) else { return false };
+        let ChangeRequest { change, operation, planned_at } = request;
+        let is_stale = planned_at.is_some_and(|at| at != self.changed);
+        let is_repeated = operation.is_some_and(|operation| self.operations.contains(&operation.0));
+        if is_stale || is_repeated || !self.apply_member_change(&change) {
             return false;
         }
         self.operations.extend(operation.map(|operation| operation.0));
-        self.note(index);
+        self.record_configuration(index);
         true
     }
 
     /// Applies a published member record: binds its incarnation to the member, unless the member has
     /// one already or another member has or had this one.
     pub fn publish(&mut self, said: &PublishMember) {
-        let bound = self.now.values().any(|one| one.incarnation.is_some());
+        let are_bound = self.now.values().any(|one| one.incarnation.is_some());
         let incarnation = <[u8; 16]>::try_from(&said.incarnation[..]).ok().map(Incarnation);
-        let known = |of: &Option<Incarnation>| incarnation.is_some() && *of == incarnation;
-        let elsewhere = self.removed.values().any(known)
-            || self.now.iter().any(|(id, one)| *id != said.member_id && known(&one.incarnation));
+        let is_same = |of: &Option<Incarnation>| incarnation.is_some() && *of == incarnation;
+        let is_used_elsewhere = self.removed.values().any(is_same)
+            || self.now.iter().any(|(id, one)| *id != said.member_id && is_same(&one.incarnation));
         if let Some(one) = self.now.get_mut(&said.member_id)
-            && bound
-            && !elsewhere
+            && are_bound
+            && !is_used_elsewhere
         {
             one.incarnation = one.incarnation.or(incarnation);
         }
     }
 
-    fn carry_out(&mut self, change: &MemberChange) -> bool {
+    fn apply_member_change(&mut self, change: &MemberChange) -> bool {
         match change {
             MemberChange::Add(member) => {
                 let id = member.id.0;
-                let known = |of: &Option<Incarnation>| {
+                let is_same = |of: &Option<Incarnation>| {
                     member.incarnation.is_some() && *of == member.incarnation
                 };
-                let was_here = self.now.contains_key(&id) || self.removed.contains_key(&id);
-                let incarnation_was = self.now.values().any(|one| known(&one.incarnation))
-                    || self.removed.values().any(known);
-                if was_here || incarnation_was || self.is_taken(&member.peer_urls, id) {
+                let is_used_id = self.now.contains_key(&id) || self.removed.contains_key(&id);
+                let is_used_incarnation = self.now.values().any(|one| is_same(&one.incarnation))
+                    || self.removed.values().any(is_same);
+                if is_used_id || is_used_incarnation || self.is_taken(&member.peer_urls, id) {
                     return false;
                 }
                 self.insert(member);
@@ -123,9 +123,9 @@ impl MembershipModel {
                 _ => return false,
             },
             MemberChange::Update(MemberId(id), urls) => {
-                let taken = self.is_taken(urls, *id);
+                let is_taken = self.is_taken(urls, *id);
                 match self.now.get_mut(id) {
-                    Some(one) if !taken => one.urls.clone_from(urls),
+                    Some(one) if !is_taken => one.urls.clone_from(urls),
                     _ => return false,
                 }
             }
@@ -135,8 +135,8 @@ impl MembershipModel {
                     Some(one) if one.is_learner || others => {}
                     _ => return false,
                 }
-                if let Some(gone) = self.now.remove(id) {
-                    self.removed.insert(*id, gone.incarnation);
+                if let Some(member) = self.now.remove(id) {
+                    self.removed.insert(*id, member.incarnation);
                 }
             }
         }
@@ -153,7 +153,7 @@ impl MembershipModel {
         self.now.insert(member.id.0, ModelMember { is_learner, urls: peer_urls, incarnation });
     }
 
-    fn note(&mut self, index: u64) {
+    fn record_configuration(&mut self, index: u64) {
         let of = |learners: bool| {
             let of = self.now.iter().filter(move |(_, one)| one.is_learner == learners);
             of.map(|(id, _)| *id).collect()

@@ -67,7 +67,7 @@ pub struct ReferenceModel {
     /// Store state after each entry, by log index.
     states: BTreeMap<u64, StoreRevisions>,
     /// Results, by request id.
-    done: BTreeMap<u64, ModelResult>,
+    results: BTreeMap<u64, ModelResult>,
     /// Number of changes that the request being applied has made so far.
     sub: u32,
     /// Members of the cluster, and their history.
@@ -91,7 +91,7 @@ impl Default for ReferenceModel {
             keys: BTreeMap::new(),
             changes: Vec::new(),
             states: BTreeMap::from([(0, now)]),
-            done: BTreeMap::new(),
+            results: BTreeMap::new(),
             sub: 0,
             members: members::MembershipModel::default(),
             leases: leases::Leases::default(),
@@ -124,19 +124,19 @@ impl ReferenceModel {
                 self.members.publish(&said);
             }
             Ok(DecodedCommand { request_id: request, caller, operation }) => {
-                let of_users =
+                let changes_users =
                     matches!(operation, Operation::ChangeAuth(_) | Operation::AssignToken(_));
                 let outcome = match self.permit(caller.as_ref(), &operation) {
-                    Ok(()) => self.operation(operation, entry.position),
+                    Ok(()) => self.apply_operation(operation, entry.position),
                     Err(why) => Err(ApplyError::Auth(why)),
                 };
-                if of_users && outcome.is_ok() {
+                if changes_users && outcome.is_ok() {
                     self.users_at.insert(index, self.users.clone());
                 }
                 let changed = self.sub > 0;
                 self.now.revision = self.revision();
                 self.sub = 0;
-                self.done.insert(request, ModelResult { outcome, changed });
+                self.results.insert(request, ModelResult { outcome, changed });
             }
             Err(_) => {}
         }
@@ -158,21 +158,21 @@ impl ReferenceModel {
 
     /// Returns the result of a committed request.
     pub fn result_of(&self, request: u64) -> Option<&ModelResult> {
-        self.done.get(&request)
+        self.results.get(&request)
     }
 
-    /// Returns all changes after revision `told`, in order.
-    pub fn changes_after(&self, told: Revision) -> &[KeyChange] {
-        &self.changes[self.changes.partition_point(|change| change.revision <= told)..]
+    /// Returns all changes after revision `after`, in order.
+    pub fn changes_after(&self, after: Revision) -> &[KeyChange] {
+        &self.changes[self.changes.partition_point(|change| change.revision <= after)..]
     }
 
-    /// Returns the first change after revision `told` for which `wants` is true.
+    /// Returns the first change after revision `after` for which `matches` is true.
     pub fn next_change(
         &self,
-        told: Revision,
-        wants: impl Fn(&KeyChange) -> bool,
+        after: Revision,
+        matches: impl Fn(&KeyChange) -> bool,
     ) -> Option<&KeyChange> {
-        self.changes_after(told).iter().find(|change| wants(change))
+        self.changes_after(after).iter().find(|change| matches(change))
     }
 
     /// Returns the newest revision.
@@ -191,7 +191,7 @@ impl ReferenceModel {
         self.now.revision + i64::from(self.sub > 0)
     }
 
-    fn operation(&mut self, operation: Operation, at: Position) -> Outcome {
+    fn apply_operation(&mut self, operation: Operation, at: Position) -> Outcome {
         match operation {
             Operation::Put(put) => {
                 self.check_put(&put)?;
@@ -209,10 +209,10 @@ impl ReferenceModel {
                 self.now.compacted = compact.revision;
                 Ok(Response::Compact(CompactionResponse { header: header(self.now.revision) }))
             }
-            Operation::LeaseGrant(asked) => self.grant(asked, at),
-            Operation::LeaseRevoke(asked) => self.revoke(asked.id),
-            Operation::LeaseExpire(over) => self.expire(over, at),
-            Operation::LeaseCheckpoint(noted) => self.apply_checkpoint(&noted, at),
+            Operation::LeaseGrant(request) => self.grant(request, at),
+            Operation::LeaseRevoke(request) => self.revoke(request.id),
+            Operation::LeaseExpire(expiry) => self.expire(expiry, at),
+            Operation::LeaseCheckpoint(checkpoint) => self.apply_checkpoint(&checkpoint, at),
             Operation::ChangeAuth(change) => self.change_users(change),
             Operation::AssignToken(assign) => self.assign_token(assign, at),
             Operation::Alarm(_)
@@ -273,8 +273,9 @@ impl ReferenceModel {
         let before = self.records_in(&range, i64::MAX);
         let main = self.now.revision + 1;
         for kv in &before {
-            let gone = KeyValue { key: kv.key.clone(), mod_revision: main, ..KeyValue::default() };
-            self.change(false, gone);
+            let tombstone =
+                KeyValue { key: kv.key.clone(), mod_revision: main, ..KeyValue::default() };
+            self.change(false, tombstone);
         }
         let deleted = i64::try_from(before.len()).expect("few");
         let prev_kvs = if delete.prev_kv { before } else { Vec::new() };

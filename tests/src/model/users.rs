@@ -65,21 +65,21 @@ impl Users {
 
     /// Compares with a member's users and roles; describes both if they differ.
     pub fn differs(&self, found: &AuthState) -> Option<String> {
-        let mut of_member = Self { enabled: found.is_enabled(), ..Self::default() };
-        of_member.revision = found.revision();
-        of_member.tokens.clone_from(&self.tokens);
+        let mut found_users = Self { enabled: found.is_enabled(), ..Self::default() };
+        found_users.revision = found.revision();
+        found_users.tokens.clone_from(&self.tokens);
         for (name, row) in found.user_rows() {
             let has_none = row.options.is_some_and(|options| options.no_password);
             let hash = (!has_none).then_some(row.password);
             let user = User { hash, roles: row.roles.into_iter().collect() };
-            of_member.users.insert(name.to_owned(), user);
+            found_users.users.insert(name.to_owned(), user);
         }
         for (name, row) in found.role_rows() {
             let permissions = row.key_permission.into_iter();
             let permissions = permissions.map(|one| ((one.key, one.range_end), one.perm_type));
-            of_member.roles.insert(name.to_owned(), permissions.collect());
+            found_users.roles.insert(name.to_owned(), permissions.collect());
         }
-        (of_member != *self).then(|| format!("{of_member:?}, not {self:?}"))
+        (found_users != *self).then(|| format!("{found_users:?}, not {self:?}"))
     }
 
     /// Checks whether `caller` may read the range.
@@ -89,7 +89,11 @@ impl Users {
         key: &[u8],
         range_end: &[u8],
     ) -> Result<(), AuthError> {
-        if self.enabled { self.may(caller, AccessKind::Read, key, range_end) } else { Ok(()) }
+        if self.enabled {
+            self.check_access(caller, AccessKind::Read, key, range_end)
+        } else {
+            Ok(())
+        }
     }
 
     fn is_root(&self, caller: Option<&Caller>) -> Result<(), AuthError> {
@@ -106,7 +110,7 @@ impl Users {
         self.users.get(&caller.user).ok_or(AuthError::Denied)
     }
 
-    fn may(
+    fn check_access(
         &self,
         caller: Option<&Caller>,
         to: AccessKind,
@@ -236,8 +240,8 @@ impl Users {
             }
             AuthOperation::RoleRevokePermission(revoke) => {
                 let role = self.roles.get_mut(&revoke.role).ok_or(AuthError::RoleNotFound)?;
-                let gone = role.remove(&(revoke.key, revoke.range_end));
-                gone.map(|_| ()).ok_or(AuthError::PermissionNotGranted)
+                let removed = role.remove(&(revoke.key, revoke.range_end));
+                removed.map(|_| ()).ok_or(AuthError::PermissionNotGranted)
             }
             _ => unreachable!("others are not about a role alone"),
         }
@@ -256,8 +260,8 @@ fn end_of(key: &[u8], range_end: &[u8]) -> Option<Bytes> {
 /// Returns whether `spans` cover the whole range of a request. A range whose end isn't after its key is
 /// treated as that single key.
 fn is_covered(spans: &[(&[u8], Option<Bytes>)], key: &[u8], range_end: &[u8]) -> bool {
-    let is_about_nothing = range_end != OPEN && range_end <= key;
-    is_path_covered(spans, key, end_of(key, if is_about_nothing { b"" } else { range_end }))
+    let is_empty_range = range_end != OPEN && range_end <= key;
+    is_path_covered(spans, key, end_of(key, if is_empty_range { b"" } else { range_end }))
 }
 
 /// Walks from `key` to `to`, each time along the span that reaches furthest. Returns false at the first
@@ -317,13 +321,17 @@ impl ReferenceModel {
         let everything = KeyRange::From(Bytes::from_static(OPEN));
         let mut attached =
             self.records_in(&everything, i64::MAX).into_iter().filter(|kv| kv.lease == lease);
-        attached.try_for_each(|kv| self.users.may(caller, AccessKind::Write, &kv.key, b""))
+        attached.try_for_each(|kv| self.users.check_access(caller, AccessKind::Write, &kv.key, b""))
     }
 
     fn permit_put(&self, caller: Option<&Caller>, put: &PutRequest) -> Result<(), AuthError> {
-        self.users.may(caller, AccessKind::Write, &put.key, b"")?;
+        self.users.check_access(caller, AccessKind::Write, &put.key, b"")?;
         self.permit_lease(caller, put.lease)?;
-        if put.prev_kv { self.users.may(caller, AccessKind::Read, &put.key, b"") } else { Ok(()) }
+        if put.prev_kv {
+            self.users.check_access(caller, AccessKind::Read, &put.key, b"")
+        } else {
+            Ok(())
+        }
     }
 
     fn permit_delete(
@@ -332,9 +340,9 @@ impl ReferenceModel {
         delete: &DeleteRangeRequest,
     ) -> Result<(), AuthError> {
         let (key, range_end) = (&delete.key, &delete.range_end);
-        self.users.may(caller, AccessKind::Write, key, range_end)?;
+        self.users.check_access(caller, AccessKind::Write, key, range_end)?;
         if delete.prev_kv {
-            self.users.may(caller, AccessKind::Read, key, range_end)
+            self.users.check_access(caller, AccessKind::Read, key, range_end)
         } else {
             Ok(())
         }
@@ -344,14 +352,19 @@ impl ReferenceModel {
     fn permit_txn(&self, caller: Option<&Caller>, txn: &TxnRequest) -> Result<(), AuthError> {
         self.users.user(caller)?;
         for compare in &txn.compare {
-            self.users.may(caller, AccessKind::Read, &compare.key, &compare.range_end)?;
+            self.users.check_access(caller, AccessKind::Read, &compare.key, &compare.range_end)?;
         }
         for RequestOp { request } in txn.success.iter().chain(&txn.failure) {
             match request.as_ref().expect("simulated clients ask for something") {
                 Request::RequestPut(put) => self.permit_put(caller, put)?,
                 Request::RequestDeleteRange(delete) => self.permit_delete(caller, delete)?,
                 Request::RequestRange(range) => {
-                    self.users.may(caller, AccessKind::Read, &range.key, &range.range_end)?;
+                    self.users.check_access(
+                        caller,
+                        AccessKind::Read,
+                        &range.key,
+                        &range.range_end,
+                    )?;
                 }
                 Request::RequestTxn(_) => unreachable!("no simulated client nests them"),
             }
@@ -369,13 +382,13 @@ impl ReferenceModel {
         let users = &mut self.users;
         let has_password =
             |users: &Users| users.users.get(&assign.user).is_some_and(|user| user.hash.is_some());
-        let refused = match users {
+        let refusal = match users {
             _ if !users.enabled => Some(AuthError::NotEnabled),
             _ if users.revision != assign.revision => Some(AuthError::OldRevision),
             _ if !has_password(users) => Some(AuthError::Failed),
             _ => None,
         };
-        if let Some(why) = refused {
+        if let Some(why) = refusal {
             return Err(ApplyError::Auth(why));
         }
         users.tokens.insert(at.index, assign.user);

@@ -82,12 +82,12 @@ fn parse_one<'a>(
     let (mut file, mut finders, mut equivalent) = (None, Vec::new(), None);
     loop {
         let line = lines.next().context("it ends too early")?;
-        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
-        match word {
+        let (keyword, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match keyword {
             "in" => file = Some(PathBuf::from(rest)),
             "equivalent" => equivalent = Some(rest.to_owned()),
             "<<<<" => break,
-            _ => finders.push(finder(word, rest)?),
+            _ => finders.push(finder(keyword, rest)?),
         }
     }
     let text = read_until(lines, "====")?;
@@ -105,9 +105,9 @@ fn parse_one<'a>(
     Ok(Mutant { id, list, title, file, text, replacement, finders, equivalent })
 }
 
-fn finder(word: &str, rest: &str) -> Result<Finder> {
+fn finder(keyword: &str, rest: &str) -> Result<Finder> {
     let mut words = rest.split_whitespace().map(str::to_owned);
-    Ok(match word {
+    Ok(match keyword {
         "unit" => Finder::Unit { package: None, filters: words.collect() },
         "unit-of" => {
             let package = Some(words.next().context("unit-of what?")?);
@@ -119,7 +119,7 @@ fn finder(word: &str, rest: &str) -> Result<Finder> {
             let name = words.next().context("what test?")?;
             Finder::Test { package, name, filters: words.collect() }
         }
-        _ => bail!("`{word}` is none of in, equivalent, unit, unit-of, sim, test, <<<<"),
+        _ => bail!("`{keyword}` is none of in, equivalent, unit, unit-of, sim, test, <<<<"),
     })
 }
 
@@ -139,14 +139,14 @@ fn read_until<'a>(lines: &mut impl Iterator<Item = &'a str>, end: &str) -> Resul
 /// x is any digit. An empty `only` selects all.
 pub fn is_chosen(id: u32, only: &[String]) -> bool {
     let digits = id.to_string();
-    let fits = |pattern: &String| {
+    let matches = |pattern: &String| {
         let range = pattern.split_once('-');
         let range = range.and_then(|(a, b)| Some(a.parse::<u32>().ok()?..=b.parse().ok()?));
         let same = |(a, b): (char, char)| a == 'x' || a == b;
         range.is_some_and(|range| range.contains(&id))
             || pattern.len() == digits.len() && pattern.chars().zip(digits.chars()).all(same)
     };
-    only.is_empty() || only.iter().any(fits)
+    only.is_empty() || only.iter().any(matches)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! A mutant is data (`tests/mutants/*.txt`, described in CONTRIBUTING.md). It consists of a text
 //! that occurs exactly once in one source file, and a replacement. The replacement calls
-//! `crate::mutant(ID)`, which tells whether this run has the bug.
+//! `crate::mutant(ID)`, which returns whether this run has the bug.
 //!
 //! So the source files contain nothing about mutants, and one build contains all of them. [`tree`]
 //! copies the workspace and inserts the mutants, [`build`] builds the copy once, and [`run`] runs

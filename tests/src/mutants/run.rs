@@ -14,13 +14,13 @@ use super::list::{Finder, Mutant};
 
 /// Maximum length in characters of a finder's reported result.
 const HEADLINE: usize = 160;
-/// Interval between two looks at a running test.
-const LOOK: Duration = Duration::from_millis(20);
+/// Interval at which a running test is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Result of a finder.
+/// Result of a finder, the tests that should find one mutant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinderResult {
-    /// All its tests passed.
+    /// The finder's tests all passed, although the mutant was on.
     NotFound,
     /// Name of the failed test, or the violation that the simulation found.
     FoundBy(String),
@@ -84,18 +84,19 @@ impl MutantRunner<'_> {
                     self.limit.as_secs()
                 )));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         };
-        let said = String::from_utf8_lossy(&fs_err::read(log.path())?).into_owned();
+        let output = String::from_utf8_lossy(&fs_err::read(log.path())?).into_owned();
         if status.success() {
-            let none = said.contains("running 0 tests") && !said.contains("; 0 filtered out");
-            return Ok(if none {
+            let ran_nothing =
+                output.contains("running 0 tests") && !output.contains("; 0 filtered out");
+            return Ok(if ran_nothing {
                 FinderResult::Inconclusive("no such test".into())
             } else {
                 FinderResult::NotFound
             });
         }
-        Ok(FinderResult::FoundBy(headline(&said)))
+        Ok(FinderResult::FoundBy(headline(&output)))
     }
 }
 
@@ -108,12 +109,12 @@ fn kill_group(child: &mut Child) -> Result<()> {
 }
 
 /// Returns the name of the first failed test, or the simulation's violation.
-fn headline(said: &str) -> String {
-    let failed = said.lines().find_map(|line| {
+fn headline(output: &str) -> String {
+    let failed = output.lines().find_map(|line| {
         let test = line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?;
         Some(test.to_owned())
     });
-    let seed = said.lines().find(|line| line.starts_with("seed ")).map(str::to_owned);
+    let seed = output.lines().find(|line| line.starts_with("seed ")).map(str::to_owned);
     let found = failed.or(seed).unwrap_or_else(|| "the process ended".to_owned());
     found.chars().take(HEADLINE).collect()
 }
@@ -162,8 +163,8 @@ mod tests {
     fn only_a_failing_finder_finds_a_mutant() {
         assert_eq!(found("echo 'test result: ok. 1 passed'"), FinderResult::NotFound);
         assert_eq!(found("[ $MUTANT != 7 ]"), FinderResult::FoundBy("the process ended".into()));
-        let none = "echo 'running 0 tests'; echo '0 passed; 9 filtered out'";
-        assert_eq!(found(none), FinderResult::Inconclusive("no such test".into()));
+        let ran_nothing = "echo 'running 0 tests'; echo '0 passed; 9 filtered out'";
+        assert_eq!(found(ran_nothing), FinderResult::Inconclusive("no such test".into()));
     }
 
     #[test]

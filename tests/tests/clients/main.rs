@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use muster_tests::harness::ChildProcess;
 use muster_tests::harness::process::last_lines;
 use muster_tests::harness::programs::program_path;
-use muster_tests::stock;
+use muster_tests::stock_etcd;
 
 use self::members::ThreeMemberCluster;
 
@@ -55,7 +55,7 @@ fn etcd_client_for_rust_works_unchanged() -> Result<()> {
 /// Runs a program against `muster-node` and against stock etcd, each with a new cluster.
 fn check_on_both(tls: bool, programme: impl Fn() -> Command) -> Result<()> {
     check_on(&program_path("muster-node")?, tls, programme()).context("on muster-node")?;
-    let Some(etcd) = stock::newest(tools::work()) else { return Ok(()) };
+    let Some(etcd) = stock_etcd::newest(tools::work()) else { return Ok(()) };
     check_on(&etcd, tls, programme()).context("on stock etcd, so it is the check that is wrong")
 }
 

@@ -15,7 +15,7 @@ use super::{script, tools};
 /// Time limit of each wait. It includes the end of a lease of twenty seconds.
 const LIMIT: Duration = Duration::from_secs(180);
 /// Number of newly acknowledged rows that show that the writer goes on.
-const MORE: usize = 20;
+const EXPECTED_NEW_ROWS: usize = 20;
 
 struct PostgresCluster {
     servers: Vec<PostgresServer>,
@@ -95,7 +95,7 @@ impl WriterProcess {
 
     fn wait_progress(&self) -> Result<()> {
         let before = self.acknowledged();
-        let more = || (self.acknowledged() >= before + MORE).then_some(());
+        let more = || (self.acknowledged() >= before + EXPECTED_NEW_ROWS).then_some(());
         wait_for("more rows to be acknowledged", LIMIT, more).with_context(|| self.0.output())
     }
 }

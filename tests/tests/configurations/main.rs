@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 use muster_tests::harness::programs::program_path;
-use muster_tests::stock;
+use muster_tests::stock_etcd;
 
 use cases::{Case, ConfigSource};
 use differences::{Differences, Direction};
@@ -45,7 +45,8 @@ struct OutcomePair {
 #[test]
 fn a_configuration_that_etcd_starts_with_starts_here() -> Result<()> {
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (Some(etcd), Some(etcd_before)) = (stock::newest(work), stock::previous(work)) else {
+    let (Some(etcd), Some(etcd_before)) = (stock_etcd::newest(work), stock_etcd::previous(work))
+    else {
         return Ok(());
     };
     let programs = ComparedPrograms { node: program_path("muster-node")?, etcd, etcd_before };

@@ -16,13 +16,13 @@ use tempfile::TempDir;
 use crate::cases::{Case, ConfigSource};
 
 /// Number of concurrent starts. They mostly wait for a disk or an election.
-const AT_ONCE: usize = 24;
+const MAX_CONCURRENT_STARTS: usize = 24;
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
 /// Time limit for a program to answer or to end; a slower one fails the test.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 /// Time limit of one attempt to get an answer from an address.
-const LOOK: Duration = Duration::from_millis(500);
+const PROBE_LIMIT: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(20);
 /// Number of addresses of one start.
 const REQUEST: &[u8] = b"GET /version HTTP/1.0\r\nHost: localhost\r\n\r\n";
@@ -84,7 +84,7 @@ impl StartRunner {
         let waiting = Mutex::new(starts.into_iter().enumerate());
         let ended: Mutex<Vec<(usize, Result<StartOutcome>)>> = Mutex::default();
         std::thread::scope(|scope| {
-            for _ in 0..AT_ONCE.min(count) {
+            for _ in 0..MAX_CONCURRENT_STARTS.min(count) {
                 scope.spawn(|| {
                     loop {
                         let next = waiting.lock().expect("no thread panics").next();
@@ -186,7 +186,7 @@ impl ChildGuard {
             if silent.is_empty() {
                 return Ok(self.0.try_wait()?);
             }
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > TIME_LIMIT {
                 bail!("it neither answers on {silent:?} nor ends");
             }
             std::thread::sleep(PAUSE);
@@ -221,8 +221,8 @@ fn reacts_twice(address: SocketAddr) -> bool {
 
 /// Sends `bytes` to `address`, and reads one byte. `None` if `address` can't be connected to.
 fn exchange(address: SocketAddr, bytes: &[u8]) -> Option<io::Result<()>> {
-    let mut stream = TcpStream::connect_timeout(&address, LOOK).ok()?;
-    stream.set_read_timeout(Some(LOOK)).ok()?;
+    let mut stream = TcpStream::connect_timeout(&address, PROBE_LIMIT).ok()?;
+    stream.set_read_timeout(Some(PROBE_LIMIT)).ok()?;
     stream.write_all(bytes).ok()?;
     Some(stream.read_exact(&mut [0; 1]))
 }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use muster_tests::harness::{programs, skip};
-use muster_tests::stock;
+use muster_tests::stock_etcd;
 
 use shell::Shell;
 use texts::{merged, of_program};
@@ -25,13 +25,13 @@ type BoxedError = Box<dyn Error>;
 
 /// Programs that are available. The newest etcd is built once, from the Go module proxy.
 static AVAILABLE_PROGRAMS: LazyLock<Vec<(&'static str, PathBuf)>> = LazyLock::new(|| {
-    let oldest = Some(PathBuf::from(stock::DEBIAN_ETCD_PATH)).filter(|path| path.exists());
+    let oldest = Some(PathBuf::from(stock_etcd::DEBIAN_ETCD_PATH)).filter(|path| path.exists());
     if oldest.is_none() {
-        skip::report_missing_program(stock::DEBIAN_ETCD_PATH);
+        skip::report_missing_program(stock_etcd::DEBIAN_ETCD_PATH);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.expect("a runtime needs no more than what every test has");
-    let built = stock::build_newest(Path::new(env!("CARGO_TARGET_TMPDIR")), &|_| {});
+    let built = stock_etcd::build_newest(Path::new(env!("CARGO_TARGET_TMPDIR")), &|_| {});
     let newest = runtime.block_on(built);
     if let Err(error) = &newest {
         skip::report_skip(format_args!("no stock etcd could be built: {error:#}"));

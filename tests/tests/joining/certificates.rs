@@ -7,19 +7,19 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::process::last_lines;
 use muster_tests::harness::programs::program_path;
-use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{AgentProcess, Network, NodeProcess, Testbed, poll_slowly, wait_for};
-use muster_tests::stock;
+use muster_tests::stock_etcd;
 use serde_json::Value;
 
-use crate::running::{FormedCluster, LIMIT};
+use crate::running_cluster::{FormedCluster, LIMIT};
 
 /// Lifetime of members' certificates in these tests, in seconds.
-const LIFE: &str = "12";
+const CERTIFICATE_LIFETIME: &str = "12";
 
 fn short_lived(hosts: u8, node: Option<&Path>) -> Result<FormedCluster> {
     let options = TestbedOptions {
-        serve_env: vec![("MUSTER_MEMBER_LIFE".to_owned(), LIFE.to_owned())],
+        serve_env: vec![("MUSTER_MEMBER_LIFE".to_owned(), CERTIFICATE_LIFETIME.to_owned())],
         ..TestbedOptions::default()
     };
     FormedCluster::form(Testbed::start(Network::loopback(hosts), options)?, 3, node)
@@ -45,7 +45,7 @@ fn renews(node: Option<&Path>) -> Result<()> {
     let first: Result<Vec<String>> = running.agents.iter().map(certificate_end).collect();
     let first = first?;
     // The first certificates have expired by then.
-    std::thread::sleep(Duration::from_secs(LIFE.parse()?));
+    std::thread::sleep(Duration::from_secs(CERTIFICATE_LIFETIME.parse()?));
     for (agent, first) in running.agents.iter().zip(&first) {
         wait_for("the certificates to be renewed", LIMIT, || {
             let later = certificate_end(agent).is_ok_and(|until| until > *first);
@@ -72,7 +72,7 @@ fn members_go_on_while_their_certificates_are_renewed() -> Result<()> {
 
 #[test]
 fn members_that_run_etcd_go_on_while_their_certificates_are_renewed() -> Result<()> {
-    stock::oldest().map_or(Ok(()), |etcd| renews(Some(&etcd)))
+    stock_etcd::oldest().map_or(Ok(()), |etcd| renews(Some(&etcd)))
 }
 
 fn openssl(args: &[&str]) -> Result<()> {
@@ -86,17 +86,17 @@ fn issue(running: &FormedCluster, export: &Path, csr: &Path, member: &Value) -> 
     let id = member["id"].as_str().context("an id")?;
     let peer = member["peer_urls"][0].as_str().context("a peer URL")?;
     let client = peer.replace(":2380", ":2379");
-    let out = running.world.path(&format!("issued-{id}"));
+    let out = running.testbed.path(&format!("issued-{id}"));
     let (export, csr) = (path_text(export)?, path_text(csr)?);
-    let keys = running.world.keys_dir();
+    let keys = running.testbed.keys_dir();
     let what = ["ca", "issue", "--export", export, "--keys", path_text(&keys)?, "--csr", csr];
     let whose = ["--member", id, "--peer-url", peer, "--client-url", &client];
-    running.world.admin_command(&[&what[..], &whose, &["--out", path_text(&out)?]].concat())?;
+    running.testbed.admin_command(&[&what[..], &whose, &["--out", path_text(&out)?]].concat())?;
     Ok(out)
 }
 
 fn member_of<'a>(list: &'a Value, agent: &AgentProcess) -> Result<&'a Value> {
-    let url = crate::running::peer_url(agent);
+    let url = crate::running_cluster::peer_url(agent);
     let members = list["members"].as_array().context("members")?;
     members.iter().find(|member| member["peer_urls"][0] == url.as_str()).context("a member")
 }
@@ -104,11 +104,11 @@ fn member_of<'a>(list: &'a Value, agent: &AgentProcess) -> Result<&'a Value> {
 #[test]
 fn without_a_service_a_person_makes_the_certificates_of_old_and_new_members() -> Result<()> {
     let mut running = short_lived(4, None)?;
-    let export = running.world.path("demo.export");
-    running.world.admin_command(&["cluster", "export", "demo", "--out", path_text(&export)?])?;
+    let export = running.testbed.path("demo.export");
+    running.testbed.admin_command(&["cluster", "export", "demo", "--out", path_text(&export)?])?;
     let list = running.run_member_json(&running.agents[0], &["list"])?;
     let etcdctl = running.etcdctl()?;
-    running.world.kill_discovery();
+    running.testbed.kill_discovery();
 
     // The certificates expire, and the agents report it. Clients are refused then.
     poll_slowly("the certificates to be over", LIMIT, || {
@@ -156,8 +156,8 @@ fn without_a_service_a_person_makes_the_certificates_of_old_and_new_members() ->
 
 /// Adds a host without discovery and without an agent.
 fn joins_by_hand(running: &FormedCluster, export: &Path) -> Result<()> {
-    let host = running.world.network.hosts[3].clone();
-    let (key, csr) = (running.world.path("new.key"), running.world.path("new.csr"));
+    let host = running.testbed.network.hosts[3].clone();
+    let (key, csr) = (running.testbed.path("new.key"), running.testbed.path("new.csr"));
     let curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/"];
     let files = ["-keyout", path_text(&key)?, "-out", path_text(&csr)?];
     openssl(&[&["req", "-new"][..], &curve, &files].concat())?;
@@ -166,8 +166,12 @@ fn joins_by_hand(running: &FormedCluster, export: &Path) -> Result<()> {
     let added = running.run_member_json(founder, &["add", "db-new", "--peer-urls", &url])?;
     let member = serde_json::json!({ "id": added["member_id"], "peer_urls": [url] });
     let issued = issue(running, export, &csr, &member)?;
-    let mut node =
-        NodeProcess::new(&host, "by-hand", &program_path("muster-node")?, &running.world.path(""));
+    let mut node = NodeProcess::new(
+        &host,
+        "by-hand",
+        &program_path("muster-node")?,
+        &running.testbed.path(""),
+    );
     let file = |name: &str| issued.join(name).display().to_string();
     let client = format!("https://{}:2379", host.address);
     node.flags = vec![

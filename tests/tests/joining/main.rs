@@ -1,15 +1,15 @@
 //! Changes of a running cluster by join tickets and orders, with the built programs. Whichever
 //! process is killed at whichever time, a host becomes a member once, or it doesn't and knows why.
 
-mod asking;
 mod certificates;
-mod killed;
+mod hung_leader_agent;
+mod kills_during_join;
 mod manual;
-mod newer;
+mod member_command;
+mod newer_records;
 mod orders;
-mod retired;
-mod running;
-mod silent;
+mod retirement;
+mod running_cluster;
 mod tickets;
 mod upgrade;
 mod users;

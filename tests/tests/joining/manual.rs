@@ -8,7 +8,7 @@ use muster_tests::harness::process::last_lines;
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::{Network, wait_for};
 
-use crate::running::{FormedCluster, LIMIT};
+use crate::running_cluster::{FormedCluster, LIMIT};
 
 /// Sections whose commands are run in turn on one cluster: page and heading.
 const SECTIONS: [(&str, &str); 6] = [
@@ -79,7 +79,8 @@ fn the_first_ten_minutes_go_as_written() -> Result<()> {
     let said = fs_err::read_to_string(folder.path().join("typed.log"))?;
     let last = last_lines(&said, 60);
     ensure!(status.success(), "{status}: {last}");
-    // The cluster formed, db-2 was removed and told so, and the last write was acknowledged.
+    // The cluster formed, db-2 was removed and was informed of it, and the last write was
+    // acknowledged.
     for line in ["formed (epoch ", "removed from cluster ", "ended with 3"] {
         ensure!(said.contains(line), "{line:?} is missing: {last}");
     }
@@ -87,22 +88,23 @@ fn the_first_ten_minutes_go_as_written() -> Result<()> {
     Ok(())
 }
 
-/// Only a member's name is replaced.
+/// Runs the manual's commands as they are printed there, except that `db-1` is replaced by the name
+/// of a test member.
 #[test]
 fn the_manuals_commands_go_as_written() -> Result<()> {
     let running = FormedCluster::start(Network::loopback(3), 3, None)?;
     let first = &running.agents[0];
     wait_for("all members", LIMIT, || running.run_member_json(first, &["wait"]).ok())?;
     let (etcdctl, name) = (running.etcdctl()?, running.name(first)?);
-    let folder = running.world.path("typed");
+    let folder = running.testbed.path("typed");
     fs_err::create_dir(&folder)?;
     let credentials = etcdctl.credentials();
     for (page, heading) in SECTIONS {
         let typed = commands(page, heading)?.replace("db-1", &name);
         let output = shell(&format!("set -e -o pipefail\n{typed}"), &folder)?
             .env("MUSTER_DATA_DIR", &first.data_dir)
-            .env("MUSTER_ADMIN_HOME", running.world.admin_home())
-            .env("MUSTER_ADMIN_KEY", running.world.admin_key())
+            .env("MUSTER_ADMIN_HOME", running.testbed.admin_home())
+            .env("MUSTER_ADMIN_KEY", running.testbed.admin_key())
             .env("ETCDCTL_ENDPOINTS", &etcdctl.endpoints()[0])
             .env("ETCDCTL_CACERT", credentials.join("ca.crt"))
             .env("ETCDCTL_CERT", credentials.join("client.crt"))

@@ -8,14 +8,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use muster_tests::client::tls_from;
 use muster_tests::harness::process::last_lines;
-use muster_tests::harness::world::path_text;
+use muster_tests::harness::testbed::path_text;
 use muster_tests::harness::{Network, RetryingWriter, Testbed, poll_slowly, wait_for};
-use muster_tests::stock;
+use muster_tests::stock_etcd;
 use serde_json::{Value, json};
 
-use crate::running::{FormedCluster, LIMIT, peer_url};
+use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
 
-/// Time for which agents are watched while they must not act. Agents look for work twice a second.
+/// Time for which agents are watched while they must not act. Agents poll for intents twice a
+/// second.
 const OBSERVATION_TIME: Duration = Duration::from_secs(3);
 
 /// Discovery accepts a membership that a quorum of the last known voters reports; of two voters,
@@ -29,7 +30,7 @@ fn a_cluster_of_two_shrinks_to_one_and_discovery_knows() -> Result<()> {
     ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
     let name = running.name(&running.agents[0])?;
     poll_slowly("discovery to know the one that is left", LIMIT, || {
-        let shown = running.world.admin_json(&["cluster", "show", "demo"]).ok()?;
+        let shown = running.testbed.admin_json(&["cluster", "show", "demo"]).ok()?;
         let members = shown["directory"]["membership"]["members"].as_array()?;
         (members.len() == 1 && members[0]["name"] == name.as_str()).then_some(())
     })
@@ -51,49 +52,49 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 /// Folders of discovery's state: the database and the ledger.
 const STATE_FOLDERS: [&str; 2] = ["pg", "discovery-ledger"];
 
-fn back_up_state(world: &mut Testbed) -> Result<()> {
-    world.stop_discovery()?;
+fn back_up_state(testbed: &mut Testbed) -> Result<()> {
+    testbed.stop_discovery()?;
     for part in STATE_FOLDERS {
-        copy(&world.path(part), &world.path(&format!("{part}.kept")))?;
+        copy(&testbed.path(part), &testbed.path(&format!("{part}.kept")))?;
     }
-    world.start_discovery()
+    testbed.start_discovery()
 }
 
-fn restore_state(world: &mut Testbed) -> Result<()> {
-    world.stop_discovery()?;
+fn restore_state(testbed: &mut Testbed) -> Result<()> {
+    testbed.stop_discovery()?;
     for part in STATE_FOLDERS {
-        fs_err::remove_dir_all(world.path(part))?;
-        fs_err::rename(world.path(&format!("{part}.kept")), world.path(part))?;
+        fs_err::remove_dir_all(testbed.path(part))?;
+        fs_err::rename(testbed.path(&format!("{part}.kept")), testbed.path(part))?;
     }
-    world.start_discovery()
+    testbed.start_discovery()
 }
 
 /// Discovery is restored to a state before the revocation of an operator, so it accepts her orders
 /// again. The statement chain in the cluster's own store shows that she was revoked.
 #[test]
 fn a_dismissed_operator_orders_nothing_though_discovery_forgot_it() -> Result<()> {
-    let world = Testbed::start(Network::loopback(3), Default::default())?;
-    let key = world.path("eve.pem");
-    world.admin_command(&["key", "new", "--out", path_text(&key)?])?;
+    let testbed = Testbed::start(Network::loopback(3), Default::default())?;
+    let key = testbed.path("eve.pem");
+    testbed.admin_command(&["key", "new", "--out", path_text(&key)?])?;
     let public = fs_err::read_to_string(key.with_extension("pub"))?;
-    world.admin_command(&["admin", "add", "eve", public.trim(), "--role", "operator"])?;
-    let mut running = FormedCluster::form(world, 3, None)?;
+    testbed.admin_command(&["admin", "add", "eve", public.trim(), "--role", "operator"])?;
+    let mut running = FormedCluster::form(testbed, 3, None)?;
     let etcdctl = running.etcdctl()?;
     let statements = || etcdctl.run(&["get", "muster/v1/statements", "--print-value-only"]);
     let first = wait_for("the chain to be in the cluster", LIMIT, || {
         statements().ok().filter(|text| text.starts_with("[\"ey"))
     })?;
-    back_up_state(&mut running.world)?;
+    back_up_state(&mut running.testbed)?;
 
-    running.world.admin_command(&["admin", "revoke", "eve", "--yes"])?;
-    running.world.admin_command(&["cluster", "restate", "demo"])?;
+    running.testbed.admin_command(&["admin", "revoke", "eve", "--yes"])?;
+    running.testbed.admin_command(&["cluster", "restate", "demo"])?;
     wait_for("the cluster to have the longer chain", LIMIT, || {
         statements().ok().filter(|text| text.len() > first.len())
     })?;
     for agent in &mut running.agents {
         agent.wait_for_output("made a new statement", LIMIT)?;
     }
-    restore_state(&mut running.world)?;
+    restore_state(&mut running.testbed)?;
     // Restarted agents know only what is on their disks.
     for agent in &mut running.agents {
         agent.kill();
@@ -102,7 +103,7 @@ fn a_dismissed_operator_orders_nothing_though_discovery_forgot_it() -> Result<()
     let name = running.name(&running.agents[2])?;
     let order = || -> Result<()> {
         let order = ["intent", "remove", "demo", &name, "--yes", "--key", path_text(&key)?];
-        let output = running.world.admin_output(&order)?;
+        let output = running.testbed.admin_output(&order)?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.success(), "the service that forgot it takes her order: {said}");
         Ok(())
@@ -112,7 +113,7 @@ fn a_dismissed_operator_orders_nothing_though_discovery_forgot_it() -> Result<()
     wait_for("an agent to refuse it", LIMIT, || refused().then_some(()))?;
     // An agent of the cluster reports the order as refused, with the reason.
     let ended = wait_for("her order to end", LIMIT, || {
-        let list = running.world.admin_json(&["intent", "list", "demo", "--all"]).ok()?;
+        let list = running.testbed.admin_json(&["intent", "list", "demo", "--all"]).ok()?;
         let order = list["intents"].as_array()?.last()?.clone();
         (order["state"] == "refused").then_some(order)
     })?;
@@ -137,7 +138,7 @@ fn moves(node: Option<&Path>) -> Result<()> {
         Some(tls_from(etcdctl.credentials())?),
     );
     let name = running.name(&running.agents[0])?;
-    let elsewhere = running.world.network.hosts[3].clone();
+    let elsewhere = running.testbed.network.hosts[3].clone();
     let url = format!("https://{}:2380", elsewhere.address);
     running.order(&["update", "demo", &name, "--peer-url", &url])?;
     let moved = &mut running.agents[0];
@@ -177,11 +178,11 @@ fn a_member_moves_by_order_and_serves_where_it_is_now() -> Result<()> {
 
 #[test]
 fn a_member_that_runs_etcd_3_4_moves_by_order() -> Result<()> {
-    stock::oldest().map_or(Ok(()), |etcd| moves(Some(&etcd)))
+    stock_etcd::oldest().map_or(Ok(()), |etcd| moves(Some(&etcd)))
 }
 
 #[test]
 fn a_member_that_runs_the_newest_etcd_moves_by_order() -> Result<()> {
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    stock::newest(work).map_or(Ok(()), |etcd| moves(Some(&etcd)))
+    stock_etcd::newest(work).map_or(Ok(()), |etcd| moves(Some(&etcd)))
 }

@@ -4,11 +4,11 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use muster_tests::harness::world::path_text;
+use muster_tests::harness::testbed::path_text;
 use muster_tests::harness::{AgentProcess, Network, poll_slowly, skip, wait_for};
-use muster_tests::stock;
+use muster_tests::stock_etcd;
 
-use crate::running::{FormedCluster, LIMIT};
+use crate::running_cluster::{FormedCluster, LIMIT};
 
 fn joins_and_leaves(network: Network, node: Option<&Path>) -> Result<()> {
     let running = FormedCluster::start(network, 3, node)?;
@@ -61,13 +61,15 @@ fn a_fourth_host_joins_from_a_machine_of_its_own() -> Result<()> {
 
 #[test]
 fn a_fourth_host_joins_etcd_3_4() -> Result<()> {
-    let Some(etcd) = stock::oldest() else { return Ok(()) };
+    let Some(etcd) = stock_etcd::oldest() else { return Ok(()) };
     joins_and_leaves(Network::loopback(4), Some(&etcd))
 }
 
 #[test]
 fn a_fourth_host_joins_the_newest_etcd() -> Result<()> {
-    let Some(etcd) = stock::newest(Path::new(env!("CARGO_TARGET_TMPDIR"))) else { return Ok(()) };
+    let Some(etcd) = stock_etcd::newest(Path::new(env!("CARGO_TARGET_TMPDIR"))) else {
+        return Ok(());
+    };
     joins_and_leaves(Network::loopback(4), Some(&etcd))
 }
 
@@ -75,8 +77,8 @@ fn a_fourth_host_joins_the_newest_etcd() -> Result<()> {
 #[test]
 fn a_late_host_is_shown_as_asking_and_joins_once_its_bundle_file_holds_a_ticket() -> Result<()> {
     let running = FormedCluster::start(Network::loopback(4), 3, None)?;
-    let bundle = running.world.path("late.bundle");
-    fs_err::copy(running.world.path("demo.bundle"), &bundle)?;
+    let bundle = running.testbed.path("late.bundle");
+    fs_err::copy(running.testbed.path("demo.bundle"), &bundle)?;
     let mut late = running.agent(3, &bundle, &[]);
     late.start()?;
     let code = late.exit_code(LIMIT)?;
@@ -87,11 +89,11 @@ fn a_late_host_is_shown_as_asking_and_joins_once_its_bundle_file_holds_a_ticket(
     late.start()?;
     late.wait_for_output("waits for a join ticket", LIMIT)?;
     let asking = || -> Result<String> {
-        let shown = running.world.admin_json(&["cluster", "show", "demo"])?;
+        let shown = running.testbed.admin_json(&["cluster", "show", "demo"])?;
         Ok(shown["asking"].to_string())
     };
     ensure!(asking()? != "[]", "{}", late.output());
-    let explained = running.world.admin_command(&["cluster", "explain", "demo"])?;
+    let explained = running.testbed.admin_command(&["cluster", "explain", "demo"])?;
     ensure!(explained.contains("ASKING") && explained.contains(command), "{explained}");
     ensure!(late.is_running(), "{}", late.output());
 
@@ -219,17 +221,17 @@ fn of_two_tickets_to_replace_a_dead_member_only_one_succeeds() -> Result<()> {
 
 #[test]
 fn of_two_tickets_to_replace_a_running_etcd_3_4_member_only_one_succeeds() -> Result<()> {
-    stock::oldest().map_or(Ok(()), |etcd| one_of_two_replaces(true, Some(&etcd)))
+    stock_etcd::oldest().map_or(Ok(()), |etcd| one_of_two_replaces(true, Some(&etcd)))
 }
 
 /// Each program refuses the other's peer protocol, so such a newcomer would be a learner that never
 /// works.
 #[test]
 fn a_host_with_stock_etcd_uses_no_ticket_of_a_cluster_of_muster_node() -> Result<()> {
-    let Some(etcd) = stock::oldest() else { return Ok(()) };
+    let Some(etcd) = stock_etcd::oldest() else { return Ok(()) };
     let running = FormedCluster::start(Network::loopback(4), 3, None)?;
     wait_for("discovery to know the members", LIMIT, || {
-        let shown = running.world.admin_json(&["cluster", "show", "demo"]).ok()?;
+        let shown = running.testbed.admin_json(&["cluster", "show", "demo"]).ok()?;
         (shown["directory"]["confirmed"] == true).then_some(())
     })?;
     let ticket = running.ticket("other", &[])?;

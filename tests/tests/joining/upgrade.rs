@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use muster_tests::client::tls_from;
 use muster_tests::harness::programs::program_path;
-use muster_tests::harness::world::path_text;
+use muster_tests::harness::testbed::path_text;
 use muster_tests::harness::{Network, RetryingWriter, wait_for};
-use muster_tests::stock;
+use muster_tests::stock_etcd;
 
-use crate::running::{FormedCluster, LIMIT};
+use crate::running_cluster::{FormedCluster, LIMIT};
 
 /// Copies the program to another path. The test only checks that the agent runs that file
 /// afterwards.
 fn next_version(running: &FormedCluster, node: &Path) -> Result<PathBuf> {
-    let next = running.world.path("next-node");
+    let next = running.testbed.path("next-node");
     fs_err::copy(node, &next)?;
     Ok(next)
 }
@@ -64,18 +64,19 @@ fn the_nodes_program_is_upgraded_member_by_member_under_a_writer() -> Result<()>
 
 #[test]
 fn etcd_is_upgraded_member_by_member_under_a_writer() -> Result<()> {
-    stock::oldest().map_or(Ok(()), |etcd| upgrades(&etcd, None).map(drop))
+    stock_etcd::oldest().map_or(Ok(()), |etcd| upgrades(&etcd, None).map(drop))
 }
 
 #[test]
 fn etcd_is_upgraded_to_the_next_minor_version_under_a_writer() -> Result<()> {
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (Some(before), Some(newest)) = (stock::previous(work), stock::newest(work)) else {
+    let (Some(before), Some(newest)) = (stock_etcd::previous(work), stock_etcd::newest(work))
+    else {
         return Ok(());
     };
     let running = upgrades(&before, Some(&newest))?;
     let list = running.run_member_json(&running.agents[0], &["list"])?;
-    let newest = stock::NEWEST_VERSION.trim_start_matches('v');
+    let newest = stock_etcd::NEWEST_VERSION.trim_start_matches('v');
     let members = list["members"].as_array().context("members")?;
     ensure!(members.iter().all(|member| member["version"] == newest), "{list}");
     Ok(())

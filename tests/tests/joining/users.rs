@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::{AgentProcess, Etcdctl, Network};
 
-use crate::running::{FormedCluster, LIMIT};
+use crate::running_cluster::{FormedCluster, LIMIT};
 
 /// Returns the common name of the certificate in `file`.
 fn name_in(file: &std::path::Path) -> Result<String> {
@@ -68,7 +68,7 @@ fn the_readmes_commands_for_users_lock_nobody_out() -> Result<()> {
     for line in ["subject=CN=muster:", "owner", "Authentication Enabled", "muster:3", "root"] {
         ensure!(said.contains(line), "{line} is missing in: {said}");
     }
-    // The agents can read and change members as well.
+    // The agents can also read and change members.
     running.run_member_json(&running.agents[1], &["list"])?;
     running.run_member_json(&running.agents[0], &["remove", &running.name(&running.agents[2])?])?;
     Ok(())

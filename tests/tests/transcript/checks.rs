@@ -4,11 +4,11 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::wait_for;
-use muster_tests::stock;
+use muster_tests::stock_etcd;
 use rustix::process::Signal;
 
 use crate::pair::{ClusterPair, TranscriptCluster};
-use crate::running::{LIMIT, ProgramOutput, RunningProgram};
+use crate::running_program::{LIMIT, ProgramOutput, RunningProgram};
 
 /// Number of puts after which the speed check is interrupted; by itself it would take a minute.
 const PUTS: u64 = 100;
@@ -18,7 +18,7 @@ const VERDICTS: [&str; 3] = ["Throughput ", "Slowest request took ", "Stddev "];
 #[test]
 fn the_checks_of_the_newest_etcdctl_end_without_an_error() -> Result<()> {
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let Some(etcdctl) = stock::newest_etcdctl(work) else { return Ok(()) };
+    let Some(etcdctl) = stock_etcd::newest_etcdctl(work) else { return Ok(()) };
     let Some(mut pair) = ClusterPair::start(&etcdctl)? else { return Ok(()) };
     for said in pair.on_both(speed)? {
         let verdicts = VERDICTS.iter().all(|verdict| said.out.contains(verdict));

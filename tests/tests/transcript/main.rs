@@ -6,13 +6,13 @@
 mod checks;
 mod mask;
 mod pair;
-mod running;
+mod running_program;
 mod script;
 
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use muster_tests::stock;
+use muster_tests::stock_etcd;
 
 use self::pair::ClusterPair;
 use self::script::lines;
@@ -22,13 +22,13 @@ const SCRIPT: &str = include_str!("etcdctl.txt");
 #[test]
 fn the_newest_etcdctl_prints_the_same() -> Result<()> {
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    stock::newest_etcdctl(work).map_or(Ok(()), |etcdctl| compare(&etcdctl, true))
+    stock_etcd::newest_etcdctl(work).map_or(Ok(()), |etcdctl| compare(&etcdctl, true))
 }
 
 /// The oldest etcdctl lacks some of the commands, and must refuse them alike on both.
 #[test]
 fn the_oldest_etcdctl_prints_the_same() -> Result<()> {
-    stock::oldest_etcdctl().map_or(Ok(()), |etcdctl| compare(&etcdctl, false))
+    stock_etcd::oldest_etcdctl().map_or(Ok(()), |etcdctl| compare(&etcdctl, false))
 }
 
 /// Runs the script on both programs. With `newest`, a line that is listed as different must differ.

@@ -8,11 +8,11 @@ use anyhow::{Context, Result, anyhow, ensure};
 use muster_tests::harness::nodes::client_url;
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::{Network, NodeProcess, wait_for};
-use muster_tests::stock;
+use muster_tests::stock_etcd;
 use tempfile::TempDir;
 
 use crate::mask;
-use crate::running::{LIMIT, ProgramOutput, RunningProgram, distinct_lines};
+use crate::running_program::{LIMIT, ProgramOutput, RunningProgram, distinct_lines};
 use crate::script::{RunMode, ScriptLine};
 
 /// Masked result of a line.
@@ -33,7 +33,9 @@ impl ClusterPair {
     /// Starts both clusters. Returns `None` without a stock etcd to compare with.
     pub(crate) fn start(etcdctl: &Path) -> Result<Option<Self>> {
         let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let (Some(etcd), Some(etcdutl)) = (stock::newest(work), stock::newest_etcdutl(work)) else {
+        let (Some(etcd), Some(etcdutl)) =
+            (stock_etcd::newest(work), stock_etcd::newest_etcdutl(work))
+        else {
             return Ok(None);
         };
         let network = Network::loopback(2);

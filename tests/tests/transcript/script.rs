@@ -64,7 +64,7 @@ pub(crate) fn lines(script: &str) -> impl Iterator<Item = ScriptLine<'_>> {
             let (way, rest) = way(newest_only.unwrap_or(text));
             let (command, input) =
                 match rest.strip_prefix("<< ").and_then(|rest| rest.split_once(" ::")) {
-                    Some((command, input)) => (command, steps(input.trim_start())),
+                    Some((command, input)) => (command, parse_steps(input.trim_start())),
                     None => (rest, Vec::new()),
                 };
             Some(ScriptLine {
@@ -93,7 +93,7 @@ fn way(text: &str) -> (RunMode, &str) {
     }
 }
 
-fn steps(input: &str) -> Vec<InputStep> {
+fn parse_steps(input: &str) -> Vec<InputStep> {
     let mut steps = Vec::new();
     for (n, part) in input.split(">>").enumerate() {
         let digits = part.bytes().take_while(u8::is_ascii_digit).count();

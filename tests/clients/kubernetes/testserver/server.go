@@ -20,20 +20,20 @@ import (
 	storagetesting "k8s.io/apiserver/pkg/storage/testing"
 )
 
-// A server that serves nobody for so long never will.
-const patience = 60 * time.Second
+// Time limit for a server to begin to serve.
+const startTimeLimit = 60 * time.Second
 
-// Ports are looked for and taken by one server at a time.
+// Serializes the choice of ports, so that two servers never get the same one.
 var starting sync.Mutex
 
-// NewTestConfig has what a test may change before the server is started.
+// NewTestConfig returns the settings that a test may change before it starts the server.
 func NewTestConfig(t testing.TB) *embed.Config {
 	config := embed.NewConfig()
 	config.Dir = filepath.Join(t.TempDir(), "data")
 	return config
 }
 
-// RunEtcd starts a server that ends with the test, and gives a client of it.
+// RunEtcd starts a server that ends with the test, and returns a client of it.
 func RunEtcd(t testing.TB, config *embed.Config) *kubernetes.Client {
 	t.Helper()
 	if config == nil {
@@ -41,7 +41,7 @@ func RunEtcd(t testing.TB, config *embed.Config) *kubernetes.Client {
 	}
 	client, err := kubernetes.New(clientv3.Config{
 		Endpoints:   []string{start(t, config)},
-		DialTimeout: patience,
+		DialTimeout: startTimeLimit,
 	})
 	if err != nil {
 		t.Fatalf("no client: %v", err)
@@ -52,7 +52,7 @@ func RunEtcd(t testing.TB, config *embed.Config) *kubernetes.Client {
 	return client
 }
 
-// start gives the URL of a server that serves.
+// start starts a server, and returns its URL once it serves.
 func start(t testing.TB, config *embed.Config) string {
 	starting.Lock()
 	defer starting.Unlock()
@@ -71,7 +71,7 @@ func start(t testing.TB, config *embed.Config) string {
 		server.Args = append(server.Args, "--watch-progress-notify-interval="+interval.String())
 	}
 	server.Stdout, server.Stderr = log, log
-	// It has a thread to itself then, and ends with the test whatever becomes of that.
+	// The kernel kills the server when the test process ends, whatever the reason.
 	server.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := server.Start(); err != nil {
 		t.Fatalf("SERVER=%q can't be started: %v", os.Getenv("SERVER"), err)
@@ -91,7 +91,7 @@ func start(t testing.TB, config *embed.Config) string {
 	return clients
 }
 
-// free gives the URL of a port that nobody has.
+// free returns the URL of a free port.
 func free(t testing.TB) string {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -102,14 +102,14 @@ func free(t testing.TB) string {
 	return where.String()
 }
 
-// serves waits until a server answers what needs a leader.
+// serves waits until a server answers a request that needs a leader.
 func serves(at string) error {
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{at}})
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	end := time.Now().Add(patience)
+	end := time.Now().Add(startTimeLimit)
 	for {
 		limit, cancel := context.WithTimeout(context.Background(), time.Second)
 		_, err := client.Get(limit, "any")

@@ -11,7 +11,7 @@ use etcd_client::{
 };
 
 /// Time limit of each wait for a state that must come.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run())
@@ -127,7 +127,7 @@ async fn events(watch: &mut WatchStream, count: usize) -> Result<Vec<Seen>> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let mut seen = Vec::new();
     while seen.len() < count {
-        let part = tokio::time::timeout(PATIENCE, watch.message());
+        let part = tokio::time::timeout(TIME_LIMIT, watch.message());
         let part = part.await.with_context(|| format!("{count} events; so far {seen:?}"))??;
         for event in part.context("the watch ended")?.events() {
             let kv = event.kv().context("an event without its key")?;
@@ -224,7 +224,7 @@ async fn locks(client: &mut Client) -> Result<()> {
     let early = tokio::time::timeout(Duration::from_secs(1), &mut waits).await;
     ensure!(early.is_err(), "a lock that another one has: {early:?}");
     client.unlock(mine.clone()).await?;
-    let theirs = tokio::time::timeout(PATIENCE, waits).await.context("the lock let go")??;
+    let theirs = tokio::time::timeout(TIME_LIMIT, waits).await.context("the lock let go")??;
     equal("whose the key of a lock is", theirs, format!("one/{lease:x}").into_bytes())?;
     client.lease_revoke(lease).await?;
     Ok(())
@@ -237,7 +237,7 @@ async fn elections(client: &mut Client) -> Result<()> {
     equal("who leads", client.leader("vote").await?.kv().context("none")?.value(), b"first")?;
     let mut observed = client.observe("vote").await?;
     let mut next = async || -> Result<Vec<u8>> {
-        let part = tokio::time::timeout(PATIENCE, observed.message()).await??;
+        let part = tokio::time::timeout(TIME_LIMIT, observed.message()).await??;
         let part = part.context("the observation ended")?;
         Ok(part.kv().context("no leader observed")?.value().to_vec())
     };

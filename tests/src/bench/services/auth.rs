@@ -32,7 +32,7 @@ const LOAD: Load = Load {
 pub(super) async fn run(
     mut cluster: BenchCluster,
     rounds: usize,
-    scribe: &mut FigureRecorder<'_>,
+    recorder: &mut FigureRecorder<'_>,
 ) -> Result<()> {
     let leader = cluster.leader().await?;
     let mut auth = AuthClient::new(cluster.channel(leader)?);
@@ -52,9 +52,9 @@ pub(super) async fn run(
         cluster.set_token(None);
     }
     let (off, on) = (median(off), median(on));
-    scribe.record("CPU of a put, no users", off, "us");
-    scribe.record("CPU of a put, with a user's token", on, "us");
-    scribe.record("CPU with users / without", on / off, "");
+    recorder.record("CPU of a put, no users", off, "us");
+    recorder.record("CPU of a put, with a user's token", on, "us");
+    recorder.record("CPU with users / without", on / off, "");
     Ok(())
 }
 

@@ -20,13 +20,13 @@ const SETTLE_TIME: Duration = Duration::from_secs(5);
 pub(super) async fn run(
     cluster: BenchCluster,
     keys: usize,
-    scribe: &mut FigureRecorder<'_>,
+    recorder: &mut FigureRecorder<'_>,
 ) -> Result<()> {
     let leader = cluster.leader().await?;
     fill(&cluster.channel(leader)?, keys, 0).await?;
     tokio::time::sleep(SETTLE_TIME).await;
     let resident = mib(cluster.resident_bytes_of(leader)?);
-    scribe.record(format!("RSS with {keys} keys of {VALUE_BYTES} B"), resident, "MiB");
+    recorder.record(format!("RSS with {keys} keys of {VALUE_BYTES} B"), resident, "MiB");
     Ok(())
 }
 

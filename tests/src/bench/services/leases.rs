@@ -22,7 +22,7 @@ const REVOKED_LEASE_ID: i64 = i64::MAX;
 pub(super) async fn run(
     cluster: BenchCluster,
     leases: usize,
-    scribe: &mut FigureRecorder<'_>,
+    recorder: &mut FigureRecorder<'_>,
 ) -> Result<()> {
     let leader = cluster.leader().await?;
     let channel = cluster.channel(leader)?;
@@ -35,11 +35,11 @@ pub(super) async fn run(
         done??;
     }
     let after = cluster.resident_bytes_of(leader)?;
-    scribe.record(format!("RSS with {leases} leases"), mib(after), "MiB");
-    scribe.record("of it, by them", mib(after.saturating_sub(before)), "MiB");
+    recorder.record(format!("RSS with {leases} leases"), mib(after), "MiB");
+    recorder.record("of it, by them", mib(after.saturating_sub(before)), "MiB");
 
     for time in ["first", "second", "third"] {
-        revoke(&cluster, leader, &channel, leases, time, scribe).await?;
+        revoke(&cluster, leader, &channel, leases, time, recorder).await?;
     }
     Ok(())
 }
@@ -52,7 +52,7 @@ async fn revoke(
     channel: &Channel,
     keys: usize,
     time: &str,
-    scribe: &mut FigureRecorder<'_>,
+    recorder: &mut FigureRecorder<'_>,
 ) -> Result<()> {
     let mut service = LeaseClient::new(channel.clone());
     service.lease_grant(LeaseGrantRequest { id: REVOKED_LEASE_ID, ttl: TTL }).await?;
@@ -64,9 +64,9 @@ async fn revoke(
     let (took, cpu) = (began.elapsed(), cluster.cpu_of(leader)?.saturating_sub(cpu));
     let longest = writer.finish().await?.wait;
     let what = format!("revoking a lease with {keys} keys, the {time} time");
-    scribe.record(format!("{what}: its answer"), took.as_secs_f64() * 1000.0, "ms");
-    scribe.record(format!("{what}: CPU of the leader"), cpu.as_secs_f64() * 1000.0, "ms");
-    scribe.record(format!("{what}: longest put"), longest.as_secs_f64() * 1000.0, "ms");
+    recorder.record(format!("{what}: its answer"), took.as_secs_f64() * 1000.0, "ms");
+    recorder.record(format!("{what}: CPU of the leader"), cpu.as_secs_f64() * 1000.0, "ms");
+    recorder.record(format!("{what}: longest put"), longest.as_secs_f64() * 1000.0, "ms");
     Ok(())
 }
 

@@ -74,37 +74,38 @@ impl FigureRecorder<'_> {
 }
 
 pub(super) async fn run(
-    wanted: &ServicesParameters,
+    parameters: &ServicesParameters,
     program: &ServerProgram,
     dir: &Path,
     report: &mut BenchReport,
     say: &dyn Fn(&str),
 ) -> Result<()> {
     let dir = dir.join(format!("{}-services", program.name));
-    let mut scribe = FigureRecorder { program: &program.name, report, say };
+    let mut recorder = FigureRecorder { program: &program.name, report, say };
     let new = async || {
-        BenchCluster::start(program, &dir, wanted.members, None, &[QUOTA, BCRYPT_COST]).await
+        BenchCluster::start(program, &dir, parameters.members, None, &[QUOTA, BCRYPT_COST]).await
     };
-    let gone = || fs_err::remove_dir_all(&dir);
-    if wanted.auth_rounds > 0 {
-        auth::run(new().await?, wanted.auth_rounds, &mut scribe).await?;
-        gone()?;
+    let remove_data = || fs_err::remove_dir_all(&dir);
+    if parameters.auth_rounds > 0 {
+        auth::run(new().await?, parameters.auth_rounds, &mut recorder).await?;
+        remove_data()?;
     }
-    if wanted.watchers > 0 {
-        watches::one_prefix(new().await?, wanted.watchers, wanted.events, &mut scribe).await?;
-        gone()?;
+    if parameters.watchers > 0 {
+        watches::one_prefix(new().await?, parameters.watchers, parameters.events, &mut recorder)
+            .await?;
+        remove_data()?;
     }
-    if wanted.watches > 0 {
-        watches::many_keys(new().await?, wanted.watches, &mut scribe).await?;
-        gone()?;
+    if parameters.watches > 0 {
+        watches::many_keys(new().await?, parameters.watches, &mut recorder).await?;
+        remove_data()?;
     }
-    if wanted.leases > 0 {
-        leases::run(new().await?, wanted.leases, &mut scribe).await?;
-        gone()?;
+    if parameters.leases > 0 {
+        leases::run(new().await?, parameters.leases, &mut recorder).await?;
+        remove_data()?;
     }
-    if wanted.keys > 0 {
-        keys::run(new().await?, wanted.keys, &mut scribe).await?;
-        gone()?;
+    if parameters.keys > 0 {
+        keys::run(new().await?, parameters.keys, &mut recorder).await?;
+        remove_data()?;
     }
     Ok(())
 }

@@ -6,8 +6,8 @@
 //! their timing would be random. After a member has started or stopped, the run waits until both clusters
 //! consider it healthy or gone.
 
+mod cluster;
 mod requests;
-mod side;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,8 +16,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use self::cluster::{Answer, ClusterUnderTest};
 use self::requests::{ExpectedCluster, MemberCall, MemberCallGenerator};
-use self::side::{Answer, ClusterUnderTest};
 use super::Difference;
 use crate::rng::Rng;
 
@@ -75,16 +75,16 @@ pub async fn run(
     let (etcd, node) = timeout(SETTLE_TIMEOUT, began).await.context("the clusters do not begin")?;
     let mut rng = Rng::new(seed);
     let mut run = MembershipFuzzRun {
-        sides: [etcd?, node?],
+        clusters: [etcd?, node?],
         known: ExpectedCluster::new(members, rng.chance(500)),
-        other_ids: Instant::now(),
-        healthy: Instant::now() + HEALTH_DELAY,
+        new_ids_at: Instant::now(),
+        healthy_at: Instant::now() + HEALTH_DELAY,
         report: MembershipFuzzReport::default(),
     };
     for number in 1..=requests {
         let call = MemberCallGenerator { rng: &mut rng, known: &run.known }.call();
         let [etcd, node] = run
-            .ask_both(&call)
+            .send_both(&call)
             .await
             .with_context(|| format!("seed {seed}, request {number}: {call:?}"))?;
         if let Some((why, _)) = ALLOWED.iter().find(|(_, texts)| *texts == [&etcd.text, &node.text])
@@ -92,12 +92,19 @@ pub async fn run(
             *run.report.allowed.entry(why).or_default() += 1;
         } else if etcd.text != node.text {
             let call = format!("{call:?} of a cluster with {:?}", run.known);
-            let again = format!("make fuzz-etcd MEMBERS={members} SEED={seed} N={number}");
-            bail!(Difference { seed, number, call, etcd: etcd.text, node: node.text, again });
+            let replay_command = format!("make fuzz-etcd MEMBERS={members} SEED={seed} N={number}");
+            bail!(Difference {
+                seed,
+                number,
+                call,
+                etcd: etcd.text,
+                node: node.text,
+                replay_command
+            });
         }
         run.report.requests += 1;
         run.report.refused += u64::from(etcd.is_refusal);
-        run.learn(&call, &etcd)
+        run.record_effect(&call, &etcd)
             .await
             .with_context(|| format!("after request {number}, {call:?}"))?;
     }
@@ -105,27 +112,27 @@ pub async fn run(
 }
 
 struct MembershipFuzzRun {
-    sides: [ClusterUnderTest; 2],
+    clusters: [ClusterUnderTest; 2],
     known: ExpectedCluster,
     /// Earliest time at which etcd makes another id of the same URLs.
-    other_ids: Instant,
+    new_ids_at: Instant,
     /// Time from which all running members are healthy.
-    healthy: Instant,
+    healthy_at: Instant,
     report: MembershipFuzzReport,
 }
 
 impl MembershipFuzzRun {
-    async fn ask_both(&mut self, call: &MemberCall) -> Result<[Answer; 2]> {
+    async fn send_both(&mut self, call: &MemberCall) -> Result<[Answer; 2]> {
         if self.known.running_voters() > 1 {
-            sleep_until(self.healthy).await;
+            sleep_until(self.healthy_at).await;
         }
         if let MemberCall::Add { urls, .. } = call
             && self.known.were_used(urls)
         {
-            sleep_until(self.other_ids).await;
+            sleep_until(self.new_ids_at).await;
         }
         let known = &self.known;
-        let [etcd, node] = &mut self.sides;
+        let [etcd, node] = &mut self.clusters;
         let asked = async { tokio::join!(etcd.call(call, known), node.call(call, known)) };
         let (etcd, node) = timeout(SETTLE_TIMEOUT, asked).await.context("no answer")?;
         Ok([etcd?, node?])
@@ -133,22 +140,22 @@ impl MembershipFuzzRun {
 
     /// Records the effect of a request that both answered alike, and waits until both clusters have
     /// settled.
-    async fn learn(&mut self, call: &MemberCall, answer: &Answer) -> Result<()> {
+    async fn record_effect(&mut self, call: &MemberCall, answer: &Answer) -> Result<()> {
         if answer.is_refusal {
             return Ok(());
         }
-        let (known, sides) = (&mut self.known, &mut self.sides);
+        let (known, clusters) = (&mut self.known, &mut self.clusters);
         match call {
             MemberCall::Add { urls, is_learner, .. } => {
                 known.add(urls, *is_learner);
-                self.other_ids = Instant::now() + NEW_ID_DELAY;
+                self.new_ids_at = Instant::now() + NEW_ID_DELAY;
             }
             MemberCall::Promote { who, .. } => known.promote(*who),
             MemberCall::Update { who, urls, .. } => known.update(*who, urls),
             MemberCall::Remove { who, .. } => {
-                let ran = known.remove(*who);
-                for side in sides.iter_mut().filter(|_| ran.is_some()) {
-                    let ends = side.wait_for_end(ran.expect("it ran"));
+                let ended_process = known.remove(*who);
+                for cluster in clusters.iter_mut().filter(|_| ended_process.is_some()) {
+                    let ends = cluster.wait_for_end(ended_process.expect("it ran"));
                     timeout(SETTLE_TIMEOUT, ends)
                         .await
                         .context("who was removed does not end")??;
@@ -164,20 +171,22 @@ impl MembershipFuzzRun {
                 self.report.moves += 1;
             }
         }
-        for side in sides {
-            timeout(SETTLE_TIMEOUT, side.settle(known)).await.context("it does not settle")??;
+        for cluster in clusters {
+            timeout(SETTLE_TIMEOUT, cluster.settle(known))
+                .await
+                .context("it does not settle")??;
         }
         if known.running_voters() > 1 {
-            self.healthy = Instant::now() + HEALTH_DELAY;
+            self.healthy_at = Instant::now() + HEALTH_DELAY;
         }
         Ok(())
     }
 }
 
-/// Calls `look` repeatedly until it returns a value.
-async fn until<T>(mut look: impl AsyncFnMut() -> Result<Option<T>>) -> Result<T> {
+/// Calls `poll` repeatedly until it returns a value.
+async fn until<T>(mut poll: impl AsyncFnMut() -> Result<Option<T>>) -> Result<T> {
     loop {
-        if let Some(found) = look().await? {
+        if let Some(found) = poll().await? {
             return Ok(found);
         }
         sleep(Duration::from_millis(50)).await;

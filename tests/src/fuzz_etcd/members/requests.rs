@@ -80,7 +80,7 @@ impl ExpectedCluster {
     }
 
     /// Returns the peer URL for the next member to be added.
-    fn place(&self) -> MemberUrl {
+    fn next_url(&self) -> MemberUrl {
         MemberUrl::OfMember(self.members.len())
     }
 
@@ -101,23 +101,23 @@ impl ExpectedCluster {
     }
 
     pub(super) fn promote(&mut self, who: MemberReference) {
-        self.named(who).is_learner = false;
+        self.member_mut(who).is_learner = false;
     }
 
     pub(super) fn update(&mut self, who: MemberReference, urls: &[MemberUrl]) {
-        self.named(who).urls = urls.to_vec();
+        self.member_mut(who).urls = urls.to_vec();
     }
 
     /// Removes a member. Returns its number if its process was running.
     pub(super) fn remove(&mut self, who: MemberReference) -> Option<usize> {
-        let member = self.named(who);
+        let member = self.member_mut(who);
         member.is_gone = true;
-        let ran = std::mem::take(&mut member.runs);
+        let ended_process = std::mem::take(&mut member.runs);
         let MemberReference::Member(number) = who else { return None };
-        ran.then_some(number)
+        ended_process.then_some(number)
     }
 
-    fn named(&mut self, who: MemberReference) -> &mut ExpectedMember {
+    fn member_mut(&mut self, who: MemberReference) -> &mut ExpectedMember {
         let MemberReference::Member(number) = who else { panic!("{who:?} was taken for a member") };
         &mut self.members[number]
     }
@@ -143,41 +143,43 @@ pub(super) struct MemberCallGenerator<'r> {
 impl MemberCallGenerator<'_> {
     pub(super) fn call(&mut self) -> MemberCall {
         loop {
-            let call = self.any();
-            if self.is_fit(&call) {
+            let call = self.draw_any();
+            if self.is_allowed(&call) {
                 return call;
             }
         }
     }
 
-    fn any(&mut self) -> MemberCall {
+    fn draw_any(&mut self) -> MemberCall {
         let at = self.one_of(&self.known.numbers_where(|member| member.runs));
         match self.rng.range(0, 100) {
             0..32 => MemberCall::Add { urls: self.urls(), is_learner: self.rng.chance(600), at },
-            32..46 => MemberCall::Promote { who: self.who(), at },
+            32..46 => MemberCall::Promote { who: self.draw_member(), at },
             46..62 => {
-                let who = self.who();
+                let who = self.draw_member();
                 MemberCall::Update { who, urls: self.urls_for(who), at }
             }
-            62..78 => MemberCall::Remove { who: self.who(), at },
+            62..78 => MemberCall::Remove { who: self.draw_member(), at },
             78..88 => MemberCall::List { linearizable: self.rng.chance(500), at },
-            88..96 => MemberCall::Start(self.among(|member| !member.is_gone && !member.runs)),
-            _ => MemberCall::Stop(self.among(|member| member.runs)),
+            88..96 => {
+                MemberCall::Start(self.draw_member_where(|member| !member.is_gone && !member.runs))
+            }
+            _ => MemberCall::Stop(self.draw_member_where(|member| member.runs)),
         }
     }
 
-    fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.rng.pick(of.len())]
+    fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.rng.pick(choices.len())]
     }
 
     /// Draws a member that satisfies `which`, or any member if none does.
-    fn among(&mut self, which: impl Fn(&ExpectedMember) -> bool) -> usize {
-        let mut those = self.known.numbers_where(which);
-        those.extend(those.is_empty().then_some(0));
-        self.one_of(&those)
+    fn draw_member_where(&mut self, which: impl Fn(&ExpectedMember) -> bool) -> usize {
+        let mut candidates = self.known.numbers_where(which);
+        candidates.extend(candidates.is_empty().then_some(0));
+        self.one_of(&candidates)
     }
 
-    fn who(&mut self) -> MemberReference {
+    fn draw_member(&mut self) -> MemberReference {
         match self.rng.range(0, 20) {
             0 => MemberReference::ZeroId,
             1 => MemberReference::UnknownId,
@@ -200,7 +202,7 @@ impl MemberCallGenerator<'_> {
             "//127.9.9.9:2380",
         ];
         match self.rng.range(0, 10) {
-            0..5 => self.known.place(),
+            0..5 => self.known.next_url(),
             5 => MemberUrl::OfMember(self.rng.pick(self.known.members.len())),
             6..8 => MemberUrl::Unused(u8::try_from(self.rng.range(1, 4)).expect("it is small")),
             _ => MemberUrl::Literal(self.one_of(&ODD)),
@@ -210,7 +212,7 @@ impl MemberCallGenerator<'_> {
     fn urls(&mut self) -> Vec<MemberUrl> {
         match self.rng.range(0, 12) {
             0 => Vec::new(),
-            1 => vec![self.known.place(), self.url()],
+            1 => vec![self.known.next_url(), self.url()],
             _ => vec![self.url()],
         }
     }
@@ -230,7 +232,7 @@ impl MemberCallGenerator<'_> {
         }
     }
 
-    fn is_fit(&self, call: &MemberCall) -> bool {
+    fn is_allowed(&self, call: &MemberCall) -> bool {
         let known = self.known;
         let quorum = |voters: usize| voters / 2 + 1;
         match call {
@@ -272,8 +274,8 @@ impl MemberCallGenerator<'_> {
             }
             MemberCall::Stop(number) => {
                 let member = &known.members[*number];
-                let left = known.running_voters() - usize::from(!member.is_learner);
-                member.runs && left >= quorum(known.voters()) && left > 0
+                let remaining = known.running_voters() - usize::from(!member.is_learner);
+                member.runs && remaining >= quorum(known.voters()) && remaining > 0
             }
             _ => true,
         }

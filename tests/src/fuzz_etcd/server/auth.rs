@@ -29,12 +29,12 @@ pub(super) async fn auth(
         AuthCall::Enable => ask!(auth_enable, AuthEnableRequest {}),
         AuthCall::Disable => ask!(auth_disable, AuthDisableRequest {}),
         AuthCall::Status => ask!(auth_status, AuthStatusRequest {}),
-        AuthCall::Authenticate { name, password, token_slot: keep } => {
+        AuthCall::Authenticate { name, password, token_slot: slot } => {
             let (name, password) = (name.to_owned(), password.to_owned());
             let mut response = client.authenticate(AuthenticateRequest { name, password }).await;
             if let Ok(response) = &mut response {
                 let token = std::mem::take(&mut response.get_mut().token);
-                tokens[keep] = token.parse().ok();
+                tokens[slot] = token.parse().ok();
             }
             answer(response, |a| &mut a.header)
         }

@@ -9,14 +9,14 @@ use anyhow::Result;
 use tonic::Code;
 
 use super::super::{Request, RequestOutcome};
-use super::draw::RequestGenerator;
-use super::link::ClientSession;
+use super::generator::RequestGenerator;
+use super::session::ClientSession;
 use super::{RecordingPlan, RecordingState};
 use crate::rng::Rng;
 
 /// Time limits of requests: shorter than an election, about as long as one, and longer than members
 /// are stopped. With the last, a member that is continued still has requests to answer.
-const PATIENCE: [Duration; 3] =
+const TIME_LIMITS: [Duration; 3] =
     [Duration::from_millis(400), Duration::from_millis(1_500), Duration::from_millis(5_000)];
 /// Pause after a failed request.
 const PAUSE: Duration = Duration::from_millis(40);
@@ -24,8 +24,8 @@ const PAUSE: Duration = Duration::from_millis(40);
 pub(super) struct RecordedClient {
     number: usize,
     rng: Rng,
-    link: ClientSession,
-    draw: RequestGenerator,
+    session: ClientSession,
+    generator: RequestGenerator,
     shared: Arc<RecordingState>,
 }
 
@@ -38,18 +38,18 @@ impl RecordedClient {
         shared: Arc<RecordingState>,
     ) -> Result<Self> {
         let is_limited = user.as_deref().is_some_and(|user| user == super::users::limited_user());
-        let draw = RequestGenerator::new(number, is_limited, Rng::new(rng.number()));
-        let link = ClientSession::new(&plan.members, user)?;
-        Ok(Self { number, rng, link, draw, shared })
+        let generator = RequestGenerator::new(number, is_limited, Rng::new(rng.number()));
+        let session = ClientSession::new(&plan.members, user)?;
+        Ok(Self { number, rng, session, generator, shared })
     }
 
     /// Sends requests until the recording stops, and returns them with their outcomes.
     pub(super) async fn run(mut self) -> Vec<Request> {
         let mut requests = Vec::new();
-        let mut member = self.number % self.link.members();
+        let mut member = self.number % self.session.members();
         while !self.shared.is_stopping() {
-            if !self.link.ensure_token(member).await {
-                member = self.rng.pick(self.link.members());
+            if !self.session.ensure_token(member).await {
+                member = self.rng.pick(self.session.members());
                 tokio::time::sleep(PAUSE).await;
                 continue;
             }
@@ -60,7 +60,7 @@ impl RecordedClient {
             self.shared.lost.fetch_add(u64::from(is_lost), Ordering::Relaxed);
             requests.push(request);
             if is_lost || self.rng.chance(200) {
-                member = self.rng.pick(self.link.members());
+                member = self.rng.pick(self.session.members());
             }
             let pause = Duration::from_micros(self.rng.range(500, 12_000));
             tokio::time::sleep(if is_served { pause } else { PAUSE }).await;
@@ -69,17 +69,16 @@ impl RecordedClient {
     }
 
     async fn send_request(&mut self, member: usize) -> Request {
-        let asked = self.draw.next();
-        let patience = PATIENCE[self.rng.pick(PATIENCE.len())];
+        let operation = self.generator.next();
+        let time_limit = TIME_LIMITS[self.rng.pick(TIME_LIMITS.len())];
         let begin = self.shared.now();
-        let came = self.link.send(member, &asked, patience, || self.shared.now()).await;
-        if matches!(came, RequestOutcome::Refused { code: Code::Unauthenticated, .. }) {
-            self.link.drop_token();
+        let outcome = self.session.send(member, &operation, time_limit, || self.shared.now()).await;
+        if matches!(outcome, RequestOutcome::Refused { code: Code::Unauthenticated, .. }) {
+            self.session.drop_token();
         }
-        let user = self.link.user().map(str::to_owned);
-        let request =
-            Request { client: self.number, member, user, begin, operation: asked, outcome: came };
-        self.draw.observe_outcome(&request);
+        let user = self.session.user().map(str::to_owned);
+        let request = Request { client: self.number, member, user, begin, operation, outcome };
+        self.generator.observe_outcome(&request);
         request
     }
 }

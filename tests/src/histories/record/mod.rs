@@ -7,8 +7,8 @@
 //! received.
 
 mod clients;
-mod draw;
-mod link;
+mod generator;
+mod session;
 mod users;
 mod watchers;
 
@@ -23,7 +23,7 @@ use node_proto::etcdserverpb::{AuthenticateRequest, RangeRequest};
 use tokio::task::JoinSet;
 
 use self::clients::RecordedClient;
-use self::link::ClientSession;
+use self::session::ClientSession;
 use self::watchers::WatcherTask;
 use super::{RecordedHistory, Request, RequestOutcome, RequestedOperation, Time};
 use crate::harness::TestHost;
@@ -33,8 +33,8 @@ use crate::rng::Rng;
 const LIMIT: Duration = Duration::from_secs(60);
 const CLIENTS: usize = 8;
 /// Time limit of each attempt of the last read.
-const LAST_READ: Duration = Duration::from_secs(2);
-const AGAIN: Duration = Duration::from_millis(50);
+const LAST_READ_LIMIT: Duration = Duration::from_secs(2);
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Parameters of a recording.
 #[derive(Clone, Debug)]
@@ -94,11 +94,11 @@ impl Recording {
             lost: AtomicU64::new(0),
             last: AtomicI64::new(0),
         });
-        let of_thread = Arc::clone(&shared);
+        let thread_state = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("recording".to_owned()).spawn(move || {
             plan.from.enter_namespace()?;
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(record(&plan, &of_thread))
+            runtime.block_on(record(&plan, &thread_state))
         })?;
         Ok(Self { shared, thread })
     }
@@ -142,17 +142,17 @@ async fn record(plan: &RecordingPlan, shared: &Arc<RecordingState>) -> Result<Re
     let mut rng = Rng::new(plan.seed);
     let mut clients = JoinSet::new();
     for number in 0..CLIENTS {
-        let user = plan.has_users.then(|| users::of_client(number));
+        let user = plan.has_users.then(|| users::user_of_client(number));
         let client =
             RecordedClient::new(number, user, Rng::new(rng.number()), plan, Arc::clone(shared))?;
         clients.spawn(client.run());
     }
     let mut watchers = JoinSet::new();
-    for (user, wants, start) in watchers::watcher_requests(plan.has_users) {
-        let link = ClientSession::new(&plan.members, user)?;
+    for (user, request, start) in watchers::watcher_requests(plan.has_users) {
+        let session = ClientSession::new(&plan.members, user)?;
         let random = Rng::new(rng.number());
-        let watching = WatcherTask::new(link, wants, start, random, Arc::clone(shared));
-        watchers.spawn(watching.run());
+        let watcher = WatcherTask::new(session, request, start, random, Arc::clone(shared));
+        watchers.spawn(watcher.run());
     }
     while let Some(requests) = clients.join_next().await {
         history.requests.extend(requests?);
@@ -171,30 +171,29 @@ async fn record(plan: &RecordingPlan, shared: &Arc<RecordingState>) -> Result<Re
 /// Reads all keys, and repeats that until there is an answer. Returns the request, and the revision
 /// of the answer.
 async fn last_read(plan: &RecordingPlan, shared: &RecordingState) -> Result<(Request, i64)> {
-    let mut link = ClientSession::new(&plan.members, plan.has_users.then(users::root))?;
+    let mut session = ClientSession::new(&plan.members, plan.has_users.then(users::root))?;
     let everything = RangeRequest {
         key: b"\0".to_vec().into(),
         range_end: b"\0".to_vec().into(),
         ..RangeRequest::default()
     };
     for member in (0..plan.members.len()).cycle() {
-        if !link.ensure_token(member).await {
-            tokio::time::sleep(AGAIN).await;
+        if !session.ensure_token(member).await {
+            tokio::time::sleep(RETRY_PAUSE).await;
             continue;
         }
         let begin = shared.now();
-        let asked = RequestedOperation::Read(everything.clone());
-        let came = link.send(member, &asked, LAST_READ, || shared.now()).await;
-        let user = link.user().map(str::to_owned);
-        let request =
-            Request { client: CLIENTS, member, user, begin, operation: asked, outcome: came };
+        let operation = RequestedOperation::Read(everything.clone());
+        let outcome = session.send(member, &operation, LAST_READ_LIMIT, || shared.now()).await;
+        let user = session.user().map(str::to_owned);
+        let request = Request { client: CLIENTS, member, user, begin, operation, outcome };
         if let Some((_, revision)) = request.answer() {
             return Ok((request, revision));
         }
         if let RequestOutcome::Refused { .. } = request.outcome {
-            link.drop_token();
+            session.drop_token();
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY_PAUSE).await;
     }
     Err(anyhow!("there is no member"))
 }

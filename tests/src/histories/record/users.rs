@@ -13,25 +13,25 @@ use node_proto::etcdserverpb::{
 use node_state::auth::{AuthOperation, Password};
 use tonic::transport::Channel;
 
-use super::draw::{LIMITED_PREFIX, range_end_of_prefix};
+use super::generator::{LIMITED_PREFIX, range_end_of_prefix};
 use crate::client::channel;
 
 const ROOT: &str = "root";
-const WITH_PART: &str = "part";
+const LIMITED_USER: &str = "part";
 const PASSWORD: &str = "p";
 /// Number of clients that run as `part`.
-const LIMITED: usize = 2;
+const LIMITED_CLIENTS: usize = 2;
 
 pub(super) fn root() -> String {
     ROOT.to_owned()
 }
 
 pub(super) fn limited_user() -> String {
-    WITH_PART.to_owned()
+    LIMITED_USER.to_owned()
 }
 
-pub(super) fn of_client(client: usize) -> String {
-    if client < LIMITED { limited_user() } else { root() }
+pub(super) fn user_of_client(client: usize) -> String {
+    if client < LIMITED_CLIENTS { limited_user() } else { root() }
 }
 
 pub(super) fn password_of(user: &str) -> AuthenticateRequest {

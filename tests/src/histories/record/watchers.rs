@@ -17,14 +17,14 @@ use tokio::time::Instant;
 use tonic::Streaming;
 
 use super::super::{RecordedStream, Watcher};
-use super::draw::{LEASED, LIMITED_PREFIX, PLAIN, range_end_of_prefix};
-use super::link::ClientSession;
+use super::generator::{LEASED_PREFIX, LIMITED_PREFIX, PLAIN_PREFIX, range_end_of_prefix};
+use super::session::ClientSession;
 use super::{LIMIT, RecordingState, users};
 use crate::rng::Rng;
 
 /// Time without a response after which a watcher leaves a member. A healthy one answers progress
 /// requests.
-const SILENCE: Duration = Duration::from_millis(1_000);
+const RESPONSE_TIMEOUT: Duration = Duration::from_millis(1_000);
 const PROGRESS: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Range in milliseconds of the time after which a watcher changes members without a reason.
@@ -46,32 +46,34 @@ pub(super) fn watcher_requests(has_users: bool) -> Vec<(Option<String>, WatchCre
         prev_kv: true,
         ..everything()
     };
-    let but =
-        |filter: FilterType, wants| WatchCreateRequest { filters: vec![filter.into()], ..wants };
+    let with_filter = |filter: FilterType, request| WatchCreateRequest {
+        filters: vec![filter.into()],
+        ..request
+    };
     let root = || has_users.then(users::root);
-    let mut all = vec![
+    let mut requests = vec![
         (root(), everything(), 1),
         (root(), WatchCreateRequest { prev_kv: true, ..everything() }, 1),
-        (root(), prefix(PLAIN), 0),
-        (root(), but(FilterType::Nodelete, everything()), 1),
-        (root(), but(FilterType::Noput, prefix(LEASED)), 0),
+        (root(), prefix(PLAIN_PREFIX), 0),
+        (root(), with_filter(FilterType::Nodelete, everything()), 1),
+        (root(), with_filter(FilterType::Noput, prefix(LEASED_PREFIX)), 0),
     ];
     if has_users {
-        all.push((Some(users::limited_user()), prefix(LIMITED_PREFIX), 1));
+        requests.push((Some(users::limited_user()), prefix(LIMITED_PREFIX), 1));
         // This user may not watch all keys.
-        all.push((Some(users::limited_user()), everything(), 1));
+        requests.push((Some(users::limited_user()), everything(), 1));
     }
-    all
+    requests
 }
 
 fn progress() -> WatchRequest {
-    let asked = RequestUnion::ProgressRequest(WatchProgressRequest {});
-    WatchRequest { request_union: Some(asked) }
+    let union = RequestUnion::ProgressRequest(WatchProgressRequest {});
+    WatchRequest { request_union: Some(union) }
 }
 
 /// A watcher, and the state that it continues with at the next member.
 pub(super) struct WatcherTask {
-    link: ClientSession,
+    session: ClientSession,
     /// First revision that it has not received; 0 until the watch is created.
     next: i64,
     rng: Rng,
@@ -85,15 +87,15 @@ type OpenWatchStream = (mpsc::Sender<WatchRequest>, Streaming<WatchResponse>);
 
 impl WatcherTask {
     pub(super) fn new(
-        link: ClientSession,
-        wants: WatchCreateRequest,
+        session: ClientSession,
+        request: WatchCreateRequest,
         next: i64,
         rng: Rng,
         shared: Arc<RecordingState>,
     ) -> Self {
-        let user = link.user().map(str::to_owned);
-        let watcher = Watcher { user, request: wants, streams: Vec::new() };
-        Self { link, next, rng, shared, watcher, is_refused: false }
+        let user = session.user().map(str::to_owned);
+        let watcher = Watcher { user, request, streams: Vec::new() };
+        Self { session, next, rng, shared, watcher, is_refused: false }
     }
 
     /// Watches until it has received everything up to the last revision of the recording.
@@ -103,12 +105,15 @@ impl WatcherTask {
             if self.shared.last().is_some() {
                 let deadline = *deadline.get_or_insert(Instant::now() + LIMIT);
                 if Instant::now() > deadline {
-                    let (wants, next) = (&self.watcher.request, self.next);
-                    bail!("who wants {wants:?} was told up to {next} only: {:?}", self.shared);
+                    let (request, next) = (&self.watcher.request, self.next);
+                    bail!(
+                        "the watcher of {request:?} received events up to {next} only: {:?}",
+                        self.shared
+                    );
                 }
             }
-            let member = self.rng.pick(self.link.members());
-            if self.link.ensure_token(member).await {
+            let member = self.rng.pick(self.session.members());
+            if self.session.ensure_token(member).await {
                 self.watch_at(member).await;
             }
             tokio::time::sleep(PAUSE).await;
@@ -122,48 +127,51 @@ impl WatcherTask {
 
     /// Watches at this member until there is a reason to leave it.
     async fn watch_at(&mut self, member: usize) {
-        let open = tokio::time::timeout(SILENCE, self.open(member)).await;
-        let Ok(Ok((ask, mut heard))) = open else {
+        let open = tokio::time::timeout(RESPONSE_TIMEOUT, self.open(member)).await;
+        let Ok(Ok((sender, mut responses))) = open else {
             // The token may have caused the failure.
-            self.link.drop_token();
+            self.session.drop_token();
             return;
         };
         let stream = RecordedStream { member, start_revision: self.next, responses: Vec::new() };
         self.watcher.streams.push(stream);
-        let stays = Duration::from_millis(self.rng.range(STAY_MILLIS.0, STAY_MILLIS.1));
-        let leaves = Instant::now() + stays;
-        let mut asks = tokio::time::interval(PROGRESS);
+        let stay_time = Duration::from_millis(self.rng.range(STAY_MILLIS.0, STAY_MILLIS.1));
+        let leave_at = Instant::now() + stay_time;
+        let mut progress_timer = tokio::time::interval(PROGRESS);
         let mut silent_since = Instant::now();
-        while !self.is_done() && Instant::now() < leaves && silent_since.elapsed() < SILENCE {
+        while !self.is_done()
+            && Instant::now() < leave_at
+            && silent_since.elapsed() < RESPONSE_TIMEOUT
+        {
             tokio::select! {
-                response = heard.message() => {
+                response = responses.message() => {
                     let Ok(Some(response)) = response else { return };
                     silent_since = Instant::now();
                     if !self.record_response(response) {
                         return;
                     }
                 }
-                _ = asks.tick() => {
+                _ = progress_timer.tick() => {
                     // If the channel is full, the member has not read earlier requests yet, so this
                     // one is skipped.
-                    let _ = ask.try_send(progress());
+                    let _ = sender.try_send(progress());
                 }
             }
         }
     }
 
     async fn open(&self, member: usize) -> Result<OpenWatchStream> {
-        let (ask, mut asked) = mpsc::channel(REQUEST_QUEUE_LENGTH);
+        let (sender, mut receiver) = mpsc::channel(REQUEST_QUEUE_LENGTH);
         let create =
             WatchCreateRequest { start_revision: self.next, ..self.watcher.request.clone() };
         let union = RequestUnion::CreateRequest(create);
-        ask.send(WatchRequest { request_union: Some(union) }).await?;
+        sender.send(WatchRequest { request_union: Some(union) }).await?;
         // At once, while many events may not have been received yet.
-        ask.send(progress()).await?;
+        sender.send(progress()).await?;
         let requests =
-            self.link.authenticated_request(poll_fn(move |context| asked.poll_recv(context)));
-        let heard = WatchClient::new(self.link.channel(member)).watch(requests).await?;
-        Ok((ask, heard.into_inner()))
+            self.session.authenticated_request(poll_fn(move |context| receiver.poll_recv(context)));
+        let responses = WatchClient::new(self.session.channel(member)).watch(requests).await?;
+        Ok((sender, responses.into_inner()))
     }
 
     /// Records a response. Returns whether the stream goes on.
@@ -172,7 +180,7 @@ impl WatcherTask {
         if response.canceled {
             self.is_refused |= response.cancel_reason.contains("permission denied");
             if !self.is_refused {
-                self.link.drop_token();
+                self.session.drop_token();
             }
         } else if response.created {
             if self.next == 0 {
@@ -183,9 +191,9 @@ impl WatcherTask {
         } else {
             self.next = self.next.max(header + 1);
         }
-        let more = !response.canceled;
+        let goes_on = !response.canceled;
         let stream = self.watcher.streams.last_mut().expect("it has just been opened");
         stream.responses.push((self.shared.now(), response));
-        more
+        goes_on
     }
 }

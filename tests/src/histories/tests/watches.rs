@@ -2,30 +2,30 @@
 
 use super::*;
 
-/// Returns the responses of the story's watcher in its second stream, which has three revisions.
-fn heard(history: &mut RecordedHistory) -> &mut Vec<(Time, WatchResponse)> {
+/// Returns the responses of the history's watcher in its second stream, which has three revisions.
+fn second_stream(history: &mut RecordedHistory) -> &mut Vec<(Time, WatchResponse)> {
     &mut history.watchers[0].streams[1].responses
 }
 
 #[test]
 fn each_event_comes_once_and_in_order() {
     let wrong: [(Rule, HistoryMutation); 8] = [
-        (Rule::WatchInOrder, |history| _ = heard(history).remove(1)),
-        (Rule::WatchInOrder, |history| heard(history).swap(1, 2)),
+        (Rule::WatchInOrder, |history| _ = second_stream(history).remove(1)),
+        (Rule::WatchInOrder, |history| second_stream(history).swap(1, 2)),
         (Rule::WatchInOrder, |history| {
-            let again = heard(history)[1].clone();
-            heard(history).insert(2, again);
+            let repeated = second_stream(history)[1].clone();
+            second_stream(history).insert(2, repeated);
         }),
         (Rule::WatchInOrder, |history| {
             // The second stream repeats a response of the first.
-            let again = history.watchers[0].streams[0].responses[1].clone();
-            heard(history).insert(1, again);
+            let repeated = history.watchers[0].streams[0].responses[1].clone();
+            second_stream(history).insert(1, repeated);
         }),
-        (Rule::WatchProgress, |history| _ = heard(history).remove(3)),
-        (Rule::WatchEverything, |history| heard(history).truncate(3)),
+        (Rule::WatchProgress, |history| _ = second_stream(history).remove(3)),
+        (Rule::WatchEverything, |history| second_stream(history).truncate(3)),
         (Rule::WatchEverything, |history| history.watchers[0].streams.clear()),
         (Rule::WatchInOrder, |history| {
-            let header = heard(history)[2].1.header.as_mut();
+            let header = second_stream(history)[2].1.header.as_mut();
             header.expect("it has one").revision -= 1;
         }),
     ];
@@ -40,21 +40,21 @@ fn each_event_comes_once_and_in_order() {
 fn an_event_after_the_last_revision_shows_missing_earlier_events() {
     // The last put was abandoned by its client, and happened after the last read. No progress
     // notification follows.
-    let after_the_end = |wants: WatchCreateRequest| {
-        let mut book = HistoryBuilder::default();
-        book.add_answered(put("a", "1"));
-        book.add_answered(put("b", "2"));
-        book.add_applied_unknown(put("a", "3"));
-        book.add_watcher(None, wants);
-        let mut history = book.finish();
+    let after_the_end = |request: WatchCreateRequest| {
+        let mut builder = HistoryBuilder::default();
+        builder.add_answered(put("a", "1"));
+        builder.add_answered(put("b", "2"));
+        builder.add_applied_unknown(put("a", "3"));
+        builder.add_watcher(None, request);
+        let mut history = builder.finish();
         history.last_revision -= 1;
-        heard(&mut history).pop();
+        second_stream(&mut history).pop();
         history
     };
-    let of_a = WatchCreateRequest { key: "a".into(), ..WatchCreateRequest::default() };
-    judge(&after_the_end(of_a)).expect("nothing else was wanted");
+    let one_key = WatchCreateRequest { key: "a".into(), ..WatchCreateRequest::default() };
+    judge(&after_the_end(one_key)).expect("nothing else was wanted");
     let mut history = after_the_end(everything());
-    heard(&mut history).remove(1);
+    second_stream(&mut history).remove(1);
     assert_eq!(rule(&history), Rule::WatchInOrder);
 }
 
@@ -63,14 +63,14 @@ fn a_revision_comes_whole() {
     // The two changes of the transaction come in two responses, or the second never comes.
     for is_told in [true, false] {
         let mut history = sample_history();
-        let split = heard(&mut history);
-        let at = split.iter().position(|(_, response)| response.events.len() == 2);
+        let responses = second_stream(&mut history);
+        let at = responses.iter().position(|(_, response)| response.events.len() == 2);
         let at = at.expect("the transaction has two");
-        let mut second = split[at].clone();
+        let mut second = responses[at].clone();
         second.1.events.remove(0);
-        split[at].1.events.remove(1);
+        responses[at].1.events.remove(1);
         if is_told {
-            split.insert(at + 1, second);
+            responses.insert(at + 1, second);
         }
         // Another watcher of all keys shows what the revision contains.
         let whole = sample_history().watchers.remove(0);
@@ -83,7 +83,7 @@ fn a_revision_comes_whole() {
 fn a_notice_of_progress_is_true() {
     // The progress notification comes before the last event instead of after it.
     let mut history = sample_history();
-    heard(&mut history).swap(3, 4);
+    second_stream(&mut history).swap(3, 4);
     assert_eq!(rule(&history), Rule::WatchProgress);
     // No progress notification follows the missing event, but the next stream continues after it.
     let mut history = sample_history();
@@ -102,7 +102,7 @@ fn an_event_says_what_happened() {
     ];
     for change in wrong {
         let mut history = sample_history();
-        change(&mut heard(&mut history)[1].1.events[0]);
+        change(&mut second_stream(&mut history)[1].1.events[0]);
         assert_eq!(rule(&history), Rule::WatchEvents);
     }
     let mut history = sample_history();

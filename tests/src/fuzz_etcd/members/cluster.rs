@@ -39,7 +39,7 @@ struct MemberEndpoint {
 pub(super) struct ClusterUnderTest {
     program: PathBuf,
     dir: PathBuf,
-    places: Vec<MemberEndpoint>,
+    endpoints: Vec<MemberEndpoint>,
     /// Ids of the members, in the order of addition.
     ids: Vec<u64>,
     processes: BTreeMap<usize, Process>,
@@ -55,25 +55,27 @@ impl ClusterUnderTest {
             let channel = channel(SocketAddr::from((Ipv4Addr::LOCALHOST, ports[1])), None)?;
             Ok(MemberEndpoint { peers: url(ports[0]), clients: url(ports[1]), channel })
         };
-        let places = ports.chunks(2).map(place).collect::<Result<Vec<_>>>()?;
+        let endpoints = ports.chunks(2).map(place).collect::<Result<Vec<_>>>()?;
         let (program, dir) = (program.to_owned(), dir.to_owned());
-        let mut side = Self { program, dir, places, ids: Vec::new(), processes: BTreeMap::new() };
-        let all: Vec<_> = (0..members).map(|n| format!("m{n}={}", side.places[n].peers)).collect();
+        let mut cluster =
+            Self { program, dir, endpoints, ids: Vec::new(), processes: BTreeMap::new() };
+        let all: Vec<_> =
+            (0..members).map(|n| format!("m{n}={}", cluster.endpoints[n].peers)).collect();
         for number in 0..members {
-            side.run(number, "new", &all.join(","))?;
+            cluster.run(number, "new", &all.join(","))?;
         }
-        side.ids = until(async || {
-            let list = side.list(0, true).await.unwrap_or_default();
+        cluster.ids = until(async || {
+            let list = cluster.list(0, true).await.unwrap_or_default();
             let id = |n: usize| list.iter().find(|m| m.name == format!("m{n}")).map(|m| m.id);
             Ok((0..members).map(id).collect::<Option<Vec<_>>>())
         })
         .await?;
-        side.settle(&ExpectedCluster::new(members, true)).await?;
-        Ok(side)
+        cluster.settle(&ExpectedCluster::new(members, true)).await?;
+        Ok(cluster)
     }
 
     fn run(&mut self, number: usize, state: &str, cluster: &str) -> Result<()> {
-        let MemberEndpoint { peers, clients, .. } = &self.places[number];
+        let MemberEndpoint { peers, clients, .. } = &self.endpoints[number];
         let args = [
             format!("--name=m{number}"),
             format!("--data-dir={}", self.dir.join(format!("m{number}")).display()),
@@ -103,7 +105,7 @@ impl ClusterUnderTest {
     }
 
     fn cluster(&self, at: usize) -> ClusterClient<Channel> {
-        ClusterClient::new(self.places[at].channel.clone())
+        ClusterClient::new(self.endpoints[at].channel.clone())
     }
 
     async fn list(&self, at: usize, linearizable: bool) -> Result<Vec<Member>> {
@@ -121,7 +123,7 @@ impl ClusterUnderTest {
 
     fn url(&self, url: MemberUrl) -> String {
         match url {
-            MemberUrl::OfMember(number) => self.places[number].peers.clone(),
+            MemberUrl::OfMember(number) => self.endpoints[number].peers.clone(),
             MemberUrl::Unused(number) => format!("http://127.9.9.{number}:1"),
             MemberUrl::Literal(text) => text.to_owned(),
         }
@@ -184,10 +186,10 @@ impl ClusterUnderTest {
         Ok(match members {
             Ok(members) => {
                 let added = added.map(|member| self.describe_member(&member));
-                let mut told: Vec<_> =
+                let mut members_text: Vec<_> =
                     members.iter().map(|member| self.describe_member(member)).collect();
-                told.sort_unstable();
-                Answer { text: format!("{added:?} {told:?}"), is_refusal: false }
+                members_text.sort_unstable();
+                Answer { text: format!("{added:?} {members_text:?}"), is_refusal: false }
             }
             Err(status) => {
                 let text = format!("{:?}: {}", status.code(), status.message());
@@ -202,7 +204,7 @@ impl ClusterUnderTest {
         let number = self.ids.iter().position(|known| known == id);
         let masked = |urls: &[String]| {
             let mask = |url: &String| {
-                let place = self.places.iter().enumerate();
+                let place = self.endpoints.iter().enumerate();
                 let mut named = place.filter_map(|(n, place)| match url {
                     url if *url == place.peers => Some(format!("peers {n}")),
                     url if *url == place.clients => Some(format!("clients {n}")),
@@ -226,30 +228,30 @@ impl ClusterUnderTest {
     /// Waits until every running member knows the leader and has applied as much as any voter.
     /// Voters must also know all members and the client URLs of the running ones.
     pub(super) async fn settle(&mut self, known: &ExpectedCluster) -> Result<()> {
-        let mut far = 0;
+        let mut highest_applied = 0;
         for number in known.numbers_where(|member| member.runs && !member.is_learner) {
             until(async || {
-                self.still_runs(number)?;
+                self.check_running(number)?;
                 let Some((leader, applied)) = self.status(number).await else { return Ok(None) };
                 let leads = known.numbers_where(|member| member.runs && !member.is_learner);
                 let is_known = leads.iter().any(|number| self.ids[*number] == leader);
-                far = far.max(applied);
-                Ok((is_known && self.knows_all(number, known).await?).then_some(()))
+                highest_applied = highest_applied.max(applied);
+                Ok((is_known && self.knows_all_members(number, known).await?).then_some(()))
             })
             .await?;
         }
         for number in known.numbers_where(|member| member.runs) {
             until(async || {
-                self.still_runs(number)?;
+                self.check_running(number)?;
                 let status = self.status(number).await;
-                Ok(status.filter(|(leader, applied)| *leader != 0 && *applied >= far))
+                Ok(status.filter(|(leader, applied)| *leader != 0 && *applied >= highest_applied))
             })
             .await?;
         }
         Ok(())
     }
 
-    fn still_runs(&mut self, number: usize) -> Result<()> {
+    fn check_running(&mut self, number: usize) -> Result<()> {
         let process = self.processes.get_mut(&number).context("it runs")?;
         ensure!(process.exit_status()?.is_none(), "member {number} ended: {}", self.dir.display());
         Ok(())
@@ -257,12 +259,12 @@ impl ClusterUnderTest {
 
     /// Returns the leader that a member knows, and its applied index.
     async fn status(&self, number: usize) -> Option<(u64, u64)> {
-        let mut maintenance = MaintenanceClient::new(self.places[number].channel.clone());
+        let mut maintenance = MaintenanceClient::new(self.endpoints[number].channel.clone());
         let status = maintenance.status(StatusRequest {}).await.ok()?.into_inner();
         Some((status.leader, status.raft_applied_index))
     }
 
-    async fn knows_all(&self, number: usize, known: &ExpectedCluster) -> Result<bool> {
+    async fn knows_all_members(&self, number: usize, known: &ExpectedCluster) -> Result<bool> {
         let Ok(list) = self.list(number, false).await else { return Ok(false) };
         let all = known.numbers_where(|member| !member.is_gone);
         let is_known = |number: &usize| {

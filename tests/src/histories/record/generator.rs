@@ -18,17 +18,17 @@ use super::super::{Answer, Request, RequestOutcome, RequestedOperation};
 use crate::rng::Rng;
 
 /// Prefix of keys that all clients use.
-pub(super) const PLAIN: &str = "k/";
+pub(super) const PLAIN_PREFIX: &str = "k/";
 /// Prefix of the keys that the limited user may use.
 pub(super) const LIMITED_PREFIX: &str = "p/";
 /// Prefix of keys with leases. They are deleted only by the end of their lease, so that the cause
 /// of a deletion is known.
-pub(super) const LEASED: &str = "l/";
+pub(super) const LEASED_PREFIX: &str = "l/";
 /// Number of keys of each prefix.
 const KEYS: u64 = 10;
 /// TTLs in seconds: one that expires during the recording, and one that doesn't.
-const SHORT: i64 = 2;
-const LONG: i64 = 600;
+const SHORT_TTL: i64 = 2;
+const LONG_TTL: i64 = 600;
 /// Size of each client's range of lease ids.
 const LEASE_IDS_PER_CLIENT: i64 = 1_000_000;
 
@@ -43,19 +43,28 @@ pub(super) struct RequestGenerator {
     /// Whether the client's user may use [`LIMITED_PREFIX`] only. The client also tries other keys.
     is_limited: bool,
     rng: Rng,
-    puts: u64,
+    put_count: u64,
     /// Newest revision that the client knows.
-    known: i64,
+    known_revision: i64,
     /// Key-value pairs that the client has read.
-    seen: BTreeMap<Bytes, KeyValue>,
+    known_records: BTreeMap<Bytes, KeyValue>,
     lease: Option<i64>,
-    leases: i64,
+    lease_count: i64,
 }
 
 impl RequestGenerator {
     pub(super) fn new(client: usize, is_limited: bool, rng: Rng) -> Self {
-        let seen = BTreeMap::new();
-        Self { client, is_limited, rng, puts: 0, known: 1, seen, lease: None, leases: 0 }
+        let known_records = BTreeMap::new();
+        Self {
+            client,
+            is_limited,
+            rng,
+            put_count: 0,
+            known_revision: 1,
+            known_records,
+            lease: None,
+            lease_count: 0,
+        }
     }
 
     pub(super) fn next(&mut self) -> RequestedOperation {
@@ -80,23 +89,23 @@ impl RequestGenerator {
     /// Updates the generator's knowledge from the outcome of a request.
     pub(super) fn observe_outcome(&mut self, request: &Request) {
         if let Some((answer, revision)) = request.answer() {
-            self.known = self.known.max(revision);
+            self.known_revision = self.known_revision.max(revision);
             if let Answer::Read(found) = answer {
-                self.seen.extend(found.kvs.iter().map(|kv| (kv.key.clone(), kv.clone())));
+                self.known_records.extend(found.kvs.iter().map(|kv| (kv.key.clone(), kv.clone())));
             }
             if let Answer::Write(Response::LeaseGrant(granted)) = answer {
                 self.lease = Some(granted.id);
             }
         }
         // A lease that may have ended is not used again.
-        let names_one = match &request.operation {
+        let may_have_ended = match &request.operation {
             RequestedOperation::Write(Operation::LeaseRevoke(_)) => true,
             RequestedOperation::Write(Operation::Put(put)) => {
                 put.lease != 0 && matches!(request.outcome, RequestOutcome::Refused { .. })
             }
             _ => false,
         };
-        if names_one {
+        if may_have_ended {
             self.lease = None;
         }
     }
@@ -104,7 +113,7 @@ impl RequestGenerator {
     fn prefix(&mut self) -> &'static str {
         match (self.is_limited, self.rng.range(0, 100)) {
             (true, 0..80) | (false, 0..30) => LIMITED_PREFIX,
-            _ => PLAIN,
+            _ => PLAIN_PREFIX,
         }
     }
 
@@ -117,8 +126,8 @@ impl RequestGenerator {
     }
 
     fn put(&mut self, key: Bytes) -> PutRequest {
-        self.puts += 1;
-        let value = Bytes::from(format!("{}.{}", self.client, self.puts));
+        self.put_count += 1;
+        let value = Bytes::from(format!("{}.{}", self.client, self.put_count));
         PutRequest { key, value, prev_kv: self.rng.chance(500), ..PutRequest::default() }
     }
 
@@ -133,13 +142,13 @@ impl RequestGenerator {
         let (key, range_end) = match self.rng.range(0, 100) {
             0..40 => (self.key(prefix), Bytes::new()),
             40..65 => (Bytes::from(prefix.to_owned()), range_end_of_prefix(prefix)),
-            65..80 => (Bytes::from(LEASED), range_end_of_prefix(LEASED)),
+            65..80 => (Bytes::from(LEASED_PREFIX), range_end_of_prefix(LEASED_PREFIX)),
             80..90 => (self.key(prefix), self.key(prefix)),
             _ => (everything.clone(), everything),
         };
         let mut request = RangeRequest { key, range_end, ..RangeRequest::default() };
         match self.rng.range(0, 100) {
-            0..15 => request.revision = (self.known - self.small(60)).max(1),
+            0..15 => request.revision = (self.known_revision - self.small(60)).max(1),
             15..25 => request.limit = 1 + self.small(5),
             25..30 => request.count_only = true,
             30..35 => request.keys_only = true,
@@ -150,16 +159,16 @@ impl RequestGenerator {
 
     fn leased(&mut self) -> Operation {
         let Some(lease) = self.lease else {
-            self.leases += 1;
+            self.lease_count += 1;
             let client = i64::try_from(self.client).expect("there are few");
-            let id = (client + 1) * LEASE_IDS_PER_CLIENT + self.leases;
-            let ttl = if self.rng.chance(500) { SHORT } else { LONG };
+            let id = (client + 1) * LEASE_IDS_PER_CLIENT + self.lease_count;
+            let ttl = if self.rng.chance(500) { SHORT_TTL } else { LONG_TTL };
             return Operation::LeaseGrant(LeaseGrantRequest { id, ttl });
         };
         if self.rng.chance(200) {
             return Operation::LeaseRevoke(LeaseRevokeRequest { id: lease });
         }
-        let key = self.key(LEASED);
+        let key = self.key(LEASED_PREFIX);
         Operation::Put(PutRequest { lease, ..self.put(key) })
     }
 
@@ -194,13 +203,13 @@ impl RequestGenerator {
 
     fn compare(&mut self, prefix: &str) -> Compare {
         let key = self.key(prefix);
-        let seen = self.seen.get(&key).cloned().unwrap_or_default();
+        let record = self.known_records.get(&key).cloned().unwrap_or_default();
         let (target, union) = match self.rng.range(0, 5) {
             0 => (CompareTarget::Version, TargetUnion::Version(self.small(4))),
-            1 => (CompareTarget::Version, TargetUnion::Version(seen.version)),
-            2 => (CompareTarget::Create, TargetUnion::CreateRevision(seen.create_revision)),
-            3 => (CompareTarget::Mod, TargetUnion::ModRevision(seen.mod_revision)),
-            _ => (CompareTarget::Value, TargetUnion::Value(seen.value)),
+            1 => (CompareTarget::Version, TargetUnion::Version(record.version)),
+            2 => (CompareTarget::Create, TargetUnion::CreateRevision(record.create_revision)),
+            3 => (CompareTarget::Mod, TargetUnion::ModRevision(record.mod_revision)),
+            _ => (CompareTarget::Value, TargetUnion::Value(record.value)),
         };
         let result = match self.rng.range(0, 4) {
             0 | 1 => CompareResult::Equal,

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::process::last_lines;
 use muster_tests::harness::programs::program_path;
-use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{
     AgentProcess, Etcdctl, Network, TestHost, Testbed, poll_slowly, wait_for,
 };
@@ -26,7 +26,7 @@ const SIZE: usize = 3;
 /// Returns the agent of machine `name` on `host`. State and log belong to the machine, so they stay
 /// if the host changes.
 fn agent(
-    world: &Testbed,
+    testbed: &Testbed,
     name: &str,
     host: &TestHost,
     bundle: PathBuf,
@@ -34,23 +34,23 @@ fn agent(
 ) -> AgentProcess {
     let args = args.iter().map(|arg| (*arg).to_owned()).collect();
     let options = AgentOptions { args, ..AgentOptions::default() };
-    let log = world.path(&format!("{name}.log"));
-    AgentProcess::new(host.clone(), world.path(name), bundle, log, options)
+    let log = testbed.path(&format!("{name}.log"));
+    AgentProcess::new(host.clone(), testbed.path(name), bundle, log, options)
 }
 
 /// Forms the cluster `demo` of `db-1` to `db-3` on the first hosts, and writes a key.
-fn formed(world: &Testbed) -> Result<(BTreeMap<String, AgentProcess>, Etcdctl)> {
-    let bundle = world.create_cluster_with_token("demo", SIZE)?;
+fn formed(testbed: &Testbed) -> Result<(BTreeMap<String, AgentProcess>, Etcdctl)> {
+    let bundle = testbed.create_cluster_with_token("demo", SIZE)?;
     let mut agents = BTreeMap::new();
-    for (at, host) in world.network.hosts[..SIZE].iter().enumerate() {
+    for (at, host) in testbed.network.hosts[..SIZE].iter().enumerate() {
         let name = format!("db-{}", at + 1);
-        let mut agent = agent(world, &name, host, bundle.clone(), &["--name", &name]);
+        let mut agent = agent(testbed, &name, host, bundle.clone(), &["--name", &name]);
         agent.start()?;
         agents.insert(name, agent);
     }
-    world.wait_cluster_state("demo", "formed", LIMIT)?;
-    let hosts: Vec<&TestHost> = world.network.hosts[..SIZE].iter().collect();
-    let etcdctl = world.etcdctl("demo", &hosts)?;
+    testbed.wait_cluster_state("demo", "formed", LIMIT)?;
+    let hosts: Vec<&TestHost> = testbed.network.hosts[..SIZE].iter().collect();
+    let etcdctl = testbed.etcdctl("demo", &hosts)?;
     wait_for("a first write", LIMIT, || etcdctl.run(&["put", "k", "v"]).ok())?;
     Ok((agents, etcdctl))
 }
@@ -71,8 +71,8 @@ fn on_host(agent: &AgentProcess, words: &[&str]) -> Result<Command> {
 }
 
 /// Makes a new cluster from this agent's directory, and returns the Raft cluster's id.
-fn make(world: &Testbed, agent: &AgentProcess) -> Result<String> {
-    let key = world.admin_key();
+fn make(testbed: &Testbed, agent: &AgentProcess) -> Result<String> {
+    let key = testbed.admin_key();
     let key = ["--key", path_text(&key)?, "--i-accept-data-loss", "--yes", PHRASE, "--json"];
     let made = run(on_host(agent, &[&["recover", "make"], &key[..]].concat())?)?;
     let made: Value = serde_json::from_str(&made)?;
@@ -80,16 +80,16 @@ fn make(world: &Testbed, agent: &AgentProcess) -> Result<String> {
 }
 
 /// Creates a ticket, and returns the agent of a host that will join with it under this name.
-fn newcomer(world: &Testbed, name: &str, host: &TestHost) -> Result<AgentProcess> {
-    let file = world.path(&format!("{name}.ticket"));
+fn newcomer(testbed: &Testbed, name: &str, host: &TestHost) -> Result<AgentProcess> {
+    let file = testbed.path(&format!("{name}.ticket"));
     let ticket = ["token", "create", "--cluster", "demo", "--kind", "join", "--out"];
-    world.admin_command(&[&ticket[..], &[path_text(&file)?]].concat())?;
-    Ok(agent(world, name, host, file, &["--name", name]))
+    testbed.admin_command(&[&ticket[..], &[path_text(&file)?]].concat())?;
+    Ok(agent(testbed, name, host, file, &["--name", name]))
 }
 
 /// Waits until all members answer at their listed addresses, are in sync, and `voters` of them are
 /// voters.
-fn settled(world: &Testbed, agent: &AgentProcess, voters: usize) -> Result<()> {
+fn settled(testbed: &Testbed, agent: &AgentProcess, voters: usize) -> Result<()> {
     let mut last = String::new();
     poll_slowly("the members to answer", LIMIT, || {
         let waited = run(on_host(agent, &["member", "wait", "--patience", "5"]).ok()?);
@@ -101,16 +101,16 @@ fn settled(world: &Testbed, agent: &AgentProcess, voters: usize) -> Result<()> {
         (waited.is_ok() && members.iter().filter(votes).count() == voters).then_some(())
     })
     .with_context(|| {
-        let shown = world.admin_command(&["cluster", "show", "demo"]).unwrap_or_default();
+        let shown = testbed.admin_command(&["cluster", "show", "demo"]).unwrap_or_default();
         format!("{last}\n{shown}\n{}", last_lines(&agent.output(), 30))
     })
 }
 
 /// Waits until discovery follows the Raft cluster `id`.
-fn wait_followed(world: &Testbed, id: &str) -> Result<()> {
+fn wait_followed(testbed: &Testbed, id: &str) -> Result<()> {
     let mut last = Value::Null;
     poll_slowly("discovery to follow the recovery", LIMIT, || {
-        last = world.admin_json(&["cluster", "show", "demo"]).ok()?["raft_cluster_id"].clone();
+        last = testbed.admin_json(&["cluster", "show", "demo"]).ok()?["raft_cluster_id"].clone();
         let shown = u64::from_str_radix(last.as_str()?, 16).ok()?;
         (Some(shown) == u64::from_str_radix(id, 16).ok()).then_some(())
     })
@@ -118,13 +118,13 @@ fn wait_followed(world: &Testbed, id: &str) -> Result<()> {
 }
 
 /// Returns the output of the agent of `db-1`.
-fn first_log(world: &Testbed) -> String {
-    fs_err::read_to_string(world.path("db-1.log")).unwrap_or_default()
+fn first_log(testbed: &Testbed) -> String {
+    fs_err::read_to_string(testbed.path("db-1.log")).unwrap_or_default()
 }
 
 /// Checks that each host serves clients the written key, with a certificate for its address.
-fn serve(world: &Testbed, hosts: &[&TestHost]) -> Result<()> {
-    let etcdctl = world.etcdctl("demo", hosts)?;
+fn serve(testbed: &Testbed, hosts: &[&TestHost]) -> Result<()> {
+    let etcdctl = testbed.etcdctl("demo", hosts)?;
     for host in hosts {
         let own = etcdctl.with_endpoint(host);
         let mut last = String::new();
@@ -140,7 +140,7 @@ fn serve(world: &Testbed, hosts: &[&TestHost]) -> Result<()> {
 
 /// The documentation page whose commands the test types, and the machines that it types them on.
 struct DocumentedCommands<'a> {
-    world: &'a Testbed,
+    testbed: &'a Testbed,
     agents: BTreeMap<String, AgentProcess>,
     /// Addresses in the page, and the hosts that replace them.
     places: Vec<(String, TestHost)>,
@@ -187,7 +187,7 @@ impl DocumentedCommands<'_> {
             ["muster-agent", ..] => {
                 let agent = &self.agents[place];
                 let mut command = on_host(agent, &words[1..])?;
-                command.current_dir(self.world.path(""));
+                command.current_dir(self.testbed.path(""));
                 // A person would repeat a command that is not possible yet.
                 match words[1] {
                     "member" => {
@@ -210,7 +210,7 @@ impl DocumentedCommands<'_> {
             _ => bail!("{place}$ {line}: no command of ours"),
         };
         if let Some(file) = output {
-            fs_err::write(self.world.path(file), printed)?;
+            fs_err::write(self.testbed.path(file), printed)?;
         }
         Ok(())
     }
@@ -242,12 +242,12 @@ impl DocumentedCommands<'_> {
     }
 
     fn by_admin(&self, words: &[&str]) -> Result<Command> {
-        let mut command = self.world.network.hub.command(program_path("muster-discovery")?);
+        let mut command = self.testbed.network.hub.command(program_path("muster-discovery")?);
         command
             .args(words)
-            .env("MUSTER_ADMIN_HOME", self.world.admin_home())
-            .env("MUSTER_ADMIN_KEY", self.world.admin_key())
-            .current_dir(self.world.path(""));
+            .env("MUSTER_ADMIN_HOME", self.testbed.admin_home())
+            .env("MUSTER_ADMIN_KEY", self.testbed.admin_key())
+            .current_dir(self.testbed.path(""));
         Ok(command)
     }
 
@@ -269,8 +269,8 @@ impl DocumentedCommands<'_> {
             }
             Some(bundle) => {
                 let name = said("--name").context("a name")?;
-                let bundle = self.world.path(bundle);
-                let mut new = agent(self.world, place, &host, bundle, &["--name", name]);
+                let bundle = self.testbed.path(bundle);
+                let mut new = agent(self.testbed, place, &host, bundle, &["--name", name]);
                 new.start()?;
                 self.agents.insert(place.to_owned(), new);
                 self.members.insert(name.to_owned());
@@ -293,30 +293,31 @@ fn a_cluster_whose_addresses_all_changed_is_recovered_as_the_page_says() -> Resu
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/recovery.md");
     let page = fs_err::read_to_string(page)?;
     let hosts = SIZE + MACHINES;
-    let world = Testbed::start(Network::loopback(u8::try_from(hosts)?), TestbedOptions::default())?;
-    let (mut agents, etcdctl) = formed(&world)?;
+    let testbed =
+        Testbed::start(Network::loopback(u8::try_from(hosts)?), TestbedOptions::default())?;
+    let (mut agents, etcdctl) = formed(&testbed)?;
     // The second member has a shorter log than the first, and the third has lost its disk.
     agents.get_mut("db-2").context("a second machine")?.terminate(LIMIT)?;
-    let first = etcdctl.with_endpoint(&world.network.hosts[0]);
+    let first = etcdctl.with_endpoint(&testbed.network.hosts[0]);
     wait_for("a write without the second", LIMIT, || first.run(&["put", "k", "v"]).ok())?;
     for name in ["db-3", "db-1"] {
         agents.get_mut(name).context("a machine")?.terminate(LIMIT)?;
     }
     fs_err::remove_dir_all(&agents["db-3"].data_dir)?;
-    fs_err::copy(world.admin_key(), world.path("operator.pem"))?;
-    let places = (1..).zip(&world.network.hosts[SIZE..]);
+    fs_err::copy(testbed.admin_key(), testbed.path("operator.pem"))?;
+    let places = (1..).zip(&testbed.network.hosts[SIZE..]);
     let places: Vec<(String, TestHost)> =
         places.map(|(n, host)| (format!("10.1.0.{n}"), host.clone())).collect();
     let new: Vec<TestHost> = places.iter().map(|(_, host)| host.clone()).collect();
     let members = BTreeSet::from(["db-1".to_owned()]);
-    let mut typed = DocumentedCommands { world: &world, agents, places, members };
+    let mut typed = DocumentedCommands { testbed: &testbed, agents, places, members };
     let commands = DocumentedCommands::commands(&page);
     ensure!(commands.len() > 18, "{commands:?}");
     for (place, line) in commands {
         let done = typed.type_in(place, line);
         done.with_context(|| format!("{place}$ {line}\n{}", typed.logs()))?;
         if line.ends_with("member list") {
-            serve(&world, &[&new[0]]).with_context(|| typed.logs())?;
+            serve(&testbed, &[&new[0]]).with_context(|| typed.logs())?;
         }
     }
     // Of the four machines, the second was replaced and the third was removed.
@@ -324,8 +325,8 @@ fn a_cluster_whose_addresses_all_changed_is_recovered_as_the_page_says() -> Resu
         let gone = typed.agents.get_mut(name).context("a machine")?;
         ensure!(gone.exit_code(LIMIT)? == 3, "{name}: {}", last_lines(&gone.output(), 20));
     }
-    settled(&world, &typed.agents["db-1"], 2).with_context(|| typed.logs())?;
-    serve(&world, &[&new[0], &new[3]]).with_context(|| typed.logs())
+    settled(&testbed, &typed.agents["db-1"], 2).with_context(|| typed.logs())?;
+    serve(&testbed, &[&new[0], &new[3]]).with_context(|| typed.logs())
 }
 
 /// The new cluster first uses the old addresses; then all members move one after another.
@@ -333,18 +334,18 @@ fn a_cluster_whose_addresses_all_changed_is_recovered_as_the_page_says() -> Resu
 fn members_move_after_a_recovery() -> Result<()> {
     let network = Network::loopback(2 * u8::try_from(SIZE)?);
     let homes = network.hosts.clone();
-    let world = Testbed::start(network, TestbedOptions::default())?;
-    let (mut agents, etcdctl) = formed(&world)?;
+    let testbed = Testbed::start(network, TestbedOptions::default())?;
+    let (mut agents, etcdctl) = formed(&testbed)?;
     for agent in agents.values_mut() {
         agent.terminate(LIMIT)?;
     }
-    let id = make(&world, &agents["db-1"])?;
+    let id = make(&testbed, &agents["db-1"])?;
     agents.get_mut("db-1").context("a first machine")?.start()?;
     let first = etcdctl.with_endpoint(&homes[0]);
     wait_for("the new cluster to serve", LIMIT, || first.run(&["put", "new", "x"]).ok())?;
     // A returning member of the lost cluster must be refused, with advice.
     let lost = agents.get_mut("db-2").context("a second machine")?;
-    wait_followed(&world, &id).with_context(|| last_lines(&first_log(&world), 30))?;
+    wait_followed(&testbed, &id).with_context(|| last_lines(&first_log(&testbed), 30))?;
     lost.start()?;
     let third = agents.get_mut("db-3").context("a third machine")?;
     third.start()?;
@@ -354,10 +355,10 @@ fn members_move_after_a_recovery() -> Result<()> {
         old.terminate(LIMIT)?;
         run(on_host(&old, &["reset", "--yes"])?)?;
         drop(old);
-        let mut joining = newcomer(&world, name, &homes[at + 1])?;
+        let mut joining = newcomer(&testbed, name, &homes[at + 1])?;
         joining.start()?;
         agents.insert(name.to_owned(), joining);
-        settled(&world, &agents["db-1"], at + 2)?;
+        settled(&testbed, &agents["db-1"], at + 2)?;
     }
     for (at, name) in ["db-1", "db-2", "db-3"].into_iter().enumerate() {
         let home = &homes[SIZE + at];
@@ -368,10 +369,10 @@ fn members_move_after_a_recovery() -> Result<()> {
         moved.terminate(LIMIT)?;
         moved.host = home.clone();
         moved.start()?;
-        settled(&world, &agents[beside], SIZE)?;
+        settled(&testbed, &agents[beside], SIZE)?;
     }
     let moved: Vec<&TestHost> = homes[SIZE..].iter().collect();
-    serve(&world, &moved)
+    serve(&testbed, &moved)
 }
 
 /// Discovery knows only addresses where no member runs any more, so an operator gives the right
@@ -380,27 +381,27 @@ fn members_move_after_a_recovery() -> Result<()> {
 fn a_newcomer_joins_at_the_cluster_address_that_an_operator_gives() -> Result<()> {
     let network = Network::loopback(2 * u8::try_from(SIZE)?);
     let homes = network.hosts.clone();
-    let world = Testbed::start(network, TestbedOptions::default())?;
-    let (mut agents, _) = formed(&world)?;
+    let testbed = Testbed::start(network, TestbedOptions::default())?;
+    let (mut agents, _) = formed(&testbed)?;
     for agent in agents.values_mut() {
         agent.terminate(LIMIT)?;
     }
     let mut first = agents.remove("db-1").context("a first machine")?;
-    make(&world, &first)?;
+    make(&testbed, &first)?;
     first.host = homes[SIZE].clone();
     first.start()?;
     let url = format!("https://{}:2380", first.host.address);
     poll_slowly("the move", LIMIT, || {
         run(on_host(&first, &["member", "update", "db-1", "--peer-urls", &url]).ok()?).ok()
     })?;
-    settled(&world, &first, 1)?;
-    let mut newcomer = newcomer(&world, "db-4", &homes[SIZE + 1])?;
+    settled(&testbed, &first, 1)?;
+    let mut newcomer = newcomer(&testbed, "db-4", &homes[SIZE + 1])?;
     newcomer.options.env = vec![("MUSTER_CRASH_AT".to_owned(), "added".to_owned())];
     newcomer.start()?;
     newcomer.exit_code(LIMIT)?;
     // Discovery loses its knowledge of the members' addresses, and no agent runs to report them.
     first.kill();
-    world.psql("DELETE FROM directory_reports; DELETE FROM directory")?;
+    testbed.psql("DELETE FROM directory_reports; DELETE FROM directory")?;
     newcomer.options.env.clear();
     newcomer.start()?;
     newcomer.wait_for_output("say --cluster-address", LIMIT)?;
@@ -412,8 +413,8 @@ fn a_newcomer_joins_at_the_cluster_address_that_an_operator_gives() -> Result<()
     wait_for("its node", LIMIT, || newcomer.node_pid())
         .with_context(|| last_lines(&newcomer.output(), 30))?;
     first.start()?;
-    settled(&world, &first, 2)?;
-    serve(&world, &[&first.host, &newcomer.host])
+    settled(&testbed, &first, 2)?;
+    serve(&testbed, &[&first.host, &newcomer.host])
 }
 
 /// A backup from before the recovery is restored after it, so discovery knows the lost cluster
@@ -421,33 +422,35 @@ fn a_newcomer_joins_at_the_cluster_address_that_an_operator_gives() -> Result<()
 /// cluster.
 #[test]
 fn discovery_that_a_restore_made_forget_the_recovery_follows_it_again() -> Result<()> {
-    let mut world = Testbed::start(Network::loopback(4), TestbedOptions::default())?;
-    let homes = world.network.hosts.clone();
-    let (mut agents, _) = formed(&world)?;
-    let (postgres, ledger) = (world.postgres_dir(), world.path("discovery-ledger"));
-    let backup = world.path("backup");
+    let mut testbed = Testbed::start(Network::loopback(4), TestbedOptions::default())?;
+    let homes = testbed.network.hosts.clone();
+    let (mut agents, _) = formed(&testbed)?;
+    let (postgres, ledger) = (testbed.postgres_dir(), testbed.path("discovery-ledger"));
+    let backup = testbed.path("backup");
     let places = ["--managed-postgres", path_text(&postgres)?, "--ledger", path_text(&ledger)?];
-    world.admin_command(&[&["backup", "--out", path_text(&backup)?], &places[..]].concat())?;
+    testbed.admin_command(&[&["backup", "--out", path_text(&backup)?], &places[..]].concat())?;
     for agent in agents.values_mut() {
         agent.terminate(LIMIT)?;
     }
     let mut survivor = agents.remove("db-1").context("a first machine")?;
-    let id = make(&world, &survivor)?;
+    let id = make(&testbed, &survivor)?;
     survivor.start()?;
-    wait_followed(&world, &id)?;
+    wait_followed(&testbed, &id)?;
 
-    world.stop_discovery()?;
+    testbed.stop_discovery()?;
     fs_err::remove_dir_all(&ledger)?;
-    fs_err::rename(&postgres, world.path("postgres-of-today"))?;
-    world.admin_command(&[&["restore", "--from", path_text(&backup)?], &places[..]].concat())?;
-    world.start_discovery()?;
-    poll_slowly("an owner's word", LIMIT, || world.admin_command(&["db", "accept", "--yes"]).ok())?;
+    fs_err::rename(&postgres, testbed.path("postgres-of-today"))?;
+    testbed.admin_command(&[&["restore", "--from", path_text(&backup)?], &places[..]].concat())?;
+    testbed.start_discovery()?;
+    poll_slowly("an owner's word", LIMIT, || {
+        testbed.admin_command(&["db", "accept", "--yes"]).ok()
+    })?;
     // An agent reports at its start, and otherwise within two minutes.
     survivor.kill();
     survivor.start()?;
-    wait_followed(&world, &id).with_context(|| last_lines(&survivor.output(), 30))?;
-    let mut joining = newcomer(&world, "db-4", &homes[SIZE])?;
+    wait_followed(&testbed, &id).with_context(|| last_lines(&survivor.output(), 30))?;
+    let mut joining = newcomer(&testbed, "db-4", &homes[SIZE])?;
     joining.start()?;
-    settled(&world, &survivor, 2)?;
-    serve(&world, &[&survivor.host, &joining.host])
+    settled(&testbed, &survivor, 2)?;
+    serve(&testbed, &[&survivor.host, &joining.host])
 }

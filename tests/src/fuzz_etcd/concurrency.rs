@@ -15,7 +15,7 @@ use node_proto::etcdserverpb::{
 };
 use node_proto::mvccpb::KeyValue;
 
-use super::begun::AnswersByCall;
+use super::pending_calls::AnswersByCall;
 use super::requests::{CallWithToken, EtcdCall, TokenChoice};
 use crate::rng::Rng;
 
@@ -33,8 +33,8 @@ const MAX_OBSERVERS: usize = 3;
 const MAX_QUEUE_ENTRIES: usize = 4;
 
 /// Reason of an intended difference: etcd may grant a lock to a caller whose key is gone.
-pub(super) const GRANTED_TOO_LATE: &str = "etcd gives the lock, or the election, to whoever waited for it also if the key that stood in line is \
-     gone by then, and so perhaps to several";
+pub(super) const GRANTED_TOO_LATE: &str = "etcd grants a lock or an election to a caller whose queue key is gone, so perhaps to several \
+     callers at once";
 /// Beginning of an answer in which etcd grants too late, and this node's refusal instead.
 const LATE: [(&str, &str); 2] = [
     ("CampaignResponse ", "Unknown: election: not leader"),
@@ -114,7 +114,7 @@ fn key_of(name: &str, lease: i64) -> Bytes {
 
 impl QueueState {
     /// Records the effect of a request.
-    pub(super) fn learn(&mut self, call: &EtcdCall) {
+    pub(super) fn record_effect(&mut self, call: &EtcdCall) {
         self.leaving = None;
         match call {
             EtcdCall::Begin(number, call) => {
@@ -139,16 +139,17 @@ impl QueueState {
         }
     }
 
-    /// Returns whether every call that has to be over by now is over, and every waiting call has its key.
-    pub(super) fn is_settled(&mut self, keys: &[KeyValue], over: &BTreeSet<u64>) -> bool {
+    /// Returns whether every call that must have ended by now has ended, and every waiting call has
+    /// its key.
+    pub(super) fn is_settled(&mut self, keys: &[KeyValue], ended: &BTreeSet<u64>) -> bool {
         let mut settled = true;
-        for (_, waiter) in self.waiters.iter_mut().filter(|(number, _)| !over.contains(number)) {
+        for (_, waiter) in self.waiters.iter_mut().filter(|(number, _)| !ended.contains(number)) {
             let own = key_of(waiter.name, waiter.lease);
             let found = keys.iter().find(|kv| kv.key == own);
             let created = waiter.created.or(found.map(|kv| kv.create_revision));
             waiter.created = created;
-            let line = format!("{}/", waiter.name);
-            let mut before = keys.iter().filter(|kv| kv.key.starts_with(line.as_bytes()));
+            let prefix = format!("{}/", waiter.name);
+            let mut before = keys.iter().filter(|kv| kv.key.starts_with(prefix.as_bytes()));
             // A caller without a key, or first in its queue, will still be answered.
             settled &= created.is_some_and(|created| before.any(|kv| kv.create_revision < created));
         }
@@ -172,15 +173,17 @@ impl QueueState {
         node: &AnswersByCall,
     ) -> u64 {
         let mut found = 0;
-        for (number, told) in etcd {
+        for (number, answers) in etcd {
             let created = self.waiters.get(number).and_then(|waiter| waiter.created);
-            let is_gone = created.is_some_and(|at| keys.iter().all(|kv| kv.create_revision != at));
-            let [said] = &mut told[..] else { continue };
+            let is_key_gone =
+                created.is_some_and(|at| keys.iter().all(|kv| kv.create_revision != at));
+            let [answer] = &mut answers[..] else { continue };
             let late = LATE.iter().find(|(late, refused)| {
-                said.starts_with(late) && node.get(number).is_some_and(|told| *told == [*refused])
+                answer.starts_with(late)
+                    && node.get(number).is_some_and(|answers| *answers == [*refused])
             });
-            if let (true, Some((_, refused))) = (is_gone, late) {
-                (*refused).clone_into(said);
+            if let (true, Some((_, refused))) = (is_key_gone, late) {
+                (*refused).clone_into(answer);
                 found += 1;
             }
         }
@@ -188,8 +191,8 @@ impl QueueState {
     }
 
     /// Removes the calls that have ended on both sides.
-    pub(super) fn remove_ended(&mut self, over: &BTreeSet<u64>) {
-        for number in over {
+    pub(super) fn remove_ended(&mut self, ended: &BTreeSet<u64>) {
+        for number in ended {
             self.observers.remove(number);
             self.waiters.remove(number);
         }
@@ -209,15 +212,15 @@ impl QueueState {
                 }
             }
         }
-        let surplus = self.entries.len().saturating_sub(MAX_QUEUE_ENTRIES);
-        self.entries.drain(..surplus);
+        let excess = self.entries.len().saturating_sub(MAX_QUEUE_ENTRIES);
+        self.entries.drain(..excess);
     }
 
     /// Returns the calls and streams whose client may be dropped.
     fn droppable_calls(&self) -> Vec<u64> {
         let waiters = self.waiters.iter().filter(|(_, waiter)| {
-            let there = self.keys.get(&key_of(waiter.name, waiter.lease));
-            there.is_none() || there == waiter.created.as_ref()
+            let existing = self.keys.get(&key_of(waiter.name, waiter.lease));
+            existing.is_none() || existing == waiter.created.as_ref()
         });
         waiters.map(|(number, _)| number).chain(&self.observers).copied().collect()
     }
@@ -230,7 +233,7 @@ impl QueueState {
 
 pub(super) struct ConcurrencyCallGenerator<'r> {
     pub(super) rng: &'r mut Rng,
-    pub(super) lines: &'r QueueState,
+    pub(super) queues: &'r QueueState,
     /// Newest revision of the store.
     pub(super) revision: i64,
 }
@@ -240,34 +243,36 @@ impl ConcurrencyCallGenerator<'_> {
         CallWithToken { token: TokenChoice::NoToken, call: self.call() }
     }
 
-    fn one_of<T: Clone>(&mut self, of: &[T]) -> T {
-        of[self.rng.pick(of.len())].clone()
+    fn one_of<T: Clone>(&mut self, choices: &[T]) -> T {
+        choices[self.rng.pick(choices.len())].clone()
     }
 
     fn call(&mut self) -> EtcdCall {
-        let (waiting, observers) = (self.lines.waiters.len(), self.lines.observers.len());
+        let (waiting, observers) = (self.queues.waiters.len(), self.queues.observers.len());
         match self.rng.range(0, 100) {
             0..12 => {
                 let (id, ttl) = (self.one_of(&LEASES), TTL);
                 EtcdCall::LeaseGrant(LeaseGrantRequest { id, ttl })
             }
             12..18 => EtcdCall::LeaseRevoke(self.one_of(&LEASES)),
-            18..44 if waiting < MAX_WAITING => EtcdCall::Begin(self.lines.next, self.enter()),
-            44..50 if observers < MAX_OBSERVERS => {
-                EtcdCall::Observe(self.lines.next, self.one_of(&NAMES))
+            18..44 if waiting < MAX_WAITING => {
+                EtcdCall::Begin(self.queues.next, self.draw_waiting_call())
             }
-            50..56 if !self.lines.droppable_calls().is_empty() => {
-                let open = self.lines.droppable_calls();
-                EtcdCall::Abandon(self.one_of(&open))
+            44..50 if observers < MAX_OBSERVERS => {
+                EtcdCall::Observe(self.queues.next, self.one_of(&NAMES))
+            }
+            50..56 if !self.queues.droppable_calls().is_empty() => {
+                let droppable = self.queues.droppable_calls();
+                EtcdCall::Abandon(self.one_of(&droppable))
             }
             56..60 => {
-                let LockQueueEntry { key, lease, .. } = self.place();
+                let LockQueueEntry { key, lease, .. } = self.draw_queue_entry();
                 let lease = if self.rng.chance(500) { lease } else { 0 };
                 let value = Bytes::from_static(b"put");
                 EtcdCall::Put(PutRequest { key, value, lease, ..PutRequest::default() })
             }
             60..66 => {
-                let key = self.place().key;
+                let key = self.draw_queue_entry().key;
                 EtcdCall::Delete(DeleteRangeRequest { key, ..DeleteRangeRequest::default() })
             }
             66..69 => {
@@ -283,7 +288,7 @@ impl ConcurrencyCallGenerator<'_> {
         }
     }
 
-    fn enter(&mut self) -> ConcurrencyCall {
+    fn draw_waiting_call(&mut self) -> ConcurrencyCall {
         let name = self.one_of(&NAMES);
         let lease = if self.rng.chance(30) { NO_LEASE } else { self.one_of(&LEASES) };
         if self.rng.chance(500) {
@@ -294,9 +299,9 @@ impl ConcurrencyCallGenerator<'_> {
     }
 
     /// Draws a queue entry that exists or existed, or one that never did.
-    fn place(&mut self) -> LockQueueEntry {
-        if !self.lines.entries.is_empty() && self.rng.chance(850) {
-            return self.one_of(&self.lines.entries);
+    fn draw_queue_entry(&mut self) -> LockQueueEntry {
+        if !self.queues.entries.is_empty() && self.rng.chance(850) {
+            return self.one_of(&self.queues.entries);
         }
         let (name, lease) = (self.one_of(&NAMES), self.one_of(&LEASES));
         let revision = self.one_of(&[-1, 0, 1, self.revision]);
@@ -304,7 +309,7 @@ impl ConcurrencyCallGenerator<'_> {
     }
 
     fn draw_immediate_call(&mut self) -> ConcurrencyCall {
-        let LockQueueEntry { name, mut key, revision, mut lease } = self.place();
+        let LockQueueEntry { name, mut key, revision, mut lease } = self.draw_queue_entry();
         if self.rng.chance(30) {
             key = Bytes::new();
         }

@@ -12,7 +12,7 @@ use node_proto::v3lockpb::{LockRequest, LockResponse, UnlockRequest};
 use tonic::Status;
 
 use super::{Answer, TokenChannel, anonymise_header, answer};
-use crate::fuzz_etcd::lines::ConcurrencyCall;
+use crate::fuzz_etcd::concurrency::ConcurrencyCall;
 
 /// Name of a lock that no other request uses.
 const SEPARATE_LOCK: &str = "o";

@@ -7,7 +7,7 @@ use node_proto::v3electionpb::LeaderRequest;
 use node_proto::v3electionpb::election_client::ElectionClient;
 use tokio::task::JoinHandle;
 
-use super::lines::ConcurrencyCall;
+use super::concurrency::ConcurrencyCall;
 use super::server::{TokenChannel, anonymise_header, send_concurrency_call};
 
 /// Answers that each call has received, by its number.
@@ -16,14 +16,14 @@ pub(super) type AnswersByCall = BTreeMap<u64, Vec<String>>;
 #[derive(Default)]
 struct ReceivedAnswers {
     answers: AnswersByCall,
-    over: BTreeSet<u64>,
+    ended: BTreeSet<u64>,
 }
 
 impl ReceivedAnswers {
-    fn tell(&mut self, number: u64, text: String, is_over: bool) {
+    fn add(&mut self, number: u64, text: String, is_over: bool) {
         self.answers.entry(number).or_default().push(text);
         if is_over {
-            self.over.insert(number);
+            self.ended.insert(number);
         }
     }
 }
@@ -31,7 +31,7 @@ impl ReceivedAnswers {
 /// The waiting calls of one server.
 #[derive(Default)]
 pub(super) struct PendingCalls {
-    heard: Arc<Mutex<ReceivedAnswers>>,
+    received: Arc<Mutex<ReceivedAnswers>>,
     tasks: BTreeMap<u64, JoinHandle<()>>,
 }
 
@@ -44,21 +44,21 @@ impl Drop for PendingCalls {
 impl PendingCalls {
     /// Starts a call without waiting for its answer.
     pub(super) fn begin(&mut self, number: u64, call: ConcurrencyCall, service: TokenChannel) {
-        let heard = self.heard.clone();
+        let received = self.received.clone();
         let task = async move {
             let answer = send_concurrency_call(call, service).await;
-            heard.lock().expect("nothing panics under this lock").tell(number, answer.text, true);
+            received.lock().expect("nothing panics under this lock").add(number, answer.text, true);
         };
         self.tasks.insert(number, tokio::spawn(task));
     }
 
     /// Opens a stream that observes an election's leaders, without waiting for any.
     pub(super) fn observe(&mut self, number: u64, name: &'static str, service: TokenChannel) {
-        let heard = self.heard.clone();
+        let received = self.received.clone();
         let task = async move {
             let tell = |text: String, is_over: bool| {
-                let mut heard = heard.lock().expect("nothing panics under this lock");
-                heard.tell(number, text, is_over);
+                let mut received = received.lock().expect("nothing panics under this lock");
+                received.add(number, text, is_over);
             };
             let request = LeaderRequest { name: name.into() };
             let mut leaders = match ElectionClient::new(service).observe(request).await {
@@ -87,12 +87,12 @@ impl PendingCalls {
 
     /// Returns the answers since [`Self::clear_answers`], and the calls that have ended.
     pub(super) fn answers_and_ended(&self) -> (AnswersByCall, BTreeSet<u64>) {
-        let heard = self.heard.lock().expect("nothing panics under this lock");
-        (heard.answers.clone(), heard.over.clone())
+        let received = self.received.lock().expect("nothing panics under this lock");
+        (received.answers.clone(), received.ended.clone())
     }
 
     pub(super) fn clear_answers(&self) {
-        let mut heard = self.heard.lock().expect("nothing panics under this lock");
-        *heard = ReceivedAnswers::default();
+        let mut received = self.received.lock().expect("nothing panics under this lock");
+        *received = ReceivedAnswers::default();
     }
 }

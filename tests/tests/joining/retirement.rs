@@ -3,29 +3,29 @@
 use anyhow::{Result, ensure};
 use muster_tests::harness::Network;
 
-use crate::running::FormedCluster;
+use crate::running_cluster::FormedCluster;
 
 #[test]
 fn a_running_cluster_is_retired_by_force_alone_and_goes_on_when_that_is_taken_back() -> Result<()> {
     let running = FormedCluster::start(Network::loopback(4), 3, None)?;
-    let world = &running.world;
+    let testbed = &running.testbed;
     let retire = |more: &[&str]| -> Result<(Option<i32>, String)> {
-        let output = world.admin_output(&[&["cluster", "retire", "demo"], more].concat())?;
+        let output = testbed.admin_output(&[&["cluster", "retire", "demo"], more].concat())?;
         Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
     };
     // The members still send reports, so `--force` is required. There is no terminal to type the
-    // cluster's name, so `--yes` is as well.
+    // cluster's name, so `--yes` is given too.
     let (code, told) = retire(&["--yes"])?;
     ensure!(code == Some(1) && told.contains("--force") && told.contains("last heard"), "{told}");
     let (code, told) = retire(&["--force"])?;
     ensure!(code == Some(2) && told.contains("--yes"), "{told}");
     let state = || -> Result<String> {
-        let list = world.admin_json(&["cluster", "list", "--all"])?;
+        let list = testbed.admin_json(&["cluster", "list", "--all"])?;
         Ok(list["clusters"][0]["state"].as_str().unwrap_or_default().to_owned())
     };
     ensure!(state()? == "formed");
     let document =
-        |what: &str| world.admin_json(&["cluster", "show", "demo"]).map(|v| v[what].clone());
+        |what: &str| testbed.admin_json(&["cluster", "show", "demo"]).map(|v| v[what].clone());
     let before = document("document")?;
     let etcdctl = running.etcdctl()?;
 
@@ -34,7 +34,7 @@ fn a_running_cluster_is_retired_by_force_alone_and_goes_on_when_that_is_taken_ba
     ensure!(state()? == "retired");
     etcdctl.run(&["put", "nodes", "run"])?;
 
-    world.admin_command(&["cluster", "unretire", "demo"])?;
+    testbed.admin_command(&["cluster", "unretire", "demo"])?;
     ensure!(state()? == "formed");
     ensure!(document("document")? == before);
     // The agents find the cluster again by themselves: a join ticket works.

@@ -7,9 +7,9 @@ use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::process::last_lines;
 use muster_tests::harness::programs::program_path;
-use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{AgentProcess, Network, TestHost, Testbed, poll_slowly};
-use muster_tests::stock;
+use muster_tests::stock_etcd;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const SIZE: usize = 3;
@@ -29,9 +29,9 @@ fn member(agent: &AgentProcess, arguments: &[&str]) -> Result<String> {
     Ok(out.into_owned())
 }
 
-fn moves_all(world: &Testbed, agents: &mut [AgentProcess], homes: &[TestHost]) -> Result<()> {
+fn moves_all(testbed: &Testbed, agents: &mut [AgentProcess], homes: &[TestHost]) -> Result<()> {
     let founders: Vec<&TestHost> = homes[..SIZE].iter().collect();
-    world.etcdctl("demo", &founders)?.run(&["put", "before", "x"])?;
+    testbed.etcdctl("demo", &founders)?.run(&["put", "before", "x"])?;
     for at in 0..SIZE {
         let home = homes[SIZE + at].clone();
         let name = agents[at].status()?["name"].as_str().context("a name")?.to_owned();
@@ -46,7 +46,7 @@ fn moves_all(world: &Testbed, agents: &mut [AgentProcess], homes: &[TestHost]) -
     }
     let moved: Vec<&TestHost> = homes[SIZE..].iter().collect();
     for host in &moved {
-        let found = world.etcdctl("demo", &[host])?.run(&["get", "before"])?;
+        let found = testbed.etcdctl("demo", &[host])?.run(&["get", "before"])?;
         ensure!(found.contains('x'), "{}: {found}", host.address);
     }
     // A member keeps its address at a restart without the flag.
@@ -54,7 +54,7 @@ fn moves_all(world: &Testbed, agents: &mut [AgentProcess], homes: &[TestHost]) -
     agent.terminate(LIMIT)?;
     agent.start_without_address()?;
     poll_slowly("the member to be back where it has moved to", LIMIT, || {
-        let own = world.etcdctl("demo", &moved[..1]).ok()?;
+        let own = testbed.etcdctl("demo", &moved[..1]).ok()?;
         own.run(&["put", "after", "x"]).ok()
     })
     .with_context(|| last_lines(&agents[0].output(), 25))?;
@@ -64,8 +64,8 @@ fn moves_all(world: &Testbed, agents: &mut [AgentProcess], homes: &[TestHost]) -
 fn all_machines_get_new_addresses(node: Option<&std::path::Path>) -> Result<()> {
     let network = Network::loopback(2 * u8::try_from(SIZE)?);
     let homes = network.hosts.clone();
-    let world = Testbed::start(network, TestbedOptions::default())?;
-    let bundle = world.create_cluster_with_token("demo", SIZE)?;
+    let testbed = Testbed::start(network, TestbedOptions::default())?;
+    let bundle = testbed.create_cluster_with_token("demo", SIZE)?;
     let args = match node {
         Some(node) => vec!["--node-binary".to_owned(), path_text(node)?.to_owned()],
         None => Vec::new(),
@@ -73,12 +73,12 @@ fn all_machines_get_new_addresses(node: Option<&std::path::Path>) -> Result<()> 
     let mut agents = Vec::new();
     for host in 0..SIZE {
         let options = AgentOptions { args: args.clone(), ..AgentOptions::default() };
-        let mut agent = world.agent_with(host, &bundle, options);
+        let mut agent = testbed.agent_with(host, &bundle, options);
         agent.start()?;
         agents.push(agent);
     }
-    world.wait_cluster_state("demo", "formed", LIMIT)?;
-    let moved = moves_all(&world, &mut agents, &homes);
+    testbed.wait_cluster_state("demo", "formed", LIMIT)?;
+    let moved = moves_all(&testbed, &mut agents, &homes);
     moved.with_context(|| last_lines(&agents[0].output(), 40))
 }
 
@@ -89,6 +89,6 @@ fn all_machines_get_new_addresses_one_by_one() -> Result<()> {
 
 #[test]
 fn all_machines_of_a_stock_etcd_get_new_addresses_one_by_one() -> Result<()> {
-    let Some(etcd) = stock::oldest() else { return Ok(()) };
+    let Some(etcd) = stock_etcd::oldest() else { return Ok(()) };
     all_machines_get_new_addresses(Some(&etcd))
 }

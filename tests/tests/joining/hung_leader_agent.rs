@@ -6,7 +6,7 @@ use muster_tests::harness::process::{last_lines, send_signal};
 use muster_tests::harness::{Network, wait_for};
 use rustix::process::Signal;
 
-use crate::running::{FormedCluster, LIMIT};
+use crate::running_cluster::{FormedCluster, LIMIT};
 
 /// Returns the index of the founder whose node is the leader.
 fn leader(running: &FormedCluster) -> Result<usize> {
@@ -22,7 +22,7 @@ fn an_order_to_remove_the_host_whose_agent_hangs_beside_the_leader_is_carried_ou
     let pid = running.agents[hung].process_id().context("an agent")?;
     send_signal(pid, Signal::STOP);
     let order = ["intent", "remove", "demo", &name, "--yes", "--wait"];
-    let output = running.world.admin_output(&order)?;
+    let output = running.testbed.admin_output(&order)?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{said}\n{:?}", running.intents());
     ensure!(running.members()?.len() == 2, "{:?}", running.members());

@@ -17,7 +17,7 @@ use super::wait::poll_slowly;
 /// Maximum time that Postgres and discovery may take to start on a loaded machine.
 pub const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// Options of a world. The times are the service's own options, shortened because tests wait for
+/// Options of a test bed. The times are the service's own options, shortened because tests wait for
 /// them to pass.
 #[derive(Clone, Debug)]
 pub struct TestbedOptions {
@@ -55,15 +55,15 @@ pub struct Testbed {
 }
 
 impl Testbed {
-    /// Creates keys, Postgres and an admin context, and starts discovery. The world is then ready
-    /// for `cluster create`.
+    /// Creates keys, Postgres and an admin context, and starts discovery. The test bed is then
+    /// ready for `cluster create`.
     pub fn start(network: Network, options: TestbedOptions) -> Result<Self> {
-        let mut world = Self::prepare(network, options)?;
-        world.start_discovery()?;
-        Ok(world)
+        let mut testbed = Self::prepare(network, options)?;
+        testbed.start_discovery()?;
+        Ok(testbed)
     }
 
-    /// Prepares a world as [`Testbed::start`] does, but doesn't start discovery.
+    /// Prepares a test bed as [`Testbed::start`] does, but doesn't start discovery.
     pub fn prepare(network: Network, options: TestbedOptions) -> Result<Self> {
         // In /tmp, because an unprivileged Postgres must reach its socket there, whose path may
         // have at most 107 bytes.
@@ -72,21 +72,21 @@ impl Testbed {
         folder.disable_cleanup(std::env::var_os("MUSTER_TEST_KEEP").is_some());
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs_err::set_permissions(folder.path(), mode)?;
-        let world = Self { network, discovery: None, options, folder };
-        fs_err::create_dir(world.admin_home())?;
-        let key = world.admin_key();
-        world.admin_command(&["key", "new", "--out", path_text(&key)?])?;
+        let testbed = Self { network, discovery: None, options, folder };
+        fs_err::create_dir(testbed.admin_home())?;
+        let key = testbed.admin_key();
+        testbed.admin_command(&["key", "new", "--out", path_text(&key)?])?;
         let public = fs_err::read_to_string(key.with_extension("pub"))?;
-        let keys = world.keys_dir();
+        let keys = testbed.keys_dir();
         let urls: Vec<String> =
-            world.options.ports.iter().map(|port| world.url_of(*port)).collect();
+            testbed.options.ports.iter().map(|port| testbed.url_of(*port)).collect();
         let mut init = vec!["init", "--owner", public.trim(), "--dir", path_text(&keys)?];
         init.extend(urls.iter().flat_map(|url| ["--url", url]));
-        let context = world.admin_command(&init)?;
-        let file = world.path("context");
+        let context = testbed.admin_command(&init)?;
+        let file = testbed.path("context");
         fs_err::write(&file, context)?;
-        world.admin_command(&["context", "add", path_text(&file)?])?;
-        Ok(world)
+        testbed.admin_command(&["context", "add", path_text(&file)?])?;
+        Ok(testbed)
     }
 
     /// Starts or restarts Postgres and discovery.
@@ -253,7 +253,7 @@ impl Testbed {
         Ok(Etcdctl::new(self.network.hub.clone(), folder, endpoints))
     }
 
-    /// Returns the path of a file in the world's folder.
+    /// Returns the path of a file in the test bed's folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

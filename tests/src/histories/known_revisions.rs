@@ -17,26 +17,26 @@ impl KnownRevisions {
             Some((request.end()?, revision))
         });
         let streams = history.watchers.iter().flat_map(|watcher| &watcher.streams);
-        let told = streams.flat_map(|stream| &stream.responses).map(|(at, response)| {
+        let watched = streams.flat_map(|stream| &stream.responses).map(|(at, response)| {
             let events = response.events.iter().filter_map(|event| event.kv.as_ref());
             let newest = events.map(|kv| kv.mod_revision).max().unwrap_or(0);
             let header = response.header.as_ref().map_or(0, |header| header.revision);
             (*at, newest.max(header))
         });
-        let mut since: Vec<_> = answers.chain(told).collect();
-        since.sort_unstable();
+        let mut entries: Vec<_> = answers.chain(watched).collect();
+        entries.sort_unstable();
         let mut highest = 0;
-        for (_, revision) in &mut since {
+        for (_, revision) in &mut entries {
             highest = highest.max(*revision);
             *revision = highest;
         }
-        Self { entries: since }
+        Self { entries }
     }
 
     /// Returns the highest revision that was known before `time`; 1, the revision of an empty
     /// store, if none.
     pub(super) fn highest_before(&self, time: Time) -> i64 {
-        let after = self.entries.partition_point(|(at, _)| *at < time);
-        after.checked_sub(1).map_or(1, |last| self.entries[last].1)
+        let index = self.entries.partition_point(|(at, _)| *at < time);
+        index.checked_sub(1).map_or(1, |last| self.entries[last].1)
     }
 }

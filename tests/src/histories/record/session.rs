@@ -51,8 +51,8 @@ impl ClientSession {
     pub(super) async fn ensure_token(&mut self, member: usize) -> bool {
         let (Some(user), None) = (&self.user, &self.token) else { return true };
         let mut client = AuthClient::new(self.channel(member));
-        let asked = client.authenticate(users::password_of(user));
-        if let Ok(Ok(answer)) = tokio::time::timeout(AUTHENTICATION_LIMIT, asked).await {
+        let answer = client.authenticate(users::password_of(user));
+        if let Ok(Ok(answer)) = tokio::time::timeout(AUTHENTICATION_LIMIT, answer).await {
             self.token = answer.into_inner().token.parse().ok();
         }
         self.token.is_some()
@@ -76,12 +76,12 @@ impl ClientSession {
     pub(super) async fn send(
         &self,
         member: usize,
-        asked: &RequestedOperation,
+        operation: &RequestedOperation,
         limit: Duration,
         now: impl Fn() -> Time,
     ) -> RequestOutcome {
         let call = async {
-            match asked {
+            match operation {
                 RequestedOperation::Write(operation) => {
                     self.write(member, operation).await.map(Answer::Write)
                 }
@@ -134,7 +134,7 @@ impl ClientSession {
 /// client's own transport.
 fn has_not_happened(status: &Status) -> bool {
     let is_full = status.message() == "etcdserver: too many requests";
-    let says_no = match status.code() {
+    let is_refusal_code = match status.code() {
         Code::InvalidArgument
         | Code::NotFound
         | Code::FailedPrecondition
@@ -144,5 +144,5 @@ fn has_not_happened(status: &Status) -> bool {
         Code::ResourceExhausted => is_full,
         _ => false,
     };
-    says_no && status.source().is_none()
+    is_refusal_code && status.source().is_none()
 }

@@ -121,10 +121,12 @@ impl AgentlessCluster {
 
     /// Starts machine `number` with the environment that `member add --json` printed.
     pub fn join(&mut self, number: usize, printed: &Value) -> Result<()> {
-        let told = printed["environment"].as_object().context("what it has to be told")?;
+        let environment =
+            printed["environment"].as_object().context("the newcomer's environment variables")?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let one = &mut self.all[number];
-        one.node.env = told.iter().map(|(name, value)| (name.clone(), text(value))).collect();
+        one.node.env =
+            environment.iter().map(|(name, value)| (name.clone(), text(value))).collect();
         one.start()
     }
 
@@ -138,18 +140,18 @@ impl AgentlessCluster {
             .iter()
             .map(|member| {
                 let at = member["peer_urls"][0].as_str().unwrap_or_default();
-                let of =
+                let member_name =
                     if at == url { &name } else { member["name"].as_str().unwrap_or_default() };
-                format!("{of}={at}")
+                format!("{member_name}={at}")
             })
             .collect();
-        let told = serde_json::json!({ "environment": {
+        let environment = serde_json::json!({ "environment": {
             "ETCD_NAME": name,
             "ETCD_INITIAL_CLUSTER": initial.join(","),
             "ETCD_INITIAL_ADVERTISE_PEER_URLS": url,
             "ETCD_INITIAL_CLUSTER_STATE": "existing",
         }});
-        self.join(number, &told)
+        self.join(number, &environment)
     }
 
     /// Returns the client URLs of the running machines, separated by commas.

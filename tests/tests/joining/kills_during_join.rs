@@ -2,11 +2,11 @@
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::process::send_signal;
-use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{AgentProcess, Network, Testbed, wait_for};
 use rustix::process::Signal;
 
-use crate::running::{FormedCluster, LIMIT};
+use crate::running_cluster::{FormedCluster, LIMIT};
 
 #[test]
 fn a_newcomer_killed_at_any_step_becomes_a_member_once() -> Result<()> {
@@ -91,26 +91,26 @@ fn discovery_and_postgres_killed_in_the_middle_cost_time_and_nothing_else() -> R
     running.agents.iter_mut().for_each(AgentProcess::kill);
     let mut newcomer = running.newcomer(3, &[])?;
     newcomer.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
-    running.world.kill_discovery();
+    running.testbed.kill_discovery();
     for agent in &mut running.agents {
         agent.start()?;
     }
     newcomer.wait_for_output("waiting for discovery", LIMIT)?;
-    running.world.start_discovery()?;
+    running.testbed.start_discovery()?;
     running.wait_voter(&newcomer, 4)
 }
 
 /// Restarts discovery with this environment.
 fn restart_discovery(running: &mut FormedCluster, env: &[(&str, &str)]) -> Result<()> {
-    running.world.kill_discovery();
+    running.testbed.kill_discovery();
     let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    running.world.options.serve_env = env.collect();
-    running.world.start_discovery()
+    running.testbed.options.serve_env = env.collect();
+    running.testbed.start_discovery()
 }
 
 /// Waits until discovery has killed itself, as `MUSTER_CRASH_AT` demands.
 fn wait_dead(running: &mut FormedCluster) -> Result<()> {
-    let process = running.world.discovery.as_mut().context("discovery runs")?;
+    let process = running.testbed.discovery.as_mut().context("discovery runs")?;
     let code = process.exit_code(LIMIT)?;
     ensure!(code == 128 + 9, "discovery ended with {code}:\n{}", process.output());
     Ok(())
@@ -169,25 +169,25 @@ fn discovery_that_dies_after_it_stored_a_step_of_a_join_costs_time_and_nothing_e
 
 #[test]
 fn postgres_killed_at_each_step_of_a_join_costs_time_and_nothing_else() -> Result<()> {
-    let mut world = Testbed::prepare(Network::loopback(5), TestbedOptions::default())?;
-    let pid_file = world.postgres_dir().join("data/postmaster.pid");
+    let mut testbed = Testbed::prepare(Network::loopback(5), TestbedOptions::default())?;
+    let pid_file = testbed.postgres_dir().join("data/postmaster.pid");
     // At the first step, the service kills Postgres in the transaction that stores the step.
-    world.options.serve_env = vec![
+    testbed.options.serve_env = vec![
         ("MUSTER_CRASH_AT".to_owned(), "before-intent".to_owned()),
         ("MUSTER_CRASH_PID_FILE".to_owned(), path_text(&pid_file)?.to_owned()),
     ];
-    world.start_discovery()?;
-    let running = FormedCluster::form(world, 3, None)?;
+    testbed.start_discovery()?;
+    let running = FormedCluster::form(testbed, 3, None)?;
     let first = running.newcomer(3, &[])?;
     running.wait_voter(&first, 4)?;
-    let said = running.world.discovery.as_ref().context("discovery runs")?.output();
+    let said = running.testbed.discovery.as_ref().context("discovery runs")?.output();
     ensure!(said.contains("killing, as the environment asks"), "{said}");
     // Later the test kills Postgres three times, at steps that depend on timing.
     let second = running.newcomer(4, &[])?;
     for _ in 0..3 {
-        let pid = wait_for("Postgres to run", LIMIT, || running.world.postmaster_pid().ok())?;
+        let pid = wait_for("Postgres to run", LIMIT, || running.testbed.postmaster_pid().ok())?;
         send_signal(pid, Signal::KILL);
-        running.world.wait_ready()?;
+        running.testbed.wait_ready()?;
     }
     running.wait_voter(&second, 5)?;
     running.wait_intents("join", "promoted", 2)

@@ -37,8 +37,9 @@ pub(super) struct RequestsByRevision {
 
 impl RequestsByRevision {
     pub(super) fn from_history(history: &RecordedHistory) -> Result<Self, RuleViolation> {
-        let (made, deleted, others) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let mut placing = Self { made_by: made, deleted, other_requests: others };
+        let (made_by, deleted, other_requests) =
+            (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let mut requests_by_revision = Self { made_by, deleted, other_requests };
         for (number, request) in history.requests.iter().enumerate() {
             let Some((answer, revision)) = request.answer() else { continue };
             if revision > history.last_revision {
@@ -47,15 +48,15 @@ impl RequestsByRevision {
                 return Err(RuleViolation::new(Rule::RealTime, what));
             }
             if !has_made_revision(answer) {
-                placing.other_requests.entry(revision).or_default().push(number);
-            } else if let Some(other) = placing.made_by.insert(revision, number) {
+                requests_by_revision.other_requests.entry(revision).or_default().push(number);
+            } else if let Some(other) = requests_by_revision.made_by.insert(revision, number) {
                 let other = &history.requests[other];
                 let what = format!("{request:?} and {other:?}");
                 return Err(RuleViolation::new(Rule::OneRequestPerRevision, what));
             }
         }
-        placing.identify_by_events(history)?;
-        Ok(placing)
+        requests_by_revision.identify_by_events(history)?;
+        Ok(requests_by_revision)
     }
 
     /// Identifies revisions from the events of watchers of all keys.
@@ -66,7 +67,7 @@ impl RequestsByRevision {
                 values.extend(put_values(operation).into_iter().map(|value| (value, number)));
             }
         }
-        let mut seen = BTreeSet::new();
+        let mut identified = BTreeSet::new();
         for (revision, events) in events_by_revision(history) {
             if self.made_by.contains_key(&revision) {
                 continue;
@@ -82,7 +83,7 @@ impl RequestsByRevision {
                 return Err(RuleViolation::new(Rule::EveryRevisionHasCause, what));
             };
             let request = &history.requests[number];
-            if !request.is_unknown() || !seen.insert(number) {
+            if !request.is_unknown() || !identified.insert(number) {
                 let what = format!("revision {revision} has {put:?}, of {request:?}");
                 return Err(RuleViolation::new(Rule::AtMostOnce, what));
             }
@@ -97,8 +98,8 @@ fn events_by_revision(history: &RecordedHistory) -> BTreeMap<i64, Vec<&Event>> {
     let mut evidence = BTreeMap::new();
     for watcher in history.watchers.iter().filter(|watcher| watches_all_keys(watcher)) {
         let mut told: BTreeMap<i64, Vec<&Event>> = BTreeMap::new();
-        let heard = watcher.streams.iter().flat_map(|stream| &stream.responses);
-        for event in heard.flat_map(|(_, response)| &response.events) {
+        let responses = watcher.streams.iter().flat_map(|stream| &stream.responses);
+        for event in responses.flat_map(|(_, response)| &response.events) {
             let revision = event.kv.as_ref().map_or(0, |kv| kv.mod_revision);
             if revision <= history.last_revision {
                 told.entry(revision).or_default().push(event);
@@ -112,8 +113,8 @@ fn events_by_revision(history: &RecordedHistory) -> BTreeMap<i64, Vec<&Event>> {
 }
 
 fn watches_all_keys(watcher: &Watcher) -> bool {
-    let wants = &watcher.request;
-    wants.key[..] == [0] && wants.range_end[..] == [0] && wants.filters.is_empty()
+    let request = &watcher.request;
+    request.key[..] == [0] && request.range_end[..] == [0] && request.filters.is_empty()
 }
 
 /// Returns the values that a write may put.
@@ -151,10 +152,10 @@ pub(super) fn has_made_revision(answer: &Answer) -> bool {
 
 /// Assigns to each revision a cause of its own among those that fit, by bipartite matching (Kuhn
 /// 1955). Fails with a revision for which none is left.
-pub(super) fn assign_causes(fits: &BTreeMap<i64, Vec<Cause>>) -> Result<(), i64> {
+pub(super) fn assign_causes(candidates: &BTreeMap<i64, Vec<Cause>>) -> Result<(), i64> {
     let mut taken = BTreeMap::new();
-    for revision in fits.keys() {
-        if !find_augmenting_path(fits, *revision, &mut taken, &mut BTreeSet::new()) {
+    for revision in candidates.keys() {
+        if !find_augmenting_path(candidates, *revision, &mut taken, &mut BTreeSet::new()) {
             return Err(*revision);
         }
     }
@@ -162,15 +163,15 @@ pub(super) fn assign_causes(fits: &BTreeMap<i64, Vec<Cause>>) -> Result<(), i64>
 }
 
 fn find_augmenting_path(
-    fits: &BTreeMap<i64, Vec<Cause>>,
+    candidates: &BTreeMap<i64, Vec<Cause>>,
     revision: i64,
     taken: &mut BTreeMap<Cause, i64>,
     tried: &mut BTreeSet<Cause>,
 ) -> bool {
-    for cause in &fits[&revision] {
+    for cause in &candidates[&revision] {
         if tried.insert(*cause) {
             let holder = taken.get(cause).copied();
-            if holder.is_none_or(|holder| find_augmenting_path(fits, holder, taken, tried)) {
+            if holder.is_none_or(|holder| find_augmenting_path(candidates, holder, taken, tried)) {
                 taken.insert(*cause, revision);
                 return true;
             }
@@ -180,10 +181,10 @@ fn find_augmenting_path(
 }
 
 /// Whether this request can be the cause of a revision that only deletes and has no answer.
-pub(super) fn is_lost_delete(asked: &RequestedOperation, came: &RequestOutcome) -> bool {
-    matches!(came, RequestOutcome::Unknown { .. })
+pub(super) fn is_lost_delete(operation: &RequestedOperation, outcome: &RequestOutcome) -> bool {
+    matches!(outcome, RequestOutcome::Unknown { .. })
         && matches!(
-            asked,
+            operation,
             RequestedOperation::Write(Operation::DeleteRange(_) | Operation::LeaseRevoke(_))
         )
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
-use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{
     AgentProcess, ChildProcess, Network, TestHost, Testbed, poll_slowly, wait_for,
 };
@@ -22,10 +22,10 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 }
 
 /// Stops discovery and Postgres in order, copies the database, and starts both again.
-fn back_up(world: &mut Testbed) -> Result<()> {
-    world.stop_discovery()?;
-    copy(&world.postgres_dir(), &world.path("backup"))?;
-    world.start_discovery()
+fn back_up(testbed: &mut Testbed) -> Result<()> {
+    testbed.stop_discovery()?;
+    copy(&testbed.postgres_dir(), &testbed.path("backup"))?;
+    testbed.start_discovery()
 }
 
 /// Makes Postgres run an archive recovery, which ends in a new timeline as after a restore.
@@ -43,15 +43,15 @@ fn recover_as_a_new_timeline(data: &Path) -> Result<()> {
 }
 
 /// Replaces the database by the copy.
-fn restore(world: &mut Testbed) -> Result<()> {
-    world.stop_discovery()?;
-    fs_err::rename(world.postgres_dir(), world.path("postgres-of-today"))?;
-    copy(&world.path("backup"), &world.postgres_dir())?;
-    world.start_discovery()
+fn restore(testbed: &mut Testbed) -> Result<()> {
+    testbed.stop_discovery()?;
+    fs_err::rename(testbed.postgres_dir(), testbed.path("postgres-of-today"))?;
+    copy(&testbed.path("backup"), &testbed.postgres_dir())?;
+    testbed.start_discovery()
 }
 
-fn raft_cluster(world: &Testbed, hosts: &[TestHost]) -> Result<u64> {
-    let etcdctl = world.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;
+fn raft_cluster(testbed: &Testbed, hosts: &[TestHost]) -> Result<u64> {
+    let etcdctl = testbed.etcdctl("demo", &hosts.iter().collect::<Vec<_>>())?;
     let answer =
         wait_for("the cluster to take a write", LIMIT, || etcdctl.json(&["put", "k", "v"]).ok())?;
     answer["header"]["cluster_id"].as_u64().context("a cluster id")
@@ -59,8 +59,8 @@ fn raft_cluster(world: &Testbed, hosts: &[TestHost]) -> Result<u64> {
 
 /// Checks that three hosts without knowledge of the commit can't form a cluster with the bundle
 /// after the restore.
-fn check_no_second_cluster(world: &Testbed, bundle: &Path, identity: u64) -> Result<()> {
-    let mut late = world.start_agents(3..6, bundle)?;
+fn check_no_second_cluster(testbed: &Testbed, bundle: &Path, identity: u64) -> Result<()> {
+    let mut late = testbed.start_agents(3..6, bundle)?;
     for agent in &mut late {
         let code = agent
             .exit_code(LIMIT)
@@ -72,30 +72,33 @@ fn check_no_second_cluster(world: &Testbed, bundle: &Path, identity: u64) -> Res
             agent.host.name
         );
     }
-    ensure!(raft_cluster(world, &world.network.hosts[..3])? == identity, "another cluster answers");
+    ensure!(
+        raft_cluster(testbed, &testbed.network.hosts[..3])? == identity,
+        "another cluster answers"
+    );
     Ok(())
 }
 
 #[test]
 fn a_backup_from_before_the_freeze_forms_no_second_cluster() -> Result<()> {
-    let mut world = Testbed::start(Network::loopback(6), TestbedOptions::default())?;
-    let bundle = world.create_cluster_with_token("demo", 3)?;
-    let mut agents = world.start_agents(0..2, &bundle)?;
+    let mut testbed = Testbed::start(Network::loopback(6), TestbedOptions::default())?;
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
+    let mut agents = testbed.start_agents(0..2, &bundle)?;
     for agent in &mut agents {
         agent.wait_for_output("waiting", LIMIT)?;
     }
-    back_up(&mut world)?;
-    let mut third = world.agent(2, &bundle);
+    back_up(&mut testbed)?;
+    let mut third = testbed.agent(2, &bundle);
     third.start()?;
     agents.push(third);
-    world.wait_cluster_state("demo", "formed", LIMIT)?;
-    let identity = raft_cluster(&world, &world.network.hosts[..3])?;
+    testbed.wait_cluster_state("demo", "formed", LIMIT)?;
+    let identity = raft_cluster(&testbed, &testbed.network.hosts[..3])?;
 
-    restore(&mut world)?;
+    restore(&mut testbed)?;
     // The process's own ledger has the commit that the database lacks.
-    let said = world.discovery.as_ref().context("discovery runs")?.output();
+    let said = testbed.discovery.as_ref().context("discovery runs")?.output();
     ensure!(said.contains("ledger"), "discovery says nothing of what it found:\n{said}");
-    check_no_second_cluster(&world, &bundle, identity)
+    check_no_second_cluster(&testbed, &bundle, identity)
 }
 
 #[test]
@@ -106,56 +109,56 @@ fn a_backup_from_the_preparation_forms_no_second_cluster() -> Result<()> {
             .to_vec(),
         ..TestbedOptions::default()
     };
-    let mut world = Testbed::start(Network::loopback(6), options)?;
-    let bundle = world.create_cluster_with_token("demo", 3)?;
-    let mut agents: Vec<AgentProcess> = (0..3).map(|i| world.agent(i, &bundle)).collect();
+    let mut testbed = Testbed::start(Network::loopback(6), options)?;
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
+    let mut agents: Vec<AgentProcess> = (0..3).map(|i| testbed.agent(i, &bundle)).collect();
     agents[2].options =
         AgentOptions { env: vec![("MUSTER_CRASH_AT".into(), "ack".into())], ..Default::default() };
     for agent in &mut agents {
         agent.start()?;
     }
     agents[2].exit_code(LIMIT)?;
-    world.wait_cluster_state("demo", "preparing", LIMIT)?;
-    back_up(&mut world)?;
+    testbed.wait_cluster_state("demo", "preparing", LIMIT)?;
+    back_up(&mut testbed)?;
     agents[2].options = AgentOptions::default();
     agents[2].start()?;
-    world.wait_cluster_state("demo", "formed", LIMIT)?;
-    let identity = raft_cluster(&world, &world.network.hosts[..3])?;
+    testbed.wait_cluster_state("demo", "formed", LIMIT)?;
+    let identity = raft_cluster(&testbed, &testbed.network.hosts[..3])?;
 
-    restore(&mut world)?;
-    check_no_second_cluster(&world, &bundle, identity)
+    restore(&mut testbed)?;
+    check_no_second_cluster(&testbed, &bundle, identity)
 }
 
 #[test]
 fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decides() -> Result<()> {
-    let mut world = Testbed::start(Network::loopback(6), TestbedOptions::default())?;
-    let bundle = world.create_cluster_with_token("demo", 3)?;
-    back_up(&mut world)?;
-    let mut members = world.start_agents(0..3, &bundle)?;
-    world.wait_cluster_state("demo", "formed", LIMIT)?;
-    let identity = raft_cluster(&world, &world.network.hosts[..3])?;
+    let mut testbed = Testbed::start(Network::loopback(6), TestbedOptions::default())?;
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
+    back_up(&mut testbed)?;
+    let mut members = testbed.start_agents(0..3, &bundle)?;
+    testbed.wait_cluster_state("demo", "formed", LIMIT)?;
+    let identity = raft_cluster(&testbed, &testbed.network.hosts[..3])?;
     for agent in &mut members {
         ensure!(agent.terminate(LIMIT)? == 0, "{} did not end cleanly", agent.host.name);
     }
-    world.stop_discovery()?;
-    fs_err::rename(world.path("discovery-ledger"), world.path("ledger-of-today"))?;
-    fs_err::rename(world.postgres_dir(), world.path("postgres-of-today"))?;
-    copy(&world.path("backup"), &world.postgres_dir())?;
-    recover_as_a_new_timeline(&world.postgres_dir().join("data"))?;
-    world.start_discovery()?;
+    testbed.stop_discovery()?;
+    fs_err::rename(testbed.path("discovery-ledger"), testbed.path("ledger-of-today"))?;
+    fs_err::rename(testbed.postgres_dir(), testbed.path("postgres-of-today"))?;
+    copy(&testbed.path("backup"), &testbed.postgres_dir())?;
+    recover_as_a_new_timeline(&testbed.postgres_dir().join("data"))?;
+    testbed.start_discovery()?;
 
     // Three hosts that never saw the commit fill the list, but nothing may be frozen.
-    let mut late = world.start_agents(3..6, &bundle)?;
+    let mut late = testbed.start_agents(3..6, &bundle)?;
     let explained = poll_slowly("discovery to say why it waits", LIMIT, || {
-        let text = world.admin_command(&["cluster", "explain", "demo"]).ok()?;
+        let text = testbed.admin_command(&["cluster", "explain", "demo"]).ok()?;
         text.contains("db accept").then_some(text)
     })?;
     ensure!(explained.contains("process forget"), "the other way out is not told: {explained}");
     std::thread::sleep(Duration::from_secs(3));
-    let shown = world.admin_json(&["cluster", "show", "demo"])?;
+    let shown = testbed.admin_json(&["cluster", "show", "demo"])?;
     ensure!(shown["state"] == "open", "it went on without an owner: {shown}");
 
-    world.admin_command(&["db", "accept", "--yes"])?;
+    testbed.admin_command(&["db", "accept", "--yes"])?;
     for agent in &mut late {
         let code = agent.exit_code(LIMIT)?;
         ensure!(code == 3, "after db accept {} ended with {code}", agent.host.name);
@@ -165,8 +168,8 @@ fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decid
     for agent in &mut members {
         agent.start()?;
     }
-    world.wait_cluster_state("demo", "formed", LIMIT)?;
-    let now = raft_cluster(&world, &world.network.hosts[..3])?;
+    testbed.wait_cluster_state("demo", "formed", LIMIT)?;
+    let now = raft_cluster(&testbed, &testbed.network.hosts[..3])?;
     ensure!(now == identity, "the Raft cluster was {identity:x} and is {now:x}");
     Ok(())
 }
@@ -186,31 +189,31 @@ struct RestoredService {
     late: AgentProcess,
     identity: u64,
     /// Declared last and so dropped last: the agents find the nodes to kill by files in its folder.
-    world: Testbed,
+    testbed: Testbed,
 }
 
 const SECOND: &str = "discovery-2";
 
 fn restore_without_forming_process() -> Result<RestoredService> {
     let options = TestbedOptions { ports: vec![8443, 8444], ..TestbedOptions::default() };
-    let mut world = Testbed::prepare(Network::loopback(4), options)?;
+    let mut testbed = Testbed::prepare(Network::loopback(4), options)?;
     // The surviving process owns Postgres. Hosts use the first address first, so this process
     // delivers no document.
-    let mut survivor = world.spawn_discovery("discovery", 8444, None)?;
+    let mut survivor = testbed.spawn_discovery("discovery", 8444, None)?;
     survivor.wait_for_output("listening", LIMIT)?;
-    world.discovery = Some(survivor);
-    world.wait_ready()?;
-    let mut formed_it = start_second(&world, 8443)?;
-    let bundle = world.create_cluster_with_token("demo", 3)?;
-    let (url, dump) = (world.database_url()?, world.path("dump"));
+    testbed.discovery = Some(survivor);
+    testbed.wait_ready()?;
+    let mut formed_it = start_second(&testbed, 8443)?;
+    let bundle = testbed.create_cluster_with_token("demo", 3)?;
+    let (url, dump) = (testbed.database_url()?, testbed.path("dump"));
     let dump = path_text(&dump)?;
     postgres("pg_dump", &["--format=custom", "--file", dump, &url])?;
 
-    let members = world.start_agents(0..3, &bundle)?;
-    world.wait_cluster_state("demo", "formed", LIMIT)?;
-    let identity = raft_cluster(&world, &world.network.hosts[..3])?;
+    let members = testbed.start_agents(0..3, &bundle)?;
+    testbed.wait_cluster_state("demo", "formed", LIMIT)?;
+    let identity = raft_cluster(&testbed, &testbed.network.hosts[..3])?;
     formed_it.kill();
-    let ledger = fs_err::read_to_string(world.path("discovery-ledger").join("ledger.jsonl"))?;
+    let ledger = fs_err::read_to_string(testbed.path("discovery-ledger").join("ledger.jsonl"))?;
     ensure!(!ledger.contains(r#""kind":"commit""#), "the survivor let it out as well: {ledger}");
 
     let server = url.replace(":///muster?", ":///postgres?");
@@ -219,21 +222,21 @@ fn restore_without_forming_process() -> Result<RestoredService> {
     }
     postgres("pg_restore", &["--exit-on-error", "--dbname", &url, dump])?;
 
-    let mut late = world.agent(3, &bundle);
+    let mut late = testbed.agent(3, &bundle);
     late.start()?;
     let explained = poll_slowly("discovery to say why it waits", LIMIT, || {
-        let text = world.admin_command(&["cluster", "explain", "demo"]).ok()?;
+        let text = testbed.admin_command(&["cluster", "explain", "demo"]).ok()?;
         text.contains("process forget").then_some(text)
     })?;
     for said in ["a dump", "db accept", "Start them"] {
         ensure!(explained.contains(said), "{said:?} is not said: {explained}");
     }
-    Ok(RestoredService { members, late, identity, world })
+    Ok(RestoredService { members, late, identity, testbed })
 }
 
-fn start_second(world: &Testbed, port: u16) -> Result<ChildProcess> {
-    let url = world.database_url()?;
-    let mut process = world.spawn_discovery(SECOND, port, Some(&url))?;
+fn start_second(testbed: &Testbed, port: u16) -> Result<ChildProcess> {
+    let url = testbed.database_url()?;
+    let mut process = testbed.spawn_discovery(SECOND, port, Some(&url))?;
     process.wait_for_output("listening", LIMIT)?;
     Ok(process)
 }
@@ -247,11 +250,11 @@ impl RestoredService {
             ensure!(agent.terminate(LIMIT)? == 0, "{}", agent.output());
             agent.start()?;
         }
-        self.world.wait_cluster_state("demo", "formed", LIMIT)?;
+        self.testbed.wait_cluster_state("demo", "formed", LIMIT)?;
         let code = self.late.exit_code(LIMIT)?;
         ensure!(code == 3, "the late host ended with {code}:\n{}", self.late.output());
         ensure!(!self.late.node_dir().join("member").exists(), "it has started a node");
-        let now = raft_cluster(&self.world, &self.world.network.hosts[..3])?;
+        let now = raft_cluster(&self.testbed, &self.testbed.network.hosts[..3])?;
         ensure!(now == self.identity, "the Raft cluster was {:x} and is {now:x}", self.identity);
         for agent in &mut self.members {
             ensure!(agent.is_running(), "{} has ended:\n{}", agent.host.name, agent.output());
@@ -263,7 +266,7 @@ impl RestoredService {
 #[test]
 fn a_dump_loaded_without_the_process_that_formed_the_cluster_waits_for_it() -> Result<()> {
     let restored = restore_without_forming_process()?;
-    let _formed_it = start_second(&restored.world, 8443)?;
+    let _formed_it = start_second(&restored.testbed, 8443)?;
     restored.ends_as_one_cluster()
 }
 
@@ -271,9 +274,9 @@ fn a_dump_loaded_without_the_process_that_formed_the_cluster_waits_for_it() -> R
 fn a_dump_loaded_without_the_process_that_formed_the_cluster_goes_on_when_it_is_forgotten()
 -> Result<()> {
     let restored = restore_without_forming_process()?;
-    let world = &restored.world;
+    let testbed = &restored.testbed;
     let gone = poll_slowly("one process alone to be missing", LIMIT, || {
-        let listed = world.admin_json(&["process", "list"]).ok()?;
+        let listed = testbed.admin_json(&["process", "list"]).ok()?;
         let processes = listed["processes"].as_array()?.iter();
         let missing: Vec<_> = processes.filter(|process| process["missing"] == true).collect();
         let [gone] = missing[..] else { return None };
@@ -281,23 +284,23 @@ fn a_dump_loaded_without_the_process_that_formed_the_cluster_goes_on_when_it_is_
     })?;
     // A process can't be forgotten within a minute after it was seen, nor within a minute after the
     // dump was loaded.
-    world.psql(&format!(
+    testbed.psql(&format!(
         "UPDATE processes SET last_seen_us = last_seen_us - 61000000 WHERE id = '{gone}';
          UPDATE generation SET changed_us = changed_us - 61000000"
     ))?;
-    world.admin_command(&["process", "forget", &gone, "--yes"])?;
+    testbed.admin_command(&["process", "forget", &gone, "--yes"])?;
     restored.ends_as_one_cluster()
 }
 
 #[test]
 fn of_two_processes_on_copies_of_one_ledger_the_one_with_the_copy_ends_and_says_why() -> Result<()>
 {
-    let mut world = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
-    world.create_cluster_with_token("demo", 3)?;
-    world.stop_discovery()?;
-    copy(&world.path("discovery-ledger"), &world.path(&format!("{SECOND}-ledger")))?;
-    world.start_discovery()?;
-    let mut second = start_second(&world, 8444)?;
+    let mut testbed = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
+    testbed.create_cluster_with_token("demo", 3)?;
+    testbed.stop_discovery()?;
+    copy(&testbed.path("discovery-ledger"), &testbed.path(&format!("{SECOND}-ledger")))?;
+    testbed.start_discovery()?;
+    let mut second = start_second(&testbed, 8444)?;
     let code = second.exit_code(LIMIT)?;
     ensure!(code == 3, "it ended with {code}:\n{}", second.output());
     for said in ["two processes use copies of one ledger", "an empty --ledger of its own"] {
@@ -305,30 +308,30 @@ fn of_two_processes_on_copies_of_one_ledger_the_one_with_the_copy_ends_and_says_
     }
     // Wait for several sweeps.
     std::thread::sleep(Duration::from_secs(4));
-    let first = world.discovery.as_mut().context("discovery runs")?;
+    let first = testbed.discovery.as_mut().context("discovery runs")?;
     ensure!(first.is_running(), "both ended:\n{}", first.output());
-    world.wait_cluster_state("demo", "open", LIMIT)?;
+    testbed.wait_cluster_state("demo", "open", LIMIT)?;
     Ok(())
 }
 
 #[test]
 fn a_data_directory_copied_to_another_machine_is_refused() -> Result<()> {
-    let world = Testbed::start(Network::loopback(2), TestbedOptions::default())?;
-    let bundle = world.create_cluster_with_token("demo", 1)?;
+    let testbed = Testbed::start(Network::loopback(2), TestbedOptions::default())?;
+    let bundle = testbed.create_cluster_with_token("demo", 1)?;
     let machine = |name: &str, id: &str| -> Result<AgentOptions> {
-        let file = world.path(name);
+        let file = testbed.path(name);
         fs_err::write(&file, id)?;
         let args = vec!["--machine-id-file".to_owned(), path_text(&file)?.to_owned()];
         Ok(AgentOptions { args, ..AgentOptions::default() })
     };
     let first = machine("machine-1", "11111111111111111111111111111111\n")?;
     let second = machine("machine-2", "22222222222222222222222222222222\n")?;
-    let mut original = world.agent_with(0, &bundle, first);
+    let mut original = testbed.agent_with(0, &bundle, first);
     original.start()?;
-    world.wait_cluster_state("demo", "formed", LIMIT)?;
+    testbed.wait_cluster_state("demo", "formed", LIMIT)?;
     ensure!(original.terminate(LIMIT)? == 0, "{}", original.output());
 
-    let mut copied = world.agent_with(1, &bundle, second);
+    let mut copied = testbed.agent_with(1, &bundle, second);
     copy(&original.data_dir, &copied.data_dir)?;
     copied.start()?;
     let code = copied.exit_code(LIMIT)?;
@@ -336,6 +339,6 @@ fn a_data_directory_copied_to_another_machine_is_refused() -> Result<()> {
     ensure!(copied.output().contains("machine"), "no reason is told: {}", copied.output());
 
     original.start()?;
-    raft_cluster(&world, &world.network.hosts[..1])?;
+    raft_cluster(&testbed, &testbed.network.hosts[..1])?;
     Ok(())
 }

@@ -7,10 +7,10 @@ use anyhow::{Context, Result, ensure};
 use muster_tests::harness::process::last_lines;
 use muster_tests::harness::programs::program_path;
 use muster_tests::harness::{AgentProcess, Network, wait_for};
-use muster_tests::stock;
+use muster_tests::stock_etcd;
 use serde_json::Value;
 
-use crate::running::{FormedCluster, LIMIT, peer_url};
+use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
 
 /// Returns the row of `other`'s member in the output of `member list` on `host`.
 fn member_row(running: &FormedCluster, host: &AgentProcess, other: &AgentProcess) -> Result<Value> {
@@ -54,7 +54,7 @@ fn member_commands_ask_other_members_on_a_learner_and_beside_a_dead_node() -> Re
 
 #[test]
 fn member_commands_ask_other_members_where_etcd_runs() -> Result<()> {
-    stock::oldest().map_or(Ok(()), |etcd| others_are_asked(Some(&etcd)))
+    stock_etcd::oldest().map_or(Ok(()), |etcd| others_are_asked(Some(&etcd)))
 }
 
 /// When the host joined, the founder was the only other member. It has been removed since.

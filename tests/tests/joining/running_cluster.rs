@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use muster_tests::harness::agents::AgentOptions;
 use muster_tests::harness::process::last_lines;
 use muster_tests::harness::programs::program_path;
-use muster_tests::harness::world::{TestbedOptions, path_text};
+use muster_tests::harness::testbed::{TestbedOptions, path_text};
 use muster_tests::harness::{AgentProcess, Etcdctl, Network, TestHost, Testbed, poll_slowly};
 use serde_json::Value;
 
@@ -19,10 +19,10 @@ const ELECTION: Duration = Duration::from_secs(2);
 
 /// A formed cluster, its agents, and the arguments of their start.
 pub(crate) struct FormedCluster {
-    /// Declared before `world`, so that they are dropped first: an agent finds its node by a file
+    /// Declared before `testbed`, so that they are dropped first: an agent finds its node by a file
     /// in there.
     pub agents: Vec<AgentProcess>,
-    pub world: Testbed,
+    pub testbed: Testbed,
     args: Vec<String>,
 }
 
@@ -31,20 +31,20 @@ impl FormedCluster {
         Self::form(Testbed::start(network, TestbedOptions::default())?, size, node)
     }
 
-    /// Forms a cluster in a running world.
-    pub(crate) fn form(world: Testbed, size: usize, node: Option<&Path>) -> Result<Self> {
+    /// Forms a cluster in a running test bed.
+    pub(crate) fn form(testbed: Testbed, size: usize, node: Option<&Path>) -> Result<Self> {
         let args = match node {
             Some(node) => vec!["--node-binary".to_owned(), path_text(node)?.to_owned()],
             None => Vec::new(),
         };
-        let bundle = world.create_cluster_with_token("demo", size)?;
-        let mut running = Self { world, agents: Vec::new(), args };
+        let bundle = testbed.create_cluster_with_token("demo", size)?;
+        let mut running = Self { testbed, agents: Vec::new(), args };
         for host in 0..size {
             let mut agent = running.agent(host, &bundle, &[]);
             agent.start()?;
             running.agents.push(agent);
         }
-        running.world.wait_cluster_state("demo", "formed", LIMIT)?;
+        running.testbed.wait_cluster_state("demo", "formed", LIMIT)?;
         Ok(running)
     }
 
@@ -52,7 +52,7 @@ impl FormedCluster {
         let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let options =
             AgentOptions { args: self.args.clone(), env: env.collect(), ..AgentOptions::default() };
-        self.world.agent_with(host, bundle, options)
+        self.testbed.agent_with(host, bundle, options)
     }
 
     /// Restarts the founders' agents with this environment; their nodes go on running.
@@ -92,9 +92,9 @@ impl FormedCluster {
 
     /// Creates a join ticket, and returns the path of its bundle.
     pub(crate) fn ticket(&self, name: &str, more: &[&str]) -> Result<PathBuf> {
-        let file = self.world.path(&format!("{name}.ticket"));
+        let file = self.testbed.path(&format!("{name}.ticket"));
         let out = ["token", "create", "--cluster", "demo", "--kind", "join", "--out"];
-        self.world.admin_command(&[&out[..], &[path_text(&file)?], more].concat())?;
+        self.testbed.admin_command(&[&out[..], &[path_text(&file)?], more].concat())?;
         Ok(file)
     }
 
@@ -108,7 +108,7 @@ impl FormedCluster {
 
     /// Returns `etcdctl` with the client credentials of an application.
     pub(crate) fn etcdctl(&self) -> Result<Etcdctl> {
-        self.world.etcdctl("demo", &self.founders())
+        self.testbed.etcdctl("demo", &self.founders())
     }
 
     pub(crate) fn founders(&self) -> Vec<&TestHost> {
@@ -150,7 +150,7 @@ impl FormedCluster {
     }
 
     pub(crate) fn intents(&self) -> Result<Vec<(String, String)>> {
-        let list = self.world.admin_json(&["intent", "list", "demo", "--all"])?;
+        let list = self.testbed.admin_json(&["intent", "list", "demo", "--all"])?;
         let intents = list["intents"].as_array().context("a list of intents")?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let each = intents.iter().map(|view| (text(&view["intent"]["verb"]), text(&view["state"])));
@@ -187,10 +187,10 @@ impl FormedCluster {
         Ok(self.members()?.get(&peer_url(agent)).context("a member")?.0.clone())
     }
 
-    /// Gives an operator's order, and waits until it is carried out. Discovery then knows every
-    /// earlier change as well.
+    /// Gives an operator's order, and waits until it is carried out. Discovery then also knows
+    /// every earlier change.
     pub(crate) fn order(&self, order: &[&str]) -> Result<()> {
-        let done = self.world.admin_command(&[&["intent"], order, &["--wait"]].concat());
+        let done = self.testbed.admin_command(&[&["intent"], order, &["--wait"]].concat());
         done.map(drop).with_context(|| {
             format!("{:?}\n{}", self.intents(), last_lines(&self.agents[0].output(), 25))
         })

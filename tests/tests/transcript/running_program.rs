@@ -37,8 +37,8 @@ impl RunningProgram {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("starting {command:?}"))?;
         let input = child.stdin.take();
-        let out = PipeReader::of(child.stdout.take().context("a pipe")?);
-        let err = PipeReader::of(child.stderr.take().context("a pipe")?);
+        let out = PipeReader::new(child.stdout.take().context("a pipe")?);
+        let err = PipeReader::new(child.stderr.take().context("a pipe")?);
         Ok(Self { child, input, out, err })
     }
 
@@ -111,7 +111,7 @@ struct PipeReader {
 }
 
 impl PipeReader {
-    fn of(mut pipe: impl Read + Send + 'static) -> Self {
+    fn new(mut pipe: impl Read + Send + 'static) -> Self {
         let (end, ended) = channel();
         let bytes = Arc::<Mutex<Vec<u8>>>::default();
         let hears = Arc::clone(&bytes);

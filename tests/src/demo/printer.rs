@@ -24,7 +24,7 @@ impl DemoPrinter {
     }
 
     /// Prints something that was done.
-    pub fn say(&self, text: &str) {
+    pub fn print_step(&self, text: &str) {
         for part in text.lines() {
             line(&format!("   {part}"));
         }
