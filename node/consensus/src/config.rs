@@ -27,7 +27,7 @@ pub struct Config {
     pub max_uncommitted_bytes: u64,
     /// Maximum bytes of committed entries in one [`Ready`](crate::Ready).
     pub max_committed_bytes: u64,
-    /// Maximum bytes of applied entries kept in memory. Unapplied entries are always kept as well.
+    /// Maximum bytes of applied entries kept in memory. Unapplied entries are always kept too.
     pub cache_bytes: usize,
     /// Safety rules in force: always [`Guards::ALL`] outside tests.
     pub guards: Guards,

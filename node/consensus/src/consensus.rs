@@ -1,7 +1,7 @@
 //! The consensus instance: its inputs, its output, and the guards around the library's own code.
 
 mod check;
-mod early;
+mod deferred_requests;
 mod leave;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use slog::{Discard, Logger, o};
 use thiserror::Error;
 
 pub use self::check::StepError;
-use self::early::DeferredRequests;
+use self::deferred_requests::DeferredRequests;
 use crate::config::validate;
 use crate::convert::{
     change_to_raft, entry_from_raft, entry_to_raft, hard_state_from_raft, members_from_raft,
@@ -146,8 +146,8 @@ impl Consensus {
             removed: BTreeSet::new(),
             last_led_term: None,
             own_commit: 0,
-            // A member that was removed before this start no longer knows whether another leader told
-            // it so.
+            // A member that was removed before this start no longer knows whether another leader
+            // has confirmed the removal.
             stays_after_removal: !initial.members.contains(config.member),
             deferred: DeferredRequests::default(),
             ticks: 0,
@@ -491,12 +491,12 @@ impl Consensus {
                 || self.raw.store().has_pending_requests())
     }
 
-    /// Returns whether all output waits for a write that must be durable before others hear of it.
-    /// There are two cases:
+    /// Returns whether all output waits for a write that must be durable before any other member
+    /// learns of it. There are two cases:
     ///
-    /// - A change of members is committed. A removed member ends for good as soon as its leader or a
-    ///   refusal tells it of the removal. Suppose one of two members is removed, and a crash makes
-    ///   the other forget that the change is committed. The other would then need the removed
+    /// - A change of members is committed. A removed member ends for good as soon as its leader or
+    ///   a refusal informs it of the removal. Suppose one of two members is removed, and a crash
+    ///   makes the other forget that the change is committed. The other would then need the removed
     ///   member's vote for ever.
     /// - The only voter began a new term, elected by its own vote. If a crash made it forget that
     ///   term, it would lead in the same term again. It would then write other entries where

@@ -167,7 +167,8 @@ impl LogView {
         asked.next_untaken < asked.fetches.len() || asked.snapshot_wanted.is_some()
     }
 
-    /// Takes the entries of a fetch. Returns the context with which the library asks again.
+    /// Stores the entries that fetch `id` has read. Returns the context with which the library
+    /// repeats its request for them.
     pub(crate) fn store_fetched(
         &mut self,
         id: u64,

@@ -102,7 +102,7 @@ impl Runner for Script {
             "transfer" => {
                 let to = number(args.take_key("to").ok_or("to whom?")?)?;
                 let begun = cluster.member(id).transfer_leader(to);
-                cluster.tell(format!("{id} {}", if begun { "hands over" } else { "refuses" }));
+                cluster.record(format!("{id} {}", if begun { "hands over" } else { "refuses" }));
                 cluster.work(id);
             }
             // deliver MEMBER: delivers all messages for one member.

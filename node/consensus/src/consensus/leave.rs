@@ -11,10 +11,11 @@ impl Consensus {
     /// more.
     ///
     /// A leader that found the commit of its own removal may be the only member that knows of it,
-    /// for example of two members. A process that has restarted may be in the same position,
-    /// because it forgot who told it. Such a member stays until another member tells it that it was
-    /// removed. Until then it votes, acknowledges appends, and says what is committed. A member
-    /// that was told by another leader may leave, because that leader knows.
+    /// for example of two members. A process that has restarted may be in the same position: it no
+    /// longer knows which leader informed it. Such a member stays until another member informs it
+    /// that it was removed. Until then it votes, acknowledges appends, and says what is committed.
+    /// A member that another leader has informed may leave, because that leader knows of the
+    /// removal.
     pub fn has_left(&self) -> bool {
         !self.members.contains(self.member) && !self.stays_after_removal
     }

@@ -24,8 +24,8 @@ fn restoring() -> Consensus {
 #[test]
 fn who_takes_over_a_snapshot_does_not_stand_for_election() {
     let mut follower = restoring();
-    // No leader is heard for many time-outs, then a transfer of leadership to the follower arrives,
-    // and `campaign` is called.
+    // No message of a leader arrives for many time-outs, then a transfer of leadership to the
+    // follower arrives, and `campaign` is called.
     for _ in 0..100 {
         follower.tick();
     }
@@ -84,8 +84,8 @@ fn leader() -> Consensus {
     }
 }
 
-/// Of two members, one is removed and ends for good when it hears so. If the leader then forgot the
-/// commit, it would wait for ever for the removed member's vote.
+/// Of two members, one is removed and ends for good when it is informed of that. If the leader then
+/// forgot the commit, it would wait for ever for the removed member's vote.
 #[test]
 fn nobody_hears_of_a_committed_change_before_the_leaders_disk() {
     let mut leader = leader();

@@ -64,7 +64,7 @@ impl ScriptedCluster {
         cluster
     }
 
-    pub(crate) fn tell(&mut self, what: impl AsRef<str>) {
+    pub(crate) fn record(&mut self, what: impl AsRef<str>) {
         let _ = writeln!(self.story, "{}", what.as_ref());
     }
 
@@ -72,17 +72,17 @@ impl ScriptedCluster {
         std::mem::take(&mut self.story)
     }
 
-    fn at(&mut self, id: u64) -> &mut ScriptedMember {
+    fn member_mut(&mut self, id: u64) -> &mut ScriptedMember {
         self.members.get_mut(&id).expect("the script names members that are there")
     }
 
     pub(crate) fn member(&mut self, id: u64) -> &mut Consensus {
-        self.at(id).consensus.as_mut().expect("it runs")
+        self.member_mut(id).consensus.as_mut().expect("it runs")
     }
 
     fn start(&mut self, id: u64) {
         let cache_bytes = self.cache_bytes;
-        let member = self.at(id);
+        let member = self.member_mut(id);
         member.boot += 1;
         let disk = &member.disk;
         let mut terms = Terms::default();
@@ -105,7 +105,7 @@ impl ScriptedCluster {
 
     /// Adds a new member, which starts from the applied state of member `from`.
     pub(crate) fn join(&mut self, id: u64, from: u64) {
-        let theirs = &self.at(from).disk;
+        let theirs = &self.member_mut(from).disk;
         let disk = Disk {
             hard_state: HardState { vote: 0, ..theirs.hard_state },
             base: theirs.applied,
@@ -118,19 +118,19 @@ impl ScriptedCluster {
             ScriptedMember { consensus: None, disk, boot: 0, stalled: false, waiting, lazy: None };
         self.members.insert(id, member);
         self.start(id);
-        self.tell_role(id);
+        self.record_role(id);
     }
 
     pub(crate) fn restart(&mut self, id: u64) {
-        let member = self.at(id);
+        let member = self.member_mut(id);
         member.waiting.clear();
         member.lazy = None;
         member.stalled = false;
         self.start(id);
         self.network.retain(|message| message.to != id && message.from != id);
-        self.tell_role(id);
+        self.record_role(id);
         let members = format_members(self.member(id).members());
-        self.tell(format!("{id} counts with {members}"));
+        self.record(format!("{id} counts with {members}"));
         self.work(id);
     }
 
@@ -139,11 +139,11 @@ impl ScriptedCluster {
         self.work(id);
         self.settle();
         self.story.clear();
-        self.tell_role(id);
+        self.record_role(id);
     }
 
     pub(crate) fn stall(&mut self, id: u64, stalled: bool) {
-        self.at(id).stalled = stalled;
+        self.member_mut(id).stalled = stalled;
         self.work(id);
     }
 
@@ -158,10 +158,10 @@ impl ScriptedCluster {
 
     pub(crate) fn compact(&mut self, id: u64, through: u64) {
         let base = self.member(id).compact(through);
-        let disk = &mut self.at(id).disk;
+        let disk = &mut self.member_mut(id).disk;
         disk.base = base;
         disk.entries.retain(|entry| entry.index > base.index);
-        self.tell(format!("{id} log begins after {}", format_position(base)));
+        self.record(format!("{id} log begins after {}", format_position(base)));
     }
 
     pub(crate) fn propose(
@@ -178,7 +178,7 @@ impl ScriptedCluster {
 
     pub(crate) fn read(&mut self, id: u64) {
         let context = self.member(id).read_index();
-        self.tell(format!("{id} asks for read {}", context.sequence));
+        self.record(format!("{id} asks for read {}", context.sequence));
         self.work(id);
     }
 
@@ -198,12 +198,12 @@ impl ScriptedCluster {
             let (hops, kind) = (message.log_term, message.entries[0].kind);
             let data = message.entries.into_iter().map(|entry| entry.data).collect();
             if let Err(error) = self.member(id).propose_many(kind, data, hops) {
-                self.tell(format!("{id} drops a proposal: {error}"));
+                self.record(format!("{id} drops a proposal: {error}"));
             }
             return;
         }
         if let Err(error) = self.member(id).step(message) {
-            self.tell(format!("{id} refuses: {error}"));
+            self.record(format!("{id} refuses: {error}"));
         }
     }
 
@@ -219,7 +219,7 @@ impl ScriptedCluster {
                 return;
             }
         }
-        self.tell("it never settles");
+        self.record("it never settles");
     }
 
     /// Carries out all work that a member has.
@@ -240,7 +240,7 @@ impl ScriptedCluster {
             self.send(id, message);
         }
         for state in std::mem::take(&mut ready.reads) {
-            self.tell(format!(
+            self.record(format!(
                 "{id} may answer read {} at {}",
                 state.context.sequence, state.index
             ));
@@ -248,45 +248,45 @@ impl ScriptedCluster {
         for fetch in std::mem::take(&mut ready.fetches) {
             let entries: Vec<Entry> = {
                 let wanted = fetch.low..fetch.high;
-                let held = &self.at(id).disk.entries;
+                let held = &self.member_mut(id).disk.entries;
                 held.iter().filter(|entry| wanted.contains(&entry.index)).cloned().collect()
             };
-            self.tell(format!("{id} reads {} entries from {} on", entries.len(), fetch.low));
+            self.record(format!("{id} reads {} entries from {} on", entries.len(), fetch.low));
             self.member(id).supply_fetched(fetch.id, &entries);
         }
         if let Some(peer) = ready.snapshot_wanted {
-            let disk = &self.at(id).disk;
+            let disk = &self.member_mut(id).disk;
             let snapshot = (disk.applied, disk.members.clone());
             let what =
                 format!("{} with {}", format_position(snapshot.0), format_members(&snapshot.1));
-            self.tell(format!("{id} makes a snapshot for {peer}: {what}"));
+            self.record(format!("{id} makes a snapshot for {peer}: {what}"));
             self.member(id).set_snapshot(Some(snapshot));
         }
         for entry in std::mem::take(&mut ready.committed) {
             self.apply(id, &entry);
         }
-        self.at(id).waiting.push_back(ready);
+        self.member_mut(id).waiting.push_back(ready);
     }
 
     fn apply(&mut self, id: u64, entry: &Entry) {
         let at = Position { index: entry.index, term: entry.term };
-        self.tell(format!("{id} applies {}", format_entry(entry)));
+        self.record(format!("{id} applies {}", format_entry(entry)));
         if entry.kind == EntryKind::ConfChange {
             let text = std::str::from_utf8(&entry.data).expect("a script's text");
             let change: ConfChange = parse_change(text);
             self.member(id).change_members(change);
             let members = self.member(id).members().as_ref().clone();
-            self.tell(format!("{id} counts with {}", format_members(&members)));
-            self.at(id).disk.members = members;
+            self.record(format!("{id} counts with {}", format_members(&members)));
+            self.member_mut(id).disk.members = members;
         }
-        self.at(id).disk.applied = at;
+        self.member_mut(id).disk.applied = at;
         self.member(id).report_applied(entry.index);
     }
 
     /// Completes the oldest pending write of a member. Returns false if there is none, or if it is
     /// stalled.
     fn complete_write(&mut self, id: u64) -> bool {
-        let member = self.at(id);
+        let member = self.member_mut(id);
         let stalled = member.stalled;
         let Some(mut ready) =
             member.waiting.pop_front_if(|ready| !(stalled && ready.persist.urgent))
@@ -318,12 +318,12 @@ impl ScriptedCluster {
                 format_position(at),
                 format_members(&members)
             ));
-            let disk = &mut self.at(id).disk;
+            let disk = &mut self.member_mut(id).disk;
             (disk.base, disk.applied, disk.members) = (at, at, members);
             disk.entries.clear();
         }
-        if let Some(state) = self.at(id).lazy.take() {
-            let before = std::mem::replace(&mut self.at(id).disk.hard_state, state);
+        if let Some(state) = self.member_mut(id).lazy.take() {
+            let before = std::mem::replace(&mut self.member_mut(id).disk.hard_state, state);
             if (before.term, before.vote) != (state.term, state.vote) {
                 said.push(format!("term {} vote {}", state.term, state.vote));
             } else if persist.entries.is_empty() && persist.snapshot.is_none() {
@@ -332,11 +332,11 @@ impl ScriptedCluster {
         }
         if let Some(first) = persist.entries.first() {
             said.extend(persist.entries.iter().map(format_entry));
-            let entries = &mut self.at(id).disk.entries;
+            let entries = &mut self.member_mut(id).disk.entries;
             entries.retain(|entry| entry.index < first.index);
             entries.extend(persist.entries.iter().cloned());
         }
-        self.tell(format!("{id} has on disk: {}", said.join(", ")));
+        self.record(format!("{id} has on disk: {}", said.join(", ")));
     }
 
     fn send(&mut self, id: u64, message: Message) {
@@ -348,7 +348,7 @@ impl ScriptedCluster {
         let lost =
             self.cut.contains(&from) || self.cut.contains(&to) || !self.members.contains_key(&to);
         let note = if lost { " (lost)" } else { "" };
-        self.tell(format!("{from} -> {to} {}{note}", format_message(&message)));
+        self.record(format!("{from} -> {to} {}{note}", format_message(&message)));
         if !lost {
             if message.kind == MessageKind::Snapshot {
                 self.member(from).report_snapshot(to, true);
@@ -383,26 +383,26 @@ impl ScriptedCluster {
                 other => return Err(format!("unknown field {other}").into()),
             }
         }
-        self.tell(format!("{} -> {to} {}", message.from, format_message(&message)));
+        self.record(format!("{} -> {to} {}", message.from, format_message(&message)));
         self.receive(to, message);
         self.work(to);
         Ok(())
     }
 
     pub(crate) fn status(&mut self, id: u64) {
-        self.tell_role(id);
+        self.record_role(id);
         for peer in self.member(id).status().peers {
             assert!(peer.next > peer.matched, "next > match");
-            self.tell(format!(
+            self.record(format!(
                 "  {}: match {} next {} {:?}",
                 peer.member, peer.matched, peer.next, peer.state
             ));
         }
     }
 
-    fn tell_role(&mut self, id: u64) {
+    fn record_role(&mut self, id: u64) {
         let status = self.member(id).status();
-        self.tell(format!(
+        self.record(format!(
             "{id} {:?} term {} leader {} log {}..{} commit {} applied {}",
             status.role,
             status.term,

@@ -17,9 +17,9 @@ const MAX_READ_REQUESTS: usize = 64;
 #[derive(Default)]
 pub(super) struct DeferredRequests {
     /// Read index requests that reached a leader before it committed an entry in its term. Until
-    /// then it doesn't know the read index (Raft dissertation 6.4). etcd's raft.go keeps them as
-    /// well.
-    questions: Vec<Message>,
+    /// then it doesn't know the read index (Raft dissertation 6.4). etcd's raft.go does the
+    /// same.
+    read_requests: Vec<Message>,
     /// A leader's request that this member take over, and for how many more ticks that leader
     /// waits.
     takeover_request: Option<(Message, usize)>,
@@ -28,19 +28,19 @@ pub(super) struct DeferredRequests {
 impl DeferredRequests {
     /// Advances the clock by one tick; a request to take over is dropped once its time is up.
     pub(super) fn tick(&mut self) {
-        let waits = |(told, ticks): (Message, usize)| Some((told, ticks.checked_sub(1)?));
+        let waits = |(request, ticks): (Message, usize)| Some((request, ticks.checked_sub(1)?));
         self.takeover_request = self.takeover_request.take().and_then(waits);
     }
 }
 
 impl Consensus {
     /// Asks the leader for its commit index, on behalf of this member or of a peer.
-    pub(super) fn request_read_index(&mut self, question: Message) {
+    pub(super) fn request_read_index(&mut self, request: Message) {
         let raft = &self.raw.raft;
         if raft.state != StateRole::Leader || raft.commit_to_current_term() {
-            let _ = self.raw.step(message_to_raft(question));
-        } else if self.deferred.questions.len() < MAX_READ_REQUESTS {
-            self.deferred.questions.push(question);
+            let _ = self.raw.step(message_to_raft(request));
+        } else if self.deferred.read_requests.len() < MAX_READ_REQUESTS {
+            self.deferred.read_requests.push(request);
         }
     }
 
@@ -49,33 +49,37 @@ impl Consensus {
     pub(super) fn handle_deferred_reads(&mut self) {
         let raft = &self.raw.raft;
         let leads = raft.state == StateRole::Leader;
-        if self.deferred.questions.is_empty() || (leads && !raft.commit_to_current_term()) {
+        if self.deferred.read_requests.is_empty() || (leads && !raft.commit_to_current_term()) {
             return;
         }
-        for question in mem::take(&mut self.deferred.questions) {
+        for request in mem::take(&mut self.deferred.read_requests) {
             if leads {
-                let _ = self.raw.step(message_to_raft(question));
+                let _ = self.raw.step(message_to_raft(request));
             }
         }
     }
 
     /// Campaigns because the leader transfers its leadership to this member. If a change of members
     /// is committed and not applied here, the library refuses to campaign, and the request is kept.
-    pub(super) fn take_over(&mut self, told: Message, ticks: usize) {
-        debug_assert_eq!(told.kind, MessageKind::TimeoutNow, "nothing else tells it to");
-        let _ = self.raw.step(message_to_raft(told.clone()));
+    pub(super) fn take_over(&mut self, request: Message, ticks: usize) {
+        debug_assert_eq!(
+            request.kind,
+            MessageKind::TimeoutNow,
+            "only that message asks for a campaign"
+        );
+        let _ = self.raw.step(message_to_raft(request.clone()));
         let raft = &self.raw.raft;
-        let waits = raft.state == StateRole::Follower && raft.term == told.term;
+        let waits = raft.state == StateRole::Follower && raft.term == request.term;
         if waits && raft.promotable() {
-            self.deferred.takeover_request = Some((told, ticks));
+            self.deferred.takeover_request = Some((request, ticks));
         }
     }
 
     /// Retries a kept request to take over, after an entry was applied: that entry may have been
     /// the obstacle.
     pub(super) fn retry_takeover(&mut self) {
-        if let Some((told, ticks)) = self.deferred.takeover_request.take() {
-            self.take_over(told, ticks);
+        if let Some((request, ticks)) = self.deferred.takeover_request.take() {
+            self.take_over(request, ticks);
             self.after_input();
         }
     }
