@@ -24,7 +24,7 @@ use rustix::io::Errno;
 
 use crate::Error;
 use crate::folder::{FileAttributes, effective_user_id, is_other_user, open_resolved_folder};
-use crate::place::FileLocation;
+use crate::location::FileLocation;
 use crate::write::{is_temporary_name, rename_at, replace_at, replace_volatile_at};
 
 /// Maximum depth of our files below a data folder.
@@ -248,7 +248,7 @@ pub fn check(folder: &Path, is_data: impl Fn(&OsStr) -> bool) -> Result<Option<P
     let at = open_resolved_folder(folder)?;
     let found = fstat(&at).map_err(|errno| Error::io("look at", folder)(errno.into()))?;
     let mut check = FolderChecker { user: effective_user_id(), first_writable: None };
-    let is_exposed = check.is_exposed(FileAttributes::of(&found));
+    let is_exposed = check.is_exposed(FileAttributes::from_stat(&found));
     let top = CheckedFolder { at: &at, path: folder, is_exposed, depth: 0 };
     for name in list_names(&at, folder)? {
         let name = OsStr::from_bytes(&name);
@@ -283,7 +283,7 @@ impl FolderChecker {
             Err(Errno::NOENT) => return Ok(()),
             found => found.map_err(|errno| Error::io("look at", &path)(errno.into()))?,
         };
-        let facts = FileAttributes::of(&found);
+        let facts = FileAttributes::from_stat(&found);
         let prepared = || Err(Error::foreign_entry(&path, facts.owner, self.user));
         match FileType::from_raw_mode(found.st_mode) {
             FileType::Symlink if !folder.is_exposed && !is_other_user(facts.owner, self.user) => {
@@ -339,7 +339,7 @@ impl FolderChecker {
             opened => opened.map_err(Error::io("open", path))?,
         };
         let found = fstat(&opened).map_err(|errno| Error::io("look at", path)(errno.into()))?;
-        let facts = FileAttributes::of(&found);
+        let facts = FileAttributes::from_stat(&found);
         if is_other_user(facts.owner, self.user) {
             return Err(Error::foreign_entry(path, facts.owner, self.user));
         }

@@ -34,7 +34,7 @@ pub fn open_own_folder(path: &Path) -> Result<File, Error> {
     let us = effective_user_id();
     let way = PathWalker { rule: ParentRule::Protected, user: us }.walk(path)?;
     let (file, found) = way.open(path)?;
-    check_own_folder(path, FileAttributes::of(&found), us)?;
+    check_own_folder(path, FileAttributes::from_stat(&found), us)?;
     Ok(file)
 }
 
@@ -87,7 +87,8 @@ pub fn open_data_folder(path: &Path) -> Result<DataFolder, Error> {
     let us = effective_user_id();
     let mut way = PathWalker { rule: ParentRule::AllowWritable, user: us }.walk(path)?;
     let (file, found) = way.open(path)?;
-    let exposure = find_exposure(&way.path, FileAttributes::of(&found), us).or(way.exposure.take());
+    let exposure =
+        find_exposure(&way.path, FileAttributes::from_stat(&found), us).or(way.exposure.take());
     Ok(DataFolder { file, path: way.path, exposure })
 }
 
@@ -128,7 +129,7 @@ pub(crate) struct FileAttributes {
 }
 
 impl FileAttributes {
-    pub(crate) fn of(found: &Stat) -> Self {
+    pub(crate) fn from_stat(found: &Stat) -> Self {
         let is_link = FileType::from_raw_mode(found.st_mode) == FileType::Symlink;
         Self { owner: found.st_uid, mode: found.st_mode & 0o7777, is_link }
     }
@@ -248,7 +249,7 @@ impl PathWalker {
         let root =
             open_component(CWD, OsStr::new("/")).map_err(Error::io("open", Path::new("/")))?;
         let mut walked = ResolvedPath { folders: vec![root], path: "/".into(), exposure: None };
-        let mut ahead = steps(&absolute);
+        let mut ahead = path_components(&absolute);
         let mut links = 0;
         while let Some(step) = ahead.pop_front() {
             if step == ".." {
@@ -275,7 +276,7 @@ impl PathWalker {
             if target.is_absolute() {
                 walked.return_to_root();
             }
-            let mut through = steps(&target);
+            let mut through = path_components(&target);
             through.append(&mut ahead);
             ahead = through;
         }
@@ -340,10 +341,10 @@ fn open_component(
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = openat(at, step, flags, Mode::empty())?;
     let found = fstat(&opened)?;
-    Ok((opened, FileAttributes::of(&found)))
+    Ok((opened, FileAttributes::from_stat(&found)))
 }
 
-fn steps(path: &Path) -> VecDeque<OsString> {
+fn path_components(path: &Path) -> VecDeque<OsString> {
     let named = path.components().filter_map(|component| match component {
         Component::Normal(name) => Some(name.to_owned()),
         Component::ParentDir => Some("..".into()),

@@ -19,13 +19,13 @@
 pub mod data;
 mod error;
 mod folder;
-mod named;
+mod location;
+mod named_file;
 mod open;
-mod place;
 mod write;
 
 pub use error::Error;
 pub use folder::{DataFolder, Exposure, open_data_folder, open_folder, open_own_folder};
-pub use named::{open_named, read_named};
+pub use named_file::{open_named, read_named};
 pub use open::{open, read};
 pub use write::{create, is_temporary_name, rename, replace, replace_by, sweep, sync, sync_folder};

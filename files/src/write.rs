@@ -11,7 +11,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::Error;
 use crate::folder::open_folder;
-use crate::place::FileLocation;
+use crate::location::FileLocation;
 
 /// Separates a file's name from the random part in the name of its temporary file.
 const ASIDE: &str = ".unfinished-";
