@@ -45,7 +45,7 @@ pub enum LineError {
     /// The part with this key is missing.
     #[error("`{0}=` is missing: was all of the line copied?")]
     Missing(&'static str),
-    /// The part with this key stands there twice.
+    /// The line has two parts with this key.
     #[error("`{0}=` stands there twice")]
     Duplicate(&'static str),
     /// A word doesn't belong in the line; holds its number, counted from 1.

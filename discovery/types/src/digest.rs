@@ -60,7 +60,7 @@ hex_bytes!(
     Digest, 32, 64, "^[0-9a-f]{64}$"
 );
 hex_bytes!(
-    /// Random id of one life of one member: made with the agent's key, and lost with the data
+    /// Random id of one data directory of a member: made with the agent's key, and lost with the
     /// directory.
     Incarnation, 16, 32, "^[0-9a-f]{32}$"
 );

@@ -293,7 +293,7 @@ impl VerifiedIntent {
         &self.change
     }
 
-    /// Returns the operation id that a node is told for one step of the intent.
+    /// Returns the operation id that one step of the intent has in requests to a node.
     pub fn step_operation(&self, step: IntentStep) -> OperationId {
         OperationId::of_step(&self.intent.authority, step)
     }

@@ -45,8 +45,8 @@ impl Leaves {
 
     /// Returns the validity of the certificate that ends first; `None` if one can't be read.
     pub fn validity(&self) -> Option<Validity> {
-        let lives = [Validity::of(&self.peer)?, Validity::of(&self.client)?];
-        lives.into_iter().min_by_key(|life| life.ends)
+        let validities = [Validity::from_pem(&self.peer)?, Validity::from_pem(&self.client)?];
+        validities.into_iter().min_by_key(|validity| validity.ends)
     }
 }
 
@@ -89,7 +89,7 @@ impl Validity {
         self.begins + (self.ends - self.begins) / 3 * 2
     }
 
-    fn of(pem: &str) -> Option<Self> {
+    fn from_pem(pem: &str) -> Option<Self> {
         let leaf = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
         let (_, parsed) = X509Certificate::from_der(&leaf).ok()?;
         let validity = parsed.validity();

@@ -41,7 +41,7 @@ macro_rules! codes {
                 match self { $(Code::$name => codes!(@ $retry),)* Code::Unknown => false }
             }
 
-            /// Returns the problem in a few words.
+            /// Returns a short description of the problem.
             pub fn title(self) -> &'static str {
                 match self { $(Code::$name => $title,)* Code::Unknown => "Unknown problem" }
             }

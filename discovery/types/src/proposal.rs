@@ -229,7 +229,8 @@ pub struct Ack {
     pub h: Digest,
 }
 
-/// Payload of a release, the promise "never from an epoch ≤ this one"; a JWS by the agent's key.
+/// Payload of a release, a JWS by the agent's key. The agent promises never to be a member of a
+/// list of this epoch or a lower one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Release {

@@ -11,10 +11,10 @@ use crate::url::NodeUrl;
 pub fn of_founder(document: &Digest, peer_urls: &[NodeUrl]) -> MemberId {
     let mut urls: Vec<String> = peer_urls.iter().map(NodeUrl::to_string).collect();
     urls.sort_unstable();
-    of(&urls, &document.to_string())
+    member_id(&urls, &document.to_string())
 }
 
-fn of(sorted_urls: &[String], token: &str) -> MemberId {
+fn member_id(sorted_urls: &[String], token: &str) -> MemberId {
     let mut context = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
     for url in sorted_urls {
         context.update(url.as_bytes());
@@ -49,7 +49,7 @@ mod tests {
     /// Expected id as etcd 3.5 computes it.
     #[test]
     fn the_id_is_etcds() {
-        let id = of(&["http://127.0.0.1:23201".to_owned()], "etcd-cluster");
+        let id = member_id(&["http://127.0.0.1:23201".to_owned()], "etcd-cluster");
         assert_eq!(id.to_string(), "c8d9246ced7969c0");
     }
 

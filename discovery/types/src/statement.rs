@@ -97,7 +97,7 @@ pub enum StatementError {
         /// Description of the bad value.
         what: &'static str,
     },
-    /// The first statement is signed by none of the pinned owners.
+    /// No pinned owner has signed the first statement.
     #[error(
         "the chain begins with key {0}, which is no owner key of your context: \
          either the service is not the one that you trust, or the context is out of date"

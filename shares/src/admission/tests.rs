@@ -125,7 +125,7 @@ async fn many_hosts_give_way_to_a_newcomer_one_place_each() {
     for host in 10..14 {
         half.push(connect(&format!("127.0.0.{host}"), address, b"x").await);
     }
-    // Wait until all of them hold a handshake slot: the newcomer must not find a free one.
+    // Wait until all of them hold a handshake slot: the next connection must not find a free one.
     sleep(Duration::from_millis(100)).await;
     let _client = connect("127.0.0.2", address, b"xx").await;
     let both = [next(&mut told).await, next(&mut told).await];

@@ -10,7 +10,7 @@ use discovery_types::key::SigningKey;
 use muster_tests::harness::{AgentProcess, Network, poll_slowly, wait_for};
 use serde_json::Value;
 
-use crate::running::{FormedCluster, LIMIT};
+use crate::running_cluster::{FormedCluster, LIMIT};
 
 /// Key of the statement chain in the cluster's store.
 const STATEMENTS: &str = "muster/v1/statements";

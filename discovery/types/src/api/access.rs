@@ -118,8 +118,8 @@ pub struct AdminList {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AcceptRequest {
-    /// Postgres system identifier that the owner was told, so that no other database is accepted by
-    /// mistake. Without it, the present database is accepted.
+    /// Postgres system identifier that the owner was shown, so that no other database is accepted
+    /// by mistake. Without it, the present database is accepted.
     pub system_identifier: Option<String>,
 }
 

@@ -353,7 +353,7 @@ pub struct ClusterView {
     /// Hosts that hold a boot token and get no seat.
     #[serde(default)]
     pub asking: Vec<AskingHost>,
-    /// End of the cluster; none as long as it lives.
+    /// End of the cluster, if it has ended.
     #[serde(default)]
     pub ended: Option<EndView>,
 }
@@ -400,7 +400,7 @@ pub struct CommitDocument {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AbandonRequest {
-    /// Reason, which refused agents are told.
+    /// Reason, which refused agents receive.
     pub reason: String,
 }
 

@@ -122,24 +122,24 @@ pub struct ProbesRequest {
     pub results: Vec<ProbeResult>,
 }
 
-/// Reason why an agent doesn't sign, which always concerns the agent itself. An unreachable peer is
-/// no reason: it stands in the probe matrix.
+/// Reason why an agent doesn't sign a proposal. Each one concerns the agent's own host. An
+/// unreachable peer is reported in the probe matrix instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NackReason {
-    /// S1: a record isn't valid, or the agent's own isn't the one that it signed.
+    /// A record in the list isn't valid, or the agent's own record isn't the one that it signed.
     Record,
-    /// S2: two seats share a name, address, key or machine.
+    /// Two seats share a name, address, key or machine.
     Duplicate,
-    /// S4: the agent's clock differs by more than 30 s from the service's.
+    /// The clock of the agent's host differs from the service's by more than 30 s.
     ClockSkew,
-    /// S5: the agent has signed or released this epoch or a later one.
+    /// The agent has signed a list of this epoch or a later one, or has released it.
     Epoch,
-    /// S6: releases from an earlier signed list are missing.
+    /// The agent has signed an earlier list, and too few of its members have released that list.
     Unreleased,
-    /// S7: the directory of the agent's node is not blank.
+    /// The data directory of the agent's node isn't empty.
     Directory,
-    /// S7: the agent holds a commit document.
+    /// The agent already holds a commit document.
     DocumentHeld,
     /// The agent is about to stop.
     Stopping,

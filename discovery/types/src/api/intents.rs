@@ -195,8 +195,7 @@ pub struct IntentView {
     pub intent: Intent,
     /// State of the intent.
     pub state: IntentState,
-    /// Revision: it moves when anything here has changed, and counts for all intents of the
-    /// cluster.
+    /// Revision of the cluster's intents: it increases whenever one of them changes.
     pub rev: u64,
     /// Subject of the change, for people: a newcomer's name, or a member's id.
     pub subject: String,
@@ -354,12 +353,12 @@ pub struct Membership {
 pub struct DirectoryView {
     /// Members that a quorum of the voters reported, or until then the first reporter.
     pub membership: Membership,
-    /// Whether a quorum reported it, counted among the voters of the previously confirmed list (at
-    /// first the commit document's).
+    /// Whether a quorum reported these members, counted among the voters of the previously
+    /// confirmed list (at first the commit document's).
     pub confirmed: bool,
-    /// Raft term at which it was reported.
+    /// Raft term of the log position at which the members were reported.
     pub raft_term: u64,
-    /// Raft index at which it was reported.
+    /// Raft index of the log position at which the members were reported.
     pub raft_index: u64,
     /// Leader in the latest of these reports, if any.
     pub leader: Option<MemberId>,

@@ -87,7 +87,7 @@ impl ClientError {
 }
 
 /// Searches the causes of a failed connection for a pin mismatch. `source` of an I/O error skips
-/// the error that it wraps, so that one is searched as well.
+/// the error that it wraps, so that one is also searched.
 pub(super) fn pin_mismatch(error: &(dyn Error + 'static)) -> Option<PinMismatch> {
     if let Some(rustls::Error::InvalidCertificate(rustls::CertificateError::Other(other))) =
         error.downcast_ref()

@@ -56,7 +56,7 @@ pub enum JwsType {
 }
 
 impl JwsType {
-    /// Returns the text that stands in the header.
+    /// Returns the text of the header field.
     pub fn as_str(self) -> &'static str {
         match self {
             JwsType::Statement => "muster-statement+jwt",
