@@ -32,7 +32,7 @@ pub(super) struct TestAgent {
     token: SigningKey,
     /// Hash of the statement that the bundle pins.
     pub statement: Digest,
-    service: Digest,
+    pub service: Digest,
 }
 
 impl TestAgent {
@@ -92,18 +92,18 @@ impl TestAgent {
     }
 
     pub(super) async fn redeem(&self) -> Result<PollResponse, ClientError> {
-        self.client.redeem(&self.envelope()).await.map(|response| response.poll)
+        self.client.redeem(&[self.envelope()]).await.map(|response| response.poll)
     }
 
     pub(super) async fn join_running(
         &self,
         program: NodeProgram,
     ) -> Result<JoinResponse, ClientError> {
-        self.client.join(&self.envelope(), Some(program)).await
+        self.client.join(&[self.envelope()], Some(program)).await
     }
 
     pub(super) async fn join(&self) -> Result<JoinResponse, ClientError> {
-        self.client.join(&self.envelope(), None).await
+        self.client.join(&[self.envelope()], None).await
     }
 
     pub(super) async fn poll(&self, after: Option<u64>) -> Result<PollResponse, ClientError> {

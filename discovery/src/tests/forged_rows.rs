@@ -202,7 +202,7 @@ async fn a_seat_that_was_padded_is_refused_so_that_the_document_stays_readable()
             nonce: Nonce::random(),
             highest_epoch: 0,
         };
-        agent.client.redeem(&redeem.sign(&agent.key)).await
+        agent.client.redeem(&[redeem.sign(&agent.key)]).await
     };
     let refused = redeem(4_000).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::RecordRefused), "{refused}");

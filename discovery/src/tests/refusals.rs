@@ -84,7 +84,7 @@ async fn a_redeem_for_another_service_or_by_another_connection_is_refused() {
     let token = world.token(&admin, &statement).await;
     let agent = TestAgent::new(&world, &service, &statement, &token, 1);
     let thief = world.client(&service, Some(&Arc::new(SigningKey::generate())));
-    let refused = thief.redeem(&agent.envelope()).await.unwrap_err();
+    let refused = thief.redeem(&[agent.envelope()]).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::RecordRefused));
     let mut elsewhere = discovery_types::redeem::Redeem {
         service: Digest::of(b"another"),
@@ -95,12 +95,12 @@ async fn a_redeem_for_another_service_or_by_another_connection_is_refused() {
         nonce: Nonce::random(),
         highest_epoch: 0,
     };
-    let refused = agent.client.redeem(&elsewhere.sign(&agent.key)).await.unwrap_err();
+    let refused = agent.client.redeem(&[elsewhere.sign(&agent.key)]).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::RecordRefused));
     // The endorsement is by another token than the one that the record names.
     elsewhere.service = world.context.pins[0];
     elsewhere.signed = agent.record.sign(&agent.key, &SigningKey::generate());
-    let refused = agent.client.redeem(&elsewhere.sign(&agent.key)).await.unwrap_err();
+    let refused = agent.client.redeem(&[elsewhere.sign(&agent.key)]).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::RecordRefused));
     assert_eq!(keys_used(&world).await, 0);
     service.stop().await;

@@ -12,13 +12,14 @@ use discovery_types::convert;
 use discovery_types::document::{DocumentError, VerifiedDocument};
 use discovery_types::jws::Jws;
 use discovery_types::proposal::{Proposal, Release, VerifiedProposal};
-use discovery_types::statement::{StatementChain, StatementError};
+use discovery_types::statement::StatementError;
 
 use tokio::time::Instant;
 
 use super::mesh::ProbeFinding;
 use super::outgoing::OutgoingMessage;
 use super::{Bootstrap, CurrentProposal, MAX_RELEASE_WAIT, own_addresses};
+use crate::enrol::redeem::{ChainError, verify_statements};
 use crate::exit::{ExitError, error_chain};
 use crate::observe::status::Phase;
 use crate::probe::Answer;
@@ -28,15 +29,12 @@ use crate::state::state_exit_error;
 /// Why an answer of the service can't be used.
 #[derive(Debug, thiserror::Error)]
 enum AnswerError {
-    /// The statement chain is invalid.
-    #[error("the statement chain is not valid: {0}")]
-    Chain(#[from] StatementError),
+    /// The statement chain is invalid, or another cluster's.
+    #[error("{0}")]
+    Chain(#[from] ChainError),
     /// The statement chain branches off from the one that was verified before.
     #[error("the statement chain is not a continuation of the one shown before")]
     Branch,
-    /// The statement chain is of another cluster than the bundle's.
-    #[error("the statement chain is another cluster's")]
-    OtherCluster,
     /// The commit document is invalid.
     #[error("{0}")]
     Document(#[from] DocumentError),
@@ -105,7 +103,10 @@ impl Bootstrap<'_> {
     /// bundle. A retry can't help then, so the agent ends.
     fn handle_bad_answer(&mut self, error: &AnswerError) -> Result<(), ExitError> {
         let text = format!("discovery's answer is refused: {}", error_chain(error));
-        if let AnswerError::Chain(StatementError::NotPinned) | AnswerError::OtherCluster = error {
+        if let AnswerError::Chain(
+            ChainError::Invalid(StatementError::NotPinned) | ChainError::OtherCluster,
+        ) = error
+        {
             return Err(ExitError::DoNotRestart(text));
         }
         tracing::error!("{text}");
@@ -126,10 +127,7 @@ impl Bootstrap<'_> {
         if self.chain.is_some() && relation == ChainComparison::NothingNew {
             return Ok(());
         }
-        let chain = StatementChain::verify_from_pin(statements, &self.join.statement)?;
-        if chain.newest().cluster != self.join.cluster {
-            return Err(AnswerError::OtherCluster);
-        }
+        let chain = verify_statements(statements, &self.join)?;
         if relation == ChainComparison::Branch {
             return Err(AnswerError::Branch);
         }

@@ -27,7 +27,6 @@ use discovery_types::digest::Digest;
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
 use discovery_types::record::SignedRecord;
-use discovery_types::redeem::Redeem;
 use discovery_types::statement::StatementChain;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, Id, JoinSet};
@@ -38,6 +37,7 @@ use self::mesh::Probers;
 use self::outgoing::{OutgoingMessage, OutgoingMessageKind, RequestResult};
 use self::progress::ProgressLog;
 use crate::enrol::protocol::Protocol;
+use crate::enrol::redeem;
 use crate::exit::{ExitError, error_chain};
 use crate::host::Host;
 use crate::observe::status::{Phase, StatusHandle};
@@ -121,7 +121,6 @@ struct ServiceContact {
     last_refusal: Option<String>,
     /// Whether the last refusal said that the cluster has its members already.
     is_boot_closed: bool,
-    pin: usize,
 }
 
 impl<'a> Bootstrap<'a> {
@@ -259,30 +258,10 @@ impl<'a> Bootstrap<'a> {
             };
             self.work.spawn(outgoing::poll(client, self.join.cluster, poll, pause));
         } else {
-            let envelope = self.envelope()?.sign(&self.protocol.key);
-            self.work.spawn(outgoing::redeem(client, envelope, pause));
+            let redeems = redeem::sign(self.protocol, &self.join)?;
+            self.work.spawn(outgoing::redeem(client, redeems, pause));
         }
         Ok(())
-    }
-
-    fn envelope(&self) -> Result<Redeem, ExitError> {
-        let journal = &self.protocol.agent.journal;
-        let record = journal.record.as_deref().ok_or_else(|| {
-            ExitError::Failed(
-                "there is no record to redeem: this is a fault of muster-agent".to_owned(),
-            )
-        })?;
-        let session = self.session();
-        let pins = &self.join.pins;
-        Ok(Redeem {
-            service: pins[self.contact.pin % pins.len()],
-            cluster: self.join.cluster,
-            statement: self.join.statement,
-            signed: crate::state::journal::signed_record(record),
-            boot: session.boot,
-            nonce: session.nonce,
-            highest_epoch: journal.highest_epoch(),
-        })
     }
 
     fn session(&self) -> Session {
@@ -335,15 +314,8 @@ impl<'a> Bootstrap<'a> {
                 self.contact.last_refusal = Some(text.clone());
                 self.contact.is_boot_closed = problem.code == Code::BootClosed;
                 let (code, retryable) = (convert::refusal_code(problem.code), problem.retryable);
-                // While the service rotates its key, a bundle has two pins, but an envelope names
-                // only one. So a refusal counts once each pin was tried.
-                self.contact.pin = self.contact.pin.wrapping_add(1);
-                let named_all = self.contact.pin.is_multiple_of(self.join.pins.len());
-                if self.contact.redeemed || named_all {
-                    let actions =
-                        self.protocol.step(AgentEvent::RequestRefused { code, retryable })?;
-                    self.carry_out_actions(actions).await?;
-                }
+                let actions = self.protocol.step(AgentEvent::RequestRefused { code, retryable })?;
+                self.carry_out_actions(actions).await?;
             }
             ClientError::Pin { .. } | ClientError::NoKey | ClientError::Setup(_) => {
                 return Err(ExitError::Failed(text));

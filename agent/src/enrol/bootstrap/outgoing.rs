@@ -131,14 +131,14 @@ fn must_resend(error: &ClientError) -> bool {
     }
 }
 
-/// Redeems once, after `pause`.
+/// Redeems once, after `pause`. `redeems` has one signed redeem for each pin.
 pub(super) async fn redeem(
     client: Arc<DiscoveryClient>,
-    envelope: Jws,
+    redeems: Vec<Jws>,
     pause: Duration,
 ) -> RequestResult {
     tokio::time::sleep(pause).await;
-    RequestResult::Redeemed(client.redeem(&envelope).await.map(Box::new))
+    RequestResult::Redeemed(client.redeem(&redeems).await.map(Box::new))
 }
 
 /// Polls once, after `pause`.

@@ -28,13 +28,13 @@ use discovery_types::jws::JwsType;
 use discovery_types::leaves::Leaves;
 use discovery_types::problem::Code;
 use discovery_types::record::{Record, SignedRecord};
-use discovery_types::redeem::Redeem;
 use discovery_types::statement::StatementChain;
 
 use self::judge::JoinState;
 use crate::crash::{self, Failpoint};
 use crate::enrol::bootstrap::AgentContext;
 use crate::enrol::protocol::Protocol;
+use crate::enrol::redeem;
 use crate::exit::{ExitError, error_chain};
 use crate::launch::node_command::write_certificates;
 use crate::observe::status::Phase;
@@ -171,48 +171,21 @@ impl<'a> Newcomer<'a> {
 
     /// Redeems the ticket until the service accepts it, and verifies the answer.
     async fn redeem(&mut self) -> Result<RedeemedTicket, ExitError> {
-        let mut pin = 0;
         loop {
-            let envelope = self.envelope(pin)?.sign(&self.protocol.key);
-            // A bundle has two pins while the service changes its key, but an envelope names only
-            // one.
-            pin += 1;
-            let last = pin % self.join.pins.len() == 0;
-            match self.client.join(&envelope, Some(self.host.program)).await {
+            let redeems = redeem::sign(self.protocol, &self.join)?;
+            match self.client.join(&redeems, Some(self.host.program)).await {
                 Ok(response) => return self.verify_response(response),
-                Err(ClientError::Problem(problem)) if !problem.retryable && !last => {}
                 Err(error) => self.handle_failure(&error).await?,
             }
         }
-    }
-
-    fn envelope(&self, pin: usize) -> Result<Redeem, ExitError> {
-        let record = self.protocol.agent.journal.record.as_deref();
-        let record = record.ok_or_else(|| {
-            ExitError::Failed(
-                "there is no record to redeem: this is a fault of muster-agent".to_owned(),
-            )
-        })?;
-        Ok(Redeem {
-            service: self.join.pins[pin % self.join.pins.len()],
-            cluster: self.join.cluster,
-            statement: self.join.statement,
-            signed: crate::state::journal::signed_record(record),
-            boot: self.protocol.agent.session.boot,
-            nonce: self.protocol.nonce(),
-            highest_epoch: self.protocol.agent.journal.highest_epoch(),
-        })
     }
 
     fn verify_response(&mut self, response: JoinResponse) -> Result<RedeemedTicket, ExitError> {
         self.retry.reset();
         let refused =
             |why: String| ExitError::DoNotRestart(format!("discovery's answer is refused: {why}"));
-        let chain_of = StatementChain::verify_from_pin(&response.statements, &self.join.statement)
+        let chain_of = redeem::verify_statements(&response.statements, &self.join)
             .map_err(|error| refused(error_chain(&error)))?;
-        if chain_of.newest().cluster != self.join.cluster {
-            return Err(refused("the statement chain is another cluster's".to_owned()));
-        }
         let document = VerifiedDocument::verify(&response.document, &chain_of)
             .map_err(|error| refused(error_chain(&error)))?;
         judge::check_own_record(&response.intent, &self.record)?;

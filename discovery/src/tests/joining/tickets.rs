@@ -226,7 +226,7 @@ async fn a_ticket_admits_nobody_it_is_not_for() {
     // The envelope has another signer than the connection's key.
     let honest = cluster.newcomer(9).await;
     let thief = world.client(&cluster.service, Some(&Arc::new(SigningKey::generate())));
-    assert_eq!(code(thief.join(&honest.envelope(), None).await), Code::RecordRefused);
+    assert_eq!(code(thief.join(&[honest.envelope()], None).await), Code::RecordRefused);
     assert!(honest.join().await.is_ok());
     cluster.service.stop().await;
 }

@@ -18,6 +18,7 @@ use crate::csr::Csr;
 use crate::digest::OperationId;
 use crate::jws::Jws;
 use crate::leaves::Leaves;
+use crate::problem::Code;
 
 /// Time limit of a poll that waits at the service: the service's longest wait, and time to answer.
 pub(super) const POLL_LIMIT: Duration = Duration::from_secs(55 + 15);
@@ -25,20 +26,21 @@ pub(super) const POLL_LIMIT: Duration = Duration::from_secs(55 + 15);
 const REDEEM_LIMIT: Duration = Duration::from_secs(20);
 
 impl DiscoveryClient {
-    /// Redeems a token, and keeps the access token of the answer.
-    pub async fn redeem(&self, envelope: &Jws) -> Result<RedeemResponse, ClientError> {
-        let response: RedeemResponse = self.send_envelope("/v1/redeem", envelope).await?;
+    /// Redeems a token, and keeps the access token of the answer. `redeems` has the same redeem,
+    /// signed once for each pin of the bundle.
+    pub async fn redeem(&self, redeems: &[Jws]) -> Result<RedeemResponse, ClientError> {
+        let response: RedeemResponse = self.send_redeems("/v1/redeem", redeems).await?;
         self.remember_token(&response.issuer, &response.token).await;
         self.note_now_ms(response.poll.now_ms);
         Ok(response)
     }
 
-    /// Redeems a join ticket, and keeps the access token of the answer. `program` is the program of
-    /// the host's node, if known. The same key may do so again, and learns how far its intent has
-    /// come.
+    /// Redeems a join ticket as [`DiscoveryClient::redeem`] does a boot token. `program` is the
+    /// program of the host's node, if known. The same key may do so again, and learns how far its
+    /// intent has come.
     pub async fn join(
         &self,
-        envelope: &Jws,
+        redeems: &[Jws],
         program: Option<NodeProgram>,
     ) -> Result<JoinResponse, ClientError> {
         // In the query: services and agents of older versions refuse an envelope with an unknown
@@ -47,10 +49,28 @@ impl DiscoveryClient {
             Some(program) => format!("/v1/join?program={program}"),
             None => "/v1/join".to_owned(),
         };
-        let response: JoinResponse = self.send_envelope(&path, envelope).await?;
+        let response: JoinResponse = self.send_redeems(&path, redeems).await?;
         self.remember_token(&response.issuer, &response.token).await;
         self.note_now_ms(response.now_ms);
         Ok(response)
+    }
+
+    /// Sends redeems one after another until the service accepts one, or refuses one for another
+    /// reason than that it is meant for another service. Services check that first, and refuse such
+    /// a redeem with [`Code::RecordRefused`].
+    async fn send_redeems<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        redeems: &[Jws],
+    ) -> Result<T, ClientError> {
+        let (last, others) = redeems.split_last().expect("a bundle has at least one pin");
+        for envelope in others {
+            match self.send_envelope(path, envelope).await {
+                Err(error) if error.code() == Some(Code::RecordRefused) => {}
+                answer => return answer,
+            }
+        }
+        self.send_envelope(path, last).await
     }
 
     /// Sends an envelope without an access token: its signatures take the place of one.

@@ -203,6 +203,35 @@ async fn the_next_url_is_tried_where_one_is_down() {
     assert!(client.context().await.is_ok());
 }
 
+/// A bundle has two pins while the service changes its key.
+#[tokio::test]
+async fn a_redeem_names_the_next_pin_only_if_the_service_may_have_refused_the_one_before() {
+    let key = Arc::new(SigningKey::generate());
+    let redeems = [1, 2].map(|number| {
+        crate::jws::Jws::sign(crate::jws::JwsType::Redeem, &key, &json!({ "number": number }))
+    });
+    for (refusals, sent) in [
+        (&[Code::RecordRefused, Code::GrantExpired][..], 2),
+        (&[Code::RecordRefused, Code::RecordRefused], 2),
+        (&[Code::GrantExpired], 1),
+        (&[Code::Overloaded], 1),
+    ] {
+        let problem = |code: &Code| {
+            let problem = json!(crate::problem::Problem::new(*code, "", "")).to_string();
+            answer("400 Bad Request", crate::problem::PROBLEM_JSON, &problem)
+        };
+        let mut server = serve(TLS13, refusals.iter().map(problem).collect()).await;
+        let client = client(vec![server.url.clone()], server.pin, Some(&key));
+        let refused = client.join(&redeems, None).await.unwrap_err();
+        assert_eq!(refused.code(), refusals.last().copied(), "{refusals:?}");
+        for redeem in &redeems[..sent] {
+            let request = server.requests.recv().await.unwrap();
+            assert!(request.body.contains(redeem.as_str()), "{}", request.body);
+        }
+        assert!(server.requests.recv().await.is_none(), "{refusals:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_request_fetches_one_token_and_then_uses_it() {
     let list = ok(&json!({ "clusters": [] }));
