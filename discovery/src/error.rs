@@ -10,7 +10,6 @@ use discovery_types::admin::AdminError;
 use discovery_types::convert::problem_code;
 use discovery_types::document::DocumentError;
 use discovery_types::grant::GrantError;
-use discovery_types::intent::IntentError;
 use discovery_types::order::OrderError;
 use discovery_types::problem::{Code, PROBLEM_JSON, Problem, Removal};
 use discovery_types::record::RecordError;
@@ -294,20 +293,6 @@ impl From<RecordError> for ApiError {
             _ => (Code::RecordRefused, "Correct the agent's settings and start it again."),
         };
         ApiError::new(code, sentence(error), next)
-    }
-}
-
-impl From<IntentError> for ApiError {
-    fn from(error: IntentError) -> Self {
-        match error {
-            IntentError::Grant(error) => error.into(),
-            IntentError::Order(error) => error.into(),
-            IntentError::Record(error) => error.into(),
-            error => {
-                let next = "Use a join ticket's bundle, whole, with `muster-agent join`.";
-                ApiError::new(Code::RecordRefused, sentence(error), next)
-            }
-        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! | `cli` | the command line: the program's whole command tree, and the admin's commands |
 //! | `server` | start and stop: arguments, listener, drain |
 //! | `routes`, `handlers`, `auth`, `error` | the API: routing table, handlers, authorisation, one error format |
+//! | `redeem` | the verification of redeems, of boot tokens as of join tickets |
 //! | `forming` | one event on one cluster: the shell around the pure state machine |
 //! | `store`, `ledger` | access to Postgres, the only SQL; the record of decisions kept outside Postgres |
 //! | `keydir`, `kek`, `ca` | the service's own keys, and the CA keys that it keeps for clusters |
@@ -31,6 +32,7 @@ mod limits;
 mod metrics;
 mod notify;
 mod openapi;
+mod redeem;
 mod routes;
 mod server;
 mod store;

@@ -23,7 +23,8 @@ use crate::kek::KeyPurpose;
 use crate::ledger;
 use crate::store::StoreError;
 use crate::store::cluster::{
-    Authorities, AuthorityRow, ClusterTransaction, LeafPair, NewCommit, authorities, stored_commit,
+    Authorities, AuthorityRow, ClusterTransaction, LeafPair, NewCommit, StoredCommit, authorities,
+    stored_commit,
 };
 
 impl App {
@@ -136,22 +137,32 @@ impl App {
         let Some(stored) = stored_commit(connection, id, seat).await? else {
             return Ok((None, None));
         };
-        let entry = match self.store.ledger().commit_with_document(id) {
-            Some(known) if known.h == HEXLOWER.encode(&stored.h) => None,
-            _ => {
-                let authorities = authorities(connection, id).await?;
-                Some(ledger::Commit {
-                    cluster_id: id,
-                    h: HEXLOWER.encode(&stored.h),
-                    document: stored.document.as_str().to_owned(),
-                    statements: chain.jws().iter().map(|jws| jws.as_str().to_owned()).collect(),
-                    peer_ca: ledger_authority(&authorities.peer),
-                    client_ca: ledger_authority(&authorities.client),
-                })
-            }
-        };
+        let entry = self.missing_ledger_entry(connection, id, chain, &stored).await?;
         let delivery = Delivery { document: stored.document, leaves: stored.leaves };
         Ok((Some(delivery), entry))
+    }
+
+    /// Returns the entry for a cluster's commit if the ledger lacks it.
+    pub(crate) async fn missing_ledger_entry(
+        &self,
+        connection: &mut PgConnection,
+        id: Uuid,
+        chain: &StatementChain,
+        stored: &StoredCommit,
+    ) -> Result<Option<ledger::Commit>, ApiError> {
+        let h = HEXLOWER.encode(&stored.h);
+        if self.store.ledger().commit_with_document(id).is_some_and(|known| known.h == h) {
+            return Ok(None);
+        }
+        let authorities = authorities(connection, id).await?;
+        Ok(Some(ledger::Commit {
+            cluster_id: id,
+            h,
+            document: stored.document.as_str().to_owned(),
+            statements: chain.jws().iter().map(|jws| jws.as_str().to_owned()).collect(),
+            peer_ca: ledger_authority(&authorities.peer),
+            client_ca: ledger_authority(&authorities.client),
+        }))
     }
 }
 

@@ -1,7 +1,6 @@
 //! Requests, verified under the cluster's lock and turned into events of the state machine.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 
 use discovery_formation as formation;
 use discovery_formation::service::{
@@ -16,8 +15,6 @@ use discovery_types::jws::Jws;
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
 use discovery_types::proposal::{Ack, Release};
-use discovery_types::record::{Record, VerifiedRecord};
-use discovery_types::redeem::Redeem;
 use discovery_types::retire::{Retire, Unretire};
 use discovery_types::role::{Action, roles_allow};
 use discovery_types::statement::StatementChain;
@@ -25,6 +22,7 @@ use discovery_types::statement::StatementChain;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::intents::refuse_if_reporting;
+use crate::redeem::RedeemRequest;
 use crate::store::cluster::ClusterTransaction;
 
 /// Maximum total size in bytes of one seat's record, endorsement and grant; `MAX_ACK_BYTES` limits its
@@ -40,8 +38,8 @@ const MAX_ACK_BYTES: usize = 1_024;
 pub(crate) enum ClusterRequest {
     /// Time has passed: lets the machine do what is due.
     Tick,
-    /// An opened redeem request, with the record that it claims and the sender's address.
-    Redeem { redeem: Box<Redeem>, claimed: Box<Record>, address: IpAddr },
+    /// An opened redeem of a boot token.
+    Redeem(Box<RedeemRequest>),
     /// An agent's poll, which renews its lease.
     Poll { key: PublicKey, session: Session, highest_epoch: u64 },
     /// An agent's signed ack of the proposal.
@@ -101,7 +99,15 @@ impl ClusterRequest {
     /// Id of the grant that a redeem request names.
     pub(super) fn grant_id(&self) -> Option<String> {
         match self {
-            ClusterRequest::Redeem { claimed, .. } => Some(claimed.grant.to_string()),
+            ClusterRequest::Redeem(request) => Some(request.grant().to_string()),
+            _ => None,
+        }
+    }
+
+    /// Source address of a redeem request.
+    pub(super) fn address(&self) -> Option<String> {
+        match self {
+            ClusterRequest::Redeem(request) => Some(request.address.to_string()),
             _ => None,
         }
     }
@@ -109,7 +115,7 @@ impl ClusterRequest {
     /// Key of the agent that sent the request.
     pub(super) fn agent_key(&self) -> Option<formation::AgentKey> {
         let key = match self {
-            ClusterRequest::Redeem { claimed, .. } => claimed.agent_key,
+            ClusterRequest::Redeem(request) => request.key,
             ClusterRequest::Poll { key, .. }
             | ClusterRequest::Ack { key, .. }
             | ClusterRequest::Nack { key, .. }
@@ -152,9 +158,7 @@ impl App {
         let chain = transaction.chain.clone();
         Ok(match incoming {
             ClusterRequest::Tick => ClusterEvent::Tick.into(),
-            ClusterRequest::Redeem { redeem, claimed, address } => {
-                prepare_redeem(transaction, redeem, claimed, *address)?.into()
-            }
+            ClusterRequest::Redeem(request) => prepare_redeem(transaction, request)?.into(),
             ClusterRequest::Poll { key, session, highest_epoch } => ClusterEvent::Poll(Poll {
                 key: convert::key(key),
                 session: convert::session(session.boot, &session.nonce),
@@ -258,29 +262,10 @@ fn check_same_retirement(cluster: &Cluster, unretire: &Unretire) -> Result<(), A
 
 fn prepare_redeem(
     transaction: &ClusterTransaction,
-    redeem: &Redeem,
-    claimed: &Record,
-    address: IpAddr,
+    request: &RedeemRequest,
 ) -> Result<ClusterEvent, ApiError> {
-    let chain = transaction.chain.clone();
-    let unknown = || {
-        let next = "Check that the bundle is for this service and cluster, or ask for another.";
-        ApiError::new(Code::GrantUnknown, "The token is not known here.", next)
-    };
-    if claimed.cluster != transaction.id() || redeem.cluster != transaction.id() {
-        return Err(unknown());
-    }
-    if chain.position(&redeem.statement).is_none() {
-        let next = "Copy the bundle again, whole and unchanged, or ask for another one.";
-        let detail = "The join bundle pins a statement that this cluster doesn't have.";
-        return Err(ApiError::new(Code::StatementRefused, detail, next));
-    }
-    let row = transaction.asked().ok_or_else(unknown)?;
-    let jws: Jws = row.jws.parse().map_err(|_| unknown())?;
-    let grant = VerifiedGrant::verify(&jws, &chain)?;
-    if grant.key.as_bytes()[..] != row.token_key || grant.kind != TokenKind::Boot {
-        return Err(unknown());
-    }
+    let verified = request.verify(transaction, TokenKind::Boot)?;
+    let (grant, redeem) = (&verified.grant, &request.redeem);
     let signed = [&redeem.signed.record, &redeem.signed.endorsement, grant.jws()];
     let length: usize = signed.iter().map(|jws| jws.as_str().len()).sum();
     if length > MAX_SEAT_BYTES {
@@ -289,15 +274,13 @@ fn prepare_redeem(
             format!("The record and what goes with it has {length} bytes, {MAX_SEAT_BYTES} fit.");
         return Err(ApiError::new(Code::RecordRefused, detail, next));
     }
-    if !grant.cidrs.is_empty() && !grant.cidrs.iter().any(|block| block.contains(&address)) {
-        let next = "Use the token from the network that it is for, or ask for another.";
-        let detail = format!("The token is not for the address {address}.");
-        return Err(ApiError::new(Code::GrantBinding, detail, next));
+    verified.check_address(request.address)?;
+    let cluster = &transaction.cluster;
+    if !cluster.phase.has_ended() && !cluster.agents.contains_key(&convert::key(&request.key)) {
+        verified.check_issue(transaction)?;
     }
-    let record = VerifiedRecord::verify(&redeem.signed, &grant, &chain.newest().permissions)?;
-    refuse_void_until_settled(transaction, &grant, row.stored_us, &record.agent_key)?;
     Ok(ClusterEvent::Redeem(formation::service::Redeem {
-        record: convert::record(&record),
+        record: convert::record(&verified.record),
         session: convert::session(redeem.boot, &redeem.nonce),
         highest_epoch: redeem.highest_epoch,
         grant: Grant {
@@ -306,43 +289,9 @@ fn prepare_redeem(
             id: formation::GrantId(grant.id.to_string().into()),
             uses: u32::from(grant.uses),
             expires: formation::UnixMicros(grant.expires_at.saturating_mul(1_000_000)),
-            revoked: row.revoked_us.is_some()
-                || is_void(&grant, row.stored_us, transaction.void_before),
+            revoked: verified.is_revoked || verified.is_void,
         },
     }))
-}
-
-/// Whether a token was issued before the database was last set back or accepted. Its revocation may
-/// have been lost with that, so such a token admits nobody any more.
-///
-/// Two times count. The issuer's clock has whole seconds only and may be ahead of the database's,
-/// so the time of storage counts too. That time alone isn't enough, because the issuer didn't sign
-/// it.
-pub(crate) fn is_void(
-    grant: &discovery_types::grant::Grant,
-    stored_us: i64,
-    void_before: formation::UnixMicros,
-) -> bool {
-    grant.issued_at < void_before.0 / 1_000_000 || stored_us.unsigned_abs() < void_before.0
-}
-
-/// Makes the agent wait if its token is void and the database isn't settled yet. A cluster that
-/// looks open may have committed. Its hosts must learn that before they learn that their token is
-/// void.
-fn refuse_void_until_settled(
-    transaction: &ClusterTransaction,
-    grant: &discovery_types::grant::Grant,
-    stored_us: i64,
-    key: &PublicKey,
-) -> Result<(), ApiError> {
-    let cluster = &transaction.cluster;
-    let new = !cluster.phase.has_ended() && !cluster.agents.contains_key(&convert::key(key));
-    if transaction.settled || !new || !is_void(grant, stored_us, transaction.void_before) {
-        return Ok(());
-    }
-    let detail = "The database was changed after this token was made, and isn't settled yet.";
-    let next = "Wait: `muster-discovery process list` says for what.";
-    Err(ApiError::new(Code::DatabaseChanged, detail, next))
 }
 
 fn vote_error(error: impl ToString) -> ApiError {

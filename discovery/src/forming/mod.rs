@@ -9,7 +9,6 @@ mod event;
 pub(crate) mod show;
 mod sweep;
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,10 +30,10 @@ use crate::domain::describe;
 use crate::error::ApiError;
 use crate::ledger::{self, Occasion};
 use crate::store::StoreError;
+use crate::store::changes::removal_of;
 use crate::store::cluster::{ClusterTransaction, LeafPair, Trust};
-use crate::store::intents;
 
-pub(crate) use event::{ClusterRequest, check_statement_allows, is_void};
+pub(crate) use event::{ClusterRequest, check_statement_allows};
 pub(crate) use show::{explanations, poll_response, summary_of};
 
 /// Time limit for applying an event or reading a cluster. It is longer than all its SQL statements
@@ -76,16 +75,14 @@ impl App {
         &self,
         cluster: Uuid,
         incoming: ClusterRequest,
-        address: Option<IpAddr>,
     ) -> Result<ClusterReply, ApiError> {
-        with_timeout(self.apply_event(cluster, incoming, address)).await
+        with_timeout(self.apply_event(cluster, incoming)).await
     }
 
     async fn apply_event(
         &self,
         cluster: Uuid,
         incoming: ClusterRequest,
-        address: Option<IpAddr>,
     ) -> Result<ClusterReply, ApiError> {
         let trust = trust_for(&incoming);
         let accepts = matches!(incoming, ClusterRequest::DatabaseAccepted { .. });
@@ -127,7 +124,7 @@ impl App {
         // A tick is saved even without changes: that corrects the cluster's next deadline.
         if changed || !changes.is_empty() || matches!(incoming, ClusterRequest::Tick) {
             let next = next_deadline(&transaction.cluster, &self.settings, transaction.now);
-            let address = address.map(|address| address.to_string());
+            let address = incoming.address();
             transaction.save(&changes, new_commit.as_ref(), next, address.as_deref()).await?;
         }
         let (delivery, entry) = match &answer {
@@ -161,15 +158,23 @@ impl App {
     }
 
     /// Locks a cluster and loads it. Errors if the database was set back. `asked` is a grant's id.
-    pub(crate) async fn begin(
+    async fn begin(
         &self,
         cluster: Uuid,
         trust: Trust,
         asked: Option<&str>,
     ) -> Result<ClusterTransaction, ApiError> {
         let transaction = self.store.begin_cluster(cluster, trust, asked).await?;
-        let transaction = transaction.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        self.check_gate(transaction.ok_or_else(|| ApiError::not_found("such cluster"))?).await
+    }
+
+    /// Errors if the database of a transaction that has just begun was set back.
+    pub(crate) async fn check_gate(
+        &self,
+        transaction: ClusterTransaction,
+    ) -> Result<ClusterTransaction, ApiError> {
         if let LedgerVerdict::OlderDatabase(difference) = transaction.gate() {
+            let cluster = transaction.id();
             transaction.terminate_connection().await;
             return Err(self.report_database_change(cluster, &difference.to_string()).await);
         }
@@ -186,7 +191,7 @@ impl App {
         let runs = matches!(transaction.cluster.phase, Phase::Committed | Phase::Formed);
         let Some(key) = asker.filter(|_| runs) else { return Ok(()) };
         let id = transaction.id();
-        match intents::removal_of(transaction.connection(), id, &key.0).await? {
+        match removal_of(transaction.connection(), id, &key.0).await? {
             Some(removal) => Err(ApiError::removed(removal)),
             None => Ok(()),
         }

@@ -16,7 +16,7 @@ impl App {
     /// Abandons a cluster that hasn't committed. This works even if its rows are so damaged that
     /// nothing else can be done with it.
     pub(crate) async fn abandon(&self, cluster: Uuid, by: String) -> Result<(), ApiError> {
-        match self.apply(cluster, ClusterRequest::Abandon { by: by.clone() }, None).await {
+        match self.apply(cluster, ClusterRequest::Abandon { by: by.clone() }).await {
             Ok(_) => Ok(()),
             Err(error) if error.is_damage() => {
                 let generation = self.store.refresh_generation().await?;
@@ -62,7 +62,7 @@ impl App {
 
     async fn tick_clusters(&self, clusters: Vec<Uuid>) {
         for cluster in clusters {
-            if let Err(error) = self.apply(cluster, ClusterRequest::Tick, None).await {
+            if let Err(error) = self.apply(cluster, ClusterRequest::Tick).await {
                 tracing::warn!(cluster.id = %cluster, %error, "can't look after a cluster");
             }
         }
@@ -100,7 +100,7 @@ impl App {
                 break;
             }
             for cluster in due {
-                match self.apply(cluster, ClusterRequest::Tick, None).await {
+                match self.apply(cluster, ClusterRequest::Tick).await {
                     Ok(_) => {}
                     Err(error) if error.problem().code == Code::DatabaseUnavailable => {
                         return Err(error);

@@ -101,7 +101,7 @@ pub(crate) async fn statement(
                 return Err(ApiError::new(Code::DraftGone, "The draft is gone.", next));
             }
             let incoming = ClusterRequest::Restate { jws: body.jws };
-            app.apply(*path, incoming, None).await?;
+            app.apply(*path, incoming).await?;
         }
     }
     summary(&app, *path).await
@@ -150,7 +150,7 @@ async fn open(
         OpenResult::NameTaken => Err(name_taken_error(&draft.name)),
         // A concurrent request with the same statement has opened the cluster.
         OpenResult::NoDraft => {
-            app.apply(id, ClusterRequest::Restate { jws: jws.clone() }, None).await?;
+            app.apply(id, ClusterRequest::Restate { jws: jws.clone() }).await?;
             Ok(())
         }
     }
@@ -360,7 +360,7 @@ pub(crate) async fn retire(
     JsonBody(body): JsonBody<SignedBody>,
 ) -> Result<Json<ClusterSummary>, ApiError> {
     authorise(&request, &app, Action::RetireCluster, Some(*path)).await?;
-    app.apply(*path, ClusterRequest::Retire { jws: body.jws }, None).await?;
+    app.apply(*path, ClusterRequest::Retire { jws: body.jws }).await?;
     summary(&app, *path).await
 }
 
@@ -375,7 +375,7 @@ pub(crate) async fn unretire(
     JsonBody(body): JsonBody<SignedBody>,
 ) -> Result<Json<ClusterSummary>, ApiError> {
     authorise(&request, &app, Action::RetireCluster, Some(*path)).await?;
-    app.apply(*path, ClusterRequest::Unretire { jws: body.jws }, None).await?;
+    app.apply(*path, ClusterRequest::Unretire { jws: body.jws }).await?;
     summary(&app, *path).await
 }
 

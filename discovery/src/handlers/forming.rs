@@ -15,11 +15,8 @@ use discovery_types::api::{
 };
 use discovery_types::convert;
 use discovery_types::document::VerifiedDocument;
-use discovery_types::jws::JwsType;
 use discovery_types::key::{KeyId, PublicKey};
 use discovery_types::problem::{Code, Problem};
-use discovery_types::record::Record;
-use discovery_types::redeem::Redeem;
 use discovery_types::role::{Action, Principal, is_allowed};
 use discovery_types::statement::StatementChain;
 use serde::Deserialize;
@@ -36,6 +33,7 @@ use crate::error::ApiError;
 use crate::forming::{ClusterReply, ClusterRequest, poll_response, summary_of};
 use crate::intents;
 use crate::notify::Subscription;
+use crate::redeem::{RedeemRequest, hide_unknown_cluster, unknown_token};
 
 /// Maximum length in characters of a text from an agent that is stored.
 const MAX_TEXT_CHARS: usize = 300;
@@ -53,32 +51,17 @@ pub(crate) async fn redeem(
 ) -> Result<Json<RedeemResponse>, ApiError> {
     let key = tls_key(&request)?;
     let address = peer(&request)?.address.ip().to_canonical();
-    let redeem = Redeem::open(&body.jws, &key, &[app.keys.pin()])?;
-    let cluster = redeem.cluster;
-    let claimed: Record = redeem
-        .signed
-        .record
-        .claims_unverified(JwsType::Record)
-        .map_err(discovery_types::record::RecordError::Record)?;
-    let asker = Requester { key, name: claimed.name.to_string(), address };
-    let incoming =
-        ClusterRequest::Redeem { redeem: Box::new(redeem), claimed: Box::new(claimed), address };
-    let applied = app.apply(cluster, incoming, Some(address)).await;
-    let unknown = || {
-        let next = "Check that the bundle is for this service and cluster, or ask for another.";
-        ApiError::new(Code::GrantUnknown, "The token is not known here.", next)
-    };
-    let applied = match applied {
+    let redeem = RedeemRequest::open(body.jws, key, app.keys.pin(), address)?;
+    let cluster = redeem.cluster();
+    let asker = Requester { key, name: redeem.claimed.name.to_string(), address };
+    let applied = match app.apply(cluster, ClusterRequest::Redeem(Box::new(redeem))).await {
         Ok(applied) => applied,
-        Err(error) => {
-            return Err(match error.problem().code {
-                Code::NotFound => unknown(),
-                Code::BootClosed => refuse_late_host(&app, cluster, &asker, error).await?,
-                _ => error,
-            });
+        Err(error) if error.problem().code == Code::BootClosed => {
+            return Err(refuse_late_host(&app, cluster, &asker, error).await?);
         }
+        Err(error) => return Err(hide_unknown_cluster(error)),
     };
-    let grant = applied.redeemed_grant.as_ref().ok_or_else(unknown)?;
+    let grant = applied.redeemed_grant.as_ref().ok_or_else(unknown_token)?;
     let agent = convert::key(&key);
     Ok(Json(RedeemResponse {
         token: app.issue_access_token(&key, ClientKind::Agent(cluster)),
@@ -145,7 +128,7 @@ pub(crate) async fn poll(
         session: Session { boot: body.boot, nonce: body.nonce },
         highest_epoch: body.highest_epoch,
     };
-    let applied = app.apply(*path, incoming, None).await?;
+    let applied = app.apply(*path, incoming).await?;
     let key = agent_key(&caller);
     let waited = park(&app, *path, &caller, body.after, applied, news).await?;
     Ok(Json(respond(&app, &waited, key)?))
@@ -204,7 +187,7 @@ async fn park(
             () = news.changed() => false,
             () = tokio::time::sleep_until(due.min(end)) => {
                 if due < end {
-                    app.apply(cluster, ClusterRequest::Tick, None).await?;
+                    app.apply(cluster, ClusterRequest::Tick).await?;
                 }
                 end <= due
             }
@@ -229,7 +212,7 @@ pub(crate) async fn ack(
 ) -> Result<Json<PollResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::TakePart, Some(*path)).await?;
     let incoming = ClusterRequest::Ack { key: caller.key, jws: body.jws };
-    let applied = app.apply(*path, incoming, None).await?;
+    let applied = app.apply(*path, incoming).await?;
     Ok(Json(respond(&app, &applied, agent_key(&caller))?))
 }
 
@@ -253,7 +236,7 @@ pub(crate) async fn nack(
         h: body.h,
         reason,
     };
-    let applied = app.apply(*path, incoming, None).await?;
+    let applied = app.apply(*path, incoming).await?;
     Ok(Json(respond(&app, &applied, agent_key(&caller))?))
 }
 
@@ -283,7 +266,7 @@ pub(crate) async fn probes(
         h: body.h,
         results: body.results,
     };
-    let applied = app.apply(*path, incoming, None).await?;
+    let applied = app.apply(*path, incoming).await?;
     Ok(Json(respond(&app, &applied, agent_key(&caller))?))
 }
 
@@ -299,7 +282,7 @@ pub(crate) async fn release(
 ) -> Result<Json<PollResponse>, ApiError> {
     let caller = authorise(&request, &app, Action::TakePart, Some(*path)).await?;
     let incoming = ClusterRequest::Release { key: caller.key, jws: body.jws };
-    let applied = app.apply(*path, incoming, None).await?;
+    let applied = app.apply(*path, incoming).await?;
     Ok(Json(respond(&app, &applied, agent_key(&caller))?))
 }
 
@@ -326,7 +309,7 @@ pub(crate) async fn report(
             h: body.h,
             raft_cluster,
         };
-        app.apply(*path, incoming, None).await?.answer.phase
+        app.apply(*path, incoming).await?.answer.phase
     };
     let followed = app.note_membership(*path, &caller.key, raft_cluster, &body).await?;
     let raft_cluster_id = followed.map(|id| format!("{id:016x}"));
@@ -351,7 +334,7 @@ pub(crate) async fn trouble(
         let text = text.clone();
         let incoming =
             ClusterRequest::Trouble { key: caller.key, session: body.session, h: body.h, text };
-        app.apply(*path, incoming, None).await?.answer.phase
+        app.apply(*path, incoming).await?.answer.phase
     };
     app.note_trouble(*path, &caller.key, &text).await?;
     Ok(Json(ReportResponse { state: convert::state(phase), raft_cluster_id: None }))
@@ -397,7 +380,7 @@ pub(crate) async fn adopt(
         return Err(forbidden("The connection's key is not in the document."));
     }
     let incoming = ClusterRequest::Adopt { document: body.document, statements: body.statements };
-    app.apply(*path, incoming, None).await?;
+    app.apply(*path, incoming).await?;
     let row = app.store.summary(*path).await?;
     let row = row.ok_or_else(|| ApiError::not_found("such cluster"))?;
     Ok(Json(summary_of(&row)?))

@@ -14,7 +14,8 @@ use super::body::JsonBody;
 use crate::app::App;
 use crate::auth::authorise;
 use crate::error::ApiError;
-use crate::forming::{ClusterRequest, check_statement_allows, is_void};
+use crate::forming::{ClusterRequest, check_statement_allows};
+use crate::redeem::is_void;
 use crate::store::StoreError;
 use crate::store::grants::GrantUse;
 
@@ -133,7 +134,7 @@ pub(crate) async fn revoke(
         authorise(&request, &app, Action::RevokeJoinGrant, None).await?;
     }
     let incoming = ClusterRequest::RevokeGrant { id: *path, by: caller.name };
-    app.apply(row.grant.cluster_id, incoming, None).await?;
+    app.apply(row.grant.cluster_id, incoming).await?;
     view(&app, *path).await
 }
 

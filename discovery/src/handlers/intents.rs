@@ -15,8 +15,6 @@ use discovery_types::jws::JwsType;
 use discovery_types::leaves::Leaves;
 use discovery_types::order::{Order, OrderError};
 use discovery_types::problem::Problem;
-use discovery_types::record::{Record, RecordError};
-use discovery_types::redeem::Redeem;
 use discovery_types::role::{Action, Principal};
 use serde::Deserialize;
 use tokio::time::Instant;
@@ -29,7 +27,8 @@ use crate::app::App;
 use crate::auth::{Caller, authorise, peer, tls_key};
 use crate::error::ApiError;
 use crate::forming::check_statement_allows;
-use crate::intents::{IntentReader, JoinRequest};
+use crate::intents::IntentReader;
+use crate::redeem::RedeemRequest;
 
 /// The query of a newcomer's request to join.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -51,23 +50,16 @@ pub(crate) async fn join(
 ) -> Result<Json<JoinResponse>, ApiError> {
     let key = tls_key(&request)?;
     let address = peer(&request)?.address.ip().to_canonical();
-    let redeem = Redeem::open(&body.jws, &key, &[app.keys.pin()])?;
-    let record = &redeem.signed.record;
-    let claimed: Record = record.claims_unverified(JwsType::Record).map_err(RecordError::Record)?;
-    let cluster = redeem.cluster;
-    let joining =
-        JoinRequest { envelope: body.jws, redeem, claimed, address, program: query.program };
-    let intent = app.join(&joining).await?;
-    let (delivery, statements) = app.document(cluster, None).await?;
-    let delivery = delivery.ok_or_else(|| ApiError::not_found("such document"))?;
+    let redeem = RedeemRequest::open(body.jws, key, app.keys.pin(), address)?;
+    let joined = app.join(&redeem, query.program).await?;
     Ok(Json(JoinResponse {
-        token: app.issue_access_token(&key, ClientKind::Agent(cluster)),
+        token: app.issue_access_token(&key, ClientKind::Agent(redeem.cluster())),
         issuer: app.issuer.to_string(),
         jwks: jwks_of(&app),
         now_ms: app.clock.micros() / 1_000,
-        statements,
-        document: delivery.document,
-        intent,
+        statements: joined.statements,
+        document: joined.document,
+        intent: joined.intent,
     }))
 }
 

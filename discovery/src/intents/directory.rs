@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use discovery_types::api::{DirectoryView, ListedMember, MAX_MEMBER_NAME, MAX_MEMBERS, Membership};
 use discovery_types::digest::MemberId;
 
-use crate::store::intents::MembershipReport;
+use crate::store::changes::MembershipReport;
 
 /// Maximum number of URLs of one member in a report; `MAX_URL` limits the length of each, in bytes.
 const MAX_URLS: usize = 8;

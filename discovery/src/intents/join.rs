@@ -1,134 +1,116 @@
-//! Redeems a newcomer's join ticket.
-
-use std::net::IpAddr;
+//! Redeems a newcomer's join ticket: the part of [`crate::redeem`] that only tickets have.
 
 use discovery_types::api::{IntentView, NodeProgram};
 use discovery_types::digest::{MemberId, OperationId};
-use discovery_types::grant::{ISSUER_SKEW_SECONDS, VerifiedGrant};
-use discovery_types::intent::{
-    Intent, MAX_INTENT_SECONDS, verb_of, verify_newcomer, verify_ticket,
-};
+use discovery_types::grant::{TokenKind, VerifiedGrant};
+use discovery_types::intent::{Intent, MAX_INTENT_SECONDS, verb_of};
 use discovery_types::jws::Jws;
 use discovery_types::problem::Code;
-use discovery_types::record::{Record, VerifiedRecord};
-use discovery_types::redeem::Redeem;
+use discovery_types::record::VerifiedRecord;
 
 use super::roster::Roster;
 use super::{admin_name, check_intent_limit};
 use crate::app::App;
 use crate::error::ApiError;
-use crate::forming::{is_void, with_timeout};
+use crate::forming::with_timeout;
+use crate::redeem::{RedeemRequest, VerifiedRedeem, hide_unknown_cluster, unsettled_error};
 use crate::store::UnixMicros;
-use crate::store::cluster::{ClusterTransaction, RequestedGrant};
-use crate::store::intents::{self, MembershipChanges, NewIntent, StoredIntent};
+use crate::store::changes::{MembershipChanges, StoredIntent};
+use crate::store::cluster::ClusterTransaction;
+use crate::store::intents::{self, IntentNewcomer, NewIntent};
 
-/// A newcomer's request. The handler has opened its envelope; the rest is verified here.
-pub(crate) struct JoinRequest {
-    /// The signed envelope, as received.
-    pub envelope: Jws,
-    /// Content of the envelope.
-    pub redeem: Redeem,
-    /// The newcomer's record, not verified yet.
-    pub claimed: Record,
-    /// Source address of the request.
-    pub address: IpAddr,
-    /// The node program on the newcomer's host. `None` from an older agent.
-    pub program: Option<NodeProgram>,
-}
-
-fn unknown_token() -> ApiError {
-    let next = "Check that the bundle is for this service and cluster, or ask for another.";
-    ApiError::new(Code::GrantUnknown, "The token is not known here.", next)
+/// Answer to the redeem of a join ticket. The ledger holds the document's commit.
+#[derive(Debug)]
+pub(crate) struct JoinReply {
+    /// The intent that the ticket became.
+    pub intent: IntentView,
+    /// The cluster's commit document.
+    pub document: Jws,
+    /// The cluster's statements.
+    pub statements: Vec<Jws>,
 }
 
 impl App {
     /// Redeems a join ticket. The first key that redeems it owns it, and gets the same answer to
-    /// every retry.
-    pub(crate) async fn join(&self, joining: &JoinRequest) -> Result<IntentView, ApiError> {
-        with_timeout(self.join_untimed(joining)).await
+    /// every retry. `program` is the node program on the newcomer's host: `None` from an older
+    /// agent.
+    pub(crate) async fn join(
+        &self,
+        request: &RedeemRequest,
+        program: Option<NodeProgram>,
+    ) -> Result<JoinReply, ApiError> {
+        with_timeout(self.join_untimed(request, program)).await
     }
 
-    async fn join_untimed(&self, joining: &JoinRequest) -> Result<IntentView, ApiError> {
-        let grant = joining.claimed.grant.to_string();
-        let begun = self.begin_change(joining.redeem.cluster, Some(&grant)).await;
-        let (mut transaction, changes) = begun.map_err(|error| match error.problem().code {
-            Code::NotFound => unknown_token(),
-            _ => error,
-        })?;
-        let chain = transaction.chain.clone();
-        if chain.position(&joining.redeem.statement).is_none() {
-            let next = "Copy the bundle again, whole and unchanged, or ask for another one.";
-            let detail = "The join bundle pins a statement that this cluster doesn't have.";
-            return Err(ApiError::new(Code::StatementRefused, detail, next));
-        }
-        let row = transaction.asked().cloned().ok_or_else(unknown_token)?;
-        let jws: Jws = row.jws.parse().map_err(|_| unknown_token())?;
-        let ticket = verify_ticket(&jws, &chain)?;
-        if ticket.key.as_bytes()[..] != row.token_key {
-            return Err(unknown_token());
-        }
-        let record = verify_newcomer(&joining.envelope, &ticket, &chain)?;
-        let verb = verb_of(&ticket);
-        let operation = OperationId::of(&jws, verb);
+    async fn join_untimed(
+        &self,
+        request: &RedeemRequest,
+        program: Option<NodeProgram>,
+    ) -> Result<JoinReply, ApiError> {
+        let grant = request.grant().to_string();
+        let begun = self.begin_change(request.cluster(), Some(&request.key), Some(&grant)).await;
+        let (mut transaction, changes) = begun.map_err(hide_unknown_cluster)?;
+        let verified = request.verify(&transaction, TokenKind::Join)?;
+        let operation = OperationId::of(verified.grant.jws(), verb_of(&verified.grant));
         let taken = |known: &&StoredIntent| known.intent.operation == operation;
-        if let Some(known) = changes.intents.iter().find(taken) {
-            return self.answer_used_ticket(transaction, known, &record, joining).await;
+        let known = changes.intents.iter().find(taken);
+        if let Some(known) = known.filter(|known| known.agent != Some(request.key)) {
+            return Err(self.report_ticket_copy(transaction, known, request).await?);
         }
-        admit(&transaction, &ticket, &row, joining.address)?;
-        let roster = Roster::of(&transaction.cluster, &chain, &changes)?;
-        roster.check_unused_keys(&record)?;
-        if let Some(member) = roster.member_with_name(&record, ticket.replaces) {
-            return Err(name_taken_error(&record, member));
+        verified.check_address(request.address)?;
+        if let Some(known) = known {
+            check_same_record(known, &verified.record)?;
+            return self.end_join(transaction, &changes, known).await;
         }
-        if let Some(program) = joining.program {
+        verified.check_issue(&transaction)?;
+        admit(&transaction, &verified)?;
+        let (ticket, record) = (&verified.grant, &verified.record);
+        let roster = Roster::of(&transaction.cluster, &transaction.chain, &changes)?;
+        roster.check_unused_keys(record)?;
+        if let Some(member) = roster.member_with_name(record, ticket.replaces) {
+            return Err(name_taken_error(record, member));
+        }
+        if let Some(program) = program {
             check_same_program(program, &changes)?;
         }
         check_intent_limit(&changes, transaction.now.0 as UnixMicros)?;
-        check_replaced_member(&ticket, &roster)?;
-        let confirmed = changes.confirmed.as_ref();
-        let intent = Intent {
-            cluster: ticket.cluster,
-            verb,
-            operation,
-            authority: jws.clone(),
-            redeem: Some(joining.envelope.clone()),
-            planned_at: confirmed.and_then(|said| said.membership.configuration),
-            expires_at: transaction.now.0 / 1_000_000 + MAX_INTENT_SECONDS,
-        };
-        let (address, name) = (joining.address.to_string(), record.name.to_string());
-        let new = NewIntent {
-            intent: &intent,
-            newcomer: Some((ticket.id.to_string(), record.agent_key, address)),
-            subject: name,
-            made_by: admin_name(&transaction, &jws),
-        };
+        check_replaced_member(ticket, &roster)?;
+        let new = new_intent(&transaction, &changes, &verified, request);
         let now = transaction.now;
-        intents::insert(transaction.connection(), now, &new).await?;
-        tracing::info!(cluster.id = %ticket.cluster, %operation, %verb, name = new.subject,
-            "a ticket was redeemed");
-        self.end_change(transaction, operation).await
+        let stored = intents::insert(transaction.connection(), now, new).await?;
+        tracing::info!(cluster.id = %ticket.cluster, %operation, verb = %stored.intent.verb,
+            name = stored.subject, "a ticket was redeemed");
+        self.end_join(transaction, &changes, &stored).await
     }
 
-    /// Answers a redeem of a used ticket: by the same key, which is a retry, or by another key.
-    async fn answer_used_ticket(
+    /// Commits. Makes the cluster's commit durable in the ledger before its document is returned.
+    async fn end_join(
+        &self,
+        mut transaction: ClusterTransaction,
+        changes: &MembershipChanges,
+        stored: &StoredIntent,
+    ) -> Result<JoinReply, ApiError> {
+        let commit = transaction.stored_commit().cloned();
+        let commit = commit.ok_or_else(|| ApiError::not_found("such document"))?;
+        let (cluster, chain) = (transaction.id(), transaction.chain.clone());
+        let connection = transaction.connection();
+        let entry = self.missing_ledger_entry(connection, cluster, &chain, &commit).await?;
+        let intent = self.end_change(transaction, changes, stored).await?;
+        if let Some(entry) = entry {
+            self.store.record_commit(entry).await?;
+        }
+        Ok(JoinReply { intent, document: commit.document, statements: chain.jws() })
+    }
+
+    /// Raises an alarm: another key has tried to redeem a used ticket. Returns the refusal.
+    async fn report_ticket_copy(
         &self,
         mut transaction: ClusterTransaction,
         known: &StoredIntent,
-        record: &VerifiedRecord,
-        joining: &JoinRequest,
-    ) -> Result<IntentView, ApiError> {
-        if known.agent == Some(record.agent_key) {
-            if known.record_hash() != Some(record.hash()) {
-                let detail = "This host redeemed the ticket with another record.";
-                let next = "Start the agent with the names and addresses that it had then, or ask \
-                            for another ticket.";
-                return Err(ApiError::new(Code::Conflict, detail, next));
-            }
-            return self.end_change(transaction, known.intent.operation).await;
-        }
-        let (now, address) = (transaction.now, joining.address.to_string());
-        let first =
-            intents::note_ticket_reuse(transaction.connection(), now, &known.intent, &address);
+        request: &RedeemRequest,
+    ) -> Result<ApiError, ApiError> {
+        let (now, address) = (transaction.now, request.address.to_string());
+        let first = intents::note_ticket_reuse(transaction.connection(), now, known, &address);
         if first.await? {
             transaction.commit().await?;
             self.notifier.wake(known.intent.cluster);
@@ -139,8 +121,46 @@ impl App {
         let detail = "The ticket was redeemed by another key: it is for one host.";
         let next = "Ask for another ticket. If that host isn't yours, have an operator run \
                     `muster-discovery intent list` and withdraw it.";
-        Err(ApiError::new(Code::TicketTaken, detail, next))
+        Ok(ApiError::new(Code::TicketTaken, detail, next))
     }
+}
+
+fn new_intent(
+    transaction: &ClusterTransaction,
+    changes: &MembershipChanges,
+    verified: &VerifiedRedeem,
+    request: &RedeemRequest,
+) -> NewIntent {
+    let (ticket, record) = (&verified.grant, &verified.record);
+    let verb = verb_of(ticket);
+    let confirmed = changes.confirmed.as_ref();
+    let intent = Intent {
+        cluster: ticket.cluster,
+        verb,
+        operation: OperationId::of(ticket.jws(), verb),
+        authority: ticket.jws().clone(),
+        redeem: Some(request.envelope.clone()),
+        planned_at: confirmed.and_then(|said| said.membership.configuration),
+        expires_at: transaction.now.0 / 1_000_000 + MAX_INTENT_SECONDS,
+    };
+    let newcomer = IntentNewcomer {
+        grant: ticket.id.to_string(),
+        agent: record.agent_key,
+        address: request.address.to_string(),
+    };
+    let made_by = admin_name(transaction, ticket.jws());
+    NewIntent { intent, newcomer: Some(newcomer), subject: record.name.to_string(), made_by }
+}
+
+/// Refuses another record than the one with which the same key has redeemed the ticket.
+fn check_same_record(known: &StoredIntent, record: &VerifiedRecord) -> Result<(), ApiError> {
+    if known.record_hash() == Some(record.hash()) {
+        return Ok(());
+    }
+    let detail = "This host redeemed the ticket with another record.";
+    let next = "Start the agent with the names and addresses that it had then, or ask for another \
+                ticket.";
+    Err(ApiError::new(Code::Conflict, detail, next))
 }
 
 /// Refuses a ticket whose replaced member was already removed or lost.
@@ -190,34 +210,17 @@ fn name_taken_error(record: &VerifiedRecord, member: MemberId) -> ApiError {
     ApiError::new(Code::NameTaken, detail, next)
 }
 
-/// Errors unless the ticket is valid now and for this address.
-fn admit(
-    transaction: &ClusterTransaction,
-    ticket: &VerifiedGrant,
-    row: &RequestedGrant,
-    address: IpAddr,
-) -> Result<(), ApiError> {
+/// Errors unless the ticket is valid now.
+fn admit(transaction: &ClusterTransaction, verified: &VerifiedRedeem) -> Result<(), ApiError> {
     let again = "Ask for another ticket: `muster-discovery token create --kind join`.";
-    let seconds = transaction.now.0 / 1_000_000;
-    if row.revoked_us.is_some() || is_void(ticket, row.stored_us, transaction.void_before) {
+    if verified.is_revoked || verified.is_void {
         return Err(ApiError::new(Code::GrantRevoked, "The ticket was revoked.", again));
     }
     if !transaction.settled {
-        let detail = "The database was changed, and isn't settled yet.";
-        let next = "Wait: `muster-discovery process list` says for what.";
-        return Err(ApiError::new(Code::DatabaseChanged, detail, next));
+        return Err(unsettled_error("The database was changed, and isn't settled yet."));
     }
-    if ticket.expires_at <= seconds {
+    if verified.grant.expires_at <= transaction.now.0 / 1_000_000 {
         return Err(ApiError::new(Code::GrantExpired, "The ticket has expired.", again));
-    }
-    if ticket.issued_at > seconds + ISSUER_SKEW_SECONDS {
-        let next = "Set the clock of the machine that it was made on.";
-        return Err(ApiError::new(Code::GrantRefused, "The ticket is of the future.", next));
-    }
-    if !ticket.cidrs.is_empty() && !ticket.cidrs.iter().any(|block| block.contains(&address)) {
-        let next = "Use the ticket from the network that it is for, or ask for another.";
-        let detail = format!("The ticket is not for the address {address}.");
-        return Err(ApiError::new(Code::GrantBinding, detail, next));
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use discovery_types::redeem::Redeem;
 use super::directory;
 use crate::error::ApiError;
 use crate::store::UnixMicros;
-use crate::store::intents::{MembershipChanges, MembershipReport, StoredIntent};
+use crate::store::changes::{MembershipChanges, MembershipReport, StoredIntent};
 
 /// Maximum number of a cluster's intents that are open or under way.
 pub(super) const MAX_LIVE_INTENTS: usize = 16;

@@ -8,13 +8,15 @@ use discovery_types::problem::Code;
 use discovery_types::url::NodeUrl;
 use uuid::Uuid;
 
+use super::refuse_removed;
 use super::roster::{Roster, RosterMember, check_running};
 use crate::app::App;
 use crate::ca::{MemberLeaf, hosts};
 use crate::error::ApiError;
 use crate::forming::show;
 use crate::store::StoreError;
-use crate::store::intents::MembershipChanges;
+use crate::store::changes::MembershipChanges;
+use crate::store::cluster::RunningCluster;
 
 impl App {
     /// Issues both certificates of a member, for the key in its record. A newcomer gets its first
@@ -25,10 +27,11 @@ impl App {
         key: &PublicKey,
         csr: &Csr,
     ) -> Result<Leaves, ApiError> {
-        let found = self.store.read_cluster(cluster).await?;
-        let (state, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        let found = self.store.read_running_and_authorities(cluster).await?;
+        let (running, authorities) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        let RunningCluster { cluster: state, chain, now, changes } = running;
+        refuse_removed(&changes, Some(key))?;
         check_running(&state)?;
-        let changes = self.store.membership_changes(cluster).await?;
         let roster = Roster::of(&state, &chain, &changes)?;
         let member = roster.member(key)?;
         let asked = csr.verify().map_err(|error| {
@@ -40,7 +43,6 @@ impl App {
             let detail = "The request is over another key than the member's record has.";
             return Err(ApiError::new(Code::CsrRefused, detail, next));
         }
-        let authorities = self.store.authorities(cluster).await?;
         let authority = self.open_cluster_issuer(cluster, &authorities)?;
         let leaf = MemberLeaf {
             trust_domain: &self.keys.settings.trust_domain,

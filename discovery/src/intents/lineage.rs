@@ -10,7 +10,7 @@ use discovery_types::jws::Jws;
 use discovery_types::recovery::{Recovery, RecoveryChain, RecoveryError};
 use discovery_types::statement::StatementChain;
 
-use crate::store::intents::StoredRecovery;
+use crate::store::changes::StoredRecovery;
 
 /// The recoveries of one cluster that discovery follows.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -33,7 +33,6 @@ use discovery_types::problem::Code;
 use discovery_types::role::Action;
 use uuid::Uuid;
 
-pub(crate) use join::JoinRequest;
 pub(crate) use view::{explain, refuse_if_reporting, ticket_command};
 
 use self::judge::{LIVE_WINDOW_US, MAX_LIVE_INTENTS, OutcomeDecision, ReportPosition, judge};
@@ -43,10 +42,9 @@ use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::forming::{check_statement_allows, with_timeout};
 use crate::store::UnixMicros;
-use crate::store::cluster::{ClusterTransaction, Trust};
-use crate::store::intents::{
-    self, IntentResult, MembershipChanges, MembershipReport, NewIntent, StoredIntent,
-};
+use crate::store::changes::{MembershipChanges, MembershipReport, StoredIntent};
+use crate::store::cluster::{ClusterTransaction, RunningCluster};
+use crate::store::intents::{self, IntentResult, NewIntent};
 
 /// How long a finished intent stays in the list, in microseconds.
 const LIST_RETENTION_US: UnixMicros = 86_400 * 1_000_000;
@@ -63,33 +61,51 @@ pub(crate) enum IntentReader {
 }
 
 impl App {
-    /// Locks a running cluster and reads its changes.
+    /// Locks a running cluster and reads its changes. Errors if `agent` is the agent of a removed
+    /// member. `grant` is the id of the ticket that the agent redeems.
     async fn begin_change(
         &self,
         cluster: Uuid,
+        agent: Option<&PublicKey>,
         grant: Option<&str>,
     ) -> Result<(ClusterTransaction, MembershipChanges), ApiError> {
-        let mut transaction = self.begin(cluster, Trust::Verify, grant).await?;
+        let begun = self.store.begin_change(cluster, grant).await?;
+        let (transaction, changes) = begun.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        let transaction = self.check_gate(transaction).await?;
+        refuse_removed(&changes, agent)?;
         check_running(&transaction.cluster)?;
-        let changes = intents::membership_changes(transaction.connection(), cluster).await?;
         Ok((transaction, changes))
     }
 
-    /// Commits and returns the intent as stored.
+    /// Commits, and returns the intent as stored.
     async fn end_change(
         &self,
-        mut transaction: ClusterTransaction,
-        operation: OperationId,
+        transaction: ClusterTransaction,
+        changes: &MembershipChanges,
+        stored: &StoredIntent,
     ) -> Result<IntentView, ApiError> {
         let (cluster, now) = (transaction.id(), transaction.now.0 as UnixMicros);
-        let name = transaction.chain.newest().name.clone();
-        let changes = intents::membership_changes(transaction.connection(), cluster).await?;
+        let chain = transaction.chain.clone();
         crate::crash::point("before", "intent");
         transaction.commit().await?;
         crate::crash::point("after", "intent");
         self.notifier.wake(cluster);
-        let known = find(&changes, operation)?;
-        Ok(judge::view(known, &changes, name.as_str(), now))
+        Ok(judge::view(stored, changes, chain.newest().name.as_str(), now))
+    }
+
+    /// Reads a cluster and its changes, without a lock. Errors if `reader` is the agent of a
+    /// removed member.
+    async fn read_running(
+        &self,
+        cluster: Uuid,
+        reader: IntentReader,
+    ) -> Result<RunningCluster, ApiError> {
+        let found = self.store.read_running(cluster).await?;
+        let running = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        if let IntentReader::Agent(key) = &reader {
+            refuse_removed(&running.changes, Some(key))?;
+        }
+        Ok(running)
     }
 
     /// Stores an operator's order. Repeating the same order changes nothing.
@@ -105,7 +121,7 @@ impl App {
         let claimed: Order = jws
             .claims_unverified(JwsType::Order)
             .map_err(discovery_types::order::OrderError::Jws)?;
-        let (mut transaction, changes) = self.begin_change(claimed.cluster, None).await?;
+        let (mut transaction, changes) = self.begin_change(claimed.cluster, None, None).await?;
         let chain = transaction.chain.clone();
         let signer = chain.newest().admin(jws.kid()).map_or(caller.key, |admin| admin.key);
         check_statement_allows(&chain, &signer, Action::PutOrder)?;
@@ -115,8 +131,8 @@ impl App {
             OrderedChange::Update { .. } => Verb::Update,
         };
         let operation = OperationId::of(jws, verb);
-        if find(&changes, operation).is_ok() {
-            return self.end_change(transaction, operation).await;
+        if let Ok(known) = find(&changes, operation) {
+            return self.end_change(transaction, &changes, known).await;
         }
         let seconds = transaction.now.0 / 1_000_000;
         if order.issued_at > seconds + ISSUER_SKEW_SECONDS || order.expires_at <= seconds {
@@ -139,12 +155,12 @@ impl App {
         };
         let made_by = admin_name(&transaction, jws);
         let subject = order.change.member().to_string();
-        let new = NewIntent { intent: &intent, newcomer: None, subject, made_by };
+        let new = NewIntent { intent, newcomer: None, subject, made_by };
         let now = transaction.now;
-        intents::insert(transaction.connection(), now, &new).await?;
-        tracing::info!(cluster.id = %order.cluster, %operation, %verb, by = new.made_by,
-            member.id = new.subject, "ordered");
-        self.end_change(transaction, operation).await
+        let stored = intents::insert(transaction.connection(), now, new).await?;
+        tracing::info!(cluster.id = %order.cluster, %operation, %verb, by = stored.made_by,
+            member.id = stored.subject, "ordered");
+        self.end_change(transaction, &changes, &stored).await
     }
 
     /// Withdraws an intent that no agent has started.
@@ -155,12 +171,14 @@ impl App {
         operation: OperationId,
     ) -> Result<IntentView, ApiError> {
         with_timeout(async {
-            let (mut transaction, changes) = self.begin_change(cluster, None).await?;
+            let (mut transaction, changes) = self.begin_change(cluster, None, None).await?;
             check_statement_allows(&transaction.chain, &caller.key, Action::WithdrawIntent)?;
             let known = find(&changes, operation)?;
             let now = transaction.now;
             match known.state_at(now.0 as UnixMicros) {
-                IntentState::Withdrawn => return self.end_change(transaction, operation).await,
+                IntentState::Withdrawn => {
+                    return self.end_change(transaction, &changes, known).await;
+                }
                 IntentState::Open => {}
                 state => {
                     let detail = format!("It is {state}: there is nothing to take back.");
@@ -171,9 +189,10 @@ impl App {
             }
             let (state, by) = (IntentState::Withdrawn, caller.name.as_str());
             let became = IntentResult { state, outcome: None, by, position: None, recovery: 0 };
-            intents::store_result(transaction.connection(), now, &known.intent, &became).await?;
+            let stored =
+                intents::store_result(transaction.connection(), now, known, &became).await?;
             tracing::info!(cluster.id = %cluster, %operation, by, "withdrawn");
-            self.end_change(transaction, operation).await
+            self.end_change(transaction, &changes, &stored).await
         })
         .await
     }
@@ -196,7 +215,7 @@ impl App {
         key: &PublicKey,
         request: &OutcomeRequest,
     ) -> Result<IntentView, ApiError> {
-        let (mut transaction, changes) = self.begin_change(cluster, None).await?;
+        let (mut transaction, changes) = self.begin_change(cluster, Some(key), None).await?;
         let roster = Roster::of(&transaction.cluster, &transaction.chain, &changes)?;
         let known = find(&changes, operation)?;
         if known.agent == Some(*key) {
@@ -220,7 +239,7 @@ impl App {
         if judge(known, &outcome, ReportPosition { by: &name, position, reached })?
             == OutcomeDecision::Same
         {
-            return self.end_change(transaction, operation).await;
+            return self.end_change(transaction, &changes, known).await;
         }
         let became = IntentResult {
             state: outcome.state(),
@@ -230,10 +249,10 @@ impl App {
             recovery: roster.lineage.count(),
         };
         let now = transaction.now;
-        intents::store_result(transaction.connection(), now, &known.intent, &became).await?;
+        let stored = intents::store_result(transaction.connection(), now, known, &became).await?;
         tracing::info!(cluster.id = %cluster, %operation, state = %became.state, by = name,
             "an intent was carried on");
-        self.end_change(transaction, operation).await
+        self.end_change(transaction, &changes, &stored).await
     }
 
     /// Stores the reason why an intent waits, as reported by a member's agent.
@@ -245,16 +264,18 @@ impl App {
         reason: &str,
     ) -> Result<IntentView, ApiError> {
         with_timeout(async {
-            let (mut transaction, changes) = self.begin_change(cluster, None).await?;
+            let (mut transaction, changes) = self.begin_change(cluster, Some(key), None).await?;
             let roster = Roster::of(&transaction.cluster, &transaction.chain, &changes)?;
             let known = find(&changes, operation)?;
             let by = roster.member(key)?.record.name.to_string();
             let now = transaction.now;
-            if known.state_at(now.0 as UnixMicros).is_live() {
-                let reason = clean_text(reason);
-                intents::note_wait(transaction.connection(), now, known, &reason, &by).await?;
+            if !known.state_at(now.0 as UnixMicros).is_live() {
+                return self.end_change(transaction, &changes, known).await;
             }
-            self.end_change(transaction, operation).await
+            let reason = clean_text(reason);
+            let stored =
+                intents::note_wait(transaction.connection(), now, known, reason, by).await?;
+            self.end_change(transaction, &changes, &stored).await
         })
         .await
     }
@@ -267,9 +288,8 @@ impl App {
         reader: IntentReader,
         all: bool,
     ) -> Result<IntentList, ApiError> {
-        let found = self.store.read_cluster(cluster).await?;
-        let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
-        let changes = self.store.membership_changes(chain.newest().cluster).await?;
+        let RunningCluster { cluster, chain, now, changes } =
+            self.read_running(cluster, reader).await?;
         if let IntentReader::Agent(key) = reader {
             check_running(&cluster)?;
             Roster::of(&cluster, &chain, &changes)?.member(&key)?;
@@ -296,9 +316,8 @@ impl App {
         reader: IntentReader,
         operation: OperationId,
     ) -> Result<IntentView, ApiError> {
-        let found = self.store.read_cluster(cluster).await?;
-        let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
-        let changes = self.store.membership_changes(chain.newest().cluster).await?;
+        let RunningCluster { cluster, chain, now, changes } =
+            self.read_running(cluster, reader).await?;
         let known = find(&changes, operation);
         if let IntentReader::Agent(key) = reader {
             let own = known.as_ref().is_ok_and(|known| known.agent == Some(key));
@@ -311,11 +330,11 @@ impl App {
 
     /// Returns the list of members, confirmed or as most members report it.
     pub(crate) async fn directory(&self, cluster: Uuid) -> Result<DirectoryResponse, ApiError> {
-        let found = self.store.read_cluster(cluster).await?;
-        let (cluster, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
-        let changes = self.store.membership_changes(chain.newest().cluster).await?;
+        let found = self.store.read_running(cluster).await?;
+        let running = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        let changes = running.changes;
         let view = directory::view(changes.confirmed.as_ref(), &changes.reports);
-        Ok(DirectoryResponse { state: convert::state(cluster.phase), view })
+        Ok(DirectoryResponse { state: convert::state(running.cluster.phase), view })
     }
 
     /// Stores a member's report of its cluster's membership. Returns the Raft cluster that
@@ -336,7 +355,8 @@ impl App {
         check_position(&[configuration, report.raft_term, report.raft_index])?;
         let leader = report.leader_id.as_ref().and_then(|id| id.parse().ok());
         with_timeout(async {
-            let (mut transaction, mut changes) = self.begin_change(cluster, None).await?;
+            let (mut transaction, mut changes) =
+                self.begin_change(cluster, Some(key), None).await?;
             check_same_document(&transaction.cluster, report)?;
             let roster = Roster::of(&transaction.cluster, &transaction.chain, &changes)?;
             let id = roster.member(key)?.id;
@@ -419,6 +439,15 @@ impl App {
         let changes = self.store.membership_changes(cluster).await?;
         let own = |intent: &&StoredIntent| intent.agent == Some(*key) && intent.member.is_some();
         Ok(changes.intents.iter().any(|intent| own(&intent)))
+    }
+}
+
+/// Errors if the agent's member was removed from the cluster.
+fn refuse_removed(changes: &MembershipChanges, agent: Option<&PublicKey>) -> Result<(), ApiError> {
+    let removed = changes.removed.iter().find(|(key, _)| key.is_some() && key.as_ref() == agent);
+    match removed {
+        Some((_, removal)) => Err(ApiError::removed(removal.clone())),
+        None => Ok(()),
     }
 }
 

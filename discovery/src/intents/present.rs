@@ -10,7 +10,7 @@ use ipnet::IpNet;
 
 use super::roster::{Roster, RosterMember};
 use crate::store::UnixMicros;
-use crate::store::intents::{MembershipChanges, MembershipReport};
+use crate::store::changes::{MembershipChanges, MembershipReport};
 use crate::store::present::Trouble;
 
 /// Address from which a member's agent redeemed its token, and the networks that the token is bound

@@ -23,8 +23,9 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::forming::with_timeout;
 use crate::store::UnixMicros;
+use crate::store::changes::{MembershipChanges, StoredIntent};
 use crate::store::cluster::ClusterTransaction;
-use crate::store::intents::{self, IntentResult, MembershipChanges, NewRecovery, StoredIntent};
+use crate::store::intents::{self, IntentResult, NewRecovery};
 
 impl App {
     /// Handles the recovery statements that the survivor's agent shows.
@@ -35,7 +36,7 @@ impl App {
         shown: &[Jws],
     ) -> Result<RecoveriesResponse, ApiError> {
         with_timeout(async {
-            let (mut transaction, changes) = self.begin_change(cluster, None).await?;
+            let (mut transaction, changes) = self.begin_change(cluster, Some(key), None).await?;
             let chain = transaction.chain.clone();
             let roster = Roster::of(&transaction.cluster, &chain, &changes)?;
             match roster.lineage.compare(shown, &chain)? {
@@ -78,7 +79,7 @@ impl App {
                 position: None,
                 recovery: known,
             };
-            intents::store_result(transaction.connection(), now, &intent.intent, &became).await?;
+            intents::store_result(transaction.connection(), now, intent, &became).await?;
         }
         for (number, (jws, recovery)) in (known + 1..).zip(lineage.since(known)) {
             let by = admin_name(transaction, jws);

@@ -21,7 +21,7 @@ use discovery_types::url::NodeUrl;
 use super::lineage::Lineage;
 use crate::error::ApiError;
 use crate::store::StoreError;
-use crate::store::intents::{MembershipChanges, StoredIntent};
+use crate::store::changes::{MembershipChanges, StoredIntent};
 
 /// A member, with its record from the commit document or from its redeem.
 #[derive(Clone, Debug)]

@@ -14,9 +14,9 @@ use super::roster::Roster;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::store::UnixMicros;
+use crate::store::changes::{MembershipChanges, membership_changes};
 use crate::store::cluster::ClusterTransaction;
 use crate::store::clusters::Origin;
-use crate::store::intents::{self, MembershipChanges};
 use crate::store::present::AskingHostRow;
 
 impl App {
@@ -57,10 +57,10 @@ impl App {
         key: &PublicKey,
         text: &str,
     ) -> Result<(), ApiError> {
-        let found = self.store.read_cluster(cluster).await?;
-        let (machine, chain, _) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
-        let changes = self.store.membership_changes(cluster).await?;
-        let member = Roster::of(&machine, &chain, &changes)?.member(key)?.id;
+        let found = self.store.read_running(cluster).await?;
+        let running = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
+        let roster = Roster::of(&running.cluster, &running.chain, &running.changes)?;
+        let member = roster.member(key)?.id;
         self.store.note_trouble(cluster, member, text).await?;
         Ok(())
     }
@@ -87,7 +87,7 @@ pub(crate) async fn refuse_if_reporting(
     transaction: &mut ClusterTransaction,
 ) -> Result<(), ApiError> {
     let (id, now) = (transaction.id(), transaction.now.0 as UnixMicros);
-    let changes = intents::membership_changes(transaction.connection(), id).await?;
+    let changes = membership_changes(transaction.connection(), id).await?;
     let troubles = crate::store::present::troubles(transaction.connection(), id).await?;
     let cluster = &transaction.cluster;
     let roster = Roster::of(cluster, &transaction.chain, &changes)?;

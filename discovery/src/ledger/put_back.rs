@@ -207,7 +207,7 @@ impl App {
         let (peer, client) = (authority(&commit.peer_ca)?, authority(&commit.client_ca)?);
         self.store.put_cluster_back(&statements, chain.newest(), [&peer, &client]).await?;
         let document: Jws = commit.document.parse().map_err(|_| damaged("the document"))?;
-        self.apply(commit.cluster_id, ClusterRequest::Adopt { document, statements }, None).await?;
+        self.apply(commit.cluster_id, ClusterRequest::Adopt { document, statements }).await?;
         Ok(())
     }
 
@@ -284,7 +284,7 @@ impl App {
             after = *last;
             for cluster in batch {
                 let event = ClusterRequest::DatabaseAccepted { by: by.to_owned() };
-                match self.apply(cluster, event, None).await {
+                match self.apply(cluster, event).await {
                     Ok(_) => {}
                     Err(error) if error.is_damage() => {
                         tracing::error!(cluster.id = %cluster, %error, "abandoned unread");

@@ -1,318 +1,42 @@
-//! Queries on changes of running clusters, and on members' reports about their clusters.
+//! Stores changes of running clusters, and members' reports about their clusters.
 
 use discovery_formation as formation;
-use discovery_types::api::{DirectoryView, IntentState, Membership, Outcome};
-use discovery_types::digest::{MemberId, OperationId};
+use discovery_types::api::{IntentState, Outcome};
+use discovery_types::digest::MemberId;
 use discovery_types::intent::{Intent, Verb};
 use discovery_types::jws::Jws;
 use discovery_types::key::PublicKey;
-use discovery_types::problem::Removal;
-use serde::de::DeserializeOwned;
-use sqlx::PgConnection;
+use serde_json::Value;
+use sqlx::postgres::PgArguments;
+use sqlx::query::QueryScalar;
+use sqlx::{PgConnection, Postgres};
 use uuid::Uuid;
 
+use super::changes::{MembershipReport, StoredIntent, WaitReason};
 use super::cluster::{CHANNEL, append_event};
-use super::{Store, StoreError, UnixMicros};
+use super::{StoreError, UnixMicros};
 use crate::domain::number_to_row;
 
-/// Maximum number of a cluster's intents that are read: the newest. Intents that added a member are
-/// always read.
-const INTENTS_READ: i64 = 1_000;
-
-/// A stored intent and its progress.
-#[derive(Clone, Debug)]
-pub(crate) struct StoredIntent {
+/// A new intent, to be stored.
+pub(crate) struct NewIntent {
     /// The intent, as the API returns it.
     pub intent: Intent,
-    /// Last reported state of the intent.
-    pub state: IntentState,
-    /// Revision of the cluster at the intent's last change.
-    pub rev: u64,
-    /// Name of the newcomer, or id of the member that the intent is about.
-    pub subject: String,
-    /// Public key of the newcomer's agent.
-    pub agent: Option<PublicKey>,
-    /// Name of the admin who signed the intent.
-    pub made_by: String,
-    /// When the intent was stored.
-    pub made_us: UnixMicros,
-    /// The last reported outcome.
-    pub outcome: Option<Outcome>,
-    /// Member id of the newcomer, once it is added.
-    pub member: Option<MemberId>,
-    /// Name of the member whose agent reported the outcome.
-    pub reported_by: Option<String>,
-    /// (Raft term, Raft index) of the reported outcome.
-    pub position: Option<(u64, u64)>,
-    /// Source address of another key that tried to redeem the same ticket.
-    pub contested_by: Option<String>,
-    /// Source address of the newcomer.
-    pub address: Option<String>,
-    /// Why the intent waits, as a member's agent reported last.
-    pub wait_reason: Option<WaitReason>,
-    /// Number of recoveries that the cluster had gone through when the newcomer became a member.
-    pub recovery: usize,
-}
-
-/// Why an intent waits, as the leader's agent reported last.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct WaitReason {
-    /// The reason, in the agent's words.
-    pub reason: String,
-    /// Name of the member whose agent reported it.
-    pub by: String,
-    /// When the reason was reported.
-    pub at_us: UnixMicros,
-}
-
-/// A stored recovery statement of a cluster.
-#[derive(Clone, Debug)]
-pub(crate) struct StoredRecovery {
-    /// Position in the chain, counted from 1.
-    pub number: usize,
-    pub jws: Jws,
-    /// Whether discovery follows this statement. False if the statement competes with the chain
-    /// that discovery follows.
-    pub followed: bool,
-}
-
-#[derive(sqlx::FromRow)]
-struct IntentRow {
-    operation: Vec<u8>,
-    verb: String,
-    authority: String,
-    redeem: Option<String>,
-    agent_key: Option<Vec<u8>>,
-    subject: String,
-    planned_at: Option<i64>,
-    made_us: UnixMicros,
-    made_by: String,
-    expires_us: UnixMicros,
-    state: String,
-    rev: i64,
-    outcome: Option<String>,
-    member_id: Option<Vec<u8>>,
-    reported_by: Option<String>,
-    raft_term: Option<i64>,
-    raft_index: Option<i64>,
-    contested: Option<String>,
-    address: Option<String>,
-    waits_for: Option<String>,
-    waits_by: Option<String>,
-    waits_us: Option<UnixMicros>,
-    recovery: i32,
-}
-
-/// A new intent, to be stored.
-pub(crate) struct NewIntent<'a> {
-    /// The intent, as the API returns it.
-    pub intent: &'a Intent,
-    /// Ticket id, agent key and source address of the newcomer.
-    pub newcomer: Option<(String, PublicKey, String)>,
+    /// Host that the intent makes a member, if any.
+    pub newcomer: Option<IntentNewcomer>,
     /// Name of the newcomer, or id of the member that the intent is about.
     pub subject: String,
     /// Name of the admin who signed the intent.
     pub made_by: String,
 }
 
-/// Everything stored about a cluster's changes and its members' reports.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct MembershipChanges {
-    /// Stored intents, oldest first.
-    pub intents: Vec<StoredIntent>,
-    /// Members whose removal was confirmed, with the keys of their agents.
-    pub removed: Vec<(Option<PublicKey>, Removal)>,
-    /// The membership that a quorum confirmed last.
-    pub confirmed: Option<MembershipReport>,
-    /// The last report of each member.
-    pub reports: Vec<(MemberId, MembershipReport)>,
-    /// Recovery statements, both followed and competing, in chain order.
-    pub recoveries: Vec<StoredRecovery>,
-}
-
-/// A report of a cluster's membership, with its position in the Raft log.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct MembershipReport {
-    pub membership: Membership,
-    /// Raft term of the report.
-    pub term: u64,
-    /// Raft index of the report.
-    pub index: u64,
-    /// The leader that the reporter saw.
-    pub leader: Option<MemberId>,
-    /// When the report was stored.
-    pub at_us: UnixMicros,
-}
-
-#[derive(sqlx::FromRow)]
-struct MembershipReportRow {
-    member_id: Option<Vec<u8>>,
-    raft_term: i64,
-    raft_index: i64,
-    leader: Option<Vec<u8>>,
-    membership: String,
-    at_us: UnixMicros,
-}
-
-/// Row of a removed member or of a recovery statement. A statement has a `number`, and its JWS is
-/// in `by`.
-#[derive(sqlx::FromRow)]
-struct RemovalOrRecoveryRow {
-    member_id: Option<Vec<u8>>,
-    agent_key: Option<Vec<u8>>,
-    at_us: UnixMicros,
-    by: String,
-    number: Option<i32>,
-    followed: Option<bool>,
-}
-
-impl MembershipReportRow {
-    fn into_report(
-        self,
-        cluster: Uuid,
-    ) -> Result<(Option<MemberId>, MembershipReport), StoreError> {
-        let membership = serde_json::from_str(&self.membership)
-            .map_err(|_| StoreError::damaged(format!("the directory of cluster {cluster}")))?;
-        let id = |bytes: Option<Vec<u8>>| bytes.and_then(|b| b.try_into().ok()).map(MemberId);
-        let said = MembershipReport {
-            membership,
-            term: self.raft_term.unsigned_abs(),
-            index: self.raft_index.unsigned_abs(),
-            leader: id(self.leader),
-            at_us: self.at_us,
-        };
-        Ok((id(self.member_id), said))
-    }
-}
-
-impl MembershipReport {
-    /// Converts the report to the API's view of it.
-    pub(crate) fn view(&self, confirmed: bool, reporters: usize) -> DirectoryView {
-        DirectoryView {
-            membership: self.membership.clone(),
-            confirmed,
-            raft_term: self.term,
-            raft_index: self.index,
-            leader: self.leader,
-            reporters: reporters as u32,
-            at_ms: self.at_us / 1_000,
-        }
-    }
-}
-
-fn to_stored_intent(cluster: Uuid, row: IntentRow) -> Result<StoredIntent, StoreError> {
-    let damaged = || StoreError::damaged(format!("an intent of cluster {cluster}"));
-    let operation = OperationId(row.operation.try_into().map_err(|_| damaged())?);
-    let key = |bytes: Vec<u8>| bytes.try_into().ok().map(PublicKey::from_bytes);
-    Ok(StoredIntent {
-        intent: Intent {
-            cluster,
-            verb: parse_name(&row.verb).ok_or_else(damaged)?,
-            operation,
-            authority: row.authority.parse().map_err(|_| damaged())?,
-            redeem: row.redeem.map(|jws| jws.parse()).transpose().map_err(|_| damaged())?,
-            planned_at: row.planned_at.map(i64::unsigned_abs),
-            expires_at: row.expires_us.unsigned_abs() / 1_000_000,
-        },
-        state: parse_name(&row.state).ok_or_else(damaged)?,
-        rev: row.rev.unsigned_abs(),
-        subject: row.subject,
-        agent: row.agent_key.and_then(key),
-        made_by: row.made_by,
-        made_us: row.made_us,
-        outcome: row
-            .outcome
-            .map(|text| serde_json::from_str(&text))
-            .transpose()
-            .map_err(|_| damaged())?,
-        member: row.member_id.and_then(|bytes| bytes.try_into().ok()).map(MemberId),
-        reported_by: row.reported_by,
-        position: row
-            .raft_term
-            .zip(row.raft_index)
-            .map(|(term, index)| (term.unsigned_abs(), index.unsigned_abs())),
-        contested_by: row.contested,
-        address: row.address,
-        wait_reason: match (row.waits_for, row.waits_by, row.waits_us) {
-            (Some(reason), Some(by), Some(at_us)) => Some(WaitReason { reason, by, at_us }),
-            _ => None,
-        },
-        recovery: row.recovery.unsigned_abs() as usize,
-    })
-}
-
-/// Parses a verb or a state from its serialised name.
-fn parse_name<T: DeserializeOwned>(text: &str) -> Option<T> {
-    serde_json::from_value(serde_json::Value::from(text)).ok()
-}
-
-const INTENT: &str = "SELECT operation, verb, authority, redeem, agent_key, subject, planned_at, \
-    made_us, made_by, expires_us, state, rev, outcome, member_id, reported_by, raft_term, \
-     raft_index, contested, address, waits_for, waits_by, waits_us, recovery FROM intents";
-
-/// Reads everything stored about a cluster's changes.
-pub(crate) async fn membership_changes(
-    connection: &mut PgConnection,
-    cluster: Uuid,
-) -> Result<MembershipChanges, StoreError> {
-    let sql = format!(
-        "{INTENT} WHERE cluster_id = $1 AND (member_id IS NOT NULL OR operation IN
-             (SELECT operation FROM intents WHERE cluster_id = $1
-              ORDER BY made_us DESC, operation LIMIT $2))
-         ORDER BY made_us, operation"
-    );
-    let rows: Vec<IntentRow> = sqlx::query_as(sqlx::AssertSqlSafe(sql))
-        .bind(cluster)
-        .bind(INTENTS_READ)
-        .fetch_all(&mut *connection)
-        .await?;
-    let intents =
-        rows.into_iter().map(|row| to_stored_intent(cluster, row)).collect::<Result<_, _>>()?;
-    let rows: Vec<MembershipReportRow> = sqlx::query_as(
-        "SELECT member_id, raft_term, raft_index, leader, membership, at_us
-         FROM directory_reports WHERE cluster_id = $1
-         UNION ALL SELECT NULL, raft_term, raft_index, NULL, membership, at_us
-         FROM directory WHERE cluster_id = $1",
-    )
-    .bind(cluster)
-    .fetch_all(&mut *connection)
-    .await?;
-    let (mut said, mut confirmed) = (Vec::new(), None);
-    for row in rows {
-        match row.into_report(cluster)? {
-            (Some(member), report) => said.push((member, report)),
-            (None, view) => confirmed = Some(view),
-        }
-    }
-    // One query reads both tables, because agents ask for intents often.
-    let rows: Vec<RemovalOrRecoveryRow> = sqlx::query_as(
-        "SELECT member_id, agent_key, at_us, by, NULL::integer AS number, NULL::boolean AS followed
-         FROM removed_members WHERE cluster_id = $1
-         UNION ALL SELECT NULL, NULL, at_us, jws, number, followed
-         FROM recoveries WHERE cluster_id = $1
-         ORDER BY number, followed DESC",
-    )
-    .bind(cluster)
-    .fetch_all(connection)
-    .await?;
-    let (mut removed, mut recoveries) = (Vec::new(), Vec::new());
-    for row in rows {
-        let key = row.agent_key.and_then(|bytes| bytes.try_into().ok()).map(PublicKey::from_bytes);
-        match (row.member_id, row.number.zip(row.followed)) {
-            (Some(member), _) => {
-                removed.extend(removal(member, row.at_us, row.by).map(|removal| (key, removal)));
-            }
-            (None, Some((number, followed))) => {
-                let damaged =
-                    |_| StoreError::damaged(format!("a recovery statement of cluster {cluster}"));
-                let jws = row.by.parse().map_err(damaged)?;
-                let number = number.unsigned_abs() as usize;
-                recoveries.push(StoredRecovery { number, jws, followed });
-            }
-            (None, None) => {}
-        }
-    }
-    Ok(MembershipChanges { intents, removed, confirmed, reports: said, recoveries })
+/// Host that redeemed a join ticket.
+pub(crate) struct IntentNewcomer {
+    /// Id of the ticket's grant.
+    pub grant: String,
+    /// Public key of the host's agent.
+    pub agent: PublicKey,
+    /// Source address of the redeem.
+    pub address: String,
 }
 
 /// A recovery statement that discovery is about to follow, and the data of its event.
@@ -392,12 +116,8 @@ async fn insert_recovery(
     Ok(inserted.rows_affected() > 0)
 }
 
-fn removal(member: Vec<u8>, at_us: UnixMicros, by: String) -> Option<Removal> {
-    Some(Removal { member: MemberId(member.try_into().ok()?), at_ms: at_us / 1_000, by })
-}
-
 /// Increments the cluster's revision and notifies other processes.
-pub(crate) async fn increment_revision(
+async fn increment_revision(
     connection: &mut PgConnection,
     cluster: Uuid,
 ) -> Result<u64, StoreError> {
@@ -413,44 +133,86 @@ pub(crate) async fn increment_revision(
     Ok(rev.unsigned_abs())
 }
 
-/// Stores a new intent and its event.
+/// SQL for one change of a cluster that agents wait for. It increments the cluster's revision,
+/// appends an event, notifies other processes, and runs `$write`, which can read the revision from
+/// `next`. [`query_change`] binds `$1` to `$5`: cluster, channel, and the event's time, kind and
+/// body.
+macro_rules! change {
+    ($write:literal) => {
+        concat!(
+            "WITH next AS (UPDATE clusters SET rev = rev + 1 WHERE id = $1 RETURNING rev),
+                  event AS (INSERT INTO events (stream, number, at_us, kind, body, previous, hash)
+                      VALUES ($1, 1, $3, $4, $5, '', '')),
+                  written AS (",
+            $write,
+            ") SELECT rev, pg_notify($2, $1::text) FROM next"
+        )
+    };
+}
+
+/// Makes a query of a [`change!`], which returns the cluster's new revision.
+fn query_change<'q>(
+    sql: &'static str,
+    cluster: Uuid,
+    now: formation::UnixMicros,
+    kind: &'q str,
+    body: &Value,
+) -> Result<QueryScalar<'q, Postgres, i64, PgArguments>, StoreError> {
+    let query = sqlx::query_scalar(sql).bind(cluster).bind(CHANNEL).bind(number_to_row(now.0)?);
+    Ok(query.bind(kind).bind(body.to_string()))
+}
+
+/// Stores a new intent and its event. Returns the intent as stored.
 pub(crate) async fn insert(
     connection: &mut PgConnection,
     now: formation::UnixMicros,
-    new: &NewIntent<'_>,
-) -> Result<(), StoreError> {
-    let intent = new.intent;
-    let rev = increment_revision(connection, intent.cluster).await?;
-    let (grant, key, address) = match &new.newcomer {
-        Some((grant, key, address)) => (Some(grant), Some(key), Some(address)),
-        None => (None, None, None),
-    };
-    sqlx::query(
+    new: NewIntent,
+) -> Result<StoredIntent, StoreError> {
+    const INSERT: &str = change!(
         "INSERT INTO intents (cluster_id, operation, verb, authority, redeem, grant_id, agent_key,
              subject, address, planned_at, made_us, made_by, expires_us, state, rev)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, 'open', $14)",
-    )
-    .bind(intent.cluster)
-    .bind(&intent.operation.0[..])
-    .bind(intent.verb.as_str())
-    .bind(intent.authority.as_str())
-    .bind(intent.redeem.as_ref().map(|jws| jws.as_str()))
-    .bind(grant)
-    .bind(key.map(|key| key.as_bytes().to_vec()))
-    .bind(&new.subject)
-    .bind(address)
-    .bind(intent.planned_at.map(number_to_row).transpose()?)
-    .bind(number_to_row(now.0)?)
-    .bind(&new.made_by)
-    .bind(number_to_row(intent.expires_at.saturating_mul(1_000_000))?)
-    .bind(number_to_row(rev)?)
-    .execute(&mut *connection)
-    .await?;
+         SELECT $1, $6, $7, $8, $9, $10, $11, $12, $13, $14, $3, $15, $16, 'open', rev FROM next"
+    );
+    let NewIntent { intent, newcomer, subject, made_by } = new;
+    let (grant, agent, address) = match newcomer {
+        Some(newcomer) => (Some(newcomer.grant), Some(newcomer.agent), Some(newcomer.address)),
+        None => (None, None, None),
+    };
     let body = serde_json::json!({
         "operation": intent.operation.to_string(), "verb": intent.verb.as_str(),
-        "subject": new.subject, "by": new.made_by, "address": address,
+        "subject": subject, "by": made_by, "address": address,
     });
-    append_event(connection, intent.cluster, now, "intent", &body).await
+    let rev = query_change(INSERT, intent.cluster, now, "intent", &body)?
+        .bind(&intent.operation.0[..])
+        .bind(intent.verb.as_str())
+        .bind(intent.authority.as_str())
+        .bind(intent.redeem.as_ref().map(|jws| jws.as_str()))
+        .bind(grant)
+        .bind(agent.map(|key| key.as_bytes().to_vec()))
+        .bind(&subject)
+        .bind(&address)
+        .bind(intent.planned_at.map(number_to_row).transpose()?)
+        .bind(&made_by)
+        .bind(number_to_row(intent.expires_at.saturating_mul(1_000_000))?)
+        .fetch_one(connection)
+        .await?;
+    Ok(StoredIntent {
+        intent,
+        state: IntentState::Open,
+        rev: rev.unsigned_abs(),
+        subject,
+        agent,
+        made_by,
+        made_us: now.0 as UnixMicros,
+        outcome: None,
+        member: None,
+        reported_by: None,
+        position: None,
+        contested_by: None,
+        address,
+        wait_reason: None,
+        recovery: 0,
+    })
 }
 
 /// Result of an intent: its state, the reporter, and the position in the cluster's log.
@@ -467,53 +229,63 @@ pub(crate) struct IntentResult<'a> {
     pub recovery: usize,
 }
 
-/// Stores the result of an intent.
+/// Stores the result of an intent. Returns the intent as stored.
 pub(crate) async fn store_result(
     connection: &mut PgConnection,
     now: formation::UnixMicros,
-    intent: &Intent,
+    known: &StoredIntent,
     became: &IntentResult<'_>,
-) -> Result<(), StoreError> {
-    let rev = increment_revision(connection, intent.cluster).await?;
+) -> Result<StoredIntent, StoreError> {
+    const UPDATE: &str = change!(
+        "UPDATE intents SET state = $7, outcome = $8, reported_by = $9, raft_term = $10,
+             raft_index = $11, rev = next.rev, member_id = $12, recovery = $13
+         FROM next WHERE cluster_id = $1 AND operation = $6"
+    );
+    let intent = &known.intent;
     let newcomer = match intent.verb {
         Verb::Join | Verb::Replace => became.outcome.and_then(Outcome::member),
         Verb::Remove | Verb::Update => None,
     };
-    let said = became.outcome.map(|outcome| serde_json::json!(outcome).to_string());
+    let member = known.member.or(newcomer);
+    let recovery = if known.member.is_none() { became.recovery } else { known.recovery };
+    let outcome = became.outcome.map(|outcome| serde_json::json!(outcome).to_string());
     let number = |number: Option<u64>| number.map(number_to_row).transpose();
-    sqlx::query(
-        "UPDATE intents SET state = $3, outcome = $4, reported_by = $5, raft_term = $6,
-             raft_index = $7, rev = $8, member_id = coalesce(member_id, $9),
-             recovery = CASE WHEN member_id IS NULL THEN $10 ELSE recovery END
-         WHERE cluster_id = $1 AND operation = $2",
-    )
-    .bind(intent.cluster)
-    .bind(&intent.operation.0[..])
-    .bind(became.state.as_str())
-    .bind(&said)
-    .bind(became.by)
-    .bind(number(became.position.map(|(term, _)| term))?)
-    .bind(number(became.position.map(|(_, index)| index))?)
-    .bind(number_to_row(rev)?)
-    .bind(newcomer.map(|member| member.0.to_vec()))
-    .bind(i32::try_from(became.recovery).unwrap_or(i32::MAX))
-    .execute(&mut *connection)
-    .await?;
     let body = serde_json::json!({
         "operation": intent.operation.to_string(), "state": became.state.as_str(),
         "by": became.by, "outcome": became.outcome,
     });
-    append_event(connection, intent.cluster, now, "intent", &body).await
+    let rev = query_change(UPDATE, intent.cluster, now, "intent", &body)?
+        .bind(&intent.operation.0[..])
+        .bind(became.state.as_str())
+        .bind(outcome)
+        .bind(became.by)
+        .bind(number(became.position.map(|(term, _)| term))?)
+        .bind(number(became.position.map(|(_, index)| index))?)
+        .bind(member.map(|member| member.0.to_vec()))
+        .bind(i32::try_from(recovery).unwrap_or(i32::MAX))
+        .fetch_one(connection)
+        .await?;
+    Ok(StoredIntent {
+        state: became.state,
+        outcome: became.outcome.cloned(),
+        reported_by: Some(became.by.to_owned()),
+        position: became.position,
+        rev: rev.unsigned_abs(),
+        member,
+        recovery,
+        ..known.clone()
+    })
 }
 
-/// Stores why an intent waits. The revision changes only if the reason is a new one.
+/// Stores why an intent waits. The revision changes only if the reason is a new one. Returns the
+/// intent as stored.
 pub(crate) async fn note_wait(
     connection: &mut PgConnection,
     now: formation::UnixMicros,
     known: &StoredIntent,
-    reason: &str,
-    by: &str,
-) -> Result<(), StoreError> {
+    reason: String,
+    by: String,
+) -> Result<StoredIntent, StoreError> {
     let is_new = known.wait_reason.as_ref().is_none_or(|waits| waits.reason != reason);
     let cluster = known.intent.cluster;
     let rev = match is_new {
@@ -526,13 +298,14 @@ pub(crate) async fn note_wait(
     )
     .bind(cluster)
     .bind(&known.intent.operation.0[..])
-    .bind(reason)
-    .bind(by)
+    .bind(&reason)
+    .bind(&by)
     .bind(number_to_row(now.0)?)
     .bind(number_to_row(rev)?)
     .execute(connection)
     .await?;
-    Ok(())
+    let wait_reason = Some(WaitReason { reason, by, at_us: now.0 as UnixMicros });
+    Ok(StoredIntent { wait_reason, rev, ..known.clone() })
 }
 
 /// Stores that another key tried to redeem a used ticket. Returns `false` if that was stored
@@ -540,26 +313,21 @@ pub(crate) async fn note_wait(
 pub(crate) async fn note_ticket_reuse(
     connection: &mut PgConnection,
     now: formation::UnixMicros,
-    intent: &Intent,
+    known: &StoredIntent,
     address: &str,
 ) -> Result<bool, StoreError> {
-    let noted = sqlx::query(
-        "UPDATE intents SET contested = $3
-         WHERE cluster_id = $1 AND operation = $2 AND contested IS NULL",
-    )
-    .bind(intent.cluster)
-    .bind(&intent.operation.0[..])
-    .bind(address)
-    .execute(&mut *connection)
-    .await?;
-    if noted.rows_affected() == 0 {
+    const UPDATE: &str =
+        change!("UPDATE intents SET contested = $7 WHERE cluster_id = $1 AND operation = $6");
+    if known.contested_by.is_some() {
         return Ok(false);
     }
-    increment_revision(connection, intent.cluster).await?;
-    let body = serde_json::json!({
-        "operation": intent.operation.to_string(), "address": address,
-    });
-    append_event(connection, intent.cluster, now, "ticket_contested", &body).await?;
+    let operation = known.intent.operation;
+    let body = serde_json::json!({ "operation": operation.to_string(), "address": address });
+    query_change(UPDATE, known.intent.cluster, now, "ticket_contested", &body)?
+        .bind(&operation.0[..])
+        .bind(address)
+        .fetch_one(connection)
+        .await?;
     Ok(true)
 }
 
@@ -631,40 +399,4 @@ pub(crate) async fn confirm(
     }
     increment_revision(connection, cluster).await?;
     Ok(())
-}
-
-/// Returns when and by whom this agent's member was removed, if it was.
-pub(crate) async fn removal_of(
-    connection: &mut PgConnection,
-    cluster: Uuid,
-    key: &[u8; 32],
-) -> Result<Option<Removal>, StoreError> {
-    let row: Option<(Vec<u8>, UnixMicros, String)> = sqlx::query_as(
-        "SELECT member_id, at_us, by FROM removed_members
-         WHERE agent_key = $2 AND cluster_id = $1",
-    )
-    .bind(cluster)
-    .bind(&key[..])
-    .fetch_optional(connection)
-    .await?;
-    Ok(row.and_then(|(member, at_us, by)| removal(member, at_us, by)))
-}
-
-impl Store {
-    /// Reads everything stored about a cluster's changes.
-    pub(crate) async fn membership_changes(
-        &self,
-        cluster: Uuid,
-    ) -> Result<MembershipChanges, StoreError> {
-        membership_changes(&mut *self.acquire().await?, cluster).await
-    }
-
-    /// Returns when and by whom this agent's member was removed, if it was.
-    pub(crate) async fn removal_of(
-        &self,
-        cluster: Uuid,
-        key: &[u8; 32],
-    ) -> Result<Option<Removal>, StoreError> {
-        removal_of(&mut *self.acquire().await?, cluster, key).await
-    }
 }

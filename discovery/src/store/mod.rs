@@ -4,6 +4,7 @@
 //! thing. With that lock, read committed suffices. A replica is never read.
 
 pub(crate) mod admins;
+pub(crate) mod changes;
 pub(crate) mod check;
 pub(crate) mod cluster;
 pub(crate) mod clusters;

@@ -3,7 +3,7 @@
 use data_encoding::BASE64URL_NOPAD;
 use discovery_types::api::{ClusterState, ReportRequest};
 use discovery_types::digest::Nonce;
-use discovery_types::grant::TokenKind;
+use discovery_types::grant::{Grant, ISSUER_SKEW_SECONDS, TokenKind};
 use discovery_types::jws::{Jws, JwsType};
 use discovery_types::key::SigningKey;
 use discovery_types::problem::Code;
@@ -62,13 +62,22 @@ async fn a_join_ticket_that_somebody_wrote_into_the_table_admits_nobody() {
     let statement = world.cluster(&admin, "demo", 1).await;
     let (token, mut grant) = world.grant(&admin, &statement);
     (grant.kind, grant.uses, grant.expires_at) = (TokenKind::Join, 1, grant.issued_at + 900);
+    write_boot_grant(&world, &grant).await;
+    let refused =
+        TestAgent::new(&world, &service, &statement, &token, 1).redeem().await.unwrap_err();
+    assert_eq!(refused.code(), Some(Code::GrantUnknown), "{refused}");
+    service.stop().await;
+}
+
+/// Inserts the row of a boot token's grant, whatever the service would say to it.
+async fn write_boot_grant(world: &TestInstallation, grant: &Grant) {
     let jws = grant.sign(&world.owner);
     sqlx::query(
         "INSERT INTO grants (id, cluster_id, kind, hash, token_key, jws, uses, expires_us,
-             issued_by, stored_us) VALUES ($1, $2, 'boot', $3, $4, $5, 1, $6, 'owner', 0)",
+             issued_by, stored_us) VALUES ($1, $2, 'boot', $3, $4, $5, 1, $6, 'owner', now_us())",
     )
     .bind(grant.id.to_string())
-    .bind(statement.cluster)
+    .bind(grant.cluster)
     .bind(&jws.hash().0[..])
     .bind(&grant.key.as_bytes()[..])
     .bind(jws.as_str())
@@ -76,9 +85,23 @@ async fn a_join_ticket_that_somebody_wrote_into_the_table_admits_nobody() {
     .execute(&mut world.database.connect().await)
     .await
     .unwrap();
-    let refused =
-        TestAgent::new(&world, &service, &statement, &token, 1).redeem().await.unwrap_err();
-    assert_eq!(refused.code(), Some(Code::GrantUnknown), "{refused}");
+}
+
+/// The service refuses to store such a grant. It gets there if Postgres' clock is set back later.
+#[tokio::test]
+async fn a_boot_token_of_the_future_takes_no_seat() {
+    let world = TestInstallation::new().await;
+    let service = world.serve().await;
+    let admin = world.owner(&service);
+    let statement = world.cluster(&admin, "demo", 1).await;
+    let cases = [(1, ISSUER_SKEW_SECONDS - 60, None), (2, 1_000, Some(Code::GrantRefused))];
+    for (number, ahead, expected) in cases {
+        let (token, grant) = world.grant(&admin, &statement);
+        let grant = Grant { issued_at: grant.issued_at + ahead, ..grant };
+        write_boot_grant(&world, &grant).await;
+        let agent = TestAgent::new(&world, &service, &statement, &token, number);
+        assert_eq!(agent.redeem().await.err().and_then(|refused| refused.code()), expected);
+    }
     service.stop().await;
 }
 

@@ -325,7 +325,7 @@ pub fn verb_of(ticket: &VerifiedGrant) -> Verb {
 }
 
 /// Verifies the grant of a join ticket.
-pub fn verify_ticket(grant: &Jws, chain: &StatementChain) -> Result<VerifiedGrant, IntentError> {
+fn verify_ticket(grant: &Jws, chain: &StatementChain) -> Result<VerifiedGrant, IntentError> {
     let grant = VerifiedGrant::verify(grant, chain)?;
     match grant.kind {
         TokenKind::Join => Ok(grant),
@@ -335,7 +335,7 @@ pub fn verify_ticket(grant: &Jws, chain: &StatementChain) -> Result<VerifiedGran
 
 /// Verifies the redeem of a ticket, and returns the newcomer's record. The service that the
 /// envelope was meant for checks that itself ([`Redeem::open`]).
-pub fn verify_newcomer(
+fn verify_newcomer(
     redeem: &Jws,
     ticket: &VerifiedGrant,
     chain: &StatementChain,

@@ -16,6 +16,8 @@ use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::super::StoreError;
+use super::super::changes::{ChangeRows, change_columns};
+use super::StoredCommit;
 use super::records::Caches;
 
 /// Whether the signatures in rows are verified.
@@ -100,9 +102,9 @@ struct ReportRow {
 }
 
 /// Bytes that Postgres sends as hex in JSON.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "String")]
-struct Hex(Vec<u8>);
+pub(in crate::store) struct Hex(pub(in crate::store) Vec<u8>);
 
 impl TryFrom<String> for Hex {
     type Error = data_encoding::DecodeError;
@@ -142,6 +144,33 @@ pub(super) struct ClusterRows {
     revoked: Vec<String>,
 }
 
+/// All rows of a cluster, with those about its changes since the commit.
+#[derive(Debug, sqlx::FromRow)]
+pub(super) struct RunningRows {
+    #[sqlx(flatten)]
+    pub(super) cluster: ClusterRows,
+    #[sqlx(flatten)]
+    pub(super) changes: ChangeRows,
+    /// The commit, which only a redeem request reads.
+    pub(super) commit: Option<Json<CommitRow>>,
+}
+
+/// Row of a cluster's decision, without the members' certificates.
+#[derive(Debug, Deserialize)]
+pub(super) struct CommitRow {
+    h: Hex,
+    document: String,
+}
+
+impl CommitRow {
+    /// Parses the row of `cluster`.
+    pub(super) fn parse(self, cluster: Uuid) -> Result<StoredCommit, StoreError> {
+        let damaged = |_| StoreError::damaged(format!("the document of cluster {cluster}"));
+        let document = self.document.parse().map_err(damaged)?;
+        Ok(StoredCommit { h: self.h.0, document, leaves: None })
+    }
+}
+
 /// Row of the grant that a redeem request names.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct RequestedGrant {
@@ -160,53 +189,89 @@ fn hex<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::
     Hex::deserialize(deserializer).map(|Hex(bytes)| bytes)
 }
 
-/// Loads everything in one SQL statement. It reads only this cluster's rows, each through an index.
-const LOAD: &str = concat!(
-    "
-SELECT c.id, c.phase, c.deadline_us, c.epoch, c.floor, c.rev, c.next_place, c.frozen_epoch,
-    c.frozen_h, c.frozen_statement, c.frozen_us, c.unsettled, c.ended_cause, c.ended_us,
-    c.ended_by, c.split_other, c.split_epoch, c.error_us, c.error_key, c.error_text,
-    now_us() AS now, g.settled, g.void_before_us, g.number AS generation,
-    (SELECT coalesce(max(number), 0) FROM decisions) AS newest,
-    (SELECT hash FROM decisions WHERE number = $2) AS at_copied,
-    (SELECT beat FROM processes WHERE id = $4) AS beat, ",
-    crate::ledger::oids!(),
-    ",
-    ARRAY(SELECT jws FROM statements WHERE cluster_id = $1 ORDER BY sequence) AS statements,
-    (SELECT jsonb_build_object('jws', jws, 'token_key', encode(token_key, 'hex'),
-         'stored_us', stored_us, 'revoked_us', revoked_us) FROM grants WHERE id = $3 AND cluster_id = $1) AS asked,
-    ARRAY(SELECT id FROM grants WHERE cluster_id = $1 AND revoked_us IS NOT NULL) AS revoked,
-    (SELECT coalesce(jsonb_agg(r), '[]') FROM (
-        SELECT a.record, a.token_record, a.grant_id, gr.jws AS grant, encode(a.key, 'hex') AS key,
-            a.seat, a.standby, a.lease_us, a.boot, encode(a.nonce, 'hex') AS nonce,
-            a.highest_epoch, a.counts, a.held_us, a.release_epoch, a.release_jws
-        FROM agents a JOIN grants gr ON gr.id = a.grant_id WHERE a.cluster_id = $1) r) AS agents,
-    (SELECT coalesce(jsonb_agg(r ORDER BY r.seat), '[]') FROM (
-        SELECT f.seat, f.record, f.token_record, f.grant_id, gr.jws AS grant
-        FROM frozen_seats f JOIN grants gr ON gr.id = f.grant_id WHERE f.cluster_id = $1) r)
-        AS seats,
-    (SELECT coalesce(jsonb_agg(r), '[]') FROM (
-        SELECT encode(key, 'hex') AS key, epoch, jws FROM acks WHERE cluster_id = $1) r) AS acks,
-    (SELECT coalesce(jsonb_agg(r), '[]') FROM (
-        SELECT encode(key, 'hex') AS key, epoch, row FROM probes WHERE cluster_id = $1) r)
-        AS probes,
-    (SELECT coalesce(jsonb_agg(r), '[]') FROM (
-        SELECT encode(key, 'hex') AS key, encode(raft_cluster, 'hex') AS raft_cluster
-        FROM reports WHERE cluster_id = $1) r) AS reports
-FROM generation g JOIN clusters c ON c.id = $1 AND c.phase <> 'draft'"
+/// SQL that loads a cluster's rows in one statement, with the columns in `$more`. It reads only this
+/// cluster's rows, each through an index.
+macro_rules! load {
+    ($($more:tt)*) => {
+        concat!(
+            "
+        SELECT c.id, c.phase, c.deadline_us, c.epoch, c.floor, c.rev, c.next_place, c.frozen_epoch,
+            c.frozen_h, c.frozen_statement, c.frozen_us, c.unsettled, c.ended_cause, c.ended_us,
+            c.ended_by, c.split_other, c.split_epoch, c.error_us, c.error_key, c.error_text,
+            now_us() AS now, g.settled, g.void_before_us, g.number AS generation,
+            (SELECT coalesce(max(number), 0) FROM decisions) AS newest,
+            (SELECT hash FROM decisions WHERE number = $2) AS at_copied,
+            (SELECT beat FROM processes WHERE id = $4) AS beat, ",
+            crate::ledger::oids!(),
+            ",
+            ARRAY(SELECT jws FROM statements WHERE cluster_id = $1 ORDER BY sequence) AS statements,
+            (SELECT jsonb_build_object('jws', jws, 'token_key', encode(token_key, 'hex'),
+                 'stored_us', stored_us, 'revoked_us', revoked_us)
+             FROM grants WHERE id = $3 AND cluster_id = $1) AS asked,
+            ARRAY(SELECT id FROM grants WHERE cluster_id = $1 AND revoked_us IS NOT NULL) AS revoked,
+            (SELECT coalesce(jsonb_agg(r), '[]') FROM (
+                SELECT a.record, a.token_record, a.grant_id, gr.jws AS grant,
+                    encode(a.key, 'hex') AS key, a.seat, a.standby, a.lease_us, a.boot,
+                    encode(a.nonce, 'hex') AS nonce, a.highest_epoch, a.counts, a.held_us, a.release_epoch, a.release_jws
+                FROM agents a JOIN grants gr ON gr.id = a.grant_id WHERE a.cluster_id = $1) r)
+                AS agents,
+            (SELECT coalesce(jsonb_agg(r ORDER BY r.seat), '[]') FROM (
+                SELECT f.seat, f.record, f.token_record, f.grant_id, gr.jws AS grant
+                FROM frozen_seats f JOIN grants gr ON gr.id = f.grant_id WHERE f.cluster_id = $1) r)
+                AS seats,
+            (SELECT coalesce(jsonb_agg(r), '[]') FROM (
+                SELECT encode(key, 'hex') AS key, epoch, jws FROM acks WHERE cluster_id = $1) r)
+                AS acks,
+            (SELECT coalesce(jsonb_agg(r), '[]') FROM (
+                SELECT encode(key, 'hex') AS key, epoch, row FROM probes WHERE cluster_id = $1) r)
+                AS probes,
+            (SELECT coalesce(jsonb_agg(r), '[]') FROM (
+                SELECT encode(key, 'hex') AS key, encode(raft_cluster, 'hex') AS raft_cluster
+                FROM reports WHERE cluster_id = $1) r) AS reports ",
+            $($more)*
+            " FROM generation g JOIN clusters c ON c.id = $1 AND c.phase <> 'draft'"
+        )
+    };
+}
+
+/// Loads what the formation of a cluster consists of.
+const LOAD: &str = load!();
+
+/// Loads a cluster with its changes since the commit. A redeem request reads the commit, too.
+const LOAD_RUNNING: &str = load!(
+    ",",
+    change_columns!(),
+    ", (SELECT jsonb_build_object('h', encode(h, 'hex'), 'document', document)
+        FROM commits WHERE cluster_id = $1 AND $3 IS NOT NULL) AS commit",
 );
 
-/// Reads all of a cluster's rows. Returns `None` for drafts, which aren't clusters yet. `asked` is
-/// a grant's id, `copied` a decision's number.
+/// Parameters of the SQL statements that load a cluster.
+pub(super) struct LoadParameters<'a> {
+    pub(super) id: Uuid,
+    /// Number of the last decision that the ledger has copied.
+    pub(super) copied: u64,
+    /// Id of the grant that a redeem request names.
+    pub(super) asked: Option<&'a str>,
+    /// Id of the calling process.
+    pub(super) process: Uuid,
+}
+
+/// Reads all rows of a cluster's formation. Returns `None` for drafts, which aren't clusters yet.
 pub(super) async fn read(
     connection: &mut PgConnection,
-    id: Uuid,
-    copied: u64,
-    asked: Option<&str>,
-    process: Uuid,
+    of: &LoadParameters<'_>,
 ) -> Result<Option<ClusterRows>, StoreError> {
-    let loaded = sqlx::query_as(LOAD).bind(id).bind(copied as i64).bind(asked).bind(process);
-    Ok(loaded.fetch_optional(connection).await?)
+    let loaded = sqlx::query_as(LOAD).bind(of.id).bind(of.copied as i64);
+    Ok(loaded.bind(of.asked).bind(of.process).fetch_optional(connection).await?)
+}
+
+/// Reads all rows of a cluster, as [`read`] does, and those about its changes since the commit.
+pub(super) async fn read_running(
+    connection: &mut PgConnection,
+    of: &LoadParameters<'_>,
+) -> Result<Option<RunningRows>, StoreError> {
+    let loaded = sqlx::query_as(LOAD_RUNNING).bind(of.id).bind(of.copied as i64);
+    Ok(loaded.bind(of.asked).bind(of.process).fetch_optional(connection).await?)
 }
 
 /// One probe's result, as `probes.row` stores it for a peer's key.

@@ -17,13 +17,17 @@ use discovery_formation::service::{Cluster, ClusterChange, Phase};
 use discovery_types::grant::{GrantId, VerifiedGrant};
 use discovery_types::jws::{Jws, JwsType};
 use discovery_types::statement::{Statement, StatementChain};
+use sqlx::types::Json;
 use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
+use self::load::{ClusterRows, LoadParameters};
+use super::changes::MembershipChanges;
 use super::{Store, StoreError, Transaction, UnixMicros};
 use crate::domain::number_to_row;
 use crate::ledger;
 
+pub(super) use load::Hex;
 pub(crate) use load::{RequestedGrant, Trust};
 pub(crate) use records::Caches;
 pub(super) use save::append_event;
@@ -51,6 +55,8 @@ pub(crate) struct ClusterTransaction {
     /// Tokens issued before this time admit nobody: the database was set back or accepted then.
     pub void_before: formation::UnixMicros,
     asked: Option<RequestedGrant>,
+    /// The commit, which only the redeem of a join ticket reads.
+    commit: Option<StoredCommit>,
     /// Signed grants by id: those of all agents, of the frozen list, and the requested one.
     grants: BTreeMap<String, String>,
 }
@@ -106,6 +112,25 @@ pub(crate) struct NewCommit {
     pub leaves: Vec<LeafPair>,
 }
 
+/// A cluster as one snapshot shows it, with its changes since the commit.
+pub(crate) struct RunningCluster {
+    /// The cluster's state.
+    pub cluster: Cluster,
+    /// The cluster's statements, verified.
+    pub chain: Arc<StatementChain>,
+    /// Database time of the snapshot.
+    pub now: formation::UnixMicros,
+    /// Everything stored about the cluster's changes.
+    pub changes: MembershipChanges,
+}
+
+/// A transaction that has locked a cluster's row.
+struct LockedRow {
+    transaction: Transaction,
+    /// The ledger's knowledge of the database before this transaction read anything.
+    known: Option<RememberedDatabase>,
+}
+
 impl Store {
     /// Locks and loads a cluster, with the requested grant. Returns `None` if the cluster doesn't
     /// exist or is only a draft.
@@ -115,16 +140,57 @@ impl Store {
         trust: Trust,
         asked: Option<&str>,
     ) -> Result<Option<ClusterTransaction>, StoreError> {
+        let mut row = self.lock(id).await?;
+        let of = self.load_parameters(id, row.known.as_ref(), asked);
+        let Some(loaded) = load::read(&mut row.transaction, &of).await? else { return Ok(None) };
+        self.cluster_transaction(row, &of, loaded, trust).map(Some)
+    }
+
+    /// Locks and loads a cluster as [`Store::begin_cluster`] does, with its changes since the
+    /// commit. With a requested grant, the commit is loaded, too.
+    pub(crate) async fn begin_change(
+        &self,
+        id: Uuid,
+        asked: Option<&str>,
+    ) -> Result<Option<(ClusterTransaction, MembershipChanges)>, StoreError> {
+        let mut row = self.lock(id).await?;
+        let of = self.load_parameters(id, row.known.as_ref(), asked);
+        let loaded = load::read_running(&mut row.transaction, &of).await?;
+        let Some(loaded) = loaded else { return Ok(None) };
+        let commit = loaded.commit.map(|Json(commit)| commit.parse(id)).transpose()?;
+        let changes = loaded.changes.parse(id)?;
+        let transaction = self.cluster_transaction(row, &of, loaded.cluster, Trust::Verify)?;
+        Ok(Some((ClusterTransaction { commit, ..transaction }, changes)))
+    }
+
+    async fn lock(&self, id: Uuid) -> Result<LockedRow, StoreError> {
         // Read this before the database: the ledger may then lag behind the rows, but never the
         // reverse.
         let known = self.ledger.known();
-        let copied = known.map_or(0, |known| known.last_copied.number);
         // The lock is a statement of its own. A statement that waits for a lock keeps the snapshot
         // from before the wait and would read old rows.
         let locked = format!("BEGIN; SELECT 1 FROM clusters WHERE id = '{id}' FOR UPDATE");
-        let mut transaction = self.begin(AssertSqlSafe(locked)).await?;
-        let loaded = load::read(&mut transaction, id, copied, asked, self.ledger.process()).await?;
-        let Some(loaded) = loaded else { return Ok(None) };
+        let transaction = self.begin(AssertSqlSafe(locked)).await?;
+        Ok(LockedRow { transaction, known })
+    }
+
+    fn load_parameters<'a>(
+        &self,
+        id: Uuid,
+        known: Option<&RememberedDatabase>,
+        asked: Option<&'a str>,
+    ) -> LoadParameters<'a> {
+        let copied = known.map_or(0, |known| known.last_copied.number);
+        LoadParameters { id, copied, asked, process: self.ledger.process() }
+    }
+
+    fn cluster_transaction(
+        &self,
+        LockedRow { transaction, known }: LockedRow,
+        of: &LoadParameters<'_>,
+        loaded: ClusterRows,
+        trust: Trust,
+    ) -> Result<ClusterTransaction, StoreError> {
         // A process that knows no database has to compare it first, so an empty site is right here.
         let known_site = known.map(|known| known.identity).unwrap_or_default();
         let site = ledger::current_site(&known_site, loaded.database_oid, &loaded.table_oids)
@@ -142,12 +208,12 @@ impl Store {
         };
         let (now, settled) = (formation::UnixMicros(loaded.now.unsigned_abs()), loaded.settled);
         let void_before = formation::UnixMicros(loaded.void_before_us.unsigned_abs());
-        let grants = loaded.grants(asked);
+        let grants = loaded.grants(of.asked);
         let asked = loaded.asked.as_ref().map(|grant| grant.0.clone());
-        let chain = self.caches.chain(id, &loaded.statements)?;
+        let chain = self.caches.chain(of.id, &loaded.statements)?;
         let cluster = load::load(&self.caches, loaded, &chain, trust)?;
         let before = cluster.clone();
-        Ok(Some(ClusterTransaction {
+        Ok(ClusterTransaction {
             transaction,
             cluster,
             before,
@@ -158,8 +224,9 @@ impl Store {
             read,
             void_before,
             asked,
+            commit: None,
             grants,
-        }))
+        })
     }
 
     /// Reads a cluster without a lock.
@@ -167,16 +234,54 @@ impl Store {
         &self,
         id: Uuid,
     ) -> Result<Option<(Cluster, Arc<StatementChain>, formation::UnixMicros)>, StoreError> {
-        // Repeatable read gives one snapshot for all tables.
-        let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
-        let mut transaction = self.begin(begin).await?;
-        let loaded = load::read(&mut transaction, id, 0, None, self.ledger.process()).await?;
-        transaction.commit().await?;
-        let Some(loaded) = loaded else { return Ok(None) };
-        let now = formation::UnixMicros(loaded.now.unsigned_abs());
-        let chain = self.caches.chain(id, &loaded.statements)?;
-        let cluster = load::load(&self.caches, loaded, &chain, Trust::Verify)?;
-        Ok(Some((cluster, chain, now)))
+        let of = self.load_parameters(id, None, None);
+        let Some(rows) = load::read(&mut *self.acquire().await?, &of).await? else {
+            return Ok(None);
+        };
+        self.verify_rows(id, rows).map(Some)
+    }
+
+    /// Reads a cluster and its changes since the commit, without a lock.
+    pub(crate) async fn read_running(
+        &self,
+        id: Uuid,
+    ) -> Result<Option<RunningCluster>, StoreError> {
+        self.read_running_on(&mut *self.acquire().await?, id).await
+    }
+
+    /// Reads a cluster as [`Store::read_running`] does, and its CAs.
+    pub(crate) async fn read_running_and_authorities(
+        &self,
+        id: Uuid,
+    ) -> Result<Option<(RunningCluster, Authorities)>, StoreError> {
+        let mut connection = self.acquire().await?;
+        let Some(running) = self.read_running_on(&mut connection, id).await? else {
+            return Ok(None);
+        };
+        Ok(Some((running, authorities(&mut connection, id).await?)))
+    }
+
+    async fn read_running_on(
+        &self,
+        connection: &mut PgConnection,
+        id: Uuid,
+    ) -> Result<Option<RunningCluster>, StoreError> {
+        let of = self.load_parameters(id, None, None);
+        let Some(rows) = load::read_running(connection, &of).await? else { return Ok(None) };
+        let changes = rows.changes.parse(id)?;
+        let (cluster, chain, now) = self.verify_rows(id, rows.cluster)?;
+        Ok(Some(RunningCluster { cluster, chain, now, changes }))
+    }
+
+    fn verify_rows(
+        &self,
+        id: Uuid,
+        rows: ClusterRows,
+    ) -> Result<(Cluster, Arc<StatementChain>, formation::UnixMicros), StoreError> {
+        let now = formation::UnixMicros(rows.now.unsigned_abs());
+        let chain = self.caches.chain(id, &rows.statements)?;
+        let cluster = load::load(&self.caches, rows, &chain, Trust::Verify)?;
+        Ok((cluster, chain, now))
     }
 }
 
@@ -223,6 +328,11 @@ impl ClusterTransaction {
     /// The requested grant, if it belongs to this cluster.
     pub(crate) fn asked(&self) -> Option<&RequestedGrant> {
         self.asked.as_ref()
+    }
+
+    /// The commit, in the redeem of a join ticket.
+    pub(crate) fn stored_commit(&self) -> Option<&StoredCommit> {
+        self.commit.as_ref()
     }
 
     /// Returns the signed grants that the records of `list` name, without duplicates.

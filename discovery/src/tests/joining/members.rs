@@ -266,6 +266,22 @@ async fn a_removed_members_agent_hears_that_from_every_call() {
     cluster.service.stop().await;
 }
 
+/// The newcomer's directory was lost, and its agent redeems the used ticket again.
+#[tokio::test]
+async fn a_removed_newcomers_ticket_tells_it_that_it_was_removed() {
+    let cluster = CommittedCluster::of(1).await;
+    let (founder, own) = (&cluster.agents[0], cluster.id(&cluster.agents[0]));
+    let newcomer = cluster.newcomer(9).await;
+    let intent = newcomer.join().await.unwrap().intent;
+    cluster.report_outcome(founder, &intent, added(77), 12).await.unwrap();
+    let both = [(own, false), (MemberId::new(77), true)];
+    cluster.report(founder, None, 13, &both).await.unwrap();
+    assert!(newcomer.join().await.is_ok());
+    cluster.report(founder, None, 14, &[(own, false)]).await.unwrap();
+    assert_eq!(code(newcomer.join().await), Code::Removed);
+    cluster.service.stop().await;
+}
+
 #[tokio::test]
 async fn a_member_renews_its_leaves_over_its_own_key_alone_at_where_it_moved() {
     let cluster = CommittedCluster::of(1).await;

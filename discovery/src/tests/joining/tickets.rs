@@ -16,6 +16,7 @@ use discovery_types::statement::StatementChain;
 use futures_util::future::join_all;
 
 use super::{CommittedCluster, added, code, names};
+use crate::redeem::RedeemRequest;
 use crate::tests::agent::TestAgent;
 
 #[tokio::test]
@@ -137,6 +138,12 @@ async fn a_ticket_belongs_to_its_first_key() {
     cluster.service.stop().await;
 }
 
+/// Opens an agent's redeem as if it came from `address`.
+fn request_from(agent: &TestAgent, address: &str) -> RedeemRequest {
+    let (envelope, key) = (agent.envelope(), *agent.key.public());
+    RedeemRequest::open(envelope, key, agent.service, address.parse().unwrap()).unwrap()
+}
+
 /// Calls `App::join` directly: otherwise a thousand TLS handshakes would dominate the measurement.
 #[tokio::test]
 async fn of_a_thousand_keys_that_redeem_one_ticket_at_once_one_wins() {
@@ -147,14 +154,9 @@ async fn of_a_thousand_keys_that_redeem_one_ticket_at_once_one_wins() {
         .collect();
     let app = cluster.service.app();
     let redeem = async |agent: &TestAgent| {
-        let envelope = agent.envelope();
-        let redeem = envelope.claims_unverified(discovery_types::jws::JwsType::Redeem).unwrap();
-        let claimed = agent.record.clone();
-        let address = "127.0.0.1".parse().unwrap();
-        let joining =
-            crate::intents::JoinRequest { envelope, redeem, claimed, address, program: None };
+        let request = request_from(agent, "127.0.0.1");
         loop {
-            match app.join(&joining).await {
+            match app.join(&request, None).await {
                 Ok(_) => return true,
                 Err(error) if error.problem().retryable => {}
                 Err(error) => {
@@ -173,6 +175,29 @@ async fn of_a_thousand_keys_that_redeem_one_ticket_at_once_one_wins() {
         .await
         .unwrap();
     assert_eq!(rows, 1);
+    cluster.service.stop().await;
+}
+
+#[tokio::test]
+async fn a_used_ticket_is_bound_to_its_network_and_another_network_is_no_way_around_the_alarm() {
+    let cluster = CommittedCluster::of(1).await;
+    let (token, mut grant) = cluster.world.join_grant(&cluster.admin, &cluster.statement);
+    grant.cidrs = vec!["127.0.0.0/8".parse().unwrap()];
+    cluster.admin.put_grant(&grant.sign(&cluster.world.owner)).await.unwrap();
+    let agent = |number| {
+        TestAgent::new(&cluster.world, &cluster.service, &cluster.statement, &token, number)
+    };
+    let (newcomer, thief) = (agent(8), agent(9));
+    let app = cluster.service.app();
+    let ask = async |agent: &TestAgent, address: &str| {
+        let asked = app.join(&request_from(agent, address), None).await;
+        asked.err().map(|error| error.problem().code)
+    };
+    assert_eq!(ask(&newcomer, "192.0.2.1").await, Some(Code::GrantBinding));
+    assert_eq!(ask(&newcomer, "127.0.0.1").await, None);
+    assert_eq!(ask(&newcomer, "192.0.2.1").await, Some(Code::GrantBinding));
+    assert_eq!(ask(&newcomer, "127.0.0.2").await, None);
+    assert_eq!(ask(&thief, "192.0.2.1").await, Some(Code::TicketTaken));
     cluster.service.stop().await;
 }
 
@@ -207,6 +232,8 @@ async fn a_ticket_admits_nobody_it_is_not_for() {
     let (token, grant) = world.grant(admin, statement);
     assert_eq!(code(admin.put_grant(&grant.sign(&world.owner)).await), Code::BootClosed);
     let stranger = TestAgent::new(world, &cluster.service, statement, &token, 9);
+    assert_eq!(code(stranger.join().await), Code::GrantUnknown);
+    let stranger = TestAgent::new(world, &cluster.service, statement, &cluster.token, 9);
     assert_eq!(code(stranger.join().await), Code::GrantUnknown);
     let ticket = cluster.newcomer(9).await;
     assert_eq!(code(ticket.redeem().await), Code::GrantUnknown);

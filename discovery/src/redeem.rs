@@ -1,0 +1,182 @@
+//! Verifies redeems of tokens. Boot tokens and join tickets take the same path, in this order:
+//!
+//! 1. The envelope is signed by the connection's key and meant for this service
+//!    ([`RedeemRequest::open`]).
+//! 2. The cluster exists, its database wasn't set back, and the agent's member wasn't removed. The
+//!    callers check this when they lock and load the cluster.
+//! 3. [`RedeemRequest::verify`]: the record names the cluster, the bundle's statement is in the
+//!    cluster's chain, the grant is stored here and of the right kind, and an issuer signed it.
+//!    Agent and token signed the record, which keeps to the grant's bindings.
+//! 4. [`VerifiedRedeem::check_address`]: the grant allows the request's source address.
+//! 5. [`VerifiedRedeem::check_issue`], for keys that haven't redeemed the token before.
+//!
+//! The protocol needs these differences:
+//!
+//! - A boot token gives several keys a seat, as the state machine decides. It also judges expiry
+//!   and revocation. Its record becomes a part of the commit document, so its length is limited.
+//! - A join ticket belongs to its first key, and becomes an intent that agents carry out at once.
+//!   So nobody gets one while the database isn't settled. A boot token can get a seat then, because
+//!   no list is frozen or committed before.
+//! - Another key with a used ticket raises an alarm before its address is checked: somebody has
+//!   copied the ticket.
+
+use std::net::IpAddr;
+
+use discovery_formation::UnixMicros;
+use discovery_types::digest::Digest;
+use discovery_types::grant::{Grant, GrantId, ISSUER_SKEW_SECONDS, TokenKind, VerifiedGrant};
+use discovery_types::jws::{Jws, JwsType};
+use discovery_types::key::PublicKey;
+use discovery_types::problem::Code;
+use discovery_types::record::{Record, RecordError, VerifiedRecord};
+use discovery_types::redeem::Redeem;
+use uuid::Uuid;
+
+use crate::error::ApiError;
+use crate::store::cluster::ClusterTransaction;
+
+/// A redeem whose envelope is verified. The record and the grant aren't yet.
+#[derive(Debug)]
+pub(crate) struct RedeemRequest {
+    /// The signed envelope, as received.
+    pub envelope: Jws,
+    /// Content of the envelope.
+    pub redeem: Redeem,
+    /// Public key of the agent, which the connection proves.
+    pub key: PublicKey,
+    /// The record, as claimed.
+    pub claimed: Record,
+    /// Source address of the request.
+    pub address: IpAddr,
+}
+
+/// A redeem whose signatures are all verified.
+#[derive(Debug)]
+pub(crate) struct VerifiedRedeem {
+    /// The token's grant.
+    pub grant: VerifiedGrant,
+    /// The agent's record.
+    pub record: VerifiedRecord,
+    /// Whether an admin has revoked the grant.
+    pub is_revoked: bool,
+    /// Whether the grant is older than the database's last change.
+    pub is_void: bool,
+}
+
+impl RedeemRequest {
+    /// Opens an envelope that came over a connection with the client key `key`. `pin` is the hash
+    /// of this service's key.
+    pub(crate) fn open(
+        envelope: Jws,
+        key: PublicKey,
+        pin: Digest,
+        address: IpAddr,
+    ) -> Result<Self, ApiError> {
+        let redeem = Redeem::open(&envelope, &key, &[pin])?;
+        let record = &redeem.signed.record;
+        let claimed = record.claims_unverified(JwsType::Record).map_err(RecordError::Record)?;
+        Ok(RedeemRequest { envelope, redeem, key, claimed, address })
+    }
+
+    /// Id of the cluster that the agent wants to be a member of.
+    pub(crate) fn cluster(&self) -> Uuid {
+        self.redeem.cluster
+    }
+
+    /// Id of the grant that the record names.
+    pub(crate) fn grant(&self) -> GrantId {
+        self.claimed.grant
+    }
+
+    /// Verifies the grant and the record under the locked cluster's statements.
+    pub(crate) fn verify(
+        &self,
+        transaction: &ClusterTransaction,
+        kind: TokenKind,
+    ) -> Result<VerifiedRedeem, ApiError> {
+        let chain = &transaction.chain;
+        if self.claimed.cluster != transaction.id() || self.redeem.cluster != transaction.id() {
+            return Err(unknown_token());
+        }
+        if chain.position(&self.redeem.statement).is_none() {
+            let next = "Copy the bundle again, whole and unchanged, or ask for another one.";
+            let detail = "The join bundle pins a statement that this cluster doesn't have.";
+            return Err(ApiError::new(Code::StatementRefused, detail, next));
+        }
+        let row = transaction.asked().ok_or_else(unknown_token)?;
+        let jws: Jws = row.jws.parse().map_err(|_| unknown_token())?;
+        let grant = VerifiedGrant::verify(&jws, chain)?;
+        if grant.key.as_bytes()[..] != row.token_key || grant.kind != kind {
+            return Err(unknown_token());
+        }
+        let permissions = &chain.newest().permissions;
+        let record = VerifiedRecord::verify(&self.redeem.signed, &grant, permissions)?;
+        Ok(VerifiedRedeem {
+            is_revoked: row.revoked_us.is_some(),
+            is_void: is_void(&grant, row.stored_us, transaction.void_before),
+            grant,
+            record,
+        })
+    }
+}
+
+impl VerifiedRedeem {
+    /// Errors if the grant doesn't allow this source address.
+    pub(crate) fn check_address(&self, address: IpAddr) -> Result<(), ApiError> {
+        let blocks = &self.grant.cidrs;
+        if blocks.is_empty() || blocks.iter().any(|block| block.contains(&address)) {
+            return Ok(());
+        }
+        let next = "Use the token from the network that it is for, or ask for another.";
+        let detail = format!("The token is not for the address {address}.");
+        Err(ApiError::new(Code::GrantBinding, detail, next))
+    }
+
+    /// Errors if it can't be judged yet whether the grant admits a new key.
+    ///
+    /// A void grant waits until the database is settled. A cluster that looks open may have
+    /// committed, and its hosts must learn that first. An operator may also replace the database by
+    /// the right one, where the grant is valid.
+    pub(crate) fn check_issue(&self, transaction: &ClusterTransaction) -> Result<(), ApiError> {
+        if self.is_void && !transaction.settled {
+            let detail =
+                "The database was changed after this token was made, and isn't settled yet.";
+            return Err(unsettled_error(detail));
+        }
+        if self.grant.issued_at > transaction.now.0 / 1_000_000 + ISSUER_SKEW_SECONDS {
+            let next = "Set the clock of the machine that it was made on.";
+            return Err(ApiError::new(Code::GrantRefused, "The token is of the future.", next));
+        }
+        Ok(())
+    }
+}
+
+/// Error for a token that this service doesn't know, or that is of another cluster or kind.
+pub(crate) fn unknown_token() -> ApiError {
+    let next = "Check that the bundle is for this service and cluster, or ask for another.";
+    ApiError::new(Code::GrantUnknown, "The token is not known here.", next)
+}
+
+/// Replaces the error for an unknown cluster: a redeem must not tell which clusters exist.
+pub(crate) fn hide_unknown_cluster(error: ApiError) -> ApiError {
+    match error.problem().code {
+        Code::NotFound => unknown_token(),
+        _ => error,
+    }
+}
+
+/// Error for a redeem that has to wait until the database is settled.
+pub(crate) fn unsettled_error(detail: &str) -> ApiError {
+    let next = "Wait: `muster-discovery process list` says for what.";
+    ApiError::new(Code::DatabaseChanged, detail, next)
+}
+
+/// Whether a token was issued before the database was last set back or accepted. Its revocation may
+/// have been lost with that, so such a token admits nobody any more.
+///
+/// Two times count. The issuer's clock has whole seconds only and may be ahead of the database's,
+/// so the time of storage counts too. That time alone isn't enough, because the issuer didn't sign
+/// it.
+pub(crate) fn is_void(grant: &Grant, stored_us: i64, void_before: UnixMicros) -> bool {
+    grant.issued_at < void_before.0 / 1_000_000 || stored_us.unsigned_abs() < void_before.0
+}

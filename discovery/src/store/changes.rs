@@ -1,0 +1,357 @@
+//! Reads what is stored about changes of running clusters: intents, members' reports, removed
+//! members and recoveries.
+
+use discovery_types::api::{DirectoryView, IntentState, Membership, Outcome};
+use discovery_types::digest::{MemberId, OperationId};
+use discovery_types::intent::Intent;
+use discovery_types::jws::Jws;
+use discovery_types::key::PublicKey;
+use discovery_types::problem::Removal;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use sqlx::PgConnection;
+use sqlx::types::Json;
+use uuid::Uuid;
+
+use super::cluster::Hex;
+use super::{Store, StoreError, UnixMicros};
+
+/// A stored intent and its progress.
+#[derive(Clone, Debug)]
+pub(crate) struct StoredIntent {
+    /// The intent, as the API returns it.
+    pub intent: Intent,
+    /// Last reported state of the intent.
+    pub state: IntentState,
+    /// Revision of the cluster at the intent's last change.
+    pub rev: u64,
+    /// Name of the newcomer, or id of the member that the intent is about.
+    pub subject: String,
+    /// Public key of the newcomer's agent.
+    pub agent: Option<PublicKey>,
+    /// Name of the admin who signed the intent.
+    pub made_by: String,
+    /// When the intent was stored.
+    pub made_us: UnixMicros,
+    /// The last reported outcome.
+    pub outcome: Option<Outcome>,
+    /// Member id of the newcomer, once it is added.
+    pub member: Option<MemberId>,
+    /// Name of the member whose agent reported the outcome.
+    pub reported_by: Option<String>,
+    /// (Raft term, Raft index) of the reported outcome.
+    pub position: Option<(u64, u64)>,
+    /// Source address of another key that tried to redeem the same ticket.
+    pub contested_by: Option<String>,
+    /// Source address of the newcomer.
+    pub address: Option<String>,
+    /// Why the intent waits, as a member's agent reported last.
+    pub wait_reason: Option<WaitReason>,
+    /// Number of recoveries that the cluster had gone through when the newcomer became a member.
+    pub recovery: usize,
+}
+
+/// Why an intent waits, as the leader's agent reported last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WaitReason {
+    /// The reason, in the agent's words.
+    pub reason: String,
+    /// Name of the member whose agent reported it.
+    pub by: String,
+    /// When the reason was reported.
+    pub at_us: UnixMicros,
+}
+
+/// A stored recovery statement of a cluster.
+#[derive(Clone, Debug)]
+pub(crate) struct StoredRecovery {
+    /// Position in the chain, counted from 1.
+    pub number: usize,
+    pub jws: Jws,
+    /// Whether discovery follows this statement. False if the statement competes with the chain
+    /// that discovery follows.
+    pub followed: bool,
+}
+
+/// Everything stored about a cluster's changes and its members' reports.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MembershipChanges {
+    /// Stored intents, oldest first.
+    pub intents: Vec<StoredIntent>,
+    /// Members whose removal was confirmed, with the keys of their agents.
+    pub removed: Vec<(Option<PublicKey>, Removal)>,
+    /// The membership that a quorum confirmed last.
+    pub confirmed: Option<MembershipReport>,
+    /// The last report of each member.
+    pub reports: Vec<(MemberId, MembershipReport)>,
+    /// Recovery statements, both followed and competing, in chain order.
+    pub recoveries: Vec<StoredRecovery>,
+}
+
+/// A report of a cluster's membership, with its position in the Raft log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MembershipReport {
+    pub membership: Membership,
+    /// Raft term of the report.
+    pub term: u64,
+    /// Raft index of the report.
+    pub index: u64,
+    /// The leader that the reporter saw.
+    pub leader: Option<MemberId>,
+    /// When the report was stored.
+    pub at_us: UnixMicros,
+}
+
+impl MembershipReport {
+    /// Converts the report to the API's view of it.
+    pub(crate) fn view(&self, confirmed: bool, reporters: usize) -> DirectoryView {
+        DirectoryView {
+            membership: self.membership.clone(),
+            confirmed,
+            raft_term: self.term,
+            raft_index: self.index,
+            leader: self.leader,
+            reporters: reporters as u32,
+            at_ms: self.at_us / 1_000,
+        }
+    }
+}
+
+/// SQL for the columns of [`ChangeRows`], about the cluster `$1`. At most the newest 1,000 intents
+/// are read, and all that added a member.
+macro_rules! change_columns {
+    () => {
+        "(SELECT coalesce(json_agg(r ORDER BY r.made_us, r.operation), '[]') FROM (
+            SELECT encode(operation, 'hex') AS operation, verb, authority, redeem,
+                encode(agent_key, 'hex') AS agent_key, subject, planned_at, made_us, made_by,
+                expires_us, state, rev, outcome, encode(member_id, 'hex') AS member_id,
+                reported_by, raft_term, raft_index, contested, address, waits_for, waits_by,
+                waits_us, recovery
+            FROM intents WHERE cluster_id = $1 AND (member_id IS NOT NULL OR operation IN
+                (SELECT operation FROM intents WHERE cluster_id = $1
+                 ORDER BY made_us DESC, operation LIMIT 1000))) r) AS intents,
+         (SELECT coalesce(json_agg(r), '[]') FROM (
+            SELECT encode(member_id, 'hex') AS member_id, raft_term, raft_index,
+                encode(leader, 'hex') AS leader, membership, at_us
+            FROM directory_reports WHERE cluster_id = $1) r) AS directory_reports,
+         (SELECT row_to_json(r) FROM (SELECT raft_term, raft_index, membership, at_us
+            FROM directory WHERE cluster_id = $1) r) AS confirmed,
+         (SELECT coalesce(json_agg(r), '[]') FROM (
+            SELECT encode(member_id, 'hex') AS member_id, encode(agent_key, 'hex') AS agent_key,
+                at_us, by FROM removed_members WHERE cluster_id = $1) r) AS removed,
+         (SELECT coalesce(json_agg(r ORDER BY r.number, r.followed DESC), '[]') FROM (
+            SELECT number, jws, followed FROM recoveries WHERE cluster_id = $1) r) AS recoveries"
+    };
+}
+pub(super) use change_columns;
+
+/// Rows about a cluster's changes, as one SQL statement reads them.
+#[derive(Debug, sqlx::FromRow)]
+pub(super) struct ChangeRows {
+    intents: Json<Vec<IntentRow>>,
+    directory_reports: Json<Vec<MembershipReportRow>>,
+    confirmed: Option<Json<MembershipReportRow>>,
+    removed: Json<Vec<RemovedRow>>,
+    recoveries: Json<Vec<RecoveryRow>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct IntentRow {
+    operation: Hex,
+    verb: String,
+    authority: String,
+    redeem: Option<String>,
+    agent_key: Option<Hex>,
+    subject: String,
+    planned_at: Option<i64>,
+    made_us: UnixMicros,
+    made_by: String,
+    expires_us: UnixMicros,
+    state: String,
+    rev: i64,
+    outcome: Option<String>,
+    member_id: Option<Hex>,
+    reported_by: Option<String>,
+    raft_term: Option<i64>,
+    raft_index: Option<i64>,
+    contested: Option<String>,
+    address: Option<String>,
+    waits_for: Option<String>,
+    waits_by: Option<String>,
+    waits_us: Option<UnixMicros>,
+    recovery: i32,
+}
+
+/// Row of a member's report, or of the confirmed membership, which has no member and no leader.
+#[derive(Debug, Deserialize)]
+struct MembershipReportRow {
+    member_id: Option<Hex>,
+    raft_term: i64,
+    raft_index: i64,
+    leader: Option<Hex>,
+    membership: String,
+    at_us: UnixMicros,
+}
+
+#[derive(Debug, Deserialize)]
+struct RemovedRow {
+    member_id: Hex,
+    agent_key: Option<Hex>,
+    at_us: UnixMicros,
+    by: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct RecoveryRow {
+    number: i32,
+    jws: String,
+    followed: bool,
+}
+
+impl ChangeRows {
+    /// Parses the rows of `cluster`.
+    pub(super) fn parse(self, cluster: Uuid) -> Result<MembershipChanges, StoreError> {
+        let intent = |row: IntentRow| {
+            row.parse(cluster)
+                .ok_or_else(|| StoreError::damaged(format!("an intent of cluster {cluster}")))
+        };
+        let report = |row: MembershipReportRow| {
+            row.parse()
+                .ok_or_else(|| StoreError::damaged(format!("the directory of cluster {cluster}")))
+        };
+        let reports = self.directory_reports.0.into_iter().filter_map(|row| {
+            let member = row.member_id.clone().and_then(member_id)?;
+            Some(report(row).map(|report| (member, report)))
+        });
+        let removed = |row: RemovedRow| {
+            let removal = removal(row.member_id.0, row.at_us, row.by)?;
+            Some((row.agent_key.and_then(public_key), removal))
+        };
+        let recovery = |row: RecoveryRow| {
+            let what = || format!("a recovery statement of cluster {cluster}");
+            let number = row.number.unsigned_abs() as usize;
+            let jws = row.jws.parse().map_err(|_| StoreError::damaged(what()));
+            jws.map(|jws| StoredRecovery { number, jws, followed: row.followed })
+        };
+        Ok(MembershipChanges {
+            intents: self.intents.0.into_iter().map(intent).collect::<Result<_, _>>()?,
+            removed: self.removed.0.into_iter().filter_map(removed).collect(),
+            confirmed: self.confirmed.map(|Json(row)| report(row)).transpose()?,
+            reports: reports.collect::<Result<_, _>>()?,
+            recoveries: self.recoveries.0.into_iter().map(recovery).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl IntentRow {
+    /// Parses the row. `None` if the row is damaged.
+    fn parse(self, cluster: Uuid) -> Option<StoredIntent> {
+        Some(StoredIntent {
+            intent: Intent {
+                cluster,
+                verb: parse_name(&self.verb)?,
+                operation: OperationId(self.operation.0.try_into().ok()?),
+                authority: self.authority.parse().ok()?,
+                redeem: self.redeem.map(|jws| jws.parse()).transpose().ok()?,
+                planned_at: self.planned_at.map(i64::unsigned_abs),
+                expires_at: self.expires_us.unsigned_abs() / 1_000_000,
+            },
+            state: parse_name(&self.state)?,
+            rev: self.rev.unsigned_abs(),
+            subject: self.subject,
+            agent: self.agent_key.and_then(public_key),
+            made_by: self.made_by,
+            made_us: self.made_us,
+            outcome: self.outcome.map(|text| serde_json::from_str(&text)).transpose().ok()?,
+            member: self.member_id.and_then(member_id),
+            reported_by: self.reported_by,
+            position: self
+                .raft_term
+                .zip(self.raft_index)
+                .map(|(term, index)| (term.unsigned_abs(), index.unsigned_abs())),
+            contested_by: self.contested,
+            address: self.address,
+            wait_reason: match (self.waits_for, self.waits_by, self.waits_us) {
+                (Some(reason), Some(by), Some(at_us)) => Some(WaitReason { reason, by, at_us }),
+                _ => None,
+            },
+            recovery: self.recovery.unsigned_abs() as usize,
+        })
+    }
+}
+
+impl MembershipReportRow {
+    /// Parses the row. `None` if its membership is damaged.
+    fn parse(self) -> Option<MembershipReport> {
+        Some(MembershipReport {
+            membership: serde_json::from_str(&self.membership).ok()?,
+            term: self.raft_term.unsigned_abs(),
+            index: self.raft_index.unsigned_abs(),
+            leader: self.leader.and_then(member_id),
+            at_us: self.at_us,
+        })
+    }
+}
+
+fn member_id(Hex(bytes): Hex) -> Option<MemberId> {
+    bytes.try_into().ok().map(MemberId)
+}
+
+fn public_key(Hex(bytes): Hex) -> Option<PublicKey> {
+    bytes.try_into().ok().map(PublicKey::from_bytes)
+}
+
+fn removal(member: Vec<u8>, at_us: UnixMicros, by: String) -> Option<Removal> {
+    Some(Removal { member: MemberId(member.try_into().ok()?), at_ms: at_us / 1_000, by })
+}
+
+/// Parses a verb or a state from its serialised name.
+fn parse_name<T: DeserializeOwned>(text: &str) -> Option<T> {
+    serde_json::from_value(serde_json::Value::from(text)).ok()
+}
+
+/// Reads everything stored about a cluster's changes.
+pub(crate) async fn membership_changes(
+    connection: &mut PgConnection,
+    cluster: Uuid,
+) -> Result<MembershipChanges, StoreError> {
+    const READ: &str = concat!("SELECT ", change_columns!());
+    let rows: ChangeRows = sqlx::query_as(READ).bind(cluster).fetch_one(connection).await?;
+    rows.parse(cluster)
+}
+
+/// Returns when and by whom this agent's member was removed, if it was.
+pub(crate) async fn removal_of(
+    connection: &mut PgConnection,
+    cluster: Uuid,
+    key: &[u8; 32],
+) -> Result<Option<Removal>, StoreError> {
+    let row: Option<(Vec<u8>, UnixMicros, String)> = sqlx::query_as(
+        "SELECT member_id, at_us, by FROM removed_members
+         WHERE agent_key = $2 AND cluster_id = $1",
+    )
+    .bind(cluster)
+    .bind(&key[..])
+    .fetch_optional(connection)
+    .await?;
+    Ok(row.and_then(|(member, at_us, by)| removal(member, at_us, by)))
+}
+
+impl Store {
+    /// Reads everything stored about a cluster's changes.
+    pub(crate) async fn membership_changes(
+        &self,
+        cluster: Uuid,
+    ) -> Result<MembershipChanges, StoreError> {
+        membership_changes(&mut *self.acquire().await?, cluster).await
+    }
+
+    /// Returns when and by whom this agent's member was removed, if it was.
+    pub(crate) async fn removal_of(
+        &self,
+        cluster: Uuid,
+        key: &[u8; 32],
+    ) -> Result<Option<Removal>, StoreError> {
+        removal_of(&mut *self.acquire().await?, cluster, key).await
+    }
+}
