@@ -4,7 +4,7 @@
 #[cfg(test)]
 pub(crate) mod fake;
 pub(crate) mod local;
-mod machine;
+pub(crate) mod machine;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

@@ -1,5 +1,5 @@
-//! What people and their tools see of this host: status, metrics, logs, the service manager, and the
-//! health and the log of the node.
+//! The view of this host from outside: status, metrics, logs, the service manager, and the health
+//! and the log of the node.
 
 pub(crate) mod health;
 pub(crate) mod logging;

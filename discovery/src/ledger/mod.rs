@@ -77,14 +77,14 @@ use discovery_formation::memory::{
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
-pub(crate) use copy::{CopyResult, copy_decisions};
+pub(crate) use copy::copy_decisions;
 pub(crate) use file::{LedgerError, NAME as LEDGER_FILE};
 pub(crate) use generation::Generation;
 pub(crate) use index::{Authority, Commit, DatabasePosition};
 pub(crate) use look::Occasion;
 pub(crate) use look::{HALF_LOADED, LEDGER_USED_TWICE, LOOK_LIMIT, look_at_database};
 pub(crate) use position::NAME as POSITION_FILE;
-pub(crate) use server::{current_site, oids, server_of};
+pub(crate) use server::{current_site, oids};
 pub(crate) use watch::DatabaseWatch;
 
 use index::{CopiedDecisions, Index, LedgerLine};

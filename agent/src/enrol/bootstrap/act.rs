@@ -9,6 +9,7 @@ use discovery_types::api::{AdoptRequest, NackRequest, ProbeResult, ProbesRequest
 use discovery_types::convert;
 use discovery_types::jws::Jws;
 use discovery_types::proposal::{Ack, Release};
+use discovery_types::text::truncate_reason;
 
 use super::outgoing::OutgoingMessage;
 use super::{Bootstrap, FormationResult};

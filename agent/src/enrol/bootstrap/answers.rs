@@ -13,6 +13,7 @@ use discovery_types::document::{DocumentError, VerifiedDocument};
 use discovery_types::jws::Jws;
 use discovery_types::proposal::{Proposal, Release, VerifiedProposal};
 use discovery_types::statement::StatementError;
+use discovery_types::text::truncate_reason;
 
 use tokio::time::Instant;
 

@@ -55,7 +55,7 @@ pub(crate) fn choose_record(
     addresses: &Addresses,
     bundle: Option<&Bundle>,
 ) -> Result<SignedRecord, ExitError> {
-    let csr = keys::node_request(&protocol.layout).map_err(state_exit_error)?;
+    let csr = node_key::node_request(&protocol.layout).map_err(state_exit_error)?;
     let own = *protocol.key.public();
     let journal = &protocol.agent.journal;
     let name = settings.name.clone().unwrap_or_else(|| default_name(&host.name(), &own));
