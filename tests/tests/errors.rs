@@ -51,7 +51,7 @@ const LEFT_OUT: [(&str, &str); 33] = [
     ("discovery/types/src/redeem.rs", REFUSAL),
     ("discovery/types/src/retire.rs", REFUSAL),
     ("discovery/types/src/tls.rs", CAUSE),
-    ("door/src/", "it is a reason in a metric and in a log line of level debug"),
+    ("shares/src/admission/", "it is a reason in a metric and in a log line of level debug"),
     ("node/bbolt/src/", CAUSE),
     ("node/consensus/src/", CAUSE),
     ("node/state/src/apply/", CLIENT),
