@@ -268,13 +268,13 @@ fn texts_are_read_as_the_chapter_writes_them() {
                  this program knows {known}")]
         #[error(transparent)]
         #[error("{0}")]
-        ExitError::Usage(format!("--report {}: {what}", file.display()))
+        ExitError::Usage(format!("--machine-id-file {}: {what}", file.display()))
 "##;
     let texts = error_texts(Path::new("a.rs"), source);
     let texts: Vec<(&str, &str)> =
         texts.iter().map(|found| (found.place.as_str(), found.text.as_str())).collect();
     let first = "the file … has version …, this program knows …";
-    assert_eq!(texts, [("a.rs:2", first), ("a.rs:6", "--report …: …")]);
+    assert_eq!(texts, [("a.rs:2", first), ("a.rs:6", "--machine-id-file …: …")]);
     assert_eq!(chapter_rows("| `first text` |\n| `second text`, `x` | `no text` |").len(), 2);
     assert!(is_about("the file … has version …", first));
     assert!(is_about("the file agent.key has version …, this program knows …", first));
