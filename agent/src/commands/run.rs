@@ -29,7 +29,7 @@ use crate::host::local::LocalHost;
 use crate::launch::node_command::{NodeKindFuture, detect_kind_in_background};
 use crate::observe::status::{Phase, StatusHandle};
 use crate::observe::{metrics, service_manager, status};
-use crate::operate::{addresses, removal, supervise};
+use crate::operate::{addresses, node_start, removal, supervise};
 use crate::retry::Retry;
 use crate::state::addresses::{Addresses, ListenAddresses};
 use crate::state::archive::move_to_quarantine;
@@ -416,7 +416,7 @@ impl Daemon<'_> {
     async fn supervise(&self, found: LoadedState) -> Result<(), ExitError> {
         let LoadedState { key, journal, mut keepsakes, document } = found;
         let layout = self.settings.layout.clone();
-        let record = supervise::own_record(&journal, key.public())?;
+        let record = node_start::own_record(&journal, key.public())?;
         addresses::apply_address_flags(
             &mut keepsakes,
             &record,

@@ -15,7 +15,8 @@ use crate::state::addresses::Addresses;
 use crate::state::journal::JournalExtras;
 use crate::state::lock;
 
-fn missing_in_journal(what: &str) -> ExitError {
+/// The error if the journal of a member lacks `what`.
+pub(super) fn missing_in_journal(what: &str) -> ExitError {
     ExitError::DoNotRestart(format!(
         "the journal holds no {what}: the node can't be started from it"
     ))

@@ -1,11 +1,12 @@
 //! A member's agent at work: from the moment its node may start, until the agent stops or the
 //! cluster removes the member.
 //!
-//! `supervise` is the one entry. It runs the node and, beside it, the reports to discovery, the
-//! renewal of certificates, and the duties in `steward`.
+//! `supervise` is the one entry. It starts the node by `node_start` and keeps it running. Beside it,
+//! it runs the reports to discovery, the renewal of certificates, and the duties in `steward`.
 
 pub(crate) mod addresses;
+pub(crate) mod node_start;
 pub(crate) mod removal;
-pub(crate) mod renewal;
-pub(crate) mod report;
+mod renewal;
+mod report;
 pub(crate) mod supervise;
