@@ -1,4 +1,4 @@
-//! What makes members of a node's state agree: the driver that owns consensus, the log on disk, and
+//! Agreement between the members of a cluster: the driver that owns consensus, the log on disk, and
 //! the streams between members.
 //!
 //! The engine knows the state only as a [`StateMachine`](node_state::state_machine::StateMachine).

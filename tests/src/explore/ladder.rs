@@ -12,12 +12,13 @@ const FAULT_FREE_INTERVAL: u64 = 256;
 /// Returns the ladder's configurations, in the order in which they are explored.
 #[must_use]
 pub fn ladder() -> Vec<ExplorationConfig> {
-    let mut configs = host_and_operator_configs();
+    let mut configs = host_configs();
+    configs.extend(combined_fault_configs());
     configs.extend(link_clock_and_ledger_configs());
     configs
 }
 
-fn host_and_operator_configs() -> Vec<ExplorationConfig> {
+fn host_configs() -> Vec<ExplorationConfig> {
     vec![
         ladder_config("a pause", 3, 5, 3, FaultCounts { pauses: 1, ..FaultCounts::default() }),
         ladder_config(
@@ -48,6 +49,11 @@ fn host_and_operator_configs() -> Vec<ExplorationConfig> {
             FaultCounts { reimages: 1, ..FaultCounts::default() },
         ),
         ladder_config("a restore", 3, 5, 2, FaultCounts { restores: 1, ..FaultCounts::default() }),
+    ]
+}
+
+fn combined_fault_configs() -> Vec<ExplorationConfig> {
+    vec![
         ladder_config(
             "a restore and a pause",
             3,

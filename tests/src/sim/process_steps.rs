@@ -27,6 +27,11 @@ impl Simulation {
         if node.generation == generation { node.process.as_mut() } else { None }
     }
 
+    /// Returns the member's process, if one runs.
+    pub(super) fn current_process(&mut self, id: u64) -> Option<&mut MemberProcess> {
+        self.node(id).process.as_mut()
+    }
+
     /// Returns how long the member is still paused, if it is. The caller then schedules the event
     /// again for that time.
     pub(super) fn remaining_pause(&mut self, id: u64) -> Option<u64> {

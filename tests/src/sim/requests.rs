@@ -26,6 +26,12 @@ impl Simulation {
         if must_be_answered { CLIENT_TIMEOUT } else { self.rng.range(50_000, CLIENT_TIMEOUT / 3) }
     }
 
+    /// Draws the member that gets a client's next request: often the leader, else any voter.
+    fn draw_request_target(&mut self) -> u64 {
+        let leader = if self.rng.chance(400) { self.find_leader(0) } else { None };
+        leader.unwrap_or_else(|| self.random_voter())
+    }
+
     pub(super) fn start_client_request(&mut self, client: usize) -> Result<(), InvariantViolation> {
         if self.clients[client].pending.is_some() {
             return Ok(());
@@ -37,16 +43,15 @@ impl Simulation {
             }
             return Ok(());
         }
-        let leader = if self.rng.chance(400) { self.find_leader(0) } else { None };
-        let node = leader.unwrap_or_else(|| self.random_voter());
+        let node = self.draw_request_target();
         if self.node(node).process.is_none() {
             self.schedule_next_request(client);
             return Ok(());
         }
         let id = request_id(self.next_id, node);
         self.next_id += 1;
-        let clients = &self.invariants.clients;
-        let (floor, users_floor) = (clients.floor(), clients.users_floor());
+        let floor = self.invariants.clients.floor();
+        let users_floor = self.invariants.clients.users_floor();
         let (kind, user, token) = self.draw_client_request(client, node, id);
         let Some(caller) = self.identify_caller(node, &user)? else {
             // The user's token proved invalid; the client's next request doesn't use it.
@@ -55,8 +60,8 @@ impl Simulation {
         };
         self.clients[client].token = token;
         if let ClientRequest::Read { request, linearizable: false } = &kind {
-            let revision =
-                self.read_and_check(node, &user, request)?.map_or(0, |(revision, _)| revision);
+            let answer = self.read_and_check(node, &user, request)?;
+            let revision = answer.map_or(0, |(revision, _)| revision);
             self.add_to_trace(&[id, revision.unsigned_abs()]);
             self.schedule_next_request(client);
             return Ok(());
@@ -69,8 +74,8 @@ impl Simulation {
             ClientRequest::Read { request, .. } => Some(request.clone()),
             ClientRequest::Write { .. } | ClientRequest::KeepAlive(_) => None,
         };
-        let must_be_answered =
-            self.must_be_answered(node, matches!(kind, ClientRequest::Write { .. }));
+        let is_write = matches!(kind, ClientRequest::Write { .. });
+        let must_be_answered = self.must_be_answered(node, is_write);
         self.clients[client].pending = Some(PendingRequest {
             id,
             floor,
@@ -83,8 +88,7 @@ impl Simulation {
         });
         let limit = self.draw_client_timeout(must_be_answered);
         self.schedule(limit, ScheduledEvent::ClientTimeout { client, id });
-        let generation = self.node(node).generation;
-        let Some(process) = self.running_process(node, generation) else { return Ok(()) };
+        let Some(process) = self.current_process(node) else { return Ok(()) };
         let queued = match kind {
             // As in the API: requests that free space are still accepted when disk space is short.
             ClientRequest::Write { grows: true, .. } if process.writer.is_short() => {
@@ -300,13 +304,12 @@ impl Simulation {
         user: &RequestUser,
         request: &RangeRequest,
     ) -> Result<Option<(i64, ReadResult)>, InvariantViolation> {
-        let generation = self.node(node).generation;
-        let Some(process) = self.running_process(node, generation) else { return Ok(None) };
+        let Some(process) = self.current_process(node) else { return Ok(None) };
         let view = process.store.view();
         if !self.is_read_permitted(node, &view, user, request)? {
             return Ok(None);
         }
-        let Some(process) = self.running_process(node, generation) else { return Ok(None) };
+        let Some(process) = self.current_process(node) else { return Ok(None) };
         let found = match process.store.range(&view, request) {
             Ok(response) => Ok(response),
             Err(ReadError::Compacted | ReadError::Superseded) => Err(ApplyError::Compacted),

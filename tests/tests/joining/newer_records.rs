@@ -45,7 +45,7 @@ fn agents_leave_a_chain_of_a_newer_program_as_it_is_and_the_cluster_serves_on() 
     let readable = wait_for("the chain to be in the cluster", LIMIT, || {
         stored().ok().filter(|text| text.starts_with("[\"ey"))
     })?;
-    let owner = SigningKey::from_pem(&fs_err::read_to_string(running.world.admin_key())?)?;
+    let owner = SigningKey::from_pem(&fs_err::read_to_string(running.testbed.admin_key())?)?;
     let newer = with_version_2(&readable, &owner)?;
     etcdctl.run(&["put", STATEMENTS, &newer])?;
 
@@ -54,12 +54,12 @@ fn agents_leave_a_chain_of_a_newer_program_as_it_is_and_the_cluster_serves_on() 
     };
     wait_for("the leader's agent to say why it leaves the chain", LIMIT, || told(&running.agents))?;
     let name = running.name(&running.agents[2])?;
-    running.world.admin_command(&["intent", "remove", "demo", &name, "--yes"])?;
+    running.testbed.admin_command(&["intent", "remove", "demo", &name, "--yes"])?;
     poll_slowly("discovery to show why nobody carries the order out", LIMIT, || {
-        let list = running.world.admin_json(&["intent", "list", "demo"]).ok()?;
+        let list = running.testbed.admin_json(&["intent", "list", "demo"]).ok()?;
         list["intents"][0]["explain"].to_string().contains(VERSION_ERROR).then_some(())
     })
-    .with_context(|| format!("{:?}", running.world.admin_json(&["intent", "list", "demo"])))?;
+    .with_context(|| format!("{:?}", running.testbed.admin_json(&["intent", "list", "demo"])))?;
     for agent in &mut running.agents {
         agent.kill();
         agent.start()?;

@@ -1,4 +1,4 @@
-//! What crosses a connection between two members: the byte stream, the hello, and frames.
+//! Contents of a connection between two members: the byte stream, the hello, and frames.
 //!
 //! The tasks that accept, dial and serve streams are built on these parts, which start no task.
 
