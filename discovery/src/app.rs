@@ -12,7 +12,7 @@ use discovery_types::problem::Code;
 use muster_shares::slots::{Slot, SlotPool};
 use tokio_util::sync::CancellationToken;
 
-use crate::auth::AdminCache;
+use crate::admins::AdminCache;
 use crate::clock::Clock;
 use crate::error::ApiError;
 use crate::keydir::KeyDirectory;

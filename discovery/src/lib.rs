@@ -6,13 +6,16 @@
 //! | `server` | start and stop: arguments, listener, drain |
 //! | `routes`, `handlers`, `auth`, `error` | the API: routing table, handlers, authorisation, one error format |
 //! | `redeem` | the verification of redeems, of boot tokens as of join tickets |
+//! | `gate`, `members` | the start of work on a cluster; who its members are, and which report |
 //! | `forming` | one event on one cluster: the shell around the pure state machine |
+//! | `intents` | changes of running clusters, on their way to the clusters' own agents |
 //! | `store`, `ledger` | access to Postgres, the only SQL; the record of decisions kept outside Postgres |
 //! | `keydir`, `kek`, `ca` | the service's own keys, and the CA keys that it keeps for clusters |
 //!
 //! `discovery-formation` decides and `discovery-types` verifies. This crate reads, locks, writes
 //! and answers.
 
+mod admins;
 mod app;
 mod auth;
 mod background;
@@ -23,12 +26,14 @@ mod crash;
 mod domain;
 mod error;
 mod forming;
+mod gate;
 mod handlers;
 mod intents;
 mod kek;
 mod keydir;
 mod ledger;
 mod limits;
+mod members;
 mod metrics;
 mod notify;
 mod openapi;

@@ -8,22 +8,19 @@
 //!    cluster.
 //! 4. The table of actions in `discovery_types::role`.
 
-mod admins;
-
 use actix_web::HttpRequest;
 use actix_web::http::header;
 use discovery_types::access::{AccessToken, ClientKind};
 use discovery_types::jws::Jws;
 use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
-use discovery_types::role::{Action, Principal, is_allowed};
+use discovery_types::role::{Action, Principal, is_allowed, roles_allow};
+use discovery_types::statement::StatementChain;
 use uuid::Uuid;
 
 use crate::app::App;
 use crate::error::ApiError;
 use crate::server::ConnectionPeer;
-
-pub(crate) use admins::{AdminCache, Admins};
 
 /// An authenticated caller that may do what it asks for.
 #[derive(Clone, Debug)]
@@ -70,7 +67,7 @@ pub(crate) async fn authorise(
     let (principal, name) = match token.subject {
         ClientKind::Agent(own) => (Principal::Agent { cluster: own }, key.key_id().to_string()),
         ClientKind::Admin => {
-            let admins = app.admins.current(app).await?;
+            let admins = app.admins.current().await?;
             let admin = admins.chain.find(&key.key_id()).ok_or_else(|| {
                 let next = "Ask an owner to add the key with `muster-discovery admin add`.";
                 ApiError::new(Code::UnknownKey, "The key is no admin's any more.", next)
@@ -91,6 +88,40 @@ pub(crate) async fn authorise(
         return Err(ApiError::removed(removal));
     }
     Ok(Caller { key, principal, name })
+}
+
+/// Whether the cluster's newest statement gives the key a role that may do `action`.
+pub(crate) fn check_statement_allows(
+    chain: &StatementChain,
+    key: &PublicKey,
+    action: Action,
+) -> Result<(), ApiError> {
+    let newest = chain.newest();
+    match newest.admin(&key.key_id()) {
+        Some(admin) if roles_allow(&admin.roles, action) => Ok(()),
+        Some(_) => Err(ApiError::new(
+            Code::NotInStatement,
+            format!(
+                "Statement {} of cluster {} gives your key other roles: this takes {}.",
+                newest.seq,
+                newest.name,
+                action.needs()
+            ),
+            format!(
+                "Have an owner change the roles with `muster-discovery admin add --replace`, then \
+                 run `muster-discovery cluster restate {}`.",
+                newest.name
+            ),
+        )),
+        None => Err(ApiError::new(
+            Code::NotInStatement,
+            format!(
+                "Statement {} of cluster {} doesn't give your key a role that may do this.",
+                newest.seq, newest.name
+            ),
+            format!("Have an owner run `muster-discovery cluster restate {}`.", newest.name),
+        )),
+    }
 }
 
 /// Whether the action refuses agents of removed members by the rows that it reads anyway. That

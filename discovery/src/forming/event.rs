@@ -16,12 +16,11 @@ use discovery_types::key::PublicKey;
 use discovery_types::problem::Code;
 use discovery_types::proposal::{Ack, Release};
 use discovery_types::retire::{Retire, Unretire};
-use discovery_types::role::{Action, roles_allow};
 use discovery_types::statement::StatementChain;
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::intents::refuse_if_reporting;
+use crate::members::refuse_if_reporting;
 use crate::redeem::RedeemRequest;
 use crate::store::cluster::ClusterTransaction;
 
@@ -414,40 +413,6 @@ async fn prepare_adopt(
     }
     let event = ClusterEvent::Adopt(convert::document(&verified));
     Ok(PreparedEvent { document: Some(document.clone()), ..event.into() })
-}
-
-/// Whether the cluster's newest statement gives the key a role that may do `action`.
-pub(crate) fn check_statement_allows(
-    chain: &StatementChain,
-    key: &PublicKey,
-    action: Action,
-) -> Result<(), ApiError> {
-    let newest = chain.newest();
-    match newest.admin(&key.key_id()) {
-        Some(admin) if roles_allow(&admin.roles, action) => Ok(()),
-        Some(_) => Err(ApiError::new(
-            Code::NotInStatement,
-            format!(
-                "Statement {} of cluster {} gives your key other roles: this takes {}.",
-                newest.seq,
-                newest.name,
-                action.needs()
-            ),
-            format!(
-                "Have an owner change the roles with `muster-discovery admin add --replace`, then \
-                 run `muster-discovery cluster restate {}`.",
-                newest.name
-            ),
-        )),
-        None => Err(ApiError::new(
-            Code::NotInStatement,
-            format!(
-                "Statement {} of cluster {} doesn't give your key a role that may do this.",
-                newest.seq, newest.name
-            ),
-            format!("Have an owner run `muster-discovery cluster restate {}`.", newest.name),
-        )),
-    }
 }
 
 #[cfg(test)]

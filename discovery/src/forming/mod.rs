@@ -28,17 +28,13 @@ use uuid::Uuid;
 use crate::app::App;
 use crate::domain::describe;
 use crate::error::ApiError;
-use crate::ledger::{self, Occasion};
-use crate::store::StoreError;
+use crate::gate::with_timeout;
+use crate::ledger;
 use crate::store::changes::removal_of;
 use crate::store::cluster::{ClusterTransaction, LeafPair, Trust};
 
-pub(crate) use event::{ClusterRequest, check_statement_allows};
+pub(crate) use event::ClusterRequest;
 pub(crate) use show::{explanations, poll_response, summary_of};
-
-/// Time limit for applying an event or reading a cluster. It is longer than all its SQL statements
-/// together: Postgres ends each of them after two seconds.
-const APPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Result of an applied event. A refusal by the machine is not an error of the transaction: what
 /// time has changed in the cluster is saved anyway.
@@ -166,20 +162,6 @@ impl App {
     ) -> Result<ClusterTransaction, ApiError> {
         let transaction = self.store.begin_cluster(cluster, trust, asked).await?;
         self.check_gate(transaction.ok_or_else(|| ApiError::not_found("such cluster"))?).await
-    }
-
-    /// Errors if the database of a transaction that has just begun was set back.
-    pub(crate) async fn check_gate(
-        &self,
-        transaction: ClusterTransaction,
-    ) -> Result<ClusterTransaction, ApiError> {
-        if let LedgerVerdict::OlderDatabase(difference) = transaction.gate() {
-            let cluster = transaction.id();
-            transaction.terminate_connection().await;
-            return Err(self.report_database_change(cluster, &difference.to_string()).await);
-        }
-        self.clock.set(transaction.now.0 as i64);
-        Ok(transaction)
     }
 
     /// Errors if the caller's member was removed from the cluster.
@@ -358,20 +340,6 @@ impl App {
         ApiError::new(Code::Overloaded, detail, next)
     }
 
-    /// Compares the database again, as a new connection does. That also starts writing the ledger
-    /// back.
-    async fn report_database_change(&self, cluster: Uuid, why: &str) -> ApiError {
-        tracing::error!(cluster.id = %cluster, why, "the database was set back");
-        self.metrics.count_alarm("database_set_back");
-        self.store.watch().require_full_comparison();
-        if let Err(error) = self.store.look_at_database(Occasion::Doubt).await {
-            return error.into();
-        }
-        let next = "Wait: what the discovery processes know of it is put back from their ledgers.";
-        let detail = format!("The database isn't the one that this process has seen: {why}.");
-        ApiError::new(Code::DatabaseChanged, detail, next)
-    }
-
     fn step(&self, transaction: &mut ClusterTransaction, event: ClusterEvent) -> StepOutcome {
         let steady_after = Duration::from_millis(self.settings.steady_after().0);
         let context = StepContext {
@@ -439,14 +407,6 @@ enum DecisionBlocker {
     LedgerBehind,
     /// The database isn't the one that this process knows, with the reason.
     DatabaseSetBack(&'static str),
-}
-
-/// Limits `work` to `APPLY_TIMEOUT`. A caller gets an error if Postgres stops responding.
-pub(crate) async fn with_timeout<T>(
-    work: impl Future<Output = Result<T, ApiError>>,
-) -> Result<T, ApiError> {
-    let done = tokio::time::timeout(APPLY_TIMEOUT, work).await;
-    done.unwrap_or_else(|_| Err(StoreError::no_answer().into()))
 }
 
 /// Returns the step's decisions: the changes that must not be made in a database that was set back.

@@ -71,7 +71,7 @@ impl App {
     /// Copies other processes' decisions and the admin chain into this process's ledger.
     pub(crate) async fn copy_new_decisions(&self) -> Result<(), ApiError> {
         self.store.copy_new_decisions().await?;
-        self.admins.current(self).await?;
+        self.admins.current().await?;
         self.metrics.ledger_entries.set(self.store.ledger().commits() as i64);
         Ok(())
     }

@@ -37,7 +37,7 @@ pub(crate) async fn token(
             // succeed.
             if clock { error.mark_retryable() } else { error }
         })?;
-    let admins = app.admins.current(&app).await?;
+    let admins = app.admins.current().await?;
     let subject = if admins.chain.find(&key.key_id()).is_some() {
         ClientKind::Admin
     } else {
@@ -65,7 +65,7 @@ pub(crate) async fn token(
     responses((status = 200, body = ContextResponse), (status = "default", body = Problem)))]
 pub(crate) async fn context(app: Data<App>) -> Result<Json<ContextResponse>, ApiError> {
     let keys = &app.keys;
-    let admins = app.admins.current(&app).await?;
+    let admins = app.admins.current().await?;
     Ok(Json(ContextResponse {
         issuer: app.issuer.to_string(),
         urls: keys.settings.urls.clone(),

@@ -7,8 +7,9 @@ use discovery_types::problem::Problem;
 use discovery_types::role::Action;
 
 use super::body::JsonBody;
+use crate::admins::Admins;
 use crate::app::App;
-use crate::auth::{Admins, authorise};
+use crate::auth::authorise;
 use crate::error::ApiError;
 
 /// Lists the admins, with the signed chain that proves them.
@@ -19,7 +20,7 @@ pub(crate) async fn list(
     app: Data<App>,
 ) -> Result<Json<AdminList>, ApiError> {
     authorise(&request, &app, Action::ReadAdmins, None).await?;
-    let admins = app.admins.current(&app).await?;
+    let admins = app.admins.current().await?;
     Ok(Json(list_of(&app, &admins)))
 }
 
@@ -32,7 +33,7 @@ pub(crate) async fn put(
     JsonBody(body): JsonBody<SignedBody>,
 ) -> Result<Json<AdminList>, ApiError> {
     let caller = authorise(&request, &app, Action::ChangeAdmins, None).await?;
-    let admins = app.admins.current(&app).await?;
+    let admins = app.admins.current().await?;
     // Accept an element that is stored already: the client may retry after a lost response.
     if !admins.elements.contains(&body.jws) {
         let mut chain = admins.chain.clone();
@@ -40,7 +41,7 @@ pub(crate) async fn put(
         app.store.put_admin_element(chain.seq(), &body.jws, &caller.name).await?;
         tracing::info!(by = caller.name, sequence = chain.seq(), "the admins have changed");
     }
-    let admins = app.admins.current(&app).await?;
+    let admins = app.admins.current().await?;
     Ok(Json(list_of(&app, &admins)))
 }
 

@@ -361,7 +361,7 @@ pub(crate) async fn adopt(
     if !VerifiedDocument::claims_seat(&body.document, &key.key_id())? {
         return Err(forbidden("The connection's key is not in the document."));
     }
-    let admins = app.admins.current(&app).await?;
+    let admins = app.admins.current().await?;
     let begun_by_owner = |root: &KeyId| admins.ever_owners.contains(root);
     if !body.statements.first().is_some_and(|first| begun_by_owner(first.kid())) {
         return Err(forbidden("No owner of this service has begun the document's statements."));

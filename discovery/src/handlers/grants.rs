@@ -12,9 +12,9 @@ use uuid::Uuid;
 
 use super::body::JsonBody;
 use crate::app::App;
-use crate::auth::authorise;
+use crate::auth::{authorise, check_statement_allows};
 use crate::error::ApiError;
-use crate::forming::{ClusterRequest, check_statement_allows};
+use crate::forming::ClusterRequest;
 use crate::redeem::is_void;
 use crate::store::StoreError;
 use crate::store::grants::GrantUse;

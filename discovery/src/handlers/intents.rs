@@ -24,9 +24,8 @@ use uuid::Uuid;
 use super::access::jwks_of;
 use super::body::JsonBody;
 use crate::app::App;
-use crate::auth::{Caller, authorise, peer, tls_key};
+use crate::auth::{Caller, authorise, check_statement_allows, peer, tls_key};
 use crate::error::ApiError;
-use crate::forming::check_statement_allows;
 use crate::intents::IntentReader;
 use crate::redeem::RedeemRequest;
 

@@ -8,11 +8,11 @@ use discovery_types::jws::Jws;
 use discovery_types::problem::Code;
 use discovery_types::record::VerifiedRecord;
 
-use super::roster::Roster;
 use super::{admin_name, check_intent_limit};
 use crate::app::App;
 use crate::error::ApiError;
-use crate::forming::with_timeout;
+use crate::gate::with_timeout;
+use crate::members::roster::Roster;
 use crate::redeem::{RedeemRequest, VerifiedRedeem, hide_unknown_cluster, unsettled_error};
 use crate::store::UnixMicros;
 use crate::store::changes::{MembershipChanges, StoredIntent};
@@ -26,7 +26,7 @@ pub(crate) struct JoinReply {
     pub intent: IntentView,
     /// The cluster's commit document.
     pub document: Jws,
-    /// The cluster's statements.
+    /// The cluster's statements, in order.
     pub statements: Vec<Jws>,
 }
 

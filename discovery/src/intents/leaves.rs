@@ -9,11 +9,11 @@ use discovery_types::url::NodeUrl;
 use uuid::Uuid;
 
 use super::refuse_removed;
-use super::roster::{Roster, RosterMember, check_running};
 use crate::app::App;
 use crate::ca::{MemberLeaf, hosts};
 use crate::error::ApiError;
 use crate::forming::show;
+use crate::members::roster::{Roster, RosterMember, check_running};
 use crate::store::StoreError;
 use crate::store::changes::MembershipChanges;
 use crate::store::cluster::RunningCluster;

@@ -12,10 +12,7 @@ mod directory;
 mod join;
 mod judge;
 mod leaves;
-mod lineage;
-mod present;
 mod recover;
-mod roster;
 mod view;
 
 use discovery_formation::service::Cluster;
@@ -33,14 +30,14 @@ use discovery_types::problem::Code;
 use discovery_types::role::Action;
 use uuid::Uuid;
 
-pub(crate) use view::{explain, refuse_if_reporting, ticket_command};
+pub(crate) use view::{explain, ticket_command};
 
 use self::judge::{LIVE_WINDOW_US, MAX_LIVE_INTENTS, OutcomeDecision, ReportPosition, judge};
-use self::roster::{Roster, check_running};
 use crate::app::App;
-use crate::auth::Caller;
+use crate::auth::{Caller, check_statement_allows};
 use crate::error::ApiError;
-use crate::forming::{check_statement_allows, with_timeout};
+use crate::gate::with_timeout;
+use crate::members::roster::{Roster, check_running};
 use crate::store::UnixMicros;
 use crate::store::changes::{MembershipChanges, MembershipReport, StoredIntent};
 use crate::store::cluster::{ClusterTransaction, RunningCluster};
@@ -89,6 +86,10 @@ impl App {
         crate::crash::point("before", "intent");
         transaction.commit().await?;
         crate::crash::point("after", "intent");
+        let before = find(changes, stored.intent.operation).ok().map(|known| known.rev);
+        if before != Some(stored.rev) {
+            self.metrics.count_change("intent");
+        }
         self.notifier.wake(cluster);
         Ok(judge::view(stored, changes, chain.newest().name.as_str(), now))
     }

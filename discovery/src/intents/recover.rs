@@ -17,11 +17,11 @@ use discovery_types::statement::StatementChain;
 use uuid::Uuid;
 
 use super::admin_name;
-use super::lineage::{Lineage, LineageRelation};
-use super::roster::Roster;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::forming::with_timeout;
+use crate::gate::with_timeout;
+use crate::members::lineage::{Lineage, LineageRelation};
+use crate::members::roster::Roster;
 use crate::store::UnixMicros;
 use crate::store::changes::{MembershipChanges, StoredIntent};
 use crate::store::cluster::ClusterTransaction;

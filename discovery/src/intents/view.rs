@@ -5,17 +5,16 @@ use discovery_types::api::{AskingHost, Explanation, MembersView};
 use discovery_types::grant::Grant;
 use discovery_types::jws::JwsType;
 use discovery_types::key::PublicKey;
-use discovery_types::problem::Code;
 use discovery_types::statement::StatementChain;
 use uuid::Uuid;
 
-use super::present::{self, RedeemSource, SilenceTimes};
-use super::roster::Roster;
 use crate::app::App;
 use crate::error::ApiError;
+use crate::members::present::{self, RedeemSource};
+use crate::members::roster::Roster;
+use crate::members::silence_times;
 use crate::store::UnixMicros;
-use crate::store::changes::{MembershipChanges, membership_changes};
-use crate::store::cluster::ClusterTransaction;
+use crate::store::changes::MembershipChanges;
 use crate::store::clusters::Origin;
 use crate::store::present::AskingHostRow;
 
@@ -35,7 +34,13 @@ impl App {
         let troubles = self.store.troubles(id).await?;
         let roster = Roster::of(cluster, chain, &changes)?;
         let source = |key: &PublicKey| source_of(origins, &changes, key);
-        Ok(present::present_members(&roster, &changes, &troubles, times(cluster, now), source))
+        Ok(present::present_members(
+            &roster,
+            &changes,
+            &troubles,
+            silence_times(cluster, now),
+            source,
+        ))
     }
 
     /// Returns the hosts that hold a boot token and have no seat.
@@ -82,31 +87,6 @@ impl App {
     }
 }
 
-/// Refuses a retirement while members' agents report. An owner can force it.
-pub(crate) async fn refuse_if_reporting(
-    transaction: &mut ClusterTransaction,
-) -> Result<(), ApiError> {
-    let (id, now) = (transaction.id(), transaction.now.0 as UnixMicros);
-    let changes = membership_changes(transaction.connection(), id).await?;
-    let troubles = crate::store::present::troubles(transaction.connection(), id).await?;
-    let cluster = &transaction.cluster;
-    let roster = Roster::of(cluster, &transaction.chain, &changes)?;
-    let source = |_: &PublicKey| RedeemSource::default();
-    let view = present::present_members(&roster, &changes, &troubles, times(cluster, now), source);
-    let heard = |member: &&discovery_types::api::MemberView| {
-        member.last_heard_ms.is_some() && !member.is_silent
-    };
-    let names: Vec<String> =
-        view.members.iter().filter(heard).map(|member| member.display_name()).collect();
-    if names.is_empty() {
-        return Ok(());
-    }
-    let detail = format!("Agents of these members reported a moment ago: {}.", names.join(", "));
-    let next =
-        "Stop the members first, or retire the cluster with --force: its nodes go on running.";
-    Err(ApiError::new(Code::MembersReport, detail, next))
-}
-
 /// Explains what a person should do about the members and about hosts that ask for a seat.
 pub(crate) fn explain(view: &MembersView, asking: &[AskingHost], name: &str) -> Vec<Explanation> {
     let mut lines = present::explain(view, name);
@@ -146,11 +126,6 @@ pub(crate) fn ticket_command(view: &MembersView, name: &str) -> String {
 
 fn is_decided(cluster: &Cluster) -> bool {
     matches!(cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired)
-}
-
-fn times(cluster: &Cluster, now: UnixMicros) -> SilenceTimes {
-    let decided = cluster.frozen.as_ref().map_or(now, |frozen| frozen.at.0 as UnixMicros);
-    SilenceTimes { decided, now }
 }
 
 /// Returns where an agent redeemed its token. A newcomer's redeem is in its intent, a founder's in

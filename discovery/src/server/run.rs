@@ -27,8 +27,8 @@ use super::args::{DATABASE_URL, MAX_URL_FILE};
 use super::door::{self, ConnectionLimits, MAX_HANDSHAKES, SocketLimits};
 use super::tls::server_config;
 use super::{DatabaseArgs, ServeArgs, ServerError, TimeArgs};
+use crate::admins::AdminCache;
 use crate::app::{ADOPTION_RATE_AND_BURST, App};
-use crate::auth::AdminCache;
 use crate::background;
 use crate::clock::Clock;
 use crate::keydir::KeyDirectory;
@@ -325,13 +325,14 @@ fn build_app(args: &ServeArgs, keys: KeyDirectory, store: crate::store::Store) -
         sweep: millis(args.times.sweep),
         ..FormationSettings::DEFAULT
     };
+    let clock = Arc::new(Clock::default());
     App {
         metrics: store.watch().metrics.clone(),
-        store,
         issuer: issuer(&keys.owner).into(),
-        admins: Arc::new(AdminCache::new(keys.owner)),
+        admins: Arc::new(AdminCache::new(keys.owner, store.clone(), clock.clone())),
         keys: Arc::new(keys),
-        clock: Arc::new(Clock::default()),
+        store,
+        clock,
         notifier: ClusterNotifier::default(),
         settings,
         max_deadline_seconds: args.times.deadline.as_secs().max(1),

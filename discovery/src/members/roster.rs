@@ -25,22 +25,22 @@ use crate::store::changes::{MembershipChanges, StoredIntent};
 
 /// A member, with its record from the commit document or from its redeem.
 #[derive(Clone, Debug)]
-pub(super) struct RosterMember {
+pub(crate) struct RosterMember {
     /// Public key of the member's agent.
-    pub(super) key: PublicKey,
+    pub(crate) key: PublicKey,
     /// Id of the member in its Raft cluster.
-    pub(super) id: MemberId,
+    pub(crate) id: MemberId,
     /// Label in the member's certificates: a founder's seat or a newcomer's id.
-    pub(super) label: String,
+    pub(crate) label: String,
     /// The record that the member's host signed.
-    pub(super) record: Record,
+    pub(crate) record: Record,
     /// SHA-256 of the public key of the member's node.
-    pub(super) node_key: Digest,
+    pub(crate) node_key: Digest,
 }
 
 /// All members of a cluster that discovery knows, present and past.
 #[derive(Debug)]
-pub(super) struct Roster {
+pub(crate) struct Roster {
     /// The first members: the commit document's, or the single one that a recovery made.
     founders: Vec<RosterMember>,
     newcomers: Vec<RosterMember>,
@@ -48,11 +48,11 @@ pub(super) struct Roster {
     /// Members of clusters that were lost.
     lost: Vec<RosterMember>,
     /// The chain of followed recoveries, which tells the current Raft cluster.
-    pub(super) lineage: Lineage,
+    pub(crate) lineage: Lineage,
 }
 
 /// Errors unless the cluster runs: it is committed or formed.
-pub(super) fn check_running(cluster: &Cluster) -> Result<(), ApiError> {
+pub(crate) fn check_running(cluster: &Cluster) -> Result<(), ApiError> {
     match cluster.phase {
         Phase::Committed | Phase::Formed => Ok(()),
         Phase::Open | Phase::Preparing => Err(ApiError::new(
@@ -75,7 +75,7 @@ pub(super) fn check_running(cluster: &Cluster) -> Result<(), ApiError> {
 
 impl Roster {
     /// Builds the roster from the stored data of a cluster.
-    pub(super) fn of(
+    pub(crate) fn of(
         cluster: &Cluster,
         chain: &StatementChain,
         changes: &MembershipChanges,
@@ -117,7 +117,7 @@ impl Roster {
     /// Returns the single member that a recovery made: the survivor with its new id. Returns `None`
     /// if its agent is unknown or the id doesn't parse. Its certificates keep their label, because
     /// the label is the user name of its agent in the cluster.
-    pub(super) fn founder_made_by(
+    pub(crate) fn founder_made_by(
         &self,
         recovery: &Recovery,
         changes: &MembershipChanges,
@@ -139,12 +139,12 @@ impl Roster {
     }
 
     /// Returns the ids of the founders.
-    pub(super) fn founders(&self) -> BTreeSet<MemberId> {
+    pub(crate) fn founders(&self) -> BTreeSet<MemberId> {
         self.founders.iter().map(|founder| founder.id).collect()
     }
 
     /// Returns the founders as a list of members.
-    pub(super) fn founding_members(&self) -> Vec<ListedMember> {
+    pub(crate) fn founding_members(&self) -> Vec<ListedMember> {
         let urls = |urls: &[NodeUrl]| urls.iter().map(ToString::to_string).collect();
         let listed = |founder: &RosterMember| ListedMember {
             id: founder.id,
@@ -158,7 +158,7 @@ impl Roster {
 
     /// Returns the member whose agent has this key. Errors if it was removed, was lost, or isn't
     /// known.
-    pub(super) fn member(&self, key: &PublicKey) -> Result<&RosterMember, ApiError> {
+    pub(crate) fn member(&self, key: &PublicKey) -> Result<&RosterMember, ApiError> {
         if let Some(removal) = self.removal(key) {
             return Err(ApiError::removed(removal.clone()));
         }
@@ -189,28 +189,28 @@ impl Roster {
     }
 
     /// Whether this id belongs to a member of a lost cluster.
-    pub(super) fn is_lost(&self, id: MemberId) -> bool {
+    pub(crate) fn is_lost(&self, id: MemberId) -> bool {
         self.by_id(id).is_none() && self.lost.iter().any(|member| member.id == id)
     }
 
     /// Returns the present or removed member with this id.
-    pub(super) fn by_id(&self, id: MemberId) -> Option<&RosterMember> {
+    pub(crate) fn by_id(&self, id: MemberId) -> Option<&RosterMember> {
         self.all().find(|member| member.id == id)
     }
 
     /// Returns when and by whom this agent's member was removed.
-    pub(super) fn removal(&self, key: &PublicKey) -> Option<&Removal> {
+    pub(crate) fn removal(&self, key: &PublicKey) -> Option<&Removal> {
         let removed = self.removed.iter().find(|(own, _)| own.as_ref() == Some(key));
         removed.map(|(_, removal)| removal)
     }
 
-    pub(super) fn is_removed(&self, id: MemberId) -> bool {
+    pub(crate) fn is_removed(&self, id: MemberId) -> bool {
         self.removed.iter().any(|(_, removal)| removal.member == id)
     }
 
     /// Returns another member with the newcomer's name, unless the newcomer replaces it. A name in
     /// a command or an order has to identify one member.
-    pub(super) fn member_with_name(
+    pub(crate) fn member_with_name(
         &self,
         newcomer: &VerifiedRecord,
         replaces: Option<MemberId>,
@@ -225,7 +225,7 @@ impl Roster {
 
     /// Refuses a newcomer with keys that were used before: each incarnation of a member has its own
     /// keys.
-    pub(super) fn check_unused_keys(&self, newcomer: &VerifiedRecord) -> Result<(), ApiError> {
+    pub(crate) fn check_unused_keys(&self, newcomer: &VerifiedRecord) -> Result<(), ApiError> {
         if let Some(removal) = self.removal(&newcomer.agent_key) {
             return Err(ApiError::removed(removal.clone()));
         }

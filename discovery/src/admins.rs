@@ -13,8 +13,10 @@ use discovery_types::admin::{AdminChain, AdminOperation};
 use discovery_types::jws::{Jws, JwsError, newer_version};
 use discovery_types::key::{KeyId, PublicKey};
 
-use crate::app::App;
+use crate::clock::Clock;
 use crate::error::ApiError;
+use crate::metrics::ServiceMetrics;
+use crate::store::Store;
 
 /// The admins as read from the ledger and the database at one time.
 #[derive(Debug)]
@@ -37,13 +39,17 @@ pub(crate) struct Admins {
 #[derive(Debug)]
 pub(crate) struct AdminCache {
     root: PublicKey,
+    store: Store,
+    clock: Arc<Clock>,
+    metrics: Arc<ServiceMetrics>,
     known: RwLock<Option<Arc<Admins>>>,
 }
 
 impl AdminCache {
     /// `root` is the owner key of the key directory.
-    pub(crate) fn new(root: PublicKey) -> Self {
-        AdminCache { root, known: RwLock::new(None) }
+    pub(crate) fn new(root: PublicKey, store: Store, clock: Arc<Clock>) -> Self {
+        let metrics = store.watch().metrics.clone();
+        AdminCache { root, store, clock, metrics, known: RwLock::new(None) }
     }
 
     /// The owner key at which the chain starts.
@@ -52,15 +58,15 @@ impl AdminCache {
     }
 
     /// Returns the current admins.
-    pub(crate) async fn current(&self, app: &App) -> Result<Arc<Admins>, ApiError> {
-        let (fingerprint, now) = app.store.admin_fingerprint().await?;
-        app.clock.set(now);
+    pub(crate) async fn current(&self) -> Result<Arc<Admins>, ApiError> {
+        let (fingerprint, now) = self.store.admin_fingerprint().await?;
+        self.clock.set(now);
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(known) = known.filter(|known| known.fingerprint == fingerprint) {
             return Ok(known);
         }
-        let rows = app.store.admin_elements().await?;
-        let ledger = app.store.ledger();
+        let rows = self.store.admin_elements().await?;
+        let ledger = self.store.ledger();
         let admins = Arc::new(verify_rows(&self.root, &ledger.admins(), &rows, fingerprint));
         let texts: Vec<String> = admins.elements.iter().map(ToString::to_string).collect();
         // The chain must be durable in the ledger before this process acts on it.
@@ -69,7 +75,7 @@ impl AdminCache {
         // Two requests may read the rows at the same time; only the first one raises the alarm.
         let news = known.as_ref().is_none_or(|known| known.fingerprint != admins.fingerprint);
         if news && admins.ignored_rows > 0 {
-            app.metrics.count_alarm("admin_rows_ignored");
+            self.metrics.count_alarm("admin_rows_ignored");
             admins.log_ignored_rows();
         }
         *known = Some(admins.clone());

@@ -25,16 +25,16 @@ pub(crate) struct RedeemSource {
 
 /// Times from which a member's silence is computed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SilenceTimes {
+pub(crate) struct SilenceTimes {
     /// Time at which the cluster decided its first member list. A member that never reported counts
     /// as silent from then.
-    pub(super) decided: UnixMicros,
+    pub(crate) decided: UnixMicros,
     /// Current database time, in microseconds.
-    pub(super) now: UnixMicros,
+    pub(crate) now: UnixMicros,
 }
 
 /// Returns the present members. `source` returns where an agent redeemed its token.
-pub(super) fn present_members(
+pub(crate) fn present_members(
     roster: &Roster,
     changes: &MembershipChanges,
     troubles: &[Trouble],
@@ -154,7 +154,7 @@ fn disagreement(said: &MembershipReport, confirmed: Option<&MembershipReport>) -
 }
 
 /// Explains what a person should know and do about the members of the cluster `name`.
-pub(super) fn explain(view: &MembersView, name: &str) -> Vec<Explanation> {
+pub(crate) fn explain(view: &MembersView, name: &str) -> Vec<Explanation> {
     let voters: Vec<&MemberView> =
         view.members.iter().filter(|member| !member.is_learner).collect();
     let well = voters.iter().filter(|member| member.is_healthy()).count();

@@ -14,14 +14,14 @@ use crate::store::changes::StoredRecovery;
 
 /// The recoveries of one cluster that discovery follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Lineage {
+pub(crate) struct Lineage {
     founded: u64,
     followed: RecoveryChain,
 }
 
 /// How a shown chain of recoveries relates to the chain that discovery follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum LineageRelation {
+pub(crate) enum LineageRelation {
     /// The shown chain is the chain that discovery follows, or a prefix of it.
     Known,
     /// The shown chain extends the chain that discovery follows.
@@ -38,7 +38,7 @@ pub(super) enum LineageRelation {
 
 impl Lineage {
     /// Verifies the stored recoveries of a cluster that was founded as the Raft cluster `founded`.
-    pub(super) fn of(
+    pub(crate) fn of(
         stored: &[StoredRecovery],
         chain: &StatementChain,
         founded: u64,
@@ -49,34 +49,34 @@ impl Lineage {
     }
 
     /// Id of the Raft cluster that discovery follows.
-    pub(super) fn raft_cluster(&self) -> u64 {
+    pub(crate) fn raft_cluster(&self) -> u64 {
         self.followed.raft_cluster().unwrap_or(self.founded)
     }
 
     /// Number of recoveries that were followed.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.followed.all().len()
     }
 
     /// The last followed recovery. `None` for the founded cluster.
-    pub(super) fn newest(&self) -> Option<&Recovery> {
+    pub(crate) fn newest(&self) -> Option<&Recovery> {
         self.followed.newest()
     }
 
     /// The followed recovery with this number, counted from 1.
-    pub(super) fn recovery(&self, number: usize) -> Option<&(Jws, Recovery)> {
+    pub(crate) fn recovery(&self, number: usize) -> Option<&(Jws, Recovery)> {
         self.followed.all().get(number.checked_sub(1)?)
     }
 
     /// The recoveries of a [`LineageRelation::Longer`] that come after the first `known` ones.
-    pub(super) fn since(&self, known: usize) -> &[(Jws, Recovery)] {
+    pub(crate) fn since(&self, known: usize) -> &[(Jws, Recovery)] {
         self.followed.all().get(known..).unwrap_or_default()
     }
 
     /// Verifies a shown chain and compares it with the chain that discovery follows. Nothing proves
     /// when a statement was signed, so the last one's signer must be an operator or owner today.
     /// That signature covers the statements before it.
-    pub(super) fn compare(
+    pub(crate) fn compare(
         &self,
         shown: &[Jws],
         chain: &StatementChain,
