@@ -10,8 +10,8 @@ use discovery_types::order::Order;
 use discovery_types::problem::Code;
 use discovery_types::redeem::Redeem;
 
-use super::directory;
 use crate::error::ApiError;
+use crate::members::directory;
 use crate::store::UnixMicros;
 use crate::store::changes::{MembershipChanges, MembershipReport, StoredIntent};
 

@@ -8,7 +8,6 @@
 //! Each change is one transaction on the cluster: lock its row → read the clock → verify the
 //! request → store → COMMIT.
 
-mod directory;
 mod join;
 mod judge;
 mod leaves;
@@ -37,6 +36,7 @@ use crate::app::App;
 use crate::auth::{Caller, check_statement_allows};
 use crate::error::ApiError;
 use crate::gate::with_timeout;
+use crate::members::directory;
 use crate::members::roster::{Roster, check_running};
 use crate::store::UnixMicros;
 use crate::store::changes::{MembershipChanges, MembershipReport, StoredIntent};

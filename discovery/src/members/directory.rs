@@ -40,13 +40,13 @@ impl MembershipReport {
 
     /// Whether this report replaces its reporter's last one. An older report arrived late and
     /// doesn't. The exception is a last report ahead of the cluster, which was wrong.
-    pub(super) fn replaces(&self, last: &MembershipReport, reached: Option<ListPosition>) -> bool {
+    pub(crate) fn replaces(&self, last: &MembershipReport, reached: Option<ListPosition>) -> bool {
         let was_wrong = reached.is_none_or(|reached| last.position() > reached);
         self.position() >= last.position() || was_wrong
     }
 
     /// Whether both reports contain the same members, with the same votes and peer URLs.
-    pub(super) fn agrees(&self, other: &MembershipReport) -> bool {
+    pub(crate) fn agrees(&self, other: &MembershipReport) -> bool {
         let list = |said: &MembershipReport| -> BTreeSet<(MemberId, bool, Vec<String>)> {
             let member = |member: &ListedMember| {
                 let mut urls = member.peer_urls.clone();
@@ -58,7 +58,7 @@ impl MembershipReport {
         self.membership.configuration == other.membership.configuration && list(self) == list(other)
     }
 
-    pub(super) fn voters(&self) -> BTreeSet<MemberId> {
+    pub(crate) fn voters(&self) -> BTreeSet<MemberId> {
         let voters = self.membership.members.iter().filter(|member| !member.is_learner);
         voters.map(|member| member.id).collect()
     }
@@ -66,7 +66,7 @@ impl MembershipReport {
 
 /// Returns the members whose reports confirm the next list: the voters of `confirmed`, or the
 /// `founders` before any list was confirmed.
-pub(super) fn electors(
+pub(crate) fn electors(
     confirmed: Option<&MembershipReport>,
     founders: &BTreeSet<MemberId>,
 ) -> BTreeSet<MemberId> {
@@ -91,7 +91,7 @@ fn position_of_quorum<P: Ord>(
 }
 
 /// Calls [`position_of_quorum`] with the position of the reported list.
-pub(super) fn quorum_list_position(
+pub(crate) fn quorum_list_position(
     electors: &BTreeSet<MemberId>,
     said: &[(MemberId, MembershipReport)],
 ) -> Option<ListPosition> {
@@ -99,7 +99,7 @@ pub(super) fn quorum_list_position(
 }
 
 /// Calls [`position_of_quorum`] with the node's own position: term and index.
-pub(super) fn quorum_log_position(
+pub(crate) fn quorum_log_position(
     electors: &BTreeSet<MemberId>,
     said: &[(MemberId, MembershipReport)],
 ) -> Option<(u64, u64)> {
@@ -108,7 +108,7 @@ pub(super) fn quorum_log_position(
 
 /// Returns the newest list that a quorum reports and that is newer than `confirmed`, if there is
 /// one.
-pub(super) fn newly_confirmed(
+pub(crate) fn newly_confirmed(
     confirmed: Option<&MembershipReport>,
     founders: &BTreeSet<MemberId>,
     said: &[(MemberId, MembershipReport)],
@@ -143,7 +143,7 @@ pub(super) fn newly_confirmed(
 
 /// Returns the list to show: the confirmed one. Before that, the one that most members report, and
 /// the newest of those with equally many reports.
-pub(super) fn view(
+pub(crate) fn view(
     confirmed: Option<&MembershipReport>,
     said: &[(MemberId, MembershipReport)],
 ) -> Option<DirectoryView> {
@@ -163,7 +163,7 @@ pub(super) fn view(
 }
 
 /// Returns an objection if one of the numbers is too large for a position in a log.
-pub(super) fn objection_to_position(numbers: &[u64]) -> Option<String> {
+pub(crate) fn objection_to_position(numbers: &[u64]) -> Option<String> {
     let wrong = numbers.iter().find(|number| **number > MAX_POSITION)?;
     Some(format!(
         "No log has come to {wrong}: a term, index or configuration is at most {MAX_POSITION}."
@@ -171,7 +171,7 @@ pub(super) fn objection_to_position(numbers: &[u64]) -> Option<String> {
 }
 
 /// Returns an objection if a report's list can't be accepted.
-pub(super) fn objection(membership: &Membership) -> Option<&'static str> {
+pub(crate) fn objection(membership: &Membership) -> Option<&'static str> {
     let members = &membership.members;
     let ids: BTreeSet<MemberId> = members.iter().map(|member| member.id).collect();
     let plain = |text: &str, most: usize| text.len() <= most && !text.contains(char::is_control);
