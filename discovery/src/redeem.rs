@@ -53,9 +53,9 @@ pub(crate) struct RedeemRequest {
 /// A redeem whose signatures are all verified.
 #[derive(Debug)]
 pub(crate) struct VerifiedRedeem {
-    /// The token's grant.
+    /// The verified grant of the presented token.
     pub grant: VerifiedGrant,
-    /// The agent's record.
+    /// The verified record of the requesting agent.
     pub record: VerifiedRecord,
     /// Whether an admin has revoked the grant.
     pub is_revoked: bool,

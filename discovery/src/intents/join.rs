@@ -24,7 +24,7 @@ use crate::store::intents::{self, IntentNewcomer, NewIntent};
 pub(crate) struct JoinReply {
     /// The intent that the ticket became.
     pub intent: IntentView,
-    /// The cluster's commit document.
+    /// The signed commit document of the cluster.
     pub document: Jws,
     /// The cluster's statements, in order.
     pub statements: Vec<Jws>,

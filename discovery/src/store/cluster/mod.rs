@@ -114,7 +114,7 @@ pub(crate) struct NewCommit {
 
 /// A cluster as one snapshot shows it, with its changes since the commit.
 pub(crate) struct RunningCluster {
-    /// The cluster's state.
+    /// The state machine of the cluster, as stored.
     pub cluster: Cluster,
     /// The cluster's statements, verified.
     pub chain: Arc<StatementChain>,
