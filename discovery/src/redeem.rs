@@ -53,9 +53,9 @@ pub(crate) struct RedeemRequest {
 /// A redeem whose signatures are all verified.
 #[derive(Debug)]
 pub(crate) struct VerifiedRedeem {
-    /// The verified grant of the presented token.
+    /// The token's grant, which an issuer signed.
     pub grant: VerifiedGrant,
-    /// The verified record of the requesting agent.
+    /// The agent's record, which the token endorsed.
     pub record: VerifiedRecord,
     /// Whether an admin has revoked the grant.
     pub is_revoked: bool,

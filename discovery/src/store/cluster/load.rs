@@ -142,16 +142,10 @@ pub(super) struct ClusterRows {
     probes: Json<Vec<ProbeRow>>,
     reports: Json<Vec<ReportRow>>,
     revoked: Vec<String>,
-}
-
-/// All rows of a cluster, with those about its changes since the commit.
-#[derive(Debug, sqlx::FromRow)]
-pub(super) struct RunningRows {
-    #[sqlx(flatten)]
-    pub(super) cluster: ClusterRows,
+    /// Changes since the commit. They are empty unless the caller has asked for them.
     #[sqlx(flatten)]
     pub(super) changes: ChangeRows,
-    /// The commit, which only a redeem request reads.
+    /// The commit, if the caller has asked for the changes and for a grant.
     pub(super) commit: Option<Json<CommitRow>>,
 }
 
@@ -189,63 +183,49 @@ fn hex<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::
     Hex::deserialize(deserializer).map(|Hex(bytes)| bytes)
 }
 
-/// SQL that loads a cluster's rows in one statement, with the columns in `$more`. It reads only this
-/// cluster's rows, each through an index.
-macro_rules! load {
-    ($($more:tt)*) => {
-        concat!(
-            "
-        SELECT c.id, c.phase, c.deadline_us, c.epoch, c.floor, c.rev, c.next_place, c.frozen_epoch,
-            c.frozen_h, c.frozen_statement, c.frozen_us, c.unsettled, c.ended_cause, c.ended_us,
-            c.ended_by, c.split_other, c.split_epoch, c.error_us, c.error_key, c.error_text,
-            now_us() AS now, g.settled, g.void_before_us, g.number AS generation,
-            (SELECT coalesce(max(number), 0) FROM decisions) AS newest,
-            (SELECT hash FROM decisions WHERE number = $2) AS at_copied,
-            (SELECT beat FROM processes WHERE id = $4) AS beat, ",
-            crate::ledger::oids!(),
-            ",
-            ARRAY(SELECT jws FROM statements WHERE cluster_id = $1 ORDER BY sequence) AS statements,
-            (SELECT jsonb_build_object('jws', jws, 'token_key', encode(token_key, 'hex'),
-                 'stored_us', stored_us, 'revoked_us', revoked_us)
-             FROM grants WHERE id = $3 AND cluster_id = $1) AS asked,
-            ARRAY(SELECT id FROM grants WHERE cluster_id = $1 AND revoked_us IS NOT NULL) AS revoked,
-            (SELECT coalesce(jsonb_agg(r), '[]') FROM (
-                SELECT a.record, a.token_record, a.grant_id, gr.jws AS grant,
-                    encode(a.key, 'hex') AS key, a.seat, a.standby, a.lease_us, a.boot,
-                    encode(a.nonce, 'hex') AS nonce, a.highest_epoch, a.counts, a.held_us, a.release_epoch, a.release_jws
-                FROM agents a JOIN grants gr ON gr.id = a.grant_id WHERE a.cluster_id = $1) r)
-                AS agents,
-            (SELECT coalesce(jsonb_agg(r ORDER BY r.seat), '[]') FROM (
-                SELECT f.seat, f.record, f.token_record, f.grant_id, gr.jws AS grant
-                FROM frozen_seats f JOIN grants gr ON gr.id = f.grant_id WHERE f.cluster_id = $1) r)
-                AS seats,
-            (SELECT coalesce(jsonb_agg(r), '[]') FROM (
-                SELECT encode(key, 'hex') AS key, epoch, jws FROM acks WHERE cluster_id = $1) r)
-                AS acks,
-            (SELECT coalesce(jsonb_agg(r), '[]') FROM (
-                SELECT encode(key, 'hex') AS key, epoch, row FROM probes WHERE cluster_id = $1) r)
-                AS probes,
-            (SELECT coalesce(jsonb_agg(r), '[]') FROM (
-                SELECT encode(key, 'hex') AS key, encode(raft_cluster, 'hex') AS raft_cluster
-                FROM reports WHERE cluster_id = $1) r) AS reports ",
-            $($more)*
-            " FROM generation g JOIN clusters c ON c.id = $1 AND c.phase <> 'draft'"
-        )
-    };
-}
-
-/// Loads what the formation of a cluster consists of.
-const LOAD: &str = load!();
-
-/// Loads a cluster with its changes since the commit. A redeem request reads the commit, too.
-const LOAD_RUNNING: &str = load!(
-    ",",
-    change_columns!(),
-    ", (SELECT jsonb_build_object('h', encode(h, 'hex'), 'document', document)
-        FROM commits WHERE cluster_id = $1 AND $3 IS NOT NULL) AS commit",
+/// Loads everything in one SQL statement. It reads only this cluster's rows, each through an index.
+const LOAD: &str = concat!(
+    "
+SELECT c.id, c.phase, c.deadline_us, c.epoch, c.floor, c.rev, c.next_place, c.frozen_epoch,
+    c.frozen_h, c.frozen_statement, c.frozen_us, c.unsettled, c.ended_cause, c.ended_us,
+    c.ended_by, c.split_other, c.split_epoch, c.error_us, c.error_key, c.error_text,
+    now_us() AS now, g.settled, g.void_before_us, g.number AS generation,
+    (SELECT coalesce(max(number), 0) FROM decisions) AS newest,
+    (SELECT hash FROM decisions WHERE number = $2) AS at_copied,
+    (SELECT beat FROM processes WHERE id = $4) AS beat, ",
+    crate::ledger::oids!(),
+    ",
+    ARRAY(SELECT jws FROM statements WHERE cluster_id = $1 ORDER BY sequence) AS statements,
+    (SELECT jsonb_build_object('jws', jws, 'token_key', encode(token_key, 'hex'),
+         'stored_us', stored_us, 'revoked_us', revoked_us)
+     FROM grants WHERE id = $3 AND cluster_id = $1) AS asked,
+    ARRAY(SELECT id FROM grants WHERE cluster_id = $1 AND revoked_us IS NOT NULL) AS revoked,
+    (SELECT coalesce(jsonb_agg(r), '[]') FROM (
+        SELECT a.record, a.token_record, a.grant_id, gr.jws AS grant, encode(a.key, 'hex') AS key,
+            a.seat, a.standby, a.lease_us, a.boot, encode(a.nonce, 'hex') AS nonce,
+            a.highest_epoch, a.counts, a.held_us, a.release_epoch, a.release_jws
+        FROM agents a JOIN grants gr ON gr.id = a.grant_id WHERE a.cluster_id = $1) r) AS agents,
+    (SELECT coalesce(jsonb_agg(r ORDER BY r.seat), '[]') FROM (
+        SELECT f.seat, f.record, f.token_record, f.grant_id, gr.jws AS grant
+        FROM frozen_seats f JOIN grants gr ON gr.id = f.grant_id WHERE f.cluster_id = $1) r)
+        AS seats,
+    (SELECT coalesce(jsonb_agg(r), '[]') FROM (
+        SELECT encode(key, 'hex') AS key, epoch, jws FROM acks WHERE cluster_id = $1) r) AS acks,
+    (SELECT coalesce(jsonb_agg(r), '[]') FROM (
+        SELECT encode(key, 'hex') AS key, epoch, row FROM probes WHERE cluster_id = $1) r)
+        AS probes,
+    (SELECT coalesce(jsonb_agg(r), '[]') FROM (
+        SELECT encode(key, 'hex') AS key, encode(raft_cluster, 'hex') AS raft_cluster
+        FROM reports WHERE cluster_id = $1) r) AS reports,
+    ",
+    change_columns!(" AND $5"),
+    ",
+    (SELECT jsonb_build_object('h', encode(h, 'hex'), 'document', document)
+     FROM commits WHERE cluster_id = $1 AND $3 IS NOT NULL AND $5) AS commit
+FROM generation g JOIN clusters c ON c.id = $1 AND c.phase <> 'draft'"
 );
 
-/// Parameters of the SQL statements that load a cluster.
+/// Parameters of the statement [`LOAD`].
 pub(super) struct LoadParameters<'a> {
     pub(super) id: Uuid,
     /// Number of the last decision that the ledger has copied.
@@ -254,24 +234,17 @@ pub(super) struct LoadParameters<'a> {
     pub(super) asked: Option<&'a str>,
     /// Id of the calling process.
     pub(super) process: Uuid,
+    /// Whether to load the changes since the commit.
+    pub(super) with_changes: bool,
 }
 
-/// Reads all rows of a cluster's formation. Returns `None` for drafts, which aren't clusters yet.
+/// Reads all of a cluster's rows. Returns `None` for drafts, which aren't clusters yet.
 pub(super) async fn read(
     connection: &mut PgConnection,
     of: &LoadParameters<'_>,
 ) -> Result<Option<ClusterRows>, StoreError> {
-    let loaded = sqlx::query_as(LOAD).bind(of.id).bind(of.copied as i64);
-    Ok(loaded.bind(of.asked).bind(of.process).fetch_optional(connection).await?)
-}
-
-/// Reads all rows of a cluster, as [`read`] does, and those about its changes since the commit.
-pub(super) async fn read_running(
-    connection: &mut PgConnection,
-    of: &LoadParameters<'_>,
-) -> Result<Option<RunningRows>, StoreError> {
-    let loaded = sqlx::query_as(LOAD_RUNNING).bind(of.id).bind(of.copied as i64);
-    Ok(loaded.bind(of.asked).bind(of.process).fetch_optional(connection).await?)
+    let loaded = sqlx::query_as(LOAD).bind(of.id).bind(of.copied as i64).bind(of.asked);
+    Ok(loaded.bind(of.process).bind(of.with_changes).fetch_optional(connection).await?)
 }
 
 /// One probe's result, as `probes.row` stores it for a peer's key.

@@ -21,7 +21,7 @@ use sqlx::types::Json;
 use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
-use self::load::{ClusterRows, LoadParameters};
+use self::load::LoadParameters;
 use super::changes::MembershipChanges;
 use super::{Store, StoreError, Transaction, UnixMicros};
 use crate::domain::number_to_row;
@@ -114,7 +114,7 @@ pub(crate) struct NewCommit {
 
 /// A cluster as one snapshot shows it, with its changes since the commit.
 pub(crate) struct RunningCluster {
-    /// The state machine of the cluster, as stored.
+    /// The cluster's state in the snapshot.
     pub cluster: Cluster,
     /// The cluster's statements, verified.
     pub chain: Arc<StatementChain>,
@@ -122,13 +122,6 @@ pub(crate) struct RunningCluster {
     pub now: formation::UnixMicros,
     /// Everything stored about the cluster's changes.
     pub changes: MembershipChanges,
-}
-
-/// A transaction that has locked a cluster's row.
-struct LockedRow {
-    transaction: Transaction,
-    /// The ledger's knowledge of the database before this transaction read anything.
-    known: Option<RememberedDatabase>,
 }
 
 impl Store {
@@ -140,10 +133,8 @@ impl Store {
         trust: Trust,
         asked: Option<&str>,
     ) -> Result<Option<ClusterTransaction>, StoreError> {
-        let mut row = self.lock(id).await?;
-        let of = self.load_parameters(id, row.known.as_ref(), asked);
-        let Some(loaded) = load::read(&mut row.transaction, &of).await? else { return Ok(None) };
-        self.cluster_transaction(row, &of, loaded, trust).map(Some)
+        let begun = self.begin_with(id, trust, asked, false).await?;
+        Ok(begun.map(|(transaction, _)| transaction))
     }
 
     /// Locks and loads a cluster as [`Store::begin_cluster`] does, with its changes since the
@@ -153,44 +144,27 @@ impl Store {
         id: Uuid,
         asked: Option<&str>,
     ) -> Result<Option<(ClusterTransaction, MembershipChanges)>, StoreError> {
-        let mut row = self.lock(id).await?;
-        let of = self.load_parameters(id, row.known.as_ref(), asked);
-        let loaded = load::read_running(&mut row.transaction, &of).await?;
-        let Some(loaded) = loaded else { return Ok(None) };
-        let commit = loaded.commit.map(|Json(commit)| commit.parse(id)).transpose()?;
-        let changes = loaded.changes.parse(id)?;
-        let transaction = self.cluster_transaction(row, &of, loaded.cluster, Trust::Verify)?;
-        Ok(Some((ClusterTransaction { commit, ..transaction }, changes)))
+        self.begin_with(id, Trust::Verify, asked, true).await
     }
 
-    async fn lock(&self, id: Uuid) -> Result<LockedRow, StoreError> {
+    async fn begin_with(
+        &self,
+        id: Uuid,
+        trust: Trust,
+        asked: Option<&str>,
+        with_changes: bool,
+    ) -> Result<Option<(ClusterTransaction, MembershipChanges)>, StoreError> {
         // Read this before the database: the ledger may then lag behind the rows, but never the
         // reverse.
         let known = self.ledger.known();
+        let copied = known.map_or(0, |known| known.last_copied.number);
         // The lock is a statement of its own. A statement that waits for a lock keeps the snapshot
         // from before the wait and would read old rows.
         let locked = format!("BEGIN; SELECT 1 FROM clusters WHERE id = '{id}' FOR UPDATE");
-        let transaction = self.begin(AssertSqlSafe(locked)).await?;
-        Ok(LockedRow { transaction, known })
-    }
-
-    fn load_parameters<'a>(
-        &self,
-        id: Uuid,
-        known: Option<&RememberedDatabase>,
-        asked: Option<&'a str>,
-    ) -> LoadParameters<'a> {
-        let copied = known.map_or(0, |known| known.last_copied.number);
-        LoadParameters { id, copied, asked, process: self.ledger.process() }
-    }
-
-    fn cluster_transaction(
-        &self,
-        LockedRow { transaction, known }: LockedRow,
-        of: &LoadParameters<'_>,
-        loaded: ClusterRows,
-        trust: Trust,
-    ) -> Result<ClusterTransaction, StoreError> {
+        let mut transaction = self.begin(AssertSqlSafe(locked)).await?;
+        let process = self.ledger.process();
+        let of = LoadParameters { id, copied, asked, process, with_changes };
+        let Some(mut loaded) = load::read(&mut transaction, &of).await? else { return Ok(None) };
         // A process that knows no database has to compare it first, so an empty site is right here.
         let known_site = known.map(|known| known.identity).unwrap_or_default();
         let site = ledger::current_site(&known_site, loaded.database_oid, &loaded.table_oids)
@@ -208,12 +182,14 @@ impl Store {
         };
         let (now, settled) = (formation::UnixMicros(loaded.now.unsigned_abs()), loaded.settled);
         let void_before = formation::UnixMicros(loaded.void_before_us.unsigned_abs());
-        let grants = loaded.grants(of.asked);
+        let grants = loaded.grants(asked);
         let asked = loaded.asked.as_ref().map(|grant| grant.0.clone());
-        let chain = self.caches.chain(of.id, &loaded.statements)?;
+        let chain = self.caches.chain(id, &loaded.statements)?;
+        let commit = loaded.commit.take().map(|Json(commit)| commit.parse(id)).transpose()?;
+        let changes = std::mem::take(&mut loaded.changes).parse(id)?;
         let cluster = load::load(&self.caches, loaded, &chain, trust)?;
         let before = cluster.clone();
-        Ok(ClusterTransaction {
+        let transaction = ClusterTransaction {
             transaction,
             cluster,
             before,
@@ -224,9 +200,10 @@ impl Store {
             read,
             void_before,
             asked,
-            commit: None,
+            commit,
             grants,
-        })
+        };
+        Ok(Some((transaction, changes)))
     }
 
     /// Reads a cluster without a lock.
@@ -234,11 +211,8 @@ impl Store {
         &self,
         id: Uuid,
     ) -> Result<Option<(Cluster, Arc<StatementChain>, formation::UnixMicros)>, StoreError> {
-        let of = self.load_parameters(id, None, None);
-        let Some(rows) = load::read(&mut *self.acquire().await?, &of).await? else {
-            return Ok(None);
-        };
-        self.verify_rows(id, rows).map(Some)
+        let read = self.read_with(&mut *self.acquire().await?, id, false).await?;
+        Ok(read.map(|read| (read.cluster, read.chain, read.now)))
     }
 
     /// Reads a cluster and its changes since the commit, without a lock.
@@ -246,7 +220,7 @@ impl Store {
         &self,
         id: Uuid,
     ) -> Result<Option<RunningCluster>, StoreError> {
-        self.read_running_on(&mut *self.acquire().await?, id).await
+        self.read_with(&mut *self.acquire().await?, id, true).await
     }
 
     /// Reads a cluster as [`Store::read_running`] does, and its CAs.
@@ -255,33 +229,27 @@ impl Store {
         id: Uuid,
     ) -> Result<Option<(RunningCluster, Authorities)>, StoreError> {
         let mut connection = self.acquire().await?;
-        let Some(running) = self.read_running_on(&mut connection, id).await? else {
-            return Ok(None);
-        };
-        Ok(Some((running, authorities(&mut connection, id).await?)))
+        match self.read_with(&mut connection, id, true).await? {
+            Some(running) => Ok(Some((running, authorities(&mut connection, id).await?))),
+            None => Ok(None),
+        }
     }
 
-    async fn read_running_on(
+    /// Reads a cluster in one statement, which is one snapshot of all tables.
+    async fn read_with(
         &self,
         connection: &mut PgConnection,
         id: Uuid,
+        with_changes: bool,
     ) -> Result<Option<RunningCluster>, StoreError> {
-        let of = self.load_parameters(id, None, None);
-        let Some(rows) = load::read_running(connection, &of).await? else { return Ok(None) };
-        let changes = rows.changes.parse(id)?;
-        let (cluster, chain, now) = self.verify_rows(id, rows.cluster)?;
-        Ok(Some(RunningCluster { cluster, chain, now, changes }))
-    }
-
-    fn verify_rows(
-        &self,
-        id: Uuid,
-        rows: ClusterRows,
-    ) -> Result<(Cluster, Arc<StatementChain>, formation::UnixMicros), StoreError> {
+        let process = self.ledger.process();
+        let of = LoadParameters { id, copied: 0, asked: None, process, with_changes };
+        let Some(mut rows) = load::read(connection, &of).await? else { return Ok(None) };
         let now = formation::UnixMicros(rows.now.unsigned_abs());
         let chain = self.caches.chain(id, &rows.statements)?;
+        let changes = std::mem::take(&mut rows.changes).parse(id)?;
         let cluster = load::load(&self.caches, rows, &chain, Trust::Verify)?;
-        Ok((cluster, chain, now))
+        Ok(Some(RunningCluster { cluster, chain, now, changes }))
     }
 }
 
