@@ -31,10 +31,10 @@ const MAX_LINKS: u32 = 40;
 /// Fails also if another user could swap the folder: a parent, or a link on the path, belongs
 /// neither to root nor to us, or everybody may write to a parent.
 pub fn open_own_folder(path: &Path) -> Result<File, Error> {
-    let us = effective_user_id();
-    let way = PathWalker { rule: ParentRule::Protected, user: us }.walk(path)?;
-    let (file, found) = way.open(path)?;
-    check_own_folder(path, FileAttributes::from_stat(&found), us)?;
+    let own_user = effective_user_id();
+    let walked = PathWalker { rule: ParentRule::Protected, user: own_user }.walk(path)?;
+    let (file, found) = walked.open(path)?;
+    check_own_folder(path, FileAttributes::from_stat(&found), own_user)?;
     Ok(file)
 }
 
@@ -84,12 +84,12 @@ impl fmt::Display for Exposure {
 /// Fails if the path leads through another user's folder or link, or through a link in a folder
 /// that everybody may write to.
 pub fn open_data_folder(path: &Path) -> Result<DataFolder, Error> {
-    let us = effective_user_id();
-    let mut way = PathWalker { rule: ParentRule::AllowWritable, user: us }.walk(path)?;
-    let (file, found) = way.open(path)?;
-    let exposure =
-        find_exposure(&way.path, FileAttributes::from_stat(&found), us).or(way.exposure.take());
-    Ok(DataFolder { file, path: way.path, exposure })
+    let own_user = effective_user_id();
+    let mut walked = PathWalker { rule: ParentRule::AllowWritable, user: own_user }.walk(path)?;
+    let (file, found) = walked.open(path)?;
+    let exposure = find_exposure(&walked.path, FileAttributes::from_stat(&found), own_user)
+        .or(walked.exposure.take());
+    Ok(DataFolder { file, path: walked.path, exposure })
 }
 
 /// Opens a folder only: opening a device can have side effects.
@@ -115,9 +115,9 @@ pub(crate) fn effective_user_id() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Whether `owner` is another user, that is neither root nor `us`.
-pub(crate) fn is_other_user(owner: u32, us: u32) -> bool {
-    ![us, ROOT_USER_ID].contains(&owner)
+/// Whether `owner` is another user, that is neither root nor `own_user`.
+pub(crate) fn is_other_user(owner: u32, own_user: u32) -> bool {
+    ![own_user, ROOT_USER_ID].contains(&owner)
 }
 
 /// Owner, mode and type of a folder or link, which decide whether it is trusted.
@@ -146,9 +146,9 @@ impl FileAttributes {
 }
 
 /// Checks the folder that was asked for; `check_parent` checks the folders above it.
-fn check_own_folder(path: &Path, found: FileAttributes, us: u32) -> Result<(), Error> {
-    if found.owner != us {
-        return Err(Error::OtherOwner { path: path.to_owned(), owner: found.owner, us });
+fn check_own_folder(path: &Path, found: FileAttributes, own_user: u32) -> Result<(), Error> {
+    if found.owner != own_user {
+        return Err(Error::OtherOwner { path: path.to_owned(), owner: found.owner, us: own_user });
     }
     if found.mode & WRITABLE_BY_OTHERS != 0 {
         return Err(Error::OthersMayWrite { path: path.to_owned(), mode: found.mode });
@@ -157,8 +157,8 @@ fn check_own_folder(path: &Path, found: FileAttributes, us: u32) -> Result<(), E
 }
 
 /// Returns the reason why others may write to a data folder, if they may.
-fn find_exposure(path: &Path, found: FileAttributes, us: u32) -> Option<Exposure> {
-    if is_other_user(found.owner, us) {
+fn find_exposure(path: &Path, found: FileAttributes, own_user: u32) -> Option<Exposure> {
+    if is_other_user(found.owner, own_user) {
         return Some(Exposure::Owner(path.to_owned(), found.owner));
     }
     found.is_writable_by_others().then(|| Exposure::Mode(path.to_owned(), found.mode))
@@ -166,17 +166,17 @@ fn find_exposure(path: &Path, found: FileAttributes, us: u32) -> Option<Exposure
 
 /// Checks a parent folder, or a link on the path. Write permission for the group is accepted: an
 /// administrator chooses its members, and many users' umask grants it to their own group.
-fn check_parent(path: &Path, found: FileAttributes, us: u32) -> Result<(), Error> {
-    check_parent_owner(path, found, us)?;
+fn check_parent(path: &Path, found: FileAttributes, own_user: u32) -> Result<(), Error> {
+    check_parent_owner(path, found, own_user)?;
     if found.is_writable_by_all() {
         return Err(Error::OthersMayWrite { path: path.to_owned(), mode: found.mode });
     }
     Ok(())
 }
 
-fn check_parent_owner(path: &Path, found: FileAttributes, us: u32) -> Result<(), Error> {
-    if found.owner != us && found.owner != ROOT_USER_ID {
-        return Err(Error::OtherOwner { path: path.to_owned(), owner: found.owner, us });
+fn check_parent_owner(path: &Path, found: FileAttributes, own_user: u32) -> Result<(), Error> {
+    if found.owner != own_user && found.owner != ROOT_USER_ID {
+        return Err(Error::OtherOwner { path: path.to_owned(), owner: found.owner, us: own_user });
     }
     Ok(())
 }
@@ -464,7 +464,7 @@ mod tests {
         }
         let owner = link.path().symlink_metadata().unwrap().uid();
         // Run the check as a user who is not the owner of the link.
-        let closed = |us| PathWalker { rule: ParentRule::Protected, user: us };
+        let closed = |own_user| PathWalker { rule: ParentRule::Protected, user: own_user };
         let refused = closed(owner + 1).walk(link.path()).err().unwrap();
         assert!(matches!(refused, Error::OtherOwner { path, .. } if path == link.path()));
         assert_eq!(closed(owner).walk(link.path()).unwrap().path, Path::new("/"));

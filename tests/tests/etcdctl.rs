@@ -74,11 +74,11 @@ fn reads_and_writes(etcdctl: &Etcdctl) -> Result<()> {
     ensure!(etcdctl.run(&["del", "f/", "--prefix"])?.trim() == "3", "three deleted");
     ensure!(etcdctl.run(&["del", "f/a"])?.trim() == "0", "none left");
     let future = etcdctl.output(&["get", "g", "--rev=1000000"])?;
-    let said = String::from_utf8_lossy(&future.stderr).into_owned();
-    ensure!(said.contains("required revision is a future revision"), "future: {said}");
+    let printed = String::from_utf8_lossy(&future.stderr).into_owned();
+    ensure!(printed.contains("required revision is a future revision"), "future: {printed}");
     let empty = etcdctl.output(&["put", "", "x"])?;
-    let said = String::from_utf8_lossy(&empty.stderr).into_owned();
-    ensure!(said.contains("etcdserver: key is not provided"), "empty key: {said}");
+    let printed = String::from_utf8_lossy(&empty.stderr).into_owned();
+    ensure!(printed.contains("etcdserver: key is not provided"), "empty key: {printed}");
     Ok(())
 }
 
@@ -145,11 +145,14 @@ fn watching(etcdctl: &Etcdctl) -> Result<()> {
 fn compaction(etcdctl: &Etcdctl) -> Result<()> {
     etcdctl.run(&["put", "c", "1"])?;
     let now = etcdctl.json(&["put", "c", "2"])?["header"]["revision"].as_i64().context("rev")?;
-    let said = etcdctl.run(&["compaction", &now.to_string()])?;
-    ensure!(said.trim() == format!("compacted revision {now}"), "{said}");
+    let printed = etcdctl.run(&["compaction", &now.to_string()])?;
+    ensure!(printed.trim() == format!("compacted revision {now}"), "{printed}");
     let old = etcdctl.output(&["get", "c", &format!("--rev={}", now - 1)])?;
-    let said = String::from_utf8_lossy(&old.stderr).into_owned();
-    ensure!(said.contains("etcdserver: mvcc: required revision has been compacted"), "{said}");
+    let printed = String::from_utf8_lossy(&old.stderr).into_owned();
+    ensure!(
+        printed.contains("etcdserver: mvcc: required revision has been compacted"),
+        "{printed}"
+    );
     ensure!(value(etcdctl, "c")? == "2");
     let again = etcdctl.output(&["compaction", &now.to_string()])?;
     ensure!(!again.status.success(), "compacted twice");
@@ -165,12 +168,12 @@ fn members_and_endpoints(etcdctl: &Etcdctl) -> Result<()> {
         ensure!(member["clientURLs"][0].as_str().is_some_and(|u| u.starts_with("https://")));
     }
     let healthy = etcdctl.output(&["endpoint", "health"])?;
-    let said = format!(
+    let printed = format!(
         "{}{}",
         String::from_utf8_lossy(&healthy.stdout),
         String::from_utf8_lossy(&healthy.stderr)
     );
-    ensure!(healthy.status.success() && said.matches("is healthy").count() == 3, "{said}");
+    ensure!(healthy.status.success() && printed.matches("is healthy").count() == 3, "{printed}");
     let status = etcdctl.json(&["endpoint", "status"])?;
     let status = status.as_array().context("statuses")?;
     ensure!(status.len() == 3);

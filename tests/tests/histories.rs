@@ -283,8 +283,8 @@ impl FaultyCluster {
         let address = self.address(member);
         let token = if self.has_users {
             let mut auth = AuthClient::new(channel(address, None)?);
-            let asked = auth.authenticate(administrator());
-            Some(tokio::time::timeout(CALL, asked).await??.into_inner().token)
+            let answer = auth.authenticate(administrator());
+            Some(tokio::time::timeout(CALL, answer).await??.into_inner().token)
         } else {
             None
         };

@@ -78,9 +78,9 @@ fn replace_until(
 ) -> Result<(bool, String)> {
     let mut command = machines.member(args)?;
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    let said = BufReader::new(child.stderr.take().context("its standard error")?);
+    let printed = BufReader::new(child.stderr.take().context("its standard error")?);
     let mut text = String::new();
-    for line in said.lines() {
+    for line in printed.lines() {
         let line = line?;
         text += &line;
         if words.iter().any(|words| line.contains(words)) {
@@ -168,8 +168,11 @@ fn a_plan_refuses_what_is_no_peer_url_in_the_words_of_the_change() -> Result<()>
         let refused = machines.expect_refusal(&change, 1)?;
         ensure!(refused.contains(sentence), "{refused}");
         let planned = machines.output(&[&["plan"], &change[..]].concat())?;
-        let told = String::from_utf8_lossy(&planned.stdout).into_owned();
-        ensure!(planned.status.code() == Some(1) && told.contains(sentence), "{told}");
+        let plan_output = String::from_utf8_lossy(&planned.stdout).into_owned();
+        ensure!(
+            planned.status.code() == Some(1) && plan_output.contains(sentence),
+            "{plan_output}"
+        );
     }
     Ok(())
 }

@@ -70,18 +70,18 @@ fn every_command_refuses_a_path_that_is_no_regular_file() -> Result<()> {
     ];
     for line in FILE_COMMANDS {
         for (path, says) in named {
-            let (code, said) = ends(line, path, root.path())?;
-            let refused = (code == 1 || code == 2) && said.contains(says);
-            ensure!(refused, "{line}: {}: exit code {code}: {said}", path.display());
-            ensure!(!said.contains("panicked"), "{line}: {said}");
+            let (code, printed) = ends(line, path, root.path())?;
+            let refused = (code == 1 || code == 2) && printed.contains(says);
+            ensure!(refused, "{line}: {}: exit code {code}: {printed}", path.display());
+            ensure!(!printed.contains("panicked"), "{line}: {printed}");
         }
     }
     for line in FOLDER_COMMANDS {
         for path in [&pipe, Path::new("/dev/zero")] {
-            let (code, said) = ends(line, path, root.path())?;
+            let (code, printed) = ends(line, path, root.path())?;
             let refused =
-                (1..=3).contains(&code) && said.to_lowercase().contains("not a directory");
-            ensure!(refused, "{line}: {}: exit code {code}: {said}", path.display());
+                (1..=3).contains(&code) && printed.to_lowercase().contains("not a directory");
+            ensure!(refused, "{line}: {}: exit code {code}: {printed}", path.display());
         }
     }
     Ok(())
@@ -94,8 +94,12 @@ fn snapshot_save_refuses_a_target_that_is_no_regular_file() -> Result<()> {
     ensure!(Command::new("mkfifo").arg(&pipe).status()?.success());
     for target in [&pipe, root.path()] {
         let line = "muster-node snapshot save --endpoints http://127.0.0.1:1 FILE";
-        let (code, said) = ends(line, target, root.path())?;
-        ensure!(code == 2 && said.contains("no regular file"), "{}: {said}", target.display());
+        let (code, printed) = ends(line, target, root.path())?;
+        ensure!(
+            code == 2 && printed.contains("no regular file"),
+            "{}: {printed}",
+            target.display()
+        );
     }
     Ok(())
 }

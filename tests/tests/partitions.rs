@@ -208,9 +208,9 @@ impl PartitionedCluster {
         let follower = (leader + 2) % SPARE;
         let cut_off =
             partition == Partition::Leader || partition == Partition::Target && leader == target;
-        let asked = if cut_off { follower } else { leader };
+        let receiver = if cut_off { follower } else { leader };
         // The outcome is checked below, whatever the answer is.
-        let _ = self.request_change(asked, change, target).await;
+        let _ = self.request_change(receiver, change, target).await;
         tokio::time::sleep(CUT).await;
         let removes =
             matches!(change, MembershipChange::RemoveFollower | MembershipChange::RemoveLeader);
@@ -281,7 +281,7 @@ impl PartitionedCluster {
     ) -> Result<(), Status> {
         let mut api = self.api(host);
         let (id, peer_ur_ls) = (self.ids[target], vec![self.moved(change, target)]);
-        let asked = async {
+        let request = async {
             match change {
                 MembershipChange::AddVoter | MembershipChange::AddLearner => {
                     let is_learner = change == MembershipChange::AddLearner;
@@ -300,7 +300,7 @@ impl PartitionedCluster {
             }
         };
         let late = |_| Status::deadline_exceeded("the test's own deadline");
-        tokio::time::timeout(CALL, asked).await.map_err(late)?
+        tokio::time::timeout(CALL, request).await.map_err(late)?
     }
 
     /// Returns the peer URL that the target has after the change.

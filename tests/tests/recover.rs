@@ -378,8 +378,8 @@ fn a_newcomer_believes_a_recovery_that_an_operator_signed_and_no_other() -> Resu
         newcomer.start()?;
         if says.is_empty() {
             ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
-            let said = newcomer.output();
-            ensure!(said.contains("no recovery statement there leads"), "{said}");
+            let printed = newcomer.output();
+            ensure!(printed.contains("no recovery statement there leads"), "{printed}");
         } else {
             newcomer.wait_for_output(says, LIMIT)?;
             newcomer.kill();
@@ -509,10 +509,10 @@ fn a_killed_recovery_leaves_no_program_behind() -> Result<()> {
     let (mut agents, _) = formed(&testbed, 1, None)?;
     let agent = &mut agents[0];
     agent.terminate(LIMIT)?;
-    let (fake, told) = (testbed.path("fake-node"), testbed.path("fake-node.pid"));
+    let (fake, pid_file) = (testbed.path("fake-node"), testbed.path("fake-node.pid"));
     let script = format!(
         "#!/bin/sh\n[ \"$2\" != recover ] || {{ echo $$ > {}; exec sleep 600; }}\nexec {} \"$@\"\n",
-        told.display(),
+        pid_file.display(),
         program_path("muster-node")?.display()
     );
     fs_err::write(&fake, script)?;
@@ -524,7 +524,7 @@ fn a_killed_recovery_leaves_no_program_behind() -> Result<()> {
     command.args(["--data-dir", path_text(&agent.data_dir)?]);
     let mut asked = ChildProcess::spawn("recover make", command, &testbed.path("make.log"))?;
     let pid = wait_for("the recovery to be under way", LIMIT, || {
-        fs_err::read_to_string(&told).ok()?.trim().parse::<u32>().ok()
+        fs_err::read_to_string(&pid_file).ok()?.trim().parse::<u32>().ok()
     })
     .with_context(|| asked.output())?;
     ensure!(is_alive(pid));

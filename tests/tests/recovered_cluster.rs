@@ -254,21 +254,21 @@ impl DocumentedCommands<'_> {
     /// Starts an agent. Address and bundle are set as fields of the harness's agent instead of
     /// arguments.
     fn start(&mut self, place: &str, words: &[&str]) -> Result<()> {
-        let said = |flag: &str| {
+        let flag_value = |flag: &str| {
             let at = words.iter().position(|word| *word == flag)?;
             words.get(at + 1).copied()
         };
-        let address = said("--advertise-address").context("an address")?;
+        let address = flag_value("--advertise-address").context("an address")?;
         let host = self.places.iter().find(|(_, host)| host.address.to_string() == address);
         let host = host.context("a known address")?.1.clone();
-        match said("--bundle-file") {
+        match flag_value("--bundle-file") {
             None => {
                 let agent = self.agents.get_mut(place).context("a known machine")?;
                 agent.host = host;
                 agent.start()
             }
             Some(bundle) => {
-                let name = said("--name").context("a name")?;
+                let name = flag_value("--name").context("a name")?;
                 let bundle = self.testbed.path(bundle);
                 let mut new = agent(self.testbed, place, &host, bundle, &["--name", name]);
                 new.start()?;

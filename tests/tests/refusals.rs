@@ -64,9 +64,9 @@ fn junk_and_mangled_bundles_are_refused_offline() -> Result<()> {
         ),
     ];
     for (name, bundle) in cases {
-        let (code, said) = refused(&testbed, &bundle, name)?;
-        ensure!(code == 2, "{name}: exit code {code}, said {said}");
-        ensure!(said.contains("bundle"), "{name}: says nothing of the bundle: {said}");
+        let (code, printed) = refused(&testbed, &bundle, name)?;
+        ensure!(code == 2, "{name}: exit code {code}, printed {printed}");
+        ensure!(printed.contains("bundle"), "{name}: says nothing of the bundle: {printed}");
     }
     ensure!(seats(&testbed, "demo")? == 0, "a refused bundle took a seat");
     Ok(())
@@ -81,10 +81,10 @@ fn a_wrong_pin_stops_before_anything_is_sent() -> Result<()> {
         let flipped = if pin.starts_with('a') { "b" } else { "a" };
         format!("{flipped}{}", &pin[1..])
     });
-    let (code, said) = refused(&testbed, &wrong, "wrong-pin")?;
+    let (code, printed) = refused(&testbed, &wrong, "wrong-pin")?;
     // Not 3: the network may have led the agent to a wrong service, so a later attempt may succeed.
-    ensure!(code == 1, "exit code {code}, said {said}");
-    ensure!(said.contains("pin"), "says nothing of the pin: {said}");
+    ensure!(code == 1, "exit code {code}, printed {printed}");
+    ensure!(printed.contains("pin"), "says nothing of the pin: {printed}");
     ensure!(seats(&testbed, "demo")? == 0, "a wrong pin took a seat");
     Ok(())
 }
@@ -107,8 +107,8 @@ fn expired_revoked_and_foreign_tokens_are_refused() -> Result<()> {
         let tokens = testbed.admin_json(&["token", "list", "--cluster", "demo"]).ok()?;
         (tokens["grants"][0]["state"] == "expired").then_some(())
     })?;
-    let (code, said) = refused(&testbed, &fs_err::read_to_string(&short)?, "expired")?;
-    ensure!(code == 3 && said.contains("expired"), "exit code {code}, said {said}");
+    let (code, printed) = refused(&testbed, &fs_err::read_to_string(&short)?, "expired")?;
+    ensure!(code == 3 && printed.contains("expired"), "exit code {code}, printed {printed}");
 
     let bundle = fs_err::read_to_string(testbed.create_token("demo")?)?;
     let tokens = testbed.admin_json(&["token", "list", "--cluster", "demo"])?;
@@ -118,8 +118,8 @@ fn expired_revoked_and_foreign_tokens_are_refused() -> Result<()> {
     let all = testbed.admin_json(&["token", "list"])?;
     ensure!(all.to_string().contains(id), "the list of all does not show {id}: {all}");
     testbed.admin_command(&["token", "revoke", id, "--yes"])?;
-    let (code, said) = refused(&testbed, &bundle, "revoked")?;
-    ensure!(code == 3 && said.contains("revoked"), "exit code {code}, said {said}");
+    let (code, printed) = refused(&testbed, &bundle, "revoked")?;
+    ensure!(code == 3 && printed.contains("revoked"), "exit code {code}, printed {printed}");
 
     // A token of one cluster in a bundle for another one. The grant names the cluster that it is
     // for.
@@ -127,8 +127,8 @@ fn expired_revoked_and_foreign_tokens_are_refused() -> Result<()> {
     let other = fs_err::read_to_string(testbed.create_token("other")?)?;
     let token = demo.trim().rsplit(' ').next().context("a token")?.to_owned();
     let foreign = format!("{} {token}", other.trim().rsplit_once(' ').context("a bundle")?.0);
-    let (code, said) = refused(&testbed, &foreign, "foreign")?;
-    ensure!(code == 3, "exit code {code}, said {said}");
+    let (code, printed) = refused(&testbed, &foreign, "foreign")?;
+    ensure!(code == 3, "exit code {code}, printed {printed}");
     ensure!(seats(&testbed, "demo")? == 0 && seats(&testbed, "other")? == 0, "a seat was taken");
     Ok(())
 }
@@ -138,9 +138,9 @@ fn loopback_is_refused_unless_the_statement_allows_it() -> Result<()> {
     let testbed = testbed(1)?;
     testbed.admin_command(&["cluster", "create", "strict", "--size", "1"])?;
     let bundle = fs_err::read_to_string(testbed.create_token("strict")?)?;
-    let (code, said) = refused(&testbed, &bundle, "loopback")?;
-    ensure!(code == 3, "exit code {code}, said {said}");
-    ensure!(said.contains("loopback"), "says nothing of loopback: {said}");
+    let (code, printed) = refused(&testbed, &bundle, "loopback")?;
+    ensure!(code == 3, "exit code {code}, printed {printed}");
+    ensure!(printed.contains("loopback"), "says nothing of loopback: {printed}");
     ensure!(seats(&testbed, "strict")? == 0, "it took a seat");
     Ok(())
 }
@@ -211,7 +211,7 @@ fn a_record_changed_in_the_database_is_signed_by_nobody() -> Result<()> {
     let mut third = testbed.agent(2, &bundle);
     third.start()?;
     agents.push(third);
-    let said = poll_slowly("somebody to say so", LIMIT, || {
+    let printed = poll_slowly("somebody to say so", LIMIT, || {
         let discovery = testbed.discovery.as_ref()?.output();
         let all: String = agents.iter().map(muster_tests::harness::AgentProcess::output).collect();
         let all = all + &discovery;
@@ -221,7 +221,7 @@ fn a_record_changed_in_the_database_is_signed_by_nobody() -> Result<()> {
     let state = shown.map(|s| s["state"].as_str().unwrap_or_default().to_owned());
     ensure!(
         !state.is_ok_and(|s| s == "committed" || s == "formed"),
-        "it formed all the same: {said}"
+        "it formed all the same: {printed}"
     );
     Ok(())
 }
@@ -261,10 +261,10 @@ fn an_admin_planted_in_the_database_can_do_nothing() -> Result<()> {
     ensure!(!output.status.success(), "a planted admin was let in");
     // The owner can still log in, and discovery's log reports the planted row.
     testbed.admin_command(&["cluster", "list"])?;
-    let said = testbed.discovery.as_ref().context("discovery runs")?.output();
+    let printed = testbed.discovery.as_ref().context("discovery runs")?.output();
     ensure!(
-        said.contains("admin_elements"),
-        "discovery says nothing of the row that it ignores: {said}"
+        printed.contains("admin_elements"),
+        "discovery says nothing of the row that it ignores: {printed}"
     );
     Ok(())
 }

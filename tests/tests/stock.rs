@@ -125,8 +125,8 @@ fn says_why(text: &Value) -> bool {
 /// Runs a command that must succeed, and returns its output.
 fn tool(host: &TestHost, path: &Path, args: &[&str]) -> Result<String> {
     let output = host.command(path).env("ETCDCTL_API", "3").args(args).output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{} {}: {said}", path.display(), args.join(" "));
+    let printed = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{} {}: {printed}", path.display(), args.join(" "));
     Ok(String::from_utf8(output.stdout)?)
 }
 
@@ -139,11 +139,11 @@ fn the_newest_etcds_own_tool_reads_and_restores_what_is_saved_of_a_node() -> Res
     let (network, folder) = (Network::loopback(2), tempfile::tempdir()?);
     let [first, second] = [0, 1].map(|n| network.hosts[n].clone());
     let node = program_path("muster-node")?;
-    let of = |host: &TestHost| {
+    let cluster_flags = |host: &TestHost| {
         ["--name=one".to_owned(), format!("--initial-cluster=one={}", peer_url(host))]
     };
     let mut ours = NodeProcess::new(&first, "ours", &node, folder.path());
-    ours.flags.extend(of(&first));
+    ours.flags.extend(cluster_flags(&first));
     ours.start()?;
     ours.wait_ready(FORMATION_LIMIT)?;
     let etcdctl = |host: &TestHost, args: &[&str]| {
@@ -168,7 +168,7 @@ fn the_newest_etcds_own_tool_reads_and_restores_what_is_saved_of_a_node() -> Res
     ensure!(own == theirs, "{own} is not {theirs}");
 
     let mut etcd = NodeProcess::new(&second, "theirs", &etcd, folder.path());
-    etcd.flags.extend(of(&second));
+    etcd.flags.extend(cluster_flags(&second));
     let known = |flag: &&String| {
         ["--name=", "--data-dir=", "--initial-"].iter().any(|known| flag.starts_with(known))
     };
@@ -180,15 +180,15 @@ fn the_newest_etcds_own_tool_reads_and_restores_what_is_saved_of_a_node() -> Res
     for at in [revision, revision - 1, revision / 2] {
         let hash = |host: &TestHost| -> Result<Value> {
             let rev = format!("--rev={at}");
-            let said = etcdctl(host, &["endpoint", "hashkv", &rev, "-w", "json"])?;
-            Ok(serde_json::from_str::<Value>(&said)?[0]["HashKV"]["hash"].clone())
+            let printed = etcdctl(host, &["endpoint", "hashkv", &rev, "-w", "json"])?;
+            Ok(serde_json::from_str::<Value>(&printed)?[0]["HashKV"]["hash"].clone())
         };
         let (ours, theirs) = (hash(&first)?, hash(&second)?);
         ensure!(ours.is_u64() && ours == theirs, "at {at}: {ours} is not {theirs}");
     }
     let keys = |host: &TestHost| -> Result<Value> {
-        let said = etcdctl(host, &["get", "", "--prefix", "-w", "json"])?;
-        Ok(serde_json::from_str::<Value>(&said)?["kvs"].clone())
+        let printed = etcdctl(host, &["get", "", "--prefix", "-w", "json"])?;
+        Ok(serde_json::from_str::<Value>(&printed)?["kvs"].clone())
     };
     let (ours, theirs) = (keys(&first)?, keys(&second)?);
     ensure!(ours.is_array() && ours == theirs, "{ours} is not {theirs}");

@@ -105,12 +105,12 @@ async fn both_ways(etcd: &Path, tool: &Path, method: &str, key: &str) -> Result<
     }
     // After a user was added, both nodes must refuse a token from before with the same error.
     let before = token(&nodes[0]).await?;
-    let mut said = Vec::new();
+    let mut refusals = Vec::new();
     for node in &nodes {
         etcdctl(tool, node, "--user=root:secret user add more:pw")?;
         let status = get(node, &before).await?.expect_err("it is of before");
-        said.push((status.code(), status.message().to_owned()));
+        refusals.push((status.code(), status.message().to_owned()));
     }
-    ensure!(said[0] == said[1], "{method}: {said:?}");
+    ensure!(refusals[0] == refusals[1], "{method}: {refusals:?}");
     Ok(())
 }

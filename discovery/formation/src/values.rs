@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn quorum_is_more_than_half() {
-        let of: Vec<usize> = (1..=9).map(quorum).collect();
-        assert_eq!(of, [1, 2, 2, 3, 3, 4, 4, 5, 5]);
+        let quorums: Vec<usize> = (1..=9).map(quorum).collect();
+        assert_eq!(quorums, [1, 2, 2, 3, 3, 4, 4, 5, 5]);
     }
 }

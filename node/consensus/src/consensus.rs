@@ -288,9 +288,9 @@ impl Consensus {
             self.reads += 1;
         }
         let context = ReadContext { member: self.member, boot: self.boot, sequence: self.reads };
-        let question = Message::new(MessageKind::ReadIndex, self.member, self.member);
-        let asked = Entry { data: context.to_bytes().into(), ..Entry::default() };
-        self.request_read_index(Message { entries: vec![asked], ..question });
+        let request = Message::new(MessageKind::ReadIndex, self.member, self.member);
+        let entry = Entry { data: context.to_bytes().into(), ..Entry::default() };
+        self.request_read_index(Message { entries: vec![entry], ..request });
         self.after_input();
         context
     }

@@ -148,23 +148,24 @@ impl LogView {
         self.terms = Terms::default();
         self.cache.clear();
         self.cache_bytes = 0;
-        let asked = self.requests.get_mut();
-        asked.fetches.clear();
-        asked.next_untaken = 0;
-        asked.fetched.clear();
+        let requests = self.requests.get_mut();
+        requests.fetches.clear();
+        requests.next_untaken = 0;
+        requests.fetched.clear();
     }
 
     /// Returns the fetches made since the last call.
     pub(crate) fn take_fetches(&mut self) -> Vec<FetchRequest> {
-        let asked = self.requests.get_mut();
-        let new = asked.fetches[asked.next_untaken..].iter().map(|(fetch, _)| *fetch).collect();
-        asked.next_untaken = asked.fetches.len();
+        let requests = self.requests.get_mut();
+        let new =
+            requests.fetches[requests.next_untaken..].iter().map(|(fetch, _)| *fetch).collect();
+        requests.next_untaken = requests.fetches.len();
         new
     }
 
     pub(crate) fn has_pending_requests(&self) -> bool {
-        let asked = self.requests.borrow();
-        asked.next_untaken < asked.fetches.len() || asked.snapshot_wanted.is_some()
+        let requests = self.requests.borrow();
+        requests.next_untaken < requests.fetches.len() || requests.snapshot_wanted.is_some()
     }
 
     /// Stores the entries that fetch `id` has read. Returns the context with which the library
@@ -174,11 +175,11 @@ impl LogView {
         id: u64,
         entries: &[Entry],
     ) -> Option<GetEntriesContext> {
-        let asked = self.requests.get_mut();
-        let at = asked.fetches.iter().position(|(fetch, _)| fetch.id == id)?;
-        let (_, context) = asked.fetches.remove(at);
-        asked.next_untaken -= 1;
-        asked.fetched = entries.iter().map(entry_to_raft).collect();
+        let requests = self.requests.get_mut();
+        let at = requests.fetches.iter().position(|(fetch, _)| fetch.id == id)?;
+        let (_, context) = requests.fetches.remove(at);
+        requests.next_untaken -= 1;
+        requests.fetched = entries.iter().map(entry_to_raft).collect();
         Some(context)
     }
 
@@ -202,14 +203,14 @@ impl LogView {
 
     /// Returns fetched entries from `low` on, if they include it and are still what the log holds.
     fn fetched_entries(&self, low: u64, high: u64, max_bytes: u64) -> Option<Vec<RaftEntry>> {
-        let asked = self.requests.borrow();
-        let first = asked.fetched.first()?;
+        let requests = self.requests.borrow();
+        let first = requests.fetched.first()?;
         let current = |entry: &RaftEntry| self.terms.get(entry.index) == Some(entry.term);
         let skip = usize::try_from(low.checked_sub(first.index)?).ok()?;
-        if skip >= asked.fetched.len() || !asked.fetched.iter().all(current) {
+        if skip >= requests.fetched.len() || !requests.fetched.iter().all(current) {
             return None;
         }
-        Some(take_within_limit(asked.fetched.iter().skip(skip), high, max_bytes))
+        Some(take_within_limit(requests.fetched.iter().skip(skip), high, max_bytes))
     }
 }
 
@@ -255,13 +256,13 @@ impl Storage for LogView {
         if let Some(entries) = self.fetched_entries(low, high, max_bytes) {
             return Ok(entries);
         }
-        let mut asked = self.requests.borrow_mut();
-        let waiting = asked.fetches.iter().any(|(fetch, _)| fetch.low == low);
-        if !waiting && asked.fetches.len() < MAX_FETCHES {
-            asked.next_fetch += 1;
+        let mut requests = self.requests.borrow_mut();
+        let waiting = requests.fetches.iter().any(|(fetch, _)| fetch.low == low);
+        if !waiting && requests.fetches.len() < MAX_FETCHES {
+            requests.next_fetch += 1;
             let max_bytes = max_bytes.saturating_mul(MESSAGES_PER_FETCH);
-            let fetch = FetchRequest { id: asked.next_fetch, low, high, max_bytes };
-            asked.fetches.push((fetch, context));
+            let fetch = FetchRequest { id: requests.next_fetch, low, high, max_bytes };
+            requests.fetches.push((fetch, context));
         }
         Err(StorageError::LogTemporarilyUnavailable.into())
     }
@@ -282,13 +283,13 @@ impl Storage for LogView {
     }
 
     fn snapshot(&self, request_index: u64, to: u64) -> raft::Result<Snapshot> {
-        let mut asked = self.requests.borrow_mut();
-        match &asked.snapshot {
+        let mut requests = self.requests.borrow_mut();
+        match &requests.snapshot {
             Some((at, members)) if at.index >= request_index && at.index >= self.base.index => {
                 Ok(snapshot_to_raft(*at, members))
             }
             _ => {
-                asked.snapshot_wanted = Some(to);
+                requests.snapshot_wanted = Some(to);
                 Err(StorageError::SnapshotTemporarilyUnavailable.into())
             }
         }

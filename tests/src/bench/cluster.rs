@@ -216,13 +216,13 @@ impl BenchCluster {
         Ok(status.header.context("a header")?.member_id)
     }
 
-    /// Adds a learner through member `asked`, starts it as the last of `members`, and returns its
+    /// Adds a learner through member `via`, starts it as the last of `members`, and returns its
     /// id.
-    pub(super) async fn join(&mut self, asked: usize) -> Result<u64> {
+    pub(super) async fn join(&mut self, via: usize) -> Result<u64> {
         let address = self.next_address()?;
         let peer_ur_ls = vec![address.peer_url.clone()];
         let request = MemberAddRequest { peer_ur_ls, is_learner: true };
-        let added = self.api(asked)?.member_add(request).await?.into_inner();
+        let added = self.api(via)?.member_add(request).await?.into_inner();
         self.start_joiner(address)?;
         Ok(added.member.context("the new member")?.id)
     }
@@ -243,10 +243,10 @@ impl BenchCluster {
         Ok(())
     }
 
-    /// Whether member `asked` lists a member with the peer URL of `address`.
-    pub(super) async fn lists(&self, asked: usize, address: &MemberAddress) -> Result<bool> {
+    /// Whether member `via` lists a member with the peer URL of `address`.
+    pub(super) async fn lists(&self, via: usize, address: &MemberAddress) -> Result<bool> {
         let request = MemberListRequest { linearizable: false };
-        let list = self.api(asked)?.member_list(request).await?.into_inner();
+        let list = self.api(via)?.member_list(request).await?.into_inner();
         Ok(list.members.iter().any(|member| member.peer_ur_ls.contains(&address.peer_url)))
     }
 

@@ -153,9 +153,9 @@ async fn revision(cluster: &BenchCluster, n: usize) -> Result<i64> {
     Ok(status.header.context("a header")?.revision)
 }
 
-async fn promote(cluster: &BenchCluster, asked: usize, id: u64) -> Result<()> {
+async fn promote(cluster: &BenchCluster, via: usize, id: u64) -> Result<()> {
     let start = Instant::now();
-    while let Err(refused) = cluster.api(asked)?.member_promote(MemberPromoteRequest { id }).await {
+    while let Err(refused) = cluster.api(via)?.member_promote(MemberPromoteRequest { id }).await {
         if start.elapsed() > LIMIT || !refused.message().contains("in sync with leader") {
             return Err(refused).context("promote");
         }
@@ -166,10 +166,10 @@ async fn promote(cluster: &BenchCluster, asked: usize, id: u64) -> Result<()> {
 
 /// Removes a member. The leader's answer may be lost with its own removal, so the request is
 /// repeated until the answer is "not found".
-async fn remove(cluster: &BenchCluster, asked: usize, id: u64) -> Result<()> {
+async fn remove(cluster: &BenchCluster, via: usize, id: u64) -> Result<()> {
     let start = Instant::now();
     let mut lost = false;
-    while let Err(refused) = cluster.api(asked)?.member_remove(MemberRemoveRequest { id }).await {
+    while let Err(refused) = cluster.api(via)?.member_remove(MemberRemoveRequest { id }).await {
         match refused.code() {
             Code::NotFound if lost => return Ok(()),
             Code::Unavailable | Code::DeadlineExceeded if start.elapsed() < LIMIT => lost = true,

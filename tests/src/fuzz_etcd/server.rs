@@ -172,12 +172,12 @@ impl ServerUnderTest {
     }
 
     /// Sends the request and waits for its answer. Watch events arrive separately.
-    pub(super) async fn call(&mut self, asked: &CallWithToken) -> Result<Answer> {
-        let service = self.service(asked.token);
+    pub(super) async fn call(&mut self, call_with_token: &CallWithToken) -> Result<Answer> {
+        let service = self.service(call_with_token.token);
         let mut kv = KvClient::new(service.clone());
         let mut lease = LeaseClient::new(service.clone());
         let mut maintenance = MaintenanceClient::new(service.clone());
-        let call = asked.call.clone();
+        let call = call_with_token.call.clone();
         Ok(match call {
             EtcdCall::Range(request) => answer(kv.range(request).await, |a| &mut a.header),
             EtcdCall::Put(request) => answer(kv.put(request).await, |a| &mut a.header),

@@ -163,8 +163,9 @@ impl ReceivedEvents {
             false if of_all => PROGRESS,
             false => response.watch_id,
         };
-        let asked = if response.created { self.unanswered_creates.pop_front() } else { None };
-        if asked == Some(None) {
+        let previous_values =
+            if response.created { self.unanswered_creates.pop_front() } else { None };
+        if previous_values == Some(None) {
             return;
         }
         let list = self.events.entry(id).or_default();
@@ -172,7 +173,7 @@ impl ReceivedEvents {
             list.push(format!("progress {revision}"));
         }
         if response.created {
-            if asked == Some(Some(true)) {
+            if previous_values == Some(Some(true)) {
                 self.previous.insert(id);
             } else {
                 self.previous.remove(&id);

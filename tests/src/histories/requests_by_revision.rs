@@ -97,15 +97,15 @@ impl RequestsByRevision {
 fn events_by_revision(history: &RecordedHistory) -> BTreeMap<i64, Vec<&Event>> {
     let mut evidence = BTreeMap::new();
     for watcher in history.watchers.iter().filter(|watcher| watches_all_keys(watcher)) {
-        let mut told: BTreeMap<i64, Vec<&Event>> = BTreeMap::new();
+        let mut received: BTreeMap<i64, Vec<&Event>> = BTreeMap::new();
         let responses = watcher.streams.iter().flat_map(|stream| &stream.responses);
         for event in responses.flat_map(|(_, response)| &response.events) {
             let revision = event.kv.as_ref().map_or(0, |kv| kv.mod_revision);
             if revision <= history.last_revision {
-                told.entry(revision).or_default().push(event);
+                received.entry(revision).or_default().push(event);
             }
         }
-        for (revision, events) in told {
+        for (revision, events) in received {
             evidence.entry(revision).or_insert(events);
         }
     }

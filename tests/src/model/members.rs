@@ -89,13 +89,16 @@ impl MembershipModel {
 
     /// Applies a published member record: binds its incarnation to the member, unless the member has
     /// one already or another member has or had this one.
-    pub fn publish(&mut self, said: &PublishMember) {
+    pub fn publish(&mut self, record: &PublishMember) {
         let are_bound = self.now.values().any(|one| one.incarnation.is_some());
-        let incarnation = <[u8; 16]>::try_from(&said.incarnation[..]).ok().map(Incarnation);
-        let is_same = |of: &Option<Incarnation>| incarnation.is_some() && *of == incarnation;
+        let incarnation = <[u8; 16]>::try_from(&record.incarnation[..]).ok().map(Incarnation);
+        let is_same = |other: &Option<Incarnation>| incarnation.is_some() && *other == incarnation;
         let is_used_elsewhere = self.removed.values().any(is_same)
-            || self.now.iter().any(|(id, one)| *id != said.member_id && is_same(&one.incarnation));
-        if let Some(one) = self.now.get_mut(&said.member_id)
+            || self
+                .now
+                .iter()
+                .any(|(id, one)| *id != record.member_id && is_same(&one.incarnation));
+        if let Some(one) = self.now.get_mut(&record.member_id)
             && are_bound
             && !is_used_elsewhere
         {
@@ -107,8 +110,8 @@ impl MembershipModel {
         match change {
             MemberChange::Add(member) => {
                 let id = member.id.0;
-                let is_same = |of: &Option<Incarnation>| {
-                    member.incarnation.is_some() && *of == member.incarnation
+                let is_same = |other: &Option<Incarnation>| {
+                    member.incarnation.is_some() && *other == member.incarnation
                 };
                 let is_used_id = self.now.contains_key(&id) || self.removed.contains_key(&id);
                 let is_used_incarnation = self.now.values().any(|one| is_same(&one.incarnation))
@@ -154,11 +157,11 @@ impl MembershipModel {
     }
 
     fn record_configuration(&mut self, index: u64) {
-        let of = |learners: bool| {
-            let of = self.now.iter().filter(move |(_, one)| one.is_learner == learners);
-            of.map(|(id, _)| *id).collect()
+        let ids_where = |learners: bool| {
+            let members = self.now.iter().filter(move |(_, one)| one.is_learner == learners);
+            members.map(|(id, _)| *id).collect()
         };
-        let members = Members { voters: of(false), learners: of(true) };
+        let members = Members { voters: ids_where(false), learners: ids_where(true) };
         let removed = self.removed.keys().copied().collect();
         self.configurations.insert(index, Configuration { members, removed });
         self.changed = index;

@@ -115,13 +115,12 @@ impl ReferenceModel {
             return false;
         }
         let mut changed_members = false;
-        let said = command::decode(entry.data.clone());
-        match said {
+        match command::decode(entry.data.clone()) {
             Ok(DecodedCommand { operation: Operation::ChangeMember(change), .. }) => {
                 changed_members = self.members.change(index, change);
             }
-            Ok(DecodedCommand { operation: Operation::PublishMember(said), .. }) => {
-                self.members.publish(&said);
+            Ok(DecodedCommand { operation: Operation::PublishMember(record), .. }) => {
+                self.members.publish(&record);
             }
             Ok(DecodedCommand { request_id: request, caller, operation }) => {
                 let changes_users =

@@ -67,8 +67,8 @@ impl PostgresCluster {
             look(serde_json::from_str::<Value>(&last).ok()?.as_array()?)
         })
         .with_context(|| {
-            let said: Vec<String> = self.servers.iter().map(PostgresServer::log_tail).collect();
-            format!("last seen: {last}\n{}", said.join("\n"))
+            let printed: Vec<String> = self.servers.iter().map(PostgresServer::log_tail).collect();
+            format!("last seen: {last}\n{}", printed.join("\n"))
         })
     }
 

@@ -132,8 +132,8 @@ impl PostgresServer {
     /// Runs `patronictl` on the cluster, and returns its output.
     pub(crate) fn patronictl(&self, args: &[&str]) -> Result<String> {
         let output = self.command("patronictl").arg("-c").arg(self.config()).args(args).output()?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "patronictl {}: {said}", args.join(" "));
+        let printed = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "patronictl {}: {printed}", args.join(" "));
         Ok(String::from_utf8(output.stdout)?)
     }
 

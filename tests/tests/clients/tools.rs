@@ -84,8 +84,8 @@ fn run(program: impl AsRef<OsStr>, with: impl FnOnce(&mut Command) -> &mut Comma
     let output = with(&mut command).output();
     let needs = "`scripts/setup tests` installs what it needs; what it fetches needs the network";
     let output = output.with_context(|| format!("starting {command:?}: {needs}"))?;
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said);
-    ensure!(output.status.success(), "{command:?}: {needs}\n{}", last_lines(&said, SHOWN));
+    let printed = [output.stdout, output.stderr].concat();
+    let printed = String::from_utf8_lossy(&printed);
+    ensure!(output.status.success(), "{command:?}: {needs}\n{}", last_lines(&printed, SHOWN));
     Ok(())
 }

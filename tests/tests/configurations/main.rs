@@ -73,7 +73,7 @@ fn judge(
     differences: &Differences,
     used: &mut BTreeSet<usize>,
 ) -> Option<String> {
-    let OutcomePair { case, source: way, etcd, node, .. } = compared;
+    let OutcomePair { case, source, etcd, node, .. } = compared;
     let direction = match (etcd, node) {
         (StartOutcome::Started, StartOutcome::Started)
         | (StartOutcome::Ended { .. }, StartOutcome::Ended { .. }) => {
@@ -84,12 +84,12 @@ fn judge(
     };
     let shown = case.text();
     let Some(row) = differences.row(direction, &shown) else {
-        return Some(format!("by {way:?}: {shown}\netcd: {etcd}\nmuster-node: {node}"));
+        return Some(format!("by {source:?}: {shown}\netcd: {etcd}\nmuster-node: {node}"));
     };
     used.insert(row);
     match node {
         StartOutcome::Ended { code, .. } if *code != Some(USAGE) => {
-            Some(format!("by {way:?}: {shown}\nended otherwise than with {USAGE}: {node}"))
+            Some(format!("by {source:?}: {shown}\nended otherwise than with {USAGE}: {node}"))
         }
         _ => None,
     }
@@ -100,27 +100,27 @@ fn compare(
     programs: &ComparedPrograms,
     cases: Vec<(Case, ConfigSource)>,
 ) -> Result<Vec<OutcomePair>> {
-    let of = |program: &Path, (case, way): &(Case, ConfigSource)| StartRequest {
+    let start_request = |program: &Path, (case, source): &(Case, ConfigSource)| StartRequest {
         program: program.to_owned(),
         case: case.clone(),
-        source: *way,
+        source: *source,
     };
     let jobs: Vec<StartRequest> = cases
         .iter()
-        .flat_map(|case| [of(&programs.etcd, case), of(&programs.node, case)])
+        .flat_map(|case| [start_request(&programs.etcd, case), start_request(&programs.node, case)])
         .collect();
     let mut outcomes = starts.run(jobs)?.into_iter();
     let mut compared = Vec::new();
-    for (case, way) in cases {
+    for (case, source) in cases {
         let etcd = outcomes.next().context("an outcome of etcd")?;
         let node = outcomes.next().context("an outcome of muster-node")?;
-        compared.push(OutcomePair { case, source: way, etcd, node });
+        compared.push(OutcomePair { case, source, etcd, node });
     }
     // Some flags exist only in the previous version of etcd.
     let missing = |compared: &OutcomePair| compared.etcd.says(NO_FLAG);
     let jobs = compared.iter().filter(|compared| missing(compared));
     let before = |compared: &OutcomePair| {
-        of(&programs.etcd_before, &(compared.case.clone(), compared.source))
+        start_request(&programs.etcd_before, &(compared.case.clone(), compared.source))
     };
     let mut outcomes = starts.run(jobs.map(before).collect())?.into_iter();
     for compared in compared.iter_mut().filter(|compared| missing(compared)) {
@@ -141,13 +141,15 @@ fn compare_joined(
 ) -> Result<Vec<OutcomePair>> {
     let mut joined: Vec<(Case, ConfigSource)> = Vec::new();
     let mut members: Vec<Vec<(Case, ConfigSource)>> = Vec::new();
-    for (case, way) in cases {
-        let fits = |(known, of): &mut (Case, ConfigSource)| *of == way && known.join(&case);
-        match joined.iter_mut().position(fits) {
-            Some(n) => members[n].push((case, way)),
+    for (case, source) in cases {
+        let can_join = |(known, known_source): &mut (Case, ConfigSource)| {
+            *known_source == source && known.join(&case)
+        };
+        match joined.iter_mut().position(can_join) {
+            Some(n) => members[n].push((case, source)),
             None => {
-                joined.push((case.clone(), way));
-                members.push(vec![(case, way)]);
+                joined.push((case.clone(), source));
+                members.push(vec![(case, source)]);
             }
         }
     }
@@ -158,9 +160,9 @@ fn compare_joined(
         if members.len() == 1 {
             compared.push(one);
         } else if both_start {
-            compared.extend(members.into_iter().map(|(case, way)| OutcomePair {
+            compared.extend(members.into_iter().map(|(case, source)| OutcomePair {
                 case,
-                source: way,
+                source,
                 etcd: StartOutcome::Started,
                 node: StartOutcome::Started,
             }));
@@ -182,7 +184,7 @@ fn in_other_sources(typed: &[OutcomePair]) -> Vec<(Case, ConfigSource)> {
     let otherwise =
         cases.flat_map(|case| [(case, ConfigSource::Environment), (case, ConfigSource::File)]);
     otherwise
-        .filter(|(case, way)| case.is_equivalent_in(*way))
-        .map(|(case, way)| (case.clone(), way))
+        .filter(|(case, source)| case.is_equivalent_in(*source))
+        .map(|(case, source)| (case.clone(), source))
         .collect()
 }

@@ -44,32 +44,32 @@ static AVAILABLE_PROGRAMS: LazyLock<Vec<(&'static str, PathBuf)>> = LazyLock::ne
 fn chapter(name: &str) -> Result<(), BoxedError> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guide/chapters").join(name);
     let golden = fs_err::read_to_string(&path)?;
-    let told: Vec<(&str, String)> = std::thread::scope(|scope| {
-        let tellers = AVAILABLE_PROGRAMS.iter().map(|(program, path)| {
+    let transcripts: Vec<(&str, String)> = std::thread::scope(|scope| {
+        let threads = AVAILABLE_PROGRAMS.iter().map(|(program, path)| {
             let golden = of_program(program, &PROGRAMS, &golden);
-            let tell = move || {
+            let generate_transcript = move || {
                 let mut shell = Shell::new(path.clone()).map_err(|error| error.to_string())?;
                 goldenscript::generate(&mut shell, &golden).map_err(|error| error.to_string())
             };
-            (*program, scope.spawn(tell))
+            (*program, scope.spawn(generate_transcript))
         });
-        let tellers: Vec<_> = tellers.collect();
-        let told = tellers.into_iter().map(|(program, teller)| match teller.join() {
-            Ok(Ok(told)) => (program, told),
+        let threads: Vec<_> = threads.collect();
+        let transcripts = threads.into_iter().map(|(program, thread)| match thread.join() {
+            Ok(Ok(transcript)) => (program, transcript),
             Ok(Err(error)) => panic!("{program}: {error}"),
             Err(panic) => std::panic::resume_unwind(panic),
         });
-        told.collect()
+        transcripts.collect()
     });
     if std::env::var_os("UPDATE_GOLDENFILES").is_some() {
         assert!(std::env::var_os("CI").is_none(), "CI compares transcripts, and writes none");
-        assert_eq!(told.len(), PROGRAMS.len(), "a program is missing");
-        fs_err::write(&path, merged(&told))?;
+        assert_eq!(transcripts.len(), PROGRAMS.len(), "a program is missing");
+        fs_err::write(&path, merged(&transcripts))?;
         return Ok(());
     }
-    for (program, told) in &told {
+    for (program, transcript) in &transcripts {
         let expected = of_program(program, &PROGRAMS, &golden);
-        if let Some(difference) = texts::difference(&expected, told) {
+        if let Some(difference) = texts::difference(&expected, transcript) {
             panic!("{program} says something else than {}:\n{difference}", path.display());
         }
     }

@@ -148,15 +148,15 @@ impl Shell {
                 if args.iter().any(|word| word == "add") {
                     std::thread::sleep(SECOND);
                 }
-                let said = wait_for("an answer for good", LIMIT, || {
-                    let said = self.etcdctl(args).ok()?;
-                    (!retried || !texts::is_retryable(&String::from_utf8_lossy(&said.stderr)))
-                        .then_some(said)
+                let printed = wait_for("an answer for good", LIMIT, || {
+                    let printed = self.etcdctl(args).ok()?;
+                    (!retried || !texts::is_retryable(&String::from_utf8_lossy(&printed.stderr)))
+                        .then_some(printed)
                 })?;
                 self.learn()?;
-                let text = [said.stdout, said.stderr].concat();
+                let text = [printed.stdout, printed.stderr].concat();
                 let text = self.to_guide_names(&String::from_utf8_lossy(&text));
-                Ok(texts::normalize_output(&text, said.status.code()))
+                Ok(texts::normalize_output(&text, printed.status.code()))
             }
             other => Err(format!("there is no {other} here").into()),
         }
@@ -182,7 +182,7 @@ impl Shell {
         self.nodes.remove(&name);
         node.start()?;
         let served = node.wait_ready(LIMIT).is_ok();
-        let said = if served {
+        let printed = if served {
             self.learn()?;
             "ready to serve client requests".to_owned()
         } else {
@@ -199,7 +199,7 @@ impl Shell {
             }
         };
         self.nodes.insert(name, node);
-        Ok(said)
+        Ok(printed)
     }
 
     fn node(&mut self, name: &str) -> Result<&mut NodeProcess, BoxedError> {
@@ -228,16 +228,16 @@ impl Shell {
                 let etcd = self.is_etcd();
                 let node = self.node(name)?;
                 let code = node.exit_code(LIMIT)?;
-                let said = if etcd { String::new() } else { texts::last_error(&node.output()) };
-                Ok(format!("{said}\nexit {code}").trim_start().to_owned())
+                let printed = if etcd { String::new() } else { texts::last_error(&node.output()) };
+                Ok(format!("{printed}\nexit {code}").trim_start().to_owned())
             }
             // `listed TEXT`: waits until the member list contains the text.
             ("listed", [text]) => {
                 let text = self.to_real_names(text);
                 let list = ["member", "list"].map(str::to_owned);
                 wait_for("the list to say so", LIMIT, || {
-                    let said = self.etcdctl(&list).ok()?;
-                    String::from_utf8_lossy(&said.stdout).contains(&text).then_some(())
+                    let printed = self.etcdctl(&list).ok()?;
+                    String::from_utf8_lossy(&printed.stdout).contains(&text).then_some(())
                 })?;
                 self.learn()?;
                 Ok(String::new())
@@ -276,8 +276,8 @@ impl Shell {
         let endpoints: Vec<String> = hosts?.iter().map(nodes::client_url).collect();
         let leads = |endpoint: &str| {
             let args = ["endpoint", "status", "-w", "json", "--endpoints", endpoint];
-            let said = self.etcdctl(&args.map(str::to_owned)).ok()?;
-            let status: serde_json::Value = serde_json::from_slice(&said.stdout).ok()?;
+            let printed = self.etcdctl(&args.map(str::to_owned)).ok()?;
+            let status: serde_json::Value = serde_json::from_slice(&printed.stdout).ok()?;
             let status = &status[0]["Status"];
             (status["leader"] == status["header"]["member_id"]).then_some(())
         };

@@ -59,13 +59,13 @@ pub(crate) fn last_error(log: &str) -> String {
         let line: serde_json::Value = serde_json::from_str(line).ok()?;
         Some(line["error"].as_str().filter(|error| !error.is_empty())?.to_owned())
     };
-    let said: Vec<String> = log.lines().rev().filter_map(error).collect();
-    if let Some(removed) = said.iter().find(|error| error.contains(REMOVED)) {
+    let errors: Vec<String> = log.lines().rev().filter_map(error).collect();
+    if let Some(removed) = errors.iter().find(|error| error.contains(REMOVED)) {
         let word =
             removed.split(REMOVED).next().and_then(|before| before.split_whitespace().last());
         return format!("{} {REMOVED}", word.unwrap_or("the").trim_start_matches('('));
     }
-    let why = said.first().map(String::as_str).unwrap_or_default();
+    let why = errors.first().map(String::as_str).unwrap_or_default();
     // Leave out the resolver error, which contains the two addresses that were compared last.
     let why = why.split(", last resolver error").next().unwrap_or_default();
     match (why.find("{ClusterID:"), why.rfind("]}")) {
@@ -93,19 +93,20 @@ pub(crate) fn merged(transcripts: &[(&str, String)]) -> String {
         };
         let begin = (0..shortest).take_while(|n| same(&|_| *n)).count();
         let end = (1..=shortest - begin).take_while(|n| same(&|lines| lines.len() - n)).count();
-        let mut told: Vec<(Vec<&str>, &[&str])> = Vec::new();
+        let mut distinct: Vec<(Vec<&str>, &[&str])> = Vec::new();
         for ((program, _), lines) in next.iter().zip(&outputs) {
             let differs = &lines[begin..lines.len() - end];
-            match told.iter_mut().find(|(_, other)| *other == differs) {
+            match distinct.iter_mut().find(|(_, other)| *other == differs) {
                 Some((programs, _)) => programs.push(program),
-                None => told.push((vec![program], differs)),
+                None => distinct.push((vec![program], differs)),
             }
         }
         let mut lines: Vec<String> =
             outputs[0][..begin].iter().map(|line| (*line).to_owned()).collect();
-        for (programs, differs) in &told {
-            let tellers = if told.len() > 1 { programs.join(", ") + ": " } else { String::new() };
-            lines.extend(differs.iter().map(|line| format!("{tellers}{line}")));
+        for (programs, differs) in &distinct {
+            let program_names =
+                if distinct.len() > 1 { programs.join(", ") + ": " } else { String::new() };
+            lines.extend(differs.iter().map(|line| format!("{program_names}{line}")));
         }
         let common = &outputs[0][outputs[0].len() - end..];
         lines.extend(common.iter().map(|line| (*line).to_owned()));
@@ -115,26 +116,26 @@ pub(crate) fn merged(transcripts: &[(&str, String)]) -> String {
 
 /// Extracts the transcript of one of `programs` from a merged transcript.
 pub(crate) fn of_program(program: &str, programs: &[&str], transcript: &str) -> String {
-    let teller = |line: &str| {
-        let (tellers, said) = line.split_once(": ")?;
-        let tellers: Vec<String> = tellers.split(", ").map(str::to_owned).collect();
-        let known = tellers.iter().all(|teller| programs.contains(&teller.as_str()));
-        known.then(|| (tellers, said.to_owned()))
+    let split_names = |line: &str| {
+        let (program_names, text) = line.split_once(": ")?;
+        let program_names: Vec<String> = program_names.split(", ").map(str::to_owned).collect();
+        let known = program_names.iter().all(|name| programs.contains(&name.as_str()));
+        known.then(|| (program_names, text.to_owned()))
     };
-    let mut told = String::new();
+    let mut extracted = String::new();
     for (commands, output) in blocks(transcript) {
-        told += commands;
+        extracted += commands;
         for line in output.split_inclusive('\n') {
-            match teller(line) {
-                None => told += line,
-                Some((tellers, said)) if tellers.iter().any(|teller| teller == program) => {
-                    told += &said;
+            match split_names(line) {
+                None => extracted += line,
+                Some((program_names, text)) if program_names.iter().any(|name| name == program) => {
+                    extracted += &text;
                 }
                 Some(_) => {}
             }
         }
     }
-    told
+    extracted
 }
 
 /// Splits a transcript into blocks: commands up to the line `---`, and their output up to the next
@@ -160,24 +161,24 @@ fn blocks(transcript: &str) -> Vec<(&str, &str)> {
 
 /// Returns the blocks in which two transcripts of the same commands differ. Each block is short
 /// enough to be read if only the end of a log is kept.
-pub(crate) fn difference(expected: &str, told: &str) -> Option<String> {
-    let pairs = blocks(expected).into_iter().zip(blocks(told));
-    let differing = pairs.filter(|(expected, told)| expected != told);
+pub(crate) fn difference(expected: &str, found: &str) -> Option<String> {
+    let pairs = blocks(expected).into_iter().zip(blocks(found));
+    let differing = pairs.filter(|(expected, found)| expected != found);
     let shown: Vec<String> = differing
-        .map(|((commands, expected), (_, told))| {
-            format!("{}expected:\n{expected}said:\n{told}", commands.trim_start())
+        .map(|((commands, expected), (_, found))| {
+            format!("{}expected:\n{expected}said:\n{found}", commands.trim_start())
         })
         .collect();
-    (expected != told).then(|| shown.join("\n"))
+    (expected != found).then(|| shown.join("\n"))
 }
 
 #[test]
 fn only_what_differs_is_shown() {
     let expected = "x\n---\nsame\n\ny\n---\none\n";
-    let told = "x\n---\nsame\n\ny\n---\ntwo\n";
+    let found = "x\n---\nsame\n\ny\n---\ntwo\n";
     assert_eq!(difference(expected, expected), None);
     let shown = "y\n---\nexpected:\none\nsaid:\ntwo\n";
-    assert_eq!(difference(expected, told).as_deref(), Some(shown));
+    assert_eq!(difference(expected, found).as_deref(), Some(shown));
 }
 
 #[test]

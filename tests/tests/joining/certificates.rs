@@ -188,9 +188,9 @@ fn joins_by_hand(running: &FormedCluster, export: &Path) -> Result<()> {
         "--client-cert-auth".to_owned(),
         "--peer-client-cert-auth".to_owned(),
     ];
-    let told = added["environment"].as_object().context("what it is told")?;
+    let environment = added["environment"].as_object().context("what it is told")?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    node.env = told.iter().map(|(name, value)| (name.clone(), text(value))).collect();
+    node.env = environment.iter().map(|(name, value)| (name.clone(), text(value))).collect();
     node.start()?;
     let id = added["member_id"].as_str().context("an id")?;
     running

@@ -23,11 +23,11 @@ fn an_order_to_remove_the_host_whose_agent_hangs_beside_the_leader_is_carried_ou
     send_signal(pid, Signal::STOP);
     let order = ["intent", "remove", "demo", &name, "--yes", "--wait"];
     let output = running.testbed.admin_output(&order)?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(output.status.success(), "{said}\n{:?}", running.intents());
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{printed}\n{:?}", running.intents());
     ensure!(running.members()?.len() == 2, "{:?}", running.members());
     // The waiting operator's output names the host with the silent agent.
-    ensure!(said.contains(&format!("beside the cluster's leader, {name} (")), "{said}");
+    ensure!(printed.contains(&format!("beside the cluster's leader, {name} (")), "{printed}");
     let others = running.agents.iter().enumerate().filter(|(at, _)| *at != hung);
     let took = others.filter(|(_, agent)| agent.output().contains("takes the leadership over"));
     ensure!(took.count() == 1, "one of the others takes over, once");

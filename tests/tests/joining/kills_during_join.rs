@@ -180,8 +180,8 @@ fn postgres_killed_at_each_step_of_a_join_costs_time_and_nothing_else() -> Resul
     let running = FormedCluster::form(testbed, 3, None)?;
     let first = running.newcomer(3, &[])?;
     running.wait_voter(&first, 4)?;
-    let said = running.testbed.discovery.as_ref().context("discovery runs")?.output();
-    ensure!(said.contains("killing, as the environment asks"), "{said}");
+    let printed = running.testbed.discovery.as_ref().context("discovery runs")?.output();
+    ensure!(printed.contains("killing, as the environment asks"), "{printed}");
     // Later the test kills Postgres three times, at steps that depend on timing.
     let second = running.newcomer(4, &[])?;
     for _ in 0..3 {

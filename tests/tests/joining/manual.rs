@@ -76,15 +76,15 @@ fn the_first_ten_minutes_go_as_written() -> Result<()> {
     let status = shell(&script, folder.path())?
         .env("MUSTER_ADMIN_HOME", folder.path().join("admin"))
         .status()?;
-    let said = fs_err::read_to_string(folder.path().join("typed.log"))?;
-    let last = last_lines(&said, 60);
+    let printed = fs_err::read_to_string(folder.path().join("typed.log"))?;
+    let last = last_lines(&printed, 60);
     ensure!(status.success(), "{status}: {last}");
     // The cluster formed, db-2 was removed and was informed of it, and the last write was
     // acknowledged.
     for line in ["formed (epoch ", "removed from cluster ", "ended with 3"] {
-        ensure!(said.contains(line), "{line:?} is missing: {last}");
+        ensure!(printed.contains(line), "{line:?} is missing: {last}");
     }
-    ensure!(said.lines().any(|line| line == "OK"), "the write failed: {last}");
+    ensure!(printed.lines().any(|line| line == "OK"), "the write failed: {last}");
     Ok(())
 }
 
@@ -110,9 +110,9 @@ fn the_manuals_commands_go_as_written() -> Result<()> {
             .env("ETCDCTL_CERT", credentials.join("client.crt"))
             .env("ETCDCTL_KEY", credentials.join("client.key"))
             .output()?;
-        let [said, error] =
+        let [printed, error] =
             [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-        ensure!(output.status.success(), "{page}, {heading}:\n{typed}\n{said}\n{error}");
+        ensure!(output.status.success(), "{page}, {heading}:\n{typed}\n{printed}\n{error}");
     }
     Ok(())
 }

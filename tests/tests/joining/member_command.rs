@@ -98,19 +98,19 @@ fn a_host_that_is_no_member_yet_says_so_and_is_waited_for() -> Result<()> {
     let mut newcomer = running.newcomer(3, &[])?;
     newcomer.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
     let waited = running.run_member(&newcomer, &["wait", "--patience", "1"])?;
-    let said = String::from_utf8_lossy(&waited.stderr).into_owned();
-    ensure!(waited.status.code() == Some(1), "{said}");
-    ensure!(said.contains("this host is no member of a cluster yet"), "{said}");
+    let printed = String::from_utf8_lossy(&waited.stderr).into_owned();
+    ensure!(waited.status.code() == Some(1), "{printed}");
+    ensure!(printed.contains("this host is no member of a cluster yet"), "{printed}");
     ensure!(status(&newcomer, &[])?.0 == Some(0), "a status without a question");
-    let (code, said) = status(&newcomer, &["--ready"])?;
-    ensure!(code == Some(1) && said.contains("not ready: the node doesn't run"), "{said}");
+    let (code, printed) = status(&newcomer, &["--ready"])?;
+    ensure!(code == Some(1) && printed.contains("not ready: the node doesn't run"), "{printed}");
     for agent in &mut running.agents {
         agent.start()?;
     }
-    let (code, said) = status(&newcomer, &["--wait", "--timeout", "60"])?;
-    ensure!(code == Some(0), "{said}");
-    let (code, said) = status(&newcomer, &["--ready"])?;
-    ensure!(code == Some(0), "{said}");
+    let (code, printed) = status(&newcomer, &["--wait", "--timeout", "60"])?;
+    ensure!(code == Some(0), "{printed}");
+    let (code, printed) = status(&newcomer, &["--ready"])?;
+    ensure!(code == Some(0), "{printed}");
     running.wait_voter(&newcomer, 4)?;
     running.run_member_json(&newcomer, &["wait"]).map(drop)
 }

@@ -104,8 +104,8 @@ fn a_dismissed_operator_orders_nothing_though_discovery_forgot_it() -> Result<()
     let order = || -> Result<()> {
         let order = ["intent", "remove", "demo", &name, "--yes", "--key", path_text(&key)?];
         let output = running.testbed.admin_output(&order)?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.success(), "the service that forgot it takes her order: {said}");
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "the service that forgot it takes her order: {printed}");
         Ok(())
     };
     order()?;
@@ -117,8 +117,8 @@ fn a_dismissed_operator_orders_nothing_though_discovery_forgot_it() -> Result<()
         let order = list["intents"].as_array()?.last()?.clone();
         (order["state"] == "refused").then_some(order)
     })?;
-    let told = ended["explain"][0]["missing"].to_string();
-    ensure!(told.contains("newest statement"), "{told}");
+    let missing = ended["explain"][0]["missing"].to_string();
+    ensure!(missing.contains("newest statement"), "{missing}");
     std::thread::sleep(OBSERVATION_TIME);
     ensure!(running.members()?.len() == 3, "{:?}", running.members());
     // An operator who was not revoked can still give orders.

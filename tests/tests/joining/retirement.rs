@@ -15,10 +15,13 @@ fn a_running_cluster_is_retired_by_force_alone_and_goes_on_when_that_is_taken_ba
     };
     // The members still send reports, so `--force` is required. There is no terminal to type the
     // cluster's name, so `--yes` is given too.
-    let (code, told) = retire(&["--yes"])?;
-    ensure!(code == Some(1) && told.contains("--force") && told.contains("last heard"), "{told}");
-    let (code, told) = retire(&["--force"])?;
-    ensure!(code == Some(2) && told.contains("--yes"), "{told}");
+    let (code, printed) = retire(&["--yes"])?;
+    ensure!(
+        code == Some(1) && printed.contains("--force") && printed.contains("last heard"),
+        "{printed}"
+    );
+    let (code, printed) = retire(&["--force"])?;
+    ensure!(code == Some(2) && printed.contains("--yes"), "{printed}");
     let state = || -> Result<String> {
         let list = testbed.admin_json(&["cluster", "list", "--all"])?;
         Ok(list["clusters"][0]["state"].as_str().unwrap_or_default().to_owned())
@@ -29,8 +32,8 @@ fn a_running_cluster_is_retired_by_force_alone_and_goes_on_when_that_is_taken_ba
     let before = document("document")?;
     let etcdctl = running.etcdctl()?;
 
-    let (code, told) = retire(&["--force", "--yes"])?;
-    ensure!(code == Some(0) && told.contains("cluster unretire"), "{told}");
+    let (code, printed) = retire(&["--force", "--yes"])?;
+    ensure!(code == Some(0) && printed.contains("cluster unretire"), "{printed}");
     ensure!(state()? == "retired");
     etcdctl.run(&["put", "nodes", "run"])?;
 

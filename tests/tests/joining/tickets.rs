@@ -141,8 +141,8 @@ fn a_newcomer_that_makes_no_progress_is_taken_out_again() -> Result<()> {
     newcomer.options.env.clear();
     newcomer.start()?;
     ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
-    let said = newcomer.output();
-    ensure!(said.contains("was taken out of the cluster again"), "{said}");
+    let printed = newcomer.output();
+    ensure!(printed.contains("was taken out of the cluster again"), "{printed}");
     Ok(())
 }
 
@@ -201,8 +201,8 @@ fn one_of_two_replaces(old_runs: bool, node: Option<&Path>) -> Result<()> {
             continue;
         }
         ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
-        let said = newcomer.output();
-        ensure!(said.contains("was removed by another operation"), "{said}");
+        let printed = newcomer.output();
+        ensure!(printed.contains("was removed by another operation"), "{printed}");
         refused += 1;
     }
     ensure!((come, refused) == (1, 1), "{come} have come, {refused} are refused");
@@ -239,8 +239,11 @@ fn a_host_with_stock_etcd_uses_no_ticket_of_a_cluster_of_muster_node() -> Result
     newcomer.options.args = vec!["--node-binary".to_owned(), path_text(&etcd)?.to_owned()];
     newcomer.start()?;
     ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
-    let said = newcomer.output();
-    ensure!(said.contains("would run etcd, and the cluster's members run muster-node"), "{said}");
+    let printed = newcomer.output();
+    ensure!(
+        printed.contains("would run etcd, and the cluster's members run muster-node"),
+        "{printed}"
+    );
     ensure!(running.intents()?.is_empty(), "{:?}", running.intents());
     // The ticket has not been used up.
     newcomer.options.args.clear();

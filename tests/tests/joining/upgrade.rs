@@ -40,9 +40,9 @@ fn upgrades(node: &Path, next: Option<&Path>) -> Result<FormedCluster> {
             let (second, third) = (&running.agents[1], &running.agents[2]);
             let output =
                 running.run_member(third, &["move-leader", "--from", &running.name(second)?])?;
-            let said: serde_json::Value = serde_json::from_slice(&output.stderr)
+            let printed: serde_json::Value = serde_json::from_slice(&output.stderr)
                 .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
-            ensure!(output.status.code() == Some(1) && said["kind"] == "refused", "{said}");
+            ensure!(output.status.code() == Some(1) && printed["kind"] == "refused", "{printed}");
         }
         let agent = &mut running.agents[number];
         agent.options.args = vec!["--node-binary".to_owned(), path_text(&next)?.to_owned()];

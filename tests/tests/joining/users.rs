@@ -59,14 +59,14 @@ fn the_readmes_commands_for_users_lock_nobody_out() -> Result<()> {
         .env("ETCDCTL_KEY", credentials.join("client.key"))
         .env("ETCDCTL_ENDPOINTS", etcdctl.endpoints().join(","))
         .output()?;
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(output.status.success(), "{script}\n{said}\n{error}");
+    ensure!(output.status.success(), "{script}\n{printed}\n{error}");
     // The admin must still be able to write.
     etcdctl.run(&["put", "after", "users"])?;
     // Answers that the manual shows, and the users that its commands create.
     for line in ["subject=CN=muster:", "owner", "Authentication Enabled", "muster:3", "root"] {
-        ensure!(said.contains(line), "{line} is missing in: {said}");
+        ensure!(printed.contains(line), "{line} is missing in: {printed}");
     }
     // The agents can also read and change members.
     running.run_member_json(&running.agents[1], &["list"])?;
@@ -87,9 +87,9 @@ fn agents_change_members_as_the_users_whom_their_certificates_name() -> Result<(
     // An agent without a user can read the member list, but not change it.
     let first = &running.agents[0];
     running.run_member_json(first, &["list"])?;
-    let told = running.run_member(first, &["remove", &running.name(&running.agents[2])?])?;
-    let text = String::from_utf8_lossy(&told.stderr).into_owned();
-    ensure!(!told.status.success() && text.contains("user name not found"), "{text}");
+    let printed = running.run_member(first, &["remove", &running.name(&running.agents[2])?])?;
+    let text = String::from_utf8_lossy(&printed.stderr).into_owned();
+    ensure!(!printed.status.success() && text.contains("user name not found"), "{text}");
     ensure!(running.members()?.len() == 3, "{:?}", running.members());
     let users: Result<BTreeSet<String>> =
         running.agents.iter().map(|agent| make_user(&etcdctl, agent)).collect();

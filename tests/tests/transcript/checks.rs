@@ -20,14 +20,14 @@ fn the_checks_of_the_newest_etcdctl_end_without_an_error() -> Result<()> {
     let work = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let Some(etcdctl) = stock_etcd::newest_etcdctl(work) else { return Ok(()) };
     let Some(mut pair) = ClusterPair::start(&etcdctl)? else { return Ok(()) };
-    for said in pair.on_both(speed)? {
-        let verdicts = VERDICTS.iter().all(|verdict| said.out.contains(verdict));
-        ensure!(verdicts && !said.out.contains("ERROR"), "{said:?}");
+    for printed in pair.on_both(speed)? {
+        let verdicts = VERDICTS.iter().all(|verdict| printed.out.contains(verdict));
+        ensure!(verdicts && !printed.out.contains("ERROR"), "{printed:?}");
     }
     let [theirs, ours] = pair.on_both(|cluster| run(cluster, "check datascale --load=s"))?;
-    for said in [&theirs, &ours] {
-        let passed = said.out.contains("PASS: Approximate system memory used : ");
-        ensure!(passed && said.code == Some(0), "{said:?}");
+    for printed in [&theirs, &ours] {
+        let passed = printed.out.contains("PASS: Approximate system memory used : ");
+        ensure!(passed && printed.code == Some(0), "{printed:?}");
     }
     ensure!(theirs.out.lines().next() == ours.out.lines().next(), "{theirs:?} {ours:?}");
     for left in pair.on_both(|cluster| keys(cluster))? {
@@ -46,9 +46,9 @@ fn speed(cluster: &mut TranscriptCluster) -> Result<ProgramOutput> {
 
 /// Returns the number of keys that checks have written.
 fn keys(cluster: &TranscriptCluster) -> Result<u64> {
-    let said = run(cluster, "get /etcdctl-check --prefix --count-only -w fields")?.out;
-    let count = said.lines().find_map(|line| line.strip_prefix("\"Count\" : "));
-    count.and_then(|count| count.parse().ok()).with_context(|| format!("no count in {said}"))
+    let printed = run(cluster, "get /etcdctl-check --prefix --count-only -w fields")?.out;
+    let count = printed.lines().find_map(|line| line.strip_prefix("\"Count\" : "));
+    count.and_then(|count| count.parse().ok()).with_context(|| format!("no count in {printed}"))
 }
 
 fn run(cluster: &TranscriptCluster, command: &str) -> Result<ProgramOutput> {

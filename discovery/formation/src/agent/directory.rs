@@ -66,8 +66,10 @@ impl std::fmt::Display for DirectoryKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             DirectoryKind::Blank => write!(f, "blank"),
-            DirectoryKind::Marked(whose) => write!(f, "marked for incarnation {whose}"),
-            DirectoryKind::Log(Some(whose)) => write!(f, "the log of incarnation {whose}"),
+            DirectoryKind::Marked(incarnation) => write!(f, "marked for incarnation {incarnation}"),
+            DirectoryKind::Log(Some(incarnation)) => {
+                write!(f, "the log of incarnation {incarnation}")
+            }
             DirectoryKind::Log(None) => write!(f, "a log without a marker"),
             DirectoryKind::Tombstone => write!(f, "the tombstone of a removed member"),
             DirectoryKind::Foreign(entry) => write!(f, "{entry:?}, which no node of ours made"),

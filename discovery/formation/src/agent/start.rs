@@ -109,8 +109,12 @@ enum OwnFiles {
 
 fn find_own_files(journal: &Journal, directory: &DirectoryKind) -> OwnFiles {
     match directory {
-        DirectoryKind::Marked(whose) if *whose == journal.incarnation => OwnFiles::Marker,
-        DirectoryKind::Log(Some(whose)) if *whose == journal.incarnation => OwnFiles::Log,
+        DirectoryKind::Marked(incarnation) if *incarnation == journal.incarnation => {
+            OwnFiles::Marker
+        }
+        DirectoryKind::Log(Some(incarnation)) if *incarnation == journal.incarnation => {
+            OwnFiles::Log
+        }
         DirectoryKind::Marked(_) | DirectoryKind::Log(Some(_)) => OwnFiles::AnothersIncarnation,
         DirectoryKind::Blank
         | DirectoryKind::Log(None)

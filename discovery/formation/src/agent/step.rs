@@ -157,10 +157,10 @@ impl Agent {
     fn handle_status(&mut self, rules: &Rules, shown: ClusterStatus, output: &mut AgentOutput) {
         if matches!(shown.phase, Phase::Open | Phase::Preparing) {
             self.release_epochs_below(rules, shown.epoch, output);
-            let over = |considered: &mut PendingProposal| {
+            let is_obsolete = |considered: &mut PendingProposal| {
                 considered.offer.proposal.epoch < shown.epoch || shown.phase == Phase::Open
             };
-            self.pending_proposal.take_if(over);
+            self.pending_proposal.take_if(is_obsolete);
         }
         if let (Some(held), true) = (&self.journal.held_document, shown.wants_document) {
             output.actions.push(AgentAction::SendDocument { h: held.proposal_hash });

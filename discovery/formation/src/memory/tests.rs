@@ -22,7 +22,7 @@ fn ledger_summary() -> LedgerSummary {
     LedgerSummary { database: Some(known_database()), entries: 3 }
 }
 
-/// Returns the database that `memory` remembers, a moment later.
+/// Returns the database that `ledger_summary` remembers, a moment later.
 fn database() -> ObservedDatabase {
     ObservedDatabase {
         identity: IDENTITY,
@@ -64,12 +64,12 @@ fn the_database_that_was_left_is_the_same_one_and_what_is_new_in_it_is_copied() 
 fn what_a_dump_does_not_carry_tells_even_an_empty_ledger() {
     let empty = LedgerSummary { database: None, entries: 0 };
     let loaded = DatabaseIdentity { database: 21, ..IDENTITY };
-    let over = DatabaseIdentity { tables: [1, 2, 9, 4], ..IDENTITY };
+    let loaded_over_tables = DatabaseIdentity { tables: [1, 2, 9, 4], ..IDENTITY };
     let server = DatabaseIdentity { system: 8, ..IDENTITY };
     let recovered = DatabaseIdentity { timeline: 2, ..IDENTITY };
     for (identity, difference) in [
         (loaded, DatabaseDifference::DumpLoaded),
-        (over, DatabaseDifference::DumpLoaded),
+        (loaded_over_tables, DatabaseDifference::DumpLoaded),
         (server, DatabaseDifference::Server),
         (recovered, DatabaseDifference::Timeline { was: 1, is: 2 }),
     ] {
@@ -176,14 +176,14 @@ fn who_decides_has_copied_what_it_sees_and_sees_what_it_has_copied() {
         "killed between row and position"
     );
     let moved = DatabaseIdentity { tables: [1, 2, 9, 4], ..IDENTITY };
-    let anew = DatabaseFacts {
+    let new_generation = DatabaseFacts {
         identity: moved,
         generation: 3,
         newest: 0,
         hash_at_last_copied: None,
         sweeps: Some(0),
     };
-    assert_eq!(gate(anew), LedgerVerdict::CompareFirst);
+    assert_eq!(gate(new_generation), LedgerVerdict::CompareFirst);
     for (read, difference) in [
         (DatabaseFacts { generation: 1, ..read }, DatabaseDifference::Generation { was: 2, is: 1 }),
         (

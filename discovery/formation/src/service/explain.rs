@@ -93,9 +93,9 @@ impl Explainer<'_> {
         let waits =
             self.cluster.last_error.as_ref().filter(|e| e.text.starts_with(UNRELEASED_PREFIX));
         let Some(key) = waits.and_then(|error| error.key) else { return otherwise.to_owned() };
-        let who = self.name(key);
+        let agent = self.name(key);
         format!(
-            "start the agents again that {who} waits for or, if those hosts are gone for good, run \
+            "start the agents again that {agent} waits for or, if those hosts are gone for good, run \
              `muster-agent reset` on it; else {otherwise}"
         )
     }
@@ -153,7 +153,7 @@ impl Explainer<'_> {
         if taken == size {
             return None;
         }
-        let gone: Vec<AgentKey> = self
+        let absent: Vec<AgentKey> = self
             .cluster
             .agents
             .iter()
@@ -164,8 +164,8 @@ impl Explainer<'_> {
         let free = size - taken;
         let are = if free == 1 { "is" } else { "are" };
         let mut what = format!("{free} of {size} seats {are} free");
-        if !gone.is_empty() {
-            what += &format!("; not heard of any more: {}", self.names(&gone));
+        if !absent.is_empty() {
+            what += &format!("; not heard of any more: {}", self.names(&absent));
         }
         if !waiting.is_empty() {
             what += &format!(
@@ -175,7 +175,7 @@ impl Explainer<'_> {
         }
         Some(self.reason(
             "seats_free",
-            gone,
+            absent,
             what,
             &self.with_advice(
                 "start `muster-agent run` with the bundle on more hosts, or on these again; give up \
@@ -208,10 +208,10 @@ impl Explainer<'_> {
     fn unreached(&self, frozen: &FrozenList) -> Option<WaitReason> {
         let broken = links::find_broken_links(frozen);
         let what = links::describe_links(&broken)?;
-        let mut who: Vec<AgentKey> = broken.iter().flat_map(links::BrokenLink::ends).collect();
-        who.sort_unstable();
-        who.dedup();
-        Some(self.reason("unreachable", who, what, &links::suggest_remedy(&broken)))
+        let mut agents: Vec<AgentKey> = broken.iter().flat_map(links::BrokenLink::ends).collect();
+        agents.sort_unstable();
+        agents.dedup();
+        Some(self.reason("unreachable", agents, what, &links::suggest_remedy(&broken)))
     }
 
     fn acks_missing(
@@ -221,19 +221,19 @@ impl Explainer<'_> {
     ) -> Option<WaitReason> {
         let members = frozen.proposal.records.iter().map(|record| record.key);
         let missing: Vec<AgentKey> = members.filter(|key| !frozen.acks.contains_key(key)).collect();
-        let of = frozen.proposal.records.len();
+        let size = frozen.proposal.records.len();
         (!missing.is_empty()).then(|| {
             let mut line = self.reason(
                 "acks_missing",
                 missing.clone(),
                 format!(
-                    "epoch {}: {} of {of} have signed; missing: {}",
+                    "epoch {}: {} of {size} have signed; missing: {}",
                     frozen.proposal.epoch,
                     frozen.acks.len(),
                     self.names(&missing)
                 ),
                 &self.with_advice(
-                    "look at `muster-agent status` on these hosts; the list is tried anew when its \
+                    "look at `muster-agent status` on these hosts; the list is tried again when its \
                      time is over",
                 ),
             );

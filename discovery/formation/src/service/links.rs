@@ -228,10 +228,10 @@ mod tests {
             (link(Some(&failed), Some(&reached)), "host-1", "host-2", back, "port 2222 between"),
             (link(Some(&reached), Some(&failed)), "host-2", "host-1", back, "port 1111 between"),
         ] {
-            let said = link.to_string();
-            assert!(said.starts_with(first), "{said}");
-            assert!(said.contains(&format!("can't reach {second}")), "{said}");
-            assert!(said.ends_with(end), "{said}");
+            let description = link.to_string();
+            assert!(description.starts_with(first), "{description}");
+            assert!(description.contains(&format!("can't reach {second}")), "{description}");
+            assert!(description.ends_with(end), "{description}");
             let open = suggest_remedy(&[link]);
             assert!(open.contains(port), "{open}");
         }
@@ -244,9 +244,9 @@ mod tests {
             |why| BrokenLink { one: &one, other: &other, from_one: Some(why), from_other: None };
         let refused = failed("can't connect to 10.0.0.2:2380: Connection refused");
         let foreign = failed("10.0.0.2:2380 is not the agent that signed for it: bad signature");
-        let told = suggest_remedy(&[link(&foreign)]);
-        assert!(told.contains("address of host-2") && told.contains("lapsed"), "{told}");
-        assert!(!told.contains("open TCP port"), "{told}");
+        let remedy = suggest_remedy(&[link(&foreign)]);
+        assert!(remedy.contains("address of host-2") && remedy.contains("lapsed"), "{remedy}");
+        assert!(!remedy.contains("open TCP port"), "{remedy}");
         let both = suggest_remedy(&[link(&foreign), link(&refused)]);
         assert!(both.contains("lapsed") && both.contains("open TCP port"), "{both}");
     }
@@ -261,8 +261,8 @@ mod tests {
             describe_links(&(0..count).map(|_| link()).collect::<Vec<_>>())
         };
         assert_eq!(broken(0), None);
-        let said = |count| broken(count).expect("there are some");
-        assert!(!said(MAX_NAMED_LINKS).contains("more"));
-        assert!(said(MAX_NAMED_LINKS + 1).ends_with("; and 1 more broken links"));
+        let description = |count| broken(count).expect("there are some");
+        assert!(!description(MAX_NAMED_LINKS).contains("more"));
+        assert!(description(MAX_NAMED_LINKS + 1).ends_with("; and 1 more broken links"));
     }
 }

@@ -44,8 +44,8 @@ impl Consensus {
         // its own.
         if last_led == Some(log_term) && index < raft.raft_log.last_index() {
             let commit = raft.raft_log.committed.min(index);
-            let told = Message::new(MessageKind::Heartbeat, self.member, to);
-            self.own_messages.push(Message { term: log_term, commit, ..told });
+            let commit_notice = Message::new(MessageKind::Heartbeat, self.member, to);
+            self.own_messages.push(Message { term: log_term, commit, ..commit_notice });
         }
     }
 }

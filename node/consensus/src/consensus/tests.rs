@@ -44,16 +44,16 @@ fn who_takes_over_a_snapshot_does_not_stand_for_election() {
 
 /// Carries out all work of `member`, with a disk and store that are instant. Returns its messages.
 fn run(member: &mut Consensus) -> Vec<Message> {
-    let mut said = Vec::new();
+    let mut messages = Vec::new();
     while member.has_ready() {
         let ready = member.ready();
-        said.extend(ready.messages.into_iter().chain(ready.after_persist));
+        messages.extend(ready.messages.into_iter().chain(ready.after_persist));
         member.report_persisted(ready.number);
         if let Some(last) = ready.committed.last() {
             member.report_applied(last.index);
         }
     }
-    said
+    messages
 }
 
 /// Returns the answer of a peer that agrees to every request.
@@ -177,22 +177,24 @@ fn a_leader_that_was_removed_stays_for_those_who_do_not_know_it() {
     (0..100).for_each(|_| removed.tick());
     assert!(!removed.has_ready(), "it asks nobody for a vote");
 
-    let asked = Message {
+    let vote_request = Message {
         term: term + 1,
         log_term: term,
         index: last,
         ..message(MessageKind::RequestVote)
     };
-    removed.step(asked).unwrap();
-    let said = run(&mut removed);
-    assert!(said.iter().any(|it| it.kind == MessageKind::RequestVoteResponse && !it.reject));
+    removed.step(vote_request).unwrap();
+    let messages = run(&mut removed);
+    assert!(messages.iter().any(|it| it.kind == MessageKind::RequestVoteResponse && !it.reject));
     let entry = Entry { index: last + 1, term: term + 1, ..Entry::default() };
     let append = message(MessageKind::Append);
     let append =
         Message { term: term + 1, log_term: term, index: last, entries: vec![entry], ..append };
     removed.step(append).unwrap();
-    let said = run(&mut removed);
-    assert!(said.iter().any(|it| it.kind == MessageKind::AppendResponse && it.index == last + 1));
+    let messages = run(&mut removed);
+    assert!(
+        messages.iter().any(|it| it.kind == MessageKind::AppendResponse && it.index == last + 1)
+    );
 }
 
 /// A leader of two gets no answers and steps down; only then does it apply its own removal.
@@ -206,10 +208,11 @@ fn a_leader_that_stepped_down_before_it_applied_its_removal_stays_too() {
     removed.change_members(ConfChange::Remove(1));
     assert!(!removed.has_left());
     let term = term + 1;
-    let asked = Message { term, log_term: 1, index: last, ..message(MessageKind::RequestVote) };
-    removed.step(asked).unwrap();
-    let said = run(&mut removed);
-    assert!(said.iter().any(|it| it.kind == MessageKind::RequestVoteResponse && !it.reject));
+    let vote_request =
+        Message { term, log_term: 1, index: last, ..message(MessageKind::RequestVote) };
+    removed.step(vote_request).unwrap();
+    let messages = run(&mut removed);
+    assert!(messages.iter().any(|it| it.kind == MessageKind::RequestVoteResponse && !it.reject));
 }
 
 /// A leader of two restarts after its removal is committed, and before it has applied it.
@@ -245,11 +248,12 @@ fn a_member_that_was_removed_before_it_began_stays_until_it_is_told() {
     assert!(!member.has_left());
     (0..100).for_each(|_| member.tick());
     assert!(!member.has_ready(), "it asks nobody for a vote");
-    let asked = Message { term: 2, log_term: 1, index: 2, ..message(MessageKind::RequestVote) };
-    member.step(asked).unwrap();
-    let said = run(&mut member);
-    let told = |it: &&Message| it.reject && (it.commit, it.commit_term) == (2, 1);
-    assert_eq!(said.iter().filter(told).count(), 1, "{said:?}");
+    let vote_request =
+        Message { term: 2, log_term: 1, index: 2, ..message(MessageKind::RequestVote) };
+    member.step(vote_request).unwrap();
+    let messages = run(&mut member);
+    let is_commit_answer = |it: &&Message| it.reject && (it.commit, it.commit_term) == (2, 1);
+    assert_eq!(messages.iter().filter(is_commit_answer).count(), 1, "{messages:?}");
 }
 
 #[test]

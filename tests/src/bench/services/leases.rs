@@ -74,8 +74,8 @@ async fn revoke(
 async fn grant(channel: Channel, first: usize, leases: usize) -> Result<()> {
     let mut service = LeaseClient::new(channel);
     for _ in (first..leases).step_by(CLIENTS) {
-        let asked = service.lease_grant(LeaseGrantRequest { id: 0, ttl: TTL });
-        tokio::time::timeout(CALL_TIME, asked).await??;
+        let answer = service.lease_grant(LeaseGrantRequest { id: 0, ttl: TTL });
+        tokio::time::timeout(CALL_TIME, answer).await??;
     }
     Ok(())
 }

@@ -133,8 +133,8 @@ impl MembershipFuzzRun {
         }
         let known = &self.known;
         let [etcd, node] = &mut self.clusters;
-        let asked = async { tokio::join!(etcd.call(call, known), node.call(call, known)) };
-        let (etcd, node) = timeout(SETTLE_TIMEOUT, asked).await.context("no answer")?;
+        let answers = async { tokio::join!(etcd.call(call, known), node.call(call, known)) };
+        let (etcd, node) = timeout(SETTLE_TIMEOUT, answers).await.context("no answer")?;
         Ok([etcd?, node?])
     }
 

@@ -245,12 +245,12 @@ fn a_retirement_is_not_taken_back_after_a_week_or_where_there_is_none() {
     let _ = service.yes(ClusterEvent::Unretire { by: "ann".to_owned() });
     assert_eq!(service.cluster.phase, Phase::Committed, "a repeated request changes nothing");
     let _ = service.yes(ClusterEvent::Retire { by: "ann".to_owned() });
-    let told = |service: &Service| {
+    let remedies = |service: &Service| {
         explain(&service.cluster, &FormationSettings::DEFAULT, service.now)[0].remedy.clone()
     };
-    assert!(told(&service).contains("cluster unretire NAME"));
+    assert!(remedies(&service).contains("cluster unretire NAME"));
     service.pass(7 * 86_400 + 1);
-    assert!(!told(&service).contains("unretire"));
+    assert!(!remedies(&service).contains("unretire"));
     assert_eq!(
         variant(&service.no(ClusterEvent::Unretire { by: "ann".to_owned() })),
         "UnretireTooLate"

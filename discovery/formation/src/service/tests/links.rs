@@ -76,7 +76,7 @@ fn explain_names_the_direction_of_a_link_that_works_one_way() {
 fn explain_names_the_two_with_their_addresses_and_the_port() {
     let mut service = Service::joined(3, &[1, 2, 3]);
     probe_and_sign(&mut service, &[(1, 2)]);
-    let said = |service: &Service| {
+    let explained = |service: &Service| {
         let lines = explain(&service.cluster, &FormationSettings::DEFAULT, service.now);
         let text = |line: &WaitReason| {
             let error = line.last_error.clone().unwrap_or_default();
@@ -87,11 +87,11 @@ fn explain_names_the_two_with_their_addresses_and_the_port() {
     let broken = "host-1 (01010101) at 10.0.0.1:2380 and host-2 (02020202) at 10.0.0.2:2380 can't \
                   reach each other: connection timed out";
     let open = "open TCP port 2380 between these addresses";
-    let preparing = said(&service);
+    let preparing = explained(&service);
     assert!(preparing.starts_with(&format!("unreachable: {broken} [] {open}")), "{preparing}");
     service.pass(60);
     let _ = service.yes(ClusterEvent::Tick);
-    let held = said(&service);
+    let held = explained(&service);
     assert!(held.contains("held back after a failed try: host-2"), "{held}");
     let timed_out = format!("[epoch 1 timed out with 2 acks missing; {broken}]");
     assert!(held.contains(&timed_out), "{held}");
