@@ -53,7 +53,8 @@ pub enum Connection {
     Missing,
     /// The member has been connected for less than [`HEALTHY_AFTER`].
     Fresh,
-    /// The member has been connected for longer than that, or is the judging member itself.
+    /// The member has been connected for at least [`HEALTHY_AFTER`], or is the judging member
+    /// itself.
     Healthy,
 }
 

@@ -99,7 +99,7 @@ fn a_fuzz_that_is_killed_leaves_no_server_behind() -> Result<()> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()?;
-    // Two servers, and the watchdog of each.
+    // The fuzzer has four children: two servers, and one watchdog process for each server.
     let limit = Duration::from_secs(60);
     let started = wait_for("the servers to run", limit, || {
         Some(children(fuzz.id())).filter(|all| all.len() == 4)

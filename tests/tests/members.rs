@@ -230,8 +230,8 @@ fn every_machine_gets_another_address_and_a_restart_with_a_gate_between() -> Res
     Ok(())
 }
 
-/// A proxy to a node that loses connection number `cut`. It closes it before the request is
-/// forwarded, or after the node has answered.
+/// A proxy to a node. The proxy closes one connection early: before it forwards the request, or
+/// after the node has answered.
 struct Proxy {
     url: String,
     accepted: Arc<AtomicUsize>,

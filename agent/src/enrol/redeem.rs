@@ -33,7 +33,8 @@ pub(super) enum ChainError {
     OtherCluster,
 }
 
-/// Signs the redeem of the journal's record, once for each pin of the bundle.
+/// Signs one redeem request for each service key that the join bundle pins. Each request contains
+/// the agent's record from the journal.
 pub(super) fn sign(protocol: &Protocol, join: &Join) -> Result<Vec<Jws>, ExitError> {
     let journal = &protocol.agent.journal;
     let record = journal.record.as_deref().ok_or_else(|| {

@@ -64,7 +64,8 @@ pub(crate) fn own_record(journal: &Journal, own: &PublicKey) -> Result<Record, E
 
 /// The identity with which the node runs, derived from signed statements.
 pub(super) struct RaftIdentity {
-    /// The Raft cluster's id. It differs from the founded cluster's after a recovery.
+    /// Id of the Raft cluster. A recovery makes a new Raft cluster, whose id differs from the
+    /// founded cluster's id.
     pub(super) cluster: u64,
     /// The member's id in that Raft cluster.
     pub(super) member: MemberId,

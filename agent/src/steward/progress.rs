@@ -101,8 +101,8 @@ impl NewcomerProgress {
     }
 }
 
-/// Tests override the limit to be faster; a release build contains neither the variable's name nor
-/// the call.
+/// Returns the time without progress after which a newcomer counts as stalled. Tests shorten it
+/// with the variable `MUSTER_STALLED_AFTER`, in seconds, which a release build doesn't read.
 #[cfg(debug_assertions)]
 fn stalled_after() -> Duration {
     let seconds = std::env::var("MUSTER_STALLED_AFTER").ok().and_then(|text| text.parse().ok());

@@ -408,7 +408,7 @@ pub struct ClusterInDatabase {
     pub cause: Option<EndCause>,
     /// Hash of the list that the cluster has committed, if any.
     pub commit: Option<Hash>,
-    /// Whether the cluster is known to have two valid documents.
+    /// Whether the cluster has a second valid commit document, with another list than the first.
     pub is_split: bool,
 }
 

@@ -135,7 +135,8 @@ impl MachineIdentity {
     }
 }
 
-/// Verified self-description of one agent, signed by its key. The token's key signed its hash.
+/// Verified self-description of one agent. The agent's key has signed the record, and the token's
+/// key has signed the record's hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentRecord {
     /// Public key of the agent.

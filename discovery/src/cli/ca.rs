@@ -315,8 +315,8 @@ mod tests {
     fn an_export_that_was_tampered_with_makes_nothing() {
         let mut world = IssueFixture::new();
         let stranger = IssueFixture::new();
-        // The CA keys are swapped, then the statement is another cluster's, then a CA is another
-        // cluster's.
+        // The test changes three exports: it swaps the CA keys, inserts another cluster's
+        // statements, and inserts another cluster's CA.
         let (peer, client) = (world.export.peer_ca_key.clone(), world.export.client_ca_key.clone());
         (world.export.peer_ca_key, world.export.client_ca_key) = (client, peer);
         assert_eq!(world.issue("keys").unwrap_err().exit_code(), 2);

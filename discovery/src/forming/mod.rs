@@ -409,7 +409,8 @@ enum DecisionBlocker {
     DatabaseSetBack(&'static str),
 }
 
-/// Returns the step's decisions: the changes that must not be made in a database that was set back.
+/// Returns the decisions among the step's changes. A database that was set back to an earlier
+/// state must not receive decisions.
 fn decisions(
     changes: &[ClusterChange],
     committed: Option<formation::Hash>,

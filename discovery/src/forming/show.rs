@@ -174,8 +174,8 @@ pub(crate) fn explanations(
         let agent = cluster.agents.get(key);
         agent.map_or_else(|| key.to_string(), |agent| agent.record.name.clone())
     };
-    // The database's own reason was added above. If it wasn't, it no longer applies: the cluster
-    // just had no event since.
+    // If `generation` is given, it alone decides whether the database's reason is shown. The
+    // cluster's own copy of that reason may be stale, because only a cluster event updates it.
     let known = generation.is_some();
     let own = explain(cluster, settings, now).into_iter();
     let own = own.filter(|line| !(known && line.code == DATABASE_CHANGED));

@@ -396,8 +396,8 @@ pub(crate) async fn credentials(
     })?;
     let found = app.store.read_cluster(*path).await?;
     let (cluster, chain, now) = found.ok_or_else(|| ApiError::not_found("such cluster"))?;
-    // The owner-signed statement must allow it too, as with tokens: the service alone can't
-    // authorise a client.
+    // The service alone can't authorise a client: the owner-signed statement must also allow the
+    // caller to issue credentials.
     check_statement_allows(&chain, &caller.key, Action::IssueCredentials)?;
     if cluster.phase.has_ended() {
         let detail = format!("The cluster is {}.", cluster.phase.as_str());

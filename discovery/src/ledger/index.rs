@@ -61,7 +61,8 @@ pub(crate) struct DatabasePosition {
     pub database: u32,
     /// Object ids of the core tables.
     pub tables: [u32; CORE_TABLES],
-    /// Generation number: tells which history of this database it is.
+    /// Generation of the database. A new generation begins when the database's history changes, for
+    /// example by a restore.
     pub generation: u64,
     /// Position of the write-ahead log, in bytes. It never goes back within a timeline.
     pub wal: u64,

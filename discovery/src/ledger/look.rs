@@ -172,7 +172,7 @@ struct LookFindings<'a> {
 enum Completion {
     /// The ledger holds everything that the database holds, and the reverse.
     Complete,
-    /// There is more to read than the occasion allows.
+    /// The look reached the limit of its [`Occasion`] before it had read everything.
     Incomplete,
     /// The ledger contradicts the database. A new generation has begun.
     Contradicted,

@@ -54,7 +54,7 @@ impl FileIdentities {
 pub(super) struct StoredPosition {
     /// The database's identity and position.
     pub(super) seen: DatabasePosition,
-    /// Whether both files are still the ones that were written.
+    /// Whether the position file and the ledger are the original files, not copies.
     pub(super) is_original: bool,
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct DatabaseWatch {
     pub fill_lock: tokio::sync::Mutex<()>,
     /// Progress of the copy of the database's decisions.
     pub progress: CopyProgress,
-    /// Generation in which this process has found its ledger complete. 0 means none.
+    /// Generation of the database for which the ledger is complete; 0 if there is none.
     complete_generation: AtomicI64,
     /// Settled generation with which this process has compared the ledger. 0 means none.
     compared_generation: AtomicI64,

@@ -64,7 +64,7 @@ pub(crate) struct DatabaseArgs {
     #[arg(long, value_name = "DIR", conflicts_with = "database_url")]
     pub managed_postgres: Option<PathBuf>,
     /// Use this Postgres (13 or newer). A URL with a password is refused here: it belongs in the
-    /// environment variable or a file [env: MUSTER_DATABASE_URL, unless another option names one]
+    /// environment variable or a file [env: MUSTER_DATABASE_URL, if no option names a database]
     #[arg(long, value_name = "URL")]
     pub database_url: Option<String>,
     /// Use the Postgres whose URL stands in this file (mode 0600)

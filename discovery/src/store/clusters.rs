@@ -42,7 +42,8 @@ pub(crate) struct ClusterSummaryRow {
     pub heard: i64,
 }
 
-/// Selects list rows. `$1` is the time in microseconds after which a member counts as silent.
+/// Selects one row per cluster for the list of clusters. A member counts as silent after `$1`
+/// microseconds without a report.
 const SUMMARY: &str = "
 SELECT c.id, c.name, c.size, c.phase, c.epoch, c.created_us, c.deadline_us,
     (SELECT count(*) FROM agents a WHERE a.cluster_id = c.id AND a.seat IS NOT NULL) AS seated,

@@ -388,14 +388,15 @@ impl Consensus {
     }
 
     /// Returns whether a change of members would be accepted now. This member must be the leader,
-    /// and a quorum must durably know the previous change.
+    /// and a quorum must durably know that the previous change is committed.
     ///
-    /// Members count by a change once they have applied it. Two changes in quick succession could
-    /// leave some members two configurations behind, with a majority of their own there (etcd issue
-    /// 11284). So a leader appends an entry of its own after each change that it has applied. The
-    /// message with this entry also says that the change is committed, so a member that has the one
-    /// on disk has the other. Such a member applies the change before it can campaign. Once the
-    /// entry is committed, a quorum is in that state.
+    /// A member uses a new configuration once it has applied the change. After two quick changes,
+    /// some members could be two configurations behind, and form a majority of their own (etcd
+    /// issue 11284). So a leader appends a barrier entry after each change that it has applied. The
+    /// message with the barrier also carries a commit index that covers the change. So a member
+    /// with the barrier on disk also knows durably that the change is committed. Such a member
+    /// applies the change before it can campaign. Once the barrier is committed, a quorum of the
+    /// members has it on disk.
     pub fn may_change_members(&self) -> bool {
         let raft = &self.raw.raft;
         let alone = !raft.has_pending_conf() || !self.guards.one_change_at_a_time();

@@ -43,7 +43,7 @@ const DRAIN_CLIENTS: Duration = Duration::from_secs(2);
 const REMOVED_MEMBER_GRACE: Duration = Duration::from_secs(10);
 /// Time limit for closing log and store.
 const DRAIN_DISK: Duration = Duration::from_secs(30);
-/// Time limit for closing peer streams in order.
+/// Time limit for the graceful close of all peer streams.
 const DRAIN_PEERS: Duration = Duration::from_secs(1);
 /// Wait before another attempt to publish this member.
 const PUBLISH_RETRY_INTERVAL: Duration = Duration::from_millis(500);

@@ -23,8 +23,9 @@ pub struct ExplorationConfig {
     pub faults: FaultCounts,
     /// Bit mask of hosts that no other host can reach.
     pub unreachable: u8,
-    /// Whether two documents are a violation even if their lists share no host. Only the ledger can
-    /// prevent that.
+    /// Whether the exploration checks what only the ledger guarantees. Two documents may not be
+    /// sent, even for lists without a common host. No document may be sent after the cluster was
+    /// abandoned.
     pub expects_ledger: bool,
     /// Whether property 3 alone is checked. States that can't lead to a second majority are then not
     /// followed.

@@ -67,7 +67,7 @@ pub struct ProcessState {
 pub struct Ledger {
     /// The ledger's entry about the cluster, if it has one.
     pub entry: Option<LedgerEntry>,
-    /// Position: the database that the process last worked with.
+    /// Database that the process last worked with, and the decisions copied from it.
     pub position: Option<LedgerPosition>,
 }
 

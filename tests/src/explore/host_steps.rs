@@ -344,7 +344,7 @@ pub(super) fn restart(
             AgentMode::Running
         }
         StartDecision::ResumeToLaunch => AgentMode::InspectingDirectory,
-        // Adopt a node that has outlived its agent.
+        // If a node has outlived its agent, the new agent adopts the node and doesn't start one.
         StartDecision::StartNode(StartSource::List | StartSource::Log) => {
             if host.running_list.is_some() { AgentMode::Running } else { AgentMode::LaunchingNode }
         }

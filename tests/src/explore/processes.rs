@@ -263,7 +263,8 @@ pub(super) fn publish(
         let ledger = &mut system.processes[at].ledger;
         ledger.record(LedgerEntry::Commit { h, document: true });
         if ledger.entry != Some(LedgerEntry::Commit { h, document: true }) {
-            // The ledger holds another document, which this process has sent.
+            // The ledger holds the commit of another list. So the process sends nothing, and
+            // examines its database instead.
             return inspect_database(system, config, at);
         }
     }

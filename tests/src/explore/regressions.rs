@@ -40,7 +40,7 @@ pub enum Safeguard {
     EntryCounts,
     /// An owner's inability to forget a process that is running.
     ForgetStoppedOnly,
-    /// Age of a backup that is restored in place: older than each process's last sweep.
+    /// Guarantee that a backup, if restored in place, is older than the last sweep of each process.
     OldBackups,
 }
 

@@ -29,7 +29,7 @@ pub fn package_name(root: &Path, directory: &Path) -> Result<String> {
     Ok(name.with_context(|| format!("{}: no name", directory.display()))?.to_owned())
 }
 
-/// Returns the program that a finder of `mutant` runs.
+/// Returns the test program that contains the tests of `finder`, which should find `mutant`.
 pub fn program_of_finder(root: &Path, mutant: &Mutant, finder: &Finder) -> Result<TestProgram> {
     Ok(match finder {
         Finder::Sim { .. } => TestProgram::Sim,

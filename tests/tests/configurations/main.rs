@@ -133,7 +133,9 @@ fn compare(
     Ok(compared)
 }
 
-/// Compares as [`compare`] does, but with shared starts where possible.
+/// Compares as [`compare`] does, but with fewer starts. Configurations with different flags are
+/// joined, and each program starts once with all their flags. Unless both programs start, the
+/// joined configurations are compared one by one.
 fn compare_joined(
     starts: &StartRunner,
     programs: &ComparedPrograms,

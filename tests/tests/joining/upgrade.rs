@@ -24,6 +24,8 @@ fn next_version(running: &FormedCluster, node: &Path) -> Result<PathBuf> {
 fn upgrades(node: &Path, next: Option<&Path>) -> Result<FormedCluster> {
     let mut running = FormedCluster::start(Network::loopback(3), 3, Some(node))?;
     let next = next.map_or_else(|| next_version(&running, node), |next| Ok(next.to_owned()))?;
+    // The system names a running program by its path without links.
+    let next = fs_err::canonicalize(next)?;
     let etcdctl = running.etcdctl()?;
     let urls = etcdctl.endpoints().to_vec();
     let writer =

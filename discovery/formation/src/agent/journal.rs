@@ -46,7 +46,7 @@ pub struct Journal {
 pub enum LaunchState {
     /// The node's first start has not begun.
     NotStarted,
-    /// The marker is written; the node may have been executed.
+    /// The marker file is written, and the node's program may have been started.
     Launching,
     /// The node's own log has been seen.
     Ran,
@@ -127,8 +127,9 @@ impl Journal {
         self.signed_lists.keys().next_back().copied().unwrap_or(0).max(self.released_epoch)
     }
 
-    /// Highest epoch that this agent accepts from the service. No cluster has reached a higher one,
-    /// and a release of it would mean "never again".
+    /// Highest epoch that this agent accepts from the service. An honest service proposes no higher
+    /// one. Without this limit, a hostile service could ask for a release of the highest possible
+    /// epoch. The agent could then never sign a list again.
     #[must_use]
     pub fn epoch_limit(&self) -> Epoch {
         self.highest_epoch().saturating_add(MAX_EPOCH_DISTANCE).min(MAX_EPOCH)

@@ -46,7 +46,7 @@ pub(crate) struct ClusterTransaction {
     pub now: formation::UnixMicros,
     /// The cluster's statements, verified.
     pub chain: Arc<StatementChain>,
-    /// Whether lists may be frozen and committed in this database.
+    /// Whether the database is settled: only then may lists of members be frozen and committed.
     pub settled: bool,
     /// The ledger's knowledge of the database before this transaction read anything.
     known: Option<RememberedDatabase>,
@@ -499,7 +499,7 @@ impl ClusterTransaction {
     }
 }
 
-/// Inserts a cluster's next statement.
+/// Appends `jws` to the cluster's chain of signed statements.
 pub(in crate::store) async fn add_statement(
     connection: &mut PgConnection,
     cluster: Uuid,

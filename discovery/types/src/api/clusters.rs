@@ -257,7 +257,7 @@ pub struct MembersView {
 pub struct EndView {
     /// Time of the end, in milliseconds since 1970.
     pub at_ms: i64,
-    /// Admin who ended the cluster, and the reason.
+    /// Text that names the admin who ended the cluster, and the reason.
     pub by: String,
     /// Time until which an owner may take a retirement back, in milliseconds since 1970; none if no
     /// owner may.

@@ -192,7 +192,7 @@ pub struct ReportRequest {
     pub leader_id: Option<String>,
     /// Raft term of the node.
     pub raft_term: u64,
-    /// Raft index of the node.
+    /// Highest Raft index that the node knows to be committed.
     pub raft_index: u64,
     /// Members of the cluster as the node lists them, if it was asked.
     #[serde(default)]

@@ -231,8 +231,8 @@ pub struct WaitView {
     pub at_ms: i64,
 }
 
-/// Body of `POST /v1/clusters/{id}/intents/{operation}/wait`: why the agent beside the leader
-/// waits.
+/// Body of `POST /v1/clusters/{id}/intents/{operation}/wait`. With it, the agent on the leader's
+/// host reports why it waits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WaitRequest {

@@ -18,7 +18,7 @@ pub struct ProcessView {
     pub first_seen_ms: i64,
     /// Time at which the process was last seen, in milliseconds since 1970.
     pub last_seen_ms: i64,
-    /// Whether the database waits for the ledger of this process.
+    /// Whether this process hasn't put its ledger back into the database's present generation yet.
     pub missing: bool,
     /// Time at which an owner declared that the process won't come back, in milliseconds since
     /// 1970.

@@ -313,7 +313,7 @@ async fn a_client_that_claims_much_and_sends_little_is_refused_more() {
     for number in 0..1_000 {
         client.claim(2 * number + 1).await;
     }
-    // 2 GB were announced, and 32 MiB may be held.
+    // The headers announce messages of 2 GB in total, but the server may hold only 32 MiB.
     let refused = async {
         while client.ended.len() < 980 {
             client.read().await;

@@ -36,8 +36,8 @@ pub(crate) trait CheckedRequest {
         Ok(())
     }
 
-    /// Whether learners answer the request. To most requests a learner could only give outdated
-    /// answers. A request that learners answer accepts this member's state, even without a leader.
+    /// Whether learners answer the request. A learner's answer to most requests would be outdated.
+    /// If learners answer, the member's own state is enough for the answer, even without a leader.
     fn is_for_learners(&self) -> bool {
         false
     }

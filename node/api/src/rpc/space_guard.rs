@@ -75,7 +75,7 @@ pub(super) async fn run_space_guard(context: Arc<ApiContext>) {
             }
             SpaceAction::Alarm(action) => {
                 if action == AlarmAction::Activate && !context.has_nospace_alarm() {
-                    // An earlier alarm for the quota was disarmed since.
+                    // No NOSPACE alarm is active, so any earlier alarm for the quota was disarmed.
                     by_quota.store(false, Ordering::Relaxed);
                 }
                 match context.propose_nospace_alarm(action).await {

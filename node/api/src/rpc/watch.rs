@@ -44,7 +44,8 @@ const MAX_WATCHES: usize = 100_000;
 const MAX_KEY_BYTES: usize = 16 << 20;
 /// Approximate memory of a watch besides its keys: here, at its subscriber and in the hub.
 const WATCH_BYTES: usize = 768;
-/// Part of the connection's account that watches may use. Answers need the rest.
+/// Share of the connection's memory account that watches may fill, in eighths. Answers need the
+/// rest.
 const WATCHES_PART: BudgetShare = BudgetShare(4);
 
 const DUPLICATE_ID: &str = "mvcc: duplicate watch ID provided on the WatchStream";

@@ -403,8 +403,8 @@ fn options(max_backlog_bytes: usize) -> DriverOptions {
     }
 }
 
-/// If uncommitted entries could exceed the limit on unapplied ones, a follower full of them would
-/// drop all appends. It would then never receive those that should replace them.
+/// Uncommitted entries can't be applied. If they could exceed `max_backlog_bytes`, a follower would
+/// drop every append, even the append that should replace the uncommitted entries.
 #[test]
 #[should_panic(expected = "1000 are no bound on the backlog")]
 fn what_may_be_uncommitted_fits_into_the_backlog() {

@@ -89,9 +89,12 @@ impl Log {
         })
     }
 
-    /// Forgets entries up to `through`, durably, if that frees a segment; otherwise it isn't worth
-    /// a sync. Returns the base. `through` must be durable in the store. An index outside the log
-    /// changes nothing.
+    /// Removes the entries up to `through` durably, if that frees a segment. Otherwise the log
+    /// keeps the entries, because their removal isn't worth a sync. Returns the position just
+    /// before the first entry that is left.
+    ///
+    /// The store must have made the entries up to `through` durable. If `through` is outside the
+    /// log, nothing changes.
     pub fn compact(&mut self, through: u64) -> Result<Position, LogError> {
         self.run_unless_poisoned(|log| {
             let frees = |log: &Self| {

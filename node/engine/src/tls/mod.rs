@@ -173,7 +173,8 @@ impl ClientListenerTls {
     }
 }
 
-/// Keys whose expired certificates are still accepted, and the number of such cases.
+/// Node keys that are bound to members. A certificate of a bound key is accepted even after it has
+/// expired. `expired` counts the handshakes with an expired certificate.
 #[derive(Debug, Default)]
 pub(crate) struct BoundKeys {
     keys: RwLock<HashSet<NodeKey>>,

@@ -49,7 +49,8 @@ impl LinkState {
 #[derive(Debug, Default)]
 pub(super) struct Links {
     links: BTreeMap<u64, LinkState>,
-    /// Time since when there has always been a stream to send on.
+    /// Start of the current period in which at least one stream can send. `None` while no stream
+    /// can.
     connected_since: Option<Instant>,
     /// For each [`Opener`]: since when the peer could be sent to, although that side had opened no
     /// stream.
@@ -142,7 +143,8 @@ impl Links {
         }
     }
 
-    /// Returns since when the peer can be sent to.
+    /// Returns the time since which this member could always send to the peer. `None` if no stream
+    /// to send on exists.
     pub(super) fn connected_since(&self) -> Option<Instant> {
         self.connected_since
     }

@@ -72,8 +72,8 @@ impl Registry {
         true
     }
 
-    /// Registers a stream whose hello was accepted. Returns `None` if the record has changed
-    /// meanwhile, and the hello would now be refused.
+    /// Registers a stream whose hello was accepted. Returns `None` if the peer's record has changed
+    /// since then and no longer fits `proof`.
     pub(super) fn register(&self, proof: Proof) -> Option<StreamRegistration<'_>> {
         let mut state = self.lock();
         if !proof.fits(&state.record) {

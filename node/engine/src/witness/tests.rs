@@ -194,7 +194,8 @@ fn a_member_is_taken_again_once_a_copy_of_it_is_found_out() {
     }
 }
 
-/// Promises of a copy that was accepted as the member were made in the member's name.
+/// A peer accepted a copy of the member's directory as the member, and the copy made promises. The
+/// member itself is then refused, because its disk lacks what the copy promised.
 #[test]
 fn a_member_that_lacks_what_a_copy_promised_is_not_taken_again() {
     let member = shown(8, 1, disk(3, 0, 10));

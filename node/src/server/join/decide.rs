@@ -32,8 +32,8 @@ pub enum JoinRefusal {
         "cluster ID mismatch: {0} and {1} answer at the peer URLs of --initial-cluster, and neither is the cluster of most of them; see which members run on another cluster's data, or began a cluster of their own"
     )]
     ConflictingClusters(ClusterId, ClusterId),
-    /// So many of the other members run in another cluster that the new one could never elect a
-    /// leader.
+    /// Too many of the other members run in another cluster. The rest, with this member, are not a
+    /// quorum of the new cluster.
     #[error(
         "cluster {running} runs already at the peer URLs of --initial-cluster, and this member, which has no data, would begin another one, {own}: to become a member of that cluster, have it added there (member add) and start it with --initial-cluster-state=existing; if it was a member before and its disk was lost, remove that member first"
     )]
@@ -376,7 +376,7 @@ mod tests {
         );
     }
 
-    /// Makes the answer of member `id` in cluster `cluster`.
+    /// Returns a census as if member `id` of cluster `cluster` had sent it.
     fn said_by(id: u64, cluster: u64) -> (Census, PeerUrl) {
         let (mut census, url) = census(7, &[A, D]);
         (census.member_id, census.cluster_id) = (id, cluster);

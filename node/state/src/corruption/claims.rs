@@ -54,8 +54,8 @@ pub enum ClaimSubject {
         /// Revision of the last compaction; -1 for none.
         compacted: i64,
     },
-    /// The data that a compaction went through. Its hash covers slightly more than that of `Data`,
-    /// as in etcd.
+    /// The data up to a compaction's revision, before the compaction deleted anything. As in etcd,
+    /// the hash of this subject covers slightly more than the hash of `Data`.
     Compaction {
         /// Revision of the compaction.
         revision: i64,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ClusterId, Incarnation, MemberId};
 
-/// The identity under which a data directory acts.
+/// Ids that a data directory uses: those of its cluster, its member and its incarnation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberIdentity {
     /// Id of the cluster.

@@ -193,7 +193,8 @@ fn a_leader_prefers_a_successor_that_answers() {
 fn a_leader_prefers_the_longest_log_among_those_who_answer() {
     let mut cluster = DriverCluster::led(5);
     cluster.ask(0);
-    // The others are sent the write as well, and have not answered yet.
+    // Only member 3 receives the write and acknowledges it. The messages to members 2, 4 and 5
+    // stay undelivered.
     while cluster.deliver(&[3]) {}
     while cluster.deliver(&[1]) {}
     assert_eq!(cluster.drivers[0].successor(), Some(3));

@@ -86,7 +86,8 @@ fn what_a_clock_says_counts_in_its_term_and_for_the_lease_that_it_knew() {
     };
     let left =
         |world: &ApplyHarness| world.machine.store().view().leases().unwrap()[0].remaining_ttl;
-    // All entries here are of term 1, and the lease was granted by the first.
+    // All entries have term 1, and the entry with index 1 granted the lease. A checkpoint of
+    // another term is refused, and a checkpoint for another grant changes nothing.
     assert_eq!(world.apply(note(2, 1, 9)), Err(ApplyError::LeaderChanged));
     assert_eq!(world.apply(note(1, 2, 9)), Ok(Response::LeasesCheckpointed));
     assert_eq!(left(&world), 0);
