@@ -25,7 +25,7 @@ fn urls(machines: &AgentlessCluster, numbers: &[usize]) -> Vec<String> {
 }
 
 fn leader(machines: &AgentlessCluster) -> Result<usize> {
-    let list = machines.run_member_command(&["list"])?;
+    let list = machines.list_members()?;
     let members = list["members"].as_array().context("members")?;
     let leads = members.iter().find(|member| member["id"] == list["leader"]);
     let name = leads.and_then(|member| member["name"].as_str()).context("a leader")?;
@@ -106,7 +106,7 @@ fn replaces_a_failed_machine(program: &Path) -> Result<()> {
     machines.all[2].kill();
     let new = machines.add_machine();
     let url = machines.all[new].peer_url.clone();
-    let list = machines.run_member_command(&["list"])?;
+    let list = machines.list_members()?;
     let members = list["members"].as_array().context("members")?;
     let dead = members.iter().find(|member| member["name"] == "n3").context("n3")?;
     let id = dead["id"].as_str().context("an id")?.to_owned();
@@ -123,7 +123,7 @@ fn replaces_a_failed_machine(program: &Path) -> Result<()> {
     let (_, text) = replace_until(&machines, &args, &["votes"])?;
     ensure!(machines.output(&args)?.status.success(), "{text}");
     machines.wait_voters(&["n1", "n2", "n4"])?;
-    let list = machines.run_member_command(&["list"])?;
+    let list = machines.list_members()?;
     ensure!(list["members"].as_array().map(Vec::len) == Some(3), "{list}");
     writer.stop_and_check(&machines.all[0].client_url)
 }
@@ -137,7 +137,7 @@ fn a_second_replacement_of_a_member_is_refused() -> Result<()> {
         let (first, second) = (machines.add_machine(), machines.add_machine());
         let url = |number: usize| machines.all[number].peer_url.clone();
         let (first_url, second_url) = (url(first), url(second));
-        let list = machines.run_member_command(&["list"])?;
+        let list = machines.list_members()?;
         let members = list["members"].as_array().context("members")?;
         let old = members.iter().find(|member| member["name"] == "n3").context("n3")?;
         let id = old["id"].as_str().context("an id")?.to_owned();
@@ -152,7 +152,7 @@ fn a_second_replacement_of_a_member_is_refused() -> Result<()> {
             machines.expect_refusal(&["replace", &id, "n5", "--peer-urls", &second_url], 1)?;
         ensure!(text.contains("another operation did"), "{text}");
         ensure!(text.contains("\"kind\":\"refused\""), "{text}");
-        let list = machines.run_member_command(&["list"])?;
+        let list = machines.list_members()?;
         ensure!(list["members"].as_array().map(Vec::len) == Some(3), "{list}");
     }
     Ok(())
@@ -308,7 +308,7 @@ fn a_change_whose_answer_is_lost_is_made_once() -> Result<()> {
                 Ok(serde_json::from_slice(&output.stdout)?)
             };
             let members = |count: usize| -> Result<serde_json::Value> {
-                let list = machines.run_member_command(&["list"])?;
+                let list = machines.list_members()?;
                 ensure!(list["members"].as_array().map(Vec::len) == Some(count), "{list}");
                 Ok(list)
             };

@@ -133,7 +133,7 @@ impl AgentlessCluster {
     /// Starts machine `number`, which was added before, with an environment made from the member
     /// list.
     pub fn join_by_list(&mut self, number: usize) -> Result<()> {
-        let list = self.run_member_command(&["list"])?;
+        let list = self.list_members()?;
         let members = list["members"].as_array().context("members")?;
         let (name, url) = (self.all[number].name.clone(), self.all[number].peer_url.clone());
         let initial: Vec<String> = members
@@ -188,6 +188,12 @@ impl AgentlessCluster {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.success(), "member {}: {text}", args.join(" "));
         serde_json::from_slice(&output.stdout).with_context(|| args.join(" "))
+    }
+
+    /// Returns the output of `muster-agent member list`. Retries while the cluster can't answer: it
+    /// may change its leader at any time on a loaded machine.
+    pub fn list_members(&self) -> Result<Value> {
+        poll_slowly("the member list", LIMIT, || self.run_member_command(&["list"]).ok())
     }
 
     /// Runs `muster-agent member`, expects exit code `code`, and returns its standard error.
