@@ -208,7 +208,8 @@ impl ClientEndpoint {
         tokio::time::timeout(CONNECT_DEADLINE, opened).await.unwrap_or_else(|_| Err(late()))
     }
 
-    /// Opens a gRPC connection. It is established when this returns, so no request waits for it.
+    /// Opens a gRPC connection. The connection is established when this function returns, so no
+    /// request waits for it.
     pub(crate) async fn channel(&self) -> io::Result<Channel> {
         // The connector itself speaks TLS; the scheme http keeps tonic from adding TLS of its own.
         let host = if self.server_name.contains(':') {

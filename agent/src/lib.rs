@@ -63,7 +63,7 @@ pub fn main() -> ExitCode {
     let command = AgentCli::parse().command;
     if let AgentCommand::LaunchNode(arguments) = &command {
         let (code, reason) = launcher::launch(arguments);
-        // The agent logs what this prints; there is no logger here.
+        // The agent logs the launcher's output; the launcher has no logger of its own.
         let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{reason}\n").as_bytes());
         return ExitCode::from(code);
     }

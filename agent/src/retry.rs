@@ -40,7 +40,7 @@ impl Retry {
     }
 }
 
-/// Returns `delay` plus a random part of at most as much. So hosts that started together don't
+/// Returns `delay` plus a random time of at most `delay`. So hosts that started together don't
 /// retry together.
 pub(crate) fn jittered(delay: Duration) -> Duration {
     let once = ConstantBuilder::default().with_delay(delay).with_jitter().build().next();

@@ -1,4 +1,4 @@
-//! Tests of the built agent: with a tombstone, or an empty or damaged directory, it never
+//! Tests of the built agent: with a tombstone, or an empty or damaged directory, the agent never
 //! bootstraps again. Each test has a bundle at hand, and a service that must not be contacted.
 
 #![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]

@@ -161,8 +161,8 @@ async fn a_killed_node_is_started_again() {
                 stopping.cancel();
                 return;
             }
-            // Wait for a log line first, so that the test can tell that it isn't taken for the last
-            // words.
+            // Wait for a log line first, so that the test shows that the line isn't reported as the
+            // reason of the death.
             while !std::fs::read_to_string(layout.node_log()).unwrap().contains("began") {
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -220,7 +220,7 @@ async fn a_tombstone_ends_it_whatever_the_exit_code() {
     let outcome = supervisor.run(&CancellationToken::new(), &mut RecordedEvents::default()).await;
     let SupervisionOutcome::Removed(tombstone) = outcome else { panic!("{outcome:?}") };
     assert_eq!(tombstone.by, "ada");
-    // After that, no node is started any more.
+    // A tombstone exists now, so a second run starts no node.
     let mut seen = RecordedEvents::default();
     let outcome = supervisor.run(&CancellationToken::new(), &mut seen).await;
     assert!(matches!(outcome, SupervisionOutcome::Removed(_)) && seen.pids.is_empty());

@@ -29,8 +29,8 @@ pub(crate) struct Admins {
     pub ever_owners: BTreeSet<KeyId>,
     /// Number of rows that don't belong to the chain.
     pub ignored_rows: usize,
-    /// Version of the first change that a newer program made. That change and all later ones are
-    /// among the ignored rows.
+    /// Error for the first row that a newer program wrote; it names the row's version. This row and
+    /// all later rows are ignored.
     pub newer: Option<JwsError>,
     fingerprint: Vec<u8>,
 }

@@ -29,7 +29,7 @@ pub(crate) struct App {
     pub store: Store,
     /// The key directory: the service's own keys and settings.
     pub keys: Arc<KeyDirectory>,
-    /// Postgres' time, carried on between queries.
+    /// Postgres' time, extrapolated between queries by the monotonic clock.
     pub clock: Arc<Clock>,
     /// Counters and gauges that `/metrics` shows.
     pub metrics: Arc<ServiceMetrics>,

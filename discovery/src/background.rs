@@ -29,8 +29,8 @@ async fn run_until_stopped(stop: CancellationToken, task: impl Future<Output = (
     let _ = stop.run_until_cancelled(task).await;
 }
 
-/// Listens for other processes' changes, which arrive as Postgres notifications. A lost connection
-/// may lose notifications, so every waiter is woken after one.
+/// Listens for other processes' changes, which arrive as Postgres notifications. Notifications may
+/// be lost with a connection. So every waiting request is woken after the connection was lost.
 async fn listen(app: App) {
     let mut pause = FIRST_PAUSE;
     loop {
@@ -47,14 +47,14 @@ async fn listen_once(app: &App, pause: &mut Duration) -> Result<(), sqlx::Error>
     let mut listener = PgListener::connect_with(app.store.pool()).await?;
     listener.listen_all([CHANNEL, ledger::CHANNEL]).await?;
     *pause = FIRST_PAUSE;
-    // Notifications from before LISTEN were missed.
+    // Copy now, because Postgres sent no notifications to this connection before LISTEN.
     copy(app).await;
     app.notifier.wake_all();
     loop {
         match listener.try_recv().await? {
             Some(hint) if hint.channel() == ledger::CHANNEL => {
-                // One copy takes every decision there is, so it covers any announced in the
-                // meantime.
+                // Each copy takes all decisions at once. Skip the notification of a decision that
+                // the ledger already holds.
                 let known = app.store.ledger().known().map_or(0, |known| known.last_copied.number);
                 if hint.payload().parse().is_ok_and(|number: u64| number <= known) {
                     continue;
@@ -163,7 +163,7 @@ async fn put_back_when_changed(app: App) {
             Ok(_) => {
                 pause = FIRST_PAUSE;
                 app.store.watch().put_back_needed.notified().await;
-                // Limits the rate of runs, however often the database changes.
+                // Pause, so that frequent changes of the database don't cause too many runs.
                 tokio::time::sleep(FIRST_PAUSE).await;
             }
             Err(error) => {

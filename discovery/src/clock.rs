@@ -1,5 +1,5 @@
-//! The service's time: Postgres' time, carried on between queries by the monotonic clock. All
-//! replicas and all tokens agree on it, whatever this host's wall clock says.
+//! The service's time: Postgres' time, extrapolated between queries by the monotonic clock. So all
+//! replicas use the same time for tokens, whatever the wall clocks of their hosts say.
 //!
 //! The monotonic clock also shows when Postgres' clock was set:
 //!
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use jiff::Timestamp;
 
-/// Difference from the carried time above which Postgres' clock was set. Late answers differ by
-/// less.
+/// If Postgres' time differs from the extrapolated time by more than this, Postgres' clock was set.
+/// The delay of an answer causes a smaller difference.
 const MIN_JUMP: Duration = Duration::from_secs(10);
 
 /// Clock that is set by every answer from Postgres.
@@ -28,7 +28,7 @@ struct ClockReading {
     at: Instant,
     /// When Postgres' clock was last seen to jump, or when this process started.
     steady_since: Instant,
-    /// Postgres' clock was set back, and `take_was_set_back` hasn't reported it yet.
+    /// Whether Postgres' clock was set back and `take_was_set_back` hasn't reported that yet.
     was_set_back: bool,
 }
 
@@ -76,7 +76,8 @@ impl Clock {
         self.set.read().unwrap_or_else(PoisonError::into_inner).steady_since.elapsed()
     }
 
-    /// Whether Postgres' clock was set back since the last call. Clears the mark.
+    /// Whether Postgres' clock was set back since the last call. Each jump backward is reported by
+    /// one call only.
     pub(crate) fn take_was_set_back(&self) -> bool {
         let mut set = self.set.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut set.was_set_back)

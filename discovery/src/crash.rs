@@ -1,14 +1,15 @@
 //! Crash points: places where a test may make the process die, as by `kill -9`. Debug builds only.
 //!
-//! `MUSTER_CRASH_AT=before-commit`, for example, names one. The points are:
+//! The environment variable `MUSTER_CRASH_AT` names one of these points:
 //!
-//! - Two for each change of a cluster (`domain::describe` has the names). `before-seated` dies in
-//!   the transaction that would seat an applicant, `after-seated` right after its COMMIT.
-//! - `before-commit` and `after-commit` for the decision.
-//! - `before-ledger` and `after-ledger` around the ledger's fsync.
+//! - There are two points for each change of a cluster (`domain::describe` has the names).
+//!   `before-seated` dies in the transaction that would seat an applicant, `after-seated` right
+//!   after its COMMIT.
+//! - `before-commit` and `after-commit` are around the COMMIT of a decision.
+//! - `before-ledger` and `after-ledger` are around the ledger's fsync.
 //!
-//! With `MUSTER_CRASH_PID_FILE=…/postmaster.pid` the process in that file dies instead, once. A
-//! test can so stop Postgres in the middle of any step.
+//! With `MUSTER_CRASH_PID_FILE=…/postmaster.pid` the process whose id is in that file dies instead,
+//! once. In this way a test can stop Postgres in the middle of any step.
 
 /// Dies here if `MUSTER_CRASH_AT` names this point.
 #[cfg(debug_assertions)]

@@ -78,8 +78,8 @@ impl ApiError {
         error
     }
 
-    /// Error for a fault of the service, or of something it depends on. `wrap_request` logs it with its
-    /// cause.
+    /// Error for a fault of the service, or of something it depends on. `wrap_request` logs it with
+    /// its cause.
     pub(crate) fn internal(detail: impl Into<String>, error: &dyn std::error::Error) -> Self {
         ApiError::new(Code::Internal, detail, "Look into the service's log.").because(error)
     }

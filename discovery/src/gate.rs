@@ -39,8 +39,8 @@ impl App {
         Ok(transaction)
     }
 
-    /// Compares the database again, as a new connection does. That also starts writing the ledger
-    /// back.
+    /// Checks the database again, as is done for each new connection. If it has changed, this
+    /// process starts to put its ledger back.
     pub(crate) async fn report_database_change(&self, cluster: Uuid, why: &str) -> ApiError {
         tracing::error!(cluster.id = %cluster, why, "the database was set back");
         self.metrics.count_alarm("database_set_back");

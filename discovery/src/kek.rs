@@ -1,10 +1,10 @@
 //! The key-encryption key (KEK), without which a stolen database doesn't reveal the clusters' CA
 //! keys.
 //!
-//! AES-256-GCM. A wrapped key is `1 | key version (u32, big endian) | nonce (12) | ciphertext and
-//! tag`. The associated data binds it to its cluster and purpose, so a row that was moved to
-//! another cluster doesn't open. Nonces are random: safe for 2³² wraps under one key (NIST SP
-//! 800-38D).
+//! Keys are wrapped with AES-256-GCM. A wrapped key is `1 | key version (u32, big endian) | nonce
+//! (12) | ciphertext and tag`. The associated data binds a wrapped key to its cluster and purpose,
+//! so a row that was copied to another cluster can't be decrypted. Nonces are random, which is safe
+//! for 2³² wraps under one key (NIST SP 800-38D).
 
 use std::collections::BTreeMap;
 

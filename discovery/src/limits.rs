@@ -1,5 +1,5 @@
-//! Limits on how often one address, and all addresses together, may ask. They are checked before any
-//! costly work.
+//! Limits on how often one address, and all addresses together, may ask. They are checked before
+//! any costly work.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
@@ -11,7 +11,8 @@ use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use muster_shares::network_of;
 
 /// Maximum number of addresses remembered at once. When the table is full, all new addresses share
-/// one bucket. A flood from many addresses so slows down newcomers and never costs memory.
+/// one bucket. So a flood from many addresses slows down new addresses, but doesn't use more
+/// memory.
 const ADDRESSES_MAX: usize = 65_536;
 /// Minimum time between two cleanups of a full table.
 const TIDY_EVERY: Duration = Duration::from_secs(1);
@@ -41,7 +42,8 @@ impl AddressLimit {
         }
     }
 
-    /// Counts one request from `address`. An error is the time that the address has to wait.
+    /// Counts one request from `address`. The error is the time that the address has to wait before
+    /// its next request.
     pub(crate) fn check(&self, address: IpAddr) -> Result<(), Duration> {
         let mut key = network_of(address);
         if self.limiter.len() >= ADDRESSES_MAX {

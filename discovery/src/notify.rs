@@ -9,7 +9,8 @@ use uuid::Uuid;
 
 type ClusterChannels = Mutex<BTreeMap<Uuid, watch::Sender<u64>>>;
 
-/// Wake-up channels of long polls, by cluster. The slots for long polls bound its size.
+/// Wake-up channels of long polls, by cluster. The number of channels is bounded by the slots for
+/// long polls.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClusterNotifier {
     channels: Arc<ClusterChannels>,

@@ -5,20 +5,22 @@
 //! 2. The cluster exists, its database wasn't set back, and the agent's member wasn't removed. The
 //!    callers check this when they lock and load the cluster.
 //! 3. [`RedeemRequest::verify`]: the record names the cluster, the bundle's statement is in the
-//!    cluster's chain, the grant is stored here and of the right kind, and an issuer signed it.
-//!    Agent and token signed the record, which keeps to the grant's bindings.
+//!    cluster's chain, and the grant is stored here. An issuer signed the grant, which is of the
+//!    right kind. The agent's key and the token's key signed the record, and the record fits the
+//!    grant's bindings.
 //! 4. [`VerifiedRedeem::check_address`]: the grant allows the request's source address.
-//! 5. [`VerifiedRedeem::check_issue`], for keys that haven't redeemed the token before.
+//! 5. [`VerifiedRedeem::check_issue`]: a key that hasn't redeemed the token before may redeem it
+//!    now.
 //!
-//! The protocol needs these differences:
+//! Boot tokens and join tickets differ in the following:
 //!
-//! - A boot token gives several keys a seat, as the state machine decides. It also judges expiry
-//!   and revocation. Its record becomes a part of the commit document, so its length is limited.
+//! - A boot token can give seats to several keys. The state machine decides on the seats, expiry
+//!   and revocation. The record becomes a part of the commit document, so its length is limited.
 //! - A join ticket belongs to its first key, and becomes an intent that agents carry out at once.
-//!   So nobody gets one while the database isn't settled. A boot token can get a seat then, because
-//!   no list is frozen or committed before.
-//! - Another key with a used ticket raises an alarm before its address is checked: somebody has
-//!   copied the ticket.
+//!   So no ticket is redeemed while the database is unsettled. A boot token can be redeemed then,
+//!   because no list is frozen or committed before the database is settled.
+//! - A used ticket that comes from another key raises an alarm even before the address is checked.
+//!   Somebody has copied the ticket.
 
 use std::net::IpAddr;
 
@@ -44,7 +46,7 @@ pub(crate) struct RedeemRequest {
     pub redeem: Redeem,
     /// Public key of the agent, which the connection proves.
     pub key: PublicKey,
-    /// The record, as claimed.
+    /// The agent's record, not verified yet.
     pub claimed: Record,
     /// Source address of the request.
     pub address: IpAddr,
@@ -132,11 +134,12 @@ impl VerifiedRedeem {
         Err(ApiError::new(Code::GrantBinding, detail, next))
     }
 
-    /// Errors if it can't be judged yet whether the grant admits a new key.
+    /// Errors if the grant can't admit a new key now: its validity isn't known yet, or its issue
+    /// time is in the future.
     ///
-    /// A void grant waits until the database is settled. A cluster that looks open may have
-    /// committed, and its hosts must learn that first. An operator may also replace the database by
-    /// the right one, where the grant is valid.
+    /// A void grant is not refused for good before the database is settled. A cluster that looks
+    /// open may have committed, and its hosts must learn that first. An operator may also replace
+    /// the database by the right one, in which the grant is valid.
     pub(crate) fn check_issue(&self, transaction: &ClusterTransaction) -> Result<(), ApiError> {
         if self.is_void && !transaction.settled {
             let detail =
@@ -171,12 +174,12 @@ pub(crate) fn unsettled_error(detail: &str) -> ApiError {
     ApiError::new(Code::DatabaseChanged, detail, next)
 }
 
-/// Whether a token was issued before the database was last set back or accepted. Its revocation may
-/// have been lost with that, so such a token admits nobody any more.
+/// Whether a token was issued before the database was last set back or accepted. The database may
+/// have lost the token's revocation, so such a token admits no new key any more.
 ///
-/// Two times count. The issuer's clock has whole seconds only and may be ahead of the database's,
-/// so the time of storage counts too. That time alone isn't enough, because the issuer didn't sign
-/// it.
+/// A token is void if its time of issue or its time of storage is too early. The time of issue
+/// alone isn't enough: it is in whole seconds, and the issuer's clock may be ahead. The time of
+/// storage alone isn't enough either, because the issuer didn't sign it.
 pub(crate) fn is_void(grant: &Grant, stored_us: i64, void_before: UnixMicros) -> bool {
     grant.issued_at < void_before.0 / 1_000_000 || stored_us.unsigned_abs() < void_before.0
 }

@@ -163,7 +163,8 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
                 .route(get().to(intents::export))
                 .route(head().to(intents::export)),
         )
-        // Membership of a running cluster, which another service answers for.
+        // Membership of a running cluster. These routes refuse every method, because only the
+        // cluster itself changes its members.
         .service(members("/v1/clusters/{id}/members"))
         .service(members("/v1/clusters/{id}/members/{rest:.*}"))
         // The database.

@@ -1,14 +1,14 @@
 //! Access to data in a folder that other users may also write to, such as a container volume or a
 //! group's folder.
 //!
-//! Those users can rename, remove and create files there at any time, also while we run. So every
-//! function here:
+//! Those users can rename, remove and create files in the folder at any time, also while this
+//! program runs. So each function here does three things:
 //!
-//! - reaches its file step by step through open folders,
-//! - follows no link that such a user can have put on the path,
-//! - refuses a link, a pipe, or a file with more than one hard link.
+//! * It reaches its file step by step through open folders.
+//! * It follows no link that such a user can have put on the path.
+//! * It refuses a link, a pipe, or a file with more than one hard link.
 //!
-//! [`check`] refuses, before anything is read or written, files that another user may have
+//! Call [`check`] before anything is read or written: it refuses files that another user may have
 //! prepared.
 
 use std::ffi::OsStr;
@@ -27,9 +27,9 @@ use crate::folder::{FileAttributes, effective_user_id, is_other_user, open_resol
 use crate::location::FileLocation;
 use crate::write::{is_temporary_name, rename_at, replace_at, replace_volatile_at};
 
-/// Maximum depth of our files below a data folder.
+/// Maximum depth of this program's files below a data folder.
 const MAX_DEPTH: u32 = 16;
-/// Mode bits that remain when group and others lose their permissions: the owner's, set-user-id,
+/// Mode bits to keep when group and others lose all permissions: the owner's bits, set-user-id,
 /// set-group-id and sticky.
 const OWNER_MODE_BITS: u32 = 0o7700;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
@@ -63,7 +63,7 @@ impl OpenMode {
     }
 }
 
-/// Opens a file that our user owns.
+/// Opens a file that belongs to the user of this process.
 ///
 /// # Errors
 /// Fails if it is no regular file, has more than one hard link, or belongs to another user.
@@ -81,19 +81,19 @@ fn open_any(path: &Path, how: OpenMode) -> Result<File, Error> {
     let place = FileLocation::resolve_safely(path)?;
     let file = place.open(how.flags(), Mode::RUSR | Mode::WUSR);
     let file = file.map_err(|source| match Errno::from_io_error(&source) {
-        // The path is a link, a pipe without a reader, or a socket.
+        // The path is a link, a socket, or a pipe that nobody reads.
         Some(Errno::LOOP | Errno::NXIO) => Error::NotPlainFile(path.to_owned()),
         _ => Error::io("open", path)(source),
     })?;
     let found = file.metadata().map_err(Error::io("look at", path))?;
-    // A link count of 0 is accepted: the file was removed since it was opened.
+    // A file with link count 0 was removed after it was opened. That is accepted.
     if !found.is_file() || found.nlink() > 1 {
         return Err(Error::NotPlainFile(path.to_owned()));
     }
     Ok(file)
 }
 
-/// Reads a file that our user owns. Returns `None` if there is no such file.
+/// Reads a file that belongs to the user of this process. Returns `None` if the file is missing.
 ///
 /// # Errors
 /// Fails as [`open`] does, and if the file has more than `max_bytes`.
@@ -237,13 +237,12 @@ pub fn sweep(folder: &Path) -> Result<(), Error> {
 
 /// Checks all entries of `folder` whose names `is_data` accepts, and everything below them.
 ///
-/// Takes write permission from group and others, since a volume's driver may have given it to all
-/// files that it found. Returns the first path where that failed.
+/// A volume's driver may have given group and others write permission. This function removes all
+/// their permissions from such entries below `folder`. Returns the first path where that failed.
 ///
 /// # Errors
-/// Fails on entries that another user may have prepared: files and folders that our user doesn't
-/// own, links in folders that others may write to, pipes, devices, and files with more than one
-/// hard link.
+/// Fails on entries that another user may have prepared: another user's files and folders, links in
+/// folders that others may write to, pipes, devices, and files with more than one hard link.
 pub fn check(folder: &Path, is_data: impl Fn(&OsStr) -> bool) -> Result<Option<PathBuf>, Error> {
     let at = open_resolved_folder(folder)?;
     let found = fstat(&at).map_err(|errno| Error::io("look at", folder)(errno.into()))?;
@@ -261,7 +260,8 @@ pub fn check(folder: &Path, is_data: impl Fn(&OsStr) -> bool) -> Result<Option<P
 
 struct FolderChecker {
     user: u32,
-    /// First path that others may still write to after `remove_others_permissions`.
+    /// First path that group or others may still write to although `remove_others_permissions` was
+    /// called.
     first_writable: Option<PathBuf>,
 }
 
@@ -270,7 +270,7 @@ struct FolderChecker {
 struct CheckedFolder<'a> {
     at: &'a OwnedFd,
     path: &'a Path,
-    /// Whether others may write to the folder, or could do so before this check.
+    /// Whether other users may write to the folder, or could do so before this check.
     is_exposed: bool,
     depth: u32,
 }
@@ -279,7 +279,7 @@ impl FolderChecker {
     fn check_entry(&mut self, folder: &CheckedFolder<'_>, name: &OsStr) -> Result<(), Error> {
         let path = folder.path.join(name);
         let found = match statat(folder.at, name, AtFlags::SYMLINK_NOFOLLOW) {
-            // The entry was removed since the folder was listed.
+            // The entry was removed after the folder was listed.
             Err(Errno::NOENT) => return Ok(()),
             found => found.map_err(|errno| Error::io("look at", &path)(errno.into()))?,
         };
@@ -345,7 +345,8 @@ impl FolderChecker {
         }
         let is_exposed = self.is_exposed(facts);
         if is_exposed {
-            // Before listing, so that nobody adds an entry afterwards.
+            // Remove the permissions before the listing, so that no other user can add an entry
+            // afterwards.
             self.remove_others_permissions(
                 &opened.try_clone().map_err(Error::io("open", path))?.into(),
                 path,
@@ -365,7 +366,7 @@ impl FolderChecker {
         is_other_user(folder.owner, self.user) || folder.is_writable_by_others()
     }
 
-    /// Takes all permissions on an open file or folder from group and others. Records its path if
+    /// Removes all permissions of group and others from an open file or folder. Records the path if
     /// they may still write to it.
     fn remove_others_permissions(&mut self, file: &File, path: &Path) {
         let is_closed = file.metadata().is_ok_and(|found| {
@@ -416,7 +417,7 @@ mod tests {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     }
 
-    /// Creates a data folder with a log file in it, and gives it `mode` as a volume's driver would.
+    /// Makes a folder with a node's data, and gives the folder `mode`, as a volume's driver would.
     fn volume(mode: u32) -> (tempfile::TempDir, PathBuf) {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("volume");
@@ -452,7 +453,7 @@ mod tests {
         set_mode(root.path(), 0o777);
         let found = open_data_folder(&folder).unwrap();
         assert_eq!(found.exposure, Some(Exposure::Mode(root.path().to_owned(), 0o777)));
-        // Any user may have created the link there.
+        // Another user may have created this link.
         symlink(&folder, root.path().join("link")).unwrap();
         assert!(matches!(open_data_folder(&root.path().join("link")), Err(Error::NotPlainFile(_))));
     }
@@ -529,7 +530,7 @@ mod tests {
         assert_eq!(read(&folder.join("muster-boot"), 10).unwrap().unwrap(), b"7");
     }
 
-    /// Simulates another user who swaps a folder for a link between the check and the next access.
+    /// Plays another user, who replaces a folder by a link between the check and the next access.
     #[test]
     fn a_folder_that_was_swapped_for_a_link_is_not_gone_through() {
         let (root, folder) = volume(0o777);

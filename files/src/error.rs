@@ -96,8 +96,8 @@ impl Error {
         Self::ForeignEntry { path: path.to_owned(), owner, us }
     }
 
-    /// Whether the path must not be used, so that a retry is useless: only another path helps, or a
-    /// person who inspects it.
+    /// Whether the path itself was refused, so that a retry is useless. A person must name another
+    /// path, or inspect this one.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         match self {
@@ -113,8 +113,8 @@ impl Error {
     }
 }
 
-/// Takes the system's error out of [`Error::Io`], and wraps any other one: for callers that name
-/// the file themselves.
+/// Returns the system's error from [`Error::Io`], and wraps any other error. This is for callers
+/// whose own message names the file.
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         match error {

@@ -101,8 +101,9 @@ pub fn open_folder(path: &Path) -> io::Result<File> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
 
-/// Opens the folder at `path` with `O_PATH`, so that the descriptor is only good to reach files in
-/// it. Follows only links that root or our user owns, in folders that no other user may write to.
+/// Opens the folder at `path` with `O_PATH`, so the descriptor can only be used to reach files in
+/// the folder. Follows only links that root or our user owns, in folders that no other user may
+/// write to.
 pub(crate) fn open_resolved_folder(path: &Path) -> Result<OwnedFd, Error> {
     let mut walked =
         PathWalker { rule: ParentRule::AlreadyChecked, user: effective_user_id() }.walk(path)?;
@@ -120,7 +121,7 @@ pub(crate) fn is_other_user(owner: u32, own_user: u32) -> bool {
     ![own_user, ROOT_USER_ID].contains(&owner)
 }
 
-/// Owner, mode and type of a folder or link, which decide whether it is trusted.
+/// Owner, mode and type of a folder or link. They decide whether the folder or link is trusted.
 #[derive(Clone, Copy)]
 pub(crate) struct FileAttributes {
     pub owner: u32,
@@ -145,7 +146,7 @@ impl FileAttributes {
     }
 }
 
-/// Checks the folder that was asked for; `check_parent` checks the folders above it.
+/// Checks the last folder of a path; `check_parent` checks the folders above it.
 fn check_own_folder(path: &Path, found: FileAttributes, own_user: u32) -> Result<(), Error> {
     if found.owner != own_user {
         return Err(Error::OtherOwner { path: path.to_owned(), owner: found.owner, us: own_user });
@@ -188,8 +189,8 @@ enum ParentRule {
     Protected,
     /// Also accepts folders that everybody may write to, but no links in them.
     AllowWritable,
-    /// Accepts any folder, since the path was checked before. Refuses links in folders that others
-    /// may write to.
+    /// Accepts any folder, because the path was checked earlier. Refuses links in folders that
+    /// others may write to.
     AlreadyChecked,
 }
 
@@ -356,7 +357,8 @@ fn path_components(path: &Path) -> VecDeque<OsString> {
 fn make_folder(at: &OwnedFd, step: &OsStr, path: &Path) -> Result<(), Error> {
     match mkdirat(at, step, Mode::RWXU) {
         Ok(()) => sync_at(at, path.parent().unwrap_or(Path::new("/"))),
-        // Another process was faster; the caller checks the folder as any other.
+        // Another process has created the folder meanwhile. The caller checks it like any existing
+        // folder.
         Err(Errno::EXIST) => Ok(()),
         Err(errno) => Err(Error::io("create", path)(errno.into())),
     }

@@ -7,8 +7,8 @@
 //!
 //! A user who owns a folder, or may write to it or to one above it, controls its content. Such a
 //! user can link to a file that only we may overwrite, or create our key file with a mode that
-//! others can read. So [`open_own_folder`] refuses such a folder, and [`open()`] refuses links, pipes, and
-//! files with more than one hard link.
+//! others can read. So [`open_own_folder`] refuses such a folder, and [`open()`] refuses links,
+//! pipes, and files with more than one hard link.
 //!
 //! There are two exceptions:
 //!

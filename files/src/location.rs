@@ -42,7 +42,7 @@ impl FileLocation {
         &self.path
     }
 
-    /// Returns another name in this folder.
+    /// Returns the location of `name` in the same folder.
     pub(crate) fn sibling(&self, name: OsString) -> io::Result<Self> {
         let folder = self.folder.try_clone()?;
         Ok(Self { folder, path: self.path.with_file_name(&name), name })

@@ -1,5 +1,5 @@
-//! Reading of files that a person named. Links are followed, since that person chose the path. Only
-//! regular files are read, so that no read blocks or never ends.
+//! Reads files that a person named. Links are followed, because that person chose the path. Only
+//! regular files are read: a read from another kind of file may block, or never end.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result};

@@ -1,5 +1,5 @@
-//! Opening of files in folders that only our user may write to: without following links, and
-//! without waiting on a pipe.
+//! Opens files in folders that only our user may write to. Doesn't follow links, and doesn't wait
+//! on a pipe.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read};
@@ -10,8 +10,8 @@ use rustix::fs::OFlags;
 
 use crate::Error;
 
-/// Opens a file in a folder that only our user may write to, with `options`. A file that this
-/// creates gets mode 0600.
+/// Opens a file in a folder that only our user may write to, with `options`. A new file gets mode
+/// 0600.
 ///
 /// # Errors
 /// Fails if it is no regular file, or has more than one hard link.

@@ -1,4 +1,4 @@
-//! Keys that sign and verify: each is loaded for one algorithm, by ring.
+//! Keys that sign or verify. ring loads each key for one algorithm.
 
 use std::fmt;
 
@@ -23,7 +23,8 @@ enum RingAlgorithm {
 }
 
 impl RingAlgorithm {
-    /// Returns the counterpart of `algorithm`, if a key of `family` is for it.
+    /// Returns ring's counterpart of `algorithm`; fails if keys of `family` aren't for that
+    /// algorithm.
     fn of(algorithm: Algorithm, family: AlgorithmFamily) -> Result<Self, Error> {
         use RingAlgorithm::{Ecdsa, Hmac, Rsa};
         use ring_signature as ring;
@@ -151,8 +152,8 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Loads a key: the bits of a SubjectPublicKeyInfo, or the secret of HMAC. ring reads them when
-    /// a signature is verified, and takes a key that is none for a wrong signature.
+    /// Loads a key: the bits of a SubjectPublicKeyInfo, or the secret of HMAC. ring parses the key
+    /// only when it verifies a signature, and reports a malformed key as a wrong signature.
     ///
     /// # Errors
     /// If the key is not one of the algorithm's kind.
@@ -236,7 +237,7 @@ mod tests {
                 let is_of_family = algorithm.family() == family;
                 let verifier = Verifier::new(algorithm, &public(family));
                 assert_eq!(verifier.is_ok(), is_of_family, "{algorithm:?} {family:?}");
-                // Only for HMAC, any bytes are a private key.
+                // Any bytes are an HMAC key. A private key of another family must be well-formed.
                 let is_key = is_of_family && family == AlgorithmFamily::Hmac;
                 let signer = Signer::new(algorithm, &private(family));
                 assert_eq!(signer.is_ok(), is_key, "{algorithm:?} {family:?}");

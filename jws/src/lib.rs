@@ -1,13 +1,14 @@
-//! Compact JWS (RFC 7515): one algorithm for each key, with `jsonwebtoken` above and ring below.
+//! Compact JWS (RFC 7515) with one algorithm for each key. `jsonwebtoken` handles the tokens, and
+//! ring the cryptography.
 //!
-//! The library's own cryptography is not wanted in the programs, so [`encode`] and [`decode`] give
-//! it our provider: a [`Signer`] and a [`Verifier`] on ring. Callers whose headers don't have the
-//! library's form use the two directly, with [`CompactParts`].
+//! The programs don't contain `jsonwebtoken`'s own cryptography. So [`encode`] and [`decode`] give
+//! it our provider, which makes a [`Signer`] or [`Verifier`] on ring. Callers whose headers don't
+//! have `jsonwebtoken`'s form use these types directly, with [`CompactParts`].
 //!
-//! The rules for everybody are those of RFC 8725:
+//! All callers follow the rules of RFC 8725:
 //!
-//! - A key is loaded for one algorithm. A message whose header names another one is refused by the
-//!   caller, before its signature is looked at.
+//! - A key is loaded for one algorithm. The caller refuses a message whose header names another
+//!   algorithm, before it verifies the signature.
 //! - A key of another family is refused: no public key is ever used as an HMAC secret.
 //! - Only one spelling of the bytes is read: unpadded base64url, without bits left over.
 
@@ -48,7 +49,7 @@ pub fn encode<T: Serialize>(
     jsonwebtoken::encode(header, payload, key)
 }
 
-/// Returns the payload of `compact`, if its signature and its claims are as `validation` asks.
+/// Verifies the signature of `compact`, and its claims by `validation`. Returns the payload.
 ///
 /// # Errors
 /// If the message is refused.

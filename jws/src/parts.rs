@@ -2,8 +2,8 @@
 
 use data_encoding::BASE64URL_NOPAD;
 
-/// The three parts of a compact JWS, still encoded. Each is decoded when it is asked for, and is
-/// `None` if it is not unpadded base64url.
+/// The three parts of a compact JWS, still encoded. Each method decodes its part, and returns
+/// `None` if the part is not unpadded base64url.
 #[derive(Clone, Copy, Debug)]
 pub struct CompactParts<'a> {
     signed: &'a str,
@@ -21,7 +21,7 @@ impl<'a> CompactParts<'a> {
         (!payload.contains('.')).then_some(Self { signed, header, payload, signature })
     }
 
-    /// Returns the bytes under the signature: header and payload as they came.
+    /// Returns the bytes that the signature covers: header and payload, still encoded.
     #[must_use]
     pub fn signed(&self) -> &'a [u8] {
         self.signed.as_bytes()

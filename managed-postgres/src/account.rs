@@ -55,9 +55,9 @@ impl UnixAccount {
         command
     }
 
-    /// Makes `dir` and its parents if they don't exist. `dir` belongs to this process's user. With
-    /// another account it is root's with mode 0711. The account may then pass through, but can't
-    /// replace anything that we make there.
+    /// Makes `dir` and its parents if they don't exist. `dir` belongs to this process's user. If
+    /// Postgres has another account, that user is root, and `dir` has mode 0711. The account may
+    /// then enter `dir`, but can't replace anything in it.
     pub(super) fn make_base(&self, dir: &Path) -> Result<(), ManagedPostgresError> {
         // The parent isn't private: the account has to pass through it.
         let parent = dir.parent().unwrap_or(Path::new("/"));

@@ -53,7 +53,7 @@ pub(super) fn supervise(
         let ended = run_once(settings, &installation, &account, state, stop, &mut was_ready);
         let error = match ended {
             RunEnd::Stopped => return end(None),
-            // It was never ready: `start` returns the error instead of a retry here.
+            // The server was never ready, so `start` returns the error, and there is no retry.
             RunEnd::Died(error) if !was_ready => return end(Some(error)),
             RunEnd::Died(error) => error,
         };
@@ -153,8 +153,8 @@ fn spawn(
     ] {
         command.arg("-c").arg(format!("{name}={value}"));
     }
-    // Use a process group of its own: Ctrl-C at a terminal then signals only this process, which
-    // stops the server in order.
+    // The server gets its own process group. So Ctrl-C at a terminal signals only this process,
+    // which then shuts the server down cleanly.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     command.stdin(Stdio::null()).stdout(log).stderr(copy);
     command.spawn().map_err(ManagedPostgresError::io("can't run setpriv (util-linux)"))

@@ -13,7 +13,8 @@ const OWN_ENTRIES: [&str; 5] = ["lock", "data.new", "data", "run", "postgres.log
 /// Name of the folder that ext file systems put into their root.
 const LOST_AND_FOUND: &str = "lost+found";
 
-/// Accepts a folder that doesn't exist yet, an empty one, or one that was used for this before.
+/// Accepts a folder that doesn't exist yet, that is empty, or that the managed Postgres has used
+/// before.
 pub(super) fn check(dir: &Path) -> Result<(), ManagedPostgresError> {
     let foreign = |why: String| Err(ManagedPostgresError::Foreign { dir: dir.to_owned(), why });
     let entries = match std::fs::read_dir(dir) {

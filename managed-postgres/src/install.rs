@@ -160,7 +160,7 @@ mod tests {
         let target = packaged.canonicalize().unwrap();
         let mut installation = Installation { binaries: linked.clone() };
         assert_eq!(installation.program("pg_dump"), target.join("pg_dump"));
-        // A link of the program itself comes before the target's neighbour.
+        // A `pg_dump` beside the `postgres` link is preferred to the one beside the link's target.
         std::os::unix::fs::symlink(packaged.join("pg_dump"), linked.join("pg_dump")).unwrap();
         assert_eq!(installation.program("pg_dump"), linked.join("pg_dump"));
         installation.binaries = packaged.clone();

@@ -1,5 +1,5 @@
-//! A Postgres server that starts and stops with the program that uses it. It is for demos, tests and
-//! small installations without a database server.
+//! A Postgres server that starts and stops with the program that uses it. It is for demos, tests
+//! and small installations without a database server.
 //!
 //! Its directory holds `data/`, `run/` (the socket; there is no network port), `postgres.log` and a
 //! lock. A folder with anything else is refused. Everybody who may enter `run/` may connect, so its
@@ -178,8 +178,8 @@ pub struct ManagedPostgres {
 
 impl ManagedPostgres {
     /// Makes the data directory if there is none, starts the server, and waits until it accepts
-    /// connections. Restarts the server if it dies. A server left by a killed program is shut down
-    /// in order first.
+    /// connections. Restarts the server if it dies. First shuts down a server that a killed program
+    /// has left.
     pub async fn start(
         settings: ManagedPostgresSettings,
     ) -> Result<Self, std::sync::Arc<ManagedPostgresError>> {
@@ -228,7 +228,7 @@ impl ManagedPostgres {
         }
     }
 
-    /// Stops the server in order (fast shutdown) and waits for its end.
+    /// Stops the server (fast shutdown) and waits for its end.
     pub async fn stop(mut self) {
         self.stop.take();
         if let Some(thread) = self.thread.take() {

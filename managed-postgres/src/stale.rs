@@ -62,8 +62,8 @@ fn stop(pid: Pid, data: &Path) {
     }
 }
 
-/// Whether process `pid` is one of Postgres'. They alone have the data directory as working
-/// directory.
+/// Whether process `pid` belongs to Postgres. Only Postgres' processes have the data directory as
+/// working directory.
 fn is_process_in(pid: i32, data: &Path) -> bool {
     std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == data)
 }

@@ -56,7 +56,7 @@ async fn it_starts_survives_a_kill_and_keeps_its_data_over_a_restart() {
 
     postgres.stop().await;
     assert!(!dir.join("data/postmaster.pid").exists(), "it was stopped in order");
-    // A machine that lost power leaves such a file, whose process id now belongs to another
+    // A power failure leaves such a `postmaster.pid`. Its process id now belongs to another
     // process.
     std::fs::write(dir.join("data/postmaster.pid"), "1\n/nowhere\n0\n5432\n\n\n\n").unwrap();
     let postgres = ManagedPostgres::start(settings(&dir)).await.unwrap();

@@ -162,9 +162,9 @@ impl MembershipView {
         (started < needed).then_some(QuorumObjection::NotEnoughStarted { started, needed })
     }
 
-    /// Returns whether one more learner may be added to at most `most` (`ValidateConfigurationChange`
-    /// in etcd's `server/etcdserver/api/membership/cluster.go`). A promised voter does not count,
-    /// because in etcd it is a voter from the beginning.
+    /// Returns whether one more learner may be added if `most` are allowed
+    /// (`ValidateConfigurationChange` in etcd's `server/etcdserver/api/membership/cluster.go`). A
+    /// promised voter does not count, because in etcd it is a voter from the beginning.
     #[must_use]
     pub fn has_room_for_learner(&self, most: u64) -> bool {
         let learners = self.0.iter().filter(|member| member.role == MemberRole::Learner);

@@ -7,7 +7,8 @@ use super::*;
 /// - `L` is a learner;
 /// - `W` is a promised voter, `w` one that has not started.
 ///
-/// The members in `away` are not connected; those in `fresh` have been for a short time only.
+/// The members in `away` are not connected; those in `fresh` have been connected for a short time
+/// only.
 fn view(members: &str, away: &[u64], fresh: &[u64]) -> MembershipView {
     let standing = |(id, kind): (u64, char)| MemberStanding {
         id,

@@ -1,4 +1,4 @@
-//! A Raft key-value node that speaks etcd's v3 API: its configuration, start and stop, recovery, and
+//! A Raft key-value node with etcd's v3 API: its configuration, start and stop, recovery, and
 //! commands.
 
 pub mod commands;

@@ -1,11 +1,12 @@
 //! Writes log lines in etcd's format, without ever blocking the threads that log.
 //!
-//! A line is formatted by the thread that logs it, and passes through a bounded queue to the writer
-//! thread. If the reader of the log is stuck, lines are dropped and counted, and the next line that
-//! passes contains the count. So the data path never waits for the log (etcd #22214).
+//! The thread that logs formats the line and puts it into a bounded queue. The writer thread takes
+//! it from there. If the reader of the log is stuck, further lines are dropped and counted. The
+//! next line that gets through reports the count. So reads and writes of clients never wait for the
+//! log (etcd #22214).
 //!
-//! Only a line with the field `fatal = true` is waited for, for a short time, because the process
-//! aborts right after it.
+//! There is one exception. A line with the field `fatal = true` is waited for, for a short time,
+//! because the process ends right after it.
 
 use std::{
     fmt::{self, Write as _},
@@ -34,22 +35,22 @@ use crate::config::{LogLineFormat, LogOutput};
 
 /// Maximum number of queued lines. Further lines are dropped and counted.
 const QUEUE_LINES: usize = 8192;
-/// Maximum time to wait until a fatal line is written. The process aborts right after it.
+/// Maximum time to wait until a fatal line is written. The process ends right after it.
 const FATAL_LINE_TIMEOUT: Duration = Duration::from_millis(100);
-/// Maximum time to wait for the last lines when the process ends.
+/// Maximum time to wait at the end of the process until the last lines are written.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Number of lines dropped by all logs of this process.
+/// Number of lines that all logs of this process have dropped.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the number of lines that this process has dropped because the reader of its log was too
+/// Returns the number of lines that this process has dropped because the reader of the log was too
 /// slow.
 #[must_use]
 pub fn lines_dropped() -> u64 {
     DROPPED.load(Ordering::Relaxed)
 }
 
-/// Handle of the log. Dropping it writes the queued lines.
+/// Handle of the log. Dropping it writes the lines that are queued.
 pub struct Logging {
     lines: Option<mpsc::SyncSender<LogLine>>,
     ended: mpsc::Receiver<()>,
@@ -58,7 +59,8 @@ pub struct Logging {
 
 enum LogLine {
     Text(String),
-    /// A fatal line. Its sender waits until it is written, because the process is about to abort.
+    /// A fatal line. The thread that logs it waits until it is written, because the process is
+    /// about to end.
     Fatal(String, mpsc::SyncSender<()>),
     End,
 }
@@ -80,7 +82,7 @@ impl Logging {
                 LogOutput::Stderr => Box::new(io::stderr()),
                 LogOutput::Stdout => Box::new(io::stdout()),
                 LogOutput::File(path) if path == Path::new("/dev/null") => Box::new(io::sink()),
-                // Opening through a symbolic link is refused: somebody else may have put it there.
+                // A symbolic link is refused, because another user may have created it.
                 LogOutput::File(path) => Box::new(muster_files::open(
                     path,
                     std::fs::OpenOptions::new().create(true).append(true),
@@ -89,7 +91,7 @@ impl Logging {
         }
         let (logging, layer) = start(level, format, writers)
             .map_err(muster_files::Error::io("start a thread for", Path::new("the log")))?;
-        // A second start in one process happens in tests, and keeps the first log.
+        // In tests, a process may start several logs. Then the first one stays in use.
         let _ = tracing_subscriber::registry().with(layer).try_init();
         Ok(logging)
     }
@@ -104,7 +106,7 @@ impl Logging {
 impl Drop for Logging {
     fn drop(&mut self) {
         if let Some(lines) = self.lines.take() {
-            // A full queue means that the reader is stuck, so waiting would not help.
+            // If the queue is full, the reader is stuck, and waiting would not help.
             if lines.try_send(LogLine::End).is_ok() {
                 let _ = self.ended.recv_timeout(FLUSH_TIMEOUT);
             }
@@ -128,7 +130,7 @@ fn start(
                 Ok(LogLine::End) | Err(_) => break,
             };
             for writer in &mut writers {
-                // A failure to write the log can't be reported anywhere.
+                // If writing the log fails, there is no other place to report that.
                 let _ = writer.write_all(line.as_bytes()).and_then(|()| writer.flush());
             }
             if let Some(written) = written {
@@ -153,14 +155,15 @@ struct LogLayer {
     format: LogLineFormat,
     lines: mpsc::SyncSender<LogLine>,
     dropped: Arc<AtomicU64>,
-    /// Number of dropped lines that later lines have reported.
+    /// Number of dropped lines that have been reported in a later line.
     reported: AtomicU64,
 }
 
 impl<S: Subscriber> Layer<S> for LogLayer {
     fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
         let ours = ["muster", "node_consensus"].iter().any(|p| metadata.target().starts_with(p));
-        // Any client can make the HTTP/2 library warn as often as it likes.
+        // Clients can cause any number of warnings in the HTTP/2 library, so only its errors are
+        // logged.
         let others = if metadata.target().starts_with("h2") { Level::ERROR } else { Level::WARN };
         let least = if ours { self.level } else { self.level.min(others) };
         *metadata.level() <= least
@@ -239,7 +242,7 @@ fn json(text: &str) -> serde_json::Value {
 struct EventFields {
     message: String,
     json: String,
-    /// Whether the process ends after this line.
+    /// Whether the process ends right after this line.
     fatal: bool,
 }
 
@@ -328,7 +331,8 @@ mod tests {
         let open = |path| {
             Logging::start(Level::INFO, LogLineFormat::Json, &[LogOutput::File(path)]).map(drop)
         };
-        // The pipe comes last: opened as a plain file, it would block until it has a reader.
+        // The pipe is tested last. Opening it as a plain file would block, because it has no
+        // reader.
         for refused in ["link", "pipe"] {
             assert!(open(path(refused)).is_err_and(|error| error.is_refusal()), "{refused}");
         }
@@ -394,8 +398,8 @@ mod tests {
         let subscriber = tracing_subscriber::registry().with(layer);
         tracing::subscriber::with_default(subscriber, || {
             for n in 0..QUEUE_LINES + 100 {
-                // Errors must not wait either: waiting for each of these would take a quarter of an
-                // hour.
+                // Error lines must not block either. If each took the time-out of a fatal line,
+                // this loop would take a quarter of an hour.
                 tracing::error!(n, "line");
             }
             assert!(logging.dropped() >= 99, "{}", logging.dropped());

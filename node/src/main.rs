@@ -24,7 +24,8 @@ fn main() -> ExitCode {
     if let Some(code) = commands::run(&args) {
         return ExitCode::from(code);
     }
-    // All variables of the node have UTF-8 names and values; others are ignored.
+    // All variables of the node have UTF-8 names and values. Variables that are not UTF-8 are
+    // ignored.
     let environment = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
     match config::parse(args, environment) {
@@ -60,8 +61,8 @@ fn run(config: &Config, remarks: &[Remark]) -> ExitCode {
         }
     };
     let result = runtime.block_on(server::run(config));
-    // If a start was told to stop, one of its threads may still read or write files. It is not
-    // waited for, because the next start does that work again from the beginning.
+    // A signal may have interrupted the start while one of its threads reads or writes files. The
+    // process does not wait for that thread: the next start does its work again from the beginning.
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -73,8 +73,8 @@ const SCRIPT: &[(&str, &str)] = &[
     ("get x", "x"),
 ];
 
-/// Turns a line of [`SCRIPT`] into arguments. The first word may select a user: `R` root, `U` u,
-/// `wrong` u with a wrong password.
+/// Turns a line of [`SCRIPT`] into arguments of etcdctl. The first word may select a user: `R` is
+/// root, `U` is u, and `wrong` is u with a wrong password.
 fn words(said: &str) -> Vec<&str> {
     let (who, rest) = said.split_once(' ').unwrap();
     match who {
@@ -91,7 +91,8 @@ async fn etcdctl_manages_users_and_is_refused_as_by_stock_etcd() {
     let members = start_three(root.path());
     wait_settled(&as_refs(&members)).await;
     for (n, (said, expected)) in SCRIPT.iter().enumerate() {
-        // Members take turns, so a change made through one must be visible on the next at once.
+        // Each request goes to the next member, so a change must be visible on another member at
+        // once.
         let member = &members[n % members.len()];
         let Some((_, text)) = etcdctl(&member.client_url, &words(said)) else { return };
         let told = text.lines().filter(|line| !line.starts_with('{'));

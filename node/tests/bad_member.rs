@@ -28,7 +28,8 @@ struct Ids {
 /// Opens the stream that member `from` would open to `to`, and exchanges hellos (see
 /// `transport/hello.rs`).
 fn open(address: &str, ids: &Ids, purpose: u8, run: u64) -> TcpStream {
-    // The hello says that the sender's disk is empty; no member knows otherwise.
+    // The hello says that the sender's disk is empty. The other members have no record that
+    // contradicts this.
     let mut hello = vec![0; 96];
     hello[..8].copy_from_slice(b"MUSTERP1");
     hello[9] = 2;
@@ -113,7 +114,7 @@ async fn proposals_that_nobody_could_apply_are_not_taken_from_a_peer() {
         };
         frame(&mut stream, 2, &encoded(&propose));
     }
-    // The log tells when all of them have been rejected.
+    // The leader's log shows when all of these proposals have been rejected.
     let looked = || members[leader].log().matches("cannot be used").count() >= 3;
     common::eventually("they are refused", looked);
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -126,9 +127,10 @@ async fn a_snapshot_that_could_not_be_installed_is_refused_and_the_store_stays()
     let (members, leader, address, ids) = two_of_three(root.path()).await;
     members[leader].put("kept", "v").await.unwrap();
     let status = members[leader].status().await.unwrap();
-    // A complete store as a member would send it, but at another position than the announced one.
+    // A complete store in the format of a snapshot, but its position differs from the announced
+    // one.
     let elsewhere = whole_store(Position { index: 3, term: 1 });
-    // A complete store at the announced position, but with other members.
+    // A complete store at the announced position, but with other members than the cluster's.
     let at = Position { index: status.raft_index + 1000, term: status.raft_term };
     let foreign = whole_store(at);
     let voters = {
@@ -163,7 +165,7 @@ async fn a_snapshot_that_could_not_be_installed_is_refused_and_the_store_stays()
     assert_eq!(members[leader].get("kept").await.unwrap().as_deref(), Some("v"));
 }
 
-/// Returns the answer to a snapshot, and skips pings that come before it.
+/// Returns the peer's answer to a snapshot, and skips pings that come before the answer.
 fn answer(stream: &mut TcpStream) -> u8 {
     loop {
         let mut head = [0; 5];

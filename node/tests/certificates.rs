@@ -1,5 +1,6 @@
-//! Certificates that are easily made with openssl and that Go accepts. The tests say which of them
-//! this node accepts, and how the log explains a refusal. The clients are etcd's own.
+//! Tests with client certificates as operators make them with openssl. All of them are accepted by
+//! Go. The tests check which ones this node accepts, and how its log explains a refusal. The client
+//! is etcdctl.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -73,8 +74,8 @@ fn is_let_in(dir: &Path, member: &TestMember, is_expected: bool) -> Option<bool>
 
 const RSA: &str = "-newkey rsa:2048 -nodes";
 
-/// Returns openssl commands that make a client certificate, each with the reason in the log for
-/// refusing it. No reason means that it must be accepted.
+/// Returns openssl commands that make a client certificate. Each comes with the reason that the log
+/// must give for refusing the certificate, or `None` if it must be accepted.
 fn kinds() -> Vec<(String, Option<&'static str>)> {
     let client = "-keyout client.key -out client.crt -subj /CN=somebody";
     let usage = "-addext extendedKeyUsage";
@@ -136,7 +137,8 @@ fn each_kind_of_client_certificate_is_taken_or_refused_in_words() {
         if dir.join("old.crt").exists() {
             continue;
         }
-        // The log suggests a command; its certificate must be accepted.
+        // The log suggests an openssl command. The node must accept the certificate that this
+        // command makes.
         if let Some((_, command)) = log.split_once("Make one that works: ") {
             let command = command.split('"').next().unwrap();
             openssl(dir, command);

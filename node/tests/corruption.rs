@@ -114,7 +114,8 @@ async fn a_member_whose_file_has_changed_stops_serving_and_can_be_replaced() {
     let watch = futures_util::stream::pending::<WatchRequest>();
     assert!(is_corrupt(WatchClient::new(ill.channel()).watch(watch).await.map(drop)));
     assert!(ill.http("/readyz").contains("[-]data_corruption failed"));
-    // It still answers questions that help to diagnose it: the member list, alarms and its hash.
+    // The corrupt member still answers requests that help to diagnose it: the member list, alarms
+    // and its hash.
     assert_eq!(answered(async || ill.members().await).await.len(), 3);
     assert_ne!(ill.hash(last).await.unwrap(), well[0].hash(last).await.unwrap());
     let raised = format!("muster_alarm{{alarm=\"CORRUPT\",member_id=\"{id:x}\"}}");
@@ -174,7 +175,7 @@ async fn replace(members: &mut Vec<TestMember>, id: u64, root: &Path) {
     assert!(alarms(&members[0]).await.is_empty());
 }
 
-/// Waits for `times` further comparisons that covered all three members.
+/// Waits until the data of all three members has been compared `times` more times.
 async fn compared(members: &[TestMember], times: u64) {
     let count = || -> u64 {
         members

@@ -49,7 +49,8 @@ async fn a_full_disk_refuses_what_grows_and_serves_the_rest_until_there_is_space
     assert_eq!(refused.message(), "etcdserver: mvcc: database space exceeded");
     eventually("it says so", || member.log().contains("the disk is almost full"));
 
-    // Reads, deletions and compactions still work, and the alarm names the member that lacks space.
+    // Reads, deletions and compactions still work while the disk is full. The alarm names the
+    // member that lacks space.
     assert!(member.get("before").await.unwrap().is_some());
     let mut kv = KvClient::new(member.channel());
     let gone = DeleteRangeRequest { key: "grows".into(), ..Default::default() };

@@ -1,5 +1,5 @@
-//! Snapshots in both directions: stock etcd starts from this node's, and this node from stock
-//! etcd's.
+//! Snapshots in both directions: stock etcd starts from a snapshot of this node, and this node from
+//! one of stock etcd.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -59,7 +59,7 @@ async fn everything(member: &TestMember, revision: i64) -> RangeResponse {
     RangeResponse { header: None, ..answer }
 }
 
-/// Returns a member that runs Debian's etcd, not started yet and without a data directory.
+/// Returns a member that runs Debian's etcd. It isn't started yet, and has no data directory.
 fn stock(root: &Path) -> TestMember {
     let [peer, client] = free_ports();
     let initial = format!("stock=http://127.0.0.1:{peer}");

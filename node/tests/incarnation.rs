@@ -1,5 +1,5 @@
-//! Data directories that lost state (old images, clones, wiped disks), with real processes. Such a
-//! directory is refused; the member's own directory never is.
+//! Tests of data directories that lost state (old images, clones, wiped disks), with real
+//! processes. Such a directory is refused; the member's own, complete directory never is.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -15,7 +15,7 @@ use common::{
 };
 use rustix::process::Signal;
 
-/// Minimum time between two kills.
+/// Minimum time for which a member runs before it is killed.
 const LIFE: Duration = Duration::from_millis(400);
 const KILLS: usize = 24;
 
@@ -98,16 +98,16 @@ async fn an_image_taken_while_the_member_ran_and_put_back_is_refused() {
     puts(&members[0], "after").await;
     more_is_remembered(&members, had).await;
     members[1].kill();
-    // The others must remember this across restarts. While both restart there is no member that
-    // could tell them.
+    // The other two members must keep this record across restarts. While both of them restart, no
+    // running member could remind them.
     restart(&mut members[0]);
     restart(&mut members[2]);
     std::fs::rename(&members[1].data_dir, &own).unwrap();
     copy(&old, &members[1].data_dir);
     members[1].start();
     is_refused(&mut members[1], "put back from an older image");
-    // The member asks both others, and exits at the first refusal. So only one of them may count
-    // it.
+    // The refused member asks the two others, and exits at the first refusal. So possibly only one
+    // of them counts a refusal.
     let others = [&members[0], &members[2]];
     eventually("it is counted", || others.iter().any(|member| counted(member, "amnesia")));
     eventually("it is told", || {
@@ -139,8 +139,8 @@ async fn of_a_clone_and_its_original_the_one_that_forgot_something_is_refused() 
     is_refused(&mut clone, "put back from an older image");
     put_with_retries(&members[1], "the original", "goes on").await;
 
-    // The other way round: a clone with all of its original's state continues as that member, and
-    // the original is refused.
+    // Now the roles are exchanged: a clone with all of its original's state continues as that
+    // member, and the original is refused.
     members[1].kill();
     let original = root.path().join("original");
     copy(&members[1].data_dir, &original);
@@ -159,8 +159,8 @@ async fn of_a_clone_and_its_original_the_one_that_forgot_something_is_refused() 
     put_with_retries(&members[2], "the cluster", "goes on").await;
 }
 
-/// Nothing is written after the copy, so the clone lacks no state. It is refused because its
-/// original is connected.
+/// Nothing is written after the copy is made, so the clone lacks no state. It is refused because
+/// its original is connected.
 #[tokio::test]
 async fn a_clone_that_forgot_nothing_is_refused_while_its_original_lives() {
     let root = tempfile::tempdir().unwrap();
@@ -198,8 +198,8 @@ async fn a_wiped_disk_under_the_old_name_is_refused() {
     put_with_retries(&members[0], "the cluster", "goes on").await;
 }
 
-/// Without this refusal the two wiped members could elect each other with empty logs, under their
-/// old ids.
+/// If the wiped members weren't refused, the two could elect each other with empty logs, under
+/// their old ids.
 #[tokio::test]
 async fn two_of_three_that_are_wiped_at_once_begin_nothing_beside_the_one_that_knows_them() {
     let root = tempfile::tempdir().unwrap();
@@ -229,8 +229,8 @@ async fn a_member_that_is_well_is_never_refused_however_often_it_is_killed() {
     for kill in 0..KILLS {
         let key = format!("k{kill}");
         let start = Instant::now();
-        // Each life lasts at least `LIFE`, and until another write was acknowledged, so that there
-        // is state to lose.
+        // Each process runs for at least `LIFE`, and until another write was acknowledged. So there
+        // is state that the kill could lose.
         while start.elapsed() < LIFE || written <= kill {
             assert!(start.elapsed() < WAIT_LIMIT, "nobody takes a write");
             let put = members[(kill + 1) % 3].put(&key, "x");

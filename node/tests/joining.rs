@@ -1,6 +1,6 @@
-//! A new member fetches the whole state while something fails: a connection breaks or stalls, the
-//! disk is full, or the member is told to stop. Each run ends with a clear message and exit code,
-//! and the next start joins.
+//! Tests in which a new member fetches the whole state while something fails. A connection breaks
+//! or stalls, the disk is full, or the member gets a signal to stop. Each run ends with a clear
+//! message and exit code, and the next start joins.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -22,10 +22,11 @@ use common::{
 };
 use node_proto::etcdserverpb::MemberAddRequest;
 
-/// Number of values in the store. They are much more than a limited connection may carry.
+/// Number of values in the store. Together they are much larger than what a limited connection
+/// carries.
 const VALUES: usize = 12;
 const VALUE_BYTES: usize = 1 << 20;
-/// Bytes that the relay forwards on a limited connection.
+/// Number of bytes that the relay forwards on a limited connection.
 const SOME: u64 = 4 << 20;
 
 /// A proxy in front of a member's peer port. It forwards a limited number of bytes to the dialling
@@ -68,7 +69,7 @@ impl Relay {
             if passed > self.passes.load(SeqCst) {
                 self.ended.fetch_add(1, SeqCst);
                 if !self.breaks.load(SeqCst) {
-                    // Stall until the dialling side closes the connection.
+                    // This stalls the connection until the dialling side closes it.
                     let _ = to.read(&mut [0]);
                 }
                 break;
@@ -126,7 +127,7 @@ impl RelayedCluster {
         new
     }
 
-    /// Asserts that `new`, which failed to join before, joins now.
+    /// Asserts that `new`, whose earlier attempt to join failed, joins now.
     async fn check_joins(&mut self, mut new: TestMember) {
         assert!(!new.data_dir.join("member/wal").exists(), "it has begun nothing: {}", new.log());
         self.relay.lets_through(u64::MAX, false);

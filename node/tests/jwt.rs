@@ -24,7 +24,7 @@ use tonic::{Code, Request, Status};
 const LATER: i64 = 4_102_444_800;
 const KEY: &[u8] = b"a key that every member has";
 
-/// Path of a key that OpenSSL made for the unit tests.
+/// Returns the path of a key file. OpenSSL made these files for the unit tests.
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("state/src/auth/jwt/fixtures").join(name)
 }
@@ -68,7 +68,7 @@ fn claims(token: &str) -> Value {
     serde_json::from_slice(&BASE64URL_NOPAD.decode(payload.as_bytes()).unwrap()).unwrap()
 }
 
-/// Returns a token signed with `key` by HMAC-SHA256, whatever `header` says.
+/// Returns a token signed with `key` by HMAC-SHA256, even if `header` names another algorithm.
 fn signed(header: &Value, payload: &Value, key: &[u8]) -> String {
     let part = |part: &Value| BASE64URL_NOPAD.encode(part.to_string().as_bytes());
     let text = format!("{}.{}", part(header), part(payload));
@@ -185,7 +185,7 @@ async fn a_token_with_another_signing_method_or_key_is_refused() {
     ] {
         assert_eq!(get(&member, &token).await, Err(invalid()), "{token}");
     }
-    // A token that is no UTF-8, and one that is longer than any allowed header.
+    // Next are a token that isn't UTF-8, and one that is longer than any allowed header.
     let mut request = Request::new(RangeRequest { key: "k".into(), ..Default::default() });
     let bytes = MetadataValue::try_from(&b"\xff\xfe\x80"[..]).unwrap();
     request.metadata_mut().insert("token", bytes);
@@ -202,7 +202,7 @@ async fn simple_tokens_say_nothing_where_tokens_are_signed() {
     with_users(&members[0]).await;
     let simple = authenticate(&members[0], "root").await.unwrap();
     assert_eq!(get(&members[0], &simple).await, Ok(()));
-    // A rolling restart, so that the cluster always has a quorum.
+    // Members restart one after the other, so that the cluster always has a quorum.
     for member in &mut members {
         assert_eq!(member.stop(), Some(0));
         member.args.push(signs(&fixture("ed.pem"), "EdDSA"));

@@ -1,5 +1,5 @@
-//! Leases on three members: every member answers for the leader, and a new leader continues the
-//! leases.
+//! Leases on three members: every member answers requests about leases, on behalf of the leader. A
+//! new leader continues the leases.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -114,7 +114,8 @@ async fn a_lease_outlives_its_leader_by_no_more_than_it_had() {
     put_with(&members[leader], "long", long).await;
     members[leader].kill();
     let other = &members[(leader + 1) % 3];
-    // The lease may last its whole TTL again, and there is an election first.
+    // Under the new leader, the lease may last its whole TTL again. The election before that takes
+    // time as well.
     let found = again(async || left(other, short).await).await;
     assert!(found.ttl <= ttl + 1, "{found:?}");
     while again(async || other.get("short").await).await.is_some() {
@@ -135,7 +136,8 @@ async fn a_lease_outlives_its_leader_by_no_more_than_it_had() {
     assert_eq!(back.get("long").await.unwrap().as_deref(), Some("v"));
 }
 
-/// The etcdctl commands `lock` and `elect` are built on leases and transactions by the client.
+/// The client implements `etcdctl lock` and `etcdctl elect` by requests about leases and
+/// transactions.
 #[test]
 fn etcdctls_lock_and_elect_hold_for_as_long_as_they_run() {
     let root = tempfile::tempdir().unwrap();

@@ -66,7 +66,7 @@ async fn grown(member: &TestMember) -> i64 {
     }
     let compaction = CompactionRequest { revision, physical: true };
     KvClient::new(member.channel()).compact(compaction).await.unwrap();
-    // Ends with a put, because the hash at the compaction's own revision is a cached one, which a
+    // The last request is a put. The hash at the compaction's own revision is a cached one, which a
     // restart loses.
     member.put("k0", "small").await.unwrap()
 }
@@ -117,8 +117,8 @@ async fn a_member_killed_at_any_step_of_a_defragmentation_starts_with_all_that_i
     let hash = member.hash(revision).await.unwrap();
     let mut killed = 0;
     for step in 1.. {
-        // strace also counts calls of the other threads. The log makes none, since nothing is
-        // written to it.
+        // strace counts these calls in all threads. The log makes none of them, because nothing is
+        // written to it here.
         let calls = "fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,ftruncate";
         let what = format!("signal=KILL:when={step}");
         let Some(saboteur) = FaultInjector::attach(member.id(), calls, &what) else {

@@ -104,7 +104,8 @@ async fn the_guides_commands_add_a_member_start_it_and_remove_it_for_good() {
     new.start();
     new.wait_ready();
     assert_eq!(new.get("before").await.unwrap().as_deref(), Some("x"));
-    // A fetch of the state and the peer streams must not look like two processes.
+    // The fetch of the state and the peer streams must not be mistaken for two processes of one
+    // member.
     assert!(!new.log().contains("runs twice"), "{}", new.log());
     let revision = new.put("by-d", "x").await.unwrap();
     assert!(revision > first);
@@ -144,8 +145,8 @@ async fn a_learner_serves_little_and_is_promoted_once_it_is_in_sync() {
     let learner =
         retry_while_unhealthy(async || add(&members[0], &peer_url(&new), true).await).await;
     assert!(learner.is_learner && learner.name.is_empty());
-    // On a busy machine a broken stream can make the cluster unhealthy for a while, and that error
-    // comes first.
+    // On a busy machine a broken stream can make the cluster unhealthy for a while. The request is
+    // then refused with another error than the expected one.
     let start = Instant::now();
     let too_many = loop {
         let refusal = refused(add(&members[1], "http://127.0.0.1:9", true).await);
@@ -228,8 +229,8 @@ async fn an_impossible_member_change_is_refused_with_etcds_message() {
     assert_eq!(refused(update(asked, 0x1234, &["http://127.0.0.1:9"]).await), unknown);
     assert_eq!(asked.members().await.unwrap(), before);
 
-    // With one member stopped, no member can be added, and no running one can be removed. The
-    // stopped one can.
+    // While one member is stopped, no member can be added, and no running member can be removed.
+    // The stopped member can be removed.
     members[2].kill();
     wait_settled(&[&members[0], &members[1]]).await;
     let asked = &members[1];
@@ -284,8 +285,8 @@ async fn an_operation_is_carried_out_once_and_a_stale_plan_never() {
     assert!(at > planned);
     let id = added.into_inner().member.unwrap().id;
     for member in &members {
-        // The id of a completed operation is refused, whatever the request asks for and whatever it
-        // was planned on.
+        // The id of a completed operation is refused, for any request and any configuration that
+        // the request was planned on.
         for again in [removal(id, operation, at), removal(id, operation, planned)] {
             let status = member.cluster().member_remove(again).await.unwrap_err();
             assert_eq!(status.code(), Code::AlreadyExists, "{status}");
@@ -380,7 +381,7 @@ async fn a_returning_member_hears_a_leader_that_was_added_meanwhile() {
     let mut new = joiner(root.path(), "d", &members, ports);
     new.args.push(NO_ELECTIONS.to_owned());
     let url = peer_url(&new);
-    // The third member is connected when it is stopped, so that it never learns of the change.
+    // The third member stays connected until it is stopped, so it never learns of the addition.
     let taken = peer_url(&members[1]);
     let refusal = retry_while_unhealthy(async || match add(&members[0], &taken, false).await {
         Err(status) if status.code() == Code::FailedPrecondition => Ok(status),
@@ -410,7 +411,7 @@ async fn a_returning_member_finds_a_leader_that_moved_meanwhile() {
     assert!(mover.status().await.unwrap().leader == mover.member_id().await, "it led all the time");
 }
 
-/// Simulates a peer URL update of which no running member knows.
+/// Simulates an update of a peer URL of which no running member has learned.
 #[tokio::test]
 async fn a_member_whose_new_peer_url_nobody_knows_announces_it_itself() {
     let root = tempfile::tempdir().unwrap();
@@ -443,7 +444,8 @@ const MOVES: usize = 40;
 #[tokio::test]
 async fn no_put_is_lost_while_the_peer_url_of_the_member_that_passes_it_on_changes() {
     let root = tempfile::tempdir().unwrap();
-    // A lost put would time out and fail. Elections are off, so that no put fails for that reason.
+    // A lost put would time out and fail the test. Elections are off, because one could also make a
+    // put fail.
     let members = start_three_led_by_first(root.path());
     let follower = &members[1];
     let id = follower.member_id().await;
@@ -473,7 +475,7 @@ async fn a_leader_that_is_removed_hands_over_first() {
     let root = tempfile::tempdir().unwrap();
     let mut members = common::three_members(root.path());
     for member in &mut members {
-        // An election would take longer than this test allows.
+        // With this timeout, an election would take longer than this test allows.
         member.args.push("--election-timeout=50000".to_owned());
         member.start();
     }
@@ -511,7 +513,7 @@ async fn a_member_that_the_cluster_does_not_expect_is_told_why() {
     nobody.start();
     assert_eq!(nobody.exit_code(), Some(1));
     assert!(nobody.log().contains("could not retrieve cluster information"), "{}", nobody.log());
-    // The first newcomer can start now that the cluster expects it.
+    // The first newcomer can start now, because the cluster has a member with its peer URL.
     early.start();
     eventually("it serves", || early.log().contains("ready to serve client requests"));
 }
@@ -539,13 +541,13 @@ async fn one_member_becomes_three_and_serves_all_the_time() {
     members[0].wait_ready();
     for name in ["two", "three"] {
         let mut new = joiner(root.path(), name, &members, free_ports());
-        // It is added as a voter, as in the guide. The first such member begins as a learner
-        // anyway.
+        // The new member is added as a voter, as in the guide. In a cluster of one, it begins as a
+        // learner all the same.
         retry_while_unhealthy(async || add(&members[0], &peer_url(&new), false).await).await;
         members[0].put(name, "is not here yet").await.unwrap();
         new.start();
         new.wait_ready();
-        // It serves as a voter would, whether it has been promoted yet or not.
+        // The new member serves requests as a voter would, even if it hasn't been promoted yet.
         if let Err(error) = new.put("through", name).await {
             assert!(!error.message().contains("learner"), "{error}");
         }
@@ -563,7 +565,7 @@ async fn one_member_becomes_three_and_serves_all_the_time() {
     }
     let revision = put_with_retries(&members[2], "by-three", "x").await;
     wait_same_hash(&members, revision).await;
-    // The cluster survives the loss of any one member.
+    // Three voters must survive the loss of any one of them.
     let leader = wait_settled(&as_refs(&members)).await;
     members[leader].kill();
     put_with_retries(&members[(leader + 1) % 3], "without one", "x").await;

@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use common::{TestMember, etcdctl, eventually, free_ports, start_three};
 use node_proto::etcdserverpb::MemberAddRequest;
 
-/// Metrics in the alerts and the dashboard of etcd's mixin (contrib/mixin in its repository), which
-/// kube-prometheus also has. `up` is missing, since Prometheus makes it.
+/// Metrics that the alerts and the dashboard of etcd's mixin use (contrib/mixin in etcd's
+/// repository). kube-prometheus has the same ones. `up` is missing, because Prometheus itself makes
+/// it.
 const READ: &[&str] = &[
     "etcd_disk_backend_commit_duration_seconds_bucket",
     "etcd_disk_wal_fsync_duration_seconds_bucket",
@@ -35,7 +36,7 @@ const READ: &[&str] = &[
     "process_resident_memory_bytes",
 ];
 
-/// Further metrics in older dashboards, and in the list at etcd.io (Metrics).
+/// Further metrics that older dashboards use, or that the list at etcd.io (Metrics) contains.
 const LISTED: &[&str] = &[
     "etcd_cluster_version",
     "etcd_debugging_mvcc_keys_total",
@@ -161,7 +162,8 @@ async fn every_metric_that_etcds_dashboard_and_alerts_read_is_there() {
             let remote = [format!("Remote=\"{other:x}\"")];
             assert!(scrape.value("etcd_network_active_peers", &remote) > 0.0);
         }
-        // Followers exchange nothing but heartbeats of their streams.
+        // Two followers exchange nothing but the heartbeats of their streams, so only the sum is
+        // checked.
         let received = scrape.named("etcd_network_peer_received_bytes_total");
         assert!(received.map(|(_, bytes)| bytes).sum::<f64>() > 0.0);
         for method in ["Put", "Range", "Status"] {

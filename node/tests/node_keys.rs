@@ -1,5 +1,9 @@
-//! Tests of the keys that may act for a joining member. Depending on the cluster this is: the key
-//! given with the addition, the key of the first start, or any key that the peer CA certified.
+//! Tests of the keys with which a joining member may connect. Depending on the cluster and the
+//! addition, one of these is accepted:
+//!
+//! - the key given with the addition,
+//! - the key of the member's first start,
+//! - any key that the peer CA has certified.
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
@@ -143,8 +147,8 @@ impl KeyedCluster {
         self.members[n].start();
     }
 
-    /// Restarts the last member with another key than the bound one. Asserts that its log names the
-    /// bound key and that the others refuse it. Then restores `key`.
+    /// Restarts the last member with a key that differs from its bound one. Asserts that its log
+    /// names the bound key, and that the other members refuse it. Then restarts it with `key`.
     async fn sees_the_last_one_refused_until_it_has_its_key(&mut self, key: &KeyPair) {
         let last = self.members.len() - 1;
         let ready = self.members[last].log().matches("ready to serve").count();
@@ -225,13 +229,14 @@ async fn where_nobody_is_bound_a_renewed_certificate_may_have_another_key() {
     free.start();
     free.wait_ready();
     cluster.members.push(free);
-    // A member added with a key is bound to that key. Other members are not bound by this.
+    // A member that is added with a key is bound to that key. This doesn't bind any other member.
     let mut bound = cluster.newcomer("e", &keys[1]);
     cluster.add(&bound, &[("muster-node-key", &hash_of(&keys[1]))]).await;
     bound.start();
     bound.wait_ready();
     cluster.members.push(bound);
-    // One of the first three members and the unbound newcomer, one after the other.
+    // An unbound member may change its key: this restarts one of the first three members, then the
+    // unbound newcomer.
     for n in [0, 3] {
         cluster.restart_with_another_key(n);
         cluster.members[n].wait_ready();

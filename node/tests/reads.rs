@@ -23,7 +23,7 @@ async fn a_follower_that_reaches_nobody_answers_no_linearizable_read() {
     let alone = (leader + 1) % 3;
     members[alone].put("k", "old").await.unwrap();
     assert_eq!(members[alone].get("k").await.unwrap().as_deref(), Some("old"));
-    // From here on, this member can't learn of any write by the others.
+    // From here on the other members are stopped, so this member can't learn of any write by them.
     let others = || members.iter().enumerate().filter(|(n, _)| *n != alone).map(|(_, m)| m);
     others().for_each(|member| member.signal(Signal::STOP));
     let (get, txn, parts) = tokio::join!(
@@ -48,7 +48,7 @@ async fn a_follower_that_is_behind_answers_a_linearizable_read_once_it_is_not() 
         members[leader].put(&format!("k{n}"), &"x".repeat(20_000)).await.unwrap();
     }
     members[leader].put("k", "new").await.unwrap();
-    // The reads are sent before the member receives any of these writes.
+    // The reads are sent while the member is stopped, so before it receives any of these writes.
     let ask = async {
         tokio::join!(behind.get("k"), behind.get_in_txn("k"), behind.get_by_range_stream("k"))
     };

@@ -68,7 +68,7 @@ async fn a_survivor_becomes_a_cluster_of_one_and_loses_nothing_that_was_acknowle
     for n in 0..200 {
         last = members[leader].put("k", &n.to_string()).await.unwrap();
     }
-    // They are killed at once, so that no disk records the commit of the last entry.
+    // All members are killed at the same time, so that no disk records the last entry as committed.
     members.iter_mut().for_each(TestMember::kill);
     learner.kill();
 
@@ -84,13 +84,13 @@ async fn a_survivor_becomes_a_cluster_of_one_and_loses_nothing_that_was_acknowle
     assert_eq!(made["dropped"].as_array().unwrap().len(), 3, "{made}");
     assert!(survivor.log().contains("kept_unknown"), "{}", survivor.log());
 
-    // Clients that know revisions of the old cluster must read again, so their watches are
-    // cancelled as compacted.
+    // Clients may have seen revisions of the old cluster, and must read everything again. So their
+    // watches are cancelled as compacted.
     let revision = survivor.put("k", "new").await.unwrap();
     assert_eq!(revision, last + BUMP + 1);
     assert_eq!(watch_compact_revision(survivor, last + 7).await, last + BUMP);
 
-    // The flag takes effect only once.
+    // `--force-new-cluster` takes effect only once, so this start ignores it.
     survivor.kill();
     survivor.start();
     survivor.wait_ready();
@@ -98,7 +98,7 @@ async fn a_survivor_becomes_a_cluster_of_one_and_loses_nothing_that_was_acknowle
     assert_eq!(cluster_id(survivor).await, cluster);
     assert_eq!(survivor.get("k").await.unwrap().as_deref(), Some("new"));
 
-    // The other members belong to another cluster now, and form a quorum of the old one.
+    // The other members are still of the old cluster, and form a quorum of it.
     let strangers: Vec<usize> = (0..3).filter(|n| *n != leader).collect();
     for n in &strangers {
         members[*n].start();
@@ -142,7 +142,8 @@ async fn two_survivors_and_a_learner_become_three_clusters() {
     ids.dedup();
     assert_eq!(ids.len(), 3);
 
-    // The new cluster grows by a member with an emptied disk. Later it is recovered once more.
+    // The new cluster is extended by a member with an emptied disk. Later it is recovered once
+    // more.
     let (first, rest) = members.split_at_mut(1);
     let (first, joiner) = (&mut first[0], &mut rest[1]);
     let url = |member: &TestMember| {
@@ -168,7 +169,7 @@ async fn two_survivors_and_a_learner_become_three_clusters() {
     assert_eq!(first.members().await.unwrap().len(), 2);
     first.kill();
     joiner.kill();
-    // After a start without the flag, the flag takes effect again.
+    // After a start without `--force-new-cluster`, the flag takes effect at the next start with it.
     first.args.pop();
     first.start();
     common::eventually("it has begun", || first.log().matches("starting member").count() >= 4);
@@ -196,7 +197,8 @@ async fn a_flag_left_over_on_an_empty_directory_does_no_harm() {
     member.wait_ready();
     member.put("k", "v").await.unwrap();
     let id = cluster_id(&member).await;
-    // The flag still has no effect at later starts, because the member began with it.
+    // `--force-new-cluster` has no effect at later starts either, because the member was created
+    // with it.
     for _ in 0..2 {
         member.kill();
         member.start();
@@ -210,7 +212,7 @@ async fn a_flag_left_over_on_an_empty_directory_does_no_harm() {
     );
     assert!(!member.data_dir.join("muster-forced.json").exists());
     member.kill();
-    // After a start without the flag, the flag takes effect.
+    // After a start without `--force-new-cluster`, the flag takes effect at the next start with it.
     member.args.pop();
     member.start();
     member.wait_ready();
@@ -354,8 +356,8 @@ async fn etcds_variable_does_what_its_flag_does() {
     assert_eq!(member.get("k").await.unwrap().as_deref(), Some("v"));
 }
 
-/// Appends a ConfChange entry to the log of a stopped member, as its leader's last message would
-/// have done. With `committed`, also records that the entry is committed.
+/// Appends a ConfChange entry to the log of a stopped member, as if its leader's last message had
+/// contained it. With `committed`, also records that the entry is committed.
 fn append(member: &TestMember, operation: Operation, committed: bool) {
     use node_consensus::HardState;
     use node_engine::log::{Batch, Log, LogOptions};

@@ -21,8 +21,8 @@ fn restarts() -> usize {
     std::env::var("RESTARTS").map_or(40, |times| times.parse().unwrap())
 }
 
-/// A cluster of two members, and a third that was removed while it was stopped. `image` is a copy
-/// of its directory from before the removal.
+/// A cluster of two members, and a third member `gone` that was removed while it was stopped.
+/// `image` is a copy of the third one's directory from before the removal.
 struct ShrunkCluster {
     left: Vec<TestMember>,
     gone: TestMember,
@@ -53,7 +53,7 @@ fn copy(from: &Path, to: &Path) {
     assert!(copied.success());
 }
 
-/// Processor time of a process in hundredths of a second (see proc_pid_stat(5)).
+/// Returns the CPU time of a process in hundredths of a second (see proc_pid_stat(5)).
 fn ticks(process: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
@@ -61,8 +61,8 @@ fn ticks(process: u32) -> u64 {
 }
 
 impl ShrunkCluster {
-    /// Repeats `prepare` and a start of the removed member. Asserts that it exits with `code` each
-    /// time, and that the others' status is unchanged.
+    /// Repeats `prepare` and a start of the removed member. Asserts that the start ends with `code`
+    /// each time, and that the status of the other members stays the same.
     async fn restarts(&mut self, what: &str, code: i32, prepare: impl Fn(&TestMember, &Path)) {
         let status = async |left: &[TestMember]| {
             let status = left[0].status().await.unwrap();
@@ -98,7 +98,7 @@ async fn a_removed_member_that_knows_it_ends_at_each_start_and_asks_nobody() {
     let mut cluster = cluster().await;
     cluster.restarts("a tombstone", 3, |_, _| {}).await;
     assert_eq!(cluster.gone.log().matches(REMOVED).count(), restarts());
-    // Once as a member, and once when it learned of its removal.
+    // The two starts as a member are the first one, and the one at which it learned of its removal.
     assert_eq!(cluster.gone.log().matches("starting member").count(), 2, "{}", cluster.gone.log());
     assert!(cluster.gone.data_dir.join("member/wal").exists(), "its data is kept");
 }
@@ -122,15 +122,15 @@ async fn a_removed_member_that_was_wiped_is_not_expected_by_anybody() {
     let log = cluster.gone.log();
     assert_eq!(log.matches("member count is unequal").count(), restarts(), "{log}");
     assert!(!cluster.gone.data_dir.join("member/wal").exists(), "it has begun nothing");
-    // A start as a member of a new cluster fails as well, since the others are not members of that
-    // one.
+    // With the flags of a new cluster, each start fails as well: the running members belong to
+    // another cluster.
     cluster.gone.args.pop();
     cluster.restarts("an empty directory, as new", 3, wipe).await;
 }
 
-/// Simulates a member whose process ended after the removal was committed, and before it wrote its
-/// tombstone. Members that don't know of the commit may still need it. So it goes on until a voter
-/// confirms the removal.
+/// Simulates a member that was killed after its removal was committed, and before it wrote its
+/// tombstone. Members that don't know of the commit may still need its vote. So it goes on until a
+/// voter confirms the removal.
 #[tokio::test]
 async fn a_removed_member_without_its_tombstone_stays_until_it_is_told_again() {
     let root = tempfile::tempdir().unwrap();

@@ -137,7 +137,7 @@ fn levels_of(member: &mut TestMember) -> BTreeSet<String> {
 
 #[test]
 fn no_more_is_logged_than_was_asked_for() {
-    // The second flag has no effect, so it causes a warning.
+    // The flag `--logger=zap` has no effect in this node, so it causes a warning.
     for (level, logged) in
         [("info", &["info", "warn"][..]), ("warn", &["warn"]), ("error", &[]), ("fatal", &[])]
     {

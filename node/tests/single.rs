@@ -207,8 +207,8 @@ fn a_first_start_that_was_cut_short_before_its_log_begins_again() {
     member.start();
     member.wait_ready();
     member.kill();
-    // State of a crash before the log was renamed into place: the boot is counted, and the store is
-    // unfinished.
+    // This is the state after a crash just before the log was renamed into place. The boot counter
+    // is written, and the store is unfinished.
     std::fs::remove_dir_all(member.data_dir.join("member/wal")).unwrap();
     std::fs::remove_file(member.data_dir.join("muster-log")).unwrap();
     std::fs::write(member.data_dir.join("member/db"), "unfinished").unwrap();
@@ -303,8 +303,8 @@ fn anonymous_kib(member: &TestMember) -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Each put is a store transaction of its own. The memory of its pages must be reused by the next
-/// ones.
+/// Each put is a store transaction of its own. Later transactions must reuse the memory of its
+/// pages.
 #[tokio::test]
 async fn puts_one_after_the_other_take_little_memory() {
     let (_root, mut member) = scratch();

@@ -92,7 +92,7 @@ async fn a_look_shows_how_far_a_directory_goes_and_leaves_no_trace() {
         text(&output)
     );
     assert!(contents(dir) == before, "a look has changed something");
-    // The look left no lock that keeps a member from starting.
+    // `data status` left no lock that would keep a member from starting.
     members.iter_mut().for_each(TestMember::start);
     members.iter_mut().for_each(TestMember::wait_ready);
 }
@@ -181,7 +181,8 @@ async fn three_members_restored_from_etcds_file_are_one_cluster_with_its_data() 
     let (code, seen) = data_status(&members[0].data_dir);
     assert_eq!((code, seen["store"]["revision"].as_i64()), (Some(0), Some(revision)), "{seen}");
     let cluster = seen["cluster_id"].as_str().unwrap().to_owned();
-    // One host was forgotten in the restore: it starts with an empty directory and the right flags.
+    // Simulates a host on which nobody ran the restore: its member starts with an empty directory
+    // and the right flags.
     std::fs::remove_dir_all(&members[2].data_dir).unwrap();
     members[..2].iter_mut().for_each(TestMember::start);
     members[..2].iter_mut().for_each(TestMember::wait_ready);
@@ -217,8 +218,8 @@ async fn a_bumped_restore_is_ahead_of_whatever_was_seen() {
     wait_same_hash(&members, 0).await;
     let refused = members[0].hash(revision).await.unwrap_err();
     assert!(refused.message().contains("has been compacted"), "{refused}");
-    // Clients that watch from a revision of the old cluster, or from one that it may have reached,
-    // must read again.
+    // Watches from a revision of the old cluster, or from one that it may have reached later, are
+    // cancelled. Their clients must read again.
     for from in [revision, revision + 1, revision + 999_999] {
         assert_eq!(
             watch_compact_revision(&members[1], from).await,
@@ -258,7 +259,8 @@ fn without_a_token_the_file_makes_one_that_is_the_same_on_each_host() {
     };
     let once = made(&fixture(), &[]);
     assert_eq!(made(&fixture(), &[]), once);
-    // The default token, with which a forgotten host would start, gives another cluster id.
+    // A host without a restored directory would start with the default token, which gives another
+    // cluster id.
     assert_ne!(made(&fixture(), &["--initial-cluster-token=etcd-cluster"]), once);
     let other = root.path().join("other.db");
     let mut bytes = std::fs::read(fixture()).unwrap();
@@ -267,8 +269,8 @@ fn without_a_token_the_file_makes_one_that_is_the_same_on_each_host() {
     assert_ne!(made(&other, &[]), once);
 }
 
-/// Starts a proxy to `to` for one connection, and returns its port. It closes the connection after
-/// `most` bytes from the server.
+/// Starts a proxy to `to` for one connection, and returns its port. The proxy closes the connection
+/// after `most` bytes from the server.
 fn cutting(to: &str, most: usize) -> u16 {
     use std::io::{Read as _, Write as _};
     use std::net::{Shutdown, TcpListener, TcpStream};
@@ -400,7 +402,7 @@ fn a_restore_killed_at_any_step_has_created_nothing_or_everything() {
         std::fs::remove_dir_all(&member.data_dir).unwrap();
     }
     assert!(nothing > 8, "{nothing}");
-    // The last restore removed the files that the killed ones had left.
+    // The last restore has removed the files that the killed restores left behind.
     let left = std::fs::read_dir(root.path()).unwrap();
     let left: Vec<String> = left.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     assert_eq!(left, ["one"]);
@@ -543,7 +545,8 @@ async fn what_is_saved_under_load_becomes_a_cluster_that_the_old_members_cant_ta
     let hash = old[0].hash(revision).await.unwrap();
     old.iter_mut().for_each(TestMember::kill);
 
-    // The new members use the old ones' addresses. An old member is started in place of the third.
+    // The new members use the old members' addresses. Only two of them are started; the third
+    // address is used by an old member.
     let mut new: Vec<TestMember> = Vec::new();
     for member in &old {
         let dir = root.path().join(format!("{}-new", member.name));
@@ -559,7 +562,8 @@ async fn what_is_saved_under_load_becomes_a_cluster_that_the_old_members_cant_ta
         new.push(again);
     }
     new.pop();
-    // The new members append to the old members' log files, so earlier lines must not count.
+    // The new members append to the old members' log files, so messages of the old ones are
+    // subtracted.
     let serves =
         |member: &TestMember| member.log().matches("ready to serve client requests").count();
     let before: Vec<usize> = new.iter().map(serves).collect();
@@ -582,7 +586,8 @@ async fn what_is_saved_under_load_becomes_a_cluster_that_the_old_members_cant_ta
     assert!(old[2].get("after").await.is_err(), "it has no quorum");
     assert_eq!(new[0].members().await.unwrap().len(), 3);
     wait_same_hash(&new, after).await;
-    // The hash is that of the snapshot's data, before the compaction by the bumped restore.
+    // `hash` is of the snapshot's data, without the compaction by `--mark-compacted`. So it is
+    // compared with a plain restore.
     let plain = root.path().join("plain");
     std::fs::create_dir(&plain).unwrap();
     let mut alone = TestMember::alone(&plain);

@@ -54,8 +54,8 @@ async fn a_leader_that_is_stopped_in_order_hands_over_first() {
     assert_eq!(members[leader].stop(), Some(0));
     let others: Vec<&TestMember> =
         members.iter().enumerate().filter(|(n, _)| *n != leader).map(|(_, m)| m).collect();
-    // A new leader exists before the old one has exited. An election would take an election
-    // timeout.
+    // The old leader exits only after a new one exists. Without this handover, a new leader would
+    // take an election timeout.
     let mut successors = 0;
     for member in &others {
         let status = member.status().await.unwrap();
@@ -65,7 +65,7 @@ async fn a_leader_that_is_stopped_in_order_hands_over_first() {
     put_with_retries(others[0], "after", "x").await;
 }
 
-/// All members have the same log, so only the closed streams tell the leader which one is dead.
+/// All members have equal logs, so only its closed streams show the leader which member is dead.
 #[tokio::test]
 async fn a_leader_that_is_stopped_in_order_hands_over_to_no_dead_member() {
     let root = tempfile::tempdir().unwrap();
@@ -118,7 +118,8 @@ async fn a_member_that_is_not_ready_names_the_peers_that_it_has_no_stream_to() {
 fn a_member_whom_nobody_answers_asks_again_to_be_published() {
     let root = tempfile::tempdir().unwrap();
     let mut alone = three_members(root.path()).swap_remove(0);
-    // A request may take two election timeouts, which is longer than this test waits.
+    // A request may wait for two election timeouts. With this flag, that is longer than the whole
+    // test waits.
     alone.args.push("--election-timeout=50000".to_owned());
     alone.start();
     eventually("it has given up waiting twice", || {
@@ -179,7 +180,8 @@ async fn a_second_process_on_a_copy_of_the_data_is_refused() {
     members[2].wait_ready();
     let others = [members[0].member_id().await, members[1].member_id().await];
     eventually("both know it", || others.iter().all(|other| members[2].has_stream_to(*other)));
-    // The copy starts from the same state, and so with the same boot counter.
+    // The copy of the directory starts from the same state as the original, so both have the same
+    // boot counter.
     let [peer, client] = common::free_ports();
     let initial = members[2].args.last().unwrap().strip_prefix("--initial-cluster=").unwrap();
     let mut twin = TestMember::new(root.path(), "c", peer, client, initial);
@@ -199,14 +201,15 @@ async fn a_second_process_on_a_copy_of_the_data_is_refused() {
 async fn members_of_another_cluster_are_refused_at_the_door() {
     let (one_root, two_root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let members = start_three(one_root.path());
-    // A member with a peer address of this cluster, but with another token and so another cluster
+    // The stranger uses a peer address of this cluster. Its token differs, and so does its cluster
     // id.
     let mut stranger = three_members(two_root.path()).swap_remove(0);
     let addresses = members[0].args.last().unwrap().clone();
     let own = stranger.args.iter().find(|a| a.starts_with("--initial-advertise")).unwrap();
     let own = own.split_once('=').unwrap().1.to_owned();
     let initial = addresses.strip_prefix("--initial-cluster=").unwrap();
-    // It gets one address only: a member refuses to bootstrap if most of its members run already.
+    // The stranger gets only one address of this cluster, because a member refuses to bootstrap if
+    // most of its members run already.
     let other = initial.split(',').find(|part| part.starts_with("b=")).unwrap();
     stranger.args.push(format!("--initial-cluster=a={own},{other},c=http://127.0.0.1:9"));
     stranger.args.push("--initial-cluster-token=other".to_owned());

@@ -33,7 +33,7 @@ async fn write(channel: Channel, writer: usize, over: Arc<AtomicBool>) {
     }
 }
 
-/// State of a stream's responses; each response is checked on arrival.
+/// State of one stream, against which each response is checked on arrival.
 #[derive(Default)]
 struct StreamChecker {
     last_event: i64,
@@ -69,7 +69,8 @@ async fn opened(channel: Channel) -> (mpsc::Sender<WatchRequest>, Streaming<Watc
         ..WatchCreateRequest::default()
     });
     let progress = RequestUnion::ProgressRequest(WatchProgressRequest {});
-    // The progress request is sent before the watch exists.
+    // The progress request follows the create request at once, so it arrives before the watch
+    // exists.
     for union in [create, progress] {
         requests.send(WatchRequest { request_union: Some(union) }).await.unwrap();
     }

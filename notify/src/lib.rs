@@ -54,7 +54,7 @@ pub fn watchdog_interval() -> Option<Duration> {
 }
 
 fn parse_interval(interval: Option<&str>, process: Option<&str>, own: u32) -> Option<Duration> {
-    // Both variables are inherited, so they may have been meant for the parent process.
+    // Child processes inherit both variables, so these may have been meant for the parent process.
     if process.is_some_and(|process| process.parse() != Ok(own)) {
         return None;
     }

@@ -1,13 +1,13 @@
-//! Fair shares of what is limited: no client takes what others need.
+//! Fair shares of limited resources: no client can take what the others need.
 //!
-//! | module | shares | a full one |
+//! | module | resource | if it is used up |
 //! |---|---|---|
-//! | [`slots`] | a number of slots, some at most for each holder | refuses, or evicts the largest holder |
+//! | [`slots`] | slots, with a maximum per holder | refuses, or evicts from the largest holder |
 //! | [`admission`] | slots of connections that have not identified themselves | evicts |
 //! | [`memory`] | bytes, an equal part for each network | refuses |
 //!
-//! The users of this crate decide the limits, and what a client is told at one. Only the sharing is
-//! here. A rate of requests is not shared, and is limited elsewhere.
+//! This crate only shares. The code that uses it sets the limits, and answers clients that reach
+//! one. The rate of requests is not shared here, and is limited elsewhere.
 
 pub mod admission;
 pub mod memory;

@@ -2,8 +2,8 @@
 //!
 //! One connection may hold a fixed amount. All connections together have a total, of which each
 //! network gets an equal share. So a network that fills its share takes nothing from the others.
-//! Networks that hold little are not counted among the sharers, because there are many of them and
-//! they change with each request.
+//! The total is shared only between networks that hold more than a minimum: the others are many,
+//! and change with each request.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,13 +17,13 @@ pub struct MemoryBounds {
     pub per_connection: usize,
     /// Maximum for all connections together; each network has an equal share of it.
     pub total: usize,
-    /// Minimum that every connection and network may hold, whatever the others hold. A network that
-    /// holds no more is not counted as a sharer.
+    /// Minimum that every connection and network may hold, however much the others hold. A network
+    /// that holds no more than this is not counted as a sharer.
     pub guaranteed: usize,
 }
 
-/// Part of the bounds that a charge may fill, in eighths. Charges that must not wait may fill more
-/// than others, so they find room where the others find none.
+/// Part of the bounds that a charge may fill, in eighths. Charges that must not wait get a larger
+/// part, so they still find room when other charges find none.
 #[derive(Clone, Copy, Debug)]
 pub struct BudgetShare(pub usize);
 
@@ -51,7 +51,7 @@ struct Networks {
 }
 
 impl Networks {
-    /// Sets the number of bytes that `network` holds.
+    /// Sets the number of bytes that `network` holds. A network with more than `least` is a sharer.
     fn set(&mut self, network: IpAddr, bytes: usize, least: usize) {
         let before = match bytes {
             0 => self.held.remove(&network),
@@ -63,7 +63,7 @@ impl Networks {
 }
 
 impl MemoryBudget {
-    /// Creates an account of all connections in which nothing is held.
+    /// Creates a budget for all connections, from which nothing is used yet.
     #[must_use]
     pub fn new(bounds: MemoryBounds) -> Arc<Self> {
         Arc::new(Self { bounds, networks: Mutex::default() })

@@ -53,9 +53,8 @@ impl<K: Ord + Clone> SlotPool<K> {
         self.take_if(key, |_, _| false)
     }
 
-    /// Takes a slot for `key`. If all are taken, the oldest slot of the key that holds the most is
-    /// taken from it, unless `key` holds as many itself. Returns `None` if there is no such slot,
-    /// or all of this key's are taken.
+    /// Takes a slot for `key`. If all slots are taken, the key that holds the most loses its oldest
+    /// one. Returns `None` if `key` itself has its maximum, or holds as many as that other key.
     #[must_use]
     pub fn take_or_evict(&self, key: K) -> Option<Slot<K>> {
         self.take_if(key, PoolState::evict_for)
@@ -67,8 +66,8 @@ impl<K: Ord + Clone> SlotPool<K> {
         lock(&self.state).taken
     }
 
-    /// Takes a slot for `key`. If all are taken, it depends on whether `make_room` frees one for a
-    /// key that holds so many.
+    /// Takes a slot for `key`. If all slots are taken, calls `make_room` with the number of slots
+    /// of `key`, to free one.
     fn take_if(
         &self,
         key: K,
@@ -93,8 +92,8 @@ fn lock<K>(state: &Mutex<PoolState<K>>) -> MutexGuard<'_, PoolState<K>> {
 }
 
 impl<K: Ord + Clone> PoolState<K> {
-    /// Takes a slot from the key that holds the most. Returns false unless that is more than `own`,
-    /// the number that the newcomer's key holds.
+    /// Takes away the oldest slot of the key that holds the most. Returns false if that key holds
+    /// no more than `own`, the number of the newcomer's slots.
     fn evict_for(&mut self, own: usize) -> bool {
         let Some((most, Reverse(oldest), key)) = self.ranks.last().cloned() else { return false };
         if own >= most {

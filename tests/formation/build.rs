@@ -1,5 +1,5 @@
-//! Sets the `rules_off` cfg, so that rules can be switched off in this compilation of the formation
-//! sources. No other compilation of them has it.
+//! Sets the `rules_off` cfg, which allows to switch off rules. It applies to this copy of the
+//! formation sources only.
 
 #![allow(clippy::print_stdout, reason = "this is how a build script speaks to Cargo")]
 

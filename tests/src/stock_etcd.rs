@@ -11,7 +11,7 @@ use crate::harness::skip;
 
 /// Newest release of etcd.
 pub const NEWEST_VERSION: &str = "v3.7.3";
-/// Release from which an upgrade to the newest one starts: the minor version before it.
+/// Minor version before the newest one, from which upgrade tests start.
 const PREVIOUS_VERSION: &str = "v3.6.16";
 const SERVER_MODULE: &str = "go.etcd.io/etcd/server/v3";
 /// Go module of `etcdctl`, etcd's command-line client.
@@ -20,15 +20,15 @@ const ETCDCTL_MODULE: &str = "go.etcd.io/etcd/etcdctl/v3";
 const ETCDUTL_MODULE: &str = "go.etcd.io/etcd/etcdutl/v3";
 /// Path of the etcd that the Debian package installs.
 pub const DEBIAN_ETCD_PATH: &str = "/usr/bin/etcd";
-/// Time limit of a build, which took a minute or two on two cores. A module proxy that doesn't answer
-/// makes the build fail after this time.
+/// Time limit of a build. On two cores a build took a minute or two. It fails after this time if a
+/// module proxy doesn't answer.
 const BUILD_TIME: Duration = Duration::from_secs(300);
 
 /// Returns the path of a stock etcd: built once under `work`, or the installed one if the build
 /// fails.
 ///
 /// # Errors
-/// Fails if it can't be built and none is installed.
+/// Fails if etcd can't be built and no etcd is installed.
 pub async fn newest_or_installed(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
     match build_newest(work, say).await {
         Ok(binary) => Ok(binary),
@@ -45,7 +45,7 @@ pub async fn newest_or_installed(work: &Path, say: &dyn Fn(&str)) -> Result<Path
 /// Returns the path of stock etcd [`NEWEST_VERSION`], built once under `work`.
 ///
 /// # Errors
-/// Fails if it can't be built, for example without Go or without a module proxy.
+/// Fails if etcd can't be built, for example without Go or without a module proxy.
 pub async fn build_newest(work: &Path, say: &dyn Fn(&str)) -> Result<PathBuf> {
     EtcdProgram { version: NEWEST_VERSION, module: SERVER_MODULE, name: "etcd" }
         .build_once(work, say)
@@ -83,8 +83,8 @@ fn installed(path: &str) -> Option<PathBuf> {
     None
 }
 
-/// Returns the path of stock etcd [`NEWEST_VERSION`], built once under `work` by the first test that needs
-/// it. If the build fails, records that the test is skipped and returns `None`.
+/// Returns the path of stock etcd [`NEWEST_VERSION`], built once under `work` by the first test
+/// that needs it. If the build fails, records that the test is skipped and returns `None`.
 #[must_use]
 pub fn newest(work: &Path) -> Option<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
@@ -92,7 +92,8 @@ pub fn newest(work: &Path) -> Option<PathBuf> {
         .build_for_test(&BUILT, work)
 }
 
-/// Returns the path of stock etcd of the minor version before [`NEWEST_VERSION`], as [`newest`] does.
+/// Returns the path of stock etcd of the minor version before [`NEWEST_VERSION`], as [`newest`]
+/// does.
 #[must_use]
 pub fn previous(work: &Path) -> Option<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf>> = OnceLock::new();
@@ -152,8 +153,8 @@ impl EtcdProgram {
             folder.join("go.mod"),
             format!("module stock-etcd\n\nrequire {module} {version}\n"),
         )?;
-        // Build to a temporary path and rename: an interrupted build must not be taken for a complete
-        // binary.
+        // Build to a temporary path and rename: an interrupted build must not be taken for a
+        // complete binary.
         let part = folder.join("part");
         let mut go = Command::new("go");
         go.current_dir(&folder)

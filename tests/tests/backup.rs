@@ -1,5 +1,4 @@
-//! A backup of the running discovery service, and its restore after everything but the keys was
-//! lost.
+//! Backs up the running discovery service, and restores it after everything but the keys was lost.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -30,7 +29,7 @@ fn a_service_that_lost_all_but_its_keys_comes_back_from_a_backup_and_touches_no_
     let mut members = testbed.start_agents(0..3, &bundle)?;
     testbed.wait_cluster_state("demo", "formed", LIMIT)?;
     let identity = raft_cluster(&testbed)?;
-    // This cluster is not committed yet when the backup is made.
+    // The cluster `later` is still forming when the backup is made.
     testbed.create_cluster("later", 1, &[])?;
 
     let (postgres, ledger) = (testbed.postgres_dir(), testbed.path("discovery-ledger"));
@@ -47,7 +46,7 @@ fn a_service_that_lost_all_but_its_keys_comes_back_from_a_backup_and_touches_no_
     let again = testbed.admin_output(&back_up)?;
     ensure!(again.status.code() == Some(2), "a second backup into one folder: {again:?}");
 
-    // Everything but the keys is lost.
+    // The service stops, and everything but its keys is lost.
     testbed.stop_discovery()?;
     let stopped = testbed.path("backup-2");
     let without = [&back_up[..6], &[path_text(&stopped)?]].concat();

@@ -63,8 +63,8 @@ fn ten_thousand_acknowledged_writes_survive_random_kills() -> Result<()> {
     runtime.block_on(compare(&addresses, &tls, &acknowledged))
 }
 
-/// Writes until every number is taken. It repeats each write on the next node until it is
-/// acknowledged. That is safe, since a key always gets the same value.
+/// Puts a key for each number that no other writer has taken. Each put is repeated on the next node
+/// until it is acknowledged. That is safe, because a key always gets the same value.
 async fn write(
     writer: usize,
     mut clients: Vec<EtcdClient>,
@@ -104,7 +104,8 @@ fn kill_at_random(agents: &[AgentProcess], next: &AtomicUsize) -> Result<()> {
             (next.load(Ordering::Relaxed) >= due).then_some(())
         })?;
         let victim = &agents[rng.pick(agents.len())];
-        // Wait until it runs again: a quorum of three survives one failed node at a time only.
+        // Wait until the node runs again: a quorum of three survives only one failed node at a
+        // time.
         let pid = wait_for("the victim to run", LIMIT, || victim.node_pid())?;
         send_signal(pid, Signal::KILL);
         wait_for("the victim to die", LIMIT, || (!is_alive(pid)).then_some(()))?;

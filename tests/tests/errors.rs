@@ -1,13 +1,13 @@
 //! Each error text that an operator can see is in the manual's chapter of errors, with what to do.
 //!
-//! The texts are read from the sources: `#[error("…")]`, and the errors with which the programs end.
-//! A file whose errors need no row is in [`LEFT_OUT`], with the reason.
+//! The texts are read from the sources: `#[error("…")]`, and the errors with which the programs
+//! end. A file whose errors need no row is in [`LEFT_OUT`], with the reason.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Texts begin behind one of these, with the first string in the parentheses.
+/// Source text in front of an error text. The error text is the first string in the parentheses.
 const MARKS: [&str; 8] = [
     "#[error(",
     "CliError::Usage(",
@@ -19,7 +19,7 @@ const MARKS: [&str; 8] = [
     "ServerError::permanent_if(",
 ];
 
-/// Folders that have no sources of the programs.
+/// Folders without source text of the programs.
 const NOT_SEARCHED: [&str; 5] = [".git", "fuzz", "node_modules", "target", "tests"];
 
 const CAUSE: &str = "it appears only as a cause, behind a text that is in the chapter";
@@ -28,7 +28,7 @@ const REFUSAL: &str =
 const CLIENT: &str = "a client gets etcd's text instead, or the text says what was wrong with its \
                       request";
 
-/// Files and folders whose errors need no row, with the reason.
+/// Files and folders whose errors need no row in the chapter, each with the reason.
 const LEFT_OUT: [(&str, &str); 33] = [
     ("discovery/formation/src/service/", REFUSAL),
     ("discovery/src/auth/", REFUSAL),
@@ -65,7 +65,7 @@ const LEFT_OUT: [(&str, &str); 33] = [
     ("shares/src/admission/", "it is a reason in a metric and in a log line of level debug"),
 ];
 
-/// Files and folders within those of [`LEFT_OUT`] whose errors need a row all the same.
+/// Files and folders inside those of [`LEFT_OUT`] whose errors need a row nevertheless.
 const COVERED: [&str; 4] = [
     "node/state/src/mvcc/defragment.rs",
     "node/engine/src/transport/dial.rs",
@@ -73,7 +73,7 @@ const COVERED: [&str; 4] = [
     "node/engine/src/transport/join.rs",
 ];
 
-/// Texts that only a fault of the program itself can show.
+/// Error texts that only a bug in the program itself can cause.
 const FAULTS: [&str; 4] = [
     "this is a fault of",
     "… without a journal",
@@ -81,7 +81,8 @@ const FAULTS: [&str; 4] = [
     "this request needs a key to authenticate with",
 ];
 
-/// A text with fewer letters says nothing by itself: its cause follows.
+/// Minimum number of letters of an error text that needs a row. A shorter text only introduces its
+/// cause.
 const FEWEST_LETTERS: usize = 8;
 
 struct ErrorText {
@@ -100,7 +101,8 @@ fn literal_end(source: &str, start: usize) -> Option<usize> {
     Some(start + 1 + end?.0)
 }
 
-/// Returns the first string literal before the parenthesis closes that is open at `start`.
+/// Returns the first string literal inside the parentheses that are open at `start`, if there is
+/// one.
 fn first_literal(source: &str, start: usize) -> Option<&str> {
     let mut depth = 1;
     for (at, c) in source[start..].char_indices() {
@@ -117,7 +119,8 @@ fn first_literal(source: &str, start: usize) -> Option<&str> {
     None
 }
 
-/// Writes a literal as the chapter does: with `…` for each value, and without backticks.
+/// Converts a literal to the chapter's notation: `…` replaces each value, and backticks are left
+/// out.
 fn as_in_chapter(literal: &str) -> String {
     let mut lines = literal.split("\\\n");
     let mut whole = lines.next().unwrap_or_default().to_owned();
@@ -157,8 +160,8 @@ fn error_texts(file: &Path, source: &str) -> Vec<ErrorText> {
     texts
 }
 
-/// Whether the fixed parts of `pattern` stand in `text` in their order, the first of them where both
-/// begin. With `cut`, `text` may end early.
+/// Whether `text` contains the fixed parts of `pattern` in their order. Unless `pattern` begins
+/// with `…`, `text` must begin with the first part. With `cut`, `text` may end early.
 fn stands_in(pattern: &str, text: &str, cut: bool) -> bool {
     let mut rest = text;
     let mut is_first = true;
@@ -178,7 +181,7 @@ fn stands_in(pattern: &str, text: &str, cut: bool) -> bool {
     true
 }
 
-/// Whether a row of the chapter is about `text`: one of the two may abbreviate the other.
+/// Whether a row of the chapter describes `text`. Either of them may abbreviate the other.
 fn is_about(row: &str, text: &str) -> bool {
     stands_in(row, text, false) || stands_in(text, row, true)
 }

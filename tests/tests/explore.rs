@@ -71,7 +71,7 @@ fn one_seat_two_hosts_restore_accept_and_abandon() {
 }
 
 /// No other list may be decided between a retirement and its undoing. The state space is not
-/// reduced: the reductions were only argued for clusters that stay ended.
+/// reduced, because the reductions are valid only for clusters that stay retired.
 #[test]
 fn one_seat_two_hosts_retired_and_taken_back_around_a_restore() {
     let faults = FaultCounts { restores: 1, retirements: 2, ..FaultCounts::default() };
@@ -132,10 +132,10 @@ fn two_seats_restore_without_ledger_where_the_lists_share_a_host() {
     check_all_properties(&config);
 }
 
-/// With two seats a majority is both hosts, so two lists that share a host can't both have one.
-/// With three seats and no ledger, rule S6 of the formation (`agent/sign.rs`) prevents it: the
-/// shared host must not give both lists a majority. Without rule S6 the search from the initial
-/// state finds two majorities.
+/// With two seats, a majority consists of both hosts, so two lists that share a host can't both
+/// have a majority. With three seats and no ledger, rule S6 of the formation (`agent/sign.rs`)
+/// prevents two majorities: the shared host must not give both lists a majority. Without rule S6
+/// the search from the initial state finds two majorities.
 #[test]
 fn three_seats_five_hosts_restore_without_ledger() {
     let is_it = |config: &ExplorationConfig| config.name == "a restore without ledger";

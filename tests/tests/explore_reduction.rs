@@ -10,8 +10,9 @@ use muster_tests::explore::{
     SystemState, explore, regression_cases,
 };
 
-/// A reduced space has fewer states, so the fault-free run is played from a larger share of them.
-/// Otherwise too few runs might be left to detect what the full space shows.
+/// Explores with or without the reduction. The reduced space has fewer states, so the fault-free
+/// run is played from a larger share of them. Otherwise too few runs might be left to detect what
+/// the full space shows.
 fn explored(config: &ExplorationConfig, reduced: bool) -> ExplorationReport {
     let interval =
         if reduced { config.fault_free_interval.div_ceil(8) } else { config.fault_free_interval };

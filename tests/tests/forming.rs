@@ -106,8 +106,8 @@ fn an_agent_killed_at_any_step_converges_to_the_same_seat() -> Result<()> {
         }
         let code =
             agents[0].exit_code(FORMATION_LIMIT).with_context(|| format!("crash at {step}"))?;
-        // The launcher is a separate process. It is killed at each attempt, until the agent gives
-        // up.
+        // The launcher is a process of its own, so the agent survives its kill. The launcher is
+        // killed at each attempt, until the agent gives up.
         let expected = if step == "launcher" { 1 } else { 128 + 9 };
         ensure!(code == expected, "killed at {step}, the agent ended with {code}");
         agents[0].options = AgentOptions::default();
@@ -237,7 +237,8 @@ fn the_seat_of_a_host_that_dies_goes_to_the_standby() -> Result<()> {
 fn a_host_that_nobody_can_reach_loses_its_seat_to_the_standby() -> Result<()> {
     let testbed = testbed(4)?;
     let bundle = testbed.create_cluster_with_token("demo", 3)?;
-    // It listens on another address than it advertises, as if a firewall dropped its connections.
+    // The agent listens on another address than it advertises, as if a firewall dropped its
+    // connections.
     let elsewhere = testbed.network.hosts[3].address;
     let mut unreachable = testbed.agent_with(
         0,

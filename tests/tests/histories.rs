@@ -147,8 +147,8 @@ impl FaultyCluster {
             hosts.clone().map(|host| format!("{}={}", host.name, nodes::peer_url(host))).collect();
         let mut nodes: Vec<NodeProcess> =
             hosts.map(|host| NodeProcess::new(host, &host.name, &program, folder.path())).collect();
-        // With a low count a member that was offline needs a snapshot, with a high one only
-        // entries.
+        // With a low count, a member that was offline needs a snapshot. With a high count, it needs
+        // only entries.
         let snapshot_count = [100, 1_000, 10_000][rng.pick(3)];
         for node in &mut nodes {
             node.flags.push(format!("--name={}", node.host.name));
@@ -187,7 +187,8 @@ impl FaultyCluster {
         history
     }
 
-    /// Begins and ends a fault. Both effects must be visible to clients.
+    /// Begins a fault, and ends it after some requests have lost their answers. If the leader is
+    /// the victim, another leader must answer requests before the end.
     fn run_fault(
         &mut self,
         fault: Fault,

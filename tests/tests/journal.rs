@@ -20,8 +20,8 @@ fn strace() -> bool {
     there
 }
 
-/// Returns the completed calls of a trace, in the order of their ends. A call that another thread's
-/// call interrupted has two lines, which are joined.
+/// Returns the completed calls of a trace, in the order of their ends. If another thread's call
+/// interrupts a call, its two lines are joined.
 fn calls(trace: &str) -> Vec<(u32, String)> {
     let mut begun: BTreeMap<u32, String> = BTreeMap::new();
     let mut calls = Vec::new();
@@ -41,8 +41,8 @@ fn calls(trace: &str) -> Vec<(u32, String)> {
     calls
 }
 
-/// Checks every write of the journal: a temporary file is written and synced, then renamed, then
-/// the folder is synced. The same thread must send nothing in between. Returns the number of
+/// Checks every write of the journal. A temporary file is written and synced, then renamed, then
+/// the folder is synced. The writing thread must send nothing before that. Returns the number of
 /// writes.
 fn check_order(trace: &str) -> Result<usize> {
     let calls = calls(trace);
@@ -83,8 +83,8 @@ fn check_order(trace: &str) -> Result<usize> {
     Ok(times)
 }
 
-/// Runs an agent that dies after `step` made its change durable and before it is sent. Returns the
-/// agent and its trace.
+/// Runs an agent that dies at `step`, when a change is durable but not sent yet. Returns the agent
+/// and its trace.
 fn dies_at(
     testbed: &Testbed,
     bundle: &std::path::Path,

@@ -45,17 +45,17 @@ fn three_grow_to_five_and_shrink_to_three_under_a_writer() -> Result<()> {
         let at = plan["configuration"].as_u64().context("a configuration")?.to_string();
         let add = ["add", name.as_str(), "--peer-urls", &url, "--plan-at", &at];
         let added = machines.run_member_command(&add)?;
-        // A repeated plan was made for the earlier members, so it is stale.
+        // The plan was made for the earlier members, so a repetition of the command is stale.
         let stale = machines.expect_refusal(&add, 1)?;
         ensure!(stale.contains("stale"), "{stale}");
         machines.join(number, &added)?;
-        // Promote it by its id, since it has no name before it has started. The command waits for
-        // that.
+        // Promote the member by its id, because it has no name before it has started. The command
+        // waits until it has started.
         let id = added["member_id"].as_str().context("an id")?;
         machines.run_member_command(&["promote", id])?;
     }
     machines.wait_voters(&["n1", "n2", "n3", "n4", "n5"])?;
-    // Remove the leader twice. At least one of the writer's three members is left.
+    // Remove the leader twice. Of the three members that the writer uses, at least one is left.
     for _ in 0..2 {
         let gone = leader(&machines)?;
         let name = machines.all[gone].name.clone();
@@ -69,8 +69,8 @@ fn three_grow_to_five_and_shrink_to_three_under_a_writer() -> Result<()> {
     writer.stop_and_check(&machines.all[left].client_url)
 }
 
-/// Runs `member replace`, and kills it as soon as it prints one of `words`. Returns whether it
-/// succeeded before that, and its output.
+/// Runs `member replace`, and kills the command as soon as it prints one of `words`. Returns
+/// whether the command succeeded before that, and its output.
 fn replace_until(
     machines: &AgentlessCluster,
     args: &[&str],
@@ -128,7 +128,7 @@ fn replaces_a_failed_machine(program: &Path) -> Result<()> {
     writer.stop_and_check(&machines.all[0].client_url)
 }
 
-/// A second replacement of one member must be refused, since another operation has removed that
+/// A second replacement of a member must be refused, because another operation has removed that
 /// member.
 #[test]
 fn a_second_replacement_of_a_member_is_refused() -> Result<()> {
@@ -198,7 +198,7 @@ fn machines_are_cycled_one_by_one() -> Result<()> {
     writer.stop_and_check(&machines.all[5].client_url)
 }
 
-/// Returns the client URLs that the next three machines will have, in the order of their hosts.
+/// Returns the client URLs that the next three machines will have, in the order of their creation.
 fn next_urls(machines: &AgentlessCluster) -> Vec<String> {
     let next = |url: &str, by: u8| {
         let (head, last) = url.rsplit_once('.')?;
@@ -288,8 +288,8 @@ fn pass(mut client: TcpStream, to: SocketAddr, loses: Option<LostMessage>) -> Op
     Some(())
 }
 
-/// Each change is sent through a proxy that loses the request or the answer. It must be made
-/// exactly once.
+/// Each change is sent through a proxy that loses the request or the answer. The change must be
+/// made exactly once.
 #[test]
 fn a_change_whose_answer_is_lost_is_made_once() -> Result<()> {
     for program in programs()? {

@@ -1,5 +1,5 @@
-//! Members that can be connected to, or can connect, in one direction only. Firewall rules drop the
-//! first packet of a connection (SYN) and nothing else. One direction must be enough.
+//! Members whose connections can be made in one direction only. Firewall rules drop the first
+//! packet of a connection (SYN) and nothing else. One direction must be enough.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -14,8 +14,8 @@ use node_proto::etcdserverpb::{MoveLeaderRequest, StatusResponse};
 const LIMIT: Duration = Duration::from_secs(90);
 /// Time limit of one call before it is repeated.
 const CALL: Duration = Duration::from_secs(10);
-/// Number of writes of 1 MiB that fill a log segment of 64 MiB. The log drops old entries by whole
-/// segments.
+/// Number of writes of 1 MiB that more than fill a log segment of 64 MiB. The log drops old entries
+/// by whole segments.
 const WRITES: usize = 90;
 const VALUE_BYTES: usize = 1 << 20;
 
@@ -96,14 +96,15 @@ impl OneWayCluster {
         self.check_snapshot_catch_up(0, 1).await?;
         self.lead(0).await?;
         self.check_snapshot_catch_up(1, 0).await?;
-        // After one more failure, the last two members must work over their only connection.
+        // After the kill of the third member, the other two must work over the only connection
+        // between them.
         self.nodes[2].kill();
         self.write(0).await?;
         self.write(1).await
     }
 
-    /// Stops a member, lets another one write more than the log keeps, and restarts it. It must
-    /// then get a snapshot.
+    /// Stops a member, lets another member write more than the log keeps, and restarts the stopped
+    /// member. That member must then get a snapshot.
     async fn check_snapshot_catch_up(&mut self, away: usize, other: usize) -> Result<()> {
         self.nodes[away].kill();
         for _ in 0..WRITES {
@@ -157,7 +158,7 @@ impl OneWayCluster {
         self.write_long(host, 1).await
     }
 
-    /// Writes a value of `bytes` bytes through this member, and repeats that until it is
+    /// Writes a value of `bytes` bytes through this member. Repeats the write until it is
     /// acknowledged.
     async fn write_long(&self, host: usize, bytes: usize) -> Result<()> {
         let value = vec![7; bytes];

@@ -27,7 +27,7 @@ const CUT: Duration = Duration::from_millis(2_500);
 /// Time limit of one call. A change that timed out may still be made later.
 const CALL: Duration = Duration::from_secs(2);
 const PUT: Duration = Duration::from_millis(300);
-/// Index of the host whose member is added; the others are 0 to 2.
+/// Index of the host whose member is added. The first members' hosts are 0 to 2.
 const SPARE: usize = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,7 +40,7 @@ enum MembershipChange {
     Update,
 }
 
-/// Connections to cut, and in which direction.
+/// Connections that a partition cuts, and in which direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Partition {
     Leader,
@@ -130,8 +130,8 @@ fn removes_unreachable_member(change: MembershipChange, partition: Partition) ->
         && partition == Partition::Target
 }
 
-/// Returns the election timeout. It is long if the test checks that a returning member causes no
-/// election, so that a busy machine causes none either.
+/// Returns the election timeout in milliseconds. It is long if the test checks that a returning
+/// member causes no election, so that a busy machine causes none either.
 fn election(change: MembershipChange, partition: Partition) -> &'static str {
     if removes_unreachable_member(change, partition) { "8000" } else { "1000" }
 }
@@ -192,8 +192,8 @@ impl PartitionedCluster {
         }
     }
 
-    /// Cuts, requests the change, heals, and completes the change. Returns the hosts that are
-    /// members afterwards.
+    /// Cuts the connections, requests the change, heals the partition, and completes the change.
+    /// Returns the hosts that are members afterwards.
     async fn run_change(
         &mut self,
         change: MembershipChange,
@@ -309,13 +309,13 @@ impl PartitionedCluster {
         if change == MembershipChange::Update { url.replace("2380", "2390") } else { url }
     }
 
-    /// Repeats the request until the change is made, then does the following steps on the target's
-    /// host.
+    /// Repeats the request until the change is made, then carries out the steps that follow on the
+    /// target's host.
     async fn complete_change(&mut self, change: MembershipChange, target: usize) -> Result<()> {
         let start = Instant::now();
         let url = self.moved(change, target);
         loop {
-            // The target itself may have been removed, so the other members are asked.
+            // The target itself may have been removed, so ask the other members.
             for host in (0..SPARE).filter(|host| *host != target) {
                 let Ok(list) = self.members(host).await else { continue };
                 let found = list.iter().find(|member| member.peer_ur_ls.contains(&url));
@@ -349,7 +349,8 @@ impl PartitionedCluster {
                 while let Err(refused) =
                     self.request_change(host, MembershipChange::Promote, SPARE).await
                 {
-                    // An earlier request has promoted it, although its answer came too late.
+                    // An earlier request has promoted the learner, although the answer came too
+                    // late.
                     if refused.message() == "etcdserver: can only promote a learner member" {
                         break;
                     }

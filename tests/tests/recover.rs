@@ -138,7 +138,8 @@ fn a_new_cluster_is_made_of_the_directory_that_goes_furthest() -> Result<()> {
         Ok(serde_json::from_slice::<Value>(&made.stdout)?["made"].clone())
     };
     let (once, again) = (made()?, made()?);
-    // A kill before the journal entry leads to a repetition, which must make the same cluster.
+    // A command that is killed before the agent writes its journal is repeated. The repetition must
+    // make the same cluster.
     ensure!(once == again, "{again} is not {once}");
 
     first.start()?;
@@ -156,7 +157,7 @@ fn a_new_cluster_is_made_of_the_directory_that_goes_furthest() -> Result<()> {
     ensure!(members()?.as_array().map(Vec::len) == Some(1), "{}", members()?);
     ensure!(value()? == "YWZ0ZXI=", "{}", value()?);
 
-    // After a restart of the agent with the old directory put back, only the new member may run on
+    // The old directory is put back. After a restart of the agent, only the new member may run on
     // this host.
     first.terminate(LIMIT)?;
     first.start()?;
@@ -259,9 +260,9 @@ fn write(etcdctl: &Etcdctl, stop: &AtomicBool, count: &AtomicUsize) -> Vec<u32> 
     acknowledged
 }
 
-/// Loses a majority under a writer: the third member is stopped, the second's disk is lost, and
-/// both nodes are killed. The first must go on alone with everything that was acknowledged. The
-/// others join it one by one.
+/// Loses a majority while a client writes. The third member is stopped, the second's disk is lost,
+/// and both nodes are killed. The first member must go on alone with everything that was
+/// acknowledged. The other hosts join it one by one.
 fn a_lost_majority(node: Option<&Path>) -> Result<()> {
     let testbed = Testbed::start(Network::loopback(3), TestbedOptions::default())?;
     let (mut agents, etcdctl) = formed(&testbed, 3, node)?;
@@ -324,7 +325,7 @@ fn a_lost_majority(node: Option<&Path>) -> Result<()> {
         ensure!(own.run(&["get", "new", "--print-value-only"])?.trim() == "one");
         agents.push(joined);
     }
-    // Without the first member, the other two of three are still a quorum.
+    // Without the first member, the two others are still a quorum of three.
     first.terminate(LIMIT)?;
     let rest = etcdctl.with_endpoint(&agents[0].host);
     wait_for("a write without the first", LIMIT, || rest.run(&["put", "k", "last"]).ok())?;
@@ -364,7 +365,7 @@ fn a_newcomer_believes_a_recovery_that_an_operator_signed_and_no_other() -> Resu
     let made = make(&testbed, &agents[0], &[])?;
     ensure!(made.status.success(), "{}", text(&made));
     agents[0].start()?;
-    // The newcomer is added and then killed. The other agent is killed too, so that no agent
+    // The newcomer dies after it was added. The other agent is killed too, so that no agent
     // corrects the stored recoveries.
     let mut newcomer = joins(&testbed, 1, None, &[("MUSTER_CRASH_AT", "added")])?;
     newcomer.exit_code(LIMIT)?;
@@ -386,8 +387,8 @@ fn a_newcomer_believes_a_recovery_that_an_operator_signed_and_no_other() -> Resu
         }
         ensure!(newcomer.node_pid().is_none(), "a node was started on {value}");
     }
-    // The cluster's own agent restores the signed recovery. A newcomer that reads an invalid one
-    // before that ends for good.
+    // The cluster's own agent restores the signed recovery. A newcomer that reads an invalid
+    // recovery earlier ends for good.
     agents[0].start()?;
     let stored = || etcdctl.run(&["get", RECOVERIES, "--print-value-only"]).ok();
     wait_for("the signed recovery", LIMIT, || stored().filter(|stored| *stored == signed))?;
@@ -400,9 +401,9 @@ fn a_newcomer_believes_a_recovery_that_an_operator_signed_and_no_other() -> Resu
 /// System calls that rename a file.
 const RENAME_CALLS: &str = "rename,renameat,renameat2";
 
-/// Kills `recover make` at the N-th of the system calls `calls`, for each N, and once before the
-/// agent has written its journal. After each kill the command is repeated. It must end with one new
-/// cluster and all data.
+/// Kills `recover make` at the N-th of the system calls `calls`, for each N. Kills it once more
+/// before the agent has written its journal. After each kill the command is repeated. It must end
+/// with one new cluster and all data.
 fn killed_at_each_step(node: Option<&Path>, calls: &str, least: usize) -> Result<()> {
     let testbed = Testbed::start(Network::loopback(1), TestbedOptions::default())?;
     let (mut agents, etcdctl) = formed(&testbed, 1, node)?;

@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(90);
 const PHRASE: &str = "make a new cluster of demo";
 /// Number of machines in `docs/recovery.md`: `db-1` to `db-4`.
 const MACHINES: usize = 4;
-/// Number of members of the cluster there, before the recovery.
+/// Number of members of the cluster in `docs/recovery.md`, before the recovery.
 const SIZE: usize = 3;
 
 /// Returns the agent of machine `name` on `host`. State and log belong to the machine, so they stay
@@ -70,7 +70,7 @@ fn on_host(agent: &AgentProcess, words: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-/// Makes a new cluster from this agent's directory, and returns the Raft cluster's id.
+/// Makes a new cluster from this agent's data directory, and returns the new Raft cluster's id.
 fn make(testbed: &Testbed, agent: &AgentProcess) -> Result<String> {
     let key = testbed.admin_key();
     let key = ["--key", path_text(&key)?, "--i-accept-data-loss", "--yes", PHRASE, "--json"];
@@ -122,7 +122,8 @@ fn first_log(testbed: &Testbed) -> String {
     fs_err::read_to_string(testbed.path("db-1.log")).unwrap_or_default()
 }
 
-/// Checks that each host serves clients the written key, with a certificate for its address.
+/// Checks that each host serves the written key to clients, with a certificate for the host's
+/// address.
 fn serve(testbed: &Testbed, hosts: &[&TestHost]) -> Result<()> {
     let etcdctl = testbed.etcdctl("demo", hosts)?;
     for host in hosts {
@@ -188,7 +189,7 @@ impl DocumentedCommands<'_> {
                 let agent = &self.agents[place];
                 let mut command = on_host(agent, &words[1..])?;
                 command.current_dir(self.testbed.path(""));
-                // A person would repeat a command that is not possible yet.
+                // Repeat a command that the cluster refuses for now, as a person would.
                 match words[1] {
                     "member" => {
                         self.retry_command(|| on_host(agent, &words[1..]), words[2] == "list")?
@@ -201,7 +202,8 @@ impl DocumentedCommands<'_> {
                 let gone = gone.map(|pair| pair[1]);
                 let gone = gone.or_else(|| words.contains(&"remove").then(|| words[4]));
                 self.members.retain(|name| Some(name.as_str()) != gone);
-                // Discovery may not know the last change yet, and then refuses the order as stale.
+                // Discovery may not know the last change yet. It then refuses the order as stale,
+                // and the order is repeated.
                 match words[1] {
                     "intent" => self.retry_command(|| self.by_admin(&words[1..]), false)?,
                     _ => run(self.by_admin(&words[1..])?)?,
@@ -376,7 +378,7 @@ fn members_move_after_a_recovery() -> Result<()> {
 }
 
 /// Discovery knows only addresses where no member runs any more, so an operator gives the right
-/// one.
+/// address.
 #[test]
 fn a_newcomer_joins_at_the_cluster_address_that_an_operator_gives() -> Result<()> {
     let network = Network::loopback(2 * u8::try_from(SIZE)?);
@@ -418,8 +420,8 @@ fn a_newcomer_joins_at_the_cluster_address_that_an_operator_gives() -> Result<()
 }
 
 /// A backup from before the recovery is restored after it, so discovery knows the lost cluster
-/// only. The survivor's agent must show it the recovery again. Then a newcomer joins the recovered
-/// cluster.
+/// only. The survivor's agent must report the recovery to discovery again. Then a newcomer joins
+/// the recovered cluster.
 #[test]
 fn discovery_that_a_restore_made_forget_the_recovery_follows_it_again() -> Result<()> {
     let mut testbed = Testbed::start(Network::loopback(4), TestbedOptions::default())?;
@@ -445,7 +447,7 @@ fn discovery_that_a_restore_made_forget_the_recovery_follows_it_again() -> Resul
     poll_slowly("an owner's word", LIMIT, || {
         testbed.admin_command(&["db", "accept", "--yes"]).ok()
     })?;
-    // An agent reports at its start, and otherwise within two minutes.
+    // An agent reports at its start, and later only every two minutes.
     survivor.kill();
     survivor.start()?;
     wait_followed(&testbed, &id).with_context(|| last_lines(&survivor.output(), 30))?;

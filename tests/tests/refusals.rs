@@ -82,7 +82,8 @@ fn a_wrong_pin_stops_before_anything_is_sent() -> Result<()> {
         format!("{flipped}{}", &pin[1..])
     });
     let (code, printed) = refused(&testbed, &wrong, "wrong-pin")?;
-    // Not 3: the network may have led the agent to a wrong service, so a later attempt may succeed.
+    // The exit code is 1, not 3: the network may have led the agent to a wrong service, so a later
+    // attempt may succeed.
     ensure!(code == 1, "exit code {code}, printed {printed}");
     ensure!(printed.contains("pin"), "says nothing of the pin: {printed}");
     ensure!(seats(&testbed, "demo")? == 0, "a wrong pin took a seat");
@@ -98,7 +99,8 @@ fn expired_revoked_and_foreign_tokens_are_refused() -> Result<()> {
     let short = testbed.path("short.bundle");
     let out = short.to_str().context("a path")?;
     let create = ["token", "create", "--cluster", "demo", "--out", out, "--ttl"];
-    // On a slow machine the shortest tokens expire before the service has stored them.
+    // Try longer lifetimes: on a slow machine the shortest tokens expire before the service has
+    // stored them.
     let made = [1, 4, 16].into_iter().find(|seconds| {
         testbed.admin_command(&[&create[..], &[&format!("{seconds}s")]].concat()).is_ok()
     });
@@ -121,8 +123,8 @@ fn expired_revoked_and_foreign_tokens_are_refused() -> Result<()> {
     let (code, printed) = refused(&testbed, &bundle, "revoked")?;
     ensure!(code == 3 && printed.contains("revoked"), "exit code {code}, printed {printed}");
 
-    // A token of one cluster in a bundle for another one. The grant names the cluster that it is
-    // for.
+    // The bundle of one cluster contains a token of another cluster. The token's grant names the
+    // cluster that it is for.
     let demo = fs_err::read_to_string(testbed.create_token("demo")?)?;
     let other = fs_err::read_to_string(testbed.create_token("other")?)?;
     let token = demo.trim().rsplit(' ').next().context("a token")?.to_owned();

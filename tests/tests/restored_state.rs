@@ -95,7 +95,7 @@ fn a_backup_from_before_the_freeze_forms_no_second_cluster() -> Result<()> {
     let identity = raft_cluster(&testbed, &testbed.network.hosts[..3])?;
 
     restore(&mut testbed)?;
-    // The process's own ledger has the commit that the database lacks.
+    // Discovery's own ledger has the commit that the database lacks.
     let said = testbed.discovery.as_ref().context("discovery runs")?.output();
     ensure!(said.contains("ledger"), "discovery says nothing of what it found:\n{said}");
     check_no_second_cluster(&testbed, &bundle, identity)
@@ -147,7 +147,8 @@ fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decid
     recover_as_a_new_timeline(&testbed.postgres_dir().join("data"))?;
     testbed.start_discovery()?;
 
-    // Three hosts that never saw the commit fill the list, but nothing may be frozen.
+    // Three hosts that never saw the commit fill the list of founders, but discovery must not
+    // freeze it.
     let mut late = testbed.start_agents(3..6, &bundle)?;
     let explained = poll_slowly("discovery to say why it waits", LIMIT, || {
         let text = testbed.admin_command(&["cluster", "explain", "demo"]).ok()?;
@@ -164,7 +165,7 @@ fn a_restored_database_whose_ledger_is_gone_freezes_nothing_until_an_owner_decid
         ensure!(code == 3, "after db accept {} ended with {code}", agent.host.name);
     }
 
-    // The members have the document that the service lost, and send it.
+    // The members still have the document that the service lost, and send it to the service.
     for agent in &mut members {
         agent.start()?;
     }
@@ -181,14 +182,15 @@ fn postgres(program: &str, args: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Two processes on one Postgres. The second one formed a cluster and was killed, and then the
-/// database was restored to an earlier dump.
+/// Two discovery processes on one Postgres. The second process formed a cluster and was killed.
+/// Then the database was restored to an earlier dump.
 struct RestoredService {
     members: Vec<AgentProcess>,
     /// Agent of a host that never saw the commit, started with the old bundle.
     late: AgentProcess,
     identity: u64,
-    /// Declared last and so dropped last: the agents find the nodes to kill by files in its folder.
+    /// Declared last and so dropped last, because agents find the nodes to kill by files in the
+    /// test bed's folder.
     testbed: Testbed,
 }
 
@@ -245,7 +247,7 @@ impl RestoredService {
     /// Checks that the late host is refused and starts no node, and that the cluster is the
     /// original one.
     fn ends_as_one_cluster(mut self) -> Result<()> {
-        // Running agents report to the service within minutes, restarted ones at once.
+        // Running agents report to the service within minutes, but restarted agents report at once.
         for agent in &mut self.members {
             ensure!(agent.terminate(LIMIT)? == 0, "{}", agent.output());
             agent.start()?;
@@ -282,8 +284,8 @@ fn a_dump_loaded_without_the_process_that_formed_the_cluster_goes_on_when_it_is_
         let [gone] = missing[..] else { return None };
         gone["id"].as_str().map(str::to_owned)
     })?;
-    // A process can't be forgotten within a minute after it was seen, nor within a minute after the
-    // dump was loaded.
+    // A process can't be forgotten within a minute after it was seen or the dump was loaded, so
+    // both times are moved back.
     testbed.psql(&format!(
         "UPDATE processes SET last_seen_us = last_seen_us - 61000000 WHERE id = '{gone}';
          UPDATE generation SET changed_us = changed_us - 61000000"

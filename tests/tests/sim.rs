@@ -61,7 +61,8 @@ fn a_history_is_a_function_of_its_seed() {
     }
 }
 
-/// The bugs that must be found exist only in builds with debug assertions.
+/// Tests with bugs that the simulation must find. The bugs exist only in builds with debug
+/// assertions.
 #[cfg(debug_assertions)]
 mod bugs_put_back {
     use super::*;
@@ -80,7 +81,7 @@ mod bugs_put_back {
         is_found_from(1, options, histories, by);
     }
 
-    /// Checks that the bug is found in histories whose seeds begin with `first`.
+    /// Checks that the bug is found in histories with the seeds from `first` on.
     #[track_caller]
     fn is_found_from(first: u64, options: SimulationOptions, histories: u64, by: &[&str]) {
         // These histories are longer than the default, so that a bug has more time to show.
@@ -189,8 +190,8 @@ mod bugs_put_back {
         is_found(Guards::OLD_IMAGE_VOTES, 2_000, &["members without their promises never act"]);
     }
 
-    /// Without it, a returning member doesn't know new members, and tries to reach moved ones at
-    /// their old addresses.
+    /// Without the exchange of member tables, a returning member doesn't know new members, and
+    /// tries to reach moved members at their old addresses.
     #[test]
     fn members_that_do_not_say_who_the_members_are() {
         let options = SimulationOptions { censuses: false, ..SimulationOptions::default() };

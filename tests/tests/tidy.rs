@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 
-/// A doc comment with fewer words only repeats the name that it belongs to.
+/// Minimum number of words of a doc comment. A shorter one only repeats the name that it belongs
+/// to.
 const FEWEST_WORDS: usize = 4;
 
 /// Words that stand for a noun which the reader has to look for elsewhere.
@@ -15,10 +16,10 @@ const STAND_INS: [&str; 19] = [
 ];
 const STAND_IN_PHRASES: [&str; 3] = ["The same", "The one that", "One that"];
 
-/// Files that may define a type of the same name.
+/// Maximum number of files that may define types of one name.
 const MOST_OWNERS: usize = 2;
 
-/// Type names that more files may define: each module has its own, and callers write the module's name before them.
+/// Type names that any number of files may define. Callers write the module's name before them.
 const COMMON_TYPES: [&str; 3] = ["Error", "Answer", "State"];
 
 /// Folders that have no source text of ours.

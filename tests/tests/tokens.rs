@@ -103,7 +103,7 @@ async fn both_ways(etcd: &Path, tool: &Path, method: &str, key: &str) -> Result<
         let given = token(&nodes[from]).await?;
         get(&nodes[to], &given).await?.with_context(|| format!("{method}: {from} to {to}"))?;
     }
-    // After a user was added, both nodes must refuse a token from before with the same error.
+    // After a user was added, both nodes must refuse an older token with the same error.
     let before = token(&nodes[0]).await?;
     let mut refusals = Vec::new();
     for node in &nodes {

@@ -4,7 +4,8 @@
 //!
 //! 1. Is this certificate accepted? The caller's [`CertificateRule`] answers.
 //! 2. Did the certificate's key sign this handshake? This crate answers, in the same way for each
-//!    rule. No rule can skip it, so an accepted certificate always comes from the holder of its key.
+//!    rule. No rule can skip it, so an accepted certificate always comes from the holder of its
+//!    key.
 
 use std::{fmt::Debug, sync::Arc};
 
@@ -32,9 +33,9 @@ const ONLY_TLS13: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
 pub struct PeerCertificate<'a> {
     /// The certificate of the peer itself.
     pub end_entity: &'a CertificateDer<'a>,
-    /// Certificates that may lead from the peer's to a CA's.
+    /// Certificates that may lead from the peer's certificate to that of a CA.
     pub intermediates: &'a [CertificateDer<'a>],
-    /// Name or address that was dialled; `None` for the certificate of a client.
+    /// Name or address that the client connects to; `None` for the certificate of a client.
     pub server_name: Option<&'a ServerName<'a>>,
     /// Time of the handshake.
     pub now: UnixTime,
@@ -42,7 +43,7 @@ pub struct PeerCertificate<'a> {
 
 /// Rule by which peers are accepted.
 pub trait CertificateRule: Debug + Send + Sync + 'static {
-    /// Checks a certificate, before it is known whether the peer has its key.
+    /// Checks a certificate, before the peer has proved that it has the certificate's key.
     ///
     /// # Errors
     /// If the certificate is refused.
@@ -104,8 +105,8 @@ pub fn client_verifier(
 }
 
 /// Disables session resumption. A resumed session keeps the previous session's certificate, and no
-/// rule is asked. It would outlive a revocation, an expiry, a change of CA, and the removal of a
-/// key.
+/// rule is asked again. The session would outlive a revocation, an expiry, a change of CA, and the
+/// removal of a key.
 pub fn disable_resumption(config: &mut ServerConfig) {
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
@@ -126,7 +127,7 @@ impl<R: CertificateRule> RuleVerifier<R> {
     }
 }
 
-/// The methods that both traits of rustls have.
+/// Signature methods that both verifier traits of rustls require.
 macro_rules! handshake_signature_methods {
     () => {
         fn verify_tls12_signature(

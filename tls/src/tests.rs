@@ -8,7 +8,7 @@ use rustls::{
 
 use super::*;
 
-/// Rule that accepts one certificate, or every one.
+/// Rule that accepts one certificate, or every certificate.
 #[derive(Debug, Default)]
 struct TestRule {
     only: Option<CertificateDer<'static>>,
@@ -49,7 +49,8 @@ fn identity() -> Identity {
     Identity { certificate: certificate.der().clone(), key }
 }
 
-/// Returns a resolver that shows `certificate` and signs with `key`, whether they belong together.
+/// Returns a resolver that presents `certificate` and signs with `key`, even if they don't belong
+/// together.
 fn resolver(certificate: &Identity, key: &Identity) -> Arc<SingleCertAndKey> {
     let key = provider().key_provider.load_private_key(key.key.clone_key()).unwrap();
     Arc::new(CertifiedKey::new(vec![certificate.certificate.clone()], key).into())

@@ -1,8 +1,9 @@
 //! The address flags as typed, and the addresses that follow from them. Nothing here uses the
 //! network.
 //!
-//! A member's first addresses are those that its cluster agreed on. Once its node has run it may
-//! move: each start may give new addresses, and what a start doesn't give stays unchanged.
+//! A member's first addresses are those that its cluster agreed on. Once its node has run, the
+//! member may move: each start may give new addresses. An address that a start doesn't give stays
+//! unchanged.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -142,8 +143,8 @@ impl AddressFlags {
     }
 
     /// Returns the address to listen on. That is the advertised address if this host has it, so
-    /// that nothing else is open. Behind a translated address or a name, it is the unspecified
-    /// address.
+    /// that no other address is open. If the advertised address is a name or a translated (NAT)
+    /// address, it is the unspecified address.
     fn listen_address(&self, url: &NodeUrl, own: &[IpAddr]) -> IpAddr {
         match (self.listen, url.host()) {
             (Some(listen), _) => listen,

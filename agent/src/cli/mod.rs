@@ -90,7 +90,7 @@ pub(crate) enum AgentCommand {
 }
 
 impl AgentCommand {
-    /// Returns whether programs read the command's output, and so its errors.
+    /// Returns whether programs read the command's output, so that its errors are JSON, too.
     pub(crate) fn is_for_programs(&self) -> bool {
         match self {
             Self::Run(run) => run.log_format == AgentLogFormat::Json,

@@ -7,16 +7,18 @@ use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
 
 use super::{ClusterApiClient, ClusterError, MemberId, MemberList};
 
-/// gRPC metadata keys: the operation id and planned configuration of a request, and the incarnation
-/// and key that a new member is bound to.
+/// gRPC metadata key of a change's operation id.
 const OPERATION: &str = "muster-operation";
+/// gRPC metadata key of the configuration for which a change was planned.
 const PLANNED_AT: &str = "muster-planned-at";
+/// gRPC metadata key of the incarnation that a new member is bound to.
 const INCARNATION: &str = "muster-incarnation";
+/// gRPC metadata key of the public key that a new member is bound to.
 const NODE_KEY: &str = "muster-node-key";
 
-/// How long the list of members is requested after an answer was lost, and the pause between
-/// attempts.
+/// How long the list of members is requested again and again after an answer was lost.
 const LIST_RETRY_LIMIT: Duration = Duration::from_secs(30);
+/// Pause between two requests for the list of members.
 const LIST_RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// Maximum number of times that one change is sent.
 const MAX_ATTEMPTS: u32 = 3;
@@ -52,7 +54,8 @@ pub(crate) struct NewMember {
 pub(crate) struct ChangeMetadata {
     /// Id of the operation, which the cluster carries out at most once.
     pub operation: [u8; 16],
-    /// Configuration for which the change was planned; on any other one the cluster refuses it.
+    /// Configuration for which the change was planned; at any other configuration the cluster
+    /// refuses the change.
     pub planned_at: Option<u64>,
 }
 
@@ -67,7 +70,7 @@ impl ClusterMemberChange {
         }
     }
 
-    /// Returns whether the members show this change as made.
+    /// Returns whether the list of members looks as it does after this change.
     pub(crate) fn is_visible_in(&self, members: &MemberList) -> bool {
         let of = |id: &MemberId| members.of_id(*id);
         match self {
@@ -85,9 +88,9 @@ impl ClusterMemberChange {
 }
 
 impl ClusterMemberChange {
-    /// Returns whether the members show that this very change was made. Another operation may have
-    /// added a member with equal URLs. If the cluster keeps operation ids, sending the addition
-    /// again tells, so the list alone doesn't count.
+    /// Returns whether the list of members proves that this operation made the change. It proves no
+    /// addition if the cluster keeps operation ids: another operation may have added a member with
+    /// equal URLs. Sending the addition again then shows which operation added it.
     fn is_certainly_visible_in(&self, members: &MemberList) -> bool {
         let knows_operations = members.configuration.is_some();
         self.is_visible_in(members) && !(matches!(self, Self::Add(_)) && knows_operations)
@@ -124,8 +127,8 @@ fn ascii(digits: &str) -> MetadataValue<Ascii> {
 impl ClusterApiClient {
     /// Makes a change, and returns the members after it. If the answer is lost, the list of members
     /// is read before the change is sent again, with the same operation id. `muster-node` carries
-    /// out an operation id once. Stock etcd knows no such ids. There an addition counts as made if
-    /// its URLs are in the list, and every other change can be repeated.
+    /// out an operation id once. Stock etcd knows no such ids. With stock etcd, an addition is
+    /// taken as made if its URLs are in the list, and every other change can be repeated.
     pub(crate) async fn carry_out(
         &self,
         change: &ClusterMemberChange,

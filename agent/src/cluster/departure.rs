@@ -1,8 +1,9 @@
 //! Finds which operation removed a member, so that an interrupted replacement can go on.
 //!
-//! `muster-node` keeps the operation's id with the member that it removed. Sending the removal
-//! again tells whether this operation made it, and changes nothing. Stock etcd keeps no such ids.
-//! There an operation announces a removal in the cluster's own store before it removes a member.
+//! `muster-node` keeps the operation's id with the member that it removed. So an operation can send
+//! its removal again: the answer shows whether this operation removed the member, and nothing
+//! changes. Stock etcd keeps no such ids. With stock etcd, an operation announces a removal in the
+//! cluster's own store before it removes a member.
 //!
 //! A newcomer takes the place of a removed member only if its own operation removed that member.
 //! Otherwise two replacements of one member would make the cluster grow.
@@ -12,14 +13,14 @@ use super::{
     MemberList,
 };
 
-/// Key prefix, followed by a member's id. The value is the last operation that announced to replace
-/// that member.
+/// Key prefix, followed by a member's id. The value is the id of the operation that last announced
+/// to replace that member.
 const REPLACED: &str = "muster/v1/replaced/";
 
-/// Operation that removed the member which another one replaces.
+/// Origin of the removal of a member that another one replaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum RemovalOrigin {
-    /// The cluster has not been asked yet.
+    /// This agent has not yet asked the cluster which operation removed the member.
     #[default]
     Unknown,
     /// The replacement itself removed the member, so the newcomer takes the free place.
@@ -53,7 +54,7 @@ impl ClusterApiClient {
         Err(ClusterError::Unavailable { text })
     }
 
-    /// Returns whether `operation` or another one has removed `old`, which is no longer among
+    /// Returns whether `operation` or another operation has removed `old`, which is no longer among
     /// `members`.
     pub(crate) async fn removal_origin(
         &self,

@@ -78,9 +78,9 @@ impl ClusterError {
         }
     }
 
-    /// Returns whether another member may answer the request that this one did not serve.
+    /// Returns whether another member may serve the request that this member did not serve.
     pub(super) fn may_try_another_member(&self) -> bool {
-        // This refusal of a learner, or of a removed member, holds for that member only.
+        // A learner or a removed member refuses with this reason; another member may accept.
         matches!(self, Self::Unavailable { .. })
             || self.refusal() == Some(ClusterRefusal::NotSupportedForLearner)
     }
@@ -109,7 +109,8 @@ impl ClusterError {
             (_, Some(ClusterRefusal::NoLeader | ClusterRefusal::NotCapable)) => {
                 Self::Unavailable { text }
             }
-            // Stock etcd sends some of its refusals with these two codes.
+            // Stock etcd sends some refusals with these two codes. If the text is unknown, it may
+            // also mean that the answer was lost.
             (Code::Unknown | Code::Unavailable, None) => lost(),
             (_, Some(refusal)) => refused(refusal, text),
             (

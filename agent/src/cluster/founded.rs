@@ -1,4 +1,4 @@
-//! The Raft cluster that a commit document makes.
+//! Computes the Raft cluster id that follows from a commit document.
 
 use discovery_types::document::VerifiedDocument;
 use discovery_types::raft_id;

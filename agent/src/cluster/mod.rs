@@ -5,9 +5,9 @@
 //! could not be sent, or may have been carried out. In the last case the caller must read the list
 //! of members before trying again. Every wait has a named limit.
 //!
-//! With `muster-node` a change can carry two things. By its operation id, it is carried out at most
-//! once. By the configuration that it was planned for, it is refused on any other. Stock etcd
-//! ignores both.
+//! A change can carry an operation id and the configuration for which it was planned. `muster-node`
+//! carries out each operation id at most once, and refuses the change at any other configuration.
+//! Stock etcd ignores the id and the configuration.
 
 mod change;
 mod departure;
@@ -42,9 +42,9 @@ use crate::exit::error_chain;
 
 /// The longest that a read may take.
 const READ_DEADLINE: Duration = Duration::from_secs(5);
-/// The longest that a status request may take: a member answers it without the others.
+/// The longest that a status request may take: a member answers without asking other members.
 const STATUS_DEADLINE: Duration = Duration::from_secs(3);
-/// The longest that a change may take; longer than the server itself tries.
+/// The longest that a change may take; longer than the server's own time limit.
 const CHANGE_DEADLINE: Duration = Duration::from_secs(15);
 
 /// gRPC metadata key of the configuration in answers.
@@ -63,8 +63,8 @@ impl ClusterApiClient {
         Self { endpoints: doors }
     }
 
-    /// Returns a client that also tries these members' client URLs, after its own ports. The member
-    /// at one of its own ports may be the one to be removed.
+    /// Returns a client that also tries these members' client URLs, after the ports of `self`. One
+    /// of those ports may belong to a member that is about to be removed.
     pub(crate) fn with_members(&self, members: &MemberList) -> Self {
         let mut doors = self.endpoints.clone();
         for url in members.list.iter().flat_map(|member| &member.client_urls) {
@@ -189,9 +189,9 @@ impl ClusterApiClient {
             .await
     }
 
-    /// Returns a client that asks only this member, at its own client URLs. Don't use it for this
-    /// host's own node: the client URL of that may lead elsewhere, while its listen address is
-    /// known.
+    /// Returns a client that asks only this member, at the member's client URLs. Don't use it for
+    /// this host's own node, whose client URL may lead elsewhere. Reach that node at its listen
+    /// address instead.
     pub(crate) fn client_of(&self, member: &ClusterMember) -> Result<Self, ClusterError> {
         let identity = self.endpoints.iter().find_map(ClientEndpoint::identity);
         let (mut doors, mut refused) = (Vec::new(), None);
@@ -273,7 +273,7 @@ async fn status(channel: Channel) -> Result<Response<pb::StatusResponse>, Status
 }
 
 /// Makes a member of etcd before 3.5 catch up by a linearizable read, before it lists the members.
-/// Such a member lists them as it happens to know them.
+/// Without that read, its list may be outdated.
 async fn catch_up_old_member(channel: Channel) -> Result<(), Status> {
     let version = status(channel.clone()).await?.into_inner().version;
     if ["3.2.", "3.3.", "3.4."].iter().any(|old| version.starts_with(old)) {

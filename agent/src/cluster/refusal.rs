@@ -1,7 +1,8 @@
 //! Why a cluster refuses a request: the one table of `muster-node`'s codes and etcd's texts.
 //!
-//! `muster-node` sends a code with each refusal of a change of members. Stock etcd sends none, so
-//! there the text tells. A refusal that the table doesn't have is [`ClusterRefusal::Other`].
+//! `muster-node` sends a code with each refusal of a change of members. Stock etcd sends no code,
+//! so its reason is recognised by the text. A refusal that the table doesn't have is
+//! [`ClusterRefusal::Other`].
 
 use tonic::Status;
 
@@ -10,7 +11,7 @@ const REFUSAL_METADATA: &str = "muster-refusal";
 
 macro_rules! refusals {
     ($($(#[$doc:meta])* $name:ident: $code:literal $($text:literal)+;)*) => {
-        /// Reason of a refusal, as far as the agent tells the reasons apart.
+        /// Reasons of refusals that the agent distinguishes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum ClusterRefusal {
             $($(#[$doc])* $name,)*
@@ -68,7 +69,7 @@ impl ClusterRefusal {
         matches!(self, Self::UnhealthyCluster | Self::NotEnoughStarted)
     }
 
-    /// Returns whether the refusal may pass, so that the request is worth another attempt.
+    /// Returns whether the cause of the refusal may be temporary, so that a retry may succeed.
     pub(crate) fn is_transient(self) -> bool {
         match self {
             Self::UnhealthyCluster

@@ -135,7 +135,8 @@ async fn make_cluster(typed: &MakeArguments, printer: &mut Printer<'_>) -> Resul
         return Err(ExitError::Failed(format!("nothing was changed: {text}")));
     }
     confirm_data_loss(typed, &host.confirmation_sentence())?;
-    // Made before it is signed: after a crash in between, a repeated run finds this cluster.
+    // The new cluster is made before its statement is signed. After a crash in between, a repeated
+    // run finds this cluster.
     let made = match host.unsigned_recovery(&survivors[0].sight) {
         Some(made) => made,
         None => programs.make(&layout.node())?,
@@ -217,9 +218,9 @@ impl HostState {
         ))
     }
 
-    /// Returns a new cluster that was made by hand, with --force-new-cluster, and for which no
-    /// statement was signed yet. It has to be made from the cluster of the last statement. Only the
-    /// signature is missing then.
+    /// Returns the new cluster that this directory already holds, if only the signed statement is
+    /// missing. An interrupted run made it, or somebody made it by hand with --force-new-cluster.
+    /// `None` unless it was made from the cluster of the last statement.
     fn unsigned_recovery(&self, sight: &DirectoryReport) -> Option<RecoveryResult> {
         let forced = sight.forced.as_ref()?;
         let is = sight.cluster_id.as_deref().and_then(parse_hex_id);

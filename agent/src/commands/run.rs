@@ -167,8 +167,8 @@ impl Daemon<'_> {
                 .facts()
                 .map_err(|error| ExitError::Usage(format!("--machine-id-file: {error}")))?;
             let node = self.settings.layout.node();
-            // muster-node would complete the recovery, and run a cluster for which there is no
-            // recovery statement.
+            // Don't start the node now: it would complete the recovery, and run a cluster for which
+            // there is no recovery statement.
             if node.join(node_dir::FORCING_FILE).exists() {
                 return Err(ExitError::Failed(format!(
                     "{}: a new cluster is half made here: muster-agent recover make ends what it began",
@@ -295,7 +295,7 @@ impl Daemon<'_> {
 
     /// Decides whether to try again after an attempt has ended. If this host has no place in the
     /// cluster and `--wait-for-ticket` was given, waits, then continues with the bundle file's new
-    /// content. Passes every other end on.
+    /// content. Returns every other result unchanged.
     async fn wait_for_ticket(
         &self,
         ended: Result<(), ExitError>,

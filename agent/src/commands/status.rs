@@ -142,7 +142,7 @@ async fn make_report(layout: &Layout) -> Result<StatusReport, StateError> {
         (Some(_), Some(Ok(door))) => {
             let own = node_status(&door).await;
             let health = ask_health(&door, &own).await;
-            // If the node doesn't answer its own status, it can't list the peers either.
+            // If the node doesn't answer a status request, it can't list the peers either.
             if own.is_ok() && !health.as_ref().is_ok_and(|health| health.ready) {
                 peers = member::report_peers(&door).await;
             }

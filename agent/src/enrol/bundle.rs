@@ -23,8 +23,8 @@ const BUNDLE_READ_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Reads the bundle given by `--bundle-file`; `None` if the flag is absent.
 ///
-/// With `--wait-for-ticket`, a file that is missing or holds no bundle is an error after which to
-/// wait: it may come later.
+/// With `--wait-for-ticket`, a missing file or a file without a bundle is the error
+/// [`ExitError::NeedsTicket`]. The caller then waits, since the bundle may come later.
 ///
 /// A pipe may stay silent for ever. So it is read on a thread of its own that nothing waits for:
 /// the agent can end once this future is dropped.

@@ -1,9 +1,9 @@
 //! How this host becomes a member: by forming a cluster with other hosts, or by joining a running
 //! one.
 //!
-//! `bundle` says which cluster. `protocol` owns the state machine and its journal. `bootstrap` and
-//! `join` are the two ways; each ends with a node that may start. `redeem` is the part that both have
-//! in common.
+//! `bundle` determines the cluster to join. `protocol` owns the state machine and its journal.
+//! `bootstrap` forms a cluster, `join` joins one; each ends with a node that may start. `redeem`
+//! has the code that `bootstrap` and `join` share.
 
 pub(crate) mod bootstrap;
 pub(crate) mod bundle;

@@ -1,7 +1,7 @@
 //! The node's key (ECDSA P-256) and its signing request.
 //!
-//! The key is made on this host and never leaves it. It lies where the node reads it, and is
-//! fsynced before the record names it. `state` keeps the agent's own key (Ed25519).
+//! The key is made on this host and never leaves it. The key is in the file that the node reads,
+//! and is fsynced before the agent's record names it. `state` keeps the agent's own key (Ed25519).
 
 use discovery_types::csr::{Csr, NodeKey};
 use zeroize::Zeroizing;

@@ -24,8 +24,8 @@ pub(crate) struct Protocol {
     pub key: Arc<SigningKey>,
     /// The pure state machine of `discovery-formation`.
     pub agent: Agent,
-    /// Facts journalled beside the machine's. Changes become durable with the next step that
-    /// writes.
+    /// Facts in the journal beside the state machine's own. Changes become durable with the next
+    /// step that writes the journal.
     pub extras: JournalExtras,
     /// The document this agent holds, or that of the cluster that added this host; verified.
     pub document: Option<VerifiedDocument>,
@@ -50,12 +50,13 @@ impl Protocol {
         Nonce(self.agent.session.nonce.to_be_bytes())
     }
 
-    /// Makes changes of `keepsakes` durable without a step.
+    /// Makes changes of `extras` durable without a step of the state machine.
     pub(crate) fn persist_extras(&self) -> Result<(), ExitError> {
         journal::write(&self.layout, &self.agent.journal, &self.extras).map_err(state_exit_error)
     }
 
-    /// Applies one event. When this returns, everything that has to be durable is.
+    /// Applies one event. When this returns, the journal is durable, so the returned actions may be
+    /// carried out.
     pub(crate) fn step(&mut self, event: AgentEvent) -> Result<Vec<AgentAction>, ExitError> {
         let held_before = self.agent.journal.held_document.is_some();
         let start_before = self.agent.journal.launch_state;

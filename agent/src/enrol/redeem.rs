@@ -8,11 +8,12 @@
 //!
 //! The protocol needs these differences:
 //!
-//! - Who redeems a boot token takes part in forming the cluster. Its state machine judges each
-//!   refusal, and goes on with a service that is broken for a while. A redeemed ticket is only
-//!   carried to the cluster's agents, so a final refusal or a bad answer ends the agent.
+//! - A host that redeems a boot token takes part in forming the cluster. Its state machine judges
+//!   each refusal, and retries while the service is broken. A redeemed ticket is only carried to
+//!   the cluster's agents, so a final refusal or a bad answer ends the agent.
 //! - The document of a cluster that has just formed must be signed by one of the service's present
-//!   keys. A newcomer's may be older than these; statements, records and acks prove it.
+//!   keys. The document that a newcomer gets may be older than these keys; statements, records and
+//!   acks prove it.
 
 use discovery_types::jws::Jws;
 use discovery_types::redeem::Redeem;

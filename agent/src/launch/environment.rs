@@ -35,7 +35,8 @@ pub fn withheld_variables() -> Vec<String> {
 
 fn chosen(all: impl Iterator<Item = (OsString, OsString)>) -> Vec<(OsString, OsString)> {
     all.filter(|(name, _)| {
-        // The launcher has test failpoints too, so tests pass this on; release builds have none.
+        // The launcher has test failpoints too, so debug builds pass this variable on. Release
+        // builds have no failpoints.
         let failpoint = cfg!(debug_assertions) && name == "MUSTER_CRASH_AT";
         failpoint || INHERITED_VARIABLES.iter().any(|passed| name == passed)
     })

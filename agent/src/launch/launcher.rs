@@ -32,8 +32,9 @@ pub(crate) const ALREADY_RUNNING: u8 = 75;
 /// The launcher's exit code when the node's program can't be executed (the code that shells use).
 pub(crate) const CANNOT_EXECUTE: u8 = 126;
 
-/// Number of attempts to take the lock, and the pause between two.
+/// Number of attempts to take the lock.
 const LOCK_TRIES: u32 = 5;
+/// Pause between two attempts to take the lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Executes the node in place of this process. Returns only on failure: the exit code and the

@@ -22,8 +22,9 @@ use crate::state::{self, Layout, StateError, state_exit_error};
 
 /// How long a node's program may take to print its version.
 const VERSION_DEADLINE: Duration = Duration::from_secs(10);
-/// Prefix of the `--version` line that identifies muster-node, and prefix of etcd's first line.
+/// Prefix of the line in the output of `--version` that identifies muster-node.
 const MUSTER_NODE_LINE: &str = "Muster Node:";
+/// Prefix of the line with etcd's version, which muster-node prints too.
 const ETCD_LINE: &str = "etcd Version: ";
 
 /// Kind of a node's program, found by its `--version` output.
@@ -89,7 +90,7 @@ pub(crate) struct NodeCommand<'a> {
 pub(crate) enum Origin<'a> {
     /// The cluster was founded with the member, in this seat of the document.
     Founder(u8),
-    /// The member was added later; these were the cluster's members then.
+    /// The member was added to a running cluster, which had these members at that time.
     Newcomer(&'a [InitialMember]),
 }
 
@@ -119,8 +120,9 @@ struct DocumentMember<'a> {
 }
 
 impl NodeCommand<'_> {
-    /// Writes certificates and a founder's member list. Both follow from the journal. Each start
-    /// compares the files with it, and rewrites one that a crash has damaged.
+    /// Writes certificates and a founder's member list. Their content follows from the journal.
+    /// Each start compares the files with the journal, and rewrites a file that a crash has
+    /// damaged.
     pub(crate) fn write_files(&self) -> Result<(), ExitError> {
         write_certificates(self.layout, self.leaves, self.statement)?;
         let Origin::Founder(seat) = self.origin else { return Ok(()) };
@@ -201,8 +203,8 @@ impl Origin<'_> {
     }
 }
 
-/// Writes certificates where the node and this agent read them. Both load new ones without a
-/// restart.
+/// Writes certificates where the node and this agent read them. Node and agent load new
+/// certificates without a restart.
 pub(crate) fn write_certificates(
     layout: &Layout,
     leaves: &Leaves,

@@ -1,4 +1,5 @@
-//! Identifies the node's process. A pid alone doesn't: another process may have it by now.
+//! Identifies the node's process. A pid alone doesn't identify it: another process may have that
+//! pid by now.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// Identity of a process within one boot. A pid may be reused, but not with an equal start time.
 /// The executed program is not compared: a node's program may be a script that executes another
-/// one. The lock that the node inherits tells whether it runs at all.
+/// one. The lock that the node inherits shows whether the node runs at all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessIdentity {
     /// The process's id (pid).

@@ -1,8 +1,8 @@
 //! Log lines on standard error: as text for people, or as one JSON object each.
 //!
 //! The node's lines get the same form as the agent's own. muster-node and etcd write JSON objects,
-//! and an object quoted inside a string can't be searched. Their time, level and fields are kept;
-//! `target` is `node`.
+//! and an object quoted inside a string can't be searched. The lines' time, level and fields are
+//! kept; `target` is `node`.
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -24,7 +24,7 @@ static FORMAT: OnceLock<AgentLogFormat> = OnceLock::new();
 /// Starts logging for the whole process. `filter` has the form `info,muster_agent=debug`.
 ///
 /// # Errors
-/// A usage error where `filter` can't be parsed.
+/// Returns a usage error if `filter` can't be parsed.
 pub(crate) fn start(filter: &str, format: AgentLogFormat) -> Result<(), ExitError> {
     let filter = EnvFilter::try_new(filter).map_err(|error| {
         ExitError::Usage(format!("--log {filter}: {error}: say a level, as in info"))
@@ -37,7 +37,7 @@ pub(crate) fn start(filter: &str, format: AgentLogFormat) -> Result<(), ExitErro
         }
         AgentLogFormat::Json => builder.json().flatten_event(true).try_init(),
     };
-    // Only a second start in one process fails, and then a logger exists already.
+    // Starting fails only a second time in one process, which has a logger already.
     drop(started);
     let _ = FORMAT.set(format);
     Ok(())
@@ -72,10 +72,11 @@ fn is_enabled(level: Level) -> bool {
     }
 }
 
-/// Field names in a node's line; the agent's lines use `level`, `timestamp` and `message` for
-/// these.
+/// Name of the level's field in a node's JSON line.
 const LEVEL_FIELD: &str = "level";
+/// Name of the time's field in a node's JSON line.
 const TIME_FIELD: &str = "ts";
+/// Name of the message's field in a node's JSON line.
 const MESSAGE_FIELD: &str = "msg";
 
 /// Rewrites a node's JSON line with the agent's names for time, level and message.

@@ -2,7 +2,7 @@
 //!
 //! The node keeps its log open for appending as long as it lives, and stock etcd can't be told to
 //! open it again. So renaming the file would let it grow for ever under its new name. Copying and
-//! then truncating it would lose every line written between the two.
+//! then truncating it would lose every line written between the copy and the truncation.
 //!
 //! Instead, the space of lines already passed on is freed *inside* the file: a hole is punched at
 //! its start. The file's length grows on, but its space on disk doesn't. No line can be lost, since
@@ -22,7 +22,7 @@ use muster_files::data;
 use rustix::fs::{FallocateFlags, fallocate};
 use tokio_util::sync::CancellationToken;
 
-/// Number of bytes kept of the node's log: at least these, and at most twice as many.
+/// Minimum number of bytes kept of the node's log; at most twice as many are kept.
 pub(crate) const KEEP_BYTES: u64 = 16 * 1024 * 1024;
 /// Maximum length of a line in bytes; longer lines are passed on in pieces.
 const LINE_LIMIT: usize = 16 * 1024;
@@ -174,7 +174,8 @@ fn read_lines(
 
 fn pass_line(line: &mut Vec<u8>, sink: &mut impl FnMut(&str)) {
     let text = String::from_utf8_lossy(line);
-    // A hole reads as zero bytes, and the first line after an agent's restart may begin with some.
+    // A hole reads as zero bytes, and the first line after an agent's restart may begin with zero
+    // bytes.
     let text = text.trim_matches(['\0', '\r']);
     if !text.trim().is_empty() {
         sink(text);
@@ -262,7 +263,7 @@ pub(crate) fn death_reason(path: &Path, started: Option<&LogPosition>) -> Option
 const REMOVED_ERROR: &str = "the member has been permanently removed from the cluster";
 
 /// Returns whether a stock etcd has ended because its cluster removed it. `started` is the end of
-/// the log at its start. The log has to tell, since stock etcd leaves no tombstone and its exit
+/// the log at its start. The log is the only sign: stock etcd leaves no tombstone, and its exit
 /// code is 0.
 pub(crate) fn has_removal_error(path: &Path, started: Option<&LogPosition>) -> bool {
     lines_since(path, started).iter().any(|line| is_removal_error(line))
@@ -454,7 +455,8 @@ mod tests {
         assert!(last_lines(&dir.path().join("absent"), 2).is_empty());
     }
 
-    /// Returns the last words of a node that wrote `text` into a log already containing `earlier`.
+    /// Returns the reason of death of a node that wrote `text` into a log already containing
+    /// `earlier`.
     fn last_words_after(earlier: &str, text: &str) -> Option<String> {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("node.log");

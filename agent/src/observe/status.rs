@@ -24,11 +24,11 @@ pub(crate) enum Phase {
     Starting,
     /// Discovery is unreachable or can't serve; the agent tries again.
     Contacting,
-    /// The agent has redeemed its token and waits for the others, in a seat or as a standby.
+    /// The agent has redeemed its token and waits for other hosts, in a seat or as a standby.
     Waiting,
-    /// A list is proposed; the agent probes the others and checks.
+    /// A list of members is proposed; the agent probes those members and checks the list.
     Preparing,
-    /// The list is decided; the node is about to start for the first time.
+    /// The list of members is committed; the node is about to start for the first time.
     Launching,
     /// The node's process runs.
     Running,

@@ -1,7 +1,7 @@
 //! A member's agent at work: from the moment its node may start, until the agent stops or the
 //! cluster removes the member.
 //!
-//! `supervise` is the one entry. It starts the node by `node_start` and keeps it running. Beside it,
+//! `supervise` is the one entry. It starts the node by `node_start` and keeps it running. Meanwhile
 //! it runs the reports to discovery, the renewal of certificates, and the duties in `steward`.
 
 pub(crate) mod addresses;

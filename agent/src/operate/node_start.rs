@@ -117,7 +117,7 @@ pub(super) struct NodeStart {
     pub(super) program: CommandLine,
     /// The member's URLs and listen addresses.
     pub(super) addresses: Addresses,
-    /// Client URLs of the members that the journal has.
+    /// Client URLs of the members in the journal.
     pub(super) client_urls: BTreeSet<String>,
 }
 

@@ -21,7 +21,7 @@ use crate::retry::Retry;
 use crate::state::addresses::Addresses;
 use crate::state::{self, Layout};
 
-/// How often the clock is read while waiting: somebody may set it.
+/// How often the wall clock is read while waiting, since somebody may set the clock meanwhile.
 const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Data and clients for renewing certificates.
@@ -41,7 +41,7 @@ pub(crate) struct Renewal {
 }
 
 impl Renewal {
-    /// Waits until the certificates `now` are due for renewal, then returns new ones.
+    /// Waits until the present certificates, `now`, are due for renewal, then returns new ones.
     pub(crate) async fn next_certificates(&self, now: &Leaves) -> Leaves {
         let Some(life) = now.validity() else { return std::future::pending().await };
         // Certificates for another address are due at once.
@@ -104,7 +104,8 @@ impl Renewal {
             let at = now + SignedDuration::try_from(pause).unwrap_or_default();
             self.board.update(|status| {
                 match &status.certificates_late {
-                    // A warning only: discovery learns of a move some seconds later.
+                    // This is only a warning: discovery learns of a member's new address some
+                    // seconds late.
                     None if !old.is_for_own_address => tracing::warn!("{text}"),
                     None => tracing::error!("{text}"),
                     Some(_) => {}
@@ -150,8 +151,9 @@ async fn wait_and_renew<T>(
     }
 }
 
-/// Returns the certificates for a start: the journal's, or those in the `tls` directory. The latter
-/// are used if they are this member's and last longer; a person may have put them there.
+/// Returns the certificates for a start: the journal's, or those in the `tls` directory. Those in
+/// the directory are used if they are this member's and expire later; a person may have put them
+/// there.
 pub(crate) fn newest_certificates(
     layout: &Layout,
     journalled: &Leaves,

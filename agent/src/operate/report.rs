@@ -1,4 +1,4 @@
-//! Reports to discovery which Raft cluster this host's node is in, once the node itself tells.
+//! Reports to discovery which Raft cluster this host's node is in, once the node itself knows it.
 //!
 //! A report decides nothing: discovery shows the cluster as formed once a majority has reported one
 //! id. A node serves whether or not the report arrives. So reporting is retried for as long as the
@@ -8,10 +8,10 @@
 //! forgotten it. It is also repeated as soon as the members change, because operators give orders
 //! by discovery's list of members.
 //!
-//! Each answer names the Raft cluster whose reports discovery accepts. That may be another one than
-//! this node's, after an operator made this node's cluster from the data left on this host. Then
-//! the agent sends the recovery statements and repeats the report. So it needs to remember nothing
-//! of what it has sent.
+//! Each answer names the Raft cluster whose reports discovery accepts. It differs from this node's
+//! Raft cluster after an operator has made a new cluster from the data left on this host. Then the
+//! agent sends the recovery statements and repeats the report. So the agent needs no memory of what
+//! it has sent.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -40,8 +40,8 @@ use discovery_types::text::truncate_reason;
 /// How often a node without a leader is asked again.
 const NODE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long a node may be without a leader before its complaint is reported to discovery, and how
-/// often it is reported then.
+/// How long a node may be without a leader before its last complaint is reported to discovery. The
+/// report is repeated at this interval.
 const TROUBLE_REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Minimum time until an accepted report is repeated; jitter adds at most as much again.
@@ -76,9 +76,9 @@ pub(crate) struct NodeReporter {
 }
 
 impl NodeReporter {
-    /// Reports until discovery says that the cluster is formed, so that this host knows it too, and
-    /// from time to time after that. A service that has lost the commit is first shown the
-    /// document. `heard` is called with each answer.
+    /// Reports until discovery says that the cluster is formed, and from time to time after that.
+    /// If the service has lost the commit, sends the document first. Calls `heard` with each
+    /// answer.
     pub(crate) async fn run(self, heard: impl Fn(ClusterState)) -> Infallible {
         let first = async || self.wait_for_leader().await;
         let told = RefCell::new(Vec::new());
@@ -135,7 +135,7 @@ impl NodeReporter {
 
     /// Sends the last report about the removed member `own`: the cluster's members without it, as
     /// read from `others`. If a cluster of two removes a member, discovery needs the reports of
-    /// both to accept that one is left.
+    /// both members to accept that only one is left.
     pub(crate) async fn report_removal(
         &self,
         own: MemberId,
@@ -295,7 +295,8 @@ fn is_settled(answer: &Result<ClusterState, ClientError>) -> bool {
     }
 }
 
-/// Logs an answer. The operator's log shows it only if it differs from the one in `said`.
+/// Logs an answer at level info or warning if it differs from the last one, in `said`. Logs a
+/// repeated or temporary answer at level debug.
 fn log(answer: &Result<ClusterState, ClientError>, status: &NodeStatus, said: &mut String) {
     let settled = is_settled(answer);
     let says = match answer {
@@ -379,7 +380,8 @@ mod tests {
         let told = RefCell::new(Vec::new());
         let tell = async |_: &NodeStatus| {
             told.borrow_mut().push(begun.elapsed());
-            // The cluster is formed; then a restore sets the service back to before the reports.
+            // Simulates a restore of the service: for two reports, it answers as before the cluster
+            // was formed.
             match told.borrow().len() {
                 count if count < restored || count > restored + 1 => Ok(ClusterState::Formed),
                 _ => Ok(ClusterState::Committed),

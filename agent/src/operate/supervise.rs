@@ -1,4 +1,4 @@
-//! The agent's work once its node may start: it supervises the node, follows the node's log,
+//! The agent's work once its node may start. The agent supervises the node, follows the node's log,
 //! journals that the node has created its data, and reports to discovery.
 
 use std::collections::BTreeSet;
@@ -336,8 +336,8 @@ async fn handle_outcome(
     }
 }
 
-/// Reports the removal, which is durable by now, to discovery. If that fails, discovery is no worse
-/// off than with a host that vanished.
+/// Reports the removal, which is durable by now, to discovery. If the report fails, discovery
+/// treats this host like one that vanished.
 async fn report_removal(plan: &NodeStart, protocol: &Protocol, known: &SharedFacts) {
     let Some(report) = plan.report(protocol, known) else { return };
     let told = async {
@@ -354,8 +354,8 @@ async fn report_removal(plan: &NodeStart, protocol: &Protocol, known: &SharedFac
 
 fn journal_removal(protocol: &mut Protocol) -> ExitError {
     let tombstone = removal::record_removal(&protocol.layout, &mut protocol.extras);
-    // The tombstone in the node's directory already keeps it from starting; the journal's is the
-    // second.
+    // The tombstone in the node's directory already keeps the node from starting. The journal's
+    // copy is a second safeguard.
     if let Err(end) = protocol.step(AgentEvent::TombstoneSeen) {
         tracing::warn!("can't journal the removal: {end}");
     }

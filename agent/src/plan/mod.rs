@@ -3,7 +3,7 @@
 //!
 //! The cluster judges every change itself, and more exactly than is possible from outside: it knows
 //! for how long each member has been connected. A plan predicts the cluster's refusals. It also
-//! warns of changes that the cluster allows although they make it less safe.
+//! warns of changes that the cluster allows although they make the cluster less safe.
 
 mod progress;
 mod replace;
@@ -157,7 +157,7 @@ impl ObservedCluster {
         self.leader == Some(id) && self.voter_counts().voters > 1
     }
 
-    /// Returns how the members stand by the rules that the cluster judges changes by. A member that
+    /// Returns the members in the form that the cluster's own rules for changes take. A member that
     /// answers counts as healthy, since only the cluster knows how long it has been connected.
     fn view(&self) -> MembershipView {
         let standing = |seen: &ObservedMember| MemberStanding {
@@ -301,7 +301,7 @@ pub(crate) enum PlanObjection {
 pub(crate) enum Warning {
     /// N voters (N even) tolerate no more failures than N-1.
     EvenSize(usize),
-    /// A learner without a vote yet: it stays one until a person promotes it.
+    /// The new member stays a learner, without a vote, until a person promotes it.
     LearnerWaits(String),
     /// The URL is without TLS, while other members use TLS.
     WithoutTls(String),
@@ -317,7 +317,8 @@ pub(crate) enum Warning {
     },
     /// The cluster has two voters: both must work until the removal is committed.
     OneOfTwo,
-    /// The change lowers the tolerance from the first number of failures to the second.
+    /// The change lowers the number of tolerated failures, from the first value to the second
+    /// value.
     LessTolerance(usize, usize),
     /// The member counts as failed while it restarts.
     RestartCosts {
@@ -331,9 +332,9 @@ pub(crate) enum Warning {
 /// The effect of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ChangePlan {
-    /// The shape before the change.
+    /// Numbers of voters and learners before the change.
     pub before: VoterCounts,
-    /// The shape after the change, with the new member started.
+    /// Numbers of voters and learners after the change, with the new member started.
     pub after: VoterCounts,
     /// The steps of the change, in order.
     pub steps: Vec<PlanStep>,

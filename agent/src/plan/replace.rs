@@ -1,14 +1,14 @@
 //! Adding a member, perhaps in the place of another one: the order of the steps, and the next one.
 //!
-//! Two drivers take these steps: the operator's `member replace`, and the agent beside the leader,
-//! which carries out join tickets.
+//! Two drivers take these steps: the operator's `member replace`, and the leader's agent, which
+//! carries out join tickets.
 //!
 //! Where possible, the new member is added first: as a learner, which lowers no tolerance, then as
 //! a voter. Only then is the old one removed, so the cluster never has fewer copies than before. If
 //! the old member has failed, the cluster may refuse an addition (two of three voters are no quorum
-//! of four). The failed member is removed first then. This costs nothing either, since no quorum
-//! counts on it now. Only the cluster's own refusal counts for that: an old member that doesn't
-//! answer here may well answer the leader.
+//! of four). The failed member is removed first then. Its removal costs nothing, since it is in no
+//! quorum now. This order is taken only if the cluster itself refuses the addition. An old member
+//! that doesn't answer here may still answer the leader.
 //!
 //! The next step follows from the list of members, and from which operation removed the old one. So
 //! a driver that was killed halfway can begin again and goes on where it stopped.
@@ -28,7 +28,7 @@ pub(crate) struct ReplacementFacts<'a> {
     pub old: Option<MemberId>,
     /// Peer URLs of the new member.
     pub peer_urls: &'a [String],
-    /// Operation that removed the old member, if that is gone.
+    /// Operation that removed the old member, if the old member is gone.
     pub removal_origin: RemovalOrigin,
     /// Whether the cluster has refused to add the new member because too few voters are healthy.
     pub is_addition_refused: bool,
@@ -80,7 +80,8 @@ impl ReplacementFacts<'_> {
         let old = self.old.and_then(|id| self.sight.of_id(id)).map(|seen| seen.member.id);
         let new = self.sight.find_by_peer_urls(self.peer_urls, self.old);
         let voter = new.filter(|new| new.is_voter());
-        // A new member that votes has its place. Before, the place must have been made free for it.
+        // A new member that is a voter has its place already. Otherwise check that this replacement
+        // has freed the old member's place.
         if let Some(gone) = self.old
             && old.is_none()
             && voter.is_none()
@@ -157,7 +158,7 @@ pub(super) fn predict_early_removal(
     facts.early_removal_reason(old)
 }
 
-/// Returns the shape after the replacement, and its steps.
+/// Returns the numbers of voters and learners after the replacement, and its steps.
 pub(super) fn steps(
     sight: &ObservedCluster,
     old: MemberId,

@@ -28,7 +28,7 @@ pub(super) fn labels<'a>(seen: impl Iterator<Item = &'a ObservedMember>) -> Vec<
     seen.map(ObservedMember::label).collect()
 }
 
-/// Adds the members that cause an objection.
+/// Converts an objection, and adds the labels of the members that cause it.
 fn name_members(sight: &ObservedCluster, objection: QuorumObjection) -> PlanObjection {
     let voters = || sight.members.iter().filter(|seen| seen.is_voter());
     match objection {

@@ -181,7 +181,7 @@ fn the_strict_check_is_the_nodes() {
     }
 }
 
-/// Returns the facts of replacing member `old` by one at the new URL, as a driver begins.
+/// Returns the facts for the first step of replacing member `old` by one at `peer_urls`.
 fn facts<'a>(
     sight: &'a ObservedCluster,
     old: u64,
@@ -287,8 +287,8 @@ fn where_the_new_member_has_the_old_ones_url_the_old_one_goes_first() {
 }
 
 /// The operator's command used to remove a member that didn't answer it, before the cluster had
-/// refused anything. The agent beside the leader used to remove one without looking whether the
-/// cluster would stand that.
+/// refused anything. The leader's agent used to remove one without checking whether a quorum would
+/// remain.
 #[test]
 fn a_silent_member_goes_first_only_if_the_cluster_refuses_the_new_one_because_of_it() {
     let urls = new_url();
@@ -302,7 +302,7 @@ fn a_silent_member_goes_first_only_if_the_cluster_refuses_the_new_one_because_of
         ("VVv", true, removal),
         // Older releases of etcd refuse an addition while any voter is away.
         ("VVvVV", true, removal),
-        // The old member is not the one that is away, or too many are.
+        // No early removal if the old member answers, or if too few would answer after its removal.
         ("VvV", true, ReplacementStep::Add),
         ("VvvV", true, removal),
         ("Vvv", true, ReplacementStep::Add),
@@ -314,8 +314,8 @@ fn a_silent_member_goes_first_only_if_the_cluster_refuses_the_new_one_because_of
     assert!(!facts(&sight, 2, &urls).is_early_removal_next_if_refused());
 }
 
-/// The agent beside the leader used to add the new member first, which the cluster refuses as a
-/// second learner.
+/// The leader's agent used to add the new member first, which the cluster refuses as a second
+/// learner.
 #[test]
 fn an_old_learner_makes_room_for_the_new_one() {
     let (sight, urls) = (observed_cluster("VVVL"), new_url());
@@ -327,13 +327,13 @@ fn an_old_member_that_leads_hands_over_before_it_is_removed() {
     let urls = vec![url(1)];
     let sight = observed_cluster("VVV");
     assert_eq!(facts(&sight, 1, &urls).next_step(), ReplacementStep::HandOver(MemberId(1)));
-    // No other member can lead: the cluster says what is wrong with this removal.
+    // No other voter can lead. So the removal is sent, and the cluster's refusal gives the reason.
     let sight = observed_cluster("VL");
     assert_eq!(facts(&sight, 1, &urls).next_step(), ReplacementStep::Remove(MemberId(1)));
 }
 
-/// The agent beside the leader used to ask for the promotion of members in any state. Stock etcd
-/// promotes a learner that has failed since it caught up.
+/// The leader's agent used to ask for the promotion of members in any state. Stock etcd promotes a
+/// learner that has failed since it caught up.
 #[test]
 fn a_new_member_votes_once_it_answers_and_has_caught_up() {
     let urls = new_url();

@@ -146,7 +146,7 @@ async fn answer(
     let alpn = session.alpn_protocol() == Some(super::ALPN);
     let asker = session.peer_certificates().and_then(|chain| chain.first());
     let asker = asker.and_then(|certificate| key_of(certificate).ok());
-    // The borrow ends in this block: it must not be held across an await.
+    // The borrow of the policy ends in this block: it must not be held across an await.
     let line = {
         let policy = policy.borrow();
         let known = alpn && asker.is_some_and(|key| policy.allowed_keys.contains(&key));

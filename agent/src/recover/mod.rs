@@ -1,5 +1,5 @@
-//! The data left of a lost cluster, and making a new cluster from it. The node's program examines
-//! its own files; the agent compares the results.
+//! Examines the data left of a lost cluster, and makes a new cluster from it. The node's program
+//! reads its own files; the agent compares the results.
 
 pub(crate) mod choose;
 
@@ -51,8 +51,8 @@ pub(crate) struct DirectoryReport {
 }
 
 impl DirectoryReport {
-    /// Returns whether a new cluster was made here whose member has not started since. The recovery
-    /// must then be completed.
+    /// Returns whether a new cluster was made in this directory, and its member has not started
+    /// since. The recovery must then be completed.
     pub(crate) fn is_recovery_unfinished(&self) -> bool {
         self.forced.as_ref().is_some_and(|forced| !forced.rearmed)
     }
@@ -129,7 +129,7 @@ pub(crate) struct RecoveryPrograms {
 
 impl RecoveryPrograms {
     /// Finds the programs. `node_binary` is the flag that `run` takes; `etcdutl` is used only if
-    /// that is an etcd.
+    /// `node_binary` is an etcd.
     pub(crate) async fn find(
         node_binary: Option<&Path>,
         etcdutl: Option<&Path>,

@@ -38,7 +38,7 @@ const VERSION: u64 = 1;
 pub struct Join {
     /// URLs of the discovery service.
     pub urls: Vec<ServiceUrl>,
-    /// SHA-256 of the service's TLS key.
+    /// SHA-256 hashes of the service's TLS keys: two while the service changes its key.
     pub pins: Vec<Digest>,
     /// The cluster's id at discovery.
     pub cluster: Uuid,
@@ -162,8 +162,8 @@ impl VerifiedJournal {
     }
 }
 
-/// Returns the newest recovery, if the agent with this key made it: it gave that host's member a
-/// new identity.
+/// Returns the newest recovery, if the agent with the key `own` made it. Such a recovery gave that
+/// agent's member a new identity.
 pub fn own_recovery<'a>(all: &'a RecoveryChain, own: &PublicKey) -> Option<&'a Recovery> {
     all.newest().filter(|recovery| recovery.agent == *own)
 }

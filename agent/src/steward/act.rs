@@ -93,7 +93,7 @@ impl Steward {
         silent.map(|(member, _)| member).collect()
     }
 
-    /// Notes facts about a change just made that the list of members doesn't show.
+    /// Notes facts that the list of members doesn't show, about a change that was just made.
     async fn note_change(
         &mut self,
         intent: &VerifiedIntent,

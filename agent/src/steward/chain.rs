@@ -8,7 +8,7 @@
 //!
 //! A newer Muster may write a chain that this program can't read to its end. If an owner has signed
 //! that end, the chain stays in the store as it is. This agent then makes no changes of members:
-//! the statements that it can't read may have removed whoever asks for one.
+//! the statements that it can't read may have removed the person who asks for a change.
 
 use discovery_types::client::DiscoveryClient;
 use discovery_types::digest::Digest;
@@ -35,7 +35,7 @@ pub(crate) struct Statements {
     chain: StatementChain,
     document: Jws,
     recoveries: Vec<Jws>,
-    /// Tells the task that writes the journal of each longer chain.
+    /// Sends each longer chain to the task that writes the journal.
     longest: watch::Sender<Vec<Jws>>,
 }
 
@@ -55,8 +55,8 @@ impl Statements {
         &self.chain
     }
 
-    /// Fetches discovery's chain if `newest`, its newest statement, is not in this one; adopts it
-    /// if it is longer.
+    /// Fetches discovery's chain if `newest`, the newest statement there, is not in the known
+    /// chain. Adopts the fetched chain if it is longer.
     pub(super) async fn fetch_newer(
         &mut self,
         client: &DiscoveryClient,
@@ -71,11 +71,13 @@ impl Statements {
         self.adopt_if_longer(&found).map(drop).map_err(|error| error.to_string())
     }
 
-    /// Adopts the store's chain if it is longer, and writes this one to the store if that is
-    /// longer. Also keeps the recovery statements and the document there.
+    /// Adopts the chain in the cluster's store if it is longer than the known one. If the known
+    /// chain is longer, writes that to the store. Also writes the recovery statements and the
+    /// document to the store.
     ///
     /// # Errors
-    /// Fails if the store can't be used, or if no agent may act by the stored chain.
+    /// Fails if the store can't be used, or if the stored chain branches off from the known one or
+    /// can't be read to its end.
     pub(super) async fn sync_store(&mut self, node: &ClusterApiClient) -> Result<(), String> {
         self.write_recoveries(node).await?;
         let stored = node.read_key(STATEMENTS).await.map_err(|error| causes(&error))?;
@@ -92,8 +94,8 @@ impl Statements {
             Ok(ChainOrder::Shorter) => {}
         }
         let text = serde_json::to_vec(&self.chain.jws()).expect("texts always serialise");
-        // If another agent has written first, nothing is replaced, and the next pass reads its
-        // value.
+        // If another agent has written first, nothing is replaced, and the next pass over the
+        // intents reads that agent's value.
         node.replace_key_if_unchanged(STATEMENTS, &stored, &text)
             .await
             .map_err(|error| causes(&error))?;
@@ -107,9 +109,9 @@ impl Statements {
         Ok(())
     }
 
-    /// Writes the recovery statements to the store. A Raft cluster has one sequence of them, which
-    /// each member knows from its own journal. A different value is from before the last recovery,
-    /// or from another client, and is replaced.
+    /// Writes the recovery statements to the store. All members of a Raft cluster have the same
+    /// recovery statements in their journals. A different value in the store is replaced: it
+    /// precedes the last recovery, or another client wrote it.
     async fn write_recoveries(&self, node: &ClusterApiClient) -> Result<(), String> {
         if self.recoveries.is_empty() {
             return Ok(());
@@ -285,7 +287,7 @@ mod tests {
             assert_eq!(journalled, 2, "the readable part is adopted");
         };
         unreadable(&[by(&world.owner)], "made by a newer Muster (version 2)");
-        // What follows can't be judged here.
+        // Statements after an unreadable one can't be judged, so they change nothing.
         unreadable(&[by(&world.owner), "x".to_owned()], "made by a newer Muster (version 2)");
         let long = serde_json::json!({ "version": 1, "more": "x".repeat(30_000) });
         let long = Jws::sign(JwsType::Statement, &world.owner, &long).to_string();

@@ -1,8 +1,8 @@
-//! Decides the next action for an intent, from the cluster's own state. Pure. The steps by which a
-//! newcomer comes, perhaps in the place of another member, are those of [`ReplacementFacts`].
+//! Decides the next action for an intent, from the cluster's own state. Pure. A newcomer is added
+//! in the steps of [`ReplacementFacts`], perhaps in the place of another member.
 //!
-//! The decision is made again at each pass over the intents, and depends on nothing that the
-//! cluster doesn't show. So if an agent or a leader fails halfway, the next one can go on.
+//! The decision is made again at each pass over the intents, and needs nothing that only an earlier
+//! agent knows. So if an agent or a leader fails halfway, the next one can go on.
 
 use discovery_types::api::{InitialMember, IntentState, Outcome};
 use discovery_types::digest;
@@ -32,18 +32,18 @@ pub(super) struct IntentFacts<'a> {
     pub own: MemberId,
     /// The cluster's current leader.
     pub leader: MemberId,
-    /// Why the intent must not be begun now, if so.
+    /// Why the intent must not be begun now; `None` if it may.
     pub untimely: Option<IntentTimeError>,
     /// Whether the newcomer has made no progress for too long.
     pub stalled: bool,
-    /// Whether the cluster says that it has added the newcomer before.
+    /// Whether the cluster has answered that this intent's addition was carried out.
     pub added_before: bool,
     /// State of the newcomer, if it has been added.
     pub newcomer_state: MemberState,
     /// Members that did not answer when the cluster refused the newcomer because too few voters are
-    /// healthy; `None` if it has not.
+    /// healthy; `None` if the cluster has not refused.
     pub refused_addition: Option<&'a [MemberId]>,
-    /// The operation that removed the replaced member, if that is gone.
+    /// The operation that removed the replaced member, if that member is gone.
     pub removal_origin: RemovalOrigin,
 }
 
@@ -113,14 +113,16 @@ impl IntentFacts<'_> {
             )),
             (_, found) => match (self.why_not_begin(), found) {
                 (Some(why), _) => StewardAction::Wait(why),
-                // The cluster itself decides, at the addition, whether this member is the newcomer.
+                // A member has the newcomer's URLs. The cluster's answer to the addition shows
+                // whether it is the newcomer.
                 (None, Some(_)) => self.decide_addition(record, urls, old),
                 (None, None) => self.take_next_step(record, urls, old),
             },
         }
     }
 
-    /// Returns why the newcomer must not be added now, or its predecessor removed, if so.
+    /// Returns why the newcomer must not be added now, nor its predecessor removed. `None` if
+    /// nothing forbids it.
     fn why_not_begin(&self) -> Option<String> {
         if let Some(why) = self.untimely {
             return Some(why.to_string());
@@ -169,8 +171,8 @@ impl IntentFacts<'_> {
         }
     }
 
-    /// Returns the members with their states. The newcomer, at `urls`, is asked in each pass, the
-    /// other members only when the cluster has refused the newcomer.
+    /// Returns the members with their states. Each pass asks the newcomer, at `urls`, for its
+    /// state. It asks the other members only if the cluster has refused the newcomer.
     fn observed_cluster(&self, urls: &[String]) -> ObservedCluster {
         let silent = self.refused_addition.unwrap_or_default();
         let newcomer = self.members.of_peer_urls(urls).map(|member| member.id);
@@ -190,9 +192,9 @@ impl IntentFacts<'_> {
         }
     }
 
-    /// Returns whether a member at the newcomer's URLs is the newcomer. `muster-node` tells whether
-    /// this operation added it. Stock etcd doesn't; there, a learner with these URLs counts as the
-    /// newcomer.
+    /// Returns whether a member at the newcomer's URLs is the newcomer. `muster-node` answers
+    /// whether this operation added it. With stock etcd, any learner with these URLs is taken for
+    /// the newcomer.
     fn is_newcomer(&self, member: &ClusterMember, urls: &[String]) -> bool {
         let same = member.peer_urls.len() == urls.len();
         same && if self.has_operation_ids() { self.added_before } else { member.is_learner }
@@ -244,7 +246,8 @@ impl IntentFacts<'_> {
         self.unless_expired(|| StewardAction::Change(change, IntentStep::Update))
     }
 
-    /// Returns `act`, unless the order has expired or was planned for another configuration.
+    /// Returns the action of `act`, unless the intent has expired or was planned for another
+    /// configuration.
     fn unless_expired(&self, act: impl FnOnce() -> StewardAction) -> StewardAction {
         match (self.untimely, self.intent.planned_at, self.members.configuration) {
             (Some(why), ..) => StewardAction::Wait(why.to_string()),
@@ -283,7 +286,7 @@ impl IntentFacts<'_> {
     }
 }
 
-/// Returns why a newcomer doesn't take the place of `gone`.
+/// Returns the text of why a newcomer doesn't take the place of `gone`.
 pub(super) fn foreign_removal_reason(gone: MemberId) -> String {
     format!(
         "member {gone}, which this ticket replaces, was removed by another operation, so this host \
@@ -295,7 +298,7 @@ fn removal(id: MemberId) -> StewardAction {
     StewardAction::Change(ClusterMemberChange::Remove(id), IntentStep::Remove)
 }
 
-/// Returns the action that takes a newcomer out again that is still a learner.
+/// Returns the action that removes a newcomer that is still a learner.
 fn removal_of_learner(id: MemberId) -> StewardAction {
     StewardAction::Change(ClusterMemberChange::Remove(id), IntentStep::RemoveLearner)
 }

@@ -1,14 +1,15 @@
 //! Looks after the cluster of which this host's node is a voter, but makes only changes that people
 //! have signed. It carries out intents, and keeps the statement chain in the cluster's own store.
 //!
-//! Only the agent beside the leader acts: on its own node, through the Cluster API, one change at a
-//! time. If a newcomer itself leads, another member's agent reports its outcome. If the leader's
-//! agent is silent, another voter's agent moves the leadership to its own node (`takeover`).
+//! Only the leader's agent, on the leader's host, acts: on its own node, through the Cluster API,
+//! one change at a time. If a newcomer itself leads, another member's agent reports its outcome. If
+//! the leader's agent is silent, another voter's agent moves the leadership to its own node
+//! (`takeover`).
 //!
 //! Discovery hands out intents, which the agent examines in regular passes. Whether one may be
-//! carried out follows from signatures alone. Whether it was carried out is asked of the cluster
-//! before each step. Nothing begins without a signed intent, and a node serves whether or not this
-//! works.
+//! carried out follows from signatures alone. Before each step, the agent asks the cluster which
+//! steps were carried out. Nothing begins without a signed intent, and a node serves whether or not
+//! this works.
 
 mod act;
 mod chain;
@@ -58,18 +59,18 @@ pub(crate) struct Steward {
     pub statements: Statements,
     /// Notified when the members have probably changed.
     pub hint: Arc<Notify>,
-    /// The intents handed out last. If one of them has changed its state or is gone, the members
-    /// have changed.
+    /// State of each intent that discovery handed out last. If a state has changed or an intent is
+    /// gone, the members have changed.
     intent_states: BTreeMap<OperationId, IntentState>,
     /// Observations of pending intents.
     observations: BTreeMap<OperationId, IntentObservations>,
-    /// Observations of the agent beside the leader.
+    /// Observations of the leader's agent.
     leader_watch: LeaderWatch,
     retry: Retry,
     last_warning: String,
 }
 
-/// An agent's observations of one intent. The next leader's agent can do without them.
+/// An agent's observations of one intent. The agent of the next leader doesn't need them.
 #[derive(Default)]
 struct IntentObservations {
     progress: NewcomerProgress,
@@ -80,7 +81,7 @@ struct IntentObservations {
     /// The operation that removed the replaced member.
     removal_origin: RemovalOrigin,
     last_logged_wait: String,
-    /// The reason to wait that discovery was told last, and its time.
+    /// The last reason to wait that was reported to discovery, and when it was reported.
     last_explanation: Option<(String, Instant)>,
 }
 
@@ -138,15 +139,15 @@ impl Steward {
             if before != self.intent_states {
                 self.hint.notify_one();
             }
-            // An owner may have removed an admin. Every agent learns the new chain at once, and the
-            // leader's agent writes it to the store.
+            // An owner may have removed an admin. So every agent fetches a newer chain at once, and
+            // the leader's agent writes it to the store.
             let learnt =
                 self.statements.fetch_newer(&self.client, self.cluster, &list.statement).await;
             if let Err(error) = &learnt {
                 self.warn_once(&format!("the newest statement can't be taken: {error}"));
             }
             // With intents pending, ask again soon instead of waiting for a change: this node may
-            // come to lead.
+            // become the leader.
             known = list.intents.is_empty().then_some(list.rev);
             self.observations.retain(|id, _| self.intent_states.contains_key(id));
             if list.intents.is_empty() {
@@ -162,8 +163,8 @@ impl Steward {
         }
     }
 
-    /// Examines the pending intents once. The agent beside the leader carries them out; other
-    /// agents watch that one.
+    /// Examines the pending intents once. The leader's agent carries them out; other agents watch
+    /// that agent's sign of life.
     async fn process_intents(
         &mut self,
         intents: &[IntentView],
@@ -223,8 +224,8 @@ impl Steward {
                 }
             }
         }
-        // An agent that can't read the chain or an intent leaves no sign of life here, so that
-        // another one takes over.
+        // An agent that can't read the chain or an intent writes no sign of life, so that another
+        // agent takes over.
         if leads && reads_all {
             self.write_heartbeat_if_due(leader).await;
         }
@@ -394,8 +395,8 @@ impl Steward {
     }
 }
 
-/// Returns an intent that replaces the same member as `intent` and goes first. Carrying out both
-/// would make the cluster grow.
+/// Returns another intent that replaces the same member and is carried out before `intent`.
+/// Carrying out both intents would make the cluster grow.
 fn rival<'a>(
     intent: &VerifiedIntent,
     all: &'a [(VerifiedIntent, &IntentView)],

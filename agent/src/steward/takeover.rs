@@ -1,9 +1,9 @@
-//! Takes over the leadership if the agent beside the leader is silent.
+//! Takes over the leadership if the leader's agent is silent.
 //!
-//! The agent beside the leader carries out intents. While intents are pending, it writes a sign of
-//! life to the cluster's own store every few seconds. Each other voter's agent times the sign by
-//! its own monotonic clock, so neither another host's clock nor discovery can move the leadership.
-//! After [`TAKEOVER_TIMEOUT`] without a new sign, the first of these agents asks the leader's node to
+//! The leader's agent carries out intents. While intents are pending, it writes a sign of life to
+//! the cluster's own store every few seconds. Each other voter's agent times the sign by its own
+//! monotonic clock, so neither another host's clock nor discovery can move the leadership. After
+//! [`TAKEOVER_TIMEOUT`] without a new sign, the first of these agents asks the leader's node to
 //! hand over to its own node. It then carries out the intents itself. If that agent is silent too,
 //! the next one follows after another [`TAKEOVER_TIMEOUT`].
 //!
@@ -28,16 +28,16 @@ use super::{IntentObservations, Steward};
 use crate::cluster::{ClusterMember, MemberId, MemberList, NodeStatus, StoredValue};
 use crate::exit::error_chain as causes;
 
-/// Key of the sign of life that the agent beside the leader writes.
+/// Key of the sign of life that the leader's agent writes.
 const HEARTBEAT_KEY: &str = "muster/v1/steward";
-/// How often the agent beside the leader writes its sign while intents are pending.
+/// How often the leader's agent writes its sign while intents are pending.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
-/// How long the agent beside the leader may write no sign before the next agent takes over.
+/// How long the leader's agent may write no sign before the next agent takes over.
 const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(15);
-/// How often one agent tries to take over for one intent.
+/// Maximum number of times that one agent tries to take over for one intent.
 const MAX_TAKEOVERS: u32 = 3;
 
-/// The sign of life of the agent beside the leader.
+/// The sign of life of the leader's agent.
 #[derive(Debug, Serialize, Deserialize)]
 struct Heartbeat {
     version: u32,
@@ -53,14 +53,14 @@ impl Heartbeat {
         serde_json::to_vec(&Self { version: 1, member, at }).expect("texts always serialise")
     }
 
-    /// Returns the revision of the sign of `leader`'s agent, if the stored sign is its.
+    /// Returns the revision of the stored sign of life, if `leader`'s agent wrote it.
     fn revision(stored: &StoredValue, leader: MemberId) -> Option<i64> {
         let sign: Heartbeat = serde_json::from_slice(stored.value.as_ref()?).ok()?;
         (sign.member.parse() == Ok(leader)).then_some(stored.revision())
     }
 }
 
-/// Observations of the agent beside the leader, and this agent's attempts to take over.
+/// Observations of the leader's agent, and this agent's attempts to take over.
 #[derive(Debug, Default)]
 pub(super) struct LeaderWatch {
     /// The leader, the revision of its agent's newest sign, and when that was first seen.
@@ -149,8 +149,8 @@ impl Steward {
         }
     }
 
-    /// Takes over the leadership if two conditions hold: the agent beside `leader` has been silent
-    /// for long enough, and this agent could act on one of `intents` at once.
+    /// Takes over the leadership under two conditions. The agent of `leader` has been silent for
+    /// long enough, and this agent could act on one of `intents` at once.
     pub(super) async fn watch_leader(
         &mut self,
         intents: &[IntentView],
@@ -219,7 +219,7 @@ impl Steward {
             let acts = matches!(
                 act,
                 StewardAction::Change(..)
-                    // If the newcomer doesn't come, only the agent beside the leader takes it out.
+                    // Only the leader's agent can remove a newcomer that makes no progress.
                     | StewardAction::AwaitNewcomer(_)
                     | StewardAction::FindRemover(_)
                     | StewardAction::Report(_)

@@ -91,7 +91,7 @@ fn check_url(url: &str, permissions: Permissions) -> Result<(), RecordFault> {
 /// Checks whether one list may contain both `one` and `other`.
 ///
 /// # Errors
-/// The first value that they share and may not.
+/// The first value that the two records share, although no two records of a list may.
 pub fn check_pair(
     one: &AgentRecord,
     other: &AgentRecord,
@@ -106,7 +106,8 @@ pub fn check_pair(
     if one.name == other.name {
         return Err(RecordConflict::Name(one.name.clone()));
     }
-    // A peer URL of one can't be a client URL of the other: only one of them can listen there.
+    // The peer URLs of one record must also differ from the client URLs of the other: only one node
+    // can listen at a URL.
     let mut urls = one.peer_urls.iter().chain(&one.client_urls);
     if let Some(url) =
         urls.find(|url| other.peer_urls.contains(url) || other.client_urls.contains(url))

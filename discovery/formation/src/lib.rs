@@ -5,8 +5,8 @@
 //! directory. A step returns what to save and, once that is durable, what to send.
 //!
 //! * [`service::step`] applies one event to one cluster, in one transaction under its row lock.
-//! * [`agent::Agent::step`] applies one event to one agent; [`agent::decide_at_start`] decides what a
-//!   starting agent does.
+//! * [`agent::Agent::step`] applies one event to one agent; [`agent::decide_at_start`] decides what
+//!   a starting agent does.
 //!
 //! # How two clusters are prevented
 //!
@@ -23,28 +23,31 @@
 //!   never holds its document ([`Rule::HoldAboveReleased`]). After `size − quorum + 1` releases,
 //!   fewer members than a quorum could still hold the document. So a second list that shares a host
 //!   with a running majority is never fully signed. No agent can know of a second list that shares
-//!   no host with the first. Only the ledgers and [`service::ClusterEvent::DatabaseChanged`] help there;
-//!   [`memory`] decides when that event is due.
-//! * **A service that lies.** It may show any list to anybody at any time. The same three rules
-//!   hold without its help, because agents count signed releases and nothing else.
+//!   no host with the first. Only the ledgers and [`service::ClusterEvent::DatabaseChanged`] help
+//!   there; [`memory`] decides when that event is due.
+//! * **A service that lies.** It may show any list to anybody at any time. The three rules of the
+//!   previous item hold without its help, because agents rely on nothing but signed releases.
 //! * **A host that starts twice.** The marker and `launching` are durable before the node is
 //!   executed ([`Rule::LaunchingBeforeExec`]). A directory that is blank afterwards has lost its
 //!   data and is never a fresh start. The journal names its machine ([`Rule::SameMachine`]), so a
 //!   copied disk is not the same host. A session is a boot counter and a nonce
 //!   ([`Rule::OneSession`]), so one of two holders of one key is ordered to stop.
-//! * **A host that promises twice.** Whatever an agent shows to others is in
-//!   [`agent::AgentOutput::journal`] first: the type fixes the order.
+//! * **A host that promises twice.** The caller saves [`agent::AgentOutput::journal`] before it
+//!   carries out the output's actions. So each promise is durable before anybody else sees it.
 //!
 //! # How ending without any cluster is prevented
 //!
 //! * Leases lapse before an event is judged ([`Rule::LapseFirst`]), so no list with dead members is
 //!   committed.
 //! * A list is frozen at an epoch above everything that was signed ([`Rule::FreezeAboveFloor`]).
-//! * A host that fails twice goes behind the standbys ([`Rule::CountedGoBehind`]).
-//! * Of two hosts that can't reach each other, one counts as failed ([`Rule::PairsAreCounted`]).
+//! * A host that two failed lists were counted against goes behind the standbys
+//!   ([`Rule::CountedGoBehind`]).
+//! * If two hosts can't reach each other, the failed list is counted against one of them
+//!   ([`Rule::PairsAreCounted`]).
 //! * Times that a fast clock has stored are corrected ([`Rule::ClampStoredTimes`]).
 //! * A re-imaged host still finds a free seat ([`Rule::UseIsASeat`]).
-//! * A lost answer is given again ([`Rule::AckAgain`]).
+//! * A member that repeats its ack gets the document again, in case the first answer was lost
+//!   ([`Rule::AckAgain`]).
 //! * A committed cluster that can't go on can be ended ([`Rule::RetireIsAnExit`]).
 //!
 //! [`service::explain`] says what a cluster waits for.

@@ -2,28 +2,30 @@
 //! two.
 //!
 //! A database can be set back in time by a dump that is loaded into a new database or over the old
-//! tables. A copy of its files does so too, or an old primary that still answers. Such a database
-//! shows a committed cluster as open, and would form it again from other hosts. Nothing inside it
-//! reveals that, since all of it is consistent. So each process keeps a *ledger* on its own disk.
-//! It compares ledger and database on each new connection, at each sweep and before each decision:
+//! tables. A copy of its files, or an old primary that still answers, has the same effect. Such a
+//! database shows a committed cluster as open, and would form it again from other hosts. Its tables
+//! don't reveal that, because they are consistent. So each process keeps a *ledger* on its own
+//! disk. The process compares its ledger with the database on each new connection, at each sweep
+//! and before each decision:
 //!
 //! * **Identity that no dump carries** ([`DatabaseIdentity`]): server, timeline, database and
 //!   tables. The database also stores its identity. So a process with an empty ledger notices a
-//!   loaded dump, too: the stored identity is that of the database from which the dump was taken.
-//! * **Values that only grow** ([`HistoryPosition`], [`RememberedDatabase::sweeps`], [`RememberedDatabase::wal`], [`RememberedDatabase::generation`]):
-//!   commits and ends are numbered and chained by hash, each process counts its sweeps, and the
-//!   write-ahead log has a position. A lower value than the remembered one shows that the database
-//!   was set back. Another hash at a number that was copied shows another history. A missing row of
-//!   this process shows that the dump is older than the row.
+//!   loaded dump, too: the stored identity comes from the dumped database.
+//! * **Values that only grow** ([`HistoryPosition`], [`RememberedDatabase::sweeps`],
+//!   [`RememberedDatabase::wal`], [`RememberedDatabase::generation`]). Commits and ends are
+//!   numbered and chained by hash, each process counts its sweeps, and the write-ahead log has a
+//!   position. A lower value than the remembered one shows that the database was set back. Another
+//!   hash at a number that was copied shows another history. A missing row of this process shows
+//!   that the dump is older than the row.
 //! * **Entries** ([`LedgerEntry`], [`plan_restore`]): a commit in a ledger that the database lacks.
 //!
 //! The process that finds a difference begins a new *generation*. Nothing is frozen or decided in
-//! it, and no earlier token admits anybody. That ends once every known process has put its ledger
-//! back, or an owner has decided. Ledgers are **complete**: each holds every decision that any
-//! process has published, at least as a cluster's id and the decided list's hash. So a single
-//! remaining process knows which clusters must not form again. [`check_ledger`] ensures that:
-//! before a process freezes, decides or ends anything, it copies all earlier decisions that its
-//! transaction can see.
+//! it, and no earlier token admits anybody. The generation is settled once every known process has
+//! put its ledger back, or an owner has accepted the database. Ledgers are **complete**: each holds
+//! every decision that any process has published, at least as a cluster's id and the decided list's
+//! hash. So a single remaining process knows which clusters must not form again. [`check_ledger`]
+//! ensures that: before a process freezes, decides or ends anything, it copies all earlier
+//! decisions that its transaction can see.
 //!
 //! A ledger may be set back to an older state, too. The database records how many entries it had,
 //! and how often its process has swept. A ledger that holds less is filled from the database
@@ -35,9 +37,9 @@
 //!
 //! * A database was set back together with every ledger, to a moment at which all of them agreed.
 //! * A database was set back in place (its files, or rows in the same tables) to a backup younger
-//!   than this process's last sweep. That process was down or cut off, so it knows no later
-//!   decision than the backup does. It could only wait until every other process confirms the
-//!   database. The exploration finds two clusters there.
+//!   than this process's last sweep. That process was down or cut off, so its ledger holds no later
+//!   decision than the backup. Only waiting for all other processes could prevent this case. The
+//!   exploration finds two clusters in it.
 //!
 //! In these cases only the rules of the hosts prevent a second cluster: see the crate's own
 //! documentation.
@@ -63,7 +65,8 @@ pub struct DatabaseIdentity {
 /// Number of tables that [`DatabaseIdentity::tables`] names.
 pub const CORE_TABLES: usize = 4;
 
-/// Position in a database's history: the newest decision, and the hash that chains all up to it.
+/// Position in a database's history: the number of the newest decision, and a hash over all
+/// decisions up to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HistoryPosition {
     /// Number of the decision: commits and ends are counted from 1 on.
@@ -82,13 +85,13 @@ impl HistoryPosition {
 pub struct RememberedDatabase {
     /// Identity of the database.
     pub identity: DatabaseIdentity,
-    /// Generation of the database when it was last seen.
+    /// Generation of the database when this process last saw it.
     pub generation: u64,
-    /// Position in the write-ahead log when it was last seen, in bytes.
+    /// Position in the write-ahead log, in bytes, when this process last saw the database.
     pub wal: u64,
-    /// Newest decision in the ledger: every decision up to it is there too.
+    /// Position of the newest decision in the ledger, which holds every earlier decision as well.
     pub last_copied: HistoryPosition,
-    /// Number of sweeps of this process, as its row in the database said.
+    /// Number of sweeps that this process has made, according to its row in the database.
     pub sweeps: u64,
 }
 
@@ -101,28 +104,29 @@ pub struct LedgerSummary {
     pub entries: u64,
 }
 
-/// State of a database that a connection finds, read in one snapshot. [`LedgerSummary`] is read before it.
+/// State of the database behind a connection, read in one snapshot. The [`LedgerSummary`] that it
+/// is compared with must be read earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObservedDatabase {
     /// Identity of the database that the connection leads to.
     pub identity: DatabaseIdentity,
     /// Current position in the write-ahead log, in bytes.
     pub wal: u64,
-    /// Site and generation that the database has stored; `None` if the database is new.
+    /// Identity and generation that the database has stored; `None` if the database is new.
     pub stored: Option<StoredGeneration>,
     /// Number of the newest decision in the database.
     pub newest: u64,
     /// Hash of the decision that the ledger copied last; `None` if the database lacks that
     /// decision.
     pub hash_at_last_copied: Option<Hash>,
-    /// Row of the asking process; `None` if it has none.
+    /// Row of the process that made the connection; `None` if the database has no such row.
     pub process_row: Option<ProcessRow>,
 }
 
-/// Site and generation that a database has stored about itself.
+/// Identity and generation that a database has stored about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredGeneration {
-    /// Site of the database when its generation began.
+    /// Identity of the database when its generation began.
     pub identity: DatabaseIdentity,
     /// Number of the generation: each difference that a process finds begins the next one.
     pub generation: u64,
@@ -137,14 +141,14 @@ pub struct ProcessRow {
     pub sweeps: u64,
 }
 
-/// Reason why a database is not the one that a process knew.
+/// Evidence that a database is not the one that a process has worked with, or was set back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DatabaseDifference {
-    /// The database is new, but this process has worked with one that wasn't.
+    /// The database is empty, but this process has worked with one that wasn't.
     Empty,
     /// The database is on another server.
     Server,
-    /// The timeline differs, after a failover or a recovery.
+    /// The timeline of the write-ahead log differs, after a failover or a recovery.
     Timeline {
         /// Timeline of the database that was known before.
         was: u32,
@@ -176,7 +180,7 @@ pub enum DatabaseDifference {
     },
     /// The database has no row of this process, although it had one before.
     MissingProcess,
-    /// The database shows fewer sweeps of this process than there were.
+    /// The database shows fewer sweeps of this process than the process has made.
     Sweeps {
         /// Number of sweeps that this process remembers.
         was: u64,
@@ -227,19 +231,20 @@ impl fmt::Display for DatabaseDifference {
 pub enum CopyScope {
     /// Decisions after [`RememberedDatabase::last_copied`], if there are any.
     NewDecisions,
-    /// All decisions, since the database's history is new to the ledger. The ledger's entries have
-    /// to be compared with the database ([`plan_restore`]).
+    /// All decisions, because the database's history is new to the ledger. The ledger's entries
+    /// have to be compared with the database ([`plan_restore`]).
     NewHistory,
-    /// All decisions, since the ledger holds less than the database says it did. An operator must
-    /// be informed.
+    /// All decisions, because the ledger holds less than the database recorded of it: the ledger
+    /// was set back. An operator must be informed.
     IncompleteLedger,
 }
 
-/// Checks whether `database` is the one that was last seen, and returns what the ledger lacks of
-/// it.
+/// Checks whether `database` is the one that the process last saw. Returns which decisions the
+/// ledger has to copy from it.
 ///
 /// # Errors
-/// The difference between the two. A new generation then begins, and waits for all ledgers.
+/// The difference from the remembered database. The caller then begins a new generation, which
+/// waits for all ledgers.
 pub fn compare(
     memory: &LedgerSummary,
     database: &ObservedDatabase,
@@ -264,8 +269,9 @@ pub fn compare(
             is: stored.generation,
         });
     }
-    // In a higher generation another process has found a change. What we remember is another
-    // history then, and that generation waits for this process.
+    // A higher generation means that another process has found a change. The remembered values then
+    // belong to an earlier history, so they aren't compared. The new generation waits for this
+    // process's ledger.
     let same = stored.generation == known.generation;
     if same && let Some(moved) = identity_difference(&known.identity, &database.identity) {
         return Err(moved);
@@ -287,9 +293,9 @@ pub fn compare(
     })
 }
 
-/// Whether this process runs a second time, on a copy of its ledger. `is_ours` says whether this
-/// run wrote its row in the database. Every run counts its start as a sweep. A row that was set
-/// back therefore shows no more sweeps than this run has made.
+/// Whether the same process id runs a second time, on a copy of this ledger. `is_ours` says whether
+/// this run was the last to write the process's row. Every run counts its start as a sweep. A row
+/// that was set back therefore shows no more sweeps than this run has made.
 #[must_use]
 pub fn is_running_elsewhere(known: &RememberedDatabase, own: &ProcessRow, is_ours: bool) -> bool {
     !is_ours && own.sweeps > known.sweeps
@@ -345,16 +351,17 @@ pub enum LedgerVerdict {
     Allowed,
     /// The process must first copy the missing decisions, in this very transaction.
     CopyFirst,
-    /// The process must first examine the database: another process has found a change, or this one
-    /// has not looked yet.
+    /// The process must first compare the database with its ledger: another process has found a
+    /// change, or this process has not compared them yet.
     CompareFirst,
     /// The connection can't be used: it leads to an older state of the database.
     OlderDatabase(DatabaseDifference),
 }
 
-/// Decides whether a transaction that has read `read` may freeze, decide or end anything. A pooled
-/// connection may lead to a replaced primary, or to tables that were set back. Before anything is
-/// copied out of such tables, only the database's identity and the sweep counter reveal it.
+/// Decides whether a transaction may freeze, decide or end anything, given the facts that it has
+/// `read`. A pooled connection may lead to a replaced primary, or to tables that were set back. As
+/// long as nothing was copied out of such tables, only the database's identity and the sweep
+/// counter reveal that.
 #[must_use]
 pub fn check_ledger(known: Option<&RememberedDatabase>, read: &DatabaseFacts) -> LedgerVerdict {
     let Some(known) = known else { return LedgerVerdict::CompareFirst };
@@ -385,14 +392,15 @@ pub fn check_ledger(known: Option<&RememberedDatabase>, read: &DatabaseFacts) ->
     }
 }
 
-/// Decision that a ledger holds on one cluster. A commit outranks an end.
+/// Decision that a ledger holds on one cluster. A commit takes precedence over an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LedgerEntry {
     /// The cluster has committed a list.
     Commit {
         /// Hash of the committed list.
         h: Hash,
-        /// Whether this ledger has the document too, or only another process's ledger.
+        /// Whether this ledger holds the commit document. Otherwise only another process's ledger
+        /// does.
         document: bool,
     },
     /// The cluster ended without a commit.
@@ -412,24 +420,25 @@ pub struct ClusterInDatabase {
     pub is_split: bool,
 }
 
-/// Action on a ledger's entry that is due before the database is settled.
+/// Action that puts one entry of a ledger back into the database, before the database is settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RestoreAction {
     /// No action: the database can't contradict the entry.
     Nothing,
     /// The ledger's document goes back into the database.
     Adopt,
-    /// The cluster ends as if by `db accept`, because it committed a list whose document is
-    /// elsewhere. It then forms no other list, and comes back as soon as somebody shows the
+    /// The cluster ends as if by `db accept`, because it committed a list whose document isn't in
+    /// this ledger. It then forms no other list. It comes back as soon as somebody shows the
     /// document.
     Close,
     /// The cluster is ended again, for this reason.
     End(EndCause),
 }
 
-/// Decides how to put `entry` back if the database could otherwise contradict it. `stands` is
-/// `None` if the database doesn't have the cluster. `refused` says that this very entry was tried
-/// before. It isn't tried again as long as the cluster can't form.
+/// Decides how to put `entry` back if the database could otherwise contradict it. `stands` is the
+/// cluster's state in the database; `None` if the database lacks the cluster. `refused` says that
+/// an earlier attempt to put the entry back was refused. Such an entry is tried again only if the
+/// cluster could still form.
 #[must_use]
 pub fn plan_restore(
     entry: LedgerEntry,
@@ -449,9 +458,9 @@ pub fn plan_restore(
         }
         LedgerEntry::Commit { .. } if forms && document => RestoreAction::Adopt,
         LedgerEntry::Commit { .. } if forms => RestoreAction::Close,
-        // A cluster that has ended here for good contradicts no ledger. One that `db accept` has
-        // ended may come back. One that committed another list is a split, of which an operator
-        // must be informed.
+        // Adopt the document in two cases. A cluster that `db accept` has ended comes back. A
+        // cluster that committed another list has split, and adopting raises the alarm. A cluster
+        // that has ended for any other reason stays ended, which contradicts no ledger.
         LedgerEntry::Commit { .. } => {
             let may = stands.commit.is_some() || stands.cause == Some(EndCause::DatabaseAccepted);
             if document && may && !refused { RestoreAction::Adopt } else { RestoreAction::Nothing }
@@ -459,8 +468,8 @@ pub fn plan_restore(
     }
 }
 
-/// Whether a ledger's entry forbids what a step is about to do to its cluster: freeze a list,
-/// decide this one, or end the cluster.
+/// Whether a ledger's entry for a cluster forbids `step`, which is about to freeze a list, decide a
+/// list, or end the cluster.
 #[must_use]
 pub fn contradicts(entry: Option<LedgerEntry>, step: ClusterDecision) -> bool {
     match (entry, step) {
@@ -469,7 +478,7 @@ pub fn contradicts(entry: Option<LedgerEntry>, step: ClusterDecision) -> bool {
             h != decided
         }
         (Some(LedgerEntry::Commit { .. }), ClusterDecision::Freeze | ClusterDecision::End) => true,
-        // A cluster that `db accept` has ended comes back with a document.
+        // A commit document brings back a cluster that `db accept` has ended.
         (Some(LedgerEntry::End(cause)), ClusterDecision::Commit { adopted, .. }) => {
             !(adopted && cause == EndCause::DatabaseAccepted)
         }

@@ -1,8 +1,8 @@
 //! Rules of formation: each prevents a known way to end with two clusters, or with none.
 //!
 //! Both state machines check [`Rules`] before they apply a rule. So the exhaustive exploration can
-//! switch one off, and show that it then finds the disaster again. A rule that nobody can switch
-//! off can't be shown to matter.
+//! switch a rule off, and show that it then finds that rule's disaster. A rule that nobody can
+//! switch off can't be shown to matter.
 //!
 //! **In the product every rule is always on, by construction.** The field of [`Rules`] is private,
 //! and the only value that this crate hands out is [`Rules::ALL`]. `Rules::without` exists under
@@ -25,21 +25,22 @@ pub enum Rule {
     /// second holder of the key. Without the rule two copies of a host share one seat.
     ///
     /// Defence in depth, so no exploration isolates it. [`Rule::SameMachine`] stops a copy first.
-    /// Where nobody can tell the machines apart, refusing the copy's messages doesn't keep a
-    /// document from reaching it. This rule adds that an operator is informed.
+    /// If the machines can't be told apart, the copy may get a document although its messages are
+    /// refused. This rule adds that an operator is informed.
     OneSession,
-    /// A seat that is held takes one use of a token. Without the rule each key takes one for good,
-    /// and a re-imaged host finds the token exhausted.
+    /// A key takes a use of its token only while it has a seat. Without the rule each key takes a
+    /// use forever, and a re-imaged host finds the token exhausted.
     UseIsASeat,
-    /// An agent that two failed lists were counted against goes behind the live standbys. Without
-    /// the rule an unreachable host keeps its seat while a good one waits.
+    /// Once two failed lists were counted against an agent, it goes behind the live standbys in the
+    /// queue. Without the rule an unreachable host keeps its seat while a good one waits.
     CountedGoBehind,
     /// If members miss each other in pairs, failed lists are counted against some of them, although
-    /// most members reach each. Without the rule one broken link between two of many hosts freezes
-    /// the same list for ever.
+    /// most members reach each of these. Without the rule one broken link between two of many hosts
+    /// freezes the same list for ever.
     PairsAreCounted,
-    /// A stored time lies no further ahead than one that is stored now could. Without the rule a
-    /// clock that was ahead for seconds delays everybody for as long as it was ahead.
+    /// A stored time is lowered if it is later than any time that could be stored now. Without the
+    /// rule, a clock that was set ahead for some seconds delays every cluster by the whole
+    /// difference.
     ClampStoredTimes,
     /// An ack for the committed proposal is answered with the document, however often it comes.
     /// Without the rule a lost answer strands the member.
@@ -51,27 +52,28 @@ pub enum Rule {
     /// abandoned.
     AbandonBeforeCommit,
     /// Neither abandon nor the deadline ends a cluster in a changed database before the ledgers
-    /// have been compared. Without the rule a committed cluster is called abandoned, and its nodes
-    /// start.
+    /// have been compared. Without the rule a committed cluster is shown as abandoned, although its
+    /// nodes start.
     EndWhenSettled,
     /// Rule S5 of `agent/sign.rs`: an agent signs one list per epoch, and none at or below a
-    /// released epoch. Without the rule an agent that has promised to be in no such list signs one
-    /// after all. [`Rule::HoldAboveReleased`] backs this rule up, since the signer would not hold
-    /// the document. With both rules off, two lists get a majority.
+    /// released epoch. Without the rule an agent signs a list after it has promised, by a release,
+    /// to be in no such list. [`Rule::HoldAboveReleased`] backs this rule up, because the signer
+    /// would not hold the document. With both rules off, two lists get a majority.
     OneListPerEpoch,
     /// Rule S6 of `agent/sign.rs`: an agent signs no second list before enough members of each
-    /// earlier one have released it. Without the rule one host is the majority's last vote in two
+    /// earlier one have released it. Without the rule one host completes the majorities of two
     /// lists.
     ReleasesFirst,
-    /// Rule S6 of `agent/sign.rs` waits until so many members have released a list that fewer than
-    /// a quorum are left. Without the rule it waits for one release less. The quorum that is left
-    /// then starts, while the members that released are the majority of another list.
+    /// By rule S6 of `agent/sign.rs` an agent waits until fewer than a quorum of a list's members
+    /// have not released it. Without this rule it waits for one release less. The quorum that has
+    /// not released the list then starts, while the other members help another list to a majority.
     EnoughReleases,
     /// A document is held only if its epoch is above everything that the agent released. Without
     /// the rule the agent breaks a promise to others.
     HoldAboveReleased,
     /// A document is held only if the agent's journal knows that the agent signed it. Without the
-    /// rule a directory restored from an old copy holds a document that it may have released since.
+    /// rule an agent with a restored old directory holds a document whose list it may have released
+    /// later.
     ///
     /// Defence in depth, so no exploration isolates it. An agent never holds a document of a list
     /// that it did not sign, unless its journal was set back to an older state. An agent with such
@@ -91,7 +93,7 @@ pub enum Rule {
     /// The marker and `launching` are durable before the node is executed. Without the rule a disk
     /// that is lost right afterwards looks like one that was never used.
     LaunchingBeforeExec,
-    /// The journal says `ran` once the node's log is seen, and not before. Without the rule a kill
+    /// The journal says `ran` only after the agent has seen the node's log. Without the rule a kill
     /// before the exec looks like lost data.
     RanAfterLog,
     /// A directory with nothing but `lost+found` is blank. Without the rule an agent refuses a new

@@ -88,7 +88,7 @@ impl fmt::Display for Hash {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterId(pub u128);
 
-/// Random id of one life of one member, never used twice.
+/// Random id of one incarnation of a member, never used twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u128);
 
@@ -115,20 +115,21 @@ pub type Epoch = u64;
 pub type Seat = u8;
 
 /// Known facts about the machine under an agent, by name: for instance `dmi-uuid` and `machine-id`.
-/// Every fact is optional, so [`MachineIdentity::differs_from`] and [`MachineIdentity::is_same_as`] are not
-/// opposites.
+/// Every fact is optional, so [`MachineIdentity::differs_from`] and [`MachineIdentity::is_same_as`]
+/// are not opposites.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MachineIdentity(pub BTreeMap<String, String>);
 
 impl MachineIdentity {
-    /// Whether the two are different machines: they disagree on at least one fact that both have.
+    /// Whether the identities are of different machines: at least one fact has a different value in
+    /// each of them.
     #[must_use]
     pub fn differs_from(&self, other: &MachineIdentity) -> bool {
         self.0.iter().any(|(fact, value)| other.0.get(fact).is_some_and(|theirs| theirs != value))
     }
 
-    /// Whether the two are one machine, as far as anybody can tell: they share a fact and disagree
-    /// on none.
+    /// Whether the identities are of one machine, as far as the facts tell. They have at least one
+    /// fact in common, and no common fact differs.
     #[must_use]
     pub fn is_same_as(&self, other: &MachineIdentity) -> bool {
         self.0.keys().any(|fact| other.0.contains_key(fact)) && !self.differs_from(other)
@@ -185,7 +186,7 @@ pub struct Permissions {
 pub struct Statement {
     /// SHA-256 of the statement's JWS.
     pub hash: Hash,
-    /// Number in the chain of statements: 1 for the first, one more for each next.
+    /// Number of the statement in its chain, counted from 1.
     pub sequence: u64,
     /// Cluster that the statement is about.
     pub cluster: ClusterId,
@@ -237,7 +238,7 @@ pub struct CommitDocument {
     pub text: Arc<str>,
 }
 
-/// One run of one agent; it tells two holders of one key apart.
+/// One run of one agent. It distinguishes two processes that use one agent key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AgentSession {
     /// Number of times that this agent has started; durable before it is shown.
@@ -251,7 +252,7 @@ pub struct AgentSession {
 pub struct Release {
     /// Highest epoch that the promise covers.
     pub epoch: Epoch,
-    /// The promise as received, for the others to verify.
+    /// The promise as received, for other agents to verify.
     pub jws: Arc<str>,
 }
 

@@ -51,8 +51,8 @@ pub(crate) fn tls_key(request: &HttpRequest) -> Result<PublicKey, ApiError> {
     })
 }
 
-/// Returns the caller if it may do `action` on `cluster`. Agents of removed members are refused,
-/// for some actions only when these read the cluster.
+/// Returns the caller if it may do `action` on `cluster`. Agents of removed members are refused
+/// here, unless the handler of `action` refuses them ([`refuses_removed_itself`]).
 pub(crate) async fn authorise(
     request: &HttpRequest,
     app: &App,
@@ -124,8 +124,8 @@ pub(crate) fn check_statement_allows(
     }
 }
 
-/// Whether the action refuses agents of removed members by the rows that it reads anyway. That
-/// saves a query for the most frequent requests.
+/// Whether the handler of `action` refuses agents of removed members. Such handlers read the
+/// necessary rows anyway, which saves a query for the most frequent requests.
 fn refuses_removed_itself(action: Action) -> bool {
     matches!(
         action,

@@ -12,8 +12,8 @@ pub(super) struct IrreversibleAct<'a> {
 }
 
 impl IrreversibleAct<'_> {
-    /// Prints what the act ends. Succeeds with `yes`, or if a person types the name. Without a
-    /// terminal there is nobody to ask, so it fails.
+    /// Prints what the act ends. Succeeds if `yes` is true or a person types the name. Errors
+    /// without a terminal, because nobody can be asked.
     pub(super) fn confirm(&self, yes: bool, printer: &mut Printer) -> Result<(), CliError> {
         for sentence in &self.consequences {
             printer.note(sentence);

@@ -70,7 +70,7 @@ pub enum CliError {
     /// No cluster has this name or id.
     #[error("there is no cluster `{0}`")]
     NoCluster(String),
-    /// The change was waited for and ended without being done.
+    /// The intent that the command waited for ended without being carried out.
     #[error("it was not done: it is {0}")]
     NotDone(discovery_types::api::IntentState),
     /// Members of the cluster to be retired still report.

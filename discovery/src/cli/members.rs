@@ -12,12 +12,12 @@ use uuid::Uuid;
 use super::CliError;
 use super::session::AdminSession;
 
-/// How long to wait until the members report the result of the last change. `POLL_INTERVAL` is the
-/// pause between two looks.
+/// Maximum time to wait until the members report the result of the last change. `POLL_INTERVAL` is
+/// the pause between two requests for their list.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Discovery's list of a cluster's members. `None` before a member has reported.
+/// Discovery's list of a cluster's members. `None` as long as no member has reported.
 pub(super) struct MemberDirectory(Option<DirectoryView>);
 
 impl MemberDirectory {
@@ -25,10 +25,9 @@ impl MemberDirectory {
         Ok(MemberDirectory(session.client.directory(cluster).await?.view))
     }
 
-    /// Returns the member list with the result of the last change through discovery. Members report
-    /// it at about the time when the change is done, and an order planned on an older list would be
-    /// stale. The wait is limited, because the cluster's own API may have changed the members
-    /// since.
+    /// Returns the member list, after waiting until it contains the result of the last intent. An
+    /// order that was planned with an older list would be refused. The wait is limited, because
+    /// somebody may have changed the members again with the cluster's own API.
     pub(super) async fn fetch_settled(
         session: &AdminSession,
         cluster: Uuid,

@@ -181,7 +181,7 @@ impl TextOutput<'_> {
     }
 }
 
-/// Prints what something waits for, and what to do about it.
+/// Prints what a cluster or an intent waits for, and what to do about it.
 pub(super) fn write_explanations(out: &mut TextOutput<'_>, explain: &[Explanation]) {
     for reason in explain {
         out.line("");

@@ -50,7 +50,7 @@ pub(super) async fn run(args: ProcessArgs, printer: &mut Printer) -> Result<(), 
     show(printer, &list)
 }
 
-/// Describes what would be lost with a forgotten process.
+/// Describes which commits could be lost by forgetting a process.
 fn describe_loss(list: &ProcessList, id: Uuid) -> Result<String, CliError> {
     let Some(process) = list.processes.iter().find(|process| process.id == id) else {
         let none = format!("there is no process {id}: muster-discovery process list");
@@ -71,7 +71,8 @@ fn describe_loss(list: &ProcessList, id: Uuid) -> Result<String, CliError> {
     ))
 }
 
-/// Formats the number of commits. A restored database may know of too few.
+/// Formats the number of commits in a process's ledger. A restored database may show too low a
+/// number.
 fn commits(process: &ProcessView) -> String {
     match process.missing {
         true => format!("{} or more", process.ledger_entries),

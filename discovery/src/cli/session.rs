@@ -43,8 +43,9 @@ impl AdminSession {
         Ok(Self { home, name, context, key, client })
     }
 
-    /// Returns the cluster with this id or name. Of several with the name, a live one comes first,
-    /// then the newest ended one. A draft without a statement comes last.
+    /// Returns the cluster with this id or name. Of several clusters with the name, it prefers a
+    /// live one, then the newest of the ended ones. It takes a draft without a statement only if
+    /// there is no other.
     pub(super) async fn cluster(&self, text: &str) -> Result<ClusterSummary, CliError> {
         let missing = || CliError::NoCluster(text.to_owned());
         if let Ok(id) = Uuid::try_parse(text) {

@@ -257,8 +257,8 @@ fn print_bundle(
 /// Maximum clock difference in milliseconds: an agent whose clock differs more signs nothing.
 const SKEW_MS: u64 = 30_000;
 
-/// Warns if this machine's clock and the service's differ. Tokens expire by the service's clock,
-/// which is its Postgres'. With a wrong clock there, tokens expire at once, or never.
+/// Warns if this machine's clock and the service's differ. Tokens expire by the clock of the
+/// service's Postgres. If that clock is wrong, tokens expire at once, or far too late.
 fn clock_warning(service_ms: i64, own_ms: i64) -> Option<String> {
     let off = service_ms.saturating_sub(own_ms);
     let way = if off > 0 { "ahead of" } else { "behind" };

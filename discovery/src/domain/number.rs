@@ -1,6 +1,7 @@
 //! Checked conversions of numbers into a row's types.
 
-/// A number too large for a row: stored anyway, it would be read back as another number.
+/// A number that is too large for a row. If it were stored, it would be read back as another
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is more than a row can hold")]
 pub(crate) struct OutOfRange(pub u64);

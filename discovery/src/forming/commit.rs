@@ -28,7 +28,8 @@ use crate::store::cluster::{
 };
 
 impl App {
-    /// Signs the document, or takes the one that was shown, and issues the members' certificates.
+    /// Signs the commit document, or takes `shown`, the document that an agent or a ledger has
+    /// shown. Issues the members' certificates.
     pub(super) async fn build_commit(
         &self,
         transaction: &mut ClusterTransaction,
@@ -122,8 +123,8 @@ impl App {
             .map_err(|error| closed(format!("The cluster's CA can't be loaded: {error}.")))
     }
 
-    /// Returns the decided document with the caller's certificates, and the entry that the ledger
-    /// still lacks for it, if any.
+    /// Returns the commit document with the caller's certificates, and the commit's entry for the
+    /// ledger if the ledger lacks it.
     pub(super) async fn delivery_of(
         &self,
         connection: &mut PgConnection,

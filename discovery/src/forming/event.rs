@@ -24,9 +24,9 @@ use crate::members::refuse_if_reporting;
 use crate::redeem::RedeemRequest;
 use crate::store::cluster::ClusterTransaction;
 
-/// Maximum total size in bytes of one seat's record, endorsement and grant; `MAX_ACK_BYTES` limits its
-/// ack. A document contains up to nine of each and may have [`MAX_JWS`] bytes in base64. A larger
-/// document could be committed, but nobody could read it.
+/// Maximum total size in bytes of one seat's record, endorsement and grant; `MAX_ACK_BYTES` limits
+/// its ack. A document contains up to nine of each and may have [`MAX_JWS`] bytes in base64. A
+/// larger document could be committed, but nobody could read it.
 ///
 /// [`MAX_JWS`]: discovery_types::jws::MAX_JWS
 const MAX_SEAT_BYTES: usize = 7_000;
@@ -76,7 +76,7 @@ pub(super) struct PreparedEvent {
     pub(super) statement: Option<Jws>,
     /// Commit document to adopt.
     pub(super) document: Option<Jws>,
-    /// Event that checks the sender's session. It is applied first.
+    /// Event that checks the sender's session. It is applied before the event itself.
     pub(super) session_event: Option<ClusterEvent>,
     /// Grant to revoke and the admin who does so, unless the event is refused.
     pub(super) revocation: Option<(GrantId, String)>,
@@ -283,8 +283,8 @@ fn prepare_redeem(
         session: convert::session(redeem.boot, &redeem.nonce),
         highest_epoch: redeem.highest_epoch,
         grant: Grant {
-            // Use what the issuer signed. The columns beside it could be changed by anybody who can
-            // write to the database.
+            // Use what the issuer signed. Anybody who can write to the database could change the
+            // row's other columns.
             id: formation::GrantId(grant.id.to_string().into()),
             uses: u32::from(grant.uses),
             expires: formation::UnixMicros(grant.expires_at.saturating_mul(1_000_000)),
@@ -391,7 +391,8 @@ async fn prepare_adopt(
 ) -> Result<PreparedEvent, ApiError> {
     let chain = transaction.chain.clone();
     let shown = StatementChain::verify_links(statements)?;
-    // Verify with the longer chain. It must extend the shorter one.
+    // Verify the document with the longer of the two statement chains, which must extend the
+    // shorter chain.
     let (short, long) =
         if shown.jws().len() > chain.jws().len() { (&*chain, &shown) } else { (&shown, &*chain) };
     if long.position(&short.newest_hash()).is_none() {

@@ -243,8 +243,8 @@ impl App {
         Ok((delivery, chain.jws()))
     }
 
-    /// Converts the machine's refusal to a problem. Adds the name of the agent that is in the way,
-    /// because the machine knows only keys.
+    /// Converts the machine's refusal to a problem. Adds the name of the agent whose record
+    /// conflicts with the request, because the machine's text contains only its key.
     fn refusal_error(&self, refusal: &Refusal, cluster: &Cluster) -> ApiError {
         let error = ApiError::from_refusal(refusal, self.settings.lease);
         match refusal {
@@ -267,8 +267,8 @@ impl App {
         self.step(transaction, event).changes
     }
 
-    /// Applies the session event first, then the event itself. Returns the second answer and all
-    /// changes.
+    /// Applies the session event first, then the event itself. Returns the answer to the event
+    /// itself and all changes.
     fn step_with_session(
         &self,
         transaction: &mut ClusterTransaction,
@@ -292,9 +292,9 @@ impl App {
         }
     }
 
-    /// Returns why this process may not make the step's decisions, if so. A process that decides
-    /// must have copied all decisions of the others. The database may also have been set back under
-    /// an open connection.
+    /// Returns the reason why this process may not make `decisions`, if there is one. A process
+    /// must have copied all decisions of other processes first. The database may also have been set
+    /// back while this connection was open.
     async fn find_decision_blocker(
         &self,
         transaction: &mut ClusterTransaction,
@@ -443,7 +443,8 @@ impl From<Refusal> for ApiError {
     }
 }
 
-/// Returns how to load a cluster for a request. What ends a damaged cluster must not verify it first.
+/// Returns how to load a cluster for a request. Requests that can end a damaged cluster must not
+/// verify its rows, since that would fail.
 fn trust_for(incoming: &ClusterRequest) -> Trust {
     match incoming {
         ClusterRequest::Abandon { .. } | ClusterRequest::DatabaseAccepted { .. } => {

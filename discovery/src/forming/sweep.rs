@@ -36,8 +36,8 @@ impl App {
         }
     }
 
-    /// Tells the waiting clusters that the database is settled. If that fails for a cluster, its
-    /// next request tells it.
+    /// Applies a tick to each cluster that is still marked as unsettled, after the database was
+    /// settled. If that fails for a cluster, its next request clears the mark.
     pub(crate) async fn settle_clusters(&self) -> Result<(), ApiError> {
         let mut after = Uuid::nil();
         loop {
@@ -48,8 +48,8 @@ impl App {
         }
     }
 
-    /// Applies a tick to every forming cluster after the database's clock was set back. The stored
-    /// times of the next sweep come from the clock that was ahead, so they are too late.
+    /// Applies a tick to every forming cluster after the database's clock was set back. Each
+    /// cluster's stored next deadline comes from the clock that was ahead, so it is too late.
     async fn tick_forming_clusters(&self) -> Result<(), ApiError> {
         let mut after = Uuid::nil();
         loop {

@@ -89,8 +89,8 @@ async fn check_not_running(app: &App, id: Uuid) -> Result<(), ApiError> {
     if now - row.last_seen_us < ALIVE_US {
         return runs("The process was heard of in the last minute.");
     }
-    // After a restore, `last_seen` is as old as the dump: the process may run, and not have
-    // connected to this database yet.
+    // After a restore, `last_seen_us` is as old as the dump. The process may be running without
+    // having connected to this database yet.
     if now - store.refresh_generation().await?.changed_us < ALIVE_US {
         return runs(
             "The database changed in the last minute: the process may not have seen it yet.",

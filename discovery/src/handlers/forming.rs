@@ -79,8 +79,8 @@ struct Requester {
     address: IpAddr,
 }
 
-/// Records a host that came after the commit. The error names the command that makes a ticket for
-/// it.
+/// Records a host that came after the commit. Returns an error that names the command to make a
+/// join ticket for the host.
 async fn refuse_late_host(
     app: &App,
     cluster: Uuid,

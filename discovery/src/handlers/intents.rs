@@ -260,7 +260,8 @@ struct IntentPoll<'a> {
 
 impl IntentPoll<'_> {
     /// Reads until the revision differs, an intent expires, or the poll's time is up. `seen`
-    /// returns the revision of the result, and when time alone changes it.
+    /// returns the result's revision, and the time in seconds since 1970 at which the next intent
+    /// expires.
     async fn wait_for_change<T>(
         &self,
         app: &App,

@@ -1,5 +1,5 @@
 //! Decides whether an agent's report about an intent is accepted, and explains why an intent waits.
-//! Pure.
+//! These functions are pure.
 
 use discovery_types::api::{Explanation, IntentState, IntentView, MAX_MEMBERS, Outcome, WaitView};
 use discovery_types::digest::{Digest, MemberId};
@@ -18,8 +18,8 @@ use crate::store::changes::{MembershipChanges, MembershipReport, StoredIntent};
 /// Maximum number of a cluster's intents that are open or under way.
 pub(super) const MAX_LIVE_INTENTS: usize = 16;
 
-/// How long an intent that is under way counts towards [`MAX_LIVE_INTENTS`], in microseconds. A member's
-/// agent that reports a false state could otherwise block other intents for ever.
+/// How long an intent that is under way counts towards [`MAX_LIVE_INTENTS`], in microseconds. A
+/// member's agent that reports a false state could otherwise block other intents for ever.
 pub(super) const LIVE_WINDOW_US: UnixMicros = 24 * 3_600 * 1_000_000;
 
 /// Decision about a reported outcome.
@@ -27,7 +27,7 @@ pub(super) const LIVE_WINDOW_US: UnixMicros = 24 * 3_600 * 1_000_000;
 pub(super) enum OutcomeDecision {
     /// The outcome is new and must be stored.
     New,
-    /// The intent has this state already.
+    /// The intent already has the reported state.
     Same,
 }
 
@@ -78,14 +78,14 @@ pub(super) struct ReportPosition<'a> {
     pub(super) by: &'a str,
     /// Position of the reporter's node.
     pub(super) position: (u64, u64),
-    /// Position that a quorum of the voters has reached by its own reports.
+    /// Position that a quorum of the voters has reached, by their own reports.
     pub(super) reached: Option<(u64, u64)>,
 }
 
 impl ReportPosition<'_> {
-    /// Whether a newer outcome of `known` was reported already. A reported position beyond what a
-    /// quorum has reached is cut to that. A member with a wrong position therefore can't block the
-    /// others' reports.
+    /// Whether an outcome of `known` was already reported from a later position. A stored position
+    /// beyond the position of a quorum counts as the quorum's. A member that reported a wrong
+    /// position therefore can't block the reports of other members.
     fn is_older_than(&self, known: &StoredIntent) -> bool {
         let same = known.reported_by.as_deref() == Some(self.by);
         let last = match (known.position, self.reached) {
@@ -187,7 +187,7 @@ fn name_of(changes: &MembershipChanges, id: MemberId) -> Option<String> {
     said.find_map(listed)
 }
 
-/// Describes the intent's task, with the names of both members.
+/// Describes the intent's task, with the names of the affected member and of the newcomer.
 fn task(known: &StoredIntent, about_name: Option<&str>) -> String {
     let subject = &known.subject;
     let about = match (known.affected_member(), about_name) {

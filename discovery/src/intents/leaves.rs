@@ -19,8 +19,8 @@ use crate::store::changes::MembershipChanges;
 use crate::store::cluster::RunningCluster;
 
 impl App {
-    /// Issues both certificates of a member, for the key in its record. A newcomer gets its first
-    /// ones here.
+    /// Issues the peer and the client certificate of a member, for the key in its record. A
+    /// newcomer gets its first certificates by this call, too.
     pub(crate) async fn renew_leaves(
         &self,
         cluster: Uuid,
@@ -83,7 +83,7 @@ impl App {
 }
 
 /// Returns the hosts of the member's peer URLs. The list that the cluster has confirmed takes
-/// precedence, since the member may have moved.
+/// precedence, because the member may have moved.
 fn peer_hosts(member: &RosterMember, changes: &MembershipChanges) -> Vec<String> {
     let listed = confirmed_peer_urls(member, changes);
     hosts(&urls_to_strings(if listed.is_empty() { &member.record.peer_urls } else { &listed }))
@@ -102,7 +102,8 @@ fn client_hosts(member: &RosterMember, changes: &MembershipChanges) -> Vec<Strin
 fn confirmed_peer_urls(member: &RosterMember, changes: &MembershipChanges) -> Vec<NodeUrl> {
     let confirmed = changes.confirmed.iter().flat_map(|said| &said.membership.members);
     let listed = confirmed.filter(|listed| listed.id == member.id);
-    // A host's record holds normalised URLs. A cluster's list may hold anything, so parse it.
+    // A host's record holds normalised URLs, but the cluster's member list may hold any text. So
+    // parse each URL.
     listed.flat_map(|listed| &listed.peer_urls).filter_map(|url| url.parse().ok()).collect()
 }
 

@@ -170,8 +170,8 @@ impl App {
     }
 }
 
-/// Errors unless the caller is the agent that the last statement names, and its record is known
-/// here. Certificates are made from that record.
+/// Errors unless the caller is the agent that the newest recovery statement names, and discovery
+/// has that agent's record. Certificates are made from the record.
 fn check_named_agent(
     lineage: &Lineage,
     key: &PublicKey,

@@ -4,8 +4,8 @@
 //! matches, those entries needn't be read again. Two kinds of entries have to be compared:
 //!
 //! * Commits that left this process and that no copy of the chain has shown yet (*unconfirmed*).
-//! * Everything that the ledger held when the database's generation began. It is compared once in
-//!   each generation, and the ledger records that it was.
+//! * Everything that the ledger held when the database's generation began. These entries are
+//!   compared once in each generation, and the ledger records when that is done.
 
 use discovery_formation::memory::{LedgerEntry, RestoreAction};
 use sqlx::PgConnection;
@@ -18,9 +18,9 @@ use super::{DatabaseWatch, Ledger};
 /// Result of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Agreement {
-    /// The database can't decide otherwise than the ledger says.
+    /// The database can make no decision that contradicts the ledger.
     Agrees,
-    /// The database could decide otherwise about this cluster.
+    /// The database could make a decision on this cluster that contradicts the ledger.
     Contradicted(Uuid),
     /// There are more entries than the limit allows to compare.
     Unknown,

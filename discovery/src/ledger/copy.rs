@@ -19,7 +19,7 @@ pub(crate) enum CopyResult {
     /// The limit was reached; more decisions are left.
     Limited,
     /// The database's generation or history differs from the one that the ledger knows. The next
-    /// look finds out why.
+    /// check of the database (`look`) finds the reason.
     OtherHistory,
 }
 
@@ -31,7 +31,7 @@ struct DecisionRow {
     cause: Option<String>,
     hash: Vec<u8>,
     generation: i64,
-    /// Hash of the chain at the decision where the last copy ended.
+    /// Hash of the decision chain at `from`, where the last copy ended.
     before: Option<Vec<u8>>,
 }
 
@@ -92,8 +92,8 @@ fn add(copied: &mut CopiedDecisions, ledger: &Ledger, watch: &DatabaseWatch, row
                 "the database has committed another list than this ledger knows of"
             );
         }
-        // This process's own commit: record once that the database confirms it, so that no look has
-        // to search for it.
+        // This process sent the commit's document out, and now the database confirms the commit.
+        // Record that, so that no later look searches for it.
         (Some(h), Some(LedgerEntry::Commit { .. })) if ledger.is_unconfirmed(row.cluster_id) => {
             copied.commits.push(pack_commit(row.cluster_id, &h));
         }

@@ -73,8 +73,9 @@ pub(super) struct LedgerFile {
     dir: PathBuf,
 }
 
-/// Takes the file's lock. A previous process that is just ending may hold it for a moment, and so
-/// may a child of this process between fork and exec. Such a holder is waited for.
+/// Takes the file's lock. A previous process that is ending may hold the lock for a moment. So may
+/// a child of this process between fork and exec. A failed attempt is therefore repeated until
+/// [`LOCK_TIMEOUT`] has passed.
 fn lock(file: &std::fs::File, path: &Path, shown: &str) -> Result<(), LedgerError> {
     let started = Instant::now();
     loop {
@@ -179,8 +180,8 @@ fn checksum(bytes: &[u8]) -> String {
 }
 
 /// Parses all lines. Returns them with the offset at which the last valid one ends, or the offset
-/// of a damaged line. A broken line without a seal after it is torn: nobody has relied on that
-/// append.
+/// of a damaged line. A broken line without a seal after it is torn: its append never finished, so
+/// nothing depends on it.
 fn parse(bytes: &[u8]) -> Result<(Vec<LedgerLine>, u64), u64> {
     let mut lines = Vec::new();
     let mut offset = 0;
@@ -191,7 +192,7 @@ fn parse(bytes: &[u8]) -> Result<(Vec<LedgerLine>, u64), u64> {
         let last = offset + length == bytes.len();
         match end.and_then(|end| parse_line(&rest[..end])) {
             Some(line) => lines.push(line),
-            // Files from before there were seals: an incomplete last line counts as torn.
+            // An older version wrote no seals. In its files an incomplete last line counts as torn.
             None if last && end.is_none() => return Ok((lines, offset as u64)),
             None if lines.contains(&LedgerLine::Seal) && !is_sealed(&rest[length..]) => {
                 return Ok((lines, offset as u64));

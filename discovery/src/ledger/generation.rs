@@ -1,5 +1,5 @@
-//! The database's generation: which history of the database this is, and which processes it waits
-//! for.
+//! The database's generation: the number of its present history, and the processes whose ledgers
+//! that history waits for.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -55,8 +55,8 @@ pub(crate) struct ProcessRow {
     pub id: Uuid,
     /// The last generation into which the process put its ledger back.
     pub generation: i64,
-    /// Number of commits in its ledger when it was last seen. After a restore the ledger may hold
-    /// more.
+    /// Number of commits in the process's ledger when the process was last seen. After a restore
+    /// the ledger may hold more.
     pub entries: i64,
     /// When the process was first seen.
     pub first_seen_us: UnixMicros,
@@ -67,8 +67,8 @@ pub(crate) struct ProcessRow {
 }
 
 /// Inserts the first generation, the next one, or only this process's row. `last` is the present
-/// generation's number; `mismatch` says why the database isn't the one that was last seen. The
-/// caller holds the lock.
+/// generation's number. `mismatch` is the reason why the database isn't the one that this process
+/// last saw. The caller holds the generation's lock.
 pub(super) async fn begin_generation(
     connection: &mut PgConnection,
     ledger: &Ledger,

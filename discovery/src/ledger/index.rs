@@ -73,7 +73,7 @@ pub(crate) struct DatabasePosition {
 }
 
 impl DatabasePosition {
-    /// The site at which the database was seen.
+    /// Identity of the database when it was seen.
     pub(crate) fn site(&self) -> DatabaseIdentity {
         let (database, tables) = (self.database, self.tables);
         DatabaseIdentity {
@@ -84,7 +84,8 @@ impl DatabasePosition {
         }
     }
 
-    /// Returns this position, or the later of both if `known` is of the same history.
+    /// Returns this position. If `known` is of the same history, its later values replace those of
+    /// this position.
     pub(super) fn later_of(&self, known: Option<&DatabasePosition>) -> DatabasePosition {
         let mut seen = self.clone();
         if let Some(known) = known.filter(|known| known.history() == self.history()) {
@@ -94,8 +95,8 @@ impl DatabasePosition {
         seen
     }
 
-    /// Whether this position and `other` describe the same history and processes, so that at most
-    /// the position differs.
+    /// Whether this position and `other` describe the same history and processes, so that only
+    /// `wal` and `beat` may differ.
     pub(crate) fn has_same_history(&self, other: &DatabasePosition) -> bool {
         self.history() == other.history() && self.processes == other.processes
     }
@@ -112,12 +113,12 @@ pub(super) struct CopiedDecisions {
     pub(super) generation: u64,
     /// Number of the last copied decision.
     pub(super) to: u64,
-    /// Hash of the chain at that decision, in hex.
+    /// Hash of the decision chain up to the last copied decision, in hex.
     pub(super) hash: String,
-    /// New commits, and confirmed commits of this process, each as [`pack_commit`].
+    /// New commits, and confirmed commits of this process, each encoded by [`pack_commit`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) commits: Vec<String>,
-    /// Clusters that have ended since, with causes.
+    /// Clusters that ended by one of the copied decisions, each with the cause.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) ends: Vec<(Uuid, String)>,
     /// Whether everything that the ledger held when the generation began was compared with the
@@ -192,7 +193,8 @@ pub(super) struct Index {
     /// Whether everything that the ledger held when the generation began was compared with the
     /// database.
     compared: bool,
-    /// Clusters whose commit left this process in this generation, and that no copy has shown yet.
+    /// Clusters whose commit document left this process in this generation, while no copy of the
+    /// database's decisions has contained the commit yet.
     unconfirmed: BTreeSet<Uuid>,
     pub(super) admins: Vec<String>,
 }
@@ -313,8 +315,8 @@ impl Index {
                 self.add_entry(cluster, IndexEntry::End(cause));
             }
         }
-        // The fill of an older ledger starts at the first decision again, so the mark must not go
-        // back.
+        // Filling a ledger that was set back starts at the first decision again. The mark of the
+        // last copied decision must not go back with it.
         if let Some(hash) = hash(&copied.hash)
             && same
             && copied.to > self.copied.number
@@ -351,7 +353,8 @@ impl Index {
 
     /// Takes a position from the position file, if it is of the same history as the ledger's.
     pub(super) fn update_position(&mut self, position: DatabasePosition) {
-        // Take only the position: the ledger itself holds the rest, which may be newer there.
+        // Take only `wal` and `beat` from the position file. The other fields may be newer in the
+        // ledger.
         let Some(seen) = &mut self.seen else { return };
         *seen = seen.later_of(Some(&position));
     }

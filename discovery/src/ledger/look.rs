@@ -21,7 +21,8 @@ use super::{DatabasePosition, DatabaseWatch, Ledger, UNCOPIED};
 /// Reason for a look (a check of the database). It limits how much the look may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Occasion {
-    /// A new connection, a notification or a doubt: a caller waits for the look.
+    /// A new connection, a notification, or a suspected change of the database. A caller waits for
+    /// the look.
     Doubt,
     /// A periodic look by the sweep.
     Sweep,
@@ -51,7 +52,7 @@ impl Occasion {
 /// the decisions that the ledger lacks, then compares the ledger's entries. A difference begins a
 /// new generation.
 ///
-/// A look that would have to read more than its occasion allows leaves the ledger incomplete
+/// A look that would have to read more than its [`Occasion`] allows leaves the ledger incomplete
 /// ([`DatabaseWatch::is_complete`]) and wakes the task that fills it.
 pub(crate) async fn look_at_database(
     connection: &mut PgConnection,
@@ -80,8 +81,8 @@ async fn look_once(
     watch: &DatabaseWatch,
     occasion: Occasion,
 ) -> Result<bool, sqlx::Error> {
-    // Read this before asking the server. Otherwise another connection could note a newer position
-    // that the server's answer seems to lack.
+    // Read the ledger's memory before asking the server. Otherwise another connection could
+    // meanwhile record a newer position, and this server's answer would seem too old.
     let before = ledger.memory();
     let server = server_of(connection).await?;
     if server.in_recovery {
@@ -106,8 +107,8 @@ async fn look_once(
     let processes = generation::known_processes(&mut transaction).await?;
     transaction.commit().await?;
     let fill = match verdict {
-        // Another process sweeps with this id, so a higher count doesn't mean that this ledger is
-        // old.
+        // Another run sweeps with this process's id. So a higher count of sweeps doesn't mean that
+        // this ledger is old.
         Ok(_) if elsewhere => CopyScope::NewDecisions,
         Ok(fill) => fill,
         Err(_) => CopyScope::NewHistory,
@@ -116,8 +117,8 @@ async fn look_once(
     if fill == CopyScope::IncompleteLedger {
         alarm_older_ledger(ledger, watch);
         watch.set_incomplete();
-        // Keep the old count of sweeps until the ledger is filled: a restart then finds again that
-        // the ledger is old.
+        // Keep the old count of sweeps until the ledger is filled. A process that restarts before
+        // that then finds again that its ledger is old.
         seen.beat = before.database.map_or(0, |known| known.sweeps);
     }
     if ledger.position().is_none_or(|old| !old.has_same_history(&seen)) {
@@ -145,8 +146,8 @@ async fn look_once(
     let counts = occasion == Occasion::Sweep || !watch.has_stored_run_id.load(Ordering::Relaxed);
     seen.beat = update_own_row(connection, ledger, watch.run_id, counts).await?.unsigned_abs();
     if counts || fill != CopyScope::NewDecisions {
-        // Write the row before the ledger. A row with less than the ledger means the past; a row
-        // with one sweep more means a kill between the two writes.
+        // The row was written before the ledger. If the row is behind the ledger, the database was
+        // set back. If the row is one sweep ahead, the process was killed between the two writes.
         ledger.record_position(seen).await.map_err(failed)?;
     }
     watch.has_stored_run_id.store(true, Ordering::Relaxed);
@@ -170,7 +171,8 @@ struct LookFindings<'a> {
 
 /// Result of an attempt to complete the ledger.
 enum Completion {
-    /// The ledger holds everything that the database holds, and the reverse.
+    /// The ledger holds every decision in the database, and the database contradicts no entry of
+    /// the ledger.
     Complete,
     /// The look reached the limit of its [`Occasion`] before it had read everything.
     Incomplete,
@@ -208,9 +210,9 @@ impl LookFindings<'_> {
         }
     }
 
-    /// Begins a generation, because the database could decide otherwise about `cluster` than the
-    /// ledger says. Does nothing if another process has meanwhile begun one or put the cluster
-    /// back.
+    /// Begins a generation, because the database could make a decision on `cluster` that
+    /// contradicts the ledger. Does nothing if another process has meanwhile begun a generation or
+    /// put the cluster back.
     async fn begin_after_contradiction(
         &self,
         connection: &mut PgConnection,
@@ -297,10 +299,11 @@ pub(crate) const LEDGER_USED_TWICE: &str = "two processes use copies of one ledg
 pub(crate) const HALF_LOADED: &str = "this database isn't whole: keys, indexes or triggers are missing. \
      Wait for the restore that is under way; one that broke off is begun anew, with an empty database";
 
-/// The database's row about itself and this process, read in one query.
+/// The database's data about its generation, its decisions and this process, read in one query.
 #[derive(Debug, sqlx::FromRow)]
 struct DatabaseRow {
-    /// Number of the generation. The fields after it were noted when it began.
+    /// Number of the generation. The fields from `system_identifier` to `table_oids` were stored
+    /// when the generation began.
     generation: Option<i64>,
     settled: Option<bool>,
     system_identifier: Option<String>,
@@ -311,7 +314,8 @@ struct DatabaseRow {
     at_copied: Option<Vec<u8>>,
     /// Whether everything exists that a restore makes last: keys, indexes and triggers.
     is_whole: bool,
-    /// Fields of this process's own row.
+    /// Number of commits in this process's ledger. This field and the next three are from the
+    /// process's own row.
     entries: Option<i64>,
     beat: Option<i64>,
     life: Option<Uuid>,
@@ -325,10 +329,10 @@ impl DatabaseRow {
     }
 }
 
-/// Why a database isn't the one that was known.
+/// Why a database isn't the one that this process has seen before.
 enum MismatchReason {
     Differs(DatabaseDifference),
-    /// The database could decide otherwise about this cluster than the ledger says.
+    /// The database could make a decision on this cluster that contradicts the ledger.
     Contradicts(uuid::Uuid),
 }
 
@@ -368,7 +372,7 @@ impl DatabaseLook<'_> {
         Ok((verdict, row))
     }
 
-    /// Returns the database's identity and position, to be noted in the ledger.
+    /// Returns the database's identity and position, to be recorded in the ledger.
     fn position(
         &self,
         generation: &Generation,
@@ -404,7 +408,8 @@ impl DatabaseLook<'_> {
                 row.database_oid.unwrap_or_default(),
                 row.table_oids.as_deref().unwrap_or_default(),
             );
-            // The generation was noted before sites were: use a site that matches none.
+            // An older version stored the generation without the database's identity. Use an
+            // identity that no database has.
             let site = noted.unwrap_or(DatabaseIdentity {
                 system: 0,
                 timeline: 0,

@@ -4,13 +4,13 @@
 //! A database can go back in time. A dump may be loaded, a copy of its files may be put in place,
 //! or an old primary may still answer. It would then let a second cluster form under an identity
 //! that hosts already run. Nothing in the database shows this, so each process keeps a ledger on a
-//! disk of its own. The decisions are pure and are in [`discovery_formation::memory`]; this module provides
-//! what they need.
+//! disk of its own. The decisions are pure and are in [`discovery_formation::memory`]; this module
+//! provides what they need.
 //!
 //! 1. **A commit document is fsynced in the ledger before it first leaves this process**
-//!    ([`Ledger::ensure_commit`]). The entry holds the document, the statements and the wrapped CA keys:
-//!    enough to restore the cluster into an empty database. The admin chain is likewise written
-//!    before the process acts on it ([`Ledger::ensure_admins`]).
+//!    ([`Ledger::ensure_commit`]). The entry holds the document, the statements and the wrapped CA
+//!    keys: enough to restore the cluster into an empty database. The admin chain is likewise
+//!    written before the process acts on it ([`Ledger::ensure_admins`]).
 //! 2. **Ledgers are complete** (`copy`). The database numbers commits and ends in the order in
 //!    which they become visible (`decisions`, in the migrations). Other processes' decisions are
 //!    copied from there: only a cluster's id and the list's hash. The cost depends on what is new.
@@ -52,8 +52,9 @@
 //!
 //! A database may be set back by copying its files, so that Postgres can't tell, together with
 //! every ledger. The processes then report that the ledgers are copies, but nothing waits. Only the
-//! hosts of the clusters formed since know better. A machine's snapshot sets a file system back as
-//! a whole and keeps its files' birth times. Its ledgers then don't even look like copies.
+//! hosts of the clusters that have formed since the copy was made hold the missing decisions. A
+//! machine's snapshot sets a file system back as a whole and keeps its files' birth times. Its
+//! ledgers then don't even look like copies.
 
 mod agree;
 mod copy;
@@ -150,14 +151,14 @@ impl Ledger {
         self.process
     }
 
-    /// Whether the ledger isn't in the place where it was written: it was restored from a backup,
-    /// copied, or came with a cloned machine. It may then be as old as a restored database.
+    /// Whether the ledger is a copy of the original files: it was restored from a backup, copied,
+    /// or came with a cloned machine. It may then be as old as a restored database.
     pub(crate) fn is_copy(&self) -> bool {
         self.is_copy.load(Ordering::Acquire)
     }
 
     /// Stops treating the ledger as a copy, because it holds everything that a settled database
-    /// does. The next position file is written with the new place.
+    /// does. The next position file then identifies the present files as the originals.
     fn clear_copy_mark(&self) {
         self.is_copy.store(false, Ordering::Release);
     }
@@ -177,13 +178,14 @@ impl Ledger {
         self.read(|index| index.entries(after, limit))
     }
 
-    /// Whether everything that it held when the generation began was compared with the database.
+    /// Whether everything that the ledger held when the generation began was compared with the
+    /// database.
     pub(crate) fn is_compared(&self) -> bool {
         self.read(Index::is_compared)
     }
 
-    /// Whether a commit of the cluster left this process and no copy of the database has shown it
-    /// yet.
+    /// Whether a commit document of the cluster left this process, while no copy of the database's
+    /// decisions has contained the commit yet.
     pub(crate) fn is_unconfirmed(&self, cluster: Uuid) -> bool {
         self.read(|index| index.is_unconfirmed(cluster))
     }
@@ -282,7 +284,7 @@ impl Ledger {
     }
 }
 
-/// Mark of a generation from which nothing was copied yet.
+/// Position of the last copied decision in a generation from which nothing was copied yet.
 const UNCOPIED: HistoryPosition = HistoryPosition::START;
 
 /// Body of the thread that writes the file. Ends with the last handle, or when the disk fails.

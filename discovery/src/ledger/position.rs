@@ -1,9 +1,11 @@
-//! The position file beside the ledger: how far the database had come. It is written at each sweep,
-//! while the ledger itself only grows. A database that is behind it was set back.
+//! The position file beside the ledger stores how far the database had come. It is replaced at each
+//! sweep, because a ledger with such entries would grow without end. A database that is behind the
+//! stored position was set back.
 //!
-//! The file also holds its own inode and birth time, which no copy keeps. A ledger that was
-//! restored from a backup, or came with a cloned machine, lacks everything later. Beside a database
-//! of the same age all else agrees, and only this shows that it is a copy.
+//! The file also holds the inodes and birth times of itself and the ledger, which no copy keeps. A
+//! ledger may be old because it was restored from a backup, or came with a cloned machine. A
+//! database of the same age agrees with such a ledger. Only the inodes and birth times then show
+//! that the ledger is a copy.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -17,7 +19,8 @@ use super::{DatabasePosition, LedgerError, LedgerLine};
 
 /// Name of the position file.
 pub(crate) const NAME: &str = "ledger.position";
-/// Maximum size in bytes: far more than a position with all its processes.
+/// Maximum size of the position file in bytes, far more than a position with all its processes
+/// needs.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Identity of the position file and the ledger when the position was written.
@@ -58,14 +61,14 @@ pub(super) struct StoredPosition {
     pub(super) is_original: bool,
 }
 
-/// Reads the position. Returns `None` if the file is missing or damaged.
+/// Reads the position file. Returns `None` if the file is missing or damaged.
 pub(super) fn read(dir: &Path, ledger: &File) -> Result<Option<StoredPosition>, LedgerError> {
     let path = dir.join(NAME);
     let Some(bytes) = muster_files::read(&path, MAX_BYTES)? else { return Ok(None) };
     let Some(LedgerLine::Here { seen, home }) =
         parse_line(bytes.strip_suffix(b"\n").unwrap_or_default())
     else {
-        // The older position in the ledger itself is used instead.
+        // Without the file, the older position in the ledger itself is used.
         tracing::warn!(path = %path.display(), "not a position; ignored");
         return Ok(None);
     };
@@ -75,8 +78,8 @@ pub(super) fn read(dir: &Path, ledger: &File) -> Result<Option<StoredPosition>, 
     Ok(Some(StoredPosition { seen, is_original: home == Some(here) }))
 }
 
-/// Replaces the position file; it is durable when this returns. With `is_copy` it holds no place,
-/// so the ledger stays known as a copy.
+/// Replaces the position file; it is durable when this returns. With `is_copy` the file identifies
+/// no original files, so that the ledger is still known to be a copy.
 pub(super) fn write(
     dir: &Path,
     seen: &DatabasePosition,

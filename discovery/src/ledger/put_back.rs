@@ -145,8 +145,9 @@ impl App {
         }
     }
 
-    /// Puts a commit back. Returns whether that was possible. If it never will be, the commit is
-    /// noted as refused, isn't tried again, and its cluster can't form another list here.
+    /// Puts a commit back. Returns whether that was possible. If it will never be possible, the
+    /// commit is recorded as refused and isn't tried again. Its cluster is abandoned, so that it
+    /// can't form another list here.
     async fn put_commit_back(&self, cluster: Uuid) -> Result<bool, ApiError> {
         let Some(commit) = self.store.ledger().commit_with_document(cluster) else {
             return Ok(false);

@@ -22,7 +22,7 @@ impl PostgresServer {
     }
 }
 
-/// Builds a site. Returns `None` if a number is out of its range.
+/// Builds a database's identity. Returns `None` if a number is out of its range.
 pub(super) fn site(
     system: &str,
     timeline: i64,
@@ -39,8 +39,8 @@ pub(super) fn site(
     })
 }
 
-/// SQL for the oids of the database and its core tables. It looks them up by name each time, since
-/// they may have been created again.
+/// SQL for the oids of the database and its core tables. It looks the oids up by name each time,
+/// because the tables may have been created again.
 macro_rules! oids {
     () => {
         "(SELECT oid::bigint FROM pg_database WHERE datname = current_database()) AS database_oid,
@@ -51,8 +51,8 @@ macro_rules! oids {
 }
 pub(crate) use oids;
 
-/// Site of an open connection now, which led to `known` when it was made: the same server, with the
-/// current oids.
+/// Present identity of the database behind an open connection. The connection led to `known` when
+/// it was made, and still leads to the same server. Only the oids may have changed.
 pub(crate) fn current_site(
     known: &DatabaseIdentity,
     database: i64,
@@ -65,8 +65,8 @@ pub(crate) fn current_site(
 pub(crate) async fn server_of(
     connection: &mut PgConnection,
 ) -> Result<PostgresServer, sqlx::Error> {
-    // The flushed position never goes back after a crash, while the inserted one may. A replica can
-    // be asked for neither.
+    // Use the flushed position of the write-ahead log: unlike the inserted one, it never goes back
+    // after a crash. On a replica Postgres refuses both functions.
     sqlx::query_as(concat!(
         "SELECT r AS in_recovery, s.system_identifier::text AS system_identifier,
                 CASE WHEN r THEN 0 ELSE

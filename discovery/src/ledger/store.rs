@@ -11,8 +11,8 @@ use super::{Commit, LedgerError};
 use crate::store::{Store, StoreError};
 
 impl Store {
-    /// Looks at the database as a new connection does. A pooled connection outlives a restore that
-    /// only replaces the tables, and the replacement of the primary.
+    /// Checks the database, as is done for each new connection. A pooled connection stays open when
+    /// a restore only replaces the tables, or when the primary is replaced.
     pub(crate) async fn look_at_database(&self, occasion: Occasion) -> Result<(), StoreError> {
         let store = self.clone();
         // Run in a task of its own: a caller that gives up must not cancel a running transaction.
@@ -74,9 +74,9 @@ impl Store {
         Ok(settled)
     }
 
-    /// Writes a commit to the ledger, then the number of its commits to the process's row. An owner
-    /// decides by that number whether a process may be forgotten. A ledger that holds fewer was set
-    /// back. The commit is durable when this returns.
+    /// Writes a commit to the ledger, then the number of its commits to the process's row. By that
+    /// number an owner decides whether a process may be forgotten. A ledger that holds fewer
+    /// commits than its row says was set back. The commit is durable when this returns.
     pub(crate) async fn record_commit(&self, commit: Commit) -> Result<(), LedgerError> {
         self.ledger().ensure_commit(commit).await?;
         if let Err(error) = self.count_entries().await {

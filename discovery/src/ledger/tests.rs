@@ -191,7 +191,7 @@ async fn how_far_the_database_had_come_outlives_a_kill_and_never_goes_back() {
     let killed = reopened(dir.path(), ledger).await.unwrap();
     assert_eq!(killed.position(), Some(furthest));
     assert_eq!(length(), before, "the ledger doesn't grow with time");
-    // A position of another generation doesn't count.
+    // A position of another generation replaces the old one, even if it is lower.
     let next = DatabasePosition { generation: 2, ..seen(5) };
     killed.record_position(next.clone()).await.unwrap();
     let reset = reopened(dir.path(), killed).await.unwrap();
@@ -228,14 +228,15 @@ async fn the_first_commit_of_a_cluster_stays_and_gets_its_document_later() {
     ledger.ensure_commit(commit(bare, AA)).await.unwrap();
     assert!(ledger.commit_with_document(bare).is_some());
     assert_eq!(ledger.commits(), 2);
-    // A second fill from the start moves no mark back. A new generation starts with an empty mark.
+    // A second fill from the first decision doesn't move the mark of the last copied decision back.
+    // A new generation starts with an empty mark.
     ledger.append_copied(copied(1, &[])).await.unwrap();
     assert_eq!(ledger.known().unwrap().last_copied.number, 4);
     ledger.record_position(DatabasePosition { generation: 2, ..seen(1) }).await.unwrap();
     assert_eq!(ledger.known().unwrap().last_copied, HistoryPosition::START);
 }
 
-/// Commits that a process must look up in the database when it starts.
+/// Unconfirmed commits, which a process must look up in the database when it starts.
 #[tokio::test]
 async fn a_commit_is_unconfirmed_until_a_copy_shows_it_and_a_new_generation_compares_all() {
     let dir = tempfile::tempdir().unwrap();
@@ -249,7 +250,7 @@ async fn a_commit_is_unconfirmed_until_a_copy_shows_it_and_a_new_generation_comp
     ledger.append_copied(copied(1, &[(late, AA), (others, AA)])).await.unwrap();
     ledger.ensure_commit(commit(own, AA)).await.unwrap();
     ledger.ensure_commit(commit(late, AA)).await.unwrap();
-    // A commit of another list doesn't confirm it.
+    // A copied commit of another list doesn't confirm the own commit.
     ledger.append_copied(copied(2, &[(own, BB)])).await.unwrap();
     assert_eq!(unconfirmed(&ledger), [own]);
     let ledger = reopened(dir.path(), ledger).await.unwrap();
@@ -260,7 +261,7 @@ async fn a_commit_is_unconfirmed_until_a_copy_shows_it_and_a_new_generation_comp
 
     ledger.record_position(DatabasePosition { generation: 2, ..seen(1) }).await.unwrap();
     assert!(!ledger.is_compared());
-    // A comparison in the last generation doesn't count for this one.
+    // A comparison in the previous generation doesn't make this generation compared.
     ledger.append_copied(CopiedDecisions { compared: true, ..copied(3, &[]) }).await.unwrap();
     assert!(!ledger.is_compared());
     ledger
@@ -416,7 +417,7 @@ async fn what_is_answered_for_is_written_synced_renamed_and_its_folder_synced_be
     let calls = trace.calls(root.path());
     let file = "ledger.jsonl";
     let mut at = next(&calls, 0, "openat", file);
-    // The ledger's file name is durable before the process counts as started.
+    // The ledger's header and its file name are durable before `Ledger::open` returns.
     at = next(&calls, at, "write", "header");
     at = next(&calls, at, "fdatasync", file);
     at = next(&calls, at, "fsync", "traced>");

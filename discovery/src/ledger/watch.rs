@@ -17,8 +17,8 @@ pub(crate) struct DatabaseWatch {
     pub generation: watch::Sender<Option<Generation>>,
     /// Wakes the task that puts the ledger back.
     pub put_back_needed: Notify,
-    /// Wakes the task that fills the ledger, when it lacks more than one check of the database
-    /// (`look`) may read.
+    /// Wakes the task that fills the ledger. A check of the database (`look`) does so if the ledger
+    /// lacks more than the check may read.
     pub fill_needed: Notify,
     /// Held during a copy without a limit, so that only one runs.
     pub fill_lock: tokio::sync::Mutex<()>,
@@ -30,9 +30,10 @@ pub(crate) struct DatabaseWatch {
     compared_generation: AtomicI64,
     /// Whether the whole ledger must be compared, whatever it records about earlier comparisons.
     doubts_all: AtomicBool,
-    /// Whether the alarm for a ledger older than the database says was raised.
+    /// Whether the alarm for an old ledger was raised: the ledger holds less than the database
+    /// recorded of it.
     pub(super) has_alarmed_older: AtomicBool,
-    /// Whether the alarm for a ledger that isn't where it was written was raised.
+    /// Whether the alarm for a copied ledger was raised: its files aren't the original ones.
     pub(super) has_alarmed_copy: AtomicBool,
     /// Id of this run of the process; each start makes a new one.
     pub(super) run_id: Uuid,
@@ -41,7 +42,7 @@ pub(crate) struct DatabaseWatch {
     /// Number of consecutive sweeps at which the database had the id of another run of this
     /// process.
     other_run_sweeps: AtomicU32,
-    /// Becomes true when two processes use copies of one ledger: this one must stop.
+    /// Becomes true when two processes use copies of one ledger. This process must then stop.
     pub must_stop: watch::Sender<bool>,
     /// Metrics, for counting alarms.
     pub metrics: Arc<ServiceMetrics>,
@@ -90,7 +91,8 @@ impl DatabaseWatch {
         ends
     }
 
-    /// Makes the next look compare the whole ledger, because a transaction contradicts it.
+    /// Makes the next check of the database (`look`) compare the whole ledger, because a
+    /// transaction found a contradiction.
     pub(crate) fn require_full_comparison(&self) {
         self.doubts_all.store(true, Ordering::Relaxed);
         self.compared_generation.store(0, Ordering::Relaxed);
@@ -109,8 +111,9 @@ impl DatabaseWatch {
         self.compared_generation.load(Ordering::Relaxed) != generation
     }
 
-    /// Whether the ledger held everything that the database held at the last look, and was compared
-    /// with it. Unless it is complete in a generation, nothing is frozen, decided or ended there.
+    /// Whether the last check of the database (`look`) found the ledger complete in `generation`,
+    /// and compared with the database. Otherwise this process may not freeze, decide or end
+    /// anything.
     pub(crate) fn is_complete(&self, generation: u64) -> bool {
         self.complete_generation.load(Ordering::Acquire).unsigned_abs() == generation
     }

@@ -1,16 +1,17 @@
-//! Decides which list of members discovery believes, given the members' reports. Pure.
+//! Decides which list of members discovery believes, given the members' reports. These functions
+//! are pure.
 //!
-//! A list is confirmed once a quorum reports it. The quorum is of the voters of the last confirmed
-//! list; the first of these is the commit document's. A confirmed list has the position in the
-//! cluster's log that a quorum has reached. It is never replaced by an older one.
+//! A list is confirmed once a quorum reports it. This is a quorum of the voters in the last
+//! confirmed list or, before the first confirmation, of the founders. A confirmed list has the
+//! position in the cluster's log that a quorum has reached. It is never replaced by an older one.
 //!
 //! False reports, by mistake or on purpose, can do the following:
 //!
 //! * From a minority of the voters, a learner, or a removed member: nothing. Their reports confirm
 //!   no list and don't move the position that later reports have to exceed. Before the first list
-//!   is confirmed, a list with fewer reports is shown after one with more.
-//! * From one reporter about itself: nothing that lasts. A report ahead of what a quorum has
-//!   reached is replaced by its reporter's next one, even by a lower one.
+//!   is confirmed, discovery shows the list with the most reports.
+//! * From one reporter about itself: nothing that lasts. A report with a position that no quorum
+//!   has reached is replaced by the reporter's next report, even by one with a lower position.
 //! * From a quorum: everything, as in the cluster itself.
 
 use std::cmp::Reverse;
@@ -38,14 +39,16 @@ impl MembershipReport {
         (self.membership.configuration.unwrap_or(0), self.term, self.index)
     }
 
-    /// Whether this report replaces its reporter's last one. An older report arrived late and
-    /// doesn't. The exception is a last report ahead of the cluster, which was wrong.
+    /// Whether this report replaces `last`, the last report of the same member. A report with a
+    /// lower position arrived late and replaces nothing. The exception is a wrong last report: its
+    /// position is beyond the one that a quorum has `reached`.
     pub(crate) fn replaces(&self, last: &MembershipReport, reached: Option<ListPosition>) -> bool {
         let was_wrong = reached.is_none_or(|reached| last.position() > reached);
         self.position() >= last.position() || was_wrong
     }
 
-    /// Whether both reports contain the same members, with the same votes and peer URLs.
+    /// Whether the two reports contain the same configuration and the same members, with the same
+    /// votes and peer URLs.
     pub(crate) fn agrees(&self, other: &MembershipReport) -> bool {
         let list = |said: &MembershipReport| -> BTreeSet<(MemberId, bool, Vec<String>)> {
             let member = |member: &ListedMember| {
@@ -77,8 +80,9 @@ fn quorum(electors: &BTreeSet<MemberId>) -> usize {
     electors.len() / 2 + 1
 }
 
-/// Returns the position that a quorum of the electors has reached by its own reports, or `None` if
-/// fewer have reported. If only a minority lies, every quorum contains a truthful report.
+/// Returns the highest position that a quorum of the electors has reached, by their own reports.
+/// Returns `None` if no quorum has reported. If only a minority lies, every quorum contains a
+/// truthful report.
 fn position_of_quorum<P: Ord>(
     electors: &BTreeSet<MemberId>,
     said: &[(MemberId, MembershipReport)],
@@ -131,8 +135,8 @@ pub(crate) fn newly_confirmed(
     };
     let mut lists = reports.iter().map(|report| supporters(report));
     let supporters = lists.find(|supporters| supporters.len() >= quorum)?;
-    // Take the position that a quorum of them has reached, and the names and client URLs that most
-    // report.
+    // Take the position that a quorum of the supporters has reached, and the names and client URLs
+    // that most supporters report.
     let reached = supporters.get(quorum - 1)?;
     let alike = |wanted: &&&MembershipReport| {
         supporters.iter().filter(|report| report.membership == wanted.membership).count()
@@ -141,8 +145,8 @@ pub(crate) fn newly_confirmed(
     Some(MembershipReport { membership: usual.membership.clone(), ..(*reached).clone() })
 }
 
-/// Returns the list to show: the confirmed one. Before that, the one that most members report, and
-/// the newest of those with equally many reports.
+/// Returns the list to show: the confirmed list or, before the first confirmation, the list that
+/// most members report. Of several lists with equally many reports it is the newest.
 pub(crate) fn view(
     confirmed: Option<&MembershipReport>,
     said: &[(MemberId, MembershipReport)],
@@ -258,10 +262,10 @@ mod tests {
         let last = said(Some(5), 5, "123");
         let reports = [by('1', said(Some(7), 7, "12")), by('2', said(Some(7), 7, "13"))];
         assert_eq!(newly_confirmed(Some(&last), &ids("123"), &reports), None);
-        // The same members at another configuration are another list.
+        // Lists with the same members and different configurations count as different lists.
         let reports = [by('1', said(Some(7), 7, "12")), by('2', said(Some(9), 9, "12"))];
         assert_eq!(newly_confirmed(Some(&last), &ids("123"), &reports), None);
-        // A learner doesn't count as a voter.
+        // Lists differ if a member is a voter in one of them and a learner in the other.
         let (voter, learner) = (said(None, 7, "1234"), said(None, 7, "123"));
         let mut learner = learner;
         learner.membership.members.push(voter.membership.members[3].clone());
@@ -303,7 +307,8 @@ mod tests {
             let next = said(Some(5), 31, "123");
             assert!(next.replaces(&reports[2].1, reached), "{configuration:?} {index}");
         }
-        // No other member has reported, so neither report is known to be wrong.
+        // No other member has reported, so no quorum has reached any position. The newer report
+        // then always replaces the last one.
         let alone = [by('3', said(Some(MAX), MAX, "123"))];
         assert!(
             said(Some(5), 31, "123").replaces(&alone[0].1, quorum_list_position(&electors, &alone))

@@ -1,5 +1,5 @@
 //! Decides which Raft cluster discovery follows: the founded one, or the one that the last recovery
-//! made. Pure.
+//! made. These functions are pure.
 //!
 //! An operator's signature makes a recovery valid, whichever agent shows it. Discovery follows the
 //! first chain that it is shown, and a longer chain only if it extends that one. A chain that
@@ -74,8 +74,8 @@ impl Lineage {
     }
 
     /// Verifies a shown chain and compares it with the chain that discovery follows. Nothing proves
-    /// when a statement was signed, so the last one's signer must be an operator or owner today.
-    /// That signature covers the statements before it.
+    /// when a statement was signed, so the signer of the last statement must be an operator or
+    /// owner now. That signature covers all earlier statements.
     pub(crate) fn compare(
         &self,
         shown: &[Jws],
@@ -92,7 +92,8 @@ impl Lineage {
         if same < known.len() {
             return Ok(LineageRelation::Competing { number: same + 1, jws: next.clone() });
         }
-        // Keep the first signature of each step, even if the shown chain has it signed again.
+        // Keep the first signature of each recovery, even if the shown chain has another signature
+        // of it.
         let kept = known.iter().chain(&shown.all()[same..]).map(|(jws, _)| jws.clone());
         let followed = RecoveryChain::verify(&kept.collect::<Vec<_>>(), chain, self.founded)?;
         Ok(LineageRelation::Longer(Self { founded: self.founded, followed }))

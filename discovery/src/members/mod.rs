@@ -1,5 +1,5 @@
-//! Members of a running cluster: who they are, and which of them report. [`directory`], [`lineage`],
-//! [`present`] and [`roster`] are pure.
+//! Members of a running cluster: who they are, and which of them report. [`directory`],
+//! [`lineage`], [`present`] and [`roster`] are pure.
 
 pub(crate) mod directory;
 pub(crate) mod lineage;

@@ -1,7 +1,9 @@
-//! A cluster's present members, and what a person should do about silent ones. Pure.
+//! A cluster's present members, and what a person should do about silent ones. These functions are
+//! pure.
 //!
-//! The members are those of the list that a quorum of the voters confirmed. Before that, they are
-//! the commit document's. A single member's report never adds or removes one here.
+//! The members are those of the list that a quorum of the voters confirmed. Before the first
+//! confirmation, they are the founders. The report of a single member never adds or removes a
+//! present member.
 
 use discovery_types::api::{Explanation, ListedMember, MemberView, MembersView, SILENT_AFTER};
 use discovery_types::digest::MemberId;
@@ -26,8 +28,8 @@ pub(crate) struct RedeemSource {
 /// Times from which a member's silence is computed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SilenceTimes {
-    /// Time at which the cluster decided its first member list. A member that never reported counts
-    /// as silent from then.
+    /// Time at which the cluster's decided list was frozen or adopted. The silence of a member that
+    /// never reported is measured from then.
     pub(crate) decided: UnixMicros,
     /// Current database time, in microseconds.
     pub(crate) now: UnixMicros,
@@ -81,8 +83,8 @@ pub(crate) fn present_members(
 }
 
 /// Returns a member with the name and client URLs that a quorum of the voters reports now. A member
-/// that restarts at another address changes them without a change of members. The confirmed list
-/// may therefore hold older ones.
+/// that restarts may change its name and client URLs without a membership change. The confirmed
+/// list may therefore hold older values.
 fn with_newest_urls(
     listed: &ListedMember,
     confirmed: &MembershipReport,

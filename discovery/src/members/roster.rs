@@ -1,6 +1,6 @@
-//! Decides which agents may speak for a running cluster: those of its founders, and of newcomers
-//! that its members have added. After a recovery the survivor is the only founder, and agents of
-//! the lost cluster's other members are refused. Pure.
+//! Decides which agents may report for a running cluster: the agents of its founders, and of
+//! newcomers that its members have added. After a recovery the survivor is the only founder, and
+//! agents of the lost cluster's other members are refused. These functions are pure.
 
 use std::collections::BTreeSet;
 
@@ -47,7 +47,8 @@ pub(crate) struct Roster {
     removed: Vec<(Option<PublicKey>, Removal)>,
     /// Members of clusters that were lost.
     lost: Vec<RosterMember>,
-    /// The chain of followed recoveries, which tells the current Raft cluster.
+    /// The chain of recoveries that discovery follows. The last recovery determines the current
+    /// Raft cluster.
     pub(crate) lineage: Lineage,
 }
 
@@ -208,8 +209,8 @@ impl Roster {
         self.removed.iter().any(|(_, removal)| removal.member == id)
     }
 
-    /// Returns another member with the newcomer's name, unless the newcomer replaces it. A name in
-    /// a command or an order has to identify one member.
+    /// Returns another present member with the newcomer's name, except the member that the newcomer
+    /// replaces. A name in a command or an order must identify one member.
     pub(crate) fn member_with_name(
         &self,
         newcomer: &VerifiedRecord,

@@ -128,7 +128,8 @@ pub(crate) async fn restore(args: &RestoreArgs) -> Result<BackupList, ServerErro
     };
     postgres.stop().await;
     loaded?;
-    // The position file goes first: with it in place, the ledger is known to be a copy.
+    // Copy the position file first. With this file beside it, the restored ledger is recognised as
+    // a copy.
     for name in [POSITION_FILE, LEDGER_FILE] {
         let (path, mut target) = create(&args.ledger, name)?;
         copy_and_hash(&mut open(&args.from, name)?, &mut target, &path)?;

@@ -35,7 +35,7 @@ use crate::routes;
 
 /// Time limit for a request's headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a client may read the rest of a response when the connection is closed.
+/// After a connection's last response, the client has this long to read the rest of it.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of concurrent handshakes, over all workers.
 pub(super) const MAX_HANDSHAKES: usize = 256;
@@ -59,14 +59,15 @@ pub(super) struct SocketLimits {
     pub(super) max: usize,
     /// Maximum number of open sockets of one address.
     pub(super) max_per_address: usize,
-    /// Time limit for each step of a new connection: first byte, start of the handshake, its end.
+    /// Time limit for each step of a new connection: the first byte, the start of the TLS
+    /// handshake, and the end of the handshake.
     pub(super) handshake_timeout: Duration,
-    /// How long a response waits for a client that doesn't read it.
+    /// How long a response waits for a client that accepts no bytes.
     pub(super) write_timeout: Duration,
 }
 
 impl ConnectionLimits {
-    /// Makes the limits. `rate` limits how often one address opens a socket.
+    /// Makes the limits on connections. `rate` limits how often one address may open a socket.
     pub(super) fn new(
         sockets: &SocketLimits,
         rate: Arc<AddressLimit>,
@@ -79,7 +80,7 @@ impl ConnectionLimits {
             write_timeout: unread,
         } = sockets;
         let bounds = AdmissionLimits {
-            // Silent connections may take at most half of the sockets.
+            // Connections that have sent nothing may take at most half of the sockets.
             silent: max.div_ceil(2),
             handshakes: MAX_HANDSHAKES,
             max_handshakes_per_network: MAX_HANDSHAKES_PER_ADDRESS,
@@ -112,7 +113,7 @@ impl ConnectionLimits {
 
 type AcceptedConnection = (WriteTimeoutStream<TlsStream<TcpStream>>, Protocol, Option<SocketAddr>);
 
-/// Makes the factory for the service that handles one worker's connections of one listener.
+/// Makes a factory of connection services. Each worker makes one service for each listener.
 pub(super) fn connection_service(
     app: &App,
     door: &ConnectionLimits,

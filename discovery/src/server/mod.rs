@@ -29,7 +29,8 @@ pub(crate) use run::{RunningService, start};
 /// Why a server command ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The arguments contradict each other, or the files and folders that they name. Exit code 2.
+    /// The arguments contradict each other, or don't fit the files and folders that they name. Exit
+    /// code 2.
     #[error("{0}")]
     Usage(String),
     /// No restart can help: a person has to decide. Exit code 3.
@@ -37,7 +38,7 @@ pub enum ServerError {
     DoNotRestart {
         /// The operation that failed.
         message: String,
-        /// The finding, and what to do about it.
+        /// The problem that was found, and what to do about it.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -62,7 +63,8 @@ impl ServerError {
         }
     }
 
-    /// Makes a failure. With `forever`, it is one that no restart can fix.
+    /// Makes an error for a failed operation. With `forever`, the error is
+    /// [`ServerError::DoNotRestart`].
     pub(crate) fn permanent_if(
         forever: bool,
         message: &str,
@@ -82,8 +84,8 @@ impl ServerError {
     }
 }
 
-/// Makes the service's key directory. Returns the context line, which the operator must be shown
-/// and which can be printed to stdout as it is.
+/// Makes the service's key directory. Returns the context line for the operator. The line is ready
+/// to be printed to stdout.
 pub(crate) fn init(args: &InitArgs) -> Result<String, ServerError> {
     let usage = |error: &dyn std::fmt::Display| ServerError::Usage(error.to_string());
     let owner = args.owner;

@@ -43,12 +43,12 @@ const POOL_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_POLL: Duration = Duration::from_secs(55);
 /// Backlog of the listening socket: connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
-/// New connections that an address may open for each request it may make. An address over its
-/// request limit gets an error response first; if it keeps reconnecting, its connections are
-/// closed.
+/// Factor between the two rate limits of an address: it may open this many connections for each
+/// request that it may make. So an address over its request limit first gets error responses. Its
+/// new connections are closed only if it keeps reconnecting.
 const CONNECTIONS_PER_REQUEST: u32 = 4;
-/// Maximum number of long polls of one key. An agent needs one, and a second one while a broken
-/// connection times out.
+/// Maximum number of long polls of one key. An agent needs one poll, and a second one while the
+/// connection of the first one times out.
 const MAX_POLLS_PER_KEY: usize = 8;
 /// Name of the database in the managed server.
 pub(super) const DATABASE: &str = "muster";
@@ -128,7 +128,8 @@ pub(crate) async fn start(args: ServeArgs) -> Result<RunningService, ServerError
             ServerError::permanent_if(damaged, "can't open the ledger", error)
         }
     })?;
-    // Bind before using the database: a process whose port is taken must leave no row in it.
+    // Bind before using the database: if a port is taken, this process must leave no row in the
+    // database.
     let sockets = bind(&args.listen)?;
     let (options, postgres) = database(&args.database).await?;
     let pool = PoolSettings { size: args.database.pool_size, wait: POOL_WAIT };
@@ -187,7 +188,7 @@ fn socket_limits(args: &ServeArgs) -> SocketLimits {
     }
 }
 
-/// Binds the addresses. Clients' connections are refused until the sockets listen.
+/// Binds the addresses without listening. Until the sockets listen, the kernel refuses connections.
 fn bind(addresses: &[SocketAddr]) -> Result<Vec<(SocketAddr, TcpSocket)>, ServerError> {
     let bound = |address: SocketAddr| {
         let socket = match address {
@@ -236,7 +237,7 @@ async fn database(
     args: &DatabaseArgs,
 ) -> Result<(PgConnectOptions, Option<ManagedPostgres>), ServerError> {
     if let Some(dir) = &args.managed_postgres {
-        // The server's user needs an absolute path: its working directory is another one.
+        // The managed Postgres has another working directory, so it needs an absolute path.
         let dir = std::path::absolute(dir)
             .map_err(|error| ServerError::failed("--managed-postgres", error))?;
         let settings = PostgresSettings {
@@ -257,7 +258,8 @@ async fn database(
     Ok((external_options(args)?, None))
 }
 
-/// Connect options of an external Postgres. Its URL may hold a password, so no message contains it.
+/// Returns the connect options of an external Postgres. Its URL may hold a password, so no error
+/// message repeats the URL.
 fn external_options(args: &DatabaseArgs) -> Result<PgConnectOptions, ServerError> {
     let from_environment =
         || std::env::var(DATABASE_URL).ok().filter(|url| !url.is_empty()).map(Zeroizing::new);
@@ -353,7 +355,7 @@ fn build_app(args: &ServeArgs, keys: KeyDirectory, store: crate::store::Store) -
 }
 
 impl RunningService {
-    /// State shared by requests, for tests that look behind the API.
+    /// Returns the state shared by all requests, for tests that inspect more than the API shows.
     #[cfg(test)]
     pub(crate) fn app(&self) -> &App {
         &self.app
@@ -377,7 +379,7 @@ impl RunningService {
         self.stop_background.cancel();
         self.tracker.close();
         self.tracker.wait().await;
-        // Don't wait longer for a connection that waits for a dead server.
+        // Limit the wait: closing the pool may block on a Postgres that doesn't respond.
         let _ = tokio::time::timeout(POOL_WAIT, self.app.store.pool().close()).await;
         if let Some(postgres) = self.postgres {
             postgres.stop().await;

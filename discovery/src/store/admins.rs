@@ -9,8 +9,8 @@ use crate::domain::number_to_row;
 use crate::ledger;
 
 impl Store {
-    /// Returns the SHA-256 over all chain elements, which shows whether they changed, and the
-    /// database's time.
+    /// Returns the SHA-256 over all elements of the admin chain, and the database's time. A changed
+    /// hash means that the elements changed.
     pub(crate) async fn admin_fingerprint(&self) -> Result<(Vec<u8>, UnixMicros), StoreError> {
         let row = sqlx::query_as(
             "SELECT sha256(convert_to(coalesce(string_agg(jws, E'\\n' ORDER BY sequence), ''),
@@ -30,8 +30,8 @@ impl Store {
         Ok(rows)
     }
 
-    /// Appends a verified element. Errors with `UniqueViolation` if another element was appended in
-    /// the meantime.
+    /// Appends a verified element to the admin chain. Returns `UniqueViolation` if another element
+    /// has this place in the chain.
     pub(crate) async fn put_admin_element(
         &self,
         sequence: u64,

@@ -25,7 +25,7 @@ pub(crate) struct StoredIntent {
     pub state: IntentState,
     /// Revision of the cluster at the intent's last change.
     pub rev: u64,
-    /// Name of the newcomer, or id of the member that the intent is about.
+    /// Name of the newcomer. For a removal or an update: id of the member.
     pub subject: String,
     /// Public key of the newcomer's agent.
     pub agent: Option<PublicKey>,
@@ -39,19 +39,19 @@ pub(crate) struct StoredIntent {
     pub member: Option<MemberId>,
     /// Name of the member whose agent reported the outcome.
     pub reported_by: Option<String>,
-    /// (Raft term, Raft index) of the reported outcome.
+    /// Raft term and index that the agent reported together with the outcome.
     pub position: Option<(u64, u64)>,
-    /// Source address of another key that tried to redeem the same ticket.
+    /// Source address of a request that tried to redeem the same ticket with another key.
     pub contested_by: Option<String>,
     /// Source address of the newcomer.
     pub address: Option<String>,
-    /// Why the intent waits, as a member's agent reported last.
+    /// The last reason that a member's agent gave for not carrying out the intent yet.
     pub wait_reason: Option<WaitReason>,
     /// Number of recoveries that the cluster had gone through when the newcomer became a member.
     pub recovery: usize,
 }
 
-/// Why an intent waits, as the leader's agent reported last.
+/// Reason why an intent isn't carried out yet, as the agent on the leader's host reported it last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WaitReason {
     /// The reason, in the agent's words.
@@ -68,8 +68,8 @@ pub(crate) struct StoredRecovery {
     /// Position in the chain, counted from 1.
     pub number: usize,
     pub jws: Jws,
-    /// Whether discovery follows this statement. False if the statement competes with the chain
-    /// that discovery follows.
+    /// Whether discovery follows this statement. `false` for a statement that competes with the
+    /// followed one.
     pub followed: bool,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct StoredRecovery {
 pub(crate) struct MembershipChanges {
     /// Stored intents, oldest first.
     pub intents: Vec<StoredIntent>,
-    /// Members whose removal was confirmed, with the keys of their agents.
+    /// Members whose removal a quorum confirmed, each with the key of its agent.
     pub removed: Vec<(Option<PublicKey>, Removal)>,
     /// The membership that a quorum confirmed last.
     pub confirmed: Option<MembershipReport>,
@@ -117,8 +117,8 @@ impl MembershipReport {
     }
 }
 
-/// SQL for the columns of [`ChangeRows`], about the cluster `$1` and under the condition `$only`. At
-/// most the newest 1,000 intents are read, and all that added a member.
+/// SQL for the columns of [`ChangeRows`], about the cluster `$1` and under the condition `$only`.
+/// Of the intents, it selects the newest 1,000 and all that added a member.
 macro_rules! change_columns {
     ($only:literal) => {
         concat!(
@@ -194,7 +194,8 @@ struct IntentRow {
     recovery: i32,
 }
 
-/// Row of a member's report, or of the confirmed membership, which has no member and no leader.
+/// Row of a member's report, or of the confirmed membership. A confirmed membership has no member
+/// id and no leader.
 #[derive(Debug, Deserialize)]
 struct MembershipReportRow {
     member_id: Option<Hex>,
@@ -332,7 +333,7 @@ pub(crate) async fn membership_changes(
     rows.parse(cluster)
 }
 
-/// Returns when and by whom this agent's member was removed, if it was.
+/// Returns the removal of the member with this agent key, if the member was removed.
 pub(crate) async fn removal_of(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -358,7 +359,7 @@ impl Store {
         membership_changes(&mut *self.acquire().await?, cluster).await
     }
 
-    /// Returns when and by whom this agent's member was removed, if it was.
+    /// Returns the removal of the member with this agent key, if the member was removed.
     pub(crate) async fn removal_of(
         &self,
         cluster: Uuid,

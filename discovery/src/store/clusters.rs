@@ -35,15 +35,14 @@ pub(crate) struct ClusterSummaryRow {
     pub seated: i64,
     /// Number of agents that wait for a seat.
     pub standbys: i64,
-    /// Number of members in the confirmed list or, before one was confirmed, in the commit
-    /// document.
+    /// Number of members in the confirmed list. If no list is confirmed yet, the cluster's size.
     pub members: Option<i64>,
-    /// Number of members in that list that have reported recently.
+    /// Number of members that reported recently and weren't removed.
     pub heard: i64,
 }
 
-/// Selects one row per cluster for the list of clusters. A member counts as silent after `$1`
-/// microseconds without a report.
+/// Selects a summary row of each cluster. A member without a report in the last `$1` microseconds
+/// counts as silent.
 const SUMMARY: &str = "
 SELECT c.id, c.name, c.size, c.phase, c.epoch, c.created_us, c.deadline_us,
     (SELECT count(*) FROM agents a WHERE a.cluster_id = c.id AND a.seat IS NOT NULL) AS seated,
@@ -94,7 +93,7 @@ pub(crate) struct Draft {
 pub(crate) enum OpenResult {
     /// The draft has become an open cluster.
     Open,
-    /// There is no draft with that id: it has expired, or is open already.
+    /// There is no draft with that id. The draft has expired, or its cluster is open already.
     NoDraft,
     /// Another live cluster has the same name.
     NameTaken,
@@ -231,9 +230,10 @@ impl Store {
         Ok(OpenResult::Open)
     }
 
-    /// Inserts a cluster that a ledger holds and this database lacks: its row, CAs and statements.
-    /// The cluster is open, and its document is adopted next. An existing row is left as it is. If
-    /// another cluster has taken the name, the new name ends in a part of the id.
+    /// Inserts a cluster that a ledger holds but this database lacks: its row, CAs and statements.
+    /// The cluster is open until the caller adopts its commit document. An existing cluster that
+    /// isn't a draft stays unchanged. If another cluster has the name, the new name ends in a part
+    /// of the id.
     pub(crate) async fn put_cluster_back(
         &self,
         statements: &[Jws],
@@ -261,7 +261,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let id = first.cluster;
         let mut transaction = self.begin("BEGIN").await?;
-        // A restored backup may contain a draft of this cluster, or nothing of it.
+        // A database restored from a backup may contain this cluster as a draft, or not at all.
         sqlx::query(
             "INSERT INTO clusters (id, name, size, phase, created_us, created_by, deadline_us, rev)
              VALUES ($1, $2, $3, 'open', now_us(), 'ledger', now_us() + 86400000000, 1)
@@ -347,7 +347,8 @@ impl Store {
         authorities(&mut connection, id).await
     }
 
-    /// Returns a batch of clusters whose next deadline has passed, without those in `stuck`.
+    /// Returns a batch of clusters whose next deadline has passed, except for the clusters in
+    /// `stuck`.
     pub(crate) async fn due_clusters(&self, stuck: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
         let rows = sqlx::query_scalar(
             "SELECT id FROM clusters WHERE next_deadline_us <= now_us() AND id <> ALL($2)
@@ -373,8 +374,8 @@ impl Store {
         Ok(rows)
     }
 
-    /// Returns a batch of clusters that wait for the database to be settled, with ids above
-    /// `after`.
+    /// Returns a batch of clusters that can't proceed before the database is settled, with ids
+    /// above `after`.
     pub(crate) async fn unsettled_clusters(&self, after: Uuid) -> Result<Vec<Uuid>, StoreError> {
         let rows = sqlx::query_scalar(
             "SELECT id FROM clusters WHERE unsettled AND phase IN ('open', 'preparing') AND id > $1
@@ -406,11 +407,12 @@ impl Store {
             .execute(&mut *transaction)
             .await?;
         transaction.commit().await?;
-        // Loop until none is left: one address alone may use more than a batch between two sweeps.
+        // Delete batches until none is left: one address alone may use more assertions than a batch
+        // between two sweeps.
         loop {
-            // Keep assertions a minute longer than they are valid, for clocks that are behind. Skip
-            // rows that another process is deleting: waiting for them could return an empty batch,
-            // which would end the loop.
+            // Keep assertions for a minute after their end, for clocks that are behind. `SKIP
+            // LOCKED` skips rows that another process is deleting. Waiting for those could return
+            // an empty batch and end the loop.
             let deleted = sqlx::query(
                 "WITH batch AS (
                      SELECT key, jti FROM used_assertions WHERE expires_us < now_us() - 60000000
@@ -428,7 +430,7 @@ impl Store {
         }
     }
 
-    /// Abandons a forming cluster without reading its rows, so damaged rows can't prevent it.
+    /// Abandons a forming cluster without parsing its rows, so damaged rows can't prevent it.
     /// Returns `false` if the cluster isn't forming.
     pub(crate) async fn abandon_unread(
         &self,
@@ -479,7 +481,7 @@ impl Store {
         Ok(())
     }
 
-    /// Stores that a commit from a ledger can't be put back into this database.
+    /// Records that a commit from a ledger can't be put back into this database.
     pub(crate) async fn note_refused_commit(
         &self,
         commit: &ledger::Commit,

@@ -41,7 +41,8 @@ pub(crate) enum ConnectError {
     /// The server responds, but its version or settings are unsafe.
     #[error("this Postgres can't keep promises: {}", .0.join("; "))]
     UnsafeServer(Vec<String>),
-    /// Keys, indexes or triggers are missing: a restore is running or was interrupted.
+    /// Keys, indexes or triggers of the schema are missing: a restore is running or was
+    /// interrupted.
     #[error("{HALF_LOADED}")]
     HalfLoaded,
     /// The database belongs to another service.
@@ -50,7 +51,7 @@ pub(crate) enum ConnectError {
          start with that one's --keys, or use a database of its own"
     )]
     OtherKeys {
-        /// SHA-256 of that service's TLS key (SPKI).
+        /// SHA-256 of the other service's TLS key (SPKI).
         pin: Digest,
     },
     /// A key of the key directory can't be used.
@@ -91,8 +92,8 @@ pub(crate) async fn connect(
     let pool = PgPoolOptions::new()
         .max_connections(settings.size)
         .acquire_timeout(settings.wait)
-        // `Store::acquire` pings with a time limit of its own. For transactions, BEGIN is test
-        // enough.
+        // Pinging here isn't needed. `Store::acquire` pings with its own time limit, and
+        // `Transaction::begin` tests the connection with BEGIN.
         .test_before_acquire(false)
         .max_lifetime(CONNECTION_LIFE)
         .after_connect(move |connection, _| {

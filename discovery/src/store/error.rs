@@ -25,7 +25,7 @@ pub(crate) enum StoreError {
     /// Postgres is unreachable, slow or full. The response is 503, and a retry may succeed.
     #[error("the database doesn't answer")]
     Unavailable(#[source] sqlx::Error),
-    /// A unique constraint failed: somebody else holds the value.
+    /// A unique constraint failed: another row holds the value.
     #[error("`{constraint}` holds such a row already")]
     UniqueViolation { constraint: String },
     /// A row holds an impossible value: it was changed by hand, or by a broken disk.
@@ -40,8 +40,8 @@ pub(crate) enum StoreError {
     /// A number in the request is too large for a row.
     #[error(transparent)]
     OutOfRange(#[from] OutOfRange),
-    /// A constraint prevented a wrong decision, or the schema isn't this program's. Either is a
-    /// bug.
+    /// A constraint prevented a wrong decision, or the schema isn't the one that this program made.
+    /// Either case is a bug.
     #[error("the database refused")]
     Refused(#[source] sqlx::Error),
 }
@@ -57,8 +57,8 @@ impl StoreError {
         StoreError::Damaged { what: what.into() }
     }
 
-    /// Error for a signed text that is refused with `error`: a newer program made it, or it is
-    /// damaged.
+    /// Converts `error` about a signed text. The result is `Newer` if a newer program made the
+    /// text, and otherwise the value of `damaged`.
     pub(crate) fn unreadable(
         error: &(dyn std::error::Error + 'static),
         damaged: impl FnOnce() -> Self,
@@ -67,7 +67,7 @@ impl StoreError {
     }
 }
 
-/// Whether the connection failed, as opposed to the statement.
+/// Whether the connection failed, and not only the SQL statement.
 pub(super) fn is_dead_connection(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(_) => true,

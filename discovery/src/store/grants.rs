@@ -1,4 +1,4 @@
-//! Queries on grants: insertion, single ones, and lists.
+//! Queries on grants: insert a grant, read one, list the newest.
 
 use discovery_formation as formation;
 use discovery_types::grant::VerifiedGrant;

@@ -39,7 +39,7 @@ pub(crate) struct IntentNewcomer {
     pub address: String,
 }
 
-/// A recovery statement that discovery is about to follow, and the data of its event.
+/// A recovery statement that discovery is about to follow, and the fields of the event about it.
 pub(crate) struct NewRecovery<'a> {
     /// Position in the chain, counted from 1.
     pub number: usize,
@@ -50,7 +50,8 @@ pub(crate) struct NewRecovery<'a> {
     pub by: &'a str,
 }
 
-/// Follows a recovery. Members' reports about the lost cluster are deleted.
+/// Stores a recovery statement that discovery follows from now on. Deletes members' reports about
+/// the lost cluster.
 pub(crate) async fn store_followed_recovery(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -61,8 +62,8 @@ pub(crate) async fn store_followed_recovery(
     for sql in [
         "DELETE FROM directory_reports WHERE cluster_id = $1",
         "DELETE FROM directory WHERE cluster_id = $1",
-        // The recovered cluster numbers its configurations from the start, so old numbers mean
-        // nothing in it.
+        // The recovered cluster numbers its configurations from the start, so the lost cluster's
+        // numbers mean nothing there.
         "UPDATE intents SET planned_at = NULL WHERE cluster_id = $1 AND state = 'open'
              AND redeem IS NOT NULL",
     ] {
@@ -95,7 +96,8 @@ pub(crate) async fn store_competing_recovery(
     Ok(true)
 }
 
-/// Inserts a recovery statement. Returns `false` if its place in the chain is taken.
+/// Inserts a recovery statement. Returns `false` if the cluster has one with the same number and
+/// the same value of `followed`.
 async fn insert_recovery(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -133,10 +135,10 @@ async fn increment_revision(
     Ok(rev.unsigned_abs())
 }
 
-/// SQL for one change of a cluster that agents wait for. It increments the cluster's revision,
-/// appends an event, notifies other processes, and runs `$write`, which can read the revision from
-/// `next`. [`query_change`] binds `$1` to `$5`: cluster, channel, and the event's time, kind and
-/// body.
+/// SQL for one change of a cluster, for which agents wait in long polls. It increments the
+/// cluster's revision, appends an event, notifies other processes, and runs `$write`. `$write` can
+/// read the new revision from `next`. [`query_change`] binds `$1` to `$5`: cluster, channel, and
+/// the event's time, kind and body.
 macro_rules! change {
     ($write:literal) => {
         concat!(
@@ -215,15 +217,14 @@ pub(crate) async fn insert(
     })
 }
 
-/// Result of an intent: its state, the reporter, and the position in the cluster's log.
+/// Result of an intent: its new state, the reported outcome, and the position in the cluster's log.
 pub(crate) struct IntentResult<'a> {
-    /// New state of the intent.
     pub state: IntentState,
     /// The reported outcome. `None` if the intent was withdrawn.
     pub outcome: Option<&'a Outcome>,
     /// Name of the reporter.
     pub by: &'a str,
-    /// (Raft term, Raft index) of the outcome.
+    /// Raft term and index that the agent reported together with the outcome.
     pub position: Option<(u64, u64)>,
     /// Number of recoveries that the cluster has gone through.
     pub recovery: usize,
@@ -277,8 +278,8 @@ pub(crate) async fn store_result(
     })
 }
 
-/// Stores why an intent waits. The revision changes only if the reason is a new one. Returns the
-/// intent as stored.
+/// Stores the reason why an intent isn't carried out yet. Increments the revision only if the
+/// reason differs from the stored one. Returns the intent as stored.
 pub(crate) async fn note_wait(
     connection: &mut PgConnection,
     now: formation::UnixMicros,
@@ -308,7 +309,7 @@ pub(crate) async fn note_wait(
     Ok(StoredIntent { wait_reason, rev, ..known.clone() })
 }
 
-/// Stores that another key tried to redeem a used ticket. Returns `false` if that was stored
+/// Records that another key tried to redeem a used ticket. Returns `false` if that was recorded
 /// before.
 pub(crate) async fn note_ticket_reuse(
     connection: &mut PgConnection,
@@ -331,7 +332,7 @@ pub(crate) async fn note_ticket_reuse(
     Ok(true)
 }
 
-/// Stores a member's report in the place of its last one.
+/// Stores a member's report, which replaces the member's previous one.
 pub(crate) async fn note_report(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -358,8 +359,8 @@ pub(crate) async fn note_report(
     Ok(())
 }
 
-/// Stores the confirmed membership, and the members removed by it: agent key, member id, and the
-/// order's signer.
+/// Stores the membership that a quorum confirmed, and the members that it removed. A removed member
+/// is stored with its agent's key, its id, and the signer of the order.
 pub(crate) async fn confirm(
     connection: &mut PgConnection,
     cluster: Uuid,

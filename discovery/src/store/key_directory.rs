@@ -1,10 +1,10 @@
 //! Checks that the database belongs to this service's key directory.
 //!
-//! A service with another key directory could read every row, but it couldn't open any cluster's CA
-//! key. Each service would make clusters that the other one can't commit.
+//! A service with another key directory could read every row, but couldn't decrypt any cluster's CA
+//! key. Two such services on one database would each make clusters that the other can't commit.
 //!
-//! The database holds a seal, which only this directory's keys open. A process opens the seal
-//! before its first write to a database.
+//! The database holds a seal, which only the keys of its own key directory open. A process opens
+//! the seal before its first write to a database.
 
 use discovery_types::digest::Digest;
 use sqlx::PgConnection;

@@ -1,7 +1,9 @@
-//! Access to Postgres. All SQL is here and in `ledger`, which compares and copies.
+//! Access to Postgres. All SQL is in this module and in `ledger`, which compares ledger and
+//! database and copies decisions.
 //!
-//! Every transaction on a cluster locks the cluster's row, then reads the clock, then does one
-//! thing. With that lock, read committed suffices. A replica is never read.
+//! Every transaction on a cluster locks the cluster's row before it reads the clock or anything
+//! else. With that lock, the isolation level read committed suffices. All reads go to the primary,
+//! never to a replica.
 
 pub(crate) mod admins;
 pub(crate) mod changes;
@@ -49,7 +51,8 @@ impl Store {
         &self.pool
     }
 
-    /// Takes a connection that answers a ping. Dead ones are dropped and the next one is tried.
+    /// Takes a connection that answers a ping from the pool. A connection that doesn't is dropped,
+    /// and the next one is tried.
     pub(crate) async fn acquire(&self) -> Result<PoolConnection<Postgres>, StoreError> {
         for _ in 0..=self.pool.size() {
             let mut connection = self.pool.acquire().await?;
@@ -77,7 +80,7 @@ impl Store {
         &self.ledger
     }
 
-    /// State of the database, as this process knows it.
+    /// Returns the database's state, as this process knows it.
     pub(crate) fn watch(&self) -> &DatabaseWatch {
         &self.watch
     }

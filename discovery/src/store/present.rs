@@ -10,7 +10,7 @@ use super::{Store, StoreError, UnixMicros};
 /// Maximum number of hosts without a seat that are stored for a cluster: the newest.
 pub(crate) const MAX_ASKING: i64 = 16;
 
-/// Why a member's node has no leader, as its agent reported last.
+/// Reason why a member's node has no leader, as the member's agent reported it last.
 #[derive(Clone, Debug)]
 pub(crate) struct Trouble {
     pub member: MemberId,
@@ -20,7 +20,7 @@ pub(crate) struct Trouble {
     pub text: String,
 }
 
-/// A host with a boot token of a cluster that already has all its members.
+/// A host that used a boot token although the cluster already has all its members.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub(crate) struct AskingHostRow {
     /// Public key of the host's agent.
@@ -37,7 +37,7 @@ pub(crate) struct AskingHostRow {
     pub times: i64,
 }
 
-/// Returns the latest trouble of each member that has reported one.
+/// Returns the last reported trouble of each member, if it reported any.
 pub(crate) async fn troubles(
     connection: &mut PgConnection,
     cluster: Uuid,
@@ -55,12 +55,12 @@ pub(crate) async fn troubles(
 }
 
 impl Store {
-    /// Returns the latest trouble of each member that has reported one.
+    /// Returns the last reported trouble of each member, if it reported any.
     pub(crate) async fn troubles(&self, cluster: Uuid) -> Result<Vec<Trouble>, StoreError> {
         troubles(&mut *self.acquire().await?, cluster).await
     }
 
-    /// Stores a member's trouble in the place of its last one.
+    /// Stores a member's trouble, which replaces the member's previous one.
     pub(crate) async fn note_trouble(
         &self,
         cluster: Uuid,
@@ -81,8 +81,8 @@ impl Store {
         Ok(())
     }
 
-    /// Counts a request of a host without a seat. Returns `true` at its first request. Only the
-    /// newest [`MAX_ASKING`] hosts are kept.
+    /// Counts a request of a host that gets no seat. Returns `true` for the host's first request.
+    /// Keeps only the [`MAX_ASKING`] hosts that asked last.
     pub(crate) async fn note_asking_host(
         &self,
         cluster: Uuid,
@@ -118,8 +118,8 @@ impl Store {
         Ok(times == 1)
     }
 
-    /// Returns the hosts that asked for a seat and have none, the newest request first. A host that
-    /// has redeemed a ticket since then is left out.
+    /// Returns the hosts that asked for a seat and have none, starting with the newest request.
+    /// Leaves out a host that redeemed a ticket after its last request.
     pub(crate) async fn asking_hosts(
         &self,
         cluster: Uuid,

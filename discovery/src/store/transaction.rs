@@ -1,12 +1,13 @@
-//! A transaction on a pooled connection that is always ended before the connection is reused.
+//! A transaction on a pooled connection, which is always ended before the connection is reused.
 //!
-//! The pool takes back any connection. One that is still in a transaction would put the next
-//! request into it, with its locks. One whose transaction was aborted would refuse every statement.
+//! The pool takes back any connection, even in a transaction. The next request would then run in
+//! that transaction, with its locks. If the transaction was aborted, Postgres would refuse every
+//! statement.
 //!
-//! sqlx's own guard rolls back only a transaction whose BEGIN it has seen succeed. It misses one
-//! whose BEGIN failed, or whose caller stopped waiting. This guard rolls back whatever became of
-//! BEGIN, so BEGIN may take a lock as well, in one round trip. A connection that can't be rolled
-//! back in time is closed.
+//! sqlx's own guard rolls back only a transaction whose BEGIN succeeded. It misses a failed BEGIN,
+//! and a BEGIN whose caller stopped waiting. This guard sends ROLLBACK in every case. So BEGIN can
+//! share its round trip with a statement that takes a lock. A connection that can't be rolled back
+//! in time is closed.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -16,12 +17,13 @@ use sqlx::{PgConnection, PgPool, Postgres, SqlSafeStr, SqlStr};
 
 use super::error::{is_dead_connection, no_answer_error};
 
-/// Time limit for BEGIN, including the wait for a connection: longer than it waits for a lock.
+/// Time limit for BEGIN, including the wait for a connection. It exceeds the session's
+/// `lock_timeout`.
 const BEGIN_WAIT: Duration = Duration::from_secs(4);
-/// Time limit for COMMIT: longer than a loaded disk needs.
+/// Time limit for COMMIT. A loaded disk needs less.
 const COMMIT_WAIT: Duration = Duration::from_secs(10);
-/// Time limit for ROLLBACK. It may have to wait for an abandoned statement, which Postgres ends
-/// after the statement timeout.
+/// Time limit for ROLLBACK. It may wait for an abandoned statement, which Postgres ends after
+/// `statement_timeout`.
 const ROLLBACK_WAIT: Duration = Duration::from_secs(5);
 
 /// A transaction. Dropping it rolls it back, unless it was committed.
@@ -32,13 +34,13 @@ pub(crate) struct Transaction {
 }
 
 impl Transaction {
-    /// Starts a transaction. `begin` is BEGIN and any statements for the same round trip. It also
-    /// tests whether the connection is alive.
+    /// Starts a transaction. `begin` is BEGIN, followed by any statements that share its round
+    /// trip. BEGIN also tests whether the connection is alive.
     pub(super) async fn begin(pool: &PgPool, begin: impl SqlSafeStr) -> Result<Self, sqlx::Error> {
         let begin = begin.into_sql_str();
         let begun = async {
-            // A dead connection has done nothing and has left the pool, so it is safe to try the
-            // next one. There are at most as many as the pool holds.
+            // BEGIN on a dead connection has changed nothing, so trying the next connection is
+            // safe. Dead connections have left the pool, so at most `pool.size()` tries fail.
             for _ in 0..pool.size() {
                 match Transaction::begin_on(pool.acquire().await?, begin.clone()).await {
                     Err(error) if is_dead_connection(&error) => {

@@ -92,7 +92,7 @@ async fn tokens_and_assertions_that_are_not_quite_right_are_refused() {
         timed += u32::from(clock);
     }
     assert_eq!(timed, 2, "a clock that is wrong may be right the next time");
-    // An access token that the owner has signed for itself.
+    // The owner signs an access token itself, in place of the service.
     let good = service
         .app()
         .issue_access_token(world.owner.public(), discovery_types::access::ClientKind::Admin);
@@ -148,7 +148,8 @@ async fn admins_come_and_go_by_the_owner_signed_chain_at_once() {
 async fn an_admin_planted_in_the_database_is_nobody_and_raises_an_alarm() {
     let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
-    // No further sweep: it reads the rows too, and could count the alarm at the same time.
+    // Prevent further sweeps: a sweep reads the rows too, and could raise the alarm in place of the
+    // request.
     args.times.sweep = std::time::Duration::from_secs(3_600);
     let service = crate::server::start(args).await.unwrap();
     let thief = Arc::new(SigningKey::generate());

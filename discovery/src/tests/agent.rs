@@ -1,4 +1,5 @@
-//! A test agent without a host: the real client and protocol, driven step by step.
+//! A test agent without a host. It uses the real client and protocol, and each step is a call by
+//! the test.
 
 use std::sync::Arc;
 
@@ -30,7 +31,7 @@ pub(super) struct TestAgent {
     pub nonce: Nonce,
     pub highest_epoch: u64,
     token: SigningKey,
-    /// Hash of the statement that the bundle pins.
+    /// Hash of the statement that the agent's join bundle pins.
     pub statement: Digest,
     pub service: Digest,
 }
@@ -73,7 +74,7 @@ impl TestAgent {
         }
     }
 
-    /// Connects to another service from now on.
+    /// Makes the agent use another discovery service from now on.
     pub(super) fn connect_to(&mut self, world: &TestInstallation, service: &RunningService) {
         self.client = world.client(service, Some(&self.key));
     }
@@ -120,7 +121,7 @@ impl TestAgent {
         Session { boot: self.boot, nonce: self.nonce }
     }
 
-    /// Reports that every other seat was reached.
+    /// Sends probe results in which the agent reached every other seat.
     pub(super) async fn probe(&self, seen: &PollResponse) -> Result<PollResponse, ClientError> {
         let proposal = seen.proposal.as_ref().unwrap();
         let Standing::Seated(own) = seen.standing else { panic!("{:?}", seen.standing) };
@@ -137,7 +138,7 @@ impl TestAgent {
         self.client.send_probe_results(self.record.cluster, &request).await
     }
 
-    /// Signs the shown proposal, after verifying it as a real agent does.
+    /// Acks the proposal in `seen`, after verifying it as a real agent does.
     pub(super) async fn ack(&mut self, seen: &PollResponse) -> Result<PollResponse, ClientError> {
         let chain = StatementChain::verify_links(&seen.statements).unwrap();
         let proposal = seen.proposal.as_ref().unwrap();
@@ -156,7 +157,7 @@ impl TestAgent {
         seen
     }
 
-    /// Returns the delivered document, fully verified.
+    /// Returns the commit document in `seen`, fully verified.
     pub(super) fn document(&self, seen: &PollResponse) -> VerifiedDocument {
         let delivered = seen.document.as_ref().unwrap();
         let chain = StatementChain::verify_links(&delivered.statements).unwrap();

@@ -30,7 +30,7 @@ async fn without_postgres_the_service_lives_says_so_and_comes_back_with_it() {
 
     drop(silent);
     kill_process(pid, Signal::KILL).unwrap();
-    // Backends outlive their postmaster for a moment, and still answer.
+    // Postgres' backends live a moment longer than the postmaster, and still answer.
     wait_until("another one answers", async || {
         service.postgres_pid().is_some_and(|new| new != pid.as_raw_nonzero().get() as u32)
             && admin.list_clusters(None).await.is_ok()
@@ -42,7 +42,7 @@ async fn without_postgres_the_service_lives_says_so_and_comes_back_with_it() {
     assert!(!pg.path().join("pg/data/postmaster.pid").exists(), "stopped in order");
 }
 
-/// Requests of every kind: agents that poll, redeem or wait for a lock, and an admin.
+/// Tests requests of all kinds: a poll, a redeem, a wait for a row lock, and an admin's request.
 #[tokio::test]
 async fn a_postgres_that_falls_silent_keeps_no_request_waiting() {
     const SOON: Duration = Duration::from_secs(60);
@@ -54,7 +54,7 @@ async fn a_postgres_that_falls_silent_keeps_no_request_waiting() {
     let token = world.token(&admin, &statement).await;
     let agents: Vec<TestAgent> =
         (1..=3).map(|i| TestAgent::new(&world, &service, &statement, &token, i)).collect();
-    // Fill the pool with idle connections.
+    // Concurrent requests leave several idle connections in the pool.
     let _ = tokio::join!(agents[0].redeem(), agents[0].poll(None), agents[1].redeem());
     let lock = "BEGIN; SELECT 1 FROM clusters FOR UPDATE";
     let mut locker = service.app().store.acquire().await.unwrap();
@@ -128,7 +128,7 @@ fn postmaster(service: &RunningService) -> Pid {
 }
 
 /// A Postgres whose processes are stopped with SIGSTOP until this value is dropped. It neither
-/// answers nor dies, so nobody restarts it.
+/// answers nor exits, so the service doesn't restart it.
 struct StoppedPostgres(Vec<Pid>);
 
 impl StoppedPostgres {
@@ -155,8 +155,8 @@ impl Drop for StoppedPostgres {
     }
 }
 
-/// Whether SIGSTOP has taken effect, which happens only when the process is scheduled. See
-/// proc_pid_stat(5).
+/// Whether SIGSTOP has taken effect on the process, which happens only when the kernel schedules
+/// the process. See proc_pid_stat(5).
 fn stands_still(process: Pid) -> bool {
     let id = process.as_raw_nonzero();
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap();

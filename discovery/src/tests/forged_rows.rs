@@ -69,7 +69,7 @@ async fn a_join_ticket_that_somebody_wrote_into_the_table_admits_nobody() {
     service.stop().await;
 }
 
-/// Inserts the row of a boot token's grant, whatever the service would say to it.
+/// Inserts a boot token's grant as a row, without the service's checks.
 async fn write_boot_grant(world: &TestInstallation, grant: &Grant) {
     let jws = grant.sign(&world.owner);
     sqlx::query(
@@ -87,7 +87,8 @@ async fn write_boot_grant(world: &TestInstallation, grant: &Grant) {
     .unwrap();
 }
 
-/// The service refuses to store such a grant. It gets there if Postgres' clock is set back later.
+/// The service stores no grant with a time in the future. Such a row exists only if Postgres' clock
+/// was set back after the insert.
 #[tokio::test]
 async fn a_boot_token_of_the_future_takes_no_seat() {
     let world = TestInstallation::new().await;
@@ -125,7 +126,8 @@ async fn an_epoch_that_nobody_proposed_moves_nothing_and_the_cluster_forms() {
     }
     agents[0].highest_epoch = 0;
     assert_eq!(form(&mut agents).await.state, ClusterState::Committed);
-    // A counter too large for a row is refused, rather than stored as another number.
+    // A boot counter that is too large for the database is refused. It isn't stored as another
+    // number.
     agents[0].boot = u64::MAX;
     let refused = agents[0].poll(None).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::InvalidRequest), "{refused}");
@@ -154,7 +156,7 @@ async fn an_agent_that_was_restarted_after_its_launch_reports_and_the_cluster_is
         raft_index: 4,
         membership: None,
     };
-    // The same boot counter with another nonce means another process.
+    // The same boot counter with another nonce means that another process uses the key.
     agent.nonce = Nonce::random();
     let refused = agent.client.report(statement.cluster, &report(&agent)).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::KeyElsewhere), "{refused}");
@@ -164,7 +166,8 @@ async fn an_agent_that_was_restarted_after_its_launch_reports_and_the_cluster_is
     service.stop().await;
 }
 
-/// Returns `short` with a padded payload: the signer chooses how the payload is written.
+/// Pads the payload of `short` with spaces and signs it again. JSON allows that, so a signer may do
+/// so.
 fn padded(short: &Jws, key: &SigningKey, spaces: usize) -> Jws {
     let mut parts = short.as_str().split('.');
     let header = parts.next().unwrap();
@@ -202,8 +205,8 @@ async fn a_seat_that_was_padded_is_refused_so_that_the_document_stays_readable()
     let service = world.serve().await;
     let admin = world.owner(&service);
     let statement = world.cluster(&admin, "demo", 1).await;
-    // Each text has about the maximum length of its kind. Base64 has four characters for three
-    // bytes.
+    // Pad each JWS to about the maximum length of its kind. Base64 encodes three bytes as four
+    // characters.
     let filled = |jws: Jws, key: &SigningKey, length: usize| {
         padded(&jws, key, length.saturating_sub(jws.as_str().len()) * 3 / 4)
     };
@@ -341,7 +344,8 @@ async fn one_cluster_that_cannot_be_read_keeps_no_other_from_being_looked_after(
     service.stop().await;
 }
 
-/// Counts the expired assertions. The row locks make it wait for a process that is deleting them.
+/// Counts the expired assertions. `FOR UPDATE` makes the count wait for a process that is deleting
+/// them.
 const ASSERTIONS_LEFT: &str =
     "SELECT count(*) FROM (SELECT FROM used_assertions WHERE expires_us = 0 FOR UPDATE) AS kept";
 

@@ -94,7 +94,8 @@ async fn the_fourth_agent_waits_and_is_told_when_the_seats_are_gone() {
 async fn two_processes_on_one_postgres_serve_one_formation() {
     let world = TestInstallation::new().await;
     let one = world.serve().await;
-    // The second process doesn't sweep, so only a notification can wake its poll in time.
+    // The second process doesn't sweep. So only a notification can end its long poll before the
+    // test fails.
     let mut args = with_long_polls(world.args("ledger-2"));
     args.times.sweep = Duration::from_secs(3_600);
     let two = crate::server::start(args).await.unwrap();
@@ -107,7 +108,8 @@ async fn two_processes_on_one_postgres_serve_one_formation() {
     for agent in &agents[..2] {
         agent.redeem().await.unwrap();
     }
-    // The poll waits at the second process and is woken by a change at the first.
+    // The second agent's poll waits at the second process. A redeem at the first process must end
+    // it.
     let waiting = agents[1].poll(None).await.unwrap().rev;
     let (woken, _) = tokio::join!(agents[1].poll(Some(waiting)), async {
         agents[2].redeem().await.unwrap();
@@ -134,7 +136,8 @@ async fn a_seat_whose_agent_goes_silent_goes_to_the_standby() {
     for agent in &agents {
         agent.redeem().await.unwrap();
     }
-    // The first agent's lease lapses, so its list is abandoned. The third agent gets the seat.
+    // The first agent's lease lapses, so the frozen list is abandoned. The third agent gets the
+    // seat.
     sqlx::raw_sql(
         "UPDATE agents SET lease_us = 1, held_us = 1 WHERE seat = 1;
          UPDATE clusters SET next_deadline_us = 1",
@@ -182,7 +185,7 @@ async fn every_answer_can_be_lost_and_asked_for_again() {
     service.stop().await;
 }
 
-/// Stored times are an hour ahead, as after a clock that was wrong and was then corrected.
+/// Times in the database are an hour ahead, as if Postgres' clock was wrong and was then corrected.
 #[tokio::test]
 async fn times_that_were_stored_an_hour_ahead_are_over_in_time() {
     let world = TestInstallation::new().await;

@@ -1,4 +1,5 @@
-//! Tests of a dump that is loaded while services run: they write nothing before it is complete.
+//! Tests of a dump that is loaded while services run. The services must write nothing before the
+//! dump is loaded completely.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ async fn generation(world: &TestInstallation) -> i64 {
         .unwrap()
 }
 
-/// Loads a dump without the item whose line in the dump's table of contents contains `last`.
+/// Loads a dump, except for the item whose line in the dump's table of contents contains `last`.
 /// Returns that line.
 async fn load_all_but(world: &TestInstallation, dump: &[u8], last: &str) -> String {
     let parts = TestDatabase::parts(dump);

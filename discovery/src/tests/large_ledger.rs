@@ -17,10 +17,11 @@ use crate::store::{PoolSettings, connect};
 
 /// More decisions than one connection can copy in the pool's time limit, even on a fast machine.
 const MANY: i64 = 400_000;
-/// Number of decisions: more than one check of the database (a look) copies.
+/// Number of decisions that is more than one check of the database (a "look") copies.
 const SEVERAL: i64 = 12_000;
 
-/// Inserts decisions about clusters without rows: a ledger copies only a cluster's id and hash.
+/// Inserts decisions about clusters that have no rows. That suffices, because a ledger copies only
+/// a cluster's id and a hash.
 async fn decide_many(database: &TestDatabase, count: i64) {
     sqlx::query(
         "INSERT INTO decisions
@@ -34,7 +35,8 @@ async fn decide_many(database: &TestDatabase, count: i64) {
     .unwrap();
 }
 
-/// Arguments without sweeps: only a look or a decision notices new decisions.
+/// Arguments of a service that never sweeps. It finds new decisions only when it checks the
+/// database (a "look") or decides something.
 fn args_without_sweeps(world: &TestInstallation) -> ServeArgs {
     let mut args = world.args("ledger");
     args.times.sweep = std::time::Duration::from_secs(3_600);
@@ -55,7 +57,8 @@ async fn a_service_with_a_new_ledger_starts_over_many_decisions_and_fills_it_mea
     world.serve().await.stop().await;
     decide_many(&world.database, MANY).await;
 
-    // The service answers at once, reports its progress, and is ready once the ledger is complete.
+    // The service answers at once and reports how much it has copied. It is ready when the ledger
+    // is complete.
     let two = start(world.args("ledger-2")).await.unwrap();
     let (status, said) = get(&world, &two, "/readyz").await;
     assert_eq!(status, 200, "{said}");
@@ -66,7 +69,8 @@ async fn a_service_with_a_new_ledger_starts_over_many_decisions_and_fills_it_mea
     assert_eq!(two.app().store.ledger().commits() as i64, MANY);
     two.stop().await;
 
-    // The chain's hash matches, so the ledger is neither copied nor compared again.
+    // The ledger matches the hash over the database's decisions. So the restarted service neither
+    // copies nor compares it again.
     let two = start(world.args("ledger-2")).await.unwrap();
     assert!(two.app().store.watch().is_complete(1));
     two.stop().await;
@@ -78,7 +82,7 @@ async fn a_fill_that_was_cut_short_goes_on_from_there() {
     world.serve().await.stop().await;
     decide_many(&world.database, SEVERAL).await;
 
-    // This process ends after its first look.
+    // Copy with the first check of the database only, and stop before the rest is copied.
     let folder = world.folder.path().join("ledger-2");
     let ledger = Ledger::open(&folder).unwrap();
     let options: PgConnectOptions = world.database.url().parse().unwrap();
@@ -101,7 +105,8 @@ async fn a_fill_that_was_cut_short_goes_on_from_there() {
     });
     let (mut to, mut commits) = (0, Vec::new());
     for (next, new) in lines {
-        // The look of a new connection may copy the same decisions as the fill beside it.
+        // A new connection's check may copy decisions that the filling task copies at the same
+        // time.
         assert!(next >= to, "{next} was copied after {to}");
         to = next;
         commits.extend(new.into_iter().map(|packed| packed.to_string()));
@@ -121,7 +126,7 @@ async fn a_process_whose_ledger_is_being_filled_answers_and_decides_nothing() {
     let watch = one.app().store.watch();
     wait_for_sweep(&one).await;
 
-    // Hold the lock of the filling task, so that it can't fill the ledger.
+    // Hold the lock of the task that fills the ledger, so the ledger stays incomplete.
     let held = watch.fill_lock.lock().await;
     watch.set_incomplete();
     let refused = agent.redeem().await.unwrap_err();
@@ -154,7 +159,7 @@ async fn who_lacks_many_decisions_of_others_copies_them_before_it_freezes_a_list
     wait_for_sweep(&one).await;
     let held = store.watch().fill_lock.lock().await;
     decide_many(&world.database, SEVERAL).await;
-    // Under a cluster's lock only a part of the decisions is copied.
+    // A transaction that locks a cluster copies only a limited number of decisions.
     let refused = agent.redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::Overloaded), "{refused}");
     assert_eq!(store.ledger().commits(), LOOK_LIMIT);

@@ -90,7 +90,7 @@ async fn answers_have_the_headers_that_http_asks_for() {
     service.stop().await;
 }
 
-/// Number of requests after which a rate limit must have refused one.
+/// Maximum number of requests to send. The rate limit must refuse one of them.
 const MANY_REQUESTS: usize = 200;
 
 #[tokio::test]
@@ -98,11 +98,12 @@ async fn an_address_that_asks_too_often_is_told_to_wait_before_any_signature_is_
     let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
     (args.limits.rate, args.limits.burst) = (1, 3);
-    // No further sweep, because each one sets the clock.
+    // Prevent further sweeps, because each sweep sets the clock that the responses show.
     args.times.sweep = Duration::from_secs(3_600);
     let service = crate::server::start(args).await.unwrap();
     let mut last = (0, String::new());
-    // A slow machine gets one request a second through, so it takes more than the burst.
+    // On a slow machine the limit allows one more request each second, so more than `burst`
+    // requests may be needed.
     for _ in 0..MANY_REQUESTS {
         last = send(&world, &service, None, "POST", "/v1/redeem", "junk".into()).await;
         if last.0 == 429 {
@@ -110,7 +111,8 @@ async fn an_address_that_asks_too_often_is_told_to_wait_before_any_signature_is_
         }
     }
     assert_eq!((last.0, problem(&last.1).code), (429, Code::RateLimited));
-    // Every response carries the service's time, from which clients take theirs.
+    // Every response has the service's time in its `Date` header. Clients correct their clocks by
+    // it.
     service.app().clock.set(784_111_777_000_000);
     let request = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     for _ in 0..MANY_REQUESTS {
@@ -195,7 +197,7 @@ async fn headers_that_never_end_and_bodies_that_never_come_are_cut_off() {
 async fn a_draining_service_lets_parked_polls_go() {
     let world = TestInstallation::new().await;
     let mut args = with_long_polls(world.args("ledger"));
-    // No further sweep, because each one sets the clock.
+    // Prevent further sweeps, because each sweep sets the clock that the responses show.
     args.times.sweep = Duration::from_secs(3_600);
     let service = crate::server::start(args).await.unwrap();
     let admin = world.owner(&service);
@@ -224,14 +226,14 @@ async fn sockets_of_one_address_beyond_the_named_limit_are_closed_before_a_hands
     let service = crate::server::start(args).await.unwrap();
     let connect = async || tokio::net::TcpStream::connect(service.addresses[0]).await.unwrap();
     let mut silent = vec![connect().await, connect().await, connect().await];
-    // A worker may accept the sockets in any order, so any one of them may be closed.
+    // The workers may accept the sockets in any order. So the service may close any of the three.
     let ends = silent.iter_mut().map(|socket| Box::pin(async { socket.read(&mut [0]).await }));
     let ends = tokio::time::timeout(WAIT_TIMEOUT, futures_util::future::select_all(ends));
     let (end, beyond, _) = ends.await.expect("one of three is closed");
     assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
     drop(silent.remove(beyond));
     drop(silent.pop());
-    // A slot is free again, so the address is served.
+    // Two sockets were dropped, so the address may connect again.
     wait_until("it is served again", async || {
         let request = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
         let answer = exchange(&world, &service, None, request).await;
@@ -246,7 +248,7 @@ async fn sockets_of_one_address_beyond_the_named_limit_are_closed_before_a_hands
 async fn one_address_that_says_nothing_takes_no_handshakes_from_another() {
     let world = TestInstallation::new().await;
     let service = world.serve().await;
-    // More sockets than all workers together may have in a handshake.
+    // Open more sockets than all workers together may have in a handshake.
     let workers = std::thread::available_parallelism().map_or(2, usize::from);
     let mut silent = Vec::new();
     for _ in 0..(workers * 256 + 64).min(900) {

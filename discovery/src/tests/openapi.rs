@@ -1,5 +1,4 @@
-//! Tests of the OpenAPI description. A copy is kept beside the code, so that review shows its
-//! changes.
+//! Tests of the OpenAPI description. The repository contains a copy, so a review shows its changes.
 
 #[test]
 fn the_kept_description_is_the_served_one() {

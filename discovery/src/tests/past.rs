@@ -1,4 +1,4 @@
-//! Tests of databases and ledgers that go back in time. One process must notice that without any
+//! Tests of databases and ledgers that are set back in time. A process must notice that without a
 //! notification, so that no cluster forms twice.
 
 use std::path::Path;
@@ -19,13 +19,13 @@ use super::support::{
 use crate::ledger::Occasion;
 use crate::server::{RunningService, ServeArgs, start};
 
-/// Arguments of the second process in a world.
+/// Arguments of the second process of an installation.
 fn second_process_args(world: &TestInstallation) -> ServeArgs {
     world.args("ledger-2")
 }
 
-/// Arguments of a process that never sweeps: it checks the database only on another occasion, such
-/// as a new connection.
+/// Arguments of a process that never sweeps. It compares ledger and database only at other times,
+/// such as for a new connection.
 fn args_without_sweeps(world: &TestInstallation, ledger: &str) -> ServeArgs {
     let mut args = world.args(ledger);
     args.times.sweep = Duration::from_secs(3_600);
@@ -54,7 +54,7 @@ async fn assert_forms_no_second_list(
     }
 }
 
-/// Makes a token that is issued now. The service may refuse its grant.
+/// Makes a token that is issued now. The service may refuse to store its grant.
 async fn another_token(
     world: &TestInstallation,
     admin: &DiscoveryClient,
@@ -72,7 +72,8 @@ async fn alarms(world: &TestInstallation, service: &RunningService, kind: &str) 
     line.unwrap_or("none").to_owned()
 }
 
-/// Forms a cluster of one member through `one`. Also returns a dump from before the commit.
+/// Forms a cluster of one member through `one`. Returns its statement, its token, a dump from
+/// before the commit, and its commit document.
 async fn formed(
     world: &TestInstallation,
     one: &RunningService,
@@ -93,7 +94,7 @@ async fn what_another_process_let_out_forms_no_second_time_when_a_dump_is_loaded
     let two = start(second_process_args(&world)).await.unwrap();
     let delivered = one.app().store.ledger().process();
     let (statement, token, dump, decided) = formed(&world, &one).await;
-    // The second process has copied the commit, but only its hash.
+    // The second process copies only the commit's hash, not the commit document.
     wait_until("copied", async || two.app().store.ledger().commits() == 1).await;
     one.stop().await;
     world.database.load(&dump).await;
@@ -104,12 +105,13 @@ async fn what_another_process_let_out_forms_no_second_time_when_a_dump_is_loaded
         admin.list_processes().await.is_ok_and(|list| !list.settled && list.generation == 2)
     })
     .await;
-    // The first process is lost for good. The second one's copy of its commits is all that is left.
+    // Treat the first process as lost. Only the second process's ledger still knows the commit.
     age_last_seen(&world.database, delivered).await;
     age_last_change(&world.database).await;
     assert!(admin.forget_process(delivered).await.unwrap().settled);
     assert_forms_no_second_list(&world, &two, (&statement, &token), &decided).await;
-    // A token issued afterwards doesn't help either, nor does a process with an empty ledger.
+    // A token issued after the loss admits no second cluster either. Neither does a process with an
+    // empty ledger.
     let fresh = another_token(&world, &admin, &statement).await;
     assert_forms_no_second_list(&world, &two, (&statement, &fresh), &decided).await;
     let three = start(world.args("ledger-3")).await.unwrap();
@@ -117,7 +119,7 @@ async fn what_another_process_let_out_forms_no_second_time_when_a_dump_is_loaded
     let state = world.owner(&three).show_cluster(statement.cluster).await.unwrap().summary.state;
     assert_eq!(state, ClusterState::Abandoned, "closed for everybody");
     three.stop().await;
-    // The process that sent the commit out comes back after all.
+    // The first process, which sent the commit document out, returns after all.
     let one = world.serve().await;
     wait_until("its document is back", async || {
         stored_document(&world.database, statement.cluster).await.as_ref() == Some(&decided)
@@ -178,14 +180,14 @@ async fn a_process_that_the_dump_forgot_is_waited_for() {
     two.stop().await;
 }
 
-/// Runs `put_back` under a process that keeps its connections, doesn't sweep, and hasn't copied the
-/// commit. Checks that no second list commits.
+/// Sets the database back with `put_back`. Meanwhile a process runs that keeps its connections,
+/// doesn't sweep, and hasn't copied the commit. Checks that no second list commits.
 async fn assert_forms_no_second_list_unnoticed(
     put_back: impl AsyncFnOnce(&TestInstallation, &[u8]),
 ) {
     let world = TestInstallation::new().await;
     let mut args = args_without_sweeps(&world, "ledger-2");
-    // One connection listens for notifications, which leaves one.
+    // The listener for notifications uses one connection, so one is left for requests.
     args.database.pool_size = 2;
     let two = start(args).await.unwrap();
     let beat = || two.app().store.ledger().known().map(|known| known.sweeps);
@@ -271,20 +273,20 @@ async fn a_ledger_put_back_is_filled_from_the_database_and_somebody_hears_of_it(
     assert_eq!(entries(&world, process).await, 2, "never counted down");
     assert_eq!(alarms(&world, &one, "ledger_set_back").await, "1");
     one.stop().await;
-    // The entries that the fill copied count as well.
+    // The entries that the process copied back into its ledger also prevent a second list.
     world.database.load(&dump).await;
     let one = world.serve().await;
     assert_forms_no_second_list(&world, &one, (&statement, &token), &decided).await;
     let fresh = another_token(&world, &world.owner(&one), &statement).await;
     assert_forms_no_second_list(&world, &one, (&statement, &fresh), &decided).await;
-    // After one fill the ledger is complete.
+    // The ledger was completed by the first start, so the next start raises no alarm.
     one.stop().await;
     let one = world.serve().await;
     assert_eq!(alarms(&world, &one, "ledger_set_back").await, "0");
     one.stop().await;
 }
 
-/// A common recovery: the dump and the copy of the ledger are both from last night.
+/// A common restore: the dump and the ledger's backup were made in the same night.
 #[tokio::test]
 async fn a_dump_and_a_ledger_of_the_same_night_wait_for_an_owner() {
     let world = TestInstallation::new().await;
@@ -306,7 +308,7 @@ async fn a_dump_and_a_ledger_of_the_same_night_wait_for_an_owner() {
     copy(&kept, &ledger);
     world.database.load(&dump).await;
 
-    // A restart changes nothing.
+    // A restart of the service changes none of this.
     for _ in 0..2 {
         let one = world.serve().await;
         let fresh = another_token(&world, &world.owner(&one), &statement).await;
@@ -321,7 +323,8 @@ async fn a_dump_and_a_ledger_of_the_same_night_wait_for_an_owner() {
     assert_eq!(accepted.abandoned, [statement.cluster]);
     assert_forms_no_second_list(&world, &one, (&statement, &token), &decided).await;
     one.stop().await;
-    // The ledger now belongs to this place, so it is no copy any more.
+    // After an owner's acceptance the ledger belongs to its present folder, so it no longer counts
+    // as a copy.
     let one = world.serve().await;
     one.stop().await;
     let one = world.serve().await;
@@ -373,7 +376,7 @@ async fn who_freezes_a_list_has_copied_first_what_others_decided() {
         store.ledger().known().is_some_and(|known| known.sweeps == 2)
     })
     .await;
-    // The decision was made by another process, whose notification has not arrived yet.
+    // Insert another process's decision. Its notification doesn't reach this process.
     let other = Uuid::now_v7();
     sqlx::query("INSERT INTO decisions VALUES (1, $1, sha256('h'), NULL, 0, sha256('chain'))")
         .bind(other)
@@ -395,7 +398,8 @@ async fn a_pooled_connection_to_an_old_primary_decides_nothing() {
     let token = world.token(&admin, &statement).await;
     let mut agent = TestAgent::new(&world, &one, &statement, &token, 1);
     let seen = agent.redeem().await.unwrap();
-    // The new primary is in generation 2 already, and this process has seen that.
+    // Show generation 2 to this process, as a new primary would. Then set it back to 1, as on the
+    // old primary.
     sqlx::raw_sql("UPDATE generation SET number = 2")
         .execute(&mut world.database.connect().await)
         .await
@@ -460,7 +464,7 @@ async fn a_history_that_went_another_way_is_not_copied_but_noticed() {
     let store = &one.app().store;
     let copied = || store.ledger().known().unwrap().last_copied.number;
     wait_until("copied", async || copied() == 1).await;
-    // Decision 1 is a different one now, and a second one follows it.
+    // Replace decision 1 by a different one, and add decision 2.
     set_back(&world, "UPDATE decisions SET hash = sha256('x')").await;
     let mut connection = world.database.connect().await;
     sqlx::raw_sql("SELECT add_decision(gen_random_uuid(), sha256('y'), NULL)")

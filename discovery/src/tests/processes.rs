@@ -1,4 +1,4 @@
-//! Tests of the list of processes, by which an owner decides whether one may be forgotten.
+//! Tests of the list of processes. An owner uses it to decide whether to have a process forgotten.
 
 use discovery_types::api::ProcessView;
 use discovery_types::client::DiscoveryClient;
@@ -18,7 +18,7 @@ async fn row(admin: &DiscoveryClient, service: &RunningService) -> ProcessView {
 async fn the_commits_of_each_ledger_are_counted_as_they_come_in() {
     let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
-    // No sweep corrects the number meanwhile.
+    // Prevent further sweeps, because a sweep would correct the number.
     args.times.sweep = std::time::Duration::from_secs(3_600);
     let one = start(args.clone()).await.unwrap();
     args.ledger = world.folder.path().join("ledger-2");
@@ -59,9 +59,8 @@ async fn a_process_that_runs_is_not_forgotten() {
     two.stop().await;
 }
 
-/// Two transactions on one cluster, each in its own process, wait for the cluster's row before they
-/// read anything. Without the lock both would see an empty cluster, and give the same seat away
-/// twice.
+/// Two processes each begin a transaction on one cluster, and wait for the lock on its row before
+/// reading. Without the lock, both would see an empty cluster and give away the same seat.
 #[tokio::test]
 async fn what_two_processes_do_to_a_cluster_at_a_time_is_done_one_after_the_other() {
     let world = TestInstallation::new().await;
@@ -94,7 +93,7 @@ async fn what_two_processes_do_to_a_cluster_at_a_time_is_done_one_after_the_othe
         }
         held.commit().await.unwrap();
     };
-    // The first redeem may time out on the lock before the second one waits for it.
+    // Retry: one redeem may reach the lock timeout before the other one waits for the lock.
     let redeem = async |agent: &TestAgent| loop {
         match agent.redeem().await {
             Ok(seen) => break seen.standing,

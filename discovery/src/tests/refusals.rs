@@ -1,4 +1,4 @@
-//! Tests of refused requests: each has the right code, and uses nothing up.
+//! Tests of refused requests: each refusal has the right code and uses up no token.
 
 use std::sync::Arc;
 
@@ -30,15 +30,15 @@ async fn tokens_that_are_no_good_are_refused_and_nothing_is_consumed() {
     let agent =
         |statement: &_, token: &Token| TestAgent::new(&world, &service, statement, token, 1);
 
-    // A token that was never granted.
+    // Case: the token has no grant at the service.
     let (unknown, _) = world.grant(&admin, &statement);
     let refused = agent(&statement, &unknown).redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantUnknown));
-    // A token of another cluster.
+    // Case: the token is for another cluster.
     let foreign = world.token(&admin, &other).await;
     let refused = agent(&statement, &foreign).redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantUnknown));
-    // An expired token.
+    // Case: the token has expired.
     let (token, grant) = world.short_lived(&admin, || world.grant(&admin, &statement)).await;
     while admin.show_grant(grant.id).await.unwrap().state
         != discovery_types::api::GrantState::Expired
@@ -47,24 +47,24 @@ async fn tokens_that_are_no_good_are_refused_and_nothing_is_consumed() {
     }
     let refused = agent(&statement, &token).redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantExpired));
-    // A revoked token.
+    // Case: the token was revoked.
     let token = world.token(&admin, &statement).await;
     admin.revoke_grant(token.id()).await.unwrap();
     let refused = agent(&statement, &token).redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantRevoked));
-    // A token bound to another network than the host's.
+    // Case: the token is bound to another network than the host's.
     let (token, mut grant) = world.grant(&admin, &statement);
     grant.cidrs = vec!["10.0.0.0/8".parse().unwrap()];
     admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
     let refused = agent(&statement, &token).redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantBinding));
-    // The record has an address in the bound network, but the request comes from another one.
+    // Case: the record's addresses are in the bound network, but the request comes from outside.
     let mut elsewhere = agent(&statement, &token);
     elsewhere.record.peer_urls = vec!["https://10.0.0.1:2001".parse().unwrap()];
     elsewhere.record.client_urls = vec!["https://10.0.0.1:3001".parse().unwrap()];
     let refused = elsewhere.redeem().await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::GrantBinding));
-    // A token bound to another name.
+    // Case: the token is bound to another name.
     let (token, mut grant) = world.grant(&admin, &statement);
     grant.name = Some("db-1".parse().unwrap());
     admin.put_grant(&grant.sign(&world.owner)).await.unwrap();
@@ -97,7 +97,7 @@ async fn a_redeem_for_another_service_or_by_another_connection_is_refused() {
     };
     let refused = agent.client.redeem(&[elsewhere.sign(&agent.key)]).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::RecordRefused));
-    // The endorsement is by another token than the one that the record names.
+    // Case: another token than the one that the record names signed the endorsement.
     elsewhere.service = world.context.pins[0];
     elsewhere.signed = agent.record.sign(&agent.key, &SigningKey::generate());
     let refused = agent.client.redeem(&[elsewhere.sign(&agent.key)]).await.unwrap_err();
@@ -153,12 +153,12 @@ async fn two_hosts_of_one_name_or_address_and_one_key_on_two_hosts_are_refused()
     assert_eq!(refused.code(), Some(Code::Conflict));
     assert!(refused.to_string().contains("node-1 ("), "{refused}");
     assert_eq!(keys_used(&world).await, 1);
-    // A clone has the same key and boot counter, but another nonce.
+    // A cloned host uses the same key and boot counter, but another nonce.
     let mut clone = first;
     clone.redeem().await.unwrap();
     clone.nonce = Nonce::random();
     assert_eq!(clone.redeem().await.unwrap_err().code(), Some(Code::KeyElsewhere));
-    // A restart of the original agent increments the counter.
+    // A restart increments the boot counter, so the service accepts the new session.
     clone.boot += 1;
     clone.redeem().await.unwrap();
     service.stop().await;

@@ -53,7 +53,7 @@ async fn a_backup_taken_in_open_and_restored_after_the_commit_forms_no_second_cl
     assert_eq!(stored_document(&world.database, statement.cluster).await, Some(decided));
     let late = agents(&world, &service, &statement, &token, 4..=4).pop().unwrap();
     assert_eq!(late.redeem().await.unwrap_err().code(), Some(Code::BootClosed));
-    // The members are served again, with their certificates.
+    // The service accepts the members' agents again, and returns their certificates.
     first[0].connect_to(&world, &service);
     let seen = first[0].poll(None).await.unwrap();
     assert!(seen.document.unwrap().leaves.is_some());
@@ -127,8 +127,8 @@ async fn nothing_forms_until_every_known_process_has_put_its_ledger_back_or_is_f
     // The process was seen a moment ago, so it can't be forgotten yet.
     let refused = admin.forget_process(absent).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::WrongState));
-    // Last night's dump also says that about running processes. They get a minute to look at the
-    // database.
+    // A restored old dump would show an old last-seen time even for a running process. So a process
+    // can be forgotten only a minute after the change of generation.
     age_last_seen(&world.database, absent).await;
     let refused = admin.forget_process(absent).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::WrongState), "{refused}");
@@ -169,7 +169,7 @@ async fn a_database_on_another_server_waits_and_accepting_it_abandons_and_revoke
     assert_eq!(agent.poll(None).await.unwrap_err().code(), Some(Code::Abandoned));
     let again = admin.accept_database(&AcceptRequest { system_identifier: None }).await;
     assert_eq!(again.unwrap_err().code(), Some(Code::WrongState));
-    // Clusters can form again.
+    // New clusters can form in the accepted database.
     let next = world.cluster(&admin, "demo", 1).await;
     let token = world.token(&admin, &next).await;
     let mut agent = agents(&world, &one, &next, &token, 1..=1);
@@ -206,7 +206,8 @@ async fn an_agent_in_the_document_may_show_it_to_a_database_that_lost_it() {
     let refused = stranger.client.adopt(&adopt).await.unwrap_err();
     assert_eq!(refused.code(), Some(Code::Forbidden), "{refused}");
     member[0].connect_to(&world, &service);
-    // The request has no access token: the agent gets one only once it is known again.
+    // The request has no access token, because the service gives one only to an agent that it
+    // knows.
     let answer =
         raw(&world, &service, Some(&member[0]), "POST", "adopt", statement.cluster, &adopt);
     let (status, body) = answer.await;
@@ -243,7 +244,7 @@ async fn a_cluster_whose_name_was_taken_meanwhile_comes_back_and_the_database_se
     form(&mut agents(&world, &one, &lost, &token, 1..=1)).await;
     one.stop().await;
     world.database.replace_with(&backup).await;
-    // A process with another ledger runs first, and lets another cluster take the name.
+    // Another process with its own ledger starts first, and another cluster takes the name.
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
     let taken = world.cluster(&world.owner(&two), "demo", 1).await;
     two.stop().await;
@@ -264,7 +265,7 @@ async fn a_cluster_whose_name_was_taken_meanwhile_comes_back_and_the_database_se
         listed.settled.then_some(listed.generation)
     })
     .await;
-    // New connections of either process find no further change.
+    // After a restart, new connections find no further difference between database and ledger.
     one.stop().await;
     two.stop().await;
     let one = world.serve().await;

@@ -15,16 +15,16 @@ use super::joining::added;
 use super::support::{TestInstallation, socket, wait_until};
 use crate::server::{RunningService, start};
 
-/// Time within which work that follows from earlier requests has started.
+/// Time to wait for work that earlier requests have triggered.
 const SETTLES: Duration = Duration::from_millis(300);
-/// Maximum number of round trips of a request that changes a cluster. They are BEGIN with the lock,
-/// one read, one write, COMMIT, and the ping with which the pool takes the connection back.
+/// Maximum number of round trips of a request that changes a cluster. Four are BEGIN with the lock,
+/// one read, one write and COMMIT. The fifth is a ping when the pool takes the connection back.
 const CHANGE: usize = 5;
-/// Maximum number of round trips of a request that reads a cluster: one read, and the pings with
-/// which the connection leaves the pool and comes back.
+/// Maximum number of round trips of a request that reads a cluster. One is the read. The others are
+/// pings when the connection leaves the pool and returns to it.
 const READ: usize = 3;
-/// Maximum number of round trips of each request of a join. Certificates take a second read, of the
-/// CAs.
+/// Maximum number of round trips of each request of a join. Issuing certificates takes a second
+/// read, for the CAs.
 const JOIN: [(&str, usize); 6] = [
     ("join", CHANGE),
     ("intents", READ),
@@ -34,8 +34,8 @@ const JOIN: [(&str, usize); 6] = [
     ("leaves", READ + 1),
 ];
 
-/// Proxy between the service and Postgres. It counts the server's `ReadyForQuery` messages: one for
-/// each round trip.
+/// Proxy between the service and Postgres. It counts the server's `ReadyForQuery` messages, which
+/// end each round trip.
 struct Counter(Arc<AtomicUsize>);
 
 impl Counter {
@@ -57,7 +57,8 @@ impl Counter {
         Counter(count)
     }
 
-    /// Returns the number of round trips of `asks`, including the ping of the returned connection.
+    /// Counts the round trips while `asks` runs, including the ping when the connection returns to
+    /// the pool.
     async fn of(&self, service: &RunningService, asks: impl Future<Output = ()>) -> usize {
         settle(service).await;
         let before = self.0.load(Ordering::Relaxed);
@@ -75,8 +76,8 @@ async fn settle(service: &RunningService) {
     }
 }
 
-/// Forwards messages, each of which is a type, a length that includes itself, and a body. Counts
-/// `ReadyForQuery`.
+/// Forwards the server's messages to the client, and counts those of type `ReadyForQuery`. A
+/// message is a type, a length that includes the length field, and a body.
 async fn pass_on(
     mut from: tokio::net::unix::OwnedReadHalf,
     mut to: tokio::net::unix::OwnedWriteHalf,
@@ -102,17 +103,18 @@ async fn counted(world: &TestInstallation) -> (RunningService, Counter) {
     let path = dir.display().to_string().replace('/', "%2F");
     args.database.database_url =
         Some(format!("postgres://muster@{path}:5432/{}?sslmode=disable", world.database.name));
-    // One connection listens for notifications, which leaves one. Nothing but the test causes
-    // queries.
+    // The listener for notifications uses one connection, so one is left. Without sweeps, only the
+    // test's requests cause queries.
     args.database.pool_size = 2;
     args.times.sweep = Duration::from_secs(3_600);
     let service = start(args).await.unwrap();
-    // The first sweep is the only one.
+    // Wait for the sweep at the start. No other sweep follows.
     wait_until("it has swept", async || service.app().metrics.database_up.get() == 1).await;
     (service, counter)
 }
 
-/// Earlier redeems prepare the connection's statements, so the counted one doesn't pay for that.
+/// Three earlier redeems prepare the connection's SQL statements, so the counted redeem doesn't
+/// include that.
 #[tokio::test]
 async fn a_redeem_takes_five_round_trips() {
     let world = TestInstallation::new().await;
@@ -128,7 +130,7 @@ async fn a_redeem_takes_five_round_trips() {
     let trips = counter.of(&service, async { drop(agents[3].redeem().await.unwrap()) }).await;
     println!("a redeem: {trips} round trips");
     assert!(trips <= CHANGE, "{trips}");
-    // The last seat freezes the list, with its seats, URLs and events.
+    // The redeem of the last seat also freezes the list and stores its seats, URLs and events.
     let trips = counter.of(&service, async { drop(agents[4].redeem().await.unwrap()) }).await;
     println!("the redeem that freezes: {trips} round trips");
     assert!(trips <= CHANGE, "{trips}");
@@ -152,7 +154,8 @@ async fn a_join_takes_so_many_round_trips() {
     wait_until("the commit is copied", async || copied() == Some(1)).await;
     let founder = &founders[0].client;
     let mut totals = Vec::new();
-    // Only the second join counts: the first one has prepared the connection's statements.
+    // The test checks only the second join, because the first one also prepares the connection's
+    // SQL statements.
     for number in [7, 8] {
         let ticket = world.ticket(&admin, &statement).await;
         let newcomer = TestAgent::new(&world, &service, &statement, &ticket, number);
@@ -192,7 +195,7 @@ async fn a_join_takes_so_many_round_trips() {
 async fn a_connection_that_died_in_the_pool_fails_no_request_of_an_agent() {
     let world = TestInstallation::new().await;
     let mut args = world.args("ledger");
-    // A sweep could find the dead connections first.
+    // Prevent further sweeps, because a sweep could find the dead connections before the request.
     args.times.sweep = Duration::from_secs(3_600);
     let service = start(args).await.unwrap();
     let admin = world.owner(&service);
@@ -202,10 +205,10 @@ async fn a_connection_that_died_in_the_pool_fails_no_request_of_an_agent() {
     for number in 1..=2 {
         let agent = TestAgent::new(&world, &service, &statement, &token, number);
         agent.redeem().await.unwrap();
-        // Several requests at once, so that several connections are idle when they are ended.
+        // Concurrent requests leave several idle connections, which are ended next.
         let _ = tokio::join!(agent.redeem(), agent.redeem(), agent.redeem());
         let ended = sqlx::query(
-            // Waits until the backends have ended.
+            // The timeout argument makes the function wait until the backend has ended.
             "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
              WHERE datname = current_database() AND application_name = 'muster-discovery'",
         );
@@ -216,8 +219,8 @@ async fn a_connection_that_died_in_the_pool_fails_no_request_of_an_agent() {
     service.stop().await;
 }
 
-/// The cluster's row is locked for longer than any request waits, as by a dump, an ALTER TABLE, or
-/// a process that was stopped.
+/// The cluster's row stays locked for longer than any request waits. A dump, an ALTER TABLE, or a
+/// stopped process can cause that.
 #[tokio::test]
 async fn a_lock_that_is_waited_for_in_vain_spoils_no_connection() {
     let world = TestInstallation::new().await;
@@ -231,7 +234,8 @@ async fn a_lock_that_is_waited_for_in_vain_spoils_no_connection() {
     let mut locker = world.database.connect().await;
     let lock = "BEGIN; SELECT 1 FROM clusters FOR UPDATE";
     sqlx::raw_sql(lock).execute(&mut locker).await.unwrap();
-    // One request waits until the lock timeout; two are abandoned earlier.
+    // The first request waits until the lock timeout. The clients of the two others give up
+    // earlier.
     let leaves = Duration::from_millis(300);
     let (waited, ..) = tokio::join!(
         agents[0].poll(None),
@@ -244,7 +248,8 @@ async fn a_lock_that_is_waited_for_in_vain_spoils_no_connection() {
         agents[0].poll(None).await.unwrap();
         admin.explain(statement.cluster).await.unwrap();
     }
-    // The service's own work may be in a transaction for a moment, but none may stay in one.
+    // Background work of the service may be in a transaction for a moment. But no connection may
+    // stay in one.
     let in_transactions = "SELECT count(*) FROM pg_stat_activity
          WHERE datname = current_database() AND state LIKE 'idle in transaction%'";
     let mut left: i64 = 1;

@@ -18,16 +18,16 @@ use super::support::{
 use crate::ledger::Ledger;
 use crate::server::ServeArgs;
 
-/// Arguments of a process that never sweeps: it checks the database only on another occasion, such
-/// as a new connection.
+/// Arguments of a process that never sweeps. It compares ledger and database only at other times,
+/// such as for a new connection.
 fn args_without_sweeps(world: &TestInstallation) -> ServeArgs {
     let mut args = world.args("ledger");
     args.times.sweep = Duration::from_secs(3_600);
     args
 }
 
-/// Sets the tables back to before the first redeem, as `pg_restore --clean` does under open
-/// connections.
+/// Sets the tables back to their state before the first redeem. Connections stay open, as with
+/// `pg_restore --clean`.
 async fn set_tables_back(world: &TestInstallation, cluster: Uuid) {
     let sql = format!(
         "SET session_replication_role = replica;
@@ -82,7 +82,8 @@ async fn a_database_that_was_set_back_ends_no_cluster_that_committed() {
     service.stop().await;
 }
 
-/// No decision was copied from the database, so only the ledger's own commit shows what is missing.
+/// The process has copied no decision from the database. Only the commit in its own ledger shows
+/// that the database lacks one.
 #[tokio::test]
 async fn a_database_set_back_before_its_commit_was_copied_gets_it_back() {
     let world = TestInstallation::new().await;
@@ -110,7 +111,7 @@ async fn the_last_ack_of_a_list_that_the_ledger_contradicts_commits_nothing() {
     let token = world.token(&admin, &statement).await;
     let mut agent = TestAgent::new(&world, &service, &statement, &token, 1);
     let seen = agent.redeem().await.unwrap();
-    // A commit that this process sent out in a history that the database has forgotten.
+    // Add a commit to the ledger. This process sent it out before the database was set back.
     let ledger: &Ledger = service.app().store.ledger();
     let authority = crate::ledger::Authority { certificate: String::new(), wrapped_key: None };
     ledger
@@ -138,7 +139,7 @@ async fn move_elsewhere(world: &TestInstallation) {
         .unwrap();
 }
 
-/// Runs another process once, with a ledger of its own. Returns its id.
+/// Starts and stops another process with its own ledger. Returns its id.
 async fn run_another_process(world: &TestInstallation) -> Uuid {
     let two = crate::server::start(world.args("ledger-2")).await.unwrap();
     let process = two.app().store.ledger().process();
@@ -194,7 +195,8 @@ async fn an_accepted_away_cluster_comes_back_from_a_late_ledger_though_its_name_
     let one = world.serve().await;
     let admin = world.owner(&one);
     let accept = discovery_types::api::AcceptRequest { system_identifier: None };
-    // The process knows that there is a commit, and has closed the cluster already.
+    // The process knows from its ledger that the cluster committed, so it has closed the cluster
+    // already.
     let abandoned = admin.accept_database(&accept).await.unwrap().abandoned;
     assert!(abandoned.is_empty(), "{abandoned:?}");
     let closed = admin.show_cluster(lost.cluster).await.unwrap().summary.state;
@@ -262,7 +264,7 @@ async fn an_old_token_waits_until_the_database_is_settled_before_it_is_called_vo
     assert!(refused.is_retryable());
     age_last_change(&world.database).await;
     world.owner(&service).forget_process(absent).await.unwrap();
-    // The service looks at the database again when it does so by itself.
+    // The service notices the settled database when it next checks the database by itself.
     let refused = wait_for_value("it is settled", async || {
         let refused = agent.redeem().await.unwrap_err();
         (refused.code() != Some(Code::DatabaseChanged)).then_some(refused)

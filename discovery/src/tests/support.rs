@@ -49,8 +49,8 @@ fn postgres() -> &'static Postgres {
         remove_afterwards(&dir);
         let (ready, is_ready) = mpsc::channel();
         let (stop, stopped) = mpsc::channel();
-        // The server lives as long as the test program: it stops with the thread, and the thread
-        // with the program.
+        // The thread owns the server: when the test program ends, the thread ends, and the server
+        // with it.
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Runtime::new().unwrap();
             let settings = ManagedPostgresSettings { dir, binaries: None, user: "postgres".into() };
@@ -64,15 +64,16 @@ fn postgres() -> &'static Postgres {
     })
 }
 
-/// Folder for the shared server: in memory if there is space. A busy disk would make the service
-/// refuse requests.
+/// Returns the folder for the shared server. It is in memory if there is space, because a busy disk
+/// would make the service refuse requests.
 fn base() -> &'static Path {
     let memory = Path::new("/dev/shm");
     let room = rustix::fs::statvfs(memory).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
     if room > 2 << 30 { memory } else { Path::new("/tmp") }
 }
 
-/// Starts a process that removes `dir` after this one. A test program has no hook at its end.
+/// Starts a process that removes `dir` after this process has ended. Rust's test harness has no
+/// hook at its end.
 fn remove_afterwards(dir: &Path) {
     use std::os::unix::process::CommandExt;
     use std::process::{Command, Stdio};
@@ -88,7 +89,8 @@ fn remove_afterwards(dir: &Path) {
     drop(waiter.unwrap());
 }
 
-/// Removes the folders of test programs that were killed together with their cleanup process.
+/// Removes folders that were left because a test program and its cleanup process were killed
+/// together.
 fn remove_stale_folders() {
     for entry in std::fs::read_dir(base()).unwrap().flatten() {
         let name = entry.file_name();
@@ -186,8 +188,8 @@ impl TestDatabase {
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
     }
 
-    /// Returns the table of contents of `dump`, one line for each item. `--use-list` accepts such
-    /// lines.
+    /// Returns the table of contents of `dump`, one line for each item. `pg_restore --use-list`
+    /// accepts such lines.
     pub(super) fn parts(dump: &[u8]) -> String {
         let file = file_of(dump);
         let done = client("pg_restore").arg("--list").arg(file.path()).output().unwrap();
@@ -220,8 +222,8 @@ impl TestDatabase {
         self.restore(dump, &["--data-only", "--disable-triggers"]);
     }
 
-    /// Suppresses the notifications of decisions, so that each process finds them only when it
-    /// looks.
+    /// Suppresses the notifications about decisions, so that each process finds decisions only when
+    /// it reads the database.
     pub(super) async fn keep_decisions_quiet(&self) {
         sqlx::raw_sql(
             "DO $$ BEGIN EXECUTE replace(
@@ -435,7 +437,7 @@ impl TestInstallation {
         (token, grant)
     }
 
-    /// Makes a token whose grant the service has accepted, and which expires shortly afterwards.
+    /// Makes a token that expires soon, and stores its grant at the service.
     pub(super) async fn short_lived(
         &self,
         admin: &DiscoveryClient,
@@ -449,7 +451,8 @@ impl TestInstallation {
             grant.issued_at = grant.expires_at - life;
             match admin.put_grant(&grant.sign(&self.owner)).await {
                 Ok(_) => return (token, grant),
-                // On a slow machine the grant had expired on arrival: try a longer life.
+                // On a slow machine the grant can expire before it arrives. Then try again with a
+                // later expiry.
                 Err(error) if seconds > 60 => panic!("{error}"),
                 Err(_) => seconds *= 2,
             }
@@ -499,8 +502,8 @@ impl TestInstallation {
     }
 }
 
-/// Moves a process's last-seen time back by more than a minute. The process then no longer seems to
-/// run, so an owner may have the service forget it.
+/// Moves a process's last-seen time back by more than a minute. The process then seems to have
+/// stopped, so an owner may have it forgotten.
 pub(super) async fn age_last_seen(database: &TestDatabase, process: Uuid) {
     sqlx::query("UPDATE processes SET last_seen_us = last_seen_us - 61000000 WHERE id = $1")
         .bind(process)
@@ -509,8 +512,8 @@ pub(super) async fn age_last_seen(database: &TestDatabase, process: Uuid) {
         .unwrap();
 }
 
-/// Moves the time of the database's last change back, as if running processes had had time to
-/// compare their ledgers with it.
+/// Moves the time of the last change of generation back by more than a minute. Running processes
+/// then had time to compare their ledgers with the database.
 pub(super) async fn age_last_change(database: &TestDatabase) {
     sqlx::query("UPDATE generation SET changed_us = changed_us - 61000000")
         .execute(&mut database.connect().await)
@@ -587,7 +590,7 @@ pub(super) async fn exchange(
     let mut stream = connector.connect(name, socket).await?;
     stream.write_all(bytes).await?;
     let mut answer = Vec::new();
-    // A connection that ends without close_notify has ended all the same.
+    // Ignore an error: the connection has ended even if the service sent no close_notify.
     let _ = stream.read_to_end(&mut answer).await;
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }

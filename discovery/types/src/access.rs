@@ -124,8 +124,9 @@ impl Assertion {
         Jws::sign(JwsType::Assertion, key, &assertion)
     }
 
-    /// Verifies an assertion that came over a TLS connection with `tls_key`. The caller must check
-    /// that this key is a known admin's or agent's, and that `jti` was not used before.
+    /// Verifies an assertion that came over a TLS connection with the client key `tls_key`. The
+    /// caller must check that this key belongs to a known admin or agent, and that `jti` wasn't
+    /// used before.
     pub fn verify(
         jws: &Jws,
         tls_key: &PublicKey,
@@ -149,8 +150,8 @@ impl AccessToken {
         Jws::sign(JwsType::Access, service, self)
     }
 
-    /// Verifies an access token that came over a TLS connection with `tls_key`. `service` are the
-    /// signing keys that may still be in use.
+    /// Verifies an access token that came over a TLS connection with the client key `tls_key`.
+    /// `service` lists the signing keys that the service may have used.
     pub fn verify<'k>(
         jws: &Jws,
         service: impl IntoIterator<Item = &'k PublicKey>,
@@ -168,8 +169,8 @@ impl AccessToken {
     }
 }
 
-/// Checks lifetime and validity. Both times are the service's own or were read from it, so the
-/// leeway is only two seconds, for the whole seconds of a `Date` header.
+/// Checks lifetime and validity. The client takes its times from the service's clock, so the leeway
+/// is only two seconds. It covers the `Date` header, which has whole seconds.
 fn check_time(iat: u64, exp: u64, now: u64, most: u64) -> Result<(), AccessError> {
     if exp.saturating_sub(iat) > most {
         return Err(AccessError::TooLong(most));

@@ -43,7 +43,7 @@ pub struct AdminChange {
     pub version: u32,
     /// Number of the element: 1 for the first, then one more each.
     pub seq: u64,
-    /// Hash of the element before; for the first one, [`AdminChain::root_hash`].
+    /// Hash of the previous element; for the first element, [`AdminChain::root_hash`].
     pub previous: Digest,
     pub change: AdminOperation,
 }
@@ -58,7 +58,7 @@ pub enum AdminOperation {
     Revoke(PublicKey),
 }
 
-/// Reason why a chain, or an element for its end, is refused.
+/// Reason why an admin chain, or a new element for it, is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdminError {
     /// The signature, kind or form of an element is wrong.
@@ -69,7 +69,8 @@ pub enum AdminError {
         /// Reason why its JWS is refused.
         source: JwsError,
     },
-    /// An element doesn't follow the one before it: another was added in the meantime.
+    /// The element doesn't name the hash of the chain's last element: another element was added in
+    /// the meantime.
     #[error("element {seq} of the admin chain doesn't follow the one before it")]
     Broken {
         /// Number of the refused element.
@@ -107,14 +108,14 @@ impl AdminChain {
         Ok(chain)
     }
 
-    /// Returns the chain before its first element: one owner.
+    /// Returns an empty chain, whose only admin is the root owner.
     pub fn root(root: &PublicKey) -> Self {
         let name = FIRST_OWNER.parse().expect("the constant is a name");
         let admins = vec![Admin { key: *root, name, roles: vec![Role::Owner] }];
         Self { admins, head: Self::root_hash(root), seq: 0 }
     }
 
-    /// Returns the hash that the first element names as that of the element before it.
+    /// Returns the hash that the first element has in its field `previous`.
     pub fn root_hash(root: &PublicKey) -> Digest {
         Digest::of_parts(&[b"muster-admin-root-1", root.as_bytes()])
     }

@@ -1,5 +1,5 @@
-//! The join bundle, one line with all that a host needs to join. The admin's context has the same
-//! form.
+//! The join bundle: one line with everything that a host needs to join a cluster. The admin's
+//! context is a line of the same form.
 //!
 //! `muster1 urls=https://a:8443,https://b:8443 pins=<hex> cluster=<id> statement=<hex> mst_…`
 
@@ -15,14 +15,14 @@ use crate::url::{ServiceUrl, UrlError};
 
 /// First word of a bundle.
 pub const BUNDLE_WORD: &str = "muster1";
-/// Longest line that is read, in bytes.
+/// Longest bundle or context that is parsed, in bytes.
 pub const MAX_LINE: usize = 4096;
 /// Largest number of URLs of a service.
 pub const MAX_URLS: usize = 8;
 /// Largest number of pins: two while the service's key is being changed.
 pub const MAX_PINS: usize = 2;
 
-/// Reason why a text is no bundle or context. Shows nothing of the token.
+/// Reason why a text is no bundle or context. The error message never contains the token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
     /// The text is empty.
@@ -39,19 +39,19 @@ pub enum LineError {
     FirstWord {
         /// First word that was expected.
         expected: &'static str,
-        /// Guess at what the text is instead; empty if there is none.
+        /// Guess at what the text is in fact; empty if there is no guess.
         hint: &'static str,
     },
-    /// The part with this key is missing.
+    /// The line has no `key=value` word with this key.
     #[error("`{0}=` is missing: was all of the line copied?")]
     Missing(&'static str),
-    /// The line has two parts with this key.
+    /// The line has two `key=value` words with this key.
     #[error("`{0}=` stands there twice")]
     Duplicate(&'static str),
-    /// A word doesn't belong in the line; holds its number, counted from 1.
+    /// A word doesn't belong in the line. The number is its position, counted from 1.
     #[error("word {0} of the line is not one that belongs there")]
     Unexpected(usize),
-    /// The value of the part with this key can't be read, for this reason.
+    /// The value of this key can't be parsed. The text gives the reason.
     #[error("`{0}=` can't be read: {1}")]
     Value(&'static str, String),
     /// The token at the end is missing.
@@ -71,7 +71,7 @@ pub struct Bundle {
     pub pins: Vec<Digest>,
     /// Cluster that the token is for.
     pub cluster: Uuid,
-    /// Hash of a statement of the cluster, at which the host's trust begins.
+    /// Hash of a statement of the cluster. The host trusts the statement with this hash.
     pub statement: Digest,
     /// Token that the host redeems.
     pub token: Token,
@@ -113,7 +113,7 @@ impl FromStr for Bundle {
     }
 }
 
-/// Parser of a line of `key=value` words, each of which is taken once.
+/// Parser of a line of `key=value` words. Each word is removed when it is read.
 pub(crate) struct LineParser<'t> {
     words: Vec<Option<&'t str>>,
 }

@@ -1,5 +1,5 @@
-//! An admin's context: where a discovery service is, which key it must show, and which owners are
-//! trusted. It is one line, without a secret.
+//! An admin's context: the URLs and pinned keys of a discovery service, and the owner keys to
+//! trust. It is one line of text without a secret.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,14 +14,14 @@ pub const CONTEXT_WORD: &str = "muster-context1";
 /// Largest number of owner keys in a context.
 pub const MAX_OWNERS: usize = 16;
 
-/// Facts about a discovery service that an admin's tool starts from.
+/// Facts about a discovery service with which an admin's tool starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Context {
     /// URLs of the service, in order of preference.
     pub urls: Vec<ServiceUrl>,
     /// SHA-256 of the service's TLS key (SPKI).
     pub pins: Vec<Digest>,
-    /// Keys of owners: a statement chain must begin with one of them.
+    /// Keys of trusted owners. One of them must have signed the first statement of a chain.
     pub owners: Vec<PublicKey>,
 }
 

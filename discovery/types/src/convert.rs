@@ -1,8 +1,8 @@
 //! Conversion of verified wire types to the plain values of the state machines, and back.
 //!
-//! All conversions are here, because service and agents must see the same list in the same bytes.
-//! Only verified values are converted. Each function takes a `Verified…` type, or says which check
-//! replaces it.
+//! All conversions are in this module, because service and agents must derive the same list from
+//! the same bytes. Only verified values are converted. Each function takes a `Verified…` type, or
+//! its comment names the check that replaces the verification.
 
 use std::sync::Arc;
 
@@ -23,9 +23,9 @@ use crate::record::{Record, SignedRecord, VerifiedRecord};
 use crate::statement::{Permissions, StatementChain};
 use crate::url::NodeUrl;
 
-/// Name of the fact that [`MachineFacts::dmi_uuid`] holds.
+/// Name of the machine fact in [`MachineFacts::dmi_uuid`].
 pub const DMI_UUID: &str = "dmi-uuid";
-/// Name of the fact that [`MachineFacts::machine_id`] holds.
+/// Name of the machine fact in [`MachineFacts::machine_id`].
 pub const MACHINE_ID: &str = "machine-id";
 
 /// Converts an agent's key for the state machines.
@@ -33,7 +33,7 @@ pub fn key(key: &PublicKey) -> formation::AgentKey {
     formation::AgentKey(*key.as_bytes())
 }
 
-/// The reverse of [`key`].
+/// Converts a key of the state machines to a wire key.
 pub fn public_key(key: formation::AgentKey) -> PublicKey {
     PublicKey::from_bytes(key.0)
 }
@@ -43,7 +43,7 @@ pub fn hash(digest: &Digest) -> formation::Hash {
     formation::Hash(*digest.as_bytes())
 }
 
-/// The reverse of [`hash`].
+/// Converts a hash of the state machines to a wire hash.
 pub fn digest(hash: formation::Hash) -> Digest {
     Digest(hash.0)
 }
@@ -58,7 +58,7 @@ pub fn incarnation(incarnation: &Incarnation) -> formation::Incarnation {
     formation::Incarnation(u128::from_be_bytes(*incarnation.as_bytes()))
 }
 
-/// The reverse of [`incarnation`].
+/// Converts an incarnation of the state machines to the wire type.
 pub fn wire_incarnation(incarnation: formation::Incarnation) -> Incarnation {
     Incarnation(incarnation.0.to_be_bytes())
 }
@@ -70,7 +70,7 @@ pub fn machine(facts: &MachineFacts) -> formation::MachineIdentity {
     formation::MachineIdentity(known.into_iter().filter_map(fact).collect())
 }
 
-/// The reverse of [`machine`].
+/// Converts machine facts of the state machines to the wire type.
 pub fn machine_facts(machine: &formation::MachineIdentity) -> MachineFacts {
     MachineFacts {
         dmi_uuid: machine.0.get(DMI_UUID).cloned(),
@@ -78,13 +78,13 @@ pub fn machine_facts(machine: &formation::MachineIdentity) -> MachineFacts {
     }
 }
 
-/// Converts a session: it tells which run of an agent holds the agent's key.
+/// Converts a session, which identifies one run of an agent.
 pub fn session(boot: u64, nonce: &Nonce) -> formation::AgentSession {
     formation::AgentSession { boot, nonce: u128::from_be_bytes(*nonce.as_bytes()) }
 }
 
-/// Converts the newest statement of a chain. The state machines count statements from 1, the wire
-/// from 0.
+/// Converts the newest statement of a chain. The state machines number statements from 1, the wire
+/// format from 0.
 pub fn statement(chain: &StatementChain) -> formation::Statement {
     let newest = chain.newest();
     formation::Statement {
@@ -106,7 +106,8 @@ pub fn permissions(permissions: &Permissions) -> formation::Permissions {
     }
 }
 
-/// Converts a cluster's state to its phase; `None` for a draft, which takes no agents.
+/// Converts a cluster's state to a phase. Returns `None` for a draft, because no agent can take
+/// part in it yet.
 pub fn phase(state: ClusterState) -> Option<Phase> {
     Some(match state {
         ClusterState::Draft => return None,
@@ -120,7 +121,7 @@ pub fn phase(state: ClusterState) -> Option<Phase> {
     })
 }
 
-/// The reverse of [`phase`].
+/// Converts a phase to the cluster's state in the API.
 pub fn state(phase: Phase) -> ClusterState {
     match phase {
         Phase::Open => ClusterState::Open,
@@ -133,7 +134,7 @@ pub fn state(phase: Phase) -> ClusterState {
     }
 }
 
-/// Converts an agent's objection to the reason that the API knows.
+/// Converts an agent's objection to a proposal into the API's nack reason.
 pub fn nack_reason(objection: &ProposalObjection) -> NackReason {
     match objection {
         ProposalObjection::InvalidRecord { .. }
@@ -155,13 +156,13 @@ pub fn nack_reason(objection: &ProposalObjection) -> NackReason {
 
 macro_rules! refusal_codes {
     ($($name:ident)*) => {
-        /// Converts a refusal's code to the problem code of the API.
+        /// Converts the protocol's refusal code to the API's problem code.
         pub fn problem_code(refusal: RefusalCode) -> Code {
             match refusal { $(RefusalCode::$name => Code::$name,)* }
         }
 
-        /// Converts a problem code to the refusal that it means. `None` for problems of the API
-        /// around the protocol, such as a limit or a fault of the service.
+        /// Converts the API's problem code to the protocol's refusal code. Returns `None` for
+        /// problems outside the protocol, such as a rate limit or a fault of the service.
         pub fn refusal_code(problem: Code) -> Option<RefusalCode> {
             match problem { $(Code::$name => Some(RefusalCode::$name),)* _ => None }
         }
@@ -174,12 +175,12 @@ refusal_codes! {
     VoteRefused WrongState Committed StatementRefused DocumentRefused
 }
 
-/// Converts a record that its agent and its token have signed.
+/// Converts a record with verified signatures of its agent and its token.
 pub fn record(verified: &VerifiedRecord) -> Arc<formation::AgentRecord> {
     Arc::new(read_record(verified, verified.signed(), verified.node_key()))
 }
 
-/// Reason why a record on this agent's own disk isn't one that it has signed.
+/// Reason why a record on the agent's own disk isn't a valid record of this agent.
 #[derive(Debug, thiserror::Error)]
 pub enum OwnRecordError {
     /// The signature is not this agent's.
@@ -190,7 +191,8 @@ pub enum OwnRecordError {
     Csr(#[from] crate::csr::CsrError),
 }
 
-/// Converts a record that this agent has signed itself; only its own signature is checked.
+/// Converts a record that this agent itself signed. Of the signatures, only the agent's own is
+/// checked.
 pub fn own_record(
     signed: &SignedRecord,
     own: &PublicKey,
@@ -200,8 +202,8 @@ pub fn own_record(
     Ok(Arc::new(read_record(&record, signed, &node_key)))
 }
 
-/// Converts a record that the caller has read out of `signed` and checked itself. `node_key` is the
-/// hash of the node's key in its signing request.
+/// Converts a record that the caller has parsed from `signed` and has verified. `node_key` is the
+/// hash of the node's key in the signing request.
 pub fn read_record(
     record: &Record,
     signed: &SignedRecord,
@@ -225,7 +227,7 @@ pub fn read_record(
     }
 }
 
-/// Converts a list in which every record is valid.
+/// Converts a proposal whose records are all verified.
 pub fn proposal(verified: &VerifiedProposal) -> formation::ProposedList {
     let proposal = verified.proposal();
     formation::ProposedList {
@@ -236,7 +238,7 @@ pub fn proposal(verified: &VerifiedProposal) -> formation::ProposedList {
     }
 }
 
-/// Converts a list to its wire form; `grants` are those that its records name.
+/// Converts a list to its wire form. `grants` are the grants that the list's records name.
 pub fn wire_proposal(
     list: &formation::ProposedList,
     grants: Vec<Jws>,
@@ -253,7 +255,8 @@ pub fn wire_proposal(
     })
 }
 
-/// Computes the protocol's hash of a list, from hashes that are known already.
+/// Computes the protocol's hash of a list. The hashes of the signed records are stored in the list,
+/// so none is computed again.
 pub fn proposal_hash(list: &formation::ProposedList) -> formation::Hash {
     let seats = list.records.iter().map(|record| [digest(record.hash), digest(record.token_hash)]);
     hash(&proposal::hash(&digest(list.statement), list.epoch, seats))

@@ -1,7 +1,8 @@
-//! The node's key and its certificate signing request.
+//! The node's key and its certificate signing request (CSR).
 //!
-//! Two things of a request are used: its public key, and the self-signature that proves who made
-//! it. Names, addresses and uses in it are ignored: those come from the committed record.
+//! Only two parts of a CSR are used: the public key, and the self-signature, which proves
+//! possession of the private key. Names, addresses and key usages in the CSR are ignored. They come
+//! from the committed record.
 
 use data_encoding::BASE64URL_NOPAD;
 use rcgen::CertificateSigningRequestParams;
@@ -25,12 +26,12 @@ pub const MAX_CSR: usize = 1024;
 /// Reason why a signing request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CsrError {
-    /// The bytes are not a PKCS#10 request of at most [`MAX_CSR`] bytes, or it has extensions
-    /// unknown to us.
+    /// The bytes are no PKCS#10 request of at most [`MAX_CSR`] bytes, or the request has an
+    /// extension that this program doesn't know.
     #[error("not a PKCS#10 signing request of at most {MAX_CSR} bytes")]
     Malformed,
-    /// The key is not ECDSA P-256, as servers' certificates need: some clients refuse anything
-    /// else.
+    /// The key isn't ECDSA P-256. Server certificates need that, because some clients refuse other
+    /// keys.
     #[error("the key of a signing request must be ECDSA P-256")]
     NotP256,
     /// The request is not signed by its own key.
@@ -38,16 +39,17 @@ pub enum CsrError {
     BadSignature,
 }
 
-/// A PKCS#10 request in DER, as base64url. Not checked before [`Csr::verify`].
+/// A PKCS#10 request in DER, written as base64url. Nothing is checked before [`Csr::verify`].
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Csr(Vec<u8>);
 
 /// A request that is signed by its own P-256 key.
 #[derive(Debug)]
 pub struct VerifiedCsr {
-    /// Key to certify. Nothing else is to be taken from a request.
+    /// Key to certify. No other part of the request may be copied into a certificate.
     pub public_key: rcgen::PublicKey,
-    /// SHA-256 of the key's SubjectPublicKeyInfo: the node key as `muster-node` knows it.
+    /// SHA-256 of the key's SubjectPublicKeyInfo. `muster-node` identifies a node's key by this
+    /// hash.
     pub node_key: Digest,
 }
 
@@ -71,7 +73,7 @@ impl NodeKey {
 }
 
 impl Csr {
-    /// Makes a request by `pair`, with no more in it than a request must have.
+    /// Makes a request that `pair` signs. It contains only what PKCS#10 requires.
     pub fn new(pair: &rcgen::KeyPair) -> Self {
         let mut params = rcgen::CertificateParams::default();
         params.distinguished_name = rcgen::DistinguishedName::new();
@@ -100,7 +102,7 @@ impl Csr {
             return Err(CsrError::Malformed);
         }
         let spki = parsed.certification_request_info.subject_pki.raw;
-        // Check the curve here: the request's signature algorithm names a hash, not a curve.
+        // Check the curve in the key: the request's signature algorithm names only a hash function.
         if !spki.starts_with(&P256_SPKI_PREFIX) {
             return Err(CsrError::NotP256);
         }
@@ -168,7 +170,8 @@ mod tests {
         assert_eq!(Csr::new(&pair).verify().err(), Some(CsrError::NotP256));
     }
 
-    /// Made by `openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:secp384r1 -sha256`.
+    /// The request was made by `openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:secp384r1
+    /// -sha256`.
     #[test]
     fn a_p384_key_is_refused_whatever_hash_it_signs_with() {
         let sha256 = "MIIBAzCBiwIBADAMMQowCAYDVQQDDAF4MHYwEAYHKoZIzj0CAQYFK4EEACIDYgAEtICaWPqmRO\

@@ -8,11 +8,11 @@ use ring::rand::{SecureRandom, SystemRandom};
 
 use crate::text::wire_text;
 
-/// A text that is not the lower-case hexadecimal that was expected.
+/// Error for a text that isn't lower-case hexadecimal of the expected length.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {digits} lower-case hexadecimal digits")]
 pub struct NotHex {
-    /// Number of digits that were expected.
+    /// Expected number of hexadecimal digits.
     pub digits: usize,
 }
 
@@ -60,18 +60,18 @@ hex_bytes!(
     Digest, 32, 64, "^[0-9a-f]{64}$"
 );
 hex_bytes!(
-    /// Random id of one data directory of a member: made with the agent's key, and lost with the
-    /// directory.
+    /// Random id of one data directory of a member. It is made together with the agent's key, and
+    /// both are lost with the directory.
     Incarnation, 16, 32, "^[0-9a-f]{32}$"
 );
 hex_bytes!(
-    /// Random number that names one run of an agent, together with its boot counter.
+    /// Random number that, together with the boot counter, identifies one run of an agent.
     Nonce, 16, 32, "^[0-9a-f]{32}$"
 );
 
 hex_bytes!(
-    /// Id of one change of one cluster. A node commits it with the change, and refuses it a second
-    /// time.
+    /// Id of one change of one cluster. A node commits the id together with the change, and refuses
+    /// a second change with the same id.
     OperationId, 16, 32, "^[0-9a-f]{32}$"
 );
 hex_bytes!(

@@ -1,8 +1,8 @@
-//! The commit document: a proposal that every one of its seats signed.
+//! The commit document: a proposal with an ack of every seat.
 //!
-//! Statement chain, records and acks make a document valid. The service's signature is evidence of
-//! who handed it out. It is checked when the document is received and never again: a restart or an
-//! adoption must not depend on a key that may be gone by then.
+//! Statement chain, records and acks make a document valid. The service's signature only shows
+//! which service handed the document out. It is checked when the document is received, and never
+//! again. A restart or an adoption can't depend on a service key that may no longer exist.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -29,7 +29,8 @@ pub struct Document {
 /// Reason why a commit document is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
-    /// The kind, the form or, where it is checked, the service's signature is wrong.
+    /// The kind or form of the document is wrong. Or the service's signature is wrong, where it is
+    /// checked.
     #[error("the document: {0}")]
     Jws(#[from] JwsError),
     /// The proposal in the document is not valid.
@@ -51,12 +52,12 @@ pub enum DocumentError {
         /// Reason why the ack is refused.
         source: JwsError,
     },
-    /// The ack of this seat is of another proposal.
+    /// The ack of this seat belongs to another proposal.
     #[error("the ack of seat {0} is of another list")]
     OtherAck(u8),
 }
 
-/// A commit document that was verified by chain, records and acks.
+/// A commit document whose records and acks were verified under a statement chain.
 #[derive(Clone, Debug)]
 pub struct VerifiedDocument {
     jws: Jws,
@@ -72,8 +73,9 @@ impl Document {
 }
 
 impl VerifiedDocument {
-    /// Verifies a document by chain, records and acks. The chain carries the trust: it must come
-    /// from [`StatementChain::verify_from_pin`] or [`StatementChain::verify_from_owners`].
+    /// Verifies a document's records and acks under a statement chain. The caller must trust the
+    /// chain, which has to come from [`StatementChain::verify_from_pin`] or
+    /// [`StatementChain::verify_from_owners`].
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, DocumentError> {
         let document: Document = jws.claims_unverified(JwsType::Document)?;
         let proposal = VerifiedProposal::verify(&document.proposal, chain)?;
@@ -96,15 +98,15 @@ impl VerifiedDocument {
         Ok(Self { jws: jws.clone(), proposal, acks: document.acks })
     }
 
-    /// Whether `key` has a seat in the document, as the document claims. **Proves nothing**: it
-    /// saves the verification of the signatures for a key without a seat.
+    /// Whether the unverified document claims that `key` has a seat. **Proves nothing**: for a key
+    /// without a seat, a caller can skip the expensive verification.
     pub fn claims_seat(jws: &Jws, key: &KeyId) -> Result<bool, DocumentError> {
         let document: Document = jws.claims_unverified(JwsType::Document)?;
         Ok(document.proposal.seats.iter().any(|seat| seat.record.kid() == key))
     }
 
-    /// Verifies a document that the service has sent: also the service's signature, by the keys of
-    /// its JWKS.
+    /// Verifies a document that the service has sent. In addition to [`VerifiedDocument::verify`],
+    /// this checks the service's signature by the keys of its JWKS.
     pub fn verify_received(
         jws: &Jws,
         chain: &StatementChain,

@@ -191,7 +191,7 @@ fn record(grant: &Grant, key: &SigningKey, i: u8) -> Record {
     }
 }
 
-/// Signs `payload` in version 2 and with one more member, as a newer program may.
+/// Signs `payload` as version 2 with an additional field, as a newer program may.
 pub fn sign_version_2<T: serde::Serialize>(typ: JwsType, key: &SigningKey, payload: &T) -> Jws {
     let mut newer = serde_json::to_value(payload).unwrap();
     newer["version"] = 2.into();
@@ -199,7 +199,7 @@ pub fn sign_version_2<T: serde::Serialize>(typ: JwsType, key: &SigningKey, paylo
     Jws::sign(typ, key, &newer)
 }
 
-/// Returns a world of one agent with a join ticket, which has to be signed by the owner.
+/// Returns a fixture with one agent and a join ticket. Only the owner may sign the ticket's grant.
 pub fn join_fixture() -> ClusterFixture {
     let mut world = ClusterFixture::new(1);
     let token = Token::generate(TokenKind::Join);

@@ -1,4 +1,5 @@
-//! Grants: the right to redeem a token, which an issuer signs when making the token.
+//! Grants. When an issuer makes a token, it signs a grant, which allows the token's holder to
+//! redeem the token.
 
 use std::fmt;
 use std::str::FromStr;
@@ -25,7 +26,7 @@ pub const MAX_JOIN_SECONDS: u64 = 900;
 /// Largest number of CIDR blocks in one grant.
 pub const MAX_CIDRS: usize = 8;
 
-/// Largest time by which an issuer's clock may be ahead of the clock that a grant is judged by.
+/// An issuer's clock may be this many seconds ahead of the clock that judges its grant.
 pub const ISSUER_SKEW_SECONDS: u64 = 120;
 
 /// Purpose of a token.
@@ -49,7 +50,7 @@ impl TokenKind {
         }
     }
 
-    /// Returns the action that an issuer of such a token must be allowed to do.
+    /// Returns the action that the issuer of such a token must be allowed to do.
     pub fn action(self) -> Action {
         match self {
             TokenKind::Boot => Action::PutBootGrant,
@@ -129,19 +130,20 @@ pub struct Grant {
     pub cluster: Uuid,
     /// Hash of the statement that the issuer saw.
     pub statement: Digest,
-    /// Number of seats that the grant allows at once.
+    /// Maximum number of seats that the token may hold at the same time.
     pub uses: u8,
     /// Start of the validity, in seconds since 1970 by the service's clock.
     pub issued_at: u64,
-    /// End of the validity, in seconds since 1970. The service judges it by its clock, at redeem.
+    /// End of the validity, in seconds since 1970. At a redeem, the service compares it with its
+    /// own clock.
     pub expires_at: u64,
-    /// Blocks of source addresses that may redeem, and of addresses that members may have; any if
-    /// empty. The service judges the source, at redeem.
+    /// Address blocks for the source address of a redeem, and for the addresses of members. An
+    /// empty list allows any address. The service checks the source address at the redeem.
     #[schema(value_type = Vec<String>)]
     pub cidrs: Vec<IpNet>,
-    /// Only name that the member may have.
+    /// The member must have this name, if one is given.
     pub name: Option<Name>,
-    /// Only zone that the member may be in.
+    /// The member must be in this zone, if one is given.
     pub zone: Option<Name>,
     /// Member that the new one replaces; only in join tickets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -166,18 +168,18 @@ pub enum GrantError {
     Invalid(&'static str),
 }
 
-/// Reason why nobody can hold a seat by a grant at this time.
+/// Reason why a grant can't justify a seat at this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrantTimeError {
-    /// The grant starts later.
+    /// The start of the grant's validity is in the future.
     #[error("its token is issued in the future")]
     NotYet,
-    /// The grant ended so long ago that the cluster's deadline has passed since.
+    /// The grant ended longer ago than the cluster may take to form.
     #[error("its token expired longer ago than a cluster may take to form")]
     LongOver,
 }
 
-/// A grant whose issuer was allowed to sign it. It may have expired, or have been revoked.
+/// A grant whose signer was allowed to issue it. The grant may have expired or been revoked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedGrant {
     jws: Jws,
@@ -214,7 +216,8 @@ impl Grant {
 }
 
 impl VerifiedGrant {
-    /// Verifies a grant under a cluster's chain; the newest statement gives the issuer's role.
+    /// Verifies a grant under a cluster's statement chain. The newest statement decides whether the
+    /// signer may issue it.
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, GrantError> {
         let newest = chain.newest();
         let claimed: Grant = jws.claims_unverified(JwsType::Grant)?;
@@ -230,11 +233,12 @@ impl VerifiedGrant {
         Ok(Self { jws: jws.clone(), grant })
     }
 
-    /// Returns why a seat under this grant can't be honest at `now` (seconds since 1970), if it
-    /// can't.
+    /// Returns the reason why no seat can be held by this grant at `now` (seconds since 1970), if
+    /// there is one.
     ///
-    /// The service judges a grant's end, at redeem. A seat that was redeemed in time outlives the
-    /// grant, until the cluster's deadline: `deadline_seconds` after the cluster was created.
+    /// The service checks a grant's end only at a redeem. A seat that was redeemed in time stays
+    /// valid after the grant's end. It lasts at most until the cluster's deadline,
+    /// `deadline_seconds` after the cluster's creation.
     pub fn time_error(&self, now: u64, deadline_seconds: u64) -> Option<GrantTimeError> {
         let latest = self.expires_at.saturating_add(deadline_seconds);
         if self.issued_at > now.saturating_add(ISSUER_SKEW_SECONDS) {

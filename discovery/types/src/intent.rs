@@ -1,15 +1,16 @@
-//! One change of a running cluster, as the service hands it to the cluster's own agents.
+//! A change of a running cluster (an "intent"), as the service hands it to the cluster's agents.
 //!
-//! The service carries an intent and adds two numbers; everything else that matters was signed by
-//! others. An agent trusts what [`VerifiedIntent::verify`] has derived from the statement chain:
+//! The service passes an intent on and adds only two numbers. Everything else that matters was
+//! signed by others. An agent trusts what [`VerifiedIntent::verify`] has derived from the statement
+//! chain:
 //!
 //! * A person with the right role wants this change.
 //! * The newcomer holds the ticket and the keys.
-//! * The change has this name.
+//! * The change has this operation id.
 //!
-//! The name ([`OperationId`]) is made of the signed bytes. So the service gains nothing if it hands
-//! an intent out twice, or under another name. A node that commits the name with the change refuses
-//! it a second time.
+//! The [`OperationId`] is a hash over the signed bytes. So the service gains nothing if it hands an
+//! intent out twice, or with another id. A node commits the id with the change, and refuses a
+//! second change with the same id.
 
 use std::fmt;
 
@@ -26,7 +27,7 @@ use crate::redeem::Redeem;
 use crate::statement::StatementChain;
 use crate::url::NodeUrl;
 
-/// Time after its redeem in which a newcomer may be added, in seconds: 15 minutes.
+/// Time in seconds in which a newcomer may be added after it redeemed its ticket: 15 minutes.
 pub const MAX_INTENT_SECONDS: u64 = MAX_JOIN_SECONDS;
 
 /// Kind of a change of members.
@@ -66,19 +67,19 @@ impl fmt::Display for Verb {
     }
 }
 
-/// One call of the cluster's API. Each step of an intent has an operation id of its own, so that
-/// each call is made once.
+/// A step of an intent: one call of etcd's membership API. Each step has its own operation id, so
+/// the cluster executes each call at most once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IntentStep {
-    /// MemberAdd of the newcomer, as a learner.
+    /// MemberAdd, which adds the newcomer as a learner.
     Add,
-    /// MemberPromote of the newcomer to a voter.
+    /// MemberPromote, which makes the newcomer a voter.
     Promote,
-    /// MemberRemove, of the member that the intent names.
+    /// MemberRemove for the member that the intent removes or replaces.
     Remove,
-    /// MemberUpdate of a member's peer URLs.
+    /// MemberUpdate, which changes a member's peer URLs.
     Update,
-    /// MemberRemove, of a learner that didn't catch up.
+    /// MemberRemove for a learner that didn't catch up.
     RemoveLearner,
 }
 
@@ -95,12 +96,13 @@ impl IntentStep {
 }
 
 impl OperationId {
-    /// Returns the id of the change that a grant or an order asks for.
+    /// Derives the operation id of the change that a grant or an order asks for.
     pub fn of(authority: &Jws, verb: Verb) -> Self {
         Self::derive(authority, verb.as_str())
     }
 
-    /// Returns the id of one step of a change, which the node gets with the call of that step.
+    /// Derives the operation id of one step of a change. The node gets it in the call that makes
+    /// the step.
     pub fn of_step(authority: &Jws, step: IntentStep) -> Self {
         Self::derive(authority, step.as_str())
     }
@@ -114,7 +116,8 @@ impl OperationId {
     }
 }
 
-/// A change of members, as the service hands it out. **A claim** until [`VerifiedIntent::verify`].
+/// A change of members, as the service hands it out. **Only a claim** until
+/// [`VerifiedIntent::verify`] succeeds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Intent {
     /// Id of the cluster.
@@ -125,21 +128,21 @@ pub struct Intent {
     pub operation: OperationId,
     /// Signed request for the change: the grant of a join ticket, or an order.
     pub authority: Jws,
-    /// With a ticket, the newcomer's redeem envelope.
+    /// Redeem envelope of the newcomer, if the change comes from a ticket.
     pub redeem: Option<Jws>,
-    /// Raft index of the configuration that the change was planned on, if known. For an order it is
-    /// the one that the order names; on any other the order is stale. For a newcomer it is the one
-    /// that the service knew: an agent with an older list waits.
+    /// Raft index of the configuration that the change was planned on, if known. An order names
+    /// this index itself, and is stale in any other configuration. For a newcomer, the service
+    /// gives the latest index that it knows. An agent whose node has an older list waits.
     pub planned_at: Option<u64>,
     /// Time until which the change may be begun, in seconds since 1970 by the service's clock. A
-    /// change that was begun is completed, however long that takes.
+    /// change that has begun is completed even after that.
     pub expires_at: u64,
 }
 
 /// Reason why an intent is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IntentError {
-    /// The intent is for another cluster than the chain.
+    /// The intent and the statement chain belong to different clusters.
     #[error("the intent is for another cluster")]
     OtherCluster,
     /// The grant of the ticket is refused.
@@ -154,13 +157,13 @@ pub enum IntentError {
     /// The newcomer's record is refused.
     #[error("the newcomer: {0}")]
     Record(#[from] RecordError),
-    /// The intent has neither a ticket's grant nor an order, or parts that don't belong together.
+    /// The intent has neither a ticket's grant nor an order, or its parts don't fit together.
     #[error("the intent's parts don't belong together: {0}")]
     Mismatch(&'static str),
     /// The operation id doesn't match the signed bytes.
     #[error("the intent goes by another name than what was signed has")]
     OtherOperation,
-    /// The service gives the intent a longer life than its ticket or order allows.
+    /// The intent expires later than its ticket or order allows.
     #[error("the intent is said to live longer than its ticket or order allows")]
     TooLong,
 }
@@ -168,13 +171,13 @@ pub enum IntentError {
 /// Reason why an intent must not be begun at this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IntentTimeError {
-    /// The ticket or order was signed in the future.
+    /// The ticket or order has a signing time in the future.
     #[error("it was signed in the future: a clock is wrong")]
     NotYet,
     /// The intent has expired.
     #[error("its time is over: it was to be begun within 15 minutes")]
     Over,
-    /// The service's clock and this host's clock disagree on whether the intent has expired.
+    /// By this host's clock the intent has expired, but by the service's clock it hasn't.
     #[error(
         "this host's clock is {seconds} s ahead of the discovery service's, so that its time would be \
          over: set whichever of the two clocks is wrong"
@@ -188,11 +191,11 @@ pub enum IntentTimeError {
 /// Change that a verified intent asks for.
 #[derive(Clone, Debug)]
 pub enum IntentChange {
-    /// Add the member of this record as a learner, and make it a voter once it has caught up.
+    /// Add this record's member as a learner, and make it a voter after it has caught up.
     Add {
         /// Record of the newcomer.
         record: Box<VerifiedRecord>,
-        /// Member that is removed in exchange, if any.
+        /// Member that the newcomer replaces, if any.
         replaces: Option<MemberId>,
     },
     /// Remove a member from the cluster.
@@ -200,7 +203,7 @@ pub enum IntentChange {
         /// Id of the member.
         member: MemberId,
     },
-    /// Give a member other peer URLs.
+    /// Change a member's peer URLs.
     Update {
         /// Id of the member.
         member: MemberId,
@@ -209,7 +212,7 @@ pub enum IntentChange {
     },
 }
 
-/// An intent of which every part was signed by somebody with the right to do so.
+/// An intent whose signatures are all verified, and whose signers had the necessary rights.
 #[derive(Clone, Debug)]
 pub struct VerifiedIntent {
     intent: Intent,
@@ -218,11 +221,13 @@ pub struct VerifiedIntent {
 }
 
 impl VerifiedIntent {
-    /// Verifies an intent: chain → ticket or order and its signer's role → token key → agent key →
-    /// record. All must be of the chain's cluster, and the operation id must match. The chain
-    /// carries the trust: it must come from [`StatementChain::verify_from_pin`] or
-    /// [`StatementChain::verify_from_owners`]. [`VerifiedIntent::time_error`] says when the intent
-    /// may be begun.
+    /// Verifies an intent under a statement chain. Each part vouches for the next: chain → ticket
+    /// or order (with its signer's role) → token key → agent key → record. Each part must belong to
+    /// the chain's cluster, and the operation id must match.
+    ///
+    /// The caller must trust the chain, which has to come from [`StatementChain::verify_from_pin`]
+    /// or [`StatementChain::verify_from_owners`]. The time is not checked: see
+    /// [`VerifiedIntent::time_error`].
     pub fn verify(intent: &Intent, chain: &StatementChain) -> Result<Self, IntentError> {
         if intent.cluster != chain.newest().cluster {
             return Err(IntentError::OtherCluster);
@@ -272,9 +277,9 @@ impl VerifiedIntent {
         Ok(Self { intent: intent.clone(), change: errand, issued_at })
     }
 
-    /// Returns why the intent must not be begun now, if it must not. `service` is the service's
-    /// time and `own` this host's time, in seconds since 1970. A service that turns its clock back
-    /// must not keep alive what somebody signed long ago.
+    /// Returns the reason why the intent must not be begun now, if there is one. `service` is the
+    /// service's time and `own` this host's time, in seconds since 1970. This host's time also
+    /// counts, because a service with a clock set back could otherwise revive an old intent.
     pub fn time_error(&self, service: u64, own: u64) -> Option<IntentTimeError> {
         let ends = self.intent.expires_at;
         if self.issued_at > service.saturating_add(ISSUER_SKEW_SECONDS) {
@@ -293,12 +298,12 @@ impl VerifiedIntent {
         &self.change
     }
 
-    /// Returns the operation id that one step of the intent has in requests to a node.
+    /// Returns the operation id of one step of the intent, for the request to the node.
     pub fn step_operation(&self, step: IntentStep) -> OperationId {
         OperationId::of_step(&self.intent.authority, step)
     }
 
-    /// Returns the member that leaves the cluster, if any does.
+    /// Returns the member that the intent removes from the cluster, if any.
     pub fn leaving_member(&self) -> Option<MemberId> {
         match &self.change {
             IntentChange::Add { replaces, .. } => *replaces,
@@ -316,7 +321,8 @@ impl std::ops::Deref for VerifiedIntent {
     }
 }
 
-/// Returns the change that the holder of this ticket asks for.
+/// Returns the verb for this ticket: `Replace` if the ticket names a member to replace, otherwise
+/// `Join`.
 pub fn verb_of(ticket: &VerifiedGrant) -> Verb {
     match ticket.replaces {
         None => Verb::Join,
@@ -333,8 +339,8 @@ fn verify_ticket(grant: &Jws, chain: &StatementChain) -> Result<VerifiedGrant, I
     }
 }
 
-/// Verifies the redeem of a ticket, and returns the newcomer's record. The service that the
-/// envelope was meant for checks that itself ([`Redeem::open`]).
+/// Verifies the redeem of a ticket, and returns the newcomer's record. The redeem's service key is
+/// not checked here: the service itself checks it in [`Redeem::open`].
 fn verify_newcomer(
     redeem: &Jws,
     ticket: &VerifiedGrant,

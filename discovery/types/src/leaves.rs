@@ -11,13 +11,13 @@ use crate::digest::Digest;
 use crate::statement::{Statement, ca_der};
 use crate::url::UrlHost;
 
-/// One member's certificates, each a PEM chain, leaf first.
+/// A member's two certificates, each as a PEM chain with the leaf first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Leaves {
-    /// Chain of the certificate by the peers' CA.
+    /// Chain of the certificate that the peer CA issued.
     pub peer: String,
-    /// Chain of the certificate by the clients' CA.
+    /// Chain of the certificate that the client CA issued.
     pub client: String,
 }
 
@@ -27,31 +27,31 @@ pub enum LeafError {
     /// The text is not a PEM chain of certificates.
     #[error("the {0} certificate is not a PEM chain of X.509 certificates")]
     Malformed(&'static str),
-    /// The certificate is over another key than this member's.
+    /// The certificate is for another key than this member's.
     #[error("the {0} certificate is over another key than this member's")]
     OtherKey(&'static str),
-    /// The certificate is not signed by the statement's CA.
+    /// The CA in the statement didn't sign the certificate.
     #[error("the {0} certificate is not signed by the CA that the statement names")]
     OtherCa(&'static str),
 }
 
 impl Leaves {
-    /// Verifies that both certificates are over `node_key` and signed by the statement's CAs. Dates
-    /// are not checked: a host may boot before it knows the time.
+    /// Verifies that both certificates are for `node_key`, and that the CAs in the statement signed
+    /// them. Dates are not checked, because a host may boot with a wrong clock.
     pub fn verify(&self, node_key: &Digest, statement: &Statement) -> Result<(), LeafError> {
         verify_leaf("peer", &self.peer, node_key, &statement.peer_ca)?;
         verify_leaf("client", &self.client, node_key, &statement.client_ca)
     }
 
-    /// Returns the validity of the certificate that ends first; `None` if one can't be read.
+    /// Returns the validity of the certificate that ends first; `None` if one can't be parsed.
     pub fn validity(&self) -> Option<Validity> {
         let validities = [Validity::from_pem(&self.peer)?, Validity::from_pem(&self.client)?];
         validities.into_iter().min_by_key(|validity| validity.ends)
     }
 }
 
-/// Returns the names and addresses of a leaf, the first certificate of a PEM chain; clients compare
-/// them with the host they connect to. Empty if the leaf can't be read.
+/// Returns the names and addresses in the first certificate of a PEM chain. Clients compare them
+/// with the host that they connect to. Returns none if the certificate can't be parsed.
 pub fn certificate_hosts(pem: &[u8]) -> Vec<UrlHost> {
     let Ok(leaf) = CertificateDer::from_pem_slice(pem) else { return Vec::new() };
     let Ok((_, parsed)) = X509Certificate::from_der(&leaf) else { return Vec::new() };
@@ -79,12 +79,13 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// Returns when the certificates are to be renewed: after a third of their validity.
+    /// Returns the time at which to renew the certificates: after a third of their validity.
     pub fn renewal_due(&self) -> i64 {
         self.begins + (self.ends - self.begins) / 3
     }
 
-    /// Returns when a missing renewal should be reported: after two thirds of the validity.
+    /// Returns the time after which a missing renewal is reported: after two thirds of the
+    /// validity.
     pub fn renewal_overdue(&self) -> i64 {
         self.begins + (self.ends - self.begins) / 3 * 2
     }

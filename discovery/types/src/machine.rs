@@ -1,5 +1,5 @@
-//! Facts about the machine that an agent runs on; each may be missing. The protocol decides whether
-//! two sets of facts are one machine's (`discovery_formation::Machine`).
+//! Facts about the machine that an agent runs on. The protocol decides by them whether two agents
+//! run on one machine (`discovery_formation::MachineIdentity`).
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -18,7 +18,8 @@ pub struct MachineFacts {
 }
 
 impl MachineFacts {
-    /// Whether each fact has 1 to [`MAX_FACT_BYTES`] printable ASCII characters, without spaces.
+    /// Whether each given fact has 1 to [`MAX_FACT_BYTES`] printable ASCII characters, without
+    /// spaces.
     pub fn is_sane(&self) -> bool {
         [&self.dmi_uuid, &self.machine_id].into_iter().flatten().all(|fact| {
             (1..=MAX_FACT_BYTES).contains(&fact.len()) && fact.bytes().all(|b| b.is_ascii_graphic())

@@ -8,15 +8,15 @@ use crate::text::wire_text;
 /// Longest name, in characters.
 pub const MAX_NAME: usize = 63;
 
-/// A name: `^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`, so that it can stand in a DNS label, a file
-/// name and a log line without being quoted.
+/// A name: `^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`. It needs no quoting in a DNS label, a file name
+/// or a log line.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name(String);
 
-/// Reason why a text is no name.
+/// Reason why a text isn't a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// The text has no character, or more than [`MAX_NAME`].
+    /// The text is empty, or longer than [`MAX_NAME`].
     #[error("a name has 1 to {MAX_NAME} characters")]
     Length,
     /// The text has a character that isn't allowed, or begins or ends with a hyphen.

@@ -1,7 +1,7 @@
-//! Orders of an operator to a running cluster: that one member goes, or moves.
+//! Orders by an operator to a running cluster: remove one member, or change its peer URLs.
 //!
-//! An order is no request to the service. An agent of the cluster carries it out on its own node,
-//! through the cluster's own API, and trusts the operator's signature alone.
+//! An order is addressed to the cluster and not to the service. An agent of the cluster carries it
+//! out on its own node, through the cluster's own API. It trusts only the operator's signature.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -32,7 +32,7 @@ pub enum OrderedChange {
     Update {
         /// Id of the member.
         member: MemberId,
-        /// Peer URLs from now on.
+        /// New peer URLs of the member.
         peer_urls: Vec<NodeUrl>,
     },
 }
@@ -52,21 +52,21 @@ impl OrderedChange {
 pub struct Order {
     /// Version of the format, always 1.
     pub version: u32,
-    /// Random id: the same change may be ordered again later.
+    /// Random id, so that the same change can be ordered again later.
     pub id: Nonce,
     /// Cluster that the order is for.
     pub cluster: Uuid,
     /// Hash of the statement that the operator saw.
     pub statement: Digest,
     pub change: OrderedChange,
-    /// Raft index of the configuration that the operator saw; the order may be carried out on no
-    /// other. `None` if it isn't known, as with stock etcd.
+    /// Raft index of the configuration that the operator saw. The order may be carried out only in
+    /// this configuration. `None` if the index isn't known, as with stock etcd.
     pub planned_at: Option<u64>,
     /// Start of the validity, in seconds since 1970 by the service's clock.
     pub issued_at: u64,
     /// End of the validity, in seconds since 1970 by the service's clock.
     pub expires_at: u64,
-    /// Reason for the order, for later readers.
+    /// Reason for the order, for people who read it later.
     pub reason: String,
 }
 
@@ -83,7 +83,7 @@ pub enum OrderError {
     /// The order was made under a statement that is not in the cluster's chain.
     #[error("the order was made under a statement that is not in this cluster's chain")]
     OtherStatement,
-    /// The order has values with which nobody can carry it out.
+    /// The order has values with which no agent can carry it out.
     #[error("the order: {0}")]
     Invalid(&'static str),
     /// The order has peer URLs that no member may have.
@@ -91,7 +91,7 @@ pub enum OrderError {
     Urls(#[from] RecordError),
 }
 
-/// An order whose signer was allowed to sign it. It may have expired.
+/// An order whose signer was allowed to sign it. The order may have expired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedOrder {
     jws: Jws,
@@ -106,7 +106,8 @@ impl Order {
 }
 
 impl VerifiedOrder {
-    /// Verifies an order under a cluster's chain; the newest statement gives the signer's role.
+    /// Verifies an order under a cluster's statement chain. The newest statement decides whether
+    /// the signer may give orders.
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, OrderError> {
         let newest = chain.newest();
         let order: Order = jws.verify_any(JwsType::Order, newest.keys_for(Action::PutOrder))?;

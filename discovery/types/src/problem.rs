@@ -12,18 +12,17 @@ pub const PROBLEM_JSON: &str = "application/problem+json";
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident $text:literal $status:literal $retry:ident $title:literal,)*) => {
-        /// Stable name of a problem; what programs branch on. A code is never given another
-        /// meaning.
+        /// Stable name of a problem. Programs branch on it, so a code never gets another meaning.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
         pub enum Code {
             $($(#[$doc])* #[serde(rename = $text)] $name,)*
-            /// A code that only newer services know.
+            /// A code that this program doesn't know, sent by a newer service.
             #[serde(other, rename = "unknown")]
             Unknown,
         }
 
         impl Code {
-            /// Every code that a service sends.
+            /// Every code that a service may send.
             pub const ALL: &'static [Code] = &[$(Code::$name),*];
 
             /// Returns the code's name on the wire.
@@ -36,7 +35,7 @@ macro_rules! codes {
                 match self { $(Code::$name => $status,)* Code::Unknown => 500 }
             }
 
-            /// Whether the same request may succeed later without anybody doing anything.
+            /// Whether the same request may succeed later without any other action.
             pub fn is_retryable(self) -> bool {
                 match self { $(Code::$name => codes!(@ $retry),)* Code::Unknown => false }
             }
@@ -52,9 +51,9 @@ macro_rules! codes {
 }
 
 codes! {
-    /// The request's form is wrong: its JSON, a member, or a length.
+    /// The request is malformed: its JSON, one of its fields, or a length.
     InvalidRequest "invalid_request" 400 never "The request can't be read",
-    /// The statement isn't valid, or doesn't follow the one before.
+    /// The statement isn't valid, or doesn't follow the previous one.
     StatementRefused "statement_refused" 400 never "The statement is refused",
     /// The grant isn't valid.
     GrantRefused "grant_refused" 400 never "The grant is refused",
@@ -66,7 +65,8 @@ codes! {
     AdminRefused "admin_refused" 400 never "The change of admins is refused",
     /// The order isn't valid.
     OrderRefused "order_refused" 400 never "The order is refused",
-    /// The recovery statement isn't valid, or doesn't begin where the last one ended.
+    /// The recovery statement isn't valid, or doesn't begin with the Raft cluster that the previous
+    /// one ended with.
     RecoveryRefused "recovery_refused" 400 never "The recovery statement is refused",
     /// The certificate signing request isn't valid.
     CsrRefused "csr_refused" 400 never "The signing request is refused",
@@ -75,13 +75,13 @@ codes! {
 
     /// The request has no access token.
     TokenMissing "token_missing" 401 never "An access token is needed",
-    /// The access token isn't valid or has expired: get another.
+    /// The access token isn't valid, or has expired. The client should get a new one.
     TokenInvalid "token_invalid" 401 never "The access token is not valid",
     /// The assertion isn't valid, is too old, or was used before.
     AssertionRefused "assertion_refused" 401 never "The assertion is refused",
-    /// The connection has no client certificate, or one with a foreign kind of key.
+    /// The connection has no client certificate, or its key isn't an Ed25519 key.
     ClientKeyMissing "client_key_missing" 401 never "A client certificate is needed",
-    /// The key belongs to no agent or admin here, or was revoked.
+    /// The key belongs to no agent or admin of this service, or was revoked.
     UnknownKey "unknown_key" 401 never "The key is not known here",
 
     /// The client's role doesn't allow the request.
@@ -96,12 +96,12 @@ codes! {
     GrantRevoked "grant_revoked" 403 never "The token was revoked",
     /// The token doesn't allow this address, name or zone.
     GrantBinding "grant_binding" 403 never "The token is bound to something else",
-    /// More keys than three times the size have used the token.
+    /// The token was used with more different keys than three times the cluster's size.
     GrantExhausted "grant_exhausted" 403 never "Too many keys have used the token",
 
     /// There is no such cluster, grant, admin or route.
     NotFound "not_found" 404 never "Not found",
-    /// Members are changed by the cluster's own API, not here.
+    /// Only the cluster's own API can change its members.
     MembershipElsewhere "membership_elsewhere" 405 never "Membership is changed elsewhere",
     /// The route needs another HTTP method.
     MethodNotAllowed "method_not_allowed" 405 never "Another method is needed",
@@ -110,58 +110,60 @@ codes! {
 
     /// Another cluster has this name.
     NameTaken "name_taken" 409 never "The name is taken",
-    /// Somebody else changed the object in the meantime: read it again.
+    /// The object was changed in the meantime. The client should read it again.
     Conflict "conflict" 409 never "It was changed in the meantime",
-    /// The key is in use elsewhere: its boot counter is not above the last one of another session.
+    /// Another session uses the key: the request's boot counter isn't higher than that session's.
     KeyElsewhere "key_elsewhere" 409 never "This key is in use elsewhere",
-    /// The join ticket belongs to another key.
+    /// Another key has already redeemed the join ticket.
     TicketTaken "ticket_taken" 409 never "The ticket belongs to another key",
-    /// The change was ordered on another configuration than the cluster's: look, and order again.
+    /// The order names another configuration than the cluster's present one. The operator should
+    /// check the members and order again.
     StalePlan "stale_plan" 409 never "The plan is stale",
-    /// The epoch is not the current one: poll for the present proposal.
+    /// The epoch is not the current one. The agent should poll for the present proposal.
     StaleEpoch "stale_epoch" 409 never "The epoch is not the current one",
-    /// Two recovery statements begin at one cluster, and the service follows the other one.
+    /// Another recovery statement begins with the same Raft cluster, and the service follows that
+    /// one.
     RecoveryContested "recovery_contested" 409 never "The cluster was recovered twice",
     /// The cluster's state doesn't allow the request.
     WrongState "wrong_state" 409 never "The cluster's state doesn't allow this",
-    /// Members of the cluster reported a moment ago: a retirement must be forced.
+    /// Members of the cluster have reported a moment ago, so retiring it needs `force`.
     MembersReport "members_report" 409 never "Members of the cluster still report",
-    /// The cluster has committed: only an owner's retirement ends it.
+    /// The cluster has committed, so only an owner's retirement can end it.
     Committed "committed" 409 never "The cluster has committed",
     /// The cluster has two commit documents.
     Split "split" 409 never "Two commit documents of one cluster",
 
-    /// The cluster has its members, so that a boot token gives no seat any more.
+    /// The cluster has all its members, so a boot token gives no seat any more.
     BootClosed "boot_closed" 410 never "The cluster has its members",
-    /// An admin gave the cluster up.
+    /// An admin abandoned the cluster before its commit.
     Abandoned "abandoned" 410 never "The cluster was abandoned",
-    /// The cluster's deadline passed.
+    /// The cluster's deadline passed before its commit.
     Expired "expired" 410 never "The cluster didn't form in time",
-    /// An owner ended the cluster.
+    /// An owner retired the cluster.
     Retired "retired" 410 never "The cluster was retired",
-    /// This incarnation was removed from its cluster. The cluster itself confirms that: a client
-    /// must ask it, and not rely on this answer alone.
+    /// This incarnation was removed from its cluster. A client must have the cluster itself confirm
+    /// this, and can't rely on this answer alone.
     Removed "removed" 410 never "The member was removed",
-    /// The agent's member belongs to a cluster that was lost, and was replaced by a recovered one.
+    /// The agent's member belongs to a lost Raft cluster, which a recovered one has replaced.
     ClusterLost "cluster_lost" 410 never "The member's cluster was lost",
-    /// The draft has expired, ten minutes after it was made.
+    /// The draft has expired. Drafts expire ten minutes after they were made.
     DraftGone "draft_gone" 410 never "The draft is gone",
 
-    /// The body is longer than it may be.
+    /// The request body is longer than allowed.
     TooLarge "too_large" 413 never "The body is too large",
     /// The route needs another media type.
     MediaType "media_type" 415 never "Another media type is needed",
     /// Too many requests from this address.
     RateLimited "rate_limited" 429 again "Too many requests",
 
-    /// The service has a fault.
+    /// The service has an internal fault, such as a damaged row in its database.
     Internal "internal" 500 again "A fault of the service",
     /// Postgres can't be reached or didn't answer in time.
     DatabaseUnavailable "database_unavailable" 503 again "The database doesn't answer",
-    /// Postgres is another database than before: nothing commits until ledgers agree or an owner
-    /// accepts it.
+    /// Postgres now is another database than before. Nothing commits until the ledgers agree with
+    /// it, or an owner accepts it.
     DatabaseChanged "database_changed" 503 again "The database is not the one that it was",
-    /// The service is full, or stopping.
+    /// The service is overloaded, or is stopping.
     Overloaded "overloaded" 503 again "The service is busy",
 }
 
@@ -177,7 +179,7 @@ pub struct Problem {
     /// URN of the problem: `urn:muster:problem:` and the code.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The problem in a few words, equal for equal codes.
+    /// Short description of the problem, which depends only on the code.
     pub title: String,
     /// HTTP status of the answer.
     pub status: u16,
@@ -189,7 +191,7 @@ pub struct Problem {
     pub retryable: bool,
     /// Advice on what to do now.
     pub next: String,
-    /// With [`Code::Removed`]: time and author of the removal.
+    /// Member and time of the removal; only with [`Code::Removed`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub removal: Option<Removal>,
 }
@@ -199,14 +201,15 @@ pub struct Problem {
 pub struct Removal {
     /// Id of the member in the cluster.
     pub member: MemberId,
-    /// Time at which the service learned of it, in milliseconds since 1970.
+    /// Time at which the service learned of the removal, in milliseconds since 1970.
     pub at_ms: i64,
-    /// Admin who ordered it, as far as the service knows.
+    /// Admin who ordered the removal, as far as the service knows.
     pub by: String,
 }
 
 impl Problem {
-    /// Makes a problem; `detail` says what happened and `next` what to do, each in a sentence.
+    /// Makes a problem document. `detail` says what happened and `next` what to do about it, each
+    /// in one sentence.
     pub fn new(code: Code, detail: impl Into<String>, next: impl Into<String>) -> Self {
         Self {
             kind: format!("urn:muster:problem:{code}"),

@@ -1,4 +1,4 @@
-//! A frozen list of seats, its hash, and the agents' signatures about it.
+//! A frozen list of seats (a "proposal"), its hash, and the agents' acks and releases.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -11,7 +11,7 @@ use crate::key::{PublicKey, SigningKey};
 use crate::record::{RecordError, SignedRecord, VerifiedRecord};
 use crate::statement::StatementChain;
 
-/// A proposal: the newest statement, an epoch, and one record per seat.
+/// A proposal: the hash of a statement, an epoch, and one record per seat.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Proposal {
@@ -23,7 +23,7 @@ pub struct Proposal {
     pub epoch: u64,
     /// Records of the seats, seat 1 first.
     pub seats: Vec<SignedRecord>,
-    /// Grants that the records name, each once.
+    /// Grants that the records name, each of them once.
     pub grants: Vec<Jws>,
 }
 
@@ -46,7 +46,7 @@ pub enum ProposalError {
         /// Epoch of the proposal.
         epoch: u64,
     },
-    /// A grant that a record names is missing, or there is one too many.
+    /// The proposal lacks a grant that a record names, or has a grant that no record names.
     #[error("the grants are not those that the records name")]
     Grants,
     /// More seats use one token than its grant allows.
@@ -59,10 +59,10 @@ pub enum ProposalError {
         /// Number of seats that use the grant.
         seats: usize,
     },
-    /// A grant is refused.
+    /// A grant in the proposal is refused.
     #[error(transparent)]
     Grant(#[from] GrantError),
-    /// A record is refused.
+    /// A record in the proposal is refused.
     #[error("seat {seat}: {source}")]
     Record {
         /// Number of the seat.
@@ -75,7 +75,7 @@ pub enum ProposalError {
     SameKey(u8, u8),
 }
 
-/// A proposal in which every record is valid under the statement that it names.
+/// A proposal whose records are all valid under the statement that it names.
 #[derive(Clone, Debug)]
 pub struct VerifiedProposal {
     proposal: Proposal,
@@ -85,9 +85,9 @@ pub struct VerifiedProposal {
     deadline_seconds: u64,
 }
 
-/// Computes `h`, the hash of a proposal: the SHA-256 of "muster-proposal-1", the statement's hash,
-/// the epoch (u64, big endian), then seat by seat the hashes of the record's and the endorsement's
-/// JWS.
+/// Computes `h`, the hash of a proposal. It is the SHA-256 of "muster-proposal-1", the statement's
+/// hash, the epoch (u64, big endian), and two hashes for each seat. The two are those of the JWS of
+/// the record and of the endorsement.
 pub(crate) fn hash(
     statement: &Digest,
     epoch: u64,
@@ -112,11 +112,12 @@ impl Proposal {
 }
 
 impl VerifiedProposal {
-    /// Verifies each record and grant under the statement that the proposal names, which must be in
-    /// `chain`.
+    /// Verifies each record and grant under the statement that the proposal names. That statement
+    /// must be in `chain`.
     ///
-    /// The protocol judges whether that statement is the newest, and whether names, addresses and
-    /// machines differ. An agent answers a forgery and a duplicate differently.
+    /// Other checks belong to the protocol: whether the statement is the newest, and whether names,
+    /// addresses and machines differ. They are separate, because an agent answers a duplicate in
+    /// another way than a forgery.
     pub fn verify(proposal: &Proposal, chain: &StatementChain) -> Result<Self, ProposalError> {
         let chain = chain.up_to(&proposal.statement).ok_or(ProposalError::OtherStatement)?;
         let statement = chain.newest();
@@ -135,7 +136,8 @@ impl VerifiedProposal {
             .iter()
             .map(|grant| VerifiedGrant::verify(grant, &chain))
             .collect::<Result<Vec<_>, _>>()?;
-        // A join ticket has another issuer, and gives no right to a seat in a list that forms.
+        // Join tickets give no seat in a list that forms, and admins of another role may issue
+        // them.
         if grants.iter().any(|grant| grant.kind != TokenKind::Boot) {
             return Err(GrantError::Invalid("it is no boot token's").into());
         }
@@ -183,8 +185,9 @@ impl VerifiedProposal {
         &self.records
     }
 
-    /// Returns the first seat whose grant gives nobody a seat at `now` (seconds since 1970). Not
-    /// part of [`VerifiedProposal::verify`]: a document stays valid for ever.
+    /// Returns the first seat whose grant can't justify it at `now` (seconds since 1970).
+    /// [`VerifiedProposal::verify`] doesn't check this, because a commit document stays valid for
+    /// ever.
     pub fn seat_with_time_error(&self, now: u64) -> Option<(u8, GrantTimeError)> {
         (1..).zip(&self.records).find_map(|(seat, record)| {
             let grant = self.grants.iter().find(|grant| grant.id == record.grant)?;
@@ -197,7 +200,7 @@ impl VerifiedProposal {
         &self.proposal
     }
 
-    /// Returns the seat (from 1) of the agent with this key.
+    /// Returns the number of the seat, from 1, of the agent with this key.
     pub fn seat_of(&self, key: &PublicKey) -> Option<u8> {
         (1..).zip(&self.records).find(|(_, r)| r.agent_key == *key).map(|(seat, _)| seat)
     }
@@ -217,7 +220,7 @@ fn check_unique_keys(records: &[VerifiedRecord]) -> Result<(), ProposalError> {
     Ok(())
 }
 
-/// Payload of an ack, the consent to one proposal; a JWS by the agent's key.
+/// Payload of an ack, which is a JWS by the agent's key. With it, the agent agrees to one proposal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Ack {
@@ -229,19 +232,19 @@ pub struct Ack {
     pub h: Digest,
 }
 
-/// Payload of a release, a JWS by the agent's key. The agent promises never to be a member of a
-/// list of this epoch or a lower one.
+/// Payload of a release, which is a JWS by the agent's key. The agent promises never to be a member
+/// of a list of this epoch or of an earlier one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Release {
-    /// Cluster that the promise is about.
+    /// Cluster for which the agent makes the promise.
     pub cluster: Uuid,
-    /// Highest epoch in which the agent takes no part any more.
+    /// Highest epoch that the promise covers.
     pub epoch: u64,
 }
 
 impl Ack {
-    /// Signs the ack. **Only after** the bound that it implies is durable.
+    /// Signs the ack. **Only after** the agent has durably stored that it signs in this epoch.
     pub fn sign(&self, agent: &SigningKey) -> Jws {
         Jws::sign(JwsType::Ack, agent, self)
     }
@@ -253,7 +256,7 @@ impl Ack {
 }
 
 impl Release {
-    /// Signs the release. **Only after** the release is durable.
+    /// Signs the release. **Only after** the agent has stored the release durably.
     pub fn sign(&self, agent: &SigningKey) -> Jws {
         Jws::sign(JwsType::Release, agent, self)
     }

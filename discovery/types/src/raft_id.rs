@@ -6,8 +6,8 @@ use crate::digest::{Digest, MemberId};
 use crate::url::NodeUrl;
 
 /// Computes a founding member's id: the first eight bytes of SHA-1 over the sorted peer URLs and
-/// the cluster token (etcd `membership.NewMember`). The token is the commit document's hash in
-/// hexadecimal. The formula uses SHA-1; nothing relies on its collision resistance.
+/// the cluster token (etcd `membership.NewMember`). The cluster token is the commit document's hash
+/// in hexadecimal. etcd's formula uses SHA-1; Muster relies on no collision resistance here.
 pub fn of_founder(document: &Digest, peer_urls: &[NodeUrl]) -> MemberId {
     let mut urls: Vec<String> = peer_urls.iter().map(NodeUrl::to_string).collect();
     urls.sort_unstable();
@@ -23,8 +23,8 @@ fn member_id(sorted_urls: &[String], token: &str) -> MemberId {
     MemberId(first_eight(context))
 }
 
-/// Computes the id of the cluster of these founding members: the first eight bytes of SHA-1 over
-/// their sorted ids (etcd `membership.genID`).
+/// Computes the Raft cluster id: the first eight bytes of SHA-1 over the founding members' sorted
+/// ids (etcd `membership.genID`).
 pub fn of_cluster(founders: impl IntoIterator<Item = MemberId>) -> u64 {
     let mut founders: Vec<MemberId> = founders.into_iter().collect();
     founders.sort_unstable_by_key(|id| id.get());
@@ -46,7 +46,7 @@ fn first_eight(context: Context) -> [u8; 8] {
 mod tests {
     use super::*;
 
-    /// Expected id as etcd 3.5 computes it.
+    /// The expected id was computed by etcd 3.5.
     #[test]
     fn the_id_is_etcds() {
         let id = member_id(&["http://127.0.0.1:23201".to_owned()], "etcd-cluster");

@@ -14,7 +14,7 @@ use crate::name::Name;
 use crate::statement::Permissions;
 use crate::url::{LOWEST_OPEN_PORT, NodeUrl, UrlHost};
 
-/// Largest number of peer URLs, and of client URLs, of one seat.
+/// Largest number of peer URLs of one seat, and also of client URLs.
 pub const MAX_SEAT_URLS: usize = 3;
 
 /// Payload of a record, which is a JWS by the agent's key.
@@ -25,7 +25,7 @@ pub struct Record {
     pub version: u32,
     /// Cluster that the record is for.
     pub cluster: Uuid,
-    /// Grant under which the record is redeemed.
+    /// Grant whose token the agent redeems with this record.
     pub grant: GrantId,
     /// Public key of the agent.
     pub agent_key: PublicKey,
@@ -37,7 +37,7 @@ pub struct Record {
     pub peer_urls: Vec<NodeUrl>,
     /// URLs at which clients reach the member's node.
     pub client_urls: Vec<NodeUrl>,
-    /// Signing request of the node's key, which carries the key.
+    /// Signing request for the node's key. It contains the public key.
     pub csr: Csr,
     /// Machine that the agent runs on.
     pub machine: MachineFacts,
@@ -57,7 +57,7 @@ pub struct Endorsement {
     pub record: Digest,
 }
 
-/// A record with the token's endorsement, as in a proposal.
+/// A record together with the token's endorsement, as proposals contain it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SignedRecord {
@@ -67,8 +67,8 @@ pub struct SignedRecord {
     pub endorsement: Jws,
 }
 
-/// Reason why a record is refused. The first three come from a forgery or a bug, the others from a
-/// host's settings.
+/// Reason why a record is refused. `Record`, `Endorsement` and `Mismatch` come from a forgery or a
+/// bug; the others come from a host's settings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// The signature, kind or form of the record is wrong.
@@ -83,7 +83,7 @@ pub enum RecordError {
     /// The signing request of the node's key isn't valid.
     #[error("the node's key: {0}")]
     Csr(#[from] CsrError),
-    /// The record has no peer or client URL, too many, or one twice.
+    /// The record has no peer URL or no client URL, too many of either, or one URL twice.
     #[error("a seat needs 1 to {MAX_SEAT_URLS} peer URLs and as many client URLs, none twice")]
     Urls,
     /// The URL has a loopback address, which the statement doesn't allow.
@@ -109,23 +109,23 @@ pub enum RecordError {
     /// The grant is bound to another zone.
     #[error("the token is for the zone `{0}`, where this member isn't")]
     OtherZone(Name),
-    /// The grant is bound to other addresses.
+    /// A peer URL is outside of the address blocks that the grant is bound to.
     #[error(
         "the token is for members in {blocks}, and {url} is not there: a token's --cidr has to hold \
          the members' own addresses as well as those that discovery sees them come from"
     )]
     OtherAddress {
-        /// URL in the record that is outside.
+        /// URL in the record that is outside of the blocks.
         url: NodeUrl,
         /// Address blocks that the grant is bound to.
         blocks: String,
     },
-    /// A machine fact that is empty, too long or not printable.
+    /// A machine fact is empty, too long or not printable.
     #[error("a machine fact is empty, too long, or has other than printable characters")]
     Machine,
 }
 
-/// A record that its agent and its token signed, under a verified grant.
+/// A record with verified signatures of its agent and its token, under a verified grant.
 #[derive(Clone, Debug)]
 pub struct VerifiedRecord {
     signed: SignedRecord,
@@ -144,8 +144,8 @@ impl Record {
         SignedRecord { record, endorsement }
     }
 
-    /// Checks what a host's settings can get wrong, without any signature. An agent does so before
-    /// it signs.
+    /// Checks the values that a host's settings determine, but no signature. An agent calls it
+    /// before it signs the record.
     pub fn check(&self, permissions: &Permissions) -> Result<(), RecordError> {
         for urls in [&self.peer_urls, &self.client_urls] {
             let twice = (1..urls.len()).any(|i| urls[..i].contains(&urls[i]));
@@ -162,8 +162,8 @@ impl Record {
 }
 
 impl VerifiedRecord {
-    /// Verifies a record and its endorsement, under its grant and the newest statement's
-    /// permissions. Whether the grant has expired is not checked.
+    /// Verifies a record and its endorsement, under the record's grant and the newest statement's
+    /// permissions. The grant's times are not checked.
     pub fn verify(
         signed: &SignedRecord,
         grant: &VerifiedGrant,
@@ -226,7 +226,7 @@ impl std::ops::Deref for VerifiedRecord {
     }
 }
 
-/// Checks that a statement allows these addresses.
+/// Checks that the statement's permissions allow the addresses and ports of these URLs.
 pub(crate) fn check_urls<'u>(
     urls: impl IntoIterator<Item = &'u NodeUrl>,
     permissions: &Permissions,
@@ -250,7 +250,7 @@ fn check_bindings(record: &Record, grant: &VerifiedGrant) -> Result<(), RecordEr
         }
         _ => {}
     }
-    // Only the hosts that resolve a DNS name can check its addresses.
+    // DNS names pass this check: their addresses are known only to the hosts that resolve them.
     let outside = |url: &&NodeUrl| match url.host() {
         UrlHost::Address(address) => !grant.cidrs.iter().any(|block| block.contains(address)),
         UrlHost::Dns(_) => false,

@@ -1,10 +1,10 @@
-//! Recovery statements: with one, an operator declares that a cluster that was lost for good
-//! continues as another one.
+//! Recovery statements: with one, an operator declares that another cluster continues a cluster
+//! that was lost for good.
 //!
-//! The statement names the old member, and the new member that was made of its data. It records a
-//! decision and commands nothing. The agent on that host reads it, and from then on runs only the
-//! new member. Hosts that join later learn from it that the new cluster replaces the one that they
-//! were invited to.
+//! The statement names the old member, and the new member that was made of the old one's data. It
+//! records a decision and commands nothing. The agent on that host reads it, and from then on runs
+//! only the new member. Hosts that join later learn from it that the new Raft cluster replaces the
+//! founded one.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -15,7 +15,7 @@ use crate::key::{PublicKey, SigningKey};
 use crate::role::Action;
 use crate::statement::StatementChain;
 
-/// Identity of a member, as nodes know it.
+/// Identity of a member, as its node knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeIdentity {
@@ -35,17 +35,17 @@ pub struct Recovery {
     pub version: u32,
     /// Cluster that was recovered.
     pub cluster: Uuid,
-    /// Hash of the cluster's newest statement that the host had.
+    /// Hash of the newest statement of the cluster that the host had.
     pub statement: Digest,
     /// Key of the agent on the host whose data was kept.
     pub agent: PublicKey,
-    /// Identity of the old member, whose data it was.
+    /// Identity of the old member, which wrote the kept data.
     pub was: NodeIdentity,
-    /// Identity of the new member: the one member of the new cluster.
+    /// Identity of the new member, which is the only member of the new Raft cluster.
     pub is: NodeIdentity,
-    /// Index of the last entry of the old log that was kept.
+    /// Raft index of the last entry that was kept from the old log.
     pub last_index: u64,
-    /// Term of the last entry that was kept.
+    /// Raft term of the last entry that was kept from the old log.
     pub last_term: u64,
     /// Time of the recovery, in seconds since 1970 by the clock of the host whose data was kept.
     pub at: u64,
@@ -57,20 +57,22 @@ pub const MAX_RECOVERIES: usize = 64;
 /// Reason why a recovery statement is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecoveryError {
-    /// The signature, kind or form is wrong, or the signer is no operator or owner.
+    /// The signature, kind or form is wrong, or the signer is neither operator nor owner.
     #[error("the recovery statement: {0}")]
     Jws(#[from] JwsError),
     /// The recovery is of another cluster, or names a statement that this cluster doesn't have.
     #[error("the recovery statement is of another cluster or statement")]
     OtherCluster,
-    /// The recovery begins with another Raft cluster than the one before it ended with.
+    /// The recovery begins with another Raft cluster than the one with which the previous recovery
+    /// ended.
     #[error(
         "the recovery statement is about cluster {found}, and what it follows ended with {expected:016x}"
     )]
     Broken {
         /// Raft cluster with which the recovery begins, in hexadecimal.
         found: String,
-        /// Raft cluster that was founded, or made by the recovery before.
+        /// Raft cluster id that was expected: of the founded cluster, or after the previous
+        /// recovery.
         expected: u64,
     },
     /// There are more recoveries than [`MAX_RECOVERIES`].
@@ -94,17 +96,17 @@ impl Recovery {
         Jws::sign(JwsType::Recovery, operator, self)
     }
 
-    /// Verifies that an operator or owner signed the recovery. The statement that it names decides,
-    /// since that was the newest at the time: the signature stays valid if its signer has ceased to
-    /// be an admin since.
+    /// Verifies that an operator or owner signed the recovery. The statement that the recovery
+    /// names decides who was one at that time. So the signature stays valid even if a newer
+    /// statement no longer names the signer.
     ///
-    /// Nothing proves when it was signed. A program that learns of the recovery for the first time
+    /// Nothing proves when the recovery was signed. A program that learns of it for the first time
     /// should call [`Recovery::verify_now`].
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, RecoveryError> {
         let claimed: Self = jws.claims_unverified(JwsType::Recovery)?;
         let chain = chain.up_to(&claimed.statement).ok_or(RecoveryError::OtherCluster)?;
         let newest = chain.newest();
-        // An admin who may order members to be removed may also declare them lost.
+        // An admin who may order a member's removal may also declare members lost.
         let recovery: Self =
             jws.verify_any(JwsType::Recovery, newest.keys_for(Action::PutOrder))?;
         if recovery.cluster != newest.cluster {
@@ -117,8 +119,8 @@ impl Recovery {
         Ok(recovery)
     }
 
-    /// Verifies the recovery as [`Recovery::verify`] does, and that its signer is still an operator
-    /// or owner by the newest statement. So an operator who has left can't date a recovery back.
+    /// Verifies the recovery as [`Recovery::verify`] does. The signer must also be an operator or
+    /// owner by the newest statement. So a former operator can't sign a recovery with an old date.
     pub fn verify_now(jws: &Jws, chain: &StatementChain) -> Result<Self, RecoveryError> {
         let recovery = Self::verify(jws, chain)?;
         let _: Self =
@@ -126,8 +128,8 @@ impl Recovery {
         Ok(recovery)
     }
 
-    /// Whether this recovery and `other` make the same new member of the same old one, regardless
-    /// of signer and time.
+    /// Whether this recovery and `other` have the same old member, new member and agent. Signer and
+    /// time may differ.
     pub fn is_same_step(&self, other: &Self) -> bool {
         (&self.was, &self.is, &self.agent) == (&other.was, &other.is, &other.agent)
     }
@@ -138,8 +140,8 @@ impl Recovery {
 pub struct RecoveryChain(Vec<(Jws, Recovery)>);
 
 impl RecoveryChain {
-    /// Verifies that the recoveries lead from the Raft cluster `founded` to a later one, without a
-    /// gap.
+    /// Verifies that the recoveries lead from the Raft cluster `founded` to a later one, each
+    /// beginning where the previous one ended.
     pub fn verify(
         all: &[Jws],
         chain: &StatementChain,
@@ -161,7 +163,7 @@ impl RecoveryChain {
         Ok(verified)
     }
 
-    /// Returns the Raft cluster that the chain ends with; `None` if there was no recovery.
+    /// Returns the Raft cluster id after the last recovery; `None` if there was no recovery.
     pub fn raft_cluster(&self) -> Option<u64> {
         self.newest()?.is.raft_cluster()
     }

@@ -13,13 +13,13 @@ use crate::record::SignedRecord;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Redeem {
-    /// SHA-256 of the SPKI of the service that the redeem is meant for: another service can't use
-    /// it.
+    /// SHA-256 of the TLS key (SPKI) of the service that the redeem is for. Another service can't
+    /// use the redeem.
     pub service: Digest,
-    /// Cluster that the agent wants to be a member of.
+    /// Cluster that the agent wants to join.
     pub cluster: Uuid,
-    /// Hash of the statement that the join bundle pins. A service whose chain lacks it gives no
-    /// seat.
+    /// Hash of the statement that the join bundle pins. A service whose chain lacks this statement
+    /// gives no seat.
     pub statement: Digest,
     /// The record and its endorsement.
     pub signed: SignedRecord,
@@ -51,8 +51,9 @@ impl Redeem {
         Jws::sign(JwsType::Redeem, agent, self)
     }
 
-    /// Opens an envelope. `tls_key` is the key of the client's certificate, and `service` are the
-    /// SPKI hashes of this service's keys. The record inside is still to be verified.
+    /// Opens an envelope and checks its signature. `tls_key` is the key of the client's
+    /// certificate, and `service` lists the SPKI hashes of this service's TLS keys. The caller must
+    /// still verify the record inside.
     pub fn open(jws: &Jws, tls_key: &PublicKey, service: &[Digest]) -> Result<Self, RedeemError> {
         if *jws.kid() != tls_key.key_id() {
             return Err(RedeemError::OtherTlsKey);

@@ -1,5 +1,5 @@
-//! The end of a committed cluster by an owner's signature (retirement), and its undoing by another
-//! signature.
+//! Retirement, with which an owner ends a committed cluster, and the undoing of a retirement. An
+//! owner signs each of them.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -22,15 +22,15 @@ pub struct Retire {
     pub cluster: Uuid,
     /// Hash of the cluster's newest statement.
     pub statement: Digest,
-    /// Reason for the retirement, for later readers.
+    /// Reason for the retirement, for people who read it later.
     pub reason: String,
-    /// Whether to retire the cluster although members still report. Left out of the signed bytes if
-    /// false.
+    /// Whether to retire the cluster even if members still report. The signed JSON omits this field
+    /// if it is false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
 
-/// Payload that takes a retirement back, which is a JWS by an owner's key.
+/// Payload that undoes a retirement, which is a JWS by an owner's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Unretire {
@@ -38,8 +38,8 @@ pub struct Unretire {
     pub cluster: Uuid,
     /// Hash of the cluster's newest statement.
     pub statement: Digest,
-    /// Time of the retirement, in milliseconds since 1970: a later retirement needs another
-    /// signature.
+    /// Time of the retirement, in milliseconds since 1970. So this signature can't undo a later
+    /// retirement.
     pub retired_at_ms: i64,
 }
 
@@ -49,7 +49,7 @@ pub enum RetireError {
     /// The signature, kind or form is wrong, or the signer is no owner.
     #[error("the retirement, or what takes it back: {0}")]
     Jws(#[from] JwsError),
-    /// The cluster is another one, or the statement is not its newest.
+    /// The payload names another cluster, or a statement that isn't the newest.
     #[error("it is of another cluster, or was signed before the cluster's newest statement")]
     OtherStatement,
     /// The reason is too long or not printable.

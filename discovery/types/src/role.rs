@@ -1,4 +1,4 @@
-//! Authorization: the one place that says which admins and agents may do what.
+//! Authorization: this module alone defines what admins and agents may do.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,14 +12,14 @@ use utoipa::ToSchema;
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// May do everything; only an owner creates and retires clusters and names admins.
+    /// May do everything. Only an owner may create or retire clusters and name admins.
     Owner,
     /// May mint boot tokens.
     Issuer,
     /// May abandon a cluster that forms, mint join tickets, order changes and fetch client
     /// certificates.
     Operator,
-    /// May read, and nothing else.
+    /// May read, but may change nothing.
     Auditor,
 }
 
@@ -73,16 +73,17 @@ pub enum Principal {
     },
 }
 
-/// Action that needs an access token. A new route needs a new line here, and in the tables below.
+/// Action for which the client needs an access token. A new route needs a new action here, and
+/// lines for it in the tables below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Make a draft of a cluster, with its CAs.
     CreateDraft,
-    /// Put a cluster's first or next statement.
+    /// Send a cluster's first or next statement.
     PutStatement,
     /// List the clusters of this service.
     ListClusters,
-    /// Show a cluster: state, seats, timeline, what it waits for.
+    /// Show a cluster: its state, seats, timeline, and the reasons why it waits.
     ShowCluster,
     /// Read a cluster's statement chain.
     ReadStatements,
@@ -92,7 +93,7 @@ pub enum Action {
     AbandonCluster,
     /// Retire a committed cluster, with an owner's signature.
     RetireCluster,
-    /// Get a client certificate for a cluster's data.
+    /// Get a client certificate for access to a cluster's data.
     IssueCredentials,
     /// Store a grant for a boot token.
     PutBootGrant,
@@ -104,9 +105,9 @@ pub enum Action {
     RevokeBootGrant,
     /// Revoke a join ticket.
     RevokeJoinGrant,
-    /// Order that a member goes or moves.
+    /// Order the removal of a member, or a change of its peer URLs.
     PutOrder,
-    /// Withdraw an intent that was not begun.
+    /// Withdraw an intent that no agent has begun.
     WithdrawIntent,
     /// Read the intents of a cluster.
     ReadIntents,
@@ -116,21 +117,21 @@ pub enum Action {
     ReadAdmins,
     /// Add or revoke an admin.
     ChangeAdmins,
-    /// Read which processes share the database.
+    /// Read the list of processes that share the database.
     ReadProcesses,
     /// Accept a database that was restored or swapped.
     AcceptDatabase,
-    /// An agent's part in forming: poll, ack, nack, probes, release.
+    /// Take part in forming a cluster, as an agent: poll, ack, nack, probes, release.
     TakePart,
-    /// An agent's report about its running node.
+    /// Report the state of a running node, as its agent.
     Report,
-    /// Show the service a commit document that it may have lost.
+    /// Send the service a commit document that it may have lost.
     Adopt,
     /// Report the outcome of an intent.
     ReportOutcome,
     /// Get new certificates for a member.
     RenewLeaves,
-    /// Submit recovery statements to the service: each declares that another cluster continues a
+    /// Send recovery statements to the service. Each one declares that another cluster continues a
     /// lost one.
     ShowRecoveries,
 }
@@ -168,7 +169,8 @@ impl Action {
         Action::ShowRecoveries,
     ];
 
-    /// Returns the roles beside [`Role::Owner`] that may do the action; `None` if no admin may.
+    /// Returns the roles that may do the action, without [`Role::Owner`], which may do anything.
+    /// `None` if only agents may do the action.
     fn roles(self) -> Option<&'static [Role]> {
         use Role::{Auditor, Issuer, Operator};
         match self {
@@ -203,7 +205,7 @@ impl Action {
         }
     }
 
-    /// Whether an agent may do the action, in its own cluster.
+    /// Whether an agent may do the action in its own cluster.
     fn agents(self) -> bool {
         match self {
             Action::TakePart
@@ -237,7 +239,7 @@ impl Action {
         }
     }
 
-    /// Names the roles that may do the action, for the message of a refusal.
+    /// Names the roles that may do the action, for the message of a refused request.
     pub fn needs(self) -> String {
         match self.roles() {
             None => "an agent of this cluster".into(),
@@ -250,8 +252,8 @@ impl Action {
     }
 }
 
-/// Whether a key with these roles may do `action` as an admin. Statements use the same table for
-/// their admins: whoever may store a grant may also sign it.
+/// Whether an admin with these roles may do `action`. This also decides which admins of a statement
+/// may sign: whoever may store a grant may also sign it.
 pub fn roles_allow(roles: &[Role], action: Action) -> bool {
     match action.roles() {
         None => false,
@@ -261,8 +263,8 @@ pub fn roles_allow(roles: &[Role], action: Action) -> bool {
     }
 }
 
-/// Whether `principal` may do `action` on `cluster`; `None` is for actions that concern no single
-/// cluster.
+/// Whether `principal` may do `action` on `cluster`. `cluster` is `None` for an action that
+/// concerns no single cluster.
 pub fn is_allowed(principal: &Principal, action: Action, cluster: Option<uuid::Uuid>) -> bool {
     match principal {
         Principal::Admin { roles } => roles_allow(roles, action),

@@ -1,11 +1,10 @@
-//! Statements of what a cluster is, signed by an owner, and the chain of such statements.
+//! Statements, each of which defines a cluster and is signed by an owner, and chains of statements.
 //!
-//! A chain is an ordered list. Each statement names the hash of the one before it, and is signed by
-//! an owner whom that one names. Trust enters a chain at one point:
+//! A chain is an ordered list. Each statement names the hash of the previous one, and is signed by
+//! an owner whom the previous one names. A reader must trust one statement of the chain:
 //!
-//! * For an admin, at the owner keys of the context: one of them must have signed the first
-//!   statement.
-//! * For an agent, at the hash in its bundle: one of the statements must have it.
+//! * An admin trusts the first statement, if one of the owner keys in the context signed it.
+//! * An agent trusts the statement whose hash is in the join bundle.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -20,12 +19,12 @@ use crate::key::{KeyId, PublicKey, SigningKey};
 use crate::name::Name;
 use crate::role::{Action, roles_allow};
 
-/// Longest chain that is verified, in statements.
+/// Largest number of statements in a chain that is verified.
 pub const MAX_CHAIN: usize = 64;
 /// Longest deadline in seconds: 30 days.
 pub const MAX_DEADLINE_SECONDS: u64 = 30 * 86_400;
 
-/// Permissions of a statement beyond the careful defaults.
+/// Exceptions to the strict defaults that a statement allows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Permissions {
@@ -63,7 +62,8 @@ pub struct Statement {
     pub admins: Vec<Admin>,
     /// Permissions beyond the defaults.
     pub permissions: Permissions,
-    /// Time that the cluster may take to form, in seconds, counted by the service from its opening.
+    /// Time in seconds that the cluster may take to form. The service counts from the time at which
+    /// the cluster was opened.
     pub deadline_seconds: u64,
 }
 
@@ -81,7 +81,7 @@ pub enum StatementError {
         /// Reason why its JWS is refused.
         source: JwsError,
     },
-    /// The statement doesn't follow the one before it, or changes what is fixed.
+    /// The statement doesn't follow the previous one, or changes a value that must stay the same.
     #[error("statement {seq} doesn't follow the one before it: {what}")]
     Broken {
         /// Position of the statement in the chain.
@@ -97,7 +97,7 @@ pub enum StatementError {
         /// Description of the bad value.
         what: &'static str,
     },
-    /// No pinned owner has signed the first statement.
+    /// The key that signed the first statement isn't a trusted owner key.
     #[error(
         "the chain begins with key {0}, which is no owner key of your context: \
          either the service is not the one that you trust, or the context is out of date"
@@ -109,8 +109,8 @@ pub enum StatementError {
 }
 
 impl StatementError {
-    /// Whether the statement exceeds what this program reads: by its version, its length, or its
-    /// position in the chain. A newer program may accept it.
+    /// Whether this program can't read the statement because of its version, its length, or its
+    /// position in the chain. A newer program may be able to.
     pub fn exceeds_this_program(&self) -> bool {
         match self {
             Self::Length => true,
@@ -125,7 +125,7 @@ impl StatementError {
 }
 
 impl Statement {
-    /// Checks the statement's values, but neither signatures nor the chain.
+    /// Checks the statement's values. Neither its signature nor the chain is checked.
     pub fn check(&self) -> Result<(), StatementError> {
         let bad = |what| Err(StatementError::Invalid { seq: self.seq, what });
         if self.cluster.get_version_num() != 7 {
@@ -194,13 +194,13 @@ pub struct StatementChain {
 }
 
 impl StatementChain {
-    /// Verifies a chain that one of `owners` began, as an admin's tool does.
+    /// Verifies a chain whose first statement one of `owners` signed. An admin's tool uses it.
     pub fn verify_from_owners(chain: &[Jws], owners: &[PublicKey]) -> Result<Self, StatementError> {
         Self::verify_from(chain, |root| owners.iter().any(|owner| owner.key_id() == *root))
     }
 
-    /// Verifies a chain whose first signer satisfies `may_begin`, as the service does. The first
-    /// signer is checked before any signature, so that a foreign chain costs little.
+    /// Verifies a chain whose first signer satisfies `may_begin`. The service uses it. The first
+    /// signer's key id is checked before any signature, so refusing a foreign chain is cheap.
     pub fn verify_from(
         chain: &[Jws],
         may_begin: impl FnOnce(&KeyId) -> bool,
@@ -212,8 +212,8 @@ impl StatementChain {
         Self::verify_links(chain)
     }
 
-    /// Verifies a chain that contains the statement with the hash `pinned`, as an agent does. The
-    /// statements before it are bound by its hash, the later ones by signatures.
+    /// Verifies a chain that contains the statement with the hash `pinned`. An agent uses it. The
+    /// pinned hash covers the earlier statements, and signatures connect the later ones.
     pub fn verify_from_pin(chain: &[Jws], pinned: &Digest) -> Result<Self, StatementError> {
         let verified = Self::verify_links(chain)?;
         match verified.position(pinned) {
@@ -222,8 +222,9 @@ impl StatementChain {
         }
     }
 
-    /// Verifies the links alone, without a trusted start. **Only for the service**, on chains that
-    /// it has stored or compares with stored ones. For anybody else the result proves nothing.
+    /// Verifies only the links between the statements, without a trusted start. **Only for the
+    /// service**, for chains that it has stored or compares with stored ones. In other programs the
+    /// result proves nothing.
     pub fn verify_links(chain: &[Jws]) -> Result<Self, StatementError> {
         let (Some(first), true) = (chain.first(), chain.len() <= MAX_CHAIN) else {
             return Err(StatementError::Length);
@@ -262,20 +263,21 @@ impl StatementChain {
         Ok(self.newest())
     }
 
-    /// Works as [`StatementChain::append`], for a text that was not parsed.
+    /// Verifies and appends the next statement as [`StatementChain::append`] does, from a text that
+    /// isn't parsed yet.
     pub fn append_text(&mut self, next: &str) -> Result<&Statement, StatementError> {
         let seq = self.newest().seq + 1;
         let next = next.parse().map_err(|source| StatementError::Jws { seq, source })?;
         self.append(&next)
     }
 
-    /// Whether an owner has signed `next` as a statement, although this program may not be able to
-    /// read it: see [`StatementError::exceeds_this_program`].
+    /// Whether an owner signed `next` as the next statement, even if this program can't read it.
+    /// See [`StatementError::exceeds_this_program`].
     pub fn is_continued_by(&self, next: &str) -> bool {
         Jws::is_signed(next, JwsType::Statement, self.newest().keys_for(Action::PutStatement))
     }
 
-    /// Returns the newest statement, by which roles are judged.
+    /// Returns the newest statement, which decides the admins' roles.
     pub fn newest(&self) -> &Statement {
         &self.links[self.links.len() - 1].2
     }
@@ -310,7 +312,7 @@ impl StatementChain {
 fn first_link(first: &Jws) -> Result<(Jws, Digest, Statement), StatementError> {
     let jws = |source| StatementError::Jws { seq: 0, source };
     let claimed: Statement = first.claims_unverified(JwsType::Statement).map_err(jws)?;
-    // The first statement names its own signer as an admin; the caller must check who that is.
+    // The first statement itself names its signer as an admin. So the caller must check the signer.
     let statement: Statement = first
         .verify_any(JwsType::Statement, claimed.keys_for(Action::PutStatement))
         .map_err(jws)?;

@@ -1,8 +1,8 @@
-//! JSON in which a struct must be written as an object.
+//! A JSON parser in which a struct must be written as an object.
 //!
-//! serde's derived readers also accept a struct as an array of its members, in their order and
-//! without their names: `["EdDSA", …]` would pass for a JWS header. All JSON from outside is
-//! therefore read through [`Strict`], in which a struct is a JSON object at every depth.
+//! serde's derived code also accepts a struct as an array of its fields, in order and without
+//! names. So `["EdDSA", …]` would be valid as a JWS header. All JSON from outside is therefore
+//! parsed through [`Strict`], in which a struct is a JSON object at every depth.
 
 use std::fmt;
 
@@ -11,12 +11,12 @@ use serde::de::{
     SeqAccess, VariantAccess, Visitor,
 };
 
-/// Reads a `T` from a JSON text; anything after it is refused.
+/// Parses a `T` from a JSON text. Refuses any text after the value.
 pub fn from_slice<T: DeserializeOwned>(json: &[u8]) -> Result<T, serde_json::Error> {
     serde_json::from_slice::<Strict<T>>(json).map(|strict| strict.0)
 }
 
-/// A value that was read from JSON in which it, and every struct within, was an object.
+/// A value that was parsed from JSON in which each struct, at every depth, is an object.
 #[derive(Debug)]
 pub struct Strict<T>(pub T);
 
@@ -26,10 +26,10 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Strict<T> {
     }
 }
 
-/// Wrapper of a deserializer that also wraps everything that is read through it.
+/// Wrapper of a deserializer, visitor or seed. It wraps each nested one in the same way.
 struct Objects<R>(R);
 
-/// Deserializer methods that only wrap the visitor in [`Objects`].
+/// Deserializer methods that call the inner method with the visitor wrapped in [`Objects`].
 macro_rules! passed_on {
     ($($method:ident($($name:ident: $type:ty),*);)*) => {$(
         fn $method<V: Visitor<'de>>(
@@ -92,7 +92,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Objects<D> {
     }
 }
 
-/// Visitor methods that pass a scalar on unchanged.
+/// Visitor methods that pass a scalar value on to the inner visitor.
 macro_rules! handed_over {
     ($($method:ident($type:ty);)*) => {$(
         fn $method<E: Error>(self, value: $type) -> Result<V::Value, E> {
@@ -225,8 +225,8 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Objects<A> {
         self.0.tuple_variant(length, Objects(visitor))
     }
 
-    /// serde accepts the members of a struct variant as an array, too. Reading the variant's
-    /// content as a map excludes that.
+    /// serde also accepts a struct variant as an array of its fields. Reading the variant's content
+    /// as a map prevents that.
     fn struct_variant<V: Visitor<'de>>(
         self,
         _: &'static [&'static str],
@@ -236,7 +236,7 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Objects<A> {
     }
 }
 
-/// Seed that reads one JSON object with a visitor.
+/// Deserialization seed that reads one JSON object with the given visitor.
 struct ObjectSeed<V>(V);
 
 impl<'de, V: Visitor<'de>> DeserializeSeed<'de> for ObjectSeed<V> {
@@ -307,7 +307,7 @@ mod tests {
             let object = format!(r#"{{"number":{number}}}"#);
             let array = json.replace(&object, &format!("[{number}]"));
             assert_ne!(array, json);
-            // serde_json on its own accepts each of these.
+            // Without [`Strict`], serde_json accepts each of these arrays.
             assert_eq!(serde_json::from_str::<NestedStruct>(&array).unwrap(), outer(), "{array}");
             assert!(from_slice::<NestedStruct>(array.as_bytes()).is_err(), "{array}");
         }

@@ -1,4 +1,4 @@
-//! Readers of signed payloads of every kind that has a version, and a version that they don't know.
+//! Tests of all parsers of versioned signed payloads, with a version that they don't know.
 
 use std::error::Error;
 
@@ -19,7 +19,7 @@ use crate::statement::{Statement, StatementChain};
 
 type Read<'a> = Box<dyn Fn(&Jws) -> Result<(), Box<dyn Error>> + 'a>;
 
-/// One reader, with a payload of version 1 that it accepts.
+/// One parser, with a payload of version 1 that it accepts.
 struct Reader<'a> {
     name: &'static str,
     typ: JwsType,

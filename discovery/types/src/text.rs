@@ -1,16 +1,16 @@
-//! Types that are one string on the wire, and the display of text that others wrote.
+//! Types that are a string on the wire, and functions that make foreign text safe to display.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// Makes foreign text safe to show: it becomes one line that can't control a terminal, a log or the
-/// direction of writing. All text from a service, a peer or a node goes through here before people
-/// see it.
+/// Makes foreign text safe to display. The result is one line, and can't control a terminal, a log
+/// or the writing direction. Any text from a service, a peer or a node must pass through here
+/// before a person sees it.
 pub fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(is_unsafe_character) {
         return Cow::Borrowed(text);
     }
-    // The two characters of a CRLF become one space.
+    // A CRLF becomes one space, not two.
     let shown = text.replace("\r\n", "\n");
     let shown = shown.chars().map(|c| match c {
         '\n' | '\r' | '\t' | '\u{2028}' | '\u{2029}' => ' ',
@@ -20,7 +20,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown.collect())
 }
 
-/// Cuts a text to the length that the service accepts as a reason.
+/// Shortens a text to the maximum length that the service accepts as a reason.
 pub fn truncate_reason(text: String) -> String {
     /// Maximum number of characters in a reason, as the API defines it.
     const LIMIT: usize = 300;
@@ -46,7 +46,7 @@ fn is_unsafe_character(c: char) -> bool {
         || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Implements serde for a type by its `Display` and `FromStr`, and its API schema as a string.
+/// Implements serde for a type through its `Display` and `FromStr`. Its API schema is a string.
 macro_rules! wire_text {
     ($name:ident, $pattern:expr) => {
         impl serde::Serialize for $name {

@@ -1,8 +1,8 @@
-//! Keys in TLS: the pin of a server, and the self-signed certificate that carries a client's key.
+//! Keys in TLS: the pin of a server, and the self-signed certificate that contains a client's key.
 //!
-//! A client certificate here is only an envelope for a public key. Its names, dates and issuer are
-//! never checked, so it needn't be kept: it is made again at each start. Tokens and records are
-//! bound to the key inside it.
+//! A client certificate here only carries a public key. Its names, dates and issuer are never
+//! checked. So the certificate isn't stored, but made again at each start. Tokens and records are
+//! bound to the key and not to the certificate.
 
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use x509_parser::prelude::{FromDer, X509Certificate};
@@ -10,12 +10,12 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::digest::Digest;
 use crate::key::{KeyError, PublicKey, SigningKey};
 
-/// Bytes that are no X.509 certificate.
+/// Error for bytes that are no X.509 certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an X.509 certificate")]
 pub struct NotACertificate;
 
-/// Reason why a client's certificate names no client.
+/// Reason why a certificate doesn't identify a client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientCertificateError {
     /// The bytes are no certificate.
@@ -29,14 +29,14 @@ pub enum ClientCertificateError {
 /// A certificate with its key, in the types that rustls uses.
 #[derive(Debug)]
 pub struct TlsIdentity {
-    /// Certificate chain: here, one self-signed certificate.
+    /// Certificate chain, which consists of one self-signed certificate.
     pub chain: Vec<CertificateDer<'static>>,
     /// Private key of the certificate.
     pub key: PrivateKeyDer<'static>,
 }
 
 impl SigningKey {
-    /// Makes a self-signed certificate over this key, for the client's side of TLS and for probes.
+    /// Makes a self-signed certificate of this key, for TLS clients and for probes.
     pub fn tls_identity(&self) -> TlsIdentity {
         let der = PrivatePkcs8KeyDer::from(self.pkcs8_der().to_vec());
         let pair = rcgen::KeyPair::from_pkcs8_der_and_sign_algo(&der, &rcgen::PKCS_ED25519)
@@ -51,15 +51,16 @@ impl SigningKey {
     }
 }
 
-/// Computes the SHA-256 of a certificate's SubjectPublicKeyInfo, which serves as pin and as node
-/// key.
+/// Computes the SHA-256 of a certificate's SubjectPublicKeyInfo. The hash is a server's pin, and
+/// the id of a node's key.
 pub fn spki_hash(certificate: &[u8]) -> Result<Digest, NotACertificate> {
     let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| NotACertificate)?;
     Ok(Digest::of(parsed.tbs_certificate.subject_pki.raw))
 }
 
-/// Returns the key of an agent's or admin's client certificate. Nothing else in it is checked. The
-/// signature in the handshake has proved that the client *has* the key.
+/// Returns the key in the client certificate of an agent or admin. Nothing else in the certificate
+/// is checked. The signature in the TLS handshake has already proved that the client *has* the
+/// private key.
 pub fn client_key(certificate: &[u8]) -> Result<PublicKey, ClientCertificateError> {
     let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| NotACertificate)?;
     Ok(PublicKey::from_spki_der(parsed.tbs_certificate.subject_pki.raw)?)

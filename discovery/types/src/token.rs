@@ -1,8 +1,8 @@
 //! Tokens: `mst_<boot|join>_<id>_<seed>_<crc>`, lower-case base32.
 //!
-//! The seed is an Ed25519 private key. It goes from the issuer's machine to the host and nowhere
-//! else; the service knows only the public half. Secret scanners can find a token by its prefix.
-//! The CRC detects a bad paste without a request to the service.
+//! The seed is an Ed25519 private key. It goes only from the issuer's machine to the host; the
+//! service knows the public key only. The prefix lets secret scanners find a token. The CRC detects
+//! a bad paste without a request to the service.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,8 +19,8 @@ pub const TOKEN_PREFIX: &str = "mst_";
 /// Length of every token in characters.
 pub const TOKEN_LENGTH: usize = 4 + 4 + 1 + 16 + 1 + 52 + 1 + 7;
 
-/// Whether a text holds a token or a private key, whole or in part, so that no message may repeat
-/// it.
+/// Whether a text contains a token or a private key, or a part of one. No message may repeat such a
+/// text.
 pub fn holds_secret(text: &str) -> bool {
     let digit = |c: char| c.is_ascii_lowercase() || ('2'..='7').contains(&c);
     let begins_one = |kind: TokenKind| {
@@ -30,25 +30,25 @@ pub fn holds_secret(text: &str) -> bool {
     text.contains("PRIVATE KEY-----") || begins_one(TokenKind::Boot) || begins_one(TokenKind::Join)
 }
 
-/// Reason why a text is no token. None of them shows any of the text, which may be most of a
-/// secret.
+/// Reason why a text is no token. No error message repeats the text, because it may contain most of
+/// a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// The text doesn't begin with `mst_`.
     #[error("a token begins with mst_")]
     Prefix,
-    /// The text begins as a token, but is longer or shorter; holds its length in characters.
+    /// The text begins as a token, but has another length, which is given in characters.
     #[error("a token has {TOKEN_LENGTH} characters, this has {0}: was all of it copied?")]
     Length(usize),
     /// The parts of the token don't have the right form.
     #[error("the token is mangled: it reads mst_boot_… or mst_join_…, in a-z and 2-7")]
     Form,
-    /// The checksum at the end differs.
+    /// The CRC at the end doesn't match the rest.
     #[error("the token's checksum is wrong: a character was changed on the way, copy it again")]
     Checksum,
 }
 
-/// A token: the right to the seats of one grant. Only [`Token::expose`] shows its secret.
+/// A token, which its holder can redeem under one grant. Only [`Token::expose`] shows the secret.
 pub struct Token {
     kind: TokenKind,
     id: GrantId,
@@ -61,7 +61,7 @@ impl Token {
         Self { kind, id: GrantId::random(), key: SigningKey::generate() }
     }
 
-    /// Returns what the token is for.
+    /// Returns the purpose of the token.
     pub fn kind(&self) -> TokenKind {
         self.kind
     }
@@ -76,12 +76,13 @@ impl Token {
         &self.key
     }
 
-    /// Returns the public half of the key, as the grant names it.
+    /// Returns the public key of the token, as the grant contains it.
     pub fn public(&self) -> &PublicKey {
         self.key.public()
     }
 
-    /// Returns the whole text: only for the file or terminal of the person who made the token.
+    /// Returns the whole text of the token. It may only be written to a file or terminal of the
+    /// person who made the token.
     pub fn expose(&self) -> SecretString {
         let seed = Zeroizing::new(encode_base32(self.key.seed().expose_secret()));
         let body = Zeroizing::new(format!("{TOKEN_PREFIX}{}_{}_{}", self.kind, self.id, *seed));

@@ -1,9 +1,9 @@
-//! URLs of services and nodes, read strictly: `https://host[:port]` and nothing else, in one normal
-//! form.
+//! URLs of services and nodes, parsed strictly: only `https://host[:port]` is accepted, in one
+//! normal form.
 //!
 //! A general URL parser accepts far more than a peer address needs: user names, paths, octal
-//! addresses, percent signs. Two spellings of one address would then count as two. So this module
-//! parses scheme, host and port itself.
+//! addresses, percent signs. Two spellings of one address could then pass as different addresses.
+//! So this module parses scheme, host and port itself.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,12 +11,12 @@ use std::str::FromStr;
 
 use crate::text::wire_text;
 
-/// Longest URL that is read, in bytes.
+/// Longest URL that is accepted, in bytes.
 pub const MAX_URL: usize = 280;
 /// Lowest port of a seat's URL, unless the statement allows lower ones.
 pub const LOWEST_OPEN_PORT: u16 = 1024;
 
-/// Reason why a text is no URL of a service or node. Each message says what to write instead.
+/// Reason why a text is no URL of a service or node. The error message says what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
     /// The text is longer than [`MAX_URL`].
@@ -31,7 +31,7 @@ pub enum UrlError {
     /// Something follows the port in the URL.
     #[error("the URL must end after the port: no path, query or fragment")]
     Path,
-    /// The URL names no port, which a node's URL must.
+    /// The URL has no port, but a node's URL must have one.
     #[error("the URL must name a port, as in https://10.0.0.5:2380")]
     NoPort,
     /// The port is not from 1 to 65535, or has a leading zero.
@@ -48,7 +48,7 @@ pub enum UrlError {
 /// Host of a URL.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum UrlHost {
-    /// An IP address; a mapped IPv4 address is stored as IPv4.
+    /// An IP address. An IPv4-mapped IPv6 address is stored as IPv4.
     Address(IpAddr),
     /// A DNS name, lower-case, without a final dot.
     Dns(String),
@@ -82,14 +82,14 @@ impl fmt::Display for UrlHost {
     }
 }
 
-/// URL of a node in normal form: equal URLs are equal values.
+/// URL of a node in normal form, so equal URLs are equal values.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeUrl {
     host: UrlHost,
     port: u16,
 }
 
-/// URL of a discovery service: as [`NodeUrl`], with port 443 if none is written.
+/// URL of a discovery service: like [`NodeUrl`], but the port is 443 if the text has none.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceUrl(NodeUrl);
 
@@ -109,7 +109,7 @@ impl NodeUrl {
         self.port
     }
 
-    /// Whether only this very machine can reach the URL.
+    /// Whether only programs on the same machine can reach the URL.
     pub fn is_loopback(&self) -> bool {
         self.host.is_loopback()
     }
@@ -178,7 +178,7 @@ fn read(text: &str) -> Result<(UrlHost, Option<u16>), UrlError> {
         return Err(UrlError::TooLong);
     }
     let rest = text.strip_prefix("https://").ok_or(UrlError::NotHttps)?;
-    // Browsers add one final slash to a pasted URL; it has no meaning.
+    // Browsers append a slash to a pasted URL, which has no meaning here.
     let rest = rest.strip_suffix('/').unwrap_or(rest);
     if rest.contains(['/', '?', '#', '\\']) {
         return Err(UrlError::Path);
@@ -226,8 +226,8 @@ fn read_host(text: &str) -> Result<UrlHost, UrlError> {
             && !label.ends_with('-')
             && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
     };
-    // A last label that begins with a digit is no top-level domain, but an unusual way to write an
-    // address (`127.1`, `0x7f.0.0.1`). Resolvers disagree about those.
+    // A last label that begins with a digit is no top-level domain. It is part of an unusual
+    // spelling of an address (`127.1`, `0x7f.0.0.1`), and resolvers read those differently.
     let last = name.rsplit('.').next().unwrap_or_default();
     let named = last.starts_with(|c: char| c.is_ascii_lowercase());
     if name.len() > 253 || !named || !name.split('.').all(label) {

@@ -57,7 +57,8 @@ const MAX_STREAMS_PER_CONNECTION: u32 = 4096;
 const HANDSHAKES: usize = 256;
 /// Maximum number of TLS handshakes at a time for one client network.
 const HANDSHAKES_EACH: usize = 64;
-/// Time limit for a connection's first byte, then for its turn, then for its handshake.
+/// Time limit for each step before a connection is served: its first byte, its turn to do the
+/// handshake, and the handshake.
 const HANDSHAKE_STEP_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time limit for receiving the head of an HTTP/1 request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -67,7 +68,7 @@ const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 const STREAM_WINDOW: u32 = 2 << 20;
 /// HTTP/2 flow-control window of a connection, in bytes.
 const CONNECTION_WINDOW: u32 = 8 << 20;
-/// Time after which a connection is closed that has answers to read and reads none of them.
+/// Time after which a connection is closed that reads none of its waiting answers.
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum size of an HTTP/2 request's header list in bytes.
 const HEADER_LIST_BYTES: u32 = 16 << 10;
@@ -181,9 +182,10 @@ impl ServingThreads {
 /// Time limits for clients that do nothing.
 #[derive(Clone, Copy)]
 struct IdleTimeouts {
-    /// Limit for a connection's first byte, then for its turn, then for its handshake.
+    /// Limit for each step: a connection's first byte, its turn to do the handshake, and the
+    /// handshake.
     handshake_step: Duration,
-    /// Limit for reading anything of any waiting answer.
+    /// Maximum time without reading any byte while answers wait.
     unread: Duration,
 }
 
@@ -444,7 +446,8 @@ fn prepare_request(
     };
     let is_grpc = matches!(kind, BodyKind::Unary | BodyKind::Stream);
     let folded = is_grpc && decompression::take_gzip_encoding(request.headers_mut());
-    // Only unary messages are charged so. A stream's messages are served one after the other.
+    // Only the message of a unary call is charged until the answer. A stream's messages are served
+    // one after the other.
     let unanswered = (folded && kind == BodyKind::Unary).then(|| sender.decompressed_charge());
     let request = request.map(|body| {
         let body = Counted::new(body, sender, kind);

@@ -9,21 +9,22 @@
 //! writes the machine's byte order and etcd runs on little-endian machines. (Source:
 //! `internal/common` and `node.go` of go.etcd.io/bbolt 1.3 to 1.5.)
 //!
-//! [`BboltReader`] reads files that come from an untrusted source. It checks each number before using
-//! it, takes bounded memory, and panics on no input. It walks a bucket in the order of its keys and
-//! holds one page of each level.
+//! [`BboltReader`] reads files that come from an untrusted source. It checks each number before
+//! using it, takes bounded memory, and panics on no input. It reads a bucket in key order and holds
+//! one page of each level.
 //!
-//! [`measure`] and [`write`](write()) write a file from front to back, from entries that the caller
-//! gives in order, twice. The first pass finds the size of the file, because the first page has to
-//! contain it. The second pass writes the file. Neither holds more than one page of each level.
+//! [`measure`] and [`write`](write()) write a file from front to back. The caller passes the
+//! entries in order, and does so twice. The first pass finds the size of the file, because the
+//! first page has to contain it. The second pass writes the file. Neither pass holds more than one
+//! page of each level.
 //!
 //! This crate can't change an existing file, and it writes no buckets within buckets. The files
 //! that it writes have no free pages.
 //!
 //! No existing library fits. `bbolt-rs` and `nut` map the file into memory and cast its bytes to
 //! structures, with `unsafe` at 64 places and more. They panic on unexpected bytes. `jammdb` has a
-//! format of its own. None was made for untrusted files, and none can write a file without a
-//! database around it.
+//! format of its own. None of these libraries was made for untrusted files, and none can write a
+//! file without a database around it.
 
 mod error;
 mod meta;

@@ -25,7 +25,7 @@ fn file(buckets: &Buckets) -> Vec<u8> {
     out
 }
 
-/// Reads all buckets of a file and their entries. It ends on any input.
+/// Reads all buckets of a file and their entries. Returns on any input.
 fn read(file: &[u8]) -> Result<Buckets, BboltReadError> {
     let mut reader = BboltReader::open(Cursor::new(file))?;
     let root = reader.root();
@@ -185,8 +185,8 @@ fn a_file_that_goes_in_circles_ends() {
     let own = branch[..8].to_vec();
     branch[16 + 8..16 + 16].copy_from_slice(&own);
     assert_eq!(file.error(), "its keys are not those that the page above it says");
-    // With one child, itself, the branch has only keys that its parent allows: the depth limit ends
-    // the walk.
+    // Now the branch has one child, itself, and its only key lies in the allowed range. So the
+    // depth limit ends the walk.
     file.branch()[10] = 1;
     assert_eq!(file.error(), "it lies too deep");
 }

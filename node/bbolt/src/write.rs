@@ -51,7 +51,7 @@ pub fn measure<E: From<BboltWriteError>>(
     Ok(builder.finish()?)
 }
 
-/// Writes the file with the `layout` that [`measure`] returned. `fill` must add the same entries
+/// Writes the file. `layout` is the result of [`measure`], and `fill` must add the same entries
 /// again.
 pub fn write<E: From<BboltWriteError>>(
     layout: Layout,
@@ -291,9 +291,9 @@ impl PageBuilder {
         self.bytes().div_ceil(PAGE_BYTES)
     }
 
-    /// Whether an element with `bytes` bytes of key and value fits. A leaf takes what fits into the
-    /// pages that its first element needs. A branch takes at least two children, because a branch
-    /// with one would be useless.
+    /// Whether an element with `bytes` bytes of key and value fits. A leaf takes as many elements
+    /// as fit into the pages that its first element needs. A branch takes at least two children,
+    /// because a branch with one would be useless.
     fn has_room(&self, bytes: usize) -> bool {
         let least = if self.is_leaf { 1 } else { 2 };
         let fits = self.bytes() + ELEMENT_BYTES + bytes <= self.pages() * PAGE_BYTES;
@@ -340,7 +340,8 @@ impl PageBuilder {
                 out.extend_from_slice(&element.child.to_le_bytes());
             }
             offset += crate::page::to_usize(element.key) + crate::page::to_usize(element.value);
-            // An offset counts from its own element header, and the next one is this much later.
+            // An offset counts from its own element header, and the next header lies this many
+            // bytes later.
             offset -= ELEMENT_BYTES;
         }
         out.extend_from_slice(&self.data);

@@ -28,8 +28,8 @@ use crate::{
 };
 
 /// Exclusive upper bound of the election time-outs that the library draws. It is so large that a
-/// draw never equals one of ours, so each draw is noticed and replaced. This makes a run depend on
-/// its seed alone.
+/// drawn time-out never equals one of ours, so each drawn one is noticed and replaced. Hence a run
+/// depends on its seed alone.
 const LIBRARY_MAX_ELECTION_TICKS: usize = 1 << 40;
 
 /// Ticks left for a leader's heartbeat to arrive after [`Consensus::hasten_election`]. etcd uses
@@ -52,7 +52,7 @@ pub enum ProposeError {
     #[error("too many uncommitted proposals")]
     Full,
     /// An earlier change of members is not yet applied by the leader and a quorum. Entries that the
-    /// leader found in its log when its term began count as one.
+    /// leader found in its log when its term began are treated as such a change.
     #[error("an earlier change of members is under way")]
     ChangeUnderWay,
 }
@@ -70,28 +70,29 @@ pub struct Consensus {
     timeout: usize,
     reads: u64,
     forwards: u64,
-    /// Messages made by this crate, beside those of the library: above all proposals for the leader.
+    /// Messages that this crate makes in addition to the library's: above all, proposals for the
+    /// leader.
     own_messages: Vec<Message>,
     persisted_hard_state: HardState,
     /// Members by which the library counts majorities.
     members: Arc<Members>,
-    /// Leaders only: the term, and the index of an entry in it that was appended after every change
-    /// of members that this leader has applied. `None` means that the entry is still to be
-    /// appended.
+    /// Leaders only: the term, and the index of the barrier entry of that term. The leader appends
+    /// that entry after every change of members that it has applied. `None` means that the entry is
+    /// still to be appended.
     barrier_entry: (u64, Option<u64>),
     /// Number of the ready that must be durable before [`Self::ready`] yields anything else.
     awaited_ready: Option<u64>,
-    /// Committed entries of that ready, withheld until it is durable.
+    /// Committed entries of the awaited ready, withheld until that ready is durable.
     withheld_entries: Vec<Entry>,
     /// Members removed since this instance started. No removed member comes back.
     removed: BTreeSet<u64>,
     /// Last term in which this member was the leader.
     last_led_term: Option<u64>,
-    /// Highest index that this member itself, as leader, found to be committed. At the start it is
-    /// the recovered commit index, whose origin isn't recorded.
+    /// Highest index that this member itself, as leader, found to be committed. After a start this
+    /// is the recovered commit index, whichever member found it.
     own_commit: u64,
-    /// Whether this member was removed but keeps running, because it may be the only one that
-    /// knows.
+    /// Whether this member was removed but keeps running, because perhaps no other member knows of
+    /// the removal.
     stays_after_removal: bool,
     deferred: DeferredRequests,
     /// Ticks since this instance started.
@@ -162,8 +163,8 @@ impl Consensus {
     ///
     /// * while a snapshot is being installed in log and store. As a candidate, this member would be
     ///   asked by the library for entries that the snapshot has replaced;
-    /// * while the log of an only voter is being written. It wins by its own vote alone, and the
-    ///   library assumes that a leader's log was durable when it won.
+    /// * while the log of an only voter is being written. That voter wins by its own vote alone,
+    ///   and the library assumes that a leader's log was durable when it won.
     pub fn tick(&mut self) {
         self.ticks += 1;
         self.deferred.tick();
@@ -200,8 +201,8 @@ impl Consensus {
     /// forwards them to the leader. `hops` is 0 for this member's own proposals; for forwarded ones
     /// it is their [`Message::log_term`].
     ///
-    /// A change of members is proposed alone, and is accepted only while [`Self::may_change_members`] is
-    /// true.
+    /// A change of members is proposed alone, and is accepted only while
+    /// [`Self::may_change_members`] is true.
     ///
     /// # Panics
     /// If a change of members is not alone, or if a proposal could only be a leader's own no-op.
@@ -221,7 +222,8 @@ impl Consensus {
             return self.forward(kind, proposals, hops);
         }
         if kind == EntryKind::ConfChange && !self.may_change_members() {
-            // The library would silently append an empty entry in place of the change.
+            // Refuse the change here, because the library would silently append an empty entry in
+            // its place.
             return Err(ProposeError::ChangeUnderWay);
         }
         if self.raw.raft.lead_transferee.is_some() {
@@ -277,8 +279,8 @@ impl Consensus {
         });
     }
 
-    /// Requests a read index and returns the request's context. The answer comes as a [`ReadState`]
-    /// with this context, or never: ask again after a while, under a new context.
+    /// Requests a read index and returns the request's context. The answer is a [`ReadState`] with
+    /// this context. It may never come: then the caller requests again, and gets a new context.
     ///
     /// Safe ReadIndex (Raft dissertation 6.4): a leader answers only after a quorum has confirmed
     /// its leadership in a round that began after the request. It must also have committed an entry
@@ -306,9 +308,9 @@ impl Consensus {
     }
 
     /// Shortens the wait for the first election after a start. All but two ticks of the election
-    /// time-out's fixed part pass at once; its random part stays. This is for a member that knows
-    /// no leader though its peers are connected. If there is a leader, its heartbeat arrives within
-    /// those ticks.
+    /// time-out's fixed part pass at once; its random part stays. The caller uses this if the
+    /// member knows no leader although its peers are connected. If there is a leader, its heartbeat
+    /// arrives within those ticks.
     pub fn hasten_election(&mut self) {
         let raft = &mut self.raw.raft;
         if raft.state == StateRole::Follower && raft.leader_id == 0 {
@@ -351,8 +353,8 @@ impl Consensus {
         self.raw.mut_store().set_snapshot(snapshot);
     }
 
-    /// Applies a change of members that the state machine has applied: majorities count by it from
-    /// now on. A leader that is no longer a voter steps down.
+    /// Applies a change of members that the state machine has applied. From now on, majorities are
+    /// counted by the new members. A leader that is no longer a voter steps down.
     ///
     /// # Panics
     /// If no voter would be left, or if the change takes more than one step. The state machine
@@ -370,7 +372,7 @@ impl Consensus {
         }
         if !self.members.voters.contains(&self.member) {
             self.stays_after_removal = self.own_commit == self.raw.raft.raft_log.committed;
-            // The library does not step down by itself.
+            // The library's leader doesn't step down by itself.
             if leads {
                 self.raw.raft.become_follower(self.raw.raft.term, 0);
             }
@@ -411,12 +413,12 @@ impl Consensus {
             && self.barrier_entry.1.is_some_and(|index| index <= raft.raft_log.committed)
     }
 
-    /// Appends the leader's entry that [`Self::may_change_members`] waits for. It does nothing if that
-    /// entry exists, or if the leader is about to hand over.
+    /// Appends the leader's entry that [`Self::may_change_members`] waits for. Does nothing if that
+    /// entry exists, or during a transfer of leadership.
     ///
-    /// The no-op that begins the leader's term also serves, because it follows every change that
-    /// was applied by then. A change that the leader found in its log and has yet to apply needs a
-    /// later entry.
+    /// The no-op that begins the leader's term also serves as this entry, because it follows every
+    /// change that was applied by then. A change that the leader found in its log and has yet to
+    /// apply needs a later entry.
     fn append_barrier(&mut self) {
         let raft = &self.raw.raft;
         if raft.state != StateRole::Leader {
@@ -441,8 +443,8 @@ impl Consensus {
         &self.members
     }
 
-    /// Takes the entries of a [`FetchRequest`](crate::FetchRequest); `entries` is empty if the log no longer has
-    /// them.
+    /// Takes the entries for fetch request `id` ([`FetchRequest`](crate::FetchRequest)); `entries`
+    /// is empty if the log no longer has them.
     pub fn supply_fetched(&mut self, id: u64, entries: &[Entry]) {
         let Some(context) = self.raw.mut_store().store_fetched(id, entries) else { return };
         if !entries.is_empty() {
@@ -500,8 +502,8 @@ impl Consensus {
     ///   makes the other forget that the change is committed. The other would then need the removed
     ///   member's vote for ever.
     /// - The only voter began a new term, elected by its own vote. If a crash made it forget that
-    ///   term, it would lead in the same term again. It would then write other entries where
-    ///   learners have the earlier ones.
+    ///   term, it would lead in the same term again. It would then write other entries at indexes
+    ///   where learners have the earlier ones.
     pub fn awaits_durability(&self) -> bool {
         self.awaited_ready.is_some()
     }
@@ -530,7 +532,8 @@ impl Consensus {
         let new_vote =
             hard_state.is_some_and(|state| (state.term, state.vote) != (known.term, known.vote));
         if new_vote || changes {
-            // These messages may depend on the hard state that this round writes.
+            // These messages may depend on the hard state of this round, so they wait until it is
+            // durable.
             ready.after_persist.extend(may_go);
         } else {
             ready.messages = may_go;
@@ -558,14 +561,15 @@ impl Consensus {
         }
         self.raw.mut_store().append(entries);
         ready.persist.entries = theirs.take_entries().into_iter().map(entry_from_raft).collect();
-        // A follower applies a change only once its disk knows the commit, so it is written again.
+        // A follower applies a change of members only once the commit index is durable. So the hard
+        // state is written again, even if it hasn't changed in this round.
         ready.persist.hard_state = hard_state.or(learns.then_some(state));
         ready.persist.urgent = new_vote
             || changes
             || learns
             || ready.persist.snapshot.is_some()
             || !ready.persist.entries.is_empty();
-        // Nothing else leaves before this round is durable: see `awaits_durability`.
+        // There is no further output before this round is durable: see `awaits_durability`.
         if changes || learns || (new_vote && self.raw.raft.state == StateRole::Leader) {
             self.awaited_ready = Some(ready.number);
             self.withheld_entries = mem::take(&mut ready.committed);
@@ -625,7 +629,7 @@ impl Consensus {
         self.raw.raft.raft_log.persisted
     }
 
-    /// Returns role, leader and term: a cheap part of [`Self::status`].
+    /// Returns role, leader and term. This is cheaper than [`Self::status`].
     pub fn leadership(&self) -> (Role, u64, u64) {
         let raft = &self.raw.raft;
         (role_from_raft(raft.state), raft.leader_id, raft.term)

@@ -10,8 +10,9 @@ use crate::{
 };
 
 /// Data of every change of members that the library sees: one change with all fields left out. The
-/// library decodes the data of a proposed change, to see whether it is empty. Our own data travels
-/// in the entry's context instead, so the library never decodes what a client or a peer has sent.
+/// library decodes this data when a change is proposed, to see whether the change is empty. Our own
+/// data travels in the entry's context instead, so the library never decodes what a client or a
+/// peer has sent.
 const CONF_CHANGE_PLACEHOLDER: Bytes = Bytes::from_static(&[0x12, 0]);
 
 pub(crate) fn entry_from_raft(entry: eraftpb::Entry) -> Entry {

@@ -1,9 +1,9 @@
 //! Safety rules that a test can switch off one at a time, to prove that the simulation then finds
 //! the fault.
 //!
-//! Product code passes [`Guards::ALL`]. The constructors that leave one rule out exist only in
-//! builds with debug assertions. A release build has no code path that makes such a value, whatever
-//! Cargo features any crate of the workspace enables.
+//! Product code passes [`Guards::ALL`]. The constants that leave one rule out exist only in builds
+//! with debug assertions. A release build can't make such a value, whatever Cargo features are
+//! enabled.
 
 /// Set of safety rules in force. Every value but [`Guards::ALL`] is for tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,7 +165,7 @@ impl Guards {
     pub const OLD_IMAGE_VOTES: Self = Self { refuse_old_images: false, ..Self::ALL };
     /// Fault: a removed member bootstraps a cluster of its own in an empty directory.
     pub const TOMBSTONE_BOOTSTRAPS: Self = Self { respect_tombstones: false, ..Self::ALL };
-    /// Fault: a deposed leader still ends leases, because its successor accepts the forwarded
-    /// proposal.
+    /// Fault: a deposed leader's lease clock still expires leases, because its successor accepts
+    /// the forwarded proposal.
     pub const DEPOSED_CLOCK_COUNTS: Self = Self { lease_clock_per_term: false, ..Self::ALL };
 }

@@ -13,10 +13,11 @@
 //! 2. Send [`Ready::messages`] at any time. Send [`Ready::after_persist`] only once this
 //!    [`Ready::persist`] and all earlier ones are durable, without exception.
 //! 3. Then call [`Consensus::report_persisted`], in the order of the numbers.
-//! 4. Apply [`Ready::committed`] in order, and call [`Consensus::report_applied`]. For an applied entry of
-//!    kind [`EntryKind::ConfChange`] that the state machine did not refuse, call
+//! 4. Apply [`Ready::committed`] in order, and call [`Consensus::report_applied`]. For an applied
+//!    entry of kind [`EntryKind::ConfChange`] that the state machine did not refuse, call
 //!    [`Consensus::change_members`] first.
-//! 5. Read the entries of [`Ready::fetches`] from the log, and pass them to [`Consensus::supply_fetched`].
+//! 5. Read the entries of [`Ready::fetches`] from the log, and pass them to
+//!    [`Consensus::supply_fetched`].
 //! 6. Build a snapshot when [`Ready::snapshot_wanted`] names a peer, and announce it with
 //!    [`Consensus::set_snapshot`]. Report how its transfer ended with
 //!    [`Consensus::report_snapshot`].

@@ -118,7 +118,7 @@ pub struct Message {
     pub commit_term: u64,
     /// Whether the sender refuses the request.
     pub reject: bool,
-    /// Index at which the sender of a refusal thinks that the two logs might agree.
+    /// In a rejected append: index at which the two logs might agree, as the sender estimates.
     pub reject_hint: u64,
     /// Minimum index of the snapshot that a follower requests; 0 if it requests none.
     pub request_snapshot: u64,

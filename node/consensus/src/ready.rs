@@ -33,7 +33,7 @@ pub struct PersistRequest {
     pub entries: Vec<Entry>,
     /// Position of a snapshot that replaces log and store before `entries` are appended.
     pub snapshot: Option<Position>,
-    /// Whether the write can't be delayed. That is so for entries, a snapshot, a new term or vote,
+    /// Whether the write can't be delayed. This holds for entries, a snapshot, a new term or vote,
     /// and a committed change of members.
     pub urgent: bool,
 }
@@ -57,7 +57,8 @@ pub struct FetchRequest {
     pub low: u64,
     /// Index after the last entry to read.
     pub high: u64,
-    /// Bytes after which the caller may stop reading. It returns at least one entry in any case.
+    /// Bytes after which the caller may stop reading. The caller reads at least one entry in any
+    /// case.
     pub max_bytes: u64,
 }
 
@@ -99,8 +100,8 @@ pub struct PeerStatus {
     pub state: PeerState,
 }
 
-/// Ticks of silence that are still normal. A peer answers each heartbeat, one a tick, and each
-/// answer may be up to a tick late.
+/// Number of ticks without a message that is still normal. A peer answers each heartbeat, of which
+/// there is one a tick, and an answer may be up to a tick late.
 const PROMPT_TICKS: u64 = 2;
 
 impl PeerStatus {

@@ -1,8 +1,8 @@
 //! The library's view of the log: the terms of all entries, and the entries of the recent past.
 //!
-//! Entries that are not applied yet are always here; older ones as far as a limit in bytes allows.
-//! A slow peer that needs still older entries causes a [`FetchRequest`]. The library asks again once they
-//! are there.
+//! Entries that are not applied yet are always in memory. Applied ones are too, up to a limit in
+//! bytes. A slow peer that needs older entries causes a [`FetchRequest`]. The library repeats its
+//! request once those entries are fetched.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -17,7 +17,7 @@ use crate::{Entry, FetchRequest, InitialState, Members, Position, Terms};
 /// Maximum number of fetches at a time; further slow peers wait for their turn.
 const MAX_FETCHES: usize = 8;
 
-/// Number of messages that one read of the disk should fill.
+/// Number of append messages that the entries of one fetch should fill.
 const MESSAGES_PER_FETCH: u64 = 4;
 
 pub(crate) struct LogView {
@@ -46,7 +46,7 @@ struct LibraryRequests {
 const ALLOCATION_BYTES: usize = 64;
 
 /// Maximum size of data that is copied when an entry is cached. The data is a slice of a message or
-/// record, and would otherwise keep all of that in memory.
+/// record, and would otherwise keep the whole message or record in memory.
 const MAX_COPIED_BYTES: usize = 16 * 1024;
 
 /// Returns the memory that a cached entry occupies, in bytes.
@@ -54,8 +54,8 @@ fn cost(entry: &RaftEntry) -> usize {
     entry.data.len() + entry.context.len() + size_of::<RaftEntry>() + ALLOCATION_BYTES
 }
 
-/// Returns a copy of `entry` for the cache. Small data is copied, so the cache doesn't hold the
-/// buffer it came in.
+/// Returns a copy of `entry` for the cache. Small data is copied, so that the cache doesn't keep
+/// the buffer in memory that the data came in.
 fn copy_for_cache(entry: &RaftEntry) -> RaftEntry {
     let mut kept = entry.clone();
     for part in [&mut kept.data, &mut kept.context] {
@@ -68,8 +68,8 @@ fn copy_for_cache(entry: &RaftEntry) -> RaftEntry {
 
 impl LogView {
     pub(crate) fn new(initial: &InitialState, cache_limit: usize) -> Self {
-        // A new commit index is not written at once, so the store may be ahead of it. The library
-        // panics if it lies outside the log.
+        // A new commit index is not written at once, so the store's applied index may be higher.
+        // The library panics if the commit index lies outside the log.
         let mut hard_state = initial.hard_state;
         hard_state.commit = hard_state.commit.max(initial.applied.index);
         hard_state.commit =
@@ -201,7 +201,8 @@ impl LogView {
         Some(take_within_limit(self.cache.iter().skip(skip), high, max_bytes))
     }
 
-    /// Returns fetched entries from `low` on, if they include it and are still what the log holds.
+    /// Returns fetched entries from index `low` on. Returns `None` if `low` is not among them, or
+    /// if the log has replaced any of them.
     fn fetched_entries(&self, low: u64, high: u64, max_bytes: u64) -> Option<Vec<RaftEntry>> {
         let requests = self.requests.borrow();
         let first = requests.fetched.first()?;

@@ -7,7 +7,7 @@ use crate::Position;
 pub struct Terms {
     /// Runs as (first index, term), ascending in both.
     runs: Vec<(u64, u64)>,
-    /// Last index covered; meaningless while `runs` is empty.
+    /// Index of the last entry that `runs` covers. If `runs` is empty, the value has no meaning.
     last: u64,
 }
 
@@ -23,7 +23,7 @@ impl Terms {
         self.last = index;
     }
 
-    /// Drops entries up to and including `through`.
+    /// Drops the terms of all entries up to and including `through`.
     pub fn compact(&mut self, through: u64) {
         if self.runs.is_empty() {
             return;
@@ -50,7 +50,7 @@ impl Terms {
         (after > 0).then(|| self.runs[after - 1].1)
     }
 
-    /// Returns the last entry covered, or `None` if there is none.
+    /// Returns the position of the last entry in the range, or `None` if the range is empty.
     pub fn last(&self) -> Option<Position> {
         self.runs.last().map(|run| Position { index: self.last, term: run.1 })
     }

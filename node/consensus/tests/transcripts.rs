@@ -39,7 +39,7 @@ fn numbers(text: &str) -> Result<Vec<u64>, ScriptError> {
 }
 
 impl Script {
-    /// Starts a new cluster of followers; with `leader=`, elects that member.
+    /// Starts a new cluster of followers. With `leader=ID`, that member is then elected.
     fn begin(&mut self, args: &mut ArgumentConsumer<'_>) -> Result<(), ScriptError> {
         let ids = |text: Option<&str>| numbers(text.unwrap_or(""));
         let members = Members {
@@ -83,7 +83,7 @@ impl Runner for Script {
                 cluster.member(id).campaign();
                 cluster.work(id);
             }
-            // propose MEMBER DATA...: proposes all data in one round.
+            // propose MEMBER DATA...: proposes all DATA arguments in one call.
             "propose" => {
                 let mut data = Vec::new();
                 while let Some(text) = args.next_pos() {
@@ -91,8 +91,8 @@ impl Runner for Script {
                 }
                 cluster.propose(id, EntryKind::Normal, data)?;
             }
-            // change MEMBER voter=ID (or learner=, remove=): the test's state machine parses this text
-            // when it applies the change.
+            // change MEMBER voter=ID (or learner=, remove=): the test's state machine parses this
+            // text when it applies the change.
             "change" => {
                 let (what, who) = args.next_key().ok_or("voter=, learner= or remove=")?;
                 number(who)?;
@@ -127,7 +127,7 @@ impl Runner for Script {
             }
             // forget_snapshot MEMBER: the member's snapshot is no longer available.
             "forget_snapshot" => cluster.member(id).set_snapshot(None),
-            // forge MEMBER FIELD=...: delivers a message that is too late, or that no correct
+            // forge MEMBER FIELD=...: delivers a message that is out of date, or that no correct
             // member sends.
             "forge" => {
                 let mut fields = Vec::new();
@@ -144,7 +144,7 @@ impl Runner for Script {
     }
 }
 
-/// Parses the text of a change, as the state machine would.
+/// Parses the text of a membership change, as the test's state machine does when it applies one.
 fn parse_change(text: &str) -> ConfChange {
     let (what, who) = text.split_once('=').expect("the script has checked it");
     let id = who.parse().expect("the script has checked it");

@@ -9,7 +9,7 @@ pub fn error_chain(error: &dyn Error) -> String {
     let mut source = error.source();
     while let Some(cause) = source {
         let cause_text = cause.to_string();
-        // Some errors repeat their source in their own text.
+        // Some errors already contain their cause's text, so it is not added again.
         if !text.ends_with(&cause_text) {
             let _ = write!(text, ": {cause_text}");
         }

@@ -1,7 +1,8 @@
-//! Agreement between the members of a cluster: the driver that owns consensus, the log on disk, and
-//! the streams between members.
+//! Consensus between the members of a cluster: the driver, the log on disk, and the streams between
+//! members. The driver owns the Raft core.
 //!
-//! The engine knows the state only as a [`StateMachine`](node_state::state_machine::StateMachine).
+//! The engine accesses the replicated state only through the trait
+//! [`StateMachine`](node_state::state_machine::StateMachine).
 
 pub mod causes;
 pub mod driver;

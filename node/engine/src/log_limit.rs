@@ -1,4 +1,4 @@
-//! Rate limit for log lines: a repeated line is counted instead of written.
+//! Rate limit for log lines. Repeated lines within an interval are counted instead of written.
 
 use std::{
     sync::Mutex,
@@ -7,7 +7,8 @@ use std::{
 
 const MIN_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Rate limit that lets one line pass per `MIN_INTERVAL` for each of `N` reasons.
+/// Rate limit for log lines with `N` different reasons. For each reason, one line may pass per
+/// `MIN_INTERVAL`.
 #[derive(Debug)]
 pub struct LogLimit<const N: usize> {
     slots: Mutex<[(Option<Instant>, u64); N]>,
@@ -24,8 +25,8 @@ impl<const N: usize> LogLimit<N> {
         Self::default()
     }
 
-    /// Returns `Some(n)` if a line for `reason` may be written at `now`, after `n` suppressed ones;
-    /// otherwise `None`.
+    /// Returns `Some(n)` if a line for `reason` may be written now, where `n` counts the lines
+    /// suppressed before it. Otherwise returns `None`.
     pub fn pass(&self, reason: usize, now: Instant) -> Option<u64> {
         let mut slots = self.slots.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (last, suppressed) = &mut slots[reason];

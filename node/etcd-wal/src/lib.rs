@@ -1,12 +1,12 @@
-//! Reads etcd's log as far as a recovery needs it. That is the ids of its cluster and member, its
-//! last entry, and the last entry known to be committed.
+//! Reads from etcd's write-ahead log what a recovery needs: the ids of cluster and member, the last
+//! entry, and the commit index.
 //!
 //! The log is a series of files named `SEQUENCE-INDEX.wal`. A record consists of a length, a
 //! protobuf message and padding. The low 56 bits of the length are the size of the message. If its
 //! highest bit is set, three more bits are the number of padding bytes. A length of 0 ends a file.
 //!
 //! Each record's CRC-32C continues from that of the record before. Each file begins with the CRC of
-//! the file before, the metadata and the hard state, so older files may be deleted. (Source:
+//! the file before, the metadata and the hard state. So older files may be deleted. (Source:
 //! `server/storage/wal` of etcd 3.4 to 3.7.)
 
 use std::fs::File;
@@ -18,8 +18,8 @@ use prost::Message;
 
 /// Number of bytes of a record's length field.
 const FRAME_BYTES: u64 = 8;
-/// Number of bytes that a disk writes atomically. If a sector of a record is all zeros, the record
-/// was not written completely.
+/// Number of bytes that a disk writes atomically. A record with a sector of zeros only counts as
+/// incompletely written.
 const SECTOR_BYTES: usize = 512;
 /// Record type of the metadata: cluster id and member id.
 const METADATA: i64 = 1;
@@ -31,9 +31,9 @@ const STATE: i64 = 3;
 const CRC: i64 = 4;
 /// Record type of a snapshot's index and term.
 const SNAPSHOT: i64 = 5;
-/// Entry type of a change of members.
+/// Entry type of a membership change.
 const CONF_CHANGE: i32 = 1;
-/// Type of a change that removes a member.
+/// Type of a membership change that removes a member.
 const REMOVE_NODE: i32 = 1;
 
 #[derive(Clone, PartialEq, Message)]
@@ -101,22 +101,22 @@ pub enum WalError {
     Disk {
         /// Operation that was attempted.
         action: &'static str,
-        /// Path of the operation.
+        /// Path of the file or folder on which the operation failed.
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// The file has contents that etcd did not write.
+    /// A file of the log has a content that etcd never writes.
     #[error("{} is corrupt at offset {offset}: {what}", path.display())]
     Corrupt {
-        /// Path of the file.
+        /// Path of the damaged file.
         path: PathBuf,
         /// Offset of the record in the file.
         offset: u64,
         /// Description of the problem.
         what: &'static str,
     },
-    /// The log, or one of its files or records, is missing.
+    /// The folder of the log, or a file or record of the log, is missing.
     #[error("{}: {what}", path.display())]
     Missing {
         /// Path of the log's folder.
@@ -126,7 +126,7 @@ pub enum WalError {
     },
 }
 
-/// Position in the files at which the next record is written.
+/// End of the log in its files: the place at which the next record is written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogTail {
     /// Name of the last file.
@@ -134,7 +134,7 @@ pub struct LogTail {
     /// Number of bytes written in the last file.
     pub offset: u64,
     crc: u32,
-    /// Whether an incomplete record follows the last complete one.
+    /// Whether an incompletely written record follows the last complete record.
     pub torn: bool,
 }
 
@@ -147,11 +147,11 @@ pub struct EtcdLog {
     pub member: u64,
     /// Raft's hard state, as last written.
     pub state: HardState,
-    /// Index of the entry before the first one in the log.
+    /// Index of the last entry that the log no longer has: the one before its first entry.
     pub base: u64,
-    /// Position of the last entry or snapshot; `None` if there is none.
+    /// Position of the last entry, or of a later snapshot; `None` if the log has neither.
     pub last: Option<Position>,
-    /// Entries that remove a member, as (index, member id).
+    /// Entries in the log that remove a member, as (index of the entry, id of the member).
     pub removals: Vec<(u64, u64)>,
     /// End of the log in its files.
     pub tail: LogTail,
@@ -186,7 +186,7 @@ impl EtcdLog {
         Ok(log)
     }
 
-    /// Takes in a record. Returns whether it is the metadata, which names the member.
+    /// Applies one record to this state. Returns whether the record is the metadata.
     fn take(&mut self, kind: i64, data: &[u8]) -> Result<bool, prost::DecodeError> {
         match kind {
             METADATA => {
@@ -200,7 +200,8 @@ impl EtcdLog {
             SNAPSHOT => {
                 let mark = SnapshotMark::decode(data)?;
                 let index = mark.index.unwrap_or_default();
-                // A snapshot from the leader has replaced the entries up to its index.
+                // A snapshot after the last entry came from the leader and has replaced all
+                // entries.
                 if self.last.is_none_or(|last| last.index < index) {
                     self.last = Some(Position { index, term: mark.term.unwrap_or_default() });
                     self.base = index;
@@ -216,7 +217,7 @@ impl EtcdLog {
         if self.last.is_none() {
             self.base = index.saturating_sub(1);
         }
-        // An entry replaces all earlier entries with the same or a higher index.
+        // An entry replaces all earlier ones with the same or a higher index.
         self.removals.retain(|(at, _)| *at < index);
         self.last = Some(Position { index, term });
         if entry.kind == Some(CONF_CHANGE) {
@@ -228,7 +229,7 @@ impl EtcdLog {
         Ok(())
     }
 
-    /// Returns the position of the last entry; index 0 if there is none.
+    /// Returns the position of the last entry. Its index is 0 if the log has no entry.
     pub fn last_position(&self) -> Position {
         self.last.unwrap_or(Position { index: 0, term: 0 })
     }
@@ -239,8 +240,8 @@ impl EtcdLog {
         own.map(|(index, _)| *index)
     }
 
-    /// Appends a hard state to a copy of this log in `folder`. It overwrites an incomplete record
-    /// at the end.
+    /// Appends a hard state to a copy of this log in `folder`. An incompletely written record at
+    /// the end is overwritten.
     pub fn append_state(&self, folder: &Path, state: HardState) -> Result<(), WalError> {
         let path = folder.join(&self.tail.file);
         let disk = |source| WalError::Disk { action: "write", path: path.clone(), source };
@@ -302,7 +303,7 @@ struct WalFile<'a> {
     path: &'a Path,
     reader: BufReader<File>,
     bytes: u64,
-    /// Whether this is the log's last file, in which the last write may be incomplete.
+    /// Whether this file is the last one of the log, in which the last record may be incomplete.
     last: bool,
 }
 
@@ -311,7 +312,8 @@ impl WalFile<'_> {
         WalError::Corrupt { path: self.path.to_owned(), offset, what }
     }
 
-    /// Reads the next record and moves `tail` behind it. Returns `None` at the end of the file.
+    /// Reads the next record and moves `tail` to the end of the record. Returns `None` at the end
+    /// of the file.
     fn next(&mut self, tail: &mut LogTail) -> Result<Option<WalRecord>, WalError> {
         let left = self.bytes.saturating_sub(tail.offset);
         if left == 0 {
@@ -343,7 +345,8 @@ impl WalFile<'_> {
         };
         let said = record.crc.unwrap_or_default();
         let crc = if record.kind == Some(CRC) {
-            // The first file that is left has no file before it to compare with.
+            // If older files were deleted, the first remaining file has no previous CRC to compare
+            // with.
             if tail.crc != 0 && said != tail.crc {
                 return Err(
                     self.corrupt(tail.offset, "it doesn't go on where the file before ends")
@@ -364,8 +367,8 @@ impl WalFile<'_> {
         Ok(Some(record))
     }
 
-    /// Handles an incomplete record. In the last file it ends the log, since the write was never
-    /// acknowledged. In an earlier file it is damage.
+    /// Handles an incompletely written record. In the last file it ends the log, because etcd never
+    /// acknowledged it. In an earlier file it is an error.
     fn handle_torn_record(&self, tail: &mut LogTail) -> Result<Option<WalRecord>, WalError> {
         if !self.last {
             return Err(self.corrupt(tail.offset, "a record is cut off"));
@@ -383,7 +386,8 @@ impl WalFile<'_> {
     }
 }
 
-/// Whether a sector of the record is all zeros. `offset` is the position of `data` in the file.
+/// Returns whether a sector of the record is all zeros. `offset` is the position of `data` in the
+/// file.
 fn is_torn(data: &[u8], offset: u64) -> bool {
     let first = SECTOR_BYTES - usize::try_from(offset % SECTOR_BYTES as u64).unwrap_or(0);
     let (head, rest) = data.split_at(first.min(data.len()));
@@ -395,7 +399,7 @@ fn is_torn(data: &[u8], offset: u64) -> bool {
 mod tests {
     use super::*;
 
-    /// Log files with etcd's encoding, written by the test.
+    /// Log files in etcd's format, written by the test.
     struct WalBuilder {
         folder: tempfile::TempDir,
         name: String,
@@ -477,7 +481,7 @@ mod tests {
         assert_eq!(log.last_position(), Position { index: 3, term: 3 });
         assert_eq!(log.state, state(3, 2));
         assert!(!log.tail.torn);
-        // etcd has deleted the older file.
+        // Deletes the older file, as etcd does.
         std::fs::remove_file(written.folder.path().join(format!("{:016x}-{:016x}.wal", 0, 0)))
             .unwrap();
         let log = written.read();
@@ -512,7 +516,8 @@ mod tests {
         written.entry(2, 2, vec![2; 3000]);
         let whole = written.bytes.clone();
         for cut in end + 1..whole.len() {
-            // The file ends at the cut, or goes on with the zeros that etcd preallocates.
+            // After the cut, the file either ends or continues with the zeros that etcd
+            // preallocates.
             for room in [0, 8192] {
                 written.bytes = whole[..cut].to_vec();
                 let found = written.read_with(&vec![0; room]);
@@ -520,10 +525,10 @@ mod tests {
                     (log.last_position().index, log.tail.offset as usize) == (1, end)
                 };
                 match found {
-                    // Only padding is missing, which consists of zeros anyway.
+                    // Only padding is missing. Padding consists of zeros anyway.
                     Ok(log) if room > 0 && whole.len() - cut < 8 && !log.tail.torn => {}
                     Ok(log) => assert!(torn(&log), "{cut} of {}", whole.len()),
-                    // The missing part is shorter than a sector, which etcd treats as damage, too.
+                    // The missing part is shorter than a sector. etcd also treats that as damage.
                     Err(WalError::Corrupt { .. }) => {
                         assert!(room > 0 && whole.len() - cut < 2 * SECTOR_BYTES, "{cut}");
                     }
@@ -531,7 +536,7 @@ mod tests {
                 }
             }
         }
-        // In etcd's format no checksum covers a record's type, its 9th byte.
+        // The test changes bytes of the entry only, because no checksum covers a record's type.
         for byte in [end + 40, whole.len() - 10] {
             written.bytes = whole.clone();
             written.bytes[byte] ^= 1;

@@ -1,7 +1,7 @@
-//! The encoding of log entries: one version byte, then a [`Command`].
+//! Encoding of log entries: one version byte, then a [`Command`].
 //!
 //! A member that reads an unknown version or operation must stop. Other members may have applied
-//! the entry, so skipping it would make this member's state differ from theirs.
+//! the entry. If this member skipped it, its state would differ from theirs.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
@@ -11,11 +11,11 @@ pub use crate::musterpb::{
     MemberChange, PublishMember, command::Operation,
 };
 
-/// Command version that this build writes, and the only one that it reads.
+/// Command version that this build writes. Entries with another version can't be read.
 pub const VERSION: u8 = 1;
 
-/// Why a log entry can't be applied. Each of these errors means that this member must stop and run
-/// a newer build.
+/// Reason why a log entry can't be applied. After any of these errors, this member must stop and
+/// run a newer build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommandDecodeError {
     /// The version byte is missing (`None`) or is not [`VERSION`].
@@ -59,7 +59,7 @@ pub struct DecodedCommand {
     pub operation: Operation,
 }
 
-/// Returns the caller of a request that a member makes on its own behalf.
+/// Returns the caller to record for a request that a member itself makes.
 pub fn member_caller() -> Option<Caller> {
     Some(Caller { member: true, ..Caller::default() })
 }
@@ -69,7 +69,7 @@ pub fn encode(request_id: u64, caller: Option<Caller>, operation: Operation) -> 
     let command = Command { request_id, caller, operation: Some(operation) };
     let mut out = BytesMut::with_capacity(1 + command.encoded_len());
     out.put_u8(VERSION);
-    // A `BytesMut` grows, so encoding into it can't fail.
+    // Encoding can't fail, because a `BytesMut` grows as needed.
     command.encode_raw(&mut out);
     out.freeze()
 }
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn an_unknown_operation_is_refused_not_skipped() {
-        // Field 1 = 7, field 100 = empty message.
+        // After the version: field 1 with the value 7, and field 100 with an empty message.
         let data = Bytes::from_static(&[VERSION, 0x08, 7, 0xa2, 0x06, 0]);
         assert_eq!(decode(data), Err(CommandDecodeError::UnknownOperation { request_id: 7 }));
     }

@@ -1,5 +1,5 @@
-//! `Debug` of messages that contain a password, a password hash or a token. It leaves out the
-//! secret and shows whose it is.
+//! `Debug` of messages that contain a password, a password hash or a token. The output omits the
+//! secret and shows to whom it belongs.
 
 use std::fmt::{Debug, Formatter, Result};
 

@@ -18,9 +18,10 @@ use crate::{
     server,
 };
 
-/// Exit code: the member can't be started, because it was removed or its data is damaged or lost.
+/// Exit code: the member can't be started. It was removed from its cluster, or its data is damaged
+/// or lost.
 const NO_START: u8 = 3;
-/// Exit code: a member is running in the directory.
+/// Exit code: a member is running on this directory.
 const IN_USE: u8 = 4;
 /// Exit code: the directory holds no member's data.
 const EMPTY: u8 = 5;
@@ -106,13 +107,13 @@ pub(super) fn run(command: &DataCommand) -> u8 {
     }
 }
 
-/// Replaces this process by a program that is killed when `parent` ends for any reason. Returns
-/// only on failure.
+/// Replaces this process by `program`, which the kernel kills when the process `parent` ends.
+/// Returns only if that fails.
 fn run_tied(parent: u32, program: &Path, arguments: &[String]) -> io::Error {
     if let Err(errno) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return errno.into();
     }
-    // The parent may have ended before the signal was set up.
+    // If the parent ended before the kill was requested, no signal would ever come.
     let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
     if now.and_then(|pid| u32::try_from(pid).ok()) != Some(parent) {
         return io::Error::other("whoever started this is gone");

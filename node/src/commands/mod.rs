@@ -1,6 +1,5 @@
-//! The commands of `muster-node` other than running a member: they look at data directories, and
-//! save, show and restore snapshots. Results go to standard output, everything else to standard
-//! error.
+//! Commands of `muster-node` other than running a member. They examine data directories, and save,
+//! examine and restore snapshots. Results go to standard output, everything else to standard error.
 
 mod data;
 mod save;
@@ -15,7 +14,7 @@ use clap::{Parser, Subcommand};
 
 use node_engine::causes::error_chain;
 
-/// Exit code of a failure; trying again may help.
+/// Exit code of a failed command. Running it again may help.
 const FAILED: u8 = 1;
 /// Exit code of a wrong command line.
 const USAGE: u8 = 2;
@@ -37,8 +36,8 @@ enum ToolCommand {
     Snapshot(snapshot::SnapshotCommand),
 }
 
-/// Runs the command that `args` (without the program's name) name, and returns its exit code.
-/// Returns `None` if `args` name no command, which means that a member is to be run.
+/// Runs the command in `args`, which lack the program's name, and returns its exit code. Returns
+/// `None` if `args` contain no command; then a member is to be run.
 #[must_use]
 pub fn run(args: &[String]) -> Option<u8> {
     if !matches!(args.first().map(String::as_str), Some("data" | "snapshot")) {
@@ -50,7 +49,7 @@ pub fn run(args: &[String]) -> Option<u8> {
         Ok(CommandLine { command: ToolCommand::Snapshot(command) }) => snapshot::run(&command),
         Err(error) => {
             let code = if error.use_stderr() { USAGE } else { 0 };
-            // A failure to print can't be reported anywhere.
+            // If printing fails, there is no other place to report that.
             let _ = error.print();
             code
         }
@@ -62,7 +61,7 @@ fn print(text: &str) -> u8 {
     let mut out = io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
         Ok(()) => 0,
-        // The reader has closed the pipe (`| head`), which is no failure.
+        // A reader such as `| head` has closed the pipe, which is no failure.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
         Err(_) => FAILED,
     }
@@ -75,11 +74,11 @@ fn print_error(error: &(dyn std::error::Error + 'static)) {
 
 /// Prints a line on standard error.
 fn print_to_stderr(text: &str) {
-    // A failure to print can't be reported anywhere.
+    // If printing fails, there is no other place to report that.
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Text of lines in the form `name value`, with the values aligned.
+/// Lines of the form `name value`, with the values aligned in a column.
 #[derive(Default)]
 struct AlignedLines(String);
 

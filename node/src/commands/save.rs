@@ -1,5 +1,5 @@
-//! `muster-node snapshot save`: fetches a snapshot from a member over its API and writes it to a
-//! file.
+//! `muster-node snapshot save`: requests a snapshot from a member over the etcd API and writes it
+//! to a file.
 
 use std::{
     fs::{File, OpenOptions},
@@ -26,8 +26,8 @@ use super::{FAILED, USAGE, print, print_error, print_to_stderr};
 
 /// Timeout of a connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum time to wait for the next chunk of a snapshot. The member sends the first one only after
-/// it has measured the snapshot.
+/// Maximum time to wait for the next chunk of a snapshot. The member determines the snapshot's size
+/// before it sends the first chunk, which takes time.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Delay before the first progress line.
 const FIRST_PROGRESS_DELAY: Duration = Duration::from_secs(2);
@@ -36,7 +36,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum size of a chunk in bytes; etcd's chunks have 32 KiB.
 const MAX_PIECE_BYTES: usize = 16 << 20;
 
-/// Flags and environment variables of `snapshot save`, which are etcdctl's.
+/// Flags and environment variables of `snapshot save`. They are those of etcdctl.
 #[derive(Debug, Args)]
 pub(super) struct SaveArgs {
     /// The snapshot file to make.
@@ -121,8 +121,8 @@ pub(super) fn run(command: &SaveArgs) -> u8 {
 
 async fn save(command: &SaveArgs) -> Result<(), SaveError> {
     let target = &command.file;
-    // Renaming the snapshot over a device would replace the device. Replacing a symbolic link is
-    // allowed.
+    // A rename would replace a device file by the snapshot, so only regular files and symbolic
+    // links may be replaced.
     if target.symlink_metadata().is_ok_and(|found| !found.is_file() && !found.is_symlink()) {
         return Err(SaveError::NotARegularFile(target.clone()));
     }
@@ -148,7 +148,7 @@ async fn save(command: &SaveArgs) -> Result<(), SaveError> {
     };
     let received = received.await;
     if received.is_err() {
-        // An incomplete snapshot is of no use.
+        // Removes the incomplete snapshot, which is of no use.
         let _ = std::fs::remove_file(&aside);
     }
     received
@@ -199,8 +199,8 @@ async fn connect(command: &SaveArgs) -> Result<Channel, SaveError> {
             let address =
                 format!("{}:{}", uri.host().unwrap_or_default(), uri.port_u16().unwrap_or(443));
             let name = ServerName::try_from(host).map_err(|_| wrong())?;
-            // The connector makes the TLS connection. For the library this is a plain-text address,
-            // so that it does not add TLS itself.
+            // TLS is added by the connector below. With an https address the library would add TLS
+            // a second time.
             let plain = Endpoint::from_shared(format!("http://{address}")).map_err(failed)?;
             let dial = tower::service_fn(move |_: Uri| {
                 let (config, address, name) = (Arc::clone(&config), address.clone(), name.clone());

@@ -49,7 +49,7 @@ pub(super) enum SnapshotCommand {
     Restore(Box<RestoreArgs>),
 }
 
-/// Flags of `snapshot restore`, which are etcdutl's.
+/// Flags of `snapshot restore`. They are those of etcdutl.
 #[derive(Debug, Args)]
 pub(super) struct RestoreArgs {
     /// The snapshot file to restore.
@@ -104,7 +104,8 @@ pub(super) fn run(command: &SnapshotCommand) -> u8 {
 fn status(file: &Path, json: bool) -> u8 {
     let read = || -> Result<FileStatus, EtcdFileError> {
         let open = || muster_files::open_named(file).map(BufReader::new).map_err(EtcdFileError::Io);
-        // A member's own file has no hash, which is accepted. A hash that is present must be right.
+        // A member's database file has no hash, which is accepted. If the file has a hash, the hash
+        // must be right.
         match EtcdFile::open(open()?, HashCheck::Required) {
             Ok(_) | Err(EtcdFileError::NoHash) => FileStatus::read(open()?),
             Err(error) => Err(error),
@@ -125,8 +126,8 @@ fn status(file: &Path, json: bool) -> u8 {
     }
 }
 
-/// Formats a size like Go's `humanize.Bytes`, in powers of 1000. The number is rounded to tenths.
-/// From 10 on, it is rounded again to a whole number, with halves to the even one.
+/// Formats a size like Go's `humanize.Bytes`, in units of powers of 1000. The number is rounded to
+/// one decimal. If it is 10 or more, it is rounded again, to a whole number (half to even).
 fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
     if bytes < 1000 {
@@ -150,7 +151,8 @@ fn restore(args: &RestoreArgs) -> u8 {
         return USAGE;
     }
     if args.bump_revision < 0 || (args.bump_revision > 0) != args.mark_compacted {
-        // Either flag alone would show clients a history that is not the one they know.
+        // Each of the two flags needs the other. Otherwise clients could see revisions that differ
+        // from those they know.
         print_to_stderr("Error: --mark-compacted required if --bump-revision > 0");
         return USAGE;
     }

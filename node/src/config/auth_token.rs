@@ -1,5 +1,5 @@
-//! `--auth-token`: either `simple`, or `jwt` with settings for signed tokens
-//! (server/auth/options.go in etcd).
+//! `--auth-token`: either `simple`, or `jwt` with settings for signed tokens. The syntax is etcd's
+//! (server/auth/options.go).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,20 +8,20 @@ use node_state::auth::{Jwt, JwtOptions};
 
 use super::{ConfigError, RawFlags, duration};
 
-/// Default lifetime of a signed token in etcd.
+/// Default lifetime of a signed token, as in etcd.
 const DEFAULT_TTL: Duration = Duration::from_secs(300);
-/// Algorithms of signed tokens.
+/// Supported algorithms for signing tokens.
 const METHODS: &str = "HS256, HS384, HS512, RS256, RS384, RS512, PS256, PS384, PS512, ES256, \
                        ES384, EdDSA";
 const USAGE: &str =
     "--auth-token takes simple, or jwt,sign-method=METHOD,priv-key=FILE,pub-key=FILE,ttl=TIME";
 
-/// Loads the keys that sign and verify tokens. Returns `None` if `--auth-token` asks for simple
+/// Loads the keys that sign and verify tokens. Returns `None` if `--auth-token` selects simple
 /// tokens.
 pub(super) fn signed_tokens(low: &RawFlags) -> Result<Option<Arc<Jwt>>, ConfigError> {
     let mut parts = low.value("auth-token").split(',');
     match parts.next() {
-        // An empty value means the default.
+        // An empty value means the default, `simple`.
         Some("simple" | "") => return Ok(None),
         Some("jwt") => {}
         _ => return Err(ConfigError::Relation(USAGE.to_owned())),

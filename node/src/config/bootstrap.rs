@@ -1,7 +1,8 @@
-//! The first configuration of a cluster, which only a member without a log takes from its flags.
+//! The first configuration of a cluster. A member takes it from its flags only if it has no log
+//! yet.
 //!
-//! A member with a log takes its cluster's members from its store. `--initial-cluster` may then be
-//! missing or out of date, and is ignored. The error texts are etcd's (`etcdserver/api/membership`,
+//! A member with a log takes the members from its store. It ignores `--initial-cluster`, which may
+//! be missing or out of date by then. The error texts are etcd's (`etcdserver/api/membership`,
 //! `etcdserver/config`).
 
 use node_state::identity::{Incarnation, InitialCluster, MemberDocument};
@@ -13,11 +14,11 @@ use super::{
 };
 
 impl Config {
-    /// Returns the first configuration of the cluster, with member ids, and bindings from the
-    /// member document.
+    /// Returns the first configuration of the cluster, with member ids. The member document, if
+    /// there is one, binds members to keys and incarnations.
     ///
     /// # Errors
-    /// Fails if the settings for it contradict each other, or do not name this member.
+    /// Fails if the settings contradict each other, or do not name this member.
     pub fn first_configuration(&self) -> Result<InitialCluster, ConfigError> {
         let list = &self.initial_cluster;
         check_names(&self.name, list)
@@ -29,8 +30,8 @@ impl Config {
         Ok(InitialCluster::new(&as_text(list), &self.initial_cluster_token, document))
     }
 
-    /// Checks that the settings list the members of a running cluster, including this one. This
-    /// member's own URLs are not checked, because they were given when it was added.
+    /// Checks that the settings list the members of a running cluster, including this one. The URLs
+    /// of this member are not checked, because they were set when the member was added.
     ///
     /// # Errors
     /// Fails if the settings contradict each other, or do not name this member.
@@ -40,15 +41,16 @@ impl Config {
             .map_err(ConfigError::Relation)
     }
 
-    /// Returns the incarnation to which the member document, if there is one, binds this member.
+    /// Returns the incarnation to which the member document binds this member, if there is such a
+    /// document.
     #[must_use]
     pub fn bound_incarnation(&self) -> Option<Incarnation> {
         Some(self.document.as_ref()?.member(&self.name)?.incarnation)
     }
 }
 
-/// Returns the first configuration of a cluster that is restored from a snapshot, from flags with
-/// the same names.
+/// Returns the first configuration of a cluster that is restored from a snapshot. The arguments are
+/// the flags of the same names.
 ///
 /// # Errors
 /// Fails if the flags can't be parsed, contradict each other, or do not name this member.
@@ -80,7 +82,7 @@ fn as_text(list: &[NamedUrls]) -> Vec<(String, Vec<String>)> {
         .collect()
 }
 
-/// Checks that no URL occurs twice and that this member is in the list.
+/// Checks that no URL occurs twice in `list`, and that `list` contains this member.
 fn check_names(name: &str, list: &[NamedUrls]) -> Result<(), String> {
     if !list.iter().any(|(other, _)| other == name) {
         return Err(format!(
@@ -112,7 +114,7 @@ fn format_cluster(list: &[NamedUrls]) -> String {
     parts.join(",")
 }
 
-/// Checks that the list has the same URLs for this member as the member advertises itself.
+/// Checks that the list gives this member the same URLs as this member advertises.
 fn check_advertised_urls(
     name: &str,
     members: &[NamedUrls],

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Parses a Go duration. Returns `None` above Go's maximum of about 290 years. A negative duration
-/// becomes zero, because both have the same meaning in etcd's settings.
+/// Parses a Go duration. Returns `None` if it is invalid or above Go's maximum of about 290 years.
+/// A negative duration becomes zero, because etcd's settings treat both alike.
 pub(super) fn parse(text: &str) -> Option<Duration> {
     if let Some(negative) = text.strip_prefix('-').filter(|rest| !rest.starts_with(['+', '-'])) {
         return parse(negative).map(|_| Duration::ZERO);

@@ -1,9 +1,9 @@
-//! `--config-file`: etcd's configuration file, in YAML or in JSON, which is a subset of YAML. Its
-//! keys are names of flags, except for those in [`SECTIONS`] (`configYAML` in
+//! `--config-file`: etcd's configuration file, in YAML or in JSON, which is a subset of YAML. Keys
+//! are names of flags, except in the sections of [`SECTIONS`] (`configYAML` in
 //! server/embed/config.go).
 //!
-//! etcd ignores an unknown key. Here an unknown key is logged. It is refused if it is similar to a
-//! known key, because a mistyped setting would otherwise be lost.
+//! etcd ignores an unknown key. This node logs it. A key that is similar to a known one is refused,
+//! because a mistyped setting would otherwise have no effect.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ const CONFIG_FILE_VARIABLE: &str = "ETCD_CONFIG_FILE";
 /// Maximum size of a configuration file in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Sections of the file, with the keys in each and the flags that they set.
+/// Sections of the file. For each section: its keys, and the flag that each key sets.
 const SECTIONS: &[(&str, &[(&str, &str)])] = &[
     (
         "client-transport-security",
@@ -59,15 +59,16 @@ const SECTIONS: &[(&str, &[(&str, &str)])] = &[
     ("discovery-config", &[("token", "discovery-token")]),
 ];
 
-/// Keys of etcd's sample file before 3.5 that no longer have a flag, and why they have no effect.
+/// Keys of etcd's sample file before 3.5 that no longer correspond to a flag, with the reason why
+/// they are ignored.
 const OBSOLETE_KEYS: &[(&str, &str)] = &[
     ("debug", "log-level: debug says it"),
     ("log-output", "log-outputs says it"),
     ("log-package-levels", "there is one level for all packages, which log-level says"),
 ];
 
-/// A key of etcd's TLS sections before 3.4. etcd ignores it since then, which would leave clients
-/// unchecked.
+/// Key of the TLS sections before etcd 3.4. Newer versions of etcd ignore it, and then clients need
+/// no certificate.
 const CA_FILE: &str = "ca-file";
 
 /// Flags whose values a file may also give as a list.
@@ -90,7 +91,7 @@ pub(super) fn config_file_path(
     typed.filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// Returns the flags and variables that were given together with a file, and so are ignored.
+/// Returns the flags and variables that are ignored because a configuration file is given.
 pub(super) fn ignored_settings(
     low: &RawFlags,
     environment: &BTreeMap<String, String>,
@@ -102,7 +103,8 @@ pub(super) fn ignored_settings(
     flags.chain(variables.map(|(name, _)| name.clone())).collect()
 }
 
-/// Reads the configuration file at `path`. As in etcd, flags and variables are ignored then.
+/// Reads the configuration file at `path`. As in etcd, all other flags and variables are then
+/// ignored.
 ///
 /// # Errors
 /// Fails if the file can't be read or parsed.
@@ -120,7 +122,7 @@ pub(super) fn read(path: &Path, remarks: &mut Vec<Remark>) -> Result<RawFlags, C
     Ok(low)
 }
 
-/// Parses the text of a configuration file, for `fuzz/`.
+/// Parses the text of a configuration file, for the fuzz target in `fuzz/`.
 #[cfg(fuzzing)]
 pub fn fuzz_file(text: &str) {
     let _ = parse(text, &mut Vec::new());
@@ -134,7 +136,7 @@ fn parse(text: &str, remarks: &mut Vec<Remark>) -> Result<RawFlags, YamlProblem>
         passed_over.map(|YamlProblem { line, text }| Remark::FilePartIgnored { line, text }),
     );
     for mut entry in document.entries {
-        // Go's JSON decoder matches keys regardless of case.
+        // Go's JSON decoder ignores the case of keys.
         entry.key.make_ascii_lowercase();
         let section = SECTIONS.iter().find(|(name, _)| *name == entry.key);
         match (section, entry.node) {
@@ -188,7 +190,7 @@ fn set_in_section(
     }
 }
 
-/// Meaning of a key outside all sections.
+/// Meaning of a key that stands outside all sections.
 enum KeyMeaning {
     Flag(&'static Flag),
     Ignored(Remark),
@@ -222,7 +224,7 @@ fn ignored_key(YamlProblem { line, text }: YamlProblem) -> KeyMeaning {
     KeyMeaning::Ignored(Remark::FilePartIgnored { line, text })
 }
 
-/// Whether a value is null, empty or false, so that its key can be ignored.
+/// Returns whether a value is null, empty or false. Then its key has no effect and can be ignored.
 fn is_empty_value(node: &YamlNode) -> bool {
     match node {
         YamlNode::Scalar(None) => true,
@@ -254,7 +256,7 @@ fn unknown_key_remark(
     }
 }
 
-/// Sets a flag to the value in the file. An empty value leaves the default, as in etcd.
+/// Sets a flag to the value in the file. An empty value keeps the flag's default, as in etcd.
 fn set(low: &mut RawFlags, flag: &'static Flag, entry: YamlEntry) -> Result<(), YamlProblem> {
     let YamlEntry { key, line, node } = entry;
     let problem = |text: String| YamlProblem { line, text };
@@ -289,9 +291,8 @@ fn set(low: &mut RawFlags, flag: &'static Flag, entry: YamlEntry) -> Result<(), 
     low.set(flag, &key, value).map_err(|error| problem(error.to_string()))
 }
 
-/// Converts a value to the syntax of the flag. In a file, a plain number for a duration counts
-/// nanoseconds. The YAML version of etcd's parser has more words for booleans, and more forms of
-/// integers.
+/// Converts a value in the file to the flag's syntax. In the file, a duration may be a plain number
+/// of nanoseconds. Booleans and integers may have all forms of YAML 1.1, as in etcd.
 fn convert_value(kind: FlagKind, text: String, is_plain: bool) -> String {
     let number = || Some(&text).filter(|_| is_plain).and_then(|text| yaml_whole_number(text));
     match kind {

@@ -28,9 +28,10 @@ pub(super) enum FlagKind {
 pub(super) enum FlagEffect {
     /// The flag has an effect.
     Effective,
-    /// The flag is accepted to keep scripts working, but has no effect; the text says why.
+    /// The flag has no effect, and is accepted only to keep scripts working. The text gives the
+    /// reason.
     Ignored(&'static str),
-    /// The flag is refused where it would need an effect; the text says what to do instead.
+    /// The flag is refused if it would have an effect in etcd. The text says what to use instead.
     Unsupported(&'static str),
 }
 
@@ -41,7 +42,7 @@ pub(super) struct Flag {
     pub name: &'static str,
     pub kind: FlagKind,
     pub default: &'static str,
-    /// Placeholder of the value in the help; empty for flags that take none.
+    /// Placeholder of the value in the help; empty for flags without a value.
     pub value: &'static str,
     pub help: &'static str,
     pub group: &'static str,
@@ -71,7 +72,8 @@ impl Flag {
     }
 }
 
-/// Returns the flag called `name`. etcd's former `experimental-` prefix is accepted too.
+/// Returns the flag called `name`. The name may also have the prefix `experimental-`, which older
+/// versions of etcd used.
 pub(super) fn find(name: &str) -> Option<&'static Flag> {
     let exact = |name: &str| FLAGS.iter().find(|flag| flag.name == name);
     exact(name).or_else(|| name.strip_prefix("experimental-").and_then(exact))
@@ -79,7 +81,7 @@ pub(super) fn find(name: &str) -> Option<&'static Flag> {
 
 use FlagKind::{Bool, Duration, Int, OneOf, OneOfAnyCase, OptionalText, Text, Uint, Uint32};
 
-/// Advice to a user who names one of etcd's discovery services.
+/// Advice to a user who gives the flag of one of etcd's discovery services.
 const AGENT_ADVICE: &str =
     "muster-agent meets the other members, and starts this program with --initial-cluster";
 /// Advice to a user who gives a second certificate for connections to peers.
@@ -96,7 +98,7 @@ const PROFILING_AND_MONITORING: &str = "Profiling and monitoring";
 const LOGGING: &str = "Logging";
 const FEATURES_AND_FINE_TUNING: &str = "Features and fine tuning";
 
-/// All flags, in the order of the help.
+/// All flags, in the order in which the help lists them.
 #[rustfmt::skip]
 pub(super) static FLAGS: &[Flag] = &[
     flag(MEMBER, "name", Text, "default", "NAME", "Human-readable name for this member."),
@@ -320,7 +322,7 @@ pub(super) static FLAGS: &[Flag] = &[
     obsolete_flag("vv"),
 ];
 
-/// Describes a flag of etcd 0.4. etcd still accepts it with any value, and ignores it.
+/// Describes a flag of etcd 0.4. Like etcd, this node accepts any value and ignores it.
 const fn obsolete_flag(name: &'static str) -> Flag {
     flag(FEATURES_AND_FINE_TUNING, name, OptionalText, "", "", "Flag of etcd 0.4.")
         .ignored(UNUSED_SINCE_ETCD_2)

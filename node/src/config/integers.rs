@@ -1,4 +1,4 @@
-//! Parses integers like Go's `strconv` with base 0, and as YAML writes them.
+//! Parsing of integers, with the forms of Go's `strconv` for base 0 and those of YAML.
 
 /// Parses a signed integer: decimal, or with the prefix `0x`, `0o`, `0` or `0b`. Digits may be
 /// separated by `_`.
@@ -11,20 +11,21 @@ pub(super) fn parse_int(text: &str) -> Option<i64> {
     i64::try_from(if is_negative { -magnitude } else { magnitude }).ok()
 }
 
-/// Parses an integer without a sign, in the forms that [`parse_int`] accepts.
+/// Parses an unsigned integer in the forms that [`parse_int`] accepts.
 pub(super) fn parse_uint(text: &str) -> Option<u64> {
     let lower = text.to_ascii_lowercase();
     let prefixed = [("0x", 16), ("0o", 8), ("0b", 2), ("0", 8)]
         .into_iter()
         .find_map(|(prefix, radix)| Some((lower.strip_prefix(prefix)?, radix)))
         .filter(|(digits, _)| !digits.is_empty());
-    // An underscore may follow a prefix, but may not begin a decimal number.
+    // In a number with a prefix, `_` may follow the prefix. A decimal number may not begin with
+    // `_`.
     let (digits, radix) = match prefixed {
         Some((digits, radix)) => (digits.strip_prefix('_').unwrap_or(digits), radix),
         None => (lower.as_str(), 10),
     };
     let is_separated = digits.split('_').all(|group| !group.is_empty());
-    // Rust's parser would accept a sign.
+    // A sign at this point is invalid, but Rust's parser would accept it.
     let has_sign = digits.starts_with(['+', '-']);
     if !is_separated || has_sign {
         return None;
@@ -32,12 +33,12 @@ pub(super) fn parse_uint(text: &str) -> Option<u64> {
     u64::from_str_radix(&digits.replace('_', ""), radix).ok()
 }
 
-/// Go's JSON encoder writes numbers from this one on with an exponent, which is not a valid integer
-/// flag.
+/// From this number on, Go's JSON encoder writes an exponent. A flag for an integer can't have such
+/// a value.
 const MAX_PLAIN_FLOAT: f64 = 1e21;
 
-/// Returns the decimal digits of an integer in any form of YAML 1.1: `10_000`, `0x2710`, `1e+05`,
-/// `5.0`.
+/// Returns the decimal digits of a whole number in any form of YAML 1.1: `10_000`, `0x2710`,
+/// `1e+05`, `5.0`.
 pub(super) fn yaml_whole_number(text: &str) -> Option<String> {
     let text = text.replace('_', "");
     let integer = parse_int(&text).map(|number| number.to_string());
@@ -45,7 +46,7 @@ pub(super) fn yaml_whole_number(text: &str) -> Option<String> {
     if integer.is_some() {
         return integer;
     }
-    // Rust's parser would accept "inf" and "nan".
+    // Rust's parser would also accept "inf" and "nan".
     let is_float = text.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
     let number = text.parse::<f64>().ok().filter(|_| is_float)?;
     let is_whole = number.fract() == 0.0 && number.abs() < MAX_PLAIN_FLOAT;

@@ -1,11 +1,11 @@
 //! The node's configuration: etcd's flags and `ETCD_*` variables, with etcd's rules.
 //!
-//! `RawFlags` holds the values as typed: a string for each flag. They are resolved to a `Config`,
-//! which has types, defaults and checked relations. The command line takes precedence over the
-//! environment. If a flag is given twice, the last value counts.
+//! `RawFlags` holds a string for each flag, as the user typed it. A `Config` is made from these
+//! strings. It has types and defaults, and relations between settings are checked. The command line
+//! takes precedence over the environment. If a flag is given twice, the last value counts.
 //!
-//! `flags::FLAGS` is the one table of all flags. Some flags are accepted only to keep scripts
-//! working and have no effect. The table marks them, and the node logs a remark when one is given.
+//! `flags::FLAGS` is the one table of all flags. Some flags have no effect, and are accepted only
+//! to keep scripts working. The table marks them, and the node logs a remark when one is given.
 //!
 //! Sources: etcd `server/etcdmain/config.go`, `server/embed/config.go`, `pkg/flags`.
 
@@ -47,7 +47,7 @@ pub use self::{
 /// The etcd release whose behaviour and flags this node implements.
 pub const ETCD_VERSION: &str = "3.6.0";
 
-/// The action that the command line requests.
+/// The action that the command line asks for.
 #[derive(Debug)]
 pub enum Invocation {
     /// Print the help and exit.
@@ -68,20 +68,20 @@ pub enum Remark {
         /// Why the flag has no effect.
         because: &'static str,
     },
-    /// An environment variable and its flag were both given: the flag overrides the variable.
+    /// A flag and its environment variable were both given. The flag takes precedence.
     FlagOverridesVariable {
         /// Name of the variable.
         variable: String,
     },
-    /// The variable has etcd's prefix, but no flag corresponds to it.
+    /// The variable begins with `ETCD_`, but no flag has that name.
     UnknownVariable { variable: String },
     /// A configuration file was read, which replaces flags and variables.
     ConfigFile {
         path: PathBuf,
-        /// Flags and variables that were given and are ignored.
+        /// Flags and variables that were given, but are ignored because of the file.
         ignored_settings: Vec<String>,
     },
-    /// The member's name was left at its default.
+    /// The member's name was not set, so it is etcd's default name.
     DefaultName,
     /// The quota, in bytes, is larger than etcd recommends.
     LargeQuota(i64),
@@ -92,7 +92,7 @@ pub enum Remark {
         /// Limit that applies instead, in bytes.
         limit: u32,
     },
-    /// Cipher suites that Go has and this program does not support.
+    /// Cipher suites that Go supports and this program does not. They are left out.
     CipherSuites(Vec<String>),
     /// A part of the configuration file is ignored.
     FilePartIgnored {
@@ -103,7 +103,7 @@ pub enum Remark {
     },
     /// The bcrypt cost is out of range, so etcd's default is used.
     BcryptCost(u32),
-    /// There is a certificate, but this URL is http, so it is served without TLS.
+    /// A certificate is configured, but this URL is http. So it is served without TLS.
     Plaintext {
         /// Name of the flag that lists the URL.
         flag: &'static str,
@@ -111,14 +111,13 @@ pub enum Remark {
     },
 }
 
-/// Why no command can be run.
+/// Reason why a command line can't be executed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     /// The command line can't be parsed: exit code 2.
     #[error(transparent)]
     Usage(#[from] UsageError),
-    /// The settings are invalid or contradict each other: exit code 2 too, since a restart does not
-    /// help.
+    /// The settings are invalid or contradict each other: exit code 2. A restart would not help.
     #[error(transparent)]
     Config(#[from] ConfigError),
 }
@@ -158,20 +157,21 @@ pub fn parse(
     Ok(Invocation::Run(Box::new(config), remarks))
 }
 
-/// Whether this member belongs to a new cluster or joins an existing one.
+/// Whether this member starts a new cluster or joins an existing one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClusterState {
     /// The member is one of the first members of a new cluster.
     New,
-    /// The member was already added to an existing cluster.
+    /// The member was added to an existing cluster, which it now joins.
     Existing,
 }
 
-/// Settings of `--force-new-cluster`: a single-member cluster is made from this member's data.
+/// Settings of `--force-new-cluster`. That flag makes a cluster of one member from this member's
+/// data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForceNewCluster {
-    /// The new member's peer URLs: those of `--initial-advertise-peer-urls`. If empty, its old URLs
-    /// are kept.
+    /// Peer URLs that the member has in the new cluster (`--initial-advertise-peer-urls`). If
+    /// empty, it keeps its old URLs.
     pub peer_urls: Vec<String>,
 }
 
@@ -187,10 +187,10 @@ pub enum LogLineFormat {
 /// Destination of log lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogOutput {
-    /// Standard error; etcd also calls it `default`.
+    /// Standard error. The value `default` of etcd's flag also means this.
     Stderr,
     Stdout,
-    /// A file, to which lines are appended.
+    /// Path of a file to which lines are appended.
     File(PathBuf),
 }
 
@@ -205,12 +205,12 @@ pub struct Config {
     pub listen_peer_urls: Vec<ListenUrl>,
     /// URLs on which to listen for clients (`--listen-client-urls`).
     pub listen_client_urls: Vec<ListenUrl>,
-    /// URLs for JSON and status, separate from gRPC (`--listen-client-http-urls`). If empty, the
-    /// client URLs serve both.
+    /// URLs that serve JSON and status instead of the client URLs (`--listen-client-http-urls`). If
+    /// empty, the client URLs serve gRPC and HTTP.
     pub listen_client_http_urls: Vec<ListenUrl>,
-    /// Origins whose pages browsers may let call the HTTP API (`--cors`).
+    /// Origins of web pages that browsers may allow to call the HTTP API (`--cors`).
     pub cors: AllowedNames,
-    /// Host names under which a server without TLS may be called over HTTP (`--host-whitelist`).
+    /// Host names that an HTTP request without TLS may name (`--host-whitelist`).
     pub host_whitelist: AllowedNames,
     /// Additional URLs that serve `/metrics` and health (`--listen-metrics-urls`).
     pub listen_metrics_urls: Vec<ListenUrl>,
@@ -220,9 +220,11 @@ pub struct Config {
     pub advertise_client_urls: Vec<PeerUrl>,
     /// Name and peer URLs of each first member, in the given order (`--initial-cluster`).
     pub initial_cluster: Vec<(String, Vec<PeerUrl>)>,
-    /// Whether the cluster is new or exists already (`--initial-cluster-state`).
+    /// Whether this member starts a new cluster or joins an existing one
+    /// (`--initial-cluster-state`).
     pub initial_cluster_state: ClusterState,
-    /// Token that makes the cluster's ids unique (`--initial-cluster-token`).
+    /// Token from which the cluster's ids are derived, so that they are unique
+    /// (`--initial-cluster-token`).
     pub initial_cluster_token: String,
     /// Whether to refuse changes of members that would endanger the quorum
     /// (`--strict-reconfig-check`).
@@ -231,14 +233,14 @@ pub struct Config {
     pub max_learners: u64,
     /// Contents of the member document (`--muster-document`).
     pub document: Option<MemberDocument>,
-    /// Settings for making a new cluster from this member's data, if `--force-new-cluster` is
-    /// given.
+    /// Settings of `--force-new-cluster`; `None` if the flag is not given.
     pub force_new_cluster: Option<ForceNewCluster>,
-    /// Time between heartbeats of a leader (`--heartbeat-interval`).
+    /// Interval of the leader's heartbeats (`--heartbeat-interval`).
     pub heartbeat: Duration,
     /// Time without a leader before an election (`--election-timeout`).
     pub election_timeout: Duration,
-    /// Whether to hold the first election after a start early (`--initial-election-tick-advance`).
+    /// Whether to shorten the wait for the first election after a start
+    /// (`--initial-election-tick-advance`).
     pub hasten_first_election: bool,
     /// Number of entries that the log keeps for slow followers (`--snapshot-catchup-entries`).
     pub snapshot_catchup_entries: u64,
@@ -255,11 +257,11 @@ pub struct Config {
     pub max_concurrent_streams: u32,
     /// Whether to serve the API as JSON too (`--enable-grpc-gateway`).
     pub grpc_gateway: bool,
-    /// Time between two pings to a client (`--grpc-keepalive-interval`).
+    /// Interval of keep-alive pings to a client (`--grpc-keepalive-interval`).
     pub keepalive_interval: Duration,
     /// Time that a client has to answer a ping (`--grpc-keepalive-timeout`).
     pub keepalive_timeout: Duration,
-    /// Time between two progress notices to a watch without events
+    /// Interval of progress notifications to a watch that has no events
     /// (`--watch-progress-notify-interval`).
     pub watch_progress_interval: Duration,
     /// Cost of password hashes (`--bcrypt-cost`).
@@ -268,15 +270,15 @@ pub struct Config {
     pub signed_tokens: Option<Arc<Jwt>>,
     /// Lifetime of a simple token after its last use (`--auth-token-ttl`).
     pub auth_token_ttl: Duration,
-    /// Pause of a compaction between two batches (`--compaction-sleep-interval`).
+    /// Pause of a compaction after each batch of keys (`--compaction-sleep-interval`).
     pub compaction_sleep: Duration,
-    /// Time between two comparisons of all members' data (`--corrupt-check-time`); 0 for the
-    /// default interval.
+    /// Interval at which the members compare their data (`--corrupt-check-time`); 0 for the default
+    /// interval.
     pub corrupt_check_interval: Duration,
-    /// TLS files of the client listeners, if any of their URLs is https.
+    /// TLS files of the client listeners; `None` if all their URLs are http.
     pub client_tls: Option<TlsFiles>,
-    /// TLS files for connections between peers, if any of their URLs is https or the set of files
-    /// is complete.
+    /// TLS files for connections between peers. `None` if all peer URLs are http and the set of
+    /// files is incomplete.
     pub peer_tls: Option<TlsFiles>,
     /// TLS versions and cipher suites for clients (`--tls-min-version`, `--tls-max-version`,
     /// `--cipher-suites`).
@@ -290,13 +292,13 @@ pub struct Config {
 }
 
 impl Config {
-    /// Returns the peer URLs that this member advertises, as text.
+    /// Returns the peer URLs that this member advertises, as strings.
     #[must_use]
     pub fn advertised_peers(&self) -> Vec<String> {
         self.advertise_peer_urls.iter().map(ToString::to_string).collect()
     }
 
-    /// Returns the client URLs that this member advertises, as text.
+    /// Returns the client URLs that this member advertises, as strings.
     #[must_use]
     pub fn advertised_clients(&self) -> Vec<String> {
         self.advertise_client_urls.iter().map(ToString::to_string).collect()

@@ -1,5 +1,5 @@
-//! Parses a command line and environment into strings by flag, with the rules of Go's `flag`
-//! package.
+//! Parses the command line and the environment into one string per flag. The rules are those of
+//! Go's `flag` package.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::{
     validate::ConfigError,
 };
 
-/// Why a command line can't be parsed: exit code 2.
+/// Reason why a command line can't be parsed: exit code 2.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UsageError {
     /// No flag has this name.
@@ -20,13 +20,13 @@ pub enum UsageError {
     Unknown {
         /// Name as typed, without dashes.
         name: String,
-        /// Name of a known flag that is similar, if any.
+        /// Name of the most similar known flag, if one is similar enough.
         nearest: Option<&'static str>,
     },
-    /// The last flag needs a value and has none.
+    /// The last argument is a flag that needs a value.
     #[error("flag needs an argument: -{0}")]
     NoValue(String),
-    /// The value does not fit the flag's kind.
+    /// The value is not valid for the kind of the flag.
     #[error("invalid value {value:?} for flag -{flag}: {problem}")]
     Value {
         flag: String,
@@ -35,7 +35,7 @@ pub enum UsageError {
         /// Description of the problem.
         problem: String,
     },
-    /// The argument has dashes but no name.
+    /// The argument consists of dashes without a name.
     #[error("bad flag syntax: {0}")]
     Syntax(String),
     /// The argument is not a flag.
@@ -43,7 +43,7 @@ pub enum UsageError {
     NotAFlag(String),
 }
 
-/// Values by flag name, as typed. Each has been checked to fit its flag's kind.
+/// Values of the flags as typed, by the flags' names. Each value is valid for its flag's kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RawFlags {
     /// Whether `--help` or `-h` was given.
@@ -107,8 +107,8 @@ impl RawFlags {
     ) -> Result<Vec<Remark>, ConfigError> {
         let mut remarks = Vec::new();
         let typed: Vec<&'static str> = self.values.keys().copied().collect();
-        // Variables are taken in the order of their names, so that two spellings of one flag always
-        // give the same result.
+        // Variables are processed in the order of their names. So the result is always the same if
+        // two variables name one flag.
         let environment: BTreeMap<String, String> = environment.into_iter().collect();
         for (variable, value) in environment {
             let Some(name) = variable.strip_prefix("ETCD_") else {
@@ -139,12 +139,12 @@ impl RawFlags {
         )
     }
 
-    /// Records that these values come from the configuration file at `path`.
+    /// Records the path of the configuration file from which these values come.
     pub(super) fn note_file(&mut self, path: &Path) {
         self.values.insert(CONFIG_FILE, path.display().to_string());
     }
 
-    /// Returns the names of the flags that were given, without dashes.
+    /// Returns the names of all flags that were given, without dashes.
     pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
         self.values.keys().copied()
     }
@@ -172,7 +172,7 @@ impl RawFlags {
         self.values.get(name).map(String::as_str)
     }
 
-    /// Sets the value of `flag`. `typed` is the name by which it was given, for errors.
+    /// Sets the value of `flag`. Error texts name the flag by `typed`, the name that the user gave.
     pub(super) fn set(
         &mut self,
         flag: &'static Flag,
@@ -236,8 +236,8 @@ pub(super) fn nearest(
         .map(|(_, known)| known)
 }
 
-/// Returns the edit distance between two names: the number of characters to insert, delete or
-/// replace. Only the first 80 bytes of `from` count.
+/// Returns the edit distance of two names: the number of characters that must be inserted, deleted
+/// or replaced. Only the first 80 bytes of `from` are compared.
 fn distance(from: &str, to: &str) -> usize {
     let to: Vec<u8> = to.bytes().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();

@@ -1,4 +1,4 @@
-//! Resolves the values as typed to a typed configuration.
+//! Converts the values as typed to a typed configuration.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -102,7 +102,8 @@ fn member_document(low: &RawFlags) -> Result<Option<MemberDocument>, ConfigError
     })
 }
 
-/// Returns the value of `--max-request-bytes`, limited to the size that a log entry can hold.
+/// Returns the value of `--max-request-bytes`. It is limited to the size of the largest log entry,
+/// and a remark reports that.
 fn max_request_bytes(low: &RawFlags, remarks: &mut Vec<Remark>) -> u32 {
     let given = uint(low, "max-request-bytes");
     let limit = u32::try_from(MAX_PROPOSAL_BYTES).expect("the log's limit is a few megabytes");
@@ -116,12 +117,11 @@ fn max_request_bytes(low: &RawFlags, remarks: &mut Vec<Remark>) -> u32 {
 const DEFAULT_BCRYPT_COST: u32 = 10;
 /// Default lifetime of a simple token in etcd (simple_token.go).
 const DEFAULT_TOKEN_TTL: Duration = Duration::from_secs(300);
-/// Maximum lifetime of a simple token: a century, so that it can be added to a time without
-/// overflow.
+/// Maximum lifetime of a simple token: 100 years. So adding it to a time can't overflow.
 const MAX_TOKEN_SECONDS: u64 = 100 * 366 * 86_400;
 
-/// Returns the value of `--bcrypt-cost`. A value that bcrypt does not allow is returned as the
-/// error.
+/// Returns the value of `--bcrypt-cost`. If bcrypt doesn't allow the value, the error is that
+/// value.
 pub(super) fn bcrypt_cost(low: &RawFlags) -> Result<u32, u32> {
     let cost = u32::try_from(uint(low, "bcrypt-cost")).unwrap_or(u32::MAX);
     if (4..=31).contains(&cost) { Ok(cost) } else { Err(cost) }
@@ -165,13 +165,13 @@ fn initial_cluster(
 /// A member's name and its peer URLs.
 pub(super) type NamedUrls = (String, Vec<PeerUrl>);
 
-/// Parses `name=url,name=url,…`. A name may occur several times, with one URL each. Members are
+/// Parses `name=url,name=url,…`. A name with several URLs occurs several times. Members are
 /// returned in the order in which their names first occur.
 pub(super) fn named_urls(text: &str) -> Result<Vec<NamedUrls>, ConfigError> {
     let mut members: Vec<NamedUrls> = Vec::new();
     // As in etcd, an empty element between two commas is ignored.
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-        // As in etcd's parser, a part without `=` is a name without a URL.
+        // As in etcd, an element without `=` is a name without a URL.
         let (name, url) = part.split_once('=').unwrap_or((part, ""));
         if url.is_empty() {
             return Err(ConfigError::EmptyUrl(name.to_owned()));
@@ -186,9 +186,9 @@ pub(super) fn named_urls(text: &str) -> Result<Vec<NamedUrls>, ConfigError> {
     Ok(members)
 }
 
-/// Resolves the automatic compaction by etcd's rules (`parseCompactionRetention`). A plain number
-/// means hours, or revisions in that mode. In that mode, a duration means as many revisions as it
-/// has nanoseconds.
+/// Returns the settings of automatic compaction, by etcd's rules (`parseCompactionRetention`). In
+/// mode `periodic`, a plain number is a number of hours. In mode `revision`, it is a number of
+/// revisions, and a duration counts one revision per nanosecond.
 fn auto_compaction(low: &RawFlags) -> Result<AutoCompaction, ConfigError> {
     const HOUR_SECONDS: u64 = 60 * 60;
     let by_time = low.value("auto-compaction-mode") == "periodic";
@@ -200,7 +200,7 @@ fn auto_compaction(low: &RawFlags) -> Result<AutoCompaction, ConfigError> {
         None if text.is_empty() => Some(Duration::ZERO),
         None => duration::parse(text),
     };
-    // The span must fit the 64-bit nanoseconds of Go's durations.
+    // The retention must fit into the 64-bit nanoseconds of a Go duration.
     match span.and_then(|span| i64::try_from(span.as_nanos()).ok().map(|nanos| (span, nanos))) {
         Some((_, 0)) => Ok(AutoCompaction::Never),
         Some((span, _)) if by_time => Ok(AutoCompaction::Periodic(span)),
@@ -223,7 +223,7 @@ fn uint(low: &RawFlags, flag: &str) -> u64 {
     parse_uint(low.value(flag)).expect("its kind was checked")
 }
 
-/// Returns the value of a flag, limited to the largest `u32`.
+/// Returns the value of a flag. A value above the largest `u32` becomes the largest `u32`.
 fn uint32(low: &RawFlags, flag: &str) -> u32 {
     u32::try_from(uint(low, flag)).unwrap_or(u32::MAX)
 }
@@ -257,7 +257,7 @@ fn log_outputs(text: &str) -> Vec<LogOutput> {
     list(named)
         .into_iter()
         .map(|output| match output.as_str() {
-            // Under systemd, standard error goes to the journal.
+            // Under systemd, standard error is connected to the journal.
             "default" | "stderr" | "/dev/stderr" | "systemd/journal" => LogOutput::Stderr,
             "stdout" | "/dev/stdout" => LogOutput::Stdout,
             _ => LogOutput::File(PathBuf::from(output)),

@@ -1,6 +1,6 @@
 //! TLS settings from flags: files, versions and cipher suites.
 //!
-//! As in etcd, flags for a certificate have no effect if all URLs that they apply to are http.
+//! As in etcd, the flags for a certificate have no effect if all URLs that would use it are http.
 
 use std::path::PathBuf;
 
@@ -36,7 +36,7 @@ const PEER_FLAGS: [&str; 7] = [
     "peer-cert-allowed-hostname",
 ];
 
-/// Whether any listener for clients uses TLS.
+/// Returns whether any listener for clients uses TLS.
 pub(super) fn is_used_by_clients(config: &Config) -> bool {
     [&config.listen_client_urls, &config.listen_client_http_urls, &config.listen_metrics_urls]
         .into_iter()
@@ -44,7 +44,8 @@ pub(super) fn is_used_by_clients(config: &Config) -> bool {
         .any(ListenUrl::is_https)
 }
 
-/// Whether this member or any first member is reached by peers over TLS.
+/// Returns whether any peer URL is https: of this member, or of a first member of the cluster. A
+/// member document always means TLS.
 pub(super) fn is_used_by_peers(config: &Config) -> bool {
     let first_members = config.initial_cluster.iter().flat_map(|(_, urls)| urls);
     config.document.is_some()
@@ -52,7 +53,7 @@ pub(super) fn is_used_by_peers(config: &Config) -> bool {
         || config.advertise_peer_urls.iter().chain(first_members).any(PeerUrl::is_https)
 }
 
-/// Returns the TLS files of the client listeners, if any of these uses TLS.
+/// Returns the TLS files of the client listeners, or `None` if no listener for clients uses TLS.
 pub(super) fn client_files(
     low: &RawFlags,
     config: &Config,
@@ -65,8 +66,8 @@ pub(super) fn client_files(
     None
 }
 
-/// Returns the TLS files for connections between peers. If all URLs are http, only a complete set
-/// of files is used, because other members may get https URLs later.
+/// Returns the TLS files for connections between peers. If all peer URLs are http, the files are
+/// used only if the set is complete. Other members may get https URLs later.
 pub(super) fn peer_files(
     low: &RawFlags,
     config: &Config,
@@ -93,7 +94,7 @@ fn ineffective_flag_remarks(
         .collect()
 }
 
-/// Whether a flag was given with a value other than empty or false.
+/// Returns whether a flag was given with a value that is neither empty nor false.
 pub(super) fn is_given(low: &RawFlags, flag: &str) -> bool {
     low.given(flag).is_some_and(|value| !value.is_empty() && parse_bool(value) != Some(false))
 }
@@ -118,7 +119,7 @@ fn files(low: &RawFlags, prefix: &str) -> Option<TlsFiles> {
     })
 }
 
-/// Returns the TLS versions and cipher suites that are offered to clients.
+/// Returns the TLS versions and cipher suites to offer to clients.
 pub(super) fn policy(
     low: &RawFlags,
     config: &Config,
@@ -141,8 +142,8 @@ pub(super) fn policy(
     Ok(TlsPolicy { min, max, cipher_suites: suites })
 }
 
-/// Returns the suites of `--cipher-suites` that can be offered. Suites that only Go supports are
-/// left out, with a remark.
+/// Returns those suites of `--cipher-suites` that rustls supports. A remark names suites that only
+/// Go supports.
 fn cipher_suites(
     low: &RawFlags,
     remarks: &mut Vec<Remark>,

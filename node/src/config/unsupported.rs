@@ -1,5 +1,5 @@
-//! Flags of etcd that this node can't support. They are refused where they would have an effect.
-//! Where etcd ignores them too, they are ignored with a remark.
+//! Flags of etcd that this node can't support. A flag is refused if it would have an effect in
+//! etcd. Otherwise it is ignored with a remark.
 
 use super::{
     Config, RawFlags, Remark,
@@ -7,17 +7,17 @@ use super::{
     tls,
 };
 
-/// Treatment of an unsupported flag that was given.
+/// Treatment of an unsupported flag that the user gave.
 enum Treatment {
-    /// The flag would have no effect in etcd either; the text says why.
+    /// The flag has no effect in etcd either. The text gives the reason.
     Ignored(&'static str),
     Refused,
 }
 
-/// Checks the unsupported flags, and returns remarks about those that have no effect.
+/// Checks all unsupported flags that were given. Returns remarks about those that are ignored.
 ///
 /// # Errors
-/// Fails for the first refused flag, with advice on what to do instead.
+/// Fails for the first refused flag. The text says what to use instead.
 pub(super) fn check(low: &RawFlags, config: &Config) -> Result<Vec<Remark>, String> {
     let mut remarks = Vec::new();
     for flag in FLAGS {

@@ -1,4 +1,4 @@
-//! URLs to listen on.
+//! URLs that this node listens on.
 
 use std::{
     fmt,
@@ -7,7 +7,7 @@ use std::{
 
 use node_state::membership::{PeerUrl, UrlError};
 
-/// URL to listen on. Its host is an IP address or `localhost`.
+/// URL to listen on. The host is an IP address or `localhost`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenUrl {
     url: PeerUrl,
@@ -15,10 +15,10 @@ pub struct ListenUrl {
 }
 
 impl ListenUrl {
-    /// Parses one URL and its address to bind.
+    /// Parses one URL and determines the address to bind.
     ///
     /// # Errors
-    /// Fails if it is not a URL, or if its host is a name other than `localhost`.
+    /// Fails if the text is not a URL, or if the host is a name other than `localhost`.
     pub fn parse(text: &str) -> Result<Self, UrlError> {
         let url = PeerUrl::parse(text)?;
         let ip = if url.host() == "localhost" {
@@ -30,8 +30,8 @@ impl ListenUrl {
         Ok(Self { url, address })
     }
 
-    /// Parses a list separated by commas, and drops URLs with the same scheme and address as
-    /// another.
+    /// Parses a list of URLs separated by commas. If two URLs have the same scheme and address,
+    /// only the first is kept.
     ///
     /// # Errors
     /// Fails at the first invalid URL.
@@ -54,7 +54,7 @@ impl ListenUrl {
         self.address
     }
 
-    /// Whether the scheme is https.
+    /// Returns whether the scheme is https.
     #[must_use]
     pub fn is_https(&self) -> bool {
         self.url.is_https()

@@ -1,4 +1,4 @@
-//! Checks relations between settings, with etcd's error texts (etcd `embed.Config.Validate`).
+//! Checks relations between settings. The error texts are those of etcd's `embed.Config.Validate`.
 
 use std::{io, path::PathBuf, time::Duration};
 
@@ -13,7 +13,7 @@ use super::{
 pub(super) const NO_PEER_CERTIFICATE: &str = "TLS key/cert (--peer-cert-file, --peer-key-file) must be provided for peer urls with HTTPS scheme";
 const MAX_ELECTION: Duration = Duration::from_millis(50_000);
 
-/// Settings that can be parsed but are invalid: exit code 2.
+/// Settings that can be parsed but are invalid, or contradict each other: exit code 2.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A variable's value does not fit its flag's kind.
@@ -52,7 +52,7 @@ pub enum ConfigError {
     /// A cipher suite is unknown.
     #[error("unexpected TLS cipher suite \"{0}\"")]
     CipherSuite(String),
-    /// No named cipher suite can be offered to clients.
+    /// None of the given cipher suites can be offered to clients.
     #[error(
         "--cipher-suites={0} names no suite that this program offers: name one with ECDHE and GCM, as TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, or leave the flag away"
     )]
@@ -68,7 +68,7 @@ pub enum ConfigError {
     Relation(String),
 }
 
-/// Checks relations that the types can't express.
+/// Checks relations between settings that the types can't express.
 pub(super) fn validate(config: &Config, low: &RawFlags) -> Result<(), ConfigError> {
     let checks: [&dyn Fn() -> Result<(), String>; 3] =
         [&|| check_urls(config, low), &|| check_timeouts(config), &|| check_tls(config, low)];
@@ -76,7 +76,7 @@ pub(super) fn validate(config: &Config, low: &RawFlags) -> Result<(), ConfigErro
 }
 
 fn check_urls(config: &Config, low: &RawFlags) -> Result<(), String> {
-    // etcd does not make this check for a configuration file.
+    // etcd makes this check only for flags, not for a configuration file.
     if low.given(CONFIG_FILE).is_none()
         && low.given("listen-client-urls").is_some()
         && low.given("advertise-client-urls").is_none()
@@ -183,7 +183,8 @@ pub(super) fn large_quota_remark(config: &Config) -> Option<Remark> {
     (quota > SUGGESTED).then_some(Remark::LargeQuota(quota))
 }
 
-/// Returns remarks about URLs that are served without TLS although there is a certificate for them.
+/// Returns remarks about http URLs for which a certificate is configured. They are served without
+/// TLS.
 pub(super) fn plaintext_remarks(config: &Config) -> Vec<Remark> {
     let (clients, peers) = (config.client_tls.is_some(), config.peer_tls.is_some());
     [

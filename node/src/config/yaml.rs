@@ -17,7 +17,7 @@ pub(super) struct YamlProblem {
 #[derive(Debug, Default)]
 pub(super) struct YamlDocument {
     pub entries: Vec<YamlEntry>,
-    /// Parts that are ignored, as etcd's parser ignores them.
+    /// Parts that the parser ignored. etcd's parser ignores them as well.
     pub ignored: Vec<YamlProblem>,
 }
 
@@ -39,23 +39,24 @@ pub(super) enum YamlNode {
     Map(Vec<YamlEntry>),
 }
 
-/// A single value, as it is written in the file.
+/// A single value, with its text as written in the file.
 #[derive(Clone, Debug)]
 pub(super) struct Scalar {
     pub text: String,
-    /// Whether the value is written without quotes, so that it may be a number.
+    /// Whether the value is written without quotes. Only such a value can be a number.
     pub is_plain: bool,
 }
 
 /// Maximum nesting depth of lists and mappings.
 const MAX_DEPTH: usize = 16;
-/// Maximum number of values in a document. An alias counts as all the values that it stands for.
+/// Maximum number of values in a document. An alias counts as many values as the value that it
+/// refers to.
 const MAX_VALUES: usize = 100_000;
-/// Key that merges a mapping: its entries are added to the mapping around it, unless that has the
-/// key.
+/// Key `<<`, which adds the entries of another mapping to this one. Keys that already exist keep
+/// their values.
 const MERGE: &str = "<<";
 
-/// Parses the first document of a file. A file without a document gives no entries.
+/// Parses the first document of a file. An empty file has no entries.
 ///
 /// # Errors
 /// Fails if the text is not YAML, or if the document is not a mapping.
@@ -101,7 +102,7 @@ impl From<ScanError> for YamlProblem {
 }
 
 impl YamlNode {
-    /// Returns the number of values in this value, including itself.
+    /// Returns the number of values in this node, including the node itself.
     fn values(&self) -> usize {
         1 + match self {
             Self::Scalar(_) => 0,
@@ -113,7 +114,7 @@ impl YamlNode {
 
 struct YamlReader<'a> {
     parser: Parser<'a, StrInput<'a>>,
-    /// Values that aliases may refer to, by the number that the parser gives their anchor.
+    /// Nodes that aliases may refer to, by the number that the YAML parser gives to their anchor.
     anchors: BTreeMap<usize, YamlNode>,
     values: usize,
     ignored: Vec<YamlProblem>,
@@ -132,8 +133,8 @@ impl<'a> YamlReader<'a> {
         self.ignored.push(YamlProblem::new(line, text));
     }
 
-    /// Reads the value that begins with the event `first`. `depth` is the number of further nesting
-    /// levels that are allowed.
+    /// Reads the value that begins with the event `first`. Inside it, lists and mappings may be
+    /// nested up to `depth` levels.
     fn node(
         &mut self,
         first: Event<'a>,
@@ -151,7 +152,7 @@ impl<'a> YamlReader<'a> {
             Event::Scalar(text, style, anchor, _) => (anchor, scalar(text.into_owned(), style)),
             _ => return Err(YamlProblem::new(line, "a value was expected here")),
         };
-        // The parser numbers anchors from 1; 0 means none.
+        // The YAML parser numbers anchors from 1; the number 0 means that there is no anchor.
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());
         }
@@ -175,7 +176,7 @@ impl<'a> YamlReader<'a> {
         Ok(())
     }
 
-    /// Reads the rest of a mapping. If a key occurs twice, the last value counts, as in etcd.
+    /// Reads a mapping up to its end. If a key occurs twice, the last value counts, as in etcd.
     fn map(&mut self, depth: usize) -> Result<Vec<YamlEntry>, YamlProblem> {
         let mut entries: BTreeMap<String, (usize, YamlNode)> = BTreeMap::new();
         let mut order: Vec<String> = Vec::new();
@@ -225,7 +226,8 @@ impl<'a> YamlReader<'a> {
     }
 }
 
-/// Adds those entries of a mapping, or of each mapping in a list, whose keys are missing.
+/// Adds the entries of a mapping, or of each mapping in a list, to `entries`. Existing keys keep
+/// their values.
 fn merge(
     entries: &mut BTreeMap<String, (usize, YamlNode)>,
     order: &mut Vec<String>,

@@ -1,5 +1,6 @@
-//! The steps after the commit, which follow from plan and store. The process may end after any of
-//! them, and the next start continues.
+//! Carries out the steps that follow the commit of a new single-member cluster. Each step is
+//! determined by the plan and the store. The process may end after any of them, and the next start
+//! continues.
 
 use std::{io, path::Path};
 
@@ -57,7 +58,8 @@ pub(super) fn finish(
     let incarnation = u128::from_be_bytes(plan.is.incarnation.0);
     let (cluster, member) = (plan.is.cluster_id.0, plan.is.member_id.0);
     let identity = log::LogIdentity { cluster, member, incarnation };
-    // A rename is atomic. Removing the old log in place could leave a part of it under this name.
+    // The old log is renamed, which is atomic. Removing it in place could leave a part of it under
+    // this name.
     if Log::exists(disk, member_dir)? && Log::identity_of(disk, member_dir)? != identity {
         disk.rename(&log, &old).map_err(failed("set the old log aside"))?;
         disk.sync_dir(member_dir).map_err(failed("sync the member's directory"))?;

@@ -26,8 +26,8 @@ use super::finish::finish;
 use crate::config::ForceNewCluster;
 
 /// Amount by which the new cluster's first revision exceeds the last known one, as etcd recommends
-/// for a restore. It assumes that the lost members wrote fewer revisions which this member never
-/// got.
+/// for a restore. The bump assumes that the lost members wrote fewer than this many revisions that
+/// this member never received.
 pub const REVISION_BUMP: i64 = 1_000_000_000;
 /// Number of entries that are applied in one batch.
 const MAX_BATCH_ENTRIES: usize = 1_000;
@@ -85,8 +85,8 @@ pub(crate) struct SurvivingMember<'a> {
 /// dropped.
 ///
 /// # Errors
-/// After an error, the directory still belongs to the old member. If the disk failed after the
-/// commit, the next start finishes the new cluster instead.
+/// After an error, the directory still belongs to the old member, with one exception. If the disk
+/// failed after the commit, the next start finishes the new cluster.
 pub(crate) fn force_new_cluster(
     survivor: SurvivingMember<'_>,
     force: &ForceNewCluster,
@@ -131,8 +131,8 @@ pub(crate) fn force_new_cluster(
     let plan: ForcedCluster = match founded {
         Ok(plan) => plan,
         Err(error) => {
-            // Dropping the machine would make the applied entries durable. The directory still
-            // belongs to the old member, which does not know whether they were committed.
+            // Dropping the machine would make the applied entries durable. But the directory still
+            // belongs to the old member, which does not know whether these entries were committed.
             std::mem::forget(machine);
             return Err(error);
         }

@@ -47,9 +47,10 @@ pub enum Maker {
 pub struct LogInspection {
     /// Term of the member.
     pub term: u64,
-    /// Member that this one voted for in the term, in hexadecimal; `None` if it has not voted.
+    /// Id of the member for which this one voted in the term, in hexadecimal; `None` if it has not
+    /// voted.
     pub vote: Option<String>,
-    /// Index of the entry before the first one in the log.
+    /// Index of the entry just before the log's first entry.
     pub base_index: u64,
     /// Index of the last entry in the log.
     pub last_index: u64,
@@ -57,7 +58,8 @@ pub struct LogInspection {
     pub last_term: u64,
     /// Index of the last entry that is known to be committed.
     pub committed: u64,
-    /// Offset of an incomplete last write, which was never acknowledged; `None` if there is none.
+    /// Offset in the log of an incomplete last write, which was never acknowledged; `None` if the
+    /// log is complete.
     pub torn_at: Option<u64>,
 }
 
@@ -68,12 +70,12 @@ pub struct StoreInspection {
     pub applied: u64,
     /// Newest revision in the store.
     pub stored_revision: i64,
-    /// Newest revision if the whole log were applied. For an etcd's directory it is the stored one,
-    /// since its log is not applied.
+    /// Newest revision if the whole log were applied. For an etcd's directory this is
+    /// `stored_revision`, because etcd's log is not applied here.
     pub revision: i64,
     /// Revision of the last compaction if the whole log were applied; -1 if there was none.
     pub compacted_revision: i64,
-    /// `HashKV` at that revision; `None` for an etcd's directory.
+    /// `HashKV` at `revision`; `None` for an etcd's directory.
     pub hash: Option<u32>,
     /// Members of the cluster if the whole log were applied.
     pub members: Vec<InspectedMember>,
@@ -204,7 +206,7 @@ fn inspect(
             sight.incarnation = incarnation.map(|incarnation| incarnation.to_string());
             own = Some(MemberId(whose.member));
         }
-        // A running member may remove its oldest segment at any moment.
+        // A running member may remove its log's oldest segment while the log is read.
         Err(_) if in_use => {}
         Err(error) => return Err(damaged_stop(&error)),
     }

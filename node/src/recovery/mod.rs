@@ -5,10 +5,10 @@
 //! *What is kept.* The whole log is kept. A directory does not say which of its last entries were
 //! committed: a member learns this late, and writes it to disk later still. Dropping these entries
 //! would lose writes that a majority with this member had acknowledged. Keeping them is what Raft
-//! itself does: a member that is elected with this log commits all of it. Clients of entries that
-//! no majority had were never told that these had failed. So the new cluster is the result of an
-//! election in which only this member could vote. Entries that only lost members had can't be known
-//! here.
+//! itself does: a member that is elected with this log commits all of it. A client whose entry
+//! reached no majority got no error for it, so the entry may still take effect. In effect, the new
+//! cluster is the result of an election in which only this member could vote. Entries that only
+//! lost members had can't be known here.
 //!
 //! *What is new.* Cluster id, member id and incarnation are all derived from one random number. So
 //! members of the old cluster can't talk to the new one. Two survivors that were both made a

@@ -3,7 +3,7 @@
 //! Each first member of the new cluster is restored from the same file, so their stores are equal.
 //! Ids are computed from names, URLs and token by etcd's formula. The log begins after entry 1,
 //! which represents the file. So if one member was not restored and starts empty, the others send
-//! it the whole state. It can't mistake its empty store for that of a new cluster.
+//! it the whole state. Such a member can't mistake its empty store for the store of a new cluster.
 //!
 //! The directory is made beside its target, synced, and then renamed. So an interrupted restore
 //! leaves nothing on which a member could start.
@@ -27,7 +27,8 @@ use node_state::{
     state_machine::Position,
 };
 
-/// Position after which a restored member's log begins; it represents the file.
+/// Position after which a restored member's log begins. It stands for the contents of the snapshot
+/// file.
 const BASE: Position = Position { index: 1, term: 1 };
 /// Part of the temporary directory's name, between the target's name and the process id.
 const TEMPORARY_INFIX: &str = ".restoring-";
@@ -41,8 +42,8 @@ pub struct RestoreOptions {
     pub name: String,
     /// First members of the new cluster.
     pub cluster: InitialCluster,
-    /// Number that is added to the newest revision, which is then marked as compacted; 0 for
-    /// neither.
+    /// Number that is added to the newest revision; the raised revision is then marked as
+    /// compacted. 0 changes nothing.
     pub bump_revision: i64,
     /// Whether the hash at the end of the file is checked.
     pub hash_check: HashCheck,
@@ -130,8 +131,8 @@ pub fn restore(file: &Path, wanted: &RestoreOptions) -> Result<RestoreResult, Re
     let opened = open(file)?;
     let mut file = EtcdFile::open(BufReader::new(opened), wanted.hash_check)?;
     let aside = temporary_path(target)?;
-    // The call fails if the directory exists, so a directory that another user has prepared is
-    // never filled.
+    // `create` fails if the directory exists. So a directory that another user has prepared is
+    // never filled with data.
     let made = DirBuilder::new().mode(0o700).create(&aside);
     made.map_err(disk_error("make", &aside))?;
     let made = fill(&aside, &mut file, wanted, own).and_then(|restored| {
@@ -190,7 +191,7 @@ fn temporary_path(target: &Path) -> Result<PathBuf, RestoreError> {
     let names = RealDisk.list(&folder).map_err(disk_error("read", &folder))?;
     for left in names.iter().filter(|other| other.starts_with(&prefix)) {
         let left = folder.join(left);
-        // The lock of a directory shows that another restore is still making it.
+        // A directory that is locked belongs to another restore, which is still making it.
         if matches!(DataDir::open_read_only(&left), Ok((_, false))) {
             std::fs::remove_dir_all(&left).map_err(disk_error("remove", &left))?;
         }

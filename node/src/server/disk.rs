@@ -70,15 +70,15 @@ enum StartMode {
 }
 
 /// Opens the data directory, or prepares it for a first start. With `--force-new-cluster`, turns
-/// its member into a single-member cluster. The flag takes effect once, and never on a member that
-/// began with it.
+/// its member into a single-member cluster. The flag takes effect once. It is ignored if the member
+/// has had it since its first start.
 pub(super) async fn open(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
 ) -> Result<MemberStorage, ServerError> {
     let Some(force) = &config.force_new_cluster else {
         let found = open_member(config, tls, DataDir::open(&config.data_dir)?).await?;
-        // A start without the flag makes the next start with it take effect again.
+        // Once the member has started without the flag, the flag takes effect again.
         if let Some(made) = found.dir.forced_cluster()?.filter(|made| !made.rearmed) {
             found.dir.write_forced_cluster(&made.rearm())?;
         }
@@ -162,7 +162,7 @@ fn resume(dir: &DataDir) -> Result<(), ServerError> {
     })
 }
 
-/// Logs that the log's last write was removed, if recovery did so.
+/// Logs a warning if recovery has cut an unfinished last write off the log.
 fn warn_if_truncated(recovered: &RecoveredState) {
     if let Some((path, offset)) = &recovered.truncated_at {
         tracing::warn!(
@@ -215,8 +215,8 @@ async fn open_member(
             machine
         }
     };
-    // The log is marked as existing at each start, since a crash may have come between its creation
-    // and this mark.
+    // The log mark is written at each start, because a crash may have come between the creation of
+    // the log and this mark.
     dir.mark_log()?;
     let (log, recovered) = Log::open(&disk, &member_dir, &options).map_err(ServerError::Log)?;
     warn_if_truncated(&recovered);
@@ -247,8 +247,8 @@ async fn open_member(
     })
 }
 
-/// Returns how a member without a log begins; `None` if it has a log. With a log, the members in
-/// the store count, and the flags for the initial cluster are ignored.
+/// Returns how a member without a log begins; `None` if it has a log. If there is a log, the
+/// members come from the store, and the flags for the initial cluster are ignored.
 async fn start_mode(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
@@ -267,8 +267,7 @@ async fn start_mode(
     }))
 }
 
-/// Returns the term, the vote and the last index on this member's disk, which it can't have
-/// forgotten.
+/// Returns the term, the vote and the last index on this member's disk.
 fn on_disk(recovered: &RecoveredState) -> DiskState {
     let state = recovered.hard_state;
     DiskState { term: state.term, vote: state.vote, last: recovered.last().index }
@@ -284,8 +283,8 @@ fn check_bootstrap(config: &Config) -> Result<InitialCluster, ServerError> {
     }
 }
 
-/// Installs the whole state received into `body`, durably. It runs on another thread, so that
-/// signals are handled meanwhile. If it is interrupted, the next start begins again.
+/// Installs the whole state received into `body`, durably. The work runs on another thread, so that
+/// signals are handled meanwhile. If it is interrupted, the next start does it again.
 async fn install(
     mut machine: KvStateMachine,
     body: PathBuf,
@@ -317,8 +316,8 @@ fn open_store(
     let exists = disk.exists(&path).map_err(system("look for the store"))?;
     match how {
         OpenMode::Existing if !exists => return Err(ServerError::StoreGone(path)),
-        // An earlier first start was interrupted before it had a log, so it has promised nothing to
-        // anybody.
+        // The store is left of a first start that was interrupted before the member had a log. So
+        // the member has sent no vote or acknowledgement to any peer.
         OpenMode::New if exists => {
             disk.remove(&path).map_err(system("remove an unfinished store"))?;
         }

@@ -73,7 +73,7 @@ pub enum ServerError {
         .0.display()
     )]
     StoreGone(PathBuf),
-    /// The file with the promises that peers have made can't be read.
+    /// The file with the votes and acknowledgements that peers have sent can't be read.
     #[error("cannot read what this member remembers of its peers in {}", path.display())]
     Marks {
         /// Path of the file.
@@ -91,8 +91,8 @@ pub enum ServerError {
     /// The member can't join the running cluster as it was started.
     #[error(transparent)]
     Join(#[from] JoinRefusal),
-    /// Peers know this member with another incarnation, with a later start, or with more data than
-    /// it has.
+    /// Peers know this member with another incarnation, with a higher boot counter, or with more
+    /// data than its disk has.
     #[error(
         "the other members refuse this one for good, because {0}. Writes that the member has acknowledged may be missing here. Replace this member: remove it from the cluster (member remove), then add a new one with an empty data directory (member add). If the member's own, newest data directory is elsewhere, start it on that instead. If this happens to a majority of the members, the cluster has lost acknowledged writes: look at every member's data directory (muster-node data status DIR), and keep the one that goes furthest. Nothing here was changed"
     )]

@@ -32,7 +32,8 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(system)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(system)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(system)?;
-    // Signals are handled meanwhile, since a joining member fetches the whole state here.
+    // Signals are handled even before the node has started, because a joining member fetches the
+    // whole state here.
     let node = tokio::select! {
         node = Node::start(config) => node?,
         _ = terminate.recv() => return Ok(()),
@@ -62,8 +63,8 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
             if matches!(error, ServerError::Removed) {
                 tracing::warn!("data-dir used by this member must be removed");
             }
-            // No other request gets a result here. But a client that asked this member for its own
-            // removal is still answered.
+            // After `leave`, requests that need other members fail at once. But a client that asked
+            // this member for its own removal still gets an answer.
             node.leave();
             node.stop().await;
             Err(error)
@@ -71,9 +72,9 @@ pub async fn run(config: &Config) -> Result<(), ServerError> {
     }
 }
 
-/// Turns the data of the member that `config` names into a single-member cluster. Starts nothing.
-/// If that was done before, and the member was not started without `--force-new-cluster` since,
-/// returns that cluster.
+/// Turns the data of the member that `config` names into a single-member cluster. Starts nothing. A
+/// repeated call returns the cluster that was made before, unless the member has meanwhile been
+/// started without `--force-new-cluster`.
 ///
 /// # Errors
 /// Fails if there is no such data, or if it can't be used.

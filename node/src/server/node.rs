@@ -47,15 +47,15 @@ const DRAIN_DISK: Duration = Duration::from_secs(30);
 const DRAIN_PEERS: Duration = Duration::from_secs(1);
 /// Wait before another attempt to publish this member.
 const PUBLISH_RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// Time limit for one attempt to publish this member. A proposal to a leader without a stream yet
-/// is lost, so it must be retried. The limit for clients' requests would be too long, since it
-/// includes two election timeouts of any length.
+/// Time limit for one attempt to publish this member. A proposal is lost while there is no stream
+/// to the leader yet, so it must be retried. The limit for clients' requests would be too long,
+/// because it includes two election timeouts, which can have any length.
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(7);
 /// Maximum size of a peer frame in addition to one request: headers, and other entries of the
 /// batch.
 const FRAME_OVERHEAD: usize = 16 << 20;
 
-/// A running node. Dropping it stops it at once; `stop` does so in order.
+/// A running node. Dropping this value stops the node at once; `stop` stops it gracefully.
 pub(super) struct Node {
     local: LocalMember,
     dir: DataDir,
@@ -145,8 +145,8 @@ impl Node {
             client_tls,
             permanent_refusal: verdict,
             members,
-            // The IDs are separate from those of clients' requests: no real boot counter is ever
-            // this high.
+            // These IDs differ from those of clients' requests, because no real boot counter is
+            // ever this high.
             ids: RequestIds::new(local.member.0, u64::MAX - boot),
             name: config.name.clone(),
             client_urls: config.advertised_clients(),
@@ -155,8 +155,8 @@ impl Node {
         })
     }
 
-    /// Returns once the cluster has committed this member's name and client URLs, after which it
-    /// serves everything. Retries without a limit.
+    /// Returns once the cluster has committed this member's name and client URLs. From then on this
+    /// member serves all requests. Retries without a limit.
     pub(super) async fn wait_until_published(&self) {
         let mut tries = 0_u32;
         loop {
@@ -188,7 +188,7 @@ impl Node {
     /// Waits until this member has to stop for good. That is the case once one of these has
     /// happened:
     ///
-    /// - It has applied its own removal, and isn't needed any more.
+    /// - The member has applied its own removal, and the other members don't need it any more.
     /// - An authenticated peer reports the removal.
     /// - So many peers refuse its data directory that no quorum is left.
     ///
@@ -233,12 +233,13 @@ impl Node {
         self.local
     }
 
-    /// Refuses requests that need the peers, since they accept nothing from this member any more.
+    /// Refuses requests that need the peers, because the peers accept nothing from this member any
+    /// more.
     pub(super) fn leave(&self) {
         self.handle.leave();
     }
 
-    /// Stops the node in order: transfers the leadership, finishes clients' requests, closes log
+    /// Stops the node gracefully: transfers the leadership, finishes clients' requests, closes log
     /// and store, and closes the peer streams. Each step has a time limit. Whatever was
     /// acknowledged is durable already.
     pub(super) async fn stop(self) {
@@ -251,7 +252,7 @@ impl Node {
             fronts.stop(DRAIN_CLIENTS);
             running.stop();
             transport.stop(DRAIN_PEERS);
-            // Dropped last, since it unlocks the directory for other processes.
+            // The data directory is dropped last, because this unlocks it for other processes.
             drop(dir);
         });
         if tokio::time::timeout(DRAIN_CLIENTS + DRAIN_PEERS + DRAIN_DISK, closing).await.is_err() {
@@ -266,10 +267,11 @@ impl Node {
 /// Logs problems of this member's own record in the store, and lets the node go on.
 ///
 /// - The record may have another key than this member's certificate. Then no peer accepts the
-///   member, but alone it still serves. The operator may be about to put the right certificate
-///   back.
+///   member, but a single-member cluster still serves clients. The operator may be about to put the
+///   right certificate back.
 /// - The member may have been removed, if the process ended before the tombstone was written.
-///   Members that don't know of the removal may still need it. Members that know will report it.
+///   Members that don't know of the removal may still need this one. A member that knows of the
+///   removal will report it to this one.
 fn check_record(store: &Store, local: &LocalMember, tls: Option<&PeerTls>) {
     let view = store.view();
     if view.members().is_removed(local.member) {
@@ -331,7 +333,7 @@ fn client_tls(config: &Config) -> Result<Option<Arc<ClientListenerTls>>, ServerE
 }
 
 /// Sockets of `--listen-client-urls`, `--listen-client-http-urls` and `--listen-metrics-urls`, each
-/// with whether its URL is https.
+/// with a flag that is true if its URL is https.
 struct ClientSockets {
     clients: Vec<(std::net::TcpListener, bool)>,
     http: Vec<(std::net::TcpListener, bool)>,
@@ -391,7 +393,7 @@ fn start_fronts(
         listeners.push(listener(socket, router));
     }
     for socket in sockets.metrics {
-        // As in etcd, any host name is accepted here, since these pages contain no data.
+        // As in etcd, these pages accept requests for any host name, because they contain no data.
         let router = health_only(routes.pages(true));
         listeners.push(listener(socket, router));
     }
@@ -499,7 +501,7 @@ fn transport_options(
     transport::TransportOptions { local, listen, tls, witness_file: marks, limits }
 }
 
-/// Opens the file with the promises that peers have made to this member.
+/// Opens the file that records the votes and acknowledgements of the other members.
 fn open_marks(dir: &DataDir) -> Result<Arc<WitnessFile>, ServerError> {
     let path = dir.join("member/peers");
     let marks = WitnessFile::open(&path).map_err(|source| ServerError::Marks { path, source })?;
@@ -535,8 +537,8 @@ fn is_among(membership: Option<&PeerMembership>, id: MemberId) -> bool {
     membership.is_some_and(|known| known.peers.iter().any(|peer| peer.id == id))
 }
 
-/// Returns the other members for the transport: those in the store, those that only peers know of,
-/// and the removed ones.
+/// Returns the other members for the transport. Some are in the store, some are known only from
+/// peers' member lists, and some were removed.
 fn membership(table: &MemberTable, censuses: &Censuses, local: &LocalMember) -> PeerMembership {
     let neighbours = censuses.neighbours(table, local.member);
     let told = neighbours.iter().filter(|one| one.is_from_census).map(|one| one.id).collect();
@@ -555,8 +557,9 @@ fn membership(table: &MemberTable, censuses: &Censuses, local: &LocalMember) -> 
     }
 }
 
-/// Refuses the keys of removed members on the client port, for as long as the node runs. It waits a
-/// while first: a member may have requested its own removal here, and awaits the answer.
+/// Refuses the keys of removed members on the client port, for as long as the node runs. Each key
+/// is refused only after a delay: a member may have requested its own removal here, and still
+/// awaits the answer.
 async fn refuse_removed(
     mut members: watch::Receiver<Arc<MemberTable>>,
     tls: Option<Arc<ClientListenerTls>>,

@@ -60,7 +60,7 @@ pub(super) struct PeerMessageSender {
 impl PeerMessageSender {
     /// Connects the driver to the started transport.
     pub(super) fn connect(&self, transport: Transport, inbox: PeerInbox) {
-        // Setting the link can't fail, since this is called once, by the code that starts both.
+        // `set` can't fail: `connect` is called once, by the code that starts driver and transport.
         let _ = self.link.set((transport, inbox));
     }
 }
@@ -80,7 +80,7 @@ impl PeerSender for PeerMessageSender {
     }
 
     fn send_snapshot(&self, snapshot: OutgoingSnapshot) {
-        // Without a link nothing was started that could need a snapshot.
+        // Before the transport is connected, nothing runs that could need a snapshot.
         let Some((transport, inbox)) = self.link.get().cloned() else {
             return;
         };
@@ -124,7 +124,8 @@ fn send(transport: &Transport, snapshot: OutgoingSnapshot) -> io::Result<()> {
 }
 
 impl PeerReports {
-    /// Makes the channels for what peers report: the sending half, and both receivers.
+    /// Makes the channels for what peers report about members. Returns the sending half and the two
+    /// receivers.
     pub(super) fn channels()
     -> (Self, watch::Receiver<Option<PermanentRefusal>>, watch::Receiver<Censuses>) {
         let (verdict, concluded) = watch::channel(None);
@@ -149,7 +150,7 @@ pub(super) struct PeerMessageReceiver {
 
 /// Channels for what peers report about members.
 pub(super) struct PeerReports {
-    /// Final reports about this member.
+    /// First report by a peer that this member is refused for good.
     pub refusal: watch::Sender<Option<PermanentRefusal>>,
     /// Member lists that peers have sent.
     pub censuses: watch::Sender<Censuses>,
@@ -188,7 +189,8 @@ impl PeerMessageReceiver {
 
     /// Sets the context that answers other members' requests from now on.
     pub(super) fn set_context(&self, context: &Arc<ApiContext>) {
-        // Setting the context can't fail, since this is called once, by the code that made both.
+        // `set` can't fail: this is called once, by the code that made the receiver and the
+        // context.
         let _ = self.context.set(Arc::downgrade(context));
     }
 
@@ -196,7 +198,7 @@ impl PeerMessageReceiver {
         self.context.get()?.upgrade()
     }
 
-    /// Publishes the verdict, unless there is one already.
+    /// Publishes a peer's final refusal of this member, unless one was published before.
     fn report_refusal(&self, verdict: PermanentRefusal) {
         let verdicts = &self.reports.refusal;
         verdicts.send_if_modified(|known| known.is_none() && known.replace(verdict).is_none());
@@ -221,8 +223,8 @@ impl PeerMessageReceiver {
         }
     }
 
-    /// Records the promise that `from` makes with `message`. Returns whether the message may be
-    /// delivered at once.
+    /// Records the vote or acknowledgement that `from` has sent in `message`. Returns whether the
+    /// message may be delivered at once.
     fn note_promise(&self, from: MemberId, message: &Message) -> bool {
         let Some(promise) = Promise::of(message) else { return true };
         let (term, commit) = self.inbox.term_and_commit();
@@ -230,8 +232,8 @@ impl PeerMessageReceiver {
         durable || message.kind != MessageKind::RequestVoteResponse
     }
 
-    /// Delivers a vote once the promise in it is durable. Otherwise this member could forget after
-    /// a crash that it has counted the vote.
+    /// Delivers a vote once it is durably recorded. Otherwise this member could forget after a
+    /// crash that it has counted the vote.
     fn deliver_once_durable(&self, from: MemberId, message: Message) -> bool {
         let Some(place) = self.marks.reserve_vote_slot() else { return false };
         let (marks, inbox) = (Arc::clone(&self.marks), self.inbox.clone());
@@ -263,8 +265,8 @@ impl PeerMessageReceiver {
     }
 }
 
-/// Returns what a joining member needs to know of a member. Operation IDs are left out: they grow
-/// with each change, and the answer must fit into one frame.
+/// Returns the fields of a member that a joining member needs. Operation IDs are left out: they
+/// grow with each change, and the answer must fit into one frame.
 fn shown_to_joiner(member: &Member) -> musterpb::Member {
     musterpb::Member { operations: Vec::new(), ..member.into() }
 }
@@ -336,8 +338,8 @@ fn free_bytes(path: &Path) -> io::Result<u64> {
     Ok(system.f_bavail.saturating_mul(system.f_frsize))
 }
 
-/// Checks a received snapshot completely. A damaged one, or another than announced, must not reach
-/// the store.
+/// Checks a received snapshot completely. A snapshot that is damaged, or differs from the announced
+/// one, must not reach the store.
 fn inspect(path: &Path, message: &Message) -> io::Result<()> {
     let found =
         mvcc::inspect_snapshot(&mut BufReader::new(data::open(path, data::OpenMode::Read)?));
@@ -386,7 +388,7 @@ impl PeerEvents for PeerMessageReceiver {
             let _ = data::remove(&path);
             return Err(error);
         }
-        // The sender may continue after the snapshot only once this member has installed it.
+        // The sender may send further entries only once this member has installed the snapshot.
         let ended = self.inbox.deliver_snapshot(IncomingSnapshot { message, body: path });
         match ended.recv() {
             Ok(true) => {

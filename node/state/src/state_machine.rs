@@ -1,8 +1,8 @@
 //! The interface between the driver and the replicated state.
 //!
 //! To the driver, an entry is an index, a term, a kind and bytes; only the state machine knows the
-//! meaning of the bytes. All of the state machine's state (data, applied index, members) changes in
-//! one storage transaction per batch. So a crash can't leave one part changed and another not.
+//! meaning of the bytes. Each batch changes all parts of the state (data, applied index, members)
+//! in one storage transaction. So a crash can't leave one part changed and another not.
 
 use std::io::{Read, Write};
 

@@ -1,4 +1,4 @@
-//! A certificate authority like an operator's own, for TLS tests.
+//! A certificate authority for TLS tests, such as an operator may have.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,

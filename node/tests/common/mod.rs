@@ -103,7 +103,7 @@ fn is_stopped(id: i32) -> bool {
     let mut threads = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
     threads.all(|thread| {
         let stat = std::fs::read_to_string(thread.unwrap().path().join("stat"));
-        // A thread that has ended since the listing counts as stopped.
+        // A thread that has ended since the directory was listed counts as stopped.
         stat.map_or(true, |stat| stat.rsplit_once(") ").unwrap().1.starts_with('T'))
     })
 }
@@ -180,8 +180,8 @@ impl TestMember {
         self.wait_ready_after(self.starts - 1);
     }
 
-    /// Waits until the current process is ready. `before` is the number of earlier starts that got
-    /// ready.
+    /// Waits until the current process is ready. `before` is the number of earlier starts that
+    /// became ready, as counted in the log.
     pub(crate) fn wait_ready_after(&mut self, before: usize) {
         let start = Instant::now();
         while self.log().matches("ready to serve client requests").count() <= before {

@@ -10,8 +10,8 @@
 //!    handshake slot is free.
 //!
 //! A new connection evicts one of another network from a full pool, as [`SlotPool::take_or_evict`]
-//! says. A host that opens many connections and sends nothing, or one byte on each, therefore blocks
-//! only itself.
+//! says. A host that opens many connections and sends nothing, or one byte on each, therefore
+//! blocks only itself.
 //!
 //! Admitted connections are not limited here, nor is the rate of connection attempts.
 
@@ -62,7 +62,7 @@ pub struct PendingConnection {
 /// Why a connection was not admitted.
 #[derive(Debug, thiserror::Error)]
 pub enum AdmissionError {
-    /// The slot was given to a connection of a network that holds fewer slots.
+    /// The connection's slot was given to a connection of a network that holds fewer slots.
     #[error("its place was given to another network")]
     Evicted,
     /// One of the three steps exceeded [`AdmissionLimits::step_timeout`].
@@ -74,7 +74,7 @@ pub enum AdmissionError {
 }
 
 impl AdmissionControl {
-    /// Makes the pools, with all slots free.
+    /// Creates both pools, with all slots free.
     #[must_use]
     pub fn new(limits: AdmissionLimits) -> Self {
         Self {

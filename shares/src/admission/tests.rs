@@ -94,7 +94,7 @@ async fn who_never_gets_its_turn_is_sent_away() {
 async fn who_shakes_hands_has_left_the_room_of_the_silent() {
     let (address, mut told) = open(AdmissionLimits { silent: 1, ..BOUNDS }).await;
     let _half = connect("127.0.0.2", address, b"x").await;
-    // The first connection needs a moment to move on to the handshake pool.
+    // The first connection needs a moment to move from the silent pool to the handshake pool.
     sleep(Duration::from_millis(100)).await;
     let _next = connect("127.0.0.2", address, b"xx").await;
     assert!(is_admitted(&next(&mut told).await));
@@ -109,7 +109,7 @@ async fn one_host_with_a_byte_on_each_connection_keeps_itself_waiting_and_nobody
     }
     let _client = connect("127.0.0.2", address, b"xx").await;
     assert!(matches!(next(&mut told).await, (who, Ok(())) if who == "127.0.0.2"));
-    // They are admitted one after the other as soon as they send the second byte.
+    // The connections of `half` are admitted one after the other, as each sends its second byte.
     for stream in &mut half {
         stream.write_all(b"x").await.unwrap();
     }

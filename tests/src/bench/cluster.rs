@@ -59,7 +59,8 @@ pub(super) struct BenchCluster {
     /// Flags that every member is started with.
     flags: Vec<String>,
     members: Vec<BenchMember>,
-    /// Number of members ever started. It numbers new members, so that no name is used twice.
+    /// Number of members that were ever started. New members are named by this number, so that no
+    /// name is used twice.
     started_members: usize,
 }
 
@@ -144,7 +145,7 @@ impl BenchCluster {
         Ok(client.with_token(self.token.clone()))
     }
 
-    /// Sets the token that clients made from now on send.
+    /// Sets the token of all clients that are created from now on.
     pub(super) fn set_token(&mut self, token: Option<String>) {
         self.token = token;
     }
@@ -250,8 +251,8 @@ impl BenchCluster {
         Ok(list.members.iter().any(|member| member.peer_ur_ls.contains(&address.peer_url)))
     }
 
-    /// Restarts the newest member if it has exited, as its supervisor would. Stock etcd exits if
-    /// the member that it asks has not applied its addition yet.
+    /// Restarts the newest member if it has exited, as a supervisor would. Stock etcd exits if the
+    /// member that it asks has not yet applied the addition of the newest one.
     pub(super) fn restart_newest_if_ended(&mut self) -> Result<()> {
         let newest = self.len() - 1;
         if self.members[newest].exit_report()?.is_some() {

@@ -1,4 +1,4 @@
-//! Compares `muster-node` with stock etcd: same machine, same client, same run, in turns.
+//! Compares `muster-node` with stock etcd on the same machine, with the same client, in one run.
 //!
 //! Both programs get the same flags and the same load, on three members each. A figure is the
 //! median of the rounds. Rounds of the two programs alternate, so that a disturbance from outside
@@ -40,8 +40,8 @@ use crate::harness::credentials::Credentials;
 pub struct BenchPlan {
     /// Path of the `muster-node` to measure.
     pub muster: PathBuf,
-    /// Path of the etcd to compare with. `None` builds a stock one, or uses the installed one if
-    /// that fails.
+    /// Path of the etcd to compare with. With `None`, a stock etcd is built, or the installed one
+    /// is used if the build fails.
     pub etcd: Option<PathBuf>,
     /// Directory for builds, data and logs, on a real disk.
     pub work: PathBuf,

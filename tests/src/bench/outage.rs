@@ -14,8 +14,8 @@ const TRY_TIME: Duration = Duration::from_secs(5);
 /// Maximum time without writes; a longer one is an error.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Kills the leader `times` times. Returns for each time how long it took until a put was
-/// acknowledged.
+/// Kills the leader `times` times. Returns how long it took each time until a put was acknowledged
+/// again.
 pub(super) async fn run(cluster: &mut BenchCluster, times: usize) -> Result<Vec<Duration>> {
     let mut took = Vec::new();
     for _ in 0..times {

@@ -62,7 +62,8 @@ impl ServerProcess {
         Ok(ended)
     }
 
-    /// Ends the watchdog, because after the wait for the server its process id may be reused.
+    /// Ends the watchdog. Once the server has been waited for, another process may get its id, and
+    /// must not be killed.
     fn dismiss(&mut self) {
         let _ = self.watchdog.kill();
         let _ = self.watchdog.wait();

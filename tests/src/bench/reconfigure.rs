@@ -1,9 +1,9 @@
 //! Measures how membership changes affect writes.
 //!
-//! The clusters use plain HTTP. Writers use followers that stay, so that they measure the cluster
-//! and not the loss of their connection. Changes follow each other at once: both programs run with
-//! `--strict-reconfig-check=false`, so that they don't require five healthy seconds before each.
-//! The replacement of a dead member uses the programs' defaults.
+//! The clusters use plain HTTP. Writers send their puts to followers that stay, so that no writer
+//! loses its connection. Changes follow each other at once. Therefore both programs run with
+//! `--strict-reconfig-check=false`: otherwise they would require five healthy seconds before each
+//! change. The replacement of a dead member uses the programs' defaults.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -54,9 +54,9 @@ pub(super) async fn run(
         say(&format!("changing the members of {name} {} times", parameters.changes));
         let mut measurements = ChangeWrites::default();
         for _ in 0..parameters.changes {
-            // A new cluster each time, so that no new member receives more than 5,000 entries. In etcd
-            // 3.7.3 such a member refuses its own publish request with "too many requests" for ever
-            // (`publishV3` in its server.go).
+            // A new cluster each time, so that no new member receives more than 5,000 entries. In
+            // etcd 3.7.3 such a member refuses its own publish request with "too many requests" for
+            // ever (`publishV3` in its server.go).
             let mut cluster =
                 BenchCluster::start(program, &dir, MEMBERS, None, &[NOT_STRICT]).await?;
             measurements.measure_round(&mut cluster).await?;
@@ -88,7 +88,7 @@ pub(super) async fn run(
     Ok(())
 }
 
-/// Measured writes of each kind of change, one element per round.
+/// Measurements of the writes during each kind of change, one element per round.
 #[derive(Default)]
 struct ChangeWrites {
     adding: Vec<WriteMeasurement>,
@@ -110,7 +110,7 @@ impl ChangeWrites {
         promote(cluster, leader, id).await?;
         self.promoting.push(writer.finish().await?);
         self.followers.push(remove_one(cluster, false).await?);
-        // Add another member to be removed; adding one was measured above.
+        // The next removal needs a fourth member again. This addition isn't measured.
         let leader = cluster.wait_settled().await?;
         let id = cluster.join(leader).await?;
         wait_caught_up(cluster, leader).await?;

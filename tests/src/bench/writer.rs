@@ -42,7 +42,7 @@ struct PutRecord {
 /// A task that writes steadily until it is stopped.
 pub(super) struct SteadyWriter {
     stop: oneshot::Sender<()>,
-    /// Start of the latest put that was acknowledged.
+    /// Time at which the newest acknowledged put was started.
     acknowledged: watch::Receiver<Instant>,
     task: JoinHandle<Vec<PutRecord>>,
 }

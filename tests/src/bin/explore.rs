@@ -17,9 +17,9 @@ use muster_tests::explore::{
 };
 use serde_json::{Value, json};
 
-/// Fraction of the time (one part in this many) for random walks, if the bounds were not exhausted.
+/// Random walks get one part in this many of the time, if the bounds were not exhausted.
 const WALKS_ONE_IN: u32 = 12;
-/// Maximum fraction of the time (one part in this many) for the ladder.
+/// The ladder gets at most one part in this many of the time.
 const LADDER_ONE_IN: u32 = 2;
 
 /// Explores the production code of both state machines.
@@ -64,7 +64,7 @@ struct ExploreArguments {
     /// Number of frozen lists that time out; 255 for no bound.
     #[arg(long, default_value_t = 1)]
     timeouts: u8,
-    /// Number of abandons, and of deadlines that pass.
+    /// Number of times that an operator abandons the cluster or its deadline passes.
     #[arg(long, default_value_t = 0)]
     ends: u8,
     /// Number of changed databases that an owner accepts.
@@ -101,7 +101,7 @@ struct ExploreArguments {
     /// Switch off the reductions that treat states or steps as equal, to compare.
     #[arg(long)]
     unreduced: bool,
-    /// Walk the path without faults from one in this many states; 0 for none.
+    /// Play the fault-free run from one in this many states; 0 for none.
     #[arg(long, default_value_t = 256)]
     roads: u64,
     /// Stop after this many minutes. If the exploration was cut short, the last twelfth of them is

@@ -31,7 +31,8 @@ struct MutantsArguments {
     /// Try only the mutants of this list (log stands for tests/mutants/log.txt).
     #[arg(long)]
     file: Option<String>,
-    /// Seconds that one run of tests may take; a longer run leaves its mutant open.
+    /// Seconds that one run of tests may take; a longer run leaves the mutant's result
+    /// inconclusive.
     #[arg(long, default_value_t = 240)]
     seconds: u64,
     /// Number of runs at a time.
@@ -80,7 +81,7 @@ fn main() -> Result<ExitCode> {
     Ok(report(&chosen, &results))
 }
 
-/// A finder, and the folder of the crate whose tests it runs.
+/// A finder (a command that may find a mutant), and the folder of the crate whose tests it runs.
 type FinderKey<'a> = (PathBuf, &'a Finder);
 
 fn tests_of<'a>(
@@ -91,8 +92,8 @@ fn tests_of<'a>(
     Ok((crate_of(Path::new(bench.scratch), &mutant.file)?, finder))
 }
 
-/// Returns the finders that fail without any mutant: they are useless, since they would find every
-/// mutant.
+/// Returns the finders that fail even without a mutant. They are useless, because they would seem
+/// to find every mutant.
 fn find_useless<'a>(
     bench: &MutantRunner<'_>,
     chosen: &'a [Mutant],
@@ -101,8 +102,8 @@ fn find_useless<'a>(
     for mutant in chosen {
         for finder in &mutant.finders {
             let tests = tests_of(bench, mutant, finder)?;
-            // The simulation is not run here: it takes long, and another test checks that it finds
-            // nothing.
+            // The simulation isn't run without a mutant: that takes long, and another test checks
+            // that it finds nothing.
             let is_sim = matches!(finder, Finder::Sim { .. });
             if is_sim || !seen.insert(tests.clone()) {
                 continue;

@@ -40,8 +40,8 @@ pub struct DemoOptions {
     pub loopback: bool,
 }
 
-/// Flags for short retries. An etcdctl without a reachable endpoint waits a second before its next
-/// attempt; restarting one that gives up early measures the time better.
+/// Flags that make etcdctl give up early. Without a reachable endpoint, etcdctl waits a second
+/// before its next attempt; restarting it instead measures the time better.
 const SHORT_RETRY_FLAGS: [&str; 2] = ["--command-timeout=400ms", "--dial-timeout=300ms"];
 
 fn succeeded(output: &std::process::Output) -> bool {
@@ -157,7 +157,7 @@ fn form_cluster(
     printer.print_checked(&format!("first write {took} ms after the third agent was started"));
     for phase in cluster["timeline"].as_array().into_iter().flatten() {
         let event = phase["event"].as_str().unwrap_or_default();
-        // Events before the list was full have no such time.
+        // Events before the list was full have no time relative to that moment.
         if let Some(since) = phase["since_full_ms"].as_i64() {
             printer.print_step(&format!("{since:>8} ms  {event}"));
         }

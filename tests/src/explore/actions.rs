@@ -24,14 +24,14 @@ use crate::explore::state::{AgentMode, SystemState};
 pub enum SystemAction {
     /// A host's agent starts, makes its key and record, and redeems its token.
     Join(usize),
-    /// An agent polls, or redeems if the database doesn't know it.
+    /// An agent polls, or redeems its token if the database doesn't know the agent.
     Poll(usize),
     /// A late message arrives from an agent that no longer exists.
     DeliverLatePoll(AgentKey),
     /// An agent learns that the service is at this epoch.
     SeeEpoch(usize, Epoch),
-    /// An agent examines a list: it probes, and then signs, refuses, or sends its row of the
-    /// matrix.
+    /// An agent examines a list: it probes the members. Then it signs or refuses the list, or sends
+    /// its row of the matrix (which members it reaches).
     ExamineList(usize, Hash),
     /// As `ExamineList`, but the agent has waited long enough to report which releases are missing.
     ReportMissingReleases(usize, Hash),
@@ -60,7 +60,7 @@ pub enum SystemAction {
     /// A process makes one of its periodic sweeps: it compares its database with its ledger, and
     /// increments its sweep counter.
     Sweep(usize),
-    /// The process with this index serves the action, instead of the first one.
+    /// The process with this index serves the action, instead of process 0.
     ServedBy(usize, Box<SystemAction>),
     /// A lease lapses, possibly without any transaction that notices it.
     Lapse(AgentKey),
@@ -86,12 +86,12 @@ pub enum SystemAction {
     ClockBack,
     /// A backup of the database is taken.
     Backup,
-    /// The backup is restored in this way.
+    /// The backup of the database is restored by this method.
     Restore(RestoreMethod),
     /// A process's ledger is copied.
     SaveLedger(usize),
-    /// The copy replaces the ledger while its process is down. If true, the position beside the
-    /// ledger is also replaced.
+    /// A process is stopped, and the copy replaces its ledger. If the flag is true, the copied
+    /// position replaces the one beside the ledger too.
     PutLedgerBack(usize, bool),
     /// A process is lost for good, with its ledger.
     LoseProcess(usize),
@@ -109,14 +109,15 @@ pub enum SystemAction {
     Clone(usize, usize),
     /// A process crashes, and may lose what it had not synced.
     Crash(usize),
-    /// Without row lock: a process reads the row.
+    /// A process reads the cluster's row without locking it.
     ReadUnlocked(usize),
-    /// Without row lock: a process writes the result of this action on the row it has read.
+    /// A process writes the result of this action, computed from the row that it read without a
+    /// lock.
     WriteUnlocked(usize, Box<SystemAction>),
 }
 
 impl SystemAction {
-    /// Returns the host that takes the action or that it happens to.
+    /// Returns the host that takes the action, or to which the action happens.
     #[must_use]
     pub fn host(&self) -> Option<usize> {
         match self {
@@ -167,8 +168,8 @@ impl SystemAction {
         )
     }
 
-    /// Returns whether the action is a fault, which the bounds limit. A lapsed lease isn't a fault
-    /// if its host no longer exists.
+    /// Returns whether the action is a fault, so that the bounds limit it. The lapse of a lease
+    /// isn't a fault if the host with that key no longer exists.
     #[must_use]
     pub fn is_fault(&self, system: &SystemState) -> bool {
         match self {
@@ -311,7 +312,7 @@ pub fn enumerate(system: &SystemState, config: &ExplorationConfig) -> Vec<System
     }
     for host in 0..config.hosts {
         // Hosts that haven't joined are interchangeable if they are equal and linked in the same
-        // way. Only the first of them acts.
+        // way. Of such hosts, only the first one acts.
         let is_equal = |other: usize| {
             system.hosts[other] == system.hosts[host]
                 && system.hosts[host].journal.is_none()
@@ -396,7 +397,7 @@ fn add_host_actions(
             actions.push(SystemAction::Report(at));
         }
     }
-    // An agent sees epochs whatever its mode is.
+    // An agent may learn of a newer epoch in every mode.
     let latest = if config.service_lies { config.epochs + 1 } else { system.sent.epoch };
     if !no_op::has_stopped_releasing(config, journal) {
         actions.extend(
@@ -459,8 +460,8 @@ fn add_forming_actions(
     }
 }
 
-/// Adds the loss of links between hosts that have joined. No host probes any other one
-/// (`reductions`).
+/// Adds the loss of links between hosts that have joined. Other links don't matter, because nobody
+/// probes a host before it has joined (`reductions`).
 fn add_link_faults(
     system: &SystemState,
     config: &ExplorationConfig,
@@ -543,7 +544,8 @@ fn add_service_actions(
         let known = cluster.agents.get(&key);
         let new = |agent: &formation_explored::service::Applicant| {
             if config.reduced {
-                // A release below the row's epoch changes nothing in the row (`reductions::row`).
+                // A release below the row's epoch changes nothing in the row
+                // (`reductions::clear_unread_fields`).
                 epoch >= cluster.epoch && agent.highest_epoch < epoch
             } else {
                 agent.release.as_ref().is_none_or(|release| release.epoch < epoch)
@@ -622,7 +624,7 @@ fn add_database_actions(
     let decided = matches!(cluster.phase, Phase::Committed | Phase::Formed);
     for at in 0..PROCESSES {
         let process = &system.processes[at];
-        // If both processes are in the same state, acting for the first one is enough.
+        // If both processes are in the same state, only the first one acts.
         if at > 0 && reductions::are_processes_alike(system) {
             continue;
         }
@@ -666,7 +668,8 @@ fn add_database_actions(
                 actions.push(SystemAction::Backup);
             }
         } else {
-            // A ledger that was replaced must have been compared since: see `processes`.
+            // Each running process must have examined its database since its ledger was replaced:
+            // see `processes`.
             let compared =
                 system.processes.iter().all(|process| process.connected || process.is_lost);
             let may = |setback: &&RestoreMethod| match setback {
@@ -705,8 +708,8 @@ fn add_process_actions(
     if may_sweep && system.backup.as_ref().is_some_and(is_unswept) {
         actions.push(SystemAction::Sweep(at));
     }
-    // Processes are interchangeable, so the lost one is never the first. Decisions that the first
-    // one has not copied would be lost, and no rule could bring them back.
+    // Processes are interchangeable, so the lost one is never process 0. First, process 0 must have
+    // copied all decisions. Otherwise some would be lost, and no rule could bring them back.
     if system.faults_left.losses > 0 && at > 0 && is_up_to_date(system, config, 0) {
         actions.push(SystemAction::LoseProcess(at));
     }
@@ -724,7 +727,7 @@ fn add_process_actions(
     }
 }
 
-/// Adds transactions without row lock: each may have read the row long before it writes.
+/// Adds transactions that don't lock the row: each may write long after it has read the row.
 fn add_unlocked_transactions(
     system: &SystemState,
     config: &ExplorationConfig,

@@ -15,7 +15,7 @@ use crate::explore::reductions;
 use crate::explore::service_steps as service;
 use crate::explore::state::{AgentMode, SystemState};
 
-/// Returns the state after `action`; an equal one if the action changes nothing.
+/// Returns the state after `action`. It equals `system` if the action changes nothing.
 ///
 /// # Errors
 /// Returns the property that no longer holds.
@@ -31,7 +31,8 @@ pub fn apply(
     }
     if reductions::are_hosts_independent(system, config) {
         next.followed_host = action.host().and_then(|at| u8::try_from(at).ok());
-        // None of these faults can happen any more, so how many are left makes no difference.
+        // None of these faults can happen any more, so the numbers that are left make no
+        // difference.
         let left = &mut next.faults_left;
         (left.pauses, left.timeouts, left.cluster_ends, left.accepts) = (0, 0, 0, 0);
         (left.links, left.clock_jumps, next.is_ahead) = (0, 0, false);
@@ -50,8 +51,9 @@ pub fn apply(
     Ok(next)
 }
 
-/// Takes all steps of each agent towards its node at once. No fault is left that could happen
-/// between them, and no other host can observe the states between.
+/// Takes all pending steps of each agent towards starting its node, without a state in between. No
+/// fault is left that could happen between two of these steps, and no other host can observe such a
+/// state.
 fn take_pending_steps(
     system: &mut SystemState,
     config: &ExplorationConfig,
@@ -265,7 +267,8 @@ fn apply_host_fault(
     Ok(())
 }
 
-/// Uses up one fault of a kind; `u8::MAX` means unlimited and stays.
+/// Decrements the number of faults that are left of one kind. `u8::MAX` means unlimited, and is not
+/// decremented.
 fn use_up_fault(left: &mut u8) {
     if *left != u8::MAX {
         *left = left.saturating_sub(1);
@@ -276,8 +279,9 @@ fn journal_of(system: &SystemState, at: usize) -> Option<&Journal> {
     system.hosts[at].journal.as_ref()
 }
 
-/// Lets a host's agent poll or redeem. Of all refusals, the agent receives only `KeyElsewhere`
-/// here. It may receive any other one arbitrarily late, so those are left out.
+/// Lets a host's agent poll, or redeem its token. `KeyElsewhere` is the only refusal that the agent
+/// receives here. All other refusals may arrive arbitrarily late, so the exploration leaves them
+/// out.
 fn poll_or_redeem(
     system: &mut SystemState,
     config: &ExplorationConfig,

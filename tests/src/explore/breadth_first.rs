@@ -10,8 +10,8 @@ use crate::explore::successors::{FingerprintedState, check_and_enumerate, take_s
 /// Number of states that a thread takes at a time.
 const CHUNK: usize = 64;
 
-/// Step by which a state was reached: the number of its parent, and the index among the parent's
-/// actions.
+/// Step by which a state was reached: the number of its parent state, and the action's index among
+/// the actions of the parent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PathStep {
     parent: u32,
@@ -25,8 +25,8 @@ pub(super) struct FrontierState {
     pub state: FingerprintedState,
 }
 
-/// A violation, the number of the state it was found in, and the index of the action that led to
-/// it. There is no action if the fault-free run from the state violates a property.
+/// A violation, the number of the state in which it was found, and the index of the action that
+/// caused it. There is no action if the fault-free run from the state violates a property.
 type FoundViolation = (PropertyViolation, u32, Option<u16>);
 
 /// Result of the breadth-first search.
@@ -105,7 +105,8 @@ fn explore_depth(
     breadth.frontier.clear();
     for result in results {
         counters.add(result.counters);
-        // Taking the smallest state number makes the result independent of how the threads ran.
+        // Of several violations, the one with the smallest state number is kept. So the result
+        // doesn't depend on the order in which threads ran.
         if let Some(candidate) = result.found
             && breadth.found.as_ref().is_none_or(|known| candidate.1 < known.1)
         {

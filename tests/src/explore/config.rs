@@ -23,17 +23,17 @@ pub struct ExplorationConfig {
     pub faults: FaultCounts,
     /// Bit mask of hosts that no other host can reach.
     pub unreachable: u8,
-    /// Whether the exploration checks what only the ledger guarantees. Two documents may not be
-    /// sent, even for lists without a common host. No document may be sent after the cluster was
-    /// abandoned.
+    /// Whether to check two guarantees that only the ledger gives:
+    /// - At most one document is ever sent, even for lists without a common host.
+    /// - No document is sent after the cluster was abandoned.
     pub expects_ledger: bool,
-    /// Whether property 3 alone is checked. States that can't lead to a second majority are then not
-    /// followed.
+    /// Whether property 3 alone is checked. States that can't lead to a second majority are not
+    /// followed then.
     pub majorities_only: bool,
     /// Whether the service lies: any list of known records may be shown at any time.
     pub service_lies: bool,
-    /// The only lists that a lying service shows, as epoch and hosts. It shows every list if this is
-    /// empty.
+    /// The only lists that a lying service shows, as epoch and hosts. If this is empty, it shows
+    /// every list.
     pub false_lists: Vec<(u64, Vec<usize>)>,
     /// Whether late messages of dead and re-imaged hosts may still arrive.
     pub has_late_messages: bool,
@@ -51,8 +51,8 @@ pub struct ExplorationConfig {
     pub reports: bool,
     /// The fault-free run is played from one in this many states; from none if 0.
     pub fault_free_interval: u64,
-    /// Maximum number of faults of all kinds together on one path, besides the limit of each kind in
-    /// `faults`; 255 means no limit.
+    /// Maximum number of faults of all kinds together on one path. The limit of each kind in
+    /// `faults` applies as well. 255 means no limit.
     pub max_total_faults: u8,
     /// Whether states and steps that no property can tell apart are merged (`reductions`). It is
     /// off when a test compares with the unreduced exploration.
@@ -71,12 +71,12 @@ pub struct Environment {
     pub has_database_identity: bool,
     /// Each process counts its sweeps, in its row and beside its ledger.
     pub has_sweep_counters: bool,
-    /// Ledgers are complete: before a process decides anything, it copies all decisions of the other
-    /// processes.
+    /// Ledgers are complete: before a process decides anything, it copies all decisions of the
+    /// other processes.
     pub has_complete_ledgers: bool,
     /// A process's row records how many entries its ledger held.
     pub has_entry_counts: bool,
-    /// An owner can't forget a process that is running.
+    /// An owner can't declare a process gone while it is running.
     pub forgets_stopped_only: bool,
     /// A backup that is restored in place is older than the last sweep of each process. No rule can
     /// guarantee this: a process can only recognise a database that is older than what it last
@@ -107,9 +107,10 @@ impl Environment {
 /// How often each fault may happen on one path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FaultCounts {
-    /// Maximum number of restores of the database from its backup. There is one backup, taken at any time.
+    /// Maximum number of restores of the database from its backup. There is one backup, taken at
+    /// any time.
     pub restores: u8,
-    /// Maximum number of lost node directories; the host restarts with each.
+    /// Maximum number of lost node directories. Each loss restarts the host.
     pub lost_directories: u8,
     /// Maximum number of hosts that are re-imaged: nothing on such a host survives.
     pub reimages: u8,
@@ -127,21 +128,23 @@ pub struct FaultCounts {
     pub timeouts: u8,
     /// Maximum number of times that an operator abandons the cluster or its deadline passes.
     pub cluster_ends: u8,
-    /// Maximum number of times that an owner retires the committed cluster. Taking a retirement back isn't a
-    /// fault.
+    /// Maximum number of times that an owner retires the committed cluster. Taking a retirement
+    /// back isn't a fault.
     pub retirements: u8,
     /// Maximum number of times that an owner accepts a changed database before the ledgers agree.
     pub accepts: u8,
-    /// Maximum number of transactions that read the row and write it later. Needs `row_lock` switched off.
+    /// Maximum number of transactions that read the row and write it later. Needs `row_lock`
+    /// switched off.
     pub overlaps: u8,
     /// Maximum number of process crashes. If the ledger isn't synced, its last entry is lost.
     pub crashes: u8,
     /// Maximum number of times that a process's ledger is replaced by an older copy.
     pub ledger_rollbacks: u8,
-    /// Maximum number of processes lost for good, with their ledger, after the other process has copied its
-    /// decisions.
+    /// Maximum number of processes that are lost for good, each with its ledger. The other process
+    /// has copied all decisions before.
     pub losses: u8,
-    /// Maximum number of times that an owner declares a process gone, so that nobody waits for its ledger.
+    /// Maximum number of times that an owner declares a process gone, so that nobody waits for its
+    /// ledger.
     pub forgets: u8,
     /// Maximum number of links between two hosts that go down for good, in both directions.
     pub links: u8,
@@ -208,8 +211,13 @@ impl ExplorationConfig {
 
     /// Returns the full bounds: 3 seats, 5 hosts, 3 epochs, 2 processes.
     ///
-    /// Its faults are one restore, one lost directory, one re-imaged host, one death, one link down
-    /// and the clock ahead once. Messages may be late, and pauses may happen at any point.
+    /// Each of these faults may happen once:
+    ///
+    /// - a restore, an accepted database, a ledger that is replaced by an older copy,
+    /// - a lost directory, a re-imaged host, a dead host, a killed agent,
+    /// - an end of the cluster, a link that goes down, a clock that is ahead.
+    ///
+    /// Pauses and time-outs are not limited, and messages may be late.
     #[must_use]
     pub fn full() -> ExplorationConfig {
         ExplorationConfig {

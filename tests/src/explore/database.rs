@@ -26,22 +26,22 @@ pub struct DatabaseState {
     pub recorded_identity: u32,
     /// Number of the database's generation; grows each time a process finds a changed database.
     pub generation: u64,
-    /// Whether every process has put its ledger back since the last change.
+    /// Whether every process has put its ledger's contents back since the database last changed.
     pub settled: bool,
-    /// Commits and ends of the cluster, numbered from 1.
+    /// Decisions about the cluster in their order, numbered from 1: commits and ends.
     pub decisions: Vec<LedgerEntry>,
-    /// Row about each process.
+    /// Row of each process in the table of processes.
     pub rows: [ProcessTableRow; PROCESSES],
 }
 
-/// Row of the database about one process.
+/// One process's row in the database.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessTableRow {
-    /// Number of entries in the process's ledger when it last looked.
+    /// Number of entries in the process's ledger when the process last examined the database.
     pub entries: u64,
     /// Number of sweeps of the process.
     pub sweep_count: u64,
-    /// Whether the process has put its ledger back into this generation.
+    /// Whether the process has put its ledger's contents back in this generation of the database.
     pub has_restored_ledger: bool,
     /// Whether an owner has declared that the process won't come back.
     pub is_forgotten: bool,
@@ -52,13 +52,13 @@ pub struct ProcessTableRow {
 pub struct ProcessState {
     /// The ledger on the process's disk.
     pub ledger: Ledger,
-    /// Older copy of the ledger, which may replace it.
+    /// Older copy of the ledger, which may later replace the ledger.
     pub saved: Option<Ledger>,
-    /// Whether the process has looked at the database that its connections lead to.
+    /// Whether the process has examined the database to which its present connections lead.
     pub connected: bool,
     /// Whether the process is lost for good.
     pub is_lost: bool,
-    /// Row that a transaction under way has read; needs `row_lock` switched off.
+    /// Database state that an unfinished transaction has read; needs `row_lock` switched off.
     pub read: Option<Arc<DatabaseState>>,
 }
 
@@ -71,7 +71,8 @@ pub struct Ledger {
     pub position: Option<LedgerPosition>,
 }
 
-/// Position beside a ledger: [`RememberedDatabase`] with the decisions themselves in place of their hash.
+/// Position beside a ledger: what the process remembers of its database. It corresponds to
+/// [`RememberedDatabase`], but has the decisions themselves in place of their hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerPosition {
     /// Identity of the database.
@@ -80,7 +81,7 @@ pub struct LedgerPosition {
     pub generation: u64,
     /// Decisions of the database up to the last one that was copied.
     pub copied_decisions: Vec<LedgerEntry>,
-    /// Number of sweeps of this process when it last looked.
+    /// Number of sweeps that this process had made when it last examined the database.
     pub sweep_count: u64,
 }
 
@@ -102,8 +103,9 @@ impl Ledger {
         }
     }
 
-    /// Returns the ledger as the production code compares it. The WAL position is always 0, because
-    /// it proves nothing: a restored database may have written more than the lost one.
+    /// Returns the summary of the ledger that the production code compares with a database. The WAL
+    /// position is always 0, because it proves nothing: a restored database may have written more
+    /// than the lost one.
     #[must_use]
     pub fn summary(&self, environment: &Environment) -> LedgerSummary {
         let known = self.position.as_ref().map(|known| RememberedDatabase {
@@ -118,7 +120,7 @@ impl Ledger {
 }
 
 impl DatabaseState {
-    /// Returns a new database, which all processes have looked at.
+    /// Returns a new database that all processes have already examined.
     #[must_use]
     pub fn new(cluster: Cluster) -> DatabaseState {
         DatabaseState {
@@ -133,8 +135,8 @@ impl DatabaseState {
         }
     }
 
-    /// Returns what process `at`, which remembers `summary`, sees on a new connection. Identities
-    /// and counters that the environment lacks look unchanged.
+    /// Returns what process `at`, which remembers `summary`, sees on a new connection. If the
+    /// environment has no identities or counters, they look unchanged.
     #[must_use]
     pub fn observe(
         &self,
@@ -161,7 +163,7 @@ impl DatabaseState {
         }
     }
 
-    /// Returns what a transaction of process `at` reads for the ledger's gate.
+    /// Returns what a transaction of process `at` reads to check a decision against the ledger.
     #[must_use]
     pub fn read(
         &self,
@@ -184,7 +186,7 @@ impl DatabaseState {
         self.decisions.get(..number).filter(|decisions| !decisions.is_empty()).map(chain)
     }
 
-    /// Returns the list that was decided, also if the cluster was retired since.
+    /// Returns the decided list, even if the cluster was retired since.
     #[must_use]
     pub fn decided_list(&self) -> Option<Hash> {
         let kept = matches!(self.cluster.phase, Phase::Committed | Phase::Formed | Phase::Retired);
@@ -207,7 +209,7 @@ impl DatabaseState {
         if let Some(h) = outcome.committed {
             self.decisions.push(LedgerEntry::Commit { h, document: true });
         }
-        // A retirement isn't numbered as an end: the commit has a number and stays.
+        // A retirement isn't appended as an end, because the commit remains the last decision.
         let is_end = |change: &ClusterChange| match change {
             ClusterChange::Ended { phase } => *phase != Phase::Retired,
             _ => false,

@@ -1,6 +1,6 @@
 //! Depth-first search from a frontier. Each thread follows one path to its end and keeps only the
-//! states of that path. When another thread runs out of work, it hands over the oldest of them. All
-//! threads share the visited set.
+//! states of that path. If another thread has no work left, the thread hands over the remaining
+//! actions of its oldest state. All threads share the visited set.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Time between two progress reports.
 const PROGRESS: Duration = Duration::from_secs(10);
 
-/// A state on a path, and the actions in it that are still to be taken.
+/// A state on a path, its actions, and how many of them were taken.
 struct Frame {
     state: FingerprintedState,
     actions: Vec<SystemAction>,
@@ -109,7 +109,7 @@ pub(super) fn explore(
             while std::time::Instant::now() < until
                 && !threads.iter().all(|thread| thread.is_finished())
             {
-                // Short naps: the search must not outlast its threads by a whole progress interval.
+                // The interval is short, so that the search ends soon after its threads.
                 std::thread::sleep(20 * PAUSE);
             }
         }
@@ -177,8 +177,8 @@ fn run_job(
     if let Some(state) = job.state {
         stack.push_back(open_frame(search, state, &path, counters)?);
     }
-    // `path` leads to the last state of the stack, and its first `base` steps lead to the first
-    // one.
+    // `path` leads to the last state of the stack. The first `base` steps of `path` lead to the
+    // first state of the stack.
     let mut base = path.len();
     while let Some(frame) = stack.back_mut() {
         let Some(index) = frame.next() else {

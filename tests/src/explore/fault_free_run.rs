@@ -29,8 +29,8 @@ pub(super) fn walk(
     config: &ExplorationConfig,
 ) -> Result<(), PropertyViolation> {
     walk_from(system, config)?;
-    // The exploration leaves out the deaths of hosts that never joined (`reductions`), so the run
-    // is repeated without one of them.
+    // The exploration leaves out the deaths of hosts that never joined (`reductions`). So the run
+    // is repeated without one such host.
     let is_unknown =
         |host: &&mut std::sync::Arc<HostState>| host.alive && is_unknown_to_others(host, config);
     let mut without_one_host = system.clone();
@@ -46,7 +46,7 @@ pub(super) fn walk(
 fn walk_from(system: &SystemState, config: &ExplorationConfig) -> Result<(), PropertyViolation> {
     let mut state = system.clone();
     state.followed_host = None;
-    // The clock is right again, but what was stored before remains.
+    // The clock is right during the run, but times that it stored while it was ahead remain.
     state.is_ahead = false;
     // When the run begins, every message under way has arrived or been lost, and every transaction
     // has ended.

@@ -1,5 +1,5 @@
-//! Fingerprint of a state in 128 bits. States that differ only by a permutation of hosts have the
-//! same one.
+//! Fingerprint of a state in 128 bits. States that differ only by a permutation of hosts have equal
+//! fingerprints.
 //!
 //! Hosts are ordered independently of their names. They are sorted by their own state and by what
 //! others store about them. Among hosts that are still alike, the order with the smallest
@@ -68,8 +68,8 @@ type HostOrder = [u8; MAX_HOSTS];
 pub(super) struct Fingerprint {
     /// Fingerprint of the whole state. Two states with the same value count as one.
     pub whole: u128,
-    /// Fingerprint without the faults left. A fault that doesn't change it has only used itself up,
-    /// and whatever can follow can follow without it.
+    /// Fingerprint without the numbers of faults left. A fault that doesn't change this value had
+    /// no effect, so the state after the fault needn't be explored.
     pub without_faults: u128,
 }
 
@@ -167,9 +167,9 @@ fn add_faults_left(system: &SystemState, without: u128) -> u128 {
     hasher.finish()
 }
 
-/// Returns the smallest fingerprint over the orders of hosts that look alike, for up to 24 orders.
-/// If there are more, it takes the first order: some symmetric states then count twice, and nothing
-/// else is lost.
+/// Returns the smallest fingerprint over the orders of hosts that look alike. It tries up to 24
+/// orders. If there are more, it uses the first order: some symmetric states then count twice, and
+/// nothing else is lost.
 fn smallest(system: &SystemState, relevance: &Relevance<'_>, hashes: &[(u128, usize)]) -> u128 {
     let mut best = u128::MAX;
     let mut orders = vec![hashes.iter().map(|&(_, at)| at).collect::<Vec<usize>>()];
@@ -295,7 +295,7 @@ impl OrderedView<'_> {
         hasher.finish()
     }
 
-    /// Adds the links that are down and selected by `which`.
+    /// Adds the links that are down and that `which` selects.
     fn links(&self, hasher: &mut FingerprintHasher, which: impl Fn(usize, usize) -> bool) {
         let name = |host: usize| u64::from(self.places[host]);
         let down = self.system.links.down().filter(|&(from, to)| which(from, to));
@@ -306,7 +306,7 @@ impl OrderedView<'_> {
         }));
     }
 
-    /// Adds the state of both processes, whichever index each has.
+    /// Adds the states of both processes, so that their indexes make no difference.
     fn processes(&self, hasher: &mut FingerprintHasher) {
         let (system, places) = (self.system, self.places);
         for database in [Some(&system.database), system.backup.as_ref()].into_iter().flatten() {
@@ -391,7 +391,7 @@ fn key_number(key: AgentKey, places: &HostOrder) -> u64 {
     u64::from(places[host_of(key)]) << 8 | u64::from(reimage_count_of(key))
 }
 
-/// Folds a list into 64 bits: epoch, then host and life of each seat.
+/// Folds a list into 64 bits: its epoch, and the host and re-image count of each seat.
 fn list_number(h: Hash, places: &HostOrder) -> u64 {
     members_of(h).fold(epoch_of(h).wrapping_mul(ODD[2]) | 1, |sum, key| {
         fold(sum ^ (key_number(key, places) + 1), ODD[0]).wrapping_add(ODD[1])
@@ -460,7 +460,7 @@ impl OrderedView<'_> {
         hasher.flag(host.alive);
         hasher.add_word(u64::from(host.reimage_count));
         if !host.alive && self.relevance.ignores_dead_hosts {
-            // Nothing reads a dead host's disk any more.
+            // Of a dead host, only its last message matters: nothing reads its disk any more.
             if let (Some(journal), true) = (&host.journal, self.relevance.late) {
                 let word = self.hash_late_message(journal);
                 hasher.add_word(word as u64);

@@ -31,8 +31,8 @@ fn agent_at(system: &SystemState, at: usize) -> Agent {
     Agent::new(journal, nonce)
 }
 
-/// Stores the output's journal, then carries out its actions in order. Returns the targets to probe,
-/// if there are any.
+/// Stores the output's journal, then carries out its actions in order. Returns the targets to
+/// probe, if there are any.
 fn perform_output(
     system: &mut SystemState,
     config: &ExplorationConfig,
@@ -76,7 +76,7 @@ fn perform_output(
             Todo::Launch(_) => set_mode(system, at, AgentMode::LaunchingNode),
             Todo::RequestReplacement { .. } => set_mode(system, at, AgentMode::AwaitingReplacement),
             Todo::Stop { exit, .. } => set_mode(system, at, AgentMode::Stopped(exit)),
-            // Each of these is an action of its own in the exploration.
+            // Each of these is a separate `SystemAction` of the exploration.
             Todo::Redeem | Todo::SendDocument { .. } | Todo::Report => {}
         }
     }
@@ -104,7 +104,7 @@ pub(super) fn join(
     Ok(())
 }
 
-/// Shows `epoch` to the agent, in a present or an older answer of the service.
+/// Shows `epoch` to the agent, as a present or an older answer of the service would.
 pub(super) fn see_epoch(
     system: &mut SystemState,
     config: &ExplorationConfig,
@@ -138,7 +138,8 @@ pub(super) fn see_refusal(
     Ok(())
 }
 
-/// Shows the agent a list: it probes the members, and signs, refuses or sends its row of the matrix.
+/// Shows the agent a list. It probes the members. Then it signs or refuses the list, or sends its
+/// row of the matrix (which members it reaches).
 pub(super) fn examine_list(
     system: &mut SystemState,
     config: &ExplorationConfig,
@@ -161,7 +162,8 @@ pub(super) fn examine_list(
         machine: machine(at),
     };
     let epoch = examined.proposal.epoch;
-    // Every answer of the service contains the releases, before the proposal.
+    // Every answer of the service contains the releases, and the agent reads them before the
+    // proposal.
     for (&key, &epoch) in &system.sent.releases.clone() {
         let output = agent.step(&config.rules, AgentEvent::ReleaseSeen { key, epoch });
         perform_output(system, config, at, output)?;
@@ -182,7 +184,8 @@ pub(super) fn examine_list(
 }
 
 /// Returns the result of a probe, as the target's own production code answers it. If the proposal
-/// lists both, the target is assumed to have seen it, because the prober retries until then.
+/// lists both hosts, the target is assumed to have seen the proposal: the prober would retry until
+/// then.
 fn probe(
     system: &SystemState,
     prober: usize,
@@ -203,7 +206,8 @@ fn probe(
         return Err(closed());
     }
     let peer = agent_at(system, at);
-    // If an agent's steps are taken at once, the probe may have arrived before the launch.
+    // If an agent takes all its steps at once, the probe may have arrived before the node was
+    // launched.
     if !peer.is_listening() && !system.are_agent_steps_atomic() {
         return Err(closed());
     }
@@ -344,7 +348,8 @@ pub(super) fn restart(
             AgentMode::Running
         }
         StartDecision::ResumeToLaunch => AgentMode::InspectingDirectory,
-        // If a node has outlived its agent, the new agent adopts the node and doesn't start one.
+        // The node may have outlived its agent. In that case, the new agent adopts the running node
+        // instead of starting one.
         StartDecision::StartNode(StartSource::List | StartSource::Log) => {
             if host.running_list.is_some() { AgentMode::Running } else { AgentMode::LaunchingNode }
         }
@@ -393,7 +398,8 @@ pub(super) fn lose_directory(
     Ok(())
 }
 
-/// Re-images the host: nothing on it survives, but its messages do.
+/// Re-images the host. Nothing on the host survives, but the messages that it sent may still
+/// arrive.
 pub(super) fn reimage(system: &mut SystemState, at: usize) {
     let past = system.hosts[at].journal.clone();
     let host = Arc::make_mut(&mut system.hosts[at]);

@@ -111,7 +111,8 @@ pub(super) fn statement(size: u8) -> Statement {
     }
 }
 
-/// Packs the proposal into a hash: epoch, length, then host and life of each seat.
+/// Packs the proposal into a hash: its epoch, its number of seats, then the host and re-image count
+/// of each seat.
 #[must_use]
 pub(super) fn hash_of(proposal: &ProposedList) -> Hash {
     let mut bytes = [0; 32];

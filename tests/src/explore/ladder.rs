@@ -1,5 +1,5 @@
 //! Ladder of configurations that `make explore` completes before it explores the full bounds. Each
-//! has seats and hosts as real clusters do, and a part of the faults. They were chosen by
+//! has as many seats and hosts as real clusters, and some of the faults. They were chosen by
 //! measurement to take about half an hour together on two cores. The report of a run says which of
 //! them were completed.
 
@@ -181,9 +181,9 @@ const BOTH: &[RestoreMethod] = &[RestoreMethod::Dump, RestoreMethod::InPlace];
 
 /// Returns a configuration with three seats and no ledgers.
 ///
-/// Two seats would show nothing: a majority is then both hosts, so two lists that share a host
-/// can't both have one. With three seats, two majorities of lists that share a host need five keys.
-/// Those are the keys of five hosts, or of four if one is re-imaged.
+/// Two seats would show nothing. A majority of two is both hosts, so two lists that share a host
+/// can't both get a majority. With three seats, two majorities of lists that share a host need five
+/// keys. Those are the keys of five hosts, or of four if one is re-imaged.
 fn without_ledger(
     name: &'static str,
     hosts: usize,

@@ -18,7 +18,7 @@ impl Links {
         self.down |= bit(one, other) | bit(other, one);
     }
 
-    /// Takes all links to `host` down. It still reaches every other host.
+    /// Takes all links to `host` down. The links from `host` stay up.
     pub fn cut_incoming(&mut self, host: usize) {
         self.down |=
             (0..MAX_HOSTS).filter(|&from| from != host).fold(0, |all, from| all | bit(from, host));

@@ -1,5 +1,6 @@
-//! Recognises actions that would change nothing in a state, which is cheaper than applying them.
-//! Nothing is lost if one isn't recognised: it is applied and found to have changed nothing.
+//! Recognises actions that would change nothing in a state, which is cheaper than applying them. If
+//! such an action isn't recognised, nothing is lost: it is applied, and found to have changed
+//! nothing.
 
 use formation_explored::agent::Journal;
 use formation_explored::service::{Phase, Seating};
@@ -25,8 +26,8 @@ pub(super) fn is_decided(system: &SystemState, h: Hash) -> bool {
         && cluster.frozen.as_ref().is_some_and(|frozen| frozen.proposal_hash == h)
 }
 
-/// Returns whether the row already holds the agent's session, its highest epoch and an unexpired
-/// lease.
+/// Returns whether a poll of the agent would change nothing. The row must already hold the agent's
+/// session, its highest epoch and an unexpired lease.
 #[must_use]
 pub(super) fn would_poll_change_nothing(
     system: &SystemState,
@@ -45,14 +46,17 @@ pub(super) fn would_poll_change_nothing(
     let no_news = highest <= known.highest_epoch || (config.reduced && highest < cluster.epoch);
     let renewed = system.now().after(PENDING_DEADLINE_DISTANCE);
     let live = known.seating != Seating::Absent && known.lease_until == renewed;
-    // If a disk was copied, another host may hold the same key.
+    // The host must be the only holder of the key. If a disk was copied, another host may hold the
+    // same key.
     let only = system.key(at) == journal.key && config.faults.clones == 0;
     only && known.session == Some(session) && (!forming || (live && no_news))
 }
 
-/// Returns whether the agent would do nothing about list `h`. It has answered the list before, or
-/// it can't sign it and the service wouldn't take its refusal. It must also have released every
-/// epoch below the list's.
+/// Returns whether the agent would do nothing about list `h`. Two conditions must hold:
+///
+/// - The agent has released every epoch below the list's, or releases nothing any more.
+/// - It has already sent its ack, or it must refuse the list and the service doesn't wait for its
+///   answer.
 #[must_use]
 pub(super) fn is_list_ignored(
     system: &SystemState,
@@ -89,7 +93,7 @@ pub(super) fn is_missing_releases(
     journal: &Journal,
     h: Hash,
 ) -> bool {
-    // Looking at a list releases all lower epochs.
+    // When the agent examines a list, it releases all lower epochs.
     let own = journal.released_epoch.max(epoch_of(h) - 1);
     config.rules.is_on(Rule::ReleasesFirst)
         && journal

@@ -31,8 +31,9 @@ pub enum RestoreMethod {
 }
 
 /// Lets the process examine its database, as it does on each new connection. If the database isn't
-/// the one it knows, it begins a new generation. In either case it copies the decisions that it
-/// lacks. While the generation isn't settled, it puts back what its ledger holds.
+/// the one that the process remembers, the process begins a new generation. In either case it
+/// copies the decisions that its ledger lacks. While the generation isn't settled, it puts back
+/// what its ledger holds.
 ///
 /// # Errors
 /// Returns a property that doesn't hold after an entry was put back.
@@ -58,7 +59,8 @@ pub(super) fn inspect_database(
         }
     };
     copy_decisions(system, config, at, scope);
-    // The database may have another history, so check the ledger's entry against its state.
+    // The database may have another history than the ledger, so the ledger's entry is checked
+    // against the cluster's state.
     let is_restore_needed = |system: &SystemState| {
         let entry = system.processes[at].ledger.entry;
         let needs_restore = |entry| {
@@ -132,8 +134,8 @@ fn copy_decisions(
     }
 }
 
-/// Records, once the two agree, the ledger's size in the database and the database's position beside
-/// the ledger.
+/// Checks whether ledger and database agree. If they do, records the ledger's size in the database,
+/// and the database's position beside the ledger.
 fn record_position(system: &mut SystemState, config: &ExplorationConfig, at: usize) {
     let ledger = &mut system.processes[at].ledger;
     let row =
@@ -160,7 +162,8 @@ fn restore_from_ledger(
     config: &ExplorationConfig,
     at: usize,
 ) -> Result<(), PropertyViolation> {
-    // Report the change to the row before anything is put back.
+    // This transaction reports the change of the database to the cluster's row, before anything is
+    // put back.
     let _ = transact(system, config, ClusterEvent::Tick)?;
     if let Some(entry) = system.processes[at].ledger.entry {
         match plan_restore(entry, Some(&system.database.cluster_state()), false) {

@@ -1,5 +1,5 @@
-//! The properties that every state and every step must have, and the one of the fault-free run from
-//! a state.
+//! The seven properties. Six of them must hold in every state and at every step. The seventh must
+//! hold for the fault-free run from a state.
 
 use std::fmt;
 
@@ -13,17 +13,18 @@ use crate::explore::state::{HostState, SystemState};
 /// One of the seven properties that are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Property {
-    /// 1. One document per cluster (with ledger).
+    /// 1. A cluster has at most one document, if its processes keep ledgers.
     OneDocument,
-    /// 2. No node runs another list than the one committed.
+    /// 2. No node runs another list than the committed one.
     CommittedListOnly,
-    /// 3. Two lists never both get a majority.
+    /// 3. No two lists both get a majority. Without ledgers, this is checked only for lists that
+    /// share a host.
     NoTwoMajorities,
-    /// 4. One start from empty per identity; none after data was lost.
+    /// 4. Each identity starts a node from empty at most once, and never after data was lost.
     OneStartFromEmpty,
-    /// 5. At most `size` seats; one key, one seat.
+    /// 5. At most `size` seats are taken, and no key has two of them.
     SeatsBounded,
-    /// 6. Nothing starts after abandon.
+    /// 6. No node starts after the cluster was abandoned.
     NothingAfterAbandon,
     /// 7. A run without further faults forms the cluster, or `explain` names a reason and a way
     ///    out.
@@ -87,16 +88,17 @@ impl fmt::Display for PropertyViolation {
 /// Checks what a single transaction can violate.
 ///
 /// - Property 5.
-/// - A part of property 1: a decided list never changes, and a retired one never vanishes.
-/// - Two parts of property 7: no list is committed with a dead member, and every member may still sign a new
-///   frozen list.
+/// - A part of property 1: a decided list never changes, and a retired list never vanishes.
+/// - Two parts of property 7: no list is committed with a dead member, and every member may still
+///   sign a new frozen list.
 pub(super) fn check_transaction(
     before: &Cluster,
     after: &Cluster,
     outcome: &StepOutcome,
     now: UnixMicros,
 ) -> Result<(), PropertyViolation> {
-    // Abandoning a committed cluster violates property 6, which is checked when a node starts afterwards.
+    // Abandoning a committed cluster violates property 6, which is checked when a node starts
+    // afterwards.
     let is_kept = is_decided(after.phase) || before.phase == Phase::Retired;
     if let (true, Some(decided)) = (is_decided(before.phase) && is_kept, &before.frozen) {
         let is_same = after
@@ -218,7 +220,7 @@ pub(super) fn check_new_log(
     Ok(())
 }
 
-/// Checks property 3, after a start was recorded.
+/// Checks property 3 after the start of a node was recorded.
 pub(super) fn check_majorities(
     system: &SystemState,
     config: &ExplorationConfig,

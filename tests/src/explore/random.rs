@@ -20,7 +20,7 @@ const MAX_STEPS: usize = 400;
 const MAX_IDLE_DRAWS: usize = 200;
 /// Highest epoch up to which a walk is followed.
 const EPOCHS: u64 = 12;
-/// Weights of a fault, of which each walk uses one; a step of progress weighs 10,000.
+/// Possible weights of a fault. Each walk uses one of them. A step of progress weighs 10,000.
 const FAULT_WEIGHTS: [u32; 4] = [30, 100, 400, 1_500];
 
 /// Counters of random walks, and the violation they found.
@@ -161,14 +161,14 @@ fn draw<'a>(
 }
 
 /// Returns the weight of an action. Progress of the presently frozen list weighs most, and late or
-/// useless messages less. Faults have the weight of this walk, and ends of the cluster a tenth of
-/// it.
+/// useless messages weigh less. Faults weigh `faults`, and ends of the cluster a tenth of that.
 fn weight(system: &SystemState, action: &SystemAction, faults: u32) -> u32 {
     let cluster = &system.database.cluster;
     let frozen = cluster.frozen.as_ref().filter(|_| cluster.phase == Phase::Preparing);
     match action {
         SystemAction::Abandon | SystemAction::PassDeadline => faults / 10,
-        // The rest of the walk depends on a restore after a commit.
+        // A restore after a commit weighs more than other faults, because the rest of the walk
+        // depends on it.
         SystemAction::Restore(_) if !system.sent.committed.is_empty() => 3 * faults,
         SystemAction::ReportMissingReleases(..) => faults,
         action if action.is_fault(system) => faults,

@@ -1,12 +1,12 @@
 //! Reductions: which states and steps the exploration merges, and why it loses nothing by that.
 //!
-//! Each function here says what it leaves out, and why that is sound. Two states may be merged if each step
-//! from one has an equivalent step from the other, and every property judges both alike.
+//! Each function here says what it leaves out, and why that is sound. Two states may be merged if
+//! each step from one has an equivalent step from the other, and every property judges both alike.
 //!
-//! All reductions depend on [`ExplorationConfig::reduced`]. `tests/explore_reduction.rs` explores small configurations,
-//! and every regression with its rule switched off, with and without them. If an argument relies on a rule or
-//! on a guarantee of the environment, the function checks that it is on. A lying service has no state, so with
-//! one hardly anything is left out.
+//! All reductions depend on [`ExplorationConfig::reduced`]. `tests/explore_reduction.rs` explores
+//! small configurations, and every regression with its rule switched off, with and without them. If
+//! an argument relies on a rule or on a guarantee of the environment, the function checks that it
+//! is on. A lying service has no state, so with one hardly anything is left out.
 
 use std::sync::Arc;
 
@@ -26,8 +26,8 @@ use crate::explore::state::{AgentMode, HostState, NOW, SystemState, normalise};
 
 /// Clears those fields of the row that nothing reads any more.
 ///
-/// - Only the freeze reads `floor` and `highest_epoch`, and it takes an epoch of at least `epoch`. The row's
-///   epoch never falls, so lower values of the two make no difference.
+/// - Only the freeze reads `floor` and `highest_epoch`, and it takes an epoch of at least `epoch`.
+///   The row's epoch never falls, so lower values of the two make no difference.
 /// - A stored release only raises those two fields. Agents learn of releases from `SentMessages`.
 /// - From the commit or the end on, only the row's list and its seated members are read. Numbers of
 ///   failed lists, standbys and acks are never read again.
@@ -66,12 +66,14 @@ pub(super) fn clear_unread_fields(cluster: &mut Cluster, config: &ExplorationCon
 
 /// Returns a backup in the form that a restore will give it.
 ///
-/// After a restore, the first step of any process tells the row that its database has changed, and that
-/// discards a frozen list. So acks and probes for that list make no difference between two backups.
+/// After a restore, the first step of any process tells the row that its database has changed, and
+/// that discards a frozen list. So acks and probes for that list make no difference between two
+/// backups.
 ///
-/// This needs `Environment::has_database_identity`: without a database's identity nobody may notice the restore. Without
-/// reduction, with restores in place, or with faults of the clock, it returns the backup unchanged. In the last
-/// case the result would depend on whether the clock is still ahead at the restore.
+/// This needs `Environment::has_database_identity`: without a database's identity nobody may notice
+/// the restore. Without reduction, with restores in place, or with faults of the clock, it returns
+/// the backup unchanged. In the last case the result would depend on whether the clock is still
+/// ahead at the restore.
 #[must_use]
 pub(super) fn backup(
     database: &Arc<DatabaseState>,
@@ -96,8 +98,9 @@ pub(super) fn backup(
     Arc::new(DatabaseState { cluster, ..(**database).clone() })
 }
 
-/// Returns whether processes keep nothing between two transactions, because they have no ledgers. All processes
-/// are then alike, and a new connection is like an old one. So a restore leaves the processes connected.
+/// Returns whether processes keep nothing between two transactions, because they have no ledgers.
+/// All processes are then alike, and a new connection is like an old one. So a restore leaves the
+/// processes connected.
 #[must_use]
 pub(super) fn are_processes_stateless(config: &ExplorationConfig) -> bool {
     config.reduced && !config.environment.ledger && config.environment.row_lock
@@ -105,15 +108,16 @@ pub(super) fn are_processes_stateless(config: &ExplorationConfig) -> bool {
 
 /// Returns whether the acks of a list arrive in one step, once all its members have signed.
 ///
-/// Before the last ack arrives, only the list's time-out reads the others: it counts the members
-/// that have not answered. So an earlier arrival makes no difference if no time-out is left. The
-/// fault-free run (property 7) delivers every signed ack before it waits for anything.
+/// Before the last ack arrives, only the list's time-out reads the earlier acks: it counts the
+/// members that have not answered. So an earlier arrival makes no difference if no time-out is
+/// left. The fault-free run (property 7) delivers every signed ack before it waits for anything.
 ///
 /// Two guarantees are needed:
-/// - Leases are judged before the ack (`Rule::LapseFirst`). Otherwise the first ack of the step would make
-///   expired leases lapse. The last ack could then never commit the list in spite of them.
-/// - Transactions lock the row. Without the lock, each ack may be applied separately to a row that was read
-///   long ago.
+/// - Leases are judged before the ack (`Rule::LapseFirst`). Otherwise the first ack of the step
+///   would make expired leases lapse. The last ack could then never commit the list in spite of
+///   them.
+/// - Transactions lock the row. Without the lock, each ack may be applied separately to a row that
+///   was read long ago.
 #[must_use]
 pub(super) fn do_acks_arrive_together(system: &SystemState, config: &ExplorationConfig) -> bool {
     config.reduced
@@ -124,8 +128,8 @@ pub(super) fn do_acks_arrive_together(system: &SystemState, config: &Exploration
 }
 
 /// Returns whether no process is connected, as after a restore. Until one connects, only steps of
-/// the database are explored. Steps of hosts read and write nothing of the database, and nobody
-/// serves their messages. So exploring them before the restore is enough.
+/// the database are explored. Steps of hosts don't read or write the database, and no process
+/// serves their messages. So it is enough to explore them before the restore.
 #[must_use]
 pub(super) fn is_no_process_connected(system: &SystemState, config: &ExplorationConfig) -> bool {
     config.reduced
@@ -133,13 +137,13 @@ pub(super) fn is_no_process_connected(system: &SystemState, config: &Exploration
         && !system.processes.iter().any(|process| process.connected)
 }
 
-/// Returns whether no other host can know of this one, since it has no key and no data yet.
+/// Returns whether no other host can know of `host`, because it has no key and no data yet.
 ///
 /// For such a host two kinds of fault are left out:
 /// - Its death and its re-imaging. To all others, a host that never joins is the same as a dead
 ///   one. A host that joins later is the same as a re-imaged one.
-/// - The loss of its links. Links carry only probes, and nobody probes a host before it has joined. They may go
-///   down as soon as it has.
+/// - The loss of its links. Links carry only probes, and nobody probes a host before it has joined.
+///   Its links may go down as soon as it has joined.
 ///
 /// The fault-free run (property 7) does need hosts that could still join, so it is repeated without
 /// one of them.
@@ -149,8 +153,8 @@ pub(super) fn is_unknown_to_others(host: &HostState, config: &ExplorationConfig)
     config.reduced && host.journal.is_none() && host.mode == AgentMode::Running && blank()
 }
 
-/// Returns whether the database's present state is final: no restore is left, no ledger differs, and no
-/// transaction is under way.
+/// Returns whether the database's present state is final: no restore is left, no ledger differs,
+/// and no transaction is under way.
 #[must_use]
 pub(super) fn is_database_final(system: &SystemState, config: &ExplorationConfig) -> bool {
     system.faults_left.restores == 0
@@ -160,8 +164,9 @@ pub(super) fn is_database_final(system: &SystemState, config: &ExplorationConfig
         && system.processes.iter().all(|process| process.read.is_none())
 }
 
-/// Returns whether all processes are connected and no ledger can object to a decision of the database. After a
-/// set-back, that needs a settled database in which no process finds a difference.
+/// Returns whether all processes are connected and no ledger can object to a decision of the
+/// database. After a database or ledger was set back, the database must also be settled, and no
+/// process may find a difference.
 #[must_use]
 pub(super) fn are_ledgers_consistent(system: &SystemState, config: &ExplorationConfig) -> bool {
     let database = &system.database;
@@ -188,9 +193,10 @@ fn has_been_set_back(system: &SystemState, config: &ExplorationConfig) -> bool {
     left.restores < all.restores || left.ledger_rollbacks < all.ledger_rollbacks
 }
 
-/// Returns whether it matters which process serves a request. It does once something was set back and the
-/// processes know different things about it. Before that, all of them read the same row, and none decides what
-/// another has decided. Sending a document and copying decisions are separate steps of each process.
+/// Returns whether it matters which process serves a request. It matters only after a database or
+/// ledger was set back, while the ledgers aren't consistent. Before that, all processes read the
+/// same row, and none decides what another has decided. Sending a document and copying decisions
+/// are separate steps of each process.
 #[must_use]
 pub(super) fn is_serving_process_relevant(
     system: &SystemState,
@@ -202,7 +208,8 @@ pub(super) fn is_serving_process_relevant(
     config.environment.ledger && can_be_set_back && matters && !are_processes_alike(system)
 }
 
-/// Returns whether both processes are in the same state, and every database has equal rows for both.
+/// Returns whether both processes are in the same state, and every database has equal rows for
+/// both.
 #[must_use]
 pub(super) fn are_processes_alike(system: &SystemState) -> bool {
     let rows = |database: &Arc<DatabaseState>| database.rows[0] == database.rows[1];
@@ -213,9 +220,9 @@ pub(super) fn are_processes_alike(system: &SystemState) -> bool {
 
 /// Returns whether the decided list's document may be treated as sent.
 ///
-/// The database is final, so the document can be sent at any time from now on. Sending it undoes nothing, and
-/// agents may receive it as late as they like. Without ledgers this holds whatever becomes of the database,
-/// because no process remembers what it has sent.
+/// The database is final, so the document can be sent at any time from now on. Sending it undoes
+/// nothing, and agents may receive it as late as they like. Without ledgers this holds whatever
+/// becomes of the database, because no process remembers what it has sent.
 #[must_use]
 pub(super) fn may_publish_at_once(system: &SystemState, config: &ExplorationConfig) -> bool {
     let cluster = &system.database.cluster;
@@ -232,12 +239,13 @@ pub(super) fn may_publish_at_once(system: &SystemState, config: &ExplorationConf
 
 /// Returns whether hosts can no longer affect each other or the service.
 ///
-/// One document was sent, no other one exists, and nobody holds or runs another list. Nothing that a host does
-/// can reach the database or another host. All properties of a step then concern one host's own past. So each
-/// host is followed alone, with all faults that are left.
+/// One document was sent, no other one exists, and nobody holds or runs another list. Nothing that
+/// a host does can reach the database or another host. All properties of a step then concern one
+/// host's own past. So each host is followed alone, with all faults that are left.
 ///
-/// States in which two hosts have both moved on are left out. Only the fault-free run (property 7)
-/// involves two hosts at once. It is played from the state in which the others have not moved.
+/// States in which two hosts have both taken further steps are left out. Only the fault-free run
+/// (property 7) involves two hosts at once. It is played from the state in which the other hosts
+/// have taken no further step.
 #[must_use]
 pub(super) fn are_hosts_independent(system: &SystemState, config: &ExplorationConfig) -> bool {
     let cluster = &system.database.cluster;
@@ -264,8 +272,8 @@ pub(super) fn are_hosts_independent(system: &SystemState, config: &ExplorationCo
         && system.hosts.iter().all(host_agrees)
 }
 
-/// Returns whether the cluster has ended and nothing can follow: no document was ever sent and nobody holds
-/// one. So nobody will start a node or sign.
+/// Returns whether the cluster has ended and nothing can follow: no document was ever sent and
+/// nobody holds one. So nobody will start a node or sign.
 #[must_use]
 pub(super) fn is_terminal(system: &SystemState, config: &ExplorationConfig) -> bool {
     let holds = |host: &Arc<HostState>| {
@@ -280,13 +288,14 @@ pub(super) fn is_terminal(system: &SystemState, config: &ExplorationConfig) -> b
         && !system.hosts.iter().any(holds)
 }
 
-/// Returns whether at most one list can still get a majority, in an exploration that checks property 3 alone.
+/// Returns whether at most one list can still get a majority, in an exploration that checks
+/// property 3 alone.
 ///
-/// No restore is left, so the present database decides at most one list from now on. None of the
-/// lists that earlier databases decided may still reach a majority. Its possible supporters are the
-/// members that have started with it, or still can. A member still can if it holds the list's
-/// document, or if it signed the list and has not released it. That set never grows: journals lose
-/// nothing, and members that die or are re-imaged leave it.
+/// No restore is left, so the present database decides at most one list from now on. No list that
+/// an earlier database decided may still be able to reach a majority. A list's possible supporters
+/// are the members that have started with it, or still can. A member still can if it holds the
+/// list's document, or if it signed the list and has not released it. The set of supporters never
+/// grows: journals lose nothing, and members that die or are re-imaged leave it.
 #[must_use]
 pub(super) fn has_one_majority_at_most(system: &SystemState, config: &ExplorationConfig) -> bool {
     let applies = config.reduced
@@ -322,19 +331,20 @@ fn can_reach_majority(system: &SystemState, h: Hash) -> bool {
     members_of(h).filter(starts).count() >= quorum(size)
 }
 
-/// The parts of the messages and journals that can still make a difference; computed once for each state.
+/// The parts of the messages and journals that can still make a difference; computed once for each
+/// state.
 pub(super) struct Relevance<'a> {
-    /// Lowest epoch of the present database, the backup and all transactions under way. No list below it will
-    /// ever be frozen, acked or refused at the service again.
+    /// Lowest epoch of the present database, the backup and all transactions under way. No list
+    /// below it will ever be frozen, acked or refused at the service again.
     lowest: Epoch,
     /// Whether journals never forget: they are synced, and no disk is copied.
     are_journals_durable: bool,
     /// Whether a process may still read its ledger.
     pub are_ledgers_read: bool,
-    /// Whether boot counters matter. They only tell the holders of one key apart, and without copied disks each
-    /// key has one holder.
+    /// Whether boot counters matter. They only tell the holders of one key apart, and without
+    /// copied disks each key has one holder.
     pub are_boots_relevant: bool,
-    /// Whether a dead host's disk is left out, because nothing ever reads it.
+    /// Whether dead hosts' disks are left out of the fingerprint, because nothing ever reads them.
     pub ignores_dead_hosts: bool,
     /// Whether late messages of agents that no longer exist may still arrive.
     pub late: bool,
@@ -366,12 +376,12 @@ impl<'a> Relevance<'a> {
         relevance
     }
 
-    /// Returns whether some agent may still sign this list, or the service may still process a message about
-    /// it.
+    /// Returns whether some agent may still sign list `h`, or the service may still process a
+    /// message about it.
     ///
-    /// An agent that has signed or released the list's epoch never signs another list of it (rule
-    /// S5 of the formation, `agent/sign.rs`). At most it sends the same ack again. The list may
-    /// also show the agent its epoch, but that makes no difference. The service has shown that
+    /// An agent that has signed or released the list's epoch never signs another list of that epoch
+    /// (rule S5 of the formation, `agent/sign.rs`). At most it sends the same ack again. The list
+    /// may also show the agent its epoch, but that makes no difference. The service has shown that
     /// epoch, so the agent may see it at any time.
     fn is_proposal_alive(&self, system: &SystemState, h: Hash) -> bool {
         let epoch = epoch_of(h);
@@ -396,23 +406,27 @@ impl<'a> Relevance<'a> {
         directory_of(self.config, host)
     }
 
-    /// Returns the frozen lists that can still be signed, or refused at the service.
+    /// Returns the frozen lists that can still be signed or frozen again, or refused at the
+    /// service.
     #[must_use]
     pub(super) fn proposals(&self) -> &[Hash] {
         &self.proposals
     }
 
-    /// Returns whether the service could still take an ack of list `h`: that needs a list frozen at its epoch.
+    /// Returns whether the service could still take an ack of list `h`. That is ruled out if the
+    /// list's epoch is below `lowest`.
     #[must_use]
     pub(super) fn is_ack_alive(&self, h: Hash) -> bool {
         epoch_of(h) >= self.lowest
     }
 
-    /// Returns whether a signed list can still restrict its signer, or let it hold the list's document.
+    /// Returns whether a signed list can still restrict its signer, or let the signer hold the
+    /// list's document.
     ///
-    /// Once the signer has released the list, it can't hold its document (`HoldAboveReleased`).
-    /// Once enough members have released it, it no longer prevents the signer from signing another
-    /// list (rule S6 of the formation, `agent/sign.rs`). Releases are never taken back.
+    /// Once the signer has released the list, it can't hold the list's document
+    /// (`HoldAboveReleased`). Once enough members have released the list, it no longer keeps the
+    /// signer from signing another one (rule S6 of the formation, `agent/sign.rs`). Releases are
+    /// never taken back.
     #[must_use]
     pub(super) fn is_bound_alive(
         &self,

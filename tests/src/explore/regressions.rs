@@ -55,20 +55,20 @@ pub struct RegressionCase {
     pub safeguard: Safeguard,
     /// Properties, of which the disaster violates one.
     pub violates: &'static [Property],
-    /// Configuration in which it can happen, with every rule on.
+    /// Configuration in which the disaster can happen once the safeguard is switched off.
     pub config: ExplorationConfig,
     /// Actions applied before the exploration starts.
     pub before: Vec<SystemAction>,
 }
 
 impl RegressionCase {
-    /// Explores the configuration with every rule on.
+    /// Explores the configuration with the case's safeguard on.
     #[must_use]
     pub fn with_rule(&self) -> ExplorationReport {
         self.run(&self.config)
     }
 
-    /// Explores the configuration with the case's rule switched off.
+    /// Explores the configuration with the case's safeguard switched off.
     #[must_use]
     pub fn without_rule(&self) -> ExplorationReport {
         let mut config = self.config.clone();
@@ -149,7 +149,7 @@ pub fn regression_cases() -> Vec<RegressionCase> {
 /// Returns the case with this name.
 ///
 /// # Panics
-/// Panics if there is none.
+/// Panics if no case has this name.
 #[must_use]
 pub fn find_case(name: &str) -> RegressionCase {
     regression_cases().into_iter().find(|case| case.name == name).expect("a case with this name")
@@ -189,7 +189,7 @@ fn committed_and_restored() -> Vec<SystemAction> {
     ]
 }
 
-/// Returns cases R1 to R3, and the one with one release too few: two lists that share hosts.
+/// Returns cases R1 to R3, and the case with one release too few. In each, two lists share hosts.
 fn two_clusters() -> Vec<RegressionCase> {
     let no_ledger = Environment { ledger: false, ..Environment::SOUND };
     let mut cases = vec![RegressionCase {
@@ -274,7 +274,7 @@ fn one_release_too_few(restored: ExplorationConfig) -> RegressionCase {
     }
 }
 
-/// Returns cases R4 to R6: second lists that only a ledger or the agents can prevent.
+/// Returns cases R4 to R6. In each, only a ledger or the agents can prevent a second list.
 fn beyond_the_database() -> Vec<RegressionCase> {
     let mut cases = Vec::new();
     let mut disjoint = vec![SystemAction::Backup];
@@ -322,10 +322,10 @@ fn beyond_the_database() -> Vec<RegressionCase> {
     cases
 }
 
-/// Returns R16, R17 and similar cases: only one of two processes has sent the document.
+/// Returns R16, R17 and similar cases. In each, only one of two processes has sent the document.
 fn rollback_cases() -> Vec<RegressionCase> {
-    // No fault-free runs: in most of them the process with the ledger is stuck, and that violation
-    // would be found first.
+    // The fault-free run isn't played. In most states the process with the ledger is stuck, so a
+    // violation of property 7 would be found first.
     let one_seat = |name, faults| ExplorationConfig {
         epochs: 2,
         faults,
@@ -599,7 +599,8 @@ fn other_rules() -> Vec<RegressionCase> {
                 "hosts release an epoch, another list forms on that word, and they sign one of it",
                 Safeguard::Rule(Rule::OneListPerEpoch),
                 ExplorationConfig {
-                    // This rule alone would also prevent the hosts from holding the document.
+                    // `HoldAboveReleased` is off too, because it alone would keep the hosts from
+                    // holding the document.
                     rules: Rules::ALL.without(Rule::HoldAboveReleased),
                     ..lying_service_config("one list per epoch", 2)
                 },
@@ -658,8 +659,8 @@ fn end_cases() -> Vec<RegressionCase> {
                 Safeguard::Rule(Rule::AbandonBeforeCommit),
                 ExplorationConfig {
                     epochs: 1,
-                    // Without the rule, the ledger of the process that sent the document would
-                    // still prevent it.
+                    // Even without the rule, the ledger of the process that sent the document would
+                    // prevent the disaster. So ledgers are off too.
                     environment: Environment { ledger: false, ..Environment::SOUND },
                     faults: FaultCounts { cluster_ends: 1, ..FaultCounts::default() },
                     ..ExplorationConfig::sound("abandon before commit", 1, 1)

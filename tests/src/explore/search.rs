@@ -1,5 +1,5 @@
-//! Entry point of the exploration. It searches breadth first while the frontier is small, so the
-//! first violation found has a shortest trace. Then it continues depth first, which needs hardly
+//! Entry point of the exploration. The search is breadth first while the frontier is small, so that
+//! the first violation found has a shortest path. Then it continues depth first, which needs hardly
 //! more memory than the visited set.
 
 use std::time::{Duration, Instant};
@@ -51,7 +51,7 @@ pub struct ExplorationReport {
     pub states_beyond_bound: usize,
     /// Number of fault-free runs.
     pub fault_free_runs: usize,
-    /// Number of steps within which every reachable state was visited.
+    /// Number of steps from the start within which every state was visited.
     pub depth: usize,
     /// Length of the longest path that was followed. It equals `depth` if the search was breadth
     /// first only.
@@ -76,7 +76,7 @@ pub struct Counterexample {
 }
 
 impl ExplorationReport {
-    /// Returns whether everything within the bounds was visited without a violation.
+    /// Returns whether all states within the bounds were visited and no violation was found.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.cut_short.is_none() && self.found.is_none()
@@ -134,7 +134,7 @@ pub(super) struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Returns the name of the limit that is reached, if one is.
+    /// Returns the name of a limit that the search has reached, if there is one.
     #[must_use]
     pub(super) fn reached(&self, states: usize) -> Option<&'static str> {
         if self.began.elapsed() >= self.limits.time {

@@ -55,8 +55,8 @@ pub(super) fn transact(
     Ok(outcome)
 }
 
-/// Runs the production code's step on the row. If the database has changed or settled, the row
-/// processes that event first.
+/// Runs the production code's step on the cluster's row. If the database has changed or settled
+/// since the row was stored, the step for that event comes first.
 fn step(
     system: &SystemState,
     config: &ExplorationConfig,
@@ -89,7 +89,8 @@ fn step(
     Ok((cluster, outcome))
 }
 
-/// Stores the row that a transaction has produced, and adds what anyone can now know to `SentMessages`.
+/// Stores the row that a transaction has produced. Adds what anyone can now learn from the service
+/// to `SentMessages`.
 fn save(
     system: &mut SystemState,
     config: &ExplorationConfig,
@@ -119,7 +120,8 @@ fn save(
     }
 }
 
-/// Changes the row as passing time does. If `process_now` is true, a transaction then processes it.
+/// Changes the row as if time had passed. If `process_now` is true, a transaction processes the
+/// change at once.
 fn change_deadline(
     system: &mut SystemState,
     config: &ExplorationConfig,
@@ -159,8 +161,8 @@ pub(super) fn poll_or_redeem(
     serve(system, config, event)
 }
 
-/// Returns the nonce of a journal's session. Two hosts with equal journals, one of them a copy, have
-/// different nonces. A host that no longer exists has its own one.
+/// Returns the nonce of a journal's session. If a disk was copied, both hosts have equal journals
+/// but different nonces. A host that no longer exists keeps a nonce of its own.
 pub(super) fn nonce_of(system: &SystemState, journal: &Journal) -> u128 {
     let at = system.hosts.iter().position(|host| host.journal.as_ref() == Some(journal));
     u128::from(journal.boot) << 32 | at.unwrap_or(host_of(journal.key)) as u128

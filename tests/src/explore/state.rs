@@ -24,13 +24,12 @@ use crate::explore::identities::{MAX_HOSTS, host_of, key, statement};
 use crate::explore::links::Links;
 use crate::explore::reductions;
 
-/// Time of the service's clock, unless it is ahead.
+/// Time that the service's clock shows, unless the clock is ahead.
 pub(super) const NOW: UnixMicros = UnixMicros(1_000_000_000_000);
 /// How far the service's clock is off when it is ahead: much longer than every lease, list time-out
 /// and backoff.
 pub(super) const CLOCK_JUMP: Millis = Millis(30 * 60 * 1_000);
-/// Time from `NOW` to a deadline, or to the end of a grant, that passes only if an action makes it
-/// pass.
+/// Distance from `NOW` of those deadlines and grant ends that pass only by an action.
 pub(super) const DAY: Millis = Millis(24 * 3600 * 1_000);
 /// Time from now to any deadline that has not passed: shorter than every lease, list time-out and
 /// backoff.
@@ -47,11 +46,12 @@ pub struct SystemState {
     pub processes: [ProcessState; PROCESSES],
     /// Index of the process that serves the next action: 0, unless the action names the other one.
     pub serving: usize,
-    /// The hosts. Those beyond the configuration's number never do anything.
+    /// The hosts. The array may be longer than the configured number of hosts; the rest never do
+    /// anything.
     pub hosts: [Arc<HostState>; MAX_HOSTS],
     /// Links between hosts that are up or down.
     pub links: Links,
-    /// Whether the service's clock is `CLOCK_JUMP`.
+    /// Whether the service's clock is ahead by `CLOCK_JUMP`.
     pub is_ahead: bool,
     /// Messages sent so far.
     pub sent: Arc<SentMessages>,
@@ -83,22 +83,22 @@ pub struct HostState {
     pub data_lost: bool,
 }
 
-/// Next step of an agent, or the reason why it takes none.
+/// Next action of an agent, or the reason why the agent takes none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AgentMode {
-    /// Takes part in forming the cluster, or watches its node.
+    /// The agent takes part in forming the cluster, or watches its node.
     Running,
-    /// Is about to examine the node's directory.
+    /// The agent is about to examine the node's directory.
     InspectingDirectory,
-    /// Is about to write the marker.
+    /// The agent is about to write the marker.
     WritingMarker,
-    /// Is about to execute the node.
+    /// The agent is about to execute the node.
     LaunchingNode,
-    /// Asks for a replacement, because data was lost.
+    /// The agent asks for a replacement, because data was lost.
     AwaitingReplacement,
-    /// Has refused to use the node's directory, because of its content.
+    /// The agent has refused to use the node's directory, because of the directory's content.
     RefusingDirectory,
-    /// Has ended with this exit code.
+    /// The agent has ended with this exit code.
     Stopped(u8),
 }
 
@@ -117,7 +117,7 @@ pub struct SentMessages {
     pub committed: BTreeSet<Hash>,
     /// Documents that a process has sent.
     pub documents: BTreeSet<Hash>,
-    /// The list of each node that made a log from nothing, by incarnation.
+    /// List that each node had when it made a log from nothing, by incarnation.
     pub started: BTreeMap<Incarnation, Hash>,
     /// Journals of agents whose hosts were re-imaged, as of their last message.
     pub past: Vec<Journal>,
@@ -172,8 +172,8 @@ impl SystemState {
         }
     }
 
-    /// Returns true if the two worlds share all parts, because nothing was written since one was
-    /// cloned from the other. False doesn't mean that they differ.
+    /// Returns true if the two states share all parts in memory, because nothing was written since
+    /// one was cloned from the other. States without shared parts may still be equal.
     #[must_use]
     pub fn shares_all_with(&self, other: &SystemState) -> bool {
         let same = |one: &Option<Arc<DatabaseState>>, other: &Option<Arc<DatabaseState>>| match (
@@ -231,8 +231,8 @@ impl SystemState {
     }
 }
 
-/// Clears what no rule reads, so that states which differ only in that become equal: revision, last
-/// error, and how far off a deadline is.
+/// Clears what no rule reads: the revision, the last error, and how far off a deadline is. States
+/// that differ only in these become equal.
 pub(super) fn normalise(cluster: &mut Cluster, config: &ExplorationConfig) {
     use formation_explored::service::Seating;
     if config.reduced && !config.service_lies {
@@ -257,7 +257,7 @@ pub(super) fn normalise(cluster: &mut Cluster, config: &ExplorationConfig) {
             if has_lease { coarsen_deadline(agent.lease_until) } else { PASSED_DEADLINE };
         agent.backoff_until =
             if forming { coarsen_deadline(agent.backoff_until) } else { PASSED_DEADLINE };
-        // The rules distinguish only 0, 1 and 2 failed lists.
+        // The rules distinguish only 0, 1, and 2 or more failed lists.
         agent.failed_lists = agent.failed_lists.min(2);
     }
     if let Some(frozen) = &mut cluster.frozen {
@@ -269,8 +269,8 @@ pub(super) fn normalise(cluster: &mut Cluster, config: &ExplorationConfig) {
     }
 }
 
-/// Maps a stored time to one of three: passed, soon, or stored by a clock that was ahead. Nothing
-/// else about a time to come matters.
+/// Maps a stored time to one of three: passed, soon, or stored by a clock that was ahead. No other
+/// difference between stored times matters.
 fn coarsen_deadline(until: UnixMicros) -> UnixMicros {
     if until <= NOW {
         PASSED_DEADLINE

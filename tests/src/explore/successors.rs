@@ -24,8 +24,8 @@ impl FingerprintedState {
     }
 }
 
-/// Plays the fault-free run from `state` if its fingerprint selects it, and returns the actions
-/// that are possible. A state beyond the epoch bound has none.
+/// Plays the fault-free run from `state`, if the state's fingerprint selects it for that. Returns
+/// the actions that are possible; none if the state is beyond the epoch bound.
 ///
 /// # Errors
 /// Returns a violation of property 7.
@@ -64,8 +64,8 @@ pub(super) fn take_step(
     }
     counters.steps += 1;
     let next = FingerprintedState::new(system, search);
-    // A fault without effect: the state before it still has that fault left, so all that follows is
-    // explored from there.
+    // A fault that had no effect is not followed. The state before it still has the fault left, so
+    // all that can follow is explored from there.
     let idle = search.config.reduced
         && next.fingerprint.without_faults == state.fingerprint.without_faults;
     if idle || !search.visited.insert(next.fingerprint.whole) {

@@ -34,7 +34,7 @@ impl Default for VisitedSet {
 }
 
 impl VisitedSet {
-    /// Adds `fingerprint`. Returns false if it was in the set.
+    /// Adds `fingerprint` to the set. Returns false if the set contained it already.
     pub(super) fn insert(&self, fingerprint: u128) -> bool {
         let table = (fingerprint >> 112) as usize % TABLES;
         // A table stays usable after a panic: a change that was left unfinished can at most lose

@@ -1,9 +1,9 @@
-//! Requests about locks and elections, drawn from a seed: few names and few leases. Callers stay in a queue
-//! while other requests are made.
+//! Requests about locks and elections, drawn from a seed: few names and few leases. Callers stay in
+//! a queue while other requests are made.
 //!
 //! These are not drawn:
-//! - A wait on a lease that the server creates, because its key has a random id. There is a lock
-//!   request that gets the lock at once, and gives lock and lease back.
+//! - A caller that waits with a lease that the server creates, because its key would have a random
+//!   id. `LockOnOwnLease` has such a lease, but gets its lock at once and then releases both.
 //! - Ending a caller that waits for a lock and has lost its key, while another caller waits with a
 //!   key of the same name. etcd also deletes that second key.
 
@@ -49,7 +49,8 @@ pub(super) enum ConcurrencyCall {
         name: &'static str,
         lease: i64,
     },
-    /// Takes a lock on a lease that the server creates, then gives both back.
+    /// Takes a lock on a lease that the server creates, then releases the lock and revokes the
+    /// lease.
     LockOnOwnLease,
     Unlock(Bytes),
     Campaign {
@@ -64,7 +65,7 @@ pub(super) enum ConcurrencyCall {
         lease: i64,
         value: &'static str,
     },
-    /// Proclaims without naming a leader.
+    /// Makes a Proclaim request that names no leader.
     ProclaimNothing,
     Resign {
         name: &'static str,
@@ -157,16 +158,16 @@ impl QueueState {
         settled
     }
 
-    /// Returns whether the key of the dropped caller still exists. The server deletes the key once it
-    /// notices, unless the call had never arrived.
+    /// Returns whether the key of the dropped caller still exists. If the call had arrived, the
+    /// server deletes the key once it notices the disconnection.
     pub(super) fn is_leaving(&self, keys: &[KeyValue]) -> bool {
         let Some((key, created)) = &self.leaving else { return false };
         keys.iter().any(|kv| kv.key == *key && kv.create_revision == *created)
     }
 
-    /// Replaces late answers of etcd by this node's refusal, and returns how many there were. An answer is
-    /// late if it grants a lock or an election although the caller's key is gone. The node must have
-    /// refused the same call.
+    /// Replaces late answers of etcd by this node's refusal, and returns their number. An answer is
+    /// late if it grants a lock or an election although the caller's key is gone. Only calls that
+    /// the node has refused are considered.
     pub(super) fn replace_late_grants(
         &self,
         keys: &[KeyValue],
@@ -199,7 +200,8 @@ impl QueueState {
         }
     }
 
-    /// Records all existing keys, whichever call made them.
+    /// Records all keys that exist now. Keys of the queues become entries that later requests may
+    /// name.
     pub(super) fn record_keys(&mut self, keys: &[KeyValue]) {
         self.keys = keys.iter().map(|kv| (kv.key.clone(), kv.create_revision)).collect();
         for kv in keys {
@@ -226,7 +228,7 @@ impl QueueState {
         waiters.map(|(number, _)| number).chain(&self.observers).copied().collect()
     }
 
-    /// Returns whether any stream observes leaders: it may still receive one.
+    /// Returns whether a stream observes an election: such a stream may still receive a leader.
     pub(super) fn has_observers(&self) -> bool {
         !self.observers.is_empty()
     }

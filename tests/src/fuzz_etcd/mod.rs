@@ -1,8 +1,9 @@
-//! Differential fuzzing: the same requests to stock etcd and to muster-node. Complete answers, codes,
+//! Differential fuzzing: stock etcd and muster-node get the same requests. Complete answers, codes,
 //! texts and watch events must be equal.
 //!
-//! Everything is drawn from a seed. Each request goes to both servers before the next one is drawn, so
-//! the same seed repeats a difference. The first difference ends the run: it may cause all later ones.
+//! Everything is drawn from a seed. Each request goes to both servers before the next one is drawn,
+//! so the same seed repeats a difference. The first difference ends the run: it may cause all later
+//! ones.
 //!
 //! A run has one of three subjects:
 //! - Keys, watches and leases.
@@ -33,7 +34,8 @@ use crate::rng::Rng;
 const QUIET_TIME: Duration = Duration::from_millis(60);
 /// Time in which a watch of old revisions catches up: etcd serves those ten times a second.
 const CATCH_UP_TIME: Duration = Duration::from_millis(350);
-/// Time after which an event or answer that only one side has received counts as missing on the other.
+/// Time after which an event or answer that only one side has received counts as missing on the
+/// other.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of a request.
 const CALL_TIME: Duration = Duration::from_secs(20);
@@ -61,7 +63,7 @@ pub enum FuzzSubject {
 /// Counters of a run.
 #[derive(Clone, Debug, Default)]
 pub struct FuzzReport {
-    /// Number of requests that both answered alike.
+    /// Number of requests that both servers answered alike.
     pub requests: u64,
     /// Number of requests that were refused.
     pub refused: u64,
@@ -151,7 +153,8 @@ const EMPTY_USER_ERROR: &str = "etcdserver: user name is empty";
 const NOT_ALLOWED: &[&str] =
     &[EMPTY_USER_ERROR, "etcdserver: permission denied", "etcdserver: invalid auth token"];
 
-/// Returns the text of a refusal without its code. For locks and elections the code is always Unknown.
+/// Returns the text of a refusal without its code. For locks and elections the code is always
+/// Unknown.
 fn error_text(answer: &Answer) -> &str {
     answer.text.split_once(": ").map_or(answer.text.as_str(), |(_, text)| text)
 }
@@ -169,8 +172,8 @@ struct ServerPair {
     queues: QueueState,
 }
 
-/// Sends `requests` requests about `subject` to both programs, stock etcd first. Each runs as a fresh
-/// single-member cluster under `dir`.
+/// Sends `requests` requests about `subject` to both programs, stock etcd first. Each program runs
+/// as a fresh single-member cluster under `dir`.
 ///
 /// # Errors
 /// Returns the first [`Difference`] that isn't allowed, or an error if a server could not be run.
@@ -251,8 +254,8 @@ impl ServerPair {
 
     async fn send_both(&mut self, call_with_token: &CallWithToken) -> Result<Answer> {
         let call = &call_with_token.call;
-        // Before a watch is canceled, its events compacted or its progress requested, both sides must
-        // have sent the same events.
+        // Before a watch is canceled, its events compacted or its progress requested, both sides
+        // must have sent the same events.
         if matches!(call, EtcdCall::Compact(_) | EtcdCall::CancelWatch(_) | EtcdCall::WatchProgress)
         {
             self.settle(if self.may_be_behind { CATCH_UP_TIME } else { QUIET_TIME }).await?;
@@ -276,15 +279,16 @@ impl ServerPair {
             bail!(self.difference(format!("{call_with_token:?}"), etcd.text, node.text));
         }
         if matches!(call, EtcdCall::WatchProgress) {
-            // A progress answer names the revision at which it was given, so settle before more
-            // requests.
+            // The answer to a progress request names the revision at that moment. So watches must
+            // settle before the next request changes it.
             self.settle(QUIET_TIME).await?;
         }
         self.report.refused += u64::from(etcd.is_refusal);
         Ok(etcd)
     }
 
-    /// Waits until both sides' watches have received the same, and nothing more for `quiet`.
+    /// Waits until the watches of both sides have received equal events, and no more arrive for
+    /// `quiet`.
     async fn settle(&mut self, quiet: Duration) -> Result<()> {
         let mut last = (self.etcd.watches.events(), self.node.watches.events());
         let mut since = Instant::now();
@@ -305,11 +309,12 @@ impl ServerPair {
         Ok(())
     }
 
-    /// Waits until both sides agree: they have the same keys and have sent the same answers, and every
-    /// call that needn't wait is answered. Returns the revision of that state.
+    /// Waits until both sides agree. They must have the same keys and have sent the same answers,
+    /// and every call that needn't wait must be answered. Returns the revision of that state.
     async fn settle_queues(&mut self, call: &EtcdCall) -> Result<i64> {
-        // The first in a queue is known to have its answer. Two things can't be observed: what an
-        // observer will be sent, and whether a call has arrived that shares another one's key.
+        // The first caller in a queue is known to have its answer. Two things can't be observed:
+        // what an observer will be sent, and whether a call has arrived that shares the key of
+        // another call.
         let hidden = self.queues.has_observers() || matches!(call, EtcdCall::Begin(..));
         let started = Instant::now();
         let mut last = None;

@@ -2,14 +2,16 @@
 //!
 //! These are not drawn:
 //! - Alarm kinds and alarm actions that etcd doesn't know: they make etcd panic.
-//! - Alarms of members outside the cluster: etcd keeps any number of them, and this node refuses them.
+//! - Alarms of members outside the cluster: etcd keeps any number of them, and this node refuses
+//!   them.
 //! - A member's CORRUPT alarm: in etcd it stops all writes, here only that member stops serving.
 //! - Transactions nested deeper than this node's bound.
 //! - More than twelve keys: etcd's sort leaves equal ones in any order if there are more.
-//! - A compaction at a revision that may have deleted a key and created it again. etcd then removes the
-//!   new record while its index still names it. Checksums lack it, and reading the key ends the server.
-//! - A put that keeps a key's value or lease, in a transaction that also deletes to the end of the key
-//!   space. etcd doesn't notice that the two may affect one key, and ends if that key is gone.
+//! - A compaction at a revision that may have deleted a key and created it again. etcd then removes
+//!   the new record while its index still names it. Checksums lack it, and reading the key ends the
+//!   server.
+//! - A put that keeps a key's value or lease, in a transaction that also deletes to the end of the
+//!   key space. etcd doesn't notice that the two may affect one key, and ends if that key is gone.
 
 use std::collections::BTreeSet;
 
@@ -116,7 +118,7 @@ pub(super) struct CallGenerator<'r> {
     pub(super) rng: &'r mut Rng,
     pub(super) known: &'r ServerState,
     pub(super) keys: &'static [&'static str],
-    /// Whether ranges must not end before they begin.
+    /// Whether to draw only ranges that don't end before they begin.
     pub(super) is_ordered: bool,
 }
 
@@ -240,8 +242,8 @@ impl CallGenerator<'_> {
         self.one_of(&[1, 2, 3, 3, -4, i64::MAX, 77, 0])
     }
 
-    /// Draws a lease grant. No lease ends during a run, because it would end at different times on the
-    /// two servers.
+    /// Draws a lease grant. No lease ends during a run, because it would end at different times on
+    /// the two servers.
     fn grant(&mut self) -> LeaseGrantRequest {
         let id = self.one_of(&[1, 2, 3, -4, i64::MAX]);
         let ttls = [100_000, 100_000, 100_000, 9_000_000_000, 9_000_000_001, i64::MAX];
@@ -315,8 +317,8 @@ impl CallGenerator<'_> {
         while self.known.delete_and_put_revisions.contains(&revision) {
             revision -= 1;
         }
-        // A physical compaction has finished when it is answered. Otherwise a later checksum might be
-        // computed too early.
+        // A physical compaction has finished when it is answered. Otherwise a later checksum might
+        // be computed before the compaction has finished.
         CompactionRequest { revision, physical: true }
     }
 

@@ -82,7 +82,7 @@ pub(super) struct ServerUnderTest {
     member: u64,
     pub(super) watches: WatchConnection,
     pub(super) pending_calls: PendingCalls,
-    /// Tokens that this server has issued, by the places that requests name.
+    /// Tokens that this server has issued, by the slots that requests name.
     tokens: [Option<AsciiMetadataValue>; TOKENS],
     channel: Channel,
     _process: Process,
@@ -103,7 +103,8 @@ impl ServerUnderTest {
             format!("--listen-client-urls={client}"),
             format!("--advertise-client-urls={client}"),
             format!("--initial-cluster=one={peer}"),
-            // The lowest cost: requests check passwords all the time.
+            // The cost of password hashes is the lowest possible one, because many requests check a
+            // password.
             "--bcrypt-cost=4".to_owned(),
             format!("--auth-token-ttl={TOKEN_SECONDS}"),
         ];
@@ -267,7 +268,8 @@ async fn time_to_live(
 ) -> Result<tonic::Response<LeaseTimeToLiveResponse>, Status> {
     let mut response = lease.lease_time_to_live(request).await?;
     let left = response.get_mut();
-    // The two servers are asked at slightly different times.
+    // The two servers are asked at slightly different times, so a remaining TTL that is close to
+    // the granted one counts as equal to it.
     if left.ttl > (left.granted_ttl - 3_600).max(0) {
         left.ttl = left.granted_ttl;
     }
@@ -279,7 +281,7 @@ async fn leases(
     mut lease: LeaseClient<TokenChannel>,
 ) -> Result<tonic::Response<LeaseLeasesResponse>, Status> {
     let mut response = lease.lease_leases(LeaseLeasesRequest {}).await?;
-    // etcd lists leases by their remaining time.
+    // etcd lists leases by their remaining time, so they are sorted by id for the comparison.
     response.get_mut().leases.sort_unstable_by_key(|lease| lease.id);
     Ok(response)
 }
@@ -302,8 +304,8 @@ pub(super) fn answer<T: Debug>(
 }
 
 /// Removes from a status what depends on the program: versions, sizes and log indexes. It checks
-/// their consistency instead. The size in use counts pages in etcd, but bytes of records here, so an
-/// empty store uses none.
+/// their consistency instead. In etcd, the size in use counts pages. Here it counts bytes of
+/// records, so an empty store uses none.
 fn comparable(mut status: StatusResponse, member: u64) -> StatusResponse {
     let bytes_in_use = status.db_size_in_use;
     let sizes = format!("in use {}", 0 <= bytes_in_use && bytes_in_use <= status.db_size);

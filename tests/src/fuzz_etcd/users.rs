@@ -1,11 +1,12 @@
 //! Requests about users and roles, and other requests by users with tokens, drawn from a seed.
 //!
 //! These are not drawn:
-//! - A permission for a second range with the same first key as another one of the role. etcd may overlook
-//!   the existing one if another permission precedes it, and then stores the range twice.
+//! - A permission for a second range with the same first key as another range of the role. If
+//!   another permission precedes it, etcd may overlook the existing one, and then stores the range
+//!   twice.
 //! - An empty new password for `root`: no caller could then authenticate as `root`.
-//! - Ranges that end before they begin. What etcd permits for these depends on the shape of its permission
-//!   tree.
+//! - Ranges that end before they begin. What etcd permits for these depends on the shape of its
+//!   permission tree.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,10 +21,10 @@ use super::requests::{CallGenerator, CallWithToken, EtcdCall, ServerState, Token
 use super::server::Answer;
 use crate::rng::Rng;
 
-/// Number of tokens that are stored at a time. The first place is for a token of `root`.
+/// Number of slots for tokens. The first slot is for a token of `root`.
 pub(super) const TOKENS: usize = 8;
-/// Keys that requests use. With the keys of locks and elections, they are few enough for etcd to sort in a
-/// definite order.
+/// Keys that requests use. With the keys of locks and elections, they are few enough for etcd to
+/// sort in a definite order.
 pub(super) const KEYS: &[&str] = &["a", "aa", "ab", "b", "b\0", "c", "d", "e", "\0", "z"];
 const ROOT: &str = "root";
 const USERS: [&str; 3] = [ROOT, "alice", "bob"];
@@ -31,7 +32,8 @@ const ROLES: [&str; 3] = [ROOT, "few", "many"];
 const PASSWORDS: [&str; 4] = ["p", "q", "", "r"];
 /// Password that is longer than bcrypt accepts.
 const TOO_LONG: &str = "seventy-three-letters-seventy-three-letters-seventy-three-letters-seventy";
-/// Lease of all requests for locks and elections here. With a single lease no request has to wait.
+/// Lease of all requests for locks and elections in this module. With a single lease no request has
+/// to wait.
 const LEASE: i64 = 1;
 
 /// A request about users and roles.
@@ -40,7 +42,7 @@ pub(super) enum AuthCall {
     Enable,
     Disable,
     Status,
-    /// Authenticates; the token is stored in the place `slot`.
+    /// Authenticates as a user. The token is stored in the slot `token_slot`.
     Authenticate {
         name: &'static str,
         password: &'static str,
@@ -70,10 +72,10 @@ pub(super) struct ExpectedUsers {
     roots: BTreeSet<String>,
     /// Permissions of each role: the ends of their ranges, by first key.
     roles: BTreeMap<String, BTreeMap<Bytes, Bytes>>,
-    /// User of the token stored in each place, while the token is valid.
+    /// User whose token is stored in each slot, while that token is valid.
     token_users: [Option<&'static str>; TOKENS],
-    /// Lock or election that was last entered, and the revision of that answer. Mostly this revision created
-    /// its key.
+    /// Lock or election that was last entered, and the revision of the answer. In most cases that
+    /// revision created the caller's key.
     last_entry: Option<(&'static str, i64)>,
 }
 
@@ -206,7 +208,7 @@ impl UserCallGenerator<'_> {
         of[self.rng.pick(of.len())]
     }
 
-    /// Draws a token; in `roots` of 1000 cases it is `root`'s.
+    /// Draws a token. In `roots` of 1000 cases it is a token of `root`.
     fn draw_token(&mut self, roots: u64) -> TokenChoice {
         if self.rng.chance(roots) {
             return TokenChoice::Stored(0);
@@ -290,7 +292,7 @@ impl UserCallGenerator<'_> {
             22..28 => {
                 let (name, password) = (self.user(), self.one_of(&PASSWORDS));
                 match password {
-                    // Nobody could authenticate with an empty password.
+                    // With an empty password, nobody could authenticate as `root`.
                     "" if name == ROOT => AuthCall::ChangePassword(name, "p"),
                     "r" if self.rng.chance(100) => AuthCall::ChangePassword(name, TOO_LONG),
                     _ => AuthCall::ChangePassword(name, password),
@@ -334,8 +336,8 @@ impl UserCallGenerator<'_> {
         AuthRoleRevokePermissionRequest { role: role.to_owned(), key, range_end }
     }
 
-    /// Draws a request about a lock or an election. It uses one lease, or one that doesn't exist, so that it
-    /// never waits.
+    /// Draws a request about a lock or an election. It uses one lease, or one that doesn't exist,
+    /// so that it never waits.
     fn draw_concurrency_call(&mut self) -> ConcurrencyCall {
         let (name, lease) = (self.one_of(&["a", "d"]), self.one_of(&[LEASE, LEASE, LEASE, 77]));
         let (name_entered, revision) = self.users.last_entry.unwrap_or((name, 1));

@@ -1,7 +1,7 @@
 //! A watch stream and the events it has received.
 //!
-//! Servers may distribute events over responses as they like, and may serve several watches in any order.
-//! So only the sequence of events of each watch is compared.
+//! Servers may distribute events over responses as they like, and may serve several watches in any
+//! order. So only the sequence of events of each watch is compared.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -36,8 +36,8 @@ struct ReceivedEvents {
     events: EventsByWatch,
     /// Watches that asked for previous values.
     previous: BTreeSet<i64>,
-    /// Create requests without an answer yet, in order: whether each asked for previous values. `None`
-    /// stands for a request sent only for its answer.
+    /// Create requests without an answer yet, in order. The value tells whether the request asked
+    /// for previous values. It is `None` for a request that is sent only to be answered.
     unanswered_creates: std::collections::VecDeque<Option<bool>>,
 }
 
@@ -65,7 +65,8 @@ impl WatchConnection {
         let answered = Arc::new(Notify::new());
         let (log, tell) = (received.clone(), answered.clone());
         let listener = tokio::spawn(async move {
-            // etcd sends nothing on a stream, not even response headers, before it has a first response.
+            // etcd sends nothing on a stream, not even response headers, before it has a first
+            // response.
             let mut responses = match WatchClient::new(service).watch(stream).await {
                 Ok(responses) => responses.into_inner(),
                 Err(error) => {
@@ -104,7 +105,8 @@ impl WatchConnection {
         Self { requests, received, answered, listener }
     }
 
-    /// Sends a request and returns once the server has read it. Later writes therefore come after it.
+    /// Sends a request, and returns once the server has read it. Later writes therefore come after
+    /// the request.
     pub(super) async fn send_and_wait(&self, call: &EtcdCall) -> Result<()> {
         let union = match call {
             EtcdCall::Watch(create) => {
@@ -117,8 +119,8 @@ impl WatchConnection {
             other => bail!("not for a watch stream: {other:?}"),
         };
         self.send(union).await?;
-        // The server may leave either request unanswered. It reads requests in order and always answers
-        // this one, which it refuses.
+        // The server may leave a cancel or progress request unanswered. It reads requests in order,
+        // and always answers the following create request, which it refuses.
         let refused = WatchCreateRequest {
             key: Bytes::from_static(b"b"),
             range_end: Bytes::from_static(b"a"),
@@ -156,7 +158,8 @@ impl ReceivedEvents {
     fn take(&mut self, response: WatchResponse) {
         let revision = response.header.as_ref().map_or(0, |header| header.revision);
         let is_progress = !response.created && !response.canceled && response.events.is_empty();
-        // Progress of the whole stream has the same watch id as a refusal.
+        // A progress notification for the whole stream has the same watch id as a refused create
+        // request.
         let of_all = is_progress && response.watch_id == NO_WATCH_ID;
         let id = match response.created && response.canceled {
             true => REFUSED,
@@ -185,8 +188,8 @@ impl ReceivedEvents {
             list.push(format!("canceled at {revision}, compacted {compacted}: {why}"));
         }
         for mut event in response.events {
-            // etcd shares events between watches, and with them previous values that another watch asked
-            // for.
+            // etcd shares events between watches. So an event may contain a previous value that
+            // only another watch asked for.
             if !self.previous.contains(&id) {
                 event.prev_kv = None;
             }

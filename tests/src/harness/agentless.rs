@@ -12,10 +12,10 @@ use super::nodes::{NodeProcess, client_url, peer_url};
 use super::programs::program_path;
 use super::wait::poll_slowly;
 
-/// Time limit for a node to answer, and for it to end.
+/// Time limit of each wait for a node or for the cluster.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A node with its name and URLs.
+/// A node together with its name and URLs.
 #[derive(Debug)]
 pub struct AgentlessNode {
     /// Member name of the node.
@@ -47,7 +47,7 @@ impl AgentlessNode {
         self.node.stop(LIMIT).map(drop)
     }
 
-    /// Waits until the node ends by itself, and returns its exit code.
+    /// Waits until the node's process ends without a signal from the test. Returns the exit code.
     pub fn exit_code(&mut self) -> Result<i32> {
         self.is_running = false;
         self.node.exit_code(LIMIT)
@@ -97,8 +97,8 @@ impl AgentlessCluster {
             .to_vec();
             one.start()?;
         }
-        // A change of members requires that all members have been connected for some time; `member
-        // wait` waits for that.
+        // Each change of members requires that all members have been connected for some time.
+        // `member wait` waits until they have.
         poll_slowly("three members to form", LIMIT, || {
             machines.run_member_command(&["list"]).ok()
         })?;
@@ -112,7 +112,7 @@ impl AgentlessCluster {
         let name = format!("n{}", number + 1);
         let host = &self.network.hosts[number];
         let mut node = NodeProcess::new(host, &name, &self.program, self.folder.path());
-        // The peer URL is passed in the environment, as `member add` prints it.
+        // The peer URL is passed in the environment instead, as in the output of `member add`.
         node.flags.retain(|flag| !flag.starts_with("--initial-advertise-peer-urls"));
         let (peer_url, client_url) = (peer_url(host), client_url(host));
         self.all.push(AgentlessNode { name, peer_url, client_url, node, is_running: false });
@@ -190,8 +190,8 @@ impl AgentlessCluster {
         serde_json::from_slice(&output.stdout).with_context(|| args.join(" "))
     }
 
-    /// Returns the output of `muster-agent member list`. Retries while the cluster can't answer: it
-    /// may change its leader at any time on a loaded machine.
+    /// Returns the output of `muster-agent member list`. Retries while the cluster has no leader,
+    /// which may happen at any time on a loaded machine.
     pub fn list_members(&self) -> Result<Value> {
         poll_slowly("the member list", LIMIT, || self.run_member_command(&["list"]).ok())
     }
@@ -204,7 +204,7 @@ impl AgentlessCluster {
         Ok(text)
     }
 
-    /// Waits until the voters are exactly these, by name and in sorted order.
+    /// Waits until the cluster's voters are exactly the members `names`, which must be sorted.
     pub fn wait_voters(&self, names: &[&str]) -> Result<()> {
         poll_slowly(&format!("{names:?} to be the voters"), LIMIT, || {
             let list = self.run_member_command(&["list"]).ok()?;

@@ -23,7 +23,8 @@ pub struct AgentOptions {
     pub args: Vec<String>,
     /// Extra environment variables of the agent.
     pub env: Vec<(String, String)>,
-    /// Program and arguments that run the agent, such as `strace`; empty to run it directly.
+    /// Program that runs the agent, such as `strace`, with its arguments. If this is empty, the
+    /// agent runs directly.
     pub wrapper: Vec<String>,
 }
 
@@ -56,7 +57,7 @@ impl AgentProcess {
 
     /// Starts or restarts the agent; a running node is left alone.
     pub fn start(&mut self) -> Result<()> {
-        // On loopback the agent can't find its own address, since it reaches discovery from
+        // On loopback the agent can't find its own address, because it connects to discovery from
         // 127.0.0.1.
         let address = self.host.is_loopback().then(|| self.host.address.to_string());
         self.start_at(address)
@@ -84,7 +85,7 @@ impl AgentProcess {
         if let Some(address) = address {
             command.args(["--advertise-address", &address]);
         }
-        // These come last, because arguments after `--` are passed to the node.
+        // The options come last, because arguments after `--` are passed to the node.
         command.args(&self.options.args).envs(self.options.env.iter().cloned());
         self.process = Some(ChildProcess::spawn(&self.host.name, command, &self.log)?);
         Ok(())
@@ -95,8 +96,8 @@ impl AgentProcess {
         self.process = None;
     }
 
-    /// Sends SIGTERM to the agent, which ends its node and then itself. Returns the exit code, or
-    /// -1 after a signal.
+    /// Sends SIGTERM to the agent, which first ends its node. Returns the exit code, or -1 if a
+    /// signal ended the agent.
     pub fn terminate(&mut self, limit: Duration) -> Result<i32> {
         let process = self.process.as_mut().context("the agent is not running")?;
         let status = process.terminate(limit)?;
@@ -157,7 +158,7 @@ impl AgentProcess {
         })
     }
 
-    /// Waits until the node runs with another process id than `old`, and returns it.
+    /// Waits until a new node process runs, whose id isn't `old`. Returns the new id.
     pub fn wait_new_node(&self, old: u32, limit: Duration) -> Result<u32> {
         wait_for("the agent to start the node again", limit, || {
             self.node_pid().filter(|pid| *pid != old)
@@ -174,7 +175,7 @@ impl AgentProcess {
         &self.log
     }
 
-    /// Leaves agent and node running after this value is gone.
+    /// Consumes this value without killing the agent and its node, which go on running.
     pub fn leave_running(mut self) {
         self.is_kept = true;
         if let Some(process) = self.process.take() {
@@ -190,8 +191,8 @@ impl Drop for AgentProcess {
         }
         // Kill the agent first, otherwise it would restart the node.
         self.process = None;
-        // A launcher may be starting: it writes the process id shortly after the marker, before it
-        // becomes the node.
+        // A launcher may be about to become the node. It creates `muster-incarnation` first, and
+        // writes its process id shortly afterwards.
         let is_launching = self.node_dir().join("muster-incarnation").exists();
         let limit = if is_launching { LAUNCH_LIMIT } else { Duration::ZERO };
         if let Ok(pid) = wait_for("the node's process id", limit, || self.node_pid()) {

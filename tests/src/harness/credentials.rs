@@ -24,8 +24,8 @@ impl Credentials {
     pub fn make(dir: &Path, hosts: &[String]) -> Result<Self> {
         fs_err::create_dir_all(dir)?;
         let mut ca = CertificateParams::new(Vec::new())?;
-        // If the CA had no name of its own, issuer and subject of the certificate would be equal. Some
-        // programs take such a certificate for self-signed.
+        // The CA needs a name of its own. Otherwise the certificate's issuer would equal its
+        // subject, and some programs would consider it self-signed.
         ca.distinguished_name.push(DnType::CommonName, "tests' CA");
         ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         ca.key_usages = vec![KeyUsagePurpose::KeyCertSign];
@@ -46,8 +46,8 @@ impl Credentials {
         self.dir.join("ca.crt")
     }
 
-    /// Returns flags for a server that presents the certificate to clients, and requests none from
-    /// them.
+    /// Returns flags for a server that presents the certificate to clients, and requests no
+    /// certificate from them.
     pub fn flags(&self) -> Vec<String> {
         self.certificate_flags("")
     }

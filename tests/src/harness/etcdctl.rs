@@ -22,7 +22,7 @@ impl Etcdctl {
         Self { host, credentials, endpoints }
     }
 
-    /// Returns the tool with one endpoint only.
+    /// Returns a copy of the tool that uses only the endpoint of `host`.
     pub fn with_endpoint(&self, host: &TestHost) -> Self {
         Self { endpoints: vec![format!("https://{}:2379", host.address)], ..self.clone() }
     }

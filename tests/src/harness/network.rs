@@ -67,8 +67,8 @@ pub struct Network {
     namespaces: Vec<String>,
 }
 
-/// Number of networks that this process has created. It keeps their addresses apart, since tests
-/// run in parallel.
+/// Number of networks that this process has created. It makes their addresses different, because
+/// tests run in parallel.
 static CREATED_NETWORKS: AtomicU8 = AtomicU8::new(0);
 
 impl Network {
@@ -88,8 +88,8 @@ impl Network {
         }
     }
 
-    /// Whether links can be cut here, which needs network namespaces and nft. Reports a skip if
-    /// not.
+    /// Whether links between hosts can be cut, which needs network namespaces and nft. If not,
+    /// reports the skipped test.
     pub fn can_be_cut() -> bool {
         if Command::new("nft").arg("--version").output().is_err() {
             skip::report_missing_program("nft");
@@ -134,7 +134,7 @@ impl Network {
             let last = 10 + i;
             run_in(&name, &["addr", "add", &format!("{}/24", address(last)), "dev", "eth0"])?;
             run_in(&name, &["link", "set", "eth0", "up"])?;
-            // Check that the namespace can be entered: a container may allow creating one only.
+            // Check that the namespace can be entered: a container may allow only its creation.
             run("ip", &["netns", "exec", &name, "true"])?;
             network.hosts.push(TestHost {
                 name: format!("host-{i}"),

@@ -11,13 +11,13 @@ use super::network::TestHost;
 use super::process::{ChildProcess, send_signal};
 
 /// Log messages with which a server reports that it serves clients. etcd 3.4's structured log has
-/// only the second.
+/// only "serving client traffic".
 const READY: [&str; 2] = ["ready to serve client requests", "serving client traffic"];
 
 /// Number of lines of each log in the result of [`last_log_lines`].
 const LAST_LINES: usize = 15;
 
-/// A member: its command line and its process, which is killed when this is dropped.
+/// Command line and process of a member. The process is killed when this value is dropped.
 #[derive(Debug)]
 pub struct NodeProcess {
     /// Host that the node runs on.
@@ -31,7 +31,7 @@ pub struct NodeProcess {
     program: PathBuf,
     log: PathBuf,
     process: Option<ChildProcess>,
-    /// Length of the log at the last start.
+    /// Length of the log file when the node was last started.
     log_start: usize,
 }
 
@@ -71,7 +71,7 @@ impl NodeProcess {
         Ok(())
     }
 
-    /// Waits until the node serves clients; fails if it ends before.
+    /// Waits until the node serves clients. Fails if the process ends before that.
     pub fn wait_ready(&mut self, limit: Duration) -> Result<()> {
         let (log, before) = (self.log.clone(), self.log_start);
         let is_ready = move || {

@@ -17,7 +17,7 @@ use super::wait::poll_slowly;
 /// Maximum time that Postgres and discovery may take to start on a loaded machine.
 pub const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// Options of a test bed. The times are the service's own options, shortened because tests wait for
+/// Options of a test bed. The default options shorten the service's times, because tests wait for
 /// them to pass.
 #[derive(Clone, Debug)]
 pub struct TestbedOptions {
@@ -25,14 +25,15 @@ pub struct TestbedOptions {
     pub serve_args: Vec<String>,
     /// Extra environment variables of `muster-discovery serve`.
     pub serve_env: Vec<(String, String)>,
-    /// Ports in the service's URLs; [`Testbed::start`] serves on the first.
+    /// Ports in the service's URLs. [`Testbed::start`] serves on the first of them.
     pub ports: Vec<u16>,
 }
 
 impl Default for TestbedOptions {
     fn default() -> Self {
         let times = ["--lease", "6s", "--prepare", "6s", "--sweep", "1s", "--poll", "2s"];
-        // On loopback the admin and all hosts have the same address for the service's rate limit.
+        // On loopback the admin and all hosts share one address, and so one rate limit of the
+        // service.
         let limits = ["--rate", "1000"];
         Self {
             serve_args: times.iter().chain(&limits).map(|arg| (*arg).to_owned()).collect(),
@@ -65,10 +66,10 @@ impl Testbed {
 
     /// Prepares a test bed as [`Testbed::start`] does, but doesn't start discovery.
     pub fn prepare(network: Network, options: TestbedOptions) -> Result<Self> {
-        // In /tmp, because an unprivileged Postgres must reach its socket there, whose path may
-        // have at most 107 bytes.
+        // The folder is in /tmp, because an unprivileged Postgres must be able to reach its socket
+        // there. A socket's path may have at most 107 bytes.
         let mut folder = tempfile::Builder::new().prefix("muster-").tempdir_in("/tmp")?;
-        // Keeps the folder of a failed test, if the variable is set.
+        // If the variable is set, the folder is kept after the test.
         folder.disable_cleanup(std::env::var_os("MUSTER_TEST_KEEP").is_some());
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs_err::set_permissions(folder.path(), mode)?;
@@ -98,8 +99,8 @@ impl Testbed {
         self.wait_ready()
     }
 
-    /// Starts a discovery process. `database_url` makes it use a running Postgres, as a second
-    /// process does.
+    /// Starts a discovery process. With `database_url` the process uses a running Postgres instead
+    /// of managing one, as a second process does.
     pub fn spawn_discovery(
         &self,
         name: &str,
@@ -120,12 +121,12 @@ impl Testbed {
         ChildProcess::spawn(name, command, &self.path(&format!("{name}.log")))
     }
 
-    /// Kills discovery with SIGKILL; its Postgres ends with it.
+    /// Kills discovery with SIGKILL. The Postgres that discovery manages ends too.
     pub fn kill_discovery(&mut self) {
         self.discovery = None;
     }
 
-    /// Sends SIGTERM to discovery, and waits until it and its Postgres have ended in order.
+    /// Sends SIGTERM to discovery, and waits until discovery and its Postgres have shut down.
     pub fn stop_discovery(&mut self) -> Result<()> {
         let mut process = self.discovery.take().context("discovery is not running")?;
         let status = process.terminate(START_LIMIT)?;
@@ -207,7 +208,7 @@ impl Testbed {
         AgentProcess::new(host, data_dir, bundle.to_path_buf(), log, options)
     }
 
-    /// Creates a cluster of `size` and a token for it. Returns the path of the join bundle.
+    /// Creates a cluster of `size` members and a token for it. Returns the path of the join bundle.
     pub fn create_cluster_with_token(&self, cluster: &str, size: usize) -> Result<PathBuf> {
         self.create_cluster(cluster, size, &[])?;
         self.create_token(cluster)
@@ -309,7 +310,8 @@ impl Testbed {
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    /// Returns the connection URL of the managed Postgres, whose socket is beside its data.
+    /// Returns the connection URL of the managed Postgres, whose socket is in the folder `run`
+    /// beside its data.
     pub fn database_url(&self) -> Result<String> {
         let socket = self.postgres_dir().join("run");
         Ok(format!("postgresql:///muster?host={}&user=muster", path_text(&socket)?))

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 /// Time between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Time between two requests to discovery, which limits the rate of one address.
+/// Time between two polls of discovery, which limits the request rate of each address.
 const DISCOVERY_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Repeats `poll` until it returns a value. Fails with `what` after `limit`.
@@ -15,7 +15,7 @@ pub fn wait_for<T>(what: &str, limit: Duration, poll: impl FnMut() -> Option<T>)
     repeat(what, limit, POLL_INTERVAL, poll)
 }
 
-/// Waits as [`wait_for`] does, but more slowly, since `poll` sends a request to discovery.
+/// Waits as [`wait_for`] does, but polls more slowly, because `poll` sends a request to discovery.
 pub fn poll_slowly<T>(what: &str, limit: Duration, poll: impl FnMut() -> Option<T>) -> Result<T> {
     repeat(what, limit, DISCOVERY_POLL_INTERVAL, poll)
 }

@@ -12,9 +12,9 @@ use rustls::ClientConfig;
 
 use crate::client::EtcdClient;
 
-/// Time limit of one write. No election takes as long, so a slower write is taken for lost.
+/// Time limit of one write, which is longer than any election. A slower write is treated as lost.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
-/// Minimum number of writes, even if the change ends earlier.
+/// Minimum number of writes, even if the test stops the writer earlier.
 const MIN_WRITES: usize = 20;
 const CALL_LIMIT: Duration = Duration::from_secs(2);
 /// Pause between two writes.
@@ -84,7 +84,7 @@ fn write(urls: &[String], tls: Option<&Arc<ClientConfig>>, stop: &AtomicBool) ->
         while written < MIN_WRITES || !stop.load(Ordering::Relaxed) {
             let key = format!("w{written:08}");
             let start = Instant::now();
-            // Repeating a put of this key and value changes nothing, so it counts as one write.
+            // Each retry puts an equal key and value, so all attempts together are one write.
             while client(&urls[at], tls)?.put(key.as_bytes(), b"x", CALL_LIMIT).await.is_err() {
                 at = (at + 1) % urls.len();
                 ensure!(start.elapsed() < WRITE_LIMIT, "no write gets through");

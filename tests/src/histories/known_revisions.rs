@@ -33,8 +33,8 @@ impl KnownRevisions {
         Self { entries }
     }
 
-    /// Returns the highest revision that was known before `time`; 1, the revision of an empty
-    /// store, if none.
+    /// Returns the highest revision that was known before `time`. If none was known, returns 1, the
+    /// revision of an empty store.
     pub(super) fn highest_before(&self, time: Time) -> i64 {
         let index = self.entries.partition_point(|(at, _)| *at < time);
         index.checked_sub(1).map_or(1, |last| self.entries[last].1)

@@ -14,8 +14,8 @@
 //! saw it, it did not happen. So checking n requests takes O(n log n), and no other order would
 //! make a wrong answer right.
 //!
-//! Not checked here, but by the simulation: compactions (no client requests any), membership
-//! changes, and changes of users during the requests.
+//! This module doesn't check compactions (no client requests any), membership changes, and changes
+//! of users during the requests. The simulation checks those.
 
 mod known_revisions;
 pub mod record;
@@ -42,9 +42,8 @@ pub struct RecordedHistory {
     /// Requests, in no particular order.
     pub requests: Vec<Request>,
     pub watchers: Vec<Watcher>,
-    /// The newest revision after the last request, which ends the history. Every watcher was given
-    /// time to reach it. Later revisions are not checked; they come from requests that clients had
-    /// given up.
+    /// Newest revision after the last request. Every watcher was given time to reach it. Later
+    /// revisions come from requests that clients gave up, and are not checked.
     pub last_revision: i64,
 }
 
@@ -68,8 +67,8 @@ pub struct Request {
 /// The operation that a client requested.
 #[derive(Clone, Debug)]
 pub enum RequestedOperation {
-    /// A request that goes through the log. To identify it later, each value is put only once in a
-    /// history, and a transaction that deletes also puts.
+    /// A request that goes through the log. Each value is put only once in a history, so that the
+    /// value identifies the request. A transaction that deletes keys therefore also puts one.
     Write(Operation),
     /// A read of a range of keys.
     Read(RangeRequest),
@@ -94,8 +93,8 @@ pub enum RequestOutcome {
         /// Message of the gRPC status.
         text: String,
     },
-    /// The request may have been carried out, or may still be. There was no answer, or an error
-    /// that leaves this open.
+    /// The request may have been carried out, or may still be carried out. The client received no
+    /// answer, or an error that leaves this open.
     Unknown {
         /// Reason why the outcome is unknown.
         text: String,
@@ -111,12 +110,12 @@ pub enum Answer {
     Read(node_proto::etcdserverpb::RangeResponse),
 }
 
-/// A client that watches at changing members, with one stream at a time.
+/// A client that watches through one stream at a time, at changing members.
 #[derive(Clone, Debug)]
 pub struct Watcher {
     /// User that the watcher had authenticated as.
     pub user: Option<String>,
-    /// Request to create the watch, but for its start revision, which each stream has.
+    /// Request that creates the watch. Each stream has a start revision of its own.
     pub request: WatchCreateRequest,
     /// Streams in order of time.
     pub streams: Vec<RecordedStream>,
@@ -137,7 +136,7 @@ pub struct RecordedStream {
 /// A property that every history must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rule {
-    /// A refused request has not happened, and every other request happened at most once.
+    /// A refused request was not carried out, and every other request was carried out at most once.
     AtMostOnce,
     /// Every revision was made by a request in the history, or by the expiry of a lease.
     EveryRevisionHasCause,
@@ -161,7 +160,7 @@ pub enum Rule {
     WatchProgress,
     /// Every event equals the model's change.
     WatchEvents,
-    /// In the end a watcher has received all changes.
+    /// By the end of the history, a watcher has received all changes.
     WatchEverything,
 }
 
@@ -199,7 +198,7 @@ pub struct HistoryReport {
     pub denied: usize,
     /// Number of requests whose outcome is unknown.
     pub unknown: usize,
-    /// Number of writes with an unknown outcome that happened; `unknown` includes them.
+    /// Number of writes with an unknown outcome that were carried out; `unknown` includes them.
     pub happened: usize,
     /// Number of different Raft terms in the answers.
     pub terms: usize,
@@ -254,8 +253,8 @@ impl Request {
         matches!(self.outcome, RequestOutcome::Unknown { .. })
     }
 
-    /// Returns the caller for the model. Users are created before all requests, so every caller
-    /// knows their newest revision.
+    /// Returns the request's caller for the model. Its revision of users is the maximum, because
+    /// users never change after the first request.
     fn caller(&self) -> Option<Caller> {
         caller(self.user.as_deref())
     }
@@ -267,7 +266,7 @@ fn caller(user: Option<&str>) -> Option<Caller> {
 }
 
 impl Answer {
-    /// Returns the answer's header. Every answer of the model has one.
+    /// Returns the header of the answer. Every answer of the model has a header.
     fn header(&self) -> Option<&ResponseHeader> {
         match self {
             Self::Read(found) => found.header.as_ref(),
@@ -280,8 +279,8 @@ impl Answer {
         }
     }
 
-    /// Returns the answer with nothing but the revision in its header, since the model knows no
-    /// more.
+    /// Returns the answer with only the revision in its header, because the model knows no other
+    /// header field.
     fn normalized(&self) -> Self {
         let mut normalized = self.clone();
         let header = match &mut normalized {

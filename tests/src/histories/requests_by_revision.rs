@@ -14,8 +14,8 @@ use super::{
     Answer, RecordedHistory, RequestOutcome, RequestedOperation, Rule, RuleViolation, Watcher,
 };
 
-/// A possible cause of a revision that consists of deletes only. Such revisions contain no value
-/// that would identify the request.
+/// A possible cause of a revision that only deletes keys. Such a revision contains no value that
+/// would identify its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Cause {
     /// The request with this number.
@@ -29,9 +29,9 @@ pub(super) enum Cause {
 pub(super) struct RequestsByRevision {
     /// Request that made the revision, if an answer or a value identifies it.
     pub made_by: BTreeMap<i64, usize>,
-    /// Deleted keys of each revision that neither an answer nor a value identifies.
+    /// Deleted keys of each revision whose request neither an answer nor a value identifies.
     pub deleted: BTreeMap<i64, Vec<Bytes>>,
-    /// Requests that were answered at this revision without having made it.
+    /// Requests whose answer has this revision, although they did not make it.
     pub other_requests: BTreeMap<i64, Vec<usize>>,
 }
 
@@ -133,7 +133,7 @@ fn put_values<'o>(operation: &'o Operation) -> Vec<&'o Bytes> {
 }
 
 /// Whether the answer shows that the request made a revision. The answer to a lease revocation
-/// doesn't show it.
+/// never shows that.
 pub(super) fn has_made_revision(answer: &Answer) -> bool {
     let has_changed = |response: &response_op::Response| match response {
         response_op::Response::ResponsePut(_) => true,
@@ -150,8 +150,8 @@ pub(super) fn has_made_revision(answer: &Answer) -> bool {
     }
 }
 
-/// Assigns to each revision a cause of its own among those that fit, by bipartite matching (Kuhn
-/// 1955). Fails with a revision for which none is left.
+/// Assigns a different possible cause to each revision, by bipartite matching (Kuhn 1955). Fails
+/// with a revision for which no cause is left.
 pub(super) fn assign_causes(candidates: &BTreeMap<i64, Vec<Cause>>) -> Result<(), i64> {
     let mut taken = BTreeMap::new();
     for revision in candidates.keys() {
@@ -180,7 +180,8 @@ fn find_augmenting_path(
     false
 }
 
-/// Whether this request can be the cause of a revision that only deletes and has no answer.
+/// Whether this is a delete or a lease revocation with an unknown outcome. Such a request may have
+/// made a revision that only deletes keys.
 pub(super) fn is_lost_delete(operation: &RequestedOperation, outcome: &RequestOutcome) -> bool {
     matches!(outcome, RequestOutcome::Unknown { .. })
         && matches!(

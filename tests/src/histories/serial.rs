@@ -1,14 +1,14 @@
 //! Checks all requests in the order of their revisions, in which every answer must be right.
 //!
-//! A change is placed at its revision. A request without a change is placed after the change whose
-//! revision its answer has.
+//! A change is placed at its revision. A request that changes nothing is placed after the change
+//! with the revision of its answer.
 //!
 //! This order must agree with real time. If some client or watcher knows revision R when a request
-//! begins, the request must be answered at R or later. If it makes a revision, that must be later
-//! than R. Only serializable reads may return older data.
+//! begins, the request must be answered at R or later. If the request makes a revision itself, that
+//! revision must be later than R. Only serializable reads may return older data.
 //!
 //! So a lost write, a stale read, and a value that no client wrote are all detected. Either the
-//! answer differs from the model's, or it comes too late in the order.
+//! answer differs from the model's, or its revision contradicts real time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -73,10 +73,10 @@ pub fn check(history: &RecordedHistory) -> Result<(ReferenceModel, HistoryReport
     Ok((replay.model, report))
 }
 
-/// Knowledge about a lease from its client's requests.
+/// Times of a lease and its revocations, as its client's requests show them.
 #[derive(Debug)]
 struct ClientLease {
-    /// Time when the client knew of the lease.
+    /// Time at which the client knew that the lease was granted.
     granted: Time,
     /// Time before which the lease must not expire.
     expires_at: Time,
@@ -84,7 +84,7 @@ struct ClientLease {
     revocations: Vec<usize>,
 }
 
-/// Returns the leases whose grant was answered; clients use no others.
+/// Returns the leases whose grant was answered. Clients use only such leases.
 fn leases(history: &RecordedHistory) -> BTreeMap<i64, ClientLease> {
     let mut leases = BTreeMap::new();
     for request in &history.requests {
@@ -175,7 +175,7 @@ impl Replay<'_> {
         Some(number)
     }
 
-    /// Applies the request that made this revision, and compares its answer.
+    /// Applies the request that made this revision, and compares its answer with the model's.
     fn replay_change(&mut self, number: usize, revision: i64) -> Result<(), RuleViolation> {
         let request = &self.history.requests[number];
         let RequestedOperation::Write(operation) = &request.operation else {
@@ -194,7 +194,8 @@ impl Replay<'_> {
         self.check_revision(revision, request)
     }
 
-    /// Compares the answer of a request at this revision that some other request made.
+    /// Compares the answer of a request with the model's. The answer has this revision, which
+    /// another request made.
     fn replay_other(&mut self, number: usize, revision: i64) -> Result<(), RuleViolation> {
         if self.effective_revocations.contains(&number) {
             return Ok(());
@@ -222,8 +223,8 @@ impl Replay<'_> {
         self.check_revision(revision, request)
     }
 
-    /// Returns the possible causes of deleting these keys, and applies one to the model. All of
-    /// them change the model alike.
+    /// Returns the possible causes of the deletion of these keys, and applies one of them to the
+    /// model. Every possible cause would change the model alike.
     fn apply_lost_delete(
         &mut self,
         keys: Option<&[Bytes]>,
@@ -258,8 +259,8 @@ impl Replay<'_> {
         Ok(causes)
     }
 
-    /// Returns the causes that would delete exactly these keys now, each with the earliest time of
-    /// its begin.
+    /// Returns the causes that would delete exactly these keys now, each with the earliest time at
+    /// which it can begin.
     fn matching_causes(&self, keys: &[Bytes], lost: &[usize]) -> Vec<(Cause, Time)> {
         let requests = lost.iter().map(|number| {
             let request = &self.history.requests[*number];
@@ -284,7 +285,7 @@ impl Replay<'_> {
     }
 
     /// Returns the violation for deleted keys without a cause. `too_late` is a cause that would
-    /// fit, but began later.
+    /// delete these keys, but began later.
     fn no_cause(
         &self,
         keys: Option<&[Bytes]>,
@@ -375,10 +376,10 @@ impl Replay<'_> {
         let permitted = self.check_permission(request);
         let has_reason = match code {
             Code::PermissionDenied => permitted.is_err(),
-            // A member that has just started knows no token yet, nor does one that lags behind.
+            // A member that has just started or lags behind may not know the token yet.
             Code::Unauthenticated => request.user.is_some(),
             Code::NotFound => self.may_lack_its_lease(request, *end),
-            // A member that lags behind has not reached this revision yet.
+            // A member that lags behind may not have reached the requested revision yet.
             Code::OutOfRange => match &request.operation {
                 RequestedOperation::Read(range) => {
                     range.serializable
@@ -406,7 +407,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Whether some lease in the request may not have existed when it was handled.
+    /// Whether a lease in the request may not have existed when the member handled the request.
     fn may_lack_its_lease(&self, request: &Request, end: Time) -> bool {
         let RequestedOperation::Write(operation) = &request.operation else { return false };
         named_leases(operation).into_iter().any(|id| {
@@ -420,8 +421,8 @@ impl Replay<'_> {
     }
 }
 
-/// Rank of requests at one revision: leases are granted before they are used, and revoked
-/// afterwards.
+/// Returns the place of a request among those at one revision: leases are granted before they are
+/// used, and revoked afterwards.
 fn rank(request: &Request) -> u8 {
     match &request.operation {
         RequestedOperation::Write(Operation::LeaseGrant(_)) => 0,

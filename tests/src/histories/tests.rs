@@ -102,7 +102,8 @@ impl HistoryBuilder {
         self.model.result_of(self.entries).expect("it was applied").outcome.clone()
     }
 
-    /// Creates a user for each of these prefixes, named as the prefix, and `root`. Enables auth.
+    /// Creates one user for each of these prefixes, with the prefix as name, and `root`. Enables
+    /// auth.
     fn users(&mut self, prefixes: &[&'static str]) {
         let mut changes = Vec::new();
         for name in prefixes.iter().chain(&["root"]).map(|name| (*name).to_owned()) {
@@ -127,8 +128,8 @@ impl HistoryBuilder {
         self.history.users = changes;
     }
 
-    /// Adds a watcher of all revisions. It watches at one member up to the middle, and from there
-    /// at another one.
+    /// Adds a watcher of all revisions. It watches the first half at one member, and the second
+    /// half at another member.
     fn add_watcher(&mut self, user: Option<&str>, request: WatchCreateRequest) {
         let at = self.now;
         let last = self.model.newest();
@@ -297,7 +298,8 @@ fn a_correct_history_passes() {
         .add_watcher(None, WatchCreateRequest { key: "a".into(), ..WatchCreateRequest::default() });
     let report = judge(&builder.finish()).expect("it is right");
     let (answered, refused, unknown, happened) = (11, 1, 3, 2);
-    // Of the 7 changes, 2 are deletes and 4 are changes of "a".
+    // One watcher receives all 7 changes, another one only the 2 deletes, and a third one only the
+    // 4 changes of "a".
     let (terms, resumed, events) = (1, 3, 7 + 2 + 4);
     let expected =
         HistoryReport { answered, refused, denied: 0, unknown, happened, terms, resumed, events };
@@ -330,8 +332,8 @@ fn a_story_is_right() {
 
 #[test]
 fn a_lost_write_is_found() {
-    // A deposed leader acknowledged the write, and the next leader gave its revision to another
-    // one.
+    // A deposed leader acknowledged the put of "a". The next leader gave the same revision to the
+    // put of "b".
     let mut builder = HistoryBuilder::default();
     let lost = builder.add_answered(put("a", "1"));
     let mut other = HistoryBuilder { now: builder.now, ..HistoryBuilder::default() };
@@ -339,7 +341,7 @@ fn a_lost_write_is_found() {
     let mut history = other.finish();
     history.requests.push(builder.history.requests[lost].clone());
     assert_eq!(rule(&history), Rule::OneRequestPerRevision);
-    // Here no later write has the lost write's revision.
+    // The history now ends at revision 3, which no request in it made.
     let mut builder = HistoryBuilder::default();
     builder.add_answered(put("a", "1"));
     let mut history = builder.finish();
@@ -364,7 +366,7 @@ fn a_stale_read_is_found_unless_it_may_be() {
     };
     request.serializable = true;
     judge(&history).expect("it may look back");
-    // A read that began before the change was known may be answered without it.
+    // The read now begins before the change was known, so its answer may lack the change.
     let RequestedOperation::Read(request) = &mut history.requests[SECOND_READ].operation else {
         panic!("a read")
     };
@@ -379,8 +381,7 @@ fn a_read_that_a_watcher_was_ahead_of_is_found() {
     let began = history.requests[FIRST_READ].begin;
     for (at, response) in &mut history.watchers[0].streams[0].responses {
         let header = response.header.as_ref().expect("it has one");
-        // Move the responses of the history's first half before the read, but none with later
-        // changes.
+        // Move the responses at revision 3 to before the read, which is answered at revision 3 too.
         *at = if header.revision == 3 { began - 1 } else { *at };
     }
     judge(&history).expect("no more than the read has");
@@ -500,8 +501,8 @@ fn each_delete_without_an_author_takes_one_whose_answer_was_lost() {
     for (value, again) in [("1", "2"), ("3", "4")] {
         builder.add_answered(put("a", value));
         builder.add_answered(put("b", again));
-        // The first delete removes "a" alone. The second would remove both keys, or only "b" if it
-        // comes later.
+        // The first delete removes only "a". The second delete removes only "b" then, but would
+        // remove both keys if it were applied first.
         builder.add_applied_unknown(delete("a"));
         let both =
             DeleteRangeRequest { key: "a".into(), range_end: "c".into(), ..Default::default() };
@@ -586,7 +587,7 @@ fn a_lease_that_ends_by_itself_has_had_its_time() {
         builder.add_answered(grant(7, 10));
         builder.add_answered(put_with("a", "1", 7));
         builder.now += slept;
-        // A leader's clock does this, without a request by a client.
+        // A leader ends an expired lease by its own clock, without a request by a client.
         builder.apply(revoke(7)).expect("it is there");
         builder.add_answered(read("a"));
         let found = judge(&builder.finish()).err().map(|violation| violation.rule);
@@ -657,7 +658,7 @@ fn a_user_without_permission_is_refused_and_receives_no_data() {
 
 #[test]
 fn a_long_history_is_judged_in_no_time() {
-    // With quadratic work this would take minutes.
+    // A check that takes quadratic time would need minutes for this history.
     let mut builder = HistoryBuilder::default();
     for number in 0..30_000 {
         let key = Bytes::from(format!("key-{}", number % 1_000));

@@ -113,8 +113,8 @@ impl WatchChecker<'_> {
             let revision = revision(first)?;
             let count = events.iter().take_while(|event| revision_of(event) == revision).count();
             if revision > self.last {
-                // The revision itself is not checked, but it shows that all earlier ones should
-                // have been received.
+                // Events after the last revision are not checked. But such an event implies that
+                // all events up to the last revision should have been received.
                 self.check_complete(self.last, Rule::WatchInOrder)?;
                 break;
             }

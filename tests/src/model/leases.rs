@@ -1,5 +1,5 @@
-//! Leases of the model. A lease is identified by its id and the index of the entry that granted it. Its
-//! keys are all keys whose newest record names the lease.
+//! Leases of the model. A lease is identified by its id and the index of the entry that granted it.
+//! Its keys are all keys whose newest record names the lease.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub enum LeaseEvent {
     Granted(Lease),
     /// A client revoked the lease.
     Revoked(Lease),
-    /// The leader proposed the lease's end after its clock had found the lease expired.
+    /// The leader proposed to end the lease, because the lease had expired by its clock.
     Expired(Lease),
 }
 
@@ -31,7 +31,8 @@ pub struct Leases {
     pub all: BTreeMap<i64, Lease>,
     /// Changes since the caller last took them out of this list.
     pub events: Vec<LeaseEvent>,
-    /// Number of expiry entries that were committed in another term than the one they were proposed in.
+    /// Number of expiry entries that were committed in a later term than the term of their
+    /// proposal.
     pub outdated: u64,
 }
 

@@ -73,7 +73,8 @@ impl MembershipModel {
         self.configurations.iter().find(|(_, at)| at.removed.contains(&id)).map(|(index, _)| *index)
     }
 
-    /// Applies a committed change. Returns false if it was refused or had been carried out before.
+    /// Applies a committed change. Returns false if the change is refused, or if it was already
+    /// carried out.
     pub fn change(&mut self, index: u64, change: command::MemberChange) -> bool {
         let Ok(request) = ChangeRequest::try_from(change) else { return false };
         let ChangeRequest { change, operation, planned_at } = request;
@@ -87,8 +88,9 @@ impl MembershipModel {
         true
     }
 
-    /// Applies a published member record: binds its incarnation to the member, unless the member has
-    /// one already or another member has or had this one.
+    /// Applies a published member record: binds its incarnation to the member if the member has
+    /// none. An incarnation that another member has or had is not bound. A cluster whose members
+    /// have no incarnations stays without them.
     pub fn publish(&mut self, record: &PublishMember) {
         let are_bound = self.now.values().any(|one| one.incarnation.is_some());
         let incarnation = <[u8; 16]>::try_from(&record.incarnation[..]).ok().map(Incarnation);

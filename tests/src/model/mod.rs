@@ -1,13 +1,13 @@
 //! Reference model of the store, in plain maps: every change of every key, in order.
 //!
 //! The model applies each log entry once, in log order. It shares nothing with the store but the
-//! types of requests and responses. It has no index, no table and no batches, and compaction deletes
-//! nothing.
+//! types of requests and responses. It has no index, no table and no batches, and compaction
+//! deletes nothing.
 //!
 //! Two users compare with it:
 //! - The simulation applies committed entries to it. It then compares every outcome, every member's
-//!   store and every watch. Each read is compared at the position that the serving member had
-//!   reached.
+//!   store and every watch. Each read is compared at the log index that the serving member had
+//!   applied.
 //! - [`histories`](crate::histories) applies the requests of clients of the built programs.
 
 pub mod leases;
@@ -34,7 +34,7 @@ use node_state::state_machine::{CommittedEntry, Position};
 pub struct KeyChange {
     /// Revision of the change.
     pub revision: Revision,
-    /// Key-value record from this revision on.
+    /// Key-value record that this change has written.
     pub kv: KeyValue,
     /// True for a put, false for a delete.
     pub is_put: bool,
@@ -78,7 +78,7 @@ pub struct ReferenceModel {
     pub users: users::Users,
     /// Users and roles after each entry that changed them, by log index.
     users_at: BTreeMap<u64, users::Users>,
-    /// Whether an expiry entry is refused in another term than the one it was proposed in. One test
+    /// Whether an expiry entry is refused in a later term than the term of its proposal. One test
     /// switches this off.
     pub refuses_outdated_expiry: bool,
 }
@@ -108,7 +108,7 @@ fn header(revision: i64) -> Option<ResponseHeader> {
 
 impl ReferenceModel {
     /// Applies a committed entry, unless an entry with this index was applied before. Returns
-    /// whether it changed the members.
+    /// whether the entry changed the members.
     pub fn apply(&mut self, entry: &CommittedEntry) -> bool {
         let index = entry.position.index;
         if self.states.contains_key(&index) {
@@ -184,8 +184,8 @@ impl ReferenceModel {
         self.now.compacted
     }
 
-    /// Returns the newest revision, including the changes that the request being applied has made so
-    /// far.
+    /// Returns the newest revision, including the changes that the request being applied has made
+    /// so far.
     fn revision(&self) -> i64 {
         self.now.revision + i64::from(self.sub > 0)
     }

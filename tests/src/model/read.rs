@@ -49,7 +49,7 @@ impl ReferenceModel {
             more = true;
         }
         if request.keys_only {
-            // etcd 3.7 leaves the leases out too.
+            // etcd 3.7 also leaves the lease out of a response with keys only.
             kvs.iter_mut().for_each(|kv| (kv.value, kv.lease) = (Bytes::new(), 0));
         }
         Ok(RangeResponse { header: header(state.revision), kvs, more, count })

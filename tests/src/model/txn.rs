@@ -43,8 +43,9 @@ impl ReferenceModel {
         Ok(TxnResponse { header: header(self.revision()), succeeded, responses })
     }
 
-    /// Evaluates one comparison. A comparison with a range holds if it holds for each key in the
-    /// range. If there is no key, it is evaluated for a key that never existed, which has no value.
+    /// Evaluates one comparison. A comparison with a range is true if it is true for each key in
+    /// the range. If the range has no key, the comparison is evaluated for a key that never
+    /// existed, which has no value.
     fn holds(&self, compare: &Compare) -> bool {
         let range = KeyRange::new(compare.key.clone(), compare.range_end.clone());
         let kvs = self.records_in(&range, i64::MAX);

@@ -1,7 +1,7 @@
 //! Users, roles and tokens of the model: which user may do what, and which tokens are valid.
 //!
-//! The model shares only the error types with the production code. It keeps permissions as they were
-//! granted. It finds out whether they cover a range by walking along the range.
+//! The model shares only the error types with the production code. It keeps permissions as they
+//! were granted, and walks along a range to find out whether they cover the range.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -63,7 +63,8 @@ impl Users {
         self.tokens.get(&entry).map(String::as_str)
     }
 
-    /// Compares with a member's users and roles; describes both if they differ.
+    /// Compares the model with a member's users and roles. Returns a description of both if they
+    /// differ.
     pub fn differs(&self, found: &AuthState) -> Option<String> {
         let mut found_users = Self { enabled: found.is_enabled(), ..Self::default() };
         found_users.revision = found.revision();
@@ -257,15 +258,15 @@ fn end_of(key: &[u8], range_end: &[u8]) -> Option<Bytes> {
     }
 }
 
-/// Returns whether `spans` cover the whole range of a request. A range whose end isn't after its key is
-/// treated as that single key.
+/// Returns whether `spans` cover the whole range of a request. A range whose end isn't after its
+/// key is treated as that single key.
 fn is_covered(spans: &[(&[u8], Option<Bytes>)], key: &[u8], range_end: &[u8]) -> bool {
     let is_empty_range = range_end != OPEN && range_end <= key;
     is_path_covered(spans, key, end_of(key, if is_empty_range { b"" } else { range_end }))
 }
 
-/// Walks from `key` to `to`, each time along the span that reaches furthest. Returns false at the first
-/// gap.
+/// Walks from `key` to `to`. Each step goes to the end of the span that reaches furthest. Returns
+/// false at the first gap between spans.
 fn is_path_covered(spans: &[(&[u8], Option<Bytes>)], key: &[u8], to: Option<Bytes>) -> bool {
     let mut at = Bytes::copy_from_slice(key);
     loop {
@@ -312,8 +313,8 @@ impl ReferenceModel {
         }
     }
 
-    /// Checks permission to revoke a lease or to attach a key to it: the caller must be able to write
-    /// every key attached to it. Those keys are deleted when the lease ends.
+    /// Checks permission to revoke a lease or to attach a key to it: the caller must be able to
+    /// write every key attached to it. Those keys are deleted when the lease ends.
     fn permit_lease(&self, caller: Option<&Caller>, lease: i64) -> Result<(), AuthError> {
         if lease == 0 || self.users.is_root(caller).is_ok() {
             return Ok(());

@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 /// Tests that should find a mutant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Finder {
-    /// Unit tests of a package whose names contain one of the filters; without filters all tests.
-    /// The default package is that of the mutated file.
+    /// Unit tests of a package whose names contain one of the filters. Without filters, all its
+    /// tests are run. The default package is that of the mutated file.
     Unit { package: Option<String>, filters: Vec<String> },
     /// The simulation, with this number of histories.
     Sim { histories: u64 },
@@ -21,7 +21,7 @@ pub enum Finder {
 pub struct Mutant {
     /// Number of the mutant, which its replacement text also contains.
     pub id: u32,
-    /// Name of its list: the file name without `.txt`.
+    /// Name of the list that contains the mutant: the file name without `.txt`.
     pub list: String,
     /// Description of the bug.
     pub title: String,
@@ -31,9 +31,9 @@ pub struct Mutant {
     pub text: String,
     /// Text with the bug.
     pub replacement: String,
-    /// Tests that should find it, cheapest first.
+    /// Tests that should find the mutant, cheapest first.
     pub finders: Vec<Finder>,
-    /// Reason why no test can find it, if that is so.
+    /// Reason why no test can find the mutant, if its behaviour equals the original's.
     pub equivalent: Option<String>,
 }
 

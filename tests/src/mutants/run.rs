@@ -39,7 +39,7 @@ pub struct MutantRunner<'a> {
 }
 
 impl MutantRunner<'_> {
-    /// Runs a finder, with the mutant switched on or off. With it off the finder must pass.
+    /// Runs a finder, with the mutant switched on or off. A finder must pass if the mutant is off.
     pub fn run(&self, mutant: &Mutant, finder: &Finder, switched_on: bool) -> Result<FinderResult> {
         let which = program_of_finder(self.scratch, mutant, finder)?;
         let path = self.programs.get(&which).context("it was built")?;

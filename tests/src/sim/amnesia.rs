@@ -1,16 +1,17 @@
-//! Machines that lose what their member has promised. One is wiped, one gets an earlier image of its
-//! disk back, and for another one such an image is started beside it. No peer may accept any of them as
-//! the member that it was, and an operator replaces it.
+//! Machines that lose what their member has promised to its peers, such as its votes. One machine
+//! is wiped, and another one gets an earlier image of its disk back. For a third machine, such an
+//! image is started on a new machine beside it. No peer may accept any of these machines as the old
+//! member, and an operator replaces it.
 //!
 //! Some cases are left out, because no peer could notice them:
-//! - An image together with everything that the others remember of its member's promises.
-//! - An image from a time when the member was the only voter and asked nobody.
-//! - So many wiped founders that they could form their cluster again, while no member that knows better
-//!   runs.
+//! - The return of an image, if the peers also lose what they remember of the member's promises.
+//! - An image from a time when the member was the only voter and asked no peer.
+//! - The loss of so many founders' disks that these founders could form the cluster again, while no
+//!   member that would refuse them runs.
 //!
-//! Others are left out because nothing could repair them:
-//! - A cluster that would lose its quorum.
-//! - The loss of the only member that knows where two others have moved to.
+//! Other cases are left out, because nothing could repair them:
+//! - A loss that leaves the cluster without a quorum.
+//! - The loss of the only member that knows the new addresses of two members that have moved.
 
 use node_consensus::Members;
 use node_engine::witness::{DiskState, ProcessClaim, Witness};
@@ -52,10 +53,10 @@ impl Simulation {
         }
     }
 
-    /// Empties the machine's disk. Name and address stay.
+    /// Empties the machine's disk. The machine's name and address stay.
     fn wipe_disk(&mut self, id: u64, seed: u64) -> Result<(), InvariantViolation> {
         let files = SmallFiles::new(first_incarnation(id) ^ u128::from(seed));
-        // A single founder starts without asking anybody, so it would start again.
+        // A single founder starts without asking any peer, so no peer would refuse it.
         let starts_alone =
             self.plan.members == 1 && self.nodes[index_of(id)].is_founder(&self.plan);
         let is_refused =
@@ -71,7 +72,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Returns whether this machine and those that were wiped before could form their cluster again.
+    /// Returns whether this founder and the founders wiped earlier are a majority, which could form
+    /// the cluster again.
     fn could_wiped_founders_form_cluster(&self, id: u64) -> bool {
         let founders = self.nodes.iter().filter(|node| node.is_founder(&self.plan));
         let wiped = founders.filter(|node| node.id == id || node.has_lost_promises).count() as u64;
@@ -91,7 +93,7 @@ impl Simulation {
 
     fn start_copy_from_image(&mut self, id: u64, seed: u64) {
         let Some((disk, files)) = self.outdated_image(id, seed) else { return };
-        // Together with the image, machines that have lost promises before might be a quorum.
+        // The image might be a quorum together with machines that lost promises earlier.
         if !self.has_quorum_without(id) {
             return;
         }
@@ -124,12 +126,12 @@ impl Simulation {
         Ok(())
     }
 
-    /// Returns whether every other machine that may act for a member would refuse this one with
-    /// such a disk. Only what those have written is considered, and the answer holds for any number
-    /// of starts.
+    /// Returns whether every other machine that may act for a member would refuse this machine with
+    /// such a disk. Only promises that the others have written count. The answer holds for any
+    /// number of starts.
     ///
-    /// A removed member that doesn't know of its removal is included: with this machine it may be a
-    /// quorum of the members that it knows.
+    /// Machines of removed members that don't know of their removal are included. Together with
+    /// this machine they may be a quorum of the members that they know.
     fn would_all_peers_refuse(&self, id: u64, files: &SmallFiles, disk: DiskState) -> bool {
         let member = MemberId(self.nodes[index_of(id)].member);
         let incarnation = Incarnation(files.incarnation.to_be_bytes());
@@ -147,10 +149,10 @@ impl Simulation {
         others.peek().is_some() && others.all(refuses)
     }
 
-    /// Returns whether a quorum is left without this machine. That must hold for the present members,
-    /// for each change under way, and for each change that some member may not know of yet. A member
-    /// that is behind needs a quorum of each configuration in turn. Members that know of their own
-    /// removal don't count.
+    /// Returns whether a quorum is left without this machine. That must hold for the present
+    /// members, for each change under way, and for each change that some member may not know. A
+    /// member that lags behind needs a quorum of each configuration in turn. Members that know of
+    /// their own removal don't count.
     fn has_quorum_without(&self, id: u64) -> bool {
         let table = self.latest_table();
         let has_quorum = |members: &Members| {
@@ -161,8 +163,8 @@ impl Simulation {
                         node.files.had_log && !node.files.tombstone && !node.has_lost_promises;
                     node.id != id && is_usable
                 });
-                // If a copy of the member's machine may run, that one and this machine might be a
-                // quorum.
+                // A member with a machine that has lost promises and may run doesn't count. That
+                // machine and machine `id` might be a quorum.
                 may_vote && !machines.any(|node| node.has_lost_promises && !node.has_ended_for_good)
             });
             available.count() > members.voters.len() / 2
@@ -178,8 +180,8 @@ impl Simulation {
         let cannot_reach = |node: &SimulatedNode| {
             others().any(|other| other.id > node.id && self.may_lose_contact(node, other))
         };
-        // A stopped machine is treated as having applied nothing: what is on its disk shows only
-        // when it starts.
+        // A stopped machine shows only after its start what it has applied, so its index is taken
+        // as 0.
         let applied =
             |node: &SimulatedNode| node.store_view().map_or(0, |view| view.applied().index);
         let oldest = others().map(applied).min().unwrap_or(0);
@@ -190,8 +192,8 @@ impl Simulation {
             && !others().any(cannot_reach)
     }
 
-    /// Returns whether two machines have both moved, or are about to, and neither is sure to know the
-    /// other's address.
+    /// Returns whether both machines have moved or are about to move, and neither is sure to know
+    /// the other's address.
     fn may_lose_contact(&self, node: &SimulatedNode, other: &SimulatedNode) -> bool {
         let knows_address = |node: &SimulatedNode, wanted: &SimulatedNode| {
             let known = self.latest_table().member(MemberId(wanted.member));
@@ -207,7 +209,7 @@ impl Simulation {
         !knows_address(node, other) && !knows_address(other, node)
     }
 
-    /// Returns whether no living member waits for its vote.
+    /// Returns whether no machine can act for a learner that waits to become a voter.
     pub(super) fn has_no_learner_to_promote(&self) -> bool {
         let learner = self.latest_table().learner_to_promote();
         learner.is_none_or(|id| !self.acting_machines().any(|node| MemberId(node.member) == id))

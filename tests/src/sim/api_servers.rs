@@ -1,11 +1,12 @@
-//! Clients that use the store as Kubernetes' API servers do; two or more of them share the same keys.
+//! Clients that use the store as Kubernetes' API servers do; two or more of them share the same
+//! keys.
 //!
 //! - Each keeps [copies](super::prefix_copy) of two prefixes, and watches them on one stream.
-//! - It changes a key only if the store has what its copy shows. Otherwise it retries with the record it
-//!   received instead.
+//! - It changes a key only if the store has the record of its copy. Otherwise it retries with the
+//!   record that the store returned.
 //! - It attaches keys to leases, several to each.
-//! - It races with the others to write the key that decides who compacts. The winner compacts at the revision
-//!   that it saw in its previous race.
+//! - It races with the others to write the key that decides who compacts. The winner compacts at
+//!   the revision that it saw in its previous race.
 
 use bytes::Bytes;
 use node_proto::command::Operation;
@@ -37,7 +38,7 @@ const PREFIXES: [&str; 2] = [PODS, EVENTS];
 /// Key that the API servers race for. Its version counts the wins, and its value is a revision.
 const COMPACT_KEY: &[u8] = b"compact_rev_key";
 
-/// Number of keys that share a lease; then another one is granted.
+/// Number of keys that share a lease before another lease is granted.
 const KEYS_PER_LEASE: u64 = 4;
 
 /// Request that an API server waits for.
@@ -45,9 +46,9 @@ const KEYS_PER_LEASE: u64 = 4;
 enum Task {
     #[default]
     Nothing,
-    /// A page of the list of the copy with this index.
+    /// Request for a page of the list of the copy with this index.
     Page(usize),
-    /// The store's newest revision, for a reader of the copy with this index.
+    /// Request for the store's newest revision, made for a reader of the copy with this index.
     Newest(usize),
     Grant(i64),
     Change {
@@ -66,20 +67,20 @@ pub(super) struct ApiServer {
     /// Machine that the stream is connected to.
     node: u64,
     next_watch: i64,
-    /// Whether it reads its stream rarely, and little at a time.
+    /// Whether the API server reads its stream rarely, and little at a time.
     is_slow: bool,
     task: Task,
-    /// Change to be retried: index of the copy, key, and the record that the store had instead.
+    /// Change to be retried: index of the copy, key, and the record that the store has.
     retry: Option<(usize, Bytes, Option<KeyValue>)>,
-    /// Lease for new keys, and how many more keys may share it.
+    /// Lease for new keys, and the number of keys that may still be attached to it.
     lease: Option<(i64, u64)>,
-    /// Virtual time of its next race.
+    /// Virtual time of the API server's next race to compact.
     next_race_at: u64,
-    /// Version that the race's key had after its last race.
+    /// Version that [`COMPACT_KEY`] had after the API server's last race.
     race_key_version: i64,
-    /// Revision of the store at its last race.
+    /// Revision of the store at the API server's last race.
     last_race_revision: i64,
-    /// Revision to compact at, after it won a race.
+    /// Revision to compact at, after the API server has won a race.
     compact_at: Option<i64>,
 }
 
@@ -131,19 +132,19 @@ impl ApiServer {
         }
     }
 
-    /// Drops the connection if it leads to this member, which is gone.
+    /// Drops the stream if it is connected to this machine, whose member is gone.
     pub(super) fn disconnect(&mut self, node: u64) {
         if self.node == node {
             self.stream = None;
         }
     }
 
-    /// Makes it read everything available from now on.
+    /// Makes the API server read everything available from now on.
     pub(super) fn read_without_delay(&mut self) {
         self.is_slow = false;
     }
 
-    /// Restarts its process, which forgets its copies.
+    /// Restarts the API server's process, which forgets its copies.
     fn restart(&mut self) {
         let copies = PREFIXES.into_iter().map(PrefixCopy::new).collect();
         let (next_watch, is_slow, next_race_at) =
@@ -155,12 +156,12 @@ impl ApiServer {
         !self.copies.iter().all(PrefixCopy::is_listed)
     }
 
-    /// Returns whether its copies have reached this revision.
+    /// Returns whether the API server's copies have reached this revision.
     pub(super) fn is_at(&self, revision: i64) -> bool {
         self.copies.iter().all(|copy| copy.is_at(revision))
     }
 
-    /// Draws its next request.
+    /// Draws the next request of the API server.
     fn draw_request(
         &mut self,
         rng: &mut Rng,
@@ -203,7 +204,7 @@ impl ApiServer {
         self.draw_change(rng, id, (copy, key), record)
     }
 
-    /// Draws a change of a key that holds `record`, as far as is known.
+    /// Draws a change of a key. `record` is the key's record, as far as the API server knows it.
     fn draw_change(
         &mut self,
         rng: &mut Rng,
@@ -238,7 +239,7 @@ impl ApiServer {
         request
     }
 
-    /// Takes the outcome of its last request.
+    /// Handles the outcome of the API server's last request.
     fn handle_outcome(&mut self, outcome: &Outcome, report: &mut SimulationReport) {
         match (std::mem::take(&mut self.task), outcome) {
             (Task::Grant(lease), Ok(_)) => self.lease = Some((lease, KEYS_PER_LEASE)),
@@ -269,7 +270,8 @@ impl ApiServer {
         self.copies.iter_mut().for_each(|copy| copy.watch = None);
     }
 
-    /// Watches each copy that is listed, from its revision on, and stops watching all others.
+    /// Watches each completely listed copy from its revision on, and stops watching all other
+    /// copies.
     fn watch(&mut self) {
         let Some(stream) = &mut self.stream else { return };
         for copy in &mut self.copies {
@@ -353,7 +355,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Lets an API server's stream take its turn.
+    /// Lets an API server read from its watch stream for one turn.
     pub(super) fn run_api_server_stream(
         &mut self,
         number: usize,
@@ -391,7 +393,8 @@ impl Simulation {
             let Some(stream) = &mut self.servers[number].stream else { break };
             match poll_once(stream.next()) {
                 Some(Ok(notice)) => self.handle_api_server_notice(number, notice)?,
-                // The member's store can't be read any more, and the member will end in a moment.
+                // The member's store can't be read any more, so the member's process will end in a
+                // moment.
                 Some(Err(_)) => self.servers[number].stream = None,
                 None => empty_polls += 1,
             }

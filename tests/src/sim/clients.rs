@@ -1,5 +1,5 @@
-//! Clients. Each has one request at a time, to any member. It changes keys, compacts, or reads at
-//! the latest or an old revision, with or without a barrier.
+//! Clients of the simulation. Each client has one request at a time, to any member. The request
+//! changes keys, compacts, or reads at the newest or an old revision, with or without a barrier.
 
 use bytes::Bytes;
 use node_proto::command::Operation;
@@ -14,10 +14,12 @@ use super::leases::PendingRenewal;
 use super::users::{AssignedToken, RequestUser};
 use crate::rng::Rng;
 
-/// Virtual microseconds after which a client gives up a request, whose outcome then is unknown.
+/// Virtual microseconds after which a client gives up a request. The request's outcome is then
+/// unknown.
 pub(super) const CLIENT_TIMEOUT: u64 = 1_200_000;
 
-/// Modulus of request ids: the remainder is the machine on which a client waits for the outcome.
+/// Modulus of request ids. An id modulo this number is the machine on which a client waits for the
+/// outcome.
 const REQUEST_ID_MODULUS: u64 = 64;
 
 /// Machine number in the id of a request for whose outcome no client waits.
@@ -26,7 +28,7 @@ pub(super) const NO_CLIENT: u64 = 0;
 /// A client's request to a member.
 #[derive(Clone, Debug)]
 pub(super) enum ClientRequest {
-    /// Operation to be proposed. `grows` says whether it adds data.
+    /// Operation to be proposed. `grows` says whether the operation adds data.
     Write { operation: Operation, grows: bool },
     /// Id of a lease to be kept alive.
     KeepAlive(i64),
@@ -46,7 +48,7 @@ pub(super) struct PendingRequest {
     pub node: u64,
     /// Range to be read, if the request is a read.
     pub read: Option<RangeRequest>,
-    /// Renewal of a lease, if the request is one.
+    /// Renewal of a lease, if the request is a keep-alive that a leader has begun to carry out.
     pub renewal: Option<PendingRenewal>,
     /// User that the request is made as.
     pub user: RequestUser,

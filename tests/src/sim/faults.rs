@@ -1,5 +1,5 @@
-//! Faults of the simulation, and their end. Some happen at random, and some aim at the moments and
-//! states in which rare things happen.
+//! Faults of the simulation, and their end. Some faults happen at random. Others are aimed at
+//! moments and states in which rare things happen.
 
 use node_consensus::{MessageKind, Role};
 use node_engine::driver::Notice;
@@ -13,7 +13,7 @@ use super::ports::RoundOutput;
 use super::simulation::{ScheduledEvent, Simulation};
 use super::watch_streams::SingleWatchStream;
 
-/// Virtual microseconds between two checks whether a member that was cut off has been left behind.
+/// Virtual microseconds between two checks whether a member that was cut off may rejoin.
 const CHECK_INTERVAL: u64 = 20_000;
 
 /// Maximum virtual microseconds for which a member is cut off.
@@ -25,13 +25,13 @@ const MAX_LOW_SPACE_BYTES: u64 = 2 * SEGMENT_BYTES;
 /// A fault that recurs throughout a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FaultKind {
-    /// A partition, or the end of one.
+    /// A partition begins or ends.
     Partition,
     /// A member loses its power or its process.
     Crash,
     /// All members lose power at about the same time.
     PowerCut,
-    /// One of a disk's next operations fails or finds the disk full.
+    /// One of the next operations on a disk fails, or finds the disk full.
     Disk,
     /// A member pauses for a while.
     Pause,
@@ -39,11 +39,11 @@ pub(super) enum FaultKind {
     Transfer,
     /// A leader is cut off.
     Depose,
-    /// A member is cut off until the log has gone on without it.
+    /// A member is cut off until a peer has compacted entries that the member lacks.
     Isolate,
     /// A disk is almost full for a while.
     LowDiskSpace,
-    /// A machine loses what its member has promised.
+    /// A machine loses what its member has promised to its peers (see `amnesia`).
     Amnesia,
 }
 
@@ -105,8 +105,8 @@ impl Simulation {
             }
             FaultKind::Disk => self.inject_disk_fault(),
             FaultKind::Pause => {
-                // Often pick the leader: another member then takes over while the paused one still
-                // considers itself leader.
+                // Often pick the leader. Another member then takes over, while the paused leader
+                // still considers itself leader.
                 let leader = if self.rng.chance(500) { self.find_leader(0) } else { None };
                 let id = leader.unwrap_or_else(|| self.random_machine());
                 let until = self.now + self.rng.range(20_000, 500_000);
@@ -124,7 +124,8 @@ impl Simulation {
                 self.schedule(duration, ScheduledEvent::DiskSpaceReturns { node: id });
             }
             FaultKind::Amnesia => return self.cause_amnesia(),
-            // Only one member is cut off at a time: without two of three there would be no quorum.
+            // Only one member is cut off at a time: with two of three members cut off, no quorum
+            // would be left.
             FaultKind::Depose | FaultKind::Isolate if self.network.has_isolated() => {}
             FaultKind::Depose | FaultKind::Isolate => {
                 let was_leader = kind == FaultKind::Depose;
@@ -151,8 +152,9 @@ impl Simulation {
         self.nodes.iter().find(is_leader).map(|node| node.id)
     }
 
-    /// Ends a member's isolation: at `until`, or earlier. A deposed leader rejoins once another
-    /// member leads, any other member once the log has gone on without it.
+    /// Ends a member's isolation at the time `until`, or earlier. A deposed leader rejoins once
+    /// another member leads. Any other member rejoins once a peer has compacted entries that the
+    /// member lacks.
     pub(super) fn rejoin(&mut self, id: u64, was_leader: bool, until: u64) {
         let last =
             self.node(id).process.as_ref().map(|process| process.core.driver().status().last);
@@ -218,7 +220,8 @@ impl Simulation {
             }
             ProcessEnd::DiskFailed => {
                 self.report.disk_failures += 1;
-                // Only the process ends: the kernel keeps what it takes for written.
+                // Often only the process ends. The kernel then keeps the data that it considers
+                // written.
                 let process_only = self.rng.chance(700);
                 self.end_process(id, process_only);
                 Ok(())
@@ -265,7 +268,7 @@ impl Simulation {
     pub(super) fn end_process(&mut self, id: u64, process_only: bool) {
         self.report.crashes += 1;
         self.report.interrupted_installs += u64::from(self.node(id).is_installing());
-        // Before the process is dropped, because it holds the list of transfers.
+        // Abort the transfers before the process is dropped, because the process holds their list.
         self.abort_transfers(id);
         let operations =
             if self.rng.chance(100) { None } else { Some(1 + u64::from(self.rng.chance(250))) };

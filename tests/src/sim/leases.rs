@@ -1,6 +1,6 @@
-//! Leases in the simulation. At each tick a member consults the production code's lease clock, and clients
-//! keep leases alive. As in the API, a client learns of a renewal only from a member that still leads in
-//! the same term. That member must first have set the lease's clock back.
+//! Leases in the simulation. At each tick a member consults the production code's lease clock, and
+//! clients keep leases alive. As in the API, a client learns of a renewal only from a member that
+//! still leads in the same term. That member must first have set the lease's clock back.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use super::node::{MemberProcess, SimulatedNode};
 use super::simulation::{ScheduledEvent, Simulation, TICK, index_of};
 use super::users::RequestUser;
 
-/// A leader's checkpoint entry under way: it records how long leases have left.
+/// A leader's checkpoint entry that is not applied yet. It records the remaining TTLs of leases.
 #[derive(Debug)]
 pub(super) struct PendingCheckpoint {
     request: u64,
@@ -26,7 +26,7 @@ pub(super) struct PendingCheckpoint {
     until: u64,
 }
 
-/// A lease whose clock a leader has set back, before its client knows.
+/// Renewal of a lease whose clock a leader has set back, while the client has no answer yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PendingRenewal {
     /// Index of the entry that granted the lease.
@@ -35,7 +35,7 @@ pub(super) struct PendingRenewal {
     pub term: u64,
     /// Virtual time at which the leader set the clock back.
     pub at: u64,
-    /// Time at which the leader set the clock back, by its own clock.
+    /// Time on the leader's own clock at which the leader set the lease's clock back.
     pub at_local: Duration,
 }
 
@@ -52,7 +52,7 @@ impl MemberProcess {
         self.mail.propose(proposal).is_ok()
     }
 
-    /// Reports to the lessor that its checkpoint entry has ended, if `request` was one.
+    /// Reports the end of a checkpoint entry to the lessor, if `request` proposed that entry.
     pub(super) fn end_checkpoint(&mut self, request: u64) {
         if let Some(pending) = self.pending_checkpoint.take_if(|pending| pending.request == request)
         {
@@ -62,14 +62,15 @@ impl MemberProcess {
 }
 
 impl Simulation {
-    /// Returns the time of a machine's own clock, in the time of leases.
+    /// Returns the time on a machine's own clock, scaled so that [`LEASE_SECOND`] becomes one
+    /// second.
     fn lease_clock(&self, id: u64) -> Duration {
         let tick = self.nodes[index_of(id)].tick;
         let local = self.now * TICK / tick;
         Duration::from_micros(local * (1_000_000 / LEASE_SECOND))
     }
 
-    /// Lets a member consult its lease clock, and schedules the entries that follow.
+    /// Lets a member consult its lease clock, and schedules the entries that the clock asks for.
     pub(super) fn run_lease_clock(&mut self, id: u64) -> Result<(), InvariantViolation> {
         if self.are_faults_over {
             self.invariants
@@ -106,8 +107,8 @@ impl Simulation {
         }
         self.next_id = next_id;
         for (request, data) in entries {
-            // Another task consults the lease clock, so the proposal reaches the core later. Another member
-            // may lead by then.
+            // In production another task consults the lease clock, so the proposal reaches the core
+            // later. Another member may lead by then.
             let is_late = self.rng.chance(200);
             let delay =
                 if is_late { self.rng.range(3_000, 60_000) } else { self.rng.range(20, 3_000) };
@@ -141,8 +142,8 @@ impl Simulation {
         self.wake(id)
     }
 
-    /// Lets a client ask a member to keep a lease alive. The member forwards the request to the member that
-    /// it believes to lead.
+    /// Lets a client ask a member to keep a lease alive. The asked member forwards the request to
+    /// the member that it considers the leader.
     pub(super) fn request_keep_alive(&mut self, client: usize, asked_node: u64, lease: i64) {
         let is_leader = |node: &&SimulatedNode| {
             node.process.is_some() && node.member == self.leaders[index_of(asked_node)].0
@@ -168,7 +169,7 @@ impl Simulation {
         self.schedule(delay, ScheduledEvent::KeepAlive { node, generation, client, id, lease });
     }
 
-    /// Lets a member, asked as the leader, keep a lease alive.
+    /// Lets the member that was asked as the leader keep a lease alive.
     pub(super) fn keep_alive(
         &mut self,
         (node, generation): (u64, u64),
@@ -203,7 +204,7 @@ impl Simulation {
         } else {
             process.mail.read(id).is_ok()
         };
-        // The round continues even if its client no longer waits.
+        // The quorum round or checkpoint entry continues even if the client no longer waits.
         let pending = self.clients[client].pending.as_mut();
         if let Some(pending) = pending.filter(|pending| pending.id == id) {
             pending.renewal = Some(renewal);
@@ -215,7 +216,7 @@ impl Simulation {
         self.wake(node)
     }
 
-    /// Completes a renewal, whose quorum round or checkpoint entry has come back.
+    /// Completes a renewal after its quorum round or its checkpoint entry.
     pub(super) fn complete_renewal(
         &mut self,
         client: usize,

@@ -1,10 +1,10 @@
 //! Members and machines: which machine runs which member, which members are compared at the end,
 //! and how a new member joins with the whole state of another one.
 //!
-//! A machine whose member was given another address moves there, and nobody finds it at the old one
-//! any more. Members that were unreachable learn from the members they know where the others are,
-//! and who has joined. A member has to be replaced if all members that it knows have been removed
-//! meanwhile ([`Simulation::remove_stranded_member`]).
+//! A machine whose member was given another address moves there, and can't be reached at its old
+//! address any more. A member that was unreachable learns the present members and their addresses
+//! from the members that it knows. If all of these have been removed meanwhile, the member has to
+//! be replaced ([`Simulation::remove_stranded_member`]).
 
 use bytes::Bytes;
 use node_consensus::{Entry, Role};
@@ -26,7 +26,7 @@ use super::simulation::{ScheduledEvent, Simulation, index_of};
 /// Number of times that a removed member's supervisor starts it again.
 const MAX_REFUSED_STARTS: u64 = 12;
 
-/// Returns the address of a machine after this number of moves.
+/// Returns the address of a machine after it has moved this number of times.
 pub(super) fn url(machine: u64, moves: u64) -> String {
     format!("http://m{machine}-{moves}:2380")
 }
@@ -61,8 +61,8 @@ impl Simulation {
         &self.latest_members.1
     }
 
-    /// Checks a store's member table against the model's, and remembers it if the store is the most
-    /// advanced one.
+    /// Checks a store's member table against the model's. Remembers the table if the store is the
+    /// most advanced one.
     pub(super) fn check_member_table(&mut self, id: u64) -> Result<(), InvariantViolation> {
         let Some(process) = &self.nodes[index_of(id)].process else { return Ok(()) };
         let view = process.store.view();
@@ -71,7 +71,8 @@ impl Simulation {
         if at > self.latest_members.0 {
             if self.latest_members.1 != *view.members() {
                 self.leadership_since = self.now;
-                // The asked member may have been removed, so no answer is guaranteed.
+                // A member with a pending request may have been removed, so none of these requests
+                // must be answered any more.
                 let pending = self.clients.iter_mut().filter_map(|client| client.pending.as_mut());
                 pending.for_each(|pending| pending.must_be_answered = false);
                 self.latest_members.1 = view.members().clone();
@@ -138,7 +139,7 @@ impl Simulation {
         id
     }
 
-    /// Lets a new member look up its id, and fetch the whole state from a member that knows it.
+    /// Lets a new member look up its id, and fetch the whole state from a member that has added it.
     pub(super) fn start_joining(&mut self, id: u64) -> Result<(), InvariantViolation> {
         let retry_delay = self.rng.range(10_000, 60_000);
         let joiner = &self.nodes[index_of(id)];
@@ -187,7 +188,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Creates the new member's store and log from the state that has arrived, and starts it.
+    /// Creates the new member's store and log from the state that has arrived, and starts the
+    /// member.
     pub(super) fn receive_initial_state(
         &mut self,
         id: u64,
@@ -207,8 +209,8 @@ impl Simulation {
         }
     }
 
-    /// Handles a member's discovery that it was removed: it writes its tombstone and its process ends.
-    /// Its supervisor will start it again.
+    /// Handles a member's discovery that it was removed: it writes its tombstone and its process
+    /// ends. Its supervisor will start it again.
     pub(super) fn end_removed_member(&mut self, id: u64) -> Result<(), InvariantViolation> {
         let node = self.node(id);
         node.files.tombstone = true;
@@ -260,8 +262,8 @@ impl Simulation {
         }
     }
 
-    /// Publishes a member's name after its first start. If it leads, it also promotes a learner that
-    /// waits for its vote.
+    /// Publishes a member's name after its first start. If the member leads, it also promotes a
+    /// learner that waits to become a voter.
     pub(super) fn publish_and_promote(
         &mut self,
         id: u64,
@@ -301,7 +303,7 @@ impl Simulation {
     }
 
     /// Removes a stranded member, as an operator would once the faults have ended. A member is
-    /// stranded if all members in its member table are gone: nobody can tell it about the present
+    /// stranded if all members in its member table are gone, so that it can't learn the present
     /// members.
     pub(super) fn remove_stranded_member(&mut self) {
         self.schedule(200_000, ScheduledEvent::GiveUpStranded);
@@ -357,8 +359,8 @@ impl Simulation {
         )
     }
 
-    /// Applies an entry to the model when the first member applies it, and checks the resulting leases
-    /// and members.
+    /// Applies an entry to the model when the first member applies it, and checks the resulting
+    /// leases and members.
     pub(super) fn apply_to_model(
         &mut self,
         entry: &CommittedEntry,

@@ -1,47 +1,47 @@
 //! Seeded simulation of the node: members, network, disks and clients in one thread.
 //!
 //! The simulation runs production code:
-//! - Everything in [`node_engine::driver`] except its threads, with small bounds: the core's mail and rounds,
-//!   the log's groups, the machine's turns, and snapshot bodies.
+//! - Everything in [`node_engine::driver`] except its threads, with small bounds: the core's mail
+//!   and rounds, the log's groups, the machine's turns, and snapshot bodies.
 //! - The real store (mvcc over `redb`), over a simulated disk.
 //!
-//! One seed decides when each of them runs, and everything around them:
+//! One seed decides when each part of this code runs, and everything around the code:
 //! - Messages are lost, duplicated, delayed and reordered. Partitions cut one or both directions.
 //! - Processes crash at any disk operation, and unsynced sectors are lost or torn.
 //! - Disks fail or are full at any operation.
 //! - Members restart and pause, and their clocks run at different speeds.
-//! - Some faults aim (`faults`). They hit a leader, a member that has just sent an acknowledgement, or the
-//!   middle of a write or a snapshot installation. A member may be cut off until the log has gone on without
-//!   it.
+//! - Some faults aim (`faults`). They hit a leader, a member that has just sent an acknowledgement,
+//!   or the middle of a write or a snapshot installation. A member may be cut off until a peer has
+//!   compacted entries that it lacks.
 //!
-//! In half of the histories there are users and roles. They change while requests are under way, and clients
-//! authenticate as different users, by name or with a token.
+//! In half of the histories there are users and roles. They change while requests are under way,
+//! and clients authenticate as different users, by name or with a token.
 //!
 //! In a quarter of the histories some clients behave as Kubernetes' API servers do. They keep
 //! copies of prefixes by lists and watches (`prefix_copy`), change keys as their copies show them,
 //! and race for the right to compact.
 //!
-//! In half of the histories the members change. Operators add, promote, move and remove members, through any
-//! member and concurrently. Production code judges and carries out each change. New machines join with the
-//! whole state of a member. Removed members are started again and again. Some machines lose what their member
-//! has promised.
+//! In half of the histories the members change. Operators add, promote, move and remove members,
+//! through any member and concurrently. Production code judges and carries out each change. New
+//! machines join with the whole state of a member. Removed members are started again and again.
+//! Some machines lose what their member has promised.
 //!
 //! After every step the invariants are checked (one file each in [`invariants`]):
 //! - Raft's own invariants.
-//! - Every outcome, every read and every store equals that of a plain [`model`](crate::model), which applies
-//!   the committed requests.
+//! - Every outcome, every read and every store equals that of a plain [`model`](crate::model),
+//!   which applies the committed requests.
 //! - Each watch receives all its events once and in order.
 //!
 //! Then the faults end, and the cluster has to converge and to answer every request.
 //!
-//! A history is a function of its seed: the same seed gives the same trace hash. A failure names the seed that
-//! replays it.
+//! A history is a function of its seed: the same seed gives the same trace hash. A failure names
+//! the seed that replays it.
 //!
 //! # The simulation must be able to fail
 //!
-//! [`SimulationOptions::guards`] can put one bug back. The weakened values exist only in builds with debug assertions
-//! (see `node_consensus::Guards`), so no release build of any program can hold one. The tests that use them run
-//! in the dev profile.
+//! [`SimulationOptions::guards`] can put one bug back. The weakened values exist only in builds
+//! with debug assertions (see `node_consensus::Guards`), so no release build of any program
+//! contains one. The tests that use them run in the dev profile.
 
 mod amnesia;
 mod api_servers;
@@ -75,7 +75,8 @@ pub struct SimulationOptions {
     pub members: Option<u64>,
     /// Virtual microseconds during which faults happen.
     pub duration: u64,
-    /// Guards of the production code. Only tests that put a bug back use other ones than [`Guards::ALL`].
+    /// Guards of the production code. Only tests that put a bug back use others than
+    /// [`Guards::ALL`].
     pub guards: Guards,
     /// Whether members send each other their member tables. Only one test switches this off.
     pub censuses: bool,

@@ -49,14 +49,14 @@ pub(super) struct MemberProcess {
     /// Queue of input for the core.
     pub mail: Mail,
     pub tick_is_due: bool,
-    /// Whether the core is busy until an event that is already scheduled.
+    /// Whether an event is already scheduled that will run the busy core.
     pub core_is_due: bool,
     pub writer: LogWriter,
     pub applier: Applier<KvStateMachine>,
     pub store: Store,
     /// Queue of jobs for the log.
     pub log_jobs: VecDeque<LogJob>,
-    /// Jobs that the log is writing. It took them when the write began; later jobs wait.
+    /// Jobs that the log is writing. The log took them when the write began; later jobs wait.
     pub log_group: Option<Vec<LogJob>>,
     /// Queue of jobs for the state machine.
     pub apply_jobs: VecDeque<ApplyJob>,
@@ -89,7 +89,7 @@ pub(super) struct MemberProcess {
     /// Incarnation, boot counter, random number and disk state that this process presents to its
     /// peers.
     pub claim: ProcessClaim,
-    /// Remembered promises of its peers; may be more than was written.
+    /// Promises of peers that this process remembers. The newest ones may not be written yet.
     pub witness: Witness,
     /// Version of `witness` that was last written.
     pub witness_written: u64,
@@ -114,8 +114,8 @@ pub(super) struct ConnectedStream {
     pub since: u64,
 }
 
-/// Small files of a data directory. Each is replaced as a whole, and durable before any peer learns its
-/// contents.
+/// Small files of a data directory. A file is replaced as a whole, and becomes durable before any
+/// peer learns its contents.
 #[derive(Clone, Debug)]
 pub(super) struct SmallFiles {
     pub incarnation: u128,
@@ -154,17 +154,17 @@ pub(super) struct SimulatedNode {
     pub url: String,
     pub disk: SimulatedDisk,
     pub files: SmallFiles,
-    /// Whether the machine has lost what its member promised. No peer may accept it as that member
-    /// again.
+    /// Whether the machine has lost what its member promised. After that, no peer may accept the
+    /// machine as this member.
     pub has_lost_promises: bool,
-    /// Whether its process has ended for good, because its peers refuse it.
+    /// Whether the machine's process has ended for good, because its peers refuse it.
     pub has_ended_for_good: bool,
     /// Number of starts that ended at once because the member was removed.
     pub refused_starts: u64,
     /// Copy of an earlier state of the machine.
     pub image: Option<DiskImage>,
     pub process: Option<MemberProcess>,
-    /// Number of the present process. Events for an earlier one are dropped.
+    /// Number of the present process. Events for an earlier process are dropped.
     pub generation: u64,
     pub paused_until: u64,
     /// Virtual microseconds between two ticks of the machine.
@@ -206,8 +206,8 @@ pub(super) fn process_run(machine: u64, generation: u64) -> u64 {
     machine << 32 | generation
 }
 
-/// Returns the driver's options, and `config` with this plan's bounds. They are small, so that old
-/// entries are fetched from the log and messages are frequent.
+/// Returns the driver's options, and `config` with this plan's bounds. The bounds are small, so
+/// that old entries are fetched from the log and messages are frequent.
 fn driver_options(plan: &HistoryPlan, mut config: Config) -> (Config, DriverOptions) {
     config.cache_bytes = 8 * 1024;
     config.max_message_bytes = 4 * 1024;
@@ -239,7 +239,7 @@ fn log_options(guards: Guards) -> LogOptions {
 }
 
 impl SimulatedNode {
-    /// Creates a machine of member `member`, or of a member that is yet to join if that is 0.
+    /// Creates a machine for member `member`. 0 stands for a member that is yet to join.
     pub(super) fn new(id: u64, member: u64, seed: u64, tick: u64) -> Self {
         let disk = SimulatedDisk::new(seed);
         Self {
@@ -269,18 +269,19 @@ impl SimulatedNode {
         url.starts_with(&format!("http://m{}-", self.id))
     }
 
-    /// Returns the view of the member's store, which has its member table, while its process runs.
+    /// Returns a view of the member's store, which includes the member table. Returns `None` if no
+    /// process runs.
     pub(super) fn store_view(&self) -> Option<Arc<View>> {
         self.process.as_ref().map(|process| process.store.view())
     }
 
-    /// Returns the peers that its process exchanges messages with, and their addresses.
+    /// Returns the peers with which the machine's process exchanges messages, and their addresses.
     pub(super) fn neighbours(&self) -> Vec<Neighbour> {
         let Some(process) = &self.process else { return Vec::new() };
         process.censuses.neighbours(process.store.view().members(), MemberId(self.member))
     }
 
-    /// Returns the member that its table has at this address.
+    /// Returns the member at this address in the machine's member table.
     pub(super) fn member_at(&self, url: &str) -> Option<MemberId> {
         let view = self.store_view()?;
         let mut members = view.members().members();
@@ -297,8 +298,8 @@ impl SimulatedNode {
         }
     }
 
-    /// Notes the id of the joining member, and returns the number of its process. The member then asks
-    /// for the whole state.
+    /// Notes the id of the joining member, and returns the number of its process. The member then
+    /// asks for the whole state.
     pub(super) fn begin_joining(&mut self, member: u64) -> u64 {
         self.member = member;
         self.files.boots += 1;
@@ -334,12 +335,12 @@ impl SimulatedNode {
         Ok(Log::create_after(at, &disk, dir, &identity, &log_options(guards))?)
     }
 
-    /// Returns how its process presents itself to peers.
+    /// Returns the claim that the machine's process presents to its peers.
     pub(super) fn process_claim(&self) -> ProcessClaim {
         self.process.as_ref().map_or_else(|| self.empty_disk_claim(), |process| process.claim)
     }
 
-    /// Returns how a process with nothing on its disk presents itself.
+    /// Returns the claim of a process with nothing on its disk.
     fn empty_disk_claim(&self) -> ProcessClaim {
         ProcessClaim {
             incarnation: Incarnation(self.files.incarnation.to_be_bytes()),
@@ -349,7 +350,7 @@ impl SimulatedNode {
         }
     }
 
-    /// Writes what it remembers of its peers' promises, unless that was written already.
+    /// Writes the remembered promises of peers, unless they were written already.
     pub(super) fn write_witness(&mut self) {
         let Some(process) = &mut self.process else { return };
         if process.witness.version() > process.witness_written {
@@ -362,7 +363,7 @@ impl SimulatedNode {
         LogIdentity { cluster: 1, member: self.member, incarnation: self.files.incarnation }
     }
 
-    /// Creates a file for a new store, and removes one that was left unfinished.
+    /// Creates a file for a new store, and removes an unfinished file from an earlier attempt.
     fn new_store(&self) -> Result<Box<dyn DiskFile>, Box<dyn Error>> {
         let (disk, dir) = (self.disk.shared(), Path::new(MEMBER_DIR));
         disk.create_dir(dir)?;
@@ -392,7 +393,8 @@ impl SimulatedNode {
         ProcessEnd::Broken(text)
     }
 
-    /// Starts the process. The first time it creates log and store, later it uses those on the disk.
+    /// Starts the process. The first start creates log and store, and later starts use those on the
+    /// disk.
     pub(super) fn boot(
         &mut self,
         plan: &HistoryPlan,
@@ -426,7 +428,8 @@ impl SimulatedNode {
         let mut machine =
             KvStateMachine::open(RedbBackend::new(file)?, store_options(plan, guards))?;
         let machine_id = self.id;
-        // As in production, an outcome is complete only on the member on which a client waits for it.
+        // As in production, only the member on which a client waits for an outcome produces the
+        // complete outcome.
         machine.set_answer_filter(move |RequestId(request)| is_awaited_on(request, machine_id));
         if is_new {
             Log::create(&disk, dir, &self.identity(), &options)?;
@@ -487,18 +490,19 @@ impl SimulatedNode {
         })
     }
 
-    /// Returns whether its process is installing a snapshot.
+    /// Returns whether the machine's process is installing a snapshot.
     pub(super) fn is_installing(&self) -> bool {
         self.process.as_ref().is_some_and(|process| process.log_summary.installing)
     }
 
-    /// Returns whether its log had a torn end when its process began.
+    /// Returns whether the log had a torn end when the machine's process began.
     pub(super) fn was_torn(&self) -> bool {
         self.process.as_ref().is_some_and(|process| process.was_torn)
     }
 
-    /// Decides how far a log write has got when its process ends. It has not begun if `operations` is
-    /// `None`. Otherwise power fails after that many disk operations, or the write completes unnoticed.
+    /// Decides how far a log write has got when its process ends. If `operations` is `None`, the
+    /// write has not begun. Otherwise power fails after that many disk operations. A write with
+    /// fewer operations completes, but the process doesn't report that.
     pub(super) fn interrupt_log_write(&mut self, operations: Option<u64>) {
         let Some(process) = &mut self.process else { return };
         let Some(group) = process.log_group.take() else { return };
@@ -526,7 +530,8 @@ impl SimulatedNode {
 }
 
 impl MemberProcess {
-    /// Returns whether the core must wait until the log or the state machine takes jobs from its queue.
+    /// Returns whether the core must wait until the log or the state machine takes jobs from its
+    /// queue.
     pub(super) fn is_blocked(&self, bound: usize) -> bool {
         self.log_jobs.len() >= bound || self.apply_jobs.len() >= bound
     }
@@ -564,7 +569,8 @@ impl MemberProcess {
             > 2 * SECTOR_BYTES
     }
 
-    /// Lets the log take all its queued jobs, unless it is still writing. Returns whether it took any.
+    /// Lets the log take all its queued jobs, unless it is still writing. Returns whether the log
+    /// took any.
     pub(super) fn begin_log_write(&mut self) -> bool {
         if self.log_group.is_some() {
             return false;
@@ -575,7 +581,8 @@ impl MemberProcess {
         true
     }
 
-    /// Lets the state machine take queued jobs, unless it is busy. Returns how many it took.
+    /// Lets the state machine take queued jobs, unless it is busy. Returns the number of jobs
+    /// taken.
     pub(super) fn begin_apply_turn(&mut self) -> usize {
         if self.turn.is_some() {
             return 0;
@@ -587,8 +594,8 @@ impl MemberProcess {
         before - self.apply_jobs.len()
     }
 
-    /// Runs a turn of the state machine; if `idle`, it then makes the store durable. Returns its
-    /// output, and whether the machine can continue.
+    /// Runs a turn of the state machine. If `idle`, the machine then makes the store durable.
+    /// Returns its output, and whether the machine can continue.
     pub(super) fn run_turn(
         &mut self,
         turn: ApplyBatch,

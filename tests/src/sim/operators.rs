@@ -1,9 +1,9 @@
-//! Operators, who change the members. Each reads a list of members from some member, decides on one change,
-//! asks any member for it, and waits. After a time-out the outcome is unknown. The operator then reads the list
-//! again, or asks again for the same operation.
+//! Operators, who change the members. Each reads a list of members from some member, decides on one
+//! change, asks any member for it, and waits. After a time-out the outcome is unknown. The operator
+//! then reads the list again, or asks again for the same operation.
 //!
-//! Production code ([`node_state::membership::ChangeJudge`]) decides what a member does with a change. This module
-//! decides which member is asked, and when.
+//! Production code ([`node_state::membership::ChangeJudge`]) decides what a member does with a
+//! change. This module decides which member is asked, and when.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,23 +32,25 @@ const MAX_MACHINES: usize = 14;
 
 /// Virtual microseconds after which an operator considers the outcome unknown.
 const OPERATOR_TIMEOUT: u64 = 300_000;
-/// Virtual microseconds that a leader waits for its proposal.
+/// Virtual microseconds that a leader waits for the outcome of its proposal.
 const PROPOSAL_TIMEOUT: u64 = 1_500_000;
-/// Virtual microseconds that a leader waits for its successor.
+/// Virtual microseconds that a leader waits for its successor's election.
 const TRANSFER_TIMEOUT: u64 = 10 * TICK;
-/// Virtual microseconds between two checks whether a quorum knows of the last change.
+/// Virtual microseconds between two checks whether a quorum knows that the last change is
+/// committed.
 const RETRY_INTERVAL: u64 = 5_000;
-/// Maximum number of changes that wait on a leader for the one under way.
+/// Maximum number of changes that wait on a leader for the change under way.
 const MAX_QUEUED_CHANGES: usize = 16;
 
 /// A membership change that a member is asked for.
 #[derive(Clone, Debug)]
 pub(super) struct OperatorChange {
-    /// Operator that requests it; `None` if a leader promotes a learner by itself.
+    /// Operator that requests the change; `None` if a leader promotes a learner by itself.
     operator: Option<usize>,
     number: u64,
     request: ChangeRequest,
-    /// Virtual time until which the leader lets the change wait for a quorum to know of the last one.
+    /// Virtual time until which the change may wait on the leader. It waits until a quorum knows of
+    /// the previous change.
     until: u64,
 }
 
@@ -63,16 +65,17 @@ pub(super) struct PendingChange {
 /// An operator, and the request that it waits for.
 #[derive(Debug, Default)]
 pub(super) struct Operator {
-    /// Number of the request that it waits for; 0 if none.
+    /// Number of the request that the operator waits for; 0 if it waits for none.
     pending_number: u64,
-    /// Change that it last asked for, unless that was answered.
+    /// Change that the operator requested last, unless that was answered.
     unanswered: Option<ChangeRequest>,
-    /// Number of voters that it wants.
+    /// Number of voters that the operator wants.
     target_voters: u64,
 }
 
 impl Simulation {
-    /// Calls `f` with a judge of changes that knows what this process knows now.
+    /// Calls `f` with a judge of membership changes that has the present knowledge of the node's
+    /// process.
     fn with_judge<T>(
         &self,
         node: &SimulatedNode,
@@ -140,8 +143,8 @@ impl Simulation {
         self.forward_change(id, change)
     }
 
-    /// Lets a member handle a change: it acts itself if it leads, or forwards the change to the leader it
-    /// knows.
+    /// Lets a member handle a change. A leader carries the change out, and any other member
+    /// forwards it to the leader that it knows.
     fn forward_change(
         &mut self,
         id: u64,
@@ -158,7 +161,7 @@ impl Simulation {
             self.schedule_answer(&change);
             return Ok(());
         };
-        // Production sends this on a stream of its own, so a request arrives once or never.
+        // In production the request has a stream of its own, so it arrives once or never.
         let delays = self.network.delays(&mut self.rng, &self.plan, id, stream.machine);
         if let Some(delay) = delays.first() {
             let (node, generation) = (stream.machine, stream.generation);
@@ -268,7 +271,7 @@ impl Simulation {
         };
         let is_stale = matches!(outcome, Some(Err(ApplyError::Members(ChangeError::Stale { .. }))));
         if is_stale {
-            // Another change came in between, so this one is judged again.
+            // Another change was made before, so this change is judged again.
             self.handle_change_as_leader(id, generation, pending.change)?;
         } else {
             self.schedule_answer(&pending.change);
@@ -286,7 +289,7 @@ impl Simulation {
         }
     }
 
-    /// Schedules the answer to an operator; it may be lost.
+    /// Schedules the answer to an operator. The network may lose the answer.
     fn schedule_answer(&mut self, change: &OperatorChange) {
         let Some(operator) = change.operator else { return };
         if !self.rng.chance(self.plan.loss) {
@@ -314,7 +317,7 @@ impl Simulation {
         }
     }
 
-    /// Lets a leader promote the learner that waits to become a voter, once it is ready.
+    /// Lets a leader promote the learner that waits to become a voter, once the learner is ready.
     pub(super) fn promote_when_ready(
         &mut self,
         id: u64,
@@ -353,7 +356,8 @@ impl Simulation {
         let learners: Vec<&Member> = table.members().filter(|member| member.is_learner).collect();
         let voter_count = voters.len() as u64;
         if self.rng.chance(60) {
-            // Retry of an old addition that was carried out and undone since.
+            // Retry an old addition that was carried out, although the added member was removed
+            // since.
             let removed: Vec<MemberId> = table.removed().map(|(id, _)| id).collect();
             let id = *removed.get(self.rng.pick(removed.len().max(1)))?;
             let machine = self.nodes.iter().find(|node| node.member == id.0)?;
@@ -389,7 +393,7 @@ impl Simulation {
     }
 
     fn add(&mut self, table: &MemberTable) -> Option<MemberChange> {
-        // A machine with an unanswered request is left to the operator that will ask again.
+        // If an operator's request for a machine is unanswered, that operator will repeat it.
         let is_asked_for = |node: &SimulatedNode| {
             let mut requests =
                 self.operators.iter().filter_map(|operator| operator.unanswered.as_ref());
@@ -416,7 +420,7 @@ impl Simulation {
         Some(MemberChange::Add(new_member(id, url, self.rng.chance(600), incarnation)))
     }
 
-    /// Starts the machine of a member that is to be added, as its operator would.
+    /// Starts the machine of a member that is to be added, as an operator would.
     fn start_machine_to_add(&mut self, change: &MemberChange) {
         let MemberChange::Add(member) = change else { return };
         let machine = self.nodes.iter().find(|node| node.has_address(&member.peer_urls[0]));

@@ -1,5 +1,6 @@
-//! Streams between members, as the transport reports them, and the snapshots sent beside the messages. A
-//! stream connects some time after both ends can reach each other. It breaks some time after they can't.
+//! Streams between members, as the transport reports them, and the snapshots sent beside the
+//! messages. A stream connects some time after both ends can reach each other. It breaks some time
+//! after they can't.
 
 use std::path::{Path, PathBuf};
 
@@ -27,11 +28,12 @@ pub(super) struct Transfer {
 /// Reason why a member refuses a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamRefusalReason {
-    /// The other member was removed.
+    /// The other process's member was removed.
     Removed,
-    /// The other process isn't the member that it claims to be: it has lost what that member promised.
+    /// The other process has lost what the member promised that it claims to be.
     Disowned,
-    /// The other member isn't known, or its earlier process still runs. It may try again.
+    /// The other process's member isn't known, or an earlier process of that member still runs. The
+    /// other process may try again.
     Unknown,
 }
 
@@ -70,7 +72,8 @@ impl Simulation {
                 })
             });
             if is_paused && is_connected {
-                // The peer's kernel accepts what is sent, and the peer reads it after its pause.
+                // The paused peer's kernel accepts what is sent, and the peer reads it after the
+                // pause.
                 continue;
             }
             let target = target.map(|node| node.id).filter(|_| !is_paused);
@@ -89,7 +92,7 @@ impl Simulation {
         self.publish_and_promote(id, generation)
     }
 
-    /// Connects a process to the machine `target`, which it takes for `peer`.
+    /// Connects a process to the machine `target`, on which it expects member `peer`.
     fn connect_stream(
         &mut self,
         id: u64,
@@ -102,7 +105,7 @@ impl Simulation {
         }
         let stream =
             ConnectedStream { machine: target, generation: other.generation, since: self.now };
-        // A refusal counts only if this process would accept a stream from the other one.
+        // A refusal by `target` counts only if this process would accept a stream from `target`.
         if self.admit_stream(id, target).is_err() {
             return self.set_stream(id, peer, None);
         }
@@ -116,7 +119,7 @@ impl Simulation {
                 self.set_stream(id, peer, None)?;
                 let table = self.nodes[index_of(id)].store_view();
                 let is_own = |view: &View| view.members().member(MemberId(peer)).is_some();
-                // A process that only other members name as a member can't decide this.
+                // A refusal counts only if this process's own member table contains the peer.
                 match reason {
                     _ if !table.is_some_and(|view| is_own(&view)) => {}
                     StreamRefusalReason::Removed if !self.would_accept_removal_report(id, peer) => {
@@ -139,7 +142,8 @@ impl Simulation {
         }
     }
 
-    /// Returns whether a member ends when `peer` says that it was removed, by the production rule.
+    /// Returns whether member `id` ends because `peer` reports its removal, by the rule of the
+    /// production code.
     fn would_accept_removal_report(&self, id: u64, peer: u64) -> bool {
         self.nodes[index_of(id)].process.as_ref().is_none_or(|process| {
             let driver = process.core.driver();
@@ -147,8 +151,8 @@ impl Simulation {
         })
     }
 
-    /// Returns whether the process on `at` accepts a stream from machine `id`. It decides by its member
-    /// table and by what it remembers of its peers' promises.
+    /// Returns whether the process on `at` accepts a stream from machine `id`. The process decides
+    /// by its member table, and by the promises of peers that it remembers.
     pub(super) fn admit_stream(&mut self, at: u64, id: u64) -> Result<(), StreamRefusalReason> {
         let guards = self.options.guards;
         let from = &self.nodes[index_of(id)];
@@ -167,8 +171,8 @@ impl Simulation {
         if !is_bound && guards.same_incarnation() {
             return Err(StreamRefusalReason::Disowned);
         }
-        // In production, the answers of a process show whether it is alive when another one wants to
-        // replace it.
+        // In production, answers of the member's connected process show that it is alive when
+        // another process wants to replace it.
         let before = process.connected.get(&member.0).filter(|stream| {
             let before = &self.nodes[index_of(stream.machine)];
             stream.machine != id
@@ -193,8 +197,8 @@ impl Simulation {
         }
     }
 
-    /// Sends a peer this process's knowledge: what it remembers of all promises, what it has promised
-    /// itself, and its member table.
+    /// Sends a peer the remembered promises of all members, this member's own promises, and its
+    /// member table.
     fn send_reports(&mut self, id: u64, target: u64) {
         let node = &self.nodes[index_of(id)];
         let Some(process) = &node.process else { return };
@@ -216,7 +220,8 @@ impl Simulation {
         }
     }
 
-    /// Records what an arrived message promises. A vote is written before it may count.
+    /// Records the promise in a message that has arrived. A vote is written to disk before it may
+    /// be counted.
     pub(super) fn record_promise(&mut self, to: u64, message: &Message) {
         let Some(promise) = Promise::of(message) else { return };
         let node = self.node(to);
@@ -229,8 +234,8 @@ impl Simulation {
         }
     }
 
-    /// Writes remembered promises now and then, and ends streams to processes that have since been
-    /// recognised as copies.
+    /// Writes remembered promises now and then. Ends streams to processes that turned out to be
+    /// copies of a member.
     fn maintain_witness(&mut self, id: u64) -> Result<(), InvariantViolation> {
         let guards = self.options.guards;
         let writes = self.rng.chance(100);
@@ -256,7 +261,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Checks that a process which has lost its member's promises has no quorum that accepts it as that
+    /// Checks a process that has lost its member's promises: no quorum may accept it as that
     /// member.
     fn check_no_quorum_after_amnesia(&self, id: u64) -> Result<(), InvariantViolation> {
         let node = &self.nodes[index_of(id)];
@@ -272,8 +277,8 @@ impl Simulation {
         Err(InvariantViolation::new("members without their promises never act", what))
     }
 
-    /// Checks that a peer refuses a process as its member only if that member has lost its promises on
-    /// some machine.
+    /// Checks that a peer refuses a process as its member only if that member has lost its promises
+    /// on some machine.
     fn check_refusal_is_justified(&self, id: u64, by: u64) -> Result<(), InvariantViolation> {
         let member = self.nodes[index_of(id)].member;
         if self.nodes.iter().any(|node| node.member == member && node.has_lost_promises) {
@@ -283,8 +288,8 @@ impl Simulation {
         Err(InvariantViolation::new("intact members are accepted as themselves", what))
     }
 
-    /// Records that a peer will never accept this process as its member. The process ends once too few
-    /// peers for a quorum are left.
+    /// Records that a peer will never accept this process as its member. The process ends once too
+    /// few peers for a quorum are left.
     fn record_permanent_refusal(
         &mut self,
         id: u64,
@@ -357,8 +362,8 @@ impl Simulation {
         self.schedule(delay, event);
     }
 
-    /// Receives a snapshot with its body. Production asks whether the snapshot is wanted before it
-    /// receives the body. Here the body has been sent in vain if it isn't.
+    /// Receives a snapshot with its body. Production first asks whether the snapshot is wanted. The
+    /// simulation always sends the body, even if the snapshot isn't wanted.
     pub(super) fn receive_snapshot(
         &mut self,
         to: u64,
@@ -401,7 +406,7 @@ impl Simulation {
         self.schedule(delay, ScheduledEvent::SnapshotReport { node, generation, peer, arrived });
     }
 
-    /// Breaks off all snapshots that a process was receiving, because it ends.
+    /// Breaks off all snapshot transfers to a process, because the process ends.
     pub(super) fn abort_transfers(&mut self, id: u64) {
         let transfers =
             self.node(id).process.as_mut().map(|process| std::mem::take(&mut process.transfers));

@@ -1,5 +1,5 @@
-//! Faults and bounds of a history, drawn once from the seed. Each history leaves some kinds of fault
-//! out. Otherwise frequent faults would always hide rare combinations.
+//! Faults and bounds of a history, drawn once from the seed. Each history leaves some kinds of
+//! fault out. Otherwise frequent faults would always hide rare combinations.
 
 use node_engine::driver::{MAX_QUEUED_MESSAGE_BYTES, MailBounds};
 
@@ -8,34 +8,35 @@ use crate::rng::Rng;
 #[derive(Clone, Debug)]
 pub(super) struct HistoryPlan {
     pub members: u64,
-    /// Chance that a message is lost, per mille; likewise `duplication` that it arrives twice.
+    /// Chance that a message is lost, per mille. `duplication` is the chance that a message arrives
+    /// twice.
     pub loss: u64,
     pub duplication: u64,
     /// Chance that a message takes up to [`HistoryPlan::long_delay`], per mille.
     pub late_chance: u64,
     pub long_delay: u64,
-    /// Mean virtual microseconds between faults of this kind, as for all `…_every` fields; 0 means
-    /// none.
+    /// Mean virtual microseconds between two partitions; 0 means none. All other `…_every` fields
+    /// are such intervals for their kinds of fault.
     pub partition_every: u64,
     pub crash_every: u64,
     pub pause_every: u64,
     pub transfer_every: u64,
     /// Interval between faults that cut the leader off until another member leads.
     pub depose_every: u64,
-    /// Interval between faults that cut a member off until the others have compacted entries that it
-    /// lacks.
+    /// Interval between faults that cut a member off until a peer has compacted entries that the
+    /// member lacks.
     pub cut_off_every: u64,
     /// Interval between power cuts of all members at about the same time.
     pub power_cut_every: u64,
     /// Chance that power fails soon after an acknowledgement to a peer or a client, per mille.
     pub crash_after_ack: u64,
-    /// Chance that a power cut ends a log write in the middle, per mille. It holds for writes that
-    /// can be torn; for others the chance is an eighth.
+    /// Chance that a power cut ends a log write in the middle, per mille. For writes that can't be
+    /// torn, the chance is an eighth of this.
     pub crash_in_write: u64,
     /// Chance that power fails soon after a step of a snapshot's installation, per mille.
     pub crash_in_install: u64,
-    /// Interval between faults that make one of a disk's next operations fail, or find the disk
-    /// full.
+    /// Interval between faults that make one of the next operations on a disk fail, or find the
+    /// disk full.
     pub disk_fault_every: u64,
     /// Chance that a group of disk operations is slow, per mille.
     pub slow_disk: u64,
@@ -57,8 +58,8 @@ pub(super) struct HistoryPlan {
     /// Whether members are bound to their incarnations, as in a cluster that was formed from a
     /// document.
     pub binds_incarnations: bool,
-    /// Interval between machines that lose their state. Each loses its disk, gets an old disk image
-    /// back, or has a copy started beside it.
+    /// Interval between faults in which a machine loses what its member has promised. Its disk is
+    /// wiped or replaced by an old image, or a copy is started beside the machine.
     pub amnesia_every: u64,
     /// Number of entries that the log keeps behind a checkpoint.
     pub catch_up_entries: u64,
@@ -66,25 +67,26 @@ pub(super) struct HistoryPlan {
     pub uncommitted_bytes: u64,
     /// Bounds of the queues in front of a member's core.
     pub mail: MailBounds,
-    /// Number of jobs waiting for the log, or for the machine, at which the core waits for them.
+    /// Number of jobs queued for the log or the state machine at which the core waits.
     pub queued_jobs: usize,
     /// Maximum number of concurrent reads of old entries.
     pub queued_fetches: usize,
-    /// Chance that input finds the core busy, per mille.
+    /// Chance that the core is busy when input arrives, per mille.
     pub busy_core: u64,
     /// Chance that a message finds its stream's queue full, per mille.
     pub full_streams: u64,
-    /// Chance that a process loses a snapshot's body once, and that it fails to write one once; per
-    /// mille.
+    /// Chance that a process loses the body of one snapshot, per mille. The chance that it fails to
+    /// write one body is equal.
     pub lost_bodies: u64,
-    /// Mean virtual microseconds between disks that are almost full; 0 means none.
+    /// Mean virtual microseconds between two faults after which a disk is almost full; 0 means
+    /// none.
     pub low_space_every: u64,
     /// Maximum number of deliveries that wait for a watching client.
     pub queued_deliveries: usize,
-    /// Maximum bytes of events kept for watchers, and of events on their way to them.
+    /// Maximum bytes of events kept for watchers, and likewise of events on their way to watchers.
     pub watch_bytes: usize,
-    /// Chance that a request changes users and roles until authentication is enabled, per mille.
-    /// Afterwards it is a quarter of this. 0 means no users.
+    /// Chance that a request changes users and roles, per mille. Once authentication is enabled,
+    /// the chance is a quarter of this. 0 means that there are no users.
     pub user_change_chance: u64,
     /// Number of clients that behave as Kubernetes' API servers do; 0 means none.
     pub api_servers: usize,
@@ -107,8 +109,8 @@ fn draw_member_count(rng: &mut Rng, changes_members: bool) -> u64 {
 
 impl HistoryPlan {
     pub(super) fn new(rng: &mut Rng, members: Option<u64>) -> Self {
-        // Drawn from generators of their own, so that an old seed still gives the same history where
-        // they are not used.
+        // Separate generators keep the histories of old seeds unchanged, where their values are not
+        // used.
         let mut server_rng = Rng::new(rng.clone().number());
         let mut start_rng = Rng::new(rng.clone().number() ^ 1);
         let changes_members = rng.chance(500);

@@ -157,7 +157,7 @@ impl EffectSink for CorePorts<'_> {
     }
 
     fn send_snapshot(&mut self, message: Message) -> bool {
-        // Each process loses one body, even after the faults have ended.
+        // If `drops_next_body` is set, one body is lost, even after the faults have ended.
         let body =
             self.snapshots.body_of(&message).filter(|_| !std::mem::take(self.drops_next_body));
         let is_there = body.is_some();

@@ -1,9 +1,9 @@
 //! A copy of the keys of a prefix, kept as Kubernetes' API server keeps one.
 //!
-//! It first lists the prefix in pages, all at the first page's revision. Then it watches from the next
-//! revision on, and each event carries the value that it replaced. The copy reaches another revision by a
-//! list, by events, or by progress without events. At each such revision it must equal the store's keys. A
-//! copy that learns that an event is missing starts with a new list.
+//! The copy begins with a list of the prefix in pages, all at the first page's revision. Then it
+//! watches from the next revision on, with the previous value in each event. The copy reaches
+//! another revision by a list, by events, or by progress without events. At each such revision it
+//! must equal the store's keys. A copy that learns that an event is missing starts with a new list.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ use crate::model::ReferenceModel;
 struct UnfinishedList {
     /// Revision of the first page; 0 before that page has arrived.
     revision: i64,
-    /// Number of keys that the first page announced and that have not arrived yet.
+    /// Number of keys that have not arrived yet, of those that the first page announced.
     left: i64,
     kvs: BTreeMap<Bytes, KeyValue>,
 }
@@ -49,7 +49,7 @@ pub(super) struct PrefixCopy {
     /// Revision that the copy has reached.
     revision: i64,
     listing: Option<UnfinishedList>,
-    /// Id of its watch on the API server's stream.
+    /// Id of the copy's watch on the API server's stream.
     pub watch: Option<i64>,
     /// Revision that a reader waits for.
     pub wanted_revision: i64,
@@ -59,7 +59,7 @@ fn violated(what: String) -> InvariantViolation {
     InvariantViolation::new("copies", what)
 }
 
-/// Returns the end of the range of all keys with this prefix, which ends in a slash.
+/// Returns the end of the range of all keys with this prefix. The prefix ends in a slash.
 fn end_of(prefix: &str) -> String {
     format!("{}0", prefix.trim_end_matches('/'))
 }
@@ -109,7 +109,7 @@ impl PrefixCopy {
         }
     }
 
-    /// Takes a page of its list, or the error that came instead.
+    /// Handles a page of the copy's list, or the error that came instead of the page.
     pub(super) fn take_page(
         &mut self,
         model: &ReferenceModel,
@@ -150,8 +150,8 @@ impl PrefixCopy {
         }
     }
 
-    /// Takes events as they were sent to the client. `is_readable` is false if the member's disk has failed,
-    /// so that previous values may be missing.
+    /// Applies events as they were sent to the client. `is_readable` is false if the member's disk
+    /// has failed, so that previous values may be missing.
     pub(super) fn take_events(
         &mut self,
         model: &ReferenceModel,
@@ -172,7 +172,7 @@ impl PrefixCopy {
             let can_be_read = is_readable && model.compacted() < at;
             let record = self.records.get(&kv.key);
             match &event.prev_kv {
-                // Kubernetes also does this: its own watchers need the previous value.
+                // Kubernetes also starts over, because its own watchers need the previous value.
                 None if !is_new && !can_be_read => return Ok(self.start_over()),
                 previous if previous.as_ref() == record && record.is_none() == is_new => {}
                 _ => return Err(violated(format!("{event:?} after {record:?}"))),
@@ -187,7 +187,7 @@ impl PrefixCopy {
         self.check(model, "events")
     }
 
-    /// Takes progress: all events up to `revision` have been sent.
+    /// Handles a progress notice, which means that all events up to `revision` have been sent.
     pub(super) fn take_progress(
         &mut self,
         model: &ReferenceModel,
@@ -201,7 +201,7 @@ impl PrefixCopy {
         self.check(model, "progress")
     }
 
-    /// Takes the end of its watch: its next event was compacted away.
+    /// Handles the end of the copy's watch, whose next event was compacted away.
     pub(super) fn take_compaction(&mut self, from: i64) -> Result<CopyState, InvariantViolation> {
         if from <= self.revision + 1 {
             let at = self.revision;

@@ -32,8 +32,8 @@ impl Simulation {
         self.node(id).process.as_mut()
     }
 
-    /// Returns how long the member is still paused, if it is. The caller then schedules the event
-    /// again for that time.
+    /// Returns how long the member is still paused, or `None` if it isn't. The event is then
+    /// scheduled again for the pause's end.
     pub(super) fn remaining_pause(&mut self, id: u64) -> Option<u64> {
         let now = self.now;
         let until = self.node(id).paused_until;
@@ -156,7 +156,7 @@ impl Simulation {
         let idle = self.rng.chance(10);
         let Some(process) = self.running_process(id, generation) else { return Ok(()) };
         let Some(turn) = process.turn.take() else { return Ok(()) };
-        // Check all entries, even if a checkpoint failed after they were applied: they may be
+        // Check all applied entries, even if the checkpoint after them failed, because they may be
         // durable.
         let entries = turn.entries().to_vec();
         let (output, result) = process.run_turn(turn, idle);
@@ -209,7 +209,8 @@ impl Simulation {
         self.wake(id)
     }
 
-    /// Reads old entries. The log's writer works at the same time, so they may be gone by then.
+    /// Reads old entries. The log's writer works at the same time, so the entries may be deleted by
+    /// then.
     pub(super) fn fetch_entries(
         &mut self,
         id: u64,
@@ -272,8 +273,8 @@ impl Simulation {
         }
     }
 
-    /// Runs a member's core because it has input, most often at once. If the core is busy, inputs
-    /// gather and share a later round.
+    /// Runs a member's core because it has input, most often at once. While the core is busy,
+    /// inputs accumulate for a later round.
     pub(super) fn wake(&mut self, id: u64) -> Result<(), InvariantViolation> {
         // The tick that is scheduled for the end of the pause wakes the member.
         if self.remaining_pause(id).is_some() {

@@ -38,7 +38,7 @@ impl Simulation {
         }
         if self.is_client_satisfied(client) {
             if self.api_server_index(client).is_some() {
-                // A copy may still have to be listed again.
+                // An API server may still have to list one of its copies again.
                 self.schedule_next_request(client);
             }
             return Ok(());
@@ -54,7 +54,8 @@ impl Simulation {
         let users_floor = self.invariants.clients.users_floor();
         let (kind, user, token) = self.draw_client_request(client, node, id);
         let Some(caller) = self.identify_caller(node, &user)? else {
-            // The user's token proved invalid; the client's next request doesn't use it.
+            // The member found the user's token invalid. The client's next request doesn't use that
+            // token.
             self.schedule_next_request(client);
             return Ok(());
         };
@@ -90,7 +91,7 @@ impl Simulation {
         self.schedule(limit, ScheduledEvent::ClientTimeout { client, id });
         let Some(process) = self.current_process(node) else { return Ok(()) };
         let queued = match kind {
-            // As in the API: requests that free space are still accepted when disk space is short.
+            // As in the API, only requests that add data are refused when disk space is short.
             ClientRequest::Write { grows: true, .. } if process.writer.is_short() => {
                 Err(QueueError::Full)
             }
@@ -176,8 +177,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Records that a member has installed a snapshot. Outcomes of requests in the snapshot reach
-    /// no client, so those needn't be answered.
+    /// Records that a member has installed a snapshot. The member doesn't learn the outcomes of
+    /// requests in the snapshot, so its clients' writes needn't be answered.
     pub(super) fn record_lost_outcomes(&mut self, node: u64) {
         let pending = self.clients.iter_mut().filter_map(|client| client.pending.as_mut());
         for pending in pending.filter(|pending| pending.node == node) {
@@ -206,8 +207,8 @@ impl Simulation {
         }
     }
 
-    /// Checks the outcome of a request that a member has applied, and gives it to the client that
-    /// waits for it there.
+    /// Checks the outcome of a request that a member has applied. Gives the outcome to the client
+    /// that waits for it on this member.
     pub(super) fn deliver_outcome(
         &mut self,
         node: u64,

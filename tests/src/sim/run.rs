@@ -9,7 +9,7 @@ use super::simulation::{Simulation, SimulationReport};
 use super::{InvariantViolation, SimulationOptions};
 
 thread_local! {
-    /// While a history runs, the text of a panic is kept here instead of being printed. A panic
+    /// While a history runs, a panic's text is stored here instead of being printed. The panic
     /// counts as a violation.
     static FOUND: RefCell<Option<Option<String>>> = const { RefCell::new(None) };
 }

@@ -1,5 +1,5 @@
-//! The simulation's event loop: one queue in virtual time, one step at a time, with faults until they end.
-//! `process_steps` has the members' steps, and `requests` has the clients'.
+//! The simulation's event loop: one queue in virtual time, one step at a time, with faults until
+//! they end. `process_steps` has the members' steps, and `requests` has the clients'.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,9 +31,10 @@ use crate::rng::Rng;
 pub(super) const TICK: u64 = 10_000;
 /// Virtual microseconds within which the cluster must settle after the faults have ended.
 const SETTLE_TIMEOUT: u64 = 20_000_000;
-/// Virtual microseconds after which a member that knows no present member any more is given up.
+/// Virtual microseconds after which a member that knows no present member is given up.
 const STRANDED_TIMEOUT: u64 = 4_000_000;
-/// Virtual microseconds with one undisputed leader after which every request must be answered.
+/// Virtual microseconds that one leader must have been undisputed before every request must be
+/// answered.
 const STEADY_TIME: u64 = 300_000;
 /// Number of requests of each client that must be answered after the faults have ended.
 const REQUIRED_ANSWERS: u64 = 3;
@@ -172,7 +173,7 @@ pub struct SimulationReport {
 }
 
 impl SimulationReport {
-    /// Counts how a copy stands after a list, events or progress.
+    /// Counts the state of a copy after a list, events or progress.
     pub(super) fn count_copy_state(&mut self, state: CopyState) {
         self.copies_checked += u64::from(state == CopyState::Checked);
         self.lists_restarted += u64::from(state == CopyState::Outdated);
@@ -199,7 +200,8 @@ pub(super) struct Simulation {
     /// API servers; their clients come last in `clients`.
     pub(super) servers: Vec<ApiServer>,
     pub(super) operators: Vec<Operator>,
-    /// Members of the most advanced store, and the index of the last entry it has applied.
+    /// Index of the last entry that the most advanced store has applied, and the member table of
+    /// that store.
     pub(super) latest_members: (u64, MemberTable),
     /// Ids of all requests that change the members.
     pub(super) change_requests: BTreeSet<u64>,
@@ -211,7 +213,7 @@ pub(super) struct Simulation {
     pub(super) refused_requests: Vec<u64>,
     /// Whether the faults have ended.
     pub(super) are_faults_over: bool,
-    /// Time at which a member last saw another leader or term.
+    /// Virtual time at which the leader, the term or the members last changed.
     pub(super) leadership_since: u64,
     /// Leader and term, as each machine sees them.
     pub(super) leaders: Vec<(u64, u64)>,
@@ -440,7 +442,8 @@ impl Simulation {
                 return Ok(());
             }
             Err(StartRefusal::LogMissing) => return Err(broken(id, "its log is gone")),
-            // Reached only if a test has switched off the check of tombstones.
+            // A machine with a tombstone gets here only if a test has switched off the check of
+            // tombstones.
             Ok(StartKind::First) if node.files.tombstone => {}
             Ok(StartKind::First) if !node.is_founder(&plan) => return self.start_joining(id),
             Ok(StartKind::First | StartKind::Restart) => {}
@@ -476,8 +479,8 @@ impl Simulation {
         self.are_faults_over && agreed && self.now - self.leadership_since > STEADY_TIME
     }
 
-    /// Returns whether a request to `node` must be answered now. A follower forwards a proposal,
-    /// and gets no answer if the leader can't take it.
+    /// Returns whether a request to `node` must be answered now. A follower's write need not be,
+    /// because the follower gets no answer if the leader can't take the proposal.
     pub(super) fn must_be_answered(&self, node: u64, is_write: bool) -> bool {
         let machine = &self.nodes[index_of(node)];
         let is_leader = self.leaders[index_of(node)].0 == machine.member;
@@ -485,15 +488,16 @@ impl Simulation {
         self.is_voter(machine) && self.is_steady() && (leader_accepts || !is_write)
     }
 
-    /// Returns whether a client needs no more requests: the faults have ended and it has been served.
+    /// Returns whether the client needs no more requests: the faults have ended, and enough of its
+    /// requests were answered.
     pub(super) fn is_client_satisfied(&self, client: usize) -> bool {
         let is_listing =
             self.api_server_index(client).is_some_and(|server| self.servers[server].is_listing());
         self.are_faults_over && self.clients[client].served >= REQUIRED_ANSWERS && !is_listing
     }
 
-    /// Returns whether the cluster has settled. All members run, agree and have nothing left to do. All
-    /// clients have been served, and all watches have received everything.
+    /// Returns whether the cluster has settled. All members run, agree and have nothing left to do.
+    /// All clients have been served, and all watches have received everything.
     pub(super) fn is_settled(&self) -> bool {
         let idle = (0..self.clients.len()).all(|client| {
             self.clients[client].pending.is_none() && self.is_client_satisfied(client)
@@ -543,14 +547,15 @@ impl Simulation {
         self.invariants.stores.check_contents(id, &process.store, all)
     }
 
-    /// Compares the members' data as if `id` asked for it now. No difference may ever be found.
+    /// Compares all members' data as member `id` would if it checked for corruption now. No
+    /// difference may ever be found.
     pub(super) fn check_corruption(&mut self, id: u64) -> Result<(), InvariantViolation> {
         let Some(view) = self.nodes[index_of(id)].store_view() else { return Ok(()) };
         let (question, members) = (Question::of(&view), view.members().voters_and_learners());
         let mut claims_by_member = BTreeMap::new();
         for node in self.acting_machines() {
             let Some(process) = &node.process else { continue };
-            // A member whose disk fails it gives no answer.
+            // A member whose disk fails gives no answer.
             let Ok(claims) = make_claims(&process.store, &process.store.view(), question) else {
                 continue;
             };

@@ -1,5 +1,5 @@
-//! Users in the simulation: requests that change users and roles, and the users that clients make their
-//! other requests as. As in the API, a member identifies the user by its own store, which may be behind.
+//! Users in the simulation: requests that change users and roles, and the users of all other
+//! requests. As in the API, a member identifies a user by its own store, which may be behind.
 
 use std::time::Duration;
 
@@ -20,10 +20,10 @@ use super::clients::{ClientRequest, ClientRequestGenerator};
 use super::simulation::{Simulation, index_of};
 
 pub(super) const ROOT: &str = "root";
-/// Names of users. The last one never exists.
+/// Names of users. The last name never belongs to a user.
 const NAMES: [&str; 4] = [ROOT, "ann", "bob", "eve"];
 const ROLES: [&str; 3] = [ROOT, "r1", "r2"];
-/// Lifetime of tokens, so long that none expires here.
+/// Lifetime of tokens, which is longer than any history.
 const TTL: Duration = Duration::from_secs(3600);
 
 /// A token that a client has received.
@@ -65,7 +65,8 @@ impl ClientRequestGenerator<'_> {
         AuthOperation::UserGrantRole(AuthUserGrantRoleRequest { user, role })
     }
 
-    /// Draws a change of users and roles. Most changes lead towards users who have some permissions.
+    /// Draws a change of users and roles. Most changes lead towards users who have some
+    /// permissions.
     pub(super) fn draw_user_change(&mut self, id: u64) -> Operation {
         let hash = Bytes::copy_from_slice(&id.to_be_bytes());
         let change = match self.rng.range(0, 100) {
@@ -145,8 +146,8 @@ impl ClientRequestGenerator<'_> {
 }
 
 impl Simulation {
-    /// Identifies the caller by what the member knows. Returns `None` if the member finds the token
-    /// invalid.
+    /// Identifies the caller by the member's users and tokens. Returns `None` if the member finds
+    /// the token invalid.
     pub(super) fn identify_caller(
         &mut self,
         node: u64,
@@ -173,8 +174,8 @@ impl Simulation {
         }
     }
 
-    /// In a history with users, replaces a request now and then by a change of them, or by a request for a
-    /// token.
+    /// Now and then replaces a request by a change of users and roles, or by a request for a token.
+    /// Does nothing in a history without users.
     pub(super) fn replace_by_user_change(
         &mut self,
         node: u64,
@@ -216,7 +217,8 @@ impl Simulation {
         Some(process?.store.view().auth().revision())
     }
 
-    /// Returns whether a member permits a read of its view, after comparing the decision with the model's.
+    /// Returns whether a member permits a read of its view. Compares the member's decision with the
+    /// model's first.
     pub(super) fn is_read_permitted(
         &mut self,
         node: u64,

@@ -19,11 +19,11 @@ pub(super) const STREAM_COUNT: usize = 3;
 /// Id of each stream's only watch.
 const WATCH_ID: i64 = 1;
 
-/// Maximum number of polls of a stream in a turn when it reads everything available.
+/// Maximum number of polls in a turn of a stream that reads everything available.
 pub(super) const MAX_POLLS_PER_TURN: usize = 64;
 
-/// Number of polls without a notice after which a stream's turn ends. Reading a piece of the past
-/// may yield no event.
+/// Number of polls without a notice after which a stream's turn ends. A poll that reads old changes
+/// may find no matching event.
 pub(super) const MAX_EMPTY_POLLS: usize = 4;
 
 /// Future of a member's watch hub, polled by the simulation.
@@ -55,7 +55,7 @@ impl SingleWatchStream {
         }
     }
 
-    /// Drops the connection if it leads to this member, which is gone.
+    /// Drops the connection if it leads to this machine, whose member is gone.
     pub(super) fn disconnect(&mut self, node: u64) {
         if self.node == node {
             self.subscriber = None;
@@ -111,7 +111,8 @@ impl Simulation {
                 continue;
             };
             let Ok(notice) = notice else {
-                // The member's store can't be read any more, and the member will end in a moment.
+                // The member's store can't be read any more, so the member's process will end in a
+                // moment.
                 stream.subscriber = None;
                 break;
             };

@@ -12,7 +12,7 @@ use super::members::ThreeMemberCluster;
 use super::postgres::{PostgresServer, SCOPE};
 use super::{script, tools};
 
-/// Time limit of each wait. It includes the end of a lease of twenty seconds.
+/// Time limit of each wait, in which a lease of twenty seconds may have to end first.
 const LIMIT: Duration = Duration::from_secs(180);
 /// Number of newly acknowledged rows that show that the writer goes on.
 const EXPECTED_NEW_ROWS: usize = 20;
@@ -29,7 +29,8 @@ struct Leadership {
 }
 
 impl PostgresCluster {
-    /// Waits for a leader and a streaming synchronous standby. Only then may one of them be lost.
+    /// Waits for a leader and a streaming synchronous standby. After that, no acknowledged row is
+    /// lost with one of the servers.
     fn wait_healthy(&self) -> Result<Leadership> {
         self.wait_listed("a leader and its synchronous standby", |list| {
             let led = self.leadership(list)?;
@@ -75,7 +76,7 @@ impl PostgresCluster {
     fn switch(&self, led: &Leadership) -> Result<Leadership> {
         let (from, to) = (&self.servers[led.leader], &self.servers[1 - led.leader]);
         let [leader, candidate] = [from, to].map(|each| each.host.name.as_str());
-        // Repeated, because the standby may have lagged too far behind at one attempt.
+        // Repeat the switchover, because the standby may have lagged too far behind at one attempt.
         poll_slowly("a switchover to be taken", LIMIT, || {
             let now = self.wait_healthy().ok()?;
             let asked =

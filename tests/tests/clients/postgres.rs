@@ -16,8 +16,8 @@ use super::members::ThreeMemberCluster;
 pub(crate) const SCOPE: &str = "demo";
 const PORT: u16 = 5432;
 const API_PORT: u16 = 8008;
-/// Account that runs Postgres if the test runs as root, which Postgres refuses. Debian's package
-/// creates it.
+/// Account that runs Postgres if the test runs as root, because Postgres refuses to run as root.
+/// Debian's package creates the account.
 const ACCOUNT: &str = "postgres";
 /// Folder in which Debian's packages install the server programs.
 const PACKAGED: &str = "/usr/lib/postgresql";
@@ -70,8 +70,8 @@ impl PostgresServer {
                     // The shortest TTL that Patroni accepts, with the longest retry timeout that
                     // this TTL allows.
                     "ttl": 20, "loop_wait": 2, "retry_timeout": 8,
-                    // A row is acknowledged only when it is on both servers, or on the only one
-                    // that may lead.
+                    // A row is acknowledged only when both servers have it. If only one server may
+                    // lead, that server is enough.
                     "synchronous_mode": true,
                     "postgresql": { "use_pg_rewind": true },
                 },
@@ -123,8 +123,8 @@ impl PostgresServer {
     fn postmaster(&self) -> Option<u32> {
         let file = fs_err::read_to_string(self.data().join("postmaster.pid")).ok()?;
         let id = file.lines().next()?.trim().parse().ok()?;
-        // The file remains after a kill, and its process id may be reused, so check the working
-        // directory.
+        // The pid file remains after a kill, and another process may get its process id, so check
+        // the working directory.
         let folder = fs_err::read_link(format!("/proc/{id}/cwd")).ok()?;
         (folder == self.data()).then_some(id)
     }

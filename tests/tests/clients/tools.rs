@@ -72,7 +72,7 @@ fn fetched(name: &str, list: &Path, fetch: impl FnOnce(&Path) -> Result<()>) -> 
         }
         fs_err::create_dir_all(&place)?;
         fetch(&place)?;
-        // Written last, so that an interrupted fetch is repeated.
+        // The file is written last, so that an interrupted fetch is repeated.
         fs_err::write(place.join(LIST), wanted)?;
     }
     Ok(place)

@@ -5,8 +5,8 @@
 //!
 //! - A line is a configuration: flags separated by spaces.
 //! - `|` separates values; each value makes a configuration of its own.
-//! - Configurations of a single flag share starts. A line that begins with `!` doesn't, because a
-//!   program refuses it.
+//! - Configurations of a single flag are started together. The configuration of a line that begins
+//!   with `!` is started alone, because a program refuses it.
 //! - A line `file:` begins a configuration file, which consists of the indented lines below it.
 //! - Placeholders are replaced at the start. `{ip}` and `{ip2}` are the member's own addresses, and
 //!   `{other}` is the address of a member that doesn't run.
@@ -27,7 +27,7 @@ pub(crate) enum ConfigSource {
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     settings: CaseSettings,
-    /// Whether the configuration must not share a start with others.
+    /// Whether the configuration must not be started together with others.
     is_alone: bool,
 }
 
@@ -44,7 +44,8 @@ struct Flag {
     value: Option<String>,
 }
 
-/// Flags that every configuration needs, with the values used unless it sets them itself.
+/// Flags that every configuration needs. The values are used unless the configuration sets the
+/// flags itself.
 const BASE: [(&str, &str); 6] = [
     ("data-dir", "{dir}/data"),
     ("listen-client-urls", "http://{ip}:2379"),
@@ -99,8 +100,8 @@ const LISTS: [&str; 5] = [
 ];
 /// Flag with which the first election takes up to a minute.
 const LONGEST_ELECTION: &str = "--election-timeout=50000";
-/// Lists in which etcd, configured by a file, treats a repeated URL as two: it listens twice, or
-/// doesn't find the second one.
+/// Lists in a configuration file in which etcd treats a repeated URL as two URLs. etcd then listens
+/// twice, or doesn't find the second URL.
 const COUNTED_TWICE: [&str; 3] =
     ["listen-peer-urls", "initial-advertise-peer-urls", "listen-metrics-urls"];
 /// Flags whose value is a string in a file, even if it looks like a number.
@@ -190,15 +191,15 @@ impl Case {
                 .any(|flag| is_empty(flag) || (way == ConfigSource::File && counts_twice(flag)))
     }
 
-    /// Adds the settings of another configuration, if both may share a start and set different
-    /// flags.
+    /// Adds the settings of another configuration, if both may be started together and set
+    /// different flags.
     pub(crate) fn join(&mut self, other: &Self) -> bool {
         let (CaseSettings::Flags(own), CaseSettings::Flags(others)) =
             (&mut self.settings, &other.settings)
         else {
             return false;
         };
-        // etcd 3.7 has no experimental flags, so they can't share a start with others.
+        // etcd 3.7 has no experimental flags, so they are never started together with other flags.
         let is_experimental = |flag: &Flag| flag.name.starts_with("experimental-");
         let kind = own.first().map(is_experimental);
         let is_new = |flag: &Flag| {
@@ -285,7 +286,7 @@ impl Flag {
         }
     }
 
-    /// Returns the value; a flag without one is a boolean that is true.
+    /// Returns the flag's value. A flag without a value is a boolean that is true.
     fn value_or_true(&self) -> &str {
         self.value.as_deref().unwrap_or("true")
     }

@@ -1,12 +1,12 @@
-//! Parser for the tables in `docs/differences.md` of configurations that only one program accepts.
-//! The texts in backticks in a row's first cell are parts of such a configuration. A text after the
-//! word "without" must be missing from it.
+//! Parser for the tables in `docs/differences.md` with configurations that only one of the programs
+//! accepts. The texts in backticks in a row's first cell are parts of such a configuration. The
+//! configuration must not contain a text after the word "without".
 
 use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 
-/// Direction of a difference: the program that refuses a configuration the other one starts with.
+/// Direction of a difference: which of the two programs refuses the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     RefusedHere,
@@ -24,7 +24,7 @@ struct DifferenceRow {
     parts: Vec<TextCondition>,
 }
 
-/// Condition on a configuration: it contains a text, or doesn't.
+/// Condition that a configuration contains a text, or doesn't contain it.
 struct TextCondition {
     text: String,
     /// Whether `text` must be missing from the configuration instead.

@@ -3,8 +3,8 @@
 //! configuration shows is an error.
 //!
 //! Each configuration of `cases.txt` is started with flags. Those that start are started again with
-//! environment variables and with a file. Configurations of a single flag share a start. If one of
-//! the programs refuses that, each of them is started alone.
+//! environment variables and with a file. Configurations of a single flag are started together. If
+//! one of the programs refuses this, each configuration is started alone.
 
 mod cases;
 mod differences;
@@ -66,8 +66,8 @@ fn a_configuration_that_etcd_starts_with_starts_here() -> Result<()> {
     Ok(())
 }
 
-/// Returns a description of the problem with a pair of outcomes, if there is one. Adds the row that
-/// excuses a difference to `used`.
+/// Returns a description of the problem with a pair of outcomes, if there is one. Adds the number
+/// of the row that explains a difference to `used`.
 fn judge(
     compared: &OutcomePair,
     differences: &Differences,
@@ -116,7 +116,7 @@ fn compare(
         let node = outcomes.next().context("an outcome of muster-node")?;
         compared.push(OutcomePair { case, source, etcd, node });
     }
-    // Some flags exist only in the previous version of etcd.
+    // If the newest etcd doesn't have a flag, the previous version of etcd is started with it.
     let missing = |compared: &OutcomePair| compared.etcd.says(NO_FLAG);
     let jobs = compared.iter().filter(|compared| missing(compared));
     let before = |compared: &OutcomePair| {
@@ -125,7 +125,8 @@ fn compare(
     let mut outcomes = starts.run(jobs.map(before).collect())?.into_iter();
     for compared in compared.iter_mut().filter(|compared| missing(compared)) {
         compared.etcd = outcomes.next().context("an outcome of the older etcd")?;
-        // The flag is one of etcd 3.5. The unit tests of the flags cover such flags.
+        // The previous version doesn't have the flag either, so it is one of etcd 3.5. The unit
+        // tests of the flags cover such flags.
         if missing(compared) {
             compared.etcd = StartOutcome::Started;
         }

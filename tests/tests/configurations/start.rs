@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::cases::{Case, ConfigSource};
 
-/// Number of concurrent starts. They mostly wait for a disk or an election.
+/// Maximum number of concurrent starts, which mostly wait for a disk or an election.
 const MAX_CONCURRENT_STARTS: usize = 24;
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
@@ -24,8 +24,9 @@ const TIME_LIMIT: Duration = Duration::from_secs(120);
 /// Time limit of one attempt to get an answer from an address.
 const PROBE_LIMIT: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(20);
-/// Number of addresses of one start.
+/// HTTP request that shows whether a program answers at an address.
 const REQUEST: &[u8] = b"GET /version HTTP/1.0\r\nHost: localhost\r\n\r\n";
+/// Number of addresses of one start.
 const ADDRESSES: usize = 3;
 
 /// A program, and the configuration to start it with.
@@ -60,7 +61,7 @@ impl fmt::Display for StartOutcome {
     }
 }
 
-/// Runs starts: has a folder with certificates, and networks whose addresses starts use.
+/// Runs starts. It owns a folder with certificates, and networks with addresses for the starts.
 pub(crate) struct StartRunner {
     folder: TempDir,
     networks: Mutex<Vec<Network>>,
@@ -179,7 +180,8 @@ impl ChildGuard {
                 return Ok(Some(status));
             }
             silent.retain(|address| match address.port() {
-                // etcd may end after it has opened this port. Until then the port closes connections.
+                // etcd opens this port early, and may still end afterwards. Until etcd serves, the
+                // port closes connections.
                 CLIENT_PORT => !answers(*address, hello),
                 _ => !reacts_twice(*address),
             });
@@ -201,14 +203,14 @@ impl Drop for ChildGuard {
     }
 }
 
-/// Returns whether a program serves HTTP or TLS at `address`: it sends at least one byte, which is a
-/// status line, a certificate or an alert.
+/// Returns whether a program serves HTTP or TLS at `address`: it sends at least one byte, which is
+/// a status line, a certificate or an alert.
 fn answers(address: SocketAddr, hello: &[u8]) -> bool {
     [REQUEST, hello].iter().any(|bytes| exchange(address, bytes).is_some_and(|read| read.is_ok()))
 }
 
-/// Whether a program accepts connections at `address`. It tries twice: the first connection may be
-/// closed by a program that is about to end, and then the second one is refused.
+/// Whether a program accepts connections at `address`. It tries twice: a program that is about to
+/// end may close the first connection, and refuses the second one.
 fn reacts_twice(address: SocketAddr) -> bool {
     let reacts = || match exchange(address, REQUEST) {
         Some(Err(error)) => {
@@ -219,7 +221,8 @@ fn reacts_twice(address: SocketAddr) -> bool {
     reacts() && reacts()
 }
 
-/// Sends `bytes` to `address`, and reads one byte. `None` if `address` can't be connected to.
+/// Sends `bytes` to `address`, and reads one byte. Returns `None` if no connection to `address` can
+/// be made.
 fn exchange(address: SocketAddr, bytes: &[u8]) -> Option<io::Result<()>> {
     let mut stream = TcpStream::connect_timeout(&address, PROBE_LIMIT).ok()?;
     stream.set_read_timeout(Some(PROBE_LIMIT)).ok()?;

@@ -3,7 +3,7 @@
 //! A line that begins with `>` is typed. It uses the guide's own addresses, which are replaced by
 //! loopback ones. `$infra0` stands for the id of that member, which is random. A typed line with
 //! the tag `[retried]` is repeated while the answer says that it is too early. The other commands
-//! are events on machines; see `Shell::happen`.
+//! are events on machines; see `Shell::apply_event`.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -89,8 +89,8 @@ impl Shell {
     fn etcdctl(&self, args: &[String]) -> Result<std::process::Output, BoxedError> {
         let mut command = Process::new("etcdctl");
         command.env("ETCDCTL_API", "3").args(args);
-        // etcdctl's default timeout is shorter than the server's, so that the outcome of a change
-        // would be unknown.
+        // etcdctl's default timeout is shorter than the server's. With it, the outcome of a change
+        // could stay unknown.
         if !args.iter().any(|arg| arg.starts_with("--command-timeout")) {
             command.arg("--command-timeout=30s");
         }
@@ -110,8 +110,8 @@ impl Shell {
         };
         let mut learned = vec![(list["header"]["cluster_id"].as_u64(), "$cluster".to_owned())];
         for member in list["members"].as_array().into_iter().flatten() {
-            // A member may have moved, so its name identifies it. One that has not started has no name,
-            // so its address does.
+            // A member is identified by its name, because it may have moved. A member that has not
+            // started has no name, and is identified by its address.
             let name = match member["name"].as_str() {
                 Some(name) => name.to_owned(),
                 None => {
@@ -222,8 +222,8 @@ impl Shell {
                 fs_err::remove_dir_all(self.folder.path().join(name))?;
                 Ok(String::new())
             }
-            // `ends NAME`: waits until a member ends by itself. The last messages of etcd depend on
-            // timing, so they are left out.
+            // `ends NAME`: waits until a member's process ends, without a signal. The last messages
+            // of etcd depend on timing, so they are left out.
             ("ends", [name]) => {
                 let etcd = self.is_etcd();
                 let node = self.node(name)?;

@@ -9,8 +9,7 @@ const TOO_LATE: &str = "context deadline exceeded";
 /// - Words are separated by one space.
 /// - Lists are sorted by name instead of by id, since ids are random.
 /// - Log lines of the client library are removed.
-/// - The server's timeout error is replaced by the client's, since it is chance which of them is
-///   first.
+/// - The server's timeout error is replaced by the client's, because either of them may come first.
 pub(crate) fn normalize_output(text: &str, code: Option<i32>) -> String {
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('{'));
     let mut lines: Vec<String> = lines
@@ -32,8 +31,8 @@ pub(crate) fn normalize_output(text: &str, code: Option<i32>) -> String {
 }
 
 /// Whether a command may be repeated after this error. It means that members have not been
-/// connected for five seconds, a learner lags behind, or there is no leader. The last can also
-/// happen on a busy machine.
+/// connected for five seconds, a learner lags behind, or there is no leader. A cluster can also
+/// lose its leader because the machine is busy.
 pub(crate) fn is_retryable(refusal: &str) -> bool {
     let early = [
         "unhealthy cluster",
@@ -51,8 +50,8 @@ fn exit(code: i32) -> String {
     if code == 0 { String::new() } else { format!("exit {code}") }
 }
 
-/// Returns the last error in a server's log, without the description of the cluster in it. If any
-/// error says that the member was removed, returns that one.
+/// Returns the last error in a server's log, without the description of the cluster. If any error
+/// says that the member was removed, returns that error.
 pub(crate) fn last_error(log: &str) -> String {
     const REMOVED: &str = "member has been permanently removed from the cluster";
     let error = |line: &str| {

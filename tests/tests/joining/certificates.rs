@@ -25,8 +25,8 @@ fn short_lived(hosts: u8, node: Option<&Path>) -> Result<FormedCluster> {
     FormedCluster::form(Testbed::start(Network::loopback(hosts), options)?, 3, node)
 }
 
-/// Returns the end of validity of the member's certificates, as the agent reports it. It is in RFC
-/// 3339 format, so later times compare greater.
+/// Returns the end of validity of the member's certificates, as the agent reports it. The time is
+/// in RFC 3339 format, so later times compare greater.
 fn certificate_end(agent: &AgentProcess) -> Result<String> {
     let status = agent.status()?;
     Ok(status["certificates_until"].as_str().context("certificates")?.to_owned())
@@ -44,7 +44,7 @@ fn renews(node: Option<&Path>) -> Result<()> {
     let mut running = short_lived(3, node)?;
     let first: Result<Vec<String>> = running.agents.iter().map(certificate_end).collect();
     let first = first?;
-    // The first certificates have expired by then.
+    // After this pause the first certificates have expired.
     std::thread::sleep(Duration::from_secs(CERTIFICATE_LIFETIME.parse()?));
     for (agent, first) in running.agents.iter().zip(&first) {
         wait_for("the certificates to be renewed", LIMIT, || {
@@ -54,7 +54,8 @@ fn renews(node: Option<&Path>) -> Result<()> {
         .with_context(|| last_lines(&agent.output(), 25))?;
     }
     each_serves(&running)?;
-    // Connections that begin now must use the new certificates, between members and from the agent.
+    // Restart nodes and agents, because only connections that begin now must use the new
+    // certificates.
     for agent in &mut running.agents {
         let old = agent.node_pid().context("a node")?;
         agent.kill_node()?;
@@ -110,7 +111,7 @@ fn without_a_service_a_person_makes_the_certificates_of_old_and_new_members() ->
     let etcdctl = running.etcdctl()?;
     running.testbed.kill_discovery();
 
-    // The certificates expire, and the agents report it. Clients are refused then.
+    // Wait until the certificates have expired, the agents report that, and clients are refused.
     poll_slowly("the certificates to be over", LIMIT, || {
         let late = running.agents.iter().all(|agent| {
             agent.status().is_ok_and(|status| status["certificates_late"].is_string())

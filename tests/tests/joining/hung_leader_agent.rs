@@ -26,7 +26,7 @@ fn an_order_to_remove_the_host_whose_agent_hangs_beside_the_leader_is_carried_ou
     let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{printed}\n{:?}", running.intents());
     ensure!(running.members()?.len() == 2, "{:?}", running.members());
-    // The waiting operator's output names the host with the silent agent.
+    // The output of the operator's waiting command names the host with the silent agent.
     ensure!(printed.contains(&format!("beside the cluster's leader, {name} (")), "{printed}");
     let others = running.agents.iter().enumerate().filter(|(at, _)| *at != hung);
     let took = others.filter(|(_, agent)| agent.output().contains("takes the leadership over"));

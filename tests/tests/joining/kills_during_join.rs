@@ -29,8 +29,8 @@ fn a_newcomer_killed_at_any_step_becomes_a_member_once() -> Result<()> {
     Ok(())
 }
 
-/// The leader's agent dies after it has made a change and before it has reported it, and its node
-/// is killed too. The agent of the next leader makes the next change, and dies in the same way.
+/// The leader's agent dies after it has made a change and before it has reported the change. Its
+/// node is killed too. The next leader's agent makes the next change, and dies in the same way.
 #[test]
 fn a_leader_that_dies_in_the_middle_leaves_no_phantom() -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
@@ -44,7 +44,7 @@ fn a_leader_that_dies_in_the_middle_leaves_no_phantom() -> Result<()> {
 }
 
 /// Discovery doesn't accept a newcomer's own report that it has joined. That holds even if the
-/// newcomer became the leader before any other member reported the join.
+/// newcomer became leader before any other member has reported the join.
 #[test]
 fn other_members_report_the_promotion_of_a_newcomer_that_already_leads() -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
@@ -87,7 +87,8 @@ fn leaders_that_die_and_a_newcomer_that_never_comes_leave_no_phantom() -> Result
 #[test]
 fn discovery_and_postgres_killed_in_the_middle_cost_time_and_nothing_else() -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
-    // No agent can act on the join yet: the newcomer redeems its ticket and waits.
+    // No member's agent runs, so none acts on the join yet. The newcomer redeems its ticket and
+    // waits.
     running.agents.iter_mut().for_each(AgentProcess::kill);
     let mut newcomer = running.newcomer(3, &[])?;
     newcomer.wait_for_output("waiting for the cluster to add this host", LIMIT)?;
@@ -127,12 +128,12 @@ fn die_and_come_back(running: &mut FormedCluster, stored: &str) -> Result<()> {
 fn discovery_dies(point: &str) -> Result<()> {
     let dies = [("MUSTER_CRASH_AT", point)];
     let mut running = FormedCluster::start(Network::loopback(4), 3, None)?;
-    // The ticket is redeemed, and no agent can act on it yet.
+    // The newcomer redeems its ticket while no member's agent can act on it.
     running.agents.iter_mut().for_each(AgentProcess::kill);
     restart_discovery(&mut running, &dies)?;
     let mut newcomer = running.newcomer(3, &[])?;
     die_and_come_back(&mut running, "open")?;
-    // The newcomer is added, and dies as soon as it knows that, so that it is not promoted yet.
+    // The newcomer dies as soon as it knows that it was added, so it is not promoted yet.
     newcomer.kill();
     newcomer.options.env = vec![("MUSTER_CRASH_AT".to_owned(), "admit".to_owned())];
     newcomer.start()?;

@@ -1,5 +1,5 @@
 //! Changes of a running cluster by join tickets and orders, with the built programs. Whichever
-//! process is killed at whichever time, a host becomes a member once, or it doesn't and knows why.
+//! process is killed at whichever time, a host becomes a member once, or shows why it doesn't.
 
 mod certificates;
 mod hung_leader_agent;

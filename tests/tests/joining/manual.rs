@@ -1,4 +1,4 @@
-//! The commands of the README and of the operator's manual in `docs/`, run as they are.
+//! Runs the commands of the README and of the operator's manual in `docs/` as they are.
 
 use std::path::Path;
 use std::process::Command;
@@ -52,13 +52,15 @@ fn shell(script: &str, folder: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// Only addresses and the folder of Postgres are replaced, and the build is left out.
+/// Runs the documented commands as they are printed. Only addresses and the folder of Postgres are
+/// replaced, and the build is left out.
 #[test]
 fn the_first_ten_minutes_go_as_written() -> Result<()> {
     let network = Network::loopback(5);
     let hub = network.hub.address.to_string();
     let net = hub.strip_suffix('1').context("the hub's address ends in 1")?;
-    // In /tmp, and open to all, because an unprivileged Postgres must reach its socket there.
+    // The folder is in /tmp and open to all, because an unprivileged Postgres must reach its socket
+    // there.
     let folder = tempfile::Builder::new().prefix("muster-").tempdir_in("/tmp")?;
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs_err::set_permissions(folder.path(), mode)?;
@@ -70,7 +72,7 @@ fn the_first_ten_minutes_go_as_written() -> Result<()> {
     let typed: Vec<&str> = typed.lines().filter(|line| !line.starts_with("make ")).collect();
     let typed = typed.join("\n").replace("127.0.0.", net);
     let typed = typed.replace("/tmp/muster-pg", &folder.path().join("pg").display().to_string());
-    // Agents and service are jobs of the shell. They end with it.
+    // Agents and service are jobs of the shell, which kills them when it exits.
     let script =
         format!("exec > typed.log 2>&1\nset -m\ntrap 'kill $(jobs -p); wait' EXIT\n{typed}");
     let status = shell(&script, folder.path())?
@@ -79,7 +81,7 @@ fn the_first_ten_minutes_go_as_written() -> Result<()> {
     let printed = fs_err::read_to_string(folder.path().join("typed.log"))?;
     let last = last_lines(&printed, 60);
     ensure!(status.success(), "{status}: {last}");
-    // The cluster formed, db-2 was removed and was informed of it, and the last write was
+    // The cluster formed, db-2 was removed and learned of that, and the last write was
     // acknowledged.
     for line in ["formed (epoch ", "removed from cluster ", "ended with 3"] {
         ensure!(printed.contains(line), "{line:?} is missing: {last}");

@@ -1,5 +1,5 @@
-//! `muster-agent member` on a host whose own node can't answer. The command asks the other members
-//! that the agent knows.
+//! Runs `muster-agent member` on a host whose own node can't answer. The command asks the other
+//! members that the agent knows.
 
 use std::path::Path;
 
@@ -22,7 +22,8 @@ fn member_row(running: &FormedCluster, host: &AgentProcess, other: &AgentProcess
 
 fn others_are_asked(node: Option<&Path>) -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(4), 3, node)?;
-    // The newcomer is added and then killed. No agent is left to promote it when it is restarted.
+    // The newcomer dies after it was added. All other agents are killed, so none promotes the
+    // newcomer after its restart.
     let mut newcomer = running.newcomer(3, &[("MUSTER_CRASH_AT", "admit")])?;
     newcomer.exit_code(LIMIT)?;
     running.agents.iter_mut().for_each(AgentProcess::kill);
@@ -37,7 +38,7 @@ fn others_are_asked(node: Option<&Path>) -> Result<()> {
     running.run_member_json(&newcomer, &["promote", &name])?;
     running.wait_voter(&newcomer, 4)?;
 
-    // The node on this host is down, so the command must ask another one.
+    // The node on this host is down, so the command must ask another node.
     let down = &running.agents[0];
     down.kill_node()?;
     let silent = member_row(&running, down, down)?;
@@ -57,7 +58,7 @@ fn member_commands_ask_other_members_where_etcd_runs() -> Result<()> {
     stock_etcd::oldest().map_or(Ok(()), |etcd| others_are_asked(Some(&etcd)))
 }
 
-/// When the host joined, the founder was the only other member. It has been removed since.
+/// When the host joined, the founder was the only other member. The founder has been removed since.
 #[test]
 fn a_host_whose_node_is_down_finds_the_members_that_came_after_it() -> Result<()> {
     let running = FormedCluster::start(Network::loopback(4), 1, None)?;

@@ -1,5 +1,5 @@
-//! A statement chain that a newer Muster has continued stands in the cluster's store, where agents
-//! that can't read it find it.
+//! A newer version of Muster has continued the statement chain in the cluster's store. Agents find
+//! the chain there, but can't read it.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use crate::running_cluster::{FormedCluster, LIMIT};
 
 /// Key of the statement chain in the cluster's store.
 const STATEMENTS: &str = "muster/v1/statements";
-/// Time for which agents are watched while they must not act. They look at the chain each second or
+/// Time for which agents are watched while they must not act. Agents read the chain each second or
 /// two.
 const OBSERVATION_TIME: Duration = Duration::from_secs(6);
 const VERSION_ERROR: &str = "made by a newer Muster (version 2); this program knows 1: upgrade it";
 
-/// Returns a stored chain with one more statement, of version 2 and with a member that today's
-/// programs don't know. The owner has signed it.
+/// Returns a stored chain with one more statement, which the owner has signed. The statement has
+/// version 2, and a JSON member that today's programs don't know.
 fn with_version_2(chain: &str, owner: &SigningKey) -> Result<String> {
     let mut chain: Vec<Jws> = serde_json::from_str(chain)?;
     let last = chain.last().context("a statement")?;
@@ -33,8 +33,8 @@ fn with_version_2(chain: &str, owner: &SigningKey) -> Result<String> {
     Ok(serde_json::to_string(&chain)?)
 }
 
-/// Each agent's log has the reason, a restart changes nothing, and no change of members is made
-/// until the store holds a chain that the agents can read.
+/// Each agent logs the reason, and a restart changes nothing. No change of members is made until
+/// the store holds a chain that the agents can read.
 #[test]
 fn agents_leave_a_chain_of_a_newer_program_as_it_is_and_the_cluster_serves_on() -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(3), 3, None)?;

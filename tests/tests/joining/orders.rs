@@ -1,5 +1,5 @@
-//! Orders: a signed order of an operator is carried out once. An order of a dismissed operator is
-//! not carried out.
+//! Orders: a signed order of an operator is carried out once. An order of a revoked operator is not
+//! carried out.
 
 use std::path::Path;
 use std::process::Command;
@@ -19,8 +19,8 @@ use crate::running_cluster::{FormedCluster, LIMIT, peer_url};
 /// second.
 const OBSERVATION_TIME: Duration = Duration::from_secs(3);
 
-/// Discovery accepts a membership that a quorum of the last known voters reports; of two voters,
-/// that is both.
+/// Discovery accepts a membership that a quorum of the last known voters reports. If these are two
+/// voters, both must report it.
 #[test]
 fn a_cluster_of_two_shrinks_to_one_and_discovery_knows() -> Result<()> {
     let running = FormedCluster::start(Network::loopback(3), 1, None)?;
@@ -128,8 +128,8 @@ fn a_dismissed_operator_orders_nothing_though_discovery_forgot_it() -> Result<()
     Ok(())
 }
 
-/// Moves a member to another address by an order. Its peers must reach it there, and so must
-/// clients, who verify its certificate.
+/// Moves a member to another address by an order. The member's peers must reach it there, and so
+/// must clients, which verify the member's certificate.
 fn moves(node: Option<&Path>) -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(4), 3, node)?;
     let etcdctl = running.etcdctl()?;
@@ -159,8 +159,8 @@ fn moves(node: Option<&Path>) -> Result<()> {
     wait_for("its agent to find it", LIMIT, || {
         (running.agents[0].status().ok()?["node_health"]["ready"] == true).then_some(())
     })?;
-    // Stop another member, so that the moved one is needed for the quorum. Then check that its
-    // agent restarts without flags for the address.
+    // Stop another member, so that the moved member is needed for the quorum. Then check that the
+    // moved member's agent restarts without flags for the address.
     running.agents[1].terminate(LIMIT)?;
     wait_for("the two that are left to write", LIMIT, || own.run(&["put", "k", "w"]).ok())?;
     running.agents[0].terminate(LIMIT)?;

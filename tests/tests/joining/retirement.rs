@@ -40,7 +40,7 @@ fn a_running_cluster_is_retired_by_force_alone_and_goes_on_when_that_is_taken_ba
     testbed.admin_command(&["cluster", "unretire", "demo"])?;
     ensure!(state()? == "formed");
     ensure!(document("document")? == before);
-    // The agents find the cluster again by themselves: a join ticket works.
+    // The agents find the cluster again without help, as a join with a ticket shows.
     let newcomer = running.newcomer(3, &[])?;
     running.wait_voter(&newcomer, 4)?;
     Ok(())

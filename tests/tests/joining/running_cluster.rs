@@ -19,8 +19,8 @@ const ELECTION: Duration = Duration::from_secs(2);
 
 /// A formed cluster, its agents, and the arguments of their start.
 pub(crate) struct FormedCluster {
-    /// Declared before `testbed`, so that they are dropped first: an agent finds its node by a file
-    /// in there.
+    /// Declared before `testbed`, so that agents are dropped first. An agent finds its node by a
+    /// file in the test bed's folder.
     pub agents: Vec<AgentProcess>,
     pub testbed: Testbed,
     args: Vec<String>,
@@ -66,9 +66,9 @@ impl FormedCluster {
         Ok(())
     }
 
-    /// Waits until `done`. Meanwhile restarts each agent that died as its environment demanded,
-    /// without that variable. Before that its node is killed, and another leader gets time to be
-    /// elected.
+    /// Waits until `done` is true. Meanwhile each agent that died at `MUSTER_CRASH_AT` is restarted
+    /// without that variable. Before the restart its node is killed, and another leader gets time
+    /// to be elected.
     pub(crate) fn revive_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) -> Result<()> {
         let revived = poll_slowly(what, LIMIT, || {
             let dead = self.agents.iter_mut().position(|agent| !agent.is_running());
@@ -187,7 +187,7 @@ impl FormedCluster {
         Ok(self.members()?.get(&peer_url(agent)).context("a member")?.0.clone())
     }
 
-    /// Gives an operator's order, and waits until it is carried out. Discovery then also knows
+    /// Gives an operator's order, and waits until it is carried out. By then discovery also knows
     /// every earlier change.
     pub(crate) fn order(&self, order: &[&str]) -> Result<()> {
         let done = self.testbed.admin_command(&[&["intent"], order, &["--wait"]].concat());

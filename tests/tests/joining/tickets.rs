@@ -33,7 +33,7 @@ fn joins_and_leaves(network: Network, node: Option<&Path>) -> Result<()> {
     let code = newcomer.exit_code(LIMIT)?;
     ensure!(code == 3, "the removed host's agent ended with {code}: {}", newcomer.output());
     ensure!(running.members()?.len() == 3);
-    // Its tombstone prevents another start, with and without another ticket.
+    // The host's tombstone prevents another start, with the old ticket and with a new one.
     newcomer.start()?;
     ensure!(newcomer.exit_code(LIMIT)? == 3, "{}", newcomer.output());
     let mut again = running.agent(3, &running.ticket("again", &[])?, &[]);
@@ -73,7 +73,7 @@ fn a_fourth_host_joins_the_newest_etcd() -> Result<()> {
     joins_and_leaves(Network::loopback(4), Some(&etcd))
 }
 
-/// A host that arrives after the commit with the founders' bundle.
+/// A host arrives with the founders' bundle after the founders' cluster was committed.
 #[test]
 fn a_late_host_is_shown_as_asking_and_joins_once_its_bundle_file_holds_a_ticket() -> Result<()> {
     let running = FormedCluster::start(Network::loopback(4), 3, None)?;
@@ -115,7 +115,8 @@ fn a_ticket_is_one_hosts_and_a_wiped_host_is_another_one() -> Result<()> {
     ensure!(second.exit_code(LIMIT)? == 3, "{}", second.output());
     ensure!(second.output().contains("redeemed by another key"), "{}", second.output());
 
-    // The node's disk is lost. The agent asks for an operator, and starts no new node.
+    // The node's data directory is lost. The agent asks an operator for a replacement, and starts
+    // no new node.
     first.terminate(LIMIT)?;
     fs_err::rename(first.node_dir(), first.data_dir.join("lost"))?;
     first.start()?;
@@ -161,7 +162,8 @@ fn a_newcomer_replaces_a_dead_member() -> Result<()> {
     running.wait_intent("replace", "promoted")
 }
 
-/// Two tickets to replace one member are redeemed before any agent of the cluster acts on either.
+/// Two tickets to replace one member are redeemed before any agent of the cluster acts on either
+/// ticket.
 fn one_of_two_replaces(old_runs: bool, node: Option<&Path>) -> Result<()> {
     let mut running = FormedCluster::start(Network::loopback(5), 3, node)?;
     let old = running.agents.pop().context("a third agent")?;
@@ -224,8 +226,8 @@ fn of_two_tickets_to_replace_a_running_etcd_3_4_member_only_one_succeeds() -> Re
     stock_etcd::oldest().map_or(Ok(()), |etcd| one_of_two_replaces(true, Some(&etcd)))
 }
 
-/// Each program refuses the other's peer protocol, so such a newcomer would be a learner that never
-/// works.
+/// `muster-node` and etcd refuse each other's peer protocol. A newcomer with etcd would be a
+/// learner that never works.
 #[test]
 fn a_host_with_stock_etcd_uses_no_ticket_of_a_cluster_of_muster_node() -> Result<()> {
     let Some(etcd) = stock_etcd::oldest() else { return Ok(()) };
@@ -245,7 +247,7 @@ fn a_host_with_stock_etcd_uses_no_ticket_of_a_cluster_of_muster_node() -> Result
         "{printed}"
     );
     ensure!(running.intents()?.is_empty(), "{:?}", running.intents());
-    // The ticket has not been used up.
+    // The refusal has not used the ticket up, so the host can still join with `muster-node`.
     newcomer.options.args.clear();
     newcomer.start()?;
     running.wait_voter(&newcomer, 4)

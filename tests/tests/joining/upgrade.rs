@@ -20,11 +20,12 @@ fn next_version(running: &FormedCluster, node: &Path) -> Result<PathBuf> {
     Ok(next)
 }
 
-/// Upgrades all members to `next`, or to a copy of `node` without it.
+/// Upgrades all members to the program `next`. If that is `None`, upgrades them to a copy of
+/// `node`.
 fn upgrades(node: &Path, next: Option<&Path>) -> Result<FormedCluster> {
     let mut running = FormedCluster::start(Network::loopback(3), 3, Some(node))?;
     let next = next.map_or_else(|| next_version(&running, node), |next| Ok(next.to_owned()))?;
-    // The system names a running program by its path without links.
+    // Linux names a running program by its path without symbolic links.
     let next = fs_err::canonicalize(next)?;
     let etcdctl = running.etcdctl()?;
     let urls = etcdctl.endpoints().to_vec();
@@ -38,7 +39,8 @@ fn upgrades(node: &Path, next: Option<&Path>) -> Result<FormedCluster> {
         let agent = &mut running.agents[number];
         ensure!(agent.terminate(LIMIT)? == 0, "{}", agent.output());
         if number == 0 {
-            // Two of three members run. The command must refuse to prepare the next one for a stop.
+            // Two of three members run. The command must refuse to prepare another member for a
+            // stop.
             let (second, third) = (&running.agents[1], &running.agents[2]);
             let output =
                 running.run_member(third, &["move-leader", "--from", &running.name(second)?])?;

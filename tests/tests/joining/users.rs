@@ -26,7 +26,7 @@ fn make_user(etcdctl: &Etcdctl, agent: &AgentProcess) -> Result<String> {
     Ok(name)
 }
 
-/// Returns the commands of the first console block below a heading of the manual.
+/// Returns the commands of the first console block below a heading of the text.
 fn commands_of(readme: &str, heading: &str) -> Option<String> {
     let chapter = readme.split(&format!("\n{heading}\n")).nth(1)?;
     let block = chapter.split("```console\n").nth(1)?.split("```").next()?;
@@ -95,10 +95,11 @@ fn agents_change_members_as_the_users_whom_their_certificates_name() -> Result<(
         running.agents.iter().map(|agent| make_user(&etcdctl, agent)).collect();
     let users = users?;
     ensure!(users.iter().eq(["muster:1", "muster:2", "muster:3"]), "{users:?}");
-    // The newcomer also asks at this founder's address, and must show another member's answer.
+    // The newcomer will also ask at the removed founder's address, but must show another member's
+    // answer.
     running.run_member_json(first, &["remove", &running.name(&running.agents[2])?])?;
-    // The leader's agent carries out the join. The newcomer reads one of Muster's own keys before
-    // it starts its node.
+    // The leader's agent carries out the join. Before the newcomer starts its node, it reads one of
+    // Muster's own keys, and needs a user for that.
     let mut newcomer = running.newcomer(3, &[])?;
     newcomer.wait_for_output("permission denied", LIMIT)?;
     let user = make_user(&etcdctl, &newcomer)?;

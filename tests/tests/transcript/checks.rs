@@ -10,9 +10,10 @@ use rustix::process::Signal;
 use crate::pair::{ClusterPair, TranscriptCluster};
 use crate::running_program::{LIMIT, ProgramOutput, RunningProgram};
 
-/// Number of puts after which the speed check is interrupted; by itself it would take a minute.
+/// Number of puts after which the speed check is interrupted. Without that, the check would take a
+/// minute.
 const PUTS: u64 = 100;
-/// Beginnings of the lines with its results.
+/// Beginnings of the lines with the results of the speed check.
 const VERDICTS: [&str; 3] = ["Throughput ", "Slowest request took ", "Stddev "];
 
 #[test]

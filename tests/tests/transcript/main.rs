@@ -25,7 +25,7 @@ fn the_newest_etcdctl_prints_the_same() -> Result<()> {
     stock_etcd::newest_etcdctl(work).map_or(Ok(()), |etcdctl| compare(&etcdctl, true))
 }
 
-/// The oldest etcdctl lacks some of the commands, and must refuse them alike on both.
+/// The oldest etcdctl lacks some of the commands, and must refuse them alike on both clusters.
 #[test]
 fn the_oldest_etcdctl_prints_the_same() -> Result<()> {
     stock_etcd::oldest_etcdctl().map_or(Ok(()), |etcdctl| compare(&etcdctl, false))

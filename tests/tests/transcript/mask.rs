@@ -18,8 +18,8 @@ const LABELS: [&str; 15] = [
     "\"ttl\":",
     "\"TTL\" : ",
 ];
-/// Minimum length of an id in digits. Ids have 16 hexadecimal or up to 20 decimal digits; ones
-/// shorter than this are rare.
+/// Minimum length of an id in digits. Ids have 16 hexadecimal or up to 20 decimal digits, and
+/// shorter ids are rare.
 const ID_DIGITS: usize = 13;
 const TIME_UNITS: [&str; 3] = ["ms", "µs", "s"];
 

@@ -119,8 +119,8 @@ impl TranscriptCluster {
             RunMode::EndBackground => {
                 let output =
                     self.background.take().context("nothing goes on")?.kill_and_output()?;
-                // Whether it was killed or ended by itself depends on timing, so the exit code is
-                // left out.
+                // Timing decides whether the command was killed or ended by itself, so the exit
+                // code is left out.
                 ProgramOutput {
                     code: None,
                     out: distinct_lines(&output.out).concat(),

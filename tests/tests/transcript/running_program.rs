@@ -46,7 +46,8 @@ impl RunningProgram {
         for step in steps {
             match (step, &mut self.input) {
                 (InputStep::AwaitLines(lines), _) => self.wait_lines(*lines)?,
-                // A program that doesn't read its input may have ended, so an error is ignored.
+                // A program that doesn't read its input may have ended already, so a write error is
+                // ignored.
                 (InputStep::Write(text), Some(input)) => drop(input.write_all(text.as_bytes())),
                 (InputStep::Write(_), None) => {}
             }
@@ -59,8 +60,8 @@ impl RunningProgram {
         self.until(lines, |text| whole_lines(text).len())
     }
 
-    /// Waits until the program has printed `lines` lines, or has ended. A line equal to the one
-    /// before doesn't count.
+    /// Waits until the program has printed `lines` lines, or has ended. A line that equals the
+    /// previous line isn't counted.
     pub(crate) fn wait_distinct_lines(&mut self, lines: usize) -> Result<()> {
         self.until(lines, |text| distinct_lines(text).len())
     }
@@ -104,7 +105,7 @@ impl Drop for RunningProgram {
     }
 }
 
-/// The bytes read from a pipe so far, and a signal at its end.
+/// The bytes read from a pipe so far, and a channel that reports the pipe's end.
 struct PipeReader {
     bytes: Arc<Mutex<Vec<u8>>>,
     ended: Receiver<()>,

@@ -18,11 +18,13 @@ use crate::exit::{ExitError, FailureKind};
 use crate::plan::{ChangePlan, PlanObjection, RequestedChange, plan};
 
 /// How long a change is retried while the cluster refuses it because its members have not been
-/// connected for 5 s, and the pause between attempts.
+/// connected for 5 s.
 const SETTLE_LIMIT: Duration = Duration::from_secs(15);
+/// Pause between two attempts to make a change that the cluster refuses.
 const SETTLE_PAUSE: Duration = Duration::from_millis(500);
-/// How long to wait for a new leader to be known, and the pause between checks.
+/// How long to wait for a new leader to be known.
 const LEADER_LIMIT: Duration = Duration::from_secs(5);
+/// Pause between two checks whether there is a new leader.
 const LEADER_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The output of `--json` for a change.
@@ -85,7 +87,7 @@ impl ChangeSession {
         self.change_with_operation(survey, change, new_operation(), answers).await
     }
 
-    /// Makes a change as [`Self::change`] does, but sends it once if the cluster refuses it.
+    /// Makes a change like [`Self::change`], but doesn't retry if the cluster refuses it.
     pub(super) async fn try_change(
         &self,
         survey: &Survey,
@@ -104,8 +106,8 @@ impl ChangeSession {
         self.cluster.carry_out(change, &carrying).await
     }
 
-    /// Makes a change with the operation id `operation`, with which the cluster carries it out
-    /// once. A later run can tell by the id that it made the change.
+    /// Makes a change with the operation id `operation`, which the cluster carries out at most
+    /// once. A later run with an equal id learns that this operation made the change.
     pub(super) async fn change_with_operation(
         &self,
         survey: &Survey,
@@ -205,9 +207,9 @@ pub(super) async fn add(
     answers.print_result(&done, text)
 }
 
-/// Refuses a change whose objections don't depend on the cluster's state, with the text of `member
-/// plan`. The cluster itself would accept a second member of one name, but the name would be
-/// ambiguous for people.
+/// Refuses a change if its name is taken or its URL is bad, with the text of `member plan`. The
+/// cluster itself would accept a second member of one name, but the name would be ambiguous for
+/// people.
 pub(super) fn check_static_objections(plan: &ChangePlan) -> Result<(), ExitError> {
     for objection in &plan.objections {
         match objection {

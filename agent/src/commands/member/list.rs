@@ -101,7 +101,7 @@ fn shown_name(member: &ClusterMember) -> &str {
     if member.name.is_empty() { "-" } else { &member.name }
 }
 
-/// Names the leader according to a member, for a leader that doesn't answer this host.
+/// Describes the leader that this row's member names; that leader doesn't answer this host.
 fn describe_leader(survey: &Survey, row: &MemberRow<'_>) -> String {
     let Some(leader) = &row.leader else { return "knows no leader".to_owned() };
     let mut named = survey.members.list.iter();

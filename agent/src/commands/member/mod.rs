@@ -87,8 +87,8 @@ pub(crate) fn cluster_client(access: &ClusterAccess) -> Result<ClusterApiClient,
         }
         return own_cluster_client(&layout);
     }
-    // Without certificates on the command line, endpoints are reached as this host's agent, if
-    // there is one.
+    // Without certificates on the command line, use the certificate of this host's agent, if there
+    // is one.
     let identity = match typed {
         Some(identity) => Some(identity),
         None if layout.tls().join("client.crt").exists() => {
@@ -104,8 +104,9 @@ pub(crate) fn cluster_client(access: &ClusterAccess) -> Result<ClusterApiClient,
     Ok(ClusterApiClient::new(doors.map_err(usage)?))
 }
 
-/// Returns a client that tries this host's own node first. If that can't answer, as a learner
-/// can't, it tries the members listed last, and then those in the journal.
+/// Returns a client that tries this host's own node first. If that node can't answer (a learner
+/// can't), the client tries the members that the cluster confirmed last. After them, it tries those
+/// in the journal.
 fn own_cluster_client(layout: &Layout) -> Result<ClusterApiClient, ExitError> {
     let own = ClusterApiClient::new(vec![own_endpoint(layout)?]);
     let identity = ClientTlsIdentity::load_own(&layout.tls()).map_err(usage)?;

@@ -18,7 +18,7 @@ use crate::cluster::{
 use crate::exit::{ExitError, FailureKind};
 use crate::plan::{ReplacementFacts, ReplacementStep, plan};
 
-/// A replacement as it goes on.
+/// State of a replacement between its steps.
 struct Replacement<'a> {
     typed: &'a ReplaceArguments,
     session: ChangeSession,
@@ -26,7 +26,7 @@ struct Replacement<'a> {
     old: MemberId,
     /// Operation id of the removal of the old member.
     operation: [u8; 16],
-    /// Operation that removed the old member, if that is gone.
+    /// Operation that removed the old member, if the old member is gone.
     removal_origin: RemovalOrigin,
     /// Whether the cluster has refused to add the new member because too few voters are healthy.
     is_addition_refused: bool,
@@ -114,8 +114,8 @@ impl Replacement<'_> {
         Ok(None)
     }
 
-    /// Adds the new member. If the cluster refuses that and the old member has to go first
-    /// (`may_remove_first`), only the refusal is noted.
+    /// Adds the new member. If the cluster refuses and `may_remove_first` is true, only notes the
+    /// refusal: the old member is then removed first.
     async fn add(
         &mut self,
         survey: &Survey,
@@ -216,8 +216,8 @@ fn foreign_removal_error(survey: &Survey, typed: &ReplaceArguments, old: MemberI
     ExitError::Cluster(FailureKind::Refused, text)
 }
 
-/// Returns the id of the member to replace. Once that is removed, it has to be given by its id,
-/// since a name could be mistyped.
+/// Returns the id of the member to replace. A member that is already removed has to be given by its
+/// id, since an unknown name may be a typing error.
 fn find_old_member(survey: &Survey, typed: &ReplaceArguments) -> Result<MemberId, ExitError> {
     let members = &survey.members;
     let found = match find_member(&members.list, &typed.old) {

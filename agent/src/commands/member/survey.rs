@@ -14,8 +14,9 @@ use crate::cluster::{
 use crate::exit::{ExitError, error_chain};
 use crate::plan::{MemberState, ObservedCluster, ObservedMember};
 
-/// How long a survey is repeated while the cluster doesn't answer, and the pause between attempts.
+/// How long a survey is repeated while the cluster doesn't answer.
 const SURVEY_RETRY_LIMIT: Duration = Duration::from_secs(30);
+/// Pause between two attempts to survey the cluster.
 const SURVEY_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Result of one survey of a cluster.
@@ -45,8 +46,8 @@ impl Survey {
         Self { cluster, members, leader, statuses: said }
     }
 
-    /// First survey of a command. Prints a note if it is slow. Fails with advice if there is no
-    /// quorum.
+    /// Makes the first survey of a command. Prints a note if the survey is slow. Fails with advice
+    /// if there is no quorum.
     pub(super) async fn take_first(
         cluster: &ClusterApiClient,
         answers: &CommandOutput<'_, '_>,
@@ -68,8 +69,8 @@ impl Survey {
         }
     }
 
-    /// Returns which members are missing, by any member's own list. `None` if there is a quorum, or
-    /// if no member answers.
+    /// Returns which members are missing for a quorum, by the list of a member that answers. `None`
+    /// if there is a quorum, or if no member answers.
     pub(super) async fn missing_quorum_advice(cluster: &ClusterApiClient) -> Option<String> {
         Self::take_without_leader(cluster).await?.observed_cluster().missing_quorum_advice()
     }

@@ -12,11 +12,12 @@ use crate::plan::{CatchUpProgress, CatchUpRate, MemberState};
 
 /// How often the members are surveyed.
 const SURVEY_INTERVAL: Duration = Duration::from_millis(250);
-/// How long a wait lasts before its first note, and the pause between notes after that.
+/// How long a wait lasts before its first note is printed.
 pub(super) const FIRST_NOTE_DELAY: Duration = Duration::from_secs(2);
+/// Time between two notes of one wait.
 const NOTE_INTERVAL: Duration = Duration::from_secs(2);
-/// How long all members have to be well: as long as the cluster itself requires before a membership
-/// change.
+/// How long all members have to answer and be in sync. The cluster itself requires healthy voters
+/// for as long before a membership change.
 const REQUIRED_HEALTHY_TIME: Duration = Duration::from_secs(5);
 
 /// A wait with its limit, and the time of its last note.
@@ -144,7 +145,7 @@ pub(super) async fn wait_until_healthy(
     super::list::run(&reached, answers).await
 }
 
-/// Returns which members are not well, or `None`.
+/// Returns which members don't answer or are not in sync; `None` if there is no such member.
 fn describe_unhealthy(survey: &Survey) -> Option<String> {
     if survey.leader.is_none() {
         return Some("nobody leads".to_owned());

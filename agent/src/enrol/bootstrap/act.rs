@@ -51,7 +51,7 @@ impl Bootstrap<'_> {
                 let bound = self.protocol.agent.journal.signed_lists.values();
                 let wanted: BTreeSet<AgentKey> =
                     bound.flat_map(|bound| bound.members.iter().map(|member| member.key)).collect();
-                // The targets are those of the list that the machine was offered last.
+                // The targets are members of the list that the state machine was offered last.
                 if let Some(offered) = &self.current_proposal {
                     self.probers.start((epoch, offered.h), targets, &wanted);
                 }
@@ -60,7 +60,8 @@ impl Bootstrap<'_> {
             AgentAction::SignAck { epoch, h } => {
                 let ack = Ack { cluster, epoch, h: convert::digest(h) };
                 self.send(OutgoingMessage::Ack(ack.sign(&self.protocol.key)));
-                // The matrix is only shown to people, so the ack doesn't wait for the row.
+                // This host's row of probe results is only shown to people, so the ack is sent
+                // first.
                 self.send_row(epoch, &ProbeResults::new());
                 tracing::info!(epoch, "signed the list of epoch {epoch}");
             }
@@ -84,7 +85,7 @@ impl Bootstrap<'_> {
                 }
                 self.outcome = Some(FormationResult::Launch);
             }
-            // Supervision reports later, once the node tells its Raft cluster.
+            // `operate::report` sends the report later, once the node knows its Raft cluster.
             AgentAction::Report => {}
             AgentAction::RequestReplacement { why } => {
                 self.outcome = Some(FormationResult::ReplacementWanted(why));
@@ -185,8 +186,8 @@ impl Bootstrap<'_> {
     }
 }
 
-/// Returns this host's row of the matrix: the machine's verdicts, with the round-trip times that it
-/// doesn't know.
+/// Returns this host's row of the probe matrix. The results are the state machine's; the round-trip
+/// times are added here.
 fn matrix_row(
     seats: &BTreeMap<AgentKey, u8>,
     measured: &BTreeMap<AgentKey, ProbeResult>,

@@ -101,7 +101,7 @@ impl Bootstrap<'_> {
 
     /// Handles an answer that can't be verified: the service is broken or malicious. Logs it as an
     /// error, and tries again later. A chain without the pinned statement most likely means a wrong
-    /// bundle. A retry can't help then, so the agent ends.
+    /// bundle. A retry can't correct the bundle, so the agent ends in that case.
     fn handle_bad_answer(&mut self, error: &AnswerError) -> Result<(), ExitError> {
         let text = format!("discovery's answer is refused: {}", error_chain(error));
         if let AnswerError::Chain(
@@ -120,8 +120,8 @@ impl Bootstrap<'_> {
         Ok(())
     }
 
-    /// Adopts the chain if it is longer. A shorter one, as from a restored database, changes
-    /// nothing.
+    /// Adopts the statement chain if it is longer than the known one. A shorter chain, as from a
+    /// restored database, changes nothing.
     fn adopt_chain(&mut self, statements: &[Jws]) -> Result<(), AnswerError> {
         let known = &self.protocol.extras.statements;
         let relation = compare_chains(known, statements);
@@ -193,8 +193,7 @@ impl Bootstrap<'_> {
         self.carry_out_actions(actions).await
     }
 
-    /// Returns the seats whose token can't give a seat now, by the service's clock or by this
-    /// host's.
+    /// Returns the seats whose token is not valid now, by the service's clock or by this host's.
     fn untimely(&self, list: &VerifiedProposal) -> BTreeMap<u8, String> {
         let own = self.context.host.now().as_second();
         let clocks = [own, self.client.service_now_ms().div_euclid(1000)];
@@ -230,7 +229,7 @@ impl Bootstrap<'_> {
     }
 
     /// Refuses a proposal that can't be verified (rule S1 of the formation, `agent/sign.rs`),
-    /// before the state machine sees it. Its signatures don't confirm its content.
+    /// before the state machine sees it. The proposal's signatures don't confirm its content.
     fn refuse_unverified(
         &mut self,
         epoch: u64,

@@ -17,9 +17,9 @@ use crate::probe::{Answer, ProbeIdentity};
 
 /// Pause after the first probe; later ones double.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// How long a peer may take to learn of the proposal. Before that, it doesn't know this host's key
-/// and closes without an answer, which is not reported. All hosts learn of a list at nearly the
-/// same time.
+/// How long a peer may take to learn of the proposal. Before that, the peer doesn't know this
+/// host's key and closes without an answer. Such a failure is not reported. All hosts learn of a
+/// list at nearly the same time.
 const PROPOSAL_GRACE: Duration = Duration::from_secs(1);
 /// The longest pause between two probes.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -145,7 +145,7 @@ impl Prober {
         }
     }
 
-    /// Probes all URLs of the peer. Each of them has to lead to it.
+    /// Probes all URLs of the peer. Fails unless every URL leads to the peer.
     async fn all_urls(&self) -> Result<(Answer, Duration), ProbeError> {
         let mut found = Err(ProbeError::NoUrl);
         for url in &self.target.peer_urls {

@@ -50,7 +50,7 @@ use crate::state::journal::Join;
 /// The longest that a proposal waits for releases, whatever the service allows.
 const MAX_RELEASE_WAIT: Duration = Duration::from_secs(3600);
 
-/// How long the last message may take when the agent is told to stop.
+/// How long the last message (a nack) may take when the agent is told to stop.
 const FINAL_NACK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Result of forming the cluster.
@@ -78,7 +78,7 @@ pub(crate) struct AgentContext {
 struct CurrentProposal {
     h: Hash,
     epoch: u64,
-    /// Seat numbers by agent key, for the matrix.
+    /// Seat numbers by agent key, for the probe matrix.
     seats: BTreeMap<AgentKey, u8>,
     results: BTreeMap<AgentKey, ProbeResult>,
     release_deadline: Instant,
@@ -119,7 +119,7 @@ struct ServiceContact {
     /// The last failure that was logged, to log each only once.
     logged_failure: Option<String>,
     last_refusal: Option<String>,
-    /// Whether the last refusal said that the cluster has its members already.
+    /// Whether the service's last refusal was that the cluster has its members already.
     is_boot_closed: bool,
 }
 
@@ -164,7 +164,8 @@ impl<'a> Bootstrap<'a> {
         })
     }
 
-    /// Continues to the launch of a document that is already held. Contacts nobody.
+    /// Continues to the launch with a commit document that this host holds already. Contacts
+    /// neither the service nor a peer.
     pub(crate) async fn launch_held(mut self) -> Result<FormationResult, ExitError> {
         let actions = self.classify_directory()?;
         self.carry_out_actions(actions).await?;
@@ -375,18 +376,19 @@ impl<'a> Bootstrap<'a> {
 
     async fn end_release_wait(&mut self) -> Result<(), ExitError> {
         let Some(offered) = &mut self.current_proposal else { return Ok(()) };
-        // The event is sent once for each proposal, so the next time is set far away.
+        // The time-out event is sent once for each proposal, so the next deadline is set far away.
         offered.release_deadline += MAX_RELEASE_WAIT;
         let epoch = offered.epoch;
         let actions = self.protocol.step(AgentEvent::ReleaseTimeout { epoch })?;
         self.carry_out_actions(actions).await
     }
 
-    /// Tells the service that this host won't sign, so that the others needn't wait until its lease
-    /// ends.
+    /// Tells the service that this host won't sign, so that other hosts needn't wait until this
+    /// host's lease ends.
     async fn send_final_nack(&mut self) {
         let Some(offered) = &self.current_proposal else { return };
-        // This host stays bound to a list that it has signed; its next start goes on from there.
+        // Send no nack for a list that this host has signed. The host stays bound to that list, and
+        // its next start goes on with it.
         if self.protocol.agent.journal.signed_lists.contains_key(&offered.epoch) {
             return;
         }
@@ -403,7 +405,7 @@ impl<'a> Bootstrap<'a> {
             self.join.cluster,
             board,
         );
-        // Best effort: without this message the lease ends by itself.
+        // Best effort: without this message, this host's lease ends by itself.
         let _ = tokio::time::timeout(FINAL_NACK_TIMEOUT, sent).await;
     }
 

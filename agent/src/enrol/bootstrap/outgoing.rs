@@ -21,7 +21,7 @@ pub(super) enum OutgoingMessage {
     Ack(Jws),
     /// This host's refusal of a proposal.
     Nack(NackRequest),
-    /// This host's row of the matrix.
+    /// This host's row of the probe matrix.
     Row(ProbesRequest),
     /// A signed release of an epoch and all lower ones.
     Release(Jws),
@@ -34,7 +34,7 @@ pub(super) enum OutgoingMessage {
 pub(super) enum OutgoingMessageKind {
     /// An answer to a proposal: [`OutgoingMessage::Ack`] or [`OutgoingMessage::Nack`].
     Answer,
-    /// A row of the matrix, [`OutgoingMessage::Row`].
+    /// A row of the probe matrix, [`OutgoingMessage::Row`].
     Row,
     /// A signed release, [`OutgoingMessage::Release`].
     Release,
@@ -120,7 +120,8 @@ impl OutgoingMessage {
 
 /// Returns whether to send the message again. After a conflict, the next poll tells what to do
 /// instead. An answer that is not the service's own, such as a proxy's, means that the message has
-/// not arrived. It is sent again whatever its status, since nothing else would.
+/// not arrived. The message is then sent again, whatever the status of that answer, since no other
+/// code repeats it.
 fn must_resend(error: &ClientError) -> bool {
     /// HTTP status code 409 Conflict.
     const CONFLICT: u16 = 409;
@@ -131,7 +132,8 @@ fn must_resend(error: &ClientError) -> bool {
     }
 }
 
-/// Redeems once, after `pause`. `redeems` has one signed redeem for each pin.
+/// Redeems once, after `pause`. `redeems` has one signed redeem for each service key that the
+/// bundle pins.
 pub(super) async fn redeem(
     client: Arc<DiscoveryClient>,
     redeems: Vec<Jws>,

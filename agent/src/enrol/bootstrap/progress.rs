@@ -12,8 +12,8 @@ use crate::observe::status::{Phase, StatusHandle};
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Pause before the progress line is first repeated.
 const FIRST_REPEAT_PAUSE: Duration = Duration::from_secs(5);
-/// How long a wait of the service or this host must last before it is logged. Every healthy cluster
-/// passes through shorter ones.
+/// How long a wait of the service or this host must last before it is logged. Shorter waits are
+/// normal while a cluster forms.
 const MIN_LOGGED_WAIT: Duration = Duration::from_secs(2);
 /// The longest pause between repetitions of an unchanged line; the pauses grow up to this.
 const MAX_REPEAT_PAUSE: Duration = Duration::from_secs(300);
@@ -107,8 +107,8 @@ impl ProgressLog {
         }
     }
 
-    /// Returns the service's explanations that are due: those of waits that have lasted, each text
-    /// once.
+    /// Returns the service's explanations that are due, each text once. An explanation is due when
+    /// its wait has lasted for [`MIN_LOGGED_WAIT`].
     fn due_explanations(&mut self, now: Instant) -> Vec<String> {
         let Self { waits, since, explained, .. } = self;
         since.retain(|code, _| waits.iter().any(|wait| wait.code == *code));

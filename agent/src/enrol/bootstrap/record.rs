@@ -45,9 +45,9 @@ async fn resolve(url: &ServiceUrl) -> Result<SocketAddr, String> {
     }
 }
 
-/// Returns the record for this start. That is the journal's if it is still correct or must not
-/// change any more. Otherwise it is a new one, which needs a bundle. Makes the node's key durable
-/// before a record names it.
+/// Returns the record for this start. That is the journal's record if it is still correct or must
+/// not change any more. Otherwise it is a new record, which needs a bundle. Makes the node's key
+/// durable before a record names it.
 pub(crate) fn choose_record(
     protocol: &Protocol,
     settings: &RunSettings,
@@ -88,8 +88,8 @@ pub(crate) fn choose_record(
     if let (Some(signed), Some(claims)) = (known, claims) {
         let same_key =
             journal.record.as_ref().is_some_and(|r| r.node_key == convert::hash(&node_key));
-        // A signing request's signature is random, so two requests for one key differ. They are
-        // left out of the comparison.
+        // A signing request's signature is random, so two requests for one key differ. So the
+        // comparison leaves the requests out.
         if same_key && claims == (Record { csr: claims.csr.clone(), ..wanted.clone() }) {
             return Ok(signed);
         }

@@ -1,4 +1,5 @@
-//! Asks the cluster itself, over mutual TLS, whether it is the right one and lists this host.
+//! Asks the cluster itself, over mutual TLS, whether it is the ticket's cluster and lists this
+//! host.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +35,7 @@ pub(crate) struct InitialCluster {
 /// Why a cluster's list has no place for this host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum PlacementError {
-    /// The cluster at these addresses is not the document's.
+    /// The cluster at these addresses is not the one that was founded with the document.
     #[error(
         "the cluster at these addresses is {found:016x}, and the one that this ticket is for was founded as {founded:016x}; no recovery statement there leads from one to the other"
     )]
@@ -68,7 +69,7 @@ enum PlacementError {
 
 impl PlacementError {
     /// Returns whether the problem may pass. Every client with write access can damage the recovery
-    /// statements in the store; the agent beside the leader writes the right ones again.
+    /// statements in the store; the leader's agent writes the right ones again.
     fn is_transient(&self) -> bool {
         matches!(self, Self::Recovery { .. })
     }
@@ -150,7 +151,7 @@ pub(crate) fn cluster_client(
 }
 
 /// Collects the answers of all members at these URLs. After a recovery, members of two clusters may
-/// answer: of the new one, and of the old one that were started again.
+/// answer: those of the new cluster, and restarted members of the old one.
 async fn ask_members(
     layout: &Layout,
     urls: &BTreeSet<String>,
@@ -172,8 +173,9 @@ async fn ask_members(
     if answers.is_empty() { Err(most_telling(errors)) } else { Ok(answers) }
 }
 
-/// Returns the error of a member that answered, if there is one, else all that can't be reached.
-/// Founders that have left the cluster stay unreachable, and must not hide a member's answer.
+/// Returns the error of a member that answered, if there is one. Otherwise returns the reasons why
+/// no member could be reached. Founders that have left the cluster stay unreachable, and must not
+/// hide a member's answer.
 fn most_telling(errors: Vec<ClusterError>) -> ClusterError {
     let mut unreachable = Vec::new();
     for error in errors {
@@ -260,9 +262,9 @@ fn initial_cluster(
     Ok(InitialCluster { members: initial, client_urls, recoveries: RecoveryChain::default() })
 }
 
-/// Returns a member's name for the flag `--initial-cluster`. It differs from the real name if that
-/// is empty, unusable in a flag or not unique, since etcd merges members with equal names. etcd
-/// compares addresses only, so a substitute name works too.
+/// Returns a member's name for the flag `--initial-cluster`. A substitute replaces a real name that
+/// is empty, unusable in a flag or not unique: etcd merges members with equal names. etcd compares
+/// addresses only, so a substitute works too.
 fn name_for_flag(
     member: &cluster::ClusterMember,
     all: &[cluster::ClusterMember],
@@ -430,7 +432,8 @@ mod tests {
         let second = known.recovery(6, 8, owner);
         assert_eq!(known.place(&[known.word(6, &[&first])]), Ok(Some(6)));
         assert_eq!(known.place(&[known.word(8, &[&first, &second])]), Ok(Some(8)));
-        // Statements that lead to another cluster, or that start from another one, don't help.
+        // Recovery statements must start from the founded cluster and lead to the cluster that
+        // answered.
         let elsewhere = known.place(&[known.word(7, &[&first])]);
         assert_eq!(elsewhere, Err(PlacementError::OtherCluster { found: 7, founded }));
         assert!(known.place(&[known.word(8, &[&second])]).unwrap_err().is_transient());

@@ -10,7 +10,7 @@ use discovery_types::redeem::Redeem;
 
 use crate::exit::{ExitError, error_chain};
 
-/// How far a newcomer has come.
+/// Progress of a newcomer's admission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum JoinState {
     /// The cluster's agents have to act first; the text tells what is awaited.
@@ -78,7 +78,7 @@ pub(super) fn fatal_error(error: &ClientError) -> Option<ExitError> {
     let text = || error_chain(error);
     match error {
         ClientError::Problem(problem) if problem.retryable => None,
-        // Exit code 1, since the cluster may form yet and a restart then helps.
+        // End with exit code 1: the cluster may still form, and a restart helps then.
         ClientError::Problem(problem) if problem.code == Code::WrongState => {
             Some(ExitError::Failed(text()))
         }

@@ -160,7 +160,7 @@ impl<'a> Newcomer<'a> {
             client_urls: listed.client_urls,
             document: ticket.document.jws().clone(),
         });
-        // Later steps read the node's directory again.
+        // The returned actions are ignored: later steps read the node's directory again.
         self.protocol.step(AgentEvent::Admitted)?;
         self.protocol.document = Some(ticket.document);
         crash::at(Failpoint::Admit);

@@ -21,8 +21,8 @@ fn member(id: u64, url: &str, is_learner: bool) -> ClusterMember {
     }
 }
 
-/// Returns two voters, at configuration 7; `None` makes them stock etcd's, which has no
-/// configurations.
+/// Returns a list of two voters at `configuration`. `None` stands for stock etcd, which has no
+/// configuration index.
 fn two(configuration: Option<u64>) -> MemberList {
     let list =
         vec![member(1, "https://10.9.0.1:2380", false), member(2, "https://10.9.0.2:2380", false)];
@@ -136,7 +136,7 @@ fn a_second_member_of_one_name_is_not_added() {
     let act = sight(&intent, Open, &members).decide();
     let StewardAction::Report(Outcome::Refused { reason }) = act else { panic!("{act:?}") };
     assert!(reason.contains("is called db-1 already"), "{reason}");
-    // A newcomer that replaces the member of that name is added.
+    // A newcomer may have the name of the member that it replaces.
     world.grant.replaces = Some(digest::MemberId::new(2));
     let intent = joining(&world, None);
     let act = sight(&intent, Open, &members).decide();
@@ -187,7 +187,8 @@ fn a_newcomer_that_a_dead_leader_added_is_found_again() {
     assert_eq!((member.get(), initial_cluster.len()), (9, 3));
     let own = initial_cluster.iter().find(|m| m.peer_url.to_string() == own_url(&world));
     assert_eq!(own.unwrap().name, world.records[0].name.to_string());
-    // With muster-node, the addition is sent again: the node knows the operation.
+    // With muster-node, the addition is sent again: the answer shows whether this operation made
+    // it.
     let members = with_newcomer(two(Some(7)), &world, true);
     let act = sight(&intent, Open, &members).decide();
     assert!(
@@ -255,7 +256,7 @@ fn a_newcomer_that_leads_is_told_of_by_others() {
     assert_eq!(by(OWN, newcomer).decide(), promoted);
     assert!(matches!(by(newcomer, newcomer).decide(), StewardAction::Wait(_)));
     assert!(matches!(by(MemberId(2), OWN).decide(), StewardAction::Wait(_)));
-    // An agent beside the leader makes the remaining changes, even for its own node.
+    // The leader's agent makes the remaining changes, even if its own member is the newcomer.
     let members = with_newcomer(two(Some(7)), &world, true);
     let by = |own, leader| IntentFacts {
         reported_member: told,
@@ -303,7 +304,7 @@ fn an_order_is_for_the_configuration_that_its_operator_saw() {
     let stale = ordered(&world, remove, Some(6));
     let act = sight(&stale, Open, &members).decide();
     assert!(matches!(act, StewardAction::Report(Outcome::Refused { .. })), "{act:?}");
-    // A change that is made already counts as done, whatever else has changed since.
+    // A removal that was made already is reported as done, although the plan is stale.
     let mut gone = members;
     gone.list.remove(1);
     let act = sight(&stale, Open, &gone).decide();
@@ -412,8 +413,8 @@ fn a_learner_for_a_place_that_another_operation_has_made_free_is_taken_out() {
     let out =
         StewardAction::Change(ClusterMemberChange::Remove(MemberId(9)), IntentStep::RemoveLearner);
     assert_eq!(by(Added, RemovalOrigin::Foreign), out);
-    // The agent of a failed leader may have added the learner without reporting it; the cluster
-    // knows.
+    // The agent of a failed leader may have added the learner without reporting it. So the addition
+    // is sent again, and the cluster's answer shows whether it was made.
     let act = by(Open, RemovalOrigin::Foreign);
     assert!(
         matches!(act, StewardAction::Change(ClusterMemberChange::Add(_), IntentStep::Add)),

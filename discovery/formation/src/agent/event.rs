@@ -21,7 +21,7 @@ pub enum AgentEvent {
     RecordReady(Arc<AgentRecord>),
     /// The service answered a request; holds the cluster's state in that answer.
     StatusReceived(ClusterStatus),
-    /// The service's answer carried a proposal, which the shell has examined.
+    /// The service's answer carried a proposal, which the I/O shell has examined.
     ProposalReceived(Box<ExaminedProposal>),
     /// A probe of one peer for the proposal of `epoch` ended.
     ProbeEnded { epoch: Epoch, peer: AgentKey, result: Result<ProbeAnswer, String> },
@@ -34,18 +34,18 @@ pub enum AgentEvent {
     /// A whole commit document was shown and verified. `machine` is the machine that the agent runs
     /// on now.
     DocumentReceived { document: Arc<CommitDocument>, machine: MachineIdentity },
-    /// The running cluster lists this incarnation as a member. The shell has asked the cluster
+    /// The running cluster lists this incarnation as a member. The I/O shell has asked the cluster
     /// itself, not the service.
     Admitted,
-    /// The shell has looked at the node's directory, to launch the node.
+    /// The I/O shell has looked at the node's directory, to launch the node.
     DirectoryExamined(DirectoryKind),
     /// The marker is in the node's directory; its file and the folder are fsynced.
     MarkerWritten,
     /// The folder `member/wal` exists in the node's directory.
     LogSeen,
-    /// The service refused a request. `code` is `None` if the reason isn't one of formation's: a
-    /// full or broken service has others. `retryable` says whether the same request may succeed
-    /// later.
+    /// The service refused a request. `code` is `None` if the reason is outside the formation
+    /// protocol, such as a full or broken service. `retryable` says whether the same request may
+    /// succeed later.
     RequestRefused { code: Option<RefusalCode>, retryable: bool },
     /// A tombstone is in the node's directory: the member was removed from its cluster.
     TombstoneSeen,
@@ -55,13 +55,13 @@ pub enum AgentEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClusterStatus {
     pub phase: Phase,
-    /// Epoch of the proposal, or of the next one.
+    /// Epoch of the proposal, or of the next proposal if there is none now.
     pub epoch: Epoch,
     /// Whether the service asks for the document that this agent holds.
     pub wants_document: bool,
 }
 
-/// Proposal that the service shows, with the shell's findings about it.
+/// Proposal that the service shows, with the I/O shell's findings about it.
 #[derive(Clone, Debug)]
 pub struct ExaminedProposal {
     pub proposal: ProposedList,
@@ -107,14 +107,14 @@ pub struct ProbeTarget {
     pub incarnation: Incarnation,
     /// Peer URLs at which to probe the agent.
     pub peer_urls: Vec<String>,
-    /// Whether the agent is in the proposal, so that a failed probe shows in the matrix. Otherwise
-    /// it is a member of an earlier signed list, and only its release is wanted.
+    /// Whether the agent is in the proposal, so that a failed probe shows in the probe matrix.
+    /// Otherwise it is a member of an earlier signed list, and only its release is wanted.
     pub is_in_proposal: bool,
 }
 
-/// Commands for the shell after one event. `journal` is written first, whole, and fsynced. If that
-/// fails, the process stops and restarts from disk. Only then are the actions of `actions` carried
-/// out, in order.
+/// Commands for the I/O shell after one event. `journal` is written first, whole, and fsynced. If
+/// that fails, the process stops and restarts from disk. Only then are the actions of `actions`
+/// carried out, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct AgentOutput {
@@ -124,7 +124,7 @@ pub struct AgentOutput {
     pub actions: Vec<AgentAction>,
 }
 
-/// Action for the shell to carry out.
+/// Action for the I/O shell to carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AgentAction {
     /// Redeem the token: send the journal's record to the service.
@@ -140,7 +140,7 @@ pub enum AgentAction {
     /// Sign a release of `epoch` and all lower ones, and send it; probe answers carry it from now
     /// on.
     SignRelease { epoch: Epoch },
-    /// Send the held document to the service (`adopt`), which has none or another one.
+    /// Send the held document to the service (`adopt`), which has no document or a different one.
     SendDocument { h: Hash },
     /// Look at the node's directory now and report its kind as [`AgentEvent::DirectoryExamined`].
     ExamineDirectory,

@@ -14,9 +14,10 @@ use crate::values::{AgentKey, Epoch, Incarnation};
 #[derive(Clone, Debug)]
 pub(super) struct PendingProposal {
     pub(super) offer: Box<ExaminedProposal>,
-    /// Results of the probes so far: this agent's row of the matrix.
+    /// Results of the probes so far: this agent's row of the probe matrix.
     probe_results: ProbeResults,
-    /// Whether the agent has signed or refused the proposal; it then says nothing more about it.
+    /// Whether the agent has signed or refused the proposal. The agent then sends no other answer
+    /// to it.
     pub(super) is_answered: bool,
 }
 
@@ -36,8 +37,8 @@ impl Agent {
             return;
         }
         match self.pending_proposal.take() {
-            // The service shows the same list again, with newer releases: the probes so far still
-            // count.
+            // The service shows the same list again, with newer releases: the results of earlier
+            // probes stay valid.
             Some(known) if known.offer.proposal_hash == offer.proposal_hash => {
                 self.pending_proposal = Some(PendingProposal { offer, ..known });
                 if has_answer(&self.pending_proposal) {

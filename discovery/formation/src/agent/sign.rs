@@ -50,7 +50,7 @@ fn check_s1_records(journal: &Journal, offer: &ExaminedProposal) -> Result<(), P
     {
         return Err(ProposalObjection::ForeignList);
     }
-    // `hash` is over the bytes as received: equal hashes are equal bytes.
+    // `hash` covers the record's bytes as received, so equal hashes mean equal bytes.
     let listed = proposal.record_of(journal.key).ok_or(ProposalObjection::NotMyRecord)?;
     if listed.hash != mine.hash || listed.token_hash != mine.token_hash {
         return Err(ProposalObjection::NotMyRecord);
@@ -149,7 +149,7 @@ fn format_members(missing: &[&SignedListMember]) -> String {
     }
 }
 
-/// Returns the members of a signed list whose release of it hasn't come.
+/// Returns the members of a signed list from which no release of that list has come.
 fn members_without_release<'a>(
     journal: &Journal,
     epoch: Epoch,

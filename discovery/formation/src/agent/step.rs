@@ -18,8 +18,8 @@ use crate::values::{AgentKey, AgentRecord, AgentSession, Epoch, Millis};
 pub const MAX_CLOCK_SKEW: Millis = Millis(30_000);
 
 /// Returns how long a proposal may wait for releases (rule S6 of `sign.rs`) before the agent
-/// refuses it. The service gives the proposal up in `left`; half of that lets the reason arrive in
-/// time.
+/// refuses it. The service gives the proposal up after `left`. Half of that time remains for the
+/// refusal to arrive.
 #[must_use]
 pub fn release_wait_limit(left: Millis) -> Millis {
     Millis(left.0 / 2)
@@ -167,8 +167,9 @@ impl Agent {
         }
     }
 
-    /// Promises never to sign or hold a list below `epoch`, which the service shows. An agent that
-    /// holds a document releases nothing.
+    /// Releases all epochs below `epoch`, the one that the service shows. This is a promise never
+    /// to sign a list of a released epoch, nor to hold its document. An agent that holds a document
+    /// releases nothing.
     pub(super) fn release_epochs_below(
         &mut self,
         rules: &Rules,
@@ -213,12 +214,12 @@ impl Agent {
                 | RefusalCode::Abandoned
                 | RefusalCode::Retired,
             ) => stop(EXIT_FOR_GOOD, "the cluster has no place for this host"),
-            // Never restart: it would take the key over from the other copy, which would do the
-            // same.
+            // Don't restart: each copy's restart would take the key over from the other copy,
+            // without end.
             Some(RefusalCode::KeyElsewhere) => {
                 stop(EXIT_FOR_GOOD, "another session holds this agent's key: this host is a copy")
             }
-            // Only a person can mend these, with another bundle or another address.
+            // Only a person can resolve these refusals, with another bundle or another address.
             Some(
                 RefusalCode::GrantUnknown
                 | RefusalCode::GrantExpired
@@ -228,7 +229,7 @@ impl Agent {
                 | RefusalCode::RecordRefused
                 | RefusalCode::StatementRefused,
             ) => stop(EXIT_FOR_GOOD, "the service has refused this host's token or record"),
-            // The next poll shows the state that these refusals are about.
+            // These refusals need no action: the next poll shows the cluster's current state.
             Some(
                 RefusalCode::StaleEpoch
                 | RefusalCode::Split

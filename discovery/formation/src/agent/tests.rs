@@ -145,7 +145,8 @@ fn no_service_carries_an_agent_to_where_epochs_end() {
     let mut agent = joined(1);
     let output = agent.step(&RULES, shown(MAX_EPOCH_DISTANCE));
     assert_eq!(output.journal.map(|journal| journal.released_epoch), Some(MAX_EPOCH_DISTANCE - 1));
-    // However far the agent has come, its limit never passes the highest epoch.
+    // The agent's epoch limit never exceeds `MAX_EPOCH`, even if it has released almost every
+    // epoch.
     agent.journal.released_epoch = MAX_EPOCH - 1;
     assert_eq!(agent.step(&RULES, shown(MAX_EPOCH + 1)), AgentOutput::default());
 }
@@ -251,7 +252,7 @@ fn s6_a_lower_release_takes_nothing_back() {
     let _ = reach(&mut agent, 2, 4);
     let output = reach(&mut agent, 2, 5);
     assert!(matches!(output.actions[..], [AgentAction::SignAck { epoch: 2, .. }]), "{output:?}");
-    // Host 4 and the list of epoch 2: its older release of epoch 1 must not lower its newer one.
+    // A late release of epoch 1 by host 4 must not replace its release of epoch 2.
     let _ = agent.step(&RULES, AgentEvent::ReleaseSeen { key: key(4), epoch: 2 });
     let _ = agent.step(&RULES, AgentEvent::ReleaseSeen { key: key(4), epoch: 1 });
     let _ = offered(&mut agent, offer(3, &[1, 6, 7]));

@@ -54,7 +54,8 @@ fn the_database_that_was_left_is_the_same_one_and_what_is_new_in_it_is_copied() 
     assert_eq!(compare(&ledger_summary(), &database()), Ok(CopyScope::NewDecisions));
     let later = ObservedDatabase { wal: 200, newest: 9, ..database() };
     assert_eq!(compare(&ledger_summary(), &later), Ok(CopyScope::NewDecisions));
-    // A kill between the row in the database and the ledger's position is no difference.
+    // The process was killed after it wrote its row and before it wrote the ledger's position. That
+    // is no difference.
     let killed =
         ObservedDatabase { process_row: Some(ProcessRow { entries: 3, sweeps: 10 }), ..database() };
     assert_eq!(compare(&ledger_summary(), &killed), Ok(CopyScope::NewDecisions));
@@ -79,7 +80,8 @@ fn what_a_dump_does_not_carry_tells_even_an_empty_ledger() {
             compare(&ledger_summary(), &ObservedDatabase { identity, ..database() }),
             Err(difference)
         );
-        // Another process has stored this identity, with the generation number that this process knows.
+        // Another process has stored this identity, with the generation number that this process
+        // knows.
         let stored = Some(StoredGeneration { identity, generation: 2 });
         assert_eq!(
             compare(&ledger_summary(), &ObservedDatabase { identity, stored, ..database() }),

@@ -156,7 +156,7 @@ impl StepState<'_> {
         Ok(())
     }
 
-    /// Lets `session` hold `key`, or refuses it if another session does.
+    /// Makes `session` the session of `key`, or refuses it if another session has the key.
     fn take_over(&mut self, key: AgentKey, session: AgentSession) -> Result<(), Refusal> {
         let one_session = self.context.rules.is_on(Rule::OneSession);
         let agent = self.agent_mut(key);

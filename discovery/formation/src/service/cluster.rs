@@ -53,8 +53,8 @@ impl Phase {
             .find(|phase| phase.as_str() == text)
     }
 
-    /// Whether the cluster has ended. Two ends can be undone: one by `db accept`, if a host shows
-    /// its commit document, and a retirement, which an owner can take back.
+    /// Whether the cluster has ended. An end by `db accept` is undone if a host shows the commit
+    /// document. An owner can take a retirement back.
     #[must_use]
     pub fn has_ended(self) -> bool {
         matches!(self, Phase::Expired | Phase::Abandoned | Phase::Retired)
@@ -91,7 +91,8 @@ pub struct Cluster {
     pub revoked: BTreeSet<GrantId>,
     /// Reason for which the cluster ended; set in the last three phases.
     pub ended: Option<ClusterEnd>,
-    /// Second valid document, if one was shown: nothing is done to the cluster any more.
+    /// Second valid commit document, if one was shown. From then on only ticks, a retirement and
+    /// events of the database are applied.
     pub split: Option<Split>,
     /// Whether the database's generation has changed and the ledgers have not agreed yet. Nothing
     /// is frozen or committed until they have.
@@ -100,7 +101,8 @@ pub struct Cluster {
     pub last_error: Option<LastError>,
 }
 
-/// State that the service keeps of one agent that has redeemed. Nothing else decides on its seat.
+/// State that the service keeps of one agent that has redeemed. Only this state decides whether the
+/// agent gets a seat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Applicant {
     /// Newest record of the agent.
@@ -205,12 +207,12 @@ impl EndCause {
     }
 }
 
-/// A second valid document of a cluster that has one already.
+/// A second valid commit document of a cluster that has committed another list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// Hash of the document that was not taken.
+    /// Hash of the list in the document that the service did not adopt.
     pub other: Hash,
-    /// Epoch of the document that was not taken.
+    /// Epoch of the list in the document that the service did not adopt.
     pub epoch: Epoch,
 }
 

@@ -15,8 +15,9 @@ impl StepState<'_> {
         if committed && self.context.rules.is_on(Rule::AbandonBeforeCommit) {
             return Err(Refusal::AlreadyCommitted { phase: self.cluster.phase });
         }
-        // Only a repeated abandon succeeds. A cluster that `db accept` or a ledger has closed may
-        // come back with its document. The caller must not be answered that it is given up.
+        // Of all ended clusters, only an abandoned one may be abandoned again. A cluster that `db
+        // accept` or a ledger has closed may come back with its document. So the answer must not
+        // say that such a cluster was abandoned.
         let cause = self.cluster.ended.as_ref().map(|ended| ended.cause);
         if cause != Some(EndCause::Abandon) {
             self.refuse_if_ended()?;

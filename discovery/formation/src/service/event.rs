@@ -13,8 +13,8 @@ use crate::values::{
 pub enum ClusterEvent {
     /// Time has passed: a waiting poll has reached its deadline, or the sweep is due.
     Tick,
-    /// An agent redeems a token. Both signatures, the chain to the statement and the issuer's role
-    /// are verified.
+    /// An agent redeems a token. The signatures by the agent's and the token's key, the chain to
+    /// the statement, and the issuer's role are verified.
     Redeem(Redeem),
     /// An agent polls, with an access token that is bound to its key.
     Poll(Poll),
@@ -33,7 +33,7 @@ pub enum ClusterEvent {
     Report { key: AgentKey, raft_cluster: u64 },
     /// A member's own node finds no leader; `text` is the reason from its log.
     Trouble { key: AgentKey, text: String },
-    /// The next statement, signed by an owner that the last one names.
+    /// The cluster's next statement, signed by an owner whom the newest stored statement names.
     StatementAdded(Statement),
     /// A grant was revoked.
     GrantRevoked(GrantId),
@@ -43,9 +43,10 @@ pub enum ClusterEvent {
     Abandon { by: String },
     /// An owner has signed the cluster's retirement.
     Retire { by: String },
-    /// An owner has signed that the retirement is taken back.
+    /// An owner has signed a statement that takes the retirement back.
     Unretire { by: String },
-    /// This database is not the one that the processes knew, or lacks an entry of a ledger.
+    /// The database is not the one that the processes have worked with, or lacks an entry of a
+    /// ledger.
     DatabaseChanged,
     /// Every known process has put its ledger's commits back.
     DatabaseSettled,

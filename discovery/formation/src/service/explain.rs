@@ -87,8 +87,8 @@ impl Explainer<'_> {
         })
     }
 
-    /// Prepends advice to `otherwise` if an agent waits for the releases of a list that it signed.
-    /// Only a person can help there, so that comes first.
+    /// Returns `otherwise`, with advice in front of it if an agent waits for the releases of a list
+    /// that it signed. The advice comes first because only a person can end that wait.
     fn with_advice(&self, otherwise: &str) -> String {
         let waits =
             self.cluster.last_error.as_ref().filter(|e| e.text.starts_with(UNRELEASED_PREFIX));

@@ -10,7 +10,7 @@ use crate::values::{AgentKey, AgentRecord};
 /// Number of broken links that one sentence names.
 const MAX_NAMED_LINKS: usize = 3;
 
-/// Part of a prober's error if another agent's key answered: the port is open then.
+/// Part of a probe's error if an agent with another key answered. It shows that the port is open.
 const OTHER_AGENT: &str = "is not the agent that signed for it";
 
 /// Two members of a list, at least one of whom doesn't reach the other.
@@ -78,8 +78,8 @@ pub(super) fn find_members_at_fault(
 }
 
 /// Returns the smallest set of `seats` that touches every pair. Each entry of `seats`, seat 1
-/// first, says how often that agent was counted. Among sets of equal size the one that was counted
-/// less often wins, then the one with the higher seats.
+/// first, holds the number of failed lists that were counted against the agent. Among sets of equal
+/// size, the set with the lowest sum of these numbers wins, then the set with the higher seats.
 fn smallest_cover(seats: &[(AgentKey, u32)], pairs: &[[AgentKey; 2]]) -> Vec<AgentKey> {
     let chosen = |set: u32| {
         seats
@@ -183,8 +183,8 @@ mod tests {
     use super::*;
     use crate::fixtures::{key, plain_record};
 
-    /// Returns the hosts that a timed-out list is counted against, by `counts` (seat 1 first) and
-    /// these broken pairs.
+    /// Returns the hosts that a timed-out list with these broken pairs is counted against. `counts`
+    /// holds the earlier counts of each host, seat 1 first.
     fn cover(counts: &[u32], pairs: &[(u8, u8)]) -> Vec<u8> {
         let seats: Vec<_> = (1..).map(key).zip(counts.iter().copied()).collect();
         let pairs: Vec<_> = pairs.iter().map(|&(one, other)| [key(one), key(other)]).collect();

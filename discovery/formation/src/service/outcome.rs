@@ -14,7 +14,7 @@ use crate::values::{AgentKey, Epoch, Hash, Seat};
 /// 6. Fsync the ledger if the answer carries a document.
 /// 7. Answer the request.
 ///
-/// The caller does all of that also after a refusal, since time may have changed the cluster.
+/// The caller does all of that also after a refusal, because time may have changed the cluster.
 #[derive(Debug)]
 #[must_use]
 pub struct StepOutcome {
@@ -70,7 +70,8 @@ pub enum AgentStanding {
     Seat(Seat),
     /// The agent waits, with this many live standbys ahead of it.
     Standby { ahead: usize },
-    /// The agent has neither: its lease has lapsed, or the list was decided without it.
+    /// The agent has neither a seat nor a place in the queue: its lease has lapsed, or the list was
+    /// decided without it.
     Unseated,
 }
 

@@ -17,19 +17,20 @@ pub enum Refusal {
     /// The cluster ended before it was committed, or was retired.
     #[error("the cluster is {}: {by}", phase.as_str())]
     Ended { phase: Phase, cause: Option<EndCause>, by: String },
-    /// An ack, nack or row for a proposal that isn't the present one.
+    /// An ack, a nack or a row of the probe matrix names a proposal that isn't the present one.
     #[error("epoch {sent} is not being prepared: the cluster is {} at epoch {epoch}", phase.as_str())]
     StaleEpoch { sent: Epoch, epoch: Epoch, phase: Phase },
-    /// An epoch that no service can have proposed.
+    /// The agent names an epoch that no service can have proposed.
     #[error("epoch {sent} is too far above everything that was proposed here: at most {limit}")]
     EpochTooFar { sent: Epoch, limit: Epoch },
-    /// An ack for the present epoch over another hash.
+    /// An ack for the present epoch signs another hash than the proposal's.
     #[error("the ack is over {sent}, the proposal of epoch {epoch} is {h}")]
     OtherProposal { sent: Hash, h: Hash, epoch: Epoch },
     /// Another session holds this key.
     #[error("another session holds the key {key} (boot counter {last}, this one sent {sent})")]
     KeyElsewhere { key: AgentKey, last: u64, sent: u64 },
-    /// Two valid documents were shown; nothing is done to the cluster any more.
+    /// Two valid commit documents were shown, so only ticks, a retirement and events of the
+    /// database are applied.
     #[error("two valid documents of this cluster exist: {decided} and {other}")]
     Split { decided: Hash, other: Hash },
     /// This database doesn't know the key.
@@ -74,7 +75,8 @@ pub enum Refusal {
     /// The time to take a retirement back is over.
     #[error("a retirement can be taken back for {} days, and they are over", within.0 / DAY_MS)]
     UnretireTooLate { within: Millis },
-    /// The ledgers haven't agreed with this database yet: what looks undecided may be committed.
+    /// The ledgers haven't been compared with this database yet. A cluster that looks undecided may
+    /// be committed.
     #[error("the database was changed, and the ledgers have not been compared with it yet")]
     Unsettled,
     /// A committed cluster can't be abandoned.
@@ -92,8 +94,8 @@ pub enum Refusal {
 }
 
 /// Meaning of a refusal for a program. The service's machine, the API (each code is one of its
-/// problem codes) and the agent's machine use the same codes. So the exploration passes on what
-/// production does. Refusals share a code if the agent's next step is the same.
+/// problem codes) and the agent's machine use the same codes. So the exploration passes the same
+/// codes on as production does. Refusals share a code if the agent's next step is the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RefusalCode {
     /// The list was decided without the asker.
@@ -118,14 +120,15 @@ pub enum RefusalCode {
     Conflict,
     /// The record can't be a member's.
     RecordRefused,
-    /// The grant doesn't exist here. Only the shell, which looks it up, uses this code.
+    /// The grant isn't stored here. Only the service around the state machine, which looks grants
+    /// up, uses this code.
     GrantUnknown,
     /// The grant has expired.
     GrantExpired,
     /// The grant was revoked.
     GrantRevoked,
-    /// The grant is for another address, name or zone. Only the shell, which knows them, uses this
-    /// code.
+    /// The grant is for another address, name or zone. Only the service around the state machine,
+    /// which knows these, uses this code.
     GrantBinding,
     /// The grant has admitted as many keys as it may.
     GrantExhausted,
@@ -208,7 +211,7 @@ impl Refusal {
         }
     }
 
-    /// Whether the same agent may succeed later by carrying on, after a fresh poll.
+    /// Whether the agent may still succeed if it polls again and goes on from there.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {

@@ -72,8 +72,8 @@ impl StepState<'_> {
         self.record_change(ClusterChange::Seated { key, seat });
     }
 
-    /// Returns the standby that has waited longest and can share a list with the seated agents. To
-    /// replace `leaving`, it must not be in backoff itself: nothing would be gained.
+    /// Returns the standby that has waited longest and can share a list with the seated agents. If
+    /// it is to replace `leaving`, which is in backoff, the standby must not be in backoff itself.
     fn first_standby(&self, leaving: Option<AgentKey>) -> Option<AgentKey> {
         let cluster = &*self.cluster;
         let mut seated: Vec<AgentKey> = cluster.seats().into_values().collect();

@@ -22,8 +22,9 @@ pub struct FormationSettings {
 }
 
 /// Largest distance by which an epoch that an agent names may exceed everything that the cluster
-/// has seen. An honest agent names only epochs that a service has proposed. A hostile one could
-/// otherwise push all the others to the highest epoch, and the cluster could never be frozen again.
+/// has seen. An honest agent names only epochs that a service has proposed. A hostile agent could
+/// otherwise raise the cluster's epoch to the highest possible one, and no list could be frozen
+/// again.
 pub const MAX_EPOCH_DISTANCE: Epoch = 1_000_000;
 /// Highest epoch that anybody may name: rows and counters have room for it and the next ones.
 pub const MAX_EPOCH: Epoch = 1 << 62;

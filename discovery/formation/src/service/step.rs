@@ -16,8 +16,8 @@ pub struct StepContext<'a> {
     /// Rules to apply: [`Rules::ALL`] in the programs.
     pub rules: &'a Rules,
     pub settings: &'a FormationSettings,
-    /// Whether the clock has run evenly for [`FormationSettings::steady_after`]. Only then does a deadline
-    /// that has passed end a cluster, since a jump forward may be taken back.
+    /// Whether the clock has run evenly for [`FormationSettings::steady_after`]. Only then does a
+    /// deadline that has passed end a cluster, because a clock that jumped forward may be set back.
     pub is_clock_steady: bool,
     /// Computes the hash of a proposal: SHA-256 as the protocol writes it. Called at most twice in
     /// a step.
@@ -26,9 +26,9 @@ pub struct StepContext<'a> {
 
 /// Applies one event to `cluster`, whose row is locked, at the database's time `now`.
 ///
-/// Time is judged first: lapsed leases are gone before the event is examined. So no event is ever
-/// judged by a state that has already expired. Seats that the event left free or filled are settled
-/// last.
+/// The effects of time come first: lapsed leases are removed before the event is examined. So no
+/// event is ever judged by a state that has already expired. Seats are updated last, because the
+/// event may have freed or taken some.
 pub fn step(
     cluster: &mut Cluster,
     context: &StepContext<'_>,

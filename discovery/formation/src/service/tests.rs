@@ -538,7 +538,7 @@ fn a_document_undoes_db_accept_and_no_other_end() {
     let _ = service.yes(ClusterEvent::DatabaseAccepted { by: "ann".to_owned() });
     let cause = service.cluster.ended.as_ref().map(|ended| ended.cause);
     assert_eq!(cause, Some(EndCause::DatabaseAccepted));
-    // Nobody may be answered that the cluster is given up for good.
+    // The cluster may still come back, so the service must not confirm that it was abandoned.
     assert_eq!(variant(&service.no(ClusterEvent::Abandon { by: "ann".to_owned() })), "Ended");
     let _ = service.yes(ClusterEvent::Adopt(document(1, &[1, 2, 3])));
     assert_eq!(service.cluster.phase, Phase::Committed);

@@ -8,8 +8,8 @@ use crate::service::settings::FormationSettings;
 use crate::service::step::StepState;
 use crate::values::{AgentKey, UnixMicros};
 
-/// Returns when to step `cluster` with [`ClusterEvent::Tick`](super::ClusterEvent::Tick) next, if nothing else
-/// happens; `None` from the commit on. A time at or before `now` means at once.
+/// Returns when to step `cluster` with [`ClusterEvent::Tick`](super::ClusterEvent::Tick) next, if
+/// nothing else happens; `None` from the commit on. A time at or before `now` means at once.
 #[must_use]
 pub fn next_deadline(
     cluster: &Cluster,
@@ -26,19 +26,20 @@ pub fn next_deadline(
     let seated = cluster.agents.values().filter(|agent| matches!(agent.seating, Seating::Seat(_)));
     let holds = seated.map(|agent| agent.backoff_until).filter(|&until| until > now);
     let times_out = cluster.frozen.iter().map(|frozen| frozen.at.after(settings.ack_timeout));
-    // A passed deadline that the last step didn't trust is judged again once the clock may be
-    // steady.
+    // The last step may not have trusted that the deadline has passed. The deadline is then checked
+    // again when the clock may have become steady.
     let expires =
         if cluster.deadline > now { cluster.deadline } else { now.after(settings.steady_after()) };
-    // An unsettled cluster doesn't expire: the ledgers are compared first, which is its own event.
+    // An unsettled cluster doesn't expire. The ledgers are compared first, and another event
+    // reports the result.
     let expires = (!cluster.is_unsettled).then_some(expires);
     leases.chain(holds).chain(times_out).chain(expires).min()
 }
 
 impl StepState<'_> {
     /// Corrects times that a fast clock has stored. No lease ends later than one that is given now,
-    /// no backoff later than the longest one, and no list was frozen in the future. So setting the
-    /// clock right costs one such time, and not the whole difference.
+    /// no backoff later than the longest one, and no list was frozen in the future. Once the clock
+    /// is set right, nothing is therefore delayed by more than one lease, backoff or ack timeout.
     pub(super) fn clamp_stored_times(&mut self) {
         let (now, settings) = (self.now, self.context.settings);
         let (lease, hold) = (now.after(settings.lease), now.after(settings.max_backoff));
@@ -98,7 +99,7 @@ impl StepState<'_> {
         member
     }
 
-    /// Reopens the cluster if the frozen list's time is over, and counts the list against the
+    /// Reopens the cluster if the frozen list has timed out, and counts the list against the
     /// members at fault.
     fn time_out(&mut self) {
         let Some(frozen) = &self.cluster.frozen else { return };

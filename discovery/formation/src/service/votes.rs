@@ -1,4 +1,4 @@
-//! Messages of agents about the frozen list, and about the cluster that it became.
+//! Messages of agents about the frozen list, and about the cluster that forms from it.
 
 use std::sync::Arc;
 

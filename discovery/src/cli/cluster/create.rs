@@ -27,7 +27,7 @@ struct StatementResult {
 
 /// Maximum number of clusters that the service lists.
 const LIST_LIMIT: usize = 1_000;
-/// How often a statement is sent while the service is overloaded.
+/// Maximum number of attempts to send a statement while the service is overloaded.
 const TRIES: u32 = 5;
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -95,7 +95,8 @@ pub(super) async fn restate(
     print(printer, &stated)
 }
 
-/// Restates the clusters one after the other. A failed one doesn't stop the others.
+/// Restates the clusters one after the other. If one fails, the command goes on with the next
+/// cluster.
 async fn restate_all(
     session: &AdminSession,
     args: &RestateArgs,

@@ -58,7 +58,7 @@ pub(super) async fn credentials(
     verify_leaf("client", &answer.certificate, &ours, &statement.client_ca)
         .map_err(|error| CliError::Answer(error.to_string()))?;
 
-    // A renewed certificate is for the same key, so the files match at any moment.
+    // A renewed certificate is for the same key, so the key and certificate files always match.
     if !files.key.exists() {
         let pem = Zeroizing::new(pair.serialize_pem());
         muster_files::replace(&files.key, pem.as_bytes())?;
@@ -95,8 +95,8 @@ pub(super) async fn credentials(
     Ok(())
 }
 
-/// Asks for confirmation if a member isn't in the network that its token was bound to: data would
-/// be written to its cluster. With `yes` it only warns.
+/// Asks for confirmation if a member's address is outside the expected networks. A client with the
+/// certificate would otherwise write its data to a stranger's host. With `yes` this only warns.
 fn confirm_members(
     view: &ClusterView,
     expected: &[IpNet],
@@ -122,7 +122,7 @@ fn confirm_members(
     ))
 }
 
-/// Returns a sentence for each member that isn't where it should be.
+/// Returns a sentence for each member with an address outside the expected networks.
 fn strange_members(members: &[MemberView], expected: &[IpNet]) -> Vec<String> {
     let strange = members.iter().filter_map(|member| {
         let expected = if expected.is_empty() { &member.bound_to } else { expected };
@@ -143,7 +143,8 @@ fn join_blocks(blocks: &[IpNet]) -> String {
     blocks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns a sentence for each seat of a forming cluster whose agent isn't where it should be.
+/// Returns a sentence for each seat of a forming cluster whose agent has an address outside the
+/// expected networks.
 fn strange_seats(seats: &[SeatView], expected: &[IpNet]) -> Vec<String> {
     let urls = |of: &[NodeUrl]| of.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let seated = seats.iter().filter(|seat| seat.seat.is_some());

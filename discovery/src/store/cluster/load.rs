@@ -25,11 +25,11 @@ use super::records::Caches;
 pub(crate) enum Trust {
     /// Verify every signature: the normal case.
     Verify,
-    /// Use the rows unverified, to abandon a cluster whose rows somebody changed.
+    /// Don't verify signatures: an owner may abandon a cluster even if somebody changed its rows.
     Unverified,
 }
 
-/// Columns of `clusters`, without those that never change.
+/// Columns of the table `clusters`, except for those that never change.
 #[derive(Debug, sqlx::FromRow)]
 struct ClusterRow {
     id: Uuid,
@@ -119,16 +119,17 @@ impl TryFrom<String> for Hex {
 pub(super) struct ClusterRows {
     #[sqlx(flatten)]
     row: ClusterRow,
-    /// Database time, read after the lock was taken.
+    /// Database time of this statement. A transaction takes its lock earlier, so the time is read
+    /// after that.
     pub(super) now: i64,
     pub(super) settled: bool,
     pub(super) void_before_us: i64,
     pub(super) generation: i64,
-    /// Number of the newest decision. `at_copied` is the hash of the last decision that the ledger
-    /// copied.
+    /// Number of the database's newest decision. `at_copied` is the hash of the decision with the
+    /// number [`LoadParameters::copied`].
     pub(super) newest: i64,
     pub(super) at_copied: Option<Vec<u8>>,
-    /// Sweep counter of the calling process. The two fields after it identify the connected
+    /// Sweep counter in this process's row. `database_oid` and `table_oids` identify the connected
     /// database.
     pub(super) beat: Option<i64>,
     pub(super) database_oid: i64,
@@ -142,14 +143,15 @@ pub(super) struct ClusterRows {
     probes: Json<Vec<ProbeRow>>,
     reports: Json<Vec<ReportRow>>,
     revoked: Vec<String>,
-    /// Changes since the commit. They are empty unless the caller has asked for them.
+    /// Changes since the cluster's commit. Empty unless [`LoadParameters::with_changes`] is set.
     #[sqlx(flatten)]
     pub(super) changes: ChangeRows,
-    /// The commit, if the caller has asked for the changes and for a grant.
+    /// Row of the cluster's commit. It is loaded only together with the changes and for a requested
+    /// grant.
     pub(super) commit: Option<Json<CommitRow>>,
 }
 
-/// Row of a cluster's decision, without the members' certificates.
+/// Row of a cluster's commit, without the members' certificates.
 #[derive(Debug, Deserialize)]
 pub(super) struct CommitRow {
     h: Hex,
@@ -183,7 +185,8 @@ fn hex<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::
     Hex::deserialize(deserializer).map(|Hex(bytes)| bytes)
 }
 
-/// Loads everything in one SQL statement. It reads only this cluster's rows, each through an index.
+/// Loads a cluster and the database's state in one SQL statement. It scans no table: it reads the
+/// needed rows through indexes.
 const LOAD: &str = concat!(
     "
 SELECT c.id, c.phase, c.deadline_us, c.epoch, c.floor, c.rev, c.next_place, c.frozen_epoch,

@@ -1,5 +1,6 @@
-//! One transaction on one cluster: lock its row, read the clock and load it. The caller then
-//! decides; changed rows are saved, and COMMIT ends it.
+//! Transactions on one cluster. `begin_cluster` locks the cluster's row, reads the clock and loads
+//! the cluster. The caller then changes the loaded cluster. `save` writes the changed rows, and
+//! `commit` ends the transaction.
 
 mod load;
 mod records;
@@ -32,8 +33,8 @@ pub(crate) use load::{RequestedGrant, Trust};
 pub(crate) use records::Caches;
 pub(super) use save::append_event;
 
-/// Notification channel for changed clusters. A notification is only a hint: the receiver reads
-/// again.
+/// Notification channel for changed clusters. A notification is only a hint, upon which the
+/// receiver reads the cluster again.
 pub(crate) const CHANNEL: &str = "muster_cluster";
 
 /// A cluster and the transaction that locks its row.
@@ -46,18 +47,20 @@ pub(crate) struct ClusterTransaction {
     pub now: formation::UnixMicros,
     /// The cluster's statements, verified.
     pub chain: Arc<StatementChain>,
-    /// Whether the database is settled: only then may lists of members be frozen and committed.
+    /// Whether the database is settled. Lists of members may be frozen and committed only in a
+    /// settled database.
     pub settled: bool,
-    /// The ledger's knowledge of the database before this transaction read anything.
+    /// State of the database as the ledger had recorded it before this transaction read anything.
     known: Option<RememberedDatabase>,
-    /// The database's own state, as this transaction read it.
+    /// State of the database as this transaction read it.
     read: DatabaseFacts,
-    /// Tokens issued before this time admit nobody: the database was set back or accepted then.
+    /// Tokens issued before this time are void: a difference from the ledgers was found then, or an
+    /// owner accepted the database.
     pub void_before: formation::UnixMicros,
     asked: Option<RequestedGrant>,
-    /// The commit, which only the redeem of a join ticket reads.
+    /// The stored commit. It is loaded only for the redeem of a join ticket.
     commit: Option<StoredCommit>,
-    /// Signed grants by id: those of all agents, of the frozen list, and the requested one.
+    /// Signed grants by id: those of all agents and of the frozen list, and the requested grant.
     grants: BTreeMap<String, String>,
 }
 
@@ -106,13 +109,13 @@ pub(crate) struct NewCommit {
     pub h: formation::Hash,
     /// The signed commit document.
     pub document: Jws,
-    /// Whether the document was shown to this service, instead of being decided by it.
+    /// Whether a member sent this document back to the service. Otherwise, this service decided it.
     pub adopted: bool,
     /// Peer and client certificate of each seat in DER, seat 1 first.
     pub leaves: Vec<LeafPair>,
 }
 
-/// A cluster as one snapshot shows it, with its changes since the commit.
+/// A cluster with its changes since the commit, read in one snapshot.
 pub(crate) struct RunningCluster {
     /// The cluster's state in the snapshot.
     pub cluster: Cluster,
@@ -125,8 +128,8 @@ pub(crate) struct RunningCluster {
 }
 
 impl Store {
-    /// Locks and loads a cluster, with the requested grant. Returns `None` if the cluster doesn't
-    /// exist or is only a draft.
+    /// Locks and loads a cluster, and the grant with the id `asked`. Returns `None` if the cluster
+    /// doesn't exist or is only a draft.
     pub(crate) async fn begin_cluster(
         &self,
         id: Uuid,
@@ -137,8 +140,8 @@ impl Store {
         Ok(begun.map(|(transaction, _)| transaction))
     }
 
-    /// Locks and loads a cluster as [`Store::begin_cluster`] does, with its changes since the
-    /// commit. With a requested grant, the commit is loaded, too.
+    /// Locks and loads a cluster as [`Store::begin_cluster`] does, and its changes since the
+    /// commit. If a grant is requested, the stored commit is loaded as well.
     pub(crate) async fn begin_change(
         &self,
         id: Uuid,
@@ -154,18 +157,19 @@ impl Store {
         asked: Option<&str>,
         with_changes: bool,
     ) -> Result<Option<(ClusterTransaction, MembershipChanges)>, StoreError> {
-        // Read this before the database: the ledger may then lag behind the rows, but never the
-        // reverse.
+        // Read the ledger before the database. The ledger may then lag behind the rows, but it
+        // can't be ahead of them.
         let known = self.ledger.known();
         let copied = known.map_or(0, |known| known.last_copied.number);
-        // The lock is a statement of its own. A statement that waits for a lock keeps the snapshot
-        // from before the wait and would read old rows.
+        // Lock in a statement before the one that reads. A statement that waits for a lock keeps
+        // its snapshot from before the wait, and would read old rows.
         let locked = format!("BEGIN; SELECT 1 FROM clusters WHERE id = '{id}' FOR UPDATE");
         let mut transaction = self.begin(AssertSqlSafe(locked)).await?;
         let process = self.ledger.process();
         let of = LoadParameters { id, copied, asked, process, with_changes };
         let Some(mut loaded) = load::read(&mut transaction, &of).await? else { return Ok(None) };
-        // A process that knows no database has to compare it first, so an empty site is right here.
+        // A process that has compared no database yet must do so before it decides anything. So the
+        // default identity does no harm here.
         let known_site = known.map(|known| known.identity).unwrap_or_default();
         let site = ledger::current_site(&known_site, loaded.database_oid, &loaded.table_oids)
             .ok_or_else(|| StoreError::damaged("the oids of this database"))?;
@@ -263,18 +267,20 @@ impl ClusterTransaction {
         &mut self.transaction
     }
 
-    /// Whether this transaction may freeze, decide or end anything.
+    /// Compares the ledger with the database: the verdict says whether this transaction may freeze
+    /// or decide a list, or end a cluster.
     pub(crate) fn gate(&self) -> LedgerVerdict {
         check_ledger(self.known.as_ref(), &self.read)
     }
 
-    /// The database's generation, as this transaction sees it.
+    /// Returns the database's generation, as this transaction read it.
     pub(crate) fn generation(&self) -> u64 {
         self.read.generation
     }
 
-    /// Copies the decisions that this transaction sees and the ledger lacks, up to a limit: the
-    /// cluster is locked meanwhile. Returns whether the ledger now has all of them.
+    /// Copies decisions that the ledger lacks from this transaction into the ledger. The number of
+    /// copied decisions is limited, because the cluster stays locked meanwhile. Returns whether the
+    /// ledger has all decisions now.
     pub(crate) async fn copy_new_decisions(&mut self, store: &Store) -> Result<bool, StoreError> {
         let from = self.known.map_or(HistoryPosition::START, |known| known.last_copied);
         let limit = ledger::LOOK_LIMIT;
@@ -284,8 +290,8 @@ impl ClusterTransaction {
         Ok(copied >= self.read.newest)
     }
 
-    /// Ends the connection because its database was set back, so that the pool can't hand it out
-    /// again.
+    /// Ends this connection, so that the pool can't hand it out again. Called if the connected
+    /// database was set back.
     pub(crate) async fn terminate_connection(mut self) {
         let end = sqlx::query("SELECT pg_terminate_backend(pg_backend_pid())");
         if let Err(error) = end.execute(&mut *self.transaction).await {
@@ -298,7 +304,7 @@ impl ClusterTransaction {
         self.asked.as_ref()
     }
 
-    /// The commit, in the redeem of a join ticket.
+    /// Returns the stored commit, if this transaction is the redeem of a join ticket.
     pub(crate) fn stored_commit(&self) -> Option<&StoredCommit> {
         self.commit.as_ref()
     }
@@ -351,9 +357,9 @@ impl ClusterTransaction {
     }
 }
 
-/// Whether a change only replaces what its sender sent before. Such a change makes no event: events
-/// are kept for ever, and an agent may send these requests as fast as it likes. The newest value is
-/// in its own row.
+/// Whether the change only replaces an earlier value of the same agent. Such a change appends no
+/// event. Events are kept for ever, while an agent may send such requests without limit. The newest
+/// value is stored in the agent's own row.
 fn is_repeated(before: &Cluster, change: &ClusterChange) -> bool {
     match change {
         ClusterChange::Probed { key, epoch } => before.frozen.as_ref().is_some_and(|frozen| {

@@ -1,4 +1,4 @@
-//! Saves a cluster: one statement writes the rows that differ from those that were loaded.
+//! Saves a cluster: writes the rows that differ from the loaded ones in one SQL statement.
 
 use data_encoding::{BASE64, HEXLOWER};
 use discovery_formation as formation;
@@ -15,9 +15,10 @@ use super::load::{MatrixRow, ProbeJson};
 use super::{CHANNEL, NewCommit};
 use crate::domain::{describe, number_to_row};
 
-/// Writes the changed rows of all of a cluster's tables. The parts of such a statement don't see
-/// each other's changes, and needn't: foreign keys are checked at the end of the statement. The
-/// commit row, whose check reads the decided rows, is written in a later statement.
+/// Writes the changed rows of all tables of a cluster. The parts of a `WITH` statement don't see
+/// each other's changes. That is harmless here: Postgres checks foreign keys at the end of the
+/// statement. A later statement writes the commit row, because a trigger compares it with the
+/// decided rows.
 const SAVE: &str = "
 WITH c AS (
     UPDATE clusters c SET phase = n.phase, deadline_us = n.deadline_us, epoch = n.epoch,
@@ -92,8 +93,8 @@ pub(super) struct SaveContext<'a> {
     pub(super) now: formation::UnixMicros,
     /// Source address of a redeem request, stored with new agents.
     pub(super) address: Option<&'a str>,
-    /// Changes of the cluster; each is stored as an event. `notifies` decides whether the other
-    /// discovery processes are told of them.
+    /// Changes of the cluster, each of which becomes an event. If `notifies` is set, the other
+    /// discovery processes get a notification.
     pub(super) changes: &'a [&'a ClusterChange],
     pub(super) notifies: bool,
 }
@@ -115,8 +116,9 @@ pub(super) async fn save(
             .execute(&mut *connection)
             .await?;
     }
-    // A renewed lease alone doesn't rewrite the cluster's row. Its next deadline may then be too
-    // early; the sweep finds nothing to do and corrects it.
+    // If an agent's lease was renewed and nothing else changed, don't rewrite the cluster's row.
+    // The stored deadline may then be too early. In that case the sweep finds nothing to do, and
+    // corrects the deadline.
     let own = match row_differs(before, after) || before == after {
         true => vec![cluster_row(after, beside.next_deadline)?],
         false => Vec::new(),
@@ -283,8 +285,8 @@ fn probe_rows(known: Option<&FrozenList>, frozen: &FrozenList) -> Result<Vec<Val
     Ok(new.map(row).collect())
 }
 
-/// Renames a cluster that is about to become live again, if its name was taken meanwhile. The new
-/// name ends in a part of its id.
+/// Renames an ended cluster that becomes live again, if another cluster has its name. The new name
+/// ends in a part of the cluster's id.
 pub(super) async fn rename_if_name_taken(
     connection: &mut PgConnection,
     id: Uuid,

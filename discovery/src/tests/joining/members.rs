@@ -111,7 +111,7 @@ async fn the_directory_believes_a_quorum_of_who_had_a_vote_and_goes_forward_only
     assert_eq!(cluster.confirmed().await, None);
     say(1, 3, &all).await;
     assert_eq!(cluster.confirmed().await, Some(vec![a, b, c]));
-    // One false reporter changes nothing, however often it reports.
+    // One lying reporter changes nothing, however often it reports.
     for configuration in 50..60 {
         say(2, configuration, &[(c, false)]).await;
     }
@@ -160,7 +160,7 @@ async fn what_is_believed_may_make_a_quorum_for_what_was_said_before() {
 #[tokio::test]
 async fn a_report_of_numbers_that_no_log_has_is_refused_and_a_wrong_one_is_put_right_by_the_next() {
     const MAX: u64 = i64::MAX as u64;
-    /// The highest accepted number.
+    /// The highest number that the service accepts in a report.
     const WRONG: u64 = 1 << 53;
     let cluster = CommittedCluster::of(3).await;
     let [a, b, c] = [0, 1, 2].map(|i| cluster.id(&cluster.agents[i]));
@@ -170,14 +170,14 @@ async fn a_report_of_numbers_that_no_log_has_is_refused_and_a_wrong_one_is_put_r
         let refused = cluster.report(liar, configuration, index, &all).await;
         assert_eq!(code(refused), Code::InvalidRequest, "{configuration:?} {index}");
     }
-    // A possible but false number is accepted and confirms nothing. The reporter's next report
-    // counts again.
+    // A false number within the limits is accepted, but confirms nothing. The same reporter's next
+    // report replaces it.
     cluster.report(liar, Some(WRONG), WRONG, &[(c, false)]).await.unwrap();
     cluster.report(&cluster.agents[1], Some(3), 12, &all).await.unwrap();
     assert_eq!(cluster.confirmed().await, None);
     cluster.report(liar, Some(3), 13, &all).await.unwrap();
     assert_eq!(cluster.confirmed().await, Some(vec![a, b, c]));
-    // A false position with the true list doesn't move the confirmed position.
+    // A report of the true members with a false Raft index doesn't become the confirmed index.
     cluster.report(liar, Some(5), WRONG, &all[..2]).await.unwrap();
     cluster.report(&cluster.agents[0], Some(5), 20, &all[..2]).await.unwrap();
     let shown = cluster.admin.directory(cluster.statement.cluster).await.unwrap().view.unwrap();
@@ -207,7 +207,8 @@ async fn an_outcome_from_beyond_the_log_keeps_no_other_agent_from_speaking() {
     cluster.service.stop().await;
 }
 
-/// The only member of a cluster recovers its data into a new Raft cluster, where it has another id.
+/// A member reports another Raft cluster than the founded one. The service hasn't seen a recovery
+/// statement for that cluster.
 #[tokio::test]
 async fn a_recovered_clusters_list_removes_nobody_from_the_founded_one() {
     let cluster = CommittedCluster::of(1).await;
@@ -232,7 +233,7 @@ async fn a_removed_members_agent_hears_that_from_every_call() {
     let removed = Outcome::Removed { member: c };
     cluster.report_outcome(&cluster.agents[0], &intent, removed, 12).await.unwrap();
     let gone = &cluster.agents[2];
-    // A single member's report removes nobody.
+    // A single member's report confirms no removal, so the agent may still poll.
     assert!(gone.poll(None).await.is_ok());
     assert!(gone.client.renew_leaves(id, &gone.record.csr).await.is_ok());
     for who in [0, 1] {
@@ -258,7 +259,7 @@ async fn a_removed_members_agent_hears_that_from_every_call() {
     let removal = problem.removal.unwrap();
     assert_eq!((removal.member, removal.by.as_str()), (c, "owner"));
     assert!(problem.status == 410 && removal.at_ms > 0);
-    // Nor can it join again with its old keys.
+    // The removed member's agent can't join again with its old keys.
     let ticket = cluster.world.ticket(&cluster.admin, &cluster.statement).await;
     let mut back = TestAgent::new(&cluster.world, &cluster.service, &cluster.statement, &ticket, 9);
     back.record.incarnation = gone.record.incarnation;
@@ -266,7 +267,8 @@ async fn a_removed_members_agent_hears_that_from_every_call() {
     cluster.service.stop().await;
 }
 
-/// The newcomer's directory was lost, and its agent redeems the used ticket again.
+/// A newcomer is added and then removed. Its agent redeems the used ticket again, as after the loss
+/// of its directory.
 #[tokio::test]
 async fn a_removed_newcomers_ticket_tells_it_that_it_was_removed() {
     let cluster = CommittedCluster::of(1).await;
@@ -304,7 +306,8 @@ async fn a_member_renews_its_leaves_over_its_own_key_alone_at_where_it_moved() {
         names(&moved.peer)
     );
     assert!(!names(&moved.peer).iter().any(|name| name.contains("7f:00:00:01")));
-    // The client certificate contains both hosts, because clients may still use the old one.
+    // The client certificate contains the old and the new host, because clients may still use the
+    // old one.
     for place in ["7f:00:00:01", "7f:00:00:09"] {
         assert!(names(&moved.client).iter().any(|name| name.contains(place)), "{place}");
     }

@@ -86,7 +86,7 @@ impl CommittedCluster {
         self.admin.put_order(&order.sign(&self.world.owner)).await
     }
 
-    /// Reports an agent's outcome of an intent.
+    /// Sends an agent's report of an intent's outcome.
     async fn report_outcome(
         &self,
         agent: &TestAgent,
@@ -99,7 +99,7 @@ impl CommittedCluster {
         agent.client.report_outcome(self.statement.cluster, operation, &request).await
     }
 
-    /// Reports an agent's view of its cluster.
+    /// Sends an agent's report of its cluster's members.
     async fn report(
         &self,
         agent: &TestAgent,
@@ -110,7 +110,7 @@ impl CommittedCluster {
         self.report_of(self.raft_cluster(), agent, configuration, raft_index, members).await
     }
 
-    /// Reports an agent's view of the given Raft cluster.
+    /// Sends an agent's report of the members of the given Raft cluster.
     async fn report_of(
         &self,
         raft_cluster: u64,
@@ -123,7 +123,7 @@ impl CommittedCluster {
         agent.client.report(self.statement.cluster, &report).await.map(|answer| answer.state)
     }
 
-    /// Makes an agent's report about a Raft cluster.
+    /// Makes an agent's report of the members of a Raft cluster.
     fn report_request(
         &self,
         raft_cluster: u64,

@@ -63,7 +63,8 @@ async fn an_order_is_taken_once_in_its_time_and_may_be_taken_back() {
     let withdrawn = cluster.admin.withdraw_intent(id, intent.intent.operation).await.unwrap();
     assert_eq!(withdrawn.state, IntentState::Withdrawn);
     assert_eq!(cluster.put(&order).await.unwrap().state, IntentState::Withdrawn, "and stays so");
-    // An agent's outcome overrides a withdrawal: the change was made just before.
+    // A reported outcome overrides a withdrawal, because the agent may have made the change just
+    // before.
     let member = MemberId::new(7);
     let agent = &cluster.agents[0];
     let done =
@@ -94,12 +95,14 @@ async fn an_order_is_taken_once_in_its_time_and_may_be_taken_back() {
         };
         match cluster.put(&ending).await {
             Ok(view) => break view,
-            // On a slow machine the order had expired on arrival: try a longer life.
+            // On a slow machine the order can expire before it arrives. Then try again with a later
+            // expiry.
             Err(error) if seconds > 60 => panic!("{error}"),
             Err(_) => seconds *= 2,
         }
     };
-    // A waiting request also ends when the order expires, though nothing else changes.
+    // A long poll of an intent must also end when the intent expires, although no other change ends
+    // it.
     while waited.state == IntentState::Open {
         let operation = waited.intent.operation;
         waited = agent.client.intent(id, operation, Some(waited.rev)).await.unwrap();
@@ -120,8 +123,7 @@ async fn a_cluster_has_so_many_changes_under_way_and_no_more() {
     let more = cluster.put(&cluster.order(remove(MemberId::new(16)))).await;
     assert_eq!(code(more), Code::Conflict);
     assert_eq!(code(cluster.newcomer(9).await.join().await), Code::Conflict);
-    // A day ago a false report said that the first change was under way. That report no longer has
-    // any effect.
+    // Make the first intent a day old. After a day, an intent no longer counts towards the limit.
     sqlx::query("UPDATE intents SET made_us = made_us - 86400000000 WHERE verb = 'join'")
         .execute(&mut cluster.world.database.connect().await)
         .await
@@ -132,7 +134,7 @@ async fn a_cluster_has_so_many_changes_under_way_and_no_more() {
     cluster.service.stop().await;
 }
 
-/// A member added by a ticket stays known after more than a thousand later orders.
+/// A member that joined by a ticket stays known after more than a thousand later orders.
 #[tokio::test]
 async fn many_later_changes_make_nobody_forget_who_came_by_ticket() {
     let cluster = CommittedCluster::of(1).await;

@@ -150,7 +150,7 @@ async fn credentials_name_the_members_of_now_and_silent_ones_last() {
     let of = |agent: &TestAgent| agent.record.client_urls[0].to_string();
     let [first, second, third] = [0, 1, 2].map(|at| of(&cluster.agents[at]));
     assert_eq!(endpoints().await.len(), 3);
-    // A newcomer replaces the third member.
+    // A newcomer takes the third member's place in the confirmed list.
     let newcomer = cluster.newcomer(9).await;
     let intent = newcomer.join().await.unwrap().intent;
     cluster.report_outcome(&cluster.agents[0], &intent, added(77), 20).await.unwrap();
@@ -184,14 +184,14 @@ async fn a_host_that_comes_with_a_boot_token_after_the_commit_is_listed_and_told
     assert_eq!((asking.name.as_str(), asking.times), ("node-9", 2));
     assert_eq!((asking.agent, asking.source.as_str()), (late.key.key_id(), "127.0.0.1"));
     assert!(codes(&cluster).await.contains(&"asking".to_owned()));
-    // Only the newest of many hosts are kept.
+    // Of many hosts that ask for a seat, only the newest are kept.
     for number in 10..30 {
         let _ = late_host(&cluster, number).redeem().await.unwrap_err();
     }
     let shown = cluster.admin.show_cluster(id).await.unwrap();
     assert_eq!(shown.asking.len(), 16);
     assert_eq!(shown.asking[0].name, "node-29");
-    // A host that redeems a ticket is no longer listed.
+    // A host that redeems a ticket disappears from the list of hosts that ask for a seat.
     let newcomer = cluster.newcomer(29).await;
     newcomer.join().await.unwrap();
     let shown = cluster.admin.show_cluster(id).await.unwrap();
@@ -221,7 +221,7 @@ async fn what_an_agent_says_of_a_waiting_intent_is_shown_with_both_names() {
     let line = &shown.explain[0];
     assert!(line.missing.contains(&name) && line.missing.contains("unhealthy cluster"), "{line}");
     assert_eq!(shown.state, IntentState::Open);
-    // The same reason again doesn't change the revision.
+    // Reporting the same reason again doesn't change the intent's revision.
     let again = client.report_wait(id, operation, &wait).await.unwrap();
     assert_eq!(again.rev, shown.rev);
     let stranger = cluster.newcomer(9).await;
@@ -244,7 +244,7 @@ async fn a_cluster_whose_members_report_is_retired_by_force_alone_and_comes_back
     let ended = cluster.admin.show_cluster(id).await.unwrap().ended.unwrap();
     assert!(ended.unretire_until_ms.unwrap() > ended.at_ms);
 
-    // Only an owner's signature over this very retirement undoes it.
+    // Undoing a retirement needs an owner's signature that names the time of this retirement.
     let forged = Unretire {
         cluster: id,
         statement: cluster.chain().newest_hash(),
@@ -261,7 +261,7 @@ async fn a_cluster_whose_members_report_is_retired_by_force_alone_and_comes_back
     assert_eq!(after.ended, None);
     let seen = cluster.agents[0].poll(None).await.unwrap();
     assert_eq!(cluster.agents[0].document(&seen).hash(), cluster.h);
-    // An undone retirement admits no new host.
+    // A boot token gives no seat in a cluster whose retirement was undone.
     let late = late_host(&cluster, 9);
     assert_eq!(code(late.redeem().await), Code::BootClosed);
     cluster.service.stop().await;

@@ -1,4 +1,5 @@
-//! Tests of recovered clusters: which agents discovery accepts from then on.
+//! Tests of recovered clusters: after a recovery, discovery accepts only the agents of the new Raft
+//! cluster.
 
 use discovery_types::api::{IntentState, RecoveriesResponse, ReportResponse};
 use discovery_types::client::ClientError;
@@ -14,13 +15,15 @@ use discovery_types::statement::Statement;
 use super::{CommittedCluster, added, code, names, remove};
 use crate::tests::agent::TestAgent;
 
-/// Raft cluster ids that recoveries make. `SURVIVOR` is the member of the first one.
+/// Raft cluster id after the first recovery; `MADE_AGAIN` is that after the second one. `SURVIVOR`
+/// is the only member after the first recovery.
 const MADE: u64 = 0xc1;
 const MADE_AGAIN: u64 = 0xc2;
 const SURVIVOR: MemberId = MemberId([0, 0, 0, 0, 0, 0, 0x10, 0xc1]);
 
 impl CommittedCluster {
-    /// Makes a statement that Raft cluster `was` was recovered as `is` on the host of `agent`.
+    /// Makes a recovery statement: the host of `agent` continues Raft cluster `was` as Raft cluster
+    /// `is`.
     fn recovery(&self, was: u64, is: u64, agent: &TestAgent) -> Recovery {
         let identity = |of: u64| NodeIdentity {
             cluster_id: format!("{of:016x}"),
@@ -40,7 +43,8 @@ impl CommittedCluster {
         }
     }
 
-    /// Makes the owner's recovery of the founded cluster on the host of `agent`.
+    /// Makes a recovery statement about the founded Raft cluster, signed by the owner, for the host
+    /// of `agent`.
     fn first(&self, agent: &TestAgent) -> Jws {
         self.recovery(self.raft_cluster(), MADE, agent).sign(&self.world.owner)
     }
@@ -54,7 +58,7 @@ impl CommittedCluster {
         agent.client.send_recoveries(self.statement.cluster, &all).await
     }
 
-    /// Sends a report of `agent` about its Raft cluster with these voters.
+    /// Sends a report by `agent` that the Raft cluster has these voters. Returns the answer.
     async fn answer(
         &self,
         raft_cluster: u64,
@@ -84,7 +88,8 @@ async fn discovery_follows_what_an_operator_made_of_a_lost_cluster() {
     }
     assert_eq!(cluster.confirmed().await, Some(vec![a, b, c]));
 
-    // The survivor learns that discovery follows the founded cluster, and shows the statement.
+    // The survivor's report is answered with the founded Raft cluster's id. So the survivor sends
+    // the recovery statement.
     let followed = cluster.answer(MADE, survivor, 2, &[SURVIVOR]).await.unwrap().raft_cluster_id;
     assert_eq!(followed, Some(format!("{founded:016x}")));
     assert_eq!(cluster.confirmed().await, Some(vec![a, b, c]));
@@ -94,19 +99,21 @@ async fn discovery_follows_what_an_operator_made_of_a_lost_cluster() {
         assert_eq!((answer.followed, answer.raft_cluster_id), (1, format!("{MADE:016x}")));
     }
     assert_eq!(cluster.confirmed().await, None, "nothing is known of the recovered one yet");
-    // A single voter is its own quorum, even at a configuration far below the lost cluster's.
+    // The recovered cluster's single voter is a quorum. Its configuration number may be far below
+    // the lost cluster's.
     let followed = cluster.answer(MADE, survivor, 2, &[SURVIVOR]).await.unwrap().raft_cluster_id;
     assert_eq!(followed, Some(format!("{MADE:016x}")));
     assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR]));
 
-    // Its certificates contain its new address, and keep the label that names its user.
+    // The survivor's new certificates contain its new address. Their SPIFFE id still ends in
+    // `/member/1`, which identifies the certificates' user.
     let id = cluster.statement.cluster;
     let leaves = survivor.client.renew_leaves(id, &survivor.record.csr).await.unwrap();
     let names = names(&leaves.peer);
     assert!(names.iter().any(|name| name.contains("7f:00:00:09")), "{names:?}");
     assert!(names.iter().any(|name| name.ends_with("/member/1)")), "{names:?}");
 
-    // The lost cluster's members may neither report nor get certificates or intents.
+    // Agents of the lost cluster's members can't report, renew certificates or read intents.
     let refused = cluster.answer(founded, lost, 99, &[b, c]).await;
     assert_eq!(code(refused), Code::ClusterLost);
     assert_eq!(code(lost.client.renew_leaves(id, &lost.record.csr).await), Code::ClusterLost);
@@ -133,7 +140,8 @@ async fn tickets_and_orders_are_the_recovered_clusters_from_then_on() {
         cluster.answer(founded, &cluster.agents[who], 70, &[a, b, c]).await.unwrap();
     }
     let survivor = &cluster.agents[0];
-    // Pending changes when the cluster was lost: a learner, an order, and an unused ticket.
+    // When the cluster is lost, three changes are pending: a learner, an order, and a redeemed
+    // ticket that no agent has acted on.
     let learner = cluster.newcomer(7).await;
     let begun = learner.join().await.unwrap().intent;
     cluster.report_outcome(survivor, &begun, added(77), 12).await.unwrap();
@@ -154,8 +162,8 @@ async fn tickets_and_orders_are_the_recovered_clusters_from_then_on() {
     assert!(refused == IntentState::Refused && why.contains("order again"), "{refused} {why}");
     assert_eq!(code(learner.client.renew_leaves(id, &learner.record.csr).await), Code::Forbidden);
 
-    // The recovered cluster carries out the unused ticket. Its configurations are numbered from the
-    // start.
+    // The recovered cluster carries out the waiting ticket. Its configuration numbers start anew,
+    // so the intent names none.
     let open = survivor.client.intents(id, None, false).await.unwrap().intents;
     let [open] = &open[..] else { panic!("{open:?}") };
     assert_eq!((open.intent.operation, open.intent.planned_at), (waiting.intent.operation, None));
@@ -164,14 +172,14 @@ async fn tickets_and_orders_are_the_recovered_clusters_from_then_on() {
     cluster.answer(MADE, survivor, 5, &[SURVIVOR, second]).await.unwrap();
     assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR, second]));
     waits.client.renew_leaves(id, &waits.record.csr).await.unwrap();
-    // From now on, only both members together are a quorum.
+    // The recovered cluster has two voters now, so its quorum is both of them.
     cluster.answer(MADE, survivor, 8, &[SURVIVOR]).await.unwrap();
     assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR, second]));
     cluster.answer(MADE, &waits, 8, &[SURVIVOR]).await.unwrap();
     assert_eq!(cluster.confirmed().await, Some(vec![SURVIVOR]));
     assert_eq!(code(waits.client.renew_leaves(id, &waits.record.csr).await), Code::Removed);
 
-    // A lost member's name may be used again, but its keys may not.
+    // A new host may have a lost member's name, but not its incarnation.
     let again = cluster.newcomer(2).await;
     assert_eq!(again.record.name, cluster.agents[1].record.name);
     again.join().await.unwrap();
@@ -195,7 +203,8 @@ async fn a_recovered_cluster_is_recovered_again_by_whoever_is_left_of_it() {
     let intent = newcomer.join().await.unwrap().intent;
     cluster.report_outcome(founder, &intent, added(77), 12).await.unwrap();
     let second = cluster.recovery(MADE, MADE_AGAIN, &newcomer).sign(&cluster.world.owner);
-    // The chain must be complete from the founded cluster. A part of it proves nothing.
+    // The chain of recovery statements must start at the founded cluster. The second statement
+    // alone proves nothing.
     assert_eq!(code(cluster.show(&newcomer, &[&second]).await), Code::RecoveryRefused);
     let answer = cluster.show(&newcomer, &[&first, &second]).await.unwrap();
     assert_eq!((answer.followed, answer.raft_cluster_id), (2, format!("{MADE_AGAIN:016x}")));
@@ -207,7 +216,7 @@ async fn a_recovered_cluster_is_recovered_again_by_whoever_is_left_of_it() {
     assert_eq!(own.state, IntentState::Promoted, "it is the only voter");
     let label = MemberId::new(77).to_string();
     assert!(names(&leaves.peer).iter().any(|name| name.contains(&label)));
-    // The first survivor comes back late with its shorter chain, which changes nothing.
+    // The first survivor's host returns late and sends its shorter chain, which changes nothing.
     let refused = cluster.answer(MADE, founder, 99, &[SURVIVOR]).await;
     assert_eq!(code(refused), Code::ClusterLost);
     assert_eq!(cluster.show(founder, &[&first]).await.unwrap().followed, 2);
@@ -223,7 +232,8 @@ async fn a_recovery_that_no_operator_of_today_signed_changes_nothing() {
     for who in [0, 1] {
         cluster.answer(founded, &cluster.agents[who], 70, &[a, b, c]).await.unwrap();
     }
-    // An operator is added and removed again; only the statement in between names it.
+    // One statement adds an operator and the next one removes it. Only the first of these two names
+    // the operator.
     let operator = SigningKey::generate();
     let mut with = cluster.statement.clone();
     with.admins.push(discovery_types::admin::Admin {
@@ -263,7 +273,8 @@ async fn a_recovery_that_no_operator_of_today_signed_changes_nothing() {
     ] {
         assert_eq!(code(cluster.show(survivor, &[&jws]).await), expected, "{what}");
     }
-    // Another member's agent can't show this recovery, and an unknown agent can't show any.
+    // The agent of another member can't submit this recovery statement, and neither can an unknown
+    // agent.
     let genuine = genuine.sign(owner);
     let shown = cluster.show(&cluster.agents[1], &[&genuine]).await;
     assert_eq!(code(shown), Code::Forbidden);
@@ -304,7 +315,7 @@ async fn of_two_recoveries_of_one_cluster_the_first_is_followed_and_people_are_t
     let view = cluster.admin.show_cluster(cluster.statement.cluster).await.unwrap();
     let contests = view.timeline.iter().filter(|moment| moment.event == "recovery_contested");
     assert_eq!(contests.count(), 1, "the first of them is kept, and each one is logged");
-    // The followed recovery doesn't compete with itself when it is signed or shown again.
+    // The followed recovery, signed and sent again, doesn't count as a competing one.
     let again = cluster.first(one);
     assert_eq!(cluster.show(one, &[&again]).await.unwrap().followed, 1);
     cluster.service.stop().await;

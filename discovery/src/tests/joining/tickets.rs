@@ -1,4 +1,4 @@
-//! Tests of join tickets: who may redeem one, and that it works once.
+//! Tests of join tickets: who may redeem a ticket, and that each ticket adds only one member.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ async fn a_ticket_is_carried_to_the_clusters_agents_and_its_holder_becomes_a_mem
     assert_eq!(intent.time_error(now, now), None);
     assert_eq!((view.by.as_str(), view.subject.as_str()), ("owner", "node-9"));
 
-    // The newcomer's waiting request ends as soon as the outcome is reported.
+    // The newcomer's long poll ends as soon as the outcome is reported.
     let operation = view.intent.operation;
     let waiting = newcomer.client.intent(id, operation, Some(joined.intent.rev));
     let (heard, said) = tokio::join!(waiting, async {
@@ -65,13 +65,13 @@ async fn a_ticket_is_carried_to_the_clusters_agents_and_its_holder_becomes_a_mem
     assert_eq!((done.state, done.explain), (IntentState::Promoted, Vec::new()));
     assert!(founder.client.intents(id, None, false).await.unwrap().intents.is_empty());
     assert_eq!(founder.client.intents(id, None, true).await.unwrap().intents.len(), 1);
-    // The newcomer is a member now, and may read what members may.
+    // The newcomer is a member now, so it may read the cluster's intents.
     assert!(newcomer.client.intents(id, None, false).await.is_ok());
     cluster.service.stop().await;
 }
 
-/// After each step the response is lost and the service restarts. A repeated request gets the same
-/// answer.
+/// After each step the response is lost and the service restarts. The repeated request must get the
+/// same answer.
 #[tokio::test]
 async fn every_step_may_be_asked_twice_and_survives_the_service() {
     let mut cluster = CommittedCluster::of(1).await;
@@ -131,7 +131,8 @@ async fn a_ticket_belongs_to_its_first_key() {
     assert_eq!(events, 1, "however often somebody tries");
     let grant = cluster.admin.show_grant(ticket.id()).await.unwrap();
     assert_eq!((grant.state, grant.keys), (GrantState::Closed, 1));
-    // The same host with other addresses sends another record than the one that was endorsed first.
+    // The same host with other addresses makes another record. The ticket is bound to the first
+    // endorsed record, so the request is refused.
     let mut moved = first;
     moved.record.peer_urls = vec!["https://127.0.0.1:2999".parse().unwrap()];
     assert_eq!(code(moved.join().await), Code::Conflict);
@@ -144,7 +145,8 @@ fn request_from(agent: &TestAgent, address: &str) -> RedeemRequest {
     RedeemRequest::open(envelope, key, agent.service, address.parse().unwrap()).unwrap()
 }
 
-/// Calls `App::join` directly: otherwise a thousand TLS handshakes would dominate the measurement.
+/// The test calls `App::join` directly, because a thousand TLS handshakes would take most of its
+/// time.
 #[tokio::test]
 async fn of_a_thousand_keys_that_redeem_one_ticket_at_once_one_wins() {
     let cluster = CommittedCluster::of(1).await;
@@ -250,7 +252,7 @@ async fn a_ticket_admits_nobody_it_is_not_for() {
     let mut again = cluster.newcomer(9).await;
     again.record.incarnation = cluster.agents[0].record.incarnation;
     assert_eq!(code(again.join().await), Code::Conflict);
-    // The envelope has another signer than the connection's key.
+    // The connection's client key isn't the key that signed the envelope.
     let honest = cluster.newcomer(9).await;
     let thief = world.client(&cluster.service, Some(&Arc::new(SigningKey::generate())));
     assert_eq!(code(thief.join(&[honest.envelope()], None).await), Code::RecordRefused);
@@ -276,7 +278,7 @@ async fn a_ticket_of_before_a_restore_is_void() {
         agent.connect_to(&cluster.world, &cluster.service);
         let refused = loop {
             match code(agent.join().await) {
-                // The service hasn't looked at the new database yet.
+                // The service hasn't compared the restored database with its ledger yet.
                 Code::DatabaseChanged => tokio::time::sleep(Duration::from_millis(50)).await,
                 code => break code,
             }
@@ -286,7 +288,7 @@ async fn a_ticket_of_before_a_restore_is_void() {
     cluster.service.stop().await;
 }
 
-/// A name in a command or an order must identify one member.
+/// Commands and orders name members, so a newcomer can't take a name that another member has.
 #[tokio::test]
 async fn a_newcomer_has_a_name_of_its_own_or_the_place_of_whoever_has_it() {
     let cluster = CommittedCluster::of(3).await;
@@ -337,7 +339,7 @@ async fn a_replacement_says_whom_it_replaces_and_who_is_gone_is_replaced_by_nobo
     let ClientError::Problem(problem) = error else { panic!("{error}") };
     assert_eq!(problem.removal.unwrap().by, "owner");
     assert_eq!(code(tickets[1].join().await), Code::WrongState);
-    // The newcomer's report now counts towards the quorum.
+    // The newcomer is a voter now, so its report counts towards the quorum.
     let (left, newcomer) = ([(a, false), (member, false)], &tickets[0]);
     cluster.report(&cluster.agents[0], None, 20, &left).await.unwrap();
     assert_eq!(cluster.confirmed().await, Some(vec![a, b, member]));
@@ -347,7 +349,7 @@ async fn a_replacement_says_whom_it_replaces_and_who_is_gone_is_replaced_by_nobo
 }
 
 /// Postgres repeatedly ends the service's connections while a ticket is redeemed and its outcome is
-/// reported. Every answer must stay true, and nothing may be stored twice.
+/// reported. No later answer may contradict an earlier one, and nothing may be stored twice.
 #[tokio::test]
 async fn connections_that_die_at_any_step_leave_one_intent_and_no_answer_that_is_taken_back() {
     let cluster = CommittedCluster::of(1).await;
@@ -357,7 +359,8 @@ async fn connections_that_die_at_any_step_leave_one_intent_and_no_answer_that_is
     let over = Cell::new(false);
     let storm = async {
         while !over.get() {
-            // Waits until the backends have ended, so that none ends after the storm.
+            // The query returns when the backends have ended, so none is still ending when the loop
+            // stops.
             let ended = sqlx::query(
                 "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
                  WHERE datname = current_database() AND application_name = 'muster-discovery'

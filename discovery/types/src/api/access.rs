@@ -51,8 +51,8 @@ pub struct ContextResponse {
     pub version: String,
 }
 
-/// Longest deadline in seconds that a service allows by default; assumed if the service doesn't
-/// say.
+/// Returns the default of [`ContextResponse::max_deadline_seconds`], for services that don't send
+/// this field.
 fn one_day() -> u64 {
     86_400
 }
@@ -70,7 +70,7 @@ pub struct Jwk {
     pub kid: crate::key::KeyId,
     /// Algorithm of the key, always `EdDSA`.
     pub alg: String,
-    /// Use of the key, always `sig`.
+    /// Use of the key, always `sig` (signatures).
     #[serde(rename = "use")]
     pub usage: String,
 }
@@ -118,8 +118,8 @@ pub struct AdminList {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AcceptRequest {
-    /// Postgres system identifier that the owner was shown, so that no other database is accepted
-    /// by mistake. Without it, the present database is accepted.
+    /// Postgres system identifier that the owner was shown. It prevents that an owner accepts
+    /// another database by mistake. Without it, the service accepts the database that it uses now.
     pub system_identifier: Option<String>,
 }
 

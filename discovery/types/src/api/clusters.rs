@@ -18,10 +18,12 @@ use crate::leaves::Leaves;
 use crate::name::Name;
 use crate::url::NodeUrl;
 
-/// The shortest time until an agent reports again that its member runs; jitter adds at most as much.
+/// Shortest interval between an agent's reports about its running member. Jitter at most doubles
+/// the interval.
 pub const MIN_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// A member whose agent reported nothing for this long is called silent: several reports are missing.
+/// Time without a report after which a member counts as silent. By then several reports are
+/// missing.
 pub const SILENT_AFTER: Duration = Duration::from_secs(300);
 
 /// State of a cluster in the discovery service.
@@ -34,7 +36,7 @@ pub enum ClusterState {
     Open,
     /// The list of members is frozen, and acks come in.
     Preparing,
-    /// The list of members is decided, for ever.
+    /// The list of members is final.
     Committed,
     /// A majority of the members reported the running cluster.
     Formed,
@@ -112,8 +114,8 @@ pub struct ClusterSummary {
     pub standbys: u32,
     /// Time at which the cluster was created, in milliseconds since 1970.
     pub created_at_ms: i64,
-    /// Time at which the cluster expires unless it commits, in milliseconds since 1970; none once
-    /// committed.
+    /// Time at which the cluster expires unless it commits, in milliseconds since 1970; none after
+    /// the commit.
     pub deadline_at_ms: Option<i64>,
     /// Number of members that the cluster has now; none before the commit.
     #[serde(default)]
@@ -152,7 +154,7 @@ pub struct SeatView {
     /// Address blocks that the agent's token is bound to; empty without a binding.
     #[schema(value_type = Vec<String>)]
     pub bound_to: Vec<IpNet>,
-    /// Time at which the agent's lease lapses, in milliseconds since 1970; none once committed.
+    /// Time at which the agent's lease lapses, in milliseconds since 1970; none after the commit.
     pub lease_until_ms: Option<i64>,
     /// Whether the agent has signed the present proposal.
     pub acked: bool,
@@ -163,13 +165,14 @@ pub struct SeatView {
 }
 
 impl SeatView {
-    /// Whether the agent comes from elsewhere than its token was bound to.
+    /// Whether the agent's source address or an advertised address is outside of the blocks that
+    /// its token is bound to.
     pub fn is_outside_binding(&self) -> bool {
         self.is_outside(&self.bound_to)
     }
 
-    /// Whether the agent comes from outside `blocks` or from an unknown address, or advertises an
-    /// address outside of them. Empty `blocks` restrict nothing.
+    /// Whether the agent's source address is unknown or outside `blocks`, or an advertised address
+    /// is outside them. Empty `blocks` restrict nothing.
     pub fn is_outside(&self, blocks: &[IpNet]) -> bool {
         is_outside(self.source.as_deref(), self.peer_urls.iter(), blocks)
     }
@@ -196,7 +199,7 @@ pub struct MemberView {
     pub name: String,
     /// Whether the member is a learner, without a vote.
     pub is_learner: bool,
-    /// Whether the members named this member as the leader last.
+    /// Whether the members' latest reports name this member as the leader.
     pub is_leader: bool,
     /// URLs at which peers reach the member.
     pub peer_urls: Vec<String>,
@@ -207,7 +210,7 @@ pub struct MemberView {
     pub last_heard_ms: Option<i64>,
     /// Whether the member's agent has not reported for [`SILENT_AFTER`].
     pub is_silent: bool,
-    /// Difference between the members that this one lists and the confirmed ones.
+    /// How the members that this member's agent reports differ from the confirmed members.
     pub disagreement: Option<String>,
     /// Reason why the member's node has no leader, as its agent reported last.
     pub last_error: Option<String>,
@@ -232,8 +235,8 @@ impl MemberView {
         }
     }
 
-    /// Whether the member came from outside `blocks`, or advertises an address outside of them.
-    /// Empty `blocks` restrict nothing.
+    /// Whether the member's source address is unknown or outside `blocks`, or a peer URL is invalid
+    /// or outside them. Empty `blocks` restrict nothing.
     pub fn is_outside(&self, blocks: &[IpNet]) -> bool {
         let urls: Result<Vec<NodeUrl>, _> = self.peer_urls.iter().map(|url| url.parse()).collect();
         match urls {
@@ -243,10 +246,11 @@ impl MemberView {
     }
 }
 
-/// Members of a cluster at present.
+/// Present members of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MembersView {
-    /// Whether a quorum of the voters confirmed this list; otherwise it is the commit document's.
+    /// Whether a quorum of the voters confirmed this list of members. If not, the list is that of
+    /// the commit document.
     pub confirmed: bool,
     /// Members, ordered by id; empty before the commit.
     pub members: Vec<MemberView>,
@@ -259,8 +263,8 @@ pub struct EndView {
     pub at_ms: i64,
     /// Text that names the admin who ended the cluster, and the reason.
     pub by: String,
-    /// Time until which an owner may take a retirement back, in milliseconds since 1970; none if no
-    /// owner may.
+    /// Time until which an owner may undo the retirement, in milliseconds since 1970; none if it
+    /// can't be undone.
     pub unretire_until_ms: Option<i64>,
 }
 
@@ -288,8 +292,8 @@ pub struct Moment {
     pub event: String,
     /// Time of the event, in milliseconds since 1970.
     pub at_ms: i64,
-    /// Milliseconds from the arrival of the last missing agent to the event, negative before it;
-    /// none until it has come.
+    /// Milliseconds between the event and the arrival of the last missing agent. Negative for an
+    /// event before that arrival; none until that agent has arrived.
     pub since_full_ms: Option<i64>,
 }
 
@@ -300,13 +304,13 @@ pub struct Explanation {
     pub code: String,
     /// Sentence that says what is missing.
     pub missing: String,
-    /// Parties that hold the cluster up: names of members, or `admin`, `service`.
+    /// Parties for which the cluster waits: names of members, or `admin`, `service`.
     pub held_by: Vec<String>,
-    /// Last error about this reason.
+    /// Last error that belongs to this reason.
     pub last_error: Option<String>,
     /// Time of the next try, in milliseconds since 1970.
     pub next_retry_ms: Option<i64>,
-    /// Command that would help the cluster on.
+    /// Command that helps to end the wait.
     pub command: Option<String>,
 }
 
@@ -384,8 +388,8 @@ pub struct ExplainResponse {
     pub asking: Vec<AskingHost>,
 }
 
-/// A committed list, with everything that is needed to verify it. A member also gets its
-/// certificates.
+/// A committed list, with everything that is needed to verify it. In the answer to a member, it
+/// also holds the member's certificates.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CommitDocument {
     /// Commit document, signed by the service.

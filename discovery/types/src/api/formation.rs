@@ -11,7 +11,7 @@ use crate::digest::{Digest, Nonce};
 use crate::jws::Jws;
 use crate::proposal::Proposal;
 
-/// One run of an agent, which tells two holders of one key apart.
+/// Identifies one run of an agent. Two processes with copies of one key have different sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Session {
@@ -25,8 +25,8 @@ pub struct Session {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PollRequest {
-    /// Revision that the agent has seen: the answer waits for a later one. Without it the service
-    /// answers at once.
+    /// Revision that the agent has seen. With it, the service delays the answer until there is a
+    /// later revision. Without it, the service answers at once.
     pub after: Option<u64>,
     /// Number of times that the agent has started with this key.
     pub boot: u64,
@@ -36,32 +36,33 @@ pub struct PollRequest {
     pub highest_epoch: u64,
 }
 
-/// Standing of the asking agent in the cluster.
+/// Relation of the requesting agent to the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Standing {
     /// The agent has this seat (from 1).
     Seated(u8),
-    /// The agent waits for a seat, with this many standbys before it.
+    /// The agent waits for a seat. The number counts the standbys before it.
     Standby(u32),
     /// The agent is in the committed list, at this seat.
     Member(u8),
-    /// The caller is no agent of the cluster, but an admin who reads.
+    /// The requester is no agent of the cluster, but an admin.
     Reader,
 }
 
 /// State of a cluster for one of its agents: the answer to poll, ack, nack, probes and release.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PollResponse {
-    /// Revision: it moves when anything here but `now_ms` and leases has changed.
+    /// Revision of this state. A change of any other field increments it, except for `now_ms` and
+    /// leases.
     pub rev: u64,
-    /// Time of the service, in milliseconds since 1970: clock skew is judged by it.
+    /// Time of the service, in milliseconds since 1970. Agents measure their clock skew against it.
     pub now_ms: i64,
     /// State of the cluster.
     pub state: ClusterState,
     /// Epoch of the present proposal, or of the next one.
     pub epoch: u64,
-    /// Standing of the asking agent.
+    /// Relation of the requesting agent to the cluster.
     pub standing: Standing,
     /// Number of seats that are taken.
     pub seated: u8,
@@ -69,15 +70,15 @@ pub struct PollResponse {
     pub size: u8,
     /// Milliseconds until the agent's lease lapses without another request.
     pub lease_ms: Option<u64>,
-    /// Milliseconds until the frozen list is given up; none if no list is frozen.
+    /// Milliseconds until the frozen list is abandoned; none if no list is frozen.
     pub prepare_ms: Option<u64>,
     /// The statement chain, in order.
     pub statements: Vec<Jws>,
     /// The frozen list, while preparing.
     pub proposal: Option<Proposal>,
-    /// Rows of the probe matrix in this epoch.
+    /// Rows of the probe matrix of this epoch.
     pub matrix: Vec<MatrixRow>,
-    /// Signed releases by agents of earlier lists.
+    /// Signed releases: their agents take no part in earlier lists any more.
     pub releases: Vec<Jws>,
     /// Committed list; a member also gets its certificates.
     pub document: Option<CommitDocument>,
@@ -94,7 +95,7 @@ pub struct MatrixRow {
     pub results: Vec<ProbeResult>,
 }
 
-/// Result of one seat's probe of another at its peer URLs, with its key.
+/// Result of a probe. One seat connects to another seat's peer URLs and checks that seat's key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProbeResult {
@@ -133,9 +134,10 @@ pub enum NackReason {
     Duplicate,
     /// The clock of the agent's host differs from the service's by more than 30 s.
     ClockSkew,
-    /// The agent has signed a list of this epoch or a later one, or has released it.
+    /// The agent has already signed a list of this epoch or of a later one, or released the epoch.
     Epoch,
-    /// The agent has signed an earlier list, and too few of its members have released that list.
+    /// The agent has signed an earlier list, and too few members of that list have signed a
+    /// release.
     Unreleased,
     /// The data directory of the agent's node isn't empty.
     Directory,
@@ -188,7 +190,7 @@ pub struct ReportRequest {
     pub raft_cluster_id: String,
     /// Member id of the node, 16 hexadecimal digits.
     pub member_id: String,
-    /// Member id of the leader, 16 hexadecimal digits; none without a leader.
+    /// Member id of the leader, 16 hexadecimal digits; none if the node knows no leader.
     pub leader_id: Option<String>,
     /// Raft term of the node.
     pub raft_term: u64,
@@ -207,7 +209,7 @@ pub struct TroubleRequest {
     pub session: Session,
     /// Hash of the commit document that the node was started from.
     pub h: Digest,
-    /// Message of the node's log for people, at most 300 characters.
+    /// Message from the node's log, at most 300 characters.
     pub detail: String,
 }
 
@@ -216,8 +218,8 @@ pub struct TroubleRequest {
 pub struct ReportResponse {
     /// State of the cluster at present.
     pub state: ClusterState,
-    /// Raft cluster from which the service accepts members' reports, 16 hexadecimal digits: the
-    /// founded one, or the one that the last recovery made. None if the report names no members.
+    /// Raft cluster whose members' reports the service accepts, 16 hexadecimal digits. It is the
+    /// founded one or the one after the last recovery. None if the report names no members.
     #[serde(default)]
     pub raft_cluster_id: Option<String>,
 }

@@ -17,7 +17,7 @@ pub enum GrantState {
     Expired,
     /// An admin revoked the token.
     Revoked,
-    /// The cluster takes no more members by this token.
+    /// The cluster accepts no more members with this token.
     Closed,
 }
 

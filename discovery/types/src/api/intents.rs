@@ -12,9 +12,9 @@ use crate::intent::Intent;
 use crate::jws::Jws;
 use crate::url::NodeUrl;
 
-/// Longest name of a member that a report may hold.
+/// Longest name of a member in a report, in bytes.
 pub const MAX_MEMBER_NAME: usize = 255;
-/// Largest number of members that a report may hold.
+/// Largest number of members in a report.
 pub const MAX_MEMBERS: usize = 64;
 
 /// State of an intent.
@@ -35,9 +35,9 @@ pub enum IntentState {
     Refused,
     /// The newcomer didn't catch up and was removed again.
     Stalled,
-    /// No agent began the change in time.
+    /// No agent began the change before its expiry.
     Expired,
-    /// An admin took the intent back before it was begun.
+    /// An admin withdrew the intent before an agent began the change.
     Withdrawn,
 }
 
@@ -70,13 +70,13 @@ impl IntentState {
         }
     }
 
-    /// Whether an agent of the cluster still has something to do.
+    /// Whether an agent of the cluster still has to act on the intent.
     pub fn is_live(self) -> bool {
         matches!(self, IntentState::Open | IntentState::Added)
     }
 
     /// Whether a report may change this state to `next`. What an agent did in the cluster outranks
-    /// what was stored here. The change may have begun just before the intent expired, was
+    /// the stored state. The agent may have begun the change just before the intent expired, was
     /// withdrawn, or was refused by another agent.
     pub fn may_become(self, next: IntentState) -> bool {
         use IntentState::{
@@ -105,7 +105,8 @@ impl std::fmt::Display for IntentState {
 pub struct InitialMember {
     /// Name of the member; empty if it has not started yet.
     pub name: String,
-    /// One peer URL of the member: a member with two URLs has two entries, as in etcd's flag.
+    /// One peer URL of the member. A member with two peer URLs has two entries, as in etcd's
+    /// `--initial-cluster`.
     pub peer_url: NodeUrl,
 }
 
@@ -175,8 +176,8 @@ impl Outcome {
     }
 }
 
-/// Body of `POST /v1/clusters/{id}/intents/{operation}/outcome`: what an agent of the cluster did,
-/// or why it refused. The agent's own joining is not reported here.
+/// Body of `POST /v1/clusters/{id}/intents/{operation}/outcome`. With it, an agent reports what it
+/// did in the cluster, or why it refused. A newcomer's agent can't report its own addition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OutcomeRequest {
@@ -195,9 +196,9 @@ pub struct IntentView {
     pub intent: Intent,
     /// State of the intent.
     pub state: IntentState,
-    /// Revision of the cluster's intents: it increases whenever one of them changes.
+    /// Revision of the cluster's intents. A change of any of them increments it.
     pub rev: u64,
-    /// Subject of the change, for people: a newcomer's name, or a member's id.
+    /// Subject of the change as a text for people: a newcomer's name, or a member's id.
     pub subject: String,
     /// Name of the admin who signed the change.
     pub by: String,
@@ -209,21 +210,21 @@ pub struct IntentView {
     pub reported_by: Option<String>,
     /// Reasons why the intent waits; empty once it has ended.
     pub explain: Vec<Explanation>,
-    /// Member that leaves or moves; none if a newcomer replaces no member.
+    /// Member that the change removes or moves; none if a newcomer replaces no member.
     #[serde(default)]
     pub about: Option<MemberId>,
-    /// Name of that member, as far as the cluster has reported it.
+    /// Name of the member in `about`, if the cluster has reported one.
     #[serde(default)]
     pub about_name: Option<String>,
-    /// Reason why the agent beside the leader waits.
+    /// Reason why the agent on the leader's host waits.
     #[serde(default)]
     pub waits: Option<WaitView>,
 }
 
-/// Reason why an intent waits, as the agent beside the leader reported it last.
+/// Reason why an intent waits, as the agent on the leader's host reported it last.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WaitView {
-    /// Reason in a sentence by the agent.
+    /// Reason in one sentence, as the agent wrote it.
     pub reason: String,
     /// Name of the member whose agent reported it.
     pub by: String,
@@ -236,26 +237,28 @@ pub struct WaitView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WaitRequest {
-    /// Reason in one sentence, of which 300 characters are kept.
+    /// Reason in one sentence. The service keeps 300 characters of it.
     pub reason: String,
 }
 
-/// Answer of `GET /v1/clusters/{id}/intents[?after=&all=]`. With `after` the answer waits until
-/// `rev` is another one.
+/// Answer of `GET /v1/clusters/{id}/intents[?after=&all=]`. With `after`, the service delays the
+/// answer until `rev` differs from `after`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IntentList {
-    /// Revision: it moves when an intent has changed.
+    /// Revision of the cluster's intents. A change of any intent increments it.
     pub rev: u64,
     /// Time of the service, in milliseconds since 1970.
     pub now_ms: i64,
-    /// Hash of the cluster's newest statement: an agent that doesn't know it reads the chain first.
+    /// Hash of the cluster's newest statement. An agent that doesn't know it must first read the
+    /// statement chain.
     pub statement: Digest,
-    /// Intents that need an action; with `all` also the others of the last day. Oldest first.
+    /// Intents on which an agent must act, oldest first. With `all`, the list also holds the other
+    /// intents of the last day.
     pub intents: Vec<IntentView>,
 }
 
-/// Program that a host runs as its node. The two can't be members of one cluster: each refuses the
-/// other's peer protocol.
+/// Program that a host runs as its node. `muster-node` and etcd can't be members of one cluster,
+/// because each refuses the other's peer protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum NodeProgram {
@@ -287,14 +290,14 @@ pub struct JoinResponse {
     pub now_ms: i64,
     /// The statement chain, in order.
     pub statements: Vec<Jws>,
-    /// Commit document of the cluster: it proves the cluster's identity.
+    /// Commit document of the cluster, which proves the cluster's identity.
     pub document: Jws,
     /// Intent that adds the newcomer.
     pub intent: IntentView,
 }
 
-/// Body of `POST /v1/clusters/{id}/recoveries`: the recovery statements that lead from the founded
-/// Raft cluster to that of the agent's node. Sent by the agent that the last one names.
+/// Body of `POST /v1/clusters/{id}/recoveries`. The recovery statements lead from the founded Raft
+/// cluster to that of the agent's node. Only the agent that the last statement names may send them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RecoveriesRequest {
@@ -305,9 +308,9 @@ pub struct RecoveriesRequest {
 /// Answer of `POST /v1/clusters/{id}/recoveries`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RecoveriesResponse {
-    /// Number of recoveries of the cluster that the service follows.
+    /// Number of the cluster's recoveries that the service follows.
     pub followed: u32,
-    /// Raft cluster after the last of these recoveries, 16 hexadecimal digits.
+    /// Raft cluster id after the last followed recovery, 16 hexadecimal digits.
     pub raft_cluster_id: String,
 }
 
@@ -328,7 +331,8 @@ pub struct ListedMember {
     pub id: MemberId,
     /// Name of the member; empty if it has not started yet.
     pub name: String,
-    /// URLs at which peers reach the member: plain text, since a cluster accepts any text.
+    /// URLs at which peers reach the member. They are plain text, because an etcd cluster accepts
+    /// any text.
     pub peer_urls: Vec<String>,
     /// URLs at which clients reach the member.
     pub client_urls: Vec<String>,
@@ -340,29 +344,30 @@ pub struct ListedMember {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Membership {
-    /// Raft index of the last change of members, which only `muster-node` reports; none with stock
+    /// Raft index of the last change of members. Only `muster-node` reports it; none with stock
     /// etcd.
     pub configuration: Option<u64>,
     /// Members, ordered by id.
     pub members: Vec<ListedMember>,
 }
 
-/// Members of a cluster as discovery knows them. A hint for finding the cluster, and never an
-/// authority: only the cluster itself is.
+/// Members of a cluster, as discovery knows them from reports. Use it only as a hint to find the
+/// cluster. Only the cluster itself knows its members for certain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DirectoryView {
-    /// Members that a quorum of the voters reported, or until then the first reporter.
+    /// Members that a quorum of the voters reported. Before a quorum has reported: the members in
+    /// the first report.
     pub membership: Membership,
-    /// Whether a quorum reported these members, counted among the voters of the previously
-    /// confirmed list (at first the commit document's).
+    /// Whether a quorum reported these members. The quorum counts the voters of the previously
+    /// confirmed list; at first, that is the list in the commit document.
     pub confirmed: bool,
     /// Raft term of the log position at which the members were reported.
     pub raft_term: u64,
     /// Raft index of the log position at which the members were reported.
     pub raft_index: u64,
-    /// Leader in the latest of these reports, if any.
+    /// Leader that the latest of these reports names, if any.
     pub leader: Option<MemberId>,
-    /// Number of members that report this list now.
+    /// Number of members whose latest report has this list.
     pub reporters: u32,
     /// Time of the latest report of this list, in milliseconds since 1970.
     pub at_ms: i64,
@@ -373,11 +378,12 @@ pub struct DirectoryView {
 pub struct DirectoryResponse {
     /// State of the cluster in discovery.
     pub state: ClusterState,
-    /// Members as the cluster's members report them; none before the first report.
+    /// Members as the agents report them; none before the first report.
     pub view: Option<DirectoryView>,
 }
 
-/// Answer of `GET /v1/clusters/{id}/export`: what `ca issue` needs without the service.
+/// Answer of `GET /v1/clusters/{id}/export`: the data with which `ca issue` works without the
+/// service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterExport {

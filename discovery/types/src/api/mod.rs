@@ -88,12 +88,12 @@ use crate::jws::Jws;
 
 /// Longest request body in bytes, except for [`MAX_ADOPT_BODY_BYTES`] and [`MAX_RECOVERIES_BODY_BYTES`].
 pub const MAX_BODY_BYTES: usize = 64 * 1024;
-/// Longest body of recovery statements in bytes: the longest chain of the longest statements, as
-/// JSON.
+/// Longest body with recovery statements, in bytes. It fits the maximum number of statements of the
+/// maximum length, as JSON.
 pub const MAX_RECOVERIES_BODY_BYTES: usize = 136 * 1024;
-/// Longest body of `adopt` in bytes: a document and its statement chain.
+/// Longest body of an `adopt` request, in bytes: a commit document and its statement chain.
 pub const MAX_ADOPT_BODY_BYTES: usize = 512 * 1024;
-/// Longest response body that a client reads, in bytes.
+/// Longest response body that the client accepts, in bytes.
 pub const MAX_RESPONSE: usize = 4 * 1024 * 1024;
 
 /// A request body that is one signed message.

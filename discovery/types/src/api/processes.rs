@@ -7,18 +7,18 @@ use uuid::Uuid;
 /// A discovery process that uses, or used, the database.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProcessView {
-    /// Id of the process, from its ledger.
+    /// Id of the process, which is stored in its ledger.
     pub id: Uuid,
-    /// Whether this process answers the request.
+    /// Whether this is the process that answers the request.
     pub answering: bool,
-    /// Number of commits in its ledger, as far as the database knows: a restored database may know
-    /// too few.
+    /// Number of commits in the process's ledger, by the database's record. After a restore the
+    /// record may be too low.
     pub ledger_entries: u64,
     /// Time at which the process was first seen, in milliseconds since 1970.
     pub first_seen_ms: i64,
     /// Time at which the process was last seen, in milliseconds since 1970.
     pub last_seen_ms: i64,
-    /// Whether this process hasn't put its ledger back into the database's present generation yet.
+    /// Whether the process has yet to put its ledger back into the database's present generation.
     pub missing: bool,
     /// Time at which an owner declared that the process won't come back, in milliseconds since
     /// 1970.
@@ -28,11 +28,11 @@ pub struct ProcessView {
 /// Answer of `GET /v1/processes` and of `POST /v1/processes/{id}/forget`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProcessList {
-    /// Generation of the database: the number of its present history.
+    /// Generation of the database. A restore, or another change of its history, begins a new one.
     pub generation: i64,
     /// Whether lists may be frozen and committed in this generation.
     pub settled: bool,
-    /// Problem and remedy, unless the database is settled.
+    /// Description of the problem and its remedy; none if the database is settled.
     pub explain: Option<String>,
     /// Processes of the database, oldest first.
     pub processes: Vec<ProcessView>,

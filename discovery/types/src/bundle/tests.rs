@@ -52,7 +52,7 @@ fn debug_shows_no_secret() {
     assert!(!format!("{bundle:?}").contains(secret));
 }
 
-/// Shows the error message for each way of getting a bundle wrong.
+/// Shows the error message for each kind of malformed bundle.
 #[test]
 fn junk_gets_an_answer_that_helps() {
     let token = line().rsplit(' ').next().unwrap().to_owned();

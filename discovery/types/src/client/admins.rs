@@ -23,7 +23,7 @@ impl DiscoveryClient {
         self.send(Method::POST, "/v1/drafts".into(), draft).await
     }
 
-    /// Puts a cluster's first or next statement.
+    /// Sends a cluster's first or next statement to the service.
     pub async fn put_statement(
         &self,
         cluster: Uuid,
@@ -49,7 +49,7 @@ impl DiscoveryClient {
         self.get(format!("/v1/clusters/{cluster}/statements")).await
     }
 
-    /// Fetches what a cluster waits for.
+    /// Fetches the reasons why a cluster waits.
     pub async fn explain(&self, cluster: Uuid) -> Result<ExplainResponse, ClientError> {
         self.get(format!("/v1/clusters/{cluster}/explain")).await
     }
@@ -75,7 +75,7 @@ impl DiscoveryClient {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/retire"), &body).await
     }
 
-    /// Takes a retirement back, with an owner's signature.
+    /// Undoes a retirement, with an owner's signature.
     pub async fn unretire(
         &self,
         cluster: Uuid,
@@ -85,7 +85,7 @@ impl DiscoveryClient {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/unretire"), &body).await
     }
 
-    /// Gets a client certificate over the key of `csr`.
+    /// Gets a client certificate for the key in `csr`.
     pub async fn issue_credentials(
         &self,
         cluster: Uuid,
@@ -118,13 +118,14 @@ impl DiscoveryClient {
         self.send(Method::POST, format!("/v1/grants/{grant}/revoke"), &EmptyBody {}).await
     }
 
-    /// Orders a change of a running cluster.
+    /// Sends an order, which asks for a change of a running cluster.
     pub async fn put_order(&self, order: &Jws) -> Result<IntentView, ClientError> {
         self.send(Method::PUT, "/v1/orders".into(), &SignedBody { jws: order.clone() }).await
     }
 
-    /// Lists a cluster's intents, unverified: those that are live, or with `all` those of the last
-    /// day too. With `after` the answer waits until the revision is another one.
+    /// Lists a cluster's live intents, unverified. With `all`, the list also holds the other
+    /// intents of the last day. With `after`, the service delays the answer until the revision
+    /// differs from `after`.
     pub async fn intents(
         &self,
         cluster: Uuid,
@@ -136,8 +137,8 @@ impl DiscoveryClient {
         self.get_within(path, POLL_LIMIT).await
     }
 
-    /// Fetches one intent, unverified. With `after` the answer waits until the revision is another
-    /// one.
+    /// Fetches one intent, unverified. With `after`, the service delays the answer until the
+    /// revision differs from `after`.
     pub async fn intent(
         &self,
         cluster: Uuid,
@@ -159,12 +160,13 @@ impl DiscoveryClient {
         self.send(Method::POST, path, &EmptyBody {}).await
     }
 
-    /// Fetches a cluster's directory: the cluster as its members describe it.
+    /// Fetches the members of a cluster, as the members' agents report them.
     pub async fn directory(&self, cluster: Uuid) -> Result<DirectoryResponse, ClientError> {
         self.get(format!("/v1/clusters/{cluster}/directory")).await
     }
 
-    /// Exports a cluster's CAs, with their keys encrypted, and the documents that they belong to.
+    /// Exports a cluster's CAs with their encrypted keys, its statement chain and its commit
+    /// document.
     pub async fn export_cluster(&self, cluster: Uuid) -> Result<ClusterExport, ClientError> {
         self.get(format!("/v1/clusters/{cluster}/export")).await
     }

@@ -20,14 +20,14 @@ use crate::jws::Jws;
 use crate::leaves::Leaves;
 use crate::problem::Code;
 
-/// Time limit of a poll that waits at the service: the service's longest wait, and time to answer.
+/// Time limit for a long poll: the service's longest wait and 15 seconds to answer.
 pub(super) const POLL_LIMIT: Duration = Duration::from_secs(55 + 15);
 /// Time limit of a redeem.
 const REDEEM_LIMIT: Duration = Duration::from_secs(20);
 
 impl DiscoveryClient {
-    /// Redeems a token, and keeps the access token of the answer. `redeems` has the same redeem,
-    /// signed once for each pin of the bundle.
+    /// Redeems a token, and caches the access token in the answer. `redeems` holds one envelope for
+    /// each pin of the join bundle.
     pub async fn redeem(&self, redeems: &[Jws]) -> Result<RedeemResponse, ClientError> {
         let response: RedeemResponse = self.send_redeems("/v1/redeem", redeems).await?;
         self.remember_token(&response.issuer, &response.token).await;
@@ -35,16 +35,16 @@ impl DiscoveryClient {
         Ok(response)
     }
 
-    /// Redeems a join ticket as [`DiscoveryClient::redeem`] does a boot token. `program` is the
-    /// program of the host's node, if known. The same key may do so again, and learns how far its
-    /// intent has come.
+    /// Redeems a join ticket as [`DiscoveryClient::redeem`] redeems a boot token. `program` is the
+    /// program of the host's node, if known. Repeating the call with the same key is allowed, and
+    /// returns the intent's present state.
     pub async fn join(
         &self,
         redeems: &[Jws],
         program: Option<NodeProgram>,
     ) -> Result<JoinResponse, ClientError> {
-        // In the query: services and agents of older versions refuse an envelope with an unknown
-        // member.
+        // The program goes into the query string. Older services and agents would refuse an
+        // envelope with an unknown field.
         let path = match program {
             Some(program) => format!("/v1/join?program={program}"),
             None => "/v1/join".to_owned(),
@@ -55,9 +55,10 @@ impl DiscoveryClient {
         Ok(response)
     }
 
-    /// Sends redeems one after another until the service accepts one, or refuses one for another
-    /// reason than that it is meant for another service. Services check that first, and refuse such
-    /// a redeem with [`Code::RecordRefused`].
+    /// Sends the envelopes in turn, as long as the service refuses them with
+    /// [`Code::RecordRefused`]. A service answers so if an envelope names another service's key. It
+    /// checks that before anything else. Returns any other answer, or the answer to the last
+    /// envelope.
     async fn send_redeems<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -73,7 +74,8 @@ impl DiscoveryClient {
         self.send_envelope(path, last).await
     }
 
-    /// Sends an envelope without an access token: its signatures take the place of one.
+    /// Sends an envelope without an access token. The envelope's signatures authenticate the
+    /// request.
     async fn send_envelope<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -119,7 +121,7 @@ impl DiscoveryClient {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/leaves"), &body).await
     }
 
-    /// Renews the lease, and waits for a revision after the one that is already known.
+    /// Renews the agent's lease, and waits for a revision later than the known one.
     pub async fn poll(
         &self,
         cluster: Uuid,
@@ -129,7 +131,7 @@ impl DiscoveryClient {
         self.note_service_time(self.send_within(Method::POST, path, poll, POLL_LIMIT).await)
     }
 
-    /// Notes the service's time in an answer that has just come.
+    /// Corrects the client's clock offset by the time in an answer that has just arrived.
     fn note_service_time(
         &self,
         answer: Result<PollResponse, ClientError>,
@@ -137,7 +139,7 @@ impl DiscoveryClient {
         answer.inspect(|answer| self.note_now_ms(answer.now_ms))
     }
 
-    /// Sends a signed ack.
+    /// Sends the agent's signed ack of a proposal.
     pub async fn ack(&self, cluster: Uuid, ack: &Jws) -> Result<PollResponse, ClientError> {
         let body = SignedBody { jws: ack.clone() };
         self.note_service_time(
@@ -167,7 +169,7 @@ impl DiscoveryClient {
         )
     }
 
-    /// Sends a signed release.
+    /// Sends the agent's signed release of an epoch.
     pub async fn release(&self, cluster: Uuid, release: &Jws) -> Result<PollResponse, ClientError> {
         let body = SignedBody { jws: release.clone() };
         self.note_service_time(
@@ -203,9 +205,9 @@ impl DiscoveryClient {
         self.send(Method::POST, format!("/v1/clusters/{cluster}/trouble"), trouble).await
     }
 
-    /// Sends the service a document that it may have lost. The request has no access token, since a
-    /// restored database may not know the agent any more. The document and the TLS key, which must
-    /// be one of its members', are proof enough.
+    /// Sends the service a commit document that it may have lost. The request has no access token,
+    /// because a restored database may not know the agent any more. The document and the TLS client
+    /// key suffice: the key must belong to a member in the document.
     pub async fn adopt(&self, adopt: &AdoptRequest) -> Result<ClusterSummary, ClientError> {
         let json = serde_json::to_vec(adopt).expect("bodies are plain structs");
         self.send_request(Request {

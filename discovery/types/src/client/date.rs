@@ -1,7 +1,7 @@
 //! The HTTP `Date` header, from which a client learns the time if its own clock is wrong.
 
-/// Parses an IMF-fixdate (RFC 9110, section 5.6.7), the one form that is sent, into seconds since
-/// 1970.
+/// Parses an IMF-fixdate into seconds since 1970. RFC 9110, section 5.6.7 lets servers send no
+/// other format.
 pub(super) fn http_date_seconds(text: &str) -> Option<i64> {
     const MONTHS: [&str; 12] =
         ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
@@ -12,14 +12,16 @@ pub(super) fn http_date_seconds(text: &str) -> Option<i64> {
     let year: i64 = words.next()?.parse().ok()?;
     let mut time = words.next()?.split(':').map(|part| part.parse::<i64>().ok());
     let (hour, minute, second) = (time.next()??, time.next()??, time.next()??);
-    // The form has four digits for the year and two for the others, so nothing below overflows.
+    // A number may have more digits than the format allows. These bounds exclude that, so the
+    // arithmetic below can't overflow.
     let fits = (0..=9999).contains(&year)
         && (1..=31).contains(&day)
         && [hour, minute, second].iter().all(|part| (0..=60).contains(part));
     if !fits {
         return None;
     }
-    // Days from the civil calendar, counted in years that begin in March.
+    // Compute days from year, month and day. Years begin in March here, so a leap day is a year's
+    // last day.
     let shifted = if month <= 2 { year - 1 } else { year };
     let era_year = shifted.rem_euclid(400);
     let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;

@@ -8,7 +8,7 @@ use crate::problem::{Code, Problem};
 /// Reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// A server showed a key that isn't pinned. Nothing was sent to it.
+    /// A server's key isn't a pinned one. The request was not sent to this server.
     #[error(
         "{url} has the key {}, which is not the pinned one: this is not the service that you were \
          told about, or its key was changed and you need a new context or bundle",
@@ -29,8 +29,8 @@ pub enum ClientError {
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The connection broke, or took too long, after the request may have been sent. The service
-    /// may have carried it out.
+    /// The connection broke or timed out after the request may have been sent. So the service may
+    /// have carried out the request.
     #[error("the connection to {url} broke before the answer came")]
     Interrupted {
         /// URL that the request was sent to.
@@ -42,7 +42,7 @@ pub enum ClientError {
     /// The service refused the request; holds the reason.
     #[error("{0}")]
     Problem(Box<Problem>),
-    /// The answer is not in the form of our API.
+    /// The answer isn't one of the discovery API.
     #[error("{url} answered with status {status} and something that is not of this API: {reason}")]
     Foreign {
         /// URL that gave the answer.
@@ -61,18 +61,19 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Whether the same request may succeed later without anybody doing anything.
+    /// Whether the same request may succeed later without any other action.
     pub fn is_retryable(&self) -> bool {
         match self {
             ClientError::Unreachable { .. } | ClientError::Interrupted { .. } => true,
             ClientError::Problem(problem) => problem.retryable,
-            // A proxy's 502 is temporary; a page of another server is not.
+            // A proxy sends such a status only for a time. Any other answer comes from a wrong
+            // server.
             ClientError::Foreign { status, .. } => matches!(status, 429 | 502 | 503 | 504),
             ClientError::Pin { .. } | ClientError::NoKey | ClientError::Setup(_) => false,
         }
     }
 
-    /// The problem's code, if the service refused.
+    /// The code of the service's problem document, if the service refused the request.
     pub fn code(&self) -> Option<Code> {
         match self {
             ClientError::Problem(problem) => Some(problem.code),
@@ -86,8 +87,8 @@ impl ClientError {
     }
 }
 
-/// Searches the causes of a failed connection for a pin mismatch. `source` of an I/O error skips
-/// the error that it wraps, so that one is also searched.
+/// Searches the causes of a failed connection for a pin mismatch. The method `source` of an I/O
+/// error doesn't return the error that it wraps. So the wrapped error is searched explicitly.
 pub(super) fn pin_mismatch(error: &(dyn Error + 'static)) -> Option<PinMismatch> {
     if let Some(rustls::Error::InvalidCertificate(rustls::CertificateError::Other(other))) =
         error.downcast_ref()

@@ -25,17 +25,18 @@ use crate::url::ServiceUrl;
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Time limit of a request that doesn't wait at the service.
 pub(super) const REQUEST_LIMIT: Duration = Duration::from_secs(20);
-/// Time before the end of an access token at which it is renewed.
+/// An access token is renewed this long before its end.
 const RENEW_BEFORE: Duration = Duration::from_secs(60);
 
 /// Configuration of a client: the service to call, and the key to authenticate with.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
-    /// URLs of the service; tried in turn, beginning with the one that answered last.
+    /// URLs of the service. The client tries them in turn, beginning with the last one that
+    /// answered.
     pub urls: Vec<ServiceUrl>,
     /// SHA-256 of the service's TLS key (SPKI).
     pub pins: Vec<Digest>,
-    /// Key of the admin or agent; without one only public routes answer.
+    /// Key of the admin or agent. A client without a key can use only public routes.
     pub key: Option<Arc<SigningKey>>,
 }
 
@@ -45,13 +46,13 @@ pub struct DiscoveryClient {
     config: ClientConfig,
     http: reqwest::Client,
     preferred: AtomicUsize,
-    /// Service's clock minus ours, in milliseconds, by the last answers.
+    /// Difference between the service's clock and ours in milliseconds, by the last answers.
     offset_ms: AtomicI64,
     token_cache: Mutex<TokenCache>,
 }
 
-/// State for getting and using access tokens. The lock is held while a token is fetched, so that a
-/// burst of requests fetches only one.
+/// Cached access token. The lock is held while a token is fetched, so concurrent requests fetch
+/// only one.
 #[derive(Debug, Default)]
 struct TokenCache {
     issuer: Option<String>,
@@ -81,7 +82,7 @@ struct Answer {
 }
 
 impl DiscoveryClient {
-    /// Builds a client; connects to nothing yet.
+    /// Builds a client, without connecting to the service.
     pub fn new(config: ClientConfig) -> Result<Self, ClientError> {
         let tls = client_tls_config(&config.pins, config.key.as_deref());
         let http = reqwest::Client::builder()
@@ -107,9 +108,9 @@ impl DiscoveryClient {
         &self.config
     }
 
-    /// Returns the service's time in milliseconds since 1970: our clock, corrected by the service's
-    /// answers. An answer gives the time in its body or, without that, in its `Date` header. Before
-    /// the first answer it is our own clock.
+    /// Returns the service's time in milliseconds since 1970: the local clock, corrected by the
+    /// service's answers. An answer has the time in its body, or else in its `Date` header. Before
+    /// the first answer this is the local clock's time.
     pub fn service_now_ms(&self) -> i64 {
         local_now_ms().saturating_add(self.offset_ms.load(Ordering::Relaxed))
     }
@@ -125,7 +126,7 @@ impl DiscoveryClient {
         self.get_public("/v1/context").await
     }
 
-    /// Uses an access token that came with another answer (a redeem's).
+    /// Caches an access token that came in the answer to another request, such as a redeem.
     pub async fn remember_token(&self, issuer: &str, token: &TokenResponse) {
         let mut access = self.token_cache.lock().await;
         access.issuer = Some(issuer.to_owned());
@@ -180,11 +181,12 @@ impl DiscoveryClient {
         self.send_request(Request { method, path, body, authenticated: true, limit }).await
     }
 
-    /// Sends a request, and reads the answer as `T`.
+    /// Sends a request, and parses the answer as `T`.
     ///
-    /// A token that the service no longer takes is replaced once, since the service's clock decides
-    /// when a token ends. A refused assertion is made again once. Our clock may have been set since
-    /// the last answer, and the refusal has brought the service's time.
+    /// If the service refuses the access token or the assertion, this fetches a new token and
+    /// repeats the request once. The service's clock decides when a token ends, so a token may end
+    /// early. An assertion may be refused because the local clock was changed. The refusal also
+    /// contains the service's time, so the next assertion has the right time.
     pub(super) async fn send_request<T: DeserializeOwned>(
         &self,
         request: Request<'_>,
@@ -212,8 +214,8 @@ impl DiscoveryClient {
         read_answer(&url, &answer)
     }
 
-    /// Tries the URLs in turn, from the one that answered last. Goes on to the next one only if the
-    /// request can't have arrived.
+    /// Tries the URLs in turn, beginning with the last one that answered. Tries the next URL only
+    /// if the request can't have reached the service.
     async fn try_urls(
         &self,
         request: &Request<'_>,
@@ -231,7 +233,7 @@ impl DiscoveryClient {
                     return Ok((url, answer));
                 }
                 Err(error @ (ClientError::Unreachable { .. } | ClientError::Pin { .. })) => {
-                    // A person must learn of a pin mismatch, so no later time-out replaces it.
+                    // An operator must see a pin mismatch, so a later error doesn't replace it.
                     if !matches!(last, Some(ClientError::Pin { .. })) {
                         last = Some(error);
                     }
@@ -277,29 +279,30 @@ impl DiscoveryClient {
         Ok(Answer { status, json, problem, body })
     }
 
-    /// Corrects the clock offset by the `Date` header of an answer. That is stamped when the answer
-    /// is made, which may be long after a waiting request was sent. So it is compared with the time
-    /// at which the answer comes.
+    /// Corrects the clock offset by the `Date` header of an answer. The service sets `Date` when it
+    /// answers, which may be long after a long poll was sent. So `Date` is compared with the local
+    /// time at which the answer arrives.
     fn read_date(&self, headers: &HeaderMap) {
-        /// Largest difference that whole seconds and the transmission make of equal clocks, in
-        /// milliseconds.
+        /// Largest difference in milliseconds that two equal clocks can show here. It comes from
+        /// whole seconds in `Date` and from the transmission time.
         const DATE_TOLERANCE_MS: u64 = 1_500;
         let date = headers.get(reqwest::header::DATE).and_then(|value| value.to_str().ok());
         let Some(date) = date.and_then(http_date_seconds) else { return };
-        // A `Date` is cut to the second, so the true time is half a second later on average.
+        // `Date` has whole seconds, rounded down. So the true time is half a second later on
+        // average.
         let offset = date * 1000 + 500 - local_now_ms();
         if offset.abs_diff(self.clock_offset_ms()) >= DATE_TOLERANCE_MS {
             self.offset_ms.store(offset, Ordering::Relaxed);
         }
     }
 
-    /// Notes the service's time, which the body of an answer that has just come gives to the
-    /// millisecond.
+    /// Sets the clock offset by the time in the body of an answer that has just arrived. That time
+    /// has millisecond precision.
     pub(super) fn note_now_ms(&self, now_ms: i64) {
         self.offset_ms.store(now_ms.saturating_sub(local_now_ms()), Ordering::Relaxed);
     }
 
-    /// Returns a valid access token, and fetches one if need be.
+    /// Returns a valid access token. Fetches one if the cached token is missing or about to end.
     async fn access_token(&self) -> Result<Jws, ClientError> {
         let key = self.config.key.as_ref().ok_or(ClientError::NoKey)?;
         let mut access = self.token_cache.lock().await;
@@ -317,7 +320,7 @@ impl DiscoveryClient {
         };
         let now = u64::try_from(self.service_now_ms() / 1000).unwrap_or_default();
         let assertion = Assertion::sign(key, &issuer, now);
-        // Only the colons in these two values have to be escaped in a form.
+        // Of all characters in these two values, only colons must be escaped in a form.
         let form = format!("grant_type={}&assertion={assertion}", JWT_BEARER.replace(':', "%3A"));
         let request = Request {
             method: Method::POST,
@@ -345,8 +348,8 @@ impl DiscoveryClient {
     }
 }
 
-/// Returns a token, and when to get the next one. Whatever an answer says, no token is kept longer
-/// than the protocol allows.
+/// Returns an access token, and the time at which to renew it. No token is kept longer than the
+/// protocol allows, even if the answer allows more.
 fn token_with_renewal(token: &TokenResponse) -> (Jws, Instant) {
     let life = Duration::from_secs(token.expires_in.min(MAX_ACCESS_SECONDS));
     let life = life.saturating_sub(RENEW_BEFORE);
@@ -359,7 +362,7 @@ fn request_error(url: &str, error: reqwest::Error) -> ClientError {
         return ClientError::Pin { url, mismatch };
     }
     let connecting = error.is_connect();
-    // The error's own text repeats the URL.
+    // The text of the error already contains the URL, so remove it.
     let source = Box::new(error.without_url());
     match connecting {
         true => ClientError::Unreachable { url, source },

@@ -1,5 +1,5 @@
-//! The HTTPS client. It connects to a pinned key and to nothing else, presents a certificate over
-//! its own key, and turns problem documents into typed errors.
+//! The HTTPS client. It connects only to a server with a pinned key, and presents a self-signed
+//! certificate of its own key. It converts problem documents into typed errors.
 
 mod admins;
 mod agents;

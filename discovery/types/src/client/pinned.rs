@@ -17,8 +17,9 @@ pub struct PinMismatch {
     pub found: Digest,
 }
 
-/// Rule that checks the server's key, and nothing else of its certificate. A host may boot before
-/// it knows the time, and the name proves nothing that the key doesn't.
+/// Server certificate verifier that checks the key against the pins, and nothing else. Validity
+/// dates are ignored, because a host may boot with a wrong clock. Names are ignored, because they
+/// prove nothing beyond the key.
 #[derive(Debug)]
 struct PinnedKeyRule(Vec<Digest>);
 
@@ -34,8 +35,8 @@ impl CertificateRule for PinnedKeyRule {
     }
 }
 
-/// Returns the configuration for TLS 1.3 to a server whose key has one of `pins`, with a client
-/// certificate over `key`.
+/// Returns the client's TLS 1.3 configuration. It accepts only a server whose key has one of
+/// `pins`, and presents a client certificate of `key`.
 pub fn client_tls_config(pins: &[Digest], key: Option<&SigningKey>) -> rustls::ClientConfig {
     let builder = muster_tls::tls13_client(PinnedKeyRule(pins.to_vec()));
     match key {

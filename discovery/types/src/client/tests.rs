@@ -1,4 +1,4 @@
-//! Tests of the client against a real TLS server that answers from a script.
+//! Tests of the client against a real TLS server that sends scripted answers.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::problem::Code;
 use crate::tls::client_key;
 use crate::url::ServiceUrl;
 
-/// One request as the server has received it.
+/// One HTTP request that the server received.
 #[derive(Debug)]
 struct ReceivedRequest {
     head: String,
@@ -51,7 +51,7 @@ impl CertificateRule for AnyClient {
     }
 }
 
-/// Serves `answers`, one per connection, over a certificate that expired in 1999.
+/// Starts a server that sends one of `answers` on each connection. Its certificate expired in 1999.
 async fn serve(
     versions: &[&'static rustls::SupportedProtocolVersion],
     answers: Vec<String>,
@@ -59,7 +59,7 @@ async fn serve(
     serve_after(versions, answers, std::time::Duration::ZERO).await
 }
 
-/// Serves `answers` as [`serve`] does, each after `pause`.
+/// Starts a server as [`serve`] does, which waits for `pause` before each answer.
 async fn serve_after(
     versions: &[&'static rustls::SupportedProtocolVersion],
     answers: Vec<String>,
@@ -153,7 +153,7 @@ fn token_answer() -> String {
     ok(&json!({ "access_token": token, "token_type": "Bearer", "expires_in": 600 }))
 }
 
-/// Returns the token answer of a faulty service: the token lasts almost for ever.
+/// Returns a token response of a faulty service: the token's lifetime is almost endless.
 fn endless_token_answer() -> String {
     token_answer().replace("\"expires_in\":600", &format!("\"expires_in\":{}", u64::MAX))
 }
@@ -203,7 +203,7 @@ async fn the_next_url_is_tried_where_one_is_down() {
     assert!(client.context().await.is_ok());
 }
 
-/// A bundle has two pins while the service changes its key.
+/// A join bundle has two pins while the service changes its TLS key.
 #[tokio::test]
 async fn a_redeem_names_the_next_pin_only_if_the_service_may_have_refused_the_one_before() {
     let key = Arc::new(SigningKey::generate());
@@ -259,7 +259,7 @@ async fn a_request_fetches_one_token_and_then_uses_it() {
     let form = &requests[1].body;
     let (grant, assertion) = form.split_once("&assertion=").unwrap();
     assert_eq!(grant, "grant_type=urn%3Aietf%3Aparams%3Aoauth%3Agrant-type%3Ajwt-bearer");
-    // The assertion is dated by the `Date` of the first answer, and not by our clock.
+    // The assertion's times follow the `Date` of the first answer, not the local clock.
     let server_time = 2_014_879_777;
     let verified = crate::access::Assertion::verify(
         &assertion.parse().unwrap(),
@@ -315,13 +315,14 @@ async fn an_assertion_that_is_refused_is_made_anew_once() {
 
 #[tokio::test]
 async fn the_time_of_an_answer_is_the_time_at_which_it_comes() {
-    /// Time for which the server holds the request, like a poll that waits.
+    /// Time for which the server delays the answer, as in a long poll.
     const PARKED: std::time::Duration = std::time::Duration::from_secs(4);
     let mut server = serve_after(TLS13, vec![context_answer()], PARKED).await;
     let client = client(vec![server.url.clone()], server.pin, None);
     client.context().await.unwrap();
     let came = server.requests.recv().await.unwrap().at;
-    // The server's `Date` is fixed, so the difference must be about the time since the answer.
+    // The server sends a fixed `Date`. So the difference must be about the time that passed since
+    // the answer.
     let error = client.service_now_ms() - 2_014_879_777_000;
     let passed = i64::try_from(came.elapsed().as_millis()).unwrap();
     assert!((0..1_600 + passed).contains(&error), "{error} ms, {passed} ms after it");
@@ -335,7 +336,8 @@ async fn a_time_to_the_millisecond_stands_until_a_date_contradicts_it() {
     let exact = client.clock_offset_ms() + 700;
     let start = std::time::Instant::now();
     client.note_now_ms(client.service_now_ms() + 700);
-    // `exact` was right when it was read; the measured offset is lower by the time since.
+    // `note_now_ms` reads the clock a moment after `service_now_ms`, so the stored offset is lower
+    // than `exact` by the time in between.
     let passed = i64::try_from(start.elapsed().as_millis()).unwrap();
     let late = exact - client.clock_offset_ms();
     assert!((-1..=passed + 1).contains(&late), "{late} ms in {passed} ms");
@@ -373,7 +375,7 @@ async fn without_a_key_nothing_that_needs_one_is_sent() {
 #[tokio::test]
 async fn a_token_for_ever_is_taken_for_as_long_as_one_may_live() {
     let list = answer("200 OK", "application/json", r#"{"clusters":[]}"#);
-    // The body got longer, so the `content-length` must be computed again.
+    // The new body is longer, so compute its `content-length` again.
     let endless = endless_token_answer();
     let (_, body) = endless.split_once("\r\n\r\n").unwrap();
     let endless = answer("200 OK", "application/json", body);
@@ -393,7 +395,7 @@ async fn no_time_that_an_answer_says_overflows_ours() {
         std::thread::sleep(std::time::Duration::from_millis(5));
         let _ = client.service_now_ms();
     }
-    // A later `Date` corrects the clock again.
+    // The `Date` of a later answer corrects the clock offset again.
     client.note_now_ms(i64::MIN);
     client.context().await.unwrap();
     assert!(client.service_now_ms() > 2_000_000_000_000);

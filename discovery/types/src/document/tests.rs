@@ -81,7 +81,7 @@ fn every_seat_of_a_document_is_claimed_and_none_besides() {
     assert_eq!(VerifiedDocument::claims_seat(&jws, &world.owner.key_id()), Ok(false));
 }
 
-/// Computes with nine seats, each with the largest record that is accepted and a grant of its own.
+/// The largest document has nine seats, each with a record of maximum length and its own grant.
 #[test]
 fn the_largest_document_fits_its_bound() {
     let typ = |typ: JwsType| typ.max_bytes();

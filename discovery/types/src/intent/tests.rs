@@ -7,7 +7,7 @@ use crate::order::Order;
 use crate::role::Role;
 use crate::token::Token;
 
-/// Returns a redeem of the world's ticket by its first agent.
+/// Returns a redeem of the fixture's ticket by the fixture's first agent.
 fn redeem(world: &ClusterFixture) -> Redeem {
     Redeem {
         service: Digest::of(b"service"),
@@ -88,7 +88,7 @@ fn a_ticket_in_a_members_place_says_whom_it_replaces() {
     let intent = joining(&world);
     let verified = VerifiedIntent::verify(&intent, &world.chain()).unwrap();
     assert_eq!((verified.verb, verified.leaving_member()), (Verb::Replace, Some(MemberId::new(7))));
-    // The service can't turn the replacement into a plain join either.
+    // The service can't turn a replacement into a plain join.
     let plain = Intent {
         verb: Verb::Join,
         operation: OperationId::of(&intent.authority, Verb::Join),
@@ -127,7 +127,7 @@ fn nobody_but_an_operator_signs_a_ticket_or_an_order() {
         let intent = Intent { authority, operation, ..joining(&world) };
         assert!(matches!(refused(&intent, &world), IntentError::Grant(GrantError::Jws(_))));
     }
-    // The signer was an operator once, but is none in the newest statement.
+    // Take the operator role from the signer in a newer statement.
     world.statement.admins[1].roles = vec![Role::Operator];
     world.grant.statement = world.chain().newest_hash();
     let authority = world.grant.sign(&world.issuer);
@@ -155,24 +155,24 @@ fn another_clusters_intent_is_refused() {
 #[test]
 fn the_newcomer_is_who_holds_ticket_and_key() {
     let world = join_fixture();
-    // Another key signs the envelope around the newcomer's record.
+    // Case: another key signs the envelope around the newcomer's record.
     let thief = SigningKey::generate();
     let intent = Intent { redeem: Some(redeem(&world).sign(&thief)), ..joining(&world) };
     assert!(matches!(refused(&intent, &world), IntentError::Redeem(_)));
-    // Another token endorses the newcomer's record.
+    // Case: another token endorses the newcomer's record.
     let mut stolen = redeem(&world);
     let token = Token::generate(TokenKind::Join);
     stolen.signed = world.records[0].sign(&world.agents[0], token.key());
     let intent = Intent { redeem: Some(stolen.sign(&world.agents[0])), ..joining(&world) };
     assert!(matches!(refused(&intent, &world), IntentError::Record(RecordError::Endorsement(_))));
-    // The record names another grant of the same cluster.
+    // Case: the record names another grant of the same cluster.
     let mut other = redeem(&world);
     let mut record = world.records[0].clone();
     record.grant = Token::generate(TokenKind::Join).id();
     other.signed = record.sign(&world.agents[0], world.token.key());
     let intent = Intent { redeem: Some(other.sign(&world.agents[0])), ..joining(&world) };
     assert!(matches!(refused(&intent, &world), IntentError::Record(RecordError::Mismatch(_))));
-    // The envelope is for another cluster, or under another statement.
+    // Cases: the envelope names another cluster, or a statement outside of the chain.
     let other = Redeem { cluster: Uuid::now_v7(), ..redeem(&world) };
     let intent = Intent { redeem: Some(other.sign(&world.agents[0])), ..joining(&world) };
     assert!(matches!(refused(&intent, &world), IntentError::Mismatch(_)));
@@ -281,8 +281,8 @@ fn a_service_whose_clock_goes_back_keeps_nothing_alive() {
     assert_eq!(own(0), None, "a clock that is behind stops nobody");
 }
 
-/// Operation ids are stored in the node's log: another id for the same bytes would be another
-/// change.
+/// Operation ids must never change, because nodes store them in their logs. With another id, a node
+/// would make the same change again.
 #[test]
 fn names_stay_what_they_are() {
     let jws = Jws::sign(JwsType::Order, &SigningKey::from_seed(&[7; 32]), &());

@@ -1,6 +1,7 @@
-//! JWTs by the `jsonwebtoken` library, over `muster-jws`, with EdDSA and no other algorithm.
+//! Encodes and decodes JWTs with the `jsonwebtoken` library, through `muster-jws`. EdDSA is the
+//! only algorithm.
 //!
-//! [`super::Jws`] makes the checks that are stricter than RFC 7515 before anything comes here.
+//! [`super::Jws`] makes the checks that are stricter than RFC 7515 before it calls this module.
 
 use std::collections::HashSet;
 
@@ -12,14 +13,14 @@ use super::{JwsError, JwsType};
 use crate::key::{PublicKey, SigningKey};
 use crate::strict::Strict;
 
-/// Issuer, subject and audience that a JWT (RFC 7519) must name. Its times are missing here: the
-/// service's clock judges them, and the library knows only this machine's.
+/// Issuer, subject and audience that a JWT (RFC 7519) must name. It has no times: the service's
+/// clock judges those, while the library knows only the local clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Parties<'a> {
     /// Required value of `iss`.
     pub issuer: &'a str,
-    /// Required value of `sub`; `None` if the caller compares it with the key that the token is
-    /// bound to.
+    /// Required value of `sub`. With `None`, the caller must itself compare `sub` with the key that
+    /// the token is bound to.
     pub subject: Option<&'a str>,
     /// Required value of `aud`.
     pub audience: &'a str,
@@ -35,8 +36,8 @@ pub(super) fn encode<T: Serialize>(typ: JwsType, key: &SigningKey, payload: &T) 
         .expect("payloads are plain structs, which always encode, and the key is an Ed25519 key")
 }
 
-/// Returns the payload of `compact` if `key` signed it and, for a JWT, its claims name these
-/// parties.
+/// Returns the payload of `compact` if `key` signed it. With `parties`, the payload's claims must
+/// also name these parties.
 pub(super) fn decode<T: DeserializeOwned>(
     compact: &str,
     key: &PublicKey,
@@ -50,7 +51,7 @@ pub(super) fn decode<T: DeserializeOwned>(
 
 fn validation(parties: Option<Parties<'_>>) -> Validation {
     let mut validation = Validation::new(Algorithm::EdDSA);
-    // The caller judges `exp` by the service's clock.
+    // Don't check `exp` here: the caller judges it by the service's clock.
     validation.leeway = 0;
     validation.validate_exp = false;
     validation.required_spec_claims = HashSet::new();

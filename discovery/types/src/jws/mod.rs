@@ -1,14 +1,14 @@
-//! Compact JWS (RFC 7515) with EdDSA (RFC 8037) and no other algorithm, read strictly.
+//! Compact JWS (RFC 7515) with EdDSA (RFC 8037) as the only algorithm, parsed strictly.
 //!
-//! The rules follow RFC 8725: one algorithm, and an explicit `typ` per kind of message. Nothing in
-//! a header is ever used as a path, a URL or a key. A header has exactly `alg`, `typ` and `kid`.
-//! With anything else (`crit`, `jku`, `jwk`, `x5u`, a member twice) the whole message is refused. A
-//! payload is read into a struct that denies unknown and duplicate members.
+//! The rules follow RFC 8725: one algorithm, and an explicit `typ` per kind of message. No value
+//! from a header is ever used as a path, a URL or a key. A header has exactly `alg`, `typ` and
+//! `kid`. A header with anything else makes the whole message invalid: `crit`, `jku`, `jwk`, `x5u`,
+//! or a duplicate name. A payload is parsed into a struct that denies unknown and duplicate fields.
 //!
-//! Some kinds of payload have a version. It is read before anything else in the payload, so that a
-//! newer one is refused by its version and not by the first member that is unknown here.
+//! Some kinds of payload have a version. The version is parsed before the rest of the payload. So a
+//! newer payload is refused because of its version, and not because of its first unknown field.
 //!
-//! Behind these rules, `muster-jws` makes and checks signatures and claims.
+//! After these checks, `muster-jws` verifies signatures and claims.
 
 mod jwt;
 mod typ;
@@ -28,7 +28,7 @@ use crate::key::{KeyId, PublicKey, SigningKey};
 use crate::strict;
 use crate::text::wire_text;
 
-/// Longest JWS of any kind, in bytes; a longer one is not even parsed.
+/// Longest JWS of any kind, in bytes. A longer text is refused before it is parsed.
 pub const MAX_JWS: usize = 96 * 1024;
 
 /// Reason why a JWS was refused.
@@ -46,7 +46,7 @@ pub enum JwsError {
     /// The header is not exactly `alg`, `typ`, `kid`.
     #[error("the header is refused: {0}")]
     Header(String),
-    /// A signed message of another kind than the one expected here.
+    /// The message is of another kind than the caller expects.
     #[error("expected a {expected}, got a {found}")]
     WrongType {
         /// Kind of message that is expected here.
@@ -54,7 +54,7 @@ pub enum JwsError {
         /// Kind of message that was found.
         found: JwsType,
     },
-    /// The message is signed by a key that may not sign it.
+    /// No key with this id may sign the message.
     #[error("signed by key {0}, which may not sign this")]
     UnknownKey(KeyId),
     /// The signature does not verify.
@@ -63,7 +63,7 @@ pub enum JwsError {
     /// The JWT names another issuer, subject or audience than expected.
     #[error("its issuer, subject or audience is not the one expected")]
     Parties,
-    /// A newer program made the message, and this one can't read it.
+    /// A newer program made the message. This program can't read its version.
     #[error("made by a newer Muster (version {found}); this program knows {known}: upgrade it")]
     Newer {
         /// Version of the payload.
@@ -87,7 +87,7 @@ pub struct Jws {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct JoseHeader {
-    /// Algorithm of the signature, read so that no other one passes.
+    /// Algorithm of the signature. It isn't used, but parsing it refuses any other algorithm.
     #[serde(rename = "alg")]
     _algorithm: Algorithm,
     typ: JwsType,
@@ -106,12 +106,13 @@ impl Jws {
         Self { text: jwt::encode(typ, key, payload), typ, kid: key.key_id() }
     }
 
-    /// Returns the kind of message that the header claims.
+    /// Returns the kind of message that the unverified header claims.
     pub fn typ(&self) -> JwsType {
         self.typ
     }
 
-    /// Returns the id of the key that the header claims, to be looked up in a list of allowed keys.
+    /// Returns the key id that the unverified header claims. Use it to look up the key among the
+    /// allowed ones.
     pub fn kid(&self) -> &KeyId {
         &self.kid
     }
@@ -121,12 +122,12 @@ impl Jws {
         &self.text
     }
 
-    /// Returns the SHA-256 of the received bytes: the message's identity.
+    /// Returns the SHA-256 of the received bytes, which identifies the message.
     pub fn hash(&self) -> Digest {
         Digest::of(self.text.as_bytes())
     }
 
-    /// Checks kind, key and signature, then reads the payload.
+    /// Verifies kind, key and signature, and then parses the payload.
     pub fn verify<T: DeserializeOwned>(
         &self,
         typ: JwsType,
@@ -144,8 +145,8 @@ impl Jws {
         self.verify_by(typ, allowed, None)
     }
 
-    /// Works as [`Jws::verify_any`], for a JWT. Its `iss`, `sub` and `aud` must be those of
-    /// `parties`, and there must be an `exp`, which the caller judges.
+    /// Verifies a JWT as [`Jws::verify_any`] does. Its `iss`, `sub` and `aud` must be those of
+    /// `parties`. It must have an `exp`, which the caller has to check.
     pub fn verify_jwt<'k, T: DeserializeOwned>(
         &self,
         typ: JwsType,
@@ -155,8 +156,8 @@ impl Jws {
         self.verify_by(typ, allowed, Some(parties))
     }
 
-    /// Whether one of `allowed` has signed `text` as a message of kind `typ`. The payload may be of a
-    /// newer version, and longer than this program reads.
+    /// Whether a key in `allowed` has signed `text` as a message of kind `typ`. The payload may
+    /// have a newer version, or be longer, than this program accepts.
     pub fn is_signed<'k>(
         text: &str,
         typ: JwsType,
@@ -182,14 +183,15 @@ impl Jws {
             .ok_or(JwsError::UnknownKey(self.kid))?;
         let read = jwt::decode(&self.text, key, parties);
         match read {
-            // The payload is read only after the signature has been found valid.
+            // The signature is valid in these two cases, because the payload is parsed only after
+            // the signature was verified.
             Ok(_) | Err(JwsError::Payload(_)) => self.check_version(&self.payload()?).and(read),
             Err(_) => read,
         }
     }
 
-    /// Returns the payload as claimed, for looking up what it must be verified with. **Proves
-    /// nothing.**
+    /// Returns the payload without verifying it. Use it to look up the keys for the verification.
+    /// **Proves nothing.**
     pub fn claims_unverified<T: DeserializeOwned>(&self, typ: JwsType) -> Result<T, JwsError> {
         self.expect(typ)?;
         let payload = self.payload()?;
@@ -202,8 +204,8 @@ impl Jws {
         parts.payload().ok_or(JwsError::Malformed)
     }
 
-    /// Refuses a payload of a version that this program doesn't know. A payload in which no version
-    /// is found passes: whoever reads all of it will refuse it.
+    /// Refuses a payload of a version that this program doesn't know. A payload without a readable
+    /// version passes here, because parsing the whole payload will refuse it.
     fn check_version(&self, payload: &[u8]) -> Result<(), JwsError> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -228,7 +230,7 @@ impl Jws {
     }
 }
 
-/// Returns the version error among `error` and its causes, if the reason is that a newer program
+/// Returns the [`JwsError::Newer`] among `error` and its causes. There is one if a newer program
 /// made a signed message.
 pub fn newer_version<'e>(error: &'e (dyn std::error::Error + 'static)) -> Option<&'e JwsError> {
     let mut next = Some(error);
@@ -250,7 +252,8 @@ impl FromStr for Jws {
 }
 
 impl Jws {
-    /// Parses a text of at most [`MAX_JWS`] bytes, and of at most `limit` for its kind.
+    /// Parses a text of at most [`MAX_JWS`] bytes. `limit` gives the maximum length for the kind of
+    /// message.
     fn parse(text: &str, limit: impl Fn(JwsType) -> usize) -> Result<Self, JwsError> {
         if text.len() > MAX_JWS {
             return Err(JwsError::TooLong { limit: MAX_JWS });
@@ -277,7 +280,7 @@ impl fmt::Display for Jws {
     }
 }
 
-/// Shows kind and hash only: an access token is a JWS too, and must not end in a log.
+/// Shows only kind and hash: an access token is also a JWS, and must not appear in a log.
 impl fmt::Debug for Jws {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Jws({}, {})", self.typ, self.hash())

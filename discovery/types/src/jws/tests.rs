@@ -15,7 +15,7 @@ fn payload() -> Payload {
     Payload { text: "héllo".into(), exp: 7 }
 }
 
-/// Returns a properly signed JWS with any header and payload.
+/// Returns a JWS with a valid signature over any header and payload.
 fn forge(key: &SigningKey, header: &str, payload: &str) -> String {
     let mut text = BASE64URL_NOPAD.encode(header.as_bytes());
     text.push('.');
@@ -65,7 +65,8 @@ fn a_foreign_signature_under_a_listed_kid_is_refused() {
     assert_eq!(jws.verify::<Payload>(JwsType::Ack, key.public()), Err(JwsError::BadSignature));
 }
 
-/// RFC 8725, sections 2 and 3: each of these headers has a valid signature, and is refused.
+/// Attacks of RFC 8725, section 2: each JWS has a valid signature, but is refused because of its
+/// header.
 #[test]
 fn headers_that_say_anything_more_or_else_are_refused() {
     let key = SigningKey::generate();
@@ -175,8 +176,9 @@ fn only_one_spelling_of_the_bytes_is_read() {
     }
 }
 
-/// 64 bytes leave four bits unused in the last character. If they are set, lenient decoders read
-/// the same signature from another text: the same message would have another hash.
+/// Base64url of a signature's 64 bytes leaves four bits unused in the last character. Lenient
+/// decoders accept any value of these bits. So another text, with another hash, would have the same
+/// signature.
 #[test]
 fn bits_after_the_signature_are_refused() {
     let key = SigningKey::generate();

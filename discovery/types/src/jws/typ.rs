@@ -4,32 +4,32 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Kind of a JWS, as its `typ` says. A signature made for one purpose is worth nothing for another
-/// (RFC 8725, section 3.11).
+/// Kind of a JWS, as its `typ` names it. A signature for one kind is invalid for any other (RFC
+/// 8725, section 3.11).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum JwsType {
-    /// Statement that says what a cluster is; signed by an owner.
+    /// Statement that defines a cluster; signed by an owner.
     #[serde(rename = "muster-statement+jwt")]
     Statement,
-    /// Grant that lets a token's key redeem; signed by an issuer.
+    /// Grant that allows a token's holder to redeem the token; signed by an issuer.
     #[serde(rename = "muster-grant+jwt")]
     Grant,
     /// Record that describes one seat; signed by the agent.
     #[serde(rename = "muster-record+jwt")]
     Record,
-    /// Endorsement of a record by the token's holder; signed by the token's key.
+    /// Endorsement of a record by the token's holder; signed with the token's key.
     #[serde(rename = "muster-endorsement+jwt")]
     Endorsement,
-    /// Record handed to one service, with the session; signed by the agent.
+    /// Redeem envelope with a record, for one service and session; signed by the agent.
     #[serde(rename = "muster-redeem+jwt")]
     Redeem,
-    /// Consent to one whole proposal; signed by the agent.
+    /// Ack, the consent to one whole proposal; signed by the agent.
     #[serde(rename = "muster-ack+jwt")]
     Ack,
-    /// Promise never to take part in an epoch again; signed by the agent.
+    /// Release, the promise to take no part in an epoch any more; signed by the agent.
     #[serde(rename = "muster-release+jwt")]
     Release,
-    /// Committed list with all acks; signed by the service.
+    /// Commit document, a proposal with all acks; signed by the service.
     #[serde(rename = "muster-document+jwt")]
     Document,
     /// Change of the admins; signed by an owner.
@@ -38,13 +38,13 @@ pub enum JwsType {
     /// Retirement, the end of a formed cluster; signed by an owner.
     #[serde(rename = "muster-retire+jwt")]
     Retire,
-    /// Revocation of a formed cluster's retirement; signed by an owner.
+    /// Undoing of a cluster's retirement; signed by an owner.
     #[serde(rename = "muster-unretire+jwt")]
     Unretire,
-    /// Order that one member goes or moves; signed by an operator.
+    /// Order to remove one member or to change its peer URLs; signed by an operator.
     #[serde(rename = "muster-order+jwt")]
     Order,
-    /// Statement that a lost cluster's data goes on as another cluster; signed by an operator.
+    /// Statement that another cluster continues a lost cluster's data; signed by an operator.
     #[serde(rename = "muster-recovery+jwt")]
     Recovery,
     /// RFC 7523 client assertion; signed by an admin or agent.
@@ -56,7 +56,7 @@ pub enum JwsType {
 }
 
 impl JwsType {
-    /// Returns the text of the header field.
+    /// Returns the value of `typ` in the JWS header.
     pub fn as_str(self) -> &'static str {
         match self {
             JwsType::Statement => "muster-statement+jwt",
@@ -77,8 +77,8 @@ impl JwsType {
         }
     }
 
-    /// Returns the newest version of the payload that this program reads. `None` if payloads of the
-    /// kind have no version: a new form of those gets a new kind.
+    /// Returns the newest payload version that this program reads. Some kinds have no version
+    /// (`None`): if their payload changes, they get a new `typ`.
     pub fn version(self) -> Option<u32> {
         match self {
             JwsType::Statement
@@ -99,8 +99,8 @@ impl JwsType {
         }
     }
 
-    /// Returns the longest compact form, in bytes. A document holds nine records and their grants,
-    /// so the sum must fit.
+    /// Returns the maximum length of the compact form, in bytes. A document contains nine records
+    /// with their grants, so its limit must fit their sum.
     pub fn max_bytes(self) -> usize {
         match self {
             JwsType::Document => super::MAX_JWS,

@@ -25,7 +25,7 @@ pub enum KeyFileError {
         #[source]
         source: io::Error,
     },
-    /// Other users may read or change the file, which no private key allows.
+    /// Other users may read or change the file. A private key's file must not allow that.
     #[error(
         "{path} is open to others (mode {mode:03o}): chmod 600 it, and think about who may have \
          read it"
@@ -36,7 +36,7 @@ pub enum KeyFileError {
         /// Permission bits of the file's mode.
         mode: u32,
     },
-    /// The file holds no PEM `PRIVATE KEY`, or one of another kind of key.
+    /// The file holds no PEM `PRIVATE KEY`, or a key that isn't Ed25519.
     #[error(
         "{0} is not a PEM file with an unencrypted Ed25519 private key; \
          `muster-discovery key new --out FILE` makes one"
@@ -48,7 +48,8 @@ impl SigningKey {
     /// Returns the key as PEM (`PRIVATE KEY`, PKCS#8).
     pub fn to_pem(&self) -> Zeroizing<String> {
         let body = Zeroizing::new(data_encoding::BASE64.encode(&self.pkcs8_der()));
-        // 48 bytes are 64 characters: exactly one line of PEM.
+        // The DER has 48 bytes. Base64 makes 64 characters of them, which is exactly one line of
+        // PEM.
         Zeroizing::new(format!(
             "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n",
             *body
@@ -62,7 +63,7 @@ impl SigningKey {
         Self::from_pkcs8_der(der.secret_pkcs8_der())
     }
 
-    /// Reads a key file. A file that other users may read is refused, as ssh does.
+    /// Reads a key file. Like ssh, it refuses a file that other users may read.
     pub fn load(path: &Path) -> Result<Self, KeyFileError> {
         let io = |source| KeyFileError::Io { path: path.into(), source };
         let file = muster_files::open_named(path).map_err(io)?;
@@ -78,8 +79,8 @@ impl SigningKey {
         Self::from_pem(&text).map_err(|_| KeyFileError::NotAKey(path.into()))
     }
 
-    /// Writes the key to a new file (0600), which is durable when this returns. An existing file is
-    /// an error: a private key that is overwritten is lost.
+    /// Writes the key to a new file with mode 0600, and syncs it. Fails if the file exists, because
+    /// overwriting would destroy a private key.
     pub fn save(&self, path: &Path) -> Result<(), muster_files::Error> {
         muster_files::create(path, self.to_pem().as_bytes(), 0o600)
     }

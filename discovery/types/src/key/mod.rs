@@ -1,4 +1,4 @@
-//! Ed25519 keys, and how they are named.
+//! Ed25519 keys, and their ids and text forms.
 
 mod file;
 
@@ -14,7 +14,7 @@ pub use file::KeyFileError;
 use crate::digest::{Digest, random};
 use crate::text::wire_text;
 
-/// Prefix of a public key's text: it shows what the base64 after it is.
+/// Prefix of a public key's text. It tells the reader what the base64 text after it is.
 const PUBLIC_PREFIX: &str = "ed25519:";
 /// DER before the 32 bytes of an Ed25519 SubjectPublicKeyInfo (RFC 8410, section 4).
 const SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 3, 0x21, 0];
@@ -22,7 +22,7 @@ const SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0
 const PKCS8_PREFIX: [u8; 16] =
     [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
 
-/// A text or a DER value that is no Ed25519 key.
+/// Reason why a text or DER value isn't an accepted Ed25519 key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// The text is not `ed25519:` and 43 characters.
@@ -31,8 +31,8 @@ pub enum KeyError {
     /// The key is of another type than Ed25519, or the DER is no SubjectPublicKeyInfo.
     #[error("the key is not an Ed25519 key")]
     NotEd25519,
-    /// The point is not written as RFC 8032 says, or is one of the eight of small order: for those,
-    /// signatures can be made without a private key.
+    /// The point isn't encoded as RFC 8032 requires, or is one of the eight points of small order.
+    /// Anybody can make valid signatures for a point of small order, without a private key.
     #[error("the key is not a proper Ed25519 key: make a new one")]
     Weak,
     /// The text is not 43 characters of base64url.
@@ -40,7 +40,7 @@ pub enum KeyError {
     KeyId,
 }
 
-/// A signature that does not verify. It holds no reason, so that its maker learns nothing.
+/// Error for an invalid signature. It gives no reason, so that an attacker learns nothing from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the signature is not valid")]
 pub struct BadSignature;
@@ -54,8 +54,8 @@ pub struct PublicKey([u8; 32]);
 pub struct KeyId([u8; 32]);
 
 impl PublicKey {
-    /// Makes a key from the 32 bytes of RFC 8032, without a check: only for a key that was checked
-    /// before. Bytes from outside go through [`PublicKey::try_from`].
+    /// Makes a key from the 32 bytes of RFC 8032, without a check. Use it only for a key that was
+    /// checked before. For bytes from outside, use [`PublicKey::try_from`].
     pub fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
@@ -77,7 +77,7 @@ impl PublicKey {
         [&SPKI_PREFIX[..], &self.0].concat()
     }
 
-    /// Returns `x` of the RFC 8037 JWK.
+    /// Returns the field `x` of the key's RFC 8037 JWK.
     pub fn jwk_x(&self) -> String {
         BASE64URL_NOPAD.encode(&self.0)
     }
@@ -112,8 +112,9 @@ impl FromStr for PublicKey {
     }
 }
 
-/// The y coordinates (little endian, without the sign of x) of the eight points of small order:
-/// 0, 1, −1 and two of order eight. Signatures by such a key verify over any message.
+/// The y coordinates of the eight points of small order, little endian, without the sign bit of x.
+/// They are 0, 1, −1 and two coordinates of order eight. A signature by such a key can verify over
+/// any message.
 const SMALL_ORDER: [[u8; 32]; 5] = [
     [0; 32],
     {
@@ -149,8 +150,8 @@ const PRIME: [u8; 32] = {
 impl TryFrom<[u8; 32]> for PublicKey {
     type Error = KeyError;
 
-    /// Accepts only the canonical form of a point (RFC 8032, section 5.1.3): with two texts, one
-    /// key would have two names. Points of small order are refused.
+    /// Accepts only the canonical encoding of a point (RFC 8032, section 5.1.3). Otherwise one key
+    /// could have two texts, and so two ids. Points of small order are refused, too.
     fn try_from(bytes: [u8; 32]) -> Result<Self, KeyError> {
         let mut y = bytes;
         y[31] &= 0x7f;
@@ -230,12 +231,12 @@ impl SigningKey {
         zeroize::Zeroizing::new([&PKCS8_PREFIX[..], self.seed.expose_secret()].concat())
     }
 
-    /// Returns the seed. Only a token needs it: its text is made of the seed.
+    /// Returns the seed, from which a token's text is made. Other code must not use it.
     pub fn seed(&self) -> &SecretBox<[u8; 32]> {
         &self.seed
     }
 
-    /// Returns the public half.
+    /// Returns the public key of this private key.
     pub fn public(&self) -> &PublicKey {
         &self.public
     }
@@ -265,7 +266,7 @@ mod tests {
 
     use super::*;
 
-    /// Test vector of RFC 8037, appendix A.1 and A.3.
+    /// Test vectors of RFC 8037, appendices A.1 and A.3.
     #[test]
     fn key_id_is_the_thumbprint_of_rfc_8037() {
         let seed = HEXLOWER
@@ -286,7 +287,8 @@ mod tests {
         assert_eq!(key.key_id().to_string().parse(), Ok(key.key_id()));
     }
 
-    /// The neutral element "signs" every message: R is the neutral element, S is zero.
+    /// The key is the neutral element. With R as the neutral element and S as zero, one signature
+    /// verifies over every message.
     #[test]
     fn a_key_that_verifies_every_message_is_refused() {
         let mut neutral = [0; 32];
@@ -307,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_point_has_one_spelling() {
-        // y = 3 and y = p + 3 are the same point.
+        // y = 3 and y = p + 3 encode the same point.
         let (mut once, mut again) = ([0; 32], PRIME);
         once[0] = 3;
         again[0] += 3;

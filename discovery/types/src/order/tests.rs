@@ -41,7 +41,7 @@ fn owners_and_operators_order_and_nobody_else() {
     }
     let stranger = SigningKey::generate();
     assert!(VerifiedOrder::verify(&order(&world).sign(&stranger), &world.chain()).is_err());
-    // A message that the service or an agent signed is no order either.
+    // An order signed by the service or by an agent is refused.
     for key in [&world.service, &world.agents[0]] {
         assert!(VerifiedOrder::verify(&order(&world).sign(key), &world.chain()).is_err());
     }

@@ -13,7 +13,7 @@ fn a_proposal_of_valid_records_is_taken() {
     assert_eq!(verified.seat_of(world.owner.public()), None);
 }
 
-/// Builds the hash's input byte by byte, as the protocol defines it.
+/// Builds the input of the hash byte by byte, as the protocol defines it.
 #[test]
 fn the_hash_covers_statement_epoch_and_both_signatures_of_each_seat() {
     let world = ClusterFixture::new(2);
@@ -87,7 +87,7 @@ fn a_join_ticket_gives_no_seat_in_a_list_that_forms() {
     let mut world = ClusterFixture::new(1);
     let mut grant = world.grant.clone();
     (grant.kind, grant.expires_at) = (TokenKind::Join, grant.issued_at + 900);
-    // The owner may sign either kind of grant, so nothing but the kind is wrong.
+    // The owner may sign grants of both kinds, so the grant is refused only because of its kind.
     let valid = VerifiedGrant::verify(&grant.sign(&world.owner), &world.chain());
     assert!(valid.is_ok(), "{valid:?}");
     world.grant = grant;

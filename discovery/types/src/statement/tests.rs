@@ -40,7 +40,8 @@ fn a_chain_of_another_owner_is_foreign() {
 fn who_began_a_chain_is_looked_up_before_any_signature() {
     let world = ClusterFixture::new(3);
     let stranger = SigningKey::generate();
-    // No signature check would let the second link pass.
+    // The second link is invalid, too. So `ForeignRoot` shows that the first signer was checked
+    // before any signature.
     let chain = [world.statement.sign(&stranger), world.statement.sign(&stranger)];
     let refused = StatementChain::verify_from_owners(&chain, &[*world.owner.public()]);
     assert_eq!(refused.err(), Some(StatementError::ForeignRoot(stranger.key_id())));

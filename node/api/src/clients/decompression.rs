@@ -21,7 +21,7 @@ use tonic::Status;
 use super::unfinished_requests::HEADER_BYTES;
 use crate::rpc;
 
-/// Header with the compression of a call's messages.
+/// Header that names the compression of a call's messages.
 const ENCODING: &str = "grpc-encoding";
 const GZIP: &str = "gzip";
 /// gRPC flag byte of a compressed message.
@@ -50,8 +50,8 @@ impl DecompressedCharge {
         Self(Arc::new(Mutex::new(MemoryCharge::new(account))))
     }
 
-    /// Runs `unfold` and charges the result, if there is room for the largest message. Without room
-    /// the message isn't decompressed, so it costs no time either.
+    /// Runs `unfold` and charges the result, if there is room for the largest message. Without
+    /// room, the message isn't decompressed, which saves the processor time too.
     fn run_charged(
         &self,
         largest: usize,
@@ -84,9 +84,9 @@ pub(super) struct Decompressor {
 /// Next part of a body.
 #[derive(Debug)]
 enum DecompressorState {
-    /// Flag and length of a message, of which that many bytes have arrived.
+    /// A message's header (flag and length), and the number of its bytes that have arrived.
     Header([u8; HEADER_BYTES], usize),
-    /// Plain message, of which that many bytes are missing.
+    /// Plain message: the number of its bytes that are missing.
     Plain(usize),
     /// Compressed message: the bytes that have arrived, and the number of missing ones.
     Compressed(BytesMut, usize),

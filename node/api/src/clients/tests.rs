@@ -39,7 +39,7 @@ fn start(
     (ServingThreads::start_bounded(1, &[listener], limits, &places).unwrap(), address)
 }
 
-/// Time limit for reading anything of a waiting answer.
+/// Maximum time without reading any byte while answers wait.
 const UNREAD: Duration = Duration::from_secs(2);
 /// Time limit for handshakes that no test reaches.
 const FOR_EVER: Duration = Duration::from_secs(3_600);
@@ -292,7 +292,7 @@ async fn a_client_that_ends_none_of_its_requests_is_refused_more() {
     for number in 0..24 {
         client.begin(2 * number + 1).await;
     }
-    // 48 MB were begun, and 32 MiB may be held.
+    // The client has begun messages of 48 MB in total, but the server may hold only 32 MiB.
     let refused = async {
         while client.ended.len() < 8 {
             client.read().await;

@@ -2,14 +2,14 @@
 //!
 //! A message is gathered in memory before it is processed, on each stream that a connection may
 //! open. So a client that never ends its requests could fill all memory. Therefore a request is
-//! charged from the moment that the server waits for it:
+//! charged as soon as the server waits for the rest of it:
 //!
-//! - Its stream, and its message with the length that its header states. tonic allocates that
-//!   memory before the first byte arrives.
-//! - A request that would be too much is refused with the same error as a full queue.
+//! - The charge covers the stream, and the message with the length that its header states. tonic
+//!   allocates that memory before the first byte arrives.
+//! - A request that would exceed a limit is refused with the same error as by a full queue.
 //! - A request that is complete when it is first read costs nothing.
 //! - A compressed message costs its compressed length until it is complete. Then it costs its
-//!   decompressed length until the call is answered (`unfold`).
+//!   decompressed length until the call is answered (module `decompression`).
 
 use std::mem;
 use std::net::IpAddr;

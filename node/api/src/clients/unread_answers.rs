@@ -3,13 +3,14 @@
 //! A client determines itself how much it is ready to receive, which may be nothing. So the memory
 //! of an answer is charged until its last byte was sent.
 //!
-//! - The API charges what it gathers before the answer is complete, and refuses what would be too
-//!   much. The encoded bytes of that answer are covered by the same charge here.
+//! - The API charges what it gathers before the answer is complete, and refuses an answer that
+//!   would exceed a limit. The encoded bytes of that answer are covered by the same charge here.
 //! - Of any other answer, each piece is charged as it is written. The next piece is only requested
 //!   once there is room for it.
 //!
 //! A client with complete answers to read that reads nothing for long is disconnected. A client
-//! that doesn't read its watches isn't: they wait, and read the store when it continues.
+//! that doesn't read its watches stays connected. Such watches wait, and read the store once the
+//! client continues.
 
 use std::net::IpAddr;
 use std::pin::Pin;

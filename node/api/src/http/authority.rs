@@ -1,16 +1,16 @@
 //! Support for clients that send a URL as authority, as in `:authority: http://10.0.0.1:2379`.
 //!
-//! `etcdctl` up to 3.4 does, in `endpoint status` and wherever else it dials one endpoint by
-//! itself. Go's gRPC accepts that, but the HTTP/2 library here refuses the request as malformed
-//! before any of our code sees it.
+//! `etcdctl` up to 3.4 sends one in `endpoint status`, and wherever else it dials a single
+//! endpoint. Go's gRPC accepts a URL there, but the HTTP/2 library here refuses the request as
+//! malformed before any of our code sees it.
 //!
-//! [`AuthorityRewriter`] wraps the connection below that library and turns the URL into a valid name, in
-//! place. It replaces `://` by `--x`, which has the same length as text and in HPACK's Huffman
-//! code. So neither frame lengths nor the compression state change (RFC 9113, section 4.1; RFC
-//! 7541, sections 5.2 and 6, appendix B).
+//! [`AuthorityRewriter`] wraps the connection below that library and turns the URL into a valid
+//! name, in place. It replaces `://` by `--x`, which has the same length as text and in HPACK's
+//! Huffman code. So neither frame lengths nor the compression state change (RFC 9113, section 4.1;
+//! RFC 7541, sections 5.2 and 6, appendix B).
 //!
-//! A connection is examined up to its first request. Only if that had to be changed, later ones are
-//! examined too.
+//! A connection is examined up to its first request. Later requests are examined only if the first
+//! one had to be changed.
 
 use std::io;
 use std::pin::Pin;

@@ -4,7 +4,7 @@
 //! - A server without TLS may be called only by the host names in `--host-whitelist`. The owner of
 //!   a name can let it resolve to any address (CVE-2018-5702).
 //!
-//! As in etcd, both apply to HTTP and not to gRPC, which browsers don't use.
+//! As in etcd, both rules apply to HTTP and not to gRPC, which browsers don't use.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

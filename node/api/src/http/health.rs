@@ -82,8 +82,8 @@ fn unconnected_peers(context: &ApiContext) -> String {
     format!("; no stream to {}{more}", named.join(", "))
 }
 
-/// Whether the alarm is a CORRUPT alarm about another member's data. This member then stays
-/// healthy, so that it isn't taken out of service as well.
+/// Whether the alarm is a CORRUPT alarm about another member's data. This member then reports that
+/// it is healthy, so that it isn't taken out of service too.
 fn is_of_another(alarm: &AlarmMember, context: &ApiContext) -> bool {
     alarm.alarm() == AlarmType::Corrupt
         && ![0, context.identity.member_id].contains(&alarm.member_id)

@@ -47,7 +47,8 @@ impl Routes {
         if let Some(largest_request) = gateway {
             pages = pages.merge(gateway::router(grpc, largest_request));
         }
-        // The fallback is included, since a page of another origin may not read "not found" either.
+        // Include the fallback: its "not found" also needs CORS headers before a page of another
+        // origin may read it.
         let pages = browsers.add_cors_headers(pages.fallback(not_found));
         Self { calls, pages, browsers }
     }

@@ -1,8 +1,8 @@
 //! Identity of a call's caller, and the check of its permissions.
 //!
 //! A call is checked before anything is done for it, on the state that this member knows. A refusal
-//! might be outdated, so such a call is checked once more after a read barrier. Reads are checked
-//! again on the view that is read. Entries are checked again where they are applied.
+//! may rest on outdated state, so a refused call is checked once more after a read barrier. Reads
+//! are checked again on the view that is read. Log entries are checked again when they are applied.
 
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -88,12 +88,12 @@ struct TokenClock {
 
 /// Returns the user of a signed token, if the token's auth revision is the one of `view`.
 ///
-/// An older token proves nothing: its user may have another password since, or be another user.
-/// (etcd accepts it where only `root` is needed.)
+/// An older token proves nothing: since then the user may have changed the password, or the name
+/// may belong to another user. (etcd accepts it where only `root` is needed.)
 ///
-/// A newer token proves nothing either. Perhaps this member is behind; the check is then repeated
-/// once it has caught up. Or the token is of another history, as after a restored snapshot, and the
-/// same name may be another user here. (etcd refuses it for ranges, also on a member that is
+/// A newer token proves nothing either. Perhaps this member is behind; then the check is repeated
+/// once the member has caught up. Or the token was issued before a snapshot was restored, and its
+/// name may now belong to another user. (etcd refuses it for ranges, also on a member that is
 /// behind, and accepts it for the rest.)
 fn user_of_signed_token(jwt: &Jwt, token: &PresentedToken, view: &View) -> Result<Arc<str>, Error> {
     let claims = match token.claims.get_or_init(|| jwt.verify(&token.text)) {

@@ -78,8 +78,8 @@ impl AuthService {
         Ok(view)
     }
 
-    /// Returns what is proposed for a user: the hash of the password. The password itself stays in
-    /// here.
+    /// Returns the user's password hash, which is then proposed. The password itself never gets
+    /// into the log.
     async fn hash_password(
         &self,
         name: String,
@@ -128,15 +128,15 @@ impl AuthService {
                 return Err(Error::NoPasswordUser);
             }
             let hash = user.and_then(|user| user.hash().cloned());
-            // Dropped so that the file can reuse the view's pages during the slow check.
+            // Drop the view, so that the store's file can reuse its pages during the slow check.
             drop(view);
             if !self.passwords.verify(password.clone(), hash).await? {
                 tracing::warn!(user = ?name, "somebody gave a wrong user name or password");
                 return Err(Error::AuthFailed);
             }
             if let Some(jwt) = &self.context.access.signed_tokens {
-                // If users have changed since `view`, the token is outdated, and the client
-                // authenticates again.
+                // If users have changed since `view`, the token is invalid, and the client has to
+                // authenticate again.
                 let jwt = Arc::clone(jwt);
                 let now = jiff::Timestamp::now().as_second();
                 let signed = tokio::task::spawn_blocking(move || jwt.sign(&name, revision, now));
@@ -152,7 +152,8 @@ impl AuthService {
                     return Ok(AuthenticateResponse { header, token: secret.token(index) });
                 }
                 Ok(other) => unreachable!("apply answers for a token in kind, not with {other:?}"),
-                // Users have changed meanwhile, perhaps this password, so it is checked again.
+                // Users have changed meanwhile, and perhaps this password. So the loop checks the
+                // password again.
                 Err(Error::AuthOldRevision) if Instant::now() < deadline => {}
                 Err(error) => return Err(error),
             }

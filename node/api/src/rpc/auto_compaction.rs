@@ -38,11 +38,12 @@ const REVISION_MODE_INTERVAL: Duration = Duration::from_secs(5 * 60);
 #[derive(Debug)]
 struct RevisionHistory {
     rule: AutoCompaction,
-    /// Newest revision at each sample, oldest first: those of one period, and one more.
+    /// Newest revision at each sample, oldest sample first. The samples of one period are kept, and
+    /// one more.
     samples: VecDeque<i64>,
     /// Time of the last compaction.
     last_compaction: Duration,
-    /// Minimum time from `done` to the next compaction. At first it is a whole period.
+    /// Minimum time from `last_compaction` to the next compaction. At first it is a whole period.
     pause: Duration,
     /// Revision of the last compaction.
     last: i64,
@@ -164,8 +165,8 @@ mod tests {
     #[test]
     fn by_time_it_begins_after_a_period_and_comes_once_in_each_or_once_an_hour() {
         let minutes = |of: u32| AutoCompaction::Periodic(of * MINUTE);
-        // As in etcd: the revision compacted next was sampled a tenth of a period before the last
-        // compaction.
+        // As in etcd, the next compaction uses a revision sampled a tenth of a period before the
+        // last compaction.
         let ten = compactions(minutes(10), 31, |_| true);
         assert_eq!(ten, [(10, 1), (20, 9 * 60 + 1), (30, 19 * 60 + 1)]);
         let day = compactions(minutes(24 * 60), 26 * 60 + 1, |_| true);

@@ -4,8 +4,8 @@ use tokio::task::spawn_blocking;
 
 use super::error::Error;
 
-/// Runs `work` on a thread that may block. Once begun, it runs to its end even if nobody waits for
-/// it. `turn`, the permit to run, is released when the work ends, not when the wait does.
+/// Runs `work` on a thread that may block. Once begun, `work` runs to its end even if the caller
+/// stops waiting. Only then is `turn`, the permit to run, released.
 pub(crate) async fn run_blocking<T: Send + 'static>(
     turn: impl Send + 'static,
     work: impl FnOnce() -> T + Send + 'static,

@@ -31,10 +31,10 @@ fn header() -> Option<ResponseHeader> {
     Some(ResponseHeader::default())
 }
 
-/// Metadata of a member change that etcd doesn't have.
+/// gRPC metadata of a member change. etcd has no such metadata.
 #[derive(Debug, PartialEq)]
 struct ChangeMetadata {
-    /// ID that makes the change happen at most once.
+    /// ID of the operation, so that a repeated request doesn't make the change again.
     operation: Option<OperationId>,
     /// Log index of the configuration that the change was planned on.
     planned_at: Option<u64>,

@@ -40,8 +40,8 @@ use super::settings::{ApiLimits, ServerIdentity, Telemetry};
 /// Maximum size in bytes of a small answer.
 const SMALL_ANSWER_BYTES: usize = 16 << 10;
 
-/// Returns the part of a client's bounds for an answer of `bytes` bytes. Large answers may not fill
-/// the bounds, so a client that waits for one can still write.
+/// Returns the share of a client's memory bounds that an answer of `bytes` bytes may fill. A large
+/// answer may not fill all of it, so that the client can still write meanwhile.
 pub(crate) const fn part_for_answer(bytes: usize) -> BudgetShare {
     if bytes > SMALL_ANSWER_BYTES { BudgetShare(7) } else { BudgetShare::WHOLE }
 }
@@ -69,8 +69,8 @@ pub struct ApiContext {
     pub(crate) peers: Option<Transport>,
     /// Rules by which changes of members are judged.
     pub(crate) rules: ChangeRules,
-    /// Lock held while this member, as leader, has a change of members under way, so that there is
-    /// only one.
+    /// Lock that this member holds, as leader, during a change of members. So there is only one
+    /// change at a time.
     pub(crate) change_lock: tokio::sync::Mutex<()>,
     /// State of this member's NOSPACE alarm: whether the quota is a reason for it.
     pub(crate) nospace_claim: NospaceClaim,
@@ -175,12 +175,12 @@ impl CallContext {
         &self.credentials
     }
 
-    /// Charges `bytes` of values. Returns false if the account has no room for them.
+    /// Charges `bytes` bytes of values. Returns false if the account has no room for them.
     pub(crate) fn try_charge(&mut self, bytes: usize) -> bool {
         self.charge.try_set(CALL_BYTES + bytes, part_for_answer(bytes))
     }
 
-    /// Charges `bytes` of values. Returns an error if the account has no room for them.
+    /// Charges `bytes` bytes of values. Returns an error if the account has no room for them.
     pub(crate) fn charge(&mut self, bytes: usize) -> Result<(), Error> {
         if self.try_charge(bytes) { Ok(()) } else { Err(Error::TooMuchUnread) }
     }
@@ -288,7 +288,8 @@ impl ApiContext {
         Ok(())
     }
 
-    /// Whether this member's data was found to differ from the others'. It serves no data then.
+    /// Whether this member's data was found to differ from the other members'. Such a member serves
+    /// no data.
     pub fn is_corrupt(&self) -> bool {
         has_corrupt_alarm(&self.alarms.borrow(), self.identity.member_id)
     }
@@ -468,8 +469,8 @@ impl ApiContext {
         }
     }
 
-    /// Raises this member's NOSPACE alarm for a request that exceeds the quota, and returns once the
-    /// alarm is active.
+    /// Raises this member's NOSPACE alarm for a request that exceeds the quota, and returns once
+    /// the alarm is active.
     async fn raise_quota_alarm(&self) {
         self.nospace_claim.by_quota.store(true, Ordering::Relaxed);
         let _one = self.nospace_claim.raising.lock().await;

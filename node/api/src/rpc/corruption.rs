@@ -1,6 +1,6 @@
-//! Comparison of the members' data ([`node_state::corruption`]). The leader queries the members, judges
-//! their answers, and raises the CORRUPT alarm of a member whose data differs. `ApiContext::ensure_not_corrupt`
-//! enforces it.
+//! Comparison of the members' data ([`node_state::corruption`]). The leader queries the members,
+//! judges their answers, and raises the CORRUPT alarm of a member whose data differs.
+//! `ApiContext::ensure_not_corrupt` enforces it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,17 +30,18 @@ pub const COMPARISON_INTERVAL: Duration = Duration::from_secs(30);
 const RECHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval of checks whether the next comparison is due.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Minimum interval of comparisons, as a multiple of the processor time that the leader spent on
-/// the last one, since each reads the whole store. The second factor applies after members
-/// differed.
+/// Minimum interval of comparisons, as a multiple of the leader's processor time for the last one.
+/// It limits the load, because a comparison reads the whole store. The second factor applies after
+/// a comparison in which members differed.
 const CPU_TIME_FACTORS: (u32, u32) = (10, 2);
-/// Minimum interval of comparisons, as a multiple of the elapsed time of the last one; it matters
-/// if the disk is slow. The factor is small. A machine short of processors takes long as well, and
-/// a difference must still be found in time.
+/// Minimum interval of comparisons, as a multiple of the elapsed time of the last one. It matters
+/// if the disk is slow. The factor is small, because a comparison also takes long if processors are
+/// busy. Even then a difference must be found in time.
 const ELAPSED_TIME_FACTOR: u32 = 2;
 /// Maximum time for a member to apply the requested index and to learn who leads.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum time for a member's answer: a multiple of what the leader itself took, plus a constant.
+/// Maximum time for a member's answer: a multiple of the time that the leader needed for its own
+/// store, plus a constant.
 const ANSWER_TIMEOUT: (u32, Duration) = (3, Duration::from_secs(10));
 
 /// Time spent on reading this member's own store.
@@ -87,7 +88,7 @@ fn thread_cpu_time() -> Duration {
 }
 
 /// Compares the members repeatedly while this member leads. If the leader's own data is wrong, it
-/// transfers its leadership, so that it doesn't bring others up to date with that data.
+/// transfers its leadership, so that it doesn't send that data to other members.
 pub(super) async fn run_comparisons(context: Arc<ApiContext>) {
     let (mut leader, own) = (context.leader.clone(), context.identity.member_id);
     while leader.wait_for(|leader| *leader == own).await.is_ok() {
@@ -173,7 +174,7 @@ async fn compare(context: &ApiContext) -> Comparison {
             Ok(Err(error)) => {
                 tracing::warn!(peer.member.id = %MemberId(id), %error, "a member says of its data what can't be understood");
             }
-            // The member runs a build that doesn't know the question, or has disconnected.
+            // The member runs a build that doesn't know this request, or has disconnected.
             Err(error) => {
                 tracing::debug!(peer.member.id = %MemberId(id), %error, "a member does not say what it holds");
             }
@@ -184,8 +185,8 @@ async fn compare(context: &ApiContext) -> Comparison {
     Comparison { verdict, cost: effort }
 }
 
-/// Returns the checksums of this member's data, and the processor time that they took. Returns
-/// nothing while they are computed for another comparison.
+/// Returns the checksums of this member's data, and the processor time that they took. Returns no
+/// checksums while this member computes them for another comparison.
 async fn own_claims(context: &ApiContext, question: Question) -> (Vec<Claim>, Duration) {
     let nothing = (Vec::new(), Duration::ZERO);
     let Ok(alone) = context.comparison_permit.clone().try_acquire_owned() else { return nothing };
@@ -206,9 +207,9 @@ async fn own_claims(context: &ApiContext, question: Question) -> (Vec<Claim>, Du
     (vec![Claim::unreadable(question)], worked)
 }
 
-/// Answers the leader's question about this member's data. Waits a limited time until this
-/// member has applied as much as `question` needs. Returns `None` for a malformed question. The
-/// store is read for the leader alone.
+/// Answers the leader's question about this member's data. Waits a limited time until this member
+/// has applied as much as `question` needs. Returns `None` for a malformed question. Only the
+/// leader gets checksums; for another sender the store isn't read.
 pub(super) async fn answer_store(
     context: &ApiContext,
     from: MemberId,
@@ -218,7 +219,7 @@ pub(super) async fn answer_store(
     let (mut status, mut leader) = (context.status.clone(), context.leader.clone());
     let ready = async {
         let _ = status.wait_for(|status| status.applied.index >= question.index).await;
-        // A new leader may ask before this member knows that it leads.
+        // A new leader may send its question before this member knows that the sender leads.
         let _ = leader.wait_for(|leader| *leader == from.0).await;
     };
     let _ = timeout(CATCH_UP_TIMEOUT, ready).await;
@@ -227,7 +228,7 @@ pub(super) async fn answer_store(
     Some(encode_claims(claims).encode_to_vec().into())
 }
 
-/// Waits until the next comparison is due, or this member no longer leads.
+/// Waits until the next comparison is due, or until this member no longer leads.
 async fn wait_until_due(context: &ApiContext, done: &Schedule) {
     let came_since = || {
         let connected = context.peers.as_ref().map(|peers| peers.connected()).unwrap_or_default();

@@ -1,8 +1,8 @@
 //! Deadline of a call: `grpc-timeout`, up to eight digits and a unit (gRPC over HTTP/2,
 //! "Requests").
 //!
-//! A call and everything that it waits for end when its caller stops waiting. Its proposals are
-//! carried out, or given up by the member that made them.
+//! At its deadline a call ends, with everything that it waits for. A proposal that the call has
+//! made may still be committed.
 
 use std::time::Duration;
 

@@ -112,7 +112,8 @@ enum ObservedSubject {
     Leader(Subscriber),
 }
 
-/// Stream of an election's leaders and their values. The newest value is sent, but not each one.
+/// Stream of an election's leaders and their values. An intermediate value may be left out, but the
+/// newest is always sent.
 struct Observer {
     queues: LockQueues,
     name: Bytes,

@@ -1,8 +1,8 @@
 //! Table of the gRPC codes and texts of errors.
 //!
 //! etcd's clients distinguish errors by their text. So each text must be etcd's to the byte
-//! (api/v3rpc/rpctypes in etcd). Codes are those of etcd 3.6. The agent tells the refusals of
-//! `Member*` calls apart by a code of ours, which never changes its meaning.
+//! (api/v3rpc/rpctypes in etcd). Codes are those of etcd 3.6. The agent distinguishes refusals of
+//! `Member*` calls by a code of ours, whose meaning never changes.
 
 use std::borrow::Cow;
 
@@ -21,11 +21,11 @@ macro_rules! table {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Error {
             $($(#[$doc])* $name,)*
-            /// A member change whose operation ID was used before. That change was made at this
-            /// configuration.
+            /// A member change whose operation ID was used before. The argument is the
+            /// configuration index of the earlier change.
             CarriedOut(u64),
-            /// A member change that was planned against another configuration. The current one is
-            /// the argument.
+            /// A member change that was planned against another configuration. The argument is the
+            /// index of the current one.
             Stale(u64),
         }
 
@@ -169,7 +169,7 @@ table! {
         => "not-for-learners",
     /// The lease ended while its client waited for a lock.
     SessionExpired: Unknown "mutex: session is expired",
-    /// The caller's key in an election is gone, so that it isn't the leader.
+    /// The caller's key in an election no longer exists, so the caller isn't the leader.
     NotElected: Unknown "election: not leader",
     /// The election has no candidate.
     NobodyElected: Unknown "election: no leader",
@@ -253,8 +253,8 @@ const REFUSAL_METADATA: &str = "muster-refusal";
 pub(super) const CONFIGURATION_METADATA: &str = "muster-configuration";
 
 impl Error {
-    /// Returns the error with this text, if there is one; `at` is its configuration, if it has one.
-    /// A member uses it to pass on another member's error to a client.
+    /// Returns the error with this text, if there is one. `at` is the index of a configuration, for
+    /// errors that name one. A member uses this to pass on another member's error to a client.
     #[must_use]
     pub(super) fn from_text(text: &str, at: u64) -> Option<Self> {
         let told = Self::ALL.iter().map(|error| match error {
@@ -265,7 +265,7 @@ impl Error {
         told.into_iter().find(|error| error.text() == text)
     }
 
-    /// Returns the configuration that the error names, if any.
+    /// Returns the index of the configuration that the error names, if any.
     #[must_use]
     pub(super) fn configuration(self) -> Option<u64> {
         match self {

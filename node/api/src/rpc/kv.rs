@@ -115,8 +115,8 @@ impl KvService {
                 };
                 match step {
                     Ok(Some(response)) => {
-                        // Charges only the answer, no longer the pairs that were read and dropped
-                        // for it.
+                        // Charge only the answer. Pairs that were read but aren't in the answer
+                        // have been freed.
                         held.charge(bytes)?;
                         if response.responses.len() > 1 {
                             self.0.store.operations().txns.fetch_add(1, Ordering::Relaxed);

@@ -34,7 +34,7 @@ pub(crate) const KEEP_ALIVE_PATH: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
 
 /// Maximum number of requests of one stream that are served together.
 const MAX_REQUESTS_AT_ONCE: usize = 256;
-/// Length of the queue of renewals for the leader. A stream whose request finds it full waits.
+/// Length of the queue of renewals for the leader. A stream waits while the queue is full.
 const RENEW_QUEUE_LENGTH: usize = 1024;
 /// Maximum number of queued renewals that are sent to the leader in one message.
 const MAX_RENEWALS_PER_MESSAGE: usize = 128;
@@ -167,8 +167,8 @@ impl LeaseService {
         }
     }
 
-    /// Renews leases once. If this member leads, it does so itself. Otherwise the request is queued
-    /// for the leader.
+    /// Renews leases once. If this member leads, it uses its own lease clock. Otherwise the request
+    /// is queued for the leader.
     async fn renew_once(&self, ids: Vec<i64>, deadline: Instant) -> Result<Vec<i64>, Error> {
         if self.context.leads() {
             let question = LeaseQuestion { renew: true, ids };
@@ -184,8 +184,8 @@ impl LeaseService {
     }
 }
 
-/// Sends the queued renewals to the leader, as many as have gathered in one message. Each message
-/// needs a connection of its own.
+/// Sends the queued renewals to the leader. Each message needs its own connection, so a message
+/// carries as many gathered renewals as it may.
 async fn forward_renewals(context: Arc<ApiContext>, mut wishes: mpsc::Receiver<RenewRequest>) {
     let mut together = Vec::new();
     while wishes.recv_many(&mut together, MAX_RENEWALS_PER_MESSAGE).await > 0 {
@@ -214,7 +214,7 @@ struct KeepAliveStream {
     requests: ReadyChunks<Streaming<LeaseKeepAliveRequest>>,
     refusal: RefusalFuture,
     ready: VecDeque<LeaseKeepAliveResponse>,
-    /// How the client's half of the stream ended, if it did.
+    /// Result with which the client's half of the stream ended; `None` while it is open.
     ended: Option<Result<(), Status>>,
     code: tonic::Code,
     began: std::time::Instant,
@@ -245,7 +245,8 @@ impl KeepAliveStream {
     }
 }
 
-/// Serves the requests that have arrived. Also returns how the client's half ended, if it did.
+/// Serves the requests that have arrived. Also returns the result with which the client's half of
+/// the stream ended, if it ended.
 async fn serve(
     lease: &LeaseService,
     who: &Credentials,

@@ -30,14 +30,14 @@ struct LeaseReadings {
     term: u64,
     /// TTL or remaining seconds of each lease in the question.
     seconds: Vec<i64>,
-    /// Renewed leases for which an entry must first record that their whole TTL is left, from `at`
-    /// on.
+    /// Renewed leases that need a checkpoint entry before the answer. The entry records that the
+    /// whole TTL is left, counted from `at`.
     to_checkpoint: Vec<Lease>,
     at: Duration,
 }
 
-/// Sends a question about leases to the leader. Returns `NotLeader` if the supposed leader
-/// isn't one.
+/// Sends a question about leases to the leader. Returns `NotLeader` if the asked member isn't the
+/// leader.
 pub(super) async fn ask_leader_about_leases(
     context: &ApiContext,
     question: LeaseQuestion,
@@ -91,7 +91,7 @@ async fn answer_lease_question(
         question.ids.iter().all(|id| leases.has(*id))
     };
     if !knows_all {
-        // A lease may have been granted, but the entry isn't applied here yet.
+        // An unknown lease may have been granted by an entry that isn't applied here yet.
         context.barrier(false).await?;
     }
     let found = look_at_clock(context, question)?;
@@ -155,7 +155,7 @@ async fn propose_checkpoint(context: &ApiContext, noted: Option<LeaseCheckpoint>
 }
 
 /// Revokes expired leases and records the remaining time of others, while this member leads. Runs
-/// as long as the node.
+/// for as long as the node runs.
 pub(super) async fn run_lease_clock(context: Arc<ApiContext>) {
     let mut leader = context.leader.clone();
     let mut look = interval(LEASE_EXPIRY_INTERVAL);

@@ -27,14 +27,15 @@ use super::kv::KvService;
 use super::lease::LeaseService;
 use super::watch::watch_for_refusal;
 
-/// TTL in seconds of the lease for a client that names none. Nobody renews it. The value is etcd's.
+/// TTL in seconds of the lease that is granted to a client that names none. Nobody renews this
+/// lease. The value is etcd's.
 const DEFAULT_LEASE_TTL: i64 = 60;
 /// Number of attempts to delete an abandoned queue entry while there is no leader. After that it
 /// expires with its lease.
 const DELETE_ATTEMPTS: usize = 30;
 /// Time between attempts to delete an abandoned queue entry.
 const DELETE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// ID of the only watch on its stream.
+/// ID of a queue's watch. Each watch has a subscriber of its own, so one ID is enough.
 const WATCH_ID: i64 = 0;
 
 /// Error of the Lock and Election services: etcd's text, always with the gRPC code `Unknown`.
@@ -62,8 +63,8 @@ pub(super) struct LockQueues {
     tasks: TaskTracker,
 }
 
-/// A client's entry in a queue: its key. Dropping it while it waits deletes the key, since the
-/// client has left or receives an error. An entry that needn't wait is kept. It holds the lock or
+/// A client's entry in a queue. Dropping a waiting entry deletes its key, because the client has
+/// left or receives an error. An entry that needn't wait is kept: its client holds the lock or
 /// leads, perhaps since an earlier call.
 pub(super) struct QueueEntry {
     queues: LockQueues,
@@ -83,7 +84,7 @@ pub(super) struct QueueEntry {
 enum EntryState {
     /// The key was created, and its predecessors aren't known yet.
     Unknown,
-    /// Another entry is before this one, so that it has to wait.
+    /// Another entry is before this one, so this entry has to wait.
     Waiting,
     /// The entry is the first, or existed already.
     Kept,
@@ -217,7 +218,7 @@ impl LockQueues {
     }
 
     /// Appends an entry for the lease to the queue, or returns its existing one. The caller must be
-    /// allowed to read all entries, since it couldn't wait for its turn otherwise.
+    /// allowed to read all entries; otherwise it couldn't wait for its turn.
     pub(super) async fn enter(
         &self,
         name: &Bytes,
@@ -234,8 +235,8 @@ impl LockQueues {
             failure: vec![op(Op::RequestRange(found))],
             ..put_if_created_at(key.clone(), 0, value, lease)
         };
-        // Created in a task of its own. If the client leaves meanwhile, the entry may exist already
-        // and must be deleted. The entry's `drop` does that.
+        // A separate task creates the entry. If the client leaves meanwhile, the entry may exist
+        // already and must be deleted. The entry's `drop` does that.
         let (told, hears) = oneshot::channel();
         let (line, name, mut held) = (self.clone(), name.clone(), held.another());
         self.tasks.spawn(async move {
@@ -325,9 +326,8 @@ impl QueueEntry {
 
     /// Waits until no entry is before this one.
     ///
-    /// Reading this member's own store is enough. It has this entry's key already. A key that is
-    /// deleted there can't come before this one again, since a new key has a higher create
-    /// revision.
+    /// Reading this member's own store is enough. It already has this entry's key. A deleted key
+    /// can't come before this entry again, because a new key has a higher create revision.
     async fn wait_for_predecessors(&mut self, held: &mut CallContext) -> Result<(), Error> {
         let before = predecessor_request(&self.name, self.created);
         loop {

@@ -111,8 +111,8 @@ impl MaintenanceService {
         run_blocking(turn.map_err(|_| Error::Stopped)?, work).await
     }
 
-    /// Hashes the key space where it may block. Repeats that on a newer view if a compaction
-    /// overtakes it.
+    /// Hashes the key space on a thread that may block. Starts again on a newer view if a
+    /// compaction overtakes the hash of the newest revision.
     async fn hash_at(&self, revision: i64) -> Result<(Arc<View>, KeyValueHash), Error> {
         loop {
             let store = self.context.store.clone();
@@ -141,7 +141,7 @@ impl MaintenanceService {
         })
     }
 
-    /// Defragments the store's file while reads and writes continue. It isn't aborted when the
+    /// Defragments the store's file while reads and writes continue. The work continues if the
     /// client leaves.
     async fn defragment(&self) -> Result<DefragmentResponse, Error> {
         let context = self.context.clone();

@@ -241,7 +241,8 @@ async fn report_health(context: Arc<ApiContext>, health: tonic_health::server::H
     }
 }
 
-/// Deletes what compactions make unreachable, in steps, so that writes continue meanwhile.
+/// Deletes the revisions that compactions make unreachable. Works in steps, so that writes continue
+/// meanwhile.
 async fn compact(store: Store, pause: Duration) {
     loop {
         let piece = store.clone();

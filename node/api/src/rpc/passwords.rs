@@ -1,5 +1,5 @@
-//! Hashing of passwords, on threads that may block, a bounded number at a time. So it delays only
-//! the callers whose passwords are hashed.
+//! Hashing of passwords, on threads that may block, a bounded number at a time. So hashing delays
+//! only the callers whose passwords are hashed.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(crate) struct PasswordHasher {
     hash_permits: Arc<Semaphore>,
 }
 
-/// Permits for one password: to be in the queue, and to be hashed.
+/// Permits for one password: one to be in the queue, and one to be hashed.
 struct HashPermits {
     _queue: OwnedSemaphorePermit,
     _hashing: OwnedSemaphorePermit,

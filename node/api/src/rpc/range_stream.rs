@@ -1,16 +1,16 @@
 //! `RangeStream`: a range in parts, so that neither side has to hold all of it.
 //!
 //! All parts are of one revision, which is the newest at the start if the request names none. Each
-//! part has keys. The last one also has what describes the whole answer: header, count, and whether
-//! there are more.
+//! part has keys. The last part also has the fields for the whole answer: `header`, `count` and
+//! `more`.
 //!
-//! A slow client costs no memory but a position: each part is read from the store when it is
-//! wanted. It is refused if its revision was compacted meanwhile, or if the caller has lost the
+//! A slow client costs almost no memory: each part is read from the store when the client wants it.
+//! The read is refused if its revision was compacted meanwhile, or if the caller has lost the
 //! permission.
 //!
 //! etcd also streams a range with a sort target other than the key and no sort order, which means
-//! ascending by that target. Such an answer is gathered and sorted as a whole, and then sent in
-//! parts.
+//! ascending order by that target. Such an answer is gathered and sorted as a whole, and then sent
+//! in parts.
 
 use std::mem;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use super::error::Error;
 use super::metrics::Method;
 use super::required_access::CheckedRequest as _;
 
-/// Divisor of the maximum request size that gives the size of a part. A part and one more step stay
+/// A part has the maximum request size divided by this. Even with one more read step, a part stays
 /// below the 4 MiB that clients accept by default.
 const PART_DIVISOR: usize = 2;
 
@@ -95,7 +95,7 @@ async fn begin(
 }
 
 /// Refuses requests with another order than that of keys, or with filters by revision. Parts are
-/// sent in key order, each once, and such requests would need the whole range first.
+/// sent in key order while the range is read. Such a request would need the whole range first.
 fn check(request: &RangeRequest) -> Result<(), Error> {
     let by_key =
         request.sort_order() == SortOrder::Ascend && request.sort_target() == SortTarget::Key;
@@ -119,7 +119,8 @@ struct RangeParts {
     range_read: Option<RangeRead>,
     /// Unsent rest of an answer that was sorted as a whole.
     sorted: Option<RangeResponse>,
-    /// Whether a part was sent. The rest must then be of the same revision, or is refused.
+    /// Whether a part was sent. The other parts must then be of the same revision; otherwise the
+    /// read is refused.
     has_sent_part: bool,
     began: Instant,
     code: Code,
@@ -207,8 +208,8 @@ impl RangeParts {
     }
 }
 
-/// Takes the next part, of about `full` bytes, from a sorted answer. Also returns whether it is the
-/// last.
+/// Takes the next part, of about `full` bytes, from a sorted answer. Also returns whether that part
+/// is the last.
 fn cut(sorted: &mut RangeResponse, full: usize) -> (RangeResponse, bool) {
     let mut bytes = 0;
     let fits = sorted.kvs.iter().take_while(|kv| {

@@ -1,8 +1,9 @@
 //! Changes of members. The leader judges them, and they go through consensus one at a time.
 //!
-//! Any member accepts a request and sends it on to the leader, which alone knows how far each
-//! member's log is. The leader judges it on the current configuration, and proposes it with that
-//! configuration's index. If another change comes in between, it is judged again.
+//! Any member accepts a request and sends it on to the leader. Only the leader knows how far each
+//! member's log is. It judges the request on the current configuration, and proposes the change
+//! with that configuration's index. If another change comes in between, the leader judges the
+//! request again.
 //!
 //! A leader that is to be removed first transfers its leadership, and its successor makes the
 //! change. So no write has to wait for an election.
@@ -28,7 +29,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::context::{ApiContext, encode};
 use super::error::Error;
 
-/// Time between two looks for a leader, and between two attempts to promote a learner.
+/// Wait before a request is sent again after the supposed leader has refused it.
 pub(super) const LEADER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 const PROMOTE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum time to wait until this member shows a change that the leader has made.
@@ -40,8 +41,8 @@ pub(super) async fn change_members(
     asked: ChangeRequest,
 ) -> Result<MemberChangeAnswer, Error> {
     let deadline = context.deadline();
-    // As in etcd, the member that gets the request checks it first. So it can be refused even
-    // without a leader.
+    // As in etcd, the member that gets the request checks it first. So an invalid request is
+    // refused even without a leader.
     judge(context, |judge| judge.precheck(&asked)).map_err(|refused| refuse(&asked, refused))?;
     loop {
         let known = context.wait_for_leader(deadline).await?;
@@ -64,8 +65,8 @@ pub(super) async fn change_members(
     }
 }
 
-/// Waits until this member knows that `known` no longer leads. The wait is short: perhaps
-/// `known` leads, and has not learned it yet.
+/// Waits until this member knows that `known` no longer leads. The wait is short, because `known`
+/// may be the new leader and not know it yet.
 async fn wait_for_another_leader(context: &ApiContext, known: u64) {
     let mut leader = context.leader.clone();
     let _ = timeout(LEADER_POLL_INTERVAL, leader.wait_for(|leader| *leader != known)).await;
@@ -167,9 +168,8 @@ async fn change_members_as_leader(
     }
 }
 
-/// Returns what to do with a change, as the leader. Waits while other members may soon learn of
-/// the last change. Waits up to an election timeout while a learner may soon answer a
-/// heartbeat.
+/// Returns the leader's decision about a change. Waits while other members may soon learn of the
+/// last change. Waits up to an election timeout while a learner may soon answer a heartbeat.
 async fn wait_for_ruling(
     context: &ApiContext,
     asked: &ChangeRequest,
@@ -195,7 +195,8 @@ async fn wait_for_ruling(
     }
 }
 
-/// Calls `says` with a judge that has everything this member knows now.
+/// Calls `says` with a judge on this member's current state: members, connections and consensus
+/// status.
 fn judge<T>(context: &ApiContext, says: impl FnOnce(&ChangeJudge<'_>) -> T) -> T {
     let connected: BTreeMap<MemberId, Duration> = match &context.peers {
         Some(peers) => {

@@ -6,12 +6,11 @@ use ring::digest::{SHA256, digest};
 
 use node_state::state_machine::RequestId;
 
-/// Generator of request IDs that no other request of the cluster has, on any member and in any
-/// process.
+/// Generator of request IDs that are unique in the cluster, over all members and processes.
 ///
-/// A process of a member has a member ID and a boot counter. A hash of both selects its start among
-/// 2^64 numbers, and it counts up from there. The IDs of two processes could only overlap if their
-/// starts were closer than the number of requests that one of them makes.
+/// A process has a member ID and a boot counter. A hash of both selects the process's first ID
+/// among 2^64 numbers, and further IDs count up from there. The IDs of two processes could only
+/// overlap if their starts were closer than the number of requests that one of them makes.
 #[derive(Debug)]
 pub struct RequestIds {
     first: u64,
@@ -34,8 +33,8 @@ impl RequestIds {
         Self { first, next: AtomicU64::new(first) }
     }
 
-    /// Returns a test whether an ID is one of this process's. It is wrong for one of 2^24 foreign
-    /// IDs. A wrong result may only cost work.
+    /// Returns a function that tests whether this process has made an ID. The test is wrong for one
+    /// of 2^24 foreign IDs. A wrong result may only cost work.
     pub fn own_id_test(&self) -> impl Fn(RequestId) -> bool + Send + use<> {
         let first = self.first;
         move |id| id.0.wrapping_sub(first) < MAX_IDS_PER_PROCESS

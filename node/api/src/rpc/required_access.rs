@@ -36,8 +36,8 @@ pub(crate) trait CheckedRequest {
         Ok(())
     }
 
-    /// Whether learners answer the request. A learner's answer to most requests would be outdated.
-    /// If learners answer, the member's own state is enough for the answer, even without a leader.
+    /// Whether learners answer the request. They do only if the member's own state is enough for
+    /// the answer, even without a leader. To other requests a learner's answer would be outdated.
     fn is_for_learners(&self) -> bool {
         false
     }
@@ -142,7 +142,7 @@ asked! { true:
     LeaseRevokeRequest: |revoke| RequestedAccess::LeaseRevoke(revoke.id);
     LeaseTimeToLiveRequest: |asked| if asked.keys { RequestedAccess::LeaseKeys(asked.id) } else { RequestedAccess::AnyUser };
     LeaseLeasesRequest: |_| RequestedAccess::ListLeases;
-    // The key operations of these calls are checked where they are made.
+    // The permissions for keys are checked later, when these calls read or write the keys.
     LockRequest: |_| RequestedAccess::AnyUser;
     UnlockRequest: |_| RequestedAccess::AnyUser;
     CampaignRequest: |_| RequestedAccess::AnyUser;
@@ -183,8 +183,8 @@ asked! { false:
 }
 
 /// Maximum total length of a member's peer URLs. etcd has no limit. Here all members are in one
-/// frame of the peer protocol. A member that doesn't fit couldn't be shown to others, nor removed
-/// by them.
+/// frame of the peer protocol. A member with more couldn't be in a frame, so other members could
+/// neither see nor remove it.
 const MAX_URL_BYTES: usize = 16 * 1024;
 
 /// Checks peer URLs as etcd does, and returns them sorted. There must be at least one.

@@ -140,7 +140,7 @@ impl SnapshotClient {
         !self.sender.is_closed() && self.abort_error().is_none()
     }
 
-    /// Returns the reason to end the snapshot, other than that the client has left.
+    /// Returns an error if the node is stopping, or if the snapshot's deadline has passed.
     fn abort_error(&self) -> Option<Error> {
         if self.stop.is_cancelled() {
             return Some(Error::Stopped);

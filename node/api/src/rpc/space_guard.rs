@@ -75,7 +75,8 @@ pub(super) async fn run_space_guard(context: Arc<ApiContext>) {
             }
             SpaceAction::Alarm(action) => {
                 if action == AlarmAction::Activate && !context.has_nospace_alarm() {
-                    // No NOSPACE alarm is active, so any earlier alarm for the quota was disarmed.
+                    // No NOSPACE alarm of this member is active, so an operator has disarmed any
+                    // earlier alarm for the quota.
                     by_quota.store(false, Ordering::Relaxed);
                 }
                 match context.propose_nospace_alarm(action).await {

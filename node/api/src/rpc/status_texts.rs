@@ -1,8 +1,8 @@
-//! Rewording of gRPC errors that tonic produces into the texts that etcd's clients know. They are
-//! for requests larger than the limit, and for messages with an unknown compression.
+//! Replaces two errors of tonic by those that etcd's clients know. One is for requests larger than
+//! the limit, the other for messages with an unknown compression.
 //!
 //! tonic refuses such a request itself, with a code and text of its own. The refusal is a response
-//! with only headers, or an error for the code that reads a stream. Both are rewritten here.
+//! with only headers, or an error for the code that reads a stream. Both forms are rewritten here.
 
 use axum::Router;
 use axum::response::Response;

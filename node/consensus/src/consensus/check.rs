@@ -8,8 +8,8 @@ use super::Consensus;
 use crate::{Message, MessageKind};
 
 /// Maximum number of terms that a message may be ahead of this member. No member falls further
-/// behind, at an election a second for a century. A term near the highest possible one would be
-/// remembered for ever, and leave no term for another election.
+/// behind, even with an election a second for a century. Members never forget a term, so one near
+/// the maximum would leave no term for another election.
 const MAX_TERM_AHEAD: u64 = 1 << 32;
 
 /// Reason why a message was refused. A refused message has no effect.
@@ -67,7 +67,8 @@ impl Consensus {
             // The library would forward the request in the requester's name, perhaps to the
             // requester itself if that leads by now. The requester retries in any case.
             MessageKind::ReadIndex if self.raw.raft.state != StateRole::Leader => return Ok(None),
-            // The leader that wants to hand over gives up after a while, and stays leader.
+            // Drop the request. The leader that transfers its leadership gives up after a while,
+            // and stays leader.
             MessageKind::TimeoutNow if self.is_restoring() => return Ok(None),
             MessageKind::Heartbeat if message.commit > log.last_index() => {
                 return impossible("it commits entries that are not in this member's log");
@@ -99,9 +100,9 @@ impl Consensus {
     }
 
     /// Returns whether `from` may send a message of this kind. A member that was offline doesn't
-    /// know members added meanwhile. One of those may be the leader, or need this member's vote. A
-    /// Raft server accepts both from servers that are not in its configuration (Raft dissertation
-    /// 4.1). The transport decides which peers may connect at all.
+    /// know members added meanwhile. An added member may be the leader, or need this member's vote.
+    /// A Raft server accepts such requests from servers that are not in its configuration (Raft
+    /// dissertation 4.1). The transport decides which peers may connect at all.
     fn may_send(&self, from: u64, kind: MessageKind) -> bool {
         let anybody = matches!(
             kind,
@@ -125,9 +126,9 @@ impl Consensus {
             && log.match_term(message.index, message.log_term)
     }
 
-    /// Corrects a rejection for the library. One at or below the index that the peer is known to
-    /// have is late, and is dropped. A hint below that index is raised to it: raft 0.7.0 would send
-    /// again what the peer has. Returns false if the message is to be dropped.
+    /// Corrects a peer's rejection of an append. Returns false if the message is to be dropped. A
+    /// rejection at or below the peer's `matched` index is late, and is dropped. A hint below that
+    /// index is raised to it. Otherwise raft 0.7.0 would again send entries that the peer has.
     fn correct_rejection(&mut self, message: &mut Message) -> bool {
         if !message.reject || message.request_snapshot != 0 {
             return true;

@@ -1,5 +1,5 @@
-//! Requests that come too early, and are kept until they can be served. The sender doesn't repeat
-//! such a request, and would learn from a time-out only that it failed.
+//! Requests that come too early, and are kept until they can be served. If they were dropped, their
+//! senders would notice only by a time-out.
 
 use std::mem;
 
@@ -9,19 +9,19 @@ use super::Consensus;
 use crate::convert::message_to_raft;
 use crate::{Message, MessageKind};
 
-/// Maximum number of read requests that wait for a leader's first commit. Further ones are dropped,
-/// and their senders retry later.
+/// Maximum number of read requests that wait for a leader's first commit. Further requests are
+/// dropped, and their senders retry later.
 const MAX_READ_REQUESTS: usize = 64;
 
 /// Requests that came too early.
 #[derive(Default)]
 pub(super) struct DeferredRequests {
     /// Read index requests that reached a leader before it committed an entry in its term. Until
-    /// then it doesn't know the read index (Raft dissertation 6.4). etcd's raft.go does the
-    /// same.
+    /// then the leader doesn't know the read index (Raft dissertation 6.4). etcd's raft.go defers
+    /// them too.
     read_requests: Vec<Message>,
-    /// A leader's request that this member take over, and for how many more ticks that leader
-    /// waits.
+    /// The leader's request (`TimeoutNow`) that this member campaign, and for how many more ticks
+    /// the leader waits.
     takeover_request: Option<(Message, usize)>,
 }
 
@@ -44,8 +44,8 @@ impl Consensus {
         }
     }
 
-    /// Handles the read requests that waited for the term's first commit. If this member is no
-    /// longer the leader, they are dropped, and the requesters ask the next leader.
+    /// Handles the read requests that waited for the term's first commit. If this member no longer
+    /// leads, it drops them, and the requesters ask the next leader.
     pub(super) fn handle_deferred_reads(&mut self) {
         let raft = &self.raw.raft;
         let leads = raft.state == StateRole::Leader;

@@ -10,17 +10,17 @@ impl Consensus {
     /// Returns whether this member has applied its own removal, and no other member needs it any
     /// more.
     ///
-    /// A leader that found the commit of its own removal may be the only member that knows of it,
-    /// for example of two members. A process that has restarted may be in the same position: it no
+    /// A leader that found its own removal to be committed may be the only member that knows, for
+    /// example in a cluster of two. A restarted process may be in the same position, because it no
     /// longer knows which leader informed it. Such a member stays until another member informs it
-    /// that it was removed. Until then it votes, acknowledges appends, and says what is committed.
-    /// A member that another leader has informed may leave, because that leader knows of the
-    /// removal.
+    /// that it was removed. Until then it votes, acknowledges appends, and sends its commit index.
+    /// A member that learned of its removal from another leader may leave at once, because that
+    /// leader knows.
     pub fn has_left(&self) -> bool {
         !self.members.contains(self.member) && !self.stays_after_removal
     }
 
-    /// Records, while this member is the leader, the commit index as its own finding.
+    /// Records the term and commit index as this member's own, if it is the leader.
     pub(super) fn record_own_commit(&mut self) {
         let raft = &self.raw.raft;
         if raft.state == StateRole::Leader {
@@ -28,20 +28,20 @@ impl Consensus {
         }
     }
 
-    /// Handles a vote request of any kind.
+    /// Handles a pre-vote request.
     ///
     /// A removed leader can't vote for a candidate whose log is shorter than its own. But that
-    /// candidate may be unable to win without its vote. The removed leader then sends what is
-    /// committed, which it may do as the leader of its last term. Afterwards the candidate counts
-    /// majorities without it.
+    /// candidate may need this vote to win. The removed leader then sends its commit index in a
+    /// heartbeat, as the leader of its last term. Afterwards the candidate applies the removal, and
+    /// counts majorities without the removed leader.
     pub(super) fn handle_vote_request(&mut self, asked: Message) {
         let (to, index, log_term) = (asked.from, asked.index, asked.log_term);
         let _ = self.raw.step(message_to_raft(asked));
         let raft = &self.raw.raft;
         let last_led =
             self.last_led_term.filter(|term| self.stays_after_removal && raft.term == *term);
-        // This member made the last entry of that log in its last term, so that log is a prefix of
-        // its own.
+        // The candidate's last entry is of the last term that this member led. So the candidate's
+        // log is a prefix of this member's log.
         if last_led == Some(log_term) && index < raft.raft_log.last_index() {
             let commit = raft.raft_log.committed.min(index);
             let commit_notice = Message::new(MessageKind::Heartbeat, self.member, to);

@@ -24,8 +24,8 @@ fn restoring() -> Consensus {
 #[test]
 fn who_takes_over_a_snapshot_does_not_stand_for_election() {
     let mut follower = restoring();
-    // No message of a leader arrives for many time-outs, then a transfer of leadership to the
-    // follower arrives, and `campaign` is called.
+    // No message of a leader arrives for many election time-outs. Then the follower is asked to
+    // take over the leadership, and `campaign` is called.
     for _ in 0..100 {
         follower.tick();
     }
@@ -84,7 +84,7 @@ fn leader() -> Consensus {
     }
 }
 
-/// Of two members, one is removed and ends for good when it is informed of that. If the leader then
+/// One of two members is removed, and ends for good when it learns of that. If the leader then
 /// forgot the commit, it would wait for ever for the removed member's vote.
 #[test]
 fn nobody_hears_of_a_committed_change_before_the_leaders_disk() {
@@ -120,9 +120,9 @@ fn other_entries_wait_for_no_disk_once_they_are_committed() {
     assert_eq!((ready.messages.len(), ready.committed.len()), (1, 1));
 }
 
-/// The only voter needs no other vote to lead. If it sent entries of a term that its disk could
-/// forget, it would lead in that term again. It would then write other entries in places where a
-/// learner has the earlier ones.
+/// The only voter needs no other vote to lead. If it sent entries of a term that isn't durable,
+/// then after a crash it could lead in that term again. It would then write other entries in places
+/// where a learner has the earlier ones.
 #[test]
 fn a_learner_hears_of_no_term_before_the_only_voters_disk() {
     let members = Members { voters: vec![1], learners: vec![2] };
@@ -143,8 +143,8 @@ fn a_learner_hears_of_no_term_before_the_only_voters_disk() {
     assert!(shown.iter().any(|message| message.to == 2 && !message.entries.is_empty()));
 }
 
-/// The member led two with a slow disk, and is a follower again when it applies the removal of the
-/// other.
+/// The member has a slow disk. It led a cluster of two, and is a follower again when it applies the
+/// removal of the other member.
 #[test]
 fn an_only_voter_stands_for_election_once_its_log_is_durable() {
     let mut member = leader();
@@ -165,8 +165,8 @@ fn an_only_voter_stands_for_election_once_its_log_is_durable() {
     assert_eq!(member.status().role, Role::Leader);
 }
 
-/// Of two members, the leader is removed by an entry of the other's term. Only the leader knows
-/// that the entry is committed, and the other member needs its vote.
+/// The leader of a cluster of two removes itself. Only the leader knows that the entry is
+/// committed, and the other member needs its vote.
 #[test]
 fn a_leader_that_was_removed_stays_for_those_who_do_not_know_it() {
     let mut removed = leader();
@@ -197,7 +197,8 @@ fn a_leader_that_was_removed_stays_for_those_who_do_not_know_it() {
     );
 }
 
-/// A leader of two gets no answers and steps down; only then does it apply its own removal.
+/// The leader of a cluster of two gets no answers and steps down. Only then does it apply its own
+/// removal.
 #[test]
 fn a_leader_that_stepped_down_before_it_applied_its_removal_stays_too() {
     let mut removed = leader();
@@ -215,7 +216,8 @@ fn a_leader_that_stepped_down_before_it_applied_its_removal_stays_too() {
     assert!(messages.iter().any(|it| it.kind == MessageKind::RequestVoteResponse && !it.reject));
 }
 
-/// A leader of two restarts after its removal is committed, and before it has applied it.
+/// The leader of a cluster of two restarts after its own removal is committed, and before it has
+/// applied that entry.
 #[test]
 fn a_member_that_knew_of_its_removal_when_it_began_stays_until_it_is_told() {
     let members = Members { voters: vec![1, 2], learners: Vec::new() };
@@ -232,8 +234,8 @@ fn a_member_that_knew_of_its_removal_when_it_began_stays_until_it_is_told() {
     assert!(!member.has_left());
 }
 
-/// A leader of two restarts after it has applied its own removal. It can't vote for a candidate
-/// whose log is shorter than its own, and answers what is committed.
+/// The leader of a cluster of two restarts after it has applied its own removal. It can't vote for
+/// a candidate whose log is shorter than its own, and sends its commit index in the refusal.
 #[test]
 fn a_member_that_was_removed_before_it_began_stays_until_it_is_told() {
     let mut initial = InitialState {

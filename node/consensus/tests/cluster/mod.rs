@@ -1,4 +1,4 @@
-//! A cluster in one thread, whose disks and network a test controls.
+//! A cluster that runs in one thread. The test controls its disks and its network.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::error::Error;
@@ -26,15 +26,15 @@ struct ScriptedMember {
     consensus: Option<Consensus>,
     disk: Disk,
     boot: u64,
-    /// Whether the disk leaves urgent writes unacknowledged.
+    /// Whether the disk has stopped acknowledging urgent writes.
     stalled: bool,
-    /// Rounds of work whose write is not known to be durable.
+    /// `Ready` values whose writes are not yet known to be durable.
     waiting: VecDeque<Ready>,
-    /// Latest hard state that was not urgent; it is written with the next urgent one.
+    /// Latest hard state that needed no urgent write. The next urgent write includes it.
     lazy: Option<HardState>,
 }
 
-/// The members, the messages between them, and the transcript since it was last taken.
+/// The members of a cluster, the messages under way between them, and the transcript so far.
 #[derive(Default)]
 pub(crate) struct ScriptedCluster {
     members: BTreeMap<u64, ScriptedMember>,
@@ -103,7 +103,7 @@ impl ScriptedCluster {
         member.consensus = Some(Consensus::new(&config, &initial).expect("its disk is whole"));
     }
 
-    /// Adds a new member, which starts from the applied state of member `from`.
+    /// Adds a new member, whose disk starts as a copy of the applied state of member `from`.
     pub(crate) fn join(&mut self, id: u64, from: u64) {
         let theirs = &self.member_mut(from).disk;
         let disk = Disk {
@@ -222,7 +222,7 @@ impl ScriptedCluster {
         self.record("it never settles");
     }
 
-    /// Carries out all work that a member has.
+    /// Handles every `Ready` of a member until it has no more work.
     pub(crate) fn work(&mut self, id: u64) {
         loop {
             while self.member(id).has_ready() {

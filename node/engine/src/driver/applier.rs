@@ -1,5 +1,5 @@
-//! The state machine's side of the driver: apply, checkpoint, snapshots. It has no thread of its
-//! own.
+//! Apply, checkpoints and snapshots: the part of the driver that owns the state machine. This
+//! module starts no thread.
 
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,8 @@ use node_state::state_machine::{ApplyResult, CommittedEntry, RequestId, StateMac
 
 use super::{DriverMetrics, Notice, QUEUED_JOBS, SLOW_APPLY};
 
-/// Policy that decides when the store is made durable, so that the log can drop older entries.
+/// Policy that decides when to make the store durable. The log can drop entries that the store
+/// holds durably.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckpointPolicy {
     /// Number of applied bytes after which a checkpoint is due.
@@ -38,8 +39,8 @@ pub enum ApplyJob {
     Build,
 }
 
-/// Work of one turn of the state machine. Entries that may share a transaction are applied first,
-/// as one batch. Then follows the job that may not share it, if one ended the run of entries.
+/// Work of one turn of the state machine. The turn first applies `entries` as one batch. Then it
+/// runs `final_job`, if there is one: a job that can't share the batch's transaction.
 #[derive(Debug)]
 pub struct ApplyBatch {
     entries: Vec<CommittedEntry>,
@@ -47,8 +48,8 @@ pub struct ApplyBatch {
 }
 
 impl ApplyBatch {
-    /// Collects a turn from the first job and those queued behind it, as far as they fit into one
-    /// transaction. Jobs after the one that ends the run stay in `more`.
+    /// Collects a turn from the first job and the queued ones. The first job that isn't `Apply` is
+    /// the last one of the turn. Later jobs stay in `more`.
     pub fn gather(first: ApplyJob, more: impl Iterator<Item = ApplyJob>) -> Self {
         let mut turn = match first {
             ApplyJob::Apply(entries) => Self { entries, final_job: None },
@@ -72,22 +73,23 @@ impl ApplyBatch {
     }
 }
 
-/// Destinations of the state machine's results.
+/// Destinations of the applier's results.
 pub trait ApplySink<M: StateMachine> {
     /// Sends a notice to the core.
     fn notice(&mut self, notice: Notice);
-    /// Answers the waiting requests.
+    /// Sends the outcomes to the requests that wait for them.
     fn answer(&mut self, outcomes: Vec<(RequestId, M::Outcome)>);
-    /// Has a snapshot written; [`Notice::Built`] follows. Returns false if another one waits
-    /// already.
+    /// Starts to write a snapshot; [`Notice::Built`] reports the end. Returns false if another
+    /// snapshot already waits to be written.
     fn build(&mut self, snapshot: M::Snapshot) -> bool;
     /// Opens a received snapshot body for reading.
     fn open(&mut self, body: &Path) -> io::Result<impl Read>;
-    /// Reports that a received body is durably installed in the store, and no longer needed.
+    /// Reports that the store has durably installed the received snapshot `body`. The file is no
+    /// longer needed.
     fn installed(&mut self, body: &Path);
 }
 
-/// Reason why a turn failed. Both are final.
+/// Reason why a turn failed. The driver can't continue after any of these errors.
 #[derive(Debug)]
 pub enum ApplierError<E> {
     /// The state machine failed.
@@ -96,8 +98,8 @@ pub enum ApplierError<E> {
     Body(io::Error),
 }
 
-/// The only writer of the state machine: the apply thread in production, events in the simulation.
-/// It reads the clock for its counters only.
+/// The only writer of the state machine. It runs on the apply thread in production, and on
+/// simulated events in the simulation. It reads the clock only for its counters.
 #[derive(Debug)]
 pub struct Applier<M> {
     machine: M,
@@ -118,8 +120,8 @@ impl<M: StateMachine> Applier<M> {
         &self.machine
     }
 
-    /// Runs one turn. Waiting requests are answered before a checkpoint that is due, because that
-    /// may take long.
+    /// Runs one turn. It answers the waiting requests before a checkpoint, because a checkpoint may
+    /// take long.
     pub fn run(
         &mut self,
         turn: ApplyBatch,
@@ -169,7 +171,7 @@ impl<M: StateMachine> Applier<M> {
         Ok(())
     }
 
-    /// Makes the store durable, unless it already is.
+    /// Makes the store durable, unless everything applied is already durable.
     pub fn checkpoint(&mut self, out: &mut impl ApplySink<M>) -> Result<(), M::Error> {
         if self.machine.durable() == self.machine.applied() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The thread that applies: it waits for jobs and takes all that gathered.
+//! The apply thread: it waits for jobs, takes all queued ones at once, and runs them.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -41,7 +41,7 @@ pub(super) fn apply<M: StateMachine>(
     }
 }
 
-/// Outlets of the apply thread: to the other threads, and to waiting requests.
+/// Channels of the apply thread to the other threads and to the waiting requests.
 pub(super) struct ApplyThreadSink<M: StateMachine> {
     pub mailbox: Arc<Mailbox>,
     pub waiters: Arc<Waiters<M::Outcome>>,

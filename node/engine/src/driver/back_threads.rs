@@ -1,6 +1,6 @@
-//! Slow work that nothing in the driver waits for: reading old entries for followers that lag, and
-//! writing snapshots for those that lag further. Each has a thread of its own, so that a snapshot
-//! of gigabytes doesn't delay a follower that needs a few entries.
+//! Two threads for slow work that no other thread waits for. The fetch thread reads old entries for
+//! followers that lag. The back thread writes snapshots for followers that need more than the log
+//! still has. A snapshot of gigabytes thus doesn't delay a follower that needs only a few entries.
 
 use std::sync::mpsc::Receiver;
 
@@ -13,11 +13,12 @@ use super::run_fetch;
 use super::snapshot_store::{SnapshotFiles, SnapshotStore};
 use crate::log::LogReader;
 
-/// Capacity of the fetch queue. Consensus has fewer fetches under way, so only those of a lost
-/// leadership could fill it. Further fetches are then answered without entries.
+/// Capacity of the fetch queue. Consensus never has that many fetches under way. Only fetches left
+/// over from a lost leadership could fill the queue. If it is full, a fetch is answered without
+/// entries.
 pub(super) const QUEUED_FETCHES: usize = 64;
 
-/// Capacity of the snapshot queue: the driver requests one at a time.
+/// Capacity of the snapshot queue. The driver requests only one snapshot at a time.
 pub(super) const QUEUED_SNAPSHOTS: usize = 1;
 
 /// Reads old entries until the queue is closed.

@@ -1,16 +1,17 @@
 //! The synchronous driver: events in, effects out. It has no clock, no thread and no I/O.
 //!
-//! The rule "persist, then send" is implemented here and nowhere else. The messages of
-//! [`Ready::after_persist`] wait in [`DriverCore::waiting`] until the log reports that their batch is
-//! durable.
+//! The rule "persist, then send" is implemented in this module and nowhere else. The messages of
+//! [`Ready::after_persist`] wait in [`DriverCore::waiting`]. They are sent once the log has
+//! reported that their batch is durable.
 //!
 //! A received snapshot is installed in three steps, each durable before the next:
 //! 1. the log notes that an install is under way;
 //! 2. the store replaces its content;
 //! 3. the log is emptied, and begins after the snapshot.
 //!
-//! Batches that consensus produces meanwhile wait. So if a store is ahead of its log after a crash,
-//! either it holds that snapshot, or the log lost data.
+//! Batches that consensus produces during the install wait until the store has replaced its
+//! content. So if a store is ahead of its log after a crash, either it holds that snapshot, or the
+//! log lost data.
 
 mod install;
 
@@ -34,16 +35,16 @@ use super::read_queue::ReadQueue;
 use crate::log::Batch;
 use crate::witness::Promise;
 
-/// Number of past configurations that are remembered, to check snapshots that are being built. A
-/// snapshot of an older configuration is not checked. Changes are made one at a time, and a
-/// snapshot is built within a few.
+/// Number of past configurations that the driver remembers, to check the members in a finished
+/// snapshot. A snapshot of an older configuration isn't checked. Only a few changes of members can
+/// happen while one snapshot is built.
 const REMEMBERED_CONFIGURATIONS: usize = 16;
 
-/// Compares the voters and learners of consensus with those of the member table. If the two ever
-/// differ, one of them may see a majority where there is none.
+/// Compares the voters and learners of consensus with those of the member table. If these differ,
+/// one of the two may count a majority that doesn't exist.
 ///
 /// # Panics
-/// If they differ. The process ends, because nothing that it could do next is safe.
+/// If they differ. The process must end, because no further step would be safe.
 fn compare_members(index: u64, consensus: &Members, table: &Members) {
     assert!(
         consensus == table,
@@ -51,43 +52,47 @@ fn compare_members(index: u64, consensus: &Members, table: &Members) {
     );
 }
 
-/// Configuration of the driver beside that of consensus.
+/// Configuration of the driver, in addition to that of consensus.
 #[derive(Clone, Copy, Debug)]
 pub struct DriverOptions {
-    /// Whether to campaign as soon as a quorum is connected, if there has been no leader yet.
+    /// Whether this member campaigns as soon as it has connected to a quorum, if there was no
+    /// leader yet.
     pub campaign_when_connected: bool,
     /// Whether to shorten the wait for the first election once a quorum is connected
     /// (`--initial-election-tick-advance`).
     pub hasten_first_election: bool,
-    /// Number of entries that the log keeps behind the store's durable position.
+    /// Number of entries that the log keeps although the store already holds them durably.
     pub catch_up_entries: u64,
-    /// Ticks after which a proposal that found no leader, or a read without an answer, is dropped.
-    /// It must be longer than the requester waits.
+    /// Age in ticks at which the driver drops a proposal that found no leader, or a read without an
+    /// answer. It must exceed the time for which the requester waits.
     pub proposal_ticks: u64,
     /// Ticks after which an unanswered read is sent again.
     pub read_retry_ticks: u64,
-    /// Limit on the bytes of log entries that are not yet applied. Above it a leader refuses
-    /// proposals and a follower drops appends, which the leader sends again.
+    /// Limit on the bytes of log entries that are not yet applied. Above the limit a leader refuses
+    /// proposals, and a follower drops appends, which the leader sends again.
     ///
-    /// It must exceed consensus' limit on uncommitted bytes. Uncommitted entries can't be applied.
-    /// A follower full of them would for ever drop the appends that should replace them.
+    /// This limit must exceed consensus' limit on uncommitted bytes. Uncommitted entries can't be
+    /// applied. A follower that has too many of them would drop every append for ever, even one
+    /// that would replace those entries.
     pub max_backlog_bytes: usize,
 }
 
-/// Work that follows from the driver's inputs. The order of the fields is not an order of
-/// execution: no field depends on another one.
+/// Work that the driver's caller must do. The fields may be executed in any order, because none
+/// depends on another.
 #[derive(Debug, Default)]
 pub struct Effects {
     /// Messages to send to peers at once.
     pub send: Vec<Message>,
-    /// `Snapshot` messages to peers, each to be sent with the body that was built last.
+    /// `Snapshot` messages to peers. Each must be sent together with the snapshot body that was
+    /// built last.
     pub send_snapshots: Vec<Message>,
-    /// Batches for the log, in order. [`Notice::Persisted`] reports the last number that is
-    /// durable.
+    /// Numbered batches for the log, in order. [`Notice::Persisted`] reports the highest number
+    /// that is durable.
     pub persist: Vec<(u64, Batch)>,
     /// Committed entries for the state machine, in order.
     pub apply: Vec<CommittedEntry>,
-    /// Snapshot to install durably as the whole state; [`Notice::Installed`] reports the end.
+    /// Position and file of a snapshot that must replace the store durably. [`Notice::Installed`]
+    /// reports the end.
     pub install: Option<(Position, PathBuf)>,
     /// Files of snapshot bodies that are no longer needed.
     pub discard: Vec<PathBuf>,
@@ -97,13 +102,15 @@ pub struct Effects {
     pub drop_snapshot: bool,
     /// Entries to read from the log; [`Notice::Fetched`] brings them.
     pub fetches: Vec<FetchRequest>,
-    /// Index up to which the log may drop entries; [`Notice::Compacted`] reports the new beginning.
+    /// Last index that the log may drop. [`Notice::Compacted`] reports the position after which the
+    /// log then begins.
     pub compact: Option<u64>,
-    /// Proposals of this member's clients that will never have an effect.
+    /// Requests of this member's clients whose proposals were refused. They will never have an
+    /// effect.
     pub refused_proposals: Vec<RequestId>,
-    /// Reads that may be answered from the store at this position or a later one.
+    /// Reads that may be answered once the store has applied the given position.
     pub reads: Vec<(ReadToken, Position)>,
-    /// Reads refused because too many wait.
+    /// Reads that were refused because too many reads wait already.
     pub refused_reads: Vec<ReadToken>,
     /// Reasons for which peers' messages were refused.
     pub bad_messages: Vec<StepError>,
@@ -113,7 +120,7 @@ pub struct Effects {
 #[derive(Debug)]
 struct UnpersistedBatch {
     batch: u64,
-    /// Number of the ready that is durable once the batch is.
+    /// Number of the latest `Ready` that becomes durable together with this batch.
     ready: u64,
     after: Vec<Message>,
     since: u64,
@@ -124,13 +131,14 @@ struct UnpersistedBatch {
 struct SnapshotInstall {
     at: Position,
     body: Option<PathBuf>,
-    /// Batch that notes the install in the log. The store may change once it is durable.
+    /// Number of the batch that records the start of the install in the log. The store may change
+    /// only once that batch is durable.
     intent: u64,
-    /// Batches that wait until the store has installed the snapshot.
+    /// Batches that the log gets only after the store has installed the snapshot.
     held_batches: Vec<(Batch, u64, Vec<Message>)>,
 }
 
-/// Driver of one member. The production threads and the simulation both run it.
+/// Driver of one member. Production threads and the simulation run this same type.
 #[derive(Debug)]
 pub struct DriverCore {
     consensus: Consensus,
@@ -139,8 +147,8 @@ pub struct DriverCore {
     was_quorum_connected: bool,
     guards: Guards,
     member: u64,
-    /// Configurations, each with the index of the entry that began it. The last one is the current
-    /// one.
+    /// Past and current configurations, oldest first. Each has the index of the entry that started
+    /// it.
     configurations: VecDeque<(u64, Arc<Members>)>,
     election_ticks: u64,
     proposals: ProposalQueue,
@@ -150,7 +158,7 @@ pub struct DriverCore {
     lazy_hard_state: Option<HardState>,
     persisted_commit: u64,
     install: Option<SnapshotInstall>,
-    /// Number of the batch that records an installed snapshot in the log, and the snapshot's
+    /// Number of the batch that records the finished install in the log, and the snapshot's
     /// position.
     snapshot_batch: Option<(u64, Position)>,
     incoming: Option<PathBuf>,
@@ -167,11 +175,11 @@ pub struct DriverCore {
 }
 
 impl DriverCore {
-    /// Starts from the recovered state of log and store.
+    /// Starts from the state that was recovered from the log and the store.
     ///
     /// # Panics
     ///
-    /// If the limits contradict each other: see [`DriverOptions::max_backlog_bytes`].
+    /// If two limits contradict each other: see [`DriverOptions::max_backlog_bytes`].
     pub fn new(
         config: &Config,
         options: DriverOptions,
@@ -231,7 +239,7 @@ impl DriverCore {
         self.campaign_if_connected();
     }
 
-    /// Takes proposals of this member's own clients.
+    /// Queues proposals of this member's own clients, or refuses them under overload.
     pub fn propose(&mut self, proposals: impl IntoIterator<Item = ClientProposal>) {
         let overloaded = self.backlog_bytes > self.options.max_backlog_bytes;
         for proposal in proposals {
@@ -259,15 +267,16 @@ impl DriverCore {
                     self.proposals.push_forwarded(message, self.now);
                 }
             }
-            // Too many bytes wait to be applied. The leader sends the append again.
+            // Too many bytes of entries are not applied yet. The leader will send this append
+            // again.
             MessageKind::Append
                 if !message.entries.is_empty()
                     && self.backlog_bytes > self.options.max_backlog_bytes => {}
-            // A snapshot message arrives with its body, as a `Notice::Snapshot`; without one it is
-            // useless.
+            // A snapshot that was received with its body arrives as `Notice::Snapshot`. A
+            // `Snapshot` message alone is useless.
             MessageKind::Snapshot => {}
-            // No member requests a snapshot this way. A leader that accepted the request would
-            // build snapshots for ever.
+            // No correct member sets `request_snapshot`. A leader that accepted such a message
+            // would build snapshots for ever.
             MessageKind::AppendResponse if message.request_snapshot != 0 => {}
             _ => self.step(message),
         }
@@ -352,13 +361,14 @@ impl DriverCore {
         self.consensus.leadership()
     }
 
-    /// Returns the last entry applied, and the last one that the store holds durably.
+    /// Returns the position of the last applied entry, and that of the last entry that the store
+    /// holds durably.
     pub fn positions(&self) -> (Position, Position) {
         (self.applied, self.durable)
     }
 
-    /// Returns all promises that this process has made to others: those in its messages, and as a
-    /// leader its own durable log.
+    /// Returns all promises that this process has made: those in its messages, and a leader's
+    /// durable log, which counts as its own acknowledgement.
     pub fn promised(&self) -> Promise {
         let (term, commit) = self.consensus.term_and_commit();
         self.promised.with_commit(term, commit)
@@ -386,21 +396,21 @@ impl DriverCore {
         self.consensus.members()
     }
 
-    /// Returns whether this member was removed and may end.
+    /// Returns whether this member was removed, and the cluster no longer needs it.
     pub fn has_left(&self) -> bool {
         self.consensus.has_left()
     }
 
-    /// Returns whether this member may be the only one that knows of its removal. That is so if it
-    /// was removed, or may be about to learn of its removal. A leader may, and so may a member that
-    /// has yet to apply entries known to be committed.
+    /// Returns whether this member may be the only one that knows of its removal. That is possible
+    /// if it is no longer in the configuration, or if it leads. It is also possible while committed
+    /// entries are not applied yet, because one of them may remove it.
     pub fn may_be_only_one_to_know_removal(&self) -> bool {
         self.leadership().0 == Role::Leader
             || self.applied.index < self.status().commit
             || !self.members().contains(self.member)
     }
 
-    /// Records that the current members of consensus count from entry `index` on.
+    /// Records that consensus has used its current members since the entry at `index`.
     fn note_members(&mut self, index: u64) {
         if self.configurations.len() == REMEMBERED_CONFIGURATIONS {
             self.configurations.pop_front();
@@ -424,7 +434,8 @@ impl DriverCore {
             let Some(group) = self.proposals.take(leads) else { return };
             self.propose_group(group);
             if leads {
-                // A leader makes one proposal per round; what is left is taken in the next round.
+                // A leader proposes one group per round. The next round takes the rest of the
+                // queue.
                 return;
             }
         }
@@ -436,7 +447,7 @@ impl DriverCore {
         }
     }
 
-    /// Returns whether proposals are left that the next round can take at once.
+    /// Returns whether proposals remain that the next round can take without new input.
     pub fn has_more(&self) -> bool {
         let (role, leader, _) = self.consensus.leadership();
         role == Role::Leader
@@ -472,8 +483,8 @@ impl DriverCore {
         self.persist(ready);
     }
 
-    /// Removes the built snapshot once nobody needs it. While another body is being built, this
-    /// waits: the new one replaces the old one.
+    /// Removes the snapshot body that was built last, once no peer needs it. While a new body is
+    /// being built, nothing is removed, because the new body will replace the old one.
     fn drop_snapshot(&mut self) {
         let leads = self.consensus.leadership().0 == Role::Leader;
         if !self.building && self.outgoing.as_ref().is_some_and(|body| body.is_unneeded(leads)) {
@@ -530,14 +541,14 @@ impl DriverCore {
             ..Batch::default()
         };
         self.queue(batch, number, after_persist);
-        // Tests only: the leader counts its own log before it is durable.
+        // Tests only: the leader counts its own log towards the quorum before that log is durable.
         if !self.guards.persist_before_self_ack() && self.consensus.leadership().0 == Role::Leader {
             self.consensus.report_persisted(number);
         }
     }
 
-    /// Completes a ready that has nothing to write. It counts as durable as soon as all earlier
-    /// batches are.
+    /// Completes a `Ready` that needs no write. It counts as durable once all earlier batches are
+    /// durable.
     fn complete_without_write(&mut self, number: u64, after: Vec<Message>) {
         if let Some(install) = &mut self.install {
             install.held_batches.push((Batch::default(), number, after));
@@ -593,8 +604,8 @@ impl DriverCore {
         }
     }
 
-    /// Records a leader's own durable log as a promise, because the leader counts itself towards a
-    /// quorum that far. A durable entry of its term makes that term durable as well.
+    /// Records a leader's durable log as a promise, because the leader counts its own log towards
+    /// the quorum. This is done only once the log has a durable entry of the current term.
     fn promise_own_log(&mut self) {
         let (role, _, term) = self.consensus.leadership();
         let matched = self.consensus.durable_index();
@@ -605,8 +616,8 @@ impl DriverCore {
     }
 
     fn applied(&mut self, at: Position, changes: Vec<AppliedChange>) {
-        // While a snapshot is being installed, consensus already has the snapshot's members, which
-        // are later ones.
+        // While a snapshot is being installed, consensus already uses the snapshot's members.
+        // Changes in older entries must not replace them.
         let follows = self.install.is_none();
         for AppliedChange { index, change, members } in changes.into_iter().filter(|_| follows) {
             if let Some(change) = change {
@@ -633,8 +644,8 @@ impl DriverCore {
         }
     }
 
-    /// Shortens the wait for the first election, once per process. A member that was connected to a
-    /// quorum before has already waited for a heartbeat.
+    /// Shortens the wait for the first election, once per process. If the connections to a quorum
+    /// break and return later, the member has already waited for a heartbeat.
     fn hasten_if_connected(&mut self) {
         if self.was_quorum_connected || !self.is_quorum_connected() {
             return;

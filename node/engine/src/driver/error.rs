@@ -15,16 +15,16 @@ pub enum ProposeError {
     /// The proposal is larger than [`MAX_PROPOSAL_BYTES`](super::MAX_PROPOSAL_BYTES).
     #[error("the request is too large")]
     TooLarge,
-    /// No leader is known when the time is up.
+    /// No leader was known when the request time-out ended.
     #[error("no leader")]
     NoLeader,
-    /// There was no outcome within the request time-out.
+    /// The request time-out ended without an outcome.
     #[error("request timed out")]
     Timeout,
-    /// There was no outcome within the request time-out, and a leader was lost meanwhile.
+    /// The request time-out ended without an outcome, and a leader was lost meanwhile.
     #[error("request timed out, possibly due to previous leader failure")]
     TimeoutLeaderFailed,
-    /// There was no outcome within the request time-out, and this member can't reach a quorum.
+    /// The request time-out ended without an outcome, and this member can't reach a quorum.
     #[error("request timed out, possibly due to connection lost")]
     TimeoutConnectionLost,
     /// This member is stopping, or was removed.
@@ -38,10 +38,10 @@ pub enum ReadBarrierError {
     /// The queue of waiting reads is full.
     #[error("too many requests")]
     TooManyRequests,
-    /// No leader is known when the time is up.
+    /// No leader was known when the request time-out ended.
     #[error("no leader")]
     NoLeader,
-    /// No read index was confirmed and applied within the request time-out.
+    /// The request time-out ended before a read index was confirmed and applied.
     #[error("request timed out")]
     Timeout,
     /// This member is stopping.
@@ -55,10 +55,10 @@ pub enum TransferError {
     /// This member isn't the leader.
     #[error("not the leader")]
     NotLeader,
-    /// The requested transferee isn't a voter.
+    /// The requested transferee is not a voter of the cluster.
     #[error("the transferee can't lead")]
     BadTransferee,
-    /// The transferee didn't take over in time.
+    /// The transferee did not become leader in time.
     #[error("request timed out, leader transfer took too long")]
     Timeout,
     /// This member is stopping.

@@ -9,22 +9,22 @@ use node_state::state_machine::StateMachine;
 use super::StartError;
 use crate::log::LogError;
 
-/// Exit code after a failure that a restart may repair, because it reads again what the disk really
+/// Exit code after a failure that a restart may repair. A restart reads again what the disk really
 /// holds.
 const EXIT_FAILURE: i32 = 1;
-/// Exit code after damage that a restart would find again.
+/// Exit code after damage that every restart would find again.
 const EXIT_DO_NOT_RESTART: i32 = 3;
 
-/// Ends the process because log or store failed. Nothing may depend on them any more, and a retry
-/// could report success for data that is gone. Waiting requests get no answer.
+/// Ends the process because the log or the store failed. A retry could report success for data that
+/// is lost. Waiting requests get no answer.
 #[expect(
     clippy::disallowed_methods,
     reason = "no destructor may run: those of log and store would go on writing to the disk that failed"
 )]
 fn fatal(what: &str, error: &(dyn Error + 'static), is_final: bool) -> ! {
-    // The text of a final error already says what to do.
+    // The text of a final error already tells the operator what to do.
     let next = (!is_final).then(|| advice(error));
-    // Other threads run on until the process is gone, but can't report anything as durable.
+    // Other threads run until the process has ended, but can't report anything more as durable.
     tracing::error!(fatal = true, error, next, "{what} failed; stopping at once");
     std::process::exit(if is_final { EXIT_DO_NOT_RESTART } else { EXIT_FAILURE });
 }
@@ -37,7 +37,7 @@ pub(super) fn exit_on_store_failure<M: StateMachine>(error: &M::Error) -> ! {
     fatal("the store", error, M::is_final(error))
 }
 
-/// Ends the process because the store's file may not be the one that the next start finds.
+/// Ends the process because the next start may open another store file than the one in use.
 pub fn exit_on_defragmentation_failure(error: &(dyn Error + 'static)) -> ! {
     fatal("putting a smaller file in the store's place", error, false)
 }

@@ -1,4 +1,4 @@
-//! The rest of the node's access to the driver: proposals, read barriers, the status.
+//! Access of the node's other parts to the driver: proposals, read barriers and the status.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,8 @@ use super::{
     TransferError,
 };
 
-/// Requests that wait for outcomes. The API side adds them; the apply and core threads remove them.
+/// Requests that wait for their outcomes. API calls add requests; the apply and core threads remove
+/// them.
 #[derive(Debug)]
 pub(super) struct Waiters<O> {
     proposals: Mutex<HashMap<RequestId, oneshot::Sender<Result<O, ProposeError>>>>,
@@ -38,7 +39,7 @@ impl<O> Waiters<O> {
         let mut waiting = self.proposals.lock().unwrap_or_else(PoisonError::into_inner);
         for (id, outcome) in outcomes {
             if let Some(sender) = waiting.remove(&id) {
-                // The send fails if the caller has given up, which needs no answer.
+                // The send fails only if the caller no longer waits, so the error is ignored.
                 let _ = sender.send(outcome);
             }
         }
@@ -63,7 +64,7 @@ impl<O> Waiters<O> {
     }
 }
 
-/// Guard that removes a waiting request when its future ends, however it ends.
+/// Guard that removes a waiting request when the request's future is dropped or completes.
 struct ProposalWaiterGuard<'a, O> {
     waiters: &'a Waiters<O>,
     id: RequestId,
@@ -117,15 +118,15 @@ impl<O> Clone for Handle<O> {
 }
 
 impl<O: Send + 'static> Handle<O> {
-    /// Proposes `payload`, which the state machine will recognise by `id`, and waits until it is
-    /// applied here. While no leader is known, it waits for one. Dropping the future stops the
-    /// wait, not the proposal.
+    /// Proposes `payload` and returns the outcome once this member has applied it. The state
+    /// machine recognises the request by `id`. While no leader is known, the proposal waits for
+    /// one. Dropping the future ends the wait but does not withdraw the proposal.
     pub async fn propose(&self, payload: Bytes, id: RequestId) -> Result<O, ProposeError> {
         self.propose_entry(EntryKind::Normal, payload, id).await
     }
 
-    /// Proposes a change of members, as [`propose`](Self::propose) does for a request. The change
-    /// waits until a quorum is known to have the previous one.
+    /// Proposes a change of members; otherwise works like [`propose`](Self::propose). The change
+    /// waits until a quorum is known to have the previous change on disk.
     pub async fn propose_change(&self, payload: Bytes, id: RequestId) -> Result<O, ProposeError> {
         self.propose_entry(EntryKind::ConfChange, payload, id).await
     }
@@ -161,8 +162,8 @@ impl<O: Send + 'static> Handle<O> {
         }
     }
 
-    /// Returns once everything that was acknowledged anywhere before the call is applied here. A
-    /// local read after it is linearizable. One ReadIndex round serves all waiting calls.
+    /// Waits until this member has applied everything that any member acknowledged before the call.
+    /// A local read after that is linearizable. All calls that wait share one ReadIndex round.
     pub async fn read_barrier(&self) -> Result<Position, ReadBarrierError> {
         let answer = self.wait_for_confirmation().await;
         match answer {
@@ -195,8 +196,8 @@ impl<O: Send + 'static> Handle<O> {
         }
     }
 
-    /// Returns the current leader (0 while there is none), as a watch. It wakes its holder only
-    /// when the leader changes. The status, in contrast, changes with every round of consensus.
+    /// Returns a watch of the current leader (0 while there is none). It wakes its receiver only
+    /// when the leader changes. The watch of the full status changes with every round.
     pub fn leader(&self) -> watch::Receiver<u64> {
         self.leader.clone()
     }
@@ -206,8 +207,8 @@ impl<O: Send + 'static> Handle<O> {
         self.status.clone()
     }
 
-    /// Returns whether this member's disk is nearly full, as a watch. While it is, requests that
-    /// make the data grow must be refused.
+    /// Returns a watch of whether this member's disk is nearly full. While it is true, requests
+    /// that make the data grow must be refused.
     pub fn short_of_space(&self) -> watch::Receiver<bool> {
         self.space.clone()
     }
@@ -247,15 +248,15 @@ impl<O: Send + 'static> Handle<O> {
         }
     }
 
-    /// Ends this member's part in consensus. Requests that wait here for an outcome or a barrier
-    /// end with `Stopped`, and so do later ones.
+    /// Ends this member's part in consensus. All waiting and later requests on this member fail
+    /// with `Stopped`.
     pub fn leave(&self) {
         self.mailbox.stop();
     }
 
-    /// Transfers leadership, if this member has it, to the voter that is best able to lead. Returns
-    /// at once if no voter is able. Otherwise it returns when another member leads, or after an
-    /// election time-out.
+    /// If this member leads, transfers leadership to the most suitable voter. Returns at once if no
+    /// voter is suitable. Otherwise returns once another member leads, or after one election
+    /// time-out.
     pub async fn hand_over(&self) {
         let mut status = self.status.clone();
         let (leads, alone, successor) = {

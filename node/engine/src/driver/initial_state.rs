@@ -1,4 +1,4 @@
-//! Recovery of consensus' initial state from log and store.
+//! Recovery of the initial state of consensus from the log and the store.
 
 use node_consensus::{ConfigError, InitialState, Members, Position};
 use thiserror::Error;
@@ -8,10 +8,10 @@ use crate::log::{Log, LogError, StoreConsistency};
 /// Reason why a member can't start.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// The log can't be used, or doesn't fit the store.
+    /// The log can't be used, or contradicts the store.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// The recovered state contradicts itself.
+    /// The recovered state is not a valid state of consensus.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The operating system refused to create a thread.
@@ -22,9 +22,9 @@ pub enum StartError {
     Snapshots(#[source] std::io::Error),
 }
 
-/// Checks that log and store fit each other, and finishes a snapshot's install that a crash
-/// interrupted. Then it reads the entries that the store has yet to apply. `members` are the
-/// store's members at `applied`.
+/// Checks that the log and the store fit each other, and finishes a snapshot install that a crash
+/// interrupted. Then reads the entries that the store has not applied yet. `members` are the
+/// members that the store has at position `applied`.
 pub fn recover_initial_state(
     log: &mut Log,
     applied: Position,

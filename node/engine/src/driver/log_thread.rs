@@ -1,4 +1,5 @@
-//! The thread that owns the log's disk: it waits for jobs, and reports when space runs short.
+//! The log thread, the only one that writes the log. It waits for jobs, and reports when the disk
+//! runs out of space.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -14,13 +15,13 @@ pub(super) struct WalThread {
     writer: LogWriter,
     jobs: Receiver<LogJob>,
     mailbox: Arc<Mailbox>,
-    /// Sends whether the disk is short of space.
+    /// Publishes whether the disk is short of space.
     space: watch::Sender<bool>,
     last_space_check: Instant,
 }
 
 impl WalThread {
-    /// Returns the thread's state, and a receiver of whether the disk is short of space.
+    /// Returns the state of the log thread, and a watch of whether the disk is short of space.
     pub(super) fn new(
         writer: LogWriter,
         jobs: Receiver<LogJob>,

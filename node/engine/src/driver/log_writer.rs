@@ -1,5 +1,5 @@
-//! The log's side of the driver: all queued batches become one write and one sync, and old entries
-//! are read in parallel. It has no thread of its own.
+//! The part of the driver that owns the log. It writes all queued batches at once, with one sync.
+//! Old entries are read in parallel. This module starts no thread.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,7 +10,7 @@ use node_consensus::FetchRequest;
 use super::{DriverMetrics, Notice, QUEUED_JOBS};
 use crate::log::{Batch, Log, LogError, LogReader};
 
-/// Time without work after which the log prepares for later writes.
+/// Time without a job after which the log prepares for later writes.
 const IDLE: Duration = Duration::from_millis(20);
 
 /// Interval at which the log's free space is checked.
@@ -35,21 +35,21 @@ impl LogJob {
     }
 }
 
-/// Collects the jobs that are done together: `first`, and those that queued behind it.
+/// Collects the jobs of one turn: `first`, and the jobs queued behind it.
 pub fn collect_log_jobs(first: LogJob, more: impl Iterator<Item = LogJob>) -> Vec<LogJob> {
     let mut group = vec![first];
     group.extend(more.take(QUEUED_JOBS));
     group
 }
 
-/// The only writer of the log: the wal thread in production, events in the simulation. It reads the
-/// clock for its counters only.
+/// The only writer of the log. It runs on the wal thread in production, and on simulated events in
+/// the simulation. It reads the clock only for its counters.
 #[derive(Debug)]
 pub struct LogWriter {
     log: Log,
     metrics: Arc<DriverMetrics>,
     is_short: bool,
-    /// Whether there may be something to prepare.
+    /// Whether the log may have work to do while no job waits.
     idle_work: bool,
 }
 
@@ -60,8 +60,8 @@ impl LogWriter {
         Self { log, metrics, is_short, idle_work: true }
     }
 
-    /// Does all jobs: first the writes, as one group, then the furthest compaction. After an error
-    /// the log must not be used again.
+    /// Runs all jobs of one turn. The writes come first, as one group; then the compaction with the
+    /// highest index. After an error the log must not be used again.
     pub fn run(&mut self, group: Vec<LogJob>) -> Result<Vec<Notice>, LogError> {
         let (started, bytes) = (Instant::now(), self.log.written_bytes());
         let mut notices = Vec::new();
@@ -99,8 +99,8 @@ impl LogWriter {
         if self.idle_work { IDLE } else { SPACE_CHECK_INTERVAL }
     }
 
-    /// Does one step of the work that makes later writes fast, because no job waits. While the disk
-    /// is full, such a step also finds out whether space is available again.
+    /// Does one step of preparation for later writes. The caller runs it when no job waits. If the
+    /// disk is full, the step also checks whether space is available again.
     pub fn idle(&mut self) -> Result<(), LogError> {
         if self.idle_work || self.is_short {
             self.idle_work = self.log.prepare()?;
@@ -113,30 +113,32 @@ impl LogWriter {
         self.is_short
     }
 
-    /// Checks the disk's space. Returns whether [`is_short`](Self::is_short) has changed.
+    /// Checks the free space of the disk. Returns whether [`is_short`](Self::is_short) has changed.
     pub fn check_space(&mut self) -> bool {
         let short = self.log.is_short_of_space();
         self.metrics.log_bytes_left.store(self.log.bytes_left(), Relaxed);
         std::mem::replace(&mut self.is_short, short) != short
     }
 
-    /// Returns how many bytes can be written before another segment must be created.
+    /// Returns how many bytes can still be written before the log needs another segment.
     pub fn bytes_left(&self) -> u64 {
         self.log.bytes_left()
     }
 
-    /// Writes an empty record after the last one. With it, damage to that last one can be told from
-    /// a torn end.
+    /// Seals the last record by writing an empty record after it. Later damage to a sealed record
+    /// can't be mistaken for an incomplete write.
     pub fn finish(mut self) -> Result<(), LogError> {
         self.log.write(&[Batch::default()])
     }
 }
 
-/// Reads old entries in parallel with the writer, without delaying it. An error is final.
+/// Reads old entries without delaying the writer, which may run in parallel. After an error the log
+/// must not be used again.
 pub fn run_fetch(log: &LogReader, fetch: FetchRequest) -> Result<Notice, LogError> {
     let FetchRequest { id, low, high, max_bytes } = fetch;
     let entries = match log.entries(low, high, max_bytes) {
-        // The entries were compacted meanwhile. Consensus will find that the peer needs a snapshot.
+        // The log has dropped these entries meanwhile. Without them, consensus decides to send a
+        // snapshot.
         Err(LogError::Compacted { .. }) => Vec::new(),
         other => other?,
     };

@@ -1,8 +1,9 @@
-//! Inputs that wait for the core: bounded, and taken all at once. No lock, no thread.
+//! Inputs that wait for the core thread. Their number is bounded, and the core takes all of them at
+//! once. This module has no lock and no thread.
 //!
-//! Batching has the largest effect on throughput, so the core takes everything that gathered while
-//! it was busy. Proposals, reads and peer messages are counted, and refused above a limit. Notices
-//! come from the other threads. Their number is bounded by the work that those threads were given.
+//! Throughput depends mostly on batching. So the core takes all inputs that were queued while it
+//! was busy. Proposals, reads and peer messages are counted, and refused above a limit. The number
+//! of notices is bounded by the work that was given to the threads that report them.
 
 use std::mem;
 
@@ -12,22 +13,24 @@ use node_state::state_machine::{AppliedChange, RequestId};
 
 use super::peers::IncomingSnapshot;
 
-/// Maximum bytes of proposals that wait for the core; more are refused as "too many requests".
+/// Maximum bytes of proposals that wait for the core. Further proposals fail with "too many
+/// requests".
 pub const MAX_QUEUED_PROPOSAL_BYTES: usize = 32 * 1024 * 1024;
-/// Maximum number of proposals that wait for the core; more are refused as "too many requests".
+/// Maximum number of proposals that wait for the core. Further proposals fail with "too many
+/// requests".
 pub const MAX_QUEUED_PROPOSALS: usize = 16 * 1024;
-/// Maximum bytes of peer messages that wait for the core. More are refused, which to Raft is a lost
-/// message.
+/// Maximum bytes of peer messages that wait for the core. Further messages are dropped, which Raft
+/// tolerates.
 pub const MAX_QUEUED_MESSAGE_BYTES: usize = 64 * 1024 * 1024;
-/// Maximum number of reads that wait for a barrier; more are refused as "too many requests".
+/// Maximum number of reads that wait for a barrier. Further reads fail with "too many requests".
 pub const MAX_QUEUED_READS: usize = 64 * 1024;
 
 /// One proposal of this member's clients.
 #[derive(Clone, Debug)]
 pub struct ClientProposal {
-    /// Id by which the outcome finds the waiting request.
+    /// Request id, by which the outcome reaches the waiting request.
     pub id: RequestId,
-    /// Kind of the resulting entry; never the no-op that only a leader makes.
+    /// Kind of the entry that is proposed. It is never the no-op, which only a new leader appends.
     pub kind: EntryKind,
     pub data: Bytes,
 }
@@ -58,7 +61,7 @@ pub enum Notice {
         /// Voters and learners at that position, as the store has them.
         members: Members,
     },
-    /// A snapshot body was built, with this position and the members at it; `None` if it failed.
+    /// Position and members of the snapshot body that was built; `None` if the build failed.
     Built(Option<(Position, Members)>),
     /// The entries of a fetch were read.
     Fetched {
@@ -84,7 +87,8 @@ pub enum Notice {
     Disconnected(u64),
     /// This member should campaign now.
     Campaign,
-    /// This leader should transfer leadership to the given member, or to the best successor.
+    /// This leader should transfer leadership to the given member, or without one to the best
+    /// successor.
     Transfer(Option<u64>),
 }
 
@@ -97,7 +101,7 @@ pub enum QueueError {
     Stopped,
 }
 
-/// Limits on waiting inputs. The defaults are the product's.
+/// Limits on the inputs that wait for the core. The default values are those used in production.
 #[derive(Clone, Copy, Debug)]
 pub struct MailBounds {
     /// Maximum bytes of waiting proposals: see [`MAX_QUEUED_PROPOSAL_BYTES`].
@@ -166,8 +170,8 @@ impl Mail {
         Ok(())
     }
 
-    /// Queues a message from a peer. Messages are accepted while the node stops as well, for the
-    /// transfer of leadership and the last acknowledgements.
+    /// Queues a message from a peer. Messages are accepted even while the node stops. They carry
+    /// the leadership transfer and the last acknowledgements.
     pub fn message(&mut self, message: Message) -> Result<(), QueueError> {
         let bytes = self.message_bytes + message.cost();
         if bytes > self.bounds.message_bytes {
@@ -192,7 +196,7 @@ impl Mail {
             && !self.stop
     }
 
-    /// Takes everything that waits. The flag `stop` stays set.
+    /// Takes all queued inputs. The flag `stop` is copied and stays set.
     pub fn take(&mut self) -> Self {
         let (bounds, stop) = (self.bounds, self.stop);
         mem::replace(self, Self { bounds, stop, ..Self::default() })

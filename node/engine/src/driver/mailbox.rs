@@ -23,8 +23,9 @@ pub(super) trait CoreInbox: Debug + Send + Sync {
 pub(super) struct Mailbox {
     mail: Mutex<Mail>,
     arrived: Condvar,
-    /// Receivers of a snapshot's result (installed or discarded), by the snapshot's file. There is
-    /// at most one for each peer, since the transport receives one snapshot at a time.
+    /// Channels that report whether a received snapshot was installed or discarded, by the
+    /// snapshot's file. Each peer has at most one, because the transport receives one snapshot of a
+    /// peer at a time.
     snapshots: Mutex<BTreeMap<PathBuf, SyncSender<bool>>>,
 }
 
@@ -49,14 +50,14 @@ impl Mailbox {
     pub(super) fn stop(&self) {
         self.lock().stop = true;
         self.arrived.notify_one();
-        // The snapshots' receivers get no result any more.
+        // Dropping the senders tells the waiting receivers that no result will follow.
         self.lock_snapshots().clear();
     }
 
-    /// Reports that a received snapshot was installed, or was discarded.
+    /// Reports whether a received snapshot was installed (true) or discarded (false).
     pub(super) fn snapshot_ended(&self, body: &Path, installed: bool) {
         if let Some(sender) = self.lock_snapshots().remove(body) {
-            // The send fails if the receiver has given up, which needs no answer.
+            // The send fails only if the receiver no longer waits, so the error is ignored.
             let _ = sender.try_send(installed);
         }
     }
@@ -65,7 +66,7 @@ impl Mailbox {
         self.snapshots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes everything that waits. If nothing does, it waits until `deadline`.
+    /// Takes all queued inputs. If there are none, waits for one until `deadline`.
     pub(super) fn take(&self, deadline: Instant) -> Mail {
         let mut mail = self.lock();
         while mail.is_empty() {
@@ -95,7 +96,8 @@ impl CoreInbox for Mailbox {
     fn snapshot(&self, snapshot: IncomingSnapshot) -> Receiver<bool> {
         let (sender, receiver) = sync_channel(1);
         let mut mail = self.lock();
-        // Under the mail's lock, so that a stop comes before all of this or after it.
+        // The mail's lock is held throughout, so that a stop happens before or after these steps,
+        // never between.
         if !mail.stop {
             self.lock_snapshots().insert(snapshot.body.clone(), sender);
             mail.notice(Notice::Snapshot(snapshot));

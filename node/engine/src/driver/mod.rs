@@ -1,8 +1,8 @@
 //! The driver: the one owner of consensus.
 //!
-//! The API side holds a [`Handle`]; [`PeerSender`] and [`PeerInbox`] are the seam to the transport.
-//! All decisions are made by types without thread, lock or clock. The threads of production and the
-//! events of the simulation (`tests/src/sim`) both run these types:
+//! API calls use a [`Handle`]. The transport is connected through [`PeerSender`] and [`PeerInbox`].
+//! All decisions are made by types without thread, lock or clock. Threads run these types in
+//! production, and simulated events run them in the simulation (`tests/src/sim`):
 //!
 //! | type | owns | thread |
 //! |---|---|---|
@@ -13,8 +13,9 @@
 //! | [`SnapshotStore`] | bodies of snapshots: the current one, removal of files | core, apply, **back** |
 //! | [`run_fetch`] | nothing; it reads old entries | **fetch** |
 //!
-//! The modules `run`, `apply_thread`, `log_thread`, `back_threads` and `mailbox` hold the channels,
-//! locks and waits around these types. They make no decision that isn't about waiting.
+//! The modules `running_driver`, `apply_thread`, `log_thread`, `back_threads` and `mailbox` hold
+//! the channels, locks and waits around these types. They make no decision that isn't about
+//! waiting.
 
 mod applier;
 mod apply_thread;
@@ -68,9 +69,9 @@ pub use round_runner::{EffectSink, RoundRunner};
 pub use running_driver::{MemberParts, RunningDriver, start};
 pub use snapshot_store::{SnapshotFiles, SnapshotStorage, SnapshotStore};
 
-/// Capacity of the queues to the log and the state machine, and the most jobs that either takes at
-/// once. The driver's limit on unapplied bytes is normally reached first. If a queue is full, the
-/// core thread blocks.
+/// Capacity of the queues to the log and to the state machine, and also the maximum number of jobs
+/// in one turn. Normally the driver's limit on unapplied bytes is reached first. If a queue is
+/// full, the core thread blocks.
 const QUEUED_JOBS: usize = 4096;
 
 /// Maximum size of one proposal in bytes. etcd's default request limit is 1.5 MiB; this hard limit
@@ -85,18 +86,18 @@ pub struct MemberOptions {
     pub tick: Duration,
     /// Ticks without a leader before an election (`--election-timeout` in ticks).
     pub election_ticks: usize,
-    /// Maximum time that a request waits for its outcome. As in etcd: 5 s and two election
-    /// time-outs.
+    /// Maximum time that a request waits for its outcome: 5 s plus two election time-outs, as in
+    /// etcd.
     pub request_timeout: Duration,
-    /// Whether to campaign as soon as a quorum of peers is connected. True for the first start of
-    /// seat 1.
+    /// Whether this member campaigns as soon as it has connected to a quorum. True only at the
+    /// first start of the cluster's first member.
     pub campaign_when_connected: bool,
     /// Whether to shorten the wait for the first election once a quorum is connected, at any start.
     pub hasten_first_election: bool,
     /// Directory of incoming and outgoing snapshots. The transport writes incoming ones here.
     pub snapshot_dir: PathBuf,
-    /// Number of entries that the log keeps behind the store's durable position, for followers that
-    /// lag.
+    /// Number of entries that the log keeps for followers that lag, although the store already
+    /// holds them durably.
     pub catch_up_entries: u64,
 }
 

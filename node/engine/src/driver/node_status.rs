@@ -1,4 +1,4 @@
-//! Published status of this member, and its observations of leaders and peers over time.
+//! Published status of this member, and the times at which its leader and connections changed.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use super::driver_core::DriverCore;
 use super::error::ProposeError;
 use crate::witness::Promise;
 
-/// Status of this member at one moment, as the core last published it.
+/// Status of this member, as the core thread last published it.
 #[derive(Clone, Debug)]
 pub struct NodeStatus {
     pub member: u64,
@@ -28,33 +28,34 @@ pub struct NodeStatus {
     pub first: u64,
     /// Last index in the log, durable or not.
     pub last: u64,
-    /// Time since when this member and its connected peers have formed a quorum; `None` if they
-    /// don't.
+    /// Start of the current period in which this member and its connected peers form a quorum;
+    /// `None` without a quorum.
     pub quorum_connected: Option<Instant>,
     /// Time at which this member last lost a leader.
     pub leader_lost: Option<Instant>,
     /// Promises that this member has made to others.
     pub promised: Promise,
-    /// Leaders only: index of an entry that comes after all applied changes of members. A member
-    /// that has it on disk knows the current members.
+    /// Leaders only: index of an entry after all applied changes of members. A member that has this
+    /// entry on disk knows the current members.
     pub barrier_index: Option<u64>,
     /// Leaders only: replication status of the other members.
     pub peers: Vec<PeerStatus>,
-    /// Voter to which this member would transfer leadership, if it leads and there is one.
+    /// Voter to which this member would transfer leadership. `None` if it isn't the leader, or no
+    /// voter is suitable.
     pub successor: Option<u64>,
     /// Voters and learners of the current configuration.
     pub members: Arc<Members>,
-    /// Whether this member was removed and is no longer needed by the others.
+    /// Whether this member was removed, and the cluster no longer needs it.
     pub has_left: bool,
     /// Whether this member may be the only one that knows of its removal.
     pub may_be_only_one_to_know_removal: bool,
 }
 
-/// Returns whether a member ends when the peer `by` reports that it was removed.
+/// Returns whether a member that was removed may end when the peer `by` reports the removal.
 ///
-/// While the member may be the only one that knows, a learner's report doesn't count: candidates
-/// don't ask learners for votes. Of two voters, the other one needs the member's vote until it is told
-/// of the removal.
+/// If the member may be the only one that knows of its removal, a learner's report isn't enough. A
+/// voter that doesn't know may need the member's vote, because candidates don't ask learners for
+/// votes. A voter's report is enough, because that voter knows.
 #[must_use]
 pub fn accepts_removal_report(by: u64, members: &Members, may_alone_know: bool) -> bool {
     !(may_alone_know && members.learners.contains(&by))
@@ -87,8 +88,8 @@ impl NodeStatus {
         }
     }
 
-    /// Returns the reason why a request that began at `started` was not answered in time. The cases
-    /// are etcd's (server/etcdserver/errors, `parseProposeCtxErr`).
+    /// Returns the error for a request that began at `started` and got no answer in time. The cases
+    /// are those of etcd's `parseProposeCtxErr` (server/etcdserver/errors).
     pub(super) fn timeout_error(&self, started: Instant) -> ProposeError {
         let after = |at: Instant| at >= started;
         if self.leader_lost.is_some_and(after) {
@@ -106,7 +107,7 @@ impl NodeStatus {
 /// Times at which leader and connections last changed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Observations {
-    /// Leader known last; 0 if there was none.
+    /// Leader that was known at the last observation; 0 if there was none.
     pub leader: u64,
     leader_lost: Option<Instant>,
     quorum_connected: Option<Instant>,

@@ -1,11 +1,11 @@
-//! Life of the snapshot body that was built last: which peers are being sent it, and when it may be
-//! removed.
+//! Lifetime of the snapshot body that was built last: which peers are receiving it, and when it may
+//! be removed.
 
 use std::collections::BTreeSet;
 
-/// The snapshot body built last, which is as large as the store. It is kept while transfers of it
-/// run, and for the peer that requested it until its transfer starts. A later request gets a newer
-/// body.
+/// The snapshot body that was built last, which is as large as the store. It is kept while any
+/// transfer of it runs. A leader also keeps it until the peer that requested it has been served. A
+/// later request gets a newer body.
 #[derive(Debug)]
 pub(super) struct OutgoingSnapshotBody {
     index: u64,
@@ -30,8 +30,8 @@ impl OutgoingSnapshotBody {
         self.served = true;
     }
 
-    /// Records that the log now begins after `base`. A receiver of an older body could not continue
-    /// from the log.
+    /// Records that the log now begins after `base`. If the body is older than `base`, its receiver
+    /// could not continue from the log, so the body is useless.
     pub(super) fn compacted(&mut self, base: u64) {
         self.served |= self.index < base;
     }

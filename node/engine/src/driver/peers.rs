@@ -1,4 +1,4 @@
-//! The seam between driver and transport.
+//! The interface between the driver and the transport.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -16,11 +16,12 @@ use crate::witness::Promise;
 
 /// Sender of messages to peers. It has one queue per peer, bounded in bytes.
 pub trait PeerSender: Send + Sync + 'static {
-    /// Queues a message for `message.to`, or returns at once why it can't. Never blocks.
+    /// Queues a message for the peer `message.to`, or returns at once why the message was dropped.
+    /// Never blocks.
     fn try_send(&self, message: Message) -> Result<(), SendError>;
 
-    /// Starts to send a snapshot, without delaying other messages. [`PeerInbox::snapshot_sent`]
-    /// reports the end exactly once, also when the transfer can't even start.
+    /// Starts to send a snapshot without delaying other messages. [`PeerInbox::snapshot_sent`]
+    /// reports the end exactly once, even if the transfer can't start.
     fn send_snapshot(&self, snapshot: OutgoingSnapshot);
 }
 
@@ -38,7 +39,7 @@ pub enum SendError {
 /// A snapshot to be sent.
 #[derive(Debug)]
 pub struct OutgoingSnapshot {
-    /// Message that goes before the body; `message.to` is the receiver.
+    /// Message that is sent before the body. Its field `to` names the receiver.
     pub message: Message,
     /// File of the body, open at its beginning. The driver removes it when all transfers of it have
     /// ended.
@@ -50,14 +51,15 @@ pub struct OutgoingSnapshot {
 /// A snapshot that was received completely.
 #[derive(Debug)]
 pub struct IncomingSnapshot {
-    /// Message that came before the body.
+    /// Message that was received before the body.
     pub message: Message,
-    /// The body, in a file of its own in the directory that
-    /// [`MemberOptions::snapshot_dir`](super::MemberOptions::snapshot_dir) names. The driver removes it.
+    /// File that holds only this body, in the directory
+    /// [`MemberOptions::snapshot_dir`](super::MemberOptions::snapshot_dir). The driver removes the
+    /// file.
     pub body: PathBuf,
 }
 
-/// The inbound queue is full. The caller drops the message, or waits and tries again.
+/// Error: the inbound queue is full. The caller drops the message, or waits and tries again.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("the inbound queue is full")]
 pub struct InboxFull;
@@ -70,8 +72,8 @@ pub struct PeerInbox {
 }
 
 impl PeerInbox {
-    /// Delivers a message from `from`, which the transport has authenticated. A message that names
-    /// another sender is dropped.
+    /// Delivers a message from the peer `from`, whose identity the transport has verified. A
+    /// message with another sender in its `from` field is dropped.
     pub fn deliver(&self, from: u64, message: Message) -> Result<(), InboxFull> {
         if message.from != from {
             tracing::warn!(
@@ -96,13 +98,14 @@ impl PeerInbox {
     }
 
     /// Returns whether the snapshot announced by `message` from `from` would advance this member.
-    /// If not, its body need not be received.
+    /// If it would not, the transport need not receive the body.
     pub fn wants_snapshot(&self, from: u64, message: &Message) -> bool {
         let status = self.status.borrow();
         is_snapshot_wanted(from, message, status.term, status.commit)
     }
 
-    /// Returns whether this member ends if the peer `by` reports that it was removed.
+    /// Returns whether this member, if it was removed, may end when the peer `by` reports the
+    /// removal.
     #[must_use]
     pub fn accepts_removal_report(&self, by: u64) -> bool {
         let status = self.status.borrow();
@@ -110,13 +113,14 @@ impl PeerInbox {
     }
 
     /// Delivers a complete snapshot that [`wants_snapshot`](Self::wants_snapshot) accepted. The
-    /// receiver yields true once it is durably installed, and false if it wasn't needed after all.
-    /// If the node stops, it ends without a value.
+    /// returned channel yields true once the snapshot is durably installed, and false if it was
+    /// discarded. If the node stops, the channel closes without a value.
     pub fn deliver_snapshot(&self, snapshot: IncomingSnapshot) -> Receiver<bool> {
         self.core_inbox.snapshot(snapshot)
     }
 
-    /// Reports how the transfer that [`PeerSender::send_snapshot`] started to `peer` ended.
+    /// Reports whether the transfer to `peer`, started by [`PeerSender::send_snapshot`], arrived
+    /// completely.
     pub fn snapshot_sent(&self, peer: u64, arrived: bool) {
         self.core_inbox.notice(Notice::SnapshotSent { peer, arrived });
     }
@@ -141,7 +145,7 @@ pub fn is_snapshot_wanted(from: u64, message: &Message, term: u64, commit: u64) 
         && message.snapshot.is_some_and(|at| at.index > commit)
 }
 
-/// Inbox that is never emptied, for tests of the transport.
+/// Inbox that records what the transport delivers, for tests of the transport.
 #[cfg(any(test, feature = "testing"))]
 pub mod test_inbox {
     use std::sync::{Mutex, mpsc};
@@ -177,7 +181,7 @@ pub mod test_inbox {
         }
     }
 
-    /// Returns the status of member 1 with an empty log and no leader.
+    /// Returns the status of a member 1 that has an empty log and no leader.
     pub fn status() -> NodeStatus {
         NodeStatus {
             member: 1,
@@ -201,7 +205,7 @@ pub mod test_inbox {
         }
     }
 
-    /// Returns an inbox of the member that [`status`] describes.
+    /// Returns an inbox of a member whose status is that of [`status`].
     pub fn inbox() -> (PeerInbox, Arc<RecordingInbox>) {
         inbox_of(status())
     }

@@ -1,5 +1,5 @@
-//! Proposals that wait for their round: those of this member's clients, and those that peers
-//! forwarded.
+//! Proposals that wait until consensus takes them. They come from this member's clients, or were
+//! forwarded by peers.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,12 +10,13 @@ use node_state::state_machine::RequestId;
 use super::MAX_PROPOSAL_BYTES;
 use super::mail::{ClientProposal, MAX_QUEUED_PROPOSAL_BYTES, MAX_QUEUED_PROPOSALS};
 
-/// Maximum bytes of proposals in one round. The rest waits for the next.
+/// Maximum bytes of proposals that one round takes. Further proposals wait for the next round.
 const ROUND_BYTES: usize = 4 * 1024 * 1024;
-/// Maximum number of proposals in one round. The rest waits for the next.
+/// Maximum number of proposals that one round takes. Further proposals wait for the next round.
 const ROUND_PROPOSALS: usize = 4096;
 
-/// Number of a sender's latest forwarded messages among which a late one is still accepted.
+/// Number of message numbers remembered for each peer that forwards proposals. A message that is
+/// older by this many numbers is dropped.
 const WINDOW: u64 = 1024;
 
 /// Maximum number of changes of members that wait for an earlier one; more are refused.
@@ -23,8 +24,8 @@ const MAX_QUEUED_CHANGES: usize = 64;
 
 #[derive(Debug)]
 struct PendingProposal {
-    /// Id of this member's own request; `None` for a forwarded proposal, whose sender answers its
-    /// client.
+    /// Request id of a proposal by this member's client. `None` for a forwarded proposal, because
+    /// the member that forwarded it answers the client.
     own: Option<RequestId>,
     kind: EntryKind,
     data: Bytes,
@@ -32,7 +33,7 @@ struct PendingProposal {
     since: u64,
 }
 
-/// Proposals of one round, all of one kind. A change of members is alone in its round.
+/// Proposals that one round takes, all of one kind. A change of members is alone in its group.
 #[derive(Debug, Default)]
 pub(super) struct ProposalGroup {
     pub kind: EntryKind,
@@ -44,8 +45,8 @@ pub(super) struct ProposalGroup {
 #[derive(Debug, Default)]
 pub(super) struct ProposalQueue {
     pending: VecDeque<PendingProposal>,
-    /// Waiting changes of members. A leader holds each until it may be made; other proposals don't
-    /// wait for them.
+    /// Changes of members that wait. A leader proposes each change only once the previous one
+    /// allows it. Other proposals overtake them.
     changes: VecDeque<PendingProposal>,
     /// Total data bytes of `pending` and `changes`.
     bytes: usize,
@@ -53,7 +54,7 @@ pub(super) struct ProposalQueue {
 }
 
 impl ProposalQueue {
-    /// Returns whether no proposal can be made now. Waiting changes of members don't count.
+    /// Returns whether no proposal other than changes of members waits.
     pub(super) fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }
@@ -64,18 +65,18 @@ impl ProposalQueue {
         self.push(PendingProposal { own: Some(id), kind, data, hops: 0, since: now })
     }
 
-    /// Queues the proposals of a forwarded message. A message that the network duplicated is
-    /// dropped, so that nothing is proposed twice.
+    /// Queues the proposals in a message that a peer forwarded. A duplicate of an earlier message
+    /// is dropped, so that nothing is proposed twice.
     pub(super) fn push_forwarded(&mut self, message: Message, now: u64) {
         let seen = self.received.entry(message.from).or_default();
         if !seen.record_if_new(message.commit, message.index) {
             return;
         }
         let hops = message.log_term;
-        // No correct member forwards a proposal that it would have refused itself.
+        // A correct member refuses empty and oversized proposals itself and never forwards them.
         let proper = |entry: &Entry| (1..=MAX_PROPOSAL_BYTES).contains(&entry.data.len());
         for entry in message.entries.into_iter().filter(proper) {
-            // A proposal that finds no room is lost, and its client's request times out.
+            // If the queue is full, the proposal is lost, and its client's request times out.
             let Entry { kind, data, .. } = entry;
             self.push(PendingProposal { own: None, kind, data, hops, since: now });
         }
@@ -95,7 +96,7 @@ impl ProposalQueue {
         true
     }
 
-    /// Drops proposals that came before tick `before`: nobody waits for them any more.
+    /// Drops proposals queued before tick `before`. Their requests have timed out.
     pub(super) fn expire(&mut self, before: u64) {
         for queue in [&mut self.pending, &mut self.changes] {
             while let Some(late) = queue.pop_front_if(|pending| pending.since < before) {
@@ -104,15 +105,15 @@ impl ProposalQueue {
         }
     }
 
-    /// Takes the next change of members, which has a round of its own.
+    /// Takes the next change of members, as a group of its own.
     pub(super) fn take_change(&mut self) -> Option<ProposalGroup> {
         let PendingProposal { own, kind, data, hops, .. } = self.changes.pop_front()?;
         self.bytes -= data.len();
         Some(ProposalGroup { kind, data: vec![data], own: own.into_iter().collect(), hops })
     }
 
-    /// Takes the next round of proposals. A follower forwards only proposals with equal hop counts
-    /// together, so that hops stay countable.
+    /// Takes the proposals of the next round. A follower takes only proposals with equal hop
+    /// counts, because a forwarded message has one hop count.
     pub(super) fn take(&mut self, leads: bool) -> Option<ProposalGroup> {
         let PendingProposal { hops, kind, .. } = *self.pending.front()?;
         let mut group = ProposalGroup { hops, kind, ..ProposalGroup::default() };
@@ -133,13 +134,13 @@ impl ProposalQueue {
     }
 }
 
-/// Forwarded messages of one peer that were received. Their numbers count up within a boot of the
-/// sender.
+/// Numbers of the forwarded messages received from one peer. A peer numbers its messages in
+/// ascending order during one boot.
 #[derive(Debug, Default)]
 struct ReceivedMessages {
     boot: u64,
     highest: u64,
-    /// Latest numbers received, at most [`WINDOW`] of them.
+    /// Message numbers received last, at most [`WINDOW`] of them.
     recent: VecDeque<u64>,
 }
 

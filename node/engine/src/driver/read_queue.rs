@@ -1,7 +1,9 @@
-//! Read barriers: one ReadIndex round serves all waiting reads. This module also retries rounds,
-//! and waits until the confirmed index is applied.
+//! Queue of reads that wait for a barrier. One ReadIndex round confirms an index for all waiting
+//! reads. This module repeats rounds without an answer, and waits until the confirmed index is
+//! applied.
 //!
-//! A linearizable read is answered after a quorum round that began after it, never by a clock.
+//! A linearizable read is answered only after a round that a quorum confirmed and that began after
+//! the read. No clock is involved.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,11 +11,11 @@ use node_consensus::{Consensus, Position, ReadContext, ReadState};
 
 use super::mail::{MAX_QUEUED_READS, ReadToken};
 
-/// Maximum number of ReadIndex rounds at a time. Later reads wait for one to end, and share the
-/// next.
+/// Maximum number of ReadIndex rounds at a time. Later reads wait until one ends, and then share
+/// the next round.
 const MAX_ROUNDS: usize = 4;
 
-/// A waiting read, and the tick at which it came.
+/// A waiting read, with the tick at which it was queued.
 type QueuedRead = (ReadToken, u64);
 
 #[derive(Debug)]
@@ -21,7 +23,8 @@ struct Round {
     context: ReadContext,
     tokens: Vec<QueuedRead>,
     since: u64,
-    /// Leader and term that the round was sent to. Another leader or term doesn't know of it.
+    /// Leader and term to which the round was sent. After a change of leader or term, the round
+    /// can't succeed.
     leader: (u64, u64),
 }
 
@@ -30,9 +33,9 @@ pub(super) struct ReadQueue {
     retry_ticks: u64,
     waiting: Vec<QueuedRead>,
     rounds: VecDeque<Round>,
-    /// Confirmed reads, by the index that must be applied before they are answered.
+    /// Reads whose index is confirmed, by that index. They are answered once it is applied.
     confirmed_reads: BTreeMap<u64, Vec<QueuedRead>>,
-    /// Total number of reads in `waiting`, `rounds` and `confirmed`.
+    /// Total number of reads in `waiting`, `rounds` and `confirmed_reads`.
     tokens: usize,
     /// Number of ReadIndex rounds started so far.
     pub rounds_started: u64,
@@ -43,7 +46,7 @@ impl ReadQueue {
         Self { retry_ticks, ..Self::default() }
     }
 
-    /// Adds a read. Returns false if too many wait.
+    /// Queues a read. Returns false if too many reads wait already.
     pub(super) fn push(&mut self, token: ReadToken, now: u64) -> bool {
         if self.tokens >= MAX_QUEUED_READS {
             return false;
@@ -53,8 +56,8 @@ impl ReadQueue {
         true
     }
 
-    /// Drops reads that came before tick `before`, whose callers have given up. Otherwise abandoned
-    /// reads would fill the queue while there is no leader or nothing is applied.
+    /// Drops reads queued before tick `before`, because their callers have given up. Without this,
+    /// abandoned reads would fill the queue while there is no leader.
     pub(super) fn expire(&mut self, before: u64) {
         let mut left = 0;
         let mut expire = |tokens: &mut Vec<QueuedRead>| {
@@ -68,8 +71,9 @@ impl ReadQueue {
         self.tokens = left;
     }
 
-    /// Starts a round for all waiting reads, and for those of rounds that got no answer. A retry
-    /// needs a new context, since the old one may still be acknowledged.
+    /// Starts a ReadIndex round for all waiting reads, including those of rounds that got no
+    /// answer. A repeated round needs a new context, because an answer to the old context may still
+    /// arrive.
     pub(super) fn start_round(&mut self, consensus: &mut Consensus, now: u64) {
         let (_, leader, term) = consensus.leadership();
         let retry_ticks = self.retry_ticks;
@@ -100,7 +104,7 @@ impl ReadQueue {
         }
     }
 
-    /// Moves the reads whose index is applied to `out`.
+    /// Moves the reads whose confirmed index is applied to `out`.
     pub(super) fn release(&mut self, applied: Position, out: &mut Vec<(ReadToken, Position)>) {
         while let Some(first) = self.confirmed_reads.first_entry() {
             if *first.key() > applied.index {

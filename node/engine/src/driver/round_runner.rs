@@ -1,9 +1,9 @@
-//! One round of the core: inputs go to the [`DriverCore`], and its effects go out. It has no clock, no
-//! thread and no I/O of its own.
+//! One round of the core thread: it passes inputs to the [`DriverCore`], and executes the effects.
+//! This module has no clock, no thread and no I/O of its own.
 //!
-//! An effect may be refused: a peer's queue is full, a snapshot's body is gone, or the reader of
-//! old entries is busy. Consensus waits for an answer to each of these. So losses are reported to
-//! it, here and nowhere else.
+//! The destination of an effect may refuse it. For example, a peer's queue is full, a snapshot's
+//! body is gone, or too many fetches wait. Consensus waits for an answer to each effect, so this
+//! module reports every loss to it. No other module does.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,36 +16,38 @@ use super::driver_core::{DriverCore, Effects};
 use super::mail::{Mail, Notice, ReadToken};
 use super::{ApplyJob, DriverMetrics, LogJob, SendError};
 
-/// Destinations of a round's effects. No call blocks for a result; a [`Notice`] reports it later.
+/// Destinations of a round's effects. No method waits for a result. A [`Notice`] reports the result
+/// later.
 pub trait EffectSink {
     /// Queues a message for `message.to`.
     fn send(&mut self, message: Message) -> Result<(), SendError>;
-    /// Starts to send the snapshot of `message`; [`Notice::SnapshotSent`] reports the end. Returns
-    /// false, without starting anything, if there is no such body.
+    /// Starts to send the snapshot that `message` announces; [`Notice::SnapshotSent`] reports the
+    /// end. Returns false if its body doesn't exist. No notice follows then.
     fn send_snapshot(&mut self, message: Message) -> bool;
     /// Queues a job for the log.
     fn log(&mut self, job: LogJob);
     /// Queues a job for the state machine.
     fn apply(&mut self, job: ApplyJob);
-    /// Has old entries read. Returns false if too many fetches wait already.
+    /// Starts to read old entries. Returns false if too many fetches wait already.
     fn fetch(&mut self, fetch: FetchRequest) -> bool;
-    /// Removes the snapshot that was built last.
+    /// Removes the snapshot body that was built last.
     fn drop_snapshot(&mut self);
-    /// Removes a received snapshot that is not needed.
+    /// Removes the body of a received snapshot that is not needed.
     fn discard(&mut self, body: &Path);
     /// Queues a notice for the next round.
     fn notice(&mut self, notice: Notice);
-    /// Reports that a peer's message was refused.
+    /// Reports that consensus refused a peer's message.
     fn bad_message(&mut self, error: &StepError);
     /// Reports proposals that will never have an effect.
     fn refuse_proposals(&mut self, proposals: Vec<RequestId>);
-    /// Releases reads, which may be answered at this position or a later one.
+    /// Reports reads that may be answered once the store has applied the given position.
     fn release_reads(&mut self, reads: Vec<(ReadToken, Position)>);
-    /// Refuses reads because too many wait.
+    /// Reports reads that were refused because too many reads wait already.
     fn refuse_reads(&mut self, reads: Vec<ReadToken>);
 }
 
-/// Owner of the driver: the core thread in production, events in the simulation.
+/// Owner of the driver. The core thread runs it in production, and the simulation runs it on
+/// simulated events.
 #[derive(Debug)]
 pub struct RoundRunner {
     driver: DriverCore,
@@ -53,7 +55,8 @@ pub struct RoundRunner {
 }
 
 impl RoundRunner {
-    /// Wraps `driver`. The first [`round`](Self::round) may have effects even without inputs.
+    /// Wraps `driver`. Call [`round`](Self::round) once without inputs, because the new driver may
+    /// already have effects.
     pub fn new(driver: DriverCore, metrics: Arc<DriverMetrics>) -> Self {
         Self { driver, metrics }
     }
@@ -68,8 +71,9 @@ impl RoundRunner {
         self.driver.has_more()
     }
 
-    /// Runs one round on `mail`, and on one tick if one is due. After a pause of many ticks only
-    /// one is made up: during the pause, this member could not receive a leader's heartbeats.
+    /// Runs one round on `mail`, and on one tick if `tick` is true. A pause of many ticks counts as
+    /// one tick. During the pause this member could not receive the leader's heartbeats, so it must
+    /// not campaign because of it.
     pub fn round(&mut self, mail: Mail, tick: bool, out: &mut impl EffectSink) {
         self.metrics.messages_received.fetch_add(mail.messages.len() as u64, Relaxed);
         self.metrics.proposals.fetch_add(mail.proposals.len() as u64, Relaxed);
@@ -139,8 +143,8 @@ impl RoundRunner {
         metrics.read_rounds.store(self.driver.read_rounds(), Relaxed);
     }
 
-    /// Sends messages, and reports each peer that lost some once. Consensus then probes that peer
-    /// until it answers.
+    /// Sends messages, and reports each peer that lost a message to consensus, once per peer.
+    /// Consensus then sends that peer only probes until it answers.
     fn send(&self, messages: Vec<Message>, out: &mut impl EffectSink) {
         let (mut sent, mut dropped) = (0, 0);
         let mut lost = Vec::new();
@@ -170,7 +174,7 @@ mod tests {
     use super::*;
     use crate::driver::DriverOptions;
 
-    /// Outlets that record what they are given, and refuse what the test configures.
+    /// Records all effects, and refuses those that the test selects.
     #[derive(Default)]
     struct Recorder {
         away: Vec<u64>,
@@ -224,7 +228,7 @@ mod tests {
         fn refuse_reads(&mut self, _: Vec<ReadToken>) {}
     }
 
-    /// Returns the core of member 1 of three, just started.
+    /// Returns the runner of member 1 of three, just started.
     fn core() -> RoundRunner {
         started(false)
     }
@@ -250,7 +254,7 @@ mod tests {
         mail
     }
 
-    /// Runs rounds, with a disk that is instant, until nothing is left to do.
+    /// Runs rounds until nothing is left to do. Every write is durable at once.
     fn settle(core: &mut RoundRunner, out: &mut Recorder) {
         loop {
             for job in std::mem::take(&mut out.log) {
@@ -266,7 +270,7 @@ mod tests {
         }
     }
 
-    /// Returns the core of member 1, elected with the votes of 1 and 2.
+    /// Returns the runner of member 1, which was elected by its own vote and that of member 2.
     fn leader(out: &mut Recorder) -> RoundRunner {
         let mut core = core();
         core.round(notice(Notice::Campaign), false, out);
@@ -279,7 +283,8 @@ mod tests {
         core
     }
 
-    /// A peer answers on a stream that it opens itself, which may be connected later than ours.
+    /// A peer sends its answer on a stream that the peer opens. That stream may be connected later
+    /// than the one that carried the request.
     #[test]
     fn the_first_seat_asks_again_for_votes_whose_answers_were_lost() {
         let asked = |out: &mut Recorder| {

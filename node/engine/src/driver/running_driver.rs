@@ -1,4 +1,4 @@
-//! Start of a member's threads, and the core thread, which owns consensus.
+//! Starts a member's threads. This module also contains the core thread, which owns consensus.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,13 +35,13 @@ pub struct MemberParts<M> {
     pub options: MemberOptions,
     /// State machine with its recovered state.
     pub machine: M,
-    /// Log that was just opened.
+    /// The log, as [`Log::open`](crate::log::Log::open) returned it.
     pub log: Log,
-    /// Result of opening the log.
+    /// The state that opening the log recovered.
     pub recovered: RecoveredState,
     /// Queues for messages to peers.
     pub sender: Arc<dyn PeerSender>,
-    /// Seed of the election time-outs: any value that differs between members and starts.
+    /// Seed of the random election time-outs. It should differ between members and between starts.
     pub seed: u64,
 }
 
@@ -53,8 +53,8 @@ pub struct RunningDriver {
 }
 
 impl RunningDriver {
-    /// Stops the threads. Everything queued for the log is written, everything committed is
-    /// applied, and the store is made durable. Call [`Handle::hand_over`] first.
+    /// Stops the threads. First, all queued batches are written, all committed entries are applied,
+    /// and the store is made durable. Call [`Handle::hand_over`] before this.
     pub fn stop(mut self) {
         self.join();
     }
@@ -62,7 +62,7 @@ impl RunningDriver {
     fn join(&mut self) {
         self.mailbox.stop();
         for thread in self.threads.drain(..) {
-            // A join can't fail: a thread that panicked has aborted the process.
+            // A join can't fail, because a thread that panics aborts the process.
             let _ = thread.join();
         }
     }
@@ -74,7 +74,7 @@ impl Drop for RunningDriver {
     }
 }
 
-/// Starts the threads. Before it returns, it has checked that log and store fit each other.
+/// Starts the threads, after checking that the log and the store fit each other.
 pub fn start<M: StateMachine>(
     mut parts: MemberParts<M>,
 ) -> Result<(Handle<M::Outcome>, PeerInbox, RunningDriver), StartError> {
@@ -136,7 +136,8 @@ pub fn start<M: StateMachine>(
         leader: leader_sender,
         observations: seen,
     };
-    // The core thread is first, so it is joined first. The others end when it drops their queues.
+    // The core thread comes first and so is joined first. The other threads end once it has dropped
+    // their queues.
     threads.insert(0, spawn("core", move || core.run())?);
 
     let inbox = PeerInbox { core_inbox: Arc::clone(&mailbox) as _, status: status.clone() };
@@ -189,7 +190,8 @@ struct CoreThread<M: StateMachine> {
 impl<M: StateMachine> CoreThread<M> {
     fn run(mut self) {
         let mut next_tick = Instant::now() + self.options.tick;
-        // The first round has no input: a single voter has campaigned already, which has effects.
+        // This round has no input. It is needed because a single voter has already campaigned,
+        // which has effects.
         self.core.round(Mail::default(), false, &mut self.out);
         loop {
             let deadline = if self.core.has_more() { Instant::now() } else { next_tick };
@@ -212,7 +214,8 @@ impl<M: StateMachine> CoreThread<M> {
         }
     }
 
-    /// Counts one late heartbeat for each peer, because a leader's tick came a whole tick late.
+    /// Counts one late heartbeat for each peer, if this member leads. The caller has found that the
+    /// tick came a whole tick late.
     fn count_late_heartbeats(&self) {
         let driver = self.core.driver();
         if driver.leadership().0 == Role::Leader {
@@ -240,7 +243,7 @@ impl<M: StateMachine> CoreThread<M> {
     }
 }
 
-/// Outlets of the core: to the other threads, to the peers, and to waiting requests.
+/// Channels of the core thread to the other threads, to the peers and to waiting requests.
 struct CoreThreadSink<M: StateMachine> {
     mailbox: Arc<Mailbox>,
     waiters: Arc<Waiters<M::Outcome>>,
@@ -266,7 +269,7 @@ impl<M: StateMachine> EffectSink for CoreThreadSink<M> {
     }
 
     fn log(&mut self, job: LogJob) {
-        // The send can't fail: the log thread ends only after this one.
+        // The send can't fail, because the log thread ends only after the core thread.
         let _ = self.to_log.send(job);
     }
 

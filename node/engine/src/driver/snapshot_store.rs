@@ -1,8 +1,9 @@
-//! Bodies of snapshots: built here to be sent, or received to be installed.
+//! Files with the bodies of snapshots. A body is either built here to be sent, or received to be
+//! installed.
 //!
-//! Each body is as large as the store. Of those built here, only the latest counts, and a newer one
-//! replaces it as soon as it is written. A message that still refers to the replaced one finds no
-//! body. The driver decides who is sent the body, and when it may be removed
+//! Each body is as large as the store. Of the bodies built here, only the latest is kept. A newer
+//! one replaces it as soon as it is written completely. A message that refers to a replaced body
+//! can't be sent any more. The driver decides who receives the body and when it may be removed
 //! ([`OutgoingSnapshotBody`](super::outgoing_snapshot_body::OutgoingSnapshotBody)).
 
 use std::fs::File;
@@ -22,7 +23,7 @@ pub trait SnapshotStorage {
     type New: Write;
     /// Body that is being read.
     type Body: Read;
-    /// Creates a body, replacing any at `path`.
+    /// Creates a body at `path`, and replaces an existing one.
     fn create(&self, path: &Path) -> io::Result<Self::New>;
     /// Opens a body at its beginning.
     fn open(&self, path: &Path) -> io::Result<Self::Body>;
@@ -66,17 +67,18 @@ impl<B: SnapshotStorage> SnapshotStore<B> {
         Self { dir, bodies, built: Mutex::default() }
     }
 
-    /// Writes a body, which becomes the one built last. Returns the notice for the driver.
+    /// Writes a body, which then is the one built last. Returns the notice that reports this to the
+    /// driver.
     pub fn build<S: Snapshot>(&self, snapshot: S) -> Notice {
         let (at, members) = (snapshot.position(), snapshot.members());
         let path = self.dir.join(format!("outgoing-{:016x}", at.index));
         let written = self.write(&snapshot, &path);
-        // The snapshot keeps a part of the store in use.
+        // While the snapshot exists, the store can't reuse the space of what it has freed.
         drop(snapshot);
         if let Err(error) = &written {
             let error = &**error;
             tracing::error!(error, index = at.index, "a snapshot couldn't be made");
-            // A partial body would only take up space.
+            // A partly written body would only take up space.
             self.remove(&path);
             return Notice::Built(None);
         }
@@ -95,9 +97,10 @@ impl<B: SnapshotStorage> SnapshotStore<B> {
         Ok(out.flush()?)
     }
 
-    /// Opens the body of `message`, if it is the one built last and can be read.
+    /// Opens the body that `message` announces. Returns `None` unless it is the one built last and
+    /// can be read.
     pub fn body_of(&self, message: &Message) -> Option<B::Body> {
-        // The body is opened under the lock, so that it isn't removed meanwhile.
+        // The lock is held while the body is opened, so that the file isn't removed first.
         let built = self.lock();
         let (_, path) = built.as_ref().filter(|(at, _)| message.snapshot == Some(*at))?;
         self.bodies.open(path).ok()
@@ -114,7 +117,7 @@ impl<B: SnapshotStorage> SnapshotStore<B> {
         self.bodies.open(path)
     }
 
-    /// Removes a body. If that fails, the file takes up space only until the next start.
+    /// Removes a body. If that fails, the file only takes up space until the next start.
     pub fn remove(&self, path: &Path) {
         if let Err(error) = self.bodies.remove(path) {
             tracing::warn!(path = %path.display(), %error, "a snapshot's file couldn't be removed");
@@ -184,7 +187,7 @@ mod tests {
         snapshots.drop_built();
     }
 
-    /// Bodies on a disk that is full at the first byte.
+    /// Storage on a disk that is full, so that every write fails.
     struct FullDisk(Cell<bool>);
 
     impl SnapshotStorage for FullDisk {

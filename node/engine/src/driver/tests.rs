@@ -1,5 +1,5 @@
-//! Tests of the threads, over real files, with a state machine that is small enough to check.
-//! Faults of timing are left to the simulation.
+//! Tests of the driver's threads with real files and a simple state machine. Faults of timing are
+//! tested by the simulation.
 
 mod first_election;
 mod follower;
@@ -22,7 +22,8 @@ use node_state::state_machine::{
 use super::*;
 use crate::log::{Log, LogIdentity, LogOptions};
 
-/// State machine that lists the requests it has applied, in order. Its file is its durable state.
+/// State machine that lists the requests it has applied, in order. A checkpoint writes the list to
+/// a file.
 struct List {
     applied: Position,
     durable: Position,
@@ -155,7 +156,7 @@ impl StateMachine for List {
     }
 }
 
-/// Network between members in one process. Messages are encoded and decoded on the way.
+/// Network that connects members in one process. It encodes and decodes each message.
 #[derive(Clone, Default)]
 struct Net(Arc<Mutex<BTreeMap<u64, (PeerInbox, PathBuf)>>>);
 
@@ -311,7 +312,7 @@ async fn a_member_that_missed_more_than_the_log_holds_gets_a_snapshot() {
     cluster.stop(lagging, nodes.remove(&lagging).unwrap());
     let mut id = 1;
     let mut status = nodes[&leader].handle.status();
-    // Writes enough to checkpoint the store and remove the log's first segments.
+    // Write enough entries to make the leader checkpoint the store and remove old log segments.
     while status.borrow_and_update().first < 10 {
         for _ in 0..100 {
             id += 1;
@@ -320,14 +321,15 @@ async fn a_member_that_missed_more_than_the_log_holds_gets_a_snapshot() {
         }
     }
     nodes.insert(lagging, cluster.start(lagging));
-    // A request whose entry arrives as part of a snapshot gets no outcome, so wait until the
-    // snapshot is installed.
+    // Wait for the snapshot first. A request proposed earlier might be part of the snapshot, and
+    // such a request gets no outcome.
     nodes[&lagging].handle.read_barrier().await.unwrap();
     id += 1;
     put(&nodes[&lagging], id).await.unwrap();
     let metrics = nodes[&lagging].handle.metrics();
     assert_eq!(metrics.snapshots_installed.load(std::sync::atomic::Ordering::Relaxed), 1);
-    // The body, as large as the store, is removed after the transfer on every member.
+    // After the transfer, every member must have removed the snapshot body, which is as large as
+    // the store.
     let bodies = || {
         let of = |member: u64| cluster.dir.path().join(member.to_string()).join("snapshots");
         (1..=3).map(|member| std::fs::read_dir(of(member)).unwrap().count()).sum::<usize>()
@@ -356,14 +358,15 @@ async fn without_a_quorum_a_request_times_out_and_says_why() {
     assert_eq!(short.propose(payload(2, 1), RequestId(2)).await, Err(ProposeError::Stopped));
 }
 
-/// A removed member: its peers drop the proposals that it forwards, and never answer.
+/// The member was removed. Its peers drop proposals that it forwards, so without an error its
+/// requests would wait for an answer.
 #[tokio::test]
 async fn who_waits_at_a_member_that_leaves_is_told_at_once() {
     let cluster = ThreadedCluster::new(3);
     let node = cluster.start(1);
     let (write, read) = (put(&node, 1), node.handle.read_barrier());
     let leave = async {
-        // Both requests wait by now.
+        // At this point the write and the read both wait.
         tokio::task::yield_now().await;
         node.handle.leave();
     };
@@ -403,8 +406,8 @@ fn options(max_backlog_bytes: usize) -> DriverOptions {
     }
 }
 
-/// Uncommitted entries can't be applied. If they could exceed `max_backlog_bytes`, a follower would
-/// drop every append, even the append that should replace the uncommitted entries.
+/// A follower full of uncommitted entries drops every append, even one that would replace those
+/// entries. So the limit on uncommitted bytes must stay below `max_backlog_bytes`.
 #[test]
 #[should_panic(expected = "1000 are no bound on the backlog")]
 fn what_may_be_uncommitted_fits_into_the_backlog() {
@@ -414,8 +417,8 @@ fn what_may_be_uncommitted_fits_into_the_backlog() {
     drop(DriverCore::new(&config, options(1_000), &initial));
 }
 
-/// Returns a single voter whose state machine applied `change`, and reports `members` as the
-/// result.
+/// Returns the driver of a single voter. Its state machine has applied `change` and reports
+/// `members` as the new members.
 fn after_a_change(change: ConfChange, members: Members) -> DriverCore {
     let only = Members { voters: vec![1], learners: Vec::new() };
     let initial = InitialState { members: only, ..InitialState::default() };

@@ -12,7 +12,8 @@ use super::writer::RESERVED_BLOCKS;
 use super::{Batch, Log, LogError};
 
 impl Log {
-    /// Adds a batch to the pending record, which is written first if it is full.
+    /// Adds a batch to the pending record. If the batch doesn't fit, the pending record is written
+    /// first.
     pub(super) fn append(&mut self, batch: &Batch) -> Result<(), LogError> {
         let largest = self.largest_record() - HEADER_BYTES - ITEM_OVERHEAD - ENTRY_OVERHEAD;
         if let Some(entry) = batch.entries.iter().find(|entry| entry.data.len() > largest) {
@@ -30,8 +31,8 @@ impl Log {
         if let Some(at) = batch.snapshot {
             self.push(Item::Snapshot(at));
         }
-        // The batch takes several records. The first one gets term and vote, but not yet the new
-        // commit index.
+        // The batch needs several records. So the first record gets the term and the vote, but
+        // keeps the old commit index.
         if let Some(state) = batch.hard_state
             && self.used() + bytes > self.record_bytes()
         {
@@ -72,12 +73,12 @@ impl Log {
         self.pending.buffer.len()
     }
 
-    /// Returns the size of the largest record that a new segment can take.
+    /// Returns the size of the largest record that fits into a new segment.
     pub(super) fn largest_record(&self) -> usize {
         to_usize(self.options.segment_bytes - RESERVED_BLOCKS * BLOCK_BYTES)
     }
 
-    /// Returns the size at which a record is closed.
+    /// Returns the size above which the pending record is written.
     pub(super) fn record_bytes(&self) -> usize {
         to_usize(self.options.max_record_bytes).min(self.largest_record())
     }
@@ -122,11 +123,11 @@ impl Log {
         if frees { self.drop_unneeded() } else { Ok(()) }
     }
 
-    /// Writes the pending record with one write and one sync. An empty record seals the previous
-    /// one.
+    /// Writes the pending record with one write and one sync. If the pending record has no items,
+    /// it seals the record before it.
     pub(super) fn write_record(&mut self) -> Result<(), LogError> {
         let room = frame::padded_bytes(self.used() - HEADER_BYTES);
-        // Behind the record, one block must be left for the mark of a full segment.
+        // One block must stay free after the record, for the record that marks a full segment.
         if self.offset + room + BLOCK_BYTES > self.active.bytes {
             self.roll()?;
         }
@@ -173,7 +174,7 @@ impl Log {
         synced.map_err(LogError::io_at("sync", path, self.offset))
     }
 
-    /// Seals the last record, unless it is itself an empty one.
+    /// Seals the last record by an empty one, unless the last record is itself empty.
     pub(super) fn seal(&mut self) -> Result<(), LogError> {
         if self.sealed { Ok(()) } else { self.write_record() }
     }

@@ -1,7 +1,8 @@
-//! Content of records: a sequence of items, each a tag and fixed fields.
+//! Encoding of a record's payload: a sequence of items, each a tag and fixed fields.
 //!
-//! The codec is written by hand, because the input may be anything that passed a 32-bit checksum.
-//! Each length is checked against the remaining bytes before anything is allocated or added.
+//! The decoder must expect arbitrary bytes, because a 32-bit checksum doesn't exclude them. So it
+//! is written by hand, and checks each length against the remaining bytes before it allocates or
+//! adds anything.
 
 use bytes::Bytes;
 use node_consensus::{Entry, EntryKind, HardState, MAX_INDEX, Position};
@@ -12,7 +13,7 @@ use super::LogIdentity;
 pub(super) const VERSION: u8 = 2;
 /// Bytes that an entry takes besides its data.
 pub(super) const ENTRY_OVERHEAD: usize = 13;
-/// Maximum bytes that an item takes besides entries.
+/// Maximum bytes of an item without the entries in it.
 pub(super) const ITEM_OVERHEAD: usize = 32;
 
 const BOOT: u8 = 1;
@@ -29,8 +30,7 @@ pub(super) enum Item {
     Boot(u64),
     /// Hard state, which replaces the previous one.
     HardState(HardState),
-    /// Entries, never empty and without gaps. They replace everything from the first one's index
-    /// on.
+    /// Contiguous entries, never empty. They replace all log entries from their first index on.
     Entries(Vec<Entry>),
     /// The log begins after this position.
     Base(Position),
@@ -40,13 +40,13 @@ pub(super) enum Item {
     Snapshot(Position),
 }
 
-/// First record of a segment, including the items that it repeats from earlier segments.
+/// Content of a segment's first record, including the items that it repeats from earlier segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SegmentHeader {
     pub identity: LogIdentity,
     pub segment: u64,
     pub segment_bytes: u64,
-    /// Position of the last entry when the segment began.
+    /// Position of the last log entry at the time when the segment was started.
     pub last: Position,
     pub repeated: Vec<Item>,
 }

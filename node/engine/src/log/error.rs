@@ -8,10 +8,11 @@ use thiserror::Error;
 /// Error of the log. All but [`LogError::Compacted`] are fatal to the process.
 #[derive(Debug, Error)]
 pub enum LogError {
-    /// A disk operation failed. This process must never retry it.
+    /// A disk operation failed. The process must end, because a retry could report success for lost
+    /// data.
     #[error("can't {action} {} at offset {offset}", path.display())]
     Disk {
-        /// Operation that failed, as a verb for the message.
+        /// Failed operation, as a verb for the error text.
         action: &'static str,
         /// File or directory of the operation.
         path: PathBuf,
@@ -20,7 +21,7 @@ pub enum LogError {
         /// Error of the operating system.
         source: io::Error,
     },
-    /// Bytes that were durable are damaged or missing.
+    /// Bytes that must have been durable are damaged or missing.
     #[error("{} is corrupt at offset {offset}: {what}; replace this member from its peers", path.display())]
     Corrupt {
         path: PathBuf,
@@ -50,7 +51,7 @@ pub enum LogError {
         path: PathBuf,
         /// Offset in the file.
         offset: u64,
-        /// Unknown number of the kind.
+        /// Number of the unknown kind.
         kind: u8,
     },
     /// An entry is of a kind that this build doesn't know. Skipping it would make this member
@@ -63,25 +64,25 @@ pub enum LogError {
         path: PathBuf,
         /// Index of the entry.
         index: u64,
-        /// Unknown number of the kind.
+        /// Number of the unknown kind.
         kind: u8,
     },
     /// Another process has locked the log.
     #[error("{} is in use by another process", path.display())]
     InUse {
-        /// Directory of the log.
+        /// Directory of the locked log.
         path: PathBuf,
     },
     /// There is already a log.
     #[error("there is a log in {} already", path.display())]
     Exists {
-        /// Directory of the log.
+        /// Directory of the existing log.
         path: PathBuf,
     },
-    /// An earlier write failed, so this call did nothing.
+    /// An earlier operation failed, so the log refuses all later ones.
     #[error("the log has failed before and is not written any more")]
     Poisoned,
-    /// An entry is larger than any limit on proposals allows.
+    /// An entry is too large for a segment. Limits on proposals prevent this.
     #[error("entry {index} of {bytes} bytes doesn't fit a segment")]
     EntryTooLarge {
         /// Index of the entry.
@@ -100,32 +101,31 @@ pub enum LogError {
 /// Kind of damage to the log.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Damage {
-    /// A record doesn't match its checksum or isn't a record, and a later one proves that it was
-    /// whole.
+    /// A record is invalid, but a valid later record proves that it was once complete.
     #[error(
         "the record there is broken, and the one at offset {later} of segment {segment:x} proves that it was whole"
     )]
     Record {
-        /// Number of the segment with that later record.
+        /// Number of the segment with the later record.
         segment: u64,
-        /// Offset of that later record.
+        /// Offset of the later record in its segment.
         later: u64,
     },
-    /// A valid record doesn't continue the one before it.
+    /// A valid record is not the successor of the record before it.
     #[error("the record there doesn't follow the one before it")]
     Chain,
-    /// A named segment has no valid first record.
+    /// A file with a segment's name has no valid first record.
     #[error("the segment has no valid first record")]
     FirstRecord,
-    /// A segment belongs to another log.
+    /// A segment belongs to another member or incarnation than the first segment.
     #[error("the segment belongs to another member or incarnation than the first one")]
     Foreign,
-    /// A segment is shorter or longer than it was when it was made.
+    /// The file of a segment doesn't have the length with which it was created.
     #[error("the file has {found} bytes instead of {expected}")]
     Length {
         /// Length of the file in bytes.
         found: u64,
-        /// Length that the segment was made with.
+        /// Length with which the segment was created.
         expected: u64,
     },
     /// A segment is missing.
@@ -134,7 +134,7 @@ pub enum Damage {
     /// A valid record contradicts the rest of the log.
     #[error("the record contradicts the log: {0}")]
     Contradiction(&'static str),
-    /// A record that was valid when the log was opened no longer is.
+    /// A record that was valid when the log was opened no longer matches its checksum.
     #[error("the record there no longer matches its checksum")]
     Checksum,
     /// Log and store contradict each other.
@@ -143,14 +143,16 @@ pub enum Damage {
 }
 
 impl LogError {
-    /// Returns whether a restart would find the same error. The error then says what to do instead.
+    /// Returns whether a restart would find the same error. The text of such an error says what to
+    /// do.
     pub fn is_final(&self) -> bool {
         match self {
             Self::Corrupt { .. }
             | Self::Version { .. }
             | Self::Newer { .. }
             | Self::NewerEntry { .. }
-            // Occurs only at the start: the store needs entries that the log doesn't have.
+            // `Compacted` ends the process only at the start, when the store needs entries that the
+            // log no longer has.
             | Self::Compacted { .. } => true,
             Self::Disk { .. }
             | Self::InUse { .. }

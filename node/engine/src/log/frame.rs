@@ -30,7 +30,7 @@ pub(super) enum RecordKind {
     Start = 1,
     /// Group of items (hard state, entries and others).
     Group = 2,
-    /// Last record of a segment, which marks that the next one exists.
+    /// Last record of a full segment. It proves that the next segment exists.
     Rolled = 3,
 }
 
@@ -53,13 +53,13 @@ pub(super) fn seed(identity: &LogIdentity, segment: u64) -> u32 {
     crc32c::crc32c_append(crc, &identity.incarnation.to_be_bytes())
 }
 
-/// Returns the bytes that a record with this payload takes, with padding.
+/// Returns the bytes that a record with a payload of this length takes on disk, padding included.
 pub(super) fn padded_bytes(payload: usize) -> u64 {
     ((HEADER_BYTES + payload) as u64).next_multiple_of(BLOCK_BYTES)
 }
 
-/// Turns a buffer into a record. The buffer consists of `HEADER_BYTES` arbitrary bytes and the payload.
-/// Returns the record's checksum.
+/// Turns a buffer into a record. The buffer begins with `HEADER_BYTES` arbitrary bytes, followed by
+/// the payload. Returns the record's checksum.
 pub(super) fn finish(
     buffer: &mut Vec<u8>,
     seed: u32,
@@ -82,7 +82,7 @@ pub(super) fn finish(
     checksum
 }
 
-/// Returns the header, if these bytes look like one.
+/// Returns the header if these bytes begin like a record.
 pub(super) fn parse(bytes: &[u8]) -> Option<RecordHeader> {
     let bytes = bytes.get(..HEADER_BYTES)?;
     if bytes[..4] != MAGIC || bytes[21..CHECKSUM_OFFSET] != [0; 3] {

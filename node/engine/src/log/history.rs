@@ -1,5 +1,5 @@
-//! Combined content of the log's records. Only this module knows how records add up, for both the
-//! writer and recovery.
+//! Combined state of all records of the log. Writer and recovery both use this module to apply a
+//! record to that state.
 
 use std::collections::VecDeque;
 
@@ -14,8 +14,8 @@ pub(super) struct Location {
     pub offset: u64,
 }
 
-/// Consecutive log entries that one item of a record holds, without those that a later item has
-/// replaced.
+/// Consecutive entries that one item of one record holds. Entries that a later item has replaced
+/// are not included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct EntryRun {
     pub first: u64,
@@ -33,9 +33,10 @@ pub(super) struct LogState {
     pub base: Position,
     pub installing: Option<Position>,
     terms: Terms,
-    /// The last entry, if `terms` has none: either the base, or the last entry of removed segments.
+    /// Last entry of the log while `terms` is empty: either the base, or the last entry of removed
+    /// segments.
     floor: Position,
-    /// Pieces in ascending order, without gaps.
+    /// Runs of entries in ascending order of their indexes, without gaps.
     runs: VecDeque<EntryRun>,
 }
 
@@ -76,7 +77,7 @@ impl LogState {
         if index == self.base.index { Some(self.base.term) } else { self.terms.get(index) }
     }
 
-    /// Returns the piece that holds entry `index`.
+    /// Returns the run that holds entry `index`.
     pub(super) fn run_containing(&self, index: u64) -> Option<EntryRun> {
         if index <= self.base.index {
             return None;
@@ -85,18 +86,18 @@ impl LogState {
         self.runs.get(after).copied().filter(|piece| piece.first <= index)
     }
 
-    /// Returns the oldest segment that still holds an entry after `index`.
+    /// Returns the number of the oldest segment that still holds an entry after `index`.
     pub(super) fn oldest_segment(&self, index: u64) -> Option<u64> {
         let needed = self.runs.iter().filter(|piece| piece.last > index);
         needed.map(|piece| piece.location.segment).min()
     }
 
-    /// Returns whether every entry after the base can be found.
+    /// Returns whether every entry after the base is in some record.
     pub(super) fn is_whole(&self) -> bool {
         self.last().index <= self.base.index || self.run_containing(self.base.index + 1).is_some()
     }
 
-    /// Adds the `number`-th item of the record at `location`. Returns an error if it contradicts
+    /// Applies item `number` of the record at `location`. Returns an error if the item contradicts
     /// the log.
     pub(super) fn add(
         &mut self,
@@ -161,8 +162,8 @@ impl LogState {
         while self.runs.front().is_some_and(|piece| piece.last <= base.index) {
             self.runs.pop_front();
         }
-        // A floor from removed segments may lie above the base. Entries written since have replaced
-        // that part.
+        // If the log had entries, the new base replaces the floor. Otherwise the floor is the last
+        // entry of removed segments, and the end of the log must not go back.
         if had_terms || base.index >= self.floor.index {
             self.floor = base;
         }

@@ -17,7 +17,7 @@ use super::{Log, LogError, LogIdentity, LogOptions, RecoveredState};
 
 /// Name of the log's directory, beside the member's other files.
 const NAME: &str = "wal";
-/// Name of the log's directory while it is being created.
+/// Name of the log's directory until it is complete.
 const TEMPORARY_NAME: &str = "wal.tmp";
 
 impl Log {
@@ -35,9 +35,8 @@ impl Log {
         Ok(Segment::open(disk, &directory, first)?.2.identity)
     }
 
-    /// Creates an empty log in `member_dir`, which must exist. When this returns, the log is
-    /// durable and has its name. If the process dies earlier, [`exists`](Self::exists) returns
-    /// false.
+    /// Creates an empty log in the existing directory `member_dir`. When this returns, the log is
+    /// complete and durable. If the process dies earlier, [`exists`](Self::exists) returns false.
     pub fn create(
         disk: &SharedDisk,
         member_dir: &Path,
@@ -47,8 +46,8 @@ impl Log {
         Self::create_after(Position::default(), disk, member_dir, identity, options)
     }
 
-    /// Creates a log as [`create`](Self::create) does, for a member that starts with a store.
-    /// Everything up to `base` must be durably applied in that store.
+    /// Creates a log like [`create`](Self::create), for a member that starts with a copy of a
+    /// store. That store must durably hold everything up to `base`.
     pub fn create_after(
         base: Position,
         disk: &SharedDisk,
@@ -64,7 +63,7 @@ impl Log {
         if Self::exists(disk, member_dir)? {
             return Err(LogError::Exists { path: directory });
         }
-        // An earlier attempt may have been interrupted, and have left files.
+        // An earlier attempt to create the log may have left files.
         for name in disk.list(&making).map_err(LogError::io("list", &making))? {
             let path = making.join(name);
             disk.remove(&path).map_err(LogError::io("remove", &path))?;
@@ -96,13 +95,12 @@ impl Log {
         validate(options);
         let directory = member_dir.join(NAME);
         let held = lock(disk, &directory)?;
-        // If an earlier process was killed, its renames may not be durable yet.
+        // If the previous process was killed, its renames may not be durable yet.
         sync_dir(disk, member_dir)?;
         sync_dir(disk, &directory)?;
         let found = recover::recover(disk, &directory, options)?;
-        // Recovery has also read past the records, into page cache folios as large as readahead
-        // makes them. Writes to such folios would cost as much as writes to zeros written in large
-        // pieces.
+        // While recovery read the segments, readahead may have put them into the page cache as
+        // large folios. Each write into a large folio makes a sync slow. So the cache is dropped.
         for segment in found.segments.values() {
             segment.file.sync_and_drop_cache().map_err(LogError::io("reread", &segment.path))?;
         }
@@ -126,9 +124,9 @@ impl Log {
         Ok((log, recovered))
     }
 
-    /// Opens the log in `member_dir` as it is. Also returns the offset of its torn end, if it has
-    /// one. No boot is counted, and nothing is truncated. Nothing may be written either, except on
-    /// a disk that discards it.
+    /// Opens the log in `member_dir` without changing it: no boot is counted, and nothing is
+    /// truncated. Also returns the offset of a torn end, if there is one. The caller must not
+    /// write, except on a disk that discards writes.
     pub fn open_read_only(
         disk: &SharedDisk,
         member_dir: &Path,
@@ -181,7 +179,7 @@ impl Log {
     }
 }
 
-/// Returns the items, besides the identity, of the first record of a log that begins after `base`.
+/// Returns the items of the first record of a new log that begins after `base`.
 fn initial_items(base: Position) -> Vec<Item> {
     if base == Position::default() {
         return Vec::new();

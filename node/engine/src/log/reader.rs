@@ -11,21 +11,21 @@ use super::history::{EntryRun, Location, LogState};
 use super::segment::{Segment, record};
 use super::{Damage, LogError};
 
-/// Bytes that an entry counts besides its data, when entries are limited in bytes.
+/// Bytes that an entry counts towards `max_bytes` in addition to its data.
 const ENTRY_COST: u64 = 48;
 
-/// State shared by writer and readers: where the durable entries are. The writer changes it after
-/// each flush, within microseconds. No file is read or written under the lock.
+/// State that the writer shares with readers: where each durable entry is stored. The writer holds
+/// the lock only for microseconds after each sync, and never during disk I/O.
 #[derive(Debug)]
 pub(super) struct SharedLogState {
-    /// Whether checksums are verified. False in tests only, and then recovery doesn't verify them
-    /// either.
+    /// Whether readers verify checksums. False in tests only, and then recovery doesn't verify
+    /// checksums either.
     pub verify: bool,
     pub history: LogState,
     pub segments: BTreeMap<u64, Segment>,
 }
 
-/// Reader of durable entries from disk, usable on any thread. Cheap to clone.
+/// Reader of durable entries, usable on any thread. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct LogReader {
     shared: Arc<RwLock<SharedLogState>>,
@@ -37,8 +37,8 @@ impl LogReader {
     }
 
     pub(super) fn shared(&self) -> RwLockReadGuard<'_, SharedLogState> {
-        // A poisoned lock doesn't matter: the writer panics only on a broken invariant, and then
-        // the process ends.
+        // A poisoned lock is harmless: the writer panics only on a broken invariant, and a panic
+        // ends the process.
         self.shared.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -46,9 +46,9 @@ impl LogReader {
         self.shared.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns durable entries from `low` up to, not including, `high`: as many as fit `max_bytes`,
-    /// and at least one if there are any. Reads whole records, so it is meant for slow followers
-    /// and for the start, not for the hot path.
+    /// Returns durable entries from `low` up to but not including `high`. The result is limited to
+    /// `max_bytes`, but has at least one entry if there is one. Whole records are read, so this is
+    /// for slow followers and the start.
     pub fn entries(&self, low: u64, high: u64, max_bytes: u64) -> Result<Vec<Entry>, LogError> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut bytes = 0;
@@ -59,7 +59,8 @@ impl LogReader {
             if held.as_ref().is_none_or(|(location, _)| *location != piece.location) {
                 match read_record(&segment, piece.location.offset, verify) {
                     Ok(items) => held = Some((piece.location, items)),
-                    // If the segment has been recycled meanwhile, the entry is elsewhere now.
+                    // The segment may have been recycled since the entry was located. Then locate
+                    // the entry again.
                     Err(_) if self.locate(next)?.map(|found| found.0) != Some(piece) => continue,
                     Err(error) => return Err(error),
                 }
@@ -75,7 +76,7 @@ impl LogReader {
                     return Ok(entries);
                 }
                 next = entry.index + 1;
-                // A slice of the record would keep all of it in memory.
+                // Copy the data, because a slice would keep the whole record in memory.
                 let data = Bytes::copy_from_slice(&entry.data);
                 entries.push(Entry { data, ..entry.clone() });
             }
@@ -125,7 +126,7 @@ fn read_record(segment: &Segment, offset: u64, verify: bool) -> Result<Vec<Item>
     }
 }
 
-/// Returns the entries of a piece from index `from` on.
+/// Returns those entries of a run whose index is at least `from`.
 fn entries_of<'a>(items: &'a [Item], piece: &EntryRun, from: u64) -> Option<&'a [Entry]> {
     let Some(Item::Entries(entries)) = items.get(piece.item) else { return None };
     let first = entries.first()?.index;

@@ -1,4 +1,4 @@
-//! Reading a log from its first segment to its end, and deciding whether that end is clean, torn or
+//! Recovery of a log: reads all segments, and decides whether the log's end is clean, torn or
 //! damaged.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,17 +12,17 @@ use super::history::{Location, LogState};
 use super::segment::{self, LogRecord, Segment, parse_segment_number, segment_path};
 use super::{Damage, LogError, LogIdentity, LogOptions};
 
-/// A recovered log, with the place at which it continues.
+/// A recovered log, and the place at which writing continues.
 #[derive(Debug)]
 pub(super) struct RecoveredLog {
     pub identity: LogIdentity,
     pub history: LogState,
     pub segments: BTreeMap<u64, Segment>,
-    /// Offset of the end in the last segment.
+    /// Offset in the last segment at which the valid records end.
     pub end: u64,
     pub sequence: u64,
     pub previous: u32,
-    /// Whether there is an unacknowledged record at the end.
+    /// Whether an incomplete record follows the last valid one. It was never acknowledged.
     pub torn: bool,
 }
 
@@ -84,12 +84,12 @@ pub(super) fn recover(
     Ok(RecoveredLog { identity, history, segments, end, sequence, previous, torn })
 }
 
-/// Reason why a segment's records come to an end.
+/// Reason why reading a segment has stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SegmentEnd {
-    /// A valid record marks that the next segment continues the log.
+    /// The last record says that the log continues in the next segment.
     Rolled,
-    /// There is no valid record at the examined offset.
+    /// The bytes at the current offset are no valid record.
     Open,
 }
 
@@ -106,7 +106,7 @@ struct LogScan<'a> {
 }
 
 impl LogScan<'_> {
-    /// Reads a segment's records after the first one.
+    /// Reads the records of a segment, except for its first record.
     fn read_segment(&mut self, segment: &Segment) -> Result<SegmentEnd, LogError> {
         while let Some(record) = self.next(segment)? {
             let here = |damage| LogError::damaged(&segment.path, self.offset, damage);
@@ -138,7 +138,8 @@ impl LogScan<'_> {
         if self.options.guards.verify_tail() {
             return segment.read(self.offset, segment.bytes);
         }
-        // Tests only: anything that claims to be the next record is accepted.
+        // Tests only: accepts any record that claims to be the next one, without verifying its
+        // checksum.
         let found = segment.read_unchecked(self.offset, segment.bytes)?;
         Ok(found.map(|(header, bytes)| segment::record(header, bytes)).filter(|record| {
             record.header.sequence == self.sequence
@@ -147,7 +148,7 @@ impl LogScan<'_> {
         }))
     }
 
-    /// Continues with the next segment, whose first record proves what came before it.
+    /// Continues with the next segment. Its first record proves where the previous segment ended.
     fn enter_segment(
         &mut self,
         from: &Segment,

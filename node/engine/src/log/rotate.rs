@@ -1,5 +1,5 @@
-//! Life of segments: zeros ahead of records, spares, the next segment, and recycling of the oldest
-//! ones.
+//! Management of segment files: writing zeros ahead, spares, starting the next segment, and
+//! recycling old ones.
 
 use std::path::Path;
 
@@ -13,8 +13,8 @@ use super::segment::{
 };
 use super::{Log, LogError};
 
-/// Size of the writes in which zeros are written. The page cache may keep the data of one write as
-/// one folio. Then each later sync of one block in it processes, and accounts for, the whole folio.
+/// Size of one write of zeros. The page cache may keep the data of one write as one large folio.
+/// Each later sync of a block in that folio would process the whole folio.
 const ZERO_WRITE_BYTES: u64 = 4 * BLOCK_BYTES;
 
 impl Log {
@@ -49,8 +49,8 @@ impl Log {
         let start =
             SegmentHeader { identity, segment: number, segment_bytes: bytes, last, repeated };
         let (record, checksum) = encode_first_record(&start, self.sequence, self.previous);
-        // This must be durable before the rename: a named segment without its first record counts
-        // as damaged.
+        // The first record must be durable before the rename. A file with a segment's name but no
+        // first record counts as damaged.
         spare.file.write_at(0, &record).map_err(LogError::io("write", &spare.path))?;
         spare.file.sync_data().map_err(LogError::io("sync", &spare.path))?;
         let path = segment_path(&self.directory, number);
@@ -67,8 +67,8 @@ impl Log {
         Ok(())
     }
 
-    /// Marks in the old segment that the next one exists, so that its loss would be noticed. The mark
-    /// is written only after the next segment's name is durable.
+    /// Writes the record that proves that the next segment exists, so that a loss of that segment
+    /// would be noticed. The next segment's name must already be durable.
     pub(super) fn mark_rolled(&self) -> Result<(), LogError> {
         let (path, file) = (&self.active.path, &self.active.file);
         let mut mark = vec![0; HEADER_BYTES];
@@ -89,14 +89,14 @@ impl Log {
         match make_file(&self.disk, &path, self.options.segment_bytes) {
             Ok(file) => Ok(SpareSegment { path, file, filled: 0 }),
             Err(error) => {
-                // A partial spare would take up space that others need.
+                // An incomplete spare would only take up space.
                 let _ = self.disk.remove(&path);
                 Err(error)
             }
         }
     }
 
-    /// Finds the spares that earlier runs have kept ready.
+    /// Takes over the spare segments that an earlier process left.
     pub(super) fn find_spares(&mut self) -> Result<(), LogError> {
         let list = LogError::io("list", &self.directory);
         for name in self.disk.list(&self.directory).map_err(list)? {
@@ -108,8 +108,8 @@ impl Log {
             let len = file.len().map_err(LogError::io("measure", &path))?;
             if len == self.options.segment_bytes && self.spares.len() < self.options.spare_segments
             {
-                // The spare's length may not be durable yet, if the process that made it was
-                // killed.
+                // The process that created the spare may have been killed before its length was
+                // durable.
                 file.sync_data().map_err(LogError::io("sync", &path))?;
                 self.spares.push(SpareSegment { path, file: file.into(), filled: 0 });
             } else {
@@ -119,8 +119,8 @@ impl Log {
         Ok(())
     }
 
-    /// Recycles the segments before the oldest one that still holds an entry. They are recycled
-    /// oldest first, each durably before the next, so that a crash leaves no gaps.
+    /// Recycles all segments before the oldest one that still holds a needed entry. Each rename is
+    /// durable before the next one, oldest segment first. So a crash leaves no gap in the numbers.
     pub(super) fn drop_unneeded(&mut self) -> Result<(), LogError> {
         let oldest = self.reader.shared().history.oldest_segment(0);
         let keep = oldest.unwrap_or(self.active.number);
@@ -138,8 +138,8 @@ impl Log {
                 let renamed = self.disk.rename(&segment.path, &path);
                 renamed.map_err(LogError::io("rename", &segment.path))?;
                 sync_dir(&self.disk, &self.directory)?;
-                // The spare's bytes must not change before the rename is durable: a crash could
-                // bring its old name back.
+                // The file may be overwritten only after the rename is durable. Otherwise a crash
+                // could restore the segment's old name with new content.
                 self.spares.push(SpareSegment { path, file: segment.file, filled: segment.bytes });
             } else {
                 let removed = self.disk.remove(&segment.path);

@@ -25,7 +25,8 @@ pub(super) struct Segment {
 pub(super) struct SpareSegment {
     pub path: PathBuf,
     pub file: Arc<dyn DiskFile>,
-    /// Offset below which all blocks have been written before, so that a sync finds them allocated.
+    /// Offset below which every block has been written at least once. A sync of such blocks writes
+    /// no metadata.
     pub filled: u64,
 }
 
@@ -50,14 +51,15 @@ pub(super) fn spare_path(directory: &Path, number: u64) -> PathBuf {
     directory.join(format!("{number:016x}.spare"))
 }
 
-/// Returns the number in the name of a segment or spare, which have different extensions.
+/// Returns the number in the name of a segment (`wal`) or of a spare (`spare`).
 pub(super) fn parse_segment_number(name: &str, extension: &str) -> Option<u64> {
     let number = name.strip_suffix(extension)?.strip_suffix('.')?;
     let plain = number.len() == 16 && number.bytes().all(|byte| byte.is_ascii_hexdigit());
     if plain { u64::from_str_radix(number, 16).ok() } else { None }
 }
 
-/// Creates a file of a segment's size with its space allocated. All but its name is durable.
+/// Creates a file with the space of one segment. Length and space are durable, but the file's name
+/// is not.
 pub(super) fn make_file(
     disk: &SharedDisk,
     path: &Path,
@@ -70,7 +72,7 @@ pub(super) fn make_file(
     Ok(file)
 }
 
-/// Returns a segment's first record, ready to be written, and its checksum.
+/// Returns the bytes of a segment's first record, and the checksum in them.
 pub(super) fn encode_first_record(
     start: &SegmentHeader,
     sequence: u64,
@@ -96,7 +98,8 @@ impl Segment {
         file.sync_and_drop_cache().map_err(LogError::io("reread", &path))?;
         let len = file.len().map_err(LogError::io("measure", &path))?;
         let broken = || LogError::damaged(&path, 0, Damage::FirstRecord);
-        // The owner's identity is read from the record itself, and is a part of its checksum.
+        // The checksum depends on the owner's identity, which only the unverified record itself
+        // states.
         let claimed =
             read_unverified_header(file.as_ref(), len).map_err(LogError::io("read", &path))?;
         let claimed = match claimed.ok_or_else(broken)? {
@@ -118,13 +121,13 @@ impl Segment {
         Ok((segment, record, claimed))
     }
 
-    /// Returns the record at `offset`, if there is a valid one that ends before `end`.
+    /// Returns the record at `offset`, or `None` unless a valid record is there that ends by `end`.
     pub(super) fn read(&self, offset: u64, end: u64) -> Result<Option<LogRecord>, LogError> {
         let Some((header, bytes)) = self.read_unchecked(offset, end)? else { return Ok(None) };
         Ok(frame::is_valid(&header, self.seed, &bytes).then(|| record(header, bytes)))
     }
 
-    /// Returns header and bytes of the record at `offset`, without checking its checksum.
+    /// Returns the header and the bytes of the record at `offset` without verifying its checksum.
     pub(super) fn read_unchecked(
         &self,
         offset: u64,
@@ -143,8 +146,8 @@ impl Segment {
         codec::decode(&record.payload).map_err(|error| decode_failure(&self.path, offset, error))
     }
 
-    /// Returns the offset of a valid record at or after `from` whose sequence number is at least
-    /// `sequence`, if there is one.
+    /// Returns the offset of the first valid record at or after `from` whose sequence number is at
+    /// least `sequence`.
     pub(super) fn find_later(&self, from: u64, sequence: u64) -> Result<Option<u64>, LogError> {
         const WINDOW: u64 = 256 * BLOCK_BYTES;
         let mut window = Vec::new();
@@ -168,8 +171,8 @@ impl Segment {
         Ok(None)
     }
 
-    /// Returns the first offset at or after `from` that may have been written. Most of a young
-    /// segment is allocated but never written, and would take long to read.
+    /// Returns the first offset at or after `from` that may have been written. Skipping unwritten
+    /// space saves time, because most of a new segment is still unwritten.
     fn next_written(&self, from: u64) -> Result<Option<u64>, LogError> {
         if from >= self.bytes {
             return Ok(None);
@@ -199,13 +202,13 @@ pub(super) fn record(header: RecordHeader, bytes: Bytes) -> LogRecord {
     LogRecord { header, payload }
 }
 
-/// Converts the size of something that fits into memory.
+/// Converts a size that is known to fit into memory.
 pub(super) fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).expect("segments are far smaller than memory can address")
 }
 
-/// Reads the content of a segment's first record before its checksum is verified. Returns the
-/// version instead, if it is another one than this build's.
+/// Decodes a segment's first record without verifying its checksum. The inner error is the format
+/// version, if this build doesn't know it.
 fn read_unverified_header(
     file: &dyn DiskFile,
     len: u64,
@@ -219,7 +222,8 @@ fn read_unverified_header(
     })
 }
 
-/// Reads header and payload of bytes that look like a record.
+/// Reads the header and payload of a record, without verifying its checksum. `None` if the bytes
+/// don't look like a record.
 fn read_raw(
     file: &dyn DiskFile,
     offset: u64,

@@ -1,4 +1,4 @@
-//! Consistency of log and store, and the completion of a snapshot's install that a crash
+//! Checks that log and store fit each other, and finishes a snapshot install that a crash
 //! interrupted.
 
 use node_consensus::{HardState, Position};
@@ -10,14 +10,14 @@ use super::{Batch, Damage, Log, LogError};
 pub enum StoreConsistency {
     /// The store fits the log.
     Consistent,
-    /// The store already holds the snapshot that was being installed.
+    /// The store holds the snapshot whose install the log has not recorded as finished.
     Installed,
 }
 
 impl Log {
-    /// Compares the store's durable position with the log. A store that is ahead of the log, or
-    /// contradicts it, means that one of them lost data. This is an error, unless the store holds
-    /// the snapshot that was being installed.
+    /// Compares the store's durable position with the log. If the store is ahead of the log or
+    /// contradicts it, one of them has lost data. That is an error. The exception is a store that
+    /// holds the snapshot whose install was under way.
     pub fn check_store(&self, durable: Position) -> Result<StoreConsistency, LogError> {
         let refused = |what| {
             let (path, offset) = self.end();
@@ -35,12 +35,12 @@ impl Log {
         }
     }
 
-    /// Completes an install in the log: the store holds a snapshot of `at`, but the process died
-    /// before the log recorded that.
+    /// Records in the log that the snapshot at position `at` is installed. The previous process had
+    /// installed it in the store, but died before the log recorded that.
     pub fn finish_install(&mut self, at: Position) -> Result<(), LogError> {
         let mut state = self.hard_state();
         if at.term > state.term {
-            // This member can't have voted in a term that its log has never seen.
+            // The log has no vote of this term, so this member can't have voted in it.
             state.term = at.term;
             state.vote = 0;
         }
@@ -49,8 +49,8 @@ impl Log {
         self.write(&[batch])
     }
 
-    /// Returns the hard state as last persisted, with a commit index not behind what the store has
-    /// applied.
+    /// Returns the persisted hard state. Its commit index is raised to the position that the store
+    /// has applied, because applied entries are committed.
     pub fn hard_state_with(&self, applied: Position) -> HardState {
         let mut state = self.hard_state();
         state.commit = state.commit.max(applied.index).min(self.last().index);

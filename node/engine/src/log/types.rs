@@ -4,17 +4,18 @@ use std::path::PathBuf;
 
 use node_consensus::{Entry, Guards, HardState, Position, Terms};
 
-/// Owner of a log. It is fixed when the log is created, and is a part of every checksum.
+/// Owner of a log. It never changes, and every checksum depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogIdentity {
     pub cluster: u64,
     pub member: u64,
-    /// Random number that identifies one life of one data directory.
+    /// Random number of the data directory. A directory that is wiped and set up again gets another
+    /// one.
     pub incarnation: u128,
 }
 
 impl LogIdentity {
-    /// Returns a short text for messages.
+    /// Returns the identity as a short text for messages.
     pub fn brief(&self) -> String {
         format!(
             "cluster {:016x}, member {:016x}, incarnation {:032x}",
@@ -23,21 +24,21 @@ impl LogIdentity {
     }
 }
 
-/// Sizes of the log's files.
+/// Sizes of the log's files, and the safety rules in force.
 #[derive(Clone, Debug)]
 pub struct LogOptions {
     /// Size of one segment in bytes: a multiple of 4 KiB, at least 32 KiB. The largest entry must
     /// fit, with 16 KiB to spare.
     pub segment_bytes: u64,
-    /// Number of segments kept ready, so that a full disk is noticed before the log needs the
+    /// Number of spare segments. With spares, a full disk is noticed before the log needs the
     /// space.
     pub spare_segments: usize,
-    /// Number of zero bytes that are written ahead in one step.
+    /// Number of zero bytes written ahead in one step of [`Log::prepare`](super::Log::prepare).
     pub fill_bytes: u64,
-    /// Size at which a record is closed, if the segment is large enough. A larger entry gets a
-    /// record of its own.
+    /// Size above which a pending record is written, if the segment is large enough. A larger entry
+    /// gets a record of its own.
     pub max_record_bytes: u64,
-    /// Safety rules in force: always [`Guards::ALL`] outside tests.
+    /// Safety rules that the log obeys: always [`Guards::ALL`] outside tests.
     pub guards: Guards,
 }
 
@@ -53,23 +54,22 @@ impl Default for LogOptions {
     }
 }
 
-/// State that one round of consensus needs durable, all of it together. If the entries need several
-/// records, term and vote are written with the first one. The commit index never runs ahead of the
-/// entries.
+/// State that one round of consensus makes durable together. If the batch needs several records,
+/// the first of them has term and vote. The persisted commit index never exceeds the last persisted
+/// entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     /// Latest hard state, if it changed.
     pub hard_state: Option<HardState>,
     /// Position of a snapshot that is about to replace the store.
     pub installing: Option<Position>,
-    /// Position of a snapshot that the store now holds. Entries up to this position are no longer
-    /// needed.
+    /// Position of a snapshot that the store now holds. It replaces all entries of the log.
     pub snapshot: Option<Position>,
     /// Contiguous entries. They replace everything in the log from the first one's index on.
     pub entries: Vec<Entry>,
 }
 
-/// Content of the log when it was opened. All of it is durable.
+/// Content of the log when it was opened. All of it is durable on disk.
 #[derive(Clone, Debug, Default)]
 pub struct RecoveredState {
     /// Owner of the log.
@@ -82,7 +82,7 @@ pub struct RecoveredState {
     pub base: Position,
     /// Terms of all entries after `base`.
     pub terms: Terms,
-    /// Position of a snapshot whose install was not finished.
+    /// Position of a snapshot whose install the previous process began and did not finish.
     pub installing: Option<Position>,
     /// File and offset at which a torn end was truncated.
     pub truncated_at: Option<(PathBuf, u64)>,

@@ -1,4 +1,5 @@
-//! Operations of the log's owner. They are implemented in `open`, `append`, `rotate` and `recover`.
+//! Operations that the owner of the log calls. The modules `open`, `append`, `rotate` and `recover`
+//! implement them.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -13,11 +14,11 @@ use super::reader::LogReader;
 use super::segment::{Segment, SpareSegment};
 use super::{Batch, LogError, LogIdentity, LogOptions};
 
-/// Number of steps of zeros that are kept ahead of the records.
+/// Number of steps by which the zeros are kept ahead of the last record.
 const FILL_STEPS: u64 = 8;
 
-/// Blocks of a segment that are never available to entries. They are for the segment's first record
-/// (two blocks at most), its last one, and the header of the record that holds the entries.
+/// Blocks of a segment that entries can't use. The segment's first record takes up to two, and its
+/// last record takes one. The header of the record with the entries needs the fourth.
 pub(super) const RESERVED_BLOCKS: u64 = 4;
 
 /// The log, open for writing. It has one owner.
@@ -28,11 +29,11 @@ pub struct Log {
     pub(super) options: LogOptions,
     pub(super) _lock: DirLock,
     pub(super) reader: LogReader,
-    /// Segment that is being written; it is also in `reader`.
+    /// Segment that is being written. The state shared with `reader` also contains it.
     pub(super) active: Segment,
     /// Offset of the next record.
     pub(super) offset: u64,
-    /// Offset below which all blocks have been written before.
+    /// Offset in the active segment below which every block has been written at least once.
     pub(super) filled: u64,
     /// Sequence number of the next record.
     pub(super) sequence: u64,
@@ -41,7 +42,7 @@ pub struct Log {
     pub(super) spares: Vec<SpareSegment>,
     pub(super) next_spare: u64,
     pub(super) pending: PendingRecord,
-    /// Whether the last record is an empty one.
+    /// Whether the last record is an empty one, which seals the record before it.
     pub(super) sealed: bool,
     pub(super) poisoned: bool,
     /// Whether the last attempt to make a spare found the disk full.
@@ -60,11 +61,11 @@ impl fmt::Debug for Log {
     }
 }
 
-/// The record that is being filled.
+/// Record that collects batches until it is written.
 pub(super) struct PendingRecord {
     pub(super) buffer: Vec<u8>,
     pub(super) items: Vec<Item>,
-    /// Last entry of the log once this record is written.
+    /// Position of the last log entry once this record is written.
     pub(super) last: Position,
     pub(super) base: u64,
     pub(super) hard_state: HardState,
@@ -89,12 +90,12 @@ impl Log {
         })
     }
 
-    /// Removes the entries up to `through` durably, if that frees a segment. Otherwise the log
-    /// keeps the entries, because their removal isn't worth a sync. Returns the position just
-    /// before the first entry that is left.
+    /// Durably removes the entries up to `through` if that frees a segment. Otherwise nothing is
+    /// removed, because the sync would gain nothing. Returns the position just before the first
+    /// remaining entry.
     ///
-    /// The store must have made the entries up to `through` durable. If `through` is outside the
-    /// log, nothing changes.
+    /// The store must hold the entries up to `through` durably. If `through` lies outside the log,
+    /// nothing changes.
     pub fn compact(&mut self, through: u64) -> Result<Position, LogError> {
         self.run_unless_poisoned(|log| {
             let frees = |log: &Self| {
@@ -114,9 +115,9 @@ impl Log {
         })
     }
 
-    /// Does one step of work ahead of need. Zeros in the current segment come first, then spares
-    /// (once the current segment is no longer almost empty), then a seal. Returns whether there is
-    /// more to do. The caller does this when no other work waits. A full disk is no error here, but see
+    /// Does one step of preparation, and returns whether more steps remain. The caller runs this
+    /// when no other work waits. First, zeros are written ahead; then spares are made; last, the
+    /// final record is sealed. A full disk is no error here, but see
     /// [`is_short_of_space`](Self::is_short_of_space).
     pub fn prepare(&mut self) -> Result<bool, LogError> {
         self.run_unless_poisoned(|log| {
@@ -135,9 +136,9 @@ impl Log {
         })
     }
 
-    /// Makes a spare segment if the log has none and half of the current one is used. Under load
-    /// there is never time to [`prepare`](Self::prepare). Making the spare segment early reveals a
-    /// full disk while the log still has room.
+    /// Makes a spare segment if there is none and half of the current segment is used. Under load
+    /// the caller has no time for [`prepare`](Self::prepare). The early attempt reveals a full disk
+    /// while the log still has room.
     pub fn keep_spare(&mut self) -> Result<(), LogError> {
         self.run_unless_poisoned(|log| {
             let late = log.offset > log.active.bytes / 2 && log.spares.is_empty();
@@ -170,21 +171,22 @@ impl Log {
     }
 
     /// Returns whether requests that make the data grow should be refused. That is so if the last
-    /// attempt to make a spare found the disk full, or if less is free than one segment takes.
-    /// (Store and snapshots also need some space.) The log itself still has room for
-    /// [`bytes_left`](Self::bytes_left). Once short, half a segment more must be free before this
-    /// returns false again.
+    /// attempt to make a spare found the disk full. It is also so if the disk has less free space
+    /// than one segment.
+    ///
+    /// The log itself can still write [`bytes_left`](Self::bytes_left). After a shortage, the disk
+    /// must have room for one and a half segments before this returns false again.
     pub fn is_short_of_space(&mut self) -> bool {
         let segment = self.options.segment_bytes;
         let least = if self.short_of_space { segment + segment / 2 } else { segment };
-        // If a file system doesn't report its free space, only a failed write shows that it is
-        // full.
+        // On a file system that doesn't report its free space, only a failed write reveals a full
+        // disk.
         let free = self.disk.free_bytes(&self.directory).unwrap_or(u64::MAX);
         self.short_of_space = self.disk_full || free < least;
         self.short_of_space
     }
 
-    /// Returns how many bytes can be written before another segment must be created.
+    /// Returns how many bytes can be written before the log needs another segment.
     pub fn bytes_left(&self) -> u64 {
         let spare = self.options.segment_bytes - RESERVED_BLOCKS * BLOCK_BYTES;
         self.active.bytes.saturating_sub(self.offset + BLOCK_BYTES)
@@ -246,7 +248,7 @@ impl Log {
         &self.disk
     }
 
-    /// Returns the file that is being written, and the offset of the next record.
+    /// Returns the file that is being written, and the offset at which the next record will begin.
     pub(super) fn end(&self) -> (&Path, u64) {
         (&self.active.path, self.offset)
     }

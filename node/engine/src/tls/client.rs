@@ -1,4 +1,4 @@
-//! TLS towards a member's client port, for commands.
+//! TLS of commands that connect to a member's client port.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -15,7 +15,7 @@ use super::{
 pub struct ClientFiles {
     /// CA that issued the member's certificate.
     pub ca: PathBuf,
-    /// Client certificate and its private key, if the member requires one.
+    /// Client certificate and its private key, for a member that requires a client certificate.
     pub own: Option<(PathBuf, PathBuf)>,
 }
 

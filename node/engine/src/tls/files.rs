@@ -1,4 +1,4 @@
-//! Certificates, keys, CAs and revocation lists in files that may be replaced while in use. The
+//! TLS files that may be replaced while in use: certificates, keys, CAs and revocation lists. The
 //! files are PEM; revocation lists may also be DER.
 
 use std::{
@@ -27,13 +27,13 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Maximum size of one file. Revocation lists may be long.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// First byte of every signed structure in DER.
+/// First byte of a DER sequence. Certificates and revocation lists begin with it.
 const DER_SEQUENCE: u8 = 0x30;
 
 /// Reason why TLS can't be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A PEM file can't be read, or holds something else.
+    /// A PEM file can't be read, or its content isn't of the expected kind.
     #[error("cannot read {what} from {}", path.display())]
     File {
         /// Kind of content that was expected.
@@ -50,7 +50,7 @@ pub enum TlsError {
         what: &'static str,
         path: PathBuf,
     },
-    /// Certificate and key don't match, or are of an unsupported kind.
+    /// The TLS library refuses a certificate or its key. For example, the two don't match.
     #[error("the certificate {} and its key cannot be used", path.display())]
     Unusable {
         /// File of the certificate.
@@ -68,7 +68,7 @@ pub enum TlsError {
         #[source]
         source: UnusableCertificate,
     },
-    /// No certificate can be checked against this revocation list.
+    /// The TLS library refuses the revocation list, so no certificate can be checked against it.
     #[error("the revocation list in {} cannot be used", path.display())]
     Revocations {
         /// File of the revocation list.
@@ -77,7 +77,7 @@ pub enum TlsError {
         #[source]
         source: VerifierBuilderError,
     },
-    /// There is no peer CA, without which peers can't be told from strangers.
+    /// No peer CA is configured. Without one, any host could connect as a peer.
     #[error("peer TLS needs --peer-trusted-ca-file")]
     NoPeerCa,
     /// The configuration allows no protocol version or no cipher suite.
@@ -85,7 +85,7 @@ pub enum TlsError {
     Policy(#[source] rustls::Error),
 }
 
-/// A value read from files, which is read again when they change.
+/// A value read from files. It is read again when the files change.
 pub(super) struct ReloadingValue<T> {
     paths: Vec<PathBuf>,
     load: Box<dyn Fn() -> Result<T, TlsError> + Send + Sync>,
@@ -115,7 +115,7 @@ impl<T> ReloadingValue<T> {
         Ok(Self { paths, load: Box::new(load), current, last_check: looked })
     }
 
-    /// Returns the current value, after a check for changes if one is due.
+    /// Returns the current value. If the last check for changes is too old, checks the files first.
     pub(super) fn get(&self) -> Arc<T> {
         if let Ok(mut looked) = self.last_check.try_lock()
             && looked.at.elapsed() >= CHECK_INTERVAL
@@ -157,8 +157,8 @@ fn stamps(paths: &[PathBuf]) -> Vec<Option<(SystemTime, u64)>> {
         .collect()
 }
 
-/// Loads a certificate chain and its key. Checks that the two match, and that they fit all of
-/// `purposes`.
+/// Loads a certificate chain and its key. Checks that the key belongs to the certificate, and that
+/// the certificate fits all of `purposes`.
 pub(super) fn load_key(
     cert: &Path,
     key: &Path,
@@ -218,7 +218,7 @@ pub(super) fn load_roots(path: &Path) -> Result<ReloadingValue<RootCertStore>, T
 pub(super) type Crl = Vec<CertificateRevocationListDer<'static>>;
 
 /// Loads revocation lists for certificates issued by `roots`. A file without any list is an error,
-/// so that it isn't mistaken for an empty list.
+/// so that it isn't mistaken for a list that revokes nothing.
 pub(super) fn load_crl(
     path: &Path,
     roots: &Arc<ReloadingValue<RootCertStore>>,

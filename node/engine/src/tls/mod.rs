@@ -61,16 +61,17 @@ pub struct TlsFiles {
     pub cert: PathBuf,
     /// Private key of the leaf in PEM.
     pub key: PathBuf,
-    /// CA whose certificates connecting clients must present. If `None`, they need no certificate.
+    /// CA that must have issued the certificates of connecting clients. If `None`, clients need no
+    /// certificate.
     pub trusted_ca: Option<PathBuf>,
-    /// List of that CA's revoked certificates, in PEM or DER.
+    /// List of the certificates that the CA has revoked, in PEM or DER.
     pub crl: Option<PathBuf>,
     /// Allowed common names. If empty, any name is allowed.
     pub allowed_cn: Vec<String>,
     /// Allowed subject alternative names. If empty, any name is allowed.
     pub allowed_hostname: Vec<String>,
-    /// Whether a certificate's common name authenticates its holder as that user, unless the call
-    /// has a token.
+    /// Whether a client's certificate authenticates the client as the user in its common name. A
+    /// token in a call takes precedence.
     pub names_users: bool,
 }
 
@@ -118,9 +119,9 @@ impl ClientListenerTls {
         Ok(Self { key, roots, crl, config: Arc::new(config), refused_keys: refused, names_users })
     }
 
-    /// Returns the user named by a connection's certificate, if certificates name users on this
-    /// listener. If there are several common names, the last one counts, as in etcd. A name that
-    /// can't be read is the empty user name.
+    /// Returns the user named by a client's certificate, if certificates name users on this
+    /// listener. If there are several common names, the last one counts, as in etcd. A common name
+    /// that can't be read gives the empty user name.
     pub fn user(&self, shown: Option<&[CertificateDer<'_>]>) -> Option<String> {
         let leaf = shown.filter(|_| self.names_users)?.first()?;
         let (_, parsed) = X509Certificate::from_der(leaf).ok()?;
@@ -128,7 +129,7 @@ impl ClientListenerTls {
         Some(name.and_then(|name| name.as_str().ok()).unwrap_or_default().to_owned())
     }
 
-    /// Refuses clients that present one of these keys, and disconnects those that are connected.
+    /// Refuses clients whose certificate has one of these keys, and disconnects such clients.
     pub fn set_refused_keys(&self, keys: HashSet<NodeKey>) {
         self.refused_keys.send_if_modified(|known| {
             let changed = *known != keys;
@@ -137,8 +138,8 @@ impl ClientListenerTls {
         });
     }
 
-    /// Returns once the presented certificates' key is refused. Never returns if there is no
-    /// certificate.
+    /// Returns once the key of the presented certificate is refused. Without a certificate, never
+    /// returns.
     pub async fn wait_until_refused(&self, shown: Option<&[CertificateDer<'_>]>) {
         let Some(key) = shown.and_then(|chain| chain.first()).and_then(node_key_of) else {
             return std::future::pending().await;
@@ -173,8 +174,8 @@ impl ClientListenerTls {
     }
 }
 
-/// Node keys that are bound to members. A certificate of a bound key is accepted even after it has
-/// expired. `expired` counts the handshakes with an expired certificate.
+/// Node keys that the cluster's configuration binds to members. A certificate with a bound key is
+/// accepted even if it has expired. `expired` counts the handshakes with such a certificate.
 #[derive(Debug, Default)]
 pub(crate) struct BoundKeys {
     keys: RwLock<HashSet<NodeKey>>,
@@ -187,8 +188,8 @@ impl BoundKeys {
         self.keys.read().unwrap_or_else(std::sync::PoisonError::into_inner).contains(&key)
     }
 
-    /// Counts one more case. Returns `Some(n)` if it should be logged, after `n` cases that were
-    /// not.
+    /// Counts one accepted handshake with an expired certificate. Returns `Some(n)` if it should be
+    /// logged, where `n` counts the handshakes not logged before it.
     pub(crate) fn count_expired(&self, now: Instant) -> Option<u64> {
         self.expired.fetch_add(1, Ordering::Relaxed);
         self.alarms.pass(0, now)
@@ -206,8 +207,8 @@ pub struct PeerTls {
 }
 
 impl PeerTls {
-    /// Reads the files. A peer CA is required, because nothing else would tell a member from a
-    /// stranger.
+    /// Reads the files. A peer CA is required, because without one any host could connect as a
+    /// member.
     ///
     /// # Errors
     /// If a file is missing or can't be used.
@@ -228,7 +229,7 @@ impl PeerTls {
             names: ClientNames::of(files),
             provider: muster_tls::provider(),
         };
-        // Both ends are this program, so nothing older than TLS 1.3 is needed.
+        // Every peer is this program, so no TLS version older than 1.3 is needed.
         let rule = InboundPeerRule { inner, bound: Arc::clone(&bound) };
         let mut server = muster_tls::tls13_server(rule).with_cert_resolver(Arc::clone(&key) as _);
         server.alpn_protocols = vec![PEER_ALPN.to_vec()];
@@ -255,9 +256,9 @@ impl PeerTls {
         Arc::clone(&self.server)
     }
 
-    /// Returns the configuration for connecting to a peer. With `bound`, the peer must have that
-    /// key, and names don't matter. Without, its certificate must be issued by the CA and name the
-    /// dialled host.
+    /// Returns the configuration for connecting to a peer. With a `bound` key, the peer's
+    /// certificate must have that key, and its names don't matter. Without one, the CA must have
+    /// issued the certificate, which must name the dialled host.
     #[must_use]
     pub fn client_config(&self, bound: Option<NodeKey>) -> Arc<ClientConfig> {
         let rule = OutboundPeerRule {

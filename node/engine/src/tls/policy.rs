@@ -59,7 +59,7 @@ pub(crate) const CIPHER_SUITES: [(&str, CipherSuite); 9] = [
     ),
 ];
 
-/// Cipher suites of Go's crypto/tls that rustls lacks, because they have no forward secrecy or no
+/// Cipher suites that Go's crypto/tls has and rustls does not have. They lack forward secrecy or an
 /// AEAD.
 const UNSUPPORTED_CIPHER_SUITES: [&str; 16] = [
     "TLS_RSA_WITH_RC4_128_SHA",
@@ -80,7 +80,7 @@ const UNSUPPORTED_CIPHER_SUITES: [&str; 16] = [
     "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256",
 ];
 
-/// Support for a cipher suite that Go's crypto/tls has.
+/// Whether rustls has a cipher suite of Go's crypto/tls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GoCipherSuite {
     /// Rustls also has this suite.
@@ -115,7 +115,8 @@ impl TlsPolicy {
     pub(super) fn provider(&self) -> Arc<CryptoProvider> {
         let mut provider = ring::default_provider();
         if !self.cipher_suites.is_empty() {
-            // As in Go, the cipher suites of TLS 1.3 can't be configured.
+            // All cipher suites of TLS 1.3 stay enabled. As in Go, only the older ones can be
+            // configured.
             provider.cipher_suites.retain(|suite| {
                 suite.version().version == rustls::ProtocolVersion::TLSv1_3
                     || self.cipher_suites.contains(&suite.suite())

@@ -1,6 +1,6 @@
-//! Support for certificates with `anyExtendedKeyUsage`. It covers the purposes that TLS requires of
-//! clients and of servers (RFC 5280, 4.2.1.12), as in etcd. The TLS library knows single purposes
-//! only.
+//! Support for certificates with `anyExtendedKeyUsage`. As in etcd, such a certificate counts as
+//! one for clients and for servers (RFC 5280, 4.2.1.12). The TLS library accepts only the specific
+//! purposes.
 
 use rustls::{
     CertificateError, Error, RootCertStore,
@@ -20,7 +20,7 @@ const CLIENT: [usize; 9] = [1, 3, 6, 1, 5, 5, 7, 3, 2];
 /// OID of `serverAuth`: 1.3.6.1.5.5.7.3.1.
 const SERVER: [usize; 9] = [1, 3, 6, 1, 5, 5, 7, 3, 1];
 
-/// Purpose that TLS requires of a certificate.
+/// Extended key usage that TLS requires of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CertificatePurpose {
     Client,
@@ -43,8 +43,8 @@ pub(super) fn is_about_purpose(error: &Error) -> bool {
 }
 
 impl PresentedCertificate<'_> {
-    /// Returns whether the certificate is valid for `purpose`, if `anyExtendedKeyUsage` counts as
-    /// that purpose. Names are not checked.
+    /// Returns whether the certificate is valid for `purpose`, where `anyExtendedKeyUsage` counts
+    /// as every purpose. Names are not checked.
     pub(super) fn is_valid_for(
         &self,
         purpose: CertificatePurpose,
@@ -63,7 +63,7 @@ impl PresentedCertificate<'_> {
             lists.push(CertRevocationList::from(BorrowedCertRevocationList::from_der(list)?));
         }
         let lists: Vec<&CertRevocationList<'_>> = lists.iter().collect();
-        // This is `None` if there are no lists.
+        // `revocation` is `None` if there are no revocation lists.
         let revocation = RevocationOptionsBuilder::new(&lists).ok().map(|options| {
             options
                 .with_depth(RevocationCheckDepth::EndEntity)
@@ -84,7 +84,8 @@ impl PresentedCertificate<'_> {
     }
 }
 
-/// Validator that accepts the purpose, any purpose, or a certificate that names none.
+/// Validator that accepts the required purpose, `anyExtendedKeyUsage`, or a certificate that states
+/// no purpose.
 struct AnyOrRequiredPurpose(CertificatePurpose);
 
 impl ExtendedKeyUsageValidator for AnyOrRequiredPurpose {

@@ -25,8 +25,8 @@ impl TlsTestCa {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let key = KeyPair::generate().unwrap();
-        // Each CA needs a name of its own, because the name links a certificate to its CA's
-        // revocation list.
+        // The name of a CA links its certificates to its revocation list. So each CA needs a name
+        // of its own.
         let name = key.public_key_pem();
         params.distinguished_name.push(DnType::OrganizationalUnitName, name);
         let pem = params.self_signed(&key).unwrap().pem();
@@ -102,7 +102,7 @@ fn peer(dir: &Path, name: &str, leaf: &Leaf, ca: &TlsTestCa) -> PeerTls {
     PeerTls::new(&files(dir, name, leaf, ca)).unwrap()
 }
 
-/// Returns the TLS of a member on loopback, the only one of its CA.
+/// Returns the TLS configuration of a member at 127.0.0.1. Its CA has issued no other certificate.
 pub(crate) fn on_loopback(dir: &Path) -> Arc<PeerTls> {
     let ca = TlsTestCa::new();
     Arc::new(peer(dir, "member", &ca.leaf("127.0.0.1", false), &ca))
@@ -112,7 +112,8 @@ fn from_pem<T: PemObject>(text: &str) -> T {
     T::from_pem_slice(text.as_bytes()).unwrap()
 }
 
-/// Performs a handshake in memory. Returns both keys, or the error of the side that refuses first.
+/// Performs a handshake in memory. Returns the node keys of client and server, or the error of the
+/// side that refuses first.
 fn handshake(
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
@@ -421,7 +422,8 @@ fn a_client_that_is_revoked_between_two_connections_cannot_come_back_on_its_old_
     for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
         let tls = ClientListenerTls::new(&with_crl, &TlsPolicy::default(), &[]).unwrap();
         let provider = muster_tls::provider();
-        // This client keeps session tickets, as every client library does.
+        // This client keeps session tickets, as TLS client libraries do by default. The server must
+        // not resume sessions.
         let resuming = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[version])
             .unwrap()
@@ -462,7 +464,7 @@ fn the_expiry_of_the_certificate_in_force_is_known() {
         trusted_ca: Some(path("ca")),
         ..TlsFiles::default()
     };
-    // 2021-01-01 00:00 UTC.
+    // 1609459200 is 2021-01-01 00:00 UTC.
     let expected = Some(1_609_459_200);
     let policy = TlsPolicy::default();
     assert_eq!(PeerTls::new(&files).unwrap().expires_at(), expected);
@@ -472,7 +474,8 @@ fn the_expiry_of_the_certificate_in_force_is_known() {
 #[test]
 fn a_certificate_names_a_user_where_it_is_to_and_by_the_last_of_its_names() {
     let (dir, ca) = (tempfile::tempdir().unwrap(), TlsTestCa::new());
-    // The type is given as an OID, because otherwise only one name of a type is kept.
+    // `DistinguishedName` keeps only one name of each type. An OID as the type allows a second
+    // common name.
     let again = || DnType::CustomDnType(vec![2, 5, 4, 3]);
     let organisation = || DnType::OrganizationName;
     let mutual =

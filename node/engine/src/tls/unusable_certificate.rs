@@ -1,5 +1,5 @@
-//! Explanations for certificates that etcd may accept and this program can't. Each names the flaw,
-//! and a command that makes a certificate that works.
+//! Explanations for certificates that etcd may accept and this program can't use. Each explanation
+//! names the flaw and a command that makes a usable certificate.
 
 use std::{fmt, io, sync::Arc};
 
@@ -13,7 +13,7 @@ use x509_parser::{
 
 use super::purpose::CertificatePurpose;
 
-/// Sizes of RSA keys whose signatures can be checked, in bits.
+/// RSA key sizes in bits whose signatures the TLS library can check.
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
 const P_256: &str = "1.2.840.10045.3.1.7";
 const P_384: &str = "1.3.132.0.34";
@@ -31,7 +31,8 @@ const SIGNATURES: [&str; 7] = [
     "1.2.840.113549.1.1.13",
     ED25519,
 ];
-/// Maximum length of a subject in an error message, because a stranger may have chosen it.
+/// Maximum length of a certificate's subject in an error message. An unknown client may have chosen
+/// the subject.
 const MAX_SUBJECT_CHARS: usize = 200;
 
 /// Role in which a certificate is used.
@@ -105,7 +106,7 @@ fn purpose_name(role: CertificateRole) -> &'static str {
     }
 }
 
-/// Returns the openssl command (3.0 or newer) that makes a certificate that can be used.
+/// Returns an openssl command (3.0 or newer) that makes a usable certificate for `role`.
 fn command(role: CertificateRole) -> String {
     let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
     let leaf = "openssl req -x509 -CA ca.crt -CAkey ca.key";
@@ -126,8 +127,8 @@ fn command(role: CertificateRole) -> String {
 }
 
 impl UnusableCertificate {
-    /// Returns the flaw that prevents `certificate` from being used in `role`, if the certificate
-    /// itself has one.
+    /// Returns the flaw that makes `certificate` unusable in `role`, or `None` if the certificate
+    /// has none.
     pub(super) fn find(certificate: &CertificateDer<'_>, role: CertificateRole) -> Option<Self> {
         let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
         let flaw = match role {
@@ -194,8 +195,8 @@ fn curve_name(oid: &str) -> &str {
     }
 }
 
-/// Replaces `error`, the result of checking `certificate`, by an explanation if the certificate
-/// itself is at fault.
+/// Returns the error for a certificate that was refused with `error`. If the certificate has a
+/// known flaw, the result explains the flaw.
 pub(super) fn explain(
     error: Error,
     certificate: &CertificateDer<'_>,
@@ -209,7 +210,8 @@ pub(super) fn explain(
     }
 }
 
-/// Replaces a handshake error by a text for operators. Other errors are returned as they are.
+/// Replaces certain TLS handshake errors by a text for operators. Other errors are returned
+/// unchanged.
 pub fn explain_handshake_error(error: io::Error) -> io::Error {
     let words = match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
         Some(Error::InvalidCertificate(CertificateError::Other(OtherError(inner)))) => {

@@ -24,7 +24,8 @@ use super::{
     unusable_certificate::explain,
 };
 
-/// Names that a client's certificate must have, in addition to being issued by the CA.
+/// Names that a client's certificate must have: one of `common` and one of `hosts`. An empty list
+/// allows any name.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ClientNames {
     common: Vec<String>,
@@ -64,8 +65,8 @@ impl ClientNames {
     }
 }
 
-/// Rule for clients: their certificate must be issued by the CA, not be revoked, and have an allowed
-/// name.
+/// Rule for clients' certificates: the CA must have issued the certificate, it must not be revoked,
+/// and its name must be allowed.
 #[derive(Debug)]
 pub(super) struct ClientRule {
     pub(super) roots: Arc<ReloadingValue<RootCertStore>>,
@@ -75,7 +76,7 @@ pub(super) struct ClientRule {
 }
 
 impl ClientRule {
-    /// Returns a verifier for the current content of the files.
+    /// Returns a verifier that uses the current content of the files.
     fn inner(&self) -> Result<Arc<dyn ClientCertVerifier>, Error> {
         let mut builder = WebPkiClientVerifier::builder_with_provider(
             self.roots.get(),
@@ -118,9 +119,9 @@ impl CertificateRule for ClientRule {
     }
 }
 
-/// Rule for peers that connect to this member. Peers are verified as clients of the peer CA, but a
-/// bound key's certificate may be expired. Which member may use which key is checked with the
-/// hello, which names the member.
+/// Rule for peers that connect to this member. Their certificates are verified as client
+/// certificates of the peer CA, but one with a bound key may be expired. The hello names the
+/// member, so it is checked only then whether the key belongs to that member.
 #[derive(Debug)]
 pub(super) struct InboundPeerRule {
     pub(super) inner: ClientRule,
@@ -145,7 +146,7 @@ impl CertificateRule for InboundPeerRule {
     }
 }
 
-/// Rule for a peer that this member connects to.
+/// Rule for the certificate of a peer that this member connects to.
 #[derive(Debug)]
 pub(super) struct OutboundPeerRule {
     pub(super) roots: Arc<ReloadingValue<RootCertStore>>,
@@ -174,7 +175,8 @@ impl OutboundPeerRule {
 impl CertificateRule for OutboundPeerRule {
     fn verify(&self, shown: &PeerCertificate<'_>) -> Result<(), Error> {
         let &PeerCertificate { end_entity, intermediates, now, .. } = shown;
-        // A certificate without a dialled name is a client's, and this rule is for servers.
+        // Only a server's certificate comes with the name that was dialled. This rule is for
+        // servers' certificates.
         let server_name =
             shown.server_name.ok_or(CertificateError::ApplicationVerificationFailure)?;
         let inner = self.inner()?;
@@ -207,7 +209,7 @@ impl CertificateRule for OutboundPeerRule {
             return Err(CertificateError::ApplicationVerificationFailure.into());
         }
         // The library checks the name last, so an error about the name means that everything else
-        // is right. Names don't matter here: addresses may change, but the bound key does not.
+        // is valid. The name doesn't matter here, because the bound key identifies the peer.
         let verify = |now| match verify(now) {
             Err(error) if is_about_name(&error) => Ok(()),
             result => result,
@@ -248,9 +250,8 @@ fn is_bound(bound: &BoundKeys, certificate: &CertificateDer<'_>) -> bool {
     node_key_of(certificate).is_some_and(|key| bound.contains(key))
 }
 
-/// Verifies again at the last moment at which the certificate itself was valid. Everything but the
-/// current date must be right. A CA that had expired even then is accepted, because that is also
-/// only a matter of time.
+/// Verifies an expired certificate as of the last moment of its validity. Everything else about it
+/// must be valid. An error about the dates of its CA is ignored as well.
 fn verify_at_expiry(
     certificate: &CertificateDer<'_>,
     error: Error,

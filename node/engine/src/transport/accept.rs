@@ -1,4 +1,5 @@
-//! Listening, inbound handshakes, and dispatch of each accepted stream by its purpose.
+//! Accepts inbound connections, performs their handshakes, and passes each stream on by its
+//! purpose.
 
 use std::{
     io,
@@ -29,7 +30,7 @@ use super::{
     wire::stream::{self, PeerStream},
 };
 
-/// Pause after an accept failed (most often: too many open files).
+/// Pause after the listener failed to accept. The most frequent cause is too many open files.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Accepts on `listener` until the transport stops.
@@ -106,8 +107,8 @@ async fn serve(
             let receiving = snapshot::receive(&shared, &peer, stream.io);
             run_while_registered(&peer, proof, receiving).await
         }
-        // A request is answered even if the peer ceases to be a member meanwhile, because the
-        // request itself may ask for its removal.
+        // The answer is sent even if the peer is removed meanwhile, because the request may be the
+        // one that removes it.
         StreamPurpose::Request => tokio::select! {
             () = shared.stopping.cancelled() => Ok(()),
             ended = request::answer(&shared, &peer, stream.io) => ended,
@@ -127,7 +128,8 @@ async fn serve(
     }
 }
 
-/// Runs `work` on a stream while the stream's process has proven what the peer's record binds.
+/// Runs `work` on a stream. Stops `work` once the process at the other end no longer fits the
+/// peer's record.
 async fn run_while_registered(
     peer: &PeerHandle,
     proof: Proof,
@@ -140,7 +142,8 @@ async fn run_while_registered(
     }
 }
 
-/// Performs TLS, then the hello. Returns `None` if the connection was answered and closed already.
+/// Performs TLS and exchanges hellos. Returns `None` if the connection needs nothing more: it was
+/// refused, or got the list of members.
 async fn admit(
     shared: &TransportState,
     tcp: TcpStream,
@@ -179,8 +182,8 @@ async fn admit(
     }
 }
 
-/// Sends the list of members to anyone who may connect here at all. A joining member needs it
-/// before it knows its own id. The answering hello is addressed to the sender of the request.
+/// Sends the list of members to any sender, once TLS has succeeded if it is used. A joining member
+/// needs the list before it knows its own id.
 async fn send_member_list(
     shared: &TransportState,
     mut stream: PeerStream,

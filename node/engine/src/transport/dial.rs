@@ -35,7 +35,7 @@ pub(super) enum DialError {
     Refused(StreamRefusal),
 }
 
-/// Keeps a message stream to `peer` open for as long as it is a peer.
+/// Keeps a message stream to `peer` open until the peer is no longer a member.
 pub(super) async fn run(shared: Arc<TransportState>, peer: Arc<PeerHandle>) {
     let policy = ExponentialBuilder::default()
         .with_min_delay(shared.limits.redial.0)
@@ -91,7 +91,7 @@ pub(super) async fn run(shared: Arc<TransportState>, peer: Arc<PeerHandle>) {
     }
 }
 
-/// Opens a message stream.
+/// Opens a message stream to `peer` at `url`.
 async fn open(
     shared: &TransportState,
     peer: &PeerHandle,
@@ -106,7 +106,8 @@ async fn open(
     })
 }
 
-/// Logs which direction fails, if that is new, and whether the other direction makes up for it.
+/// Logs that this member can't connect to the peer, unless it has logged this before. The line says
+/// whether the peer's own connection replaces the missing one.
 fn log_dial_failure(peer: &PeerHandle, url: &PeerUrl, error: &DialError) {
     let text = error.to_string();
     let (inbound, connected) = (peer.has_link(Opener::Remote), peer.connected_since().is_some());
@@ -121,7 +122,7 @@ fn log_dial_failure(peer: &PeerHandle, url: &PeerUrl, error: &DialError) {
     }
 }
 
-/// Connects to the first of the peer's URLs that works.
+/// Tries the peer's URLs in turn. Returns the first connection that succeeds.
 pub(super) async fn connect_any(
     shared: &TransportState,
     peer: &PeerHandle,
@@ -156,8 +157,8 @@ pub(super) async fn connect(
         if theirs.from != peer.id && theirs.answer.is_none() {
             return Err(refuse_peer(shared, StreamRefusal::Sender, &theirs, url));
         }
-        // A refusal counts only if it comes from the dialled member, which must prove itself as in
-        // any other hello.
+        // A refusal is accepted only from the dialled member itself. So the hello that refuses must
+        // prove its sender, like any other hello.
         match (shared.admit(&theirs, stream.key, Opener::Local).await, theirs.answer) {
             (Ok(_), None) => Ok((stream, theirs)),
             (_, Some(answer @ (StreamRefusal::Cluster | StreamRefusal::Receiver))) => {

@@ -10,15 +10,15 @@ use super::wire::hello::{Hello, LEN};
 /// Maximum payload of a frame, in bytes.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Checks that frames are read exactly as sent, and that a decoded message is equal after it is
-/// encoded again.
+/// Checks that frames are read exactly as they were sent. A message that can be decoded must be
+/// equal after encoding and decoding it again.
 pub fn frames(bytes: &[u8]) {
     if let Some(Ok(hello)) = bytes.first_chunk::<LEN>().map(Hello::decode) {
         assert_eq!(hello.encode()[..], bytes[..LEN], "{hello:?}");
     }
     let mut reader = FrameReader::new(bytes, MAX_BYTES);
     let mut sent = BytesMut::new();
-    // All bytes are in memory, so the reader never has to wait.
+    // The reader never has to wait, because all bytes are in memory.
     while let Some(Ok(Some((kind, payload)))) = reader.next().now_or_never() {
         frame::put(&mut sent, kind, &payload);
         if kind != FrameKind::Message {

@@ -28,11 +28,11 @@ use super::{
     wire::stream::{Duplex, PeerStream},
 };
 
-/// Maximum number of invitations to one peer whose streams are awaited.
+/// Maximum number of open invitations to one peer.
 const MAX_INVITATIONS: usize = 128;
 const TOKEN_BYTES: usize = 8;
 
-/// Invitations to one peer that it has not followed yet.
+/// Open invitations to one peer. An invitation is open until the peer has opened the stream for it.
 #[derive(Default)]
 pub(super) struct Invitations(Mutex<OpenInvitations>);
 
@@ -53,7 +53,8 @@ impl Invitations {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts to wait for a stream. Returns `None` if too many are awaited already.
+    /// Creates an invitation, and returns the channel on which the stream will arrive. Returns
+    /// `None` if too many invitations are open.
     fn begin(
         &self,
         purpose: StreamPurpose,
@@ -69,8 +70,8 @@ impl Invitations {
         Some((Invitation { invitations: self, token }, receiver))
     }
 
-    /// Removes the invitation with this purpose and token. Returns the sending half of the channel
-    /// on which the inviting task waits for the peer's stream.
+    /// Removes the open invitation with this purpose and token. Returns the channel on which the
+    /// task that invited the peer waits for the stream.
     fn take(&self, purpose: StreamPurpose, token: u64) -> Option<oneshot::Sender<PeerStream>> {
         let mut open = self.lock();
         let fits = open.waiting.get(&token).is_some_and(|(expected, _)| *expected == purpose);
@@ -84,15 +85,16 @@ impl Drop for Invitation<'_> {
     }
 }
 
-/// Opens a stream to send `peer` a snapshot or a request. Connects to the peer, or has the peer
-/// connect where only that works.
+/// Opens a stream on which this member sends `peer` a snapshot or a request. If this member can't
+/// connect to the peer, it invites the peer to connect.
 pub(super) async fn open(
     shared: &Arc<TransportState>,
     peer: &Arc<PeerHandle>,
     purpose: StreamPurpose,
 ) -> io::Result<PeerStream> {
     let invitation = purpose.reversed().filter(|_| peer.is_two_way());
-    // Prefer the direction that works for messages; an attempt in the other takes long to fail.
+    // If only the peer has opened a message stream, invite it first: an attempt to connect to it
+    // would probably take long and fail.
     let invites_first = invitation.filter(|_| !peer.has_link(Opener::Local));
     if let Some(reversed) = invites_first {
         match invite(shared, peer, reversed).await {
@@ -130,7 +132,7 @@ async fn invite(
     }
 }
 
-/// Follows an invitation of `peer` in a task of its own.
+/// Follows an invitation of `peer`, in a new task: opens the stream that the peer asks for.
 ///
 /// # Errors
 /// If the payload is not a valid invitation.
@@ -179,18 +181,19 @@ async fn connect_back(
     }
 }
 
-/// Accepts a stream that a peer opened, as it claims, on this member's invitation.
+/// Accepts a stream for which the peer claims to have an invitation of this member.
 pub(super) async fn accept_invited_stream(
     shared: &TransportState,
     peer: &PeerHandle,
     purpose: StreamPurpose,
     mut stream: PeerStream,
 ) -> io::Result<()> {
-    // Reads no byte past the token: the rest belongs to the receiver of the stream.
+    // No byte after the token is read here, because the rest belongs to the task that gets the
+    // stream.
     let token = timeout(shared.limits.handshake_timeout, read_token(&mut stream.io));
     let token = token.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
     match peer.invitations.take(purpose, token) {
-        // If the waiting task has ended, the stream is closed here.
+        // If the task that invited the peer has ended, the stream is dropped and so closed.
         Some(waiting) => drop(waiting.send(stream)),
         None => return Err(io::Error::other("nobody has invited the peer to this stream")),
     }

@@ -1,5 +1,5 @@
-//! Requests of a joining member, which fetches members and state before it has a transport of its
-//! own.
+//! Requests of a joining member. It fetches the list of members and the whole state before it
+//! starts its transport.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -16,9 +16,9 @@ use super::{
 };
 use crate::{tls::PeerTls, witness::DiskState};
 
-/// Time limit for a member's answer to a hello, and for its list of members.
+/// Time limit for the exchange of hellos with a member, and for fetching its list of members.
 const STEP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval at which the source is told that the installation of its state still runs.
+/// Interval of pings to the source. They show that this member is still installing the state.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reason why a member could not be queried.
@@ -27,24 +27,24 @@ pub enum JoinError {
     /// The member could not be reached, or the stream broke.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The member refused this one.
+    /// The member refused the joining member.
     #[error("the member refused this one: {0}")]
     RefusedBy(StreamRefusal),
-    /// The address belongs to another member, or to another cluster.
+    /// The answer came from another member or another cluster than expected.
     #[error("another member, or one of another cluster, is at this address")]
     WrongMember,
 }
 
-/// A member from which the whole state can be fetched.
+/// A member that can send its whole state to a joining member.
 #[derive(Clone, Debug)]
 pub struct StateSource {
     pub member: MemberId,
     pub url: PeerUrl,
-    /// Key that the member is bound to, if any.
+    /// Key that the source's certificate must have, if its record binds one.
     pub key: Option<NodeKey>,
 }
 
-/// Fetches the list of members from whichever member is at `url`.
+/// Fetches the list of members from the member at `url`, whichever member that is.
 ///
 /// # Errors
 /// If the answer doesn't arrive in time, or the stream fails.
@@ -67,11 +67,11 @@ pub async fn ask_members(url: &PeerUrl, tls: Option<&Arc<PeerTls>>) -> Result<By
         .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
 }
 
-/// Fetches the whole state from `source`, in the name of `local`, which the cluster must have
-/// accepted.
+/// Fetches the whole state from `source`. The cluster must already have added the joining member
+/// `local`.
 ///
 /// # Errors
-/// If that member refuses or breaks off, or if `install` fails.
+/// If `source` refuses, or breaks the stream off, or if `install` fails.
 pub async fn fetch_state<T: Send + 'static>(
     source: &StateSource,
     tls: Option<&Arc<PeerTls>>,

@@ -1,6 +1,6 @@
-//! One message stream of a peer, whichever side opened it. Received frames go to their receivers.
-//! While the stream is the carrier, everything queued for the peer is sent on it. See
-//! [`links`](super::links).
+//! One message stream of a peer, opened by either side. The stream's task passes received frames
+//! on. While the stream is the carrier, the task also sends everything that is queued for the peer.
+//! See [`links`](super::links).
 
 use std::{
     future::pending,
@@ -35,15 +35,15 @@ use super::{
 
 /// Maximum number of messages taken from the queue for one write.
 const BATCH_MESSAGES: usize = 256;
-/// Bytes of a batch at which it is written.
+/// Size of a write buffer in bytes above which it is written.
 const BATCH_BYTES: usize = 256 * 1024;
 /// Time limit for sending the queued messages when the transport stops.
 const FINAL_FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
-/// Maximum number of unanswered pings of the peer. A peer that sends more without reading is
-/// disconnected.
+/// Maximum number of a peer's pings that wait for an answer. A peer that sends more pings but reads
+/// no answers is disconnected.
 const MAX_PINGS: usize = 64;
-/// Time after which a peer that has opened no stream counts as unable to, although this member has
-/// one to it.
+/// Time after which a warning says that the peer can't connect to this member, if only this member
+/// has opened a stream.
 pub(super) const ONE_WAY_AFTER: Duration = Duration::from_secs(10);
 
 /// A stream whose hello was accepted.
@@ -51,7 +51,7 @@ pub(super) struct OpenStream {
     pub io: Box<dyn Duplex>,
     pub proof: Proof,
     pub opener: Opener,
-    /// Whether the accepting end knows two-way streams.
+    /// Whether the build at the accepting end knows two-way streams.
     pub may_be_two_way: bool,
 }
 
@@ -84,7 +84,7 @@ impl From<io::ErrorKind> for EndReason {
     }
 }
 
-/// Runs a stream until it ends.
+/// Runs a message stream until it ends.
 pub(super) async fn run(
     shared: &Arc<TransportState>,
     peer: &Arc<PeerHandle>,
@@ -123,8 +123,8 @@ pub(super) async fn run(
         let _ = timeout(FINAL_FLUSH_TIMEOUT, flush_and_close(peer, &mut writer)).await;
     }
     drop(standing);
-    // Messages queued for this stream are out of date by the time there is another one, so they are
-    // dropped.
+    // If no other stream can send, the queued messages are dropped. They would be out of date when
+    // the next stream opens.
     if peer.connected_since().is_none()
         && let Some(mut queue) = peer.try_take_queue()
     {
@@ -136,7 +136,7 @@ pub(super) async fn run(
     ended
 }
 
-/// Sends the queued consensus messages, and closes the stream.
+/// Sends the consensus messages in the queue, then closes the stream.
 async fn flush_and_close<W: AsyncWrite + Unpin>(
     peer: &PeerHandle,
     writer: &mut W,
@@ -159,17 +159,17 @@ struct LinkTask<'a> {
     number: u64,
     opener: Opener,
     is_two_way: AtomicBool,
-    /// Number of the peer's pings that are not answered yet.
+    /// Number of pings from the peer that still need an answer.
     pings: AtomicUsize,
-    /// Wakes the writer for work that the reader has found.
+    /// Wakes the writing half when the reading half has received something to answer.
     work: Notify,
 }
 
-/// The right to send what is queued for the peer, with the state of that sending.
+/// The right to send the frames queued for the peer. At most one stream has it.
 struct Carrier<'a> {
     queue: MutexGuard<'a, mpsc::Receiver<QueuedFrame>>,
     batch: Vec<QueuedFrame>,
-    /// Promises that were sent last.
+    /// Promises that were last sent on this stream.
     sent_promises: Vec<u8>,
     sent_member_list: Option<Bytes>,
 }
@@ -185,7 +185,7 @@ impl<'a> Carrier<'a> {
     }
 }
 
-/// Waits for the next messages. Never returns if this stream is not the carrier.
+/// Waits for the next queued frames. Never returns without a carrier.
 async fn next_batch(carrier: &mut Option<Carrier<'_>>) {
     match carrier {
         Some(carrier) => {
@@ -205,12 +205,12 @@ impl LinkTask<'_> {
         self.peer.make_two_way(self.number, &*self.shared.events);
     }
 
-    /// Returns whether messages are sent on this stream.
+    /// Returns whether this member sends messages on this stream.
     fn sends_messages(&self) -> bool {
         self.opener == Opener::Local || self.is_two_way()
     }
 
-    /// Returns whether messages are received on this stream.
+    /// Returns whether this member receives messages on this stream.
     fn receives_messages(&self) -> bool {
         self.opener == Opener::Remote || self.is_two_way()
     }
@@ -250,8 +250,8 @@ impl LinkTask<'_> {
         }
     }
 
-    /// Appends a ping. On the carrier, promises and members are appended as well if they have
-    /// changed.
+    /// Appends a ping. If this stream is the carrier, also appends the promises and the list of
+    /// members, if they have changed.
     fn put_ping(&self, buffer: &mut BytesMut, carrier: Option<&mut Carrier<'_>>) {
         frame::put(buffer, FrameKind::Ping, &[]);
         self.peer.with_liveness(self.number, |vitals| vitals.record_ping(Instant::now()));
@@ -281,7 +281,8 @@ impl LinkTask<'_> {
             if message.kind == FrameKind::Message {
                 self.shared.counters.sent_messages.fetch_add(1, Relaxed);
             } else if !self.is_two_way() {
-                // The other end doesn't know two-way streams, and so not this kind of frame.
+                // The peer's build doesn't know two-way streams, so it doesn't know this kind of
+                // frame either.
                 continue;
             }
             frame::put(buffer, message.kind, message.payload());
@@ -313,8 +314,8 @@ impl LinkTask<'_> {
         Ok(())
     }
 
-    /// Reads frames until the stream ends. Pings and pongs arrive regularly, so a long silence
-    /// means that the peer is dead.
+    /// Reads frames until the stream ends. Pings and pongs arrive regularly, so a peer that is
+    /// silent for long counts as dead.
     async fn read<R: AsyncRead + Unpin>(&self, reader: R) -> EndReason {
         let longest = if self.receives_messages() { self.shared.limits.frame_bytes } else { 0 };
         let mut frames = FrameReader::new(reader, longest);
@@ -377,8 +378,8 @@ impl LinkTask<'_> {
         }
     }
 
-    /// Logs once if the peer has opened no stream to this member within [`ONE_WAY_AFTER`]. Never
-    /// returns.
+    /// Logs a warning if the peer has opened no stream to this member within [`ONE_WAY_AFTER`].
+    /// Never returns.
     async fn watch_other_direction(&self) -> EndReason {
         sleep(ONE_WAY_AFTER).await;
         if self.opener == Opener::Local && !self.peer.has_link(Opener::Remote) {

@@ -27,9 +27,9 @@ pub(super) enum Opener {
 #[derive(Debug)]
 struct LinkState {
     opener: Opener,
-    /// Whether messages go in both directions.
+    /// Whether both ends may send messages on this stream.
     is_two_way: bool,
-    /// Whether everything that this member sends is sent here.
+    /// Whether this stream carries everything that this member sends to the peer.
     is_carrier: bool,
     liveness: ProcessLiveness,
     cancellation: CancellationToken,
@@ -49,27 +49,27 @@ impl LinkState {
 #[derive(Debug, Default)]
 pub(super) struct Links {
     links: BTreeMap<u64, LinkState>,
-    /// Start of the current period in which at least one stream can send. `None` while no stream
+    /// Start of the current period in which at least one stream can send; `None` while no stream
     /// can.
     connected_since: Option<Instant>,
-    /// For each [`Opener`]: since when the peer could be sent to, although that side had opened no
-    /// stream.
+    /// For each [`Opener`]: start of the current period in which the peer could be sent to, but
+    /// that side had opened no stream.
     missing_since: [Option<Instant>; 2],
-    /// Whether the peer was reachable when that was last reported.
+    /// Reachability of the peer, as last reported.
     is_reachable: bool,
     /// Stream on which the last message was received.
     source: Option<u64>,
-    /// Why this member's last attempt to open a stream failed, and whether the peer could be sent
-    /// to at that time.
+    /// Error of this member's last failed attempt to open a stream, and whether another stream
+    /// could send at that time.
     dial_failure: Option<(String, bool)>,
 }
 
-/// Changes of the peer's reachability, to be reported in this order. If another stream takes over
-/// from a lost carrier, both false and true are reported, because messages under way may be lost.
+/// Changes of the peer's reachability, in the order in which to report them. If another stream
+/// replaces a lost carrier, `[false, true]` is reported, because messages may be lost.
 pub(super) type ReachabilityChanges = Vec<bool>;
 
 impl Links {
-    /// Adds a stream under a number that no other stream has had.
+    /// Adds a stream under a number that was never used before.
     pub(super) fn add(
         &mut self,
         number: u64,
@@ -96,7 +96,7 @@ impl Links {
         self.update_reachability(false, now)
     }
 
-    /// Marks a stream as two-way, once both ends know it.
+    /// Marks a stream as two-way, once both ends know that it is.
     pub(super) fn make_two_way(&mut self, number: u64, now: Instant) -> ReachabilityChanges {
         if let Some(link) = self.links.get_mut(&number) {
             link.is_two_way = true;
@@ -135,7 +135,8 @@ impl Links {
         }
     }
 
-    /// Records that a message was received on this stream.
+    /// Records that a message was received on stream `number`. If the previous message came on
+    /// another stream, that stream is ended.
     pub(super) fn receive_on(&mut self, number: u64) {
         let before = self.source.replace(number).filter(|before| *before != number);
         if let Some(link) = before.and_then(|before| self.links.get(&before)) {
@@ -143,29 +144,29 @@ impl Links {
         }
     }
 
-    /// Returns the time since which this member could always send to the peer. `None` if no stream
-    /// to send on exists.
+    /// Returns since when this member has been able to send to the peer without interruption.
+    /// `None` if it can't send now.
     pub(super) fn connected_since(&self) -> Option<Instant> {
         self.connected_since
     }
 
-    /// Returns whether there is a stream that this opener opened.
+    /// Returns whether a stream exists that the side `opener` has opened.
     pub(super) fn has(&self, opener: Opener) -> bool {
         self.links.values().any(|link| link.opener == opener)
     }
 
-    /// Returns since when the peer can be sent to although `opener` has opened no stream.
+    /// Returns since when the side `opener` has had no stream, while the peer could be sent to.
     pub(super) fn missing_since(&self, opener: Opener) -> Option<Instant> {
         self.missing_since[opener as usize]
     }
 
-    /// Returns whether a two-way stream is connected, so that the peer understands invitations.
+    /// Returns whether a two-way stream exists. If so, the peer's build knows invitations.
     pub(super) fn is_two_way(&self) -> bool {
         self.links.values().any(|link| link.is_two_way)
     }
 
-    /// Records that this member could not open a stream. Returns whether the failure differs from
-    /// the last one.
+    /// Records that this member failed to open a stream. Returns whether that differs from the last
+    /// failure.
     pub(super) fn dial_failed(&mut self, why: &str) -> bool {
         let failure = Some((why.to_owned(), self.connected_since.is_some()));
         let is_news = self.dial_failure != failure;
@@ -173,7 +174,8 @@ impl Links {
         is_news
     }
 
-    /// Returns why this member's last attempt to open a stream failed, if it has none.
+    /// Returns the error of the last attempt to open a stream. `None` if this member has opened one
+    /// since.
     pub(super) fn dial_failure(&self) -> Option<&str> {
         self.dial_failure.as_ref().map(|(why, _)| why.as_str())
     }
@@ -183,8 +185,8 @@ impl Links {
         self.links.get_mut(&number).map(|link| &mut link.liveness)
     }
 
-    /// Returns why the process `run` can't be accepted now, if another process has streams that are
-    /// pinged.
+    /// Returns why the process `run` can't be accepted now, if this member pings a stream of
+    /// another process of the peer.
     pub(super) fn objection_to(&mut self, run: u64, now: Instant) -> Option<StreamRefusal> {
         let pinged = self.links.values_mut().filter(|link| link.sends_messages());
         let objections: Vec<StreamRefusal> =

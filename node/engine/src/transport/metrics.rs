@@ -13,7 +13,7 @@ use node_state::{durations::Durations, identity::MemberId};
 
 use super::{link::ONE_WAY_AFTER, wire::hello::StreamRefusal};
 
-/// Counters since the start, cheap enough for the data path.
+/// Counters since the start of the process, cheap enough to count each message.
 #[derive(Debug, Default)]
 pub struct Counters {
     pub(super) sent_messages: AtomicU64,
@@ -44,19 +44,20 @@ pub struct CountersSnapshot {
     pub dropped_full: u64,
     /// Number of messages dropped because their peer wasn't connected.
     pub dropped_not_connected: u64,
-    /// Number of received messages that the driver could not take.
+    /// Number of received messages that the driver refused, for example because its queue was full.
     pub dropped_inbound: u64,
     /// Number of inbound TLS handshakes or hellos that failed or took too long.
     pub handshakes_failed: u64,
-    /// Number of inbound connections closed because too many were in their handshake.
+    /// Number of inbound connections closed because too many were waiting or in their handshake.
     pub handshakes_over_limit: u64,
-    /// Number of streams accepted with a bound key although the certificate has expired.
+    /// Number of handshakes accepted with an expired certificate, because its key is bound to a
+    /// member.
     pub expired_certificates: u64,
     /// Number of refused hellos, by the reason's label.
     pub refused: Vec<(&'static str, u64)>,
 }
 
-/// Counters of one peer, since it was last added.
+/// Counters of one peer. They begin anew when the peer is removed and added again.
 #[derive(Debug)]
 pub(super) struct Traffic {
     pub sent_bytes: AtomicU64,
@@ -91,7 +92,7 @@ impl Default for Traffic {
 /// Transfers of the whole state in one direction.
 #[derive(Debug)]
 pub struct Transfers {
-    /// Number of transfers under way.
+    /// Number of transfers that have begun and not ended.
     pub under_way: AtomicI64,
     /// Number of transfers received and installed.
     pub arrived: AtomicU64,
@@ -113,8 +114,8 @@ impl Default for Transfers {
 }
 
 impl Transfers {
-    /// Counts a transfer as under way until the returned value is dropped. It counts as failed
-    /// unless it [ends](Transfer::end) well.
+    /// Counts a transfer as under way until the returned value is dropped. The transfer counts as
+    /// failed unless [`Transfer::end`] reports success.
     pub(super) fn begin(&self) -> Transfer<'_> {
         self.under_way.fetch_add(1, Relaxed);
         Transfer { transfers: self, began: Instant::now(), arrived: false }
@@ -149,25 +150,25 @@ impl Drop for Transfer<'_> {
 /// Message streams of one peer at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Connections {
-    /// Time since when the peer can be sent to.
+    /// Start of the current period in which this member can send to the peer; `None` if it can't.
     pub since: Option<Instant>,
     /// Whether there is a stream that this member has opened.
     pub outbound: bool,
     /// Whether there is a stream that the peer has opened.
     pub inbound: bool,
-    /// Time since when this member can send to the peer only over a stream that the peer has
-    /// opened.
+    /// Since when this member could send to the peer, but had opened no stream itself. `None` if
+    /// that isn't so now.
     pub outbound_missing_since: Option<Instant>,
-    /// Time since when this member can send to the peer only over a stream that this member has
-    /// opened.
+    /// Since when this member could send to the peer, but the peer had opened no stream. `None` if
+    /// that isn't so now.
     pub inbound_missing_since: Option<Instant>,
-    /// Why this member's last attempt to open a stream failed.
+    /// Error of this member's last failed attempt to open a stream, if it has not opened one since.
     pub dial_failure: Option<String>,
 }
 
 impl Connections {
-    /// Returns a text for the operator if the peer is connected and one of the two directions
-    /// fails.
+    /// Returns a warning for the operator if the peer is connected, but one side can't connect to
+    /// the other.
     pub(crate) fn one_way_warning(&self, peer: MemberId, now: Instant) -> Option<String> {
         let lasts = |since: Option<Instant>| {
             since.is_some_and(|since| now.saturating_duration_since(since) >= ONE_WAY_AFTER)

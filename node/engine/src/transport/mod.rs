@@ -3,11 +3,11 @@
 //! A stream begins with TLS (if the URL says https), then a fixed-size hello in each direction. The
 //! hello proves cluster, sender, receiver, incarnation and boot counter, and states what the disk
 //! held at the start. Only then is the first frame read. A hello that doesn't fit is answered with
-//! the reason, and the stream is closed. TLS proves the sender's key. If its record binds a key, it
-//! must be that one.
+//! the reason, and the stream is closed. TLS proves the sender's key. If the sender's record binds
+//! a key, the two keys must be equal.
 //!
-//! Each member tries to open a message stream to each other one. One stream is enough for two
-//! members: it carries messages, pings, promises and censuses (lists of members) of both. So two
+//! Each member tries to open a message stream to each other member. One stream is enough for two
+//! members: it carries messages, pings, promises and lists of members in both directions. So two
 //! members work together as long as either can connect to the other. A firewall, NAT, or a name
 //! that one side can't resolve doesn't separate them.
 //!
@@ -16,8 +16,8 @@
 //! - `dial` keeps trying to open a stream until this member has opened one, even if the peer's
 //!   stream carries everything. Operators thus learn which direction fails (log, `/metrics`,
 //!   status).
-//! - Snapshots and requests have streams of their own. A member that can't open one invites the
-//!   peer, on the message stream, to open it: see `invite`.
+//! - Snapshots and requests have streams of their own. A member that can't open such a stream
+//!   invites the peer, on the message stream, to open it: see `invitations`.
 //! - A joining member opens its streams itself, because no other member knows it yet.
 //! - Older builds know one-way streams only. Each end of a message stream learns from the other's
 //!   hello or first frame whether it knows two-way streams. An older build is sent nothing that it
@@ -28,7 +28,7 @@
 //!    that is slow or not connected is dropped and counted. Raft sends again.
 //! 2. Within one connection, messages to one peer arrive in order or not at all.
 //!    `PeerEvents::reachable` reports the loss of the connection that carried them, even if another
-//!    one takes over.
+//!    connection replaces it.
 //! 3. A snapshot has a stream of its own, so that it never delays a heartbeat.
 //! 4. Connections that have not identified themselves hold one of a few places, shared fairly
 //!    between hosts (`muster_shares::admission`).
@@ -86,25 +86,25 @@ pub use self::{
     witness_file::{RequiredDurability, WitnessFile},
 };
 
-/// Identity of this member, as its hello states it.
+/// Identity of this member, as it states it in its hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalMember {
     /// Cluster that this member belongs to.
     pub cluster: ClusterId,
     pub member: MemberId,
-    /// Incarnation of its data directory.
+    /// Incarnation of the member's data directory.
     pub incarnation: Incarnation,
-    /// Number of starts of that directory.
+    /// Number of times that the data directory was started.
     pub boot: u64,
-    /// Random number of this process. It tells a second process on a copy of the directory from a
-    /// reconnect.
+    /// Random number of this process. It distinguishes a second process on a copy of the data
+    /// directory from a reconnect.
     pub run: u64,
-    /// State of the directory when this process began.
+    /// Term, vote and last index on the disk when this process began.
     pub disk: DiskState,
 }
 
 impl LocalMember {
-    /// Returns this process as its hello presents it to peers.
+    /// Returns the identity of this process, as other members record it.
     fn process_claim(&self) -> ProcessClaim {
         let Self { incarnation, boot, run, disk, .. } = *self;
         ProcessClaim { incarnation, boot, run, disk }
@@ -115,21 +115,23 @@ impl LocalMember {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerRecord {
     pub id: MemberId,
-    /// Peer URLs; a dialler tries them in turn.
+    /// Peer URLs, in the order in which they are dialled.
     pub urls: Vec<PeerUrl>,
-    /// The only incarnation that may act as this member. If `None`, the first one seen is
-    /// remembered.
+    /// The only incarnation that may act as this member. If `None`, the first incarnation that
+    /// connects is remembered.
     pub incarnation: Option<Incarnation>,
-    /// The only key that may authenticate this member. If `None`, the peer CA decides.
+    /// The only key with which this member may authenticate. If `None`, any certificate of the peer
+    /// CA is accepted.
     pub node_key: Option<NodeKey>,
 }
 
-/// Other members of the cluster. A new value replaces the previous one.
+/// Current members of the cluster other than this one. Each new value replaces the previous one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerMembership {
-    /// All other members, including those in `reported_by_others`.
+    /// All other members of the cluster, including those in `reported_by_others`.
     pub peers: Vec<PeerRecord>,
-    /// Members in `peers` that are known from other members' censuses only.
+    /// Ids of those `peers` that this member's own table lacks, and that other members have
+    /// reported.
     pub reported_by_others: BTreeSet<MemberId>,
     /// Members that were removed, and may never return.
     pub removed: BTreeSet<MemberId>,
@@ -139,25 +141,25 @@ pub struct PeerMembership {
 
 /// Receiver of the transport's events and incoming data.
 pub trait PeerEvents: Send + Sync + 'static {
-    /// Takes a message from `from`, not yet decoded. Returns false if it had to be dropped. Must
-    /// not block.
+    /// Takes an encoded message from the peer `from`. Returns false if the message had to be
+    /// dropped. Must not block.
     fn message(&self, from: MemberId, message: Bytes) -> bool;
 
-    /// Reads `body`, a snapshot from `from`, to its end and installs it. May block.
+    /// Reads the snapshot `body` from the peer `from` to its end, and installs it. May block.
     ///
     /// # Errors
-    /// If `body` breaks off or is refused. The sender is then told of the failure.
+    /// If `body` breaks off or is refused. The sender then learns that the transfer failed.
     fn snapshot(&self, from: MemberId, header: Bytes, body: SnapshotReader) -> io::Result<()>;
 
-    /// Returns the encoded list of members, or `None` if it isn't known now. It is for peers that
-    /// may have an older list, and for a joining member that doesn't know its own id yet. Must not
-    /// block.
+    /// Returns the encoded list of members, or `None` if it isn't known now. The list is sent to
+    /// peers whose own list may be older, and to joining members. Must not block.
     fn member_list(&self) -> Option<Bytes>;
 
     /// Takes the encoded list of members that `from` sent. Must not block.
     fn member_list_received(&self, from: MemberId, census: Bytes);
 
-    /// Answers a request of `from`. The future yields `None` if the request can't be answered.
+    /// Answers a request of the peer `from`. The future yields `None` if the request can't be
+    /// answered.
     fn request(&self, from: MemberId, request: Bytes) -> BoxFuture<'static, Option<Bytes>>;
 
     /// Writes the whole state to `out`, for the joining member `to`. May block.
@@ -166,19 +168,20 @@ pub trait PeerEvents: Send + Sync + 'static {
     /// If the state can't be read, or the stream broke.
     fn state(&self, to: MemberId, out: SnapshotWriter) -> io::Result<()>;
 
-    /// Returns all promises that this member has made so far. Must not block.
+    /// Returns all promises (votes and acknowledgements) that this member has made so far. Must not
+    /// block.
     fn promised(&self) -> Promise;
 
-    /// Reports that `peer` became reachable, or no longer is: that messages can be both sent to it
-    /// and received from it. If a stream was lost with its messages and another one takes over,
-    /// this is called with false and then true. Must not block.
+    /// Reports whether `peer` is reachable, that is, whether messages can be sent to it and
+    /// received from it. Called after each change. If another stream replaces one that was lost,
+    /// called with false and then with true, because messages may be lost. Must not block.
     fn reachable(&self, peer: MemberId, reachable: bool);
 
-    /// Reports that `by`, an authenticated peer, says that this member was removed. Must not block.
+    /// Reports that the authenticated peer `by` says that this member was removed. Must not block.
     fn removal_reported(&self, by: MemberId);
 
-    /// Reports that this member can never have a quorum again, because too many peers refuse its
-    /// data directory. That directory is not the member's. Must not block.
+    /// Reports that too many peers refuse this member's data directory, so this member can never
+    /// have a quorum again. The directory is a wrong one or an old copy. Must not block.
     fn refused_by_quorum(&self, why: StreamRefusal);
 }
 
@@ -189,7 +192,7 @@ pub struct TransportOptions {
     pub listen: Vec<ListenAddress>,
     /// TLS configuration for https URLs.
     pub tls: Option<Arc<PeerTls>>,
-    /// Memory of peers' promises and processes.
+    /// File of what this member remembers of its peers' promises and processes.
     pub witness_file: Arc<WitnessFile>,
     pub limits: TransportLimits,
 }
@@ -198,7 +201,7 @@ pub struct TransportOptions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenAddress {
     pub address: SocketAddr,
-    /// Whether streams to this address use TLS.
+    /// Whether peers must use TLS to connect to this address.
     pub tls: bool,
 }
 
@@ -211,21 +214,21 @@ pub struct TransportLimits {
     pub queue_bytes: usize,
     /// Maximum payload of a frame that is read or written, in bytes.
     pub frame_bytes: usize,
-    /// Maximum number of inbound connections that wait for their first byte or for a handshake
-    /// slot. Above it, the oldest waiting connection of the host with the most of them is closed.
-    /// If the newcomer is from that host, the newcomer is closed.
+    /// Maximum number of inbound connections that wait for their first byte or for the start of
+    /// their handshake. Above the maximum, the host with the most waiting connections loses its
+    /// oldest one. If the newest connection is from that host, the newest one is closed instead.
     pub waiting_connections: usize,
-    /// Maximum number of inbound connections in TLS or hello at a time, shared fairly between
-    /// hosts. One host may have a quarter of them at most.
+    /// Maximum number of inbound connections that perform TLS or the hello at the same time. The
+    /// places are shared fairly: one host gets at most a quarter of them.
     pub handshakes: usize,
-    /// Time limit for TLS and hello together. The same limit applies before them to the first byte,
-    /// and to the wait for a handshake slot.
+    /// Time limit for TLS and hello together. The wait for the first byte and the wait for the
+    /// start of the handshake each have the same limit.
     pub handshake_timeout: Duration,
     /// Interval between pings on a stream.
     pub ping_interval: Duration,
-    /// Time without any frame after which a stream counts as dead.
+    /// Time without any received frame after which a stream counts as dead.
     pub dead_after: Duration,
-    /// Minimum and maximum of the jittered wait before a peer is dialled again.
+    /// Minimum and maximum of the random wait before the next attempt to open a stream.
     pub redial: (Duration, Duration),
 }
 
@@ -281,7 +284,7 @@ pub enum TransportStartError {
     NoTls(String),
 }
 
-/// Reason why the file of peers' promises can't be read.
+/// Reason why the file about the peers can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum WitnessFileError {
     /// The file system refused access to the file.
@@ -293,7 +296,7 @@ pub enum WitnessFileError {
 }
 
 impl WitnessFileError {
-    /// Returns whether a restart can never help.
+    /// Returns whether every restart would fail in the same way.
     pub fn is_final(&self) -> bool {
         match self {
             Self::Files(error) => error.is_refusal(),
@@ -302,7 +305,7 @@ impl WitnessFileError {
     }
 }
 
-/// Handle of the running transport. Clones refer to the same transport.
+/// Handle of the running transport. All clones refer to one transport.
 #[derive(Clone)]
 pub struct Transport {
     shared: Arc<service::TransportState>,
@@ -315,8 +318,8 @@ impl fmt::Debug for Transport {
 }
 
 impl Transport {
-    /// Binds every address and starts the thread. Until `set_membership` is called, it accepts and
-    /// dials nobody. Early connections wait, instead of being refused as unknown.
+    /// Binds all addresses and starts the thread. Until `set_membership` is called, no peer is
+    /// dialled, and inbound connections wait. They would otherwise be refused as unknown.
     ///
     /// # Errors
     /// If an address can't be bound.
@@ -327,24 +330,24 @@ impl Transport {
         service::start(options, events).map(|shared| Self { shared })
     }
 
-    /// Sets the current members. New peers are dialled, and streams of peers that are gone are
-    /// closed. If a peer's record changed, a stream survives if the process at its other end has
-    /// proven what the record now binds. New addresses are used from the next dial on.
+    /// Sets the current members. New peers are dialled, and the streams of removed peers are
+    /// closed. If a peer's record changed, its streams stay open if their process still fits the
+    /// record. New addresses are used for the next dial.
     pub fn set_membership(&self, membership: PeerMembership) {
         self.shared.set_membership(membership);
     }
 
-    /// Queues `message` for `to`. Never blocks.
+    /// Queues `message` for the peer `to`. Never blocks.
     ///
     /// # Errors
-    /// If the message was dropped; the error says why.
+    /// If the message was dropped. The error gives the reason.
     pub fn send(&self, to: MemberId, message: Bytes) -> Result<(), SendError> {
         self.shared.send(to, message)
     }
 
-    /// Opens a stream for one snapshot to `to`. Written data is sent as it comes, and `finish`
-    /// waits until the peer has installed the snapshot. Blocks, so not to be used on an async
-    /// thread.
+    /// Opens a stream that sends one snapshot to the peer `to`. Data is sent as it is written.
+    /// `finish` waits until the peer has installed the snapshot. These calls block, so they must
+    /// not run on an async thread.
     ///
     /// # Errors
     /// If there is no such peer, or another snapshot to it is under way.
@@ -352,18 +355,18 @@ impl Transport {
         self.shared.open_snapshot(to, header)
     }
 
-    /// Sends a request to `to` and waits for the answer. There is no time-out here: the caller
-    /// decides how long to wait.
+    /// Sends a request to the peer `to` and waits for the answer, without a time limit. The caller
+    /// should set one.
     ///
     /// # Errors
-    /// If there is no such peer, or the stream broke. In the latter case the peer may have executed
-    /// the request.
+    /// If there is no such peer, or the stream broke. If it broke, the peer may have executed the
+    /// request.
     pub async fn ask(&self, to: MemberId, request: Bytes) -> io::Result<Bytes> {
         self.shared.ask(to, request).await
     }
 
-    /// Returns the time since when each peer has been connected; peers that aren't connected are
-    /// absent.
+    /// Returns the peers to which this member can send, each with the start of the current
+    /// connection.
     pub fn connected(&self) -> BTreeMap<MemberId, Instant> {
         self.shared.connected()
     }
@@ -374,14 +377,13 @@ impl Transport {
         self.shared.counters.snapshot()
     }
 
-    /// Returns the traffic of each peer, by id.
+    /// Returns the traffic of each peer, ordered by the peers' ids.
     #[must_use]
     pub fn traffic(&self) -> Vec<PeerTraffic> {
         self.shared.traffic()
     }
 
-    /// Returns a text for operators for each peer that is connected in one direction only, naming
-    /// the one that fails.
+    /// Returns one warning for each connected peer for which one side can't connect to the other.
     #[must_use]
     pub fn one_way_warnings(&self) -> Vec<String> {
         let now = Instant::now();
@@ -391,14 +393,14 @@ impl Transport {
             .collect()
     }
 
-    /// Returns the addresses that it listens on, with ports resolved.
+    /// Returns the addresses that the transport listens on, with the ports that were assigned.
     #[cfg(test)]
     pub(crate) fn local_addresses(&self) -> &[SocketAddr] {
         &self.shared.addresses
     }
 
-    /// Closes every stream and ends the thread, and waits for that up to `deadline`. Queued
-    /// messages are sent first if the peers receive them in time.
+    /// Ends the transport: queued messages are sent if their peers receive them in time, and all
+    /// streams are closed. Waits for the end of the thread, but at most `deadline`.
     pub fn stop(&self, deadline: Duration) {
         self.shared.stop(deadline);
     }

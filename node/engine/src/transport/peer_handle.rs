@@ -1,4 +1,4 @@
-//! One other member: its record, its queue and its streams.
+//! State of one peer: its record, its queue and its streams.
 
 use std::{
     sync::{
@@ -23,36 +23,36 @@ use super::{
     wire::frame::{self, FrameKind},
 };
 
-/// Maximum number of requests of one peer at a time.
+/// Maximum number of requests of one peer that are being answered at a time.
 const MAX_REQUESTS: usize = 64;
 
-/// State of a peer that its tasks share with the rest of the transport.
+/// State of one peer. All tasks of the transport share it.
 pub(super) struct PeerHandle {
     pub id: MemberId,
     /// The peer's record and registered streams.
     pub registry: Registry,
-    /// Token that ends everything of this peer: its dialler and every stream.
+    /// Token that ends all tasks of this peer: the task that dials it, and all its streams.
     pub cancellation: CancellationToken,
-    /// Wakes the dialler, because the peer has connected.
+    /// Wakes the task that dials the peer, because the peer has connected.
     pub wake: Notify,
-    /// Wakes the dialler, because the record changed and the address that it dials may be out of
-    /// date.
+    /// Wakes the task that dials the peer, because the peer's record has changed. The address may
+    /// be another one now.
     pub updated: Notify,
-    /// Permit for the one snapshot at a time that is sent to the peer.
+    /// Permit to send the peer a snapshot. At most one is sent at a time.
     pub snapshot_out: Arc<Semaphore>,
-    /// Permit for the one snapshot at a time that is received from the peer.
+    /// Permit to receive a snapshot from the peer. At most one is received at a time.
     pub snapshot_in: Arc<Semaphore>,
     /// Permits for the peer's requests that are being answered; more are refused.
     pub requests: Semaphore,
     pub traffic: Traffic,
-    /// Whether the peer refused this member for good when it was last dialled.
+    /// Whether the peer refused this member's data directory at the last attempt to connect to it.
     pub has_refused_for_good: AtomicBool,
-    /// Streams that the peer was invited to open.
+    /// Open invitations: streams that this member has asked the peer to open.
     pub invitations: Invitations,
-    /// Permits for streams that the peer has invited this member to open.
+    /// Permits for opening streams on invitation of the peer.
     pub invited: Arc<Semaphore>,
     queue: mpsc::Sender<QueuedFrame>,
-    /// Receiving end of the queue. The stream that holds the lock is the carrier.
+    /// Receiving end of the queue. The stream whose task holds this lock is the carrier.
     outgoing: tokio::sync::Mutex<mpsc::Receiver<QueuedFrame>>,
     queued_bytes: Arc<AtomicUsize>,
     queue_bytes_max: usize,
@@ -89,7 +89,7 @@ impl PeerHandle {
         }
     }
 
-    /// Replaces the record. Streams that fit the new one continue.
+    /// Replaces the record. Streams whose process fits the new record stay open.
     pub(super) fn update(&self, record: PeerRecord) {
         if self.registry.update(record) {
             tracing::info!(peer.member.id = %self.id, "the record of a peer has changed");
@@ -97,7 +97,7 @@ impl PeerHandle {
         }
     }
 
-    /// Queues one frame, if the peer is connected and its queue has room.
+    /// Queues one frame. Fails if the peer isn't connected, or its queue is full.
     pub(super) fn push(&self, kind: FrameKind, message: Bytes) -> Result<(), SendError> {
         if message.len() > self.frame_bytes_max {
             return Err(SendError::TooLong);
@@ -114,21 +114,22 @@ impl PeerHandle {
         self.queue.try_send(queued).map_err(|_| SendError::Full)
     }
 
-    /// Waits for the right to send what is queued. The stream that holds the guard is the carrier.
+    /// Waits until no other stream is the carrier, and makes the caller's stream the carrier. It
+    /// stops being the carrier when the guard is dropped.
     pub(super) async fn take_queue(
         &self,
     ) -> tokio::sync::MutexGuard<'_, mpsc::Receiver<QueuedFrame>> {
         self.outgoing.lock().await
     }
 
-    /// Returns the queue, if no stream is the carrier.
+    /// Locks the queue, or returns `None` if a stream is the carrier.
     pub(super) fn try_take_queue(
         &self,
     ) -> Option<tokio::sync::MutexGuard<'_, mpsc::Receiver<QueuedFrame>>> {
         self.outgoing.try_lock().ok()
     }
 
-    /// Adds a message stream, until the returned guard is dropped.
+    /// Adds a message stream. It is removed when the returned guard is dropped.
     pub(super) fn add_link<'a>(
         &'a self,
         number: u64,
@@ -142,48 +143,51 @@ impl PeerHandle {
         LinkGuard { peer: self, number, events }
     }
 
-    /// Marks a stream as two-way.
+    /// Marks the stream `number` as two-way.
     pub(super) fn make_two_way(&self, number: u64, events: &dyn PeerEvents) {
         self.change(events, |links| links.make_two_way(number, Instant::now()));
     }
 
-    /// Makes a stream the carrier.
+    /// Records that the stream `number` is the carrier.
     pub(super) fn make_carrier(&self, number: u64) {
         self.lock().make_carrier(number);
     }
 
-    /// Records that a message was received on a stream.
+    /// Records that a message was received on the stream `number`.
     pub(super) fn receive_on(&self, number: u64) {
         self.lock().receive_on(number);
     }
 
-    /// Records that this member could not open a stream. Returns whether the failure differs from
-    /// the last one.
+    /// Records that this member failed to open a stream. Returns whether that differs from the last
+    /// failure.
     pub(super) fn dial_failed(&self, why: &str) -> bool {
         self.lock().dial_failed(why)
     }
 
-    /// Returns since when the peer can be sent to.
+    /// Returns since when this member has been able to send to the peer; `None` if it can't send
+    /// now.
     pub(super) fn connected_since(&self) -> Option<Instant> {
         self.lock().connected_since()
     }
 
-    /// Returns whether there is a message stream that this opener opened.
+    /// Returns whether a message stream exists that the side `opener` has opened.
     pub(super) fn has_link(&self, opener: Opener) -> bool {
         self.lock().has(opener)
     }
 
-    /// Returns whether the peer understands invitations.
+    /// Returns whether a two-way stream exists. If so, the peer's build knows invitations.
     pub(super) fn is_two_way(&self) -> bool {
         self.lock().is_two_way()
     }
 
-    /// Returns why the process `run` can't be accepted now, if another process is connected.
+    /// Returns why the process `run` can't be accepted now, if this member pings a stream of
+    /// another process of the peer.
     pub(super) fn objection_to(&self, run: u64) -> Option<StreamRefusal> {
         self.lock().objection_to(run, Instant::now())
     }
 
-    /// Calls `ask` on the liveness record of a stream's process, if the stream still exists.
+    /// Calls `ask` with the liveness record of the stream `number`. Returns `None` if the stream
+    /// has ended.
     pub(super) fn with_liveness<T>(
         &self,
         number: u64,
@@ -205,8 +209,8 @@ impl PeerHandle {
         }
     }
 
-    /// Applies a change and reports its effect under the lock, so that changes are reported in
-    /// order.
+    /// Changes the streams and reports the change in reachability while holding the lock. So
+    /// changes are reported in their order.
     fn change(
         &self,
         events: &dyn PeerEvents,
@@ -223,8 +227,8 @@ impl PeerHandle {
     }
 }
 
-/// A frame queued for the peer. It counts towards the queue's bytes until it is dropped: written,
-/// or lost with its stream.
+/// A frame in the peer's queue. Its bytes count towards the queue's limit until it is dropped,
+/// whether it was sent or lost.
 #[derive(Debug)]
 pub(super) struct QueuedFrame {
     pub kind: FrameKind,

@@ -7,19 +7,20 @@ use std::{
 
 use super::StreamRefusal;
 
-/// Liveness of a process on a stream that is pinged, and a newcomer that wants to replace it.
+/// Liveness of the process at the other end of a stream, with a newcomer that claims to be the same
+/// member.
 ///
-/// A member's process begins after the previous one has ended. Suppose a process answers a ping
-/// that was sent *after* a newcomer appeared. Then both are alive, on copies of one directory, and
-/// the newcomer is refused.
+/// A member's new process starts only after its old one has ended. So if the old process answers a
+/// ping that was sent *after* the newcomer appeared, two processes run. They run on copies of one
+/// data directory, and the newcomer is refused.
 #[derive(Debug)]
 pub(super) struct ProcessLiveness {
     run: u64,
-    /// Times of unanswered pings, oldest first. Answers come in the same order.
+    /// Times at which unanswered pings were sent, oldest first. The process answers pings in order.
     asked: VecDeque<Instant>,
-    /// Time of the latest ping that was answered.
+    /// Time at which the last answered ping was sent.
     answered: Option<Instant>,
-    /// Run number of a newcomer, and the time at which it first appeared.
+    /// Run number of the newcomer, and the time at which it first appeared.
     newcomer: Option<(u64, Instant)>,
 }
 
@@ -34,15 +35,16 @@ impl ProcessLiveness {
         self.asked.push_back(now);
     }
 
-    /// Records an answer of the process. Returns the round-trip time, or `None` if no ping was
-    /// unanswered.
+    /// Records an answer to the oldest unanswered ping. Returns the round-trip time, or `None` if
+    /// there was no unanswered ping.
     pub(super) fn record_pong(&mut self, now: Instant) -> Option<Duration> {
         let asked = self.asked.pop_front();
         self.answered = asked.or(self.answered);
         asked.map(|asked| now.saturating_duration_since(asked))
     }
 
-    /// Returns why the process `run` can't be accepted now, or `None` if it is this process.
+    /// Returns why the process `run` can't be accepted now, or `None` if it is the process of this
+    /// stream.
     pub(super) fn refusal_of(&mut self, run: u64, now: Instant) -> Option<StreamRefusal> {
         if run == self.run {
             return None;

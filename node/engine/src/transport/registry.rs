@@ -1,8 +1,8 @@
-//! Record of a peer, and the streams to and from its processes.
+//! Record of one peer, and the streams of its processes.
 //!
-//! A stream is accepted for what its process proved when it was opened. When the record changes,
-//! each stream is checked against the new one. If its process has proven what the record now binds,
-//! the stream and the work on it continue, whatever else has changed. Otherwise the stream ends.
+//! A stream is accepted on the basis of what its process has proven: incarnation and key. When the
+//! peer's record changes, each stream is checked again. A stream continues if its process still
+//! fits the new record, whatever else has changed. Otherwise the stream ends.
 
 use std::{
     collections::BTreeMap,
@@ -14,18 +14,18 @@ use tokio_util::sync::CancellationToken;
 
 use super::PeerRecord;
 
-/// Identity that the process at the other end of a stream has proven in its hello and its
+/// Identity that the process at the other end of a stream has proven by its hello and its
 /// certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Proof {
     pub incarnation: Incarnation,
-    /// Random number of the process.
+    /// Random number that identifies the process.
     pub run: u64,
     pub key: Option<NodeKey>,
 }
 
 impl Proof {
-    /// Returns whether a process with this proof may act as the member of `record`.
+    /// Returns whether a process with this proof may act as the member that `record` describes.
     fn fits(&self, record: &PeerRecord) -> bool {
         record.incarnation.is_none_or(|bound| bound == self.incarnation)
             && (record.node_key.is_none() || record.node_key == self.key)
@@ -35,7 +35,7 @@ impl Proof {
 /// Record and streams of one peer.
 pub(super) struct Registry {
     state: Mutex<State>,
-    /// Token that ends everything of the peer.
+    /// Token that ends all tasks of the peer.
     cancellation: CancellationToken,
 }
 
@@ -73,7 +73,7 @@ impl Registry {
     }
 
     /// Registers a stream whose hello was accepted. Returns `None` if the peer's record has changed
-    /// since then and no longer fits `proof`.
+    /// meanwhile and no longer fits `proof`.
     pub(super) fn register(&self, proof: Proof) -> Option<StreamRegistration<'_>> {
         let mut state = self.lock();
         if !proof.fits(&state.record) {
@@ -94,13 +94,13 @@ impl Registry {
 pub(super) struct StreamRegistration<'a> {
     registry: &'a Registry,
     number: u64,
-    /// Token that is cancelled when the stream must end: the peer is gone, or the stream no longer
-    /// fits its record.
+    /// Token that is cancelled when the stream must end. Either the peer was removed, or the
+    /// process no longer fits the peer's record.
     pub cancellation: CancellationToken,
 }
 
 impl StreamRegistration<'_> {
-    /// Returns the stream's number, which no other stream of the peer has had.
+    /// Returns the stream's number. No other stream of this peer ever has the same number.
     pub(super) fn number(&self) -> u64 {
         self.number
     }

@@ -39,7 +39,7 @@ pub(super) async fn ask(
     }
 }
 
-/// Reads the one frame that the other end sends, which must be of this kind.
+/// Reads the only frame that the other end sends. Any other kind than `kind` is an error.
 pub(super) async fn read<R: AsyncRead + Unpin>(io: R, kind: FrameKind) -> io::Result<Bytes> {
     match FrameReader::new(io, MAX_BYTES).next().await? {
         Some((found, payload)) if found == kind => Ok(payload),
@@ -48,7 +48,7 @@ pub(super) async fn read<R: AsyncRead + Unpin>(io: R, kind: FrameKind) -> io::Re
     }
 }
 
-/// Answers the request of `peer` on the stream that it opened for it.
+/// Answers one request, on the stream that `peer` has opened for it.
 pub(super) async fn answer(
     shared: &TransportState,
     peer: &PeerHandle,

@@ -33,8 +33,8 @@ use super::{
 };
 use crate::{causes::error_chain, log_limit::LogLimit, tls::PeerTls};
 
-/// Interval of writes to the marks file. Peers' acknowledgements are durable here after at most
-/// this time.
+/// Interval at which the witness file is written. Peers' acknowledgements are durable in it after
+/// at most this time.
 const WITNESS_WRITE_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) struct TransportState {
@@ -48,11 +48,11 @@ pub(super) struct TransportState {
     pub tasks: TaskTracker,
     pub stopping: CancellationToken,
     members: RwLock<PeerTable>,
-    /// Sockets that are bound. Connections are accepted once the members are known.
+    /// Bound sockets. Connections on them are accepted only after the members are known.
     listeners: Mutex<Vec<(std::net::TcpListener, SocketAddr, bool)>>,
     witness_file: Arc<WitnessFile>,
-    /// Wakes `wait_until_refused`, because new information may show that an accepted process is not the
-    /// member.
+    /// Wakes `wait_until_refused`, because new information may show that an accepted process isn't
+    /// the member.
     witness_changed: Notify,
     refusals: LogLimit<{ StreamRefusal::ALL.len() + 1 }>,
     runtime: runtime::Handle,
@@ -68,12 +68,12 @@ struct PeerTable {
 }
 
 impl PeerTable {
-    /// Returns whether the sender was removed, by its id or, whatever its id, by its key.
+    /// Returns whether the sender of a hello was removed. Either its id or its key may show that.
     fn was_removed(&self, from: MemberId, key: Option<NodeKey>) -> bool {
         self.removed.contains(&from) || key.is_some_and(|key| self.removed_keys.contains(&key))
     }
 
-    /// Returns the peers that this member's own table has.
+    /// Returns those peers that this member's own table lists.
     fn own_peers(&self) -> impl Iterator<Item = &Arc<PeerHandle>> {
         let own = self.peers.iter().filter(|(id, _)| !self.reported_by_others.contains(id));
         own.map(|(_, peer)| peer)
@@ -118,8 +118,8 @@ pub(super) fn start(
     Ok(shared)
 }
 
-/// Starts a thread that runs a current-thread runtime until `stopping`, and then drains `tasks`.
-/// The receiver is notified when the thread has ended.
+/// Starts the transport's thread. It runs all tasks until `stopping`, and then waits for those in
+/// `tasks`. The returned channel reports that the thread has ended.
 fn spawn_thread(
     stopping: CancellationToken,
     tasks: TaskTracker,
@@ -139,7 +139,8 @@ fn spawn_thread(
                 tasks.close();
                 tasks.wait().await;
             });
-            // Don't wait for a snapshot that is being installed: its thread ends by itself.
+            // Don't wait for a snapshot that is being installed. The thread that installs it ends
+            // by itself.
             runtime.shutdown_background();
             let _ = ended.send(());
         })
@@ -150,8 +151,7 @@ fn spawn_thread(
 impl TransportState {
     pub(super) fn set_membership(self: &Arc<Self>, membership: PeerMembership) {
         if let Some(tls) = &self.tls {
-            // Only keys bound in this member's own table stay valid after their certificate has
-            // expired.
+            // An expired certificate is accepted only if this member's own table binds its key.
             let own = membership
                 .peers
                 .iter()
@@ -237,7 +237,7 @@ impl TransportState {
     pub(super) async fn ask(self: &Arc<Self>, to: MemberId, request: Bytes) -> io::Result<Bytes> {
         let peer = self.peer(to).ok_or_else(|| io::Error::other(SendError::Unknown))?;
         let task = request::ask(Arc::clone(self), peer, request);
-        // The task runs on the transport's own thread, whichever thread the caller is on.
+        // The caller may be on any thread, but the task must run on the transport's thread.
         let asked = AbortOnDropHandle::new(self.tasks.spawn_on(task, &self.runtime));
         asked.await.map_err(io::Error::other)?
     }
@@ -265,8 +265,9 @@ impl TransportState {
         }
     }
 
-    /// Checks a received hello against what the cluster knows, and records its process durably.
-    /// `opener` is the side that opened the stream. The sender may act once this returns `Ok`.
+    /// Checks a received hello against the members and the witness file, and durably records the
+    /// sender's process. `opener` is the side that opened the stream. The sender may act as the
+    /// member only if this succeeds.
     pub(super) async fn admit(
         &self,
         hello: &Hello,
@@ -285,8 +286,8 @@ impl TransportState {
             peer.ok_or(StreamRefusal::Sender)?
         };
         let (from, shown) = (hello.from, hello.process_claim());
-        // This is decided before anything is recorded, so that nothing is recorded of a refused
-        // process.
+        // Check for another running process first, because a process that is refused must not be
+        // recorded.
         let is_new =
             self.witness_file.witness().is_new(from, &shown).map_err(StreamRefusal::from)?;
         let objection = peer.objection_to(shown.run);
@@ -296,7 +297,7 @@ impl TransportState {
         let marks = Arc::clone(&self.witness_file);
         match tokio::task::spawn_blocking(move || marks.admit(from, &shown)).await {
             Ok(Ok(())) => {
-                // An older process may still have streams, which must end.
+                // Streams of an older process of the peer must end now.
                 self.witness_changed.notify_waiters();
                 Ok(peer)
             }
@@ -312,8 +313,8 @@ impl TransportState {
         }
     }
 
-    /// Refuses a peer known from other members' censuses only, unless its stream brings this member
-    /// up to date.
+    /// Refuses a peer that only other members' lists contain, unless this stream may bring this
+    /// member up to date.
     fn check_reported_peer(&self, hello: &Hello, opener: Opener) -> Result<(), StreamRefusal> {
         let is_invited = opener == Opener::Local && hello.purpose == StreamPurpose::TakeSnapshot;
         if !is_invited
@@ -325,13 +326,14 @@ impl TransportState {
         if has_room { Ok(()) } else { Err(StreamRefusal::Unavailable) }
     }
 
-    /// Returns the encoded promises that this member knows of, including its own.
+    /// Returns the encoded promises of all members, as far as this member knows them. Its own
+    /// promises are included.
     pub(super) fn report(&self) -> Vec<u8> {
         let promised = self.events.promised();
         self.witness_file.witness().report(self.local.member, &self.local.process_claim(), promised)
     }
 
-    /// Adds the promises that a peer reports.
+    /// Merges the promises that a peer has reported into the witness file's memory.
     pub(super) fn merge_report(&self, report: &[u8]) -> io::Result<()> {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         let mut witness = self.witness_file.witness();
@@ -345,7 +347,7 @@ impl TransportState {
         Ok(())
     }
 
-    /// Returns once this process of `peer`, which was accepted, would be refused.
+    /// Returns once the process `run` of `peer`, which was accepted, would no longer be accepted.
     pub(super) async fn wait_until_refused(&self, peer: &PeerHandle, run: u64) {
         loop {
             let news = self.witness_changed.notified();
@@ -356,7 +358,7 @@ impl TransportState {
         }
     }
 
-    /// Writes the marks file at intervals, for as long as the transport runs.
+    /// Writes the witness file at regular intervals until the transport stops.
     async fn run_witness_writer(self: Arc<Self>) {
         let mut every = interval(WITNESS_WRITE_INTERVAL);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -372,7 +374,8 @@ impl TransportState {
         }
     }
 
-    /// Handles the report of `peer` that this member was removed.
+    /// Handles the report of `peer` that this member was removed. Reports of peers that this
+    /// member's own table lacks are ignored.
     pub(super) fn handle_removal_report(&self, peer: &PeerHandle) {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         if !members.reported_by_others.contains(&peer.id) {
@@ -380,9 +383,9 @@ impl TransportState {
         }
     }
 
-    /// Handles a final refusal by `peer`. A single peer that errs or lies doesn't decide whether
-    /// this member goes on. The refusal counts once so many peers refuse that no quorum can include
-    /// this member.
+    /// Records that `peer` refuses this member's data directory. One wrong or lying peer must not
+    /// end this member. So the refusal is reported only once too many peers refuse for any quorum
+    /// to include this member.
     pub(super) fn handle_permanent_refusal(&self, peer: &PeerHandle, why: StreamRefusal) {
         peer.has_refused_for_good.store(true, Relaxed);
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);

@@ -1,12 +1,12 @@
 //! Snapshots: one stream each, in chunks, with back-pressure from disk to disk.
 //!
 //! A stream carries `SnapshotHeader`, then `SnapshotChunk`s, then `SnapshotEnd` (length and CRC-32C
-//! of all chunks). The receiver answers once it has installed the snapshot. While that takes long
-//! it sends pings, so that silence still means that it is dead.
+//! of all chunks). The receiver answers once it has installed the snapshot. During a long
+//! installation it sends pings. A receiver that sends nothing counts as dead.
 //!
-//! Neither end waits for ever: each step has a time limit, and so has the whole transfer, by its
-//! length. This matters because the sender holds a view of its store meanwhile, and with it
-//! everything that the store has freed since.
+//! Neither end waits for ever. Each step has a time limit. The whole transfer has another one,
+//! which depends on its length. The limits matter because the sender keeps a read view of its store
+//! during the transfer. The store can't reuse freed space until that view is dropped.
 
 use std::{
     io::{self, Read, Write},
@@ -33,12 +33,14 @@ use super::{
 };
 
 const CHUNK_BYTES: usize = 256 * 1024;
-/// Maximum number of chunks between disk and network. When it is reached, the disk waits.
+/// Maximum number of chunks between disk and network. At this number, reading from disk or network
+/// pauses.
 const CHUNKS_IN_FLIGHT: usize = 4;
-/// Time limit for one step of the other end: a frame, or a sign of life. Its disk may be slow.
+/// Time limit for one step of the other end: a frame, or a ping while it installs. The limit allows
+/// for a slow disk.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Minimum average speed of a transfer. A slower one is given up, and so is an installation. A link
-/// of a megabit a second is too slow for a cluster.
+/// Minimum average speed of a transfer, and also of the installation after it. Below this speed the
+/// transfer fails. A link of 1 Mbit/s is too slow for a cluster.
 const MIN_BYTES_PER_SECOND: u64 = 128 * 1024;
 /// Maximum size of a frame on a snapshot stream: a chunk or a header.
 const FRAME_BYTES: usize = 1 << 20;
@@ -48,7 +50,7 @@ enum SnapshotPart {
     End { len: u64, crc: u32 },
 }
 
-/// Sending end of one snapshot. Dropping it without `finish` aborts the transfer.
+/// Sending end of one snapshot. Dropping it before `finish` aborts the transfer.
 pub struct SnapshotWriter {
     pieces: mpsc::Sender<SnapshotPart>,
     answer: oneshot::Receiver<io::Result<()>>,
@@ -58,7 +60,7 @@ pub struct SnapshotWriter {
 }
 
 impl SnapshotWriter {
-    /// Sends what is left, and waits until the peer has installed the snapshot.
+    /// Sends the remaining data, and waits until the peer has installed the snapshot.
     ///
     /// # Errors
     /// If the stream broke, or the peer could not install the snapshot.
@@ -103,7 +105,8 @@ impl Write for SnapshotWriter {
     }
 }
 
-/// Receiving end of one snapshot. It reports the end of the data only if everything arrived intact.
+/// Receiving end of one snapshot. Reading reaches the end only if all data arrived and its checksum
+/// is right.
 pub struct SnapshotReader {
     pieces: mpsc::Receiver<SnapshotPart>,
     current: Bytes,
@@ -114,7 +117,7 @@ pub struct SnapshotReader {
 
 #[cfg(any(test, feature = "testing"))]
 impl SnapshotReader {
-    /// Returns a reader for which all of `body` has arrived.
+    /// Returns a reader for a snapshot whose complete content is `body`.
     pub fn arrived(body: &[u8]) -> Self {
         let (sender, pieces) = mpsc::channel(2);
         let end = SnapshotPart::End { len: body.len() as u64, crc: crc32c::crc32c(body) };
@@ -153,7 +156,7 @@ impl Read for SnapshotReader {
     }
 }
 
-/// Returns the writer for the caller, and the task that sends the written data.
+/// Returns the writer for the snapshot's data, and the task that sends what is written.
 pub(super) fn send(
     shared: Arc<TransportState>,
     peer: Arc<PeerHandle>,
@@ -176,7 +179,8 @@ pub(super) fn send(
         };
         transfer.end(&result);
         let _ = answered.send(result);
-        // A blocked writer wakes up only now, and so finds the answer.
+        // Dropping the channel wakes a writer that waits for room, and the writer then finds the
+        // answer.
         drop(pieces);
     };
     (writer, task)
@@ -191,7 +195,7 @@ fn writer() -> (SnapshotWriter, mpsc::Receiver<SnapshotPart>, AnswerSender) {
     (SnapshotWriter { pieces: sender, answer, buffer, len: 0, crc: 0 }, pieces, answered)
 }
 
-/// Sends the whole state on a stream that `peer` opened for it.
+/// Sends the whole state to the joining member `peer`, on the stream that it has opened for this.
 pub(super) async fn serve(
     shared: &Arc<TransportState>,
     peer: &PeerHandle,
@@ -235,7 +239,7 @@ async fn send_body(
             }
         }
     }
-    // The other end installs the snapshot now, which may take as long as the transfer.
+    // The other end now installs the snapshot, which may take as long as the transfer did.
     let installed = TransferProgress::new(sent.bytes);
     loop {
         match installed.run_in_time(frames.next()).await? {
@@ -273,7 +277,7 @@ pub(super) async fn receive(
     result
 }
 
-/// Receives the whole state on a stream that was opened for it.
+/// Receives the whole state on a stream that the joining member has opened, and installs it.
 pub(super) async fn receive_state<T: Send + 'static>(
     io: Box<dyn Duplex>,
     ping_interval: Duration,
@@ -309,7 +313,7 @@ async fn receive_body<T: Send + 'static>(
                 None => return Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
             };
             let last = matches!(piece, SnapshotPart::End { .. });
-            // The installer may have given up; its result says why.
+            // A failed send means that the installer has ended; its result gives the reason.
             if sender.send(piece).await.is_err() || last {
                 return Ok(());
             }
@@ -333,7 +337,7 @@ async fn receive_body<T: Send + 'static>(
     installed
 }
 
-/// Progress of a stream, from which the deadline of its next step follows.
+/// Progress of a transfer. It determines the deadline of the next step.
 struct TransferProgress {
     began: Instant,
     bytes: u64,
@@ -344,7 +348,7 @@ impl TransferProgress {
         Self { began: Instant::now(), bytes }
     }
 
-    /// Returns the deadline of a step that begins now, and the error text if it is missed.
+    /// Returns the deadline of a step that begins now, and the error text for a missed deadline.
     fn limit(&self, now: Instant) -> (Instant, &'static str) {
         let in_all =
             self.began + STEP_TIMEOUT + Duration::from_secs(self.bytes / MIN_BYTES_PER_SECOND);

@@ -1,4 +1,5 @@
-//! Transports on the loopback interface, connected to each other and to strangers.
+//! Tests of transports on the loopback interface, with each other and with connections that are no
+//! members.
 
 mod hand_made;
 mod one_way;
@@ -16,7 +17,8 @@ use super::{
 };
 
 const CLUSTER: ClusterId = ClusterId(0xc1);
-/// Time limit of a wait, long enough for a loaded machine. A successful test never waits this long.
+/// Time limit for an expected event, long enough for a loaded machine. A successful test doesn't
+/// wait this long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
@@ -91,7 +93,7 @@ struct TransportNode {
 
 impl TransportNode {
     fn start(member: u64) -> Self {
-        // No stream may break because the machine is slow.
+        // The limit is so long that no stream breaks on a slow machine.
         let limits = TransportLimits { dead_after: PATIENCE, ..TransportLimits::default() };
         Self::start_as(local(member), TransportEventRecorder::default(), limits)
     }
@@ -186,7 +188,7 @@ fn connect(a: &TransportNode, b: &TransportNode) {
     });
 }
 
-/// Sends `bytes` to `node`, and returns what it answers before it closes the connection.
+/// Sends `bytes` to `node`. Returns the bytes that `node` sends before it closes the connection.
 fn say(node: &TransportNode, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(node.address()).unwrap();
     let _ = stream.write_all(bytes);
@@ -321,7 +323,7 @@ fn acknowledged(matched: u64) -> Promise {
     Promise { term: 3, matched, ..Promise::default() }
 }
 
-/// Returns member 2 at its next boot, with `last` as the last index on its disk.
+/// Returns member 2 after a restart, with `last` as the last log index on its disk.
 fn restarted(last: u64) -> LocalMember {
     let disk = DiskState { term: 3, vote: 0, last };
     LocalMember { boot: 2, run: 22, disk, ..local(2) }
@@ -473,7 +475,7 @@ fn a_stranger_that_answers_removed_is_not_believed() {
     let impostor = peer_at(MemberId(2), listener.local_addr().unwrap());
     a.transport
         .set_membership(PeerMembership { peers: vec![impostor], ..PeerMembership::default() });
-    // The refusal comes in the name of a member of another cluster.
+    // The sender of the refusal claims to be member 2, but of another cluster.
     let foreign = LocalMember { cluster: ClusterId(9), ..local(2) };
     let lie = Hello { answer: Some(StreamRefusal::Removed), ..hello_to(&a, foreign, 1) };
     let (mut stream, _) = listener.accept().unwrap();
@@ -522,7 +524,8 @@ fn a_peer_that_reads_nothing_costs_its_bounds_and_no_more() {
     stream.write_all(&hello_to(&a, local(2), 1).encode()).unwrap();
     eventually("it is connected", || !a.transport.connected().is_empty());
     let message = Bytes::from(vec![7; 64 * 1024]);
-    // The sockets' buffers take a few MiB. Then the queue fills, and the rest is dropped at once.
+    // The sockets' buffers hold a few MiB. After that the queue fills, and further messages are
+    // dropped at once.
     let sent = (0..4096).filter(|_| a.transport.send(MemberId(2), message.clone()).is_ok()).count();
     assert!(sent < 2048, "{sent} of 64 KiB were taken");
     assert!(a.transport.counters().dropped_full > 0);
@@ -679,8 +682,8 @@ async fn a_newcomer_takes_the_state_from_the_holder_of_the_bound_key_alone() {
         TransportLimits::default(),
         Some(Arc::clone(&tls)),
     );
-    // Each attempt has a joiner of its own, because the first one's permit may not be free again in
-    // time.
+    // Each attempt has its own joining member, because the permit of the previous one may still be
+    // in use.
     let joiners = [3, 4, 5].map(local);
     let peer = |joiner: &LocalMember| peer_at(joiner.member, "127.0.0.1:9".parse().unwrap());
     b.transport.set_membership(PeerMembership {
@@ -697,7 +700,7 @@ async fn a_newcomer_takes_the_state_from_the_holder_of_the_bound_key_alone() {
     }
 }
 
-/// A working stream must not be closed, because messages on it would be lost.
+/// A change of address must not close a working stream, because messages on it would be lost.
 #[test]
 fn a_stream_goes_on_when_a_peers_address_changes() {
     let (a, b) = pair();
@@ -721,7 +724,7 @@ fn a_stream_goes_on_when_a_peers_address_changes() {
 fn a_peer_is_dialled_at_its_new_address() {
     let (a, b) = (TransportNode::start(1), TransportNode::start(2));
     b.knows(&[&a]);
-    // Nothing answers there, so the dial would take its whole time limit.
+    // Nothing answers at this address, so an attempt to connect to it takes the full time limit.
     let nowhere = peer_at(MemberId(2), "192.0.2.1:1".parse().unwrap());
     a.transport
         .set_membership(PeerMembership { peers: vec![nowhere], ..PeerMembership::default() });

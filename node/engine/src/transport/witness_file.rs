@@ -1,7 +1,7 @@
-//! The file behind a [`Witness`]: what this member remembers of its peers, and when it is durable.
+//! The file that makes a [`Witness`] durable: what this member remembers of its peers.
 //!
-//! The file is always written as a whole. A writer writes everything that is known by then. A
-//! caller that waited for the file meanwhile, and needs no newer version, writes nothing.
+//! The file is always written as a whole, with everything that is known by then. A caller that has
+//! waited for another write need not write if that write included its change.
 
 use std::{
     path::{Path, PathBuf},
@@ -17,38 +17,38 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::{WitnessFileError, wire::hello::StreamRefusal};
 use crate::witness::{ClaimRejection, ProcessClaim, Promise, Witness, WitnessDecodeError};
 
-/// Maximum size of the file, far above that of the largest cluster.
+/// Maximum size of the witness file, far more than the largest cluster needs.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// Maximum number of votes that wait for the disk. More are dropped, which to Raft is a lost
-/// message.
+/// Maximum number of received votes that wait for the witness file. Further votes are dropped,
+/// which Raft tolerates.
 const MAX_WAITING_VOTES: usize = 64;
 
 /// Reason why a peer's process was not recorded.
 #[derive(Debug)]
 pub enum AdmitError {
-    /// The process contradicts what is remembered of the member.
+    /// The process contradicts what this member remembers of its peer.
     Refused(StreamRefusal),
     /// The process is acceptable, but the file could not be written.
     Files(muster_files::Error),
 }
 
-/// Memory of the peers, with its file.
+/// A [`Witness`] (this member's memory of its peers) and the file that it is written to.
 #[derive(Debug)]
 pub struct WitnessFile {
     path: PathBuf,
-    /// Memory; the lock is never held during disk I/O.
+    /// Memory of the peers. Its lock is never held during disk I/O.
     witness: Mutex<Witness>,
     /// Lock that is held while the file is written.
     file: Mutex<()>,
-    /// Version of the memory that the file has.
+    /// Version of the memory that was last written to the file.
     written: AtomicU64,
     waiting_votes: Arc<Semaphore>,
 }
 
-/// Part of the memory that must be durable.
+/// Changes of the memory that a write must make durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredDurability {
-    /// Changes from which nothing may follow before they are durable.
+    /// Changes that must be durable before anything that depends on them is done.
     Urgent,
     /// All changes so far.
     All,
@@ -69,7 +69,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl WitnessFile {
-    /// Reads the memory from its file. Without a file, the memory is empty.
+    /// Reads the memory from the file at `path`. If there is no file, the memory is empty.
     ///
     /// # Errors
     /// If the file exists and can't be read.
@@ -95,20 +95,20 @@ impl WitnessFile {
         lock(&self.witness)
     }
 
-    /// Records `shown` as the process of `member`, durably if that is new. May block on the disk.
+    /// Accepts `shown` as the process of `member`. If that changes what is remembered, makes it
+    /// durable. May block on the disk.
     pub fn admit(&self, member: MemberId, shown: &ProcessClaim) -> Result<(), AdmitError> {
         let admitted = self.witness().admit(member, shown);
         admitted.map_err(|objection| AdmitError::Refused(objection.into()))?;
         self.write(RequiredDurability::Urgent).map_err(AdmitError::Files)
     }
 
-    /// Makes the memory durable as far as `what` requires, unless it already is. Blocks on the
-    /// disk.
+    /// Makes the changes that `what` names durable, unless they already are. Blocks on the disk.
     pub fn write(&self, what: RequiredDurability) -> Result<(), muster_files::Error> {
         let _file = lock(&self.file);
         let (version, text) = {
             let witness = self.witness();
-            // Another call may have written this version while this one waited for the lock.
+            // While this call waited for the lock, another call may have written the same version.
             if self.is_durable(what, &witness) {
                 return Ok(());
             }
@@ -119,7 +119,7 @@ impl WitnessFile {
         Ok(())
     }
 
-    /// Returns whether the file already contains what `what` requires.
+    /// Returns whether the file already contains the changes that `what` names.
     fn is_durable(&self, what: RequiredDurability, witness: &Witness) -> bool {
         let needed = match what {
             RequiredDurability::Urgent => witness.urgent(),
@@ -128,15 +128,15 @@ impl WitnessFile {
         needed <= self.written.load(Relaxed)
     }
 
-    /// Records a promise of `member`. Returns whether all urgent changes are durable.
+    /// Records a promise of `member`. Returns whether all urgent changes are already durable.
     pub fn record_promise(&self, member: MemberId, promise: Promise) -> bool {
         let mut witness = self.witness();
         witness.record_promise(member, promise);
         self.is_durable(RequiredDurability::Urgent, &witness)
     }
 
-    /// Reserves a place among the votes that wait for the disk, until it is dropped. Returns `None`
-    /// if all are taken.
+    /// Reserves one of the places for votes that wait for the file. Dropping the permit frees the
+    /// place. Returns `None` if all places are taken.
     pub fn reserve_vote_slot(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.waiting_votes).try_acquire_owned().ok()
     }

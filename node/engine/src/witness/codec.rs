@@ -1,7 +1,7 @@
-//! The memory as text in a file, and as bytes between members.
+//! Encoding of the memory as the text of a file, and of a report that members send each other.
 //!
-//! The file is meant to be read by people as well: one line for each member, and a checksum. All
-//! numbers but ids and runs are decimal. Between members, a record has a fixed length.
+//! The text is also meant for people: it has one line per member, and a checksum. Its numbers are
+//! decimal, except for ids and runs. In a report, each record has the same length.
 
 use std::collections::BTreeMap;
 
@@ -11,23 +11,23 @@ use node_state::identity::{Incarnation, MemberId};
 
 use super::{BootProcess, DiskState, Promise, WitnessRecord};
 
-/// First line of the file. In files of the first version, which lack it, a line is a member, its
-/// incarnation and its boot.
+/// First line of the file. Files of the first version lack it. Each of their lines is a member with
+/// its incarnation and its boot counter.
 const HEADER: &str = "muster-peers 2\n";
 /// Start of the file's last line.
 const CHECKSUM: &str = "crc32c ";
-/// Bytes of one record between members: member, incarnation, boot, flags, run, disk, two promises.
+/// Bytes of one record in a report: member, incarnation, boot, flags, run, disk, and two promises.
 const RECORD_BYTES: usize = 8 + 16 + 8 + 1 + 8 + 3 * 8 + 2 * 4 * 8;
-/// Flag: exactly one run is known.
+/// Flag: exactly one process with the boot counter is known.
 const ONE_RUN: u8 = 1;
-/// Flag: several runs used the boot counter.
+/// Flag: several processes with the same boot counter are known.
 const SEVERAL_RUNS: u8 = 2;
 /// Flag: the state of the disk is known.
 const DISK: u8 = 4;
 /// Maximum number of records in a report, more than any cluster has members.
 const MAX_RECORDS: usize = 1024;
 
-/// Error of decoding the memory or a report.
+/// Reason why the file or a report can't be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WitnessDecodeError {
     /// The file is malformed, or its checksum doesn't match.
@@ -247,7 +247,7 @@ mod tests {
             prop_assume!(bytes[at] != with);
             bytes[at] = with;
             if let Ok(other) = std::str::from_utf8(&bytes) {
-                // The checksum may be in upper case.
+                // A checksum in upper case is also valid, so this text must not count as damaged.
                 prop_assume!(!other.eq_ignore_ascii_case(&text));
                 prop_assert!(from_text(other).is_err());
             }

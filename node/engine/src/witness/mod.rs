@@ -1,9 +1,11 @@
-//! Memory of what peers have promised, so that no member returns with less than it promised.
+//! Memory of what peers have promised. With it, a member is refused if its disk has less than the
+//! member promised.
 //!
-//! A data directory may be wiped, restored from an image, or run twice. It has then forgotten votes
-//! and entries that others counted on, and must not act as its member again. It can't know that
-//! itself. Its peers can, if they remember what it promised. This module is that memory, without
-//! clock, thread or file. [`Witness`] makes the decisions; its owner makes it durable.
+//! A promise is a vote or an acknowledgement of entries. A data directory may be wiped, restored
+//! from an image, or run twice. It then lacks votes and entries that other members counted, and
+//! must not be used as that member again. The process on it can't detect that. Its peers can, if
+//! they remember the promises. This module is that memory, without clock, thread or file.
+//! [`Witness`] makes the decisions; its owner writes it to a file.
 //!
 //! # What is remembered, and compared
 //!
@@ -31,7 +33,7 @@
 //! counts for a higher boot than it was made in. It is then compared with fewer processes, never
 //! with more.
 //!
-//! A member isn't held to what it never sent. A crash may lose what was not synced, or was synced
+//! A member need not keep what it never sent. A crash may lose what was not synced, or was synced
 //! and not yet sent. Installing a snapshot only moves the last entry forward, because a member
 //! takes only snapshots that are ahead of it. Compaction moves the log's beginning, which is not
 //! compared.
@@ -40,14 +42,15 @@
 //!
 //! The receiver of a promise records it. Members send each other everything that they know, and
 //! their own promises. They do so when a stream begins and after changes, up to once a second.
-//! The receiver merges this into its memory ([`Witness::merge_report`]). If a process was accepted by a
-//! member that knew less, it is detected then and disconnected.
+//! The receiver merges this into its memory ([`Witness::merge_report`]). If it accepted a process
+//! earlier only because it knew less, it now disconnects that process.
 //!
 //! # What must be durable when
 //!
-//! - A boot, before its hello is answered; a vote, before it is counted ([`Witness::urgent`]).
-//! - Everything else, within a second: an fdatasync for each acknowledgement would double the cost
-//!   of a write.
+//! - A boot must be durable before its hello is answered, and a vote before it is counted
+//!   ([`Witness::urgent`]).
+//! - Everything else must be durable within a second. An fdatasync for each acknowledgement would
+//!   double the cost of a write.
 //!
 //! # What remains possible
 //!
@@ -74,40 +77,40 @@ pub use promise::{DiskState, Promise};
 
 use node_state::identity::{Incarnation, MemberId};
 
-/// Process that used a boot counter.
+/// Process that has used the boot counter of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BootProcess {
-    /// The process was not recorded.
+    /// No process with this boot counter was recorded.
     Unknown,
-    /// Run number of the only process known.
+    /// Run number of the only known process with this boot counter.
     One(u64),
-    /// Several processes used this boot counter. They are copies of each other, and none of them is
-    /// trusted.
+    /// Several processes have used this boot counter. They run on copies of one directory, and none
+    /// of them is trusted.
     Several,
 }
 
-/// Knowledge about one member.
+/// Record of what is known about one member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct WitnessRecord {
     incarnation: Incarnation,
     boot: u64,
     run: BootProcess,
-    /// State that the process found on its disk; `None` from files of the first version, which
-    /// lacked it.
+    /// State that the process found on its disk when it began. `None` if the record is from a file
+    /// of the first version, which lacked it.
     disk: Option<DiskState>,
-    /// Promises of all boots before this one.
+    /// Promises of all boots before `boot`, merged into one.
     earlier_promises: Promise,
-    /// Promises of this boot so far.
+    /// Promises of the boot `boot` so far, merged into one.
     current_promises: Promise,
 }
 
 impl WitnessRecord {
-    /// Returns whether the process would be accepted.
+    /// Returns whether the disk of the process has everything that earlier boots promised.
     fn keeps_promises(&self) -> bool {
         self.disk.is_none_or(|disk| disk.keeps(&self.earlier_promises))
     }
 
-    /// Merges what another member knows about the same incarnation.
+    /// Merges the record that another member has of the same member and incarnation.
     fn add(&mut self, told: &Self) {
         match told.boot.cmp(&self.boot) {
             Ordering::Greater => *self = Self::merge_boots(self, told),
@@ -158,35 +161,34 @@ impl WitnessRecord {
     }
 }
 
-/// A process, as it presents itself in a hello.
+/// A process's claim to be a member, as stated in its hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessClaim {
-    /// Incarnation of its data directory.
+    /// Incarnation of the process's data directory.
     pub incarnation: Incarnation,
-    /// Number of starts of that directory.
+    /// Number of times that the data directory was started.
     pub boot: u64,
-    /// Random number of the process.
+    /// Random number that identifies the process.
     pub run: u64,
-    /// State of the directory when this process began.
+    /// Term, vote and last index on the disk when the process began.
     pub disk: DiskState,
 }
 
-/// Reason why a process is not accepted as the member that it claims to be.
+/// Reason why a process isn't accepted as the member that it claims to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimRejection {
-    /// The process runs on another data directory than the member.
+    /// The process's data directory is not the one that the member is known to use.
     Incarnation,
-    /// The boot counter went back, or two processes have the same one.
+    /// The boot counter is lower than the known one, or another process has the same one.
     Boot,
     /// The disk lacks something that the member promised.
     Amnesia,
 }
 
-/// Number of remembered members at which strangers are no longer recorded. A stranger is a member
-/// that only other members' censuses list.
+/// Number of known members above which no member is added that only other members' lists contain.
 const MAX_KNOWN_MEMBERS: usize = 256;
 
-/// Memory that one member has of its peers.
+/// Memory that this member has of its peers.
 #[derive(Clone, Debug, Default)]
 pub struct Witness {
     known: BTreeMap<MemberId, WitnessRecord>,
@@ -195,11 +197,10 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// Accepts the process `shown` as `member` and records it, or returns the reason for its
-    /// refusal.
+    /// Records `shown` as the current process of `member`, if it is acceptable.
     ///
     /// # Errors
-    /// If the process contradicts what is known about the member; the error says how.
+    /// If the process contradicts what is known about the member. The error gives the reason.
     pub fn admit(&mut self, member: MemberId, shown: &ProcessClaim) -> Result<(), ClaimRejection> {
         let account = self.judge(member, shown)?;
         if self.known.insert(member, account) != Some(account) {
@@ -209,10 +210,10 @@ impl Witness {
         Ok(())
     }
 
-    /// Returns whether this process would be accepted, and for the first time.
+    /// Returns whether `shown` would be accepted and is another process than the one recorded.
     ///
     /// # Errors
-    /// If the process contradicts what is known about the member; the error says how.
+    /// If the process contradicts what is known about the member. The error gives the reason.
     pub fn is_new(&self, member: MemberId, shown: &ProcessClaim) -> Result<bool, ClaimRejection> {
         let account = self.judge(member, shown)?;
         Ok(self.known.get(&member).is_none_or(|known| known.run != account.run))
@@ -272,13 +273,14 @@ impl Witness {
         }
     }
 
-    /// Returns whether there is room for `member`, if this member's own table doesn't have it.
+    /// Returns whether `member` may be recorded although this member's own table doesn't list it.
     pub fn has_room(&self, member: MemberId) -> bool {
         self.known.contains_key(&member) || self.known.len() < MAX_KNOWN_MEMBERS
     }
 
-    /// Merges the [`report`](Self::report) of another member, for those members that `is_peer`
-    /// accepts. The second argument of `is_peer` is whether there [is room](Self::has_room).
+    /// Merges the [`report`](Self::report) of another member, but only the records of members that
+    /// `is_peer` accepts. The second argument of `is_peer` is the result of
+    /// [`has_room`](Self::has_room).
     ///
     /// # Errors
     /// If the report can't be decoded. Nothing is merged then.
@@ -309,8 +311,8 @@ impl Witness {
         Ok(())
     }
 
-    /// Returns everything that is known, for another member, with the promises of this member
-    /// (`own`) itself.
+    /// Returns the report for other members: everything that is known, and the promises of this
+    /// member itself. `own`, `shown` and `promised` describe this member.
     pub fn report(&self, own: MemberId, shown: &ProcessClaim, promised: Promise) -> Vec<u8> {
         let ProcessClaim { incarnation, boot, run, disk } = *shown;
         let (run, before) = (BootProcess::One(run), Promise::default());
@@ -326,25 +328,27 @@ impl Witness {
         codec::to_wire(all.chain([(own, mine)]))
     }
 
-    /// Returns whether this process of `member`, once accepted, would now be refused.
+    /// Returns whether the process `run` of `member` would no longer be accepted.
     pub fn is_refused_now(&self, member: MemberId, run: u64) -> bool {
         let known = self.known.get(&member);
         known.is_none_or(|known| known.run != BootProcess::One(run) || !known.keeps_promises())
     }
 
-    /// Forgets removed members: no process with such an id is ever accepted again.
+    /// Forgets the members for which `is_removed` is true. No process with such an id is ever
+    /// accepted again.
     pub fn forget(&mut self, is_removed: impl Fn(MemberId) -> bool) {
         let before = self.known.len();
         self.known.retain(|member, _| !is_removed(*member));
         self.version += u64::from(self.known.len() != before);
     }
 
-    /// Returns the version of the memory, which rises with every change.
+    /// Returns the version of the memory. It rises with every change.
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// Returns the version of the last change that must be durable before anything follows from it.
+    /// Returns the version of the last change that must be durable before anything that depends on
+    /// it is done.
     pub fn urgent(&self) -> u64 {
         self.urgent
     }

@@ -2,30 +2,31 @@
 
 use node_consensus::{Message, MessageKind};
 
-/// Everything that a member is known to have promised to others. It was on the member's disk before
-/// the message with the promise was sent. The following holds for the disk at any later time:
-/// - The term never goes back, and a vote in a term is given once.
-/// - Within one term, only that term's leader writes the log. What a member acknowledged to it
-///   matches the leader's own log, which the leader never truncates. So the member's log doesn't
-///   end before that index. In a higher term it may, because uncommitted entries can be replaced.
+/// Everything that a member is known to have promised to others, by votes and acknowledgements. It
+/// was on the member's disk before the message with the promise was sent. The following holds for
+/// the disk at any later time:
+/// - The term never goes back, and a member votes at most once in a term.
+/// - Within one term, a member's log follows the log of that term's leader, which never truncates
+///   it. So the log doesn't end before an index that the member acknowledged in that term. In a
+///   higher term it may, because uncommitted entries can be replaced.
 /// - A committed entry is in the log of every later leader, so it is never truncated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Promise {
-    /// Highest term in which the member voted or acknowledged entries.
+    /// Highest term in which the member is known to have voted or acknowledged entries.
     pub term: u64,
-    /// Member that it voted for in that term; 0 if no vote is known.
+    /// Member that received the vote in that term; 0 if no vote is known.
     pub vote: u64,
     /// Highest index that the member acknowledged in that term.
     pub matched: u64,
-    /// Highest acknowledged index that was known to be committed, in any term.
+    /// Highest index, acknowledged in any term, whose entry was known to be committed.
     pub floor: u64,
 }
 
 impl Promise {
-    /// Returns the promise that the sender of `message` makes by it, if any.
+    /// Returns the promise that the sender makes by `message`, if it makes one.
     ///
-    /// Only messages that wait for the disk count. A pre-vote request and its answer name a term
-    /// that nobody has entered yet. And a leader may send entries before its own disk has them.
+    /// Only messages that wait for the disk make a promise. A pre-vote message names a term that no
+    /// member has entered yet. A leader may send entries before its own disk has them.
     pub fn of(message: &Message) -> Option<Self> {
         let promise = Self { term: message.term, ..Self::default() };
         match message.kind {
@@ -41,8 +42,8 @@ impl Promise {
     }
 
     /// Returns this promise, given that entries up to `commit` are known in `term` to be committed.
-    /// If `term` is a later one, nothing changes: the committed entries may be others than those
-    /// that were acknowledged.
+    /// For a later `term`, nothing changes: the committed entries may differ from the acknowledged
+    /// ones.
     #[must_use]
     pub fn with_commit(self, term: u64, commit: u64) -> Self {
         if term > self.term {
@@ -78,7 +79,7 @@ pub struct DiskState {
 }
 
 impl DiskState {
-    /// Returns whether the disk has kept everything of `promise`.
+    /// Returns whether the disk has everything that `promise` requires.
     pub fn keeps(&self, promise: &Promise) -> bool {
         let in_term = self.term > promise.term
             || self.term == promise.term

@@ -1,5 +1,5 @@
-//! Tests of each rule, both kept and broken, and of random histories of a correct member, reported
-//! in any order.
+//! Tests of each rule, kept and broken. Random histories of a correct member are tested as well,
+//! with its promises arriving in any order.
 
 use proptest::prelude::*;
 
@@ -24,7 +24,7 @@ fn acknowledged(term: u64, matched: u64) -> Promise {
     Promise { term, matched, ..Promise::default() }
 }
 
-/// Merges everything that `from` knows into `to`.
+/// Merges everything that the witness `from` knows into the witness `to`.
 fn tell(from: &Witness, to: &mut Witness) {
     let teller = ProcessClaim { incarnation: Incarnation([1; 16]), ..blank(1, 1) };
     let report = from.report(MemberId(0xa), &teller, Promise::default());
@@ -158,7 +158,8 @@ fn a_forgetful_process_that_somebody_let_in_does_not_put_out_the_member_elsewher
         assert!(!knows.is_refused_now(B, 2), "boot {boot}");
         tell(&knows, &mut less);
         assert!(less.is_refused_now(B, 3), "boot {boot}");
-        // Promises of the copy must be kept nevertheless.
+        // The refused process ran on a copy. The member must still keep the promises that this
+        // process made.
         less.record_promise(B, Promise { term: 4, vote: 9, ..Promise::default() });
         tell(&less, &mut knows);
         assert_eq!(knows.admit(B, &shown(7, 4, disk(3, 0, 10))), Err(ClaimRejection::Amnesia));
@@ -166,7 +167,8 @@ fn a_forgetful_process_that_somebody_let_in_does_not_put_out_the_member_elsewher
     }
 }
 
-/// A new member knows nothing, and may accept whichever process has the higher boot counter.
+/// A new member knows nothing of the past. So it may accept either process, and the one with the
+/// higher boot counter wins.
 #[test]
 fn a_member_is_taken_again_once_a_copy_of_it_is_found_out() {
     let member = shown(8, 1, disk(3, 0, 10));
@@ -194,8 +196,8 @@ fn a_member_is_taken_again_once_a_copy_of_it_is_found_out() {
     }
 }
 
-/// A peer accepted a copy of the member's directory as the member, and the copy made promises. The
-/// member itself is then refused, because its disk lacks what the copy promised.
+/// A peer had accepted a process on a copy of the directory, which then made promises. The original
+/// is refused, because its disk lacks what the copy promised.
 #[test]
 fn a_member_that_lacks_what_a_copy_promised_is_not_taken_again() {
     let member = shown(8, 1, disk(3, 0, 10));
@@ -294,12 +296,13 @@ fn the_first_versions_memory_still_counts() {
     assert_eq!(witness.admit(B, &blank(5, 2)), Err(ClaimRejection::Boot));
 }
 
-/// An event of a correct member, or of the witnesses that watch it.
+/// An event in the history of a correct member and its witnesses.
 #[derive(Clone, Copy, Debug)]
 enum HistoryEvent {
     /// The member votes in a later term.
     Vote(u64),
-    /// Another leader's entries replace uncommitted ones, and the member acknowledges them.
+    /// A leader of a later term replaces uncommitted entries, and the member acknowledges the new
+    /// ones.
     Follow {
         keep: u64,
         add: u64,
@@ -309,16 +312,16 @@ enum HistoryEvent {
     /// The member writes entries without acknowledging them.
     Write(u64),
     Restart,
-    /// A witness receives the latest promise, or an older one again.
+    /// A witness receives the member's latest promise, or receives an older one again.
     Hear {
         witness: usize,
         age: usize,
     },
-    /// A witness receives a stream of the running process.
+    /// A witness accepts a stream of the member's running process.
     Stream(usize),
     /// One witness sends another its report.
     Tell(usize, usize),
-    /// A witness crashes, and recovers what it wrote last.
+    /// A witness crashes, and restarts with the memory that it last wrote.
     Crash(usize),
     Flush(usize),
 }
@@ -340,15 +343,15 @@ fn steps() -> impl Strategy<Value = HistoryEvent> {
     ]
 }
 
-/// A member whose disk never forgets anything, and three witnesses.
+/// A correct member, whose disk keeps everything, and three witnesses.
 struct MemberHistory {
     disk: DiskState,
     commit: u64,
     boot: u64,
     began: DiskState,
-    /// Promises that the member made, each with its boot.
+    /// Promises that the member has made, each with its boot counter.
     said: Vec<(u64, Promise)>,
-    /// Highest boot that each witness has accepted, and would still know after a crash.
+    /// For each witness: highest boot that it has accepted, and still knows after a crash.
     let_in: Vec<u64>,
     witnesses: Vec<Witness>,
     durable: Vec<String>,
@@ -386,7 +389,7 @@ impl MemberHistory {
                 self.say(Promise { term: self.disk.term, vote: to, ..Promise::default() });
             }
             HistoryEvent::Follow { keep, add } => {
-                // Only a leader of a later term may make the log shorter.
+                // The log can only get shorter in a later term.
                 let last = (self.commit + keep).min(self.disk.last) + add;
                 self.disk = DiskState { term: self.disk.term + 1, vote: 0, last };
                 self.say(acknowledged(self.disk.term, last));
@@ -400,7 +403,7 @@ impl MemberHistory {
             HistoryEvent::Hear { witness, age } => {
                 let Some(at) = self.said.len().checked_sub(age + 1) else { return Ok(()) };
                 let (boot, promise) = self.said[at];
-                // A promise is received only from a process that was accepted before.
+                // A witness receives promises only from a process that it has accepted.
                 if boot <= self.let_in[witness] {
                     self.witnesses[witness].record_promise(B, promise);
                 }
@@ -441,8 +444,8 @@ proptest! {
         }
     }
 
-    /// A witness that received the latest promise refuses every earlier image that lacks it. It
-    /// does so whatever else it was told, and however often the image is started.
+    /// A witness that received the latest promise refuses every earlier image that lacks it. Other
+    /// reports don't change that, and neither does starting the image several times.
     #[test]
     fn an_image_is_refused_by_whoever_heard_what_came_after(
         first in proptest::collection::vec(steps(), 1..30),

@@ -14,7 +14,7 @@ fn config(args: &[&str]) -> Result<Config, String> {
     }
 }
 
-/// Returns the first configuration that a member without a log takes from these flags.
+/// Returns the first configuration of the cluster that these flags give a member without a log.
 fn bootstrap(args: &[&str]) -> Result<InitialCluster, String> {
     config(args)?.first_configuration().map_err(|error| error.to_string())
 }
@@ -27,7 +27,7 @@ fn without_any_flag_it_is_etcds_single_node() {
     assert_eq!(config.name, "default");
     assert_eq!(config.data_dir.to_str(), Some("default.etcd"));
     assert_eq!(config.listen_client_urls[0].address().to_string(), "127.0.0.1:2379");
-    // etcd computes these ids for a node that is started without flags.
+    // etcd computes the same ids for a node that is started without flags.
     let initial = config.first_configuration().unwrap();
     assert_eq!(initial.members[0].id.to_string(), "8e9e05c52164694d");
     assert_eq!(initial.id.to_string(), "cdf818194e3a8c32");
@@ -175,7 +175,7 @@ const CLIENTS_OVER_TLS: &str = "--listen-client-urls=https://127.0.0.1:1";
 const ADVERTISED: &str = "--advertise-client-urls=https://h:1";
 const PEERS_OVER_TLS: &str = "--listen-peer-urls=https://127.0.0.1:2";
 
-/// Returns the remarks about a configuration with a name and these flags.
+/// Returns the remarks about a configuration of these flags and a name.
 fn remarks(args: &[&str]) -> Vec<Remark> {
     match parse([&["--name=x"], args].concat().iter().map(ToString::to_string), []) {
         Ok(Invocation::Run(_, remarks)) => remarks,
@@ -232,7 +232,7 @@ fn flags_of_tls_have_no_effect_while_all_urls_are_http() {
     let without_ca = ["--peer-cert-file=c", "--peer-key-file=k", "--peer-client-cert-auth"];
     assert_eq!(remarks(&without_ca).len(), 3);
     assert!(config(&without_ca).unwrap().peer_tls.is_none());
-    // Other members may get https URLs later.
+    // A complete set of files is kept, because other members may get https URLs later.
     let complete = [&without_ca[..], &["--peer-trusted-ca-file=ca"]].concat();
     assert!(config(&complete).unwrap().peer_tls.is_some());
 }
@@ -268,11 +268,11 @@ fn cipher_suites_that_only_go_has_are_passed_over_while_one_is_left() {
     let none = "--cipher-suites=TLS_RSA_WITH_AES_256_GCM_SHA384";
     let error = config(&[&tls[..], &[none]].concat()).unwrap_err();
     assert!(error.contains("names no suite that this program offers"), "{error}");
-    // A suite of TLS 1.3 can't be used if the highest version is 1.2.
+    // A suite of TLS 1.3 can't be offered if the highest version is 1.2.
     let v13 = ["--cipher-suites=TLS_AES_128_GCM_SHA256", "--tls-max-version=TLS1.2"];
     assert!(config(&[&tls[..], &v13].concat()).is_err());
     assert!(config(&[&tls[..], &v13[..1]].concat()).is_ok());
-    // No listener for clients uses TLS, so no suite is offered.
+    // All client URLs are http, so the suites don't matter.
     assert!(config(&[none]).is_ok());
 }
 

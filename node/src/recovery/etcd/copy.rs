@@ -5,7 +5,8 @@ use std::io;
 use std::path::Path;
 
 /// Copies the files in the folder `from` to the new folder `to`. Files that end in `.tmp` are
-/// skipped: etcd preallocates them for later use. etcd keeps no folders in there.
+/// skipped, because etcd only preallocates them for later use. Subfolders are skipped too; etcd
+/// makes none in these folders.
 pub(super) fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
     std::fs::create_dir_all(to)?;
     for entry in std::fs::read_dir(from)? {

@@ -19,8 +19,8 @@ pub(super) const WAL: &str = "member/wal";
 /// Path of the store in the data directory.
 pub(super) const STORE: &str = "member/snap/db";
 
-/// Opens the store, and tries to take a shared lock on it. The second value says whether another
-/// process has it locked, as a running etcd does.
+/// Opens the store, and tries to take a shared lock on it. The returned flag is true if another
+/// process, such as a running etcd, has locked the file.
 pub(super) fn open_store(path: &Path) -> Result<(File, bool), std::io::Error> {
     let file = File::open(path)?;
     match flock(&file, FlockOperation::NonBlockingLockShared) {
@@ -50,8 +50,8 @@ pub(in super::super) fn inspect(
     };
     sight.cluster_id = Some(ClusterId(log.cluster).to_string());
     sight.member_id = Some(MemberId(log.member).to_string());
-    // etcd leaves no record of a start after the new cluster was made, but its term has changed
-    // then.
+    // Whether etcd has run since the new cluster was made. etcd leaves no record of a start, but
+    // each start changes its term.
     let since = |made: &ForcedCluster| {
         log.cluster != made.is.cluster_id.0 || log.state.term != Some(made.base_term)
     };

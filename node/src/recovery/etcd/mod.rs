@@ -1,12 +1,12 @@
 //! Recovery from the directory of an etcd member: inspects it, and makes a new cluster from it.
 //!
 //! etcd's own `--force-new-cluster` keeps the cluster's id, so two of its survivors would accept
-//! each other as members. It also drops the last entries of the log that this member did not know
-//! to be committed, and any of these may have been acknowledged.
+//! each other as members. It also drops the last entries of the log if this member did not know
+//! them to be committed. Clients may have got an acknowledgement for any of these entries.
 //!
 //! etcd's other way, `etcdutl snapshot restore` of the store, makes new ids but ignores the log.
 //!
-//! Here the two are combined, on a copy of the directory:
+//! Here both ways are combined, on a copy of the directory:
 //!
 //! 1. The copy's log is changed to say that all of it is committed. An election in which only this
 //!    member could vote would have had the same result.
@@ -16,7 +16,7 @@
 //!
 //! Two things are impossible with etcd. Before 3.6 (and the later 3.4 and 3.5), its tool can't
 //! raise revisions above those that the lost members may have shown; this is logged. And etcd has
-//! no incarnations, so only the agent's marker in the directory names one.
+//! no incarnations, so only the agent's marker in the directory contains an incarnation.
 
 mod copy;
 mod inspection;

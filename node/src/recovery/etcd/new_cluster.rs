@@ -1,12 +1,12 @@
 //! Makes a new single-member cluster from the directory of an etcd member.
 //!
 //! All data is made in a work folder within the directory, by etcd's own programs. Until the plan
-//! is written, the directory belongs to the old member, and the next attempt removes what is left
-//! of this one.
+//! is written, the directory belongs to the old member. An attempt that fails before then leaves
+//! files, which the next attempt removes.
 //!
 //! After the plan is written, the next attempt continues, unless the old member has run meanwhile.
-//! One exchange of names puts the new data in place of the old. Marker and record follow from the
-//! plan.
+//! One exchange of names puts the new data in place of the old. The marker and the record are then
+//! written, as the plan says.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -35,9 +35,10 @@ const RUN_LIMIT: Duration = Duration::from_secs(300);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// Interval at which a running etcd is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Messages that etcd logs once it has applied an entry of its own, which comes after all others in
-/// its log. The structured log of 3.4 contains only the second one. (The store can't be used for
-/// this. Before 3.6 it does not contain the applied index: it counts the entries that changed it.)
+/// Messages that etcd logs once it serves clients. By then it has applied its whole log, because
+/// the last entry is one that it has just proposed itself. The structured log of etcd 3.4 contains
+/// only the second message. (The store can't show that the whole log is applied: before etcd 3.6,
+/// it does not contain the true applied index.)
 const READY_MESSAGES: [&str; 2] = ["ready to serve client requests", "serving client traffic"];
 /// Number of lines of a program's output that an error includes.
 const MAX_OUTPUT_LINES: usize = 5;
@@ -122,8 +123,8 @@ fn disk_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Et
     move |source| EtcdError::Disk { action, path, source }
 }
 
-/// Makes a new single-member cluster from the etcd member's directory at `path`. If called again
-/// before the new member has started, it returns the record of the first call.
+/// Makes a new single-member cluster from the etcd member's directory at `path`. A second call
+/// before the new member has started returns the record of the first call.
 ///
 /// # Errors
 /// After an error, the directory belongs to the old member, or the next call finishes the new one.
@@ -220,12 +221,13 @@ fn make(dir: &DataDir, log: &EtcdLog, tools: &EtcdTools) -> Result<ForcedCluster
     Ok(plan)
 }
 
-/// Returns the member's name, or a placeholder, since etcd's flags need one.
+/// Returns the member's name. If it has none, returns a placeholder, because etcd's flags need a
+/// name.
 fn name_of(member: &FileMember) -> &str {
     if member.name.is_empty() { "recovered" } else { &member.name }
 }
 
-/// Returns the index of the last entry to be kept, which is normally the last one. If an
+/// Returns the index of the last entry to be kept, which is normally the log's last entry. If an
 /// uncommitted entry removes this member, that entry and the later ones are dropped.
 fn last_kept_index(log: &EtcdLog, committed: u64) -> Result<u64, EtcdError> {
     match log.own_removal() {
@@ -251,8 +253,8 @@ fn dropped_member(member: &FileMember) -> DroppedMember {
     }
 }
 
-/// Runs etcd to apply the copy's log, as a cluster of its own. Nobody can connect to it, because
-/// its sockets are in the work folder, which only this user can access.
+/// Runs etcd as a cluster of its own to apply the copy's log. No other user can connect to etcd,
+/// because its sockets are in the work folder, which only this user can access.
 fn apply_log(work: &Path, etcd: &Path, name: &str) -> Result<(), EtcdError> {
     let program = |what: String| EtcdError::Program { program: etcd.to_owned(), what };
     let log = work.join("etcd.log");
@@ -342,8 +344,8 @@ fn run(command: Command, work: &Path, log: &Path, program: &Path) -> Result<Stri
     Err(EtcdError::Program { program: program.to_owned(), what })
 }
 
-/// Returns a command for a program that is killed when this process ends for any reason. So a later
-/// attempt finds no program still working on the directory.
+/// Returns a command for a program that is killed when this process ends for any reason. So no
+/// program still works on the directory when a later attempt begins.
 fn tied_command(program: &Path) -> Result<Command, EtcdError> {
     let own = std::env::current_exe().map_err(disk_error("find", Path::new("this program")))?;
     let mut command = Command::new(own);
@@ -380,8 +382,8 @@ fn exchange(dir: &DataDir) -> Result<(), EtcdError> {
     sync_folder(dir.path())
 }
 
-/// Renames the old data, then writes marker and record. The process may end after any step, and the
-/// next call continues.
+/// Renames the old data, then writes the incarnation marker and the record of the new cluster. The
+/// process may end after any step, and the next call continues.
 fn finish(dir: &DataDir, plan: &ForcedCluster) -> Result<(), EtcdError> {
     let (left, aside) = (
         dir.join(WORK).join("new/member"),

@@ -1,4 +1,5 @@
-//! Decisions of a new member, from the answers of the cluster's members. Pure.
+//! Decides whether and as which member a new member can join, from the answers of the cluster's
+//! members. This code does no I/O.
 
 use std::{
     cmp::Reverse,
@@ -40,7 +41,7 @@ pub enum JoinRefusal {
     RunsAlready {
         /// Cluster of the members that answered.
         running: ClusterId,
-        /// Cluster that this member would begin.
+        /// Cluster that this member would begin with `--initial-cluster`.
         own: ClusterId,
     },
     /// This build is older than the cluster, or the cluster is older than this build supports.
@@ -54,7 +55,7 @@ pub enum JoinRefusal {
         /// Lowest version that a member runs.
         cluster: Version,
     },
-    /// No member stated its version.
+    /// No member's answer contains a version.
     #[error("incompatible with current running cluster: no member says which version it runs")]
     NoVersion,
     /// This member's key differs from the one that it was added with.
@@ -138,8 +139,8 @@ pub(in crate::server) struct JoinDecision {
     pub(super) sources: Vec<StateSource>,
 }
 
-/// Decides whether and as which member this one can join. The cluster is the one of most of the
-/// answering members. Its newest member list is compared with the flags.
+/// Decides whether and as which member this one can join. The cluster is the one to which more than
+/// half of the answering members belong. Its newest member list is compared with the flags.
 pub(super) fn decide(
     newcomer: &Newcomer<'_>,
     mut answers: Vec<(Census, PeerUrl)>,
@@ -170,12 +171,13 @@ pub(super) fn decide(
     Ok(JoinDecision { cluster, member: own.id, sources: sources.collect() })
 }
 
-/// Whether `own`, which has no data, has run as a member of `initial` before. Then it has lost its
-/// promises, whatever the others have lost.
+/// Whether `own`, which has no data, has run as a member of `initial` before. If so, it has lost
+/// its votes and acknowledgements, even if other members have lost data too.
 ///
-/// A member publishes its client URLs when it runs, and etcd's `isMemberBootstrapped` uses them
-/// too. They prove nothing if a member document states them from the beginning. But such a document
-/// binds each member to its data directory.
+/// A member publishes its client URLs when it runs, so client URLs prove that it has run. etcd's
+/// `isMemberBootstrapped` uses the same test. With a member document, the client URLs are known
+/// from the beginning and prove nothing. But the document binds each member to its data directory,
+/// so the answer is `false`.
 pub(super) fn has_run(
     initial: &InitialCluster,
     own: &InitialMember,
@@ -189,8 +191,8 @@ pub(super) fn has_run(
     members.any(|member| member.id == own.id.0 && !member.client_urls.is_empty())
 }
 
-/// Checks, from the answers of its members, whether `initial` can begin. Without the members that
-/// run in other clusters it must still be able to elect a leader.
+/// Checks, from the answers of its members, whether `initial` can begin. Members that run in
+/// another cluster are missing in `initial`; the remaining ones must be able to elect a leader.
 pub(super) fn check_may_begin(
     initial: &InitialCluster,
     answers: &[(Census, PeerUrl)],
@@ -209,8 +211,8 @@ pub(super) fn check_may_begin(
     }
 }
 
-/// Returns the cluster of more than half of the answering members. A member of another cluster at
-/// one of the peer URLs was wiped, and began a cluster of its own.
+/// Returns the cluster to which more than half of the answering members belong. A minority may
+/// belong to other clusters: a member that was wiped can have begun a cluster of its own.
 fn majority_cluster(answers: &[(Census, PeerUrl)]) -> Result<ClusterId, JoinRefusal> {
     let mut clusters: BTreeMap<ClusterId, BTreeSet<u64>> = BTreeMap::new();
     for (census, _) in answers {
@@ -267,8 +269,8 @@ fn own_record<'a>(
             }
         }
     }
-    // There are as many members as flags, each was found, and no URL occurs twice. So this member
-    // is one of them.
+    // The cluster has as many members as `--initial-cluster`, each was found there, and no URL
+    // occurs twice. So one of the members is this one.
     own.ok_or_else(|| JoinRefusal::MemberCountMismatch(format_cluster(cluster, members)))
 }
 

@@ -1,10 +1,10 @@
 //! Joining of a new member. It asks the running cluster for its members and compares them with its
-//! flags (`decide`). Then it begins with the whole state of a member whose state includes it.
+//! flags (`decide`). Then it fetches the whole state of another member, in which it is a member
+//! already.
 //!
-//! It can't begin without data, since the cluster's initial state isn't in the log. So it fetches a
-//! store in which it is a member already, and its log begins at that position. Until the log has
-//! its final name, the member has promised nothing to anybody, and may start again from the
-//! beginning.
+//! A new member can't begin without data, because the cluster's initial state isn't in the log. Its
+//! own log begins at the position of the fetched state. Until that log has its final name, the
+//! member has sent no vote or acknowledgement, and may start again from the beginning.
 
 mod decide;
 
@@ -54,12 +54,12 @@ pub(super) async fn decide_join(
     Ok(decide(&Newcomer { config, key, version }, answers)?)
 }
 
-/// Checks, before a member begins a new cluster, that it doesn't run already.
+/// Checks, before a member begins a new cluster, that the cluster doesn't run already.
 ///
 /// - If the other members run in another cluster, a member whose disk was wiped would wait for a
 ///   leader for ever.
-/// - If they know this member as a running one, it has lost its data. A quorum that is wiped at the
-///   same time could otherwise begin the cluster again without its data.
+/// - If the other members know that this member has run, it has lost its data. Without this check,
+///   a quorum of wiped members could begin the cluster again without the data.
 pub(super) async fn check_not_begun(
     config: &Config,
     tls: Option<&Arc<PeerTls>>,
@@ -104,7 +104,8 @@ async fn fetch_member_lists(
     }
 }
 
-/// Fetches the whole state into `path`, and returns its position. Tries one member after the other.
+/// Fetches the whole state into `path`, and returns its log position. Asks one member after the
+/// other until one sends it.
 pub(super) async fn fetch(
     joining: &JoinDecision,
     local: &LocalMember,
@@ -129,7 +130,7 @@ pub(super) async fn fetch(
             }
             Err(error) => {
                 tracing::warn!(%url, peer.member.id = %from, %error, "cannot fetch the cluster's state");
-                // Removed at once, since the partial file may be what has filled the disk.
+                // The partial file is removed at once, because it may have filled the disk.
                 let _ = data::remove(path);
                 last = error.to_string();
                 if let transport::JoinError::RefusedBy(why) = error {
@@ -139,8 +140,8 @@ pub(super) async fn fetch(
         }
     }
     match refusals.iter().find(|why| why.is_permanent()) {
-        // The member is only disowned if every member that was asked refuses it for good. A single
-        // one may be wrong.
+        // `Disowned` is returned only if every member that was asked refuses this one for good. A
+        // single member may be wrong.
         Some(why)
             if refusals.iter().filter(|why| why.is_permanent()).count()
                 == joining.sources.len() =>

@@ -13,7 +13,7 @@ use crate::mvcc::KeyRange;
 
 /// Maximum nesting depth of a transaction, including the outermost one. Every member decodes a log
 /// entry again, with a decoder that accepts a hundred nested messages. Each nested transaction
-/// takes two of them. etcd has no such limit, but no client is known to nest this deep.
+/// takes two of these hundred. etcd has no such limit, but no client is known to nest this deep.
 pub const MAX_TXN_DEPTH: usize = 16;
 
 /// Why a request is refused before it is proposed.
@@ -102,8 +102,8 @@ fn check_ops(request: &TxnRequest, max_ops: usize, max_depth: usize) -> Result<(
 /// The keys that one branch of a transaction may change.
 #[derive(Default)]
 struct BranchChanges<'a> {
-    /// For each key that is put: which nested transaction and branch puts it, as (nested
-    /// transaction, is the success branch). `None` if the branch itself puts it.
+    /// Put keys, each with the place of its put. `None` stands for the branch itself. Otherwise the
+    /// place is the number of a nested transaction, and whether its success branch puts the key.
     puts: HashMap<&'a Bytes, Option<(usize, bool)>>,
     deletes: KeyRangeSet,
 }

@@ -1,5 +1,5 @@
-//! Lease entries: clients grant and revoke leases, the leader's clock ends them and notes their
-//! remaining time.
+//! Entries about leases. Clients grant and revoke leases. The leader's lease clock ends leases and
+//! records their remaining time.
 
 use node_proto::command::{LeaseCheckpoint, LeaseExpire};
 use node_proto::etcdserverpb::{
@@ -18,7 +18,7 @@ pub(super) fn grant(
     at: Position,
 ) -> Result<Response, ApplyFailure> {
     if id == 0 || ttl <= 0 {
-        // No member proposes such a grant.
+        // No member proposes a grant with such an id or TTL.
         return Err(ApplyError::LeaseNotFound.into());
     }
     if ttl > MAX_TTL {

@@ -32,8 +32,8 @@ pub struct KvStateMachine {
 }
 
 /// Maximum number of bytes that the answers to one batch of entries may read together. A request
-/// that would exceed it is carried out, but its answer is dropped. Otherwise an answer could fill
-/// the memory before its client is made to accept any of it.
+/// whose answer would exceed the limit is carried out, but its answer is dropped. Without a limit,
+/// one answer could fill the memory before its client has received any of it.
 const BATCH_ANSWER_BYTES: usize = 128 << 20;
 
 impl KvStateMachine {
@@ -46,9 +46,9 @@ impl KvStateMachine {
         Ok(Self { writer, events, is_answered: Box::new(|_| true) })
     }
 
-    /// Limits reading for answers (ranges of a transaction, previous values) to the requests that
-    /// `own` accepts: those with a caller waiting on this member. Other requests get an outcome
-    /// without these reads.
+    /// Makes the reads for an answer (ranges of a transaction, previous values) depend on `own`.
+    /// `own` must accept the requests whose caller waits on this member. Other requests get an
+    /// outcome without these reads.
     ///
     /// An answer may be many times as large as the store. Only one member should bear that cost:
     /// not every member, and not each member again when it restarts.
@@ -57,8 +57,8 @@ impl KvStateMachine {
     }
 
     /// Turns the state at position `at` into that of a new cluster, whose only member is `founder`.
-    /// The founder's id in the old cluster was `was`. Revisions continue `bump` above the present
-    /// one. The change is durable on return, with everything applied before.
+    /// `was` is the founder's id in the old cluster. The newest revision rises by `bump`. On
+    /// return, this change and everything applied before it are durable.
     pub fn become_new_cluster(
         &mut self,
         at: Position,
@@ -319,8 +319,8 @@ pub fn may_grow_data(operation: &Operation) -> bool {
 
 /// Returns the error for an operation that a raised alarm forbids on all members.
 ///
-/// A CORRUPT alarm of one member concerns only that member's data: it stops serving clients, and
-/// the others go on. In etcd such an alarm stops all writes of the cluster.
+/// A CORRUPT alarm of one member concerns only that member's data: this member stops serving
+/// clients, and the other members go on. In etcd such an alarm stops all writes of the cluster.
 fn alarm_error(alarms: &[AlarmMember], operation: &Operation) -> Option<ApplyError> {
     if alarms.is_empty() {
         return None;

@@ -1,9 +1,9 @@
 //! Applies committed log entries to the store: deterministically, and as the store's only writer.
 //!
-//! [`KvStateMachine`] is the node's [`StateMachine`](crate::state_machine::StateMachine). A batch of entries
-//! becomes one transaction and one publication of events. Refusals at this stage depend on the
-//! store alone, so every member refuses the same requests. Checks that need no store are made by
-//! `rpc`; a request that fails them never reaches the log.
+//! [`KvStateMachine`] is the node's [`StateMachine`](crate::state_machine::StateMachine). A batch
+//! of entries becomes one transaction and one publication of events. Refusals at this stage depend
+//! on the store alone, so every member refuses the same requests. Checks that need no store are
+//! made in the crate `node-api`; a request that fails them never reaches the log.
 
 mod auth;
 mod check;

@@ -74,8 +74,8 @@ pub enum ApplyError {
     /// The requested TTL is more than [`MAX_TTL`](crate::lease::MAX_TTL).
     #[error("too large lease TTL")]
     LeaseTtlTooLarge,
-    /// The entry comes from a leader's lease clock and was applied in a later term. It is valid
-    /// only in that leader's own term.
+    /// The entry comes from a leader's lease clock and was applied in a later term. Such an entry
+    /// is valid only in that leader's own term.
     #[error("leader changed")]
     LeaderChanged,
     /// The requested revision is older than the last compaction.
@@ -132,7 +132,8 @@ impl From<StoreError> for ApplyFailure {
 impl From<ReadError> for ApplyFailure {
     fn from(error: ReadError) -> Self {
         match error {
-            // A batch reads its own newest state, which no other compaction can overtake meanwhile.
+            // A batch reads its own newest state. No other compaction can overtake such a read, so
+            // the revision was compacted before.
             ReadError::Compacted | ReadError::Superseded => Self::Refused(ApplyError::Compacted),
             ReadError::Future => Self::Refused(ApplyError::FutureRevision),
             ReadError::Store(error) => Self::Fatal(error),

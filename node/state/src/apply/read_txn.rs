@@ -1,8 +1,8 @@
 //! Read-only transactions, carried out in bounded steps so that a wide one delays neither writes
 //! nor other reads.
 //!
-//! All steps read one unchanging view. So each comparison can be made when its transaction's turn
-//! comes, instead of all of them first.
+//! All steps read one unchanging view. So the comparisons of a nested transaction can be made just
+//! before its operations, and not all comparisons first.
 
 use std::slice::Iter;
 
@@ -167,8 +167,9 @@ impl<'t> ReadTxn<'t> {
         Self { levels: vec![TxnLevel::new(txn)] }
     }
 
-    /// Carries out the next step. Returns the answer after the last step, `None` before. Each call
-    /// must get the same `view`. Once `room` is overdrawn, no complete answer will come.
+    /// Carries out the next step. Returns the answer after the last step, and `None` after each
+    /// earlier step. Each call must get the same `view`. Once `room` is overdrawn, no complete
+    /// answer will come.
     pub fn step(
         &mut self,
         store: &Store,

@@ -287,7 +287,7 @@ fn a_comparison_over_a_range_must_hold_for_every_key() {
         (over("b", CompareResult::Greater, TargetUnion::Version(0)), true),
         (over("b", CompareResult::Equal, TargetUnion::Version(1)), false),
         (over("\0", CompareResult::Equal, TargetUnion::Value(bytes("x"))), true),
-        // The range has no keys: the comparison is made as with one missing key.
+        // The range has no keys, so the comparison is made with a single missing key.
         (over("a0", CompareResult::Equal, TargetUnion::CreateRevision(0)), true),
         (over("a0", CompareResult::Greater, TargetUnion::CreateRevision(0)), false),
     ];

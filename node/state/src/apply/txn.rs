@@ -80,7 +80,8 @@ pub(super) fn branch_operations(request: &TxnRequest, success: bool) -> &[Reques
 /// A comparison that looks at the keys of its range one by one.
 pub(super) struct Comparison<'c> {
     compare: &'c Compare,
-    /// Whether the comparison holds for the last key it has seen; `None` before the first.
+    /// Whether the comparison holds for the last key that it was given; `None` before the first
+    /// key.
     last_result: Option<bool>,
 }
 
@@ -115,7 +116,8 @@ fn compare_key_value(compare: &Compare, kv: &KeyValue) -> bool {
             Ok(CompareResult::NotEqual | CompareResult::Greater | CompareResult::Less)
         );
     };
-    // A value of another kind than the target counts as the zero value of the target's kind.
+    // A value whose kind does not match the target is compared as the zero value of the target's
+    // kind.
     let number = match (target, &compare.target_union) {
         (CompareTarget::Version, Some(TargetUnion::Version(n)))
         | (CompareTarget::Create, Some(TargetUnion::CreateRevision(n)))
@@ -152,8 +154,8 @@ impl BranchPath<'_> {
     }
 }
 
-/// Applies a transaction; if it is refused, nothing has changed. The answer lacks what would have
-/// to be read if `room` is `None` (no caller waits) or has too little space left.
+/// Applies a transaction; if it is refused, nothing has changed. Reads for the answer are left out
+/// if `room` is `None`, because no caller waits, or if `room` has too little space left.
 pub(super) fn apply_txn(
     batch: &mut Batch<'_>,
     request: &TxnRequest,

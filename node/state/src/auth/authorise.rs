@@ -99,8 +99,8 @@ impl<'a> From<&'a Operation> for RequestedAccess<'a> {
             | Operation::Alarm(_)
             | Operation::MarkCorrupt(_)
             | Operation::ChangeAuth(_) => Self::RootRole,
-            // Members propose these on their own behalf. The client's request behind them, if any,
-            // was authorised before.
+            // Members propose these operations on their own behalf. If a client's request led to
+            // the operation, that request was authorised before.
             Operation::AssignToken(_)
             | Operation::LeaseExpire(_)
             | Operation::LeaseCheckpoint(_)
@@ -162,8 +162,8 @@ struct AccessCheck<'a> {
     caller: &'a Caller,
     leases: &'a LeaseTable,
     /// Lease whose attached keys the caller may all write, as checked before; 0 for none. This
-    /// saves repeating the check for each put of a transaction: most name the same lease, which may
-    /// have many keys.
+    /// saves repeating the check for each put of a transaction. Most of these puts name the same
+    /// lease, which may have many keys.
     checked_lease: Cell<i64>,
 }
 

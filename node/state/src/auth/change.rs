@@ -36,7 +36,8 @@ impl AuthState {
             AuthOperation::RoleGrantPermission(grant) => {
                 grant.perm.as_ref().map_or(0, |perm| perm.key.len() + perm.range_end.len())
             }
-            // These changes remove something, or replace one hash by another.
+            // These changes add no bytes: they remove something, set a flag, or replace a hash by
+            // another.
             AuthOperation::Enable(_)
             | AuthOperation::Disable(_)
             | AuthOperation::UserDelete(_)
@@ -189,8 +190,8 @@ impl AuthState {
         let same = |one: &&mut Permission| {
             (&one.key, &one.range_end) == (&granted.key, &granted.range_end)
         };
-        // etcd looks at one permission with this key only. It misses the range if another one with
-        // the same key comes first, and then adds it twice.
+        // etcd looks at only one permission with this key. If the role has another permission with
+        // the key, etcd may overlook the right one and then add the range twice.
         if let Some(one) = permissions.iter_mut().find(same) {
             one.perm_type = granted.perm_type;
         } else {

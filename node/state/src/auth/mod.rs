@@ -7,16 +7,16 @@
 //! [`authorise()`] is called at three points:
 //!
 //! - Before a request is begun, so that a refusal takes no log entry.
-//! - On the view that is read, for reads.
-//! - Where an entry is applied; this is the decision that counts.
+//! - For a read, on the view that is read.
+//! - When an entry is applied; this decision is final.
 //!
 //! An entry contains its caller, and the revision of users and roles at which the caller was
 //! identified. If users or roles have changed since, the entry is refused and the client has to
 //! retry. A member's own entries are marked as such. An entry that names no caller has no rights.
 //!
 //! A token identifies the caller: a signed one ([`Jwt`]) if keys are configured, otherwise a simple
-//! one. Each member keeps the users of simple tokens in memory ([`SimpleTokens`]), outside the replicated
-//! state, because the log has only a hash of a token, and no clock.
+//! one. Each member keeps the users of simple tokens in memory ([`SimpleTokens`]), outside the
+//! replicated state. The reason is that the log has no clock, and only a hash of each token.
 
 mod authorise;
 mod change;

@@ -469,7 +469,8 @@ fn a_lease_is_as_much_ones_own_as_the_keys_that_are_attached_to_it() {
     }
     let all = (&state, &leases);
     let attached = |id| PutRequest { lease: id, ..put("w") };
-    // A key has one lease: `w` was moved to the second lease, and `b` to the fourth.
+    // A key is attached to one lease only: `w` was moved to the second lease, and `b` to the
+    // fourth.
     for (id, own, readable) in
         [(1, true, true), (2, false, false), (3, true, true), (4, false, true), (9, true, true)]
     {

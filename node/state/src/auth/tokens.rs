@@ -4,8 +4,8 @@
 //! only a hash of the letters, so neither the log nor a member's memory holds a usable token.
 //!
 //! Every member knows every token that was assigned since the member started, or since it last
-//! installed a snapshot. Each member keeps its own expiry times: using a token on a member extends
-//! its life there.
+//! installed a snapshot. Each member keeps its own expiry times: using a token on one member
+//! extends its lifetime on that member only.
 //!
 //! A token is worth nothing once its user was deleted or has another password.
 

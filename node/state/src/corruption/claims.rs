@@ -5,7 +5,7 @@ use node_proto::musterpb::{StoreAnswer, StoreClaim, StoreQuestion};
 
 use crate::mvcc::{KeyValueHash, ReadError, Store, StoreError, View};
 
-/// Position of the store of the member that asks (the leader).
+/// Question to all members about their stores: the position of the store of the leader, which asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Question {
     /// Index of the last applied entry.
@@ -31,8 +31,8 @@ impl Question {
         StoreQuestion { index, revision, compacted }
     }
 
-    /// Decodes a question. Returns `None` for any other request between members, since these leave
-    /// the fields out. A store that has applied no entry asks no question.
+    /// Decodes a question. Returns `None` for any other request between members, because such a
+    /// request lacks these fields. A store that has applied no entry asks no question.
     #[must_use]
     pub fn decode(request: StoreQuestion) -> Option<Self> {
         let StoreQuestion { index, revision, compacted } = request;
@@ -59,7 +59,7 @@ pub enum ClaimSubject {
     Compaction {
         /// Revision of the compaction.
         revision: i64,
-        /// Revision of the compaction before it; -1 for none.
+        /// Revision of the compaction before this one; -1 for none.
         previous: i64,
     },
     /// Newest revision and last compaction of a store that has applied the entry with this index,
@@ -161,7 +161,7 @@ pub fn decode_claims(answer: StoreAnswer) -> Vec<Claim> {
 
 /// Returns the claims about the contents of `store` in `view` that answer `question`. If the store
 /// has not reached the question's entry yet, only the hashes of past compactions are returned. This
-/// reads every record, so it must run where it may block.
+/// reads every record, so call it where blocking is allowed.
 ///
 /// # Errors
 /// Fails if the store can't be read.
@@ -170,8 +170,8 @@ pub fn make_claims(
     view: &View,
     question: Question,
 ) -> Result<Vec<Claim>, StoreError> {
-    // Hashes that past compactions computed are claimed too. If compactions follow each other
-    // quickly, no store stays undisturbed for long enough to be compared in another way.
+    // The hashes of past compactions are always included. If compactions follow each other quickly,
+    // each store changes too often to be compared in another way.
     let mut claims: Vec<Claim> =
         store.compaction_hashes().into_iter().map(Claim::compaction).collect();
     let own = Question::of(view);
@@ -188,8 +188,8 @@ pub fn make_claims(
     match store.hash_for_comparison(view, question.revision) {
         Ok(hash) => claims.push(Claim::data(hash)),
         Err(ReadError::Store(error)) => return Err(error),
-        // A compaction began meanwhile, or the store has not reached the revision, which the claim
-        // about progress says already.
+        // A compaction began meanwhile, or the store has not reached the question's revision. The
+        // claim about progress already reports the latter.
         Err(ReadError::Compacted | ReadError::Superseded | ReadError::Future) => {}
     }
     Ok(claims)

@@ -12,12 +12,12 @@ pub struct CorruptionVerdict {
     pub compared: BTreeSet<u64>,
     /// Members whose data differs from that of a quorum.
     pub corrupt: BTreeSet<u64>,
-    /// Whether members differ and no quorum agrees on one value.
+    /// Whether members' claims differ and no quorum agrees on one value.
     pub is_undecided: bool,
 }
 
 /// Judges the claims of members, given by member id. The value that a majority of all `voters`
-/// claims is right. Learners are compared with it and do not count towards the majority.
+/// claims is right. Learners are compared with that value, but do not count towards the majority.
 #[must_use]
 pub fn judge_claims(voters: &BTreeSet<u64>, said: &BTreeMap<u64, Vec<Claim>>) -> CorruptionVerdict {
     let mut subjects: BTreeMap<ClaimSubject, BTreeMap<ClaimValue, BTreeSet<u64>>> = BTreeMap::new();
@@ -27,8 +27,8 @@ pub fn judge_claims(voters: &BTreeSet<u64>, said: &BTreeMap<u64, Vec<Claim>>) ->
         }
     }
     let mut verdict = CorruptionVerdict::default();
-    // Members whose data was compared at a newer revision already. A difference at an older
-    // revision no longer counts for them.
+    // Members that were already compared by a newer revision of their data. For these members, a
+    // difference at an older revision no longer counts.
     let mut settled = BTreeSet::new();
     // Order of the comparison: progress, then data from the newest revision on, then entries.
     // Claims about an entry come last because few members make one about the same entry.
@@ -73,7 +73,7 @@ impl CorruptionVerdict {
             self.corrupt.extend(others.flat_map(|(_, who)| who));
             return;
         }
-        // A member that is already known to be corrupt leaves no doubt if it differs.
+        // Claims of members that are already known to be corrupt do not make the result undecided.
         let undecided = said().filter(|(_, who)| !who.is_subset(&self.corrupt)).count() > 1;
         self.is_undecided |= undecided;
     }
@@ -87,7 +87,7 @@ const CLUSTER_ALARM_ROUNDS: u32 = 5;
 /// Member id that means the whole cluster, as in an alarm.
 const CLUSTER: u64 = 0;
 
-/// How often in a row each member, or the whole cluster, was found suspect.
+/// Number of comparisons in a row that found each member, or the whole cluster, suspect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Suspicion(BTreeMap<u64, u32>);
 
@@ -209,7 +209,7 @@ mod tests {
         let (then, other) = (hash(5, -1, 1), hash(5, -1, 2));
         let said: [(u64, &[Claim]); 3] = [(1, &[then, now]), (2, &[now]), (3, &[other, now])];
         assert!(corrupt(&[1, 2, 3], &said).is_empty());
-        // The old difference counts for member 3, whose present data can't be compared.
+        // The old difference makes member 3 corrupt, because its present data can't be compared.
         let said: [(u64, &[Claim]); 3] = [(1, &[then, now]), (2, &[then, now]), (3, &[other])];
         assert_eq!(corrupt(&[1, 2, 3], &said), [3]);
     }

@@ -12,11 +12,11 @@
 //! ```
 //!
 //! Only claims about the same subject are compared. So load, compactions, snapshots and changes of
-//! the leader cause no false alarm: at most there is nothing to compare this time. A member that is
-//! found to differ is compared once more before anything is done.
+//! the leader cause no false alarm: at worst, a comparison finds no common subject. A member that
+//! is found to differ is compared once more before anything is done.
 //!
-//! The CORRUPT alarm of one member stops what that member serves, never what it applies. The alarm
-//! of the whole cluster forbids writes where the log is applied, so alike on every member.
+//! While one member has the CORRUPT alarm, that member serves no clients, but still applies the
+//! log. While the whole cluster has the alarm, every member refuses writes when it applies them.
 //!
 //! What this does not do:
 //!

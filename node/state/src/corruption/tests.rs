@@ -37,7 +37,7 @@ fn put(key: &'static str, value: &'static str) -> impl Fn(&mut Batch<'_>) + Copy
     }
 }
 
-/// Three members, of which the last may apply something else than the others. The first one asks
+/// Three members, of which the last may apply other changes than the first two. The first one asks
 /// the question.
 struct ComparedStores(Vec<(SimulatedDisk, StoreWriter)>);
 
@@ -190,7 +190,7 @@ fn what_compactions_met_is_compared_too() {
     // The values that differed have been compacted on all members, so the difference no longer
     // counts.
     cluster.assert_sound();
-    // For a member that can't be compared otherwise, the old difference counts.
+    // If member 3 can't be compared by newer data, the old difference counts.
     for (_, writer) in &mut cluster.0[..2] {
         apply(writer, 4, put("b", "1"));
         apply(writer, 5, put("b", "2"));
@@ -232,7 +232,8 @@ fn a_compaction_in_the_meantime_leaves_nothing_to_compare_instead_of_a_differenc
 }
 
 /// A snapshot contains records that the sender's compaction has yet to remove, and these affect
-/// which keys count in the hash. That the receiver had finished the same compaction does not help.
+/// which keys count in the hash. So the receiver must not be compared, even if it had finished the
+/// same compaction before.
 #[test]
 fn a_state_in_which_a_compaction_is_under_way_is_not_compared_though_the_last_one_was_whole() {
     let mut cluster = ComparedStores::new();

@@ -13,9 +13,9 @@ const PAGE_BYTES: u64 = 4096;
 pub struct RedbBackend(Box<dyn DiskFile>);
 
 impl RedbBackend {
-    /// Opens the store on `file`, reading it from the medium instead of the page cache. The process
-    /// before may have ended because a sync failed. The page cache then shows written data that the
-    /// next power cut would lose.
+    /// Opens the store on `file`, reading it from the medium instead of the page cache. The
+    /// previous process may have ended because a sync failed. Then the page cache still contains
+    /// data that never reached the medium.
     pub fn new(file: Box<dyn DiskFile>) -> io::Result<Self> {
         file.sync_and_drop_cache()?;
         Ok(Self(file))
@@ -23,9 +23,9 @@ impl RedbBackend {
 }
 
 impl redb::StorageBackend for RedbBackend {
-    /// Returns the length, rounded down to whole pages. After a power cut while the file grew, it
-    /// may end within a page. No commit uses that page, but `redb` would report such a length as
-    /// damage.
+    /// Returns the length, rounded down to whole pages. After a power cut while the file grew, the
+    /// file may end within a page. No commit uses that page, but `redb` would report such a length
+    /// as damage.
     fn len(&self) -> io::Result<u64> {
         let len = self.0.len()?;
         Ok(len - len % PAGE_BYTES)

@@ -1,5 +1,5 @@
-//! The host's files, opened for reading only. Log and store write while they are opened and read to
-//! their end. These writes stay in memory until the file is closed.
+//! The host's files, opened for reading only. Opening and reading the log or the store also writes
+//! to their files. These writes stay in memory until the file is closed.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

@@ -175,7 +175,7 @@ mod tests {
         file.sync_data().unwrap();
         let found = file.next_written(4096).unwrap().expect("something was written");
         assert!((4096..=3 << 18).contains(&found), "{found}");
-        // No byte was written past this offset, on any file system.
+        // No file system reports data at this offset, because nothing was written there or later.
         assert_eq!(file.next_written(1 << 20).unwrap(), None);
     }
 }

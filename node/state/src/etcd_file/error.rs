@@ -57,7 +57,7 @@ pub enum ExportError {
     /// The store can't be read.
     #[error("the store could not be read")]
     Store(#[from] StoreError),
-    /// The file can't be written, or the store can't be represented as one.
+    /// The file can't be written, or it can't represent the contents of the store.
     #[error("the snapshot could not be written")]
     Write(#[from] node_bbolt::BboltWriteError),
     /// The client no longer needs the file.

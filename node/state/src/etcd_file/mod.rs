@@ -13,15 +13,16 @@
 //! [`StoreWriter::import`](crate::mvcc::StoreWriter::import):
 //!
 //! - The file has all records that a compaction has left, including tombstones. As in etcd, records
-//!   at or below `compacted` that are no longer needed may still be among them. The store removes
-//!   these by itself when it runs.
-//! - Records are imported byte by byte. Leases are imported with their last noted remaining time,
-//!   and users and roles too. So exactly those who could read the data still can.
+//!   at or below `compacted` that are no longer needed may still be among them. The new store
+//!   removes these records by itself later.
+//! - Records are imported unchanged, byte for byte. Leases are imported with their last recorded
+//!   remaining time. Users and roles are imported too, so permissions stay the same.
 //! - `summary.revision` and `summary.compacted` are those of the store. They may be higher than the
 //!   last record's revision, for example after etcd's `--bump-revision`.
 //! - The old cluster's members are reported for information only, since a restored cluster has its
 //!   own.
-//! - Alarms are reported too. etcd's restore keeps them, so a full or corrupt cluster stays one.
+//! - Alarms are reported too. As in etcd's restore, a cluster that was full or corrupt keeps its
+//!   alarm.
 //!
 //! The file counts as untrusted. Nothing in it makes the reader panic, or hold more than one page
 //! of each level of a tree.
@@ -29,7 +30,7 @@
 //! # Writing a file
 //!
 //! [`Export`] freezes a store, computes the size of its file, and writes it.
-//!
+
 mod error;
 mod names;
 mod read;

@@ -27,7 +27,7 @@ const HASH_BYTES: u64 = 32;
 /// bytes longer than such a multiple.
 const SECTOR_BYTES: u64 = 512;
 /// Maximum number of rows that are read from each of the buckets of members, alarms, users and
-/// roles. No real cluster has as many.
+/// roles. No real cluster has this many.
 const MAX_ROWS: usize = 100_000;
 /// Maximum number of leases that are read, so that they fit into memory with their keys.
 const MAX_LEASES: usize = 10_000_000;
@@ -169,8 +169,8 @@ impl<R: Read + Seek> EtcdFile<R> {
 /// Reader of the records in a file.
 pub struct RecordReader<'a, R> {
     entries: BucketEntries<'a, R>,
-    /// Newest revision according to the last page. In a damaged tree, an earlier page may contain a
-    /// higher one.
+    /// Newest revision in the tree's last page. In a damaged tree, an earlier page may contain a
+    /// higher revision.
     newest: i64,
 }
 
@@ -185,7 +185,7 @@ impl<R: Read + Seek> RecordReader<'_, R> {
         while let Some(entry) = self.entries.next().map_err(EtcdFileError::from)? {
             let (at, is_tombstone) =
                 EtcdKey::parse(entry.key).ok_or_else(|| damaged(KEY, "a key is no revision"))?;
-            // A revision may occur once, either as a put or as a tombstone.
+            // A revision may occur only once: as a put or as a tombstone.
             if at == last {
                 return Err(damaged(KEY, format!("{at:?} is there twice")).into());
             }

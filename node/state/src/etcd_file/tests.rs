@@ -24,9 +24,9 @@ use crate::state_machine::Position;
 const ETCD_3_4: &[u8] = include_bytes!("fixtures/etcd-3.4.db");
 const ETCD_3_6: &[u8] = include_bytes!("fixtures/etcd-3.6.db");
 const ETCD_3_7: &[u8] = include_bytes!("fixtures/etcd-3.7.db");
-/// File of etcd 3.7.3 after the same requests and some more. There are two leases and three keys
-/// under them, of which one was put again without a lease. Authentication is enabled, with one user
-/// and two roles.
+/// File of etcd 3.7.3 after the same requests and some more. Two leases were granted and three keys
+/// attached to them. One of these keys was then put again without a lease. Authentication is
+/// enabled, with one user and two roles.
 const WITH_AUTH: &[u8] = include_bytes!("fixtures/etcd-3.7-auth-and-leases.db");
 
 const CHECKSUMS: [(i64, u32); 9] = [
@@ -209,12 +209,13 @@ fn users_and_leases_come_along_and_go_back() {
     // Leases survive an export and another import.
     let again = import(&mut open(&export(&writer)).unwrap()).unwrap();
     assert_eq!(again.store().view().leases().unwrap(), store.view().leases().unwrap());
-    // If no lease exists, the lease ids in records are history and stay as they are.
+    // The file contains no lease. Lease ids in its records belong to leases that have ended, and
+    // are imported unchanged.
     let leased = KeyValue { lease: 5, ..put(2) };
     let mut file = crafted(&[(at(2, false).bytes(), leased.encode_to_vec())], &[]);
     let history = import(&mut file).unwrap();
     assert_eq!(everything(&history, 0), [leased]);
-    // Revisions from before the leases have the same checksums as in the file without leases.
+    // Revisions that precede the leases have the checksums of the file without leases.
     assert_eq!(checksum(&writer, 27), CHECKSUMS[8].1);
 }
 
@@ -247,8 +248,8 @@ fn our_own_file_comes_back_as_it_was() {
     raised.sort_unstable_by_key(|alarm| alarm.member_id);
     assert_eq!(raised, [alarms[1], alarms[0]]);
     let again = import(&mut file).unwrap();
-    // Revision 20 is left out: for it, the first store answers as of before its compaction, as etcd
-    // does.
+    // Revision 20 is left out: there, the first store returns the checksum from before its
+    // compaction, as etcd does.
     for revision in [0, 21, 24, 26, 27] {
         assert_eq!(checksum(&again, revision), checksum(&writer, revision), "at {revision}");
         assert_eq!(everything(&again, revision), everything(&writer, revision), "at {revision}");

@@ -20,14 +20,15 @@ use crate::lease::Lease;
 use crate::membership::MemberTable;
 use crate::mvcc::{EtcdKey, FrozenView, Revision, Store, StoreError, View};
 
-/// A store that is to be written as a file, in the state that it had when this was created.
+/// A store that is to be written as a file, in the state that it had when this `Export` was
+/// created.
 ///
-/// All records are read twice: once to find the size of the file, and once to write it. This holds
-/// one page of each level of a tree in memory and takes no space on disk. While an `Export` exists,
-/// the store can't reuse pages that it frees.
+/// All records are read twice: once to find the size of the file, and once to write it. The work
+/// needs memory for one page of each level of a tree, and no temporary file. While an `Export`
+/// exists, the store can't reuse pages that it frees.
 ///
-/// The bucket `cluster` gets no `clusterVersion`. etcd determines the version by itself, and 3.4
-/// refuses one that is newer than its own.
+/// The bucket `cluster` gets no `clusterVersion`. etcd determines the cluster version by itself,
+/// and etcd 3.4 refuses a version that is newer than its own.
 pub struct Export {
     frozen: FrozenView,
     layout: Layout,

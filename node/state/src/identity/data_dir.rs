@@ -1,8 +1,9 @@
 //! The data directory: its lock, incarnation marker, boot counter, log mark and tombstone.
 //!
 //! The log mark says that the directory's member has begun a log. If the log is gone while the mark
-//! exists, this member has lost entries and votes that it promised to its peers. If it started
-//! again under its old identity, it would help to outvote what it once acknowledged.
+//! exists, this member has lost entries and votes that it promised to its peers. If the member
+//! started again under its old identity, it could help a majority to drop entries that it had
+//! acknowledged.
 //!
 //! Each small file is replaced as a whole: a temporary file is written, synced and renamed, and the
 //! directory is synced. So reading a file always gives one of the values that were written.
@@ -30,7 +31,8 @@ const TOMBSTONE: &str = "muster-tombstone.json";
 const FORCED: &str = "muster-forced.json";
 /// Name of the plan of a single-member cluster that is not completely made yet.
 const FORCING: &str = "muster-forcing.json";
-/// Name of the file that says that the first start was with `--force-new-cluster` and without data.
+/// Name of the file that exists if the first start had `--force-new-cluster`, but the directory had
+/// no data then.
 const FORCE_WITHOUT_DATA: &str = "muster-force-without-data";
 /// Path of the log. Supervisors check for it: if it exists, the member has a log.
 const LOG: &str = "member/wal";
@@ -249,15 +251,15 @@ impl DataDir {
     }
 
     /// Opens `path` for inspection. Nothing in it is changed, and no member can start there
-    /// meanwhile. The second value says whether a member is running there already, and may change
-    /// the files.
+    /// meanwhile. The returned flag is true if a member is running there already and may change the
+    /// files.
     ///
     /// # Errors
     /// Fails if the directory can't be opened, read or locked.
     pub fn open_read_only(path: &Path) -> Result<(Self, bool), DataDirError> {
         let io = |action| muster_files::Error::io(action, path);
         let handle = muster_files::open_folder(path).map_err(io("open"))?;
-        // This checks that the directory's entries may be listed.
+        // This fails unless the user may list the directory.
         std::fs::read_dir(path).map_err(io("read"))?;
         let in_use = match flock(&handle, FlockOperation::NonBlockingLockShared) {
             Ok(()) => false,
@@ -316,8 +318,8 @@ impl DataDir {
     }
 
     /// Records durably that there is a log. The caller must do this after it creates the log, and
-    /// before it sends any promise to peers. Until then, an interrupted first start may simply be
-    /// repeated.
+    /// before it sends any vote or acknowledgement to peers. Until then, an interrupted first start
+    /// may simply be repeated.
     ///
     /// # Errors
     /// Fails if the file can't be written.
@@ -325,7 +327,7 @@ impl DataDir {
         if self.has(LOG_MARK)? { Ok(()) } else { self.replace(LOG_MARK, b"begun\n") }
     }
 
-    /// Whether the file `name` exists. An error of the disk does not count as "no".
+    /// Whether the file `name` exists. Fails if the disk can't tell.
     fn has(&self, name: &str) -> Result<bool, DataDirError> {
         let path = self.join(name);
         Ok(path.try_exists().map_err(muster_files::Error::io("look for", &path))?)
@@ -347,9 +349,10 @@ impl DataDir {
             .ok_or(DataDirError::Damaged { path, problem: "it is not 32 lower-case hex digits" })
     }
 
-    /// Returns the incarnation of this directory. If there is a marker, it must be `expected`, if
-    /// that is given. A marker that descends from `expected` by a forced new cluster is accepted
-    /// too. Without a marker, `expected` or a new incarnation is marked durably.
+    /// Returns the incarnation of this directory. If there are both a marker and `expected`, they
+    /// must be equal. A marker that descends from `expected` by a forced new cluster is accepted
+    /// too. If there is no marker, `expected` or a new incarnation is written durably as the
+    /// marker.
     ///
     /// # Errors
     /// Fails with `OtherIncarnation` if marker and `expected` differ.
@@ -440,7 +443,8 @@ impl DataDir {
         self.replace(FORCE_WITHOUT_DATA, b"begun\n")
     }
 
-    /// Whether every start since the first one had `--force-new-cluster`.
+    /// Whether the first start had `--force-new-cluster` without data, and every later start had
+    /// the flag too.
     ///
     /// # Errors
     /// Fails if the disk can't be read.

@@ -1,8 +1,8 @@
 //! The member document, which binds each member of the first configuration to an incarnation and a
 //! key.
 //!
-//! `muster-agent` writes it from the commit document that it has verified. It contains nothing
-//! secret, and is trusted like the command line.
+//! `muster-agent` writes it from the commit document that it has verified. The member document
+//! contains nothing secret, and is trusted like the command line.
 
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,8 @@ use serde::Deserialize;
 
 use super::{Incarnation, NodeKey};
 
-/// Maximum size of a document in bytes: more than one of nine members needs, and small enough to be
-/// read into memory.
+/// Maximum size of a document in bytes. A document of nine members needs less, and a file of this
+/// size can be read into memory.
 const MAX_DOCUMENT_BYTES: u64 = 1 << 20;
 const VERSION: u64 = 1;
 
@@ -28,7 +28,7 @@ pub struct MemberDocument {
     pub members: Vec<DocumentMember>,
 }
 
-/// One member of the first configuration, and what it is bound to.
+/// A member of the first configuration, with the incarnation and key to which it is bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DocumentMember {
     /// Seat number of the member, from 1.
@@ -55,7 +55,7 @@ pub enum DocumentError {
         #[source]
         source: std::io::Error,
     },
-    /// The file is not valid JSON, or not that of a member document.
+    /// The file is not valid JSON, or its JSON is not a member document.
     #[error("the member document is not valid JSON of version {VERSION}")]
     Syntax(#[source] serde_json::Error),
     /// The document has another version, for example because a later program wrote it.

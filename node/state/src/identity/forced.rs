@@ -42,7 +42,7 @@ pub struct ForcedCluster {
     pub was: MemberIdentity,
     /// Identity of the directory in the new cluster.
     pub is: MemberIdentity,
-    /// Incarnations that the directory had before that of `was`.
+    /// Incarnations of the directory before `was`, from earlier forced clusters.
     #[serde(with = "as_hex_list")]
     pub earlier: Vec<Incarnation>,
     /// Index of the last entry that the old member knew to be committed.
@@ -57,8 +57,8 @@ pub struct ForcedCluster {
     pub base_term: u64,
     /// The old cluster's other members.
     pub dropped: Vec<DroppedMember>,
-    /// Whether the member has been started without the flag since. Then the flag takes effect
-    /// again.
+    /// Whether the member has been started without `--force-new-cluster` after this cluster was
+    /// made. If so, the flag takes effect again.
     #[serde(default)]
     pub rearmed: bool,
 }

@@ -11,8 +11,8 @@ pub struct InitialMember {
     pub name: String,
     /// URLs under which peers reach the member, sorted.
     pub peer_urls: Vec<String>,
-    /// URLs under which clients reach the member; empty until it publishes them, unless the
-    /// document has them.
+    /// URLs under which clients reach the member. They are empty until the member publishes them,
+    /// unless the document contains them.
     pub client_urls: Vec<String>,
     /// Incarnation to which the member document binds the member, if any.
     pub incarnation: Option<Incarnation>,
@@ -84,7 +84,8 @@ impl InitialCluster {
         self.members.iter().find(|member| member.name == name)
     }
 
-    /// Returns two members with the same id, if there are any. They have the same URLs.
+    /// Returns two members with the same id, if there are any. Two members get the same id if they
+    /// have the same URLs.
     #[must_use]
     pub fn identical_ids(&self) -> Option<(&InitialMember, &InitialMember)> {
         self.members.iter().enumerate().find_map(|(n, member)| {

@@ -149,7 +149,8 @@ impl FromStr for OperationId {
     }
 }
 
-/// SHA-256 hash of a member's public key (SPKI, DER). The member table can bind a member to it.
+/// SHA-256 hash of a member's public key (SPKI, DER). The member table can bind a member to this
+/// key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NodeKey(pub [u8; 32]);
 

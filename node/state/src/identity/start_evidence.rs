@@ -28,13 +28,14 @@ pub enum StartKind {
 pub enum StartRefusal {
     /// The member was removed from its cluster.
     Removed,
-    /// The member had a log that is gone, and with it the promises made to peers.
+    /// The member's log is gone, and with it the votes and acknowledgements that the member sent to
+    /// its peers.
     LogMissing,
 }
 
 impl StartEvidence {
-    /// Returns the kind of start for a member with this history. `guards` are [`Guards::ALL`]
-    /// except in tests.
+    /// Returns the kind of start for a member with this history. Only tests pass other `guards`
+    /// than [`Guards::ALL`].
     ///
     /// # Errors
     /// Fails if the member may not start. A tombstone or a missing log always prevents a first

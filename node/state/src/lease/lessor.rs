@@ -10,12 +10,13 @@ use super::table::{Lease, LeaseChange, LeaseTable};
 
 /// Maximum number of leases that one call of `expire` ends; the next call continues.
 const MAX_EXPIRED_PER_CALL: usize = 500;
-/// Maximum number of leases whose remaining time one call of `note` notes, in one entry.
+/// Maximum number of leases in one checkpoint, which records their remaining time in one log entry.
 const MAX_CHECKPOINTED_PER_CALL: usize = 1_000;
-/// Maximum time after which the remaining time of a lease is noted (etcd's interval). It is noted
-/// earlier if half of it has passed.
+/// Maximum time until the remaining time of a lease is recorded again by a checkpoint (etcd's
+/// interval). If half of the remaining time is shorter, the checkpoint is made after that.
 const MAX_CHECKPOINT_DELAY: Duration = Duration::from_secs(300);
-/// Remaining time below which a lease is not noted again, because an election takes about as long.
+/// Remaining time up to which a lease needs no further checkpoint, because an election takes about
+/// as long.
 const MIN_CHECKPOINTED_TIME: Duration = Duration::from_secs(1);
 /// Time after which the expiry of a lease is proposed again if the lease still exists.
 const EXPIRY_RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -32,8 +33,8 @@ pub struct RaftStatus {
 }
 
 impl RaftStatus {
-    /// Returns the term in which the member may count lease times. It must be the leader, and must
-    /// have applied all entries that were proposed in earlier terms.
+    /// Returns the term in which the member may count lease times. For that, it must be the leader
+    /// and must have applied all entries that were proposed in earlier terms.
     fn counting_term(self) -> Option<u64> {
         (self.is_leader && self.applied_term == self.term).then_some(self.term)
     }
@@ -45,12 +46,12 @@ pub enum Renewal {
     /// The lease has its full TTL again.
     Renewed {
         lease: Lease,
-        /// Whether an entry must note the full TTL before the client is told, because the log says
-        /// that less is left.
+        /// Whether an entry must record the full TTL before the client gets its answer. This is so
+        /// if the log may say that less is left.
         needs_checkpoint: bool,
     },
-    /// The lease has expired, or its remaining time is being noted. The caller has to wait for the
-    /// result of that entry.
+    /// The lease has expired, or a checkpoint with its remaining time is not applied yet. The
+    /// caller has to wait until that entry is applied.
     Busy,
     /// There is no such lease.
     Unknown,
@@ -60,12 +61,12 @@ pub enum Renewal {
 struct LeaseTimer {
     lease: Lease,
     deadline: Duration,
-    /// Time at which the remaining time is noted next; `None` for not at all.
+    /// Time of the next checkpoint of the remaining time; `None` if there will be none.
     checkpoint_at: Option<Duration>,
     /// Time at which the expiry is proposed again; `None` if the lease has not expired.
     expiry_retry_at: Option<Duration>,
-    /// Time since which an entry may say that less than the full TTL is left; `None` if none says
-    /// so.
+    /// Time at which this clock last found or recorded that the log may say that less than the full
+    /// TTL is left; `None` if no entry says so.
     checkpointed_since: Option<Duration>,
 }
 
@@ -73,8 +74,8 @@ struct LeaseTimer {
 /// monotonic clock, from any origin.
 #[derive(Debug)]
 pub struct Lessor {
-    /// Time that is added to each lease when a new leader begins to count. An older leader may have
-    /// counted until an election timeout ago.
+    /// Time that is added to each lease when this member begins to count. Before that, no leader
+    /// may have counted for as long as an election timeout.
     election_timeout: Duration,
     /// Term in which this member counts lease times; `None` if it does not.
     term: Option<u64>,
@@ -145,10 +146,11 @@ impl Lessor {
         self.checkpoints.clear();
     }
 
-    /// Sets the timers of all leases, each with the time that it may have left. `again` means that
-    /// the clock had already counted in this term, so any lease may have been noted.
+    /// Sets the timers of all leases, each to the time that the lease may have left. `again` means
+    /// that the clock had already counted in this term, so any lease may already be in a
+    /// checkpoint.
     fn begin(&mut self, table: &RwLock<LeaseTable>, now: Duration, again: bool) {
-        // One lock covers both steps, so no change is missed or taken in twice.
+        // One lock covers both steps, so each change is seen exactly once.
         let mut table = write(table);
         table.start_recording();
         for lease in table.iter() {
@@ -202,7 +204,7 @@ impl Lessor {
         self.checkpoints.extend(note_at.map(|at| (at, id)));
     }
 
-    /// Keeps a lease alive. The client may be told only after a later quorum round has confirmed
+    /// Keeps a lease alive. Before the client gets its answer, a later quorum round must confirm
     /// that this member is the leader in the same term.
     pub fn renew(&mut self, id: i64, now: Duration) -> Renewal {
         let Some(timer) = self.timers.get(&id) else { return Renewal::Unknown };
@@ -217,7 +219,7 @@ impl Lessor {
         Renewal::Renewed { lease, needs_checkpoint: noted.is_some() }
     }
 
-    /// Records that, at the time `at` or later, the log says that this lease has its full TTL.
+    /// Records that the log says, since the time `at` or later, that this lease has its full TTL.
     pub fn record_full_ttl(&mut self, id: i64, at: Duration) {
         if let Some(timer) = self.timers.get_mut(&id)
             && timer.checkpointed_since.is_some_and(|noted| noted <= at)
@@ -252,7 +254,7 @@ impl Lessor {
         over
     }
 
-    /// Returns the command that notes the remaining time of leases, if that is due for any. These
+    /// Returns the checkpoint of the remaining time of leases, if it is due for any of them. These
     /// leases can't be kept alive until [`finish_checkpoint`](Self::finish_checkpoint) is called.
     pub fn due_checkpoint(&mut self, now: Duration) -> Option<LeaseCheckpoint> {
         let term = self.term?;
@@ -280,8 +282,8 @@ impl Lessor {
         (!leases.is_empty()).then_some(LeaseCheckpoint { term, leases })
     }
 
-    /// Records that the entry of `noted` was applied or has failed, so any later entry comes after
-    /// it in the log.
+    /// Records that the entry with the checkpoint `noted` was applied or has failed. From now on,
+    /// any proposed entry comes after it in the log.
     pub fn finish_checkpoint(&mut self, noted: &LeaseCheckpoint) {
         if self.term != Some(noted.term) {
             return;
@@ -292,14 +294,15 @@ impl Lessor {
     }
 }
 
-/// Returns the command that notes that leases have their full TTL again.
+/// Returns the checkpoint that gives leases their full TTL again.
 #[must_use]
 pub fn full_ttl_checkpoint(term: u64, leases: impl IntoIterator<Item = Lease>) -> LeaseCheckpoint {
     let whole = |Lease { id, grant_index: granted, .. }| LeaseLeft { id, left: 0, granted };
     LeaseCheckpoint { term, leases: leases.into_iter().map(whole).collect() }
 }
 
-/// Returns the time after which `left` is to be noted next, or `None` if it is too short.
+/// Returns the time until the next checkpoint of a lease that has `left` to live. Returns `None` if
+/// `left` is too short for another checkpoint.
 fn checkpoint_delay(left: Duration) -> Option<Duration> {
     (left > MIN_CHECKPOINTED_TIME).then(|| (left / 2).min(MAX_CHECKPOINT_DELAY))
 }

@@ -4,22 +4,24 @@
 //! each. It changes by log entries alone and contains no times. [`Lessor`] is the leader's clock:
 //! it knows when each lease expires, by monotonic time.
 //!
-//! The lessor ends a lease by proposing an entry, which counts in the leader's own term only. So
-//! replaying the log needs no clock. A leader that was deposed without knowing it ends no lease.
-//! The entry names the lease that the leader knew, so it never ends a later one with the same id.
+//! The lessor ends a lease by proposing an entry, which is valid only in the leader's own term. So
+//! replaying the log needs no clock. A leader that was deposed without knowing it can't end a
+//! lease. The entry names the lease that the leader knew, so it never ends a later one with the
+//! same id.
 //!
 //! A lease is never ended early. A new leader starts its clock once it has applied everything that
 //! its predecessors proposed. It gives each lease all the time that it may have left, plus one
 //! election timeout.
 //!
-//! A change of leader does not give a lease its full TTL again. The log notes the remaining time at
-//! intervals (etcd's lease checkpoints; server/lease in etcd).
+//! A change of leader does not give a lease its full TTL again. Entries of the log record the
+//! remaining time at intervals (etcd's lease checkpoints; server/lease in etcd).
 //!
-//! A client is told that a lease was kept alive only if a quorum has confirmed the leader. The
-//! confirmation must begin after the clock was set back. If the log says that less is left, an
-//! entry that notes the full TTL comes first.
+//! A client gets the answer that its lease was kept alive only after a quorum has confirmed the
+//! leader. This confirmation must begin after the lease's timer was reset. If the log says that
+//! less than the full TTL is left, an entry that records the full TTL must be applied first.
 //!
-//! Both parts are free of I/O. The store contains the table, and `rpc` drives the clock.
+//! Both parts are free of I/O. The store contains the table, and the crate `node-api` drives the
+//! clock.
 
 mod lessor;
 mod table;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use node_proto::musterpb;
 
-/// Maximum number of changes that are kept for the lease clock. If there are more, it reads all
-/// leases again.
+/// Maximum number of changes that are kept for the lease clock. If there are more, the clock reads
+/// all leases again.
 const MAX_PENDING_CHANGES: usize = 1 << 16;
-/// Threshold for removing a lease's keys from the map of attached keys. Above one key per 8 places of
-/// the map, one pass over the whole map is cheaper than a lookup for each key.
+/// Number of places in the map of attached keys per key to be removed, up to which one pass over
+/// the whole map is used. With fewer keys to remove, a lookup for each key is cheaper.
 const FULL_SCAN_RATIO: usize = 8;
 
 /// Number of TTL buckets, with upper bounds of 1 s, 2 s, 4 s, up to about three months.
@@ -22,10 +22,10 @@ pub struct Lease {
     pub id: i64,
     /// Time to live in seconds, counted from the grant or the last renewal.
     pub ttl: i64,
-    /// Remaining time in seconds when it was last noted; 0 for the full TTL.
+    /// Remaining time in seconds, from the lease's last checkpoint; 0 for the full TTL.
     pub remaining_ttl: i64,
     /// Index of the entry that granted the lease, which distinguishes it from other leases with the
-    /// same id. It is 0 if the lease came with another cluster's data.
+    /// same id. The index is 0 if the lease was restored or imported from another cluster's data.
     pub grant_index: u64,
 }
 
@@ -95,8 +95,8 @@ pub struct LeaseTable {
     leases: BTreeMap<i64, LeaseEntry>,
     /// Lease id of each key that is attached to a lease.
     lease_by_key: HashMap<Arc<[u8]>, i64>,
-    /// Changes that the lease clock has not read yet; `None` while it does not listen or has to
-    /// read everything again.
+    /// Changes that the lease clock has not read yet. `None` if the clock does not run here, or has
+    /// to read all leases again.
     changes: Option<Vec<LeaseChange>>,
     counters: LeaseCounters,
 }
@@ -167,8 +167,8 @@ impl LeaseTable {
         self.record_change(LeaseChange::Granted(lease));
     }
 
-    /// Notes the remaining time of a lease, 0 for the full TTL. Returns the changed lease, if it
-    /// exists.
+    /// Records the remaining time of a lease; 0 stands for the full TTL. Returns the changed lease,
+    /// if it exists.
     pub(crate) fn checkpoint(&mut self, id: i64, left: i64) -> Option<Lease> {
         let entry = self.leases.get_mut(&id)?;
         entry.remaining_ttl = left.clamp(0, entry.ttl);
@@ -218,8 +218,8 @@ impl LeaseTable {
         self.changes = Some(Vec::new());
     }
 
-    /// Takes the changes for the lease clock. Returns `None` if there were too many to be kept, or
-    /// if the clock did not listen.
+    /// Takes the changes for the lease clock. Returns `None` if there were too many changes to be
+    /// kept, or if none were recorded.
     pub(crate) fn take_changes(&mut self) -> Option<Vec<LeaseChange>> {
         self.changes.as_mut().map(std::mem::take)
     }

@@ -63,7 +63,7 @@ impl LessorHarness {
         Some(u64::try_from(left.as_millis()).unwrap())
     }
 
-    /// Takes the leases to be noted, and applies the entry to the table.
+    /// Makes a checkpoint of the leases that are due, and applies it to the table.
     fn note(&mut self, now: u64) -> Option<Vec<(i64, i64)>> {
         let noted = self.lessor.due_checkpoint(at(now))?;
         for one in &noted.leases {
@@ -267,7 +267,8 @@ fn while_what_is_left_is_being_noted_a_lease_waits() {
     assert_eq!(world.renew(1, 20_001), Renewal::Busy);
     world.lessor.finish_checkpoint(&noted);
     assert!(matches!(world.renew(1, 20_002), Renewal::Renewed { needs_checkpoint: true, .. }));
-    // The entry notes a time after the renewal, so confirming the renewal must not clear it.
+    // This checkpoint is later than the renewal at 20,002. So the renewal's full TTL must not
+    // cancel it.
     let noted = world.lessor.due_checkpoint(at(41_000)).unwrap();
     world.lessor.finish_checkpoint(&noted);
     world.lessor.record_full_ttl(1, at(20_002));

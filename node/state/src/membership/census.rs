@@ -1,23 +1,23 @@
 //! Other members' views of the members (censuses), for a member that was unreachable.
 //!
-//! Such a member knows only its own table, which may be old. Meanwhile another member may have
-//! joined and become the leader, or a member may have moved. A leader can't bring it up to date if
-//! the member refuses its connection or does not know its new address. So each member sends the
-//! others a census of its applied table.
+//! A member that was unreachable knows only its own table, which may be old. Meanwhile another
+//! member may have joined and become the leader, or a member may have moved. A leader can't bring
+//! the unreachable member up to date if that member refuses the leader's connection, or does not
+//! know its new address. So each member sends the other members a census of its applied table.
 //!
 //! etcd solves the same problem with `AddRemote` and `X-PeerURLs` (server/etcdserver/api/rafthttp).
-//! It accepts every peer with a valid certificate and the cluster's id. Here a known member must
-//! name the peer.
+//! etcd accepts every peer with a valid certificate and the cluster's id. Here, the census of a
+//! known member must contain the peer.
 //!
-//! - A census counts only if its sender is in the receiver's own table, and only while it is. So a
-//!   member that was accepted because of a census can't add others.
-//! - Of all censuses the one with the latest configuration counts, if it is later than the
-//!   receiver's own.
-//! - A member's own URLs always count. After a move, it may be the only member left that knows
-//!   them.
-//! - A census extends the peers from which connections are accepted and the addresses that are
-//!   dialled. This lasts, in memory, until the receiver's own table has caught up. A census changes
-//!   no table, quorum or binding. It removes no member and never readmits a removed one.
+//! - A census is used only while its sender is in the receiver's own table. So a member that was
+//!   accepted because of a census can't add others.
+//! - Of all censuses, only the one with the latest configuration is used, and only if it is later
+//!   than the receiver's own.
+//! - The URLs that a member sends for itself are always used. After a move, this member may be the
+//!   only one left that knows them.
+//! - A census adds peers from which connections are accepted, and addresses that are dialled. These
+//!   additions are kept in memory until the receiver's own table has caught up. A census changes no
+//!   table, quorum or binding. It removes no member and never readmits a removed one.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ const MAX_CENSUS_URLS: usize = 8;
 /// earliest configuration is dropped.
 const MAX_CENSUSES: usize = 128;
 
-/// The members according to the table of one of them.
+/// Table of members, as one member sends it to the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Census {
     /// Configuration of the table, as in [`MemberTable::configuration_index`].
@@ -220,8 +220,8 @@ mod tests {
         assert_eq!(shown(&censuses.neighbours(&three(), ME)), [known(2), three_of]);
     }
 
-    /// The leader that made the change is lost, and with it every member that knew that it was
-    /// committed.
+    /// The leader that made the change is lost. So is every other member that knew that the change
+    /// was committed.
     #[test]
     fn who_moved_is_found_by_its_own_word_alone() {
         let own_urls = vec!["http://elsewhere:2380".to_owned()];

@@ -13,7 +13,8 @@ pub struct ChangeRequest {
     /// Operation id, by which the change is carried out at most once.
     pub operation: Option<OperationId>,
     /// Configuration on which the change was planned, as in
-    /// [`MemberTable::configuration_index`](super::MemberTable::configuration_index). On any other it is refused.
+    /// [`MemberTable::configuration_index`](super::MemberTable::configuration_index). On any other
+    /// configuration, the change is refused.
     pub planned_at: Option<u64>,
 }
 
@@ -75,8 +76,8 @@ pub enum ChangeError {
     /// Another member has this peer URL.
     #[error("peer URL already exists")]
     PeerUrlExists,
-    /// The member is bound to another incarnation, or the published one belongs to another or a
-    /// removed member.
+    /// The member is bound to another incarnation, or the published incarnation belongs to another
+    /// member or to a removed one.
     #[error("the member is bound to another incarnation")]
     OtherIncarnation,
     /// There is no member with this id.
@@ -88,7 +89,7 @@ pub enum ChangeError {
     /// The change would remove the last voter.
     #[error("the last voter can't be removed")]
     LastVoter,
-    /// The change was planned or judged on another configuration than the current one.
+    /// The change was planned or judged on a configuration that is no longer the current one.
     #[error("the members have changed since this change was planned: they are at {now}")]
     Stale {
         /// Index of the entry that made the current configuration.

@@ -156,7 +156,7 @@ impl TryFrom<musterpb::MemberChange> for MemberChange {
             Some(Change::Promote(id)) => Ok(Self::Promote(MemberId(id))),
             Some(Change::Remove(id)) => Ok(Self::Remove(MemberId(id))),
             Some(Change::Update(update)) => Ok(Self::Update(MemberId(update.id), update.peer_urls)),
-            // This can't happen: decoding a command without a change fails earlier.
+            // This can't happen, because decoding fails earlier for a command without a change.
             None => Err(ChangeError::Malformed),
         }
     }

@@ -1,5 +1,5 @@
-//! Why a change of members is not made now, and whether a learner may become a voter. The rules
-//! about quorums are etcd's, in the crate `member_rules`.
+//! Reasons against a change of members at this moment, and the check whether a learner may become a
+//! voter. The rules about quorums are etcd's; they are in the crate `member_rules`.
 
 use member_rules::QuorumObjection;
 
@@ -15,11 +15,12 @@ pub enum ChangeObjection {
     /// The learner lacks too many entries, or is not connected.
     #[error("the learner is not in sync with the leader")]
     LearnerNotReady,
-    /// The learner has not answered the last heartbeats. It may just be late, so the change should
-    /// be judged again soon.
+    /// The learner has not answered the last heartbeats. The answers may just be late, so the
+    /// change should be judged again soon.
     #[error("the learner has not answered the leader's last heartbeats")]
     LearnerSilent,
-    /// No quorum of the remaining voters is known to have the last change of members.
+    /// The last change of members is not yet known to be on the disks of a quorum of the remaining
+    /// voters.
     #[error("no quorum of the members that stay has heard of the last change yet")]
     Unsettled,
     /// The cluster already has the maximum number of learners.
@@ -50,8 +51,8 @@ pub(super) struct LearnerProgress {
 }
 
 impl LearnerProgress {
-    /// Checks whether a learner, added by the entry `added`, lacks at most `most` entries and
-    /// answers heartbeats.
+    /// Checks that a learner, added by the entry `added`, lacks at most `most` entries and answers
+    /// heartbeats.
     pub(super) fn check_in_sync(self, added: u64, most: u64) -> Result<(), ChangeObjection> {
         let Self { connected, prompt, matched, last } = self;
         let fetched = matched >= added && last.saturating_sub(matched) <= most;

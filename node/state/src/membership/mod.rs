@@ -2,25 +2,27 @@
 //!
 //! The table changes only by committed entries, in the transaction that applies them. So it always
 //! corresponds to the store's applied index. Consensus at its start, the transport and the Cluster
-//! service all take the members from it. After its start, consensus keeps a configuration of its
-//! own. The two are compared after each change and on each snapshot. A difference ends the process.
-//! The command line and the member document count at a bootstrap only.
+//! service all take the members from this table. After its start, consensus keeps a configuration
+//! of its own. Table and configuration are compared after each change and on each snapshot. A
+//! difference ends the process. The command line and the member document are used at a bootstrap
+//! only.
 //!
 //! Before a change is proposed, the leader judges whether it would leave a quorum (`ruling`, with
-//! the rules in the crate `member_rules`). The proposed change names the configuration on which it was judged, and
-//! is refused on any other. The next change is proposed only once the last one has settled: a
-//! quorum has a later entry on disk. The leader has the commit of a change on its own disk before
-//! anybody else hears of it.
+//! the rules in the crate `member_rules`). The proposed change names the configuration on which it
+//! was judged, and is refused on any other. The next change is proposed only once the last one has
+//! settled: a quorum has a later entry on disk. The leader has the commit of a change on its own
+//! disk before any other member or client can learn of it.
 //!
 //! A member that was unreachable has an old table. Other members send it their view of the members
-//! (`census`). It only lets that member accept connections from newer members.
+//! (`census`). A census changes no table. It only lets the receiver exchange messages with newer
+//! members and use newer addresses.
 //!
-//! A removed member is remembered for ever, with its incarnation, and neither can be added again.
-//! The same holds for its key. A key that is bound in a member's record never changes. Only a
-//! member's first start can bind a key where none was bound.
+//! A removed member is remembered for ever, with its incarnation and its key. None of the three can
+//! be added again. A key that is bound in a member's record never changes. Only a member's first
+//! start can bind a key where none was bound.
 //!
-//! Operation ids are remembered too, each with the member that the operation was on. So a change
-//! whose outcome is unknown can be requested again, and is carried out once.
+//! Operation ids are remembered too, each in the record of the member that the operation changed.
+//! So a change whose outcome is unknown can be requested again, and is still carried out only once.
 
 mod census;
 mod change;

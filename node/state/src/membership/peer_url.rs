@@ -23,8 +23,8 @@ pub enum UrlError {
     NotAnAddress(String),
 }
 
-/// URL under which a member is reached by peers or clients. It compares and prints as it was
-/// written, with its scheme in lower case.
+/// URL under which a member is reached by peers or clients. Comparisons and output use the text as
+/// it was written, with the scheme in lower case.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerUrl {
     text: String,
@@ -121,8 +121,8 @@ impl PeerUrl {
     }
 }
 
-/// Converts an IPv6 address to the form that the resolver takes. Before its zone, a URL has `%25`
-/// (RFC 6874) and the resolver `%`.
+/// Converts an IPv6 address to the form that the resolver takes. A URL has `%25` before the
+/// address's zone (RFC 6874), and the resolver expects `%`.
 fn ipv6_host(text: &str) -> Option<String> {
     let (address, zone) = match text.split_once("%25") {
         Some((address, zone)) => (address, Some(zone)),
@@ -134,7 +134,7 @@ fn ipv6_host(text: &str) -> Option<String> {
     is_zone.then(|| format!("{address}%{zone}"))
 }
 
-/// Whether Go's `net/url` accepts this character in a host, without user names and escapes.
+/// Whether Go's `net/url` accepts this character in a host that has no user name and no escapes.
 fn may_be_in_host(c: char) -> bool {
     !c.is_control() && !"[]:@ %{}|\\^`".contains(c)
 }

@@ -19,7 +19,7 @@ use crate::identity::MemberId;
 /// Rules by which changes of members are judged.
 #[derive(Clone, Copy, Debug)]
 pub struct ChangeRules {
-    /// Whether to refuse changes that could cost the quorum (`--strict-reconfig-check`).
+    /// Whether changes that could cost the quorum are refused (`--strict-reconfig-check`).
     pub strict: bool,
     /// Maximum number of learners (`--max-learners`).
     pub max_learners: u64,
@@ -45,7 +45,7 @@ impl ChangeRules {
     }
 }
 
-/// A member with what it knows at this moment, which judges requested changes.
+/// Judge of requested changes on one member, with what that member knows at this moment.
 #[derive(Debug)]
 pub struct ChangeJudge<'a> {
     /// Rules by which the member judges.
@@ -70,8 +70,8 @@ pub struct ChangeJudge<'a> {
 /// Action of a leader on a change that is allowed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ChangeDecision {
-    /// The change removes the leader itself: it transfers the leadership, and the new leader has to
-    /// be asked.
+    /// The change removes the leader itself. So the leader transfers the leadership, and the new
+    /// leader has to be asked.
     TransferLeadership,
     /// The leader proposes this change. If it is refused as [`ChangeError::Stale`], the request is
     /// judged again.
@@ -93,8 +93,8 @@ pub enum ChangeRefusal {
 }
 
 impl ChangeJudge<'_> {
-    /// Makes the checks of the member that receives the request, before the leader is asked, as in
-    /// etcd.
+    /// Makes the checks of the member that receives a request. As in etcd, they come before the
+    /// leader is asked.
     ///
     /// # Errors
     /// Fails if there is an objection, or if the operation was carried out before.
@@ -110,8 +110,8 @@ impl ChangeJudge<'_> {
         Ok(())
     }
 
-    /// Decides as the leader. The change must not have been carried out, and its plan must not be
-    /// stale. Then etcd's checks follow, in etcd's order.
+    /// Decides as the leader. First it checks that the change was not carried out before, and that
+    /// its plan is not stale. Then etcd's checks follow, in etcd's order.
     ///
     /// # Errors
     /// Fails if this member is not the leader, or if the change is not allowed.
@@ -138,8 +138,8 @@ impl ChangeJudge<'_> {
                 self.check_add(member)?;
                 let voters = self.table.voters_and_learners().voters.len();
                 if self.rules.strict && !member.is_learner && voters == 1 {
-                    // As a voter, the new member would be half of the quorum before it has even
-                    // started.
+                    // The only voter is joined by a second member, which is added as a learner
+                    // first. As a voter, it would be half of the quorum before it has even started.
                     member.is_learner = true;
                     member.vote_when_ready = true;
                 }
@@ -169,8 +169,8 @@ impl ChangeJudge<'_> {
     }
 
     /// Checks that a quorum of the remaining voters has the last change of members. The removed
-    /// member stops. If it was the only one of the members that the others knew, they would refuse
-    /// each other's connections for ever.
+    /// member stops. If the remaining members knew only that member, they would refuse each other's
+    /// connections for ever.
     fn check_settled_without(&self, id: MemberId) -> Result<(), ChangeObjection> {
         if self.table.is_learner(id) || !self.rules.guards.change_barrier() {
             return Ok(());
@@ -188,7 +188,7 @@ impl ChangeJudge<'_> {
 
     fn check_promote(&self, id: MemberId) -> Result<(), ChangeRefusal> {
         let member = self.table.member(id).ok_or(ChangeError::NotFound)?;
-        // etcd also makes this check first if the member is a voter already.
+        // As in etcd, this check is made first even if the member is a voter already.
         if id != self.local && self.rules.guards.promote_in_sync() {
             let peer = self.peers.iter().find(|peer| peer.member == id.0);
             let peer = peer.ok_or(ChangeObjection::LearnerNotReady)?;
@@ -208,7 +208,7 @@ impl ChangeJudge<'_> {
         objection.map_or(Ok(()), |objection| Err(objection.into()))
     }
 
-    /// Returns how the members stand, as this member sees them.
+    /// Returns the state of all members, as this member sees it.
     fn view(&self) -> MembershipView {
         let connection = |id: MemberId| match self.connected.get(&id) {
             _ if id == self.local => Connection::Healthy,
@@ -438,7 +438,8 @@ mod tests {
     }
 
     /// Returns member 1's ruling as the leader of voters 1 and 2, and of the learner 3. All have
-    /// been connected for a long time. The learner has acknowledged `learner` of 5,000 entries.
+    /// been connected for a long time. The learner has acknowledged the first `learner` of 5,000
+    /// entries.
     fn beside_a_learner(
         change: MemberChange,
         learner: u64,
@@ -466,7 +467,8 @@ mod tests {
         assert_eq!(behind, Err(ChangeObjection::LearnerNotReady.into()));
     }
 
-    /// The disk of a disconnected learner may be lost, and as a voter it could cost the quorum.
+    /// A learner may have disconnected because its disk is lost. As a voter it could cost the
+    /// quorum.
     #[test]
     fn a_learner_that_has_just_gone_gets_no_vote() {
         let promote = MemberChange::Promote(MemberId(3));

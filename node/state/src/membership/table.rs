@@ -24,13 +24,13 @@ pub struct Member {
     pub incarnation: Option<Incarnation>,
     /// The only key that may authenticate as this member; `None` until one is bound.
     pub node_key: Option<NodeKey>,
-    /// Index of the last entry that added, promoted or updated the member; 0 if none has since the
-    /// cluster began.
+    /// Index of the last entry that added, promoted or updated the member; 0 if no entry has done
+    /// so since the cluster began.
     pub changed_at: u64,
     /// Whether the member is a learner that was requested as a voter. The leader promotes it once
     /// it is in sync.
     pub vote_when_ready: bool,
-    /// Operations on the member, in order. None of them is carried out again.
+    /// Operations that changed the member, in order. None of them is carried out again.
     pub operations: Vec<CompletedOperation>,
 }
 
@@ -56,7 +56,7 @@ pub struct MemberAttributes {
 }
 
 impl Member {
-    /// Whether the member has ever started: it publishes its name when it does.
+    /// Whether the member has ever started. A member publishes its name when it starts.
     #[must_use]
     pub(crate) fn is_started(&self) -> bool {
         !self.name.is_empty()
@@ -139,8 +139,8 @@ impl MemberTable {
     }
 
     /// Whether the member with this id refuses the requests that etcd's learners refuse. A learner
-    /// that was requested as a voter serves them, because the client that added it expects answers
-    /// from it.
+    /// that was requested as a voter serves these requests, because the client that added the
+    /// member expects a voter.
     #[must_use]
     pub fn serves_as_learner(&self, id: MemberId) -> bool {
         self.member(id).is_some_and(|member| member.is_learner && !member.vote_when_ready)
@@ -170,7 +170,8 @@ impl MemberTable {
         Members { voters: ids(false), learners: ids(true) }
     }
 
-    /// Returns a member that was requested as a voter, was added as a learner, and has started.
+    /// Returns a learner to be promoted: it was requested as a voter, was added as a learner, and
+    /// has started.
     #[must_use]
     pub fn learner_to_promote(&self) -> Option<MemberId> {
         let waits = |member: &&Member| member.vote_when_ready && member.is_started();
@@ -189,8 +190,8 @@ impl MemberTable {
     /// configuration.
     ///
     /// # Errors
-    /// If it was carried out, that error is returned even if the plan is also stale, since the
-    /// change itself has made it stale.
+    /// For a change that was carried out before, `CarriedOut` takes precedence over `Stale`,
+    /// because the change itself has made its plan stale.
     pub fn check_fresh(&self, asked: &ChangeRequest) -> Result<(), ChangeError> {
         let removed = self.removed.values().flat_map(|removed| &removed.operations);
         let mut operations = self.members().flat_map(|member| &member.operations).chain(removed);
@@ -317,10 +318,10 @@ impl MemberTable {
     /// Records the name and client URLs that a member publishes about itself.
     ///
     /// A member's first start can also bind it to its incarnation and its key. This happens only if
-    /// it was added without a binding and all other members that have started are bound. (etcd
-    /// allows renewing certificates with new keys; in a cluster that does so, no member is bound.
-    /// One member that was added with a key changes nothing for the others.) Nothing else can
-    /// change this way.
+    /// it was added without a binding and all other members that have started are bound. So in a
+    /// cluster where certificates are renewed with new keys, as etcd allows, members stay unbound.
+    /// A single member that was added with a key does not change that. Publishing changes nothing
+    /// else.
     pub(crate) fn publish(
         &mut self,
         id: MemberId,

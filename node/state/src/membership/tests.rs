@@ -199,8 +199,8 @@ fn a_cluster_that_binds_nobody_goes_on_so_and_one_that_binds_some_binds_no_other
     let mut table = MemberTable::new([plain(1), unbound(4)]);
     table.publish(MemberId(4), starts(4)).unwrap();
     assert_eq!(bindings(&table, 4), (None, None));
-    // One member was added with a key. A start does not bind a member that has already run without
-    // a binding, nor a new member.
+    // One member was added with a key, and others run without a binding. So a start binds neither a
+    // member that has already run nor a new one.
     let mut table = MemberTable::new([plain(1), plain(2), member(3), unbound(4)]);
     for id in [1, 4] {
         table.publish(MemberId(id), starts(id)).unwrap();

@@ -25,8 +25,8 @@ use crate::auth::{AuthState, RevokedTokens, SecretHash, SimpleTokens};
 use crate::lease::{Lease, LeaseTable};
 use crate::membership::MemberTable;
 
-/// Maximum number of keys deleted under one hold of the index's write lock. Readers of the index
-/// wait meanwhile.
+/// Maximum number of keys deleted under one hold of the index's write lock. While the lock is held,
+/// readers of the index wait.
 const MAX_DELETES_PER_LOCK: usize = 1_000;
 
 /// Result of a finished batch, handed back to the writer.
@@ -55,8 +55,8 @@ impl TokenChange {
     }
 }
 
-/// Event whose encoded `KeyValue` is still in the batch's buffer, since that grows until the batch
-/// is done.
+/// Event whose encoded `KeyValue` is still in the batch's buffer, because the buffer grows until
+/// the batch is done.
 struct BufferedEvent {
     /// Offset in the buffer at which the event's bytes end. They begin where the previous event's
     /// end.
@@ -352,8 +352,8 @@ impl<'txn> Batch<'txn> {
     }
 
     /// Raises the revision by `by` and compacts there, so that nothing older can be read or
-    /// watched. Clients that saw revisions which are lost here get the error for a compacted
-    /// revision, and must read everything again.
+    /// watched. A client that saw a revision which no longer exists here gets the error for a
+    /// compacted revision. It must read everything again.
     pub fn bump_revision(&mut self, by: i64) {
         self.progress.revision = self.progress.revision.saturating_add(by);
         self.progress.compact_revision = self.progress.revision;
@@ -367,7 +367,7 @@ impl<'txn> Batch<'txn> {
         &self.cluster.members
     }
 
-    /// Returns which safety rules for changes of members are switched on.
+    /// Returns the safety rules for changes of members. Tests may switch some of them off.
     pub(crate) fn guards(&self) -> Guards {
         self.shared.guards
     }

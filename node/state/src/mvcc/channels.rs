@@ -1,8 +1,8 @@
-//! The channels of the store and its watches: `mvcc` uses tokio's in this file only.
+//! The channels of the store and its watches. Only this file of `mvcc` uses tokio's channels.
 //!
-//! Entries are applied by a thread that never waits here: it replaces values and wakes tasks. A
-//! queue has a bound. Whoever finds it full waits, or leaves a mark from which the receiver learns
-//! what it missed.
+//! The thread that applies entries never waits for a channel: it only replaces values and wakes
+//! tasks. Queues are bounded. A sender that finds a queue full waits, or leaves a mark that tells
+//! the receiver what it missed.
 
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, watch};

@@ -31,9 +31,9 @@ const TOMBSTONES_PER_ROW: usize = 64;
 /// Next part of a compaction's work.
 #[derive(Debug)]
 enum CompactionStage {
-    /// Compact the histories of the keys after this one; of all keys if `None`.
+    /// Compact the histories of the keys after this key; of all keys if there is `None`.
     Keys(Option<Box<[u8]>>),
-    /// Delete from the rows of several tombstones, from this row on.
+    /// Delete tombstones from the rows that hold several, beginning with this row.
     Tombstones(u128),
 }
 
@@ -42,8 +42,9 @@ enum CompactionStage {
 pub(crate) struct CompactionCursor {
     revision: i64,
     stage: CompactionStage,
-    /// Revision of the previous compaction, if this one has not begun and that one was finished.
-    /// The checksum as of this compaction is then kept before anything is deleted.
+    /// Revision of the previous compaction. `None` if that compaction was not finished, or if this
+    /// one has begun. If there is a revision, the checksum as of this compaction is stored before
+    /// anything is deleted.
     previous: Option<i64>,
 }
 
@@ -89,7 +90,7 @@ impl Store {
             self.keep_hash(file, cursor.revision, previous)?;
         }
         // The transaction begins before the index changes. A batch that begins meanwhile waits for
-        // it, so that index and records change together.
+        // this transaction, so that index and records change together.
         let mut txn = file.db.begin_write()?;
         txn.set_durability(Durability::None)?;
         let (left, freed) = {
@@ -161,9 +162,9 @@ impl Store {
         Ok((next, freed))
     }
 
-    /// Deletes some of the rows of several tombstones, from the row `from` on. Called once all keys
-    /// are compacted. Tombstones below `revision` are all deleted. Those at `revision` stay if the
-    /// index still has them.
+    /// Deletes tombstones from some rows that hold several, beginning with the row `from`. To be
+    /// called once all keys are compacted. Tombstones below `revision` are all deleted. Tombstones
+    /// at `revision` stay if the index still has them.
     fn compact_tombstones(
         &self,
         rows: &mut Rows<'_>,
@@ -208,15 +209,15 @@ impl Store {
         Ok((next, freed))
     }
 
-    /// Keeps the checksum as of a compaction that has not deleted anything yet.
+    /// Stores the checksum as of a compaction that has not deleted anything yet.
     fn keep_hash(
         &self,
         file: &StoreDatabase,
         revision: i64,
         previous: i64,
     ) -> Result<(), StoreError> {
-        // A new read transaction, not the newest view: the view with this compaction may not be
-        // published yet.
+        // This needs a new read transaction, because the newest published view may be older than
+        // this compaction.
         let records = file.db.begin_read()?.open_table(RECORDS)?;
         let nothing = lock_index(&self.shared.index).compacts_to_nothing(revision);
         match self.hash_upto(&records, revision, previous, nothing) {

@@ -4,17 +4,18 @@
 //! the contents are copied into a new file, in these steps:
 //!
 //! 1. All records of one view are copied. This may take long, and writes continue.
-//! 2. Writers are held off by a lock, which each of them holds until its view is published. The few
-//!    records that were added meanwhile are copied, and every other table.
-//! 3. The new file is made durable and renamed over the old one. All reads and writes use it from
-//!    then on.
+//! 2. Once each running writer has published its view, a lock keeps writers out. The few records
+//!    that were added during step 1 are copied, and every other table.
+//! 3. The new file is made durable and renamed over the old one. All reads and writes use the new
+//!    file from then on.
 //!
-//! The first two steps copy every record: each record has a new revision and is never changed. Only
-//! compaction deletes records, and it waits meanwhile.
+//! Steps 1 and 2 together miss no record, because each new record has a new revision and is never
+//! changed. Only compaction deletes records, and it waits during a defragmentation.
 //!
 //! After a crash one of the two files has the store's name, and each of them is complete. The old
-//! file is not changed by any of this, and the log keeps what came after its last checkpoint. The
-//! new file holds at least as much. A new file that was not renamed is removed at the next start.
+//! file is never changed, and the log keeps every entry after that file's last checkpoint. The new
+//! file contains at least as many entries. A new file that was not renamed is removed at the next
+//! start.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -111,9 +112,9 @@ pub enum DefragmentError {
 impl Store {
     /// Copies the store into a file that is as small as its contents, and replaces the old file.
     ///
-    /// It takes as long as reading and writing the whole contents. Reads and writes continue except
-    /// for an instant at the end; compactions wait. A second defragmentation waits for the first.
-    /// Call this function where it may block.
+    /// This takes as long as reading and writing the whole contents. Reads and writes continue
+    /// except for an instant at the end; compactions wait. A second defragmentation waits for the
+    /// first. Call this function where blocking is allowed.
     pub fn defragment(&self, at: &StoreFile) -> Result<DefragmentSizes, DefragmentError> {
         let shared = &self.shared;
         let _alone = shared.deletion_lock.lock().expect("a panic under it stops the process");
@@ -122,7 +123,7 @@ impl Store {
         at.tidy()?;
         let put = copy(shared, at).and_then(|copy| replace_store_file(shared, at, copy));
         if put.is_err() {
-            // If this fails too, the next start or defragmentation removes the file.
+            // If `tidy` fails too, the next start or defragmentation removes the file.
             let _ = at.tidy();
         }
         put.map(|()| DefragmentSizes { before, after: self.file_bytes() })
@@ -130,7 +131,7 @@ impl Store {
 
     fn check_space(&self, at: &StoreFile) -> Result<(), DefragmentError> {
         let free = at.disk.free_bytes(&at.dir)?;
-        // Half of the records' size is added for pages that are not full.
+        // Pages that are not full need up to half of the records' size in addition.
         let held = self.record_bytes();
         let wanted = (held + held / 2).saturating_add(KEEP_FREE_BYTES);
         if free < wanted { Err(DefragmentError::NoSpace { free, wanted }) } else { Ok(()) }
@@ -142,7 +143,7 @@ pub(super) struct StoreCopy {
     file: StoreDatabase,
     /// Revision of the view.
     revision: i64,
-    /// Value of the counter `StoreState::replaced` before the copy began.
+    /// Value of the counter `StoreState::replacement_count` before the copy began.
     replaced: u64,
 }
 
@@ -197,8 +198,8 @@ pub(super) fn replace_store_file(
         progress: shown.progress,
     });
     drop(place);
-    // Closing the old file may take a while. It happens after the lock is released, so nobody
-    // waits.
+    // Closing the old file may take a while. It happens after the lock is released, so that no read
+    // or write waits for it.
     drop(old);
     Ok(())
 }

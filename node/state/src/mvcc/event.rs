@@ -74,12 +74,12 @@ impl EventBatch {
         self.events.iter().map(|event| event.kv.len() + size_of::<Event>()).sum()
     }
 
-    /// Returns a copy of the batch in memory that the calling thread allocates; `self` if the batch
-    /// is large.
+    /// Returns a copy of the batch in memory that the calling thread allocates. A large batch is
+    /// not copied but returned as it is.
     ///
     /// Batches are made by the thread that writes the store. Each transaction there allocates pages
     /// and frees them. A small batch that stays between such pages keeps the allocator from reusing
-    /// them. With glibc's allocator, one page was lost for each batch that stayed.
+    /// them. With glibc's allocator, each batch that stayed cost one page.
     pub(crate) fn relocate(self: Arc<Self>) -> Arc<Self> {
         let bytes = self.events.iter().map(|event| event.kv.len()).sum::<usize>();
         if bytes > RELOCATED_BYTES {

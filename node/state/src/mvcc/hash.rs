@@ -37,8 +37,8 @@ pub struct KeyValueHash {
 const MAX_COMPACTION_HASHES: usize = 10;
 
 /// Checksums as of the last compactions, each computed when the compaction began. Members compare
-/// them to check that they compacted the same data. They are lost when the process ends, as in
-/// etcd.
+/// them to check that they compacted the same data. As in etcd, the checksums are lost when the
+/// process ends.
 #[derive(Debug, Default)]
 pub(crate) struct CompactionHashes(Mutex<VecDeque<KeyValueHash>>);
 
@@ -75,7 +75,7 @@ const BUCKET: &[u8] = b"key";
 impl Store {
     /// Hashes the key space of `view` as of `revision`; 0 means the view's own revision. If
     /// `revision` is that of a recent compaction, returns the checksum from before its deletions.
-    /// Reads every record: call it where it may block.
+    /// This reads every record, so call it where blocking is allowed.
     pub fn hash_kv(&self, view: &View, revision: i64) -> Result<KeyValueHash, ReadError> {
         if let Some(kept) = self.shared.hashes.get(revision) {
             return Ok(kept);
@@ -86,11 +86,11 @@ impl Store {
     /// Hashes the key space as [`Self::hash_kv`] does, for a comparison with other members. For
     /// that, `revision` and the view's compaction revision must determine the checksum.
     ///
-    /// They do if that compaction is finished and no other has begun. A finished compaction leaves
-    /// at most one change of each key up to its revision, whatever was compacted before, and all
-    /// later changes. During a compaction they do not. If a key was deleted and created again in
-    /// one revision, the records deleted so far decide what counts. [`ReadError::Superseded`] is
-    /// returned then.
+    /// This is so if that compaction is finished and no other has begun. A finished compaction
+    /// leaves at most one change of each key up to its revision, and all later changes. Earlier
+    /// compactions make no difference. During a compaction, this is not so: if a key was deleted
+    /// and created again in one revision, the checksum depends on which records are already
+    /// deleted. Then [`ReadError::Superseded`] is returned.
     pub fn hash_for_comparison(
         &self,
         view: &View,
@@ -136,8 +136,8 @@ impl Store {
     /// count.
     ///
     /// `nothing` must be true if no change is in force at `upto`. Then the changes in force at
-    /// `compacted` count instead. etcd does this too, since it treats an empty list of revisions to
-    /// keep as no list.
+    /// `compacted` count instead. etcd does this too: it treats an empty list of revisions to keep
+    /// like a missing list.
     pub(crate) fn hash_upto(
         &self,
         rows: &impl ReadableTable<u128, &'static [u8]>,

@@ -1,8 +1,8 @@
 //! Changes of one key as the index keeps them: 40 bytes, and a list of older changes.
 //!
-//! Lives of a key (etcd's "generations") are not stored as such; a tombstone ends one. The create
-//! revision and the number of puts are kept for the newest life alone, since every record has its
-//! own.
+//! A tombstone ends one life of a key (etcd's "generation"); lives are not stored as such. The
+//! create revision and the number of puts are kept only for the newest life. For older changes,
+//! both are in the records.
 
 use super::revision::Revision;
 
@@ -33,15 +33,15 @@ impl ChangeStamp {
     }
 }
 
-/// Newest change of a key. Revisions are stored as separate fields; otherwise it wouldn't fit into
-/// 32 bytes.
+/// Newest change of a key. Revisions are stored as separate fields; otherwise this type would need
+/// more than 32 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NewestChange {
     /// A put. `created` is the revision that created the key, and `version` counts the puts since
     /// then.
     Put { main: i64, sub: u32, created: i64, version: i64 },
     /// A tombstone, with the put before it. Keeping that put here saves a list of older changes.
-    /// Its allocation would take most of the time when many keys are deleted at once.
+    /// Allocating such lists would take most of the time when many keys are deleted at once.
     Tombstone { main: i64, sub: u32, put_main: i64, put_sub: u32 },
     /// A tombstone whose earlier changes were all compacted.
     LoneTombstone { main: i64, sub: u32 },
@@ -295,8 +295,8 @@ mod tests {
             all.filter(|s| s.main >= from && s.main <= to).map(ChangeStamp::revision).collect()
         }
 
-        /// Removes the changes before the one in force at `revision`, and that one if it is an
-        /// older tombstone.
+        /// Removes the changes before the one in force at `revision`. Removes that change too if it
+        /// is a tombstone from an earlier revision.
         fn compact(&mut self, revision: i64) -> Vec<Revision> {
             let in_force = self.at(revision);
             let goes = |stamp: ChangeStamp| {
@@ -311,10 +311,10 @@ mod tests {
     }
 
     proptest! {
-        /// Each step is a triple. The first number raises the revision (0: the same request
-        /// continues). The second selects a put, a delete of an existing key, a reload from the
-        /// records, or a compaction. The third says how far below the current revision the
-        /// compaction is.
+        /// Each step is a triple. The first number is added to the revision (0: the same request
+        /// continues). The second number selects a put, a delete of an existing key, a reload from
+        /// the records, or a compaction. The third number is the distance of the compaction from
+        /// the current revision.
         #[test]
         fn a_history_is_what_happened(steps in prop::collection::vec((0..3_i64, 0..6_u8, 0..6_i64), 1..40)) {
             let (mut plain, mut history) = (ModelHistory::default(), None::<KeyHistory>);

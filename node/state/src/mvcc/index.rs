@@ -1,7 +1,8 @@
 //! The key index, in RAM: for each key, the revisions at which it changed.
 //!
-//! It determines the node's memory per key. A key that was written once, or written and deleted,
-//! costs one map entry and nothing else. Only a key with a longer history has a list.
+//! The index determines how much memory the node needs per key. A key that was written once, or
+//! written and deleted, costs one map entry and nothing else. Only a key with a longer history has
+//! a list.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -131,7 +132,7 @@ impl Index {
 
     /// Records a put. Returns the key's `create_revision` and `version` after it.
     pub(crate) fn put(&mut self, key: &[u8], at: Revision) -> (i64, i64) {
-        // A lookup first: an update, the common case, then allocates no key.
+        // The key is looked up first, so that an update, the common case, allocates no key.
         if let Some(history) = self.keys.get_mut(key) {
             return history.put(at);
         }
@@ -164,7 +165,7 @@ impl Index {
                 }
             }
             if wanted == Some(key) {
-                // The key isn't in the index.
+                // This key isn't in the index, so it is skipped.
                 (wanted, at.sub) = (keys.next(), at.sub + 1);
             }
         }

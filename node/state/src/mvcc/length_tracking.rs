@@ -7,8 +7,8 @@ use redb::StorageBackend;
 
 use super::error::StoreError;
 
-/// Storage backend that publishes its file's length in an atomic. Readers that must not touch the
-/// disk use that.
+/// Storage backend that publishes its file's length in an atomic, for readers that must not touch
+/// the disk.
 #[derive(Debug)]
 pub(super) struct LengthTrackingBackend<B> {
     inner: B,

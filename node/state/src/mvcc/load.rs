@@ -39,9 +39,8 @@ pub(super) fn load(file: &Arc<StoreDatabase>) -> Result<LoadedStore, StoreError>
     Ok(LoadedStore { frozen, contents })
 }
 
-/// Runs `work`, which reads a file that may be damaged. redb relies on much of what it reads and
-/// panics where it is wrong. Nothing depends on the file yet, so such a panic is reported as
-/// damage.
+/// Runs `work`, which reads a file that may be damaged. redb panics if some of what it reads is
+/// wrong. Nothing else uses the file yet, so such a panic is reported as damage.
 pub(super) fn catch_panic<T>(
     work: impl FnOnce() -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {

@@ -2,9 +2,9 @@
 //!
 //! One redb table holds the records by revision. The key index (`index`) says which revisions
 //! belong to a key. All replicated state is in one file: records, the applied position, members,
-//! alarms. It changes in one transaction per batch of log entries. These commits are not durable,
-//! since the log is. A *checkpoint* makes everything so far durable at once; only the log after it
-//! is still needed.
+//! alarms. It changes in one transaction per batch of log entries. These commits need not be
+//! durable, because the log is durable. A *checkpoint* makes everything so far durable at once.
+//! After it, only later entries of the log are still needed.
 //!
 //! There is one [`StoreWriter`], owned by the code that applies the log, and any number of [`Store`]
 //! handles for reading. After each batch the writer publishes a [`View`]: a snapshot of the file,
@@ -14,7 +14,8 @@
 //! number of keys at a time. A read that a compaction has overtaken is noticed and refused, never
 //! answered wrongly.
 //!
-//! The store does not know requests, limits or error texts: `apply` and `rpc` do.
+//! Requests, limits and error texts are not handled here, but in `apply` and in the crate
+//! `node-api`.
 
 mod batch;
 mod channels;

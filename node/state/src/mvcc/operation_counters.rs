@@ -34,7 +34,8 @@ pub struct OperationCounters {
     pub txns: AtomicU64,
     /// Number of revisions of keys that compactions deleted.
     pub compacted_revisions: AtomicU64,
-    /// Durations by kind, an index into [`APPLIED_KINDS`]: of refused entries, then of successful ones.
+    /// For each kind, an index into [`APPLIED_KINDS`]: durations of refused entries, then of
+    /// successful ones.
     pub applied: [[Durations; 2]; APPLIED_KINDS.len()],
     /// Number of watches that get events as they happen, not from the store.
     pub attached_watches: AtomicI64,

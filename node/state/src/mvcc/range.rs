@@ -122,7 +122,7 @@ impl<T: ReadableTable<u128, &'static [u8]>> ReadSource<'_, T> {
         let Scan { range, after, is_walked, found } = scan;
         if found.is_empty() {
             let index = lock_index(self.index);
-            // Checked under the lock of the walk, so that no compaction can drop changes in
+            // This is checked under the lock of the walk, so that no compaction can drop changes in
             // between.
             if index.compact_revision() > self.revision {
                 return Err(ReadError::Superseded);
@@ -187,7 +187,7 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// Begins at the start of `range`.
+    /// Creates a scan that begins at the start of `range`.
     #[must_use]
     pub(crate) fn new(range: KeyRange) -> Self {
         Self { range, after: None, is_walked: false, found: VecDeque::new() }
@@ -245,7 +245,7 @@ impl RangeRead {
             || request.max_mod_revision != 0
             || request.min_create_revision != 0
             || request.max_create_revision != 0;
-        // One more than the limit is read, to know whether there are more.
+        // One key more than the limit is read, to know whether there are more keys.
         let wanted = match usize::try_from(request.limit) {
             Ok(limit) if limit > 0 && !everything => limit.saturating_add(1),
             _ => 0,
@@ -276,7 +276,7 @@ impl RangeRead {
         if self.request.revision > 0 { ReadError::Compacted } else { ReadError::Superseded }
     }
 
-    /// Returns the pairs gathered so far; later steps return the rest. It must not be used for a
+    /// Returns the pairs gathered so far; later calls return the rest. Don't call this for a
     /// request that sorts or filters. Returns nothing once all wanted pairs are gathered.
     pub fn take(&mut self) -> Vec<KeyValue> {
         if self.is_full() {
@@ -331,7 +331,8 @@ impl RangeRead {
         let full = self.is_full();
         let at_most = if full { MAX_COUNTED_KEYS_PER_STEP } else { KEYS_PER_STEP };
         let index = lock_index(source.index);
-        // Checked under the lock of the walk, so that no compaction can drop changes in between.
+        // This is checked under the lock of the walk, so that no compaction can drop changes in
+        // between.
         if index.compact_revision() > self.at {
             return Err(self.compaction_error());
         }
@@ -366,11 +367,12 @@ impl RangeRead {
         self.prune_pairs();
     }
 
-    /// Drops pairs that can't be in a sorted answer because better ones fill its limit. So a
-    /// request for the newest of a thousand keys doesn't hold a thousand pairs.
+    /// Drops pairs that can't be in a sorted answer, because pairs that sort before them already
+    /// fill its limit. So a request for the newest of a thousand keys doesn't hold a thousand
+    /// pairs.
     fn prune_pairs(&mut self) {
         let limit = usize::try_from(self.request.limit).unwrap_or(0);
-        // One more than the limit is kept, to know whether there are more.
+        // One pair more than the limit is kept, to know whether there are more pairs.
         let best = limit.saturating_add(1);
         let is_sorted = self.request.sort_order() != SortOrder::None;
         if limit == 0
@@ -408,13 +410,14 @@ impl RangeRead {
         }
         if request.keys_only && request.sort_target() == SortTarget::Value {
             for kv in &mut kvs {
-                // Both are slices of the whole record. Replacing them lets the record's memory be
-                // freed.
+                // Key and value are slices of the whole record. Replacing both slices lets the
+                // record's memory be freed.
                 kv.key = Bytes::copy_from_slice(&kv.key);
                 kv.value = Bytes::new();
             }
         }
-        // From now on the size is that of the answer alone, not of the pairs that were dropped.
+        // From now on, `bytes` is the size of the answer alone, without the pairs that were
+        // dropped.
         kvs.shrink_to_fit();
         self.bytes = kvs.iter().map(weight).sum();
         RangeResponse {
@@ -434,7 +437,8 @@ fn passes(kv: &KeyValue, request: &RangeRequest) -> bool {
         && within(kv.create_revision, request.min_create_revision, request.max_create_revision)
 }
 
-/// Sorts the pairs as requested. They are in key order already, which most requests want.
+/// Sorts the pairs as requested. The pairs are in key order already, which is what most requests
+/// want.
 fn sort(kvs: &mut [KeyValue], request: &RangeRequest) {
     let target = request.sort_target();
     let by = |a: &KeyValue, b: &KeyValue| -> Ordering {

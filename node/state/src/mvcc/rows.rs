@@ -28,7 +28,7 @@ pub(crate) struct TombstoneRow {
     bytes: Vec<u8>,
     /// Offset at which the last record begins.
     last: usize,
-    /// Sum of the tombstones' weights, as if each had a row of its own.
+    /// Sum of the weights that the tombstones would have in rows of their own.
     weight: i64,
 }
 
@@ -53,8 +53,8 @@ impl TombstoneRow {
         self.count += 1;
     }
 
-    /// Returns the row and its contents; `None` if there are no tombstones. A single one is stored
-    /// as an ordinary record.
+    /// Returns the row and its contents; `None` if there are no tombstones. A single tombstone is
+    /// stored as an ordinary record.
     pub(crate) fn row(&self) -> Option<(u128, &[u8])> {
         let bytes = if self.count == 1 { &self.bytes[self.last..] } else { &self.bytes };
         Some((self.first?.to_row(), bytes))
@@ -140,8 +140,8 @@ fn split_tombstone(bytes: &[u8]) -> Option<(u32, &[u8], &[u8])> {
     Some((ahead, &record[..record.len() - after.len()], after))
 }
 
-/// Returns the bytes that a record of `length` bytes adds to the store's size. They don't depend on
-/// the kind of row, so that all members count the same.
+/// Returns the bytes that a record of `length` bytes adds to the store's size. The number doesn't
+/// depend on the kind of row, so that all members compute the same size.
 pub(crate) fn weight(length: usize) -> i64 {
     i64::try_from(length + size_of::<u128>()).unwrap_or(i64::MAX)
 }

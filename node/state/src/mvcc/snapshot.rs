@@ -1,8 +1,9 @@
 //! Snapshot stream: the whole store, for a member that is too far behind the log.
 //!
-//! It has a magic and a version, then frames of kind, length, CRC-32C and payload. Each checksum
-//! continues the previous one, so that a lost, repeated or moved frame is noticed. The last frame
-//! has the number of records. Reader and writer hold one frame at a time.
+//! The stream begins with a magic number and a version. Frames follow, each with kind, length,
+//! CRC-32C and payload. Each checksum continues the previous one, so that a lost, repeated or moved
+//! frame is noticed. The last frame has the number of records. Reader and writer hold one frame at
+//! a time.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -133,8 +134,8 @@ impl FrameReader<'_> {
 }
 
 impl View {
-    /// Writes the store as of this view. It needs memory for one frame. The file can't reuse the
-    /// view's pages meanwhile.
+    /// Writes the store as of this view. The call needs memory for one frame. During the call, the
+    /// file can't reuse the view's pages.
     pub fn write_snapshot(&self, out: &mut dyn Write) -> Result<(), StoreError> {
         out.write_all(&MAGIC).map_err(StoreError::Stream)?;
         out.write_all(&VERSION.to_le_bytes()).map_err(StoreError::Stream)?;
@@ -144,13 +145,13 @@ impl View {
         frames.out.flush().map_err(StoreError::Stream)
     }
 
-    /// Returns a checksum of everything in the file except the applied position, since members are
-    /// asked at different moments. It covers records (those not yet deleted by a compaction as
-    /// well), members, removed members, alarms, leases, users and roles.
+    /// Returns a checksum of the whole file: records, members, removed members, alarms, leases,
+    /// users and roles. Records that a compaction has yet to delete are included. The applied
+    /// position is left out, because members are asked at different moments.
     ///
-    /// It plays the role of etcd's `Hash`, but its value is not etcd's. Two members of a cluster
-    /// agree if they have applied the same entries and had compacted the same by then. Reads the
-    /// whole store: call it where it may block.
+    /// This checksum plays the role of etcd's `Hash`, but has another value. Two members have the
+    /// same checksum if they have applied the same entries and deleted the same compacted records.
+    /// This reads the whole store, so call it where blocking is allowed.
     pub fn checksum(&self) -> Result<u32, StoreError> {
         let (mut nowhere, mut checksum) = (std::io::sink(), 0);
         for number in [self.progress.revision, self.progress.compact_revision] {
@@ -177,7 +178,8 @@ impl View {
         for lease in self.leases()? {
             frames.write_frame(SnapshotFrameKind::Lease, &encode_lease(lease))?;
         }
-        // Builds that don't know users can read a snapshot without this frame.
+        // Without users and roles, this frame is left out, so that builds that don't know the frame
+        // can read the snapshot.
         if *self.auth() != AuthState::default() {
             frames.write_frame(SnapshotFrameKind::Auth, &encode_auth(self.auth()))?;
         }
@@ -298,8 +300,8 @@ impl StoreWriter {
 }
 
 /// Checks a whole stream from [`View::write_snapshot`] without installing it. Returns its log
-/// position and the members at that position. A damaged stream is an error here, as it would be
-/// when installed. Needs memory for one frame.
+/// position and the members at that position. A damaged stream is an error here, as in
+/// `install_snapshot`. The check needs memory for one frame.
 pub fn inspect_snapshot(input: &mut dyn Read) -> Result<(Position, Members), StoreError> {
     let (mut frames, progress) = read_header(input)?;
     let rest = read_frames(&mut frames, &mut |_, record| decode(record).map(drop))?;

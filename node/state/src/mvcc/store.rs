@@ -36,8 +36,8 @@ const PAGE_BYTES: u64 = 4096;
 
 type RecordTable = ReadOnlyTable<u128, &'static [u8]>;
 
-/// The store as one applied batch left it. A request may hold it, but not for long: the file can't
-/// reuse its pages meanwhile.
+/// The store as one applied batch left it. A request must not keep a view for long, because the
+/// file can't reuse the view's pages meanwhile.
 pub struct View {
     pub(crate) records: RecordTable,
     pub(crate) txn: ReadTransaction,
@@ -95,7 +95,7 @@ impl View {
     }
 }
 
-/// A view with what else is needed to export the store as a file.
+/// View with the other data that an export of the store as a file needs.
 pub struct FrozenView {
     pub view: View,
     /// Last compaction whose old revisions are all deleted; -1 if there is none.
@@ -147,10 +147,10 @@ pub(crate) struct StoreState {
     /// no records while they are copied.
     pub(crate) deletion_lock: Mutex<()>,
     /// Lock held by each step of a compaction, and while a snapshot replaces the store's contents.
-    /// A step must not use the records of one state with the index of the other.
+    /// So a step never combines the records of the old contents with the index of the new ones.
     pub(crate) state_lock: Mutex<()>,
-    /// Number of times that a snapshot replaced the whole state. It rises before anything of the
-    /// new state is visible.
+    /// Number of times that a snapshot replaced the whole state. The number rises before a reader
+    /// can see anything of the new state.
     pub(crate) replacement_count: AtomicU64,
     pub(crate) cache_bytes: usize,
     pub(crate) index: RwLock<Index>,
@@ -162,7 +162,8 @@ pub(crate) struct StoreState {
     /// Whether authentication is enabled in the view. The atomic is a copy, so that requests
     /// needn't lock the view.
     pub(super) auth_enabled: AtomicBool,
-    /// Last finished compaction of this state. Requests for a physical compaction wait for it.
+    /// Revision of the last compaction whose deletions are finished. Requests for a physical
+    /// compaction wait for this value.
     pub(crate) finished_compaction: FollowedValue<i64>,
     pub(crate) cursor: Mutex<Option<CompactionCursor>>,
     pub(crate) compacted_keys_per_step: usize,
@@ -195,7 +196,8 @@ impl StoreState {
             self.auth_enabled.store(view.auth().is_enabled(), Ordering::Release);
             std::mem::replace(&mut *slot, Arc::new(view))
         };
-        // Dropped outside the lock, since ending a read transaction takes a lock of its own.
+        // The old view is dropped after the lock is released, because ending its read transaction
+        // takes another lock.
         drop(last);
     }
 
@@ -235,8 +237,8 @@ impl Store {
         self.shared.view()
     }
 
-    /// Returns the store as it is now, to be read as a whole. The file can't reuse its pages while
-    /// it exists.
+    /// Returns the store as it is now, to be read as a whole. The file can't reuse the pages of the
+    /// returned view while that view exists.
     pub fn freeze(&self) -> Result<FrozenView, StoreError> {
         freeze(&self.shared.file())
     }
@@ -292,7 +294,8 @@ impl Store {
     }
 
     /// Returns the leases and their attached keys as of the last applied entry, which the newest
-    /// view may not include yet. Don't hold the lock for long, since writes wait for it.
+    /// view may not include yet. Don't hold the lock for long, because writes wait until it is
+    /// released.
     #[must_use]
     pub fn leases(&self) -> &RwLock<LeaseTable> {
         &self.shared.leases
@@ -304,8 +307,8 @@ impl Store {
         self.shared.auth_enabled.load(Ordering::Acquire)
     }
 
-    /// Returns the tokens issued by entries that this process has applied. Tokens of users who were
-    /// deleted or have another password since are not among them.
+    /// Returns the tokens issued by entries that this process has applied. Tokens are left out if
+    /// the user was deleted or got another password since.
     #[must_use]
     pub fn tokens(&self) -> &Mutex<SimpleTokens> {
         &self.shared.tokens

@@ -24,23 +24,25 @@ pub(crate) const FORMAT: u32 = 5;
 /// - None of them has rows of several tombstones.
 pub(crate) const UPGRADABLE_FORMATS: [u32; 3] = [2, 3, 4];
 
-/// Row of a revision → encoded `KeyValue`, or several tombstones of which the row's is the first:
-/// see [`super::rows`].
+/// Table of records. The key is a revision, packed into one number. The value is an encoded
+/// `KeyValue`, or several tombstones, the first of which has that revision: see [`super::rows`].
 pub(crate) const RECORDS: TableDefinition<'static, u128, &'static [u8]> =
     TableDefinition::new("records");
-/// Name → value of the few rows that exist once: `PROGRESS`, `FINISHED_COMPACTION_ROW`, `VERSION` and `AUTH`.
+/// Table of single values, by row name: `PROGRESS`, `FINISHED_COMPACTION_ROW`, `VERSION` and
+/// `AUTH`.
 pub(crate) const META: TableDefinition<'static, &'static str, &'static [u8]> =
     TableDefinition::new("meta");
 /// Member id → encoded `Member`.
 pub(crate) const MEMBERS: TableDefinition<'static, u64, &'static [u8]> =
     TableDefinition::new("members");
-/// Member id → encoded `RemovedMember`. Rows are only ever added.
+/// Member id → encoded `RemovedMember`. Rows of this table are never changed or deleted.
 pub(crate) const REMOVED: TableDefinition<'static, u64, &'static [u8]> =
     TableDefinition::new("removed");
 /// (Member id, alarm type) → nothing.
 pub(crate) const ALARMS: TableDefinition<'static, (u64, i32), ()> = TableDefinition::new("alarms");
 
-/// Lease id → encoded `Lease`. Its attached keys follow from the records.
+/// Lease id → encoded `Lease`. The keys attached to a lease are not stored here: each record names
+/// its lease.
 pub(crate) const LEASES: TableDefinition<'static, i64, &'static [u8]> =
     TableDefinition::new("leases");
 
@@ -53,7 +55,8 @@ pub(crate) const ROLES: TableDefinition<'static, &'static str, &'static [u8]> =
 
 /// Name of the row with [`StoreProgress`], which each batch rewrites.
 const PROGRESS: &str = "progress";
-/// Name of the row with the last compaction whose old revisions are all deleted.
+/// Name of the row with the revision of the newest finished compaction. A finished compaction has
+/// deleted all revisions that it drops.
 const FINISHED_COMPACTION_ROW: &str = "compacted";
 /// Name of the row with the file's format version.
 const VERSION: &str = "format";

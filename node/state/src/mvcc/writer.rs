@@ -191,8 +191,8 @@ impl StoreWriter {
         }
         if self.progress.compact_revision > before {
             let cursor = CompactionCursor::new(self.progress.compact_revision);
-            // The checksum is kept only if the previous compaction finished. Otherwise the records
-            // that it left would count, as they would in etcd.
+            // The checksum is kept only if the previous compaction has finished. Otherwise the
+            // checksum would include records that it has yet to delete, as in etcd.
             let is_whole = *shared.finished_compaction.borrow() == before;
             shared.ask_for_compaction(if is_whole {
                 cursor.after_finished(before)
@@ -232,16 +232,16 @@ impl StoreWriter {
         self.durable = progress.applied;
         self.cluster = Arc::new(cluster);
         self.shared.replacement_count.fetch_add(1, Ordering::Relaxed);
-        // The snapshot contains records that the sender's compaction had not deleted yet. This
-        // store may have finished that compaction itself, so it has to begin again.
+        // The snapshot contains records that the sender's compaction had not deleted yet. So this
+        // store begins that compaction again, even if it has finished it before.
         self.shared.finished_compaction.send_replace(StoreProgress::START.compact_revision);
         let LoadedStore { contents, .. } = load(file)?;
         let DerivedState { index, leases, tombstones, record_bytes } = contents;
         *self.shared.lock_tombstones() = tombstones;
         *self.shared.index.write().expect("the writer is the only one to write") = index;
         *self.shared.leases.write().expect("nothing panics while it holds this lock") = leases;
-        // All tokens are dropped: entries that would revoke some of them are skipped by the
-        // snapshot.
+        // All tokens are dropped, because the snapshot skips entries that would have revoked some
+        // of them.
         self.shared.tokens.lock().expect("nothing panics under this lock").clear();
         self.shared.record_bytes.store(record_bytes, Ordering::Relaxed);
         self.shared.hashes.clear();

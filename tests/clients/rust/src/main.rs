@@ -28,7 +28,8 @@ async fn run() -> Result<()> {
     said("leases", leases(&mut client).await)?;
     said("locks", locks(&mut client).await)?;
     said("elections", elections(&mut client).await)?;
-    // From here on one member only: another one may not have applied a change yet.
+    // All further requests go to one member, because another member may not have applied a change
+    // yet.
     let one = &urls[..1];
     let mut client = Client::connect(one, None).await?;
     said("compaction", compaction(&mut client).await)?;

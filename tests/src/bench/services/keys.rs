@@ -12,7 +12,7 @@ use super::{CALL_TIME, FigureRecorder, mib};
 use crate::bench::cluster::BenchCluster;
 
 const VALUE_BYTES: usize = 256;
-/// Puts in one transaction, fewer than etcd's `--max-txn-ops` allows.
+/// Number of puts in one transaction. etcd's `--max-txn-ops` allows this many.
 const BATCH: usize = 100;
 /// Time for the server to free temporary memory of the writes.
 const SETTLE_TIME: Duration = Duration::from_secs(5);

@@ -1,9 +1,9 @@
 //! Measures what watches, leases, keys and users cost: memory, CPU time, and the latency of other
 //! requests.
 //!
-//! The clusters use plain HTTP, have three members unless `--members` says otherwise, and get all
-//! requests at the leader. Each measurement starts a new cluster, so that no figure includes
-//! another's memory. Figures are listed in the order in which they were measured.
+//! The clusters use plain HTTP and have three members, unless `--members` gives another number. All
+//! requests go to the leader. Each measurement starts a new cluster, so that no figure includes the
+//! memory of an earlier one. Figures are listed in the order in which they were measured.
 
 mod auth;
 mod keys;
@@ -26,7 +26,7 @@ const QUOTA: &str = "--quota-backend-bytes=8589934592";
 /// Minimum cost of password hashes, whose CPU time is not part of the measurement.
 const BCRYPT_COST: &str = "--bcrypt-cost=4";
 
-/// Parameters of the measurements; 0 leaves one out.
+/// Parameters of the measurements. A parameter of 0 leaves its measurement out.
 #[derive(Clone, Copy, Debug)]
 pub struct ServicesParameters {
     /// Number of members of each cluster.

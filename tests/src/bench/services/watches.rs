@@ -20,7 +20,7 @@ use crate::bench::cluster::BenchCluster;
 const CONNECTIONS: usize = 10;
 /// Number of streams that the watches share.
 const STREAMS: usize = 100;
-/// Number of unsent create requests that one stream's channel holds.
+/// Number of create requests that can wait in one stream's channel before they are sent.
 const CREATING: usize = 16;
 const VALUE: [u8; 256] = [b'v'; 256];
 

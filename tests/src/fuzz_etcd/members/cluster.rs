@@ -198,7 +198,7 @@ impl ClusterUnderTest {
         })
     }
 
-    /// Formats a member without what differs between the programs.
+    /// Formats a member without the values that differ between the two programs.
     fn describe_member(&self, member: &Member) -> String {
         let Member { id, name, peer_ur_ls, client_ur_ls, is_learner } = member;
         let number = self.ids.iter().position(|known| known == id);

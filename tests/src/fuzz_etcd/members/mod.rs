@@ -1,10 +1,10 @@
-//! Differential fuzzing of membership changes: the same requests to a cluster of stock etcd and to one of
-//! muster-node.
+//! Differential fuzzing of membership changes. A cluster of stock etcd and one of muster-node get
+//! the same requests.
 //!
-//! Ids and addresses differ between the two. In comparisons, each member therefore has a number, in the
-//! order in which members were added. Both clusters keep a quorum all the time: without one, answers and
-//! their timing would be random. After a member has started or stopped, the run waits until both clusters
-//! consider it healthy or gone.
+//! Ids and addresses differ between the two clusters. In comparisons, each member therefore has a
+//! number, in the order in which members were added. Both clusters keep a quorum all the time:
+//! without one, answers and their timing would be random. After a member has started or stopped,
+//! the run waits until both clusters consider it healthy or gone.
 
 mod cluster;
 mod requests;
@@ -21,11 +21,11 @@ use self::requests::{ExpectedCluster, MemberCall, MemberCallGenerator};
 use super::Difference;
 use crate::rng::Rng;
 
-/// Time after which both clusters know which members are healthy. etcd considers a member healthy after
-/// five seconds of connection, and notices an ended one a little later.
+/// Time after which both clusters know which members are healthy. etcd considers a member healthy
+/// after five seconds of connection. It notices the end of a member a little later.
 const HEALTH_DELAY: Duration = Duration::from_secs(7);
-/// Time after which etcd makes another id of the same URLs: it hashes them with the time in seconds.
-/// Within the same second, a removed member's id would come back.
+/// Time after which etcd derives another member id from the same URLs: it hashes them with the time
+/// in seconds. Within the same second, a removed member's id would come back.
 const NEW_ID_DELAY: Duration = Duration::from_millis(1_100);
 /// Time limit of everything that must happen on both sides.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -42,7 +42,7 @@ const ALLOWED: &[(&str, [&str; 2])] = &[(
 /// Counters of a run.
 #[derive(Clone, Debug, Default)]
 pub struct MembershipFuzzReport {
-    /// Number of requests that both answered alike, or with an allowed difference.
+    /// Number of requests that both clusters answered alike, or with an allowed difference.
     pub requests: u64,
     /// Number of answers with an allowed difference, by its reason.
     pub allowed: BTreeMap<&'static str, u64>,
@@ -52,7 +52,8 @@ pub struct MembershipFuzzReport {
     pub moves: u64,
 }
 
-/// Sends `requests` requests to clusters of `members` members each, in fresh directories under `dir`.
+/// Sends `requests` requests to clusters of `members` members each, in fresh directories under
+/// `dir`.
 ///
 /// With a single member, no answer depends on timing.
 ///
@@ -114,7 +115,7 @@ pub async fn run(
 struct MembershipFuzzRun {
     clusters: [ClusterUnderTest; 2],
     known: ExpectedCluster,
-    /// Earliest time at which etcd makes another id of the same URLs.
+    /// Earliest time at which etcd derives another member id from the same URLs.
     new_ids_at: Instant,
     /// Time from which all running members are healthy.
     healthy_at: Instant,
@@ -138,7 +139,7 @@ impl MembershipFuzzRun {
         Ok([etcd?, node?])
     }
 
-    /// Records the effect of a request that both answered alike, and waits until both clusters have
+    /// Records the effect of a request that both clusters answered alike, and waits until both have
     /// settled.
     async fn record_effect(&mut self, call: &MemberCall, answer: &Answer) -> Result<()> {
         if answer.is_refusal {

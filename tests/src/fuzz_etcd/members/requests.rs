@@ -1,15 +1,16 @@
 //! Membership changes drawn from a seed: few members, and many requests that must be refused.
 //!
 //! These are not drawn:
-//! - A second voter in a cluster of one. etcd then blocks until that one joins; here it begins as a
-//!   learner.
-//! - Malformed peer URLs in an update: etcd commits them, and some end the server at its next start.
+//! - A second voter in a cluster of one. etcd then blocks until that voter joins; here the new
+//!   member begins as a learner.
+//! - Malformed peer URLs in an update: etcd commits them, and some end the server at its next
+//!   start.
 //! - Peer URLs with a query: etcd accepts them, but never reaches any member there.
-//! - Other URLs than its own for a running member: no member could reach it.
+//! - Updates of a running member to URLs at which it doesn't listen: no member could reach it.
 //! - Changes that would cost a cluster its quorum.
-//! - In the same run, an update to another member's URL and a member that is started again. When etcd
-//!   replays its log, it judges refused changes again by the members of that time. It then accepts the URL
-//!   if its owner is gone.
+//! - A restart of a member, in a run with an update to another member's URL. When etcd replays its
+//!   log, it judges refused changes again by the members of that time. It then accepts the URL if
+//!   its owner is gone.
 
 use crate::rng::Rng;
 
@@ -33,7 +34,8 @@ pub(super) enum MemberUrl {
     Literal(&'static str),
 }
 
-/// A request to both clusters, or a start or stop of a member. `at` is the member that is asked.
+/// A request to both clusters, or a start or stop of a member. The field `at` is the member that
+/// receives the request.
 #[derive(Clone, Debug)]
 pub(super) enum MemberCall {
     Add { urls: Vec<MemberUrl>, is_learner: bool, at: usize },
@@ -217,8 +219,8 @@ impl MemberCallGenerator<'_> {
         }
     }
 
-    /// Draws URLs for an update of a member that runs or may run later: its own, or some that must be
-    /// refused.
+    /// Draws URLs for an update of a member: its own URLs, an unused address if it has never
+    /// started, or the URL of any member.
     fn urls_for(&mut self, who: MemberReference) -> Vec<MemberUrl> {
         let other = MemberUrl::OfMember(self.rng.pick(self.known.members.len()));
         match who {

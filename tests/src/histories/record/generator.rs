@@ -21,12 +21,12 @@ use crate::rng::Rng;
 pub(super) const PLAIN_PREFIX: &str = "k/";
 /// Prefix of the keys that the limited user may use.
 pub(super) const LIMITED_PREFIX: &str = "p/";
-/// Prefix of keys with leases. They are deleted only by the end of their lease, so that the cause
-/// of a deletion is known.
+/// Prefix of keys with leases. Such a key is deleted only when its lease ends, so the cause of each
+/// deletion is known.
 pub(super) const LEASED_PREFIX: &str = "l/";
 /// Number of keys of each prefix.
 const KEYS: u64 = 10;
-/// TTLs in seconds: one that expires during the recording, and one that doesn't.
+/// TTL in seconds of a lease that expires during the recording. A lease with `LONG_TTL` doesn't.
 const SHORT_TTL: i64 = 2;
 const LONG_TTL: i64 = 600;
 /// Size of each client's range of lease ids.
@@ -97,7 +97,7 @@ impl RequestGenerator {
                 self.lease = Some(granted.id);
             }
         }
-        // A lease that may have ended is not used again.
+        // The client stops using a lease that it has revoked, or with which a put was refused.
         let may_have_ended = match &request.operation {
             RequestedOperation::Write(Operation::LeaseRevoke(_)) => true,
             RequestedOperation::Write(Operation::Put(put)) => {
@@ -172,8 +172,8 @@ impl RequestGenerator {
         Operation::Put(PutRequest { lease, ..self.put(key) })
     }
 
-    /// Draws a transaction. A branch that deletes also puts, so that its value identifies the
-    /// transaction.
+    /// Draws a transaction. Each branch that deletes a key also puts one, because the put's value
+    /// identifies the transaction.
     fn txn(&mut self, prefix: &'static str) -> TxnRequest {
         let compares = 1 + self.rng.pick(2);
         let compare = (0..compares).map(|_| self.compare(prefix)).collect();
@@ -185,7 +185,7 @@ impl RequestGenerator {
 
     fn branch(&mut self, prefix: &'static str, only_reads: bool) -> Vec<RequestOp> {
         let mut range = self.range(prefix);
-        // A range of an old revision would not see the changes of the branch's other operations.
+        // A read of an old revision would not show the changes that the branch itself makes.
         range.revision = 0;
         let mut ops = vec![Op::RequestRange(range)];
         if !only_reads {

@@ -2,9 +2,9 @@
 //! outcomes.
 //!
 //! All of them run in one thread and use one clock. Each client has one request in flight, at a
-//! changing member. Each watcher requests progress notifications all the time, and takes a silent
-//! member for lost. It then continues at another member, from the first revision that it has not
-//! received.
+//! changing member. Each watcher requests progress notifications all the time, and leaves a member
+//! that sends nothing. The watcher continues at another member, from the first revision that it has
+//! not received.
 
 mod clients;
 mod generator;
@@ -39,13 +39,15 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// Parameters of a recording.
 #[derive(Clone, Debug)]
 pub struct RecordingPlan {
-    /// Seed of the clients' requests. Their timing, and so their outcomes, don't depend on it.
+    /// Seed of the clients' requests. The requests' timing, and so their outcomes, don't depend on
+    /// the seed.
     pub seed: u64,
     /// Host that clients and watchers run on.
     pub from: TestHost,
     /// Client addresses of the members.
     pub members: Vec<SocketAddr>,
-    /// Whether clients authenticate. Some of their users may then use a part of the keys only.
+    /// Whether clients authenticate. If so, some clients run as a user who may use only a part of
+    /// the keys.
     pub has_users: bool,
 }
 
@@ -63,7 +65,7 @@ struct RecordingState {
     stop_requested: AtomicBool,
     answered: AtomicU64,
     lost: AtomicU64,
-    /// Newest revision after the last request; 0 before that.
+    /// Newest revision after the last request, or 0 while clients still send requests.
     last: AtomicI64,
 }
 
@@ -168,8 +170,8 @@ async fn record(plan: &RecordingPlan, shared: &Arc<RecordingState>) -> Result<Re
     Ok(history)
 }
 
-/// Reads all keys, and repeats that until there is an answer. Returns the request, and the revision
-/// of the answer.
+/// Reads all keys, and repeats the read until a member answers. Returns the request, and the
+/// revision of the answer.
 async fn last_read(plan: &RecordingPlan, shared: &RecordingState) -> Result<(Request, i64)> {
     let mut session = ClientSession::new(&plan.members, plan.has_users.then(users::root))?;
     let everything = RangeRequest {

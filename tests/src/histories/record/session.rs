@@ -46,8 +46,8 @@ impl ClientSession {
         self.channels[member].clone()
     }
 
-    /// Whether the client has a token or needs none. Otherwise it first requests a token from this
-    /// member.
+    /// Whether the client has a token or needs none. If the client lacks a token, it first requests
+    /// one from this member.
     pub(super) async fn ensure_token(&mut self, member: usize) -> bool {
         let (Some(user), None) = (&self.user, &self.token) else { return true };
         let mut client = AuthClient::new(self.channel(member));
@@ -58,7 +58,7 @@ impl ClientSession {
         self.token.is_some()
     }
 
-    /// Drops the token, since members no longer accept it.
+    /// Drops the token, because members no longer accept it.
     pub(super) fn drop_token(&mut self) {
         self.token = None;
     }
@@ -129,9 +129,8 @@ impl ClientSession {
     }
 }
 
-/// Whether the status means that the request was not carried out. A status about the state of the
-/// server or the cluster leaves this open. So does a status with a source, which comes from this
-/// client's own transport.
+/// Whether the status means that the request was not carried out. A status such as `Unavailable`
+/// leaves this open. So does a status with a source, because the client's own transport made it.
 fn has_not_happened(status: &Status) -> bool {
     let is_full = status.message() == "etcdserver: too many requests";
     let is_refusal_code = match status.code() {

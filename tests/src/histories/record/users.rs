@@ -38,8 +38,8 @@ pub(super) fn password_of(user: &str) -> AuthenticateRequest {
     AuthenticateRequest { name: user.to_owned(), password: PASSWORD.to_owned() }
 }
 
-/// Creates users and roles in this order, enables auth, and waits until every member has applied
-/// it.
+/// Creates the users and roles, enables auth, and waits until every member has applied this.
+/// Returns the changes in their order.
 pub(super) async fn create_users(members: &[SocketAddr]) -> Result<Vec<AuthOperation>> {
     let mut auth = AuthClient::new(channel(members[0], None)?);
     let mut changes = Vec::new();
@@ -65,8 +65,8 @@ pub(super) async fn create_users(members: &[SocketAddr]) -> Result<Vec<AuthOpera
     for change in changes.clone() {
         apply_change(&mut auth, change).await?;
     }
-    // Tokens are assigned through the log, so a member that returns one has applied everything
-    // before.
+    // Tokens are assigned through the log, so a member that returns a token has applied all earlier
+    // entries.
     for member in members {
         AuthClient::new(channel(*member, None)?).authenticate(password_of(ROOT)).await?;
     }

@@ -1,4 +1,4 @@
-//! Watchers. Each continues at another member if its member is lost.
+//! Watchers of a recording. A watcher whose member doesn't answer continues at another member.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,12 +22,13 @@ use super::session::ClientSession;
 use super::{LIMIT, RecordingState, users};
 use crate::rng::Rng;
 
-/// Time without a response after which a watcher leaves a member. A healthy one answers progress
-/// requests.
+/// Time without a response after which a watcher leaves a member. A healthy member answers progress
+/// requests earlier.
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(1_000);
 const PROGRESS: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(50);
-/// Range in milliseconds of the time after which a watcher changes members without a reason.
+/// Range in milliseconds of the time after which a watcher moves to another member, even without a
+/// failure.
 const STAY_MILLIS: (u64, u64) = (1_000, 6_000);
 const REQUEST_QUEUE_LENGTH: usize = 4;
 
@@ -60,7 +61,7 @@ pub(super) fn watcher_requests(has_users: bool) -> Vec<(Option<String>, WatchCre
     ];
     if has_users {
         requests.push((Some(users::limited_user()), prefix(LIMITED_PREFIX), 1));
-        // This user may not watch all keys.
+        // The limited user has no permission to watch all keys.
         requests.push((Some(users::limited_user()), everything(), 1));
     }
     requests
@@ -71,10 +72,10 @@ fn progress() -> WatchRequest {
     WatchRequest { request_union: Some(union) }
 }
 
-/// A watcher, and the state that it continues with at the next member.
+/// A watcher, and the state with which it continues at the next member.
 pub(super) struct WatcherTask {
     session: ClientSession,
-    /// First revision that it has not received; 0 until the watch is created.
+    /// First revision that the watcher has not received; 0 until the watch is created.
     next: i64,
     rng: Rng,
     shared: Arc<RecordingState>,
@@ -98,7 +99,7 @@ impl WatcherTask {
         Self { session, next, rng, shared, watcher, is_refused: false }
     }
 
-    /// Watches until it has received everything up to the last revision of the recording.
+    /// Watches until the watcher has received everything up to the last revision of the recording.
     pub(super) async fn run(mut self) -> Result<Watcher> {
         let mut deadline: Option<Instant> = None;
         while !self.is_done() {
@@ -129,7 +130,7 @@ impl WatcherTask {
     async fn watch_at(&mut self, member: usize) {
         let open = tokio::time::timeout(RESPONSE_TIMEOUT, self.open(member)).await;
         let Ok(Ok((sender, mut responses))) = open else {
-            // The token may have caused the failure.
+            // An invalid token may have caused the failure.
             self.session.drop_token();
             return;
         };
@@ -153,7 +154,7 @@ impl WatcherTask {
                 }
                 _ = progress_timer.tick() => {
                     // If the channel is full, the member has not read earlier requests yet, so this
-                    // one is skipped.
+                    // request is dropped.
                     let _ = sender.try_send(progress());
                 }
             }
@@ -166,7 +167,7 @@ impl WatcherTask {
             WatchCreateRequest { start_revision: self.next, ..self.watcher.request.clone() };
         let union = RequestUnion::CreateRequest(create);
         sender.send(WatchRequest { request_union: Some(union) }).await?;
-        // At once, while many events may not have been received yet.
+        // Request progress at once, while the member may still have many events to send.
         sender.send(progress()).await?;
         let requests =
             self.session.authenticated_request(poll_fn(move |context| receiver.poll_recv(context)));

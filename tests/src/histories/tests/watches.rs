@@ -17,7 +17,7 @@ fn each_event_comes_once_and_in_order() {
             second_stream(history).insert(2, repeated);
         }),
         (Rule::WatchInOrder, |history| {
-            // The second stream repeats a response of the first.
+            // The second stream repeats a response of the first stream.
             let repeated = history.watchers[0].streams[0].responses[1].clone();
             second_stream(history).insert(1, repeated);
         }),
@@ -38,7 +38,7 @@ fn each_event_comes_once_and_in_order() {
 
 #[test]
 fn an_event_after_the_last_revision_shows_missing_earlier_events() {
-    // The last put was abandoned by its client, and happened after the last read. No progress
+    // The client gave up its last put, which was applied after the last read. No progress
     // notification follows.
     let after_the_end = |request: WatchCreateRequest| {
         let mut builder = HistoryBuilder::default();
@@ -60,7 +60,7 @@ fn an_event_after_the_last_revision_shows_missing_earlier_events() {
 
 #[test]
 fn a_revision_comes_whole() {
-    // The two changes of the transaction come in two responses, or the second never comes.
+    // The transaction's two events arrive in two responses, or the second event never arrives.
     for is_told in [true, false] {
         let mut history = sample_history();
         let responses = second_stream(&mut history);
@@ -81,11 +81,12 @@ fn a_revision_comes_whole() {
 
 #[test]
 fn a_notice_of_progress_is_true() {
-    // The progress notification comes before the last event instead of after it.
+    // The progress notification arrives before the last event instead of after that event.
     let mut history = sample_history();
     second_stream(&mut history).swap(3, 4);
     assert_eq!(rule(&history), Rule::WatchProgress);
-    // No progress notification follows the missing event, but the next stream continues after it.
+    // No progress notification follows the missing event. But the next stream starts after the
+    // missing event's revision.
     let mut history = sample_history();
     history.watchers[0].streams[0].responses.remove(2);
     assert_eq!(rule(&history), Rule::WatchProgress);

@@ -1,6 +1,6 @@
-//! Invariant: one membership change at a time (etcd 7625 and 11284). The next one is proposed only
-//! when a quorum of the members knows that the last one is committed. Otherwise some members are two
-//! configurations behind, and may have a majority of their own there.
+//! Invariant: one membership change at a time (etcd's issues 7625 and 11284). A leader proposes a
+//! change only when a quorum of the members knows that the previous change is committed. Otherwise
+//! some members could be two configurations behind, and have a majority of their own there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,8 +25,8 @@ impl MembershipChanges {
     }
 
     /// Checks a change that the leader `member` proposes, whose configuration has `voters`.
-    /// `may_count` returns for an entry of its log, by index and term, whether it may have changed
-    /// the configuration.
+    /// `may_count` takes index and term of an entry in the leader's log. It returns whether the
+    /// entry may have changed the configuration.
     pub fn check_proposal(
         &mut self,
         member: u64,

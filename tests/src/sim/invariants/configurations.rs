@@ -1,6 +1,7 @@
-//! Invariant: membership exists once. Every store's member table equals the model's table at the
-//! log index that the store has applied. Each process's consensus uses the table of its store. In
-//! etcd's issues 13196, 20967 and 21694, members were learners in one place and voters in another.
+//! Invariant: all parts of the system have one membership. Every store's member table equals the
+//! model's table at the log index that the store has applied. Each process's consensus uses the
+//! table of its store. In etcd's issues 13196, 20967 and 21694, members were learners in one place
+//! and voters in another.
 
 use node_consensus::Members;
 use node_state::membership::MemberTable;
@@ -32,8 +33,8 @@ pub fn check_table(
     Ok(())
 }
 
-/// Checks that consensus uses the members of the store's table, once it knows what the store has
-/// applied.
+/// Checks that consensus uses the members of the store's table. Call this only when consensus has
+/// the store's applied index.
 pub fn check_consensus_members(
     machine: u64,
     consensus: &Members,

@@ -1,8 +1,9 @@
 //! Invariant: an entry committed in a term is in the logs of the leaders of all later terms (Raft
 //! paper, figure 3).
 //!
-//! This means the term whose leader committed the entry, not the entry's own term. A leader of term
-//! 3 whose votes arrived late may lack an entry of term 2 that was committed in term 4.
+//! An entry is committed in the term of the leader that commits it, which may be later than the
+//! entry's own term. A leader of term 3 whose votes arrived late may lack an entry of term 2 that
+//! was committed in term 4.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,8 +16,8 @@ use crate::sim::InvariantViolation;
 #[derive(Debug, Default)]
 pub struct LeaderCompleteness {
     checked: BTreeSet<(u64, u64)>,
-    /// Term in which all entries up to an index were committed, by that index. A leader is the first
-    /// to know.
+    /// Term in which all entries up to an index were committed, by that index. The leader of the
+    /// term is the first member to know this.
     committed_in: BTreeMap<u64, u64>,
 }
 

@@ -1,5 +1,5 @@
-//! Invariant: a lease doesn't end before its time, measured by the fastest clock. While one member keeps
-//! leading, a lease doesn't last longer than about twice its TTL.
+//! Invariant: a lease doesn't end before its time, measured by the fastest clock. While one member
+//! stays leader, a lease doesn't last longer than about twice its TTL.
 
 use std::collections::BTreeMap;
 
@@ -10,16 +10,16 @@ use crate::sim::InvariantViolation;
 
 /// Virtual microseconds of one second of a lease. An election takes that long, as in production.
 pub const LEASE_SECOND: u64 = 100_000;
-/// Virtual microseconds in which a leader, which checks its leases at every tick, must end an expired one.
+/// Virtual microseconds within which a leader must end an expired lease. A leader checks its leases
+/// at every tick.
 const SLACK: u64 = 300_000;
 
 #[derive(Debug)]
 struct LeaseTimes {
     lease: Lease,
-    /// Virtual time of the newest answer to a client which said that the lease has its whole TTL
-    /// left.
+    /// Virtual time of the newest answer that assured a client of the lease's whole TTL.
     renewal_confirmed_at: u64,
-    /// Virtual time at which a leader may have set the lease's clock back.
+    /// Latest virtual time at which a leader may have set the lease's clock back.
     clock_set_back_at: u64,
 }
 
@@ -40,7 +40,7 @@ pub struct Leases {
 
 impl Leases {
     /// Checks the effect of an entry when it is applied for the first time. `quickest` is the real
-    /// duration of a second of the fastest clock, in thousandths of a second.
+    /// duration of one second on the fastest clock, in thousandths of a second.
     pub fn check_event(
         &mut self,
         event: LeaseEvent,
@@ -72,7 +72,7 @@ impl Leases {
         Ok(())
     }
 
-    /// Records that a leader has set a lease's clock back; its client doesn't know yet.
+    /// Records that a leader has set a lease's clock back, before the client has an answer.
     pub fn record_clock_set_back(&mut self, granted: u64, at: u64) {
         if let Some(times) = self.times_by_grant.get_mut(&granted) {
             times.clock_set_back_at = times.clock_set_back_at.max(at);
@@ -86,7 +86,8 @@ impl Leases {
         }
     }
 
-    /// Checks after the faults that no lease is overdue; one member has led since `since`.
+    /// Checks after the faults that no lease is overdue. `since` is the time since which one member
+    /// has led.
     pub fn check_overdue(&self, now: u64, since: u64) -> Result<(), InvariantViolation> {
         let late = |times: &&LeaseTimes| {
             now > times.clock_set_back_at.max(since) + 2 * times.ttl() + SLACK

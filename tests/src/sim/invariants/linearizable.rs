@@ -1,10 +1,10 @@
-//! Invariant: clients see a single copy of the data. All requests have an order that agrees with real
-//! time.
+//! Invariant: clients see a single copy of the data. All requests have an order that agrees with
+//! real time.
 //!
-//! The model checks what each request answers at its place in that order ([`super::store`]). Revisions
-//! make the order known, so that no search is needed. A request that begins after a client knew a
-//! revision must be answered at that revision or a later one. If it makes a revision itself, that must be
-//! a later one.
+//! The model checks what each request answers at its place in that order ([`super::store`]).
+//! Revisions make the order known, so that no search is needed. A request that begins after a
+//! client knew a revision must be answered at that revision or a later one. If the request makes a
+//! revision itself, that revision must be later.
 
 use crate::sim::InvariantViolation;
 
@@ -32,19 +32,20 @@ impl Linearizable {
         self.known
     }
 
-    /// Returns the lowest revision of users and roles by which a request that begins now may be judged.
+    /// Returns the lowest revision of users and roles that may decide on a request which begins
+    /// now.
     pub fn users_floor(&self) -> u64 {
         self.users
     }
 
-    /// Records that a change of users and roles was acknowledged to a client. The member had this
-    /// revision of them then.
+    /// Records that a member acknowledged a change of users and roles to a client. `revision` is
+    /// the member's revision of users and roles.
     pub fn users_changed(&mut self, revision: u64) {
         self.users = self.users.max(revision);
     }
 
-    /// Checks the revision of users and roles by which a member decided whether a linearizable read is
-    /// permitted. The read began when `floor` was known.
+    /// Checks the revision of users and roles with which a member decided whether a linearizable
+    /// read is permitted. `floor` was the highest known revision when the read began.
     pub fn check_permission_revision(
         &self,
         request: u64,
@@ -58,7 +59,8 @@ impl Linearizable {
         Err(InvariantViolation::new("linearizable", what))
     }
 
-    /// Checks the revision at which a request was answered that began when `floor` was known.
+    /// Checks the revision at which a request was answered. `floor` was the highest known revision
+    /// when the request began.
     pub fn check_answer(
         &mut self,
         request: u64,

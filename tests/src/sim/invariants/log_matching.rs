@@ -1,9 +1,10 @@
-//! Invariant: if two logs contain an entry with the same index and term, they are identical in all entries
-//! up to it (Raft paper, figure 3).
+//! Invariant: if two logs contain an entry with the same index and term, they are identical in all
+//! entries up to it (Raft paper, figure 3).
 //!
-//! Each entry is checked when it becomes durable or is sent to a peer. Entries with the same (index, term)
-//! must have the same kind, the same bytes and the same preceding term. (A single voter that loses power
-//! may lead again in a term that is on no disk, its own included.)
+//! Each entry is checked when it becomes durable or is sent to a peer. Entries with the same
+//! (index, term) must have the same kind, the same bytes and the same preceding term. An earlier
+//! check would be wrong: a single voter that loses power may lead again in a term that no disk has,
+//! not even its own.
 
 use std::collections::BTreeMap;
 
@@ -25,8 +26,8 @@ pub fn hash(bytes: &[u8]) -> u64 {
 }
 
 impl LogMatching {
-    /// Checks entries that a member has in its log or sends. `before` is the term of the entry before
-    /// them, if it is known.
+    /// Checks entries that a member has in its log or sends. `before` is the term of the entry
+    /// before them, if it is known.
     pub fn observe(
         &mut self,
         member: u64,

@@ -14,7 +14,7 @@ struct LastKnownState {
     vote: u64,
     commit: u64,
     applied: u64,
-    /// Highest term in any message that it has sent; pre-votes don't count.
+    /// Highest term in any message that the member has sent, except in pre-votes.
     highest_sent_term: u64,
 }
 
@@ -63,13 +63,13 @@ impl Monotone {
         status.peers.iter().try_for_each(|peer| check_next_above_match(member, peer))
     }
 
-    /// Drops what is known about a machine, because its disk was replaced.
+    /// Forgets the state of a machine's member, because the machine's disk was replaced.
     pub fn forget(&mut self, machine: u64) {
         self.members.remove(&machine);
     }
 
-    /// Records the term of a sent message. Pre-votes are left out, because they carry a term that
-    /// no member has yet.
+    /// Records the term of a sent message. Pre-votes are left out, because no member has reached
+    /// their term yet.
     pub fn record_sent_term(&mut self, machine: u64, message: &Message) {
         use node_consensus::MessageKind::{RequestPreVote, RequestPreVoteResponse};
         if !matches!(message.kind, RequestPreVote | RequestPreVoteResponse) {
@@ -79,7 +79,7 @@ impl Monotone {
     }
 }
 
-/// Checks that a leader's next entry for a peer is one that the peer isn't known to have.
+/// Checks a leader's next entry for a peer: the peer must not be known to have that entry already.
 fn check_next_above_match(member: u64, peer: &PeerStatus) -> Result<(), InvariantViolation> {
     if peer.next > peer.matched {
         return Ok(());

@@ -1,6 +1,6 @@
 //! Invariant: only voters count (Raft paper, figure 2, with learners). A leader commits entries
 //! that a majority of the *voters* has on disk, and leads by the votes of such a majority. Learners
-//! are part of neither quorum, and one becomes a voter only when it lacks few entries.
+//! belong to neither majority. A learner becomes a voter only when it lacks few entries.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,8 @@ impl QuorumCounts {
         *durable = last.max(*durable);
     }
 
-    /// Checks a member's state after a step. It has used one of `configurations` in that step.
+    /// Checks a member's state after a step. In that step the member has used one of
+    /// `configurations`.
     pub fn observe(
         &mut self,
         member: u64,
@@ -63,8 +64,8 @@ impl QuorumCounts {
         Ok(())
     }
 
-    /// Checks that a promoted learner lacks at most `max_lag` entries of the leader's log, which ends at
-    /// `last`.
+    /// Checks that a promoted learner lacks at most `max_lag` entries of the leader's log, which
+    /// ends at `last`.
     pub fn check_promotion(
         &self,
         learner: u64,

@@ -1,7 +1,8 @@
 //! Invariant: a removed member never acts again.
 //!
-//! - Its process doesn't start where its tombstone is.
-//! - It isn't elected if a quorum of the remaining voters had applied its removal when they voted.
+//! - The member's process doesn't start on a machine with the member's tombstone.
+//! - The member isn't elected if a quorum of the remaining voters had applied its removal when they
+//!   voted.
 //! - No id and no incarnation is used twice.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,12 +19,12 @@ pub struct RemovedMembers {
     machines_with_tombstone: BTreeSet<u64>,
     /// Highest index that each member has applied.
     applied: BTreeMap<u64, u64>,
-    /// Index that each member had applied when it voted, by member and term. A vote may be counted much
-    /// later.
+    /// Index that each member had applied when it voted, by member and term. A vote may be counted
+    /// much later.
     voted: BTreeMap<(u64, u64), u64>,
     /// Last term in which each member has led.
     led: BTreeMap<u64, u64>,
-    /// Member as which each incarnation first ran.
+    /// Member as which each incarnation ran for the first time.
     incarnations: BTreeMap<u128, u64>,
 }
 

@@ -45,8 +45,8 @@ pub fn header_revision(outcome: &Outcome) -> Option<i64> {
 }
 
 impl StoreComparison {
-    /// Checks the outcome of a request that a member has applied. If no client waits for it, the
-    /// outcome may lack data that would have to be read for it.
+    /// Checks the outcome of a request that a member has applied. If no client waits for the
+    /// outcome, it may lack data that the member would have to read.
     pub fn check_outcome(
         &self,
         member: u64,
@@ -101,8 +101,8 @@ impl StoreComparison {
         Err(InvariantViolation::new("permissions equal the model's", what))
     }
 
-    /// Checks the user that a member names for the token assigned by entry `entry`. The member may not
-    /// know a token that was assigned before it started.
+    /// Checks the user that a member names for the token assigned by entry `entry`. The member may
+    /// not know a token that was assigned before it started.
     pub fn check_token(
         &self,
         member: u64,

@@ -1,6 +1,7 @@
 //! Invariant of watches. A watch receives each change that it selects once, in order, and in whole
-//! revisions. It receives no change that an earlier progress notice has covered, and in the end it
-//! receives all of them. It can continue on another member from the revision that it has reached.
+//! revisions. It receives no change that an earlier progress notice has covered. In the end it has
+//! received all changes that it selects. Its client can continue it on another member from the
+//! revision that it has reached.
 
 use node_proto::mvccpb::KeyValue;
 use node_state::mvcc::watch::{EventSelection, WatchSpec};
@@ -117,7 +118,8 @@ impl ExpectedWatch {
         }
     }
 
-    /// Handles the end of a watch whose next revision was compacted away. It continues at `from`.
+    /// Handles the end of a watch whose next revision was compacted away. The watch continues at
+    /// revision `from`.
     pub fn continue_after_compaction(&mut self, from: i64) -> Result<(), InvariantViolation> {
         if from <= self.next_revision() {
             let next = self.next_revision();

@@ -50,7 +50,8 @@ fn every_earlier_list_must_be_released_not_the_newest_alone() {
     let _ = reach(&mut agent, 2, 4);
     let _ = reach(&mut agent, 2, 5);
     assert_eq!(agent.journal.signed_lists.len(), 2);
-    // A restart forgets the releases of other agents: they are not on disk.
+    // A restarted agent has forgotten the releases of other agents, because it keeps them in memory
+    // only.
     let mut agent = Agent::new(agent.journal.with_next_boot(), 2);
     let _ = offered(&mut agent, offer(3, &[1, 6, 7]));
     let _ = agent.step(&RULES, AgentEvent::ReleaseSeen { key: key(4), epoch: 2 });

@@ -38,8 +38,8 @@ fn a_token_of_one_use_holds_one_seat_and_its_other_keys_wait() {
 #[test]
 fn whom_half_of_the_matrix_misses_is_not_at_fault_alone() {
     let mut service = Service::joined(3, &[1, 2, 3]);
-    // One of two members misses host 1. The pair is counted, against the member with the higher
-    // seat.
+    // Of the two other members, only host 2 can't reach host 1. The broken link is counted against
+    // host 2, which has the higher seat.
     for (host, found) in [
         (1, row(&[(2, true), (3, true)])),
         (2, row(&[(1, false), (3, true)])),
@@ -55,7 +55,7 @@ fn whom_half_of_the_matrix_misses_is_not_at_fault_alone() {
 #[test]
 fn a_standby_that_is_held_back_takes_nobodys_seat() {
     let mut service = Service::joined(3, &[1, 2, 3, 4]);
-    // Host 4 is in backoff, since it was in an earlier list that failed.
+    // Host 4 is in backoff because it was in an earlier list that failed.
     let held_until = service.now.after(seconds(60));
     service.cluster.agents.get_mut(&key(4)).expect("it waits").backoff_until = held_until;
     for epoch in 1..=2 {

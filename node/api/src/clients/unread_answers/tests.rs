@@ -118,7 +118,7 @@ async fn who_takes_nothing_is_sent_away_and_who_takes_little_is_not() {
             sleep(patience / 2).await;
         }
         drop(body);
-        // No whole answer waits now, and a stream is open.
+        // Now no complete answer waits, and only the stream is open.
         sleep(3 * patience).await;
     };
     tokio::select! {

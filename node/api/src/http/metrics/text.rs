@@ -1,7 +1,7 @@
 //! Conversion of the library's OpenMetrics to Prometheus' text format.
 //!
-//! The two name the family of a counter differently. Scrapers that ask for OpenMetrics accept this
-//! format too, and etcd answers in it.
+//! The two formats name the family of a counter differently. Scrapers that ask for OpenMetrics
+//! accept this format too, and etcd answers in it.
 
 use std::fmt::Write as _;
 

@@ -45,7 +45,7 @@ async fn a_member_whose_data_was_found_to_be_wrong_serves_none_of_it() {
         }
     };
     assert_eq!(code_and_text(soon(end).await), corrupt);
-    // For this error, Lock and Election clients get the code `Unknown` (see `Refusal`).
+    // Lock and Election clients get each error with the code `Unknown` (see `LockQueueError`).
     let unknown = (Code::Unknown, corrupt.1.clone());
     assert_eq!(code_and_text(soon(waiting).await.unwrap()), unknown);
     assert_eq!(code_and_text(soon(observing.message()).await), corrupt);

@@ -81,7 +81,7 @@ async fn a_connections_watches_leave_room_for_its_answers() {
     let mut taken = 0;
     let (refused, mut last) = 'full: loop {
         let mut watching = WatchClientStream::open(&node).await;
-        // One stream can have this many keys of 1 MiB.
+        // One stream's watches may have keys of 16 MiB in total.
         for _ in 0..16 {
             let created = watching.create(watch(&large)).await;
             if created.canceled {
@@ -94,7 +94,7 @@ async fn a_connections_watches_leave_room_for_its_answers() {
     assert_eq!(refused.cancel_reason, "etcdserver: too many requests");
     // Watches get half of 256 MiB, except for an answer that may be in transit.
     assert!((127..=128).contains(&taken), "{taken} MiB of keys");
-    // The rest is too small for many watches, although their keys are short.
+    // The remaining memory is too small for many watches, although their keys are short.
     let mut small = 0;
     while !last.create(watch("k")).await.canceled {
         small += 1;

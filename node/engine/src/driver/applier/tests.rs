@@ -5,7 +5,7 @@ use node_state::state_machine::{EntryKind, Members, Snapshot};
 
 use super::*;
 
-/// State machine that counts the entries it has applied. Request ids are indexes.
+/// State machine that counts the entries it has applied. Each entry's request id equals its index.
 #[derive(Debug, Default)]
 struct Count {
     applied: Position,
@@ -78,7 +78,7 @@ impl StateMachine for Count {
     }
 }
 
-/// Results in the order in which they were reported. The only snapshot body is one at index 50.
+/// Records all results as text, in order. The only snapshot file that it can open holds index 50.
 #[derive(Default)]
 struct OutputRecorder {
     all: Vec<String>,
@@ -135,8 +135,7 @@ fn applier(policy: CheckpointPolicy) -> Applier<Count> {
     Applier::new(Count::default(), policy, Arc::default())
 }
 
-/// Runs all `jobs`. Returns what the state machine reported, and the size of each batch that it
-/// applied.
+/// Runs all `jobs`. Returns the recorded results, and the number of entries in each applied batch.
 fn run(policy: CheckpointPolicy, jobs: Vec<ApplyJob>) -> (Vec<String>, Vec<usize>) {
     let (mut applier, mut told) = (applier(policy), OutputRecorder::default());
     let mut jobs = jobs.into_iter();

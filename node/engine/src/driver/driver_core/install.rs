@@ -7,11 +7,11 @@ use crate::driver::peers::IncomingSnapshot;
 use crate::log::Batch;
 
 impl DriverCore {
-    /// Takes a received snapshot with its body.
+    /// Passes a received snapshot to consensus, unless it can't be installed now.
     pub(super) fn receive_snapshot(&mut self, snapshot: IncomingSnapshot) {
         self.drain();
-        // A pending install, or an output that must be durable first, prevents installing this
-        // snapshot now.
+        // The snapshot is dropped while another install is pending. It is also dropped while an
+        // earlier output of consensus isn't durable.
         if self.install.is_some() || self.consensus.awaits_durability() {
             self.effects.discard.push(snapshot.body);
             return;
@@ -19,7 +19,7 @@ impl DriverCore {
         self.incoming = Some(snapshot.body);
         self.step(snapshot.message);
         self.drain();
-        // The body is still there if consensus did not accept the snapshot.
+        // Consensus takes the body if it accepts the snapshot. A body that is left must be removed.
         self.effects.discard.extend(self.incoming.take());
     }
 
@@ -32,7 +32,8 @@ impl DriverCore {
     ) {
         let body = self.incoming.take().expect("consensus only sees snapshots that have a body");
         let hard_state = self.lazy_hard_state.take();
-        // Until the store holds the snapshot, the old log counts, and with it the old commit index.
+        // Until the store has installed the snapshot, the old log stays valid. So this batch must
+        // keep the old commit index.
         let old = hard_state.map(|state| HardState { commit: self.persisted_commit, ..state });
         let intent = self.next_batch;
         self.queue(
@@ -70,8 +71,8 @@ impl DriverCore {
         }
     }
 
-    /// Compares a built snapshot's members with those at its index, because the snapshot is of an
-    /// earlier state.
+    /// Compares the members in a finished snapshot with the configuration that was in force at
+    /// `index`. The current configuration may be a newer one.
     pub(super) fn compare_snapshot(&self, index: u64, members: &Members) {
         let then = self.configurations.iter().rev().find(|(from, _)| *from <= index);
         if let Some((_, ours)) = then {

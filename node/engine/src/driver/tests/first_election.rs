@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Returns the driver of member 1 of three, just started.
+/// Returns the driver of member 1 of three, right after its start.
 fn started(seed: u64, hasten_first_election: bool) -> DriverCore {
     let members = Members { voters: vec![1, 2, 3], learners: Vec::new() };
     let initial = InitialState { members, ..InitialState::default() };
@@ -10,8 +10,8 @@ fn started(seed: u64, hasten_first_election: bool) -> DriverCore {
     DriverCore::new(&Config::new(1, 1, seed), options, &initial).unwrap()
 }
 
-/// Returns the ticks until the member asks for votes, if it does within three election time-outs.
-/// Before each tick, `mail` may give it input.
+/// Returns the number of ticks until the member requests votes, or `None` if that takes over three
+/// election time-outs. Before each tick, `mail` may pass inputs to the driver.
 fn ticks_until_it_stands(
     driver: &mut DriverCore,
     mail: impl Fn(&mut DriverCore, u64),
@@ -57,7 +57,7 @@ fn only_the_first_election_after_a_start_comes_early() {
     }
 }
 
-/// One member of a working cluster is restarted.
+/// The cluster has a leader while one of its members restarts.
 #[test]
 fn a_member_that_hears_a_leader_does_not_stand() {
     for seed in 1..=20 {

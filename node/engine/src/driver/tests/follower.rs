@@ -1,4 +1,4 @@
-//! Writes and messages of a follower, and what waits for its disk, step by step.
+//! Writes and messages of a follower, step by step, and which of them wait for its disk.
 
 use node_consensus::{Entry, HardState};
 
@@ -21,8 +21,8 @@ fn from(leader: u64, kind: MessageKind, term: u64) -> Message {
     Message { term, ..Message::new(kind, leader, 1) }
 }
 
-/// Returns an append of entry `at`, after another entry of its term, with the commit index
-/// `commit`.
+/// Returns an append message with one entry, at position `at`. The previous entry has the same
+/// term, and the commit index is `commit`.
 fn append(at: Position, commit: u64) -> Message {
     let Position { index, term } = at;
     let entry = Entry { index, term, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
@@ -55,19 +55,20 @@ fn a_snapshot_takes_three_steps_each_durable_before_the_next() {
     driver.message(append(FIRST, 1));
     let written = driver.advance().persist;
     assert_eq!((written[0].0, written[0].1.entries.len()), (1, 1));
-    // A snapshot arrives while that batch is being written.
+    // A snapshot arrives while batch 1 is being written.
     let (at, body) = (Position { index: 50, term: 4 }, PathBuf::from("body"));
     let message = from(2, MessageKind::Snapshot, 4);
     let message = Message { snapshot: Some(at), members: Some(three()), ..message };
     driver.notice(Notice::Snapshot(IncomingSnapshot { message, body: body.clone() }));
-    // The log notes the coming install. The old log still counts, and with it its commit index.
+    // Batch 2 records that the install begins. The old log is still valid, so the batch keeps its
+    // commit index.
     let intent = Batch { hard_state: hard_state(4, 1), installing: Some(at), ..Batch::default() };
     assert_eq!(driver.advance().persist, [(2, intent)]);
     driver.notice(Notice::Persisted(1));
     assert_eq!(driver.advance().install, None, "the intent is not durable");
     driver.notice(Notice::Persisted(2));
     assert_eq!(driver.advance().install, Some((at, body)));
-    // A new leader's term arrives meanwhile, and waits.
+    // During the install, the new leader's term must wait and isn't written.
     driver.message(from(3, MessageKind::Heartbeat, 5));
     assert_eq!(driver.advance().persist, []);
     driver.notice(Notice::Installed { at, members: three() });
@@ -81,8 +82,8 @@ fn a_snapshot_takes_three_steps_each_durable_before_the_next() {
     assert_eq!((told[0].kind, told[0].to, told[0].index), (MessageKind::AppendResponse, 2, 50));
 }
 
-/// A follower is still applying a change of members when a snapshot arrives, whose members are
-/// later ones.
+/// A snapshot with newer members arrives while the follower is still applying an older change of
+/// members.
 #[test]
 fn a_change_applied_while_a_snapshot_is_on_its_way_is_part_of_that_already() {
     let mut driver = follower();

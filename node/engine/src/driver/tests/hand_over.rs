@@ -1,5 +1,5 @@
-//! A leader transfers leadership while clients write and read. No clock ticks, so anything that
-//! waited for a tick would wait for ever.
+//! A leader transfers leadership while clients write and read. The tests make no clock tick during
+//! the transfer, so a request that needs a tick would wait for ever.
 
 use std::collections::VecDeque;
 
@@ -9,17 +9,17 @@ use super::*;
 struct DriverCluster {
     drivers: Vec<DriverCore>,
     network: VecDeque<Message>,
-    /// Requests that each member has applied, and reads that it may answer.
+    /// For each member: the requests that it has applied, and the reads that it may answer.
     served: Vec<(Vec<u64>, Vec<u64>)>,
 }
 
 impl DriverCluster {
-    /// Returns a cluster of this many voters, led by the first.
+    /// Returns a cluster of `voters` voters. Member 1 leads it.
     fn led(voters: u64) -> Self {
         Self::of(&Members { voters: (1..=voters).collect(), learners: Vec::new() })
     }
 
-    /// Returns a cluster of these members, whose ids count from 1, led by the first.
+    /// Returns a cluster of these members, whose ids begin at 1. Member 1 leads it.
     fn of(members: &Members) -> Self {
         let ids: Vec<u64> = members.voters.iter().chain(&members.learners).copied().collect();
         let driver = |id| {
@@ -58,7 +58,7 @@ impl DriverCluster {
         self.work(n);
     }
 
-    /// Does all work of a member, with a disk and state machine that are instant.
+    /// Does all pending work of a member. Its disk and state machine finish at once.
     fn work(&mut self, n: usize) {
         loop {
             let driver = &mut self.drivers[n];
@@ -84,7 +84,8 @@ impl DriverCluster {
         }
     }
 
-    /// Delivers one message, to the first member in `order` for which one is pending.
+    /// Delivers one message, to the first member in `order` that has a pending one. Returns false
+    /// if there is none.
     fn deliver(&mut self, order: &[u64]) -> bool {
         let next = |to: &u64| self.network.iter().position(|message| message.to == *to);
         let Some(message) = order.iter().find_map(next).and_then(|at| self.network.remove(at))
@@ -111,7 +112,8 @@ impl DriverCluster {
 fn nobody_waits_for_the_clock_while_a_leader_hands_over() {
     let orders = [[1, 2, 3], [1, 3, 2], [2, 1, 3], [2, 3, 1], [3, 1, 2], [3, 2, 1]];
     for order in orders {
-        // Clients send requests before each step of the transfer, and after the last.
+        // In each run, clients send requests after another number of steps, from none to all steps
+        // of the transfer.
         for before in 0.. {
             let mut cluster = DriverCluster::led(3);
             cluster.tell(0, Notice::Transfer(Some(2)));
@@ -143,7 +145,7 @@ fn there_is_somebody_to_hand_over_to_at_any_time() {
             cluster.work(0);
             cluster.settle(&[1, 2, 3]);
         }
-        // The leader's latest messages have not arrived yet.
+        // When the transfer begins, the messages of this tick have not been delivered yet.
         cluster.drivers[0].tick();
         cluster.work(0);
         cluster.tell(0, Notice::Transfer(None));
@@ -152,8 +154,8 @@ fn there_is_somebody_to_hand_over_to_at_any_time() {
     }
 }
 
-/// Returns a leader of five after `ticks` ticks, during which the `silent` members received and
-/// answered nothing.
+/// Returns a cluster of five, with leader 1, after `ticks` ticks. Meanwhile the members in `silent`
+/// received and answered nothing.
 fn led_beside_silent(silent: &[u64], ticks: u64) -> DriverCluster {
     let mut cluster = DriverCluster::led(5);
     let others: Vec<u64> = (1..=5).filter(|member| !silent.contains(member)).collect();
@@ -166,7 +168,8 @@ fn led_beside_silent(silent: &[u64], ticks: u64) -> DriverCluster {
     cluster
 }
 
-/// If nothing was written since a member died, that member's log is as long as the leader's.
+/// Member 5 is unreachable, but its log is as long as the leader's, because nothing was written
+/// since.
 #[test]
 fn a_leader_hands_over_to_nobody_whose_stream_has_ended() {
     let mut cluster = DriverCluster::led(5);
@@ -177,7 +180,8 @@ fn a_leader_hands_over_to_nobody_whose_stream_has_ended() {
     assert!((2..=4).contains(&cluster.leaders()[0]), "{:?}", cluster.leaders());
 }
 
-/// A paused process, or one behind a cut cable, keeps its streams for a while.
+/// The members in `silent` stay connected but don't answer, like a paused process or a host behind
+/// a cut cable.
 #[test]
 fn a_leader_prefers_a_successor_that_answers() {
     for ticks in 3..30 {
@@ -193,8 +197,8 @@ fn a_leader_prefers_a_successor_that_answers() {
 fn a_leader_prefers_the_longest_log_among_those_who_answer() {
     let mut cluster = DriverCluster::led(5);
     cluster.ask(0);
-    // Only member 3 receives the write and acknowledges it. The messages to members 2, 4 and 5
-    // stay undelivered.
+    // Only member 3 receives the write and acknowledges it. The messages to members 2, 4 and 5 stay
+    // undelivered.
     while cluster.deliver(&[3]) {}
     while cluster.deliver(&[1]) {}
     assert_eq!(cluster.drivers[0].successor(), Some(3));

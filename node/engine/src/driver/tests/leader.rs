@@ -1,8 +1,8 @@
-//! Messages that a leader sends once its disk has completed a write, step by step.
+//! Messages that a leader may send only once its disk has completed a write, step by step.
 
 use super::*;
 
-/// Returns the elected leader of two, and the number of its last batch, which is durable.
+/// Returns the elected leader of two members, and the number of its last batch, which is durable.
 fn leader() -> (DriverCore, u64) {
     let members = Members { voters: vec![1, 2], learners: Vec::new() };
     let initial = InitialState { members, ..InitialState::default() };
@@ -37,8 +37,8 @@ fn agreed(to: &Message) -> Option<Message> {
     Some(Message { term: to.term, index, ..Message::new(kind, 2, 1) })
 }
 
-/// Returns a leader that just learned the commit of a change of members, and the number of the
-/// batch that records it.
+/// Returns a leader that has just learned that a change of members is committed, and the number of
+/// the batch that records this.
 fn committed_change() -> (DriverCore, u64) {
     let (mut driver, batch) = leader();
     let data = Bytes::from_static(b"a change of members");

@@ -1,5 +1,5 @@
-//! Random operations on a disk that fails at random points, compared with a model. Everything
-//! acknowledged must be there, and the state must be one that the log went through.
+//! Random operations on a disk that fails at random points, compared with a model. After a crash,
+//! everything acknowledged must still exist. The recovered state must be one that the model allows.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,8 @@ enum LogAction {
 /// Content of one batch.
 #[derive(Clone, Debug)]
 enum BatchContent {
-    /// Entries of these sizes. The first one replaces the entry `back` before the end.
+    /// Appends entries of these sizes. The first of them replaces the entry that lies `back`
+    /// entries before the end.
     Append {
         sizes: Vec<usize>,
         back: u64,
@@ -119,8 +120,8 @@ impl LogModel {
         self.entries.insert(entry.index, entry.clone());
     }
 
-    /// Returns every state that a crash during this batch may leave; the last one has the whole
-    /// batch.
+    /// Returns every state that a crash during the write of `batch` may leave. The last state
+    /// contains the whole batch.
     fn states(&self, batch: &Batch) -> Vec<Self> {
         let mut now = self.clone();
         let mut states = Vec::new();
@@ -151,9 +152,10 @@ struct CrashTest {
     disk: SimulatedDisk,
     options: LogOptions,
     log: Option<Log>,
-    /// State after the last successful call.
+    /// State of the log after the last successful operation.
     acknowledged: LogModel,
-    /// States that are possible since then; the last one is the current one.
+    /// States that the unfinished operations may have left. The last one is the state without a
+    /// crash.
     possible: Vec<LogModel>,
     boot: u64,
 }
@@ -248,7 +250,8 @@ impl CrashTest {
 
     fn reopen(&mut self) -> Result<(), String> {
         self.log = None;
-        // The power may also fail while the log is being opened.
+        // The power may also fail while the log is being opened: once after 3 disk operations, once
+        // after 9.
         for operations in [3, 9] {
             self.disk.power_off_after(operations);
             if Log::open(&self.disk.shared(), member(), &self.options).is_ok() {
@@ -309,7 +312,8 @@ proptest! {
     }
 }
 
-/// Runs random operations with a fault, and expects at least one run to fail.
+/// Injects the fault `wrong` into random operations. Panics unless at least one run detects the
+/// fault.
 fn assert_noticed(wrong: InjectedFault) {
     let config =
         Config { cases: 400, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };

@@ -1,9 +1,9 @@
-//! Changed bytes: either refused, with the file and offset, or provably part of an unacknowledged
-//! tail.
+//! Tests that change bytes of the log. Opening it must fail with file and offset, unless the bytes
+//! belong to an unacknowledged record at the end.
 
 use super::*;
 
-/// Writes a log of four flushes, none of them sealed. Returns the entries of each.
+/// Writes a log of four records, none of them sealed. Returns the entries of each record.
 fn four_records(disk: &SimulatedDisk) -> Vec<Vec<Entry>> {
     let mut log = create(disk);
     let groups = [entries(1..=3, 1), entries(4..=70, 1), entries(71..=72, 2), entries(73..=75, 2)];
@@ -17,8 +17,8 @@ fn first_segment() -> PathBuf {
     directory().join("0000000000000001.wal")
 }
 
-/// Offsets at which the records of [`four_records`] begin, and the end of the last one. They follow
-/// the first record and the boot record.
+/// Offsets at which the records of [`four_records`] begin, and the end of the last of them. The
+/// segment's first record and the boot record come before.
 const RECORDS: [u64; 5] = [8192, 12288, 20480, 24576, 28672];
 
 fn flip(disk: &SimulatedDisk, path: &Path, offset: u64, bits: u8) {
@@ -198,8 +198,8 @@ fn segments_that_changed_places_are_refused() {
 fn damage_at_the_end_of_a_segment_is_proved_by_the_next_one() {
     let disk = disk(1);
     let segments = three_segments(&disk);
-    // Each record holds ten entries. The fourteenth record is the last one, and the mark follows
-    // it.
+    // Each record holds ten entries. The segment's last record but one holds entries; its last
+    // record marks the full segment.
     let last = 65_536 - 2 * 4096;
     let mark = disk.duplicate(1);
     flip(&mark, &segments[1], last + 4096, 1);

@@ -145,7 +145,7 @@ fn an_installation_that_a_crash_cut_short_is_finished() {
     let disk = disk(1);
     let mut log = create(&disk);
     let first = 3;
-    // This vote belongs to a term before the snapshot's term.
+    // The vote belongs to term 1, which is older than the snapshot's term 4.
     let voted = Some(hard_state(1, 2, 3));
     log.write(&[Batch { hard_state: voted, ..batch(entries(1..=first, 1)) }]).unwrap();
     let snapshot = at(50, 4);
@@ -405,7 +405,8 @@ fn a_batch_that_leaves_a_gap_is_a_broken_invariant() {
     let _ = log.write(&[batch(entries(3..=3, 1))]);
 }
 
-/// Returns the number of bytes that the kernel has counted as written by this thread.
+/// Returns the number of bytes that this thread has caused to be written to disk, as the kernel
+/// counts them.
 fn booked_bytes() -> u64 {
     let io = std::fs::read_to_string("/proc/thread-self/io").unwrap();
     let line = io.lines().find_map(|line| line.strip_prefix("write_bytes: ")).unwrap();
@@ -420,7 +421,8 @@ fn a_sync_writes_its_record_and_not_the_zeros_around_it() {
     Log::create(&disk, temporary.path(), &identity(), &options).unwrap();
     let (mut log, _) = Log::open(&disk, temporary.path(), &options).unwrap();
     while log.prepare().unwrap() {}
-    // The first MiB begins right after the first record, and so is never one folio.
+    // Write past the first MiB of zeros. It begins at an unaligned offset, so the page cache never
+    // holds it as one folio.
     (1..=300).for_each(|index| write(&mut log, entries(index..=index, 1)));
     let before = booked_bytes();
     (301..=350).for_each(|index| write(&mut log, entries(index..=index, 1)));

@@ -86,7 +86,7 @@ fn all(log: &Log) -> Vec<Entry> {
     log.read(log.base().index + 1, u64::MAX, u64::MAX).unwrap()
 }
 
-/// Returns the segment files with this extension, by name.
+/// Returns the paths of all log files with this extension, sorted by name.
 fn files(disk: &SimulatedDisk, extension: &str) -> Vec<PathBuf> {
     let names = disk.list(&directory()).unwrap();
     let ours = names.iter().filter(|name| name.ends_with(extension));

@@ -1,8 +1,9 @@
-//! Peers simulated by the test: they prove their identity, and then do what no real member does.
+//! Tests with peers that the test simulates. They prove their identity, and then act as no real
+//! member does.
 
 use super::*;
 
-/// Returns a stream to `node` whose hello was accepted.
+/// Opens a stream to `node`, and returns it once `node` has accepted the hello.
 fn open(node: &TransportNode, purpose: StreamPurpose) -> TcpStream {
     open_as(local(2), node, purpose)
 }
@@ -24,7 +25,7 @@ fn write(stream: &mut TcpStream, kind: wire::frame::FrameKind, payload: &[u8]) {
     stream.write_all(&bytes).unwrap();
 }
 
-/// Returns the payload of the next frame of this kind; other frames are skipped.
+/// Returns the payload of the next frame of kind `kind`; skips other frames.
 fn read(stream: &mut TcpStream, kind: wire::frame::FrameKind) -> Vec<u8> {
     loop {
         let mut head = [0; super::wire::frame::HEADER_BYTES];
@@ -38,7 +39,7 @@ fn read(stream: &mut TcpStream, kind: wire::frame::FrameKind) -> Vec<u8> {
     }
 }
 
-/// Accepts the next dial of `node`, and answers it as `local`.
+/// Accepts the next connection of `node`, and answers its hello as the member `local`.
 fn take(listener: &std::net::TcpListener, node: &TransportNode, local: LocalMember) -> TcpStream {
     let (mut stream, _) = listener.accept().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -72,7 +73,8 @@ fn a_snapshot_of_another_length_or_checksum_than_it_ends_with_is_refused() {
 
 #[test]
 fn the_newer_of_two_streams_of_a_peer_ends_the_older() {
-    // Longer than any wait in this test, so that only the newer stream can end the older one.
+    // The time-out is longer than any wait in this test. So the older stream can only end because
+    // of the newer one.
     let limits = TransportLimits { dead_after: PATIENCE * 2, ..TransportLimits::default() };
     let a = TransportNode::start_as(local(1), TransportEventRecorder::default(), limits);
     knows_member_two(&a);
@@ -86,7 +88,7 @@ fn the_newer_of_two_streams_of_a_peer_ends_the_older() {
     eventually("the second is read", || a.messages().len() == 2);
 }
 
-/// Returns member 1, whose peer 2 is at `listener`.
+/// Returns a transport of member 1. It dials `listener` as its peer 2.
 fn dials(listener: &std::net::TcpListener) -> TransportNode {
     let limits = TransportLimits { dead_after: PATIENCE * 2, ..TransportLimits::default() };
     let node = TransportNode::start_as(local(1), TransportEventRecorder::default(), limits);
@@ -96,8 +98,8 @@ fn dials(listener: &std::net::TcpListener) -> TransportNode {
     node
 }
 
-/// Accepts a stream that `node` has dialled, and fills its queue. Returns the number of queued
-/// messages.
+/// Accepts a message stream that `node` opens, reads nothing from it, and fills its queue. Returns
+/// the stream and the number of queued messages.
 fn filled(
     listener: &std::net::TcpListener,
     node: &TransportNode,
@@ -105,7 +107,7 @@ fn filled(
 ) -> (TcpStream, usize) {
     let unread = take(listener, node, local(2));
     eventually("it is connected", || !node.transport.connected().is_empty());
-    // The sockets' buffers, and one batch that is being written, are filled first.
+    // First fill the sockets' buffers, and the batch that is being written.
     let (mut sent, before) = (0, node.transport.counters().dropped_full);
     eventually("the queue is full", || {
         while node.transport.send(MemberId(2), message.clone()).is_ok() {
@@ -125,7 +127,7 @@ fn lose(stream: TcpStream, node: &TransportNode) {
 fn what_waited_for_a_lost_stream_is_not_sent_on_the_next() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let a = dials(&listener);
-    // The queue has room for more than one batch of these.
+    // With messages of 64 KiB, the queue holds more than one batch.
     let (unread, _) = filled(&listener, &a, &Bytes::from(vec![7; 64 << 10]));
     lose(unread, &a);
     let mut next = take(&listener, &a, local(2));
@@ -161,7 +163,7 @@ fn another_member_that_answers_for_the_one_that_was_dialled_is_refused() {
     assert!(a.transport.connected().is_empty());
 }
 
-/// Returns a message stream, opened by the peer, that carries messages in both directions.
+/// Opens a stream to `node` as its peer, and makes it two-way.
 fn open_two_way(node: &TransportNode) -> TcpStream {
     let mut stream = open(node, StreamPurpose::Messages);
     write(&mut stream, wire::frame::FrameKind::TwoWay, &[]);
@@ -205,7 +207,7 @@ fn a_peer_of_an_older_build_that_answers_is_sent_what_it_knows_only() {
         let length = u32::from_be_bytes(head[..4].try_into().unwrap()) as usize;
         stream.read_exact(&mut vec![0; length - 1]).unwrap();
     }
-    // A one-way stream doesn't carry messages to the member that opened it.
+    // This stream is not two-way, so a message to the side that opened it is not allowed.
     write(&mut stream, wire::frame::FrameKind::Message, b"no");
     eventually("the stream ends", || !is_connected(&a));
     assert!(a.messages().is_empty());
@@ -226,7 +228,7 @@ fn when_the_carrier_breaks_what_is_sent_takes_the_other_stream() {
     eventually("the loss is told", || a.events.reachable.lock().unwrap().ends_with(&[false, true]));
     a.transport.send(MemberId(2), Bytes::from_static(b"2")).unwrap();
     assert_eq!(read(&mut stands_by, wire::frame::FrameKind::Message), b"2");
-    // The peer is dialled again, but messages stay on the present carrier.
+    // The transport dials the peer again, but keeps the present carrier.
     let _again = take(&listener, &a, local(2));
     a.transport.send(MemberId(2), Bytes::from_static(b"3")).unwrap();
     assert_eq!(read(&mut stands_by, wire::frame::FrameKind::Message), b"3");

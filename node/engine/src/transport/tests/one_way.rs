@@ -1,13 +1,14 @@
-//! Two members of which only one can connect to the other.
+//! Tests of two members of which only one can connect to the other.
 
 use super::*;
 
-/// Returns a peer record with an address where nothing listens.
+/// Returns a record of a peer at an address where nothing listens.
 fn unreachable_peer(id: u64) -> PeerRecord {
     peer_at(MemberId(id), "127.0.0.1:1".parse().unwrap())
 }
 
-/// Returns members 1 and 2. Member 2 has connected to member 1, which can't connect to member 2.
+/// Returns connected members 1 and 2. Only member 2 can connect: member 1 has a wrong address of
+/// member 2.
 fn half_a_pair() -> (TransportNode, TransportNode) {
     let (a, b) = (TransportNode::start(1), TransportNode::start(2));
     let peers = vec![unreachable_peer(2)];

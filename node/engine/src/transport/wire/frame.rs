@@ -1,19 +1,20 @@
-//! Frames of a stream: the length of the rest (u32, big endian), a kind, and a payload.
+//! Frames of a stream. A frame is the length of what follows (u32, big endian), a kind and a
+//! payload.
 
 use std::io;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// Bytes of a frame's length and kind.
+/// Bytes before a frame's payload: its length and its kind.
 pub(in crate::transport) const HEADER_BYTES: usize = 5;
-/// Maximum bytes by which the buffer may grow ahead of received data, so a claimed length alone
-/// costs nothing.
+/// Maximum bytes that the buffer allocates beyond received data. So a peer can't use memory by only
+/// announcing a long frame.
 const GROW_BYTES: usize = 64 * 1024;
-/// Bytes read at once, unless a longer frame is being received.
+/// Bytes that one read requests, unless a longer frame is being received.
 const READ_BYTES: usize = 8 * 1024;
-/// Maximum size of payloads that are copied out of the buffer. They outlive it in the consensus
-/// core's cache. A slice of a few bytes would keep all of the buffer alive.
+/// Maximum size of a payload that is copied out of the buffer. Payloads stay in the cache of
+/// consensus for long. A slice of a few bytes would keep the whole buffer in memory.
 const COPY_BYTES: usize = 32 * 1024;
 
 /// Kind of a frame. The numbers are those of the wire format.
@@ -32,21 +33,21 @@ pub(in crate::transport) enum FrameKind {
     SnapshotChunk = 4,
     /// End of a snapshot: its length (u64) and CRC-32C (u32).
     SnapshotEnd = 5,
-    /// Result of an installation: the byte 1 if it succeeded, 0 if it failed.
+    /// Result of the installation: one byte, 1 for success and 0 for failure.
     SnapshotAnswer = 6,
     /// Request of one member to another.
     Request = 7,
     /// Answer to a request.
     Answer = 8,
-    /// Promises that members have made by votes and acknowledgements, as the sender knows them.
+    /// Promises of members (their votes and acknowledgements), as far as the sender knows them.
     Promises = 9,
-    /// List of members, by the sender's table.
+    /// List of members in the sender's table.
     MemberList = 10,
-    /// Declares that the opener of this stream also reads messages on it.
+    /// Says that the opener of this stream also accepts messages on it.
     TwoWay = 11,
     /// Asks the receiver to open a stream: its purpose (one byte) and a token (u64).
     Invite = 12,
-    /// Token of the invitation for which a stream was opened.
+    /// Token of the invitation on which this stream was opened.
     InvitationToken = 13,
 }
 
@@ -73,7 +74,7 @@ impl FrameKind {
     }
 }
 
-/// Appends one frame to `out`. The caller has checked that the payload fits.
+/// Appends one frame to `out`. The caller must have checked that the payload isn't too long.
 pub(in crate::transport) fn put(out: &mut BytesMut, kind: FrameKind, payload: &[u8]) {
     let len = u32::try_from(payload.len() + 1).expect("frames are bounded far below 4 GiB");
     out.reserve(HEADER_BYTES + payload.len());
@@ -82,7 +83,7 @@ pub(in crate::transport) fn put(out: &mut BytesMut, kind: FrameKind, payload: &[
     out.put_slice(payload);
 }
 
-/// Reader of frames with at most `max` payload bytes.
+/// Reader of frames whose payload has at most `max` bytes.
 pub(in crate::transport) struct FrameReader<R> {
     inner: R,
     buffer: BytesMut,
@@ -94,8 +95,8 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         Self { inner, buffer: BytesMut::new(), max }
     }
 
-    /// Returns the next frame, or `None` if the stream ended between frames. Cancel-safe: received
-    /// bytes stay in the buffer.
+    /// Returns the next frame, or `None` if the stream ended after a complete frame. Cancel-safe:
+    /// received bytes stay in the buffer.
     pub(in crate::transport) async fn next(&mut self) -> io::Result<Option<(FrameKind, Bytes)>> {
         loop {
             let missing = match self.parse()? {

@@ -18,10 +18,11 @@
 //! 88 last index         8
 //! ```
 //!
-//! The answer repeats the purpose, with one exception: it answers "messages" by "snapshot". Builds
-//! that know one-way streams only answer "messages", and ignore the purpose of an answer. So both
-//! ends learn whether the other knows two-way streams: the dialler by the answer, and the other end
-//! by the frame `TwoWay`. The dialler sends that frame only after such an answer.
+//! The answer repeats the purpose of the dialler's hello, with one exception: "messages" is
+//! answered by "snapshot". Older builds, which know one-way streams only, answer "messages", and
+//! ignore the purpose of an answer. So the dialler learns from the answer whether the other end
+//! knows two-way streams. If so, the dialler sends the frame `TwoWay`, from which the other end
+//! learns the same.
 //!
 //! The first ten bytes are the same in every version, so a hello of another version can be refused
 //! properly.
@@ -41,24 +42,25 @@ const VERSION: u16 = 2;
 /// End of magic and version, in bytes from the start.
 const VERSION_ENDS: usize = 10;
 
-/// Purpose of a stream. The numbers are those of the wire format.
+/// Purpose for which a stream was opened. The numbers are those of the wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(in crate::transport) enum StreamPurpose {
-    /// Messages of consensus, pings, promises and censuses.
+    /// Consensus messages, pings, promises and lists of members, in one or both directions.
     Messages = 0,
     /// A snapshot sent by the dialler.
     Snapshot = 1,
     /// One request of the dialler, and its answer.
     Request = 2,
-    /// A request for the list of members. It may come from a joining member that doesn't know its
-    /// id: ids are 0.
+    /// A request for the list of members. All ids in the hello are 0, because a joining member
+    /// doesn't know them yet.
     Members = 3,
     /// The whole state, sent to a joining member.
     State = 4,
-    /// A snapshot sent by the other end, which has invited the dialler.
+    /// A snapshot sent by the member that accepted the connection. It had invited the dialler.
     TakeSnapshot = 5,
-    /// One request of the other end, which has invited the dialler, and its answer.
+    /// One request of the member that accepted the connection, and its answer. That member had
+    /// invited the dialler.
     TakeRequest = 6,
 }
 
@@ -72,19 +74,21 @@ impl StreamPurpose {
         Self::TakeSnapshot,
         Self::TakeRequest,
     ];
-    /// Purpose in an answer to [`StreamPurpose::Messages`] that marks a stream as possibly two-way.
+    /// Purpose in the answer to [`StreamPurpose::Messages`] that shows that the answering build
+    /// knows two-way streams.
     const TWO_WAY: Self = Self::Snapshot;
 
     pub(in crate::transport) fn from_wire(byte: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|purpose| *purpose as u8 == byte)
     }
 
-    /// Returns the purpose in the answer to an accepted hello.
+    /// Returns the purpose to put in the answer to an accepted hello with this purpose.
     pub(in crate::transport) fn in_answer(self) -> Self {
         if self == Self::Messages { Self::TWO_WAY } else { self }
     }
 
-    /// Returns the purpose by which the other end can open such a stream instead, if there is one.
+    /// Returns the purpose with which the peer can open the stream instead, on an invitation.
+    /// `None` if that isn't possible.
     pub(in crate::transport) fn reversed(self) -> Option<Self> {
         match self {
             Self::Snapshot => Some(Self::TakeSnapshot),
@@ -97,7 +101,7 @@ impl StreamPurpose {
         }
     }
 
-    /// Returns whether such a stream is opened on an invitation only.
+    /// Returns whether streams of this purpose are opened only on an invitation.
     pub(in crate::transport) fn is_reversed(self) -> bool {
         matches!(self, Self::TakeSnapshot | Self::TakeRequest)
     }
@@ -125,26 +129,27 @@ pub enum StreamRefusal {
     /// The sender was removed from the cluster.
     #[error("the member has been permanently removed from the cluster")]
     Removed = 6,
-    /// The sender's data directory is not the one of the member whose id it uses.
+    /// The sender's data directory isn't the one that the sender's id is known to use.
     #[error("its incarnation is not that of the member: its disk was wiped or replaced")]
     Incarnation = 7,
-    /// The sender's data directory is an older copy, or is used by two processes.
+    /// The sender's data directory is an older copy, or two processes use it.
     #[error("its boot counter went back, or runs twice: its data directory is a copy")]
     Boot = 8,
-    /// The key of the sender's certificate is not the one bound in the member's record.
+    /// The key of the sender's certificate isn't the key that the member's record binds.
     #[error(
         "its key is not the one bound to the member: it must have that key, or be removed and added with another"
     )]
     Key = 9,
-    /// The receiver can't record the sender durably at present. The sender is not at fault.
+    /// The receiver can't write its record of the sender to disk at present. The sender is not at
+    /// fault.
     #[error("the other end cannot write down what it must remember of this member")]
     Unavailable = 10,
-    /// The sender's disk lacks votes or entries that the member has promised.
+    /// The sender's disk lacks a vote or entries that the member has promised earlier.
     #[error(
         "its disk holds less than the member has promised: its data directory was put back from an older image"
     )]
     Amnesia = 11,
-    /// Another process of the member is connected, and may be dead or alive.
+    /// Another process of the same member is connected, and may still be alive.
     #[error("another process of this member is connected, and it is being seen whether that lives")]
     AnotherProcess = 12,
 }
@@ -166,7 +171,8 @@ impl StreamRefusal {
         Self::AnotherProcess,
     ];
 
-    /// Returns whether the data directory itself is refused, so that no restart on it ever helps.
+    /// Returns whether the sender's data directory is refused. If so, no restart on that directory
+    /// helps.
     pub fn is_permanent(self) -> bool {
         matches!(self, Self::Incarnation | Self::Boot | Self::Amnesia)
     }
@@ -195,11 +201,12 @@ impl StreamRefusal {
     }
 }
 
-/// Identity of the sender, and the receiver that it expects.
+/// Identity of the sender, and the id of the member that it expects to reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::transport) struct Hello {
     pub purpose: StreamPurpose,
-    /// Reason of a refusal. `None` in a dialler's hello and in an acceptance.
+    /// Reason for a refusal. `None` if the hello is accepted, and always `None` in the dialler's
+    /// hello.
     pub answer: Option<StreamRefusal>,
     pub cluster: ClusterId,
     pub from: MemberId,
@@ -229,18 +236,19 @@ impl Hello {
         }
     }
 
-    /// Returns the process that sent this hello.
+    /// Returns the claims of the process that sent this hello.
     pub(in crate::transport) fn process_claim(&self) -> ProcessClaim {
         let Self { incarnation, boot, run, disk, .. } = *self;
         ProcessClaim { incarnation, boot, run, disk }
     }
 
-    /// Returns whether this answer to [`StreamPurpose::Messages`] says that the stream may be two-way.
+    /// Returns whether this answer to [`StreamPurpose::Messages`] shows that the answering build
+    /// knows two-way streams.
     pub(in crate::transport) fn offers_two_way(&self) -> bool {
         self.answer.is_none() && self.purpose == StreamPurpose::TWO_WAY
     }
 
-    /// Returns what the sender has proven, together with the key of its certificate.
+    /// Returns the proven identity of the sender. `key` is the key of its certificate.
     pub(in crate::transport) fn proof(&self, key: Option<NodeKey>) -> Proof {
         Proof { incarnation: self.incarnation, run: self.run, key }
     }
@@ -310,16 +318,16 @@ impl Hello {
     }
 
     /// Checks this hello, received by `local`, against the sender's record. `record` is `Err(true)`
-    /// for a removed member and `Err(false)` for an unknown one. The boot counter is checked
-    /// elsewhere, because it must be made durable.
+    /// for a removed member and `Err(false)` for an unknown one. The boot counter is not checked
+    /// here, because that requires a write to disk.
     pub(in crate::transport) fn check(
         &self,
         local: &LocalMember,
         record: Result<&PeerRecord, bool>,
         key: Option<NodeKey>,
     ) -> Result<(), StreamRefusal> {
-        // The cluster is checked first, so that a member of another one learns nothing about the
-        // members here.
+        // The cluster is checked first, so that a member of another cluster learns nothing about
+        // this cluster's members.
         if self.cluster != local.cluster {
             return Err(StreamRefusal::Cluster);
         }

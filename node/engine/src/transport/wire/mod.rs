@@ -1,6 +1,7 @@
-//! Contents of a connection between two members: the byte stream, the hello, and frames.
+//! Format of a connection between two members: the byte stream, the hello and the frames.
 //!
-//! The tasks that accept, dial and serve streams are built on these parts, which start no task.
+//! The tasks that accept, dial and serve streams use these modules. The modules themselves start no
+//! task.
 
 pub(in crate::transport) mod frame;
 pub(in crate::transport) mod hello;

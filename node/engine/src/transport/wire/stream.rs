@@ -21,7 +21,7 @@ pub(in crate::transport) trait Duplex:
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
-/// A connected stream, and the key that its other end proved.
+/// A connected stream, with the key of the certificate that the other end has presented.
 pub(in crate::transport) struct PeerStream {
     pub io: Box<dyn Duplex>,
     pub key: Option<NodeKey>,
@@ -40,7 +40,7 @@ pub(in crate::transport) async fn dial(
     }
     let tls = tls.ok_or_else(|| invalid("https, but no peer certificate is configured"))?;
     let config = tls.client_config(bound);
-    // A zone (`%eth0`) is not part of a name in a certificate.
+    // A certificate's name has no zone, such as `%eth0`, so the zone is cut off.
     let host = url.host().split_once('%').map_or(url.host(), |(address, _)| address);
     let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
     let stream =
@@ -82,9 +82,9 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
-/// Binds `address`, which can be bound again at once after a restart.
+/// Binds `address`. The address can be bound again right after a restart.
 pub(in crate::transport) fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
-    // On Unix, std sets SO_REUSEADDR.
+    // On Unix, std sets SO_REUSEADDR on the socket.
     let listener = std::net::TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     Ok(listener)

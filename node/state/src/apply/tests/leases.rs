@@ -87,7 +87,7 @@ fn what_a_clock_says_counts_in_its_term_and_for_the_lease_that_it_knew() {
     let left =
         |world: &ApplyHarness| world.machine.store().view().leases().unwrap()[0].remaining_ttl;
     // All entries have term 1, and the entry with index 1 granted the lease. A checkpoint of
-    // another term is refused, and a checkpoint for another grant changes nothing.
+    // another term is refused. A checkpoint that names another grant changes nothing.
     assert_eq!(world.apply(note(2, 1, 9)), Err(ApplyError::LeaderChanged));
     assert_eq!(world.apply(note(1, 2, 9)), Ok(Response::LeasesCheckpointed));
     assert_eq!(left(&world), 0);
@@ -110,7 +110,7 @@ fn what_a_clock_says_of_many_leases_counts_for_each_that_it_knew() {
         granted(&mut world, id, 60).unwrap();
     }
     let left = |(id, left, granted)| LeaseLeft { id, left, granted };
-    // Lease 7 was granted again, by another entry than the note says; lease 9 no longer exists.
+    // The checkpoint names another grant of lease 7 than the table, and lease 9 does not exist.
     let leases = [(5, 9, 1), (7, 8, 2), (9, 7, 5), (8, 6, 4)].map(left).to_vec();
     let noted = Operation::LeaseCheckpoint(LeaseCheckpoint { term: 1, leases });
     assert_eq!(world.apply(noted), Ok(Response::LeasesCheckpointed));

@@ -46,12 +46,13 @@ fn an_operation_is_carried_out_once_on_every_member_and_after_every_restart() {
     let again = |id, at| Member { id: MemberId(id), peer_urls: vec![at], ..learner.clone() };
     let asked = [
         (request(MemberChange::Add(learner.clone()), 1), Ok(1)),
-        // The operation id is that of the first change, though the member is another one.
+        // The operation id is that of the first change, although this change adds another member.
         (request(MemberChange::Add(again(10, "http://ten:2380".to_owned())), 1), Err(1)),
         (request(MemberChange::Promote(id), 2), Ok(3)),
         (request(MemberChange::Update(id, elsewhere.clone()), 3), Ok(4)),
         (request(MemberChange::Update(id, vec!["http://third:2380".to_owned()]), 4), Ok(5)),
-        // This operation is not the last one on this member, but it is still remembered.
+        // Later operations on this member have followed, but this operation's id is still
+        // remembered.
         (request(MemberChange::Update(id, elsewhere), 3), Err(4)),
         (request(MemberChange::Remove(id), 5), Ok(7)),
         // The operation ids of a removed member are still remembered.

@@ -127,17 +127,17 @@ impl Jwt {
         Ok(Self { method: options.method, ttl: options.ttl, signer, verifier })
     }
 
-    /// Returns a signed token for `user`, or `None` without a private key. `now` is in seconds
+    /// Returns a signed token for `user`, or `None` if there is no private key. `now` is in seconds
     /// since 1970.
     #[must_use]
     pub fn sign(&self, user: &str, revision: u64, now: i64) -> Option<Zeroizing<String>> {
         let signer = self.signer.as_ref()?;
         let until = now.saturating_add(i64::try_from(self.ttl.as_secs()).unwrap_or(i64::MAX));
-        // Members and sort order are those of etcd's tokens.
+        // The JSON fields and their order are those of etcd's tokens.
         let header = serde_json::json!({ "alg": self.method, "typ": "JWT" }).to_string();
         let payload = serde_json::json!({ "exp": until, "revision": revision, "username": user });
         let token = signer.sign_compact(header.as_bytes(), payload.to_string().as_bytes());
-        // Signing fails only without random numbers of the system.
+        // Signing fails only if the system can't provide random numbers.
         token.ok().map(Zeroizing::new)
     }
 

@@ -25,8 +25,8 @@ pub enum DiskOperation {
     List,
 }
 
-/// Error that the caller gets. A write that fails has written a part of its data. A sync that fails
-/// has made some sectors durable, and no later sync writes the others.
+/// Error that the caller gets. A failing write has written a part of its data. A failing sync has
+/// made some sectors durable, and no later sync writes the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskFailure {
     /// An I/O error (EIO).
@@ -62,7 +62,7 @@ pub struct Counts {
 }
 
 /// Selects the syncs that succeed without doing anything, as if the code had forgotten them. Tests
-/// use it to show that the code depends on them.
+/// show with this type that the code depends on these syncs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IgnoredSyncs {
     /// Whether syncs of files do nothing.
@@ -109,8 +109,8 @@ impl Faults {
         self.injected.push(fault);
     }
 
-    /// Makes the power fail after this many operations. An earlier power failure that was set
-    /// before stays.
+    /// Makes the power fail after this many operations. If a power failure is already due sooner,
+    /// it stays so.
     pub(super) fn power_off_after(&mut self, operations: u64) {
         self.operations_until_power_failure = Some(
             self.operations_until_power_failure.map_or(operations, |left| left.min(operations)),

@@ -8,7 +8,7 @@ use super::rng::Rng;
 pub(super) const SECTOR: usize = 512;
 
 /// Maximum number of contents kept per sector between two syncs, including the durable one. If
-/// there are more, those in between are discarded.
+/// there are more, contents between the oldest and the newest are discarded.
 const MAX_SECTOR_VERSIONS: usize = 4;
 
 type Sector = [u8; SECTOR];
@@ -25,7 +25,7 @@ pub(super) struct SimulatedFile {
     lost: BTreeMap<usize, Sector>,
 }
 
-/// Extent of the loss when one file goes through a crash.
+/// How much of the unsynced data of one file a crash loses.
 #[derive(Clone, Copy)]
 enum Loss {
     Nothing,
@@ -140,7 +140,7 @@ impl SimulatedFile {
         let len = self.surviving_len(loss, rng);
         let cut = self.len;
         for (sector, older) in std::mem::take(&mut self.dirty) {
-            // If the truncation is lost in the crash, the file also has its old contents past the
+            // If the crash loses the truncation, the file also keeps its old contents past the
             // truncated length.
             let uncut = len > cut && (sector + 1) * SECTOR > cut;
             let keep = match loss {

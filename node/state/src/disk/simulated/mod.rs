@@ -96,8 +96,8 @@ impl SimulatedDisk {
         state.restart();
     }
 
-    /// Simulates the end of the process while the machine goes on. No write is lost, and none
-    /// becomes durable by it. Open files and locks become invalid.
+    /// Simulates the end of the process while the machine goes on. No write is lost, but unsynced
+    /// writes stay unsynced. Open files and locks become invalid.
     pub fn kill(&self) {
         self.lock().restart();
     }
@@ -107,8 +107,8 @@ impl SimulatedDisk {
         self.lock().faults.inject(fault);
     }
 
-    /// Makes the power fail after `operations` more operations; everything then fails until
-    /// [`crash`](Self::crash). The last operation may survive or not, like any unsynced one.
+    /// Makes the power fail after `operations` more operations; every further operation fails until
+    /// [`crash`](Self::crash). The last operation may be lost, like any unsynced one.
     pub fn power_off_after(&self, operations: u64) {
         self.lock().faults.power_off_after(operations);
     }
@@ -139,8 +139,8 @@ impl SimulatedDisk {
         self.lock().faults.counts
     }
 
-    /// Returns a copy of the disk at this moment, like an image that a hypervisor takes. Its
-    /// crashes depend on `seed`.
+    /// Returns a copy of the disk at this moment, like an image that a hypervisor takes. The
+    /// crashes of the copy depend on `seed`.
     pub fn duplicate(&self, seed: u64) -> Self {
         let mut state = self.lock().clone();
         state.rng = Rng::new(seed);
@@ -402,7 +402,7 @@ impl DiskFile for Handle {
             DiskOperation::Write,
             offset + data.len() as u64,
             |file, rng, met| {
-                // A write that fails has written a part of its data.
+                // A failing write has written a part of its data.
                 let part = if met.is_ok() { data.len() } else { rng.below(data.len() + 1) };
                 file.write(offset, &data[..part]);
                 met

@@ -1,4 +1,4 @@
-//! Tests that users and roles are stored, checkpointed and sent as all other data.
+//! Tests that users and roles survive checkpoints and are part of snapshots, like all other data.
 
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ fn a_snapshot_brings_users_and_ends_what_tokens_proved() {
     target.crash();
     drop(other);
     assert_eq!(auth(&open(&target, CompactionMode::Background)), auth(&source));
-    // The state of a store without users replaces the users.
+    // A snapshot of a store without users removes the users of the store that installs it.
     let nobody = StoreWriter::open(backend(&disk(3)), StoreOptions::default()).unwrap();
     let mut stream = Vec::new();
     nobody.store().view().write_snapshot(&mut stream).unwrap();

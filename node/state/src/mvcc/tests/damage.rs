@@ -1,8 +1,8 @@
-//! Tests that damaged files are reported as errors, whatever the library makes of them.
+//! Tests that opening a damaged store file never panics: damage is reported as an error.
 
 use super::*;
 
-/// Returns the bytes of a store of several pages that was closed in order.
+/// Returns the file of a store that was closed properly. The file has several pages.
 fn closed_store() -> Vec<u8> {
     let disk = disk(1);
     let mut writer = open(&disk, CompactionMode::Inline);

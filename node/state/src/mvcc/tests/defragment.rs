@@ -1,4 +1,5 @@
-//! Tests of defragmentation: the new file has the same contents, whatever happens meanwhile.
+//! Tests of defragmentation: the new file has the same contents, even if the store is used
+//! meanwhile.
 
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ fn filled(disk: &SimulatedDisk, keys: u64) -> StoreWriter {
     writer
 }
 
-/// Compacts at the newest revision, and writes once more.
+/// Compacts at the newest revision, and then writes the key `last`.
 fn compacted(writer: &mut StoreWriter, index: u64) {
     let revision = writer.store().view().revision();
     write(writer, index, |batch| batch.compact(revision).unwrap());
@@ -89,7 +90,8 @@ fn what_is_written_and_compacted_meanwhile_is_in_the_new_file() {
     put(&mut writer, index + 1, "key-00000", "meanwhile");
     compacted(&mut writer, index + 2);
     writer.checkpoint().unwrap();
-    // One record per key, the last write, and a record of that key from before it.
+    // The 102 records are one for each of the 100 keys, the key `last`, and an older record of
+    // `last`.
     assert_eq!(store.stored_revisions().unwrap(), 102);
     let (after, hash) = (everything(&store), store.hash_kv(&store.view(), 0).unwrap());
     drop((writer, store));

@@ -20,7 +20,7 @@ enum KeyChange {
 #[derive(Clone, Debug)]
 enum Op {
     Write(Vec<KeyChange>),
-    /// Compacts at a fraction (of 255) of the readable revisions.
+    /// Compacts. The value selects one of the readable revisions, as a fraction of 255.
     Compact(u8),
     Checkpoint,
     /// Kills the process, without a power cut.
@@ -163,7 +163,8 @@ fn compare(writer: &StoreWriter, model: &StoreModel) {
 
 fn compare_hashes(a: &StoreWriter, b: &StoreWriter, model: &StoreModel) {
     let (a, b) = (a.store(), b.store());
-    // At the compaction revision itself, a copy that has compacted keeps the checksum from before.
+    // The compaction revision itself is left out: only a copy that has finished the compaction
+    // keeps the checksum from before it.
     for revision in model.at.keys().filter(|revision| **revision > model.compacted) {
         let hash = |store: &Store| store.hash_kv(&store.view(), *revision).unwrap();
         assert_eq!(hash(&a), hash(&b), "checksum at {revision}");

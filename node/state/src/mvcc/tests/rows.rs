@@ -1,4 +1,4 @@
-//! Tests of rows with several tombstones: readers see no difference.
+//! Tests of rows that contain several tombstones: readers see the same as with one row each.
 
 use redb::ReadableTable as _;
 

@@ -34,7 +34,7 @@ fn everything_replicated_comes_across_and_survives_a_power_cut() {
     let writer = filled();
     let target = disk(2);
     let mut other = open(&target, CompactionMode::Background);
-    // These records are in rows that the stream doesn't have.
+    // The snapshot doesn't contain the rows of these records, so its installation must delete them.
     write(&mut other, 1, |batch| {
         for key in ["old", "older", "oldest"] {
             batch.put(bytes(key), bytes("gone"), 0).unwrap();

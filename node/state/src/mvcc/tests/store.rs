@@ -118,7 +118,7 @@ fn a_compaction_of_many_steps_is_finished_after_the_last() {
     store.compact_all().unwrap();
     assert_eq!(*finished.borrow(), 21);
     put(&mut writer, 101, "k0", "v");
-    // One record per key, and the puts since.
+    // The 15 records are one for each of the 10 keys, and the 5 puts after the compaction.
     assert_eq!(store.stored_revisions().unwrap(), 10 + 5);
 }
 
@@ -130,7 +130,8 @@ fn a_compaction_that_is_asked_for_during_a_step_of_another_replaces_it() {
     let step = std::thread::scope(|scope| {
         let mut step = None;
         write(&mut writer, 22, |batch| {
-            // The step takes the older compaction, then waits for this batch to end.
+            // The compaction step begins with the older compaction, then waits for this batch to
+            // end.
             step = Some(scope.spawn(|| store.compact_step().unwrap()));
             while store.shared.lock_cursor().is_some() {
                 std::thread::yield_now();
@@ -191,7 +192,7 @@ fn without_a_checkpoint_a_power_cut_takes_the_store_back_as_a_whole() {
         disk.crash();
         drop(writer);
         let writer = open(&disk, CompactionMode::Background);
-        // Records and log position agree, whichever entry the store went back to.
+        // A crash may undo entries, but the records and the log position are undone together.
         let version = writer.applied().index;
         assert_eq!(show(&writer.store(), 0), [format!("k={version}@{version}")]);
         assert_eq!(writer.store().view().revision(), 1 + i64::try_from(version).unwrap());
@@ -225,7 +226,7 @@ fn a_wide_range_is_read_in_steps_with_the_same_answer() {
 #[test]
 fn the_first_of_many_in_some_order_are_those_of_all() {
     let (_, mut writer) = fresh();
-    // Many keys share values and versions, and these are in no order.
+    // Many keys have equal values and versions, and neither follows the order of the keys.
     for number in 0..700_u64 {
         put(
             &mut writer,
@@ -380,8 +381,8 @@ fn the_checksum_of_nothing_is_of_what_the_compaction_left() {
     }
 }
 
-/// The expected checksums are those of etcd 3.7.3. Its list of revisions to keep lacks a key that
-/// one revision deletes and creates again, so the list is empty here.
+/// The expected checksums are those of etcd 3.7.3. If one revision deletes a key and creates it
+/// again, etcd's set of revisions to keep lacks that key. So the set is empty here.
 #[test]
 fn a_key_that_a_revision_deletes_and_makes_again_is_not_counted_for_it() {
     let (_, mut writer) = fresh();
@@ -402,8 +403,8 @@ fn a_key_that_a_revision_deletes_and_makes_again_is_not_counted_for_it() {
     }
 }
 
-/// The expected checksums are those of etcd 3.7.3. Its compaction keeps tombstones at its own
-/// revision. So it keeps something where a checksum at the same revision counts nothing.
+/// The expected checksums are those of etcd 3.7.3. Its compaction keeps the tombstones of the
+/// compaction revision. A checksum at that revision doesn't count them.
 #[test]
 fn a_compaction_right_behind_the_end_of_all_keys_is_counted_as_by_etcd() {
     let (_, mut writer) = fresh();

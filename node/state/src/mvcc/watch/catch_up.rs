@@ -29,7 +29,7 @@ pub(super) enum CatchUpPiece {
     Compacted { compacted: i64 },
 }
 
-/// Limits of a piece. It ends with the revision in which it reaches one of them.
+/// Size limits of a piece. When a piece reaches one of them, it ends with the current revision.
 #[derive(Clone, Copy)]
 pub(super) struct PieceSize {
     pub(super) records: usize,
@@ -48,7 +48,7 @@ impl CollectedEvents {
         self.events.len() >= size.records || self.bytes >= size.bytes
     }
 
-    /// Returns the last collected main revision, if `at` belongs to a later one.
+    /// Returns the revision of the last collected event, if `at` belongs to a later revision.
     fn ends_before(&self, at: Revision) -> Option<i64> {
         let last = self.events.last()?.revision.main;
         (last < at.main).then_some(last)
@@ -70,7 +70,8 @@ pub(super) fn read_piece(
     size: PieceSize,
 ) -> Result<CatchUpPiece, StoreError> {
     let newest = view.revision();
-    // The index may be ahead of the view. Changes that it still has are in the view as well.
+    // The index may be newer than the view. Every change that is still in the index is also in the
+    // view.
     let (compacted, narrow) = {
         let index = lock_index(&store.shared.index);
         let compacted = index.compact_revision();
@@ -95,7 +96,8 @@ pub(super) fn read_piece(
     Ok(CatchUpPiece::Read { events, next: told + 1 })
 }
 
-/// Reads the events of `changes`, with the revision up to which they are complete.
+/// Reads the events of `changes` until the piece is full. Also returns the revision up to which the
+/// events are complete.
 fn read_changes(
     view: &View,
     mut changes: Vec<Revision>,
@@ -116,7 +118,8 @@ fn read_changes(
     Ok((read.events, upto))
 }
 
-/// Reads all events from `next` on, with the revision up to which they are complete.
+/// Reads all events from revision `next` on, until the piece is full. Also returns the revision up
+/// to which the events are complete.
 fn read_all(view: &View, next: i64, size: PieceSize) -> Result<(Vec<Event>, i64), StoreError> {
     let mut read = CollectedEvents::default();
     for row in view.records.range(Revision { main: next, sub: 0 }.to_row()..)? {

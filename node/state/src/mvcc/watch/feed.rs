@@ -17,7 +17,7 @@ pub(super) struct FeedContents {
 
 #[derive(Debug, Default)]
 struct FeedQueue {
-    /// Whether the hub listens. Until then nothing is queued.
+    /// Whether the hub has begun to take events. Before that, events are not queued.
     is_open: bool,
     bytes: usize,
     contents: FeedContents,
@@ -39,7 +39,7 @@ impl Feed {
         self.queue.lock().expect("nothing panics under this lock")
     }
 
-    /// Starts to queue events.
+    /// Queues the events that are published from now on.
     pub(super) fn open(&self) {
         self.lock().is_open = true;
     }

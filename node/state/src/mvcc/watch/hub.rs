@@ -18,7 +18,7 @@ use muster_shares::memory::{BudgetShare, MemoryAccount, MemoryCharge};
 /// waits.
 pub(super) const MAX_QUEUED_COMMANDS: usize = 1_024;
 /// Maximum number of ended streams queued for the hub. If the queue is full, the hub is woken to
-/// look for closed streams among all watches, which takes longer and finds the same ones.
+/// search all watches for ended streams instead. That takes longer.
 pub(super) const MAX_QUEUED_DEPARTURES: usize = 1_024;
 
 /// Request of a subscriber to the hub.
@@ -46,7 +46,7 @@ pub(super) enum Delivery {
     },
 }
 
-/// Messages to a subscriber that did not fit into its queue.
+/// Messages to a subscriber that were dropped because its queue was full.
 #[derive(Debug, Default)]
 pub(super) struct MissedDeliveries {
     /// Watchers that were detached since an event didn't fit.
@@ -87,7 +87,8 @@ pub(super) struct SubscriberLink {
     pub(super) pending: Arc<AtomicI64>,
 }
 
-/// Part of an account that queues may use. The rest stays free for emptying the queues.
+/// Part of an account that queued events may fill. The rest stays free, so that queues can always
+/// be emptied.
 const QUEUE_PART: BudgetShare = BudgetShare(4);
 
 /// Number of watches of an ended stream that are detached before the hub looks for events again.
@@ -114,7 +115,7 @@ impl SubscriberLink {
 
 struct Watcher {
     group: GroupKey,
-    /// First revision that the watcher wants.
+    /// First revision whose events the watcher wants.
     start: i64,
     link: SubscriberLink,
 }
@@ -130,9 +131,9 @@ pub(super) struct HubSender {
 /// The hub's incoming channels.
 pub(super) struct HubReceiver {
     pub(super) commands: QueueReceiver<HubCommand>,
-    /// Attached watches of ended streams.
+    /// Attached watches of each stream that has ended.
     pub(super) departures: QueueReceiver<Vec<WatcherId>>,
-    /// Woken if a stream ended whose watches were not queued.
+    /// Woken if `departures` was full, so that the watches of an ended stream were not queued.
     pub(super) missed_departure: Arc<Wake>,
 }
 
@@ -150,8 +151,8 @@ pub(super) fn hub_channels() -> (HubSender, HubReceiver) {
 }
 
 impl HubSender {
-    /// Reports the attached watches of a stream that has ended. The stream's queue must be closed
-    /// already: by that the hub finds the watches if this report finds no room.
+    /// Reports the attached watches of a stream that has ended. Close the stream's queue first: if
+    /// this report can't be queued, the hub finds the watches by their closed queue.
     pub(super) fn depart(&self, attached: Vec<WatcherId>) {
         if let SendResult::Full = send_now(&self.departures, attached) {
             self.missed_departure.notify_one();
@@ -173,12 +174,12 @@ pub(super) struct Hub {
     receiver: HubReceiver,
     watchers: HashMap<WatcherId, Watcher>,
     matcher: Matcher,
-    /// Revision up to which all events have been handed out.
+    /// Revision up to which all events have been given to the watchers.
     revision: i64,
     ring: VecDeque<Arc<EventBatch>>,
     ring_bytes: usize,
     max_ring_bytes: usize,
-    /// Revision after which the ring has every event.
+    /// The ring contains every event after this revision.
     ring_since: i64,
 }
 
@@ -189,8 +190,8 @@ impl Hub {
         max_ring_bytes: usize,
         receiver: HubReceiver,
     ) -> Self {
-        // The feed is opened before the revision is read. An event in between then comes twice at
-        // worst, and `take_events` skips it.
+        // The feed is opened before the revision is read. An event in between may then arrive
+        // although the revision includes it, and `take_events` skips it.
         feed.open();
         let revision = store.view().revision();
         Self {
@@ -222,8 +223,8 @@ impl Hub {
                     self.detach_each(&closed);
                 }
                 command = self.receiver.commands.recv() => match command {
-                    // Events that the command's sender may have seen in the store are handled
-                    // first.
+                    // The command's sender may have read newer events from the store, so these are
+                    // handled first.
                     Some(command) => {
                         self.take_events();
                         self.handle_command(command);
@@ -238,7 +239,7 @@ impl Hub {
         }
     }
 
-    /// Detaches watchers in steps, with the new events in between.
+    /// Detaches watchers in chunks, and handles new events after each chunk.
     fn detach_each(&mut self, tokens: &[WatcherId]) {
         for some in tokens.chunks(MAX_DETACHED_AT_ONCE) {
             some.iter().for_each(|token| self.detach(*token));
@@ -339,7 +340,7 @@ impl Hub {
     }
 
     fn attach(&mut self, token: WatcherId, spec: &WatchSpec, next: i64, link: SubscriberLink) {
-        // The stream has ended, and nothing would ever detach the watcher.
+        // The stream has ended already, so nothing would detach this watcher later.
         if link.queue.is_closed() {
             return;
         }
@@ -371,7 +372,7 @@ impl Hub {
     }
 }
 
-/// Selects the events of `batch` for a watcher that wants none before `start`.
+/// Selects the events of `batch` that match `group` and have at least the revision `start`.
 fn pick_since(
     group: &GroupKey,
     batch: &Arc<EventBatch>,

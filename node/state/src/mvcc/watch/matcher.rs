@@ -38,7 +38,7 @@ impl GroupKey {
         }
     }
 
-    /// Returns the positions of the `events` that the group's watchers get.
+    /// Returns the positions of those `events` that the group's watchers get.
     pub(super) fn picks<'a>(&self, events: impl Iterator<Item = (u32, &'a Event)>) -> Vec<u32> {
         events
             .filter(|(_, event)| self.passes(event.kind) && self.range.contains(&event.key))
@@ -52,7 +52,7 @@ type GroupId = usize;
 #[derive(Debug)]
 struct Group {
     key: GroupKey,
-    /// A set, since a group may have a hundred thousand watchers that leave one by one.
+    /// This is a set, because a group may have a hundred thousand watchers that leave one by one.
     watchers: BTreeSet<WatcherId>,
 }
 
@@ -68,7 +68,7 @@ pub(super) struct Matcher {
 }
 
 /// Returns the prefix whose keys are exactly those of `range`, if there is one. The end of such a
-/// range is its start up to the last byte that isn't 0xff, with that byte raised by one.
+/// range is its start with the last byte raised by one, after trailing 0xff bytes were removed.
 fn prefix(range: &KeyRange) -> Option<&Bytes> {
     let KeyRange::Between(start, end) = range else { return None };
     let kept = start.iter().rposition(|byte| *byte != 0xff)?;

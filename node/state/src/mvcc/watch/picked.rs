@@ -1,4 +1,5 @@
-//! Events of a batch for a group of watchers. They are encoded at most once for all of these.
+//! Events of a batch for a group of watchers. The events are encoded at most once for the whole
+//! group.
 
 use std::sync::{Arc, OnceLock};
 
@@ -30,8 +31,8 @@ impl EventSelection {
         Self { batch, picks, plain: OnceLock::new(), with_previous: OnceLock::new() }
     }
 
-    /// Returns the store's revision after the batch. With these events the watcher has got
-    /// everything up to that revision.
+    /// Returns the store's revision after the batch. After these events, a watcher has all events
+    /// up to that revision.
     #[must_use]
     pub fn revision(&self) -> i64 {
         self.batch.revision

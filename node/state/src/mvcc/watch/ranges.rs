@@ -17,8 +17,8 @@ pub(super) type RangeId = usize;
 #[derive(Debug, Default)]
 pub(super) struct RangeTree {
     root: Subtree,
-    /// Random key of the hash that gives priorities. So no client can choose keys that turn the
-    /// tree into a list.
+    /// Random key of the hash function that yields the priorities. It keeps clients from choosing
+    /// keys that turn the tree into a list.
     priority_hasher: RandomState,
 }
 

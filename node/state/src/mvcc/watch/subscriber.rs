@@ -56,10 +56,11 @@ pub enum Notice {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The watch has got everything before `next`, and reads the store from there.
+    /// The watch has got all events before revision `next`, and reads the later ones from the
+    /// store.
     CatchingUp { next: i64 },
-    /// The hub gives the watch each event. The hub had already answered the progress rounds up to
-    /// `round` when it learned of the watch. So those answers don't cover this watch.
+    /// The hub sends the watch each event. `round` is the newest progress round at the time of the
+    /// attachment. The hub's answers up to that round don't cover this watch.
     Attached { round: u64 },
     /// The next revision for this watch is compacted.
     Compacted,
@@ -94,12 +95,12 @@ impl ClientWatch {
 /// State of a progress request to the hub.
 #[derive(Clone, Copy, Debug, Default)]
 struct ProgressRequest {
-    /// Whether the client has requested the answer.
+    /// Whether the client has sent a progress request that isn't answered yet.
     by_client: bool,
-    /// Whether the timer has requested the answer.
+    /// Whether the timer for periodic progress notifications waits for the answer.
     by_timer: bool,
-    /// Round whose answer is awaited, others are ignored; 0 means that the request must be sent
-    /// again.
+    /// Round of the awaited answer; answers to other rounds are ignored. 0 means that the request
+    /// must be sent again.
     round: u64,
 }
 
@@ -157,14 +158,15 @@ impl Subscriber {
         self.by_id.contains_key(&watch_id)
     }
 
-    /// Adds a watch whose ID is not in use on this stream. Returns the store's revision. A watch
-    /// without a start revision begins after it.
+    /// Adds a watch under an ID that is not in use on this stream. Returns the store's revision. A
+    /// watch without a start revision begins after that revision.
     pub fn add(&mut self, watch_id: i64, spec: WatchSpec) -> i64 {
         let token = NEXT_WATCHER_ID.fetch_add(1, Ordering::Relaxed);
         let newest = self.store.view().revision();
         let next = if spec.start_revision == 0 { newest + 1 } else { spec.start_revision };
         let mut state = State::CatchingUp { next };
-        // Nothing has to be read if the watch starts in the future.
+        // If the watch starts after the newest revision, nothing has to be read from the store
+        // first.
         if next > newest
             && let Ok(permit) = self.hub.commands.try_reserve()
         {
@@ -182,9 +184,9 @@ impl Subscriber {
     /// Ends a watch. Returns `false` if the stream has none with this ID.
     pub async fn remove(&mut self, watch_id: i64) -> bool {
         let Some(token) = self.by_id.get(&watch_id).copied() else { return false };
-        // A slot in the hub's queue is reserved first. If this future is dropped while it waits,
-        // the watch still belongs to the stream. If the hub has ended, no event can arrive any
-        // more.
+        // A slot in the hub's queue is reserved before anything is changed. If this future is
+        // dropped while it waits, the watch still belongs to the stream. If the hub has ended, no
+        // event can arrive any more.
         let permit = self.hub.commands.reserve().await;
         self.by_id.remove(&watch_id);
         self.watches.remove(&token);
@@ -214,7 +216,8 @@ impl Subscriber {
     }
 
     async fn send_progress_request(&mut self) {
-        // A slot is reserved first. If this future is dropped while it waits, nothing has changed.
+        // A slot is reserved before anything is changed, so this future may be dropped while it
+        // waits.
         let Ok(permit) = self.hub.commands.reserve().await else { return };
         self.last_round += 1;
         self.progress_request.round = self.last_round;
@@ -277,7 +280,7 @@ impl Subscriber {
                 }
             }
             Delivery::Progress { revision, round } if round == self.progress_request.round => {
-                // Watchers that the hub detached before it answered are found only now.
+                // This also finds the watchers that the hub detached before it sent this answer.
                 self.take_missed();
                 self.handle_progress(revision, round);
             }
@@ -329,8 +332,8 @@ impl Subscriber {
         }
     }
 
-    /// Reads one piece for the watch at the head of the line. Changes nothing before its last
-    /// await, so the future may be dropped.
+    /// Reads one piece for the watch at the front of the queue `behind`. Nothing changes before the
+    /// last await, so the future may be dropped.
     async fn catch_up(&mut self, token: WatcherId) -> Result<(), StoreError> {
         let Some(watch) = self.watches.get_mut(&token) else {
             self.behind.pop_front();
@@ -390,8 +393,8 @@ impl Subscriber {
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
-        // The order matters. The hub attaches nothing to a closed queue. Whatever it attached
-        // before is sent to it here to be detached.
+        // The queue is closed first, because the hub attaches nothing to a closed queue. Then the
+        // watches that it attached before are reported to it, so that it detaches them.
         self.queue.close();
         let attached = self.watches.iter().filter(|(_, watch)| watch.is_attached());
         let attached: Vec<WatcherId> = attached.map(|(token, _)| *token).collect();

@@ -222,8 +222,8 @@ async fn a_replay_that_does_not_fit_the_queue_is_gone_on_with_from_the_store() {
 
 #[tokio::test]
 async fn what_the_ring_has_no_room_for_is_read_from_the_store() {
-    // The number of puts varies, so that for one of them the first dropped event is the first
-    // wanted one.
+    // The number of puts varies: for one of the numbers, the newest event that the ring has dropped
+    // is the first one that the watch wants.
     for puts in 1..=10 {
         let mut world =
             WatchFixture::with(WatchOptions { ring_bytes: 300, ..WatchOptions::default() });
@@ -319,7 +319,7 @@ async fn progress_does_not_overtake_what_a_hub_that_lost_its_feed_has_left_to_be
     wait_until_attached(&mut subscriber).await;
     let last = world.put_all(2);
     world.publisher.publish_replacement(last);
-    // The hub learns of the loss and of the request at the same time.
+    // The hub handles the lost events and this request in the same step.
     subscriber.request_progress().await;
     assert_eq!(event_revisions_until(&mut subscriber, 1, last).await, [2, 3]);
 }
@@ -382,7 +382,7 @@ async fn a_compaction_between_two_looks_at_the_store_leaves_nothing_out() {
     let (store, before) = (world.writer.store(), world.writer.store().view());
     let size = PieceSize { records: 10, bytes: usize::MAX };
     world.compact(4);
-    // The older view still has changes that the index has dropped.
+    // The index has dropped changes before the compaction, but the older view still contains them.
     for (next, is_compacted) in [(3, true), (4, false)] {
         let piece = read_piece(&store, &before, &spec("k", "", next), next, size).unwrap();
         let said = matches!(piece, CatchUpPiece::Compacted { compacted: 4 });
@@ -398,7 +398,7 @@ async fn the_past_is_read_a_piece_at_a_time() {
     }
     let options = WatchOptions { records_per_piece: 3, ..WatchOptions::default() };
     let hub = WatchHub { options, ..world.hub.clone() };
-    // The first range has few keys, the second many.
+    // The first watched range has few keys, so it is read by the index. The second has many.
     for (watched, last) in [(spec("k1", "k2", 190), 201), (spec("\0", "\0", 590), 601)] {
         let mut subscriber = hub.subscribe();
         subscriber.add(1, watched);
@@ -437,7 +437,7 @@ async fn deletes_that_lie_together_are_told_one_by_one() {
         assert_eq!(batch.delete(&all).unwrap(), 600);
     });
     world.compact(deleted);
-    // The first range has few keys, the second many.
+    // The first watched range has few keys, so it is read by the index. The second has many.
     for (watched, keys) in
         [(spec("k2", "k3", deleted), 200..300), (spec("k", "l", deleted), 0..600)]
     {
@@ -633,7 +633,7 @@ async fn a_cancelled_watch_is_told_no_more_and_its_id_is_free() {
     assert_eq!(event_revisions_until(&mut subscriber, 1, 3).await, [3]);
 }
 
-/// Waits until the hub and its queues hold nothing of the account's streams.
+/// Waits until the hub and its queues hold no reference to the account.
 async fn wait_until_forgotten(account: &Arc<MemoryAccount>) {
     for _ in 0..1_000 {
         if Arc::strong_count(account) == 1 {
@@ -648,8 +648,8 @@ async fn wait_until_forgotten(account: &Arc<MemoryAccount>) {
 async fn the_hub_keeps_nothing_of_a_stream_that_has_ended() {
     let world = WatchFixture::running();
     let account = MemoryAccount::unbounded();
-    // The stream has more watches than the hub's command queue has room for. In the first case it
-    // ends once all of them are attached, in the second case before.
+    // The stream has more watches than the hub's command queue has room for. The stream ends either
+    // after all of them are attached, or before.
     for is_attached in [true, false] {
         let mut subscriber = world.hub.subscribe_for(account.clone());
         for watch_id in 1..=i64::try_from(MAX_QUEUED_COMMANDS).unwrap() + 200 {
@@ -677,7 +677,8 @@ async fn more_streams_than_the_hub_has_room_for_end_at_once_and_are_forgotten() 
         streams.push(subscriber);
     }
     wait_until_attached(&mut stays).await;
-    // The hub runs on this thread, so it sees none of them before the last one.
+    // The hub runs on this thread, so it handles the ended streams only after all of them are
+    // dropped.
     drop(streams);
     wait_until_forgotten(&account).await;
     let last = world.put("k");

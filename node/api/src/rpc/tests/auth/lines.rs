@@ -31,7 +31,7 @@ async fn with_lines() -> (ApiTestNode, [String; 3]) {
     (node, tokens)
 }
 
-/// Converts an expected error as the Lock and Election services do.
+/// Changes the code of an expected error to `Unknown`, as the Lock and Election services do.
 fn unknown((_, text): CodeAndText) -> CodeAndText {
     (Code::Unknown, text)
 }
