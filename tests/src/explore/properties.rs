@@ -18,7 +18,7 @@ pub enum Property {
     /// 2. No node runs another list than the committed one.
     CommittedListOnly,
     /// 3. No two lists both get a majority. Without ledgers, this is checked only for lists that
-    /// share a host.
+    ///    share a host.
     NoTwoMajorities,
     /// 4. Each identity starts a node from empty at most once, and never after data was lost.
     OneStartFromEmpty,
