@@ -52,7 +52,7 @@ pub enum ConfigError {
     /// A cipher suite is unknown.
     #[error("unexpected TLS cipher suite \"{0}\"")]
     CipherSuite(String),
-    /// None of the given cipher suites can be offered to clients.
+    /// The given cipher suites contain none that can be offered to clients.
     #[error(
         "--cipher-suites={0} names no suite that this program offers: name one with ECDHE and GCM, as TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, or leave the flag away"
     )]

@@ -13,7 +13,7 @@ pub(crate) type Wake = Notify;
 /// The newest value of something, for tasks that follow its changes.
 pub(crate) type FollowedValue<T> = watch::Sender<T>;
 
-/// Receiving end of a [`FollowedValue`].
+/// Receiving end of a `FollowedValue`.
 pub type ValueFollower<T> = watch::Receiver<T>;
 
 /// Sending end of a bounded queue.
