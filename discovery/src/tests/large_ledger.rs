@@ -104,11 +104,9 @@ async fn a_fill_that_was_cut_short_goes_on_from_there() {
         Some((line["to"].as_u64()?, line["commits"].as_array()?.clone()))
     });
     let (mut to, mut commits) = (0, Vec::new());
+    // The look of a new connection may copy the same decisions beside the fill, at an earlier number.
     for (next, new) in lines {
-        // A new connection's check may copy decisions that the filling task copies at the same
-        // time.
-        assert!(next >= to, "{next} was copied after {to}");
-        to = next;
+        to = to.max(next);
         commits.extend(new.into_iter().map(|packed| packed.to_string()));
     }
     let different: BTreeSet<String> = commits.into_iter().collect();
