@@ -145,7 +145,7 @@ table! {
     AnswerDropped: ResourceExhausted
         "muster: carried out, but there is no room for the answer; ask for less at a time",
     /// The cluster has no leader.
-    NoLeader: Unavailable "etcdserver: no leader" => "no-leader",
+    NoLeader: Unavailable "etcdserver: no leader",
     /// This member is not the leader, and only the leader can answer.
     NotLeader: FailedPrecondition "etcdserver: not leader",
     /// The leader changed, or was lost, after the request began.
@@ -480,15 +480,14 @@ mod tests {
             AuthError::Denied,
             AuthError::OldRevision,
         ];
-        let proposals =
-            [ProposeError::TooManyRequests, ProposeError::TooLarge, ProposeError::NoLeader];
+        let proposals = [ProposeError::TooManyRequests, ProposeError::TooLarge];
         let changes = changes.map(|error| Error::from(ChangeRefusal::Change(error)));
         let objections = objections.map(|error| Error::from(ChangeRefusal::Objection(error)));
         let users = users.map(Error::from);
         let proposals = proposals.map(Error::from);
-        let barriers = [BarrierError::TooManyRequests, BarrierError::NoLeader].map(Error::from);
+        let barriers = [BarrierError::TooManyRequests].map(Error::from);
         let metadata = [Error::BadExtras, Error::BadMemberUrls, Error::InvalidAuthToken];
-        let calls = [Error::NotSupportedForLearner, Error::NoLeader, Error::TooMuchUnread];
+        let calls = [Error::NotSupportedForLearner, Error::TooMuchUnread];
         let errors: [&[Error]; 7] =
             [&changes, &objections, &users, &proposals, &barriers, &metadata, &calls];
         for error in errors.concat() {
@@ -505,6 +504,7 @@ mod tests {
             ProposeError::Timeout,
             ProposeError::TimeoutLeaderFailed,
             ProposeError::TimeoutConnectionLost,
+            ProposeError::NoLeader,
             ProposeError::Stopped,
         ] {
             let error = Error::from(error);

@@ -109,7 +109,8 @@ async fn forward_change(
             configuration_index: answer.changed,
         });
     }
-    Err(Error::from_text(&answer.refused, answer.changed).unwrap_or(Error::Unhealthy))
+    // A newer leader may have a reason that this member doesn't know. The change may have been made.
+    Err(Error::from_text(&answer.refused, answer.changed).unwrap_or(Error::Timeout))
 }
 
 /// Answers a change that another member has sent to this one as the leader.
