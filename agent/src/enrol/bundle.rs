@@ -1,7 +1,7 @@
 //! Determines which cluster this host joins: by a bundle, by the journal, or by both.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
@@ -34,8 +34,14 @@ pub(crate) async fn read_bundle(settings: &RunSettings) -> Result<Option<Bundle>
         BundleSource::Stdin => "standard input".to_owned(),
         BundleSource::File(path) => path.display().to_string(),
     };
-    let end = if settings.wait_for_ticket { ExitError::NeedsTicket } else { ExitError::Usage };
-    let refuse = |what: String| end(format!("the join bundle in {name}: {what}"));
+    let text = |what: String| format!("the join bundle in {name}: {what}");
+    let refuse = |what: String| ExitError::Usage(text(what));
+    // The ticket may come later if the file isn't there, or has no whole bundle yet. Nothing else
+    // is waited for: a second reader of a pipe would take the bundle from the first.
+    let needs_ticket = |what: String| match settings.wait_for_ticket {
+        true => ExitError::NeedsTicket(text(what)),
+        false => refuse(what),
+    };
     let (tell, told) = oneshot::channel();
     let reader = move || drop(tell.send(read(&source)));
     let thread = std::thread::Builder::new().name("bundle".to_owned()).spawn(reader);
@@ -43,8 +49,11 @@ pub(crate) async fn read_bundle(settings: &RunSettings) -> Result<Option<Bundle>
     let late = || refuse(format!("nothing whole came within {} s", BUNDLE_READ_TIMEOUT.as_secs()));
     let read = timeout(BUNDLE_READ_TIMEOUT, told).await.map_err(|_| late())?;
     let text = read.expect("the reader tells before it ends");
-    let text = text.map_err(|error| refuse(error.to_string()))?;
-    text.parse().map(Some).map_err(|error| refuse(error_chain(&error)))
+    let text = text.map_err(|error| match error.kind() {
+        ErrorKind::NotFound => needs_ticket(error.to_string()),
+        _ => refuse(error.to_string()),
+    })?;
+    text.parse().map(Some).map_err(|error| needs_ticket(error_chain(&error)))
 }
 
 fn read(source: &BundleSource) -> std::io::Result<Zeroizing<String>> {
