@@ -71,9 +71,9 @@ impl Statements {
         self.adopt_if_longer(&found).map(drop).map_err(|error| error.to_string())
     }
 
-    /// Adopts the chain in the cluster's store if it is longer than the known one. If the known
-    /// chain is longer, writes that to the store. Also writes the recovery statements and the
-    /// document to the store.
+    /// Writes the recovery statements to the cluster's store. Then adopts the chain in the store if
+    /// it is longer than the known one. If the known chain is longer, writes that to the store, and
+    /// the document if the store lacks it.
     ///
     /// # Errors
     /// Fails if the store can't be used, or if the stored chain branches off from the known one or
@@ -93,19 +93,20 @@ impl Statements {
             Err(ChainError::Invalid(why)) => tracing::warn!("{STATEMENTS} is replaced: {why}"),
             Ok(ChainOrder::Shorter) => {}
         }
+        // The document first: once the chain is stored, a pass ends before it comes here.
+        let document = node.read_key(DOCUMENT).await.map_err(|error| causes(&error))?;
+        if document.value.is_none() {
+            let text = self.document.as_str().as_bytes();
+            node.replace_key_if_unchanged(DOCUMENT, &document, text)
+                .await
+                .map_err(|error| causes(&error))?;
+        }
         let text = serde_json::to_vec(&self.chain.jws()).expect("texts always serialise");
         // If another agent has written first, nothing is replaced, and the next pass over the
         // intents reads that agent's value.
         node.replace_key_if_unchanged(STATEMENTS, &stored, &text)
             .await
             .map_err(|error| causes(&error))?;
-        let stored = node.read_key(DOCUMENT).await.map_err(|error| causes(&error))?;
-        if stored.value.is_none() {
-            let text = self.document.as_str().as_bytes();
-            node.replace_key_if_unchanged(DOCUMENT, &stored, text)
-                .await
-                .map_err(|error| causes(&error))?;
-        }
         Ok(())
     }
 

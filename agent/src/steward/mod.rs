@@ -46,6 +46,10 @@ const INTENT_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 const NODE_RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Minimum time between two reports to discovery on why one intent waits.
 const MIN_EXPLAIN_INTERVAL: Duration = Duration::from_secs(5);
+/// Time after which a warning that is still true is logged again.
+const WARNING_REPEAT_INTERVAL: Duration = Duration::from_secs(600);
+/// Maximum number of warnings that are remembered as logged. Further ones are logged each time.
+const MAX_REMEMBERED_WARNINGS: usize = 64;
 
 /// The task that carries out intents beside this host's node.
 pub(crate) struct Steward {
@@ -67,7 +71,8 @@ pub(crate) struct Steward {
     /// Observations of the leader's agent.
     leader_watch: LeaderWatch,
     retry: Retry,
-    last_warning: String,
+    /// Warnings that were logged, and when.
+    warnings: BTreeMap<String, Instant>,
 }
 
 /// An agent's observations of one intent. The agent of the next leader doesn't need them.
@@ -104,7 +109,7 @@ impl Steward {
             observations: BTreeMap::new(),
             leader_watch: LeaderWatch::default(),
             retry: Retry::default(),
-            last_warning: String::new(),
+            warnings: BTreeMap::new(),
         }
     }
 
@@ -190,11 +195,15 @@ impl Steward {
         sleep(self.retry.next_pause()).await;
     }
 
-    /// Logs a warning, unless it repeats the last one.
+    /// Logs a warning, unless the same one was logged within [`WARNING_REPEAT_INTERVAL`].
     fn warn_once(&mut self, what: &str) {
-        if self.last_warning != what {
-            tracing::warn!("{what}");
-            what.clone_into(&mut self.last_warning);
+        self.warnings.retain(|_, logged| logged.elapsed() < WARNING_REPEAT_INTERVAL);
+        if self.warnings.contains_key(what) {
+            return;
+        }
+        tracing::warn!("{what}");
+        if self.warnings.len() < MAX_REMEMBERED_WARNINGS {
+            self.warnings.insert(what.to_owned(), Instant::now());
         }
     }
 
@@ -241,7 +250,7 @@ impl Steward {
             }
             // A step may take seconds if a member doesn't answer. Renew this agent's sign of life
             // before each step, so that the other agents don't take over.
-            if leads {
+            if leads && reads_all {
                 self.write_heartbeat_if_due(leader).await;
             }
             let members = self.node.list_members().await.map_err(|error| causes(&error))?;
