@@ -34,6 +34,8 @@ pub(crate) struct ApiError {
     retry_after_seconds: Option<u64>,
     /// The cause, for the log only: clients never see it.
     cause: Option<String>,
+    /// Whether a newer program wrote the rows that can't be read.
+    is_newer_data: bool,
 }
 
 impl ApiError {
@@ -41,7 +43,7 @@ impl ApiError {
     pub(crate) fn new(code: Code, detail: impl Into<String>, next: impl Into<String>) -> Self {
         let retry_after_seconds = matches!(code.status(), 429 | 503).then_some(RETRY_AFTER_SECONDS);
         let problem = Box::new(Problem::new(code, detail, next));
-        ApiError { problem, retry_after_seconds, cause: None }
+        ApiError { problem, retry_after_seconds, cause: None, is_newer_data: false }
     }
 
     /// Keeps the messages of `error` and its sources for the log. Only the messages: a database
@@ -119,9 +121,15 @@ impl ApiError {
         self
     }
 
-    /// Whether the error means that rows are damaged: an internal error that no retry mends.
+    /// Whether the error means that rows are damaged: an internal error that no retry mends. Rows of
+    /// a newer program aren't damaged: that program can read them.
     pub(crate) fn is_damage(&self) -> bool {
-        self.problem.code == Code::Internal && !self.problem.retryable
+        self.problem.code == Code::Internal && !self.problem.retryable && !self.is_newer_data
+    }
+
+    /// Whether a newer program wrote the rows that can't be read.
+    pub(crate) fn is_newer_data(&self) -> bool {
+        self.is_newer_data
     }
 
     /// Converts a refusal by the formation state machine.
@@ -206,6 +214,7 @@ impl From<StoreError> for ApiError {
                             database. Nothing was changed.";
                 let mut error = ApiError::new(Code::Internal, sentence(&error), next);
                 error.problem.retryable = false;
+                error.is_newer_data = true;
                 return error;
             }
             StoreError::OutOfRange(error) => {

@@ -2,8 +2,8 @@
 //!
 //! 1. The envelope is signed by the connection's key and meant for this service
 //!    ([`RedeemRequest::open`]).
-//! 2. The cluster exists, its database wasn't set back, and the agent's member wasn't removed. The
-//!    callers check this when they lock and load the cluster.
+//! 2. The cluster exists, and its database wasn't set back. The callers check this when they lock
+//!    and load the cluster. For a boot token, they also check that the agent's member wasn't removed.
 //! 3. [`RedeemRequest::verify`]: the record names the cluster, the bundle's statement is in the
 //!    cluster's chain, and the grant is stored here. An issuer signed the grant, which is of the
 //!    right kind. The agent's key and the token's key signed the record, and the record fits the
@@ -147,8 +147,9 @@ impl VerifiedRedeem {
             return Err(unsettled_error(detail));
         }
         if self.grant.issued_at > transaction.now.0 / 1_000_000 + ISSUER_SKEW_SECONDS {
-            let next = "Set the clock of the machine that it was made on.";
-            return Err(ApiError::new(Code::GrantRefused, "The token is of the future.", next));
+            let detail = "The token was issued in this service's future: a clock was set back.";
+            let next = "Wait until that time has come, or ask for another token.";
+            return Err(ApiError::new(Code::GrantRefused, detail, next).mark_retryable());
         }
         Ok(())
     }
@@ -160,7 +161,7 @@ pub(crate) fn unknown_token() -> ApiError {
     ApiError::new(Code::GrantUnknown, "The token is not known here.", next)
 }
 
-/// Replaces the error for an unknown cluster: a redeem must not tell which clusters exist.
+/// Replaces the error for an unknown cluster, so that it looks like an unknown token.
 pub(crate) fn hide_unknown_cluster(error: ApiError) -> ApiError {
     match error.problem().code {
         Code::NotFound => unknown_token(),

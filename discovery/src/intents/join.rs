@@ -8,7 +8,7 @@ use discovery_types::jws::Jws;
 use discovery_types::problem::Code;
 use discovery_types::record::VerifiedRecord;
 
-use super::{admin_name, check_intent_limit};
+use super::{admin_name, check_intent_limit, refuse_removed};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::gate::with_timeout;
@@ -48,7 +48,7 @@ impl App {
         program: Option<NodeProgram>,
     ) -> Result<JoinReply, ApiError> {
         let grant = request.grant().to_string();
-        let begun = self.begin_change(request.cluster(), Some(&request.key), Some(&grant)).await;
+        let begun = self.begin_change(request.cluster(), None, Some(&grant)).await;
         let (mut transaction, changes) = begun.map_err(hide_unknown_cluster)?;
         let verified = request.verify(&transaction, TokenKind::Join)?;
         let operation = OperationId::of(verified.grant.jws(), verb_of(&verified.grant));
@@ -57,6 +57,7 @@ impl App {
         if let Some(known) = known.filter(|known| known.agent != Some(request.key)) {
             return Err(self.report_ticket_copy(transaction, known, request).await?);
         }
+        refuse_removed(&changes, Some(&request.key))?;
         verified.check_address(request.address)?;
         if let Some(known) = known {
             check_same_record(known, &verified.record)?;

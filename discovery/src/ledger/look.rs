@@ -171,8 +171,8 @@ struct LookFindings<'a> {
 
 /// Result of an attempt to complete the ledger.
 enum Completion {
-    /// The ledger holds every decision in the database, and the database contradicts no entry of
-    /// the ledger.
+    /// The ledger holds every decision in the database. If the generation is settled, the database
+    /// also contradicts no entry of the ledger.
     Complete,
     /// The look reached the limit of its [`Occasion`] before it had read everything.
     Incomplete,

@@ -159,7 +159,8 @@ impl App {
         }
         match put {
             Ok(()) => Ok(true),
-            Err(error) if error.problem().retryable => Err(error),
+            // After an upgrade, a commit of a newer program can be put back.
+            Err(error) if error.problem().retryable || error.is_newer_data() => Err(error),
             Err(error) => {
                 self.metrics.count_alarm("ledger_entry_refused");
                 tracing::error!(cluster.id = %cluster, %error,

@@ -75,7 +75,7 @@ impl Lineage {
 
     /// Verifies a shown chain and compares it with the chain that discovery follows. Nothing proves
     /// when a statement was signed, so the signer of the last statement must be an operator or
-    /// owner now. That signature covers all earlier statements.
+    /// owner now. That statement begins where the earlier ones lead, so it confirms them as well.
     pub(crate) fn compare(
         &self,
         shown: &[Jws],

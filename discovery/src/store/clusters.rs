@@ -231,9 +231,9 @@ impl Store {
     }
 
     /// Inserts a cluster that a ledger holds but this database lacks: its row, CAs and statements.
-    /// The cluster is open until the caller adopts its commit document. An existing cluster that
-    /// isn't a draft stays unchanged. If another cluster has the name, the new name ends in a part
-    /// of the id.
+    /// The cluster is open until the caller adopts its commit document. The row of an existing
+    /// cluster that isn't a draft stays unchanged; only missing CAs and statements are added. If
+    /// another cluster has the name, the new name ends in a part of the id.
     pub(crate) async fn put_cluster_back(
         &self,
         statements: &[Jws],

@@ -1,9 +1,9 @@
 //! Access to Postgres. All SQL is in this module and in `ledger`, which compares ledger and
 //! database and copies decisions.
 //!
-//! Every transaction on a cluster locks the cluster's row before it reads the clock or anything
-//! else. With that lock, the isolation level read committed suffices. All reads go to the primary,
-//! never to a replica.
+//! Every transaction that decides on a cluster locks the cluster's row before it reads the clock or
+//! the cluster. With that lock, the isolation level read committed suffices. All reads go to the
+//! primary, never to a replica.
 
 pub(crate) mod admins;
 pub(crate) mod changes;

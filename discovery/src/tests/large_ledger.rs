@@ -104,8 +104,11 @@ async fn a_fill_that_was_cut_short_goes_on_from_there() {
         Some((line["to"].as_u64()?, line["commits"].as_array()?.clone()))
     });
     let (mut to, mut commits) = (0, Vec::new());
-    // The look of a new connection may copy the same decisions beside the fill, at an earlier number.
+    // The look of a new connection may copy the same decisions beside the fill, and write an earlier
+    // number after a later one. The position in memory doesn't go back with it.
     for (next, new) in lines {
+        let first_look = LOOK_LIMIT as u64;
+        assert!(to <= first_look || next > first_look, "{next} was copied after {to}");
         to = to.max(next);
         commits.extend(new.into_iter().map(|packed| packed.to_string()));
     }

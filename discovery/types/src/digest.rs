@@ -70,8 +70,8 @@ hex_bytes!(
 );
 
 hex_bytes!(
-    /// Id of one change of one cluster. A node commits the id together with the change, and refuses
-    /// a second change with the same id.
+    /// Id of one change of one cluster. `muster-node` commits the id together with the change, and
+    /// refuses a second change with the same id.
     OperationId, 16, 32, "^[0-9a-f]{32}$"
 );
 hex_bytes!(

@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use ipnet::IpNet;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -220,7 +221,17 @@ impl VerifiedGrant {
     /// signer may issue it.
     pub fn verify(jws: &Jws, chain: &StatementChain) -> Result<Self, GrantError> {
         let newest = chain.newest();
-        let claimed: Grant = jws.claims_unverified(JwsType::Grant)?;
+        let claimed: Grant = match jws.claims_unverified(JwsType::Grant) {
+            // Only an issuer's signature proves that a newer program made the grant. Its kind can't
+            // be read, so the issuers of either kind are looked up.
+            Err(newer @ JwsError::Newer { .. }) => {
+                let kinds = [TokenKind::Boot, TokenKind::Join];
+                let issuers = kinds.into_iter().flat_map(|kind| newest.keys_for(kind.action()));
+                let IgnoredAny = jws.verify_any(JwsType::Grant, issuers)?;
+                return Err(newer.into());
+            }
+            claimed => claimed?,
+        };
         let grant: Grant =
             jws.verify_any(JwsType::Grant, newest.keys_for(claimed.kind.action()))?;
         if grant.cluster != newest.cluster {

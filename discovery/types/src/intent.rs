@@ -9,8 +9,8 @@
 //! * The change has this operation id.
 //!
 //! The [`OperationId`] is a hash over the signed bytes. So the service gains nothing if it hands an
-//! intent out twice, or with another id. A node commits the id with the change, and refuses a
-//! second change with the same id.
+//! intent out twice, or with another id. `muster-node` commits the id with the change, and refuses
+//! a second change with the same id. Stock etcd knows no ids.
 
 use std::fmt;
 
@@ -68,7 +68,7 @@ impl fmt::Display for Verb {
 }
 
 /// A step of an intent: one call of etcd's membership API. Each step has its own operation id, so
-/// the cluster executes each call at most once.
+/// a cluster of `muster-node` executes each call at most once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IntentStep {
     /// MemberAdd, which adds the newcomer as a learner.

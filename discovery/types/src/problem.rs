@@ -11,7 +11,7 @@ use crate::digest::MemberId;
 pub const PROBLEM_JSON: &str = "application/problem+json";
 
 macro_rules! codes {
-    ($($(#[$doc:meta])* $name:ident $text:literal $status:literal $retry:ident $title:literal,)*) => {
+    ($($(#[$doc:meta])* $name:ident $text:tt $status:literal $retry:ident $title:literal,)*) => {
         /// Stable name of a problem. Programs branch on it, so a code never gets another meaning.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
         pub enum Code {
@@ -135,7 +135,8 @@ codes! {
 
     /// The cluster has all its members, so a boot token gives no seat any more.
     BootClosed "boot_closed" 410 never "The cluster has its members",
-    /// An admin abandoned the cluster before its commit.
+    /// An admin abandoned the cluster before its commit, or the cluster was closed after the
+    /// database changed.
     Abandoned "abandoned" 410 never "The cluster was abandoned",
     /// The cluster's deadline passed before its commit.
     Expired "expired" 410 never "The cluster didn't form in time",

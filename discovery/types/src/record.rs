@@ -169,8 +169,20 @@ impl VerifiedRecord {
         grant: &VerifiedGrant,
         permissions: &Permissions,
     ) -> Result<Self, RecordError> {
-        let claimed: Record =
-            signed.record.claims_unverified(JwsType::Record).map_err(RecordError::Record)?;
+        let claimed: Record = match signed.record.claims_unverified(JwsType::Record) {
+            // Only the token's endorsement proves that a newer program made the record.
+            Err(newer @ JwsError::Newer { .. }) => {
+                let endorsement: Endorsement = signed
+                    .endorsement
+                    .verify(JwsType::Endorsement, &grant.key)
+                    .map_err(RecordError::Endorsement)?;
+                if endorsement.record != signed.record.hash() {
+                    return Err(RecordError::Mismatch("the endorsement is of another record"));
+                }
+                return Err(RecordError::Record(newer));
+            }
+            claimed => claimed.map_err(RecordError::Record)?,
+        };
         let record: Record = signed
             .record
             .verify(JwsType::Record, &claimed.agent_key)

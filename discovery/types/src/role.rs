@@ -169,8 +169,8 @@ impl Action {
         Action::ShowRecoveries,
     ];
 
-    /// Returns the roles that may do the action, without [`Role::Owner`], which may do anything.
-    /// `None` if only agents may do the action.
+    /// Returns the roles that may do the action in addition to [`Role::Owner`]. `None` if no admin
+    /// may do it, not even an owner: such an action is for agents only.
     fn roles(self) -> Option<&'static [Role]> {
         use Role::{Auditor, Issuer, Operator};
         match self {

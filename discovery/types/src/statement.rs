@@ -187,6 +187,13 @@ pub fn ca_der(pem: &str) -> Option<Vec<u8>> {
     (rest.is_empty() && parsed.is_ca()).then(|| certificate.to_vec())
 }
 
+/// The parts of a statement that link it to the one before, in every version of the format.
+#[derive(Deserialize)]
+struct NextLink {
+    cluster: Uuid,
+    previous: Option<Digest>,
+}
+
 /// A verified statement chain, with its statements in order.
 #[derive(Clone, Debug)]
 pub struct StatementChain {
@@ -274,7 +281,11 @@ impl StatementChain {
     /// Whether an owner signed `next` as the next statement, even if this program can't read it.
     /// See [`StatementError::exceeds_this_program`].
     pub fn is_continued_by(&self, next: &str) -> bool {
-        Jws::is_signed(next, JwsType::Statement, self.newest().keys_for(Action::PutStatement))
+        let last = self.newest();
+        let keys = last.keys_for(Action::PutStatement);
+        Jws::verify_any_version(next, JwsType::Statement, keys).is_some_and(|next: NextLink| {
+            next.cluster == last.cluster && next.previous == Some(self.newest_hash())
+        })
     }
 
     /// Returns the newest statement, which decides the admins' roles.

@@ -198,9 +198,46 @@ fn only_a_valid_signature_makes_a_later_statement_one_of_a_newer_program() {
     }
     let grant = sign_version_2(JwsType::Grant, &world.owner, &world.grant);
     assert!(!chain.is_continued_by(grant.as_str()), "an owner's, and no statement");
-    let long = json!({ "version": 2, "more": "x".repeat(30_000) });
+    let mut long = serde_json::to_value(&next).unwrap();
+    long["version"] = json!(2);
+    long["more"] = json!("x".repeat(30_000));
     let long = Jws::sign(JwsType::Statement, &world.owner, &long);
     assert!(chain.is_continued_by(long.as_str()), "longer than statements are here");
     let refused = chain.clone().append_text(long.as_str()).unwrap_err();
     assert!(refused.exceeds_this_program(), "{refused}");
+}
+
+#[test]
+fn a_newer_statement_of_another_cluster_or_place_continues_no_chain() {
+    let world = ClusterFixture::new(1);
+    let (chain, other) = (world.chain(), ClusterFixture::new(1));
+    let next = Statement { seq: 1, previous: Some(chain.newest_hash()), ..world.statement.clone() };
+    let elsewhere = Statement { cluster: other.statement.cluster, ..next.clone() };
+    let again = Statement { previous: None, ..next };
+    for statement in [elsewhere, again] {
+        let newer = sign_version_2(JwsType::Statement, &world.owner, &statement);
+        assert!(!chain.is_continued_by(newer.as_str()), "{statement:?}");
+    }
+}
+
+#[test]
+fn only_an_issuer_makes_a_grant_and_only_the_token_a_record_of_a_newer_program() {
+    let world = ClusterFixture::new(1);
+    let stranger = SigningKey::generate();
+    for reader in readers(&world) {
+        if !["a grant", "a record"].contains(&reader.name) {
+            continue;
+        }
+        let newer = sign_version_2(reader.typ, &stranger, &reader.payload);
+        let refused = (reader.read)(&newer);
+        // The test's token endorses any record, so that only the record's own key is unknown.
+        let is_newer = refused.is_err_and(|refused| newer_version(&*refused).is_some());
+        assert_eq!(is_newer, reader.name == "a record", "{}", reader.name);
+    }
+    let record = sign_version_2(JwsType::Record, &stranger, &world.records[0]);
+    let endorsement = world.signed(0).endorsement;
+    let signed = SignedRecord { record, endorsement };
+    let (grant, permissions) = (world.verified_grant(), &world.statement.permissions);
+    let refused = VerifiedRecord::verify(&signed, &grant, permissions).unwrap_err();
+    assert_eq!(newer_version(&refused), None, "{refused}");
 }

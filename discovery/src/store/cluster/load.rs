@@ -25,7 +25,8 @@ use super::records::Caches;
 pub(crate) enum Trust {
     /// Verify every signature: the normal case.
     Verify,
-    /// Don't verify signatures: an owner may abandon a cluster even if somebody changed its rows.
+    /// Don't verify signatures, so that a cluster can be abandoned even if somebody changed its
+    /// rows.
     Unverified,
 }
 

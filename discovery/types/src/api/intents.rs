@@ -355,8 +355,8 @@ pub struct Membership {
 /// cluster. Only the cluster itself knows its members for certain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DirectoryView {
-    /// Members that a quorum of the voters reported. Before a quorum has reported: the members in
-    /// the first report.
+    /// Members that a quorum of the voters reported. Before a quorum has reported one list: the
+    /// list that most members report, and of several such lists the newest.
     pub membership: Membership,
     /// Whether a quorum reported these members. The quorum counts the voters of the previously
     /// confirmed list; at first, that is the list in the commit document.

@@ -18,7 +18,8 @@ use crate::csr::Csr;
 use crate::digest::OperationId;
 use crate::jws::Jws;
 use crate::leaves::Leaves;
-use crate::problem::Code;
+use crate::problem::{Code, Problem};
+use crate::redeem::RedeemError;
 
 /// Time limit for a long poll: the service's longest wait and 15 seconds to answer.
 pub(super) const POLL_LIMIT: Duration = Duration::from_secs(55 + 15);
@@ -57,21 +58,29 @@ impl DiscoveryClient {
 
     /// Sends the envelopes in turn, as long as the service refuses them with
     /// [`Code::RecordRefused`]. A service answers so if an envelope names another service's key. It
-    /// checks that before anything else. Returns any other answer, or the answer to the last
-    /// envelope.
+    /// checks that before it looks the cluster up or verifies the record.
+    ///
+    /// Returns any other answer. If the service refuses all envelopes, returns a refusal that isn't
+    /// about the named service, or else the last one.
     async fn send_redeems<T: DeserializeOwned>(
         &self,
         path: &str,
         redeems: &[Jws],
     ) -> Result<T, ClientError> {
         let (last, others) = redeems.split_last().expect("a bundle has at least one pin");
+        let mut refusal = None;
         for envelope in others {
             match self.send_envelope(path, envelope).await {
-                Err(error) if error.code() == Some(Code::RecordRefused) => {}
+                Err(error) if error.code() == Some(Code::RecordRefused) => {
+                    refusal = refusal.or_else(|| (!is_of_other_service(&error)).then_some(error));
+                }
                 answer => return answer,
             }
         }
-        self.send_envelope(path, last).await
+        match (self.send_envelope(path, last).await, refusal) {
+            (Err(error), Some(refusal)) if is_of_other_service(&error) => Err(refusal),
+            (answer, _) => answer,
+        }
     }
 
     /// Sends an envelope without an access token. The envelope's signatures authenticate the
@@ -224,4 +233,14 @@ impl DiscoveryClient {
     pub async fn jwks(&self) -> Result<Jwks, ClientError> {
         self.get_public("/v1/jwks").await
     }
+}
+
+/// Whether the service refused a redeem because that names another service.
+fn is_of_other_service(error: &ClientError) -> bool {
+    let reason = RedeemError::OtherService.to_string();
+    // The service's details begin with a capital letter.
+    let same = |problem: &Problem| {
+        problem.detail.get(1..).is_some_and(|detail| detail.starts_with(&reason[1..]))
+    };
+    matches!(error, ClientError::Problem(problem) if same(problem))
 }

@@ -210,25 +210,32 @@ async fn a_redeem_names_the_next_pin_only_if_the_service_may_have_refused_the_on
     let redeems = [1, 2].map(|number| {
         crate::jws::Jws::sign(crate::jws::JwsType::Redeem, &key, &json!({ "number": number }))
     });
-    for (refusals, sent) in [
-        (&[Code::RecordRefused, Code::GrantExpired][..], 2),
-        (&[Code::RecordRefused, Code::RecordRefused], 2),
-        (&[Code::GrantExpired], 1),
-        (&[Code::Overloaded], 1),
+    let other = "The redeem is meant for another discovery service.";
+    let record = "A peer URL is a loopback address.";
+    for (answers, returned) in [
+        (&[(Code::RecordRefused, other), (Code::GrantExpired, "")][..], 1),
+        (&[(Code::RecordRefused, other), (Code::RecordRefused, record)], 1),
+        (&[(Code::RecordRefused, record), (Code::RecordRefused, other)], 0),
+        (&[(Code::RecordRefused, other), (Code::RecordRefused, other)], 1),
+        (&[(Code::GrantExpired, "")], 0),
+        (&[(Code::Overloaded, "")], 0),
     ] {
-        let problem = |code: &Code| {
-            let problem = json!(crate::problem::Problem::new(*code, "", "")).to_string();
+        let sent = answers.len();
+        let problem = |(code, detail): &(Code, &str)| {
+            let problem = json!(crate::problem::Problem::new(*code, *detail, "")).to_string();
             answer("400 Bad Request", crate::problem::PROBLEM_JSON, &problem)
         };
-        let mut server = serve(TLS13, refusals.iter().map(problem).collect()).await;
+        let mut server = serve(TLS13, answers.iter().map(problem).collect()).await;
         let client = client(vec![server.url.clone()], server.pin, Some(&key));
-        let refused = client.join(&redeems, None).await.unwrap_err();
-        assert_eq!(refused.code(), refusals.last().copied(), "{refusals:?}");
+        let ClientError::Problem(refused) = client.join(&redeems, None).await.unwrap_err() else {
+            panic!("{answers:?}");
+        };
+        assert_eq!((refused.code, refused.detail.as_str()), answers[returned], "{answers:?}");
         for redeem in &redeems[..sent] {
             let request = server.requests.recv().await.unwrap();
             assert!(request.body.contains(redeem.as_str()), "{}", request.body);
         }
-        assert!(server.requests.recv().await.is_none(), "{refusals:?}");
+        assert!(server.requests.recv().await.is_none(), "{answers:?}");
     }
 }
 

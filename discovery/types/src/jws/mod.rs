@@ -156,18 +156,20 @@ impl Jws {
         self.verify_by(typ, allowed, Some(parties))
     }
 
-    /// Whether a key in `allowed` has signed `text` as a message of kind `typ`. The payload may
-    /// have a newer version, or be longer, than this program accepts.
-    pub fn is_signed<'k>(
+    /// Verifies a text as [`Jws::verify_any`] does, and reads of its payload what `T` names. The
+    /// payload may have a newer version, or be longer, than this program accepts.
+    pub fn verify_any_version<'k, T: DeserializeOwned>(
         text: &str,
         typ: JwsType,
         allowed: impl IntoIterator<Item = &'k PublicKey>,
-    ) -> bool {
-        let Ok(jws) = Self::parse(text, |_| MAX_JWS) else { return false };
-        matches!(
-            jws.verify_any::<IgnoredAny>(typ, allowed),
-            Ok(IgnoredAny) | Err(JwsError::Newer { .. })
-        )
+    ) -> Option<T> {
+        let jws = Self::parse(text, |_| MAX_JWS).ok()?;
+        match jws.verify_any::<IgnoredAny>(typ, allowed) {
+            Ok(IgnoredAny) | Err(JwsError::Newer { .. }) => {
+                strict::from_slice(&jws.payload().ok()?).ok()
+            }
+            Err(_) => None,
+        }
     }
 
     fn verify_by<'k, T: DeserializeOwned>(
