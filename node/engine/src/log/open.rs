@@ -36,7 +36,8 @@ impl Log {
     }
 
     /// Creates an empty log in the existing directory `member_dir`. When this returns, the log is
-    /// complete and durable. If the process dies earlier, [`exists`](Self::exists) returns false.
+    /// complete and durable. If the process dies earlier, the log is complete if
+    /// [`exists`](Self::exists) returns true.
     pub fn create(
         disk: &SharedDisk,
         member_dir: &Path,

@@ -175,7 +175,8 @@ impl ClientListenerTls {
 }
 
 /// Node keys that the cluster's configuration binds to members. A certificate with a bound key is
-/// accepted even if it has expired. `expired` counts the handshakes with such a certificate.
+/// accepted even if it has expired or isn't valid yet. `expired` counts the handshakes with such a
+/// certificate.
 #[derive(Debug, Default)]
 pub(crate) struct BoundKeys {
     keys: RwLock<HashSet<NodeKey>>,
@@ -188,8 +189,8 @@ impl BoundKeys {
         self.keys.read().unwrap_or_else(std::sync::PoisonError::into_inner).contains(&key)
     }
 
-    /// Counts one accepted handshake with an expired certificate. Returns `Some(n)` if it should be
-    /// logged, where `n` counts the handshakes not logged before it.
+    /// Counts one accepted handshake with a certificate outside its validity. Returns `Some(n)` if
+    /// it should be logged, where `n` counts the handshakes not logged before it.
     pub(crate) fn count_expired(&self, now: Instant) -> Option<u64> {
         self.expired.fetch_add(1, Ordering::Relaxed);
         self.alarms.pass(0, now)

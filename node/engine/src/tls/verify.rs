@@ -250,8 +250,9 @@ fn is_bound(bound: &BoundKeys, certificate: &CertificateDer<'_>) -> bool {
     node_key_of(certificate).is_some_and(|key| bound.contains(key))
 }
 
-/// Verifies an expired certificate as of the last moment of its validity. Everything else about it
-/// must be valid. An error about the dates of its CA is ignored as well.
+/// Verifies a certificate that has expired, or isn't valid yet, as of the last moment of its
+/// validity. Everything else about it must be valid. An error about the dates of its CA is ignored
+/// as well.
 fn verify_at_expiry(
     certificate: &CertificateDer<'_>,
     error: Error,

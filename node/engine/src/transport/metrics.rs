@@ -50,8 +50,8 @@ pub struct CountersSnapshot {
     pub handshakes_failed: u64,
     /// Number of inbound connections closed because too many were waiting or in their handshake.
     pub handshakes_over_limit: u64,
-    /// Number of handshakes accepted with an expired certificate, because its key is bound to a
-    /// member.
+    /// Number of handshakes accepted with a certificate outside its validity, because its key is
+    /// bound to a member.
     pub expired_certificates: u64,
     /// Number of refused hellos, by the reason's label.
     pub refused: Vec<(&'static str, u64)>,

@@ -185,7 +185,8 @@ pub enum ClaimRejection {
     Amnesia,
 }
 
-/// Number of known members above which no member is added that only other members' lists contain.
+/// Number of known members at which no member is added any more that only other members' lists
+/// contain.
 const MAX_KNOWN_MEMBERS: usize = 256;
 
 /// Memory that this member has of its peers.

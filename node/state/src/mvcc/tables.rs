@@ -35,7 +35,7 @@ pub(crate) const META: TableDefinition<'static, &'static str, &'static [u8]> =
 /// Member id → encoded `Member`.
 pub(crate) const MEMBERS: TableDefinition<'static, u64, &'static [u8]> =
     TableDefinition::new("members");
-/// Member id → encoded `RemovedMember`. Rows of this table are never changed or deleted.
+/// Member id → encoded `RemovedMember`. A member never leaves this table again.
 pub(crate) const REMOVED: TableDefinition<'static, u64, &'static [u8]> =
     TableDefinition::new("removed");
 /// (Member id, alarm type) → nothing.

@@ -140,8 +140,8 @@ pub enum StreamRefusal {
         "its key is not the one bound to the member: it must have that key, or be removed and added with another"
     )]
     Key = 9,
-    /// The receiver can't write its record of the sender to disk at present. The sender is not at
-    /// fault.
+    /// The receiver can't record the sender at present: it can't write to its disk, or has no room
+    /// for another member. The sender is not at fault.
     #[error("the other end cannot write down what it must remember of this member")]
     Unavailable = 10,
     /// The sender's disk lacks a vote or entries that the member has promised earlier.
