@@ -290,7 +290,8 @@ mod tests {
         unreadable(&[by(&world.owner)], "made by a newer Muster (version 2)");
         // Statements after an unreadable one can't be judged, so they change nothing.
         unreadable(&[by(&world.owner), "x".to_owned()], "made by a newer Muster (version 2)");
-        let long = serde_json::json!({ "version": 1, "more": "x".repeat(30_000) });
+        let mut long = serde_json::to_value(&third).unwrap();
+        long["more"] = serde_json::json!("x".repeat(30_000));
         let long = Jws::sign(JwsType::Statement, &world.owner, &long).to_string();
         unreadable(&[long], "longer than");
 

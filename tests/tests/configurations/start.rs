@@ -23,6 +23,8 @@ const PEER_PORT: u16 = 2380;
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 /// Time limit of one attempt to get an answer from an address.
 const PROBE_LIMIT: Duration = Duration::from_millis(500);
+/// Number of consecutive looks at which a process must be idle to have nothing more to do.
+const IDLE_LOOKS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(20);
 /// HTTP request that shows whether a program answers at an address.
 const REQUEST: &[u8] = b"GET /version HTTP/1.0\r\nHost: localhost\r\n\r\n";
@@ -168,13 +170,15 @@ impl StartRunner {
 struct ChildGuard(Child);
 
 impl ChildGuard {
-    /// Waits until every address has answered, or the process has ended.
+    /// Waits until every address has answered and the process has nothing to do, or until the process
+    /// has ended. etcd may answer before it ends with an error.
     fn wait_answering(
         &mut self,
         mut silent: Vec<SocketAddr>,
         hello: &[u8],
     ) -> Result<Option<ExitStatus>> {
         let began = Instant::now();
+        let mut idle_looks = 0;
         loop {
             if let Some(status) = self.0.try_wait()? {
                 return Ok(Some(status));
@@ -186,14 +190,28 @@ impl ChildGuard {
                 _ => !reacts_twice(*address),
             });
             if silent.is_empty() {
-                return Ok(self.0.try_wait()?);
+                idle_looks = if is_idle(self.0.id()) { idle_looks + 1 } else { 0 };
+                if idle_looks == IDLE_LOOKS {
+                    return Ok(self.0.try_wait()?);
+                }
             }
             if began.elapsed() > TIME_LIMIT {
-                bail!("it neither answers on {silent:?} nor ends");
+                bail!("it neither answers on {silent:?} and gets idle, nor ends");
             }
             std::thread::sleep(PAUSE);
         }
     }
+}
+
+/// Whether all threads of a process wait for something, which isn't a processor or a disk. A process
+/// that has ended is idle.
+fn is_idle(pid: u32) -> bool {
+    let Ok(threads) = fs_err::read_dir(format!("/proc/{pid}/task")) else { return true };
+    threads.flatten().all(|thread| {
+        let status = fs_err::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // The state follows the program's name, which is in parentheses (proc_pid_stat(5)).
+        status.rsplit(") ").next().is_none_or(|fields| !fields.starts_with(['R', 'D']))
+    })
 }
 
 impl Drop for ChildGuard {
