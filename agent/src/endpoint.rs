@@ -141,7 +141,7 @@ impl ClientEndpoint {
     }
 
     /// Returns the client port at `endpoint`: `https://HOST:PORT`, `http://HOST:PORT`, or
-    /// `HOST:PORT`. Without a scheme, it is https if there is an identity.
+    /// `HOST:PORT`. A text without a scheme means https if there is an identity, else http.
     pub(crate) fn parse(
         endpoint: &str,
         identity: Option<&ClientTlsIdentity>,
@@ -185,7 +185,7 @@ impl ClientEndpoint {
         self.identity.as_ref()
     }
 
-    /// Returns the name or address for a request's `UrlHost` header.
+    /// Returns the name or address for a request's `Host` header.
     pub(crate) fn server_name(&self) -> &str {
         &self.server_name
     }

@@ -22,8 +22,8 @@ fn error_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Prepares a directory as an attacker would: links from paths that the agent writes, to a file
-/// that only the victim may overwrite.
+/// Prepares a directory as an attacker would: links from paths that the agent writes to a file that
+/// only the agent's user can overwrite.
 fn prepare(root: &Path) -> (std::path::PathBuf, std::path::PathBuf) {
     let (prepared, victim) = (root.join("prepared"), root.join("victim"));
     std::fs::write(&victim, "kept").unwrap();
@@ -39,8 +39,8 @@ fn mode(path: &Path) -> u32 {
     std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
-/// Opens a tree to its group, as kubelet does before each start of a pod for a volume with
-/// `fsGroup`.
+/// Gives the group access to a whole tree, as kubelet does before each start of a pod for a volume
+/// with `fsGroup`.
 fn open_to_group(path: &Path) {
     let is_folder = path.symlink_metadata().unwrap().is_dir();
     let opened = mode(path) | if is_folder { 0o2770 } else { 0o660 };

@@ -13,7 +13,7 @@ use muster_agent::launch::supervisor::{Observer, SupervisionOutcome, Supervisor}
 use muster_agent::state::Layout;
 use tokio_util::sync::CancellationToken;
 
-/// Limit of each step, far more than any takes; only a failing test waits for it.
+/// Time limit of each step, much longer than any step takes. Only a failing test waits for it.
 const LIMIT: Duration = Duration::from_secs(60);
 
 struct SupervisorFixture {

@@ -150,7 +150,7 @@ pub fn replace_volatile(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     replace_volatile_at(&FileLocation::resolve_safely(path)?, bytes)
 }
 
-/// Creates an empty file (0600), and removes any file that has this name first.
+/// Creates an empty file (0600). Before that, removes any file that has this name.
 ///
 /// # Errors
 /// If the file system refuses.
@@ -530,7 +530,7 @@ mod tests {
         assert_eq!(read(&folder.join("muster-boot"), 10).unwrap().unwrap(), b"7");
     }
 
-    /// Plays another user, who replaces a folder by a link between the check and the next access.
+    /// Acts as another user, who replaces a folder by a link between the check and the next access.
     #[test]
     fn a_folder_that_was_swapped_for_a_link_is_not_gone_through() {
         let (root, folder) = volume(0o777);

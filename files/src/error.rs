@@ -59,7 +59,7 @@ pub enum Error {
         /// Permission bits of the folder.
         mode: u32,
     },
-    /// Our user owns the folder, but chmod didn't take write permission from group and others.
+    /// Our user owns the folder, but chmod didn't remove the write permission of group and others.
     #[error(
         "others than the owner may write to {}, and its file system refuses chmod go-w: keep state \
          on a file system with owners and modes", .0.display()

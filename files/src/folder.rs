@@ -92,7 +92,7 @@ pub fn open_data_folder(path: &Path) -> Result<DataFolder, Error> {
     Ok(DataFolder { file, path: walked.path, exposure })
 }
 
-/// Opens a folder only: opening a device can have side effects.
+/// Opens `path` only if it is a folder: opening a device can have side effects.
 ///
 /// # Errors
 /// `NotADirectory` if `path` is no folder, otherwise the error of the system call.
@@ -121,7 +121,7 @@ pub(crate) fn is_other_user(owner: u32, own_user: u32) -> bool {
     ![own_user, ROOT_USER_ID].contains(&owner)
 }
 
-/// Owner, mode and type of a folder or link. They decide whether the folder or link is trusted.
+/// Owner, mode and type of a file, folder or link. They decide whether it is trusted.
 #[derive(Clone, Copy)]
 pub(crate) struct FileAttributes {
     pub owner: u32,
@@ -303,7 +303,7 @@ impl PathWalker {
         .map_err(Error::io("look at", next))
     }
 
-    /// Checks a parent folder, or a link, by the rule in `self.above`.
+    /// Checks a parent folder, or a link, by the rule in `self.rule`.
     fn check(
         self,
         path: &Path,

@@ -67,7 +67,8 @@ pub struct Signer {
 }
 
 impl Signer {
-    /// Loads a key. The DER of an RSA key may be PKCS #1 or PKCS #8, that of other keys is PKCS #8.
+    /// Loads a key. The DER of an RSA key may be PKCS #1 or PKCS #8. The DER of an ECDSA or Ed25519
+    /// key must be PKCS #8. The key of HMAC may be any bytes.
     ///
     /// # Errors
     /// If the key is not one of the algorithm's kind and size.
@@ -103,7 +104,7 @@ impl Signer {
     /// Signs a header and a payload, and returns the compact form.
     ///
     /// # Errors
-    /// If the system has no random numbers.
+    /// If the signature can't be made, for example because the system gives no random numbers.
     pub fn sign_compact(&self, header: &[u8], payload: &[u8]) -> Result<String, signature::Error> {
         let mut text = BASE64URL_NOPAD.encode(header);
         text.push('.');

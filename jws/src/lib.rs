@@ -2,15 +2,17 @@
 //! ring the cryptography.
 //!
 //! The programs don't contain `jsonwebtoken`'s own cryptography. So [`encode`] and [`decode`] give
-//! it our provider, which makes a [`Signer`] or [`Verifier`] on ring. Callers whose headers don't
-//! have `jsonwebtoken`'s form use these types directly, with [`CompactParts`].
+//! `jsonwebtoken` our provider, which makes a [`Signer`] or [`Verifier`] on ring. Callers whose
+//! headers don't have `jsonwebtoken`'s form use [`Signer`] and [`Verifier`] directly, with
+//! [`CompactParts`].
 //!
 //! All callers follow the rules of RFC 8725:
 //!
 //! - A key is loaded for one algorithm. The caller refuses a message whose header names another
 //!   algorithm, before it verifies the signature.
 //! - A key of another family is refused: no public key is ever used as an HMAC secret.
-//! - Only one spelling of the bytes is read: unpadded base64url, without bits left over.
+//! - Only one encoding of the bytes is accepted: base64url without padding, whose unused bits are
+//!   0.
 
 mod key;
 mod parts;

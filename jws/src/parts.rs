@@ -2,8 +2,8 @@
 
 use data_encoding::BASE64URL_NOPAD;
 
-/// The three parts of a compact JWS, still encoded. Each method decodes its part, and returns
-/// `None` if the part is not unpadded base64url.
+/// The three parts of a compact JWS, still encoded. The methods `header`, `payload` and `signature`
+/// decode their part, and return `None` if it is not unpadded base64url.
 #[derive(Clone, Copy, Debug)]
 pub struct CompactParts<'a> {
     signed: &'a str,
@@ -13,7 +13,7 @@ pub struct CompactParts<'a> {
 }
 
 impl<'a> CompactParts<'a> {
-    /// Splits a text at its dots. Returns `None` unless it has three parts.
+    /// Splits a text at its dots. Returns `None` if the number of parts is not three.
     #[must_use]
     pub fn split(text: &'a str) -> Option<Self> {
         let (signed, signature) = text.rsplit_once('.')?;

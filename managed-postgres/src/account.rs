@@ -36,7 +36,7 @@ impl UnixAccount {
 
     /// Makes a command that runs `program` as this account, in `dir`, with an environment of its
     /// own. With `die_with_us` the kernel sends SIGINT (a fast shutdown) when the thread that
-    /// started it ends.
+    /// started the program ends.
     pub(super) fn command(&self, program: &Path, dir: &Path, die_with_us: bool) -> Command {
         let mut command = Command::new("setpriv");
         if let UnixAccount::Other { uid, gid, .. } = self {
@@ -56,7 +56,7 @@ impl UnixAccount {
     }
 
     /// Makes `dir` and its parents if they don't exist. `dir` belongs to this process's user. If
-    /// Postgres has another account, that user is root, and `dir` has mode 0711. The account may
+    /// Postgres has another account, that user is root, and `dir` has mode 0711. The account can
     /// then enter `dir`, but can't replace anything in it.
     pub(super) fn make_base(&self, dir: &Path) -> Result<(), ManagedPostgresError> {
         // The parent isn't private: the account has to pass through it.

@@ -1,5 +1,6 @@
-//! Checks whether a folder may be used for the managed Postgres. The folder is given to the
-//! server's user and closed to everybody else, which must never happen to somebody else's files.
+//! Checks whether a folder may be used for the managed Postgres. The server's user gets parts of
+//! the folder, and other users lose access to the folder. That must never happen to somebody else's
+//! files.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;

@@ -2,7 +2,7 @@
 //! and small installations without a database server.
 //!
 //! Its directory holds `data/`, `run/` (the socket; there is no network port), `postgres.log` and a
-//! lock. A folder with anything else is refused. Everybody who may enter `run/` may connect, so its
+//! lock. A folder with anything else is refused. Everybody who can enter `run/` can connect, so its
 //! mode is 0700. As root the server runs as an unprivileged user. That user gets `data/` and `run/`
 //! and nothing else. Otherwise it could place files that root opens or gives away at the next
 //! start.
@@ -45,7 +45,7 @@ pub struct ManagedPostgresSettings {
     pub dir: PathBuf,
     /// Directory of `initdb` and `postgres`; `None` looks for them.
     pub binaries: Option<PathBuf>,
-    /// User that the server runs as if this process is root.
+    /// If this process is root, the server runs as this user.
     pub user: String,
 }
 
@@ -105,15 +105,16 @@ pub enum ManagedPostgresError {
         user: String,
         dir: PathBuf,
     },
-    /// The folder holds somebody else's files. It would be given to the server's user and closed to
-    /// others.
+    /// The folder holds somebody else's files. A start would give parts of the folder to the
+    /// server's user, and take other users' access away.
     #[error(
         "{dir} {why}: name a folder that doesn't exist yet, an empty one, or the one that \
          --managed-postgres had before; it is given to Postgres alone"
     )]
     Foreign {
         dir: PathBuf,
-        /// Description of what the folder holds instead.
+        /// Reason of the refusal, as the rest of a sentence that begins with the path, such as `is
+        /// no folder`.
         why: String,
     },
     /// Another process runs a server in the directory.
@@ -167,7 +168,7 @@ enum PostgresState {
     Ended(Option<std::sync::Arc<ManagedPostgresError>>),
 }
 
-/// A running Postgres. Dropping it stops the server as well, but without waiting for it.
+/// A running Postgres. Dropping it stops the server too, but doesn't wait for the server's end.
 #[derive(Debug)]
 pub struct ManagedPostgres {
     socket_dir: PathBuf,

@@ -8,7 +8,7 @@ fn settings(dir: &Path) -> ManagedPostgresSettings {
     ManagedPostgresSettings { dir: dir.to_owned(), binaries: None, user: "postgres".into() }
 }
 
-/// Makes a folder that an unprivileged user may enter.
+/// Makes a folder that an unprivileged user can enter.
 fn folder() -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt;
     tempfile::Builder::new()

@@ -1,8 +1,8 @@
 //! etcd's rules for when a cluster's members may change, as pure functions.
 //!
 //! `muster-node` judges each change by these rules. `muster-agent` predicts the verdict from what
-//! it sees of the members from outside. The rules are about a quorum of the voters that the change
-//! leads to:
+//! it sees of the members from outside. The rules are about the quorum of the voters after the
+//! change. They use these terms:
 //! - A member counts as *started* once it has published its name.
 //! - A member counts as *healthy* once it has been connected for [`HEALTHY_AFTER`].
 //! - A learner is *in sync* if it lacks at most [`IN_SYNC_ENTRIES`] entries.
@@ -20,8 +20,8 @@ pub const HEALTHY_AFTER: Duration = Duration::from_secs(5);
 
 /// Maximum number of missing entries with which a learner is in sync. A busy leader has about this
 /// many entries in flight to a member at any time. etcd requires a share of the log instead
-/// (`readyPercentThreshold`). That would be millions of entries in an old cluster, and every entry
-/// in a young one.
+/// (`readyPercentThreshold`). That would allow millions of missing entries in an old cluster, and
+/// none in a young one.
 pub const IN_SYNC_ENTRIES: u64 = 1_000;
 
 /// Maximum number of learners by default (`--max-learners`; `DefaultMaxLearners` in etcd's package
@@ -46,7 +46,7 @@ pub enum MemberRole {
     PromisedVoter,
 }
 
-/// Connection to a member, as the judging member has it.
+/// Connection to a member, as seen by the member that judges the change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connection {
     /// The member is not connected.

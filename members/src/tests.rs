@@ -85,8 +85,8 @@ fn adding_a_learner_needs_healthy_members_only() {
 }
 
 /// Shows etcd's `mayRemoveMember` (`server/etcdserver/server.go`) and `IsReadyToRemoveVotingMember`
-/// (`server/etcdserver/api/membership/cluster.go`). Only the quorum of reachable members that stay
-/// is a rule of ours.
+/// (`server/etcdserver/api/membership/cluster.go`). One rule is our own: the members that stay and
+/// are reachable must be a quorum.
 #[test]
 fn removing_must_leave_a_quorum_that_is_there() {
     for (members, away, id, expected) in [

@@ -8,7 +8,8 @@ use std::{
 
 use tokio_util::sync::CancellationToken;
 
-/// A pool of slots, with a maximum for each key: a network, an agent. Clones share the slots.
+/// A pool of slots, with a maximum for each key, such as a network or an agent. Clones share the
+/// slots.
 #[derive(Clone, Debug)]
 pub struct SlotPool<K: Ord + Clone> {
     max: usize,
@@ -53,8 +54,9 @@ impl<K: Ord + Clone> SlotPool<K> {
         self.take_if(key, |_, _| false)
     }
 
-    /// Takes a slot for `key`. If all slots are taken, the key that holds the most loses its oldest
-    /// one. Returns `None` if `key` itself has its maximum, or holds as many as that other key.
+    /// Takes a slot for `key`. If all slots are taken, the key that holds the most slots loses its
+    /// oldest one. Returns `None` if `key` has its own maximum, or if no key holds more slots than
+    /// `key`.
     #[must_use]
     pub fn take_or_evict(&self, key: K) -> Option<Slot<K>> {
         self.take_if(key, PoolState::evict_for)
@@ -132,7 +134,7 @@ impl<K: Ord + Clone> PoolState<K> {
 }
 
 impl<K: Ord + Clone> Slot<K> {
-    /// Returns once the slot was taken away, for another key.
+    /// Waits until the slot is given to another key.
     pub(crate) async fn evicted(&self) {
         self.evicted.cancelled().await;
     }

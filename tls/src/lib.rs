@@ -66,7 +66,7 @@ pub trait CertificateRule: Debug + Send + Sync + 'static {
     }
 }
 
-/// Returns the one crypto provider of our programs.
+/// Returns the crypto provider that all our programs use.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
@@ -95,7 +95,8 @@ pub fn tls13_server(rule: impl CertificateRule) -> ConfigBuilder<ServerConfig, W
         .with_client_cert_verifier(Arc::new(verifier))
 }
 
-/// Returns a verifier of clients for a server that is configured elsewhere, in any TLS version.
+/// Returns a verifier of clients for a server that the caller configures itself, with any TLS
+/// version.
 #[must_use]
 pub fn client_verifier(
     rule: impl CertificateRule,

@@ -1,9 +1,8 @@
 //! The address flags as typed, and the addresses that follow from them. Nothing here uses the
 //! network.
 //!
-//! A member's first addresses are those that its cluster agreed on. Once its node has run, the
-//! member may move: each start may give new addresses. An address that a start doesn't give stays
-//! unchanged.
+//! A member's first addresses are those that its cluster agreed on. Once its node has run, each
+//! start can give the member new addresses. An address that a start doesn't give stays unchanged.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -81,8 +80,8 @@ impl AddressFlags {
     }
 
     /// Returns the addresses for a first start. `route` is the address from which packets to
-    /// discovery leave; it may be absent only if the addressing is complete. `own` are this host's
-    /// addresses.
+    /// discovery leave. It can be `None` only if [`Self::is_complete`] is true. `own` are this
+    /// host's addresses.
     pub(crate) fn addresses(
         &self,
         route: Option<IpAddr>,
@@ -142,9 +141,9 @@ impl AddressFlags {
         Ok(Addresses { peer_url, client_url, listen: ListenAddresses { peer, client } })
     }
 
-    /// Returns the address to listen on. That is the advertised address if this host has it, so
-    /// that no other address is open. If the advertised address is a name or a translated (NAT)
-    /// address, it is the unspecified address.
+    /// Returns the address to listen on: that of `--listen-address` if the flag was given, else the
+    /// advertised address if this host has it, so that no other address is open. If the advertised
+    /// address is a name or a translated (NAT) address, returns the unspecified address.
     fn listen_address(&self, url: &NodeUrl, own: &[IpAddr]) -> IpAddr {
         match (self.listen, url.host()) {
             (Some(listen), _) => listen,

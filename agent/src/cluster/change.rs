@@ -1,4 +1,4 @@
-//! Changes of the members, each carried out at most once although its answer may be lost.
+//! Changes of the members, each carried out at most once, even if its answer is lost.
 
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ impl ClusterMemberChange {
         }
     }
 
-    /// Returns whether the list of members looks as it does after this change.
+    /// Returns whether the list of members shows this change as made.
     pub(crate) fn is_visible_in(&self, members: &MemberList) -> bool {
         let of = |id: &MemberId| members.of_id(*id);
         match self {
@@ -88,9 +88,9 @@ impl ClusterMemberChange {
 }
 
 impl ClusterMemberChange {
-    /// Returns whether the list of members proves that this operation made the change. It proves no
-    /// addition if the cluster keeps operation ids: another operation may have added a member with
-    /// equal URLs. Sending the addition again then shows which operation added it.
+    /// Returns whether the list of members proves that this operation made the change. If the
+    /// cluster keeps operation ids, the list proves no addition: another operation may have added a
+    /// member with equal URLs. Sending the addition again then shows which operation added it.
     fn is_certainly_visible_in(&self, members: &MemberList) -> bool {
         let knows_operations = members.configuration.is_some();
         self.is_visible_in(members) && !(matches!(self, Self::Add(_)) && knows_operations)
@@ -171,7 +171,8 @@ impl ClusterApiClient {
         }
     }
 
-    /// Reads the list of members, retrying until one answers or [`LIST_RETRY_LIMIT`] has passed.
+    /// Reads the list of members, retrying until a member answers or [`LIST_RETRY_LIMIT`] has
+    /// passed.
     async fn list_members_with_retries(&self) -> Result<MemberList, ClusterError> {
         let start = Instant::now();
         loop {

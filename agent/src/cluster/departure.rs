@@ -1,9 +1,9 @@
 //! Finds which operation removed a member, so that an interrupted replacement can go on.
 //!
-//! `muster-node` keeps the operation's id with the member that it removed. So an operation can send
-//! its removal again: the answer shows whether this operation removed the member, and nothing
-//! changes. Stock etcd keeps no such ids. With stock etcd, an operation announces a removal in the
-//! cluster's own store before it removes a member.
+//! For each removed member, `muster-node` keeps the id of the operation that removed it. So an
+//! operation can send its removal again: the answer shows whether this operation removed the
+//! member, and the repetition changes nothing. Stock etcd keeps no such ids. With stock etcd, an
+//! operation announces a removal in the cluster's own store before it removes a member.
 //!
 //! A newcomer takes the place of a removed member only if its own operation removed that member.
 //! Otherwise two replacements of one member would make the cluster grow.
@@ -13,11 +13,11 @@ use super::{
     MemberList,
 };
 
-/// Key prefix, followed by a member's id. The value is the id of the operation that last announced
-/// to replace that member.
+/// Prefix of a key in the cluster's store, which ends with a member's id. The value is the id of
+/// the operation that last announced the replacement of that member.
 const REPLACED: &str = "muster/v1/replaced/";
 
-/// Origin of the removal of a member that another one replaces.
+/// Origin of the removal of a member that is being replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum RemovalOrigin {
     /// This agent has not yet asked the cluster which operation removed the member.

@@ -78,7 +78,7 @@ impl ClusterError {
         }
     }
 
-    /// Returns whether another member may serve the request that this member did not serve.
+    /// Returns whether another member could serve the request that this member did not serve.
     pub(super) fn may_try_another_member(&self) -> bool {
         // A learner or a removed member refuses with this reason; another member may accept.
         matches!(self, Self::Unavailable { .. })
@@ -86,7 +86,7 @@ impl ClusterError {
     }
 
     /// Converts a gRPC status from the server or the connection. `what` names the request;
-    /// `is_change` tells whether it changes the cluster.
+    /// `is_change` tells whether that request changes the cluster.
     pub(super) fn from_status(status: &Status, what: &'static str, is_change: bool) -> Self {
         let text = status.message().to_owned();
         let lost = || {
@@ -109,7 +109,7 @@ impl ClusterError {
             (_, Some(ClusterRefusal::NoLeader | ClusterRefusal::NotCapable)) => {
                 Self::Unavailable { text }
             }
-            // Stock etcd sends some refusals with these two codes. If the text is unknown, it may
+            // Stock etcd sends some refusals with these two codes. With an unknown text, they can
             // also mean that the answer was lost.
             (Code::Unknown | Code::Unavailable, None) => lost(),
             (_, Some(refusal)) => refused(refusal, text),

@@ -32,7 +32,7 @@ refusals! {
     /// Too few of the voters after the change would have started.
     NotEnoughStarted: "not-enough-started"
         "etcdserver: re-configuration failed due to not enough started members";
-    /// The cluster has as many learners as it may have.
+    /// The cluster already has the maximum number of learners.
     TooManyLearners: "too-many-learners" "etcdserver: too many learner members in cluster";
     /// The learner to be promoted lacks too many entries, or doesn't answer.
     LearnerNotReady: "learner-not-ready"
@@ -56,8 +56,8 @@ refusals! {
 }
 
 impl ClusterRefusal {
-    /// Returns the reason in the status of an answer: by its code if it has a known one, else by its
-    /// text. `None` if neither is known.
+    /// Returns the reason of the refusal in `status`: by the refusal's code if that is known, else
+    /// by its text. `None` if neither is known.
     pub(super) fn of(status: &Status) -> Option<Self> {
         let code = status.metadata().get(REFUSAL_METADATA).and_then(|code| code.to_str().ok());
         let by_code = Self::TABLE.iter().find(|(_, known, _)| Some(*known) == code);

@@ -220,7 +220,7 @@ impl HostState {
 
     /// Returns the new cluster that this directory already holds, if only the signed statement is
     /// missing. An interrupted run made it, or somebody made it by hand with --force-new-cluster.
-    /// `None` unless it was made from the cluster of the last statement.
+    /// `None` if that cluster was not made from the cluster of the last statement.
     fn unsigned_recovery(&self, sight: &DirectoryReport) -> Option<RecoveryResult> {
         let forced = sight.forced.as_ref()?;
         let is = sight.cluster_id.as_deref().and_then(parse_hex_id);
@@ -279,7 +279,7 @@ fn confirm_data_loss(typed: &MakeArguments, phrase: &str) -> Result<(), ExitErro
     let said = match &typed.yes {
         Some(said) => said.clone(),
         None => {
-            // Standard output is reserved for the result, for programs too.
+            // Standard output is only for the result, which programs may read.
             let question = format!("To go on, type: {phrase}\n");
             let asked = std::io::stderr().write_all(question.as_bytes());
             asked.map_err(|error| ExitError::Failed(format!("can't ask: {error}")))?;
@@ -349,8 +349,8 @@ fn table(survivors: &[Survivor]) -> String {
     lines.join("\n")
 }
 
-/// Returns the store's revision. `+N entries` is appended if an etcd's log has N entries that its
-/// store lacks and that it would apply.
+/// Returns the store's revision. `+N entries` is appended if stock etcd made the data, and its log
+/// has N entries that it has not applied to the store yet.
 fn revision(sight: &DirectoryReport) -> Option<String> {
     let (store, log) = (sight.store.as_ref()?, sight.log.as_ref()?);
     let behind = match sight.maker {

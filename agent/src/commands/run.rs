@@ -464,8 +464,8 @@ impl Daemon<'_> {
         }
     }
 
-    /// Returns this host's addresses, once there is a route to discovery. `None` if told to stop
-    /// before.
+    /// Returns this host's addresses, once there is a route to discovery. `None` if the agent was
+    /// told to stop before that.
     async fn addresses(&self, join: &Join) -> Result<Option<Addresses>, ExitError> {
         let addressing = &self.settings.addressing;
         let own = self.host.addresses();

@@ -35,11 +35,11 @@ pub(crate) struct StatusReport {
     pub node_health: Option<Health>,
     /// Why the health check failed.
     pub node_health_error: Option<String>,
-    /// The other members, as far as they answer this host; asked for only while its node isn't
-    /// ready.
+    /// State of the members, as far as they answer this host. They are asked only if this host's
+    /// node answers, but isn't ready.
     #[serde(flatten)]
     pub peers: PeerReport,
-    /// The last warning or error in the node's log, while it runs and isn't ready.
+    /// The last warning or error in the node's log, while the node runs and isn't ready.
     pub node_complaint: Option<String>,
     /// The tombstone as a sentence, if the cluster has removed this member.
     pub removed: Option<String>,

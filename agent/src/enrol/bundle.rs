@@ -15,7 +15,7 @@ use crate::cli::settings::{BundleSource, RunSettings};
 use crate::exit::{ExitError, error_chain};
 use crate::state::journal::{Join, JournalExtras};
 
-/// Number of bytes read of a bundle file, at most.
+/// Maximum number of bytes that are read of a bundle.
 const BUNDLE_LIMIT: u64 = 16 * 1024;
 
 /// How long a pipe, or a person at a terminal, may take to deliver the bundle.
@@ -36,8 +36,8 @@ pub(crate) async fn read_bundle(settings: &RunSettings) -> Result<Option<Bundle>
     };
     let text = |what: String| format!("the join bundle in {name}: {what}");
     let refuse = |what: String| ExitError::Usage(text(what));
-    // The ticket may come later if the file isn't there, or has no whole bundle yet. Nothing else
-    // is waited for: a second reader of a pipe would take the bundle from the first.
+    // If the file isn't there, or has no whole bundle yet, the ticket can still come. No other
+    // failure leads to a wait: a second reader of a pipe would take the bundle from the first.
     let needs_ticket = |what: String| match settings.wait_for_ticket {
         true => ExitError::NeedsTicket(text(what)),
         false => refuse(what),
@@ -82,7 +82,8 @@ fn warn_of_readers(path: &Path, file: &File) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Returns the cluster to join: the journal's, with the URLs and pins of a newer bundle.
+/// Returns the cluster to join, as the bundle describes it. Without a bundle, the journal's
+/// description counts. A bundle of another cluster than the journal's is refused.
 pub(crate) fn cluster_to_join(
     keepsakes: &JournalExtras,
     bundle: Option<&Bundle>,

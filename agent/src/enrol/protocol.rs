@@ -1,7 +1,8 @@
 //! The only owner of the protocol's state machine and of its journal.
 //!
-//! Only this module persists before it acts: a step's journal is durable before any of its actions
-//! is returned. If a write fails, the process ends, and a restart continues from what is on disk.
+//! This module makes the journal durable before anything is done: a step returns its actions only
+//! after the journal was written. If a write fails, the process ends, and a restart continues from
+//! what is on disk.
 
 use std::sync::Arc;
 
@@ -24,10 +25,11 @@ pub(crate) struct Protocol {
     pub key: Arc<SigningKey>,
     /// The pure state machine of `discovery-formation`.
     pub agent: Agent,
-    /// Facts in the journal beside the state machine's own. Changes become durable with the next
-    /// step that writes the journal.
+    /// Facts in the journal beside the state machine's own. Changes become durable by
+    /// [`Self::persist_extras`], or with the next step that writes the journal.
     pub extras: JournalExtras,
-    /// The document this agent holds, or that of the cluster that added this host; verified.
+    /// The verified commit document: the one that this agent holds, or that of the cluster that
+    /// added this host.
     pub document: Option<VerifiedDocument>,
 }
 

@@ -6,7 +6,7 @@
 //! - An answer's statements must begin with the pinned one, and be of the bundle's cluster
 //!   ([`verify_statements`]).
 //!
-//! The protocol needs these differences:
+//! The protocol requires these differences between the two kinds of token:
 //!
 //! - A host that redeems a boot token takes part in forming the cluster. Its state machine judges
 //!   each refusal, and retries while the service is broken. A redeemed ticket is only carried to

@@ -5,9 +5,9 @@
 //! before it becomes the node. Therefore the agent starts its own program as this launcher, which
 //! arranges it and then executes the node's program with the same pid.
 //!
-//! The node's lock alone tells whether a node runs. The launcher takes it and the node inherits the
-//! open file. So the lock is released when the node dies and at no other time, whatever happens to
-//! agents meanwhile. The pid file only tells which process to signal.
+//! The node's lock alone tells whether a node runs. The launcher takes that lock, and the node
+//! inherits the open file. So the lock is released when the node dies and at no other time,
+//! whatever happens to agents meanwhile. The pid file only tells which process to signal.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

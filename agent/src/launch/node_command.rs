@@ -1,4 +1,5 @@
-//! The node's command line, and the files that it reads. Both follow from the committed document.
+//! The node's command line, and the files that the node reads. Both are made from the commit
+//! document and the journal.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -54,9 +55,9 @@ impl NodeKind {
     }
 
     /// Returns the flag that turns off etcd's check of a peer's source address against its
-    /// certificate. On one machine or behind NAT a peer connects from another address. The check
-    /// adds nothing, since only peers have certificates of the peers' own CA. etcd 3.6 dropped the
-    /// flag's `experimental` prefix.
+    /// certificate. On one machine or behind NAT, a peer may connect from an address that its
+    /// certificate doesn't contain. The check adds nothing, since only peers have certificates of
+    /// the peers' own CA. etcd 3.6 dropped the flag's `experimental` prefix.
     fn flag_for_any_source(self) -> Option<&'static str> {
         match self {
             Self::Muster => None,
@@ -68,7 +69,7 @@ impl NodeKind {
     }
 }
 
-/// Everything that the node's command line and files follow from.
+/// Everything from which the node's command line and files are made.
 pub(crate) struct NodeCommand<'a> {
     /// Paths in the data directory.
     pub layout: &'a Layout,

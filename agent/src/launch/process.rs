@@ -76,7 +76,7 @@ pub struct OpenProcess {
 }
 
 impl OpenProcess {
-    /// Sends a signal. Success if the process has ended already.
+    /// Sends a signal. Does nothing if the process has already ended.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         match pidfd_send_signal(&self.fd, signal) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
@@ -131,8 +131,8 @@ fn start_ticks(pid: i32) -> io::Result<u64> {
     parse_start_ticks(&stat).ok_or_else(|| io::Error::other("unexpected format of stat"))
 }
 
-/// Parses field 22 of `/proc/PID/stat`. It counts from the last `)`, because field 2, the program's
-/// name in parentheses, may contain spaces and parentheses.
+/// Parses field 22 of `/proc/PID/stat`. Fields are counted from the last `)`, because field 2, the
+/// program's name in parentheses, may contain spaces and parentheses.
 fn parse_start_ticks(stat: &str) -> Option<u64> {
     let (_, after_name) = stat.rsplit_once(')')?;
     after_name.split_whitespace().nth(19)?.parse().ok()

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// A node that died sooner than this after its start died quickly.
+/// A node's death counts as quick if it comes sooner than this after the start.
 pub const QUICK_DEATH_TIME: Duration = Duration::from_secs(10);
 /// Number of consecutive quick deaths that ends supervision.
 pub const MAX_QUICK_DEATHS: u32 = 8;
@@ -33,8 +33,8 @@ pub struct RestartPolicy {
 }
 
 impl RestartPolicy {
-    /// Decides after a node died that had lived for `lived`. `jitter` in 0..=1 spreads the restarts
-    /// of hosts that fail together.
+    /// Decides what to do after the death of a node that had lived for `lived`. `jitter` in 0..=1
+    /// spreads the restarts of hosts that fail together.
     pub fn decide_after_death(&mut self, lived: Duration, jitter: f64) -> RestartDecision {
         if lived >= QUICK_DEATH_TIME {
             self.quick_deaths = 0;

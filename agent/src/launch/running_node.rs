@@ -159,7 +159,7 @@ impl RunningNode {
         self.child.is_none()
     }
 
-    /// Waits until the node has ended. Safe to drop and call again.
+    /// Waits until the node has ended. The future may be dropped, and the method called again.
     pub async fn ended(&mut self) -> io::Result<NodeExit> {
         match &mut self.child {
             Some(child) => Ok(exit_from_status(child.wait().await?)),

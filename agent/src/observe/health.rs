@@ -10,7 +10,7 @@ use crate::endpoint::ClientEndpoint;
 
 /// The longest that one health check may take.
 const DEADLINE: Duration = Duration::from_secs(3);
-/// Number of bytes read of an answer, at most.
+/// Maximum number of bytes that are read of an answer.
 const ANSWER_LIMIT: u64 = 64 * 1024;
 
 /// Why a health check failed.
@@ -78,8 +78,8 @@ fn parse(answer: &[u8]) -> Option<(u16, String)> {
     Some((code, body.trim().to_owned()))
 }
 
-/// Returns the first chunk of a chunked body. Health answers are short, so one chunk holds all of
-/// it.
+/// Returns the first chunk of a chunked body. Health answers are short, so the first chunk is the
+/// whole body.
 fn first_chunk(body: &str) -> Option<&str> {
     let (length, rest) = body.split_once("\r\n")?;
     rest.get(..usize::from_str_radix(length.trim(), 16).ok()?)

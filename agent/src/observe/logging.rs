@@ -37,7 +37,7 @@ pub(crate) fn start(filter: &str, format: AgentLogFormat) -> Result<(), ExitErro
         }
         AgentLogFormat::Json => builder.json().flatten_event(true).try_init(),
     };
-    // Starting fails only a second time in one process, which has a logger already.
+    // This fails only in a process that already has a logger.
     drop(started);
     let _ = FORMAT.set(format);
     Ok(())
@@ -92,7 +92,7 @@ fn node_object(line: &Map<String, Value>, level: Level) -> Value {
     object.insert("target".into(), "node".into());
     for (name, value) in line {
         if ![LEVEL_FIELD, TIME_FIELD, MESSAGE_FIELD].contains(&name.as_str()) {
-            // A field of the line never replaces a name set above.
+            // A field of the line never replaces a value that was set above.
             object.entry(name).or_insert_with(|| value.clone());
         }
     }

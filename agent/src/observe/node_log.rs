@@ -30,7 +30,7 @@ const LINE_LIMIT: usize = 16 * 1024;
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Number of bytes read at once.
 const CHUNK: usize = 64 * 1024;
-/// Alignment in bytes that every common file system can punch.
+/// Alignment in bytes at which every common file system can punch holes.
 const BLOCK: u64 = 4096;
 
 /// Follows one log file across restarts of its writer.
@@ -55,8 +55,8 @@ struct OpenLog {
 }
 
 impl Tail {
-    /// Follows `path`. Starts where an earlier agent stopped, if `position_file` is about the same
-    /// file, or else at its start.
+    /// Follows `path`. Starts at the position that an earlier agent saved in `position_file`, if
+    /// that is a position in the present file. Otherwise starts at the beginning.
     pub(crate) fn new(path: PathBuf, position_file: PathBuf) -> Self {
         Self {
             path,
@@ -68,7 +68,7 @@ impl Tail {
         }
     }
 
-    /// Passes lines to `sink` until cancelled, then the remaining ones.
+    /// Passes lines to `sink` until cancelled, then passes the remaining lines and ends.
     pub(crate) async fn follow(mut self, stop: CancellationToken, sink: fn(&str)) {
         loop {
             let stopped = stop.is_cancelled();
@@ -251,7 +251,8 @@ pub(crate) fn last_lines(path: &Path, count: usize) -> Vec<String> {
 /// node's start.
 ///
 /// Text that a dying program writes outside its log begins with the reason; usage or a stack trace
-/// follows. So the first such line is returned. If there is none, the last line of the log is.
+/// follows. So the first such line is returned. If there is none, the last line of the log is
+/// returned.
 pub(crate) fn death_reason(path: &Path, started: Option<&LogPosition>) -> Option<String> {
     let lines = lines_since(path, started);
     let logged = lines.iter().rposition(|line| is_log_line(line));
@@ -263,14 +264,14 @@ pub(crate) fn death_reason(path: &Path, started: Option<&LogPosition>) -> Option
 const REMOVED_ERROR: &str = "the member has been permanently removed from the cluster";
 
 /// Returns whether a stock etcd has ended because its cluster removed it. `started` is the end of
-/// the log at its start. The log is the only sign: stock etcd leaves no tombstone, and its exit
-/// code is 0.
+/// the log when that etcd started. The log is the only sign: stock etcd leaves no tombstone, and
+/// its exit code is 0.
 pub(crate) fn has_removal_error(path: &Path, started: Option<&LogPosition>) -> bool {
     lines_since(path, started).iter().any(|line| is_removal_error(line))
 }
 
-/// Returns whether the line is the server's own final error. Other lines contain the text too, such
-/// as a peer's answer to a connection attempt, or a client's key.
+/// Returns whether the line is the server's own final error. Other lines can contain
+/// [`REMOVED_ERROR`] too, such as a peer's answer to a connection attempt, or a client's key.
 fn is_removal_error(line: &str) -> bool {
     let Ok(fields) = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(line)
     else {

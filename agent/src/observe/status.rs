@@ -1,8 +1,8 @@
 //! The agent's state and what it waits for: one value, and one task that writes it to a file.
 //!
 //! The file is rewritten atomically at each change. So `status` needs no connection, and can show
-//! the last state after the agent's death too. Whether an agent runs is told by the lock on the
-//! data directory, not by the file.
+//! the last state after the agent's death too. The lock on the data directory, not this file, shows
+//! whether an agent runs.
 
 use std::path::{Path, PathBuf};
 

@@ -22,8 +22,8 @@ pub(super) fn missing_in_journal(what: &str) -> ExitError {
     ))
 }
 
-/// Returns the member's addresses according to the journal. The flags in `said` may override the
-/// address to listen on.
+/// Returns the member's addresses according to the journal. If the member has not moved, the listen
+/// address in `said` overrides the journalled one.
 pub(crate) fn journalled_addresses(
     keepsakes: &JournalExtras,
     record: &Record,

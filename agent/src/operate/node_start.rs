@@ -176,7 +176,7 @@ impl NodeStart {
         })
     }
 
-    /// A tombstone that the agent writes for a node that writes none itself (stock etcd).
+    /// Returns the tombstone that the agent writes for a node that writes none itself (stock etcd).
     pub(super) fn tombstone(&self) -> Tombstone {
         Tombstone {
             version: 1,

@@ -20,8 +20,8 @@ pub(crate) fn recorded_removal(layout: &Layout) -> Result<Option<Tombstone>, Sta
     }
 }
 
-/// Copies the node's tombstone into `keepsakes`, and returns it. Without a tombstone on disk, it
-/// keeps the one already in `keepsakes`, or records an empty one.
+/// Copies the node's tombstone into `keepsakes`, and returns it. If there is none on disk, keeps
+/// the tombstone that is already in `keepsakes`, or records an empty one.
 pub(crate) fn record_removal(layout: &Layout, keepsakes: &mut JournalExtras) -> Tombstone {
     let found = node_dir::read_tombstone(&layout.node()).ok().flatten();
     let tombstone = found.or_else(|| keepsakes.removed.clone()).unwrap_or_default();

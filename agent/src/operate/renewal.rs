@@ -1,7 +1,8 @@
 //! Renews this member's certificates: after a third of their life, and after the member has moved.
 //!
 //! The old certificates serve until they are renewed. Peers that know a node's key accept an
-//! expired one, too. So renewal is retried for as long as it takes, and nothing waits for it.
+//! expired certificate, too. So renewal is retried for as long as it takes, and nothing waits for
+//! it.
 
 use std::sync::Arc;
 use std::time::Duration;

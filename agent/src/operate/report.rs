@@ -1,8 +1,8 @@
 //! Reports to discovery which Raft cluster this host's node is in, once the node itself knows it.
 //!
-//! A report decides nothing: discovery shows the cluster as formed once a majority has reported one
-//! id. A node serves whether or not the report arrives. So reporting is retried for as long as the
-//! agent runs, with growing pauses, and nothing waits for it.
+//! A report decides nothing: discovery shows the cluster as formed once a majority has reported the
+//! same Raft cluster id. A node serves whether or not the report arrives. So reporting is retried
+//! for as long as the agent runs, with growing pauses, and nothing waits for it.
 //!
 //! An accepted report is repeated from time to time, since a service restored from a backup has
 //! forgotten it. It is also repeated as soon as the members change, because operators give orders
@@ -77,8 +77,8 @@ pub(crate) struct NodeReporter {
 
 impl NodeReporter {
     /// Reports until discovery says that the cluster is formed, and from time to time after that.
-    /// If the service has lost the commit, sends the document first. Calls `heard` with each
-    /// answer.
+    /// If the service has lost the commit, sends the document first. Calls `heard` with the
+    /// cluster's state in each answer.
     pub(crate) async fn run(self, heard: impl Fn(ClusterState)) -> Infallible {
         let first = async || self.wait_for_leader().await;
         let told = RefCell::new(Vec::new());

@@ -167,7 +167,8 @@ impl NodeStart {
         }
     }
 
-    /// Builds the report to discovery. `None` if it can't be built; only the report is lost then.
+    /// Builds the task that reports to discovery. `None` if it can't be built; the agent then runs
+    /// without reports.
     fn report(&self, protocol: &Protocol, known: &SharedFacts) -> Option<NodeReporter> {
         let join = protocol.extras.join.as_ref()?;
         Some(NodeReporter {
@@ -194,7 +195,7 @@ impl NodeStart {
         })
     }
 
-    /// Client URLs of the members, from the journal and from the last list seen.
+    /// Returns the members' client URLs, from the journal and from the list that was seen last.
     fn client_urls(&self, known: &SharedFacts) -> BTreeSet<String> {
         let members = known.members.borrow();
         let seen = members.iter().flat_map(|member| member.client_urls.iter().cloned());

@@ -30,7 +30,7 @@ pub(crate) enum MemberState {
     Silent,
     /// The member answers a status request.
     Answers {
-        /// Number of entries that the member lacks; unknown while there is no leader.
+        /// Number of entries that the member lacks, if it is known.
         behind: Option<u64>,
     },
 }
@@ -157,8 +157,9 @@ impl ObservedCluster {
         self.leader == Some(id) && self.voter_counts().voters > 1
     }
 
-    /// Returns the members in the form that the cluster's own rules for changes take. A member that
-    /// answers counts as healthy, since only the cluster knows how long it has been connected.
+    /// Returns the members in the form that the rules for membership changes (crate `member-rules`)
+    /// take. A member that answers counts as healthy, since only the cluster knows how long it has
+    /// been connected.
     fn view(&self) -> MembershipView {
         let standing = |seen: &ObservedMember| MemberStanding {
             id: seen.member.id.0,
@@ -187,12 +188,13 @@ impl VoterCounts {
         quorum(self.voters)
     }
 
-    /// Returns the number of voters that may fail if all work now.
+    /// Returns the number of voters that can fail without loss of the quorum, if all work now.
     pub(crate) fn tolerance(self) -> usize {
         self.voters.saturating_sub(self.quorum())
     }
 
-    /// Returns how many more voters may fail now; `None` if there is no quorum.
+    /// Returns how many more voters can fail now without loss of the quorum. `None` if there is no
+    /// quorum.
     pub(crate) fn spare_voters(self) -> Option<usize> {
         self.answering.checked_sub(self.quorum())
     }

@@ -5,8 +5,9 @@ use std::time::Duration;
 /// Observations of a learner's progress over time.
 #[derive(Debug, Default)]
 pub(crate) struct CatchUpProgress {
-    /// The first observation, and the best one (fewest entries left); each with its time.
+    /// The first observation: its time, and the number of entries that were left.
     first: Option<(Duration, u64)>,
+    /// The observation with the fewest entries left, in the same form.
     best: Option<(Duration, u64)>,
 }
 
@@ -22,7 +23,7 @@ pub(crate) struct CatchUpRate {
 }
 
 impl CatchUpProgress {
-    /// Records that the learner lacked `behind` entries at `now`, a time since any fixed start.
+    /// Records that the learner lacked `behind` entries at `now`, the time since a fixed start.
     pub(crate) fn record(&mut self, now: Duration, behind: u64) -> CatchUpRate {
         let (since, from) = *self.first.get_or_insert((now, behind));
         if self.best.is_none_or(|(_, best)| behind < best) {

@@ -1,4 +1,4 @@
-//! Adding a member, perhaps in the place of another one: the order of the steps, and the next one.
+//! Adding a member, perhaps in the place of another one: the order of the steps, and the next step.
 //!
 //! Two drivers take these steps: the operator's `member replace`, and the leader's agent, which
 //! carries out join tickets.
@@ -143,7 +143,8 @@ impl ReplacementFacts<'_> {
     }
 }
 
-/// Predicts why the old member will have to be removed before the new one is added, if so.
+/// Predicts why the old member will have to be removed before the new one is added. `None` if it
+/// won't.
 pub(super) fn predict_early_removal(
     sight: &ObservedCluster,
     old: MemberId,

@@ -286,8 +286,8 @@ fn where_the_new_member_has_the_old_ones_url_the_old_one_goes_first() {
     assert_eq!(step, ReplacementStep::Remove(MemberId(2)));
 }
 
-/// The operator's command used to remove a member that didn't answer it, before the cluster had
-/// refused anything. The leader's agent used to remove one without checking whether a quorum would
+/// The operator's command used to remove a silent member before the cluster had refused anything.
+/// The leader's agent used to remove a silent member without checking whether a quorum would
 /// remain.
 #[test]
 fn a_silent_member_goes_first_only_if_the_cluster_refuses_the_new_one_because_of_it() {

@@ -58,7 +58,7 @@ fn is_peer_url(text: &str) -> bool {
     }
 }
 
-/// Warns of a URL without TLS if another member's URL has TLS.
+/// Warns of a new URL without TLS if any present URL of a member has TLS.
 fn plain_url_warning(sight: &ObservedCluster, wanted: &RequestedChange) -> Option<Warning> {
     let (RequestedChange::Add { peer_urls, .. }
     | RequestedChange::Update(_, peer_urls)

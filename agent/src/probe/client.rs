@@ -32,8 +32,8 @@ pub(crate) enum ProbeError {
         #[source]
         source: io::Error,
     },
-    /// The peer proved its key, but closed without an answer. It may not have the proposal yet, and
-    /// so not know this agent.
+    /// The peer proved its key, but closed without an answer. Probably it doesn't have the proposal
+    /// yet, and so doesn't know this agent.
     #[error("{at} doesn't answer this host yet")]
     Silent {
         /// Probed host and port.

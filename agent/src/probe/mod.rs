@@ -1,4 +1,4 @@
-//! Probes: they check that a peer's advertised address leads to the agent that signed for it.
+//! Probes, which check that a peer's advertised address leads to the agent that signed for it.
 //!
 //! Until its node starts, an agent listens on the node's peer address and answers probes there. A
 //! probe uses TLS 1.3 with both agents' own Ed25519 keys and ALPN `muster-probe/1`. Its answer is
@@ -36,7 +36,8 @@ pub(crate) struct Answer {
     pub key: PublicKey,
     /// The incarnation of the agent's node.
     pub incarnation: Incarnation,
-    /// The agent's highest signed release, a compact JWS, if it has released anything.
+    /// The agent's signed release with the highest epoch, a compact JWS. `None` if the agent has
+    /// released nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub released: Option<Jws>,
 }

@@ -13,7 +13,7 @@ use super::ALPN;
 /// Why an agent's key can't be used for TLS.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IdentityError {
-    /// The TLS library refused it.
+    /// The TLS library refused the key.
     #[error("can't use the agent's key for TLS")]
     Tls(#[from] Error),
 }
@@ -74,7 +74,7 @@ pub(crate) fn key_of(certificate: &CertificateDer<'_>) -> Result<PublicKey, Erro
     client_key(certificate).map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))
 }
 
-/// The one scheme of agents' keys.
+/// Returns the only signature scheme of agents' keys.
 fn only_ed25519() -> Vec<SignatureScheme> {
     vec![SignatureScheme::ED25519]
 }

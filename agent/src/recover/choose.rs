@@ -11,8 +11,8 @@ fn log_end(survivor: &Survivor) -> Option<(u64, u64)> {
     (survivor.sight.state == "whole").then_some((log.last_term, log.last_index))
 }
 
-/// Returns the survivor whose log goes furthest; on a tie, the member with the lower id. So two
-/// hosts that have each other's reports never both make a cluster.
+/// Returns the index of the survivor whose log goes furthest; on a tie, of the member with the
+/// lower id. So two hosts that have each other's reports never both make a cluster.
 pub(crate) fn best(survivors: &[Survivor]) -> Option<usize> {
     let id = |one: &Survivor| u64::from_str_radix(one.sight.member_id.as_deref()?, 16).ok();
     let whole = survivors

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use super::{Layout, StateError};
 
 /// Moves `which` (names directly under the data directory) into a new `quarantine-<time>` directory
-/// there, durably. Returns its path. Names that don't exist are skipped. `None` if none of them
-/// exists; no directory is made then.
+/// there, durably. Returns the new directory's path. Names that don't exist are skipped. If none
+/// exists, makes no directory and returns `None`.
 pub fn move_to_quarantine(
     layout: &Layout,
     which: &[&str],

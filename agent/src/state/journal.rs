@@ -61,7 +61,7 @@ pub struct JournalExtras {
     pub join: Option<Join>,
     /// The node's listen addresses since its first start.
     pub listen: Option<ListenAddresses>,
-    /// The member's current addresses, if it has moved since.
+    /// The member's current addresses, if it has moved since its first start.
     #[serde(default)]
     pub moved: Option<Addresses>,
     /// The longest statement chain that was verified.
@@ -82,7 +82,8 @@ pub struct JournalExtras {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admission {
     pub member: MemberId,
-    /// The members at that time, this one included: the initial list of its node.
+    /// The members at that time, this one included. They are the initial list of this member's
+    /// node.
     pub members: Vec<InitialMember>,
     /// Client URLs of those members.
     pub client_urls: Vec<String>,
@@ -136,7 +137,8 @@ pub struct VerifiedJournal {
     pub journal: Journal,
     /// The received texts and other facts.
     pub extras: JournalExtras,
-    /// The document this agent holds, or that of the cluster that added this host; verified.
+    /// The verified commit document: the one that this agent holds, or that of the cluster that
+    /// added this host.
     pub document: Option<VerifiedDocument>,
     /// The verified chain of recovery statements.
     pub recoveries: RecoveryChain,
@@ -152,8 +154,8 @@ impl VerifiedJournal {
         Journal { incarnation, ..self.journal.clone() }
     }
 
-    /// Returns client URLs of the cluster's members, from the time when this host joined or founded
-    /// it.
+    /// Returns client URLs of the cluster's members, as of the time when this host joined or
+    /// founded the cluster.
     pub(crate) fn client_urls(&self) -> Vec<String> {
         let joined = self.extras.admission.iter().flat_map(|known| known.client_urls.clone());
         let records = self.document.iter().flat_map(VerifiedDocument::records);

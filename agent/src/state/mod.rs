@@ -1,7 +1,7 @@
 //! State on disk: its paths, its formats, and the lock for writing it.
 //!
-//! The agent's files are in `<data-dir>/agent/`, the node's in `<data-dir>/node/`. The former has
-//! mode 0700, even if other users may write to the data directory. One agent at a time holds the
+//! The agent's files are in `<data-dir>/agent/`, the node's in `<data-dir>/node/`. `agent/` has
+//! mode 0700, even if other users can write to the data directory. One agent at a time holds the
 //! lock on the data directory.
 
 pub(crate) mod addresses;
@@ -93,8 +93,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Returns the layout under `root`, the agent's `--data-dir`. Made absolute, because paths are
-    /// passed to the node.
+    /// Returns the layout under `root`, the agent's `--data-dir`. The path is made absolute,
+    /// because the node gets paths below it.
     pub fn new(root: &Path) -> io::Result<Self> {
         Ok(Self { root: std::path::absolute(root)? })
     }
@@ -178,7 +178,8 @@ impl Layout {
         self.tls().join("node.key")
     }
 
-    /// Makes the directories durably, with mode 0700. Returns the layout by its path without links.
+    /// Makes the directories durably, with mode 0700. Returns the layout under a path without
+    /// links.
     ///
     /// # Errors
     /// Refuses what [`Layout::claim`] refuses.
@@ -193,12 +194,12 @@ impl Layout {
         Ok(owned)
     }
 
-    /// Claims the data directory for a command that changes the state. It may be a volume that
-    /// others can write to. Returns the layout by its path without links.
+    /// Claims the data directory for a command that changes the state. The directory may be a
+    /// volume that other users can write to. Returns the layout under a path without links.
     ///
     /// # Errors
-    /// Fails if another user may have prepared the content, or if other users' access to the state
-    /// can't be removed: it includes keys.
+    /// Fails if another user may have prepared the content. Also fails if other users' access to
+    /// the state can't be removed, since the state includes keys.
     pub fn claim(&self) -> Result<Self, StateError> {
         let found = muster_files::open_data_folder(&self.root)?;
         let owned = Self { root: found.path };

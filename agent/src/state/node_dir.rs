@@ -75,14 +75,14 @@ pub struct Tombstone {
     /// Time of the removal, RFC 3339.
     #[serde(default)]
     pub at: String,
-    /// How the node learned of the removal: `log` if it applied it, else the id of the peer that
-    /// reported it.
+    /// How the node learned of the removal: `log` if it applied the removal from its log, else the
+    /// id of the peer that reported it.
     #[serde(default)]
     pub by: String,
 }
 
 impl Tombstone {
-    /// Returns the removal in one sentence for people.
+    /// Describes the removal in one sentence, for operators to read.
     pub fn sentence(&self) -> String {
         let part = |before: &str, value: &str| {
             if value.is_empty() { String::new() } else { format!("{before}{value}") }

@@ -93,7 +93,8 @@ impl Steward {
         silent.map(|(member, _)| member).collect()
     }
 
-    /// Notes facts that the list of members doesn't show, about a change that was just made.
+    /// Records facts about a change that was just made, which the list of members doesn't show. If
+    /// the change removed the newcomer, a learner, reports the outcome.
     async fn note_change(
         &mut self,
         intent: &VerifiedIntent,

@@ -88,12 +88,13 @@ impl Statements {
             Err(error @ (ChainError::Branch | ChainError::Unreadable(_))) => {
                 return Err(format!("{STATEMENTS}: {error}"));
             }
-            // Every client with write access to the store may write this key. So a value that is
+            // Every client with write access to the store can write this key. So a value that is
             // not a chain of this cluster is ignored, and is replaced.
             Err(ChainError::Invalid(why)) => tracing::warn!("{STATEMENTS} is replaced: {why}"),
             Ok(ChainOrder::Shorter) => {}
         }
-        // The document first: once the chain is stored, a pass ends before it comes here.
+        // Write the document before the chain: once the chain is stored, later calls return before
+        // this point.
         let document = node.read_key(DOCUMENT).await.map_err(|error| causes(&error))?;
         if document.value.is_none() {
             let text = self.document.as_str().as_bytes();
@@ -111,8 +112,8 @@ impl Statements {
     }
 
     /// Writes the recovery statements to the store. All members of a Raft cluster have the same
-    /// recovery statements in their journals. A different value in the store is replaced: it
-    /// precedes the last recovery, or another client wrote it.
+    /// recovery statements in their journals. A different value in the store is replaced: it was
+    /// written before the last recovery, or by another client.
     async fn write_recoveries(&self, node: &ClusterApiClient) -> Result<(), String> {
         if self.recoveries.is_empty() {
             return Ok(());

@@ -32,7 +32,7 @@ pub(super) struct IntentFacts<'a> {
     pub own: MemberId,
     /// The cluster's current leader.
     pub leader: MemberId,
-    /// Why the intent must not be begun now; `None` if it may.
+    /// Why the intent must not begin now; `None` if it may begin.
     pub untimely: Option<IntentTimeError>,
     /// Whether the newcomer has made no progress for too long.
     pub stalled: bool,
@@ -121,8 +121,8 @@ impl IntentFacts<'_> {
         }
     }
 
-    /// Returns why the newcomer must not be added now, nor its predecessor removed. `None` if
-    /// nothing forbids it.
+    /// Returns why the agent has to wait before it adds the newcomer or removes the replaced
+    /// member. `None` if it may begin now.
     fn why_not_begin(&self) -> Option<String> {
         if let Some(why) = self.untimely {
             return Some(why.to_string());
@@ -132,7 +132,7 @@ impl IntentFacts<'_> {
         is_behind.then(|| "discovery knows of a later list of members than this one".to_owned())
     }
 
-    /// Takes the next step of adding the newcomer, perhaps in the place of `old`.
+    /// Returns the action for the next step of adding the newcomer, perhaps in the place of `old`.
     fn take_next_step(
         &self,
         record: &VerifiedRecord,
@@ -246,8 +246,8 @@ impl IntentFacts<'_> {
         self.unless_expired(|| StewardAction::Change(change, IntentStep::Update))
     }
 
-    /// Returns the action of `act`, unless the intent has expired or was planned for another
-    /// configuration.
+    /// Returns the action of `act`. If this is not the intent's time, waits instead. If the intent
+    /// was planned for another configuration, refuses it.
     fn unless_expired(&self, act: impl FnOnce() -> StewardAction) -> StewardAction {
         match (self.untimely, self.intent.planned_at, self.members.configuration) {
             (Some(why), ..) => StewardAction::Wait(why.to_string()),
@@ -286,7 +286,7 @@ impl IntentFacts<'_> {
     }
 }
 
-/// Returns the text of why a newcomer doesn't take the place of `gone`.
+/// Explains why a newcomer doesn't take the place of `gone`.
 pub(super) fn foreign_removal_reason(gone: MemberId) -> String {
     format!(
         "member {gone}, which this ticket replaces, was removed by another operation, so this host \

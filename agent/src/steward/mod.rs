@@ -6,10 +6,10 @@
 //! the leader's agent is silent, another voter's agent moves the leadership to its own node
 //! (`takeover`).
 //!
-//! Discovery hands out intents, which the agent examines in regular passes. Whether one may be
-//! carried out follows from signatures alone. Before each step, the agent asks the cluster which
-//! steps were carried out. Nothing begins without a signed intent, and a node serves whether or not
-//! this works.
+//! Discovery hands out intents, which the agent examines in regular passes. Signatures alone decide
+//! whether an intent may be carried out. Before each step, the agent asks the cluster which steps
+//! were carried out. Nothing begins without a signed intent, and a node serves whether or not this
+//! works.
 
 mod act;
 mod chain;
@@ -64,7 +64,7 @@ pub(crate) struct Steward {
     /// Notified when the members have probably changed.
     pub hint: Arc<Notify>,
     /// State of each intent that discovery handed out last. If a state has changed or an intent is
-    /// gone, the members have changed.
+    /// gone, the members have probably changed.
     intent_states: BTreeMap<OperationId, IntentState>,
     /// Observations of pending intents.
     observations: BTreeMap<OperationId, IntentObservations>,

@@ -37,7 +37,7 @@ impl Default for NewcomerProgress {
 }
 
 impl NewcomerProgress {
-    /// Asks the newcomer's node for its applied index.
+    /// Asks the newcomer's node for its status, and records its state and progress.
     pub(super) async fn observe(
         &mut self,
         node: &ClusterApiClient,
@@ -66,7 +66,7 @@ impl NewcomerProgress {
         );
     }
 
-    /// Notes the newcomer's applied index and the leader's. A newcomer that has every entry makes
+    /// Records the newcomer's applied index. A newcomer that has all of the leader's entries makes
     /// no progress, but is not stalled.
     fn record_applied_index(&mut self, applied: Option<u64>, leader: u64, now: Instant) {
         if applied > self.applied_index || applied.is_some_and(|applied| applied >= leader) {

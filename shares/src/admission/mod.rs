@@ -9,9 +9,9 @@
 //!    hold only some of them. Further connections of that network stay in the silent pool until a
 //!    handshake slot is free.
 //!
-//! A new connection evicts one of another network from a full pool, as [`SlotPool::take_or_evict`]
-//! says. A host that opens many connections and sends nothing, or one byte on each, therefore
-//! blocks only itself.
+//! If a pool is full, a new connection can evict a connection of another network, as
+//! [`SlotPool::take_or_evict`] describes. A host that opens many connections and sends nothing, or
+//! one byte on each, therefore blocks only itself.
 //!
 //! Admitted connections are not limited here, nor is the rate of connection attempts.
 

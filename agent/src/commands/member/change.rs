@@ -17,8 +17,8 @@ use crate::cluster::{
 use crate::exit::{ExitError, FailureKind};
 use crate::plan::{ChangePlan, PlanObjection, RequestedChange, plan};
 
-/// How long a change is retried while the cluster refuses it because its members have not been
-/// connected for 5 s.
+/// How long a change is retried while the cluster refuses it as unhealthy, although enough voters
+/// answer. A voter counts as healthy only after 5 s of connection.
 const SETTLE_LIMIT: Duration = Duration::from_secs(15);
 /// Pause between two attempts to make a change that the cluster refuses.
 const SETTLE_PAUSE: Duration = Duration::from_millis(500);
@@ -77,7 +77,8 @@ impl ChangeSession {
         }
     }
 
-    /// Makes a change, only if the configuration is still the one that `survey` saw.
+    /// Makes a change. `muster-node` refuses it if the configuration is no longer the one that
+    /// `survey` saw.
     pub(super) async fn change(
         &self,
         survey: &Survey,
@@ -107,7 +108,8 @@ impl ChangeSession {
     }
 
     /// Makes a change with the operation id `operation`, which the cluster carries out at most
-    /// once. A later run with an equal id learns that this operation made the change.
+    /// once. A later run with an equal id learns that this operation made the change. Retries for
+    /// [`SETTLE_LIMIT`] while the cluster is unhealthy although enough voters answer.
     pub(super) async fn change_with_operation(
         &self,
         survey: &Survey,
@@ -134,7 +136,7 @@ impl ChangeSession {
         }
     }
 
-    /// Removes a member. If it leads, it hands over the leadership first.
+    /// Removes a member. If the member leads, moves its leadership to another voter first.
     async fn remove(
         &self,
         survey: &Survey,
@@ -207,9 +209,8 @@ pub(super) async fn add(
     answers.print_result(&done, text)
 }
 
-/// Refuses a change if its name is taken or its URL is bad, with the text of `member plan`. The
-/// cluster itself would accept a second member of one name, but the name would be ambiguous for
-/// people.
+/// Refuses a plan whose member name is taken or whose URL is bad, with the text of `member plan`.
+/// The cluster itself would accept two members with one name, but people could not tell them apart.
 pub(super) fn check_static_objections(plan: &ChangePlan) -> Result<(), ExitError> {
     for objection in &plan.objections {
         match objection {
@@ -251,8 +252,9 @@ pub(super) fn format_environment(environment: &Environment) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Quotes a value for a shell: in double quotes, as etcdctl does, unless a shell would interpret
-/// its content. Any member can choose such a name, and people paste these lines.
+/// Quotes a value for a shell: in double quotes, as etcdctl does, or in single quotes if a shell
+/// would interpret the content. Any member can choose a name with such content, and people paste
+/// these lines.
 fn quote_for_shell(value: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:/=,@%+[]".contains(c);
     if value.chars().all(is_plain) {

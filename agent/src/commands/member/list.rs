@@ -95,8 +95,8 @@ fn format_text(survey: &Survey, list: &ListOutput<'_>) -> String {
     lines.join("\n")
 }
 
-/// Returns the text of the name column. A member that has not started has no name. An empty field
-/// would shift the columns that scripts split at spaces.
+/// Returns the text of the name column: `-` for a member that has not started and so has no name.
+/// An empty field would shift the columns for scripts that split at spaces.
 fn shown_name(member: &ClusterMember) -> &str {
     if member.name.is_empty() { "-" } else { &member.name }
 }

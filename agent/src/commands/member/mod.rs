@@ -117,7 +117,8 @@ fn own_cluster_client(layout: &Layout) -> Result<ClusterApiClient, ExitError> {
     Ok(own.with_endpoints_of(&ClusterApiClient::new(doors.collect())))
 }
 
-/// Returns the phase of this host's agent while the cluster has given it no certificate.
+/// Describes the phase of this host's agent if the agent has no certificate of a cluster yet.
+/// Otherwise returns `None`.
 fn phase_before_membership(layout: &Layout, status: &AgentStatus) -> Option<String> {
     if layout.tls().join("client.crt").exists() {
         return None;
@@ -170,7 +171,7 @@ impl From<ClusterError> for ExitError {
     }
 }
 
-/// State of the members of a host's cluster, as far as they answer this host.
+/// State of the members of this host's cluster, as far as they answer this host.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct PeerReport {
     /// The missing members and the next step, if too few members answer for the cluster to serve.
@@ -182,7 +183,7 @@ pub(crate) struct PeerReport {
     pub leader: Option<String>,
 }
 
-/// Asks the members that the node at this client port knows of, even without a leader.
+/// Asks each member in the list of the node at this client port for its status. Needs no leader.
 pub(crate) async fn report_peers(door: &ClientEndpoint) -> PeerReport {
     let Some(survey) =
         Survey::take_without_leader(&ClusterApiClient::new(vec![door.clone()])).await

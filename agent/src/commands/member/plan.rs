@@ -28,10 +28,11 @@ struct VoterCountsOutput {
     voters: usize,
     learners: usize,
     quorum: usize,
-    /// Number of voters that may fail if all work now.
+    /// Number of voters that can fail without loss of the quorum, if all work now.
     failure_tolerance: usize,
     answering: usize,
-    /// Number of voters that may fail in addition now; `null` if there is no quorum.
+    /// Number of further voters that can fail now without loss of the quorum; `null` if there is no
+    /// quorum.
     may_fail_now: Option<usize>,
 }
 

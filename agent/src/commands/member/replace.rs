@@ -1,5 +1,5 @@
-//! `member replace`: replaces a member. Each next step follows from the list of members, and from
-//! which operation removed the old one.
+//! `member replace`: replaces a member. Each step is decided from the list of members, and from
+//! which operation removed the old member.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -114,8 +114,9 @@ impl Replacement<'_> {
         Ok(None)
     }
 
-    /// Adds the new member. If the cluster refuses and `may_remove_first` is true, only notes the
-    /// refusal: the old member is then removed first.
+    /// Adds the new member. If the cluster refuses because too few voters are healthy or started,
+    /// and `may_remove_first` is true, only records the refusal: the old member is then removed
+    /// first.
     async fn add(
         &mut self,
         survey: &Survey,

@@ -75,7 +75,8 @@ impl Survey {
         Self::take_without_leader(cluster).await?.observed_cluster().missing_quorum_advice()
     }
 
-    /// Surveys the members in any member's own list, which needs no leader.
+    /// Surveys the members in the list of the first member that answers. Needs no leader. `None` if
+    /// no member answers.
     pub(super) async fn take_without_leader(cluster: &ClusterApiClient) -> Option<Self> {
         let members = cluster.list_members_serializable().await.ok()?;
         Some(Self::ask_members(cluster, members).await)

@@ -16,8 +16,8 @@ const SURVEY_INTERVAL: Duration = Duration::from_millis(250);
 pub(super) const FIRST_NOTE_DELAY: Duration = Duration::from_secs(2);
 /// Time between two notes of one wait.
 const NOTE_INTERVAL: Duration = Duration::from_secs(2);
-/// How long all members have to answer and be in sync. The cluster itself requires healthy voters
-/// for as long before a membership change.
+/// How long all members must have answered and been in sync. Before a membership change, the
+/// cluster itself requires voters that have been healthy for as long.
 const REQUIRED_HEALTHY_TIME: Duration = Duration::from_secs(5);
 
 /// A wait with its limit, and the time of its last note.

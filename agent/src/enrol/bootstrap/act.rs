@@ -186,8 +186,8 @@ impl Bootstrap<'_> {
     }
 }
 
-/// Returns this host's row of the probe matrix. The results are the state machine's; the round-trip
-/// times are added here.
+/// Returns this host's row of the probe matrix: the measured results, with round-trip times. If the
+/// state machine counts a probe as failed, its result replaces the measured one.
 fn matrix_row(
     seats: &BTreeMap<AgentKey, u8>,
     measured: &BTreeMap<AgentKey, ProbeResult>,

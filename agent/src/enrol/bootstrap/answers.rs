@@ -59,7 +59,7 @@ enum AnswerError {
 }
 
 impl Bootstrap<'_> {
-    /// Takes in an answer of the service to any request.
+    /// Handles the service's answer to any request.
     pub(super) async fn handle_answer(&mut self, poll: PollResponse) -> Result<(), ExitError> {
         if let Err(error) = self.adopt_chain(&poll.statements) {
             return self.handle_bad_answer(&error);

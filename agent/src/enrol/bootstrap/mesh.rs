@@ -15,11 +15,11 @@ use crate::launch::restart_policy::jitter;
 use crate::probe::client::{ProbeError, probe};
 use crate::probe::{Answer, ProbeIdentity};
 
-/// Pause after the first probe; later ones double.
+/// Pause after the first probe. Each later pause is twice as long, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// How long a peer may take to learn of the proposal. Before that, the peer doesn't know this
-/// host's key and closes without an answer. Such a failure is not reported. All hosts learn of a
-/// list at nearly the same time.
+/// How long a peer may take to learn of the proposal. Until then, the peer doesn't know this host's
+/// key, and closes connections without an answer. During this time, such a failure is not reported.
+/// All hosts learn of a list at nearly the same time.
 const PROPOSAL_GRACE: Duration = Duration::from_secs(1);
 /// The longest pause between two probes.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -48,7 +48,7 @@ pub(super) struct Probers {
 }
 
 impl Probers {
-    /// Makes a mesh without probers.
+    /// Makes the set of probers, none of which runs yet.
     pub(super) fn new(identity: Arc<ProbeIdentity>) -> Self {
         let (sender, findings) = mpsc::channel(FINDING_CHANNEL_CAPACITY);
         Self { identity, list: None, stop: CancellationToken::new(), sender, findings }
@@ -95,7 +95,7 @@ impl Probers {
         (self.sender, self.findings) = mpsc::channel(FINDING_CHANNEL_CAPACITY);
     }
 
-    /// Waits for the next finding. Safe to drop.
+    /// Waits for the next finding. If the future is dropped, no finding is lost.
     pub(super) async fn next(&mut self) -> ProbeFinding {
         self.findings.recv().await.expect("this value holds a sender itself")
     }
@@ -129,7 +129,7 @@ impl Prober {
                 continue;
             }
             let result = result.map_err(|error| error_chain(&error));
-            // A repeated failure for the same reason is not reported again.
+            // A result is not reported if it equals the one reported last.
             let said = result.as_ref().map(|(answer, _)| answer.clone()).map_err(Clone::clone);
             if last.as_ref() != Some(&said) {
                 last = Some(said);
@@ -161,7 +161,7 @@ impl Prober {
     }
 }
 
-/// Waits for about `pause`, and returns the next pause.
+/// Waits for a random time between half of `pause` and all of it. Returns the next pause.
 async fn sleep_and_double(pause: Duration) -> Duration {
     tokio::time::sleep(pause.mul_f64(0.5 + jitter() / 2.0)).await;
     (pause * 2).min(LONGEST_PAUSE)

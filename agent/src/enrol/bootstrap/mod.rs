@@ -3,7 +3,7 @@
 //! The protocol's state machine decides. This module passes verified facts to it, and carries out
 //! its actions. One task owns everything here: answers of the service, findings of probes and
 //! deadlines meet in one `select!`. Sending never blocks that task. Each message is sent by a task
-//! of its own, which a newer message of its kind replaces.
+//! of its own, which is aborted when a newer message of that kind is sent.
 //!
 //! This module does not decide when to sign, release or launch, and it starts no process.
 
@@ -84,7 +84,7 @@ struct CurrentProposal {
     release_deadline: Instant,
 }
 
-/// State of the one task that forms the cluster; the only owner of all that it uses.
+/// State of the one task that forms the cluster.
 pub(crate) struct Bootstrap<'a> {
     protocol: &'a mut Protocol,
     context: AgentContext,
@@ -116,7 +116,7 @@ struct ServiceContact {
     revision: Option<u64>,
     retry: Retry,
     pause: Duration,
-    /// The last failure that was logged, to log each only once.
+    /// The failure that was logged last, so that its repetition isn't logged.
     logged_failure: Option<String>,
     last_refusal: Option<String>,
     /// Whether the service's last refusal was that the cluster has its members already.
@@ -289,7 +289,7 @@ impl<'a> Bootstrap<'a> {
                 self.handle_failure(error).await
             }
             RequestResult::MessageSent(kind, result) => {
-                // A result that arrived just before a newer message replaced it is ignored.
+                // Ignore the result of a message that a newer one has replaced meanwhile.
                 match self.pending_messages.get(&kind).is_some_and(|newest| newest.id() == task) {
                     true => self.handle_message_result(kind, result).await,
                     false => Ok(()),

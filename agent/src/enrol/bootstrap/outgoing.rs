@@ -23,9 +23,10 @@ pub(super) enum OutgoingMessage {
     Nack(NackRequest),
     /// This host's row of the probe matrix.
     Row(ProbesRequest),
-    /// A signed release of an epoch and all lower ones.
+    /// A signed release: this agent's promise to be no member of a list of this epoch or a lower
+    /// one.
     Release(Jws),
-    /// The held document, for a service that may have lost it.
+    /// The commit document that this host holds, for a service that may have lost it.
     Adopt(Box<AdoptRequest>),
 }
 

@@ -51,7 +51,7 @@ impl ProgressLog {
         }
     }
 
-    /// Takes in an answer of the service.
+    /// Updates waits, status and progress line from an answer of the service.
     pub(super) fn update(&mut self, poll: &PollResponse) {
         let explain: Vec<String> = poll.explain.iter().map(ToString::to_string).collect();
         self.waits.clone_from(&poll.explain);

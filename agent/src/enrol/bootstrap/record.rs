@@ -45,9 +45,9 @@ async fn resolve(url: &ServiceUrl) -> Result<SocketAddr, String> {
     }
 }
 
-/// Returns the record for this start. That is the journal's record if it is still correct or must
-/// not change any more. Otherwise it is a new record, which needs a bundle. Makes the node's key
-/// durable before a record names it.
+/// Returns the record for this start. Without a bundle, that is the journal's record. With a
+/// bundle, it is a new record, unless the journal's is still correct or must not change any more.
+/// Makes the node's key durable before a record names it.
 pub(crate) fn choose_record(
     protocol: &Protocol,
     settings: &RunSettings,

@@ -62,14 +62,14 @@ enum PlacementError {
     /// The cluster lists this host's member id with other addresses.
     #[error("the cluster lists member {0} at other addresses than this host's")]
     OtherAddresses(MemberId),
-    /// A member's name or URL can't be passed in a flag.
+    /// The cluster lists a member with a peer URL that can't be parsed.
     #[error("the cluster lists a member at {0:?}, which is no address")]
     InvalidUrl(String),
 }
 
 impl PlacementError {
-    /// Returns whether the problem may pass. Every client with write access can damage the recovery
-    /// statements in the store; the leader's agent writes the right ones again.
+    /// Returns whether the problem may be temporary. Every client with write access can damage the
+    /// recovery statements in the store; the leader's agent writes the right ones again.
     fn is_transient(&self) -> bool {
         matches!(self, Self::Recovery { .. })
     }
@@ -84,7 +84,8 @@ struct MemberAnswer {
 }
 
 impl Newcomer<'_> {
-    /// Asks the cluster's members until the answer lists this host.
+    /// Asks the cluster's members until an acceptable answer lists this host. Fails if the answers
+    /// can't become acceptable later.
     pub(super) async fn ask_cluster(
         &mut self,
         ticket: &RedeemedTicket,

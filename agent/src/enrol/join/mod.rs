@@ -53,7 +53,7 @@ pub(crate) enum JoinResult {
     Stopped,
 }
 
-/// Settings of a joining host that its operator decides.
+/// Settings of a joining host that come from its operator.
 pub(crate) struct JoiningHost {
     /// The program that this host runs as its node.
     pub program: NodeProgram,
@@ -71,7 +71,7 @@ pub(crate) struct Newcomer<'a> {
     host: JoiningHost,
     client: DiscoveryClient,
     retry: Retry,
-    /// The last reason shown, to log each reason only once.
+    /// The reason that was shown last, so that its repetition isn't logged.
     last_shown: Option<String>,
 }
 
