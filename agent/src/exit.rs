@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_end_has_the_exit_code_that_unit_files_name() {
+    fn each_exit_error_has_the_exit_code_that_unit_files_name() {
         assert_eq!(ExitError::Failed(String::new()).code(), 1);
         assert_eq!(ExitError::Usage(String::new()).code(), 2);
         assert_eq!(ExitError::DoNotRestart(String::new()).code(), 3);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_for_programs_says_what_to_do_about_it() {
+    fn the_json_of_an_error_contains_its_exit_code_and_kind() {
         let end = ExitError::Cluster(FailureKind::Unknown, "the answer was lost".to_owned());
         assert_eq!(
             end.json().to_string(),

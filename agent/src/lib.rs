@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_and_private_keys_are_known_wherever_they_stand() {
+    fn tokens_and_private_keys_are_found_anywhere_in_an_argument() {
         assert!(holds_secret("muster1 urls=https://d:1 mst_boot_a_b_c"));
         assert!(holds_secret("-----BEGIN PRIVATE KEY-----"));
         assert!(!holds_secret("--bundle-file=/root/demo.bundle"));

@@ -51,7 +51,7 @@ fn open_to_group(path: &Path) {
 }
 
 #[test]
-fn a_volume_is_taken_with_a_warning_and_the_state_in_it_stays_private() {
+fn a_shared_volume_is_accepted_with_a_warning_and_its_state_stays_private() {
     let dir = tempfile::tempdir().unwrap();
     let volume = dir.path().join("volume");
     std::fs::create_dir(&volume).unwrap();
@@ -74,7 +74,7 @@ fn a_volume_is_taken_with_a_warning_and_the_state_in_it_stays_private() {
 }
 
 #[test]
-fn state_that_another_user_has_prepared_is_refused_by_its_name() {
+fn state_of_another_user_is_refused_with_its_path() {
     if !rustix::process::geteuid().is_root() {
         let _ = writeln!(std::io::stderr(), "SKIPPED: only root can make another user's folder");
         return;
@@ -97,7 +97,7 @@ fn state_that_another_user_has_prepared_is_refused_by_its_name() {
 }
 
 #[test]
-fn a_link_in_a_folder_that_others_may_write_is_refused_untouched() {
+fn a_link_in_a_folder_that_others_may_write_to_is_refused_and_not_followed() {
     let dir = tempfile::tempdir().unwrap();
     let (prepared, victim) = prepare(dir.path());
     std::fs::set_permissions(&prepared, std::fs::Permissions::from_mode(0o777)).unwrap();
@@ -108,7 +108,7 @@ fn a_link_in_a_folder_that_others_may_write_is_refused_untouched() {
 }
 
 #[test]
-fn another_users_folder_is_refused_untouched() {
+fn another_users_folder_is_refused_and_left_unchanged() {
     if !rustix::process::geteuid().is_root() {
         // Written straight to standard error, since the test runner hides the output of a passing
         // test.
@@ -131,7 +131,7 @@ fn another_users_folder_is_refused_untouched() {
 /// Links left in a directory are not written through, even if the directory now belongs to the
 /// agent's user.
 #[test]
-fn links_that_were_left_in_the_folder_are_not_written_through() {
+fn links_that_were_left_in_a_folder_are_not_written_through() {
     let dir = tempfile::tempdir().unwrap();
     let (prepared, victim) = prepare(dir.path());
     let output = run(&prepared);

@@ -99,7 +99,7 @@ impl AgentFixture {
 }
 
 #[test]
-fn a_tombstone_ends_every_start_and_comes_into_the_journal() {
+fn a_tombstone_ends_every_start_and_is_copied_into_the_journal() {
     let host = AgentFixture::new();
     host.write_tombstone();
     let (code, said) = host.run_and_check_exit();
@@ -113,7 +113,7 @@ fn a_tombstone_ends_every_start_and_comes_into_the_journal() {
 }
 
 #[test]
-fn a_tombstone_that_only_the_journal_holds_is_enough() {
+fn a_tombstone_that_only_the_journal_contains_ends_every_start() {
     let host = AgentFixture::new();
     host.journal_removal();
     let (code, said) = host.run_and_check_exit();
@@ -122,7 +122,7 @@ fn a_tombstone_that_only_the_journal_holds_is_enough() {
 }
 
 #[test]
-fn a_tombstone_without_an_agents_state_is_enough() {
+fn a_tombstone_without_an_agents_state_ends_every_start() {
     let host = AgentFixture::new();
     host.write_tombstone();
     std::fs::remove_dir_all(host.layout.agent()).unwrap();
@@ -130,7 +130,7 @@ fn a_tombstone_without_an_agents_state_is_enough() {
 }
 
 #[test]
-fn a_nodes_data_without_an_agents_state_is_nobodys_to_begin_in() {
+fn an_agent_without_state_does_not_begin_on_a_nodes_data() {
     let host = AgentFixture::new();
     std::fs::create_dir_all(host.layout.node().join("member/wal")).unwrap();
     std::fs::remove_dir_all(host.layout.agent()).unwrap();
@@ -141,7 +141,7 @@ fn a_nodes_data_without_an_agents_state_is_nobodys_to_begin_in() {
 }
 
 #[test]
-fn a_journal_that_was_cut_is_nothing_to_begin_from() {
+fn a_journal_that_was_cut_is_refused_and_left_unchanged() {
     let host = AgentFixture::new();
     let whole = std::fs::read(host.layout.journal()).unwrap();
     for length in [0, 1, whole.len() / 2, whole.len() - 2] {
@@ -154,7 +154,7 @@ fn a_journal_that_was_cut_is_nothing_to_begin_from() {
 }
 
 #[test]
-fn reset_is_the_way_on() {
+fn after_a_reset_a_removed_host_can_begin_again() {
     let host = AgentFixture::new();
     host.write_tombstone();
     assert_eq!(host.run_and_check_exit().0, DO_NOT_RESTART);

@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const WATCHDOG_INTERVAL: &str = "400000";
 
 #[test]
-fn a_service_manager_is_told_of_start_phase_life_and_end() {
+fn the_service_manager_gets_ready_status_watchdog_and_stopping_messages() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("notify");
     let manager = UnixDatagram::bind(&socket).unwrap();

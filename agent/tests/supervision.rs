@@ -121,7 +121,7 @@ async fn a_node_has_a_session_of_its_own_and_writes_to_its_log() {
 }
 
 #[tokio::test]
-async fn a_node_that_an_earlier_agent_left_is_adopted_and_not_started_twice() {
+async fn a_node_that_an_earlier_agent_left_is_adopted_and_not_started_again() {
     let world = SupervisorFixture::new();
     let first = start(&world, "echo began; exec sleep 600").await;
     world.wait_for_log("began").await;
@@ -182,7 +182,7 @@ async fn a_killed_node_is_started_again() {
 }
 
 #[tokio::test]
-async fn a_node_that_dies_at_once_is_given_up_with_its_last_words() {
+async fn supervision_of_a_node_that_keeps_dying_ends_with_the_nodes_own_error() {
     let world = SupervisorFixture::new();
     // The usage text follows the error, and is longer than the part of the log that is quoted.
     let usage = "for line in 1 2 3 4 5 6; do echo usage $line; done";
@@ -198,7 +198,7 @@ async fn a_node_that_dies_at_once_is_given_up_with_its_last_words() {
 }
 
 #[tokio::test]
-async fn exit_code_3_is_never_started_again() {
+async fn a_node_that_exits_with_code_3_is_not_started_again() {
     let world = SupervisorFixture::new();
     let supervisor = world.supervisor("echo once; exit 3");
     let outcome = supervisor.run(&CancellationToken::new(), &mut RecordedEvents::default()).await;
@@ -210,7 +210,7 @@ async fn exit_code_3_is_never_started_again() {
 }
 
 #[tokio::test]
-async fn a_tombstone_ends_it_whatever_the_exit_code() {
+async fn a_tombstone_ends_supervision_whatever_the_nodes_exit_code() {
     let world = SupervisorFixture::new();
     let path = world.layout.node().join("muster-tombstone.json");
     let supervisor = world.supervisor(&format!(
@@ -227,7 +227,7 @@ async fn a_tombstone_ends_it_whatever_the_exit_code() {
 }
 
 #[tokio::test]
-async fn etcds_word_that_it_was_removed_ends_it_at_once() {
+async fn an_etcd_that_logs_its_own_removal_is_not_started_again() {
     let world = SupervisorFixture::new();
     let word = "the member has been permanently removed from the cluster";
     let line = format!(r#"{{"level":"warn","msg":"server error","error":"{word}"}}"#);
@@ -240,7 +240,7 @@ async fn etcds_word_that_it_was_removed_ends_it_at_once() {
 }
 
 #[tokio::test]
-async fn stopping_passes_sigterm_on_and_waits() {
+async fn stopping_sends_sigterm_to_the_node_and_waits_for_its_end() {
     let world = SupervisorFixture::new();
     let supervisor = world
         .supervisor("trap 'echo goodbye; exit 0' TERM; echo began; while :; do sleep 0.05; done");
@@ -257,7 +257,7 @@ async fn stopping_passes_sigterm_on_and_waits() {
 }
 
 #[tokio::test]
-async fn a_node_that_does_not_stop_is_left_running_and_named() {
+async fn a_node_that_does_not_stop_is_left_running_and_its_pid_is_reported() {
     let world = SupervisorFixture::new();
     let mut supervisor = world.supervisor("trap '' TERM; echo began; while :; do sleep 0.05; done");
     supervisor.stop_deadline = Duration::from_millis(300);
@@ -274,7 +274,7 @@ async fn a_node_that_does_not_stop_is_left_running_and_named() {
 }
 
 #[tokio::test]
-async fn a_program_that_can_not_be_executed_is_named() {
+async fn a_program_that_cannot_be_executed_is_named_in_the_error() {
     let world = SupervisorFixture::new();
     let mut supervisor = world.supervisor("");
     supervisor.node.path = PathBuf::from("/etc/hostname");

@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_a_group_or_everybody_may_write_is_taken_and_told_of() {
+    fn a_folder_that_others_may_write_to_is_accepted_and_reported() {
         for mode in [0o2770, 0o777, 0o1777, 0o775] {
             let (_root, folder) = volume(mode);
             let found = open_data_folder(&folder).unwrap();
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_below_one_that_everybody_may_write_is_taken_and_told_of() {
+    fn a_folder_below_one_that_everybody_may_write_to_is_accepted_and_reported() {
         let (root, folder) = volume(0o700);
         set_mode(root.path(), 0o777);
         let found = open_data_folder(&folder).unwrap();
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_volumes_driver_opened_to_a_group_is_closed_again() {
+    fn group_permissions_that_a_volumes_driver_gave_are_removed() {
         let (_root, folder) = volume(0o2770);
         let (log, segment) = (folder.join("member/wal"), folder.join("member/wal/1.wal"));
         for (path, mode) in [(&log, 0o2770), (&folder.join("member"), 0o2770), (&segment, 0o660)] {
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn links_second_names_and_pipes_are_refused_where_others_may_write() {
+    fn links_hard_links_and_pipes_are_refused_where_others_may_write() {
         let place = |prepare: &dyn Fn(&Path)| {
             let (root, folder) = volume(0o777);
             prepare(&folder);
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn another_users_files_and_folders_are_refused_by_name() {
+    fn another_users_files_and_folders_are_refused_with_their_path() {
         if !rustix::process::geteuid().is_root() {
             let _ = std::io::Write::write(&mut io::stderr(), b"SKIPPED: only root can chown\n");
             return;
@@ -532,7 +532,7 @@ mod tests {
 
     /// Acts as another user, who replaces a folder by a link between the check and the next access.
     #[test]
-    fn a_folder_that_was_swapped_for_a_link_is_not_gone_through() {
+    fn a_link_that_replaced_a_folder_after_the_check_is_not_followed() {
         let (root, folder) = volume(0o777);
         check_member(&folder).unwrap();
         let victim = root.path().join("victim");
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn links_of_ours_lead_on_where_nobody_else_may_write() {
+    fn our_own_links_are_followed_where_nobody_else_may_write() {
         let (root, folder) = volume(0o755);
         std::fs::rename(folder.join("member/wal"), root.path().join("fast")).unwrap();
         symlink(root.path().join("fast"), folder.join("member/wal")).unwrap();
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_takes_the_place_of_a_link_and_leaves_its_target() {
+    fn recreating_a_file_replaces_a_link_and_leaves_its_target_unchanged() {
         let (root, folder) = volume(0o777);
         let (victim, body) = (root.path().join("victim"), folder.join("body"));
         std::fs::write(&victim, "kept").unwrap();

@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_alone_is_taken() {
+    fn a_folder_is_accepted_only_if_it_is_ours_and_nobody_else_may_write_to_it() {
         let path = Path::new("/x");
         for mode in [0o700, 0o750, 0o755] {
             check_own_folder(path, folder(US, mode), US).unwrap();
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn above_it_may_be_root_and_we_and_a_sticky_folder() {
+    fn parents_may_belong_to_root_or_to_us_and_may_be_sticky() {
         let path = Path::new("/x");
         for good in [folder(ROOT_USER_ID, 0o755), folder(US, 0o775), folder(ROOT_USER_ID, 0o1777)] {
             check_parent(path, good, US).unwrap();
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_made_private() {
+    fn missing_folders_are_created_with_mode_0700() {
         let dir = tempfile::tempdir().unwrap();
         let deep = dir.path().join("a/b/c");
         open_own_folder(&deep).unwrap();
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_others_may_write_is_refused_here_and_above() {
+    fn a_folder_or_parent_that_others_may_write_to_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let (above, inner) = (dir.path().join("above"), dir.path().join("above/inner"));
         open_own_folder(&inner).unwrap();
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_followed_through_what_is_ours_only() {
+    fn links_are_followed_only_through_protected_folders() {
         let dir = tempfile::tempdir().unwrap();
         let real = dir.path().join("real");
         open_own_folder(&real.join("inner")).unwrap();
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_of_anothers_is_not_followed_to_what_anybody_may_use() {
+    fn a_link_of_another_user_is_not_followed() {
         // In /tmp every user may create links.
         let link = tempfile::Builder::new().make_in("/tmp", |path| symlink("/", path)).unwrap();
         if rustix::process::geteuid().is_root() {
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absolute_link_leads_away_from_where_it_stands() {
+    fn an_absolute_link_is_followed_from_the_root() {
         let dir = tempfile::tempdir().unwrap();
         let real = dir.path().join("real");
         open_own_folder(&real.join("inner")).unwrap();

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_refused_at_once() {
+    fn files_that_are_not_regular_are_refused_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         let fifo = rustix::fs::FileType::Fifo;

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn links_second_names_folders_and_pipes_are_refused() {
+    fn links_hard_links_folders_and_pipes_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         std::fs::write(path("file"), "").unwrap();

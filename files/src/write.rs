@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_prepared_in_its_place_is_not_written_through() {
+    fn a_link_that_somebody_prepared_is_replaced_and_not_written_through() {
         let dir = tempfile::tempdir().unwrap();
         let (path, victim) = (dir.path().join("agent.key"), dir.path().join("victim"));
         std::fs::write(&victim, "kept").unwrap();
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_never_takes_the_place_of_another() {
+    fn creating_a_file_never_replaces_an_existing_one() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("owner.pem");
         create(&path, b"first", 0o644).unwrap();
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_the_mode_that_it_was_made_with_whatever_the_umask() {
+    fn a_new_file_has_the_requested_mode_whatever_the_umask() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ca.pem");
         create(&path, b"", 0o666).unwrap();
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crash_left_is_known_and_swept_and_nothing_else() {
+    fn temporary_files_that_a_crash_left_are_removed_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal.json");
         replace(&path, b"whole").unwrap();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_names_the_file_and_the_act_and_leaves_nothing() {
+    fn a_failed_write_names_the_file_and_leaves_no_temporary_file() {
         let error = replace(Path::new("/proc/no-such-folder/file"), b"").unwrap_err();
         assert!(error.to_string().contains("/proc/no-such-folder/file"), "{error}");
         let dir = tempfile::tempdir().unwrap();

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_is_shown_has_a_key_in_it() {
+    fn debug_output_contains_no_key() {
         let signer = Signer::new(Algorithm::HS256, &EncodingKey::from_secret(b"secret")).unwrap();
         assert_eq!(format!("{signer:?}"), "Signer { algorithm: HS256, .. }");
         let verifier = Verifier::new(Algorithm::HS256, &DecodingKey::from_secret(b"secret"));

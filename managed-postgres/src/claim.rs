@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_an_empty_and_our_own_folder_are_taken() {
+    fn a_new_an_empty_and_our_own_folder_are_accepted() {
         assert!(check(&with(&[]).path().join("new")).is_ok());
         assert!(check(with(&[]).path()).is_ok());
         assert!(check(with(&["lost+found/"]).path()).is_ok());
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_folder_is_refused_and_named() {
+    fn somebody_elses_folder_is_refused_with_its_path() {
         for entries in [
             &["passwd"][..],
             &["lock", "run/", "log/"],
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_folder_is_refused() {
+    fn a_path_that_is_no_folder_is_refused() {
         let folder = with(&["file"]);
         let refused = check(&folder.path().join("file"));
         assert!(matches!(refused, Err(ManagedPostgresError::Foreign { .. })), "{refused:?}");

@@ -25,7 +25,7 @@ async fn number(postgres: &ManagedPostgres) -> Result<i32, sqlx::Error> {
 }
 
 #[tokio::test]
-async fn it_starts_survives_a_kill_and_keeps_its_data_over_a_restart() {
+async fn postgres_survives_a_kill_and_keeps_its_data_over_a_restart() {
     let folder = folder();
     let dir = folder.path().join("pg");
     let postgres = ManagedPostgres::start(settings(&dir)).await.unwrap();
@@ -68,7 +68,7 @@ async fn it_starts_survives_a_kill_and_keeps_its_data_over_a_restart() {
 }
 
 #[tokio::test]
-async fn a_path_that_no_socket_can_have_is_refused_before_anything_is_made() {
+async fn a_directory_whose_socket_path_is_too_long_is_refused_and_not_created() {
     let folder = folder();
     let dir = folder.path().join("x".repeat(100));
     let error = ManagedPostgres::start(settings(&dir)).await.unwrap_err();
@@ -77,7 +77,7 @@ async fn a_path_that_no_socket_can_have_is_refused_before_anything_is_made() {
 }
 
 #[tokio::test]
-async fn missing_binaries_are_named_with_what_to_install() {
+async fn the_error_for_missing_binaries_says_what_to_install() {
     let folder = folder();
     let mut settings = settings(&folder.path().join("pg"));
     settings.binaries = Some(folder.path().join("nothing-here"));
@@ -115,7 +115,7 @@ fn dropping_the_handle_stops_the_server() {
 }
 
 #[tokio::test]
-async fn what_the_servers_user_could_replace_is_neither_followed_nor_given_away() {
+async fn links_that_the_servers_user_could_make_are_neither_followed_nor_given_away() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
     if !rustix::process::geteuid().is_root() {
         // Without root there is no other user to give files to.

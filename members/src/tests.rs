@@ -39,7 +39,7 @@ fn unhealthy(healthy: usize, needed: usize) -> Option<QuorumObjection> {
 /// (`server/etcdserver/api/membership/cluster.go`). The verdicts are those of etcd 3.5 and 3.7, as
 /// measured. The exceptions are the cases with promised voters.
 #[test]
-fn adding_a_voter_needs_a_quorum_of_what_comes_out() {
+fn adding_a_voter_needs_a_quorum_of_the_resulting_voters() {
     for (members, away, fresh, expected) in [
         ("V", &[][..], &[][..], None),
         ("Vv", &[2], &[], not_started(1, 2)),
@@ -63,7 +63,7 @@ fn adding_a_voter_needs_a_quorum_of_what_comes_out() {
 }
 
 #[test]
-fn every_objection_to_an_addition_is_told_in_etcds_order() {
+fn all_objections_to_an_addition_are_returned_in_etcds_order() {
     let found = view("VVvv", &[3, 4], &[]).addition_objections(false);
     assert_eq!(found, [not_started(2, 3).unwrap(), unhealthy(2, 3).unwrap()]);
 }
@@ -88,7 +88,7 @@ fn adding_a_learner_needs_healthy_members_only() {
 /// (`server/etcdserver/api/membership/cluster.go`). One rule is our own: the members that stay and
 /// are reachable must be a quorum.
 #[test]
-fn removing_must_leave_a_quorum_that_is_there() {
+fn a_removal_must_leave_a_reachable_quorum() {
     for (members, away, id, expected) in [
         ("V", &[][..], 1, not_started(0, 1)),
         ("VV", &[], 2, None),
@@ -117,7 +117,7 @@ fn removing_must_leave_a_quorum_that_is_there() {
 /// Shows etcd's `mayPromoteMember` (`server/etcdserver/server.go`) and `IsReadyToPromoteMember`
 /// (`server/etcdserver/api/membership/cluster.go`).
 #[test]
-fn a_vote_more_must_not_cost_the_quorum() {
+fn a_promotion_must_not_cost_the_quorum() {
     for (members, expected) in
         [("VL", None), ("VVvvvL", not_started(3, 4)), ("VvL", None), ("VvvL", not_started(2, 3))]
     {

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_in_the_abstract_namespace_is_told() {
+    fn a_socket_in_the_abstract_namespace_gets_the_message() {
         let name = format!("muster-notify-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(name.as_bytes()).unwrap();
         let receiver = UnixDatagram::bind_addr(&address).unwrap();
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_in_a_folder_is_told() {
+    fn a_socket_in_a_folder_gets_the_message() {
         let path = std::env::temp_dir().join(format!("muster-notify-{}", std::process::id()));
         let receiver = UnixDatagram::bind(&path).unwrap();
         send(path.as_os_str(), &State::Stopping.message()).unwrap();
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watchdog_is_this_process_own_or_nobodys() {
+    fn a_watchdog_that_is_meant_for_another_process_is_ignored() {
         let second = Some(Duration::from_secs(1));
         assert_eq!(parse_interval(Some("1000000"), None, 7), second);
         assert_eq!(parse_interval(Some("1000000"), Some("7"), 7), second);

@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_one_network_are_one_host() {
+    fn addresses_of_one_network_count_as_one_host() {
         let of = |text: &str| network_of(text.parse().expect("an address"));
         assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
         assert_eq!(of("fd00::1"), of("fd00::2"));

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_holds_so_much_and_its_network_no_more_than_its_share() {
+    fn the_memory_of_a_connection_and_of_its_network_is_bounded() {
         let room = MemoryBudget::new(BOUNDS);
         let connections: Vec<_> = (0..3).map(|_| room.open_account(ip(1))).collect();
         let held: Vec<_> = connections.iter().map(|one| fill(one, BudgetShare::WHOLE)).collect();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_little_takes_nothing_from_the_others() {
+    fn networks_that_hold_little_take_nothing_from_the_others() {
         let room = MemoryBudget::new(BOUNDS);
         let little: Vec<_> = (2..200)
             .map(|n| {
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_fill_a_part_leaves_the_rest_to_others() {
+    fn a_charge_that_may_fill_only_a_part_leaves_the_rest_to_others() {
         let account = MemoryBudget::new(BOUNDS).open_account(ip(1));
         let (_large, held) = fill(&account, BudgetShare(4));
         assert_eq!(held, 200);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forced_is_counted() {
+    fn forced_charges_are_counted() {
         let room = MemoryBudget::new(BOUNDS);
         let account = room.open_account(ip(1));
         let mut charge = MemoryCharge::new(&account);

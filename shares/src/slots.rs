@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_takes_every_place_keeps_itself_out_and_nobody_else() {
+    fn a_host_that_takes_all_slots_keeps_only_itself_out() {
         let room = room(4);
         let silent: Vec<_> = (0..4).map(|_| enter(&room, "10.0.0.66")).collect();
         assert!(room.take_or_evict(network("10.0.0.66")).is_none());
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_gets_so_many_places_and_no_more_even_if_others_are_free() {
+    fn a_host_gets_at_most_its_maximum_even_if_slots_are_free() {
         let room = SlotPool::new(10, 2);
         let first = enter(&room, "10.0.0.66");
         let _second = enter(&room, "10.0.0.66");
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_was_left_is_free_and_nothing_is_remembered() {
+    fn a_dropped_slot_is_free_again_and_leaves_no_state() {
         let room = room(1);
         let first = enter(&room, "10.0.0.1");
         assert!(room.take_or_evict(network("10.0.0.1")).is_none());
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_was_lost_is_not_given_back_twice() {
+    fn an_evicted_slot_is_not_released_twice() {
         let room = room(2);
         let lost = enter(&room, "10.0.0.66");
         let _kept = enter(&room, "10.0.0.66");
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_has_one_share_however_many_addresses_of_its_network_it_uses() {
+    fn addresses_of_one_network_share_the_slots_of_one_host() {
         let room = room(3);
         let _silent: Vec<_> = (1..4).map(|n| enter(&room, &format!("2001:db8::{n}"))).collect();
         assert!(room.take_or_evict(network("2001:db8::9")).is_none());
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_run_out_and_come_back() {
+    fn a_dropped_slot_can_be_taken_by_another_key() {
         let slots = SlotPool::new(1, 1);
         let slot = slots.take("a");
         assert!(slot.is_some() && slots.take("b").is_none());
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_takes_all_the_slots() {
+    fn one_key_gets_at_most_its_maximum_of_slots() {
         let slots = SlotPool::new(10, 2);
         let own = [slots.take("loud"), slots.take("loud")];
         assert!(own.iter().all(Option::is_some) && slots.take("loud").is_none());

@@ -102,7 +102,7 @@ fn a_certificate_is_refused_unless_the_peer_signs_with_its_key() {
 }
 
 #[test]
-fn the_rule_is_asked_about_client_and_server() {
+fn the_rule_decides_about_client_and_server_certificates() {
     let (own, other) = (identity(), identity());
     let only = || TestRule { only: Some(own.certificate.clone()), ..TestRule::default() };
     for (client, server, is_accepted) in
@@ -117,7 +117,7 @@ fn the_rule_is_asked_about_client_and_server() {
 }
 
 #[test]
-fn a_client_without_a_certificate_is_refused_where_the_rule_says_so() {
+fn a_client_without_a_certificate_is_refused_if_the_rule_says_so() {
     let own = identity();
     for is_optional in [true, false] {
         let rule = TestRule { is_optional, ..TestRule::default() };

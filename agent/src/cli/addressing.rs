@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_route_to_discovery_gives_both_urls_and_where_to_listen() {
+    fn both_urls_and_the_listen_addresses_follow_from_the_route_to_discovery() {
         let found = addresses(&[], "10.0.0.7", &["10.0.0.7", "127.0.0.1"]);
         assert_eq!(found.peer_url.to_string(), "https://10.0.0.7:2380");
         assert_eq!(found.client_url.to_string(), "https://10.0.0.7:2379");
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_members_client_url_is_typed_as_host_with_or_without_port_or_whole() {
+    fn a_client_url_can_be_typed_as_a_host_with_or_without_port_or_as_a_whole_url() {
         for (typed, url) in [
             ("10.1.0.1", "https://10.1.0.1:2379"),
             ("10.1.0.1:3379", "https://10.1.0.1:3379"),
@@ -234,14 +234,14 @@ mod tests {
     }
 
     #[test]
-    fn an_advertised_address_that_is_not_own_is_listened_for_everywhere() {
+    fn an_advertised_address_that_this_host_lacks_means_listening_on_all_addresses() {
         let found = addresses(&["--advertise-address", "192.0.2.1"], "10.0.0.7", &["10.0.0.7"]);
         assert_eq!(found.peer_url.to_string(), "https://192.0.2.1:2380");
         assert_eq!(found.listen.peer.to_string(), "0.0.0.0:2380");
     }
 
     #[test]
-    fn any_loopback_address_is_own() {
+    fn every_loopback_address_counts_as_this_hosts_own() {
         let found = addresses(&["--advertise-address", "127.0.0.12"], "127.0.0.1", &["127.0.0.1"]);
         assert_eq!(found.listen.peer.to_string(), "127.0.0.12:2380");
     }
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_urls_win_over_ports_and_routes() {
+    fn whole_urls_override_ports_and_the_route() {
         let found = addresses(
             &["--peer-url", "https://198.51.100.4:7000", "--listen-address", "10.0.0.7"],
             "10.0.0.7",
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_stays_where_it_was_but_for_what_a_later_start_says() {
+    fn a_member_keeps_its_addresses_except_those_that_a_later_start_gives() {
         let [peer, client] = ["https://10.0.0.7:2380", "https://10.0.0.7:2379"];
         let stays = [peer, client, "10.0.0.7:2380", "10.0.0.7:2379"].map(str::to_owned);
         assert_eq!(since(&[], &["10.0.0.9"]).unwrap(), stays, "nothing was said");

@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_member_has_a_name_that_can_be_told() {
+    fn the_name_of_a_new_member_has_no_comma_equals_sign_or_control_character() {
         for (name, is_one) in [
             ("db-4", true),
             ("db 4", true),
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_is_no_argument() {
+    fn a_bundle_is_refused_as_an_argument() {
         let typed = ["muster-agent", "run", "muster1 urls=https://x mst_boot_x"];
         assert!(AgentCli::try_parse_from(typed).is_err());
     }

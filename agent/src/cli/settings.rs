@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn port_0_is_nothing_that_others_could_be_told() {
+    fn port_0_is_refused_because_others_could_not_connect_to_it() {
         for flag in ["--peer-port", "--client-port"] {
             assert!(matches!(resolve(&[flag, "0"]), Err(ExitError::Usage(_))), "{flag}");
         }
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_that_identity_depends_on_are_not_passed_on() {
+    fn node_flags_that_determine_the_identity_are_refused() {
         for flag in ["--name=x", "-name", "--initial-cluster-token"] {
             let end = resolve(&["--", flag, "x"]).unwrap_err();
             assert_eq!(end.code(), 2, "{flag}");
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_node_program_is_told_before_anything_else() {
+    fn a_missing_node_program_is_a_usage_error_that_names_the_flag() {
         let nothing = cli::RunArguments { node_binary: None, ..typed(&[]) };
         let end =
             RunSettings::resolve(nothing, Path::new("/nowhere/muster-agent"), None).unwrap_err();
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dash_is_standard_input() {
+    fn a_dash_as_bundle_file_means_standard_input() {
         assert_eq!(resolve(&["--bundle-file", "-"]).unwrap().bundle, Some(BundleSource::Stdin));
         for bundle in [&[][..], &["--bundle-file", "-"]] {
             let typed = [&["--wait-for-ticket"][..], bundle].concat();

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn only_certain_failures_are_refusals() {
+    fn only_failures_that_certainly_changed_nothing_are_refusals() {
         for (code, text) in [
             (Code::FailedPrecondition, "etcdserver: Peer URLs already exists"),
             (Code::NotFound, "etcdserver: member not found"),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_that_was_done_and_a_stale_plan_say_which_configuration() {
+    fn errors_of_a_carried_out_operation_and_a_stale_plan_name_the_configuration() {
         let mut status = Status::new(Code::AlreadyExists, "x");
         status.metadata_mut().insert(CONFIGURATION, 17.into());
         let done = ClusterError::from_status(&status, "member add", true);

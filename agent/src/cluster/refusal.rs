@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_and_each_of_etcds_texts_mean_the_same() {
+    fn a_code_and_each_of_etcds_texts_mean_the_same_refusal() {
         for (refusal, code, texts) in ClusterRefusal::TABLE {
             let coded = with_code(Code::FailedPrecondition, "in other words", code);
             assert_eq!(ClusterRefusal::of(&coded), Some(*refusal), "{code}");
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_code_leaves_the_text_and_an_unknown_text_is_another_refusal() {
+    fn an_unknown_code_falls_back_to_the_text_and_an_unknown_text_is_other() {
         let text = "etcdserver: unhealthy cluster";
         let newer = with_code(Code::Unavailable, text, "something-newer");
         assert_eq!(ClusterRefusal::of(&newer), Some(ClusterRefusal::UnhealthyCluster));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_pass_is_asked_again() {
+    fn only_refusals_with_a_temporary_cause_are_transient() {
         let transient = |text: &str| {
             let refusal = ClusterRefusal::of(&Status::new(Code::FailedPrecondition, text));
             refusal.unwrap_or(ClusterRefusal::Other).is_transient()

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn with_yes_both_folders_move() {
+    fn with_yes_the_agents_and_the_nodes_folders_are_moved() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         layout.create().unwrap();
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_running_agent_or_node_is_not_reset_under() {
+    fn a_reset_is_refused_while_an_agent_or_a_node_runs() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         layout.create().unwrap();

@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_dead_agents_last_words_are_shown_as_such() {
+    async fn the_last_status_of_a_dead_agent_is_shown_with_its_time() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         layout.create().unwrap();
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_running_agent_is_told_by_its_lock() {
+    async fn an_agent_that_holds_its_lock_is_shown_as_running() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         let _lock = lock::acquire(&layout.agent_lock(), "an agent").unwrap();
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_removed_member_says_so() {
+    async fn the_status_of_a_removed_member_shows_the_removal() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         std::fs::create_dir_all(layout.node()).unwrap();

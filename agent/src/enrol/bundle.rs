@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_of_another_cluster_is_refused_for_good() {
+    fn a_bundle_of_another_cluster_is_refused_with_exit_code_3() {
         let first =
             cluster_to_join(&JournalExtras::default(), Some(&bundle(Uuid::now_v7(), 1))).unwrap();
         let keepsakes = JournalExtras { join: Some(first), ..JournalExtras::default() };
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_bundle_of_the_same_cluster_says_where_the_service_is() {
+    fn a_newer_bundle_of_the_same_cluster_replaces_the_services_urls() {
         let cluster = Uuid::now_v7();
         let first = cluster_to_join(&JournalExtras::default(), Some(&bundle(cluster, 1))).unwrap();
         let keepsakes = JournalExtras { join: Some(first), ..JournalExtras::default() };

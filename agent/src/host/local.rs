@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn local_leaves_of_the_route_table_are_own_addresses() {
+    fn local_leaves_of_the_route_table_are_this_hosts_addresses() {
         let text = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        /0 universe UNICAST\n     \
                     +-- 10.0.0.0/24 2 0 2\n        |-- 10.0.0.0\n           /24 link UNICAST\n        \
                     |-- 10.0.0.7\n           /32 host LOCAL\n        |-- 10.0.0.255\n           \

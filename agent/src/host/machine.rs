@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fact_that_both_know_and_that_differs_makes_another_machine() {
+    fn machines_differ_if_a_fact_that_is_known_of_both_differs() {
         let here = from_texts(Some("11111111-0000-0000-0000-000000000001"), Some("a"));
         let copy = from_texts(Some("11111111-0000-0000-0000-000000000002"), Some("a"));
         assert!(here.differs_from(&copy));
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fact_that_only_one_knows_says_nothing() {
+    fn a_fact_that_is_known_of_only_one_machine_is_ignored() {
         let as_root = from_texts(Some("11111111-0000-0000-0000-000000000001"), Some("a"));
         let as_user = from_texts(None, Some("a"));
         assert!(!as_root.differs_from(&as_user));
@@ -87,21 +87,21 @@ mod tests {
     }
 
     #[test]
-    fn makers_placeholders_are_no_facts() {
+    fn placeholders_of_manufacturers_are_not_facts() {
         let facts =
             from_texts(Some("03000200-0400-0500-0006-000700080009\n"), Some("uninitialized\n"));
         assert_eq!(facts, MachineIdentity::default());
     }
 
     #[test]
-    fn the_fact_itself_does_not_leave_the_host() {
+    fn the_facts_do_not_contain_the_machine_id_itself() {
         let facts = from_texts(None, Some("0123456789abcdef0123456789abcdef"));
         let text = format!("{facts:?}");
         assert!(!text.contains("0123456789abcdef0123456789abcdef"), "{text}");
     }
 
     #[test]
-    fn a_machine_id_file_takes_the_place_of_every_system_fact() {
+    fn a_machine_id_file_replaces_all_facts_of_the_system() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("id");
         std::fs::write(&file, "host-a\n").unwrap();

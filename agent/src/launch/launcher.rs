@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_no_new_file_can_be_made_the_pid_file_is_overwritten() {
+    fn the_pid_file_is_overwritten_if_no_new_file_can_be_made() {
         let dir = tempfile::tempdir().unwrap();
         // Simulates a full disk: no temporary file can be made, since its name would be too long.
         let path = dir.path().join("node.pid".repeat(30));

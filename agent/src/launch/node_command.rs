@@ -292,7 +292,7 @@ mod tests {
     use crate::state::addresses::ListenAddresses;
 
     #[test]
-    fn our_own_node_is_known_by_its_line_and_etcd_by_its_first() {
+    fn muster_node_is_recognised_by_its_own_line_and_etcd_by_its_first_line() {
         let own = NodeKind::from_version("etcd Version: 3.6.5\nMuster Node: 0.1.0\n");
         assert_eq!(own, Some(NodeKind::Muster));
         let etcd = NodeKind::from_version("etcd Version: 3.4.23\nGit SHA: x\n");
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn each_etcd_is_told_not_to_compare_addresses_in_its_own_words() {
+    fn each_etcd_version_gets_its_own_flag_against_the_address_check() {
         let flag = |major, minor| NodeKind::Etcd { major, minor }.flag_for_any_source();
         let experimental = Some("--experimental-peer-skip-client-san-verification");
         let plain = Some("--peer-skip-client-san-verification");
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_told_of_all_members_and_asks_everybody_for_a_certificate() {
+    fn the_command_line_lists_all_members_and_requires_client_certificates() {
         let second = SecondMember::new();
         let etcd = NodeKind::Etcd { major: 3, minor: 6 };
         let program = second.command().command_line(Path::new("/etcd"), etcd, &[]);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_is_told_of_the_members_that_there_are_and_begins_no_cluster() {
+    fn a_newcomers_command_line_lists_the_current_members_and_founds_no_cluster() {
         let second = SecondMember::new();
         let member = |name: &str, url: &str| InitialMember {
             name: name.to_owned(),
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn each_certificate_stands_in_its_own_file() {
+    fn each_certificate_is_written_to_its_own_file() {
         let second = SecondMember::new();
         second.command().write_files().unwrap();
         for (name, expected) in [

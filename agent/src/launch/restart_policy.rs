@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_and_the_last_quick_death_ends_it() {
+    fn pauses_double_until_too_many_quick_deaths_end_supervision() {
         let mut policy = RestartPolicy::default();
         let mut pauses = Vec::new();
         let end = loop {
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_life_forgives_the_quick_deaths_before_it() {
+    fn a_long_life_resets_the_number_of_quick_deaths() {
         let mut policy = RestartPolicy::default();
         for _ in 1..MAX_QUICK_DEATHS {
             policy.decide_after_death(Duration::ZERO, 0.0);

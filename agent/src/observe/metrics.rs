@@ -143,7 +143,7 @@ mod tests {
     use crate::observe::status::{NodeProcessStatus, StatusHandle};
 
     #[test]
-    fn the_end_of_the_certificates_is_shown_and_whether_they_are_late() {
+    fn metrics_show_when_certificates_end_and_whether_they_are_late() {
         let board = StatusHandle::default();
         assert!(render(&board.read()).contains("muster_agent_certificates_late 0"));
         board.update(|status| {
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn exactly_one_phase_is_set_and_the_node_is_counted() {
+    fn exactly_one_phase_is_set_and_the_nodes_starts_are_shown() {
         let board = StatusHandle::default();
         board.set_phase(Phase::Running, None);
         board.update(|status| {

@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grown_file_gives_its_space_back_and_loses_no_line() {
+    fn the_space_of_a_grown_log_is_freed_without_losing_a_line() {
         let dir = tempfile::tempdir().unwrap();
         let mut tail = Tail { keep: 64 * 1024, ..tail(dir.path()) };
         let mut seen = 0;
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_lines_explain_a_death() {
+    fn the_last_lines_are_returned_without_blank_ones() {
         let dir = tempfile::tempdir().unwrap();
         append(dir.path(), "one\ntwo\n\nthree\n");
         assert_eq!(last_lines(&dir.path().join("node.log"), 2), ["two", "three"]);
@@ -458,7 +458,7 @@ mod tests {
 
     /// Returns the reason of death of a node that wrote `text` into a log already containing
     /// `earlier`.
-    fn last_words_after(earlier: &str, text: &str) -> Option<String> {
+    fn death_reason_after(earlier: &str, text: &str) -> Option<String> {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("node.log");
         append(dir.path(), earlier);
@@ -496,36 +496,36 @@ Usage:
 "#;
 
     #[test]
-    fn a_refused_flag_is_named_and_not_the_usage_that_follows() {
+    fn the_death_reason_names_a_refused_flag_and_not_the_usage_text_after_it() {
         let words = "flag provided but not defined: -bogus";
-        assert_eq!(last_words_after("", ETCD_REFUSES_A_FLAG).as_deref(), Some(words));
+        assert_eq!(death_reason_after("", ETCD_REFUSES_A_FLAG).as_deref(), Some(words));
         let own = "muster-node: flag provided but not defined: -bogus\n\
                    muster-node --help shows the flags.\n";
         let own_words = "muster-node: flag provided but not defined: -bogus";
-        assert_eq!(last_words_after("", own).as_deref(), Some(own_words));
+        assert_eq!(death_reason_after("", own).as_deref(), Some(own_words));
         // Lines from before the node's start are ignored.
-        assert_eq!(last_words_after(own, ETCD_REFUSES_A_FLAG).as_deref(), Some(words));
-        assert_eq!(last_words_after(ETCD_REFUSES_A_FLAG, own).as_deref(), Some(own_words));
-        assert_eq!(last_words_after(own, ""), None);
+        assert_eq!(death_reason_after(own, ETCD_REFUSES_A_FLAG).as_deref(), Some(words));
+        assert_eq!(death_reason_after(ETCD_REFUSES_A_FLAG, own).as_deref(), Some(own_words));
+        assert_eq!(death_reason_after(own, ""), None);
     }
 
     #[test]
-    fn the_last_words_are_the_last_line_of_a_log_and_the_first_of_what_follows_it() {
+    fn the_death_reason_is_the_first_line_after_the_log_or_else_the_logs_last_line() {
         let log = "{\"level\":\"info\",\"msg\":\"starting\"}\n\
                    {\"level\":\"fatal\",\"msg\":\"cannot listen\",\"error\":\"address in use\"}\n";
-        let said = last_words_after(ETCD_REFUSES_A_FLAG, log);
+        let said = death_reason_after(ETCD_REFUSES_A_FLAG, log);
         assert_eq!(said.as_deref(), Some("cannot listen: address in use"));
         let old = "2026-11-22 00:16:57.747603 I | etcdmain: etcd Version: 3.4.38\n\
                    2026-11-22 00:16:57.747703 C | etcdmain: listen tcp: address in use\n";
-        let said = last_words_after("", old);
+        let said = death_reason_after("", old);
         assert_eq!(said.as_deref(), Some("etcdmain: listen tcp: address in use"));
         let stack = "panic: index out of range\n\ngoroutine 1 [running]:\nmain.main()\n";
-        let said = last_words_after("", &format!("{log}{stack}"));
+        let said = death_reason_after("", &format!("{log}{stack}"));
         assert_eq!(said.as_deref(), Some("panic: index out of range"));
     }
 
     #[test]
-    fn only_etcds_own_last_word_says_that_it_was_removed() {
+    fn only_etcds_own_final_error_means_that_it_was_removed() {
         let own = [
             r#"{"level":"warn","msg":"server error","error":"the member has been permanently removed from the cluster"}"#,
             "2026-11-22 00:16:57.747603 E | etcdserver: the member has been permanently removed from the cluster",
@@ -542,7 +542,7 @@ Usage:
     }
 
     #[test]
-    fn a_removal_that_an_earlier_node_heard_of_is_not_this_ones() {
+    fn a_removal_that_was_logged_before_the_nodes_start_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("node.log");
         append(
@@ -555,7 +555,7 @@ Usage:
     }
 
     #[test]
-    fn a_log_that_was_put_beside_since_is_read_from_its_start() {
+    fn if_the_log_was_renamed_since_the_start_the_new_file_is_read_from_its_beginning() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("node.log");
         append(dir.path(), "x\n");
@@ -566,7 +566,7 @@ Usage:
     }
 
     #[test]
-    fn a_line_is_told_in_words_whatever_its_form() {
+    fn json_lines_and_plain_lines_become_readable_text() {
         let json = r#"{"level":"fatal","msg":"cannot listen","error":"address in use"}"#;
         assert_eq!(readable_text(json), "cannot listen: address in use");
         assert_eq!(readable_text(r#"{"msg":"stopped"}"#), "stopped");

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_real_change_moves_the_time() {
+    fn an_update_that_changes_nothing_keeps_the_time_of_the_last_change() {
         let board = StatusHandle::default();
         board.set_phase(Phase::Waiting, "for two more hosts".to_owned());
         let first = board.read();
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_file_shows_the_last_word() {
+    async fn the_status_file_contains_the_last_status() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("status.json");
         let (board, stop) = (StatusHandle::default(), CancellationToken::new());

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_fit_where_this_member_is() {
+    fn certificates_are_compared_with_this_members_address() {
         let world = ClusterFixture::new(2);
         let leaves = world.leaves(0);
         let mut renewal = renewal(&world);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn short_lives_are_not_slept_over() {
+    async fn short_lived_certificates_are_renewed_in_time() {
         let begun = tokio::time::Instant::now();
         let clock = || i64::try_from(begun.elapsed().as_secs()).unwrap();
         let life = Validity { begins: 0, ends: 15 };
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_that_a_person_put_there_are_taken_only_if_they_are_this_members() {
+    fn certificates_in_the_tls_directory_are_used_only_if_they_are_ours_and_end_later() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         layout.create().unwrap();

@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn recoveries_are_shown_where_discovery_listens_to_another_cluster() {
+    fn recoveries_are_sent_if_discovery_accepts_reports_of_another_cluster() {
         let answer = |raft_cluster_id: Option<&str>| {
             let raft_cluster_id = raft_cluster_id.map(str::to_owned);
             Ok(ReportResponse { state: ClusterState::Formed, raft_cluster_id })
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_restored_service_hears_again_from_a_member_that_only_runs() {
+    async fn an_accepted_report_is_repeated_so_that_a_restored_service_gets_it() {
         let restored = 3;
         let begun = tokio::time::Instant::now();
         let told = RefCell::new(Vec::new());
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_that_has_lost_its_leader_reports_nothing_and_is_asked_seldom() {
+    async fn nothing_is_reported_without_a_leader_and_the_node_is_asked_rarely() {
         let (told, asked) = (RefCell::new(0), RefCell::new(0));
         let later = async || {
             *asked.borrow_mut() += 1;

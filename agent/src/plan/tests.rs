@@ -122,7 +122,7 @@ fn what_an_operator_reads() {
 }
 
 #[test]
-fn a_member_without_tls_among_others_that_have_it_is_told_of() {
+fn a_plan_warns_of_a_member_without_tls_among_others_with_it() {
     let mut sight = observed_cluster("VV");
     let plain = |sight: &ObservedCluster| {
         let plan = plan(sight, &RequestedChange::Update(MemberId(2), new_url()));
@@ -134,7 +134,7 @@ fn a_member_without_tls_among_others_that_have_it_is_told_of() {
 }
 
 #[test]
-fn without_a_quorum_an_operator_reads_who_is_missing() {
+fn without_a_quorum_the_advice_names_the_silent_voters() {
     let told = observed_cluster("Vvn").missing_quorum_advice().unwrap();
     assert!(told.starts_with("1 of 3 voters answer, and 2 have to"), "{told}");
     assert!(told.contains("Silent: m2, 3 (http://m3:2380)") && told.contains("recover"), "{told}");
@@ -143,7 +143,7 @@ fn without_a_quorum_an_operator_reads_who_is_missing() {
 
 /// Uses the cases of `muster-node`'s own test of its strict check.
 #[test]
-fn the_strict_check_is_the_nodes() {
+fn predicted_refusals_are_those_of_the_nodes_strict_check() {
     for (members, refused) in [
         ("V", false),
         ("Vn", true),
@@ -261,7 +261,7 @@ fn run_replacement(members: &str, old: u64) -> (Vec<&'static str>, Option<usize>
 }
 
 #[test]
-fn a_replacement_never_costs_what_was_tolerated() {
+fn a_replacement_never_lowers_the_number_of_tolerated_failures() {
     let newcomer_first = vec!["add", "promote", "remove"];
     let old_first = vec!["remove", "add", "promote"];
     for (members, old, steps) in [
@@ -279,7 +279,7 @@ fn a_replacement_never_costs_what_was_tolerated() {
 }
 
 #[test]
-fn where_the_new_member_has_the_old_ones_url_the_old_one_goes_first() {
+fn an_old_member_whose_url_the_new_one_gets_is_removed_first() {
     let sight = observed_cluster("VVV");
     let urls = vec![url(2)];
     let step = facts(&sight, 2, &urls).next_step();
@@ -290,7 +290,7 @@ fn where_the_new_member_has_the_old_ones_url_the_old_one_goes_first() {
 /// The leader's agent used to remove a silent member without checking whether a quorum would
 /// remain.
 #[test]
-fn a_silent_member_goes_first_only_if_the_cluster_refuses_the_new_one_because_of_it() {
+fn a_silent_member_is_removed_first_only_if_the_cluster_refuses_the_new_one() {
     let urls = new_url();
     let next = |members: &str, old, is_addition_refused| {
         let sight = observed_cluster(members);
@@ -317,7 +317,7 @@ fn a_silent_member_goes_first_only_if_the_cluster_refuses_the_new_one_because_of
 /// The leader's agent used to add the new member first, which the cluster refuses as a second
 /// learner.
 #[test]
-fn an_old_learner_makes_room_for_the_new_one() {
+fn an_old_learner_is_removed_before_the_new_one_is_added() {
     let (sight, urls) = (observed_cluster("VVVL"), new_url());
     assert_eq!(facts(&sight, 4, &urls).next_step(), ReplacementStep::Remove(MemberId(4)));
 }
@@ -360,7 +360,7 @@ fn a_new_member_votes_once_it_answers_and_has_caught_up() {
 }
 
 #[test]
-fn a_new_member_takes_no_place_that_another_operation_has_made_free() {
+fn a_new_member_takes_no_place_that_another_operation_freed() {
     let urls = new_url();
     let (old, id) = (MemberId(7), MemberId(99));
     let next = |new: Option<bool>, removal_origin| {
@@ -384,7 +384,7 @@ fn a_new_member_takes_no_place_that_another_operation_has_made_free() {
 }
 
 #[test]
-fn a_learner_that_nearly_has_it_all_tells_how_long_it_takes() {
+fn a_learners_progress_shows_its_rate_the_time_left_and_stalls() {
     let mut progress = CatchUpProgress::default();
     let seconds = Duration::from_secs;
     assert_eq!(

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stranger_gets_nothing_but_a_close() {
+    async fn a_stranger_gets_no_answer_and_the_connection_is_closed() {
         let (peer, stranger) = (peer().await, identity());
         let at = peer.listener.address().to_string();
         let error = probe(&stranger, peer.identity.public(), &at).await.unwrap_err();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_key_at_the_address_is_not_the_peer() {
+    async fn a_peer_with_another_key_fails_the_handshake() {
         let (peer, asker, other) = (peer().await, identity(), identity());
         admit(&peer, &asker);
         let at = peer.listener.address().to_string();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_closed_listener_has_given_its_address_back() {
+    async fn a_closed_listener_has_freed_its_address() {
         let (peer, asker) = (peer().await, identity());
         let at = peer.listener.address();
         peer.listener.close().await;

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_later_term_goes_further_than_the_longer_log() {
+    fn a_log_that_ends_in_a_later_term_goes_further_than_a_longer_log() {
         let all = [survivor("1", "whole", (2, 90)), survivor("2", "whole", (3, 7))];
         assert_eq!(best(&all), Some(1));
         assert!(objections(&all, 0)[0].contains("goes further"));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn two_hosts_that_know_of_each_other_make_one_cluster() {
+    fn only_one_of_two_hosts_with_each_others_reports_may_make_a_cluster() {
         let all = [survivor("1", "whole", (2, 7)), survivor("2", "whole", (2, 7))];
         let may = |own| objections(&all, own).is_empty();
         assert_eq!([may(0), may(1)], [true, false]);
@@ -189,14 +189,14 @@ mod tests {
     }
 
     #[test]
-    fn another_clusters_data_is_no_survivor() {
+    fn data_of_another_cluster_is_an_objection() {
         let mut all = [survivor("1", "whole", (2, 7)), survivor("2", "whole", (2, 7))];
         all[1].sight.cluster_id = Some("other".to_owned());
         assert!(objections(&all, 0)[0].contains("another cluster"));
     }
 
     #[test]
-    fn a_quorum_that_could_start_and_what_is_lost_are_told() {
+    fn warnings_name_what_is_lost_and_a_quorum_that_could_start() {
         let one = [survivor("1", "whole", (2, 7))];
         assert_eq!(warnings(&one, 0)[0], "what only db-2, db-3 had is lost");
         assert!(warnings(&one, 0)[1].starts_with("2 entries are kept"));

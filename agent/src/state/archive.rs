@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn two_in_one_second_get_folders_of_their_own() {
+    fn two_moves_in_one_second_get_folders_of_their_own() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         let now = jiff::Timestamp::from_second(1_700_000_000).unwrap();

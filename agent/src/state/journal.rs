@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_without_its_key_is_damaged_and_not_new() {
+    fn a_journal_without_its_key_is_refused_as_damaged() {
         let (_dir, layout) = world();
         create(&layout, machine()).unwrap();
         std::fs::remove_file(layout.agent_key()).unwrap();
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_of_the_file_is_refused_and_none_is_taken_for_a_new_agent() {
+    fn a_journal_that_is_cut_at_any_length_is_refused_as_damaged() {
         let (_dir, layout) = world();
         create(&layout, machine()).unwrap();
         let whole = std::fs::read(layout.journal()).unwrap();
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_layout_is_left_alone() {
+    fn a_journal_of_a_newer_version_is_refused() {
         let (_dir, layout) = world();
         create(&layout, machine()).unwrap();
         let text = std::fs::read_to_string(layout.journal()).unwrap();
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signed_text_of_a_newer_program_is_not_taken_for_damage() {
+    fn a_signed_text_of_a_newer_program_is_not_reported_as_damage() {
         let (_dir, layout) = world();
         let (key, journal, keepsakes) = create(&layout, machine()).unwrap();
         write(&layout, &journal, &keepsakes).unwrap();

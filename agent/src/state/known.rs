@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_list_is_read_again_and_a_damaged_one_is_none() {
+    fn the_last_list_is_read_back_and_a_damaged_one_counts_as_empty() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path()).unwrap();
         layout.create().unwrap();

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_holder_is_refused_and_told_who_holds_it() {
+    fn a_second_holder_is_refused_with_the_name_of_the_first() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("agent.lock");
         let first = acquire(&path, "muster-agent, pid 42").unwrap();

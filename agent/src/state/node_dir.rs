@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strange_file_makes_it_foreign() {
+    fn a_foreign_file_makes_the_directory_foreign() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("PG_VERSION"), "15").unwrap();
         assert_eq!(classify(dir.path()).unwrap(), DirectoryKind::Foreign("PG_VERSION".to_owned()));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_marker_is_not_a_missing_one() {
+    fn a_damaged_marker_is_not_treated_as_missing() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join(MARKER), "what?").unwrap();
         assert_eq!(classify(dir.path()).unwrap(), DirectoryKind::Foreign(MARKER.to_owned()));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tombstone_says_when_and_by_whom() {
+    fn the_sentence_of_a_tombstone_contains_time_and_source() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(
             dir.path().join(TOMBSTONE),

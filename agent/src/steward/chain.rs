@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longer_chain_counts_whoever_shows_it() {
+    fn the_longer_chain_is_adopted_from_any_source() {
         let world = ClusterFixture::new(1);
         let first = world.chain().jws();
         let pin = first[0].hash();
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_that_goes_on_in_another_way_before_the_pin_is_invalid() {
+    fn a_chain_that_branches_off_before_the_pin_is_invalid() {
         let world = ClusterFixture::new(1);
         let first = world.chain().jws();
         let pinned = next(&world, &first[0], 1).sign(&world.owner);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_statement_of_a_newer_program_counts_if_an_owner_has_signed_it() {
+    fn an_unreadable_newer_statement_is_respected_if_an_owner_has_signed_it() {
         let world = ClusterFixture::new(1);
         let first = world.chain().jws();
         let second = next(&world, &first[0], 1).sign(&world.owner);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_may_be_longer_than_this_program_reads() {
+    fn a_chain_longer_than_this_program_reads_is_left_if_an_owner_signed_its_end() {
         let world = ClusterFixture::new(1);
         let mut chain = world.chain();
         while chain.jws().len() < MAX_CHAIN {

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn voters_wait_for_one_another_by_rank_and_learners_never_take_over() {
+    fn voters_take_over_in_the_order_of_their_ids_and_learners_never_do() {
         let members = members(&[(9, false), (7, false), (3, false), (1, true)]);
         let of = |id| takeover_delay(&members, LEADER, MemberId(id));
         assert_eq!(of(3), Some(TAKEOVER_TIMEOUT));
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sign_of_another_member_is_none_of_the_leaders() {
+    fn a_heartbeat_of_another_member_does_not_count_for_the_leader() {
         let stored = |value: Vec<u8>| {
             let mut stored = StoredValue::default();
             stored.value = Some(value);
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_intent_moves_the_leadership_a_few_times_at_most() {
+    async fn the_number_of_takeovers_for_one_intent_is_limited() {
         let mut watch = LeaderWatch::default();
         let operation = OperationId([1; 16]);
         for _ in 0..MAX_TAKEOVERS {

@@ -59,7 +59,7 @@ fn is_admitted((who, outcome): &(String, Result<(), AdmissionError>)) -> bool {
 }
 
 #[tokio::test]
-async fn who_says_nothing_takes_no_place_and_is_sent_away() {
+async fn a_silent_connection_takes_no_handshake_slot_and_times_out() {
     let step = Duration::from_millis(300);
     let (address, mut told) =
         open(AdmissionLimits { handshakes: 1, step_timeout: step, ..BOUNDS }).await;
@@ -74,7 +74,7 @@ async fn who_says_nothing_takes_no_place_and_is_sent_away() {
 }
 
 #[tokio::test]
-async fn who_stops_after_the_first_byte_is_sent_away() {
+async fn a_connection_that_stops_after_its_first_byte_times_out() {
     let step = Duration::from_millis(300);
     let (address, mut told) = open(AdmissionLimits { step_timeout: step, ..BOUNDS }).await;
     let _half = connect("127.0.0.66", address, b"x").await;
@@ -82,7 +82,7 @@ async fn who_stops_after_the_first_byte_is_sent_away() {
 }
 
 #[tokio::test]
-async fn who_never_gets_its_turn_is_sent_away() {
+async fn a_connection_that_never_gets_a_handshake_slot_times_out() {
     let step = Duration::from_millis(300);
     let (address, mut told) =
         open(AdmissionLimits { handshakes: 0, step_timeout: step, ..BOUNDS }).await;
@@ -91,7 +91,7 @@ async fn who_never_gets_its_turn_is_sent_away() {
 }
 
 #[tokio::test]
-async fn who_shakes_hands_has_left_the_room_of_the_silent() {
+async fn a_connection_in_its_handshake_has_left_the_silent_pool() {
     let (address, mut told) = open(AdmissionLimits { silent: 1, ..BOUNDS }).await;
     let _half = connect("127.0.0.2", address, b"x").await;
     // The first connection needs a moment to move from the silent pool to the handshake pool.
@@ -101,7 +101,7 @@ async fn who_shakes_hands_has_left_the_room_of_the_silent() {
 }
 
 #[tokio::test]
-async fn one_host_with_a_byte_on_each_connection_keeps_itself_waiting_and_nobody_else() {
+async fn a_host_with_one_byte_on_each_of_many_connections_delays_only_itself() {
     let (address, mut told) = open(BOUNDS).await;
     let mut half = Vec::new();
     for _ in 0..20 {
@@ -119,7 +119,7 @@ async fn one_host_with_a_byte_on_each_connection_keeps_itself_waiting_and_nobody
 }
 
 #[tokio::test]
-async fn many_hosts_give_way_to_a_newcomer_one_place_each() {
+async fn a_newcomer_evicts_the_oldest_of_many_hosts_that_hold_one_slot_each() {
     let (address, mut told) = open(BOUNDS).await;
     let mut half = Vec::new();
     for host in 10..14 {
@@ -136,7 +136,7 @@ async fn many_hosts_give_way_to_a_newcomer_one_place_each() {
 }
 
 #[tokio::test]
-async fn a_crowd_of_silent_connections_is_bounded() {
+async fn the_number_of_silent_connections_is_bounded() {
     let (address, mut told) = open(AdmissionLimits { silent: 3, ..BOUNDS }).await;
     let mut silent = Vec::new();
     for _ in 0..5 {
@@ -155,7 +155,7 @@ async fn a_crowd_of_silent_connections_is_bounded() {
 }
 
 #[tokio::test]
-async fn who_leaves_at_once_is_no_loss_of_time() {
+async fn a_connection_that_closes_at_once_fails_without_a_wait() {
     let (address, mut told) = open(BOUNDS).await;
     drop(connect("127.0.0.2", address, b"").await);
     let (_, outcome) = next(&mut told).await;

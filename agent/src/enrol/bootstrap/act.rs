@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_has_every_other_seat_and_the_machines_word_wins() {
+    fn a_row_has_every_other_seat_and_failures_of_the_state_machine_win() {
         let (own, a, b) = (AgentKey([0; 32]), AgentKey([1; 32]), AgentKey([2; 32]));
         let seats = BTreeMap::from([(own, 1), (b, 2), (a, 3)]);
         let reached =

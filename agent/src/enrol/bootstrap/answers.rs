@@ -386,7 +386,7 @@ mod tests {
     use crate::enrol::bootstrap::progress::tests::poll;
 
     #[test]
-    fn patience_is_half_of_what_the_service_gives_the_list_and_bounded() {
+    fn the_wait_for_releases_is_half_of_the_services_limit_and_bounded() {
         let mut shown = poll(ClusterState::Preparing, Standing::Seated(1), 3);
         let mut of = |left| {
             shown.prepare_ms = left;
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_services_shorter_chain_is_nothing_new_and_another_one_a_branch() {
+    fn a_shorter_chain_is_nothing_new_and_a_different_chain_is_a_branch() {
         let known = [1, 2, 3];
         assert_eq!(compare_chains(&known, &[1, 2]), ChainComparison::NothingNew);
         assert_eq!(compare_chains(&known, &known), ChainComparison::NothingNew);

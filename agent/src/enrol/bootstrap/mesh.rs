@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_peer_that_learns_of_the_list_a_moment_later_is_no_failure() {
+    async fn a_peer_that_learns_of_the_list_a_moment_later_is_not_reported_as_a_failure() {
         let (own, other) = (SigningKey::generate(), SigningKey::generate());
         let peer = peer(&other).await;
         let mut mesh = Probers::new(Arc::new(ProbeIdentity::new(&own)));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_peer_that_stays_silent_is_told_once_and_found_when_it_answers() {
+    async fn a_silent_peer_is_reported_once_and_found_when_it_answers() {
         let (own, other) = (SigningKey::generate(), SigningKey::generate());
         let peer = peer(&other).await;
         let mut mesh = Probers::new(Arc::new(ProbeIdentity::new(&own)));

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stale_epoch_is_left_to_the_next_poll_and_a_full_service_is_not() {
+    fn refusals_are_left_to_the_next_poll_and_temporary_failures_are_resent() {
         let problem = |code| ClientError::Problem(Box::new(Problem::new(code, "", "")));
         assert!(!must_resend(&problem(Code::StaleEpoch)));
         assert!(!must_resend(&problem(Code::Abandoned)));

@@ -232,7 +232,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_wait_is_told_once_it_has_lasted_and_each_of_its_words_once() {
+    fn a_wait_is_logged_only_after_a_while_and_each_of_its_texts_once() {
         let mut progress = ProgressLog::new(StatusHandle::default());
         let began = Instant::now();
         let at = |seconds| began + Duration::from_secs_f64(seconds);
@@ -253,7 +253,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_wait_that_comes_back_is_another_wait() {
+    fn a_wait_that_returns_after_its_end_counts_as_new() {
         let mut progress = ProgressLog::new(StatusHandle::default());
         let began = Instant::now();
         let at = |seconds| began + Duration::from_secs_f64(seconds);
@@ -269,7 +269,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_lasting_own_wait_is_shown_in_the_status() {
+    fn a_long_wait_of_this_host_itself_is_shown_in_the_status() {
         let board = StatusHandle::default();
         let mut progress = ProgressLog::new(board.clone());
         progress.update(&poll(ClusterState::Preparing, Standing::Seated(2), 3));

@@ -127,7 +127,7 @@ mod tests {
     use crate::host::fake::FakeHost;
 
     #[test]
-    fn any_host_name_makes_a_valid_name_that_the_key_tells_apart() {
+    fn every_host_name_makes_a_valid_member_name_that_ends_with_digits_of_the_key() {
         let key = PublicKey::from_bytes([0xab; 32]);
         for (host, name) in [
             ("db-1", "db-1-abab"),
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_route_is_asked_for_the_services_address() {
+    async fn the_local_address_follows_from_the_route_to_the_service() {
         let host = FakeHost::default();
         let urls = ["https://192.0.2.1:8443".parse().unwrap()];
         assert_eq!(local_address(&host, &urls).await.unwrap(), host.address);

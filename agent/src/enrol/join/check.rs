@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_founder_that_has_left_hides_no_answer() {
+    fn an_unreachable_founder_does_not_hide_the_error_of_a_member_that_answered() {
         let gone = |url: &str| ClusterError::Unreachable(vec![url.to_owned()]);
         let refused = || ClusterError::Refused {
             refusal: ClusterRefusal::PermissionDenied,
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listed_host_begins_with_the_members_that_there_are() {
+    fn a_listed_host_starts_with_the_clusters_current_members() {
         let own = own();
         let listed = initial_cluster(&members(&own), OWN, &own).unwrap();
         let names: Vec<&str> = listed.members.iter().map(|member| member.name.as_str()).collect();
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_a_flag_cant_hold_or_that_are_not_one_members_are_replaced() {
+    fn names_that_a_flag_cannot_hold_or_that_are_not_unique_are_replaced() {
         let own = own();
         for name in ["b,x=https://evil:1", own.name.as_str(), "a"] {
             let mut members = members(&own);
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cluster_is_the_one_that_was_founded_or_what_operators_say_it_became() {
+    fn only_the_founded_cluster_or_one_that_signed_recoveries_lead_to_is_accepted() {
         let known = RecoveryFixture::new();
         let (founded, owner) = (known.founded, &known.world.owner);
         assert_eq!(known.place(&[known.word(founded, &[])]), Ok(None));
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recovery_that_no_operator_signed_is_refused_until_it_is_put_right() {
+    fn a_recovery_that_no_operator_signed_is_refused_as_a_temporary_problem() {
         let known = RecoveryFixture::new();
         let agent = &known.world.agents[0];
         for signer in [agent, &SigningKey::generate()] {
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn members_of_the_old_cluster_that_came_back_are_not_in_the_way() {
+    fn answers_of_the_lost_cluster_do_not_hide_those_of_the_recovered_one() {
         let known = RecoveryFixture::new();
         let recovery = known.recovery(known.founded, 6, &known.world.owner);
         let new = known.word(6, &[&recovery]);

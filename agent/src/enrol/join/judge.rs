@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_member_that_the_cluster_added_goes_on() {
+    fn only_a_host_that_the_cluster_added_can_continue() {
         let world = join_fixture();
         let member = MemberId::new(9);
         let of = |state, outcome| join_state(&view(&world, state, outcome));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_join_of_another_record_or_key_is_not_ours() {
+    fn a_join_with_another_record_or_key_is_refused() {
         let world = join_fixture();
         let shown = view(&world, IntentState::Open, None);
         let own = &world.records[0];
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_ticket_ends_it_for_good_and_a_cluster_that_forms_only_for_now() {
+    fn a_taken_ticket_ends_the_agent_with_code_3_and_a_forming_cluster_with_code_1() {
         let problem = |code| ClientError::Problem(Box::new(Problem::new(code, "", "")));
         let code = |error: &ClientError| fatal_error(error).map(|end| end.code());
         assert_eq!(code(&problem(Code::TicketTaken)), Some(3));

@@ -128,7 +128,7 @@ fn a_newcomer_is_added_as_a_learner_bound_to_its_key_and_incarnation() {
 }
 
 #[test]
-fn a_second_member_of_one_name_is_not_added() {
+fn a_newcomer_whose_name_is_taken_is_refused() {
     let mut world = join_fixture();
     let mut members = two(Some(7));
     members.list[1].name = world.records[0].name.to_string();
@@ -147,7 +147,7 @@ fn a_second_member_of_one_name_is_not_added() {
 }
 
 #[test]
-fn nothing_is_begun_out_of_its_time_and_what_was_begun_is_ended() {
+fn an_expired_intent_is_not_begun_but_is_completed_if_it_was_begun() {
     let world = join_fixture();
     let (intent, members) = (joining(&world, None), two(Some(7)));
     let over = Some(IntentTimeError::Over);
@@ -162,7 +162,7 @@ fn nothing_is_begun_out_of_its_time_and_what_was_begun_is_ended() {
 }
 
 #[test]
-fn a_list_older_than_discoverys_is_not_acted_on() {
+fn nothing_is_changed_by_a_list_of_members_that_is_older_than_discoverys() {
     let world = join_fixture();
     let (intent, members) = (joining(&world, Some(8)), two(Some(7)));
     assert!(matches!(sight(&intent, Open, &members).decide(), StewardAction::Wait(_)));
@@ -175,7 +175,7 @@ fn a_list_older_than_discoverys_is_not_acted_on() {
 }
 
 #[test]
-fn a_newcomer_that_a_dead_leader_added_is_found_again() {
+fn a_newcomer_that_a_failed_leader_has_added_is_recognised() {
     let world = join_fixture();
     let intent = joining(&world, None);
     // With stock etcd, a learner at the newcomer's URL is the newcomer.
@@ -200,7 +200,7 @@ fn a_newcomer_that_a_dead_leader_added_is_found_again() {
 }
 
 #[test]
-fn another_one_of_stock_etcds_at_the_newcomers_url_is_somebody_else() {
+fn with_stock_etcd_another_member_at_the_newcomers_url_is_not_the_newcomer() {
     let world = join_fixture();
     let intent = joining(&world, None);
     let voter = with_newcomer(two(None), &world, false);
@@ -224,7 +224,7 @@ fn a_newcomer_that_was_removed_is_not_added_again() {
 }
 
 #[test]
-fn a_learner_is_promoted_or_taken_out_and_a_voter_is_done() {
+fn a_stalled_learner_is_removed_and_a_voter_is_reported_as_promoted() {
     let world = join_fixture();
     let intent = joining(&world, None);
     let learner = with_newcomer(two(Some(7)), &world, true);
@@ -239,7 +239,7 @@ fn a_learner_is_promoted_or_taken_out_and_a_voter_is_done() {
 }
 
 #[test]
-fn a_newcomer_that_leads_is_told_of_by_others() {
+fn another_members_agent_reports_a_newcomer_that_leads() {
     let world = join_fixture();
     let (intent, members) = (joining(&world, None), two(Some(7)));
     let members = with_newcomer(members, &world, false);
@@ -269,7 +269,7 @@ fn a_newcomer_that_leads_is_told_of_by_others() {
 }
 
 #[test]
-fn who_is_replaced_goes_last_unless_the_newcomer_has_its_address() {
+fn the_replaced_member_is_removed_last_unless_it_failed_or_the_newcomer_has_its_url() {
     let mut world = join_fixture();
     world.grant.replaces = Some(digest::MemberId::new(2));
     let intent = joining(&world, None);
@@ -292,7 +292,7 @@ fn who_is_replaced_goes_last_unless_the_newcomer_has_its_address() {
 }
 
 #[test]
-fn an_order_is_for_the_configuration_that_its_operator_saw() {
+fn an_order_is_refused_at_another_configuration_than_it_was_planned_for() {
     let world = join_fixture();
     let remove = Ordered::Remove { member: digest::MemberId::new(2) };
     let members = two(Some(7));
@@ -312,7 +312,7 @@ fn an_order_is_for_the_configuration_that_its_operator_saw() {
 }
 
 #[test]
-fn a_leader_that_is_to_go_lets_another_lead_first() {
+fn a_leader_hands_over_the_leadership_before_it_is_removed() {
     let world = join_fixture();
     let remove = Ordered::Remove { member: digest::MemberId::new(OWN.0) };
     let intent = ordered(&world, remove, None);
@@ -330,7 +330,7 @@ fn a_leader_that_is_to_go_lets_another_lead_first() {
 }
 
 #[test]
-fn a_member_moves_where_it_was_ordered_to() {
+fn an_ordered_update_changes_the_members_peer_url() {
     let world = join_fixture();
     let to: NodeUrl = "https://10.9.0.7:2380".parse().unwrap();
     let member = digest::MemberId::new(2);
@@ -353,7 +353,7 @@ fn a_member_moves_where_it_was_ordered_to() {
 }
 
 #[test]
-fn a_newcomer_that_cant_vote_yet_is_waited_for() {
+fn the_agent_waits_for_a_newcomer_that_cannot_vote_yet() {
     let world = join_fixture();
     let intent = joining(&world, None);
     let mut members = with_newcomer(two(Some(7)), &world, true);
@@ -377,7 +377,7 @@ fn replacing(world: &mut ClusterFixture) -> (VerifiedIntent, MemberList) {
 }
 
 #[test]
-fn a_newcomer_takes_no_place_that_another_operation_has_made_free() {
+fn a_newcomer_takes_no_place_that_another_operation_freed() {
     let mut world = join_fixture();
     let (intent, members) = replacing(&mut world);
     let by = |departure| {
@@ -399,7 +399,7 @@ fn a_newcomer_takes_no_place_that_another_operation_has_made_free() {
 }
 
 #[test]
-fn a_learner_for_a_place_that_another_operation_has_made_free_is_taken_out() {
+fn a_learner_for_a_place_that_another_operation_freed_is_removed() {
     let mut world = join_fixture();
     let (intent, members) = replacing(&mut world);
     let members = with_newcomer(members, &world, true);
@@ -423,7 +423,7 @@ fn a_learner_for_a_place_that_another_operation_has_made_free_is_taken_out() {
 }
 
 #[test]
-fn a_newcomer_that_votes_is_done_once_the_old_member_is_gone() {
+fn a_newcomer_that_votes_is_reported_as_promoted_once_the_old_member_is_gone() {
     let mut world = join_fixture();
     let (intent, members) = replacing(&mut world);
     let members = with_newcomer(members, &world, false);
