@@ -5,9 +5,9 @@ use std::time::Duration;
 use backon::{BackoffBuilder, ConstantBuilder, ExponentialBackoff, ExponentialBuilder};
 
 /// Pause after the first failure.
-const FIRST: Duration = Duration::from_millis(100);
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause before jitter, which adds at most as much again.
-const CAP: Duration = Duration::from_secs(30);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Pauses between attempts. A success resets them to the first pause.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl Retry {
     /// Returns how long to wait before the next attempt.
     pub(crate) fn next_pause(&mut self) -> Duration {
         self.attempts = self.attempts.saturating_add(1);
-        self.pauses.next().unwrap_or(CAP)
+        self.pauses.next().unwrap_or(LONGEST_PAUSE)
     }
 
     /// Returns the number of consecutive failures.
@@ -49,8 +49,8 @@ pub(crate) fn jittered(delay: Duration) -> Duration {
 
 fn pauses() -> ExponentialBackoff {
     ExponentialBuilder::default()
-        .with_min_delay(FIRST)
-        .with_max_delay(CAP)
+        .with_min_delay(FIRST_PAUSE)
+        .with_max_delay(LONGEST_PAUSE)
         .with_jitter()
         .without_max_times()
         .build()
@@ -64,9 +64,9 @@ mod tests {
     fn pauses_grow_to_at_most_twice_the_cap_and_never_end() {
         let mut retry = Retry::default();
         let pauses: Vec<_> = (0..200).map(|_| retry.next_pause()).collect();
-        assert!(pauses[0] >= FIRST && pauses[0] <= 2 * FIRST);
-        assert!(pauses.iter().all(|pause| *pause <= 2 * CAP));
-        assert!(pauses[199] >= CAP);
+        assert!(pauses[0] >= FIRST_PAUSE && pauses[0] <= 2 * FIRST_PAUSE);
+        assert!(pauses.iter().all(|pause| *pause <= 2 * LONGEST_PAUSE));
+        assert!(pauses[199] >= LONGEST_PAUSE);
         assert_eq!(retry.attempts(), 200);
     }
 
@@ -77,6 +77,6 @@ mod tests {
             retry.next_pause();
         }
         retry.reset();
-        assert!(retry.next_pause() <= 2 * FIRST);
+        assert!(retry.next_pause() <= 2 * FIRST_PAUSE);
     }
 }

@@ -150,7 +150,8 @@ fn write_temporary_by<B: AsRef<[u8]>>(
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
     let opened = aside.open(flags, Mode::from_raw_mode(mode));
     let written = opened.map_err(Error::io("create", aside.path())).and_then(|mut file| {
-        let result = bytes(&file).and_then(|bytes| fill(&mut file, bytes.as_ref(), mode, keep));
+        let result =
+            bytes(&file).and_then(|bytes| write_content(&mut file, bytes.as_ref(), mode, keep));
         let result = result.map_err(Error::io("write", aside.path()));
         if result.is_err() {
             // A partial file is useless, and takes space on a disk that may be full.
@@ -161,7 +162,7 @@ fn write_temporary_by<B: AsRef<[u8]>>(
     written.map(|()| aside)
 }
 
-fn fill(file: &mut File, bytes: &[u8], mode: u32, keep: bool) -> std::io::Result<()> {
+fn write_content(file: &mut File, bytes: &[u8], mode: u32, keep: bool) -> std::io::Result<()> {
     // The umask has removed bits from the mode given to open(2).
     file.set_permissions(std::fs::Permissions::from_mode(mode))?;
     file.write_all(bytes)?;

@@ -17,7 +17,7 @@ use super::{
     run_dir, stale,
 };
 
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// Run time after which the next restart begins with the shortest pause again.
@@ -91,7 +91,7 @@ fn run_once(
     let started = Instant::now();
     let mut ready = false;
     loop {
-        match stop.recv_timeout(LOOK_EVERY) {
+        match stop.recv_timeout(CHECK_INTERVAL) {
             Err(RecvTimeoutError::Timeout) => {}
             Ok(()) | Err(RecvTimeoutError::Disconnected) => {
                 stop_child(&mut child);
@@ -176,7 +176,7 @@ fn stop_child(child: &mut Child) {
         let deadline = Instant::now() + STOP_TIMEOUT;
         while Instant::now() < deadline {
             match child.try_wait() {
-                Ok(None) => std::thread::sleep(LOOK_EVERY),
+                Ok(None) => std::thread::sleep(CHECK_INTERVAL),
                 Ok(Some(_)) | Err(_) => return,
             }
         }

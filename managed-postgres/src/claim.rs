@@ -57,7 +57,7 @@ pub(super) fn check(dir: &Path) -> Result<(), ManagedPostgresError> {
 mod tests {
     use super::*;
 
-    fn with(entries: &[&str]) -> tempfile::TempDir {
+    fn folder_with(entries: &[&str]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for entry in entries {
             let path = folder.path().join(entry);
@@ -72,13 +72,15 @@ mod tests {
 
     #[test]
     fn a_new_an_empty_and_our_own_folder_are_accepted() {
-        assert!(check(&with(&[]).path().join("new")).is_ok());
-        assert!(check(with(&[]).path()).is_ok());
-        assert!(check(with(&["lost+found/"]).path()).is_ok());
-        assert!(check(with(&["lock", "data/PG_VERSION", "run/", "postgres.log"]).path()).is_ok());
-        assert!(check(with(&["lock", "data/PG_VERSION", "README"]).path()).is_ok());
+        assert!(check(&folder_with(&[]).path().join("new")).is_ok());
+        assert!(check(folder_with(&[]).path()).is_ok());
+        assert!(check(folder_with(&["lost+found/"]).path()).is_ok());
+        assert!(
+            check(folder_with(&["lock", "data/PG_VERSION", "run/", "postgres.log"]).path()).is_ok()
+        );
+        assert!(check(folder_with(&["lock", "data/PG_VERSION", "README"]).path()).is_ok());
         // Remains of a start that was killed while initdb ran.
-        assert!(check(with(&["lock", "run/", "data.new/PG_VERSION"]).path()).is_ok());
+        assert!(check(folder_with(&["lock", "run/", "data.new/PG_VERSION"]).path()).is_ok());
     }
 
     #[test]
@@ -91,7 +93,7 @@ mod tests {
             &["run/", "lock", "data/letters.txt"],
             &["16/main/PG_VERSION"],
         ] {
-            let folder = with(entries);
+            let folder = folder_with(entries);
             let refused = check(folder.path()).unwrap_err();
             assert!(matches!(refused, ManagedPostgresError::Foreign { .. }), "{entries:?}");
             assert!(refused.to_string().contains(folder.path().to_str().unwrap()), "{refused}");
@@ -100,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_path_that_is_no_folder_is_refused() {
-        let folder = with(&["file"]);
+        let folder = folder_with(&["file"]);
         let refused = check(&folder.path().join("file"));
         assert!(matches!(refused, Err(ManagedPostgresError::Foreign { .. })), "{refused:?}");
         let device = check(Path::new("/dev/null"));

@@ -14,7 +14,7 @@ use super::ManagedPostgresError;
 
 /// How long a left-over server may take to shut down before it gets SIGQUIT.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Stops a server that runs in `data`, and removes a `postmaster.pid` that no server holds.
 pub(super) fn clear(data: &Path) -> Result<(), ManagedPostgresError> {
@@ -34,7 +34,7 @@ pub(super) fn clear(data: &Path) -> Result<(), ManagedPostgresError> {
     // Backends notice the death of their postmaster only at their next wait.
     let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
     while Instant::now() < deadline && has_process_in(&data) {
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(CHECK_INTERVAL);
     }
     if has_process_in(&data) {
         // Leave the file: Postgres itself checks its shared memory, and reports why it doesn't
@@ -57,7 +57,7 @@ fn stop(pid: Pid, data: &Path) {
             if !is_process_in(pid.as_raw_nonzero().get(), data) {
                 return;
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(CHECK_INTERVAL);
         }
     }
 }

@@ -17,7 +17,7 @@ fn folder() -> tempfile::TempDir {
         .unwrap()
 }
 
-async fn number(postgres: &ManagedPostgres) -> Result<i32, sqlx::Error> {
+async fn row_count(postgres: &ManagedPostgres) -> Result<i32, sqlx::Error> {
     let mut connection = postgres.connect_options("postgres").connect().await?;
     let answer = sqlx::query_scalar("SELECT count(*)::int FROM t").fetch_one(&mut connection).await;
     connection.close().await?;
@@ -52,7 +52,7 @@ async fn postgres_survives_a_kill_and_keeps_its_data_over_a_restart() {
         .wait_for(|state| matches!(state, PostgresState::Ready { pid: new } if *new != pid))
         .await
         .unwrap();
-    assert_eq!(number(&postgres).await.unwrap(), 2);
+    assert_eq!(row_count(&postgres).await.unwrap(), 2);
 
     postgres.stop().await;
     assert!(!dir.join("data/postmaster.pid").exists(), "it was stopped in order");
@@ -60,7 +60,7 @@ async fn postgres_survives_a_kill_and_keeps_its_data_over_a_restart() {
     // process.
     std::fs::write(dir.join("data/postmaster.pid"), "1\n/nowhere\n0\n5432\n\n\n\n").unwrap();
     let postgres = ManagedPostgres::start(settings(&dir)).await.unwrap();
-    assert_eq!(number(&postgres).await.unwrap(), 2);
+    assert_eq!(row_count(&postgres).await.unwrap(), 2);
 
     let second = ManagedPostgres::start(settings(&dir)).await.unwrap_err();
     assert!(matches!(*second, ManagedPostgresError::InUse { .. }), "{second}");

@@ -271,7 +271,7 @@ mod tests {
 
     /// Returns the addresses after a start with `arguments`, of a member that was at 10.0.0.7 with
     /// the default ports.
-    fn since(arguments: &[&str], own: &[&str]) -> Result<[String; 4], ExitError> {
+    fn addresses_after_start(arguments: &[&str], own: &[&str]) -> Result<[String; 4], ExitError> {
         let before = addresses(&[], "10.0.0.7", &["10.0.0.7"]);
         let own: Vec<IpAddr> = own.iter().map(|address| address.parse().unwrap()).collect();
         let Addresses { peer_url, client_url, listen } =
@@ -287,18 +287,26 @@ mod tests {
     fn a_member_keeps_its_addresses_except_those_that_a_later_start_gives() {
         let [peer, client] = ["https://10.0.0.7:2380", "https://10.0.0.7:2379"];
         let stays = [peer, client, "10.0.0.7:2380", "10.0.0.7:2379"].map(str::to_owned);
-        assert_eq!(since(&[], &["10.0.0.9"]).unwrap(), stays, "nothing was said");
+        assert_eq!(addresses_after_start(&[], &["10.0.0.9"]).unwrap(), stays, "nothing was said");
         let same = ["--advertise-address", "10.0.0.7"];
-        assert_eq!(since(&same, &["10.0.0.9"]).unwrap(), stays, "the same was said");
-        let moved = since(&["--advertise-address", "10.1.0.7"], &["10.1.0.7"]).unwrap();
+        assert_eq!(
+            addresses_after_start(&same, &["10.0.0.9"]).unwrap(),
+            stays,
+            "the same was said"
+        );
+        let moved =
+            addresses_after_start(&["--advertise-address", "10.1.0.7"], &["10.1.0.7"]).unwrap();
         let at = ["https://10.1.0.7:2380", "https://10.1.0.7:2379"];
         assert_eq!(moved, [at[0], at[1], "10.1.0.7:2380", "10.1.0.7:2379"]);
-        let port = since(&["--peer-port", "3380"], &["10.0.0.7"]).unwrap();
+        let port = addresses_after_start(&["--peer-port", "3380"], &["10.0.0.7"]).unwrap();
         assert_eq!(port, ["https://10.0.0.7:3380", client, "10.0.0.7:3380", "10.0.0.7:2379"]);
-        let behind = since(&["--peer-url", "https://192.0.2.1:7000"], &["10.0.0.7"]).unwrap();
+        let behind =
+            addresses_after_start(&["--peer-url", "https://192.0.2.1:7000"], &["10.0.0.7"])
+                .unwrap();
         assert_eq!(behind, ["https://192.0.2.1:7000", client, "0.0.0.0:2380", "10.0.0.7:2379"]);
-        let listens = since(&["--listen-address", "0.0.0.0"], &["10.0.0.7"]).unwrap();
+        let listens =
+            addresses_after_start(&["--listen-address", "0.0.0.0"], &["10.0.0.7"]).unwrap();
         assert_eq!(listens, [peer, client, "0.0.0.0:2380", "0.0.0.0:2379"]);
-        assert_eq!(since(&["--peer-port", "2379"], &[]).unwrap_err().code(), 2);
+        assert_eq!(addresses_after_start(&["--peer-port", "2379"], &[]).unwrap_err().code(), 2);
     }
 }

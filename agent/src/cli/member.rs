@@ -10,7 +10,7 @@ use crate::cluster::MemberId;
 use crate::plan::RequestedChange;
 
 /// Text below the list of subcommands in the help.
-const TEACHES: &str = "\
+const MEMBER_HELP: &str = "\
 Every command uses the cluster's own Cluster API, as etcdctl does. It works with muster-node and with
 stock etcd, on every host of the cluster and without discovery. On a member's host only the verb is
 needed: the agent asks its own node. Elsewhere give --endpoints, --cacert, --cert and --key
@@ -33,7 +33,7 @@ FOR PROGRAMS (--json)
 
 /// Arguments of `muster-agent member`.
 #[derive(Args, Debug)]
-#[command(after_long_help = TEACHES)]
+#[command(after_long_help = MEMBER_HELP)]
 pub(crate) struct MemberCommand {
     /// Options for reaching the cluster.
     #[command(flatten)]
@@ -79,22 +79,22 @@ pub(crate) enum MemberSubcommand {
     #[command(subcommand)]
     Plan(PlanCommand),
     /// Add a new member to the cluster; start it afterwards, with the flags that this prints.
-    #[command(after_long_help = ADDING)]
+    #[command(after_long_help = ADD_HELP)]
     Add(AddArguments),
     /// Promote a learner to a voter, as soon as it is in sync.
     Promote(PromoteArguments),
     /// Change a member's peer URLs; restart the member afterwards, with the new ones.
-    #[command(after_long_help = MOVING)]
+    #[command(after_long_help = UPDATE_HELP)]
     Update(UpdateArguments),
     /// Remove a member for ever; a leader transfers its leadership first.
     Remove(RemoveArguments),
     /// Replace a member by a new one: add, wait until it is in sync, promote, remove.
-    #[command(after_long_help = REPLACING)]
+    #[command(after_long_help = REPLACE_HELP)]
     Replace(ReplaceArguments),
     /// Transfer the leadership to another member, before maintenance of the leader.
     MoveLeader(MoveLeaderArguments),
     /// Wait until every member answers and is in sync, as between two restarts.
-    #[command(after_long_help = ROLLING)]
+    #[command(after_long_help = WAIT_HELP)]
     Wait(WaitArguments),
 }
 
@@ -113,7 +113,7 @@ pub(crate) enum PlanCommand {
     Replace(ReplaceArguments),
 }
 
-const ADDING: &str = "\
+const ADD_HELP: &str = "\
 The new member begins as a learner: until it is promoted it has no vote, and costs the cluster
 nothing if it never starts. To go from three members to five, do this twice:
 
@@ -121,7 +121,7 @@ nothing if it never starts. To go from three members to five, do this twice:
   (on db-4, with the printed flags)   muster-node --data-dir ... --listen-peer-urls ...
   muster-agent member promote db-4";
 
-const MOVING: &str = "\
+const UPDATE_HELP: &str = "\
 Update one member at a time, all of them if need be:
 
   muster-agent member update db-2 --peer-urls https://10.1.0.2:2380
@@ -129,7 +129,7 @@ Update one member at a time, all of them if need be:
               (a node without agent: its new --initial-advertise-peer-urls, --listen-peer-urls)
   muster-agent member wait";
 
-const REPLACING: &str = "\
+const REPLACE_HELP: &str = "\
 The new member is added first, as a learner, so that at no time there are fewer copies than before.
 A failed member is removed first if the cluster admits no new one before that (one of three), or if
 the new one is to have its URL. Run the command again after any failure: it reads the list of members
@@ -139,7 +139,7 @@ Start the new member yourself, with the flags that this prints.
   muster-agent member plan replace db-2 db-4 --peer-urls https://10.0.0.4:2380
   muster-agent member replace db-2 db-4 --peer-urls https://10.0.0.4:2380";
 
-const ROLLING: &str = "\
+const WAIT_HELP: &str = "\
 Restart or upgrade the cluster member by member. Each step fails if going on would stop the cluster,
 so that the steps can stand in a script with set -e:
 

@@ -23,7 +23,7 @@ const INHERITED_VARIABLES: [&str; 9] = [
 
 /// Returns the environment variables with which a node is started.
 pub fn node_variables() -> Vec<(OsString, OsString)> {
-    chosen(std::env::vars_os())
+    inherited_variables(std::env::vars_os())
 }
 
 /// Returns the names of etcd's variables in the agent's environment. They are not passed on to the
@@ -33,7 +33,9 @@ pub fn withheld_variables() -> Vec<String> {
     names.filter(|name| name.starts_with("ETCD_")).collect()
 }
 
-fn chosen(all: impl Iterator<Item = (OsString, OsString)>) -> Vec<(OsString, OsString)> {
+fn inherited_variables(
+    all: impl Iterator<Item = (OsString, OsString)>,
+) -> Vec<(OsString, OsString)> {
     all.filter(|(name, _)| {
         // The launcher has test failpoints too, so debug builds pass this variable on. Release
         // builds have no failpoints.
@@ -56,7 +58,8 @@ mod tests {
             ("AWS_SECRET_ACCESS_KEY", "x"),
             ("GOMEMLIMIT", "1GiB"),
         ];
-        let chosen = chosen(all.into_iter().map(|(name, value)| (name.into(), value.into())));
+        let chosen =
+            inherited_variables(all.into_iter().map(|(name, value)| (name.into(), value.into())));
         let names: Vec<_> = chosen.iter().filter_map(|(name, _)| name.to_str()).collect();
         assert_eq!(names, ["PATH", "GOMEMLIMIT"]);
     }

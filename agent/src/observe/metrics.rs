@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use crate::observe::status::{AgentStatus, Phase};
 
 /// Maximum number of requests served at one time; further connections are closed.
-const CONNECTIONS: usize = 8;
+const MAX_CONNECTIONS: usize = 8;
 /// Maximum length in bytes of a request's head.
 const HEAD_LIMIT: usize = 8 * 1024;
 /// The longest that a request may take.
@@ -99,7 +99,7 @@ pub(crate) async fn serve(
     let routes = TowerToHyperService::new(routes(status));
     let mut http = auto::Builder::new(TokioExecutor::new()).http1_only();
     http.http1().keep_alive(false).max_buf_size(HEAD_LIMIT);
-    let free = Arc::new(Semaphore::new(CONNECTIONS));
+    let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let stream = tokio::select! {
             accepted = listener.accept() => match accepted {

@@ -50,7 +50,7 @@ impl Renewal {
         let old = ExpiringCertificates { life, is_for_own_address: self.is_for_own_address(now) };
         let failed = |why: &str, pause| self.report_failure(&old, why, pause);
         let leaves =
-            wait_and_renew(due, seconds, async || self.request_once(&old).await, failed).await;
+            wait_and_renew(due, unix_seconds, async || self.request_once(&old).await, failed).await;
         self.board.update(|status| {
             if status.certificates_late.take().is_some() {
                 status.next_retry_at = None;
@@ -77,7 +77,7 @@ impl Renewal {
         leaves.verify(&node_key, &self.statement).map_err(|error| error_chain(&error))?;
         match leaves.validity() {
             Some(life) if life.ends > old.life.ends => {
-                if self.is_for_own_address(&leaves) || seconds() >= old.life.renewal_due() {
+                if self.is_for_own_address(&leaves) || unix_seconds() >= old.life.renewal_due() {
                     return Ok(leaves);
                 }
                 let at = &self.addresses.peer_url;
@@ -125,7 +125,7 @@ struct ExpiringCertificates {
     is_for_own_address: bool,
 }
 
-fn seconds() -> i64 {
+fn unix_seconds() -> i64 {
     Timestamp::now().as_second()
 }
 

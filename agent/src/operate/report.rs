@@ -369,7 +369,7 @@ mod tests {
         }
     }
 
-    async fn seldom() {
+    async fn report_pause() {
         tokio::time::sleep(jittered(REPORT_INTERVAL)).await;
     }
 
@@ -387,7 +387,7 @@ mod tests {
                 _ => Ok(ClusterState::Committed),
             }
         };
-        let keep = keep_reporting(async || running(), seldom, async || Some(running()), tell);
+        let keep = keep_reporting(async || running(), report_pause, async || Some(running()), tell);
         let _ = tokio::time::timeout(Duration::from_secs(3600), keep).await;
         let told = told.into_inner();
         let pauses: Vec<_> = told.windows(2).map(|pair| pair[1] - pair[0]).collect();
@@ -412,7 +412,7 @@ mod tests {
             *told.borrow_mut() += 1;
             Ok(ClusterState::Formed)
         };
-        let keep = keep_reporting(async || running(), seldom, later, tell);
+        let keep = keep_reporting(async || running(), report_pause, later, tell);
         let _ = tokio::time::timeout(Duration::from_secs(3600), keep).await;
         assert_eq!(*told.borrow(), 1);
         assert!((30..=60).contains(&*asked.borrow()), "{asked:?}");

@@ -19,7 +19,7 @@ use super::{ANSWER_LIMIT, Answer, PROBE_DEADLINE, ProbeIdentity};
 
 /// Maximum number of probes answered at one time. Further connections are closed at once, and the
 /// probing agent tries again.
-const CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 /// Pause after a failed accept (for example without free file descriptors), to avoid a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -105,7 +105,7 @@ async fn accept(
     stop: CancellationToken,
     tasks: TaskTracker,
 ) {
-    let free = Arc::new(Semaphore::new(CONNECTIONS));
+    let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,

@@ -97,14 +97,14 @@ impl Bootstrap<'_> {
 
     fn stop_error(&self, exit: u8, reason: String) -> ExitError {
         /// The exit code for "a person has to decide".
-        const FOR_GOOD: u8 = 3;
+        const DO_NOT_RESTART: u8 = 3;
         let text = match &self.contact.last_refusal {
             Some(refusal) => format!("{reason}: {refusal}"),
             None => reason,
         };
         match exit {
-            FOR_GOOD if self.contact.is_boot_closed => ExitError::NeedsTicket(text),
-            FOR_GOOD => ExitError::DoNotRestart(text),
+            DO_NOT_RESTART if self.contact.is_boot_closed => ExitError::NeedsTicket(text),
+            DO_NOT_RESTART => ExitError::DoNotRestart(text),
             _ => ExitError::Failed(text),
         }
     }

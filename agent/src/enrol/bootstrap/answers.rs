@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::mesh::ProbeFinding;
 use super::outgoing::OutgoingMessage;
-use super::{Bootstrap, CurrentProposal, MAX_RELEASE_WAIT, own_addresses};
+use super::{Bootstrap, CurrentProposal, MAX_WAIT_FOR_RELEASES, own_addresses};
 use crate::enrol::redeem::{ChainError, verify_statements};
 use crate::exit::{ExitError, error_chain};
 use crate::observe::status::Phase;
@@ -180,7 +180,7 @@ impl Bootstrap<'_> {
             permissions: convert::permissions(&statement.permissions),
             statement: convert::hash(&chain.newest_hash()),
             size: statement.size,
-            invalid_records: self.untimely(&verified),
+            invalid_records: self.seats_with_time_errors(&verified),
             skew: Millis(self.client.clock_offset_ms().unsigned_abs()),
             is_behind: self.client.clock_offset_ms() > 0,
             directory: node_dir::classify(&self.protocol.layout.node())
@@ -194,7 +194,7 @@ impl Bootstrap<'_> {
     }
 
     /// Returns the seats whose token is not valid now, by the service's clock or by this host's.
-    fn untimely(&self, list: &VerifiedProposal) -> BTreeMap<u8, String> {
+    fn seats_with_time_errors(&self, list: &VerifiedProposal) -> BTreeMap<u8, String> {
         let own = self.context.host.now().as_second();
         let clocks = [own, self.client.service_now_ms().div_euclid(1000)];
         let judged = clocks.iter().filter_map(|now| u64::try_from(*now).ok());
@@ -354,7 +354,7 @@ impl Bootstrap<'_> {
 /// Returns how long the proposal in this answer may wait for releases.
 fn release_wait(poll: &PollResponse) -> Duration {
     let left = poll.prepare_ms.map_or(FormationSettings::DEFAULT.ack_timeout, Millis);
-    Duration::from_millis(release_wait_limit(left).0).min(MAX_RELEASE_WAIT)
+    Duration::from_millis(release_wait_limit(left).0).min(MAX_WAIT_FOR_RELEASES)
 }
 
 /// How a chain in an answer compares with the known one.
@@ -394,7 +394,7 @@ mod tests {
         };
         assert_eq!(of(Some(8_000)), Duration::from_secs(4));
         assert_eq!(of(None), Duration::from_secs(30), "a service that doesn't say");
-        assert_eq!(of(Some(u64::MAX)), MAX_RELEASE_WAIT);
+        assert_eq!(of(Some(u64::MAX)), MAX_WAIT_FOR_RELEASES);
     }
 
     #[test]

@@ -48,7 +48,7 @@ use crate::state::addresses::ListenAddresses;
 use crate::state::journal::Join;
 
 /// The longest that a proposal waits for releases, whatever the service allows.
-const MAX_RELEASE_WAIT: Duration = Duration::from_secs(3600);
+const MAX_WAIT_FOR_RELEASES: Duration = Duration::from_secs(3600);
 
 /// How long the last message (a nack) may take when the agent is told to stop.
 const FINAL_NACK_TIMEOUT: Duration = Duration::from_secs(1);
@@ -377,7 +377,7 @@ impl<'a> Bootstrap<'a> {
     async fn end_release_wait(&mut self) -> Result<(), ExitError> {
         let Some(offered) = &mut self.current_proposal else { return Ok(()) };
         // The time-out event is sent once for each proposal, so the next deadline is set far away.
-        offered.release_deadline += MAX_RELEASE_WAIT;
+        offered.release_deadline += MAX_WAIT_FOR_RELEASES;
         let epoch = offered.epoch;
         let actions = self.protocol.step(AgentEvent::ReleaseTimeout { epoch })?;
         self.carry_out_actions(actions).await

@@ -108,12 +108,12 @@ pub(crate) fn choose_record(
 /// differ.
 pub(crate) fn default_name(host_name: &str, key: &PublicKey) -> Name {
     /// A name has at most 63 characters; the hyphen and the digits take five.
-    const LONGEST: usize = 58;
+    const MAX_STEM_LENGTH: usize = 58;
     let first_label = host_name.split('.').next().unwrap_or_default().to_ascii_lowercase();
     let mapped: String = first_label
         .chars()
         .map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' })
-        .take(LONGEST)
+        .take(MAX_STEM_LENGTH)
         .collect();
     let trimmed = mapped.trim_matches('-');
     let stem = if trimmed.is_empty() { "host" } else { trimmed };

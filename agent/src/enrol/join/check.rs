@@ -171,13 +171,13 @@ async fn ask_members(
             Err(error) => errors.push(error),
         }
     }
-    if answers.is_empty() { Err(most_telling(errors)) } else { Ok(answers) }
+    if answers.is_empty() { Err(most_informative_error(errors)) } else { Ok(answers) }
 }
 
 /// Returns the error of a member that answered, if there is one. Otherwise returns the reasons why
 /// no member could be reached. Founders that have left the cluster stay unreachable, and must not
 /// hide a member's answer.
-fn most_telling(errors: Vec<ClusterError>) -> ClusterError {
+fn most_informative_error(errors: Vec<ClusterError>) -> ClusterError {
     let mut unreachable = Vec::new();
     for error in errors {
         match error {
@@ -326,9 +326,13 @@ mod tests {
             refusal: ClusterRefusal::PermissionDenied,
             text: "permission denied".to_owned(),
         };
-        let told = most_telling(vec![refused(), gone("https://client-3:2379")]).to_string();
+        let told =
+            most_informative_error(vec![refused(), gone("https://client-3:2379")]).to_string();
         assert_eq!(told, "refused: permission denied");
-        let told = most_telling(vec![gone("https://client-1:2379"), gone("https://client-3:2379")]);
+        let told = most_informative_error(vec![
+            gone("https://client-1:2379"),
+            gone("https://client-3:2379"),
+        ]);
         let told = told.to_string();
         assert!(told.ends_with("https://client-1:2379; https://client-3:2379"), "{told}");
     }

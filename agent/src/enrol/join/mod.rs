@@ -147,7 +147,7 @@ impl<'a> Newcomer<'a> {
             }
         };
         crash::at(Failpoint::Added);
-        let leaves = self.leaves(&ticket.chain).await?;
+        let leaves = self.request_leaves(&ticket.chain).await?;
         write_certificates(&self.protocol.layout, &leaves, ticket.chain.newest())?;
         let listed = self.ask_cluster(&ticket, member).await?;
         let keepsakes = &mut self.protocol.extras;
@@ -257,7 +257,7 @@ impl<'a> Newcomer<'a> {
         tokio::time::sleep(pause).await;
     }
 
-    async fn leaves(&mut self, chain_of: &StatementChain) -> Result<Leaves, ExitError> {
+    async fn request_leaves(&mut self, chain_of: &StatementChain) -> Result<Leaves, ExitError> {
         let node_key = self
             .record
             .csr

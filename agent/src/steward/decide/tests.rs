@@ -23,7 +23,7 @@ fn member(id: u64, url: &str, is_learner: bool) -> ClusterMember {
 
 /// Returns a list of two voters at `configuration`. `None` stands for stock etcd, which has no
 /// configuration index.
-fn two(configuration: Option<u64>) -> MemberList {
+fn two_voters(configuration: Option<u64>) -> MemberList {
     let list =
         vec![member(1, "https://10.9.0.1:2380", false), member(2, "https://10.9.0.2:2380", false)];
     MemberList { cluster_id: 5, configuration, list }
@@ -115,7 +115,7 @@ fn with_newcomer(mut members: MemberList, world: &ClusterFixture, is_learner: bo
 #[test]
 fn a_newcomer_is_added_as_a_learner_bound_to_its_key_and_incarnation() {
     let world = join_fixture();
-    let (intent, members) = (joining(&world, None), two(Some(7)));
+    let (intent, members) = (joining(&world, None), two_voters(Some(7)));
     let act = sight(&intent, Open, &members).decide();
     let StewardAction::Change(ClusterMemberChange::Add(new), IntentStep::Add) = act else {
         panic!("{act:?}")
@@ -130,7 +130,7 @@ fn a_newcomer_is_added_as_a_learner_bound_to_its_key_and_incarnation() {
 #[test]
 fn a_newcomer_whose_name_is_taken_is_refused() {
     let mut world = join_fixture();
-    let mut members = two(Some(7));
+    let mut members = two_voters(Some(7));
     members.list[1].name = world.records[0].name.to_string();
     let intent = joining(&world, None);
     let act = sight(&intent, Open, &members).decide();
@@ -149,7 +149,7 @@ fn a_newcomer_whose_name_is_taken_is_refused() {
 #[test]
 fn an_expired_intent_is_not_begun_but_is_completed_if_it_was_begun() {
     let world = join_fixture();
-    let (intent, members) = (joining(&world, None), two(Some(7)));
+    let (intent, members) = (joining(&world, None), two_voters(Some(7)));
     let over = Some(IntentTimeError::Over);
     let late = IntentFacts { untimely: over, ..sight(&intent, Open, &members) };
     assert!(matches!(late.decide(), StewardAction::Wait(_)));
@@ -164,9 +164,9 @@ fn an_expired_intent_is_not_begun_but_is_completed_if_it_was_begun() {
 #[test]
 fn nothing_is_changed_by_a_list_of_members_that_is_older_than_discoverys() {
     let world = join_fixture();
-    let (intent, members) = (joining(&world, Some(8)), two(Some(7)));
+    let (intent, members) = (joining(&world, Some(8)), two_voters(Some(7)));
     assert!(matches!(sight(&intent, Open, &members).decide(), StewardAction::Wait(_)));
-    let members = two(None);
+    let members = two_voters(None);
     let act = sight(&intent, Open, &members).decide();
     assert!(
         matches!(act, StewardAction::Change(..)),
@@ -179,7 +179,7 @@ fn a_newcomer_that_a_failed_leader_has_added_is_recognised() {
     let world = join_fixture();
     let intent = joining(&world, None);
     // With stock etcd, a learner at the newcomer's URL is the newcomer.
-    let members = with_newcomer(two(None), &world, true);
+    let members = with_newcomer(two_voters(None), &world, true);
     let act = sight(&intent, Open, &members).decide();
     let StewardAction::Report(Outcome::Added { member, initial_cluster }) = act else {
         panic!("{act:?}")
@@ -189,7 +189,7 @@ fn a_newcomer_that_a_failed_leader_has_added_is_recognised() {
     assert_eq!(own.unwrap().name, world.records[0].name.to_string());
     // With muster-node, the addition is sent again: the answer shows whether this operation made
     // it.
-    let members = with_newcomer(two(Some(7)), &world, true);
+    let members = with_newcomer(two_voters(Some(7)), &world, true);
     let act = sight(&intent, Open, &members).decide();
     assert!(
         matches!(act, StewardAction::Change(ClusterMemberChange::Add(_), IntentStep::Add)),
@@ -203,8 +203,8 @@ fn a_newcomer_that_a_failed_leader_has_added_is_recognised() {
 fn with_stock_etcd_another_member_at_the_newcomers_url_is_not_the_newcomer() {
     let world = join_fixture();
     let intent = joining(&world, None);
-    let voter = with_newcomer(two(None), &world, false);
-    let mut elsewhere_too = with_newcomer(two(None), &world, true);
+    let voter = with_newcomer(two_voters(None), &world, false);
+    let mut elsewhere_too = with_newcomer(two_voters(None), &world, true);
     elsewhere_too.list[2].peer_urls.push("https://10.9.0.9:2380".to_owned());
     for members in [voter, elsewhere_too] {
         let act = sight(&intent, Open, &members).decide();
@@ -215,7 +215,7 @@ fn with_stock_etcd_another_member_at_the_newcomers_url_is_not_the_newcomer() {
 #[test]
 fn a_newcomer_that_was_removed_is_not_added_again() {
     let world = join_fixture();
-    let (intent, members) = (joining(&world, None), two(Some(7)));
+    let (intent, members) = (joining(&world, None), two_voters(Some(7)));
     let told = Some(digest::MemberId::new(9));
     let act = IntentFacts { reported_member: told, ..sight(&intent, Added, &members) }.decide();
     assert!(matches!(act, StewardAction::Report(Outcome::Stalled { .. })), "{act:?}");
@@ -227,12 +227,12 @@ fn a_newcomer_that_was_removed_is_not_added_again() {
 fn a_stalled_learner_is_removed_and_a_voter_is_reported_as_promoted() {
     let world = join_fixture();
     let intent = joining(&world, None);
-    let learner = with_newcomer(two(Some(7)), &world, true);
+    let learner = with_newcomer(two_voters(Some(7)), &world, true);
     let stalled = IntentFacts { stalled: true, ..sight(&intent, Added, &learner) };
     let out =
         StewardAction::Change(ClusterMemberChange::Remove(MemberId(9)), IntentStep::RemoveLearner);
     assert_eq!(stalled.decide(), out);
-    let voter = with_newcomer(two(Some(7)), &world, false);
+    let voter = with_newcomer(two_voters(Some(7)), &world, false);
     let done = IntentFacts { stalled: true, ..sight(&intent, Added, &voter) };
     let member = digest::MemberId::new(9);
     assert_eq!(done.decide(), StewardAction::Report(Outcome::Promoted { member }));
@@ -241,7 +241,7 @@ fn a_stalled_learner_is_removed_and_a_voter_is_reported_as_promoted() {
 #[test]
 fn another_members_agent_reports_a_newcomer_that_leads() {
     let world = join_fixture();
-    let (intent, members) = (joining(&world, None), two(Some(7)));
+    let (intent, members) = (joining(&world, None), two_voters(Some(7)));
     let members = with_newcomer(members, &world, false);
     let told = Some(digest::MemberId::new(9));
     let newcomer = MemberId(9);
@@ -257,7 +257,7 @@ fn another_members_agent_reports_a_newcomer_that_leads() {
     assert!(matches!(by(newcomer, newcomer).decide(), StewardAction::Wait(_)));
     assert!(matches!(by(MemberId(2), OWN).decide(), StewardAction::Wait(_)));
     // The leader's agent makes the remaining changes, even if its own member is the newcomer.
-    let members = with_newcomer(two(Some(7)), &world, true);
+    let members = with_newcomer(two_voters(Some(7)), &world, true);
     let by = |own, leader| IntentFacts {
         reported_member: told,
         own,
@@ -273,7 +273,7 @@ fn the_replaced_member_is_removed_last_unless_it_failed_or_the_newcomer_has_its_
     let mut world = join_fixture();
     world.grant.replaces = Some(digest::MemberId::new(2));
     let intent = joining(&world, None);
-    let members = two(Some(7));
+    let members = two_voters(Some(7));
     let act = sight(&intent, Open, &members).decide();
     assert!(
         matches!(act, StewardAction::Change(ClusterMemberChange::Add(_), IntentStep::Add)),
@@ -295,7 +295,7 @@ fn the_replaced_member_is_removed_last_unless_it_failed_or_the_newcomer_has_its_
 fn an_order_is_refused_at_another_configuration_than_it_was_planned_for() {
     let world = join_fixture();
     let remove = Ordered::Remove { member: digest::MemberId::new(2) };
-    let members = two(Some(7));
+    let members = two_voters(Some(7));
     let act = StewardAction::Change(ClusterMemberChange::Remove(MemberId(2)), IntentStep::Remove);
     for planned in [Some(7), None] {
         let intent = ordered(&world, remove.clone(), planned);
@@ -316,7 +316,7 @@ fn a_leader_hands_over_the_leadership_before_it_is_removed() {
     let world = join_fixture();
     let remove = Ordered::Remove { member: digest::MemberId::new(OWN.0) };
     let intent = ordered(&world, remove, None);
-    let mut members = two(Some(7));
+    let mut members = two_voters(Some(7));
     assert_eq!(sight(&intent, Open, &members).decide(), StewardAction::HandOver);
     members.list.truncate(1);
     let act = sight(&intent, Open, &members).decide();
@@ -336,7 +336,7 @@ fn an_ordered_update_changes_the_members_peer_url() {
     let member = digest::MemberId::new(2);
     let update = Ordered::Update { member, peer_urls: vec![to.clone()] };
     let intent = ordered(&world, update, None);
-    let mut members = two(Some(7));
+    let mut members = two_voters(Some(7));
     let change = ClusterMemberChange::Update(MemberId(2), vec![to.to_string()]);
     assert_eq!(
         sight(&intent, Open, &members).decide(),
@@ -356,7 +356,7 @@ fn an_ordered_update_changes_the_members_peer_url() {
 fn the_agent_waits_for_a_newcomer_that_cannot_vote_yet() {
     let world = join_fixture();
     let intent = joining(&world, None);
-    let mut members = with_newcomer(two(Some(7)), &world, true);
+    let mut members = with_newcomer(two_voters(Some(7)), &world, true);
     let waits = |members: &MemberList, newcomer_state| {
         let act = IntentFacts { newcomer_state, ..sight(&intent, Added, members) }.decide();
         matches!(act, StewardAction::AwaitNewcomer(_))
@@ -371,7 +371,7 @@ fn the_agent_waits_for_a_newcomer_that_cannot_vote_yet() {
 /// Returns an intent whose ticket replaces member 2, and a list of members without that one.
 fn replacing(world: &mut ClusterFixture) -> (VerifiedIntent, MemberList) {
     world.grant.replaces = Some(digest::MemberId::new(2));
-    let mut members = two(Some(7));
+    let mut members = two_voters(Some(7));
     members.list.remove(1);
     (joining(world, None), members)
 }
